@@ -1,0 +1,131 @@
+//! Which counter a demand counts on.
+//!
+//! A counter is named by a subject (who) and a scope (which of the subject's counters):
+//!
+//! | scope | counts on | so that |
+//! |---|---|---|
+//! | [`Scope::Explicit`] | (key, algorithm, window) | a changed quota keeps what was used |
+//! | [`Scope::Rule`] | (rule, limit name, subject) | quota *and* window may change |
+//! | [`Scope::Throttle`] | the key alone | `CL.THROTTLE` behaves as its users know it |
+//!
+//! The parts are never joined with a separator: they are hashed (in memory) or escaped (on Redis)
+//! with their lengths, so `("a", "b_c")` and `("a_b", "c")` are different counters whatever the
+//! bytes are. The state machine is part of the name too: a rule whose algorithm changes to one
+//! with another kind of state starts afresh instead of reading a stranger's bytes.
+
+use crate::limit::{Algorithm, Limit, Machine};
+
+/// The longest subject: 64 KiB, the longest key a protocol of ours accepts.
+pub const SUBJECT_BYTES_MAX: usize = 64 * 1024;
+
+/// Who is counted, and on which of their counters. Borrowed, so that asking allocates nothing.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Key<'a> {
+    subject: &'a [u8],
+    scope: Scope<'a>,
+}
+
+/// Which of a subject's counters.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum Scope<'a> {
+    /// The one for the limit's algorithm and window.
+    Explicit,
+    /// The one of a rule's limit, by their names.
+    Rule {
+        /// The rule's name.
+        rule: &'a str,
+        /// The limit's name within the rule.
+        limit: &'a str,
+    },
+    /// The one of `CL.THROTTLE`.
+    Throttle,
+}
+
+/// The subject is longer than [`SUBJECT_BYTES_MAX`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("a key has at most {SUBJECT_BYTES_MAX} bytes, this one has {bytes}")]
+pub struct KeyError {
+    /// How long it is.
+    pub bytes: usize,
+}
+
+impl<'a> Key<'a> {
+    /// The counter of `subject` for whatever limit it is checked against.
+    ///
+    /// # Errors
+    /// When the subject is longer than 64 KiB.
+    pub fn new<S: AsRef<[u8]> + ?Sized>(subject: &'a S) -> Result<Key<'a>, KeyError> {
+        Key::scoped(subject, Scope::Explicit)
+    }
+
+    /// The counter of `subject` in a scope.
+    ///
+    /// # Errors
+    /// When the subject is longer than 64 KiB.
+    pub fn scoped<S: AsRef<[u8]> + ?Sized>(subject: &'a S, scope: Scope<'a>) -> Result<Key<'a>, KeyError> {
+        let subject = subject.as_ref();
+        if subject.len() > SUBJECT_BYTES_MAX {
+            return Err(KeyError { bytes: subject.len() });
+        }
+        Ok(Key { subject, scope })
+    }
+
+    /// Who is counted.
+    pub const fn subject(&self) -> &'a [u8] {
+        self.subject
+    }
+
+    /// On which of their counters.
+    pub const fn scope(&self) -> Scope<'a> {
+        self.scope
+    }
+
+    /// Whether, under these limits, both keys mean one counter.
+    pub(crate) fn is_same_counter(&self, limit: &Limit, other: &Key<'_>, other_limit: &Limit) -> bool {
+        self.subject == other.subject
+            && self.scope == other.scope
+            && match self.scope {
+                Scope::Explicit => {
+                    limit.algorithm() == other_limit.algorithm() && limit.window_us() == other_limit.window_us()
+                }
+                Scope::Rule { .. } | Scope::Throttle => machine_tag(limit) == machine_tag(other_limit),
+            }
+    }
+
+    /// Feeds the scope's part of the counter's name to a hash, self-delimiting.
+    pub(crate) fn hash_scope(&self, limit: &Limit, mut write: impl FnMut(&[u8])) {
+        match self.scope {
+            Scope::Explicit => {
+                let tag = 0x10 | algorithm_tag(limit.algorithm());
+                write(&((limit.window_us() << 8) | u64::from(tag)).to_le_bytes());
+            }
+            Scope::Rule { rule, limit: name } => {
+                write(&[0x20 | machine_tag(limit)]);
+                write(&(rule.len() as u64).to_le_bytes());
+                write(rule.as_bytes());
+                write(name.as_bytes());
+            }
+            Scope::Throttle => write(&[0x30 | machine_tag(limit)]),
+        }
+    }
+}
+
+fn algorithm_tag(algorithm: Algorithm) -> u8 {
+    match algorithm {
+        Algorithm::Sliding => 0,
+        Algorithm::SlidingLog => 1,
+        Algorithm::SlidingCounter => 2,
+        Algorithm::FixedWindow => 3,
+        Algorithm::TokenBucket => 4,
+        Algorithm::LeakyBucket => 5,
+    }
+}
+
+pub(crate) fn machine_tag(limit: &Limit) -> u8 {
+    match limit.machine() {
+        Machine::Log(_) => 0,
+        Machine::Pair(_) => 1,
+        Machine::Bucket(_) => 2,
+    }
+}

@@ -1,0 +1,371 @@
+//! A limit: at most `quota` units per `window`, by an algorithm.
+//!
+//! All ranges are checked here, once. Whatever holds a [`Limit`] may multiply and add its numbers as
+//! the algorithms do, without a thought for overflow; the sums stand beside the constants.
+
+mod text;
+
+use std::time::Duration;
+
+pub use text::LimitTextError;
+
+/// The largest quota, burst or queue. 24 bits; times 2^20 parts of a window still below 2^53.
+pub const QUOTA_MAX: u32 = 10_000_000;
+/// The largest quota of `sliding-log`, which keeps one entry per admission.
+pub const SLIDING_LOG_QUOTA_MAX: u32 = 100_000;
+/// Up to this quota `sliding` is exact to the microsecond; above, it keeps this many ticks a window.
+pub const SLIDING_EXACT_QUOTA_MAX: u32 = 1_000;
+/// The shortest window: one millisecond.
+pub const WINDOW_US_MIN: u64 = 1_000;
+/// The longest window: 400 days. 45 bits, so a time (52 bits) and two windows stay below 2^53.
+pub const WINDOW_US_MAX: u64 = 400 * 86_400 * 1_000_000;
+
+/// The counter pair weighs the previous window in at most this many parts: a count of up to
+/// [`QUOTA_MAX`] (< 2^24) times 2^20 is far below 2^53.
+const PAIR_PARTS_MAX: u64 = 1 << 20;
+/// See [`Bucket`]: capacity × ⌈window / 2^20⌉ up to this is counted in single microseconds.
+/// 8.5e9 × 2^20 = 8.913e15, which leaves 9.4e13 below 2^53 for the rounding of the scale
+/// (at most one part per unit of capacity, 1e7).
+const GRAIN_DIVISOR: u64 = 8_500_000_000;
+
+/// How a limit counts. `docs/algorithms.md` has the arithmetic, the crate's front page what each guarantees.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[non_exhaustive]
+pub enum Algorithm {
+    /// Never more than the quota in any trailing window; exact up to a quota of 1,000.
+    Sliding,
+    /// Never more than the quota in any trailing window; exact at any quota.
+    SlidingLog,
+    /// Two counters, weighted: constant memory, approximate.
+    SlidingCounter,
+    /// One counter per aligned window: up to twice the quota across a boundary.
+    FixedWindow,
+    /// An average rate, with bursts.
+    TokenBucket,
+    /// Evenly spaced: tells each caller how long to wait.
+    LeakyBucket,
+}
+
+impl Algorithm {
+    /// All of them, in the order of the documentation.
+    pub const ALL: [Algorithm; 6] = [
+        Algorithm::Sliding,
+        Algorithm::SlidingLog,
+        Algorithm::SlidingCounter,
+        Algorithm::FixedWindow,
+        Algorithm::TokenBucket,
+        Algorithm::LeakyBucket,
+    ];
+
+    /// The name used in limit texts, configuration, metrics and the Lua contract.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Algorithm::Sliding => "sliding",
+            Algorithm::SlidingLog => "sliding-log",
+            Algorithm::SlidingCounter => "sliding-counter",
+            Algorithm::FixedWindow => "fixed-window",
+            Algorithm::TokenBucket => "token-bucket",
+            Algorithm::LeakyBucket => "leaky-bucket",
+        }
+    }
+
+    /// The algorithm of that name.
+    pub fn from_name(name: &str) -> Option<Algorithm> {
+        Algorithm::ALL.into_iter().find(|algorithm| algorithm.name() == name)
+    }
+}
+
+/// What a state machine needs to know of a limit, worked out once.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Machine {
+    Log(LogShape),
+    Pair(PairShape),
+    Bucket(BucketShape),
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct LogShape {
+    /// Admissions in the same ⌊t / tick_us⌋ share an entry.
+    pub(crate) tick_us: u64,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct PairShape {
+    /// `fixed-window` is the pair with weight 0.
+    pub(crate) weighs_previous: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct BucketShape {
+    /// The largest level, in units: the burst, or the queue and the one in service.
+    pub(crate) capacity: u64,
+    /// Time is counted in grains of so many microseconds.
+    pub(crate) grain_us: u64,
+    /// So many parts of level are one unit; a grain leaks `quota` of them.
+    pub(crate) parts_per_unit: u64,
+    /// Whether an admission is told to wait for its turn.
+    pub(crate) spaces: bool,
+}
+
+/// At most `quota` units per `window`, by an [`Algorithm`].
+///
+/// ```
+/// use tollgate_core::{Algorithm, Limit};
+///
+/// let limit: Limit = "100/min token-bucket burst=20".parse()?;
+/// assert_eq!(limit.algorithm(), Algorithm::TokenBucket);
+/// assert_eq!(limit.burst(), Some(20));
+/// assert_eq!(limit.to_string(), "100/min token-bucket burst=20");
+///
+/// let error = "10/fortnight".parse::<Limit>().unwrap_err();
+/// assert!(error.to_string().contains("ms, s, min, h, day, week"));
+/// # Ok::<(), tollgate_core::LimitTextError>(())
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Limit {
+    window_us: u64,
+    machine: Machine,
+    quota: u32,
+    /// Burst or queue; the quota for the algorithms that have neither.
+    cost_max: u32,
+    algorithm: Algorithm,
+    count_denied: bool,
+}
+
+/// Why a limit cannot be.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LimitError {
+    /// The quota is 0 or too large.
+    #[error("a quota is 1 to {max}{}, got {got}", .of.map(|a| format!(" for {}", a.name())).unwrap_or_default())]
+    Quota {
+        /// What was asked for.
+        got: u64,
+        /// The largest accepted.
+        max: u32,
+        /// The algorithm with a bound of its own.
+        of: Option<Algorithm>,
+    },
+    /// The window is too short or too long.
+    #[error("a window is 1ms to 400day, got {got_us}us")]
+    Window {
+        /// What was asked for, in microseconds.
+        got_us: u64,
+    },
+    /// The burst or the queue is 0 or too large.
+    #[error("{option} is 1 to {QUOTA_MAX}, got {got}")]
+    Capacity {
+        /// `burst` or `queue`.
+        option: &'static str,
+        /// What was asked for.
+        got: u64,
+    },
+    /// An option that this algorithm does not have.
+    #[error("{option} belongs to {belongs_to}, not to {}", .algorithm.name())]
+    Option {
+        /// `burst` or `queue`.
+        option: &'static str,
+        /// The algorithm that has it.
+        belongs_to: &'static str,
+        /// The limit's own algorithm.
+        algorithm: Algorithm,
+    },
+}
+
+impl Limit {
+    /// A `sliding` limit.
+    ///
+    /// # Errors
+    /// When the quota is not 1 to 10,000,000 or the window not 1 ms to 400 days.
+    pub fn new(quota: u64, window: Duration) -> Result<Limit, LimitError> {
+        let window_us = u64::try_from(window.as_micros()).unwrap_or(u64::MAX);
+        Limit::build(quota, window_us, Algorithm::Sliding, None, false)
+    }
+
+    /// The same quota and window by another algorithm (its burst or queue: the quota).
+    ///
+    /// # Errors
+    /// When the algorithm does not take this quota.
+    pub fn with_algorithm(self, algorithm: Algorithm) -> Result<Limit, LimitError> {
+        Limit::build(u64::from(self.quota), self.window_us, algorithm, None, self.count_denied)
+    }
+
+    /// The whole capacity of a `token-bucket`.
+    ///
+    /// # Errors
+    /// When this is no `token-bucket`, or the burst not 1 to 10,000,000.
+    pub fn with_burst(self, burst: u64) -> Result<Limit, LimitError> {
+        self.with_capacity("burst", burst)
+    }
+
+    /// How many units may wait in a `leaky-bucket`.
+    ///
+    /// # Errors
+    /// When this is no `leaky-bucket`, or the queue not 1 to 10,000,000.
+    pub fn with_queue(self, queue: u64) -> Result<Limit, LimitError> {
+        self.with_capacity("queue", queue)
+    }
+
+    /// Whether refused requests are charged too (back-pressure: who keeps trying stays out).
+    #[must_use]
+    pub fn with_count_denied(self, count_denied: bool) -> Limit {
+        Limit { count_denied, ..self }
+    }
+
+    /// This limit with another quota: the counter and what is used stay. A burst or queue that was
+    /// the quota follows it.
+    ///
+    /// # Errors
+    /// When the quota is out of range.
+    pub fn with_quota(self, quota: u64) -> Result<Limit, LimitError> {
+        let capacity = (self.cost_max != self.quota).then_some(u64::from(self.cost_max));
+        Limit::build(quota, self.window_us, self.algorithm, capacity, self.count_denied)
+    }
+
+    /// The units per window.
+    pub const fn quota(&self) -> u32 {
+        self.quota
+    }
+
+    /// The window in microseconds.
+    pub const fn window_us(&self) -> u64 {
+        self.window_us
+    }
+
+    /// The window.
+    pub const fn window(&self) -> Duration {
+        Duration::from_micros(self.window_us)
+    }
+
+    /// How this limit counts.
+    pub const fn algorithm(&self) -> Algorithm {
+        self.algorithm
+    }
+
+    /// The capacity of a `token-bucket`; `None` for the others.
+    pub fn burst(&self) -> Option<u32> {
+        (self.algorithm == Algorithm::TokenBucket).then_some(self.cost_max)
+    }
+
+    /// How many units may wait in a `leaky-bucket`; `None` for the others.
+    pub fn queue(&self) -> Option<u32> {
+        (self.algorithm == Algorithm::LeakyBucket).then_some(self.cost_max)
+    }
+
+    /// Whether refused requests are charged too.
+    pub const fn count_denied(&self) -> bool {
+        self.count_denied
+    }
+
+    /// The largest cost that can ever be admitted: the quota, the burst or the queue.
+    pub const fn cost_max(&self) -> u32 {
+        self.cost_max
+    }
+
+    pub(crate) const fn machine(&self) -> Machine {
+        self.machine
+    }
+
+    fn with_capacity(self, option: &'static str, capacity: u64) -> Result<Limit, LimitError> {
+        let belongs_to = if option == "burst" { Algorithm::TokenBucket } else { Algorithm::LeakyBucket };
+        if self.algorithm != belongs_to {
+            return Err(LimitError::Option {
+                option,
+                belongs_to: belongs_to.name(),
+                algorithm: self.algorithm,
+            });
+        }
+        let quota = u64::from(self.quota);
+        Limit::build(quota, self.window_us, self.algorithm, Some(capacity), self.count_denied)
+    }
+
+    fn build(
+        quota: u64,
+        window_us: u64,
+        algorithm: Algorithm,
+        capacity: Option<u64>,
+        count_denied: bool,
+    ) -> Result<Limit, LimitError> {
+        let (max, of) = match algorithm {
+            Algorithm::SlidingLog => (SLIDING_LOG_QUOTA_MAX, Some(algorithm)),
+            _ => (QUOTA_MAX, None),
+        };
+        let quota = in_range(quota, max).ok_or(LimitError::Quota { got: quota, max, of })?;
+        if !(WINDOW_US_MIN..=WINDOW_US_MAX).contains(&window_us) {
+            return Err(LimitError::Window { got_us: window_us });
+        }
+        let cost_max = match capacity {
+            None => quota,
+            Some(got) => {
+                let option = if algorithm == Algorithm::LeakyBucket { "queue" } else { "burst" };
+                in_range(got, QUOTA_MAX).ok_or(LimitError::Capacity { option, got })?
+            }
+        };
+        let machine = match algorithm {
+            Algorithm::Sliding if quota > SLIDING_EXACT_QUOTA_MAX => {
+                let ticks = u64::from(SLIDING_EXACT_QUOTA_MAX);
+                Machine::Log(LogShape { tick_us: window_us.div_ceil(ticks) })
+            }
+            Algorithm::Sliding | Algorithm::SlidingLog => Machine::Log(LogShape { tick_us: 1 }),
+            Algorithm::SlidingCounter => Machine::Pair(PairShape { weighs_previous: true }),
+            Algorithm::FixedWindow => Machine::Pair(PairShape { weighs_previous: false }),
+            Algorithm::TokenBucket => Machine::Bucket(BucketShape::new(cost_max.into(), window_us, false)),
+            Algorithm::LeakyBucket => Machine::Bucket(BucketShape::new(u64::from(cost_max) + 1, window_us, true)),
+        };
+        Ok(Limit { window_us, machine, quota, cost_max, algorithm, count_denied })
+    }
+}
+
+impl BucketShape {
+    fn new(capacity: u64, window_us: u64, spaces: bool) -> BucketShape {
+        // capacity ≤ 1e7 + 1 and ⌈window / 2^20⌉ < 2^25: the product is below 2^49.
+        let grain_us = capacity * window_us.div_ceil(1 << 20) / GRAIN_DIVISOR + 1;
+        BucketShape { capacity, grain_us, parts_per_unit: window_us.div_ceil(grain_us), spaces }
+    }
+}
+
+impl PairShape {
+    /// The part of a window by which the previous count is weighed, in microseconds, and how many there are.
+    pub(crate) const fn parts(window_us: u64) -> (u64, u64) {
+        let part_us = window_us.div_ceil(PAIR_PARTS_MAX);
+        (part_us, window_us.div_ceil(part_us))
+    }
+}
+
+fn in_range(value: u64, max: u32) -> Option<u32> {
+    u32::try_from(value).ok().filter(|value| (1..=max).contains(value))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_largest_bucket_stays_below_two_to_the_53() {
+        for window_us in [WINDOW_US_MIN, 999_999, 60_000_000, 86_400_000_000, WINDOW_US_MAX - 1, WINDOW_US_MAX] {
+            for capacity in [1, 2, 999, 52_125, 103_000, 103_200, 9_999_999, u64::from(QUOTA_MAX) + 1] {
+                let shape = BucketShape::new(capacity, window_us, true);
+                let level_max = u128::from(capacity) * u128::from(shape.parts_per_unit);
+                assert!(level_max + u128::from(QUOTA_MAX) < 1 << 53, "{capacity} in {window_us}: {shape:?}");
+                assert!(shape.parts_per_unit * shape.grain_us >= window_us, "rounding favours refusal");
+            }
+        }
+    }
+
+    #[test]
+    fn everyday_buckets_are_counted_in_single_microseconds() {
+        let day = Limit::new(100_000, Duration::from_secs(86_400)).unwrap();
+        let Machine::Bucket(shape) = day.with_algorithm(Algorithm::TokenBucket).unwrap().machine() else {
+            panic!("a bucket");
+        };
+        assert_eq!((shape.grain_us, shape.parts_per_unit), (1, 86_400_000_000));
+    }
+
+    #[test]
+    fn a_changed_quota_takes_its_burst_along_only_if_they_were_one() {
+        let limit: Limit = "100/min token-bucket".parse().unwrap();
+        assert_eq!(limit.with_quota(50).unwrap().burst(), Some(50));
+        let limit: Limit = "100/min token-bucket burst=20".parse().unwrap();
+        assert_eq!(limit.with_quota(50).unwrap().burst(), Some(20));
+    }
+}

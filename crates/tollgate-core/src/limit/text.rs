@@ -1,0 +1,356 @@
+//! The text form of a limit: `QUOTA/WINDOW [ALGORITHM] [option=value …]`.
+//!
+//! One grammar for people, configuration files and wire protocols. What it refuses, it refuses with
+//! the place and with what would have been accepted there; nothing in a text can be large enough
+//! to hurt, because the text itself is bounded first.
+
+use std::fmt;
+use std::ops::Range;
+use std::str::FromStr;
+
+use super::{Algorithm, Limit, LimitError};
+
+/// Longer texts are refused unread. The longest sensible one has about sixty bytes.
+const TEXT_BYTES_MAX: usize = 256;
+/// How much of a refused word is repeated in the message.
+const SHOWN_CHARS_MAX: usize = 32;
+
+/// Unit names and their microseconds. The first name of each size is the one that is printed.
+const UNITS: [(&str, u64); 23] = [
+    ("week", 604_800_000_000),
+    ("weeks", 604_800_000_000),
+    ("w", 604_800_000_000),
+    ("day", 86_400_000_000),
+    ("days", 86_400_000_000),
+    ("d", 86_400_000_000),
+    ("h", 3_600_000_000),
+    ("hr", 3_600_000_000),
+    ("hour", 3_600_000_000),
+    ("hours", 3_600_000_000),
+    ("min", 60_000_000),
+    ("mins", 60_000_000),
+    ("minute", 60_000_000),
+    ("minutes", 60_000_000),
+    ("m", 60_000_000),
+    ("s", 1_000_000),
+    ("sec", 1_000_000),
+    ("secs", 1_000_000),
+    ("second", 1_000_000),
+    ("seconds", 1_000_000),
+    ("ms", 1_000),
+    ("us", 1),
+    ("µs", 1),
+];
+
+/// What is wrong with a limit text, where, and what would be accepted.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct LimitTextError {
+    span: Range<usize>,
+    found: String,
+    problem: Problem,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+enum Problem {
+    TooLong(usize),
+    Empty,
+    Slash,
+    Quota,
+    Window,
+    Unit,
+    Word,
+    OptionName,
+    OptionTwice,
+    OptionNumber(&'static str),
+    OptionFlag,
+    Limit(LimitError),
+}
+
+impl LimitTextError {
+    /// The bytes of the text that are wrong.
+    pub fn span(&self) -> Range<usize> {
+        self.span.clone()
+    }
+}
+
+impl fmt::Display for LimitTextError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let LimitTextError { span, found, problem } = self;
+        let example = "for example 10/min or 100/min token-bucket burst=20";
+        match problem {
+            Problem::TooLong(bytes) => {
+                return write!(f, "a limit text has at most {TEXT_BYTES_MAX} bytes, this one has {bytes}; {example}");
+            }
+            Problem::Empty => return write!(f, "expected QUOTA/WINDOW, found nothing; {example}"),
+            Problem::Slash => write!(f, "expected a / between quota and window; {example}")?,
+            Problem::Quota => write!(f, "expected a quota of 1 to {} in digits; {example}", super::QUOTA_MAX)?,
+            Problem::Window => write!(f, "expected a window: a whole number and a unit, or a unit alone (500ms, 10s, min, day)")?,
+            Problem::Unit => write!(f, "unknown unit of time; accepted are us, ms, s, min, h, day, week")?,
+            Problem::Word => {
+                write!(f, "unknown algorithm; accepted are ")?;
+                for (index, algorithm) in Algorithm::ALL.into_iter().enumerate() {
+                    write!(f, "{}{}", if index == 0 { "" } else { ", " }, algorithm.name())?;
+                }
+            }
+            Problem::OptionName => write!(f, "unknown option; accepted are burst=N, queue=N, count_denied=true|false")?,
+            Problem::OptionTwice => write!(f, "this option stands here twice")?,
+            Problem::OptionNumber(option) => write!(f, "expected {option}=N with N of 1 to {} in digits", super::QUOTA_MAX)?,
+            Problem::OptionFlag => write!(f, "expected count_denied=true or count_denied=false")?,
+            Problem::Limit(error) => write!(f, "{error}")?,
+        }
+        write!(f, " (at byte {}: {found:?})", span.start)
+    }
+}
+
+impl std::error::Error for LimitTextError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match &self.problem {
+            Problem::Limit(error) => Some(error),
+            _ => None,
+        }
+    }
+}
+
+impl FromStr for Limit {
+    type Err = LimitTextError;
+
+    fn from_str(text: &str) -> Result<Limit, LimitTextError> {
+        if text.len() > TEXT_BYTES_MAX {
+            return Err(LimitTextError { span: 0..text.len(), found: String::new(), problem: Problem::TooLong(text.len()) });
+        }
+        let words: Vec<Word<'_>> = words(text).collect();
+        let Some((&rate, rest)) = words.split_first() else {
+            return Err(LimitTextError { span: 0..text.len(), found: String::new(), problem: Problem::Empty });
+        };
+        let (quota, window_us) = parse_rate(rate)?;
+
+        let mut algorithm = (Algorithm::Sliding, rate);
+        let mut options = rest;
+        if let Some((&word, after)) = rest.split_first() {
+            if !word.text.contains('=') {
+                algorithm = (Algorithm::from_name(word.text).ok_or_else(|| word.error(Problem::Word))?, word);
+                options = after;
+            }
+        }
+        let options = Options::parse(options)?;
+
+        let mut limit = Limit::build(quota, window_us, algorithm.0, None, false).map_err(|error| match error {
+            LimitError::Quota { of: Some(_), .. } => algorithm.1.error(Problem::Limit(error)),
+            error => rate.error(Problem::Limit(error)),
+        })?;
+        if let Some((burst, word)) = options.burst {
+            limit = limit.with_burst(burst).map_err(|error| word.error(Problem::Limit(error)))?;
+        }
+        if let Some((queue, word)) = options.queue {
+            limit = limit.with_queue(queue).map_err(|error| word.error(Problem::Limit(error)))?;
+        }
+        Ok(limit.with_count_denied(options.count_denied.is_some_and(|(value, _)| value)))
+    }
+}
+
+/// Prints the text form; parsing it gives the same limit.
+impl fmt::Display for Limit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let us = self.window_us();
+        let (unit, unit_us) = UNITS.into_iter().find(|&(_, unit_us)| us.is_multiple_of(unit_us)).unwrap_or(("us", 1));
+        write!(f, "{}/", self.quota())?;
+        match us / unit_us {
+            1 => write!(f, "{unit}")?,
+            count => write!(f, "{count}{unit}")?,
+        }
+        if self.algorithm() != Algorithm::Sliding {
+            write!(f, " {}", self.algorithm().name())?;
+        }
+        if self.cost_max() != self.quota() {
+            let option = if self.algorithm() == Algorithm::LeakyBucket { "queue" } else { "burst" };
+            write!(f, " {option}={}", self.cost_max())?;
+        }
+        if self.count_denied() {
+            write!(f, " count_denied=true")?;
+        }
+        Ok(())
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Word<'t> {
+    text: &'t str,
+    start: usize,
+}
+
+impl<'t> Word<'t> {
+    fn error(self, problem: Problem) -> LimitTextError {
+        LimitTextError {
+            span: self.start..self.start + self.text.len(),
+            found: self.text.chars().take(SHOWN_CHARS_MAX).collect(),
+            problem,
+        }
+    }
+
+    fn split_at(self, at: usize) -> (Word<'t>, Word<'t>) {
+        let (left, right) = self.text.split_at(at);
+        (Word { text: left, start: self.start }, Word { text: right, start: self.start + at })
+    }
+
+    fn digits(self) -> Option<u64> {
+        let all_digits = !self.text.is_empty() && self.text.bytes().all(|byte| byte.is_ascii_digit());
+        // Too many digits for a u64 are too many for any range: the largest number says so.
+        all_digits.then(|| self.text.parse().unwrap_or(u64::MAX))
+    }
+}
+
+fn words(text: &str) -> impl Iterator<Item = Word<'_>> {
+    let base = text.as_ptr().addr();
+    text.split_ascii_whitespace().map(move |word| Word { text: word, start: word.as_ptr().addr() - base })
+}
+
+fn parse_rate(rate: Word<'_>) -> Result<(u64, u64), LimitTextError> {
+    let slash = rate.text.find('/').ok_or_else(|| rate.error(Problem::Slash))?;
+    let (quota_word, window_word) = rate.split_at(slash);
+    let window_word = window_word.split_at(1).1;
+    let quota = quota_word.digits().ok_or_else(|| quota_word.error(Problem::Quota))?;
+    if !(1..=u64::from(super::QUOTA_MAX)).contains(&quota) {
+        return Err(quota_word.error(Problem::Quota));
+    }
+    let digits = window_word.text.bytes().take_while(u8::is_ascii_digit).count();
+    let (count_word, unit_word) = window_word.split_at(digits);
+    let count = if digits == 0 { Some(1) } else { count_word.digits() };
+    if unit_word.text.is_empty() {
+        return Err(window_word.error(Problem::Window));
+    }
+    let unit_us = UNITS.into_iter().find(|&(name, _)| name == unit_word.text).map(|(_, us)| us);
+    let unit_us = unit_us.ok_or_else(|| unit_word.error(Problem::Unit))?;
+    let window_us = count.unwrap_or(u64::MAX).saturating_mul(unit_us);
+    if !(super::WINDOW_US_MIN..=super::WINDOW_US_MAX).contains(&window_us) {
+        return Err(window_word.error(Problem::Limit(LimitError::Window { got_us: window_us })));
+    }
+    Ok((quota, window_us))
+}
+
+/// Each option with the word that gave it, so that a later refusal can point at it.
+#[derive(Default)]
+struct Options<'t> {
+    burst: Option<(u64, Word<'t>)>,
+    queue: Option<(u64, Word<'t>)>,
+    count_denied: Option<(bool, Word<'t>)>,
+}
+
+impl<'t> Options<'t> {
+    fn parse(words: &[Word<'t>]) -> Result<Options<'t>, LimitTextError> {
+        let mut options = Options::default();
+        for &word in words {
+            let Some(equals) = word.text.find('=') else {
+                return Err(word.error(Problem::OptionName));
+            };
+            let value = word.split_at(equals).1.split_at(1).1;
+            let taken_before = match &word.text[..equals] {
+                "burst" => options.burst.replace((number(value, "burst")?, word)).is_some(),
+                "queue" => options.queue.replace((number(value, "queue")?, word)).is_some(),
+                "count_denied" => options.count_denied.replace((flag(value)?, word)).is_some(),
+                _ => return Err(word.error(Problem::OptionName)),
+            };
+            if taken_before {
+                return Err(word.error(Problem::OptionTwice));
+            }
+        }
+        Ok(options)
+    }
+}
+
+fn number(value: Word<'_>, option: &'static str) -> Result<u64, LimitTextError> {
+    value.digits().ok_or_else(|| value.error(Problem::OptionNumber(option)))
+}
+
+fn flag(value: Word<'_>) -> Result<bool, LimitTextError> {
+    match value.text {
+        "true" => Ok(true),
+        "false" => Ok(false),
+        _ => Err(value.error(Problem::OptionFlag)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused(text: &str) -> LimitTextError {
+        text.parse::<Limit>().expect_err(text)
+    }
+
+    #[test]
+    fn every_documented_form_is_read() {
+        for (text, quota, window_us, algorithm) in [
+            ("10/min", 10, 60_000_000, Algorithm::Sliding),
+            ("600/10s", 600, 10_000_000, Algorithm::Sliding),
+            ("250/500ms", 250, 500_000, Algorithm::Sliding),
+            ("5000/day sliding-log", 5_000, 86_400_000_000, Algorithm::SlidingLog),
+            ("100/min token-bucket burst=20", 100, 60_000_000, Algorithm::TokenBucket),
+            ("  7/2hours   leaky-bucket  queue=3 ", 7, 7_200_000_000, Algorithm::LeakyBucket),
+            ("1/1ms", 1, 1_000, Algorithm::Sliding),
+            ("10000000/400day fixed-window", 10_000_000, 34_560_000_000_000, Algorithm::FixedWindow),
+            ("1/1500us sliding-counter", 1, 1_500, Algorithm::SlidingCounter),
+        ] {
+            let limit: Limit = text.parse().unwrap_or_else(|error| panic!("{text}: {error}"));
+            assert_eq!((limit.quota(), limit.window_us(), limit.algorithm()), (quota, window_us, algorithm), "{text}");
+        }
+    }
+
+    #[test]
+    fn every_unit_prints_as_its_first_name_and_reads_back() {
+        for (name, us) in UNITS {
+            if us < 1_000 {
+                continue;
+            }
+            let limit: Limit = format!("3/{name} token-bucket burst=9 count_denied=true").parse().unwrap();
+            assert_eq!(limit.window_us(), us);
+            assert_eq!(limit.to_string().parse::<Limit>().unwrap(), limit);
+        }
+    }
+
+    /// Bad text → the bytes it points at, and a phrase that says what would be accepted.
+    #[test]
+    fn bad_texts_say_where_and_what_would_be_accepted() {
+        for (text, span, phrase) in [
+            ("10/fortnight", 3..12, "us, ms, s, min, h, day, week"),
+            ("0/min", 0..1, "1 to 10000000"),
+            ("-1/s", 0..2, "1 to 10000000"),
+            ("1e9/s", 0..3, "1 to 10000000"),
+            ("10000001/s", 0..8, "1 to 10000000"),
+            ("10/0s", 3..5, "1ms to 400day"),
+            ("10/401day", 3..9, "1ms to 400day"),
+            ("10/999us", 3..8, "1ms to 400day"),
+            ("10/99999999999999999999999day", 3..29, "1ms to 400day"),
+            ("10", 0..2, "expected a /"),
+            ("", 0..0, "expected QUOTA/WINDOW"),
+            ("  ", 0..2, "expected QUOTA/WINDOW"),
+            ("10/", 3..3, "expected a window"),
+            ("10/5", 3..4, "expected a window"),
+            ("/min", 0..0, "1 to 10000000"),
+            ("10/min slidding", 7..15, "sliding, sliding-log, sliding-counter"),
+            ("10/min sliding burst=5", 15..22, "burst belongs to token-bucket"),
+            ("10/min token-bucket queue=5", 20..27, "queue belongs to leaky-bucket"),
+            ("10/min token-bucket burst=0", 20..27, "burst is 1 to 10000000"),
+            ("10/min token-bucket burst=x", 26..27, "burst=N"),
+            ("10/min token-bucket burst=", 26..26, "burst=N"),
+            ("10/min token-bucket burst=5 burst=5", 28..35, "twice"),
+            ("10/min token-bucket speed=5", 20..27, "burst=N, queue=N"),
+            ("10/min token-bucket fast", 20..24, "burst=N, queue=N"),
+            ("10/min count_denied=yes", 20..23, "count_denied=true"),
+            ("200000/min sliding-log", 11..22, "1 to 100000 for sliding-log"),
+            ("ten/min", 0..3, "in digits"),
+            ("10/mïn", 3..7, "us, ms, s"),
+        ] {
+            let error = refused(text);
+            assert_eq!(error.span(), span, "{text}: {error}");
+            assert!(error.to_string().contains(phrase), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn ten_kilobytes_of_digits_are_refused_in_one_line() {
+        let error = refused(&"9".repeat(10_000)).to_string();
+        assert!(error.contains("at most 256 bytes") && error.len() < 200, "{error}");
+        let error = refused(&format!("{}/s", "9".repeat(200))).to_string();
+        assert!(error.contains("1 to 10000000") && error.len() < 250, "{error}");
+    }
+}
