@@ -91,7 +91,9 @@ pub enum CheckError {
         count: usize,
     },
     /// One counter cannot be decided twice at the same moment.
-    #[error("limits {first} and {second} (counted from 0) count on the same counter; merge them or give them different keys")]
+    #[error(
+        "limits {first} and {second} (counted from 0) count on the same counter; merge them or give them different keys"
+    )]
     SameCounter {
         /// Where it stands first.
         first: usize,

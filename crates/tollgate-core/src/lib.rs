@@ -17,5 +17,5 @@ pub use limit::{
     WINDOW_US_MAX, WINDOW_US_MIN,
 };
 pub use memory::MemoryStore;
-pub use store::{Store, StoreError};
+pub use store::{Store, StoreError, StoreErrorKind, StoreFuture};
 pub use time::{Clock, ManualClock, SystemClock, Timestamp};

@@ -269,11 +269,7 @@ impl Limit {
     fn with_capacity(self, option: &'static str, capacity: u64) -> Result<Limit, LimitError> {
         let belongs_to = if option == "burst" { Algorithm::TokenBucket } else { Algorithm::LeakyBucket };
         if self.algorithm != belongs_to {
-            return Err(LimitError::Option {
-                option,
-                belongs_to: belongs_to.name(),
-                algorithm: self.algorithm,
-            });
+            return Err(LimitError::Option { option, belongs_to: belongs_to.name(), algorithm: self.algorithm });
         }
         let quota = u64::from(self.quota);
         Limit::build(quota, self.window_us, self.algorithm, Some(capacity), self.count_denied)

@@ -84,7 +84,9 @@ impl fmt::Display for LimitTextError {
             Problem::Empty => return write!(f, "expected QUOTA/WINDOW, found nothing; {example}"),
             Problem::Slash => write!(f, "expected a / between quota and window; {example}")?,
             Problem::Quota => write!(f, "expected a quota of 1 to {} in digits; {example}", super::QUOTA_MAX)?,
-            Problem::Window => write!(f, "expected a window: a whole number and a unit, or a unit alone (500ms, 10s, min, day)")?,
+            Problem::Window => {
+                write!(f, "expected a window: a whole number and a unit, or a unit alone (500ms, 10s, min, day)")?
+            }
             Problem::Unit => write!(f, "unknown unit of time; accepted are us, ms, s, min, h, day, week")?,
             Problem::Word => {
                 write!(f, "unknown algorithm; accepted are ")?;
@@ -94,7 +96,9 @@ impl fmt::Display for LimitTextError {
             }
             Problem::OptionName => write!(f, "unknown option; accepted are burst=N, queue=N, count_denied=true|false")?,
             Problem::OptionTwice => write!(f, "this option stands here twice")?,
-            Problem::OptionNumber(option) => write!(f, "expected {option}=N with N of 1 to {} in digits", super::QUOTA_MAX)?,
+            Problem::OptionNumber(option) => {
+                write!(f, "expected {option}=N with N of 1 to {} in digits", super::QUOTA_MAX)?
+            }
             Problem::OptionFlag => write!(f, "expected count_denied=true or count_denied=false")?,
             Problem::Limit(error) => write!(f, "{error}")?,
         }
@@ -116,7 +120,11 @@ impl FromStr for Limit {
 
     fn from_str(text: &str) -> Result<Limit, LimitTextError> {
         if text.len() > TEXT_BYTES_MAX {
-            return Err(LimitTextError { span: 0..text.len(), found: String::new(), problem: Problem::TooLong(text.len()) });
+            return Err(LimitTextError {
+                span: 0..text.len(),
+                found: String::new(),
+                problem: Problem::TooLong(text.len()),
+            });
         }
         let words: Vec<Word<'_>> = words(text).collect();
         let Some((&rate, rest)) = words.split_first() else {
@@ -126,11 +134,11 @@ impl FromStr for Limit {
 
         let mut algorithm = (Algorithm::Sliding, rate);
         let mut options = rest;
-        if let Some((&word, after)) = rest.split_first() {
-            if !word.text.contains('=') {
-                algorithm = (Algorithm::from_name(word.text).ok_or_else(|| word.error(Problem::Word))?, word);
-                options = after;
-            }
+        if let Some((&word, after)) = rest.split_first()
+            && !word.text.contains('=')
+        {
+            algorithm = (Algorithm::from_name(word.text).ok_or_else(|| word.error(Problem::Word))?, word);
+            options = after;
         }
         let options = Options::parse(options)?;
 

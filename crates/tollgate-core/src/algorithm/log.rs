@@ -1,0 +1,174 @@
+//! The sliding window, exact.
+//!
+//! A fixed window forgets everything at its edge: 100 requests at 11:59:59 and 100 more at 12:00:00
+//! are both "100 per minute". What people mean is the window that ends *now*:
+//!
+//! ```text
+//!        ├──────────────── window ────────────────┤
+//!   ··x··│·x··x·····xx···············x··x·········│ now
+//!   gone │         these count                    │
+//! ```
+//!
+//! **Idea.** Keep the admissions, oldest first, as (time, units) with their total. Before a decision,
+//! whatever is a window old or older leaves. Admit if the total and the cost fit into the quota.
+//!
+//! **Never early.** Admissions in one tick share an entry, and the entry keeps the *latest* of their
+//! times. It can leave late, so a request may be refused up to one tick too long; it can never leave
+//! early, so no trailing window ever holds more than the quota. With a tick of 1 µs (`sliding-log`, and
+//! `sliding` up to a quota of 1,000) this is exact. Above, a tick is a thousandth of the window, and
+//! since the live ticks of a window number at most 1,001, so do the entries.
+//!
+//! **Cost.** Each admission enters once and leaves once: O(1) amortised. If even the newest entry has
+//! left, all go at once, however many there are.
+//!
+//! **The clock going back.** Clamping time to the newest entry would freeze the key until the clock catches
+//! up. Instead entries from the future become one entry at the present: they count, and leave a window from now.
+//!
+//! **Layout.** Up to two entries live inline, which is all that most keys of a flood ever need; more live in
+//! a ring whose slots take twelve bytes.
+//!
+//! **Why not two counters?** They assume that the previous window was evenly filled; a client that
+//! is not even gets up to twice the quota (see [`Pair`](super::Pair)).
+//!
+//! Twin: `tollgate-redis/lua/tollgate.lua`, section *log*. Change both or neither.
+
+mod entries;
+
+pub use entries::Log;
+pub(crate) use entries::{Entry, Few, Ring};
+
+use super::Receipt;
+use crate::decision::{Line, Wait};
+use crate::limit::{Limit, LogShape, SLIDING_EXACT_QUOTA_MAX};
+use crate::time::Timestamp;
+
+impl Log {
+    pub(super) fn fits(&self, limit: &Limit, now: Timestamp, cost: u32) -> bool {
+        self.used(limit, now) + u64::from(cost) <= u64::from(limit.quota())
+    }
+
+    pub(super) fn look(&self, limit: &Limit, now: Timestamp, cost: u32) -> Line {
+        let allowed = cost == 0 || self.fits(limit, now, cost);
+        self.line(limit, now, cost, allowed, self.wait(limit, now, cost.max(1)))
+    }
+
+    pub(super) fn charge(&mut self, limit: &Limit, shape: LogShape, now: Timestamp, cost: u32, may_grow: bool) -> Line {
+        self.settle(limit, shape, now, may_grow);
+        self.append(limit, shape, now, cost, may_grow);
+        self.line(limit, now, cost, true, Wait::ZERO)
+    }
+
+    pub(super) fn refuse(&mut self, limit: &Limit, shape: LogShape, now: Timestamp, cost: u32, may_grow: bool) -> Line {
+        self.settle(limit, shape, now, may_grow);
+        let allowed = self.total() + u64::from(cost) <= u64::from(limit.quota());
+        if limit.count_denied() {
+            self.append(limit, shape, now, cost.min(limit.quota()), may_grow);
+            self.take_oldest(self.total().saturating_sub(u64::from(limit.quota())));
+        }
+        self.line(limit, now, cost, allowed, self.wait(limit, now, cost))
+    }
+
+    pub(super) fn refund(&mut self, limit: &Limit, shape: LogShape, now: Timestamp, receipt: Receipt) {
+        self.settle(limit, shape, now, true);
+        let tick = |us: u64| us / shape.tick_us;
+        let charged_tick = tick(receipt.at.as_micros());
+        let newest_first = (0..self.len()).rev();
+        let mut not_older = newest_first.take_while(|&index| tick(self.get(index).time_us) >= charged_tick);
+        if let Some(index) = not_older.find(|&index| tick(self.get(index).time_us) == charged_tick) {
+            let entry = self.get(index);
+            self.set_units(index, entry.units - entry.units.min(receipt.units));
+        }
+    }
+
+    /// Forgets what has left the window; moves what the clock says is yet to come to the present.
+    fn settle(&mut self, limit: &Limit, shape: LogShape, now: Timestamp, may_grow: bool) {
+        self.drop_front(self.expired(limit, now).0);
+        let now_us = now.as_micros();
+        if self.newest().is_some_and(|newest| newest.time_us > now_us) {
+            let units = self.take_later_than(now_us);
+            self.append(limit, shape, now, units, may_grow);
+        }
+    }
+
+    fn append(&mut self, limit: &Limit, shape: LogShape, now: Timestamp, units: u32, may_grow: bool) {
+        let now_us = now.as_micros();
+        let same_tick = |newest: Entry| newest.time_us / shape.tick_us == now_us / shape.tick_us;
+        match self.newest() {
+            Some(newest) if same_tick(newest) || !(may_grow || self.has_room()) => {
+                self.set_newest(Entry { time_us: now_us, units: newest.units + units });
+            }
+            _ => self.push(Entry { time_us: now_us, units }, entries_max(limit)),
+        }
+    }
+
+    /// How many of the oldest entries have left, and their units.
+    fn expired(&self, limit: &Limit, now: Timestamp) -> (usize, u64) {
+        let Some(left_until_us) = now.as_micros().checked_sub(limit.window_us()) else {
+            return (0, 0);
+        };
+        if self.newest().is_none_or(|newest| newest.time_us <= left_until_us) {
+            return (self.len(), self.total());
+        }
+        let mut units = 0;
+        for index in 0.. {
+            let entry = self.get(index);
+            if entry.time_us > left_until_us {
+                return (index, units);
+            }
+            units += u64::from(entry.units);
+        }
+        unreachable!("the newest entry has not left, so the walk ends at it")
+    }
+
+    fn used(&self, limit: &Limit, now: Timestamp) -> u64 {
+        self.total() - self.expired(limit, now).1
+    }
+
+    /// When `cost` units would fit if nobody else spent any: the oldest leave until there is room.
+    fn wait(&self, limit: &Limit, now: Timestamp, cost: u32) -> Wait {
+        if cost > limit.quota() {
+            return Wait::NEVER;
+        }
+        let (first, expired_units) = self.expired(limit, now);
+        let used = self.total() - expired_units;
+        let mut must_leave = (used + u64::from(cost)).saturating_sub(u64::from(limit.quota()));
+        let mut wait = Wait::ZERO;
+        for index in first..self.len() {
+            if must_leave == 0 {
+                break;
+            }
+            let entry = self.get(index);
+            must_leave = must_leave.saturating_sub(u64::from(entry.units));
+            wait = leaves_after(entry, limit, now);
+        }
+        wait
+    }
+
+    fn line(&self, limit: &Limit, now: Timestamp, cost: u32, allowed: bool, retry_after: Wait) -> Line {
+        let quota = limit.quota();
+        let remaining = u64::from(quota).saturating_sub(self.used(limit, now)) as u32;
+        let next_after = if remaining == quota { Wait::ZERO } else { self.wait(limit, now, remaining + 1) };
+        let reset_after = match self.newest() {
+            Some(newest) if remaining < quota => leaves_after(newest, limit, now),
+            _ => Wait::ZERO,
+        };
+        Line { allowed, cost, quota, remaining, retry_after, next_after, reset_after }
+    }
+}
+
+/// An entry from the future counts as one of the present.
+fn leaves_after(entry: Entry, limit: &Limit, now: Timestamp) -> Wait {
+    let now_us = now.as_micros();
+    Wait::from_micros(entry.time_us.min(now_us) + limit.window_us() - now_us)
+}
+
+/// More entries than this never live at once under this limit, so a ring need not be larger.
+fn entries_max(limit: &Limit) -> usize {
+    match limit.machine() {
+        crate::limit::Machine::Log(LogShape { tick_us: 1 }) => limit.quota() as usize,
+        _ => SLIDING_EXACT_QUOTA_MAX as usize + 1,
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,182 @@
+//! Two counters: the approximate sliding window, and the fixed one.
+//!
+//! Time is cut into windows at multiples of the window itself. A **fixed window** keeps one count and forgets
+//! it at the cut, so a burst before the cut and one after it both pass: up to twice the quota
+//! within a moment. It is here because people ask for it by name.
+//!
+//! The **sliding counter** keeps the previous count as well and assumes that it was spread evenly:
+//!
+//! ```text
+//!        previous = 80          current = 30
+//!   ├───────────────────────┼───────────────────────┤
+//!              ├────────── window ───────┤ now
+//!              │←  60 % of it →│
+//!   estimate = 30 + 80 × 0.6 = 78
+//! ```
+//!
+//! The weight is counted in at most 2^20 parts of the window and the product rounded up, so the
+//! same integers come out of a Lua double, and rounding errs towards refusal.
+//!
+//! **How wrong it is.** The assumption of evenness fails for whoever is uneven. See the table in the crate's front
+//! page for the bound, and [`ACCURACY`](self) below for what was measured.
+//!
+//! **Never frozen.** A start from the future (the clock went back) is cut to the present window with
+//! both counts in it. A window that changed under the counter turns the estimate under the old
+//! window into the current count of the new one.
+//!
+//! Twin: `tollgate-redis/lua/tollgate.lua`, section *pair*. Change both or neither.
+
+use super::Receipt;
+use crate::decision::{Line, Wait};
+use crate::limit::{Limit, PairShape};
+use crate::time::Timestamp;
+
+/// The counts of the window that holds the last charge and of the one before.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Pair {
+    /// Where the current window began: a multiple of `window_us`.
+    pub(crate) start_us: u64,
+    /// The window by which `start_us` was cut.
+    pub(crate) window_us: u64,
+    pub(crate) current: u32,
+    pub(crate) previous: u32,
+}
+
+impl Pair {
+    pub(super) fn fits(&self, limit: &Limit, shape: PairShape, now: Timestamp, cost: u32) -> bool {
+        View::of(self, limit, shape, now).fits(cost)
+    }
+
+    pub(super) fn look(&self, limit: &Limit, shape: PairShape, now: Timestamp, cost: u32) -> Line {
+        let view = View::of(self, limit, shape, now);
+        view.line(cost, cost == 0 || view.fits(cost), view.wait(cost.max(1)))
+    }
+
+    pub(super) fn charge(&mut self, limit: &Limit, shape: PairShape, now: Timestamp, cost: u32) -> Line {
+        let mut view = View::of(self, limit, shape, now);
+        view.pair.current += cost;
+        *self = view.pair;
+        view.line(cost, true, Wait::ZERO)
+    }
+
+    pub(super) fn refuse(&mut self, limit: &Limit, shape: PairShape, now: Timestamp, cost: u32) -> Line {
+        let mut view = View::of(self, limit, shape, now);
+        let allowed = view.fits(cost);
+        let went_back = self.start_us > now.as_micros();
+        if limit.count_denied() {
+            let charged = view.pair.current.saturating_add(cost).min(limit.quota());
+            view.pair.current = view.pair.current.max(charged);
+        }
+        if went_back || limit.count_denied() {
+            *self = view.pair;
+        }
+        view.line(cost, allowed, view.wait(cost))
+    }
+
+    pub(super) fn refund(&mut self, limit: &Limit, shape: PairShape, now: Timestamp, receipt: Receipt) {
+        *self = View::of(self, limit, shape, now).pair;
+        let charged_at = receipt.at.as_micros();
+        let charged_start = charged_at - charged_at % self.window_us;
+        if charged_start == self.start_us {
+            self.current = self.current.saturating_sub(receipt.units);
+        } else if charged_start + self.window_us == self.start_us {
+            self.previous = self.previous.saturating_sub(receipt.units);
+        }
+    }
+
+    /// Moves the counts to the window that holds `now_us`; `quota` bounds what a clock that went back piles up.
+    fn advanced(self, window_us: u64, now_us: u64, quota: u32) -> Pair {
+        let start_us = now_us - now_us % window_us;
+        let (current, previous) = if self.start_us > start_us {
+            (self.current.saturating_add(self.previous).min(quota), 0)
+        } else if self.start_us == start_us {
+            (self.current, self.previous)
+        } else if self.start_us + window_us == start_us {
+            (0, self.current)
+        } else {
+            (0, 0)
+        };
+        Pair { start_us, window_us, current, previous }
+    }
+}
+
+/// A pair as it stands at one instant under one limit.
+struct View {
+    pair: Pair,
+    now_us: u64,
+    quota: u32,
+    weighs_previous: bool,
+}
+
+impl View {
+    fn of(stored: &Pair, limit: &Limit, shape: PairShape, now: Timestamp) -> View {
+        let (now_us, window_us, quota) = (now.as_micros(), limit.window_us(), limit.quota());
+        let weighs_previous = shape.weighs_previous;
+        let pair = if stored.window_us == window_us || stored.window_us == 0 {
+            stored.advanced(window_us, now_us, quota)
+        } else {
+            let pair = stored.advanced(stored.window_us, now_us, quota);
+            let used = View { pair, now_us, quota, weighs_previous }.estimate();
+            let current = used.min(u64::from(quota)) as u32;
+            Pair { start_us: now_us - now_us % window_us, window_us, current, previous: 0 }
+        };
+        View { pair, now_us, quota, weighs_previous }
+    }
+
+    fn estimate(&self) -> u64 {
+        let Pair { start_us, window_us, current, previous } = self.pair;
+        if !self.weighs_previous || previous == 0 {
+            return u64::from(current);
+        }
+        let (part_us, parts) = PairShape::parts(window_us);
+        let weight = parts - (self.now_us - start_us) / part_us;
+        u64::from(current) + (u64::from(previous) * weight).div_ceil(parts)
+    }
+
+    fn fits(&self, cost: u32) -> bool {
+        self.estimate() + u64::from(cost) <= u64::from(self.quota)
+    }
+
+    /// When `cost` units would fit if nobody else spent any.
+    fn wait(&self, cost: u32) -> Wait {
+        if cost > self.quota {
+            return Wait::NEVER;
+        }
+        if self.fits(cost) {
+            return Wait::ZERO;
+        }
+        let Pair { start_us, window_us, current, previous } = self.pair;
+        if !self.weighs_previous {
+            return Wait::from_micros(start_us + window_us - self.now_us);
+        }
+        let (part_us, parts) = PairShape::parts(window_us);
+        // The first part of a window in which `count`, weighed, is no more than `room`.
+        let first_part = |count: u32, room: u64| parts.saturating_sub(room * parts / u64::from(count));
+        let free = u64::from(self.quota - cost);
+        if let (Some(room), true) = (free.checked_sub(u64::from(current)), previous > 0) {
+            let offset_us = first_part(previous, room) * part_us;
+            if offset_us < window_us {
+                return Wait::from_micros(start_us + offset_us - self.now_us);
+            }
+        }
+        let offset_us = if current == 0 { 0 } else { first_part(current, free) * part_us };
+        Wait::from_micros(start_us + window_us + offset_us.min(window_us) - self.now_us)
+    }
+
+    fn reset_after(&self) -> Wait {
+        let Pair { start_us, window_us, current, previous } = self.pair;
+        let windows = match (self.weighs_previous, current, previous) {
+            (true, 1.., _) => 2,
+            (false, 1.., _) | (true, 0, 1..) => 1,
+            _ => return Wait::ZERO,
+        };
+        Wait::from_micros(start_us + windows * window_us - self.now_us)
+    }
+
+    fn line(&self, cost: u32, allowed: bool, retry_after: Wait) -> Line {
+        let remaining = u64::from(self.quota).saturating_sub(self.estimate()) as u32;
+        let next_after = if remaining == self.quota { Wait::ZERO } else { self.wait(remaining + 1) };
+        let reset_after = self.reset_after();
+        Line { allowed, cost, quota: self.quota, remaining, retry_after, next_after, reset_after }
+    }
+}

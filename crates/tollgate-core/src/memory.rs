@@ -1,0 +1,367 @@
+//! Counters in process memory: sharded, bounded, without a thread of its own.
+//!
+//! ```text
+//!   key bytes ──128-bit seeded hash──▶ shard (Mutex) ──▶ table of 32-byte slots
+//!                                         └▶ rings of the long logs
+//! ```
+//!
+//! **No allocation per check** once a key exists: the key is hashed, never copied, and a state that fits its slot
+//! stays there. Only hashes are kept; two keys share a counter with a probability of about 2^-96 per pair,
+//! under a seed that nobody outside knows.
+//!
+//! **One decision, several shards.** The shards of a multi-limit check are locked together, in ascending order, so
+//! that two checks never wait for each other in a circle. All or none is then a matter of looking before charging.
+//!
+//! **Time** is read before the lock and read again under it only if the shard has meanwhile seen
+//! a later one. So no counter ever runs backwards because of a race, and a clock that really went back is
+//! repaired as the algorithms say.
+//!
+//! **A hard cap in bytes.** At the cap only keys whose state has expired make room. Other newcomers
+//! share overflow counters, 4,096 per limit, chosen by hash: a flood of invented keys then
+//! competes mostly with itself, and nobody who is at a limit is forgotten. A log that may not grow stretches
+//! its newest entry instead, which errs towards refusal.
+
+mod budget;
+mod rings;
+mod shard;
+mod slot;
+
+use std::hash::{BuildHasher, Hasher};
+use std::sync::Arc;
+
+use foldhash::quality::RandomState;
+use parking_lot::{Mutex, MutexGuard};
+use smallvec::SmallVec;
+
+use self::budget::Budget;
+use self::shard::{OverflowScope, Place, Shard};
+use self::slot::CounterHash;
+use crate::algorithm::{self, Receipt, State};
+use crate::check::{Check, Cost, Demand};
+use crate::decision::{Decision, Line, Lines, Source};
+use crate::key::machine_tag;
+use crate::store::{Store, StoreFuture};
+use crate::time::{Clock, SystemClock, Timestamp};
+
+/// Overflow counters per limit, over all shards; fewer where the cap is too small for several limits of so many.
+const OVERFLOW_COUNTERS: usize = 4_096;
+/// Enough that threads rarely meet and that moving one table is never a pause.
+const SHARDS_MAX: usize = 256;
+/// A shard with less memory than this would hold too few keys to be worth its lock.
+const SHARD_BYTES_MIN: usize = 64 * 1024;
+/// The cap unless said otherwise: room for some five million one-word counters.
+const BYTES_MAX_DEFAULT: usize = 256 * 1024 * 1024;
+/// The smallest cap that leaves room for anything.
+const BYTES_MAX_MIN: usize = SHARD_BYTES_MIN;
+
+/// A store in process memory.
+///
+/// ```
+/// use tollgate_core::{Check, Demand, Key, Limit, MemoryStore};
+///
+/// let store = MemoryStore::new();
+/// let limit: Limit = "10/min".parse()?;
+/// let demand = Demand::new(limit, Key::new("user:42")?);
+/// for _ in 0..10 {
+///     assert!(store.check(&Check::one(&demand)).allowed());
+/// }
+/// let denied = store.check(&Check::one(&demand));
+/// assert!(!denied.allowed());
+/// assert!(denied.retry_after().as_secs_ceil() <= Some(60));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct MemoryStore {
+    shards: Box<[Padded]>,
+    hashers: [RandomState; 2],
+    clock: Arc<dyn Clock>,
+    budget: Budget,
+}
+
+/// One shard per cache line pair, so that two cores on two shards do not fight over one line.
+#[repr(align(128))]
+#[derive(Default)]
+struct Padded(Mutex<Shard>);
+
+/// How a [`MemoryStore`] is made.
+pub struct MemoryStoreBuilder {
+    clock: Arc<dyn Clock>,
+    max_bytes: usize,
+}
+
+impl MemoryStoreBuilder {
+    /// Where time comes from; the system's clock unless said.
+    #[must_use]
+    pub fn clock(self, clock: Arc<dyn Clock>) -> Self {
+        MemoryStoreBuilder { clock, ..self }
+    }
+
+    /// The most bytes that counters may take; at least 64 KiB, 256 MiB unless said.
+    #[must_use]
+    pub fn max_bytes(self, max_bytes: usize) -> Self {
+        MemoryStoreBuilder { max_bytes: max_bytes.max(BYTES_MAX_MIN), ..self }
+    }
+
+    /// The store.
+    pub fn build(self) -> MemoryStore {
+        let shards = (self.max_bytes / SHARD_BYTES_MIN).clamp(4, SHARDS_MAX + 1).next_power_of_two();
+        let shards = if shards > SHARDS_MAX { SHARDS_MAX } else { shards };
+        MemoryStore {
+            shards: (0..shards).map(|_| Padded::default()).collect(),
+            hashers: [RandomState::default(), RandomState::default()],
+            clock: self.clock,
+            budget: Budget::new(self.max_bytes, shards),
+        }
+    }
+}
+
+impl Default for MemoryStore {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl MemoryStore {
+    /// A store on the system's clock with the default cap.
+    pub fn new() -> MemoryStore {
+        MemoryStore::builder().build()
+    }
+
+    /// A store with another clock or cap.
+    pub fn builder() -> MemoryStoreBuilder {
+        MemoryStoreBuilder { clock: Arc::new(SystemClock::new()), max_bytes: BYTES_MAX_DEFAULT }
+    }
+
+    /// Decides one check, now.
+    #[inline]
+    pub fn check(&self, check: &Check<'_>) -> Decision {
+        self.check_at(self.clock.now(), check)
+    }
+
+    /// Decides many checks, in order, with one reading of the clock.
+    pub fn check_batch(&self, checks: &[Check<'_>]) -> Vec<Decision> {
+        let read = self.clock.now();
+        checks.iter().map(|check| self.check_at(read, check)).collect()
+    }
+
+    /// Gives back what an admitted decision charged, as far as it still counts. Once per decision.
+    pub fn refund(&self, check: &Check<'_>, decision: &Decision) {
+        if !decision.allowed() {
+            return;
+        }
+        for (demand, line) in check.demands().iter().zip(&decision.lines) {
+            if let Some(receipt) = Receipt::of(decision.at, line) {
+                self.change(demand, |state, now| state.refund(&demand.limit, now, receipt));
+            }
+        }
+    }
+
+    /// Forgets a counter: the key is as if never seen.
+    pub fn reset(&self, demand: &Demand<'_>) {
+        let name = self.name(demand);
+        self.shard(name).lock().remove(name, &self.budget);
+    }
+
+    /// Looks at a counter without changing it.
+    pub fn inspect(&self, demand: &Demand<'_>) -> Line {
+        let demand = Demand { cost: Cost::PEEK, ..*demand };
+        self.check(&Check::one(&demand)).lines[0]
+    }
+
+    /// How many counters are kept, expired ones that were not reclaimed yet included.
+    pub fn len(&self) -> usize {
+        self.shards.iter().map(|shard| shard.0.lock().len()).sum()
+    }
+
+    /// Whether no counter is kept.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// How many of the counters are shared ones, because there was no room for newcomers.
+    pub fn overflow_len(&self) -> usize {
+        self.shards.iter().map(|shard| shard.0.lock().overflow_len()).sum()
+    }
+
+    /// Bytes on the heap that hold counters.
+    pub fn bytes_used(&self) -> usize {
+        self.budget.used() + self.shards.len() * size_of::<Padded>()
+    }
+
+    #[inline]
+    fn check_at(&self, read: Timestamp, check: &Check<'_>) -> Decision {
+        match check.demands() {
+            [demand] => self.check_one(read, demand),
+            demands => self.check_several(read, demands),
+        }
+    }
+
+    #[inline]
+    fn check_one(&self, read: Timestamp, demand: &Demand<'_>) -> Decision {
+        let name = self.name(demand);
+        let mut shard = self.shard(name).lock();
+        let now = shard.arrive(read, &*self.clock);
+        shard.set_time(now);
+        let mut taken = self.take(&mut shard, name, demand, &[]);
+        let cost = demand.cost.units();
+        let allowed = cost == 0 || taken.state.fits(&demand.limit, now, cost);
+        let line = algorithm::settle(allowed, now, demand, &mut taken.state, taken.may_grow);
+        taken.put(&mut shard, demand, now, &line);
+        shard.finish(&self.budget);
+        drop(shard);
+        let mut lines = Lines::new();
+        lines.push(line);
+        Decision { at: now, source: Source::Store, lines }
+    }
+
+    fn check_several(&self, read: Timestamp, demands: &[Demand<'_>]) -> Decision {
+        let names: SmallVec<[CounterHash; 4]> = demands.iter().map(|demand| self.name(demand)).collect();
+        let mut locked: SmallVec<[usize; 4]> = names.iter().map(|name| self.shard_index(*name)).collect();
+        locked.sort_unstable();
+        locked.dedup();
+        let mut shards: SmallVec<[MutexGuard<'_, Shard>; 4]> =
+            locked.iter().map(|&index| self.shards[index].0.lock()).collect();
+        let shard_of = |name: CounterHash| {
+            locked.binary_search(&self.shard_index(name)).expect("the shard of every demand was locked")
+        };
+
+        let now = shards.iter().map(|shard| shard.arrive(read, &*self.clock)).max().unwrap_or(read);
+        shards.iter_mut().for_each(|shard| shard.set_time(now));
+
+        // Newcomers first, since making room for one may move the places of the others.
+        let mut order: SmallVec<[usize; 4]> = (0..demands.len()).collect();
+        order.sort_by_key(|&index| shards[shard_of(names[index])].knows(names[index]));
+        let mut taken: SmallVec<[Taken; 4]> = SmallVec::new();
+        for &index in &order {
+            let name = names[index];
+            taken.push(self.take(&mut shards[shard_of(name)], name, &demands[index], &taken));
+        }
+        let allowed = order.iter().zip(&taken).all(|(&index, taken)| {
+            let Demand { limit, cost, .. } = &demands[index];
+            cost.units() == 0 || taken.state.fits(limit, now, cost.units())
+        });
+        let mut lines: SmallVec<[Option<Line>; 4]> = smallvec::smallvec![None; demands.len()];
+        // Back in the opposite order: an insertion may move the places of those that have one.
+        for (index, mut taken) in order.into_iter().zip(taken).rev() {
+            let demand = &demands[index];
+            let line = algorithm::settle(allowed, now, demand, &mut taken.state, taken.may_grow);
+            taken.put(&mut shards[shard_of(names[index])], demand, now, &line);
+            lines[index] = Some(line);
+        }
+        shards.iter_mut().for_each(|shard| shard.finish(&self.budget));
+        Decision { at: now, source: Source::Store, lines: lines.into_iter().flatten().collect() }
+    }
+
+    fn change(&self, demand: &Demand<'_>, change: impl FnOnce(&mut State, Timestamp)) {
+        let name = self.name(demand);
+        let mut shard = self.shard(name).lock();
+        let now = shard.arrive(self.clock.now(), &*self.clock);
+        shard.set_time(now);
+        let mut taken = self.take(&mut shard, name, demand, &[]);
+        change(&mut taken.state, now);
+        let line = taken.state.look(&demand.limit, now, 0);
+        taken.put(&mut shard, demand, now, &line);
+        shard.finish(&self.budget);
+    }
+
+    /// Takes the demand's counter out of its shard. Two demands of one check never share an
+    /// overflow counter: the later one moves on to another.
+    #[inline]
+    fn take(&self, shard: &mut Shard, name: CounterHash, demand: &Demand<'_>, others: &[Taken]) -> Taken {
+        let (place, state, name) = match shard.take_known(name) {
+            Some((place, state)) => (place, state, name),
+            None => shard.take_unknown(&demand.limit, &self.budget, name, |scope| {
+                let candidates = (0..=others.len()).map(|step| self.overflow_name(name, demand, scope, step));
+                let mut free = candidates.filter(|name| others.iter().all(|other| other.name != *name));
+                free.next().expect("one more candidate than there are others")
+            }),
+        };
+        let may_grow = match &state {
+            State::Log(log) => self.budget.allows_log(log.heap_bytes()),
+            _ => true,
+        };
+        Taken { place, state, name, may_grow }
+    }
+
+    #[inline]
+    fn name(&self, demand: &Demand<'_>) -> CounterHash {
+        let [first, second] = self.hashers.each_ref().map(|hasher| {
+            let mut hasher = hasher.build_hasher();
+            hasher.write(demand.key.subject());
+            hasher.write_usize(demand.key.subject().len());
+            demand.key.hash_scope(&demand.limit, |part| hasher.write(part));
+            hasher.finish()
+        });
+        CounterHash { table: first, rest: second as u32, shard: (second >> 32) as u32 }
+    }
+
+    /// The overflow counter that stands for a newcomer: by its hash one of a few in its shard, for this limit.
+    fn overflow_name(&self, name: CounterHash, demand: &Demand<'_>, scope: OverflowScope, step: usize) -> CounterHash {
+        let per_shard = (OVERFLOW_COUNTERS / self.shards.len()).min(self.budget.overflow_counters_max() / 4).max(1);
+        let slot = name.rest as usize % per_shard + step;
+        let [first, second] = self.hashers.each_ref().map(|hasher| {
+            let mut hasher = hasher.build_hasher();
+            hasher.write_u8(machine_tag(&demand.limit));
+            hasher.write_usize(slot);
+            if scope == OverflowScope::Limit {
+                demand.key.hash_scope(&demand.limit, |part| hasher.write(part));
+            }
+            hasher.finish()
+        });
+        CounterHash { table: first, rest: second as u32, shard: name.shard }
+    }
+
+    #[inline]
+    fn shard_index(&self, name: CounterHash) -> usize {
+        name.shard as usize & (self.shards.len() - 1)
+    }
+
+    #[inline]
+    fn shard(&self, name: CounterHash) -> &Mutex<Shard> {
+        &self.shards[self.shard_index(name)].0
+    }
+}
+
+/// A counter out of its place, between looking and putting it back.
+struct Taken {
+    place: Place,
+    state: State,
+    name: CounterHash,
+    may_grow: bool,
+}
+
+impl Taken {
+    #[inline]
+    fn put(self, shard: &mut Shard, demand: &Demand<'_>, now: Timestamp, line: &Line) {
+        let whole_at_us = now.as_micros() + line.reset_after.as_micros().unwrap_or(0);
+        shard.put(self.place, self.name, &demand.limit, self.state, whole_at_us);
+    }
+}
+
+impl Store for MemoryStore {
+    fn decide<'a>(&'a self, checks: &'a [Check<'a>]) -> StoreFuture<'a, Vec<Decision>> {
+        Box::pin(std::future::ready(Ok(self.check_batch(checks))))
+    }
+
+    fn refund<'a>(&'a self, check: &'a Check<'a>, decision: &'a Decision) -> StoreFuture<'a, ()> {
+        MemoryStore::refund(self, check, decision);
+        Box::pin(std::future::ready(Ok(())))
+    }
+
+    fn reset<'a>(&'a self, demand: &'a Demand<'a>) -> StoreFuture<'a, ()> {
+        MemoryStore::reset(self, demand);
+        Box::pin(std::future::ready(Ok(())))
+    }
+
+    fn inspect<'a>(&'a self, demand: &'a Demand<'a>) -> StoreFuture<'a, Line> {
+        Box::pin(std::future::ready(Ok(MemoryStore::inspect(self, demand))))
+    }
+}
+
+impl std::fmt::Debug for MemoryStore {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("MemoryStore").field("shards", &self.shards.len()).field("budget", &self.budget).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,158 @@
+//! What the conformance suite cannot see: memory, reclaiming, overflow.
+
+use super::*;
+use crate::limit::{Algorithm, Limit};
+use crate::time::ManualClock;
+use std::time::Duration;
+
+const START: Timestamp = Timestamp::from_micros(1_700_000_000_000_000);
+
+fn store(max_bytes: usize) -> (MemoryStore, Arc<ManualClock>) {
+    let clock = Arc::new(ManualClock::new(START));
+    (MemoryStore::builder().clock(clock.clone()).max_bytes(max_bytes).build(), clock)
+}
+
+fn limit(text: &str) -> Limit {
+    text.parse().unwrap()
+}
+
+fn check(store: &MemoryStore, limit: Limit, subject: &str, cost: u32) -> Decision {
+    let demand = Demand::new(limit, crate::Key::new(subject).unwrap()).cost(cost);
+    store.check(&Check::one(&demand))
+}
+
+/// Walks newcomers through every shard so that reclaiming steps pass over every slot.
+fn churn(store: &MemoryStore, limit: Limit) {
+    for n in 0..20_000 {
+        check(store, limit, &format!("passer-by {n}"), 1);
+    }
+}
+
+#[test]
+fn a_key_at_its_limit_is_not_reclaimed_while_it_counts_even_if_it_was_only_looked_at() {
+    for algorithm in Algorithm::ALL {
+        let (store, clock) = store(1 << 24);
+        let full = limit("10/min").with_algorithm(algorithm).unwrap();
+        assert!(check(&store, full, "full", 10).allowed());
+        clock.advance(Duration::from_millis(5_900));
+        let before = check(&store, full, "full", 0);
+        assert!(!check(&store, full, "full", 10).allowed());
+        churn(&store, limit("1/s"));
+        assert_eq!(check(&store, full, "full", 0), before, "{algorithm:?}");
+    }
+}
+
+#[test]
+fn expired_counters_are_reclaimed_and_memory_comes_back() {
+    for text in ["5/s", "5/s token-bucket", "5/s sliding-counter"] {
+        let (store, clock) = store(1 << 26);
+        for n in 0..100_000 {
+            for _ in 0..4 {
+                check(&store, limit(text), &n.to_string(), 1);
+                clock.advance(Duration::from_micros(1));
+            }
+        }
+        let (len, bytes) = (store.len(), store.bytes_used());
+        clock.advance(Duration::from_secs(10));
+        for n in 0..400_000 {
+            check(&store, limit(text), &format!("later {}", n % 10_000), 1);
+        }
+        assert!(store.len() <= 11_000, "{text}: {} of {len} left", store.len());
+        assert!(store.bytes_used() < bytes / 2, "{text}: {} of {bytes} bytes left", store.bytes_used());
+    }
+}
+
+#[test]
+fn at_the_cap_newcomers_share_and_nobody_is_forgotten() {
+    for text in ["3/min", "3/min token-bucket", "3/min sliding-counter"] {
+        let max_bytes = 1 << 20;
+        let (store, clock) = store(max_bytes);
+        let victim = limit(text);
+        assert!(check(&store, victim, "victim", 3).allowed());
+        let mut admitted = 0;
+        for n in 0..200_000 {
+            admitted += u32::from(check(&store, victim, &format!("attacker {n}"), 1).allowed());
+            clock.advance(Duration::from_micros(10));
+            assert!(store.bytes_used() <= max_bytes + 64 * 1024, "{text} at {n}: {}", store.bytes_used());
+        }
+        assert!(!check(&store, victim, "victim", 1).allowed(), "{text}");
+        assert!(store.overflow_len() > 200, "{text}: {}", store.overflow_len());
+        assert!((12_000..40_000).contains(&admitted), "{text}: {admitted} newcomers admitted");
+    }
+}
+
+#[test]
+fn a_key_that_was_sent_to_an_overflow_counter_stays_there_until_it_is_unused() {
+    let (store, clock) = store(1 << 16);
+    let (short, long) = (limit("1/s"), limit("4/h"));
+    for n in 0..50_000 {
+        check(&store, short, &format!("flood {n}"), 1);
+    }
+    let admitted = |store: &MemoryStore| (0..8).filter(|_| check(store, long, "newcomer", 1).allowed()).count();
+    assert_eq!(admitted(&store), 4);
+    clock.advance(Duration::from_secs(10));
+    for n in 0..50_000 {
+        check(&store, short, &format!("recurring {}", n % 10), 1);
+    }
+    assert_eq!(admitted(&store), 0, "there is room again, but the hour is not over");
+    clock.advance(Duration::from_secs(3_600));
+    assert_eq!(admitted(&store), 4);
+}
+
+#[test]
+fn invented_limits_cannot_break_the_cap() {
+    let max_bytes = 1 << 20;
+    let (store, _clock) = store(max_bytes);
+    for n in 0..300_000_u64 {
+        let invented = Limit::new(5, Duration::from_micros(60_000_000 + n)).unwrap();
+        check(&store, invented, &n.to_string(), 1);
+    }
+    assert!(store.bytes_used() <= max_bytes + 64 * 1024, "{}", store.bytes_used());
+}
+
+#[test]
+fn a_growing_log_stops_at_the_cap_and_errs_towards_refusal() {
+    let max_bytes = 1 << 16;
+    let (store, clock) = store(max_bytes);
+    let big = limit("100000/h sliding-log");
+    let mut admitted = 0;
+    for _ in 0..120_000 {
+        admitted += u32::from(check(&store, big, "one", 1).allowed());
+        clock.advance(Duration::from_micros(1));
+    }
+    assert_eq!(admitted, 100_000);
+    assert!(store.bytes_used() <= max_bytes + 64 * 1024);
+    assert!(!check(&store, big, "one", 1).allowed());
+}
+
+#[test]
+fn a_check_over_many_new_keys_at_the_cap_is_still_all_or_nothing() {
+    let (store, _clock) = store(1 << 16);
+    let names: Vec<String> = (0..32).map(|n| format!("part {n}")).collect();
+    for round in 0..3_000 {
+        let subjects: Vec<String> = names.iter().map(|name| format!("{round} {name}")).collect();
+        let demands: Vec<Demand<'_>> =
+            subjects.iter().map(|subject| Demand::new(limit("2/h"), crate::Key::new(subject).unwrap())).collect();
+        let check = Check::new(&demands).unwrap();
+        let before: Vec<Line> = demands.iter().map(|demand| store.inspect(demand)).collect();
+        let decision = store.check(&check);
+        let after: Vec<Line> = demands.iter().map(|demand| store.inspect(demand)).collect();
+        assert_eq!(decision.lines.len(), 32);
+        if !decision.allowed() {
+            for (index, (before, after)) in before.iter().zip(&after).enumerate() {
+                assert_eq!(before, after, "round {round}, {index}: {decision:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn reset_forgets_and_inspect_does_not_touch() {
+    let (store, _clock) = store(1 << 20);
+    let demand = Demand::new(limit("2/min"), crate::Key::new("k").unwrap()).cost(2);
+    assert!(store.check(&Check::one(&demand)).allowed());
+    assert_eq!(store.inspect(&demand).remaining, 0);
+    assert_eq!(store.len(), 1);
+    store.reset(&demand);
+    assert_eq!((store.inspect(&demand).remaining, store.len()), (2, 0));
+}
