@@ -1,11 +1,67 @@
-//! The Tollgate decision.
+//! The decision of the Tollgate rate limiter: pure, exact, the same everywhere.
+//!
+//! A **limit** is at most `quota` units per `window`, by an algorithm. A **check** is every (limit, key, cost) that
+//! one request must pass; it passes all of them or is charged by none. The **decision** has a line per limit.
+//!
+//! ```
+//! use tollgate_core::{Check, Demand, Key, Limit, MemoryStore};
+//!
+//! let store = MemoryStore::new();
+//! let per_minute: Limit = "10/min".parse()?;
+//! let per_day: Limit = "1000/day".parse()?;
+//!
+//! let key = Key::new("user:42")?;
+//! let demands = [Demand::new(per_minute, key), Demand::new(per_day, key)];
+//! let decision = store.check(&Check::new(&demands)?);
+//! assert!(decision.allowed());
+//! assert_eq!((decision.lines[0].remaining, decision.lines[1].remaining), (9, 999));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! The heart of it is one pure function, [`algorithm::decide`]:
+//!
+//! ```text
+//! fn decide(now: Timestamp, demands: &[Demand], states: &mut [State]) -> Decision
+//! ```
+//!
+//! # What each algorithm guarantees
+//!
+//! *Most in any window* is the largest number of units that can be admitted within any trailing window, however the
+//! client times its requests ([`Limit::most_in_any_window`]). *Refuses what fits* says when a request is refused although the
+//! exact count would let it pass. *Longest retry* bounds `retry_after`. The conformance suite of the testkit asserts every cell.
+//!
+//! | algorithm | most in any window | refuses what fits | longest retry | state |
+//! |---|---|---|---|---|
+//! | `sliding`, quota ≤ 1,000 | quota | never | window | ≤ quota entries |
+//! | `sliding`, quota > 1,000 | quota | ≤ one tick early (window / 1,000, rounded up) | window | ≤ 1,001 entries |
+//! | `sliding-log` | quota | never | window | one entry an admission |
+//! | `sliding-counter` | below 2 × quota | when the previous window was uneven | two windows | two counts |
+//! | `fixed-window` | 2 × quota | never, by its own window | window | one count |
+//! | `token-bucket` | burst + quota | never, by its own bucket | what the bucket lacks, at its rate | one level |
+//! | `leaky-bucket` | queue + 1 + quota | never, by its own queue | what the queue lacks, at its rate | one level |
+//!
+//! Time is the store's, in microseconds; `retry_after`, `next_after` and `reset_after` are true to the microsecond.
+//!
+//! # Where things are
+//!
+//! - [`Limit`], [`Algorithm`]: what must hold, checked once; the text form.
+//! - [`Key`], [`Demand`], [`Check`]: who asks for what.
+//! - [`Decision`], [`Line`], [`Wait`]: the answer.
+//! - [`algorithm`]: the three state machines and [`algorithm::decide`].
+//! - [`MemoryStore`]: counters in process memory; [`Store`]: what every store does.
+//! - [`Clock`], [`SystemClock`], [`ManualClock`], [`Timestamp`]: time as an argument.
+//!
+//! # What is deliberately absent
+//!
+//! No I/O, no async runtime, no thread, no clock but [`SystemClock`], no unsafe code, no panic on any input that
+//! the constructors accept.
 
 pub mod algorithm;
 mod check;
 mod decision;
 mod key;
 mod limit;
-pub mod memory;
+mod memory;
 mod store;
 mod time;
 
@@ -16,6 +72,6 @@ pub use limit::{
     Algorithm, Limit, LimitError, LimitTextError, QUOTA_MAX, SLIDING_EXACT_QUOTA_MAX, SLIDING_LOG_QUOTA_MAX,
     WINDOW_US_MAX, WINDOW_US_MIN,
 };
-pub use memory::MemoryStore;
+pub use memory::{MemoryStore, MemoryStoreBuilder};
 pub use store::{Store, StoreError, StoreErrorKind, StoreFuture};
 pub use time::{Clock, ManualClock, SystemClock, Timestamp};

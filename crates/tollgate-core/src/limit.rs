@@ -262,6 +262,18 @@ impl Limit {
         self.cost_max
     }
 
+    /// The most units that can be admitted within any trailing window, however the requests are timed:
+    /// the guarantee of the algorithm (the front page of this crate has the table).
+    pub fn most_in_any_window(&self) -> u64 {
+        let (quota, cost_max) = (u64::from(self.quota), u64::from(self.cost_max));
+        match self.algorithm {
+            Algorithm::Sliding | Algorithm::SlidingLog => quota,
+            Algorithm::SlidingCounter | Algorithm::FixedWindow => 2 * quota,
+            Algorithm::TokenBucket => cost_max + quota,
+            Algorithm::LeakyBucket => cost_max + 1 + quota,
+        }
+    }
+
     pub(crate) const fn machine(&self) -> Machine {
         self.machine
     }
