@@ -19,14 +19,14 @@ use crate::limit::{Algorithm, Limit, Machine};
 pub const SUBJECT_BYTES_MAX: usize = 64 * 1024;
 
 /// Who is counted, and on which of their counters. Borrowed, so that asking allocates nothing.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Key<'a> {
     subject: &'a [u8],
     scope: Scope<'a>,
 }
 
 /// Which of a subject's counters.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum Scope<'a> {
     /// The one for the limit's algorithm and window.

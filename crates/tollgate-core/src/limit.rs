@@ -76,26 +76,26 @@ impl Algorithm {
 }
 
 /// What a state machine needs to know of a limit, worked out once.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) enum Machine {
     Log(LogShape),
     Pair(PairShape),
     Bucket(BucketShape),
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct LogShape {
     /// Admissions in the same ⌊t / tick_us⌋ share an entry.
     pub(crate) tick_us: u64,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct PairShape {
     /// `fixed-window` is the pair with weight 0.
     pub(crate) weighs_previous: bool,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct BucketShape {
     /// The largest level, in units: the burst, or the queue and the one in service.
     pub(crate) capacity: u64,
@@ -121,7 +121,7 @@ pub(crate) struct BucketShape {
 /// assert!(error.to_string().contains("ms, s, min, h, day, week"));
 /// # Ok::<(), tollgate_core::LimitTextError>(())
 /// ```
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Limit {
     window_us: u64,
     machine: Machine,

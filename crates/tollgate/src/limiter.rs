@@ -1,0 +1,274 @@
+//! The limiter: a store, and everything that keeps a service alive when the store is not.
+//!
+//! ```text
+//!   check ─▶ deny cache ─▶ breaker ─▶ store, within the deadline ─▶ decision
+//!               │ hit         │ open        │ failed
+//!               ▼             └─────────────┴──▶ local share / allow / deny
+//!            denial
+//! ```
+//!
+//! In process memory none of this is needed and none of it is there: the decision is a function call.
+//!
+//! **One deadline for the whole decision**, the connection included. An answer that comes later is thrown away by
+//! whoever made the call; it can never be taken for the answer to another request, because each call owns
+//! its own future. Whether a call that timed out was executed is unknown, so it is never repeated.
+//!
+//! **Nothing panics through.** A panic in a store is a failure like any other.
+
+mod shared;
+mod stats;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tollgate_core::{Check, Clock, Decision, Demand, Line, MemoryStore, Source, Store, StoreError, StoreErrorKind, SystemClock};
+
+pub use self::stats::LimiterStats;
+use self::shared::Shared;
+use self::stats::Counters;
+use crate::failure::{OnFailure, Unavailable};
+
+/// No decision waits longer, unless said otherwise.
+const DEADLINE_DEFAULT: Duration = Duration::from_millis(25);
+
+/// Decides requests, in memory or on a shared store. Cloning it is cheap, and clones share everything.
+///
+/// ```
+/// use tollgate::{Check, Demand, Key, Limit, Limiter};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let limiter = Limiter::memory();
+/// let limit: Limit = "2/min".parse()?;
+/// let demand = Demand::new(limit, Key::new("user:42")?);
+///
+/// assert!(limiter.check(&Check::one(&demand)).await?.allowed());
+/// assert!(limiter.check(&Check::one(&demand)).await?.allowed());
+/// assert!(!limiter.check(&Check::one(&demand)).await?.allowed());
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct Limiter(Arc<Inner>);
+
+struct Inner {
+    backend: Backend,
+    clock: Arc<dyn Clock>,
+    counters: Counters,
+    on_failure: OnFailure,
+}
+
+enum Backend {
+    Memory(MemoryStore),
+    Shared(Arc<Shared>),
+}
+
+/// What a check says beyond its demands.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct CheckOptions {
+    /// What happens when the store does not answer; the limiter's own choice unless said.
+    pub on_failure: Option<OnFailure>,
+    /// Whether units may be given back later. Denials of such checks are not remembered, since a refund ends them early.
+    pub refundable: bool,
+}
+
+/// How a [`Limiter`] is made.
+pub struct LimiterBuilder {
+    store: Option<Arc<dyn Store>>,
+    memory: Option<MemoryStore>,
+    clock: Arc<dyn Clock>,
+    deadline: Duration,
+    instances: u32,
+    on_failure: OnFailure,
+    deny_cache: bool,
+}
+
+impl LimiterBuilder {
+    /// A shared store, such as Redis. Without one, counters live in process memory.
+    #[must_use]
+    pub fn store(self, store: Arc<dyn Store>) -> Self {
+        LimiterBuilder { store: Some(store), ..self }
+    }
+
+    /// The memory store to use: for everything without a shared store, for local shares beside one.
+    #[must_use]
+    pub fn memory(self, memory: MemoryStore) -> Self {
+        LimiterBuilder { memory: Some(memory), ..self }
+    }
+
+    /// The clock by which remembered denials end; the system's unless said.
+    #[must_use]
+    pub fn clock(self, clock: Arc<dyn Clock>) -> Self {
+        LimiterBuilder { clock, ..self }
+    }
+
+    /// No decision waits longer for the shared store; 25 ms unless said.
+    #[must_use]
+    pub fn deadline(self, deadline: Duration) -> Self {
+        LimiterBuilder { deadline, ..self }
+    }
+
+    /// How many nodes share the quota while the store is away; 1 unless said (and at least).
+    #[must_use]
+    pub fn instances(self, instances: u32) -> Self {
+        LimiterBuilder { instances: instances.max(1), ..self }
+    }
+
+    /// What happens when the store does not answer; `local` unless said.
+    #[must_use]
+    pub fn on_failure(self, on_failure: OnFailure) -> Self {
+        LimiterBuilder { on_failure, ..self }
+    }
+
+    /// Whether denials are remembered while they are certainly true; they are unless said.
+    #[must_use]
+    pub fn deny_cache(self, deny_cache: bool) -> Self {
+        LimiterBuilder { deny_cache, ..self }
+    }
+
+    /// The limiter.
+    pub fn build(self) -> Limiter {
+        let memory = self.memory.unwrap_or_else(|| MemoryStore::builder().clock(self.clock.clone()).build());
+        let backend = match self.store {
+            None => Backend::Memory(memory),
+            Some(store) => {
+                Backend::Shared(Arc::new(Shared::new(store, memory, self.deadline, self.instances, self.deny_cache)))
+            }
+        };
+        let inner = Inner { backend, clock: self.clock, counters: Counters::default(), on_failure: self.on_failure };
+        Limiter(Arc::new(inner))
+    }
+}
+
+impl Limiter {
+    /// A limiter in process memory.
+    pub fn memory() -> Limiter {
+        Limiter::builder().build()
+    }
+
+    /// A limiter with a shared store, or other choices.
+    pub fn builder() -> LimiterBuilder {
+        LimiterBuilder {
+            store: None,
+            memory: None,
+            clock: Arc::new(SystemClock::new()),
+            deadline: DEADLINE_DEFAULT,
+            instances: 1,
+            on_failure: OnFailure::default(),
+            deny_cache: true,
+        }
+    }
+
+    /// Decides a check. A denial is an `Ok`.
+    ///
+    /// # Errors
+    /// Only when the store does not answer and the policy is [`OnFailure::Deny`].
+    pub async fn check(&self, check: &Check<'_>) -> Result<Decision, Unavailable> {
+        self.check_with(check, CheckOptions::default()).await
+    }
+
+    /// Decides a check that says more than its demands.
+    ///
+    /// # Errors
+    /// Only when the store does not answer and the policy is [`OnFailure::Deny`].
+    pub async fn check_with(&self, check: &Check<'_>, options: CheckOptions) -> Result<Decision, Unavailable> {
+        let mut answers = self.check_batch(std::slice::from_ref(check), options).await;
+        answers.pop().unwrap_or(Err(Unavailable::new(StoreErrorKind::Protocol)))
+    }
+
+    /// Decides many checks, in order, as one call to the store where it is asked at all.
+    pub async fn check_batch(&self, checks: &[Check<'_>], options: CheckOptions) -> Vec<Result<Decision, Unavailable>> {
+        let on_failure = options.on_failure.unwrap_or(self.0.on_failure);
+        let answers = match &self.0.backend {
+            Backend::Memory(store) => self.check_in_memory(store, checks, on_failure),
+            Backend::Shared(shared) => {
+                shared.check_batch(checks, on_failure, options.refundable, &*self.0.clock, &self.0.counters).await
+            }
+        };
+        self.0.counters.count(&answers);
+        answers
+    }
+
+    /// Gives back what an admitted decision charged. Once per decision; what the store did not
+    /// charge (a local answer, a remembered denial) is given back where it was charged, or not at all.
+    ///
+    /// # Errors
+    /// When the store does not answer. The refund is then lost, never repeated: the error is on the side of refusal.
+    pub async fn refund(&self, check: &Check<'_>, decision: &Decision) -> Result<(), StoreError> {
+        match &self.0.backend {
+            Backend::Memory(store) => {
+                store.refund(check, decision);
+                Ok(())
+            }
+            Backend::Shared(shared) => shared.refund(check, decision).await,
+        }
+    }
+
+    /// Forgets a counter: the key is as if never seen.
+    ///
+    /// # Errors
+    /// When the store does not answer.
+    pub async fn reset(&self, demand: &Demand<'_>) -> Result<(), StoreError> {
+        match &self.0.backend {
+            Backend::Memory(store) => {
+                store.reset(demand);
+                Ok(())
+            }
+            Backend::Shared(shared) => shared.reset(demand).await,
+        }
+    }
+
+    /// Looks at a counter without changing it.
+    ///
+    /// # Errors
+    /// When the store does not answer: there is no local guess at what a shared counter holds.
+    pub async fn inspect(&self, demand: &Demand<'_>) -> Result<Line, StoreError> {
+        match &self.0.backend {
+            Backend::Memory(store) => Ok(store.inspect(demand)),
+            Backend::Shared(shared) => shared.inspect(demand).await,
+        }
+    }
+
+    /// What has happened so far.
+    pub fn stats(&self) -> LimiterStats {
+        let breaker = match &self.0.backend {
+            Backend::Memory(_) => None,
+            Backend::Shared(shared) => Some(shared.breaker()),
+        };
+        self.0.counters.stats(breaker)
+    }
+
+    fn check_in_memory(
+        &self,
+        store: &MemoryStore,
+        checks: &[Check<'_>],
+        on_failure: OnFailure,
+    ) -> Vec<Result<Decision, Unavailable>> {
+        match catch_unwind(AssertUnwindSafe(|| store.check_batch(checks))) {
+            Ok(decisions) => decisions.into_iter().map(Ok).collect(),
+            Err(_) => {
+                tracing::error!("the in-process store panicked; answering by the failure policy");
+                let undecided = |_| match on_failure {
+                    OnFailure::Deny => Err(Unavailable::new(StoreErrorKind::Protocol)),
+                    OnFailure::Local | OnFailure::Allow => Ok(uncounted(&*self.0.clock)),
+                };
+                checks.iter().map(undecided).collect()
+            }
+        }
+    }
+}
+
+/// An admission that nobody counted: no line, so nothing is claimed of any quota.
+fn uncounted(clock: &dyn Clock) -> Decision {
+    Decision { at: clock.now(), source: Source::None, lines: Default::default() }
+}
+
+impl std::fmt::Debug for Limiter {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Limiter").field("stats", &self.stats()).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests;

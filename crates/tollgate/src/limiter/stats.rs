@@ -1,0 +1,85 @@
+//! What a limiter counts of itself.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use tollgate_core::{Decision, Source};
+
+use crate::breaker::Breaker;
+use crate::failure::Unavailable;
+
+/// Numbers since the limiter was made.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub struct LimiterStats {
+    /// Decisions of any kind, from anywhere.
+    pub decisions: u64,
+    /// Those that allowed the request.
+    pub allowed: u64,
+    /// Calls to the shared store, each for one or several decisions of one batch.
+    pub store_calls: u64,
+    /// Calls to the shared store that failed.
+    pub store_failures: u64,
+    /// Denials that were remembered.
+    pub deny_cache_hits: u64,
+    /// Answers from the local share.
+    pub local: u64,
+    /// Requests let through because the store did not answer.
+    pub uncounted: u64,
+    /// Requests refused because the store did not answer.
+    pub unavailable: u64,
+    /// Whether the store is not being asked at the moment.
+    pub breaker_open: bool,
+    /// How often the breaker has opened.
+    pub breaker_opened: u64,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Counters {
+    pub(super) store_calls: AtomicU64,
+    pub(super) store_failures: AtomicU64,
+    allowed: AtomicU64,
+    denied: AtomicU64,
+    deny_cache_hits: AtomicU64,
+    local: AtomicU64,
+    uncounted: AtomicU64,
+    unavailable: AtomicU64,
+}
+
+impl Counters {
+    pub(super) fn count(&self, answers: &[Result<Decision, Unavailable>]) {
+        for answer in answers {
+            let Ok(decision) = answer else {
+                add(&self.unavailable);
+                continue;
+            };
+            add(if decision.allowed() { &self.allowed } else { &self.denied });
+            match decision.source {
+                Source::DenyCache => add(&self.deny_cache_hits),
+                Source::Local => add(&self.local),
+                Source::None => add(&self.uncounted),
+                _ => {}
+            }
+        }
+    }
+
+    pub(super) fn stats(&self, breaker: Option<&Breaker>) -> LimiterStats {
+        let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let (allowed, unavailable) = (get(&self.allowed), get(&self.unavailable));
+        LimiterStats {
+            decisions: allowed + get(&self.denied) + unavailable,
+            allowed,
+            store_calls: get(&self.store_calls),
+            store_failures: get(&self.store_failures),
+            deny_cache_hits: get(&self.deny_cache_hits),
+            local: get(&self.local),
+            uncounted: get(&self.uncounted),
+            unavailable,
+            breaker_open: breaker.is_some_and(Breaker::is_open),
+            breaker_opened: breaker.map_or(0, Breaker::times_opened),
+        }
+    }
+}
+
+pub(super) fn add(counter: &AtomicU64) {
+    counter.fetch_add(1, Ordering::Relaxed);
+}

@@ -1,0 +1,191 @@
+//! The failure contract, on stores that fail in every way a store can.
+
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+
+use super::*;
+use tollgate_core::{Key, Limit, ManualClock, StoreFuture, Timestamp};
+
+/// A store that works, until it is told not to.
+struct Moody {
+    inner: MemoryStore,
+    mood: AtomicU8,
+    calls: AtomicU64,
+}
+
+const FINE: u8 = 0;
+const FAILS: u8 = 1;
+const HANGS: u8 = 2;
+const PANICS: u8 = 3;
+const FOREIGN: u8 = 4;
+const SHORT: u8 = 5;
+
+impl Store for Moody {
+    fn decide<'a>(&'a self, checks: &'a [Check<'a>]) -> StoreFuture<'a, Vec<Decision>> {
+        self.calls.fetch_add(1, Ordering::SeqCst);
+        match self.mood.load(Ordering::SeqCst) {
+            FAILS => Box::pin(async { Err(StoreError::new(StoreErrorKind::Unreachable, "down")) }),
+            FOREIGN => Box::pin(async { Err(StoreError::new(StoreErrorKind::Foreign, "a stranger's key")) }),
+            HANGS => Box::pin(std::future::pending()),
+            PANICS => Box::pin(async { panic!("a bug in a store") }),
+            SHORT => Box::pin(async { Ok(Vec::new()) }),
+            _ => self.inner.decide(checks),
+        }
+    }
+    fn refund<'a>(&'a self, check: &'a Check<'a>, decision: &'a Decision) -> StoreFuture<'a, ()> {
+        Store::refund(&self.inner, check, decision)
+    }
+    fn reset<'a>(&'a self, demand: &'a Demand<'a>) -> StoreFuture<'a, ()> {
+        Store::reset(&self.inner, demand)
+    }
+    fn inspect<'a>(&'a self, demand: &'a Demand<'a>) -> StoreFuture<'a, Line> {
+        Store::inspect(&self.inner, demand)
+    }
+}
+
+struct Bench {
+    limiter: Limiter,
+    store: Arc<Moody>,
+    clock: Arc<ManualClock>,
+}
+
+fn bench(configure: impl FnOnce(LimiterBuilder) -> LimiterBuilder) -> Bench {
+    let clock = Arc::new(ManualClock::new(Timestamp::from_micros(1_700_000_000_000_000)));
+    let memory = || MemoryStore::builder().clock(clock.clone()).build();
+    let store = Arc::new(Moody { inner: memory(), mood: AtomicU8::new(FINE), calls: AtomicU64::new(0) });
+    let builder = Limiter::builder().store(store.clone()).memory(memory()).clock(clock.clone());
+    Bench { limiter: configure(builder).build(), store, clock }
+}
+
+impl Bench {
+    fn mood(&self, mood: u8) {
+        self.store.mood.store(mood, Ordering::SeqCst);
+    }
+
+    fn calls(&self) -> u64 {
+        self.store.calls.load(Ordering::SeqCst)
+    }
+
+    async fn ask(&self, limit: &str, subject: &str) -> Result<Decision, Unavailable> {
+        let demand = Demand::new(limit.parse::<Limit>().unwrap(), Key::new(subject).unwrap());
+        self.limiter.check(&Check::one(&demand)).await
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn every_way_of_failing_becomes_a_local_answer_with_this_nodes_share() {
+    for mood in [FAILS, HANGS, PANICS, SHORT] {
+        let bench = bench(|builder| builder.instances(4));
+        bench.mood(mood);
+        for n in 0..5 {
+            let decision = bench.ask("10/min", "a").await.unwrap();
+            assert_eq!((decision.source, decision.allowed()), (Source::Local, n < 3), "mood {mood}, request {n}");
+        }
+        assert_eq!(bench.limiter.stats().local, 5);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_policies_allow_and_deny_say_what_they_mean() {
+    let bench = bench(|builder| builder.on_failure(OnFailure::Allow));
+    bench.mood(FAILS);
+    let decision = bench.ask("1/min", "a").await.unwrap();
+    assert!(decision.allowed() && decision.lines.is_empty() && decision.source == Source::None);
+    let demand = Demand::new("1/min".parse::<Limit>().unwrap(), Key::new("a").unwrap());
+    let options = CheckOptions { on_failure: Some(OnFailure::Deny), ..CheckOptions::default() };
+    let refused = bench.limiter.check_with(&Check::one(&demand), options).await.unwrap_err();
+    assert_eq!(refused.kind(), StoreErrorKind::Unreachable);
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_decision_waits_longer_than_its_deadline_and_an_open_breaker_waits_not_at_all() {
+    let bench = bench(|builder| builder.deadline(Duration::from_millis(25)));
+    bench.mood(HANGS);
+    for waited_ms in [25, 25, 25, 0, 0] {
+        let before = tokio::time::Instant::now();
+        bench.ask("10/min", "a").await.unwrap();
+        assert_eq!(before.elapsed(), Duration::from_millis(waited_ms));
+    }
+    assert!(bench.limiter.stats().breaker_open);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_healed_store_is_used_again_within_two_seconds_and_counts_on() {
+    for mood in [FAILS, HANGS, PANICS] {
+        let bench = bench(|builder| builder);
+        assert_eq!(bench.ask("10/min", "a").await.unwrap().lines[0].remaining, 9);
+        bench.mood(mood);
+        for _ in 0..4 {
+            bench.ask("10/min", "a").await.unwrap();
+        }
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        assert!(bench.limiter.stats().breaker_open, "mood {mood}");
+        bench.mood(FINE);
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        let decision = bench.ask("10/min", "a").await.unwrap();
+        assert_eq!((decision.source, decision.lines[0].remaining), (Source::Store, 8), "mood {mood}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_foreign_value_degrades_its_own_key_and_leaves_the_breaker_alone() {
+    let bench = bench(|builder| builder);
+    bench.mood(FOREIGN);
+    for _ in 0..10 {
+        assert_eq!(bench.ask("10/min", "a").await.unwrap().source, Source::Local);
+    }
+    assert!(!bench.limiter.stats().breaker_open);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_that_hammers_costs_one_call_a_second() {
+    let bench = bench(|builder| builder);
+    for _ in 0..3_000 {
+        bench.ask("2/h", "a").await.unwrap();
+        bench.clock.advance(Duration::from_millis(1));
+    }
+    let calls = bench.calls();
+    assert!((3..=5).contains(&calls), "{calls} calls in three seconds");
+    assert_eq!(bench.limiter.stats().allowed, 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_reset_and_a_refund_end_a_remembered_denial_here_at_once() {
+    let bench = bench(|builder| builder);
+    let demand = Demand::new("1/h".parse::<Limit>().unwrap(), Key::new("a").unwrap());
+    let check = Check::one(&demand);
+    let admitted = bench.limiter.check(&check).await.unwrap();
+    assert!(!bench.limiter.check(&check).await.unwrap().allowed());
+    bench.limiter.refund(&check, &admitted).await.unwrap();
+    assert!(bench.limiter.check(&check).await.unwrap().allowed());
+    assert!(!bench.limiter.check(&check).await.unwrap().allowed());
+    bench.limiter.reset(&demand).await.unwrap();
+    assert!(bench.limiter.check(&check).await.unwrap().allowed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn count_denied_and_refundable_checks_always_ask() {
+    let bench = bench(|builder| builder);
+    for _ in 0..10 {
+        bench.ask("1/h count_denied=true", "a").await.unwrap();
+    }
+    assert_eq!(bench.calls(), 10);
+    let demand = Demand::new("1/h".parse::<Limit>().unwrap(), Key::new("b").unwrap());
+    let options = CheckOptions { refundable: true, ..CheckOptions::default() };
+    for _ in 0..10 {
+        bench.limiter.check_with(&Check::one(&demand), options).await.unwrap();
+    }
+    assert_eq!(bench.calls(), 20);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_batch_is_one_call_for_what_is_not_remembered() {
+    let bench = bench(|builder| builder);
+    bench.ask("1/h", "known").await.unwrap();
+    let limit: Limit = "1/h".parse().unwrap();
+    let demands = ["new", "known", "new"].map(|subject| Demand::new(limit, Key::new(subject).unwrap()));
+    let checks: Vec<Check<'_>> = demands.iter().map(Check::one).collect();
+    let answers = bench.limiter.check_batch(&checks, CheckOptions::default()).await;
+    let sources: Vec<_> = answers.into_iter().map(|answer| answer.map(|decision| (decision.allowed(), decision.source)).unwrap()).collect();
+    assert_eq!(sources, [(true, Source::Store), (false, Source::DenyCache), (false, Source::Store)]);
+    assert_eq!(bench.calls(), 2);
+}
