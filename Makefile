@@ -1,0 +1,41 @@
+# Few targets; CI calls `make test` and nothing else.
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.PHONY: help setup run test lint doc bench fuzz long deny
+
+export PATH := $(CURDIR)/.tools/bin:$(PATH)
+
+FUZZ_SECONDS ?= 60
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-6s  %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: ## install what the tests need and this machine lacks (quick when nothing is missing)
+	@scripts/setup.sh
+
+run: ## the product, optimised; arguments by ARGS="…"
+	cargo run --release -- $(ARGS)
+
+test: setup lint doc ## everything that must hold before a change lands
+	cargo test --workspace --locked
+
+lint: ## format check, and clippy with warnings denied
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets --locked -- -D warnings
+
+doc: ## the documentation; a broken link is an error
+	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked
+
+bench: setup ## the measurements, beside their peers in the same run
+	cargo bench -p tollgate-bench
+
+fuzz: ## every fuzz target for FUZZ_SECONDS (60) each
+	@scripts/fuzz.sh $(FUZZ_SECONDS)
+
+long: setup ## the tests again, with campaigns that take hours
+	TOLLGATE_TRACES=100000 TOLLGATE_DECISIONS=100000000 cargo test --workspace --locked
+
+deny: ## licences, sources and advisories of all dependencies
+	@command -v cargo-deny >/dev/null || { echo "cargo-deny is missing: cargo install --locked cargo-deny" >&2; exit 1; }
+	cargo deny check

