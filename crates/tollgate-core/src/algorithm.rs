@@ -16,8 +16,9 @@ mod log;
 mod pair;
 
 pub use bucket::Bucket;
+pub(crate) use bucket::Answer as BucketAnswer;
 pub use log::Log;
-pub(crate) use log::{Entry, Few, Ring};
+pub(crate) use log::{Entry, Few, Ring, RingHead};
 pub use pair::Pair;
 
 use crate::check::Demand;
@@ -98,7 +99,7 @@ impl State {
     /// What the limit says of `cost` units now. Cannot fail, changes nothing.
     pub fn look(&self, limit: &Limit, now: Timestamp, cost: u32) -> Line {
         match (self, limit.machine()) {
-            (State::Log(log), Machine::Log(_)) => log.look(limit, now, cost),
+            (State::Log(log), Machine::Log(shape)) => log.look(limit, shape, now, cost),
             (State::Pair(pair), Machine::Pair(shape)) => pair.look(limit, shape, now, cost),
             (State::Bucket(bucket), Machine::Bucket(shape)) => bucket.look(limit, shape, now, cost),
             _ => State::unused(limit).look(limit, now, cost),

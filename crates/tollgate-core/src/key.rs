@@ -93,13 +93,17 @@ impl<'a> Key<'a> {
             }
     }
 
+    /// The scope's part of the counter's name, if it is the one for algorithm and window: the same as
+    /// [`Key::hash_scope`] tells, in one number.
+    #[inline(always)]
+    pub(crate) fn explicit_scope(&self, limit: &Limit) -> Option<u64> {
+        matches!(self.scope, Scope::Explicit).then(|| explicit_scope(limit))
+    }
+
     /// Feeds the scope's part of the counter's name to a hash, self-delimiting.
     pub(crate) fn hash_scope(&self, limit: &Limit, mut write: impl FnMut(&[u8])) {
         match self.scope {
-            Scope::Explicit => {
-                let tag = 0x10 | algorithm_tag(limit.algorithm());
-                write(&((limit.window_us() << 8) | u64::from(tag)).to_le_bytes());
-            }
+            Scope::Explicit => write(&explicit_scope(limit).to_le_bytes()),
             Scope::Rule { rule, limit: name } => {
                 write(&[0x20 | machine_tag(limit)]);
                 write(&(rule.len() as u64).to_le_bytes());
@@ -111,6 +115,12 @@ impl<'a> Key<'a> {
     }
 }
 
+#[inline(always)]
+fn explicit_scope(limit: &Limit) -> u64 {
+    limit.window_us() << 8 | u64::from(0x10 | algorithm_tag(limit.algorithm()))
+}
+
+#[inline(always)]
 fn algorithm_tag(algorithm: Algorithm) -> u8 {
     match algorithm {
         Algorithm::Sliding => 0,

@@ -29,7 +29,7 @@ mod slot;
 use std::hash::{BuildHasher, Hasher};
 use std::sync::Arc;
 
-use foldhash::quality::RandomState;
+use foldhash::fast::RandomState;
 use parking_lot::{Mutex, MutexGuard};
 use smallvec::SmallVec;
 
@@ -40,6 +40,7 @@ use crate::algorithm::{self, Receipt, State};
 use crate::check::{Check, Cost, Demand};
 use crate::decision::{Decision, Line, Lines, Source};
 use crate::key::machine_tag;
+use crate::limit::Machine;
 use crate::store::{Store, StoreFuture};
 use crate::time::{Clock, SystemClock, Timestamp};
 
@@ -73,7 +74,7 @@ const BYTES_MAX_MIN: usize = SHARD_BYTES_MIN;
 pub struct MemoryStore {
     shards: Box<[Padded]>,
     hashers: [RandomState; 2],
-    clock: Arc<dyn Clock>,
+    clock: StoreClock,
     budget: Budget,
 }
 
@@ -82,9 +83,32 @@ pub struct MemoryStore {
 #[derive(Default)]
 struct Padded(Mutex<Shard>);
 
+/// The clock that nearly everybody uses is called directly; reading it is a good part of a check.
+enum StoreClock {
+    System(SystemClock),
+    Given(Arc<dyn Clock>),
+}
+
+impl Clock for StoreClock {
+    #[inline(always)]
+    fn now(&self) -> Timestamp {
+        match self {
+            StoreClock::System(clock) => clock.now(),
+            StoreClock::Given(clock) => clock.now(),
+        }
+    }
+
+    fn now_at_least(&self, floor: Timestamp) -> Timestamp {
+        match self {
+            StoreClock::System(clock) => clock.now_at_least(floor),
+            StoreClock::Given(clock) => clock.now_at_least(floor),
+        }
+    }
+}
+
 /// How a [`MemoryStore`] is made.
 pub struct MemoryStoreBuilder {
-    clock: Arc<dyn Clock>,
+    clock: StoreClock,
     max_bytes: usize,
 }
 
@@ -92,7 +116,7 @@ impl MemoryStoreBuilder {
     /// Where time comes from; the system's clock unless said.
     #[must_use]
     pub fn clock(self, clock: Arc<dyn Clock>) -> Self {
-        MemoryStoreBuilder { clock, ..self }
+        MemoryStoreBuilder { clock: StoreClock::Given(clock), ..self }
     }
 
     /// The most bytes that counters may take; at least 64 KiB, 256 MiB unless said.
@@ -128,11 +152,10 @@ impl MemoryStore {
 
     /// A store with another clock or cap.
     pub fn builder() -> MemoryStoreBuilder {
-        MemoryStoreBuilder { clock: Arc::new(SystemClock::new()), max_bytes: BYTES_MAX_DEFAULT }
+        MemoryStoreBuilder { clock: StoreClock::System(SystemClock::new()), max_bytes: BYTES_MAX_DEFAULT }
     }
 
     /// Decides one check, now.
-    #[inline]
     pub fn check(&self, check: &Check<'_>) -> Decision {
         self.check_at(self.clock.now(), check)
     }
@@ -187,7 +210,7 @@ impl MemoryStore {
         self.budget.used() + self.shards.len() * size_of::<Padded>()
     }
 
-    #[inline]
+    #[inline(always)]
     fn check_at(&self, read: Timestamp, check: &Check<'_>) -> Decision {
         match check.demands() {
             [demand] => self.check_one(read, demand),
@@ -195,24 +218,73 @@ impl MemoryStore {
         }
     }
 
-    #[inline]
+    /// A check of one counter, decided where it stands if it exists. What need not happen under the lock happens after it.
+    #[inline(always)]
     fn check_one(&self, read: Timestamp, demand: &Demand<'_>) -> Decision {
         let name = self.name(demand);
         let mut shard = self.shard(name).lock();
-        let now = shard.arrive(read, &*self.clock);
+        let now = shard.arrive(read, &self.clock);
         shard.set_time(now);
+        let Some((slot, _)) = shard.find(name) else {
+            return self.check_newcomer(shard, name, now, demand);
+        };
+        match demand.limit.machine() {
+            Machine::Bucket(shape) if slot.is_bucket() => {
+                let answer = slot.decide_bucket(&demand.limit, shape, now, demand.cost.units());
+                shard.finish_in_slot(&self.budget);
+                drop(shard);
+                decision_of_one(now, answer.line())
+            }
+            _ => self.check_known(shard, name, now, demand),
+        }
+    }
+
+    /// The same for the states that take more work, in a function of its own: buckets should not pay for its size.
+    #[inline(never)]
+    fn check_known(
+        &self,
+        mut shard: MutexGuard<'_, Shard>,
+        name: CounterHash,
+        now: Timestamp,
+        demand: &Demand<'_>,
+    ) -> Decision {
+        let (limit, cost) = (&demand.limit, demand.cost.units());
+        match (shard.find(name), limit.machine()) {
+            (Some((slot, _)), Machine::Pair(shape)) if slot.is_pair() => {
+                let line = slot.decide_pair(limit, shape, now, cost);
+                shard.finish_in_slot(&self.budget);
+                drop(shard);
+                decision_of_one(now, line)
+            }
+            (Some((slot, rings)), Machine::Log(shape)) if slot.is_log() => {
+                let line = slot.decide_log(limit, shape, now, cost, (rings, &self.budget));
+                shard.finish(&self.budget);
+                drop(shard);
+                decision_of_one(now, line)
+            }
+            _ => self.check_newcomer(shard, name, now, demand),
+        }
+    }
+
+    #[cold]
+    fn check_newcomer(
+        &self,
+        mut shard: MutexGuard<'_, Shard>,
+        name: CounterHash,
+        now: Timestamp,
+        demand: &Demand<'_>,
+    ) -> Decision {
         let mut taken = self.take(&mut shard, name, demand, &[]);
         let cost = demand.cost.units();
         let allowed = cost == 0 || taken.state.fits(&demand.limit, now, cost);
         let line = algorithm::settle(allowed, now, demand, &mut taken.state, taken.may_grow);
-        taken.put(&mut shard, demand, now, &line);
+        taken.put(&mut shard, demand, cost > 0);
         shard.finish(&self.budget);
         drop(shard);
-        let mut lines = Lines::new();
-        lines.push(line);
-        Decision { at: now, source: Source::Store, lines }
+        decision_of_one(now, line)
     }
 
+    #[inline(never)]
     fn check_several(&self, read: Timestamp, demands: &[Demand<'_>]) -> Decision {
         let names: SmallVec<[CounterHash; 4]> = demands.iter().map(|demand| self.name(demand)).collect();
         let mut locked: SmallVec<[usize; 4]> = names.iter().map(|name| self.shard_index(*name)).collect();
@@ -224,7 +296,7 @@ impl MemoryStore {
             locked.binary_search(&self.shard_index(name)).expect("the shard of every demand was locked")
         };
 
-        let now = shards.iter().map(|shard| shard.arrive(read, &*self.clock)).max().unwrap_or(read);
+        let now = shards.iter().map(|shard| shard.arrive(read, &self.clock)).max().unwrap_or(read);
         shards.iter_mut().for_each(|shard| shard.set_time(now));
 
         // Newcomers first, since making room for one may move the places of the others.
@@ -244,7 +316,7 @@ impl MemoryStore {
         for (index, mut taken) in order.into_iter().zip(taken).rev() {
             let demand = &demands[index];
             let line = algorithm::settle(allowed, now, demand, &mut taken.state, taken.may_grow);
-            taken.put(&mut shards[shard_of(names[index])], demand, now, &line);
+            taken.put(&mut shards[shard_of(names[index])], demand, demand.cost.units() > 0);
             lines[index] = Some(line);
         }
         shards.iter_mut().for_each(|shard| shard.finish(&self.budget));
@@ -254,12 +326,11 @@ impl MemoryStore {
     fn change(&self, demand: &Demand<'_>, change: impl FnOnce(&mut State, Timestamp)) {
         let name = self.name(demand);
         let mut shard = self.shard(name).lock();
-        let now = shard.arrive(self.clock.now(), &*self.clock);
+        let now = shard.arrive(self.clock.now(), &self.clock);
         shard.set_time(now);
         let mut taken = self.take(&mut shard, name, demand, &[]);
         change(&mut taken.state, now);
-        let line = taken.state.look(&demand.limit, now, 0);
-        taken.put(&mut shard, demand, now, &line);
+        taken.put(&mut shard, demand, true);
         shard.finish(&self.budget);
     }
 
@@ -275,15 +346,32 @@ impl MemoryStore {
                 free.next().expect("one more candidate than there are others")
             }),
         };
+        // Only a collision of hashes gives another kind of state.
+        let state = if state.belongs_to(&demand.limit) { state } else { State::unused(&demand.limit) };
         let may_grow = match &state {
-            State::Log(log) => self.budget.allows_log(log.heap_bytes()),
+            State::Log(log) => log.has_room_for(demand.cost.units()) || self.budget.allows_log(log.heap_bytes()),
             _ => true,
         };
         Taken { place, state, name, may_grow }
     }
 
-    #[inline]
+    #[inline(always)]
     fn name(&self, demand: &Demand<'_>) -> CounterHash {
+        let Some(scope) = demand.key.explicit_scope(&demand.limit) else {
+            return self.name_in_scope(demand);
+        };
+        let subject = demand.key.subject();
+        let scope = u128::from(scope) << 64 | subject.len() as u128;
+        let [mut first, mut second] = [self.hashers[0].build_hasher(), self.hashers[1].build_hasher()];
+        first.write(subject);
+        second.write(subject);
+        first.write_u128(scope);
+        second.write_u128(scope);
+        CounterHash::new(first.finish(), second.finish())
+    }
+
+    #[inline(never)]
+    fn name_in_scope(&self, demand: &Demand<'_>) -> CounterHash {
         let [first, second] = self.hashers.each_ref().map(|hasher| {
             let mut hasher = hasher.build_hasher();
             hasher.write(demand.key.subject());
@@ -291,7 +379,7 @@ impl MemoryStore {
             demand.key.hash_scope(&demand.limit, |part| hasher.write(part));
             hasher.finish()
         });
-        CounterHash { table: first, rest: second as u32, shard: (second >> 32) as u32 }
+        CounterHash::new(first, second)
     }
 
     /// The overflow counter that stands for a newcomer: by its hash one of a few in its shard, for this limit.
@@ -321,6 +409,13 @@ impl MemoryStore {
     }
 }
 
+#[inline(always)]
+fn decision_of_one(at: Timestamp, line: Line) -> Decision {
+    let mut lines = Lines::new();
+    lines.push(line);
+    Decision { at, source: Source::Store, lines }
+}
+
 /// A counter out of its place, between looking and putting it back.
 struct Taken {
     place: Place,
@@ -331,9 +426,12 @@ struct Taken {
 
 impl Taken {
     #[inline]
-    fn put(self, shard: &mut Shard, demand: &Demand<'_>, now: Timestamp, line: &Line) {
-        let whole_at_us = now.as_micros() + line.reset_after.as_micros().unwrap_or(0);
-        shard.put(self.place, self.name, &demand.limit, self.state, whole_at_us);
+    fn put(self, shard: &mut Shard, demand: &Demand<'_>, is_written: bool) {
+        if is_written {
+            shard.put(self.place, self.name, &demand.limit, self.state);
+        } else {
+            shard.put_back(self.place, self.state);
+        }
     }
 }
 

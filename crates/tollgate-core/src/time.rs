@@ -84,6 +84,8 @@ pub struct SystemClock {
     counter: quanta::Clock,
     counter_at_start: u64,
     wall_at_start_us: u64,
+    /// Microseconds per 2^64 steps of the counter.
+    us_per_step: u64,
 }
 
 impl SystemClock {
@@ -92,10 +94,14 @@ impl SystemClock {
     pub fn new() -> Self {
         let counter = quanta::Clock::new();
         let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
+        // 2^40 steps take minutes to hours, so the nanoseconds have nine digits and more.
+        let ns_per_2_40_steps = u128::from(counter.delta_as_nanos(0, 1 << 40));
+        let us_per_step = (ns_per_2_40_steps << 24) / 1_000;
         SystemClock {
             counter_at_start: counter.raw(),
             counter,
-            wall_at_start_us: u64::try_from(wall.as_micros()).unwrap_or(u64::MAX),
+            wall_at_start_us: u64::try_from(wall.as_micros()).map_or(0, |us| Timestamp::from_micros(us).as_micros()),
+            us_per_step: u64::try_from(us_per_step).unwrap_or(u64::MAX),
         }
     }
 }
@@ -107,10 +113,12 @@ impl Default for SystemClock {
 }
 
 impl Clock for SystemClock {
-    #[inline]
+    #[inline(always)]
     fn now(&self) -> Timestamp {
-        let elapsed_ns = self.counter.delta_as_nanos(self.counter_at_start, self.counter.raw());
-        Timestamp::from_micros(self.wall_at_start_us.saturating_add(elapsed_ns / 1_000))
+        // Two cores may disagree by a step: never before the start.
+        let steps = self.counter.raw().saturating_sub(self.counter_at_start);
+        let elapsed_us = (u128::from(steps) * u128::from(self.us_per_step) >> 64) as u64;
+        Timestamp::from_micros(self.wall_at_start_us.saturating_add(elapsed_us))
     }
 
     #[inline]

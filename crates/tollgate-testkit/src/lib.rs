@@ -1,5 +1,8 @@
 //! What proves Tollgate right.
 
 pub mod conformance;
+pub mod fault;
+pub mod fuzz;
 pub mod history;
 pub mod oracle;
+pub mod server;

@@ -3,14 +3,18 @@
 //! [`Limiter`] decides checks in process memory or on a shared store, and keeps deciding when that
 //! store is away. `tollgate-core` has the decision itself; this crate adds what a service needs around it.
 
+pub mod answer;
 mod breaker;
+pub mod config;
 mod deny_cache;
 mod failure;
+pub mod identity;
 mod limiter;
+pub mod rules;
 
 pub use failure::{OnFailure, Unavailable};
 pub use limiter::{CheckOptions, Limiter, LimiterBuilder, LimiterStats};
 pub use tollgate_core::{
-    Algorithm, Check, CheckError, Cost, Decision, Demand, Key, KeyError, Limit, LimitError, LimitTextError, Line,
-    MemoryStore, Scope, Source, Store, StoreError, StoreErrorKind, Wait,
+    Algorithm, Check, CheckError, Clock, Cost, Decision, Demand, Key, KeyError, Limit, LimitError, LimitTextError, Line,
+    ManualClock, MemoryStore, Scope, Source, Store, StoreError, StoreErrorKind, SystemClock, Timestamp, Wait,
 };

@@ -50,34 +50,51 @@ impl Bucket {
     }
 
     pub(super) fn look(&self, limit: &Limit, shape: BucketShape, now: Timestamp, cost: u32) -> Line {
-        let view = View::of(self, limit, shape, now);
-        let fits = view.fits(cost.max(1));
-        let retry_after = if fits { view.turn() } else { view.wait(cost.max(1)) };
-        view.line(cost, cost == 0 || fits, retry_after)
+        View::of(self, limit, shape, now).look(cost).line()
     }
 
-    #[inline]
     pub(super) fn charge(&mut self, limit: &Limit, shape: BucketShape, now: Timestamp, cost: u32) -> Line {
-        let mut view = View::of(self, limit, shape, now);
-        let turn = view.turn();
-        view.level += u64::from(cost) * shape.parts_per_unit;
-        *self = view.stored();
-        view.line(cost, true, turn)
+        let view = View::of(self, limit, shape, now);
+        self.charge_as_seen(view, cost).line()
     }
 
     pub(super) fn refuse(&mut self, limit: &Limit, shape: BucketShape, now: Timestamp, cost: u32) -> Line {
-        let mut view = View::of(self, limit, shape, now);
+        let view = View::of(self, limit, shape, now);
+        self.refuse_as_seen(view, limit, cost).line()
+    }
+
+    /// The whole decision of a check with this limit alone. Only what must happen before the next
+    /// check is done here; [`Answer::line`] has the divisions.
+    #[inline(always)]
+    pub(crate) fn decide_alone(&mut self, limit: &Limit, shape: BucketShape, now: Timestamp, cost: u32) -> Answer {
+        let view = View::of(self, limit, shape, now);
+        match (cost, view.fits(cost)) {
+            (0, _) => view.look(0),
+            (_, true) => self.charge_as_seen(view, cost),
+            (_, false) => self.refuse_as_seen(view, limit, cost),
+        }
+    }
+
+    #[inline(always)]
+    fn charge_as_seen(&mut self, mut view: View, cost: u32) -> Answer {
+        let retry = Some(view.ahead());
+        view.level += u64::from(cost) * view.shape.parts_per_unit;
+        *self = view.stored();
+        Answer { view, cost, allowed: true, retry }
+    }
+
+    #[inline(always)]
+    fn refuse_as_seen(&mut self, mut view: View, limit: &Limit, cost: u32) -> Answer {
         let allowed = view.fits(cost);
-        let went_back = self.time_us > now.as_micros();
+        let went_back = self.time_us > view.now_us;
         if limit.count_denied() {
-            let full = shape.capacity * shape.parts_per_unit;
-            view.level = (view.level + u64::from(cost).min(shape.capacity) * shape.parts_per_unit).min(full);
+            let charged = view.level + u64::from(cost).min(view.shape.capacity) * view.shape.parts_per_unit;
+            view.level = charged.min(view.full());
         }
         if went_back || limit.count_denied() {
             *self = view.stored();
         }
-        let retry_after = if view.fits(cost) { view.turn() } else { view.wait(cost) };
-        view.line(cost, allowed, retry_after)
+        Answer { view, cost, allowed, retry: view.retry(cost) }
     }
 
     pub(super) fn refund(&mut self, limit: &Limit, shape: BucketShape, now: Timestamp, receipt: Receipt) {
@@ -87,13 +104,46 @@ impl Bucket {
         let lasted = grain(charged_at + receipt.reset_after_us) - grain(charged_at);
         let passed = grain(now.as_micros()).saturating_sub(grain(charged_at));
         let still_there = lasted.saturating_sub(passed).saturating_mul(u64::from(limit.quota()));
-        let give_back = (u64::from(receipt.units) * shape.parts_per_unit).min(still_there);
+        let give_back = (u64::from(receipt.units).min(shape.capacity) * shape.parts_per_unit).min(still_there);
         view.level = view.level.saturating_sub(give_back);
         *self = view.stored();
     }
 }
 
+/// What was decided, before it is put into times.
+pub(crate) struct Answer {
+    view: View,
+    cost: u32,
+    allowed: bool,
+    /// How many parts must leak before a retry (or an admission's turn); `None` is never.
+    retry: Option<u64>,
+}
+
+impl Answer {
+    #[inline(always)]
+    pub(crate) fn line(&self) -> Line {
+        let Answer { view, cost, allowed, retry } = self;
+        let free = view.full() - view.level;
+        let (whole, part) = (free / view.shape.parts_per_unit, free % view.shape.parts_per_unit);
+        // One more unit comes back when what its first part lacks has leaked.
+        let (remaining, next) = match whole >= u64::from(view.cost_max) {
+            true => (view.cost_max, 0),
+            false => (whole as u32, view.shape.parts_per_unit - part),
+        };
+        let next_after = view.until_leaked(next);
+        let retry_after = match *retry {
+            None => Wait::NEVER,
+            Some(0) => Wait::ZERO,
+            Some(parts) if parts == next => next_after,
+            Some(parts) => view.until_leaked(parts),
+        };
+        let reset_after = view.until_leaked(view.level);
+        Line { allowed: *allowed, cost: *cost, quota: view.quota, remaining, retry_after, next_after, reset_after }
+    }
+}
+
 /// A bucket as it stands at one instant under one limit.
+#[derive(Clone, Copy)]
 struct View {
     level: u64,
     now_us: u64,
@@ -103,7 +153,7 @@ struct View {
 }
 
 impl View {
-    #[inline]
+    #[inline(always)]
     fn of(stored: &Bucket, limit: &Limit, shape: BucketShape, now: Timestamp) -> View {
         let now_us = now.as_micros();
         let mut level = stored.level;
@@ -116,51 +166,67 @@ impl View {
         View { level, now_us, quota: limit.quota(), cost_max: limit.cost_max(), shape }
     }
 
+    #[inline(always)]
     fn stored(&self) -> Bucket {
         Bucket { time_us: self.now_us, level: self.level, scale: self.shape.parts_per_unit }
     }
 
-    #[inline]
+    #[inline(always)]
+    fn full(&self) -> u64 {
+        self.shape.capacity * self.shape.parts_per_unit
+    }
+
+    #[inline(always)]
     fn fits(&self, cost: u32) -> bool {
-        cost <= self.cost_max && self.level <= (self.shape.capacity - u64::from(cost)) * self.shape.parts_per_unit
+        cost <= self.cost_max && self.excess(cost) == 0
     }
 
-    /// How long an admission made now waits for its turn.
-    #[inline]
-    fn turn(&self) -> Wait {
-        if self.shape.spaces { self.until_leaked(self.level) } else { Wait::ZERO }
+    /// How many parts must leak before `cost` units fit, which must not be above the largest cost.
+    #[inline(always)]
+    fn excess(&self, cost: u32) -> u64 {
+        self.level.saturating_sub((self.shape.capacity - u64::from(cost)) * self.shape.parts_per_unit)
     }
 
-    fn wait(&self, cost: u32) -> Wait {
-        if cost > self.cost_max {
-            return Wait::NEVER;
+    /// How many parts must leak before an admission made now has its turn.
+    #[inline(always)]
+    fn ahead(&self) -> u64 {
+        if self.shape.spaces { self.level } else { 0 }
+    }
+
+    /// How many parts must leak before `cost` units may come again, or have their turn if they fit.
+    #[inline(always)]
+    fn retry(&self, cost: u32) -> Option<u64> {
+        match (cost > self.cost_max, self.fits(cost)) {
+            (true, _) => None,
+            (_, true) => Some(self.ahead()),
+            (_, false) => Some(self.excess(cost)),
         }
-        let allowed_level = (self.shape.capacity - u64::from(cost)) * self.shape.parts_per_unit;
-        self.until_leaked(self.level.saturating_sub(allowed_level))
     }
 
-    #[inline]
+    fn look(self, cost: u32) -> Answer {
+        Answer { view: self, cost, allowed: cost == 0 || self.fits(cost), retry: self.retry(cost.max(1)) }
+    }
+
+    #[inline(always)]
     fn until_leaked(&self, parts: u64) -> Wait {
-        if parts == 0 {
+        let grains_needed = parts.div_ceil(u64::from(self.quota));
+        if self.shape.grain_us == 1 {
+            return Wait::from_micros(grains_needed.min(WAIT_US_MAX));
+        }
+        self.until_grains_passed(grains_needed)
+    }
+
+    #[cold]
+    fn until_grains_passed(&self, needed: u64) -> Wait {
+        if needed == 0 {
             return Wait::ZERO;
         }
-        // Below 2^53 parts / quota; as grains of 1 µs that cannot overflow, so larger ones are the rare case.
-        let grains_needed = parts.div_ceil(u64::from(self.quota));
-        let us = (grains(self.now_us, self.shape) + grains_needed).saturating_mul(self.shape.grain_us) - self.now_us;
+        let us = (grains(self.now_us, self.shape) + needed).saturating_mul(self.shape.grain_us) - self.now_us;
         Wait::from_micros(us.min(WAIT_US_MAX))
-    }
-
-    #[inline]
-    fn line(&self, cost: u32, allowed: bool, retry_after: Wait) -> Line {
-        let full = self.shape.capacity * self.shape.parts_per_unit;
-        let remaining = ((full - self.level) / self.shape.parts_per_unit).min(u64::from(self.cost_max)) as u32;
-        let next_after = if remaining == self.cost_max { Wait::ZERO } else { self.wait(remaining + 1) };
-        let reset_after = self.until_leaked(self.level);
-        Line { allowed, cost, quota: self.quota, remaining, retry_after, next_after, reset_after }
     }
 }
 
-#[inline]
+#[inline(always)]
 fn grains(us: u64, shape: BucketShape) -> u64 {
     if shape.grain_us == 1 { us } else { us / shape.grain_us }
 }

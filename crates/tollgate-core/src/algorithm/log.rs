@@ -25,7 +25,7 @@
 //! up. Instead entries from the future become one entry at the present: they count, and leave a window from now.
 //!
 //! **Layout.** Up to two entries live inline, which is all that most keys of a flood ever need; more live in
-//! a ring whose slots take twelve bytes.
+//! a ring of eight bytes an entry.
 //!
 //! **Why not two counters?** They assume that the previous window was evenly filled; a client that
 //! is not even gets up to twice the quota (see [`Pair`](super::Pair)).
@@ -33,9 +33,11 @@
 //! Twin: `tollgate-redis/lua/tollgate.lua`, section *log*. Change both or neither.
 
 mod entries;
+mod ring;
 
 pub use entries::Log;
-pub(crate) use entries::{Entry, Few, Ring};
+pub(crate) use entries::{Entry, Few};
+pub(crate) use ring::{Ring, RingHead};
 
 use super::Receipt;
 use crate::decision::{Line, Wait};
@@ -44,45 +46,84 @@ use crate::time::Timestamp;
 
 impl Log {
     pub(super) fn fits(&self, limit: &Limit, now: Timestamp, cost: u32) -> bool {
-        self.used(limit, now) + u64::from(cost) <= u64::from(limit.quota())
+        self.total() - self.gone(limit, now).units + u64::from(cost) <= u64::from(limit.quota())
     }
 
-    pub(super) fn look(&self, limit: &Limit, now: Timestamp, cost: u32) -> Line {
-        let allowed = cost == 0 || self.fits(limit, now, cost);
-        self.line(limit, now, cost, allowed, self.wait(limit, now, cost.max(1)))
+    pub(super) fn look(&self, limit: &Limit, shape: LogShape, now: Timestamp, cost: u32) -> Line {
+        if self.newest().is_some_and(|newest| newest.time_us > now.as_micros()) {
+            // What is yet to come would join the present; rare enough to try it on a copy.
+            let mut settled = self.clone();
+            settled.settle(limit, shape, now, true);
+            return settled.look(limit, shape, now, cost);
+        }
+        let gone = self.gone(limit, now);
+        let allowed = cost == 0 || self.total() - gone.units + u64::from(cost) <= u64::from(limit.quota());
+        self.line(limit, now, gone, cost, allowed, self.wait(limit, now, gone, cost.max(1)))
     }
 
     pub(super) fn charge(&mut self, limit: &Limit, shape: LogShape, now: Timestamp, cost: u32, may_grow: bool) -> Line {
         self.settle(limit, shape, now, may_grow);
-        self.append(limit, shape, now, cost, may_grow);
-        self.line(limit, now, cost, true, Wait::ZERO)
+        self.charge_settled(limit, shape, now, cost, may_grow)
     }
 
     pub(super) fn refuse(&mut self, limit: &Limit, shape: LogShape, now: Timestamp, cost: u32, may_grow: bool) -> Line {
         self.settle(limit, shape, now, may_grow);
+        self.refuse_settled(limit, shape, now, cost, may_grow)
+    }
+
+    /// The whole decision of a check with this limit alone: settled and looked at once.
+    #[inline(always)]
+    pub(crate) fn decide_alone(
+        &mut self,
+        limit: &Limit,
+        shape: LogShape,
+        now: Timestamp,
+        cost: u32,
+        may_grow: bool,
+    ) -> Line {
+        if cost == 0 {
+            return self.look(limit, shape, now, 0);
+        }
+        self.settle(limit, shape, now, may_grow);
+        if self.total() + u64::from(cost) <= u64::from(limit.quota()) {
+            self.charge_settled(limit, shape, now, cost, may_grow)
+        } else {
+            self.refuse_settled(limit, shape, now, cost, may_grow)
+        }
+    }
+
+    #[inline(always)]
+    fn charge_settled(&mut self, limit: &Limit, shape: LogShape, now: Timestamp, cost: u32, may_grow: bool) -> Line {
+        self.append(limit, shape, now, cost, may_grow);
+        self.line(limit, now, Gone::NOTHING, cost, true, Wait::ZERO)
+    }
+
+    #[inline(always)]
+    fn refuse_settled(&mut self, limit: &Limit, shape: LogShape, now: Timestamp, cost: u32, may_grow: bool) -> Line {
         let allowed = self.total() + u64::from(cost) <= u64::from(limit.quota());
         if limit.count_denied() {
             self.append(limit, shape, now, cost.min(limit.quota()), may_grow);
             self.take_oldest(self.total().saturating_sub(u64::from(limit.quota())));
         }
-        self.line(limit, now, cost, allowed, self.wait(limit, now, cost))
+        let retry_after = self.wait(limit, now, Gone::NOTHING, cost);
+        self.line(limit, now, Gone::NOTHING, cost, allowed, retry_after)
     }
 
     pub(super) fn refund(&mut self, limit: &Limit, shape: LogShape, now: Timestamp, receipt: Receipt) {
         self.settle(limit, shape, now, true);
-        let tick = |us: u64| us / shape.tick_us;
-        let charged_tick = tick(receipt.at.as_micros());
+        let charged_tick = shape.tick(receipt.at.as_micros());
         let newest_first = (0..self.len()).rev();
-        let mut not_older = newest_first.take_while(|&index| tick(self.get(index).time_us) >= charged_tick);
-        if let Some(index) = not_older.find(|&index| tick(self.get(index).time_us) == charged_tick) {
+        let mut not_older = newest_first.take_while(|&index| shape.tick(self.get(index).time_us) >= charged_tick);
+        if let Some(index) = not_older.find(|&index| shape.tick(self.get(index).time_us) == charged_tick) {
             let entry = self.get(index);
             self.set_units(index, entry.units - entry.units.min(receipt.units));
         }
     }
 
     /// Forgets what has left the window; moves what the clock says is yet to come to the present.
+    #[inline(always)]
     fn settle(&mut self, limit: &Limit, shape: LogShape, now: Timestamp, may_grow: bool) {
-        self.drop_front(self.expired(limit, now).0);
+        self.drop_front(self.gone(limit, now).entries);
         let now_us = now.as_micros();
         if self.newest().is_some_and(|newest| newest.time_us > now_us) {
             let units = self.take_later_than(now_us);
@@ -90,50 +131,49 @@ impl Log {
         }
     }
 
+    #[inline(always)]
     fn append(&mut self, limit: &Limit, shape: LogShape, now: Timestamp, units: u32, may_grow: bool) {
         let now_us = now.as_micros();
-        let same_tick = |newest: Entry| newest.time_us / shape.tick_us == now_us / shape.tick_us;
         match self.newest() {
-            Some(newest) if same_tick(newest) || !(may_grow || self.has_room()) => {
-                self.set_newest(Entry { time_us: now_us, units: newest.units + units });
+            Some(newest)
+                if shape.tick(newest.time_us) == shape.tick(now_us) || !(may_grow || self.has_room_for(units)) =>
+            {
+                self.set_newest(Entry { time_us: now_us, units: newest.units + units }, may_grow);
             }
             _ => self.push(Entry { time_us: now_us, units }, entries_max(limit)),
         }
     }
 
-    /// How many of the oldest entries have left, and their units.
-    fn expired(&self, limit: &Limit, now: Timestamp) -> (usize, u64) {
-        let Some(left_until_us) = now.as_micros().checked_sub(limit.window_us()) else {
-            return (0, 0);
+    /// What of the oldest has left the window.
+    #[inline(always)]
+    fn gone(&self, limit: &Limit, now: Timestamp) -> Gone {
+        let (Some(left_until_us), Some(newest)) = (now.as_micros().checked_sub(limit.window_us()), self.newest()) else {
+            return Gone::NOTHING;
         };
-        if self.newest().is_none_or(|newest| newest.time_us <= left_until_us) {
-            return (self.len(), self.total());
+        if newest.time_us <= left_until_us {
+            return Gone { entries: self.len(), units: self.total() };
         }
-        let mut units = 0;
-        for index in 0.. {
-            let entry = self.get(index);
+        let mut gone = Gone::NOTHING;
+        loop {
+            let entry = self.get(gone.entries);
+            // The newest has not left, so the walk ends at it.
             if entry.time_us > left_until_us {
-                return (index, units);
+                return gone;
             }
-            units += u64::from(entry.units);
+            gone = Gone { entries: gone.entries + 1, units: gone.units + u64::from(entry.units) };
         }
-        unreachable!("the newest entry has not left, so the walk ends at it")
-    }
-
-    fn used(&self, limit: &Limit, now: Timestamp) -> u64 {
-        self.total() - self.expired(limit, now).1
     }
 
     /// When `cost` units would fit if nobody else spent any: the oldest leave until there is room.
-    fn wait(&self, limit: &Limit, now: Timestamp, cost: u32) -> Wait {
+    #[inline(always)]
+    fn wait(&self, limit: &Limit, now: Timestamp, gone: Gone, cost: u32) -> Wait {
         if cost > limit.quota() {
             return Wait::NEVER;
         }
-        let (first, expired_units) = self.expired(limit, now);
-        let used = self.total() - expired_units;
+        let used = self.total() - gone.units;
         let mut must_leave = (used + u64::from(cost)).saturating_sub(u64::from(limit.quota()));
         let mut wait = Wait::ZERO;
-        for index in first..self.len() {
+        for index in gone.entries..self.len() {
             if must_leave == 0 {
                 break;
             }
@@ -144,10 +184,11 @@ impl Log {
         wait
     }
 
-    fn line(&self, limit: &Limit, now: Timestamp, cost: u32, allowed: bool, retry_after: Wait) -> Line {
+    #[inline(always)]
+    fn line(&self, limit: &Limit, now: Timestamp, gone: Gone, cost: u32, allowed: bool, retry_after: Wait) -> Line {
         let quota = limit.quota();
-        let remaining = u64::from(quota).saturating_sub(self.used(limit, now)) as u32;
-        let next_after = if remaining == quota { Wait::ZERO } else { self.wait(limit, now, remaining + 1) };
+        let remaining = u64::from(quota).saturating_sub(self.total() - gone.units) as u32;
+        let next_after = if remaining == quota { Wait::ZERO } else { self.wait(limit, now, gone, remaining + 1) };
         let reset_after = match self.newest() {
             Some(newest) if remaining < quota => leaves_after(newest, limit, now),
             _ => Wait::ZERO,
@@ -156,7 +197,26 @@ impl Log {
     }
 }
 
+/// The oldest entries that have left the window, and their units.
+#[derive(Clone, Copy)]
+struct Gone {
+    entries: usize,
+    units: u64,
+}
+
+impl Gone {
+    const NOTHING: Gone = Gone { entries: 0, units: 0 };
+}
+
+impl LogShape {
+    #[inline(always)]
+    fn tick(self, us: u64) -> u64 {
+        if self.tick_us == 1 { us } else { us / self.tick_us }
+    }
+}
+
 /// An entry from the future counts as one of the present.
+#[inline(always)]
 fn leaves_after(entry: Entry, limit: &Limit, now: Timestamp) -> Wait {
     let now_us = now.as_micros();
     Wait::from_micros(entry.time_us.min(now_us) + limit.window_us() - now_us)

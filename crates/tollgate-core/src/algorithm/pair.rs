@@ -49,28 +49,55 @@ impl Pair {
 
     pub(super) fn look(&self, limit: &Limit, shape: PairShape, now: Timestamp, cost: u32) -> Line {
         let view = View::of(self, limit, shape, now);
-        view.line(cost, cost == 0 || view.fits(cost), view.wait(cost.max(1)))
+        let (allowed, retry_after) = view.verdict(cost);
+        view.line(cost, allowed, retry_after)
     }
 
     pub(super) fn charge(&mut self, limit: &Limit, shape: PairShape, now: Timestamp, cost: u32) -> Line {
         let mut view = View::of(self, limit, shape, now);
-        view.pair.current += cost;
-        *self = view.pair;
-        view.line(cost, true, Wait::ZERO)
+        let (allowed, retry_after) = self.take(&mut view, cost);
+        view.line(cost, allowed, retry_after)
     }
 
     pub(super) fn refuse(&mut self, limit: &Limit, shape: PairShape, now: Timestamp, cost: u32) -> Line {
         let mut view = View::of(self, limit, shape, now);
+        let (allowed, retry_after) = self.turn_away(&mut view, limit, cost);
+        view.line(cost, allowed, retry_after)
+    }
+
+    /// The whole decision of a check with this limit alone: looked at once.
+    #[inline(always)]
+    pub(crate) fn decide_alone(&mut self, limit: &Limit, shape: PairShape, now: Timestamp, cost: u32) -> Line {
+        let mut view = View::of(self, limit, shape, now);
+        let (allowed, retry_after) = match (cost, view.fits(cost)) {
+            (0, _) => view.verdict(0),
+            (_, true) => self.take(&mut view, cost),
+            (_, false) => self.turn_away(&mut view, limit, cost),
+        };
+        view.line(cost, allowed, retry_after)
+    }
+
+    #[inline(always)]
+    fn take(&mut self, view: &mut View, cost: u32) -> (bool, Wait) {
+        view.pair.current += cost;
+        *self = view.pair;
+        (true, Wait::ZERO)
+    }
+
+    #[inline(always)]
+    fn turn_away(&mut self, view: &mut View, limit: &Limit, cost: u32) -> (bool, Wait) {
         let allowed = view.fits(cost);
-        let went_back = self.start_us > now.as_micros();
+        let went_back = self.start_us > view.now_us;
+        // Told once, the wait must not move away: counts of another window are cut to this one for good.
+        let is_recut = self.window_us != limit.window_us() && self.window_us != 0;
         if limit.count_denied() {
             let charged = view.pair.current.saturating_add(cost).min(limit.quota());
             view.pair.current = view.pair.current.max(charged);
         }
-        if went_back || limit.count_denied() {
+        if went_back || is_recut || limit.count_denied() {
             *self = view.pair;
         }
-        view.line(cost, allowed, view.wait(cost))
+        (allowed, view.wait(cost))
     }
 
     pub(super) fn refund(&mut self, limit: &Limit, shape: PairShape, now: Timestamp, receipt: Receipt) {
@@ -85,6 +112,7 @@ impl Pair {
     }
 
     /// Moves the counts to the window that holds `now_us`; `quota` bounds what a clock that went back piles up.
+    #[inline(always)]
     fn advanced(self, window_us: u64, now_us: u64, quota: u32) -> Pair {
         let start_us = now_us - now_us % window_us;
         let (current, previous) = if self.start_us > start_us {
@@ -109,6 +137,7 @@ struct View {
 }
 
 impl View {
+    #[inline(always)]
     fn of(stored: &Pair, limit: &Limit, shape: PairShape, now: Timestamp) -> View {
         let (now_us, window_us, quota) = (now.as_micros(), limit.window_us(), limit.quota());
         let weighs_previous = shape.weighs_previous;
@@ -123,6 +152,13 @@ impl View {
         View { pair, now_us, quota, weighs_previous }
     }
 
+    /// Whether `cost` units are allowed, and when to come again (a peek asks for one).
+    #[inline(always)]
+    fn verdict(&self, cost: u32) -> (bool, Wait) {
+        (cost == 0 || self.fits(cost), self.wait(cost.max(1)))
+    }
+
+    #[inline(always)]
     fn estimate(&self) -> u64 {
         let Pair { start_us, window_us, current, previous } = self.pair;
         if !self.weighs_previous || previous == 0 {
@@ -133,11 +169,13 @@ impl View {
         u64::from(current) + (u64::from(previous) * weight).div_ceil(parts)
     }
 
+    #[inline(always)]
     fn fits(&self, cost: u32) -> bool {
         self.estimate() + u64::from(cost) <= u64::from(self.quota)
     }
 
     /// When `cost` units would fit if nobody else spent any.
+    #[inline(always)]
     fn wait(&self, cost: u32) -> Wait {
         if cost > self.quota {
             return Wait::NEVER;
@@ -163,6 +201,7 @@ impl View {
         Wait::from_micros(start_us + window_us + offset_us.min(window_us) - self.now_us)
     }
 
+    #[inline(always)]
     fn reset_after(&self) -> Wait {
         let Pair { start_us, window_us, current, previous } = self.pair;
         let windows = match (self.weighs_previous, current, previous) {
@@ -173,6 +212,7 @@ impl View {
         Wait::from_micros(start_us + windows * window_us - self.now_us)
     }
 
+    #[inline(always)]
     fn line(&self, cost: u32, allowed: bool, retry_after: Wait) -> Line {
         let remaining = u64::from(self.quota).saturating_sub(self.estimate()) as u32;
         let next_after = if remaining == self.quota { Wait::ZERO } else { self.wait(remaining + 1) };

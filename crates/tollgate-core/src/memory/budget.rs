@@ -54,9 +54,9 @@ impl Budget {
         self.used() + bytes <= self.cap
     }
 
-    /// Whether a log of so many bytes may grow by a quarter (old and new exist for a moment).
+    /// Whether a log of so many bytes may grow: by a quarter while the old one still exists, or to entries twice as wide.
     #[inline]
     pub(super) fn allows_log(&self, bytes: usize) -> bool {
-        self.used() + bytes + bytes / 4 + 128 <= self.steady
+        self.used() + 2 * bytes + 128 <= self.steady
     }
 }

@@ -1,10 +1,8 @@
-//! The long logs of a shard, by index, so that a slot needs four bytes for one.
-
-use crate::algorithm::Ring;
+//! The entries of a shard's long logs, by index, so that a slot needs four bytes for one.
 
 #[derive(Debug, Default)]
 pub(super) struct Rings {
-    rings: Vec<Ring>,
+    blocks: Vec<Box<[u64]>>,
     free: Vec<u32>,
     entries_bytes: usize,
 }
@@ -13,48 +11,59 @@ pub(super) struct Rings {
 const BLOCK_OVERHEAD_BYTES: usize = 16;
 
 impl Rings {
-    /// Takes a ring out; its index stays taken until [`Rings::put`] or [`Rings::free`].
-    pub(super) fn take(&mut self, index: u32) -> Ring {
-        let ring = std::mem::take(&mut self.rings[index as usize]);
-        self.entries_bytes -= block_bytes(&ring);
-        ring
+    /// Takes a block out; its index stays taken until [`Rings::put`] or [`Rings::free`].
+    #[inline]
+    pub(super) fn take(&mut self, index: u32) -> Box<[u64]> {
+        let block = std::mem::take(&mut self.blocks[index as usize]);
+        self.entries_bytes -= block_bytes(&block);
+        block
     }
 
-    /// Puts a ring where `index` says, or in a free place.
-    pub(super) fn put(&mut self, index: Option<u32>, ring: Ring) -> u32 {
-        self.entries_bytes += block_bytes(&ring);
-        let index = index.or_else(|| self.free.pop());
-        if let Some(index) = index {
-            self.rings[index as usize] = ring;
+    /// Puts a block where `index` says, or in a free place.
+    #[inline]
+    pub(super) fn put(&mut self, index: Option<u32>, block: Box<[u64]>) -> u32 {
+        self.entries_bytes += block_bytes(&block);
+        match index {
+            Some(index) => {
+                self.blocks[index as usize] = block;
+                index
+            }
+            None => self.insert(block),
+        }
+    }
+
+    fn insert(&mut self, block: Box<[u64]>) -> u32 {
+        if let Some(index) = self.free.pop() {
+            self.blocks[index as usize] = block;
             return index;
         }
-        if self.rings.len() == self.rings.capacity() {
-            self.rings.reserve_exact(self.rings.len() / 4 + 4);
+        if self.blocks.len() == self.blocks.capacity() {
+            self.blocks.reserve_exact(self.blocks.len() / 4 + 4);
         }
-        self.rings.push(ring);
-        (self.rings.len() - 1) as u32
+        self.blocks.push(block);
+        (self.blocks.len() - 1) as u32
     }
 
-    /// Forgets a ring, or the place of one that was taken out for good.
+    /// Forgets a block, or the place of one that was taken out for good.
     pub(super) fn free(&mut self, index: u32) {
         drop(self.take(index));
         self.free.push(index);
-        if self.free.len() == self.rings.len() {
+        if self.free.len() == self.blocks.len() {
             *self = Rings::default();
         }
     }
 
-    pub(super) fn newest_us(&self, index: u32) -> u64 {
-        self.rings[index as usize].newest_us()
-    }
-
+    #[inline]
     pub(super) fn heap_bytes(&self) -> usize {
-        self.entries_bytes + self.rings.capacity() * size_of::<Ring>() + self.free.capacity() * size_of::<u32>()
+        self.entries_bytes
+            + self.blocks.capacity() * size_of::<Box<[u64]>>()
+            + self.free.capacity() * size_of::<u32>()
     }
 }
 
-fn block_bytes(ring: &Ring) -> usize {
-    match ring.heap_bytes() {
+#[inline]
+fn block_bytes(block: &[u64]) -> usize {
+    match size_of_val(block) {
         0 => 0,
         bytes => bytes + BLOCK_OVERHEAD_BYTES,
     }

@@ -13,7 +13,7 @@
 //! to a fresh counter of its own earlier would give it its quota twice.
 //!
 //! **Reclaiming.** Every insertion looks at a few slots further along the table, and so does every
-//! sixteenth operation; whatever has expired goes. There is no sweep that pauses and no thread.
+//! thirty-second operation; whatever has expired goes. There is no sweep that pauses and no thread.
 
 use hashbrown::HashTable;
 
@@ -29,7 +29,7 @@ const SWEEP_SLOTS: usize = 8;
 /// How many more when there is no room for a newcomer.
 const SWEEP_SLOTS_WHEN_FULL: usize = 64;
 /// Every so many operations on known keys take a reclaiming step too.
-const SWEEP_EVERY_OPS: u32 = 16;
+const SWEEP_EVERY_OPS: u32 = 32;
 
 /// What an overflow counter is shared by: the newcomers of one limit, or (when even those counters are too
 /// many, because somebody invents limits too) all newcomers with one kind of state.
@@ -39,22 +39,25 @@ pub(super) enum OverflowScope {
     Machine,
 }
 
+/// In the order of how often a field is touched: what every check needs shares a cache line with the lock.
 #[derive(Debug, Default)]
+#[repr(C)]
 pub(super) struct Shard {
     table: HashTable<Slot>,
-    overflow: HashTable<Slot>,
-    rings: Rings,
     /// The latest time this shard has decided at.
     latest: Timestamp,
-    /// Where the next reclaiming step begins.
-    cursor: usize,
-    ops: u32,
-    /// Whether a counter came in since the last reclaiming step.
-    inserted: bool,
-    /// Newcomers that were promised room and have not come in yet.
-    rooms_kept: usize,
+    /// So many operations until the next reclaiming step.
+    ops_to_sweep: u32,
+    rings: Rings,
+    /// What the tables took when they were last changed.
+    tables_bytes: usize,
     /// What the budget was last told about this shard.
     bytes_reported: usize,
+    /// Where the next reclaiming step begins.
+    cursor: usize,
+    /// Newcomers that were promised room and have not come in yet.
+    rooms_kept: usize,
+    overflow: HashTable<Slot>,
 }
 
 /// Where a counter was found, so that it can be put back without another search. Valid until the
@@ -74,7 +77,7 @@ impl Shard {
     /// asked again, under the shard's lock: either the caller was merely overtaken between reading the
     /// clock and getting here, or the clock really went back.
     #[inline]
-    pub(super) fn arrive(&self, read: Timestamp, clock: &dyn Clock) -> Timestamp {
+    pub(super) fn arrive(&self, read: Timestamp, clock: &impl Clock) -> Timestamp {
         if read < self.latest { clock.now_at_least(self.latest) } else { read }
     }
 
@@ -82,6 +85,13 @@ impl Shard {
     #[inline]
     pub(super) fn set_time(&mut self, now: Timestamp) {
         self.latest = now;
+    }
+
+    /// The slot of a counter that has one of its own, with the entries of the long logs.
+    #[inline]
+    pub(super) fn find(&mut self, name: CounterHash) -> Option<(&mut Slot, &mut Rings)> {
+        let slot = self.table.find_mut(name.table, |slot| slot.is(name))?;
+        Some((slot, &mut self.rings))
     }
 
     /// Takes the state of a counter that has a slot of its own. [`Shard::put`] must follow.
@@ -129,16 +139,32 @@ impl Shard {
     fn take_overflow(&mut self, name: CounterHash) -> Option<(Place, State, CounterHash)> {
         let index = self.overflow.find_bucket_index(name.table, |slot| slot.is(name))?;
         let slot = self.overflow.get_bucket_mut(index).expect("the index was just found");
-        if slot.expires_at_us(&self.rings) <= self.latest.as_micros() {
+        if slot.expires_at_us() <= self.latest.as_micros() {
             remove(&mut self.overflow, index, &mut self.rings);
             return None;
         }
         Some((Place::Overflow(index), slot.unpack(&mut self.rings), name))
     }
 
+    /// Puts back a state that was only looked at; how long it lives is not for whoever looked to say.
+    pub(super) fn put_back(&mut self, place: Place, state: State) {
+        let slot = match place {
+            Place::Table(index) => self.table.get_bucket_mut(index),
+            Place::Overflow(index) => self.overflow.get_bucket_mut(index),
+            Place::NewInTable => {
+                self.rooms_kept -= 1;
+                None
+            }
+            Place::NewInOverflow => None,
+        };
+        if let (Some(slot), State::Log(log)) = (slot, state) {
+            slot.put_back(log, &mut self.rings);
+        }
+    }
+
     /// Puts a state back, or in for the first time. A fresh one that stayed unused takes no place.
     #[inline]
-    pub(super) fn put(&mut self, place: Place, name: CounterHash, limit: &Limit, state: State, whole_at_us: u64) {
+    pub(super) fn put(&mut self, place: Place, name: CounterHash, limit: &Limit, state: State) {
         let table = match place {
             Place::Table(_) | Place::NewInTable => &mut self.table,
             Place::Overflow(_) | Place::NewInOverflow => &mut self.overflow,
@@ -146,27 +172,40 @@ impl Shard {
         match place {
             Place::Table(index) | Place::Overflow(index) => {
                 let slot = table.get_bucket_mut(index).expect("nothing was inserted or reclaimed since it was found");
-                slot.pack(limit, state, whole_at_us, &mut self.rings);
+                slot.pack(limit, state, &mut self.rings);
                 return;
             }
             Place::NewInTable => self.rooms_kept -= 1,
             Place::NewInOverflow => {}
         }
         if !state.is_unused() {
-            let slot = Slot::new(name, limit, state, whole_at_us, &mut self.rings);
+            let slot = Slot::new(name, limit, state, &mut self.rings);
             table.insert_unique(name.table, slot, Slot::table_hash);
-            self.inserted = true;
+            self.ops_to_sweep = 0;
         }
     }
 
     /// After a decision: reclaims a little, and tells the budget what has changed.
     #[inline]
     pub(super) fn finish(&mut self, budget: &Budget) {
-        self.ops = self.ops.wrapping_add(1);
-        if self.inserted || self.ops.is_multiple_of(SWEEP_EVERY_OPS) {
-            self.inserted = false;
-            self.sweep(SWEEP_SLOTS);
+        self.finish_in_slot(budget);
+        self.report(budget);
+    }
+
+    /// After a decision that changed nothing but a slot.
+    #[inline(always)]
+    pub(super) fn finish_in_slot(&mut self, budget: &Budget) {
+        match self.ops_to_sweep.checked_sub(1) {
+            Some(left) => self.ops_to_sweep = left,
+            None => self.reclaim(budget),
         }
+    }
+
+    #[cold]
+    fn reclaim(&mut self, budget: &Budget) {
+        self.ops_to_sweep = SWEEP_EVERY_OPS - 1;
+        self.sweep(SWEEP_SLOTS);
+        self.measure_tables();
         self.report(budget);
     }
 
@@ -219,6 +258,7 @@ impl Shard {
         }
         self.table = table;
         self.cursor = 0;
+        self.measure_tables();
     }
 
     /// Drops what has expired among the next few slots; after a whole round of a table that has become
@@ -235,15 +275,20 @@ impl Shard {
                 break;
             }
             let slot = self.table.get_bucket(self.cursor);
-            if slot.is_some_and(|slot| slot.expires_at_us(&self.rings) <= now_us) {
+            if slot.is_some_and(|slot| slot.expires_at_us() <= now_us) {
                 remove(&mut self.table, self.cursor, &mut self.rings);
             }
             self.cursor += 1;
         }
     }
 
+    fn measure_tables(&mut self) {
+        self.tables_bytes = self.table.allocation_size() + self.overflow.allocation_size();
+    }
+
+    #[inline]
     fn report(&mut self, budget: &Budget) {
-        let bytes = self.table.allocation_size() + self.overflow.allocation_size() + self.rings.heap_bytes();
+        let bytes = self.tables_bytes + self.rings.heap_bytes();
         if bytes != self.bytes_reported {
             budget.change(self.bytes_reported, bytes);
             self.bytes_reported = bytes;

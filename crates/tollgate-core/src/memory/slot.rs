@@ -11,17 +11,21 @@
 //! | kind | time (52 bits) | wide (45 bits) | small (53 bits) |
 //! |---|---|---|---|
 //! | log of ≤ 2 entries | first entry | second entry − first | units, units, how many |
-//! | longer log | – | – | index of its ring in the shard |
+//! | longer log | newest entry | how many, their units | place of its entries in the shard, its head |
 //! | pair | start | window | current, previous |
 //! | bucket | time | scale | level |
 //!
-//! Beside them stand two bits for the kind and eight for the **lifetime**: a tiny float that says how long
-//! after its own time this state still matters, rounded up by at most a quarter. It lets a
-//! sweep drop what has expired without knowing any limit, and never drops early.
+//! Beside them stand two bits for the kind and eight for a tiny float that lets a sweep drop what has expired
+//! without knowing any limit, never early: the **lifetime**, how long after its own time a log or a pair still
+//! matters, rounded up by at most a quarter; or the **rate** at which a bucket leaks, rounded down by as much. (A
+//! bucket's lifetime is its level by its rate. To divide when sweeping is cheaper than at every check.)
 
+use super::budget::Budget;
 use super::rings::Rings;
-use crate::algorithm::{Bucket, Entry, Few, Log, Pair, State};
-use crate::limit::{Limit, Machine};
+use crate::algorithm::{Bucket, BucketAnswer, Entry, Few, Log, Pair, Ring, RingHead, State};
+use crate::decision::Line;
+use crate::limit::{BucketShape, Limit, LogShape, Machine, PairShape};
+use crate::time::Timestamp;
 
 /// The name of a counter: 128 bits of a seeded hash, of which the last 32 only choose the shard.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -29,6 +33,13 @@ pub(super) struct CounterHash {
     pub(super) table: u64,
     pub(super) rest: u32,
     pub(super) shard: u32,
+}
+
+impl CounterHash {
+    #[inline]
+    pub(super) fn new(first: u64, second: u64) -> CounterHash {
+        CounterHash { table: first, rest: second as u32, shard: (second >> 32) as u32 }
+    }
 }
 
 #[derive(Debug)]
@@ -46,18 +57,28 @@ const PAIR: u64 = 2;
 const BUCKET: u64 = 3;
 
 const KIND_SHIFT: u32 = 62;
-const LIFETIME_SHIFT: u32 = 54;
+const CODE_SHIFT: u32 = 54;
 const WIDE_TOP_SHIFT: u32 = 53;
 const SMALL_MASK: u64 = (1 << 53) - 1;
 const TIME_MASK: u64 = (1 << 52) - 1;
 const UNITS_BITS: u32 = 24;
 const UNITS_MASK: u64 = (1 << UNITS_BITS) - 1;
+/// A bucket's rate is kept in parts per 2^20 µs, because large grains leak less than one part a microsecond; the
+/// slowest, one part in [`GRAIN_US_MAX`], is then 26.
+const RATE_SHIFT: u32 = 20;
+/// No bucket has longer grains: 10,000,001 × ⌈400 days / 2^20⌉ / 8.5e9 + 1 µs.
+const GRAIN_US_MAX: u64 = 40_000;
+/// Of a longer log: where its entries are, where the oldest of them is, whether they are wide, how many there are.
+/// A log has at most 100,000 entries, which is below 2^17.
+const RING_INDEX_BITS: u32 = 32;
+const RING_FIRST_BITS: u32 = 17;
+const RING_LEN_BITS: u32 = 17;
 
 impl Slot {
     /// A slot for a state. A long log's ring moves into `rings`.
-    pub(super) fn new(name: CounterHash, limit: &Limit, state: State, whole_at_us: u64, rings: &mut Rings) -> Slot {
+    pub(super) fn new(name: CounterHash, limit: &Limit, state: State, rings: &mut Rings) -> Slot {
         let mut slot = Slot { hash: name.table, rest: name.rest, wide: 0, small: 0, time: 0 };
-        slot.pack(limit, state, whole_at_us, rings);
+        slot.pack(limit, state, rings);
         slot
     }
 
@@ -72,87 +93,225 @@ impl Slot {
         self.hash
     }
 
+    #[inline]
+    pub(super) fn is_bucket(&self) -> bool {
+        self.kind() == BUCKET
+    }
+
+    #[inline]
+    pub(super) fn is_pair(&self) -> bool {
+        self.kind() == PAIR
+    }
+
+    #[inline]
+    pub(super) fn is_log(&self) -> bool {
+        matches!(self.kind(), FEW | RING)
+    }
+
+    /// Decides a check of this bucket alone, where it stands.
+    #[inline(always)]
+    pub(super) fn decide_bucket(
+        &mut self,
+        limit: &Limit,
+        shape: BucketShape,
+        now: Timestamp,
+        cost: u32,
+    ) -> BucketAnswer {
+        let mut bucket = self.bucket();
+        let answer = bucket.decide_alone(limit, shape, now, cost);
+        self.set_bucket(bucket, limit, shape);
+        answer
+    }
+
+    /// Decides a check of this pair alone, where it stands.
+    #[inline(always)]
+    pub(super) fn decide_pair(&mut self, limit: &Limit, shape: PairShape, now: Timestamp, cost: u32) -> Line {
+        let mut pair = self.pair();
+        let line = pair.decide_alone(limit, shape, now, cost);
+        self.set_pair(pair, limit, shape);
+        line
+    }
+
+    /// Decides a check of this log alone, where it stands.
+    #[inline(always)]
+    pub(super) fn decide_log(
+        &mut self,
+        limit: &Limit,
+        shape: LogShape,
+        now: Timestamp,
+        cost: u32,
+        (rings, budget): (&mut Rings, &Budget),
+    ) -> Line {
+        let mut log = self.take_log(rings);
+        if cost == 0 {
+            let line = log.decide_alone(limit, shape, now, 0, true);
+            self.put_back(log, rings);
+            return line;
+        }
+        let may_grow = log.has_room_for(cost) || budget.allows_log(log.heap_bytes());
+        let line = log.decide_alone(limit, shape, now, cost, may_grow);
+        self.put_log(log, limit, rings);
+        line
+    }
+
     /// Takes the state out. Until [`Slot::pack`] puts one back, a long log is an empty one here.
     #[inline]
     pub(super) fn unpack(&mut self, rings: &mut Rings) -> State {
-        let small = self.small & SMALL_MASK;
-        let time_us = self.time & TIME_MASK;
-        match self.small >> KIND_SHIFT {
-            BUCKET => State::Bucket(Bucket { time_us, level: small, scale: self.wide() }),
-            PAIR => State::Pair(Pair {
-                start_us: time_us,
-                window_us: self.wide(),
-                current: (small & UNITS_MASK) as u32,
-                previous: (small >> UNITS_BITS & UNITS_MASK) as u32,
-            }),
-            RING => State::Log(Log::from_ring(rings.take(small as u32))),
-            _ => {
-                let first = Entry { time_us, units: (small & UNITS_MASK) as u32 };
-                let second_units = (small >> UNITS_BITS & UNITS_MASK) as u32;
-                let len = (small >> (2 * UNITS_BITS)) as u8;
-                let second = match len {
-                    2 => Entry { time_us: time_us + self.wide(), units: second_units },
-                    _ => Entry::default(),
-                };
-                State::Log(Log::from_few(Few { len, entries: [first, second] }))
-            }
+        match self.kind() {
+            BUCKET => State::Bucket(self.bucket()),
+            PAIR => State::Pair(self.pair()),
+            _ => State::Log(self.take_log(rings)),
         }
     }
 
-    /// Puts a state in. `whole_at_us` says when a bucket will be as if never used.
-    #[inline]
-    pub(super) fn pack(&mut self, limit: &Limit, state: State, whole_at_us: u64, rings: &mut Rings) {
-        let old_ring = self.ring();
-        match state {
-            State::Bucket(bucket) => {
-                let lifetime_us = whole_at_us.saturating_sub(bucket.time_us);
-                self.set(BUCKET, lifetime_us, bucket.time_us, bucket.scale, bucket.level);
-            }
-            State::Pair(pair) => {
-                let counts = u64::from(pair.current) | u64::from(pair.previous) << UNITS_BITS;
-                self.set(PAIR, pair_lifetime_us(limit), pair.start_us, pair.window_us, counts);
-            }
-            State::Log(log) => match log.into_parts() {
-                Ok(Few { len, entries: [first, second] }) => {
-                    let small = u64::from(first.units)
-                        | u64::from(second.units) << UNITS_BITS
-                        | u64::from(len) << (2 * UNITS_BITS);
-                    let apart_us = second.time_us.saturating_sub(first.time_us);
-                    // The newest entry starts the lifetime; time holds the first.
-                    self.set(FEW, limit.window_us() + apart_us, first.time_us, apart_us, small);
-                }
-                Err(ring) => {
-                    let index = rings.put(old_ring, ring);
-                    self.set(RING, limit.window_us(), 0, 0, u64::from(index));
-                    return;
-                }
-            },
-        }
-        if let Some(index) = old_ring {
+    /// Puts a state in, which must be of the limit's kind.
+    pub(super) fn pack(&mut self, limit: &Limit, state: State, rings: &mut Rings) {
+        if let (false, Some(index)) = (matches!(state, State::Log(_)), self.ring()) {
             rings.free(index);
+        }
+        match (state, limit.machine()) {
+            (State::Log(log), Machine::Log(_)) => self.put_log(log, limit, rings),
+            (State::Bucket(bucket), Machine::Bucket(shape)) => self.set_bucket(bucket, limit, shape),
+            (State::Pair(pair), Machine::Pair(shape)) => self.set_pair(pair, limit, shape),
+            (state, _) => unreachable!("a decision leaves a state of its limit's kind, not {state:?}"),
+        }
+    }
+
+    /// Puts back a log that [`Slot::unpack`] took out and nobody changed.
+    pub(super) fn put_back(&mut self, log: Log, rings: &mut Rings) {
+        if let (Some(index), Err(ring)) = (self.ring(), log.into_parts()) {
+            rings.put(Some(index), ring.into_parts().1);
+        }
+    }
+
+    #[inline]
+    fn bucket(&self) -> Bucket {
+        Bucket { time_us: self.time_us(), level: self.small(), scale: self.wide() }
+    }
+
+    #[inline(always)]
+    fn set_bucket(&mut self, bucket: Bucket, limit: &Limit, shape: BucketShape) {
+        if self.is_bucket() && bucket == self.bucket() {
+            // A look or a denial: the limit that asked does not say how long this lives.
+            return;
+        }
+        let rate = match shape.grain_us {
+            1 => u64::from(limit.quota()) << RATE_SHIFT,
+            grain_us => (u64::from(limit.quota()) << RATE_SHIFT) / grain_us,
+        };
+        self.set(BUCKET, code_down(rate), bucket.time_us, bucket.scale, bucket.level);
+    }
+
+    #[inline]
+    fn pair(&self) -> Pair {
+        let counts = self.small();
+        Pair {
+            start_us: self.time_us(),
+            window_us: self.wide(),
+            current: (counts & UNITS_MASK) as u32,
+            previous: (counts >> UNITS_BITS & UNITS_MASK) as u32,
+        }
+    }
+
+    #[inline]
+    fn set_pair(&mut self, pair: Pair, limit: &Limit, shape: PairShape) {
+        if self.is_pair() && pair == self.pair() {
+            return;
+        }
+        let counts = u64::from(pair.current) | u64::from(pair.previous) << UNITS_BITS;
+        let windows = if shape.weighs_previous { 2 } else { 1 };
+        self.set(PAIR, code_up(windows * limit.window_us()), pair.start_us, pair.window_us, counts);
+    }
+
+    #[inline]
+    fn take_log(&mut self, rings: &mut Rings) -> Log {
+        let (small, wide, time_us) = (self.small(), self.wide(), self.time_us());
+        if let Some(index) = self.ring() {
+            let head = RingHead {
+                newest_us: time_us,
+                first: (small >> RING_INDEX_BITS) as u32 & ((1 << RING_FIRST_BITS) - 1),
+                len: wide as u32 & ((1 << RING_LEN_BITS) - 1),
+                total: (wide >> RING_LEN_BITS) as u32,
+                is_wide: small >> (RING_INDEX_BITS + RING_FIRST_BITS) & 1 == 1,
+            };
+            return Log::from_ring(Ring::from_parts(head, rings.take(index)));
+        }
+        let first = Entry { time_us, units: (small & UNITS_MASK) as u32 };
+        let len = (small >> (2 * UNITS_BITS)) as u8;
+        let second = match len {
+            2 => Entry { time_us: time_us + wide, units: (small >> UNITS_BITS & UNITS_MASK) as u32 },
+            _ => Entry::default(),
+        };
+        Log::from_few(Few { len, entries: [first, second] })
+    }
+
+    #[inline]
+    fn put_log(&mut self, log: Log, limit: &Limit, rings: &mut Rings) {
+        let place = self.ring();
+        match log.into_parts() {
+            Ok(Few { len, entries: [first, second] }) => {
+                let small = u64::from(first.units)
+                    | u64::from(second.units) << UNITS_BITS
+                    | u64::from(len) << (2 * UNITS_BITS);
+                let apart_us = second.time_us.saturating_sub(first.time_us);
+                // The newest entry starts the lifetime; time holds the first.
+                self.set(FEW, code_up(limit.window_us() + apart_us), first.time_us, apart_us, small);
+                if let Some(index) = place {
+                    rings.free(index);
+                }
+            }
+            Err(ring) => {
+                let (head, block) = ring.into_parts();
+                let small = u64::from(rings.put(place, block))
+                    | u64::from(head.first) << RING_INDEX_BITS
+                    | u64::from(head.is_wide) << (RING_INDEX_BITS + RING_FIRST_BITS);
+                let wide = u64::from(head.len) | u64::from(head.total) << RING_LEN_BITS;
+                self.set(RING, code_up(limit.window_us()), head.newest_us, wide, small);
+            }
         }
     }
 
     /// When this state will be as if never used; at or after the true instant, never before.
-    pub(super) fn expires_at_us(&self, rings: &Rings) -> u64 {
-        let base_us = match self.ring() {
-            Some(index) => rings.newest_us(index),
-            None => self.time & TIME_MASK,
+    #[inline]
+    pub(super) fn expires_at_us(&self) -> u64 {
+        let lifetime_us = match self.kind() {
+            BUCKET => time_to_leak_us(self.small(), self.code()),
+            _ => coded(self.code()),
         };
-        base_us + lifetime_us((self.small >> LIFETIME_SHIFT) as u8)
+        self.time_us() + lifetime_us
     }
 
     /// The ring of a long log.
     #[inline]
     pub(super) fn ring(&self) -> Option<u32> {
-        (self.small >> KIND_SHIFT == RING).then_some(self.small as u32)
+        (self.kind() == RING).then_some(self.small as u32)
     }
 
     #[inline]
-    fn set(&mut self, kind: u64, lifetime: u64, time_us: u64, wide: u64, small: u64) {
+    fn kind(&self) -> u64 {
+        self.small >> KIND_SHIFT
+    }
+
+    #[inline]
+    fn code(&self) -> u8 {
+        (self.small >> CODE_SHIFT) as u8
+    }
+
+    #[inline]
+    fn small(&self) -> u64 {
+        self.small & SMALL_MASK
+    }
+
+    #[inline]
+    fn time_us(&self) -> u64 {
+        self.time & TIME_MASK
+    }
+
+    #[inline]
+    fn set(&mut self, kind: u64, code: u8, time_us: u64, wide: u64, small: u64) {
         debug_assert!(wide < 1 << 45 && small <= SMALL_MASK && time_us <= TIME_MASK);
         self.small = kind << KIND_SHIFT
-            | u64::from(lifetime_code(lifetime)) << LIFETIME_SHIFT
+            | u64::from(code) << CODE_SHIFT
             | (wide >> 44) << WIDE_TOP_SHIFT
             | small;
         self.time = (wide & 0xfff) << 52 | time_us;
@@ -165,31 +324,38 @@ impl Slot {
     }
 }
 
-fn pair_lifetime_us(limit: &Limit) -> u64 {
-    match limit.machine() {
-        Machine::Pair(shape) if !shape.weighs_previous => limit.window_us(),
-        _ => 2 * limit.window_us(),
+/// (4 + two bits) × 2^(six bits): the smallest such number that is not below `value`.
+#[inline]
+fn code_up(value: u64) -> u8 {
+    match value {
+        0..=4 => 0,
+        // Of the quarters of a power of two, the one after that of the number before.
+        _ => code_down(value - 1) + 1,
     }
 }
 
-/// (4 + two bits) × 2^(six bits): the smallest such number that is not below `us`.
+/// The largest such number that is not above `value`, which must be at least 4.
 #[inline]
-fn lifetime_code(us: u64) -> u8 {
-    if us <= 4 {
-        return 0;
-    }
-    let exponent = (us - 1).ilog2() - 2;
-    let quarters = us.div_ceil(1 << exponent);
-    // 5 ..= 8 quarters; 8 is 4 of the next power of two.
-    match quarters {
-        8 => (exponent as u8 + 1) << 2,
-        quarters => (exponent as u8) << 2 | (quarters as u8 - 4),
-    }
+fn code_down(value: u64) -> u8 {
+    let exponent = value.ilog2() - 2;
+    (exponent << 2) as u8 | (value >> exponent & 3) as u8
 }
 
 #[inline]
-fn lifetime_us(code: u8) -> u64 {
+fn coded(code: u8) -> u64 {
     (4 + u64::from(code & 3)) << (code >> 2)
+}
+
+/// How long a level takes to leak at a coded rate: in whole grains, so up to one more than the quotient.
+fn time_to_leak_us(level: u64, code: u8) -> u64 {
+    // The rate is (4 + m) × 2^e parts in 2^20 µs.
+    let (quarters, exponent) = (4 + u64::from(code & 3), u32::from(code >> 2));
+    let quotient = level.div_ceil(quarters);
+    let us = match RATE_SHIFT.checked_sub(exponent) {
+        Some(shift) => quotient.saturating_mul(1 << shift),
+        None => (quotient >> (exponent - RATE_SHIFT)) + 1,
+    };
+    us.saturating_add(GRAIN_US_MAX).min(TIME_MASK)
 }
 
 #[cfg(test)]
@@ -207,10 +373,31 @@ mod tests {
         let mut us = 1_u64;
         while us < 4 * WINDOW_US_MAX {
             for us in [us, us + 1, us * 5 / 4, us * 3 / 2, us * 7 / 4 + 1] {
-                let coded = lifetime_us(lifetime_code(us));
-                assert!(coded >= us && (coded <= us + us / 4 || us <= 4), "{us} became {coded}");
+                let up = coded(code_up(us));
+                assert!(up >= us && (up <= us + us / 4 || us <= 4), "{us} became {up}");
+                let down = coded(code_down(us.max(4)));
+                assert!(us < 4 || (down <= us && down >= us - us / 4), "{us} became {down}");
             }
             us *= 2;
+        }
+    }
+
+    #[test]
+    fn a_bucket_expires_when_it_is_whole_or_up_to_a_third_later() {
+        let now = Timestamp::from_micros(1_700_000_000_123_456);
+        for text in ["1/400day", "10000000/400day", "100/min", "3/7ms", "10000000/1ms", "100000/day", "10000000/day"] {
+            for algorithm in ["token-bucket", "leaky-bucket"] {
+                let limit: Limit = format!("{text} {algorithm}").parse().unwrap();
+                for cost in [1, 2, limit.cost_max() / 3, limit.cost_max()] {
+                    let mut state = State::unused(&limit);
+                    let line = state.charge(&limit, now, cost.clamp(1, limit.cost_max()), true);
+                    let slot = Slot::new(CounterHash::new(1, 2), &limit, state, &mut Rings::default());
+                    let whole_us = line.reset_after.as_micros().unwrap();
+                    let kept_us = slot.expires_at_us() - now.as_micros();
+                    assert!(kept_us >= whole_us, "{limit} {cost}: {kept_us} for {whole_us}");
+                    assert!(kept_us <= whole_us / 3 * 4 + 2 * GRAIN_US_MAX, "{limit} {cost}: {kept_us} for {whole_us}");
+                }
+            }
         }
     }
 
@@ -245,7 +432,7 @@ mod tests {
         let name = CounterHash { table: 1, rest: 2, shard: 3 };
         for (limit, state) in states {
             let mut rings = Rings::default();
-            let mut slot = Slot::new(name, &limit.parse().unwrap(), state.clone(), 5, &mut rings);
+            let mut slot = Slot::new(name, &limit.parse().unwrap(), state.clone(), &mut rings);
             assert!(slot.is(name));
             assert_eq!(slot.unpack(&mut rings), state);
         }

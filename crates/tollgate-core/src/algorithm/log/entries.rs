@@ -1,5 +1,7 @@
 //! The entries of a log: two inline, more in a ring.
 
+use super::ring::Ring;
+
 /// Units admitted at one time (or within one tick that ended at this time).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Entry {
@@ -24,30 +26,6 @@ pub(crate) struct Few {
     pub(crate) entries: [Entry; 2],
 }
 
-/// A queue in a circle. It grows by a quarter, so at most a fifth of it is ever spare.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Ring {
-    slots: Box<[PackedEntry]>,
-    head: u32,
-    len: u32,
-    total: u32,
-}
-
-/// A time (52 bits) and units (24 bits) in twelve bytes instead of the sixteen that alignment would take.
-#[derive(Clone, Copy, Debug, Default)]
-struct PackedEntry([u32; 3]);
-
-impl PackedEntry {
-    fn pack(Entry { time_us, units }: Entry) -> PackedEntry {
-        PackedEntry([time_us as u32, (time_us >> 32) as u32, units])
-    }
-
-    fn unpack(self) -> Entry {
-        let [low, high, units] = self.0;
-        Entry { time_us: u64::from(high) << 32 | u64::from(low), units }
-    }
-}
-
 impl Default for Log {
     fn default() -> Self {
         Log(Entries::Few(Few::default()))
@@ -55,14 +33,17 @@ impl Default for Log {
 }
 
 impl Log {
+    #[inline]
     pub(crate) fn from_few(few: Few) -> Log {
         Log(Entries::Few(few))
     }
 
+    #[inline]
     pub(crate) fn from_ring(ring: Ring) -> Log {
         Log(Entries::Many(ring))
     }
 
+    #[inline]
     pub(crate) fn into_parts(self) -> Result<Few, Ring> {
         match self.0 {
             Entries::Few(few) => Ok(few),
@@ -71,10 +52,11 @@ impl Log {
     }
 
     /// How many entries there are, those that have left but were not yet dropped included.
+    #[inline]
     pub fn len(&self) -> usize {
         match &self.0 {
             Entries::Few(few) => usize::from(few.len),
-            Entries::Many(ring) => ring.len as usize,
+            Entries::Many(ring) => ring.len(),
         }
     }
 
@@ -84,10 +66,11 @@ impl Log {
     }
 
     /// The units of all entries together.
+    #[inline]
     pub(super) fn total(&self) -> u64 {
         match &self.0 {
             Entries::Few(few) => few.live().iter().map(|entry| u64::from(entry.units)).sum(),
-            Entries::Many(ring) => u64::from(ring.total),
+            Entries::Many(ring) => u64::from(ring.total()),
         }
     }
 
@@ -95,23 +78,28 @@ impl Log {
     pub(super) fn get(&self, index: usize) -> Entry {
         match &self.0 {
             Entries::Few(few) => few.live()[index],
-            Entries::Many(ring) => ring.slots[ring.slot(index)].unpack(),
+            Entries::Many(ring) => ring.get(index),
         }
     }
 
     #[inline]
     pub(super) fn newest(&self) -> Option<Entry> {
-        self.len().checked_sub(1).map(|last| self.get(last))
-    }
-
-    /// Whether one more entry needs no more memory.
-    pub(super) fn has_room(&self) -> bool {
         match &self.0 {
-            Entries::Few(few) => few.len < 2,
-            Entries::Many(ring) => (ring.len as usize) < ring.slots.len(),
+            Entries::Few(few) => few.live().last().copied(),
+            Entries::Many(ring) => ring.newest(),
         }
     }
 
+    /// Whether one more entry of so many units needs no more memory.
+    #[inline]
+    pub(crate) fn has_room_for(&self, units: u32) -> bool {
+        match &self.0 {
+            Entries::Few(few) => few.len < 2,
+            Entries::Many(ring) => ring.len() < ring.capacity() && ring.takes(units),
+        }
+    }
+
+    #[inline]
     pub(super) fn push(&mut self, entry: Entry, entries_max: usize) {
         match &mut self.0 {
             Entries::Few(few) if few.len < 2 => {
@@ -130,9 +118,16 @@ impl Log {
         }
     }
 
-    pub(super) fn set_newest(&mut self, entry: Entry) {
-        if let Some(last) = self.len().checked_sub(1) {
-            self.set(last, entry);
+    /// Changes the newest entry. If that takes more memory and there is none, everything becomes one entry.
+    #[inline]
+    pub(super) fn set_newest(&mut self, entry: Entry, may_grow: bool) {
+        let Some(last) = self.len().checked_sub(1) else { return };
+        match &self.0 {
+            Entries::Many(ring) if !may_grow && !ring.takes(entry.units) => {
+                let older = ring.total() - ring.get(last).units;
+                self.0 = Entries::Few(Few::one(Entry { units: older + entry.units, ..entry }));
+            }
+            _ => self.set(last, entry),
         }
     }
 
@@ -145,17 +140,17 @@ impl Log {
         }
     }
 
-    /// Forgets the `count` oldest entries. A ring that ran empty gives its memory back.
+    /// Forgets the `count` oldest entries. A ring of which at most one is left gives its memory back.
+    #[inline]
     pub(super) fn drop_front(&mut self, count: usize) {
         if count == 0 {
             return;
         }
-        if count >= self.len() {
-            *self = Log::default();
-            return;
-        }
+        let left = self.len().saturating_sub(count);
         match &mut self.0 {
-            Entries::Few(few) => *few = Few { len: 1, entries: [few.entries[1], Entry::default()] },
+            _ if left == 0 => *self = Log::default(),
+            Entries::Few(few) => *few = Few::one(few.entries[1]),
+            Entries::Many(ring) if left == 1 => *self = Log::from_few(Few::one(ring.get(count))),
             Entries::Many(ring) => ring.drop_front(count),
         }
     }
@@ -192,6 +187,7 @@ impl Log {
         }
     }
 
+    #[inline]
     fn set(&mut self, index: usize, entry: Entry) {
         match &mut self.0 {
             Entries::Few(few) => few.entries[index] = entry,
@@ -210,7 +206,7 @@ impl Log {
             }
             Entries::Many(ring) => {
                 ring.remove(index);
-                if ring.len == 0 {
+                if ring.len() == 0 {
                     *self = Log::default();
                 }
             }
@@ -219,78 +215,12 @@ impl Log {
 }
 
 impl Few {
+    fn one(entry: Entry) -> Few {
+        Few { len: 1, entries: [entry, Entry::default()] }
+    }
+
+    #[inline]
     fn live(&self) -> &[Entry] {
         &self.entries[..usize::from(self.len)]
     }
 }
-
-impl Ring {
-    pub(crate) fn newest_us(&self) -> u64 {
-        self.len.checked_sub(1).map_or(0, |last| self.slots[self.slot(last as usize)].unpack().time_us)
-    }
-
-    pub(crate) fn heap_bytes(&self) -> usize {
-        self.slots.len() * size_of::<PackedEntry>()
-    }
-
-    /// Where the entry `index` places after the oldest one is.
-    #[inline]
-    fn slot(&self, index: usize) -> usize {
-        let slot = self.head as usize + index;
-        if slot >= self.slots.len() { slot - self.slots.len() } else { slot }
-    }
-
-    fn push(&mut self, entry: Entry, entries_max: usize) {
-        if self.len as usize == self.slots.len() {
-            self.grow(entries_max);
-        }
-        let slot = self.slot(self.len as usize);
-        self.slots[slot] = PackedEntry::pack(entry);
-        self.len += 1;
-        self.total += entry.units;
-    }
-
-    /// By a quarter; not past `entries_max`, except for an entry left over from a larger limit.
-    fn grow(&mut self, entries_max: usize) {
-        let len = self.len as usize;
-        let capacity = (len + len / 4 + 1).max(4).min(entries_max.max(len + 1));
-        let slots =
-            (0..capacity).map(|index| if index < len { self.slots[self.slot(index)] } else { PackedEntry::default() });
-        *self = Ring { slots: slots.collect(), head: 0, ..*self };
-    }
-
-    fn set(&mut self, index: usize, entry: Entry) {
-        let slot = self.slot(index);
-        self.total = self.total - self.slots[slot].unpack().units + entry.units;
-        self.slots[slot] = PackedEntry::pack(entry);
-    }
-
-    fn drop_front(&mut self, count: usize) {
-        for index in 0..count {
-            self.total -= self.slots[self.slot(index)].unpack().units;
-        }
-        self.head = self.slot(count) as u32;
-        self.len -= count as u32;
-    }
-
-    fn remove(&mut self, index: usize) {
-        self.total -= self.slots[self.slot(index)].unpack().units;
-        for later in index + 1..self.len as usize {
-            let (from, to) = (self.slot(later), self.slot(later - 1));
-            self.slots[to] = self.slots[from];
-        }
-        self.len -= 1;
-    }
-}
-
-impl PartialEq for Ring {
-    /// The same entries, wherever in the circle they stand.
-    fn eq(&self, other: &Self) -> bool {
-        let entries = |ring: &Ring| -> Vec<Entry> {
-            (0..ring.len as usize).map(|index| ring.slots[ring.slot(index)].unpack()).collect()
-        };
-        entries(self) == entries(other)
-    }
-}
-
-impl Eq for Ring {}

@@ -30,7 +30,7 @@ fn two_entries_live_inline_and_an_emptied_ring_gives_its_memory_back() {
     };
     assert_eq!(heap(&state), 0);
     admit(&mut state, &limit, 3, 1);
-    assert_eq!(heap(&state), 4 * 12);
+    assert_eq!(heap(&state), 3 * 8);
     admit(&mut state, &limit, 2_000_000, 1);
     assert_eq!((heap(&state), entries(&state)), (0, 1));
 }
@@ -43,7 +43,7 @@ fn a_ring_is_never_larger_than_the_quota() {
         assert!(admit(&mut state, &limit, now_us, 1).allowed);
     }
     let State::Log(log) = &state else { panic!("a log") };
-    assert_eq!(log.heap_bytes(), 100 * 12);
+    assert_eq!(log.heap_bytes(), 100 * 8);
     assert!(!admit(&mut state, &limit, 100, 1).allowed);
 }
 

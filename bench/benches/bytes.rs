@@ -1,0 +1,2 @@
+//! Measurement.
+fn main() {}

@@ -1,0 +1,99 @@
+//! One check in process memory: Tollgate beside governor and throttlecrab, in one run.
+//!
+//! `cargo bench -p tollgate-bench --bench memory [-- WORKLOAD]`; the number of rounds by `TOLLGATE_BENCH_ROUNDS`.
+
+use std::time::Duration;
+
+use tollgate_bench::contestant::{Contestant, GovernorNumber, GovernorText, Terms, Throttlecrab, Tollgate};
+use tollgate_bench::measure::{median, ns_per_check, print_table, setting};
+use tollgate_bench::traffic::{self, KEYS, Request};
+use tollgate_core::Algorithm;
+
+const CHECKS: usize = 500_000;
+const THREADS: usize = 2;
+/// The contestant that the others are compared with.
+const BASELINE: usize = 0;
+
+struct Workload {
+    name: &'static str,
+    terms: Terms,
+    /// The requests of each thread.
+    requests: [Vec<Request>; THREADS],
+    /// Whether every key exists before the first round.
+    known_keys: bool,
+}
+
+fn main() {
+    let rounds = setting("TOLLGATE_BENCH_ROUNDS", 9);
+    let everyday = Terms { quota: 100, window: Duration::from_secs(60) };
+    let boundless = Terms { quota: 1_000_000, window: Duration::from_millis(1) };
+    let hot = || [traffic::hot(1_024), traffic::hot(1_024)];
+    let workloads = [
+        Workload { name: "hot, admitted", terms: boundless, requests: hot(), known_keys: false },
+        Workload { name: "hot, denied", terms: everyday, requests: hot(), known_keys: false },
+        Workload {
+            name: "uniform 1 M",
+            terms: everyday,
+            requests: [traffic::uniform(CHECKS, 1), traffic::uniform(CHECKS, 2)],
+            known_keys: true,
+        },
+        Workload {
+            name: "Zipf 1 M",
+            terms: everyday,
+            requests: [traffic::zipf(CHECKS, 3), traffic::zipf(CHECKS, 4)],
+            known_keys: true,
+        },
+    ];
+    let wanted: Vec<String> = std::env::args().skip(1).filter(|argument| !argument.starts_with('-')).collect();
+    let is_wanted = |name: &str| wanted.is_empty() || wanted.iter().any(|part| name.contains(part.as_str()));
+    for workload in workloads.iter().filter(|workload| is_wanted(workload.name)) {
+        let contestants = contestants(workload.terms);
+        if workload.known_keys {
+            let everyone: Vec<Request> = (0..KEYS).map(traffic::request).collect();
+            contestants.iter().for_each(|(_, contestant)| {
+                contestant.run(&everyone, KEYS);
+            });
+        }
+        let Terms { quota, window } = workload.terms;
+        println!("\n{}: {quota} per {window:?}, median of {rounds} rounds", workload.name);
+        print_comparison(&contestants, workload, rounds);
+    }
+}
+
+fn contestants(terms: Terms) -> Vec<(&'static str, Box<dyn Contestant>)> {
+    vec![
+        ("governor, String keys", Box::new(GovernorText::new(terms))),
+        ("governor, u64 keys", Box::new(GovernorNumber::new(terms))),
+        ("throttlecrab", Box::new(Throttlecrab::new(terms))),
+        ("tollgate token-bucket", Box::new(Tollgate::new(terms, Algorithm::TokenBucket))),
+        ("tollgate sliding", Box::new(Tollgate::new(terms, Algorithm::Sliding))),
+        ("tollgate sliding-counter", Box::new(Tollgate::new(terms, Algorithm::SlidingCounter))),
+    ]
+}
+
+fn print_comparison(contestants: &[(&'static str, Box<dyn Contestant>)], workload: &Workload, rounds: usize) {
+    // samples[threads - 1][contestant][round]
+    let mut samples = vec![vec![Vec::new(); contestants.len()]; THREADS];
+    for _ in 0..rounds {
+        for threads in 1..=THREADS {
+            for (index, (_, contestant)) in contestants.iter().enumerate() {
+                let ns = ns_per_check(&**contestant, &workload.requests[..threads], CHECKS);
+                samples[threads - 1][index].push(ns);
+            }
+        }
+    }
+    let rows: Vec<Vec<String>> = contestants
+        .iter()
+        .enumerate()
+        .map(|(index, (name, _))| {
+            let mut row = vec![name.to_string()];
+            for samples in &samples {
+                let ratios = samples[BASELINE].iter().zip(&samples[index]).map(|(baseline, own)| baseline / own);
+                row.push(format!("{:.0} ns", median(samples[index].clone())));
+                row.push(format!("{:.2}×", median(ratios.collect())));
+            }
+            row
+        })
+        .collect();
+    print_table(&["", "1 thread", "speed", "2 threads", "speed"], &rows);
+}

@@ -1,0 +1,188 @@
+//! The entries of a long log: a queue in a circle, eight bytes an entry.
+//!
+//! ```text
+//!   words  │ e4 │ e5 │ ·· │ ·· │ e1 │ e2 │ e3 │        an entry: │ units: 19 bits │ time: 45 bits │
+//!                               └ first, len = 5
+//! ```
+//!
+//! **Times in 45 bits.** Only the newest time is kept whole. Whenever it moves, whatever is a window older has
+//! left, and the longest window is below 2^45 µs; so the low 45 bits of a time say how much earlier than the newest it is.
+//!
+//! **Units in 19 bits** are enough unless half a million are admitted in one tick. A ring that meets such an
+//! entry becomes wide: two words an entry, until it is emptied.
+//!
+//! **Sizes.** A ring grows by a quarter, so at most about a fifth of it is spare, and gives back what it no longer needs when
+//! three quarters stand empty. Its capacity is odd, because an allocator's header takes the room of one more.
+
+use super::Entry;
+
+const TIME_BITS: u32 = 45;
+const TIME_MASK: u64 = (1 << TIME_BITS) - 1;
+/// From so many units on, an entry takes two words.
+const UNITS_WIDE: u32 = 1 << (u64::BITS - TIME_BITS);
+/// A ring of no more entries than this is not worth shrinking.
+const CAPACITY_SMALL: usize = 8;
+
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Ring {
+    head: RingHead,
+    words: Box<[u64]>,
+}
+
+/// What there is to know of a ring besides its entries. Whoever keeps many rings packs it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct RingHead {
+    /// The time of the newest entry.
+    pub(crate) newest_us: u64,
+    /// Where the oldest entry is.
+    pub(crate) first: u32,
+    pub(crate) len: u32,
+    /// The units of all entries.
+    pub(crate) total: u32,
+    /// Whether an entry takes two words.
+    pub(crate) is_wide: bool,
+}
+
+impl Ring {
+    #[inline]
+    pub(crate) fn from_parts(head: RingHead, words: Box<[u64]>) -> Ring {
+        Ring { head, words }
+    }
+
+    #[inline]
+    pub(crate) fn into_parts(self) -> (RingHead, Box<[u64]>) {
+        (self.head, self.words)
+    }
+
+    #[inline]
+    pub(super) fn len(&self) -> usize {
+        self.head.len as usize
+    }
+
+    #[inline]
+    pub(super) fn total(&self) -> u32 {
+        self.head.total
+    }
+
+    pub(super) fn heap_bytes(&self) -> usize {
+        size_of_val(&*self.words)
+    }
+
+    #[inline]
+    pub(super) fn capacity(&self) -> usize {
+        if self.head.is_wide { self.words.len() / 2 } else { self.words.len() }
+    }
+
+    /// Whether no entry can become too large for its place when so many units come in.
+    #[inline]
+    pub(super) fn takes(&self, units: u32) -> bool {
+        self.head.is_wide || u64::from(self.head.total) + u64::from(units) < u64::from(UNITS_WIDE)
+    }
+
+    /// The entry `index` places after the oldest.
+    #[inline]
+    pub(super) fn get(&self, index: usize) -> Entry {
+        let place = self.place(index);
+        let (time, units) = match self.head.is_wide {
+            false => (self.words[place], (self.words[place] >> TIME_BITS) as u32),
+            true => (self.words[2 * place], self.words[2 * place + 1] as u32),
+        };
+        let earlier_us = self.head.newest_us.wrapping_sub(time) & TIME_MASK;
+        Entry { time_us: self.head.newest_us - earlier_us, units }
+    }
+
+    #[inline]
+    pub(super) fn newest(&self) -> Option<Entry> {
+        self.len().checked_sub(1).map(|last| self.get(last))
+    }
+
+    /// Appends an entry; `entries_max` is the most that can live at once, so a larger ring is never needed.
+    #[inline]
+    pub(super) fn push(&mut self, entry: Entry, entries_max: usize) {
+        if self.len() == self.capacity() {
+            self.rebuild(roomy(self.len()).min(entries_max.max(self.len() + 1)), self.head.is_wide);
+        }
+        self.head.newest_us = entry.time_us;
+        self.head.len += 1;
+        self.head.total += entry.units;
+        self.write(self.len() - 1, entry);
+    }
+
+    /// Changes an entry. Only the newest may change its time.
+    pub(super) fn set(&mut self, index: usize, entry: Entry) {
+        self.head.total = self.head.total - self.get(index).units + entry.units;
+        if index + 1 == self.len() {
+            self.head.newest_us = entry.time_us;
+        }
+        self.write(index, entry);
+    }
+
+    /// Forgets the `count` oldest entries, of which there are more.
+    pub(super) fn drop_front(&mut self, count: usize) {
+        let units: u32 = (0..count).map(|index| self.get(index).units).sum();
+        self.head.first = self.place(count) as u32;
+        self.head.len -= count as u32;
+        self.head.total -= units;
+        if self.capacity() > CAPACITY_SMALL && self.len() <= self.capacity() / 4 {
+            self.rebuild(roomy(self.len()), self.head.is_wide);
+        }
+    }
+
+    pub(super) fn remove(&mut self, index: usize) {
+        let last = self.len() - 1;
+        self.head.total -= self.get(index).units;
+        for later in index + 1..=last {
+            self.write(later - 1, self.get(later));
+        }
+        if index == last {
+            self.head.newest_us = index.checked_sub(1).map_or(0, |before| self.get(before).time_us);
+        }
+        self.head.len -= 1;
+    }
+
+    /// Where in the circle the entry `index` places after the oldest is.
+    #[inline]
+    fn place(&self, index: usize) -> usize {
+        let place = self.head.first as usize + index;
+        if place >= self.capacity() { place - self.capacity() } else { place }
+    }
+
+    #[inline]
+    fn write(&mut self, index: usize, entry: Entry) {
+        if entry.units >= UNITS_WIDE && !self.head.is_wide {
+            self.rebuild(self.capacity(), true);
+        }
+        let place = self.place(index);
+        if self.head.is_wide {
+            self.words[2 * place] = entry.time_us;
+            self.words[2 * place + 1] = u64::from(entry.units);
+        } else {
+            self.words[place] = u64::from(entry.units) << TIME_BITS | entry.time_us & TIME_MASK;
+        }
+    }
+
+    /// Moves the entries to a block with room for `capacity` of them, the oldest in front.
+    #[cold]
+    fn rebuild(&mut self, capacity: usize, is_wide: bool) {
+        let words = vec![0; if is_wide { 2 * capacity } else { capacity }].into_boxed_slice();
+        let mut moved = Ring { head: RingHead { first: 0, is_wide, ..self.head }, words };
+        for index in 0..self.len() {
+            moved.write(index, self.get(index));
+        }
+        *self = moved;
+    }
+}
+
+/// The capacity to take for one more than `len` entries.
+fn roomy(len: usize) -> usize {
+    (len + len / 4 + 1) | 1
+}
+
+impl PartialEq for Ring {
+    /// The same entries, wherever in the circle they stand.
+    fn eq(&self, other: &Self) -> bool {
+        self.len() == other.len() && (0..self.len()).all(|index| self.get(index) == other.get(index))
+    }
+}
+
+impl Eq for Ring {}

@@ -1,0 +1,969 @@
+--[==[ Tollgate: decide, charge and refund, in one call, by the server's clock.
+
+A rate limit that several nodes share is one counter that several nodes want to read, judge and
+change. Reading first and writing later lets two of them pass on the same last unit, so the whole
+decision runs here, where nothing can come between: all limits of a request, all or nothing. The call
+itself costs Redis more than the arithmetic, so one call may carry many checks; they are run
+in order, as if each had come alone.
+
+    read ──▶ decide in memory, check after check ──▶ write what has changed
+             (a counter is read once a call)          first what grows, then what shrinks
+
+Writing last has three reasons. A counter that ten checks of a batch share is read and written once. A
+key that does not hold what it should is found before anything is written. And Redis looks at
+`maxmemory` only before the first write of a script, and only if that command can grow
+(RPUSH, LSET, SET): a script that begins by trimming would go on to grow without being asked. So what
+grows goes first, and a full server refuses the call as a whole.
+
+KEYS
+    per step its ban keys, then one key per limit, in the order of the steps. One Redis Cluster slot.
+
+ARGV
+    [1]  the time in microseconds since the epoch, for tests; empty: the server's clock. With a time
+         given, keys live ten minutes at least, so that real time does not eat an invented trace.
+    then per step
+         check LIMITS [BANS [REPEAT]]     how many limits and ban keys it has (BANS 0 unless said), and how
+                                          often to run it (once unless said): first come, first served
+           per limit: a limit line
+         refund LIMITS
+           per limit: a limit line, with the cost that was charged, and then a receipt: AT RESET_AFTER, the
+           time of the decision and the reset_after that it answered, both in microseconds
+    A limit line is  ALGORITHM QUOTA WINDOW_US COST [burst=N] [queue=N] [count_denied=1]
+
+RETURNS one flat list of integers:
+    the time of the decisions in microseconds, then per step
+         check     how many results follow, and for each result and each of its limits five numbers:
+                   allowed (1 or 0), remaining, retry_after, next_after, reset_after (µs; -1: never).
+                   If REPEAT is more than the results, all others are the same as the last.
+                   Or 0 and one number: the subject is banned for so many µs (-1: for good); nothing was charged.
+         refund    1
+    A step whose key holds something else answers an error `TOLLGATE_FOREIGN …` in place of its count, and the
+    other steps run; if it is the only step, that error is the whole reply. A request that makes
+    no sense is an error `TOLLGATE_ARGUMENT …`, and nothing runs.
+
+To forget a counter, DEL its key. A ban is any value under its ban key, for as long as it lives.
+
+STATE (docs/redis-state.md has it byte by byte; every key has a TTL that ends when it stops to matter)
+    log      a list    time units  time units  …  total      oldest first
+    pair     a string  start window current previous
+    bucket   a string  time level scale
+
+TWIN OF tollgate-core/src/algorithm/{log,pair,bucket}.rs. The integers are those of docs/algorithms.md: all
+of them below 2^53, which a Lua number holds exactly. Change both or neither.
+]==]
+
+local call, try, format, match, floor = redis.call, redis.pcall, string.format, string.match, math.floor
+
+local NEVER = -1
+local FOREVER = math.huge
+local WHOLE_MAX = 2 ^ 53 - 1
+local QUOTA_MAX, EXACT_QUOTA_MAX, COST_MAX = 10000000, 1000, 2 ^ 32 - 1
+local WINDOW_MIN, WINDOW_MAX = 1000, 34560000000000
+local TIME_MAX, WAIT_MAX = 2 ^ 52 - 1, 2 ^ 52 - 1
+
+-- Lua prints 1.76e+15 for a time, and how Redis prints a number depends on its version: print it here, once.
+local texts = {}
+local function text_of(whole)
+    local text = texts[whole]
+    if not text then
+        text = format('%.0f', whole)
+        texts[whole] = text
+    end
+    return text
+end
+
+-- nil unless the text is a whole number that a Lua number holds.
+local function whole_of(text)
+    local number = tonumber(text)
+    if number and number >= 0 and number <= WHOLE_MAX and number % 1 == 0 then return number end
+end
+
+local function ceil_div(a, b) return a > 0 and floor((a - 1) / b) + 1 or 0 end
+
+local function fail(message) error({ err = message }) end
+
+local function foreign(what) return 'TOLLGATE_FOREIGN ' .. what end
+
+-- What to answer where a read has failed.
+local function unreadable(reply)
+    if not reply.err then return end
+    if not match(reply.err, '^WRONGTYPE') then fail(reply.err) end
+    return foreign('the key holds another type')
+end
+
+local is_time_given = ARGV[1] ~= ''
+local now
+if is_time_given then
+    now = whole_of(ARGV[1])
+    if not now or now > TIME_MAX then fail('TOLLGATE_ARGUMENT the time is 0 to 2^52 - 1 microseconds, or empty') end
+else
+    local time = call('TIME')
+    now = time[1] * 1000000 + time[2]
+end
+
+-- A TTL in milliseconds. One more than needed: the server may count it from the millisecond before `now`.
+local function ttl_of(reset_after)
+    local ms = ceil_div(reset_after, 1000) + 1
+    if is_time_given and ms < 600000 then ms = 600000 end
+    return text_of(ms)
+end
+
+-- The states this call has read, by key; and those it has changed, in order.
+local states, changed, changed_count = {}, {}, 0
+
+local function mark_changed(state)
+    if not state.is_changed then
+        state.is_changed = true
+        changed_count = changed_count + 1
+        changed[changed_count] = state
+    end
+end
+
+local function write(state)
+    local machine = state.limit.machine
+    machine.grow(state)
+    machine.shrink(state)
+    state.is_changed = false
+end
+
+-- ── log: sliding, sliding-log ────────────────────────────────────────────────────────────────────────
+--
+-- A list of times, oldest first, one for each unit: then its length is the total, the time at which n units will have
+-- left is an element, and neither has to be kept. Only where that would be wasteful (many units at once) does a
+-- negative number follow a time: it counts for so many units. Such a list is *counted*: it ends with
+-- minus the total, and is walked from its ends, in chunks.
+--
+--     plain     t t t t t t                           5 units and a sixth
+--     counted   t t t  t -25  t  t -3  -31            a time alone is still one unit
+--
+-- What is pending is kept beside the list until the end of the call: `dropped` elements at its front, and
+-- an own newest entry (`time`, `units`) in place of its last `cut` elements. All decisions of a
+-- call share one `now`, so one entry is enough; `units` is false while the newest is the list's own.
+local function new_log()
+    local NOT_A_LOG = foreign('the list is not one of times and units')
+    local REPEATED_UNITS_MAX = 16 -- so many units are written as so many times; more make the list counted
+
+    local function number_at(key, index)
+        local number = tonumber(call('LINDEX', key, text_of(index)))
+        if not number or number % 1 ~= 0 then fail(NOT_A_LOG) end
+        return number
+    end
+
+    -- The entry of a counted list that begins with element `index`, and where the next one begins. Nothing if that
+    -- is behind the entries or replaced by our own.
+    local function entry_at(state, index)
+        local walk = state.walk
+        if not walk then
+            walk = { count = 0, chunk = 4 }
+            state.walk = walk
+        end
+        while walk.count < index + 3 and not walk.is_whole do
+            local from, size = walk.count, walk.chunk
+            local chunk = call('LRANGE', state.key, text_of(from), text_of(from + size - 1))
+            local count = #chunk
+            for i = 1, count do walk[from + i] = tonumber(chunk[i]) or fail(NOT_A_LOG) end
+            walk.count, walk.is_whole, walk.chunk = from + count, count < size, size < 2048 and size * 4 or size
+        end
+        local time, units = walk[index + 1], walk[index + 2]
+        if index >= walk.count - 1 or time >= state.cut_time then return end
+        if units < 0 and index < walk.count - 2 then return time, -units, index + 2 end
+        return time, 1, index + 1
+    end
+
+    -- Makes one entry at now of all that is later than now and of the newest entry, if that is in now's tick.
+    local function gather(state, limit)
+        local looked, size, is_done = state.is_counted and 1 or 0, 8, false
+        local cut, units, entry_units, run_time = looked, 0, 1, nil
+        repeat
+            local chunk = call('LRANGE', state.key, text_of(-looked - size), text_of(-looked - 1))
+            is_done = #chunk < size
+            for i = #chunk, 1, -1 do
+                local number = tonumber(chunk[i]) or fail(NOT_A_LOG)
+                looked = looked + 1
+                if number < 0 then
+                    entry_units = -number
+                else
+                    if number <= now then
+                        local is_in_tick = floor(number / limit.tick) == floor(now / limit.tick)
+                        if not is_in_tick or run_time and number ~= run_time then
+                            is_done = true
+                            break
+                        end
+                        run_time = number
+                    end
+                    cut, units, entry_units, state.cut_time = looked, units + entry_units, 1, number
+                end
+            end
+            size = size < 2048 and size * 4 or size
+        until is_done
+        state.cut, state.units, state.time = cut, units, now
+        if state.oldest >= state.cut_time then state.oldest = now end
+    end
+
+    -- Drops what has left the window. In a plain list times ascend and nothing must be added up: by doubling
+    -- steps, then by halving.
+    local function forget(state, left_until)
+        state.is_settled = true
+        if state.is_counted then
+            local time, units, after = entry_at(state, 0)
+            while time and time <= left_until do
+                state.total, state.dropped = state.total - units, after
+                time, units, after = entry_at(state, after)
+            end
+            state.oldest = time or state.time
+            return
+        end
+        -- What is before `low` has left, `high` has not.
+        local low, high, step, oldest = 1, state.length - 1, 1, state.time
+        while low < high do
+            local probe = low + step - 1
+            if probe >= high then probe = floor((low + high) / 2) end
+            local time = number_at(state.key, probe)
+            if time > left_until then
+                high, oldest, step = probe, time, 1
+            else
+                low, step = probe + 1, step * 2
+            end
+        end
+        state.dropped, state.total = low, state.length - low
+        state.oldest = oldest < state.cut_time and oldest or state.time
+    end
+
+    local function load_counted(key, limit, total)
+        local tail = call('LRANGE', key, '-3', '-2')
+        local last = tonumber(tail[#tail])
+        local time = last and last < 0 and tonumber(tail[1]) or last
+        if not time or time < 0 then return nil, NOT_A_LOG end
+        return time, {
+            key = key, limit = limit, total = total, time = time, units = false, oldest = false, dropped = 0,
+            cut = 0, cut_time = time, is_counted = true, is_changed = false,
+        }
+    end
+
+    local function load(key, limit)
+        local last = try('LINDEX', key, '-1')
+        if not last then
+            return { key = key, limit = limit, total = 0, units = false, dropped = 0, cut = 0, is_changed = false }
+        end
+        local time = tonumber(last)
+        if not time or time % 1 ~= 0 then return nil, unreadable(last) or NOT_A_LOG end
+        local state
+        if time < 0 then
+            time, state = load_counted(key, limit, -time)
+            if not time then return nil, state end
+        else
+            local length = call('LLEN', key)
+            state = {
+                key = key, limit = limit, length = length, total = length, time = time, units = false, oldest = false,
+                dropped = 0, cut = 0, cut_time = time, is_counted = false, is_changed = false,
+            }
+        end
+        local left_until = now - limit.window
+        if time <= left_until then
+            state.time, state.length, state.total, state.is_counted = nil, 0, 0, false
+            state.is_stale, state.is_settled = true, true
+            return state
+        end
+        local oldest = tonumber(call('LINDEX', key, '0'))
+        if not oldest or oldest < 0 then return nil, NOT_A_LOG end
+        state.oldest = oldest
+        if time > now then
+            gather(state, limit)
+            state.is_settled = true
+        end
+        if oldest <= left_until then forget(state, left_until) end
+        return state
+    end
+
+    local function serves(state, limit)
+        return state.limit.window == limit.window and state.limit.tick == limit.tick
+    end
+
+    local function fits(state, limit, cost) return state.total + cost <= limit.quota end
+
+    local function wait(state, limit, cost)
+        if cost > limit.quota then return NEVER end
+        local must_leave = state.total + cost - limit.quota
+        if must_leave <= 0 then return 0 end
+        local time = state.oldest
+        if must_leave > 1 and state.is_counted then
+            local index, units = state.dropped, nil
+            repeat
+                time, units, index = entry_at(state, index)
+                must_leave = must_leave - (units or must_leave)
+            until must_leave <= 0
+        elseif must_leave > 1 then
+            local index = state.dropped + must_leave - 1
+            time = index < (state.length or 0) - state.cut and number_at(state.key, index)
+        end
+        return (time or state.time) + limit.window - now
+    end
+
+    local function append(state, limit, units)
+        local time = state.time
+        if time and (time == now or limit.tick > 1 and floor(time / limit.tick) == floor(now / limit.tick)) then
+            if not state.units then gather(state, limit) end
+            state.units = state.units + units
+        else
+            if not time then state.oldest = now end
+            state.time, state.units, state.cut, state.cut_time = now, units, state.is_counted and 1 or 0, FOREVER
+            state.newest_read = time
+        end
+        state.total = state.total + units
+        if not state.is_changed then mark_changed(state) end
+    end
+
+    -- Takes units from the oldest entries, at last from our own.
+    local function take_oldest(state, excess)
+        state.total = state.total - excess
+        local oldest
+        if state.is_counted then
+            local time, units, after = entry_at(state, state.dropped)
+            while time and units <= excess do
+                state.dropped, excess, state.is_oldest_cut = after, excess - units, false
+                time, units, after = entry_at(state, after)
+            end
+            if time and excess > 0 then
+                state.walk[state.dropped + 2], state.is_oldest_cut, excess = excess - units, true, 0
+            end
+            oldest = time
+        else
+            local kept = (state.length or 0) - state.cut - state.dropped
+            local taken = kept < excess and kept or excess
+            state.dropped, excess = state.dropped + taken, excess - taken
+            oldest = taken < kept and number_at(state.key, state.dropped)
+        end
+        state.units, state.oldest = state.units - excess, oldest or state.time
+    end
+
+    local function refuse(state, limit, cost)
+        if limit.count_denied then
+            append(state, limit, cost < limit.quota and cost or limit.quota)
+            if state.total > limit.quota then take_oldest(state, state.total - limit.quota) end
+        elseif state.is_settled or state.time and not limit.is_window_fixed then
+            mark_changed(state)
+        end
+    end
+
+    local function report(state, limit)
+        local quota, total = limit.quota, state.total
+        if total == 0 then return quota, 0, 0 end
+        local window_left = limit.window - now
+        if total <= quota then return quota - total, state.oldest + window_left, state.time + window_left end
+        return 0, wait(state, limit, 1), state.time + window_left
+    end
+
+    -- Our newest entry as elements, and the total where the list is counted.
+    local function tail_of(state)
+        local tail, time, units = {}, text_of(state.time), state.units
+        if not state.is_counted and units <= REPEATED_UNITS_MAX and state.limit.tick == 1 then
+            for i = 1, units do tail[i] = time end
+            return tail
+        end
+        tail[1] = time
+        if units > 1 then tail[2] = text_of(-units) end
+        tail[#tail + 1] = text_of(-state.total)
+        return tail
+    end
+
+    local function grow(state)
+        if not state.units then return end
+        local key, cut = state.key, state.cut
+        if state.units == 1 and cut == 0 and state.limit.tick == 1 and not state.is_counted then
+            call('RPUSH', key, text_of(state.time))
+            return
+        end
+        if state.is_oldest_cut then call('LSET', key, text_of(state.dropped + 1), text_of(state.walk[state.dropped + 2])) end
+        if state.is_stale then cut = 0 end
+        local tail = tail_of(state)
+        local count = #tail
+        for i = 1, cut < count and cut or count do call('LSET', key, text_of(i - 1 - cut), tail[i]) end
+        if count > cut then call('RPUSH', key, unpack(tail, cut + 1)) end
+        state.tail_count, state.surplus = count, cut > count and cut - count or 0
+    end
+
+    -- Until when the key lives, in steps of 0.9 s: an admission that ends in the same step as the one before need not say it again.
+    local function live_until(time, window) return floor((time + window) / 900000) * 900 + 902 end
+
+    local function expire(state)
+        local window, time = state.limit.window, state.time
+        if is_time_given then
+            call('PEXPIRE', state.key, ttl_of(time + window - now))
+            return
+        end
+        local deadline, read = live_until(time, window), state.newest_read
+        if state.limit.is_window_fixed and read and live_until(read, window) == deadline then return end
+        call('PEXPIREAT', state.key, text_of(deadline))
+    end
+
+    local function shrink(state)
+        local key, surplus = state.key, state.surplus or 0
+        if state.is_stale then
+            if not state.units then return call('DEL', key) end
+            call('LTRIM', key, text_of(-(state.tail_count or 1)), '-1')
+        elseif state.dropped > 0 or surplus > 0 then
+            call('LTRIM', key, text_of(state.dropped), text_of(-1 - surplus))
+        end
+        if state.is_counted and not state.units and state.dropped > 0 then
+            call('LSET', key, '-1', text_of(-state.total))
+        end
+        if state.units or not state.limit.is_window_fixed then expire(state) end
+    end
+
+    -- The last element that belongs to an entry at or before a tick. Times ascend, so by halving.
+    local function find(key, limit, tick, count)
+        local low, high = 0, count
+        while low < high do
+            local middle = floor((low + high) / 2)
+            local number = number_at(key, middle)
+            if number < 0 then number = number_at(key, middle - 1) end
+            if floor(number / limit.tick) <= tick then low = middle + 1 else high = middle end
+        end
+        return low - 1
+    end
+
+    -- Takes up to `left` units from the entry of a counted list that ends with element `index`. How many it took.
+    local function take_from(key, index, left)
+        local entry_time, taken, emptied = nil, 0, 0
+        while index >= 0 and left > taken do
+            local units, width, number = 1, 1, number_at(key, index)
+            if number < 0 then units, width, number = -number, 2, number_at(key, index - 1) end
+            if entry_time and number ~= entry_time then break end
+            entry_time = number
+            if units > left - taken then
+                call('LSET', key, text_of(index), text_of(left - taken - units))
+                taken = left
+            else
+                for i = index - width + 1, index do call('LSET', key, text_of(i), '') end
+                taken, emptied = taken + units, emptied + width
+            end
+            index = index - width
+        end
+        if emptied > 0 then call('LREM', key, '0', '') end
+        return taken
+    end
+
+    -- Written at once, because it may touch any entry.
+    local function refund(state, limit, at)
+        local key, tick = state.key, floor(at / limit.tick)
+        if state.is_settled then mark_changed(state) end
+        if state.is_changed then write(state) end
+        states[key] = nil
+        if not state.time then return end
+        local length = call('LLEN', key)
+        local last = number_at(key, -1)
+        local index = find(key, limit, tick, last < 0 and length - 1 or length)
+        local number = index >= 0 and number_at(key, index)
+        if number and number < 0 then number = number_at(key, index - 1) end
+        if not number or floor(number / limit.tick) ~= tick then return end
+        if last >= 0 then
+            call('LREM', key, text_of(-limit.cost), text_of(number))
+        else
+            local total = -last - take_from(key, index, limit.cost)
+            if total == 0 then return call('DEL', key) end
+            call('LSET', key, '-1', text_of(-total))
+        end
+        local left = load(key, limit)
+        if left and left.time then expire(left) end
+    end
+
+    return {
+        load = load, serves = serves, fits = fits, wait = wait, report = report,
+        charge = append, refuse = refuse, refund = refund, grow = grow, shrink = shrink,
+    }
+end
+
+-- ── pair: sliding-counter, fixed-window ──────────────────────────────────────────────────────────────
+local function new_pair()
+    local pair = {}
+
+    local function advance(state, window, quota)
+        local start = now - now % window
+        if state.start > start then
+            local sum = state.current + state.previous
+            return start, sum < quota and sum or quota, 0
+        elseif state.start == start then
+            return start, state.current, state.previous
+        elseif state.start + window == start then
+            return start, 0, state.current
+        end
+        return start, 0, 0
+    end
+
+    local function parts_of(window)
+        local part = ceil_div(window, 1048576)
+        return part, ceil_div(window, part)
+    end
+
+    local function estimate(limit, window, start, current, previous)
+        if not limit.weighs_previous or previous == 0 then return current end
+        local part, parts = parts_of(window)
+        local weight = parts - floor((now - start) / part)
+        return current + ceil_div(previous * weight, parts)
+    end
+
+    -- The state as it stands now under this limit, kept beside what was read: a peek writes nothing.
+    local function view(state, limit)
+        if state.viewed == limit then return end
+        local window = limit.window
+        local start, current, previous
+        if state.window == window or state.window == 0 then
+            start, current, previous = advance(state, window, limit.quota)
+        else
+            local used = estimate(limit, state.window, advance(state, state.window, limit.quota))
+            start, current, previous = now - now % window, used < limit.quota and used or limit.quota, 0
+        end
+        state.viewed, state.v_start, state.v_current, state.v_previous = limit, start, current, previous
+    end
+
+    local function used_of(state, limit)
+        return estimate(limit, limit.window, state.v_start, state.v_current, state.v_previous)
+    end
+
+    local function keep(state, limit)
+        state.start, state.window = state.v_start, limit.window
+        state.current, state.previous = state.v_current, state.v_previous
+        state.reset_after = pair.reset_after(state, limit)
+        mark_changed(state)
+    end
+
+    function pair.load(key, limit)
+        local text = try('GET', key)
+        if not text then return { limit = limit, key = key, start = 0, window = 0, current = 0, previous = 0 } end
+        if text.err then return nil, unreadable(text) end
+        local start, window, current, previous = match(text, '^(%d+) (%d+) (%d+) (%d+)$')
+        start, window, current, previous = whole_of(start), whole_of(window), whole_of(current), whole_of(previous)
+        if not (start and window and current and previous) or window < WINDOW_MIN or window > WINDOW_MAX
+            or current > QUOTA_MAX or previous > QUOTA_MAX then
+            return nil, foreign('the string is not start, window, current, previous')
+        end
+        return { limit = limit, key = key, start = start, window = window, current = current, previous = previous }
+    end
+
+    function pair.serves() return true end
+
+    function pair.fits(state, limit, cost)
+        view(state, limit)
+        return used_of(state, limit) + cost <= limit.quota
+    end
+
+    function pair.wait(state, limit, cost)
+        view(state, limit)
+        local quota, window = limit.quota, limit.window
+        if cost > quota then return NEVER end
+        local start, current, previous = state.v_start, state.v_current, state.v_previous
+        if used_of(state, limit) + cost <= quota then return 0 end
+        if not limit.weighs_previous then return start + window - now end
+        local part, parts = parts_of(window)
+        local room = quota - cost - current
+        if room >= 0 and previous > 0 then
+            local offset = (parts - floor(room * parts / previous)) * part
+            if offset < window then return start + offset - now end
+        end
+        local offset = 0
+        if current > 0 then
+            local first_part = parts - floor((quota - cost) * parts / current)
+            offset = first_part > 0 and first_part * part or 0
+        end
+        return start + window + (offset < window and offset or window) - now
+    end
+
+    function pair.charge(state, limit, cost)
+        view(state, limit)
+        state.v_current = state.v_current + cost
+        keep(state, limit)
+    end
+
+    function pair.refuse(state, limit, cost)
+        view(state, limit)
+        -- Re-bucketed anew at every look, a changed window would move the moment told away as it is approached.
+        local must_keep = state.start > now or state.window > 0 and state.window ~= limit.window
+        if limit.count_denied then
+            local charged = state.v_current + cost
+            if charged > limit.quota then charged = limit.quota end
+            if charged > state.v_current then state.v_current = charged end
+        end
+        if must_keep or limit.count_denied then keep(state, limit) end
+    end
+
+    function pair.reset_after(state, limit)
+        local windows = 0
+        if state.v_current > 0 then
+            windows = limit.weighs_previous and 2 or 1
+        elseif limit.weighs_previous and state.v_previous > 0 then
+            windows = 1
+        end
+        return windows > 0 and state.v_start + windows * limit.window - now or 0
+    end
+
+    function pair.report(state, limit)
+        view(state, limit)
+        local remaining = limit.quota - used_of(state, limit)
+        if remaining < 0 then remaining = 0 end
+        local next_after = remaining == limit.quota and 0 or pair.wait(state, limit, remaining + 1)
+        return remaining, next_after, pair.reset_after(state, limit)
+    end
+
+    function pair.refund(state, limit, at)
+        view(state, limit)
+        local charged_start, cost = at - at % limit.window, limit.cost
+        if charged_start == state.v_start then
+            state.v_current = state.v_current - (cost < state.v_current and cost or state.v_current)
+        elseif charged_start + limit.window == state.v_start then
+            state.v_previous = state.v_previous - (cost < state.v_previous and cost or state.v_previous)
+        end
+        keep(state, limit)
+    end
+
+    function pair.grow(state)
+        if state.reset_after == 0 then return end
+        local text = format('%.0f %.0f %.0f %.0f', state.start, state.window, state.current, state.previous)
+        call('SET', state.key, text, 'PX', ttl_of(state.reset_after))
+    end
+
+    function pair.shrink(state)
+        if state.reset_after == 0 then call('DEL', state.key) end
+    end
+
+    return pair
+end
+
+-- ── bucket: token-bucket, leaky-bucket ───────────────────────────────────────────────────────────────
+local function new_bucket()
+    local bucket = {}
+
+    local function view(state, limit)
+        if state.viewed == limit then return end
+        local level, scale, full = state.level, state.scale, limit.capacity * limit.parts
+        if scale ~= limit.parts and scale > 0 then
+            local units = ceil_div(level, scale)
+            level = (units < limit.capacity and units or limit.capacity) * limit.parts
+        end
+        if level > full then level = full end
+        local time = state.time < now and state.time or now
+        local grains = floor(now / limit.grain) - floor(time / limit.grain)
+        level = grains >= ceil_div(level, limit.quota) and 0 or level - grains * limit.quota
+        state.viewed, state.v_level = limit, level
+    end
+
+    local function until_leaked(limit, parts)
+        if parts <= 0 then return 0 end
+        local grain, grains = limit.grain, ceil_div(parts, limit.quota)
+        if grains > floor(WAIT_MAX / grain) then return WAIT_MAX end
+        local wait = (floor(now / grain) + grains) * grain - now
+        return wait < WAIT_MAX and wait or WAIT_MAX
+    end
+
+    local function keep(state, limit)
+        state.time, state.level, state.scale = now, state.v_level, limit.parts
+        state.reset_after = until_leaked(limit, state.v_level)
+        mark_changed(state)
+    end
+
+    function bucket.load(key, limit)
+        local text = try('GET', key)
+        if not text then return { limit = limit, key = key, time = 0, level = 0, scale = 0 } end
+        if text.err then return nil, unreadable(text) end
+        local time, level, scale = match(text, '^(%d+) (%d+) (%d+)$')
+        time, level, scale = whole_of(time), whole_of(level), whole_of(scale)
+        if not (time and level and scale) or scale < 1 then return nil, foreign('the string is not time, level, scale') end
+        return { limit = limit, key = key, time = time, level = level, scale = scale }
+    end
+
+    function bucket.serves() return true end
+
+    function bucket.fits(state, limit, cost)
+        view(state, limit)
+        return cost <= limit.cost_max and state.v_level <= (limit.capacity - cost) * limit.parts
+    end
+
+    function bucket.wait(state, limit, cost)
+        view(state, limit)
+        if cost > limit.cost_max then return NEVER end
+        if limit.spaces and bucket.fits(state, limit, cost) then return until_leaked(limit, state.v_level) end
+        return until_leaked(limit, state.v_level - (limit.capacity - cost) * limit.parts)
+    end
+
+    function bucket.charge(state, limit, cost)
+        view(state, limit)
+        state.v_level = state.v_level + cost * limit.parts
+        keep(state, limit)
+    end
+
+    function bucket.refuse(state, limit, cost)
+        view(state, limit)
+        local has_gone_back = state.time > now
+        if limit.count_denied then
+            local full = limit.capacity * limit.parts
+            local level = state.v_level + (cost < limit.capacity and cost or limit.capacity) * limit.parts
+            state.v_level = level < full and level or full
+        end
+        if has_gone_back or limit.count_denied then keep(state, limit) end
+    end
+
+    function bucket.report(state, limit)
+        view(state, limit)
+        local level, parts = state.v_level, limit.parts
+        local remaining = floor((limit.capacity * parts - level) / parts)
+        local next_after = 0
+        if remaining < limit.cost_max then
+            next_after = until_leaked(limit, level - (limit.capacity - remaining - 1) * parts)
+        else
+            remaining = limit.cost_max
+        end
+        return remaining, next_after, until_leaked(limit, level)
+    end
+
+    function bucket.refund(state, limit, at, reset_after)
+        view(state, limit)
+        local units = limit.cost < limit.capacity and limit.cost or limit.capacity
+        local grain, charged = limit.grain, units * limit.parts
+        local lasted = floor((at + reset_after) / grain) - floor(at / grain)
+        local passed = floor(now / grain) - floor(at / grain)
+        local left = lasted - (passed > 0 and passed or 0)
+        local given = 0
+        if left > 0 then given = left < ceil_div(charged, limit.quota) and left * limit.quota or charged end
+        state.v_level = given < state.v_level and state.v_level - given or 0
+        keep(state, limit)
+    end
+
+    function bucket.grow(state)
+        if state.reset_after == 0 then return end
+        local text = format('%.0f %.0f %.0f', state.time, state.level, state.scale)
+        call('SET', state.key, text, 'PX', ttl_of(state.reset_after))
+    end
+
+    function bucket.shrink(state)
+        if state.reset_after == 0 then call('DEL', state.key) end
+    end
+
+    return bucket
+end
+
+-- ── limits ───────────────────────────────────────────────────────────────────────────────────────────
+
+-- A state machine is made when the first limit of the call needs it: making functions costs time, too.
+local machines = {}
+local makers = {
+    ['sliding'] = new_log, ['sliding-log'] = new_log,
+    ['sliding-counter'] = new_pair, ['fixed-window'] = new_pair,
+    ['token-bucket'] = new_bucket, ['leaky-bucket'] = new_bucket,
+}
+
+local function shape_bucket(limit, capacity)
+    limit.cost_max = capacity
+    limit.spaces = limit.algorithm == 'leaky-bucket'
+    limit.capacity = limit.spaces and capacity + 1 or capacity
+    limit.grain = floor(limit.capacity * ceil_div(limit.window, 1048576) / 8500000000) + 1
+    limit.parts = ceil_div(limit.window, limit.grain)
+end
+
+local function parse_limit(text)
+    local algorithm, quota, window, cost, options = match(text or '', '^(%S+) (%d+) (%d+) (%d+)(.*)$')
+    local maker = makers[algorithm]
+    if not maker then fail('TOLLGATE_ARGUMENT a limit line is ALGORITHM QUOTA WINDOW_US COST and options') end
+    quota, window, cost = whole_of(quota), whole_of(window), whole_of(cost)
+    local quota_max = algorithm == 'sliding-log' and 100000 or QUOTA_MAX
+    if not quota or quota < 1 or quota > quota_max then
+        fail(format('TOLLGATE_ARGUMENT a quota of %s is 1 to %d', algorithm, quota_max))
+    elseif not window or window < WINDOW_MIN or window > WINDOW_MAX then
+        fail('TOLLGATE_ARGUMENT a window is 1000 to 34560000000000 microseconds')
+    elseif not cost or cost > COST_MAX then
+        fail('TOLLGATE_ARGUMENT a cost is 0 to 4294967295')
+    end
+    local limit = { algorithm = algorithm, quota = quota, window = window, cost = cost, tick = 1 }
+    local capacity = quota
+    for name, value in string.gmatch(options, '(%S+)=(%w+)') do
+        local number = whole_of(value)
+        if name == 'count_denied' and number then
+            limit.count_denied = number == 1
+        elseif name == 'window' and value == 'fixed' then
+            limit.is_window_fixed = true
+        elseif (name == 'burst' and algorithm == 'token-bucket' or name == 'queue' and algorithm == 'leaky-bucket')
+            and number and number >= 1 and number <= QUOTA_MAX then
+            capacity = number
+        else
+            fail('TOLLGATE_ARGUMENT options are burst= (token-bucket) and queue= (leaky-bucket), 1 to 10000000, count_denied=1, window=fixed')
+        end
+    end
+    if algorithm == 'sliding' and quota > EXACT_QUOTA_MAX then limit.tick = ceil_div(window, EXACT_QUOTA_MAX) end
+    limit.weighs_previous = algorithm == 'sliding-counter'
+    if maker == new_bucket then shape_bucket(limit, capacity) end
+    machines[maker] = machines[maker] or maker()
+    limit.machine = machines[maker]
+    return limit
+end
+
+-- ── the steps ────────────────────────────────────────────────────────────────────────────────────────
+
+local reply, reply_count = { now }, 1
+local key_at, arg_at = 0, 1
+-- Most lines of a batch are the same text: parsed once.
+local limits, heads = {}, {}
+-- The lines of the step at hand.
+local line_limits, line_states, line_fits = {}, {}, {}
+
+-- The limit and the state of the next key. The problem instead, if the key holds something else.
+local function next_line()
+    arg_at, key_at = arg_at + 1, key_at + 1
+    local text, key = ARGV[arg_at], KEYS[key_at]
+    local limit = limits[text]
+    if not limit then
+        limit = parse_limit(text)
+        limits[text] = limit
+    end
+    local state = states[key]
+    if state then
+        if state.limit == limit then return limit, state end
+        if state.limit.machine ~= limit.machine then
+            return limit, nil, foreign('one key is used by limits of different kinds')
+        elseif limit.machine.serves(state, limit) then
+            return limit, state
+        end
+        -- Two windows on one counter in one call: the second reads what the first has left.
+        if state.is_changed then write(state) end
+    elseif not key then
+        fail('TOLLGATE_ARGUMENT there are fewer keys than limits')
+    end
+    local problem
+    state, problem = limit.machine.load(key, limit)
+    states[key] = state
+    return limit, state, problem
+end
+
+-- Charges or refuses one line and answers for it. Whether the same check once more could be answered differently.
+local function settle(limit, state, fits, is_admitted)
+    local machine, cost, retry_after, may_change = limit.machine, limit.cost, 0, false
+    if cost == 0 then
+        retry_after = machine.wait(state, limit, 1)
+    elseif is_admitted then
+        if limit.spaces then retry_after = machine.wait(state, limit, cost) end
+        machine.charge(state, limit, cost)
+        may_change = true
+    else
+        machine.refuse(state, limit, cost)
+        retry_after = machine.wait(state, limit, cost)
+        may_change = limit.count_denied
+    end
+    local at = reply_count
+    reply[at + 1], reply[at + 3] = fits and 1 or 0, retry_after
+    reply[at + 2], reply[at + 4], reply[at + 5] = machine.report(state, limit)
+    reply_count = at + 5
+    return may_change
+end
+
+local function run_one(repeats)
+    local limit, state, problem = next_line()
+    if problem then return { err = problem } end
+    local results = 0
+    repeat
+        local fits = limit.cost == 0 or limit.machine.fits(state, limit, limit.cost)
+        results = results + 1
+    until not settle(limit, state, fits, fits) or results >= repeats
+    return results
+end
+
+local function run_several(count, repeats)
+    local problem
+    for j = 1, count do
+        local trouble
+        line_limits[j], line_states[j], trouble = next_line()
+        problem = problem or trouble
+    end
+    if problem then return { err = problem } end
+    local results = 0
+    repeat
+        local is_admitted, may_change = true, false
+        for j = 1, count do
+            local limit = line_limits[j]
+            local fits = limit.cost == 0 or limit.machine.fits(line_states[j], limit, limit.cost)
+            line_fits[j], is_admitted = fits, is_admitted and fits
+        end
+        for j = 1, count do
+            may_change = settle(line_limits[j], line_states[j], line_fits[j], is_admitted) or may_change
+        end
+        results = results + 1
+    until not may_change or results >= repeats
+    return results
+end
+
+-- The longest ban among the next `count` keys in microseconds, or nothing.
+local function banned_for(count)
+    local longest
+    for j = 1, count do
+        local ms = call('PTTL', KEYS[key_at + j])
+        if ms == -1 then return NEVER end
+        if ms >= 0 and ms * 1000 >= (longest or 0) then longest = ms * 1000 end
+    end
+    return longest
+end
+
+local function check(count, bans, repeats)
+    local head = reply_count + 1
+    reply_count = head
+    if bans > 0 then
+        local ban = banned_for(bans)
+        key_at = key_at + bans
+        if ban then
+            key_at, arg_at = key_at + count, arg_at + count
+            reply[head], reply[head + 1], reply_count = 0, ban, head + 1
+            return
+        end
+    end
+    if count == 1 then reply[head] = run_one(repeats) else reply[head] = run_several(count, repeats) end
+end
+
+local function refund(count)
+    local problem
+    for j = 1, count do
+        local trouble
+        line_limits[j], line_states[j], trouble = next_line()
+        problem = problem or trouble
+        arg_at = arg_at + 1
+        local at, reset_after = match(ARGV[arg_at] or '', '^(%d+) (%d+)$')
+        line_fits[j] = { at = whole_of(at), reset_after = whole_of(reset_after) }
+        if not line_fits[j].reset_after then fail('TOLLGATE_ARGUMENT a receipt is AT RESET_AFTER in microseconds') end
+    end
+    reply_count = reply_count + 1
+    reply[reply_count] = problem and { err = problem } or 1
+    for j = 1, problem and 0 or count do
+        local limit, receipt = line_limits[j], line_fits[j]
+        if limit.cost > 0 then limit.machine.refund(line_states[j], limit, receipt.at, receipt.reset_after) end
+    end
+end
+
+local function parse_head(text)
+    local verb, count, bans, repeats = match(text, '^(%a+) (%d+) ?(%d*) ?(%d*)$')
+    count = tonumber(count)
+    if not count or count < 1 or verb ~= 'check' and verb ~= 'refund' then
+        fail('TOLLGATE_ARGUMENT a step is check LIMITS [BANS [REPEAT]] or refund LIMITS')
+    end
+    return { verb = verb, count = count, bans = tonumber(bans) or 0, repeats = tonumber(repeats) or 1 }
+end
+
+local arg_count, steps, first_verb = #ARGV, 0, nil
+while arg_at < arg_count do
+    arg_at = arg_at + 1
+    local text = ARGV[arg_at]
+    local head = heads[text]
+    if not head then
+        head = parse_head(text)
+        heads[text] = head
+        first_verb = first_verb or head.verb
+        if head.verb ~= first_verb then fail('TOLLGATE_ARGUMENT a call holds checks or refunds, not both') end
+    end
+    if head.verb == 'check' then check(head.count, head.bans, head.repeats) else refund(head.count) end
+    steps = steps + 1
+end
+
+for i = 1, changed_count do
+    local state = changed[i]
+    if state.is_changed then state.limit.machine.grow(state) end
+end
+for i = 1, changed_count do
+    local state = changed[i]
+    if state.is_changed then state.limit.machine.shrink(state) end
+end
+
+if steps == 1 and type(reply[2]) == 'table' then return reply[2] end
+return reply

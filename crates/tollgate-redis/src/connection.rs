@@ -1,0 +1,175 @@
+//! One connection: opened, logged in, the script loaded; then one call at a time.
+//!
+//! At most one call is in flight, so a reply needs no number: it belongs to the call that waits for it. When a call
+//! is given up, the connection goes with it, and whatever the server still sends is read by nobody. That is the
+//! whole protection against a late reply being taken for another's.
+
+use std::io;
+
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tollgate_core::StoreErrorKind as Kind;
+
+use crate::fault::Fault;
+use crate::reply::Reply;
+use crate::request::push_command;
+use crate::url::Endpoint;
+
+/// The largest reply we expect is a full batch, some 100 kB.
+const INBOX_BYTES_MAX: usize = 8 << 20;
+
+trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
+impl<S: AsyncRead + AsyncWrite + Unpin + Send> Stream for S {}
+
+pub(crate) struct Connection {
+    stream: Box<dyn Stream>,
+    inbox: Vec<u8>,
+    script_sha: String,
+}
+
+impl Connection {
+    /// Connects, logs in, chooses the database, loads the script, and makes sure that this is no replica.
+    pub(crate) async fn open(endpoint: &Endpoint, script: &str) -> Result<Connection, Fault> {
+        let unreachable = |_| Fault::new(Kind::Unreachable, "the server cannot be reached");
+        let tcp = TcpStream::connect((endpoint.host.as_str(), endpoint.port)).await.map_err(unreachable)?;
+        tcp.set_nodelay(true).map_err(unreachable)?;
+        let stream: Box<dyn Stream> = if endpoint.is_tls { tls::wrap(tcp, endpoint).await? } else { Box::new(tcp) };
+        let mut connection = Connection { stream, inbox: Vec::new(), script_sha: String::new() };
+        connection.greet(endpoint, script).await.map_err(|fault| match fault.kind {
+            // No check has been sent yet.
+            Kind::Interrupted | Kind::TimedOut => Fault::new(Kind::Unreachable, "the server hung up on us"),
+            _ => fault,
+        })?;
+        Ok(connection)
+    }
+
+    async fn greet(&mut self, endpoint: &Endpoint, script: &str) -> Result<(), Fault> {
+        let mut request = Vec::with_capacity(script.len() + 512);
+        let mut wants_ok = Vec::new();
+        let mut push = |is_needed: bool, parts: &[&str]| {
+            push_command(&mut request, parts);
+            wants_ok.push(is_needed);
+        };
+        match (&endpoint.user, &endpoint.password) {
+            (Some(user), Some(password)) => push(true, &["AUTH", user, password]),
+            (None, Some(password)) => push(true, &["AUTH", password]),
+            (_, None) => {}
+        }
+        if endpoint.database != 0 {
+            push(true, &["SELECT", &endpoint.database.to_string()]);
+        }
+        // Nice to have: a restricted user may not be allowed either of the two.
+        push(false, &["CLIENT", "SETNAME", "tollgate"]);
+        push(false, &["ROLE"]);
+        push(true, &["SCRIPT", "LOAD", script]);
+        let mut replies = Vec::with_capacity(wants_ok.len());
+        self.send(&request).await?;
+        for is_needed in wants_ok {
+            let reply = self.receive().await?;
+            if let Reply::Error(message) = &reply {
+                let fault = Fault::of_reply(message);
+                // A server that is full, or wants a password, says so whatever it is asked.
+                if is_needed || fault.kind == Kind::Unavailable || message.starts_with("NOAUTH") {
+                    return Err(fault);
+                }
+            }
+            replies.push(reply);
+        }
+        let role = replies.get(replies.len() - 2);
+        if let Some(Reply::List(role)) = role
+            && role.first().and_then(Reply::as_text) == Some("slave")
+        {
+            return Err(Fault::of_reply("READONLY"));
+        }
+        match replies.last().and_then(Reply::as_text) {
+            Some(sha) if sha.len() == 40 => self.script_sha = sha.into(),
+            _ => return Err(Fault::new(Kind::Protocol, "the server did not name the loaded script")),
+        }
+        Ok(())
+    }
+
+    /// The name under which the server knows the script.
+    pub(crate) fn script_sha(&self) -> &str {
+        &self.script_sha
+    }
+
+    /// Sends a request and waits for its reply. If this fails or is dropped, so must the connection be.
+    pub(crate) async fn call(&mut self, request: &[u8]) -> Result<Reply, Fault> {
+        self.send(request).await?;
+        self.receive().await
+    }
+
+    /// Returns when the server has hung up, or has said something although nobody asked.
+    pub(crate) async fn hung_up(&mut self) {
+        let mut byte = [0];
+        let _ = self.stream.read(&mut byte).await;
+    }
+
+    async fn send(&mut self, request: &[u8]) -> Result<(), Fault> {
+        self.stream.write_all(request).await.map_err(interrupted)?;
+        self.stream.flush().await.map_err(interrupted)
+    }
+
+    async fn receive(&mut self) -> Result<Reply, Fault> {
+        let garbled = || Fault::new(Kind::Protocol, "the server does not speak RESP");
+        loop {
+            if let Some((reply, length)) = Reply::parse(&self.inbox).map_err(|_| garbled())? {
+                self.inbox.drain(..length);
+                return Ok(reply);
+            }
+            if self.inbox.len() > INBOX_BYTES_MAX {
+                return Err(garbled());
+            }
+            self.inbox.reserve(16 << 10);
+            if self.stream.read_buf(&mut self.inbox).await.map_err(interrupted)? == 0 {
+                return Err(interrupted(io::ErrorKind::UnexpectedEof.into()));
+            }
+        }
+    }
+}
+
+fn interrupted(_: io::Error) -> Fault {
+    Fault::new(Kind::Interrupted, "the connection broke during a call")
+}
+
+#[cfg(feature = "tls")]
+mod tls {
+    use std::sync::Arc;
+
+    use tokio::net::TcpStream;
+    use tokio_rustls::TlsConnector;
+    use tokio_rustls::rustls::pki_types::ServerName;
+    use tokio_rustls::rustls::{ClientConfig, RootCertStore, crypto};
+    use tollgate_core::StoreErrorKind as Kind;
+
+    use super::Stream;
+    use crate::fault::Fault;
+    use crate::url::Endpoint;
+
+    pub(super) async fn wrap(tcp: TcpStream, endpoint: &Endpoint) -> Result<Box<dyn Stream>, Fault> {
+        let fault = |message| Fault::new(Kind::Unreachable, message);
+        let roots = RootCertStore { roots: webpki_roots::TLS_SERVER_ROOTS.to_vec() };
+        let provider = Arc::new(crypto::ring::default_provider());
+        let config = ClientConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .map_err(|_| fault("TLS is not available"))?
+            .with_root_certificates(roots)
+            .with_no_client_auth();
+        let name = ServerName::try_from(endpoint.host.clone()).map_err(|_| fault("the host is no name for TLS"))?;
+        let stream = TlsConnector::from(Arc::new(config)).connect(name, tcp).await;
+        Ok(Box::new(stream.map_err(|_| fault("the server's TLS certificate or handshake was refused"))?))
+    }
+}
+
+#[cfg(not(feature = "tls"))]
+mod tls {
+    use tokio::net::TcpStream;
+
+    use super::Stream;
+    use crate::fault::Fault;
+    use crate::url::Endpoint;
+
+    pub(super) async fn wrap(_: TcpStream, _: &Endpoint) -> Result<Box<dyn Stream>, Fault> {
+        unreachable!("a rediss:// URL is refused without the feature `tls`")
+    }
+}

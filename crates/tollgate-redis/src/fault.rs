@@ -1,0 +1,99 @@
+//! What can go wrong with a call, and whether it was executed.
+//!
+//! One table maps the first word of an error reply to a kind. Redis puts it there for exactly this purpose; the rest of
+//! the line may name keys or addresses and goes no further.
+
+use std::borrow::Cow;
+
+use tollgate_core::{StoreError, StoreErrorKind as Kind};
+
+/// A failure that several callers of one batch can share.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Fault {
+    pub(crate) kind: Kind,
+    message: Cow<'static, str>,
+}
+
+impl Fault {
+    pub(crate) fn new(kind: Kind, message: impl Into<Cow<'static, str>>) -> Fault {
+        Fault { kind, message: message.into() }
+    }
+
+    /// The fault behind an error reply.
+    pub(crate) fn of_reply(reply: &str) -> Fault {
+        let word = reply.split(' ').next().unwrap_or_default();
+        let (kind, message) = match word {
+            "OOM" => (Kind::Unavailable, "the server has reached its maxmemory"),
+            "LOADING" => (Kind::Unavailable, "the server is loading its data"),
+            "READONLY" => (Kind::Unavailable, "the server is a read-only replica"),
+            "BUSY" => (Kind::Unavailable, "the server is busy running another script"),
+            "MASTERDOWN" => (Kind::Unavailable, "the server is a replica without its master"),
+            "MISCONF" => (Kind::Unavailable, "the server refuses writes because it cannot save"),
+            "NOREPLICAS" => (Kind::Unavailable, "the server has fewer replicas than it wants"),
+            "CLUSTERDOWN" | "TRYAGAIN" => (Kind::Unavailable, "the cluster does not serve this slot at the moment"),
+            "MOVED" | "ASK" => (Kind::Unavailable, "the key lives on another node of a cluster"),
+            "NOAUTH" | "WRONGPASS" => (Kind::Forbidden, "the server wants another user or password"),
+            "NOPERM" => (Kind::Forbidden, "the user may not run our script or reach our keys"),
+            "CROSSSLOT" => (Kind::Forbidden, "the keys of one check live in different slots of a cluster"),
+            "TOLLGATE_FOREIGN" => (Kind::Foreign, "a key of ours holds something else"),
+            "ERR" => return Fault::of_plain_error(reply),
+            _ => (Kind::Protocol, "the server answered an error that we do not know"),
+        };
+        Fault::new(kind, message)
+    }
+
+    /// Errors that Redis gives no word of their own.
+    fn of_plain_error(reply: &str) -> Fault {
+        if reply.contains("max number of clients") {
+            Fault::new(Kind::Unavailable, "the server has no connection left for us")
+        } else if reply.contains("AUTH") {
+            Fault::new(Kind::Forbidden, "the server wants another user or password")
+        } else if reply.contains("DB index") || reply.contains("SELECT is not allowed") {
+            Fault::new(Kind::Forbidden, "the server does not have this database")
+        } else if reply.contains("ACL failure in script") {
+            Fault::new(Kind::Forbidden, "the user may not run our script or reach our keys")
+        } else {
+            Fault::new(Kind::Protocol, "the server answered an error that we do not know")
+        }
+    }
+
+    /// Whether the connection is of no further use: what answers is not, or no longer, what we want to talk to.
+    pub(crate) fn ends_connection(&self) -> bool {
+        matches!(self.kind, Kind::TimedOut | Kind::Interrupted | Kind::Unreachable | Kind::Protocol) || *self == Fault::of_reply("READONLY")
+    }
+}
+
+impl From<Fault> for StoreError {
+    fn from(fault: Fault) -> StoreError {
+        StoreError::new(fault.kind, fault.message)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_word_decides_and_the_rest_is_not_repeated() {
+        let cases = [
+            ("OOM command not allowed when used memory > 'maxmemory'. script: abc", Kind::Unavailable),
+            ("LOADING Redis is loading the dataset in memory", Kind::Unavailable),
+            ("READONLY You can't write against a read only replica.", Kind::Unavailable),
+            ("MOVED 1234 10.9.8.7:6379", Kind::Unavailable),
+            ("ERR max number of clients reached", Kind::Unavailable),
+            ("NOAUTH Authentication required.", Kind::Forbidden),
+            ("WRONGPASS invalid username-password pair or user is disabled.", Kind::Forbidden),
+            ("NOPERM No permissions to access a key", Kind::Forbidden),
+            ("ERR DB index is out of range", Kind::Forbidden),
+            ("TOLLGATE_FOREIGN the key holds another type", Kind::Foreign),
+            ("TOLLGATE_ARGUMENT a cost is 0 to 4294967295", Kind::Protocol),
+            ("ERR something else about secret-key", Kind::Protocol),
+            ("", Kind::Protocol),
+        ];
+        for (reply, kind) in cases {
+            let error = StoreError::from(Fault::of_reply(reply));
+            assert_eq!(error.kind(), kind, "{reply}");
+            assert!(!error.to_string().contains("10.9.8.7") && !error.to_string().contains("secret-key"), "{error}");
+        }
+    }
+}

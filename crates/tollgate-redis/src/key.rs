@@ -1,0 +1,130 @@
+//! The names of our keys, which every language must spell alike.
+//!
+//! ```text
+//!   tollgate:tg1:{user:42}:sliding:60000000
+//!   prefix   │    subject  scope
+//!            state version; two versions can run side by side during a deploy
+//! ```
+//!
+//! **The hash tag is the subject**, so that all limits of one caller live in one slot of a Cluster and can be decided
+//! together. Redis takes what stands between the first `{` and the next `}`; a brace from outside would choose the
+//! slot, so braces are escaped, and a prefix may not have any.
+//!
+//! **Nothing collides.** Within a part every byte that is not printable ASCII, and `%`, `{`, `}` and space, becomes `%`
+//! and two upper-case hex digits; in the parts of a scope `:` does, too, because it separates them. A part whose escaped
+//! form is longer than 128 bytes becomes `%h` and the SHA-256 of the part as it was, in hex; an empty one
+//! becomes `%e`. Neither can be an escape, because those have two upper-case hex digits.
+//!
+//! | scope | text |
+//! |---|---|
+//! | explicit | algorithm `:` window in µs |
+//! | rule | `rule:` rule `:` limit `:` state machine (`log`, `pair`, `bucket`) |
+//! | throttle | `throttle:` state machine |
+//! | a ban of the subject | `ban` |
+//!
+//! `docs/redis-state.md` says the same for other languages, and `tests/key-vectors.tsv` has examples for all of it.
+
+use std::fmt::Write;
+
+use sha2::{Digest, Sha256};
+use tollgate_core::{Algorithm, Demand, Scope};
+
+/// Longer than this, escaped, and a part is hashed: short enough for a list of keys to be read, long enough for an
+/// address, an e-mail address or a token identifier.
+const PART_BYTES_MAX: usize = 128;
+const PREFIX_BYTES_MAX: usize = 64;
+
+/// What stands before the subject: the prefix and the version of the state.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Prefix(String);
+
+/// The prefix would break the layout of the keys.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("a key prefix is 1 to {PREFIX_BYTES_MAX} printable ASCII characters without braces and spaces, got {got:?}")]
+pub struct PrefixError {
+    got: String,
+}
+
+impl Prefix {
+    pub(crate) fn new(prefix: &str) -> Result<Prefix, PrefixError> {
+        let is_plain = prefix.bytes().all(|byte| byte.is_ascii_graphic() && !matches!(byte, b'{' | b'}'));
+        if prefix.is_empty() || prefix.len() > PREFIX_BYTES_MAX || !is_plain {
+            return Err(PrefixError { got: prefix.into() });
+        }
+        Ok(Prefix(format!("{prefix}:tg1:{{")))
+    }
+
+    /// The key of the counter that a demand counts on.
+    pub(crate) fn counter(&self, demand: &Demand<'_>) -> String {
+        let mut key = self.subject(demand.key.subject());
+        let limit = &demand.limit;
+        match demand.key.scope() {
+            Scope::Rule { rule, limit: name } => {
+                key.push_str("rule:");
+                push_part(&mut key, rule.as_bytes(), true);
+                key.push(':');
+                push_part(&mut key, name.as_bytes(), true);
+                key.push(':');
+                key.push_str(machine(limit.algorithm()));
+            }
+            Scope::Throttle => {
+                key.push_str("throttle:");
+                key.push_str(machine(limit.algorithm()));
+            }
+            // Explicit; whatever scope is added to the core gets its own text before it is used here.
+            _ => {
+                key.push_str(limit.algorithm().name());
+                key.push(':');
+                key.push_str(itoa::Buffer::new().format(limit.window_us()));
+            }
+        }
+        key
+    }
+
+    /// The key that bans a subject while it exists.
+    pub(crate) fn ban(&self, subject: &[u8]) -> String {
+        self.subject(subject) + "ban"
+    }
+
+    fn subject(&self, subject: &[u8]) -> String {
+        let mut key = String::with_capacity(self.0.len() + subject.len() + 32);
+        key.push_str(&self.0);
+        push_part(&mut key, subject, false);
+        key.push_str("}:");
+        key
+    }
+}
+
+fn machine(algorithm: Algorithm) -> &'static str {
+    match algorithm {
+        Algorithm::Sliding | Algorithm::SlidingLog => "log",
+        Algorithm::SlidingCounter | Algorithm::FixedWindow => "pair",
+        Algorithm::TokenBucket | Algorithm::LeakyBucket => "bucket",
+        other => other.name(),
+    }
+}
+
+fn push_part(key: &mut String, part: &[u8], is_in_scope: bool) {
+    let is_literal = |byte: u8| byte.is_ascii_graphic() && !matches!(byte, b'%' | b'{' | b'}') && !(byte == b':' && is_in_scope);
+    let escaped_bytes: usize = part.iter().map(|&byte| if is_literal(byte) { 1 } else { 3 }).sum();
+    if part.is_empty() {
+        key.push_str("%e");
+    } else if escaped_bytes > PART_BYTES_MAX {
+        key.push_str("%h");
+        for byte in Sha256::digest(part) {
+            // Writing to a String cannot fail.
+            let _ = write!(key, "{byte:02x}");
+        }
+    } else {
+        for &byte in part {
+            if is_literal(byte) {
+                key.push(char::from(byte));
+            } else {
+                let _ = write!(key, "%{byte:02X}");
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,221 @@
+//! What goes out: the steps of a call, as the script wants them.
+//!
+//! A step is encoded by whoever asks, before it waits in the queue; the worker only strings steps together. Two steps
+//! are the same check exactly if their bytes are the same, which is how neighbours find each other.
+
+use smallvec::SmallVec;
+use tollgate_core::{Check, Decision, Demand, Limit, Scope, Timestamp};
+
+use crate::key::Prefix;
+
+/// One check or one refund, ready to be sent.
+#[derive(PartialEq, Eq, Debug)]
+pub(crate) struct Step {
+    /// Bulk strings: the ban keys, then a key per limit.
+    keys: Vec<u8>,
+    key_count: usize,
+    /// Bulk strings: what follows the head.
+    arguments: Vec<u8>,
+    argument_count: usize,
+    ban_count: usize,
+    /// What the answer needs to know of each limit.
+    pub(crate) asked: SmallVec<[Asked; 2]>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Asked {
+    pub(crate) quota: u32,
+    pub(crate) cost: u32,
+}
+
+impl Step {
+    pub(crate) fn check(check: &Check<'_>, prefix: &Prefix, reads_bans: bool) -> Step {
+        let mut step = Step::empty();
+        let charges = check.demands().iter().any(|demand| demand.cost.units() > 0);
+        if reads_bans && charges {
+            let mut subjects: SmallVec<[&[u8]; 2]> = SmallVec::new();
+            for demand in check.demands() {
+                if !subjects.contains(&demand.key.subject()) {
+                    subjects.push(demand.key.subject());
+                    step.push_key(&prefix.ban(demand.key.subject()));
+                    step.ban_count += 1;
+                }
+            }
+        }
+        for demand in check.demands() {
+            step.push_key(&prefix.counter(demand));
+            step.push_argument(&limit_line(demand));
+            step.asked.push(Asked { quota: demand.limit.quota(), cost: demand.cost.units() });
+        }
+        step
+    }
+
+    /// `None` if nothing was charged.
+    pub(crate) fn refund(check: &Check<'_>, decision: &Decision, prefix: &Prefix) -> Option<Step> {
+        let mut step = Step::empty();
+        if !decision.allowed() {
+            return None;
+        }
+        for (demand, line) in check.demands().iter().zip(&decision.lines) {
+            let Some(receipt) = tollgate_core::algorithm::Receipt::of(decision.at, line) else { continue };
+            step.push_key(&prefix.counter(demand));
+            step.push_argument(&limit_line(&demand.cost(receipt.units)));
+            step.push_argument(&format!("{} {}", receipt.at.as_micros(), receipt.reset_after_us));
+            step.asked.push(Asked { quota: demand.limit.quota(), cost: receipt.units });
+        }
+        (!step.asked.is_empty()).then_some(step)
+    }
+
+    fn empty() -> Step {
+        let (keys, arguments) = (Vec::with_capacity(96), Vec::with_capacity(64));
+        Step { keys, key_count: 0, arguments, argument_count: 0, ban_count: 0, asked: SmallVec::new() }
+    }
+
+    fn push_key(&mut self, key: &str) {
+        push_bulk(&mut self.keys, key.as_bytes());
+        self.key_count += 1;
+    }
+
+    fn push_argument(&mut self, argument: &str) {
+        push_bulk(&mut self.arguments, argument.as_bytes());
+        self.argument_count += 1;
+    }
+
+    /// Steps on one counter each do not see each other unless it is the same counter; so they may be put in this order.
+    pub(crate) fn order(&self) -> &[u8] {
+        &self.keys
+    }
+
+    pub(crate) fn has_one_limit(&self) -> bool {
+        self.asked.len() == 1
+    }
+}
+
+/// The line by which the script is told of a limit.
+fn limit_line(demand: &Demand<'_>) -> String {
+    let limit: &Limit = &demand.limit;
+    let mut numbers = [itoa::Buffer::new(), itoa::Buffer::new(), itoa::Buffer::new()];
+    let [quota, window_us, cost] = &mut numbers;
+    let mut line = String::with_capacity(64);
+    for part in [
+        limit.algorithm().name(),
+        " ",
+        quota.format(limit.quota()),
+        " ",
+        window_us.format(limit.window_us()),
+        " ",
+        cost.format(demand.cost.units()),
+    ] {
+        line.push_str(part);
+    }
+    let capacities = [(" burst=", limit.burst()), (" queue=", limit.queue())];
+    for (option, capacity) in capacities {
+        if let Some(capacity) = capacity.filter(|&capacity| capacity != limit.quota()) {
+            line.push_str(option);
+            line.push_str(itoa::Buffer::new().format(capacity));
+        }
+    }
+    if limit.count_denied() {
+        line.push_str(" count_denied=1");
+    }
+    if demand.key.scope() == Scope::Explicit {
+        line.push_str(" window=fixed");
+    }
+    line
+}
+
+/// By what name the script is called.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Script<'a> {
+    /// `EVALSHA`: it is known there.
+    Known(&'a str),
+    /// `EVAL`: sent along, and known from then on.
+    Whole(&'a str),
+}
+
+/// A call of the script with these steps, each to be run so often.
+pub(crate) fn encode_call(script: Script<'_>, now: Option<Timestamp>, verb: &str, steps: &[(&Step, usize)]) -> Vec<u8> {
+    let key_count: usize = steps.iter().map(|(step, _)| step.key_count).sum();
+    let argument_count: usize = steps.iter().map(|(step, _)| 1 + step.argument_count).sum();
+    let bytes: usize = steps.iter().map(|(step, _)| step.keys.len() + step.arguments.len() + 32).sum();
+    let (command, script) = match script {
+        Script::Known(sha) => ("EVALSHA", sha),
+        Script::Whole(text) => ("EVAL", text),
+    };
+    let mut out = Vec::with_capacity(bytes + script.len() + 96);
+    push_length(&mut out, b'*', 3 + key_count + 1 + argument_count);
+    push_bulk(&mut out, command.as_bytes());
+    push_bulk(&mut out, script.as_bytes());
+    push_bulk(&mut out, itoa::Buffer::new().format(key_count).as_bytes());
+    for (step, _) in steps {
+        out.extend_from_slice(&step.keys);
+    }
+    match now {
+        Some(now) => push_bulk(&mut out, itoa::Buffer::new().format(now.as_micros()).as_bytes()),
+        None => push_bulk(&mut out, b""),
+    }
+    for &(step, repeat) in steps {
+        let head = match (verb, step.ban_count, repeat) {
+            ("check", 0, 1) => format!("check {}", step.asked.len()),
+            ("check", bans, repeat) => format!("check {} {bans} {repeat}", step.asked.len()),
+            (verb, ..) => format!("{verb} {}", step.asked.len()),
+        };
+        push_bulk(&mut out, head.as_bytes());
+        out.extend_from_slice(&step.arguments);
+    }
+    out
+}
+
+/// A plain command.
+pub(crate) fn push_command(out: &mut Vec<u8>, parts: &[&str]) {
+    push_length(out, b'*', parts.len());
+    for part in parts {
+        push_bulk(out, part.as_bytes());
+    }
+}
+
+fn push_bulk(out: &mut Vec<u8>, bytes: &[u8]) {
+    push_length(out, b'$', bytes.len());
+    out.extend_from_slice(bytes);
+    out.extend_from_slice(b"\r\n");
+}
+
+fn push_length(out: &mut Vec<u8>, kind: u8, length: usize) {
+    out.push(kind);
+    out.extend_from_slice(itoa::Buffer::new().format(length).as_bytes());
+    out.extend_from_slice(b"\r\n");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tollgate_core::{Cost, Key};
+
+    fn line_of(limit: &str, cost: u32) -> String {
+        let demand = Demand::new(limit.parse().unwrap(), Key::new("k").unwrap()).cost(Cost::new(cost));
+        limit_line(&demand)
+    }
+
+    #[test]
+    fn a_limit_line_says_everything_the_script_must_know() {
+        assert_eq!(line_of("100/min", 1), "sliding 100 60000000 1 window=fixed");
+        assert_eq!(line_of("100/s token-bucket burst=20", 3), "token-bucket 100 1000000 3 burst=20 window=fixed");
+        assert_eq!(line_of("7/500ms leaky-bucket queue=9", 0), "leaky-bucket 7 500000 0 queue=9 window=fixed");
+        let rule = Key::scoped("k", Scope::Rule { rule: "r", limit: "l" }).unwrap();
+        let limit: Limit = "5/h fixed-window".parse::<Limit>().unwrap().with_count_denied(true);
+        assert_eq!(limit_line(&Demand::new(limit, rule)), "fixed-window 5 3600000000 1 count_denied=1");
+    }
+
+    #[test]
+    fn a_call_is_one_command_with_all_keys_first() {
+        let demand = Demand::new("2/s".parse().unwrap(), Key::new("k").unwrap());
+        let step = Step::check(&Check::one(&demand), &Prefix::new("p").unwrap(), true);
+        let call = encode_call(Script::Known("sha"), Some(Timestamp::from_micros(7)), "check", &[(&step, 3)]);
+        let words: Vec<&str> = std::str::from_utf8(&call).unwrap().split("\r\n").skip(2).step_by(2).collect();
+        let keys = ["p:tg1:{k}:ban", "p:tg1:{k}:sliding:1000000"];
+        let expected =
+            ["EVALSHA", "sha", "2", keys[0], keys[1], "7", "check 1 1 3", "sliding 2 1000000 1 window=fixed"];
+        assert_eq!(words, expected);
+        assert!(call.starts_with(b"*8\r\n"));
+    }
+}

@@ -1,0 +1,294 @@
+//! The store: a URL in, decisions out.
+
+use std::fmt;
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use tokio::runtime::Handle;
+use tokio::sync::{mpsc, oneshot};
+use tollgate_core::{
+    Check, Clock, Cost, Decision, Demand, Line, Store, StoreError, StoreErrorKind as Kind, StoreFuture,
+};
+
+use crate::fault::Fault;
+use crate::key::{Prefix, PrefixError};
+use crate::lane::{Counters, Lane, STEPS_MAX, Work};
+use crate::reply::Reply;
+use crate::request::{Step, push_command};
+use crate::url::{Endpoint, UrlError};
+use crate::{SCRIPT, server_check};
+
+/// Long enough for a server that forks or saves; a caller with less patience has a deadline of its own.
+const CALL_TIMEOUT_DEFAULT: Duration = Duration::from_millis(250);
+/// Callers that may wait at once. Past this the store is not busy but lost.
+const QUEUE_LENGTH_DEFAULT: usize = 16_384;
+
+/// Counters on one Redis or Valkey server. Cloning is cheap, and clones share the connection.
+///
+/// Any number of tasks may ask at once: what waits at the same moment goes to the server as one call.
+/// The store has no failure policy. An error says what is known of the call; what to do about it is the caller's to decide.
+#[derive(Clone)]
+pub struct RedisStore(Arc<Inner>);
+
+struct Inner {
+    queue: mpsc::Sender<Work>,
+    prefix: Prefix,
+    endpoint: Endpoint,
+    reads_bans: bool,
+    counters: Arc<Counters>,
+    panics: Arc<AtomicU64>,
+}
+
+/// How a [`RedisStore`] is made.
+pub struct RedisStoreBuilder {
+    url: String,
+    prefix: String,
+    call_timeout: Duration,
+    queue_length: usize,
+    reads_bans: bool,
+    clock: Option<Arc<dyn Clock>>,
+}
+
+/// Why there is no store. Nothing here depends on whether the server is up.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum BuildError {
+    /// The URL names no server.
+    #[error(transparent)]
+    Url(#[from] UrlError),
+    /// The key prefix is unusable.
+    #[error(transparent)]
+    Prefix(#[from] PrefixError),
+    /// The store works on the runtime in which it is made.
+    #[error("a Redis store is made inside a tokio runtime")]
+    NoRuntime,
+}
+
+/// What the store has done so far.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub struct RedisStats {
+    /// Calls to the server.
+    pub calls: u64,
+    /// Checks sent with them; divided by the calls, the mean batch.
+    pub decisions: u64,
+    /// Attempts to connect.
+    pub connects: u64,
+    /// How often the server had forgotten the script.
+    pub scripts_sent: u64,
+    /// How often the worker had to be started again. More than none is a bug of ours.
+    pub panics: u64,
+}
+
+impl RedisStoreBuilder {
+    /// What our keys begin with; `tollgate` unless said. Stores with different prefixes know nothing of each other.
+    #[must_use]
+    pub fn prefix(mut self, prefix: impl Into<String>) -> Self {
+        self.prefix = prefix.into();
+        self
+    }
+
+    /// How long one call, or one attempt to connect, may take before the connection is dropped; 250 ms unless said.
+    #[must_use]
+    pub fn call_timeout(mut self, call_timeout: Duration) -> Self {
+        self.call_timeout = call_timeout;
+        self
+    }
+
+    /// How many callers may wait at once before others are turned away; 16,384 unless said (and at least one).
+    #[must_use]
+    pub fn queue_length(mut self, queue_length: usize) -> Self {
+        self.queue_length = queue_length.max(1);
+        self
+    }
+
+    /// Whether each check also looks for a ban of its subjects; not unless said.
+    #[must_use]
+    pub fn bans(mut self, reads_bans: bool) -> Self {
+        self.reads_bans = reads_bans;
+        self
+    }
+
+    /// Decides by this clock instead of the server's, and keeps keys for ten minutes at least. For tests.
+    #[must_use]
+    pub fn clock_override(mut self, clock: Arc<dyn Clock>) -> Self {
+        self.clock = Some(clock);
+        self
+    }
+
+    /// The store. It connects by itself, now and whenever the connection is lost; the server need not be up.
+    ///
+    /// # Errors
+    /// When the URL or the prefix is unusable, or when there is no tokio runtime.
+    pub fn build(self) -> Result<RedisStore, BuildError> {
+        let endpoint = Endpoint::parse(&self.url)?;
+        let prefix = Prefix::new(&self.prefix)?;
+        let runtime = Handle::try_current().map_err(|_| BuildError::NoRuntime)?;
+        let (queue, mut works) = mpsc::channel(self.queue_length);
+        let (counters, panics) = (Arc::new(Counters::default()), Arc::new(AtomicU64::new(0)));
+        let lane = Lane {
+            endpoint: endpoint.clone(),
+            script: SCRIPT,
+            call_timeout: self.call_timeout,
+            clock: self.clock,
+            counters: counters.clone(),
+        };
+        let seen = panics.clone();
+        runtime.spawn(async move {
+            // Whoever waited in a worker that panicked learns it from a dropped sender; the others are served by the next.
+            while AssertUnwindSafe(lane.run(&mut works)).catch_unwind().await.is_err() {
+                seen.fetch_add(1, Ordering::Relaxed);
+            }
+        });
+        let inner = Inner { queue, prefix, endpoint, reads_bans: self.reads_bans, counters, panics };
+        Ok(RedisStore(Arc::new(inner)))
+    }
+}
+
+impl RedisStore {
+    /// A store on the server that this URL names: `redis://[user:password@]host[:port][/database]`, or `rediss://`.
+    pub fn builder(url: impl Into<String>) -> RedisStoreBuilder {
+        RedisStoreBuilder {
+            url: url.into(),
+            prefix: "tollgate".into(),
+            call_timeout: CALL_TIMEOUT_DEFAULT,
+            queue_length: QUEUE_LENGTH_DEFAULT,
+            reads_bans: false,
+            clock: None,
+        }
+    }
+
+    /// What the store has done so far.
+    pub fn stats(&self) -> RedisStats {
+        let counters = &self.0.counters;
+        RedisStats {
+            calls: counters.calls.load(Ordering::Relaxed),
+            decisions: counters.decisions.load(Ordering::Relaxed),
+            connects: counters.connects.load(Ordering::Relaxed),
+            scripts_sent: counters.scripts_sent.load(Ordering::Relaxed),
+            panics: self.0.panics.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Runs the script without any check: whether decisions would be made now, and by what time. A server that is stopped
+    /// still accepts connections, and one that answers PING may have lost its scripts; this asks for the thing itself.
+    ///
+    /// # Errors
+    /// When the server does not answer.
+    pub async fn probe(&self) -> Result<(), StoreError> {
+        self.ask(|waiter| Work::Checks(Vec::new(), waiter)).await.map(drop)
+    }
+
+    /// Refuses every check of a subject, for so long or for good, on all nodes that read bans.
+    ///
+    /// # Errors
+    /// When the server does not answer.
+    pub async fn ban(&self, subject: &[u8], duration: Option<Duration>) -> Result<(), StoreError> {
+        let key = self.0.prefix.ban(subject);
+        let ms = duration.map(|duration| duration.as_millis().max(1).to_string());
+        match &ms {
+            Some(ms) => self.command(&["SET", &key, "1", "PX", ms]).await.map(drop),
+            None => self.command(&["SET", &key, "1"]).await.map(drop),
+        }
+    }
+
+    /// Ends a ban. Whether there was one.
+    ///
+    /// # Errors
+    /// When the server does not answer.
+    pub async fn lift_ban(&self, subject: &[u8]) -> Result<bool, StoreError> {
+        let reply = self.command(&["DEL", &self.0.prefix.ban(subject)]).await?;
+        Ok(reply == Reply::Integer(1))
+    }
+
+    /// Which server this is, and whether it can be relied on. For the start of a service.
+    ///
+    /// # Errors
+    /// When the server does not answer or is too old.
+    pub async fn check_server(&self) -> Result<server_check::ServerReport, server_check::ServerCheckError> {
+        let info = self.command(&["INFO", "server"]).await?;
+        // A restricted user may not ask for this; the report then says that it is unknown.
+        let policy = self.command(&["CONFIG", "GET", "maxmemory-policy"]).await.ok();
+        server_check::report(&info, policy.as_ref())
+    }
+
+    async fn command(&self, parts: &[&str]) -> Result<Reply, StoreError> {
+        let mut request = Vec::new();
+        push_command(&mut request, parts);
+        self.ask(|waiter| Work::Command(request, waiter)).await
+    }
+
+    async fn ask<T>(&self, work: impl FnOnce(oneshot::Sender<Result<T, Fault>>) -> Work) -> Result<T, StoreError> {
+        let (waiter, answer) = oneshot::channel();
+        match self.0.queue.try_send(work(waiter)) {
+            Ok(()) => {}
+            Err(mpsc::error::TrySendError::Full(_)) => {
+                return Err(StoreError::new(Kind::Unavailable, "too many callers wait for the store"));
+            }
+            Err(mpsc::error::TrySendError::Closed(_)) => {
+                return Err(StoreError::new(Kind::Unreachable, "the store's runtime has ended"));
+            }
+        }
+        match answer.await {
+            Ok(answer) => answer.map_err(StoreError::from),
+            Err(_) => Err(StoreError::new(Kind::Interrupted, "the store's worker ended during a call")),
+        }
+    }
+
+    async fn decide_all(&self, checks: &[Check<'_>]) -> Result<Vec<Decision>, StoreError> {
+        let mut decisions = Vec::with_capacity(checks.len());
+        for chunk in checks.chunks(STEPS_MAX) {
+            let steps = chunk.iter().map(|check| Step::check(check, &self.0.prefix, self.0.reads_bans)).collect();
+            decisions.extend(self.ask(|waiter| Work::Checks(steps, waiter)).await?);
+        }
+        Ok(decisions)
+    }
+}
+
+impl Store for RedisStore {
+    fn decide<'a>(&'a self, checks: &'a [Check<'a>]) -> StoreFuture<'a, Vec<Decision>> {
+        Box::pin(self.decide_all(checks))
+    }
+
+    fn refund<'a>(&'a self, check: &'a Check<'a>, decision: &'a Decision) -> StoreFuture<'a, ()> {
+        Box::pin(async move {
+            match Step::refund(check, decision, &self.0.prefix) {
+                Some(step) => self.ask(|waiter| Work::Refund(step, waiter)).await,
+                None => Ok(()),
+            }
+        })
+    }
+
+    fn reset<'a>(&'a self, demand: &'a Demand<'a>) -> StoreFuture<'a, ()> {
+        Box::pin(async move { self.command(&["DEL", &self.0.prefix.counter(demand)]).await.map(drop) })
+    }
+
+    fn inspect<'a>(&'a self, demand: &'a Demand<'a>) -> StoreFuture<'a, Line> {
+        Box::pin(async move {
+            let peek = demand.cost(Cost::PEEK);
+            let decisions = self.decide_all(&[Check::one(&peek)]).await?;
+            let line = decisions.first().and_then(|decision| decision.lines.first().copied());
+            line.ok_or_else(|| StoreError::new(Kind::Protocol, "the script's reply makes no sense"))
+        })
+    }
+}
+
+impl fmt::Debug for RedisStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("RedisStore").field(&self.0.endpoint).finish()
+    }
+}
+
+impl fmt::Debug for RedisStoreBuilder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut shown = f.debug_struct("RedisStoreBuilder");
+        match Endpoint::parse(&self.url) {
+            Ok(endpoint) => shown.field("endpoint", &endpoint),
+            Err(error) => shown.field("url", &error.to_string()),
+        };
+        shown.field("prefix", &self.prefix).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,200 @@
+//! Where the server is: `redis://[user:password@]host[:port][/database]`.
+//!
+//! The password never leaves this module in words: `Debug` and every error leave it out.
+
+use std::fmt;
+
+const PORT_DEFAULT: u16 = 6379;
+/// Redis has 16 unless configured; more than this is certainly a slip.
+const DATABASE_MAX: u32 = 65_535;
+
+/// A server's address and how to get in.
+#[derive(Clone, PartialEq, Eq)]
+pub(crate) struct Endpoint {
+    pub(crate) host: String,
+    pub(crate) port: u16,
+    pub(crate) database: u32,
+    pub(crate) user: Option<String>,
+    pub(crate) password: Option<String>,
+    pub(crate) is_tls: bool,
+}
+
+/// Why a URL names no server.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("{problem}; accepted is redis://[user:password@]host[:port][/database], or rediss:// for TLS")]
+pub struct UrlError {
+    problem: String,
+}
+
+impl UrlError {
+    fn new(problem: impl Into<String>) -> UrlError {
+        UrlError { problem: problem.into() }
+    }
+}
+
+impl Endpoint {
+    pub(crate) fn parse(url: &str) -> Result<Endpoint, UrlError> {
+        let Some((scheme, rest)) = url.split_once("://") else {
+            return Err(UrlError::new("the store's URL has no scheme"));
+        };
+        let is_tls = match scheme {
+            "redis" => false,
+            "rediss" if cfg!(feature = "tls") => true,
+            "rediss" => return Err(UrlError::new("rediss:// needs the feature `tls`")),
+            // A scheme cannot hold a secret unless somebody put the whole address there.
+            other if other.len() <= 32 && other.bytes().all(|b| b.is_ascii_alphanumeric() || b"+-.".contains(&b)) => {
+                return Err(UrlError::new(format!("unknown scheme {other:?}")));
+            }
+            _ => return Err(UrlError::new("unknown scheme")),
+        };
+        // The last `@` ends the password, which may itself have one.
+        let (login, place) = match rest.rsplit_once('@') {
+            Some((login, place)) => (Some(login), place),
+            None => (None, rest),
+        };
+        let (address, database) = match place.split_once('/') {
+            Some((address, database)) => (address, parse_database(database)?),
+            None => (place, 0),
+        };
+        let (host, port) = parse_address(address)?;
+        let (user, password) = parse_login(login)?;
+        Ok(Endpoint { host, port, database, user, password, is_tls })
+    }
+}
+
+fn parse_database(text: &str) -> Result<u32, UrlError> {
+    if text.is_empty() {
+        return Ok(0);
+    }
+    let number = text.parse().ok().filter(|&number| number <= DATABASE_MAX);
+    number.ok_or_else(|| UrlError::new(format!("the database is a number from 0 to {DATABASE_MAX}")))
+}
+
+fn parse_address(text: &str) -> Result<(String, u16), UrlError> {
+    let (host, port) = match text.strip_prefix('[') {
+        Some(v6) => {
+            let (host, rest) = v6.split_once(']').ok_or_else(|| UrlError::new("`[` without `]` in the host"))?;
+            if !rest.is_empty() && !rest.starts_with(':') {
+                return Err(UrlError::new("something stands between `]` and the port"));
+            }
+            (host, rest.strip_prefix(':'))
+        }
+        None => match text.split_once(':') {
+            Some((host, port)) => (host, Some(port)),
+            None => (text, None),
+        },
+    };
+    if host.is_empty() {
+        return Err(UrlError::new("the host is missing"));
+    }
+    if host.bytes().any(|byte| byte.is_ascii_whitespace() || byte.is_ascii_control() || b"?#".contains(&byte)) {
+        return Err(UrlError::new("the host has a character that no host has"));
+    }
+    let port = match port {
+        None => PORT_DEFAULT,
+        Some(port) => {
+            let number = port.parse().ok().filter(|&port: &u16| port > 0);
+            number.ok_or_else(|| UrlError::new("the port is a number from 1 to 65535"))?
+        }
+    };
+    Ok((host.into(), port))
+}
+
+/// `user:password`, `:password`, or a password alone as older clients write it.
+fn parse_login(text: Option<&str>) -> Result<(Option<String>, Option<String>), UrlError> {
+    let Some(text) = text else {
+        return Ok((None, None));
+    };
+    let (user, password) = text.split_once(':').unwrap_or(("", text));
+    let user = unescape(user)?;
+    let password = unescape(password)?;
+    if password.is_empty() {
+        return Err(UrlError::new("there is a login without a password"));
+    }
+    Ok(((!user.is_empty()).then_some(user), Some(password)))
+}
+
+fn unescape(text: &str) -> Result<String, UrlError> {
+    let problem = || UrlError::new("a `%` in user or password is followed by two hex digits");
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let [first, tail @ ..] = rest {
+        rest = tail;
+        if *first != b'%' {
+            bytes.push(*first);
+            continue;
+        }
+        let [high, low, tail @ ..] = rest else { return Err(problem()) };
+        let digit = |byte: u8| char::from(byte).to_digit(16).ok_or_else(problem);
+        bytes.push((digit(*high)? * 16 + digit(*low)?) as u8);
+        rest = tail;
+    }
+    String::from_utf8(bytes).map_err(|_| UrlError::new("user and password are UTF-8"))
+}
+
+impl fmt::Debug for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let scheme = if self.is_tls { "rediss" } else { "redis" };
+        let login = if self.password.is_some() { "***@" } else { "" };
+        write!(f, "{scheme}://{login}{}:{}/{}", self.host, self.port, self.database)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn endpoint(url: &str) -> Endpoint {
+        Endpoint::parse(url).unwrap_or_else(|error| panic!("{url}: {error}"))
+    }
+
+    #[test]
+    fn what_is_left_out_has_its_default() {
+        let plain = endpoint("redis://example.org");
+        assert_eq!((plain.host.as_str(), plain.port, plain.database, plain.is_tls), ("example.org", 6379, 0, false));
+        assert_eq!((plain.user, plain.password), (None, None));
+        let full = endpoint("redis://ann:s%40cret@10.0.0.1:7000/3");
+        assert_eq!((full.port, full.database), (7000, 3));
+        assert_eq!((full.user.as_deref(), full.password.as_deref()), (Some("ann"), Some("s@cret")));
+        assert_eq!(endpoint("redis://:pw@h/").password.as_deref(), Some("pw"));
+        assert_eq!(endpoint("redis://p@ss:w@h").password.as_deref(), Some("w"));
+        assert_eq!(endpoint("redis://[::1]:7000").host, "::1");
+        assert_eq!(endpoint("redis://[::1]").port, 6379);
+    }
+
+    #[test]
+    fn a_url_that_names_no_server_says_what_is_accepted_and_no_password() {
+        let urls = [
+            "",
+            "localhost:6379",
+            "http://hunter2@localhost",
+            "redis+carrier-pigeon://localhost",
+            "redis://",
+            "redis://:hunter2@",
+            "redis://hunter2:@localhost",
+            "redis://localhost:0",
+            "redis://localhost:65536",
+            "redis://localhost:hunter2",
+            "redis://localhost/hunter2",
+            "redis://localhost/-1",
+            "redis://localhost/99999999999",
+            "redis://localhost/1/2",
+            "redis://u:hunter2%zz@localhost",
+            "redis://u:hunter2%4@localhost",
+            "redis://u:hunter2@local host",
+            "redis://[::1:6379",
+            "redis://[::1]x",
+        ];
+        for url in urls {
+            let error = Endpoint::parse(url).expect_err(url).to_string();
+            assert!(error.contains("redis://[user:password@]host[:port][/database]"), "{error}");
+            assert!(!error.contains("hunter2"), "{error}");
+        }
+    }
+
+    #[test]
+    fn the_password_is_not_shown() {
+        let shown = format!("{:?}", endpoint("redis://ann:hunter2@h/1"));
+        assert!(!shown.contains("hunter2") && shown.contains("h:6379"), "{shown}");
+    }
+}

@@ -1,0 +1,63 @@
+//! The script decides as the oracle does, field for field, on both servers.
+
+use tollgate_core::Algorithm;
+use tollgate_testkit::conformance::{cases, random_traces_of, traces_from_env};
+use tollgate_testkit::server::Brand;
+
+use crate::on_server::OnServer;
+
+const SEED: u64 = 0x1a_5c_41_97;
+
+fn passes_every_named_case(brand: Brand) {
+    let redis = OnServer::new(brand);
+    assert!(cases::run_all(|| redis.emptied()).expect_clean() > 80);
+}
+
+#[test]
+fn redis_passes_every_named_case() {
+    passes_every_named_case(Brand::Redis);
+}
+
+#[test]
+fn valkey_passes_every_named_case() {
+    passes_every_named_case(Brand::Valkey);
+}
+
+fn agrees_with_the_oracle(brand: Brand, algorithms: [Algorithm; 2]) {
+    let redis = OnServer::new(brand);
+    for algorithm in algorithms {
+        if let Err(failure) = random_traces_of(algorithm, traces_from_env(400), SEED, || redis.emptied()) {
+            panic!("{algorithm:?}: {failure}");
+        }
+    }
+}
+
+#[test]
+fn redis_agrees_with_the_oracle_on_logs() {
+    agrees_with_the_oracle(Brand::Redis, [Algorithm::Sliding, Algorithm::SlidingLog]);
+}
+
+#[test]
+fn redis_agrees_with_the_oracle_on_pairs() {
+    agrees_with_the_oracle(Brand::Redis, [Algorithm::SlidingCounter, Algorithm::FixedWindow]);
+}
+
+#[test]
+fn redis_agrees_with_the_oracle_on_buckets() {
+    agrees_with_the_oracle(Brand::Redis, [Algorithm::TokenBucket, Algorithm::LeakyBucket]);
+}
+
+#[test]
+fn valkey_agrees_with_the_oracle_on_logs() {
+    agrees_with_the_oracle(Brand::Valkey, [Algorithm::Sliding, Algorithm::SlidingLog]);
+}
+
+#[test]
+fn valkey_agrees_with_the_oracle_on_pairs() {
+    agrees_with_the_oracle(Brand::Valkey, [Algorithm::SlidingCounter, Algorithm::FixedWindow]);
+}
+
+#[test]
+fn valkey_agrees_with_the_oracle_on_buckets() {
+    agrees_with_the_oracle(Brand::Valkey, [Algorithm::TokenBucket, Algorithm::LeakyBucket]);
+}

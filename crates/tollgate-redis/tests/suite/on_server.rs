@@ -1,0 +1,59 @@
+//! A store on a server of its own, with the clock in the test's hand.
+
+use std::future::Future;
+use std::sync::Arc;
+
+use tokio::runtime::{Builder, Runtime};
+use tollgate_core::{Check, Decision, Demand, ManualClock, Store, Timestamp};
+use tollgate_redis::RedisStore;
+use tollgate_testkit::conformance::Subject;
+use tollgate_testkit::server::{Brand, Config, Server};
+
+pub(crate) struct OnServer {
+    pub(crate) server: Server,
+    pub(crate) store: RedisStore,
+    pub(crate) clock: Arc<ManualClock>,
+    runtime: Runtime,
+}
+
+impl OnServer {
+    pub(crate) fn new(brand: Brand) -> OnServer {
+        let server = Config::new(brand).start();
+        let runtime = Builder::new_current_thread().enable_all().build().unwrap();
+        let clock = Arc::new(ManualClock::default());
+        let _context = runtime.enter();
+        let store = RedisStore::builder(server.url()).clock_override(clock.clone()).build().unwrap();
+        drop(_context);
+        OnServer { server, store, clock, runtime }
+    }
+
+    pub(crate) fn wait<T>(&self, future: impl Future<Output = T>) -> T {
+        self.runtime.block_on(future)
+    }
+
+    /// The same server with nothing on it.
+    pub(crate) fn emptied(&self) -> &OnServer {
+        self.server.command(&["FLUSHALL"]);
+        self
+    }
+}
+
+impl Subject for &OnServer {
+    fn check(&mut self, now: Timestamp, check: &Check<'_>) -> Decision {
+        self.clock.set(now);
+        let checks = [*check];
+        let mut decisions = self.wait(self.store.decide(&checks)).expect("a decision");
+        assert_eq!(decisions.len(), 1);
+        decisions.remove(0)
+    }
+
+    fn refund(&mut self, now: Timestamp, check: &Check<'_>, decision: &Decision) {
+        self.clock.set(now);
+        self.wait(self.store.refund(check, decision)).expect("a refund");
+    }
+
+    fn reset(&mut self, now: Timestamp, demand: &Demand<'_>) {
+        self.clock.set(now);
+        self.wait(self.store.reset(demand)).expect("a reset");
+    }
+}

@@ -1,0 +1,238 @@
+//! What is written: for how long, and what happens if something else stands there.
+
+use tollgate_core::{Algorithm, Check, Cost, Demand, Key, Limit, Scope, Store, StoreErrorKind, Timestamp};
+use tollgate_redis::RedisStore;
+use tollgate_testkit::server::{Brand, Config, Server};
+
+use crate::on_server::OnServer;
+
+fn demand<'a>(limit: &str, subject: &'a str) -> Demand<'a> {
+    Demand::new(limit.parse().unwrap(), Key::new(subject).unwrap())
+}
+
+fn limits() -> impl Iterator<Item = Limit> {
+    let shapes = ["5/10s", "7/1500ms", "40/min", "3000/h"];
+    Algorithm::ALL.into_iter().flat_map(move |algorithm| {
+        shapes.map(|shape| shape.parse::<Limit>().unwrap().with_algorithm(algorithm).unwrap())
+    })
+}
+
+async fn every_key_ends_when_it_stops_to_matter(brand: Brand) {
+    let server = Config::new(brand).start();
+    let store = RedisStore::builder(server.url()).build().unwrap();
+    for limit in limits() {
+        for (scope, count_denied) in [(Scope::Explicit, false), (Scope::Rule { rule: "r", limit: "l" }, true)] {
+            server.command(&["FLUSHALL"]);
+            let limit = limit.with_count_denied(count_denied);
+            let demand = Demand::new(limit, Key::scoped("k", scope).unwrap());
+            for cost in [1, 3, 1, 100, 0, 2, 2] {
+                let demand = demand.cost(Cost::new(cost));
+                let decision = store.decide(&[Check::one(&demand)]).await.unwrap().remove(0);
+                let keys = server.command(&["KEYS", "*"]);
+                assert_eq!(keys.items().len(), 1, "{limit}");
+                let pttl_ms = server.command(&["PTTL", &keys.items()[0].text()]).integer();
+                let reset_ms = i64::try_from(decision.lines[0].reset_after.as_millis_ceil().unwrap()).unwrap();
+                // A second is also what this test may take between the decision and the PTTL.
+                assert!((reset_ms - 1_000..=reset_ms + 1_000).contains(&pttl_ms), "{limit}: {pttl_ms} for {reset_ms}");
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn every_key_ends_when_it_stops_to_matter_on_redis() {
+    every_key_ends_when_it_stops_to_matter(Brand::Redis).await;
+}
+
+#[tokio::test]
+async fn every_key_ends_when_it_stops_to_matter_on_valkey() {
+    every_key_ends_when_it_stops_to_matter(Brand::Valkey).await;
+}
+
+#[test]
+fn a_key_under_an_invented_time_lives_ten_minutes() {
+    let redis = OnServer::new(Brand::Redis);
+    for limit in limits() {
+        redis.emptied();
+        redis.clock.set(Timestamp::from_micros(5_000_000));
+        let demand = Demand::new(limit, Key::new("k").unwrap());
+        redis.wait(redis.store.decide(&[Check::one(&demand)])).unwrap();
+        let keys = redis.server.command(&["KEYS", "*"]);
+        let pttl_ms = redis.server.command(&["PTTL", &keys.items()[0].text()]).integer();
+        assert!(pttl_ms > 590_000, "{limit}: {pttl_ms}");
+    }
+}
+
+/// What `docs/redis-state.md` shows is what `redis-cli` shows.
+#[test]
+fn the_state_is_as_documented() {
+    let redis = OnServer::new(Brand::Redis);
+    let at = |us: u64, demand: &Demand<'_>| {
+        redis.clock.set(Timestamp::from_micros(1_760_000_000_000_000 + us));
+        assert!(redis.wait(redis.store.decide(&[Check::one(demand)])).unwrap()[0].allowed());
+    };
+    let list = |key: &str| {
+        let items = redis.server.command(&["LRANGE", key, "0", "-1"]);
+        items.items().iter().map(|item| item.text()).collect::<Vec<_>>().join(" ")
+    };
+    let log = demand("100/min", "a");
+    let key = "tollgate:tg1:{a}:sliding:60000000";
+    at(0, &log);
+    at(250_000, &log);
+    at(250_000, &log);
+    assert_eq!(list(key), "1760000000000000 1760000000250000 1760000000250000");
+    at(300_000, &log.cost(25));
+    at(400_000, &log);
+    let counted = "1760000000000000 1760000000250000 1760000000250000 1760000000300000 -25 1760000000400000 -29";
+    assert_eq!(list(key), counted);
+
+    at(0, &demand("100/min sliding-counter", "b"));
+    at(61_000_000, &demand("100/min sliding-counter", "b").cost(2));
+    let text = redis.server.command(&["GET", "tollgate:tg1:{b}:sliding-counter:60000000"]).text();
+    assert_eq!(text, "1760000040000000 60000000 2 1", "start window current previous");
+
+    at(0, &demand("100/min token-bucket", "c").cost(2));
+    let text = redis.server.command(&["GET", "tollgate:tg1:{c}:token-bucket:60000000"]).text();
+    assert_eq!(text, "1760000000000000 120000000 60000000", "time level scale");
+}
+
+fn keys_and_values(server: &Server) -> Vec<String> {
+    let keys = server.command(&["KEYS", "*"]);
+    let mut dump: Vec<String> =
+        keys.items().iter().map(|key| format!("{} {:?}", key.text(), server.command(&["DUMP", &key.text()]))).collect();
+    dump.sort();
+    dump
+}
+
+#[test]
+fn something_else_under_our_key_is_a_typed_error_and_nothing_is_written() {
+    let redis = OnServer::new(Brand::Redis);
+    redis.clock.set(Timestamp::from_micros(1_760_000_000_000_000));
+    let foreign: [&[&str]; 12] = [
+        &["SET", "hello"],
+        &["SET", ""],
+        &["SET", "1 2 3 4 5"],
+        &["SET", "-1 60000000 3 4"],
+        &["SET", "99999999999999999999 1 2"],
+        &["SET", "1760000000000000 60000000 999999999999 4"],
+        &["HSET", "field", "value"],
+        &["SADD", "member"],
+        &["ZADD", "1", "member"],
+        &["RPUSH", "hello"],
+        &["RPUSH", "1.5"],
+        &["RPUSH", "-3"],
+    ];
+    for algorithm in Algorithm::ALL {
+        let limit: Limit = "100/min".parse::<Limit>().unwrap().with_algorithm(algorithm).unwrap();
+        let name = algorithm.name();
+        for command in foreign {
+            redis.emptied();
+            let key = format!("tollgate:tg1:{{k}}:{name}:60000000");
+            let parts: Vec<&str> = [&command[..1], &[key.as_str()], &command[1..]].concat();
+            assert_eq!(redis.server.command(&parts).error(), None);
+            let before = keys_and_values(&redis.server);
+            // Beside a good line, and as a step of a batch.
+            let good = demand("100/min", "k2");
+            let bad = Demand::new(limit, Key::new("k").unwrap());
+            let demands = [good, bad];
+            let error = redis.wait(redis.store.decide(&[Check::new(&demands).unwrap()])).unwrap_err();
+            assert_eq!(error.kind(), StoreErrorKind::Foreign, "{name} {command:?}: {error}");
+            assert_eq!(keys_and_values(&redis.server), before, "{name} {command:?}");
+            let other = demand("100/min", "k3");
+            let (checks, others) = ([Check::one(&bad)], [Check::one(&other)]);
+            let both = async { tokio::join!(redis.store.decide(&checks), redis.store.decide(&others)) };
+            let (bad, other) = redis.wait(both);
+            assert_eq!(bad.unwrap_err().kind(), StoreErrorKind::Foreign);
+            assert!(other.unwrap()[0].allowed(), "{name} {command:?}: a neighbour in the batch is not harmed");
+        }
+    }
+}
+
+#[test]
+fn a_full_server_refuses_admissions_writes_nothing_and_still_answers_denials() {
+    for brand in Brand::ALL {
+        let redis = OnServer::new(brand);
+        let start = Timestamp::from_micros(1_760_000_000_000_000);
+        for limit in limits() {
+            redis.server.command(&["CONFIG", "SET", "maxmemory", "0"]);
+            redis.emptied();
+            redis.clock.set(start);
+            let demand = Demand::new(limit, Key::new("k").unwrap());
+            let all = demand.cost(Cost::new(limit.cost_max()));
+            // Twice: a leaky bucket holds one more than may wait.
+            redis.wait(redis.store.decide(&[Check::one(&all), Check::one(&demand)])).unwrap();
+            redis.server.command(&["CONFIG", "SET", "maxmemory", "1"]);
+            let before = keys_and_values(&redis.server);
+            redis.clock.set(start.plus_micros(limit.window_us() * 3));
+            let fresh = Demand::new(limit, Key::new("fresh").unwrap());
+            for demand in [&demand, &fresh] {
+                let error = redis.wait(redis.store.decide(&[Check::one(demand)])).unwrap_err();
+                assert_eq!(error.kind(), StoreErrorKind::Unavailable, "{brand} {limit}: {error}");
+                assert!(error.is_unexecuted());
+                assert_eq!(keys_and_values(&redis.server), before, "{brand} {limit}");
+            }
+            redis.clock.set(start);
+            let denied = redis.wait(redis.store.decide(&[Check::one(&demand)])).unwrap();
+            assert!(!denied[0].allowed(), "{brand} {limit}");
+        }
+        redis.server.command(&["CONFIG", "SET", "maxmemory", "0"]);
+    }
+}
+
+#[test]
+fn a_denial_that_forgets_on_a_full_server_is_still_a_denial() {
+    let redis = OnServer::new(Brand::Redis);
+    let start = Timestamp::from_micros(1_760_000_000_000_000);
+    for limit in ["4/s", "3000/s"] {
+        redis.server.command(&["CONFIG", "SET", "maxmemory", "0"]);
+        redis.emptied();
+        let demand = demand(limit, "k");
+        let cost = demand.cost(demand.limit.quota() / 2);
+        redis.clock.set(start);
+        redis.wait(redis.store.decide(&[Check::one(&cost)])).unwrap();
+        redis.clock.set(start.plus_micros(500_000));
+        redis.wait(redis.store.decide(&[Check::one(&cost)])).unwrap();
+        redis.server.command(&["CONFIG", "SET", "maxmemory", "1"]);
+        redis.clock.set(start.plus_micros(1_100_000));
+        let all = demand.cost(demand.limit.quota());
+        let denied = redis.wait(redis.store.decide(&[Check::one(&all)])).unwrap().remove(0);
+        assert_eq!((denied.allowed(), denied.lines[0].remaining), (false, demand.limit.quota() / 2), "{limit}");
+    }
+}
+
+#[tokio::test]
+async fn a_ban_refuses_until_it_ends_and_charges_nothing() {
+    let server = Server::redis();
+    let store = RedisStore::builder(server.url()).bans(true).build().unwrap();
+    let demands = [demand("5/min", "ann"), demand("9/h fixed-window", "ann"), demand("5/min", "bob")];
+    let check = Check::new(&demands).unwrap();
+    store.ban(b"ann", Some(std::time::Duration::from_secs(60))).await.unwrap();
+    let denied = store.decide(&[check]).await.unwrap().remove(0);
+    assert!(!denied.allowed());
+    let retry_ms = denied.retry_after().as_millis_ceil().unwrap();
+    assert!((50_000..=60_000).contains(&retry_ms), "{retry_ms}");
+    for demand in &demands {
+        assert_eq!(store.inspect(demand).await.unwrap().remaining, demand.limit.quota(), "a peek sees past the ban");
+    }
+    assert!(store.lift_ban(b"ann").await.unwrap());
+    assert!(store.decide(&[check]).await.unwrap()[0].allowed());
+
+    store.ban(b"bob", None).await.unwrap();
+    let denied = store.decide(&[check]).await.unwrap().remove(0);
+    assert_eq!(denied.retry_after(), tollgate_core::Wait::NEVER);
+    assert!(store.lift_ban(b"bob").await.unwrap());
+    assert!(!store.lift_ban(b"bob").await.unwrap());
+}
+
+#[tokio::test]
+async fn the_server_says_what_it_is() {
+    for brand in Brand::ALL {
+        let server = Config::new(brand).set("maxmemory-policy", "allkeys-lru").start();
+        let store = RedisStore::builder(server.url()).build().unwrap();
+        let report = store.check_server().await.unwrap();
+        assert_eq!(report.name, brand.to_string());
+        assert!(report.warnings[0].contains("allkeys-lru"), "{:?}", report.warnings);
+        server.command(&["CONFIG", "SET", "maxmemory-policy", "noeviction"]);
+        assert!(store.check_server().await.unwrap().warnings.is_empty());
+    }
+}

@@ -1,0 +1,3 @@
+//! The doors: each translates a protocol into checks and decisions back into the protocol, and does nothing else.
+
+pub mod resp;

@@ -1,0 +1,188 @@
+//! The HTTP door: `POST /v1/check`.
+//!
+//! One JSON question, one JSON decision, with the same headers that a limited service would send. A denial is 429 with the
+//! decision as its body, so that a caller may look at the status alone.
+
+mod question;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::header::{ALLOW, CONTENT_TYPE};
+use http::{HeaderValue, Method, Request, Response, StatusCode};
+use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
+use hyper::body::Body;
+use tollgate::answer::{Policies, Policy};
+use tollgate::{Check, CheckOptions, Decision, Limiter, OnFailure};
+
+use self::question::Question;
+
+/// A key of 64 KiB, escaped at its worst, and the rest.
+const BODY_BYTES_MAX: usize = 512 * 1024;
+/// A client that sends its headers slower is not served.
+const HEADERS_WITHIN: Duration = Duration::from_secs(10);
+const HEADER_BYTES_MAX: usize = 64 * 1024;
+/// A body that takes longer is not waited for.
+const BODY_WITHIN: Duration = Duration::from_secs(10);
+
+/// What the HTTP door needs.
+#[derive(Clone, Debug)]
+pub struct HttpDoor {
+    limiter: Limiter,
+}
+
+impl HttpDoor {
+    /// A door that asks this limiter.
+    pub fn new(limiter: Limiter) -> HttpDoor {
+        HttpDoor { limiter }
+    }
+
+    /// Serves one connection until the client leaves.
+    pub(crate) async fn serve<S>(self: Arc<Self>, stream: S, shutdown: impl Future<Output = ()>) -> Result<(), hyper::Error>
+    where
+        S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin,
+    {
+        let service = hyper::service::service_fn(move |request| {
+            let door = self.clone();
+            async move { Ok::<_, std::convert::Infallible>(door.answer(request).await.map(Full::new)) }
+        });
+        let connection = hyper::server::conn::http1::Builder::new()
+            .timer(hyper_util::rt::TokioTimer::new())
+            .header_read_timeout(HEADERS_WITHIN)
+            .max_buf_size(HEADER_BYTES_MAX)
+            .pipeline_flush(true)
+            .serve_connection(hyper_util::rt::TokioIo::new(stream), service);
+        tokio::pin!(connection);
+        tokio::select! {
+            served = &mut connection => return served,
+            () = shutdown => connection.as_mut().graceful_shutdown(),
+        }
+        connection.await
+    }
+
+    /// Answers one request.
+    pub async fn answer<B>(&self, request: Request<B>) -> Response<Bytes>
+    where
+        B: Body<Data = Bytes>,
+        B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+    {
+        match (request.method(), request.uri().path()) {
+            (&Method::POST, "/v1/check") => self.check(request).await,
+            (_, "/v1/check") => refused_method("POST"),
+            _ => problem(StatusCode::NOT_FOUND, "not_found", "expected POST /v1/check"),
+        }
+    }
+
+    async fn check<B>(&self, request: Request<B>) -> Response<Bytes>
+    where
+        B: Body<Data = Bytes>,
+        B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+    {
+        let body = match read_body(request.into_body()).await {
+            Ok(body) => body,
+            Err(refusal) => return refusal,
+        };
+        let question = match Question::read(&body) {
+            Ok(question) => question,
+            Err(error) => return problem(StatusCode::BAD_REQUEST, "bad_request", &error.to_string()),
+        };
+        let demands = match question.demands() {
+            Ok(demands) => demands,
+            Err(error) => return problem(StatusCode::BAD_REQUEST, "bad_request", &error.to_string()),
+        };
+        let check = match Check::new(&demands) {
+            Ok(check) => check,
+            Err(error) => return problem(StatusCode::BAD_REQUEST, "bad_request", &error.to_string()),
+        };
+        let options = CheckOptions { on_failure: Some(OnFailure::Local), ..CheckOptions::default() };
+        match self.limiter.check_with(&check, options).await {
+            Ok(decision) => decided(&check, &decision),
+            Err(unavailable) => problem(StatusCode::SERVICE_UNAVAILABLE, "unavailable", &unavailable.to_string()),
+        }
+    }
+}
+
+async fn read_body<B>(body: B) -> Result<Bytes, Response<Bytes>>
+where
+    B: Body<Data = Bytes>,
+    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+{
+    let collected = tokio::time::timeout(BODY_WITHIN, Limited::new(body, BODY_BYTES_MAX).collect()).await;
+    match collected {
+        Ok(Ok(body)) => Ok(body.to_bytes()),
+        Ok(Err(error)) if error.is::<LengthLimitError>() => Err(problem(
+            StatusCode::PAYLOAD_TOO_LARGE,
+            "too_large",
+            &format!("a body has at most {BODY_BYTES_MAX} bytes"),
+        )),
+        Ok(Err(_)) => Err(problem(StatusCode::BAD_REQUEST, "bad_request", "the body broke off")),
+        Err(_) => Err(problem(StatusCode::REQUEST_TIMEOUT, "timeout", "the body did not come in time")),
+    }
+}
+
+fn decided(check: &Check<'_>, decision: &Decision) -> Response<Bytes> {
+    let policies = Policies::new(check.demands().iter().map(|demand| Policy::of(demand.limit)));
+    let mut response = Response::new(decision_body(check, decision, &policies));
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    policies.write_headers(decision, headers);
+    if !decision.allowed() {
+        *response.status_mut() = StatusCode::TOO_MANY_REQUESTS;
+    }
+    response
+}
+
+/// The decision as JSON, written directly: this is the hot path of the door.
+fn decision_body(check: &Check<'_>, decision: &Decision, policies: &Policies) -> Bytes {
+    let mut json = JsonText(Vec::with_capacity(64 + 192 * decision.lines.len()));
+    json.raw("{\"allowed\":").flag(decision.allowed());
+    json.raw(",\"source\":\"").raw(decision.source.name()).raw("\",\"limits\":[");
+    for (index, ((line, demand), policy)) in decision.lines.iter().zip(check.demands()).zip(policies.policies()).enumerate() {
+        json.raw(if index == 0 { "{\"name\":\"" } else { ",{\"name\":\"" }).raw(policy.name());
+        json.raw("\",\"quota\":").number(Some(line.quota.into()));
+        json.raw(",\"window_ms\":").number(Some(demand.limit.window_us().div_ceil(1_000)));
+        json.raw(",\"remaining\":").number(Some(line.remaining.into()));
+        json.raw(",\"retry_after_ms\":").number(line.retry_after.as_millis_ceil());
+        json.raw(",\"next_after_ms\":").number(line.next_after.as_millis_ceil());
+        json.raw(",\"reset_after_ms\":").number(line.reset_after.as_millis_ceil());
+        json.raw(",\"allowed\":").flag(line.allowed).raw("}");
+    }
+    json.raw("]}");
+    Bytes::from(json.0)
+}
+
+struct JsonText(Vec<u8>);
+
+impl JsonText {
+    fn raw(&mut self, text: &str) -> &mut Self {
+        self.0.extend_from_slice(text.as_bytes());
+        self
+    }
+
+    fn flag(&mut self, value: bool) -> &mut Self {
+        self.raw(if value { "true" } else { "false" })
+    }
+
+    fn number(&mut self, value: Option<u64>) -> &mut Self {
+        match value {
+            Some(value) => self.raw(itoa::Buffer::new().format(value)),
+            None => self.raw("null"),
+        }
+    }
+}
+
+fn refused_method(allowed: &'static str) -> Response<Bytes> {
+    let message = format!("expected {allowed}");
+    let mut response = problem(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", &message);
+    response.headers_mut().insert(ALLOW, HeaderValue::from_static(allowed));
+    response
+}
+
+fn problem(status: StatusCode, error: &str, message: &str) -> Response<Bytes> {
+    let body = serde_json::json!({ "error": error, "message": message });
+    let mut response = Response::new(Bytes::from(body.to_string()));
+    *response.status_mut() = status;
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response
+}

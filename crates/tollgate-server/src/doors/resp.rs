@@ -1,0 +1,284 @@
+//! The RESP door: any Redis client can ask.
+//!
+//! Everything that has arrived on a connection is decided as one batch and answered in one write. A client that
+//! pipelines pays one system call each way and, on Redis, one call to the store for the whole pipeline.
+//!
+//! ```text
+//!   read ──▶ frame::parse ──▶ command::understand ──▶ Limiter::check_batch ──▶ reply ──▶ write
+//!            as often as the buffer has a whole command             in the order asked
+//! ```
+//!
+//! Bounds: bytes per argument and command, commands per batch, reply bytes held, connections, and idle time. A frame that makes
+//! no sense is answered with an error, and the connection is closed; a command that makes no sense is answered with an error
+//! that says what was expected, and the connection goes on.
+
+mod command;
+mod frame;
+mod reply;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use bytes::{Buf, BytesMut};
+use subtle::ConstantTimeEq;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tollgate::{Check, CheckOptions, Demand, Limiter, OnFailure};
+
+use self::command::{Command, LimitMemo, Session, Words, tell, understand};
+use self::frame::{Args, parse};
+use self::reply::{Protocol, Replies};
+
+/// Commands decided together. Larger pipelines are answered in several writes.
+const BATCH_COMMANDS_MAX: usize = 512;
+/// Replies are written out when there are this many bytes of them, whatever else has arrived.
+const REPLY_BYTES_MAX: usize = 64 * 1024;
+const READ_BYTES: usize = 16 * 1024;
+
+/// What the RESP door needs to know.
+#[derive(Clone)]
+pub struct RespOptions {
+    /// The password that AUTH must give; without one, everybody may ask.
+    pub password: Option<String>,
+    /// A connection that is silent for longer is closed.
+    pub idle: Duration,
+}
+
+impl Default for RespOptions {
+    fn default() -> Self {
+        RespOptions { password: None, idle: Duration::from_secs(300) }
+    }
+}
+
+impl std::fmt::Debug for RespOptions {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let password = self.password.as_ref().map(|_| "set");
+        f.debug_struct("RespOptions").field("password", &password).field("idle", &self.idle).finish()
+    }
+}
+
+/// Serves one connection until the client leaves, stays silent too long, or stops making sense.
+pub(crate) async fn serve<S>(stream: S, limiter: Limiter, options: Arc<RespOptions>) -> std::io::Result<()>
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+{
+    Connection::new(stream, limiter, options).run().await
+}
+
+struct Connection<S> {
+    stream: S,
+    limiter: Limiter,
+    options: Arc<RespOptions>,
+    client: Client,
+    replies: Replies,
+}
+
+/// What is remembered of a client between commands.
+#[derive(Debug)]
+struct Client {
+    id: u64,
+    is_authenticated: bool,
+    memo: LimitMemo,
+}
+
+/// Whether to go on after a batch.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Next {
+    Read,
+    Close,
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
+    fn new(stream: S, limiter: Limiter, options: Arc<RespOptions>) -> Connection<S> {
+        static IDS: AtomicU64 = AtomicU64::new(1);
+        let client = Client {
+            id: IDS.fetch_add(1, Ordering::Relaxed),
+            is_authenticated: options.password.is_none(),
+            memo: LimitMemo::default(),
+        };
+        Connection { stream, limiter, options, client, replies: Replies::default() }
+    }
+
+    async fn run(mut self) -> std::io::Result<()> {
+        let mut buffer = BytesMut::with_capacity(READ_BYTES);
+        loop {
+            buffer.reserve(READ_BYTES);
+            let read = tokio::time::timeout(self.options.idle, self.stream.read_buf(&mut buffer)).await;
+            match read {
+                Ok(Ok(0)) | Err(_) => return Ok(()),
+                Ok(Ok(_)) => {}
+                Ok(Err(error)) => return Err(error),
+            }
+            if self.answer(&mut buffer).await? == Next::Close {
+                return self.stream.shutdown().await;
+            }
+        }
+    }
+
+    /// Decides and answers every whole command in the buffer.
+    async fn answer(&mut self, buffer: &mut BytesMut) -> std::io::Result<Next> {
+        loop {
+            let (consumed, next) = self.batch(buffer).await;
+            buffer.advance(consumed);
+            if self.replies.len() > 0 {
+                let written = tokio::time::timeout(self.options.idle, self.stream.write_all(self.replies.as_bytes()));
+                written.await.map_err(|_| std::io::ErrorKind::TimedOut)??;
+                self.replies.clear();
+            }
+            if consumed == 0 || next == Next::Close {
+                return Ok(next);
+            }
+        }
+    }
+
+    /// One batch from the front of the buffer: how many bytes it took.
+    async fn batch(&mut self, buffer: &[u8]) -> (usize, Next) {
+        let mut args = Args::default();
+        let mut pending: Vec<(Demand<'_>, Words)> = Vec::new();
+        let mut at = 0;
+        for _ in 0..BATCH_COMMANDS_MAX {
+            match parse(&buffer[at..], &mut args) {
+                Ok(None) => break,
+                Ok(Some(consumed)) => {
+                    let frame = &buffer[at..];
+                    at += consumed;
+                    if self.take(frame, &args, &mut pending).await == Next::Close {
+                        return (at, Next::Close);
+                    }
+                    if self.replies.len() > REPLY_BYTES_MAX {
+                        break;
+                    }
+                }
+                Err(error) => {
+                    self.decide(&mut pending).await;
+                    self.replies.error(&format!("ERR Protocol error: {error}"));
+                    return (at, Next::Close);
+                }
+            }
+        }
+        self.decide(&mut pending).await;
+        (at, Next::Read)
+    }
+
+    /// Puts a check aside to be decided with its neighbours; answers anything else in its turn.
+    async fn take<'b>(&mut self, frame: &'b [u8], args: &Args, pending: &mut Vec<(Demand<'b>, Words)>) -> Next {
+        let understood = understand(frame, args, &mut self.client.memo);
+        let is_open = self.client.is_authenticated;
+        match understood {
+            Ok(Command::Check { demand, words }) if is_open => {
+                pending.push((demand, words));
+                return Next::Read;
+            }
+            Ok(Command::Nothing) => return Next::Read,
+            _ => self.decide(pending).await,
+        }
+        match understood {
+            Ok(Command::Session(Session::Quit)) => {
+                self.replies.simple("OK");
+                return Next::Close;
+            }
+            Ok(Command::Session(session)) if is_open || session.needs_no_password() => self.session(session),
+            _ if !is_open => self.replies.error("NOAUTH Authentication required"),
+            Ok(Command::Reset { demand }) => match self.limiter.reset(&demand).await {
+                Ok(()) => self.replies.simple("OK"),
+                Err(error) => self.replies.error(&format!("UNAVAILABLE {error}")),
+            },
+            Ok(_) => {}
+            Err(error) => self.replies.error(&error),
+        }
+        Next::Read
+    }
+
+    async fn decide(&mut self, pending: &mut Vec<(Demand<'_>, Words)>) {
+        if pending.is_empty() {
+            return;
+        }
+        let checks: Vec<Check<'_>> = pending.iter().map(|(demand, _)| Check::one(demand)).collect();
+        let options = CheckOptions { on_failure: Some(OnFailure::Local), ..CheckOptions::default() };
+        let answers = self.limiter.check_batch(&checks, options).await;
+        for ((demand, words), answer) in pending.iter().zip(answers) {
+            match answer {
+                Ok(decision) => tell(&decision, demand, *words, &mut self.replies),
+                Err(unavailable) => self.replies.error(&format!("UNAVAILABLE {unavailable}")),
+            }
+        }
+        pending.clear();
+    }
+
+    fn session(&mut self, session: Session<'_>) {
+        match session {
+            Session::Ping(None) => self.replies.simple("PONG"),
+            Session::Ping(Some(text)) | Session::Echo(text) => self.replies.bulk(text),
+            Session::Hello { protocol, password } => self.hello(protocol, password),
+            Session::Auth { password } => self.auth(password),
+            Session::Select | Session::ClientOk => self.replies.simple("OK"),
+            Session::ClientId => self.replies.integer(self.client.id as i64),
+            Session::ClientGetName => self.replies.null(),
+            Session::CommandCount => self.replies.integer(4),
+            Session::CommandList => self.replies.array(0),
+            Session::CommandDocs => self.replies.map(0),
+            Session::Info => self.replies.bulk(
+                concat!("# Server\r\nserver_name:tollgate\r\ntollgate_version:", env!("CARGO_PKG_VERSION"), "\r\nloading:0\r\n")
+                    .as_bytes(),
+            ),
+            Session::Quit => {}
+        }
+    }
+
+    fn auth(&mut self, password: &[u8]) {
+        match self.is_password(password) {
+            Some(true) => {
+                self.client.is_authenticated = true;
+                self.replies.simple("OK");
+            }
+            Some(false) => self.replies.error("WRONGPASS invalid password"),
+            None => self.replies.error("ERR AUTH was sent, but no password is set"),
+        }
+    }
+
+    fn hello(&mut self, protocol: Option<&[u8]>, password: Option<&[u8]>) {
+        if let Some(password) = password {
+            if self.is_password(password) == Some(false) {
+                return self.replies.error("WRONGPASS invalid password");
+            }
+            self.client.is_authenticated = true;
+        }
+        if !self.client.is_authenticated {
+            return self.replies.error("NOAUTH HELLO must be called with AUTH here");
+        }
+        match protocol {
+            None => {}
+            Some(b"2") => self.replies.protocol = Protocol::Resp2,
+            Some(b"3") => self.replies.protocol = Protocol::Resp3,
+            Some(_) => return self.replies.error("NOPROTO unsupported protocol version, expected 2 or 3"),
+        }
+        let version = if self.replies.protocol == Protocol::Resp3 { 3 } else { 2 };
+        let replies = &mut self.replies;
+        replies.map(7);
+        for (name, value) in [("server", "tollgate"), ("version", env!("CARGO_PKG_VERSION")), ("mode", "standalone"), ("role", "master")] {
+            replies.bulk(name.as_bytes());
+            replies.bulk(value.as_bytes());
+        }
+        replies.bulk(b"proto");
+        replies.integer(version);
+        replies.bulk(b"id");
+        replies.integer(self.client.id as i64);
+        replies.bulk(b"modules");
+        replies.array(0);
+    }
+
+    /// Whether this is the password; `None` if there is none. Takes the same time wherever they differ.
+    fn is_password(&self, given: &[u8]) -> Option<bool> {
+        let password = self.options.password.as_ref()?;
+        Some(bool::from(password.as_bytes().ct_eq(given)))
+    }
+}
+
+impl Session<'_> {
+    fn needs_no_password(&self) -> bool {
+        matches!(self, Session::Auth { .. } | Session::Hello { .. })
+    }
+}
+
+#[cfg(test)]
+mod tests;

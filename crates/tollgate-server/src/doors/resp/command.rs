@@ -1,0 +1,233 @@
+//! What a command means: a check to decide, a counter to forget, or something to say at once.
+//!
+//! | command | is |
+//! |---|---|
+//! | `TOLLGATE.CHECK key limit [COST n]` | a check; answers allowed, quota, remaining, retry_after_ms, reset_after_ms |
+//! | `TOLLGATE.PEEK key limit` | the same for cost 0 |
+//! | `TOLLGATE.RESET key limit` | forgets the counter |
+//! | `CL.THROTTLE key max_burst count period [quantity]` | a token bucket in redis-cell's words: limited, limit, remaining, retry_after, reset_after in seconds |
+//! | `PING` `ECHO` `HELLO` `AUTH` `SELECT 0` `CLIENT` `COMMAND` `INFO` `QUIT` | what clients say to introduce themselves |
+//!
+//! redis-cell counts `max_burst` beyond the first request, so its capacity is `max_burst + 1`. Its seconds are rounded up; a
+//! wait that is floored to 0 invites the client to be denied again.
+
+use std::time::Duration;
+
+use tollgate::{Algorithm, Cost, Decision, Demand, Key, Limit, Line, Scope};
+
+use super::frame::Args;
+use super::reply::Replies;
+
+/// A command, understood. Borrowed from the buffer it arrived in.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Command<'b> {
+    Check { demand: Demand<'b>, words: Words },
+    Reset { demand: Demand<'b> },
+    Session(Session<'b>),
+    /// A blank line.
+    Nothing,
+}
+
+/// In whose words a verdict is told.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Words {
+    Tollgate,
+    Throttle,
+}
+
+/// Commands about the connection itself.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Session<'b> {
+    Ping(Option<&'b [u8]>),
+    Echo(&'b [u8]),
+    Hello { protocol: Option<&'b [u8]>, password: Option<&'b [u8]> },
+    Auth { password: &'b [u8] },
+    Select,
+    ClientOk,
+    ClientId,
+    ClientGetName,
+    CommandCount,
+    CommandList,
+    CommandDocs,
+    Info,
+    Quit,
+}
+
+/// Limits that were read before, so that a client repeating itself is not parsed anew each time.
+#[derive(Debug, Default)]
+pub(crate) struct LimitMemo {
+    text: Vec<u8>,
+    limit: Option<Limit>,
+}
+
+impl LimitMemo {
+    fn read(&mut self, text: &[u8]) -> Result<Limit, String> {
+        if let Some(limit) = self.limit.filter(|_| self.text == text) {
+            return Ok(limit);
+        }
+        let readable = std::str::from_utf8(text).map_err(|_| "ERR limit: expected text such as 10/min".to_owned())?;
+        let limit: Limit = readable.parse().map_err(|error| format!("ERR limit: {error}"))?;
+        self.text.clear();
+        self.text.extend_from_slice(text);
+        self.limit = Some(limit);
+        Ok(limit)
+    }
+}
+
+/// Understands a command, or says what was expected.
+pub(crate) fn understand<'b>(buffer: &'b [u8], args: &Args, memo: &mut LimitMemo) -> Result<Command<'b>, String> {
+    let Some(name) = args.get(buffer, 0) else { return Ok(Command::Nothing) };
+    let arg = |index| args.get(buffer, index);
+    let is = |expected: &str| name.eq_ignore_ascii_case(expected.as_bytes());
+    if is("TOLLGATE.CHECK") {
+        let (Some(key), Some(limit)) = (arg(1), arg(2)) else { return Err(usage(CHECK_USAGE)) };
+        let cost = match (arg(3), arg(4), args.len()) {
+            (None, ..) => Cost::ONE,
+            (Some(word), Some(cost), 5) if word.eq_ignore_ascii_case(b"COST") => Cost::new(number(cost, "cost")?),
+            _ => return Err(usage(CHECK_USAGE)),
+        };
+        let demand = explicit(key, memo.read(limit)?)?.cost(cost);
+        return Ok(Command::Check { demand, words: Words::Tollgate });
+    }
+    if is("CL.THROTTLE") {
+        return throttle(buffer, args);
+    }
+    if is("TOLLGATE.PEEK") {
+        let (Some(key), Some(limit), 3) = (arg(1), arg(2), args.len()) else {
+            return Err(usage("TOLLGATE.PEEK key limit"));
+        };
+        let demand = explicit(key, memo.read(limit)?)?.cost(Cost::PEEK);
+        return Ok(Command::Check { demand, words: Words::Tollgate });
+    }
+    if is("TOLLGATE.RESET") {
+        let (Some(key), Some(limit), 3) = (arg(1), arg(2), args.len()) else {
+            return Err(usage("TOLLGATE.RESET key limit"));
+        };
+        return Ok(Command::Reset { demand: explicit(key, memo.read(limit)?)? });
+    }
+    session(name, buffer, args).map(Command::Session)
+}
+
+const CHECK_USAGE: &str = "TOLLGATE.CHECK key limit [COST n]";
+const THROTTLE_USAGE: &str = "CL.THROTTLE key max_burst count period [quantity]";
+
+fn usage(usage: &str) -> String {
+    format!("ERR wrong arguments, expected {usage}")
+}
+
+fn explicit(key: &[u8], limit: Limit) -> Result<Demand<'_>, String> {
+    let key = Key::new(key).map_err(|error| format!("ERR {error}"))?;
+    Ok(Demand::new(limit, key))
+}
+
+fn throttle<'b>(buffer: &'b [u8], args: &Args) -> Result<Command<'b>, String> {
+    let arg = |index| args.get(buffer, index);
+    let (Some(key), Some(max_burst), Some(count), Some(period), 5..=6) = (arg(1), arg(2), arg(3), arg(4), args.len()) else {
+        return Err(usage(THROTTLE_USAGE));
+    };
+    let max_burst = u64::from(number(max_burst, "max_burst")?);
+    let count = u64::from(number(count, "count")?);
+    let period = u64::from(number(period, "period")?);
+    let quantity = arg(5).map_or(Ok(1), |quantity| number(quantity, "quantity"))?;
+    let limit = Limit::new(count, Duration::from_secs(period))
+        .and_then(|limit| limit.with_algorithm(Algorithm::TokenBucket))
+        .and_then(|limit| limit.with_burst(max_burst + 1))
+        .map_err(|error| format!("ERR {THROTTLE_USAGE}: {error}"))?;
+    let key = Key::scoped(key, Scope::Throttle).map_err(|error| format!("ERR {error}"))?;
+    Ok(Command::Check { demand: Demand::new(limit, key).cost(quantity), words: Words::Throttle })
+}
+
+fn number(text: &[u8], what: &str) -> Result<u32, String> {
+    let digits = !text.is_empty() && text.len() <= 10 && text.iter().all(u8::is_ascii_digit);
+    let value = std::str::from_utf8(text).ok().filter(|_| digits).and_then(|text| text.parse().ok());
+    value.ok_or_else(|| format!("ERR {what} is a whole number from 0 to {}", u32::MAX))
+}
+
+fn session<'b>(name: &[u8], buffer: &'b [u8], args: &Args) -> Result<Session<'b>, String> {
+    let arg = |index| args.get(buffer, index);
+    let word = |index| arg(index).map(<[u8]>::to_ascii_uppercase);
+    let mut upper = [0_u8; 16];
+    let known = name.len() <= upper.len();
+    if known {
+        upper[..name.len()].copy_from_slice(name);
+        upper.make_ascii_uppercase();
+    }
+    match (&upper[..name.len().min(upper.len())], args.len()) {
+        (b"PING", 1..=2) => Ok(Session::Ping(arg(1))),
+        (b"ECHO", 2) => Ok(Session::Echo(arg(1).unwrap_or_default())),
+        (b"HELLO", _) => hello(buffer, args),
+        (b"AUTH", 2) => Ok(Session::Auth { password: arg(1).unwrap_or_default() }),
+        (b"AUTH", 3) => Ok(Session::Auth { password: arg(2).unwrap_or_default() }),
+        (b"SELECT", 2) if arg(1) == Some(b"0") => Ok(Session::Select),
+        (b"SELECT", 2) => Err("ERR there is only database 0".to_owned()),
+        (b"CLIENT", 2..) => match word(1).as_deref() {
+            Some(b"ID") => Ok(Session::ClientId),
+            Some(b"GETNAME") => Ok(Session::ClientGetName),
+            Some(b"SETINFO" | b"SETNAME" | b"NO-EVICT" | b"NO-TOUCH" | b"REPLY") => Ok(Session::ClientOk),
+            _ => Err("ERR expected CLIENT ID, GETNAME, SETNAME or SETINFO".to_owned()),
+        },
+        (b"COMMAND", 1) => Ok(Session::CommandList),
+        (b"COMMAND", 2..) => match word(1).as_deref() {
+            Some(b"COUNT") => Ok(Session::CommandCount),
+            Some(b"DOCS") => Ok(Session::CommandDocs),
+            _ => Ok(Session::CommandList),
+        },
+        (b"INFO", _) => Ok(Session::Info),
+        (b"QUIT", _) => Ok(Session::Quit),
+        (b"PING" | b"ECHO" | b"AUTH" | b"SELECT" | b"CLIENT", _) if known => {
+            Err("ERR wrong number of arguments".to_owned())
+        }
+        _ => Err(
+            "ERR unknown command; expected TOLLGATE.CHECK, TOLLGATE.PEEK, TOLLGATE.RESET, CL.THROTTLE, PING, ECHO, HELLO, AUTH, CLIENT, COMMAND or QUIT"
+                .to_owned(),
+        ),
+    }
+}
+
+/// `HELLO [version [AUTH user password] [SETNAME name]]`
+fn hello<'b>(buffer: &'b [u8], args: &Args) -> Result<Session<'b>, String> {
+    let arg = |index| args.get(buffer, index);
+    let (mut index, mut password) = (2, None);
+    while let Some(word) = arg(index) {
+        let taken = if word.eq_ignore_ascii_case(b"AUTH") {
+            password = arg(index + 2);
+            3
+        } else {
+            2
+        };
+        let known = word.eq_ignore_ascii_case(b"AUTH") || word.eq_ignore_ascii_case(b"SETNAME");
+        if !known || arg(index + taken - 1).is_none() {
+            return Err(usage("HELLO [2|3 [AUTH user password] [SETNAME name]]"));
+        }
+        index += taken;
+    }
+    Ok(Session::Hello { protocol: arg(1), password })
+}
+
+/// Tells a verdict in the words of the command that asked.
+pub(crate) fn tell(decision: &Decision, demand: &Demand<'_>, words: Words, replies: &mut Replies) {
+    let Some(line) = decision.lines.first() else {
+        replies.error("UNAVAILABLE the store did not answer");
+        return;
+    };
+    replies.verdict(match words {
+        Words::Tollgate => tollgate_numbers(line),
+        Words::Throttle => throttle_numbers(line, demand),
+    });
+}
+
+fn tollgate_numbers(line: &Line) -> [i64; 5] {
+    let ms = |wait: tollgate::Wait| wait.as_millis_ceil().map_or(-1, saturating);
+    [i64::from(line.allowed), line.quota.into(), line.remaining.into(), ms(line.retry_after), ms(line.reset_after)]
+}
+
+fn throttle_numbers(line: &Line, demand: &Demand<'_>) -> [i64; 5] {
+    let secs = |wait: tollgate::Wait| wait.as_secs_ceil().map_or(-1, saturating);
+    let retry_after = if line.allowed { -1 } else { secs(line.retry_after) };
+    let capacity = demand.limit.cost_max().into();
+    [i64::from(!line.allowed), capacity, line.remaining.into(), retry_after, secs(line.reset_after)]
+}
+
+fn saturating(value: u64) -> i64 {
+    i64::try_from(value).unwrap_or(i64::MAX)
+}

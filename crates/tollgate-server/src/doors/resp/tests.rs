@@ -1,0 +1,226 @@
+//! Transcripts: bytes in, bytes out, on a clock that stands still.
+
+use super::*;
+use tollgate::{Clock, ManualClock, MemoryStore, Timestamp};
+
+const START: Timestamp = Timestamp::from_micros(1_700_000_000_000_000);
+
+struct Door {
+    client: tokio::io::DuplexStream,
+    clock: Arc<ManualClock>,
+}
+
+fn door(options: RespOptions) -> Door {
+    let clock = Arc::new(ManualClock::new(START));
+    let memory = MemoryStore::builder().clock(clock.clone()).build();
+    let limiter = Limiter::builder().memory(memory).clock(clock.clone()).build();
+    let (client, server) = tokio::io::duplex(1 << 20);
+    tokio::spawn(serve(server, limiter, Arc::new(options)));
+    Door { client, clock }
+}
+
+impl Door {
+    /// Sends bytes and reads until so many reply bytes came, or the door closed.
+    async fn say(&mut self, bytes: &[u8], expected: &str) {
+        self.client.write_all(bytes).await.unwrap();
+        let mut got = vec![0; expected.len()];
+        let mut read = 0;
+        while read < got.len() {
+            match self.client.read(&mut got[read..]).await.unwrap() {
+                0 => break,
+                count => read += count,
+            }
+        }
+        let shown = |text: &str| text.replace("\r\n", " ");
+        assert_eq!(shown(&String::from_utf8_lossy(&got[..read])), shown(expected), "after {:?}", String::from_utf8_lossy(bytes));
+    }
+
+    async fn is_closed(mut self) -> bool {
+        self.client.read(&mut [0]).await.unwrap() == 0
+    }
+}
+
+fn numbers(numbers: [i64; 5]) -> String {
+    let lines: String = numbers.iter().map(|number| format!(":{number}\r\n")).collect();
+    format!("*5\r\n{lines}")
+}
+
+#[tokio::test]
+async fn check_peek_and_reset() {
+    let mut door = door(RespOptions::default());
+    door.say(b"TOLLGATE.CHECK user:42 2/min\r\n", &numbers([1, 2, 1, 0, 60_000])).await;
+    door.say(b"tollgate.check user:42 2/min cost 1\r\n", &numbers([1, 2, 0, 0, 60_000])).await;
+    door.clock.advance(Duration::from_micros(1_500));
+    door.say(b"TOLLGATE.CHECK user:42 2/min\r\n", &numbers([0, 2, 0, 59_999, 59_999])).await;
+    door.say(b"TOLLGATE.PEEK user:42 2/min\r\n", &numbers([1, 2, 0, 59_999, 59_999])).await;
+    door.say(b"TOLLGATE.CHECK user:42 2/min COST 3\r\n", &numbers([0, 2, 0, -1, 59_999])).await;
+    door.say(b"TOLLGATE.RESET user:42 2/min\r\n", "+OK\r\n").await;
+    door.say(b"TOLLGATE.PEEK user:42 2/min\r\n", &numbers([1, 2, 2, 0, 0])).await;
+}
+
+/// Answers of redis-cell 0.5: (time in ms, arguments) → limited, limit, remaining, retry_after, reset_after.
+#[tokio::test]
+async fn cl_throttle_answers_as_redis_cell_does() {
+    let mut door = door(RespOptions::default());
+    for (ms, arguments, answer) in [
+        // 30 a minute and 15 more at once: capacity 16, a unit every 2 s.
+        (0, "user 15 30 60 1", [0, 16, 15, -1, 2]),
+        (0, "user 15 30 60 15", [0, 16, 0, -1, 32]),
+        (0, "user 15 30 60", [1, 16, 0, 2, 32]),
+        // An exhausted peek is not limited.
+        (0, "user 15 30 60 0", [0, 16, 0, -1, 32]),
+        (500, "user 15 30 60", [1, 16, 0, 2, 32]),
+        (1_999, "user 15 30 60", [1, 16, 0, 1, 31]),
+        (2_000, "user 15 30 60", [0, 16, 0, -1, 32]),
+        (2_000, "user 15 30 60 2", [1, 16, 0, 4, 32]),
+        // More than the capacity: never, which it says as -1.
+        (2_000, "user 15 30 60 17", [1, 16, 0, -1, 32]),
+        (34_000, "user 15 30 60 0", [0, 16, 16, -1, 0]),
+        // A burst of 0 is one request at a time.
+        (34_000, "other 0 1 10", [0, 1, 0, -1, 10]),
+        (34_000, "other 0 1 10", [1, 1, 0, 10, 10]),
+    ] {
+        door.clock.set(START.plus_micros(ms * 1_000));
+        door.say(format!("CL.THROTTLE {arguments}\r\n").as_bytes(), &numbers(answer)).await;
+    }
+    assert!(door.clock.now() > START);
+}
+
+#[tokio::test]
+async fn extreme_and_senseless_arguments_are_answered_with_what_was_expected() {
+    let mut door = door(RespOptions::default());
+    for (command, phrase) in [
+        ("CL.THROTTLE k 9223372036854775807 1 1", "max_burst is a whole number"),
+        ("CL.THROTTLE k 4294967295 1 1", "burst is 1 to 10000000"),
+        ("CL.THROTTLE k 10000000 1 1", "burst is 1 to 10000000"),
+        ("CL.THROTTLE k 1 0 1", "a quota is 1 to 10000000"),
+        ("CL.THROTTLE k 1 1 0", "a window is 1ms to 400day"),
+        ("CL.THROTTLE k 1 1 4294967295", "a window is 1ms to 400day"),
+        ("CL.THROTTLE k -1 1 1", "max_burst is a whole number"),
+        ("CL.THROTTLE k 1 1 1 99999999999", "quantity is a whole number"),
+        ("CL.THROTTLE k 1 1", "expected CL.THROTTLE key max_burst count period"),
+        ("CL.THROTTLE k 1 1 1 1 1", "expected CL.THROTTLE key max_burst count period"),
+        ("TOLLGATE.CHECK k", "expected TOLLGATE.CHECK key limit"),
+        ("TOLLGATE.CHECK k 10/fortnight", "us, ms, s, min, h, day, week"),
+        ("TOLLGATE.CHECK k 10/min COST", "expected TOLLGATE.CHECK key limit"),
+        ("TOLLGATE.CHECK k 10/min PRICE 1", "expected TOLLGATE.CHECK key limit"),
+        ("TOLLGATE.CHECK k 10/min COST -1", "cost is a whole number"),
+        ("SELECT 1", "only database 0"),
+        ("GET k", "unknown command"),
+        ("A.VERY.LONG.COMMAND.NAME.INDEED k", "unknown command"),
+    ] {
+        door.client.write_all(format!("{command}\r\n").as_bytes()).await.unwrap();
+        let mut reply = vec![0; 1024];
+        let read = door.client.read(&mut reply).await.unwrap();
+        let reply = String::from_utf8_lossy(&reply[..read]);
+        assert!(reply.starts_with("-ERR ") && reply.contains(phrase), "{command}: {reply}");
+    }
+    door.say(b"PING\r\n", "+PONG\r\n").await;
+}
+
+#[tokio::test]
+async fn a_pipeline_is_answered_in_order_whatever_is_mixed_into_it() {
+    let mut door = door(RespOptions::default());
+    let pipeline = b"TOLLGATE.CHECK a 1/min\r\nPING\r\nTOLLGATE.CHECK a 1/min\r\nTOLLGATE.RESET a 1/min\r\nTOLLGATE.CHECK a 1/min\r\nNONSENSE\r\nECHO hi\r\n";
+    let error = "-ERR unknown command; expected TOLLGATE.CHECK, TOLLGATE.PEEK, TOLLGATE.RESET, CL.THROTTLE, PING, ECHO, HELLO, AUTH, CLIENT, COMMAND or QUIT\r\n";
+    let expected = [
+        numbers([1, 1, 0, 0, 60_000]),
+        "+PONG\r\n".to_owned(),
+        numbers([0, 1, 0, 60_000, 60_000]),
+        "+OK\r\n".to_owned(),
+        numbers([1, 1, 0, 0, 60_000]),
+        error.to_owned(),
+        "$2\r\nhi\r\n".to_owned(),
+    ]
+    .concat();
+    door.say(pipeline, &expected).await;
+}
+
+#[tokio::test]
+async fn a_command_in_single_bytes_is_a_command() {
+    let mut door = door(RespOptions::default());
+    let frame = b"*3\r\n$14\r\nTOLLGATE.CHECK\r\n$4\r\n\x00\r\n\xff\r\n$6\r\n10/min\r\n";
+    for byte in frame {
+        door.client.write_all(&[*byte]).await.unwrap();
+        tokio::task::yield_now().await;
+    }
+    door.say(b"", &numbers([1, 10, 9, 0, 60_000])).await;
+}
+
+#[tokio::test]
+async fn a_hundred_thousand_pipelined_commands_have_an_exact_count_of_verdicts() {
+    let door = door(RespOptions::default());
+    let commands = b"*3\r\n$14\r\nTOLLGATE.CHECK\r\n$1\r\nk\r\n$8\r\n30000/h\x20\r\n".repeat(100_000);
+    let (mut reader, mut writer) = tokio::io::split(door.client);
+    let sender = tokio::spawn(async move { writer.write_all(&commands).await.map(|()| writer) });
+    let mut admitted = 0;
+    let mut replies = 0;
+    let mut lines = Vec::new();
+    let mut chunk = vec![0; 1 << 16];
+    while replies < 100_000 {
+        let read = reader.read(&mut chunk).await.unwrap();
+        assert!(read > 0, "the door closed after {replies} replies");
+        lines.extend_from_slice(&chunk[..read]);
+        while let Some(end) = memchr::memmem::find(&lines[1..], b"*5").map(|at| at + 1).or((lines.ends_with(b"\n") && lines.iter().filter(|byte| **byte == b'\n').count() == 6).then_some(lines.len())) {
+            admitted += usize::from(lines[..end].starts_with(b"*5\r\n:1\r\n"));
+            replies += 1;
+            lines.drain(..end);
+            if lines.is_empty() {
+                break;
+            }
+        }
+    }
+    assert_eq!((replies, admitted), (100_000, 30_000));
+    sender.await.unwrap().unwrap();
+    door.clock.advance(Duration::from_secs(1));
+}
+
+#[tokio::test]
+async fn hostile_frames_end_the_connection_with_a_word() {
+    for frame in [&b"*99999999\r\n"[..], b"*1\r\n$99999999999\r\n", b"*-5\r\n", b"*1\r\n*1\r\n", b"*1\r\n$1\r\nab\r\n"] {
+        let mut door = door(RespOptions::default());
+        door.say(frame, "-ERR Protocol error").await;
+        let mut rest = Vec::new();
+        door.client.read_to_end(&mut rest).await.unwrap();
+        assert!(door.is_closed().await, "{:?}", String::from_utf8_lossy(frame));
+    }
+}
+
+#[tokio::test]
+async fn clients_introduce_themselves_in_both_protocols() {
+    let mut door = door(RespOptions::default());
+    let id = |protocol: &str| format!("$7\r\nversion\r\n$5\r\n{}\r\n$4\r\nmode\r\n$10\r\nstandalone\r\n$4\r\nrole\r\n$6\r\nmaster\r\n$5\r\nproto\r\n:{protocol}\r\n$2\r\nid\r\n:", env!("CARGO_PKG_VERSION"));
+    door.client.write_all(b"HELLO 3\r\n").await.unwrap();
+    let mut reply = vec![0; 1024];
+    let read = door.client.read(&mut reply).await.unwrap();
+    let reply = String::from_utf8_lossy(&reply[..read]).into_owned();
+    assert!(reply.starts_with(&format!("%7\r\n$6\r\nserver\r\n$8\r\ntollgate\r\n{}", id("3"))), "{reply}");
+    door.say(b"CLIENT GETNAME\r\n", "_\r\n").await;
+    door.say(b"HELLO 4\r\n", "-NOPROTO unsupported protocol version, expected 2 or 3\r\n").await;
+    door.say(b"CLIENT SETINFO LIB-NAME x\r\n", "+OK\r\n").await;
+    door.say(b"CLIENT SETNAME x\r\n", "+OK\r\n").await;
+    door.say(b"COMMAND DOCS\r\n", "%0\r\n").await;
+    door.say(b"COMMAND COUNT\r\n", ":4\r\n").await;
+    door.say(b"SELECT 0\r\n", "+OK\r\n").await;
+    door.say(b"QUIT\r\n", "+OK\r\n").await;
+    assert!(door.is_closed().await);
+}
+
+#[tokio::test]
+async fn a_password_stands_before_everything_but_the_introduction() {
+    let options = RespOptions { password: Some("open sesame".to_owned()), ..RespOptions::default() };
+    assert!(!format!("{options:?}").contains("sesame"));
+    let mut door = door(options);
+    door.say(b"TOLLGATE.CHECK k 1/min\r\n", "-NOAUTH Authentication required\r\n").await;
+    door.say(b"PING\r\n", "-NOAUTH Authentication required\r\n").await;
+    door.say(b"HELLO 3\r\n", "-NOAUTH HELLO must be called with AUTH here\r\n").await;
+    door.say(b"AUTH wrong\r\n", "-WRONGPASS invalid password\r\n").await;
+    door.say(b"*2\r\n$4\r\nAUTH\r\n$11\r\nopen sesame\r\n", "+OK\r\n").await;
+    door.say(b"TOLLGATE.CHECK k 1/min\r\n", &numbers([1, 1, 0, 0, 60_000])).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_silent_client_is_let_go() {
+    let door = door(RespOptions { idle: Duration::from_secs(5), ..RespOptions::default() });
+    assert!(door.is_closed().await);
+}

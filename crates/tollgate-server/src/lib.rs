@@ -1,0 +1,3 @@
+//! The doors of the Tollgate decision service.
+
+pub mod doors;

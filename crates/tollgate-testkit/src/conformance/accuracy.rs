@@ -1,0 +1,124 @@
+//! How wrong an approximate algorithm is, measured.
+//!
+//! `sliding-counter` assumes that the previous window was evenly filled. Each of its verdicts is judged by
+//! the truth that it stands for: the exact number of its *own* admissions in the trailing window. A
+//! request that was admitted although they had reached the quota is *over*; one refused although they
+//! had not is *early*. Arrivals come from a seed, so the figures are the same on every machine.
+
+use std::collections::VecDeque;
+
+use tollgate_core::{Check, Demand, Key, Limit, Timestamp};
+
+use super::script::EPOCH_US;
+use super::{Random, Subject};
+
+/// How a run of verdicts compares with the exact count.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Verdicts {
+    /// All requests.
+    pub requests: u64,
+    /// Admitted of these.
+    pub admitted: u64,
+    /// Admitted above the quota.
+    pub over: u64,
+    /// Refused below it.
+    pub early: u64,
+    /// The most admissions in any trailing window.
+    pub most_in_a_window: u64,
+}
+
+impl Verdicts {
+    /// The fraction that was wrong, either way.
+    pub fn wrong(&self) -> f64 {
+        (self.over + self.early) as f64 / self.requests.max(1) as f64
+    }
+
+    fn add(&mut self, other: Verdicts) {
+        self.requests += other.requests;
+        self.admitted += other.admitted;
+        self.over += other.over;
+        self.early += other.early;
+        self.most_in_a_window = self.most_in_a_window.max(other.most_in_a_window);
+    }
+}
+
+/// Sends one client's requests (microseconds from the start, ascending) and judges every verdict.
+pub fn judge(
+    limit: &Limit,
+    client: &str,
+    arrivals_us: impl Iterator<Item = u64>,
+    subject: &mut dyn Subject,
+) -> Verdicts {
+    let key = Key::new(client).expect("clients have short names");
+    let demand = Demand::new(*limit, key);
+    let mut window: VecDeque<u64> = VecDeque::new();
+    let mut verdicts = Verdicts::default();
+    for at_us in arrivals_us {
+        while window.front().is_some_and(|oldest| oldest + limit.window_us() <= at_us) {
+            window.pop_front();
+        }
+        let fits = (window.len() as u64) < u64::from(limit.quota());
+        let decision = subject.check(Timestamp::from_micros(EPOCH_US + at_us), &Check::one(&demand));
+        verdicts.requests += 1;
+        if decision.allowed() {
+            window.push_back(at_us);
+            verdicts.admitted += 1;
+            verdicts.over += u64::from(!fits);
+            verdicts.most_in_a_window = verdicts.most_in_a_window.max(window.len() as u64);
+        } else {
+            verdicts.early += u64::from(fits);
+        }
+    }
+    verdicts
+}
+
+/// Poisson arrivals at `rate` times the limit's, for so many windows.
+pub fn poisson(limit: &Limit, rate: f64, windows: u64, mut random: Random) -> impl Iterator<Item = u64> {
+    let end_us = (limit.window_us() * windows) as f64;
+    let mean_gap_us = limit.window_us() as f64 / (f64::from(limit.quota()) * rate);
+    let next = move |at_us: &f64| Some(at_us - mean_gap_us * (1.0 - random.unit()).ln());
+    std::iter::successors(Some(0.0), next).skip(1).take_while(move |at_us| *at_us < end_us).map(|at_us| at_us as u64)
+}
+
+/// Poisson arrivals that pause: on at `rate` for one and a half windows, silent for as long.
+pub fn on_off(limit: &Limit, rate: f64, windows: u64, random: Random) -> impl Iterator<Item = u64> {
+    let phase_us = limit.window_us() * 3 / 2;
+    poisson(limit, rate, windows, random).filter(move |at_us| (at_us / phase_us).is_multiple_of(2))
+}
+
+/// The worst there is: idle one window, the whole quota in the last instants of the next, then everything that the fading weight
+/// lets through, and again.
+pub fn adversarial(limit: &Limit, windows: u64) -> impl Iterator<Item = u64> {
+    let (quota, window_us) = (u64::from(limit.quota()), limit.window_us());
+    (0..windows / 3).flat_map(move |round| {
+        let burst_us = (3 * round + 1) * window_us + window_us - quota;
+        let burst = (0..quota).map(move |n| burst_us + n);
+        let steady = (0..4 * quota).map(move |n| (3 * round + 2) * window_us + n * window_us / (4 * quota));
+        burst.chain(steady)
+    })
+}
+
+/// A site: so many Poisson clients whose rates follow Zipf's law.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Population {
+    /// How many.
+    pub clients: u64,
+    /// The rate of the busiest, in multiples of the quota.
+    pub busiest: f64,
+    /// The nth client's rate is the busiest one's divided by n to this power.
+    pub exponent: f64,
+}
+
+impl Population {
+    /// Sends every client's requests, for so many windows, and judges every verdict.
+    pub fn judge(&self, limit: &Limit, windows: u64, seed: u64, subject: &mut dyn Subject) -> Verdicts {
+        let mut all = Verdicts::default();
+        let mut random = Random::new(seed);
+        for rank in 1..=self.clients {
+            let rate = self.busiest / (rank as f64).powf(self.exponent);
+            let arrivals = poisson(limit, rate, windows, Random::new(random.next_u64()));
+            all.add(judge(limit, &format!("client {rank}"), arrivals, subject));
+        }
+        all
+    }
+}

@@ -1,0 +1,136 @@
+//! Subject and oracle, side by side through one trace.
+
+use std::fmt;
+
+use tollgate_core::{Check, Decision, Demand, Timestamp};
+
+use super::Subject;
+use super::trace::{Ask, Operation, Slot, Trace, demands};
+use crate::oracle::Oracle;
+
+/// Where a subject first answered otherwise than the oracle.
+#[derive(Clone, Debug)]
+pub struct Difference {
+    /// The number of the operation.
+    pub operation: usize,
+    /// When.
+    pub now: Timestamp,
+    /// What the oracle says (as the subject would show it).
+    pub expected: Decision,
+    /// What the subject said.
+    pub got: Decision,
+}
+
+impl fmt::Display for Difference {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "operation {} at {:?}:", self.operation, self.now)?;
+        for (number, expected) in self.expected.lines.iter().enumerate() {
+            let got = self.got.lines.get(number);
+            let mark = if got == Some(expected) { ' ' } else { '!' };
+            writeln!(f, "{mark} line {number} expected {expected:?}")?;
+            writeln!(f, "{mark}             got {got:?}")?;
+        }
+        if self.expected.at != self.got.at {
+            writeln!(f, "! decided at {:?}", self.got.at)?;
+        }
+        Ok(())
+    }
+}
+
+/// Puts a fresh subject through the trace, beside a fresh oracle.
+///
+/// # Errors
+/// At the first decision that differs in anything but its source.
+pub fn compare(trace: &Trace, subject: &mut dyn Subject) -> Result<(), Box<Difference>> {
+    let mut run = Run::new(trace);
+    for (number, operation) in trace.operations.iter().enumerate() {
+        run.step(number, operation, subject)?;
+    }
+    Ok(())
+}
+
+/// The state of a run.
+struct Run<'t> {
+    trace: &'t Trace,
+    oracle: Oracle,
+    now: Timestamp,
+    retry_at: Timestamp,
+    slots: Vec<Slot>,
+    /// Admitted and not yet refunded, each with the oracle's decision and the subject's.
+    receipts: Vec<(Vec<Ask>, Vec<Slot>, Decision, Decision)>,
+}
+
+impl<'t> Run<'t> {
+    fn new(trace: &'t Trace) -> Run<'t> {
+        let (now, slots) = (trace.start, trace.slots.clone());
+        Run { trace, oracle: Oracle::new(), now, retry_at: now, slots, receipts: Vec::new() }
+    }
+
+    fn step(&mut self, number: usize, operation: &Operation, subject: &mut dyn Subject) -> Result<(), Box<Difference>> {
+        match operation {
+            Operation::Move(step) => {
+                self.now = step.from(self.now, self.retry_at, &self.slots);
+                self.forget_what_may_be_forgotten(subject);
+            }
+            Operation::Check(asks) => self.check(number, asks, subject)?,
+            Operation::Refund { nth, with_present_limits } => self.refund(*nth, *with_present_limits, subject),
+            Operation::Reset(ask) => self.reset(ask, subject),
+            Operation::Change { slot, limit } => self.slots[*slot].limit = *limit,
+        }
+        Ok(())
+    }
+
+    fn check(&mut self, number: usize, asks: &[Ask], subject: &mut dyn Subject) -> Result<(), Box<Difference>> {
+        let demands = demands(asks, &self.slots);
+        let check = Check::new(&demands).expect("no counter twice");
+        let by_oracle = self.oracle.check(self.now, &check);
+        let got = subject.check(self.now, &check);
+        let expected = Decision { source: got.source, ..subject.as_seen(by_oracle.clone()) };
+        if expected != got {
+            return Err(Box::new(Difference { operation: number, now: self.now, expected, got }));
+        }
+        self.retry_at = self.now.plus_micros(by_oracle.retry_after().as_micros().unwrap_or(0));
+        if by_oracle.allowed() {
+            self.receipts.push((asks.to_vec(), self.slots.clone(), by_oracle, got));
+        }
+        Ok(())
+    }
+
+    fn refund(&mut self, nth: usize, with_present_limits: bool, subject: &mut dyn Subject) {
+        if self.receipts.is_empty() {
+            return;
+        }
+        let (asks, then, by_oracle, by_subject) = self.receipts.remove(nth % self.receipts.len());
+        let slots = if with_present_limits { &self.slots } else { &then };
+        let demands: Vec<Demand<'_>> = demands(&asks, slots);
+        let check = Check::new(&demands).expect("no counter twice");
+        self.oracle.refund(self.now, &check, &by_oracle);
+        subject.refund(self.now, &check, &by_subject);
+    }
+
+    /// A store may forget a counter once it has expired under the limit it was written with, or not yet. As long as
+    /// time goes on and limits stay, nobody can tell. A wandering trace could, so there it is forgotten for certain.
+    fn forget_what_may_be_forgotten(&mut self, subject: &mut dyn Subject) {
+        if !self.trace.wandering {
+            return;
+        }
+        for slot in 0..self.slots.len() {
+            let demand = Ask { key: 0, slot, cost: 0 }.demand(&self.slots);
+            if self.oracle.is_expired(self.now, &demand) {
+                self.oracle.reset(&demand);
+                subject.reset(self.now, &demand);
+            }
+        }
+    }
+
+    /// A wandering trace must not leave a counter unasked, so there all are reset.
+    fn reset(&mut self, ask: &Ask, subject: &mut dyn Subject) {
+        let every = (0..self.slots.len()).map(|slot| Ask { slot, ..*ask });
+        let asks: Vec<Ask> = if self.trace.wandering { every.collect() } else { vec![*ask] };
+        for ask in asks {
+            let demand = ask.demand(&self.slots);
+            self.oracle.reset(&demand);
+            subject.reset(self.now, &demand);
+        }
+    }
+}

@@ -1,0 +1,44 @@
+//! The memory store as a subject.
+
+use std::sync::Arc;
+
+use tollgate_core::{Check, Decision, Demand, ManualClock, MemoryStore, Timestamp};
+
+use super::Subject;
+
+/// A [`MemoryStore`] whose clock the suite holds.
+#[derive(Debug)]
+pub struct InMemory {
+    clock: Arc<ManualClock>,
+    store: MemoryStore,
+}
+
+impl InMemory {
+    /// An empty one.
+    pub fn new() -> InMemory {
+        let clock = Arc::new(ManualClock::default());
+        let store = MemoryStore::builder().clock(clock.clone()).build();
+        InMemory { clock, store }
+    }
+}
+
+impl Default for InMemory {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Subject for InMemory {
+    fn check(&mut self, now: Timestamp, check: &Check<'_>) -> Decision {
+        self.clock.set(now);
+        self.store.check(check)
+    }
+    fn refund(&mut self, now: Timestamp, check: &Check<'_>, decision: &Decision) {
+        self.clock.set(now);
+        self.store.refund(check, decision);
+    }
+    fn reset(&mut self, now: Timestamp, demand: &Demand<'_>) {
+        self.clock.set(now);
+        self.store.reset(demand);
+    }
+}

@@ -1,0 +1,294 @@
+//! What each algorithm promises, whatever the traffic: checked on random traces, without the oracle's help.
+//!
+//! | property | holds for |
+//! |---|---|
+//! | no trailing window holds more than the stated bound | all, each with its bound |
+//! | a denial changes nothing: the run without it is the same | all |
+//! | denied at every instant before `retry_after`, admitted at it | all |
+//! | refused at most one tick early, never late | `sliding` above its exact quota |
+//! | those let in start one interval apart | `leaky-bucket` |
+//!
+//! The traces are those of the comparison with the oracle, made [`quiet`]: time only goes forward, nothing is
+//! refunded, reset or changed, and refusals are free. What fails is shrunk.
+
+use tollgate_core::{Algorithm, Check, Decision, Limit, SLIDING_EXACT_QUOTA_MAX, Timestamp};
+
+use super::trace::{Ask, Operation, Step, Trace, demands};
+use super::{Random, Subject, shrink};
+
+/// A violated property: what, and on which trace.
+pub type Violation = String;
+
+/// All properties of an algorithm, each over `count` random traces.
+///
+/// # Errors
+/// With the first violation, its trace shrunk.
+pub fn all<S: Subject>(
+    algorithm: Algorithm,
+    count: usize,
+    seed: u64,
+    mut fresh: impl FnMut() -> S,
+) -> Result<(), Violation> {
+    for_all(algorithm, count, seed, quiet, |trace| denial_changes_nothing(trace, &mut fresh))?;
+    for_all(algorithm, count, seed, quiet, |trace| retry_after_is_exact(trace, &mut fresh(), seed))?;
+    for_all(algorithm, count, seed, solo, |trace| stays_within_its_bound(trace, &mut fresh()))?;
+    match algorithm {
+        Algorithm::Sliding => {
+            for_all(algorithm, count, seed, coarse, |trace| at_most_a_tick_early(trace, &mut fresh()))
+        }
+        Algorithm::LeakyBucket => for_all(algorithm, count, seed, solo, |trace| starts_are_spaced(trace, &mut fresh())),
+        _ => Ok(()),
+    }
+}
+
+/// The most that an algorithm admits within any trailing window.
+pub fn bound(limit: &Limit) -> u64 {
+    let (quota, cost_max) = (u64::from(limit.quota()), u64::from(limit.cost_max()));
+    match limit.algorithm() {
+        Algorithm::Sliding | Algorithm::SlidingLog => quota,
+        // A full previous window forgotten but for one part of it, which still weighs one unit.
+        Algorithm::SlidingCounter => 2 * quota - 1,
+        Algorithm::FixedWindow => 2 * quota,
+        // What was saved up, and what comes back meanwhile.
+        Algorithm::TokenBucket => cost_max + quota,
+        _ => cost_max + 1 + quota,
+    }
+}
+
+/// The same trace with time going forward, and nothing but checks whose refusals cost nothing.
+pub fn quiet(mut trace: Trace) -> Option<Trace> {
+    trace.wandering = false;
+    for slot in &mut trace.slots {
+        slot.limit = slot.limit.with_count_denied(false);
+    }
+    trace.operations.retain(|operation| match operation {
+        Operation::Move(step) => !matches!(step, Step::Back(_)),
+        Operation::Check(_) => true,
+        _ => false,
+    });
+    Some(trace)
+}
+
+/// A quiet trace of a single counter.
+pub fn solo(trace: Trace) -> Option<Trace> {
+    let mut trace = quiet(trace)?;
+    trace.slots.truncate(1);
+    for operation in &mut trace.operations {
+        match operation {
+            Operation::Check(asks) => {
+                asks.truncate(1);
+                asks[0] = Ask { key: 0, slot: 0, ..asks[0] };
+            }
+            Operation::Move(Step::ToEdge { slot, .. }) => *slot = 0,
+            _ => {}
+        }
+    }
+    Some(trace)
+}
+
+/// A solo trace on a limit whose admissions share ticks.
+fn coarse(trace: Trace) -> Option<Trace> {
+    solo(trace).filter(|trace| trace.slots[0].limit.quota() > SLIDING_EXACT_QUOTA_MAX)
+}
+
+fn for_all(
+    algorithm: Algorithm,
+    count: usize,
+    seed: u64,
+    prepare: impl Fn(Trace) -> Option<Trace>,
+    mut property: impl FnMut(&Trace) -> Result<(), Violation>,
+) -> Result<(), Violation> {
+    let mut random = Random::new(seed);
+    let traces = std::iter::repeat_with(|| prepare(random.trace(algorithm))).flatten();
+    for trace in traces.take(count) {
+        if let Err(violation) = property(&trace) {
+            let mut smallest = format!("{violation}\n{trace}");
+            shrink::shrink(trace, |candidate| match property(candidate) {
+                Ok(()) => false,
+                Err(violation) => {
+                    smallest = format!("{violation}\n{candidate}");
+                    true
+                }
+            });
+            return Err(smallest);
+        }
+    }
+    Ok(())
+}
+
+/// One check of a walk, with its answer.
+struct Event {
+    now: Timestamp,
+    asks: Vec<Ask>,
+    decision: Decision,
+}
+
+/// Walks through a quiet trace; `each` may ask the subject more, and says what time it then is.
+fn walk<S: Subject>(
+    trace: &Trace,
+    subject: &mut S,
+    mut each: impl FnMut(&Event, &mut S) -> Result<Timestamp, Violation>,
+) -> Result<(), Violation> {
+    let (mut now, mut retry_at) = (trace.start, trace.start);
+    for operation in &trace.operations {
+        match operation {
+            Operation::Move(step) => now = step.from(now, retry_at, &trace.slots),
+            Operation::Check(asks) => {
+                let decision = ask(trace, subject, now, asks);
+                retry_at = now.plus_micros(decision.retry_after().as_micros().unwrap_or(0));
+                now = each(&Event { now, asks: asks.clone(), decision }, subject)?;
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+fn ask(trace: &Trace, subject: &mut impl Subject, now: Timestamp, asks: &[Ask]) -> Decision {
+    let demands = demands(asks, &trace.slots);
+    subject.check(now, &Check::new(&demands).expect("no counter twice"))
+}
+
+/// The run of a trace and the run of its admitted checks alone must answer those the same.
+fn denial_changes_nothing<S: Subject>(trace: &Trace, fresh: &mut impl FnMut() -> S) -> Result<(), Violation> {
+    let mut admitted = Vec::new();
+    walk(trace, &mut fresh(), |event, _| {
+        if event.decision.allowed() {
+            admitted.push((event.now, event.asks.clone(), event.decision.clone()));
+        }
+        Ok(event.now)
+    })?;
+    let mut untroubled = fresh();
+    for (now, asks, decision) in admitted {
+        let without = ask(trace, &mut untroubled, now, &asks);
+        if without != decision {
+            return Err(format!(
+                "at {now:?} denials before made a difference:\n  with {decision:?}\n  without {without:?}"
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// After each denial: asks again at once, twice in between, one microsecond early, and on time.
+fn retry_after_is_exact<S: Subject>(trace: &Trace, subject: &mut S, seed: u64) -> Result<(), Violation> {
+    let mut random = Random::new(seed);
+    walk(trace, subject, |event, subject| {
+        let told = event.decision.retry_after().as_micros();
+        let Some(wait_us) = told.filter(|_| !event.decision.allowed()) else {
+            return Ok(event.now);
+        };
+        if wait_us == 0 {
+            return Err(format!("at {:?} denied with nothing to wait for: {:?}", event.now, event.decision));
+        }
+        let retry_at = event.now.as_micros() + wait_us;
+        if retry_at > Timestamp::MAX.as_micros() {
+            return Ok(event.now);
+        }
+        let mut before_us = [0, random.below(wait_us), random.below(wait_us), wait_us - 1];
+        before_us.sort_unstable();
+        for passed_us in before_us {
+            let now = event.now.plus_micros(passed_us);
+            let again = ask(trace, subject, now, &event.asks);
+            if again.allowed() || again.retry_after().as_micros() != Some(wait_us - passed_us) {
+                return Err(format!("told at {:?} to wait {wait_us}µs, but after {passed_us}µs: {again:?}", event.now));
+            }
+        }
+        let then = Timestamp::from_micros(retry_at);
+        let last = ask(trace, subject, then, &event.asks);
+        if !last.allowed() {
+            return Err(format!("told at {:?} to wait {wait_us}µs, and then refused: {last:?}", event.now));
+        }
+        Ok(then)
+    })
+}
+
+fn stays_within_its_bound<S: Subject>(trace: &Trace, subject: &mut S) -> Result<(), Violation> {
+    let limit = &trace.slots[0].limit;
+    let mut admitted = Admitted::default();
+    walk(trace, subject, |event, _| {
+        admitted.note(event);
+        let units = admitted.within(event.now, limit.window_us());
+        if units > bound(limit) {
+            return Err(format!(
+                "{units} units in the window that ends at {:?}; the bound is {}",
+                event.now,
+                bound(limit)
+            ));
+        }
+        Ok(event.now)
+    })
+}
+
+/// Between the moment the exact count would have let it in and the moment told lies less than a tick.
+fn at_most_a_tick_early<S: Subject>(trace: &Trace, subject: &mut S) -> Result<(), Violation> {
+    let limit = &trace.slots[0].limit;
+    let tick_us = limit.window_us().div_ceil(u64::from(SLIDING_EXACT_QUOTA_MAX));
+    let mut admitted = Admitted::default();
+    walk(trace, subject, |event, _| {
+        let told = event.decision.retry_after().as_micros().filter(|_| !event.decision.allowed());
+        if let Some(wait_us) = told {
+            let exact = admitted.exact_retry_at(event.asks[0].cost, limit);
+            let told_at = event.now.as_micros() + wait_us;
+            if told_at < exact || told_at >= exact + tick_us {
+                return Err(format!(
+                    "at {:?} told to come at {told_at}; exactly it is {exact}, a tick {tick_us}",
+                    event.now
+                ));
+            }
+        }
+        admitted.note(event);
+        Ok(event.now)
+    })
+}
+
+/// Whoever is let in starts when all before are through: at least ⌊cost × window / quota⌋ after the one before,
+/// less the one grain of time that a start may have been rounded up by.
+fn starts_are_spaced<S: Subject>(trace: &Trace, subject: &mut S) -> Result<(), Violation> {
+    let limit = &trace.slots[0].limit;
+    let grain_us = (u128::from(limit.cost_max()) + 1) * u128::from(limit.window_us().div_ceil(1 << 20)) / 8_500_000_000;
+    let mut next_start = 0_u128;
+    walk(trace, subject, |event, _| {
+        let cost = event.asks[0].cost;
+        // The longest wait there is says only that the start lies beyond it.
+        let told = event.decision.retry_after().as_micros().filter(|wait_us| *wait_us < (1 << 52) - 1);
+        if let (true, 1.., Some(wait_us)) = (event.decision.allowed(), cost, told) {
+            let start = u128::from(event.now.as_micros() + wait_us);
+            if start + grain_us < next_start {
+                return Err(format!("admitted at {:?} to start at {start}, before {next_start}", event.now));
+            }
+            next_start = start + u128::from(cost) * u128::from(limit.window_us()) / u128::from(limit.quota());
+        }
+        Ok(event.now)
+    })
+}
+
+/// Admissions in the order of time, as (microsecond, units).
+#[derive(Default)]
+struct Admitted(Vec<(u64, u64)>);
+
+impl Admitted {
+    fn note(&mut self, event: &Event) {
+        if event.decision.allowed() {
+            self.0.push((event.now.as_micros(), event.asks[0].cost.into()));
+        }
+    }
+
+    /// Units in (now − window, now].
+    fn within(&self, now: Timestamp, window_us: u64) -> u64 {
+        self.0.iter().filter(|(at, _)| at + window_us > now.as_micros()).map(|(_, units)| units).sum()
+    }
+
+    /// The first instant at which the exact count has room for `cost`.
+    fn exact_retry_at(&self, cost: u32, limit: &Limit) -> u64 {
+        let total: u64 = self.0.iter().map(|(_, units)| units).sum();
+        let mut excess = (total + u64::from(cost)).saturating_sub(limit.quota().into());
+        for (at, units) in &self.0 {
+            if excess <= *units {
+                return at + limit.window_us();
+            }
+            excess -= units;
+        }
+        unreachable!("what does not fit into an empty window is told never")
+    }
+}

@@ -1,0 +1,367 @@
+//! A named case: steps in time, each with what is expected of it.
+//!
+//! ```text
+//!   Case::new("…").on("10/s").at(0).take(10).admitted().remaining(0).at(SECOND - 1).take(1).denied().retry(1)
+//! ```
+//!
+//! Times count from [`EPOCH_US`], which is the edge of every window that the cases use. Expectations
+//! belong to the step before them; what is not said is not compared.
+
+use std::fmt;
+
+use tollgate_core::{Check, Cost, Decision, Demand, Key, Limit, Line, Scope, Timestamp, Wait};
+
+use super::{Abilities, Subject};
+
+/// Fifty times the longest window after 1970: aligned to it, and to everything that divides 400 days.
+pub(crate) const EPOCH_US: u64 = 50 * tollgate_core::WINDOW_US_MAX;
+
+/// A script that any [`Subject`] can be put through.
+#[derive(Clone, Debug)]
+pub struct Case {
+    name: String,
+    steps: Vec<Step>,
+    /// What the next step is asked of.
+    demands: Vec<Wanted>,
+    in_rule: bool,
+    when: When,
+    focus: usize,
+}
+
+/// How a subject failed a case.
+#[derive(Clone, Debug)]
+pub struct CaseFailure {
+    case: String,
+    step: usize,
+    what: String,
+}
+
+impl fmt::Display for CaseFailure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "case \"{}\", step {}: {}", self.case, self.step, self.what)
+    }
+}
+
+#[derive(Clone, Debug)]
+struct Step {
+    when: When,
+    action: Action,
+    expected: Vec<Expected>,
+    admitted: Option<bool>,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum When {
+    At(Timestamp),
+    /// This long after (or before) the moment that the last answer named.
+    AtRetry(i64),
+    /// When the step before happened.
+    Still,
+}
+
+#[derive(Clone, Debug)]
+enum Action {
+    Check(Vec<Wanted>),
+    /// So many checks in a row, of which so many are admitted.
+    Burst(Wanted, u32, u32),
+    /// One unit a microsecond, from the step's time on.
+    Fill(Wanted, u64),
+    /// What the nth check charged; under the limits of then, or under these.
+    Refund(usize, Option<Vec<Wanted>>),
+    Reset(Wanted),
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Wanted {
+    limit: Limit,
+    subject: &'static str,
+    rule: Option<&'static str>,
+    cost: u32,
+}
+
+/// What one line must say.
+#[derive(Clone, Copy, Debug, Default)]
+struct Expected {
+    allowed: Option<bool>,
+    remaining: Option<u32>,
+    retry: Option<Wait>,
+    retry_at_most: Option<u64>,
+    next: Option<Wait>,
+    reset: Option<Wait>,
+}
+
+/// The building of a case.
+impl Case {
+    pub(crate) fn new(name: impl Into<String>) -> Case {
+        let when = When::At(Timestamp::from_micros(EPOCH_US));
+        Case { name: name.into(), steps: Vec::new(), demands: Vec::new(), in_rule: false, when, focus: 0 }
+    }
+
+    /// From here on, checks are against this limit.
+    pub(crate) fn on(self, limit: &str) -> Case {
+        self.on_all(&[limit])
+    }
+
+    /// From here on, checks are against all of these.
+    pub(crate) fn on_all(self, limits: &[&str]) -> Case {
+        const NAMES: [&str; 3] = ["first", "second", "third"];
+        let rule = |i: usize| self.in_rule.then_some(NAMES[i]);
+        let wanted =
+            |(i, text): (usize, &&str)| Wanted { limit: limit(text), subject: "someone", rule: rule(i), cost: 1 };
+        let demands = limits.iter().enumerate().map(wanted).collect();
+        Case { demands, ..self }
+    }
+
+    /// The counters are those of a rule: they survive a changed window.
+    pub(crate) fn in_rule(self) -> Case {
+        Case { in_rule: true, ..self }
+    }
+
+    /// The nth limit counts somebody else.
+    pub(crate) fn by(mut self, line: usize, subject: &'static str) -> Case {
+        self.demands[line].subject = subject;
+        self
+    }
+
+    /// The steps that follow happen at this time.
+    pub(crate) fn at(self, offset_us: u64) -> Case {
+        Case { when: When::At(Timestamp::from_micros(EPOCH_US + offset_us)), ..self }
+    }
+
+    /// … or this long after the moment that the last `retry_after` named.
+    pub(crate) fn at_retry(self, offset_us: i64) -> Case {
+        Case { when: When::AtRetry(offset_us), ..self }
+    }
+
+    /// A check of so many units on each limit.
+    pub(crate) fn take(self, cost: u32) -> Case {
+        let costs = vec![cost; self.demands.len()];
+        self.take_each(&costs)
+    }
+
+    /// A check of so many units on one limit each.
+    pub(crate) fn take_each(self, costs: &[u32]) -> Case {
+        let demands = self.demands.iter().zip(costs).map(|(wanted, &cost)| Wanted { cost, ..*wanted }).collect();
+        self.step(Action::Check(demands))
+    }
+
+    pub(crate) fn peek(self) -> Case {
+        self.take(0).admitted()
+    }
+
+    /// So many checks of one unit, of which so many are admitted.
+    pub(crate) fn burst(self, count: u32, admitted: u32) -> Case {
+        let wanted = self.demands[0];
+        self.step(Action::Burst(wanted, count, admitted))
+    }
+
+    /// One unit a microsecond, so many times, all admitted.
+    pub(crate) fn fill(self, count: u64) -> Case {
+        let wanted = self.demands[0];
+        self.step(Action::Fill(wanted, count))
+    }
+
+    /// Takes back what the nth check (from 0; bursts and fills not counted) charged.
+    pub(crate) fn refund(self, nth: usize) -> Case {
+        self.step(Action::Refund(nth, None))
+    }
+
+    /// The same, under the limits as they are by now.
+    pub(crate) fn refund_under_present_limits(self, nth: usize) -> Case {
+        let present = self.demands.clone();
+        self.step(Action::Refund(nth, Some(present)))
+    }
+
+    pub(crate) fn reset_counter(self) -> Case {
+        let wanted = self.demands[0];
+        self.step(Action::Reset(wanted))
+    }
+
+    fn step(mut self, action: Action) -> Case {
+        self.steps.push(Step { when: self.when, action, expected: vec![Expected::default(); 3], admitted: None });
+        Case { focus: 0, when: When::Still, ..self }
+    }
+}
+
+/// What is expected of the last step.
+impl Case {
+    pub(crate) fn admitted(mut self) -> Case {
+        self.last().admitted = Some(true);
+        self
+    }
+
+    pub(crate) fn denied(mut self) -> Case {
+        self.last().admitted = Some(false);
+        self
+    }
+
+    /// What follows is about the nth line.
+    pub(crate) fn line(self, focus: usize) -> Case {
+        Case { focus, ..self }
+    }
+
+    pub(crate) fn allowed(self, allowed: bool) -> Case {
+        self.expect(|line| line.allowed = Some(allowed))
+    }
+
+    pub(crate) fn remaining(self, units: u32) -> Case {
+        self.expect(|line| line.remaining = Some(units))
+    }
+
+    pub(crate) fn retry(self, us: u64) -> Case {
+        self.expect(|line| line.retry = Some(Wait::from_micros(us)))
+    }
+
+    pub(crate) fn never(self) -> Case {
+        self.denied().expect(|line| line.retry = Some(Wait::NEVER))
+    }
+
+    pub(crate) fn retry_at_most(self, us: u64) -> Case {
+        self.expect(|line| line.retry_at_most = Some(us))
+    }
+
+    pub(crate) fn next(self, us: u64) -> Case {
+        self.expect(|line| line.next = Some(Wait::from_micros(us)))
+    }
+
+    pub(crate) fn reset(self, us: u64) -> Case {
+        self.expect(|line| line.reset = Some(Wait::from_micros(us)))
+    }
+
+    fn expect(mut self, say: impl FnOnce(&mut Expected)) -> Case {
+        let focus = self.focus;
+        say(&mut self.last().expected[focus]);
+        self
+    }
+
+    fn last(&mut self) -> &mut Step {
+        self.steps.last_mut().expect("an expectation follows a step")
+    }
+}
+
+/// The running of a case.
+impl Case {
+    /// What this case shows.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// What a subject must be able to do for this case.
+    pub fn needs(&self) -> Abilities {
+        let refunds = self.steps.iter().any(|step| matches!(step.action, Action::Refund(..)));
+        let several = |wanted: &[Wanted]| wanted.iter().any(|one| one.subject != wanted[0].subject);
+        let several_subjects =
+            self.steps.iter().any(|step| matches!(&step.action, Action::Check(wanted) if several(wanted)));
+        let microseconds = self.steps.iter().any(|step| matches!(step.when, When::AtRetry(us) if us < 0));
+        Abilities { refunds, rules: self.in_rule, several_subjects, microseconds }
+    }
+
+    /// Puts a fresh subject through the case.
+    ///
+    /// # Errors
+    /// At the first answer that is not the expected one.
+    pub fn run(&self, subject: &mut dyn Subject) -> Result<(), CaseFailure> {
+        let mut now = Timestamp::from_micros(EPOCH_US);
+        let mut checks: Vec<(&[Wanted], Decision)> = Vec::new();
+        let mut retry_at = now;
+        for (number, step) in self.steps.iter().enumerate() {
+            let failed = |what: String| CaseFailure { case: self.name.clone(), step: number, what };
+            now = step.when.instant(now, retry_at);
+            match &step.action {
+                Action::Check(wanted) => {
+                    let decision = with_check(wanted, |check| subject.check(now, check));
+                    step.compare(subject, &decision).map_err(failed)?;
+                    retry_at = now.plus_micros(decision.retry_after().as_micros().unwrap_or(0));
+                    checks.push((wanted, decision));
+                }
+                Action::Burst(wanted, count, expected) => {
+                    let wanted = std::slice::from_ref(wanted);
+                    let decide = |_| with_check(wanted, |check| subject.check(now, check).allowed());
+                    let admitted = (0..*count).map(decide).filter(|&admitted| admitted).count();
+                    if admitted != *expected as usize {
+                        return Err(failed(format!("of a burst of {count}, {expected} should pass, {admitted} did")));
+                    }
+                }
+                Action::Fill(wanted, count) => {
+                    subject.fill(&wanted.demand(), &mut (0..*count).map(|us| now.plus_micros(us)));
+                }
+                Action::Refund(nth, present) => {
+                    let (then, decision) = &checks[*nth];
+                    let limits = present.as_deref().unwrap_or(then).iter().map(|wanted| wanted.limit);
+                    let wanted: Vec<Wanted> =
+                        then.iter().zip(limits).map(|(then, limit)| Wanted { limit, ..*then }).collect();
+                    with_check(&wanted, |check| subject.refund(now, check, decision));
+                }
+                Action::Reset(wanted) => subject.reset(now, &wanted.demand()),
+            }
+        }
+        Ok(())
+    }
+}
+
+impl When {
+    fn instant(self, now: Timestamp, retry_at: Timestamp) -> Timestamp {
+        match self {
+            When::Still => now,
+            When::At(instant) => instant,
+            When::AtRetry(us) if us < 0 => retry_at.minus_micros(us.unsigned_abs()),
+            When::AtRetry(us) => retry_at.plus_micros(us.unsigned_abs()),
+        }
+    }
+}
+
+impl Wanted {
+    fn demand(&self) -> Demand<'_> {
+        let scope = self.rule.map_or(Scope::Explicit, |limit| Scope::Rule { rule: "case", limit });
+        let key = Key::scoped(self.subject, scope).expect("the subjects of cases are short");
+        Demand::new(self.limit, key).cost(Cost::new(self.cost))
+    }
+}
+
+fn with_check<R>(wanted: &[Wanted], run: impl FnOnce(&Check<'_>) -> R) -> R {
+    let demands: Vec<Demand<'_>> = wanted.iter().map(Wanted::demand).collect();
+    run(&Check::new(&demands).expect("a case names different counters"))
+}
+
+impl Step {
+    fn compare(&self, subject: &dyn Subject, decision: &Decision) -> Result<(), String> {
+        if self.admitted.is_some_and(|admitted| admitted != decision.allowed()) {
+            let expected = if self.admitted == Some(true) { "admitted" } else { "denied" };
+            return Err(format!("should be {expected}, got {decision:?}"));
+        }
+        for (number, (line, expected)) in decision.lines.iter().zip(&self.expected).enumerate() {
+            let seen = subject.as_seen(Decision {
+                at: decision.at,
+                source: decision.source,
+                lines: std::iter::once(expected.applied_to(line)).collect(),
+            });
+            if seen.lines[0] != *line {
+                return Err(format!("line {number} should be {:?}, got {line:?}", seen.lines[0]));
+            }
+            if let Some(bound) = expected.retry_at_most
+                && line.retry_after > Wait::from_micros(bound)
+            {
+                return Err(format!("line {number}: retry_after should be at most {bound}µs, got {line:?}"));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Expected {
+    /// The line as it should be: what is not expected to be otherwise stays as it is.
+    fn applied_to(&self, line: &Line) -> Line {
+        Line {
+            allowed: self.allowed.unwrap_or(line.allowed),
+            remaining: self.remaining.unwrap_or(line.remaining),
+            retry_after: self.retry.unwrap_or(line.retry_after),
+            next_after: self.next.unwrap_or(line.next_after),
+            reset_after: self.reset.unwrap_or(line.reset_after),
+            ..*line
+        }
+    }
+}
+
+fn limit(text: &str) -> Limit {
+    text.parse().unwrap_or_else(|error| panic!("a case's limit: {error}"))
+}

@@ -1,0 +1,111 @@
+//! From a trace that fails to a small one that still does.
+//!
+//! Greedy: drop runs of operations (halves, quarters, … single ones), then a limit that is not needed, then
+//! make what is left simpler. Start again until nothing helps. Every candidate is a whole new run on a fresh
+//! subject, so their number is bounded.
+
+use super::trace::{Ask, Operation, Step, Trace};
+
+/// How many candidates are tried at most.
+const TRIES_MAX: usize = 4_000;
+
+/// Tries ever smaller traces, going on from each that still fails; the last of those is the smallest.
+pub(super) fn shrink(trace: Trace, mut fails: impl FnMut(&Trace) -> bool) {
+    let mut smallest = trace;
+    let mut tries = 0;
+    loop {
+        let better = candidates(&smallest).find(|candidate| {
+            tries += 1;
+            tries <= TRIES_MAX && fails(candidate)
+        });
+        match better {
+            Some(candidate) => smallest = candidate,
+            None => return,
+        }
+    }
+}
+
+fn candidates(trace: &Trace) -> impl Iterator<Item = Trace> + '_ {
+    let halvings =
+        std::iter::successors(Some(trace.operations.len().div_ceil(2)), |size| (*size > 1).then_some(size / 2));
+    let shorter = halvings.flat_map(move |size| {
+        (0..trace.operations.len().div_ceil(size.max(1))).map(move |n| without_operations(trace, n * size, size))
+    });
+    let narrower = (0..trace.slots.len()).rev().filter_map(|slot| without_slot(trace, slot));
+    let simpler = (0..trace.operations.len()).flat_map(move |n| {
+        simpler_operations(&trace.operations[n], trace.wandering).into_iter().map(move |operation| {
+            let mut candidate = trace.clone();
+            candidate.operations[n] = operation;
+            candidate
+        })
+    });
+    shorter.chain(narrower).chain(simpler)
+}
+
+fn without_operations(trace: &Trace, from: usize, count: usize) -> Trace {
+    let mut candidate = trace.clone();
+    let to = (from + count).min(candidate.operations.len());
+    candidate.operations.drain(from..to);
+    candidate
+}
+
+/// The trace without its last slot, if there is another and nothing depends on it.
+fn without_slot(trace: &Trace, slot: usize) -> Option<Trace> {
+    if trace.slots.len() == 1 || slot + 1 != trace.slots.len() {
+        return None;
+    }
+    let mut candidate = trace.clone();
+    candidate.slots.remove(slot);
+    for operation in &mut candidate.operations {
+        if let Operation::Check(asks) = operation {
+            asks.retain(|ask| ask.slot != slot);
+        }
+    }
+    candidate.operations.retain(|operation| match operation {
+        Operation::Check(asks) => !asks.is_empty(),
+        Operation::Change { slot: of, .. } | Operation::Move(Step::ToEdge { slot: of, .. }) => *of != slot,
+        Operation::Reset(ask) => ask.slot != slot,
+        _ => true,
+    });
+    Some(candidate)
+}
+
+fn simpler_operations(operation: &Operation, wandering: bool) -> Vec<Operation> {
+    match operation {
+        Operation::Check(asks) => simpler_checks(asks, wandering),
+        Operation::Move(Step::By(us)) if *us > 1 => {
+            vec![Operation::Move(Step::By(1)), Operation::Move(Step::By(us / 2)), Operation::Move(Step::By(us - 1))]
+        }
+        Operation::Move(Step::Back(us)) if *us > 1 => {
+            vec![Operation::Move(Step::Back(1)), Operation::Move(Step::Back(us / 2))]
+        }
+        Operation::Refund { nth, with_present_limits } if *nth > 0 => {
+            vec![Operation::Refund { nth: nth / 2, with_present_limits: *with_present_limits }]
+        }
+        _ => Vec::new(),
+    }
+}
+
+fn simpler_checks(asks: &[Ask], wandering: bool) -> Vec<Operation> {
+    let mut simpler = Vec::new();
+    if asks.len() > 1 && !wandering {
+        let without = |n: usize| asks.iter().enumerate().filter(|(i, _)| *i != n).map(|(_, ask)| *ask).collect();
+        simpler.extend((0..asks.len()).map(|n| Operation::Check(without(n))));
+    }
+    let with = |n: usize, ask: Ask| {
+        let mut asks = asks.to_vec();
+        asks[n] = ask;
+        Operation::Check(asks)
+    };
+    for (n, ask) in asks.iter().enumerate() {
+        for cost in [1, ask.cost / 2] {
+            if cost < ask.cost {
+                simpler.push(with(n, Ask { cost, ..*ask }));
+            }
+        }
+        if ask.key > 0 {
+            simpler.push(with(n, Ask { key: 0, ..*ask }));
+        }
+    }
+    simpler
+}

@@ -1,0 +1,213 @@
+//! From bytes to traces.
+//!
+//! A header says which limits, where time starts and how it moves; then every eight bytes are one operation. Every
+//! byte string is a trace, and cutting one short only drops operations. Numbers come from short lists of
+//! the places where arithmetic breaks (0, 1, the quota, one more; one microsecond, an edge, one before it) rather
+//! than from all there are.
+
+use std::time::Duration;
+
+use tollgate_core::{Algorithm, Limit, SLIDING_LOG_QUOTA_MAX, Timestamp, WINDOW_US_MAX};
+
+use super::{Ask, Operation, SUBJECTS, Slot, Step, Trace};
+
+const OPERATIONS_MAX: usize = 256;
+const QUOTAS: [u64; 16] =
+    [1, 2, 3, 4, 5, 7, 10, 10, 50, 100, 999, 1_000, 1_001, 1_500, SLIDING_LOG_QUOTA_MAX as u64, 10_000_000];
+const WINDOWS_US: [u64; 16] = [
+    1_000,
+    1_001,
+    1_999,
+    10_000,
+    100_000,
+    999_983,
+    1_000_000,
+    1_000_000,
+    1_048_577,
+    10_000_000,
+    60_000_000,
+    60_000_000,
+    3_600_000_000,
+    86_400_000_000,
+    604_800_000_001,
+    WINDOW_US_MAX,
+];
+const STARTS_US: [u64; 8] = [
+    0,
+    1,
+    999,
+    86_400_000_000,
+    1_700_000_000_000_000,
+    1_728_000_000_000_000,
+    1_760_123_456_789_123,
+    // A second before the end of time: from there the clock stands.
+    (1 << 52) - 1_000_001,
+];
+
+impl Trace {
+    /// The trace that these bytes mean. Any bytes mean one.
+    pub fn from_bytes(bytes: &[u8]) -> Trace {
+        let mut source = Bytes { bytes, next: 0 };
+        let (first, shape, start) = (source.take(), source.take(), source.take());
+        let wandering = shape & 1 == 1;
+        let slots: Vec<Slot> = (0..1 + usize::from(shape >> 1) % 3)
+            .map(|n| source.slot((n == 0).then_some(first), shape >> (3 + n)))
+            .collect();
+        let start = Timestamp::from_micros(source.pick(start, &STARTS_US));
+        let mut trace = Trace { start, wandering, slots, operations: Vec::new() };
+        let mut present = trace.slots.clone();
+        while !source.is_empty() && trace.operations.len() < OPERATIONS_MAX {
+            let operation = source.operation(&trace, &present);
+            if let Operation::Change { slot, limit } = operation {
+                present[slot].limit = limit;
+            }
+            trace.operations.push(operation);
+        }
+        trace
+    }
+}
+
+/// The bytes not yet read. After the end, zeros.
+struct Bytes<'a> {
+    bytes: &'a [u8],
+    next: usize,
+}
+
+impl Bytes<'_> {
+    fn is_empty(&self) -> bool {
+        self.next >= self.bytes.len()
+    }
+
+    fn take(&mut self) -> u8 {
+        let byte = self.bytes.get(self.next).copied().unwrap_or(0);
+        self.next += 1;
+        byte
+    }
+
+    fn pick<T: Copy>(&self, byte: u8, from: &[T]) -> T {
+        from[usize::from(byte) % from.len()]
+    }
+
+    fn slot(&mut self, algorithm: Option<u8>, in_rule: u8) -> Slot {
+        let own = self.take();
+        let algorithm = self.pick(algorithm.unwrap_or(own), &Algorithm::ALL);
+        let window_us = self.take();
+        let window_us = self.pick(window_us, &WINDOWS_US);
+        let (quota, options) = (self.take(), self.take());
+        Slot { limit: limit(algorithm, self.pick(quota, &QUOTAS), window_us, options), in_rule: in_rule & 1 == 1 }
+    }
+
+    fn operation(&mut self, trace: &Trace, present: &[Slot]) -> Operation {
+        let kind = self.take();
+        let bytes: [u8; 7] = std::array::from_fn(|_| self.take());
+        match kind {
+            0..=139 => Operation::Check(self.asks(bytes, trace, present)),
+            140..=204 => Operation::Move(self.step(bytes, trace, present)),
+            205..=229 => Operation::Refund { nth: bytes[0].into(), with_present_limits: bytes[1] & 1 == 1 },
+            230..=235 => Operation::Reset(self.ask(bytes[0], bytes[1], bytes[2], trace, present)),
+            _ => self.change(bytes, trace, present),
+        }
+    }
+
+    /// One to three lines; in a wandering trace one for every slot, always in this order.
+    fn asks(&self, bytes: [u8; 7], trace: &Trace, present: &[Slot]) -> Vec<Ask> {
+        if trace.wandering {
+            let line = |slot: usize| Ask { key: 0, slot, cost: self.cost(bytes[slot], &present[slot].limit) };
+            return (0..present.len()).map(line).collect();
+        }
+        let line = |n: usize| self.ask(bytes[2 * n], bytes[2 * n] >> 2, bytes[2 * n + 1], trace, present);
+        (0..1 + usize::from(bytes[6]) % 3).map(line).collect()
+    }
+
+    fn ask(&self, key: u8, slot: u8, cost: u8, trace: &Trace, present: &[Slot]) -> Ask {
+        let key = if trace.wandering { 0 } else { usize::from(key) % SUBJECTS.len() };
+        let slot = usize::from(slot) % present.len();
+        Ask { key, slot, cost: self.cost(cost, &present[slot].limit) }
+    }
+
+    fn cost(&self, byte: u8, limit: &Limit) -> u32 {
+        let (quota, max) = (limit.quota(), limit.cost_max());
+        match byte {
+            0..=19 => 0,
+            20..=109 => 1,
+            110..=129 => 2,
+            130..=149 => 3,
+            150..=164 => max / 2,
+            165..=179 => max / 3,
+            180..=199 => max.saturating_sub(1),
+            200..=224 => max,
+            225..=234 => quota,
+            235..=244 => max + 1,
+            245 => u32::MAX,
+            _ => u32::from(byte - 245),
+        }
+    }
+
+    fn step(&self, bytes: [u8; 7], trace: &Trace, present: &[Slot]) -> Step {
+        let slot = usize::from(bytes[1]) % present.len();
+        let limit = &present[slot].limit;
+        let window_us = limit.window_us();
+        let offset_us = i64::from(bytes[2] % 3) - 1;
+        let unit_us = window_us / u64::from(limit.quota());
+        match bytes[0] {
+            0..=9 => Step::By(0),
+            10..=39 => Step::By(u64::from(bytes[2] % 4)),
+            40..=69 => Step::By(self.pick(bytes[2], &[window_us - 1, window_us, window_us + 1])),
+            70..=89 => Step::By(window_us / u64::from(bytes[2].max(1))),
+            90..=109 => Step::By(self.pick(bytes[2], &[unit_us, unit_us + 1, unit_us.saturating_sub(1), 3 * unit_us])),
+            110..=119 => {
+                Step::By(self.pick(bytes[2], &[2 * window_us - 1, 2 * window_us, 2 * window_us + 1, 5 * window_us]))
+            }
+            120..=159 => Step::ToEdge { slot, offset_us },
+            160..=219 if !trace.wandering || bytes[3] & 1 == 1 => Step::ToRetry { offset_us },
+            _ if !trace.wandering => Step::By(u64::from(bytes[3]) * u64::from(bytes[2])),
+            160..=179 => Step::Back(self.pick(bytes[2], &[1, 2, 1_000, 1_000_000])),
+            180..=199 => Step::Back(3_600_000_000),
+            200..=229 => Step::Back(window_us / u64::from(bytes[2].max(1))),
+            _ => Step::Back(self.pick(bytes[2], &[window_us - 1, window_us, window_us + 1, 3 * window_us])),
+        }
+    }
+
+    fn change(&self, bytes: [u8; 7], trace: &Trace, present: &[Slot]) -> Operation {
+        let slot = usize::from(bytes[0]) % present.len();
+        let Slot { limit: old, in_rule } = present[slot];
+        let quota = self.pick(bytes[1], &QUOTAS);
+        let is_bucket = matches!(old.algorithm(), Algorithm::TokenBucket | Algorithm::LeakyBucket);
+        let changed = match (trace.wandering, in_rule) {
+            (false, _) if is_bucket => old,
+            (false, _) => limit(old.algorithm(), quota, old.window_us(), bytes[2]),
+            (true, false) => limit(old.algorithm(), quota, old.window_us(), bytes[2]),
+            (true, true) => {
+                let window_us = if bytes[3] & 1 == 1 { self.pick(bytes[4], &WINDOWS_US) } else { old.window_us() };
+                let algorithm = if bytes[3] & 6 == 6 { sibling(old.algorithm()) } else { old.algorithm() };
+                limit(algorithm, quota, window_us, bytes[2])
+            }
+        };
+        Operation::Change { slot, limit: changed }
+    }
+}
+
+/// The other algorithm with the same kind of state.
+fn sibling(algorithm: Algorithm) -> Algorithm {
+    match algorithm {
+        Algorithm::Sliding => Algorithm::SlidingLog,
+        Algorithm::SlidingLog => Algorithm::Sliding,
+        Algorithm::SlidingCounter => Algorithm::FixedWindow,
+        Algorithm::FixedWindow => Algorithm::SlidingCounter,
+        Algorithm::TokenBucket => Algorithm::LeakyBucket,
+        _ => Algorithm::TokenBucket,
+    }
+}
+
+fn limit(algorithm: Algorithm, quota: u64, window_us: u64, options: u8) -> Limit {
+    let quota = if algorithm == Algorithm::SlidingLog { quota.min(SLIDING_LOG_QUOTA_MAX.into()) } else { quota };
+    let limit = Limit::new(quota, Duration::from_micros(window_us)).and_then(|l| l.with_algorithm(algorithm));
+    let limit = limit.expect("the lists hold what a limit accepts");
+    let capacity = QUOTAS[usize::from(options >> 4)];
+    let limit = match algorithm {
+        Algorithm::TokenBucket if options & 3 == 3 => limit.with_burst(capacity),
+        Algorithm::LeakyBucket if options & 3 == 3 => limit.with_queue(capacity),
+        _ => Ok(limit),
+    };
+    limit.expect("the lists hold what a limit accepts").with_count_denied(options & 12 == 12)
+}

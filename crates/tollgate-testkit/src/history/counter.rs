@@ -1,0 +1,202 @@
+//! One counter's history by the store's clock.
+//!
+//! Answers are taken in the order of their time, with three windows moving along: what must have counted, what did
+//! count if all ties came first, and what may still have counted (ties, and entries held back by their tick). Each
+//! charge enters and leaves each window once.
+
+use tollgate_core::Source;
+
+use super::{Answer, Counter, Refund, Report, Violation, tick_us};
+
+/// Judges everything that the store answered for this counter.
+pub(super) fn verify(number: usize, counter: &mut Counter, report: &mut Report) {
+    counter.answers.sort_unstable_by_key(|answer| answer.at_us);
+    let by_store = counter.answers.iter().filter(|answer| answer.source == Source::Store);
+    let charges: Vec<Charge> =
+        by_store.clone().filter(|answer| answer.admitted && answer.cost > 0).map(Charge::of).collect();
+    let window_us = counter.limit.window_us();
+    let held_us = tick_us(&counter.limit) - 1;
+    let refunds = &counter.refunds;
+    let mut view = View {
+        number,
+        quota: counter.limit.quota().into(),
+        window_us,
+        held_us,
+        least: Window::new(&charges, window_us, Ties::Out, Refunds::new(refunds, |refund| refund.earliest_us)),
+        exact: Window::new(&charges, window_us, Ties::In, Refunds::new(refunds, |refund| refund.earliest_us)),
+        most: Window::new(
+            &charges,
+            window_us + held_us,
+            Ties::In,
+            Refunds::new(refunds, |refund| refund.latest_us + 1),
+        ),
+    };
+    for answer in by_store {
+        if answer.admitted {
+            report.admitted += 1;
+        } else if !answer.allowed {
+            report.refused += 1;
+        }
+        view.judge(answer, report);
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Charge {
+    at_us: u64,
+    units: u64,
+}
+
+impl Charge {
+    fn of(answer: &Answer) -> Charge {
+        Charge { at_us: answer.at_us, units: answer.cost.into() }
+    }
+}
+
+/// A counter at the moment of one answer.
+struct View {
+    number: usize,
+    quota: u64,
+    window_us: u64,
+    held_us: u64,
+    least: Window,
+    exact: Window,
+    most: Window,
+}
+
+impl View {
+    fn judge(&mut self, answer: &Answer, report: &mut Report) {
+        for window in [&mut self.least, &mut self.exact, &mut self.most] {
+            window.move_to(answer.at_us);
+        }
+        let (counter, at_us, cost) = (self.number, answer.at_us, u64::from(answer.cost));
+        let own = if answer.admitted { cost } else { 0 };
+        if own > 0 && self.exact.total > self.quota {
+            report.add(Violation::Over { counter, at_us, units: self.exact.total, quota: self.quota });
+        }
+        if !answer.allowed && self.most.total + cost <= self.quota {
+            report.add(Violation::Unjustified { counter, at_us, cost, counted: self.most.total });
+        }
+        if answer.allowed && !answer.admitted && cost > 0 && self.least.total + cost > self.quota {
+            report.add(Violation::Unfounded { counter, at_us });
+        }
+        let least = self.quota.saturating_sub(self.most.total);
+        let most = self.quota.saturating_sub(self.least.total + own);
+        if !(least..=most).contains(&answer.remaining.into()) {
+            report.add(Violation::Remaining { counter, at_us, told: answer.remaining.into(), least, most });
+        }
+        self.judge_retry_after(answer, report);
+    }
+
+    fn judge_retry_after(&self, answer: &Answer, report: &mut Report) {
+        let (at_us, cost) = (answer.at_us, u64::from(answer.cost));
+        let (least_us, most_us) = match (answer.allowed, cost) {
+            (_, 0) => return,
+            (true, _) => (0, 0),
+            (false, _) if cost > self.quota => (u64::MAX, u64::MAX),
+            (false, _) => {
+                let room = self.quota - cost;
+                let leaves_us = |charged_us: u64| charged_us + self.window_us;
+                let earliest_us = self.least.must_leave(room).map_or(at_us + 1, leaves_us).max(at_us + 1);
+                let latest_us = self.most.must_leave(room).map_or(at_us + 1, leaves_us) + self.held_us;
+                (earliest_us - at_us, latest_us.saturating_sub(at_us))
+            }
+        };
+        let told_us = answer.retry_after_us;
+        if !(least_us..=most_us).contains(&told_us.unwrap_or(u64::MAX)) {
+            report.add(Violation::RetryAfter { counter: self.number, at_us, told_us, least_us, most_us });
+        }
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Ties {
+    In,
+    Out,
+}
+
+/// The charges that count at a moment that only moves forward.
+struct Window {
+    charges: Vec<Charge>,
+    window_us: u64,
+    ties: Ties,
+    refunds: Refunds,
+    /// Those from `first` to before `next` are inside.
+    first: usize,
+    next: usize,
+    total: u64,
+}
+
+impl Window {
+    fn new(charges: &[Charge], window_us: u64, ties: Ties, refunds: Refunds) -> Window {
+        Window { charges: charges.to_vec(), window_us, ties, refunds, first: 0, next: 0, total: 0 }
+    }
+
+    fn move_to(&mut self, now_us: u64) {
+        while self.charges.get(self.next).is_some_and(|charge| self.has_come(charge, now_us)) {
+            self.total += self.charges[self.next].units;
+            self.next += 1;
+        }
+        while let Some(refund) = self.refunds.due(now_us) {
+            self.take_back(refund);
+        }
+        while self.first < self.next && self.charges[self.first].at_us + self.window_us <= now_us {
+            self.total -= self.charges[self.first].units;
+            self.first += 1;
+        }
+    }
+
+    fn has_come(&self, charge: &Charge, now_us: u64) -> bool {
+        charge.at_us < now_us || (charge.at_us == now_us && self.ties == Ties::In)
+    }
+
+    /// Takes the units from whatever was charged at the refunded moment.
+    fn take_back(&mut self, refund: Refund) {
+        let mut units = u64::from(refund.units);
+        let from = self.charges.partition_point(|charge| charge.at_us < refund.charged_at_us);
+        let charged_then = self.charges[from..].iter_mut().take_while(|charge| charge.at_us == refund.charged_at_us);
+        for (index, charge) in charged_then.enumerate() {
+            let taken = units.min(charge.units);
+            charge.units -= taken;
+            units -= taken;
+            if (self.first..self.next).contains(&(from + index)) {
+                self.total -= taken;
+            }
+        }
+    }
+
+    /// The charge with whose leaving at most `room` units are left; `None` if no more than that are there.
+    fn must_leave(&self, room: u64) -> Option<u64> {
+        let mut excess = self.total.checked_sub(room).filter(|excess| *excess > 0)?;
+        for charge in &self.charges[self.first..self.next] {
+            if charge.units >= excess {
+                return Some(charge.at_us);
+            }
+            excess -= charge.units;
+        }
+        None
+    }
+}
+
+/// Refunds in the order in which they are taken to have happened.
+struct Refunds {
+    due: Vec<(u64, Refund)>,
+    next: usize,
+}
+
+impl Refunds {
+    fn new(refunds: &[Refund], moment: impl Fn(&Refund) -> u64) -> Refunds {
+        let mut due: Vec<(u64, Refund)> = refunds.iter().map(|refund| (moment(refund), *refund)).collect();
+        due.sort_unstable_by_key(|(moment, _)| *moment);
+        Refunds { due, next: 0 }
+    }
+
+    fn due(&mut self, now_us: u64) -> Option<Refund> {
+        let (moment, refund) = *self.due.get(self.next)?;
+        if moment > now_us {
+            return None;
+        }
+        self.next += 1;
+        Some(refund)
+    }
+}

@@ -1,0 +1,114 @@
+//! What the callers' own clocks prove: the witness, local shares, and remembered denials.
+
+use std::collections::BTreeMap;
+
+use tollgate_core::Source;
+
+use super::{Answer, Bounds, Counter, Report, Violation};
+
+/// Judges what needs no clock of the store.
+pub(super) fn verify(number: usize, counter: &Counter, bounds: Bounds, report: &mut Report) {
+    let quota = u64::from(counter.limit.quota());
+    let window_us = counter.limit.window_us();
+    let refunded = !counter.refunds.is_empty();
+    let charged = |answer: &&Answer| answer.admitted && answer.cost > 0;
+    let by_store: Vec<&Answer> = counter.answers.iter().filter(charged).filter(|a| a.source == Source::Store).collect();
+    let local: Vec<&Answer> = counter.answers.iter().filter(charged).filter(|a| a.source == Source::Local).collect();
+    // A refund makes room within the window; whoever refunds has only the store's clock to go by.
+    if !refunded && let Some((from_us, units)) = crowd(&by_store, window_us, quota) {
+        report.add(Violation::Witness { counter: number, from_us, units, bound: quota });
+    }
+    report.local += counter.answers.iter().filter(|answer| answer.source == Source::Local).count() as u64;
+    if !local.is_empty() {
+        let bound = bounds.local.unwrap_or(0);
+        verify_local(number, &local, window_us, bound, report);
+        let together: Vec<&Answer> = by_store.into_iter().chain(local).collect();
+        let bound = bounds.together.unwrap_or(quota + bound);
+        if let Some((from_us, units)) = crowd(&together, window_us, bound) {
+            report.add(Violation::Witness { counter: number, from_us, units, bound });
+        }
+    }
+    verify_remembered(number, counter, report);
+}
+
+/// More than `bound` units, all sent at or after one moment and all answered less than a window after it: that moment, and how
+/// many. Two pointers, over the order of sending and the order of answers.
+fn crowd(answers: &[&Answer], window_us: u64, bound: u64) -> Option<(u64, u64)> {
+    let mut by_sent: Vec<usize> = (0..answers.len()).collect();
+    by_sent.sort_unstable_by_key(|&index| answers[index].sent_us);
+    let mut by_received: Vec<usize> = (0..answers.len()).collect();
+    by_received.sort_unstable_by_key(|&index| answers[index].received_us);
+    let mut is_inside = vec![false; answers.len()];
+    let (mut next, mut units) = (0, 0);
+    for &first in &by_sent {
+        let from_us = answers[first].sent_us;
+        while let Some(&index) =
+            by_received.get(next).filter(|&&index| answers[index].received_us < from_us + window_us)
+        {
+            if answers[index].sent_us >= from_us {
+                is_inside[index] = true;
+                units += u64::from(answers[index].cost);
+            }
+            next += 1;
+        }
+        if units > bound {
+            return Some((from_us, units));
+        }
+        if is_inside[first] {
+            units -= u64::from(answers[first].cost);
+        }
+    }
+    None
+}
+
+/// Local answers by their own clock. They come in its order already.
+fn verify_local(number: usize, local: &[&Answer], window_us: u64, bound: u64, report: &mut Report) {
+    let (mut first, mut units) = (0, 0);
+    for answer in local {
+        units += u64::from(answer.cost);
+        while local[first].at_us + window_us <= answer.at_us {
+            units -= u64::from(local[first].cost);
+            first += 1;
+        }
+        if units > bound {
+            report.add(Violation::Local { counter: number, at_us: answer.at_us, units, bound });
+        }
+    }
+}
+
+/// A denial from memory stands on a word of the store that was already heard and still held when it was asked: a refusal
+/// of no more than this cost, or an answer that left nothing.
+fn verify_remembered(number: usize, counter: &Counter, report: &mut Report) {
+    let is_remembered = |answer: &&Answer| answer.source == Source::DenyCache && !answer.allowed;
+    let mut remembered: Vec<&Answer> = counter.answers.iter().filter(is_remembered).collect();
+    if remembered.is_empty() {
+        return;
+    }
+    remembered.sort_unstable_by_key(|answer| answer.received_us);
+    let mut words: Vec<&Answer> = counter.answers.iter().filter(|answer| answer.source == Source::Store).collect();
+    words.sort_unstable_by_key(|answer| answer.received_us);
+    let mut words = words.into_iter().peekable();
+    let mut refused_until: BTreeMap<u32, u64> = BTreeMap::new();
+    for answer in remembered {
+        report.remembered += 1;
+        while let Some(word) = words.next_if(|word| word.received_us <= answer.received_us) {
+            if let Some((cost, until_us)) = holds(word) {
+                let known = refused_until.entry(cost).or_default();
+                *known = until_us.max(*known);
+            }
+        }
+        if !refused_until.range(..=answer.cost).any(|(_, until_us)| answer.sent_us <= *until_us) {
+            report.add(Violation::Remembered { counter: number, sent_us: answer.sent_us });
+        }
+    }
+}
+
+/// From which cost on, and until when by the caller's clock, a word of the store refuses.
+fn holds(word: &Answer) -> Option<(u32, u64)> {
+    match word.retry_after_us {
+        Some(wait_us) if !word.allowed => Some((word.cost, word.sent_us + wait_us)),
+        None => Some((word.cost, u64::MAX)),
+        _ if word.remaining == 0 => Some((1, word.sent_us + word.next_after_us)),
+        _ => None,
+    }
+}

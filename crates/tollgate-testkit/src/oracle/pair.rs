@@ -1,0 +1,98 @@
+//! `sliding-counter` and `fixed-window`: a ledger of what was booked in which aligned window.
+
+use tollgate_core::{Algorithm, Limit};
+
+use super::{Receipt, div_ceil};
+
+/// Bookings, each in the aligned window ("bucket") that was current; refunds are negative ones.
+#[derive(Clone, Debug)]
+pub(super) struct Pair {
+    window_us: i128,
+    /// The start of the bucket that was current at the last write.
+    start: i128,
+    bookings: Vec<(i128, i128)>,
+}
+
+impl Pair {
+    pub(super) fn empty(limit: &Limit) -> Pair {
+        Pair { window_us: i128::from(limit.window_us()), start: 0, bookings: Vec::new() }
+    }
+
+    /// The ledger as it reads at `now`. One that was kept with another window becomes a single booking of
+    /// what counted under that window.
+    pub(super) fn settled(&self, limit: &Limit, now: i128) -> Pair {
+        let window_us = i128::from(limit.window_us());
+        let moved = self.moved_to(limit, now);
+        if self.window_us == window_us {
+            return moved;
+        }
+        let used = moved.estimate(limit, now).min(i128::from(limit.quota()));
+        let start = now - now % window_us;
+        Pair { window_us, start, bookings: vec![(start, used)] }
+    }
+
+    /// The same ledger at `now`. If the clock went back, all that counted counts in the present bucket.
+    fn moved_to(&self, limit: &Limit, now: i128) -> Pair {
+        let start = now - now % self.window_us;
+        if self.start <= start {
+            return Pair { start, ..self.clone() };
+        }
+        let used = (self.current() + self.previous()).min(i128::from(limit.quota()));
+        Pair { start, bookings: vec![(start, used)], ..self.clone() }
+    }
+
+    pub(super) fn is_from_the_future(&self, now: i128) -> bool {
+        self.start > now
+    }
+
+    pub(super) fn is_of_another_window(&self, limit: &Limit) -> bool {
+        self.window_us != i128::from(limit.window_us())
+    }
+
+    pub(super) fn has_room(&self, limit: &Limit, now: i128, cost: i128) -> bool {
+        self.estimate(limit, now) + cost <= i128::from(limit.quota())
+    }
+
+    pub(super) fn is_whole(&self, limit: &Limit) -> bool {
+        self.current() == 0 && (limit.algorithm() == Algorithm::FixedWindow || self.previous() == 0)
+    }
+
+    pub(super) fn charge(&mut self, cost: i128) {
+        self.bookings.push((self.start, cost));
+    }
+
+    /// Charged although refused, but not beyond the quota.
+    pub(super) fn penalty(&mut self, limit: &Limit, cost: i128) {
+        let room = (i128::from(limit.quota()) - self.current()).max(0);
+        self.bookings.push((self.start, cost.min(room)));
+    }
+
+    pub(super) fn refund(&mut self, receipt: &Receipt) {
+        let bucket = receipt.at - receipt.at % self.window_us;
+        let booked = self.booked_in(bucket);
+        self.bookings.push((bucket, -receipt.units.min(booked)));
+    }
+
+    /// What counts at `now`: this bucket, and of the previous one the share that the window still covers.
+    fn estimate(&self, limit: &Limit, now: i128) -> i128 {
+        if limit.algorithm() == Algorithm::FixedWindow {
+            return self.current();
+        }
+        let part_us = div_ceil(self.window_us, 1 << 20);
+        let parts = div_ceil(self.window_us, part_us);
+        let parts_covered = parts - (now - self.start) / part_us;
+        self.current() + div_ceil(self.previous() * parts_covered, parts)
+    }
+
+    fn current(&self) -> i128 {
+        self.booked_in(self.start)
+    }
+
+    fn previous(&self) -> i128 {
+        self.booked_in(self.start - self.window_us)
+    }
+
+    fn booked_in(&self, bucket: i128) -> i128 {
+        self.bookings.iter().filter(|(start, _)| *start == bucket).map(|(_, units)| units).sum()
+    }
+}

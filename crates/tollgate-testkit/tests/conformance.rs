@@ -1,0 +1,104 @@
+//! Every implementation through the one suite; the oracle first.
+
+use tollgate_core::{Algorithm, Check, Decision, Demand, Timestamp};
+use tollgate_testkit::conformance::{InMemory, Random, Subject, Trace, cases, random_traces_of, traces_from_env};
+use tollgate_testkit::oracle::Oracle;
+
+const SEED: u64 = 0x70_11_9a_7e;
+
+#[test]
+fn the_oracle_passes_every_named_case() {
+    assert!(cases::run_all(Oracle::new).expect_clean() > 80);
+}
+
+#[test]
+fn the_memory_store_passes_every_named_case() {
+    assert!(cases::run_all(InMemory::new).expect_clean() > 80);
+}
+
+fn memory_agrees_with_the_oracle(algorithm: Algorithm) {
+    if let Err(failure) = random_traces_of(algorithm, traces_from_env(5_000), SEED, InMemory::new) {
+        panic!("{failure}");
+    }
+}
+
+#[test]
+fn memory_agrees_with_the_oracle_on_sliding() {
+    memory_agrees_with_the_oracle(Algorithm::Sliding);
+}
+
+#[test]
+fn memory_agrees_with_the_oracle_on_sliding_log() {
+    memory_agrees_with_the_oracle(Algorithm::SlidingLog);
+}
+
+#[test]
+fn memory_agrees_with_the_oracle_on_sliding_counter() {
+    memory_agrees_with_the_oracle(Algorithm::SlidingCounter);
+}
+
+#[test]
+fn memory_agrees_with_the_oracle_on_fixed_window() {
+    memory_agrees_with_the_oracle(Algorithm::FixedWindow);
+}
+
+#[test]
+fn memory_agrees_with_the_oracle_on_token_bucket() {
+    memory_agrees_with_the_oracle(Algorithm::TokenBucket);
+}
+
+#[test]
+fn memory_agrees_with_the_oracle_on_leaky_bucket() {
+    memory_agrees_with_the_oracle(Algorithm::LeakyBucket);
+}
+
+/// An oracle with one fault, as a store might have it.
+struct Faulty {
+    oracle: Oracle,
+    fault: fn(&mut Decision),
+}
+
+impl Subject for Faulty {
+    fn check(&mut self, now: Timestamp, check: &Check<'_>) -> Decision {
+        let mut decision = self.oracle.check(now, check);
+        (self.fault)(&mut decision);
+        decision
+    }
+    fn refund(&mut self, now: Timestamp, check: &Check<'_>, decision: &Decision) {
+        self.oracle.refund(now, check, decision);
+    }
+    fn reset(&mut self, _: Timestamp, demand: &Demand<'_>) {
+        self.oracle.reset(demand);
+    }
+    fn fill(&mut self, demand: &Demand<'_>, instants: &mut dyn Iterator<Item = Timestamp>) {
+        self.oracle.recall(demand, instants);
+    }
+}
+
+/// A fault that shows only when a line has nothing left is found, and shrunk to the two operations it takes.
+#[test]
+fn a_faulty_subject_is_found_and_its_trace_shrunk() {
+    let fault = |decision: &mut Decision| {
+        for line in decision.lines.iter_mut().filter(|line| line.remaining == 0) {
+            line.allowed = true;
+        }
+    };
+    let faulty = || Faulty { oracle: Oracle::new(), fault };
+    assert!(!cases::run_all(faulty).failures.is_empty());
+    for algorithm in Algorithm::ALL {
+        let failure = random_traces_of(algorithm, 100, SEED, faulty).unwrap_err();
+        assert!(failure.trace.operations.len() <= 3, "{failure}");
+    }
+}
+
+#[test]
+fn any_bytes_are_a_trace_and_always_the_same_one() {
+    let mut random = Random::new(SEED);
+    for length in (0..3_000).step_by(7) {
+        let bytes: Vec<u8> = (0..length).map(|_| random.next_u64() as u8).collect();
+        let trace = Trace::from_bytes(&bytes);
+        assert_eq!(trace, Trace::from_bytes(&bytes));
+        assert!(trace.operations.len() <= 256);
+        assert!(!trace.to_string().is_empty());
+    }
+}

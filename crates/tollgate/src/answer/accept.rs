@@ -1,0 +1,93 @@
+//! Whether a client asked for `application/problem+json`.
+//!
+//! Asking means naming it. `*/*` and `application/*` come from clients that take whatever is there, and the JSON
+//! that they have always got is the better surprise. Who names both gets what they weigh more, of equals the
+//! problem: nobody lists it by accident.
+
+use http::HeaderMap;
+use http::header::ACCEPT;
+
+const PROBLEM: &str = "application/problem+json";
+const JSON: &str = "application/json";
+
+/// A weight in thousandths, as precise as HTTP has them.
+const WEIGHT_MAX: u16 = 1_000;
+
+pub(super) fn asks_for_problem(headers: &HeaderMap) -> bool {
+    let (mut problem, mut json) = (0, 0);
+    for line in headers.get_all(ACCEPT).iter().filter_map(|value| value.to_str().ok()) {
+        for range in line.split(',') {
+            let (name, parameters) = range.split_once(';').unwrap_or((range, ""));
+            let found = match name.trim() {
+                name if name.eq_ignore_ascii_case(PROBLEM) => &mut problem,
+                name if name.eq_ignore_ascii_case(JSON) => &mut json,
+                _ => continue,
+            };
+            *found = weight(parameters).max(*found);
+        }
+    }
+    problem > 0 && problem >= json
+}
+
+/// The `q` among the parameters; 1 if there is none, 0 if it is none that HTTP knows.
+fn weight(parameters: &str) -> u16 {
+    let named = |parameter: &str| {
+        let (name, value) = parameter.split_once('=')?;
+        name.trim().eq_ignore_ascii_case("q").then(|| thousandths(value.trim()).unwrap_or(0))
+    };
+    parameters.split(';').find_map(named).unwrap_or(WEIGHT_MAX)
+}
+
+/// `0.25` as 250: a 0 or 1, and at most three digits after a point.
+fn thousandths(text: &str) -> Option<u16> {
+    let (whole, part) = text.split_once('.').unwrap_or((text, ""));
+    let whole: u16 = matches!(whole, "0" | "1").then(|| whole.parse().ok())??;
+    if part.len() > 3 || !part.bytes().all(|byte| byte.is_ascii_digit()) {
+        return None;
+    }
+    let part: u16 = format!("{part:0<3}").parse().ok()?;
+    Some((whole * WEIGHT_MAX + part).min(WEIGHT_MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use http::HeaderValue;
+
+    use super::*;
+
+    fn asks(lines: &[&str]) -> bool {
+        let mut headers = HeaderMap::new();
+        for line in lines {
+            headers.append(ACCEPT, HeaderValue::from_str(line).unwrap());
+        }
+        asks_for_problem(&headers)
+    }
+
+    #[test]
+    fn only_naming_it_is_asking_for_it() {
+        assert!(asks(&["application/problem+json"]));
+        assert!(asks(&["Application/Problem+JSON ; q=0.1"]));
+        assert!(asks(&["text/html, application/problem+json;charset=utf-8;q=0.5, */*;q=0.1"]));
+        assert!(asks(&["text/html", "application/problem+json"]));
+        for lines in [&[][..], &["*/*"], &["application/*"], &["application/json"], &["application/problem+xml"], &[""]]
+        {
+            assert!(!asks(lines), "{lines:?}");
+        }
+    }
+
+    #[test]
+    fn the_heavier_of_both_wins_and_a_tie_is_the_problem() {
+        assert!(asks(&["application/json, application/problem+json"]));
+        assert!(asks(&["application/json;q=0.8, application/problem+json;q=0.801"]));
+        assert!(!asks(&["application/json, application/problem+json;q=0.9"]));
+    }
+
+    #[test]
+    fn weight_zero_and_nonsense_weights_are_no_wish() {
+        for q in ["0", "0.0", "0.000", "2", "-1", "nan", "", ".5", "0.1234", "1e3", "0.5x"] {
+            assert!(!asks(&[&format!("application/problem+json;q={q}")]), "{q}");
+        }
+        assert!(asks(&["application/problem+json;q=1.000"]));
+        assert!(asks(&["application/problem+json;q=1."]));
+    }
+}

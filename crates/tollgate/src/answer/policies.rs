@@ -1,0 +1,264 @@
+//! All policies that answer one request together.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http::header::{ACCESS_CONTROL_EXPOSE_HEADERS, CACHE_CONTROL, CONTENT_TYPE, HeaderName, RETRY_AFTER};
+use http::{HeaderMap, HeaderValue, Response};
+use smallvec::SmallVec;
+use tollgate_core::{Decision, Line, Source, Wait};
+
+use super::body::Format;
+use super::digits::header_value;
+use super::policy::Policy;
+use super::refusal::{Refusal, retry_after_secs};
+use super::strictest::strictest;
+use super::style::{Flavour, Style};
+
+static X_LIMIT: HeaderName = HeaderName::from_static("x-ratelimit-limit");
+static X_REMAINING: HeaderName = HeaderName::from_static("x-ratelimit-remaining");
+static X_RESET: HeaderName = HeaderName::from_static("x-ratelimit-reset");
+static RATE_LIMIT: HeaderName = HeaderName::from_static("ratelimit");
+static RATE_LIMIT_POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
+static RATE_LIMIT_LIMIT: HeaderName = HeaderName::from_static("ratelimit-limit");
+static RATE_LIMIT_REMAINING: HeaderName = HeaderName::from_static("ratelimit-remaining");
+static RATE_LIMIT_RESET: HeaderName = HeaderName::from_static("ratelimit-reset");
+
+/// The policies of a check, in the order of its lines, with everything rendered that no request changes.
+///
+/// Rules choose their styles by themselves, and several may answer one request. `x` then shows the most restrictive
+/// of the policies that chose it. If some chose `ietf` and others `draft-6`, all of them are told in the style
+/// of the first, because one response has one `RateLimit-Policy`. A name that is taken gets a number, so that no
+/// client takes one policy's numbers for another's.
+#[derive(Clone, Debug)]
+pub struct Policies {
+    policies: Box<[Arc<Policy>]>,
+    shows_x: bool,
+    flavour: Option<Flavour>,
+    /// `RateLimit-Policy`, if there is anything to say in it.
+    advertised: Option<HeaderValue>,
+    exposed: Option<Exposed>,
+}
+
+/// `Access-Control-Expose-Headers` for each set of headers that can occur: without and with `X-RateLimit-Reset` (that
+/// of a limit that can never be passed has none), without and with `Retry-After`.
+#[derive(Clone, Debug)]
+struct Exposed([[Option<HeaderValue>; 2]; 2]);
+
+impl Policies {
+    /// These policies, one for each line of the decisions that they will answer.
+    pub fn new<P: Into<Arc<Policy>>>(policies: impl IntoIterator<Item = P>) -> Policies {
+        let policies = with_distinct_names(policies.into_iter().map(Into::into).collect());
+        let flavour = policies.iter().find_map(|policy| policy.styles().flavour());
+        let shows_x = policies.iter().any(|policy| policy.styles().contains(Style::X));
+        let advertised = flavour.and_then(|flavour| advertise(flavour, &policies));
+        Policies { policies: policies.into(), shows_x, flavour, advertised, exposed: None }
+    }
+
+    /// Whether scripts of other origins may read the headers (`Access-Control-Expose-Headers` lists exactly those in
+    /// use). They may not unless said.
+    #[must_use]
+    pub fn with_exposed_headers(mut self, exposed: bool) -> Policies {
+        self.exposed = exposed.then(|| {
+            let list = |reset, retry| self.exposed_list(reset, retry);
+            Exposed([[list(false, false), list(false, true)], [list(true, false), list(true, true)]])
+        });
+        self
+    }
+
+    /// The policies, in the order of the lines.
+    pub fn policies(&self) -> impl ExactSizeIterator<Item = &Policy> {
+        self.policies.iter().map(|policy| &**policy)
+    }
+
+    /// Writes what belongs on every limited response, and on a denial `Retry-After` and `Cache-Control` too. Headers of
+    /// these names that are already there are replaced: the decision knows better.
+    ///
+    /// A decision that nobody made (the store was away and the rule allows) claims nothing.
+    pub fn write_headers(&self, decision: &Decision, headers: &mut HeaderMap) {
+        if !decision.allowed() {
+            headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+            if let Some(secs) = retry_after_secs(decision.retry_after()) {
+                headers.insert(RETRY_AFTER, header_value(secs));
+            }
+        }
+        if decision.source == Source::None || decision.lines.is_empty() {
+            return;
+        }
+        if self.shows_x {
+            self.write_x(decision, headers);
+        }
+        match self.flavour {
+            Some(Flavour::Ietf) => self.write_ietf(decision, headers),
+            Some(Flavour::Draft6) => self.write_draft_6(decision, headers),
+            None => {}
+        }
+        if let Some(Exposed(lists)) = &self.exposed {
+            let (has_reset, has_retry) = (headers.contains_key(&X_RESET), headers.contains_key(RETRY_AFTER));
+            if let Some(list) = &lists[usize::from(has_reset)][usize::from(has_retry)] {
+                headers.append(ACCESS_CONTROL_EXPOSE_HEADERS, list.clone());
+            }
+        }
+    }
+
+    /// The whole answer to a denied request: 429, headers, and the body that the refusing policy chose.
+    ///
+    /// ```
+    /// use http::HeaderMap;
+    /// use tollgate::answer::{Policies, Policy};
+    /// use tollgate::{Check, Demand, Key, Limit, MemoryStore};
+    ///
+    /// let limit: Limit = "1/min".parse()?;
+    /// let policies = Policies::new([Policy::of(limit)]);
+    /// let store = MemoryStore::new();
+    /// let demand = Demand::new(limit, Key::new("user:42")?);
+    /// assert!(store.check(&Check::one(&demand)).allowed());
+    ///
+    /// let denied = store.check(&Check::one(&demand));
+    /// let response = policies.refuse(&denied, &HeaderMap::new());
+    /// assert_eq!(response.status(), 429);
+    /// assert_eq!(response.headers()["retry-after"], "60");
+    /// assert!(response.body().starts_with(br#"{"error":"rate_limited""#));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn refuse(&self, decision: &Decision, request: &HeaderMap) -> Response<Bytes> {
+        let refusal = self.refusal(decision);
+        let mut response = respond(&refusal, refusal.policy().map(Policy::format), request);
+        self.write_headers(decision, response.headers_mut());
+        response
+    }
+
+    /// The facts of a denial, for whoever speaks another protocol.
+    pub fn refusal<'a>(&'a self, decision: &'a Decision) -> Refusal<'a> {
+        Refusal::denied(decision, self.told(decision))
+    }
+
+    /// The whole answer when the store is away and the rule says `deny`: 503, never 429, and no quota claimed. The body
+    /// is in the first policy's format.
+    pub fn unavailable(&self, request: &HeaderMap) -> Response<Bytes> {
+        let refusal = Refusal::unavailable();
+        let mut response = respond(&refusal, self.policies.first().map(|policy| policy.format()), request);
+        let headers = response.headers_mut();
+        headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+        headers.insert(RETRY_AFTER, header_value(refusal.retry_after_secs().unwrap_or(1)));
+        if self.exposed.is_some() {
+            headers.append(ACCESS_CONTROL_EXPOSE_HEADERS, HeaderValue::from_static("Retry-After"));
+        }
+        response
+    }
+
+    /// Each policy with what its limit said.
+    fn told<'a>(&'a self, decision: &'a Decision) -> impl Iterator<Item = (&'a Policy, &'a Line)> + Clone {
+        self.policies.iter().map(|policy| &**policy).zip(&decision.lines)
+    }
+
+    fn write_x(&self, decision: &Decision, headers: &mut HeaderMap) {
+        let shown = self.told(decision).filter(|(policy, _)| policy.styles().contains(Style::X));
+        let Some((policy, line)) = strictest(shown) else { return };
+        headers.insert(&X_LIMIT, policy.rendered.quota.clone());
+        headers.insert(&X_REMAINING, header_value(line.remaining.into()));
+        match until_next(line).as_micros() {
+            Some(wait_us) => {
+                let reset_us = decision.at.as_micros().saturating_add(wait_us);
+                headers.insert(&X_RESET, header_value(reset_us.div_ceil(1_000_000)));
+            }
+            None => {
+                headers.remove(&X_RESET);
+            }
+        }
+    }
+
+    fn write_ietf(&self, decision: &Decision, headers: &mut HeaderMap) {
+        let mut text: SmallVec<[u8; 256]> = SmallVec::new();
+        for (policy, line) in self.told(decision).filter(|(policy, _)| policy.styles().flavour().is_some()) {
+            if !text.is_empty() {
+                text.extend_from_slice(b", ");
+            }
+            text.extend_from_slice(policy.rendered.ietf_open.as_bytes());
+            text.extend_from_slice(itoa::Buffer::new().format(line.remaining).as_bytes());
+            if let Some(secs) = until_next(line).as_secs_ceil() {
+                text.extend_from_slice(b";t=");
+                text.extend_from_slice(itoa::Buffer::new().format(secs).as_bytes());
+            }
+        }
+        if let Ok(value) = HeaderValue::from_bytes(&text) {
+            headers.insert(&RATE_LIMIT, value);
+        }
+        self.write_advertised(headers);
+    }
+
+    fn write_draft_6(&self, decision: &Decision, headers: &mut HeaderMap) {
+        let shown = self.told(decision).filter(|(policy, _)| policy.styles().flavour().is_some());
+        let Some((policy, line)) = strictest(shown) else { return };
+        // This style requires a reset, so a request that can never pass is told when the next unit comes back.
+        let wait = until_next(line).as_secs_ceil().or(line.next_after.as_secs_ceil());
+        headers.insert(&RATE_LIMIT_LIMIT, policy.rendered.quota.clone());
+        headers.insert(&RATE_LIMIT_REMAINING, header_value(line.remaining.into()));
+        headers.insert(&RATE_LIMIT_RESET, header_value(wait.unwrap_or(i32::MAX as u64)));
+        self.write_advertised(headers);
+    }
+
+    fn write_advertised(&self, headers: &mut HeaderMap) {
+        if let Some(advertised) = &self.advertised {
+            headers.insert(&RATE_LIMIT_POLICY, advertised.clone());
+        }
+    }
+
+    fn exposed_list(&self, has_reset: bool, has_retry: bool) -> Option<HeaderValue> {
+        let mut names = Vec::new();
+        match self.flavour {
+            Some(Flavour::Ietf) => names.push("RateLimit"),
+            Some(Flavour::Draft6) => names.extend(["RateLimit-Limit", "RateLimit-Remaining", "RateLimit-Reset"]),
+            None => {}
+        }
+        if self.advertised.is_some() {
+            names.push("RateLimit-Policy");
+        }
+        if self.shows_x {
+            names.extend(["X-RateLimit-Limit", "X-RateLimit-Remaining"]);
+        }
+        if has_reset {
+            names.push("X-RateLimit-Reset");
+        }
+        if has_retry {
+            names.push("Retry-After");
+        }
+        HeaderValue::try_from(names.join(", ")).ok().filter(|list| !list.is_empty())
+    }
+}
+
+/// `t`: until this request would pass if the line refused it, else until one more unit comes back.
+fn until_next(line: &Line) -> Wait {
+    if line.allowed { line.next_after } else { line.retry_after }
+}
+
+fn respond(refusal: &Refusal<'_>, format: Option<&Format>, request: &HeaderMap) -> Response<Bytes> {
+    let body = format.unwrap_or(&Format::Json).body(refusal, request);
+    let mut response = Response::new(body.bytes);
+    *response.status_mut() = refusal.verdict().http();
+    response.headers_mut().insert(CONTENT_TYPE, body.content_type);
+    response
+}
+
+/// The value of `RateLimit-Policy`.
+fn advertise(flavour: Flavour, policies: &[Arc<Policy>]) -> Option<HeaderValue> {
+    let told = policies.iter().filter(|policy| policy.styles().flavour().is_some());
+    let texts: Vec<&str> = match flavour {
+        Flavour::Ietf => told.map(|policy| &*policy.rendered.ietf_policy).collect(),
+        Flavour::Draft6 => told.filter_map(|policy| policy.rendered.draft_6_policy.as_deref()).collect(),
+    };
+    HeaderValue::try_from(texts.join(", ")).ok().filter(|value| !value.is_empty())
+}
+
+fn with_distinct_names(mut policies: Vec<Arc<Policy>>) -> Vec<Arc<Policy>> {
+    for index in 1..policies.len() {
+        let is_taken =
+            |name: &str| policies.iter().enumerate().any(|(at, policy)| at != index && policy.name() == name);
+        let name = policies[index].name();
+        if policies[..index].iter().any(|earlier| earlier.name() == name) {
+            let free = (2..).map(|number| format!("{name}-{number}")).find(|name| !is_taken(name));
+            policies[index] = Arc::new(policies[index].renamed(&free.unwrap_or_default()));
+        }
+    }
+    policies
+}

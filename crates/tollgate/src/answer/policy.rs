@@ -1,0 +1,249 @@
+//! A policy: everything about a limit that is known before any request.
+
+use std::fmt;
+
+use http::HeaderValue;
+use tollgate_core::Limit;
+
+use super::body::Format;
+use super::digits;
+use super::style::Styles;
+
+/// A limit as a client meets it: its name, whose plan it is, and how it is told. Its texts are rendered here, once.
+///
+/// ```
+/// use tollgate::answer::{Format, Policy, Style, Styles};
+///
+/// let policy = Policy::new("free-per-day", "10000/day".parse()?)?
+///     .with_plan("free")
+///     .with_upgrade_url("https://example.com/plans")
+///     .with_styles(Styles::new([Style::Ietf])?)
+///     .with_format(Format::Problem);
+/// assert_eq!(policy.name(), "free-per-day");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone)]
+pub struct Policy {
+    name: Box<str>,
+    limit: Limit,
+    plan: Option<Box<str>>,
+    upgrade_url: Option<Box<str>>,
+    styles: Styles,
+    format: Format,
+    pub(super) rendered: Rendered,
+}
+
+/// The parts of headers that no request changes.
+#[derive(Clone)]
+pub(super) struct Rendered {
+    /// `100`
+    pub(super) quota: HeaderValue,
+    /// `"per-minute";q=100;w=60`, without `w` if the window is no whole number of seconds
+    pub(super) ietf_policy: Box<str>,
+    /// `"per-minute";r=`, to be followed by what remains
+    pub(super) ietf_open: Box<str>,
+    /// `100;w=60`; none if the window is no whole number of seconds, since this style requires `w`
+    pub(super) draft_6_policy: Option<Box<str>>,
+}
+
+/// The name is not made of lowercase letters, digits and hyphens.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("a policy's name is one or more of a-z, 0-9 and -, for example per-minute; got {found:?}")]
+pub struct PolicyNameError {
+    /// What was asked for.
+    pub found: String,
+}
+
+impl Policy {
+    /// A policy by a name that clients see.
+    ///
+    /// # Errors
+    /// When the name is not `[a-z0-9-]+`.
+    pub fn new(name: &str, limit: Limit) -> Result<Policy, PolicyNameError> {
+        let accepted = |byte: u8| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'-');
+        if name.is_empty() || !name.bytes().all(accepted) {
+            return Err(PolicyNameError { found: name.to_owned() });
+        }
+        Ok(Policy::named(name, limit))
+    }
+
+    /// A policy named after its window: `per-minute`, `per-10-seconds`, `per-500-ms`.
+    pub fn of(limit: Limit) -> Policy {
+        Policy::named(&Period(limit.window_us()).to_string().replace(' ', "-"), limit)
+    }
+
+    fn named(name: &str, limit: Limit) -> Policy {
+        Policy {
+            name: name.into(),
+            limit,
+            plan: None,
+            upgrade_url: None,
+            styles: Styles::default(),
+            format: Format::default(),
+            rendered: Rendered::new(name, &limit),
+        }
+    }
+
+    /// The plan that the limit belongs to.
+    #[must_use]
+    pub fn with_plan(self, plan: impl Into<Box<str>>) -> Policy {
+        Policy { plan: Some(plan.into()), ..self }
+    }
+
+    /// Where a refused client can get a larger plan.
+    #[must_use]
+    pub fn with_upgrade_url(self, url: impl Into<Box<str>>) -> Policy {
+        Policy { upgrade_url: Some(url.into()), ..self }
+    }
+
+    /// Which headers tell its numbers; `x` and `ietf` unless said.
+    #[must_use]
+    pub fn with_styles(self, styles: Styles) -> Policy {
+        Policy { styles, ..self }
+    }
+
+    /// What the body of its refusals is; JSON unless said.
+    #[must_use]
+    pub fn with_format(self, format: Format) -> Policy {
+        Policy { format, ..self }
+    }
+
+    /// The same policy by another name of the same alphabet.
+    pub(super) fn renamed(&self, name: &str) -> Policy {
+        Policy { name: name.into(), rendered: Rendered::new(name, &self.limit), ..self.clone() }
+    }
+
+    /// The name that clients see.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The limit.
+    pub fn limit(&self) -> &Limit {
+        &self.limit
+    }
+
+    /// The plan that the limit belongs to, if known.
+    pub fn plan(&self) -> Option<&str> {
+        self.plan.as_deref()
+    }
+
+    /// Where a refused client can get a larger plan, if known.
+    pub fn upgrade_url(&self) -> Option<&str> {
+        self.upgrade_url.as_deref()
+    }
+
+    /// Which headers tell its numbers.
+    pub fn styles(&self) -> Styles {
+        self.styles
+    }
+
+    /// What the body of its refusals is.
+    pub fn format(&self) -> &Format {
+        &self.format
+    }
+
+    /// The limit in words: `60 per minute`.
+    pub(super) fn in_words(&self) -> impl fmt::Display {
+        let (quota, period) = (self.limit.quota(), Period(self.limit.window_us()));
+        fmt::from_fn(move |f| write!(f, "{quota} {period}"))
+    }
+}
+
+impl fmt::Debug for Policy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Policy")
+            .field("name", &self.name)
+            .field("limit", &format_args!("{}", self.limit))
+            .field("plan", &self.plan)
+            .field("upgrade_url", &self.upgrade_url)
+            .field("styles", &self.styles)
+            .field("format", &self.format)
+            .finish()
+    }
+}
+
+impl Rendered {
+    fn new(name: &str, limit: &Limit) -> Rendered {
+        let quota = limit.quota();
+        let window_secs = limit.window_us().is_multiple_of(1_000_000).then_some(limit.window_us() / 1_000_000);
+        let window = window_secs.map(|secs| format!(";w={secs}"));
+        Rendered {
+            quota: digits::header_value(quota.into()),
+            ietf_policy: format!("\"{name}\";q={quota}{}", window.as_deref().unwrap_or_default()).into(),
+            ietf_open: format!("\"{name}\";r=").into(),
+            draft_6_policy: window.map(|window| format!("{quota}{window}").into()),
+        }
+    }
+}
+
+/// A window in words: `per minute`, `per 10 seconds`, `per 500 ms`.
+struct Period(u64);
+
+impl fmt::Display for Period {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const UNITS: [(u64, &str, &str); 7] = [
+            (604_800_000_000, "week", "weeks"),
+            (86_400_000_000, "day", "days"),
+            (3_600_000_000, "hour", "hours"),
+            (60_000_000, "minute", "minutes"),
+            (1_000_000, "second", "seconds"),
+            (1_000, "ms", "ms"),
+            (1, "us", "us"),
+        ];
+        let fits = |(unit_us, ..): &(u64, &str, &str)| self.0.is_multiple_of(*unit_us);
+        let (unit_us, one, many) = UNITS.into_iter().find(fits).unwrap_or((1, "us", "us"));
+        match self.0 / unit_us {
+            1 => write!(f, "per {one}"),
+            count => write!(f, "per {count} {many}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn limit(text: &str) -> Limit {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn names_that_would_need_an_escape_are_refused_with_what_is_accepted() {
+        for name in ["", "Per-Minute", "per_minute", "a b", "a\"b", "a\\b", "a\n", "é", "per-minute;q=9", "\0"] {
+            let error = Policy::new(name, limit("1/s")).unwrap_err();
+            assert_eq!(error.found, name);
+            assert!(error.to_string().contains("a-z, 0-9 and -"), "{error}");
+        }
+        for name in ["a", "-", "0", "per-minute", "x-2"] {
+            assert_eq!(Policy::new(name, limit("1/s")).unwrap().name(), name);
+        }
+    }
+
+    #[test]
+    fn a_policy_is_named_after_its_window() {
+        for (text, name, words) in [
+            ("60/min", "per-minute", "60 per minute"),
+            ("10000/day", "per-day", "10000 per day"),
+            ("5/7day", "per-week", "5 per week"),
+            ("600/10s", "per-10-seconds", "600 per 10 seconds"),
+            ("250/500ms", "per-500-ms", "250 per 500 ms"),
+            ("3/1500us", "per-1500-us", "3 per 1500 us"),
+            ("7/90s", "per-90-seconds", "7 per 90 seconds"),
+        ] {
+            let policy = Policy::of(limit(text));
+            assert_eq!((policy.name(), policy.in_words().to_string().as_str()), (name, words));
+            assert!(Policy::new(policy.name(), limit(text)).is_ok());
+        }
+    }
+
+    #[test]
+    fn the_window_is_told_in_whole_seconds_or_not_at_all() {
+        let rendered = |text: &str| Policy::new("p", limit(text)).unwrap().rendered;
+        assert_eq!(&*rendered("10/90s").ietf_policy, r#""p";q=10;w=90"#);
+        for text in ["10/500ms", "10/1500ms", "10/1000001us"] {
+            assert_eq!(&*rendered(text).ietf_policy, r#""p";q=10"#, "{text}");
+            assert_eq!(rendered(text).draft_6_policy, None, "{text}");
+        }
+    }
+}

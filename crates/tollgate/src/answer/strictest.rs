@@ -1,0 +1,70 @@
+//! Which of several limits a client should look at.
+
+use tollgate_core::Line;
+
+/// Whether a client is more bound by `one` than by `other`: a refusal before an admission, of refusals the longer
+/// wait (*never* is the longest), of admissions the smaller part of its quota left. Equals are not stricter.
+fn is_stricter(one: &Line, other: &Line) -> bool {
+    match (one.allowed, other.allowed) {
+        (false, true) => true,
+        (true, false) => false,
+        (false, false) => one.retry_after > other.retry_after,
+        // remaining/quota compared without dividing: both products are below 2^64
+        (true, true) => {
+            u64::from(one.remaining) * u64::from(other.quota) < u64::from(other.remaining) * u64::from(one.quota)
+        }
+    }
+}
+
+/// The strictest of the lines; of equals the first.
+pub(super) fn strictest<'a, P: Copy>(lines: impl Iterator<Item = (P, &'a Line)>) -> Option<(P, &'a Line)> {
+    lines.reduce(|found, next| if is_stricter(next.1, found.1) { next } else { found })
+}
+
+#[cfg(test)]
+mod tests {
+    use tollgate_core::Wait;
+
+    use super::*;
+
+    fn admitted(remaining: u32, quota: u32) -> Line {
+        let wait = Wait::from_micros(1);
+        Line { allowed: true, cost: 1, quota, remaining, retry_after: Wait::ZERO, next_after: wait, reset_after: wait }
+    }
+
+    fn refused(retry_after: Wait) -> Line {
+        Line { allowed: false, retry_after, ..admitted(0, 10) }
+    }
+
+    fn pick(lines: &[Line]) -> usize {
+        strictest(lines.iter().enumerate()).unwrap().0
+    }
+
+    #[test]
+    fn of_admissions_the_smallest_part_of_its_quota_wins_not_the_smallest_number() {
+        assert_eq!(pick(&[admitted(9, 10), admitted(400, 1_000)]), 1);
+        assert_eq!(pick(&[admitted(1, 10), admitted(99, 1_000)]), 1);
+        assert_eq!(pick(&[admitted(1, 10), admitted(101, 1_000)]), 0);
+        assert_eq!(pick(&[admitted(u32::MAX, u32::MAX), admitted(u32::MAX - 1, u32::MAX)]), 1);
+    }
+
+    #[test]
+    fn of_refusals_the_longest_wait_wins_and_never_is_longest() {
+        let (short, long) = (Wait::from_micros(1_000_000), Wait::from_micros(1_000_001));
+        assert_eq!(pick(&[refused(short), refused(long)]), 1);
+        assert_eq!(pick(&[refused(long), refused(Wait::NEVER), refused(long)]), 1);
+    }
+
+    #[test]
+    fn a_refusal_is_stricter_than_any_admission() {
+        assert_eq!(pick(&[admitted(0, 10), refused(Wait::from_micros(1)), admitted(0, 10)]), 1);
+    }
+
+    #[test]
+    fn of_equals_the_first_wins() {
+        assert_eq!(pick(&[admitted(5, 10), admitted(50, 100)]), 0);
+        assert_eq!(pick(&[refused(Wait::from_micros(7)), refused(Wait::from_micros(7))]), 0);
+        assert_eq!(pick(&[refused(Wait::NEVER), refused(Wait::NEVER)]), 0);
+        assert!(strictest(std::iter::empty::<((), &Line)>()).is_none());
+    }
+}

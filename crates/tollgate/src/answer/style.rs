@@ -1,0 +1,174 @@
+//! Which headers tell the numbers.
+//!
+//! | style | headers | shows |
+//! |---|---|---|
+//! | `x` | `X-RateLimit-Limit`, `-Remaining`, `-Reset` (Unix seconds) | the most restrictive limit |
+//! | `ietf` | `RateLimit-Policy`, `RateLimit` (structured fields) | every limit, by name |
+//! | `draft-6` | `RateLimit-Limit`, `-Remaining`, `-Reset` (seconds from now), `RateLimit-Policy` | the most restrictive limit, every policy |
+//!
+//! `ietf` follows draft-ietf-httpapi-ratelimit-headers-11, `draft-6` its sixth version, which many clients still read. Both
+//! own `RateLimit-Policy` and write it differently, so a response has one of them at most; [`Styles`] cannot hold both.
+
+use std::fmt;
+use std::str::FromStr;
+
+/// One family of headers.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[non_exhaustive]
+pub enum Style {
+    /// `X-RateLimit-*`.
+    X,
+    /// `RateLimit` and `RateLimit-Policy` as structured fields.
+    Ietf,
+    /// `RateLimit-*` as the sixth draft had them.
+    Draft6,
+}
+
+impl Style {
+    /// All of them.
+    pub const ALL: [Style; 3] = [Style::X, Style::Ietf, Style::Draft6];
+
+    /// The name used in configuration.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Style::X => "x",
+            Style::Ietf => "ietf",
+            Style::Draft6 => "draft-6",
+        }
+    }
+}
+
+impl fmt::Display for Style {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for Style {
+    type Err = StyleError;
+
+    fn from_str(name: &str) -> Result<Style, StyleError> {
+        let found = Style::ALL.into_iter().find(|style| style.name() == name);
+        found.ok_or_else(|| StyleError::Unknown { found: name.to_owned() })
+    }
+}
+
+/// Why this is no set of header styles.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StyleError {
+    /// There is no such style.
+    #[error("unknown header style {found:?}; accepted are x, ietf, draft-6")]
+    Unknown {
+        /// What was asked for.
+        found: String,
+    },
+    /// Both ways to write `RateLimit-Policy`.
+    #[error(
+        "ietf and draft-6 exclude each other: both own the header RateLimit-Policy and write it differently; choose one"
+    )]
+    Exclusive,
+}
+
+/// Who writes `RateLimit-Policy`, and how.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(super) enum Flavour {
+    Ietf,
+    Draft6,
+}
+
+/// The header styles of a policy; `x` and `ietf` unless said.
+///
+/// ```
+/// use tollgate::answer::{Style, Styles};
+///
+/// assert!(Styles::new([Style::X, Style::Draft6]).is_ok());
+/// assert!(Styles::new([Style::Ietf, Style::Draft6]).is_err());
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Styles {
+    x: bool,
+    flavour: Option<Flavour>,
+}
+
+impl Styles {
+    /// No header tells this policy's numbers.
+    pub const NONE: Styles = Styles { x: false, flavour: None };
+
+    /// These styles, in any order, repeated or not.
+    ///
+    /// # Errors
+    /// When both `ietf` and `draft-6` are among them.
+    pub fn new(styles: impl IntoIterator<Item = Style>) -> Result<Styles, StyleError> {
+        let mut set = Styles::NONE;
+        for style in styles {
+            let flavour = match style {
+                Style::X => {
+                    set.x = true;
+                    continue;
+                }
+                Style::Ietf => Flavour::Ietf,
+                Style::Draft6 => Flavour::Draft6,
+            };
+            if set.flavour.is_some_and(|other| other != flavour) {
+                return Err(StyleError::Exclusive);
+            }
+            set.flavour = Some(flavour);
+        }
+        Ok(set)
+    }
+
+    /// Whether the style is one of them.
+    pub fn contains(self, style: Style) -> bool {
+        match style {
+            Style::X => self.x,
+            Style::Ietf => self.flavour == Some(Flavour::Ietf),
+            Style::Draft6 => self.flavour == Some(Flavour::Draft6),
+        }
+    }
+
+    pub(super) fn flavour(self) -> Option<Flavour> {
+        self.flavour
+    }
+}
+
+impl Default for Styles {
+    fn default() -> Styles {
+        Styles { x: true, flavour: Some(Flavour::Ietf) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(names: &[&str]) -> Result<Styles, StyleError> {
+        Styles::new(names.iter().map(|name| name.parse::<Style>()).collect::<Result<Vec<_>, _>>()?)
+    }
+
+    #[test]
+    fn ietf_and_draft_6_exclude_each_other_and_the_error_says_why() {
+        for names in [&["ietf", "draft-6"][..], &["draft-6", "x", "ietf"]] {
+            let error = parsed(names).unwrap_err();
+            assert_eq!(error, StyleError::Exclusive);
+            assert!(error.to_string().contains("RateLimit-Policy"), "{error}");
+        }
+    }
+
+    #[test]
+    fn an_unknown_style_is_refused_with_what_is_accepted() {
+        for name in ["X", "draft-7", "", "ietf "] {
+            let error = parsed(&[name]).unwrap_err().to_string();
+            assert!(Style::ALL.into_iter().all(|style| error.contains(style.name())), "{error}");
+        }
+    }
+
+    #[test]
+    fn the_default_is_x_and_ietf() {
+        assert_eq!(parsed(&["ietf", "x", "x"]).unwrap(), Styles::default());
+        assert_eq!(parsed(&[]).unwrap(), Styles::NONE);
+        let held = |styles: Styles| Style::ALL.map(|style| styles.contains(style));
+        assert_eq!(held(Styles::default()), [true, true, false]);
+        assert_eq!(held(parsed(&["draft-6"]).unwrap()), [false, false, true]);
+    }
+}

@@ -1,0 +1,212 @@
+//! Golden texts: what a client reads, to the byte.
+
+mod fields;
+mod refusals;
+mod together;
+
+use http::{HeaderMap, Response};
+use tollgate_core::{Decision, Limit, Line, Source, Timestamp, Wait};
+
+use super::*;
+
+/// 2023-11-14, a quarter of a second after a full one.
+const NOW_US: u64 = 1_700_000_000_250_000;
+
+fn limit(text: &str) -> Limit {
+    text.parse().unwrap()
+}
+
+fn policy(name: &str, text: &str) -> Policy {
+    Policy::new(name, limit(text)).unwrap()
+}
+
+fn styles(names: &[&str]) -> Styles {
+    Styles::new(names.iter().map(|name| name.parse().unwrap())).unwrap()
+}
+
+fn secs(secs: f64) -> Wait {
+    Wait::from_micros((secs * 1e6) as u64)
+}
+
+fn admitted(quota: u32, remaining: u32, next_after: Wait) -> Line {
+    Line { allowed: true, cost: 1, quota, remaining, retry_after: Wait::ZERO, next_after, reset_after: next_after }
+}
+
+fn refused(quota: u32, remaining: u32, retry_after: Wait) -> Line {
+    let next_after = secs(3.5);
+    Line { allowed: false, cost: 1, quota, remaining, retry_after, next_after, reset_after: next_after }
+}
+
+fn decision(lines: &[Line]) -> Decision {
+    Decision { at: Timestamp::from_micros(NOW_US), source: Source::Store, lines: lines.into() }
+}
+
+/// The headers, one `name: value` a line, sorted.
+fn text(headers: &HeaderMap) -> String {
+    let mut lines: Vec<_> =
+        headers.iter().map(|(name, value)| format!("{name}: {}\n", value.to_str().unwrap())).collect();
+    lines.sort();
+    lines.concat()
+}
+
+fn headers(policies: &Policies, decision: &Decision) -> HeaderMap {
+    let mut headers = HeaderMap::new();
+    policies.write_headers(decision, &mut headers);
+    headers
+}
+
+fn body(response: &Response<bytes::Bytes>) -> &str {
+    std::str::from_utf8(response.body()).unwrap()
+}
+
+fn minute_and_day(names: &[&str]) -> Policies {
+    let styles = styles(names);
+    Policies::new([
+        policy("per-minute", "100/min").with_styles(styles),
+        policy("per-day", "5000/day").with_styles(styles),
+    ])
+}
+
+fn both_admit() -> Decision {
+    decision(&[admitted(100, 60, secs(12.1)), admitted(5_000, 1_211, secs(30.9))])
+}
+
+fn minute_refuses() -> Decision {
+    decision(&[refused(100, 0, secs(11.873)), admitted(5_000, 4_211, secs(30.9))])
+}
+
+#[test]
+fn one_limit_admits_in_the_default_styles() {
+    let policies = Policies::new([policy("per-minute", "100/min")]);
+    let told = headers(&policies, &decision(&[admitted(100, 99, secs(60.0))]));
+    assert_eq!(
+        text(&told),
+        "ratelimit-policy: \"per-minute\";q=100;w=60\n\
+         ratelimit: \"per-minute\";r=99;t=60\n\
+         x-ratelimit-limit: 100\n\
+         x-ratelimit-remaining: 99\n\
+         x-ratelimit-reset: 1700000061\n"
+    );
+}
+
+#[test]
+fn one_limit_denies_in_the_default_styles() {
+    let policies = Policies::new([policy("per-minute", "100/min")]);
+    let told = headers(&policies, &decision(&[refused(100, 0, secs(11.873))]));
+    assert_eq!(
+        text(&told),
+        "cache-control: no-store\n\
+         ratelimit-policy: \"per-minute\";q=100;w=60\n\
+         ratelimit: \"per-minute\";r=0;t=12\n\
+         retry-after: 12\n\
+         x-ratelimit-limit: 100\n\
+         x-ratelimit-remaining: 0\n\
+         x-ratelimit-reset: 1700000013\n"
+    );
+}
+
+#[test]
+fn ietf_lists_every_policy_with_its_own_numbers() {
+    let policies = minute_and_day(&["ietf"]);
+    assert_eq!(
+        text(&headers(&policies, &both_admit())),
+        "ratelimit-policy: \"per-minute\";q=100;w=60, \"per-day\";q=5000;w=86400\n\
+         ratelimit: \"per-minute\";r=60;t=13, \"per-day\";r=1211;t=31\n"
+    );
+    assert_eq!(
+        text(&headers(&policies, &minute_refuses())),
+        "cache-control: no-store\n\
+         ratelimit-policy: \"per-minute\";q=100;w=60, \"per-day\";q=5000;w=86400\n\
+         ratelimit: \"per-minute\";r=0;t=12, \"per-day\";r=4211;t=31\n\
+         retry-after: 12\n"
+    );
+}
+
+#[test]
+fn x_shows_the_smallest_part_left_and_on_a_denial_the_refusing_limit() {
+    let policies = minute_and_day(&["x"]);
+    assert_eq!(
+        text(&headers(&policies, &both_admit())),
+        "x-ratelimit-limit: 5000\nx-ratelimit-remaining: 1211\nx-ratelimit-reset: 1700000032\n"
+    );
+    assert_eq!(
+        text(&headers(&policies, &minute_refuses())),
+        "cache-control: no-store\nretry-after: 12\n\
+         x-ratelimit-limit: 100\nx-ratelimit-remaining: 0\nx-ratelimit-reset: 1700000013\n"
+    );
+}
+
+#[test]
+fn draft_6_shows_one_limit_and_all_policies() {
+    let policies = minute_and_day(&["draft-6"]);
+    assert_eq!(
+        text(&headers(&policies, &both_admit())),
+        "ratelimit-limit: 5000\n\
+         ratelimit-policy: 100;w=60, 5000;w=86400\n\
+         ratelimit-remaining: 1211\n\
+         ratelimit-reset: 31\n"
+    );
+    assert_eq!(
+        text(&headers(&policies, &minute_refuses())),
+        "cache-control: no-store\n\
+         ratelimit-limit: 100\n\
+         ratelimit-policy: 100;w=60, 5000;w=86400\n\
+         ratelimit-remaining: 0\n\
+         ratelimit-reset: 12\n\
+         retry-after: 12\n"
+    );
+}
+
+#[test]
+fn a_window_without_whole_seconds_has_no_w() {
+    let policies = |style: &str| {
+        let styles = styles(&[style]);
+        let fast = policy("fast", "250/500ms").with_styles(styles);
+        Policies::new([fast, policy("per-minute", "100/min").with_styles(styles)])
+    };
+    let both = decision(&[admitted(250, 1, secs(0.1)), admitted(100, 50, secs(1.0))]);
+    assert_eq!(headers(&policies("ietf"), &both)["ratelimit-policy"], r#""fast";q=250, "per-minute";q=100;w=60"#);
+    assert_eq!(headers(&policies("draft-6"), &both)["ratelimit-policy"], "100;w=60");
+    let only = Policies::new([policy("fast", "250/500ms").with_styles(styles(&["draft-6"]))]);
+    let told = headers(&only, &decision(&[admitted(250, 1, secs(0.1))]));
+    assert_eq!(text(&told), "ratelimit-limit: 250\nratelimit-remaining: 1\nratelimit-reset: 1\n");
+}
+
+#[test]
+fn the_longest_refusal_decides_and_the_others_keep_their_own_numbers() {
+    let policies = minute_and_day(&["x", "ietf"]);
+    let both = decision(&[refused(100, 0, secs(12.0)), refused(5_000, 2, secs(7_200.000_001))]);
+    let told = headers(&policies, &both);
+    assert_eq!(told["retry-after"], "7201");
+    assert_eq!(told["ratelimit"], r#""per-minute";r=0;t=12, "per-day";r=2;t=7201"#);
+    assert_eq!(
+        (&told["x-ratelimit-limit"], &told["x-ratelimit-remaining"]),
+        (&"5000".parse().unwrap(), &"2".parse().unwrap())
+    );
+}
+
+#[test]
+fn what_can_never_pass_has_no_retry_after_and_no_time() {
+    let never = decision(&[refused(100, 40, secs(9.0)), refused(5_000, 4_000, Wait::NEVER)]);
+    assert_eq!(
+        text(&headers(&minute_and_day(&["x", "ietf"]), &never)),
+        "cache-control: no-store\n\
+         ratelimit-policy: \"per-minute\";q=100;w=60, \"per-day\";q=5000;w=86400\n\
+         ratelimit: \"per-minute\";r=40;t=9, \"per-day\";r=4000\n\
+         x-ratelimit-limit: 5000\n\
+         x-ratelimit-remaining: 4000\n"
+    );
+    let told = headers(&minute_and_day(&["draft-6"]), &never);
+    assert_eq!((told["ratelimit-reset"].to_str().unwrap(), told.get("retry-after")), ("4", None));
+}
+
+#[test]
+fn the_reset_of_one_instant_does_not_wobble_between_requests() {
+    let policies = Policies::new([policy("per-minute", "10/min")]);
+    let frees_at_us = NOW_US + 11_873_000;
+    for early_us in [0, 1, 249_999, 250_000, 250_001, 749_999, 750_001, 1_000_000, 11_872_999] {
+        let mut denied = decision(&[refused(10, 0, Wait::from_micros(11_873_000 - early_us))]);
+        denied.at = Timestamp::from_micros(frees_at_us - (11_873_000 - early_us));
+        assert_eq!(headers(&policies, &denied)["x-ratelimit-reset"], "1700000013", "{early_us}");
+    }
+}

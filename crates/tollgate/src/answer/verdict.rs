@@ -1,0 +1,200 @@
+//! The table: what each verdict and each error is in every protocol.
+//!
+//! A denial is an answer, not an error: over RESP it is an ordinary reply, so it has no error word. A store that is away
+//! is never a denial: a client that is told 429 slows down, one that is told 503 knows that it did nothing wrong.
+
+use http::StatusCode;
+use tollgate_core::{CheckError, Decision, KeyError, LimitError, LimitTextError};
+
+use crate::failure::Unavailable;
+
+/// What came of a request, whatever the protocol.
+///
+/// ```
+/// use tollgate::answer::{GrpcCode, Verdict};
+///
+/// assert_eq!(Verdict::Denied.http(), 429);
+/// assert_eq!(Verdict::Denied.grpc(), GrpcCode::ResourceExhausted);
+/// assert_eq!(Verdict::Unavailable.resp(), Some("UNAVAILABLE"));
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[non_exhaustive]
+pub enum Verdict {
+    /// Every limit let it pass.
+    Allowed,
+    /// A limit refused it.
+    Denied,
+    /// The store did not answer, and the policy for that is to refuse.
+    Unavailable,
+    /// It makes no sense: a bad limit, key, field or argument.
+    Invalid,
+    /// It is larger than what is accepted.
+    TooLarge,
+    /// It says not, or not rightly, who asks.
+    Unauthenticated,
+    /// Who asks may not.
+    Forbidden,
+    /// There is nothing by that name.
+    NotFound,
+    /// The fault is ours.
+    Internal,
+}
+
+struct Row {
+    error: &'static str,
+    http: StatusCode,
+    grpc: GrpcCode,
+    resp: Option<&'static str>,
+}
+
+impl Verdict {
+    /// All of them.
+    pub const ALL: [Verdict; 9] = [
+        Verdict::Allowed,
+        Verdict::Denied,
+        Verdict::Unavailable,
+        Verdict::Invalid,
+        Verdict::TooLarge,
+        Verdict::Unauthenticated,
+        Verdict::Forbidden,
+        Verdict::NotFound,
+        Verdict::Internal,
+    ];
+
+    #[rustfmt::skip]
+    const fn row(self) -> Row {
+        use GrpcCode as G;
+        use StatusCode as H;
+        let (error, http, grpc, resp) = match self {
+            //                            error in bodies     HTTP                        gRPC                   RESP
+            Verdict::Allowed         => ("allowed",           H::OK,                    G::Ok,                None),
+            Verdict::Denied          => ("rate_limited",      H::TOO_MANY_REQUESTS,     G::ResourceExhausted, None),
+            Verdict::Unavailable     => ("unavailable",       H::SERVICE_UNAVAILABLE,   G::Unavailable,       Some("UNAVAILABLE")),
+            Verdict::Invalid         => ("invalid",           H::BAD_REQUEST,           G::InvalidArgument,   Some("ERR")),
+            Verdict::TooLarge        => ("too_large",         H::PAYLOAD_TOO_LARGE,     G::OutOfRange,        Some("ERR")),
+            Verdict::Unauthenticated => ("unauthenticated",   H::UNAUTHORIZED,          G::Unauthenticated,   Some("NOAUTH")),
+            Verdict::Forbidden       => ("forbidden",         H::FORBIDDEN,             G::PermissionDenied,  Some("NOPERM")),
+            Verdict::NotFound        => ("not_found",         H::NOT_FOUND,             G::NotFound,          Some("ERR")),
+            Verdict::Internal        => ("internal",          H::INTERNAL_SERVER_ERROR, G::Internal,          Some("ERR")),
+        };
+        Row { error, http, grpc, resp }
+    }
+
+    /// The word for it in bodies.
+    pub const fn error(self) -> &'static str {
+        self.row().error
+    }
+
+    /// Its HTTP status.
+    pub const fn http(self) -> StatusCode {
+        self.row().http
+    }
+
+    /// Its gRPC status code.
+    pub const fn grpc(self) -> GrpcCode {
+        self.row().grpc
+    }
+
+    /// The first word of its RESP error, without the dash; `None` if it is an ordinary reply.
+    pub const fn resp(self) -> Option<&'static str> {
+        self.row().resp
+    }
+}
+
+impl From<&Decision> for Verdict {
+    fn from(decision: &Decision) -> Verdict {
+        if decision.allowed() { Verdict::Allowed } else { Verdict::Denied }
+    }
+}
+
+impl From<&Unavailable> for Verdict {
+    fn from(_: &Unavailable) -> Verdict {
+        Verdict::Unavailable
+    }
+}
+
+impl From<&Result<Decision, Unavailable>> for Verdict {
+    fn from(answer: &Result<Decision, Unavailable>) -> Verdict {
+        match answer {
+            Ok(decision) => decision.into(),
+            Err(unavailable) => unavailable.into(),
+        }
+    }
+}
+
+macro_rules! invalid {
+    ($($error:ty),*) => {$(
+        impl From<&$error> for Verdict {
+            fn from(_: &$error) -> Verdict {
+                Verdict::Invalid
+            }
+        }
+    )*};
+}
+invalid!(CheckError, KeyError, LimitError, LimitTextError);
+
+/// A gRPC status code, by the numbers of the gRPC specification.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[repr(i32)]
+#[non_exhaustive]
+#[allow(missing_docs)] // the specification's own names say all there is to say
+pub enum GrpcCode {
+    Ok = 0,
+    InvalidArgument = 3,
+    NotFound = 5,
+    PermissionDenied = 7,
+    ResourceExhausted = 8,
+    OutOfRange = 11,
+    Internal = 13,
+    Unavailable = 14,
+    Unauthenticated = 16,
+}
+
+impl GrpcCode {
+    /// The number on the wire.
+    pub const fn number(self) -> i32 {
+        self as i32
+    }
+
+    /// The name in the specification.
+    pub const fn name(self) -> &'static str {
+        match self {
+            GrpcCode::Ok => "OK",
+            GrpcCode::InvalidArgument => "INVALID_ARGUMENT",
+            GrpcCode::NotFound => "NOT_FOUND",
+            GrpcCode::PermissionDenied => "PERMISSION_DENIED",
+            GrpcCode::ResourceExhausted => "RESOURCE_EXHAUSTED",
+            GrpcCode::OutOfRange => "OUT_OF_RANGE",
+            GrpcCode::Internal => "INTERNAL",
+            GrpcCode::Unavailable => "UNAVAILABLE",
+            GrpcCode::Unauthenticated => "UNAUTHENTICATED",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_store_that_is_away_is_never_told_as_a_denial_in_any_protocol() {
+        let row = |verdict: Verdict| (verdict.http().as_u16(), verdict.grpc().name(), verdict.resp());
+        assert_eq!(row(Verdict::Denied), (429, "RESOURCE_EXHAUSTED", None));
+        assert_eq!(row(Verdict::Unavailable), (503, "UNAVAILABLE", Some("UNAVAILABLE")));
+        for verdict in Verdict::ALL.into_iter().filter(|verdict| *verdict != Verdict::Denied) {
+            assert_ne!(verdict.http(), 429, "{verdict:?}");
+            assert_ne!(verdict.grpc(), GrpcCode::ResourceExhausted, "{verdict:?}");
+            assert_ne!(verdict.error(), "rate_limited", "{verdict:?}");
+        }
+    }
+
+    #[test]
+    fn only_answers_have_no_error_word_and_only_allowed_is_a_success() {
+        for verdict in Verdict::ALL {
+            let is_answer = matches!(verdict, Verdict::Allowed | Verdict::Denied);
+            assert_eq!(verdict.resp().is_none(), is_answer, "{verdict:?}");
+            assert_eq!(verdict.http().is_success(), verdict == Verdict::Allowed, "{verdict:?}");
+            assert_eq!(verdict.grpc().number() == 0, verdict == Verdict::Allowed, "{verdict:?}");
+        }
+    }
+}

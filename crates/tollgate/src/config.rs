@@ -1,0 +1,69 @@
+//! The configuration file: TOML or YAML, checked as a whole, with the place of whatever is wrong.
+//!
+//! ```text
+//!   file ─▶ tree ─▶ Config ─▶ RuleSet + Settings + findings         or a Report
+//!           toml.rs  read.rs   compile/, lint.rs                     finding.rs, source.rs
+//!           yaml.rs  types.rs
+//! ```
+//!
+//! The same file drives the layer, the server and the gateway. `docs/configuration.toml` is an example with everything in
+//! it, `docs/findings.md` explains every finding.
+//!
+//! ```
+//! use tollgate::config::{Code, Config, Format};
+//!
+//! let loaded = Config::from_text(
+//!     r#"
+//!     [[rules]]
+//!     name = "shorten"
+//!     match = { methods = ["POST"], path = "/shorten" }
+//!     by = ["ip"]
+//!     limits = ["10/min", "100/day"]
+//!     "#,
+//!     Format::Toml,
+//! )?;
+//! assert_eq!(&**loaded.rules.rules()[0].name(), "shorten");
+//! assert!(loaded.findings.is_empty());
+//!
+//! let report = Config::from_text("[[rules]]\nname = 'a'\nlimitz = ['10/min']", Format::Toml).unwrap_err();
+//! let finding = &report.findings()[0];
+//! assert_eq!(finding.code(), Code::UnknownField);
+//! assert_eq!(finding.help_text(), Some("did you mean `limits`?"));
+//! assert_eq!(finding.place(), Some(("configuration", 3, 1)));
+//! # Ok::<(), tollgate::config::Report>(())
+//! ```
+//!
+//! **All or nothing.** A file with an error is not used at all, and all of its errors are told at once (those of the reading
+//! one by one: what cannot be read cannot be checked). A broken reload therefore changes nothing.
+//!
+//! **No surprise by zero or by absence.** 0 is an error and never *no limit*; a misspelt field is an error and never ignored.
+//!
+//! **No secret in a report.** Reports show lines of the file; secrets in them are masked (`mask.rs`).
+
+mod compile;
+mod finding;
+mod lint;
+mod load;
+mod mask;
+mod read;
+mod source;
+mod span;
+mod toml;
+mod tree;
+mod types;
+mod written;
+mod yaml;
+
+#[cfg(test)]
+mod tests;
+
+pub use compile::Settings;
+pub use finding::{Code, Finding, Report, Severity};
+pub use load::{Format, Loaded, Loader};
+pub use span::{Span, Spanned};
+pub use types::{
+    AddressPlan, AlgorithmWord, Anonymize, ApiKeyTable, ApiKeysWord, Ban, BanWord, BodyWord, ChargeWord, Config, Exempt,
+    Jwt, JwtAlgorithmWord, LimitTable, MatchTable, ModeWord, OnFailureWord, PlanSources, PlanTable, RotateWord,
+    RuleStoreWord, RuleTable, StyleWord,
+};
+pub use written::{AnonymizeEntry, HeaderTest, LimitEntry, Limits, OneOrMany, Secret};

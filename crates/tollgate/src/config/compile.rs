@@ -1,0 +1,119 @@
+//! From what is written to what runs: every text parsed, every name resolved, every problem noted.
+//!
+//! The parts note their findings and go on with what they have, so that one attempt shows everything. Only at the
+//! end does an error decide: then there is a report and no rule set.
+
+mod callers;
+mod keys;
+mod limits;
+mod matches;
+mod rules;
+mod settings;
+
+use std::sync::Arc;
+
+pub use self::settings::Settings;
+
+use super::finding::{Code, Finding, Report, Severity};
+use super::lint;
+use super::load::{Loaded, Loader};
+use super::source::Source;
+use super::span::{Span, Spanned};
+use super::types::Config;
+use crate::rules::{RuleSet, SetParts};
+
+/// Compiles a configuration, or reports why it cannot be used.
+pub(crate) fn compile(config: Config, source: Arc<Source>, loader: &Loader) -> Result<Loaded, Report> {
+    let name = source.name().to_owned();
+    let mut compiler = Compiler { source, loader, findings: Vec::new() };
+    let settings = compiler.settings(&config);
+    let (parts, traits) = compiler.parts(&config, &settings);
+    lint::lint(&config, &settings, &parts, &traits, &mut compiler);
+
+    let findings = compiler.into_findings();
+    if findings.iter().any(|finding| finding.severity() == Severity::Error) {
+        return Err(Report::new(&name, findings));
+    }
+    Ok(Loaded { rules: RuleSet::new(parts), settings, findings, config })
+}
+
+/// What the findings are noted in.
+pub(crate) struct Compiler<'l> {
+    source: Arc<Source>,
+    loader: &'l Loader,
+    findings: Vec<Finding>,
+}
+
+/// What only the checks need to know of the compiled parts.
+pub(crate) struct Traits {
+    /// Path patterns that are never limited.
+    pub(crate) exempt_paths: Vec<crate::rules::pattern::Pattern>,
+    /// Plans that a key or an address has.
+    pub(crate) plans_given: Vec<Arc<str>>,
+}
+
+impl Compiler<'_> {
+    /// Notes a finding about the main file.
+    pub(crate) fn note(&mut self, finding: Finding) {
+        let source = self.source.clone();
+        self.note_in(&source, finding);
+    }
+
+    /// Notes a finding about another file.
+    pub(crate) fn note_in(&mut self, source: &Arc<Source>, finding: Finding) {
+        self.findings.push(finding.of(source));
+    }
+
+    /// The value, or a note of why there is none.
+    pub(crate) fn accept<T, E: std::fmt::Display>(
+        &mut self,
+        result: Result<T, E>,
+        code: Code,
+        span: Span,
+    ) -> Option<T> {
+        result.map_err(|error| self.note(Finding::new(code, error.to_string()).at(span))).ok()
+    }
+
+    /// The place of a part of a text in the main file.
+    pub(crate) fn inside(&self, text: &Spanned<String>, part: std::ops::Range<usize>) -> Span {
+        self.source.inside(text.span(), text, part)
+    }
+
+    fn parts(&mut self, config: &Config, settings: &Settings) -> (SetParts, Traits) {
+        let identifier = self.identifier(config, settings);
+        let mut tariffs = self.plans(config);
+        let keys = self.keys(config, &mut tariffs);
+        let address_plans = self.address_plans(config, &tariffs);
+        let (exempt, exempt_paths) = self.exempt(config);
+        let bans = self.bans(config);
+        let plan_header = config.plan_sources.header.as_ref().and_then(|name| self.header_name(name));
+        let (rules, matcher) = self.rules(config, &tariffs);
+
+        let plans_given = tariffs.plans_given();
+        let (default, anonymous) = tariffs.fallbacks();
+        let parts = SetParts {
+            rules,
+            matcher,
+            identifier,
+            plan_of_tariff: tariffs.plan_of_tariff(),
+            plans: tariffs.into_plans(),
+            default,
+            anonymous,
+            keys,
+            address_plans,
+            plan_header,
+            exempt,
+            bans,
+            is_off: *config.kill_switch,
+            exposes_headers: config.expose_headers,
+        };
+        (parts, Traits { exempt_paths, plans_given })
+    }
+
+    /// In the order of the file; what has no place comes first.
+    fn into_findings(self) -> Vec<Finding> {
+        let mut findings = self.findings;
+        findings.sort_by_key(|finding| finding.span().unwrap_or_default());
+        findings
+    }
+}

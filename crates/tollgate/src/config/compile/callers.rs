@@ -1,0 +1,197 @@
+//! Who callers are: proxies, keys, tokens, pseudonyms, exemptions, bans.
+
+use std::sync::OnceLock;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use tollgate_core::Timestamp;
+
+use super::{Compiler, Settings};
+use crate::config::finding::{Code, Finding};
+use crate::config::span::{Span, Spanned};
+use crate::config::types::{Anonymize, BanWord, Config, Jwt, JwtAlgorithmWord};
+use crate::config::written::{AnonymizeEntry, OneOrMany, Secret};
+use crate::identity::{
+    AddressPrefixes, Anonymizer, ForwardingHeader, Identifier, KeyDigest, Networks, TokenVerifier, TrustedProxies,
+};
+use crate::rules::Ban;
+use crate::rules::lists::{BanList, ExemptList};
+use crate::rules::method::MethodSet;
+use crate::rules::pattern::Pattern;
+use crate::rules::trie::{Candidate, Trie};
+
+impl Compiler<'_> {
+    pub(super) fn identifier(&mut self, config: &Config, settings: &Settings) -> Identifier {
+        let networks = self.networks(&config.trusted_proxies);
+        let header = config.forwarding_header.as_ref().and_then(|name| {
+            let parsed = name.parse::<ForwardingHeader>();
+            self.accept(parsed, Code::InvalidHeader, name.span())
+        });
+        let mut identifier = Identifier::new()
+            .with_proxies(TrustedProxies::new(networks, header.unwrap_or_default()))
+            .with_api_keys(config.api_keys.into());
+        if let Some(bits) = &config.ipv6_prefix
+            && let Some(prefixes) = self.accept(AddressPrefixes::new(32, **bits), Code::InvalidNetwork, bits.span())
+        {
+            identifier = identifier.with_prefixes(prefixes);
+        }
+        if let Some(name) = config.api_key_header.as_ref().and_then(|name| self.header_name(name)) {
+            identifier = identifier.with_api_key_header(name);
+        }
+        if let Some(verifier) = config.jwt.as_ref().and_then(|jwt| self.verifier(jwt)) {
+            identifier = identifier.with_tokens(verifier);
+        }
+        if let AnonymizeEntry::On(table) = &*config.anonymize
+            && let Some(anonymizer) = self.anonymizer(table, config.anonymize.span(), settings)
+        {
+            identifier = identifier.with_anonymizer(anonymizer);
+        }
+        identifier
+    }
+
+    /// The networks of a list; what is wrong is noted and left out.
+    pub(super) fn networks(&mut self, texts: &OneOrMany<Spanned<String>>) -> Networks {
+        let is_network = |text: &&Spanned<String>| {
+            let parsed = Networks::parse([text.as_str()]);
+            self.accept(parsed, Code::InvalidNetwork, text.span()).is_some()
+        };
+        let right: Vec<&str> = texts.iter().filter(is_network).map(|text| text.as_str()).collect();
+        Networks::parse(right).unwrap_or_default()
+    }
+
+    fn verifier(&mut self, jwt: &Spanned<Jwt>) -> Option<TokenVerifier> {
+        let ways = Ways { text: &jwt.key, variable: &jwt.key_env, file: &jwt.key_file };
+        let (key, span) = self.secret("a key for JWT", ["key", "key_env", "key_file"], ways, jwt.span())??;
+        let verifier = match jwt.algorithm {
+            JwtAlgorithmWord::Hs256 => TokenVerifier::hs256(key.reveal().as_bytes()),
+            JwtAlgorithmWord::Rs256 => TokenVerifier::rs256(key.reveal().as_bytes()),
+            JwtAlgorithmWord::Es256 => TokenVerifier::es256(key.reveal().as_bytes()),
+        };
+        let mut verifier = self.accept(verifier, Code::InvalidJwt, span)?;
+        if let Some(issuer) = &jwt.issuer {
+            verifier = verifier.with_issuer(issuer);
+        }
+        if let Some(audience) = &jwt.audience {
+            verifier = verifier.with_audience(audience);
+        }
+        if let Some(claim) = &jwt.plan_claim {
+            verifier = verifier.with_plan_claim(claim);
+        }
+        Some(verifier)
+    }
+
+    fn anonymizer(&mut self, table: &Anonymize, span: Span, settings: &Settings) -> Option<Anonymizer> {
+        let ways = Ways { text: &table.secret, variable: &table.secret_env, file: &table.secret_file };
+        let names = ["secret", "secret_env", "secret_file"];
+        let is_optional = !settings.is_shared() && ways.are_all_absent();
+        let (secret, span) = match is_optional {
+            true => (Secret::new(process_secret()), span),
+            false => self.secret("a secret for anonymize", names, ways, span)??,
+        };
+        let anonymizer = Anonymizer::new(secret.reveal().as_bytes(), table.rotate.into());
+        self.accept(anonymizer, Code::InvalidValue, span)
+    }
+
+    /// A secret that is given in exactly one of three ways. The outer `None` is noted; so is the inner.
+    fn secret(&mut self, what: &str, names: [&str; 3], ways: Ways<'_>, span: Span) -> Option<Option<(Secret, Span)>> {
+        let fail = |compiler: &mut Self, code: Code, message: String, at: Span| {
+            let help = format!("give it as one of {}", names.join(", "));
+            compiler.note(Finding::new(code, message).help(help).at(at));
+            None
+        };
+        match (ways.text, ways.variable, ways.file) {
+            (Some(text), None, None) => Some(Some(((**text).clone(), text.span()))),
+            (None, Some(name), None) => match self.loader.variable(name) {
+                Some(value) => Some(Some((Secret::new(value), name.span()))),
+                None => {
+                    let message = format!("the environment variable `{}` is not set", **name);
+                    fail(self, Code::SecretMissing, message, name.span())
+                }
+            },
+            (None, None, Some(name)) => match self.loader.file(name) {
+                Ok(text) => Some(Some((Secret::new(text.trim_end()), name.span()))),
+                Err(finding) => {
+                    self.note(finding.at(name.span()));
+                    None
+                }
+            },
+            (None, None, None) => fail(self, Code::SecretMissing, format!("{what} is required"), span),
+            _ => fail(self, Code::SecretMissing, format!("{what} is given in several ways"), span),
+        }
+    }
+
+    pub(super) fn exempt(&mut self, config: &Config) -> (ExemptList, Vec<Pattern>) {
+        let patterns: Vec<Pattern> = config.exempt.paths.iter().filter_map(|text| self.pattern(text)).collect();
+        let mut paths = Trie::default();
+        for pattern in &patterns {
+            paths.insert(pattern, Candidate { rule: 0, methods: MethodSet::ALL });
+        }
+        (ExemptList { addresses: self.networks(&config.exempt.addresses), paths }, patterns)
+    }
+
+    pub(super) fn bans(&mut self, config: &Config) -> BanList {
+        let mut bans = BanList::default();
+        for entry in &config.bans {
+            let until = entry.until.as_ref().and_then(|text| self.instant(text));
+            let ban = Ban { until, reason: entry.reason.as_deref().map(Box::from) };
+            let (value, span) = (entry.value.reveal(), entry.value.span());
+            match entry.by {
+                BanWord::Ip => {
+                    let networks = Networks::parse([value]);
+                    if let Some(networks) = self.accept(networks, Code::InvalidNetwork, span) {
+                        bans.networks.push((networks, ban));
+                    }
+                }
+                BanWord::ApiKey => drop(bans.keys.insert(self.key_or_digest(&entry.value), ban)),
+                BanWord::User => drop(bans.users.insert(value.into(), ban)),
+            }
+        }
+        bans
+    }
+
+    /// A key as it is, or `sha256:` and its digest.
+    pub(super) fn key_or_digest(&mut self, text: &Spanned<Secret>) -> KeyDigest {
+        let key = text.reveal();
+        if !key.starts_with("sha256:") {
+            return KeyDigest::of(key);
+        }
+        let digest = key.parse::<KeyDigest>();
+        self.accept(digest, Code::InvalidKey, text.span()).unwrap_or_else(|| KeyDigest::of(key))
+    }
+
+    fn instant(&mut self, text: &Spanned<String>) -> Option<Timestamp> {
+        let time: Option<SystemTime> = humantime::parse_rfc3339_weak(text).ok();
+        let since_epoch = time.and_then(|time| time.duration_since(UNIX_EPOCH).ok());
+        if since_epoch.is_none() {
+            let message = "expected an instant in UTC, such as 2030-01-31T12:00:00Z";
+            self.note(Finding::new(Code::InvalidTime, message).at(text.span()));
+        }
+        let us = u64::try_from(since_epoch?.as_micros()).unwrap_or(u64::MAX);
+        Some(Timestamp::from_micros(us))
+    }
+}
+
+/// The three ways to give a secret.
+#[derive(Clone, Copy)]
+struct Ways<'c> {
+    text: &'c Option<Spanned<Secret>>,
+    variable: &'c Option<Spanned<String>>,
+    file: &'c Option<Spanned<String>>,
+}
+
+impl Ways<'_> {
+    fn are_all_absent(&self) -> bool {
+        self.text.is_none() && self.variable.is_none() && self.file.is_none()
+    }
+}
+
+/// A secret for counters that live and die with this process. One for the whole process: a reload must not change
+/// the pseudonyms, or every counter would begin anew.
+fn process_secret() -> &'static str {
+    use std::hash::{BuildHasher, RandomState};
+    static SECRET: OnceLock<String> = OnceLock::new();
+    SECRET.get_or_init(|| {
+        // The standard library's hasher is SipHash under keys from the system's random source.
+        let words = (0_u8..4).map(|number| RandomState::new().hash_one(number));
+        words.map(|word| format!("{word:016x}")).collect()
+    })
+}

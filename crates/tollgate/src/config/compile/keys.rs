@@ -1,0 +1,249 @@
+//! Plans, and who has which: keys and addresses.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::sync::Arc;
+
+use super::Compiler;
+use super::limits::NamedLimit;
+use crate::config::finding::{Code, Finding};
+use crate::config::load;
+use crate::config::source::Source;
+use crate::config::span::Spanned;
+use crate::config::types::{ApiKeyTable, Config};
+use crate::identity::spelling::nearest;
+use crate::identity::{KeyDigest, Networks};
+use crate::rules::{KeyEntry, Plan, Tariff};
+
+/// A keys file.
+#[derive(serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+struct KeysFile {
+    keys: Vec<Spanned<ApiKeyTable>>,
+}
+
+/// The sets of limits that a caller may have: those of the plans first, then those that keys have of their own.
+#[derive(Default)]
+pub(super) struct Tariffs {
+    plans: Vec<Plan>,
+    limits: Vec<(usize, Vec<NamedLimit>)>,
+    given: Vec<Arc<str>>,
+}
+
+/// One of them.
+pub(super) struct TariffView<'t> {
+    pub(super) plan: &'t str,
+    pub(super) upgrade_url: Option<&'t str>,
+    pub(super) limits: &'t [NamedLimit],
+}
+
+impl Tariffs {
+    pub(super) fn is_empty(&self) -> bool {
+        self.plans.is_empty()
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = TariffView<'_>> {
+        self.limits.iter().map(|(plan, limits)| {
+            let plan = &self.plans[*plan];
+            TariffView { plan: plan.name(), upgrade_url: plan.upgrade_url(), limits }
+        })
+    }
+
+    /// `default` and `anonymous`; without the latter callers without identity have `default` too.
+    pub(super) fn fallbacks(&self) -> (Tariff, Tariff) {
+        let default = self.place("default").unwrap_or(0);
+        let anonymous = self.place("anonymous").unwrap_or(default);
+        (tariff(default), tariff(anonymous))
+    }
+
+    pub(super) fn plan_of_tariff(&self) -> Vec<u32> {
+        self.limits.iter().map(|(plan, _)| tariff(*plan).0).collect()
+    }
+
+    pub(super) fn plans_given(&self) -> Vec<Arc<str>> {
+        self.given.clone()
+    }
+
+    pub(super) fn into_plans(self) -> Vec<Plan> {
+        self.plans
+    }
+
+    fn place(&self, plan: &str) -> Option<usize> {
+        self.plans.binary_search_by(|known| (**known.name()).cmp(plan)).ok()
+    }
+
+    /// The tariff for limits of a key's own. Keys with the same limits share it.
+    fn own(&mut self, plan: usize, limits: Vec<NamedLimit>) -> Tariff {
+        let is_same = |(other_plan, other): &(usize, Vec<NamedLimit>)| {
+            *other_plan == plan
+                && other.len() == limits.len()
+                && other.iter().zip(&limits).all(|(a, b)| a.name == b.name && a.limit == b.limit)
+        };
+        // Among the plans' own tariffs none is looked for: a key's own limits stay its own when the plan changes.
+        let place = self.limits.iter().skip(self.plans.len()).position(is_same);
+        let place = place.map_or(self.limits.len(), |place| place + self.plans.len());
+        if place == self.limits.len() {
+            self.limits.push((plan, limits));
+        }
+        tariff(place)
+    }
+}
+
+fn tariff(place: usize) -> Tariff {
+    Tariff(u32::try_from(place).expect("fewer than 2^32 plans and keys"))
+}
+
+impl Compiler<'_> {
+    pub(super) fn plans(&mut self, config: &Config) -> Tariffs {
+        let source = self.source.clone();
+        let mut tariffs = Tariffs::default();
+        // A map is sorted by name, which is what finding a plan by name relies on.
+        for (place, (name, table)) in config.plans.iter().enumerate() {
+            let is_name_byte = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+            if name.is_empty() || name.len() > 64 || !name.bytes().all(is_name_byte) {
+                let message = "a plan's name is 1 to 64 letters, digits and - _ .";
+                self.note(Finding::new(Code::InvalidName, message).at(name.span()));
+            }
+            if table.limits.is_empty() {
+                let finding = Finding::new(Code::LimitsMissing, "a plan needs at least one limit");
+                self.note(finding.help("for callers without limit, use `exempt`").at(table.limits.span()));
+            }
+            if let Some(url) = &table.upgrade_url
+                && url.parse::<http::Uri>().is_err()
+            {
+                self.note(Finding::new(Code::InvalidValue, "expected a URL").at(url.span()));
+            }
+            let upgrade_url = table.upgrade_url.as_ref().map(|url| url.as_str().into());
+            tariffs.plans.push(Plan { name: name.as_str().into(), upgrade_url });
+            let limits = self.limits(&table.limits, &source);
+            tariffs.limits.push((place, limits));
+        }
+        tariffs
+    }
+
+    pub(super) fn address_plans(&mut self, config: &Config, tariffs: &Tariffs) -> Vec<(Networks, Tariff)> {
+        let source = self.source.clone();
+        let mut plans = Vec::new();
+        for entry in &config.plan_sources.addresses {
+            let networks = self.networks(&entry.networks);
+            if let Some(place) = self.plan_place(&entry.plan, tariffs, &source) {
+                plans.push((networks, tariff(place)));
+            }
+        }
+        plans
+    }
+
+    /// The keys of the file, of its keys file, and those that are exempt.
+    pub(super) fn keys(&mut self, config: &Config, tariffs: &mut Tariffs) -> HashMap<KeyDigest, KeyEntry> {
+        let mut keys = HashMap::new();
+        let source = self.source.clone();
+        for table in &config.keys {
+            self.key(table, &source, tariffs, &mut keys);
+        }
+        if let Some((file, file_source)) = config.keys_file.as_ref().and_then(|name| self.keys_file(name)) {
+            for table in &file.keys {
+                self.key(table, &file_source, tariffs, &mut keys);
+            }
+        }
+        for exempt in &config.exempt.keys {
+            let digest = self.key_or_digest(exempt);
+            let unlisted = || KeyEntry { name: None, plan: None, tariff: None, is_exempt: true };
+            keys.entry(digest).or_insert_with(unlisted).is_exempt = true;
+        }
+        tariffs.given.extend(config.plan_sources.addresses.iter().map(|entry| entry.plan.as_str().into()));
+        keys
+    }
+
+    fn keys_file(&mut self, name: &Spanned<String>) -> Option<(KeysFile, Arc<Source>)> {
+        let path = self.loader.path(name);
+        let shown = path.display().to_string();
+        let (text, format) = match load::read_file(&path) {
+            Ok(read) => read,
+            Err(finding) => {
+                self.note(finding.at(name.span()));
+                return None;
+            }
+        };
+        let (root, source) = match load::parse(&shown, &text, format) {
+            Ok(parsed) => parsed,
+            Err(findings) => {
+                self.findings.extend(findings);
+                return None;
+            }
+        };
+        match load::read_tree(&root, &source) {
+            Ok(file) => Some((file, source)),
+            Err(finding) => {
+                self.findings.push(*finding);
+                None
+            }
+        }
+    }
+
+    fn key(
+        &mut self,
+        table: &Spanned<ApiKeyTable>,
+        source: &Arc<Source>,
+        tariffs: &mut Tariffs,
+        keys: &mut HashMap<KeyDigest, KeyEntry>,
+    ) {
+        let (digest, span) = match (&table.key, &table.sha256) {
+            (Some(key), None) if !key.reveal().is_empty() => (Some(KeyDigest::of(key.reveal())), key.span()),
+            (None, Some(digest)) => {
+                let parsed = digest.parse::<KeyDigest>();
+                if let Err(error) = &parsed {
+                    self.note_in(source, Finding::new(Code::InvalidKey, error.to_string()).at(digest.span()));
+                }
+                (parsed.ok(), digest.span())
+            }
+            _ => {
+                let finding = Finding::new(Code::InvalidKey, "expected either `key` or `sha256`, and not an empty one");
+                let help = "`printf %s KEY | sha256sum` prints the digest";
+                self.note_in(source, finding.help(help).at(table.span()));
+                (None, table.span())
+            }
+        };
+        let place = table.plan.as_ref().and_then(|plan| self.plan_place(plan, tariffs, source));
+        let own = table.limits.as_ref().map(|list| self.limits(list, source));
+        if let Some(plan) = place {
+            tariffs.given.push(tariffs.plans[plan].name.clone());
+        }
+        let tariff = match (own, place) {
+            (Some(limits), _) if !tariffs.is_empty() => {
+                let default = tariffs.place("default").unwrap_or(0);
+                Some(tariffs.own(place.unwrap_or(default), limits))
+            }
+            (_, Some(place)) => Some(tariff(place)),
+            _ => None,
+        };
+        let entry = KeyEntry {
+            name: table.name.as_deref().map(Box::from),
+            plan: table.plan.as_ref().map(|plan| plan.as_str().into()),
+            tariff,
+            is_exempt: table.exempt,
+        };
+        match digest.map(|digest| keys.entry(digest)) {
+            Some(Entry::Vacant(vacant)) => drop(vacant.insert(entry)),
+            Some(Entry::Occupied(_)) => {
+                let finding = Finding::new(Code::DuplicateKey, "this key is listed twice");
+                self.note_in(source, finding.help("keep the entry that is meant").label("again").at(span));
+            }
+            None => {}
+        }
+    }
+
+    fn plan_place(&mut self, plan: &Spanned<String>, tariffs: &Tariffs, source: &Arc<Source>) -> Option<usize> {
+        let place = tariffs.place(plan);
+        if place.is_none() {
+            let names = || tariffs.plans.iter().map(|known| &**known.name());
+            let help = match nearest(plan, names()) {
+                Some(name) => format!("did you mean `{name}`?"),
+                None if tariffs.is_empty() => format!("add `[plans.{}]`", **plan),
+                None => format!("there are {}", names().collect::<Vec<_>>().join(", ")),
+            };
+            let finding = Finding::new(Code::UnknownPlan, format!("there is no plan `{}`", **plan));
+            self.note_in(source, finding.help(help).at(plan.span()));
+        }
+        place
+    }
+}

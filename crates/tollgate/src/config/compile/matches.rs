@@ -1,0 +1,85 @@
+//! Which requests a rule is for.
+
+use http::{HeaderName, HeaderValue};
+
+use super::Compiler;
+use crate::config::finding::{Code, Finding};
+use crate::config::span::Spanned;
+use crate::config::types::MatchTable;
+use crate::config::written::{HeaderTest, OneOrMany};
+use crate::rules::host::HostPattern;
+use crate::rules::matcher::{Conditions, HeaderCondition, HeaderText};
+use crate::rules::method::{MethodError, MethodNames, MethodSet};
+use crate::rules::pattern::Pattern;
+
+impl Compiler<'_> {
+    /// The conditions of a rule, and whether any request can meet them.
+    pub(super) fn conditions(&mut self, table: &MatchTable, names: &mut MethodNames) -> (Conditions, bool) {
+        let MatchTable { methods, path, host, headers } = table;
+        let is_emptied = |list: &Option<Spanned<OneOrMany<Spanned<String>>>>| list.as_ref().is_some_and(|list| list.is_empty());
+        let can_be_met = !is_emptied(methods) && !is_emptied(path) && !is_emptied(host);
+
+        let mut conditions = Conditions::default();
+        if let Some(methods) = methods {
+            let sets: Vec<MethodSet> = methods.iter().filter_map(|name| self.method(name, names)).collect();
+            conditions.methods = sets.into_iter().fold(MethodSet::NONE, MethodSet::and);
+        }
+        let texts = |list: &Option<Spanned<OneOrMany<Spanned<String>>>>| {
+            list.as_ref().map(|list| list.0.clone()).unwrap_or_default()
+        };
+        conditions.paths = texts(path).iter().filter_map(|text| self.pattern(text)).collect();
+        conditions.hosts = texts(host).iter().filter_map(|text| self.host(text)).collect();
+        for (name, test) in headers {
+            let Some(header) = self.header_name(name) else { continue };
+            let Some(condition) = self.header_condition(name, test) else { continue };
+            conditions.headers.insert(HeaderText::of(&header), condition);
+        }
+        (conditions, can_be_met)
+    }
+
+    pub(super) fn pattern(&mut self, text: &Spanned<String>) -> Option<Pattern> {
+        Pattern::parse(text)
+            .map_err(|error| {
+                let span = self.inside(text, error.span.clone());
+                self.note(Finding::new(Code::InvalidPath, error.message).help(error.help).at(span));
+            })
+            .ok()
+    }
+
+    pub(super) fn header_name(&mut self, name: &Spanned<String>) -> Option<HeaderName> {
+        let parsed = HeaderName::from_bytes(name.as_bytes());
+        self.accept(parsed.map_err(|_| "expected a header's name, such as x-tenant"), Code::InvalidHeader, name.span())
+    }
+
+    fn method(&mut self, name: &Spanned<String>, names: &mut MethodNames) -> Option<MethodSet> {
+        names
+            .named(name)
+            .map_err(|error| {
+                let message = match error {
+                    MethodError::Malformed => "expected a method, such as GET or POST",
+                    MethodError::TooMany => "the rules name too many methods of their own",
+                };
+                self.note(Finding::new(Code::InvalidMethod, message).at(name.span()));
+            })
+            .ok()
+    }
+
+    fn host(&mut self, text: &Spanned<String>) -> Option<HostPattern> {
+        HostPattern::parse(text)
+            .map_err(|help| self.note(Finding::new(Code::InvalidHost, "this is no host").help(help).at(text.span())))
+            .ok()
+    }
+
+    fn header_condition(&mut self, name: &Spanned<String>, test: &HeaderTest) -> Option<HeaderCondition> {
+        match test {
+            HeaderTest::Present => Some(HeaderCondition::Present),
+            HeaderTest::Equals(text) => {
+                let value = match text.trim() == text {
+                    true => HeaderValue::from_str(text).map_err(|_| "a header's value is visible ASCII"),
+                    false => Err("a header's value neither begins nor ends with a space"),
+                };
+                self.accept(value, Code::InvalidHeader, name.span()).map(HeaderCondition::Equals)
+            }
+        }
+    }
+}

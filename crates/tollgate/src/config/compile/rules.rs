@@ -1,0 +1,181 @@
+//! The rules.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use tollgate_core::Cost;
+
+use super::Compiler;
+use super::keys::Tariffs;
+use super::limits::NamedLimit;
+use crate::answer::{Format, Policy, Styles};
+use crate::config::finding::{Code, Finding};
+use crate::config::span::Spanned;
+use crate::config::types::{Config, RuleTable};
+use crate::config::written::Limits;
+use crate::identity::{SubjectKind, SubjectKinds};
+use crate::rules::matcher::Matcher;
+use crate::rules::method::MethodNames;
+use crate::rules::{Mode, Rule, RuleLimits};
+
+/// How a rule's limits are told, beside their numbers.
+struct Telling {
+    styles: Styles,
+    format: Format,
+}
+
+impl Compiler<'_> {
+    pub(super) fn rules(&mut self, config: &Config, tariffs: &Tariffs) -> (Vec<Rule>, Matcher) {
+        let styles = self.styles(config.headers.as_ref()).unwrap_or_default();
+        self.check_rule_names(&config.rules);
+        let mut names = MethodNames::default();
+        let mut rules = Vec::with_capacity(config.rules.len());
+        let mut conditions = Vec::with_capacity(config.rules.len());
+        for table in &config.rules {
+            let (condition, can_be_met) = self.conditions(&table.matches, &mut names);
+            let rule = self.rule(table, config, styles, tariffs);
+            let is_met = can_be_met && rule.mode != Mode::Off;
+            conditions.push((condition, is_met));
+            rules.push(rule);
+        }
+        let mut matcher = Matcher::new(names);
+        conditions.into_iter().for_each(|(condition, is_met)| matcher.push(condition, is_met));
+        (rules, matcher)
+    }
+
+    fn check_rule_names(&mut self, rules: &[Spanned<RuleTable>]) {
+        let mut seen: HashMap<&str, ()> = HashMap::new();
+        let is_name_byte = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+        for rule in rules {
+            let name = &rule.name;
+            if name.is_empty() || name.len() > 64 || !name.bytes().all(is_name_byte) {
+                let message = "a rule's name is 1 to 64 letters, digits and - _ .";
+                self.note(Finding::new(Code::InvalidName, message).at(name.span()));
+            }
+            if seen.insert(name, ()).is_some() {
+                let message = format!("two rules are named `{}`", **name);
+                let help = "the name is part of the counters' names, so give each rule its own";
+                self.note(Finding::new(Code::DuplicateRule, message).help(help).label("and again").at(name.span()));
+            }
+        }
+    }
+
+    fn rule(&mut self, table: &RuleTable, config: &Config, styles: Styles, tariffs: &Tariffs) -> Rule {
+        let is_shield = table.store.is_some();
+        let format = match (table.body, is_shield) {
+            (Some(word), _) => word.into(),
+            (None, true) => Format::Text,
+            (None, false) => Format::Json,
+        };
+        let telling = Telling { styles: self.styles(table.headers.as_ref()).unwrap_or(styles), format };
+        let cost = self.cost(table);
+        let mode = match Mode::from(table.mode) {
+            Mode::Enforce if *config.shadow => Mode::Shadow,
+            mode => mode,
+        };
+        Rule {
+            name: table.name.as_str().into(),
+            by: self.subject(table, is_shield),
+            limits: self.rule_limits(table, &telling, cost, tariffs),
+            mode,
+            on_failure: table.on_failure.unwrap_or(config.on_failure).into(),
+            charge: (*table.charge).into(),
+            cost,
+            is_shield,
+        }
+    }
+
+    fn cost(&mut self, table: &RuleTable) -> Cost {
+        let Some(cost) = &table.cost else { return Cost::ONE };
+        if **cost == 0 {
+            let finding = Finding::new(Code::InvalidValue, "a cost of 0 would count nothing");
+            self.note(finding.help("leave it out for 1, or turn the rule off with `mode = \"off\"`").at(cost.span()));
+        }
+        Cost::new(**cost)
+    }
+
+    fn subject(&mut self, table: &RuleTable, is_shield: bool) -> SubjectKinds {
+        let by_address = || SubjectKinds::parse(["ip"]).unwrap_or_default();
+        let Some(by) = &table.by else {
+            return if is_shield { by_address() } else { SubjectKinds::default() };
+        };
+        let before = self.findings.len();
+        let parse = |text: &Spanned<String>| {
+            let parsed = text.parse::<SubjectKind>();
+            self.accept(parsed, Code::InvalidSubject, text.span())
+        };
+        let kinds: Vec<SubjectKind> = by.iter().filter_map(parse).collect();
+        if self.findings.len() > before {
+            return SubjectKinds::default();
+        }
+        let kinds = self.accept(SubjectKinds::new(kinds), Code::InvalidSubject, by.span()).unwrap_or_default();
+        if is_shield && kinds != by_address() && self.findings.len() == before {
+            let message = "a shield counts by address, before anybody is identified";
+            let help = "write `by = [\"ip\"]`, or leave out `store = \"memory\"`";
+            self.note(Finding::new(Code::ShieldNotByAddress, message).help(help).at(by.span()));
+        }
+        kinds
+    }
+
+    fn rule_limits(&mut self, table: &RuleTable, telling: &Telling, cost: Cost, tariffs: &Tariffs) -> RuleLimits {
+        let source = self.source.clone();
+        match &*table.limits {
+            Limits::Own(list) => {
+                let limits = self.limits(list, &source);
+                if list.is_empty() {
+                    let finding = Finding::new(Code::LimitsMissing, "a rule needs at least one limit");
+                    self.note(finding.help("for example `limits = [\"10/min\"]`").at(table.limits.span()));
+                }
+                self.check_cost(table, cost, &limits, None);
+                RuleLimits::Own(limits.iter().map(|limit| telling.policy(limit, None, None)).collect())
+            }
+            Limits::Plan => {
+                if table.store.is_some() {
+                    let finding = Finding::new(Code::ShieldNotByAddress, "a shield has limits of its own, not a plan's");
+                    self.note(finding.at(table.limits.span()));
+                }
+                self.check_plans(table, tariffs);
+                let mut by_tariff: Vec<Box<[Arc<Policy>]>> = Vec::new();
+                for tariff in tariffs.iter() {
+                    self.check_cost(table, cost, tariff.limits, Some(tariff.plan));
+                    let policy = |limit| telling.policy(limit, Some(tariff.plan), tariff.upgrade_url);
+                    by_tariff.push(tariff.limits.iter().map(policy).collect());
+                }
+                RuleLimits::Plan(by_tariff.into())
+            }
+        }
+    }
+
+    fn check_plans(&mut self, table: &RuleTable, tariffs: &Tariffs) {
+        let span = table.limits.span();
+        if tariffs.is_empty() {
+            let finding = Finding::new(Code::PlansMissing, "this rule takes its limits from plans, and there are none");
+            self.note(finding.help("add `[plans.default]` with limits").at(span));
+        }
+    }
+
+    fn check_cost(&mut self, table: &RuleTable, cost: Cost, limits: &[NamedLimit], plan: Option<&str>) {
+        let Some(limit) = limits.iter().find(|limit| cost.units() > limit.limit.cost_max()) else { return };
+        let of_plan = plan.map(|plan| format!(" of plan `{plan}`")).unwrap_or_default();
+        let (name, most) = (&limit.name, limit.limit.cost_max());
+        let message = format!("a cost of {cost} never fits into limit `{name}`{of_plan}, which holds {most}");
+        let span = table.cost.as_ref().map_or(limit.span, |cost| cost.span());
+        self.note(Finding::new(Code::CostNeverFits, message).help("raise the limit or lower the cost").at(span));
+    }
+}
+
+impl Telling {
+    fn policy(&self, limit: &NamedLimit, plan: Option<&str>, upgrade_url: Option<&str>) -> Arc<Policy> {
+        // A name that is refused is already noted; its rule is never used.
+        let policy = Policy::new(&limit.name, limit.limit).unwrap_or_else(|_| Policy::of(limit.limit));
+        let policy = policy.with_styles(self.styles).with_format(self.format.clone());
+        let policy = match plan {
+            Some(plan) => policy.with_plan(plan),
+            None => policy,
+        };
+        Arc::new(match upgrade_url {
+            Some(url) => policy.with_upgrade_url(url),
+            None => policy,
+        })
+    }
+}

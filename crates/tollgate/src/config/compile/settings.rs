@@ -1,0 +1,118 @@
+//! What is set up once: the store, and how it is asked.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tollgate_core::Limit;
+
+use super::Compiler;
+use crate::answer::{Style, Styles};
+use crate::config::finding::{Code, Finding};
+use crate::config::source::Source;
+use crate::config::span::Spanned;
+use crate::config::types::{Config, StyleWord};
+use crate::config::written::Secret;
+use crate::failure::OnFailure;
+
+/// The schemes of shared stores.
+const SCHEMES: [&str; 4] = ["redis://", "rediss://", "redis+cluster://", "redis+sentinel://"];
+const PREFIX_BYTES_MAX: usize = 64;
+
+/// What is set up once and outlives a reload: the store, and how it is asked.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Settings {
+    /// Where counters live, if anybody said: `memory` or a URL. Its password makes it a secret.
+    pub store: Option<Secret>,
+    /// What every key in the store begins with.
+    pub prefix: String,
+    /// How many nodes share the quotas while the store is away.
+    pub instances: Option<u32>,
+    /// No decision waits longer for the store.
+    pub deadline: Duration,
+    /// What happens when the store does not answer, unless a rule says otherwise.
+    pub on_failure: OnFailure,
+    /// The Redis hash that holds plans.
+    pub plan_hash: Option<String>,
+}
+
+impl Settings {
+    /// Whether counters live in a store that nodes share.
+    pub fn is_shared(&self) -> bool {
+        self.store.as_ref().is_some_and(|store| store.reveal() != "memory")
+    }
+}
+
+impl Compiler<'_> {
+    pub(super) fn settings(&mut self, config: &Config) -> Settings {
+        let store = match (self.loader.given_store(), &config.store) {
+            (Some(given), _) => Some(given.clone()),
+            (None, Some(written)) => Some((**written).clone()),
+            (None, None) => None,
+        };
+        if let Some(store) = &config.store {
+            self.check_store(store);
+        }
+        let deadline = config.deadline.as_ref().and_then(|text| self.time(text));
+        Settings {
+            store,
+            prefix: config.prefix.as_ref().map_or("tollgate".to_owned(), |prefix| self.prefix(prefix)),
+            instances: config.instances.as_ref().and_then(|instances| self.instances(instances)),
+            deadline: deadline.unwrap_or(Duration::from_millis(25)),
+            on_failure: config.on_failure.into(),
+            plan_hash: config.plan_sources.redis_hash.as_ref().map(|name| name.to_string()),
+        }
+    }
+
+    fn check_store(&mut self, store: &Spanned<Secret>) {
+        let text = store.reveal();
+        let scheme_only = |scheme: &&str| text.strip_prefix(*scheme).is_some_and(|rest| !rest.is_empty());
+        if text != "memory" && !SCHEMES.iter().any(|scheme| scheme_only(&scheme)) {
+            let finding = Finding::new(Code::InvalidStore, "expected `memory` or the URL of a Redis or Valkey")
+                .help(format!("accepted are memory and URLs that begin with {}", SCHEMES.join(", ")));
+            self.note(finding.at(store.span()));
+        }
+    }
+
+    fn prefix(&mut self, prefix: &Spanned<String>) -> String {
+        let is_prefix_byte = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.:".contains(&byte);
+        if prefix.is_empty() || prefix.len() > PREFIX_BYTES_MAX || !prefix.bytes().all(is_prefix_byte) {
+            let message = format!("a prefix is 1 to {PREFIX_BYTES_MAX} letters, digits and - _ . :");
+            self.note(Finding::new(Code::InvalidName, message).at(prefix.span()));
+        }
+        prefix.to_string()
+    }
+
+    fn instances(&mut self, instances: &Spanned<u32>) -> Option<u32> {
+        if **instances == 0 {
+            let finding = Finding::new(Code::InvalidValue, "there is at least one instance: this one");
+            self.note(finding.help("say how many nodes share the quotas").at(instances.span()));
+        }
+        Some(**instances)
+    }
+
+    fn time(&mut self, text: &Spanned<String>) -> Option<Duration> {
+        let source = self.source.clone();
+        self.time_in(text, &source)
+    }
+
+    /// A time, in the units of a limit's window.
+    pub(super) fn time_in(&mut self, text: &Spanned<String>, source: &Arc<Source>) -> Option<Duration> {
+        // The grammar of a window is the grammar of a time; a limit is how one is read.
+        let has_digit = text.starts_with(|first: char| first.is_ascii_digit()) && !text.contains(char::is_whitespace);
+        let limit: Option<Limit> = has_digit.then(|| format!("1/{}", **text).parse().ok()).flatten();
+        if limit.is_none() {
+            let message = "expected a time: a whole number and a unit, from 1ms to 400day";
+            let help = "for example 25ms, 10s, 1h; units are us, ms, s, min, h, day, week";
+            self.note_in(source, Finding::new(Code::InvalidTime, message).help(help).at(text.span()));
+        }
+        limit.map(|limit| limit.window())
+    }
+
+    /// The header styles of the file, or of a rule.
+    pub(super) fn styles(&mut self, words: Option<&Spanned<Vec<StyleWord>>>) -> Option<Styles> {
+        let words = words?;
+        let styles = Styles::new(words.iter().map(|word| Style::from(*word)));
+        styles.map_err(|error| self.note(Finding::new(Code::ConflictingHeaders, error.to_string()).at(words.span()))).ok()
+    }
+}

@@ -1,0 +1,273 @@
+//! What is wrong, or odd, about a configuration: each finding with a stable code, the place, and a remedy.
+//!
+//! Errors keep a file from being used; warnings and advice do not. `docs/findings.md` explains every code with an
+//! example. A finding carries its own (masked) source, so each can be printed as a report by itself.
+
+use std::fmt;
+use std::sync::Arc;
+
+use miette::{Diagnostic, LabeledSpan, SourceCode};
+
+use super::source::Source;
+use super::span::Span;
+
+/// How much a finding matters.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+#[non_exhaustive]
+pub enum Severity {
+    /// It works, and one should know.
+    Advice,
+    /// It works, but probably not as meant.
+    Warning,
+    /// The file is not used.
+    Error,
+}
+
+macro_rules! codes {
+    ($($variant:ident $name:literal $severity:ident $doc:literal,)*) => {
+        /// What kind of finding it is. The names are stable: scripts may rely on them.
+        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+        #[non_exhaustive]
+        pub enum Code {
+            $(#[doc = $doc] $variant,)*
+        }
+
+        impl Code {
+            /// All of them.
+            pub const ALL: &[Code] = &[$(Code::$variant,)*];
+
+            /// The name in reports and in the documentation.
+            pub const fn name(self) -> &'static str {
+                match self { $(Code::$variant => $name,)* }
+            }
+
+            /// How much it matters.
+            pub const fn severity(self) -> Severity {
+                match self { $(Code::$variant => Severity::$severity,)* }
+            }
+        }
+    };
+}
+
+codes! {
+    // Reading the file.
+    FileUnreadable "file-unreadable" Error "A file cannot be read.",
+    UnknownFormat "unknown-format" Error "The file's name ends neither in `.toml` nor in `.yaml` or `.yml`.",
+    Syntax "syntax" Error "The text is no TOML or YAML.",
+    UnknownField "unknown-field" Error "There is no such field.",
+    MissingField "missing-field" Error "A field is required here.",
+    WrongType "wrong-type" Error "The value is of another kind than expected.",
+    InvalidValue "invalid-value" Error "The value is none of those accepted.",
+    // Single values.
+    InvalidLimit "invalid-limit" Error "A limit cannot be read or is out of range, such as a quota of 0.",
+    InvalidTime "invalid-time" Error "A time cannot be read or is out of range.",
+    InvalidNetwork "invalid-network" Error "An address or a network cannot be read.",
+    InvalidHeader "invalid-header" Error "A header's name cannot be one.",
+    InvalidMethod "invalid-method" Error "A method's name cannot be one.",
+    InvalidPath "invalid-path" Error "A path pattern that no path can match, or that says more than a pattern can.",
+    InvalidHost "invalid-host" Error "A host pattern that no host can match.",
+    InvalidName "invalid-name" Error "The name of a rule, a limit or a plan has characters that a name cannot have.",
+    InvalidSubject "invalid-subject" Error "`by` names a subject that does not exist.",
+    InvalidKey "invalid-key" Error "An entry for an API key does not say which key, or says it twice.",
+    InvalidJwt "invalid-jwt" Error "The settings for verifying JWTs contradict each other or the key cannot be used.",
+    InvalidStore "invalid-store" Error "The store is none of those there are.",
+    SecretMissing "secret-missing" Error "A secret is required and not given, or given in several ways.",
+    // What does not fit together.
+    ConflictingHeaders "conflicting-headers" Error "`ietf` and `draft-6` exclude each other.",
+    DuplicateRule "duplicate-rule" Error "Two rules have the same name, so they would share counters.",
+    DuplicateLimit "duplicate-limit" Error "Two limits of a rule have the same name, so they would share a counter.",
+    DuplicateKey "duplicate-key" Error "An API key is listed twice.",
+    UnknownPlan "unknown-plan" Error "A plan is named that does not exist.",
+    PlansMissing "plans-missing" Error "A rule takes its limits from plans, and there are none.",
+    DefaultPlanMissing "default-plan-missing" Error "Plans are used, and `default` is not among them.",
+    LimitsMissing "limits-missing" Error "A rule or a plan has no limit.",
+    TooManyLimits "too-many-limits" Error "More limits apply to one request than can be decided together.",
+    CostNeverFits "cost-never-fits" Error "A rule's cost is more than one of its limits can ever hold.",
+    ShieldNotByAddress "shield-not-by-address" Error "A shield rule counts by something else than the address.",
+    // What is allowed, and probably not meant.
+    ProxiesUntrusted "proxies-untrusted" Warning "A forwarding header is named, or was seen, and no proxy is trusted.",
+    ProxiesEverybody "proxies-everybody" Warning "Everybody is trusted as a proxy, so everybody chooses their address.",
+    PlanHeaderUntrusted "plan-header-untrusted" Warning "A plan header is named and no proxy is trusted to set it.",
+    RuleUnreachable "rule-unreachable" Warning "No request can reach the rule.",
+    RuleTwice "rule-twice" Warning "Two rules match the same requests and count them by the same subject.",
+    RedundantLimit "redundant-limit" Warning "A limit never decides, because another one always refuses first.",
+    PlanUnused "plan-unused" Warning "A plan that nobody can have, or that no rule asks for.",
+    AnonymousPlanMissing "anonymous-plan-missing" Warning "Callers without identity get the `default` plan.",
+    SubjectUnknowable "subject-unknowable" Warning "A rule counts by something that no request can prove.",
+    SubjectChosenByClient "subject-chosen-by-client" Warning "A rule counts only by what the client itself may choose.",
+    CountDeniedRefunded "count-denied-refunded" Warning "`count_denied` with a refund: a refused request has no outcome to be refunded by.",
+    InstancesUnset "instances-unset" Warning "On a shared store, and the number of instances is not said.",
+    MemoryNotShared "memory-not-shared" Warning "Several instances, and the counters are in the memory of each.",
+    ExemptEverybody "exempt-everybody" Warning "The exempt lists let everybody pass.",
+    DeadlineLong "deadline-long" Warning "The deadline is so long that a store that hangs will be felt.",
+    NoRules "no-rules" Warning "There is no rule, so nothing is limited.",
+    KillSwitchOn "kill-switch-on" Warning "The kill switch is on, so nothing is limited.",
+    ShadowOn "shadow-on" Advice "All rules are in shadow mode, so nothing is refused.",
+}
+
+/// One thing that is wrong or odd, where it is, and what to do about it. It is a [`miette::Diagnostic`].
+#[derive(Clone)]
+pub struct Finding {
+    code: Code,
+    message: String,
+    help: Option<String>,
+    span: Span,
+    label: String,
+    source: Option<Arc<Source>>,
+}
+
+impl Finding {
+    pub(crate) fn new(code: Code, message: impl Into<String>) -> Finding {
+        Finding { code, message: message.into(), help: None, span: Span::default(), label: "here".to_owned(), source: None }
+    }
+
+    pub(crate) fn help(self, help: impl Into<String>) -> Finding {
+        Finding { help: Some(help.into()), ..self }
+    }
+
+    pub(crate) fn label(self, label: impl Into<String>) -> Finding {
+        Finding { label: label.into(), ..self }
+    }
+
+    pub(crate) fn at(self, span: Span) -> Finding {
+        Finding { span, ..self }
+    }
+
+    pub(crate) fn of(self, source: &Arc<Source>) -> Finding {
+        Finding { source: Some(source.clone()), ..self }
+    }
+
+    /// A forwarding header was seen on a request, and no proxy is trusted: clients behind a proxy then all have
+    /// the proxy's address. To be told once, by whoever sees the requests.
+    pub fn forwarding_header_seen(header: &http::HeaderName) -> Finding {
+        Finding::new(Code::ProxiesUntrusted, format!("requests carry {header}, and no proxy is trusted"))
+            .help("if a proxy stands in front, name it in `trusted_proxies`; else all its clients share one budget")
+    }
+
+    /// What kind of finding it is.
+    pub const fn code(&self) -> Code {
+        self.code
+    }
+
+    /// How much it matters.
+    pub const fn severity(&self) -> Severity {
+        self.code.severity()
+    }
+
+    /// What is wrong, in one line.
+    pub fn message(&self) -> &str {
+        &self.message
+    }
+
+    /// What to do about it.
+    pub fn help_text(&self) -> Option<&str> {
+        self.help.as_deref()
+    }
+
+    /// The bytes of the file that it is about, if known.
+    pub fn span(&self) -> Option<Span> {
+        (!self.span.is_unknown()).then_some(self.span)
+    }
+
+    /// The file, and the line and column (from 1) where it begins, if known.
+    pub fn place(&self) -> Option<(&str, usize, usize)> {
+        let source = self.source.as_ref()?;
+        let (line, column) = source.line_and_column(self.span()?.start);
+        Some((source.name(), line, column))
+    }
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl fmt::Debug for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.code.name(), self.message)?;
+        match self.place() {
+            Some((name, line, column)) => write!(f, " ({name}:{line}:{column})"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl std::error::Error for Finding {}
+
+impl Diagnostic for Finding {
+    fn code<'a>(&'a self) -> Option<Box<dyn fmt::Display + 'a>> {
+        Some(Box::new(self.code.name()))
+    }
+
+    fn severity(&self) -> Option<miette::Severity> {
+        Some(match self.code.severity() {
+            Severity::Error => miette::Severity::Error,
+            Severity::Warning => miette::Severity::Warning,
+            Severity::Advice => miette::Severity::Advice,
+        })
+    }
+
+    fn help<'a>(&'a self) -> Option<Box<dyn fmt::Display + 'a>> {
+        self.help.as_ref().map(|help| Box::new(help) as Box<dyn fmt::Display + 'a>)
+    }
+
+    fn source_code(&self) -> Option<&dyn SourceCode> {
+        self.source.as_deref().map(|source| source as &dyn SourceCode)
+    }
+
+    fn labels(&self) -> Option<Box<dyn Iterator<Item = LabeledSpan> + '_>> {
+        let span = self.span()?;
+        self.source.as_ref()?;
+        Some(Box::new(std::iter::once(LabeledSpan::new_with_span(Some(self.label.clone()), span))))
+    }
+}
+
+/// Why a configuration is not used: at least one error, and whatever else was found.
+#[derive(Clone)]
+pub struct Report {
+    name: String,
+    findings: Vec<Finding>,
+}
+
+impl Report {
+    pub(crate) fn new(name: &str, findings: Vec<Finding>) -> Report {
+        debug_assert!(findings.iter().any(|finding| finding.severity() == Severity::Error));
+        Report { name: name.to_owned(), findings }
+    }
+
+    /// Everything that was found, in the order of the file.
+    pub fn findings(&self) -> &[Finding] {
+        &self.findings
+    }
+
+    /// How many of the findings are errors.
+    pub fn errors(&self) -> usize {
+        self.findings.iter().filter(|finding| finding.severity() == Severity::Error).count()
+    }
+}
+
+/// One line; a renderer of [`miette`] shows the places too.
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.errors() {
+            1 => write!(f, "{} cannot be used: 1 error", self.name),
+            count => write!(f, "{} cannot be used: {count} errors", self.name),
+        }
+    }
+}
+
+impl fmt::Debug for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{self}")?;
+        f.debug_list().entries(&self.findings).finish()
+    }
+}
+
+impl std::error::Error for Report {}
+
+impl Diagnostic for Report {
+    fn related<'a>(&'a self) -> Option<Box<dyn Iterator<Item = &'a dyn Diagnostic> + 'a>> {
+        Some(Box::new(self.findings.iter().map(|finding| finding as &dyn Diagnostic)))
+    }
+}

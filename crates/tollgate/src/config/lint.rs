@@ -1,0 +1,279 @@
+//! What is allowed, and probably not meant.
+
+use std::collections::HashMap;
+
+use tollgate_core::{DEMANDS_MAX, Limit};
+
+use super::compile::{Compiler, Settings, Traits};
+use super::finding::{Code, Finding};
+use super::span::Span;
+use super::types::{Config, MatchTable, RuleTable};
+use crate::identity::{ApiKeys, SubjectKind};
+use crate::rules::matcher::Conditions;
+use crate::rules::pattern::Pattern;
+use crate::rules::{Mode, Rule, RuleLimits, SetParts};
+
+/// A longer deadline is felt by people.
+const DEADLINE_MS_MAX: u128 = 1_000;
+
+/// Notes what is odd about a configuration.
+pub(crate) fn lint(
+    config: &Config,
+    settings: &Settings,
+    parts: &SetParts,
+    traits: &Traits,
+    compiler: &mut Compiler<'_>,
+) {
+    let mut note = |code: Code, span: Span, message: String, help: &str| {
+        compiler.note(Finding::new(code, message).help(help).at(span));
+    };
+    switches(config, &mut note);
+    proxies(config, parts, &mut note);
+    store(config, settings, &mut note);
+    exemptions(config, parts, traits, &mut note);
+    plans(config, parts, traits, &mut note);
+    rules(config, parts, traits, &mut note);
+    too_many_limits(config, parts, &mut note);
+}
+
+type Note<'n> = dyn FnMut(Code, Span, String, &str) + 'n;
+
+fn switches(config: &Config, note: &mut Note<'_>) {
+    if *config.kill_switch {
+        let message = "the kill switch is on: nothing is limited and nobody is banned".to_owned();
+        note(Code::KillSwitchOn, config.kill_switch.span(), message, "set `kill_switch = false` to limit again");
+    }
+    if *config.shadow {
+        let message = "all rules are in shadow mode: nothing is refused".to_owned();
+        note(Code::ShadowOn, config.shadow.span(), message, "set `shadow = false` to enforce the rules");
+    }
+    if config.rules.is_empty() {
+        let help = "add a rule, for example `[[rules]]` with `name = \"all\"` and `limits = [\"100/min\"]`";
+        note(Code::NoRules, Span::default(), "there is no rule: nothing is limited".to_owned(), help);
+    }
+}
+
+fn proxies(config: &Config, parts: &SetParts, note: &mut Note<'_>) {
+    let networks = parts.identifier.proxies().networks();
+    let are_written = !config.trusted_proxies.is_empty();
+    if let Some(header) = &config.forwarding_header
+        && !are_written
+    {
+        let message = format!("`{}` is never read, because no proxy is trusted to write it", **header);
+        let help = "name your proxies in `trusted_proxies`, for example [\"10.0.0.0/8\"]; \
+                    without, all clients behind a proxy share one budget";
+        note(Code::ProxiesUntrusted, header.span(), message, help);
+    }
+    if networks.is_everybody() {
+        let span = config.trusted_proxies.first().map(|text| text.span()).unwrap_or_default();
+        let message = "everybody is trusted as a proxy, so every client can choose its own address".to_owned();
+        note(Code::ProxiesEverybody, span, message, "name the networks in which your own proxies are");
+    }
+    if let Some(header) = &config.plan_sources.header
+        && !are_written
+    {
+        let message = format!("`{}` is never believed, because no proxy is trusted to set it", **header);
+        note(Code::PlanHeaderUntrusted, header.span(), message, "name the proxy that sets it in `trusted_proxies`");
+    }
+}
+
+fn store(config: &Config, settings: &Settings, note: &mut Note<'_>) {
+    let store_span = config.store.as_ref().map(|store| store.span()).unwrap_or_default();
+    match (&config.instances, settings.is_shared()) {
+        (None, true) => {
+            let message = "the number of instances is not said: while the store is away, each of them \
+                           grants the whole quota"
+                .to_owned();
+            note(Code::InstancesUnset, store_span, message, "add `instances = N`; 1 if there is only one");
+        }
+        (Some(instances), false) if **instances > 1 => {
+            let message = format!("{} instances, each with counters in its own memory", **instances);
+            let help = "use a shared store (`store = \"redis://…\"`), or expect each instance to grant the whole quota";
+            note(Code::MemoryNotShared, instances.span(), message, help);
+        }
+        _ => {}
+    }
+    if let Some(deadline) = &config.deadline
+        && settings.deadline.as_millis() > DEADLINE_MS_MAX
+    {
+        let message = "each request waits that long for a store that hangs".to_owned();
+        note(Code::DeadlineLong, deadline.span(), message, "a store on the same network answers within 25ms");
+    }
+}
+
+fn exemptions(config: &Config, parts: &SetParts, traits: &Traits, note: &mut Note<'_>) {
+    if parts.exempt.addresses.is_everybody() {
+        let span = config.exempt.addresses.first().map(|text| text.span()).unwrap_or_default();
+        let message = "every address is exempt: nothing is limited".to_owned();
+        note(Code::ExemptEverybody, span, message, "name the networks that are meant, or use `kill_switch`");
+    }
+    let everything = Pattern { segments: Vec::new(), is_prefix: true };
+    if let Some(place) = traits.exempt_paths.iter().position(|pattern| pattern.covers(&everything)) {
+        let span = config.exempt.paths.get(place).map(|text| text.span()).unwrap_or_default();
+        let message = "every path is exempt: nothing is limited".to_owned();
+        note(Code::ExemptEverybody, span, message, "name the paths that are meant, or use `kill_switch`");
+    }
+}
+
+fn plans(config: &Config, parts: &SetParts, traits: &Traits, note: &mut Note<'_>) {
+    let Some((first, _)) = config.plans.first_key_value() else { return };
+    let Some(user) = config.rules.iter().find(|rule| matches!(*rule.limits, super::written::Limits::Plan)) else {
+        let message = "no rule takes its limits from plans".to_owned();
+        note(Code::PlanUnused, first.span(), message, "write `limits = \"plan\"` in the rules that should");
+        return;
+    };
+    let has = |name: &str| parts.plans.iter().any(|plan| &**plan.name() == name);
+    if !has("default") {
+        let message = "there is no plan `default`, for callers who have no other".to_owned();
+        note(Code::DefaultPlanMissing, user.limits.span(), message, "add `[plans.default]` with limits");
+    } else if !has("anonymous") {
+        let message = "there is no plan `anonymous`: callers without identity get `default`".to_owned();
+        note(Code::AnonymousPlanMissing, user.limits.span(), message, "add `[plans.anonymous]`, usually a smaller one");
+    }
+    let is_named_elsewhere = config.plan_sources.header.is_some()
+        || config.plan_sources.redis_hash.is_some()
+        || config.jwt.as_ref().is_some_and(|jwt| jwt.plan_claim.is_some());
+    if is_named_elsewhere {
+        return;
+    }
+    for name in config.plans.keys() {
+        let is_fallback = matches!(name.as_str(), "default" | "anonymous");
+        if !is_fallback && !traits.plans_given.iter().any(|given| **given == ***name) {
+            let message = format!("nobody has the plan `{}`", **name);
+            let help = "give it to a key or a network, or name a header, a claim or a hash that tells plans";
+            note(Code::PlanUnused, name.span(), message, help);
+        }
+    }
+}
+
+fn rules(config: &Config, parts: &SetParts, traits: &Traits, note: &mut Note<'_>) {
+    let conditions = parts.matcher.conditions();
+    let mut same: HashMap<String, &str> = HashMap::new();
+    for ((table, rule), conditions) in config.rules.iter().zip(&parts.rules).zip(conditions) {
+        unreachable_rule(table, conditions, traits, note);
+        subjects(config, table, rule, parts, note);
+        redundant_limits(table, rule, note);
+        let key = format!("{conditions:?} {:?} {:?} {}", rule.by, rule.mode, rule.is_shield);
+        if let Some(other) = same.insert(key, &table.name) {
+            let message = format!("`{}` matches and counts the same as `{other}`", *table.name);
+            let help = "put their limits into one rule; for a trial, set one of them to `mode = \"shadow\"`";
+            note(Code::RuleTwice, table.name.span(), message, help);
+        }
+        if rule.charge.is_refundable() && policies(rule).any(|limit| limit.count_denied()) {
+            let message = format!("`count_denied` with `charge = \"{}\"`", rule.charge.name());
+            let help = "a refused request never ends, so what it was charged is never given back; choose one of the two";
+            note(Code::CountDeniedRefunded, table.charge.span(), message, help);
+        }
+    }
+}
+
+fn unreachable_rule(table: &RuleTable, conditions: &Conditions, traits: &Traits, note: &mut Note<'_>) {
+    let MatchTable { methods, path, host, .. } = &*table.matches;
+    for (name, list) in [("methods", methods), ("path", path), ("host", host)] {
+        if let Some(list) = list
+            && list.is_empty()
+        {
+            let message = format!("no request can reach `{}`: `{name}` is an empty list", *table.name);
+            note(Code::RuleUnreachable, list.span(), message, "leave it out to match all");
+        }
+    }
+    let is_exempt = |pattern: &Pattern| traits.exempt_paths.iter().any(|exempt| exempt.covers(pattern));
+    if !conditions.paths.is_empty() && conditions.paths.iter().all(is_exempt) {
+        let span = path.as_ref().map(|path| path.span()).unwrap_or_default();
+        let message = format!("no request can reach `{}`: its path is exempt", *table.name);
+        note(Code::RuleUnreachable, span, message, "take the path out of `exempt.paths`, or the rule out of the file");
+    }
+}
+
+fn subjects(config: &Config, table: &RuleTable, rule: &Rule, parts: &SetParts, note: &mut Note<'_>) {
+    let Some(by) = &table.by else { return };
+    let knows_keys = !parts.keys.is_empty() || ApiKeys::from(config.api_keys) == ApiKeys::Any;
+    for kind in rule.by.iter() {
+        let missing = match kind {
+            SubjectKind::ApiKey if !knows_keys => "no API key is known",
+            SubjectKind::User if config.jwt.is_none() => "no token is verified",
+            _ => continue,
+        };
+        let message = format!("`{}` counts by {kind}, and {missing}: everybody is counted by address", *table.name);
+        let help = "list `keys` or set `api_keys = \"any\"`; for users, add `[jwt]`";
+        note(Code::SubjectUnknowable, by.span(), message, help);
+    }
+    let is_free = |kind: &SubjectKind| match kind {
+        SubjectKind::Header(_) => config.trusted_proxies.is_empty(),
+        kind => matches!(kind, SubjectKind::Cookie(_)),
+    };
+    if rule.by.is_chosen_by_client() && rule.by.iter().any(is_free) {
+        let message = format!("`{}` counts only by what the client itself writes", *table.name);
+        let help = "a client that writes something else each time is never refused; count by `ip` too";
+        note(Code::SubjectChosenByClient, by.span(), message, help);
+    }
+}
+
+/// The limits of a rule, of every plan.
+fn policies(rule: &Rule) -> impl Iterator<Item = Limit> + '_ {
+    let lists: &[_] = match &rule.limits {
+        RuleLimits::Own(own) => std::slice::from_ref(own),
+        RuleLimits::Plan(by_tariff) => by_tariff,
+    };
+    lists.iter().flatten().map(|policy| *policy.limit())
+}
+
+fn redundant_limits(table: &RuleTable, rule: &Rule, note: &mut Note<'_>) {
+    let RuleLimits::Own(policies) = &rule.limits else { return };
+    for (place, policy) in policies.iter().enumerate() {
+        let never_decides = |(other_place, other): &(usize, &std::sync::Arc<crate::answer::Policy>)| {
+            *other_place != place
+                && always_refuses_first(other.limit(), policy.limit())
+                // Of two equal ones the second is the idle one.
+                && !(*other_place > place && always_refuses_first(policy.limit(), other.limit()))
+        };
+        if let Some((_, other)) = policies.iter().enumerate().find(never_decides) {
+            let message = format!(
+                "`{}` ({}) of `{}` never decides, because `{}` ({}) always refuses first",
+                policy.name(),
+                policy.limit(),
+                *table.name,
+                other.name(),
+                other.limit()
+            );
+            note(Code::RedundantLimit, table.limits.span(), message, "leave it out, or check which one is meant");
+        }
+    }
+}
+
+/// Whether whatever `strict` admits, `loose` admits too: any window of the loose one is covered by so many of the strict
+/// one's that all of them together hold no more than its quota.
+fn always_refuses_first(strict: &Limit, loose: &Limit) -> bool {
+    use tollgate_core::Algorithm::{Sliding, SlidingLog};
+    // Only of these is the count in a window the whole truth; the others also refuse by spacing or weight.
+    let is_plain = |limit: &Limit| matches!(limit.algorithm(), Sliding | SlidingLog) && !limit.count_denied();
+    let windows = loose.window_us().div_ceil(strict.window_us());
+    is_plain(strict) && is_plain(loose) && windows.saturating_mul(strict.most_in_any_window()) <= u64::from(loose.quota())
+}
+
+/// Asks for each rule how many limits a request that meets it must pass.
+fn too_many_limits(config: &Config, parts: &SetParts, note: &mut Note<'_>) {
+    let most = |rule: &Rule| match &rule.limits {
+        RuleLimits::Own(own) => own.len(),
+        RuleLimits::Plan(by_tariff) => by_tariff.iter().map(|policies| policies.len()).max().unwrap_or(0),
+    };
+    if parts.rules.iter().map(most).sum::<usize>() <= DEMANDS_MAX {
+        return;
+    }
+    for (table, conditions) in config.rules.iter().zip(parts.matcher.conditions()) {
+        let count: usize = parts
+            .matcher
+            .find_like(conditions)
+            .into_iter()
+            .map(|index| &parts.rules[index as usize])
+            .filter(|rule| !rule.is_shield && rule.mode != Mode::Off)
+            .map(most)
+            .sum();
+        if count > DEMANDS_MAX {
+            let message = format!("{count} limits apply to a request that `{}` matches", *table.name);
+            let help = "32 limits can be decided together; match fewer rules at once";
+            note(Code::TooManyLimits, table.name.span(), message, help);
+            return;
+        }
+    }
+}

@@ -1,0 +1,228 @@
+//! From a file to a rule set.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use super::compile::{self, Settings};
+use super::finding::{Code, Finding, Report, Severity};
+use super::read;
+use super::source::Source;
+use super::tree::Node;
+use super::types::Config;
+use super::written::Secret;
+use super::{toml, yaml};
+use crate::rules::RuleSet;
+
+/// A larger file is refused unread.
+const FILE_BYTES_MAX: u64 = 64 * 1024 * 1024;
+
+/// The language of a file.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[non_exhaustive]
+pub enum Format {
+    /// TOML, for files that end in `.toml`.
+    Toml,
+    /// YAML, for files that end in `.yaml` or `.yml`.
+    Yaml,
+}
+
+impl Format {
+    /// The format of a file by its name.
+    pub fn of(path: &Path) -> Option<Format> {
+        match path.extension()?.to_str()?.to_ascii_lowercase().as_str() {
+            "toml" => Some(Format::Toml),
+            "yaml" | "yml" => Some(Format::Yaml),
+            _ => None,
+        }
+    }
+}
+
+/// A configuration that can be used.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Loaded {
+    /// The rules, to be swapped in whole.
+    pub rules: RuleSet,
+    /// What is set up once: the store and how it is asked.
+    pub settings: Settings,
+    /// What is odd about it: warnings and advice, in the order of the file.
+    pub findings: Vec<Finding>,
+    /// The configuration as it was written.
+    pub config: Config,
+}
+
+/// Where a configuration is read from, and what surrounds it.
+///
+/// ```no_run
+/// use tollgate::config::Loader;
+///
+/// let loaded = Loader::new().store("redis://localhost").load("tollgate.toml")?;
+/// # Ok::<(), tollgate::config::Report>(())
+/// ```
+#[derive(Clone)]
+pub struct Loader {
+    store: Option<Secret>,
+    directory: PathBuf,
+    environment: Arc<dyn Fn(&str) -> Option<String> + Send + Sync>,
+}
+
+impl Default for Loader {
+    fn default() -> Self {
+        Loader {
+            store: None,
+            directory: PathBuf::new(),
+            environment: Arc::new(|name| std::env::var(name).ok().filter(|value| !value.is_empty())),
+        }
+    }
+}
+
+impl Loader {
+    /// Reads secrets from the process's environment, and the store from the file.
+    pub fn new() -> Loader {
+        Loader::default()
+    }
+
+    /// The store that is used whatever the file says: from the command line, say.
+    #[must_use]
+    pub fn store(self, url: impl Into<String>) -> Loader {
+        Loader { store: Some(Secret::new(url)), ..self }
+    }
+
+    /// Where environment variables come from.
+    #[must_use]
+    pub fn environment(self, environment: impl Fn(&str) -> Option<String> + Send + Sync + 'static) -> Loader {
+        Loader { environment: Arc::new(environment), ..self }
+    }
+
+    /// Where relative file names begin, for texts that are in no file.
+    #[must_use]
+    pub fn directory(self, directory: impl Into<PathBuf>) -> Loader {
+        Loader { directory: directory.into(), ..self }
+    }
+
+    /// Reads, checks and compiles a file.
+    ///
+    /// # Errors
+    /// When it cannot be read or used. The report has everything that was found, each with its place.
+    pub fn load(&self, path: impl AsRef<Path>) -> Result<Loaded, Report> {
+        let path = path.as_ref();
+        let name = path.display().to_string();
+        let (text, format) = read_file(path).map_err(|finding| Report::new(&name, vec![*finding]))?;
+        let directory = path.parent().unwrap_or(Path::new("")).to_path_buf();
+        Loader { directory, ..self.clone() }.load_text(&name, &text, format)
+    }
+
+    /// Checks and compiles a text, which reports call `name`.
+    ///
+    /// # Errors
+    /// When it cannot be used. The report has everything that was found, each with its place.
+    pub fn load_text(&self, name: &str, text: &str, format: Format) -> Result<Loaded, Report> {
+        let (root, source) = parse(name, text, format).map_err(|findings| Report::new(name, findings))?;
+        let config: Config = read_tree(&root, &source).map_err(|finding| Report::new(name, vec![*finding]))?;
+        compile::compile(config, source, self)
+    }
+
+    /// Compiles a configuration that was made in code.
+    ///
+    /// # Errors
+    /// When it cannot be used.
+    pub fn compile(&self, config: Config) -> Result<Loaded, Report> {
+        compile::compile(config, Arc::new(Source::unwritten("the configuration")), self)
+    }
+
+    /// The store from outside the file.
+    pub(crate) fn given_store(&self) -> Option<&Secret> {
+        self.store.as_ref()
+    }
+
+    pub(crate) fn variable(&self, name: &str) -> Option<String> {
+        (self.environment)(name)
+    }
+
+    /// The text of a file named in the configuration.
+    pub(crate) fn file(&self, name: &str) -> Result<String, Box<Finding>> {
+        read_text(&self.directory.join(name))
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.directory.join(name)
+    }
+}
+
+impl Config {
+    /// Reads, checks and compiles a file: TOML or YAML by its name.
+    ///
+    /// # Errors
+    /// When it cannot be read or used. The report has everything that was found, each with its place.
+    pub fn load(path: impl AsRef<Path>) -> Result<Loaded, Report> {
+        Loader::new().load(path)
+    }
+
+    /// Checks and compiles a text.
+    ///
+    /// # Errors
+    /// When it cannot be used. The report has everything that was found, each with its place.
+    pub fn from_text(text: &str, format: Format) -> Result<Loaded, Report> {
+        Loader::new().load_text("configuration", text, format)
+    }
+
+    /// The JSON schema of a configuration file, for editors.
+    pub fn schema() -> schemars::Schema {
+        schemars::schema_for!(Config)
+    }
+}
+
+/// The text of a file and its format.
+pub(crate) fn read_file(path: &Path) -> Result<(String, Format), Box<Finding>> {
+    let Some(format) = Format::of(path) else {
+        let message = format!("{}: expected a file whose name ends in .toml, .yaml or .yml", path.display());
+        return Err(Box::new(Finding::new(Code::UnknownFormat, message)));
+    };
+    read_text(path).map(|text| (text, format))
+}
+
+fn read_text(path: &Path) -> Result<String, Box<Finding>> {
+    let fail = |what: String| {
+        let message = format!("{} cannot be read: {what}", path.display());
+        Box::new(Finding::new(Code::FileUnreadable, message).help("check the name, and who may read it"))
+    };
+    let bytes = std::fs::metadata(path).map_err(|error| fail(error.to_string()))?.len();
+    if bytes > FILE_BYTES_MAX {
+        return Err(fail(format!("it has {bytes} bytes, and {FILE_BYTES_MAX} are the most")));
+    }
+    std::fs::read_to_string(path).map_err(|error| fail(error.to_string()))
+}
+
+/// The tree of a text, and the source for reports about it.
+pub(crate) fn parse(name: &str, text: &str, format: Format) -> Result<(Node, Arc<Source>), Vec<Finding>> {
+    let parsed = match format {
+        Format::Toml => toml::parse(text),
+        Format::Yaml => yaml::parse(text),
+    };
+    match parsed {
+        Ok(root) => {
+            let source = Arc::new(Source::of_tree(name, text, &root));
+            Ok((root, source))
+        }
+        Err(errors) => {
+            let source = Arc::new(Source::of_broken(name, text));
+            let finding = |error: super::tree::SyntaxError| {
+                Finding::new(Code::Syntax, error.message).at(source.visible(error.span)).of(&source)
+            };
+            Err(errors.into_iter().map(finding).collect())
+        }
+    }
+}
+
+/// A typed value from a tree, or the finding that says why not.
+pub(crate) fn read_tree<'n, T: serde::Deserialize<'n>>(root: &'n Node, source: &Arc<Source>) -> Result<T, Box<Finding>> {
+    read::read(root).map_err(|error| {
+        let span = source.visible(error.span.unwrap_or(root.span));
+        let finding = Finding::new(error.code, error.message).at(span).of(source);
+        debug_assert_eq!(finding.severity(), Severity::Error);
+        Box::new(match error.help {
+            Some(help) => finding.help(help),
+            None => finding,
+        })
+    })
+}

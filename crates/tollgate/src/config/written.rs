@@ -1,0 +1,293 @@
+//! The small forms in which values are written: one or many, text or table, true or table, secrets.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::marker::PhantomData;
+
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{Deserialize, Deserializer, Error, MapAccess, SeqAccess, Visitor};
+
+use super::span::Spanned;
+use super::types::{Anonymize, LimitTable};
+
+/// The newtype name by which a [`OneOrMany`] asks to be given a list even if there is a single value.
+pub(crate) const LIST: &str = "$tollgate::List";
+
+/// A list, which may be written as a single value.
+#[derive(Clone, PartialEq, Debug)]
+pub struct OneOrMany<T>(pub Vec<T>);
+
+impl<T> Default for OneOrMany<T> {
+    fn default() -> Self {
+        OneOrMany(Vec::new())
+    }
+}
+
+impl<T> std::ops::Deref for OneOrMany<T> {
+    type Target = [T];
+
+    fn deref(&self) -> &[T] {
+        &self.0
+    }
+}
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for OneOrMany<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_newtype_struct(LIST, ListVisitor(PhantomData))
+    }
+}
+
+struct ListVisitor<T>(PhantomData<T>);
+
+impl<'de, T: Deserialize<'de>> Visitor<'de> for ListVisitor<T> {
+    type Value = OneOrMany<T>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a list")
+    }
+
+    fn visit_newtype_struct<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
+        Vec::deserialize(deserializer).map(OneOrMany)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Self::Value, A::Error> {
+        let mut list = Vec::with_capacity(items.size_hint().unwrap_or(0).min(1024));
+        while let Some(item) = items.next_element()? {
+            list.push(item);
+        }
+        Ok(OneOrMany(list))
+    }
+}
+
+impl<T: JsonSchema> JsonSchema for OneOrMany<T> {
+    fn schema_name() -> Cow<'static, str> {
+        format!("OneOrMany_{}", T::schema_name()).into()
+    }
+
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+        let item = generator.subschema_for::<T>();
+        json_schema!({ "anyOf": [item, { "type": "array", "items": item }] })
+    }
+}
+
+/// A text that is never printed.
+#[derive(Clone, PartialEq, Eq, Default)]
+pub struct Secret(String);
+
+impl Secret {
+    /// A secret text.
+    pub fn new(text: impl Into<String>) -> Secret {
+        Secret(text.into())
+    }
+
+    /// The text itself. Not for messages.
+    pub fn reveal(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("***")
+    }
+}
+
+impl<'de> Deserialize<'de> for Secret {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer).map(Secret)
+    }
+}
+
+impl JsonSchema for Secret {
+    fn schema_name() -> Cow<'static, str> {
+        "Secret".into()
+    }
+
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({ "type": "string", "writeOnly": true })
+    }
+}
+
+/// A limit, as a text or as a table.
+#[derive(Clone, PartialEq, Debug)]
+pub enum LimitEntry {
+    /// `"10/min"`
+    Text(String),
+    /// `{ name = "burst", limit = "10/s" }` or `{ quota = 10, window = "1min" }`
+    Table(Box<LimitTable>),
+}
+
+impl<'de> Deserialize<'de> for LimitEntry {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(LimitVisitor)
+    }
+}
+
+struct LimitVisitor;
+
+impl<'de> Visitor<'de> for LimitVisitor {
+    type Value = LimitEntry;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a limit: a text such as \"10/min\", or a table with quota and window")
+    }
+
+    fn visit_str<E>(self, text: &str) -> Result<LimitEntry, E> {
+        Ok(LimitEntry::Text(text.to_owned()))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<LimitEntry, A::Error> {
+        let table = LimitTable::deserialize(MapAccessDeserializer::new(map))?;
+        Ok(LimitEntry::Table(Box::new(table)))
+    }
+}
+
+impl JsonSchema for LimitEntry {
+    fn schema_name() -> Cow<'static, str> {
+        "Limit".into()
+    }
+
+    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+        let table = generator.subschema_for::<LimitTable>();
+        json_schema!({
+            "description": "At most QUOTA per WINDOW, by an algorithm.",
+            "anyOf": [{ "type": "string", "examples": ["10/min", "100/min token-bucket burst=20"] }, table],
+        })
+    }
+}
+
+/// Where a rule's limits come from.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Limits {
+    /// `"plan"`: from the caller's plan.
+    Plan,
+    /// One limit, or a list of them.
+    Own(OneOrMany<Spanned<LimitEntry>>),
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Limits::Own(OneOrMany::default())
+    }
+}
+
+impl<'de> Deserialize<'de> for Limits {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let list: OneOrMany<Spanned<LimitEntry>> = OneOrMany::deserialize(deserializer)?;
+        Ok(match list.0.as_slice() {
+            [only] if matches!(&**only, LimitEntry::Text(text) if text == "plan") => Limits::Plan,
+            _ => Limits::Own(list),
+        })
+    }
+}
+
+impl JsonSchema for Limits {
+    fn schema_name() -> Cow<'static, str> {
+        "Limits".into()
+    }
+
+    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+        let limits = generator.subschema_for::<OneOrMany<LimitEntry>>();
+        json_schema!({ "anyOf": [{ "const": "plan" }, limits] })
+    }
+}
+
+/// What a header must be for a rule to match.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum HeaderTest {
+    /// `true`: it is there, whatever it says.
+    Present,
+    /// It says exactly this.
+    Equals(String),
+}
+
+impl<'de> Deserialize<'de> for HeaderTest {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(HeaderTestVisitor)
+    }
+}
+
+struct HeaderTestVisitor;
+
+impl Visitor<'_> for HeaderTestVisitor {
+    type Value = HeaderTest;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("true (the header is there) or the text that it must equal")
+    }
+
+    fn visit_bool<E: Error>(self, present: bool) -> Result<HeaderTest, E> {
+        match present {
+            true => Ok(HeaderTest::Present),
+            false => Err(E::invalid_value(serde::de::Unexpected::Bool(false), &self)),
+        }
+    }
+
+    fn visit_str<E>(self, text: &str) -> Result<HeaderTest, E> {
+        Ok(HeaderTest::Equals(text.to_owned()))
+    }
+}
+
+impl JsonSchema for HeaderTest {
+    fn schema_name() -> Cow<'static, str> {
+        "HeaderTest".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({ "anyOf": [{ "const": true }, { "type": "string" }] })
+    }
+}
+
+/// `anonymize = true`, `false`, or a table that says more.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub enum AnonymizeEntry {
+    /// Addresses and keys are stored as they are.
+    #[default]
+    Off,
+    /// They are not.
+    On(Box<Anonymize>),
+}
+
+impl<'de> Deserialize<'de> for AnonymizeEntry {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(AnonymizeVisitor)
+    }
+}
+
+struct AnonymizeVisitor;
+
+impl<'de> Visitor<'de> for AnonymizeVisitor {
+    type Value = AnonymizeEntry;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("true, false, or a table with a secret")
+    }
+
+    fn visit_bool<E>(self, on: bool) -> Result<AnonymizeEntry, E> {
+        Ok(if on { AnonymizeEntry::On(Box::default()) } else { AnonymizeEntry::Off })
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<AnonymizeEntry, A::Error> {
+        Anonymize::deserialize(MapAccessDeserializer::new(map)).map(|table| AnonymizeEntry::On(Box::new(table)))
+    }
+}
+
+impl JsonSchema for AnonymizeEntry {
+    fn schema_name() -> Cow<'static, str> {
+        "AnonymizeEntry".into()
+    }
+
+    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+        let table = generator.subschema_for::<Anonymize>();
+        json_schema!({ "anyOf": [{ "type": "boolean" }, table] })
+    }
+}

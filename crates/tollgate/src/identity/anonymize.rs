@@ -1,0 +1,258 @@
+//! Pseudonyms for addresses and keys, so that the store holds no personal data.
+//!
+//! A plain hash of an IPv4 address is no protection: there are only 2^32 of them, and all can be tried in minutes. So the
+//! pseudonym is an HMAC, and without the secret nothing can be tried. The salt changes at midnight UTC, and without
+//! the secret nobody can tell which of yesterday's pseudonyms is which of today's.
+//!
+//! ```text
+//!   salt      = HMAC-SHA-256(secret, "tollgate anonymize " date)      date: 2026-02-03, or "never"
+//!   pseudonym = HMAC-SHA-256(salt, kind ":" value), its first 16 bytes in hexadecimal
+//! ```
+//!
+//! Nodes with the same secret and the same date agree. The kind is part of it, so an address and a user who is named
+//! like one are strangers. Keys change at midnight: across it a caller may use up to twice its
+//! quota, which is the price of forgetting. [`Rotate::Never`] does not pay it and does not forget.
+
+use std::fmt;
+
+use hmac::{Hmac, KeyInit, Mac};
+use sha2::Sha256;
+use tollgate_core::Timestamp;
+
+/// A shorter secret is refused: 16 bytes are what cannot be tried through.
+const SECRET_BYTES_MIN: usize = 16;
+
+const DAY_US: u64 = 86_400_000_000;
+
+/// When the salt changes.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+#[non_exhaustive]
+pub enum Rotate {
+    /// At midnight UTC.
+    #[default]
+    Daily,
+    /// Not at all.
+    Never,
+}
+
+impl Rotate {
+    /// The name used in configuration.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Rotate::Daily => "daily",
+            Rotate::Never => "never",
+        }
+    }
+}
+
+/// The secret is too short to keep one.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("the secret for anonymize has at least {SECRET_BYTES_MIN} bytes, this one has {bytes}")]
+pub struct SecretError {
+    bytes: usize,
+}
+
+/// Turns addresses and keys into pseudonyms.
+///
+/// ```
+/// use tollgate::Timestamp;
+/// use tollgate::identity::{Anonymizer, Rotate};
+///
+/// let anonymizer = Anonymizer::new(b"a secret that all nodes share", Rotate::Daily)?;
+/// let noon = Timestamp::from_micros(1_770_120_000_000_000);
+/// let pseudonym = anonymizer.salt(noon).pseudonym("ip", b"203.0.113.9");
+/// assert_eq!(pseudonym.to_string().len(), 32);
+/// assert!(!format!("{anonymizer:?}").contains("secret that"));
+/// # Ok::<(), tollgate::identity::SecretError>(())
+/// ```
+#[derive(Clone)]
+pub struct Anonymizer {
+    /// Has taken in the secret.
+    keyed: Hmac<Sha256>,
+    rotate: Rotate,
+}
+
+impl Anonymizer {
+    /// Pseudonyms under `secret`.
+    ///
+    /// # Errors
+    /// When the secret is shorter than 16 bytes.
+    pub fn new(secret: &[u8], rotate: Rotate) -> Result<Anonymizer, SecretError> {
+        if secret.len() < SECRET_BYTES_MIN {
+            return Err(SecretError { bytes: secret.len() });
+        }
+        Ok(Anonymizer { keyed: keyed(secret), rotate })
+    }
+
+    /// The salt of the day in which `now` lies.
+    pub fn salt(&self, now: Timestamp) -> Salt {
+        let mut mac = self.keyed.clone();
+        mac.update(b"tollgate anonymize ");
+        match self.rotate {
+            Rotate::Daily => mac.update(utc_date(now).as_bytes()),
+            Rotate::Never => mac.update(b"never"),
+        }
+        Salt(keyed(&mac.finalize().into_bytes()))
+    }
+}
+
+impl fmt::Debug for Anonymizer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Anonymizer").field("rotate", &self.rotate).finish_non_exhaustive()
+    }
+}
+
+/// The salt of one day.
+#[derive(Clone)]
+pub struct Salt(Hmac<Sha256>);
+
+impl Salt {
+    /// The pseudonym of a value of some kind.
+    pub fn pseudonym(&self, kind: &str, value: &[u8]) -> Pseudonym {
+        let mut mac = self.0.clone();
+        mac.update(kind.as_bytes());
+        mac.update(b":");
+        mac.update(value);
+        let digest: [u8; 32] = mac.finalize().into_bytes().into();
+        let mut pseudonym = [0; 16];
+        pseudonym.copy_from_slice(&digest[..16]);
+        Pseudonym(pseudonym)
+    }
+}
+
+impl fmt::Debug for Salt {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Salt([hidden])")
+    }
+}
+
+/// What stands for an address or a key. Printed as 32 hexadecimal digits.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Pseudonym([u8; 16]);
+
+impl fmt::Display for Pseudonym {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:032x}", u128::from_be_bytes(self.0))
+    }
+}
+
+fn keyed(key: &[u8]) -> Hmac<Sha256> {
+    Hmac::new_from_slice(key).expect("HMAC takes a key of any length")
+}
+
+/// The UTC date of an instant, as `2026-02-03`.
+///
+/// Counts years from March: the leap day is then the last of its year, and the months before it have the lengths
+/// that ⌊(153 m + 2) / 5⌋ sums up.
+fn utc_date(now: Timestamp) -> String {
+    /// Days from 0000-03-01 to 1970-01-01.
+    const EPOCH: u64 = 719_468;
+    const DAYS_IN_400_YEARS: u64 = 146_097;
+
+    let days = now.as_micros() / DAY_US + EPOCH;
+    let (era, day) = (days / DAYS_IN_400_YEARS, days % DAYS_IN_400_YEARS);
+    // Without the leap days (every 4 years, not every 100, every 400), each year has 365.
+    let year = (day - day / 1_460 + day / 36_524 - day / 146_096) / 365;
+    let day = day - (365 * year + year / 4 - year / 100);
+    let month = (5 * day + 2) / 153;
+    let day_of_month = day - (153 * month + 2) / 5 + 1;
+    let (month, next_year) = if month < 10 { (month + 3, 0) } else { (month - 9, 1) };
+    format!("{:04}-{month:02}-{day_of_month:02}", era * 400 + year + next_year)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECRET: &[u8] = b"0123456789abcdef0123456789abcdef";
+
+    fn at(date_us: u64) -> Timestamp {
+        Timestamp::from_micros(date_us)
+    }
+
+    #[test]
+    fn all_nodes_agree_on_this_vector() {
+        // printf '%s' 'tollgate anonymize 2026-02-03' | openssl dgst -sha256 -hmac SECRET, then once more under that.
+        let noon = at(1_770_120_000_000_000);
+        assert_eq!(utc_date(noon), "2026-02-03");
+        let daily = Anonymizer::new(SECRET, Rotate::Daily).unwrap().salt(noon);
+        assert_eq!(daily.pseudonym("ip", b"203.0.113.9").to_string(), "d37d6c9c1b7306f6a0439a3fa250337c");
+        let never = Anonymizer::new(SECRET, Rotate::Never).unwrap().salt(noon);
+        assert_eq!(never.pseudonym("ip", b"203.0.113.9").to_string(), "560d3fd0d7a48210199386cf6d74b484");
+    }
+
+    #[test]
+    fn pseudonyms_change_at_midnight_to_the_microsecond() {
+        let anonymizer = Anonymizer::new(SECRET, Rotate::Daily).unwrap();
+        let name = |now: Timestamp| anonymizer.salt(now).pseudonym("ip", b"203.0.113.9");
+        for day in [1, 20_000, 20_487, 40_000] {
+            let midnight = at(day * DAY_US);
+            assert_ne!(name(midnight.minus_micros(1)), name(midnight));
+            assert_eq!(name(midnight), name(midnight.plus_micros(DAY_US - 1)));
+            assert_ne!(name(midnight), name(midnight.plus_micros(DAY_US)));
+        }
+        let constant = Anonymizer::new(SECRET, Rotate::Never).unwrap();
+        assert_eq!(constant.salt(at(0)).pseudonym("ip", b"x"), constant.salt(Timestamp::MAX).pseudonym("ip", b"x"));
+    }
+
+    #[test]
+    fn kind_value_and_secret_each_change_the_pseudonym() {
+        let salt = Anonymizer::new(SECRET, Rotate::Never).unwrap().salt(at(0));
+        let other = Anonymizer::new(b"another secret, as long", Rotate::Never).unwrap().salt(at(0));
+        let name = salt.pseudonym("ip", b"10.0.0.1");
+        assert_ne!(name, salt.pseudonym("user", b"10.0.0.1"));
+        assert_ne!(name, salt.pseudonym("ip", b"10.0.0.2"));
+        assert_ne!(name, other.pseudonym("ip", b"10.0.0.1"));
+    }
+
+    #[test]
+    fn a_short_secret_is_refused() {
+        let error = Anonymizer::new(b"fifteen bytes..", Rotate::Daily).unwrap_err();
+        assert_eq!(error.to_string(), "the secret for anonymize has at least 16 bytes, this one has 15");
+    }
+
+    #[test]
+    fn dates_are_those_of_the_calendar() {
+        // `date -u -d @SECONDS +%F`, around leap days, centuries, and both ends of time.
+        for (days, date) in [
+            (0, "1970-01-01"),
+            (58, "1970-02-28"),
+            (59, "1970-03-01"),
+            (364, "1970-12-31"),
+            (365, "1971-01-01"),
+            (11_015, "2000-02-28"),
+            (11_016, "2000-02-29"),
+            (11_017, "2000-03-01"),
+            (11_322, "2000-12-31"),
+            (19_781, "2024-02-28"),
+            (19_782, "2024-02-29"),
+            (20_487, "2026-02-03"),
+            (47_540, "2100-02-28"),
+            (47_541, "2100-03-01"),
+            (52_123, "2112-09-16"),
+        ] {
+            assert_eq!(utc_date(at(days * DAY_US)), date);
+            assert_eq!(utc_date(at(days * DAY_US + DAY_US - 1)), date);
+        }
+    }
+
+    #[test]
+    fn every_day_until_the_end_of_time_follows_the_one_before() {
+        let is_leap = |year: u32| year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400));
+        let (mut year, mut month, mut day) = (1970_u32, 1_u32, 1_u32);
+        for days in 0..=Timestamp::MAX.as_micros() / DAY_US {
+            assert_eq!(utc_date(at(days * DAY_US)), format!("{year:04}-{month:02}-{day:02}"));
+            let length = match month {
+                2 if is_leap(year) => 29,
+                2 => 28,
+                4 | 6 | 9 | 11 => 30,
+                _ => 31,
+            };
+            (year, month, day) = match (day == length, month == 12) {
+                (false, _) => (year, month, day + 1),
+                (true, false) => (year, month + 1, 1),
+                (true, true) => (year + 1, 1, 1),
+            };
+        }
+    }
+}

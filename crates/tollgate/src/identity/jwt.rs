@@ -1,0 +1,297 @@
+//! Users, by the token that somebody we know has signed for them (JWT, RFC 7519).
+//!
+//! **The key decides the algorithm.** A token names its algorithm itself, and believing it is the classic hole: a
+//! token that says `none`, or one that says HS256 and is signed with the bytes of a *public* RSA key. Here a
+//! verifier is made for one algorithm with one key; the token's word is only compared with it. A
+//! public key given as an HS256 secret is refused when the verifier is made.
+//!
+//! **The order.** Size, shape, algorithm, signature; only then are the claims parsed, so nothing that is unsigned
+//! reaches the JSON of a caller. `exp` is required: a token that is valid for good is a password. Times are compared
+//! with the `now` that was passed in; no clock is read here.
+//!
+//! The signature check goes to `jsonwebtoken`'s pure Rust backend by name, not through its process-wide
+//! default: another crate in the same program may have chosen a different one, or none.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use base64::Engine;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use jsonwebtoken::crypto::rust_crypto::DEFAULT_PROVIDER;
+use jsonwebtoken::{Algorithm, DecodingKey};
+use serde_json::{Map, Value};
+use tollgate_core::Timestamp;
+
+/// A longer token is refused unread.
+pub const TOKEN_BYTES_MAX: usize = 8 * 1024;
+/// HMAC keys shorter than the digest weaken it, and RFC 7518 forbids them for HS256.
+const HS256_SECRET_BYTES_MIN: usize = 32;
+/// RFC 7518 forbids RSA keys of fewer bits for RS256.
+const RSA_MODULUS_BYTES_MIN: usize = 2048 / 8;
+/// A longer subject is no user's name.
+const SUBJECT_BYTES_MAX: usize = 1024;
+
+/// A user whose token was verified.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub struct User {
+    /// The token's subject (`sub`).
+    pub subject: Arc<str>,
+    /// What the plan claim says, if the verifier has one and the token too.
+    pub plan: Option<Arc<str>>,
+}
+
+/// Why a token is not believed. None of them repeats anything of the token.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum TokenError {
+    /// Longer than [`TOKEN_BYTES_MAX`].
+    #[error("a token has at most {TOKEN_BYTES_MAX} bytes")]
+    TooLong,
+    /// Not three base64url parts with JSON objects in the first two, or a claim of the wrong type.
+    #[error("expected a signed JSON web token")]
+    Malformed,
+    /// Another algorithm than the verifier's, `none` included, or an extension we do not know (`crit`).
+    #[error("the token's algorithm is not the configured one")]
+    Algorithm,
+    /// Signed by somebody else, or changed.
+    #[error("the token's signature does not match")]
+    Signature,
+    /// Without an `exp`, or past it.
+    #[error("the token has expired or does not say when it does")]
+    Expired,
+    /// Before its `nbf`.
+    #[error("the token is not valid yet")]
+    NotYet,
+    /// From another issuer.
+    #[error("the token's issuer is not the configured one")]
+    Issuer,
+    /// For another audience.
+    #[error("the token is for another audience")]
+    Audience,
+    /// Without a `sub`, or with an empty or endless one.
+    #[error("the token names no subject")]
+    Subject,
+}
+
+/// A key that cannot verify tokens. Does not repeat the key.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("{problem}; {accepted}")]
+pub struct TokenKeyError {
+    problem: &'static str,
+    accepted: &'static str,
+}
+
+/// Verifies tokens of one algorithm with one key.
+///
+/// ```
+/// use tollgate::identity::{TokenError, TokenVerifier};
+/// use tollgate::Timestamp;
+///
+/// let verifier = TokenVerifier::hs256(b"a secret of at least thirty-two bytes")?
+///     .with_issuer("https://login.example")
+///     .with_plan_claim("plan");
+/// let now = Timestamp::from_micros(1_770_120_000_000_000);
+/// assert_eq!(verifier.verify(b"not a token", now), Err(TokenError::Malformed));
+/// # Ok::<(), tollgate::identity::TokenKeyError>(())
+/// ```
+#[derive(Clone)]
+pub struct TokenVerifier {
+    algorithm: Algorithm,
+    key: DecodingKey,
+    issuer: Option<String>,
+    audience: Option<String>,
+    plan_claim: Option<String>,
+    leeway_us: u64,
+}
+
+impl TokenVerifier {
+    /// Verifies HS256 tokens with the secret they were signed with.
+    ///
+    /// # Errors
+    /// When the secret is shorter than 32 bytes, or is a PEM file, which RS256 and ES256 take.
+    pub fn hs256(secret: &[u8]) -> Result<TokenVerifier, TokenKeyError> {
+        let accepted = "HS256 takes a secret of at least 32 bytes";
+        if secret.trim_ascii_start().starts_with(b"-----BEGIN") {
+            let problem = "this is a PEM file, not a secret: whoever has the public key could sign tokens with it";
+            return Err(TokenKeyError { problem, accepted });
+        }
+        if secret.len() < HS256_SECRET_BYTES_MIN {
+            return Err(TokenKeyError { problem: "the secret is too short", accepted });
+        }
+        Ok(TokenVerifier::new(Algorithm::HS256, DecodingKey::from_secret(secret)))
+    }
+
+    /// Verifies RS256 tokens with the issuer's public key, in PEM form.
+    ///
+    /// # Errors
+    /// When it is no RSA public key, or has fewer than 2,048 bits.
+    pub fn rs256(public_key_pem: &[u8]) -> Result<TokenVerifier, TokenKeyError> {
+        let error = |problem| TokenKeyError {
+            problem,
+            accepted: "RS256 takes an RSA public key of at least 2048 bits, as PEM (BEGIN PUBLIC KEY)",
+        };
+        let key = DecodingKey::from_rsa_pem(public_key_pem).map_err(|_| error("expected an RSA public key"))?;
+        let (modulus, _) = key
+            .try_get_as_bytes()
+            .and_then(|der| (DEFAULT_PROVIDER.key_utils.rsa_pub_components_from_public_key)(der))
+            .map_err(|_| error("expected an RSA public key"))?;
+        if modulus.len() < RSA_MODULUS_BYTES_MIN {
+            return Err(error("the key is too short"));
+        }
+        Ok(TokenVerifier::new(Algorithm::RS256, key))
+    }
+
+    /// Verifies ES256 tokens with the issuer's public key, in PEM form.
+    ///
+    /// # Errors
+    /// When it is no public key on the curve P-256.
+    pub fn es256(public_key_pem: &[u8]) -> Result<TokenVerifier, TokenKeyError> {
+        let error = TokenKeyError {
+            problem: "expected a public key on the curve P-256",
+            accepted: "ES256 takes an EC public key, as PEM (BEGIN PUBLIC KEY)",
+        };
+        let key = DecodingKey::from_ec_pem(public_key_pem).map_err(|_| error.clone())?;
+        (DEFAULT_PROVIDER.verifier_factory)(&Algorithm::ES256, &key).map_err(|_| error)?;
+        Ok(TokenVerifier::new(Algorithm::ES256, key))
+    }
+
+    fn new(algorithm: Algorithm, key: DecodingKey) -> TokenVerifier {
+        TokenVerifier { algorithm, key, issuer: None, audience: None, plan_claim: None, leeway_us: 60_000_000 }
+    }
+
+    /// Only tokens whose `iss` is this.
+    #[must_use]
+    pub fn with_issuer(self, issuer: impl Into<String>) -> TokenVerifier {
+        TokenVerifier { issuer: Some(issuer.into()), ..self }
+    }
+
+    /// Only tokens whose `aud` is this or has this among others. Unless said, `aud` is not looked at.
+    #[must_use]
+    pub fn with_audience(self, audience: impl Into<String>) -> TokenVerifier {
+        TokenVerifier { audience: Some(audience.into()), ..self }
+    }
+
+    /// Reads the user's plan from this claim, a string.
+    #[must_use]
+    pub fn with_plan_claim(self, claim: impl Into<String>) -> TokenVerifier {
+        TokenVerifier { plan_claim: Some(claim.into()), ..self }
+    }
+
+    /// Allows this much between the issuer's clock and ours: a minute unless said.
+    #[must_use]
+    pub fn with_leeway(self, leeway: Duration) -> TokenVerifier {
+        TokenVerifier { leeway_us: u64::try_from(leeway.as_micros()).unwrap_or(u64::MAX), ..self }
+    }
+
+    /// The user whom the token was signed for.
+    ///
+    /// # Errors
+    /// When any part of the token is not as it should be; [`TokenError`] says which.
+    pub fn verify(&self, token: &[u8], now: Timestamp) -> Result<User, TokenError> {
+        let claims = self.verified_claims(token)?;
+        self.check_times(&claims, now)?;
+        self.check_parties(&claims)?;
+        let subject = match claims.get("sub") {
+            Some(Value::String(subject)) if (1..=SUBJECT_BYTES_MAX).contains(&subject.len()) => subject.as_str().into(),
+            _ => return Err(TokenError::Subject),
+        };
+        let plan = self.plan_claim.as_ref().and_then(|claim| claims.get(claim)?.as_str()).map(Arc::from);
+        Ok(User { subject, plan })
+    }
+
+    /// The claims, once the signature over them is known to be good.
+    fn verified_claims(&self, token: &[u8]) -> Result<Map<String, Value>, TokenError> {
+        if token.len() > TOKEN_BYTES_MAX {
+            return Err(TokenError::TooLong);
+        }
+        let parts: Vec<&[u8]> = token.splitn(4, |&byte| byte == b'.').collect();
+        let [header, claims, signature] = parts[..] else { return Err(TokenError::Malformed) };
+        let object = decode_object(header)?;
+        if object.get("alg").and_then(Value::as_str) != Some(algorithm_name(self.algorithm))
+            || object.contains_key("crit")
+        {
+            return Err(TokenError::Algorithm);
+        }
+        let signature = URL_SAFE_NO_PAD.decode(signature).map_err(|_| TokenError::Malformed)?;
+        let signed = &token[..header.len() + 1 + claims.len()];
+        (DEFAULT_PROVIDER.verifier_factory)(&self.algorithm, &self.key)
+            .map_err(|_| TokenError::Signature)?
+            .verify(signed, &signature)
+            .map_err(|_| TokenError::Signature)?;
+        decode_object(claims)
+    }
+
+    fn check_times(&self, claims: &Map<String, Value>, now: Timestamp) -> Result<(), TokenError> {
+        let now_us = now.as_micros();
+        let expires_us = numeric_date_us(claims, "exp")?.ok_or(TokenError::Expired)?;
+        if now_us >= expires_us.saturating_add(self.leeway_us) {
+            return Err(TokenError::Expired);
+        }
+        match numeric_date_us(claims, "nbf")? {
+            Some(begins_us) if now_us.saturating_add(self.leeway_us) < begins_us => Err(TokenError::NotYet),
+            _ => Ok(()),
+        }
+    }
+
+    fn check_parties(&self, claims: &Map<String, Value>) -> Result<(), TokenError> {
+        if let Some(issuer) = &self.issuer
+            && claims.get("iss").and_then(Value::as_str) != Some(issuer)
+        {
+            return Err(TokenError::Issuer);
+        }
+        let Some(audience) = &self.audience else { return Ok(()) };
+        let is_for_us = match claims.get("aud") {
+            Some(Value::String(one)) => one == audience,
+            Some(Value::Array(many)) => many.iter().any(|one| one.as_str() == Some(audience)),
+            _ => false,
+        };
+        if is_for_us { Ok(()) } else { Err(TokenError::Audience) }
+    }
+}
+
+impl fmt::Debug for TokenVerifier {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TokenVerifier")
+            .field("algorithm", &algorithm_name(self.algorithm))
+            .field("issuer", &self.issuer)
+            .field("audience", &self.audience)
+            .field("plan_claim", &self.plan_claim)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Whether a bearer token could be a JWT: three parts, with dots between them.
+pub(crate) fn looks_like_token(text: &[u8]) -> bool {
+    text.iter().filter(|&&byte| byte == b'.').count() == 2
+}
+
+fn algorithm_name(algorithm: Algorithm) -> &'static str {
+    match algorithm {
+        Algorithm::HS256 => "HS256",
+        Algorithm::RS256 => "RS256",
+        Algorithm::ES256 => "ES256",
+        _ => unreachable!("a verifier is made for one of the three"),
+    }
+}
+
+fn decode_object(part: &[u8]) -> Result<Map<String, Value>, TokenError> {
+    let json = URL_SAFE_NO_PAD.decode(part).map_err(|_| TokenError::Malformed)?;
+    serde_json::from_slice(&json).map_err(|_| TokenError::Malformed)
+}
+
+/// Seconds since the epoch, whole or with a fraction, in microseconds. Rounded down; beyond the end of time is the end.
+fn numeric_date_us(claims: &Map<String, Value>, name: &str) -> Result<Option<u64>, TokenError> {
+    let Some(value) = claims.get(name) else { return Ok(None) };
+    if let Some(seconds) = value.as_u64() {
+        return Ok(Some(seconds.saturating_mul(1_000_000)));
+    }
+    match value.as_f64() {
+        // `as` saturates, which is what is wanted of a number that is too large.
+        Some(seconds) if seconds >= 0.0 => Ok(Some((seconds * 1e6) as u64)),
+        _ => Err(TokenError::Malformed),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,205 @@
+//! The tokens in `vectors/` were signed with OpenSSL; their private keys were thrown away. Both say
+//! `{"sub":"42","plan":"pro","exp":1770120000}`.
+
+use hmac::{Hmac, KeyInit, Mac};
+use serde_json::json;
+use sha2::Sha256;
+
+use super::*;
+
+const SECRET: &[u8] = b"0123456789abcdef0123456789abcdef";
+const RS256_PEM: &[u8] = include_bytes!("vectors/rs256.pem");
+const RS256_TOKEN: &str = include_str!("vectors/rs256.jwt");
+const ES256_PEM: &[u8] = include_bytes!("vectors/es256.pem");
+const ES256_TOKEN: &str = include_str!("vectors/es256.jwt");
+const EXP_S: u64 = 1_770_120_000;
+
+fn at(seconds: u64) -> Timestamp {
+    Timestamp::from_micros(seconds * 1_000_000)
+}
+
+fn encode(json: &Value) -> String {
+    URL_SAFE_NO_PAD.encode(json.to_string())
+}
+
+fn sign(secret: &[u8], header: &Value, claims: &Value) -> String {
+    let message = format!("{}.{}", encode(header), encode(claims));
+    let mut mac = <Hmac<Sha256>>::new_from_slice(secret).unwrap();
+    mac.update(message.as_bytes());
+    format!("{message}.{}", URL_SAFE_NO_PAD.encode(mac.finalize().into_bytes()))
+}
+
+fn hs256(claims: &Value) -> String {
+    sign(SECRET, &json!({"alg": "HS256", "typ": "JWT"}), claims)
+}
+
+fn verifier() -> TokenVerifier {
+    TokenVerifier::hs256(SECRET).unwrap().with_leeway(Duration::ZERO)
+}
+
+#[test]
+fn a_token_of_each_algorithm_names_its_user_and_plan() {
+    let claims = json!({"sub": "42", "plan": "pro", "exp": EXP_S});
+    for (verifier, token) in [
+        (TokenVerifier::hs256(SECRET).unwrap(), hs256(&claims).as_str()),
+        (TokenVerifier::rs256(RS256_PEM).unwrap(), RS256_TOKEN.trim_ascii()),
+        (TokenVerifier::es256(ES256_PEM).unwrap(), ES256_TOKEN.trim_ascii()),
+    ] {
+        let user = verifier.clone().with_plan_claim("plan").verify(token.as_bytes(), at(EXP_S - 1)).unwrap();
+        assert_eq!((&*user.subject, user.plan.as_deref()), ("42", Some("pro")));
+        assert_eq!(verifier.verify(token.as_bytes(), at(EXP_S - 1)).unwrap().plan, None);
+    }
+}
+
+#[test]
+fn no_bit_of_a_token_can_be_changed() {
+    let claims = json!({"sub": "42", "exp": EXP_S});
+    for (verifier, token) in [
+        (TokenVerifier::hs256(SECRET).unwrap(), hs256(&claims).as_str()),
+        (TokenVerifier::rs256(RS256_PEM).unwrap(), RS256_TOKEN.trim_ascii()),
+        (TokenVerifier::es256(ES256_PEM).unwrap(), ES256_TOKEN.trim_ascii()),
+    ] {
+        assert!(verifier.verify(token.as_bytes(), at(0)).is_ok());
+        for place in (0..token.len()).step_by(7).chain([token.len() - 1]) {
+            let mut changed = token.as_bytes().to_vec();
+            changed[place] = if changed[place] == b'A' { b'Z' } else { b'A' };
+            assert!(verifier.verify(&changed, at(0)).is_err(), "byte {place} of {token}");
+        }
+        let (message, _) = token.rsplit_once('.').unwrap();
+        assert_eq!(verifier.verify(format!("{message}.").as_bytes(), at(0)), Err(TokenError::Signature));
+    }
+}
+
+#[test]
+fn the_key_decides_the_algorithm_whatever_the_token_says() {
+    let claims = json!({"sub": "admin", "exp": EXP_S});
+    let none = |alg: &str| format!("{}.{}.", encode(&json!({"alg": alg})), encode(&claims));
+    let verifiers = [
+        TokenVerifier::hs256(SECRET).unwrap(),
+        TokenVerifier::rs256(RS256_PEM).unwrap(),
+        TokenVerifier::es256(ES256_PEM).unwrap(),
+    ];
+    for verifier in &verifiers {
+        for alg in ["none", "None", "NONE", "", "hs256", "HS384", "PS256", "EdDSA"] {
+            let token = none(alg);
+            assert_eq!(verifier.verify(token.as_bytes(), at(0)), Err(TokenError::Algorithm), "{verifier:?} {alg}");
+        }
+    }
+    // Signed with the bytes of the public key, as an HMAC secret.
+    for (verifier, pem) in [(&verifiers[1], RS256_PEM), (&verifiers[2], ES256_PEM)] {
+        let forged = sign(pem, &json!({"alg": "HS256"}), &claims);
+        assert_eq!(verifier.verify(forged.as_bytes(), at(0)), Err(TokenError::Algorithm));
+        let alg = algorithm_name(verifier.algorithm);
+        let forged = sign(pem, &json!({"alg": alg}), &claims);
+        assert_eq!(verifier.verify(forged.as_bytes(), at(0)), Err(TokenError::Signature));
+        assert!(TokenVerifier::hs256(pem).unwrap_err().to_string().contains("PEM"));
+    }
+    for (token, verifier) in [(RS256_TOKEN, &verifiers[0]), (RS256_TOKEN, &verifiers[2]), (ES256_TOKEN, &verifiers[1])]
+    {
+        assert_eq!(verifier.verify(token.trim_ascii().as_bytes(), at(0)), Err(TokenError::Algorithm));
+    }
+}
+
+#[test]
+fn extensions_that_must_be_understood_are_refused() {
+    let token =
+        sign(SECRET, &json!({"alg": "HS256", "crit": ["b64"], "b64": false}), &json!({"sub": "42", "exp": EXP_S}));
+    assert_eq!(verifier().verify(token.as_bytes(), at(0)), Err(TokenError::Algorithm));
+}
+
+#[test]
+fn times_are_compared_with_the_time_passed_in_to_the_microsecond() {
+    let token = hs256(&json!({"sub": "42", "exp": EXP_S, "nbf": EXP_S - 60}));
+    let verify = |verifier: &TokenVerifier, now: Timestamp| verifier.verify(token.as_bytes(), now).map(|_| ());
+    let strict = verifier();
+    assert_eq!(verify(&strict, at(EXP_S - 60).minus_micros(1)), Err(TokenError::NotYet));
+    assert_eq!(verify(&strict, at(EXP_S - 60)), Ok(()));
+    assert_eq!(verify(&strict, at(EXP_S).minus_micros(1)), Ok(()));
+    assert_eq!(verify(&strict, at(EXP_S)), Err(TokenError::Expired));
+    let lenient = verifier().with_leeway(Duration::from_secs(10));
+    assert_eq!(verify(&lenient, at(EXP_S - 70).minus_micros(1)), Err(TokenError::NotYet));
+    assert_eq!(verify(&lenient, at(EXP_S - 70)), Ok(()));
+    assert_eq!(verify(&lenient, at(EXP_S + 10).minus_micros(1)), Ok(()));
+    assert_eq!(verify(&lenient, at(EXP_S + 10)), Err(TokenError::Expired));
+    assert_eq!(verify(&verifier().with_leeway(Duration::MAX), Timestamp::MAX), Ok(()));
+}
+
+#[test]
+fn claims_of_the_wrong_kind_are_refused() {
+    use TokenError::{Audience, Expired, Issuer, Malformed, NotYet, Subject};
+    let verifier = verifier().with_issuer("https://login.example").with_audience("api").with_plan_claim("plan");
+    let good = json!({"sub": "42", "exp": EXP_S, "iss": "https://login.example", "aud": "api"});
+    let with = |name: &str, value: Value| {
+        let mut claims = good.clone();
+        claims[name] = value;
+        claims
+    };
+    let without = |name: &str| {
+        let mut claims = good.clone();
+        claims.as_object_mut().unwrap().remove(name);
+        claims
+    };
+    for (claims, expected) in [
+        (good.clone(), Ok(())),
+        (with("aud", json!(["other", "api"])), Ok(())),
+        (with("exp", json!(1_770_120_000.5)), Ok(())),
+        (with("exp", json!(1e300)), Ok(())),
+        (with("exp", json!(u64::MAX)), Ok(())),
+        (with("nbf", json!(0)), Ok(())),
+        (with("plan", json!(7)), Ok(())),
+        (with("aud", json!("other")), Err(Audience)),
+        (with("aud", json!([])), Err(Audience)),
+        (with("aud", json!({"api": 1})), Err(Audience)),
+        (without("aud"), Err(Audience)),
+        (with("iss", json!("https://login.example/")), Err(Issuer)),
+        (with("iss", json!(["https://login.example"])), Err(Issuer)),
+        (without("iss"), Err(Issuer)),
+        (without("exp"), Err(Expired)),
+        (with("exp", json!("1770120000")), Err(Malformed)),
+        (with("exp", json!(-1)), Err(Malformed)),
+        (with("exp", json!(null)), Err(Malformed)),
+        (with("exp", json!(0)), Err(Expired)),
+        (with("nbf", json!("soon")), Err(Malformed)),
+        (with("nbf", json!(u64::MAX)), Err(NotYet)),
+        (without("sub"), Err(Subject)),
+        (with("sub", json!("")), Err(Subject)),
+        (with("sub", json!(42)), Err(Subject)),
+        (with("sub", json!("x".repeat(SUBJECT_BYTES_MAX + 1))), Err(Subject)),
+        (json!([1, 2]), Err(Malformed)),
+    ] {
+        assert_eq!(verifier.verify(hs256(&claims).as_bytes(), at(1)).map(|_| ()), expected, "{claims}");
+    }
+}
+
+#[test]
+fn what_is_no_token_is_refused_before_it_costs_anything() {
+    let good = hs256(&json!({"sub": "42", "exp": EXP_S}));
+    for token in
+        ["", ".", "..", "...", "a.b", "a.b.c", "a.b.c.d", &format!("{good}."), &format!(" {good}"), &format!("{good}=")]
+    {
+        assert_eq!(verifier().verify(token.as_bytes(), at(0)), Err(TokenError::Malformed), "{token}");
+    }
+    assert_eq!(verifier().verify(b"\xff.\xff.\xff", at(0)), Err(TokenError::Malformed));
+    assert_eq!(verifier().verify(&vec![b'.'; TOKEN_BYTES_MAX + 1], at(0)), Err(TokenError::TooLong));
+    let deep = format!("{}.e30.", URL_SAFE_NO_PAD.encode("[".repeat(4_000)));
+    assert_eq!(verifier().verify(deep.as_bytes(), at(0)), Err(TokenError::Malformed));
+}
+
+#[test]
+fn a_key_that_cannot_verify_is_told_what_is_taken() {
+    let short = include_bytes!("vectors/rs256_1024_bits.pem");
+    let other_curve = include_bytes!("vectors/es384.pem");
+    for (result, said) in [
+        (TokenVerifier::hs256(&SECRET[1..]), "at least 32 bytes"),
+        (TokenVerifier::hs256(b""), "at least 32 bytes"),
+        (TokenVerifier::rs256(short), "2048 bits"),
+        (TokenVerifier::rs256(ES256_PEM), "RSA public key"),
+        (TokenVerifier::rs256(SECRET), "RSA public key"),
+        (TokenVerifier::rs256(b""), "RSA public key"),
+        (TokenVerifier::es256(other_curve), "P-256"),
+        (TokenVerifier::es256(RS256_PEM), "P-256"),
+    ] {
+        let message = result.unwrap_err().to_string();
+        assert!(message.contains(said), "{message}");
+    }
+}

@@ -1,0 +1,201 @@
+//! Sets of networks: trusted proxies, exempt addresses, address ranges of a plan.
+
+use std::net::IpAddr;
+use std::str::FromStr;
+
+use ipnet::{IpNet, Ipv4Net};
+
+/// Longer texts are refused unread.
+const TEXT_BYTES_MAX: usize = 64;
+
+/// A set of networks. Asking costs a binary search, however many there are.
+///
+/// ```
+/// use tollgate::identity::Networks;
+///
+/// let networks = Networks::parse(["10.0.0.0/8", "2001:db8::/32", "192.0.2.7"])?;
+/// assert!(networks.contains("10.1.2.3".parse().unwrap()));
+/// assert!(networks.contains("::ffff:192.0.2.7".parse().unwrap()));
+/// assert!(!networks.contains("192.0.2.8".parse().unwrap()));
+/// # Ok::<(), tollgate::identity::NetworkError>(())
+/// ```
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
+pub struct Networks {
+    /// Disjoint and in order, IPv4 first; never IPv4-mapped.
+    networks: Vec<IpNet>,
+}
+
+/// A text that is no network.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error(
+    "{problem} (found {found:?}); accepted are networks and addresses: 10.0.0.0/8, 203.0.113.7, 2001:db8::/32, ::1"
+)]
+pub struct NetworkError {
+    problem: String,
+    found: String,
+}
+
+impl Networks {
+    /// The set of networks with these texts: `ADDRESS/BITS`, or a single address.
+    ///
+    /// # Errors
+    /// When one of them is no network, or has address bits beyond its size: of `10.1.2.3/8`, one of the
+    /// two numbers must be a slip, and to guess which would be to guess whom to trust.
+    pub fn parse<'a>(texts: impl IntoIterator<Item = &'a str>) -> Result<Networks, NetworkError> {
+        let networks: Vec<IpNet> = texts.into_iter().map(parse_network).collect::<Result<_, _>>()?;
+        Ok(networks.into_iter().collect())
+    }
+
+    /// Whether `address` is in one of the networks. An IPv4-mapped address counts as IPv4.
+    pub fn contains(&self, address: IpAddr) -> bool {
+        let address = address.to_canonical();
+        let after = self.networks.partition_point(|network| network.network() <= address);
+        after.checked_sub(1).is_some_and(|before| self.networks[before].contains(&address))
+    }
+
+    /// Whether the set has no network.
+    pub fn is_empty(&self) -> bool {
+        self.networks.is_empty()
+    }
+
+    /// Whether every IPv4 or every IPv6 address is in it.
+    pub fn is_everybody(&self) -> bool {
+        self.networks.iter().any(|network| network.prefix_len() == 0)
+    }
+
+    /// The networks, merged where they touch, in order.
+    pub fn iter(&self) -> impl Iterator<Item = IpNet> + '_ {
+        self.networks.iter().copied()
+    }
+}
+
+impl FromIterator<IpNet> for Networks {
+    fn from_iter<I: IntoIterator<Item = IpNet>>(networks: I) -> Networks {
+        let networks: Vec<IpNet> = networks.into_iter().map(|network| unmap(network.trunc())).collect();
+        let mut networks = IpNet::aggregate(&networks);
+        networks.sort_unstable();
+        Networks { networks }
+    }
+}
+
+impl FromStr for Networks {
+    type Err = NetworkError;
+
+    /// Several networks, separated by commas or spaces, as in an environment variable.
+    fn from_str(text: &str) -> Result<Networks, NetworkError> {
+        Networks::parse(text.split([',', ' ']).filter(|word| !word.is_empty()))
+    }
+}
+
+fn parse_network(text: &str) -> Result<IpNet, NetworkError> {
+    let error = |problem: &str| NetworkError {
+        problem: problem.to_owned(),
+        found: text.chars().take(TEXT_BYTES_MAX).collect(),
+    };
+    if text.len() > TEXT_BYTES_MAX {
+        return Err(error("too long for a network"));
+    }
+    let Some((address, bits)) = text.split_once('/') else {
+        return text.parse::<IpAddr>().map(|address| unmap(address.into())).map_err(|_| error("expected a network"));
+    };
+    let address: IpAddr = address.parse().map_err(|_| error("expected an address before the /"))?;
+    let bits_max = if address.is_ipv4() { 32 } else { 128 };
+    let network = (!bits.is_empty() && bits.bytes().all(|byte| byte.is_ascii_digit()))
+        .then(|| bits.parse().ok().and_then(|bits| IpNet::new(address, bits).ok()))
+        .flatten()
+        .ok_or_else(|| error(&format!("expected a size of 0 to {bits_max} bits after the /")))?;
+    if network.trunc() != network {
+        return Err(error(&format!("the address goes on after its first {bits} bits; write {}", network.trunc())));
+    }
+    Ok(unmap(network))
+}
+
+/// A network within ::ffff:0:0/96 is the IPv4 network it stands for.
+fn unmap(network: IpNet) -> IpNet {
+    match (network.network().to_canonical(), network.prefix_len().checked_sub(96)) {
+        (IpAddr::V4(v4), Some(bits)) if matches!(network, IpNet::V6(_)) => Ipv4Net::new_assert(v4, bits).into(),
+        _ => network,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn networks(text: &str) -> Networks {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn membership_agrees_with_asking_each_network() {
+        let texts = ["10.0.0.0/8", "10.1.0.0/16", "11.0.0.0/8", "192.0.2.7", "::1", "2001:db8::/32", "fe80::/10"];
+        let set = Networks::parse(texts).unwrap();
+        let single: Vec<IpNet> = texts.iter().map(|text| parse_network(text).unwrap()).collect();
+        for text in [
+            "9.255.255.255",
+            "10.0.0.0",
+            "10.255.255.255",
+            "11.255.255.255",
+            "12.0.0.0",
+            "192.0.2.6",
+            "192.0.2.7",
+            "192.0.2.8",
+            "255.255.255.255",
+            "0.0.0.0",
+            "::",
+            "::1",
+            "::2",
+            "2001:db7:ffff::",
+            "2001:db8::",
+            "2001:db8:ffff:ffff:ffff:ffff:ffff:ffff",
+            "2001:db9::",
+            "fe80::1",
+            "febf::",
+            "fec0::",
+        ] {
+            let address: IpAddr = text.parse().unwrap();
+            assert_eq!(set.contains(address), single.iter().any(|net| net.contains(&address)), "{text}");
+        }
+    }
+
+    #[test]
+    fn mapped_networks_and_mapped_addresses_are_ipv4() {
+        assert_eq!(networks("::ffff:10.0.0.0/104"), networks("10.0.0.0/8"));
+        assert_eq!(networks("::ffff:a00:1"), networks("10.0.0.1"));
+        assert!(networks("10.0.0.0/8").contains("::ffff:10.9.9.9".parse().unwrap()));
+        assert!(!networks("::/0").contains("10.9.9.9".parse().unwrap()), "an IPv6 network holds no IPv4");
+    }
+
+    #[test]
+    fn everybody_is_noticed_even_in_halves() {
+        for text in ["0.0.0.0/0", "::/0", "0.0.0.0/1 128.0.0.0/1", "10.0.0.0/8,::ffff:0:0/96"] {
+            assert!(networks(text).is_everybody(), "{text}");
+        }
+        assert!(!networks("0.0.0.0/1").is_everybody());
+        assert!(networks("").is_empty() && !networks("").contains("::1".parse().unwrap()));
+    }
+
+    #[test]
+    fn a_text_that_is_no_network_is_told_what_would_be() {
+        for (text, said) in [
+            ("10.0.0.0/33", "0 to 32 bits"),
+            ("::/129", "0 to 128 bits"),
+            ("10.0.0.0/", "0 to 32 bits"),
+            ("10.0.0.0/+8", "0 to 32 bits"),
+            ("10.0.0.0/255.0.0.0", "0 to 32 bits"),
+            ("10.1.2.3/8", "write 10.0.0.0/8"),
+            ("2001:db8::1/32", "write 2001:db8::/32"),
+            ("10.0.0", "expected a network"),
+            ("localhost", "expected a network"),
+            ("localhost/8", "before the /"),
+            ("*", "expected a network"),
+        ] {
+            let message = Networks::parse([text]).unwrap_err().to_string();
+            assert!(message.contains(said) && message.contains(text), "{text}: {message}");
+            assert!(message.contains("accepted are"), "{message}");
+        }
+        let message = Networks::parse(["9".repeat(10_000).as_str()]).unwrap_err().to_string();
+        assert!(message.len() < 300, "{}", message.len());
+        assert!(Networks::parse([""]).is_err());
+    }
+}

@@ -1,0 +1,187 @@
+//! The subject: who is counted, as bytes that cannot be confused with anybody else's.
+//!
+//! **Problem.** A limiter that joins parts with a separator counts `("a", "b_c")` and `("a_b", "c")` as one, and
+//! whoever may choose a part may choose to be somebody else. A limiter that drops a missing part puts all
+//! who lack it into one bucket, where a few can starve the rest.
+//!
+//! **Layout.** Readable, because an operator will meet it in `redis-cli` at three in the morning:
+//!
+//! ```text
+//!   subject = part *( "&" part )              ip:203.0.113.9&user:42
+//!   part    = kind ":" value
+//!   kind    = "ip" | "api_key" | "user" | "header:" name | "cookie:" name | "path" | "global"
+//!   value   =     text                        203.0.113.9   2001:db8::/64   /shorten
+//!           | "#" digest                      what is long or secret: SHA-256, 16 bytes in hexadecimal
+//!           | "~" pseudonym                   under `anonymize`
+//!           | "!" value                       not there; the address stands in
+//! ```
+//!
+//! In texts and names everything but visible ASCII, and the characters `% & # ~ ! { }`, is written as `%XX`. So an `&`
+//! always separates, a mark is always ours, and the bytes can be read back into the parts in only one way: different
+//! parts, different subjects. `global` has no value.
+//!
+//! **A missing part** (no such header, no known key, no user) is replaced by the address behind a mark. Those
+//! who leave it out are counted by address: never all together, never uncounted, and never in the bucket of somebody
+//! who did say it, not even if that one's value reads like an address.
+//!
+//! **Credentials.** API keys, cookies and the headers that carry credentials are never written out: their digest
+//! is the subject. `anonymize` replaces each value but `path` by a pseudonym of what would have stood there.
+
+use std::fmt::{self, Write};
+
+use sha2::{Digest, Sha256};
+use smallvec::SmallVec;
+
+use super::anonymize::Salt;
+
+/// A longer value is written as its digest.
+const VALUE_BYTES_MAX: usize = 128;
+
+/// Who is counted. Made by [`Identity::subject`](super::Identity::subject); goes into a [`Key`](crate::Key).
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub struct Subject(SmallVec<[u8; 64]>);
+
+impl Subject {
+    /// The bytes, all of them visible ASCII.
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.0
+    }
+
+    fn as_str(&self) -> &str {
+        std::str::from_utf8(&self.0).expect("a subject is written in ASCII")
+    }
+}
+
+impl AsRef<[u8]> for Subject {
+    fn as_ref(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl fmt::Display for Subject {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+impl fmt::Debug for Subject {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Subject({})", self.as_str())
+    }
+}
+
+/// The kind of one part, with the name that `header` and `cookie` have.
+#[derive(Clone, Copy)]
+pub(crate) struct PartKind<'a> {
+    pub(crate) word: &'static str,
+    pub(crate) name: Option<&'a str>,
+}
+
+/// The value of one part.
+#[derive(Clone, Copy)]
+pub(crate) enum PartValue<'a> {
+    /// May be read by whoever can read the store.
+    Plain(&'a [u8]),
+    /// Must not be read: its digest is written.
+    Secret(&'a [u8]),
+    /// The digest of what must not be read.
+    Digest(&'a [u8; 32]),
+    /// Nobody's secret and nobody's data, written out under `anonymize` too.
+    Public(&'a [u8]),
+    /// Not there; this address is counted instead.
+    Missing(&'a str),
+}
+
+/// Writes a subject, part by part.
+pub(crate) struct SubjectWriter<'s> {
+    bytes: SmallVec<[u8; 64]>,
+    salt: Option<&'s Salt>,
+}
+
+type Text = SmallVec<[u8; 64]>;
+
+impl<'s> SubjectWriter<'s> {
+    /// With a salt, values become pseudonyms.
+    pub(crate) fn new(salt: Option<&'s Salt>) -> SubjectWriter<'s> {
+        SubjectWriter { bytes: SmallVec::new(), salt }
+    }
+
+    /// A part that is its kind alone.
+    pub(crate) fn word(&mut self, word: &'static str) {
+        self.separate();
+        self.bytes.extend_from_slice(word.as_bytes());
+    }
+
+    pub(crate) fn part(&mut self, kind: PartKind<'_>, value: PartValue<'_>) {
+        self.separate();
+        let kind_from = self.bytes.len();
+        self.bytes.extend_from_slice(kind.word.as_bytes());
+        if let Some(name) = kind.name {
+            self.bytes.push(b':');
+            escape(name.as_bytes(), &mut self.bytes);
+        }
+        let kind_to = self.bytes.len();
+        self.bytes.push(b':');
+
+        let mut text = Text::new();
+        match value {
+            PartValue::Plain(value) if value.len() <= VALUE_BYTES_MAX => escape(value, &mut text),
+            PartValue::Public(value) if value.len() <= VALUE_BYTES_MAX => return escape(value, &mut self.bytes),
+            PartValue::Public(value) => return digest(&Sha256::digest(value).into(), &mut self.bytes),
+            PartValue::Plain(value) | PartValue::Secret(value) => digest(&Sha256::digest(value).into(), &mut text),
+            PartValue::Digest(value) => digest(value, &mut text),
+            PartValue::Missing(address) => {
+                self.bytes.push(b'!');
+                escape(address.as_bytes(), &mut text);
+            }
+        }
+        match self.salt {
+            None => self.bytes.extend_from_slice(&text),
+            Some(salt) => {
+                let kind = std::str::from_utf8(&self.bytes[kind_from..kind_to]).expect("a kind is written in ASCII");
+                let pseudonym = salt.pseudonym(kind, &text);
+                write!(Ascii(&mut self.bytes), "~{pseudonym}").expect("writing to memory does not fail");
+            }
+        }
+    }
+
+    pub(crate) fn finish(self) -> Subject {
+        Subject(self.bytes)
+    }
+
+    fn separate(&mut self) {
+        if !self.bytes.is_empty() {
+            self.bytes.push(b'&');
+        }
+    }
+}
+
+/// Writes `value` so that it holds no separator, no mark and nothing invisible.
+fn escape(value: &[u8], text: &mut Text) {
+    for &byte in value {
+        if byte.is_ascii_graphic() && !b"%&#~!{}".contains(&byte) {
+            text.push(byte);
+        } else {
+            write!(Ascii(text), "%{byte:02X}").expect("writing to memory does not fail");
+        }
+    }
+}
+
+/// Writes 16 bytes of a digest: two values that share them would have to be searched for among 2^64.
+fn digest(digest: &[u8; 32], text: &mut Text) {
+    let half = digest.first_chunk().map_or(0, |half| u128::from_be_bytes(*half));
+    write!(Ascii(text), "#{half:032x}").expect("writing to memory does not fail");
+}
+
+/// Lets numbers be printed into bytes.
+struct Ascii<'a>(&'a mut Text);
+
+impl Write for Ascii<'_> {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        self.0.extend_from_slice(text.as_bytes());
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests;

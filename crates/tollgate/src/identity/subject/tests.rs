@@ -1,0 +1,137 @@
+use std::collections::HashMap;
+
+use proptest::prelude::*;
+
+use super::super::{Anonymizer, Rotate};
+use super::*;
+use tollgate_core::Timestamp;
+
+const USER: PartKind<'static> = PartKind { word: "user", name: None };
+const TENANT: PartKind<'static> = PartKind { word: "header", name: Some("x-tenant") };
+
+fn write(salt: Option<&Salt>, parts: &[(PartKind<'_>, PartValue<'_>)]) -> String {
+    let mut writer = SubjectWriter::new(salt);
+    for (kind, value) in parts {
+        writer.part(*kind, *value);
+    }
+    writer.finish().to_string()
+}
+
+#[test]
+fn parts_are_written_so_that_people_can_read_them() {
+    for (value, expected) in [
+        (PartValue::Plain(b"42"), "user:42"),
+        (PartValue::Plain(b""), "user:"),
+        (PartValue::Plain(b"2001:db8::/64"), "user:2001:db8::/64"),
+        (PartValue::Plain(b"a b"), "user:a%20b"),
+        (PartValue::Plain(b"100%&#~!{}"), "user:100%25%26%23%7E%21%7B%7D"),
+        (PartValue::Plain("ü\n\0".as_bytes()), "user:%C3%BC%0A%00"),
+        (PartValue::Missing("203.0.113.9"), "user:!203.0.113.9"),
+        (PartValue::Secret(b"s3cr3t"), "user:#4e738ca5563c06cfd0018299933d58db"),
+        (PartValue::Public(b"/a?b"), "user:/a?b"),
+    ] {
+        assert_eq!(write(None, &[(USER, value)]), expected);
+    }
+    let odd_name = PartKind { word: "cookie", name: Some("a&b!") };
+    assert_eq!(
+        write(None, &[(odd_name, PartValue::Plain(b"x")), (USER, PartValue::Plain(b"y"))]),
+        "cookie:a%26b%21:x&user:y"
+    );
+}
+
+#[test]
+fn a_long_value_is_written_as_its_digest() {
+    let longest = "x".repeat(VALUE_BYTES_MAX);
+    assert_eq!(write(None, &[(USER, PartValue::Plain(longest.as_bytes()))]), format!("user:{longest}"));
+    let longer = "x".repeat(VALUE_BYTES_MAX + 1);
+    for value in [PartValue::Plain(longer.as_bytes()), PartValue::Public(longer.as_bytes())] {
+        let text = write(None, &[(USER, value)]);
+        assert!(text.starts_with("user:#") && text.len() == "user:#".len() + 32, "{text}");
+    }
+}
+
+#[test]
+fn a_pseudonym_hides_the_value_and_differs_by_kind() {
+    let salt = Anonymizer::new(b"0123456789abcdef", Rotate::Never).unwrap().salt(Timestamp::ZERO);
+    let values =
+        [PartValue::Plain(b"203.0.113.9"), PartValue::Missing("203.0.113.9"), PartValue::Secret(b"203.0.113.9")];
+    for value in values {
+        let user = write(Some(&salt), &[(USER, value)]);
+        let tenant = write(Some(&salt), &[(TENANT, value)]);
+        assert!(!user.contains("203.0.113.9") && !tenant.contains("203.0.113.9"));
+        assert_ne!(user.rsplit_once('~').unwrap().1, tenant.rsplit_once('~').unwrap().1);
+    }
+    assert!(write(Some(&salt), &[(USER, PartValue::Missing("203.0.113.9"))]).starts_with("user:!~"));
+    assert_eq!(write(Some(&salt), &[(USER, PartValue::Public(b"/shorten"))]), "user:/shorten");
+}
+
+/// A part as the test sees it: kind, whether the value is there, and the value.
+type Part = (u8, bool, Vec<u8>);
+
+fn part() -> impl Strategy<Value = Part> {
+    let value = prop_oneof![
+        prop::collection::vec(prop::sample::select(b"ab:&!#~%_{}=".to_vec()), 0..6),
+        Just(b"203.0.113.9".to_vec()),
+        Just(b"!203.0.113.9".to_vec()),
+        Just(b"#4e738ca5563c06cfd0018299933d58db".to_vec()),
+        Just(b"a&user:b".to_vec()),
+        prop::collection::vec(any::<u8>(), 0..140),
+    ];
+    (0..3_u8, any::<bool>(), value)
+}
+
+fn written(parts: &[Part]) -> String {
+    let mut writer = SubjectWriter::new(None);
+    for (kind, is_there, value) in parts {
+        let kind = [USER, TENANT, PartKind { word: "header", name: Some("x-tenant&user") }][usize::from(*kind)];
+        if *is_there {
+            writer.part(kind, PartValue::Plain(value));
+        } else {
+            writer.part(kind, PartValue::Missing("203.0.113.9"));
+        }
+    }
+    writer.finish().to_string()
+}
+
+/// What must differ for subjects to differ: of a missing part, the value says nothing.
+type Meaning = Vec<(u8, Option<Vec<u8>>)>;
+
+fn meaning(parts: &[Part]) -> Meaning {
+    parts.iter().map(|(kind, is_there, value)| (*kind, is_there.then(|| value.clone()))).collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 2_000, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn different_parts_are_different_subjects(all in prop::collection::vec(prop::collection::vec(part(), 1..4), 2..24)) {
+        let mut seen: HashMap<String, Meaning> = HashMap::new();
+        for parts in all {
+            let subject = written(&parts);
+            prop_assert!(subject.bytes().all(|byte| byte.is_ascii_graphic()));
+            prop_assert_eq!(subject.matches('&').count(), parts.len() - 1);
+            let meaning = meaning(&parts);
+            let before = seen.entry(subject).or_insert_with(|| meaning.clone());
+            prop_assert_eq!(&*before, &meaning);
+        }
+    }
+}
+
+#[test]
+fn moving_a_byte_from_one_part_to_the_next_is_noticed() {
+    let pairs: [(&[u8], &[u8]); 6] = [
+        (b"a", b"b_c"),
+        (b"a_b", b"c"),
+        (b"a&header:x-tenant:b_c", b""),
+        (b"", b"ab_c"),
+        (b"a:b", b"c"),
+        (b"a", b"b:c"),
+    ];
+    let mut subjects: Vec<String> = pairs
+        .iter()
+        .map(|(user, tenant)| write(None, &[(USER, PartValue::Plain(user)), (TENANT, PartValue::Plain(tenant))]))
+        .collect();
+    subjects.sort();
+    subjects.dedup();
+    assert_eq!(subjects.len(), pairs.len());
+}

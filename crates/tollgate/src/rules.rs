@@ -1,0 +1,63 @@
+//! Rules, compiled: which limits a request must pass, found in a time that does not grow with the number of rules.
+//!
+//! A [`RuleSet`] is made from a [`Config`](crate::config::Config) (see there) and never changes: a reload makes another
+//! and swaps it in whole. Cloning it is cheap.
+//!
+//! ```text
+//!   request ─▶ RuleSet::matching ─▶ rules, in the order of the file       matcher.rs, host.rs, path.rs, trie.rs
+//!   identity ─▶ RuleSet::ban, is_exempt                                    lists.rs
+//!            └▶ RuleSet::tariff ─▶ Rule::policies ─▶ the limits            plan.rs, rule.rs
+//! ```
+//!
+//! ```
+//! use tollgate::config::{Config, Format};
+//! use tollgate::rules::RequestView;
+//!
+//! let loaded = Config::from_text(
+//!     r#"
+//!     [[rules]]
+//!     name = "everything"
+//!     limits = ["600/min"]
+//!
+//!     [[rules]]
+//!     name = "shorten"
+//!     match = { methods = ["POST"], path = "/shorten" }
+//!     limits = ["10/min", "100/day"]
+//!     "#,
+//!     Format::Toml,
+//! )?;
+//! let rules = loaded.rules;
+//!
+//! let request = http::Request::post("/shorten/").body(())?;
+//! let names: Vec<&str> = rules.matching(&RequestView::of(&request)).iter().map(|rule| &**rule.name()).collect();
+//! assert_eq!(names, ["everything", "shorten"]);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! Deliberately absent: I/O, clocks, and any way for a request to choose which rules it meets. How a path is read, so
+//! that spelling it differently does not help, is told in `path.rs`: **a rule applies if it matches any
+//! reading of the path; an exemption holds only if it matches all of them.**
+
+mod comparisons;
+pub(crate) mod host;
+pub(crate) mod lists;
+pub(crate) mod matcher;
+pub(crate) mod method;
+mod path;
+pub(crate) mod pattern;
+mod plan;
+mod request;
+mod rule;
+mod set;
+pub(crate) mod trie;
+
+#[cfg(test)]
+mod tests;
+
+pub use lists::Ban;
+pub use plan::{KeyEntry, Plan, PlanFuture, PlanLookup, PlanQuestion, Tariff};
+pub use request::RequestView;
+pub use rule::{Charge, Mode, Rule};
+pub(crate) use rule::RuleLimits;
+pub use set::{Matched, RuleSet};
+pub(crate) use set::SetParts;

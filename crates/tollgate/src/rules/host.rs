@@ -1,0 +1,172 @@
+//! Host patterns: `api.example.com`, `*.example.com`.
+//!
+//! A host is compared as DNS compares it: without case, without the port, without the dot at its end. A request may
+//! name several (the authority of its URI, one or more Host headers); a server may listen to any of them, so a rule
+//! applies if any matches.
+
+use std::borrow::Cow;
+use std::collections::HashMap;
+
+use foldhash::fast::RandomState;
+
+use super::comparisons;
+
+/// Which hosts a pattern is for.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub(crate) enum HostPattern {
+    /// This one.
+    Exact(Box<str>),
+    /// Every host below this one, at any depth.
+    Below(Box<str>),
+}
+
+impl HostPattern {
+    /// Reads a pattern, or says what would be one.
+    pub(crate) fn parse(text: &str) -> Result<HostPattern, &'static str> {
+        let expected = "write a host alone: `api.example.com`, or `*.example.com` for all below";
+        let lower = text.to_ascii_lowercase();
+        let name = lower.strip_prefix("*.").unwrap_or(&lower);
+        let is_address = name.starts_with('[') && name.ends_with(']') && !lower.starts_with('*');
+        let is_host_byte = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte) || byte >= 0x80;
+        let is_name = !name.is_empty() && name.bytes().all(is_host_byte) && !name.starts_with('.');
+        if !is_address && (!is_name || name.split('.').any(str::is_empty)) {
+            return Err(expected);
+        }
+        Ok(match name.len() == lower.len() {
+            true => HostPattern::Exact(name.into()),
+            false => HostPattern::Below(name.into()),
+        })
+    }
+
+    /// A host that matches.
+    pub(crate) fn example(&self) -> String {
+        match self {
+            HostPattern::Exact(name) => name.to_string(),
+            HostPattern::Below(name) => format!("x.{name}"),
+        }
+    }
+}
+
+/// A host as DNS compares it.
+pub(crate) fn normal(host: &str) -> Cow<'_, str> {
+    let host = host.trim();
+    // An IPv6 address has colons of its own, within brackets.
+    let name = match host.rfind(':') {
+        Some(colon) if !host[colon..].contains(']') && host[colon + 1..].bytes().all(|byte| byte.is_ascii_digit()) => {
+            &host[..colon]
+        }
+        _ => host,
+    };
+    let name = name.strip_suffix('.').unwrap_or(name);
+    match name.bytes().any(|byte| byte.is_ascii_uppercase()) {
+        true => Cow::Owned(name.to_ascii_lowercase()),
+        false => Cow::Borrowed(name),
+    }
+}
+
+/// Something for every host, for single hosts, and for all hosts below a name.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct ByHost<T> {
+    any: T,
+    exact: HashMap<Box<str>, T, RandomState>,
+    below: HashMap<Box<str>, T, RandomState>,
+    /// The most labels that a name in `below` has: longer hosts need not be looked at from further left.
+    labels_max: usize,
+}
+
+impl<T: Default> ByHost<T> {
+    /// What belongs to a pattern, or to every host.
+    pub(crate) fn entry(&mut self, pattern: Option<&HostPattern>) -> &mut T {
+        match pattern {
+            None => &mut self.any,
+            Some(HostPattern::Exact(name)) => self.exact.entry(name.clone()).or_default(),
+            Some(HostPattern::Below(name)) => {
+                self.labels_max = self.labels_max.max(name.split('.').count());
+                self.below.entry(name.clone()).or_default()
+            }
+        }
+    }
+
+    /// Hands over what is for every host.
+    pub(crate) fn for_any(&self) -> &T {
+        &self.any
+    }
+
+    /// Hands over what is for this host in particular, which is [normal](normal).
+    pub(crate) fn for_host<'s>(&'s self, host: &str, mut found: impl FnMut(&'s T)) {
+        if !self.exact.is_empty() {
+            comparisons::count();
+            self.exact.get(host).into_iter().for_each(&mut found);
+        }
+        if self.below.is_empty() {
+            return;
+        }
+        for (dot, _) in host.rmatch_indices('.').take(self.labels_max) {
+            comparisons::count();
+            if dot > 0 {
+                self.below.get(&host[dot + 1..]).into_iter().for_each(&mut found);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_host_has_one_normal_form() {
+        for (host, expected) in [
+            ("api.example.com", "api.example.com"),
+            ("API.Example.COM:8080", "api.example.com"),
+            ("api.example.com.", "api.example.com"),
+            ("api.example.com.:443", "api.example.com"),
+            (" api.example.com ", "api.example.com"),
+            ("api.example.com:", "api.example.com"),
+            ("[2001:DB8::1]:80", "[2001:db8::1]"),
+            ("[::1]", "[::1]"),
+            ("", ""),
+        ] {
+            assert_eq!(normal(host), expected, "{host}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_host_is_refused() {
+        for text in ["", "*", "*.", "a.*.b", "https://a.b", "a.b/c", "a.b:80", ".a.b", "a..b", "a b", "*.[::1]"] {
+            assert!(HostPattern::parse(text).is_err(), "{text}");
+        }
+        assert_eq!(HostPattern::parse("*.Example.com"), Ok(HostPattern::Below("example.com".into())));
+        assert_eq!(HostPattern::parse("[::1]"), Ok(HostPattern::Exact("[::1]".into())));
+    }
+
+    #[test]
+    fn below_means_any_depth_and_not_the_name_itself() {
+        let mut hosts: ByHost<Vec<u8>> = ByHost::default();
+        for (number, text) in ["*.example.com", "api.example.com", "*.eu.example.com", "*.com"].into_iter().enumerate() {
+            hosts.entry(Some(&HostPattern::parse(text).unwrap())).push(number as u8);
+        }
+        for (host, expected) in [
+            ("example.com", &[3][..]),
+            ("api.example.com", &[1, 3, 0]),
+            ("a.b.eu.example.com", &[3, 0, 2]),
+            ("badexample.com", &[3]),
+            (".com", &[]),
+            ("com", &[]),
+        ] {
+            let mut found = Vec::new();
+            hosts.for_host(host, |numbers| found.extend_from_slice(numbers));
+            assert_eq!(found, expected, "{host}");
+        }
+    }
+
+    #[test]
+    fn a_host_of_a_thousand_labels_is_looked_at_from_the_right_only() {
+        let mut hosts: ByHost<Vec<u8>> = ByHost::default();
+        hosts.entry(Some(&HostPattern::parse("*.example.com").unwrap())).push(0);
+        let mut found = 0;
+        comparisons::take();
+        hosts.for_host(&format!("{}example.com", "a.".repeat(1_000)), |_| found += 1);
+        assert_eq!((found, comparisons::take()), (1, 2));
+    }
+}

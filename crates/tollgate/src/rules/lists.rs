@@ -1,0 +1,74 @@
+//! Who is never limited, and who is always refused.
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+
+use tollgate_core::Timestamp;
+
+use super::path::readings;
+use super::trie::Trie;
+use crate::identity::{KeyDigest, Networks};
+
+/// Addresses and paths that are never limited. Exempt keys say so themselves.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct ExemptList {
+    pub(crate) addresses: Networks,
+    pub(crate) paths: Trie,
+}
+
+impl ExemptList {
+    /// An exemption must hold for every reading of the path: `/health/../admin` is not `/health`.
+    pub(crate) fn has_path(&self, path: &str) -> bool {
+        readings(path).iter().all(|reading| self.paths.contains(reading))
+    }
+}
+
+/// Somebody who is always refused, for a time or for good.
+#[derive(Clone, Debug)]
+pub struct Ban {
+    pub(crate) until: Option<Timestamp>,
+    pub(crate) reason: Option<Box<str>>,
+}
+
+impl Ban {
+    /// When it ends; `None` for never.
+    pub fn until(&self) -> Option<Timestamp> {
+        self.until
+    }
+
+    /// Why it is there; for people.
+    pub fn reason(&self) -> Option<&str> {
+        self.reason.as_deref()
+    }
+
+    fn holds_at(&self, now: Timestamp) -> bool {
+        self.until.is_none_or(|until| now < until)
+    }
+}
+
+/// All bans.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct BanList {
+    pub(crate) networks: Vec<(Networks, Ban)>,
+    pub(crate) keys: HashMap<KeyDigest, Ban>,
+    pub(crate) users: HashMap<Box<str>, Ban>,
+}
+
+impl BanList {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.networks.is_empty() && self.keys.is_empty() && self.users.is_empty()
+    }
+
+    pub(crate) fn of_address(&self, address: IpAddr, now: Timestamp) -> Option<&Ban> {
+        let holds = |(networks, ban): &&(Networks, Ban)| ban.holds_at(now) && networks.contains(address);
+        self.networks.iter().find(holds).map(|(_, ban)| ban)
+    }
+
+    pub(crate) fn of_key(&self, key: &KeyDigest, now: Timestamp) -> Option<&Ban> {
+        self.keys.get(key).filter(|ban| ban.holds_at(now))
+    }
+
+    pub(crate) fn of_user(&self, user: &str, now: Timestamp) -> Option<&Ban> {
+        self.users.get(user).filter(|ban| ban.holds_at(now))
+    }
+}

@@ -1,0 +1,149 @@
+//! Which rules a request meets: by host, then path, then method, then headers.
+//!
+//! ```text
+//!   host ─▶ tries: any host, this host, *.domain     a lookup each
+//!   path ─▶ the readings walk each trie              a lookup per segment
+//!   method ─▶ a bit                                  per rule whose path fits
+//!   headers ─▶ compared                              per rule that is left
+//! ```
+
+use std::collections::BTreeMap;
+
+use http::{HeaderMap, HeaderName, HeaderValue};
+use smallvec::SmallVec;
+
+use super::comparisons;
+use super::host::{self, ByHost, HostPattern};
+use super::method::{MethodNames, MethodSet};
+use super::path::readings;
+use super::pattern::Pattern;
+use super::request::RequestView;
+use super::trie::{Candidate, Trie};
+
+/// Rules by their places.
+pub(crate) type Indices = SmallVec<[u32; 8]>;
+
+/// What a request must be for a rule to apply. Empty lists of paths and hosts mean all.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Conditions {
+    pub(crate) methods: MethodSet,
+    pub(crate) paths: Vec<Pattern>,
+    pub(crate) hosts: Vec<HostPattern>,
+    pub(crate) headers: BTreeMap<HeaderText, HeaderCondition>,
+}
+
+/// A header's name, ordered by its text.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) struct HeaderText(pub(crate) Box<str>);
+
+/// What a header must be.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum HeaderCondition {
+    Present,
+    Equals(HeaderValue),
+}
+
+impl Default for Conditions {
+    fn default() -> Self {
+        Conditions { methods: MethodSet::ALL, paths: Vec::new(), hosts: Vec::new(), headers: BTreeMap::new() }
+    }
+}
+
+impl Conditions {
+    fn headers_fit(&self, headers: &HeaderMap) -> bool {
+        self.headers.iter().all(|(name, condition)| {
+            comparisons::count();
+            match condition {
+                HeaderCondition::Present => headers.contains_key(&*name.0),
+                HeaderCondition::Equals(value) => headers.get_all(&*name.0).iter().any(|line| line == value),
+            }
+        })
+    }
+}
+
+/// Rules by what their requests must be.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Matcher {
+    by_host: ByHost<Trie>,
+    conditions: Vec<Conditions>,
+    methods: MethodNames,
+}
+
+impl Matcher {
+    /// A matcher for rules whose methods were named by `methods`.
+    pub(crate) fn new(methods: MethodNames) -> Matcher {
+        Matcher { methods, ..Matcher::default() }
+    }
+
+    /// Adds the next rule. One that no request is to meet is only counted.
+    pub(crate) fn push(&mut self, conditions: Conditions, is_met: bool) {
+        let rule = u32::try_from(self.conditions.len()).expect("fewer than 2^32 rules");
+        if is_met {
+            let candidate = Candidate { rule, methods: conditions.methods };
+            let everywhere = [Pattern { segments: Vec::new(), is_prefix: true }];
+            let paths = if conditions.paths.is_empty() { &everywhere[..] } else { &conditions.paths };
+            let hosts: SmallVec<[Option<&HostPattern>; 2]> = match conditions.hosts.is_empty() {
+                true => SmallVec::from_slice(&[None]),
+                false => conditions.hosts.iter().map(Some).collect(),
+            };
+            for host in hosts {
+                paths.iter().for_each(|path| self.by_host.entry(host).insert(path, candidate));
+            }
+        }
+        self.conditions.push(conditions);
+    }
+
+    pub(crate) fn conditions(&self) -> &[Conditions] {
+        &self.conditions
+    }
+
+    /// The rules that apply, in their order.
+    pub(crate) fn find(&self, request: &RequestView<'_>) -> Indices {
+        let method = self.methods.of(request.method());
+        self.search(method, request.path(), request.hosts(), request.headers())
+    }
+
+    /// The rules that apply to a request that just meets these conditions: to ask what goes together.
+    pub(crate) fn find_like(&self, conditions: &Conditions) -> Indices {
+        let path = conditions.paths.first().map_or("/".to_owned(), Pattern::example);
+        let host = conditions.hosts.first().map(HostPattern::example);
+        let mut headers = HeaderMap::new();
+        for (name, condition) in &conditions.headers {
+            let value = match condition {
+                HeaderCondition::Present => HeaderValue::from_static("x"),
+                HeaderCondition::Equals(value) => value.clone(),
+            };
+            headers.insert(HeaderName::from_bytes(name.0.as_bytes()).expect("a name that was one"), value);
+        }
+        self.search(conditions.methods.first(), &path, host.as_deref().into_iter(), &headers)
+    }
+
+    fn search<'r>(
+        &self,
+        method: MethodSet,
+        path: &str,
+        hosts: impl Iterator<Item = &'r str>,
+        headers: &HeaderMap,
+    ) -> Indices {
+        let readings = readings(path);
+        let mut found = Indices::new();
+        let mut search = |trie: &Trie| {
+            readings.iter().for_each(|reading| trie.find(reading, method, |rule| found.push(rule)));
+        };
+        search(self.by_host.for_any());
+        for name in hosts {
+            self.by_host.for_host(&host::normal(name), &mut search);
+        }
+        // One rule may be found by several readings, patterns or hosts.
+        found.sort_unstable();
+        found.dedup();
+        found.retain(|rule| self.conditions[*rule as usize].headers_fit(headers));
+        found
+    }
+}
+
+impl HeaderText {
+    pub(crate) fn of(name: &HeaderName) -> HeaderText {
+        HeaderText(name.as_str().into())
+    }
+}

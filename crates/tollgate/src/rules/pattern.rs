@@ -1,0 +1,184 @@
+//! Path patterns: `/shorten`, `/users/{id}`, `/api/*`.
+
+use std::ops::Range;
+
+use super::path::decode;
+
+/// A path pattern, ready for the trie.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub(crate) struct Pattern {
+    pub(crate) segments: Vec<Segment>,
+    /// Whether it ends in `/*`: it matches its own path and everything below.
+    pub(crate) is_prefix: bool,
+}
+
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub(crate) enum Segment {
+    /// Exactly these bytes.
+    Exact(Box<[u8]>),
+    /// `{name}`: anything but nothing.
+    Any,
+}
+
+/// Why a text is no pattern: where, what, and what would be accepted.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct PatternError {
+    pub(crate) span: Range<usize>,
+    pub(crate) message: String,
+    pub(crate) help: String,
+}
+
+impl Pattern {
+    pub(crate) fn parse(text: &str) -> Result<Pattern, PatternError> {
+        let whole = 0..text.len();
+        let Some(rest) = text.strip_prefix('/') else {
+            let help = match text {
+                "" | "*" => "write `/*` for every path".to_owned(),
+                _ => format!("write `/{text}`"),
+            };
+            return Err(error(whole, "a path begins with /", help));
+        };
+        if let Some(at) = text.find(['?', '#']) {
+            let help = "a rule matches the path alone; leave out what follows it";
+            return Err(error(at..text.len(), "a query or a fragment is no part of a path", help));
+        }
+        let (rest, is_prefix) = match rest.strip_suffix('*') {
+            Some(before) if before.is_empty() || before.ends_with('/') => (before, true),
+            _ => (rest, false),
+        };
+        let mut segments = Vec::new();
+        let mut start = 1;
+        for segment in rest.strip_suffix('/').unwrap_or(rest).split('/') {
+            if !rest.is_empty() {
+                segments.push(parse_segment(segment, start)?);
+            }
+            start += segment.len() + 1;
+        }
+        Ok(Pattern { segments, is_prefix })
+    }
+
+    /// A path that matches.
+    pub(crate) fn example(&self) -> String {
+        let mut path = String::new();
+        for segment in &self.segments {
+            path.push('/');
+            match segment {
+                Segment::Exact(bytes) => bytes.iter().for_each(|&byte| match byte {
+                    b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => path.push(byte.into()),
+                    _ => path.push_str(&format!("%{byte:02X}")),
+                }),
+                Segment::Any => path.push('0'),
+            }
+        }
+        if path.is_empty() || self.is_prefix {
+            path.push('/');
+        }
+        path
+    }
+
+    /// Whether every path that `other` matches is matched by this one too.
+    pub(crate) fn covers(&self, other: &Pattern) -> bool {
+        let is_long_enough = match self.is_prefix {
+            true => other.segments.len() >= self.segments.len(),
+            false => other.segments.len() == self.segments.len() && !other.is_prefix,
+        };
+        let covers = |(mine, theirs): (&Segment, &Segment)| mine == theirs || *mine == Segment::Any;
+        is_long_enough && self.segments.iter().zip(&other.segments).all(covers)
+    }
+}
+
+fn parse_segment(text: &str, start: usize) -> Result<Segment, PatternError> {
+    let span = start..start + text.len();
+    let refuse = |message: &str, help: &str| Err(error(span.clone(), message, help));
+    if let Some(name) = text.strip_prefix('{').and_then(|rest| rest.strip_suffix('}')) {
+        return match name {
+            "" => refuse("a variable has a name", "write for example `{id}`"),
+            _ if name.starts_with('*') => refuse("a pattern ends in /* without a name", "write `*`"),
+            _ if name.contains(['{', '}', '*', ':']) => refuse("a variable is a name in braces", "write `{id}`"),
+            _ => Ok(Segment::Any),
+        };
+    }
+    match text {
+        "" => refuse("an empty segment", "write one / between segments"),
+        "." | ".." => refuse("a dot segment", "write the path that it means"),
+        "**" => refuse("** is not known here", "a single `*` at the end matches everything below"),
+        _ if text.contains('*') => {
+            refuse("a * stands alone, as the last segment", "write `/api/*` for everything below, `{id}` for one segment")
+        }
+        _ if text.contains(['{', '}']) => refuse("a variable is a whole segment", "write `/{id}/`, not `/v{id}/`"),
+        _ if text.starts_with(':') => refuse("a variable is written in braces", "write `{id}`, not `:id`"),
+        _ => {
+            let decoded = decode(text.as_bytes());
+            match decoded.contains(&b'/') {
+                true => refuse("a slash inside a segment", "use `{id}` for a segment that holds one"),
+                false => Ok(Segment::Exact(decoded.into())),
+            }
+        }
+    }
+}
+
+fn error(span: Range<usize>, message: impl Into<String>, help: impl Into<String>) -> PatternError {
+    PatternError { span, message: message.into(), help: help.into() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pattern(text: &str) -> Pattern {
+        Pattern::parse(text).unwrap_or_else(|error| panic!("{text}: {error:?}"))
+    }
+
+    #[test]
+    fn patterns_that_mean_the_same_are_the_same() {
+        for (one, other) in
+            [("/a/b", "/a/b/"), ("/users/{id}", "/users/{name}"), ("/log%69n", "/login"), ("/*", "/*"), ("/", "/")]
+        {
+            assert_eq!(pattern(one), pattern(other), "{one} {other}");
+        }
+        assert_ne!(pattern("/a"), pattern("/a/*"));
+        assert_eq!(pattern("/").segments, []);
+    }
+
+    #[test]
+    fn a_text_that_is_no_pattern_says_where_and_what_to_write() {
+        for (text, span, help) in [
+            ("shorten", 0..7, "write `/shorten`"),
+            ("", 0..0, "write `/*`"),
+            ("*", 0..1, "write `/*`"),
+            ("/a?x=1", 2..6, "the path alone"),
+            ("/a//b", 3..3, "one /"),
+            ("/a/../b", 3..5, "the path that it means"),
+            ("/a*/b", 1..3, "`/api/*`"),
+            ("/a/*/b", 3..4, "`/api/*`"),
+            ("/a*", 1..3, "`/api/*`"),
+            ("/a/**", 3..5, "a single `*`"),
+            ("/v{n}/x", 1..5, "`/{id}/`"),
+            ("/{}", 1..3, "`{id}`"),
+            ("/{*rest}", 1..8, "write `*`"),
+            ("/users/:id", 7..10, "not `:id`"),
+            ("/a%2Fb", 1..6, "`{id}`"),
+        ] {
+            let error = Pattern::parse(text).expect_err(text);
+            assert_eq!(error.span, span, "{text}: {error:?}");
+            assert!(error.help.contains(help), "{text}: {error:?}");
+        }
+    }
+
+    #[test]
+    fn a_pattern_covers_what_is_narrower() {
+        for (wide, narrow, expected) in [
+            ("/*", "/a/b", true),
+            ("/a/*", "/a", true),
+            ("/a/*", "/a/b/*", true),
+            ("/a/b/*", "/a/*", false),
+            ("/a", "/a/*", false),
+            ("/users/{id}", "/users/me", true),
+            ("/users/me", "/users/{id}", false),
+            ("/{x}/*", "/a/b/c", true),
+            ("/{x}", "/a/b", false),
+        ] {
+            assert_eq!(pattern(wide).covers(&pattern(narrow)), expected, "{wide} over {narrow}");
+        }
+    }
+}

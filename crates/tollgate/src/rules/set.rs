@@ -1,0 +1,201 @@
+//! The rule set: everything that is known before a request comes.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::Arc;
+
+use http::HeaderName;
+use tollgate_core::Timestamp;
+
+use super::lists::{Ban, BanList, ExemptList};
+use super::matcher::{Indices, Matcher};
+use super::plan::{KeyEntry, Plan, PlanLookup, PlanQuestion, Tariff};
+use super::request::RequestView;
+use super::rule::Rule;
+use crate::identity::{ApiKey, Identifier, Identity, KeyDigest, KeySource, KnownKey, Networks};
+
+/// Rules, plans, keys, exemptions and bans, compiled and immutable. Cloning it is cheap.
+#[derive(Clone)]
+pub struct RuleSet(Arc<SetParts>);
+
+/// What a rule set is made of.
+pub(crate) struct SetParts {
+    pub(crate) rules: Vec<Rule>,
+    pub(crate) matcher: Matcher,
+    pub(crate) identifier: Identifier,
+    /// By name. The first tariffs are those of the plans, in this order.
+    pub(crate) plans: Vec<Plan>,
+    /// The plan of each tariff.
+    pub(crate) plan_of_tariff: Vec<u32>,
+    pub(crate) default: Tariff,
+    pub(crate) anonymous: Tariff,
+    pub(crate) keys: HashMap<KeyDigest, KeyEntry>,
+    pub(crate) address_plans: Vec<(Networks, Tariff)>,
+    pub(crate) plan_header: Option<HeaderName>,
+    pub(crate) exempt: ExemptList,
+    pub(crate) bans: BanList,
+    pub(crate) is_off: bool,
+    pub(crate) exposes_headers: bool,
+}
+
+/// The rules that apply to a request, in the order of the file.
+#[derive(Clone)]
+pub struct Matched<'s> {
+    set: &'s SetParts,
+    indices: Indices,
+}
+
+impl<'s> Matched<'s> {
+    /// The rules.
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = &'s Rule> + '_ {
+        self.indices.iter().map(|index| &self.set.rules[*index as usize])
+    }
+
+    /// Their places in [`RuleSet::rules`], ascending: a name for this combination of rules.
+    pub fn indices(&self) -> &[u32] {
+        &self.indices
+    }
+
+    /// Whether nothing limits the request.
+    pub fn is_empty(&self) -> bool {
+        self.indices.is_empty()
+    }
+}
+
+impl RuleSet {
+    pub(crate) fn new(parts: SetParts) -> RuleSet {
+        RuleSet(Arc::new(parts))
+    }
+
+    /// All rules, in the order of the file; those that are off too.
+    pub fn rules(&self) -> &[Rule] {
+        &self.0.rules
+    }
+
+    /// The rules that apply to a request. None if its path is exempt or the kill switch is on.
+    pub fn matching(&self, request: &RequestView<'_>) -> Matched<'_> {
+        let none = self.0.is_off || self.0.exempt.has_path(request.path());
+        let indices = if none { Indices::new() } else { self.0.matcher.find(request) };
+        Matched { set: &self.0, indices }
+    }
+
+    /// Whether the kill switch is on: nothing is limited and nobody is banned.
+    pub fn is_off(&self) -> bool {
+        self.0.is_off
+    }
+
+    /// How requests are identified.
+    pub fn identifier(&self) -> &Identifier {
+        &self.0.identifier
+    }
+
+    /// Whether browsers may read the headers that tell the numbers.
+    pub fn exposes_headers(&self) -> bool {
+        self.0.exposes_headers
+    }
+
+    /// The ban that holds for this caller at `now`, if any.
+    pub fn ban(&self, identity: &Identity<'_>, now: Timestamp) -> Option<&Ban> {
+        let bans = &self.0.bans;
+        if self.0.is_off || bans.is_empty() {
+            return None;
+        }
+        // Each question may cost a signature check, so it is asked only where an answer could matter.
+        let of_key = || (!bans.keys.is_empty()).then(|| bans.of_key(&identity.api_key()?.0, now)).flatten();
+        let of_user = || (!bans.users.is_empty()).then(|| bans.of_user(&identity.user()?.subject, now)).flatten();
+        bans.of_address(identity.address(), now).or_else(of_key).or_else(of_user)
+    }
+
+    /// Whether this caller is never limited.
+    pub fn is_exempt(&self, identity: &Identity<'_>) -> bool {
+        if self.0.exempt.addresses.contains(identity.address()) {
+            return true;
+        }
+        let Some((digest, _)) = identity.api_key() else { return false };
+        self.0.keys.get(&digest).is_some_and(|entry| entry.is_exempt)
+    }
+
+    /// What is known about a key.
+    pub fn key(&self, digest: &KeyDigest) -> Option<&KeyEntry> {
+        self.0.keys.get(digest)
+    }
+
+    /// All plans.
+    pub fn plans(&self) -> &[Plan] {
+        &self.0.plans
+    }
+
+    /// The plan of a tariff: its own, or the one whose limits a key's own limits replace. None without plans.
+    pub fn plan(&self, tariff: Tariff) -> Option<&Plan> {
+        self.0.plans.get(*self.0.plan_of_tariff.get(tariff.0 as usize)? as usize)
+    }
+
+    /// Whether any rule takes its limits from plans: else no tariff matters.
+    pub fn needs_tariff(&self) -> bool {
+        self.0.rules.iter().any(Rule::is_by_plan)
+    }
+
+    /// The caller's tariff, if it is known without asking: by key, address, trusted header or token.
+    pub fn tariff(&self, identity: &Identity<'_>) -> Option<Tariff> {
+        let known = identity.api_key();
+        if let Some((digest, _)) = known
+            && let Some(entry) = self.0.keys.get(&digest)
+            && let Some(tariff) = entry.tariff
+        {
+            return Some(tariff);
+        }
+        // Keys that a source of the caller's own knows.
+        let by_key = || self.tariff_named(known?.1.plan.as_deref()?);
+        let by_address = || {
+            let holds = |(networks, _): &&(Networks, Tariff)| networks.contains(identity.address());
+            self.0.address_plans.iter().find(holds).map(|(_, tariff)| *tariff)
+        };
+        let by_header = || {
+            let name = identity.trusted_header(self.0.plan_header.as_ref()?)?;
+            self.tariff_named(std::str::from_utf8(name).ok()?)
+        };
+        let by_claim = || self.tariff_named(identity.user()?.plan.as_deref()?);
+        by_key().or_else(by_address).or_else(by_header).or_else(by_claim)
+    }
+
+    /// The tariff of a plan, if there is one by that name.
+    pub fn tariff_named(&self, plan: &str) -> Option<Tariff> {
+        let place = self.0.plans.binary_search_by(|known| (*known.name).cmp(plan)).ok()?;
+        u32::try_from(place).ok().map(Tariff)
+    }
+
+    /// The tariff of a caller whose plan nobody knows.
+    pub fn tariff_otherwise(&self, is_identified: bool) -> Tariff {
+        if is_identified { self.0.default } else { self.0.anonymous }
+    }
+
+    /// Asks the lookups in turn, for a caller whose [tariff](RuleSet::tariff) is not known otherwise.
+    pub async fn look_up_tariff(&self, question: &PlanQuestion, lookups: &[Arc<dyn PlanLookup>]) -> Tariff {
+        for lookup in lookups {
+            if let Some(plan) = lookup.plan(question).await
+                && let Some(tariff) = self.tariff_named(&plan)
+            {
+                return tariff;
+            }
+        }
+        self.tariff_otherwise(question.is_identified())
+    }
+}
+
+/// The keys of the configuration.
+impl KeySource for RuleSet {
+    fn find(&self, key: &ApiKey<'_>) -> Option<KnownKey> {
+        let entry = self.0.keys.get(&key.digest())?;
+        Some(KnownKey { plan: entry.plan.clone() })
+    }
+}
+
+impl fmt::Debug for RuleSet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RuleSet")
+            .field("rules", &self.0.rules.len())
+            .field("plans", &self.0.plans.len())
+            .field("keys", &self.0.keys.len())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,3 @@
+mod disguise;
+mod matching;
+mod tariff;

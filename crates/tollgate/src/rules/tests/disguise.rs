@@ -1,0 +1,142 @@
+//! Writing a path, a host or a method differently is no escape from a rule, and no way into an exemption.
+
+use proptest::prelude::*;
+use proptest::sample::select;
+
+use crate::config::{Config, Format};
+use crate::rules::{RequestView, RuleSet};
+
+fn rules() -> RuleSet {
+    let text = r#"
+        exempt = { paths = ["/health", "/static/*"] }
+        [[rules]]
+        name = "login"
+        match = { methods = ["POST"], path = "/account/login", host = "api.example.com" }
+        by = ["ip"]
+        limits = ["5/min"]
+        [[rules]]
+        name = "files"
+        match = { path = "/files/{name}" }
+        by = ["ip"]
+        limits = ["5/min"]
+    "#;
+    Config::from_text(text, Format::Toml).unwrap().rules
+}
+
+fn names(rules: &RuleSet, method: &str, host: &str, path: &str) -> Vec<String> {
+    let method = http::Method::from_bytes(method.as_bytes()).unwrap();
+    let mut headers = http::HeaderMap::new();
+    headers.insert("host", host.parse().unwrap());
+    let matched = rules.matching(&RequestView::new(&method, path, &headers));
+    matched.iter().map(|rule| rule.name().to_string()).collect()
+}
+
+/// One way to write the same path differently.
+#[derive(Clone, Copy, Debug)]
+enum Disguise {
+    Escape(usize),
+    EscapeTwice(usize),
+    DoubleSlash(usize),
+    Dot(usize),
+    DotDot(usize),
+    Backslash(usize),
+    Parameter(usize),
+    TrailingSlash,
+    Query,
+}
+
+fn put_on(disguise: Disguise, path: &str) -> String {
+    let slashes: Vec<usize> = path.match_indices('/').map(|(at, _)| at).collect();
+    let slash = |number: usize| slashes[number % slashes.len()];
+    let insert = |at: usize, text: &str| format!("{}{text}{}", &path[..at], &path[at..]);
+    let escape = |number: usize, twice: bool| {
+        // The first slash begins the path and stays.
+        let at = 1 + number % (path.len() - 1);
+        let byte = path.as_bytes()[at];
+        if byte == b'%' || (at > 0 && path.as_bytes()[..at].ends_with(b"%")) {
+            return path.to_owned();
+        }
+        let percent = if twice { "%25" } else { "%" };
+        format!("{}{percent}{byte:02x}{}", &path[..at], &path[at + 1..])
+    };
+    match disguise {
+        Disguise::Escape(number) => escape(number, false),
+        Disguise::EscapeTwice(number) => escape(number, true),
+        Disguise::DoubleSlash(number) => insert(slash(number), "/"),
+        Disguise::Dot(number) => insert(slash(number), "/."),
+        Disguise::DotDot(number) => insert(slash(number), "/x/.."),
+        Disguise::Backslash(number) => match slash(number) {
+            0 => path.to_owned(),
+            at => format!("{}\\{}", &path[..at], &path[at + 1..]),
+        },
+        Disguise::Parameter(number) => match slash(number) {
+            0 => format!("{path};v=1"),
+            at => insert(at, ";v=1"),
+        },
+        Disguise::TrailingSlash => format!("{path}/"),
+        Disguise::Query => format!("{path}?a=/../b"),
+    }
+}
+
+fn disguise() -> impl Strategy<Value = Disguise> {
+    prop_oneof![
+        (0..64_usize).prop_map(Disguise::Escape),
+        (0..64_usize).prop_map(Disguise::EscapeTwice),
+        (0..64_usize).prop_map(Disguise::DoubleSlash),
+        (0..64_usize).prop_map(Disguise::Dot),
+        (0..64_usize).prop_map(Disguise::DotDot),
+        (0..64_usize).prop_map(Disguise::Backslash),
+        (0..64_usize).prop_map(Disguise::Parameter),
+        Just(Disguise::TrailingSlash),
+        Just(Disguise::Query),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 4_000, ..ProptestConfig::default() })]
+
+    #[test]
+    fn no_disguise_of_the_path_escapes_the_rule(
+        disguises in prop::collection::vec(disguise(), 1..4),
+        method in select(vec!["POST", "post", "Post"]),
+        host in select(vec!["api.example.com", "API.EXAMPLE.COM", "api.example.com:8443", "api.example.com."]),
+    ) {
+        // A query ends the path, so nothing is added after it.
+        let (queries, others): (Vec<_>, Vec<_>) = disguises.into_iter().partition(|one| matches!(one, Disguise::Query));
+        let path = others.into_iter().chain(queries).fold("/account/login".to_owned(), |path, one| put_on(one, &path));
+        let found = names(&rules(), method, host, &path);
+        prop_assert!(found.contains(&"login".to_owned()), "{path} {found:?}");
+    }
+
+    #[test]
+    fn no_disguise_makes_a_limited_path_exempt(
+        way in select(vec![
+            "/health/../files/a", "/static/../files/a", "/static/%2e%2e/files/a", "/static/..%2ffiles%2fa",
+            "/static/..;/files/a", "/static/%252e%252e/files/a", "/static\\..\\files\\a", "/health/..//files/a",
+        ]),
+    ) {
+        prop_assert_eq!(names(&rules(), "GET", "x", way), ["files"], "{}", way);
+    }
+}
+
+#[test]
+fn exempt_paths_meet_no_rule() {
+    let rules = rules();
+    for path in ["/health", "/health/", "/static/app.js", "/static/a/b", "/heal%74h"] {
+        assert!(names(&rules, "GET", "x", path).is_empty(), "{path}");
+    }
+    assert_eq!(names(&rules, "GET", "x", "/files/a%2Fb"), ["files"], "one segment for who splits first");
+}
+
+#[test]
+fn a_request_that_names_several_hosts_meets_the_rules_of_each() {
+    let rules = rules();
+    let request = http::Request::post("https://harmless.example/account/login")
+        .header("host", "harmless.example")
+        .header("host", "api.example.com")
+        .body(())
+        .unwrap();
+    assert_eq!(rules.matching(&RequestView::of(&request)).indices(), [0]);
+    let request = http::Request::post("https://user@api.example.com:443/account/login").body(()).unwrap();
+    assert_eq!(rules.matching(&RequestView::of(&request)).indices(), [0]);
+}
