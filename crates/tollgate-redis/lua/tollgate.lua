@@ -16,19 +16,20 @@ key that does not hold what it should is found before anything is written. And R
 grows goes first, and a full server refuses the call as a whole.
 
 KEYS
-    per step its ban keys, then one key per limit, in the order of the steps. One Redis Cluster slot.
+    per step its ban keys, then one key per limit, in the order of the steps. All in one slot of a Cluster.
 
 ARGV
     [1]  the time in microseconds since the epoch, for tests; empty: the server's clock. With a time
          given, keys live ten minutes at least, so that real time does not eat an invented trace.
-    then per step
+    then per step either
+         a limit line                     a check of that one limit
          check LIMITS [BANS [REPEAT]]     how many limits and ban keys it has (BANS 0 unless said), and how
-                                          often to run it (once unless said): first come, first served
-           per limit: a limit line
+           and a line per limit           often to run it (once unless said): first come, first served
          refund LIMITS
-           per limit: a limit line, with the cost that was charged, and then a receipt: AT RESET_AFTER, the
-           time of the decision and the reset_after that it answered, both in microseconds
-    A limit line is  ALGORITHM QUOTA WINDOW_US COST [burst=N] [queue=N] [count_denied=1]
+           and per limit its line, with the cost that was charged, and a receipt: AT RESET_AFTER, the time
+           of the decision and the reset_after that it answered, both in microseconds
+    A limit line is  ALGORITHM QUOTA WINDOW_US COST [burst=N] [queue=N] [count_denied=1] [window=fixed]
+    (window=fixed promises that this key is never used with another window). A call holds checks or refunds, not both.
 
 RETURNS one flat list of integers:
     the time of the decisions in microseconds, then per step
@@ -44,7 +45,7 @@ RETURNS one flat list of integers:
 To forget a counter, DEL its key. A ban is any value under its ban key, for as long as it lives.
 
 STATE (docs/redis-state.md has it byte by byte; every key has a TTL that ends when it stops to matter)
-    log      a list    time units  time units  …  total      oldest first
+    log      a list    time time time …     one for each unit, oldest first; or with units, and the total at its end
     pair     a string  start window current previous
     bucket   a string  time level scale
 
@@ -54,23 +55,13 @@ of them below 2^53, which a Lua number holds exactly. Change both or neither.
 
 local call, try, format, match, floor = redis.call, redis.pcall, string.format, string.match, math.floor
 
-local NEVER = -1
-local FOREVER = math.huge
-local WHOLE_MAX = 2 ^ 53 - 1
+local NEVER, FOREVER = -1, math.huge
+local TIME_MAX, WAIT_MAX, WHOLE_MAX = 2 ^ 52 - 1, 2 ^ 52 - 1, 2 ^ 53 - 1
 local QUOTA_MAX, EXACT_QUOTA_MAX, COST_MAX = 10000000, 1000, 2 ^ 32 - 1
 local WINDOW_MIN, WINDOW_MAX = 1000, 34560000000000
-local TIME_MAX, WAIT_MAX = 2 ^ 52 - 1, 2 ^ 52 - 1
 
--- Lua prints 1.76e+15 for a time, and how Redis prints a number depends on its version: print it here, once.
-local texts = {}
-local function text_of(whole)
-    local text = texts[whole]
-    if not text then
-        text = format('%.0f', whole)
-        texts[whole] = text
-    end
-    return text
-end
+-- Lua prints 1.76e+15 for a time, and how Redis prints a number depends on its version: print it here.
+local function text_of(whole) return format('%.0f', whole) end
 
 -- nil unless the text is a whole number that a Lua number holds.
 local function whole_of(text)
@@ -100,6 +91,7 @@ else
     local time = call('TIME')
     now = time[1] * 1000000 + time[2]
 end
+local now_text = text_of(now)
 
 -- A TTL in milliseconds. One more than needed: the server may count it from the millisecond before `now`.
 local function ttl_of(reset_after)
@@ -108,22 +100,23 @@ local function ttl_of(reset_after)
     return text_of(ms)
 end
 
--- The states this call has read, by key; and those it has changed, in order.
+-- The states this call has read, by key; and those that must be written, in order.
 local states, changed, changed_count = {}, {}, 0
 
-local function mark_changed(state)
-    if not state.is_changed then
-        state.is_changed = true
+-- Says how a state has changed. It is written in the end; writing it earlier clears this.
+local function change(state, how)
+    if not state.change then
         changed_count = changed_count + 1
         changed[changed_count] = state
     end
+    state.change = how
 end
 
 local function write(state)
     local machine = state.limit.machine
     machine.grow(state)
     machine.shrink(state)
-    state.is_changed = false
+    state.change = false
 end
 
 -- ── log: sliding, sliding-log ────────────────────────────────────────────────────────────────────────
@@ -133,22 +126,32 @@ end
 -- negative number follow a time: it counts for so many units. Such a list is *counted*: it ends with
 -- minus the total, and is walked from its ends, in chunks.
 --
---     plain     t t t t t t                           5 units and a sixth
---     counted   t t t  t -25  t  t -3  -31            a time alone is still one unit
+--     plain     t t t t t t                           6 units
+--     counted   t t t  t -25  t  t -3  -32            a time alone is still one unit
 --
 -- What is pending is kept beside the list until the end of the call: `dropped` elements at its front, and
--- an own newest entry (`time`, `units`) in place of its last `cut` elements. All decisions of a
+-- an own newest entry of `units` at now in place of its last `cut` elements. All decisions of a
 -- call share one `now`, so one entry is enough; `units` is false while the newest is the list's own.
-local function new_log()
-    local NOT_A_LOG = foreign('the list is not one of times and units')
-    local REPEATED_UNITS_MAX = 16 -- so many units are written as so many times; more make the list counted
+--
+-- A plain list whose newest entry is in the past, with nothing to drop, is what nearly every check meets: this is what
+-- the fields of a fresh state and the first branch of each function are for.
 
-    local function number_at(key, index)
-        local number = tonumber(call('LINDEX', key, text_of(index)))
-        if not number or number % 1 ~= 0 then fail(NOT_A_LOG) end
-        return number
-    end
+-- How the lifetime of a log's key is said: to the next multiple of 0.9 s. An admission that ends in the same
+-- step as the one before it need not say it again, and none lives a second too long.
+local LIFE_STEP = 900000
 
+local NOT_A_LOG = foreign('the list is not one of times and units')
+
+local function number_at(key, index)
+    local number = tonumber(call('LINDEX', key, text_of(index)))
+    if not number or number % 1 ~= 0 then fail(NOT_A_LOG) end
+    return number
+end
+
+local function is_in_tick_of_now(time, limit) return floor(time / limit.tick) == floor(now / limit.tick) end
+
+-- What a log needs less often.
+local function new_log_depths()
     -- The entry of a counted list that begins with element `index`, and where the next one begins. Nothing if that
     -- is behind the entries or replaced by our own.
     local function entry_at(state, index)
@@ -184,8 +187,7 @@ local function new_log()
                     entry_units = -number
                 else
                     if number <= now then
-                        local is_in_tick = floor(number / limit.tick) == floor(now / limit.tick)
-                        if not is_in_tick or run_time and number ~= run_time then
+                        if not is_in_tick_of_now(number, limit) or run_time and number ~= run_time then
                             is_done = true
                             break
                         end
@@ -200,19 +202,17 @@ local function new_log()
         if state.oldest >= state.cut_time then state.oldest = now end
     end
 
-    -- Drops what has left the window. In a plain list times ascend and nothing must be added up: by doubling
-    -- steps, then by halving.
-    local function forget(state, left_until)
-        state.is_settled = true
-        if state.is_counted then
-            local time, units, after = entry_at(state, 0)
-            while time and time <= left_until do
-                state.total, state.dropped = state.total - units, after
-                time, units, after = entry_at(state, after)
-            end
-            state.oldest = time or state.time
-            return
+    local function forget_counted(state, left_until)
+        local time, units, after = entry_at(state, 0)
+        while time and time <= left_until do
+            state.total, state.dropped = state.total - units, after
+            time, units, after = entry_at(state, after)
         end
+        state.oldest = time or state.time
+    end
+
+    -- In a plain list times ascend and nothing must be added up: by doubling steps, then by halving.
+    local function forget_plain(state, left_until)
         -- What is before `low` has left, `high` has not.
         local low, high, step, oldest = 1, state.length - 1, 1, state.time
         while low < high do
@@ -226,188 +226,67 @@ local function new_log()
             end
         end
         state.dropped, state.total = low, state.length - low
-        state.oldest = oldest < state.cut_time and oldest or state.time
-    end
-
-    local function load_counted(key, limit, total)
-        local tail = call('LRANGE', key, '-3', '-2')
-        local last = tonumber(tail[#tail])
-        local time = last and last < 0 and tonumber(tail[1]) or last
-        if not time or time < 0 then return nil, NOT_A_LOG end
-        return time, {
-            key = key, limit = limit, total = total, time = time, units = false, oldest = false, dropped = 0,
-            cut = 0, cut_time = time, is_counted = true, is_changed = false,
-        }
-    end
-
-    local function load(key, limit)
-        local last = try('LINDEX', key, '-1')
-        if not last then
-            return { key = key, limit = limit, total = 0, units = false, dropped = 0, cut = 0, is_changed = false }
-        end
-        local time = tonumber(last)
-        if not time or time % 1 ~= 0 then return nil, unreadable(last) or NOT_A_LOG end
-        local state
-        if time < 0 then
-            time, state = load_counted(key, limit, -time)
-            if not time then return nil, state end
-        else
-            local length = call('LLEN', key)
-            state = {
-                key = key, limit = limit, length = length, total = length, time = time, units = false, oldest = false,
-                dropped = 0, cut = 0, cut_time = time, is_counted = false, is_changed = false,
-            }
-        end
-        local left_until = now - limit.window
-        if time <= left_until then
-            state.time, state.length, state.total, state.is_counted = nil, 0, 0, false
-            state.is_stale, state.is_settled = true, true
-            return state
-        end
-        local oldest = tonumber(call('LINDEX', key, '0'))
-        if not oldest or oldest < 0 then return nil, NOT_A_LOG end
+        if oldest >= (state.cut_time or FOREVER) then oldest = state.time end
         state.oldest = oldest
-        if time > now then
-            gather(state, limit)
-            state.is_settled = true
-        end
-        if oldest <= left_until then forget(state, left_until) end
-        return state
     end
 
-    local function serves(state, limit)
-        return state.limit.window == limit.window and state.limit.tick == limit.tick
-    end
-
-    local function fits(state, limit, cost) return state.total + cost <= limit.quota end
-
-    local function wait(state, limit, cost)
-        if cost > limit.quota then return NEVER end
-        local must_leave = state.total + cost - limit.quota
-        if must_leave <= 0 then return 0 end
-        local time = state.oldest
-        if must_leave > 1 and state.is_counted then
-            local index, units = state.dropped, nil
-            repeat
-                time, units, index = entry_at(state, index)
-                must_leave = must_leave - (units or must_leave)
-            until must_leave <= 0
-        elseif must_leave > 1 then
-            local index = state.dropped + must_leave - 1
-            time = index < (state.length or 0) - state.cut and number_at(state.key, index)
+    -- When the entry goes with which `units` have left, the oldest first.
+    local function time_of(state, units)
+        if not state.is_counted then
+            local index = (state.dropped or 0) + units - 1
+            return index < (state.length or 0) - (state.cut or 0) and number_at(state.key, index) or state.time
         end
-        return (time or state.time) + limit.window - now
-    end
-
-    local function append(state, limit, units)
-        local time = state.time
-        if time and (time == now or limit.tick > 1 and floor(time / limit.tick) == floor(now / limit.tick)) then
-            if not state.units then gather(state, limit) end
-            state.units = state.units + units
-        else
-            if not time then state.oldest = now end
-            state.time, state.units, state.cut, state.cut_time = now, units, state.is_counted and 1 or 0, FOREVER
-            state.newest_read = time
-        end
-        state.total = state.total + units
-        if not state.is_changed then mark_changed(state) end
+        local index, time, entry_units = state.dropped or 0, nil, nil
+        repeat
+            time, entry_units, index = entry_at(state, index)
+            units = units - (entry_units or units)
+        until units <= 0
+        return time or state.time
     end
 
     -- Takes units from the oldest entries, at last from our own.
     local function take_oldest(state, excess)
         state.total = state.total - excess
-        local oldest
+        local dropped, oldest = state.dropped or 0, nil
         if state.is_counted then
-            local time, units, after = entry_at(state, state.dropped)
+            local time, units, after = entry_at(state, dropped)
             while time and units <= excess do
-                state.dropped, excess, state.is_oldest_cut = after, excess - units, false
+                dropped, excess, state.is_oldest_cut = after, excess - units, false
                 time, units, after = entry_at(state, after)
             end
             if time and excess > 0 then
-                state.walk[state.dropped + 2], state.is_oldest_cut, excess = excess - units, true, 0
+                state.walk[dropped + 2], state.is_oldest_cut, excess = excess - units, true, 0
             end
             oldest = time
         else
-            local kept = (state.length or 0) - state.cut - state.dropped
+            local kept = (state.length or 0) - (state.cut or 0) - dropped
             local taken = kept < excess and kept or excess
-            state.dropped, excess = state.dropped + taken, excess - taken
-            oldest = taken < kept and number_at(state.key, state.dropped)
+            dropped, excess = dropped + taken, excess - taken
+            oldest = taken < kept and number_at(state.key, dropped)
         end
-        state.units, state.oldest = state.units - excess, oldest or state.time
+        state.dropped, state.units, state.oldest = dropped, state.units - excess, oldest or state.time
     end
 
-    local function refuse(state, limit, cost)
-        if limit.count_denied then
-            append(state, limit, cost < limit.quota and cost or limit.quota)
-            if state.total > limit.quota then take_oldest(state, state.total - limit.quota) end
-        elseif state.is_settled or state.time and not limit.is_window_fixed then
-            mark_changed(state)
-        end
-    end
-
-    local function report(state, limit)
-        local quota, total = limit.quota, state.total
-        if total == 0 then return quota, 0, 0 end
-        local window_left = limit.window - now
-        if total <= quota then return quota - total, state.oldest + window_left, state.time + window_left end
-        return 0, wait(state, limit, 1), state.time + window_left
-    end
-
-    -- Our newest entry as elements, and the total where the list is counted.
+    -- Our entry as elements, and the total where the list is counted. A few units are so many times.
     local function tail_of(state)
-        local tail, time, units = {}, text_of(state.time), state.units
-        if not state.is_counted and units <= REPEATED_UNITS_MAX and state.limit.tick == 1 then
-            for i = 1, units do tail[i] = time end
+        local tail, units = {}, state.units
+        if not state.is_counted and units <= 16 and state.limit.tick == 1 then
+            for i = 1, units do tail[i] = now_text end
             return tail
         end
-        tail[1] = time
+        tail[1] = now_text
         if units > 1 then tail[2] = text_of(-units) end
         tail[#tail + 1] = text_of(-state.total)
         return tail
     end
 
     local function grow(state)
-        if not state.units then return end
-        local key, cut = state.key, state.cut
-        if state.units == 1 and cut == 0 and state.limit.tick == 1 and not state.is_counted then
-            call('RPUSH', key, text_of(state.time))
-            return
-        end
-        if state.is_oldest_cut then call('LSET', key, text_of(state.dropped + 1), text_of(state.walk[state.dropped + 2])) end
-        if state.is_stale then cut = 0 end
-        local tail = tail_of(state)
-        local count = #tail
+        local key, cut, tail = state.key, state.is_stale and 0 or state.cut or 0, tail_of(state)
+        local count, dropped = #tail, state.dropped or 0
+        if state.is_oldest_cut then call('LSET', key, text_of(dropped + 1), text_of(state.walk[dropped + 2])) end
         for i = 1, cut < count and cut or count do call('LSET', key, text_of(i - 1 - cut), tail[i]) end
         if count > cut then call('RPUSH', key, unpack(tail, cut + 1)) end
         state.tail_count, state.surplus = count, cut > count and cut - count or 0
-    end
-
-    -- Until when the key lives, in steps of 0.9 s: an admission that ends in the same step as the one before need not say it again.
-    local function live_until(time, window) return floor((time + window) / 900000) * 900 + 902 end
-
-    local function expire(state)
-        local window, time = state.limit.window, state.time
-        if is_time_given then
-            call('PEXPIRE', state.key, ttl_of(time + window - now))
-            return
-        end
-        local deadline, read = live_until(time, window), state.newest_read
-        if state.limit.is_window_fixed and read and live_until(read, window) == deadline then return end
-        call('PEXPIREAT', state.key, text_of(deadline))
-    end
-
-    local function shrink(state)
-        local key, surplus = state.key, state.surplus or 0
-        if state.is_stale then
-            if not state.units then return call('DEL', key) end
-            call('LTRIM', key, text_of(-(state.tail_count or 1)), '-1')
-        elseif state.dropped > 0 or surplus > 0 then
-            call('LTRIM', key, text_of(state.dropped), text_of(-1 - surplus))
-        end
-        if state.is_counted and not state.units and state.dropped > 0 then
-            call('LSET', key, '-1', text_of(-state.total))
-        end
-        if state.units or not state.limit.is_window_fixed then expire(state) end
     end
 
     -- The last element that belongs to an entry at or before a tick. Times ascend, so by halving.
@@ -443,33 +322,177 @@ local function new_log()
         return taken
     end
 
-    -- Written at once, because it may touch any entry.
-    local function refund(state, limit, at)
-        local key, tick = state.key, floor(at / limit.tick)
-        if state.is_settled then mark_changed(state) end
-        if state.is_changed then write(state) end
-        states[key] = nil
-        if not state.time then return end
-        local length = call('LLEN', key)
-        local last = number_at(key, -1)
+    -- Takes up to the limit's cost from the newest entry of a tick. False if nothing is left of the list.
+    local function give_back(key, limit, tick)
+        local length, last = call('LLEN', key), number_at(key, -1)
         local index = find(key, limit, tick, last < 0 and length - 1 or length)
         local number = index >= 0 and number_at(key, index)
         if number and number < 0 then number = number_at(key, index - 1) end
-        if not number or floor(number / limit.tick) ~= tick then return end
-        if last >= 0 then
-            call('LREM', key, text_of(-limit.cost), text_of(number))
-        else
-            local total = -last - take_from(key, index, limit.cost)
-            if total == 0 then return call('DEL', key) end
-            call('LSET', key, '-1', text_of(-total))
+        if not number or floor(number / limit.tick) ~= tick then return true end
+        if last >= 0 then return call('LREM', key, text_of(-limit.cost), text_of(number)) < length end
+        local total = -last - take_from(key, index, limit.cost)
+        if total == 0 then
+            call('DEL', key)
+            return false
         end
-        local left = load(key, limit)
-        if left and left.time then expire(left) end
+        call('LSET', key, '-1', text_of(-total))
+        return true
     end
 
     return {
-        load = load, serves = serves, fits = fits, wait = wait, report = report,
-        charge = append, refuse = refuse, refund = refund, grow = grow, shrink = shrink,
+        gather = gather, forget_counted = forget_counted, forget_plain = forget_plain, time_of = time_of,
+        take_oldest = take_oldest, grow = grow, give_back = give_back,
+    }
+end
+
+local function new_log()
+    local depths
+    local function deep()
+        depths = depths or new_log_depths()
+        return depths
+    end
+
+    local function load_counted(key, limit, total)
+        local tail = call('LRANGE', key, '-3', '-2')
+        local last = tonumber(tail[#tail])
+        local time = last and last < 0 and tonumber(tail[1]) or last
+        if not time or time < 0 then return end
+        return time, {
+            key = key, limit = limit, total = total, time = time, units = false, change = false,
+            cut_time = time, is_counted = true, oldest = false,
+        }
+    end
+
+    local function load(key, limit)
+        local last = try('LINDEX', key, '-1')
+        if not last then return { key = key, limit = limit, total = 0, units = false, change = false, oldest = false } end
+        local time, left_until, state = tonumber(last), now - limit.window, nil
+        if not time or time % 1 ~= 0 then return nil, unreadable(last) or NOT_A_LOG end
+        if time < 0 then
+            time, state = load_counted(key, limit, -time)
+            if not time then return nil, NOT_A_LOG end
+        end
+        if time <= left_until then
+            return {
+                key = key, limit = limit, total = 0, units = false, change = false, oldest = false,
+                is_stale = true, is_settled = true,
+            }
+        end
+        local oldest = tonumber(call('LINDEX', key, '0'))
+        if not oldest or oldest < 0 then return nil, NOT_A_LOG end
+        if not state then
+            local length = call('LLEN', key)
+            state = {
+                key = key, limit = limit, total = length, time = time, units = false, change = false,
+                oldest = oldest, length = length,
+            }
+        end
+        state.oldest = oldest
+        if time > now then
+            deep().gather(state, limit)
+            state.is_settled = true
+        end
+        if oldest <= left_until then
+            if state.is_counted then deep().forget_counted(state, left_until) else deep().forget_plain(state, left_until) end
+            state.is_settled = true
+        end
+        return state
+    end
+
+    local function serves(state, limit)
+        return state.limit.window == limit.window and state.limit.tick == limit.tick
+    end
+
+    local function fits(state, limit, cost) return state.total + cost <= limit.quota end
+
+    local function wait(state, limit, cost)
+        if cost > limit.quota then return NEVER end
+        local must_leave = state.total + cost - limit.quota
+        if must_leave <= 0 then return 0 end
+        local time = must_leave == 1 and state.oldest or deep().time_of(state, must_leave)
+        return time + limit.window - now
+    end
+
+    local function append(state, limit, units)
+        local time, how = state.time, 'written'
+        state.total = state.total + units
+        if time == now or time and limit.tick > 1 and is_in_tick_of_now(time, limit) then
+            if not state.units then deep().gather(state, limit) end
+            state.units = state.units + units
+        else
+            state.time, state.units = now, units
+            if not time then
+                state.oldest = now
+            elseif time >= limit.said_from then
+                how = 'written within its life'
+            end
+            if state.is_counted then state.cut, state.cut_time = 1, FOREVER end
+        end
+        change(state, how)
+    end
+
+    local function report(state, limit)
+        local quota, total = limit.quota, state.total
+        if total == 0 then return quota, 0, 0 end
+        local window_left = limit.window - now
+        if total <= quota then return quota - total, state.oldest + window_left, state.time + window_left end
+        return 0, wait(state, limit, 1), state.time + window_left
+    end
+
+    local function admit(state, limit, cost)
+        append(state, limit, cost)
+        return 0, limit.quota - state.total, state.oldest + limit.window - now, limit.window
+    end
+
+    local function refuse(state, limit, cost)
+        if limit.count_denied then
+            append(state, limit, cost < limit.quota and cost or limit.quota)
+            if state.total > limit.quota then deep().take_oldest(state, state.total - limit.quota) end
+        elseif state.is_settled or state.time and not limit.is_window_fixed then
+            change(state, state.change or 'looked at')
+        end
+        return wait(state, limit, cost), report(state, limit)
+    end
+
+    local function peek(state, limit) return wait(state, limit, 1), report(state, limit) end
+
+    local function grow(state)
+        if not state.units then return end
+        if state.units > 1 or state.cut or state.limit.tick > 1 then return deep().grow(state) end
+        call('RPUSH', state.key, now_text)
+    end
+
+    local function live(key, time, window)
+        if is_time_given then return call('PEXPIRE', key, ttl_of(time + window - now)) end
+        call('PEXPIREAT', key, text_of(floor((time + window) / LIFE_STEP) * (LIFE_STEP / 1000) + LIFE_STEP / 1000 + 2))
+    end
+
+    local function shrink(state)
+        local key, dropped, surplus = state.key, state.dropped or 0, state.surplus or 0
+        if state.is_stale then
+            if not state.units then return call('DEL', key) end
+            call('LTRIM', key, text_of(-(state.tail_count or 1)), '-1')
+        elseif dropped > 0 or surplus > 0 then
+            call('LTRIM', key, text_of(dropped), text_of(-1 - surplus))
+            if state.is_counted and not state.units then call('LSET', key, '-1', text_of(-state.total)) end
+        end
+        if state.change ~= 'written within its life' then live(key, state.time, state.limit.window) end
+    end
+
+    -- Written at once, because it may touch any entry.
+    local function refund(state, limit, at)
+        local key = state.key
+        if state.is_settled then change(state, state.change or 'looked at') end
+        if state.change then write(state) end
+        states[key] = nil
+        if not state.time or not deep().give_back(key, limit, floor(at / limit.tick)) then return end
+        local left = load(key, limit)
+        if left and left.time then live(key, left.time, limit.window) end
+    end
+
+    return {
+        load = load, serves = serves, fits = fits, peek = peek, admit = admit, refuse = refuse,
+        refund = refund, grow = grow, shrink = shrink,
     }
 end
 
@@ -524,12 +547,12 @@ local function new_pair()
         state.start, state.window = state.v_start, limit.window
         state.current, state.previous = state.v_current, state.v_previous
         state.reset_after = pair.reset_after(state, limit)
-        mark_changed(state)
+        change(state, 'written')
     end
 
     function pair.load(key, limit)
         local text = try('GET', key)
-        if not text then return { limit = limit, key = key, start = 0, window = 0, current = 0, previous = 0 } end
+        if not text then return { limit = limit, key = key, change = false, start = 0, window = 0, current = 0, previous = 0 } end
         if text.err then return nil, unreadable(text) end
         local start, window, current, previous = match(text, '^(%d+) (%d+) (%d+) (%d+)$')
         start, window, current, previous = whole_of(start), whole_of(window), whole_of(current), whole_of(previous)
@@ -537,7 +560,7 @@ local function new_pair()
             or current > QUOTA_MAX or previous > QUOTA_MAX then
             return nil, foreign('the string is not start, window, current, previous')
         end
-        return { limit = limit, key = key, start = start, window = window, current = current, previous = previous }
+        return { limit = limit, key = key, change = false, start = start, window = window, current = current, previous = previous }
     end
 
     function pair.serves() return true end
@@ -568,10 +591,13 @@ local function new_pair()
         return start + window + (offset < window and offset or window) - now
     end
 
-    function pair.charge(state, limit, cost)
+    function pair.peek(state, limit) return pair.wait(state, limit, 1), pair.report(state, limit) end
+
+    function pair.admit(state, limit, cost)
         view(state, limit)
         state.v_current = state.v_current + cost
         keep(state, limit)
+        return 0, pair.report(state, limit)
     end
 
     function pair.refuse(state, limit, cost)
@@ -584,6 +610,7 @@ local function new_pair()
             if charged > state.v_current then state.v_current = charged end
         end
         if must_keep or limit.count_denied then keep(state, limit) end
+        return pair.wait(state, limit, cost), pair.report(state, limit)
     end
 
     function pair.reset_after(state, limit)
@@ -657,17 +684,17 @@ local function new_bucket()
     local function keep(state, limit)
         state.time, state.level, state.scale = now, state.v_level, limit.parts
         state.reset_after = until_leaked(limit, state.v_level)
-        mark_changed(state)
+        change(state, 'written')
     end
 
     function bucket.load(key, limit)
         local text = try('GET', key)
-        if not text then return { limit = limit, key = key, time = 0, level = 0, scale = 0 } end
+        if not text then return { limit = limit, key = key, change = false, time = 0, level = 0, scale = 0 } end
         if text.err then return nil, unreadable(text) end
         local time, level, scale = match(text, '^(%d+) (%d+) (%d+)$')
         time, level, scale = whole_of(time), whole_of(level), whole_of(scale)
         if not (time and level and scale) or scale < 1 then return nil, foreign('the string is not time, level, scale') end
-        return { limit = limit, key = key, time = time, level = level, scale = scale }
+        return { limit = limit, key = key, change = false, time = time, level = level, scale = scale }
     end
 
     function bucket.serves() return true end
@@ -684,10 +711,14 @@ local function new_bucket()
         return until_leaked(limit, state.v_level - (limit.capacity - cost) * limit.parts)
     end
 
-    function bucket.charge(state, limit, cost)
+    function bucket.peek(state, limit) return bucket.wait(state, limit, 1), bucket.report(state, limit) end
+
+    function bucket.admit(state, limit, cost)
         view(state, limit)
+        local turn = limit.spaces and until_leaked(limit, state.v_level) or 0
         state.v_level = state.v_level + cost * limit.parts
         keep(state, limit)
+        return turn, bucket.report(state, limit)
     end
 
     function bucket.refuse(state, limit, cost)
@@ -698,7 +729,14 @@ local function new_bucket()
             local level = state.v_level + (cost < limit.capacity and cost or limit.capacity) * limit.parts
             state.v_level = level < full and level or full
         end
-        if has_gone_back or limit.count_denied then keep(state, limit) end
+        if has_gone_back or limit.count_denied then
+            keep(state, limit)
+        elseif state.v_level > 0 then
+            -- It may leak more slowly than when it was written, and must live until it is empty.
+            if not state.change then state.reset_after = until_leaked(limit, state.v_level) end
+            change(state, state.change or 'looked at')
+        end
+        return bucket.wait(state, limit, cost), bucket.report(state, limit)
     end
 
     function bucket.report(state, limit)
@@ -728,13 +766,17 @@ local function new_bucket()
     end
 
     function bucket.grow(state)
-        if state.reset_after == 0 then return end
+        if state.reset_after == 0 or state.change == 'looked at' then return end
         local text = format('%.0f %.0f %.0f', state.time, state.level, state.scale)
         call('SET', state.key, text, 'PX', ttl_of(state.reset_after))
     end
 
     function bucket.shrink(state)
-        if state.reset_after == 0 then call('DEL', state.key) end
+        if state.reset_after == 0 then
+            call('DEL', state.key)
+        elseif state.change == 'looked at' then
+            call('PEXPIRE', state.key, ttl_of(state.reset_after))
+        end
     end
 
     return bucket
@@ -750,12 +792,25 @@ local makers = {
     ['token-bucket'] = new_bucket, ['leaky-bucket'] = new_bucket,
 }
 
-local function shape_bucket(limit, capacity)
-    limit.cost_max = capacity
-    limit.spaces = limit.algorithm == 'leaky-bucket'
-    limit.capacity = limit.spaces and capacity + 1 or capacity
-    limit.grain = floor(limit.capacity * ceil_div(limit.window, 1048576) / 8500000000) + 1
-    limit.parts = ceil_div(limit.window, limit.grain)
+-- What the state machine wants to know of a limit, worked out once.
+local function shape(limit, maker, capacity)
+    local algorithm, quota, window = limit.algorithm, limit.quota, limit.window
+    if maker == new_log then
+        limit.tick = algorithm == 'sliding' and quota > EXACT_QUOTA_MAX and ceil_div(window, EXACT_QUOTA_MAX) or 1
+        -- An entry since then has said how long the key lives, if it could.
+        local can_skip = limit.is_window_fixed and not is_time_given
+        limit.said_from = can_skip and floor((now + window) / LIFE_STEP) * LIFE_STEP - window or FOREVER
+    elseif maker == new_pair then
+        limit.weighs_previous = algorithm == 'sliding-counter'
+    else
+        limit.cost_max, limit.spaces = capacity, algorithm == 'leaky-bucket'
+        limit.capacity = limit.spaces and capacity + 1 or capacity
+        limit.grain = floor(limit.capacity * ceil_div(window, 1048576) / 8500000000) + 1
+        limit.parts = ceil_div(window, limit.grain)
+    end
+    machines[maker] = machines[maker] or maker()
+    limit.machine = machines[maker]
+    return limit
 end
 
 local function parse_limit(text)
@@ -771,14 +826,14 @@ local function parse_limit(text)
     elseif not cost or cost > COST_MAX then
         fail('TOLLGATE_ARGUMENT a cost is 0 to 4294967295')
     end
-    local limit = { algorithm = algorithm, quota = quota, window = window, cost = cost, tick = 1 }
-    local capacity = quota
-    for name, value in string.gmatch(options, '(%S+)=(%w+)') do
+    local limit, capacity = { algorithm = algorithm, quota = quota, window = window, cost = cost }, quota
+    for option in string.gmatch(options, '%S+') do
+        local name, value = match(option, '^(%S+)=(%w+)$')
         local number = whole_of(value)
-        if name == 'count_denied' and number then
-            limit.count_denied = number == 1
-        elseif name == 'window' and value == 'fixed' then
+        if option == 'window=fixed' then
             limit.is_window_fixed = true
+        elseif name == 'count_denied' and (number == 0 or number == 1) then
+            limit.count_denied = number == 1
         elseif (name == 'burst' and algorithm == 'token-bucket' or name == 'queue' and algorithm == 'leaky-bucket')
             and number and number >= 1 and number <= QUOTA_MAX then
             capacity = number
@@ -786,183 +841,200 @@ local function parse_limit(text)
             fail('TOLLGATE_ARGUMENT options are burst= (token-bucket) and queue= (leaky-bucket), 1 to 10000000, count_denied=1, window=fixed')
         end
     end
-    if algorithm == 'sliding' and quota > EXACT_QUOTA_MAX then limit.tick = ceil_div(window, EXACT_QUOTA_MAX) end
-    limit.weighs_previous = algorithm == 'sliding-counter'
-    if maker == new_bucket then shape_bucket(limit, capacity) end
-    machines[maker] = machines[maker] or maker()
-    limit.machine = machines[maker]
+    return shape(limit, maker, capacity)
+end
+
+-- Most lines of a batch are the same text: parsed once.
+local limits = {}
+local function limit_of(text)
+    local limit = limits[text] or parse_limit(text)
+    limits[text] = limit
     return limit
 end
 
--- ── the steps ────────────────────────────────────────────────────────────────────────────────────────
-
-local reply, reply_count = { now }, 1
-local key_at, arg_at = 0, 1
--- Most lines of a batch are the same text: parsed once.
-local limits, heads = {}, {}
--- The lines of the step at hand.
-local line_limits, line_states, line_fits = {}, {}, {}
-
--- The limit and the state of the next key. The problem instead, if the key holds something else.
-local function next_line()
-    arg_at, key_at = arg_at + 1, key_at + 1
-    local text, key = ARGV[arg_at], KEYS[key_at]
-    local limit = limits[text]
-    if not limit then
-        limit = parse_limit(text)
-        limits[text] = limit
-    end
+-- The state of the next key for this limit. The problem instead, if the key holds something else.
+local key_at = 0
+local function next_state(limit)
+    key_at = key_at + 1
+    local key = KEYS[key_at]
     local state = states[key]
     if state then
-        if state.limit == limit then return limit, state end
-        if state.limit.machine ~= limit.machine then
-            return limit, nil, foreign('one key is used by limits of different kinds')
-        elseif limit.machine.serves(state, limit) then
-            return limit, state
-        end
+        local machine = limit.machine
+        if state.limit == limit then return state end
+        if state.limit.machine ~= machine then return nil, foreign('one key is used by limits of different kinds') end
+        if machine.serves(state, limit) then return state end
         -- Two windows on one counter in one call: the second reads what the first has left.
-        if state.is_changed then write(state) end
+        if state.change then write(state) end
     elseif not key then
         fail('TOLLGATE_ARGUMENT there are fewer keys than limits')
     end
     local problem
     state, problem = limit.machine.load(key, limit)
     states[key] = state
-    return limit, state, problem
+    return state, problem
 end
 
--- Charges or refuses one line and answers for it. Whether the same check once more could be answered differently.
-local function settle(limit, state, fits, is_admitted)
-    local machine, cost, retry_after, may_change = limit.machine, limit.cost, 0, false
-    if cost == 0 then
-        retry_after = machine.wait(state, limit, 1)
-    elseif is_admitted then
-        if limit.spaces then retry_after = machine.wait(state, limit, cost) end
-        machine.charge(state, limit, cost)
-        may_change = true
-    else
-        machine.refuse(state, limit, cost)
-        retry_after = machine.wait(state, limit, cost)
-        may_change = limit.count_denied
+-- ── the steps ────────────────────────────────────────────────────────────────────────────────────────
+
+local arg_at, arg_count = 1, #ARGV
+local reply, reply_count = { now }, 1
+
+-- A check of one limit.
+local function check_one(limit, repeats)
+    local state, problem = next_state(limit)
+    local head, machine, cost = reply_count + 1, limit.machine, limit.cost
+    reply_count = head
+    if problem then
+        reply[head] = { err = problem }
+        return
     end
-    local at = reply_count
-    reply[at + 1], reply[at + 3] = fits and 1 or 0, retry_after
-    reply[at + 2], reply[at + 4], reply[at + 5] = machine.report(state, limit)
-    reply_count = at + 5
-    return may_change
-end
-
-local function run_one(repeats)
-    local limit, state, problem = next_line()
-    if problem then return { err = problem } end
-    local results = 0
+    local at, results, may_change = head, 0, nil
     repeat
-        local fits = limit.cost == 0 or limit.machine.fits(state, limit, limit.cost)
-        results = results + 1
-    until not settle(limit, state, fits, fits) or results >= repeats
-    return results
+        if cost > 0 and machine.fits(state, limit, cost) then
+            reply[at + 1] = 1
+            reply[at + 3], reply[at + 2], reply[at + 4], reply[at + 5] = machine.admit(state, limit, cost)
+            may_change = true
+        elseif cost > 0 then
+            reply[at + 1] = 0
+            reply[at + 3], reply[at + 2], reply[at + 4], reply[at + 5] = machine.refuse(state, limit, cost)
+            may_change = limit.count_denied
+        else
+            reply[at + 1] = 1
+            reply[at + 3], reply[at + 2], reply[at + 4], reply[at + 5] = machine.peek(state, limit)
+        end
+        at, results = at + 5, results + 1
+    until not may_change or results >= repeats
+    reply[head], reply_count = results, at
 end
 
-local function run_several(count, repeats)
-    local problem
+-- A check of several limits: all are looked at before any is charged.
+local function check_several(count, repeats)
+    local head, line_limits, line_states, problem = reply_count + 1, {}, {}, nil
+    reply_count = head
     for j = 1, count do
         local trouble
-        line_limits[j], line_states[j], trouble = next_line()
+        line_limits[j] = limit_of(ARGV[arg_at + j])
+        line_states[j], trouble = next_state(line_limits[j])
         problem = problem or trouble
     end
-    if problem then return { err = problem } end
-    local results = 0
+    arg_at = arg_at + count
+    if problem then
+        reply[head] = { err = problem }
+        return
+    end
+    local at, results, may_change = head, 0, false
     repeat
-        local is_admitted, may_change = true, false
+        local is_admitted = true
+        may_change = false
         for j = 1, count do
             local limit = line_limits[j]
             local fits = limit.cost == 0 or limit.machine.fits(line_states[j], limit, limit.cost)
-            line_fits[j], is_admitted = fits, is_admitted and fits
+            reply[at + 5 * j - 4], is_admitted = fits and 1 or 0, is_admitted and fits
         end
         for j = 1, count do
-            may_change = settle(line_limits[j], line_states[j], line_fits[j], is_admitted) or may_change
+            local limit, state = line_limits[j], line_states[j]
+            local machine, cost, decide = limit.machine, limit.cost, nil
+            if cost == 0 then
+                decide = machine.peek
+            elseif is_admitted then
+                decide, may_change = machine.admit, true
+            else
+                decide, may_change = machine.refuse, may_change or limit.count_denied
+            end
+            reply[at + 3], reply[at + 2], reply[at + 4], reply[at + 5] = decide(state, limit, cost)
+            at = at + 5
         end
         results = results + 1
     until not may_change or results >= repeats
-    return results
+    reply[head], reply_count = results, at
 end
 
 -- The longest ban among the next `count` keys in microseconds, or nothing.
 local function banned_for(count)
     local longest
-    for j = 1, count do
-        local ms = call('PTTL', KEYS[key_at + j])
-        if ms == -1 then return NEVER end
-        if ms >= 0 and ms * 1000 >= (longest or 0) then longest = ms * 1000 end
+    for _ = 1, count do
+        key_at = key_at + 1
+        local ms = call('PTTL', KEYS[key_at])
+        if ms == -1 then
+            longest = NEVER
+        elseif ms >= 0 and longest ~= NEVER and ms * 1000 >= (longest or 0) then
+            longest = ms * 1000
+        end
     end
     return longest
 end
 
-local function check(count, bans, repeats)
-    local head = reply_count + 1
-    reply_count = head
-    if bans > 0 then
-        local ban = banned_for(bans)
-        key_at = key_at + bans
-        if ban then
-            key_at, arg_at = key_at + count, arg_at + count
-            reply[head], reply[head + 1], reply_count = 0, ban, head + 1
-            return
-        end
+local function check(head)
+    local ban = head.bans > 0 and banned_for(head.bans)
+    if ban then
+        key_at, arg_at = key_at + head.count, arg_at + head.count
+        reply[reply_count + 1], reply[reply_count + 2], reply_count = 0, ban, reply_count + 2
+    elseif head.count == 1 then
+        arg_at = arg_at + 1
+        check_one(limit_of(ARGV[arg_at]), head.repeats)
+    else
+        check_several(head.count, head.repeats)
     end
-    if count == 1 then reply[head] = run_one(repeats) else reply[head] = run_several(count, repeats) end
 end
 
-local function refund(count)
-    local problem
-    for j = 1, count do
-        local trouble
-        line_limits[j], line_states[j], trouble = next_line()
-        problem = problem or trouble
-        arg_at = arg_at + 1
-        local at, reset_after = match(ARGV[arg_at] or '', '^(%d+) (%d+)$')
-        line_fits[j] = { at = whole_of(at), reset_after = whole_of(reset_after) }
-        if not line_fits[j].reset_after then fail('TOLLGATE_ARGUMENT a receipt is AT RESET_AFTER in microseconds') end
+local function refund(head)
+    local lines, problem = {}, nil
+    for j = 1, head.count do
+        local limit = limit_of(ARGV[arg_at + 1])
+        local state, trouble = next_state(limit)
+        local at, reset_after = match(ARGV[arg_at + 2] or '', '^(%d+) (%d+)$')
+        at, reset_after = whole_of(at), whole_of(reset_after)
+        if not at or not reset_after then fail('TOLLGATE_ARGUMENT a receipt is AT RESET_AFTER in microseconds') end
+        problem, arg_at = problem or trouble, arg_at + 2
+        lines[j] = { limit = limit, state = state, at = at, reset_after = reset_after }
     end
     reply_count = reply_count + 1
     reply[reply_count] = problem and { err = problem } or 1
-    for j = 1, problem and 0 or count do
-        local limit, receipt = line_limits[j], line_fits[j]
-        if limit.cost > 0 then limit.machine.refund(line_states[j], limit, receipt.at, receipt.reset_after) end
+    for j = 1, problem and 0 or head.count do
+        local line = lines[j]
+        if line.limit.cost > 0 then line.limit.machine.refund(line.state, line.limit, line.at, line.reset_after) end
     end
 end
 
-local function parse_head(text)
-    local verb, count, bans, repeats = match(text, '^(%a+) (%d+) ?(%d*) ?(%d*)$')
-    count = tonumber(count)
-    if not count or count < 1 or verb ~= 'check' and verb ~= 'refund' then
-        fail('TOLLGATE_ARGUMENT a step is check LIMITS [BANS [REPEAT]] or refund LIMITS')
-    end
-    return { verb = verb, count = count, bans = tonumber(bans) or 0, repeats = tonumber(repeats) or 1 }
-end
-
-local arg_count, steps, first_verb = #ARGV, 0, nil
-while arg_at < arg_count do
-    arg_at = arg_at + 1
-    local text = ARGV[arg_at]
+local heads, first_verb = {}, nil
+local function head_of(text)
     local head = heads[text]
-    if not head then
-        head = parse_head(text)
-        heads[text] = head
-        first_verb = first_verb or head.verb
-        if head.verb ~= first_verb then fail('TOLLGATE_ARGUMENT a call holds checks or refunds, not both') end
+    if head then return head end
+    local verb, count, bans, repeats = match(text, '^(%a+) (%d+) ?(%d*) ?(%d*)$')
+    if verb ~= 'check' and verb ~= 'refund' then
+        local limit = limit_of(text)
+        head = { run = function() check_one(limit, 1) end }
+        verb = 'check'
+    else
+        head = { run = verb == 'check' and check or refund, count = tonumber(count), bans = tonumber(bans) or 0, repeats = tonumber(repeats) or 1 }
+        if head.count < 1 then fail('TOLLGATE_ARGUMENT a step has at least one limit') end
     end
-    if head.verb == 'check' then check(head.count, head.bans, head.repeats) else refund(head.count) end
-    steps = steps + 1
+    first_verb = first_verb or verb
+    if verb ~= first_verb then fail('TOLLGATE_ARGUMENT a call holds checks or refunds, not both') end
+    heads[text] = head
+    return head
+end
+
+local steps = 0
+while arg_at < arg_count do
+    arg_at, steps = arg_at + 1, steps + 1
+    local text = ARGV[arg_at]
+    local limit = limits[text]
+    if limit then
+        check_one(limit, 1)
+    else
+        local head = head_of(text)
+        head.run(head)
+    end
 end
 
 for i = 1, changed_count do
     local state = changed[i]
-    if state.is_changed then state.limit.machine.grow(state) end
+    if state.change then state.limit.machine.grow(state) end
 end
 for i = 1, changed_count do
     local state = changed[i]
-    if state.is_changed then state.limit.machine.shrink(state) end
+    if state.change then state.limit.machine.shrink(state) end
 end
 
 if steps == 1 and type(reply[2]) == 'table' then return reply[2] end

@@ -62,8 +62,8 @@ pub use finding::{Code, Finding, Report, Severity};
 pub use load::{Format, Loaded, Loader};
 pub use span::{Span, Spanned};
 pub use types::{
-    AddressPlan, AlgorithmWord, Anonymize, ApiKeyTable, ApiKeysWord, Ban, BanWord, BodyWord, ChargeWord, Config, Exempt,
-    Jwt, JwtAlgorithmWord, LimitTable, MatchTable, ModeWord, OnFailureWord, PlanSources, PlanTable, RotateWord,
+    AddressPlan, AlgorithmWord, Anonymize, ApiKeyTable, ApiKeysWord, Ban, BanWord, BodyWord, ChargeWord, Config,
+    Exempt, Jwt, JwtAlgorithmWord, LimitTable, MatchTable, ModeWord, OnFailureWord, PlanSources, PlanTable, RotateWord,
     RuleStoreWord, RuleTable, StyleWord,
 };
 pub use written::{AnonymizeEntry, HeaderTest, LimitEntry, Limits, OneOrMany, Secret};

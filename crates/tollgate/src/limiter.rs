@@ -22,11 +22,13 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
-use tollgate_core::{Check, Clock, Decision, Demand, Line, MemoryStore, Source, Store, StoreError, StoreErrorKind, SystemClock};
+use tollgate_core::{
+    Check, Clock, Decision, Demand, Line, MemoryStore, Source, Store, StoreError, StoreErrorKind, SystemClock,
+};
 
-pub use self::stats::LimiterStats;
 use self::shared::Shared;
 use self::stats::Counters;
+pub use self::stats::LimiterStats;
 use crate::failure::{OnFailure, Unavailable};
 
 /// No decision waits longer, unless said otherwise.
@@ -73,6 +75,12 @@ pub struct CheckOptions {
     pub refundable: bool,
 }
 
+/// Why a URL names no store.
+#[cfg(feature = "redis")]
+#[derive(Debug, thiserror::Error)]
+#[error("{0} (or `memory`)")]
+pub struct StoreUrlError(#[from] tollgate_redis::BuildError);
+
 /// How a [`Limiter`] is made.
 pub struct LimiterBuilder {
     store: Option<Arc<dyn Store>>,
@@ -89,6 +97,19 @@ impl LimiterBuilder {
     #[must_use]
     pub fn store(self, store: Arc<dyn Store>) -> Self {
         LimiterBuilder { store: Some(store), ..self }
+    }
+
+    /// The store that this URL names: `memory`, `redis://[user:password@]host[:port][/database]` or `rediss://…`. It need not be up.
+    ///
+    /// # Errors
+    /// When the URL names no store, with what would be accepted; or outside a tokio runtime.
+    #[cfg(feature = "redis")]
+    pub fn url(self, url: &str) -> Result<Self, StoreUrlError> {
+        if url == "memory" {
+            return Ok(LimiterBuilder { store: None, ..self });
+        }
+        let store = tollgate_redis::RedisStore::builder(url).build()?;
+        Ok(self.store(Arc::new(store)))
     }
 
     /// The memory store to use: for everything without a shared store, for local shares beside one.

@@ -118,7 +118,14 @@ pub struct Finding {
 
 impl Finding {
     pub(crate) fn new(code: Code, message: impl Into<String>) -> Finding {
-        Finding { code, message: message.into(), help: None, span: Span::default(), label: "here".to_owned(), source: None }
+        Finding {
+            code,
+            message: message.into(),
+            help: None,
+            span: Span::default(),
+            label: "here".to_owned(),
+            source: None,
+        }
     }
 
     pub(crate) fn help(self, help: impl Into<String>) -> Finding {

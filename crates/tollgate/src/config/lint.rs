@@ -161,7 +161,8 @@ fn rules(config: &Config, parts: &SetParts, traits: &Traits, note: &mut Note<'_>
         }
         if rule.charge.is_refundable() && policies(rule).any(|limit| limit.count_denied()) {
             let message = format!("`count_denied` with `charge = \"{}\"`", rule.charge.name());
-            let help = "a refused request never ends, so what it was charged is never given back; choose one of the two";
+            let help =
+                "a refused request never ends, so what it was charged is never given back; choose one of the two";
             note(Code::CountDeniedRefunded, table.charge.span(), message, help);
         }
     }
@@ -248,7 +249,9 @@ fn always_refuses_first(strict: &Limit, loose: &Limit) -> bool {
     // Only of these is the count in a window the whole truth; the others also refuse by spacing or weight.
     let is_plain = |limit: &Limit| matches!(limit.algorithm(), Sliding | SlidingLog) && !limit.count_denied();
     let windows = loose.window_us().div_ceil(strict.window_us());
-    is_plain(strict) && is_plain(loose) && windows.saturating_mul(strict.most_in_any_window()) <= u64::from(loose.quota())
+    is_plain(strict)
+        && is_plain(loose)
+        && windows.saturating_mul(strict.most_in_any_window()) <= u64::from(loose.quota())
 }
 
 /// Asks for each rule how many limits a request that meets it must pass.

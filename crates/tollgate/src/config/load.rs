@@ -215,7 +215,10 @@ pub(crate) fn parse(name: &str, text: &str, format: Format) -> Result<(Node, Arc
 }
 
 /// A typed value from a tree, or the finding that says why not.
-pub(crate) fn read_tree<'n, T: serde::Deserialize<'n>>(root: &'n Node, source: &Arc<Source>) -> Result<T, Box<Finding>> {
+pub(crate) fn read_tree<'n, T: serde::Deserialize<'n>>(
+    root: &'n Node,
+    source: &Arc<Source>,
+) -> Result<T, Box<Finding>> {
     read::read(root).map_err(|error| {
         let span = source.visible(error.span.unwrap_or(root.span));
         let finding = Finding::new(error.code, error.message).at(span).of(source);

@@ -147,8 +147,12 @@ match = { path = "/x", headers = { x-internal = "planted-f" } }
         let masked = by_tree(TOML, &toml::parse(TOML).unwrap());
         assert!(!masked.contains("lanted") && !masked.contains("hunter2"), "{masked}");
         assert_eq!(masked.len(), TOML.len());
-        assert!(masked.contains("redis://**************@db.example/0") && masked.contains(r#"plan = "free""#), "{masked}");
-        let yaml = "jwt:\n  key: |\n    -----BEGIN\n    planted\nkeys:\n  - { key: planted, plan: free }\nsecrte: planted\n";
+        assert!(
+            masked.contains("redis://**************@db.example/0") && masked.contains(r#"plan = "free""#),
+            "{masked}"
+        );
+        let yaml =
+            "jwt:\n  key: |\n    -----BEGIN\n    planted\nkeys:\n  - { key: planted, plan: free }\nsecrte: planted\n";
         let masked = by_tree(yaml, &yaml::parse(yaml).unwrap());
         assert!(!masked.contains("planted") && masked.contains("plan: free"), "{masked}");
     }

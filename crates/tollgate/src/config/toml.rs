@@ -30,9 +30,7 @@ fn node(spanned: &Spanned<DeValue<'_>>, depth: usize) -> Result<Node, SyntaxErro
         DeValue::Boolean(value) => Value::Bool(*value),
         DeValue::Datetime(time) => Value::Text(time.to_string()),
         _ if depth == DEPTH_MAX => return Err(too_deep(span)),
-        DeValue::Array(items) => {
-            Value::List(items.iter().map(|item| node(item, depth + 1)).collect::<Result<_, _>>()?)
-        }
+        DeValue::Array(items) => Value::List(items.iter().map(|item| node(item, depth + 1)).collect::<Result<_, _>>()?),
         DeValue::Table(table) => table_value(table, depth + 1)?,
     };
     Ok(Node { span, value })

@@ -10,7 +10,8 @@ use smallvec::SmallVec;
 use std::hash::BuildHasher;
 use tokio::runtime::Handle;
 use tollgate_core::{
-    Check, Clock, Decision, Demand, Key, Limit, Line, MemoryStore, Source, Store, StoreError, StoreErrorKind, StoreFuture,
+    Check, Clock, Decision, Demand, Key, Limit, Line, MemoryStore, Source, Store, StoreError, StoreErrorKind,
+    StoreFuture,
 };
 
 use super::stats::{Counters, add};
@@ -123,11 +124,7 @@ impl Shared {
         self.within_deadline(self.store.inspect(demand)).await
     }
 
-    async fn ask(
-        self: &Arc<Self>,
-        checks: &[Check<'_>],
-        counters: &Counters,
-    ) -> Result<Vec<Decision>, StoreErrorKind> {
+    async fn ask(self: &Arc<Self>, checks: &[Check<'_>], counters: &Counters) -> Result<Vec<Decision>, StoreErrorKind> {
         add(&counters.store_calls);
         let answered = self.within_deadline(self.store.decide(checks)).await;
         let error = match answered {

@@ -185,7 +185,10 @@ async fn a_batch_is_one_call_for_what_is_not_remembered() {
     let demands = ["new", "known", "new"].map(|subject| Demand::new(limit, Key::new(subject).unwrap()));
     let checks: Vec<Check<'_>> = demands.iter().map(Check::one).collect();
     let answers = bench.limiter.check_batch(&checks, CheckOptions::default()).await;
-    let sources: Vec<_> = answers.into_iter().map(|answer| answer.map(|decision| (decision.allowed(), decision.source)).unwrap()).collect();
+    let sources: Vec<_> = answers
+        .into_iter()
+        .map(|answer| answer.map(|decision| (decision.allowed(), decision.source)).unwrap())
+        .collect();
     assert_eq!(sources, [(true, Source::Store), (false, Source::DenyCache), (false, Source::Store)]);
     assert_eq!(bench.calls(), 2);
 }

@@ -143,7 +143,8 @@ mod tests {
     #[test]
     fn below_means_any_depth_and_not_the_name_itself() {
         let mut hosts: ByHost<Vec<u8>> = ByHost::default();
-        for (number, text) in ["*.example.com", "api.example.com", "*.eu.example.com", "*.com"].into_iter().enumerate() {
+        for (number, text) in ["*.example.com", "api.example.com", "*.eu.example.com", "*.com"].into_iter().enumerate()
+        {
             hosts.entry(Some(&HostPattern::parse(text).unwrap())).push(number as u8);
         }
         for (host, expected) in [

@@ -102,9 +102,10 @@ fn parse_segment(text: &str, start: usize) -> Result<Segment, PatternError> {
         "" => refuse("an empty segment", "write one / between segments"),
         "." | ".." => refuse("a dot segment", "write the path that it means"),
         "**" => refuse("** is not known here", "a single `*` at the end matches everything below"),
-        _ if text.contains('*') => {
-            refuse("a * stands alone, as the last segment", "write `/api/*` for everything below, `{id}` for one segment")
-        }
+        _ if text.contains('*') => refuse(
+            "a * stands alone, as the last segment",
+            "write `/api/*` for everything below, `{id}` for one segment",
+        ),
         _ if text.contains(['{', '}']) => refuse("a variable is a whole segment", "write `/{id}/`, not `/v{id}/`"),
         _ if text.starts_with(':') => refuse("a variable is written in braces", "write `{id}`, not `:id`"),
         _ => {

@@ -105,7 +105,8 @@ impl PlanQuestion {
     pub fn field(&self) -> Option<String> {
         match (&self.api_key, &self.user) {
             (Some(digest), _) => {
-                let hex = |byte: &u8| [byte >> 4, byte & 15].map(|digit| char::from(b"0123456789abcdef"[usize::from(digit)]));
+                let hex =
+                    |byte: &u8| [byte >> 4, byte & 15].map(|digit| char::from(b"0123456789abcdef"[usize::from(digit)]));
                 Some("api_key:".chars().chain(digest.as_bytes().iter().flat_map(hex)).collect())
             }
             (None, Some(user)) => Some(format!("user:{user}")),

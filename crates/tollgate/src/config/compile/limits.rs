@@ -59,7 +59,10 @@ impl Compiler<'_> {
         let is_name_byte = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
         if name.is_empty() || name.len() > 64 || !name.bytes().all(is_name_byte) {
             let message = "a limit's name is 1 to 64 of a-z, 0-9 and -, because clients see it in a header";
-            self.note_in(source, Finding::new(Code::InvalidName, message).help("for example per-minute").at(name.span()));
+            self.note_in(
+                source,
+                Finding::new(Code::InvalidName, message).help("for example per-minute").at(name.span()),
+            );
         }
         Some(name)
     }

@@ -16,7 +16,8 @@ impl Compiler<'_> {
     /// The conditions of a rule, and whether any request can meet them.
     pub(super) fn conditions(&mut self, table: &MatchTable, names: &mut MethodNames) -> (Conditions, bool) {
         let MatchTable { methods, path, host, headers } = table;
-        let is_emptied = |list: &Option<Spanned<OneOrMany<Spanned<String>>>>| list.as_ref().is_some_and(|list| list.is_empty());
+        let is_emptied =
+            |list: &Option<Spanned<OneOrMany<Spanned<String>>>>| list.as_ref().is_some_and(|list| list.is_empty());
         let can_be_met = !is_emptied(methods) && !is_emptied(path) && !is_emptied(host);
 
         let mut conditions = Conditions::default();

@@ -131,7 +131,8 @@ impl Compiler<'_> {
             }
             Limits::Plan => {
                 if table.store.is_some() {
-                    let finding = Finding::new(Code::ShieldNotByAddress, "a shield has limits of its own, not a plan's");
+                    let finding =
+                        Finding::new(Code::ShieldNotByAddress, "a shield has limits of its own, not a plan's");
                     self.note(finding.at(table.limits.span()));
                 }
                 self.check_plans(table, tariffs);

@@ -113,6 +113,8 @@ impl Compiler<'_> {
     pub(super) fn styles(&mut self, words: Option<&Spanned<Vec<StyleWord>>>) -> Option<Styles> {
         let words = words?;
         let styles = Styles::new(words.iter().map(|word| Style::from(*word)));
-        styles.map_err(|error| self.note(Finding::new(Code::ConflictingHeaders, error.to_string()).at(words.span()))).ok()
+        styles
+            .map_err(|error| self.note(Finding::new(Code::ConflictingHeaders, error.to_string()).at(words.span())))
+            .ok()
     }
 }

@@ -40,7 +40,8 @@ fn compiled(rules: &[WrittenRule]) -> Matcher {
         condition.paths = rule.paths.iter().map(|text| Pattern::parse(text).unwrap()).collect();
         condition.hosts = rule.hosts.iter().map(|text| HostPattern::parse(text).unwrap()).collect();
         for (name, value) in &rule.headers {
-            let test = value.map_or(HeaderCondition::Present, |value| HeaderCondition::Equals(HeaderValue::from_static(value)));
+            let test = value
+                .map_or(HeaderCondition::Present, |value| HeaderCondition::Equals(HeaderValue::from_static(value)));
             condition.headers.insert(HeaderText::of(&HeaderName::from_static(name)), test);
         }
         conditions.push(condition);
@@ -88,7 +89,8 @@ fn naive(rules: &[WrittenRule], request: &WrittenRequest) -> Vec<u32> {
 fn naive_path(pattern: &str, path: &str) -> bool {
     readings(path).iter().any(|reading| {
         let path: Vec<String> = reading.iter().map(|segment| String::from_utf8_lossy(segment).into_owned()).collect();
-        let pattern: Vec<&str> = pattern.trim_start_matches('/').split('/').filter(|segment| !segment.is_empty()).collect();
+        let pattern: Vec<&str> =
+            pattern.trim_start_matches('/').split('/').filter(|segment| !segment.is_empty()).collect();
         let (pattern, is_prefix) = match pattern.split_last() {
             Some((&"*", before)) => (before.to_vec(), true),
             _ => (pattern, false),
@@ -103,12 +105,17 @@ fn naive_path(pattern: &str, path: &str) -> bool {
 
 fn pattern() -> impl Strategy<Value = String> {
     let segment = select(vec!["a", "b", "c", "api", "{x}", "{y}"]);
-    (prop::collection::vec(segment, 0..4), any::<bool>())
-        .prop_map(|(segments, is_prefix)| format!("/{}{}", segments.join("/"), match (is_prefix, segments.is_empty()) {
-            (false, _) => "",
-            (true, true) => "*",
-            (true, false) => "/*",
-        }))
+    (prop::collection::vec(segment, 0..4), any::<bool>()).prop_map(|(segments, is_prefix)| {
+        format!(
+            "/{}{}",
+            segments.join("/"),
+            match (is_prefix, segments.is_empty()) {
+                (false, _) => "",
+                (true, true) => "*",
+                (true, false) => "/*",
+            }
+        )
+    })
 }
 
 fn rule() -> impl Strategy<Value = WrittenRule> {
@@ -127,10 +134,15 @@ fn request() -> impl Strategy<Value = WrittenRequest> {
     let segment = select(vec!["a", "b", "c", "api", "z", "", ".", "..", "%61", "a%2Fb", "b;v=1", "%2e%2e", "%2561"]);
     let path = prop::collection::vec(segment, 0..6).prop_map(|segments| format!("/{}", segments.join("/")));
     let method = select(vec!["GET", "POST", "HEAD", "PURGE", "DELETE", "BREW"]);
-    let host = select(vec![None, Some("example.com"), Some("API.example.com:8080"), Some("a.b.example.com"), Some("com")]);
+    let host =
+        select(vec![None, Some("example.com"), Some("API.example.com:8080"), Some("a.b.example.com"), Some("com")]);
     let headers = prop::collection::vec(select(vec![("x-a", "1"), ("x-a", "3"), ("x-b", "2")]), 0..3);
-    (method, path, host, headers)
-        .prop_map(|(method, path, host, headers)| WrittenRequest { method, path, host, headers })
+    (method, path, host, headers).prop_map(|(method, path, host, headers)| WrittenRequest {
+        method,
+        path,
+        host,
+        headers,
+    })
 }
 
 proptest! {
@@ -155,8 +167,14 @@ fn get(path: &str) -> WrittenRequest {
 #[test]
 fn all_matching_rules_apply_in_the_order_of_the_file() {
     let path = |text: &str| WrittenRule { paths: vec![text.to_owned()], ..WrittenRule::default() };
-    let rules =
-        [path("/users/{id}"), WrittenRule::default(), path("/users/*"), path("/users/me"), path("/{x}/me"), path("/users")];
+    let rules = [
+        path("/users/{id}"),
+        WrittenRule::default(),
+        path("/users/*"),
+        path("/users/me"),
+        path("/{x}/me"),
+        path("/users"),
+    ];
     let matcher = compiled(&rules);
     assert_eq!(found(&matcher, &get("/users/me")), [0, 1, 2, 3, 4]);
     assert_eq!(found(&matcher, &get("/users/7")), [0, 1, 2]);
@@ -196,7 +214,8 @@ fn a_thousand_hosts_and_a_thousand_variables_do_not_either() {
     let count = comparisons::take();
     assert!(count <= 6, "{count} comparisons for one of a thousand hosts");
 
-    let of_variable = |number: usize| WrittenRule { paths: vec![format!("/{{tenant}}/p{number}")], ..WrittenRule::default() };
+    let of_variable =
+        |number: usize| WrittenRule { paths: vec![format!("/{{tenant}}/p{number}")], ..WrittenRule::default() };
     let matcher = compiled(&(0..1_000).map(of_variable).collect::<Vec<_>>());
     comparisons::take();
     assert_eq!(found(&matcher, &get("/acme/p500")), [500]);

@@ -141,7 +141,8 @@ async fn lookups_are_asked_in_turn_and_an_unknown_plan_is_no_answer() {
 #[test]
 fn keys_with_the_same_limits_of_their_own_share_a_tariff() {
     let rules = loaded().rules;
-    let tariff = |key: &str| ask(&rules, "198.51.100.1", &[("x-api-key", key)], 0, |identity, _| rules.tariff(identity));
+    let tariff =
+        |key: &str| ask(&rules, "198.51.100.1", &[("x-api-key", key)], 0, |identity, _| rules.tariff(identity));
     assert_eq!(tariff("of-its-own"), tariff("of-its-own-too"));
     assert_eq!(rules.plan(tariff("of-its-own").unwrap()).unwrap().name().as_ref(), "free");
 }
@@ -149,8 +150,9 @@ fn keys_with_the_same_limits_of_their_own_share_a_tariff() {
 #[test]
 fn exempt_are_the_listed_addresses_and_keys_alone() {
     let rules = loaded().rules;
-    let is_exempt =
-        |peer: &str, lines: &[(&'static str, &str)]| ask(&rules, peer, lines, 0, |identity, _| rules.is_exempt(identity));
+    let is_exempt = |peer: &str, lines: &[(&'static str, &str)]| {
+        ask(&rules, peer, lines, 0, |identity, _| rules.is_exempt(identity))
+    };
     assert!(is_exempt("203.0.113.7", &[]));
     assert!(is_exempt("198.51.100.1", &[("x-api-key", "let-through")]));
     assert!(is_exempt("198.51.100.1", &[("x-api-key", "let-through-too")]));
