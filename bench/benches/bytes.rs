@@ -1,2 +1,125 @@
-//! Measurement.
-fn main() {}
+//! Bytes per key: Tollgate beside governor and throttlecrab, averaged over table sizes from 1 to 2 M keys.
+//!
+//! A hash table is between half and nearly full, so one size says little: the mean over sizes spread evenly does.
+//! *Requested* is what was asked of the allocator, *resident* what the process grew by, its allocator's own share and
+//! whatever it keeps back included. Each contestant has a process of its own.
+//!
+//! `cargo bench -p tollgate-bench --bench bytes`
+
+use std::process::Command;
+use std::sync::Arc;
+use std::time::Duration;
+
+use peak_alloc::PeakAlloc;
+use tollgate_bench::contestant::{Contestant, GovernorNumber, GovernorText, Terms, Throttlecrab, Tollgate};
+use tollgate_bench::measure::print_table;
+use tollgate_bench::traffic;
+use tollgate_core::{Algorithm, Check, Demand, Key, Limit, ManualClock, MemoryStore, Timestamp};
+
+#[global_allocator]
+static ALLOCATOR: PeakAlloc = PeakAlloc;
+
+const KEYS_MAX: usize = 2_000_000;
+/// An eighth of the keys, so that tables double at the same places; a hundred entries each are as many again.
+const LOGS_MAX: usize = KEYS_MAX / 8;
+const SIZES: usize = 40;
+/// Long enough that nothing expires while it is counted.
+const TERMS: Terms = Terms { quota: 100, window: Duration::from_secs(30 * 86_400) };
+
+const CONTESTANTS: [&str; 6] = [
+    "governor, String keys",
+    "governor, u64 keys",
+    "throttlecrab",
+    "tollgate token-bucket",
+    "tollgate sliding-counter",
+    "tollgate sliding",
+];
+const ENTRIES: [usize; 10] = [1, 2, 3, 4, 5, 7, 10, 20, 50, 100];
+
+fn main() {
+    if let Some(measured) = std::env::args().nth(1).filter(|argument| !argument.starts_with('-')) {
+        let (requested, resident) = match measured.parse() {
+            Ok(entries) => log_bytes_per_key(entries),
+            Err(_) => bytes_per_key(&*contestant(&measured)),
+        };
+        println!("{requested} {resident}");
+        return;
+    }
+    let rows = CONTESTANTS.map(|name| {
+        let (requested, resident) = in_own_process(name);
+        vec![name.to_owned(), format!("{requested:.0}"), format!("{resident:.0}")]
+    });
+    print_table(&["bytes per key, one admission each", "requested", "resident"], &rows);
+    println!();
+    let rows = ENTRIES.map(|entries| {
+        let (requested, resident) = in_own_process(&entries.to_string());
+        let beyond = |bytes: f64| format!("{:.1}", (bytes - 64.0).max(0.0) / entries as f64);
+        vec![entries.to_string(), format!("{requested:.0}"), beyond(requested), format!("{resident:.0}"), beyond(resident)]
+    });
+    print_table(&["sliding: live entries", "requested", "per entry beyond 64", "resident", "per entry beyond 64"], &rows);
+}
+
+fn contestant(name: &str) -> Box<dyn Contestant> {
+    match name {
+        "governor, String keys" => Box::new(GovernorText::new(TERMS)),
+        "governor, u64 keys" => Box::new(GovernorNumber::new(TERMS)),
+        "throttlecrab" => Box::new(Throttlecrab::new(TERMS)),
+        name => {
+            let algorithm = name.strip_prefix("tollgate ").and_then(Algorithm::from_name);
+            Box::new(Tollgate::new(TERMS, algorithm.expect("one of the contestants")))
+        }
+    }
+}
+
+fn bytes_per_key(contestant: &dyn Contestant) -> (f64, f64) {
+    mean_over_sizes(KEYS_MAX, |number| {
+        contestant.check(&traffic::request(number));
+    })
+}
+
+fn log_bytes_per_key(entries: usize) -> (f64, f64) {
+    let clock = Arc::new(ManualClock::new(Timestamp::from_micros(1_700_000_000_000_000)));
+    let store = MemoryStore::builder().clock(clock.clone()).max_bytes(4 << 30).build();
+    let limit = Limit::new(TERMS.quota.into(), TERMS.window).expect("terms in range");
+    mean_over_sizes(LOGS_MAX, |number| {
+        let request = traffic::request(number);
+        let demand = Demand::new(limit, Key::new(&request.text).expect("a short key"));
+        for _ in 0..entries {
+            // Admissions in one microsecond would share an entry.
+            clock.advance(Duration::from_micros(1));
+            assert!(store.check(&Check::one(&demand)).allowed());
+        }
+    })
+}
+
+/// Adds one key after the other; the means, over evenly spread sizes, of the bytes that one has taken.
+fn mean_over_sizes(keys_max: usize, mut add: impl FnMut(usize)) -> (f64, f64) {
+    let start = (ALLOCATOR.current_usage(), resident_bytes());
+    let (mut requested, mut resident) = (0.0, 0.0);
+    for number in 0..keys_max {
+        add(number);
+        let (keys, step) = (number + 1, keys_max / SIZES);
+        if keys % step == step / 2 {
+            requested += ALLOCATOR.current_usage().saturating_sub(start.0) as f64 / keys as f64;
+            resident += resident_bytes().saturating_sub(start.1) as f64 / keys as f64;
+        }
+    }
+    (requested / SIZES as f64, resident / SIZES as f64)
+}
+
+fn resident_bytes() -> usize {
+    let statm = std::fs::read_to_string("/proc/self/statm").expect("this measurement needs Linux's /proc");
+    let pages: usize = statm.split(' ').nth(1).and_then(|pages| pages.parse().ok()).expect("the resident pages");
+    pages * rustix::param::page_size()
+}
+
+fn in_own_process(measured: &str) -> (f64, f64) {
+    let program = std::env::current_exe().expect("this program has a path");
+    let run = Command::new(program).arg(measured).output().expect("this program runs again");
+    let text = String::from_utf8_lossy(&run.stdout);
+    let numbers: Vec<f64> = text.split_whitespace().filter_map(|number| number.parse().ok()).collect();
+    match numbers[..] {
+        [requested, resident] => (requested, resident),
+        _ => panic!("{measured}: {}", String::from_utf8_lossy(&run.stderr)),
+    }
+}

@@ -7,7 +7,7 @@
 use std::fmt::Write;
 use std::sync::Arc;
 
-use tollgate_core::{Algorithm, Check, Clock, Demand, Key, Limit, ManualClock, MemoryStore, Timestamp};
+use tollgate::{Algorithm, Check, Clock, Demand, Key, Limit, ManualClock, MemoryStore, Timestamp};
 
 const SECOND_US: u64 = 1_000_000;
 const MINUTE_US: u64 = 60 * SECOND_US;
@@ -27,7 +27,10 @@ struct Arrival {
 /// The whole picture, for a terminal.
 pub(crate) fn picture() -> String {
     let mut out = String::new();
-    let _ = writeln!(out, "A limit of 100/min. 100 requests in the last second of one minute, 100 in the first of the next:\n");
+    let _ = writeln!(
+        out,
+        "A limit of 100/min. 100 requests in the last second of one minute, 100 in the first of the next:\n"
+    );
     for algorithm in [Algorithm::FixedWindow, Algorithm::Sliding] {
         let arrivals = burst(algorithm);
         let admitted = arrivals.iter().filter(|arrival| arrival.admitted).count();
@@ -43,7 +46,10 @@ pub(crate) fn picture() -> String {
     }
     let edge = (BEFORE_EDGE_US / COLUMN_US) as usize;
     let _ = writeln!(out, "  {:<13} {:>edge$}\n  {:<13} {:>edge$}", "", "│", "", "minute ends");
-    let _ = writeln!(out, "  █ admitted, ░ refused; one column is 50 ms. The window that people mean is the one that ends now.");
+    let _ = writeln!(
+        out,
+        "  █ admitted, ░ refused; one column is 50 ms. The window that people mean is the one that ends now."
+    );
     out
 }
 
@@ -81,7 +87,8 @@ fn row(arrivals: &[Arrival], admitted: bool) -> String {
 
 /// The most admissions that any window of a minute holds.
 fn most_in_a_window(arrivals: &[Arrival]) -> usize {
-    let admitted: Vec<u64> = arrivals.iter().filter(|arrival| arrival.admitted).map(|arrival| arrival.at.as_micros()).collect();
+    let admitted: Vec<u64> =
+        arrivals.iter().filter(|arrival| arrival.admitted).map(|arrival| arrival.at.as_micros()).collect();
     let within = |end: &u64| admitted.iter().filter(|&&at| at <= *end && at + MINUTE_US > *end).count();
     admitted.iter().map(within).max().unwrap_or(0)
 }

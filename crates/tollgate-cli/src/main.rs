@@ -1,30 +1,63 @@
-//! The `tollgate` command.
-//!
-//! Without arguments it shows what the product is about: the same burst at a window's edge under a fixed
-//! window and under a sliding one.
+//! The `tollgate` command: arguments, the choice of a store, and what is printed.
 
+mod arguments;
+mod ask;
 mod boundary;
+mod serve;
+mod store;
 
 use std::process::ExitCode;
 
-const USAGE: &str = "usage: tollgate
+use clap::Parser;
 
-Shows the same burst at a window's edge under fixed-window and under sliding, as a timeline.";
+use self::arguments::{Arguments, Command};
+
+/// Exit codes of `check`: 0 allowed, 1 denied, 2 error.
+const DENIED: u8 = 1;
+const FAILED: u8 = 2;
 
 fn main() -> ExitCode {
-    let mut arguments = std::env::args_os().skip(1);
-    match arguments.next() {
-        None => {
+    let arguments = Arguments::parse();
+    let outcome = match arguments.command {
+        Some(Command::Serve(serve)) => in_runtime(serve::serve(serve)).map(|()| ExitCode::SUCCESS),
+        Some(Command::Check(check)) => in_runtime(ask::check(check)).map(|allowed| match allowed {
+            true => ExitCode::SUCCESS,
+            false => ExitCode::from(DENIED),
+        }),
+        Some(Command::Inspect(inspect)) => in_runtime(ask::inspect(inspect)).map(|()| ExitCode::SUCCESS),
+        Some(Command::Reset(reset)) => in_runtime(ask::reset(reset)).map(|()| ExitCode::SUCCESS),
+        Some(Command::Script) => {
+            print!("{}", tollgate_redis::SCRIPT);
+            Ok(ExitCode::SUCCESS)
+        }
+        Some(Command::Boundary) | None => {
             print!("{}", boundary::picture());
-            ExitCode::SUCCESS
+            Ok(ExitCode::SUCCESS)
         }
-        Some(argument) if argument == "--help" || argument == "-h" => {
-            println!("{USAGE}");
-            ExitCode::SUCCESS
-        }
-        Some(argument) => {
-            eprintln!("tollgate: unknown argument {argument:?}\n\n{USAGE}");
-            ExitCode::from(2)
-        }
-    }
+    };
+    outcome.unwrap_or_else(|error| {
+        eprintln!("tollgate: {error}");
+        ExitCode::from(FAILED)
+    })
+}
+
+/// What went wrong, in words for the terminal.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Failure {
+    #[error("{0}")]
+    Store(#[from] tollgate::StoreUrlError),
+    #[error("the store did not answer: {0}")]
+    Unanswered(#[from] tollgate::StoreError),
+    #[error("{0}")]
+    Unavailable(#[from] tollgate::Unavailable),
+    #[error("{0}")]
+    Key(#[from] tollgate::KeyError),
+    #[error("cannot listen on {address} for {door}: {error}; choose another with --{door} ADDRESS")]
+    Listen { door: &'static str, address: String, error: std::io::Error },
+    #[error("cannot start: {0}")]
+    Runtime(#[from] std::io::Error),
+}
+
+fn in_runtime<T>(work: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
+    tokio::runtime::Builder::new_multi_thread().enable_all().build()?.block_on(work)
 }

@@ -225,17 +225,17 @@ impl MemoryStore {
         let mut shard = self.shard(name).lock();
         let now = shard.arrive(read, &self.clock);
         shard.set_time(now);
-        let Some((slot, _)) = shard.find(name) else {
+        let Some(index) = shard.find(name) else {
             return self.check_newcomer(shard, name, now, demand);
         };
-        match demand.limit.machine() {
-            Machine::Bucket(shape) if slot.is_bucket() => {
+        match (demand.limit.machine(), shard.slot(index)) {
+            (Machine::Bucket(shape), (slot, _)) if slot.is_bucket() => {
                 let answer = slot.decide_bucket(&demand.limit, shape, now, demand.cost.units());
                 shard.finish_in_slot(&self.budget);
                 drop(shard);
                 decision_of_one(now, answer.line())
             }
-            _ => self.check_known(shard, name, now, demand),
+            _ => self.check_known(shard, index, name, now, demand),
         }
     }
 
@@ -244,19 +244,20 @@ impl MemoryStore {
     fn check_known(
         &self,
         mut shard: MutexGuard<'_, Shard>,
+        index: usize,
         name: CounterHash,
         now: Timestamp,
         demand: &Demand<'_>,
     ) -> Decision {
         let (limit, cost) = (&demand.limit, demand.cost.units());
-        match (shard.find(name), limit.machine()) {
-            (Some((slot, _)), Machine::Pair(shape)) if slot.is_pair() => {
+        match (limit.machine(), shard.slot(index)) {
+            (Machine::Pair(shape), (slot, _)) if slot.is_pair() => {
                 let line = slot.decide_pair(limit, shape, now, cost);
                 shard.finish_in_slot(&self.budget);
                 drop(shard);
                 decision_of_one(now, line)
             }
-            (Some((slot, rings)), Machine::Log(shape)) if slot.is_log() => {
+            (Machine::Log(shape), (slot, rings)) if slot.is_log() => {
                 let line = slot.decide_log(limit, shape, now, cost, (rings, &self.budget));
                 shard.finish(&self.budget);
                 drop(shard);

@@ -796,10 +796,11 @@ local makers = {
 local function shape(limit, maker, capacity)
     local algorithm, quota, window = limit.algorithm, limit.quota, limit.window
     if maker == new_log then
-        limit.tick = algorithm == 'sliding' and quota > EXACT_QUOTA_MAX and ceil_div(window, EXACT_QUOTA_MAX) or 1
-        -- An entry since then has said how long the key lives, if it could.
-        local can_skip = limit.is_window_fixed and not is_time_given
-        limit.said_from = can_skip and floor((now + window) / LIFE_STEP) * LIFE_STEP - window or FOREVER
+        if algorithm == 'sliding' and quota > EXACT_QUOTA_MAX then limit.tick = ceil_div(window, EXACT_QUOTA_MAX) end
+        -- An entry since then has said already how long the key lives.
+        if limit.is_window_fixed and not is_time_given then
+            limit.said_from = floor((now + window) / LIFE_STEP) * LIFE_STEP - window
+        end
     elseif maker == new_pair then
         limit.weighs_previous = algorithm == 'sliding-counter'
     else
@@ -826,8 +827,12 @@ local function parse_limit(text)
     elseif not cost or cost > COST_MAX then
         fail('TOLLGATE_ARGUMENT a cost is 0 to 4294967295')
     end
-    local limit, capacity = { algorithm = algorithm, quota = quota, window = window, cost = cost }, quota
-    for option in string.gmatch(options, '%S+') do
+    local limit = {
+        algorithm = algorithm, quota = quota, window = window, cost = cost, machine = false, tick = 1, said_from = FOREVER,
+        is_window_fixed = options == ' window=fixed', count_denied = false,
+    }
+    local capacity = quota
+    for option in string.gmatch(limit.is_window_fixed and '' or options, '%S+') do
         local name, value = match(option, '^(%S+)=(%w+)$')
         local number = whole_of(value)
         if option == 'window=fixed' then
@@ -1000,15 +1005,13 @@ local heads, first_verb = {}, nil
 local function head_of(text)
     local head = heads[text]
     if head then return head end
-    local verb, count, bans, repeats = match(text, '^(%a+) (%d+) ?(%d*) ?(%d*)$')
-    if verb ~= 'check' and verb ~= 'refund' then
-        local limit = limit_of(text)
-        head = { run = function() check_one(limit, 1) end }
-        verb = 'check'
-    else
-        head = { run = verb == 'check' and check or refund, count = tonumber(count), bans = tonumber(bans) or 0, repeats = tonumber(repeats) or 1 }
-        if head.count < 1 then fail('TOLLGATE_ARGUMENT a step has at least one limit') end
-    end
+    local verb, count, bans, repeats = match(text, '^([cr]%a+) (%d+) ?(%d*) ?(%d*)$')
+    count = tonumber(count)
+    if not count or count < 1 or verb ~= 'check' and verb ~= 'refund' then return end
+    head = {
+        run = verb == 'check' and check or refund,
+        count = count, bans = tonumber(bans) or 0, repeats = tonumber(repeats) or 1,
+    }
     first_verb = first_verb or verb
     if verb ~= first_verb then fail('TOLLGATE_ARGUMENT a call holds checks or refunds, not both') end
     heads[text] = head
@@ -1020,11 +1023,11 @@ while arg_at < arg_count do
     arg_at, steps = arg_at + 1, steps + 1
     local text = ARGV[arg_at]
     local limit = limits[text]
-    if limit then
-        check_one(limit, 1)
-    else
-        local head = head_of(text)
+    local head = not limit and head_of(text)
+    if head then
         head.run(head)
+    else
+        check_one(limit or limit_of(text), 1)
     end
 end
 

@@ -89,6 +89,18 @@ impl Step {
     pub(crate) fn has_one_limit(&self) -> bool {
         self.asked.len() == 1
     }
+
+    /// A single check of a single limit is its limit line alone.
+    fn needs_head(&self, verb: &str, repeat: usize) -> bool {
+        verb != "check" || repeat > 1 || self.ban_count > 0 || !self.has_one_limit()
+    }
+
+    fn head(&self, verb: &str, repeat: usize) -> String {
+        match verb {
+            "check" => format!("check {} {} {repeat}", self.asked.len(), self.ban_count),
+            verb => format!("{verb} {}", self.asked.len()),
+        }
+    }
 }
 
 /// The line by which the script is told of a limit.
@@ -136,7 +148,8 @@ pub(crate) enum Script<'a> {
 /// A call of the script with these steps, each to be run so often.
 pub(crate) fn encode_call(script: Script<'_>, now: Option<Timestamp>, verb: &str, steps: &[(&Step, usize)]) -> Vec<u8> {
     let key_count: usize = steps.iter().map(|(step, _)| step.key_count).sum();
-    let argument_count: usize = steps.iter().map(|(step, _)| 1 + step.argument_count).sum();
+    let argument_count: usize =
+        steps.iter().map(|(step, repeat)| usize::from(step.needs_head(verb, *repeat)) + step.argument_count).sum();
     let bytes: usize = steps.iter().map(|(step, _)| step.keys.len() + step.arguments.len() + 32).sum();
     let (command, script) = match script {
         Script::Known(sha) => ("EVALSHA", sha),
@@ -155,12 +168,9 @@ pub(crate) fn encode_call(script: Script<'_>, now: Option<Timestamp>, verb: &str
         None => push_bulk(&mut out, b""),
     }
     for &(step, repeat) in steps {
-        let head = match (verb, step.ban_count, repeat) {
-            ("check", 0, 1) => format!("check {}", step.asked.len()),
-            ("check", bans, repeat) => format!("check {} {bans} {repeat}", step.asked.len()),
-            (verb, ..) => format!("{verb} {}", step.asked.len()),
-        };
-        push_bulk(&mut out, head.as_bytes());
+        if step.needs_head(verb, repeat) {
+            push_bulk(&mut out, step.head(verb, repeat).as_bytes());
+        }
         out.extend_from_slice(&step.arguments);
     }
     out

@@ -50,7 +50,7 @@ impl Log {
     }
 
     pub(super) fn look(&self, limit: &Limit, shape: LogShape, now: Timestamp, cost: u32) -> Line {
-        if self.newest().is_some_and(|newest| newest.time_us > now.as_micros()) {
+        if self.newest_us().is_some_and(|newest_us| newest_us > now.as_micros()) {
             // What is yet to come would join the present; rare enough to try it on a copy.
             let mut settled = self.clone();
             settled.settle(limit, shape, now, true);
@@ -92,6 +92,35 @@ impl Log {
         }
     }
 
+    /// The answer to a client that hammers: refused, and nothing changes. Told from the head of a ring and its oldest
+    /// entry alone; `None` if there is more to it.
+    #[inline(always)]
+    pub(crate) fn refuse_at_once(
+        head: RingHead,
+        oldest: Entry,
+        limit: &Limit,
+        now: Timestamp,
+        cost: u32,
+    ) -> Option<Line> {
+        let (quota, now_us) = (limit.quota(), now.as_micros());
+        let is_settled = oldest.time_us + limit.window_us() > now_us && head.newest_us <= now_us;
+        let must_leave = u64::from(head.total) + u64::from(cost);
+        let refuses = must_leave > u64::from(quota) && must_leave <= u64::from(quota) + u64::from(oldest.units);
+        let changes_nothing = cost > 0 && cost <= quota && head.total <= quota && !limit.count_denied();
+        (is_settled && refuses && changes_nothing).then(|| {
+            let oldest_leaves = leaves_after(oldest.time_us, limit, now);
+            Line {
+                allowed: false,
+                cost,
+                quota,
+                remaining: quota - head.total,
+                retry_after: oldest_leaves,
+                next_after: oldest_leaves,
+                reset_after: leaves_after(head.newest_us, limit, now),
+            }
+        })
+    }
+
     #[inline(always)]
     fn charge_settled(&mut self, limit: &Limit, shape: LogShape, now: Timestamp, cost: u32, may_grow: bool) -> Line {
         self.append(limit, shape, now, cost, may_grow);
@@ -125,7 +154,7 @@ impl Log {
     fn settle(&mut self, limit: &Limit, shape: LogShape, now: Timestamp, may_grow: bool) {
         self.drop_front(self.gone(limit, now).entries);
         let now_us = now.as_micros();
-        if self.newest().is_some_and(|newest| newest.time_us > now_us) {
+        if self.newest_us().is_some_and(|newest_us| newest_us > now_us) {
             let units = self.take_later_than(now_us);
             self.append(limit, shape, now, units, may_grow);
         }
@@ -134,11 +163,11 @@ impl Log {
     #[inline(always)]
     fn append(&mut self, limit: &Limit, shape: LogShape, now: Timestamp, units: u32, may_grow: bool) {
         let now_us = now.as_micros();
-        match self.newest() {
-            Some(newest)
-                if shape.tick(newest.time_us) == shape.tick(now_us) || !(may_grow || self.has_room_for(units)) =>
+        match self.newest_us() {
+            Some(newest_us)
+                if shape.tick(newest_us) == shape.tick(now_us) || !(may_grow || self.has_room_for(units)) =>
             {
-                self.set_newest(Entry { time_us: now_us, units: newest.units + units }, may_grow);
+                self.stretch_newest(now_us, units, may_grow);
             }
             _ => self.push(Entry { time_us: now_us, units }, entries_max(limit)),
         }
@@ -147,10 +176,11 @@ impl Log {
     /// What of the oldest has left the window.
     #[inline(always)]
     fn gone(&self, limit: &Limit, now: Timestamp) -> Gone {
-        let (Some(left_until_us), Some(newest)) = (now.as_micros().checked_sub(limit.window_us()), self.newest()) else {
+        let (Some(left_until_us), Some(newest_us)) = (now.as_micros().checked_sub(limit.window_us()), self.newest_us())
+        else {
             return Gone::NOTHING;
         };
-        if newest.time_us <= left_until_us {
+        if newest_us <= left_until_us {
             return Gone { entries: self.len(), units: self.total() };
         }
         let mut gone = Gone::NOTHING;
@@ -179,7 +209,7 @@ impl Log {
             }
             let entry = self.get(index);
             must_leave = must_leave.saturating_sub(u64::from(entry.units));
-            wait = leaves_after(entry, limit, now);
+            wait = leaves_after(entry.time_us, limit, now);
         }
         wait
     }
@@ -189,8 +219,8 @@ impl Log {
         let quota = limit.quota();
         let remaining = u64::from(quota).saturating_sub(self.total() - gone.units) as u32;
         let next_after = if remaining == quota { Wait::ZERO } else { self.wait(limit, now, gone, remaining + 1) };
-        let reset_after = match self.newest() {
-            Some(newest) if remaining < quota => leaves_after(newest, limit, now),
+        let reset_after = match self.newest_us() {
+            Some(newest_us) if remaining < quota => leaves_after(newest_us, limit, now),
             _ => Wait::ZERO,
         };
         Line { allowed, cost, quota, remaining, retry_after, next_after, reset_after }
@@ -217,9 +247,9 @@ impl LogShape {
 
 /// An entry from the future counts as one of the present.
 #[inline(always)]
-fn leaves_after(entry: Entry, limit: &Limit, now: Timestamp) -> Wait {
+fn leaves_after(time_us: u64, limit: &Limit, now: Timestamp) -> Wait {
     let now_us = now.as_micros();
-    Wait::from_micros(entry.time_us.min(now_us) + limit.window_us() - now_us)
+    Wait::from_micros(time_us.min(now_us) + limit.window_us() - now_us)
 }
 
 /// More entries than this never live at once under this limit, so a ring need not be larger.

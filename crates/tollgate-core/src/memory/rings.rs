@@ -19,6 +19,11 @@ impl Rings {
         block
     }
 
+    #[inline]
+    pub(super) fn get(&self, index: u32) -> &[u64] {
+        &self.blocks[index as usize]
+    }
+
     /// Puts a block where `index` says, or in a free place.
     #[inline]
     pub(super) fn put(&mut self, index: Option<u32>, block: Box<[u64]>) -> u32 {

@@ -24,8 +24,8 @@ use crate::algorithm::State;
 use crate::limit::Limit;
 use crate::time::{Clock, Timestamp};
 
-/// How many slots one reclaiming step looks at: four cache lines.
-const SWEEP_SLOTS: usize = 8;
+/// How many slots one reclaiming step looks at: eight cache lines in a row.
+const SWEEP_SLOTS: usize = 16;
 /// How many more when there is no room for a newcomer.
 const SWEEP_SLOTS_WHEN_FULL: usize = 64;
 /// Every so many operations on known keys take a reclaiming step too.
@@ -87,23 +87,29 @@ impl Shard {
         self.latest = now;
     }
 
-    /// The slot of a counter that has one of its own, with the entries of the long logs.
+    /// Where the counter is that has a slot of its own.
     #[inline]
-    pub(super) fn find(&mut self, name: CounterHash) -> Option<(&mut Slot, &mut Rings)> {
-        let slot = self.table.find_mut(name.table, |slot| slot.is(name))?;
-        Some((slot, &mut self.rings))
+    pub(super) fn find(&self, name: CounterHash) -> Option<usize> {
+        self.table.find_bucket_index(name.table, |slot| slot.is(name))
+    }
+
+    /// The slot that was found, and the entries of the long logs.
+    #[inline]
+    pub(super) fn slot(&mut self, index: usize) -> (&mut Slot, &mut Rings) {
+        let slot = self.table.get_bucket_mut(index).expect("nothing was inserted or reclaimed since it was found");
+        (slot, &mut self.rings)
     }
 
     /// Takes the state of a counter that has a slot of its own. [`Shard::put`] must follow.
     #[inline]
     pub(super) fn take_known(&mut self, name: CounterHash) -> Option<(Place, State)> {
-        let index = self.table.find_bucket_index(name.table, |slot| slot.is(name))?;
-        let slot = self.table.get_bucket_mut(index).expect("the index was just found");
-        Some((Place::Table(index), slot.unpack(&mut self.rings)))
+        let index = self.find(name)?;
+        let (slot, rings) = self.slot(index);
+        Some((Place::Table(index), slot.unpack(rings)))
     }
 
     pub(super) fn knows(&self, name: CounterHash) -> bool {
-        self.table.find(name.table, |slot| slot.is(name)).is_some()
+        self.find(name).is_some()
     }
 
     /// Takes the state of a counter without a slot of its own: its overflow counter if that is live, else a
@@ -211,7 +217,7 @@ impl Shard {
 
     /// Forgets a counter.
     pub(super) fn remove(&mut self, name: CounterHash, budget: &Budget) {
-        if let Some(index) = self.table.find_bucket_index(name.table, |slot| slot.is(name)) {
+        if let Some(index) = self.find(name) {
             remove(&mut self.table, index, &mut self.rings);
             self.report(budget);
         }

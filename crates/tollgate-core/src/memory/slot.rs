@@ -142,6 +142,9 @@ impl Slot {
         cost: u32,
         (rings, budget): (&mut Rings, &Budget),
     ) -> Line {
+        if let Some(line) = self.refuse_at_once(limit, now, cost, rings) {
+            return line;
+        }
         let mut log = self.take_log(rings);
         if cost == 0 {
             let line = log.decide_alone(limit, shape, now, 0, true);
@@ -152,6 +155,15 @@ impl Slot {
         let line = log.decide_alone(limit, shape, now, cost, may_grow);
         self.put_log(log, limit, rings);
         line
+    }
+
+    /// The answer if a long log refuses and stays as it is.
+    #[inline(always)]
+    fn refuse_at_once(&self, limit: &Limit, now: Timestamp, cost: u32, rings: &Rings) -> Option<Line> {
+        // A longer window than when it was written makes it live longer, which must be written.
+        let index = self.ring().filter(|_| coded(self.code()) >= limit.window_us())?;
+        let head = self.ring_head();
+        Log::refuse_at_once(head, head.oldest(rings.get(index)), limit, now, cost)
     }
 
     /// Takes the state out. Until [`Slot::pack`] puts one back, a long log is an empty one here.
@@ -225,24 +237,29 @@ impl Slot {
 
     #[inline]
     fn take_log(&mut self, rings: &mut Rings) -> Log {
-        let (small, wide, time_us) = (self.small(), self.wide(), self.time_us());
         if let Some(index) = self.ring() {
-            let head = RingHead {
-                newest_us: time_us,
-                first: (small >> RING_INDEX_BITS) as u32 & ((1 << RING_FIRST_BITS) - 1),
-                len: wide as u32 & ((1 << RING_LEN_BITS) - 1),
-                total: (wide >> RING_LEN_BITS) as u32,
-                is_wide: small >> (RING_INDEX_BITS + RING_FIRST_BITS) & 1 == 1,
-            };
-            return Log::from_ring(Ring::from_parts(head, rings.take(index)));
+            return Log::from_ring(Ring::from_parts(self.ring_head(), rings.take(index)));
         }
+        let (small, time_us) = (self.small(), self.time_us());
         let first = Entry { time_us, units: (small & UNITS_MASK) as u32 };
         let len = (small >> (2 * UNITS_BITS)) as u8;
         let second = match len {
-            2 => Entry { time_us: time_us + wide, units: (small >> UNITS_BITS & UNITS_MASK) as u32 },
+            2 => Entry { time_us: time_us + self.wide(), units: (small >> UNITS_BITS & UNITS_MASK) as u32 },
             _ => Entry::default(),
         };
         Log::from_few(Few { len, entries: [first, second] })
+    }
+
+    #[inline]
+    fn ring_head(&self) -> RingHead {
+        let (small, wide) = (self.small(), self.wide());
+        RingHead {
+            newest_us: self.time_us(),
+            first: (small >> RING_INDEX_BITS) as u32 & ((1 << RING_FIRST_BITS) - 1),
+            len: wide as u32 & ((1 << RING_LEN_BITS) - 1),
+            total: (wide >> RING_LEN_BITS) as u32,
+            is_wide: small >> (RING_INDEX_BITS + RING_FIRST_BITS) & 1 == 1,
+        }
     }
 
     #[inline]

@@ -39,7 +39,11 @@ impl HttpDoor {
     }
 
     /// Serves one connection until the client leaves.
-    pub(crate) async fn serve<S>(self: Arc<Self>, stream: S, shutdown: impl Future<Output = ()>) -> Result<(), hyper::Error>
+    pub(crate) async fn serve<S>(
+        self: Arc<Self>,
+        stream: S,
+        shutdown: impl Future<Output = ()>,
+    ) -> Result<(), hyper::Error>
     where
         S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin,
     {
@@ -138,7 +142,9 @@ fn decision_body(check: &Check<'_>, decision: &Decision, policies: &Policies) ->
     let mut json = JsonText(Vec::with_capacity(64 + 192 * decision.lines.len()));
     json.raw("{\"allowed\":").flag(decision.allowed());
     json.raw(",\"source\":\"").raw(decision.source.name()).raw("\",\"limits\":[");
-    for (index, ((line, demand), policy)) in decision.lines.iter().zip(check.demands()).zip(policies.policies()).enumerate() {
+    for (index, ((line, demand), policy)) in
+        decision.lines.iter().zip(check.demands()).zip(policies.policies()).enumerate()
+    {
         json.raw(if index == 0 { "{\"name\":\"" } else { ",{\"name\":\"" }).raw(policy.name());
         json.raw("\",\"quota\":").number(Some(line.quota.into()));
         json.raw(",\"window_ms\":").number(Some(demand.limit.window_us().div_ceil(1_000)));

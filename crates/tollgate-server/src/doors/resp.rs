@@ -218,8 +218,12 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
             Session::CommandList => self.replies.array(0),
             Session::CommandDocs => self.replies.map(0),
             Session::Info => self.replies.bulk(
-                concat!("# Server\r\nserver_name:tollgate\r\ntollgate_version:", env!("CARGO_PKG_VERSION"), "\r\nloading:0\r\n")
-                    .as_bytes(),
+                concat!(
+                    "# Server\r\nserver_name:tollgate\r\ntollgate_version:",
+                    env!("CARGO_PKG_VERSION"),
+                    "\r\nloading:0\r\n"
+                )
+                .as_bytes(),
             ),
             Session::Quit => {}
         }
@@ -255,7 +259,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
         let version = if self.replies.protocol == Protocol::Resp3 { 3 } else { 2 };
         let replies = &mut self.replies;
         replies.map(7);
-        for (name, value) in [("server", "tollgate"), ("version", env!("CARGO_PKG_VERSION")), ("mode", "standalone"), ("role", "master")] {
+        for (name, value) in
+            [("server", "tollgate"), ("version", env!("CARGO_PKG_VERSION")), ("mode", "standalone"), ("role", "master")]
+        {
             replies.bulk(name.as_bytes());
             replies.bulk(value.as_bytes());
         }

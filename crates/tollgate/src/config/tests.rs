@@ -1,1 +1,36 @@
+mod example;
+mod findings;
+mod reports;
+mod values;
 
+use super::{Code, Finding, Format, Loaded, Loader, Report};
+
+/// Loads a TOML text as it would be loaded in a world without environment and files.
+fn load(text: &str) -> Result<Loaded, Report> {
+    loader().load_text("tollgate.toml", text, Format::Toml)
+}
+
+fn load_yaml(text: &str) -> Result<Loaded, Report> {
+    loader().load_text("tollgate.yaml", text, Format::Yaml)
+}
+
+fn loader() -> Loader {
+    Loader::new().environment(|_| None).directory("/nonexistent")
+}
+
+/// Everything that is found in a text, used or not.
+fn findings(text: &str) -> Vec<Finding> {
+    match load(text) {
+        Ok(loaded) => loaded.findings,
+        Err(report) => report.findings().to_vec(),
+    }
+}
+
+fn codes(text: &str) -> Vec<Code> {
+    findings(text).iter().map(Finding::code).collect()
+}
+
+/// The part of the text that a finding underlines.
+fn underlined<'t>(text: &'t str, finding: &Finding) -> &'t str {
+    finding.span().map_or("", |span| &text[span.start..span.end])
+}

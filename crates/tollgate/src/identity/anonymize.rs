@@ -108,9 +108,9 @@ pub struct Salt(Hmac<Sha256>);
 
 impl Salt {
     /// The pseudonym of a value of some kind.
-    pub fn pseudonym(&self, kind: &str, value: &[u8]) -> Pseudonym {
+    pub fn pseudonym(&self, kind: impl AsRef<[u8]>, value: &[u8]) -> Pseudonym {
         let mut mac = self.0.clone();
-        mac.update(kind.as_bytes());
+        mac.update(kind.as_ref());
         mac.update(b":");
         mac.update(value);
         let digest: [u8; 32] = mac.finalize().into_bytes().into();

@@ -272,9 +272,9 @@ impl<'r> Identity<'r> {
             SubjectKind::Caller => match self.caller() {
                 Caller::ApiKey(digest, _) => writer.part(API_KEY, PartValue::Digest(digest.as_bytes())),
                 Caller::User(user) => writer.part(USER, PartValue::Plain(user.subject.as_bytes())),
-                Caller::Address(address) => writer.part(IP, PartValue::Plain(address.to_string().as_bytes())),
+                Caller::Address(address) => writer.part(IP, PartValue::Address(address)),
             },
-            SubjectKind::Ip => writer.part(IP, PartValue::Plain(self.address_key().to_string().as_bytes())),
+            SubjectKind::Ip => writer.part(IP, PartValue::Address(self.address_key())),
             SubjectKind::ApiKey => match self.api_key() {
                 Some((digest, _)) => writer.part(API_KEY, PartValue::Digest(digest.as_bytes())),
                 None => self.write_missing(API_KEY, writer),
@@ -304,7 +304,7 @@ impl<'r> Identity<'r> {
     }
 
     fn write_missing(&self, kind: PartKind<'_>, writer: &mut SubjectWriter<'_>) {
-        writer.part(kind, PartValue::Missing(&self.address_key().to_string()));
+        writer.part(kind, PartValue::Missing(self.address_key()));
     }
 
     fn is_credential(&self, name: &HeaderName) -> bool {

@@ -32,6 +32,7 @@ use std::fmt::{self, Write};
 use sha2::{Digest, Sha256};
 use smallvec::SmallVec;
 
+use super::address::AddressKey;
 use super::anonymize::Salt;
 
 /// A longer value is written as its digest.
@@ -39,7 +40,7 @@ const VALUE_BYTES_MAX: usize = 128;
 
 /// Who is counted. Made by [`Identity::subject`](super::Identity::subject); goes into a [`Key`](crate::Key).
 #[derive(Clone, PartialEq, Eq, Hash)]
-pub struct Subject(SmallVec<[u8; 64]>);
+pub struct Subject(Bytes);
 
 impl Subject {
     /// The bytes, all of them visible ASCII.
@@ -80,6 +81,8 @@ pub(crate) struct PartKind<'a> {
 /// The value of one part.
 #[derive(Clone, Copy)]
 pub(crate) enum PartValue<'a> {
+    /// A client's network.
+    Address(AddressKey),
     /// May be read by whoever can read the store.
     Plain(&'a [u8]),
     /// Must not be read: its digest is written.
@@ -88,22 +91,23 @@ pub(crate) enum PartValue<'a> {
     Digest(&'a [u8; 32]),
     /// Nobody's secret and nobody's data, written out under `anonymize` too.
     Public(&'a [u8]),
-    /// Not there; this address is counted instead.
-    Missing(&'a str),
+    /// Not there; this network is counted instead.
+    Missing(AddressKey),
 }
 
 /// Writes a subject, part by part.
 pub(crate) struct SubjectWriter<'s> {
-    bytes: SmallVec<[u8; 64]>,
+    bytes: Bytes,
     salt: Option<&'s Salt>,
 }
 
-type Text = SmallVec<[u8; 64]>;
+/// A subject of one or two parts fits without an allocation.
+type Bytes = SmallVec<[u8; 64]>;
 
 impl<'s> SubjectWriter<'s> {
     /// With a salt, values become pseudonyms.
     pub(crate) fn new(salt: Option<&'s Salt>) -> SubjectWriter<'s> {
-        SubjectWriter { bytes: SmallVec::new(), salt }
+        SubjectWriter { bytes: Bytes::new(), salt }
     }
 
     /// A part that is its kind alone.
@@ -120,28 +124,20 @@ impl<'s> SubjectWriter<'s> {
             self.bytes.push(b':');
             escape(name.as_bytes(), &mut self.bytes);
         }
-        let kind_to = self.bytes.len();
+        let kind_range = kind_from..self.bytes.len();
         self.bytes.push(b':');
-
-        let mut text = Text::new();
-        match value {
-            PartValue::Plain(value) if value.len() <= VALUE_BYTES_MAX => escape(value, &mut text),
-            PartValue::Public(value) if value.len() <= VALUE_BYTES_MAX => return escape(value, &mut self.bytes),
-            PartValue::Public(value) => return digest(&Sha256::digest(value).into(), &mut self.bytes),
-            PartValue::Plain(value) | PartValue::Secret(value) => digest(&Sha256::digest(value).into(), &mut text),
-            PartValue::Digest(value) => digest(value, &mut text),
-            PartValue::Missing(address) => {
-                self.bytes.push(b'!');
-                escape(address.as_bytes(), &mut text);
-            }
+        if matches!(value, PartValue::Missing(_)) {
+            self.bytes.push(b'!');
         }
-        match self.salt {
-            None => self.bytes.extend_from_slice(&text),
-            Some(salt) => {
-                let kind = std::str::from_utf8(&self.bytes[kind_from..kind_to]).expect("a kind is written in ASCII");
-                let pseudonym = salt.pseudonym(kind, &text);
-                write!(Ascii(&mut self.bytes), "~{pseudonym}").expect("writing to memory does not fail");
-            }
+        let value_from = self.bytes.len();
+        write_value(value, &mut self.bytes);
+
+        if let Some(salt) = self.salt
+            && !matches!(value, PartValue::Public(_))
+        {
+            let pseudonym = salt.pseudonym(&self.bytes[kind_range], &self.bytes[value_from..]);
+            self.bytes.truncate(value_from);
+            print(format_args!("~{pseudonym}"), &mut self.bytes);
         }
     }
 
@@ -156,31 +152,46 @@ impl<'s> SubjectWriter<'s> {
     }
 }
 
+fn write_value(value: PartValue<'_>, bytes: &mut Bytes) {
+    match value {
+        // Digits, letters, `.`, `:` and `/`: nothing to escape.
+        PartValue::Address(address) | PartValue::Missing(address) => print(format_args!("{address}"), bytes),
+        PartValue::Plain(value) | PartValue::Public(value) if value.len() <= VALUE_BYTES_MAX => escape(value, bytes),
+        PartValue::Plain(value) | PartValue::Public(value) | PartValue::Secret(value) => {
+            write_digest(&Sha256::digest(value).into(), bytes);
+        }
+        PartValue::Digest(digest) => write_digest(digest, bytes),
+    }
+}
+
 /// Writes `value` so that it holds no separator, no mark and nothing invisible.
-fn escape(value: &[u8], text: &mut Text) {
+fn escape(value: &[u8], bytes: &mut Bytes) {
     for &byte in value {
         if byte.is_ascii_graphic() && !b"%&#~!{}".contains(&byte) {
-            text.push(byte);
+            bytes.push(byte);
         } else {
-            write!(Ascii(text), "%{byte:02X}").expect("writing to memory does not fail");
+            print(format_args!("%{byte:02X}"), bytes);
         }
     }
 }
 
 /// Writes 16 bytes of a digest: two values that share them would have to be searched for among 2^64.
-fn digest(digest: &[u8; 32], text: &mut Text) {
+fn write_digest(digest: &[u8; 32], bytes: &mut Bytes) {
     let half = digest.first_chunk().map_or(0, |half| u128::from_be_bytes(*half));
-    write!(Ascii(text), "#{half:032x}").expect("writing to memory does not fail");
+    print(format_args!("#{half:032x}"), bytes);
 }
 
-/// Lets numbers be printed into bytes.
-struct Ascii<'a>(&'a mut Text);
+fn print(text: fmt::Arguments<'_>, bytes: &mut Bytes) {
+    /// Lets text be formatted into bytes.
+    struct Ascii<'b>(&'b mut Bytes);
 
-impl Write for Ascii<'_> {
-    fn write_str(&mut self, text: &str) -> fmt::Result {
-        self.0.extend_from_slice(text.as_bytes());
-        Ok(())
+    impl Write for Ascii<'_> {
+        fn write_str(&mut self, text: &str) -> fmt::Result {
+            self.0.extend_from_slice(text.as_bytes());
+            Ok(())
+        }
     }
+    Ascii(bytes).write_fmt(text).expect("writing to memory does not fail");
 }
 
 #[cfg(test)]

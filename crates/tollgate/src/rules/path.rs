@@ -66,6 +66,37 @@ pub(crate) fn readings(path: &str) -> SmallVec<[Segments<'_>; 1]> {
     readings
 }
 
+/// The one spelling under which a path is counted: decoded out, tidied, and escaped again where it must be.
+///
+/// Counting by the path as written would give a client a fresh counter for every spelling.
+pub(crate) fn canonical(path: &str) -> Cow<'_, str> {
+    let end = path.find(['?', '#']).unwrap_or(path.len());
+    let bare = &path[..end];
+    let is_written_so = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~/".contains(&byte);
+    if bare.starts_with('/') && bare.bytes().all(is_written_so) && is_plain(&bare.as_bytes()[1..]) {
+        return Cow::Borrowed(if bare.len() > 1 { bare.strip_suffix('/').unwrap_or(bare) } else { bare });
+    }
+    let mut text = String::with_capacity(bare.len() + 1);
+    for segment in readings(path).pop().unwrap_or_default() {
+        text.push('/');
+        escape(&segment, &mut text);
+    }
+    Cow::Owned(if text.is_empty() { "/".to_owned() } else { text })
+}
+
+/// Writes a segment with everything escaped that is not unreserved (RFC 3986).
+pub(crate) fn escape(segment: &[u8], text: &mut String) {
+    for &byte in segment {
+        match byte {
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => text.push(byte.into()),
+            _ => {
+                text.push('%');
+                [byte >> 4, byte & 15].map(|digit| text.push(char::from(b"0123456789ABCDEF"[usize::from(digit)])));
+            }
+        }
+    }
+}
+
 /// Whether all readings are the same: no escape, no parameter, no empty or dot segment, no backslash.
 fn is_plain(path: &[u8]) -> bool {
     let mut at_start = true;
@@ -176,6 +207,27 @@ mod tests {
             ("/%2e%2e/a", &["..│a", "a"]),
         ] {
             assert_eq!(texts(path), expected, "{path}");
+        }
+    }
+
+    #[test]
+    fn all_spellings_of_a_path_are_counted_as_one() {
+        for (path, expected) in [
+            ("/a/b", "/a/b"),
+            ("/a/b/", "/a/b"),
+            ("/", "/"),
+            ("", "/"),
+            ("/?x", "/"),
+            ("/a/b?x=1#y", "/a/b"),
+            ("//a/./x/../%62;v=1/", "/a/b"),
+            ("/%2561%2fb", "/a/b"),
+            ("/a\\b", "/a/b"),
+            ("/a b/é", "/a%20b/%C3%A9"),
+            ("/a%20b/%c3%a9", "/a%20b/%C3%A9"),
+            ("*", "/%2A"),
+        ] {
+            assert_eq!(canonical(path), expected, "{path}");
+            assert_eq!(canonical(&canonical(path)), expected, "{path}");
         }
     }
 

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::path::decode;
+use super::path::{decode, escape};
 
 /// A path pattern, ready for the trie.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
@@ -63,10 +63,7 @@ impl Pattern {
         for segment in &self.segments {
             path.push('/');
             match segment {
-                Segment::Exact(bytes) => bytes.iter().for_each(|&byte| match byte {
-                    b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => path.push(byte.into()),
-                    _ => path.push_str(&format!("%{byte:02X}")),
-                }),
+                Segment::Exact(bytes) => escape(bytes, &mut path),
                 Segment::Any => path.push('0'),
             }
         }

@@ -1,7 +1,11 @@
 //! What a rule looks at in a request.
 
+use std::borrow::Cow;
+
 use http::{HeaderMap, Method};
 use smallvec::SmallVec;
+
+use super::path;
 
 /// A request as rules see it.
 ///
@@ -54,6 +58,20 @@ impl<'r> RequestView<'r> {
     /// The path as it was sent.
     pub fn path(&self) -> &'r str {
         self.path
+    }
+
+    /// The one spelling under which the path is counted, whatever the client wrote: for `by = ["path"]`, as the
+    /// [`Origin`](crate::identity::Origin) of a request wants it.
+    ///
+    /// ```
+    /// use tollgate::rules::RequestView;
+    ///
+    /// let request = http::Request::get("//a/./x/../%62/?q=1").body(())?;
+    /// assert_eq!(RequestView::of(&request).canonical_path(), "/a/b");
+    /// # Ok::<(), http::Error>(())
+    /// ```
+    pub fn canonical_path(&self) -> Cow<'r, str> {
+        path::canonical(self.path)
     }
 
     /// The headers.

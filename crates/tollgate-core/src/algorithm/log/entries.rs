@@ -70,7 +70,7 @@ impl Log {
     pub(super) fn total(&self) -> u64 {
         match &self.0 {
             Entries::Few(few) => few.live().iter().map(|entry| u64::from(entry.units)).sum(),
-            Entries::Many(ring) => u64::from(ring.total()),
+            Entries::Many(ring) => u64::from(ring.head().total),
         }
     }
 
@@ -82,11 +82,12 @@ impl Log {
         }
     }
 
+    /// The time of the newest entry.
     #[inline]
-    pub(super) fn newest(&self) -> Option<Entry> {
+    pub(super) fn newest_us(&self) -> Option<u64> {
         match &self.0 {
-            Entries::Few(few) => few.live().last().copied(),
-            Entries::Many(ring) => ring.newest(),
+            Entries::Few(few) => few.live().last().map(|entry| entry.time_us),
+            Entries::Many(ring) => Some(ring.head().newest_us),
         }
     }
 
@@ -118,16 +119,16 @@ impl Log {
         }
     }
 
-    /// Changes the newest entry. If that takes more memory and there is none, everything becomes one entry.
-    #[inline]
-    pub(super) fn set_newest(&mut self, entry: Entry, may_grow: bool) {
+    /// Adds units to the newest entry and moves it to `time_us`. If that takes more memory and there is none,
+    /// everything becomes one entry.
+    pub(super) fn stretch_newest(&mut self, time_us: u64, units: u32, may_grow: bool) {
         let Some(last) = self.len().checked_sub(1) else { return };
         match &self.0 {
-            Entries::Many(ring) if !may_grow && !ring.takes(entry.units) => {
-                let older = ring.total() - ring.get(last).units;
-                self.0 = Entries::Few(Few::one(Entry { units: older + entry.units, ..entry }));
+            Entries::Many(ring) if !may_grow && !ring.takes(units) => {
+                let units = ring.head().total + units;
+                self.0 = Entries::Few(Few::one(Entry { time_us, units }));
             }
-            _ => self.set(last, entry),
+            _ => self.set(last, Entry { time_us, units: self.get(last).units + units }),
         }
     }
 
@@ -172,9 +173,10 @@ impl Log {
     /// Removes the entries after `time_us` and says how many units they held.
     pub(super) fn take_later_than(&mut self, time_us: u64) -> u32 {
         let mut units = 0;
-        while let Some(newest) = self.newest().filter(|newest| newest.time_us > time_us) {
-            units += newest.units;
-            self.remove(self.len() - 1);
+        while self.newest_us().is_some_and(|newest_us| newest_us > time_us) {
+            let newest = self.len() - 1;
+            units += self.get(newest).units;
+            self.remove(newest);
         }
         units
     }

@@ -43,6 +43,24 @@ pub(crate) struct RingHead {
     pub(crate) is_wide: bool,
 }
 
+impl RingHead {
+    /// The oldest entry, of which there must be one.
+    #[inline]
+    pub(crate) fn oldest(&self, words: &[u64]) -> Entry {
+        self.entry_at(self.first as usize, words)
+    }
+
+    #[inline]
+    fn entry_at(&self, place: usize, words: &[u64]) -> Entry {
+        let (time, units) = match self.is_wide {
+            false => (words[place], (words[place] >> TIME_BITS) as u32),
+            true => (words[2 * place], words[2 * place + 1] as u32),
+        };
+        let earlier_us = self.newest_us.wrapping_sub(time) & TIME_MASK;
+        Entry { time_us: self.newest_us - earlier_us, units }
+    }
+}
+
 impl Ring {
     #[inline]
     pub(crate) fn from_parts(head: RingHead, words: Box<[u64]>) -> Ring {
@@ -60,8 +78,8 @@ impl Ring {
     }
 
     #[inline]
-    pub(super) fn total(&self) -> u32 {
-        self.head.total
+    pub(super) fn head(&self) -> RingHead {
+        self.head
     }
 
     pub(super) fn heap_bytes(&self) -> usize {
@@ -82,18 +100,7 @@ impl Ring {
     /// The entry `index` places after the oldest.
     #[inline]
     pub(super) fn get(&self, index: usize) -> Entry {
-        let place = self.place(index);
-        let (time, units) = match self.head.is_wide {
-            false => (self.words[place], (self.words[place] >> TIME_BITS) as u32),
-            true => (self.words[2 * place], self.words[2 * place + 1] as u32),
-        };
-        let earlier_us = self.head.newest_us.wrapping_sub(time) & TIME_MASK;
-        Entry { time_us: self.head.newest_us - earlier_us, units }
-    }
-
-    #[inline]
-    pub(super) fn newest(&self) -> Option<Entry> {
-        self.len().checked_sub(1).map(|last| self.get(last))
+        self.head.entry_at(self.place(index), &self.words)
     }
 
     /// Appends an entry; `entries_max` is the most that can live at once, so a larger ring is never needed.

@@ -8,7 +8,11 @@
 //! The second form is decided together: all limits pass, or none is charged. Anything else in the body is refused with what was
 //! expected; a misspelt field must never mean "no limit".
 
-use serde::Deserialize;
+use std::marker::PhantomData;
+
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{MapAccess, Visitor};
+use serde::{Deserialize, Deserializer};
 use tollgate::{Check, CheckError, Cost, DEMANDS_MAX, Demand, Key, Limit};
 
 /// The whole body, before it is known which form it has.
@@ -22,7 +26,28 @@ struct Body<'b> {
     #[serde(default)]
     cost: Option<u64>,
     #[serde(borrow, default)]
-    checks: Option<Vec<One<'b>>>,
+    checks: Option<Vec<Object<One<'b>>>>,
+}
+
+/// A JSON object and nothing else; by itself a struct would also be read from an array of its fields.
+struct Object<T>(T);
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct ObjectVisitor<T>(PhantomData<T>);
+        impl<'de, T: Deserialize<'de>> Visitor<'de> for ObjectVisitor<T> {
+            type Value = Object<T>;
+
+            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str("an object with key and limit, and cost if it is not 1")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Self::Value, A::Error> {
+                T::deserialize(MapAccessDeserializer::new(map)).map(Object)
+            }
+        }
+        deserializer.deserialize_map(ObjectVisitor(PhantomData))
+    }
 }
 
 /// One (key, limit, cost).
@@ -64,7 +89,7 @@ pub(crate) enum QuestionError {
 
 impl<'b> Question<'b> {
     pub(crate) fn read(body: &'b [u8]) -> Result<Question<'b>, QuestionError> {
-        let body: Body<'b> = serde_json::from_slice(body)?;
+        let Object(body): Object<Body<'b>> = serde_json::from_slice(body)?;
         let parts = match body {
             Body { key: Some(key), limit: Some(limit), cost, checks: None } => {
                 vec![part(One { key, limit, cost }, String::new)?]
@@ -74,7 +99,8 @@ impl<'b> Question<'b> {
                     return Err(QuestionError::Count(checks.len()));
                 }
                 let numbered = checks.into_iter().enumerate();
-                numbered.map(|(index, one)| part(one, || format!("checks[{index}].")))
+                numbered
+                    .map(|(index, Object(one))| part(one, || format!("checks[{index}].")))
                     .collect::<Result<_, _>>()?
             }
             _ => return Err(QuestionError::Form),
@@ -84,10 +110,14 @@ impl<'b> Question<'b> {
 
     /// The demands, in the order asked.
     pub(crate) fn demands(&self) -> Result<Vec<Demand<'_>>, QuestionError> {
-        let demands: Result<Vec<Demand<'_>>, QuestionError> = self.parts.iter().map(|(key, limit, cost)| {
-            let key = Key::new(&**key).map_err(|error| QuestionError::Key { place: String::new(), error })?;
-            Ok(Demand::new(*limit, key).cost(*cost))
-        }).collect();
+        let demands: Result<Vec<Demand<'_>>, QuestionError> = self
+            .parts
+            .iter()
+            .map(|(key, limit, cost)| {
+                let key = Key::new(&**key).map_err(|error| QuestionError::Key { place: String::new(), error })?;
+                Ok(Demand::new(*limit, key).cost(*cost))
+            })
+            .collect();
         let demands = demands?;
         Check::new(&demands)?;
         Ok(demands)
@@ -113,7 +143,8 @@ mod tests {
     fn both_forms_are_read() {
         let one = Question::read(br#"{"key":"user:42","limit":"10/min","cost":3}"#).unwrap();
         assert_eq!(one.demands().unwrap()[0].cost, Cost::new(3));
-        let two = Question::read(br#"{"checks":[{"key":"a","limit":"1/s"},{"key":"a","limit":"9/day","cost":0}]}"#).unwrap();
+        let two =
+            Question::read(br#"{"checks":[{"key":"a","limit":"1/s"},{"key":"a","limit":"9/day","cost":0}]}"#).unwrap();
         assert_eq!(two.demands().unwrap().len(), 2);
     }
 
@@ -121,20 +152,28 @@ mod tests {
     fn whatever_else_stands_there_is_refused_with_what_was_expected() {
         for (body, phrase) in [
             ("", "EOF"),
-            ("[]", "invalid type"),
+            ("[]", "expected an object with key and limit"),
+            (r#"{"checks":[["a","1/s"]]}"#, "expected an object with key and limit"),
             ("{}", "expected {\"key\""),
             (r#"{"key":"a"}"#, "expected {\"key\""),
             (r#"{"key":"a","limit":"1/s","checks":[]}"#, "not both"),
             (r#"{"checks":[]}"#, "1 to 32 entries, found 0"),
             (r#"{"key":"a","limit":"1/fortnight"}"#, "limit: unknown unit of time"),
-            (r#"{"checks":[{"key":"a","limit":"1/s"},{"key":"a","limit":"0/s"}]}"#, "checks[1].limit: expected a quota"),
-            (r#"{"key":"a","limit":"1/s","cots":1}"#, "unknown field `cots`, expected one of `key`, `limit`, `cost`, `checks`"),
+            (
+                r#"{"checks":[{"key":"a","limit":"1/s"},{"key":"a","limit":"0/s"}]}"#,
+                "checks[1].limit: expected a quota",
+            ),
+            (
+                r#"{"key":"a","limit":"1/s","cots":1}"#,
+                "unknown field `cots`, expected one of `key`, `limit`, `cost`, `checks`",
+            ),
             (r#"{"key":"a","limit":"1/s","cost":-1}"#, "invalid value"),
             (r#"{"key":"a","limit":"1/s","cost":4294967296}"#, "cost is a whole number from 0 to 4294967295"),
             (r#"{"key":"a","limit":"1/s","cost":1.5}"#, "invalid type"),
             (r#"{"checks":[{"key":"a","limit":"1/s"},{"key":"a","limit":"2/s"}]}"#, "same counter"),
         ] {
-            let error = Question::read(body.as_bytes()).and_then(|question| question.demands().map(|_| ())).expect_err(body);
+            let error =
+                Question::read(body.as_bytes()).and_then(|question| question.demands().map(|_| ())).expect_err(body);
             assert!(error.to_string().contains(phrase), "{body}: {error}");
         }
         let deep = format!("{{\"key\":{}{}}}", "[".repeat(100_000), "]".repeat(100_000));

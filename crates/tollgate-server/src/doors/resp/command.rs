@@ -21,8 +21,13 @@ use super::reply::Replies;
 /// A command, understood. Borrowed from the buffer it arrived in.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Command<'b> {
-    Check { demand: Demand<'b>, words: Words },
-    Reset { demand: Demand<'b> },
+    Check {
+        demand: Demand<'b>,
+        words: Words,
+    },
+    Reset {
+        demand: Demand<'b>,
+    },
     Session(Session<'b>),
     /// A blank line.
     Nothing,
@@ -122,7 +127,8 @@ fn explicit(key: &[u8], limit: Limit) -> Result<Demand<'_>, String> {
 
 fn throttle<'b>(buffer: &'b [u8], args: &Args) -> Result<Command<'b>, String> {
     let arg = |index| args.get(buffer, index);
-    let (Some(key), Some(max_burst), Some(count), Some(period), 5..=6) = (arg(1), arg(2), arg(3), arg(4), args.len()) else {
+    let (Some(key), Some(max_burst), Some(count), Some(period), 5..=6) = (arg(1), arg(2), arg(3), arg(4), args.len())
+    else {
         return Err(usage(THROTTLE_USAGE));
     };
     let max_burst = u64::from(number(max_burst, "max_burst")?);

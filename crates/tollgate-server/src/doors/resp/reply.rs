@@ -103,7 +103,8 @@ mod tests {
         replies.protocol = Protocol::Resp3;
         replies.null();
         replies.map(2);
-        let expected = "+OK\r\n-ERR two  lines\r\n$4\r\na\r\nb\r\n$-1\r\n*2\r\n*5\r\n:1\r\n:10\r\n:9\r\n:0\r\n:-1\r\n_\r\n%2\r\n";
+        let expected =
+            "+OK\r\n-ERR two  lines\r\n$4\r\na\r\nb\r\n$-1\r\n*2\r\n*5\r\n:1\r\n:10\r\n:9\r\n:0\r\n:-1\r\n_\r\n%2\r\n";
         assert_eq!(String::from_utf8_lossy(replies.as_bytes()), expected);
     }
 }

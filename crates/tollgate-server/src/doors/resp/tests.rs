@@ -32,7 +32,12 @@ impl Door {
             }
         }
         let shown = |text: &str| text.replace("\r\n", " ");
-        assert_eq!(shown(&String::from_utf8_lossy(&got[..read])), shown(expected), "after {:?}", String::from_utf8_lossy(bytes));
+        assert_eq!(
+            shown(&String::from_utf8_lossy(&got[..read])),
+            shown(expected),
+            "after {:?}",
+            String::from_utf8_lossy(bytes)
+        );
     }
 
     async fn is_closed(mut self) -> bool {
@@ -161,7 +166,11 @@ async fn a_hundred_thousand_pipelined_commands_have_an_exact_count_of_verdicts()
         let read = reader.read(&mut chunk).await.unwrap();
         assert!(read > 0, "the door closed after {replies} replies");
         lines.extend_from_slice(&chunk[..read]);
-        while let Some(end) = memchr::memmem::find(&lines[1..], b"*5").map(|at| at + 1).or((lines.ends_with(b"\n") && lines.iter().filter(|byte| **byte == b'\n').count() == 6).then_some(lines.len())) {
+        while let Some(end) = memchr::memmem::find(&lines[1..], b"*5")
+            .map(|at| at + 1)
+            .or((lines.ends_with(b"\n") && lines.iter().filter(|byte| **byte == b'\n').count() == 6)
+                .then_some(lines.len()))
+        {
             admitted += usize::from(lines[..end].starts_with(b"*5\r\n:1\r\n"));
             replies += 1;
             lines.drain(..end);
@@ -177,7 +186,8 @@ async fn a_hundred_thousand_pipelined_commands_have_an_exact_count_of_verdicts()
 
 #[tokio::test]
 async fn hostile_frames_end_the_connection_with_a_word() {
-    for frame in [&b"*99999999\r\n"[..], b"*1\r\n$99999999999\r\n", b"*-5\r\n", b"*1\r\n*1\r\n", b"*1\r\n$1\r\nab\r\n"] {
+    for frame in [&b"*99999999\r\n"[..], b"*1\r\n$99999999999\r\n", b"*-5\r\n", b"*1\r\n*1\r\n", b"*1\r\n$1\r\nab\r\n"]
+    {
         let mut door = door(RespOptions::default());
         door.say(frame, "-ERR Protocol error").await;
         let mut rest = Vec::new();
@@ -189,7 +199,12 @@ async fn hostile_frames_end_the_connection_with_a_word() {
 #[tokio::test]
 async fn clients_introduce_themselves_in_both_protocols() {
     let mut door = door(RespOptions::default());
-    let id = |protocol: &str| format!("$7\r\nversion\r\n$5\r\n{}\r\n$4\r\nmode\r\n$10\r\nstandalone\r\n$4\r\nrole\r\n$6\r\nmaster\r\n$5\r\nproto\r\n:{protocol}\r\n$2\r\nid\r\n:", env!("CARGO_PKG_VERSION"));
+    let id = |protocol: &str| {
+        format!(
+            "$7\r\nversion\r\n$5\r\n{}\r\n$4\r\nmode\r\n$10\r\nstandalone\r\n$4\r\nrole\r\n$6\r\nmaster\r\n$5\r\nproto\r\n:{protocol}\r\n$2\r\nid\r\n:",
+            env!("CARGO_PKG_VERSION")
+        )
+    };
     door.client.write_all(b"HELLO 3\r\n").await.unwrap();
     let mut reply = vec![0; 1024];
     let read = door.client.read(&mut reply).await.unwrap();

@@ -2,12 +2,16 @@ use std::collections::HashMap;
 
 use proptest::prelude::*;
 
-use super::super::{Anonymizer, Rotate};
+use super::super::{AddressPrefixes, Anonymizer, Rotate};
 use super::*;
 use tollgate_core::Timestamp;
 
 const USER: PartKind<'static> = PartKind { word: "user", name: None };
 const TENANT: PartKind<'static> = PartKind { word: "header", name: Some("x-tenant") };
+
+fn address() -> AddressKey {
+    AddressPrefixes::default().key("203.0.113.9".parse().unwrap())
+}
 
 fn write(salt: Option<&Salt>, parts: &[(PartKind<'_>, PartValue<'_>)]) -> String {
     let mut writer = SubjectWriter::new(salt);
@@ -20,13 +24,14 @@ fn write(salt: Option<&Salt>, parts: &[(PartKind<'_>, PartValue<'_>)]) -> String
 #[test]
 fn parts_are_written_so_that_people_can_read_them() {
     for (value, expected) in [
+        (PartValue::Address(address()), "user:203.0.113.9"),
         (PartValue::Plain(b"42"), "user:42"),
         (PartValue::Plain(b""), "user:"),
         (PartValue::Plain(b"2001:db8::/64"), "user:2001:db8::/64"),
         (PartValue::Plain(b"a b"), "user:a%20b"),
         (PartValue::Plain(b"100%&#~!{}"), "user:100%25%26%23%7E%21%7B%7D"),
         (PartValue::Plain("ü\n\0".as_bytes()), "user:%C3%BC%0A%00"),
-        (PartValue::Missing("203.0.113.9"), "user:!203.0.113.9"),
+        (PartValue::Missing(address()), "user:!203.0.113.9"),
         (PartValue::Secret(b"s3cr3t"), "user:#4e738ca5563c06cfd0018299933d58db"),
         (PartValue::Public(b"/a?b"), "user:/a?b"),
     ] {
@@ -53,15 +58,19 @@ fn a_long_value_is_written_as_its_digest() {
 #[test]
 fn a_pseudonym_hides_the_value_and_differs_by_kind() {
     let salt = Anonymizer::new(b"0123456789abcdef", Rotate::Never).unwrap().salt(Timestamp::ZERO);
-    let values =
-        [PartValue::Plain(b"203.0.113.9"), PartValue::Missing("203.0.113.9"), PartValue::Secret(b"203.0.113.9")];
+    let values = [
+        PartValue::Address(address()),
+        PartValue::Plain(b"203.0.113.9"),
+        PartValue::Missing(address()),
+        PartValue::Secret(b"203.0.113.9"),
+    ];
     for value in values {
         let user = write(Some(&salt), &[(USER, value)]);
         let tenant = write(Some(&salt), &[(TENANT, value)]);
         assert!(!user.contains("203.0.113.9") && !tenant.contains("203.0.113.9"));
         assert_ne!(user.rsplit_once('~').unwrap().1, tenant.rsplit_once('~').unwrap().1);
     }
-    assert!(write(Some(&salt), &[(USER, PartValue::Missing("203.0.113.9"))]).starts_with("user:!~"));
+    assert!(write(Some(&salt), &[(USER, PartValue::Missing(address()))]).starts_with("user:!~"));
     assert_eq!(write(Some(&salt), &[(USER, PartValue::Public(b"/shorten"))]), "user:/shorten");
 }
 
@@ -87,7 +96,7 @@ fn written(parts: &[Part]) -> String {
         if *is_there {
             writer.part(kind, PartValue::Plain(value));
         } else {
-            writer.part(kind, PartValue::Missing("203.0.113.9"));
+            writer.part(kind, PartValue::Missing(address()));
         }
     }
     writer.finish().to_string()

@@ -1,0 +1,96 @@
+//! What can be said on the command line.
+
+use clap::{Args, Parser, Subcommand};
+use tollgate::Limit;
+
+/// A rate limiter whose windows really slide.
+#[derive(Parser, Debug)]
+#[command(
+    name = "tollgate",
+    version,
+    about,
+    after_help = "Without a command it shows the boundary burst; start with: tollgate serve"
+)]
+pub(crate) struct Arguments {
+    #[command(subcommand)]
+    pub(crate) command: Option<Command>,
+}
+
+#[derive(Subcommand, Debug)]
+pub(crate) enum Command {
+    /// Decide for others, over HTTP and RESP
+    #[command(
+        after_help = "Example:\n  tollgate serve --store redis://127.0.0.1:6379\n  curl -d '{\"key\":\"user:42\",\"limit\":\"10/min\"}' http://127.0.0.1:8080/v1/check"
+    )]
+    Serve(Serve),
+    /// Decide once, and say so by the exit code: 0 allowed, 1 denied, 2 error
+    #[command(after_help = "Example:\n  tollgate check user:42 10/min --cost 3 --store redis://127.0.0.1:6379")]
+    Check(Check),
+    /// Look at a counter without changing it
+    #[command(after_help = "Example:\n  tollgate inspect user:42 10/min --store redis://127.0.0.1:6379")]
+    Inspect(Inspect),
+    /// Forget a counter
+    #[command(after_help = "Example:\n  tollgate reset user:42 10/min --store redis://127.0.0.1:6379")]
+    Reset(Inspect),
+    /// Print the Lua script that decides on Redis, for any language
+    #[command(after_help = "Example:\n  redis-cli SCRIPT LOAD \"$(tollgate script)\"")]
+    Script,
+    /// Show the same burst at a window's edge under fixed-window and under sliding
+    #[command(after_help = "Example:\n  tollgate boundary")]
+    Boundary,
+}
+
+/// Where the counters are.
+#[derive(Args, Debug)]
+pub(crate) struct StoreChoice {
+    /// memory, redis://[user:password@]host[:port][/database] or rediss://… [default: $TOLLGATE_STORE, else $REDIS_URL, else memory]
+    #[arg(long, value_name = "URL")]
+    pub(crate) store: Option<String>,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct Serve {
+    #[command(flatten)]
+    pub(crate) store: StoreChoice,
+    /// Where to answer POST /v1/check
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8080")]
+    pub(crate) http: String,
+    /// Where to answer Redis clients
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:6380")]
+    pub(crate) resp: String,
+    /// How many instances share the quota while the store is away
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) instances: u32,
+    /// How to write logs
+    #[arg(long, value_name = "FORM", default_value = "text", value_parser = ["text", "json"])]
+    pub(crate) log: String,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct Check {
+    /// Who is counted
+    pub(crate) key: String,
+    /// Against what: QUOTA/WINDOW [ALGORITHM] [option=value …]
+    pub(crate) limit: Limit,
+    /// How many units; 0 only looks
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub(crate) cost: u32,
+    /// Print JSON instead of a table
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) store: StoreChoice,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct Inspect {
+    /// Who is counted
+    pub(crate) key: String,
+    /// Against what: QUOTA/WINDOW [ALGORITHM] [option=value …]
+    pub(crate) limit: Limit,
+    /// Print JSON instead of a table
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) store: StoreChoice,
+}

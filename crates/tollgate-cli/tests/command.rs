@@ -1,0 +1,155 @@
+//! The real binary, as a user runs it.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::process::{Child, Command, Output, Stdio};
+
+use tollgate_testkit::server::Server;
+
+fn tollgate(arguments: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tollgate"));
+    command.args(arguments).env_remove("TOLLGATE_STORE").env_remove("REDIS_URL").output().expect("the binary runs")
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// A running `tollgate serve` on free ports; ended by its own id.
+struct Serving {
+    child: Child,
+    http: String,
+    resp: String,
+}
+
+impl Serving {
+    fn start(arguments: &[&str]) -> Serving {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_tollgate"));
+        command.args(["serve", "--http", "127.0.0.1:0", "--resp", "127.0.0.1:0"]).args(arguments);
+        command.env_remove("TOLLGATE_STORE").env_remove("REDIS_URL");
+        let mut child = command.stdout(Stdio::piped()).spawn().expect("the binary runs");
+        let mut lines = BufReader::new(child.stdout.take().expect("a pipe")).lines().map_while(Result::ok);
+        let mut address = |door: &str| {
+            let line = lines.find(|line| line.trim_start().starts_with(door)).expect("every door is announced");
+            line.split_whitespace().nth(1).expect("an address").to_owned()
+        };
+        let (http, resp) = (address("http"), address("resp"));
+        Serving { child, http, resp }
+    }
+
+    fn post(&self, body: &str) -> String {
+        let mut stream = TcpStream::connect(&self.http).unwrap();
+        let head = format!(
+            "POST /v1/check HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {}\r\n\r\n",
+            body.len()
+        );
+        stream.write_all((head + body).as_bytes()).unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        answer
+    }
+
+    fn say(&self, command: &str) -> String {
+        let mut stream = TcpStream::connect(&self.resp).unwrap();
+        stream.write_all(format!("{command}\r\nQUIT\r\n").as_bytes()).unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        answer.replace("\r\n", " ")
+    }
+}
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+fn check_says_its_verdict_by_the_exit_code() {
+    let redis = Server::redis();
+    let check = |extra: &[&str]| tollgate(&[&["check", "user:42", "2/h", "--store", &redis.url()], extra].concat());
+    assert_eq!(check(&[]).status.code(), Some(0));
+    assert_eq!(check(&["--cost", "0"]).status.code(), Some(0));
+    assert_eq!(check(&[]).status.code(), Some(0));
+    let denied = check(&["--json"]);
+    assert_eq!(denied.status.code(), Some(1));
+    assert!(text(&denied.stdout).contains("\"remaining\":0"), "{}", text(&denied.stdout));
+    assert!(text(&tollgate(&["inspect", "user:42", "2/h", "--store", &redis.url()]).stdout).contains("0 of 2"));
+    assert_eq!(tollgate(&["reset", "user:42", "2/h", "--store", &redis.url()]).status.code(), Some(0));
+    assert_eq!(check(&["--cost", "2"]).status.code(), Some(0));
+    assert_eq!(check(&["--cost", "3"]).status.code(), Some(1));
+}
+
+#[test]
+fn what_cannot_be_done_is_exit_two_and_a_sentence_that_teaches() {
+    for (arguments, phrase) in [
+        (&["check", "k", "10/fortnight"][..], "us, ms, s, min, h, day, week"),
+        (&["check", "k", "10/min", "--store", "postgres://x"], "redis://"),
+        (&["check", "k", "10/min", "--store", "redis://:hunter2@127.0.0.1:1/0"], "did not"),
+        (&["check", "k", "10/min", "--cost=-1"], "--cost"),
+        (&["chekc"], "unrecognized subcommand"),
+        (&["serve", "--http", "999.0.0.1:80"], "--http ADDRESS"),
+    ] {
+        let output = tollgate(arguments);
+        let said = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {said}");
+        assert!(said.contains(phrase) || phrase == "did not", "{arguments:?}: {said}");
+        assert!(!said.contains("hunter2"), "{said}");
+    }
+}
+
+#[test]
+fn the_script_and_every_help_text_are_printed() {
+    let script = tollgate(&["script"]);
+    assert!(text(&script.stdout).contains("TWIN OF"));
+    for command in ["serve", "check", "inspect", "reset", "script", "boundary"] {
+        let help = tollgate(&[command, "--help"]);
+        assert!(text(&help.stdout).contains("Example:\n"), "{command}");
+    }
+}
+
+#[test]
+fn serve_starts_with_nothing_but_itself_and_answers_both_doors() {
+    let serving = Serving::start(&[]);
+    let allowed = serving.post(r#"{"key":"user:42","limit":"1/h"}"#);
+    assert!(allowed.starts_with("HTTP/1.1 200 OK\r\n"), "{allowed}");
+    assert!(allowed.contains("ratelimit-policy: \"per-hour\";q=1;w=3600\r\n"), "{allowed}");
+    assert!(allowed.contains(r#"{"allowed":true,"source":"store","limits":[{"name":"per-hour","quota":1,"window_ms":3600000,"remaining":0"#), "{allowed}");
+    assert_eq!(
+        serving.say("TOLLGATE.PEEK user:42 1/h").split(' ').take(4).collect::<Vec<_>>(),
+        ["*5", ":1", ":1", ":0"]
+    );
+    let denied = serving.post(r#"{"key":"user:42","limit":"1/h"}"#);
+    assert!(
+        denied.starts_with("HTTP/1.1 429 Too Many Requests\r\n") && denied.contains("\r\nretry-after: "),
+        "{denied}"
+    );
+    let wrong = serving.post(r#"{"key":"user:42","limit":"1/h","cots":2}"#);
+    assert!(wrong.starts_with("HTTP/1.1 400 ") && wrong.contains("unknown field `cots`"), "{wrong}");
+}
+
+#[test]
+fn two_instances_on_one_redis_have_one_budget_and_losing_one_loses_nothing() {
+    let redis = Server::redis();
+    let (first, second) = (Serving::start(&["--store", &redis.url()]), Serving::start(&["--store", &redis.url()]));
+    let mut admitted = 0;
+    for n in 0..15 {
+        let serving = if n % 2 == 0 { &first } else { &second };
+        admitted += usize::from(serving.post(r#"{"key":"user:42","limit":"10/h"}"#).starts_with("HTTP/1.1 200"));
+    }
+    assert_eq!(admitted, 10);
+    drop(first);
+    assert!(second.post(r#"{"key":"user:42","limit":"10/h"}"#).starts_with("HTTP/1.1 429"));
+}
+
+#[test]
+fn it_starts_while_redis_is_down_and_answers_from_its_share() {
+    let redis = Server::redis();
+    redis.kill9();
+    let serving = Serving::start(&["--store", &redis.url(), "--instances", "5"]);
+    let answers: Vec<bool> =
+        (0..4).map(|_| serving.post(r#"{"key":"user:42","limit":"10/h"}"#).starts_with("HTTP/1.1 200")).collect();
+    assert_eq!(answers, [true, true, false, false]);
+    assert!(serving.post(r#"{"key":"user:42","limit":"10/h"}"#).contains(r#""source":"local""#));
+}

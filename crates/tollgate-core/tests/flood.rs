@@ -1,0 +1,56 @@
+//! A million invented keys against a small cap: memory stays under it by the allocator's own count, nobody who is at a
+//! limit is forgotten, and newcomers are not all locked out.
+//!
+//! One test alone in its process, since it counts every byte of it.
+
+use std::fmt::Write;
+use std::sync::Arc;
+use std::time::Duration;
+
+use peak_alloc::PeakAlloc;
+use tollgate_core::{Check, Demand, Key, Limit, ManualClock, MemoryStore, Timestamp};
+
+#[global_allocator]
+static ALLOCATOR: PeakAlloc = PeakAlloc;
+
+const KEYS: usize = 1_000_000;
+const CAP_BYTES: usize = 4 << 20;
+/// The shards themselves, and what the test allocates meanwhile.
+const BESIDE_THE_CAP_BYTES: usize = 128 << 10;
+
+fn admits(store: &MemoryStore, limit: Limit, subject: &str, cost: u32) -> bool {
+    let demand = Demand::new(limit, Key::new(subject).unwrap()).cost(cost);
+    store.check(&Check::one(&demand)).allowed()
+}
+
+#[test]
+fn a_flood_of_keys_stays_under_the_cap_and_forgets_nobody_at_a_limit() {
+    for text in ["10/min", "10/min sliding-log", "10/min token-bucket", "10/min sliding-counter", "10/min fixed-window"] {
+        let flooded: Limit = text.parse().unwrap();
+        let at_limit: Limit = format!("1000/day {}", flooded.algorithm().name()).parse().unwrap();
+        let before = ALLOCATOR.current_usage();
+        ALLOCATOR.reset_peak_usage();
+        let clock = Arc::new(ManualClock::new(Timestamp::from_micros(1_700_006_400_000_000)));
+        let store = MemoryStore::builder().clock(clock.clone()).max_bytes(CAP_BYTES).build();
+
+        assert!(admits(&store, at_limit, "at its limit", 1_000));
+        let mut subject = String::new();
+        let mut admitted_lately = 0;
+        for number in 0..KEYS {
+            subject.clear();
+            write!(subject, "attacker {number}").unwrap();
+            // Three keys of a flood come back, so that logs outgrow their slots too.
+            let times = if number % 4 == 0 { 1 } else { 3 };
+            for _ in 0..times {
+                clock.advance(Duration::from_micros(50));
+                let admitted = admits(&store, flooded, &subject, 1);
+                admitted_lately += usize::from(admitted && number >= KEYS / 10 * 9);
+            }
+        }
+        let peak = ALLOCATOR.peak_usage() - before;
+        assert!(peak <= CAP_BYTES + BESIDE_THE_CAP_BYTES, "{text}: {peak} bytes at the peak");
+        assert!(!admits(&store, at_limit, "at its limit", 1), "{text}: forgotten");
+        assert!(store.overflow_len() > 0, "{text}: the flood was meant to reach the cap");
+        assert!(admitted_lately > KEYS / 100, "{text}: only {admitted_lately} admitted at the end");
+    }
+}

@@ -1,0 +1,217 @@
+//! Exact sliding windows beside the design of most tutorials: a sorted set per key, one script call per request.
+//!
+//! Both run on the same server with the same number of concurrent callers, each of whom asks, waits for the
+//! answer and asks again. The sorted set's callers share a connection too, and their requests are pipelined on it.
+//! What counts are the ratios: decisions per second, the server's CPU time per decision, its memory per admitted request.
+//!
+//! ```text
+//! cargo bench -p tollgate-redis
+//! ```
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
+use tokio::net::TcpStream;
+use tokio::sync::{mpsc, oneshot};
+use tollgate_core::{Check, Demand, Key, Limit, Store};
+use tollgate_redis::RedisStore;
+use tollgate_testkit::conformance::Random;
+use tollgate_testkit::server::{Brand, Config, Server};
+
+const CALLERS: usize = 64;
+const KEYS: usize = 10_000;
+const RUN: Duration = Duration::from_secs(4);
+
+const SORTED_SET: &str = "
+local time = redis.call('TIME')
+local now = time[1] * 1000000 + time[2]
+redis.call('ZREMRANGEBYSCORE', KEYS[1], 0, now - tonumber(ARGV[2]))
+if redis.call('ZCARD', KEYS[1]) >= tonumber(ARGV[1]) then return 0 end
+redis.call('ZADD', KEYS[1], now, ARGV[3])
+redis.call('PEXPIRE', KEYS[1], ARGV[2] / 1000)
+return 1";
+
+type Waiting = (Vec<u8>, oneshot::Sender<bool>);
+
+/// One EVALSHA per request, pipelined on one connection.
+#[derive(Clone)]
+struct SortedSet {
+    requests: mpsc::Sender<Waiting>,
+    sha: String,
+}
+
+impl SortedSet {
+    async fn new(server: &Server) -> SortedSet {
+        let sha = server.command(&["SCRIPT", "LOAD", SORTED_SET]).text();
+        let stream = TcpStream::connect(server.addr()).await.expect("the server");
+        stream.set_nodelay(true).expect("a socket");
+        let (reader, mut writer) = stream.into_split();
+        let (requests, mut waiting) = mpsc::channel::<Waiting>(1024);
+        let (sent, mut unanswered) = mpsc::unbounded_channel::<oneshot::Sender<bool>>();
+        tokio::spawn(async move {
+            let mut works = Vec::new();
+            while waiting.recv_many(&mut works, 512).await > 0 {
+                let mut bytes = Vec::new();
+                for (request, waiter) in works.drain(..) {
+                    bytes.extend(request);
+                    sent.send(waiter).expect("the reader lives");
+                }
+                writer.write_all(&bytes).await.expect("the server");
+            }
+        });
+        tokio::spawn(async move {
+            let mut lines = BufReader::with_capacity(64 << 10, reader).lines();
+            while let Some(waiter) = unanswered.recv().await {
+                let line = lines.next_line().await.expect("the server").expect("a reply");
+                assert!(line.starts_with(':'), "{line}");
+                let _ = waiter.send(line == ":1");
+            }
+        });
+        SortedSet { requests, sha }
+    }
+
+    async fn check(&self, subject: &str, limit: &Limit, member: &str) -> bool {
+        let (quota, window) = (limit.quota().to_string(), limit.window_us().to_string());
+        let key = format!("sorted:{{{subject}}}:{window}");
+        let mut request = Vec::with_capacity(256);
+        for part in ["EVALSHA", &self.sha, "1", &key, &quota, &window, member] {
+            request.extend(format!("${}\r\n{part}\r\n", part.len()).into_bytes());
+        }
+        let (waiter, answer) = oneshot::channel();
+        self.requests.send(([b"*7\r\n".to_vec(), request].concat(), waiter)).await.expect("the writer lives");
+        answer.await.expect("an answer")
+    }
+}
+
+#[derive(Clone)]
+enum Contestant {
+    SortedSet(SortedSet),
+    Tollgate(RedisStore),
+}
+
+impl Contestant {
+    async fn check(&self, subject: &str, limit: Limit, member: &str) -> bool {
+        match self {
+            Contestant::SortedSet(set) => set.check(subject, &limit, member).await,
+            Contestant::Tollgate(store) => {
+                let demand = Demand::new(limit, Key::new(subject).expect("a short key"));
+                store.decide(&[Check::one(&demand)]).await.expect("a decision")[0].allowed()
+            }
+        }
+    }
+}
+
+struct Measured {
+    decisions: u64,
+    admitted: u64,
+    seconds: f64,
+    cpu_seconds: f64,
+}
+
+/// All callers at once, until the time is over or each has asked so often.
+#[allow(clippy::disallowed_methods)] // a benchmark measures real time
+async fn run(server: &Server, contestant: &Contestant, limit: Limit, keys: Arc<dyn Fn(&mut Random) -> usize + Send + Sync>, asks_max: usize) -> Measured {
+    let (cpu_before, start) = (cpu_seconds(server), Instant::now());
+    let callers: Vec<_> = (0..CALLERS)
+        .map(|caller| {
+            let (contestant, keys) = (contestant.clone(), keys.clone());
+            tokio::spawn(async move {
+                let mut random = Random::new(caller as u64);
+                let (mut decisions, mut admitted) = (0, 0);
+                while decisions < asks_max as u64 && start.elapsed() < RUN {
+                    let subject = format!("user:{}", keys(&mut random));
+                    let member = format!("{caller}-{:016x}", random.next_u64());
+                    admitted += u64::from(contestant.check(&subject, limit, &member).await);
+                    decisions += 1;
+                }
+                (decisions, admitted)
+            })
+        })
+        .collect();
+    let (mut decisions, mut admitted) = (0, 0);
+    for caller in callers {
+        let (its_decisions, its_admitted) = caller.await.expect("a caller");
+        decisions += its_decisions;
+        admitted += its_admitted;
+    }
+    Measured {
+        decisions,
+        admitted,
+        seconds: start.elapsed().as_secs_f64(),
+        cpu_seconds: cpu_seconds(server) - cpu_before,
+    }
+}
+
+fn info(server: &Server, section: &str, field: &str) -> f64 {
+    let info = server.command(&["INFO", section]).text();
+    let value = info.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':')).expect("the field");
+    value.trim().parse().expect("a number")
+}
+
+fn cpu_seconds(server: &Server) -> f64 {
+    info(server, "cpu", "used_cpu_user") + info(server, "cpu", "used_cpu_sys")
+}
+
+fn zipf() -> impl Fn(&mut Random) -> usize + Send + Sync {
+    let mut sum = 0.0;
+    let cumulated: Vec<f64> = (1..=KEYS)
+        .map(|rank| {
+            sum += 1.0 / rank as f64;
+            sum
+        })
+        .collect();
+    move |random| cumulated.partition_point(|&at| at < random.unit() * sum)
+}
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() {
+    for brand in Brand::ALL {
+        let server = Config::new(brand).start();
+        let contestants = [
+            ("sorted set", Contestant::SortedSet(SortedSet::new(&server).await)),
+            ("tollgate", Contestant::Tollgate(RedisStore::builder(server.url()).call_timeout(Duration::from_secs(5)).build().expect("a store"))),
+        ];
+        let limit: Limit = "100/min".parse().expect("a limit");
+        let uniform: Arc<dyn Fn(&mut Random) -> usize + Send + Sync> = Arc::new(|random| random.below(KEYS as u64) as usize);
+        let skewed: Arc<dyn Fn(&mut Random) -> usize + Send + Sync> = Arc::new(zipf());
+        for (name, keys) in [("uniform", uniform), ("zipf", skewed)] {
+            println!("{brand}, {name} keys, {limit}, {CALLERS} callers");
+            let mut first = None;
+            for (who, contestant) in &contestants {
+                server.command(&["FLUSHALL", "SYNC"]);
+                let measured = run(&server, contestant, limit, keys.clone(), usize::MAX).await;
+                let rate = measured.decisions as f64 / measured.seconds;
+                let cpu_us = measured.cpu_seconds * 1e6 / measured.decisions as f64;
+                if let Contestant::Tollgate(store) = contestant {
+                    let stats = store.stats();
+                    println!("  {:.1} decisions a call", stats.decisions as f64 / stats.calls as f64);
+                }
+                let (first_rate, first_cpu_us) = *first.get_or_insert((rate, cpu_us));
+                println!(
+                    "  {who:10}  {rate:9.0} decisions/s ({:.2}x)   {cpu_us:6.2} us of the server's CPU each ({:.2}x)   {:.0} % admitted",
+                    rate / first_rate,
+                    cpu_us / first_cpu_us,
+                    100.0 * measured.admitted as f64 / measured.decisions as f64,
+                );
+            }
+        }
+        for limit in ["100/h", "1000/h"] {
+            let limit: Limit = limit.parse().expect("a limit");
+            let mut first = None;
+            println!("{brand}, memory at {limit}");
+            for (who, contestant) in &contestants {
+                server.command(&["FLUSHALL", "SYNC"]);
+                let before = info(&server, "memory", "used_memory");
+                let subjects = 200_000 / limit.quota() as usize;
+                let next = std::sync::atomic::AtomicUsize::new(0);
+                let one_by_one: Arc<dyn Fn(&mut Random) -> usize + Send + Sync> =
+                    Arc::new(move |_| next.fetch_add(1, std::sync::atomic::Ordering::Relaxed) % subjects);
+                let measured = run(&server, contestant, limit, one_by_one, 200_000 / CALLERS).await;
+                let bytes = (info(&server, "memory", "used_memory") - before) / measured.admitted as f64;
+                let first_bytes = *first.get_or_insert(bytes);
+                println!("  {who:10}  {bytes:6.1} bytes per admitted request ({:.3}x)", bytes / first_bytes);
+            }
+        }
+    }
+}

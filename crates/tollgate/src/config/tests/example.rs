@@ -1,0 +1,59 @@
+//! The example with everything in it, and the schema.
+
+use crate::config::{Config, Finding, Format, Loader, Severity};
+
+const EXAMPLE: &str = include_str!("../../../../../docs/configuration.toml");
+
+fn loader() -> Loader {
+    let variable = |name: &str| (name == "TOLLGATE_SALT" || name == "TOLLGATE_JWT_KEY").then(|| "0123456789abcdef".repeat(2));
+    Loader::new().environment(variable)
+}
+
+#[test]
+fn the_example_can_be_used_as_it_stands() {
+    let loaded = loader().load_text("configuration.toml", EXAMPLE, Format::Toml).unwrap_or_else(|report| panic!("{report:?}"));
+    let odd: Vec<&Finding> = loaded.findings.iter().filter(|finding| finding.severity() > Severity::Advice).collect();
+    assert!(odd.is_empty(), "{odd:?}");
+}
+
+/// Every field that the schema knows stands in the example, so that the example cannot fall behind.
+#[test]
+fn the_example_has_every_field_there_is() {
+    let schema = serde_json::to_value(Config::schema()).unwrap();
+    let mut fields = Vec::new();
+    collect_fields(&schema, &mut fields);
+    assert!(fields.len() > 50, "{fields:?}");
+    for field in fields {
+        let is_there = EXAMPLE.lines().any(|line| {
+            let line = line.trim_start_matches("# ").trim_start();
+            line.starts_with(&format!("{field} "))
+                || line.starts_with(&format!("[{field}"))
+                || line.starts_with(&format!("[[{field}"))
+                || line.contains(&format!("{field} = "))
+        });
+        assert!(is_there, "`{field}` does not stand in docs/configuration.toml");
+    }
+}
+
+fn collect_fields(schema: &serde_json::Value, fields: &mut Vec<String>) {
+    if let Some(properties) = schema.get("properties").and_then(|properties| properties.as_object()) {
+        fields.extend(properties.keys().cloned());
+    }
+    match schema {
+        serde_json::Value::Object(map) => map.values().for_each(|value| collect_fields(value, fields)),
+        serde_json::Value::Array(list) => list.iter().for_each(|value| collect_fields(value, fields)),
+        _ => {}
+    }
+}
+
+#[test]
+fn the_schema_refuses_what_the_reader_refuses() {
+    let schema = serde_json::to_value(Config::schema()).unwrap();
+    assert_eq!(schema["additionalProperties"], false);
+    assert_eq!(schema["title"], "Tollgate configuration");
+    for table in ["RuleTable", "MatchTable", "LimitTable", "PlanTable", "ApiKeyTable", "Jwt"] {
+        assert_eq!(schema["$defs"][table]["additionalProperties"], false, "{table}");
+    }
+    let text = schema.to_string();
+    assert!(!text.contains("Spanned") && !text.contains("tollgate::"), "{text}");
+}

@@ -1,0 +1,149 @@
+//! Every finding: documented, found where it is, and not found where it is not.
+
+use super::{codes, findings, load, underlined};
+use crate::config::{Code, Severity};
+
+/// The sections of the documentation: code, severity, example.
+fn documented() -> Vec<(String, String, String)> {
+    let text = include_str!("../../../../../docs/findings.md");
+    let mut sections = Vec::new();
+    for section in text.split("\n### ").skip(1) {
+        let (heading, body) = section.split_once('\n').unwrap();
+        let (code, severity) = heading.trim_end_matches(')').split_once(" (").unwrap();
+        let example = body.split("```toml\n").nth(1).and_then(|rest| rest.split("```").next());
+        let example = example.unwrap_or_else(|| panic!("{code} has no example"));
+        sections.push((code.to_owned(), severity.to_owned(), example.to_owned()));
+    }
+    sections
+}
+
+#[test]
+fn every_code_is_documented_once_and_no_other() {
+    let mut documented: Vec<String> = documented().into_iter().map(|(code, ..)| code).collect();
+    let mut known: Vec<&str> = Code::ALL.iter().map(|code| code.name()).collect();
+    documented.sort();
+    known.sort();
+    assert_eq!(documented, known);
+}
+
+#[test]
+fn every_documented_example_leads_to_its_finding_and_to_no_other_error() {
+    for (name, severity, example) in documented() {
+        let found = findings(&example);
+        let finding = found.iter().find(|finding| finding.code().name() == name);
+        let finding = finding.unwrap_or_else(|| panic!("{name} is not found in {found:?}"));
+        assert_eq!(format!("{:?}", finding.severity()).to_lowercase(), severity, "{name}");
+        let is_stray = |code: Code| code.name() != name && code != Code::NoRules;
+        let is_stray = |code: Code| is_stray(code) && (code.severity() == Severity::Error || severity != "error");
+        assert!(!found.iter().any(|finding| is_stray(finding.code())), "{name}: {found:?}");
+        assert_eq!(load(&example).is_err(), severity == "error", "{name}");
+    }
+}
+
+/// Finding → a file, and what is underlined in it.
+#[test]
+fn a_finding_underlines_exactly_what_it_is_about() {
+    let rule = "[[rules]]\nname = 'a'\nlimits = ['10/min']\n";
+    for (code, text, expected) in [
+        (Code::UnknownField, "on_failur = 'deny'", "on_failur"),
+        (Code::UnknownField, "[plans.free]\nlimit = ['1/s']", "limit"),
+        (Code::UnknownField, "rules = [{ name = 'a', limits = [{ quotta = 1 }] }]", "quotta"),
+        (Code::MissingField, "[[rules]]\nlimits = ['1/s']", "[[rules]]"),
+        (Code::WrongType, "instances = 'three'", "'three'"),
+        (Code::WrongType, "prefix = 7", "7"),
+        (Code::InvalidValue, "api_keys = 'some'", "'some'"),
+        (Code::InvalidValue, "instances = 0", "0"),
+        (Code::InvalidValue, "instances = -1", "-1"),
+        (Code::InvalidValue, "[[rules]]\nname = 'a'\ncost = 0\nlimits = ['1/s']", "0"),
+        (Code::InvalidLimit, "[[rules]]\nname = 'a'\nlimits = ['10/min', '0/min']", "0"),
+        (Code::InvalidLimit, "[[rules]]\nname = 'a'\nlimits = ['10/fortnight']", "fortnight"),
+        (Code::InvalidLimit, "[[rules]]\nname = 'a'\nlimits = '10/min slidding'", "slidding"),
+        (Code::InvalidLimit, "[[rules]]\nname = 'a'\nlimits = [{ quota = 0, window = '1min' }]", "0"),
+        (Code::InvalidLimit, "[[rules]]\nname = 'a'\nlimits = [{ quota = 1, window = '1min', burst = 5 }]", "5"),
+        (Code::InvalidLimit, "[[rules]]\nname = 'a'\nlimits = [{ limit = '1/s', quota = 5 }]", "'1/s'"),
+        (Code::InvalidTime, "[[rules]]\nname = 'a'\nlimits = [{ quota = 1, window = 'min' }]", "'min'"),
+        (Code::InvalidTime, "[[bans]]\nby = 'ip'\nvalue = '10.0.0.1'\nuntil = 'tomorrow'", "'tomorrow'"),
+        (Code::InvalidPath, "[[rules]]\nname = 'a'\nmatch = { path = ['/a', '/b/*/c'] }\nlimits = ['1/s']", "*"),
+        (Code::InvalidPath, "exempt = { paths = 'health' }", "health"),
+        (Code::InvalidHost, "[[rules]]\nname = 'a'\nmatch.host = 'a.b:80'\nlimits = ['1/s']", "'a.b:80'"),
+        (Code::InvalidNetwork, "trusted_proxies = ['10.0.0.0/8', '10.1.2.3/8']", "'10.1.2.3/8'"),
+        (Code::InvalidNetwork, "ipv6_prefix = 0", "0"),
+        (Code::InvalidSubject, "[[rules]]\nname = 'a'\nby = ['ip', 'usre']\nlimits = ['1/s']", "'usre'"),
+        (Code::InvalidSubject, "[[rules]]\nname = 'a'\nby = []\nlimits = ['1/s']", "[]"),
+        (Code::InvalidHeader, "forwarding_header = 'X-Forwared-For'", "'X-Forwared-For'"),
+        (Code::InvalidName, "[[rules]]\nname = 'two words'\nlimits = ['1/s']", "'two words'"),
+        (Code::InvalidName, "prefix = 'a{b'", "'a{b'"),
+        (Code::InvalidName, "[plans.'a b']\nlimits = ['1/s']", "'a b'"),
+        (Code::UnknownPlan, "plan_sources.addresses = [{ networks = '10.0.0.0/8', plan = 'x' }]", "'x'"),
+        (Code::DuplicateRule, &format!("{rule}{rule}"), "'a'"),
+        (Code::LimitsMissing, "[plans.default]\nlimits = []", "[]"),
+        (Code::CostNeverFits, "[[rules]]\nname = 'a'\ncost = 11\nlimits = ['10/min']", "11"),
+        (Code::SecretMissing, "[anonymize]\nsecret_env = 'NO_SUCH'", "'NO_SUCH'"),
+        (Code::SecretMissing, "[jwt]\nalgorithm = 'HS256'", "[jwt]"),
+        (Code::ConflictingHeaders, "headers = ['draft-6', 'x', 'ietf']", "['draft-6', 'x', 'ietf']"),
+        (Code::ConflictingHeaders, "[[rules]]\nname = 'a'\nheaders = ['draft-6', 'ietf']\nlimits = ['1/s']", "['draft-6', 'ietf']"),
+        (Code::ProxiesEverybody, &format!("trusted_proxies = ['10.0.0.0/8', '::/0']\n{rule}"), "'10.0.0.0/8'"),
+        (Code::RuleUnreachable, "[[rules]]\nname = 'a'\nmatch.methods = []\nlimits = ['1/s']", "[]"),
+        (Code::RuleTwice, "[[rules]]\nname = 'a'\nlimits = ['1/s']\n[[rules]]\nname = 'b'\nlimits = ['1/s']", "'b'"),
+        (Code::PlanUnused, &format!("[plans.default]\nlimits = ['1/s']\n{rule}"), "default"),
+        (Code::InstancesUnset, &format!("store = 'redis://h'\n{rule}"), "'redis://h'"),
+        (Code::ExemptEverybody, &format!("exempt.addresses = ['0.0.0.0/1', '128.0.0.0/1']\n{rule}"), "'0.0.0.0/1'"),
+        (Code::SubjectUnknowable, "[[rules]]\nname = 'a'\nby = 'api_key'\nlimits = ['1/s']", "'api_key'"),
+        (Code::SubjectChosenByClient, "[[rules]]\nname = 'a'\nby = 'header:x-t'\nlimits = ['1/s']", "'header:x-t'"),
+    ] {
+        let found = findings(text);
+        let finding = found.iter().find(|finding| finding.code() == code);
+        let finding = finding.unwrap_or_else(|| panic!("{}: {found:?} in {text}", code.name()));
+        assert_eq!(underlined(text, finding), expected, "{finding:?} in {text}");
+    }
+}
+
+#[test]
+fn what_is_meant_is_not_found() {
+    let quiet = [
+        // A trial beside the rule in force.
+        "[[rules]]\nname = 'a'\nlimits = ['1/s']\n[[rules]]\nname = 'b'\nmode = 'shadow'\nlimits = ['2/s']",
+        // A day limit that does decide, and a burst limit.
+        "[[rules]]\nname = 'a'\nlimits = ['10/min', '1000/day', '3/s']",
+        // A bucket refuses by spacing, so a larger window of the same rate is not idle.
+        "[[rules]]\nname = 'a'\nlimits = ['10/min token-bucket', '10/h', '600/h leaky-bucket']",
+        // The proxy sets it.
+        "trusted_proxies = '10.0.0.0/8'\n[[rules]]\nname = 'a'\nby = 'header:x-tenant'\nlimits = ['1/s']",
+        "[[rules]]\nname = 'a'\nby = ['cookie:device', 'ip']\nlimits = ['1/s']",
+        "[[rules]]\nname = 'a'\nby = 'path'\nlimits = ['1/s']",
+        // Everybody may write keys of their own, where the upstream checks them.
+        "api_keys = 'any'\n[[rules]]\nname = 'a'\nby = 'api_key'\nlimits = ['1/s']",
+        // The header tells plans.
+        "trusted_proxies = '10.0.0.0/8'\nplan_sources.header = 'x-plan'\n[plans]\ndefault.limits = '1/s'\n\
+         anonymous.limits = '1/s'\ngold.limits = '9/s'\n[[rules]]\nname = 'a'\nlimits = 'plan'",
+        // In memory each process may have a secret of its own.
+        "anonymize = true\n[[rules]]\nname = 'a'\nlimits = ['1/s']",
+        "store = 'redis://h'\ninstances = 1\n[[rules]]\nname = 'a'\nlimits = ['1/s']",
+        // A shield is by address unless said.
+        "[[rules]]\nname = 'a'\nstore = 'memory'\nlimits = ['50/s']",
+        // Thirty-four limits, which no request meets at once.
+        "[[rules]]\nname = 'a'\nmatch.path = '/a'\nlimits = ['1/s', '2/2s', '3/3s', '4/4s', '5/5s', '6/6s', '7/7s', \
+         '8/8s', '9/9s', '10/10s', '11/11s', '12/12s', '13/13s', '14/14s', '15/15s', '16/16s', '17/17s']\n\
+         [[rules]]\nname = 'b'\nmatch.path = '/b'\nlimits = ['1/s', '2/2s', '3/3s', '4/4s', '5/5s', '6/6s', '7/7s', \
+         '8/8s', '9/9s', '10/10s', '11/11s', '12/12s', '13/13s', '14/14s', '15/15s', '16/16s', '17/17s']",
+    ];
+    for text in quiet {
+        let stray: Vec<Code> = codes(text).into_iter().filter(|code| *code != Code::RedundantLimit || !text.contains("2s")).collect();
+        assert_eq!(stray, [], "{text}");
+    }
+}
+
+#[test]
+fn all_errors_are_told_at_once_in_the_order_of_the_file() {
+    let text = "deadline = 'soon'\n[[rules]]\nname = 'a b'\nmatch.path = 'x'\nlimits = ['0/s', '1/x']\n[[bans]]\nby = 'ip'\nvalue = 'y'";
+    use Code::{InvalidLimit, InvalidName, InvalidNetwork, InvalidPath, InvalidTime};
+    assert_eq!(codes(text), [InvalidTime, InvalidName, InvalidPath, InvalidLimit, InvalidLimit, InvalidNetwork]);
+}
+
+#[test]
+fn a_store_from_outside_counts_instead_of_the_one_in_the_file() {
+    let text = "[[rules]]\nname = 'a'\nlimits = ['1/s']";
+    let loaded = super::loader().store("redis://:pw@h").load_text("t", text, crate::config::Format::Toml).unwrap();
+    assert_eq!(loaded.findings[0].code(), Code::InstancesUnset);
+    assert!(loaded.settings.is_shared() && !format!("{loaded:?}").contains("pw"));
+}

@@ -1,0 +1,118 @@
+//! Reports as people see them, and what they must not show.
+
+use miette::{Diagnostic, GraphicalReportHandler, GraphicalTheme, NarratableReportHandler};
+
+use super::{load, load_yaml};
+
+fn drawn(report: &dyn Diagnostic) -> String {
+    let mut text = String::new();
+    let theme = GraphicalTheme::unicode_nocolor();
+    GraphicalReportHandler::new_themed(theme).with_width(100).with_links(false).render_report(&mut text, report).unwrap();
+    text.lines().map(str::trim_end).collect::<Vec<_>>().join("\n").trim_end().to_owned()
+}
+
+#[test]
+fn a_misspelt_field_is_underlined_with_the_nearest_spelling() {
+    let report = load("[[rules]]\nname = \"shorten\"\nlimts = [\"10/min\"]\n").unwrap_err();
+    assert_eq!(drawn(&report.findings()[0]), r#"unknown-field
+
+  × unknown field `limts`
+   ╭─[tollgate.toml:3:1]
+ 2 │ name = "shorten"
+ 3 │ limts = ["10/min"]
+   · ──┬──
+   ·   ╰── here
+   ╰────
+  help: did you mean `limits`?"#);
+}
+
+#[test]
+fn a_quota_of_nothing_is_underlined_within_its_text() {
+    let report = load_yaml("rules:\n  - name: shorten\n    limits: [100/day, 0/min]\n").unwrap_err();
+    assert_eq!(drawn(&report.findings()[0]), r#"invalid-limit
+
+  × expected a quota of 1 to 10000000 in digits; for example 10/min or 100/min token-bucket burst=20
+   ╭─[tollgate.yaml:3:23]
+ 2 │   - name: shorten
+ 3 │     limits: [100/day, 0/min]
+   ·                       ┬
+   ·                       ╰── here
+   ╰────
+  help: QUOTA/WINDOW [ALGORITHM] [option=value …], for example 10/min or 100/min token-bucket
+        burst=20"#);
+}
+
+#[test]
+fn a_warning_is_drawn_as_one() {
+    let loaded = load("trusted_proxies = [\"0.0.0.0/0\"]\n[[rules]]\nname = \"all\"\nlimits = [\"10/min\"]\n").unwrap();
+    assert_eq!(drawn(&loaded.findings[0]), r#"proxies-everybody
+
+  ⚠ everybody is trusted as a proxy, so every client can choose its own address
+   ╭─[tollgate.toml:1:20]
+ 1 │ trusted_proxies = ["0.0.0.0/0"]
+   ·                    ─────┬─────
+   ·                         ╰── here
+ 2 │ [[rules]]
+   ╰────
+  help: name the networks in which your own proxies are"#);
+}
+
+#[test]
+fn a_report_of_several_errors_tells_all_of_them_in_words_too() {
+    let report = load("deadline = \"soon\"\n[[rules]]\nname = \"a\"\nlimits = [10]\n").unwrap_err();
+    assert_eq!(report.to_string(), "tollgate.toml cannot be used: 1 error");
+    let report = load("deadline = \"soon\"\n[[rules]]\nname = \"a\"\nlimits = [\"10\"]\n").unwrap_err();
+    assert_eq!(report.to_string(), "tollgate.toml cannot be used: 2 errors");
+    let mut text = String::new();
+    NarratableReportHandler::new().render_report(&mut text, &report).unwrap();
+    for part in ["expected a time", "diagnostic code: invalid-time", "expected a / between", "diagnostic code: invalid-limit"] {
+        assert!(text.contains(part), "{text}");
+    }
+}
+
+#[test]
+fn no_report_shows_a_secret() {
+    let secrets = "store = 'redis://user:planted@h'\ninstances = 2\n[anonymize]\nsecret = 'planted-planted'\n\
+                   [jwt]\nalgorithm = 'HS256'\nkey = 'planted'\n[exempt]\nkeys = ['sha256:planted']\n\
+                   [[bans]]\nby = 'api_key'\nvalue = 'sha256:planted'\nuntil = 'x'\n[[keys]]\nkey = 'planted'\nplan = 'x'\n";
+    let broken = [
+        secrets.to_owned(),
+        format!("{secrets}unknown = 1\n"),
+        format!("{secrets}secrets = 'planted'\n"),
+        format!("{secrets}key = 'planted\n"),
+        secrets.replace("key = 'planted'", "key = ['planted']"),
+        secrets.replace("secret = 'planted-planted'", "secrte = 'planted-planted'"),
+    ];
+    for text in broken {
+        let report = load(&text).unwrap_err();
+        let shown = format!("{}{report:?}{report}", drawn(&report));
+        assert!(!shown.contains("planted"), "{shown}");
+        for finding in report.findings() {
+            assert!(!drawn(finding).contains("planted"), "{}", drawn(finding));
+        }
+    }
+}
+
+#[test]
+fn a_syntax_error_in_yaml_is_underlined_where_it_is() {
+    for (text, line) in [("rules:\n  - name: a\n   b: c\n", 3), ("é: [1\n", 1), ("a: 1\na: 2\n", 2), ("store: \"x\n", 1)] {
+        let report = load_yaml(text).unwrap_err();
+        let finding = &report.findings()[0];
+        assert_eq!(finding.code(), crate::config::Code::Syntax, "{text}: {report:?}");
+        assert_eq!(finding.place().map(|(_, line, _)| line), Some(line), "{text}: {report:?}");
+    }
+}
+
+#[test]
+fn hostile_files_are_refused_without_harm() {
+    let deep = format!("a = {}1{}", "[".repeat(5_000), "]".repeat(5_000));
+    assert!(load(&deep).is_err());
+    let deep = format!("a: {}1{}", "[".repeat(5_000), "]".repeat(5_000));
+    assert!(load_yaml(&deep).is_err());
+    let laughs = "a: &a [x,x,x,x,x,x,x,x,x]\nb: &b [*a,*a,*a,*a,*a,*a,*a,*a,*a]\nc: &c [*b,*b,*b,*b,*b,*b,*b,*b,*b]\n\
+                  d: &d [*c,*c,*c,*c,*c,*c,*c,*c,*c]\ne: &e [*d,*d,*d,*d,*d,*d,*d,*d,*d]\nf: [*e,*e,*e,*e,*e,*e,*e,*e,*e]\n";
+    assert!(load_yaml(laughs).is_err());
+    assert!(load("a = 99999999999999999999").is_err());
+    assert!(load_yaml("instances: 99999999999999999999").is_err());
+    assert!(load("\u{feff}store = 'memory'").is_ok());
+}

@@ -1,0 +1,194 @@
+//! What is written becomes what runs.
+
+use std::time::Duration;
+
+use super::{load, load_yaml};
+use crate::answer::Style;
+use crate::config::Config;
+use crate::rules::{Charge, Mode, Rule};
+use crate::{Cost, OnFailure};
+
+fn only_rule(text: &str) -> Rule {
+    let loaded = load(text).unwrap_or_else(|report| panic!("{report:?}"));
+    loaded.rules.rules()[0].clone()
+}
+
+fn limits(rule: &Rule) -> Vec<String> {
+    let tariff = load("[plans]\n").unwrap().rules.tariff_otherwise(true);
+    rule.policies(tariff).iter().map(|policy| format!("{}={}", policy.name(), policy.limit())).collect()
+}
+
+#[test]
+fn an_empty_file_is_a_configuration_with_the_defaults() {
+    for loaded in [load("").unwrap(), load_yaml("").unwrap(), load_yaml("# nothing\n").unwrap()] {
+        assert_eq!(loaded.config, Config::default());
+        let settings = loaded.settings;
+        assert_eq!((settings.prefix.as_str(), settings.deadline), ("tollgate", Duration::from_millis(25)));
+        assert_eq!((settings.on_failure, settings.instances), (OnFailure::Local, None));
+        assert!(!settings.is_shared() && loaded.rules.rules().is_empty());
+    }
+}
+
+#[test]
+fn a_rule_says_everything_or_next_to_nothing() {
+    let rule = only_rule("[[rules]]\nname = 'a'\nlimits = ['10/min']");
+    assert_eq!((rule.mode(), rule.charge(), rule.cost()), (Mode::Enforce, Charge::Always, Cost::ONE));
+    assert_eq!((rule.on_failure(), rule.is_shield(), rule.is_by_plan()), (OnFailure::Local, false, false));
+    assert_eq!(rule.by().iter().map(ToString::to_string).collect::<Vec<_>>(), ["caller"]);
+
+    let rule = only_rule(
+        "on_failure = 'allow'\n[[rules]]\nname = 'a'\nby = ['ip', 'user']\nmode = 'shadow'\non_failure = 'deny'\n\
+         charge = 'on_failure'\ncost = 3\nheaders = ['draft-6']\nbody = 'problem'\nlimits = '10/min'",
+    );
+    assert_eq!((rule.mode(), rule.charge(), rule.cost()), (Mode::Shadow, Charge::OnFailure, Cost::new(3)));
+    assert_eq!(rule.on_failure(), OnFailure::Deny);
+    let tariff = load("").unwrap().rules.tariff_otherwise(true);
+    let policy = &rule.policies(tariff)[0];
+    assert!(policy.styles().contains(Style::Draft6) && !policy.styles().contains(Style::X));
+    assert_eq!(policy.format().name(), "problem");
+}
+
+#[test]
+fn limits_are_named_after_their_windows_and_no_two_alike() {
+    let rule = only_rule(
+        "[[rules]]\nname = 'a'\nlimits = ['9/min', '5/s', '90/h', '900/day', '3/10s', '2/500ms', '8/min token-bucket', \
+         { limit = '7/min fixed-window' }, { name = 'per-minute-2', quota = 6, window = '1min', algorithm = 'sliding-counter' }]",
+    );
+    assert_eq!(
+        limits(&rule),
+        [
+            "per-minute=9/min",
+            "per-second=5/s",
+            "per-hour=90/h",
+            "per-day=900/day",
+            "per-10-seconds=3/10s",
+            "per-500-ms=2/500ms",
+            "per-minute-3=8/min token-bucket",
+            "per-minute-4=7/min fixed-window",
+            "per-minute-2=6/min sliding-counter",
+        ]
+    );
+}
+
+#[test]
+fn a_table_says_the_same_as_a_text() {
+    let rule = only_rule(
+        "[[rules]]\nname = 'a'\nlimits = [{ quota = 100, window = '1min', algorithm = 'token-bucket', burst = 20 }, \
+         { name = 'queue', quota = 10, window = '2s', algorithm = 'leaky-bucket', queue = 5, count_denied = true }]",
+    );
+    assert_eq!(
+        limits(&rule),
+        ["per-minute=100/min token-bucket burst=20", "queue=10/2s leaky-bucket queue=5 count_denied=true"]
+    );
+}
+
+#[test]
+fn shadow_for_all_takes_the_veto_from_every_rule() {
+    let text = "shadow = true\n[[rules]]\nname = 'a'\nlimits = ['1/s']\n[[rules]]\nname = 'b'\nmode = 'off'\nlimits = ['2/s']";
+    let modes: Vec<Mode> = load(text).unwrap().rules.rules().iter().map(Rule::mode).collect();
+    assert_eq!(modes, [Mode::Shadow, Mode::Off]);
+}
+
+#[test]
+fn a_rule_that_is_off_matches_nothing() {
+    let loaded = load("[[rules]]\nname = 'a'\nmode = 'off'\nlimits = ['1/s']").unwrap();
+    let request = http::Request::get("/").body(()).unwrap();
+    assert!(loaded.rules.matching(&crate::rules::RequestView::of(&request)).is_empty());
+    assert_eq!(loaded.rules.rules().len(), 1);
+}
+
+#[test]
+fn a_shield_counts_by_address_and_answers_in_text() {
+    let rule = only_rule("[[rules]]\nname = 'shield'\nstore = 'memory'\nlimits = ['50/s']");
+    assert!(rule.is_shield());
+    assert_eq!(rule.by().iter().map(ToString::to_string).collect::<Vec<_>>(), ["ip"]);
+    let tariff = load("").unwrap().rules.tariff_otherwise(true);
+    assert_eq!(rule.policies(tariff)[0].format().name(), "text");
+}
+
+#[test]
+fn charge_gives_back_by_outcome() {
+    for (charge, after_success, after_failure) in
+        [(Charge::Always, false, false), (Charge::OnFailure, true, false), (Charge::OnSuccess, false, true)]
+    {
+        assert_eq!((charge.refunds(true), charge.refunds(false)), (after_success, after_failure), "{charge:?}");
+        assert_eq!(charge.is_refundable(), after_success || after_failure);
+    }
+}
+
+#[test]
+fn yaml_and_toml_say_the_same() {
+    let toml = r#"
+        store = "memory"
+        deadline = "50ms"
+        trusted_proxies = ["10.0.0.0/8", "::1"]
+        shadow = false
+        [plans.default]
+        limits = ["60/min", { name = "daily", quota = 1000, window = "1day" }]
+        [[rules]]
+        name = "login"
+        match = { methods = ["POST"], path = "/login", headers = { x-tenant = true } }
+        by = ["ip", "cookie:device"]
+        limits = "plan"
+        charge = "on_failure"
+    "#;
+    let yaml = "
+store: memory
+deadline: 50ms
+trusted_proxies: [10.0.0.0/8, '::1']
+shadow: false
+plans:
+  default:
+    limits:
+      - 60/min
+      - { name: daily, quota: 1000, window: 1day }
+rules:
+  - name: login
+    match:
+      methods: [POST]
+      path: /login
+      headers: { x-tenant: true }
+    by: [ip, 'cookie:device']
+    limits: plan
+    charge: on_failure
+";
+    assert_eq!(load(toml).unwrap().config, load_yaml(yaml).unwrap().config);
+}
+
+#[test]
+fn keys_and_secrets_may_stand_in_files_and_variables() {
+    let directory = tempfile::tempdir().unwrap();
+    let write = |name: &str, text: &str| std::fs::write(directory.path().join(name), text).unwrap();
+    write("keys.yaml", "keys:\n  - { key: k1, plan: default, name: acme }\n  - { sha256: 'c0ffee' }\n");
+    write("salt", "a secret of sixteen bytes or more\n");
+    write(
+        "tollgate.toml",
+        "keys_file = 'keys.yaml'\nanonymize = { secret_file = 'salt' }\n[jwt]\nalgorithm = 'HS256'\nkey_env = 'JWT'\n\
+         [plans]\ndefault.limits = '1/s'\nanonymous.limits = '1/s'\n[[rules]]\nname = 'a'\nlimits = 'plan'",
+    );
+    let loader = super::Loader::new().environment(|name| (name == "JWT").then(|| "j".repeat(32)));
+    let report = loader.load(directory.path().join("tollgate.toml")).unwrap_err();
+    let [finding] = report.findings() else { panic!("{report:?}") };
+    assert_eq!(finding.code(), crate::config::Code::InvalidKey);
+    let (file, line, column) = finding.place().unwrap();
+    assert!(file.ends_with("keys.yaml") && (line, column) == (3, 15), "{finding:?}");
+
+    write("keys.yaml", "keys:\n  - { key: k1, plan: default, name: acme }\n");
+    let loaded = loader.load(directory.path().join("tollgate.toml")).unwrap();
+    let entry = loaded.rules.key(&crate::identity::KeyDigest::of("k1")).unwrap();
+    assert_eq!((entry.name(), entry.plan().map(|plan| &**plan)), (Some("acme"), Some("default")));
+}
+
+#[test]
+fn a_reload_keeps_the_pseudonyms_of_a_process() {
+    let text = "anonymize = { rotate = 'never' }\n[[rules]]\nname = 'a'\nby = 'ip'\nlimits = ['1/s']";
+    let subject = || {
+        let loaded = load(text).unwrap();
+        let headers = http::HeaderMap::new();
+        let origin = crate::identity::Origin { peer: [203, 0, 113, 9].into(), headers: &headers, path: "/" };
+        let identity = loaded.rules.identifier().identify(origin, &loaded.rules, crate::Timestamp::ZERO);
+        identity.subject(loaded.rules.rules()[0].by())
+    };
+    assert_eq!(subject(), subject());
+    assert!(subject().to_string().starts_with("ip:~"));
+}
