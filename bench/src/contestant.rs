@@ -12,7 +12,7 @@ use std::time::{Duration, SystemTime};
 
 use governor::{DefaultKeyedRateLimiter, Quota, RateLimiter};
 use throttlecrab::PeriodicStore;
-use tollgate_core::{Algorithm, Check, Demand, Key, Limit, MemoryStore};
+use tollgate_core::{Algorithm, Cost, Key, Limit, MemoryStore};
 
 use crate::traffic::Request;
 
@@ -59,8 +59,7 @@ impl Contestant for Tollgate {
     #[inline]
     fn check(&self, request: &Request) -> bool {
         let key = Key::new(&request.text).expect("a short key");
-        let demand = Demand::new(self.limit, key);
-        self.store.check(&Check::one(&demand)).allowed()
+        self.store.check_one(&self.limit, key, Cost::ONE).allowed
     }
 }
 

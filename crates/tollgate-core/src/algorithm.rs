@@ -86,6 +86,14 @@ impl State {
         }
     }
 
+    /// A copy that needs no memory of its own and says no less is used, now or later.
+    pub(crate) fn condensed(&self, limit: &Limit, now: Timestamp) -> State {
+        match self {
+            State::Log(log) => State::Log(log.condensed(limit, now)),
+            state => state.clone(),
+        }
+    }
+
     /// Whether `cost` units would be admitted now.
     pub fn fits(&self, limit: &Limit, now: Timestamp, cost: u32) -> bool {
         match (self, limit.machine()) {

@@ -18,7 +18,8 @@
 //!
 //! **A hard cap in bytes.** At the cap only keys whose state has expired make room. Other newcomers
 //! share overflow counters, 4,096 per limit, chosen by hash: a flood of invented keys then
-//! competes mostly with itself, and nobody who is at a limit is forgotten. A log that may not grow stretches
+//! competes mostly with itself, and nobody who is at a limit is forgotten. As soon as there is room, newcomers have
+//! counters of their own again. A log that may not grow stretches
 //! its newest entry instead, which errs towards refusal.
 
 mod budget;
@@ -39,8 +40,8 @@ use self::slot::CounterHash;
 use crate::algorithm::{self, Receipt, State};
 use crate::check::{Check, Cost, Demand};
 use crate::decision::{Decision, Line, Lines, Source};
-use crate::key::machine_tag;
-use crate::limit::Machine;
+use crate::key::{Key, machine_tag};
+use crate::limit::{Limit, Machine};
 use crate::store::{Store, StoreFuture};
 use crate::time::{Clock, SystemClock, Timestamp};
 
@@ -160,6 +161,22 @@ impl MemoryStore {
         self.check_at(self.clock.now(), check)
     }
 
+    /// Decides for one key by one limit, now: the same as [`MemoryStore::check`] with a single demand, without the
+    /// wrapping of a check and of a decision.
+    ///
+    /// ```
+    /// use tollgate_core::{Cost, Key, Limit, MemoryStore};
+    ///
+    /// let store = MemoryStore::new();
+    /// let limit: Limit = "1/min token-bucket".parse()?;
+    /// assert!(store.check_one(&limit, Key::new("user:42")?, Cost::ONE).allowed);
+    /// assert!(!store.check_one(&limit, Key::new("user:42")?, Cost::ONE).allowed);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn check_one(&self, limit: &Limit, key: Key<'_>, cost: Cost) -> Line {
+        self.decide_one(self.clock.now(), limit, &key, cost).1
+    }
+
     /// Decides many checks, in order, with one reading of the clock.
     pub fn check_batch(&self, checks: &[Check<'_>]) -> Vec<Decision> {
         let read = self.clock.now();
@@ -180,7 +197,7 @@ impl MemoryStore {
 
     /// Forgets a counter: the key is as if never seen.
     pub fn reset(&self, demand: &Demand<'_>) {
-        let name = self.name(demand);
+        let name = self.name(&demand.limit, &demand.key);
         self.shard(name).lock().remove(name, &self.budget);
     }
 
@@ -210,84 +227,85 @@ impl MemoryStore {
         self.budget.used() + self.shards.len() * size_of::<Padded>()
     }
 
-    #[inline(always)]
     fn check_at(&self, read: Timestamp, check: &Check<'_>) -> Decision {
         match check.demands() {
-            [demand] => self.check_one(read, demand),
+            [demand] => {
+                let (at, line) = self.decide_one(read, &demand.limit, &demand.key, demand.cost);
+                let mut lines = Lines::new();
+                lines.push(line);
+                Decision { at, source: Source::Store, lines }
+            }
             demands => self.check_several(read, demands),
         }
     }
 
     /// A check of one counter, decided where it stands if it exists. What need not happen under the lock happens after it.
     #[inline(always)]
-    fn check_one(&self, read: Timestamp, demand: &Demand<'_>) -> Decision {
-        let name = self.name(demand);
+    fn decide_one(&self, read: Timestamp, limit: &Limit, key: &Key<'_>, cost: Cost) -> (Timestamp, Line) {
+        let name = self.name(limit, key);
         let mut shard = self.shard(name).lock();
         let now = shard.arrive(read, &self.clock);
         shard.set_time(now);
         let Some(index) = shard.find(name) else {
-            return self.check_newcomer(shard, name, now, demand);
+            return self.decide_newcomer(shard, name, now, (limit, key, cost));
         };
-        match (demand.limit.machine(), shard.slot(index)) {
+        match (limit.machine(), shard.slot(index)) {
             (Machine::Bucket(shape), (slot, _)) if slot.is_bucket() => {
-                let answer = slot.decide_bucket(&demand.limit, shape, now, demand.cost.units());
+                let answer = slot.decide_bucket(limit, shape, now, cost.units());
                 shard.finish_in_slot(&self.budget);
                 drop(shard);
-                decision_of_one(now, answer.line())
+                (now, answer.line())
             }
-            _ => self.check_known(shard, index, name, now, demand),
+            _ => self.decide_known(shard, index, name, now, (limit, key, cost)),
         }
     }
 
     /// The same for the states that take more work, in a function of its own: buckets should not pay for its size.
     #[inline(never)]
-    fn check_known(
+    fn decide_known(
         &self,
         mut shard: MutexGuard<'_, Shard>,
         index: usize,
         name: CounterHash,
         now: Timestamp,
-        demand: &Demand<'_>,
-    ) -> Decision {
-        let (limit, cost) = (&demand.limit, demand.cost.units());
+        (limit, key, cost): (&Limit, &Key<'_>, Cost),
+    ) -> (Timestamp, Line) {
         match (limit.machine(), shard.slot(index)) {
             (Machine::Pair(shape), (slot, _)) if slot.is_pair() => {
-                let line = slot.decide_pair(limit, shape, now, cost);
+                let line = slot.decide_pair(limit, shape, now, cost.units());
                 shard.finish_in_slot(&self.budget);
-                drop(shard);
-                decision_of_one(now, line)
+                (now, line)
             }
             (Machine::Log(shape), (slot, rings)) if slot.is_log() => {
-                let line = slot.decide_log(limit, shape, now, cost, (rings, &self.budget));
+                let line = slot.decide_log(limit, shape, now, cost.units(), (rings, &self.budget));
                 shard.finish(&self.budget);
-                drop(shard);
-                decision_of_one(now, line)
+                (now, line)
             }
-            _ => self.check_newcomer(shard, name, now, demand),
+            // Only a collision of hashes makes it another kind.
+            _ => self.decide_newcomer(shard, name, now, (limit, key, cost)),
         }
     }
 
     #[cold]
-    fn check_newcomer(
+    fn decide_newcomer(
         &self,
         mut shard: MutexGuard<'_, Shard>,
         name: CounterHash,
         now: Timestamp,
-        demand: &Demand<'_>,
-    ) -> Decision {
-        let mut taken = self.take(&mut shard, name, demand, &[]);
-        let cost = demand.cost.units();
-        let allowed = cost == 0 || taken.state.fits(&demand.limit, now, cost);
-        let line = algorithm::settle(allowed, now, demand, &mut taken.state, taken.may_grow);
-        taken.put(&mut shard, demand, cost > 0);
+        (limit, key, cost): (&Limit, &Key<'_>, Cost),
+    ) -> (Timestamp, Line) {
+        let demand = Demand { limit: *limit, key: *key, cost };
+        let mut taken = self.take(&mut shard, name, &demand, true, &[]);
+        let allowed = cost == Cost::PEEK || taken.state.fits(limit, now, cost.units());
+        let line = algorithm::settle(allowed, now, &demand, &mut taken.state, taken.may_grow);
+        taken.put(&mut shard, &demand, allowed);
         shard.finish(&self.budget);
-        drop(shard);
-        decision_of_one(now, line)
+        (now, line)
     }
 
     #[inline(never)]
     fn check_several(&self, read: Timestamp, demands: &[Demand<'_>]) -> Decision {
-        let names: SmallVec<[CounterHash; 4]> = demands.iter().map(|demand| self.name(demand)).collect();
+        let names: SmallVec<[CounterHash; 4]> = demands.iter().map(|demand| self.name(&demand.limit, &demand.key)).collect();
         let mut locked: SmallVec<[usize; 4]> = names.iter().map(|name| self.shard_index(*name)).collect();
         locked.sort_unstable();
         locked.dedup();
@@ -306,18 +324,20 @@ impl MemoryStore {
         let mut taken: SmallVec<[Taken; 4]> = SmallVec::new();
         for &index in &order {
             let name = names[index];
-            taken.push(self.take(&mut shards[shard_of(name)], name, &demands[index], &taken));
+            taken.push(self.take(&mut shards[shard_of(name)], name, &demands[index], true, &taken));
         }
         let allowed = order.iter().zip(&taken).all(|(&index, taken)| {
             let Demand { limit, cost, .. } = &demands[index];
             cost.units() == 0 || taken.state.fits(limit, now, cost.units())
         });
         let mut lines: SmallVec<[Option<Line>; 4]> = smallvec::smallvec![None; demands.len()];
-        // Back in the opposite order: an insertion may move the places of those that have one.
-        for (index, mut taken) in order.into_iter().zip(taken).rev() {
+        // Those that have a place go back first: an insertion may move it.
+        let mut back: SmallVec<[(usize, Taken); 4]> = order.into_iter().zip(taken).collect();
+        back.sort_by_key(|(_, taken)| taken.place.is_new());
+        for (index, mut taken) in back {
             let demand = &demands[index];
             let line = algorithm::settle(allowed, now, demand, &mut taken.state, taken.may_grow);
-            taken.put(&mut shards[shard_of(names[index])], demand, demand.cost.units() > 0);
+            taken.put(&mut shards[shard_of(names[index])], demand, allowed);
             lines[index] = Some(line);
         }
         shards.iter_mut().for_each(|shard| shard.finish(&self.budget));
@@ -325,23 +345,30 @@ impl MemoryStore {
     }
 
     fn change(&self, demand: &Demand<'_>, change: impl FnOnce(&mut State, Timestamp)) {
-        let name = self.name(demand);
+        let name = self.name(&demand.limit, &demand.key);
         let mut shard = self.shard(name).lock();
         let now = shard.arrive(self.clock.now(), &self.clock);
         shard.set_time(now);
-        let mut taken = self.take(&mut shard, name, demand, &[]);
+        let mut taken = self.take(&mut shard, name, demand, false, &[]);
         change(&mut taken.state, now);
-        taken.put(&mut shard, demand, true);
+        shard.put(taken.place, taken.name, &demand.limit, taken.state);
         shard.finish(&self.budget);
     }
 
     /// Takes the demand's counter out of its shard. Two demands of one check never share an
     /// overflow counter: the later one moves on to another.
     #[inline]
-    fn take(&self, shard: &mut Shard, name: CounterHash, demand: &Demand<'_>, others: &[Taken]) -> Taken {
+    fn take(
+        &self,
+        shard: &mut Shard,
+        name: CounterHash,
+        demand: &Demand<'_>,
+        may_part: bool,
+        others: &[Taken],
+    ) -> Taken {
         let (place, state, name) = match shard.take_known(name) {
             Some((place, state)) => (place, state, name),
-            None => shard.take_unknown(&demand.limit, &self.budget, name, |scope| {
+            None => shard.take_unknown(&demand.limit, &self.budget, name, may_part, |scope| {
                 let candidates = (0..=others.len()).map(|step| self.overflow_name(name, demand, scope, step));
                 let mut free = candidates.filter(|name| others.iter().all(|other| other.name != *name));
                 free.next().expect("one more candidate than there are others")
@@ -357,11 +384,11 @@ impl MemoryStore {
     }
 
     #[inline(always)]
-    fn name(&self, demand: &Demand<'_>) -> CounterHash {
-        let Some(scope) = demand.key.explicit_scope(&demand.limit) else {
-            return self.name_in_scope(demand);
+    fn name(&self, limit: &Limit, key: &Key<'_>) -> CounterHash {
+        let Some(scope) = key.explicit_scope(limit) else {
+            return self.name_in_scope(limit, key);
         };
-        let subject = demand.key.subject();
+        let subject = key.subject();
         let scope = u128::from(scope) << 64 | subject.len() as u128;
         let [mut first, mut second] = [self.hashers[0].build_hasher(), self.hashers[1].build_hasher()];
         first.write(subject);
@@ -372,12 +399,12 @@ impl MemoryStore {
     }
 
     #[inline(never)]
-    fn name_in_scope(&self, demand: &Demand<'_>) -> CounterHash {
+    fn name_in_scope(&self, limit: &Limit, key: &Key<'_>) -> CounterHash {
         let [first, second] = self.hashers.each_ref().map(|hasher| {
             let mut hasher = hasher.build_hasher();
-            hasher.write(demand.key.subject());
-            hasher.write_usize(demand.key.subject().len());
-            demand.key.hash_scope(&demand.limit, |part| hasher.write(part));
+            hasher.write(key.subject());
+            hasher.write_usize(key.subject().len());
+            key.hash_scope(limit, |part| hasher.write(part));
             hasher.finish()
         });
         CounterHash::new(first, second)
@@ -410,13 +437,6 @@ impl MemoryStore {
     }
 }
 
-#[inline(always)]
-fn decision_of_one(at: Timestamp, line: Line) -> Decision {
-    let mut lines = Lines::new();
-    lines.push(line);
-    Decision { at, source: Source::Store, lines }
-}
-
 /// A counter out of its place, between looking and putting it back.
 struct Taken {
     place: Place,
@@ -426,9 +446,10 @@ struct Taken {
 }
 
 impl Taken {
-    #[inline]
-    fn put(self, shard: &mut Shard, demand: &Demand<'_>, is_written: bool) {
-        if is_written {
+    /// Back into its place, after a check that was allowed or not.
+    fn put(self, shard: &mut Shard, demand: &Demand<'_>, allowed: bool) {
+        let is_charged = allowed || demand.limit.count_denied();
+        if demand.cost.units() > 0 && (is_charged || self.place != Place::Parting) {
             shard.put(self.place, self.name, &demand.limit, self.state);
         } else {
             shard.put_back(self.place, self.state);

@@ -19,7 +19,7 @@ const CAP_BYTES: usize = 4 << 20;
 const BESIDE_THE_CAP_BYTES: usize = 128 << 10;
 
 fn admits(store: &MemoryStore, limit: Limit, subject: &str, cost: u32) -> bool {
-    let demand = Demand::new(limit, Key::new(subject).unwrap()).cost(cost);
+    let demand = Demand::new(limit, Key::new(subject).expect("a short key")).cost(cost);
     store.check(&Check::one(&demand)).allowed()
 }
 
@@ -35,22 +35,24 @@ fn a_flood_of_keys_stays_under_the_cap_and_forgets_nobody_at_a_limit() {
 
         assert!(admits(&store, at_limit, "at its limit", 1_000));
         let mut subject = String::new();
-        let mut admitted_lately = 0;
+        let mut admitted_late = 0;
         for number in 0..KEYS {
             subject.clear();
             write!(subject, "attacker {number}").unwrap();
             // Three keys of a flood come back, so that logs outgrow their slots too.
             let times = if number % 4 == 0 { 1 } else { 3 };
             for _ in 0..times {
-                clock.advance(Duration::from_micros(50));
+                clock.advance(Duration::from_micros(80));
                 let admitted = admits(&store, flooded, &subject, 1);
-                admitted_lately += usize::from(admitted && number >= KEYS / 10 * 9);
+                admitted_late += usize::from(admitted && number >= KEYS / 2);
             }
         }
         let peak = ALLOCATOR.peak_usage() - before;
         assert!(peak <= CAP_BYTES + BESIDE_THE_CAP_BYTES, "{text}: {peak} bytes at the peak");
-        assert!(!admits(&store, at_limit, "at its limit", 1), "{text}: forgotten");
+        // Minutes of a day bring back two or three units of a bucket, not a hundred.
+        assert!(!admits(&store, at_limit, "at its limit", 100), "{text}: forgotten");
         assert!(store.overflow_len() > 0, "{text}: the flood was meant to reach the cap");
-        assert!(admitted_lately > KEYS / 100, "{text}: only {admitted_lately} admitted at the end");
+        // Whenever counters expire, newcomers take their places; the shared counters alone would admit a tenth of this.
+        assert!(admitted_late > KEYS / 10, "{text}: only {admitted_late} admitted in the second half");
     }
 }

@@ -1,8 +1,9 @@
 //! Exact sliding windows beside the design of most tutorials: a sorted set per key, one script call per request.
 //!
-//! Both run on the same server with the same number of concurrent callers, each of whom asks, waits for the
-//! answer and asks again. The sorted set's callers share a connection too, and their requests are pipelined on it.
-//! What counts are the ratios: decisions per second, the server's CPU time per decision, its memory per admitted request.
+//! All run on the same server with the same number of concurrent callers, each of whom asks, waits for the
+//! answer and asks again. The sorted set is asked twice: by callers with a connection each, as with a pool, and by
+//! callers whose requests are pipelined on one connection. What counts are the ratios: decisions per second, the
+//! server's CPU time per decision, its memory per admitted request.
 //!
 //! ```text
 //! cargo bench -p tollgate-redis
@@ -34,54 +35,63 @@ return 1";
 
 type Waiting = (Vec<u8>, oneshot::Sender<bool>);
 
-/// One EVALSHA per request, pipelined on one connection.
+/// One EVALSHA per request, pipelined on as many connections.
 #[derive(Clone)]
 struct SortedSet {
-    requests: mpsc::Sender<Waiting>,
+    connections: Vec<mpsc::Sender<Waiting>>,
     sha: String,
 }
 
 impl SortedSet {
-    async fn new(server: &Server) -> SortedSet {
+    async fn new(server: &Server, connection_count: usize) -> SortedSet {
         let sha = server.command(&["SCRIPT", "LOAD", SORTED_SET]).text();
-        let stream = TcpStream::connect(server.addr()).await.expect("the server");
-        stream.set_nodelay(true).expect("a socket");
-        let (reader, mut writer) = stream.into_split();
-        let (requests, mut waiting) = mpsc::channel::<Waiting>(1024);
-        let (sent, mut unanswered) = mpsc::unbounded_channel::<oneshot::Sender<bool>>();
-        tokio::spawn(async move {
-            let mut works = Vec::new();
-            while waiting.recv_many(&mut works, 512).await > 0 {
-                let mut bytes = Vec::new();
-                for (request, waiter) in works.drain(..) {
-                    bytes.extend(request);
-                    sent.send(waiter).expect("the reader lives");
-                }
-                writer.write_all(&bytes).await.expect("the server");
-            }
-        });
-        tokio::spawn(async move {
-            let mut lines = BufReader::with_capacity(64 << 10, reader).lines();
-            while let Some(waiter) = unanswered.recv().await {
-                let line = lines.next_line().await.expect("the server").expect("a reply");
-                assert!(line.starts_with(':'), "{line}");
-                let _ = waiter.send(line == ":1");
-            }
-        });
-        SortedSet { requests, sha }
+        let mut connections = Vec::new();
+        for _ in 0..connection_count {
+            connections.push(pipelined(server).await);
+        }
+        SortedSet { connections, sha }
     }
 
-    async fn check(&self, subject: &str, limit: &Limit, member: &str) -> bool {
+    async fn check(&self, caller: usize, subject: &str, limit: &Limit, member: &str) -> bool {
         let (quota, window) = (limit.quota().to_string(), limit.window_us().to_string());
         let key = format!("sorted:{{{subject}}}:{window}");
-        let mut request = Vec::with_capacity(256);
+        let mut request = b"*7\r\n".to_vec();
         for part in ["EVALSHA", &self.sha, "1", &key, &quota, &window, member] {
             request.extend(format!("${}\r\n{part}\r\n", part.len()).into_bytes());
         }
         let (waiter, answer) = oneshot::channel();
-        self.requests.send(([b"*7\r\n".to_vec(), request].concat(), waiter)).await.expect("the writer lives");
+        let connection = &self.connections[caller % self.connections.len()];
+        connection.send((request, waiter)).await.expect("the writer lives");
         answer.await.expect("an answer")
     }
+}
+
+async fn pipelined(server: &Server) -> mpsc::Sender<Waiting> {
+    let stream = TcpStream::connect(server.addr()).await.expect("the server");
+    stream.set_nodelay(true).expect("a socket");
+    let (reader, mut writer) = stream.into_split();
+    let (requests, mut waiting) = mpsc::channel::<Waiting>(1024);
+    let (sent, mut unanswered) = mpsc::unbounded_channel::<oneshot::Sender<bool>>();
+    tokio::spawn(async move {
+        let mut works = Vec::new();
+        while waiting.recv_many(&mut works, 512).await > 0 {
+            let mut bytes = Vec::new();
+            for (request, waiter) in works.drain(..) {
+                bytes.extend(request);
+                sent.send(waiter).expect("the reader lives");
+            }
+            writer.write_all(&bytes).await.expect("the server");
+        }
+    });
+    tokio::spawn(async move {
+        let mut lines = BufReader::with_capacity(64 << 10, reader).lines();
+        while let Some(waiter) = unanswered.recv().await {
+            let line = lines.next_line().await.expect("the server").expect("a reply");
+            assert!(line.starts_with(':'), "{line}");
+            let _ = waiter.send(line == ":1");
+        }
+    });
+    requests
 }
 
 #[derive(Clone)]
@@ -91,9 +101,9 @@ enum Contestant {
 }
 
 impl Contestant {
-    async fn check(&self, subject: &str, limit: Limit, member: &str) -> bool {
+    async fn check(&self, caller: usize, subject: &str, limit: Limit, member: &str) -> bool {
         match self {
-            Contestant::SortedSet(set) => set.check(subject, &limit, member).await,
+            Contestant::SortedSet(set) => set.check(caller, subject, &limit, member).await,
             Contestant::Tollgate(store) => {
                 let demand = Demand::new(limit, Key::new(subject).expect("a short key"));
                 store.decide(&[Check::one(&demand)]).await.expect("a decision")[0].allowed()
@@ -111,7 +121,13 @@ struct Measured {
 
 /// All callers at once, until the time is over or each has asked so often.
 #[allow(clippy::disallowed_methods)] // a benchmark measures real time
-async fn run(server: &Server, contestant: &Contestant, limit: Limit, keys: Arc<dyn Fn(&mut Random) -> usize + Send + Sync>, asks_max: usize) -> Measured {
+async fn run(
+    server: &Server,
+    contestant: &Contestant,
+    limit: Limit,
+    keys: Arc<dyn Fn(&mut Random) -> usize + Send + Sync>,
+    asks_max: usize,
+) -> Measured {
     let (cpu_before, start) = (cpu_seconds(server), Instant::now());
     let callers: Vec<_> = (0..CALLERS)
         .map(|caller| {
@@ -122,7 +138,7 @@ async fn run(server: &Server, contestant: &Contestant, limit: Limit, keys: Arc<d
                 while decisions < asks_max as u64 && start.elapsed() < RUN {
                     let subject = format!("user:{}", keys(&mut random));
                     let member = format!("{caller}-{:016x}", random.next_u64());
-                    admitted += u64::from(contestant.check(&subject, limit, &member).await);
+                    admitted += u64::from(contestant.check(caller, &subject, limit, &member).await);
                     decisions += 1;
                 }
                 (decisions, admitted)
@@ -169,11 +185,18 @@ async fn main() {
     for brand in Brand::ALL {
         let server = Config::new(brand).start();
         let contestants = [
-            ("sorted set", Contestant::SortedSet(SortedSet::new(&server).await)),
-            ("tollgate", Contestant::Tollgate(RedisStore::builder(server.url()).call_timeout(Duration::from_secs(5)).build().expect("a store"))),
+            ("sorted set, a connection each", Contestant::SortedSet(SortedSet::new(&server, CALLERS).await)),
+            ("sorted set, pipelined", Contestant::SortedSet(SortedSet::new(&server, 1).await)),
+            (
+                "tollgate",
+                Contestant::Tollgate(
+                    RedisStore::builder(server.url()).call_timeout(Duration::from_secs(5)).build().expect("a store"),
+                ),
+            ),
         ];
         let limit: Limit = "100/min".parse().expect("a limit");
-        let uniform: Arc<dyn Fn(&mut Random) -> usize + Send + Sync> = Arc::new(|random| random.below(KEYS as u64) as usize);
+        let uniform: Arc<dyn Fn(&mut Random) -> usize + Send + Sync> =
+            Arc::new(|random| random.below(KEYS as u64) as usize);
         let skewed: Arc<dyn Fn(&mut Random) -> usize + Send + Sync> = Arc::new(zipf());
         for (name, keys) in [("uniform", uniform), ("zipf", skewed)] {
             println!("{brand}, {name} keys, {limit}, {CALLERS} callers");
@@ -189,7 +212,7 @@ async fn main() {
                 }
                 let (first_rate, first_cpu_us) = *first.get_or_insert((rate, cpu_us));
                 println!(
-                    "  {who:10}  {rate:9.0} decisions/s ({:.2}x)   {cpu_us:6.2} us of the server's CPU each ({:.2}x)   {:.0} % admitted",
+                    "  {who:29}  {rate:9.0} decisions/s ({:.2}x)   {cpu_us:6.2} us of the server's CPU each ({:.2}x)   {:.0} % admitted",
                     rate / first_rate,
                     cpu_us / first_cpu_us,
                     100.0 * measured.admitted as f64 / measured.decisions as f64,
@@ -210,7 +233,7 @@ async fn main() {
                 let measured = run(&server, contestant, limit, one_by_one, 200_000 / CALLERS).await;
                 let bytes = (info(&server, "memory", "used_memory") - before) / measured.admitted as f64;
                 let first_bytes = *first.get_or_insert(bytes);
-                println!("  {who:10}  {bytes:6.1} bytes per admitted request ({:.3}x)", bytes / first_bytes);
+                println!("  {who:29}  {bytes:6.1} bytes per admitted request ({:.3}x)", bytes / first_bytes);
             }
         }
     }

@@ -24,7 +24,7 @@ ARGV
     then per step either
          a limit line                     a check of that one limit
          check LIMITS [BANS [REPEAT]]     how many limits and ban keys it has (BANS 0 unless said), and how
-           and a line per limit           often to run it (once unless said): first come, first served
+           and a line per limit           often to run it (1 unless said, 1000 at most): first come, first served
          refund LIMITS
            and per limit its line, with the cost that was charged, and a receipt: AT RESET_AFTER, the time
            of the decision and the reset_after that it answered, both in microseconds
@@ -55,10 +55,8 @@ of them below 2^53, which a Lua number holds exactly. Change both or neither.
 
 local call, try, format, match, floor = redis.call, redis.pcall, string.format, string.match, math.floor
 
-local NEVER, FOREVER = -1, math.huge
-local TIME_MAX, WAIT_MAX, WHOLE_MAX = 2 ^ 52 - 1, 2 ^ 52 - 1, 2 ^ 53 - 1
-local QUOTA_MAX, EXACT_QUOTA_MAX, COST_MAX = 10000000, 1000, 2 ^ 32 - 1
-local WINDOW_MIN, WINDOW_MAX = 1000, 34560000000000
+-- Each function and each local that a function uses from outside is made anew at every call, so what few checks need is
+-- made inside what needs it.
 
 -- Lua prints 1.76e+15 for a time, and how Redis prints a number depends on its version: print it here.
 local function text_of(whole) return format('%.0f', whole) end
@@ -66,27 +64,25 @@ local function text_of(whole) return format('%.0f', whole) end
 -- nil unless the text is a whole number that a Lua number holds.
 local function whole_of(text)
     local number = tonumber(text)
-    if number and number >= 0 and number <= WHOLE_MAX and number % 1 == 0 then return number end
+    if number and number >= 0 and number < 2 ^ 53 and number % 1 == 0 then return number end
 end
 
 local function ceil_div(a, b) return a > 0 and floor((a - 1) / b) + 1 or 0 end
 
 local function fail(message) error({ err = message }) end
 
-local function foreign(what) return 'TOLLGATE_FOREIGN ' .. what end
-
 -- What to answer where a read has failed.
 local function unreadable(reply)
     if not reply.err then return end
     if not match(reply.err, '^WRONGTYPE') then fail(reply.err) end
-    return foreign('the key holds another type')
+    return 'TOLLGATE_FOREIGN the key holds another type'
 end
 
 local is_time_given = ARGV[1] ~= ''
 local now
 if is_time_given then
     now = whole_of(ARGV[1])
-    if not now or now > TIME_MAX then fail('TOLLGATE_ARGUMENT the time is 0 to 2^52 - 1 microseconds, or empty') end
+    if not now or now >= 2 ^ 52 then fail('TOLLGATE_ARGUMENT the time is 0 to 2^52 - 1 microseconds, or empty') end
 else
     local time = call('TIME')
     now = time[1] * 1000000 + time[2]
@@ -136,219 +132,219 @@ end
 -- A plain list whose newest entry is in the past, with nothing to drop, is what nearly every check meets: this is what
 -- the fields of a fresh state and the first branch of each function are for.
 
--- How the lifetime of a log's key is said: to the next multiple of 0.9 s. An admission that ends in the same
--- step as the one before it need not say it again, and none lives a second too long.
-local LIFE_STEP = 900000
+local function new_log()
+    local NEVER, FOREVER, EXACT_QUOTA_MAX = -1, math.huge, 1000
+    -- How the lifetime of a key is said: to the next multiple of 0.9 s. An admission that ends in the same step as
+    -- the one before it need not say it again, and no key lives a second too long.
+    local LIFE_STEP = 900000
+    local NOT_A_LOG = 'TOLLGATE_FOREIGN the list is not one of times and units'
 
-local NOT_A_LOG = foreign('the list is not one of times and units')
+    local function is_in_tick_of_now(time, limit) return floor(time / limit.tick) == floor(now / limit.tick) end
 
-local function number_at(key, index)
-    local number = tonumber(call('LINDEX', key, text_of(index)))
-    if not number or number % 1 ~= 0 then fail(NOT_A_LOG) end
-    return number
-end
-
-local function is_in_tick_of_now(time, limit) return floor(time / limit.tick) == floor(now / limit.tick) end
-
--- What a log needs less often.
-local function new_log_depths()
-    -- The entry of a counted list that begins with element `index`, and where the next one begins. Nothing if that
-    -- is behind the entries or replaced by our own.
-    local function entry_at(state, index)
-        local walk = state.walk
-        if not walk then
-            walk = { count = 0, chunk = 4 }
-            state.walk = walk
+    -- What a log needs less often.
+    local function new_depths()
+        local function number_at(key, index)
+            local number = tonumber(call('LINDEX', key, text_of(index)))
+            if not number or number % 1 ~= 0 then fail(NOT_A_LOG) end
+            return number
         end
-        while walk.count < index + 3 and not walk.is_whole do
-            local from, size = walk.count, walk.chunk
-            local chunk = call('LRANGE', state.key, text_of(from), text_of(from + size - 1))
-            local count = #chunk
-            for i = 1, count do walk[from + i] = tonumber(chunk[i]) or fail(NOT_A_LOG) end
-            walk.count, walk.is_whole, walk.chunk = from + count, count < size, size < 2048 and size * 4 or size
-        end
-        local time, units = walk[index + 1], walk[index + 2]
-        if index >= walk.count - 1 or time >= state.cut_time then return end
-        if units < 0 and index < walk.count - 2 then return time, -units, index + 2 end
-        return time, 1, index + 1
-    end
 
-    -- Makes one entry at now of all that is later than now and of the newest entry, if that is in now's tick.
-    local function gather(state, limit)
-        local looked, size, is_done = state.is_counted and 1 or 0, 8, false
-        local cut, units, entry_units, run_time = looked, 0, 1, nil
-        repeat
-            local chunk = call('LRANGE', state.key, text_of(-looked - size), text_of(-looked - 1))
-            is_done = #chunk < size
-            for i = #chunk, 1, -1 do
-                local number = tonumber(chunk[i]) or fail(NOT_A_LOG)
-                looked = looked + 1
-                if number < 0 then
-                    entry_units = -number
-                else
-                    if number <= now then
-                        if not is_in_tick_of_now(number, limit) or run_time and number ~= run_time then
-                            is_done = true
-                            break
+        -- The entry of a counted list that begins with element `index`, and where the next one begins. Nothing if that
+        -- is behind the entries or replaced by our own.
+        local function entry_at(state, index)
+            local walk = state.walk
+            if not walk then
+                walk = { count = 0, chunk = 4 }
+                state.walk = walk
+            end
+            while walk.count < index + 3 and not walk.is_whole do
+                local from, size = walk.count, walk.chunk
+                local chunk = call('LRANGE', state.key, text_of(from), text_of(from + size - 1))
+                local count = #chunk
+                for i = 1, count do walk[from + i] = tonumber(chunk[i]) or fail(NOT_A_LOG) end
+                walk.count, walk.is_whole, walk.chunk = from + count, count < size, size < 2048 and size * 4 or size
+            end
+            local time, units = walk[index + 1], walk[index + 2]
+            if index >= walk.count - 1 or time >= state.cut_time then return end
+            if units < 0 and index < walk.count - 2 then return time, -units, index + 2 end
+            return time, 1, index + 1
+        end
+
+        -- Makes one entry at now of all that is later than now and of the newest entry, if that is in now's tick.
+        local function gather(state, limit)
+            local looked, size, is_done = state.is_counted and 1 or 0, 8, false
+            local cut, units, entry_units, run_time = looked, 0, 1, nil
+            repeat
+                local chunk = call('LRANGE', state.key, text_of(-looked - size), text_of(-looked - 1))
+                is_done = #chunk < size
+                for i = #chunk, 1, -1 do
+                    local number = tonumber(chunk[i]) or fail(NOT_A_LOG)
+                    looked = looked + 1
+                    if number < 0 then
+                        entry_units = -number
+                    else
+                        if number <= now then
+                            if not is_in_tick_of_now(number, limit) or run_time and number ~= run_time then
+                                is_done = true
+                                break
+                            end
+                            run_time = number
                         end
-                        run_time = number
+                        cut, units, entry_units, state.cut_time = looked, units + entry_units, 1, number
                     end
-                    cut, units, entry_units, state.cut_time = looked, units + entry_units, 1, number
                 end
-            end
-            size = size < 2048 and size * 4 or size
-        until is_done
-        state.cut, state.units, state.time = cut, units, now
-        if state.oldest >= state.cut_time then state.oldest = now end
-    end
-
-    local function forget_counted(state, left_until)
-        local time, units, after = entry_at(state, 0)
-        while time and time <= left_until do
-            state.total, state.dropped = state.total - units, after
-            time, units, after = entry_at(state, after)
+                size = size < 2048 and size * 4 or size
+            until is_done
+            state.cut, state.units, state.time = cut, units, now
+            if state.oldest >= state.cut_time then state.oldest = now end
         end
-        state.oldest = time or state.time
-    end
 
-    -- In a plain list times ascend and nothing must be added up: by doubling steps, then by halving.
-    local function forget_plain(state, left_until)
-        -- What is before `low` has left, `high` has not.
-        local low, high, step, oldest = 1, state.length - 1, 1, state.time
-        while low < high do
-            local probe = low + step - 1
-            if probe >= high then probe = floor((low + high) / 2) end
-            local time = number_at(state.key, probe)
-            if time > left_until then
-                high, oldest, step = probe, time, 1
-            else
-                low, step = probe + 1, step * 2
-            end
-        end
-        state.dropped, state.total = low, state.length - low
-        if oldest >= (state.cut_time or FOREVER) then oldest = state.time end
-        state.oldest = oldest
-    end
-
-    -- When the entry goes with which `units` have left, the oldest first.
-    local function time_of(state, units)
-        if not state.is_counted then
-            local index = (state.dropped or 0) + units - 1
-            return index < (state.length or 0) - (state.cut or 0) and number_at(state.key, index) or state.time
-        end
-        local index, time, entry_units = state.dropped or 0, nil, nil
-        repeat
-            time, entry_units, index = entry_at(state, index)
-            units = units - (entry_units or units)
-        until units <= 0
-        return time or state.time
-    end
-
-    -- Takes units from the oldest entries, at last from our own.
-    local function take_oldest(state, excess)
-        state.total = state.total - excess
-        local dropped, oldest = state.dropped or 0, nil
-        if state.is_counted then
-            local time, units, after = entry_at(state, dropped)
-            while time and units <= excess do
-                dropped, excess, state.is_oldest_cut = after, excess - units, false
+        local function forget_counted(state, left_until)
+            local time, units, after = entry_at(state, 0)
+            while time and time <= left_until do
+                state.total, state.dropped = state.total - units, after
                 time, units, after = entry_at(state, after)
             end
-            if time and excess > 0 then
-                state.walk[dropped + 2], state.is_oldest_cut, excess = excess - units, true, 0
-            end
-            oldest = time
-        else
-            local kept = (state.length or 0) - (state.cut or 0) - dropped
-            local taken = kept < excess and kept or excess
-            dropped, excess = dropped + taken, excess - taken
-            oldest = taken < kept and number_at(state.key, dropped)
+            state.oldest = time or state.time
         end
-        state.dropped, state.units, state.oldest = dropped, state.units - excess, oldest or state.time
-    end
 
-    -- Our entry as elements, and the total where the list is counted. A few units are so many times.
-    local function tail_of(state)
-        local tail, units = {}, state.units
-        if not state.is_counted and units <= 16 and state.limit.tick == 1 then
-            for i = 1, units do tail[i] = now_text end
+        -- In a plain list times ascend and nothing must be added up: by doubling steps, then by halving.
+        local function forget_plain(state, left_until)
+            -- What is before `low` has left, `high` has not.
+            local low, high, step, oldest = 1, state.length - 1, 1, state.time
+            while low < high do
+                local probe = low + step - 1
+                if probe >= high then probe = floor((low + high) / 2) end
+                local time = number_at(state.key, probe)
+                if time > left_until then
+                    high, oldest, step = probe, time, 1
+                else
+                    low, step = probe + 1, step * 2
+                end
+            end
+            state.dropped, state.total = low, state.length - low
+            if oldest >= (state.cut_time or FOREVER) then oldest = state.time end
+            state.oldest = oldest
+        end
+
+        -- When the entry goes with which `units` have left, the oldest first.
+        local function time_of(state, units)
+            if not state.is_counted then
+                local index = (state.dropped or 0) + units - 1
+                return index < (state.length or 0) - (state.cut or 0) and number_at(state.key, index) or state.time
+            end
+            local index, time, entry_units = state.dropped or 0, nil, nil
+            repeat
+                time, entry_units, index = entry_at(state, index)
+                units = units - (entry_units or units)
+            until units <= 0
+            return time or state.time
+        end
+
+        -- Takes units from the oldest entries, at last from our own.
+        local function take_oldest(state, excess)
+            state.total = state.total - excess
+            local dropped, oldest = state.dropped or 0, nil
+            if state.is_counted then
+                local time, units, after = entry_at(state, dropped)
+                while time and units <= excess do
+                    dropped, excess, state.is_oldest_cut = after, excess - units, false
+                    time, units, after = entry_at(state, after)
+                end
+                if time and excess > 0 then
+                    state.walk[dropped + 2], state.is_oldest_cut, excess = excess - units, true, 0
+                end
+                oldest = time
+            else
+                local kept = (state.length or 0) - (state.cut or 0) - dropped
+                local taken = kept < excess and kept or excess
+                dropped, excess = dropped + taken, excess - taken
+                oldest = taken < kept and number_at(state.key, dropped)
+            end
+            state.dropped, state.units, state.oldest = dropped, state.units - excess, oldest or state.time
+        end
+
+        -- Our entry as elements, and the total where the list is counted. A few units are so many times.
+        local function tail_of(state)
+            local tail, units = {}, state.units
+            if not state.is_counted and units <= 4 and state.limit.tick == 1 then
+                for i = 1, units do tail[i] = now_text end
+                return tail
+            end
+            tail[1] = now_text
+            if units > 1 then tail[2] = text_of(-units) end
+            tail[#tail + 1] = text_of(-state.total)
             return tail
         end
-        tail[1] = now_text
-        if units > 1 then tail[2] = text_of(-units) end
-        tail[#tail + 1] = text_of(-state.total)
-        return tail
-    end
 
-    local function grow(state)
-        local key, cut, tail = state.key, state.is_stale and 0 or state.cut or 0, tail_of(state)
-        local count, dropped = #tail, state.dropped or 0
-        if state.is_oldest_cut then call('LSET', key, text_of(dropped + 1), text_of(state.walk[dropped + 2])) end
-        for i = 1, cut < count and cut or count do call('LSET', key, text_of(i - 1 - cut), tail[i]) end
-        if count > cut then call('RPUSH', key, unpack(tail, cut + 1)) end
-        state.tail_count, state.surplus = count, cut > count and cut - count or 0
-    end
-
-    -- The last element that belongs to an entry at or before a tick. Times ascend, so by halving.
-    local function find(key, limit, tick, count)
-        local low, high = 0, count
-        while low < high do
-            local middle = floor((low + high) / 2)
-            local number = number_at(key, middle)
-            if number < 0 then number = number_at(key, middle - 1) end
-            if floor(number / limit.tick) <= tick then low = middle + 1 else high = middle end
+        local function grow(state)
+            local key, cut, tail = state.key, state.is_stale and 0 or state.cut or 0, tail_of(state)
+            local count, dropped = #tail, state.dropped or 0
+            if state.is_oldest_cut then call('LSET', key, text_of(dropped + 1), text_of(state.walk[dropped + 2])) end
+            for i = 1, cut < count and cut or count do call('LSET', key, text_of(i - 1 - cut), tail[i]) end
+            if count > cut then call('RPUSH', key, unpack(tail, cut + 1)) end
+            state.tail_count, state.surplus = count, cut > count and cut - count or 0
         end
-        return low - 1
-    end
 
-    -- Takes up to `left` units from the entry of a counted list that ends with element `index`. How many it took.
-    local function take_from(key, index, left)
-        local entry_time, taken, emptied = nil, 0, 0
-        while index >= 0 and left > taken do
-            local units, width, number = 1, 1, number_at(key, index)
-            if number < 0 then units, width, number = -number, 2, number_at(key, index - 1) end
-            if entry_time and number ~= entry_time then break end
-            entry_time = number
-            if units > left - taken then
-                call('LSET', key, text_of(index), text_of(left - taken - units))
-                taken = left
-            else
-                for i = index - width + 1, index do call('LSET', key, text_of(i), '') end
-                taken, emptied = taken + units, emptied + width
+        -- The last element that belongs to an entry at or before a tick. Times ascend, so by halving.
+        local function find(key, limit, tick, count)
+            local low, high = 0, count
+            while low < high do
+                local middle = floor((low + high) / 2)
+                local number = number_at(key, middle)
+                if number < 0 then number = number_at(key, middle - 1) end
+                if floor(number / limit.tick) <= tick then low = middle + 1 else high = middle end
             end
-            index = index - width
+            return low - 1
         end
-        if emptied > 0 then call('LREM', key, '0', '') end
-        return taken
+
+        -- Takes up to `left` units from the entry of a counted list that ends with element `index`. How many it took.
+        local function take_from(key, index, left)
+            local entry_time, taken, emptied = nil, 0, 0
+            while index >= 0 and left > taken do
+                local units, width, number = 1, 1, number_at(key, index)
+                if number < 0 then units, width, number = -number, 2, number_at(key, index - 1) end
+                if entry_time and number ~= entry_time then break end
+                entry_time = number
+                if units > left - taken then
+                    call('LSET', key, text_of(index), text_of(left - taken - units))
+                    taken = left
+                else
+                    for i = index - width + 1, index do call('LSET', key, text_of(i), '') end
+                    taken, emptied = taken + units, emptied + width
+                end
+                index = index - width
+            end
+            if emptied > 0 then call('LREM', key, '0', '') end
+            return taken
+        end
+
+        -- Takes up to the limit's cost from the newest entry of a tick. False if nothing is left of the list.
+        local function give_back(key, limit, tick)
+            local length, last = call('LLEN', key), number_at(key, -1)
+            local index = find(key, limit, tick, last < 0 and length - 1 or length)
+            local number = index >= 0 and number_at(key, index)
+            if number and number < 0 then number = number_at(key, index - 1) end
+            if not number or floor(number / limit.tick) ~= tick then return true end
+            if last >= 0 then return call('LREM', key, text_of(-limit.cost), text_of(number)) < length end
+            local total = -last - take_from(key, index, limit.cost)
+            if total == 0 then
+                call('DEL', key)
+                return false
+            end
+            call('LSET', key, '-1', text_of(-total))
+            return true
+        end
+
+        return {
+            gather = gather, forget_counted = forget_counted, forget_plain = forget_plain, time_of = time_of,
+            take_oldest = take_oldest, grow = grow, give_back = give_back,
+        }
     end
 
-    -- Takes up to the limit's cost from the newest entry of a tick. False if nothing is left of the list.
-    local function give_back(key, limit, tick)
-        local length, last = call('LLEN', key), number_at(key, -1)
-        local index = find(key, limit, tick, last < 0 and length - 1 or length)
-        local number = index >= 0 and number_at(key, index)
-        if number and number < 0 then number = number_at(key, index - 1) end
-        if not number or floor(number / limit.tick) ~= tick then return true end
-        if last >= 0 then return call('LREM', key, text_of(-limit.cost), text_of(number)) < length end
-        local total = -last - take_from(key, index, limit.cost)
-        if total == 0 then
-            call('DEL', key)
-            return false
-        end
-        call('LSET', key, '-1', text_of(-total))
-        return true
-    end
-
-    return {
-        gather = gather, forget_counted = forget_counted, forget_plain = forget_plain, time_of = time_of,
-        take_oldest = take_oldest, grow = grow, give_back = give_back,
-    }
-end
-
-local function new_log()
     local depths
     local function deep()
-        depths = depths or new_log_depths()
+        depths = depths or new_depths()
         return depths
     end
 
@@ -419,6 +415,7 @@ local function new_log()
         if time == now or time and limit.tick > 1 and is_in_tick_of_now(time, limit) then
             if not state.units then deep().gather(state, limit) end
             state.units = state.units + units
+            if state.change == 'written within its life' then how = state.change end
         else
             state.time, state.units = now, units
             if not time then
@@ -490,15 +487,27 @@ local function new_log()
         if left and left.time then live(key, left.time, limit.window) end
     end
 
+    local function shape(limit)
+        if limit.algorithm == 'sliding' and limit.quota > EXACT_QUOTA_MAX then
+            limit.tick = ceil_div(limit.window, EXACT_QUOTA_MAX)
+        end
+        -- An entry since then has said already how long the key lives.
+        local can_stand = limit.is_window_fixed and not is_time_given
+        limit.said_from = can_stand and floor((now + limit.window) / LIFE_STEP) * LIFE_STEP - limit.window or FOREVER
+    end
+
     return {
-        load = load, serves = serves, fits = fits, peek = peek, admit = admit, refuse = refuse,
+        shape = shape, load = load, serves = serves, fits = fits, peek = peek, admit = admit, refuse = refuse,
         refund = refund, grow = grow, shrink = shrink,
     }
 end
 
 -- ── pair: sliding-counter, fixed-window ──────────────────────────────────────────────────────────────
 local function new_pair()
+    local NEVER, QUOTA_MAX = -1, 10000000
     local pair = {}
+
+    function pair.shape(limit) limit.weighs_previous = limit.algorithm == 'sliding-counter' end
 
     local function advance(state, window, quota)
         local start = now - now % window
@@ -556,9 +565,9 @@ local function new_pair()
         if text.err then return nil, unreadable(text) end
         local start, window, current, previous = match(text, '^(%d+) (%d+) (%d+) (%d+)$')
         start, window, current, previous = whole_of(start), whole_of(window), whole_of(current), whole_of(previous)
-        if not (start and window and current and previous) or window < WINDOW_MIN or window > WINDOW_MAX
+        if not (start and window and current and previous) or window == 0
             or current > QUOTA_MAX or previous > QUOTA_MAX then
-            return nil, foreign('the string is not start, window, current, previous')
+            return nil, 'TOLLGATE_FOREIGN the string is not start, window, current, previous'
         end
         return { limit = limit, key = key, change = false, start = start, window = window, current = current, previous = previous }
     end
@@ -643,13 +652,13 @@ local function new_pair()
     end
 
     function pair.grow(state)
-        if state.reset_after == 0 then return end
+        if state.current + state.previous == 0 then return end
         local text = format('%.0f %.0f %.0f %.0f', state.start, state.window, state.current, state.previous)
         call('SET', state.key, text, 'PX', ttl_of(state.reset_after))
     end
 
     function pair.shrink(state)
-        if state.reset_after == 0 then call('DEL', state.key) end
+        if state.current + state.previous == 0 then call('DEL', state.key) end
     end
 
     return pair
@@ -657,7 +666,15 @@ end
 
 -- ── bucket: token-bucket, leaky-bucket ───────────────────────────────────────────────────────────────
 local function new_bucket()
+    local NEVER, WAIT_MAX = -1, 2 ^ 52 - 1
     local bucket = {}
+
+    function bucket.shape(limit, capacity)
+        limit.cost_max, limit.spaces = capacity, limit.algorithm == 'leaky-bucket'
+        limit.capacity = limit.spaces and capacity + 1 or capacity
+        limit.grain = floor(limit.capacity * ceil_div(limit.window, 1048576) / 8500000000) + 1
+        limit.parts = ceil_div(limit.window, limit.grain)
+    end
 
     local function view(state, limit)
         if state.viewed == limit then return end
@@ -693,7 +710,7 @@ local function new_bucket()
         if text.err then return nil, unreadable(text) end
         local time, level, scale = match(text, '^(%d+) (%d+) (%d+)$')
         time, level, scale = whole_of(time), whole_of(level), whole_of(scale)
-        if not (time and level and scale) or scale < 1 then return nil, foreign('the string is not time, level, scale') end
+        if not (time and level and scale) or scale < 1 then return nil, 'TOLLGATE_FOREIGN the string is not time, level, scale' end
         return { limit = limit, key = key, change = false, time = time, level = level, scale = scale }
     end
 
@@ -784,51 +801,31 @@ end
 
 -- ── limits ───────────────────────────────────────────────────────────────────────────────────────────
 
--- A state machine is made when the first limit of the call needs it: making functions costs time, too.
-local machines = {}
+-- A state machine is made when the first limit of the call needs it.
 local makers = {
     ['sliding'] = new_log, ['sliding-log'] = new_log,
     ['sliding-counter'] = new_pair, ['fixed-window'] = new_pair,
     ['token-bucket'] = new_bucket, ['leaky-bucket'] = new_bucket,
 }
+-- By line: most lines of a batch are the same text. And by maker: its state machine.
+local limits = {}
 
--- What the state machine wants to know of a limit, worked out once.
-local function shape(limit, maker, capacity)
-    local algorithm, quota, window = limit.algorithm, limit.quota, limit.window
-    if maker == new_log then
-        if algorithm == 'sliding' and quota > EXACT_QUOTA_MAX then limit.tick = ceil_div(window, EXACT_QUOTA_MAX) end
-        -- An entry since then has said already how long the key lives.
-        if limit.is_window_fixed and not is_time_given then
-            limit.said_from = floor((now + window) / LIFE_STEP) * LIFE_STEP - window
-        end
-    elseif maker == new_pair then
-        limit.weighs_previous = algorithm == 'sliding-counter'
-    else
-        limit.cost_max, limit.spaces = capacity, algorithm == 'leaky-bucket'
-        limit.capacity = limit.spaces and capacity + 1 or capacity
-        limit.grain = floor(limit.capacity * ceil_div(window, 1048576) / 8500000000) + 1
-        limit.parts = ceil_div(window, limit.grain)
-    end
-    machines[maker] = machines[maker] or maker()
-    limit.machine = machines[maker]
-    return limit
-end
-
-local function parse_limit(text)
+local function limit_of(text)
+    if limits[text] then return limits[text] end
     local algorithm, quota, window, cost, options = match(text or '', '^(%S+) (%d+) (%d+) (%d+)(.*)$')
-    local maker = makers[algorithm]
+    local maker, quota_max = makers[algorithm], algorithm == 'sliding-log' and 100000 or 10000000
     if not maker then fail('TOLLGATE_ARGUMENT a limit line is ALGORITHM QUOTA WINDOW_US COST and options') end
     quota, window, cost = whole_of(quota), whole_of(window), whole_of(cost)
-    local quota_max = algorithm == 'sliding-log' and 100000 or QUOTA_MAX
     if not quota or quota < 1 or quota > quota_max then
         fail(format('TOLLGATE_ARGUMENT a quota of %s is 1 to %d', algorithm, quota_max))
-    elseif not window or window < WINDOW_MIN or window > WINDOW_MAX then
+    elseif not window or window < 1000 or window > 34560000000000 then
         fail('TOLLGATE_ARGUMENT a window is 1000 to 34560000000000 microseconds')
-    elseif not cost or cost > COST_MAX then
+    elseif not cost or cost >= 2 ^ 32 then
         fail('TOLLGATE_ARGUMENT a cost is 0 to 4294967295')
     end
+    local machine = limits[maker] or maker()
     local limit = {
-        algorithm = algorithm, quota = quota, window = window, cost = cost, machine = false, tick = 1, said_from = FOREVER,
+        machine = machine, algorithm = algorithm, quota = quota, window = window, cost = cost, tick = 1, said_from = 0,
         is_window_fixed = options == ' window=fixed', count_denied = false,
     }
     local capacity = quota
@@ -840,20 +837,14 @@ local function parse_limit(text)
         elseif name == 'count_denied' and (number == 0 or number == 1) then
             limit.count_denied = number == 1
         elseif (name == 'burst' and algorithm == 'token-bucket' or name == 'queue' and algorithm == 'leaky-bucket')
-            and number and number >= 1 and number <= QUOTA_MAX then
+            and number and number >= 1 and number <= 10000000 then
             capacity = number
         else
             fail('TOLLGATE_ARGUMENT options are burst= (token-bucket) and queue= (leaky-bucket), 1 to 10000000, count_denied=1, window=fixed')
         end
     end
-    return shape(limit, maker, capacity)
-end
-
--- Most lines of a batch are the same text: parsed once.
-local limits = {}
-local function limit_of(text)
-    local limit = limits[text] or parse_limit(text)
-    limits[text] = limit
+    machine.shape(limit, capacity)
+    limits[maker], limits[text] = machine, limit
     return limit
 end
 
@@ -866,7 +857,7 @@ local function next_state(limit)
     if state then
         local machine = limit.machine
         if state.limit == limit then return state end
-        if state.limit.machine ~= machine then return nil, foreign('one key is used by limits of different kinds') end
+        if state.limit.machine ~= machine then return nil, 'TOLLGATE_FOREIGN one key is used by limits of different kinds' end
         if machine.serves(state, limit) then return state end
         -- Two windows on one counter in one call: the second reads what the first has left.
         if state.change then write(state) end
@@ -912,119 +903,125 @@ local function check_one(limit, repeats)
     reply[head], reply_count = results, at
 end
 
--- A check of several limits: all are looked at before any is charged.
-local function check_several(count, repeats)
-    local head, line_limits, line_states, problem = reply_count + 1, {}, {}, nil
-    reply_count = head
-    for j = 1, count do
-        local trouble
-        line_limits[j] = limit_of(ARGV[arg_at + j])
-        line_states[j], trouble = next_state(line_limits[j])
-        problem = problem or trouble
-    end
-    arg_at = arg_at + count
-    if problem then
-        reply[head] = { err = problem }
-        return
-    end
-    local at, results, may_change = head, 0, false
-    repeat
-        local is_admitted = true
-        may_change = false
+-- Steps that begin with a head. Returned is what finds the step for a head.
+local function new_steps()
+    -- A check of several limits: all are looked at before any is charged.
+    local function check_several(count, repeats)
+        local head, line_limits, line_states, problem = reply_count + 1, {}, {}, nil
+        reply_count = head
         for j = 1, count do
-            local limit = line_limits[j]
-            local fits = limit.cost == 0 or limit.machine.fits(line_states[j], limit, limit.cost)
-            reply[at + 5 * j - 4], is_admitted = fits and 1 or 0, is_admitted and fits
+            local trouble
+            line_limits[j] = limit_of(ARGV[arg_at + j])
+            line_states[j], trouble = next_state(line_limits[j])
+            problem = problem or trouble
         end
-        for j = 1, count do
-            local limit, state = line_limits[j], line_states[j]
-            local machine, cost, decide = limit.machine, limit.cost, nil
-            if cost == 0 then
-                decide = machine.peek
-            elseif is_admitted then
-                decide, may_change = machine.admit, true
-            else
-                decide, may_change = machine.refuse, may_change or limit.count_denied
+        arg_at = arg_at + count
+        if problem then
+            reply[head] = { err = problem }
+            return
+        end
+        local at, results, may_change = head, 0, false
+        repeat
+            local is_admitted = true
+            may_change = false
+            for j = 1, count do
+                local limit = line_limits[j]
+                local fits = limit.cost == 0 or limit.machine.fits(line_states[j], limit, limit.cost)
+                reply[at + 5 * j - 4], is_admitted = fits and 1 or 0, is_admitted and fits
             end
-            reply[at + 3], reply[at + 2], reply[at + 4], reply[at + 5] = decide(state, limit, cost)
-            at = at + 5
+            for j = 1, count do
+                local limit, state = line_limits[j], line_states[j]
+                local machine, cost, decide = limit.machine, limit.cost, nil
+                if cost == 0 then
+                    decide = machine.peek
+                elseif is_admitted then
+                    decide, may_change = machine.admit, true
+                else
+                    decide, may_change = machine.refuse, may_change or limit.count_denied
+                end
+                reply[at + 3], reply[at + 2], reply[at + 4], reply[at + 5] = decide(state, limit, cost)
+                at = at + 5
+            end
+            results = results + 1
+        until not may_change or results >= repeats
+        reply[head], reply_count = results, at
+    end
+
+    -- The longest ban among the next `count` keys in microseconds, or nothing.
+    local function banned_for(count)
+        local longest
+        for _ = 1, count do
+            key_at = key_at + 1
+            local ms = call('PTTL', KEYS[key_at])
+            if ms == -1 then
+                longest = -1
+            elseif ms >= 0 and longest ~= -1 and ms * 1000 >= (longest or 0) then
+                longest = ms * 1000
+            end
         end
-        results = results + 1
-    until not may_change or results >= repeats
-    reply[head], reply_count = results, at
-end
+        return longest
+    end
 
--- The longest ban among the next `count` keys in microseconds, or nothing.
-local function banned_for(count)
-    local longest
-    for _ = 1, count do
-        key_at = key_at + 1
-        local ms = call('PTTL', KEYS[key_at])
-        if ms == -1 then
-            longest = NEVER
-        elseif ms >= 0 and longest ~= NEVER and ms * 1000 >= (longest or 0) then
-            longest = ms * 1000
+    local function check(head)
+        local ban = head.bans > 0 and banned_for(head.bans)
+        if ban then
+            key_at, arg_at = key_at + head.count, arg_at + head.count
+            reply[reply_count + 1], reply[reply_count + 2], reply_count = 0, ban, reply_count + 2
+        elseif head.count == 1 then
+            arg_at = arg_at + 1
+            check_one(limit_of(ARGV[arg_at]), head.repeats)
+        else
+            check_several(head.count, head.repeats)
         end
     end
-    return longest
-end
 
-local function check(head)
-    local ban = head.bans > 0 and banned_for(head.bans)
-    if ban then
-        key_at, arg_at = key_at + head.count, arg_at + head.count
-        reply[reply_count + 1], reply[reply_count + 2], reply_count = 0, ban, reply_count + 2
-    elseif head.count == 1 then
-        arg_at = arg_at + 1
-        check_one(limit_of(ARGV[arg_at]), head.repeats)
-    else
-        check_several(head.count, head.repeats)
+    local function refund(head)
+        local lines, problem = {}, nil
+        for j = 1, head.count do
+            local limit = limit_of(ARGV[arg_at + 1])
+            local state, trouble = next_state(limit)
+            local at, reset_after = match(ARGV[arg_at + 2] or '', '^(%d+) (%d+)$')
+            at, reset_after = whole_of(at), whole_of(reset_after)
+            if not at or not reset_after then fail('TOLLGATE_ARGUMENT a receipt is AT RESET_AFTER in microseconds') end
+            problem, arg_at = problem or trouble, arg_at + 2
+            lines[j] = { limit = limit, state = state, at = at, reset_after = reset_after }
+        end
+        reply_count = reply_count + 1
+        reply[reply_count] = problem and { err = problem } or 1
+        for j = 1, problem and 0 or head.count do
+            local line = lines[j]
+            if line.limit.cost > 0 then line.limit.machine.refund(line.state, line.limit, line.at, line.reset_after) end
+        end
     end
-end
 
-local function refund(head)
-    local lines, problem = {}, nil
-    for j = 1, head.count do
-        local limit = limit_of(ARGV[arg_at + 1])
-        local state, trouble = next_state(limit)
-        local at, reset_after = match(ARGV[arg_at + 2] or '', '^(%d+) (%d+)$')
-        at, reset_after = whole_of(at), whole_of(reset_after)
-        if not at or not reset_after then fail('TOLLGATE_ARGUMENT a receipt is AT RESET_AFTER in microseconds') end
-        problem, arg_at = problem or trouble, arg_at + 2
-        lines[j] = { limit = limit, state = state, at = at, reset_after = reset_after }
+    local heads, first_verb = {}, nil
+    local function head_of(text)
+        local head = heads[text]
+        if head then return head end
+        local verb, count, bans, repeats = match(text, '^([cr]%a+) (%d+) ?(%d*) ?(%d*)$')
+        count = tonumber(count)
+        bans, repeats = tonumber(bans) or 0, tonumber(repeats) or 1
+        if not count or count < 1 or repeats < 1 or repeats > 1000 or verb ~= 'check' and verb ~= 'refund' then
+            fail('TOLLGATE_ARGUMENT a step is a limit line, check LIMITS [BANS [REPEAT]] with a REPEAT of 1 to 1000, or refund LIMITS')
+        end
+        head = { run = verb == 'check' and check or refund, count = count, bans = bans, repeats = repeats }
+        first_verb = first_verb or verb
+        if verb ~= first_verb then fail('TOLLGATE_ARGUMENT a call holds checks or refunds, not both') end
+        heads[text] = head
+        return head
     end
-    reply_count = reply_count + 1
-    reply[reply_count] = problem and { err = problem } or 1
-    for j = 1, problem and 0 or head.count do
-        local line = lines[j]
-        if line.limit.cost > 0 then line.limit.machine.refund(line.state, line.limit, line.at, line.reset_after) end
-    end
+
+    return head_of
 end
 
-local heads, first_verb = {}, nil
-local function head_of(text)
-    local head = heads[text]
-    if head then return head end
-    local verb, count, bans, repeats = match(text, '^([cr]%a+) (%d+) ?(%d*) ?(%d*)$')
-    count = tonumber(count)
-    if not count or count < 1 or verb ~= 'check' and verb ~= 'refund' then return end
-    head = {
-        run = verb == 'check' and check or refund,
-        count = count, bans = tonumber(bans) or 0, repeats = tonumber(repeats) or 1,
-    }
-    first_verb = first_verb or verb
-    if verb ~= first_verb then fail('TOLLGATE_ARGUMENT a call holds checks or refunds, not both') end
-    heads[text] = head
-    return head
-end
-
-local steps = 0
+local steps, head_of = 0, nil
 while arg_at < arg_count do
     arg_at, steps = arg_at + 1, steps + 1
     local text = ARGV[arg_at]
     local limit = limits[text]
-    local head = not limit and head_of(text)
-    if head then
+    if not limit and match(text, '^[cr]') then
+        head_of = head_of or new_steps()
+        local head = head_of(text)
         head.run(head)
     else
         check_one(limit or limit_of(text), 1)

@@ -12,7 +12,7 @@ pub(crate) type Answer = Result<Vec<Decision>, Fault>;
 /// The answers to a call of checks, one per step: its results in order. Where a step was to be repeated more often than
 /// it has results, the last one stands for the rest.
 pub(crate) fn of_checks(reply: Reply, steps: &[(&Step, usize)]) -> Result<Vec<Answer>, Fault> {
-    let (at, mut numbers) = open(reply, steps)?;
+    let (at, mut numbers) = open(reply)?;
     let mut answers = Vec::with_capacity(steps.len());
     for (step, repeat) in steps {
         let answer = match numbers.next() {
@@ -31,7 +31,7 @@ pub(crate) fn of_checks(reply: Reply, steps: &[(&Step, usize)]) -> Result<Vec<An
 
 /// The answers to a call of refunds, one per step.
 pub(crate) fn of_refunds(reply: Reply, steps: &[(&Step, usize)]) -> Result<Vec<Result<(), Fault>>, Fault> {
-    let (_, mut numbers) = open(reply, steps)?;
+    let (_, mut numbers) = open(reply)?;
     let mut answers = Vec::with_capacity(steps.len());
     for _ in steps {
         answers.push(match numbers.next() {
@@ -45,15 +45,10 @@ pub(crate) fn of_refunds(reply: Reply, steps: &[(&Step, usize)]) -> Result<Vec<R
 
 type Numbers = std::vec::IntoIter<Reply>;
 
-/// The time of the call, and the rest of its reply. An error that stands for the whole call is its only step's, or nobody was run.
-fn open(reply: Reply, steps: &[(&Step, usize)]) -> Result<(Timestamp, Numbers), Fault> {
+/// The time of the call, and the rest of its reply. If an error stands for all of it, nothing was written.
+fn open(reply: Reply) -> Result<(Timestamp, Numbers), Fault> {
     match reply {
-        Reply::Error(message) => {
-            let fault = Fault::of_reply(&message);
-            // Only the step itself can have met something foreign, unless the script gave up as a whole.
-            debug_assert!(fault.kind != Kind::Foreign || !steps.is_empty());
-            Err(fault)
-        }
+        Reply::Error(message) => Err(Fault::of_reply(&message)),
         Reply::List(list) => {
             let mut numbers = list.into_iter();
             match numbers.next() {

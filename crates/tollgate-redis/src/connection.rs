@@ -13,12 +13,13 @@ use tollgate_core::StoreErrorKind as Kind;
 use crate::fault::Fault;
 use crate::reply::Reply;
 use crate::request::push_command;
+use crate::tls::Tls;
 use crate::url::Endpoint;
 
 /// The largest reply we expect is a full batch, some 100 kB.
 const INBOX_BYTES_MAX: usize = 8 << 20;
 
-trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
+pub(crate) trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
 impl<S: AsyncRead + AsyncWrite + Unpin + Send> Stream for S {}
 
 pub(crate) struct Connection {
@@ -29,11 +30,14 @@ pub(crate) struct Connection {
 
 impl Connection {
     /// Connects, logs in, chooses the database, loads the script, and makes sure that this is no replica.
-    pub(crate) async fn open(endpoint: &Endpoint, script: &str) -> Result<Connection, Fault> {
+    pub(crate) async fn open(endpoint: &Endpoint, tls: Option<&Tls>, script: &str) -> Result<Connection, Fault> {
         let unreachable = |_| Fault::new(Kind::Unreachable, "the server cannot be reached");
         let tcp = TcpStream::connect((endpoint.host.as_str(), endpoint.port)).await.map_err(unreachable)?;
         tcp.set_nodelay(true).map_err(unreachable)?;
-        let stream: Box<dyn Stream> = if endpoint.is_tls { tls::wrap(tcp, endpoint).await? } else { Box::new(tcp) };
+        let stream: Box<dyn Stream> = match tls {
+            Some(tls) => tls.wrap(tcp, &endpoint.host).await?,
+            None => Box::new(tcp),
+        };
         let mut connection = Connection { stream, inbox: Vec::new(), script_sha: String::new() };
         connection.greet(endpoint, script).await.map_err(|fault| match fault.kind {
             // No check has been sent yet.
@@ -130,46 +134,4 @@ impl Connection {
 
 fn interrupted(_: io::Error) -> Fault {
     Fault::new(Kind::Interrupted, "the connection broke during a call")
-}
-
-#[cfg(feature = "tls")]
-mod tls {
-    use std::sync::Arc;
-
-    use tokio::net::TcpStream;
-    use tokio_rustls::TlsConnector;
-    use tokio_rustls::rustls::pki_types::ServerName;
-    use tokio_rustls::rustls::{ClientConfig, RootCertStore, crypto};
-    use tollgate_core::StoreErrorKind as Kind;
-
-    use super::Stream;
-    use crate::fault::Fault;
-    use crate::url::Endpoint;
-
-    pub(super) async fn wrap(tcp: TcpStream, endpoint: &Endpoint) -> Result<Box<dyn Stream>, Fault> {
-        let fault = |message| Fault::new(Kind::Unreachable, message);
-        let roots = RootCertStore { roots: webpki_roots::TLS_SERVER_ROOTS.to_vec() };
-        let provider = Arc::new(crypto::ring::default_provider());
-        let config = ClientConfig::builder_with_provider(provider)
-            .with_safe_default_protocol_versions()
-            .map_err(|_| fault("TLS is not available"))?
-            .with_root_certificates(roots)
-            .with_no_client_auth();
-        let name = ServerName::try_from(endpoint.host.clone()).map_err(|_| fault("the host is no name for TLS"))?;
-        let stream = TlsConnector::from(Arc::new(config)).connect(name, tcp).await;
-        Ok(Box::new(stream.map_err(|_| fault("the server's TLS certificate or handshake was refused"))?))
-    }
-}
-
-#[cfg(not(feature = "tls"))]
-mod tls {
-    use tokio::net::TcpStream;
-
-    use super::Stream;
-    use crate::fault::Fault;
-    use crate::url::Endpoint;
-
-    pub(super) async fn wrap(_: TcpStream, _: &Endpoint) -> Result<Box<dyn Stream>, Fault> {
-        unreachable!("a rediss:// URL is refused without the feature `tls`")
-    }
 }

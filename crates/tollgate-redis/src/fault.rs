@@ -50,7 +50,8 @@ impl Fault {
             Fault::new(Kind::Forbidden, "the server wants another user or password")
         } else if reply.contains("DB index") || reply.contains("SELECT is not allowed") {
             Fault::new(Kind::Forbidden, "the server does not have this database")
-        } else if reply.contains("ACL failure in script") {
+        } else if reply.contains("ACL failure in script") || reply.contains("The user executing the script can't") {
+            // Redis and Valkey, each in the words of its versions.
             Fault::new(Kind::Forbidden, "the user may not run our script or reach our keys")
         } else {
             Fault::new(Kind::Protocol, "the server answered an error that we do not know")
@@ -59,7 +60,8 @@ impl Fault {
 
     /// Whether the connection is of no further use: what answers is not, or no longer, what we want to talk to.
     pub(crate) fn ends_connection(&self) -> bool {
-        matches!(self.kind, Kind::TimedOut | Kind::Interrupted | Kind::Unreachable | Kind::Protocol) || *self == Fault::of_reply("READONLY")
+        matches!(self.kind, Kind::TimedOut | Kind::Interrupted | Kind::Unreachable | Kind::Protocol)
+            || *self == Fault::of_reply("READONLY")
     }
 }
 
@@ -85,6 +87,8 @@ mod tests {
             ("WRONGPASS invalid username-password pair or user is disabled.", Kind::Forbidden),
             ("NOPERM No permissions to access a key", Kind::Forbidden),
             ("ERR DB index is out of range", Kind::Forbidden),
+            ("ERR ACL failure in script: User ann has no permissions to run the 'set' command", Kind::Forbidden),
+            ("ERR The user executing the script can't run this command or subcommand script: abc", Kind::Forbidden),
             ("TOLLGATE_FOREIGN the key holds another type", Kind::Foreign),
             ("TOLLGATE_ARGUMENT a cost is 0 to 4294967295", Kind::Protocol),
             ("ERR something else about secret-key", Kind::Protocol),

@@ -105,7 +105,8 @@ fn machine(algorithm: Algorithm) -> &'static str {
 }
 
 fn push_part(key: &mut String, part: &[u8], is_in_scope: bool) {
-    let is_literal = |byte: u8| byte.is_ascii_graphic() && !matches!(byte, b'%' | b'{' | b'}') && !(byte == b':' && is_in_scope);
+    let is_literal =
+        |byte: u8| byte.is_ascii_graphic() && !matches!(byte, b'%' | b'{' | b'}') && !(byte == b':' && is_in_scope);
     let escaped_bytes: usize = part.iter().map(|&byte| if is_literal(byte) { 1 } else { 3 }).sum();
     if part.is_empty() {
         key.push_str("%e");

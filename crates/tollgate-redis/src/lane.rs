@@ -30,18 +30,21 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
 use tollgate_core::{Clock, Decision, StoreErrorKind as Kind};
 
-use crate::answer;
+use crate::answer::{self, Answer};
 use crate::connection::Connection;
 use crate::fault::Fault;
 use crate::reply::Reply;
 use crate::request::{Script, Step, encode_call};
+use crate::tls::Tls;
 use crate::url::Endpoint;
 
 /// The most checks in one call: past this a call takes so long that others wait for it, and gains nothing more.
 pub(crate) const STEPS_MAX: usize = 128;
-/// The first pause after a failed attempt to connect; it doubles up to the last.
+/// The first pause after a failed attempt to connect; it doubles up to the last. A healed server must be in use again within
+/// two seconds: an attempt that hangs (250 ms), this pause with its jitter (600 ms) and the second that a breaker may
+/// wait before it asks again come to less.
 const PAUSE_FIRST: Duration = Duration::from_millis(50);
-const PAUSE_LAST: Duration = Duration::from_millis(800);
+const PAUSE_LAST: Duration = Duration::from_millis(400);
 
 /// Something to be done, and who waits for it.
 pub(crate) enum Work {
@@ -63,6 +66,7 @@ pub(crate) struct Counters {
 
 pub(crate) struct Lane {
     pub(crate) endpoint: Endpoint,
+    pub(crate) tls: Option<Tls>,
     pub(crate) script: &'static str,
     pub(crate) call_timeout: Duration,
     pub(crate) clock: Option<Arc<dyn Clock>>,
@@ -75,34 +79,43 @@ impl Lane {
         let mut backlog = VecDeque::new();
         let mut pause = PAUSE_FIRST;
         loop {
-            match self.connect().await {
+            let fault = match self.connect().await {
                 Ok(connection) => {
-                    pause = PAUSE_FIRST;
+                    let calls_before = self.counters.calls.load(Ordering::Relaxed);
                     if self.serve(connection, queue, &mut backlog).await.is_closed() {
                         return;
                     }
-                }
-                Err(fault) => {
-                    backlog.drain(..).for_each(|work| refuse(work, &fault));
-                    // Up to half as long again, so that many nodes do not come back at the same instant.
-                    let jittered = pause.mul_f64(1.0 + fastrand::f64() / 2.0);
-                    if self.refuse_for(jittered, queue, &fault).await.is_closed() {
-                        return;
+                    if self.counters.calls.load(Ordering::Relaxed) > calls_before {
+                        pause = PAUSE_FIRST;
+                        continue;
                     }
-                    pause = (pause * 2).min(PAUSE_LAST);
+                    Fault::new(Kind::Unreachable, "the server hung up on us")
                 }
+                Err(fault) => fault,
+            };
+            backlog.drain(..).for_each(|work| refuse(work, &fault));
+            // Up to half as long again, so that many nodes do not come back at the same instant.
+            let jittered = pause.mul_f64(1.0 + fastrand::f64() / 2.0);
+            if self.refuse_for(jittered, queue, &fault).await.is_closed() {
+                return;
             }
+            pause = (pause * 2).min(PAUSE_LAST);
         }
     }
 
     async fn connect(&self) -> Result<Connection, Fault> {
         self.counters.connects.fetch_add(1, Ordering::Relaxed);
-        let opened = timeout(self.call_timeout, Connection::open(&self.endpoint, self.script)).await;
+        let opened = timeout(self.call_timeout, Connection::open(&self.endpoint, self.tls.as_ref(), self.script)).await;
         opened.unwrap_or_else(|_| Err(Fault::new(Kind::Unreachable, "the server did not greet us in time")))
     }
 
     /// Uses a connection until it must be dropped or the queue is closed.
-    async fn serve(&self, mut connection: Connection, queue: &mut mpsc::Receiver<Work>, backlog: &mut VecDeque<Work>) -> Queue {
+    async fn serve(
+        &self,
+        mut connection: Connection,
+        queue: &mut mpsc::Receiver<Work>,
+        backlog: &mut VecDeque<Work>,
+    ) -> Queue {
         loop {
             if backlog.is_empty() {
                 let mut arrived = Vec::new();
@@ -148,8 +161,7 @@ impl Lane {
         let steps: Vec<&Step> = works.iter().flat_map(|(steps, _)| steps).collect();
         let (groups, group_of) = grouped(&steps);
         self.counters.decisions.fetch_add(steps.len() as u64, Ordering::Relaxed);
-        let reply = self.call_script(connection, "check", &groups).await;
-        let answers = reply.and_then(|reply| answer::of_checks(reply, &groups));
+        let answers = self.answers(connection, &groups).await;
         let outcome = outcome_of(&answers);
 
         let mut given = vec![0; groups.len()];
@@ -166,6 +178,26 @@ impl Lane {
         outcome
     }
 
+    async fn answers(&self, connection: &mut Connection, groups: &[(&Step, usize)]) -> Result<Vec<Answer>, Fault> {
+        let reply = self.call_script(connection, "check", groups).await;
+        let answers = reply.and_then(|reply| answer::of_checks(reply, groups));
+        if groups.len() == 1 || !answers.as_ref().is_err_and(|fault| fault.kind == Kind::Foreign) {
+            return answers;
+        }
+        // Deep inside one key something is wrong, and the script gave up before it wrote anything. Only the one
+        // who asked for that key shall suffer.
+        let mut each = Vec::with_capacity(groups.len());
+        for group in groups {
+            let reply = self.call_script(connection, "check", &[*group]).await?;
+            match answer::of_checks(reply, &[*group]) {
+                Ok(answers) => each.extend(answers),
+                Err(fault) if fault.kind == Kind::Foreign => each.push(Err(fault)),
+                Err(fault) => return Err(fault),
+            }
+        }
+        Ok(each)
+    }
+
     async fn refund(&self, connection: &mut Connection, works: Vec<RefundWork>) -> Result<(), Lost> {
         let steps: Vec<(&Step, usize)> = works.iter().map(|(step, _)| (step, 1)).collect();
         let reply = self.call_script(connection, "refund", &steps).await;
@@ -179,7 +211,12 @@ impl Lane {
     }
 
     /// Calls the script. If the server has forgotten it, sends it along: the refusal says that nothing was run.
-    async fn call_script(&self, connection: &mut Connection, verb: &str, steps: &[(&Step, usize)]) -> Result<Reply, Fault> {
+    async fn call_script(
+        &self,
+        connection: &mut Connection,
+        verb: &str,
+        steps: &[(&Step, usize)],
+    ) -> Result<Reply, Fault> {
         let now = self.clock.as_ref().map(|clock| clock.now());
         let request = encode_call(Script::Known(connection.script_sha()), now, verb, steps);
         match self.call(connection, &request).await? {
@@ -254,7 +291,9 @@ fn next_batch(backlog: &mut VecDeque<Work>) -> Batch {
                 works.push((steps, waiter));
             }
             (Work::Refund(step, waiter), Batch::Empty) => batch = Batch::Refunds(vec![(step, waiter)]),
-            (Work::Refund(step, waiter), Batch::Refunds(works)) if works.len() < STEPS_MAX => works.push((step, waiter)),
+            (Work::Refund(step, waiter), Batch::Refunds(works)) if works.len() < STEPS_MAX => {
+                works.push((step, waiter))
+            }
             (Work::Command(request, waiter), Batch::Empty) => return Batch::Command(request, waiter),
             (work, _) => {
                 backlog.push_front(work);
@@ -288,7 +327,10 @@ fn joined(decisions: Vec<Result<Decision, Fault>>) -> Result<Vec<Decision>, Faul
     let failed = decisions.iter().filter(|decision| decision.is_err()).count();
     if failed > 0 && failed < decisions.len() {
         // "Foreign" promises that nothing was executed, which is not so for the others.
-        return Err(Fault::new(Kind::Protocol, "a key of ours holds something else; the batch's other checks were decided"));
+        return Err(Fault::new(
+            Kind::Protocol,
+            "a key of ours holds something else; the batch's other checks were decided",
+        ));
     }
     decisions.into_iter().collect()
 }

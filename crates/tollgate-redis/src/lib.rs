@@ -51,11 +51,13 @@ mod reply;
 mod request;
 mod server_check;
 mod store;
+mod tls;
 mod url;
 
 pub use key::PrefixError;
 pub use server_check::{ServerCheckError, ServerReport};
 pub use store::{BuildError, RedisStats, RedisStore, RedisStoreBuilder};
+pub use tls::TlsError;
 pub use url::UrlError;
 
 /// The script that decides, for every language. Its opening comment is its contract.

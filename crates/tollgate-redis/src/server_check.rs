@@ -43,7 +43,9 @@ pub enum ServerCheckError {
 pub(crate) fn report(info: &Reply, policy: Option<&Reply>) -> Result<ServerReport, ServerCheckError> {
     let info = info.as_text().unwrap_or_default();
     let field = |name: &str| {
-        info.lines().find_map(|line| line.split_once(':').filter(|(key, _)| *key == name)).map(|(_, value)| value.trim())
+        info.lines()
+            .find_map(|line| line.split_once(':').filter(|(key, _)| *key == name))
+            .map(|(_, value)| value.trim())
     };
     // Valkey says both, its redis_version being the one it is compatible with.
     let (name, version, least) = match (field("valkey_version"), field("redis_version")) {
@@ -72,7 +74,9 @@ fn warnings(policy: Option<&Reply>) -> Vec<String> {
             "maxmemory-policy is {policy}: when memory is full the server forgets counters, and whoever was at a limit starts \
              afresh; set it to noeviction"
         )],
-        None => vec!["maxmemory-policy is unknown, because the server does not let us ask; it should be noeviction".into()],
+        None => {
+            vec!["maxmemory-policy is unknown, because the server does not let us ask; it should be noeviction".into()]
+        }
     }
 }
 

@@ -18,6 +18,7 @@ use crate::key::{Prefix, PrefixError};
 use crate::lane::{Counters, Lane, STEPS_MAX, Work};
 use crate::reply::Reply;
 use crate::request::{Step, push_command};
+use crate::tls::{Tls, TlsError};
 use crate::url::{Endpoint, UrlError};
 use crate::{SCRIPT, server_check};
 
@@ -49,6 +50,7 @@ pub struct RedisStoreBuilder {
     call_timeout: Duration,
     queue_length: usize,
     reads_bans: bool,
+    trusted_pem: Option<Vec<u8>>,
     clock: Option<Arc<dyn Clock>>,
 }
 
@@ -62,6 +64,9 @@ pub enum BuildError {
     /// The key prefix is unusable.
     #[error(transparent)]
     Prefix(#[from] PrefixError),
+    /// What should be trusted is no certificate.
+    #[error(transparent)]
+    Tls(#[from] TlsError),
     /// The store works on the runtime in which it is made.
     #[error("a Redis store is made inside a tokio runtime")]
     NoRuntime,
@@ -112,6 +117,13 @@ impl RedisStoreBuilder {
         self
     }
 
+    /// For `rediss://`: also trusts these authorities (certificates in PEM form), beside those that the machine trusts.
+    #[must_use]
+    pub fn trust(mut self, certificates_pem: impl Into<Vec<u8>>) -> Self {
+        self.trusted_pem = Some(certificates_pem.into());
+        self
+    }
+
     /// Decides by this clock instead of the server's, and keeps keys for ten minutes at least. For tests.
     #[must_use]
     pub fn clock_override(mut self, clock: Arc<dyn Clock>) -> Self {
@@ -122,15 +134,17 @@ impl RedisStoreBuilder {
     /// The store. It connects by itself, now and whenever the connection is lost; the server need not be up.
     ///
     /// # Errors
-    /// When the URL or the prefix is unusable, or when there is no tokio runtime.
+    /// When the URL, the prefix or a certificate is unusable, or when there is no tokio runtime.
     pub fn build(self) -> Result<RedisStore, BuildError> {
         let endpoint = Endpoint::parse(&self.url)?;
         let prefix = Prefix::new(&self.prefix)?;
+        let tls = endpoint.is_tls.then(|| Tls::new(self.trusted_pem.as_deref())).transpose()?;
         let runtime = Handle::try_current().map_err(|_| BuildError::NoRuntime)?;
         let (queue, mut works) = mpsc::channel(self.queue_length);
         let (counters, panics) = (Arc::new(Counters::default()), Arc::new(AtomicU64::new(0)));
         let lane = Lane {
             endpoint: endpoint.clone(),
+            tls,
             script: SCRIPT,
             call_timeout: self.call_timeout,
             clock: self.clock,
@@ -157,6 +171,7 @@ impl RedisStore {
             call_timeout: CALL_TIMEOUT_DEFAULT,
             queue_length: QUEUE_LENGTH_DEFAULT,
             reads_bans: false,
+            trusted_pem: None,
             clock: None,
         }
     }

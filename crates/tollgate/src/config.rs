@@ -40,6 +40,7 @@
 //!
 //! **No secret in a report.** Reports show lines of the file; secrets in them are masked (`mask.rs`).
 
+mod build;
 mod compile;
 mod finding;
 mod lint;

@@ -16,7 +16,7 @@
 //! the store's word does not last, and nothing is remembered. A changed limit is another entry.
 //!
 //! The other lines of a multi-limit answer repeat the store's last word. If it never spoke of one of them together
-//! with the refusing one, the store is asked.
+//! with the refusing one, or if its word would refuse that line too but no longer holds, the store is asked.
 
 use std::hash::{BuildHasher, Hash, Hasher};
 
@@ -89,7 +89,7 @@ impl DenyCache {
                     return Some(denial.line.at(now));
                 }
                 let last_word = entry.lines.iter().find(|last_word| last_word.counter == other)?;
-                Some(last_word.speaking_of(demand, now))
+                last_word.speaking_of(demand, now)
             };
             let lines: Option<Lines> = demands.iter().zip(&ids).map(line_of).collect();
             if let Some(lines) = lines {
@@ -201,10 +201,19 @@ impl LastWord {
         }
     }
 
-    /// The line for another demand on the same counter.
-    fn speaking_of(&self, demand: &Demand<'_>, now: Timestamp) -> Line {
+    /// The line for another demand on the same counter. `None` where it would be a refusal of which nothing is known any more.
+    fn speaking_of(&self, demand: &Demand<'_>, now: Timestamp) -> Option<Line> {
         let cost = demand.cost.units();
-        Line { cost, allowed: cost <= self.line.remaining, ..self.at(now) }
+        let line = Line { cost, allowed: cost <= self.line.remaining, ..self.at(now) };
+        let retry_after = match (line.allowed, self.line.allowed) {
+            (true, _) if cost == 0 && line.remaining == 0 => line.next_after,
+            (true, true) => line.retry_after,
+            (true, false) => Wait::ZERO,
+            (false, false) if self.line.cost == cost => line.retry_after,
+            (false, true) if cost == 1 => line.next_after,
+            (false, _) => return None,
+        };
+        (line.allowed || retry_after > Wait::ZERO).then_some(Line { retry_after, ..line })
     }
 }
 
@@ -289,6 +298,20 @@ mod tests {
         assert_eq!(recalled.lines[1].remaining, 8);
         let other = [minute, demand("9/day", "b")];
         assert!(cache.recall(&Check::new(&other).unwrap(), START).is_none());
+    }
+
+    #[test]
+    fn another_line_is_refused_only_for_as_long_as_the_store_said() {
+        let (store, _clock) = store();
+        let cache = DenyCache::default();
+        let both = [demand("1/h", "a"), demand("1/100ms", "b")];
+        let check = Check::new(&both).unwrap();
+        cache.learn(&check, &store.check(&check), START);
+        let recalled = cache.recall(&check, START.plus_micros(99_999)).unwrap();
+        assert_eq!((recalled.lines[1].allowed, recalled.lines[1].retry_after), (false, Wait::from_micros(1)));
+        assert!(cache.recall(&check, START.plus_micros(100_000)).is_none(), "b may be free again");
+        let dearer = [both[0], both[1].cost(2)];
+        assert!(cache.recall(&Check::new(&dearer).unwrap(), START).is_none(), "nothing was said of two units of b");
     }
 
     #[test]

@@ -7,8 +7,11 @@ pub mod answer;
 mod breaker;
 pub mod config;
 mod deny_cache;
+pub mod engine;
 mod failure;
 pub mod identity;
+#[cfg(feature = "tower")]
+pub mod layer;
 mod limiter;
 pub mod rules;
 

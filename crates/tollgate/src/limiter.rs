@@ -211,6 +211,15 @@ impl Limiter {
         answers
     }
 
+    /// Decides by this node's share alone, without asking a shared store: for callers with a failure policy of their own.
+    pub fn check_local(&self, check: &Check<'_>) -> Decision {
+        let decision = match &self.0.backend {
+            Backend::Memory(store) => store.check(check),
+            Backend::Shared(shared) => shared.check_local(check, &*self.0.clock),
+        };
+        Decision { source: Source::Local, ..decision }
+    }
+
     /// Gives back what an admitted decision charged. Once per decision; what the store did not
     /// charge (a local answer, a remembered denial) is given back where it was charged, or not at all.
     ///

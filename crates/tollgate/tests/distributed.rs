@@ -14,12 +14,14 @@
 
 use std::cell::Cell;
 use std::fs::File;
+use std::future::{Future, poll_fn};
 use std::io::{BufReader, BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::Poll;
 use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
@@ -50,7 +52,8 @@ const DECISIONS_VARIABLE: &str = "TOLLGATE_SHARED_DECISIONS";
 
 #[test]
 fn four_processes_on_one_redis_never_exceed_a_quota_and_refuse_nobody_for_nothing() {
-    let wanted = std::env::var(DECISIONS_VARIABLE).map_or(1_000_000, |text| text.parse().expect("a number of decisions"));
+    let wanted =
+        std::env::var(DECISIONS_VARIABLE).map_or(1_000_000, |text| text.parse().expect("a number of decisions"));
     let server = Server::redis();
     let (mut decided, mut by_store) = (0, 0);
     for round in 0.. {
@@ -89,7 +92,8 @@ fn run_round(server: &Server, round: u64, decisions: u64) -> Report {
     let workers: Vec<_> = SKEWS_S.iter().enumerate().map(start).collect();
     let mut history = History::new((0..KEYS).map(limit_of));
     // All are waited for before anything is judged, so that no failure leaves a process behind.
-    let ended: Vec<_> = workers.into_iter().map(|(child, records)| (child.wait_with_output().unwrap(), records)).collect();
+    let ended: Vec<_> =
+        workers.into_iter().map(|(child, records)| (child.wait_with_output().unwrap(), records)).collect();
     for (output, records) in ended {
         let said = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         assert!(output.status.success(), "a worker failed\n{}\n{}", said(&output.stdout), said(&output.stderr));
@@ -128,7 +132,9 @@ fn worker() {
     let numbers: Vec<i64> = work.split(' ').map(|number| number.parse().unwrap()).collect();
     let [round, worker, skew_s, share] = numbers[..] else { panic!("four numbers, not {work:?}") };
     let records = PathBuf::from(std::env::var_os(RECORDS_VARIABLE).unwrap());
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    // One thread: nothing comes between an answer and the note of its time, which is what the checker judges remembered
+    // denials by. The processes are concurrent enough.
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
         let store = RedisStore::builder(url).prefix(format!("round-{round}")).call_timeout(PATIENCE).build().unwrap();
         let clock = Arc::new(NodeClock { skew_us: skew_s * 1_000_000 });
@@ -193,11 +199,11 @@ fn random_demands<'a>(random: &mut Random, subjects: &'a [String]) -> (Vec<usize
 /// may be interrupted in between, and would then accuse a remembered denial of outliving its word.
 async fn ask(limiter: &Limiter, check: &Check<'_>) -> (u64, Decision) {
     let mut asked = pin!(limiter.check(check));
-    let first = futures_util::poll!(&mut asked);
+    let first = poll_fn(|context| Poll::Ready(asked.as_mut().poll(context))).await;
     let sent_us = LAST_READ_US.get();
     let decision = match first {
-        std::task::Poll::Ready(decision) => decision,
-        std::task::Poll::Pending => asked.await,
+        Poll::Ready(decision) => decision,
+        Poll::Pending => asked.await,
     };
     (sent_us, decision.unwrap())
 }

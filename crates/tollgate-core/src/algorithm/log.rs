@@ -92,32 +92,48 @@ impl Log {
         }
     }
 
-    /// The answer to a client that hammers: refused, and nothing changes. Told from the head of a ring and its oldest
-    /// entry alone; `None` if there is more to it.
+    /// The same for a ring, in place, as long as it stays one of this size: what nearly every check of a long log is.
+    /// `None` if there is more to it; then nothing was changed.
     #[inline(always)]
-    pub(crate) fn refuse_at_once(
-        head: RingHead,
-        oldest: Entry,
+    pub(crate) fn decide_in_place(
+        (head, words): (&mut RingHead, &mut [u64]),
         limit: &Limit,
+        shape: LogShape,
         now: Timestamp,
         cost: u32,
     ) -> Option<Line> {
-        let (quota, now_us) = (limit.quota(), now.as_micros());
-        let is_settled = oldest.time_us + limit.window_us() > now_us && head.newest_us <= now_us;
-        let must_leave = u64::from(head.total) + u64::from(cost);
-        let refuses = must_leave > u64::from(quota) && must_leave <= u64::from(quota) + u64::from(oldest.units);
-        let changes_nothing = cost > 0 && cost <= quota && head.total <= quota && !limit.count_denied();
-        (is_settled && refuses && changes_nothing).then(|| {
-            let oldest_leaves = leaves_after(oldest.time_us, limit, now);
-            Line {
-                allowed: false,
-                cost,
-                quota,
-                remaining: quota - head.total,
-                retry_after: oldest_leaves,
-                next_after: oldest_leaves,
-                reset_after: leaves_after(head.newest_us, limit, now),
-            }
+        let (quota, now_us, mut settled) = (limit.quota(), now.as_micros(), *head);
+        let left_until_us = now_us.checked_sub(limit.window_us())?;
+        if cost == 0 || limit.count_denied() || settled.newest_us <= left_until_us || settled.newest_us > now_us {
+            return None;
+        }
+        let mut oldest = settled.oldest(words);
+        while oldest.time_us <= left_until_us {
+            settled.drop_oldest(oldest, words);
+            oldest = settled.oldest(words);
+        }
+        let (total, after) = (u64::from(settled.total), u64::from(settled.total) + u64::from(cost));
+        let allowed = after <= u64::from(quota);
+        let is_answered_by_oldest = total <= u64::from(quota) && after <= u64::from(quota) + u64::from(oldest.units);
+        let is_new_tick = shape.tick(settled.newest_us) != shape.tick(now_us);
+        if !settled.suits(cost, words) && (allowed || settled != *head) {
+            return None;
+        }
+        let oldest_leaves = leaves_after(oldest.time_us, limit, now);
+        if allowed && is_new_tick {
+            settled.push(Entry { time_us: now_us, units: cost }, words);
+        } else if allowed || !is_answered_by_oldest || cost > quota {
+            return None;
+        }
+        *head = settled;
+        Some(Line {
+            allowed,
+            cost,
+            quota,
+            remaining: quota - settled.total,
+            retry_after: if allowed { Wait::ZERO } else { oldest_leaves },
+            next_after: oldest_leaves,
+            reset_after: leaves_after(settled.newest_us, limit, now),
         })
     }
 
@@ -146,6 +162,15 @@ impl Log {
         if let Some(index) = not_older.find(|&index| shape.tick(self.get(index).time_us) == charged_tick) {
             let entry = self.get(index);
             self.set_units(index, entry.units - entry.units.min(receipt.units));
+        }
+    }
+
+    /// What counts now as one entry at the latest of its times: it takes no memory, and leaves late, never early.
+    pub(crate) fn condensed(&self, limit: &Limit, now: Timestamp) -> Log {
+        let units = (self.total() - self.gone(limit, now).units) as u32;
+        match self.newest_us() {
+            Some(time_us) if units > 0 => Log::from_few(Few::one(Entry { time_us, units })),
+            _ => Log::default(),
         }
     }
 

@@ -19,13 +19,15 @@ pub(super) struct Budget {
 impl Budget {
     pub(super) fn new(cap: usize, shards: usize) -> Budget {
         let one_share = cap / shards;
+        // A table is a power of two of slots with a control byte each: a share that is such a power must hold those too.
+        let table_max = one_share + one_share / 16;
         // Tables are at worst half empty, so a slot takes up to two places of 33 bytes.
         let overflow_counters_max = one_share / 16 / 66;
         Budget {
             used: AtomicUsize::new(0),
             cap,
-            steady: cap - one_share - cap / 16,
-            table_max: one_share,
+            steady: cap - table_max - cap / 16,
+            table_max,
             overflow_counters_max,
         }
     }

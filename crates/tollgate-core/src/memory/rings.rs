@@ -20,8 +20,8 @@ impl Rings {
     }
 
     #[inline]
-    pub(super) fn get(&self, index: u32) -> &[u64] {
-        &self.blocks[index as usize]
+    pub(super) fn get_mut(&mut self, index: u32) -> &mut [u64] {
+        &mut self.blocks[index as usize]
     }
 
     /// Puts a block where `index` says, or in a free place.

@@ -3,17 +3,19 @@
 //! ```text
 //!   is there a slot for this key? ── yes ──▶ that is its counter
 //!        │ no
-//!   does a live overflow counter stand for it? ── yes ──▶ that is its counter
-//!        │ no
+//!   does a live overflow counter stand for it? ── yes ──▶ is there room again?
+//!        │ no                                                  │ no ──▶ that is its counter
+//!        │                                                     │ yes ─▶ a slot of its own, with a copy of that state
 //!   is there room? (spare place, else tombstones swept up, else a larger table within the budget)
 //!        │ yes ──▶ a slot of its own        │ no ──▶ an overflow counter, shared by hash
 //! ```
 //!
-//! A key that was sent to an overflow counter stays with it until that counter is unused again; moving
-//! to a fresh counter of its own earlier would give it its quota twice.
+//! A key that was sent to an overflow counter may have spent up to all that this counter holds. When there is room
+//! again, it parts with a copy of that state: a fresh one would give it its quota twice. Nobody charges the
+//! overflow counter meanwhile, so that it expires, and then everybody starts afresh.
 //!
 //! **Reclaiming.** Every insertion looks at a few slots further along the table, and so does every
-//! thirty-second operation; whatever has expired goes. There is no sweep that pauses and no thread.
+//! sixty-fourth operation; whatever has expired goes. There is no sweep that pauses and no thread.
 
 use hashbrown::HashTable;
 
@@ -29,7 +31,7 @@ const SWEEP_SLOTS: usize = 16;
 /// How many more when there is no room for a newcomer.
 const SWEEP_SLOTS_WHEN_FULL: usize = 64;
 /// Every so many operations on known keys take a reclaiming step too.
-const SWEEP_EVERY_OPS: u32 = 32;
+const SWEEP_EVERY_OPS: u32 = 64;
 
 /// What an overflow counter is shared by: the newcomers of one limit, or (when even those counters are too
 /// many, because somebody invents limits too) all newcomers with one kind of state.
@@ -68,8 +70,17 @@ pub(super) enum Place {
     Overflow(usize),
     /// Nowhere yet; there is room kept for it in the table.
     NewInTable,
+    /// The same, but it holds a copy of an overflow counter's state: kept only if it is charged.
+    Parting,
     /// Nowhere yet; it will be an overflow counter.
     NewInOverflow,
+}
+
+impl Place {
+    /// Whether putting it there is an insertion.
+    pub(super) fn is_new(self) -> bool {
+        matches!(self, Place::NewInTable | Place::Parting | Place::NewInOverflow)
+    }
 }
 
 impl Shard {
@@ -120,13 +131,21 @@ impl Shard {
         limit: &Limit,
         budget: &Budget,
         name: CounterHash,
+        may_part: bool,
         overflow_name: impl Fn(OverflowScope) -> CounterHash,
     ) -> (Place, State, CounterHash) {
         if !self.overflow.is_empty() {
             for scope in [OverflowScope::Limit, OverflowScope::Machine] {
-                if let Some((place, state, shared)) = self.take_overflow(overflow_name(scope)) {
+                let shared = overflow_name(scope);
+                let Some((place, state)) = self.take_overflow(shared) else { continue };
+                self.ops_to_sweep = 0;
+                if !may_part || !self.has_room_again(budget) {
                     return (place, state, shared);
                 }
+                let own = state.condensed(limit, self.latest);
+                self.put_back(place, state);
+                self.rooms_kept += 1;
+                return (Place::Parting, own, name);
             }
         }
         if self.make_room(budget) {
@@ -142,14 +161,14 @@ impl Shard {
     }
 
     /// The overflow counter of that name, unless it has expired.
-    fn take_overflow(&mut self, name: CounterHash) -> Option<(Place, State, CounterHash)> {
+    fn take_overflow(&mut self, name: CounterHash) -> Option<(Place, State)> {
         let index = self.overflow.find_bucket_index(name.table, |slot| slot.is(name))?;
         let slot = self.overflow.get_bucket_mut(index).expect("the index was just found");
         if slot.expires_at_us() <= self.latest.as_micros() {
             remove(&mut self.overflow, index, &mut self.rings);
             return None;
         }
-        Some((Place::Overflow(index), slot.unpack(&mut self.rings), name))
+        Some((Place::Overflow(index), slot.unpack(&mut self.rings)))
     }
 
     /// Puts back a state that was only looked at; how long it lives is not for whoever looked to say.
@@ -157,7 +176,7 @@ impl Shard {
         let slot = match place {
             Place::Table(index) => self.table.get_bucket_mut(index),
             Place::Overflow(index) => self.overflow.get_bucket_mut(index),
-            Place::NewInTable => {
+            Place::NewInTable | Place::Parting => {
                 self.rooms_kept -= 1;
                 None
             }
@@ -172,7 +191,7 @@ impl Shard {
     #[inline]
     pub(super) fn put(&mut self, place: Place, name: CounterHash, limit: &Limit, state: State) {
         let table = match place {
-            Place::Table(_) | Place::NewInTable => &mut self.table,
+            Place::Table(_) | Place::NewInTable | Place::Parting => &mut self.table,
             Place::Overflow(_) | Place::NewInOverflow => &mut self.overflow,
         };
         match place {
@@ -181,7 +200,7 @@ impl Shard {
                 slot.pack(limit, state, &mut self.rings);
                 return;
             }
-            Place::NewInTable => self.rooms_kept -= 1,
+            Place::NewInTable | Place::Parting => self.rooms_kept -= 1,
             Place::NewInOverflow => {}
         }
         if !state.is_unused() {
@@ -236,6 +255,12 @@ impl Shard {
         self.table.len() + self.rooms_kept < self.table.capacity()
     }
 
+    /// Whether those who share overflow counters may part: cheap to ask while there is no room.
+    fn has_room_again(&mut self, budget: &Budget) -> bool {
+        let is_far_from_full = self.table.len() + self.rooms_kept < full_capacity(self.table.num_buckets()) / 4 * 3;
+        self.has_room() || ((is_far_from_full || self.may_grow(budget)) && self.make_room(budget))
+    }
+
     /// Whether the table can take one more without breaking the budget; makes it so if possible.
     fn make_room(&mut self, budget: &Budget) -> bool {
         if self.has_room() {
@@ -247,13 +272,16 @@ impl Shard {
             self.rebuild(full_capacity(buckets));
             return self.has_room();
         }
-        let larger = table_bytes((buckets * 2).max(4));
-        if budget.allows_table(self.table.allocation_size(), larger) {
-            self.rebuild(full_capacity((buckets * 2).max(4)));
+        if self.may_grow(budget) {
+            self.rebuild(full_capacity(twice(buckets)));
             return self.has_room();
         }
         self.sweep(SWEEP_SLOTS_WHEN_FULL);
         self.has_room()
+    }
+
+    fn may_grow(&self, budget: &Budget) -> bool {
+        budget.allows_table(self.table.allocation_size(), table_bytes(twice(self.table.num_buckets())))
     }
 
     /// Moves every slot into a table of its own making: a larger one, or one without tombstones.
@@ -317,6 +345,10 @@ fn full_capacity(buckets: usize) -> usize {
         2..=8 => buckets - 1,
         _ => buckets / 8 * 7,
     }
+}
+
+fn twice(buckets: usize) -> usize {
+    (buckets * 2).max(4)
 }
 
 /// Slots, one control byte each, and the group that is repeated at the end.

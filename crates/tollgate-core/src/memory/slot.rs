@@ -142,7 +142,7 @@ impl Slot {
         cost: u32,
         (rings, budget): (&mut Rings, &Budget),
     ) -> Line {
-        if let Some(line) = self.refuse_at_once(limit, now, cost, rings) {
+        if let Some(line) = self.decide_ring_in_place(limit, shape, now, cost, rings) {
             return line;
         }
         let mut log = self.take_log(rings);
@@ -157,13 +157,24 @@ impl Slot {
         line
     }
 
-    /// The answer if a long log refuses and stays as it is.
     #[inline(always)]
-    fn refuse_at_once(&self, limit: &Limit, now: Timestamp, cost: u32, rings: &Rings) -> Option<Line> {
-        // A longer window than when it was written makes it live longer, which must be written.
-        let index = self.ring().filter(|_| coded(self.code()) >= limit.window_us())?;
-        let head = self.ring_head();
-        Log::refuse_at_once(head, head.oldest(rings.get(index)), limit, now, cost)
+    fn decide_ring_in_place(
+        &mut self,
+        limit: &Limit,
+        shape: LogShape,
+        now: Timestamp,
+        cost: u32,
+        rings: &mut Rings,
+    ) -> Option<Line> {
+        let index = self.ring()?;
+        let before = self.ring_head();
+        let mut head = before;
+        let line = Log::decide_in_place((&mut head, rings.get_mut(index)), limit, shape, now, cost)?;
+        // A denial that changed nothing is written only if a longer window makes it matter longer.
+        if head != before || coded(self.code()) < limit.window_us() {
+            self.set_ring(index, head, limit);
+        }
+        Some(line)
     }
 
     /// Takes the state out. Until [`Slot::pack`] puts one back, a long log is an empty one here.
@@ -279,13 +290,19 @@ impl Slot {
             }
             Err(ring) => {
                 let (head, block) = ring.into_parts();
-                let small = u64::from(rings.put(place, block))
-                    | u64::from(head.first) << RING_INDEX_BITS
-                    | u64::from(head.is_wide) << (RING_INDEX_BITS + RING_FIRST_BITS);
-                let wide = u64::from(head.len) | u64::from(head.total) << RING_LEN_BITS;
-                self.set(RING, code_up(limit.window_us()), head.newest_us, wide, small);
+                let index = rings.put(place, block);
+                self.set_ring(index, head, limit);
             }
         }
+    }
+
+    #[inline]
+    fn set_ring(&mut self, index: u32, head: RingHead, limit: &Limit) {
+        let small = u64::from(index)
+            | u64::from(head.first) << RING_INDEX_BITS
+            | u64::from(head.is_wide) << (RING_INDEX_BITS + RING_FIRST_BITS);
+        let wide = u64::from(head.len) | u64::from(head.total) << RING_LEN_BITS;
+        self.set(RING, code_up(limit.window_us()), head.newest_us, wide, small);
     }
 
     /// When this state will be as if never used; at or after the true instant, never before.

@@ -54,7 +54,7 @@ fn expired_counters_are_reclaimed_and_memory_comes_back() {
         }
         let (len, bytes) = (store.len(), store.bytes_used());
         clock.advance(Duration::from_secs(10));
-        for n in 0..400_000 {
+        for n in 0..600_000 {
             check(&store, limit(text), &format!("later {}", n % 10_000), 1);
         }
         assert!(store.len() <= 11_000, "{text}: {} of {len} left", store.len());
@@ -97,6 +97,23 @@ fn a_key_that_was_sent_to_an_overflow_counter_stays_there_until_it_is_unused() {
     assert_eq!(admitted(&store), 0, "there is room again, but the hour is not over");
     clock.advance(Duration::from_secs(3_600));
     assert_eq!(admitted(&store), 4);
+}
+
+#[test]
+fn a_key_that_parts_from_an_overflow_counter_takes_its_use_along() {
+    for text in ["4/h", "4/h token-bucket", "4/h sliding-counter"] {
+        let (store, clock) = store(1 << 16);
+        for n in 0..50_000 {
+            check(&store, limit("1/s"), &format!("flood {n}"), 1);
+        }
+        let admitted = |times: usize| (0..times).filter(|_| check(&store, limit(text), "newcomer", 1).allowed()).count();
+        assert_eq!(admitted(3), 3, "{text}");
+        clock.advance(Duration::from_secs(10));
+        for n in 0..50_000 {
+            check(&store, limit("1/s"), &format!("recurring {}", n % 10), 1);
+        }
+        assert_eq!(admitted(8), 1, "{text}: there is room again, but three of four were spent");
+    }
 }
 
 #[test]

@@ -16,8 +16,9 @@ fn every_vector_gives_its_key() {
         let [prefix, subject_hex, scope, rule, name, limit, expected] = columns[..] else {
             panic!("seven columns: {line}");
         };
-        let subject: Vec<u8> =
-            (0..subject_hex.len() / 2).map(|i| u8::from_str_radix(&subject_hex[2 * i..2 * i + 2], 16).unwrap()).collect();
+        let subject: Vec<u8> = (0..subject_hex.len() / 2)
+            .map(|i| u8::from_str_radix(&subject_hex[2 * i..2 * i + 2], 16).unwrap())
+            .collect();
         let key = match scope {
             "ban" => Prefix::new(prefix).unwrap().ban(&subject),
             "explicit" => key_of(prefix, &subject, Scope::Explicit, limit),

@@ -60,7 +60,7 @@ fn random_batch(random: &mut Random) -> Vec<Vec<Demand<'static>>> {
 
 fn batches_are_decided_in_order(brand: Brand) {
     let redis = OnServer::new(brand);
-    let mut random = Random::new(0xba_7c_4e5);
+    let mut random = Random::new(0x0ba7_c4e5);
     for round in 0..60 {
         redis.emptied();
         let mut oracle = Oracle::new();

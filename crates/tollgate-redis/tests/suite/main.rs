@@ -1,7 +1,10 @@
 //! The store on real servers. One binary, so that it is linked once.
 
+#![allow(clippy::unwrap_used)] // all of it is test code
+
 mod batches;
 mod conformance;
+mod encrypted;
 mod faults;
 mod on_server;
 mod state;

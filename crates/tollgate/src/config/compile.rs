@@ -20,7 +20,7 @@ use super::load::{Loaded, Loader};
 use super::source::Source;
 use super::span::{Span, Spanned};
 use super::types::Config;
-use crate::rules::{RuleSet, SetParts};
+use crate::rules::{Mode, RuleSet, SetParts};
 
 /// Compiles a configuration, or reports why it cannot be used.
 pub(crate) fn compile(config: Config, source: Arc<Source>, loader: &Loader) -> Result<Loaded, Report> {
@@ -92,6 +92,7 @@ impl Compiler<'_> {
         let plans_given = tariffs.plans_given();
         let (default, anonymous) = tariffs.fallbacks();
         let parts = SetParts {
+            needs_tariff: rules.iter().any(|rule| rule.mode() != Mode::Off && rule.is_by_plan()),
             rules,
             matcher,
             identifier,

@@ -51,6 +51,9 @@ pub struct Loaded {
     pub config: Config,
 }
 
+/// Where environment variables come from.
+type Environment = dyn Fn(&str) -> Option<String> + Send + Sync;
+
 /// Where a configuration is read from, and what surrounds it.
 ///
 /// ```no_run
@@ -63,7 +66,7 @@ pub struct Loaded {
 pub struct Loader {
     store: Option<Secret>,
     directory: PathBuf,
-    environment: Arc<dyn Fn(&str) -> Option<String> + Send + Sync>,
+    environment: Arc<Environment>,
 }
 
 impl Default for Loader {

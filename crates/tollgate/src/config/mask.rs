@@ -10,8 +10,8 @@ use super::tree::{Entry, Node, Value};
 
 /// Fields whose value is secret wherever they stand.
 const SECRET_FIELDS: [&str; 5] = ["key", "secret", "password", "token", "sha256"];
-/// Fields under which every text is secret: lists of keys, values that headers are compared with.
-const SECRET_LISTS: [&str; 1] = ["headers"];
+/// Tables of which every value is secret: what headers are compared with.
+const SECRET_TABLES: [&str; 1] = ["headers"];
 /// What else a line of a broken file may hold a secret after.
 const SUSPECT_FIELDS: [&str; 2] = ["value", "header"];
 
@@ -56,15 +56,22 @@ fn collect(node: &Node, spans: &mut Vec<Span>) {
             for entry in entries {
                 match &entry.node.value {
                     Value::List(_) if entry.key == "keys" => collect_keys(&entry.node, spans),
-                    Value::Table(fields) if SECRET_LISTS.contains(&entry.key.as_str()) => {
-                        fields.iter().for_each(|field| spans.push(field.node.span));
-                    }
-                    _ if is_secret(entry, is_key_ban) => spans.push(entry.node.span),
+                    Value::Table(_) if SECRET_TABLES.contains(&entry.key.as_str()) => collect_all(&entry.node, spans),
+                    _ if is_secret(entry, is_key_ban) => collect_all(&entry.node, spans),
                     _ => collect(&entry.node, spans),
                 }
             }
         }
         _ => {}
+    }
+}
+
+/// Everything under a node, whatever it should have been.
+fn collect_all(node: &Node, spans: &mut Vec<Span>) {
+    match &node.value {
+        Value::List(items) => items.iter().for_each(|item| collect_all(item, spans)),
+        Value::Table(entries) => entries.iter().for_each(|entry| collect_all(&entry.node, spans)),
+        _ => spans.push(node.span),
     }
 }
 
@@ -74,18 +81,17 @@ fn collect_keys(list: &Node, spans: &mut Vec<Span>) {
     for item in items {
         match item.value {
             Value::Table(_) => collect(item, spans),
-            _ => spans.push(item.span),
+            _ => collect_all(item, spans),
         }
     }
 }
 
 /// A misspelt `secret` is one too.
 fn is_secret(entry: &Entry, is_key_ban: bool) -> bool {
-    let is_scalar = !matches!(entry.node.value, Value::List(_) | Value::Table(_));
     let looks_secret = SECRET_FIELDS.iter().any(|field| {
         entry.key == *field || (field.len() > 3 && strsim::osa_distance(&entry.key.to_ascii_lowercase(), field) <= 2)
     });
-    is_scalar && (looks_secret || (is_key_ban && entry.key == "value"))
+    looks_secret || (is_key_ban && entry.key == "value")
 }
 
 fn is_text(node: &Node, expected: &str) -> bool {

@@ -67,16 +67,24 @@ impl de::Error for ReadError {
     }
 
     fn invalid_type(found: Unexpected<'_>, expected: &dyn Expected) -> Self {
+        let expected = expected.to_string().replace("a string", "a text");
         let mut error = ReadError::new(Code::WrongType, format!("expected {expected}, found {}", kind(&found)));
-        let wants_text = expected.to_string().contains("text") || expected.to_string().contains("string");
-        if wants_text && matches!(found, Unexpected::Signed(_) | Unexpected::Float(_) | Unexpected::Bool(_)) {
+        if expected.contains("text")
+            && matches!(found, Unexpected::Signed(_) | Unexpected::Float(_) | Unexpected::Bool(_))
+        {
             error.help = Some("put it in quotes".to_owned());
         }
         error
     }
 
     fn invalid_value(found: Unexpected<'_>, expected: &dyn Expected) -> Self {
-        ReadError::new(Code::InvalidValue, format!("expected {expected}, found {}", kind(&found)))
+        let found = match found {
+            // Only where a number is expected is a number out of range, and no number is a secret there.
+            Unexpected::Unsigned(number) => number.to_string(),
+            Unexpected::Signed(number) => number.to_string(),
+            other => kind(&other).to_owned(),
+        };
+        ReadError::new(Code::InvalidValue, format!("expected {expected}, found {found}"))
     }
 
     fn unknown_field(field: &str, known: &'static [&'static str]) -> Self {
@@ -97,17 +105,15 @@ impl de::Error for ReadError {
     }
 }
 
-fn kind(found: &Unexpected<'_>) -> String {
+fn kind(found: &Unexpected<'_>) -> &'static str {
     match found {
-        Unexpected::Bool(_) => "true or false".to_owned(),
-        Unexpected::Unsigned(number) => format!("the number {number}"),
-        Unexpected::Signed(number) => format!("the number {number}"),
-        Unexpected::Float(_) => "a number with a fraction".to_owned(),
-        Unexpected::Str(_) => "a text".to_owned(),
-        Unexpected::Seq => "a list".to_owned(),
-        Unexpected::Map => "a table".to_owned(),
-        Unexpected::Unit | Unexpected::Option => "nothing".to_owned(),
-        _ => "something else".to_owned(),
+        Unexpected::Bool(_) => "true or false",
+        Unexpected::Unsigned(_) | Unexpected::Signed(_) | Unexpected::Float(_) => "a number",
+        Unexpected::Str(_) => "a text",
+        Unexpected::Seq => "a list",
+        Unexpected::Map => "a table",
+        Unexpected::Unit | Unexpected::Option => "nothing",
+        _ => "something else",
     }
 }
 

@@ -1,5 +1,6 @@
 mod example;
 mod findings;
+mod mutated;
 mod reports;
 mod values;
 

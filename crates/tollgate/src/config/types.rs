@@ -1,4 +1,4 @@
-//! The configuration as it is written. Everything here may still be wrong: [`Config::compile`] says what is.
+//! The configuration as it is written. Everything here may still be wrong: compiling it says what is.
 //!
 //! Texts with a grammar of their own (limits, times, networks, patterns) stay texts here, so that all
 //! that are wrong are reported together and not one per attempt.

@@ -159,12 +159,15 @@ impl Shared {
         match on_failure {
             OnFailure::Deny => Err(Unavailable::new(kind)),
             OnFailure::Allow => Ok(uncounted(clock)),
-            OnFailure::Local => {
-                let demands = self.local_demands(check);
-                let decided = Check::new(&demands).map(|check| self.local.check(&check));
-                Ok(decided.map_or_else(|_| uncounted(clock), |decision| Decision { source: Source::Local, ..decision }))
-            }
+            OnFailure::Local => Ok(self.check_local(check, clock)),
         }
+    }
+
+    /// By this node's share of each limit.
+    pub(super) fn check_local(&self, check: &Check<'_>, clock: &dyn Clock) -> Decision {
+        let demands = self.local_demands(check);
+        let decided = Check::new(&demands).map(|check| self.local.check(&check));
+        decided.map_or_else(|_| uncounted(clock), |decision| Decision { source: Source::Local, ..decision })
     }
 
     /// The demands of a check against this node's share of each limit.

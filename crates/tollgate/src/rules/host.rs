@@ -87,7 +87,12 @@ impl<T: Default> ByHost<T> {
         }
     }
 
-    /// Hands over what is for every host.
+    /// Whether there is anything that is not for every host.
+    pub(crate) fn tells_hosts_apart(&self) -> bool {
+        !self.exact.is_empty() || !self.below.is_empty()
+    }
+
+    /// What is for every host.
     pub(crate) fn for_any(&self) -> &T {
         &self.any
     }

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use tollgate_core::Timestamp;
 
-use super::path::readings;
+use super::path::Readings;
 use super::trie::Trie;
 use crate::identity::{KeyDigest, Networks};
 
@@ -18,8 +18,8 @@ pub(crate) struct ExemptList {
 
 impl ExemptList {
     /// An exemption must hold for every reading of the path: `/health/../admin` is not `/health`.
-    pub(crate) fn has_path(&self, path: &str) -> bool {
-        readings(path).iter().all(|reading| self.paths.contains(reading))
+    pub(crate) fn has_path(&self, readings: &Readings<'_>) -> bool {
+        readings.iter().all(|reading| self.paths.contains(reading))
     }
 }
 

@@ -15,7 +15,7 @@ use smallvec::SmallVec;
 use super::comparisons;
 use super::host::{self, ByHost, HostPattern};
 use super::method::{MethodNames, MethodSet};
-use super::path::readings;
+use super::path::{Readings, readings};
 use super::pattern::Pattern;
 use super::request::RequestView;
 use super::trie::{Candidate, Trie};
@@ -98,9 +98,9 @@ impl Matcher {
     }
 
     /// The rules that apply, in their order.
-    pub(crate) fn find(&self, request: &RequestView<'_>) -> Indices {
+    pub(crate) fn find(&self, request: &RequestView<'_>, readings: &Readings<'_>) -> Indices {
         let method = self.methods.of(request.method());
-        self.search(method, request.path(), request.hosts(), request.headers())
+        self.search(method, readings, request.hosts(), request.headers())
     }
 
     /// The rules that apply to a request that just meets these conditions: to ask what goes together.
@@ -115,24 +115,23 @@ impl Matcher {
             };
             headers.insert(HeaderName::from_bytes(name.0.as_bytes()).expect("a name that was one"), value);
         }
-        self.search(conditions.methods.first(), &path, host.as_deref().into_iter(), &headers)
+        self.search(conditions.methods.first(), &readings(&path), host.as_deref().into_iter(), &headers)
     }
 
     fn search<'r>(
         &self,
         method: MethodSet,
-        path: &str,
+        readings: &Readings<'_>,
         hosts: impl Iterator<Item = &'r str>,
         headers: &HeaderMap,
     ) -> Indices {
-        let readings = readings(path);
         let mut found = Indices::new();
         let mut search = |trie: &Trie| {
             readings.iter().for_each(|reading| trie.find(reading, method, |rule| found.push(rule)));
         };
         search(self.by_host.for_any());
-        for name in hosts {
-            self.by_host.for_host(&host::normal(name), &mut search);
+        if self.by_host.tells_hosts_apart() {
+            hosts.for_each(|name| self.by_host.for_host(&host::normal(name), &mut search));
         }
         // One rule may be found by several readings, patterns or hosts.
         found.sort_unstable();

@@ -28,14 +28,18 @@ use std::borrow::Cow;
 
 use smallvec::SmallVec;
 
-/// More rounds of decoding are not undone. Each proxy in a chain decodes once at most.
-const DECODINGS_MAX: usize = 4;
+/// More rounds of decoding are not undone: each server in a chain decodes once at most, and without a bound a long
+/// enough path would cost the square of its length.
+const DECODINGS_MAX: usize = 8;
 
 /// The segments of one reading of a path.
 pub(crate) type Segments<'p> = SmallVec<[Cow<'p, [u8]>; 12]>;
 
 /// Every way in which a path may be understood; at least one, without repetition.
-pub(crate) fn readings(path: &str) -> SmallVec<[Segments<'_>; 1]> {
+pub(crate) type Readings<'p> = SmallVec<[Segments<'p>; 1]>;
+
+/// Reads a path in every way.
+pub(crate) fn readings(path: &str) -> Readings<'_> {
     let path = path.split(['?', '#']).next().unwrap_or_default().as_bytes();
     let path = path.strip_prefix(b"/").unwrap_or(path);
     let written = split(path, false);
@@ -53,7 +57,7 @@ pub(crate) fn readings(path: &str) -> SmallVec<[Segments<'_>; 1]> {
     }
     let decoded_out = split(&out, true).map(without_parameters).map(owned);
 
-    let mut readings: SmallVec<[Segments<'_>; 1]> = SmallVec::new();
+    let mut readings = Readings::new();
     let mut add = |reading| {
         if !readings.contains(&reading) {
             readings.push(reading);
@@ -90,8 +94,9 @@ pub(crate) fn escape(segment: &[u8], text: &mut String) {
         match byte {
             b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => text.push(byte.into()),
             _ => {
-                text.push('%');
-                [byte >> 4, byte & 15].map(|digit| text.push(char::from(b"0123456789ABCDEF"[usize::from(digit)])));
+                const DIGITS: &[u8; 16] = b"0123456789ABCDEF";
+                let digit = |half: u8| char::from(DIGITS[usize::from(half)]);
+                text.extend(['%', digit(byte >> 4), digit(byte & 15)]);
             }
         }
     }
@@ -197,8 +202,10 @@ mod tests {
             ("/../../a", &["..│..│a", "a"]),
             ("/log%69n", &["login"]),
             ("/files/a%2Fb", &["files│a/b", "files│a│b"]),
+            ("//files/a%2Fb", &["│files│a/b", "files│a/b", "files│a│b"]),
             ("/a%2f..%2fb", &["a/../b", "b"]),
             ("/%2561", &["%61", "a"]),
+            ("/%252525252561", &["%2525252561", "a"]),
             ("/a;v=1/b", &["a;v=1│b", "a│b"]),
             ("/a\\b", &["a\\b", "a│b"]),
             ("/a%5cb", &["a\\b", "a│b"]),

@@ -3,7 +3,6 @@
 use std::borrow::Cow;
 
 use http::{HeaderMap, Method};
-use smallvec::SmallVec;
 
 use super::path;
 
@@ -84,7 +83,6 @@ impl<'r> RequestView<'r> {
         // `user@host` is an authority too.
         let authority = self.authority.map(|authority| authority.rsplit('@').next().unwrap_or(authority));
         let lines = self.headers.get_all(http::header::HOST).iter().filter_map(|line| line.to_str().ok());
-        let hosts: SmallVec<[&'r str; 2]> = authority.into_iter().chain(lines).collect();
-        hosts.into_iter()
+        authority.into_iter().chain(lines)
     }
 }

@@ -9,6 +9,7 @@ use tollgate_core::Timestamp;
 
 use super::lists::{Ban, BanList, ExemptList};
 use super::matcher::{Indices, Matcher};
+use super::path::readings;
 use super::plan::{KeyEntry, Plan, PlanLookup, PlanQuestion, Tariff};
 use super::request::RequestView;
 use super::rule::Rule;
@@ -34,6 +35,8 @@ pub(crate) struct SetParts {
     pub(crate) plan_header: Option<HeaderName>,
     pub(crate) exempt: ExemptList,
     pub(crate) bans: BanList,
+    /// Whether any rule takes its limits from plans.
+    pub(crate) needs_tariff: bool,
     pub(crate) is_off: bool,
     pub(crate) exposes_headers: bool,
 }
@@ -74,9 +77,14 @@ impl RuleSet {
 
     /// The rules that apply to a request. None if its path is exempt or the kill switch is on.
     pub fn matching(&self, request: &RequestView<'_>) -> Matched<'_> {
-        let none = self.0.is_off || self.0.exempt.has_path(request.path());
-        let indices = if none { Indices::new() } else { self.0.matcher.find(request) };
-        Matched { set: &self.0, indices }
+        let set = &*self.0;
+        if set.is_off || set.rules.is_empty() {
+            return Matched { set, indices: Indices::new() };
+        }
+        let readings = readings(request.path());
+        let is_exempt = set.exempt.has_path(&readings);
+        let indices = if is_exempt { Indices::new() } else { set.matcher.find(request, &readings) };
+        Matched { set, indices }
     }
 
     /// Whether the kill switch is on: nothing is limited and nobody is banned.
@@ -132,7 +140,7 @@ impl RuleSet {
 
     /// Whether any rule takes its limits from plans: else no tariff matters.
     pub fn needs_tariff(&self) -> bool {
-        self.0.rules.iter().any(Rule::is_by_plan)
+        self.0.needs_tariff
     }
 
     /// The caller's tariff, if it is known without asking: by key, address, trusted header or token.

@@ -217,7 +217,7 @@ impl Log {
 }
 
 impl Few {
-    fn one(entry: Entry) -> Few {
+    pub(super) fn one(entry: Entry) -> Few {
         Few { len: 1, entries: [entry, Entry::default()] }
     }
 

@@ -46,8 +46,56 @@ pub(crate) struct RingHead {
 impl RingHead {
     /// The oldest entry, of which there must be one.
     #[inline]
-    pub(crate) fn oldest(&self, words: &[u64]) -> Entry {
+    pub(super) fn oldest(&self, words: &[u64]) -> Entry {
         self.entry_at(self.first as usize, words)
+    }
+
+    /// Forgets the oldest entry, which must be that one.
+    #[inline]
+    pub(super) fn drop_oldest(&mut self, oldest: Entry, words: &[u64]) {
+        self.first = self.place(1, words) as u32;
+        self.len -= 1;
+        self.total -= oldest.units;
+    }
+
+    /// Whether one more entry of so many units finds its place, and needs all the places there are for the moment.
+    #[inline]
+    pub(super) fn suits(&self, units: u32, words: &[u64]) -> bool {
+        let capacity = self.capacity(words);
+        (self.len as usize) < capacity && self.takes(units) && !self.is_sparse(capacity)
+    }
+
+    /// Appends an entry that [suits](RingHead::suits).
+    #[inline]
+    pub(super) fn push(&mut self, entry: Entry, words: &mut [u64]) {
+        self.newest_us = entry.time_us;
+        self.len += 1;
+        self.total += entry.units;
+        self.write_at(self.place(self.len as usize - 1, words), entry, words);
+    }
+
+    #[inline]
+    fn capacity(&self, words: &[u64]) -> usize {
+        if self.is_wide { words.len() / 2 } else { words.len() }
+    }
+
+    /// Whether no entry can become too large for its place when so many units come in.
+    #[inline]
+    fn takes(&self, units: u32) -> bool {
+        self.is_wide || u64::from(self.total) + u64::from(units) < u64::from(UNITS_WIDE)
+    }
+
+    /// Whether so much stands empty that the memory should be given back.
+    #[inline]
+    fn is_sparse(&self, capacity: usize) -> bool {
+        capacity > CAPACITY_SMALL && self.len as usize <= capacity / 4
+    }
+
+    /// Where in the circle the entry `index` places after the oldest is.
+    #[inline]
+    fn place(&self, index: usize, words: &[u64]) -> usize {
+        let (place, capacity) = (self.first as usize + index, self.capacity(words));
+        if place >= capacity { place - capacity } else { place }
     }
 
     #[inline]
@@ -58,6 +106,16 @@ impl RingHead {
         };
         let earlier_us = self.newest_us.wrapping_sub(time) & TIME_MASK;
         Entry { time_us: self.newest_us - earlier_us, units }
+    }
+
+    #[inline]
+    fn write_at(&self, place: usize, entry: Entry, words: &mut [u64]) {
+        if self.is_wide {
+            words[2 * place] = entry.time_us;
+            words[2 * place + 1] = u64::from(entry.units);
+        } else {
+            words[place] = u64::from(entry.units) << TIME_BITS | entry.time_us & TIME_MASK;
+        }
     }
 }
 
@@ -73,46 +131,43 @@ impl Ring {
     }
 
     #[inline]
+    pub(super) fn head(&self) -> RingHead {
+        self.head
+    }
+
+    #[inline]
     pub(super) fn len(&self) -> usize {
         self.head.len as usize
     }
 
     #[inline]
-    pub(super) fn head(&self) -> RingHead {
-        self.head
+    pub(super) fn capacity(&self) -> usize {
+        self.head.capacity(&self.words)
     }
 
     pub(super) fn heap_bytes(&self) -> usize {
         size_of_val(&*self.words)
     }
 
-    #[inline]
-    pub(super) fn capacity(&self) -> usize {
-        if self.head.is_wide { self.words.len() / 2 } else { self.words.len() }
-    }
-
     /// Whether no entry can become too large for its place when so many units come in.
     #[inline]
     pub(super) fn takes(&self, units: u32) -> bool {
-        self.head.is_wide || u64::from(self.head.total) + u64::from(units) < u64::from(UNITS_WIDE)
+        self.head.takes(units)
     }
 
     /// The entry `index` places after the oldest.
     #[inline]
     pub(super) fn get(&self, index: usize) -> Entry {
-        self.head.entry_at(self.place(index), &self.words)
+        self.head.entry_at(self.head.place(index, &self.words), &self.words)
     }
 
     /// Appends an entry; `entries_max` is the most that can live at once, so a larger ring is never needed.
-    #[inline]
     pub(super) fn push(&mut self, entry: Entry, entries_max: usize) {
         if self.len() == self.capacity() {
             self.rebuild(roomy(self.len()).min(entries_max.max(self.len() + 1)), self.head.is_wide);
         }
-        self.head.newest_us = entry.time_us;
-        self.head.len += 1;
-        self.head.total += entry.units;
-        self.write(self.len() - 1, entry);
+        self.make_wide_for(entry.units);
+        self.head.push(entry, &mut self.words);
     }
 
     /// Changes an entry. Only the newest may change its time.
@@ -121,16 +176,16 @@ impl Ring {
         if index + 1 == self.len() {
             self.head.newest_us = entry.time_us;
         }
+        self.make_wide_for(entry.units);
         self.write(index, entry);
     }
 
     /// Forgets the `count` oldest entries, of which there are more.
     pub(super) fn drop_front(&mut self, count: usize) {
-        let units: u32 = (0..count).map(|index| self.get(index).units).sum();
-        self.head.first = self.place(count) as u32;
-        self.head.len -= count as u32;
-        self.head.total -= units;
-        if self.capacity() > CAPACITY_SMALL && self.len() <= self.capacity() / 4 {
+        for _ in 0..count {
+            self.head.drop_oldest(self.head.oldest(&self.words), &self.words);
+        }
+        if self.head.is_sparse(self.capacity()) {
             self.rebuild(roomy(self.len()), self.head.is_wide);
         }
     }
@@ -147,24 +202,14 @@ impl Ring {
         self.head.len -= 1;
     }
 
-    /// Where in the circle the entry `index` places after the oldest is.
-    #[inline]
-    fn place(&self, index: usize) -> usize {
-        let place = self.head.first as usize + index;
-        if place >= self.capacity() { place - self.capacity() } else { place }
+    fn write(&mut self, index: usize, entry: Entry) {
+        let place = self.head.place(index, &self.words);
+        self.head.write_at(place, entry, &mut self.words);
     }
 
-    #[inline]
-    fn write(&mut self, index: usize, entry: Entry) {
-        if entry.units >= UNITS_WIDE && !self.head.is_wide {
+    fn make_wide_for(&mut self, units: u32) {
+        if units >= UNITS_WIDE && !self.head.is_wide {
             self.rebuild(self.capacity(), true);
-        }
-        let place = self.place(index);
-        if self.head.is_wide {
-            self.words[2 * place] = entry.time_us;
-            self.words[2 * place + 1] = u64::from(entry.units);
-        } else {
-            self.words[place] = u64::from(entry.units) << TIME_BITS | entry.time_us & TIME_MASK;
         }
     }
 

@@ -205,8 +205,11 @@ impl Compiler<'_> {
         };
         let place = table.plan.as_ref().and_then(|plan| self.plan_place(plan, tariffs, source));
         let own = table.limits.as_ref().map(|list| self.limits(list, source));
-        if let Some(plan) = place {
-            tariffs.given.push(tariffs.plans[plan].name.clone());
+        let plan = place.map(|place| tariffs.plans[place].name.clone());
+        if let Some(plan) = &plan
+            && !tariffs.given.contains(plan)
+        {
+            tariffs.given.push(plan.clone());
         }
         let tariff = match (own, place) {
             (Some(limits), _) if !tariffs.is_empty() => {
@@ -216,12 +219,7 @@ impl Compiler<'_> {
             (_, Some(place)) => Some(tariff(place)),
             _ => None,
         };
-        let entry = KeyEntry {
-            name: table.name.as_deref().map(Box::from),
-            plan: table.plan.as_ref().map(|plan| plan.as_str().into()),
-            tariff,
-            is_exempt: table.exempt,
-        };
+        let entry = KeyEntry { name: table.name.as_deref().map(Box::from), plan, tariff, is_exempt: table.exempt };
         match digest.map(|digest| keys.entry(digest)) {
             Some(Entry::Vacant(vacant)) => drop(vacant.insert(entry)),
             Some(Entry::Occupied(_)) => {

@@ -78,9 +78,10 @@ impl Compiler<'_> {
         let parsed: Result<Limit, _> = text.parse();
         parsed
             .map_err(|error| {
-                // The message ends with the byte, for those who cannot underline it.
+                // The message ends with an example and the byte, for those who can neither underline nor help.
                 let message = error.to_string();
-                let message = message.split(" (at byte").next().unwrap_or(&message).to_owned();
+                let message = message.split(" (at byte").next().unwrap_or_default();
+                let message = message.split("; for example").next().unwrap_or_default();
                 let finding = Finding::new(Code::InvalidLimit, message).at(source.inside(span, text, error.span()));
                 let finding = match text {
                     "plan" => finding.help("`limits = \"plan\"` stands alone, in a rule"),

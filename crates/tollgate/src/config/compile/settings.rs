@@ -66,8 +66,8 @@ impl Compiler<'_> {
 
     fn check_store(&mut self, store: &Spanned<Secret>) {
         let text = store.reveal();
-        let scheme_only = |scheme: &&str| text.strip_prefix(*scheme).is_some_and(|rest| !rest.is_empty());
-        if text != "memory" && !SCHEMES.iter().any(|scheme| scheme_only(&scheme)) {
+        let is_url = |scheme: &str| text.strip_prefix(scheme).is_some_and(|rest| !rest.is_empty());
+        if text != "memory" && !SCHEMES.into_iter().any(is_url) {
             let finding = Finding::new(Code::InvalidStore, "expected `memory` or the URL of a Redis or Valkey")
                 .help(format!("accepted are memory and URLs that begin with {}", SCHEMES.join(", ")));
             self.note(finding.at(store.span()));

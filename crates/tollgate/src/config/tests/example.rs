@@ -5,13 +5,15 @@ use crate::config::{Config, Finding, Format, Loader, Severity};
 const EXAMPLE: &str = include_str!("../../../../../docs/configuration.toml");
 
 fn loader() -> Loader {
-    let variable = |name: &str| (name == "TOLLGATE_SALT" || name == "TOLLGATE_JWT_KEY").then(|| "0123456789abcdef".repeat(2));
+    let variable =
+        |name: &str| (name == "TOLLGATE_SALT" || name == "TOLLGATE_JWT_KEY").then(|| "0123456789abcdef".repeat(2));
     Loader::new().environment(variable)
 }
 
 #[test]
 fn the_example_can_be_used_as_it_stands() {
-    let loaded = loader().load_text("configuration.toml", EXAMPLE, Format::Toml).unwrap_or_else(|report| panic!("{report:?}"));
+    let loaded =
+        loader().load_text("configuration.toml", EXAMPLE, Format::Toml).unwrap_or_else(|report| panic!("{report:?}"));
     let odd: Vec<&Finding> = loaded.findings.iter().filter(|finding| finding.severity() > Severity::Advice).collect();
     assert!(odd.is_empty(), "{odd:?}");
 }

@@ -81,7 +81,11 @@ fn a_finding_underlines_exactly_what_it_is_about() {
         (Code::SecretMissing, "[anonymize]\nsecret_env = 'NO_SUCH'", "'NO_SUCH'"),
         (Code::SecretMissing, "[jwt]\nalgorithm = 'HS256'", "[jwt]"),
         (Code::ConflictingHeaders, "headers = ['draft-6', 'x', 'ietf']", "['draft-6', 'x', 'ietf']"),
-        (Code::ConflictingHeaders, "[[rules]]\nname = 'a'\nheaders = ['draft-6', 'ietf']\nlimits = ['1/s']", "['draft-6', 'ietf']"),
+        (
+            Code::ConflictingHeaders,
+            "[[rules]]\nname = 'a'\nheaders = ['draft-6', 'ietf']\nlimits = ['1/s']",
+            "['draft-6', 'ietf']",
+        ),
         (Code::ProxiesEverybody, &format!("trusted_proxies = ['10.0.0.0/8', '::/0']\n{rule}"), "'10.0.0.0/8'"),
         (Code::RuleUnreachable, "[[rules]]\nname = 'a'\nmatch.methods = []\nlimits = ['1/s']", "[]"),
         (Code::RuleTwice, "[[rules]]\nname = 'a'\nlimits = ['1/s']\n[[rules]]\nname = 'b'\nlimits = ['1/s']", "'b'"),
@@ -128,7 +132,8 @@ fn what_is_meant_is_not_found() {
          '8/8s', '9/9s', '10/10s', '11/11s', '12/12s', '13/13s', '14/14s', '15/15s', '16/16s', '17/17s']",
     ];
     for text in quiet {
-        let stray: Vec<Code> = codes(text).into_iter().filter(|code| *code != Code::RedundantLimit || !text.contains("2s")).collect();
+        let stray: Vec<Code> =
+            codes(text).into_iter().filter(|code| *code != Code::RedundantLimit || !text.contains("2s")).collect();
         assert_eq!(stray, [], "{text}");
     }
 }

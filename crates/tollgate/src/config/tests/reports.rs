@@ -7,14 +7,20 @@ use super::{load, load_yaml};
 fn drawn(report: &dyn Diagnostic) -> String {
     let mut text = String::new();
     let theme = GraphicalTheme::unicode_nocolor();
-    GraphicalReportHandler::new_themed(theme).with_width(100).with_links(false).render_report(&mut text, report).unwrap();
+    GraphicalReportHandler::new_themed(theme)
+        .with_width(100)
+        .with_links(false)
+        .render_report(&mut text, report)
+        .unwrap();
     text.lines().map(str::trim_end).collect::<Vec<_>>().join("\n").trim_end().to_owned()
 }
 
 #[test]
 fn a_misspelt_field_is_underlined_with_the_nearest_spelling() {
     let report = load("[[rules]]\nname = \"shorten\"\nlimts = [\"10/min\"]\n").unwrap_err();
-    assert_eq!(drawn(&report.findings()[0]), r#"unknown-field
+    assert_eq!(
+        drawn(&report.findings()[0]),
+        r#"unknown-field
 
   × unknown field `limts`
    ╭─[tollgate.toml:3:1]
@@ -23,15 +29,18 @@ fn a_misspelt_field_is_underlined_with_the_nearest_spelling() {
    · ──┬──
    ·   ╰── here
    ╰────
-  help: did you mean `limits`?"#);
+  help: did you mean `limits`?"#
+    );
 }
 
 #[test]
 fn a_quota_of_nothing_is_underlined_within_its_text() {
     let report = load_yaml("rules:\n  - name: shorten\n    limits: [100/day, 0/min]\n").unwrap_err();
-    assert_eq!(drawn(&report.findings()[0]), r#"invalid-limit
+    assert_eq!(
+        drawn(&report.findings()[0]),
+        r#"invalid-limit
 
-  × expected a quota of 1 to 10000000 in digits; for example 10/min or 100/min token-bucket burst=20
+  × expected a quota of 1 to 10000000 in digits
    ╭─[tollgate.yaml:3:23]
  2 │   - name: shorten
  3 │     limits: [100/day, 0/min]
@@ -39,13 +48,16 @@ fn a_quota_of_nothing_is_underlined_within_its_text() {
    ·                       ╰── here
    ╰────
   help: QUOTA/WINDOW [ALGORITHM] [option=value …], for example 10/min or 100/min token-bucket
-        burst=20"#);
+        burst=20"#
+    );
 }
 
 #[test]
 fn a_warning_is_drawn_as_one() {
     let loaded = load("trusted_proxies = [\"0.0.0.0/0\"]\n[[rules]]\nname = \"all\"\nlimits = [\"10/min\"]\n").unwrap();
-    assert_eq!(drawn(&loaded.findings[0]), r#"proxies-everybody
+    assert_eq!(
+        drawn(&loaded.findings[0]),
+        r#"proxies-everybody
 
   ⚠ everybody is trusted as a proxy, so every client can choose its own address
    ╭─[tollgate.toml:1:20]
@@ -54,7 +66,8 @@ fn a_warning_is_drawn_as_one() {
    ·                         ╰── here
  2 │ [[rules]]
    ╰────
-  help: name the networks in which your own proxies are"#);
+  help: name the networks in which your own proxies are"#
+    );
 }
 
 #[test]
@@ -65,7 +78,9 @@ fn a_report_of_several_errors_tells_all_of_them_in_words_too() {
     assert_eq!(report.to_string(), "tollgate.toml cannot be used: 2 errors");
     let mut text = String::new();
     NarratableReportHandler::new().render_report(&mut text, &report).unwrap();
-    for part in ["expected a time", "diagnostic code: invalid-time", "expected a / between", "diagnostic code: invalid-limit"] {
+    for part in
+        ["expected a time", "diagnostic code: invalid-time", "expected a / between", "diagnostic code: invalid-limit"]
+    {
         assert!(text.contains(part), "{text}");
     }
 }
@@ -82,11 +97,12 @@ fn no_report_shows_a_secret() {
         format!("{secrets}key = 'planted\n"),
         secrets.replace("key = 'planted'", "key = ['planted']"),
         secrets.replace("secret = 'planted-planted'", "secrte = 'planted-planted'"),
+        secrets.replace("key = 'planted'", "key = 777000777"),
     ];
     for text in broken {
         let report = load(&text).unwrap_err();
         let shown = format!("{}{report:?}{report}", drawn(&report));
-        assert!(!shown.contains("planted"), "{shown}");
+        assert!(!shown.contains("planted") && !shown.contains("777000"), "{shown}");
         for finding in report.findings() {
             assert!(!drawn(finding).contains("planted"), "{}", drawn(finding));
         }
@@ -95,7 +111,9 @@ fn no_report_shows_a_secret() {
 
 #[test]
 fn a_syntax_error_in_yaml_is_underlined_where_it_is() {
-    for (text, line) in [("rules:\n  - name: a\n   b: c\n", 3), ("é: [1\n", 1), ("a: 1\na: 2\n", 2), ("store: \"x\n", 1)] {
+    for (text, line) in
+        [("rules:\n  - name: a\n   b: c\n", 3), ("é: [1\n", 1), ("a: 1\na: 2\n", 2), ("store: \"x\n", 1)]
+    {
         let report = load_yaml(text).unwrap_err();
         let finding = &report.findings()[0];
         assert_eq!(finding.code(), crate::config::Code::Syntax, "{text}: {report:?}");

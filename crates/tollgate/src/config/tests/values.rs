@@ -84,7 +84,8 @@ fn a_table_says_the_same_as_a_text() {
 
 #[test]
 fn shadow_for_all_takes_the_veto_from_every_rule() {
-    let text = "shadow = true\n[[rules]]\nname = 'a'\nlimits = ['1/s']\n[[rules]]\nname = 'b'\nmode = 'off'\nlimits = ['2/s']";
+    let text =
+        "shadow = true\n[[rules]]\nname = 'a'\nlimits = ['1/s']\n[[rules]]\nname = 'b'\nmode = 'off'\nlimits = ['2/s']";
     let modes: Vec<Mode> = load(text).unwrap().rules.rules().iter().map(Rule::mode).collect();
     assert_eq!(modes, [Mode::Shadow, Mode::Off]);
 }
@@ -191,4 +192,14 @@ fn a_reload_keeps_the_pseudonyms_of_a_process() {
     };
     assert_eq!(subject(), subject());
     assert!(subject().to_string().starts_with("ip:~"));
+}
+
+#[test]
+fn a_configuration_made_in_code_is_checked_like_a_file() {
+    use crate::config::{Code, RuleTable};
+    let config = Config::default().with_rule(RuleTable::new("a", ["10/min", "0/s"]).with_path(["x"]));
+    let report = config.compile().unwrap_err();
+    let codes: Vec<Code> = report.findings().iter().map(|finding| finding.code()).collect();
+    assert_eq!(codes, [Code::InvalidPath, Code::InvalidLimit]);
+    assert!(report.findings().iter().all(|finding| finding.span().is_none() && finding.place().is_none()));
 }

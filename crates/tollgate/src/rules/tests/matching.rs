@@ -60,7 +60,7 @@ fn found(matcher: &Matcher, request: &WrittenRequest) -> Vec<u32> {
         headers.insert("host", HeaderValue::from_static(host));
     }
     let method = Method::from_bytes(request.method.as_bytes()).unwrap();
-    matcher.find(&RequestView::new(&method, &request.path, &headers)).to_vec()
+    matcher.find(&RequestView::new(&method, &request.path, &headers), &readings(&request.path)).to_vec()
 }
 
 /// One rule after the other, one segment after the other.
