@@ -23,6 +23,9 @@ pub(crate) enum Command {
         after_help = "Example:\n  tollgate serve --store redis://127.0.0.1:6379\n  curl -d '{\"key\":\"user:42\",\"limit\":\"10/min\"}' http://127.0.0.1:8080/v1/check"
     )]
     Serve(Serve),
+    /// Read a configuration and say what is wrong or odd about it
+    #[command(after_help = "Example:\n  tollgate validate tollgate.toml")]
+    Validate(Validate),
     /// Decide once, and say so by the exit code: 0 allowed, 1 denied, 2 error
     #[command(after_help = "Example:\n  tollgate check user:42 10/min --cost 3 --store redis://127.0.0.1:6379")]
     Check(Check),
@@ -58,12 +61,23 @@ pub(crate) struct Serve {
     /// Where to answer Redis clients
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:6380")]
     pub(crate) resp: String,
-    /// How many instances share the quota while the store is away
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
-    pub(crate) instances: u32,
+    /// Rules, plans and settings (.toml, .yaml); read again on SIGHUP
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: Option<std::path::PathBuf>,
+    /// How many instances share the quota while the store is away [default: as configured, else 1]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) instances: Option<u32>,
     /// How to write logs
     #[arg(long, value_name = "FORM", default_value = "text", value_parser = ["text", "json"])]
     pub(crate) log: String,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct Validate {
+    /// The configuration
+    pub(crate) file: std::path::PathBuf,
+    #[command(flatten)]
+    pub(crate) store: StoreChoice,
 }
 
 #[derive(Args, Debug)]

@@ -3,6 +3,7 @@
 mod arguments;
 mod ask;
 mod boundary;
+mod configuration;
 mod serve;
 mod store;
 
@@ -20,6 +21,7 @@ fn main() -> ExitCode {
     let arguments = Arguments::parse();
     let outcome = match arguments.command {
         Some(Command::Serve(serve)) => in_runtime(serve::serve(serve)).map(|()| ExitCode::SUCCESS),
+        Some(Command::Validate(validate)) => configuration::validate(&validate).map(|()| ExitCode::SUCCESS),
         Some(Command::Check(check)) => in_runtime(ask::check(check)).map(|allowed| match allowed {
             true => ExitCode::SUCCESS,
             false => ExitCode::from(DENIED),
@@ -35,8 +37,12 @@ fn main() -> ExitCode {
             Ok(ExitCode::SUCCESS)
         }
     };
-    outcome.unwrap_or_else(|error| {
-        eprintln!("tollgate: {error}");
+    outcome.unwrap_or_else(|failure| {
+        match failure {
+            // Its findings underline the place in the file.
+            Failure::Configuration(report) => eprintln!("{:?}", miette::Report::new(report)),
+            failure => eprintln!("tollgate: {failure}"),
+        }
         ExitCode::from(FAILED)
     })
 }
@@ -46,6 +52,10 @@ fn main() -> ExitCode {
 pub(crate) enum Failure {
     #[error("{0}")]
     Store(#[from] tollgate::StoreUrlError),
+    #[error("{0}")]
+    Configuration(tollgate::config::Report),
+    #[error("{0}")]
+    Redis(#[from] tollgate_redis::BuildError),
     #[error("the store did not answer: {0}")]
     Unanswered(#[from] tollgate::StoreError),
     #[error("{0}")]

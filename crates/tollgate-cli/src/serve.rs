@@ -1,28 +1,75 @@
 //! `tollgate serve`: listeners, a limiter, and an orderly end.
 
+use std::path::PathBuf;
+use std::sync::Arc;
+
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
+use tollgate::Limiter;
+use tollgate::config::Settings;
+use tollgate::engine::Engine;
 use tollgate_redis::RedisStore;
 use tollgate_server::{Doors, Listeners, run};
 use tracing_subscriber::EnvFilter;
 
-use crate::Failure;
-use crate::arguments::Serve;
+use crate::arguments::{Serve, StoreChoice};
+use crate::store::MEMORY;
+use crate::{Failure, configuration};
 
 pub(crate) async fn serve(arguments: Serve) -> Result<(), Failure> {
     start_logs(&arguments.log);
-    let url = arguments.store.url();
-    let limiter = arguments.store.builder()?.instances(arguments.instances).build();
+    let loaded = arguments.config.as_deref().map(|file| configuration::load(file, &arguments.store)).transpose()?;
+    let settings = loaded.as_ref().map(|loaded| &loaded.settings);
+    let configured = || settings.and_then(|settings| settings.store.as_ref()).map(|url| url.reveal().to_owned());
+    let url = arguments.store.said().or_else(configured).unwrap_or_else(|| MEMORY.to_owned());
+    let limiter = limiter(&url, &arguments, settings)?;
+
     let listeners = Listeners {
         http: Some(listen("http", &arguments.http).await?),
         resp: Some(listen("resp", &arguments.resp).await?),
     };
     announce(&listeners, &url)?;
-    if url != "memory" {
+    let mut doors = Doors::new(limiter.clone());
+    if let (Some(loaded), Some(file)) = (loaded, arguments.config) {
+        let engine = Engine::new(limiter, loaded.rules);
+        tokio::spawn(reload_when_told(engine.clone(), file, arguments.store));
+        doors = doors.rules(engine);
+    }
+    if url != MEMORY {
         tokio::spawn(look_at_the_server(url));
     }
-    run(listeners, Doors::new(limiter), asked_to_stop()).await;
+    run(listeners, doors, asked_to_stop()).await;
     Ok(())
+}
+
+fn limiter(url: &str, arguments: &Serve, settings: Option<&Settings>) -> Result<Limiter, Failure> {
+    let instances = arguments.instances.or(settings.and_then(|settings| settings.instances)).unwrap_or(1);
+    let mut builder = Limiter::builder().instances(instances);
+    if let Some(settings) = settings {
+        builder = builder.deadline(settings.deadline).on_failure(settings.on_failure);
+    }
+    Ok(match (url, settings) {
+        (MEMORY, _) => builder.build(),
+        (url, None) => builder.url(url)?.build(),
+        (url, Some(settings)) => {
+            let store = RedisStore::builder(url).prefix(settings.prefix.clone()).build()?;
+            builder.store(Arc::new(store)).build()
+        }
+    })
+}
+
+/// On SIGHUP the file is read again, whole: good rules replace the old ones at once, and a broken file changes nothing.
+async fn reload_when_told(engine: Engine, file: PathBuf, store: StoreChoice) {
+    let Ok(mut hangup) = signal(SignalKind::hangup()) else { return };
+    while hangup.recv().await.is_some() {
+        match configuration::load(&file, &store) {
+            Ok(loaded) => {
+                engine.reload(loaded.rules);
+                tracing::info!("the configuration was read again");
+            }
+            Err(failure) => tracing::error!(%failure, "the configuration is broken; the old rules stay in force"),
+        }
+    }
 }
 
 async fn listen(door: &'static str, address: &str) -> Result<TcpListener, Failure> {
@@ -32,7 +79,7 @@ async fn listen(door: &'static str, address: &str) -> Result<TcpListener, Failur
 
 /// Says where the doors are, and a line to try.
 fn announce(listeners: &Listeners, url: &str) -> Result<(), Failure> {
-    let kind = if url == "memory" { "in memory" } else { "on Redis" };
+    let kind = if url == MEMORY { "in memory" } else { "on Redis" };
     println!("tollgate {} serves, counters {kind}", env!("CARGO_PKG_VERSION"));
     if let Some(http) = &listeners.http {
         let address = http.local_addr()?;

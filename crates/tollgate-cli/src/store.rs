@@ -7,15 +7,21 @@ use tollgate::{Limiter, LimiterBuilder, OnFailure};
 use crate::Failure;
 use crate::arguments::StoreChoice;
 
+/// The name of the store in this process.
+pub(crate) const MEMORY: &str = "memory";
 /// A command waits longer than a service would: somebody is looking at it.
 const COMMAND_DEADLINE: Duration = Duration::from_secs(5);
 
 impl StoreChoice {
-    /// What was said, else the environment's word, else memory.
-    pub(crate) fn url(&self) -> String {
-        let said = self.store.clone();
+    /// What was said, else the environment's word.
+    pub(crate) fn said(&self) -> Option<String> {
         let from = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
-        said.or_else(|| from("TOLLGATE_STORE")).or_else(|| from("REDIS_URL")).unwrap_or_else(|| "memory".to_owned())
+        self.store.clone().or_else(|| from("TOLLGATE_STORE")).or_else(|| from("REDIS_URL"))
+    }
+
+    /// What was said, else memory.
+    pub(crate) fn url(&self) -> String {
+        self.said().unwrap_or_else(|| MEMORY.to_owned())
     }
 
     pub(crate) fn builder(&self) -> Result<LimiterBuilder, Failure> {

@@ -1,4 +1,5 @@
 //! The real binary, as a user runs it.
+#![allow(clippy::unwrap_used)] // a step that fails fails its test
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -103,7 +104,7 @@ fn what_cannot_be_done_is_exit_two_and_a_sentence_that_teaches() {
 fn the_script_and_every_help_text_are_printed() {
     let script = tollgate(&["script"]);
     assert!(text(&script.stdout).contains("TWIN OF"));
-    for command in ["serve", "check", "inspect", "reset", "script", "boundary"] {
+    for command in ["serve", "validate", "check", "inspect", "reset", "script", "boundary"] {
         let help = tollgate(&[command, "--help"]);
         assert!(text(&help.stdout).contains("Example:\n"), "{command}");
     }
@@ -127,6 +128,64 @@ fn serve_starts_with_nothing_but_itself_and_answers_both_doors() {
     );
     let wrong = serving.post(r#"{"key":"user:42","limit":"1/h","cots":2}"#);
     assert!(wrong.starts_with("HTTP/1.1 400 ") && wrong.contains("unknown field `cots`"), "{wrong}");
+}
+
+const RULES: &str = r#"
+[[rules]]
+name = "shorten"
+match = { methods = ["POST"], path = "/shorten" }
+by = ["ip"]
+limits = [{ name = "main", limit = "2/h" }]
+"#;
+
+const POSTED: &str = r#"{"request":{"method":"POST","path":"/shorten","peer":"203.0.113.9"}}"#;
+
+#[test]
+fn serve_decides_requests_by_rules_and_a_broken_file_changes_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("tollgate.toml");
+    std::fs::write(&file, RULES).unwrap();
+    let serving = Serving::start(&["--config", file.to_str().unwrap()]);
+    let statuses: Vec<bool> = (0..3).map(|_| serving.post(POSTED).starts_with("HTTP/1.1 200")).collect();
+    assert_eq!(statuses, [true, true, false]);
+    assert!(serving.post(POSTED).contains(r#""limits":[{"name":"main","quota":2"#));
+    let other = POSTED.replace("POST", "GET");
+    assert!(serving.post(&other).contains(r#"{"allowed":true,"source":"none","limits":[]}"#));
+
+    let hangup =
+        || assert!(Command::new("kill").args(["-HUP", &serving.child.id().to_string()]).status().unwrap().success());
+    let quota = |serving: &Serving| {
+        serving.post(&POSTED.replace("9\"", "10\"")).split("\"quota\":").nth(1).map(|rest| rest[..1].to_owned())
+    };
+    let reads = |wanted: &str| {
+        (0..500).any(|_| {
+            std::thread::sleep(std::time::Duration::from_millis(10)); // a signal has no answer to wait for
+            quota(&serving).as_deref() == Some(wanted)
+        })
+    };
+    std::fs::write(&file, RULES.replace("2/h", "3/h")).unwrap();
+    hangup();
+    assert!(reads("3"), "the new quota holds");
+    assert!(serving.post(POSTED).starts_with("HTTP/1.1 200"), "two of three were used before the reload");
+    assert!(serving.post(POSTED).starts_with("HTTP/1.1 429"), "and are remembered after it");
+    std::fs::write(&file, RULES.replace("2/h", "0/h")).unwrap();
+    hangup();
+    assert!(!(0..20).any(|_| quota(&serving).as_deref() != Some("3")), "the old rules stay in force");
+}
+
+#[test]
+fn validate_underlines_the_place_and_says_what_would_be_accepted() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("tollgate.toml");
+    std::fs::write(&file, RULES.replace("2/h", "0/h")).unwrap();
+    let output = tollgate(&["validate", file.to_str().unwrap()]);
+    let said = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    assert!(said.contains("0/h") && said.contains("1 to 10000000"), "{said}");
+    std::fs::write(&file, RULES).unwrap();
+    let output = tollgate(&["validate", file.to_str().unwrap()]);
+    assert_eq!(output.status.code(), Some(0));
+    assert!(text(&output.stdout).contains("1 rules"), "{}", text(&output.stdout));
 }
 
 #[test]

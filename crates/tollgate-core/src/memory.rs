@@ -174,7 +174,7 @@ impl MemoryStore {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn check_one(&self, limit: &Limit, key: Key<'_>, cost: Cost) -> Line {
-        self.decide_one(self.clock.now(), limit, &key, cost).1
+        self.decide_one(&mut self.clock.now(), limit, &key, cost)
     }
 
     /// Decides many checks, in order, with one reading of the clock.
@@ -230,9 +230,8 @@ impl MemoryStore {
     fn check_at(&self, read: Timestamp, check: &Check<'_>) -> Decision {
         match check.demands() {
             [demand] => {
-                let (at, line) = self.decide_one(read, &demand.limit, &demand.key, demand.cost);
-                let mut lines = Lines::new();
-                lines.push(line);
+                let (mut at, mut lines) = (read, Lines::new());
+                lines.push(self.decide_one(&mut at, &demand.limit, &demand.key, demand.cost));
                 Decision { at, source: Source::Store, lines }
             }
             demands => self.check_several(read, demands),
@@ -240,46 +239,33 @@ impl MemoryStore {
     }
 
     /// A check of one counter, decided where it stands if it exists. What need not happen under the lock happens after it.
+    /// `at` comes as the clock was read, and goes as the time of the decision.
     #[inline(always)]
-    fn decide_one(&self, read: Timestamp, limit: &Limit, key: &Key<'_>, cost: Cost) -> (Timestamp, Line) {
+    fn decide_one(&self, at: &mut Timestamp, limit: &Limit, key: &Key<'_>, cost: Cost) -> Line {
         let name = self.name(limit, key);
         let mut shard = self.shard(name).lock();
-        let now = shard.arrive(read, &self.clock);
+        let now = shard.arrive(*at, &self.clock);
         shard.set_time(now);
-        let Some(index) = shard.find(name) else {
+        *at = now;
+        let Some((slot, rings)) = shard.slot_of(name) else {
             return self.decide_newcomer(shard, name, now, (limit, key, cost));
         };
-        match (limit.machine(), shard.slot(index)) {
-            (Machine::Bucket(shape), (slot, _)) if slot.is_bucket() => {
+        match limit.machine() {
+            Machine::Bucket(shape) if slot.is_bucket() => {
                 let answer = slot.decide_bucket(limit, shape, now, cost.units());
                 shard.finish_in_slot(&self.budget);
                 drop(shard);
-                (now, answer.line())
+                answer.line()
             }
-            _ => self.decide_known(shard, index, name, now, (limit, key, cost)),
-        }
-    }
-
-    /// The same for the states that take more work, in a function of its own: buckets should not pay for its size.
-    #[inline(never)]
-    fn decide_known(
-        &self,
-        mut shard: MutexGuard<'_, Shard>,
-        index: usize,
-        name: CounterHash,
-        now: Timestamp,
-        (limit, key, cost): (&Limit, &Key<'_>, Cost),
-    ) -> (Timestamp, Line) {
-        match (limit.machine(), shard.slot(index)) {
-            (Machine::Pair(shape), (slot, _)) if slot.is_pair() => {
+            Machine::Pair(shape) if slot.is_pair() => {
                 let line = slot.decide_pair(limit, shape, now, cost.units());
                 shard.finish_in_slot(&self.budget);
-                (now, line)
+                line
             }
-            (Machine::Log(shape), (slot, rings)) if slot.is_log() => {
+            Machine::Log(shape) if slot.is_log() => {
                 let line = slot.decide_log(limit, shape, now, cost.units(), (rings, &self.budget));
                 shard.finish(&self.budget);
-                (now, line)
+                line
             }
             // Only a collision of hashes makes it another kind.
             _ => self.decide_newcomer(shard, name, now, (limit, key, cost)),
@@ -293,14 +279,14 @@ impl MemoryStore {
         name: CounterHash,
         now: Timestamp,
         (limit, key, cost): (&Limit, &Key<'_>, Cost),
-    ) -> (Timestamp, Line) {
+    ) -> Line {
         let demand = Demand { limit: *limit, key: *key, cost };
         let mut taken = self.take(&mut shard, name, &demand, true, &[]);
         let allowed = cost == Cost::PEEK || taken.state.fits(limit, now, cost.units());
         let line = algorithm::settle(allowed, now, &demand, &mut taken.state, taken.may_grow);
         taken.put(&mut shard, &demand, allowed);
         shard.finish(&self.budget);
-        (now, line)
+        line
     }
 
     #[inline(never)]

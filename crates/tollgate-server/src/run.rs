@@ -13,6 +13,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
 use tollgate::Limiter;
+use tollgate::engine::Engine;
 
 use crate::doors::http::HttpDoor;
 use crate::doors::resp::{self, RespOptions};
@@ -45,6 +46,12 @@ impl Doors {
     /// All doors, asking this limiter.
     pub fn new(limiter: Limiter) -> Doors {
         Doors { http: Arc::new(HttpDoor::new(limiter.clone())), resp: Arc::new(RespOptions::default()), limiter }
+    }
+
+    /// The HTTP door also answers by rules.
+    #[must_use]
+    pub fn rules(self, engine: Engine) -> Doors {
+        Doors { http: Arc::new(HttpDoor::clone(&self.http).with_rules(engine)), ..self }
     }
 
     /// The RESP door with other options.

@@ -115,6 +115,8 @@ pub struct Refused {
     pub response: Response<Bytes>,
     /// The decision, if limits refused it.
     pub decision: Option<Decision>,
+    /// Whose limits the lines of the decision are.
+    pub policies: Option<Arc<Policies>>,
 }
 
 /// What one rule has said so far. Of a shadow rule, `denied` is what it would have refused.
@@ -216,7 +218,12 @@ impl Engine {
         let known = match self.identify(&live, request, peer, now, &matched) {
             Known::Nothing => return Outcome::Pass(Passage::unlimited()),
             Known::Banned(response) => {
-                return Outcome::Refuse(Refused { verdict: Verdict::Forbidden, response, decision: None });
+                return Outcome::Refuse(Refused {
+                    verdict: Verdict::Forbidden,
+                    response,
+                    decision: None,
+                    policies: None,
+                });
             }
             Known::Caller(known) => known,
         };
@@ -271,7 +278,12 @@ impl Engine {
             Ok(decision) => decision,
             Err(Undecided) => {
                 let response = policies.unavailable(request);
-                return Outcome::Refuse(Refused { verdict: Verdict::Unavailable, response, decision: None });
+                return Outcome::Refuse(Refused {
+                    verdict: Verdict::Unavailable,
+                    response,
+                    decision: None,
+                    policies: None,
+                });
             }
         };
         live.count(&parts.enforced, &decision);
@@ -280,8 +292,7 @@ impl Engine {
                 true => policies,
                 false => Arc::new(Policies::new(local(&parts.enforced).map(|part| part.policy.clone()))),
             };
-            let response = policies.refuse(&decision, request);
-            return Outcome::Refuse(Refused { verdict: Verdict::Denied, response, decision: Some(decision) });
+            return Outcome::Refuse(denied(policies, decision, request));
         }
         self.try_shadow(live, &parts.shadow).await;
         Outcome::Pass(Passage::limited(self.0.limiter.clone(), policies, parts.enforced, decision))
@@ -294,9 +305,8 @@ impl Engine {
         if decision.allowed() {
             return None;
         }
-        let policies = Policies::new(parts.iter().map(|part| part.policy.clone()));
-        let response = policies.refuse(&decision, request);
-        Some(Refused { verdict: Verdict::Denied, response, decision: Some(decision) })
+        let policies = Arc::new(Policies::new(parts.iter().map(|part| part.policy.clone())));
+        Some(denied(policies, decision, request))
     }
 
     /// All enforced rules together, by the store or by each rule's word for its absence.
@@ -349,6 +359,11 @@ impl Engine {
             }
         }
     }
+}
+
+fn denied(policies: Arc<Policies>, decision: Decision, request: &HeaderMap) -> Refused {
+    let response = policies.refuse(&decision, request);
+    Refused { verdict: Verdict::Denied, response, decision: Some(decision), policies: Some(policies) }
 }
 
 /// The store did not answer, and a rule says to refuse then.

@@ -1,4 +1,5 @@
 //! The Tower layer over real sockets, in front of an axum service.
+#![allow(clippy::unwrap_used)] // a step that fails fails its test
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -33,10 +34,14 @@ fn layer() -> RateLimitLayer {
 
 fn app() -> Router {
     Router::new()
-        .route("/shorten", post(|decision: axum::Extension<Decision>| async move { format!("{} left", decision.lines[0].remaining) }))
-        .route("/login", post(|body: String| async move {
-            if body == "right" { StatusCode::OK } else { StatusCode::UNAUTHORIZED }
-        }))
+        .route(
+            "/shorten",
+            post(|decision: axum::Extension<Decision>| async move { format!("{} left", decision.lines[0].remaining) }),
+        )
+        .route(
+            "/login",
+            post(|body: String| async move { if body == "right" { StatusCode::OK } else { StatusCode::UNAUTHORIZED } }),
+        )
         .route("/panic", get(|| async { "never limited" }))
         .layer(layer())
 }
@@ -68,7 +73,10 @@ async fn ten_pass_and_the_rest_are_told_when_to_come_back() {
     for n in 0..15 {
         let forged = format!("POST /shorten HTTP/1.1\r\nx-forwarded-for: 198.51.100.{n}");
         let answer = send(address, &forged, "").await;
-        assert!(answer.contains("ratelimit-policy: \"per-hour\";q=10;w=3600, \"per-day\";q=1000;w=86400\r\n"), "{answer}");
+        assert!(
+            answer.contains("ratelimit-policy: \"per-hour\";q=10;w=3600, \"per-day\";q=1000;w=86400\r\n"),
+            "{answer}"
+        );
         if n < 10 {
             assert!(answer.starts_with("HTTP/1.1 200 OK") && answer.ends_with(&format!("{} left", 9 - n)), "{answer}");
         } else {

@@ -112,19 +112,23 @@ impl Log {
             settled.drop_oldest(oldest, words);
             oldest = settled.oldest(words);
         }
-        let (total, after) = (u64::from(settled.total), u64::from(settled.total) + u64::from(cost));
+        let after = u64::from(settled.total) + u64::from(cost);
         let allowed = after <= u64::from(quota);
-        let is_answered_by_oldest = total <= u64::from(quota) && after <= u64::from(quota) + u64::from(oldest.units);
-        let is_new_tick = shape.tick(settled.newest_us) != shape.tick(now_us);
-        if !settled.suits(cost, words) && (allowed || settled != *head) {
+        if allowed {
+            let is_same_tick = shape.tick(settled.newest_us) == shape.tick(now_us);
+            if is_same_tick && settled.len > 1 && settled.takes(cost) {
+                settled.stretch_newest(now_us, cost, words);
+            } else if !is_same_tick && settled.suits(cost, words) {
+                settled.push(Entry { time_us: now_us, units: cost }, words);
+            } else {
+                return None;
+            }
+        } else if cost > quota || settled.total > quota || after > u64::from(quota) + u64::from(oldest.units) {
+            return None;
+        } else if settled.first != head.first && !settled.suits(cost, words) {
             return None;
         }
         let oldest_leaves = leaves_after(oldest.time_us, limit, now);
-        if allowed && is_new_tick {
-            settled.push(Entry { time_us: now_us, units: cost }, words);
-        } else if allowed || !is_answered_by_oldest || cost > quota {
-            return None;
-        }
         *head = settled;
         Some(Line {
             allowed,

@@ -148,6 +148,8 @@ struct View {
     now_us: u64,
     quota: u32,
     weighs_previous: bool,
+    /// What the previous count still weighs.
+    previous_weighed: u64,
 }
 
 impl View {
@@ -159,11 +161,22 @@ impl View {
             stored.advanced(window_us, now_us, quota)
         } else {
             let pair = stored.advanced(stored.window_us, now_us, quota);
-            let used = View { pair, now_us, quota, weighs_previous }.estimate();
+            let used = View::at(pair, now_us, quota, weighs_previous).estimate();
             let current = used.min(u64::from(quota)) as u32;
             Pair { start_us: now_us - now_us % window_us, window_us, current, previous: 0 }
         };
-        View { pair, now_us, quota, weighs_previous }
+        View::at(pair, now_us, quota, weighs_previous)
+    }
+
+    #[inline(always)]
+    fn at(pair: Pair, now_us: u64, quota: u32, weighs_previous: bool) -> View {
+        let mut previous_weighed = 0;
+        if weighs_previous && pair.previous > 0 {
+            let (part_us, parts) = PairShape::parts(pair.window_us);
+            let weight = parts - (now_us - pair.start_us) / part_us;
+            previous_weighed = (u64::from(pair.previous) * weight).div_ceil(parts);
+        }
+        View { pair, now_us, quota, weighs_previous, previous_weighed }
     }
 
     /// Whether `cost` units are allowed, and when to come again (a peek asks for one).
@@ -174,13 +187,7 @@ impl View {
 
     #[inline(always)]
     fn estimate(&self) -> u64 {
-        let Pair { start_us, window_us, current, previous } = self.pair;
-        if !self.weighs_previous || previous == 0 {
-            return u64::from(current);
-        }
-        let (part_us, parts) = PairShape::parts(window_us);
-        let weight = parts - (self.now_us - start_us) / part_us;
-        u64::from(current) + (u64::from(previous) * weight).div_ceil(parts)
+        u64::from(self.pair.current) + self.previous_weighed
     }
 
     #[inline(always)]

@@ -98,25 +98,23 @@ impl Shard {
         self.latest = now;
     }
 
-    /// Where the counter is that has a slot of its own.
+    /// The slot of a counter that has one of its own, and the entries of the long logs.
     #[inline]
-    pub(super) fn find(&self, name: CounterHash) -> Option<usize> {
-        self.table.find_bucket_index(name.table, |slot| slot.is(name))
+    pub(super) fn slot_of(&mut self, name: CounterHash) -> Option<(&mut Slot, &mut Rings)> {
+        let slot = self.table.find_mut(name.table, |slot| slot.is(name))?;
+        Some((slot, &mut self.rings))
     }
 
-    /// The slot that was found, and the entries of the long logs.
-    #[inline]
-    pub(super) fn slot(&mut self, index: usize) -> (&mut Slot, &mut Rings) {
-        let slot = self.table.get_bucket_mut(index).expect("nothing was inserted or reclaimed since it was found");
-        (slot, &mut self.rings)
+    fn find(&self, name: CounterHash) -> Option<usize> {
+        self.table.find_bucket_index(name.table, |slot| slot.is(name))
     }
 
     /// Takes the state of a counter that has a slot of its own. [`Shard::put`] must follow.
     #[inline]
     pub(super) fn take_known(&mut self, name: CounterHash) -> Option<(Place, State)> {
         let index = self.find(name)?;
-        let (slot, rings) = self.slot(index);
-        Some((Place::Table(index), slot.unpack(rings)))
+        let slot = self.table.get_bucket_mut(index).expect("the index was just found");
+        Some((Place::Table(index), slot.unpack(&mut self.rings)))
     }
 
     pub(super) fn knows(&self, name: CounterHash) -> bool {

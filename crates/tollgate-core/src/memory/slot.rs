@@ -42,6 +42,8 @@ impl CounterHash {
     }
 }
 
+// Aligned, or every other slot would lie across two cache lines wherever an allocator puts its tables.
+#[repr(align(32))]
 #[derive(Debug)]
 pub(super) struct Slot {
     hash: u64,
@@ -167,11 +169,11 @@ impl Slot {
         rings: &mut Rings,
     ) -> Option<Line> {
         let index = self.ring()?;
-        let before = self.ring_head();
-        let mut head = before;
+        let mut head = self.ring_head();
+        let first_before = head.first;
         let line = Log::decide_in_place((&mut head, rings.get_mut(index)), limit, shape, now, cost)?;
-        // A denial that changed nothing is written only if a longer window makes it matter longer.
-        if head != before || coded(self.code()) < limit.window_us() {
+        // A denial that dropped nothing is written only if a longer window makes it matter longer.
+        if line.allowed || head.first != first_before || coded(self.code()) < limit.window_us() {
             self.set_ring(index, head, limit);
         }
         Some(line)

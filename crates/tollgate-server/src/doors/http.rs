@@ -5,6 +5,7 @@
 
 mod question;
 
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,9 +15,11 @@ use http::{HeaderValue, Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
 use hyper::body::Body;
 use tollgate::answer::{Policies, Policy};
-use tollgate::{Check, CheckOptions, Decision, Limiter, OnFailure};
+use tollgate::engine::{Engine, Outcome, Refused};
+use tollgate::rules::RequestView;
+use tollgate::{Check, CheckOptions, Decision, Limiter, OnFailure, Source, Timestamp};
 
-use self::question::Question;
+use self::question::{Explicit, Question, QuestionError};
 
 /// A key of 64 KiB, escaped at its worst, and the rest.
 const BODY_BYTES_MAX: usize = 512 * 1024;
@@ -30,12 +33,19 @@ const BODY_WITHIN: Duration = Duration::from_secs(10);
 #[derive(Clone, Debug)]
 pub struct HttpDoor {
     limiter: Limiter,
+    engine: Option<Engine>,
 }
 
 impl HttpDoor {
     /// A door that asks this limiter.
     pub fn new(limiter: Limiter) -> HttpDoor {
-        HttpDoor { limiter }
+        HttpDoor { limiter, engine: None }
+    }
+
+    /// The same door, which also answers by rules.
+    #[must_use]
+    pub fn with_rules(self, engine: Engine) -> HttpDoor {
+        HttpDoor { engine: Some(engine), ..self }
     }
 
     /// Serves one connection until the client leaves.
@@ -87,22 +97,47 @@ impl HttpDoor {
             Ok(body) => body,
             Err(refusal) => return refusal,
         };
-        let question = match Question::read(&body) {
-            Ok(question) => question,
-            Err(error) => return problem(StatusCode::BAD_REQUEST, "bad_request", &error.to_string()),
-        };
-        let demands = match question.demands() {
-            Ok(demands) => demands,
-            Err(error) => return problem(StatusCode::BAD_REQUEST, "bad_request", &error.to_string()),
-        };
-        let check = match Check::new(&demands) {
-            Ok(check) => check,
-            Err(error) => return problem(StatusCode::BAD_REQUEST, "bad_request", &error.to_string()),
-        };
+        match Question::read(&body) {
+            Ok(Question::Explicit(explicit)) => {
+                self.check_explicit(&explicit).await.unwrap_or_else(|error| refused(&error))
+            }
+            Ok(Question::ByRules(request, peer)) => self.check_by_rules(&request, peer).await,
+            Err(error) => refused(&error),
+        }
+    }
+
+    async fn check_explicit(&self, explicit: &Explicit<'_>) -> Result<Response<Bytes>, QuestionError> {
+        let demands = explicit.demands()?;
+        let check = Check::new(&demands)?;
         let options = CheckOptions { on_failure: Some(OnFailure::Local), ..CheckOptions::default() };
-        match self.limiter.check_with(&check, options).await {
-            Ok(decision) => decided(&check, &decision),
+        Ok(match self.limiter.check_with(&check, options).await {
+            Ok(decision) => {
+                let policies = Policies::new(demands.iter().map(|demand| Policy::of(demand.limit)));
+                decided(&decision, Some(&policies))
+            }
             Err(unavailable) => problem(StatusCode::SERVICE_UNAVAILABLE, "unavailable", &unavailable.to_string()),
+        })
+    }
+
+    async fn check_by_rules(&self, request: &Request<()>, peer: IpAddr) -> Response<Bytes> {
+        let Some(engine) = &self.engine else {
+            let message =
+                "there are no rules to decide a request by; start with --config FILE, or ask with key and limit";
+            return problem(StatusCode::BAD_REQUEST, "bad_request", message);
+        };
+        match engine.decide(&RequestView::of(request), peer).await {
+            Outcome::Pass(passage) => {
+                let nobody = Decision { at: Timestamp::ZERO, source: Source::None, lines: Default::default() };
+                let response = decided(passage.decision().unwrap_or(&nobody), passage.policies());
+                // Whoever asked over HTTP has no ending to tell: the units stay taken.
+                passage.keep();
+                response
+            }
+            Outcome::Refuse(Refused { decision: Some(decision), policies, .. }) => {
+                decided(&decision, policies.as_deref())
+            }
+            Outcome::Refuse(refused) => refused.response,
+            _ => problem(StatusCode::INTERNAL_SERVER_ERROR, "internal", "an outcome that this door does not know"),
         }
     }
 }
@@ -125,12 +160,13 @@ where
     }
 }
 
-fn decided(check: &Check<'_>, decision: &Decision) -> Response<Bytes> {
-    let policies = Policies::new(check.demands().iter().map(|demand| Policy::of(demand.limit)));
-    let mut response = Response::new(decision_body(check, decision, &policies));
+fn decided(decision: &Decision, policies: Option<&Policies>) -> Response<Bytes> {
+    let mut response = Response::new(decision_body(decision, policies));
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-    policies.write_headers(decision, headers);
+    if let Some(policies) = policies {
+        policies.write_headers(decision, headers);
+    }
     if !decision.allowed() {
         *response.status_mut() = StatusCode::TOO_MANY_REQUESTS;
     }
@@ -138,16 +174,15 @@ fn decided(check: &Check<'_>, decision: &Decision) -> Response<Bytes> {
 }
 
 /// The decision as JSON, written directly: this is the hot path of the door.
-fn decision_body(check: &Check<'_>, decision: &Decision, policies: &Policies) -> Bytes {
+fn decision_body(decision: &Decision, policies: Option<&Policies>) -> Bytes {
     let mut json = JsonText(Vec::with_capacity(64 + 192 * decision.lines.len()));
     json.raw("{\"allowed\":").flag(decision.allowed());
     json.raw(",\"source\":\"").raw(decision.source.name()).raw("\",\"limits\":[");
-    for (index, ((line, demand), policy)) in
-        decision.lines.iter().zip(check.demands()).zip(policies.policies()).enumerate()
-    {
+    let told = policies.into_iter().flat_map(Policies::policies).zip(&decision.lines);
+    for (index, (policy, line)) in told.enumerate() {
         json.raw(if index == 0 { "{\"name\":\"" } else { ",{\"name\":\"" }).raw(policy.name());
         json.raw("\",\"quota\":").number(Some(line.quota.into()));
-        json.raw(",\"window_ms\":").number(Some(demand.limit.window_us().div_ceil(1_000)));
+        json.raw(",\"window_ms\":").number(Some(policy.limit().window_us().div_ceil(1_000)));
         json.raw(",\"remaining\":").number(Some(line.remaining.into()));
         json.raw(",\"retry_after_ms\":").number(line.retry_after.as_millis_ceil());
         json.raw(",\"next_after_ms\":").number(line.next_after.as_millis_ceil());
@@ -183,6 +218,10 @@ fn refused_method(allowed: &'static str) -> Response<Bytes> {
     let mut response = problem(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", &message);
     response.headers_mut().insert(ALLOW, HeaderValue::from_static(allowed));
     response
+}
+
+fn refused(error: &QuestionError) -> Response<Bytes> {
+    problem(StatusCode::BAD_REQUEST, "bad_request", &error.to_string())
 }
 
 fn problem(status: StatusCode, error: &str, message: &str) -> Response<Bytes> {

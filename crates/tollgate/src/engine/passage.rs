@@ -60,6 +60,11 @@ impl Passage {
         self.0.as_ref().map(|limited| &limited.decision)
     }
 
+    /// Whose limits the lines of the decision are, in its order.
+    pub fn policies(&self) -> Option<&Policies> {
+        self.0.as_ref().map(|limited| &*limited.policies)
+    }
+
     /// How long to wait before going on: what a leaky bucket told, zero otherwise.
     pub fn wait(&self) -> Duration {
         self.decision().and_then(|decision| decision.retry_after().as_duration()).unwrap_or(Duration::ZERO)
@@ -70,6 +75,11 @@ impl Passage {
         if let Some(limited) = &self.0 {
             limited.policies.write_headers(&limited.decision, headers);
         }
+    }
+
+    /// Nobody will tell how the request ends: the units stay taken.
+    pub fn keep(mut self) {
+        self.0 = None;
     }
 
     /// The request has ended: gives back what its rules say.

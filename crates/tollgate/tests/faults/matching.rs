@@ -86,3 +86,48 @@ async fn a_late_reply_is_thrown_away_and_never_taken_for_anothers() {
     assert!(store.stats().connects > 5, "late replies cost their connection: {:?}", store.stats());
     assert_eq!(store.stats().panics, 0);
 }
+
+/// One question on a counter of this quota, with this much patience and a breaker of its own: whether the store answered, and
+/// what remains.
+async fn ask_once(store: &RedisStore, quota: u32, patience: Duration) -> Option<u32> {
+    let limit: Limit = format!("{quota}/day").parse().unwrap();
+    let subject = format!("of-{quota}");
+    let demand = Demand::new(limit, Key::new(&subject).unwrap());
+    let limiter = Limiter::builder().store(Arc::new(store.clone())).deadline(patience).build();
+    let decision = limiter.check(&Check::one(&demand)).await.unwrap();
+    (decision.source == Source::Store).then(|| decision.lines[0].remaining)
+}
+
+/// The first question is on its way and is given up; the second waits behind it. Then all that was held arrives at once.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_reply_to_a_question_given_up_is_not_the_next_ones() {
+    const CALL_TIMEOUT: Duration = Duration::from_millis(60);
+    const LONG: Duration = Duration::from_secs(10);
+    let server = Server::redis();
+    let proxy = Proxy::start(server.addr());
+    let store = RedisStore::builder(proxy.url()).call_timeout(CALL_TIMEOUT).build().unwrap();
+    let (mut given_up, mut answered) = (0, 0);
+    for round in 1_u32..=20 {
+        while ask_once(&store, 7, LONG).await.is_none() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        tokio::task::block_in_place(|| proxy.set(Fault::Hold));
+        let first = ask_once(&store, 900, CALL_TIMEOUT / 3);
+        let second = async {
+            tokio::time::sleep(CALL_TIMEOUT / 6).await;
+            ask_once(&store, 400, LONG).await
+        };
+        let release = async {
+            tokio::time::sleep(CALL_TIMEOUT + CALL_TIMEOUT / 3).await;
+            tokio::task::block_in_place(|| proxy.set(Fault::Pass));
+        };
+        let (first, second, ()) = tokio::join!(first, second, release);
+        given_up += u32::from(first.is_none());
+        if let Some(remaining) = second {
+            answered += 1;
+            assert!((400 - round..400).contains(&remaining), "round {round}: {remaining} of 400 remain");
+        }
+    }
+    println!("{given_up} given up, {answered} of those behind them answered");
+    assert!(given_up >= 15 && answered > 0, "{given_up} given up, {answered} answered");
+}

@@ -1,6 +1,6 @@
 //! What a URL may be, and that its password is seen nowhere.
 
-use std::fmt::{Debug, Display, Write};
+use std::fmt::{Debug, Write};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ fn assert_silent(shown: &str) {
     assert!(!shown.contains(PASSWORD) && !shown.contains("plugh"), "{shown}");
 }
 
-fn assert_error_silent(error: &(impl Display + Debug + std::error::Error)) {
+fn assert_error_silent(error: &impl std::error::Error) {
     assert_silent(&format!("{error} {error:?} {error:#?}"));
     let mut source = error.source();
     while let Some(error) = source {

@@ -74,6 +74,16 @@ impl RingHead {
         self.write_at(self.place(self.len as usize - 1, words), entry, words);
     }
 
+    /// Adds units that the ring [takes](RingHead::takes) to the newest entry and moves it to `time_us`.
+    #[inline]
+    pub(super) fn stretch_newest(&mut self, time_us: u64, units: u32, words: &mut [u64]) {
+        let place = self.place(self.len as usize - 1, words);
+        let newest = self.entry_at(place, words);
+        self.newest_us = time_us;
+        self.total += units;
+        self.write_at(place, Entry { time_us, units: newest.units + units }, words);
+    }
+
     #[inline]
     fn capacity(&self, words: &[u64]) -> usize {
         if self.is_wide { words.len() / 2 } else { words.len() }
@@ -81,14 +91,14 @@ impl RingHead {
 
     /// Whether no entry can become too large for its place when so many units come in.
     #[inline]
-    fn takes(&self, units: u32) -> bool {
+    pub(super) fn takes(&self, units: u32) -> bool {
         self.is_wide || u64::from(self.total) + u64::from(units) < u64::from(UNITS_WIDE)
     }
 
     /// Whether so much stands empty that the memory should be given back.
     #[inline]
     fn is_sparse(&self, capacity: usize) -> bool {
-        capacity > CAPACITY_SMALL && self.len as usize <= capacity / 4
+        self.len <= 1 || (capacity > CAPACITY_SMALL && self.len as usize <= capacity / 4)
     }
 
     /// Where in the circle the entry `index` places after the oldest is.

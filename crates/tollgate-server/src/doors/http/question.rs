@@ -3,11 +3,13 @@
 //! ```json
 //! {"key": "user:42", "limit": "10/min", "cost": 1}
 //! {"checks": [{"key": "user:42", "limit": "10/min"}, {"key": "user:42", "limit": "1000/day"}]}
+//! {"request": {"method": "POST", "path": "/shorten", "headers": {"x-api-key": "…"}, "peer": "203.0.113.9"}}
 //! ```
 //!
-//! The second form is decided together: all limits pass, or none is charged. Anything else in the body is refused with what was
+//! The second form is decided together: all limits pass, or none is charged. The third is decided by the rules. Anything else in the body is refused with what was
 //! expected; a misspelt field must never mean "no limit".
 
+use std::borrow::Cow;
 use std::marker::PhantomData;
 
 use serde::de::value::MapAccessDeserializer;
@@ -20,13 +22,28 @@ use tollgate::{Check, CheckError, Cost, DEMANDS_MAX, Demand, Key, Limit};
 #[serde(deny_unknown_fields)]
 struct Body<'b> {
     #[serde(borrow, default)]
-    key: Option<std::borrow::Cow<'b, str>>,
+    key: Option<Cow<'b, str>>,
     #[serde(borrow, default)]
-    limit: Option<std::borrow::Cow<'b, str>>,
+    limit: Option<Cow<'b, str>>,
     #[serde(default)]
     cost: Option<u64>,
     #[serde(borrow, default)]
     checks: Option<Vec<Object<One<'b>>>>,
+    #[serde(borrow, default)]
+    request: Option<Object<Described<'b>>>,
+}
+
+/// A request that somebody else received.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Described<'b> {
+    #[serde(borrow)]
+    method: Cow<'b, str>,
+    #[serde(borrow)]
+    path: Cow<'b, str>,
+    #[serde(default)]
+    headers: std::collections::BTreeMap<String, String>,
+    peer: std::net::IpAddr,
 }
 
 /// A JSON object and nothing else; by itself a struct would also be read from an array of its fields.
@@ -55,17 +72,23 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
 #[serde(deny_unknown_fields)]
 struct One<'b> {
     #[serde(borrow)]
-    key: std::borrow::Cow<'b, str>,
+    key: Cow<'b, str>,
     #[serde(borrow)]
-    limit: std::borrow::Cow<'b, str>,
+    limit: Cow<'b, str>,
     #[serde(default)]
     cost: Option<u64>,
 }
 
-/// What was asked: limits, whom they count, and how much.
-#[derive(Debug)]
-pub(crate) struct Question<'b> {
-    parts: Vec<(std::borrow::Cow<'b, str>, Limit, Cost)>,
+/// What was asked.
+pub(crate) enum Question<'b> {
+    /// Limits, whom they count, and how much.
+    Explicit(Explicit<'b>),
+    /// What the rules say of a request that came from somewhere.
+    ByRules(Box<http::Request<()>>, std::net::IpAddr),
+}
+
+pub(crate) struct Explicit<'b> {
+    parts: Vec<(Cow<'b, str>, Limit, Cost)>,
 }
 
 /// Why a body is no question. The text says what was expected.
@@ -73,8 +96,13 @@ pub(crate) struct Question<'b> {
 pub(crate) enum QuestionError {
     #[error("{0}")]
     Json(#[from] serde_json::Error),
-    #[error("expected {{\"key\": …, \"limit\": …}} or {{\"checks\": [{{\"key\": …, \"limit\": …}}, …]}}, not both")]
+    #[error(
+        "expected one of {{\"key\": …, \"limit\": …}}, {{\"checks\": [{{\"key\": …, \"limit\": …}}, …]}} and \
+         {{\"request\": {{\"method\": …, \"path\": …, \"peer\": …}}}}"
+    )]
     Form,
+    #[error("request: {0}")]
+    Request(#[from] http::Error),
     #[error("checks has 1 to {DEMANDS_MAX} entries, found {0}")]
     Count(usize),
     #[error("{place}limit: {error}")]
@@ -91,10 +119,13 @@ impl<'b> Question<'b> {
     pub(crate) fn read(body: &'b [u8]) -> Result<Question<'b>, QuestionError> {
         let Object(body): Object<Body<'b>> = serde_json::from_slice(body)?;
         let parts = match body {
-            Body { key: Some(key), limit: Some(limit), cost, checks: None } => {
+            Body { key: None, limit: None, cost: None, checks: None, request: Some(Object(described)) } => {
+                return described.into_question();
+            }
+            Body { key: Some(key), limit: Some(limit), cost, checks: None, request: None } => {
                 vec![part(One { key, limit, cost }, String::new)?]
             }
-            Body { key: None, limit: None, cost: None, checks: Some(checks) } => {
+            Body { key: None, limit: None, cost: None, checks: Some(checks), request: None } => {
                 if !(1..=DEMANDS_MAX).contains(&checks.len()) {
                     return Err(QuestionError::Count(checks.len()));
                 }
@@ -105,9 +136,21 @@ impl<'b> Question<'b> {
             }
             _ => return Err(QuestionError::Form),
         };
-        Ok(Question { parts })
+        Ok(Question::Explicit(Explicit { parts }))
     }
+}
 
+impl Described<'_> {
+    fn into_question<'b>(self) -> Result<Question<'b>, QuestionError> {
+        let mut request = http::Request::builder().method(&*self.method).uri(&*self.path);
+        for (name, value) in &self.headers {
+            request = request.header(name, value);
+        }
+        Ok(Question::ByRules(Box::new(request.body(())?), self.peer))
+    }
+}
+
+impl Explicit<'_> {
     /// The demands, in the order asked.
     pub(crate) fn demands(&self) -> Result<Vec<Demand<'_>>, QuestionError> {
         let demands: Result<Vec<Demand<'_>>, QuestionError> = self
@@ -127,7 +170,7 @@ impl<'b> Question<'b> {
 fn part<'b>(
     One { key, limit, cost }: One<'b>,
     place: impl Fn() -> String,
-) -> Result<(std::borrow::Cow<'b, str>, Limit, Cost), QuestionError> {
+) -> Result<(Cow<'b, str>, Limit, Cost), QuestionError> {
     let limit = limit.parse().map_err(|error| QuestionError::Limit { place: place(), error })?;
     let cost = cost.unwrap_or(1);
     let units = u32::try_from(cost).map_err(|_| QuestionError::Cost { place: place(), found: cost })?;
@@ -139,13 +182,25 @@ fn part<'b>(
 mod tests {
     use super::*;
 
+    fn demands_of(body: &str) -> Result<Vec<u32>, QuestionError> {
+        match Question::read(body.as_bytes())? {
+            Question::Explicit(explicit) => Ok(explicit.demands()?.iter().map(|demand| demand.cost.units()).collect()),
+            Question::ByRules(..) => Ok(Vec::new()),
+        }
+    }
+
     #[test]
-    fn both_forms_are_read() {
-        let one = Question::read(br#"{"key":"user:42","limit":"10/min","cost":3}"#).unwrap();
-        assert_eq!(one.demands().unwrap()[0].cost, Cost::new(3));
-        let two =
-            Question::read(br#"{"checks":[{"key":"a","limit":"1/s"},{"key":"a","limit":"9/day","cost":0}]}"#).unwrap();
-        assert_eq!(two.demands().unwrap().len(), 2);
+    fn all_three_forms_are_read() {
+        assert_eq!(demands_of(r#"{"key":"user:42","limit":"10/min","cost":3}"#).unwrap(), [3]);
+        let together = r#"{"checks":[{"key":"a","limit":"1/s"},{"key":"a","limit":"9/day","cost":0}]}"#;
+        assert_eq!(demands_of(together).unwrap(), [1, 0]);
+        let described =
+            br#"{"request":{"method":"POST","path":"/shorten","headers":{"x-a":"b"},"peer":"203.0.113.9"}}"#;
+        let Question::ByRules(request, peer) = Question::read(described).unwrap() else { panic!("by rules") };
+        assert_eq!(
+            (request.uri().path(), request.headers()["x-a"].as_bytes(), peer),
+            ("/shorten", &b"b"[..], [203, 0, 113, 9].into())
+        );
     }
 
     #[test]
@@ -154,9 +209,9 @@ mod tests {
             ("", "EOF"),
             ("[]", "expected an object with key and limit"),
             (r#"{"checks":[["a","1/s"]]}"#, "expected an object with key and limit"),
-            ("{}", "expected {\"key\""),
-            (r#"{"key":"a"}"#, "expected {\"key\""),
-            (r#"{"key":"a","limit":"1/s","checks":[]}"#, "not both"),
+            ("{}", "expected one of {\"key\""),
+            (r#"{"key":"a"}"#, "expected one of {\"key\""),
+            (r#"{"key":"a","limit":"1/s","checks":[]}"#, "expected one of"),
             (r#"{"checks":[]}"#, "1 to 32 entries, found 0"),
             (r#"{"key":"a","limit":"1/fortnight"}"#, "limit: unknown unit of time"),
             (
@@ -165,15 +220,17 @@ mod tests {
             ),
             (
                 r#"{"key":"a","limit":"1/s","cots":1}"#,
-                "unknown field `cots`, expected one of `key`, `limit`, `cost`, `checks`",
+                "unknown field `cots`, expected one of `key`, `limit`, `cost`, `checks`, `request`",
             ),
             (r#"{"key":"a","limit":"1/s","cost":-1}"#, "invalid value"),
             (r#"{"key":"a","limit":"1/s","cost":4294967296}"#, "cost is a whole number from 0 to 4294967295"),
+            (r#"{"request":{"method":"GET","path":"/"}}"#, "missing field `peer`"),
+            (r#"{"request":{"method":"G T","path":"/","peer":"::1"}}"#, "request: invalid HTTP method"),
+            (r#"{"request":{"method":"GET","path":"/","peer":"somewhere"}}"#, "invalid IP address syntax"),
             (r#"{"key":"a","limit":"1/s","cost":1.5}"#, "invalid type"),
             (r#"{"checks":[{"key":"a","limit":"1/s"},{"key":"a","limit":"2/s"}]}"#, "same counter"),
         ] {
-            let error =
-                Question::read(body.as_bytes()).and_then(|question| question.demands().map(|_| ())).expect_err(body);
+            let error = demands_of(body).expect_err(body);
             assert!(error.to_string().contains(phrase), "{body}: {error}");
         }
         let deep = format!("{{\"key\":{}{}}}", "[".repeat(100_000), "]".repeat(100_000));
