@@ -29,12 +29,13 @@ doc: ## the documentation; a broken link is an error
 
 bench: setup ## the measurements, beside their peers in the same run
 	cargo bench -p tollgate-bench
+	cargo bench -p tollgate-redis --bench sorted_set
 
 fuzz: ## every fuzz target for FUZZ_SECONDS (60) each
 	@scripts/fuzz.sh $(FUZZ_SECONDS)
 
 long: setup ## the tests again, with campaigns that take hours
-	TOLLGATE_TRACES=100000 TOLLGATE_DECISIONS=100000000 cargo test --workspace --locked
+	TOLLGATE_TRACES=100000 TOLLGATE_DECISIONS=100000000 TOLLGATE_SHARED_DECISIONS=20000000 cargo test --workspace --locked
 
 deny: ## licences, sources and advisories of all dependencies
 	@command -v cargo-deny >/dev/null || { echo "cargo-deny is missing: cargo install --locked cargo-deny" >&2; exit 1; }

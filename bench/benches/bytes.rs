@@ -54,9 +54,18 @@ fn main() {
     let rows = ENTRIES.map(|entries| {
         let (requested, resident) = in_own_process(&entries.to_string());
         let beyond = |bytes: f64| format!("{:.1}", (bytes - 64.0).max(0.0) / entries as f64);
-        vec![entries.to_string(), format!("{requested:.0}"), beyond(requested), format!("{resident:.0}"), beyond(resident)]
+        vec![
+            entries.to_string(),
+            format!("{requested:.0}"),
+            beyond(requested),
+            format!("{resident:.0}"),
+            beyond(resident),
+        ]
     });
-    print_table(&["sliding: live entries", "requested", "per entry beyond 64", "resident", "per entry beyond 64"], &rows);
+    print_table(
+        &["sliding: live entries", "requested", "per entry beyond 64", "resident", "per entry beyond 64"],
+        &rows,
+    );
 }
 
 fn contestant(name: &str) -> Box<dyn Contestant> {

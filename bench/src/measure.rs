@@ -53,7 +53,11 @@ pub fn print_table(heading: &[&str], rows: &[Vec<String>]) {
             .iter()
             .zip(&widths)
             .enumerate()
-            .map(|(column, (cell, &width))| if column == 0 { format!("{cell:<width$}") } else { format!("{cell:>width$}") })
+            .map(
+                |(column, (cell, &width))| {
+                    if column == 0 { format!("{cell:<width$}") } else { format!("{cell:>width$}") }
+                },
+            )
             .collect();
         println!("{}", cells.join("  ").trim_end());
     }

@@ -291,7 +291,8 @@ impl MemoryStore {
 
     #[inline(never)]
     fn check_several(&self, read: Timestamp, demands: &[Demand<'_>]) -> Decision {
-        let names: SmallVec<[CounterHash; 4]> = demands.iter().map(|demand| self.name(&demand.limit, &demand.key)).collect();
+        let names: SmallVec<[CounterHash; 4]> =
+            demands.iter().map(|demand| self.name(&demand.limit, &demand.key)).collect();
         let mut locked: SmallVec<[usize; 4]> = names.iter().map(|name| self.shard_index(*name)).collect();
         locked.sort_unstable();
         locked.dedup();

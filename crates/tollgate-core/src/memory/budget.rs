@@ -23,13 +23,7 @@ impl Budget {
         let table_max = one_share + one_share / 16;
         // Tables are at worst half empty, so a slot takes up to two places of 33 bytes.
         let overflow_counters_max = one_share / 16 / 66;
-        Budget {
-            used: AtomicUsize::new(0),
-            cap,
-            steady: cap - table_max - cap / 16,
-            table_max,
-            overflow_counters_max,
-        }
+        Budget { used: AtomicUsize::new(0), cap, steady: cap - table_max - cap / 16, table_max, overflow_counters_max }
     }
 
     /// How many overflow counters a shard may have that are told apart by their limit.

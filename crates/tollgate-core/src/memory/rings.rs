@@ -60,9 +60,7 @@ impl Rings {
 
     #[inline]
     pub(super) fn heap_bytes(&self) -> usize {
-        self.entries_bytes
-            + self.blocks.capacity() * size_of::<Box<[u64]>>()
-            + self.free.capacity() * size_of::<u32>()
+        self.entries_bytes + self.blocks.capacity() * size_of::<Box<[u64]>>() + self.free.capacity() * size_of::<u32>()
     }
 }
 

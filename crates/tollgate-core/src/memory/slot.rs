@@ -280,9 +280,8 @@ impl Slot {
         let place = self.ring();
         match log.into_parts() {
             Ok(Few { len, entries: [first, second] }) => {
-                let small = u64::from(first.units)
-                    | u64::from(second.units) << UNITS_BITS
-                    | u64::from(len) << (2 * UNITS_BITS);
+                let small =
+                    u64::from(first.units) | u64::from(second.units) << UNITS_BITS | u64::from(len) << (2 * UNITS_BITS);
                 let apart_us = second.time_us.saturating_sub(first.time_us);
                 // The newest entry starts the lifetime; time holds the first.
                 self.set(FEW, code_up(limit.window_us() + apart_us), first.time_us, apart_us, small);
@@ -346,10 +345,7 @@ impl Slot {
     #[inline]
     fn set(&mut self, kind: u64, code: u8, time_us: u64, wide: u64, small: u64) {
         debug_assert!(wide < 1 << 45 && small <= SMALL_MASK && time_us <= TIME_MASK);
-        self.small = kind << KIND_SHIFT
-            | u64::from(code) << CODE_SHIFT
-            | (wide >> 44) << WIDE_TOP_SHIFT
-            | small;
+        self.small = kind << KIND_SHIFT | u64::from(code) << CODE_SHIFT | (wide >> 44) << WIDE_TOP_SHIFT | small;
         self.time = (wide & 0xfff) << 52 | time_us;
         self.wide = (wide >> 12) as u32;
     }

@@ -106,7 +106,8 @@ fn a_key_that_parts_from_an_overflow_counter_takes_its_use_along() {
         for n in 0..50_000 {
             check(&store, limit("1/s"), &format!("flood {n}"), 1);
         }
-        let admitted = |times: usize| (0..times).filter(|_| check(&store, limit(text), "newcomer", 1).allowed()).count();
+        let admitted =
+            |times: usize| (0..times).filter(|_| check(&store, limit(text), "newcomer", 1).allowed()).count();
         assert_eq!(admitted(3), 3, "{text}");
         clock.advance(Duration::from_secs(10));
         for n in 0..50_000 {
