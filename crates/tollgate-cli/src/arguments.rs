@@ -1,4 +1,5 @@
 //! What can be said on the command line.
+#![allow(rustdoc::broken_intra_doc_links)] // the comments are help texts, where brackets mean "may be left out"
 
 use clap::{Args, Parser, Subcommand};
 use tollgate::Limit;

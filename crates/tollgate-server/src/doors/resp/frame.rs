@@ -147,7 +147,10 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn parsed(buffer: &[u8]) -> Result<Option<(usize, Vec<Vec<u8>>)>, FrameError> {
+    /// How many bytes were taken, and the words in them.
+    type Parsed = Option<(usize, Vec<Vec<u8>>)>;
+
+    fn parsed(buffer: &[u8]) -> Result<Parsed, FrameError> {
         let mut args = Args::default();
         let consumed = parse(buffer, &mut args)?;
         Ok(consumed.map(|consumed| {

@@ -40,7 +40,7 @@ impl Door {
         );
     }
 
-    async fn is_closed(mut self) -> bool {
+    async fn ends(mut self) -> bool {
         self.client.read(&mut [0]).await.unwrap() == 0
     }
 }
@@ -192,7 +192,7 @@ async fn hostile_frames_end_the_connection_with_a_word() {
         door.say(frame, "-ERR Protocol error").await;
         let mut rest = Vec::new();
         door.client.read_to_end(&mut rest).await.unwrap();
-        assert!(door.is_closed().await, "{:?}", String::from_utf8_lossy(frame));
+        assert!(door.ends().await, "{:?}", String::from_utf8_lossy(frame));
     }
 }
 
@@ -218,7 +218,7 @@ async fn clients_introduce_themselves_in_both_protocols() {
     door.say(b"COMMAND COUNT\r\n", ":4\r\n").await;
     door.say(b"SELECT 0\r\n", "+OK\r\n").await;
     door.say(b"QUIT\r\n", "+OK\r\n").await;
-    assert!(door.is_closed().await);
+    assert!(door.ends().await);
 }
 
 #[tokio::test]
@@ -237,5 +237,5 @@ async fn a_password_stands_before_everything_but_the_introduction() {
 #[tokio::test(start_paused = true)]
 async fn a_silent_client_is_let_go() {
     let door = door(RespOptions { idle: Duration::from_secs(5), ..RespOptions::default() });
-    assert!(door.is_closed().await);
+    assert!(door.ends().await);
 }
