@@ -15,8 +15,8 @@ mod bucket;
 mod log;
 mod pair;
 
-pub use bucket::Bucket;
 pub(crate) use bucket::Answer as BucketAnswer;
+pub use bucket::Bucket;
 pub use log::Log;
 pub(crate) use log::{Entry, Few, Ring, RingHead};
 pub use pair::Pair;

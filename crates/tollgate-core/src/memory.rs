@@ -23,18 +23,21 @@
 //! its newest entry instead, which errs towards refusal.
 
 mod budget;
+mod builder;
+mod lifetime;
 mod rings;
 mod shard;
 mod slot;
 
 use std::hash::{BuildHasher, Hasher};
-use std::sync::Arc;
 
 use foldhash::fast::RandomState;
 use parking_lot::{Mutex, MutexGuard};
 use smallvec::SmallVec;
 
 use self::budget::Budget;
+pub use self::builder::MemoryStoreBuilder;
+use self::builder::StoreClock;
 use self::shard::{OverflowScope, Place, Shard};
 use self::slot::CounterHash;
 use crate::algorithm::{self, Receipt, State};
@@ -43,19 +46,10 @@ use crate::decision::{Decision, Line, Lines, Source};
 use crate::key::{Key, machine_tag};
 use crate::limit::{Limit, Machine};
 use crate::store::{Store, StoreFuture};
-use crate::time::{Clock, SystemClock, Timestamp};
+use crate::time::{Clock, Timestamp};
 
 /// Overflow counters per limit, over all shards; fewer where the cap is too small for several limits of so many.
 const OVERFLOW_COUNTERS: usize = 4_096;
-/// Enough that threads rarely meet and that moving one table is never a pause.
-const SHARDS_MAX: usize = 256;
-/// A shard with less memory than this would hold too few keys to be worth its lock.
-const SHARD_BYTES_MIN: usize = 64 * 1024;
-/// The cap unless said otherwise: room for some five million one-word counters.
-const BYTES_MAX_DEFAULT: usize = 256 * 1024 * 1024;
-/// The smallest cap that leaves room for anything.
-const BYTES_MAX_MIN: usize = SHARD_BYTES_MIN;
-
 /// A store in process memory.
 ///
 /// ```
@@ -84,61 +78,6 @@ pub struct MemoryStore {
 #[derive(Default)]
 struct Padded(Mutex<Shard>);
 
-/// The clock that nearly everybody uses is called directly; reading it is a good part of a check.
-enum StoreClock {
-    System(SystemClock),
-    Given(Arc<dyn Clock>),
-}
-
-impl Clock for StoreClock {
-    #[inline(always)]
-    fn now(&self) -> Timestamp {
-        match self {
-            StoreClock::System(clock) => clock.now(),
-            StoreClock::Given(clock) => clock.now(),
-        }
-    }
-
-    fn now_at_least(&self, floor: Timestamp) -> Timestamp {
-        match self {
-            StoreClock::System(clock) => clock.now_at_least(floor),
-            StoreClock::Given(clock) => clock.now_at_least(floor),
-        }
-    }
-}
-
-/// How a [`MemoryStore`] is made.
-pub struct MemoryStoreBuilder {
-    clock: StoreClock,
-    max_bytes: usize,
-}
-
-impl MemoryStoreBuilder {
-    /// Where time comes from; the system's clock unless said.
-    #[must_use]
-    pub fn clock(self, clock: Arc<dyn Clock>) -> Self {
-        MemoryStoreBuilder { clock: StoreClock::Given(clock), ..self }
-    }
-
-    /// The most bytes that counters may take; at least 64 KiB, 256 MiB unless said.
-    #[must_use]
-    pub fn max_bytes(self, max_bytes: usize) -> Self {
-        MemoryStoreBuilder { max_bytes: max_bytes.max(BYTES_MAX_MIN), ..self }
-    }
-
-    /// The store.
-    pub fn build(self) -> MemoryStore {
-        let shards = (self.max_bytes / SHARD_BYTES_MIN).clamp(4, SHARDS_MAX + 1).next_power_of_two();
-        let shards = if shards > SHARDS_MAX { SHARDS_MAX } else { shards };
-        MemoryStore {
-            shards: (0..shards).map(|_| Padded::default()).collect(),
-            hashers: [RandomState::default(), RandomState::default()],
-            clock: self.clock,
-            budget: Budget::new(self.max_bytes, shards),
-        }
-    }
-}
-
 impl Default for MemoryStore {
     fn default() -> Self {
         Self::new()
@@ -153,7 +92,7 @@ impl MemoryStore {
 
     /// A store with another clock or cap.
     pub fn builder() -> MemoryStoreBuilder {
-        MemoryStoreBuilder { clock: StoreClock::System(SystemClock::new()), max_bytes: BYTES_MAX_DEFAULT }
+        MemoryStoreBuilder::new()
     }
 
     /// Decides one check, now.

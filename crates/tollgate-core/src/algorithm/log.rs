@@ -114,18 +114,19 @@ impl Log {
         }
         let after = u64::from(settled.total) + u64::from(cost);
         let allowed = after <= u64::from(quota);
-        if allowed {
+        let is_simple = if allowed {
             let is_same_tick = shape.tick(settled.newest_us) == shape.tick(now_us);
-            if is_same_tick && settled.len > 1 && settled.takes(cost) {
-                settled.stretch_newest(now_us, cost, words);
-            } else if !is_same_tick && settled.suits(cost, words) {
-                settled.push(Entry { time_us: now_us, units: cost }, words);
-            } else {
-                return None;
-            }
-        } else if cost > quota || settled.total > quota || after > u64::from(quota) + u64::from(oldest.units) {
-            return None;
-        } else if settled.first != head.first && !settled.suits(cost, words) {
+            settled.append_in_place(Entry { time_us: now_us, units: cost }, is_same_tick, words)
+        } else {
+            // The oldest entry alone must make room, and a ring must be left with memory that suits it.
+            let is_freed_by_oldest = after <= u64::from(quota) + u64::from(oldest.units);
+            let is_left_as_it_was = settled.first == head.first;
+            cost <= quota
+                && settled.total <= quota
+                && is_freed_by_oldest
+                && (is_left_as_it_was || settled.suits(0, words))
+        };
+        if !is_simple {
             return None;
         }
         let oldest_leaves = leaves_after(oldest.time_us, limit, now);

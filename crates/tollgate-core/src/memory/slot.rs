@@ -21,6 +21,7 @@
 //! bucket's lifetime is its level by its rate. To divide when sweeping is cheaper than at every check.)
 
 use super::budget::Budget;
+use super::lifetime;
 use super::rings::Rings;
 use crate::algorithm::{Bucket, BucketAnswer, Entry, Few, Log, Pair, Ring, RingHead, State};
 use crate::decision::Line;
@@ -65,11 +66,6 @@ const SMALL_MASK: u64 = (1 << 53) - 1;
 const TIME_MASK: u64 = (1 << 52) - 1;
 const UNITS_BITS: u32 = 24;
 const UNITS_MASK: u64 = (1 << UNITS_BITS) - 1;
-/// A bucket's rate is kept in parts per 2^20 µs, because large grains leak less than one part a microsecond; the
-/// slowest, one part in [`GRAIN_US_MAX`], is then 26.
-const RATE_SHIFT: u32 = 20;
-/// No bucket has longer grains: 10,000,001 × ⌈400 days / 2^20⌉ / 8.5e9 + 1 µs.
-const GRAIN_US_MAX: u64 = 40_000;
 /// Of a longer log: where its entries are, where the oldest of them is, whether they are wide, how many there are.
 /// A log has at most 100,000 entries, which is below 2^17.
 const RING_INDEX_BITS: u32 = 32;
@@ -173,7 +169,7 @@ impl Slot {
         let first_before = head.first;
         let line = Log::decide_in_place((&mut head, rings.get_mut(index)), limit, shape, now, cost)?;
         // A denial that dropped nothing is written only if a longer window makes it matter longer.
-        if line.allowed || head.first != first_before || coded(self.code()) < limit.window_us() {
+        if line.allowed || head.first != first_before || lifetime::coded(self.code()) < limit.window_us() {
             self.set_ring(index, head, limit);
         }
         Some(line)
@@ -220,11 +216,7 @@ impl Slot {
             // A look or a denial: the limit that asked does not say how long this lives.
             return;
         }
-        let rate = match shape.grain_us {
-            1 => u64::from(limit.quota()) << RATE_SHIFT,
-            grain_us => (u64::from(limit.quota()) << RATE_SHIFT) / grain_us,
-        };
-        self.set(BUCKET, code_down(rate), bucket.time_us, bucket.scale, bucket.level);
+        self.set(BUCKET, lifetime::rate(limit.quota(), shape.grain_us), bucket.time_us, bucket.scale, bucket.level);
     }
 
     #[inline]
@@ -245,7 +237,7 @@ impl Slot {
         }
         let counts = u64::from(pair.current) | u64::from(pair.previous) << UNITS_BITS;
         let windows = if shape.weighs_previous { 2 } else { 1 };
-        self.set(PAIR, code_up(windows * limit.window_us()), pair.start_us, pair.window_us, counts);
+        self.set(PAIR, lifetime::code_up(windows * limit.window_us()), pair.start_us, pair.window_us, counts);
     }
 
     #[inline]
@@ -284,7 +276,7 @@ impl Slot {
                     u64::from(first.units) | u64::from(second.units) << UNITS_BITS | u64::from(len) << (2 * UNITS_BITS);
                 let apart_us = second.time_us.saturating_sub(first.time_us);
                 // The newest entry starts the lifetime; time holds the first.
-                self.set(FEW, code_up(limit.window_us() + apart_us), first.time_us, apart_us, small);
+                self.set(FEW, lifetime::code_up(limit.window_us() + apart_us), first.time_us, apart_us, small);
                 if let Some(index) = place {
                     rings.free(index);
                 }
@@ -303,15 +295,15 @@ impl Slot {
             | u64::from(head.first) << RING_INDEX_BITS
             | u64::from(head.is_wide) << (RING_INDEX_BITS + RING_FIRST_BITS);
         let wide = u64::from(head.len) | u64::from(head.total) << RING_LEN_BITS;
-        self.set(RING, code_up(limit.window_us()), head.newest_us, wide, small);
+        self.set(RING, lifetime::code_up(limit.window_us()), head.newest_us, wide, small);
     }
 
     /// When this state will be as if never used; at or after the true instant, never before.
     #[inline]
     pub(super) fn expires_at_us(&self) -> u64 {
         let lifetime_us = match self.kind() {
-            BUCKET => time_to_leak_us(self.small(), self.code()),
-            _ => coded(self.code()),
+            BUCKET => lifetime::time_to_leak_us(self.small(), self.code()),
+            _ => lifetime::coded(self.code()),
         };
         self.time_us() + lifetime_us
     }
@@ -356,40 +348,6 @@ impl Slot {
     }
 }
 
-/// (4 + two bits) × 2^(six bits): the smallest such number that is not below `value`.
-#[inline]
-fn code_up(value: u64) -> u8 {
-    match value {
-        0..=4 => 0,
-        // Of the quarters of a power of two, the one after that of the number before.
-        _ => code_down(value - 1) + 1,
-    }
-}
-
-/// The largest such number that is not above `value`, which must be at least 4.
-#[inline]
-fn code_down(value: u64) -> u8 {
-    let exponent = value.ilog2() - 2;
-    (exponent << 2) as u8 | (value >> exponent & 3) as u8
-}
-
-#[inline]
-fn coded(code: u8) -> u64 {
-    (4 + u64::from(code & 3)) << (code >> 2)
-}
-
-/// How long a level takes to leak at a coded rate: in whole grains, so up to one more than the quotient.
-fn time_to_leak_us(level: u64, code: u8) -> u64 {
-    // The rate is (4 + m) × 2^e parts in 2^20 µs.
-    let (quarters, exponent) = (4 + u64::from(code & 3), u32::from(code >> 2));
-    let quotient = level.div_ceil(quarters);
-    let us = match RATE_SHIFT.checked_sub(exponent) {
-        Some(shift) => quotient.saturating_mul(1 << shift),
-        None => (quotient >> (exponent - RATE_SHIFT)) + 1,
-    };
-    us.saturating_add(GRAIN_US_MAX).min(TIME_MASK)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -398,20 +356,6 @@ mod tests {
     #[test]
     fn a_slot_is_half_a_cache_line() {
         assert_eq!(size_of::<Slot>(), 32);
-    }
-
-    #[test]
-    fn a_lifetime_is_never_shortened_and_at_most_a_quarter_longer() {
-        let mut us = 1_u64;
-        while us < 4 * WINDOW_US_MAX {
-            for us in [us, us + 1, us * 5 / 4, us * 3 / 2, us * 7 / 4 + 1] {
-                let up = coded(code_up(us));
-                assert!(up >= us && (up <= us + us / 4 || us <= 4), "{us} became {up}");
-                let down = coded(code_down(us.max(4)));
-                assert!(us < 4 || (down <= us && down >= us - us / 4), "{us} became {down}");
-            }
-            us *= 2;
-        }
     }
 
     #[test]
@@ -427,7 +371,10 @@ mod tests {
                     let whole_us = line.reset_after.as_micros().unwrap();
                     let kept_us = slot.expires_at_us() - now.as_micros();
                     assert!(kept_us >= whole_us, "{limit} {cost}: {kept_us} for {whole_us}");
-                    assert!(kept_us <= whole_us / 3 * 4 + 2 * GRAIN_US_MAX, "{limit} {cost}: {kept_us} for {whole_us}");
+                    assert!(
+                        kept_us <= whole_us / 3 * 4 + 2 * lifetime::GRAIN_US_MAX,
+                        "{limit} {cost}: {kept_us} for {whole_us}"
+                    );
                 }
             }
         }

@@ -3,6 +3,7 @@
 use super::*;
 use crate::limit::{Algorithm, Limit};
 use crate::time::ManualClock;
+use std::sync::Arc;
 use std::time::Duration;
 
 const START: Timestamp = Timestamp::from_micros(1_700_000_000_000_000);

@@ -65,23 +65,32 @@ impl RingHead {
         (self.len as usize) < capacity && self.takes(units) && !self.is_sparse(capacity)
     }
 
-    /// Appends an entry that [suits](RingHead::suits).
+    /// Appends an entry, or lets it join the newest; says whether that was possible where the entries are.
     #[inline]
-    pub(super) fn push(&mut self, entry: Entry, words: &mut [u64]) {
+    pub(super) fn append_in_place(&mut self, entry: Entry, joins_newest: bool, words: &mut [u64]) -> bool {
+        match joins_newest {
+            true if self.len > 1 && self.takes(entry.units) => self.stretch_newest(entry, words),
+            false if self.suits(entry.units, words) => self.push(entry, words),
+            _ => return false,
+        }
+        true
+    }
+
+    #[inline]
+    fn push(&mut self, entry: Entry, words: &mut [u64]) {
         self.newest_us = entry.time_us;
         self.len += 1;
         self.total += entry.units;
         self.write_at(self.place(self.len as usize - 1, words), entry, words);
     }
 
-    /// Adds units that the ring [takes](RingHead::takes) to the newest entry and moves it to `time_us`.
     #[inline]
-    pub(super) fn stretch_newest(&mut self, time_us: u64, units: u32, words: &mut [u64]) {
+    fn stretch_newest(&mut self, by: Entry, words: &mut [u64]) {
         let place = self.place(self.len as usize - 1, words);
-        let newest = self.entry_at(place, words);
-        self.newest_us = time_us;
-        self.total += units;
-        self.write_at(place, Entry { time_us, units: newest.units + units }, words);
+        let units = self.entry_at(place, words).units + by.units;
+        self.newest_us = by.time_us;
+        self.total += by.units;
+        self.write_at(place, Entry { units, ..by }, words);
     }
 
     #[inline]
@@ -91,7 +100,7 @@ impl RingHead {
 
     /// Whether no entry can become too large for its place when so many units come in.
     #[inline]
-    pub(super) fn takes(&self, units: u32) -> bool {
+    fn takes(&self, units: u32) -> bool {
         self.is_wide || u64::from(self.total) + u64::from(units) < u64::from(UNITS_WIDE)
     }
 

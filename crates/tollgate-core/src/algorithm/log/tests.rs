@@ -4,6 +4,7 @@ use super::*;
 use crate::algorithm::State;
 use crate::check::Demand;
 use crate::key::Key;
+use crate::limit::WINDOW_US_MAX;
 
 fn admit(log: &mut State, limit: &Limit, now_us: u64, cost: u32) -> Line {
     let demand = Demand::new(*limit, Key::new("k").unwrap()).cost(cost);
@@ -69,4 +70,48 @@ fn without_memory_to_grow_the_newest_entry_is_stretched() {
     let line = state.look(&limit, Timestamp::from_micros(1_000_020), 1);
     assert_eq!(line.remaining, 8, "the one of 20 left with the one of 30");
     assert_eq!(line.reset_after, Wait::from_micros(10));
+}
+
+#[test]
+fn a_ring_tells_times_a_longest_window_apart_and_millions_of_units() {
+    let start = 1_700_000_000_000_000;
+    let entries: Vec<Entry> =
+        [(0, 1), (1, (1 << 19) - 1), (WINDOW_US_MAX - 2, 1 << 19), (WINDOW_US_MAX - 1, 9_000_000)]
+            .map(|(after_us, units)| Entry { time_us: start + after_us, units })
+            .into();
+    for narrow in 1..=entries.len() {
+        let mut log = Log::default();
+        for &entry in &entries[..narrow] {
+            log.push(entry, 1_001);
+        }
+        let kept: Vec<Entry> = (0..log.len()).map(|index| log.get(index)).collect();
+        assert_eq!(kept, entries[..narrow]);
+    }
+}
+
+#[test]
+fn without_memory_for_so_many_units_everything_becomes_one_entry() {
+    let limit: Limit = "10000000/s sliding".parse().unwrap();
+    let mut state = State::unused(&limit);
+    for now_us in [1_000, 2_000, 3_000] {
+        assert!(state.charge(&limit, Timestamp::from_micros(now_us), 1, true).allowed);
+    }
+    let line = state.charge(&limit, Timestamp::from_micros(4_000), 600_000, false);
+    let State::Log(log) = &state else { panic!("a log") };
+    assert_eq!((log.heap_bytes(), log.len(), log.total()), (0, 1, 600_003));
+    assert_eq!((line.remaining, line.next_after), (10_000_000 - 600_003, Wait::from_micros(1_000_000)));
+}
+
+#[test]
+fn a_burst_that_has_left_gives_its_memory_back_though_the_key_stays_busy() {
+    let limit: Limit = "1000/s".parse().unwrap();
+    let mut state = State::unused(&limit);
+    for step in 0..900 {
+        assert!(admit(&mut state, &limit, step, 1).allowed);
+    }
+    for step in 1..40 {
+        assert!(admit(&mut state, &limit, step * 100_000, 1).allowed);
+    }
+    let State::Log(log) = &state else { panic!("a log") };
+    assert!(log.heap_bytes() <= 16 * 8, "{} bytes for {} entries", log.heap_bytes(), log.len());
 }
