@@ -29,7 +29,6 @@ doc: ## the documentation; a broken link is an error
 
 bench: setup ## the measurements, beside their peers in the same run
 	cargo bench -p tollgate-bench
-	cargo bench -p tollgate-redis --bench sorted_set
 
 fuzz: ## every fuzz target for FUZZ_SECONDS (60) each
 	@scripts/fuzz.sh $(FUZZ_SECONDS)

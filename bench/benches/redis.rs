@@ -5,8 +5,10 @@
 //! callers whose requests are pipelined on one connection. What counts are the ratios: decisions per second, the
 //! server's CPU time per decision, its memory per admitted request.
 //!
+//! Tollgate is asked as a service asks it, through the limiter, which remembers denials; and once through the store alone.
+//!
 //! ```text
-//! cargo bench -p tollgate-redis
+//! cargo bench -p tollgate-bench --bench redis
 //! ```
 
 use std::sync::Arc;
@@ -15,6 +17,7 @@ use std::time::{Duration, Instant};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::net::TcpStream;
 use tokio::sync::{mpsc, oneshot};
+use tollgate::{Limiter, OnFailure};
 use tollgate_core::{Check, Demand, Key, Limit, Store};
 use tollgate_redis::RedisStore;
 use tollgate_testkit::conformance::Random;
@@ -97,16 +100,21 @@ async fn pipelined(server: &Server) -> mpsc::Sender<Waiting> {
 #[derive(Clone)]
 enum Contestant {
     SortedSet(SortedSet),
-    Tollgate(RedisStore),
+    Store(RedisStore),
+    Limiter(Limiter),
 }
 
 impl Contestant {
     async fn check(&self, caller: usize, subject: &str, limit: Limit, member: &str) -> bool {
         match self {
             Contestant::SortedSet(set) => set.check(caller, subject, &limit, member).await,
-            Contestant::Tollgate(store) => {
+            Contestant::Store(store) => {
                 let demand = Demand::new(limit, Key::new(subject).expect("a short key"));
                 store.decide(&[Check::one(&demand)]).await.expect("a decision")[0].allowed()
+            }
+            Contestant::Limiter(limiter) => {
+                let demand = Demand::new(limit, Key::new(subject).expect("a short key"));
+                limiter.check(&Check::one(&demand)).await.expect("a decision").allowed()
             }
         }
     }
@@ -188,6 +196,16 @@ fn zipf() -> impl Fn(&mut Random) -> usize + Send + Sync {
     move |random| cumulated.partition_point(|&at| at < random.unit() * sum)
 }
 
+fn store(server: &Server) -> RedisStore {
+    RedisStore::builder(server.url()).call_timeout(Duration::from_secs(5)).build().expect("a store")
+}
+
+/// As a service has it, but with a patience that a busy machine cannot exhaust: a local answer would be no measurement.
+fn limiter(server: &Server) -> Limiter {
+    let store = Arc::new(store(server));
+    Limiter::builder().store(store).deadline(Duration::from_secs(5)).on_failure(OnFailure::Deny).build()
+}
+
 #[tokio::main(flavor = "current_thread")]
 async fn main() {
     for brand in Brand::ALL {
@@ -195,12 +213,8 @@ async fn main() {
         let contestants = [
             ("sorted set, a connection each", Contestant::SortedSet(SortedSet::new(&server, CALLERS).await)),
             ("sorted set, pipelined", Contestant::SortedSet(SortedSet::new(&server, 1).await)),
-            (
-                "tollgate",
-                Contestant::Tollgate(
-                    RedisStore::builder(server.url()).call_timeout(Duration::from_secs(5)).build().expect("a store"),
-                ),
-            ),
+            ("tollgate, the store alone", Contestant::Store(store(&server))),
+            ("tollgate", Contestant::Limiter(limiter(&server))),
         ];
         let limit: Limit = "100/min".parse().expect("a limit");
         let uniform: Arc<dyn Fn(&mut Random) -> usize + Send + Sync> =
@@ -214,7 +228,7 @@ async fn main() {
                 let measured = run(&server, contestant, limit, keys.clone(), usize::MAX).await;
                 let rate = measured.decisions as f64 / measured.seconds;
                 let cpu_us = measured.cpu_seconds * 1e6 / measured.decisions as f64;
-                if let Contestant::Tollgate(store) = contestant {
+                if let Contestant::Store(store) = contestant {
                     let stats = store.stats();
                     println!("  {:.1} decisions a call", stats.decisions as f64 / stats.calls as f64);
                 }
