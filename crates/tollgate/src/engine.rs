@@ -42,7 +42,7 @@ use tollgate_core::{
 pub use self::passage::{Ending, Passage};
 use crate::answer::{Policies, Policy, Verdict};
 use crate::failure::OnFailure;
-use crate::identity::{ApiKey, Identity, KnownKey, Origin, Subject};
+use crate::identity::{Identity, Origin, Subject};
 use crate::limiter::{CheckOptions, Limiter};
 use crate::rules::{Charge, Matched, Mode, PlanLookup, PlanQuestion, RequestView, Rule, RuleSet, Tariff};
 
@@ -248,11 +248,9 @@ impl Engine {
         now: Timestamp,
         matched: &Matched<'_>,
     ) -> Known {
-        let keys =
-            |key: &ApiKey<'_>| live.rules.key(&key.digest()).map(|entry| KnownKey { plan: entry.plan().cloned() });
         let path = request.canonical_path();
         let origin = Origin { peer, headers: request.headers(), path: &path };
-        let identity: Identity<'_> = live.rules.identifier().identify(origin, &keys, now);
+        let identity: Identity<'_> = live.rules.identifier().identify(origin, &live.rules, now);
         if let Some(ban) = live.rules.ban(&identity, now) {
             return Known::Banned(banned(ban.until(), now));
         }
@@ -320,7 +318,7 @@ impl Engine {
             tracing::error!(%error, "the rules that match one request cannot be decided together");
             Undecided
         })?;
-        let refundable = parts.iter().any(|part| part.charge != Charge::Always);
+        let refundable = parts.iter().any(|part| part.charge.is_refundable());
         let options = CheckOptions { on_failure: Some(OnFailure::Deny), refundable };
         match self.0.limiter.check_with(&check, options).await {
             Ok(decision) => Ok(decision),

@@ -15,7 +15,6 @@ use tollgate_core::{Check, Decision, Demand};
 use super::Part;
 use crate::answer::Policies;
 use crate::limiter::Limiter;
-use crate::rules::Charge;
 
 /// How a request ended.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -105,14 +104,18 @@ impl Drop for Passage {
 
 impl Limited {
     fn owes(&self, ending: Ending) -> bool {
-        self.parts.iter().any(|part| is_given_back(part.charge, ending))
+        self.parts.iter().any(|part| part.charge.refunds(ending == Ending::Success))
     }
 
     async fn settle(self, ending: Ending) {
         if self.decision.lines.len() != self.parts.len() || !self.owes(ending) {
             return;
         }
-        let owed = self.parts.iter().zip(&self.decision.lines).filter(|(part, _)| is_given_back(part.charge, ending));
+        let owed = self
+            .parts
+            .iter()
+            .zip(&self.decision.lines)
+            .filter(|(part, _)| part.charge.refunds(ending == Ending::Success));
         let (mut demands, mut lines): (Vec<Demand<'_>>, Vec<_>) = (Vec::new(), Vec::new());
         for (part, line) in owed {
             if let Ok(demand) = part.demand() {
@@ -126,13 +129,5 @@ impl Limited {
         {
             tracing::debug!(kind = error.kind().name(), "a refund was lost");
         }
-    }
-}
-
-fn is_given_back(charge: Charge, ending: Ending) -> bool {
-    match charge {
-        Charge::Always => false,
-        Charge::OnFailure => ending == Ending::Success,
-        Charge::OnSuccess => ending == Ending::Failure,
     }
 }
