@@ -182,7 +182,8 @@ fn retry_after_is_exact<S: Subject>(trace: &Trace, subject: &mut S, seed: u64) -
             return Err(format!("at {:?} denied with nothing to wait for: {:?}", event.now, event.decision));
         }
         let retry_at = event.now.as_micros() + wait_us;
-        if retry_at > Timestamp::MAX.as_micros() {
+        // The longest wait there is says only "not before that"; and nobody can come back after the last moment there is.
+        if wait_us == Timestamp::MAX.as_micros() || retry_at > Timestamp::MAX.as_micros() {
             return Ok(event.now);
         }
         let mut before_us = [0, random.below(wait_us), random.below(wait_us), wait_us - 1];
