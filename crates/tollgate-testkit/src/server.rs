@@ -301,7 +301,7 @@ impl Drop for Server {
     }
 }
 
-/// Looks until it is so; false when it never was.
+/// Looks until it is so; false when it never was. Another process tells nobody when it is ready, so between looks there is a pause.
 fn poll(mut so: impl FnMut() -> bool) -> bool {
     (0..POLLS_MAX).any(|_| {
         let is_so = so();

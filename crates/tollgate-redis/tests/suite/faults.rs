@@ -62,6 +62,7 @@ async fn scripts_flushed_under_load_are_not_noticed() {
                 while !is_over.load(Ordering::Relaxed) {
                     connection.call(&["SCRIPT", "FLUSH", "SYNC"]).unwrap();
                     flushes += 1;
+                    // The pace of the fault itself: a server that loses its scripts a hundred times a second.
                     std::thread::sleep(Duration::from_millis(10));
                 }
                 flushes
