@@ -269,6 +269,11 @@ impl Limiter {
         self.0.counters.stats(breaker)
     }
 
+    /// Whether every counter is in this process, so that no decision waits for anybody.
+    pub(crate) fn is_in_process(&self) -> bool {
+        matches!(self.0.backend, Backend::Memory(_))
+    }
+
     fn check_in_memory(
         &self,
         store: &MemoryStore,
