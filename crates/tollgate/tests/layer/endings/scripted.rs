@@ -16,7 +16,7 @@ use super::ledger::{Ledger, PEER, QUOTA};
 
 /// How a request ends, as far as the service has a say. It is the request's body.
 #[derive(Clone, Copy, Debug)]
-pub struct Script {
+pub(crate) struct Script {
     /// How often the handler gives way before it ends.
     yields: u64,
     end: End,
@@ -43,10 +43,10 @@ enum Client {
 }
 
 #[derive(Clone, Debug)]
-pub struct Handler;
+pub(crate) struct Handler;
 
 #[derive(Debug, PartialEq)]
-pub struct Broken;
+pub(crate) struct Broken;
 
 impl Service<Request<Script>> for Handler {
     type Response = Response<Bytes>;
@@ -82,9 +82,9 @@ const PLANNED: &str = "a panic that the test wanted";
 const COST: &str = "x-cost";
 
 /// The service behind the layer.
-pub type Site = RateLimit<Handler>;
+pub(crate) type Site = RateLimit<Handler>;
 
-pub fn site(engine: &Engine) -> Site {
+pub(crate) fn site(engine: &Engine) -> Site {
     let layer = RateLimitLayer::new(engine.clone(), |_| Some(PEER.into())).cost(|parts| {
         let cost = parts.headers.get(COST)?.to_str().ok()?.parse::<u32>().ok()?;
         Some(cost.into())
@@ -97,14 +97,14 @@ fn request(cost: u32, script: Script) -> Request<Script> {
 }
 
 /// What a request that costs nothing is told about the quotas.
-pub async fn told(site: Site) -> String {
+pub(crate) async fn told(site: Site) -> String {
     let script = Script { yields: 0, end: End::Status(200) };
     let response = site.oneshot(request(0, script)).await.unwrap();
     response.headers()["ratelimit"].to_str().unwrap().to_owned()
 }
 
 /// One request with a random ending.
-pub struct Ending {
+pub(crate) struct Ending {
     cost: u32,
     script: Script,
     client: Client,
@@ -112,7 +112,7 @@ pub struct Ending {
 
 impl Ending {
     /// `patience` is how long a timeout around the layer waits.
-    pub fn random(random: &mut Random, patience: Duration) -> Ending {
+    pub(crate) fn random(random: &mut Random, patience: Duration) -> Ending {
         let statuses = [200, 201, 204, 302, 304, 400, 401, 404, 429, 500, 503];
         let status = End::Status(statuses[random.below(statuses.len() as u64) as usize]);
         let (end, client) = match random.below(10) {
@@ -132,7 +132,7 @@ impl Ending {
 
     /// Lets it happen, and notes what it must have cost. Where a request is charged when its future is first polled rather than when it
     /// is made, one that nobody ever polls costs nothing.
-    pub async fn happen(self, mut site: Site, charged_when_polled: bool) -> Ledger {
+    pub(crate) async fn happen(self, mut site: Site, charged_when_polled: bool) -> Ledger {
         let mut ledger = Ledger::default();
         let Ending { cost, script, client } = self;
         let request = request(cost, script);
@@ -190,7 +190,7 @@ async fn polled_at_most<F: Future>(polls: u64, future: F) -> Option<F::Output> {
 }
 
 /// Keeps the panics that a test wanted out of its output.
-pub fn silence_planned_panics() {
+pub(crate) fn silence_planned_panics() {
     let print = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {
         let message = info.payload_as_str().unwrap_or_default();

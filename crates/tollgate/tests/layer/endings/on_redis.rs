@@ -11,7 +11,7 @@ use tollgate_testkit::server::Server;
 use super::ledger::{Ledger, rules, seed};
 use super::scripted::{Ending, silence_planned_panics, site, told};
 
-const ROUNDS: usize = 10;
+const ROUNDS: usize = 25;
 /// Requests that are under way at the same time.
 const TOGETHER: usize = 200;
 /// A busy machine must not turn an answer into a local one, nor lose a refund.

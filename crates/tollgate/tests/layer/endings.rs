@@ -8,7 +8,6 @@
 //!
 //! Random requests end in random ways behind the layer. A ledger is kept of what each ending must have cost, and compared with
 //! what the layer says afterwards, and with the counters of shadow rules, which nobody is told of.
-#![allow(clippy::unwrap_used)] // a step that fails fails its test
 
 mod in_process;
 mod ledger;

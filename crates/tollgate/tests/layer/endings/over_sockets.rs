@@ -51,6 +51,12 @@ struct Watched {
     has_succeeded: bool,
 }
 
+impl Watched {
+    fn note(&mut self, status: StatusCode) {
+        self.has_succeeded = status.as_u16() < 400;
+    }
+}
+
 impl Drop for Watched {
     fn drop(&mut self) {
         let ended = if self.has_succeeded { &self.seen.succeeded } else { &self.seen.failed };
@@ -76,7 +82,7 @@ where
         let future = self.inner.call(request);
         Box::pin(async move {
             let response = future.await?;
-            watched.has_succeeded = response.status().as_u16() < 400;
+            watched.note(response.status());
             Ok(response)
         })
     }

@@ -2,16 +2,17 @@
 
 use std::fmt::Write;
 
-use sfv::{BareItem, ListEntry, Parser};
 use tollgate::config::{Config, Format};
 use tollgate::engine::Engine;
 use tollgate::rules::RuleSet;
 use tollgate::{Demand, Key, Scope};
 
+use crate::site::told;
+
 /// Above what all requests of a run cost together, so that nobody is refused for want of units.
-pub const QUOTA: u32 = 100_000;
+pub(crate) const QUOTA: u32 = 100_000;
 /// Who makes all the requests.
-pub const PEER: [u8; 4] = [203, 0, 113, 9];
+pub(crate) const PEER: [u8; 4] = [203, 0, 113, 9];
 const SUBJECT: &str = "ip:203.0.113.9";
 
 const CHARGES: [&str; 3] = ["always", "on_failure", "on_success"];
@@ -21,7 +22,7 @@ const LIMITS: [(&str, &str); 3] =
     [("log", "100000/day"), ("pair", "100000/day fixed-window"), ("bucket", "100000/365day token-bucket burst=100000")];
 
 /// A rule for every charge and mode, with a limit of every kind.
-pub fn rules() -> RuleSet {
+pub(crate) fn rules() -> RuleSet {
     let mut text = String::new();
     for (charge, mode) in CHARGES.iter().flat_map(|charge| MODES.map(|mode| (charge, mode))) {
         let name = rule_name(charge, mode);
@@ -39,17 +40,17 @@ fn rule_name(charge: &str, mode: &str) -> String {
 
 /// Units that were taken for good, by how their requests ended.
 #[derive(Clone, Copy, Default, Debug)]
-pub struct Ledger {
-    pub succeeded: u32,
-    pub failed: u32,
+pub(crate) struct Ledger {
+    pub(crate) succeeded: u32,
+    pub(crate) failed: u32,
 }
 
 impl Ledger {
-    pub fn note(&mut self, cost: u32, succeeded: bool) {
+    pub(crate) fn note(&mut self, cost: u32, succeeded: bool) {
         *(if succeeded { &mut self.succeeded } else { &mut self.failed }) += cost;
     }
 
-    pub fn add(&mut self, other: Ledger) {
+    pub(crate) fn add(&mut self, other: Ledger) {
         self.succeeded += other.succeeded;
         self.failed += other.failed;
     }
@@ -64,18 +65,8 @@ impl Ledger {
     }
 
     /// Compares with what a response tells of the enforced rules.
-    pub fn expect_told(&self, ratelimit: &str, context: &str) {
-        let told = Parser::new(ratelimit).parse::<sfv::List>().unwrap();
-        let told: Vec<(String, i64)> = told
-            .iter()
-            .map(|entry| {
-                let ListEntry::Item(item) = entry else { panic!("a list of items: {ratelimit}") };
-                let (BareItem::String(name), BareItem::Integer(r)) = (&item.bare_item, &item.params["r"]) else {
-                    panic!("names with numbers: {ratelimit}")
-                };
-                (name.as_str().to_owned(), (*r).into())
-            })
-            .collect();
+    pub(crate) fn expect_told(&self, ratelimit: &str, context: &str) {
+        let told: Vec<(String, i64)> = told(ratelimit).into_iter().map(|told| (told.name, told.remaining)).collect();
         let expected: Vec<(String, i64)> = CHARGES
             .iter()
             .flat_map(|charge| LIMITS.map(|(kind, _)| (charge, kind)))
@@ -85,7 +76,7 @@ impl Ledger {
     }
 
     /// Compares with the counters themselves, those of the shadow rules too.
-    pub async fn expect_counted(&self, engine: &Engine, context: &str) {
+    pub(crate) async fn expect_counted(&self, engine: &Engine, context: &str) {
         for (charge, mode) in CHARGES.iter().flat_map(|charge| MODES.map(|mode| (charge, mode))) {
             for (kind, limit) in LIMITS {
                 let (rule, name) = (rule_name(charge, mode), format!("{charge}-{kind}").replace('_', "-"));
@@ -98,6 +89,6 @@ impl Ledger {
 }
 
 /// The seed of a run: another one by `TOLLGATE_SEED`.
-pub fn seed() -> u64 {
+pub(crate) fn seed() -> u64 {
     std::env::var("TOLLGATE_SEED").map_or(1, |text| text.parse().expect("TOLLGATE_SEED is a number"))
 }
