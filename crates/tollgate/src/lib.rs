@@ -19,7 +19,7 @@ pub mod rules;
 pub use failure::{OnFailure, Unavailable};
 #[cfg(feature = "redis")]
 pub use limiter::StoreUrlError;
-pub use limiter::{CheckOptions, Limiter, LimiterBuilder, LimiterStats};
+pub use limiter::{CheckOptions, Limiter, LimiterBuilder, LimiterStats, NotReady};
 pub use tollgate_core::{
     Algorithm, Check, CheckError, Clock, Cost, DEMANDS_MAX, Decision, Demand, Key, KeyError, Limit, LimitError,
     LimitTextError, Line, ManualClock, MemoryStore, Scope, Source, Store, StoreError, StoreErrorKind, SystemClock,

@@ -15,8 +15,11 @@
 //!
 //! **Nothing panics through.** A panic in a store is a failure like any other.
 
+mod ready;
+mod settle;
 mod shared;
 mod stats;
+mod turns;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -26,9 +29,11 @@ use tollgate_core::{
     Check, Clock, Decision, Demand, Line, MemoryStore, Source, Store, StoreError, StoreErrorKind, SystemClock,
 };
 
+pub use self::ready::NotReady;
 use self::shared::{Shared, SharedParts};
 use self::stats::Counters;
 pub use self::stats::LimiterStats;
+use self::turns::Turns;
 use crate::failure::{OnFailure, Unavailable};
 use crate::observe::{Observer, Observers};
 
@@ -60,6 +65,7 @@ struct Inner {
     clock: Arc<dyn Clock>,
     counters: Counters,
     observers: Observers,
+    turns: Turns,
     on_failure: OnFailure,
 }
 
@@ -171,7 +177,8 @@ impl LimiterBuilder {
                 Backend::Shared(Arc::new(Shared::new(parts)))
             }
         };
-        let inner = Inner { backend, clock, counters: Counters::default(), observers, on_failure };
+        let (counters, turns) = (Counters::default(), Turns::default());
+        let inner = Inner { backend, clock, counters, observers, turns, on_failure };
         Limiter(Arc::new(inner))
     }
 }

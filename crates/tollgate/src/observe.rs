@@ -128,6 +128,8 @@ pub enum StoreCallKind {
     Decide,
     /// To give units back.
     Refund,
+    /// To charge what was used beyond what was reserved.
+    Settle,
     /// To forget a counter.
     Reset,
     /// To look at a counter.
@@ -142,6 +144,7 @@ impl StoreCallKind {
         match self {
             StoreCallKind::Decide => "decide",
             StoreCallKind::Refund => "refund",
+            StoreCallKind::Settle => "settle",
             StoreCallKind::Reset => "reset",
             StoreCallKind::Inspect => "inspect",
             StoreCallKind::Probe => "probe",

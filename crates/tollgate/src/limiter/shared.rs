@@ -5,10 +5,8 @@ use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use foldhash::quality::RandomState;
 use futures_util::FutureExt;
 use smallvec::SmallVec;
-use std::hash::BuildHasher;
 use tokio::runtime::Handle;
 use tollgate_core::{
     Check, Clock, Decision, Demand, Key, Limit, Line, MemoryStore, Source, Store, StoreError, StoreErrorKind as Kind,
@@ -112,6 +110,7 @@ impl Shared {
                 if let Some(cache) = &self.deny_cache {
                     check.demands().iter().for_each(|demand| cache.forget(demand));
                 }
+                self.not_open()?;
                 self.call(Call::Refund, 1, async { self.store.refund(check, decision).await }).await
             }
             Source::Local => {
@@ -119,6 +118,22 @@ impl Shared {
                 if let Ok(check) = Check::new(&demands) {
                     self.local.refund(&check, decision);
                 }
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Charges what was used beyond a decision of that source. The answer is of no interest: it is used already.
+    pub(super) async fn charge(&self, check: &Check<'_>, source: Source) -> Result<(), StoreError> {
+        match source {
+            Source::Store => {
+                self.not_open()?;
+                let asked = async { self.store.decide(std::slice::from_ref(check)).await };
+                self.call(Call::Settle, 1, asked).await.map(drop)
+            }
+            Source::Local => {
+                self.check_local(check);
                 Ok(())
             }
             _ => Ok(()),
@@ -180,6 +195,14 @@ impl Shared {
         answered
     }
 
+    /// A store that is known to be away is not asked: its callers would wait for nothing.
+    fn not_open(&self) -> Result<(), StoreError> {
+        match self.breaker.is_open() {
+            true => Err(StoreError::new(Kind::Unreachable, "the store is not asked until a probe succeeds")),
+            false => Ok(()),
+        }
+    }
+
     /// A probe succeeded, or nobody can make one.
     fn close_breaker(&self) {
         self.breaker.close();
@@ -218,10 +241,8 @@ impl Shared {
 
 /// Asks the store every now and then until it answers, then closes the breaker. Ends with the limiter.
 async fn probe_until_healed(shared: Weak<Shared>) {
-    let jitter = RandomState::default();
     for attempt in 0_u32.. {
-        let jitter = jitter.hash_one(attempt) as f64 / u64::MAX as f64;
-        tokio::time::sleep(probe_after(attempt, jitter)).await;
+        tokio::time::sleep(probe_after(attempt, fastrand::f64())).await;
         let Some(shared) = shared.upgrade() else { return };
         if probe(&shared).await.is_ok() {
             tracing::info!("the store answers again");
