@@ -13,6 +13,7 @@ pub mod identity;
 #[cfg(feature = "tower")]
 pub mod layer;
 mod limiter;
+pub mod observe;
 pub mod rules;
 
 pub use failure::{OnFailure, Unavailable};
