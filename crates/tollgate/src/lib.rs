@@ -6,6 +6,7 @@
 pub mod answer;
 mod breaker;
 pub mod config;
+mod counts;
 mod deny_cache;
 pub mod engine;
 mod failure;
@@ -16,6 +17,7 @@ mod limiter;
 pub mod observe;
 pub mod rules;
 
+pub use counts::{Counted, DecisionCounts, Said};
 pub use failure::{OnFailure, Unavailable};
 #[cfg(feature = "redis")]
 pub use limiter::StoreUrlError;
