@@ -8,6 +8,8 @@ use tokio::signal::unix::{SignalKind, signal};
 use tollgate::Limiter;
 use tollgate::config::Settings;
 use tollgate::engine::Engine;
+use tollgate::observe::TracingObserver;
+use tollgate::rules::{PlanHash, PlanLookup};
 use tollgate_redis::RedisStore;
 use tollgate_server::{Doors, Listeners, run};
 use tracing_subscriber::EnvFilter;
@@ -16,13 +18,15 @@ use crate::arguments::{Serve, StoreChoice};
 use crate::store::MEMORY;
 use crate::{Failure, configuration};
 
+type Lookups = Vec<Arc<dyn PlanLookup>>;
+
 pub(crate) async fn serve(arguments: Serve) -> Result<(), Failure> {
     start_logs(&arguments.log);
     let loaded = arguments.config.as_deref().map(|file| configuration::load(file, &arguments.store)).transpose()?;
     let settings = loaded.as_ref().map(|loaded| &loaded.settings);
     let configured = || settings.and_then(|settings| settings.store.as_ref()).map(|url| url.reveal().to_owned());
     let url = arguments.store.said().or_else(configured).unwrap_or_else(|| MEMORY.to_owned());
-    let limiter = limiter(&url, &arguments, settings)?;
+    let (limiter, lookups) = limiter(&url, &arguments, settings)?;
 
     let listeners = Listeners {
         http: Some(listen("http", &arguments.http).await?),
@@ -31,7 +35,7 @@ pub(crate) async fn serve(arguments: Serve) -> Result<(), Failure> {
     announce(&listeners, &url)?;
     let mut doors = Doors::new(limiter.clone());
     if let (Some(loaded), Some(file)) = (loaded, arguments.config) {
-        let engine = Engine::new(limiter, loaded.rules);
+        let engine = Engine::with_lookups(limiter, loaded.rules, lookups);
         tokio::spawn(reload_when_told(engine.clone(), file, arguments.store));
         doors = doors.rules(engine);
     }
@@ -42,20 +46,26 @@ pub(crate) async fn serve(arguments: Serve) -> Result<(), Failure> {
     Ok(())
 }
 
-fn limiter(url: &str, arguments: &Serve, settings: Option<&Settings>) -> Result<Limiter, Failure> {
+/// The limiter, and who is asked for plans that the rules do not know.
+fn limiter(url: &str, arguments: &Serve, settings: Option<&Settings>) -> Result<(Limiter, Lookups), Failure> {
     let instances = arguments.instances.or(settings.and_then(|settings| settings.instances)).unwrap_or(1);
-    let mut builder = Limiter::builder().instances(instances);
-    if let Some(settings) = settings {
-        builder = builder.deadline(settings.deadline).on_failure(settings.on_failure);
+    let builder = Limiter::builder().instances(instances).observer(TracingObserver);
+    let Some(settings) = settings else {
+        return Ok((builder.url(url)?.build(), Vec::new()));
+    };
+    let builder = builder.deadline(settings.deadline).on_failure(settings.on_failure);
+    if url == MEMORY {
+        return Ok((builder.build(), Vec::new()));
     }
-    Ok(match (url, settings) {
-        (MEMORY, _) => builder.build(),
-        (url, None) => builder.url(url)?.build(),
-        (url, Some(settings)) => {
-            let store = RedisStore::builder(url).prefix(settings.prefix.clone()).build()?;
-            builder.store(Arc::new(store)).build()
-        }
-    })
+    let store = RedisStore::builder(url).prefix(settings.prefix.clone()).build()?;
+    let Some(name) = &settings.plan_hash else {
+        return Ok((builder.store(Arc::new(store)).build(), Vec::new()));
+    };
+    // The question for the plan comes before the decision, and both together keep the deadline.
+    let for_plan = settings.deadline / 4;
+    let plans = PlanHash::new(store.clone(), name.as_str()).timeout(for_plan);
+    let limiter = builder.deadline(settings.deadline - for_plan).store(Arc::new(store)).build();
+    Ok((limiter, vec![Arc::new(plans)]))
 }
 
 /// On SIGHUP the file is read again, whole: good rules replace the old ones at once, and a broken file changes nothing.

@@ -179,7 +179,8 @@ pub struct PlanSources {
     pub addresses: Vec<AddressPlan>,
     /// A header that names the plan. Only believed from a trusted proxy.
     pub header: Option<Spanned<String>>,
-    /// A Redis hash from subject to plan.
+    /// A Redis hash, on the store, from callers to the names of their plans: field `api_key:` and the key's SHA-256, or `user:` and the
+    /// user. A change is seen within a second.
     pub redis_hash: Option<Spanned<String>>,
 }
 
