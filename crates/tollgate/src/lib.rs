@@ -46,3 +46,5 @@ pub use tollgate_core::{
     LimitTextError, Line, ManualClock, MemoryStore, Scope, Source, Store, StoreError, StoreErrorKind, SystemClock,
     Timestamp, Wait,
 };
+#[cfg(feature = "redis")]
+pub use tollgate_redis as redis;
