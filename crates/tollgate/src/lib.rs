@@ -9,6 +9,8 @@ pub mod config;
 mod deny_cache;
 pub mod engine;
 mod failure;
+#[cfg(doctest)]
+mod guide;
 pub mod identity;
 #[cfg(feature = "tower")]
 pub mod layer;
