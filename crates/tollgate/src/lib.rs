@@ -27,6 +27,8 @@ mod deny_cache;
 #[cfg(feature = "rules")]
 pub mod engine;
 mod failure;
+#[cfg(doctest)]
+mod guide;
 #[cfg(feature = "rules")]
 pub mod identity;
 #[cfg(feature = "tower")]

@@ -113,6 +113,9 @@ struct RateLimited {
             ("X-RateLimit-Remaining" = u32, description = "0"),
             ("X-RateLimit-Reset" = u64, description = "When to come back, in Unix seconds"),
         )),
+        (status = 503, description = "No free slug was found", body = Problem, headers(
+            ("Retry-After" = u64, description = "Seconds"),
+        )),
     )
 )]
 async fn shorten(
