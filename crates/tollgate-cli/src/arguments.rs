@@ -24,6 +24,7 @@ pub(crate) struct Arguments {
 pub(crate) enum Command {
     /// Decide for others, over HTTP and RESP
     #[command(
+        args_override_self = true,
         after_help = "Example:\n  tollgate serve --store redis://127.0.0.1:6379\n  curl -d '{\"key\":\"user:42\",\"limit\":\"10/min\"}' http://127.0.0.1:8080/v1/check"
     )]
     Serve(Serve),

@@ -112,7 +112,10 @@ impl Page<'_, '_> {
     ) -> std::fmt::Result {
         let mut metric = self.0.encode_descriptor(name, help, None, MetricType::Counter)?;
         for (labels, value) in series {
-            metric.encode_family(&labels)?.encode_counter::<Vec<Label<'_>>, u64, u64>(&value, None)?;
+            match labels.is_empty() {
+                true => metric.encode_counter::<Vec<Label<'_>>, u64, u64>(&value, None)?,
+                false => metric.encode_family(&labels)?.encode_counter::<Vec<Label<'_>>, u64, u64>(&value, None)?,
+            }
         }
         Ok(())
     }
@@ -129,7 +132,11 @@ impl Page<'_, '_> {
     ) -> std::fmt::Result {
         let mut metric = self.0.encode_descriptor(name, help, None, MetricType::Gauge)?;
         for (labels, value) in series {
-            metric.encode_family(&labels)?.encode_gauge(&i64::try_from(value).unwrap_or(i64::MAX))?;
+            let value = i64::try_from(value).unwrap_or(i64::MAX);
+            match labels.is_empty() {
+                true => metric.encode_gauge(&value)?,
+                false => metric.encode_family(&labels)?.encode_gauge(&value)?,
+            }
         }
         Ok(())
     }
