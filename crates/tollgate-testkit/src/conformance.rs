@@ -85,15 +85,26 @@ pub struct Abilities {
     pub refunds: bool,
     /// It takes the scope of a rule, and so a changed window.
     pub rules: bool,
+    /// It decides atomically over several limits.
+    pub several_limits: bool,
     /// It decides atomically over several subjects.
     pub several_subjects: bool,
     /// It tells waits to the microsecond.
     pub microseconds: bool,
+    /// It is quick enough to be filled with a hundred thousand admissions.
+    pub fills: bool,
 }
 
 impl Default for Abilities {
     fn default() -> Abilities {
-        Abilities { refunds: true, rules: true, several_subjects: true, microseconds: true }
+        Abilities {
+            refunds: true,
+            rules: true,
+            several_limits: true,
+            several_subjects: true,
+            microseconds: true,
+            fills: true,
+        }
     }
 }
 
@@ -102,8 +113,10 @@ impl Abilities {
     pub fn cover(self, needed: Abilities) -> bool {
         (self.refunds || !needed.refunds)
             && (self.rules || !needed.rules)
+            && (self.several_limits || !needed.several_limits)
             && (self.several_subjects || !needed.several_subjects)
             && (self.microseconds || !needed.microseconds)
+            && (self.fills || !needed.fills)
     }
 }
 

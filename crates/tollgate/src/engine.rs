@@ -34,6 +34,7 @@ mod caller;
 mod live;
 mod passage;
 mod refused;
+mod rule_counts;
 mod ruling;
 
 use std::net::IpAddr;
@@ -48,9 +49,10 @@ use self::caller::{Known, KnownCaller, Plan};
 use self::live::{Group, Live};
 pub use self::passage::{Ending, Passage};
 pub use self::refused::Refused;
+pub use self::rule_counts::RuleStats;
 use self::ruling::Ruling;
 use crate::limiter::Limiter;
-use crate::rules::{Mode, PlanLookup, RequestView, RuleSet, Tariff};
+use crate::rules::{PlanLookup, RequestView, RuleSet, Tariff};
 
 /// Decides requests by rules. Cloning it is cheap, and clones share everything.
 ///
@@ -95,19 +97,6 @@ pub enum Outcome {
     Refuse(Refused),
 }
 
-/// What one rule has said so far. Of a shadow rule, `denied` is what it would have refused.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct RuleStats {
-    /// The rule's name.
-    pub rule: Arc<str>,
-    /// How it is applied.
-    pub mode: Mode,
-    /// Requests it let pass.
-    pub allowed: u64,
-    /// Requests it refused, or would have.
-    pub denied: u64,
-}
-
 /// A request that was looked at.
 pub(crate) enum Begun {
     /// All is said.
@@ -144,13 +133,13 @@ impl Engine {
         clock: Arc<dyn Clock>,
     ) -> Engine {
         let shield = MemoryStore::builder().clock(clock.clone()).build();
-        let live = ArcSwap::from_pointee(Live::new(rules));
+        let live = ArcSwap::from_pointee(Live::new(rules, None));
         Engine(Arc::new(Inner { limiter, shield, live, lookups, clock, pending: Arc::default() }))
     }
 
     /// From here on these rules hold. Requests under way finish by the old ones; counters live on.
     pub fn reload(&self, rules: RuleSet) {
-        self.0.live.store(Arc::new(Live::new(rules)));
+        self.0.live.rcu(|before| Live::new(rules.clone(), Some(before)));
     }
 
     /// The limiter that it asks.
@@ -158,7 +147,7 @@ impl Engine {
         &self.0.limiter
     }
 
-    /// What each rule has said since the rules were loaded.
+    /// What each rule has said, over all reloads that kept its name.
     pub fn rule_stats(&self) -> Vec<RuleStats> {
         self.0.live.load().stats()
     }

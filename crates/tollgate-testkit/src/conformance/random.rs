@@ -47,11 +47,8 @@ pub fn random_traces_of<S: Subject>(
 ) -> Result<(), Box<Failure>> {
     let mut random = Random::new(seed);
     for number in 0..count {
-        let trace = random.trace(algorithm);
         let mut subject = fresh();
-        if !subject.abilities().cover(trace.needs()) {
-            continue;
-        }
+        let Some(trace) = random.trace(algorithm).within(subject.abilities()) else { continue };
         if let Err(difference) = compare(&trace, &mut subject) {
             return Err(Box::new(shrunk(trace, difference, number, &mut fresh)));
         }

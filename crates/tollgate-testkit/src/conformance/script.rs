@@ -252,8 +252,11 @@ impl Case {
         let several = |wanted: &[Wanted]| wanted.iter().any(|one| one.subject != wanted[0].subject);
         let several_subjects =
             self.steps.iter().any(|step| matches!(&step.action, Action::Check(wanted) if several(wanted)));
+        let several_limits =
+            self.steps.iter().any(|step| matches!(&step.action, Action::Check(wanted) if wanted.len() > 1));
         let microseconds = self.steps.iter().any(|step| matches!(step.when, When::AtRetry(us) if us < 0));
-        Abilities { refunds, rules: self.in_rule, several_subjects, microseconds }
+        let fills = self.steps.iter().any(|step| matches!(step.action, Action::Fill(_, 10_000..)));
+        Abilities { refunds, rules: self.in_rule, several_limits, several_subjects, microseconds, fills }
     }
 
     /// Puts a fresh subject through the case.

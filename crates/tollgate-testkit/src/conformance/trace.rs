@@ -10,6 +10,7 @@
 //! | wandering | one fixed set, all asked in each check | forward and back | quota, options and (of rules) window | are reset |
 
 mod bytes;
+mod within;
 
 use std::fmt;
 
@@ -122,12 +123,20 @@ impl Step {
 impl Trace {
     /// What a subject must be able to do for this trace.
     pub fn needs(&self) -> Abilities {
+        let checks = || {
+            self.operations.iter().filter_map(|operation| match operation {
+                Operation::Check(asks) => Some(asks),
+                _ => None,
+            })
+        };
         let several = |asks: &[Ask]| asks.iter().any(|ask| ask.key != asks[0].key);
         Abilities {
             refunds: self.operations.iter().any(|operation| matches!(operation, Operation::Refund { .. })),
             rules: self.slots.iter().any(|slot| slot.in_rule),
-            several_subjects: self.operations.iter().any(|op| matches!(op, Operation::Check(asks) if several(asks))),
+            several_limits: checks().any(|asks| asks.len() > 1),
+            several_subjects: checks().any(|asks| several(asks)),
             microseconds: false,
+            fills: false,
         }
     }
 }

@@ -6,15 +6,15 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use foldhash::fast::RandomState;
 use parking_lot::RwLock;
 use smallvec::SmallVec;
-use tollgate_core::{Cost, Decision, Demand, Key, Scope};
+use tollgate_core::{Cost, Decision, Demand, Key, Scope, Source};
 
-use super::RuleStats;
+use super::rule_counts::{RuleCount, RuleCounts, RuleStats};
 use crate::answer::{Policies, Policy};
+use crate::counts::Said;
 use crate::failure::OnFailure;
 use crate::identity::{Subject, SubjectKind};
 use crate::rules::{Charge, Mode, Rule, RuleSet, Tariff};
@@ -31,14 +31,8 @@ pub(super) struct Live {
     pub(super) rules: RuleSet,
     /// Whether any rule counts by path: else nobody needs its canonical form.
     pub(super) counts_paths: bool,
-    counts: Arc<[RuleCounts]>,
+    counts: RuleCounts,
     bundles: RwLock<HashMap<(RuleIndices, Tariff), Arc<Bundle>, RandomState>>,
-}
-
-#[derive(Default)]
-struct RuleCounts {
-    allowed: AtomicU64,
-    denied: AtomicU64,
 }
 
 /// What a combination of rules asks of a caller with a certain plan.
@@ -46,7 +40,6 @@ pub(super) struct Bundle {
     pub(super) shield: Option<Group>,
     pub(super) enforced: Option<Group>,
     pub(super) shadow: Vec<Group>,
-    counts: Arc<[RuleCounts]>,
 }
 
 /// Limits that are decided together.
@@ -61,7 +54,7 @@ pub(super) struct Group {
 /// One limit of one rule.
 pub(super) struct Part {
     rule: Arc<str>,
-    rule_index: u32,
+    pub(super) counts: RuleCount,
     /// Which of the request's subjects it counts.
     subject: usize,
     pub(super) policy: Arc<Policy>,
@@ -83,11 +76,11 @@ pub(super) type Subjects = SmallVec<[Subject; 1]>;
 pub(super) type Demands<'a> = SmallVec<[Demand<'a>; 2]>;
 
 impl Live {
-    pub(super) fn new(rules: RuleSet) -> Live {
+    pub(super) fn new(rules: RuleSet, before: Option<&Live>) -> Live {
         let by_path = |rule: &Rule| rule.by().iter().any(|kind| *kind == SubjectKind::Path);
         Live {
             counts_paths: rules.rules().iter().any(by_path),
-            counts: rules.rules().iter().map(|_| RuleCounts::default()).collect(),
+            counts: RuleCounts::new(&rules, before.map(|before| (&before.rules, &before.counts))),
             bundles: RwLock::default(),
             rules,
         }
@@ -114,7 +107,7 @@ impl Live {
             let rule = &self.rules.rules()[rule_index as usize];
             let parts = rule.policies(tariff).iter().map(|policy| Part {
                 rule: rule.name().clone(),
-                rule_index,
+                counts: self.counts.of(rule_index, rule.mode()),
                 subject,
                 policy: policy.clone(),
                 cost: rule.cost(),
@@ -128,12 +121,7 @@ impl Live {
                 (Mode::Enforce, false) => enforced.extend(parts),
             }
         }
-        Bundle {
-            shield: self.group(shield, true),
-            enforced: self.group(enforced, false),
-            shadow,
-            counts: self.counts.clone(),
-        }
+        Bundle { shield: self.group(shield, true), enforced: self.group(enforced, false), shadow }
     }
 
     fn group(&self, parts: Vec<Part>, is_in_process: bool) -> Option<Group> {
@@ -145,33 +133,35 @@ impl Live {
 
     /// What each rule has said.
     pub(super) fn stats(&self) -> Vec<RuleStats> {
-        let stats = |(rule, counts): (&Rule, &RuleCounts)| RuleStats {
-            rule: rule.name().clone(),
-            mode: rule.mode(),
-            allowed: counts.allowed.load(Ordering::Relaxed),
-            denied: counts.denied.load(Ordering::Relaxed),
-        };
-        self.rules.rules().iter().zip(&*self.counts).map(stats).collect()
-    }
-}
-
-impl Bundle {
-    /// Counts a verdict for every rule that has a line in it.
-    pub(super) fn count(&self, group: &Group, decision: &Decision) {
-        if decision.lines.len() != group.parts.len() {
-            return;
-        }
-        let mut lines = decision.lines.iter();
-        for rule in group.parts.chunk_by(|one, other| one.rule_index == other.rule_index) {
-            let allowed = lines.by_ref().take(rule.len()).fold(true, |all, line| all & line.allowed);
-            let counts = &self.counts[rule[0].rule_index as usize];
-            let counter = if allowed { &counts.allowed } else { &counts.denied };
-            counter.fetch_add(1, Ordering::Relaxed);
-        }
+        self.counts.stats(&self.rules)
     }
 }
 
 impl Group {
+    /// Counts what each rule said. A rule that was left out because the store is away let the request pass.
+    pub(super) fn count(&self, decision: &Decision) {
+        let is_complete = decision.lines.len() == self.parts.len();
+        let mut lines = decision.lines.iter();
+        for rule in self.rules() {
+            let has_lines = is_complete || (!decision.lines.is_empty() && rule[0].on_failure == OnFailure::Local);
+            let (allowed, source) = match has_lines {
+                true => (lines.by_ref().take(rule.len()).fold(true, |all, line| all & line.allowed), decision.source),
+                false => (true, Source::None),
+            };
+            rule[0].counts.count(Said::of(allowed), source);
+        }
+    }
+
+    /// Counts a request that was refused because the store is away.
+    pub(super) fn count_unavailable(&self) {
+        self.rules().for_each(|rule| rule[0].counts.count(Said::Unavailable, Source::None));
+    }
+
+    /// The parts, by rule.
+    fn rules(&self) -> impl Iterator<Item = &[Part]> {
+        self.parts.chunk_by(|one, other| one.subject == other.subject)
+    }
+
     /// What the request demands of all its limits.
     pub(super) fn demands<'a>(&'a self, asked: &'a Asked) -> Demands<'a> {
         self.parts.iter().map(|part| part.demand(asked)).collect()

@@ -50,7 +50,7 @@ impl Engine {
 
         if let Some(shield) = &bundle.shield {
             let decision = self.pass_shield(shield, &asked);
-            bundle.count(shield, &decision);
+            shield.count(&decision);
             match decision.allowed() {
                 true => charged.extend(Charged::of(ChargedBy::Shield, shield, &decision)),
                 false => refusal = Some(Ruling::Deny(decision, shield.policies.clone())),
@@ -60,9 +60,12 @@ impl Engine {
             && let Some(enforced) = &bundle.enforced
         {
             match self.decide_enforced(enforced, &asked).await {
-                Err(Undecided) => refusal = Some(Ruling::Unavailable(enforced.policies.clone())),
+                Err(Undecided) => {
+                    enforced.count_unavailable();
+                    refusal = Some(Ruling::Unavailable(enforced.policies.clone()));
+                }
                 Ok(decision) => {
-                    bundle.count(enforced, &decision);
+                    enforced.count(&decision);
                     match decision.allowed() {
                         true => {
                             charged.extend(Charged::of(ChargedBy::Enforced, enforced, &decision));
@@ -77,7 +80,7 @@ impl Engine {
             for (index, shadow) in bundle.shadow.iter().enumerate() {
                 // Charged if it would itself have let pass; what it would have refused is counted.
                 if let Some(decision) = self.try_shadow(shadow, &asked).await {
-                    bundle.count(shadow, &decision);
+                    shadow.count(&decision);
                     charged.extend(Charged::of(ChargedBy::Shadow(index), shadow, &decision));
                 }
             }

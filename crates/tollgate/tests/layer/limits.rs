@@ -103,7 +103,8 @@ async fn a_shadow_rule_never_blocks_is_not_told_and_counts_what_it_would_have_de
         assert_eq!(told_by(&response).len(), 1, "only the rule that is enforced is told");
     }
     let stats = site.engine.rule_stats();
-    let counted: Vec<(&str, u64, u64)> = stats.iter().map(|rule| (&*rule.rule, rule.allowed, rule.denied)).collect();
+    let counted: Vec<(&str, u64, u64)> =
+        stats.iter().map(|rule| (&*rule.rule, rule.allowed(), rule.denied())).collect();
     // What the real rule refused never reached the others. Successes cost the login rule nothing, in shadow too.
     assert_eq!(counted, [("real", 20, 10), ("planned", 3, 17), ("login", 20, 0)]);
 }
@@ -128,7 +129,7 @@ async fn a_shadow_shield_counts_in_process_and_a_shield_gives_back_like_any_rule
         assert_eq!(site.status("/", &[], HERE).await, 200, "a success costs nothing");
     }
     let planned = &site.engine.rule_stats()[0];
-    assert_eq!((planned.allowed, planned.denied), (5, 15));
+    assert_eq!((planned.allowed(), planned.denied()), (5, 15));
     assert_eq!(site.engine.limiter().stats().decisions, 0, "no shield asks the store that others share");
 }
 

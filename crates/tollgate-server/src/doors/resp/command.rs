@@ -9,7 +9,7 @@
 //! | `PING` `ECHO` `HELLO` `AUTH` `SELECT 0` `CLIENT` `COMMAND` `INFO` `QUIT` | what clients say to introduce themselves |
 //!
 //! redis-cell counts `max_burst` beyond the first request, so its capacity is `max_burst + 1`. Its seconds are rounded up; a
-//! wait that is floored to 0 invites the client to be denied again.
+//! wait that is floored to 0 invites the client to be denied again. Its answers are written down in `docs/cl-throttle.md`.
 
 use std::time::Duration;
 

@@ -1,7 +1,7 @@
 //! Transcripts: bytes in, bytes out, on a clock that stands still.
 
 use super::*;
-use tollgate::{Clock, ManualClock, MemoryStore, Timestamp};
+use tollgate::{ManualClock, MemoryStore, Timestamp};
 
 const START: Timestamp = Timestamp::from_micros(1_700_000_000_000_000);
 
@@ -15,7 +15,7 @@ fn door(options: RespOptions) -> Door {
     let memory = MemoryStore::builder().clock(clock.clone()).build();
     let limiter = Limiter::builder().memory(memory).clock(clock.clone()).build();
     let (client, server) = tokio::io::duplex(1 << 20);
-    tokio::spawn(serve(server, limiter, Arc::new(options)));
+    tokio::spawn(serve(server, limiter, Arc::new(options), Arc::default()));
     Door { client, clock }
 }
 
@@ -61,34 +61,6 @@ async fn check_peek_and_reset() {
     door.say(b"TOLLGATE.CHECK user:42 2/min COST 3\r\n", &numbers([0, 2, 0, -1, 59_999])).await;
     door.say(b"TOLLGATE.RESET user:42 2/min\r\n", "+OK\r\n").await;
     door.say(b"TOLLGATE.PEEK user:42 2/min\r\n", &numbers([1, 2, 2, 0, 0])).await;
-}
-
-/// Answers of redis-cell 0.5: (time in ms, arguments) → limited, limit, remaining, retry_after, reset_after.
-#[tokio::test]
-async fn cl_throttle_answers_as_redis_cell_does() {
-    let mut door = door(RespOptions::default());
-    for (ms, arguments, answer) in [
-        // 30 a minute and 15 more at once: capacity 16, a unit every 2 s.
-        (0, "user 15 30 60 1", [0, 16, 15, -1, 2]),
-        (0, "user 15 30 60 15", [0, 16, 0, -1, 32]),
-        (0, "user 15 30 60", [1, 16, 0, 2, 32]),
-        // An exhausted peek is not limited.
-        (0, "user 15 30 60 0", [0, 16, 0, -1, 32]),
-        (500, "user 15 30 60", [1, 16, 0, 2, 32]),
-        (1_999, "user 15 30 60", [1, 16, 0, 1, 31]),
-        (2_000, "user 15 30 60", [0, 16, 0, -1, 32]),
-        (2_000, "user 15 30 60 2", [1, 16, 0, 4, 32]),
-        // More than the capacity: never, which it says as -1.
-        (2_000, "user 15 30 60 17", [1, 16, 0, -1, 32]),
-        (34_000, "user 15 30 60 0", [0, 16, 16, -1, 0]),
-        // A burst of 0 is one request at a time.
-        (34_000, "other 0 1 10", [0, 1, 0, -1, 10]),
-        (34_000, "other 0 1 10", [1, 1, 0, 10, 10]),
-    ] {
-        door.clock.set(START.plus_micros(ms * 1_000));
-        door.say(format!("CL.THROTTLE {arguments}\r\n").as_bytes(), &numbers(answer)).await;
-    }
-    assert!(door.clock.now() > START);
 }
 
 #[tokio::test]

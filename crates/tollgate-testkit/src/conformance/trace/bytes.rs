@@ -72,7 +72,7 @@ impl Trace {
 impl Slot {
     /// Two explicit buckets of one window are one counter, which then changes its limit from check to check. How long it
     /// lives depends on who wrote it last, so that a store may have forgotten it or not: the later one becomes a rule's.
-    fn apart_from(self, others: &[Slot]) -> Slot {
+    pub(super) fn apart_from(self, others: &[Slot]) -> Slot {
         let shares = |other: &&Slot| !other.in_rule && other.limit.window_us() == self.limit.window_us();
         let shared = is_bucket(&self.limit) && others.iter().filter(shares).any(|other| is_bucket(&other.limit));
         Slot { in_rule: self.in_rule || shared, ..self }

@@ -1,0 +1,8 @@
+//! The doors from outside: bytes over a socket, on a clock in the test's hand.
+#![allow(clippy::unwrap_used)] // a step that fails fails its test
+
+mod behind_doors;
+mod conformance;
+mod http_subject;
+mod resp_subject;
+mod throttle;
