@@ -49,7 +49,7 @@ const RULES: &str = r#"
 [[rules]]
 name = "api"
 by = ["ip"]
-limits = ["1000000/min", "100000000/day"]
+limits = ["1000000/min", "10000000/day"]
 "#;
 
 fn main() {
