@@ -12,7 +12,7 @@ use tollgate::engine::Engine;
 use tollgate::{Limiter, Store};
 use tollgate_redis::RedisStore;
 use tollgate_server::doors::resp::RespOptions;
-use tollgate_server::{Bounds, Doors, Listeners, Readiness, Reloader, Tls, Token, is_loopback, run};
+use tollgate_server::{Bounds, Doors, Listeners, Readiness, Reloader, StoreTimes, Tls, Token, is_loopback, run};
 use tracing_subscriber::EnvFilter;
 
 use self::announce::{Announcement, TokenWord};
@@ -33,7 +33,8 @@ pub(crate) async fn serve(arguments: Serve) -> Result<(), Failure> {
     let configured = || settings.and_then(|settings| settings.store.as_ref()).map(|url| url.reveal().to_owned());
     let url = arguments.store.said().or_else(configured).unwrap_or_else(|| MEMORY.to_owned());
     let store = redis(&url, settings)?;
-    let limiter = limiter(store.clone(), &arguments, settings);
+    let store_times = Arc::new(StoreTimes::default());
+    let limiter = limiter(store.clone(), &arguments, settings, &store_times);
     let tls = match (&arguments.tls_cert, &arguments.tls_key) {
         (Some(certificate), Some(key)) => Some(Tls::read(certificate, key)?),
         _ => None,
@@ -55,6 +56,7 @@ pub(crate) async fn serve(arguments: Serve) -> Result<(), Failure> {
         .bounds(bounds(&arguments))
         .reloader(reloader.clone())
         .readiness(readiness.clone())
+        .store_times(store_times)
         .token(token.clone());
     let announcement = Announcement {
         listeners: &listeners,
@@ -91,14 +93,19 @@ fn redis(url: &str, settings: Option<&Settings>) -> Result<Option<RedisStore>, F
     Ok(Some(builder.build().map_err(tollgate::StoreUrlError::from)?))
 }
 
-fn limiter(store: Option<RedisStore>, arguments: &Serve, settings: Option<&Settings>) -> Limiter {
+fn limiter(
+    store: Option<RedisStore>,
+    arguments: &Serve,
+    settings: Option<&Settings>,
+    store_times: &Arc<StoreTimes>,
+) -> Limiter {
     let instances = arguments.instances.or(settings.and_then(|settings| settings.instances)).unwrap_or(1);
     let mut builder = Limiter::builder().instances(instances);
     if let Some(settings) = settings {
         builder = builder.deadline(settings.deadline).on_failure(settings.on_failure);
     }
     match store {
-        Some(store) => builder.store(Arc::new(store)).build(),
+        Some(store) => builder.store(Arc::new(store)).observer(store_times.clone()).build(),
         None => builder.build(),
     }
 }
