@@ -15,6 +15,7 @@ mod accept;
 mod admin;
 pub mod doors;
 mod metrics;
+mod openapi;
 mod readiness;
 mod reload;
 mod run;
@@ -23,6 +24,7 @@ mod tls;
 
 pub use admin::is_loopback;
 pub use admin::token::{Token, TokenError};
+pub use metrics::StoreTimes;
 pub use readiness::Readiness;
 pub use reload::{ReloadError, Reloader, findings_json};
 pub use run::{Bounds, Doors, Listeners, run};
