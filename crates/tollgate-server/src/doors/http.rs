@@ -65,7 +65,6 @@ impl HttpDoor {
             .timer(hyper_util::rt::TokioTimer::new())
             .header_read_timeout(HEADERS_WITHIN)
             .max_buf_size(HEADER_BYTES_MAX)
-            .pipeline_flush(true)
             .serve_connection(hyper_util::rt::TokioIo::new(stream), service);
         tokio::pin!(connection);
         tokio::select! {
@@ -147,14 +146,13 @@ where
     B: Body<Data = Bytes>,
     B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
 {
+    if body.size_hint().lower() > BODY_BYTES_MAX as u64 {
+        return Err(too_large());
+    }
     let collected = tokio::time::timeout(BODY_WITHIN, Limited::new(body, BODY_BYTES_MAX).collect()).await;
     match collected {
         Ok(Ok(body)) => Ok(body.to_bytes()),
-        Ok(Err(error)) if error.is::<LengthLimitError>() => Err(problem(
-            StatusCode::PAYLOAD_TOO_LARGE,
-            "too_large",
-            &format!("a body has at most {BODY_BYTES_MAX} bytes"),
-        )),
+        Ok(Err(error)) if error.is::<LengthLimitError>() => Err(too_large()),
         Ok(Err(_)) => Err(problem(StatusCode::BAD_REQUEST, "bad_request", "the body broke off")),
         Err(_) => Err(problem(StatusCode::REQUEST_TIMEOUT, "timeout", "the body did not come in time")),
     }
@@ -211,6 +209,11 @@ impl JsonText {
             None => self.raw("null"),
         }
     }
+}
+
+fn too_large() -> Response<Bytes> {
+    let message = format!("a body has at most {BODY_BYTES_MAX} bytes");
+    problem(StatusCode::PAYLOAD_TOO_LARGE, "too_large", &message)
 }
 
 fn refused_method(allowed: &'static str) -> Response<Bytes> {
