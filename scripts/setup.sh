@@ -9,6 +9,7 @@
 #   redis-cli       Debian's redis-tools; php with phpredis: Debian's php-cli and php-redis
 #   redis-py        PyPI, into .tools/python
 #   ioredis         npm, into .tools/node_modules; node itself from Debian
+#   curl, openssl   Debian's, as clients of the encrypted doors
 #
 # Binaries that the PATH does not offer are linked into .tools/bin, where the test harness looks first.
 set -euo pipefail
@@ -120,5 +121,7 @@ have redis-cli || debian redis-tools redis-cli
 phpredis
 python_packages
 node_packages
+have curl || debian curl curl
+have openssl || debian openssl openssl
 runs redis-server
 runs valkey-server

@@ -55,6 +55,7 @@ mod tls;
 mod url;
 
 pub use key::PrefixError;
+pub use reply::Reply;
 pub use server_check::{ServerCheckError, ServerReport};
 pub use store::{BuildError, RedisStats, RedisStore, RedisStoreBuilder};
 pub use tls::TlsError;

@@ -7,14 +7,19 @@
 const LENGTH_MAX: i64 = 1 << 20;
 const DEPTH_MAX: usize = 4;
 
-/// One reply.
+/// What the server answered to a command.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) enum Reply {
+#[non_exhaustive]
+pub enum Reply {
+    /// A number.
     Integer(i64),
     /// A simple or a bulk string.
     Text(Vec<u8>),
+    /// Nothing: no such key, or a condition that did not hold.
     Nil,
+    /// An error inside a list. One that is the whole reply is a [`StoreError`](tollgate_core::StoreError).
     Error(String),
+    /// Several replies.
     List(Vec<Reply>),
 }
 
@@ -29,7 +34,8 @@ impl Reply {
         Ok(parser.reply(0)?.map(|reply| (reply, parser.at)))
     }
 
-    pub(crate) fn as_text(&self) -> Option<&str> {
+    /// The text, if it is one, and UTF-8.
+    pub fn as_text(&self) -> Option<&str> {
         match self {
             Reply::Text(text) => std::str::from_utf8(text).ok(),
             _ => None,

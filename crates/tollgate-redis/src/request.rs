@@ -177,10 +177,10 @@ pub(crate) fn encode_call(script: Script<'_>, now: Option<Timestamp>, verb: &str
 }
 
 /// A plain command.
-pub(crate) fn push_command(out: &mut Vec<u8>, parts: &[&str]) {
+pub(crate) fn push_command(out: &mut Vec<u8>, parts: &[impl AsRef<[u8]>]) {
     push_length(out, b'*', parts.len());
     for part in parts {
-        push_bulk(out, part.as_bytes());
+        push_bulk(out, part.as_ref());
     }
 }
 

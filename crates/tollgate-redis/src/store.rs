@@ -230,7 +230,27 @@ impl RedisStore {
         server_check::report(&info, policy.as_ref())
     }
 
-    async fn command(&self, parts: &[&str]) -> Result<Reply, StoreError> {
+    /// A command of the caller's own, on the connection that the decisions use: a service that keeps a few things beside its
+    /// counters needs no second client.
+    ///
+    /// One command, one reply of at most a megabyte, never repeated. Decisions wait while it runs, so not for commands
+    /// that take long or block (`BLPOP`), and not for those that change what the connection is (`SUBSCRIBE`, `MULTI`, `SELECT`).
+    ///
+    /// ```no_run
+    /// # async fn example(store: tollgate_redis::RedisStore) -> Result<(), tollgate_core::StoreError> {
+    /// store.command(&["SET", "slug:abc", "https://example.com/", "EX", "3600"]).await?;
+    /// assert_eq!(store.command(&["GET", "slug:abc"]).await?.as_text(), Some("https://example.com/"));
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// When the server does not answer, or answers an error.
+    pub async fn command(&self, parts: &[impl AsRef<[u8]>]) -> Result<Reply, StoreError> {
+        if parts.is_empty() {
+            // A server does not answer nothing, and the connection would wait for it.
+            return Err(StoreError::new(Kind::Protocol, "a command has a name at least"));
+        }
         let mut request = Vec::new();
         push_command(&mut request, parts);
         self.ask(|waiter| Work::Command(request, waiter)).await

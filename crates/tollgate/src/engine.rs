@@ -23,11 +23,11 @@
 //! and limit, so they live on.
 
 mod passage;
+mod rule_counts;
 
 use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use arc_swap::ArcSwap;
 use bytes::Bytes;
@@ -40,6 +40,8 @@ use tollgate_core::{
 };
 
 pub use self::passage::{Ending, Passage};
+use self::rule_counts::RuleCounts;
+pub use self::rule_counts::RuleStats;
 use crate::answer::{Policies, Policy, Verdict};
 use crate::failure::OnFailure;
 use crate::identity::{Identity, Origin, Subject};
@@ -85,16 +87,10 @@ struct Inner {
 struct Live {
     rules: RuleSet,
     policies: RwLock<HashMap<PoliciesKey, Arc<Policies>>>,
-    counts: Vec<RuleCounts>,
+    counts: RuleCounts,
 }
 
 type PoliciesKey = (SmallVec<[u32; 4]>, Option<Tariff>);
-
-#[derive(Default)]
-struct RuleCounts {
-    allowed: AtomicU64,
-    denied: AtomicU64,
-}
 
 /// What became of a request.
 #[derive(Debug)]
@@ -117,19 +113,6 @@ pub struct Refused {
     pub decision: Option<Decision>,
     /// Whose limits the lines of the decision are.
     pub policies: Option<Arc<Policies>>,
-}
-
-/// What one rule has said so far. Of a shadow rule, `denied` is what it would have refused.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct RuleStats {
-    /// The rule's name.
-    pub rule: Arc<str>,
-    /// How it is applied.
-    pub mode: Mode,
-    /// Requests it let pass.
-    pub allowed: u64,
-    /// Requests it refused, or would have.
-    pub denied: u64,
 }
 
 /// One limit of one rule for this request: everything that a demand borrows.
@@ -180,12 +163,12 @@ impl Engine {
         clock: Arc<dyn Clock>,
     ) -> Engine {
         let shield = MemoryStore::builder().clock(clock.clone()).build();
-        Engine(Arc::new(Inner { limiter, shield, live: ArcSwap::from_pointee(Live::new(rules)), lookups, clock }))
+        Engine(Arc::new(Inner { limiter, shield, live: ArcSwap::from_pointee(Live::new(rules, None)), lookups, clock }))
     }
 
     /// From here on these rules hold. Requests under way finish by the old ones; counters live on.
     pub fn reload(&self, rules: RuleSet) {
-        self.0.live.store(Arc::new(Live::new(rules)));
+        self.0.live.rcu(|before| Live::new(rules.clone(), Some(before)));
     }
 
     /// The limiter that it asks.
@@ -193,16 +176,10 @@ impl Engine {
         &self.0.limiter
     }
 
-    /// What each rule has said since the rules were loaded.
+    /// What each rule has said, over all reloads that kept its name.
     pub fn rule_stats(&self) -> Vec<RuleStats> {
         let live = self.0.live.load();
-        let stats = |(rule, counts): (&Rule, &RuleCounts)| RuleStats {
-            rule: rule.name().clone(),
-            mode: rule.mode(),
-            allowed: counts.allowed.load(Ordering::Relaxed),
-            denied: counts.denied.load(Ordering::Relaxed),
-        };
-        live.rules.rules().iter().zip(&live.counts).map(stats).collect()
+        live.counts.stats(&live.rules)
     }
 
     /// Decides a request that came from `peer`, the other end of its socket.
@@ -275,6 +252,7 @@ impl Engine {
         let decision = match decided {
             Ok(decision) => decision,
             Err(Undecided) => {
+                live.counts.count_unavailable(&live.rules, &parts.enforced);
                 let response = policies.unavailable(request);
                 return Outcome::Refuse(Refused {
                     verdict: Verdict::Unavailable,
@@ -426,8 +404,8 @@ fn banned(until: Option<Timestamp>, now: Timestamp) -> Response<Bytes> {
 }
 
 impl Live {
-    fn new(rules: RuleSet) -> Live {
-        let counts = rules.rules().iter().map(|_| RuleCounts::default()).collect();
+    fn new(rules: RuleSet, before: Option<&Live>) -> Live {
+        let counts = RuleCounts::new(&rules, before.map(|before| (&before.rules, &before.counts)));
         Live { rules, policies: RwLock::default(), counts }
     }
 
@@ -445,18 +423,9 @@ impl Live {
         policies
     }
 
-    /// Counts a verdict for every rule that has a line in it.
+    /// Counts what each rule said.
     fn count(&self, parts: &[Part], decision: &Decision) {
-        if decision.lines.len() != parts.len() {
-            return;
-        }
-        let mut lines = decision.lines.iter();
-        for rule in parts.chunk_by(|one, other| one.rule_index == other.rule_index) {
-            let allowed = lines.by_ref().take(rule.len()).fold(true, |all, line| all & line.allowed);
-            let counts = &self.counts[rule[0].rule_index as usize];
-            let counter = if allowed { &counts.allowed } else { &counts.denied };
-            counter.fetch_add(1, Ordering::Relaxed);
-        }
+        self.counts.count(&self.rules, parts, decision);
     }
 }
 

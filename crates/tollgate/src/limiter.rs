@@ -15,8 +15,11 @@
 //!
 //! **Nothing panics through.** A panic in a store is a failure like any other.
 
+mod ready;
+mod settle;
 mod shared;
 mod stats;
+mod turns;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -26,10 +29,13 @@ use tollgate_core::{
     Check, Clock, Decision, Demand, Line, MemoryStore, Source, Store, StoreError, StoreErrorKind, SystemClock,
 };
 
-use self::shared::Shared;
+pub use self::ready::NotReady;
+use self::shared::{Shared, SharedParts};
 use self::stats::Counters;
 pub use self::stats::LimiterStats;
+use self::turns::Turns;
 use crate::failure::{OnFailure, Unavailable};
+use crate::observe::{Observer, Observers};
 
 /// No decision waits longer, unless said otherwise.
 const DEADLINE_DEFAULT: Duration = Duration::from_millis(25);
@@ -58,6 +64,8 @@ struct Inner {
     backend: Backend,
     clock: Arc<dyn Clock>,
     counters: Counters,
+    observers: Observers,
+    turns: Turns,
     on_failure: OnFailure,
 }
 
@@ -90,6 +98,7 @@ pub struct LimiterBuilder {
     instances: u32,
     on_failure: OnFailure,
     deny_cache: bool,
+    observers: Vec<Box<dyn Observer>>,
 }
 
 impl LimiterBuilder {
@@ -148,16 +157,28 @@ impl LimiterBuilder {
         LimiterBuilder { deny_cache, ..self }
     }
 
+    /// Somebody who is told of every answer. Several may be added; see [`observe`](crate::observe).
+    #[must_use]
+    pub fn observer(mut self, observer: impl Observer) -> Self {
+        self.observers.push(Box::new(observer));
+        self
+    }
+
     /// The limiter.
     pub fn build(self) -> Limiter {
-        let memory = self.memory.unwrap_or_else(|| MemoryStore::builder().clock(self.clock.clone()).build());
+        let LimiterBuilder { clock, deadline, instances, on_failure, .. } = self;
+        let local = self.memory.unwrap_or_else(|| MemoryStore::builder().clock(clock.clone()).build());
+        let observers = Observers::new(self.observers);
         let backend = match self.store {
-            None => Backend::Memory(memory),
+            None => Backend::Memory(local),
             Some(store) => {
-                Backend::Shared(Arc::new(Shared::new(store, memory, self.deadline, self.instances, self.deny_cache)))
+                let (clock, observers, has_deny_cache) = (clock.clone(), observers.clone(), self.deny_cache);
+                let parts = SharedParts { store, local, clock, observers, deadline, instances, has_deny_cache };
+                Backend::Shared(Arc::new(Shared::new(parts)))
             }
         };
-        let inner = Inner { backend, clock: self.clock, counters: Counters::default(), on_failure: self.on_failure };
+        let (counters, turns) = (Counters::default(), Turns::default());
+        let inner = Inner { backend, clock, counters, observers, turns, on_failure };
         Limiter(Arc::new(inner))
     }
 }
@@ -178,6 +199,7 @@ impl Limiter {
             instances: 1,
             on_failure: OnFailure::default(),
             deny_cache: true,
+            observers: Vec::new(),
         }
     }
 
@@ -200,24 +222,30 @@ impl Limiter {
 
     /// Decides many checks, in order, as one call to the store where it is asked at all.
     pub async fn check_batch(&self, checks: &[Check<'_>], options: CheckOptions) -> Vec<Result<Decision, Unavailable>> {
+        let Inner { clock, counters, observers, .. } = &*self.0;
+        let begun = observers.begin(&**clock);
         let on_failure = options.on_failure.unwrap_or(self.0.on_failure);
         let answers = match &self.0.backend {
             Backend::Memory(store) => self.check_in_memory(store, checks, on_failure),
-            Backend::Shared(shared) => {
-                shared.check_batch(checks, on_failure, options.refundable, &*self.0.clock, &self.0.counters).await
-            }
+            Backend::Shared(shared) => shared.check_batch(checks, on_failure, options.refundable, counters).await,
         };
-        self.0.counters.count(&answers);
+        counters.count(&answers);
+        let told = answers.iter().map(|answer| answer.as_ref().map_err(Unavailable::kind));
+        observers.decided(begun, &**clock, checks, told);
         answers
     }
 
     /// Decides by this node's share alone, without asking a shared store: for callers with a failure policy of their own.
     pub fn check_local(&self, check: &Check<'_>) -> Decision {
+        let Inner { clock, observers, .. } = &*self.0;
+        let begun = observers.begin(&**clock);
         let decision = match &self.0.backend {
             Backend::Memory(store) => store.check(check),
-            Backend::Shared(shared) => shared.check_local(check, &*self.0.clock),
+            Backend::Shared(shared) => shared.check_local(check),
         };
-        Decision { source: Source::Local, ..decision }
+        let decision = Decision { source: Source::Local, ..decision };
+        observers.decided(begun, &**clock, std::slice::from_ref(check), [Ok(&decision)]);
+        decision
     }
 
     /// Gives back what an admitted decision charged. Once per decision; what the store did not
@@ -262,11 +290,10 @@ impl Limiter {
 
     /// What has happened so far.
     pub fn stats(&self) -> LimiterStats {
-        let breaker = match &self.0.backend {
-            Backend::Memory(_) => None,
-            Backend::Shared(shared) => Some(shared.breaker()),
-        };
-        self.0.counters.stats(breaker)
+        match &self.0.backend {
+            Backend::Memory(store) => self.0.counters.stats(store, None),
+            Backend::Shared(shared) => self.0.counters.stats(shared.local(), Some(shared.breaker())),
+        }
     }
 
     fn check_in_memory(

@@ -1,53 +1,65 @@
-//! A running `tollgate serve`, for tests that ask it as a user would.
-#![allow(dead_code)] // no test file uses all of it
+//! A running `tollgate serve` on free ports, as a user would start it, and clients for its doors.
+#![allow(dead_code)] // each test file uses its part
 
+use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
 use tollgate_testkit::server::{Connection, Reply};
 
-/// Silence for longer is a failure.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// Nothing that a test waits for takes this long, unless it never comes.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+const TOKEN: &str = "a-token-for-tests-only";
 
-/// A running `tollgate serve` on free ports; ended by its own id.
+/// The command without whatever the environment says.
+pub(crate) fn command() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tollgate"));
+    for variable in ["TOLLGATE_STORE", "REDIS_URL", "TOLLGATE_ADMIN_TOKEN", "TOLLGATE_RESP_PASSWORD", "TOLLGATE_LOG"] {
+        command.env_remove(variable);
+    }
+    command
+}
+
+/// A running service; ended by its own id.
 pub(crate) struct Serving {
-    child: Child,
+    pub(crate) child: Child,
     pub(crate) http: String,
     pub(crate) resp: String,
-    logs: mpsc::Receiver<String>,
+    pub(crate) admin: String,
+    /// Everything that it printed before it served.
+    pub(crate) announced: String,
+    logs: Mutex<mpsc::Receiver<String>>,
     said: Arc<Mutex<String>>,
 }
 
 impl Serving {
+    /// With an admin token that the tests know.
     pub(crate) fn start(arguments: &[&str]) -> Serving {
-        Serving::with(|command| drop(command.args(arguments)))
+        let mut command = command();
+        command.env("TOLLGATE_ADMIN_TOKEN", TOKEN);
+        Serving::start_as(command, arguments)
     }
 
-    /// With whatever `settings` adds to the command.
-    pub(crate) fn with(settings: impl FnOnce(&mut Command)) -> Serving {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_tollgate"));
-        command.args(["serve", "--http", "127.0.0.1:0", "--resp", "127.0.0.1:0"]);
-        command.env_remove("TOLLGATE_STORE").env_remove("REDIS_URL").env_remove("TOLLGATE_LOG");
-        settings(&mut command);
-        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the binary runs");
+    pub(crate) fn start_as(mut command: Command, arguments: &[&str]) -> Serving {
+        command.args(["serve", "--http", "127.0.0.1:0", "--resp", "127.0.0.1:0", "--admin", "127.0.0.1:0"]);
+        command.args(arguments).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().expect("the binary runs");
         let said = Arc::new(Mutex::new(String::new()));
-        let announced = heard(child.stdout.take().expect("a pipe"), said.clone());
+        let lines = heard(child.stdout.take().expect("a pipe"), said.clone());
         let logs = heard(child.stderr.take().expect("a pipe"), said.clone());
-        let address = |door: &str| loop {
-            let line = announced.recv_timeout(PATIENCE).unwrap_or_else(|_| panic!("{door} is not announced: {said:?}"));
+        let mut announced = String::new();
+        let mut address = |door: &str| loop {
+            let line = lines.recv_timeout(PATIENCE).unwrap_or_else(|_| panic!("{door} is not announced: {said:?}"));
+            announced = announced.clone() + &line + "\n";
             if line.trim_start().starts_with(door) {
                 return line.split_whitespace().nth(1).expect("an address").to_owned();
             }
         };
-        let (http, resp) = (address("http"), address("resp"));
-        Serving { child, http, resp, logs, said }
-    }
-
-    pub(crate) fn pid(&self) -> u32 {
-        self.child.id()
+        let [http, resp, admin] = ["http", "resp", "admin"].map(&mut address);
+        Serving { child, http, resp, admin, announced, logs: Mutex::new(logs), said }
     }
 
     /// Everything it has written so far, on standard output and standard error.
@@ -57,7 +69,7 @@ impl Serving {
 
     /// What the kernel knows about it.
     pub(crate) fn proc(&self, file: &str) -> String {
-        String::from_utf8_lossy(&std::fs::read(format!("/proc/{}/{file}", self.pid())).unwrap()).into_owned()
+        String::from_utf8_lossy(&std::fs::read(format!("/proc/{}/{file}", self.child.id())).unwrap()).into_owned()
     }
 
     /// The memory that it holds at this moment.
@@ -67,16 +79,10 @@ impl Serving {
         line.split_whitespace().nth(1).and_then(|kib| kib.parse::<u64>().ok()).expect("a number") * 1024
     }
 
-    /// Waits until a line of its log has this in it.
-    pub(crate) fn wait_for(&self, said: &str) {
-        while !self.logs.recv_timeout(PATIENCE).unwrap_or_else(|_| panic!("it never said {said:?}")).contains(said) {}
-    }
-
     /// Tells it to read its configuration again, and waits until it says what came of it.
     pub(crate) fn reload(&self, said: &str) {
-        let status = Command::new("kill").args(["-HUP", &self.pid().to_string()]).status().unwrap();
-        assert!(status.success());
-        self.wait_for(said);
+        self.signal("HUP");
+        self.hear(said);
     }
 
     /// One question over HTTP: head and body of the answer.
@@ -116,16 +122,60 @@ impl Serving {
         self.resp.parse().unwrap()
     }
 
-    /// Ends it as a crash would.
-    pub(crate) fn kill9(mut self) {
-        self.child.kill().unwrap();
-        self.child.wait().unwrap();
-    }
-
     /// Whether it is still there and answers somebody new.
     pub(crate) fn is_alive(&mut self) -> bool {
         self.child.try_wait().unwrap().is_none()
             && matches!(self.connect().call(&["PING"]), Ok(Reply::Simple(pong)) if pong == "PONG")
+    }
+
+    /// Waits until it logs something that contains this.
+    pub(crate) fn hear(&self, phrase: &str) -> String {
+        loop {
+            let line =
+                self.logs.lock().unwrap().recv_timeout(PATIENCE).unwrap_or_else(|_| panic!("never said: {phrase}"));
+            if line.contains(phrase) {
+                return line;
+            }
+        }
+    }
+
+    pub(crate) fn signal(&self, name: &str) {
+        let status = Command::new("kill").args([&format!("-{name}"), &self.child.id().to_string()]).status().unwrap();
+        assert!(status.success());
+    }
+
+    /// Waits for its end.
+    pub(crate) fn end(&mut self) -> ExitStatus {
+        self.child.wait().unwrap()
+    }
+
+    /// One question to the HTTP door.
+    pub(crate) fn check(&self, body: &str) -> Answer {
+        Client::open(&self.http).ask("POST", "/v1/check", &[], body)
+    }
+
+    /// One request to the admin door, with the token.
+    pub(crate) fn operate(&self, method: &str, path: &str) -> Answer {
+        let bearer = format!("Bearer {TOKEN}");
+        Client::open(&self.admin).ask(method, path, &[("authorization", &bearer)], "")
+    }
+
+    /// One request to the admin door, without.
+    pub(crate) fn visit(&self, path: &str) -> Answer {
+        Client::open(&self.admin).ask("GET", path, &[], "")
+    }
+
+    /// Waits until the admin door's answer is as expected.
+    pub(crate) fn until(&self, path: &str, holds: impl Fn(&Answer) -> bool) -> Answer {
+        let mut last = self.visit(path);
+        for _ in 0..PATIENCE.as_millis() / 20 {
+            if holds(&last) {
+                return last;
+            }
+            std::thread::sleep(Duration::from_millis(20));
+            last = self.visit(path);
+        }
+        panic!("never as expected: {last:?}")
     }
 }
 
@@ -151,4 +201,61 @@ fn heard(pipe: impl Read + Send + 'static, said: Arc<Mutex<String>>) -> mpsc::Re
         }
     });
     lines
+}
+
+/// An HTTP answer.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    pub(crate) status: u16,
+    pub(crate) headers: BTreeMap<String, String>,
+    pub(crate) body: String,
+}
+
+/// One HTTP connection, kept open.
+pub(crate) struct Client(BufReader<TcpStream>);
+
+impl Client {
+    pub(crate) fn open(address: &str) -> Client {
+        let stream = TcpStream::connect(address).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        Client(BufReader::new(stream))
+    }
+
+    pub(crate) fn ask(&mut self, method: &str, path: &str, headers: &[(&str, &str)], body: &str) -> Answer {
+        self.send(method, path, headers, body);
+        self.hear().expect("an answer")
+    }
+
+    pub(crate) fn send(&mut self, method: &str, path: &str, headers: &[(&str, &str)], body: &str) {
+        let mut head = format!("{method} {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n", body.len());
+        for (name, value) in headers {
+            head += &format!("{name}: {value}\r\n");
+        }
+        self.raw(format!("{head}\r\n{body}").as_bytes());
+    }
+
+    pub(crate) fn raw(&mut self, bytes: &[u8]) {
+        // A door that refuses does not read to the end; what it said is heard all the same.
+        let _ = self.0.get_mut().write_all(bytes);
+    }
+
+    /// The next answer; `None` if the connection was closed instead.
+    pub(crate) fn hear(&mut self) -> Option<Answer> {
+        let mut line = String::new();
+        if self.0.read_line(&mut line).ok()? == 0 {
+            return None;
+        }
+        let status = line.split(' ').nth(1).expect("a status line").parse().unwrap();
+        let mut headers = BTreeMap::new();
+        loop {
+            let mut line = String::new();
+            self.0.read_line(&mut line).ok()?;
+            let Some((name, value)) = line.trim_end().split_once(": ") else { break };
+            headers.insert(name.to_owned(), value.to_owned());
+        }
+        let length = headers.get("content-length").map_or(0, |length| length.parse().unwrap());
+        let mut body = vec![0; length];
+        self.0.read_exact(&mut body).ok()?;
+        Some(Answer { status, headers, body: String::from_utf8(body).unwrap() })
+    }
 }

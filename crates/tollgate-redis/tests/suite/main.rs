@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)] // all of it is test code
 
 mod batches;
+mod commands;
 mod conformance;
 mod encrypted;
 mod faults;

@@ -3,7 +3,7 @@
 use super::finding::Report;
 use super::load::{Loaded, Loader};
 use super::span::Spanned;
-use super::types::{ChargeWord, Config, MatchTable, ModeWord, PlanTable, RuleTable};
+use super::types::{ChargeWord, Config, MatchTable, ModeWord, OnFailureWord, PlanTable, RuleTable};
 use super::written::{LimitEntry, Limits, OneOrMany};
 
 /// ```
@@ -114,6 +114,12 @@ impl RuleTable {
     #[must_use]
     pub fn with_charge(self, charge: ChargeWord) -> RuleTable {
         RuleTable { charge: charge.into(), ..self }
+    }
+
+    /// With this answer when the store gives none.
+    #[must_use]
+    pub fn with_on_failure(self, on_failure: OnFailureWord) -> RuleTable {
+        RuleTable { on_failure: Some(on_failure), ..self }
     }
 
     fn with_match(self, change: impl FnOnce(MatchTable) -> MatchTable) -> RuleTable {

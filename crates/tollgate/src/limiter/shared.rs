@@ -1,17 +1,15 @@
 //! A store that may be away: deadline, breaker, remembered denials, local share.
 
+use std::future::Future;
 use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use foldhash::quality::RandomState;
 use futures_util::FutureExt;
 use smallvec::SmallVec;
-use std::hash::BuildHasher;
 use tokio::runtime::Handle;
 use tollgate_core::{
-    Check, Clock, Decision, Demand, Key, Limit, Line, MemoryStore, Source, Store, StoreError, StoreErrorKind,
-    StoreFuture,
+    Check, Clock, Decision, Demand, Key, Limit, Line, MemoryStore, Source, Store, StoreError, StoreErrorKind as Kind,
 };
 
 use super::stats::{Counters, add};
@@ -19,6 +17,7 @@ use super::uncounted;
 use crate::breaker::{Breaker, probe_after};
 use crate::deny_cache::DenyCache;
 use crate::failure::{OnFailure, Unavailable, local_share};
+use crate::observe::{Observers, StoreCallKind as Call};
 
 /// A probe may take longer than a decision: nobody waits for it.
 const PROBE_DEADLINE_MIN: Duration = Duration::from_millis(250);
@@ -29,22 +28,35 @@ const PROBE_LIMIT: &str = "10000000/s token-bucket";
 pub(super) struct Shared {
     store: Arc<dyn Store>,
     local: MemoryStore,
+    clock: Arc<dyn Clock>,
+    observers: Observers,
     deny_cache: Option<DenyCache>,
     breaker: Breaker,
     deadline: Duration,
     instances: u32,
 }
 
+/// What a [`Shared`] is made of.
+pub(super) struct SharedParts {
+    pub(super) store: Arc<dyn Store>,
+    pub(super) local: MemoryStore,
+    pub(super) clock: Arc<dyn Clock>,
+    pub(super) observers: Observers,
+    pub(super) deadline: Duration,
+    pub(super) instances: u32,
+    pub(super) has_deny_cache: bool,
+}
+
 impl Shared {
-    pub(super) fn new(
-        store: Arc<dyn Store>,
-        local: MemoryStore,
-        deadline: Duration,
-        instances: u32,
-        deny_cache: bool,
-    ) -> Shared {
-        let deny_cache = deny_cache.then(DenyCache::default);
-        Shared { store, local, deny_cache, breaker: Breaker::default(), deadline, instances }
+    pub(super) fn new(parts: SharedParts) -> Shared {
+        let SharedParts { store, local, clock, observers, deadline, instances, has_deny_cache } = parts;
+        let deny_cache = has_deny_cache.then(DenyCache::default);
+        Shared { store, local, clock, observers, deny_cache, breaker: Breaker::default(), deadline, instances }
+    }
+
+    /// The memory store that holds this node's shares.
+    pub(super) fn local(&self) -> &MemoryStore {
+        &self.local
     }
 
     pub(super) fn breaker(&self) -> &Breaker {
@@ -57,10 +69,9 @@ impl Shared {
         checks: &[Check<'_>],
         on_failure: OnFailure,
         refundable: bool,
-        clock: &dyn Clock,
         counters: &Counters,
     ) -> Vec<Result<Decision, Unavailable>> {
-        let sent = clock.now();
+        let sent = self.clock.now();
         let cache_for = |check: &Check<'_>| {
             let lasts = !refundable && !check.demands().iter().any(|demand| demand.limit.count_denied());
             self.deny_cache.as_ref().filter(|_| lasts)
@@ -74,7 +85,7 @@ impl Shared {
         }
 
         let asked = match self.breaker.is_open() {
-            true => Err(StoreErrorKind::Unreachable),
+            true => Err(Kind::Unreachable),
             false => self.ask(&unknown, counters).await,
         };
         let fresh: Vec<Result<Decision, Unavailable>> = match asked {
@@ -86,7 +97,7 @@ impl Shared {
                 }
                 decisions.into_iter().map(Ok).collect()
             }
-            Err(kind) => unknown.iter().map(|check| self.degraded(check, on_failure, kind, clock)).collect(),
+            Err(kind) => unknown.iter().map(|check| self.degraded(check, on_failure, kind)).collect(),
         };
         let mut fresh = fresh.into_iter();
         answers.iter_mut().filter(|answer| answer.is_none()).for_each(|answer| *answer = fresh.next());
@@ -99,7 +110,8 @@ impl Shared {
                 if let Some(cache) = &self.deny_cache {
                     check.demands().iter().for_each(|demand| cache.forget(demand));
                 }
-                self.within_deadline(self.store.refund(check, decision)).await
+                self.not_open()?;
+                self.call(Call::Refund, 1, async { self.store.refund(check, decision).await }).await
             }
             Source::Local => {
                 let demands = self.local_demands(check);
@@ -112,62 +124,104 @@ impl Shared {
         }
     }
 
+    /// Charges what was used beyond a decision of that source. The answer is of no interest: it is used already.
+    pub(super) async fn charge(&self, check: &Check<'_>, source: Source) -> Result<(), StoreError> {
+        match source {
+            Source::Store => {
+                self.not_open()?;
+                let asked = async { self.store.decide(std::slice::from_ref(check)).await };
+                self.call(Call::Settle, 1, asked).await.map(drop)
+            }
+            Source::Local => {
+                self.check_local(check);
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+
     pub(super) async fn reset(self: &Arc<Self>, demand: &Demand<'_>) -> Result<(), StoreError> {
         self.local.reset(&Demand { limit: local_share(&demand.limit, self.instances), ..*demand });
         if let Some(cache) = &self.deny_cache {
             cache.forget(demand);
         }
-        self.within_deadline(self.store.reset(demand)).await
+        self.call(Call::Reset, 0, async { self.store.reset(demand).await }).await
     }
 
     pub(super) async fn inspect(self: &Arc<Self>, demand: &Demand<'_>) -> Result<Line, StoreError> {
-        self.within_deadline(self.store.inspect(demand)).await
+        self.call(Call::Inspect, 1, async { self.store.inspect(demand).await }).await
     }
 
-    async fn ask(self: &Arc<Self>, checks: &[Check<'_>], counters: &Counters) -> Result<Vec<Decision>, StoreErrorKind> {
+    async fn ask(self: &Arc<Self>, checks: &[Check<'_>], counters: &Counters) -> Result<Vec<Decision>, Kind> {
         add(&counters.store_calls);
-        let answered = self.within_deadline(self.store.decide(checks)).await;
-        let error = match answered {
-            Ok(decisions) if decisions.len() == checks.len() => {
+        let one_answer_each = async {
+            let decisions = self.store.decide(checks).await?;
+            match decisions.len() == checks.len() {
+                true => Ok(decisions),
+                false => Err(StoreError::new(Kind::Protocol, "the store answered another number of checks")),
+            }
+        };
+        let error = match self.call(Call::Decide, checks.len(), one_answer_each).await {
+            Ok(decisions) => {
                 self.breaker.succeeded();
                 return Ok(decisions);
             }
-            Ok(_) => StoreError::new(StoreErrorKind::Protocol, "the store answered another number of checks"),
             Err(error) => error,
         };
         add(&counters.store_failures);
         tracing::debug!(kind = error.kind().name(), %error, "the store did not answer");
         // A stranger under one key says nothing about the store.
-        if error.kind() != StoreErrorKind::Foreign && self.breaker.failed() {
+        if error.kind() != Kind::Foreign && self.breaker.failed() {
             tracing::warn!(kind = error.kind().name(), "the store is not asked until a probe succeeds");
+            self.observers.breaker_changed(true);
             self.start_probing();
         }
         Err(error.kind())
     }
 
-    async fn within_deadline<T>(&self, call: StoreFuture<'_, T>) -> Result<T, StoreError> {
-        within(self.deadline, call).await
+    /// Calls the store, within the deadline and before the eyes of the observers.
+    async fn call<T>(
+        &self,
+        kind: Call,
+        checks: usize,
+        call: impl Future<Output = Result<T, StoreError>>,
+    ) -> Result<T, StoreError> {
+        // Nobody waits for a probe, so it may take longer.
+        let deadline = if kind == Call::Probe { self.deadline.max(PROBE_DEADLINE_MIN) } else { self.deadline };
+        let begun = self.observers.begin(&*self.clock);
+        let answered = within(deadline, call).await;
+        let result = answered.as_ref().map(drop).map_err(StoreError::kind);
+        self.observers.store_called(begun, &*self.clock, (kind, checks), result);
+        answered
     }
 
-    fn degraded(
-        &self,
-        check: &Check<'_>,
-        on_failure: OnFailure,
-        kind: StoreErrorKind,
-        clock: &dyn Clock,
-    ) -> Result<Decision, Unavailable> {
+    /// A store that is known to be away is not asked: its callers would wait for nothing.
+    fn not_open(&self) -> Result<(), StoreError> {
+        match self.breaker.is_open() {
+            true => Err(StoreError::new(Kind::Unreachable, "the store is not asked until a probe succeeds")),
+            false => Ok(()),
+        }
+    }
+
+    /// A probe succeeded, or nobody can make one.
+    fn close_breaker(&self) {
+        self.breaker.close();
+        self.observers.breaker_changed(false);
+    }
+
+    fn degraded(&self, check: &Check<'_>, on_failure: OnFailure, kind: Kind) -> Result<Decision, Unavailable> {
         match on_failure {
             OnFailure::Deny => Err(Unavailable::new(kind)),
-            OnFailure::Allow => Ok(uncounted(clock)),
-            OnFailure::Local => Ok(self.check_local(check, clock)),
+            OnFailure::Allow => Ok(uncounted(&*self.clock)),
+            OnFailure::Local => Ok(self.check_local(check)),
         }
     }
 
     /// By this node's share of each limit.
-    pub(super) fn check_local(&self, check: &Check<'_>, clock: &dyn Clock) -> Decision {
+    pub(super) fn check_local(&self, check: &Check<'_>) -> Decision {
         let demands = self.local_demands(check);
         let decided = Check::new(&demands).map(|check| self.local.check(&check));
-        decided.map_or_else(|_| uncounted(clock), |decision| Decision { source: Source::Local, ..decision })
+        decided.map_or_else(|_| uncounted(&*self.clock), |decision| Decision { source: Source::Local, ..decision })
     }
 
     /// The demands of a check against this node's share of each limit.
@@ -180,21 +234,19 @@ impl Shared {
         match Handle::try_current() {
             Ok(runtime) => drop(runtime.spawn(probe_until_healed(Arc::downgrade(self)))),
             // Without a runtime there is nobody to probe: the next caller is the probe.
-            Err(_) => self.breaker.close(),
+            Err(_) => self.close_breaker(),
         }
     }
 }
 
 /// Asks the store every now and then until it answers, then closes the breaker. Ends with the limiter.
 async fn probe_until_healed(shared: Weak<Shared>) {
-    let jitter = RandomState::default();
     for attempt in 0_u32.. {
-        let jitter = jitter.hash_one(attempt) as f64 / u64::MAX as f64;
-        tokio::time::sleep(probe_after(attempt, jitter)).await;
+        tokio::time::sleep(probe_after(attempt, fastrand::f64())).await;
         let Some(shared) = shared.upgrade() else { return };
         if probe(&shared).await.is_ok() {
-            shared.breaker.close();
             tracing::info!("the store answers again");
+            shared.close_breaker();
             return;
         }
     }
@@ -204,15 +256,15 @@ async fn probe(shared: &Shared) -> Result<(), StoreError> {
     let limit: Limit = PROBE_LIMIT.parse().expect("a valid limit");
     let demand = Demand::new(limit, Key::new(PROBE_SUBJECT).expect("a short key"));
     let check = Check::one(&demand);
-    let deadline = shared.deadline.max(PROBE_DEADLINE_MIN);
-    within(deadline, shared.store.decide(std::slice::from_ref(&check))).await.map(drop)
+    let asked = async { shared.store.decide(std::slice::from_ref(&check)).await };
+    shared.call(Call::Probe, 1, asked).await.map(drop)
 }
 
 /// Waits for a store no longer than the deadline; a panic in it is a failure like any other.
-async fn within<T>(deadline: Duration, call: StoreFuture<'_, T>) -> Result<T, StoreError> {
+async fn within<T>(deadline: Duration, call: impl Future<Output = Result<T, StoreError>>) -> Result<T, StoreError> {
     match tokio::time::timeout(deadline, AssertUnwindSafe(call).catch_unwind()).await {
         Ok(Ok(answer)) => answer,
-        Ok(Err(_panic)) => Err(StoreError::new(StoreErrorKind::Protocol, "the store panicked")),
-        Err(_) => Err(StoreError::new(StoreErrorKind::TimedOut, "the store did not answer within the deadline")),
+        Ok(Err(_panic)) => Err(StoreError::new(Kind::Protocol, "the store panicked")),
+        Err(_) => Err(StoreError::new(Kind::TimedOut, "the store did not answer within the deadline")),
     }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use tollgate_core::{Decision, Source};
+use tollgate_core::{Decision, MemoryStore, Source};
 
 use crate::breaker::Breaker;
 use crate::failure::Unavailable;
@@ -31,6 +31,13 @@ pub struct LimiterStats {
     pub breaker_open: bool,
     /// How often the breaker has opened.
     pub breaker_opened: u64,
+    /// Counters in process memory: all of them, or beside a shared store those of the local shares. Expired ones that were not
+    /// reclaimed yet are among them.
+    pub memory_keys: u64,
+    /// Those of them that several keys share, because there was no room for newcomers.
+    pub memory_overflow_keys: u64,
+    /// The bytes that they take.
+    pub memory_bytes: u64,
 }
 
 #[derive(Debug, Default)]
@@ -62,7 +69,7 @@ impl Counters {
         }
     }
 
-    pub(super) fn stats(&self, breaker: Option<&Breaker>) -> LimiterStats {
+    pub(super) fn stats(&self, memory: &MemoryStore, breaker: Option<&Breaker>) -> LimiterStats {
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let (allowed, unavailable) = (get(&self.allowed), get(&self.unavailable));
         LimiterStats {
@@ -76,6 +83,9 @@ impl Counters {
             unavailable,
             breaker_open: breaker.is_some_and(Breaker::is_open),
             breaker_opened: breaker.map_or(0, Breaker::times_opened),
+            memory_keys: memory.len() as u64,
+            memory_overflow_keys: memory.overflow_len() as u64,
+            memory_bytes: memory.bytes_used() as u64,
         }
     }
 }

@@ -15,7 +15,7 @@ fn door(options: RespOptions) -> Door {
     let memory = MemoryStore::builder().clock(clock.clone()).build();
     let limiter = Limiter::builder().memory(memory).clock(clock.clone()).build();
     let (client, server) = tokio::io::duplex(1 << 20);
-    tokio::spawn(serve(server, limiter, Arc::new(options)));
+    tokio::spawn(serve(server, limiter, Arc::new(options), Arc::default()));
     Door { client, clock }
 }
 

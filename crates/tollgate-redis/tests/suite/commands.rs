@@ -1,0 +1,43 @@
+//! Commands of a service's own on the store's connection.
+
+use tollgate_core::{Check, Demand, Key, Store, StoreErrorKind as Kind};
+use tollgate_redis::{RedisStore, Reply};
+use tollgate_testkit::server::{Brand, Config};
+
+#[tokio::test]
+async fn a_command_is_answered_on_the_connection_that_decides() {
+    for brand in Brand::ALL {
+        let server = Config::new(brand).start();
+        let store = RedisStore::builder(server.url()).build().unwrap();
+        let demand = Demand::new("1/h".parse().unwrap(), Key::new("user:42").unwrap());
+        assert!(store.decide(&[Check::one(&demand)]).await.unwrap()[0].allowed());
+
+        let any_bytes: &[u8] = b"\r\n$5\r\n\0\xff";
+        let set: [&[u8]; 4] = [b"SET", b"own", any_bytes, b"NX"];
+        assert_eq!(store.command(&set).await.unwrap().as_text(), Some("OK"));
+        assert_eq!(store.command(&set).await.unwrap(), Reply::Nil, "NX: it is there already");
+        assert_eq!(store.command(&["GET", "own"]).await.unwrap(), Reply::Text(any_bytes.to_vec()));
+        assert_eq!(store.command(&["DEL", "own", "other"]).await.unwrap(), Reply::Integer(1));
+
+        assert!(!store.decide(&[Check::one(&demand)]).await.unwrap()[0].allowed());
+        assert_eq!(store.stats().connects, 1);
+    }
+}
+
+#[tokio::test]
+async fn a_command_that_fails_harms_nobody_else() {
+    let server = Config::new(Brand::Redis).start();
+    let store = RedisStore::builder(server.url()).build().unwrap();
+    store.command(&["SET", "secret-key", "secret-value"]).await.unwrap();
+    for wrong in [&["LPUSH", "secret-key", "x"][..], &["NO-SUCH-COMMAND", "secret-value"], &["GET"], &[]] {
+        let error = store.command(wrong).await.unwrap_err();
+        assert_eq!(error.kind(), Kind::Protocol, "{wrong:?}");
+        assert!(!error.to_string().contains("secret"), "{error}");
+    }
+    assert_eq!(store.command(&["GET", "secret-key"]).await.unwrap().as_text(), Some("secret-value"));
+    assert_eq!(store.stats().connects, 1, "the connection is still good");
+
+    server.kill9();
+    let error = store.command(&["GET", "secret-key"]).await.unwrap_err();
+    assert!(matches!(error.kind(), Kind::Unreachable | Kind::Interrupted | Kind::TimedOut), "{error:?}");
+}

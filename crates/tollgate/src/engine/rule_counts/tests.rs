@@ -1,0 +1,91 @@
+//! Counts over reloads, and while the store is away.
+
+use http::Request;
+use tollgate_core::{Check, Demand, Line, Store, StoreError, StoreErrorKind, StoreFuture};
+
+use super::*;
+use crate::Limiter;
+use crate::config::{Config, Format};
+use crate::engine::{Engine, Outcome};
+use crate::rules::RequestView;
+
+fn rules(text: &str) -> RuleSet {
+    Config::from_text(text, Format::Toml).unwrap_or_else(|report| panic!("{report:?}")).rules
+}
+
+async fn passes(engine: &Engine) -> bool {
+    let request = Request::get("/").body(()).unwrap();
+    let outcome = engine.decide(&RequestView::of(&request), [203, 0, 113, 9].into()).await;
+    matches!(outcome, Outcome::Pass(_))
+}
+
+fn one(name: &str, rest: &str) -> String {
+    format!("[[rules]]\nname = \"{name}\"\nby = [\"ip\"]\n{rest}\n")
+}
+
+#[tokio::test]
+async fn what_a_rule_has_said_survives_reloads_and_a_change_of_its_mode() {
+    let [other, all] = [one("other", "limits = [\"9/h\"]"), one("all", "limits = [\"2/h\"]")];
+    let engine = Engine::new(Limiter::memory(), rules(&all));
+    for n in 0..3 {
+        assert_eq!(passes(&engine).await, n < 2);
+    }
+    let shadow = one("all", "limits = [\"2/h\"]\nmode = \"shadow\"");
+    engine.reload(rules(&format!("{other}{shadow}")));
+    assert!(passes(&engine).await);
+    let said: Vec<_> = engine
+        .rule_stats()
+        .iter()
+        .map(|rule| (rule.rule.to_string(), rule.mode, rule.allowed(), rule.denied()))
+        .collect();
+    let expected = [
+        ("other".to_owned(), Mode::Enforce, 1, 0),
+        ("all".to_owned(), Mode::Enforce, 2, 1),
+        ("all".to_owned(), Mode::Shadow, 0, 1),
+    ];
+    assert_eq!(said, expected);
+    engine.reload(rules(&other));
+    assert_eq!(engine.rule_stats().len(), 1, "a rule that is gone is forgotten");
+}
+
+/// A store that is away.
+struct Away;
+
+impl Store for Away {
+    fn decide<'a>(&'a self, _: &'a [Check<'a>]) -> StoreFuture<'a, Vec<Decision>> {
+        Box::pin(async { Err(StoreError::new(StoreErrorKind::Unreachable, "away")) })
+    }
+
+    fn refund<'a>(&'a self, _: &'a Check<'a>, _: &'a Decision) -> StoreFuture<'a, ()> {
+        Box::pin(async { Ok(()) })
+    }
+
+    fn reset<'a>(&'a self, _: &'a Demand<'a>) -> StoreFuture<'a, ()> {
+        Box::pin(async { Ok(()) })
+    }
+
+    fn inspect<'a>(&'a self, _: &'a Demand<'a>) -> StoreFuture<'a, Line> {
+        Box::pin(async { Err(StoreError::new(StoreErrorKind::Unreachable, "away")) })
+    }
+}
+
+#[tokio::test]
+async fn while_the_store_is_away_each_rule_is_counted_by_its_own_word() {
+    let [local, open] =
+        ["local", "allow"].map(|word| one(word, &format!("limits = [\"1/h\"]\non_failure = \"{word}\"")));
+    let limiter = || Limiter::builder().store(Arc::new(Away)).build();
+    let engine = Engine::new(limiter(), rules(&format!("{local}{open}")));
+    assert!(passes(&engine).await);
+    assert!(!passes(&engine).await, "the local share is used up");
+    let by = |rule: &RuleStats| {
+        let said = rule.counts.iter().filter(|cell| cell.times > 0);
+        said.map(|cell| (cell.said.name(), cell.source.name(), cell.times)).collect::<Vec<_>>()
+    };
+    let stats = engine.rule_stats();
+    assert_eq!(by(&stats[0]), [("allow", "none", 1), ("deny", "local", 1)]);
+    assert_eq!(by(&stats[1]), [("allow", "none", 2)]);
+
+    let closed = Engine::new(limiter(), rules(&one("closed", "limits = [\"1/h\"]\non_failure = \"deny\"")));
+    assert!(!passes(&closed).await);
+    assert_eq!(by(&closed.rule_stats()[0]), [("unavailable", "none", 1)]);
+}

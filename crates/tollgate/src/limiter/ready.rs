@@ -1,0 +1,134 @@
+//! Waiting until a check passes: for work that goes out (webhooks, mails, jobs, calls of somebody else's API).
+//!
+//! A request that comes in is refused and told when to come again. Work that goes out has nobody to refuse: it waits.
+//! `retry_after` is true, so there is nothing to poll: ask, sleep exactly so long, ask again.
+//!
+//! **Who waits together** stands in a queue (`turns.rs`), so that one of them asks and the first come is the first served.
+//!
+//! **Contention that remains** is between nodes, and between checks that share a counter but not all of them. Whoever finds
+//! its units taken by such a stranger waits up to a tenth longer than told the next time (at most 20 ms): without that, the node
+//! that is nearest to the store would win every time.
+//!
+//! **Never longer than asked.** A wait that would pass the bound is not begun: the denial comes back at once. Nothing is charged
+//! for it; what a leaky bucket has charged for a turn that comes too late is given back.
+
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep_until};
+use tollgate_core::{Check, Decision};
+
+use super::Limiter;
+use super::turns::Turn;
+use crate::failure::Unavailable;
+
+/// A longer wait than any limit can tell: the longest window.
+const WAIT_MAX: Duration = Duration::from_secs(400 * 24 * 60 * 60);
+/// However short the told wait is, nobody asks more often: a clock that stands still must not make this a busy loop.
+const PAUSE_MIN: Duration = Duration::from_millis(1);
+const JITTER_MAX: Duration = Duration::from_millis(20);
+
+/// Why a check was not ready in time.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum NotReady {
+    /// However long one waits, this cost will not fit.
+    #[error("the cost is more than its limit can ever hold")]
+    Never(Decision),
+    /// It would be ready only after the longest wait that was asked for. The decision says when.
+    #[error("it would be ready only after the longest wait that was asked for")]
+    TooLate(Decision),
+    /// The store does not answer, and the policy for that is [`OnFailure::Deny`](crate::OnFailure::Deny).
+    #[error(transparent)]
+    Unavailable(#[from] Unavailable),
+}
+
+impl NotReady {
+    /// The last decision, if there is one.
+    pub fn decision(&self) -> Option<&Decision> {
+        match self {
+            NotReady::Never(decision) | NotReady::TooLate(decision) => Some(decision),
+            NotReady::Unavailable(_) => None,
+        }
+    }
+}
+
+impl Limiter {
+    /// Waits until a check is admitted, at most so long, and takes its units then. A leaky bucket's told wait is waited, too: when
+    /// this returns `Ok`, the work may begin.
+    ///
+    /// Those who wait for the same counters in this process are served in the order in which they came. One that stands behind
+    /// others does not know how long these will take, so it may wait for as long as it was willing to and then be told
+    /// that it is too late; in every other case that is told at once. Dropping the future leaves the queue; nothing was charged,
+    /// unless by a leaky bucket that has already told a turn.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tollgate::{Check, Demand, Key, Limiter, NotReady};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let limiter = Limiter::memory();
+    /// let webhook = Demand::new("2/100ms".parse()?, Key::new("hooks.example.com")?);
+    /// for _ in 0..4 {
+    ///     limiter.until_ready(&Check::one(&webhook), Duration::from_secs(1)).await?;
+    ///     // send it: two at once, and two a tenth of a second later
+    /// }
+    /// let refused = limiter.until_ready(&Check::one(&webhook), Duration::from_millis(5)).await;
+    /// assert!(matches!(refused, Err(NotReady::TooLate(_))), "told at once");
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// When it can never pass, not within `wait_max`, or when the store does not answer and the policy is
+    /// [`OnFailure::Deny`](crate::OnFailure::Deny).
+    pub async fn until_ready(&self, check: &Check<'_>, wait_max: Duration) -> Result<Decision, NotReady> {
+        let deadline = Instant::now() + wait_max.min(WAIT_MAX);
+        let place = self.0.turns.join(check);
+        // Without a turn there is one question left: what is the answer now?
+        let mut turn = place.turn(deadline).await;
+        let mut is_contended = false;
+        loop {
+            let decision = self.check(check).await?;
+            let Some(wait) = decision.retry_after().as_duration() else { return Err(NotReady::Never(decision)) };
+            let ready_at = Instant::now() + wait;
+            if decision.allowed() {
+                drop(turn.take());
+                return self.wait_for_turn(check, decision, ready_at, deadline).await;
+            }
+            let Some(turn) = turn.as_ref().filter(|_: &&Turn<'_>| ready_at <= deadline) else {
+                return Err(NotReady::TooLate(decision));
+            };
+            // The told wait is exact, and needs nothing added unless a stranger was faster.
+            let jitter =
+                if is_contended { (wait / 10).min(JITTER_MAX).mul_f64(fastrand::f64()) } else { Duration::ZERO };
+            let asks_at = (ready_at.max(Instant::now() + PAUSE_MIN) + jitter).min(deadline);
+            turn.asks_again_at(asks_at);
+            sleep_until(asks_at).await;
+            is_contended = true;
+        }
+    }
+
+    /// An admitted check goes on when it was told to: at once, except after a leaky bucket.
+    async fn wait_for_turn(
+        &self,
+        check: &Check<'_>,
+        decision: Decision,
+        ready_at: Instant,
+        deadline: Instant,
+    ) -> Result<Decision, NotReady> {
+        if ready_at > deadline {
+            if let Err(error) = self.refund(check, &decision).await {
+                tracing::debug!(kind = error.kind().name(), "a place in a queue that was too long stays taken");
+            }
+            return Err(NotReady::TooLate(decision));
+        }
+        if decision.retry_after().as_micros() != Some(0) {
+            sleep_until(ready_at).await;
+        }
+        Ok(decision)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,267 @@
+//! Waiting, on a clock that tokio moves as soon as everybody sleeps.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use futures_util::future::join_all;
+use parking_lot::Mutex;
+
+use super::*;
+use crate::{CheckOptions, OnFailure};
+use tollgate_core::{
+    Clock, Cost, Demand, Key, Limit, Line, MemoryStore, Store, StoreError, StoreErrorKind, StoreFuture, Timestamp,
+};
+
+/// Tokio's time, which stands still while anybody works.
+struct Paused(Instant);
+
+impl Clock for Paused {
+    fn now(&self) -> Timestamp {
+        let passed_us = self.0.elapsed().as_micros() as u64;
+        Timestamp::from_micros(1_700_000_000_000_000 + passed_us)
+    }
+}
+
+fn clock() -> Arc<Paused> {
+    Arc::new(Paused(Instant::now()))
+}
+
+fn limiter() -> Limiter {
+    Limiter::builder().clock(clock()).build()
+}
+
+fn demand(limit: &str) -> Demand<'static> {
+    Demand::new(limit.parse::<Limit>().unwrap(), Key::new("hooks.example.com").unwrap())
+}
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// A store that counts the calls.
+struct Counted {
+    inner: MemoryStore,
+    calls: AtomicU64,
+}
+
+impl Store for Counted {
+    fn decide<'a>(&'a self, checks: &'a [Check<'a>]) -> StoreFuture<'a, Vec<Decision>> {
+        self.calls.fetch_add(1, Ordering::SeqCst);
+        self.inner.decide(checks)
+    }
+    fn refund<'a>(&'a self, check: &'a Check<'a>, decision: &'a Decision) -> StoreFuture<'a, ()> {
+        Store::refund(&self.inner, check, decision)
+    }
+    fn reset<'a>(&'a self, demand: &'a Demand<'a>) -> StoreFuture<'a, ()> {
+        Store::reset(&self.inner, demand)
+    }
+    fn inspect<'a>(&'a self, demand: &'a Demand<'a>) -> StoreFuture<'a, Line> {
+        Store::inspect(&self.inner, demand)
+    }
+}
+
+fn counted() -> Arc<Counted> {
+    Arc::new(Counted { inner: MemoryStore::builder().clock(clock()).build(), calls: AtomicU64::new(0) })
+}
+
+#[tokio::test(start_paused = true)]
+async fn it_waits_exactly_as_long_as_the_limit_says() {
+    for (algorithm, waited_ms) in [("", 1_000), ("sliding-log", 1_000), ("token-bucket", 500)] {
+        let (limiter, demand) = (limiter(), demand(&format!("2/s {algorithm}")));
+        let check = Check::one(&demand);
+        let start = Instant::now();
+        for _ in 0..2 {
+            limiter.until_ready(&check, 10 * SECOND).await.unwrap();
+        }
+        assert_eq!(start.elapsed(), Duration::ZERO, "{algorithm}");
+        assert!(limiter.until_ready(&check, 10 * SECOND).await.unwrap().allowed());
+        assert_eq!(start.elapsed(), Duration::from_millis(waited_ms), "{algorithm}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_wait_beyond_the_bound_is_not_begun_and_charges_nothing() {
+    let (limiter, demand) = (limiter(), demand("10/min"));
+    let all = demand.cost(10);
+    limiter.until_ready(&Check::one(&all), SECOND).await.unwrap();
+    let start = Instant::now();
+    let refused = limiter.until_ready(&Check::one(&demand), Duration::from_millis(59_999)).await.unwrap_err();
+    assert_eq!(start.elapsed(), Duration::ZERO);
+    assert!(matches!(&refused, NotReady::TooLate(decision) if decision.retry_after().as_secs_ceil() == Some(60)));
+    limiter.until_ready(&Check::one(&all), 60 * SECOND).await.unwrap();
+    assert_eq!(start.elapsed(), 60 * SECOND, "the bound itself is not beyond it, and all ten were there");
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_never_fits_is_told_at_once() {
+    let (limiter, demand) = (limiter(), demand("10/min").cost(11));
+    let start = Instant::now();
+    let refused = limiter.until_ready(&Check::one(&demand), Duration::MAX).await.unwrap_err();
+    assert!(matches!(refused, NotReady::Never(_)), "{refused:?}");
+    assert_eq!(start.elapsed(), Duration::ZERO);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_wait_that_a_leaky_bucket_tells_is_waited() {
+    let (limiter, demand) = (limiter(), demand("10/s leaky-bucket"));
+    let check = Check::one(&demand);
+    let start = Instant::now();
+    for turn in 0..5 {
+        limiter.until_ready(&check, SECOND).await.unwrap();
+        assert_eq!(start.elapsed(), Duration::from_millis(100) * turn, "evenly spaced");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_turn_that_a_leaky_bucket_gives_too_late_is_given_back() {
+    let (limiter, demand) = (limiter(), demand("10/s leaky-bucket"));
+    let several = demand.cost(5);
+    limiter.check(&Check::one(&several)).await.unwrap();
+    let start = Instant::now();
+    let refused = limiter.until_ready(&Check::one(&demand), Duration::from_millis(499)).await.unwrap_err();
+    assert!(matches!(refused, NotReady::TooLate(_)), "{refused:?}");
+    assert_eq!(start.elapsed(), Duration::ZERO);
+    let told = limiter.check(&Check::one(&demand)).await.unwrap().retry_after();
+    assert_eq!(told.as_duration(), Some(Duration::from_millis(500)), "as if the refused one had never been");
+}
+
+#[tokio::test(start_paused = true)]
+async fn many_who_wait_are_served_in_order_and_ask_about_twice_each() {
+    const WAITING: u64 = 200;
+    let store = counted();
+    let limiter = Limiter::builder().store(store.clone()).clock(clock()).build();
+    let demand = demand("10/s");
+    let served = Mutex::new(Vec::new());
+    let start = Instant::now();
+    let waiting = (0..WAITING).map(|number| {
+        let (limiter, served) = (&limiter, &served);
+        async move {
+            limiter.until_ready(&Check::one(&demand), 60 * SECOND).await.unwrap();
+            served.lock().push(number);
+        }
+    });
+    join_all(waiting).await;
+    assert_eq!(*served.lock(), (0..WAITING).collect::<Vec<_>>());
+    assert_eq!(start.elapsed(), 19 * SECOND, "ten a second, and not a moment is lost");
+    let calls = store.calls.load(Ordering::SeqCst);
+    assert!(calls <= 2 * WAITING, "{calls} calls for {WAITING} who waited");
+    assert_eq!(limiter.0.turns.len(), 0, "nobody stands in a queue, so there is none");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_dear_one_is_not_passed_by_cheap_ones() {
+    let limiter = limiter();
+    let (cheap, dear) = (demand("10/s token-bucket"), demand("10/s token-bucket").cost(10));
+    limiter.check(&Check::one(&dear)).await.unwrap();
+    let start = Instant::now();
+    let dear_one = async {
+        limiter.until_ready(&Check::one(&dear), 10 * SECOND).await.unwrap();
+        start.elapsed()
+    };
+    let cheap_ones = (0..50).map(|_| async {
+        limiter.until_ready(&Check::one(&cheap), 60 * SECOND).await.unwrap();
+    });
+    let (dear_waited, _) = tokio::join!(dear_one, join_all(cheap_ones));
+    assert_eq!(dear_waited, SECOND);
+    assert_eq!(start.elapsed(), 6 * SECOND);
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_stands_behind_leaves_as_soon_as_the_first_must_wait_too_long_for_it() {
+    let limiter = limiter();
+    let demand = demand("1/10s");
+    limiter.check(&Check::one(&demand)).await.unwrap();
+    let start = Instant::now();
+    let waiting = [(20, None), (5, Some(0)), (30, None), (12, Some(10))].map(|(bound_s, leaves_s)| {
+        let limiter = &limiter;
+        async move {
+            let answer = limiter.until_ready(&Check::one(&demand), bound_s * SECOND).await;
+            match leaves_s {
+                None => assert!(answer.unwrap().allowed()),
+                Some(leaves_s) => {
+                    assert!(matches!(answer, Err(NotReady::TooLate(_))));
+                    assert_eq!(start.elapsed(), leaves_s * SECOND, "bound {bound_s} s");
+                }
+            }
+        }
+    });
+    join_all(waiting).await;
+    assert_eq!(start.elapsed(), 20 * SECOND);
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_gives_up_lets_the_next_one_go_on() {
+    let limiter = limiter();
+    let demand = demand("1/s");
+    limiter.check(&Check::one(&demand)).await.unwrap();
+    let start = Instant::now();
+    let impatient = async {
+        let check = Check::one(&demand);
+        let given_up = tokio::time::timeout(SECOND / 2, limiter.until_ready(&check, 10 * SECOND)).await;
+        assert!(given_up.is_err());
+    };
+    let patient = async { limiter.until_ready(&Check::one(&demand), 10 * SECOND).await.unwrap() };
+    tokio::join!(impatient, patient);
+    assert_eq!(start.elapsed(), SECOND, "and what the first did not take is there for the second");
+}
+
+#[tokio::test(start_paused = true)]
+async fn nodes_that_contend_are_all_served_at_the_rate_of_the_limit() {
+    const NODES: usize = 4;
+    const EACH: u32 = 25;
+    let store = counted();
+    let clock = clock();
+    let demand = demand("10/s token-bucket burst=1");
+    let start = Instant::now();
+    let nodes: Vec<Limiter> =
+        (0..NODES).map(|_| Limiter::builder().store(store.clone()).clock(clock.clone()).build()).collect();
+    let waiting = nodes.iter().flat_map(|node| (0..EACH).map(move |_| node)).map(|node| async move {
+        node.until_ready(&Check::one(&demand), 60 * SECOND).await.unwrap();
+    });
+    join_all(waiting).await;
+    let ideal = Duration::from_millis(100) * (NODES as u32 * EACH - 1);
+    let elapsed = start.elapsed();
+    assert!(elapsed >= ideal && elapsed < ideal.mul_f64(1.15), "{elapsed:?} of {ideal:?}");
+    let calls = store.calls.load(Ordering::SeqCst);
+    assert!(calls < 2 * NODES as u64 * NODES as u64 * u64::from(EACH), "{calls} calls");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_that_is_away_is_answered_by_the_policy() {
+    struct Down;
+    impl Store for Down {
+        fn decide<'a>(&'a self, _: &'a [Check<'a>]) -> StoreFuture<'a, Vec<Decision>> {
+            Box::pin(async { Err(StoreError::new(StoreErrorKind::Unreachable, "down")) })
+        }
+        fn refund<'a>(&'a self, _: &'a Check<'a>, _: &'a Decision) -> StoreFuture<'a, ()> {
+            Box::pin(async { Ok(()) })
+        }
+        fn reset<'a>(&'a self, _: &'a Demand<'a>) -> StoreFuture<'a, ()> {
+            Box::pin(async { Ok(()) })
+        }
+        fn inspect<'a>(&'a self, _: &'a Demand<'a>) -> StoreFuture<'a, Line> {
+            Box::pin(std::future::pending())
+        }
+    }
+    let demand = demand("1/s");
+    let check = Check::one(&demand);
+    let node = |on_failure| Limiter::builder().store(Arc::new(Down)).clock(clock()).on_failure(on_failure).build();
+    let refused = node(OnFailure::Deny).until_ready(&check, SECOND).await.unwrap_err();
+    assert!(matches!(refused, NotReady::Unavailable(_)) && refused.decision().is_none());
+    let (local, start) = (node(OnFailure::Local), Instant::now());
+    for _ in 0..3 {
+        local.until_ready(&check, SECOND).await.unwrap();
+    }
+    assert_eq!(start.elapsed(), 2 * SECOND, "the local share is waited for like any other");
+    let allow = node(OnFailure::Allow);
+    for _ in 0..3 {
+        allow.until_ready(&check, SECOND).await.unwrap();
+    }
+    assert_eq!(start.elapsed(), 2 * SECOND);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_peek_is_ready_at_once() {
+    let (limiter, demand) = (limiter(), demand("1/min"));
+    limiter.check_with(&Check::one(&demand), CheckOptions::default()).await.unwrap();
+    let peek = demand.cost(Cost::PEEK);
+    assert!(limiter.until_ready(&Check::one(&peek), Duration::ZERO).await.unwrap().allowed());
+}

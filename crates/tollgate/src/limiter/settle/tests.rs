@@ -1,0 +1,206 @@
+//! A settled counter is compared with one that was charged rightly from the start.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use super::*;
+use crate::CheckOptions;
+use tollgate_core::{
+    Algorithm, Clock, Key, Limit, ManualClock, MemoryStore, Source, Store, StoreErrorKind, StoreFuture, Timestamp,
+};
+
+const START: Timestamp = Timestamp::from_micros(1_700_000_000_000_000);
+const REFUNDABLE: CheckOptions = CheckOptions { on_failure: None, refundable: true };
+
+struct Bench {
+    limiter: Limiter,
+    clock: Arc<ManualClock>,
+}
+
+fn bench() -> Bench {
+    let clock = Arc::new(ManualClock::new(START));
+    Bench { limiter: Limiter::builder().clock(clock.clone()).build(), clock }
+}
+
+impl Bench {
+    fn pass(&self, ms: u64) {
+        self.clock.advance(Duration::from_millis(ms));
+    }
+
+    async fn take(&self, demand: &Demand<'_>, units: u32) -> Decision {
+        let demand = demand.cost(units);
+        self.limiter.check_with(&Check::one(&demand), REFUNDABLE).await.unwrap()
+    }
+
+    async fn settle(&self, demand: &Demand<'_>, decision: &Decision, units: u32) {
+        let demand = demand.cost(decision.lines[0].cost);
+        self.limiter.settle(&Check::one(&demand), decision, Cost::new(units)).await.unwrap();
+    }
+
+    async fn line(&self, demand: &Demand<'_>) -> Line {
+        self.limiter.inspect(demand).await.unwrap()
+    }
+}
+
+/// Two counters of one limit: one that is settled, and one that always knew.
+fn pair(algorithm: Algorithm) -> [Demand<'static>; 2] {
+    let limit: Limit = format!("100/s {}", algorithm.name()).parse().unwrap();
+    ["settled", "foreseen"].map(|subject| Demand::new(limit, Key::new(subject).unwrap()))
+}
+
+#[tokio::test]
+async fn less_than_reserved_leaves_the_counter_as_if_the_right_cost_had_been_charged() {
+    for algorithm in Algorithm::ALL {
+        // At once; while the charge still counts; in the next aligned window; and when all of it has left.
+        for wait_ms in [0, 1, 150, 500, 999, 1_200, 2_500] {
+            let (bench, [settled, foreseen]) = (bench(), pair(algorithm));
+            for demand in [&settled, &foreseen] {
+                bench.take(demand, 10).await;
+            }
+            bench.pass(30);
+            let reserved = bench.take(&settled, 50).await;
+            bench.take(&foreseen, 20).await;
+            bench.pass(wait_ms);
+            for demand in [&settled, &foreseen] {
+                bench.take(demand, 5).await;
+            }
+            bench.settle(&settled, &reserved, 20).await;
+            let [settled, foreseen] = [bench.line(&settled).await, bench.line(&foreseen).await];
+            assert_eq!(settled, foreseen, "{} after {wait_ms} ms", algorithm.name());
+        }
+    }
+}
+
+#[tokio::test]
+async fn more_than_reserved_is_charged_as_of_now() {
+    for algorithm in Algorithm::ALL {
+        let (bench, [settled, foreseen]) = (bench(), pair(algorithm));
+        let reserved = bench.take(&settled, 10).await;
+        bench.take(&foreseen, 10).await;
+        bench.pass(150);
+        bench.settle(&settled, &reserved, 45).await;
+        bench.take(&foreseen, 35).await;
+        assert_eq!(bench.line(&settled).await, bench.line(&foreseen).await, "{}", algorithm.name());
+    }
+}
+
+#[tokio::test]
+async fn an_overrun_that_does_not_fit_fills_the_limit_and_no_more() {
+    for algorithm in Algorithm::ALL {
+        for actual in [101, 150, 1_000_000_000] {
+            let (bench, [settled, _]) = (bench(), pair(algorithm));
+            let reserved = bench.take(&settled, 60).await;
+            bench.settle(&settled, &reserved, actual).await;
+            let line = bench.line(&settled).await;
+            // A leaky bucket holds one in service beside its queue.
+            let is_full = line.remaining == 0;
+            assert!(is_full, "{} by {actual}: {line:?}", algorithm.name());
+            assert!(!bench.take(&settled, 1).await.allowed(), "{} by {actual}", algorithm.name());
+            bench.pass(2_010);
+            assert!(bench.take(&settled, 50).await.allowed(), "{} by {actual}: not locked for long", algorithm.name());
+        }
+    }
+}
+
+#[tokio::test]
+async fn exactly_what_was_reserved_changes_nothing() {
+    for algorithm in Algorithm::ALL {
+        let (bench, [settled, _]) = (bench(), pair(algorithm));
+        let reserved = bench.take(&settled, 60).await;
+        let before = bench.line(&settled).await;
+        bench.settle(&settled, &reserved, 60).await;
+        assert_eq!(bench.line(&settled).await, before, "{}", algorithm.name());
+    }
+}
+
+#[tokio::test]
+async fn a_denial_has_nothing_to_settle() {
+    let (bench, [settled, _]) = (bench(), pair(Algorithm::Sliding));
+    bench.take(&settled, 90).await;
+    let denied = bench.take(&settled, 20).await;
+    assert!(!denied.allowed());
+    bench.settle(&settled, &denied, 0).await;
+    bench.settle(&settled, &denied, 1_000).await;
+    assert_eq!(bench.line(&settled).await.remaining, 10);
+}
+
+#[tokio::test]
+async fn limits_that_count_different_things_are_settled_each_by_its_own() {
+    let bench = bench();
+    let demand = |limit: &str| Demand::new(limit.parse::<Limit>().unwrap(), Key::new("api-key:7").unwrap());
+    let (requests, minute, day) = (demand("60/min fixed-window"), demand("1000/min"), demand("9000/day token-bucket"));
+    let demands = [requests, minute.cost(500), day.cost(500), demand("5/s").cost(Cost::PEEK)];
+    let check = Check::new(&demands).unwrap();
+    let reserved = bench.limiter.check_with(&check, REFUNDABLE).await.unwrap();
+    let used = [Cost::ONE, Cost::new(320), Cost::new(650)];
+    bench.limiter.settle_each(&check, &reserved, &used).await.unwrap();
+    let mut left = Vec::new();
+    for demand in &demands {
+        left.push(bench.line(demand).await.remaining);
+    }
+    assert_eq!(left, [59, 680, 8_350, 5]);
+    // One number for all that were charged; what was only looked at stays so.
+    bench.limiter.settle(&check, &reserved, Cost::new(2)).await.unwrap();
+    assert_eq!(bench.line(&demands[3]).await.remaining, 5);
+}
+
+/// A shared store that may be away.
+struct Shared {
+    inner: MemoryStore,
+    is_down: AtomicBool,
+}
+
+impl Shared {
+    fn or_down<'a, T>(&self, answer: impl FnOnce() -> StoreFuture<'a, T>) -> StoreFuture<'a, T> {
+        match self.is_down.load(Ordering::SeqCst) {
+            true => Box::pin(async { Err(StoreError::new(StoreErrorKind::Unreachable, "down")) }),
+            false => answer(),
+        }
+    }
+}
+
+impl Store for Shared {
+    fn decide<'a>(&'a self, checks: &'a [Check<'a>]) -> StoreFuture<'a, Vec<Decision>> {
+        self.or_down(|| self.inner.decide(checks))
+    }
+    fn refund<'a>(&'a self, check: &'a Check<'a>, decision: &'a Decision) -> StoreFuture<'a, ()> {
+        self.or_down(|| Store::refund(&self.inner, check, decision))
+    }
+    fn reset<'a>(&'a self, demand: &'a Demand<'a>) -> StoreFuture<'a, ()> {
+        self.or_down(|| Store::reset(&self.inner, demand))
+    }
+    fn inspect<'a>(&'a self, demand: &'a Demand<'a>) -> StoreFuture<'a, Line> {
+        self.or_down(|| Store::inspect(&self.inner, demand))
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_settlement_while_the_store_is_away_is_lost_and_said_to_be() {
+    let clock: Arc<dyn Clock> = Arc::new(ManualClock::new(START));
+    let memory = || MemoryStore::builder().clock(clock.clone()).build();
+    let store = Arc::new(Shared { inner: memory(), is_down: AtomicBool::new(false) });
+    let limiter = Limiter::builder().store(store.clone()).memory(memory()).clock(clock.clone()).instances(2).build();
+    let demand = Demand::new("100/min".parse::<Limit>().unwrap(), Key::new("a").unwrap()).cost(40);
+    let check = Check::one(&demand);
+    let by_store = limiter.check_with(&check, REFUNDABLE).await.unwrap();
+
+    store.is_down.store(true, Ordering::SeqCst);
+    let lost = limiter.settle(&check, &by_store, Cost::new(10)).await.unwrap_err();
+    assert_eq!(lost.kind(), StoreErrorKind::Unreachable);
+    assert!(limiter.settle(&check, &by_store, Cost::new(90)).await.is_err());
+
+    // What this node granted by itself is settled by itself: half of 100 less 30, then less 45.
+    let by_node = limiter.check_with(&check, REFUNDABLE).await.unwrap();
+    assert_eq!((by_node.source, by_node.lines[0].remaining), (Source::Local, 10));
+    limiter.settle(&check, &by_node, Cost::new(30)).await.unwrap();
+    let peek = demand.cost(Cost::PEEK);
+    assert_eq!(limiter.check_local(&Check::one(&peek)).lines[0].remaining, 20);
+    let once_more = demand.cost(5);
+    let by_node = limiter.check_with(&Check::one(&once_more), REFUNDABLE).await.unwrap();
+    limiter.settle(&Check::one(&once_more), &by_node, Cost::new(15)).await.unwrap();
+    assert_eq!(limiter.check_local(&Check::one(&peek)).lines[0].remaining, 5);
+
+    store.is_down.store(false, Ordering::SeqCst);
+    assert_eq!(limiter.inspect(&demand).await.unwrap().remaining, 60, "the store never heard of it");
+}

@@ -1,0 +1,43 @@
+//! An API whose callers have plans: the rules are in `tollgate.toml`, the keys in `keys.toml`.
+//!
+//! ```console
+//! $ cargo run -p plans
+//! $ curl -i http://127.0.0.1:3001/v1/hello                                  # anonymous, by address
+//! $ curl -i -H 'x-api-key: demo-free-key' http://127.0.0.1:3001/v1/hello    # by key, under its plan
+//! ```
+
+#[cfg(test)]
+mod tests;
+
+use std::error::Error;
+use std::net::SocketAddr;
+
+use axum::Router;
+use axum::routing::get;
+use tokio::net::TcpListener;
+use tollgate::Limiter;
+use tollgate::config::Config;
+use tollgate::engine::Engine;
+use tollgate::layer::RateLimitLayer;
+
+/// The file beside this code, unless another one is named as an argument.
+const CONFIGURATION: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tollgate.toml");
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn Error>> {
+    let file = std::env::args().nth(1).unwrap_or_else(|| CONFIGURATION.to_owned());
+    let loaded = Config::load(file)?;
+    for finding in &loaded.findings {
+        eprintln!("{finding}");
+    }
+    let app = app(Engine::new(Limiter::memory(), loaded.rules));
+    let listener = TcpListener::bind("127.0.0.1:3001").await?;
+    println!("listening on http://{}", listener.local_addr()?);
+    axum::serve(listener, app.into_make_service_with_connect_info::<SocketAddr>()).await?;
+    Ok(())
+}
+
+/// The service. It knows nothing of plans: whoever gets as far as a handler may be served.
+fn app(engine: Engine) -> Router {
+    Router::new().route("/v1/hello", get(|| async { "hello" })).layer(RateLimitLayer::axum(engine))
+}

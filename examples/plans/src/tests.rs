@@ -1,0 +1,164 @@
+//! Each plan's numbers, by a clock that the test moves: a day passes in no time.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Body;
+use axum::extract::ConnectInfo;
+use axum::http::{Request, Response};
+use http_body_util::BodyExt;
+use serde_json::Value;
+use tollgate::config::Config;
+use tollgate::engine::Engine;
+use tollgate::{Limiter, ManualClock, Timestamp};
+use tower::ServiceExt;
+
+use super::{CONFIGURATION, app};
+
+const ADDRESS: Ipv4Addr = Ipv4Addr::new(203, 0, 113, 9);
+const MINUTE: Duration = Duration::from_secs(60);
+
+struct Service {
+    app: Router,
+    clock: Arc<ManualClock>,
+}
+
+impl Service {
+    fn new() -> Service {
+        let loaded = Config::load(CONFIGURATION).unwrap();
+        assert!(loaded.findings.is_empty(), "{:?}", loaded.findings);
+        let clock = Arc::new(ManualClock::new(Timestamp::from_micros(1_800_000_000_000_000)));
+        let limiter = Limiter::builder().clock(clock.clone()).build();
+        let engine = Engine::on_clock(limiter, loaded.rules, Vec::new(), clock.clone());
+        Service { app: app(engine), clock }
+    }
+
+    async fn ask(&self, address: Ipv4Addr, key: Option<&str>) -> Response<Body> {
+        let mut request = Request::get("/v1/hello");
+        if let Some(key) = key {
+            request = request.header("x-api-key", key);
+        }
+        let mut request = request.body(Body::empty()).unwrap();
+        request.extensions_mut().insert(ConnectInfo(SocketAddr::from((address, 50_000))));
+        self.app.clone().oneshot(request).await.unwrap()
+    }
+
+    /// Asks until refused. How often it was served, and the refusal.
+    async fn exhaust(&self, key: Option<&str>, at_most: u32) -> (u32, Response<Body>) {
+        for served in 0..=at_most {
+            let response = self.ask(ADDRESS, key).await;
+            if response.status() != 200 {
+                return (served, response);
+            }
+        }
+        panic!("served more than {at_most} times");
+    }
+}
+
+fn header<'r>(response: &'r Response<Body>, name: &str) -> &'r str {
+    response.headers().get(name).unwrap_or_else(|| panic!("no {name} in {response:?}")).to_str().unwrap()
+}
+
+async fn body(response: Response<Body>) -> Value {
+    serde_json::from_slice(&response.into_body().collect().await.unwrap().to_bytes()).unwrap()
+}
+
+#[tokio::test]
+async fn each_plan_has_its_numbers_and_its_headers() {
+    let day = |plan: &str, per_minute: u32, per_day: u32| {
+        let policy = format!(r#""per-minute";q={per_minute};w=60, "per-day";q={per_day};w=86400"#);
+        let left = format!(r#""per-minute";r=0;t=60, "per-day";r={};t=86400"#, per_day - per_minute);
+        (plan.to_owned(), per_minute, policy, left)
+    };
+    let anonymous =
+        ("anonymous".to_owned(), 30, r#""per-minute";q=30;w=60"#.to_owned(), r#""per-minute";r=0;t=60"#.to_owned());
+    let cases = [
+        (None, anonymous),
+        (Some("demo-free-key"), day("free", 60, 10_000)),
+        (Some("demo-pro-key"), day("pro", 600, 100_000)),
+        (Some("demo-enterprise-key"), day("enterprise", 6_000, 1_000_000)),
+    ];
+    for (key, (plan, per_minute, policy, left)) in cases {
+        let service = Service::new();
+        let (served, refusal) = service.exhaust(key, per_minute).await;
+        assert_eq!((served, refusal.status().as_u16()), (per_minute, 429), "{plan}");
+        assert_eq!(header(&refusal, "ratelimit-policy"), policy);
+        assert_eq!(header(&refusal, "ratelimit"), left);
+        assert_eq!(header(&refusal, "x-ratelimit-limit"), per_minute.to_string());
+        assert_eq!(header(&refusal, "retry-after"), "60");
+        let told = body(refusal).await;
+        assert_eq!(
+            (&told["plan"], &told["policy"], &told["limit"]),
+            (&plan.into(), &"per-minute".into(), &per_minute.into())
+        );
+
+        service.clock.advance(MINUTE);
+        assert_eq!(service.ask(ADDRESS, key).await.status(), 200, "a minute later");
+    }
+}
+
+#[tokio::test]
+async fn only_the_free_plan_names_where_to_get_more() {
+    let upgrade_url =
+        async |key, at_most| body(Service::new().exhaust(key, at_most).await.1).await.get("upgrade_url").cloned();
+    assert_eq!(upgrade_url(Some("demo-free-key"), 60).await, Some("https://example.com/plans".into()));
+    assert_eq!(upgrade_url(None, 30).await, None);
+    assert_eq!(upgrade_url(Some("demo-pro-key"), 600).await, None);
+}
+
+#[tokio::test]
+async fn a_day_that_is_used_up_leaves_the_minute_as_it_was() {
+    let service = Service::new();
+    let key = Some("demo-free-key");
+    for _ in 0..10_000 / 60 {
+        assert_eq!(service.exhaust(key, 60).await.0, 60);
+        service.clock.advance(MINUTE);
+    }
+    let (served, refusal) = service.exhaust(key, 60).await;
+    assert_eq!(served, 10_000 % 60, "what is left of the day");
+    let minutes = 10_000 / 60;
+    let wait = 86_400 - minutes * 60;
+    assert_eq!(header(&refusal, "retry-after"), wait.to_string(), "until the first of them is a day old");
+    assert_eq!(header(&refusal, "ratelimit"), format!(r#""per-minute";r=20;t=60, "per-day";r=0;t={wait}"#));
+    assert_eq!(body(refusal).await["policy"], "per-day");
+    let again = service.ask(ADDRESS, key).await;
+    assert!(header(&again, "ratelimit").starts_with(r#""per-minute";r=20;"#), "a refusal costs nothing: {again:?}");
+
+    service.clock.advance(Duration::from_secs(wait - 1));
+    assert_eq!(service.ask(ADDRESS, key).await.status(), 429);
+    service.clock.advance(Duration::from_secs(1));
+    assert_eq!(service.ask(ADDRESS, key).await.status(), 200);
+}
+
+#[tokio::test]
+async fn callers_are_told_apart_by_key_and_by_address() {
+    let service = Service::new();
+    let (served, _) = service.exhaust(None, 30).await;
+    assert_eq!(served, 30);
+    assert_eq!(service.ask(Ipv4Addr::new(203, 0, 113, 10), None).await.status(), 200, "another address");
+    assert_eq!(service.ask(ADDRESS, Some("demo-free-key")).await.status(), 200, "the same address with a key");
+    let (served, _) = service.exhaust(Some("demo-free-key"), 60).await;
+    assert_eq!(served, 59);
+    assert_eq!(
+        service.ask(Ipv4Addr::LOCALHOST, Some("demo-free-key")).await.status(),
+        429,
+        "a key is one caller anywhere"
+    );
+}
+
+#[tokio::test]
+async fn an_invented_key_is_nobody() {
+    let service = Service::new();
+    for n in 0..200 {
+        let status = service.ask(ADDRESS, Some(&format!("invented-{n}"))).await.status();
+        assert_eq!(status, if n < 30 { 200 } else { 429 }, "all from one address, and counted there");
+    }
+}
+
+#[tokio::test]
+async fn a_key_may_have_limits_of_its_own() {
+    let (served, refusal) = Service::new().exhaust(Some("demo-special-key"), 900).await;
+    assert_eq!((served, header(&refusal, "ratelimit-policy")), (900, r#""per-minute";q=900;w=60"#));
+}

@@ -1,0 +1,75 @@
+//! A URL shortener whose `POST /shorten` is limited by address, and whose `GET /{slug}` never is.
+//!
+//! ```text
+//!   POST /shorten ──▶ tollgate ──▶ routes.rs ──▶ slugs.rs ──┐
+//!                        │ the limit                        │ the links
+//!                        └────────▶ one connection ◀────────┘
+//!                                   to Redis, or none
+//! ```
+//!
+//! `settings.rs` reads the environment; everything else is in `README.md`.
+
+mod routes;
+mod settings;
+mod slugs;
+
+use std::error::Error;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use tokio::net::TcpListener;
+use tollgate::Limiter;
+use tollgate::engine::Engine;
+use tollgate::layer::RateLimitLayer;
+use tollgate::redis::RedisStore;
+
+use crate::settings::Settings;
+use crate::slugs::Slugs;
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    // Tollgate itself says here when Redis goes away and when it is back.
+    tracing_subscriber::fmt().with_writer(std::io::stderr).init();
+    match run().await {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("shortener: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn run() -> Result<(), Box<dyn Error>> {
+    let settings = Settings::from_environment(|name| Some(std::env::var_os(name)?.to_string_lossy().into_owned()))?;
+    let (limiter, slugs) = match &settings.redis_url {
+        Some(url) => {
+            let redis = RedisStore::builder(url).build().map_err(|error| format!("REDIS_URL: {error}"))?;
+            (Limiter::builder().store(Arc::new(redis.clone())).build(), Slugs::on_redis(redis))
+        }
+        None => (Limiter::memory(), Slugs::in_memory()),
+    };
+    let rules = settings.rules()?;
+
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, settings.port))
+        .await
+        .map_err(|error| format!("PORT: cannot listen on 127.0.0.1:{}: {error}", settings.port))?;
+    let address = listener.local_addr()?;
+    let public_url = settings.public_url.unwrap_or_else(|| format!("http://{address}"));
+    let app = routes::app(slugs, &public_url, RateLimitLayer::axum(Engine::new(limiter, rules)));
+
+    println!("listening on http://{address}, documentation at http://{address}/docs/");
+    // The limit is by address, so each request has to know where it came from.
+    axum::serve(listener, app.into_make_service_with_connect_info::<SocketAddr>())
+        .with_graceful_shutdown(asked_to_stop())
+        .await?;
+    Ok(())
+}
+
+/// Ctrl-C. Requests under way are still answered.
+async fn asked_to_stop() {
+    if tokio::signal::ctrl_c().await.is_err() {
+        // Nobody can ask: run until the process is ended.
+        std::future::pending::<()>().await;
+    }
+}

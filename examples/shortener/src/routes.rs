@@ -1,0 +1,172 @@
+//! What the service answers, and the document that says so.
+
+use std::sync::Arc;
+
+use axum::body::Bytes;
+use axum::extract::rejection::BytesRejection;
+use axum::extract::{DefaultBodyLimit, Path, State};
+use axum::http::StatusCode;
+use axum::http::header::{LOCATION, RETRY_AFTER};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use axum::{Json, Router};
+use serde::{Deserialize, Serialize};
+use tollgate::layer::RateLimitLayer;
+use url::Url;
+use utoipa::{OpenApi, ToSchema};
+use utoipa_swagger_ui::{Config, SwaggerUi};
+
+use crate::slugs::{Away, Slugs};
+
+/// Longer URLs are refused; browsers and proxies do not agree on more.
+const URL_BYTES_MAX: usize = 2_048;
+/// A URL of the longest kind, each byte of it escaped, and the JSON around it.
+const BODY_BYTES_MAX: usize = 16 * 1_024;
+
+#[derive(OpenApi)]
+#[openapi(info(title = "shortener", description = "Short links. Making them is limited, following them is not."))]
+#[openapi(paths(shorten, follow))]
+struct Document;
+
+#[derive(Clone)]
+struct Shortener {
+    slugs: Slugs,
+    public_url: Arc<str>,
+}
+
+/// The service. The limits stand in front of `POST /shorten`; no other request ever meets them.
+pub(crate) fn app(slugs: Slugs, public_url: &str, limits: RateLimitLayer) -> Router {
+    // Nothing on the page comes from elsewhere: no validator is asked about the document.
+    let page = Config::default().validator_url("none");
+    Router::new()
+        .route("/shorten", post(shorten).route_layer(limits))
+        .route("/{slug}", get(follow))
+        .merge(SwaggerUi::new("/docs").url("/openapi.json", Document::openapi()).config(page))
+        .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
+        .with_state(Shortener { slugs, public_url: public_url.into() })
+}
+
+/// What to shorten.
+#[derive(Deserialize, ToSchema)]
+struct ShortenRequest {
+    /// An absolute http or https URL of at most 2048 bytes.
+    #[schema(example = "https://example.com/a/long/path?with=a&query", max_length = 2048)]
+    url: String,
+}
+
+/// A link.
+#[derive(Serialize, ToSchema)]
+struct Shortened {
+    #[schema(example = "x7Gh2Kq")]
+    slug: String,
+    #[schema(example = "http://127.0.0.1:3000/x7Gh2Kq")]
+    short_url: String,
+}
+
+/// What was wrong with a request, and what would be accepted.
+#[derive(Serialize, ToSchema)]
+struct Problem {
+    #[schema(example = "bad_request")]
+    error: &'static str,
+    message: String,
+}
+
+/// The body of a 429, as Tollgate writes it.
+#[derive(ToSchema)]
+#[allow(dead_code)] // only for the document
+struct RateLimited {
+    #[schema(example = "rate_limited")]
+    error: String,
+    message: String,
+    /// How many links an address may make per window.
+    #[schema(example = 10)]
+    limit: u32,
+    /// Seconds to wait, rounded up, as in `Retry-After`.
+    #[schema(example = 42)]
+    retry_after: u64,
+    /// The same in milliseconds.
+    #[schema(example = 41873)]
+    retry_after_ms: u64,
+    #[schema(example = "per-minute")]
+    policy: String,
+}
+
+/// Make a link
+#[utoipa::path(
+    post,
+    path = "/shorten",
+    request_body = ShortenRequest,
+    responses(
+        (status = 201, description = "The link", body = Shortened, headers(
+            ("RateLimit" = String, description = "What is left, and when one more comes back: `\"per-minute\";r=9;t=60`"),
+            ("RateLimit-Policy" = String, description = "The limit: `\"per-minute\";q=10;w=60`"),
+            ("X-RateLimit-Limit" = u32, description = "Links per window"),
+            ("X-RateLimit-Remaining" = u32, description = "Links left now"),
+            ("X-RateLimit-Reset" = u64, description = "When one more comes back, in Unix seconds"),
+        )),
+        (status = 400, description = "No URL that can be shortened", body = Problem),
+        (status = 429, description = "Too many links from this address", body = RateLimited, headers(
+            ("Retry-After" = u64, description = "Seconds until a link can be made again; not sooner, and not later"),
+            ("RateLimit" = String, description = "What is left, and when to come back: `\"per-minute\";r=0;t=42`"),
+            ("RateLimit-Policy" = String, description = "The limit: `\"per-minute\";q=10;w=60`"),
+            ("X-RateLimit-Limit" = u32, description = "Links per window"),
+            ("X-RateLimit-Remaining" = u32, description = "0"),
+            ("X-RateLimit-Reset" = u64, description = "When to come back, in Unix seconds"),
+        )),
+    )
+)]
+async fn shorten(
+    State(shortener): State<Shortener>,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<(StatusCode, Json<Shortened>), Response> {
+    let url = read_url(body)?;
+    let Some(slug) = shortener.slugs.add(url.as_str()).await else { return Err(unavailable()) };
+    let short_url = format!("{}/{slug}", shortener.public_url);
+    Ok((StatusCode::CREATED, Json(Shortened { slug, short_url })))
+}
+
+/// Follow a link; never limited
+#[utoipa::path(
+    get,
+    path = "/{slug}",
+    params(("slug" = String, Path)),
+    responses(
+        (status = 302, description = "To the URL", headers(("Location" = String, description = "The URL"))),
+        (status = 404, description = "No such link", body = Problem),
+        (status = 503, description = "Redis is away, and only Redis would know", body = Problem, headers(
+            ("Retry-After" = u64, description = "Seconds"),
+        )),
+    )
+)]
+async fn follow(State(shortener): State<Shortener>, Path(slug): Path<String>) -> Response {
+    match shortener.slugs.find(&slug).await {
+        Ok(Some(url)) => (StatusCode::FOUND, [(LOCATION, &*url)]).into_response(),
+        Ok(None) => problem(StatusCode::NOT_FOUND, "not_found", "there is no such link"),
+        Err(Away) => unavailable(),
+    }
+}
+
+/// Whatever the content type says: a body that reads as expected was meant so.
+fn read_url(body: Result<Bytes, BytesRejection>) -> Result<Url, Response> {
+    let bad = |message: &str| problem(StatusCode::BAD_REQUEST, "bad_request", message);
+    let body = body.map_err(|_| bad(&format!("expected a body of at most {BODY_BYTES_MAX} bytes")))?;
+    let request: ShortenRequest = serde_json::from_slice(&body)
+        .map_err(|error| bad(&format!("expected JSON like {{\"url\":\"https://example.com/\"}}: {error}")))?;
+    let expected = format!("expected an absolute http or https URL of at most {URL_BYTES_MAX} bytes");
+    let url = Url::parse(&request.url).map_err(|error| bad(&format!("{expected}: {error}")))?;
+    match url.scheme() {
+        // What was escaped while it was parsed counts as well.
+        "http" | "https" if request.url.len() <= URL_BYTES_MAX && url.as_str().len() <= URL_BYTES_MAX => Ok(url),
+        _ => Err(bad(&expected)),
+    }
+}
+
+fn unavailable() -> Response {
+    let mut response = problem(StatusCode::SERVICE_UNAVAILABLE, "unavailable", "not at the moment; try again");
+    response.headers_mut().insert(RETRY_AFTER, 1.into());
+    response
+}
+
+fn problem(status: StatusCode, error: &'static str, message: &str) -> Response {
+    (status, Json(Problem { error, message: message.to_owned() })).into_response()
+}

@@ -1,0 +1,252 @@
+//! The shortener as a user runs it: the real binary, real sockets, a real Redis.
+#![allow(clippy::unwrap_used)] // a step that fails fails its test
+
+#[path = "suite/exchange.rs"]
+mod exchange;
+#[path = "suite/instance.rs"]
+mod instance;
+
+use std::thread;
+use std::time::Duration;
+
+use exchange::Answer;
+use instance::Instance;
+use serde_json::Value;
+use tollgate_testkit::server::Server;
+
+/// Looks at something that another process does, until it is so: at most twenty seconds.
+fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
+    for _ in 0..400 {
+        if is_so() {
+            return;
+        }
+        thread::sleep(Duration::from_millis(50));
+    }
+    panic!("it never came to pass: {what}");
+}
+
+/// A 429 that says what it must.
+fn assert_refused(answer: &Answer, quota: u32) -> Duration {
+    assert_eq!(answer.status, 429, "{answer:?}");
+    let body = answer.json();
+    assert_eq!(body["error"], "rate_limited");
+    assert_eq!(body["limit"], quota);
+    let wait_ms = body["retry_after_ms"].as_u64().unwrap();
+    assert_eq!(answer.header("retry-after"), wait_ms.div_ceil(1_000).max(1).to_string());
+    assert_eq!(answer.header("x-ratelimit-remaining"), "0");
+    assert_eq!(answer.header("cache-control"), "no-store");
+    Duration::from_millis(wait_ms)
+}
+
+#[test]
+fn two_instances_share_one_budget_and_the_wait_is_true() {
+    let redis = Server::redis();
+    let window = Duration::from_secs(6);
+    let window_ms = window.as_millis().to_string();
+    let variables = [("REDIS_URL", &*redis.url()), ("RATE_LIMIT_WINDOW_MS", &window_ms)];
+    let instances = [Instance::start(&variables), Instance::start(&variables)];
+
+    let answers: Vec<Answer> = (0..15).map(|n| instances[n % 2].shorten("https://example.com/a")).collect();
+    let statuses: Vec<u16> = answers.iter().map(|answer| answer.status).collect();
+    assert_eq!(statuses, [[201; 5], [201; 5], [429; 5]].concat());
+    for (made, answer) in answers[..10].iter().enumerate() {
+        assert_eq!(answer.header("x-ratelimit-remaining"), (9 - made).to_string());
+    }
+    let waits: Vec<Duration> = answers[10..].iter().map(|answer| assert_refused(answer, 10)).collect();
+    assert!(waits.iter().all(|wait| *wait <= window), "{waits:?}");
+
+    for answer in &answers[..10] {
+        for instance in &instances {
+            let followed = instance.get(&format!("/{}", answer.slug()));
+            assert_eq!((followed.status, followed.header("location")), (302, "https://example.com/a"));
+        }
+    }
+
+    // Halfway through the wait it is still too early; when it is over, it is not.
+    let wait = assert_refused(&instances[0].shorten("https://example.com/b"), 10);
+    thread::sleep(wait / 2);
+    assert_refused(&instances[1].shorten("https://example.com/b"), 10);
+    thread::sleep(wait - wait / 2);
+    assert_eq!(instances[0].shorten("https://example.com/b").status, 201);
+}
+
+#[test]
+fn following_a_link_is_never_limited() {
+    let shortener = Instance::start(&[("RATE_LIMIT_MAX", "1"), ("RATE_LIMIT_WINDOW_MS", "3600000")]);
+    let slug = shortener.shorten("https://example.com/").slug();
+    assert_refused(&shortener.shorten("https://example.com/"), 1);
+    for _ in 0..300 {
+        let followed = shortener.get(&format!("/{slug}"));
+        assert_eq!((followed.status, followed.header("location")), (302, "https://example.com/"));
+        assert!(!followed.has_header("ratelimit") && !followed.has_header("x-ratelimit-limit"), "{followed:?}");
+    }
+    assert_eq!(shortener.get("/unknown").status, 404);
+    assert_refused(&shortener.shorten("https://example.com/"), 1);
+}
+
+#[test]
+fn a_forged_address_buys_nothing() {
+    let shortener = Instance::start(&[("RATE_LIMIT_WINDOW_MS", "3600000")]);
+    for n in 0..30 {
+        let forged = format!("198.51.100.{n}");
+        let headers = [("x-forwarded-for", &*forged), ("x-real-ip", &forged), ("forwarded", &format!("for={forged}"))];
+        let answer = shortener.shorten_with(&headers, "https://example.com/");
+        assert_eq!(answer.status, if n < 10 { 201 } else { 429 }, "{n}: {answer:?}");
+    }
+}
+
+#[test]
+fn behind_a_trusted_proxy_the_forwarded_address_counts() {
+    let proxies = [("TRUSTED_PROXIES", "127.0.0.1, 10.0.0.0/8"), ("RATE_LIMIT_WINDOW_MS", "3600000")];
+    let shortener = Instance::start(&[&proxies[..], &[("RATE_LIMIT_MAX", "2")]].concat());
+    let from =
+        |forwarded: &str| shortener.shorten_with(&[("x-forwarded-for", forwarded)], "https://example.com/").status;
+    assert_eq!([from("203.0.113.1"), from("203.0.113.1"), from("203.0.113.1")], [201, 201, 429]);
+    assert_eq!(from("203.0.113.2"), 201, "somebody else");
+    assert_eq!(from("203.0.113.9, 203.0.113.1"), 429, "what a client writes stands to the left, and is not believed");
+    assert_eq!(from("203.0.113.9, 203.0.113.1, 10.1.2.3"), 429, "by way of a second proxy of ours");
+}
+
+#[test]
+fn without_redis_posts_go_on_and_the_log_says_so() {
+    let redis = Server::redis();
+    let variables = [("REDIS_URL", &*redis.url()), ("RATE_LIMIT_MAX", "3"), ("RATE_LIMIT_WINDOW_MS", "3600000")];
+    let instances = [Instance::start(&variables), Instance::start(&variables)];
+    let before: Vec<Answer> = (0..4).map(|_| instances[0].shorten("https://example.com/before")).collect();
+    assert_refused(&before[3], 3);
+
+    redis.kill9();
+    // A denial that is certainly still true may be remembered for up to a second.
+    eventually("a post passes", || instances[0].shorten("https://example.com/").status == 201);
+    let during: Vec<Answer> = (0..30).map(|_| instances[0].shorten("https://example.com/during")).collect();
+    for answer in &during {
+        assert_eq!(answer.status, 201, "{answer:?}");
+        assert!(!answer.has_header("x-ratelimit-limit"), "no quota is claimed that nobody counts: {answer:?}");
+        assert_eq!(instances[0].get(&format!("/{}", answer.slug())).status, 302, "on the instance that made it");
+    }
+    assert_eq!(instances[0].get(&format!("/{}", before[0].slug())).status, 302, "made before, still in memory");
+    let unknown = instances[1].get(&format!("/{}", during[0].slug()));
+    assert_eq!((unknown.status, unknown.header("retry-after")), (503, "1"), "404 would be a guess");
+    let log = instances[0].log();
+    assert!(log.contains("WARN") && log.contains("Redis is away"), "{log}");
+    assert!(log.contains("the store is not asked until a probe succeeds"), "{log}");
+
+    redis.restart();
+    eventually("the log says that Redis is back", || {
+        let log = instances[0].log();
+        log.contains("Redis is back") && log.contains("the store answers again")
+    });
+    for answer in &during {
+        let followed = instances[1].get(&format!("/{}", answer.slug()));
+        assert_eq!((followed.status, followed.header("location")), (302, "https://example.com/during"));
+    }
+    let statuses = [(); 4].map(|()| instances[0].shorten("https://example.com/after").status);
+    assert_eq!(statuses, [201, 201, 201, 429], "limited again, in a fresh window: this Redis kept nothing");
+}
+
+#[test]
+fn it_starts_while_redis_is_away() {
+    let redis = Server::redis();
+    redis.kill9();
+    let shortener = Instance::start(&[("REDIS_URL", &redis.url()), ("RATE_LIMIT_MAX", "1")]);
+    let slug = shortener.shorten("https://example.com/").slug();
+    assert_eq!(shortener.get(&format!("/{slug}")).status, 302);
+}
+
+#[test]
+fn what_cannot_be_shortened_is_refused_with_what_can() {
+    let shortener = Instance::start(&[("RATE_LIMIT_MAX", "1000")]);
+    let long = format!("{{\"url\":\"https://example.com/{}\"}}", "a".repeat(2_048));
+    let huge = " ".repeat(100_000);
+    let url = "expected an absolute http or https URL of at most 2048 bytes";
+    let json = "expected JSON like {\"url\":\"https://example.com/\"}";
+    let cases = [
+        ("", json),
+        ("url=https://example.com", json),
+        ("[]", json),
+        (r#"{"uri":"https://example.com"}"#, "missing field `url`"),
+        (r#"{"url":17}"#, json),
+        (r#"{"url":""}"#, url),
+        (r#"{"url":"example.com"}"#, url),
+        (r#"{"url":"/shorten"}"#, url),
+        (r#"{"url":"https://"}"#, url),
+        (r#"{"url":"ftp://example.com/"}"#, url),
+        (r#"{"url":"javascript:alert(1)"}"#, url),
+        (r#"{"url":"data:text/html,x"}"#, url),
+        (&long, url),
+        (&huge, "expected a body of at most 16384 bytes"),
+    ];
+    for (body, expected) in cases {
+        let answer = shortener.post("/shorten", &[("content-type", "application/json")], body);
+        assert_eq!(answer.status, 400, "{body:.60}: {answer:?}");
+        let message = answer.json()["message"].as_str().unwrap().to_owned();
+        assert!(message.contains(expected), "{body:.60}: {message}");
+    }
+    // A line end in a URL must not become one in a header.
+    let answer = shortener.post("/shorten", &[], r#"{"url":"https://example.com/#\r\nset-cookie: a=b é"}"#);
+    let followed = shortener.get(&format!("/{}", answer.slug()));
+    assert_eq!(followed.header("location"), "https://example.com/#set-cookie:%20a=b%20%C3%A9");
+    assert!(!followed.has_header("set-cookie"));
+}
+
+#[test]
+fn a_short_url_begins_with_the_public_url() {
+    let shortener = Instance::start(&[]);
+    let link = shortener.shorten("https://example.com/").json();
+    assert_eq!(link["short_url"], format!("http://{}/{}", shortener.address(), link["slug"].as_str().unwrap()));
+    let public = Instance::start(&[("PUBLIC_URL", "https://sho.rt")]);
+    let link = public.shorten("https://example.com/").json();
+    assert_eq!(link["short_url"], format!("https://sho.rt/{}", link["slug"].as_str().unwrap()));
+}
+
+#[test]
+fn the_document_names_the_headers_that_a_429_has() {
+    let shortener = Instance::start(&[("RATE_LIMIT_MAX", "1"), ("RATE_LIMIT_WINDOW_MS", "3600000")]);
+    let document: Value = shortener.get("/openapi.json").json();
+    let responses = &document["paths"]["/shorten"]["post"]["responses"];
+    for status in [201, 429] {
+        let answer = shortener.shorten("https://example.com/");
+        assert_eq!(answer.status, status);
+        let documented = responses[status.to_string()]["headers"].as_object().unwrap();
+        let told: Vec<&str> =
+            answer.header_names().filter(|name| name.contains("ratelimit") || *name == "retry-after").collect();
+        assert_eq!(documented.len(), told.len(), "{told:?} {documented:?}");
+        assert!(documented.keys().all(|name| answer.has_header(&name.to_lowercase())), "{told:?} {documented:?}");
+    }
+    let limited = &document["components"]["schemas"]["RateLimited"]["properties"];
+    let body = shortener.shorten("https://example.com/").json();
+    assert!(body.as_object().unwrap().keys().eq(limited.as_object().unwrap().keys()), "{body} {limited}");
+}
+
+#[test]
+fn the_page_is_whole_without_any_other_host() {
+    let shortener = Instance::start(&[]);
+    let page = shortener.get("/docs/");
+    assert_eq!(page.status, 200);
+    let assets: Vec<String> = page.quoted_after(["src=", "href="]);
+    assert!(assets.iter().any(|asset| asset.ends_with(".js")), "{assets:?}");
+    for asset in &assets {
+        assert!(!asset.contains("//"), "{asset}");
+        let answer = shortener.get(&format!("/docs/{}", asset.trim_start_matches("./")));
+        assert!(answer.status == 200 && !answer.body.is_empty(), "{asset}: {}", answer.status);
+    }
+    let start = shortener.get("/docs/swagger-initializer.js").text();
+    assert!(start.contains("\"/openapi.json\"") && !start.contains("http"), "{start}");
+}
+
+#[test]
+fn an_unusable_environment_is_refused_at_the_start() {
+    let cases = [
+        ("PORT", "99999", "PORT: expected a port from 0 to 65535, got \"99999\""),
+        ("RATE_LIMIT_MAX", "0", "RATE_LIMIT_MAX: a quota is 1 to 10000000, got 0"),
+        ("RATE_LIMIT_WINDOW_MS", "1m", "RATE_LIMIT_WINDOW_MS: expected a whole number of milliseconds"),
+        ("TRUSTED_PROXIES", "my-proxy", "TRUSTED_PROXIES: "),
+        ("PUBLIC_URL", "sho.rt", "PUBLIC_URL: expected an http or https URL"),
+        ("REDIS_URL", "http://:hunter2@127.0.0.1", "REDIS_URL: "),
+    ];
+    for (variable, value, expected) in cases {
+        let said = Instance::refused(variable, value);
+        assert!(said.starts_with("shortener: ") && said.contains(expected), "{variable}={value}: {said}");
+        assert!(!said.contains("hunter2"), "{said}");
+    }
+}

@@ -1,0 +1,81 @@
+//! A running shortener, ended when dropped.
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::net::SocketAddr;
+use std::process::{Child, Command, Stdio};
+use std::thread;
+
+use tempfile::NamedTempFile;
+
+use crate::exchange::Answer;
+
+pub(crate) struct Instance {
+    child: Child,
+    address: SocketAddr,
+    log: NamedTempFile,
+}
+
+fn command(variables: &[(&str, &str)]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_shortener"));
+    // Nothing of the environment in which the tests run.
+    command.env_clear().env("PORT", "0").envs(variables.iter().copied());
+    command
+}
+
+impl Instance {
+    /// Starts one on a free port, and waits until it listens.
+    pub(crate) fn start(variables: &[(&str, &str)]) -> Instance {
+        let log = NamedTempFile::new().unwrap();
+        let mut child = command(variables).stdout(Stdio::piped()).stderr(log.reopen().unwrap()).spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let address = line.split(['/', ',']).nth(2).and_then(|address| address.parse().ok());
+        let log_text = || fs::read_to_string(log.path()).unwrap();
+        let address = address.unwrap_or_else(|| panic!("it did not start: {line:?}\n{}", log_text()));
+        Instance { child, address, log }
+    }
+
+    /// What it says when it does not start because of this variable.
+    pub(crate) fn refused(variable: &str, value: &str) -> String {
+        let output = command(&[(variable, value)]).output().unwrap();
+        assert_eq!(output.status.code(), Some(1), "{variable}={value}");
+        String::from_utf8(output.stderr).unwrap()
+    }
+
+    pub(crate) fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Everything that it has logged.
+    pub(crate) fn log(&self) -> String {
+        fs::read_to_string(self.log.path()).unwrap()
+    }
+
+    pub(crate) fn get(&self, path: &str) -> Answer {
+        Answer::to(self.address, &format!("GET {path}"), &[], "")
+    }
+
+    pub(crate) fn post(&self, path: &str, headers: &[(&str, &str)], body: &str) -> Answer {
+        Answer::to(self.address, &format!("POST {path}"), headers, body)
+    }
+
+    pub(crate) fn shorten(&self, url: &str) -> Answer {
+        self.shorten_with(&[], url)
+    }
+
+    pub(crate) fn shorten_with(&self, headers: &[(&str, &str)], url: &str) -> Answer {
+        let headers = [headers, &[("content-type", "application/json")]].concat();
+        self.post("/shorten", &headers, &format!("{{\"url\":\"{url}\"}}"))
+    }
+}
+
+impl Drop for Instance {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        if thread::panicking() {
+            eprintln!("--- log of the shortener on {} ---\n{}", self.address, self.log());
+        }
+    }
+}
