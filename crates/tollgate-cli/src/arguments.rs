@@ -1,6 +1,9 @@
 //! What can be said on the command line.
 #![allow(rustdoc::broken_intra_doc_links)] // the comments are help texts, where brackets mean "may be left out"
 
+use std::path::PathBuf;
+use std::time::Duration;
+
 use clap::{Args, Parser, Subcommand};
 use tollgate::Limit;
 
@@ -21,6 +24,7 @@ pub(crate) struct Arguments {
 pub(crate) enum Command {
     /// Decide for others, over HTTP and RESP
     #[command(
+        args_override_self = true,
         after_help = "Example:\n  tollgate serve --store redis://127.0.0.1:6379\n  curl -d '{\"key\":\"user:42\",\"limit\":\"10/min\"}' http://127.0.0.1:8080/v1/check"
     )]
     Serve(Serve),
@@ -56,27 +60,56 @@ pub(crate) struct StoreChoice {
 pub(crate) struct Serve {
     #[command(flatten)]
     pub(crate) store: StoreChoice,
-    /// Where to answer POST /v1/check
+    /// Where to answer POST /v1/check; `off` closes the door
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8080")]
     pub(crate) http: String,
-    /// Where to answer Redis clients
+    /// Where to answer Redis clients; `off` closes the door
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:6380")]
     pub(crate) resp: String,
-    /// Rules, plans and settings (.toml, .yaml); read again on SIGHUP
+    /// Where to answer the operator: metrics, health, keys, rules, reload; `off` closes the door [default: 127.0.0.1:9090]
+    #[arg(long, value_name = "ADDRESS")]
+    pub(crate) admin: Option<String>,
+    /// A file with the token that opens the admin door [default: $TOLLGATE_ADMIN_TOKEN, else one is made and printed]
     #[arg(long, value_name = "FILE")]
-    pub(crate) config: Option<std::path::PathBuf>,
+    pub(crate) admin_token_file: Option<PathBuf>,
+    /// A file with the password that Redis clients must give [default: $TOLLGATE_RESP_PASSWORD, else none]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) resp_password_file: Option<PathBuf>,
+    /// Encrypt the doors: the certificate chain as PEM. The admin door stays plain on loopback
+    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    pub(crate) tls_cert: Option<PathBuf>,
+    /// Its private key as PEM
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    pub(crate) tls_key: Option<PathBuf>,
+    /// Rules, plans and settings (.toml, .yaml); read again when it changes, and on SIGHUP
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
     /// How many instances share the quota while the store is away [default: as configured, else 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) instances: Option<u32>,
+    /// Connections that each door lets in at once
+    #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub(crate) connections: u32,
+    /// A connection that is silent for so long is closed [default: 60s on http and admin, 300s on resp]
+    #[arg(long, value_name = "TIME", value_parser = time)]
+    pub(crate) idle: Option<Duration>,
+    /// After SIGTERM: how long to go on serving while /readyz says that this instance is leaving
+    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = time)]
+    pub(crate) drain: Duration,
     /// How to write logs
     #[arg(long, value_name = "FORM", default_value = "text", value_parser = ["text", "json"])]
     pub(crate) log: String,
 }
 
+/// A time such as 500ms, 10s or 1min.
+fn time(text: &str) -> Result<Duration, String> {
+    humantime::parse_duration(text).map_err(|_| "expected a time such as 500ms, 10s or 1min".to_owned())
+}
+
 #[derive(Args, Debug)]
 pub(crate) struct Validate {
     /// The configuration
-    pub(crate) file: std::path::PathBuf,
+    pub(crate) file: PathBuf,
     #[command(flatten)]
     pub(crate) store: StoreChoice,
 }

@@ -7,13 +7,17 @@ use tollgate::config::{Finding, Loaded, Loader};
 use crate::Failure;
 use crate::arguments::{StoreChoice, Validate};
 
-/// Reads a configuration for the store that will be used; what is odd about it goes to standard error.
-pub(crate) fn load(file: &Path, store: &StoreChoice) -> Result<Loaded, Failure> {
-    let mut loader = Loader::new();
-    if let Some(url) = store.said() {
-        loader = loader.store(url);
+/// What reads a configuration for the store that will be used.
+pub(crate) fn loader(store: &StoreChoice) -> Loader {
+    match store.said() {
+        Some(url) => Loader::new().store(url),
+        None => Loader::new(),
     }
-    let mut loaded = loader.load(file).map_err(Failure::Configuration)?;
+}
+
+/// Reads a configuration; what is odd about it goes to standard error.
+pub(crate) fn load(file: &Path, store: &StoreChoice) -> Result<Loaded, Failure> {
+    let mut loaded = loader(store).load(file).map_err(Failure::Configuration)?;
     for finding in loaded.findings.drain(..) {
         tell(finding);
     }

@@ -4,6 +4,7 @@ mod arguments;
 mod ask;
 mod boundary;
 mod configuration;
+mod secrets;
 mod serve;
 mod store;
 
@@ -62,6 +63,17 @@ pub(crate) enum Failure {
     Unavailable(#[from] tollgate::Unavailable),
     #[error("{0}")]
     Key(#[from] tollgate::KeyError),
+    #[error("{} cannot be read: {error}", .file.display())]
+    Unreadable { file: std::path::PathBuf, error: std::io::Error },
+    #[error("{place}: {error}")]
+    Token { place: String, error: tollgate_server::TokenError },
+    #[error("{0}")]
+    Tls(#[from] tollgate_server::TlsError),
+    #[error(
+        "the admin door on {address} can be reached from other machines, so it needs a token that you chose: \
+         give it in $TOLLGATE_ADMIN_TOKEN or by --admin-token-file FILE, or listen on 127.0.0.1"
+    )]
+    AdminExposed { address: std::net::SocketAddr },
     #[error("cannot listen on {address} for {door}: {error}; choose another with --{door} ADDRESS")]
     Listen { door: &'static str, address: String, error: std::io::Error },
     #[error("cannot start: {0}")]

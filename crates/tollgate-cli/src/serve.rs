@@ -1,106 +1,198 @@
 //! `tollgate serve`: listeners, a limiter, and an orderly end.
 
-use std::path::PathBuf;
+mod announce;
+mod signals;
+
+use std::io::ErrorKind;
 use std::sync::Arc;
 
 use tokio::net::TcpListener;
-use tokio::signal::unix::{SignalKind, signal};
-use tollgate::Limiter;
-use tollgate::config::Settings;
+use tollgate::config::{Loaded, Settings};
 use tollgate::engine::Engine;
+use tollgate::observe::TracingObserver;
+use tollgate::rules::{PlanHash, PlanLookup};
+use tollgate::{Limiter, Store};
 use tollgate_redis::RedisStore;
-use tollgate_server::{Doors, Listeners, run};
+use tollgate_server::doors::resp::RespOptions;
+use tollgate_server::{Bounds, Doors, Listeners, Readiness, Reloader, StoreTimes, Tls, Token, is_loopback, run};
 use tracing_subscriber::EnvFilter;
 
-use crate::arguments::{Serve, StoreChoice};
+use self::announce::{Announcement, TokenWord};
+use self::signals::Signals;
+use crate::arguments::Serve;
 use crate::store::MEMORY;
-use crate::{Failure, configuration};
+use crate::{Failure, configuration, secrets};
+
+const ADMIN_DEFAULT: &str = "127.0.0.1:9090";
+/// In place of an address: the door stays closed.
+const OFF: &str = "off";
+
+type Lookups = Vec<Arc<dyn PlanLookup>>;
 
 pub(crate) async fn serve(arguments: Serve) -> Result<(), Failure> {
+    let signals = Signals::install()?;
     start_logs(&arguments.log);
     let loaded = arguments.config.as_deref().map(|file| configuration::load(file, &arguments.store)).transpose()?;
     let settings = loaded.as_ref().map(|loaded| &loaded.settings);
     let configured = || settings.and_then(|settings| settings.store.as_ref()).map(|url| url.reveal().to_owned());
     let url = arguments.store.said().or_else(configured).unwrap_or_else(|| MEMORY.to_owned());
-    let limiter = limiter(&url, &arguments, settings)?;
-
-    let listeners = Listeners {
-        http: Some(listen("http", &arguments.http).await?),
-        resp: Some(listen("resp", &arguments.resp).await?),
+    let store = redis(&url, settings)?;
+    let store_times = Arc::new(StoreTimes::default());
+    let (limiter, lookups) = limiter(store.clone(), &arguments, settings, &store_times);
+    let tls = match (&arguments.tls_cert, &arguments.tls_key) {
+        (Some(certificate), Some(key)) => Some(Tls::read(certificate, key)?),
+        _ => None,
     };
-    announce(&listeners, &url)?;
-    let mut doors = Doors::new(limiter.clone());
-    if let (Some(loaded), Some(file)) = (loaded, arguments.config) {
-        let engine = Engine::new(limiter, loaded.rules);
-        tokio::spawn(reload_when_told(engine.clone(), file, arguments.store));
+
+    let token = secrets::admin_token(arguments.admin_token_file.as_deref())?;
+    let (admin, admin_closed) = listen_admin(arguments.admin.as_deref(), token.is_some()).await?;
+    let listeners =
+        Listeners { http: listen("http", &arguments.http).await?, resp: listen("resp", &arguments.resp).await?, admin };
+    let given = token.is_some();
+    let token =
+        token.map_or_else(Token::made, Ok).map_err(|error| Failure::Token { place: "--admin".into(), error })?;
+
+    let (engine, reloader) = rules(&arguments, loaded, &limiter, lookups, tls.clone());
+    let shared = store.clone().map(|store| Arc::new(store) as Arc<dyn Store>);
+    let readiness = Readiness::new(limiter.clone(), shared, reloader.clone());
+    let mut doors = Doors::new(limiter)
+        .resp(resp_options(&arguments)?)
+        .bounds(bounds(&arguments))
+        .reloader(reloader.clone())
+        .readiness(readiness.clone())
+        .store_times(store_times)
+        .token(token.clone());
+    let announcement = Announcement {
+        listeners: &listeners,
+        is_shared: store.is_some(),
+        is_encrypted: tls.is_some(),
+        token: if given { TokenWord::Given } else { TokenWord::Made(&token) },
+        admin_closed,
+    };
+    tokio::spawn(reloader.clone().watch());
+    tokio::spawn(readiness.watch_store());
+    announcement.print()?;
+    if let Some(engine) = engine {
         doors = doors.rules(engine);
     }
-    if url != MEMORY {
-        tokio::spawn(look_at_the_server(url));
+    if let Some(tls) = tls {
+        doors = doors.tls(tls);
     }
-    run(listeners, doors, asked_to_stop()).await;
+    if let Some(store) = store {
+        tokio::spawn(look_at_the_server(store));
+    }
+    run(listeners, doors, signals.until_told_to_end(reloader)).await;
     Ok(())
 }
 
-fn limiter(url: &str, arguments: &Serve, settings: Option<&Settings>) -> Result<Limiter, Failure> {
+/// The shared store, if the URL names one.
+fn redis(url: &str, settings: Option<&Settings>) -> Result<Option<RedisStore>, Failure> {
+    if url == MEMORY {
+        return Ok(None);
+    }
+    let mut builder = RedisStore::builder(url);
+    if let Some(settings) = settings {
+        builder = builder.prefix(settings.prefix.clone());
+    }
+    Ok(Some(builder.build().map_err(tollgate::StoreUrlError::from)?))
+}
+
+/// The limiter, and who is asked for plans that the rules do not know.
+fn limiter(
+    store: Option<RedisStore>,
+    arguments: &Serve,
+    settings: Option<&Settings>,
+    store_times: &Arc<StoreTimes>,
+) -> (Limiter, Lookups) {
     let instances = arguments.instances.or(settings.and_then(|settings| settings.instances)).unwrap_or(1);
     let mut builder = Limiter::builder().instances(instances);
+    if tracing::enabled!(tracing::Level::DEBUG) {
+        builder = builder.observer(TracingObserver);
+    }
     if let Some(settings) = settings {
         builder = builder.deadline(settings.deadline).on_failure(settings.on_failure);
     }
-    Ok(match (url, settings) {
-        (MEMORY, _) => builder.build(),
-        (url, None) => builder.url(url)?.build(),
-        (url, Some(settings)) => {
-            let store = RedisStore::builder(url).prefix(settings.prefix.clone()).build()?;
-            builder.store(Arc::new(store)).build()
-        }
-    })
+    let Some(store) = store else { return (builder.build(), Vec::new()) };
+    let mut lookups = Lookups::new();
+    if let Some((settings, name)) = settings.and_then(|settings| Some((settings, settings.plan_hash.as_ref()?))) {
+        // The question for the plan comes before the decision, and both together keep the deadline.
+        let for_plan = settings.deadline / 4;
+        lookups.push(Arc::new(PlanHash::new(store.clone(), name.as_str()).timeout(for_plan)));
+        builder = builder.deadline(settings.deadline - for_plan);
+    }
+    (builder.store(Arc::new(store)).observer(store_times.clone()).build(), lookups)
 }
 
-/// On SIGHUP the file is read again, whole: good rules replace the old ones at once, and a broken file changes nothing.
-async fn reload_when_told(engine: Engine, file: PathBuf, store: StoreChoice) {
-    let Ok(mut hangup) = signal(SignalKind::hangup()) else { return };
-    while hangup.recv().await.is_some() {
-        match configuration::load(&file, &store) {
-            Ok(loaded) => {
-                engine.reload(loaded.rules);
-                tracing::info!("the configuration was read again");
-            }
-            Err(failure) => tracing::error!(%failure, "the configuration is broken; the old rules stay in force"),
+/// The engine, if there are rules, and what can be read again.
+fn rules(
+    arguments: &Serve,
+    loaded: Option<Loaded>,
+    limiter: &Limiter,
+    lookups: Lookups,
+    tls: Option<Tls>,
+) -> (Option<Engine>, Reloader) {
+    let (engine, reloader) = match (loaded, &arguments.config) {
+        (Some(loaded), Some(file)) => {
+            let engine = Engine::with_lookups(limiter.clone(), loaded.rules.clone(), lookups);
+            let loader = configuration::loader(&arguments.store);
+            (Some(engine.clone()), Reloader::rules(file, loader, loaded, engine))
         }
+        _ => (None, Reloader::nothing()),
+    };
+    match tls {
+        Some(tls) => (engine, reloader.tls(tls)),
+        None => (engine, reloader),
     }
 }
 
-async fn listen(door: &'static str, address: &str) -> Result<TcpListener, Failure> {
+fn resp_options(arguments: &Serve) -> Result<RespOptions, Failure> {
+    let password = secrets::resp_password(arguments.resp_password_file.as_deref())?;
+    let default = RespOptions::default();
+    Ok(RespOptions { password, idle: arguments.idle.unwrap_or(default.idle) })
+}
+
+fn bounds(arguments: &Serve) -> Bounds {
+    let default = Bounds::default();
+    Bounds {
+        connections: arguments.connections as usize,
+        http_idle: arguments.idle.unwrap_or(default.http_idle),
+        drain: arguments.drain,
+        ..default
+    }
+}
+
+async fn listen(door: &'static str, address: &str) -> Result<Option<TcpListener>, Failure> {
+    if address == OFF {
+        return Ok(None);
+    }
     let bound = TcpListener::bind(address).await;
-    bound.map_err(|error| Failure::Listen { door, address: address.to_owned(), error })
+    bound.map(Some).map_err(|error| Failure::Listen { door, address: address.to_owned(), error })
 }
 
-/// Says where the doors are, and a line to try.
-fn announce(listeners: &Listeners, url: &str) -> Result<(), Failure> {
-    let kind = if url == MEMORY { "in memory" } else { "on Redis" };
-    println!("tollgate {} serves, counters {kind}", env!("CARGO_PKG_VERSION"));
-    if let Some(http) = &listeners.http {
-        let address = http.local_addr()?;
-        println!(
-            "  http  {address}   try: curl -d '{{\"key\":\"user:42\",\"limit\":\"10/min\"}}' http://{address}/v1/check"
-        );
+/// The admin door, or why it is closed. An address that nobody asked for is no reason not to serve: a second instance on a
+/// machine goes without.
+async fn listen_admin(
+    address: Option<&str>,
+    has_token: bool,
+) -> Result<(Option<TcpListener>, Option<String>), Failure> {
+    let listener = match listen("admin", address.unwrap_or(ADMIN_DEFAULT)).await {
+        Ok(listener) => listener,
+        Err(Failure::Listen { error, .. }) if address.is_none() && error.kind() == ErrorKind::AddrInUse => {
+            return Ok((None, Some(format!("{ADMIN_DEFAULT} is in use"))));
+        }
+        Err(failure) => return Err(failure),
+    };
+    if let Some(listener) = &listener {
+        let address = listener.local_addr()?;
+        if !has_token && !is_loopback(address.ip()) {
+            return Err(Failure::AdminExposed { address });
+        }
     }
-    if let Some(resp) = &listeners.resp {
-        let address = resp.local_addr()?;
-        println!(
-            "  resp  {address}   try: redis-cli -h {} -p {} TOLLGATE.CHECK user:42 10/min",
-            address.ip(),
-            address.port()
-        );
-    }
-    Ok(())
+    Ok((listener, None))
 }
 
 /// Names the server behind the store and what to know about it. It may be down: the doors are open all the same.
-async fn look_at_the_server(url: String) {
-    let Ok(store) = RedisStore::builder(url).build() else { return };
+async fn look_at_the_server(store: RedisStore) {
     match store.check_server().await {
         Ok(report) => {
             tracing::info!(server = report.name, version = report.version, "the store answers");
@@ -110,18 +202,6 @@ async fn look_at_the_server(url: String) {
         }
         Err(error) => tracing::warn!(%error, "the store cannot be relied on"),
     }
-}
-
-async fn asked_to_stop() {
-    let (Ok(mut interrupt), Ok(mut terminate)) = (signal(SignalKind::interrupt()), signal(SignalKind::terminate()))
-    else {
-        return std::future::pending().await;
-    };
-    tokio::select! {
-        _ = interrupt.recv() => {}
-        _ = terminate.recv() => {}
-    }
-    tracing::info!("closing the doors");
 }
 
 fn start_logs(form: &str) {

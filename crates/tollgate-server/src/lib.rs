@@ -11,7 +11,21 @@
 //! # }
 //! ```
 
+mod accept;
+mod admin;
 pub mod doors;
+mod metrics;
+mod openapi;
+mod readiness;
+mod reload;
 mod run;
+mod stream;
+mod tls;
 
-pub use run::{Doors, Listeners, run};
+pub use admin::is_loopback;
+pub use admin::token::{Token, TokenError};
+pub use metrics::StoreTimes;
+pub use readiness::Readiness;
+pub use reload::{ReloadError, Reloader, findings_json};
+pub use run::{Bounds, Doors, Listeners, run};
+pub use tls::{Tls, TlsError};

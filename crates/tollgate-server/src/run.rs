@@ -1,29 +1,39 @@
 //! Holding the doors open, and closing them in order.
 //!
-//! Each listener accepts until the shutdown begins; each connection is a task of its own, and there are never more of
-//! them than a door allows: one more is told so and closed. When the shutdown begins, nobody new is let in, connections
-//! finish what they are answering, and those that do not within the grace are dropped.
+//! ```text
+//!   serve ─▶ shutdown begins: not ready ─▶ drain: still served ─▶ nobody new is let in,    ─▶ the admin door
+//!                                          so that a balancer     those inside finish or      closes last
+//!                                          has time to notice     are dropped after the grace
+//! ```
+//!
+//! Each connection is a task of its own, and there are never more of them than a door has places: one more is told so
+//! and closed.
 
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::io::AsyncWriteExt;
-use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Semaphore, watch};
+use tokio::net::TcpListener;
 use tokio::task::JoinSet;
-use tollgate::Limiter;
 use tollgate::engine::Engine;
+use tollgate::{DecisionCounts, Limiter};
 
-use crate::doors::http::HttpDoor;
+use crate::accept::{Closing, DoorCounts, Gate, accept};
+use crate::admin::token::Token;
+use crate::admin::{AdminDoor, is_loopback};
+use crate::doors::http::{HttpDoor, connection};
 use crate::doors::resp::{self, RespOptions};
+use crate::metrics::{Numbers, StoreTimes};
+use crate::readiness::Readiness;
+use crate::reload::Reloader;
+use crate::stream::UntilClosing;
+use crate::tls::Tls;
 
-/// Connections per door.
-const CONNECTIONS_MAX: usize = 10_000;
-/// How long a shutdown waits for connections to finish.
-const GRACE: Duration = Duration::from_secs(10);
-/// After a failure to accept (no file descriptors left, say) the door rests for so long.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+/// Connections of the admin door: an operator, an orchestrator, a few scrapers.
+const ADMIN_PLACES: usize = 64;
+const HTTP_REFUSAL: &[u8] =
+    b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\nconnection: close\r\nretry-after: 1\r\n\r\n";
+const RESP_REFUSAL: &[u8] = b"-ERR max number of clients reached\r\n";
 
 /// Where to listen. A door without a listener is closed.
 #[derive(Debug, Default)]
@@ -32,26 +42,68 @@ pub struct Listeners {
     pub http: Option<TcpListener>,
     /// For Redis clients.
     pub resp: Option<TcpListener>,
+    /// For the operator.
+    pub admin: Option<TcpListener>,
+}
+
+/// How many may be inside, and for how long.
+#[derive(Clone, Copy, Debug)]
+pub struct Bounds {
+    /// Connections per door.
+    pub connections: usize,
+    /// An HTTP connection that sends no whole request header for so long is closed.
+    pub http_idle: Duration,
+    /// How long a shutdown goes on serving after saying that it is not ready.
+    pub drain: Duration,
+    /// How long it then waits for connections to finish.
+    pub grace: Duration,
+}
+
+impl Default for Bounds {
+    fn default() -> Self {
+        Bounds {
+            connections: 10_000,
+            http_idle: Duration::from_secs(60),
+            drain: Duration::ZERO,
+            grace: Duration::from_secs(10),
+        }
+    }
 }
 
 /// What stands behind the listeners.
 #[derive(Debug)]
 pub struct Doors {
     limiter: Limiter,
-    http: Arc<HttpDoor>,
+    engine: Option<Engine>,
     resp: Arc<RespOptions>,
+    bounds: Bounds,
+    tls: Option<Tls>,
+    reloader: Reloader,
+    readiness: Option<Readiness>,
+    token: Option<Token>,
+    store_times: Arc<StoreTimes>,
 }
 
 impl Doors {
     /// All doors, asking this limiter.
     pub fn new(limiter: Limiter) -> Doors {
-        Doors { http: Arc::new(HttpDoor::new(limiter.clone())), resp: Arc::new(RespOptions::default()), limiter }
+        Doors {
+            limiter,
+            engine: None,
+            resp: Arc::default(),
+            bounds: Bounds::default(),
+            tls: None,
+            reloader: Reloader::nothing(),
+            readiness: None,
+            token: None,
+            store_times: Arc::default(),
+        }
     }
 
     /// The HTTP door also answers by rules.
     #[must_use]
     pub fn rules(self, engine: Engine) -> Doors {
-        Doors { http: Arc::new(HttpDoor::clone(&self.http).with_rules(engine)), ..self }
+        Doors { engine: Some(engine), ..self }
     }
 
     /// The RESP door with other options.
@@ -59,91 +111,166 @@ impl Doors {
     pub fn resp(self, options: RespOptions) -> Doors {
         Doors { resp: Arc::new(options), ..self }
     }
+
+    /// Within other bounds.
+    #[must_use]
+    pub fn bounds(self, bounds: Bounds) -> Doors {
+        Doors { bounds, ..self }
+    }
+
+    /// Encrypted: the HTTP and the RESP door, and the admin door unless only this machine reaches it.
+    #[must_use]
+    pub fn tls(self, tls: Tls) -> Doors {
+        Doors { tls: Some(tls), ..self }
+    }
+
+    /// With what can be read again.
+    #[must_use]
+    pub fn reloader(self, reloader: Reloader) -> Doors {
+        Doors { reloader, ..self }
+    }
+
+    /// Telling by this whether to send work here.
+    #[must_use]
+    pub fn readiness(self, readiness: Readiness) -> Doors {
+        Doors { readiness: Some(readiness), ..self }
+    }
+
+    /// The admin door opens with this token. Without one it stays closed for everything that needs one.
+    #[must_use]
+    pub fn token(self, token: Token) -> Doors {
+        Doors { token: Some(token), ..self }
+    }
+
+    /// With what watches the limiter's store, for the metrics.
+    #[must_use]
+    pub fn store_times(self, store_times: Arc<StoreTimes>) -> Doors {
+        Doors { store_times, ..self }
+    }
+
+    fn gate(&self, door: &'static str, counts: &Arc<DoorCounts>) -> Gate {
+        Gate {
+            door,
+            places: self.bounds.connections,
+            grace: self.bounds.grace,
+            refusal: if door == "resp" { RESP_REFUSAL } else { HTTP_REFUSAL },
+            tls: self.tls.clone(),
+            counts: counts.clone(),
+        }
+    }
 }
 
 /// Serves until `shutdown` is ready, then closes the doors and waits for those inside.
 pub async fn run(listeners: Listeners, doors: Doors, shutdown: impl Future<Output = ()>) {
-    let (closing, closed) = watch::channel(false);
-    let mut accepting = JoinSet::new();
+    let readiness = doors.readiness.clone();
+    let readiness = readiness.unwrap_or_else(|| Readiness::new(doors.limiter.clone(), None, doors.reloader.clone()));
+    let explicit = Arc::new(DecisionCounts::default());
+    let counts: [(&'static str, Arc<DoorCounts>); 3] =
+        ["http", "resp", "admin"].map(|door| (door, Arc::new(DoorCounts::default())));
+    let (close, closing) = Closing::channel();
+    let (close_admin, closing_admin) = Closing::channel();
+
+    let mut serving = JoinSet::new();
     if let Some(listener) = listeners.http {
-        let door = doors.http.clone();
-        let refusal = b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
-        accepting.spawn(accept(listener, closed.clone(), refusal, move |stream, closed| {
-            let door = door.clone();
-            async move {
-                if let Err(error) = door.serve(stream, until_closing(closed)).await {
-                    tracing::debug!(%error, "an HTTP connection broke");
-                }
-            }
-        }));
+        serving.spawn(serve_http(listener, &doors, &counts[0].1, &explicit, closing.clone()));
     }
     if let Some(listener) = listeners.resp {
-        let (limiter, options) = (doors.limiter.clone(), doors.resp.clone());
-        let refusal = b"-ERR max number of clients reached\r\n";
-        accepting.spawn(accept(listener, closed.clone(), refusal, move |stream, closed| {
-            let serving = resp::serve(stream, limiter.clone(), options.clone());
-            async move {
-                tokio::select! {
-                    served = serving => if let Err(error) = served {
-                        tracing::debug!(%error, "a RESP connection broke");
-                    },
-                    () = until_closing(closed) => {}
-                }
-            }
-        }));
+        serving.spawn(serve_resp(listener, &doors, &counts[1].1, &explicit, closing.clone()));
     }
+    let mut serving_admin = JoinSet::new();
+    if let Some(listener) = listeners.admin {
+        let numbers = Arc::new(Numbers {
+            limiter: doors.limiter.clone(),
+            reloader: doors.reloader.clone(),
+            readiness: readiness.clone(),
+            explicit,
+            store_times: doors.store_times.clone(),
+            doors: counts,
+        });
+        serving_admin.spawn(serve_admin(listener, &doors, &readiness, numbers, closing_admin));
+    }
+
     shutdown.await;
-    let _ = closing.send(true);
-    while accepting.join_next().await.is_some() {}
+    readiness.leave();
+    tokio::time::sleep(doors.bounds.drain).await;
+    let _ = close.send(true);
+    while serving.join_next().await.is_some() {}
+    let _ = close_admin.send(true);
+    while serving_admin.join_next().await.is_some() {}
 }
 
-async fn until_closing(mut closed: watch::Receiver<bool>) {
-    // An error means that the sender is gone, which is closing too.
-    let _ = closed.wait_for(|closing| *closing).await;
-}
-
-/// Lets connections in until the doors close, then waits for them.
-async fn accept<F, S>(listener: TcpListener, closed: watch::Receiver<bool>, refusal: &'static [u8], serve: S)
-where
-    F: Future<Output = ()> + Send + 'static,
-    S: Fn(TcpStream, watch::Receiver<bool>) -> F,
-{
-    let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
-    let mut connections = JoinSet::new();
-    loop {
-        let accepted = tokio::select! {
-            accepted = listener.accept() => accepted,
-            () = until_closing(closed.clone()) => break,
-            Some(_) = connections.join_next() => continue,
-        };
-        match accepted {
-            Ok((stream, _)) => {
-                let _ = stream.set_nodelay(true);
-                match places.clone().try_acquire_owned() {
-                    Ok(place) => {
-                        let serving = serve(stream, closed.clone());
-                        connections.spawn(async move {
-                            serving.await;
-                            drop(place);
-                        });
-                    }
-                    Err(_) => refuse(stream, refusal).await,
-                }
-            }
-            Err(error) => {
-                tracing::warn!(%error, "a connection could not be accepted");
-                tokio::time::sleep(ACCEPT_PAUSE).await;
+fn serve_http(
+    listener: TcpListener,
+    doors: &Doors,
+    counts: &Arc<DoorCounts>,
+    explicit: &Arc<DecisionCounts>,
+    closing: Closing,
+) -> impl Future<Output = ()> + Send + use<> {
+    let door = HttpDoor::new(doors.limiter.clone()).with_counts(explicit.clone());
+    let door = Arc::new(match &doors.engine {
+        Some(engine) => door.with_rules(engine.clone()),
+        None => door,
+    });
+    let idle = doors.bounds.http_idle;
+    accept(listener, doors.gate("http", counts), closing, move |stream, closing: Closing| {
+        let serving = door.clone().serve(stream, idle, closing.begun());
+        async move {
+            if let Err(error) = serving.await {
+                tracing::debug!(%error, "an HTTP connection broke");
             }
         }
-    }
-    drop(listener);
-    let finished = async { while connections.join_next().await.is_some() {} };
-    if tokio::time::timeout(GRACE, finished).await.is_err() {
-        tracing::warn!("some connections did not finish in time and were dropped");
-    }
+    })
 }
 
-/// Says that there is no place, if that can be said without waiting.
-async fn refuse(mut stream: TcpStream, refusal: &[u8]) {
-    let _ = tokio::time::timeout(Duration::from_millis(10), stream.write_all(refusal)).await;
+fn serve_resp(
+    listener: TcpListener,
+    doors: &Doors,
+    counts: &Arc<DoorCounts>,
+    explicit: &Arc<DecisionCounts>,
+    closing: Closing,
+) -> impl Future<Output = ()> + Send + use<> {
+    let (limiter, options, explicit) = (doors.limiter.clone(), doors.resp.clone(), explicit.clone());
+    accept(listener, doors.gate("resp", counts), closing, move |stream, closing: Closing| {
+        let stream = UntilClosing::new(stream, closing.begun());
+        let serving = resp::serve(stream, limiter.clone(), options.clone(), explicit.clone());
+        async move {
+            if let Err(error) = serving.await {
+                tracing::debug!(%error, "a RESP connection broke");
+            }
+        }
+    })
+}
+
+fn serve_admin(
+    listener: TcpListener,
+    doors: &Doors,
+    readiness: &Readiness,
+    numbers: Arc<Numbers>,
+    closing: Closing,
+) -> impl Future<Output = ()> + Send + use<> {
+    let is_local = listener.local_addr().is_ok_and(|address| is_loopback(address.ip()));
+    let mut gate = doors.gate("admin", &numbers.doors[2].1);
+    gate.places = ADMIN_PLACES;
+    if is_local {
+        gate.tls = None;
+    }
+    let door = Arc::new(AdminDoor {
+        token: doors.token.clone(),
+        readiness: readiness.clone(),
+        reloader: doors.reloader.clone(),
+        numbers,
+    });
+    let idle = doors.bounds.http_idle;
+    accept(listener, gate, closing, move |stream, closing: Closing| {
+        let door = door.clone();
+        let serving = connection::serve(stream, idle, closing.begun(), move |request| {
+            let door = door.clone();
+            async move { door.answer(request).await }
+        });
+        async move {
+            if let Err(error) = serving.await {
+                tracing::debug!(%error, "an admin connection broke");
+            }
+        }
+    })
 }

@@ -3,43 +3,43 @@
 //! One JSON question, one JSON decision, with the same headers that a limited service would send. A denial is 429 with the
 //! decision as its body, so that a caller may look at the status alone.
 
-mod question;
+pub(crate) mod answer;
+pub(crate) mod connection;
+pub(crate) mod question;
 
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::header::{ALLOW, CONTENT_TYPE};
+use http::header::CONTENT_TYPE;
 use http::{HeaderValue, Method, Request, Response, StatusCode};
-use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
 use hyper::body::Body;
 use tollgate::answer::{Policies, Policy};
 use tollgate::engine::{Engine, Outcome, Refused};
 use tollgate::rules::RequestView;
-use tollgate::{Check, CheckOptions, Decision, Limiter, OnFailure, Source, Timestamp};
+use tollgate::{Check, CheckOptions, Decision, DecisionCounts, Limiter, OnFailure, Source, Timestamp};
 
+use self::connection::{problem, read_body, refused_method};
 use self::question::{Explicit, Question, QuestionError};
+use crate::openapi;
 
 /// A key of 64 KiB, escaped at its worst, and the rest.
 const BODY_BYTES_MAX: usize = 512 * 1024;
-/// A client that sends its headers slower is not served.
-const HEADERS_WITHIN: Duration = Duration::from_secs(10);
-const HEADER_BYTES_MAX: usize = 64 * 1024;
-/// A body that takes longer is not waited for.
-const BODY_WITHIN: Duration = Duration::from_secs(10);
 
 /// What the HTTP door needs.
 #[derive(Clone, Debug)]
 pub struct HttpDoor {
     limiter: Limiter,
     engine: Option<Engine>,
+    /// What was decided by limits that the question named itself.
+    explicit: Arc<DecisionCounts>,
 }
 
 impl HttpDoor {
     /// A door that asks this limiter.
     pub fn new(limiter: Limiter) -> HttpDoor {
-        HttpDoor { limiter, engine: None }
+        HttpDoor { limiter, engine: None, explicit: Arc::default() }
     }
 
     /// The same door, which also answers by rules.
@@ -48,31 +48,27 @@ impl HttpDoor {
         HttpDoor { engine: Some(engine), ..self }
     }
 
+    /// The same door, counting decisions without rules here.
+    #[must_use]
+    pub(crate) fn with_counts(self, explicit: Arc<DecisionCounts>) -> HttpDoor {
+        HttpDoor { explicit, ..self }
+    }
+
     /// Serves one connection until the client leaves.
     pub(crate) async fn serve<S>(
         self: Arc<Self>,
         stream: S,
+        idle: Duration,
         shutdown: impl Future<Output = ()>,
     ) -> Result<(), hyper::Error>
     where
         S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin,
     {
-        let service = hyper::service::service_fn(move |request| {
+        connection::serve(stream, idle, shutdown, move |request| {
             let door = self.clone();
-            async move { Ok::<_, std::convert::Infallible>(door.answer(request).await.map(Full::new)) }
-        });
-        let connection = hyper::server::conn::http1::Builder::new()
-            .timer(hyper_util::rt::TokioTimer::new())
-            .header_read_timeout(HEADERS_WITHIN)
-            .max_buf_size(HEADER_BYTES_MAX)
-            .pipeline_flush(true)
-            .serve_connection(hyper_util::rt::TokioIo::new(stream), service);
-        tokio::pin!(connection);
-        tokio::select! {
-            served = &mut connection => return served,
-            () = shutdown => connection.as_mut().graceful_shutdown(),
-        }
-        connection.await
+            async move { door.answer(request).await }
+        })
+        .await
     }
 
     /// Answers one request.
@@ -84,7 +80,10 @@ impl HttpDoor {
         match (request.method(), request.uri().path()) {
             (&Method::POST, "/v1/check") => self.check(request).await,
             (_, "/v1/check") => refused_method("POST"),
-            _ => problem(StatusCode::NOT_FOUND, "not_found", "expected POST /v1/check"),
+            (&Method::GET | &Method::HEAD, "/openapi.json") => openapi::document_response(),
+            (&Method::GET | &Method::HEAD, "/docs") => openapi::page_response(),
+            (_, "/openapi.json" | "/docs") => refused_method("GET, HEAD"),
+            _ => problem(StatusCode::NOT_FOUND, "not_found", "expected POST /v1/check, GET /openapi.json or GET /docs"),
         }
     }
 
@@ -93,7 +92,7 @@ impl HttpDoor {
         B: Body<Data = Bytes>,
         B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
     {
-        let body = match read_body(request.into_body()).await {
+        let body = match read_body(request.into_body(), BODY_BYTES_MAX).await {
             Ok(body) => body,
             Err(refusal) => return refusal,
         };
@@ -110,7 +109,9 @@ impl HttpDoor {
         let demands = explicit.demands()?;
         let check = Check::new(&demands)?;
         let options = CheckOptions { on_failure: Some(OnFailure::Local), ..CheckOptions::default() };
-        Ok(match self.limiter.check_with(&check, options).await {
+        let answer = self.limiter.check_with(&check, options).await;
+        self.explicit.count_answer(&answer);
+        Ok(match answer {
             Ok(decision) => {
                 let policies = Policies::new(demands.iter().map(|demand| Policy::of(demand.limit)));
                 decided(&decision, Some(&policies))
@@ -139,24 +140,6 @@ impl HttpDoor {
             Outcome::Refuse(refused) => refused.response,
             _ => problem(StatusCode::INTERNAL_SERVER_ERROR, "internal", "an outcome that this door does not know"),
         }
-    }
-}
-
-async fn read_body<B>(body: B) -> Result<Bytes, Response<Bytes>>
-where
-    B: Body<Data = Bytes>,
-    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
-{
-    let collected = tokio::time::timeout(BODY_WITHIN, Limited::new(body, BODY_BYTES_MAX).collect()).await;
-    match collected {
-        Ok(Ok(body)) => Ok(body.to_bytes()),
-        Ok(Err(error)) if error.is::<LengthLimitError>() => Err(problem(
-            StatusCode::PAYLOAD_TOO_LARGE,
-            "too_large",
-            &format!("a body has at most {BODY_BYTES_MAX} bytes"),
-        )),
-        Ok(Err(_)) => Err(problem(StatusCode::BAD_REQUEST, "bad_request", "the body broke off")),
-        Err(_) => Err(problem(StatusCode::REQUEST_TIMEOUT, "timeout", "the body did not come in time")),
     }
 }
 
@@ -213,21 +196,6 @@ impl JsonText {
     }
 }
 
-fn refused_method(allowed: &'static str) -> Response<Bytes> {
-    let message = format!("expected {allowed}");
-    let mut response = problem(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", &message);
-    response.headers_mut().insert(ALLOW, HeaderValue::from_static(allowed));
-    response
-}
-
 fn refused(error: &QuestionError) -> Response<Bytes> {
     problem(StatusCode::BAD_REQUEST, "bad_request", &error.to_string())
-}
-
-fn problem(status: StatusCode, error: &str, message: &str) -> Response<Bytes> {
-    let body = serde_json::json!({ "error": error, "message": message });
-    let mut response = Response::new(Bytes::from(body.to_string()));
-    *response.status_mut() = status;
-    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-    response
 }

@@ -14,6 +14,8 @@
 
 mod command;
 mod frame;
+#[doc(hidden)]
+pub mod fuzz;
 mod reply;
 
 use std::sync::Arc;
@@ -23,7 +25,7 @@ use std::time::Duration;
 use bytes::{Buf, BytesMut};
 use subtle::ConstantTimeEq;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
-use tollgate::{Check, CheckOptions, Demand, Limiter, OnFailure};
+use tollgate::{Check, CheckOptions, DecisionCounts, Demand, Limiter, OnFailure};
 
 use self::command::{Command, LimitMemo, Session, Words, tell, understand};
 use self::frame::{Args, parse};
@@ -57,18 +59,25 @@ impl std::fmt::Debug for RespOptions {
     }
 }
 
-/// Serves one connection until the client leaves, stays silent too long, or stops making sense.
-pub(crate) async fn serve<S>(stream: S, limiter: Limiter, options: Arc<RespOptions>) -> std::io::Result<()>
+/// Serves one connection until the client leaves, stays silent too long, or stops making sense. What is decided is counted
+/// in `explicit`.
+pub(crate) async fn serve<S>(
+    stream: S,
+    limiter: Limiter,
+    options: Arc<RespOptions>,
+    explicit: Arc<DecisionCounts>,
+) -> std::io::Result<()>
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
-    Connection::new(stream, limiter, options).run().await
+    Connection::new(stream, limiter, options, explicit).run().await
 }
 
 struct Connection<S> {
     stream: S,
     limiter: Limiter,
     options: Arc<RespOptions>,
+    explicit: Arc<DecisionCounts>,
     client: Client,
     replies: Replies,
 }
@@ -89,14 +98,14 @@ enum Next {
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
-    fn new(stream: S, limiter: Limiter, options: Arc<RespOptions>) -> Connection<S> {
+    fn new(stream: S, limiter: Limiter, options: Arc<RespOptions>, explicit: Arc<DecisionCounts>) -> Connection<S> {
         static IDS: AtomicU64 = AtomicU64::new(1);
         let client = Client {
             id: IDS.fetch_add(1, Ordering::Relaxed),
             is_authenticated: options.password.is_none(),
             memo: LimitMemo::default(),
         };
-        Connection { stream, limiter, options, client, replies: Replies::default() }
+        Connection { stream, limiter, options, explicit, client, replies: Replies::default() }
     }
 
     async fn run(mut self) -> std::io::Result<()> {
@@ -197,6 +206,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
         let options = CheckOptions { on_failure: Some(OnFailure::Local), ..CheckOptions::default() };
         let answers = self.limiter.check_batch(&checks, options).await;
         for ((demand, words), answer) in pending.iter().zip(answers) {
+            self.explicit.count_answer(&answer);
             match answer {
                 Ok(decision) => tell(&decision, demand, *words, &mut self.replies),
                 Err(unavailable) => self.replies.error(&format!("UNAVAILABLE {unavailable}")),

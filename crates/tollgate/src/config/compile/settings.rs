@@ -19,6 +19,7 @@ use crate::limiter::{Limiter, LimiterBuilder, StoreUrlError};
 /// The schemes of shared stores.
 const SCHEMES: [&str; 4] = ["redis://", "rediss://", "redis+cluster://", "redis+sentinel://"];
 const PREFIX_BYTES_MAX: usize = 64;
+const HASH_NAME_BYTES_MAX: usize = 512;
 
 /// What is set up once and outlives a reload: the store, and how it is asked.
 #[derive(Clone, Debug)]
@@ -91,7 +92,7 @@ impl Compiler<'_> {
             instances: config.instances.as_ref().and_then(|instances| self.instances(instances)),
             deadline: deadline.unwrap_or(Duration::from_millis(25)),
             on_failure: config.on_failure.into(),
-            plan_hash: config.plan_sources.redis_hash.as_ref().map(|name| name.to_string()),
+            plan_hash: config.plan_sources.redis_hash.as_ref().map(|name| self.plan_hash(name)),
         }
     }
 
@@ -112,6 +113,14 @@ impl Compiler<'_> {
             self.note(Finding::new(Code::InvalidName, message).at(prefix.span()));
         }
         prefix.to_string()
+    }
+
+    fn plan_hash(&mut self, name: &Spanned<String>) -> String {
+        if name.is_empty() || name.len() > HASH_NAME_BYTES_MAX {
+            let message = format!("the name of a Redis hash is 1 to {HASH_NAME_BYTES_MAX} bytes");
+            self.note(Finding::new(Code::InvalidName, message).at(name.span()));
+        }
+        name.to_string()
     }
 
     fn instances(&mut self, instances: &Spanned<u32>) -> Option<u32> {

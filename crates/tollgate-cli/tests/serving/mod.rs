@@ -1,0 +1,261 @@
+//! A running `tollgate serve` on free ports, as a user would start it, and clients for its doors.
+#![allow(dead_code)] // each test file uses its part
+
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Mutex, mpsc};
+use std::time::Duration;
+
+use tollgate_testkit::server::{Connection, Reply};
+
+/// Nothing that a test waits for takes this long, unless it never comes.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+const TOKEN: &str = "a-token-for-tests-only";
+
+/// The command without whatever the environment says.
+pub(crate) fn command() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tollgate"));
+    for variable in ["TOLLGATE_STORE", "REDIS_URL", "TOLLGATE_ADMIN_TOKEN", "TOLLGATE_RESP_PASSWORD", "TOLLGATE_LOG"] {
+        command.env_remove(variable);
+    }
+    command
+}
+
+/// A running service; ended by its own id.
+pub(crate) struct Serving {
+    pub(crate) child: Child,
+    pub(crate) http: String,
+    pub(crate) resp: String,
+    pub(crate) admin: String,
+    /// Everything that it printed before it served.
+    pub(crate) announced: String,
+    logs: Mutex<mpsc::Receiver<String>>,
+    said: Arc<Mutex<String>>,
+}
+
+impl Serving {
+    /// With an admin token that the tests know.
+    pub(crate) fn start(arguments: &[&str]) -> Serving {
+        let mut command = command();
+        command.env("TOLLGATE_ADMIN_TOKEN", TOKEN);
+        Serving::start_as(command, arguments)
+    }
+
+    pub(crate) fn start_as(mut command: Command, arguments: &[&str]) -> Serving {
+        command.args(["serve", "--http", "127.0.0.1:0", "--resp", "127.0.0.1:0", "--admin", "127.0.0.1:0"]);
+        command.args(arguments).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().expect("the binary runs");
+        let said = Arc::new(Mutex::new(String::new()));
+        let lines = heard(child.stdout.take().expect("a pipe"), said.clone());
+        let logs = heard(child.stderr.take().expect("a pipe"), said.clone());
+        let mut announced = String::new();
+        let mut address = |door: &str| loop {
+            let line = lines.recv_timeout(PATIENCE).unwrap_or_else(|_| panic!("{door} is not announced: {said:?}"));
+            announced = announced.clone() + &line + "\n";
+            if line.trim_start().starts_with(door) {
+                return line.split_whitespace().nth(1).expect("an address").to_owned();
+            }
+        };
+        let [http, resp, admin] = ["http", "resp", "admin"].map(&mut address);
+        Serving { child, http, resp, admin, announced, logs: Mutex::new(logs), said }
+    }
+
+    /// Everything it has written so far, on standard output and standard error.
+    pub(crate) fn said(&self) -> String {
+        self.said.lock().unwrap().clone()
+    }
+
+    /// What the kernel knows about it.
+    pub(crate) fn proc(&self, file: &str) -> String {
+        String::from_utf8_lossy(&std::fs::read(format!("/proc/{}/{file}", self.child.id())).unwrap()).into_owned()
+    }
+
+    /// The memory that it holds at this moment.
+    pub(crate) fn resident_bytes(&self) -> u64 {
+        let status = self.proc("status");
+        let line = status.lines().find(|line| line.starts_with("VmRSS:")).expect("a resident size");
+        line.split_whitespace().nth(1).and_then(|kib| kib.parse::<u64>().ok()).expect("a number") * 1024
+    }
+
+    /// Tells it to read its configuration again, and waits until it says what came of it.
+    pub(crate) fn reload(&self, said: &str) {
+        self.signal("HUP");
+        self.hear(said);
+    }
+
+    /// One question over HTTP: head and body of the answer.
+    pub(crate) fn post(&self, body: &str) -> String {
+        let head = format!(
+            "POST /v1/check HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {}\r\n\r\n",
+            body.len()
+        );
+        self.send(head + body)
+    }
+
+    /// Bytes to the HTTP door, and everything that comes back until it closes.
+    pub(crate) fn send(&self, request: impl AsRef<[u8]>) -> String {
+        let mut stream = TcpStream::connect(&self.http).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.write_all(request.as_ref()).unwrap();
+        let mut answer = Vec::new();
+        stream.read_to_end(&mut answer).unwrap();
+        String::from_utf8_lossy(&answer).into_owned()
+    }
+
+    /// One command at the RESP door, in words.
+    pub(crate) fn say(&self, command: &str) -> String {
+        let mut stream = TcpStream::connect(&self.resp).unwrap();
+        stream.write_all(format!("{command}\r\nQUIT\r\n").as_bytes()).unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        answer.replace("\r\n", " ")
+    }
+
+    /// A connection to the RESP door.
+    pub(crate) fn connect(&self) -> Connection {
+        Connection::open(self.resp_addr()).unwrap()
+    }
+
+    pub(crate) fn resp_addr(&self) -> SocketAddr {
+        self.resp.parse().unwrap()
+    }
+
+    /// Whether it is still there and answers somebody new.
+    pub(crate) fn is_alive(&mut self) -> bool {
+        self.child.try_wait().unwrap().is_none()
+            && matches!(self.connect().call(&["PING"]), Ok(Reply::Simple(pong)) if pong == "PONG")
+    }
+
+    /// Waits until it logs something that contains this.
+    pub(crate) fn hear(&self, phrase: &str) -> String {
+        loop {
+            let line =
+                self.logs.lock().unwrap().recv_timeout(PATIENCE).unwrap_or_else(|_| panic!("never said: {phrase}"));
+            if line.contains(phrase) {
+                return line;
+            }
+        }
+    }
+
+    pub(crate) fn signal(&self, name: &str) {
+        let status = Command::new("kill").args([&format!("-{name}"), &self.child.id().to_string()]).status().unwrap();
+        assert!(status.success());
+    }
+
+    /// Waits for its end.
+    pub(crate) fn end(&mut self) -> ExitStatus {
+        self.child.wait().unwrap()
+    }
+
+    /// One question to the HTTP door.
+    pub(crate) fn check(&self, body: &str) -> Answer {
+        Client::open(&self.http).ask("POST", "/v1/check", &[], body)
+    }
+
+    /// One request to the admin door, with the token.
+    pub(crate) fn operate(&self, method: &str, path: &str) -> Answer {
+        let bearer = format!("Bearer {TOKEN}");
+        Client::open(&self.admin).ask(method, path, &[("authorization", &bearer)], "")
+    }
+
+    /// One request to the admin door, without.
+    pub(crate) fn visit(&self, path: &str) -> Answer {
+        Client::open(&self.admin).ask("GET", path, &[], "")
+    }
+
+    /// Waits until the admin door's answer is as expected.
+    pub(crate) fn until(&self, path: &str, holds: impl Fn(&Answer) -> bool) -> Answer {
+        let mut last = self.visit(path);
+        for _ in 0..PATIENCE.as_millis() / 20 {
+            if holds(&last) {
+                return last;
+            }
+            std::thread::sleep(Duration::from_millis(20));
+            last = self.visit(path);
+        }
+        panic!("never as expected: {last:?}")
+    }
+}
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        if std::thread::panicking() {
+            eprintln!("--- tollgate serve said ---\n{}---", self.said());
+        }
+    }
+}
+
+/// Reads a pipe to its end, line by line: each is kept, and told to whoever waits.
+fn heard(pipe: impl Read + Send + 'static, said: Arc<Mutex<String>>) -> mpsc::Receiver<String> {
+    let (tell, lines) = mpsc::channel();
+    std::thread::spawn(move || {
+        for line in BufReader::new(pipe).lines().map_while(Result::ok) {
+            let mut said = said.lock().unwrap();
+            said.push_str(&line);
+            said.push('\n');
+            let _ = tell.send(line);
+        }
+    });
+    lines
+}
+
+/// An HTTP answer.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    pub(crate) status: u16,
+    pub(crate) headers: BTreeMap<String, String>,
+    pub(crate) body: String,
+}
+
+/// One HTTP connection, kept open.
+pub(crate) struct Client(BufReader<TcpStream>);
+
+impl Client {
+    pub(crate) fn open(address: &str) -> Client {
+        let stream = TcpStream::connect(address).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        Client(BufReader::new(stream))
+    }
+
+    pub(crate) fn ask(&mut self, method: &str, path: &str, headers: &[(&str, &str)], body: &str) -> Answer {
+        self.send(method, path, headers, body);
+        self.hear().expect("an answer")
+    }
+
+    pub(crate) fn send(&mut self, method: &str, path: &str, headers: &[(&str, &str)], body: &str) {
+        let mut head = format!("{method} {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n", body.len());
+        for (name, value) in headers {
+            head += &format!("{name}: {value}\r\n");
+        }
+        self.raw(format!("{head}\r\n{body}").as_bytes());
+    }
+
+    pub(crate) fn raw(&mut self, bytes: &[u8]) {
+        // A door that refuses does not read to the end; what it said is heard all the same.
+        let _ = self.0.get_mut().write_all(bytes);
+    }
+
+    /// The next answer; `None` if the connection was closed instead.
+    pub(crate) fn hear(&mut self) -> Option<Answer> {
+        let mut line = String::new();
+        if self.0.read_line(&mut line).ok()? == 0 {
+            return None;
+        }
+        let status = line.split(' ').nth(1).expect("a status line").parse().unwrap();
+        let mut headers = BTreeMap::new();
+        loop {
+            let mut line = String::new();
+            self.0.read_line(&mut line).ok()?;
+            let Some((name, value)) = line.trim_end().split_once(": ") else { break };
+            headers.insert(name.to_owned(), value.to_owned());
+        }
+        let length = headers.get("content-length").map_or(0, |length| length.parse().unwrap());
+        let mut body = vec![0; length];
+        self.0.read_exact(&mut body).ok()?;
+        Some(Answer { status, headers, body: String::from_utf8(body).unwrap() })
+    }
+}

@@ -1,0 +1,149 @@
+//! Letting connections in: never more than there are places, none that dawdles over its handshake, and none after the doors
+//! have begun to close.
+
+use std::future::Future;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use tokio::io::AsyncWriteExt;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Semaphore, watch};
+use tokio::task::JoinSet;
+
+use crate::stream::Stream;
+use crate::tls::Tls;
+
+/// After a failure to accept (no file descriptors left, say) the door rests for so long.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+/// A client that takes longer to agree on a cipher is not served.
+const HANDSHAKE_WITHIN: Duration = Duration::from_secs(10);
+/// How long the word that there is no place may take to be said.
+const REFUSAL_WITHIN: Duration = Duration::from_millis(10);
+
+/// What a door counts of its connections.
+#[derive(Debug, Default)]
+pub(crate) struct DoorCounts {
+    open: AtomicU64,
+    accepted: AtomicU64,
+    refused: AtomicU64,
+}
+
+impl DoorCounts {
+    /// Open now, accepted ever, refused ever for want of a place.
+    pub(crate) fn read(&self) -> [u64; 3] {
+        [&self.open, &self.accepted, &self.refused].map(|count| count.load(Ordering::Relaxed))
+    }
+}
+
+/// How a door lets clients in.
+pub(crate) struct Gate {
+    /// For logs.
+    pub(crate) door: &'static str,
+    pub(crate) places: usize,
+    pub(crate) grace: Duration,
+    /// What a client is told for whom there is no place. Not said over TLS, where it would be noise.
+    pub(crate) refusal: &'static [u8],
+    pub(crate) tls: Option<Tls>,
+    pub(crate) counts: Arc<DoorCounts>,
+}
+
+/// Whether the doors have begun to close.
+#[derive(Clone)]
+pub(crate) struct Closing(watch::Receiver<bool>);
+
+impl Closing {
+    /// The sender begins the closing by sending true, or by going away.
+    pub(crate) fn channel() -> (watch::Sender<bool>, Closing) {
+        let (close, closing) = watch::channel(false);
+        (close, Closing(closing))
+    }
+
+    pub(crate) async fn begun(mut self) {
+        // An error means that the sender is gone, which is closing too.
+        let _ = self.0.wait_for(|closing| *closing).await;
+    }
+}
+
+/// Lets connections in until the doors close, then waits for them.
+pub(crate) async fn accept<F, S>(listener: TcpListener, gate: Gate, closing: Closing, serve: S)
+where
+    F: Future<Output = ()> + Send + 'static,
+    S: Fn(Stream, Closing) -> F + Clone + Send + 'static,
+{
+    let places = Arc::new(Semaphore::new(gate.places));
+    let mut connections = JoinSet::new();
+    loop {
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            () = closing.clone().begun() => break,
+            Some(_) = connections.join_next() => continue,
+        };
+        let stream = match accepted {
+            Ok((stream, _)) => stream,
+            Err(error) => {
+                tracing::warn!(door = gate.door, %error, "a connection could not be accepted");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+                continue;
+            }
+        };
+        let _ = stream.set_nodelay(true);
+        let Ok(place) = places.clone().try_acquire_owned() else {
+            gate.counts.refused.fetch_add(1, Ordering::Relaxed);
+            refuse(stream, &gate).await;
+            continue;
+        };
+        let (serve, tls, closing) = (serve.clone(), gate.tls.clone(), closing.clone());
+        let open = Open::new(gate.counts.clone());
+        connections.spawn(async move {
+            if let Some(stream) = handshake(stream, tls).await {
+                serve(stream, closing).await;
+            }
+            drop((open, place));
+        });
+    }
+    drop(listener);
+    let finished = async { while connections.join_next().await.is_some() {} };
+    if tokio::time::timeout(gate.grace, finished).await.is_err() {
+        tracing::warn!(door = gate.door, "some connections did not finish in time and were dropped");
+    }
+}
+
+/// Counts a connection for as long as it is there.
+struct Open(Arc<DoorCounts>);
+
+impl Open {
+    fn new(counts: Arc<DoorCounts>) -> Open {
+        counts.accepted.fetch_add(1, Ordering::Relaxed);
+        counts.open.fetch_add(1, Ordering::Relaxed);
+        Open(counts)
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.0.open.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+async fn handshake(stream: TcpStream, tls: Option<Tls>) -> Option<Stream> {
+    let Some(tls) = tls else { return Some(Stream::Plain(stream)) };
+    match tokio::time::timeout(HANDSHAKE_WITHIN, tls.accept(stream)).await {
+        Ok(Ok(stream)) => Some(Stream::Tls(Box::new(stream))),
+        Ok(Err(error)) => {
+            tracing::debug!(%error, "a TLS handshake failed");
+            None
+        }
+        Err(_) => {
+            tracing::debug!("a TLS handshake took too long");
+            None
+        }
+    }
+}
+
+/// Says that there is no place, if that can be said without waiting.
+async fn refuse(mut stream: TcpStream, gate: &Gate) {
+    if gate.tls.is_none() {
+        let _ = tokio::time::timeout(REFUSAL_WITHIN, stream.write_all(gate.refusal)).await;
+    }
+}

@@ -1,0 +1,146 @@
+//! The admin door: for the operator, on a listener of its own.
+//!
+//! | path | method | token | answers |
+//! |---|---|---|---|
+//! | `/healthz` | GET | no | 200 while the process is alive |
+//! | `/readyz` | GET | no | 200 or 503, and why |
+//! | `/metrics` | GET | no | Prometheus' text |
+//! | `/v1/rules` | GET | yes | the rules in force, and what they have said |
+//! | `/v1/keys?key=…` | GET | yes | the counters of a key |
+//! | `/v1/keys?key=…` | DELETE | yes | forgets them |
+//! | `/v1/explain` | POST | yes | what the rules would do with a request |
+//! | `/v1/reload` | POST | yes | reads the configuration again |
+//!
+//! Orchestrators and scrapers ask the first three, and none of them names a caller; so they are open to whoever reaches the
+//! listener, which is loopback unless said. Everything else needs the token, and without it not even the existence
+//! of a path is told. Bodies and headers are bounded as on the HTTP door.
+
+mod keys;
+mod rules;
+pub(crate) mod token;
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http::header::{AUTHORIZATION, CACHE_CONTROL, CONTENT_TYPE, WWW_AUTHENTICATE};
+use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode};
+use hyper::body::Body;
+
+use self::token::Token;
+use crate::doors::http::connection::{json, problem, refused_method};
+use crate::metrics::{self, Numbers};
+use crate::readiness::Readiness;
+use crate::reload::{ReloadError, Reloader, findings_json};
+
+/// Whether an address can be reached from this machine alone.
+pub fn is_loopback(address: IpAddr) -> bool {
+    address.to_canonical().is_loopback()
+}
+
+/// What the admin door needs.
+pub(crate) struct AdminDoor {
+    /// Without one nothing opens but what everybody may ask.
+    pub(crate) token: Option<Token>,
+    pub(crate) readiness: Readiness,
+    pub(crate) reloader: Reloader,
+    pub(crate) numbers: Arc<Numbers>,
+}
+
+impl AdminDoor {
+    /// Answers one request.
+    pub(crate) async fn answer<B>(&self, request: Request<B>) -> Response<Bytes>
+    where
+        B: Body<Data = Bytes>,
+        B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+    {
+        let mut response = match self.answer_open(&request) {
+            Some(response) => response,
+            None if !self.is_let_in(request.headers()) => unauthorized(),
+            None => self.answer_closed(request).await,
+        };
+        response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+        response
+    }
+
+    /// What everybody may ask.
+    fn answer_open<B>(&self, request: &Request<B>) -> Option<Response<Bytes>> {
+        let is_reading = matches!(*request.method(), Method::GET | Method::HEAD);
+        let answer: fn(&AdminDoor) -> Response<Bytes> = match request.uri().path() {
+            "/healthz" => |_| json(StatusCode::OK, &serde_json::json!({ "alive": true })),
+            "/readyz" => AdminDoor::readyz,
+            "/metrics" => AdminDoor::metrics,
+            _ => return None,
+        };
+        Some(if is_reading { answer(self) } else { refused_method("GET, HEAD") })
+    }
+
+    async fn answer_closed<B>(&self, request: Request<B>) -> Response<Bytes>
+    where
+        B: Body<Data = Bytes>,
+        B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+    {
+        let query = request.uri().query().unwrap_or_default().to_owned();
+        match (request.method(), request.uri().path()) {
+            (&Method::GET | &Method::HEAD, "/v1/rules") => rules::list(&self.reloader),
+            (_, "/v1/rules") => refused_method("GET, HEAD"),
+            (&Method::GET | &Method::HEAD, "/v1/keys") => keys::inspect(self, &query).await,
+            (&Method::DELETE, "/v1/keys") => keys::reset(self, &query).await,
+            (_, "/v1/keys") => refused_method("GET, HEAD, DELETE"),
+            (&Method::POST, "/v1/reload") => self.reload().await,
+            (_, "/v1/reload") => refused_method("POST"),
+            _ => {
+                let message = "expected /v1/rules, /v1/keys, /v1/explain, /v1/reload, /metrics, /healthz or /readyz";
+                problem(StatusCode::NOT_FOUND, "not_found", message)
+            }
+        }
+    }
+
+    fn is_let_in(&self, headers: &HeaderMap) -> bool {
+        let said = headers.get(AUTHORIZATION).map(HeaderValue::as_bytes);
+        let bearer = said
+            .and_then(|said| said.split_at_checked(7))
+            .filter(|(scheme, _)| scheme.eq_ignore_ascii_case(b"bearer "));
+        bearer.zip(self.token.as_ref()).is_some_and(|((_, said), token)| token.is(said))
+    }
+
+    fn readyz(&self) -> Response<Bytes> {
+        let status = if self.readiness.is_ready() { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+        json(status, &self.readiness.to_json())
+    }
+
+    fn metrics(&self) -> Response<Bytes> {
+        let Some(text) = self.numbers.text() else {
+            return problem(StatusCode::INTERNAL_SERVER_ERROR, "internal", "the metrics could not be written");
+        };
+        let mut response = Response::new(Bytes::from(text));
+        response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(metrics::CONTENT_TYPE));
+        response
+    }
+
+    async fn reload(&self) -> Response<Bytes> {
+        match self.reloader.reload().await {
+            Ok(loaded) => {
+                let rules = loaded.rules.rules().len();
+                let body = serde_json::json!({ "reloaded": true, "rules": rules, "findings": findings_json(&loaded.findings) });
+                json(StatusCode::OK, &body)
+            }
+            Err(error) if matches!(*error, ReloadError::Nothing) => {
+                problem(StatusCode::CONFLICT, "nothing_to_reload", &error.to_string())
+            }
+            Err(error) => {
+                let mut body = error.to_json();
+                body["error"] = "configuration_broken".into();
+                body["reloaded"] = false.into();
+                json(StatusCode::UNPROCESSABLE_ENTITY, &body)
+            }
+        }
+    }
+}
+
+fn unauthorized() -> Response<Bytes> {
+    let message = "expected Authorization: Bearer and the admin token";
+    let mut response = problem(StatusCode::UNAUTHORIZED, "unauthenticated", message);
+    response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer realm=\"tollgate admin\""));
+    response
+}

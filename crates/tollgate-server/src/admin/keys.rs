@@ -1,0 +1,187 @@
+//! `/v1/keys`: the counters of a key.
+//!
+//! ```text
+//!   ?key=user:42&limit=10/min                      the counter of explicit checks
+//!   ?key=ip:203.0.113.9&rule=shorten               all counters of a rule, for the subject that `explain` shows
+//!   ?key=ip:203.0.113.9&rule=api&plan=pro          the same for a rule that goes by plans
+//!   ?key=ip:203.0.113.9&rule=shorten&limit=main    one of them, by its name
+//! ```
+
+use bytes::Bytes;
+use http::{Response, StatusCode};
+use percent_encoding::percent_decode_str;
+use serde_json::{Value, json};
+use tollgate::answer::Policy;
+use tollgate::config::Loaded;
+use tollgate::{Demand, Key, Limit, Line, Scope};
+
+use super::AdminDoor;
+use crate::doors::http::connection::{json, problem};
+
+/// What the query asks about.
+#[derive(Default)]
+struct Question {
+    key: Vec<u8>,
+    limit: Option<String>,
+    rule: Option<String>,
+    plan: Option<String>,
+}
+
+/// One counter: the rule that it belongs to, its name and its limit.
+struct Counter {
+    rule: Option<String>,
+    name: String,
+    limit: Limit,
+}
+
+pub(super) async fn inspect(door: &AdminDoor, query: &str) -> Response<Bytes> {
+    let (key, counters) = match understand(door, query) {
+        Ok(understood) => understood,
+        Err(message) => return problem(StatusCode::BAD_REQUEST, "bad_request", &message),
+    };
+    let mut lines = Vec::with_capacity(counters.len());
+    for counter in &counters {
+        let line = match counter.demand(&key) {
+            Ok(demand) => door.numbers.limiter().inspect(&demand).await,
+            Err(error) => return problem(StatusCode::BAD_REQUEST, "bad_request", &error.to_string()),
+        };
+        match line {
+            Ok(line) => lines.push(counter.to_json(&line)),
+            Err(error) => return unavailable(&error),
+        }
+    }
+    json(StatusCode::OK, &json!({ "key": String::from_utf8_lossy(&key), "counters": lines }))
+}
+
+pub(super) async fn reset(door: &AdminDoor, query: &str) -> Response<Bytes> {
+    let (key, counters) = match understand(door, query) {
+        Ok(understood) => understood,
+        Err(message) => return problem(StatusCode::BAD_REQUEST, "bad_request", &message),
+    };
+    for counter in &counters {
+        let forgotten = match counter.demand(&key) {
+            Ok(demand) => door.numbers.limiter().reset(&demand).await,
+            Err(error) => return problem(StatusCode::BAD_REQUEST, "bad_request", &error.to_string()),
+        };
+        if let Err(error) = forgotten {
+            return unavailable(&error);
+        }
+    }
+    tracing::info!(counters = counters.len(), "counters were forgotten at the operator's word");
+    json(StatusCode::OK, &json!({ "reset": true, "counters": counters.len() }))
+}
+
+fn unavailable(error: &tollgate::StoreError) -> Response<Bytes> {
+    let message = format!("the store did not answer ({})", error.kind().name());
+    problem(StatusCode::SERVICE_UNAVAILABLE, "unavailable", &message)
+}
+
+impl Counter {
+    fn demand<'a>(&'a self, key: &'a [u8]) -> Result<Demand<'a>, tollgate::KeyError> {
+        let scope = match &self.rule {
+            Some(rule) => Scope::Rule { rule, limit: &self.name },
+            None => Scope::Explicit,
+        };
+        Ok(Demand::new(self.limit, Key::scoped(key, scope)?))
+    }
+
+    fn to_json(&self, line: &Line) -> Value {
+        json!({
+            "rule": self.rule,
+            "name": self.name,
+            "limit": self.limit.to_string(),
+            "allowed": line.allowed,
+            "quota": line.quota,
+            "remaining": line.remaining,
+            "retry_after_ms": line.retry_after.as_millis_ceil(),
+            "next_after_ms": line.next_after.as_millis_ceil(),
+            "reset_after_ms": line.reset_after.as_millis_ceil(),
+        })
+    }
+}
+
+fn understand(door: &AdminDoor, query: &str) -> Result<(Vec<u8>, Vec<Counter>), String> {
+    let question = read(query)?;
+    let counters = match (&question.rule, &question.limit) {
+        (None, Some(limit)) => {
+            let limit: Limit = limit.parse().map_err(|error| format!("limit: {error}"))?;
+            vec![Counter { rule: None, name: Policy::of(limit).name().to_owned(), limit }]
+        }
+        (Some(rule), name) => {
+            let loaded = door.reloader.loaded().ok_or("there are no rules; start with --config FILE")?;
+            of_rule(&loaded, rule, question.plan.as_deref(), name.as_deref())?
+        }
+        (None, None) => return Err("expected ?key=…&limit=10/min, or ?key=…&rule=NAME".to_owned()),
+    };
+    Ok((question.key, counters))
+}
+
+fn of_rule(loaded: &Loaded, rule: &str, plan: Option<&str>, name: Option<&str>) -> Result<Vec<Counter>, String> {
+    let rules = &loaded.rules;
+    let Some(rule) = rules.rules().iter().find(|known| &**known.name() == rule) else {
+        let names: Vec<&str> = rules.rules().iter().map(|known| &**known.name()).collect();
+        return Err(format!("there is no such rule; there are {}", names.join(", ")));
+    };
+    if rule.is_shield() {
+        return Err("a shield's counters are in the process that saw the request, and cannot be looked at".to_owned());
+    }
+    let tariff = match (rule.is_by_plan(), plan) {
+        (false, _) => rules.tariff_otherwise(false),
+        (true, Some(plan)) => rules.tariff_named(plan).ok_or("there is no such plan")?,
+        (true, None) => return Err("this rule goes by plans: expected &plan=NAME too".to_owned()),
+    };
+    let policies = rule.policies(tariff).iter().filter(|policy| name.is_none_or(|name| policy.name() == name));
+    let counter = |policy: &std::sync::Arc<Policy>| Counter {
+        rule: Some(rule.name().to_string()),
+        name: policy.name().to_owned(),
+        limit: *policy.limit(),
+    };
+    let counters: Vec<Counter> = policies.map(counter).collect();
+    match counters.is_empty() {
+        true => Err("the rule has no limit of that name".to_owned()),
+        false => Ok(counters),
+    }
+}
+
+fn read(query: &str) -> Result<Question, String> {
+    let mut question = Question::default();
+    let mut has_key = false;
+    for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+        let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+        let plain = value.replace('+', " ");
+        let bytes: Vec<u8> = percent_decode_str(&plain).collect();
+        let text = |bytes: Vec<u8>| String::from_utf8(bytes).map_err(|_| format!("{name}: expected UTF-8"));
+        match name {
+            "key" => {
+                question.key = bytes;
+                has_key = true;
+            }
+            "limit" => question.limit = Some(text(bytes)?),
+            "rule" => question.rule = Some(text(bytes)?),
+            "plan" => question.plan = Some(text(bytes)?),
+            _ => return Err("unknown parameter; expected key, limit, rule or plan".to_owned()),
+        }
+    }
+    if !has_key {
+        return Err("expected ?key=…".to_owned());
+    }
+    Ok(question)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_query_is_decoded_and_anything_else_in_it_is_refused() {
+        let question = read("key=user%3A42%00%ff&limit=10/min+token-bucket%20burst=3").unwrap();
+        assert_eq!(question.key, b"user:42\0\xff");
+        assert_eq!(question.limit.as_deref(), Some("10/min token-bucket burst=3"));
+        for (query, phrase) in
+            [("", "key="), ("limit=1/s", "key="), ("key=a&kye=b", "unknown parameter"), ("key=a&rule=%ff", "UTF-8")]
+        {
+            assert!(read(query).is_err_and(|message| message.contains(phrase)), "{query}");
+        }
+        assert!(read("key=").is_ok_and(|question| question.key.is_empty()), "a key may be empty");
+    }
+}

@@ -1,0 +1,266 @@
+//! Reading the configuration again while the doors are open.
+//!
+//! Whoever asks (the file itself by changing, a SIGHUP, `POST /v1/reload`), the same happens: the file and all files that it
+//! names are read, checked and compiled as a whole, and only then are the rules swapped, in one step. A file that cannot
+//! be used changes nothing; the rules in force stay, and the failure is told in the log, on `/readyz` and as a metric, until
+//! a later reload succeeds.
+//!
+//! Rules, plans, keys, exemptions and bans change with a reload, and so does the certificate of the doors. The store
+//! and how it is asked are set up once; a reload that finds them changed says so.
+
+mod watch;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use arc_swap::ArcSwap;
+use parking_lot::Mutex;
+use serde_json::{Value, json};
+use tollgate::config::{AnonymizeEntry, Config, Finding, Loaded, Loader, Report, Settings, Severity};
+use tollgate::engine::Engine;
+use tollgate::{Clock, SystemClock, Timestamp};
+
+use crate::tls::{Tls, TlsError};
+
+/// Everything that can be read again. Cloning it is cheap, and clones share everything.
+#[derive(Clone)]
+pub struct Reloader(Arc<Inner>);
+
+struct Inner {
+    rules: Option<Rules>,
+    tls: Option<Tls>,
+    clock: SystemClock,
+    history: Mutex<History>,
+    /// One at a time, in the order asked.
+    turn: tokio::sync::Mutex<()>,
+}
+
+/// A configuration file, and the engine that goes by it.
+struct Rules {
+    file: PathBuf,
+    loader: Loader,
+    engine: Engine,
+    loaded: ArcSwap<Loaded>,
+}
+
+/// What came of reloads so far.
+#[derive(Clone, Debug)]
+pub(crate) struct History {
+    pub(crate) succeeded: u64,
+    pub(crate) failed: u64,
+    /// When what is in force was read.
+    pub(crate) last_success: Timestamp,
+    /// The last one, if it failed.
+    pub(crate) failure: Option<(Timestamp, Arc<ReloadError>)>,
+}
+
+/// Why a reload changed nothing.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ReloadError {
+    /// The configuration cannot be used.
+    #[error("{0}")]
+    Configuration(Report),
+    /// The certificate cannot be used.
+    #[error("{0}")]
+    Tls(#[from] TlsError),
+    /// There is no file to read.
+    #[error("there is nothing to read again: no configuration and no certificate was given at the start")]
+    Nothing,
+}
+
+impl Reloader {
+    /// With nothing to read again.
+    pub fn nothing() -> Reloader {
+        Reloader::new(None, None)
+    }
+
+    /// For a configuration that was `loaded` from `file` by `loader`, and that `engine` goes by.
+    pub fn rules(file: &Path, loader: Loader, loaded: Loaded, engine: Engine) -> Reloader {
+        let rules = Rules { file: file.to_owned(), loader, engine, loaded: ArcSwap::from_pointee(loaded) };
+        Reloader::new(Some(rules), None)
+    }
+
+    /// The same, with the certificate of the doors.
+    #[must_use]
+    pub fn tls(self, tls: Tls) -> Reloader {
+        match Arc::try_unwrap(self.0) {
+            Ok(inner) => Reloader(Arc::new(Inner { tls: Some(tls), ..inner })),
+            Err(shared) => Reloader(shared),
+        }
+    }
+
+    fn new(rules: Option<Rules>, tls: Option<Tls>) -> Reloader {
+        let clock = SystemClock::new();
+        let history = History { succeeded: 0, failed: 0, last_success: clock.now(), failure: None };
+        Reloader(Arc::new(Inner { rules, tls, clock, history: Mutex::new(history), turn: Default::default() }))
+    }
+
+    /// Reads everything again. What was found odd about the configuration is logged and returned.
+    ///
+    /// # Errors
+    /// When something cannot be used. Nothing has then changed.
+    pub async fn reload(&self) -> Result<Arc<Loaded>, Arc<ReloadError>> {
+        let _turn = self.0.turn.lock().await;
+        let inner = self.0.clone();
+        // Files are read where waiting for a disk keeps nobody waiting.
+        let read = tokio::task::spawn_blocking(move || inner.read()).await;
+        let outcome = read.unwrap_or_else(|_| Err(ReloadError::Nothing)).map_err(Arc::new);
+        self.0.remember(&outcome);
+        outcome.map(|loaded| loaded.unwrap_or_else(|| Arc::new(empty())))
+    }
+
+    /// Reads again whenever one of the files changes, until the process ends. Changes are noticed from this call on, even if
+    /// what it returns is not polled yet.
+    pub fn watch(self) -> impl Future<Output = ()> + Send + 'static {
+        watch::watch(self)
+    }
+
+    /// The configuration in force, if there is one.
+    pub(crate) fn loaded(&self) -> Option<Arc<Loaded>> {
+        self.0.rules.as_ref().map(|rules| rules.loaded.load_full())
+    }
+
+    /// The engine that goes by it.
+    pub(crate) fn engine(&self) -> Option<&Engine> {
+        self.0.rules.as_ref().map(|rules| &rules.engine)
+    }
+
+    pub(crate) fn history(&self) -> History {
+        self.0.history.lock().clone()
+    }
+
+    /// All files that what is in force was read from.
+    fn files(&self) -> Vec<PathBuf> {
+        let mut files: Vec<PathBuf> = Vec::new();
+        if let Some(rules) = &self.0.rules {
+            let directory = rules.file.parent().unwrap_or(Path::new(""));
+            files.push(rules.file.clone());
+            files.extend(named_files(&rules.loaded.load().config).map(|name| directory.join(name)));
+        }
+        files.extend(self.0.tls.iter().flat_map(Tls::files).map(Path::to_owned));
+        files
+    }
+}
+
+/// The files that a configuration names.
+fn named_files(config: &Config) -> impl Iterator<Item = &str> {
+    let jwt = config.jwt.as_ref().and_then(|jwt| jwt.key_file.as_ref());
+    let secret = match &*config.anonymize {
+        AnonymizeEntry::On(anonymize) => anonymize.secret_file.as_ref(),
+        AnonymizeEntry::Off => None,
+    };
+    config.keys_file.iter().chain(jwt).chain(secret).map(|name| name.as_str())
+}
+
+fn empty() -> Loaded {
+    Loader::new().compile(Config::default()).expect("an empty configuration is one")
+}
+
+impl Inner {
+    /// Checks everything before anything is swapped.
+    fn read(&self) -> Result<Option<Arc<Loaded>>, ReloadError> {
+        if self.rules.is_none() && self.tls.is_none() {
+            return Err(ReloadError::Nothing);
+        }
+        let loaded = match &self.rules {
+            Some(rules) => Some(rules.loader.load(&rules.file).map_err(ReloadError::Configuration)?),
+            None => None,
+        };
+        if let Some(tls) = &self.tls {
+            tls.read_again()?;
+        }
+        let Some((rules, loaded)) = self.rules.as_ref().zip(loaded) else { return Ok(None) };
+        for changed in changed_settings(&rules.loaded.load().settings, &loaded.settings) {
+            tracing::warn!(setting = changed, "this setting changed; it takes effect at the next start");
+        }
+        let loaded = Arc::new(loaded);
+        rules.engine.reload(loaded.rules.clone());
+        rules.loaded.store(loaded.clone());
+        Ok(Some(loaded))
+    }
+
+    fn remember(&self, outcome: &Result<Option<Arc<Loaded>>, Arc<ReloadError>>) {
+        let now = self.clock.now();
+        let mut history = self.history.lock();
+        match outcome {
+            Ok(loaded) => {
+                history.succeeded += 1;
+                history.last_success = now;
+                history.failure = None;
+                for finding in loaded.iter().flat_map(|loaded| &loaded.findings) {
+                    tracing::warn!(code = finding.code().name(), "{}", finding.message());
+                }
+                tracing::info!("the configuration was read again");
+            }
+            Err(error) if matches!(**error, ReloadError::Nothing) => {}
+            Err(error) => {
+                history.failed += 1;
+                history.failure = Some((now, error.clone()));
+                let reason = error.first();
+                tracing::error!(%error, reason, "the configuration is broken; the old rules stay in force");
+            }
+        }
+    }
+}
+
+impl ReloadError {
+    /// The first thing that is wrong, in one line without any secret.
+    fn first(&self) -> String {
+        match self {
+            ReloadError::Configuration(report) => {
+                report.findings().first().map(|finding| format!("{finding:?}")).unwrap_or_default()
+            }
+            other => other.to_string(),
+        }
+    }
+
+    /// Everything that is wrong, for the answers of the admin door.
+    pub(crate) fn to_json(&self) -> Value {
+        let findings = match self {
+            ReloadError::Configuration(report) => findings_json(report.findings()),
+            _ => json!([]),
+        };
+        json!({ "message": self.to_string(), "findings": findings })
+    }
+}
+
+/// Findings, as programs read them.
+pub fn findings_json(findings: &[Finding]) -> Value {
+    let one = |finding: &Finding| {
+        let place = finding.place();
+        json!({
+            "severity": match finding.severity() {
+                Severity::Error => "error",
+                Severity::Warning => "warning",
+                _ => "advice",
+            },
+            "code": finding.code().name(),
+            "message": finding.message(),
+            "help": finding.help_text(),
+            "file": place.map(|(file, ..)| file),
+            "line": place.map(|(_, line, _)| line),
+            "column": place.map(|(.., column)| column),
+        })
+    };
+    findings.iter().map(one).collect()
+}
+
+/// The settings that a reload found changed and cannot change.
+fn changed_settings(before: &Settings, after: &Settings) -> impl Iterator<Item = &'static str> {
+    let changes = [
+        ("store", before.store != after.store),
+        ("prefix", before.prefix != after.prefix),
+        ("instances", before.instances != after.instances),
+        ("deadline", before.deadline != after.deadline),
+        ("plan_sources.redis_hash", before.plan_hash != after.plan_hash),
+    ];
+    changes.into_iter().filter(|(_, has_changed)| *has_changed).map(|(name, _)| name)
+}
+
+impl std::fmt::Debug for Reloader {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let file = self.0.rules.as_ref().map(|rules| &rules.file);
+        f.debug_struct("Reloader").field("file", &file).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,133 @@
+//! A connection as the doors see it: plain or encrypted, and at its end when the doors close.
+
+use std::future::Future;
+use std::io::{self, IoSlice};
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
+use tokio_rustls::server::TlsStream;
+
+/// A client's connection.
+pub(crate) enum Stream {
+    Plain(TcpStream),
+    Tls(Box<TlsStream<TcpStream>>),
+}
+
+impl Stream {
+    fn read_half(&mut self) -> Pin<&mut (dyn AsyncRead + Unpin)> {
+        Pin::new(match self {
+            Stream::Plain(stream) => stream,
+            Stream::Tls(stream) => stream,
+        })
+    }
+
+    fn write_half(&mut self) -> Pin<&mut (dyn AsyncWrite + Unpin)> {
+        Pin::new(match self {
+            Stream::Plain(stream) => stream,
+            Stream::Tls(stream) => stream,
+        })
+    }
+}
+
+impl AsyncRead for Stream {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        self.read_half().poll_read(cx, buf)
+    }
+}
+
+impl AsyncWrite for Stream {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        self.write_half().poll_write(cx, buf)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        self.write_half().poll_write_vectored(cx, bufs)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        match self {
+            Stream::Plain(stream) => stream.is_write_vectored(),
+            Stream::Tls(stream) => stream.is_write_vectored(),
+        }
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.write_half().poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.write_half().poll_shutdown(cx)
+    }
+}
+
+/// A connection on which nothing more is heard once the doors close: what has arrived is still read and answered, then it ends
+/// as if the client had said that it is done. So a protocol needs no notion of its own of a shutdown.
+pub(crate) struct UntilClosing<S> {
+    stream: S,
+    closing: Pin<Box<dyn Future<Output = ()> + Send>>,
+    is_closing: bool,
+}
+
+impl<S> UntilClosing<S> {
+    pub(crate) fn new(stream: S, closing: impl Future<Output = ()> + Send + 'static) -> UntilClosing<S> {
+        UntilClosing { stream, closing: Box::pin(closing), is_closing: false }
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for UntilClosing<S> {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        let read = Pin::new(&mut this.stream).poll_read(cx, buf);
+        if read.is_pending() {
+            this.is_closing = this.is_closing || this.closing.as_mut().poll(cx).is_ready();
+            if this.is_closing {
+                return Poll::Ready(Ok(()));
+            }
+        }
+        read
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for UntilClosing<S> {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(cx, buf)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::sync::oneshot;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn what_arrived_before_the_closing_is_read_and_then_it_ends() {
+        let (mut client, server) = tokio::io::duplex(64);
+        let (close, closing) = oneshot::channel::<()>();
+        let mut server = UntilClosing::new(server, async move { drop(closing.await) });
+        client.write_all(b"PING").await.unwrap();
+        close.send(()).unwrap();
+        let mut heard = String::new();
+        server.read_to_string(&mut heard).await.unwrap();
+        assert_eq!(heard, "PING");
+        server.write_all(b"PONG").await.unwrap();
+        let mut answer = [0; 4];
+        client.read_exact(&mut answer).await.unwrap();
+        assert_eq!(&answer, b"PONG", "the answer still goes out");
+    }
+}

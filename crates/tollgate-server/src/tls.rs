@@ -1,0 +1,113 @@
+//! TLS on the doors: one certificate for all of them, read anew with every reload.
+//!
+//! A certificate lives for weeks and a connection to a limiter for months, so what is read at the start is not what is
+//! shown for ever: [`Tls::read_again`] swaps it, whole or not at all, and connections that are open stay as they are.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use arc_swap::ArcSwap;
+use tokio::net::TcpStream;
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::rustls::pki_types::pem::PemObject;
+use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use tokio_rustls::rustls::{ServerConfig, crypto};
+use tokio_rustls::server::TlsStream;
+
+/// A certificate and its key, in use.
+#[derive(Clone)]
+pub struct Tls(Arc<Inner>);
+
+struct Inner {
+    certificate: PathBuf,
+    key: PathBuf,
+    config: ArcSwap<ServerConfig>,
+}
+
+/// Why a certificate cannot be shown. It names the file and nothing of what stands in it.
+#[derive(Debug, thiserror::Error)]
+pub enum TlsError {
+    /// A file cannot be read.
+    #[error("{} cannot be read: {error}", .file.display())]
+    Unreadable {
+        /// Which one.
+        file: PathBuf,
+        /// Why not.
+        error: std::io::Error,
+    },
+    /// There is no certificate in the file.
+    #[error("{} holds no certificate; expected PEM: -----BEGIN CERTIFICATE-----", .0.display())]
+    NoCertificate(PathBuf),
+    /// There is no private key in the file.
+    #[error("{} holds no private key; expected PEM: -----BEGIN PRIVATE KEY----- (not encrypted)", .0.display())]
+    NoKey(PathBuf),
+    /// The two do not belong together, or one of them makes no sense.
+    #[error("the certificate in {} and the key in {} cannot be used together: {reason}", .certificate.display(), .key.display())]
+    Mismatch {
+        /// The certificate's file.
+        certificate: PathBuf,
+        /// The key's file.
+        key: PathBuf,
+        /// What is wrong with them.
+        reason: String,
+    },
+}
+
+impl Tls {
+    /// Reads a certificate chain and its private key, both as PEM.
+    ///
+    /// # Errors
+    /// When they cannot be read or do not belong together.
+    pub fn read(certificate: &Path, key: &Path) -> Result<Tls, TlsError> {
+        let config = ArcSwap::new(server_config(certificate, key)?);
+        Ok(Tls(Arc::new(Inner { certificate: certificate.to_owned(), key: key.to_owned(), config })))
+    }
+
+    /// Reads the same files again. Connections made from here on are shown what they say.
+    ///
+    /// # Errors
+    /// When they cannot be used; what was shown so far is then shown on.
+    pub fn read_again(&self) -> Result<(), TlsError> {
+        self.0.config.store(server_config(&self.0.certificate, &self.0.key)?);
+        Ok(())
+    }
+
+    /// The files that it was read from.
+    pub fn files(&self) -> [&Path; 2] {
+        [&self.0.certificate, &self.0.key]
+    }
+
+    pub(crate) async fn accept(&self, stream: TcpStream) -> std::io::Result<TlsStream<TcpStream>> {
+        TlsAcceptor::from(self.0.config.load_full()).accept(stream).await
+    }
+}
+
+fn server_config(certificate: &Path, key: &Path) -> Result<Arc<ServerConfig>, TlsError> {
+    let read = |file: &Path| std::fs::read(file).map_err(|error| TlsError::Unreadable { file: file.to_owned(), error });
+    let (certificate_pem, key_pem) = (read(certificate)?, read(key)?);
+    let chain: Vec<CertificateDer<'static>> = CertificateDer::pem_slice_iter(&certificate_pem)
+        .collect::<Result<_, _>>()
+        .map_err(|_| TlsError::NoCertificate(certificate.to_owned()))?;
+    if chain.is_empty() {
+        return Err(TlsError::NoCertificate(certificate.to_owned()));
+    }
+    let private = PrivateKeyDer::from_pem_slice(&key_pem).map_err(|_| TlsError::NoKey(key.to_owned()))?;
+    let mismatch = |error: tokio_rustls::rustls::Error| TlsError::Mismatch {
+        certificate: certificate.to_owned(),
+        key: key.to_owned(),
+        reason: error.to_string(),
+    };
+    let config = ServerConfig::builder_with_provider(Arc::new(crypto::ring::default_provider()))
+        .with_safe_default_protocol_versions()
+        .map_err(mismatch)?
+        .with_no_client_auth()
+        .with_single_cert(chain, private)
+        .map_err(mismatch)?;
+    Ok(Arc::new(config))
+}
+
+impl std::fmt::Debug for Tls {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Tls").field("certificate", &self.0.certificate).finish_non_exhaustive()
+    }
+}
