@@ -9,6 +9,8 @@ use std::sync::Arc;
 use tokio::net::TcpListener;
 use tollgate::config::{Loaded, Settings};
 use tollgate::engine::Engine;
+use tollgate::observe::TracingObserver;
+use tollgate::rules::{PlanHash, PlanLookup};
 use tollgate::{Limiter, Store};
 use tollgate_redis::RedisStore;
 use tollgate_server::doors::resp::RespOptions;
@@ -25,6 +27,8 @@ const ADMIN_DEFAULT: &str = "127.0.0.1:9090";
 /// In place of an address: the door stays closed.
 const OFF: &str = "off";
 
+type Lookups = Vec<Arc<dyn PlanLookup>>;
+
 pub(crate) async fn serve(arguments: Serve) -> Result<(), Failure> {
     let signals = Signals::install()?;
     start_logs(&arguments.log);
@@ -34,7 +38,7 @@ pub(crate) async fn serve(arguments: Serve) -> Result<(), Failure> {
     let url = arguments.store.said().or_else(configured).unwrap_or_else(|| MEMORY.to_owned());
     let store = redis(&url, settings)?;
     let store_times = Arc::new(StoreTimes::default());
-    let limiter = limiter(store.clone(), &arguments, settings, &store_times);
+    let (limiter, lookups) = limiter(store.clone(), &arguments, settings, &store_times);
     let tls = match (&arguments.tls_cert, &arguments.tls_key) {
         (Some(certificate), Some(key)) => Some(Tls::read(certificate, key)?),
         _ => None,
@@ -48,7 +52,7 @@ pub(crate) async fn serve(arguments: Serve) -> Result<(), Failure> {
     let token =
         token.map_or_else(Token::made, Ok).map_err(|error| Failure::Token { place: "--admin".into(), error })?;
 
-    let (engine, reloader) = rules(&arguments, loaded, &limiter, tls.clone());
+    let (engine, reloader) = rules(&arguments, loaded, &limiter, lookups, tls.clone());
     let shared = store.clone().map(|store| Arc::new(store) as Arc<dyn Store>);
     let readiness = Readiness::new(limiter.clone(), shared, reloader.clone());
     let mut doors = Doors::new(limiter)
@@ -93,28 +97,43 @@ fn redis(url: &str, settings: Option<&Settings>) -> Result<Option<RedisStore>, F
     Ok(Some(builder.build().map_err(tollgate::StoreUrlError::from)?))
 }
 
+/// The limiter, and who is asked for plans that the rules do not know.
 fn limiter(
     store: Option<RedisStore>,
     arguments: &Serve,
     settings: Option<&Settings>,
     store_times: &Arc<StoreTimes>,
-) -> Limiter {
+) -> (Limiter, Lookups) {
     let instances = arguments.instances.or(settings.and_then(|settings| settings.instances)).unwrap_or(1);
     let mut builder = Limiter::builder().instances(instances);
+    if tracing::enabled!(tracing::Level::DEBUG) {
+        builder = builder.observer(TracingObserver);
+    }
     if let Some(settings) = settings {
         builder = builder.deadline(settings.deadline).on_failure(settings.on_failure);
     }
-    match store {
-        Some(store) => builder.store(Arc::new(store)).observer(store_times.clone()).build(),
-        None => builder.build(),
+    let Some(store) = store else { return (builder.build(), Vec::new()) };
+    let mut lookups = Lookups::new();
+    if let Some((settings, name)) = settings.and_then(|settings| Some((settings, settings.plan_hash.as_ref()?))) {
+        // The question for the plan comes before the decision, and both together keep the deadline.
+        let for_plan = settings.deadline / 4;
+        lookups.push(Arc::new(PlanHash::new(store.clone(), name.as_str()).timeout(for_plan)));
+        builder = builder.deadline(settings.deadline - for_plan);
     }
+    (builder.store(Arc::new(store)).observer(store_times.clone()).build(), lookups)
 }
 
 /// The engine, if there are rules, and what can be read again.
-fn rules(arguments: &Serve, loaded: Option<Loaded>, limiter: &Limiter, tls: Option<Tls>) -> (Option<Engine>, Reloader) {
+fn rules(
+    arguments: &Serve,
+    loaded: Option<Loaded>,
+    limiter: &Limiter,
+    lookups: Lookups,
+    tls: Option<Tls>,
+) -> (Option<Engine>, Reloader) {
     let (engine, reloader) = match (loaded, &arguments.config) {
         (Some(loaded), Some(file)) => {
-            let engine = Engine::new(limiter.clone(), loaded.rules.clone());
+            let engine = Engine::with_lookups(limiter.clone(), loaded.rules.clone(), lookups);
             let loader = configuration::loader(&arguments.store);
             (Some(engine.clone()), Reloader::rules(file, loader, loaded, engine))
         }

@@ -51,6 +51,7 @@ use std::time::Duration;
 use tollgate_core::{Check, Clock, Decision, StoreErrorKind, Timestamp};
 
 pub use self::traced::TracingObserver;
+use crate::counts::Said;
 
 /// Somebody who watches a limiter. Every method does nothing unless it is given.
 pub trait Observer: Send + Sync + 'static {
@@ -98,11 +99,7 @@ pub struct Answered<'a> {
 impl Answered<'_> {
     /// `allow`, `deny` or `unavailable`: the word in metrics and logs.
     pub fn verdict(&self) -> &'static str {
-        match self.answer {
-            Ok(decision) if decision.allowed() => "allow",
-            Ok(_) => "deny",
-            Err(_) => "unavailable",
-        }
+        self.answer.map_or(Said::Unavailable, |decision| Said::of(decision.allowed())).name()
     }
 }
 

@@ -62,6 +62,12 @@ fn two_instances_share_one_budget_and_the_wait_is_true() {
         }
     }
 
+    let slugs = redis.command(&["KEYS", "shortener:slug:*"]);
+    assert_eq!(slugs.items().len(), 10);
+    for key in redis.command(&["KEYS", "*"]).items() {
+        assert_ne!(redis.command(&["TTL", &key.text()]).integer(), -1, "{key:?} stays forever");
+    }
+
     // Halfway through the wait it is still too early; when it is over, it is not.
     let wait = assert_refused(&instances[0].shorten("https://example.com/b"), 10);
     thread::sleep(wait / 2);

@@ -9,6 +9,7 @@ mod limits;
 mod matches;
 mod rules;
 mod settings;
+mod tokens;
 
 use std::sync::Arc;
 

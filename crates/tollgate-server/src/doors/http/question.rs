@@ -139,8 +139,12 @@ pub(crate) struct Explicit<'b> {
 /// Why a body is no question. The text says what was expected.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum QuestionError {
+    /// JSON, but not of this shape: the text says which field, and what it should be.
     #[error("{0}")]
-    Json(#[from] serde_json::Error),
+    Shape(serde_json::Error),
+    /// No JSON at all.
+    #[error("{0}; expected a JSON object such as {{\"key\": \"user:42\", \"limit\": \"10/min\"}}")]
+    Json(serde_json::Error),
     #[error(
         "expected one of {{\"key\": …, \"limit\": …}}, {{\"checks\": [{{\"key\": …, \"limit\": …}}, …]}} and \
          {{\"request\": {{\"method\": …, \"path\": …, \"peer\": …}}}}"
@@ -162,6 +166,15 @@ pub(crate) enum QuestionError {
     Cost { place: String, found: u64 },
     #[error("{0}")]
     Check(#[from] CheckError),
+}
+
+impl From<serde_json::Error> for QuestionError {
+    fn from(error: serde_json::Error) -> QuestionError {
+        match error.is_data() {
+            true => QuestionError::Shape(error),
+            false => QuestionError::Json(error),
+        }
+    }
 }
 
 impl<'b> Question<'b> {
