@@ -55,7 +55,7 @@ fn what_cannot_be_done_is_exit_two_and_a_sentence_that_teaches() {
 fn the_script_and_every_help_text_are_printed() {
     let script = tollgate(&["script"]);
     assert!(text(&script.stdout).contains("TWIN OF"));
-    for command in ["serve", "validate", "check", "inspect", "reset", "script", "boundary"] {
+    for command in ["serve", "validate", "explain", "check", "inspect", "reset", "script", "boundary", "completions"] {
         let help = tollgate(&[command, "--help"]);
         assert!(text(&help.stdout).contains("Example:\n"), "{command}");
     }

@@ -16,7 +16,7 @@ use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 use tollgate::engine::Engine;
-use tollgate::{DecisionCounts, Limiter};
+use tollgate::{DecisionCounts, Limiter, SystemClock};
 
 use crate::accept::{Closing, DoorCounts, Gate, accept};
 use crate::admin::token::Token;
@@ -259,6 +259,7 @@ fn serve_admin(
         readiness: readiness.clone(),
         reloader: doors.reloader.clone(),
         numbers,
+        clock: SystemClock::new(),
     });
     let idle = doors.bounds.http_idle;
     accept(listener, gate, closing, move |stream, closing: Closing| {
