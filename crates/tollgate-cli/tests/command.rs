@@ -1,12 +1,11 @@
 //! The real binary, as a user runs it.
 #![allow(clippy::unwrap_used)] // a step that fails fails its test
 
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::TcpStream;
-use std::process::{Child, Command, Output, Stdio};
-use std::sync::mpsc;
-use std::time::Duration;
+mod serving;
 
+use std::process::{Command, Output};
+
+use serving::Serving;
 use tollgate_testkit::server::Server;
 
 fn tollgate(arguments: &[&str]) -> Output {
@@ -16,67 +15,6 @@ fn tollgate(arguments: &[&str]) -> Output {
 
 fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
-}
-
-/// A running `tollgate serve` on free ports; ended by its own id.
-struct Serving {
-    child: Child,
-    http: String,
-    resp: String,
-    logs: mpsc::Receiver<String>,
-}
-
-impl Serving {
-    fn start(arguments: &[&str]) -> Serving {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_tollgate"));
-        command.args(["serve", "--http", "127.0.0.1:0", "--resp", "127.0.0.1:0"]).args(arguments);
-        command.env_remove("TOLLGATE_STORE").env_remove("REDIS_URL");
-        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the binary runs");
-        let mut lines = BufReader::new(child.stdout.take().expect("a pipe")).lines().map_while(Result::ok);
-        let mut address = |door: &str| {
-            let line = lines.find(|line| line.trim_start().starts_with(door)).expect("every door is announced");
-            line.split_whitespace().nth(1).expect("an address").to_owned()
-        };
-        let (http, resp) = (address("http"), address("resp"));
-        let errors = BufReader::new(child.stderr.take().expect("a pipe")).lines().map_while(Result::ok);
-        let (heard, logs) = mpsc::channel();
-        std::thread::spawn(move || errors.for_each(|line| drop(heard.send(line))));
-        Serving { child, http, resp, logs }
-    }
-
-    /// Tells it to read its configuration again, and waits until it says what came of it.
-    fn reload(&self, said: &str) {
-        let status = Command::new("kill").args(["-HUP", &self.child.id().to_string()]).status().unwrap();
-        assert!(status.success());
-        while !self.logs.recv_timeout(Duration::from_secs(30)).expect("it says what came of it").contains(said) {}
-    }
-
-    fn post(&self, body: &str) -> String {
-        let mut stream = TcpStream::connect(&self.http).unwrap();
-        let head = format!(
-            "POST /v1/check HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {}\r\n\r\n",
-            body.len()
-        );
-        stream.write_all((head + body).as_bytes()).unwrap();
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).unwrap();
-        answer
-    }
-
-    fn say(&self, command: &str) -> String {
-        let mut stream = TcpStream::connect(&self.resp).unwrap();
-        stream.write_all(format!("{command}\r\nQUIT\r\n").as_bytes()).unwrap();
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).unwrap();
-        answer.replace("\r\n", " ")
-    }
-}
-
-impl Drop for Serving {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
 }
 
 #[test]
@@ -117,7 +55,7 @@ fn what_cannot_be_done_is_exit_two_and_a_sentence_that_teaches() {
 fn the_script_and_every_help_text_are_printed() {
     let script = tollgate(&["script"]);
     assert!(text(&script.stdout).contains("TWIN OF"));
-    for command in ["serve", "validate", "check", "inspect", "reset", "script", "boundary"] {
+    for command in ["serve", "validate", "explain", "check", "inspect", "reset", "script", "boundary", "completions"] {
         let help = tollgate(&[command, "--help"]);
         assert!(text(&help.stdout).contains("Example:\n"), "{command}");
     }

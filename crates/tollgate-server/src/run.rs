@@ -16,14 +16,14 @@ use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 use tollgate::engine::Engine;
-use tollgate::{DecisionCounts, Limiter};
+use tollgate::{DecisionCounts, Limiter, SystemClock};
 
 use crate::accept::{Closing, DoorCounts, Gate, accept};
 use crate::admin::token::Token;
 use crate::admin::{AdminDoor, is_loopback};
 use crate::doors::http::{HttpDoor, connection};
 use crate::doors::resp::{self, RespOptions};
-use crate::metrics::Numbers;
+use crate::metrics::{Numbers, StoreTimes};
 use crate::readiness::Readiness;
 use crate::reload::Reloader;
 use crate::stream::UntilClosing;
@@ -81,6 +81,7 @@ pub struct Doors {
     reloader: Reloader,
     readiness: Option<Readiness>,
     token: Option<Token>,
+    store_times: Arc<StoreTimes>,
 }
 
 impl Doors {
@@ -95,6 +96,7 @@ impl Doors {
             reloader: Reloader::nothing(),
             readiness: None,
             token: None,
+            store_times: Arc::default(),
         }
     }
 
@@ -140,6 +142,12 @@ impl Doors {
         Doors { token: Some(token), ..self }
     }
 
+    /// With what watches the limiter's store, for the metrics.
+    #[must_use]
+    pub fn store_times(self, store_times: Arc<StoreTimes>) -> Doors {
+        Doors { store_times, ..self }
+    }
+
     fn gate(&self, door: &'static str, counts: &Arc<DoorCounts>) -> Gate {
         Gate {
             door,
@@ -176,6 +184,7 @@ pub async fn run(listeners: Listeners, doors: Doors, shutdown: impl Future<Outpu
             reloader: doors.reloader.clone(),
             readiness: readiness.clone(),
             explicit,
+            store_times: doors.store_times.clone(),
             doors: counts,
         });
         serving_admin.spawn(serve_admin(listener, &doors, &readiness, numbers, closing_admin));
@@ -250,6 +259,7 @@ fn serve_admin(
         readiness: readiness.clone(),
         reloader: doors.reloader.clone(),
         numbers,
+        clock: SystemClock::new(),
     });
     let idle = doors.bounds.http_idle;
     accept(listener, gate, closing, move |stream, closing: Closing| {

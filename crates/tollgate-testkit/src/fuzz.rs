@@ -4,7 +4,8 @@
 //! something is wrong with it. The targets need a nightly compiler and time; the inputs worth keeping are in
 //! `fuzz/corpus`, and a plain test puts them through the same functions.
 
-use std::str;
+use std::path::{Path, PathBuf};
+use std::{fs, panic, str};
 
 use tollgate_core::Limit;
 
@@ -36,4 +37,21 @@ pub fn decision(bytes: &[u8]) {
     if let Err(difference) = compare(&trace, &mut InMemory::new()) {
         panic!("{trace}{difference}");
     }
+}
+
+/// Puts every kept input of a target through it.
+///
+/// # Panics
+/// When some fail, with their names; when the corpus is not there.
+pub fn replay(target: &str, run: impl Fn(&[u8]) + panic::RefUnwindSafe) {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus").join(target);
+    let entries = fs::read_dir(&dir).unwrap_or_else(|error| panic!("{}: {error}", dir.display()));
+    let paths: Vec<_> = entries.map(|entry| entry.expect("a readable directory").path()).collect();
+    assert!(paths.len() >= 10, "the corpus of {target} is not there: {paths:?}");
+    let failed = |path: &&PathBuf| {
+        let bytes = fs::read(path).expect("a readable file");
+        panic::catch_unwind(|| run(&bytes)).is_err()
+    };
+    let failed: Vec<_> = paths.iter().filter(failed).collect();
+    assert!(failed.is_empty(), "{target} fails on {failed:?}");
 }

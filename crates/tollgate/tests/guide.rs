@@ -63,11 +63,3 @@ fn every_link_leads_to_a_file() {
         }
     }
 }
-
-#[test]
-fn nothing_is_left_to_be_filled_in() {
-    for (name, page) in pages() {
-        let left = page.lines().find(|line| line.starts_with('@') && line.ends_with('@'));
-        assert_eq!(left, None, "{name}");
-    }
-}

@@ -14,6 +14,8 @@
 
 mod command;
 mod frame;
+#[doc(hidden)]
+pub mod fuzz;
 mod reply;
 
 use std::sync::Arc;

@@ -3,6 +3,7 @@
 
 mod behind_doors;
 mod conformance;
+mod corpus;
 mod http_subject;
 mod resp_subject;
 mod throttle;

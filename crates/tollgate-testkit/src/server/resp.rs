@@ -92,6 +92,11 @@ impl Connection {
         self.receive()
     }
 
+    /// The socket once more, for a thread that sends while this one receives.
+    pub fn try_clone_stream(&self) -> io::Result<TcpStream> {
+        self.stream.get_ref().try_clone()
+    }
+
     /// Sends a command; its reply is for [`receive`](Connection::receive).
     pub fn send(&mut self, parts: &[impl AsRef<[u8]>]) -> io::Result<()> {
         let mut command = format!("*{}\r\n", parts.len()).into_bytes();

@@ -34,7 +34,6 @@ where
         .timer(hyper_util::rt::TokioTimer::new())
         .header_read_timeout(idle)
         .max_buf_size(HEADER_BYTES_MAX)
-        .pipeline_flush(true)
         .serve_connection(hyper_util::rt::TokioIo::new(stream), service);
     tokio::pin!(connection);
     tokio::select! {
@@ -50,16 +49,21 @@ where
     B: Body<Data = Bytes>,
     B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
 {
+    if body.size_hint().lower() > bytes_max as u64 {
+        return Err(too_large(bytes_max));
+    }
     let collected = tokio::time::timeout(BODY_WITHIN, Limited::new(body, bytes_max).collect()).await;
     match collected {
         Ok(Ok(body)) => Ok(body.to_bytes()),
-        Ok(Err(error)) if error.is::<LengthLimitError>() => {
-            let message = format!("a body has at most {bytes_max} bytes");
-            Err(problem(StatusCode::PAYLOAD_TOO_LARGE, "too_large", &message))
-        }
+        Ok(Err(error)) if error.is::<LengthLimitError>() => Err(too_large(bytes_max)),
         Ok(Err(_)) => Err(problem(StatusCode::BAD_REQUEST, "bad_request", "the body broke off")),
         Err(_) => Err(problem(StatusCode::REQUEST_TIMEOUT, "timeout", "the body did not come in time")),
     }
+}
+
+fn too_large(bytes_max: usize) -> Response<Bytes> {
+    let message = format!("a body has at most {bytes_max} bytes");
+    problem(StatusCode::PAYLOAD_TOO_LARGE, "too_large", &message)
 }
 
 /// A JSON answer.

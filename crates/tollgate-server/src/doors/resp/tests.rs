@@ -124,6 +124,30 @@ async fn a_command_in_single_bytes_is_a_command() {
     door.say(b"", &numbers([1, 10, 9, 0, 60_000])).await;
 }
 
+/// A pipeline of every shape: bytes that look like frames inside an argument, a typed line, a command without arguments.
+#[tokio::test]
+async fn a_pipeline_split_anywhere_is_answered_alike() {
+    let pipeline = b"*3\r\n$14\r\nTOLLGATE.CHECK\r\n$6\r\n*1\r\n$4\r\n$6\r\n10/min\r\nPING\r\n*0\r\n\r\n*5\r\n$14\r\nTOLLGATE.CHECK\r\n$1\r\nk\r\n$5\r\n2/min\r\n$4\r\nCOST\r\n$1\r\n2\r\nCL.THROTTLE t 0 1 60\n*2\r\n$4\r\nECHO\r\n$0\r\n\r\n";
+    let expected = [
+        numbers([1, 10, 9, 0, 60_000]),
+        "+PONG\r\n".to_owned(),
+        numbers([1, 2, 0, 0, 60_000]),
+        numbers([0, 1, 0, -1, 60]),
+        "$0\r\n\r\n".to_owned(),
+    ]
+    .concat();
+    for first in 0..pipeline.len() {
+        let second = first + (pipeline.len() - first) / 2;
+        let mut door = door(RespOptions::default());
+        for piece in [&pipeline[..first], &pipeline[first..second]] {
+            door.client.write_all(piece).await.unwrap();
+            // The door's task runs before this one goes on: the piece is read by itself.
+            tokio::task::yield_now().await;
+        }
+        door.say(&pipeline[second..], &expected).await;
+    }
+}
+
 #[tokio::test]
 async fn a_hundred_thousand_pipelined_commands_have_an_exact_count_of_verdicts() {
     let door = door(RespOptions::default());

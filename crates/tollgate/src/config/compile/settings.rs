@@ -13,6 +13,8 @@ use crate::config::span::Spanned;
 use crate::config::types::{Config, StyleWord};
 use crate::config::written::Secret;
 use crate::failure::OnFailure;
+#[cfg(feature = "redis")]
+use crate::limiter::{Limiter, LimiterBuilder, StoreUrlError};
 
 /// The schemes of shared stores.
 const SCHEMES: [&str; 4] = ["redis://", "rediss://", "redis+cluster://", "redis+sentinel://"];
@@ -41,6 +43,35 @@ impl Settings {
     /// Whether counters live in a store that nodes share.
     pub fn is_shared(&self) -> bool {
         self.store.as_ref().is_some_and(|store| store.reveal() != "memory")
+    }
+
+    /// A limiter as these settings want it, ready to be built: on their store, or in memory if they name none.
+    ///
+    /// ```
+    /// use tollgate::config::{Config, Format};
+    /// use tollgate::engine::Engine;
+    ///
+    /// let file = "store = 'memory'\n[[rules]]\nname = 'all'\nlimits = ['100/min']";
+    /// let loaded = Config::from_text(file, Format::Toml)?;
+    /// let engine = Engine::new(loaded.settings.limiter()?.build(), loaded.rules);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// When the URL names no store, with what would be accepted; or for a shared store outside a tokio runtime.
+    #[cfg(feature = "redis")]
+    pub fn limiter(&self) -> Result<LimiterBuilder, StoreUrlError> {
+        let builder = Limiter::builder()
+            .deadline(self.deadline)
+            .on_failure(self.on_failure)
+            .instances(self.instances.unwrap_or(1));
+        Ok(match self.store.as_ref().filter(|_| self.is_shared()) {
+            Some(url) => {
+                let store = tollgate_redis::RedisStore::builder(url.reveal()).prefix(self.prefix.clone()).build()?;
+                builder.store(Arc::new(store))
+            }
+            None => builder,
+        })
     }
 }
 

@@ -1,0 +1,200 @@
+//! The doors of `tollgate serve`, beside servers that people use for the same.
+//!
+//! ```text
+//! cargo bench -p tollgate-bench --bench doors
+//! ```
+
+use std::net::SocketAddr;
+use std::process::Command;
+
+use tollgate_bench::door::{Load, Process, Protocol, Questions, free_addr, published, tollgate_binary};
+use tollgate_bench::measure::{median, print_table, setting};
+
+const CONNECTIONS: usize = 8;
+const LIVE_KEYS: u64 = 1_000_000;
+/// Beyond what anybody reaches, or reached at once.
+const ADMITTED: &str = "10000000/s token-bucket";
+const DENIED: &str = "1/day token-bucket";
+/// The limit that is asked by default, and the one whose state is largest.
+const SLIDING: &str = "1000000/min";
+
+/// Which keys are asked for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Keys {
+    Hot,
+    Live,
+    New,
+}
+
+struct Contestant {
+    name: &'static str,
+    process: usize,
+    depth: usize,
+    questions: Questions,
+}
+
+/// One row of a table: what it costs, and against whom it is held.
+struct Row {
+    name: &'static str,
+    us: Vec<f64>,
+    ratios: Vec<f64>,
+}
+
+fn key(keys: Keys, n: u64) -> String {
+    match keys {
+        Keys::Hot => "user:42".to_owned(),
+        // All of them, in an order that no cache can follow: 611,953 is prime.
+        Keys::Live => format!("user:{}", n.wrapping_mul(611_953) % LIVE_KEYS),
+        Keys::New => format!("visitor:{n}"),
+    }
+}
+
+fn resp(words: &[&str], out: &mut Vec<u8>) {
+    out.extend_from_slice(format!("*{}\r\n", words.len()).as_bytes());
+    for word in words {
+        out.extend_from_slice(format!("${}\r\n{word}\r\n", word.len()).as_bytes());
+    }
+}
+
+fn incr(keys: Keys) -> Questions {
+    let write = move |n, out: &mut Vec<u8>| resp(&["INCR", &key(keys, n)], out);
+    Questions { protocol: Protocol::Resp { lines: 1 }, write: Box::new(write) }
+}
+
+fn check(keys: Keys, limit: &'static str) -> Questions {
+    let write = move |n, out: &mut Vec<u8>| resp(&["TOLLGATE.CHECK", &key(keys, n), limit], out);
+    Questions { protocol: Protocol::Resp { lines: 6 }, write: Box::new(write) }
+}
+
+fn throttle() -> Questions {
+    let write = |n, out: &mut Vec<u8>| resp(&["CL.THROTTLE", &key(Keys::Hot, n), "999999", "1000000", "1"], out);
+    Questions { protocol: Protocol::Resp { lines: 6 }, write: Box::new(write) }
+}
+
+fn post(path: &'static str, body: impl Fn(u64) -> String + 'static) -> Questions {
+    let write = move |n, out: &mut Vec<u8>| {
+        let body = body(n);
+        let head = format!(
+            "POST {path} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
+            body.len()
+        );
+        out.extend_from_slice(head.as_bytes());
+        out.extend_from_slice(body.as_bytes());
+    };
+    Questions { protocol: Protocol::Http, write: Box::new(write) }
+}
+
+fn http(keys: Keys, limit: &'static str) -> Questions {
+    post("/v1/check", move |n| format!(r#"{{"key":"{}","limit":"{limit}"}}"#, key(keys, n)))
+}
+
+fn throttlecrab(keys: Keys, burst: u64, count: u64) -> Questions {
+    post("/throttle", move |n| {
+        format!(r#"{{"key":"{}","max_burst":{burst},"count_per_period":{count},"period":60}}"#, key(keys, n))
+    })
+}
+
+/// Rounds in turn; the first contestant is the one the others are held against.
+fn measure(title: &str, processes: &[Process], contestants: &mut [Contestant], count: usize) {
+    let rounds = setting("TOLLGATE_BENCH_ROUNDS", 9);
+    let mut loads: Vec<Load> =
+        contestants.iter().map(|one| Load::new(processes[one.process].addr, CONNECTIONS)).collect();
+    let mut rows: Vec<Row> =
+        contestants.iter().map(|one| Row { name: one.name, us: Vec::new(), ratios: Vec::new() }).collect();
+    for round in 0..=rounds {
+        let mut first = 0.0;
+        for ((one, load), row) in contestants.iter_mut().zip(&mut loads).zip(&mut rows) {
+            let process = &processes[one.process];
+            if round == 0 && one.name.contains("live") {
+                load.run(&mut one.questions, one.depth, LIVE_KEYS as usize);
+            }
+            let before = process.cpu_seconds();
+            let answered = load.run(&mut one.questions, one.depth, count);
+            let us = (process.cpu_seconds() - before) * 1e6 / answered as f64;
+            if first == 0.0 {
+                first = us;
+            }
+            // The first round warms up.
+            if round > 0 {
+                row.us.push(us);
+                row.ratios.push(first / us);
+            }
+        }
+    }
+    println!("\n{title}, median of {rounds} rounds");
+    let rows: Vec<Vec<String>> = rows
+        .into_iter()
+        .map(|row| {
+            vec![row.name.to_owned(), format!("{:.2} µs", median(row.us)), format!("{:.2}×", median(row.ratios))]
+        })
+        .collect();
+    print_table(&["", "CPU per answer", "speed"], &rows);
+}
+
+fn main() {
+    let chosen: Vec<String> = std::env::args().skip(1).filter(|argument| !argument.starts_with("--")).collect();
+    let is_chosen = |name: &str| chosen.is_empty() || chosen.iter().any(|part| name.contains(part.as_str()));
+    let count = setting("TOLLGATE_BENCH_ANSWERS", 200_000);
+
+    let (http_addr, resp_addr) = (free_addr(), free_addr());
+    let tollgate = |addr: SocketAddr| {
+        let mut command = Command::new(tollgate_binary());
+        command.args([
+            "serve",
+            "--store",
+            "memory",
+            "--http",
+            &http_addr.to_string(),
+            "--resp",
+            &resp_addr.to_string(),
+        ]);
+        Process::start(&mut command, addr)
+    };
+    let redis_addr = free_addr();
+    let mut redis = Command::new("redis-server");
+    redis.args(["--port", &redis_addr.port().to_string(), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]);
+    let processes = [tollgate(resp_addr), Process::start(&mut redis, redis_addr)];
+    let (ours, theirs) = (0, 1);
+
+    for depth in [16, 1] {
+        let title = format!("RESP ×{depth}");
+        if !is_chosen(&title) {
+            continue;
+        }
+        let one = |name, process, questions| Contestant { name, process, depth, questions };
+        let mut contestants = [
+            one("redis-server INCR, hot", theirs, incr(Keys::Hot)),
+            one("TOLLGATE.CHECK, hot", ours, check(Keys::Hot, ADMITTED)),
+            one("TOLLGATE.CHECK, hot, sliding", ours, check(Keys::Hot, SLIDING)),
+            one("TOLLGATE.CHECK, hot, denied", ours, check(Keys::Hot, DENIED)),
+            one("CL.THROTTLE, hot", ours, throttle()),
+            one("redis-server INCR, 1 M live", theirs, incr(Keys::Live)),
+            one("TOLLGATE.CHECK, 1 M live", ours, check(Keys::Live, "1000/h token-bucket")),
+            one("redis-server INCR, all new", theirs, incr(Keys::New)),
+            one("TOLLGATE.CHECK, all new", ours, check(Keys::New, "1000/h token-bucket")),
+        ];
+        measure(&title, &processes, &mut contestants, if depth == 1 { count / 4 } else { count });
+    }
+
+    if is_chosen("HTTP") {
+        let peer_addr = free_addr();
+        let mut peer = Command::new(published("throttlecrab-server"));
+        peer.args(["--http", "--http-host", "127.0.0.1", "--http-port", &peer_addr.port().to_string()]);
+        let [mut ours_process, _] = processes;
+        ours_process.addr = http_addr;
+        let processes = [ours_process, Process::start(&mut peer, peer_addr)];
+        let one = |name, process, questions| Contestant { name, process, depth: 1, questions };
+        let mut contestants = [
+            one("throttlecrab-server, hot", theirs, throttlecrab(Keys::Hot, 1_000_000, 10_000_000)),
+            one("POST /v1/check, hot", ours, http(Keys::Hot, ADMITTED)),
+            one("POST /v1/check, hot, sliding", ours, http(Keys::Hot, SLIDING)),
+            one("throttlecrab-server, denied", theirs, throttlecrab(Keys::Hot, 1, 1)),
+            one("POST /v1/check, denied", ours, http(Keys::Hot, DENIED)),
+            one("throttlecrab-server, 1 M live", theirs, throttlecrab(Keys::Live, 1_000, 1_000)),
+            one("POST /v1/check, 1 M live", ours, http(Keys::Live, "1000/h token-bucket")),
+            one("throttlecrab-server, all new", theirs, throttlecrab(Keys::New, 1_000, 1_000)),
+            one("POST /v1/check, all new", ours, http(Keys::New, "1000/h token-bucket")),
+        ];
+        measure("HTTP", &processes, &mut contestants, count / 4);
+    }
+}

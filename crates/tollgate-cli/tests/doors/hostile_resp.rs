@@ -1,0 +1,199 @@
+//! The RESP door: much at once, nonsense, and clients that neither finish nor read.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::TcpStream;
+use std::time::Duration;
+
+use tollgate_testkit::server::Reply;
+
+use crate::serving::Serving;
+
+/// Whatever arrives, one process may grow by no more: a few hundred connections, each with the longest unfinished command.
+const GROWTH_BYTES_MAX: u64 = 200 * 1024 * 1024;
+
+fn connect(serving: &Serving) -> TcpStream {
+    let stream = TcpStream::connect(&serving.resp).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+    stream.set_write_timeout(Some(Duration::from_secs(1))).unwrap();
+    stream
+}
+
+/// Sends as much as is taken; a door that closes in between is no failure.
+fn offer(stream: &mut TcpStream, bytes: &[u8]) {
+    match stream.write_all(bytes) {
+        Ok(()) => {}
+        Err(error) => assert!(
+            matches!(error.kind(), ErrorKind::BrokenPipe | ErrorKind::ConnectionReset | ErrorKind::WouldBlock),
+            "{error}"
+        ),
+    }
+}
+
+/// What is said until the door closes. A reset, which unread bytes cause, is a close too.
+fn until_closed(stream: &mut TcpStream) -> String {
+    let mut said = Vec::new();
+    let mut chunk = [0; 4096];
+    loop {
+        match stream.read(&mut chunk) {
+            Ok(0) => break,
+            Ok(read) => said.extend_from_slice(&chunk[..read]),
+            Err(error) if error.kind() == ErrorKind::ConnectionReset => break,
+            Err(error) => panic!("the door neither answers nor closes: {error}"),
+        }
+    }
+    String::from_utf8_lossy(&said).into_owned()
+}
+
+#[test]
+fn a_hundred_thousand_pipelined_commands_have_an_exact_count_of_verdicts() {
+    let serving = Serving::start(&[]);
+    let mut connection = serving.connect();
+    let command = b"*3\r\n$14\r\nTOLLGATE.CHECK\r\n$7\r\nuser:42\r\n$9\r\n30000/day\r\n";
+    let mut writer = connection.try_clone_stream().unwrap();
+    let sender = std::thread::spawn(move || writer.write_all(&command.repeat(100_000)));
+    let mut left = Vec::new();
+    for _ in 0..100_000 {
+        let reply = connection.receive().unwrap();
+        if reply.items()[0] == Reply::Integer(1) {
+            left.push(reply.items()[2].integer());
+        }
+    }
+    sender.join().unwrap().unwrap();
+    // Not only so many: each sees one less than the one before it.
+    assert_eq!(left, (0..30_000).rev().collect::<Vec<i64>>());
+}
+
+#[test]
+fn hostile_frames_end_with_a_word_and_nobody_else_notices() {
+    let mut serving = Serving::start(&[]);
+    let mut bystander = serving.connect();
+    let huge_line = vec![b'x'; 4 << 20];
+    let deep = b"*1\r\n".repeat(100_000);
+    let many_large =
+        [&b"*64\r\n"[..], &[&b"$65536\r\n"[..], &vec![b'x'; 65_536], b"\r\n"].concat().repeat(64)].concat();
+    for frame in [
+        &b"*99999999999999999999999999\r\n"[..],
+        b"*2147483647\r\n",
+        b"*65\r\n",
+        b"*-1\r\n",
+        b"*-9223372036854775808\r\n",
+        b"*\r\n",
+        b"*1\n$4\nPING\n",
+        b"*1\r\n$18446744073709551615\r\n",
+        b"*1\r\n$536870912\r\n",
+        b"*1\r\n$-1\r\n",
+        b"*1\r\n$\r\nPING\r\n",
+        b"*1\r\n$4\r\nPINGPING",
+        b"*1\r\n$3\r\nPING\r\n",
+        b"*1\r\n:4\r\n",
+        b"*1\r\n+PING\r\n",
+        b"*2\r\n$4\r\nECHO\r\n*1\r\n$2\r\nhi\r\n",
+        b"*1\r\n$0x4\r\nPING\r\n",
+        b"*+1\r\n$4\r\nPING\r\n",
+        b"*1\r\n$4\0\r\nPING\r\n",
+        b"*1\0\r\n",
+        &deep,
+        &huge_line,
+        &many_large,
+    ] {
+        let mut stream = connect(&serving);
+        offer(&mut stream, frame);
+        let said = until_closed(&mut stream);
+        // A close with bytes unread on our side of the wire may overtake the word.
+        let named = String::from_utf8_lossy(&frame[..frame.len().min(60)]).into_owned();
+        assert!(
+            said.starts_with("-ERR Protocol error: ") || (said.is_empty() && frame.len() > 65_536),
+            "{named:?}: {said:?}"
+        );
+        assert_eq!(bystander.call(&["PING"]).unwrap(), Reply::Simple("PONG".into()), "after {named:?}");
+    }
+    assert!(serving.is_alive());
+}
+
+#[test]
+fn bytes_of_any_kind_are_a_key_and_nothing_else() {
+    let serving = Serving::start(&[]);
+    let mut connection = serving.connect();
+    let mut left = |key: &[u8]| {
+        let reply = connection.call(&[&b"TOLLGATE.CHECK"[..], key, b"3/h"]).unwrap();
+        reply.items()[2].integer()
+    };
+    for key in [&b"k"[..], b"k\0", b"\0k", b"k\r\n", b"", b"*3\r\n$4\r\nPING\r\n", b"\xff\xfe", &[b'x'; 65_536]] {
+        assert_eq!((left(key), left(key)), (2, 1), "{:?}", String::from_utf8_lossy(&key[..key.len().min(20)]));
+    }
+}
+
+#[test]
+fn unfinished_commands_by_the_hundred_connections_are_bounded_and_disturb_nobody() {
+    let mut serving = Serving::start(&[]);
+    assert!(serving.is_alive());
+    let before = serving.resident_bytes();
+    let unfinished =
+        [&b"*4\r\n"[..], &[&b"$65000\r\n"[..], &vec![b'x'; 65_000], b"\r\n"].concat().repeat(3), b"$65000\r\nx"]
+            .concat();
+    let endless = vec![b'x'; 65_000];
+    let mut held = Vec::new();
+    for n in 0..300 {
+        let mut stream = connect(&serving);
+        offer(&mut stream, if n % 2 == 0 { &unfinished } else { &endless });
+        held.push(stream);
+    }
+    assert!(serving.is_alive());
+    // Each of them may still finish what it began.
+    offer(&mut held[0], &[b'x'; 64_999]);
+    offer(&mut held[0], b"\r\n");
+    let mut said = [0; 4];
+    held[0].read_exact(&mut said).unwrap();
+    assert_eq!(&said, b"-ERR", "a command, though an unknown one");
+    let grown = serving.resident_bytes().saturating_sub(before);
+    assert!(grown < GROWTH_BYTES_MAX, "{grown} bytes");
+}
+
+#[test]
+fn a_client_that_does_not_read_is_not_written_for_without_end() {
+    let mut serving = Serving::start(&[]);
+    assert!(serving.is_alive());
+    let before = serving.resident_bytes();
+    let echo = [&b"*2\r\n$4\r\nECHO\r\n$60000\r\n"[..], &[b'x'; 60_000], b"\r\n"].concat();
+    let mut held = Vec::new();
+    for _ in 0..4 {
+        let mut stream = connect(&serving);
+        // Sending stops when the door stops reading, since it has nowhere to put the replies.
+        let taken = (0..1_000).take_while(|_| stream.write_all(&echo).is_ok()).count();
+        assert!(taken < 1_000, "60 MB were taken from somebody who reads nothing");
+        held.push(stream);
+    }
+    assert!(serving.is_alive());
+    let grown = serving.resident_bytes().saturating_sub(before);
+    assert!(grown < 64 * 1024 * 1024, "{grown} bytes");
+}
+
+#[test]
+fn extreme_numbers_are_answered_with_an_error_that_says_what_is_accepted() {
+    let serving = Serving::start(&[]);
+    let mut connection = serving.connect();
+    for (arguments, phrase) in [
+        ("9223372036854775807 1 1", "max_burst is a whole number from 0 to"),
+        ("18446744073709551616 1 1", "max_burst is a whole number from 0 to"),
+        ("-9223372036854775808 1 1", "max_burst is a whole number from 0 to"),
+        ("4294967295 1 1", "burst is 1 to"),
+        ("1 9223372036854775807 1", "count is a whole number from 0 to"),
+        ("1 4294967295 1", "a quota is 1 to"),
+        ("1 0 1", "a quota is 1 to"),
+        ("1 1 9223372036854775807", "period is a whole number from 0 to"),
+        ("1 1 4294967295", "a window is"),
+        ("1 1 0", "a window is"),
+        ("1 1 1 9223372036854775807", "quantity is a whole number from 0 to"),
+        ("1 1 1 -1", "quantity is a whole number from 0 to"),
+        ("1.5 1 1", "max_burst is a whole number from 0 to"),
+        ("1e9 1 1", "max_burst is a whole number from 0 to"),
+        ("NaN 1 1", "max_burst is a whole number from 0 to"),
+    ] {
+        let command: Vec<&str> = ["CL.THROTTLE", "user"].into_iter().chain(arguments.split(' ')).collect();
+        let reply = connection.call(&command).unwrap();
+        assert!(reply.error().is_some_and(|error| error.contains(phrase)), "{arguments}: {reply:?}");
+    }
+    // The largest that are accepted are answered, too.
+    let reply = connection.call(&["CL.THROTTLE", "user", "9999999", "10000000", "34560000", "4294967295"]).unwrap();
+    assert_eq!(reply.items().iter().map(Reply::integer).collect::<Vec<_>>(), [1, 10_000_000, 10_000_000, -1, 0]);
+}
