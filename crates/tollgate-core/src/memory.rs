@@ -6,7 +6,7 @@
 //! ```
 //!
 //! **No allocation per check** once a key exists: the key is hashed, never copied, and a state that fits its slot
-//! stays there. Only hashes are kept; two keys share a counter with a probability of about 2^-96 per pair,
+//! stays there. Only hashes are kept; two keys share a counter with a probability of about 2^-95 per pair,
 //! under a seed that nobody outside knows.
 //!
 //! **One decision, several shards.** The shards of a multi-limit check are locked together, in ascending order, so
@@ -28,6 +28,7 @@ mod lifetime;
 mod rings;
 mod shard;
 mod slot;
+mod table;
 
 use std::hash::{BuildHasher, Hasher};
 
@@ -349,7 +350,7 @@ impl MemoryStore {
             }
             hasher.finish()
         });
-        CounterHash { table: first, rest: second as u32, shard: name.shard }
+        CounterHash { shard: name.shard, ..CounterHash::new(first, second) }
     }
 
     #[inline]

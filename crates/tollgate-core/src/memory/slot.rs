@@ -28,9 +28,10 @@ use crate::decision::Line;
 use crate::limit::{BucketShape, Limit, LogShape, Machine, PairShape};
 use crate::time::Timestamp;
 
-/// The name of a counter: 128 bits of a seeded hash, of which the last 32 only choose the shard.
+/// The name of a counter: 127 bits of a seeded hash, of which the last 32 only choose the shard.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct CounterHash {
+    /// Always odd: a slot whose hash is zero is empty.
     pub(super) table: u64,
     pub(super) rest: u32,
     pub(super) shard: u32,
@@ -39,13 +40,12 @@ pub(super) struct CounterHash {
 impl CounterHash {
     #[inline]
     pub(super) fn new(first: u64, second: u64) -> CounterHash {
-        CounterHash { table: first, rest: second as u32, shard: (second >> 32) as u32 }
+        CounterHash { table: first | 1, rest: second as u32, shard: (second >> 32) as u32 }
     }
 }
 
-// Aligned, or every other slot would lie across two cache lines wherever an allocator puts its tables.
-#[repr(align(32))]
-#[derive(Debug)]
+#[derive(Debug, Default)]
+#[repr(C)]
 pub(super) struct Slot {
     hash: u64,
     rest: u32,
@@ -80,9 +80,15 @@ impl Slot {
         slot
     }
 
-    #[inline]
+    #[inline(always)]
     pub(super) fn is(&self, name: CounterHash) -> bool {
-        self.hash == name.table && self.rest == name.rest
+        (self.hash == name.table) & (self.rest == name.rest)
+    }
+
+    /// Whether no counter is here.
+    #[inline(always)]
+    pub(super) fn is_empty(&self) -> bool {
+        self.hash == 0
     }
 
     /// The hash that places this slot in its table.
@@ -408,7 +414,7 @@ mod tests {
             ),
             ("7/s token-bucket", State::Bucket(Bucket { time_us: last, level: SMALL_MASK, scale: WINDOW_US_MAX })),
         ];
-        let name = CounterHash { table: 1, rest: 2, shard: 3 };
+        let name = CounterHash::new(1, 2);
         for (limit, state) in states {
             let mut rings = Rings::default();
             let mut slot = Slot::new(name, &limit.parse().unwrap(), state.clone(), &mut rings);
