@@ -18,8 +18,9 @@
 //! sixty-fourth operation; whatever has expired goes. There is no sweep that pauses and no thread.
 
 use super::budget::Budget;
+use super::naming::CounterHash;
 use super::rings::Rings;
-use super::slot::{CounterHash, Slot};
+use super::slot::Slot;
 use super::table::{self, LINE_BYTES, Table};
 use crate::algorithm::State;
 use crate::limit::Limit;
@@ -90,7 +91,7 @@ impl Shard {
     /// clock and getting here, or the clock really went back.
     #[inline]
     pub(super) fn arrive(&self, read: Timestamp, clock: &impl Clock) -> Timestamp {
-        if read < self.latest { clock.now_at_least(self.latest) } else { read }
+        if read < self.latest { ask_again(clock, self.latest) } else { read }
     }
 
     /// From here on the shard has seen `now`.
@@ -99,11 +100,16 @@ impl Shard {
         self.latest = now;
     }
 
+    /// Where the counter of that name is, if it has a slot of its own.
+    #[inline(always)]
+    pub(super) fn find(&self, name: CounterHash) -> Option<usize> {
+        self.table.find(name)
+    }
+
     /// The slot of a counter that has one of its own, and the entries of the long logs.
-    #[inline]
+    #[inline(always)]
     pub(super) fn slot_of(&mut self, name: CounterHash) -> Option<(&mut Slot, &mut Rings)> {
-        let place = self.table.find(name)?;
-        Some((self.table.slot_mut(place), &mut self.rings))
+        Some((self.table.find_mut(name)?, &mut self.rings))
     }
 
     /// Takes the state of a counter that has a slot of its own. [`Shard::put`] must follow.
@@ -111,10 +117,6 @@ impl Shard {
     pub(super) fn take_known(&mut self, name: CounterHash) -> Option<(Place, State)> {
         let place = self.table.find(name)?;
         Some((Place::Table(place), self.table.slot_mut(place).unpack(&mut self.rings)))
-    }
-
-    pub(super) fn knows(&self, name: CounterHash) -> bool {
-        self.table.find(name).is_some()
     }
 
     /// Takes the state of a counter without a slot of its own: its overflow counter if that is live, else a
@@ -319,6 +321,11 @@ impl Shard {
             self.bytes_reported = bytes;
         }
     }
+}
+
+#[cold]
+fn ask_again(clock: &impl Clock, latest: Timestamp) -> Timestamp {
+    clock.now_at_least(latest)
 }
 
 fn remove(table: &mut Table, place: usize, rings: &mut Rings) {

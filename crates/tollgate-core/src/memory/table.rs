@@ -19,7 +19,8 @@
 //! table never fills with tombstones that only a rebuild could clear. A line fills from the left: its second place is
 //! taken only if its first is.
 
-use super::slot::{CounterHash, Slot};
+use super::naming::CounterHash;
+use super::slot::Slot;
 
 #[derive(Debug, Default)]
 pub(super) struct Table {
@@ -72,17 +73,48 @@ impl Table {
     /// Where the counter of that name is.
     #[inline(always)]
     pub(super) fn find(&self, name: CounterHash) -> Option<usize> {
-        let mut at = self.home(name.table);
-        for _ in 0..self.lines.len() {
-            let Line(line) = self.lines.get(at)?;
-            let second = usize::from(line[1].is(name));
-            if line[second].is(name) {
-                return Some(2 * at + second);
-            }
+        let home = self.home(name.table());
+        let Line(line) = self.lines.get(home)?;
+        // Most are at home.
+        if line[0].is(name) {
+            Some(2 * home)
+        } else if line[1].is(name) {
+            Some(2 * home + 1)
+        } else if line[1].is_empty() {
+            None
+        } else {
+            self.find_after(home, name)
+        }
+    }
+
+    /// The slot of that name.
+    #[inline(always)]
+    pub(super) fn find_mut(&mut self, name: CounterHash) -> Option<&mut Slot> {
+        let home = self.home(name.table());
+        let Line(line) = self.lines.get(home)?;
+        if line[0].is(name) {
+            return Some(&mut self.lines[home].0[0]);
+        }
+        if line[1].is(name) {
+            return Some(&mut self.lines[home].0[1]);
+        }
+        self.find_after(home, name).map(|place| self.slot_mut(place))
+    }
+
+    /// Goes on behind a home that is full.
+    #[inline(never)]
+    fn find_after(&self, home: usize, name: CounterHash) -> Option<usize> {
+        let mut at = home;
+        for _ in 1..self.lines.len() {
+            let Line(line) = &self.lines[at];
             if line[1].is_empty() {
                 return None;
             }
             at = self.after(at);
+            let Line(line) = &self.lines[at];
+            if let Some(second) = line.iter().position(|slot| slot.is(name)) {
+                return Some(2 * at + second);
+            }
         }
         None
     }
@@ -229,7 +261,7 @@ mod tests {
             2 => 0x8000_0000_0000_0000 + number,
             _ => 0,
         };
-        CounterHash::new(table, number)
+        CounterHash::new(table, number << 32)
     }
 
     #[test]
