@@ -10,6 +10,7 @@ use super::refused::Refused;
 use crate::identity::{Identity, Origin};
 use crate::rules::{PlanQuestion, RequestView, Rule, Tariff};
 
+#[allow(clippy::large_enum_variant)] // the large one is the common one
 pub(super) enum Known {
     /// No rule matches, or the caller is exempt.
     Nothing,

@@ -23,7 +23,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 async fn after_random_endings_the_remaining_quota_on_redis_is_exactly_what_they_say() {
     silence_planned_panics();
     let server = Server::redis();
-    let store = RedisStore::builder(&server.url()).call_timeout(PATIENCE).clock_override(clock()).build().unwrap();
+    let store = RedisStore::builder(server.url()).call_timeout(PATIENCE).clock_override(clock()).build().unwrap();
     let limiter = Limiter::builder().store(Arc::new(store)).deadline(PATIENCE).build();
     let engine = Engine::new(limiter, rules());
     let site = site(&engine);
