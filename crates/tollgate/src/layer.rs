@@ -31,11 +31,13 @@
 //! ```
 //!
 //! A refusal is a *response*; the inner service's error type stays as it is. The decision stands in the request's extensions, and its
-//! numbers on every response. A leaky bucket's wait is waited; who would wait longer than a bound is refused. What a rule gives back it gives back when
-//! the response is known, or when the future is dropped before that.
+//! numbers on every response. A leaky bucket's wait is waited; who would wait longer than a bound is refused. What a rule gives
+//! back it gives back when the response is known, or when the future is dropped before that.
 //!
 //! **Whoever is not known is not guessed.** If nothing says where a request came from, it is answered with 500 and an error that says
 //! what to do; counting all such requests together would let one client lock out all.
+//!
+#![doc = include_str!("layer/recipes.md")]
 
 mod body;
 mod future;
@@ -108,6 +110,22 @@ impl RateLimitLayer {
 
 impl<M> RateLimitLayer<M> {
     /// Requests cost what this says; where it says nothing, what their rules say.
+    ///
+    /// ```
+    /// use tollgate::Cost;
+    /// use tollgate::layer::RateLimitLayer;
+    /// # use tollgate::{Limiter, config::{Config, Format}, engine::Engine};
+    /// # let text = "[[rules]]\nname = 'upload'\nby = ['ip']\nlimits = ['1000/min']";
+    /// # let engine = Engine::new(Limiter::memory(), Config::from_text(text, Format::Toml)?.rules);
+    ///
+    /// // One unit for every 64 KiB of an upload.
+    /// let layer = RateLimitLayer::axum(engine).cost(|parts| {
+    ///     let bytes: u32 = parts.headers.get("content-length")?.to_str().ok()?.parse().ok()?;
+    ///     Some(Cost::new(bytes.div_ceil(64 * 1024)))
+    /// });
+    /// # drop(layer);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn cost(mut self, find_cost: impl Fn(&http::request::Parts) -> Option<Cost> + Send + Sync + 'static) -> Self {
         Arc::make_mut(&mut self.gate).find_cost = Some(Arc::new(find_cost));
@@ -122,7 +140,25 @@ impl<M> RateLimitLayer<M> {
         self
     }
 
-    /// Makes the bodies of refusals so: for services whose bodies cannot be made from bytes.
+    /// Makes the bodies of refusals so: for services whose bodies cannot be made from bytes. tonic's can be empty, and need not be more:
+    /// what a gRPC client is told stands in headers.
+    ///
+    /// ```
+    /// use tollgate::layer::{EmptyBody, RateLimitLayer};
+    /// use tonic::transport::Server;
+    /// use tonic::transport::server::TcpConnectInfo;
+    /// # use tollgate::{Limiter, config::{Config, Format}, engine::Engine};
+    /// # let text = "[[rules]]\nname = 'rpc'\nby = ['ip']\nlimits = ['600/min']";
+    /// # let engine = Engine::new(Limiter::memory(), Config::from_text(text, Format::Toml)?.rules);
+    ///
+    /// let layer = RateLimitLayer::new(engine, |extensions| {
+    ///     extensions.get::<TcpConnectInfo>()?.remote_addr().map(|address| address.ip())
+    /// });
+    /// let (_, health) = tonic_health::server::health_reporter();
+    /// let server = Server::builder().layer(layer.bodies(EmptyBody)).add_service(health);
+    /// # drop(server);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn bodies<N>(self, make_body: N) -> RateLimitLayer<N> {
         RateLimitLayer { gate: self.gate, make_body }
     }
