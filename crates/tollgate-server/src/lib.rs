@@ -13,7 +13,9 @@
 
 mod accept;
 mod admin;
+mod crew;
 pub mod doors;
+mod explain;
 mod metrics;
 mod openapi;
 mod readiness;
@@ -24,6 +26,7 @@ mod tls;
 
 pub use admin::is_loopback;
 pub use admin::token::{Token, TokenError};
+pub use explain::{Explanation, LimitSaid, PlanSaid, RuleSaid};
 pub use metrics::StoreTimes;
 pub use readiness::Readiness;
 pub use reload::{ReloadError, Reloader, findings_json};
