@@ -189,23 +189,30 @@ impl MemoryStore {
         let Some((slot, rings)) = shard.slot_of(name) else {
             return self.decide_newcomer(shard, name, now, (limit, key, cost));
         };
-        if let Machine::Bucket(shape) = limit.machine()
-            && let Some(answer) = slot.decide_bucket_in_place(limit, shape, now, cost.units())
-        {
-            shard.finish_in_slot(&self.budget);
-            drop(shard);
-            return answer.line_in_us();
-        }
+        let units = cost.units();
         let line = match limit.machine() {
-            Machine::Bucket(shape) if slot.is_bucket() => slot.decide_bucket(limit, shape, now, cost.units()),
-            Machine::Pair(shape) if slot.is_pair() => slot.decide_pair(limit, shape, now, cost.units()),
-            Machine::Log(shape) if slot.is_log() => {
-                slot.decide_log(limit, shape, now, cost.units(), (rings, &self.budget))
-            }
-            // Only a collision of hashes makes it another kind.
-            _ => return self.decide_newcomer(shard, name, now, (limit, key, cost)),
+            Machine::Bucket(shape) => match slot.decide_bucket_in_place(limit, shape, now, units) {
+                Some(answer) => {
+                    shard.finish_in_slot(&self.budget);
+                    drop(shard);
+                    return answer.line_if_plain();
+                }
+                None => slot.decide_bucket(limit, shape, now, units),
+            },
+            Machine::Pair(shape) => slot.decide_pair(limit, shape, now, units),
+            Machine::Log(shape) => match slot.decide_ring_in_place(limit, shape, now, units, rings) {
+                None => {
+                    let line = slot.decide_log(limit, shape, now, units, (rings, &self.budget));
+                    shard.report(&self.budget);
+                    line
+                }
+                in_place => in_place,
+            },
         };
-        shard.finish(&self.budget);
+        let Some(line) = line else {
+            return self.decide_newcomer(shard, name, now, (limit, key, cost));
+        };
+        shard.finish_in_slot(&self.budget);
         line
     }
 
@@ -301,7 +308,7 @@ impl MemoryStore {
         // Only a collision of hashes gives another kind of state.
         let state = if state.belongs_to(&demand.limit) { state } else { State::unused(&demand.limit) };
         let may_grow = match &state {
-            State::Log(log) => log.has_room_for(demand.cost.units()) || self.budget.allows_log(log.heap_bytes()),
+            State::Log(log) => log.has_room_for(demand.cost.units()) || shard.log_may_grow(log, &self.budget),
             _ => true,
         };
         Taken { place, state, name, may_grow }
