@@ -1,13 +1,18 @@
 //! Counters in process memory: sharded, bounded, without a thread of its own.
 //!
 //! ```text
-//!   key bytes ──128-bit seeded hash──▶ shard (Mutex) ──▶ table of 32-byte slots
+//!   key bytes ──127-bit seeded hash──▶ shard (Mutex) ──▶ table of 32-byte slots
 //!                                         └▶ rings of the long logs
 //! ```
 //!
-//! **No allocation per check** once a key exists: the key is hashed, never copied, and a state that fits its slot
-//! stays there. Only hashes are kept; two keys share a counter with a probability of about 2^-95 per pair,
-//! under a seed that nobody outside knows.
+//! **A check in place.** The key is hashed, never copied, and a known counter is decided where it stands: no allocation, and
+//! one or two cache lines (the slot, the entries of a long log) to wait for. Only a check of several limits takes its states
+//! out for its duration, short rings as copies. Only hashes are kept; two keys share a counter with a probability of about
+//! 2^-95 per pair, under seeds that nobody outside knows.
+//!
+//! **The usual is short.** Whatever can be worked out with a limit (reciprocals to divide by, how its slots are marked) is,
+//! and each state machine has a path for the check that has nothing unusual about it: a few hundred instructions are most of
+//! what a hot key costs. Times are put into words after the lock is given back.
 //!
 //! **One decision, several shards.** The shards of a multi-limit check are locked together, in ascending order, so
 //! that two checks never wait for each other in a circle. All or none is then a matter of looking before charging.

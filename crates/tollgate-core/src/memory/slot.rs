@@ -19,6 +19,9 @@
 //! without knowing any limit, never early: the **lifetime**, how long after its own time a log or a pair still
 //! matters, rounded up by at most a quarter; or the **rate** at which a bucket leaks, rounded down by as much. (A
 //! bucket's lifetime is its level by its rate. To divide when sweeping is cheaper than at every check.)
+//!
+//! Everything but time and small is the slot's **mark**. All buckets of one limit have the same, worked out with the limit:
+//! a slot that shows it is a bucket of this very rate and scale, and only its two numbers need to be read and written.
 
 use super::budget::Budget;
 use super::lifetime;
