@@ -35,6 +35,7 @@ mod rings;
 mod shard;
 mod slot;
 mod table;
+mod together;
 
 use parking_lot::{Mutex, MutexGuard};
 use smallvec::SmallVec;
@@ -240,6 +241,9 @@ impl MemoryStore {
 
     #[inline(never)]
     fn check_several(&self, read: Timestamp, demands: &[Demand<'_>]) -> Decision {
+        if let Some(decision) = self.admit_in_place(read, demands) {
+            return decision;
+        }
         let names: SmallVec<[CounterHash; 4]> =
             demands.iter().map(|demand| self.naming.name(&demand.limit, &demand.key)).collect();
         let mut locked: SmallVec<[usize; 4]> = names.iter().map(|name| self.shard_index(*name)).collect();

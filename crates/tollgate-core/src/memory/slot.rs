@@ -222,6 +222,24 @@ impl Slot {
         Some(line)
     }
 
+    /// Whether this is a state of the limit's kind that certainly has room for `cost` now. What has left a log's window is
+    /// still counted.
+    #[inline]
+    pub(super) fn has_room_for(&self, limit: &Limit, now: Timestamp, cost: u32) -> bool {
+        match (limit.machine(), self.kind()) {
+            (Machine::Log(_), FEW | RING) => {
+                let units = match self.kind() {
+                    RING => self.wide() >> RING_LEN_BITS,
+                    _ => (self.small() & UNITS_MASK) + (self.small() >> UNITS_BITS & UNITS_MASK),
+                };
+                cost == 0 || units + u64::from(cost) <= u64::from(limit.quota())
+            }
+            (Machine::Pair(_), PAIR) => cost == 0 || State::Pair(self.pair()).fits(limit, now, cost),
+            (Machine::Bucket(_), BUCKET) => cost == 0 || State::Bucket(self.bucket()).fits(limit, now, cost),
+            _ => false,
+        }
+    }
+
     /// Takes the state out. Until [`Slot::pack`] puts one back, a long log is an empty one here.
     #[inline]
     pub(super) fn unpack(&mut self, rings: &mut Rings) -> State {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use futures_util::FutureExt;
 use http::HeaderMap;
 use smallvec::SmallVec;
-use tollgate_core::{Check, Decision, Source, Wait};
+use tollgate_core::{Check, Decision, Source};
 
 use super::live::{Asked, Group, Part};
 use super::passage::{Charged, ChargedBy};
@@ -43,7 +43,7 @@ impl Engine {
 
     /// What the rules say. Whatever comes of it, units that were taken on the way are accounted for.
     pub(super) async fn rule(&self, asked: Asked) -> Ruling {
-        let bundle = asked.bundle.clone();
+        let bundle = &asked.bundle;
         let mut passage = Passage::unlimited();
         let mut charged: SmallVec<[Charged; 1]> = SmallVec::new();
         let mut refusal = None;
@@ -69,7 +69,7 @@ impl Engine {
                     match decision.allowed() {
                         true => {
                             charged.extend(Charged::of(ChargedBy::Enforced, enforced, &decision));
-                            passage.tell(enforced.policies.clone(), decision);
+                            passage.tell(enforced, decision);
                         }
                         false => refusal = Some(Ruling::Deny(decision.clone(), told_of(enforced, &decision))),
                     }
@@ -130,8 +130,7 @@ impl Charged {
     /// What may have to be given back of a decision, if anything.
     fn of(by: ChargedBy, group: &Group, decision: &Decision) -> Option<Charged> {
         // Whoever is told to wait may refuse to.
-        let has_to_wait = || decision.retry_after() > Wait::ZERO;
-        let may_come_back = decision.allowed() && (group.is_refundable || has_to_wait());
+        let may_come_back = (group.is_refundable || group.may_hold) && decision.allowed();
         may_come_back.then(|| Charged { by, decision: decision.clone() })
     }
 }
