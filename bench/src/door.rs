@@ -76,13 +76,15 @@ impl Drop for Process {
     }
 }
 
-/// Processor time in seconds that a process has used so far, user and system, all threads.
+/// Processor time in seconds that a process has used so far, all its threads (none of which may have ended).
 pub fn cpu_seconds(pid: u32) -> f64 {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("a running process");
-    // The name in parentheses may hold anything; behind it, the 12th and 13th fields are the ticks.
-    let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or("").split_whitespace().collect();
-    let ticks: f64 = [11, 12].iter().filter_map(|&field| fields[field].parse::<f64>().ok()).sum();
-    ticks / rustix::param::clock_ticks_per_second() as f64
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).expect("a running process");
+    let ns = threads.map(|thread| {
+        let path = thread.expect("a running process").path().join("schedstat");
+        let schedstat = std::fs::read_to_string(path).expect("a kernel that counts, by CONFIG_SCHED_INFO");
+        schedstat.split(' ').next().and_then(|ns| ns.parse::<u64>().ok()).expect("nanoseconds on a processor")
+    });
+    ns.sum::<u64>() as f64 * 1e-9
 }
 
 /// An address of 127.0.0.1 on which nobody listens at this moment.
@@ -90,8 +92,11 @@ pub fn free_addr() -> SocketAddr {
     TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).expect("a free port")
 }
 
-/// The optimised `tollgate`, built if it is not.
+/// The optimised `tollgate`, built if it is not; or the one that `TOLLGATE_BENCH_BINARY` names.
 pub fn tollgate_binary() -> PathBuf {
+    if let Some(binary) = std::env::var_os("TOLLGATE_BENCH_BINARY") {
+        return binary.into();
+    }
     cargo(&["build", "--release", "--locked", "-p", "tollgate-cli"]);
     target_dir().join("release/tollgate")
 }

@@ -3,11 +3,15 @@
 //! All ranges are checked here, once. Whatever holds a [`Limit`] may multiply and add its numbers as
 //! the algorithms do, without a thought for overflow; the sums stand beside the constants.
 
+mod divisor;
 mod text;
 
 use std::time::Duration;
 
+pub(crate) use divisor::Divisor;
 pub use text::LimitTextError;
+
+use crate::memory::Mark;
 
 /// The largest quota, burst or queue. 24 bits; times 2^20 parts of a window still below 2^53.
 pub const QUOTA_MAX: u32 = 10_000_000;
@@ -85,26 +89,42 @@ pub(crate) enum Machine {
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct LogShape {
-    /// Admissions in the same ⌊t / tick_us⌋ share an entry.
-    pub(crate) tick_us: u64,
+    /// Admissions in the same ⌊t / tick⌋ share an entry; a tick is so many microseconds.
+    pub(crate) tick: Divisor,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct PairShape {
     /// `fixed-window` is the pair with weight 0.
     pub(crate) weighs_previous: bool,
+    pub(crate) cut: WindowCut,
+}
+
+/// A window cut into parts, by which the pair weighs its previous count.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(crate) struct WindowCut {
+    pub(crate) window_us: Divisor,
+    /// How long a part is.
+    pub(crate) part_us: Divisor,
+    /// How many there are.
+    pub(crate) parts: Divisor,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct BucketShape {
     /// The largest level, in units: the burst, or the queue and the one in service.
     pub(crate) capacity: u64,
+    /// The same in parts.
+    pub(crate) full: u64,
     /// Time is counted in grains of so many microseconds.
     pub(crate) grain_us: u64,
     /// So many parts of level are one unit; a grain leaks `quota` of them.
-    pub(crate) parts_per_unit: u64,
+    pub(crate) parts_per_unit: Divisor,
+    pub(crate) quota: Divisor,
     /// Whether an admission is told to wait for its turn.
     pub(crate) spaces: bool,
+    /// By which the memory store knows a bucket that this limit wrote.
+    pub(crate) mark: Mark,
 }
 
 /// At most `quota` units per `window`, by an [`Algorithm`].
@@ -274,8 +294,8 @@ impl Limit {
         }
     }
 
-    pub(crate) const fn machine(&self) -> Machine {
-        self.machine
+    pub(crate) const fn machine(&self) -> &Machine {
+        &self.machine
     }
 
     fn with_capacity(self, option: &'static str, capacity: u64) -> Result<Limit, LimitError> {
@@ -312,31 +332,40 @@ impl Limit {
         let machine = match algorithm {
             Algorithm::Sliding if quota > SLIDING_EXACT_QUOTA_MAX => {
                 let ticks = u64::from(SLIDING_EXACT_QUOTA_MAX);
-                Machine::Log(LogShape { tick_us: window_us.div_ceil(ticks) })
+                Machine::Log(LogShape { tick: Divisor::new(window_us.div_ceil(ticks)) })
             }
-            Algorithm::Sliding | Algorithm::SlidingLog => Machine::Log(LogShape { tick_us: 1 }),
-            Algorithm::SlidingCounter => Machine::Pair(PairShape { weighs_previous: true }),
-            Algorithm::FixedWindow => Machine::Pair(PairShape { weighs_previous: false }),
-            Algorithm::TokenBucket => Machine::Bucket(BucketShape::new(cost_max.into(), window_us, false)),
-            Algorithm::LeakyBucket => Machine::Bucket(BucketShape::new(u64::from(cost_max) + 1, window_us, true)),
+            Algorithm::Sliding | Algorithm::SlidingLog => Machine::Log(LogShape { tick: Divisor::new(1) }),
+            Algorithm::SlidingCounter => {
+                Machine::Pair(PairShape { weighs_previous: true, cut: WindowCut::new(window_us) })
+            }
+            Algorithm::FixedWindow => {
+                Machine::Pair(PairShape { weighs_previous: false, cut: WindowCut::new(window_us) })
+            }
+            Algorithm::TokenBucket => Machine::Bucket(BucketShape::new(quota, cost_max.into(), window_us, false)),
+            Algorithm::LeakyBucket => {
+                Machine::Bucket(BucketShape::new(quota, u64::from(cost_max) + 1, window_us, true))
+            }
         };
         Ok(Limit { window_us, machine, quota, cost_max, algorithm, count_denied })
     }
 }
 
 impl BucketShape {
-    fn new(capacity: u64, window_us: u64, spaces: bool) -> BucketShape {
+    fn new(quota: u32, capacity: u64, window_us: u64, spaces: bool) -> BucketShape {
         // capacity ≤ 1e7 + 1 and ⌈window / 2^20⌉ < 2^25: the product is below 2^49.
         let grain_us = capacity * window_us.div_ceil(1 << 20) / GRAIN_DIVISOR + 1;
-        BucketShape { capacity, grain_us, parts_per_unit: window_us.div_ceil(grain_us), spaces }
+        let parts_per_unit = Divisor::new(window_us.div_ceil(grain_us));
+        let full = capacity * parts_per_unit.get();
+        let mark = Mark::of_buckets(quota, grain_us, parts_per_unit.get());
+        BucketShape { capacity, full, grain_us, parts_per_unit, quota: Divisor::new(quota.into()), spaces, mark }
     }
 }
 
-impl PairShape {
-    /// The part of a window by which the previous count is weighed, in microseconds, and how many there are.
-    pub(crate) const fn parts(window_us: u64) -> (u64, u64) {
+impl WindowCut {
+    pub(crate) const fn new(window_us: u64) -> WindowCut {
         let part_us = window_us.div_ceil(PAIR_PARTS_MAX);
-        (part_us, window_us.div_ceil(part_us))
+        let parts = window_us.div_ceil(part_us);
+        WindowCut { window_us: Divisor::new(window_us), part_us: Divisor::new(part_us), parts: Divisor::new(parts) }
     }
 }
 
@@ -352,10 +381,10 @@ mod tests {
     fn the_largest_bucket_stays_below_two_to_the_53() {
         for window_us in [WINDOW_US_MIN, 999_999, 60_000_000, 86_400_000_000, WINDOW_US_MAX - 1, WINDOW_US_MAX] {
             for capacity in [1, 2, 999, 52_125, 103_000, 103_200, 9_999_999, u64::from(QUOTA_MAX) + 1] {
-                let shape = BucketShape::new(capacity, window_us, true);
-                let level_max = u128::from(capacity) * u128::from(shape.parts_per_unit);
+                let shape = BucketShape::new(1, capacity, window_us, true);
+                let level_max = u128::from(capacity) * u128::from(shape.parts_per_unit.get());
                 assert!(level_max + u128::from(QUOTA_MAX) < 1 << 53, "{capacity} in {window_us}: {shape:?}");
-                assert!(shape.parts_per_unit * shape.grain_us >= window_us, "rounding favours refusal");
+                assert!(shape.parts_per_unit.get() * shape.grain_us >= window_us, "rounding favours refusal");
             }
         }
     }
@@ -363,10 +392,9 @@ mod tests {
     #[test]
     fn everyday_buckets_are_counted_in_single_microseconds() {
         let day = Limit::new(100_000, Duration::from_secs(86_400)).unwrap();
-        let Machine::Bucket(shape) = day.with_algorithm(Algorithm::TokenBucket).unwrap().machine() else {
-            panic!("a bucket");
-        };
-        assert_eq!((shape.grain_us, shape.parts_per_unit), (1, 86_400_000_000));
+        let day = day.with_algorithm(Algorithm::TokenBucket).unwrap();
+        let Machine::Bucket(shape) = day.machine() else { panic!("a bucket") };
+        assert_eq!((shape.grain_us, shape.parts_per_unit.get()), (1, 86_400_000_000));
     }
 
     #[test]

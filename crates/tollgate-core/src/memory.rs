@@ -6,7 +6,7 @@
 //! ```
 //!
 //! **No allocation per check** once a key exists: the key is hashed, never copied, and a state that fits its slot
-//! stays there. Only hashes are kept; two keys share a counter with a probability of about 2^-96 per pair,
+//! stays there. Only hashes are kept; two keys share a counter with a probability of about 2^-95 per pair,
 //! under a seed that nobody outside knows.
 //!
 //! **One decision, several shards.** The shards of a multi-limit check are locked together, in ascending order, so
@@ -25,25 +25,25 @@
 mod budget;
 mod builder;
 mod lifetime;
+mod naming;
 mod rings;
 mod shard;
 mod slot;
+mod table;
 
-use std::hash::{BuildHasher, Hasher};
-
-use foldhash::fast::RandomState;
 use parking_lot::{Mutex, MutexGuard};
 use smallvec::SmallVec;
 
 use self::budget::Budget;
 pub use self::builder::MemoryStoreBuilder;
 use self::builder::StoreClock;
+use self::naming::{CounterHash, Naming};
 use self::shard::{OverflowScope, Place, Shard};
-use self::slot::CounterHash;
+pub(crate) use self::slot::Mark;
 use crate::algorithm::{self, Receipt, State};
 use crate::check::{Check, Cost, Demand};
 use crate::decision::{Decision, Line, Lines, Source};
-use crate::key::{Key, machine_tag};
+use crate::key::Key;
 use crate::limit::{Limit, Machine};
 use crate::store::{Store, StoreFuture};
 use crate::time::{Clock, Timestamp};
@@ -68,7 +68,7 @@ const OVERFLOW_COUNTERS: usize = 4_096;
 /// ```
 pub struct MemoryStore {
     shards: Box<[Padded]>,
-    hashers: [RandomState; 2],
+    naming: Naming,
     clock: StoreClock,
     budget: Budget,
 }
@@ -136,7 +136,7 @@ impl MemoryStore {
 
     /// Forgets a counter: the key is as if never seen.
     pub fn reset(&self, demand: &Demand<'_>) {
-        let name = self.name(&demand.limit, &demand.key);
+        let name = self.naming.name(&demand.limit, &demand.key);
         self.shard(name).lock().remove(name, &self.budget);
     }
 
@@ -181,7 +181,7 @@ impl MemoryStore {
     /// `at` comes as the clock was read, and goes as the time of the decision.
     #[inline(always)]
     fn decide_one(&self, at: &mut Timestamp, limit: &Limit, key: &Key<'_>, cost: Cost) -> Line {
-        let name = self.name(limit, key);
+        let name = self.naming.name(limit, key);
         let mut shard = self.shard(name).lock();
         let now = shard.arrive(*at, &self.clock);
         shard.set_time(now);
@@ -189,26 +189,24 @@ impl MemoryStore {
         let Some((slot, rings)) = shard.slot_of(name) else {
             return self.decide_newcomer(shard, name, now, (limit, key, cost));
         };
-        match limit.machine() {
-            Machine::Bucket(shape) if slot.is_bucket() => {
-                let answer = slot.decide_bucket(limit, shape, now, cost.units());
-                shard.finish_in_slot(&self.budget);
-                drop(shard);
-                answer.line()
-            }
-            Machine::Pair(shape) if slot.is_pair() => {
-                let line = slot.decide_pair(limit, shape, now, cost.units());
-                shard.finish_in_slot(&self.budget);
-                line
-            }
+        if let Machine::Bucket(shape) = limit.machine()
+            && let Some(answer) = slot.decide_bucket_in_place(limit, shape, now, cost.units())
+        {
+            shard.finish_in_slot(&self.budget);
+            drop(shard);
+            return answer.line_in_us();
+        }
+        let line = match limit.machine() {
+            Machine::Bucket(shape) if slot.is_bucket() => slot.decide_bucket(limit, shape, now, cost.units()),
+            Machine::Pair(shape) if slot.is_pair() => slot.decide_pair(limit, shape, now, cost.units()),
             Machine::Log(shape) if slot.is_log() => {
-                let line = slot.decide_log(limit, shape, now, cost.units(), (rings, &self.budget));
-                shard.finish(&self.budget);
-                line
+                slot.decide_log(limit, shape, now, cost.units(), (rings, &self.budget))
             }
             // Only a collision of hashes makes it another kind.
-            _ => self.decide_newcomer(shard, name, now, (limit, key, cost)),
-        }
+            _ => return self.decide_newcomer(shard, name, now, (limit, key, cost)),
+        };
+        shard.finish(&self.budget);
+        line
     }
 
     #[cold]
@@ -231,7 +229,7 @@ impl MemoryStore {
     #[inline(never)]
     fn check_several(&self, read: Timestamp, demands: &[Demand<'_>]) -> Decision {
         let names: SmallVec<[CounterHash; 4]> =
-            demands.iter().map(|demand| self.name(&demand.limit, &demand.key)).collect();
+            demands.iter().map(|demand| self.naming.name(&demand.limit, &demand.key)).collect();
         let mut locked: SmallVec<[usize; 4]> = names.iter().map(|name| self.shard_index(*name)).collect();
         locked.sort_unstable();
         locked.dedup();
@@ -246,7 +244,7 @@ impl MemoryStore {
 
         // Newcomers first, since making room for one may move the places of the others.
         let mut order: SmallVec<[usize; 4]> = (0..demands.len()).collect();
-        order.sort_by_key(|&index| shards[shard_of(names[index])].knows(names[index]));
+        order.sort_by_key(|&index| shards[shard_of(names[index])].find(names[index]).is_some());
         let mut taken: SmallVec<[Taken; 4]> = SmallVec::new();
         for &index in &order {
             let name = names[index];
@@ -271,7 +269,7 @@ impl MemoryStore {
     }
 
     fn change(&self, demand: &Demand<'_>, change: impl FnOnce(&mut State, Timestamp)) {
-        let name = self.name(&demand.limit, &demand.key);
+        let name = self.naming.name(&demand.limit, &demand.key);
         let mut shard = self.shard(name).lock();
         let now = shard.arrive(self.clock.now(), &self.clock);
         shard.set_time(now);
@@ -309,52 +307,14 @@ impl MemoryStore {
         Taken { place, state, name, may_grow }
     }
 
-    #[inline(always)]
-    fn name(&self, limit: &Limit, key: &Key<'_>) -> CounterHash {
-        let Some(scope) = key.explicit_scope(limit) else {
-            return self.name_in_scope(limit, key);
-        };
-        let subject = key.subject();
-        let scope = u128::from(scope) << 64 | subject.len() as u128;
-        let [mut first, mut second] = [self.hashers[0].build_hasher(), self.hashers[1].build_hasher()];
-        first.write(subject);
-        second.write(subject);
-        first.write_u128(scope);
-        second.write_u128(scope);
-        CounterHash::new(first.finish(), second.finish())
-    }
-
-    #[inline(never)]
-    fn name_in_scope(&self, limit: &Limit, key: &Key<'_>) -> CounterHash {
-        let [first, second] = self.hashers.each_ref().map(|hasher| {
-            let mut hasher = hasher.build_hasher();
-            hasher.write(key.subject());
-            hasher.write_usize(key.subject().len());
-            key.hash_scope(limit, |part| hasher.write(part));
-            hasher.finish()
-        });
-        CounterHash::new(first, second)
-    }
-
-    /// The overflow counter that stands for a newcomer: by its hash one of a few in its shard, for this limit.
     fn overflow_name(&self, name: CounterHash, demand: &Demand<'_>, scope: OverflowScope, step: usize) -> CounterHash {
         let per_shard = (OVERFLOW_COUNTERS / self.shards.len()).min(self.budget.overflow_counters_max() / 4).max(1);
-        let slot = name.rest as usize % per_shard + step;
-        let [first, second] = self.hashers.each_ref().map(|hasher| {
-            let mut hasher = hasher.build_hasher();
-            hasher.write_u8(machine_tag(&demand.limit));
-            hasher.write_usize(slot);
-            if scope == OverflowScope::Limit {
-                demand.key.hash_scope(&demand.limit, |part| hasher.write(part));
-            }
-            hasher.finish()
-        });
-        CounterHash { table: first, rest: second as u32, shard: name.shard }
+        self.naming.overflow_name(name, demand, scope, (per_shard, step))
     }
 
     #[inline]
     fn shard_index(&self, name: CounterHash) -> usize {
-        name.shard as usize & (self.shards.len() - 1)
+        name.shard() as usize & (self.shards.len() - 1)
     }
 
     #[inline]

@@ -6,8 +6,8 @@
 //!                                          has time to notice     are dropped after the grace
 //! ```
 //!
-//! Each connection is a task of its own, and there are never more of them than a door has places: one more is told so
-//! and closed.
+//! Each connection is a task of its own on a thread of the [crew](crate::crew), and there are never more of them than a door
+//! has places: one more is told so and closed.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -21,6 +21,7 @@ use tollgate::{DecisionCounts, Limiter, SystemClock};
 use crate::accept::{Closing, DoorCounts, Gate, accept};
 use crate::admin::token::Token;
 use crate::admin::{AdminDoor, is_loopback};
+use crate::crew::Crew;
 use crate::doors::http::{HttpDoor, connection};
 use crate::doors::resp::{self, RespOptions};
 use crate::metrics::{Numbers, StoreTimes};
@@ -82,6 +83,7 @@ pub struct Doors {
     readiness: Option<Readiness>,
     token: Option<Token>,
     store_times: Arc<StoreTimes>,
+    crew: Arc<Crew>,
 }
 
 impl Doors {
@@ -97,6 +99,7 @@ impl Doors {
             readiness: None,
             token: None,
             store_times: Arc::default(),
+            crew: Arc::new(Crew::per_core()),
         }
     }
 
@@ -156,6 +159,7 @@ impl Doors {
             refusal: if door == "resp" { RESP_REFUSAL } else { HTTP_REFUSAL },
             tls: self.tls.clone(),
             counts: counts.clone(),
+            crew: self.crew.clone(),
         }
     }
 }

@@ -216,6 +216,9 @@ impl Limiter {
     /// # Errors
     /// Only when the store does not answer and the policy is [`OnFailure::Deny`].
     pub async fn check_with(&self, check: &Check<'_>, options: CheckOptions) -> Result<Decision, Unavailable> {
+        if let Backend::Memory(store) = &self.0.backend {
+            return self.check_one_in_memory(store, check, options);
+        }
         let mut answers = self.check_batch(std::slice::from_ref(check), options).await;
         answers.pop().unwrap_or(Err(Unavailable::new(StoreErrorKind::Protocol)))
     }
@@ -296,6 +299,31 @@ impl Limiter {
         }
     }
 
+    /// Whether every counter is in this process, so that no decision waits for anybody.
+    #[cfg(feature = "rules")]
+    pub(crate) fn is_in_process(&self) -> bool {
+        matches!(self.0.backend, Backend::Memory(_))
+    }
+
+    /// The same as a batch of one, without an allocation.
+    fn check_one_in_memory(
+        &self,
+        store: &MemoryStore,
+        check: &Check<'_>,
+        options: CheckOptions,
+    ) -> Result<Decision, Unavailable> {
+        let Inner { clock, counters, observers, .. } = &*self.0;
+        let begun = observers.begin(&**clock);
+        let answer = match catch_unwind(AssertUnwindSafe(|| store.check(check))) {
+            Ok(decision) => Ok(decision),
+            Err(_) => self.undecided(options.on_failure.unwrap_or(self.0.on_failure)),
+        };
+        counters.count(std::slice::from_ref(&answer));
+        let told = answer.as_ref().map_err(Unavailable::kind);
+        observers.decided(begun, &**clock, std::slice::from_ref(check), [told]);
+        answer
+    }
+
     fn check_in_memory(
         &self,
         store: &MemoryStore,
@@ -304,14 +332,16 @@ impl Limiter {
     ) -> Vec<Result<Decision, Unavailable>> {
         match catch_unwind(AssertUnwindSafe(|| store.check_batch(checks))) {
             Ok(decisions) => decisions.into_iter().map(Ok).collect(),
-            Err(_) => {
-                tracing::error!("the in-process store panicked; answering by the failure policy");
-                let undecided = |_| match on_failure {
-                    OnFailure::Deny => Err(Unavailable::new(StoreErrorKind::Protocol)),
-                    OnFailure::Local | OnFailure::Allow => Ok(uncounted(&*self.0.clock)),
-                };
-                checks.iter().map(undecided).collect()
-            }
+            Err(_) => checks.iter().map(|_| self.undecided(on_failure)).collect(),
+        }
+    }
+
+    /// The answer when the in-process store panicked.
+    fn undecided(&self, on_failure: OnFailure) -> Result<Decision, Unavailable> {
+        tracing::error!("the in-process store panicked; answering by the failure policy");
+        match on_failure {
+            OnFailure::Deny => Err(Unavailable::new(StoreErrorKind::Protocol)),
+            OnFailure::Local | OnFailure::Allow => Ok(uncounted(&*self.0.clock)),
         }
     }
 }

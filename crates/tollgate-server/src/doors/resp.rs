@@ -18,31 +18,38 @@ mod frame;
 pub mod fuzz;
 mod reply;
 
+use std::future::poll_fn;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::Poll;
 use std::time::Duration;
 
 use bytes::{Buf, BytesMut};
 use subtle::ConstantTimeEq;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::time::{Instant, Sleep};
 use tollgate::{Check, CheckOptions, DecisionCounts, Demand, Limiter, OnFailure};
 
 use self::command::{Command, LimitMemo, Session, Words, tell, understand};
 use self::frame::{Args, parse};
 use self::reply::{Protocol, Replies};
+use super::within;
 
 /// Commands decided together. Larger pipelines are answered in several writes.
 const BATCH_COMMANDS_MAX: usize = 512;
 /// Replies are written out when there are this many bytes of them, whatever else has arrived.
 const REPLY_BYTES_MAX: usize = 64 * 1024;
 const READ_BYTES: usize = 16 * 1024;
+/// A buffer that one long command has grown is given back when it is empty.
+const KEPT_BYTES_MAX: usize = 64 * 1024;
 
 /// What the RESP door needs to know.
 #[derive(Clone)]
 pub struct RespOptions {
     /// The password that AUTH must give; without one, everybody may ask.
     pub password: Option<String>,
-    /// A connection that is silent for longer is closed.
+    /// A connection that is silent for longer is closed, at the latest after twice as long.
     pub idle: Duration,
 }
 
@@ -80,6 +87,8 @@ struct Connection<S> {
     explicit: Arc<DecisionCounts>,
     client: Client,
     replies: Replies,
+    /// Whether anything was heard since the timer of [`Connection::hear`] was set.
+    heard: bool,
 }
 
 /// What is remembered of a client between commands.
@@ -105,21 +114,47 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
             is_authenticated: options.password.is_none(),
             memo: LimitMemo::default(),
         };
-        Connection { stream, limiter, options, explicit, client, replies: Replies::default() }
+        Connection { stream, limiter, options, explicit, client, replies: Replies::default(), heard: false }
     }
 
     async fn run(mut self) -> std::io::Result<()> {
         let mut buffer = BytesMut::with_capacity(READ_BYTES);
+        let mut silence = pin!(tokio::time::sleep(self.options.idle));
         loop {
+            if buffer.is_empty() && buffer.capacity() > KEPT_BYTES_MAX {
+                buffer = BytesMut::with_capacity(READ_BYTES);
+            }
             buffer.reserve(READ_BYTES);
-            let read = tokio::time::timeout(self.options.idle, self.stream.read_buf(&mut buffer)).await;
-            match read {
-                Ok(Ok(0)) | Err(_) => return Ok(()),
-                Ok(Ok(_)) => {}
-                Ok(Err(error)) => return Err(error),
+            if !self.hear(&mut buffer, silence.as_mut()).await? {
+                return Ok(());
             }
             if self.answer(&mut buffer).await? == Next::Close {
                 return self.stream.shutdown().await;
+            }
+        }
+    }
+
+    /// Reads what has come. False when the client has left or is silent for too long.
+    ///
+    /// One timer lives as long as the connection and is only set again when it rings, because setting one for each read would
+    /// cost as much as the check itself. When it rings and something was heard since, it is set again.
+    async fn hear(&mut self, buffer: &mut BytesMut, mut silence: Pin<&mut Sleep>) -> std::io::Result<bool> {
+        loop {
+            let mut reading = pin!(self.stream.read_buf(buffer));
+            let read = poll_fn(|cx| match reading.as_mut().poll(cx) {
+                Poll::Ready(read) => Poll::Ready(Some(read)),
+                Poll::Pending => silence.as_mut().poll(cx).map(|()| None),
+            });
+            match read.await {
+                Some(read) => {
+                    self.heard = true;
+                    return Ok(read? > 0);
+                }
+                None if !self.heard => return Ok(false),
+                None => {
+                    self.heard = false;
+                    silence.as_mut().reset(Instant::now() + self.options.idle);
+                }
             }
         }
     }
@@ -130,7 +165,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
             let (consumed, next) = self.batch(buffer).await;
             buffer.advance(consumed);
             if self.replies.len() > 0 {
-                let written = tokio::time::timeout(self.options.idle, self.stream.write_all(self.replies.as_bytes()));
+                let written = within(self.options.idle, self.stream.write_all(self.replies.as_bytes()));
                 written.await.map_err(|_| std::io::ErrorKind::TimedOut)??;
                 self.replies.clear();
             }

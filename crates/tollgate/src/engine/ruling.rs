@@ -1,0 +1,172 @@
+//! What the rules say to a request whose limits are known.
+
+use std::sync::Arc;
+
+use futures_util::FutureExt;
+use http::HeaderMap;
+use smallvec::SmallVec;
+use tollgate_core::{Check, Decision, Source, StoreErrorKind, Wait};
+
+use super::live::{Asked, Demands, Group, Part};
+use super::passage::{Charged, ChargedBy};
+use super::{Engine, Outcome, Passage, Refused};
+use crate::answer::Policies;
+use crate::failure::OnFailure;
+use crate::limiter::CheckOptions;
+
+/// An [`Outcome`] that is not yet an answer to anybody.
+pub(super) enum Ruling {
+    Pass(Passage),
+    Deny(Decision, Arc<Policies>),
+    Unavailable(Arc<Policies>),
+}
+
+impl Ruling {
+    /// The answer to the client that sent these headers.
+    pub(super) fn outcome(self, request: &HeaderMap) -> Outcome {
+        match self {
+            Ruling::Pass(passage) => Outcome::Pass(passage),
+            Ruling::Deny(decision, policies) => Outcome::Refuse(Refused::denied(policies, decision, request)),
+            Ruling::Unavailable(policies) => Outcome::Refuse(Refused::unavailable(&policies, request)),
+        }
+    }
+}
+
+/// The store did not answer, and a rule says to refuse then.
+struct Undecided;
+
+impl Engine {
+    /// What the rules say, where all counters are in process.
+    pub(super) fn rule_at_once(&self, asked: Asked) -> Ruling {
+        self.rule(asked).now_or_never().expect("nothing waits for counters in process")
+    }
+
+    /// What the rules say. Whatever comes of it, units that were taken on the way are accounted for.
+    pub(super) async fn rule(&self, asked: Asked) -> Ruling {
+        let bundle = asked.bundle.clone();
+        let mut passage = Passage::unlimited();
+        let mut charged: SmallVec<[Charged; 1]> = SmallVec::new();
+        let mut refusal = None;
+
+        if let Some(shield) = &bundle.shield {
+            let decision = self.pass_shield(shield, &asked);
+            shield.count(&decision);
+            match decision.allowed() {
+                true => charged.extend(Charged::of(ChargedBy::Shield, shield, &decision)),
+                false => refusal = Some(Ruling::Deny(decision, shield.policies.clone())),
+            }
+        }
+        if refusal.is_none()
+            && let Some(enforced) = &bundle.enforced
+        {
+            match self.decide_enforced(enforced, &asked).await {
+                Err(Undecided) => {
+                    enforced.count_unavailable();
+                    refusal = Some(Ruling::Unavailable(enforced.policies.clone()));
+                }
+                Ok(decision) => {
+                    enforced.count(&decision);
+                    match decision.allowed() {
+                        true => {
+                            charged.extend(Charged::of(ChargedBy::Enforced, enforced, &decision));
+                            passage.tell(enforced.policies.clone(), decision);
+                        }
+                        false => refusal = Some(Ruling::Deny(decision.clone(), told_of(enforced, &decision))),
+                    }
+                }
+            }
+        }
+        if refusal.is_none() {
+            for (index, shadow) in bundle.shadow.iter().enumerate() {
+                // Charged if it would itself have let pass; what it would have refused is counted.
+                if let Some(decision) = self.try_shadow(shadow, &asked).await {
+                    shadow.count(&decision);
+                    charged.extend(Charged::of(ChargedBy::Shadow(index), shadow, &decision));
+                }
+            }
+        }
+        if !charged.is_empty() {
+            passage.owe(self.clone(), asked, charged);
+        }
+        // With a refusal the passage ends here, as one that failed.
+        refusal.unwrap_or(Ruling::Pass(passage))
+    }
+
+    fn pass_shield(&self, shield: &Group, asked: &Asked) -> Decision {
+        let demands = shield.demands(asked);
+        match Check::new(&demands) {
+            Ok(check) => self.0.shield.check(&check),
+            Err(error) => {
+                tracing::error!(%error, "the shields that match one request cannot be decided together");
+                Decision { at: self.0.clock.now(), source: Source::None, lines: Default::default() }
+            }
+        }
+    }
+
+    /// All enforced rules together, by the store or by each rule's word for its absence.
+    async fn decide_enforced(&self, group: &Group, asked: &Asked) -> Result<Decision, Undecided> {
+        let demands = group.demands(asked);
+        let check = Check::new(&demands).map_err(|error| {
+            tracing::error!(%error, "the rules that match one request cannot be decided together");
+            Undecided
+        })?;
+        let options = CheckOptions { on_failure: Some(OnFailure::Deny), refundable: group.is_refundable };
+        match self.0.limiter.check_with(&check, options).await {
+            Ok(decision) => Ok(decision),
+            Err(unavailable) => self.decide_without_store(group, asked, unavailable.kind()),
+        }
+    }
+
+    fn decide_without_store(&self, group: &Group, asked: &Asked, kind: StoreErrorKind) -> Result<Decision, Undecided> {
+        if group.parts.iter().any(|part| part.on_failure == OnFailure::Deny) {
+            tracing::debug!(kind = kind.name(), "refused, since a rule says so while the store is away");
+            return Err(Undecided);
+        }
+        let demands: Demands<'_> = local(group).map(|part| part.demand(asked)).collect();
+        match Check::new(&demands) {
+            Ok(check) if demands.len() == group.parts.len() => Ok(self.0.limiter.check_local(&check)),
+            // Some rules are left out: their lines are unknown, so nothing is claimed; but a share that is used up still refuses.
+            Ok(check) => {
+                let decision = self.0.limiter.check_local(&check);
+                match decision.allowed() {
+                    true => Ok(Decision { lines: Default::default(), source: Source::None, ..decision }),
+                    false => Ok(decision),
+                }
+            }
+            Err(_) => Ok(Decision { at: self.0.clock.now(), source: Source::None, lines: Default::default() }),
+        }
+    }
+
+    async fn try_shadow(&self, group: &Group, asked: &Asked) -> Option<Decision> {
+        let demands = group.demands(asked);
+        let check = Check::new(&demands).ok()?;
+        if group.is_in_process {
+            return Some(self.0.shield.check(&check));
+        }
+        let options = CheckOptions { on_failure: Some(OnFailure::Allow), refundable: group.is_refundable };
+        self.0.limiter.check_with(&check, options).await.ok()
+    }
+}
+
+impl Charged {
+    /// What may have to be given back of a decision, if anything.
+    fn of(by: ChargedBy, group: &Group, decision: &Decision) -> Option<Charged> {
+        // Whoever is told to wait may refuse to.
+        let has_to_wait = || decision.retry_after() > Wait::ZERO;
+        let may_come_back = decision.allowed() && (group.is_refundable || has_to_wait());
+        may_come_back.then(|| Charged { by, decision: decision.clone() })
+    }
+}
+
+/// Whose lines the decision has: all of the group's, or of those rules that are decided without a store.
+fn told_of(group: &Group, decision: &Decision) -> Arc<Policies> {
+    match decision.lines.len() == group.parts.len() {
+        true => group.policies.clone(),
+        false => Arc::new(Policies::new(local(group).map(|part| part.policy.clone()))),
+    }
+}
+
+/// The parts that this node decides by itself while the store is away.
+fn local(group: &Group) -> impl Iterator<Item = &Part> {
+    group.parts.iter().filter(|part| part.on_failure == OnFailure::Local)
+}
