@@ -114,6 +114,10 @@ pub(crate) struct Serve {
     /// After SIGTERM: how long to go on serving while /readyz says that this instance is leaving
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = time)]
     pub(crate) drain: Duration,
+    /// Send a span per decision to the OpenTelemetry collector there, such as http://127.0.0.1:4318
+    #[cfg(feature = "otlp")]
+    #[arg(long, value_name = "URL")]
+    pub(crate) otlp: Option<String>,
     /// How to write logs
     #[arg(long, value_name = "FORM", default_value = "text", value_parser = ["text", "json"])]
     pub(crate) log: String,

@@ -4,12 +4,15 @@ mod admin;
 mod arguments;
 mod ask;
 mod boundary;
+mod client;
 mod configuration;
 mod explain;
 mod failure;
 mod secrets;
 mod serve;
 mod store;
+#[cfg(feature = "otlp")]
+mod traces;
 
 use std::process::ExitCode;
 
