@@ -97,12 +97,14 @@ pub enum Outcome {
     Refuse(Refused),
 }
 
-/// A request that was looked at.
+/// A request that was looked at. What is rare is boxed, so that what is common moves few bytes.
 pub(crate) enum Begun {
-    /// All is said.
-    Decided(Outcome),
+    /// It goes on.
+    Pass(Passage),
+    /// It does not.
+    Refuse(Box<Refused>),
     /// Somebody has to be asked.
-    Asking(Asking),
+    Asking(Box<Asking>),
 }
 
 /// A request whose plan or whose counters are not here.
@@ -166,7 +168,8 @@ impl Engine {
     /// The same for a request that costs more or less than its rules say.
     pub async fn decide_with_cost(&self, request: &RequestView<'_>, peer: IpAddr, cost: Option<Cost>) -> Outcome {
         match self.begin(request, peer, cost) {
-            Begun::Decided(outcome) => outcome,
+            Begun::Pass(passage) => Outcome::Pass(passage),
+            Begun::Refuse(refused) => Outcome::Refuse(*refused),
             Begun::Asking(asking) => asking.outcome(request.headers()).await,
         }
     }
@@ -175,16 +178,19 @@ impl Engine {
     pub(crate) fn begin(&self, request: &RequestView<'_>, peer: IpAddr, cost: Option<Cost>) -> Begun {
         let live = self.0.live.load();
         let caller = match self.identify(&live, request, peer) {
-            Known::Nothing => return Begun::Decided(Outcome::Pass(Passage::unlimited())),
-            Known::Banned(refused) => return Begun::Decided(Outcome::Refuse(refused)),
+            Known::Nothing => return Begun::Pass(Passage::unlimited()),
+            Known::Banned(refused) => return Begun::Refuse(refused),
             Known::Caller(caller) => caller,
         };
         match caller.plan {
             Plan::Known(tariff) if self.is_in_process() => {
                 let asked = caller.asks(&live, tariff, cost);
-                Begun::Decided(self.rule_at_once(asked).outcome(request.headers()))
+                match self.rule_at_once(asked) {
+                    Ruling::Pass(passage) => Begun::Pass(passage),
+                    Ruling::Refuse(refusal) => Begun::Refuse(Box::new(refusal.told(request.headers()))),
+                }
             }
-            _ => Begun::Asking(Asking { engine: self.clone(), live: live.clone(), caller, cost }),
+            _ => Begun::Asking(Box::new(Asking { engine: self.clone(), live: live.clone(), caller, cost })),
         }
     }
 
@@ -217,7 +223,10 @@ impl Asking {
         let asked = caller.asks(&live, tariff, cost);
         let pending = engine.pending();
         let ruling: Ruling = Assured::new(pending, async move { engine.rule(asked).await }).await;
-        ruling.outcome(request)
+        match ruling {
+            Ruling::Pass(passage) => Outcome::Pass(passage),
+            Ruling::Refuse(refusal) => Outcome::Refuse(refusal.told(request)),
+        }
     }
 }
 

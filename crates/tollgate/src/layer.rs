@@ -57,7 +57,7 @@ pub use self::body::{EmptyBody, FromBytes, MakeBody};
 pub use self::future::ResponseFuture;
 use self::future::{Bound, tell};
 use crate::answer::{Verdict, grpc};
-use crate::engine::{Begun, Engine, Outcome, Refused};
+use crate::engine::{Begun, Engine, Refused};
 use crate::rules::RequestView;
 use tollgate_core::Cost;
 
@@ -200,15 +200,13 @@ where
             request = Request::from_parts(parts, body);
         }
         match self.gate.engine.begin(&RequestView::of(&request), peer, cost) {
-            Begun::Decided(Outcome::Refuse(refused)) => {
-                ResponseFuture::refused(refuse(refused, request.headers(), &self.make_body))
-            }
-            Begun::Decided(Outcome::Pass(passage)) if passage.wait().is_zero() => {
+            Begun::Refuse(refused) => ResponseFuture::refused(refuse(*refused, request.headers(), &self.make_body)),
+            Begun::Pass(passage) if passage.wait().is_zero() => {
                 tell(&mut request, &passage);
                 ResponseFuture::called(self.inner.call(request), passage)
             }
-            Begun::Decided(Outcome::Pass(passage)) => ResponseFuture::asking(self.bind(request).pass(passage)),
-            Begun::Asking(asking) => ResponseFuture::asking(self.bind(request).ask(asking)),
+            Begun::Pass(passage) => ResponseFuture::asking(self.bind(request).pass(passage)),
+            Begun::Asking(asking) => ResponseFuture::asking(self.bind(request).ask(*asking)),
         }
     }
 }

@@ -13,7 +13,7 @@ use crate::rules::{PlanQuestion, RequestView, Rule, Tariff};
 pub(super) enum Known {
     /// No rule matches, or the caller is exempt.
     Nothing,
-    Banned(Refused),
+    Banned(Box<Refused>),
     Caller(KnownCaller),
 }
 
@@ -40,7 +40,7 @@ impl Engine {
         let origin = Origin { peer, headers: request.headers(), path: path.as_deref().unwrap_or_default() };
         let identity: Identity<'_> = live.rules.identifier().identify(origin, &live.rules, now);
         if let Some(ban) = live.rules.ban(&identity, now) {
-            return Known::Banned(Refused::banned(ban.until(), now));
+            return Known::Banned(Box::new(Refused::banned(ban.until(), now)));
         }
         if matched.is_empty() || live.rules.is_exempt(&identity) {
             return Known::Nothing;

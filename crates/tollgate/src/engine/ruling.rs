@@ -9,25 +9,29 @@ use tollgate_core::{Check, Decision, Source};
 
 use super::live::{Asked, Group, Part};
 use super::passage::{Charged, ChargedBy};
-use super::{Engine, Outcome, Passage, Refused};
+use super::{Engine, Passage, Refused};
 use crate::answer::Policies;
 use crate::failure::OnFailure;
 use crate::limiter::CheckOptions;
 
-/// An [`Outcome`] that is not yet an answer to anybody.
+/// An [`Outcome`](super::Outcome) that is not yet an answer to anybody.
 pub(super) enum Ruling {
     Pass(Passage),
-    Deny(Decision, Arc<Policies>),
+    Refuse(Refusal),
+}
+
+/// Why a request does not go on.
+pub(super) enum Refusal {
+    Denied(Decision, Arc<Policies>),
     Unavailable(Arc<Policies>),
 }
 
-impl Ruling {
+impl Refusal {
     /// The answer to the client that sent these headers.
-    pub(super) fn outcome(self, request: &HeaderMap) -> Outcome {
+    pub(super) fn told(self, request: &HeaderMap) -> Refused {
         match self {
-            Ruling::Pass(passage) => Outcome::Pass(passage),
-            Ruling::Deny(decision, policies) => Outcome::Refuse(Refused::denied(policies, decision, request)),
-            Ruling::Unavailable(policies) => Outcome::Refuse(Refused::unavailable(&policies, request)),
+            Refusal::Denied(decision, policies) => Refused::denied(policies, decision, request),
+            Refusal::Unavailable(policies) => Refused::unavailable(&policies, request),
         }
     }
 }
@@ -53,7 +57,7 @@ impl Engine {
             shield.count(&decision);
             match decision.allowed() {
                 true => charged.extend(Charged::of(ChargedBy::Shield, shield, &decision)),
-                false => refusal = Some(Ruling::Deny(decision, shield.policies.clone())),
+                false => refusal = Some(Refusal::Denied(decision, shield.policies.clone())),
             }
         }
         if refusal.is_none()
@@ -62,7 +66,7 @@ impl Engine {
             match self.decide_enforced(enforced, &asked).await {
                 Err(Undecided) => {
                     enforced.count_unavailable();
-                    refusal = Some(Ruling::Unavailable(enforced.policies.clone()));
+                    refusal = Some(Refusal::Unavailable(enforced.policies.clone()));
                 }
                 Ok(decision) => {
                     enforced.count(&decision);
@@ -71,7 +75,7 @@ impl Engine {
                             charged.extend(Charged::of(ChargedBy::Enforced, enforced, &decision));
                             passage.tell(enforced, decision);
                         }
-                        false => refusal = Some(Ruling::Deny(decision.clone(), told_of(enforced, &decision))),
+                        false => refusal = Some(Refusal::Denied(decision.clone(), told_of(enforced, &decision))),
                     }
                 }
             }
@@ -89,7 +93,10 @@ impl Engine {
             passage.owe(self.clone(), asked, charged);
         }
         // With a refusal the passage ends here, as one that failed.
-        refusal.unwrap_or(Ruling::Pass(passage))
+        match refusal {
+            Some(refusal) => Ruling::Refuse(refusal),
+            None => Ruling::Pass(passage),
+        }
     }
 
     fn pass_shield(&self, shield: &Group, asked: &Asked) -> Decision {
