@@ -92,13 +92,15 @@ pub fn free_addr() -> SocketAddr {
     TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).expect("a free port")
 }
 
-/// The optimised `tollgate`, built if it is not; or the one that `TOLLGATE_BENCH_BINARY` names.
+/// The optimised `tollgate`, built if it is not.
 pub fn tollgate_binary() -> PathBuf {
-    if let Some(binary) = std::env::var_os("TOLLGATE_BENCH_BINARY") {
-        return binary.into();
-    }
     cargo(&["build", "--release", "--locked", "-p", "tollgate-cli"]);
     target_dir().join("release/tollgate")
+}
+
+/// Another build to measure beside it, if `TOLLGATE_BENCH_BEFORE` names one.
+pub fn binary_before() -> Option<PathBuf> {
+    std::env::var_os("TOLLGATE_BENCH_BEFORE").map(PathBuf::from)
 }
 
 /// A published peer, installed beside our own builds if it is not.
@@ -125,8 +127,8 @@ fn target_dir() -> PathBuf {
 }
 
 impl Load {
-    /// So many connections.
-    pub fn new(addr: SocketAddr, connections: usize) -> Load {
+    /// So many connections, which go on after so many questions.
+    pub fn new(addr: SocketAddr, connections: usize, asked: u64) -> Load {
         let connect = |_| {
             let stream = TcpStream::connect(addr).expect("the server accepts");
             stream.set_nodelay(true).expect("a socket");
@@ -134,7 +136,12 @@ impl Load {
             stream
         };
         let streams = (0..connections).map(connect).collect();
-        Load { streams, asked: 0, request: Vec::new(), buffer: vec![0; 1 << 16] }
+        Load { streams, asked, request: Vec::new(), buffer: vec![0; 1 << 16] }
+    }
+
+    /// How many were asked.
+    pub fn asked(&self) -> u64 {
+        self.asked
     }
 
     /// Asks at least `count` questions, `depth` at a time on each connection; says how many.

@@ -99,6 +99,9 @@ pub(crate) struct Serve {
     /// Rules, plans and settings (.toml, .yaml); read again when it changes, and on SIGHUP
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
+    /// How many threads serve connections [default: one for every two cores]
+    #[arg(long, value_name = "N")]
+    pub(crate) threads: Option<std::num::NonZeroUsize>,
     /// How many instances share the quota while the store is away [default: as configured, else 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) instances: Option<u32>,

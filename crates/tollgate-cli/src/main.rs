@@ -21,6 +21,10 @@ use clap::{CommandFactory, Parser};
 use self::arguments::{Arguments, Command};
 pub(crate) use self::failure::Failure;
 
+/// An answer over HTTP takes a few dozen small allocations, which are a tenth of its cost with the system's allocator.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 /// Exit codes: 0 for yes, 1 for a denial (`check`), 2 for whatever went wrong.
 const DENIED: u8 = 1;
 const FAILED: u8 = 2;

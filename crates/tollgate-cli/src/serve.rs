@@ -86,6 +86,9 @@ pub(crate) async fn serve(arguments: Serve) -> Result<(), Failure> {
     if let Some(tls) = tls {
         doors = doors.tls(tls);
     }
+    if let Some(threads) = arguments.threads {
+        doors = doors.threads(threads);
+    }
     if let Some(store) = store {
         tokio::spawn(look_at_the_server(store));
     }

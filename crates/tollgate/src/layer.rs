@@ -189,11 +189,16 @@ where
         self.inner.poll_ready(context)
     }
 
-    fn call(&mut self, request: Request<ReqBody>) -> Self::Future {
+    fn call(&mut self, mut request: Request<ReqBody>) -> Self::Future {
         let Some(peer) = (self.gate.find_peer)(request.extensions()) else {
             return ResponseFuture::refused(unknown_peer(request.headers()).map(|bytes| self.make_body.make(bytes)));
         };
-        let (mut request, cost) = self.gate.cost_of(request);
+        let mut cost = None;
+        if let Some(find_cost) = &self.gate.find_cost {
+            let (parts, body) = request.into_parts();
+            cost = find_cost(&parts);
+            request = Request::from_parts(parts, body);
+        }
         match self.gate.engine.begin(&RequestView::of(&request), peer, cost) {
             Begun::Decided(Outcome::Refuse(refused)) => {
                 ResponseFuture::refused(refuse(refused, request.headers(), &self.make_body))
@@ -215,15 +220,6 @@ impl<S: Clone, M: Clone> RateLimit<S, M> {
         let clone = self.inner.clone();
         let inner = std::mem::replace(&mut self.inner, clone);
         Bound { inner, request, make_body: self.make_body.clone(), wait_max: self.gate.wait_max }
-    }
-}
-
-impl Gate {
-    fn cost_of<ReqBody>(&self, request: Request<ReqBody>) -> (Request<ReqBody>, Option<Cost>) {
-        let Some(find_cost) = &self.find_cost else { return (request, None) };
-        let (parts, body) = request.into_parts();
-        let cost = find_cost(&parts);
-        (Request::from_parts(parts, body), cost)
     }
 }
 

@@ -187,7 +187,7 @@ impl Policies {
             Err(_full) => {
                 let mut text = Vec::new();
                 self.render_ietf(decision, &mut text).ok();
-                HeaderValue::try_from(text).map_err(Into::into)
+                HeaderValue::try_from(text)
             }
         };
         if let Ok(value) = value {

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use foldhash::fast::RandomState;
 use parking_lot::RwLock;
 use smallvec::SmallVec;
-use tollgate_core::{Cost, Decision, Demand, Key, Scope, Source};
+use tollgate_core::{Algorithm, Cost, Decision, Demand, Key, Scope, Source};
 
 use super::rule_counts::{RuleCount, RuleCounts, RuleStats};
 use crate::answer::{Policies, Policy};
@@ -49,6 +49,8 @@ pub(super) struct Group {
     /// Whether its counters are this process's own: those of shield rules.
     pub(super) is_in_process: bool,
     pub(super) is_refundable: bool,
+    /// Whether one of its limits may let pass and tell to wait.
+    pub(super) may_hold: bool,
 }
 
 /// One limit of one rule.
@@ -128,7 +130,8 @@ impl Live {
         let policies = Policies::new(parts.iter().map(|part| part.policy.clone()));
         let policies = Arc::new(policies.with_exposed_headers(self.rules.exposes_headers()));
         let is_refundable = parts.iter().any(|part| part.charge.is_refundable());
-        (!parts.is_empty()).then_some(Group { parts, policies, is_in_process, is_refundable })
+        let may_hold = parts.iter().any(|part| part.policy.limit().algorithm() == Algorithm::LeakyBucket);
+        (!parts.is_empty()).then_some(Group { parts, policies, is_in_process, is_refundable, may_hold })
     }
 
     /// What each rule has said.

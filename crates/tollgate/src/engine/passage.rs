@@ -68,6 +68,7 @@ pub struct Passage {
 struct Told {
     policies: Arc<Policies>,
     decision: Decision,
+    wait: Duration,
 }
 
 /// What may have to be given back.
@@ -98,8 +99,12 @@ impl Passage {
     }
 
     /// The enforced rules said this.
-    pub(super) fn tell(&mut self, policies: Arc<Policies>, decision: Decision) {
-        self.told = Some(Told { policies, decision });
+    pub(super) fn tell(&mut self, group: &Group, decision: Decision) {
+        let wait = match group.may_hold {
+            true => decision.retry_after().as_duration().unwrap_or(Duration::ZERO),
+            false => Duration::ZERO,
+        };
+        self.told = Some(Told { policies: group.policies.clone(), decision, wait });
     }
 
     /// These units may come back.
@@ -119,7 +124,7 @@ impl Passage {
 
     /// How long to wait before going on: what a leaky bucket told, zero otherwise.
     pub fn wait(&self) -> Duration {
-        self.decision().and_then(|decision| decision.retry_after().as_duration()).unwrap_or(Duration::ZERO)
+        self.told.as_ref().map_or(Duration::ZERO, |told| told.wait)
     }
 
     /// Writes what belongs on the response.
@@ -155,9 +160,12 @@ impl Passage {
         Outcome::Refuse(Refused::denied(told.policies, decision, request))
     }
 
-    /// The same as [`Passage::finish`] where nothing has to be waited for.
-    pub(crate) fn finish_at_once(mut self, ending: Ending) {
-        if let Some(rest) = self.settle(End::Ended(ending)) {
+    /// The same as [`Passage::finish`] where nothing has to be waited for. How it ended is looked at only if it matters.
+    #[cfg(feature = "tower")]
+    pub(crate) fn finish_at_once<B>(mut self, response: &Response<B>) {
+        if self.owed.is_some()
+            && let Some(rest) = self.settle(End::Ended(Ending::of_response(response)))
+        {
             rest.detach();
         }
     }

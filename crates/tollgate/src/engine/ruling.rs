@@ -5,9 +5,9 @@ use std::sync::Arc;
 use futures_util::FutureExt;
 use http::HeaderMap;
 use smallvec::SmallVec;
-use tollgate_core::{Check, Decision, Source, StoreErrorKind, Wait};
+use tollgate_core::{Check, Decision, Source};
 
-use super::live::{Asked, Demands, Group, Part};
+use super::live::{Asked, Group, Part};
 use super::passage::{Charged, ChargedBy};
 use super::{Engine, Outcome, Passage, Refused};
 use crate::answer::Policies;
@@ -43,7 +43,7 @@ impl Engine {
 
     /// What the rules say. Whatever comes of it, units that were taken on the way are accounted for.
     pub(super) async fn rule(&self, asked: Asked) -> Ruling {
-        let bundle = asked.bundle.clone();
+        let bundle = &asked.bundle;
         let mut passage = Passage::unlimited();
         let mut charged: SmallVec<[Charged; 1]> = SmallVec::new();
         let mut refusal = None;
@@ -69,7 +69,7 @@ impl Engine {
                     match decision.allowed() {
                         true => {
                             charged.extend(Charged::of(ChargedBy::Enforced, enforced, &decision));
-                            passage.tell(enforced.policies.clone(), decision);
+                            passage.tell(enforced, decision);
                         }
                         false => refusal = Some(Ruling::Deny(decision.clone(), told_of(enforced, &decision))),
                     }
@@ -110,31 +110,9 @@ impl Engine {
             tracing::error!(%error, "the rules that match one request cannot be decided together");
             Undecided
         })?;
-        let options = CheckOptions { on_failure: Some(OnFailure::Deny), refundable: group.is_refundable };
-        match self.0.limiter.check_with(&check, options).await {
-            Ok(decision) => Ok(decision),
-            Err(unavailable) => self.decide_without_store(group, asked, unavailable.kind()),
-        }
-    }
-
-    fn decide_without_store(&self, group: &Group, asked: &Asked, kind: StoreErrorKind) -> Result<Decision, Undecided> {
-        if group.parts.iter().any(|part| part.on_failure == OnFailure::Deny) {
-            tracing::debug!(kind = kind.name(), "refused, since a rule says so while the store is away");
-            return Err(Undecided);
-        }
-        let demands: Demands<'_> = local(group).map(|part| part.demand(asked)).collect();
-        match Check::new(&demands) {
-            Ok(check) if demands.len() == group.parts.len() => Ok(self.0.limiter.check_local(&check)),
-            // Some rules are left out: their lines are unknown, so nothing is claimed; but a share that is used up still refuses.
-            Ok(check) => {
-                let decision = self.0.limiter.check_local(&check);
-                match decision.allowed() {
-                    true => Ok(Decision { lines: Default::default(), source: Source::None, ..decision }),
-                    false => Ok(decision),
-                }
-            }
-            Err(_) => Ok(Decision { at: self.0.clock.now(), source: Source::None, lines: Default::default() }),
-        }
+        let words: SmallVec<[OnFailure; 8]> = group.parts.iter().map(|part| part.on_failure).collect();
+        let decided = self.0.limiter.check_each(&check, &words, group.is_refundable).await;
+        decided.map_err(|_unavailable| Undecided)
     }
 
     async fn try_shadow(&self, group: &Group, asked: &Asked) -> Option<Decision> {
@@ -152,8 +130,7 @@ impl Charged {
     /// What may have to be given back of a decision, if anything.
     fn of(by: ChargedBy, group: &Group, decision: &Decision) -> Option<Charged> {
         // Whoever is told to wait may refuse to.
-        let has_to_wait = || decision.retry_after() > Wait::ZERO;
-        let may_come_back = decision.allowed() && (group.is_refundable || has_to_wait());
+        let may_come_back = (group.is_refundable || group.may_hold) && decision.allowed();
         may_come_back.then(|| Charged { by, decision: decision.clone() })
     }
 }

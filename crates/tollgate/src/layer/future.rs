@@ -67,7 +67,7 @@ impl<F: Future<Output = Result<Response<B>, E>>, B, E> Future for ResponseFuture
                 let passage = passage.take().expect("a future is not polled after its end");
                 Poll::Ready(result.map(|mut response| {
                     passage.write_headers(response.headers_mut());
-                    passage.finish_at_once(Ending::of_response(&response));
+                    passage.finish_at_once(&response);
                     response
                 }))
             }

@@ -45,7 +45,7 @@ async fn fifty_thousand_requests_of_one_key_get_its_six_hundred_and_the_others_n
             let other = 1 + sent_by_others % OTHERS;
             sent_by_others += 1;
             let round = (sent_by_others - 1) / OTHERS;
-            let peer = if other % 2 == 0 { HERE } else { [198, 51, 100, other as u8] };
+            let peer = if other.is_multiple_of(2) { HERE } else { [198, 51, 100, other as u8] };
             let response = site.send("/", &[("x-api-key", &key(other))], peer).await;
             assert_eq!(response.status(), 200, "neighbour {other} is let pass");
             let told: Vec<i64> = told_by(&response).into_iter().map(|told| told.remaining).collect();
