@@ -2,14 +2,14 @@
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup run test lint doc bench fuzz long deny
+.PHONY: help setup run test lint doc features bench fuzz long deny
 
 export PATH := $(CURDIR)/.tools/bin:$(PATH)
 
 FUZZ_SECONDS ?= 60
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-6s  %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s  %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: ## install what the tests need and this machine lacks (quick when nothing is missing)
 	@scripts/setup.sh
@@ -18,14 +18,21 @@ run: ## the product, optimised; arguments by ARGS="…"
 	cargo run --release -- $(ARGS)
 
 test: setup lint doc ## everything that must hold before a change lands
-	cargo test --workspace --locked
+	cargo test --workspace --locked --features tollgate-cli/otlp
 
 lint: ## format check, and clippy with warnings denied
 	cargo fmt --all --check
-	cargo clippy --workspace --all-targets --locked -- -D warnings
+	cargo clippy --workspace --all-targets --locked --features tollgate-cli/otlp -- -D warnings
+	cargo clippy -p tollgate --no-default-features --locked -- -D warnings
 
 doc: ## the documentation; a broken link is an error
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked
+
+features: ## the library with each of its features alone
+	@for feature in redis rules jwt yaml schema tower axum; do \
+		echo "tollgate with $$feature"; \
+		cargo clippy -p tollgate --no-default-features --features $$feature --locked -- -D warnings || exit 1; \
+	done
 
 bench: setup ## the measurements, beside their peers in the same run
 	cargo bench -p tollgate-bench

@@ -25,27 +25,42 @@ pub(crate) enum Command {
     /// Decide for others, over HTTP and RESP
     #[command(
         args_override_self = true,
-        after_help = "Example:\n  tollgate serve --store redis://127.0.0.1:6379\n  curl -d '{\"key\":\"user:42\",\"limit\":\"10/min\"}' http://127.0.0.1:8080/v1/check"
+        after_help = "Example:\n  tollgate serve --config tollgate.toml --store redis://127.0.0.1:6379\n  curl -d '{\"key\":\"user:42\",\"limit\":\"10/min\"}' http://127.0.0.1:8080/v1/check"
     )]
-    Serve(Serve),
-    /// Read a configuration and say what is wrong or odd about it
-    #[command(after_help = "Example:\n  tollgate validate tollgate.toml")]
+    Serve(Box<Serve>),
+    /// Read a configuration and say what is wrong or odd about it: exit 0 if it can be used, 2 if not
+    #[command(after_help = "Example:\n  tollgate validate tollgate.toml --json")]
     Validate(Validate),
+    /// Say what the rules would do with a request, and why
+    #[command(
+        after_help = "Example:\n  tollgate explain --config tollgate.toml POST /shorten --peer 203.0.113.9 -H 'x-api-key: KEY'\n  tollgate explain --admin http://127.0.0.1:9090 GET /api/items --peer 203.0.113.9"
+    )]
+    Explain(Explain),
     /// Decide once, and say so by the exit code: 0 allowed, 1 denied, 2 error
     #[command(after_help = "Example:\n  tollgate check user:42 10/min --cost 3 --store redis://127.0.0.1:6379")]
     Check(Check),
     /// Look at a counter without changing it
-    #[command(after_help = "Example:\n  tollgate inspect user:42 10/min --store redis://127.0.0.1:6379")]
+    #[command(
+        after_help = "Example:\n  tollgate inspect user:42 10/min --store redis://127.0.0.1:6379\n  tollgate inspect ip:203.0.113.9 --rule shorten --admin http://127.0.0.1:9090"
+    )]
     Inspect(Inspect),
     /// Forget a counter
-    #[command(after_help = "Example:\n  tollgate reset user:42 10/min --store redis://127.0.0.1:6379")]
+    #[command(
+        after_help = "Example:\n  tollgate reset user:42 10/min --store redis://127.0.0.1:6379\n  tollgate reset ip:203.0.113.9 --rule shorten --admin http://127.0.0.1:9090"
+    )]
     Reset(Inspect),
     /// Print the Lua script that decides on Redis, for any language
-    #[command(after_help = "Example:\n  redis-cli SCRIPT LOAD \"$(tollgate script)\"")]
+    #[command(after_help = "Example:\n  tollgate script\n  redis-cli SCRIPT LOAD \"$(tollgate script)\"")]
     Script,
     /// Show the same burst at a window's edge under fixed-window and under sliding
     #[command(after_help = "Example:\n  tollgate boundary")]
     Boundary,
+    /// Print what makes a shell complete this command
+    #[command(after_help = "Example:\n  tollgate completions bash\n  source <(tollgate completions bash)")]
+    Completions {
+        /// Which shell
+        shell: clap_complete::Shell,
+    },
 }
 
 /// Where the counters are.
@@ -99,6 +114,10 @@ pub(crate) struct Serve {
     /// After SIGTERM: how long to go on serving while /readyz says that this instance is leaving
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = time)]
     pub(crate) drain: Duration,
+    /// Send a span per decision to the OpenTelemetry collector there, such as http://127.0.0.1:4318
+    #[cfg(feature = "otlp")]
+    #[arg(long, value_name = "URL")]
+    pub(crate) otlp: Option<String>,
     /// How to write logs
     #[arg(long, value_name = "FORM", default_value = "text", value_parser = ["text", "json"])]
     pub(crate) log: String,
@@ -109,12 +128,53 @@ fn time(text: &str) -> Result<Duration, String> {
     humantime::parse_duration(text).map_err(|_| "expected a time such as 500ms, 10s or 1min".to_owned())
 }
 
+/// A running instance, asked instead of a store.
+#[derive(Args, Debug)]
+pub(crate) struct AdminChoice {
+    /// Ask the running instance whose admin door is there, such as http://127.0.0.1:9090
+    #[arg(long, value_name = "URL", conflicts_with = "store")]
+    pub(crate) admin: Option<String>,
+    /// A file with its token [default: $TOLLGATE_ADMIN_TOKEN]
+    #[arg(long, value_name = "FILE", requires = "admin")]
+    pub(crate) admin_token_file: Option<PathBuf>,
+}
+
 #[derive(Args, Debug)]
 pub(crate) struct Validate {
     /// The configuration
     pub(crate) file: PathBuf,
+    /// Print JSON instead of words
+    #[arg(long)]
+    pub(crate) json: bool,
     #[command(flatten)]
     pub(crate) store: StoreChoice,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct Explain {
+    /// The request's method
+    pub(crate) method: String,
+    /// Its path, with the query if there is one
+    pub(crate) path: String,
+    /// The address at the other end of the socket on which it came
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1")]
+    pub(crate) peer: std::net::IpAddr,
+    /// A header, as `NAME: VALUE`; @FILE reads lines of them, so that a key need not stand here for all to see
+    #[arg(short = 'H', long = "header", value_name = "HEADER")]
+    pub(crate) headers: Vec<String>,
+    /// The configuration whose rules are meant
+    #[arg(long, value_name = "FILE", required_unless_present = "admin", conflicts_with = "admin")]
+    pub(crate) config: Option<PathBuf>,
+    /// Show whom the rules count, not only by what kind
+    #[arg(long)]
+    pub(crate) reveal: bool,
+    /// Print JSON instead of words
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) store: StoreChoice,
+    #[command(flatten)]
+    pub(crate) admin: AdminChoice,
 }
 
 #[derive(Args, Debug)]
@@ -135,13 +195,64 @@ pub(crate) struct Check {
 
 #[derive(Args, Debug)]
 pub(crate) struct Inspect {
-    /// Who is counted
+    /// Who is counted; with --rule a subject, as `explain --reveal` shows it
     pub(crate) key: String,
-    /// Against what: QUOTA/WINDOW [ALGORITHM] [option=value …]
-    pub(crate) limit: Limit,
+    /// Against what: QUOTA/WINDOW [ALGORITHM] [option=value …]; with --rule the name of one of its limits
+    #[arg(required_unless_present = "rule")]
+    pub(crate) limit: Option<String>,
+    /// The rule whose counters are meant
+    #[arg(long, value_name = "NAME", requires = "admin")]
+    pub(crate) rule: Option<String>,
+    /// The caller's plan, for a rule that goes by plans
+    #[arg(long, value_name = "NAME", requires = "rule")]
+    pub(crate) plan: Option<String>,
     /// Print JSON instead of a table
     #[arg(long)]
     pub(crate) json: bool,
     #[command(flatten)]
     pub(crate) store: StoreChoice,
+    #[command(flatten)]
+    pub(crate) admin: AdminChoice,
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    /// The words of a command line, as a shell takes them apart; quotes hold words together.
+    fn words(line: &str) -> Vec<String> {
+        let (mut words, mut quote) = (vec![String::new()], None);
+        for character in line.chars() {
+            match (character, quote) {
+                ('\'' | '"', None) => quote = Some(character),
+                (_, Some(open)) if character == open => quote = None,
+                (' ', None) => words.push(String::new()),
+                _ => words.last_mut().unwrap().push(character),
+            }
+        }
+        words.retain(|word| !word.is_empty());
+        words
+    }
+
+    #[test]
+    fn the_arguments_make_sense() {
+        Arguments::command().debug_assert();
+    }
+
+    #[test]
+    fn every_example_in_a_help_text_is_a_command_that_can_be_given() {
+        for command in Arguments::command().get_subcommands() {
+            let help = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+            let examples: Vec<&str> =
+                help.lines().map(str::trim).filter(|line| line.starts_with("tollgate ")).collect();
+            assert!(!examples.is_empty(), "{} has no example", command.get_name());
+            for example in examples {
+                let parsed = Arguments::try_parse_from(words(example));
+                assert!(parsed.is_ok(), "{example}: {}", parsed.unwrap_err());
+                assert_eq!(words(example)[1], command.get_name(), "{example}");
+            }
+        }
+    }
 }

@@ -24,7 +24,11 @@ pub(crate) fn load(file: &Path, store: &StoreChoice) -> Result<Loaded, Failure> 
     Ok(loaded)
 }
 
-pub(crate) fn validate(arguments: &Validate) -> Result<(), Failure> {
+/// Whether the configuration can be used.
+pub(crate) fn validate(arguments: &Validate) -> Result<bool, Failure> {
+    if arguments.json {
+        return Ok(validate_as_json(arguments));
+    }
     let loaded = load(&arguments.file, &arguments.store)?;
     println!(
         "{} can be used: {} rules, {} plans",
@@ -32,7 +36,27 @@ pub(crate) fn validate(arguments: &Validate) -> Result<(), Failure> {
         loaded.rules.rules().len(),
         loaded.rules.plans().len()
     );
-    Ok(())
+    Ok(true)
+}
+
+fn validate_as_json(arguments: &Validate) -> bool {
+    let loaded = loader(&arguments.store).load(&arguments.file);
+    let (rules, plans) = loaded
+        .as_ref()
+        .map_or((None, None), |loaded| (Some(loaded.rules.rules().len()), Some(loaded.rules.plans().len())));
+    let findings = match &loaded {
+        Ok(loaded) => &loaded.findings[..],
+        Err(report) => report.findings(),
+    };
+    let body = serde_json::json!({
+        "file": arguments.file.display().to_string(),
+        "usable": loaded.is_ok(),
+        "rules": rules,
+        "plans": plans,
+        "findings": tollgate_server::findings_json(findings),
+    });
+    println!("{body}");
+    loaded.is_ok()
 }
 
 fn tell(finding: Finding) {

@@ -9,10 +9,12 @@ use std::sync::Arc;
 use tokio::net::TcpListener;
 use tollgate::config::{Loaded, Settings};
 use tollgate::engine::Engine;
-use tollgate::{Limiter, Store};
+use tollgate::observe::TracingObserver;
+use tollgate::rules::{PlanHash, PlanLookup};
+use tollgate::{Limiter, LimiterBuilder, Store};
 use tollgate_redis::RedisStore;
 use tollgate_server::doors::resp::RespOptions;
-use tollgate_server::{Bounds, Doors, Listeners, Readiness, Reloader, Tls, Token, is_loopback, run};
+use tollgate_server::{Bounds, Doors, Listeners, Readiness, Reloader, StoreTimes, Tls, Token, is_loopback, run};
 use tracing_subscriber::EnvFilter;
 
 use self::announce::{Announcement, TokenWord};
@@ -25,6 +27,8 @@ const ADMIN_DEFAULT: &str = "127.0.0.1:9090";
 /// In place of an address: the door stays closed.
 const OFF: &str = "off";
 
+type Lookups = Vec<Arc<dyn PlanLookup>>;
+
 pub(crate) async fn serve(arguments: Serve) -> Result<(), Failure> {
     let signals = Signals::install()?;
     start_logs(&arguments.log);
@@ -33,7 +37,16 @@ pub(crate) async fn serve(arguments: Serve) -> Result<(), Failure> {
     let configured = || settings.and_then(|settings| settings.store.as_ref()).map(|url| url.reveal().to_owned());
     let url = arguments.store.said().or_else(configured).unwrap_or_else(|| MEMORY.to_owned());
     let store = redis(&url, settings)?;
-    let limiter = limiter(store.clone(), &arguments, settings);
+    let store_times = Arc::new(StoreTimes::default());
+    #[cfg(feature = "otlp")]
+    let traces = arguments.otlp.as_deref().map(crate::traces::Traces::to).transpose()?;
+    let builder = Limiter::builder();
+    #[cfg(feature = "otlp")]
+    let builder = match &traces {
+        Some(traces) => builder.observer(traces.observer()),
+        None => builder,
+    };
+    let (limiter, lookups) = limiter(builder, store.clone(), &arguments, settings, &store_times);
     let tls = match (&arguments.tls_cert, &arguments.tls_key) {
         (Some(certificate), Some(key)) => Some(Tls::read(certificate, key)?),
         _ => None,
@@ -47,7 +60,7 @@ pub(crate) async fn serve(arguments: Serve) -> Result<(), Failure> {
     let token =
         token.map_or_else(Token::made, Ok).map_err(|error| Failure::Token { place: "--admin".into(), error })?;
 
-    let (engine, reloader) = rules(&arguments, loaded, &limiter, tls.clone());
+    let (engine, reloader) = rules(&arguments, loaded, &limiter, lookups, tls.clone());
     let shared = store.clone().map(|store| Arc::new(store) as Arc<dyn Store>);
     let readiness = Readiness::new(limiter.clone(), shared, reloader.clone());
     let mut doors = Doors::new(limiter)
@@ -55,6 +68,7 @@ pub(crate) async fn serve(arguments: Serve) -> Result<(), Failure> {
         .bounds(bounds(&arguments))
         .reloader(reloader.clone())
         .readiness(readiness.clone())
+        .store_times(store_times)
         .token(token.clone());
     let announcement = Announcement {
         listeners: &listeners,
@@ -79,6 +93,10 @@ pub(crate) async fn serve(arguments: Serve) -> Result<(), Failure> {
         tokio::spawn(look_at_the_server(store));
     }
     run(listeners, doors, signals.until_told_to_end(reloader)).await;
+    #[cfg(feature = "otlp")]
+    if let Some(traces) = traces {
+        let _ = tokio::task::spawn_blocking(|| traces.finish()).await;
+    }
     Ok(())
 }
 
@@ -94,23 +112,44 @@ fn redis(url: &str, settings: Option<&Settings>) -> Result<Option<RedisStore>, F
     Ok(Some(builder.build().map_err(tollgate::StoreUrlError::from)?))
 }
 
-fn limiter(store: Option<RedisStore>, arguments: &Serve, settings: Option<&Settings>) -> Limiter {
+/// The limiter, and who is asked for plans that the rules do not know.
+fn limiter(
+    builder: LimiterBuilder,
+    store: Option<RedisStore>,
+    arguments: &Serve,
+    settings: Option<&Settings>,
+    store_times: &Arc<StoreTimes>,
+) -> (Limiter, Lookups) {
     let instances = arguments.instances.or(settings.and_then(|settings| settings.instances)).unwrap_or(1);
-    let mut builder = Limiter::builder().instances(instances);
+    let mut builder = builder.instances(instances);
+    if tracing::enabled!(tracing::Level::DEBUG) {
+        builder = builder.observer(TracingObserver);
+    }
     if let Some(settings) = settings {
         builder = builder.deadline(settings.deadline).on_failure(settings.on_failure);
     }
-    match store {
-        Some(store) => builder.store(Arc::new(store)).build(),
-        None => builder.build(),
+    let Some(store) = store else { return (builder.build(), Vec::new()) };
+    let mut lookups = Lookups::new();
+    if let Some((settings, name)) = settings.and_then(|settings| Some((settings, settings.plan_hash.as_ref()?))) {
+        // The question for the plan comes before the decision, and both together keep the deadline.
+        let for_plan = settings.deadline / 4;
+        lookups.push(Arc::new(PlanHash::new(store.clone(), name.as_str()).timeout(for_plan)));
+        builder = builder.deadline(settings.deadline - for_plan);
     }
+    (builder.store(Arc::new(store)).observer(store_times.clone()).build(), lookups)
 }
 
 /// The engine, if there are rules, and what can be read again.
-fn rules(arguments: &Serve, loaded: Option<Loaded>, limiter: &Limiter, tls: Option<Tls>) -> (Option<Engine>, Reloader) {
+fn rules(
+    arguments: &Serve,
+    loaded: Option<Loaded>,
+    limiter: &Limiter,
+    lookups: Lookups,
+    tls: Option<Tls>,
+) -> (Option<Engine>, Reloader) {
     let (engine, reloader) = match (loaded, &arguments.config) {
         (Some(loaded), Some(file)) => {
-            let engine = Engine::new(limiter.clone(), loaded.rules.clone());
+            let engine = Engine::with_lookups(limiter.clone(), loaded.rules.clone(), lookups);
             let loader = configuration::loader(&arguments.store);
             (Some(engine.clone()), Reloader::rules(file, loader, loaded, engine))
         }

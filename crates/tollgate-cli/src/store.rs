@@ -10,7 +10,7 @@ use crate::arguments::StoreChoice;
 /// The name of the store in this process.
 pub(crate) const MEMORY: &str = "memory";
 /// A command waits longer than a service would: somebody is looking at it.
-const COMMAND_DEADLINE: Duration = Duration::from_secs(5);
+pub(crate) const COMMAND_DEADLINE: Duration = Duration::from_secs(5);
 
 impl StoreChoice {
     /// What was said, else the environment's word.

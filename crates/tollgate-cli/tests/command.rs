@@ -55,7 +55,7 @@ fn what_cannot_be_done_is_exit_two_and_a_sentence_that_teaches() {
 fn the_script_and_every_help_text_are_printed() {
     let script = tollgate(&["script"]);
     assert!(text(&script.stdout).contains("TWIN OF"));
-    for command in ["serve", "validate", "check", "inspect", "reset", "script", "boundary"] {
+    for command in ["serve", "validate", "explain", "check", "inspect", "reset", "script", "boundary", "completions"] {
         let help = tollgate(&[command, "--help"]);
         assert!(text(&help.stdout).contains("Example:\n"), "{command}");
     }
@@ -115,6 +115,35 @@ fn serve_decides_requests_by_rules_and_a_broken_file_changes_nothing() {
     serving.reload("the old rules stay in force");
     assert_eq!(quota(&serving).as_deref(), Some("3"));
     assert!(serving.post(POSTED).starts_with("HTTP/1.1 429"), "with their counters");
+}
+
+#[test]
+fn serve_holds_a_caller_to_the_plan_that_a_redis_hash_names() {
+    let redis = Server::redis();
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("tollgate.toml");
+    let config = r#"
+        store = "REDIS"
+        instances = 1
+        deadline = "2s"
+        api_keys = "any"
+        plans = { default = { limits = ["10/h"] }, pro = { limits = ["1000/h"] } }
+        plan_sources = { redis_hash = "tollgate:plans" }
+        rules = [{ name = "api", limits = "plan" }]
+    "#;
+    std::fs::write(&file, config.replace("REDIS", &redis.url())).unwrap();
+    // What `printf %s acme | sha256sum` prints.
+    let field = "api_key:822b33ad87c148a0a20a5ba7cd5ebcaa68d36a18e7aad165554903f52ca82757";
+    redis.command(&["HSET", "tollgate:plans", field, "pro"]);
+    let serving = Serving::start(&["--config", file.to_str().unwrap()]);
+    let quota = |key: &str| {
+        let headers = format!(r#""headers":{{"x-api-key":"{key}"}}"#);
+        let request = format!(r#"{{"request":{{"method":"GET","path":"/","peer":"203.0.113.9",{headers}}}}}"#);
+        let answer = serving.post(&request);
+        answer.split("\"quota\":").nth(1).and_then(|rest| rest.split(',').next()).map(str::to_owned)
+    };
+    assert_eq!(quota("acme").as_deref(), Some("1000"));
+    assert_eq!(quota("other").as_deref(), Some("10"));
 }
 
 #[test]

@@ -3,11 +3,16 @@
 //! All ranges are checked here, once. Whatever holds a [`Limit`] may multiply and add its numbers as
 //! the algorithms do, without a thought for overflow; the sums stand beside the constants.
 
+mod divisor;
 mod text;
 
 use std::time::Duration;
 
+pub(crate) use divisor::Divisor;
 pub use text::LimitTextError;
+
+use crate::memory::Mark;
+use crate::time::Timestamp;
 
 /// The largest quota, burst or queue. 24 bits; times 2^20 parts of a window still below 2^53.
 pub const QUOTA_MAX: u32 = 10_000_000;
@@ -23,7 +28,7 @@ pub const WINDOW_US_MAX: u64 = 400 * 86_400 * 1_000_000;
 /// The counter pair weighs the previous window in at most this many parts: a count of up to
 /// [`QUOTA_MAX`] (< 2^24) times 2^20 is far below 2^53.
 const PAIR_PARTS_MAX: u64 = 1 << 20;
-/// See [`Bucket`]: capacity × ⌈window / 2^20⌉ up to this is counted in single microseconds.
+/// See `algorithm/bucket.rs`: capacity × ⌈window / 2^20⌉ up to this is counted in single microseconds.
 /// 8.5e9 × 2^20 = 8.913e15, which leaves 9.4e13 below 2^53 for the rounding of the scale
 /// (at most one part per unit of capacity, 1e7).
 const GRAIN_DIVISOR: u64 = 8_500_000_000;
@@ -76,7 +81,9 @@ impl Algorithm {
 }
 
 /// What a state machine needs to know of a limit, worked out once.
+// The representation keeps the kind in a byte of its own, which is quicker to ask than one hidden in a field.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[repr(u8)]
 pub(crate) enum Machine {
     Log(LogShape),
     Pair(PairShape),
@@ -85,26 +92,45 @@ pub(crate) enum Machine {
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct LogShape {
-    /// Admissions in the same ⌊t / tick_us⌋ share an entry.
-    pub(crate) tick_us: u64,
+    /// Admissions in the same ⌊t / tick⌋ share an entry; a tick is so many microseconds.
+    pub(crate) tick: Divisor,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct PairShape {
     /// `fixed-window` is the pair with weight 0.
     pub(crate) weighs_previous: bool,
+    pub(crate) cut: WindowCut,
+}
+
+/// A window cut into parts, by which the pair weighs its previous count.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(crate) struct WindowCut {
+    pub(crate) window_us: Divisor,
+    /// How long a part is.
+    pub(crate) part_us: Divisor,
+    /// How many there are.
+    pub(crate) parts: Divisor,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct BucketShape {
     /// The largest level, in units: the burst, or the queue and the one in service.
     pub(crate) capacity: u64,
+    /// The same in parts.
+    pub(crate) full: u64,
     /// Time is counted in grains of so many microseconds.
     pub(crate) grain_us: u64,
     /// So many parts of level are one unit; a grain leaks `quota` of them.
-    pub(crate) parts_per_unit: u64,
+    pub(crate) parts_per_unit: Divisor,
+    pub(crate) quota: Divisor,
     /// Whether an admission is told to wait for its turn.
     pub(crate) spaces: bool,
+    /// Whether its times are simply parts by quota: in single microseconds, the longest within what a wait can tell, and
+    /// a refusal is not charged.
+    pub(crate) is_plain: bool,
+    /// By which the memory store knows a bucket that this limit wrote.
+    pub(crate) mark: Mark,
 }
 
 /// At most `quota` units per `window`, by an [`Algorithm`].
@@ -130,6 +156,8 @@ pub struct Limit {
     cost_max: u32,
     algorithm: Algorithm,
     count_denied: bool,
+    /// Algorithm and window in one number, by which explicit keys are told apart.
+    scope: u64,
 }
 
 /// Why a limit cannot be.
@@ -209,7 +237,8 @@ impl Limit {
     /// Whether refused requests are charged too (back-pressure: who keeps trying stays out).
     #[must_use]
     pub fn with_count_denied(self, count_denied: bool) -> Limit {
-        Limit { count_denied, ..self }
+        let machine = Machine::of(self.algorithm, self.quota, self.window_us, self.cost_max, count_denied);
+        Limit { count_denied, machine, ..self }
     }
 
     /// This limit with another quota: the counter and what is used stay. A burst or queue that was
@@ -274,8 +303,13 @@ impl Limit {
         }
     }
 
-    pub(crate) const fn machine(&self) -> Machine {
-        self.machine
+    /// Algorithm and window in one number.
+    pub(crate) const fn scope(&self) -> u64 {
+        self.scope
+    }
+
+    pub(crate) const fn machine(&self) -> &Machine {
+        &self.machine
     }
 
     fn with_capacity(self, option: &'static str, capacity: u64) -> Result<Limit, LimitError> {
@@ -309,34 +343,51 @@ impl Limit {
                 in_range(got, QUOTA_MAX).ok_or(LimitError::Capacity { option, got })?
             }
         };
-        let machine = match algorithm {
-            Algorithm::Sliding if quota > SLIDING_EXACT_QUOTA_MAX => {
-                let ticks = u64::from(SLIDING_EXACT_QUOTA_MAX);
-                Machine::Log(LogShape { tick_us: window_us.div_ceil(ticks) })
-            }
-            Algorithm::Sliding | Algorithm::SlidingLog => Machine::Log(LogShape { tick_us: 1 }),
-            Algorithm::SlidingCounter => Machine::Pair(PairShape { weighs_previous: true }),
-            Algorithm::FixedWindow => Machine::Pair(PairShape { weighs_previous: false }),
-            Algorithm::TokenBucket => Machine::Bucket(BucketShape::new(cost_max.into(), window_us, false)),
-            Algorithm::LeakyBucket => Machine::Bucket(BucketShape::new(u64::from(cost_max) + 1, window_us, true)),
+        let machine = Machine::of(algorithm, quota, window_us, cost_max, count_denied);
+        let scope = window_us << 8 | 0x10 | algorithm as u64;
+        Ok(Limit { window_us, machine, quota, cost_max, algorithm, count_denied, scope })
+    }
+}
+
+impl Machine {
+    fn of(algorithm: Algorithm, quota: u32, window_us: u64, cost_max: u32, count_denied: bool) -> Machine {
+        let log = |tick_us| Machine::Log(LogShape { tick: Divisor::new(tick_us) });
+        let pair = |weighs_previous| Machine::Pair(PairShape { weighs_previous, cut: WindowCut::new(window_us) });
+        let bucket = |capacity, spaces| {
+            let shape = BucketShape::new(quota, capacity, window_us, spaces);
+            Machine::Bucket(BucketShape { is_plain: shape.is_plain && !count_denied, ..shape })
         };
-        Ok(Limit { window_us, machine, quota, cost_max, algorithm, count_denied })
+        match algorithm {
+            Algorithm::Sliding if quota > SLIDING_EXACT_QUOTA_MAX => {
+                log(window_us.div_ceil(u64::from(SLIDING_EXACT_QUOTA_MAX)))
+            }
+            Algorithm::Sliding | Algorithm::SlidingLog => log(1),
+            Algorithm::SlidingCounter => pair(true),
+            Algorithm::FixedWindow => pair(false),
+            Algorithm::TokenBucket => bucket(cost_max.into(), false),
+            Algorithm::LeakyBucket => bucket(u64::from(cost_max) + 1, true),
+        }
     }
 }
 
 impl BucketShape {
-    fn new(capacity: u64, window_us: u64, spaces: bool) -> BucketShape {
+    fn new(quota: u32, capacity: u64, window_us: u64, spaces: bool) -> BucketShape {
         // capacity ≤ 1e7 + 1 and ⌈window / 2^20⌉ < 2^25: the product is below 2^49.
         let grain_us = capacity * window_us.div_ceil(1 << 20) / GRAIN_DIVISOR + 1;
-        BucketShape { capacity, grain_us, parts_per_unit: window_us.div_ceil(grain_us), spaces }
+        let parts_per_unit = Divisor::new(window_us.div_ceil(grain_us));
+        let full = capacity * parts_per_unit.get();
+        let mark = Mark::of_buckets(quota, grain_us, parts_per_unit.get());
+        let is_plain = grain_us == 1 && full / u64::from(quota) < Timestamp::MAX.as_micros();
+        let quota = Divisor::new(quota.into());
+        BucketShape { capacity, full, grain_us, parts_per_unit, quota, spaces, is_plain, mark }
     }
 }
 
-impl PairShape {
-    /// The part of a window by which the previous count is weighed, in microseconds, and how many there are.
-    pub(crate) const fn parts(window_us: u64) -> (u64, u64) {
+impl WindowCut {
+    pub(crate) const fn new(window_us: u64) -> WindowCut {
         let part_us = window_us.div_ceil(PAIR_PARTS_MAX);
-        (part_us, window_us.div_ceil(part_us))
+        let parts = window_us.div_ceil(part_us);
+        WindowCut { window_us: Divisor::new(window_us), part_us: Divisor::new(part_us), parts: Divisor::new(parts) }
     }
 }
 
@@ -352,10 +403,10 @@ mod tests {
     fn the_largest_bucket_stays_below_two_to_the_53() {
         for window_us in [WINDOW_US_MIN, 999_999, 60_000_000, 86_400_000_000, WINDOW_US_MAX - 1, WINDOW_US_MAX] {
             for capacity in [1, 2, 999, 52_125, 103_000, 103_200, 9_999_999, u64::from(QUOTA_MAX) + 1] {
-                let shape = BucketShape::new(capacity, window_us, true);
-                let level_max = u128::from(capacity) * u128::from(shape.parts_per_unit);
+                let shape = BucketShape::new(1, capacity, window_us, true);
+                let level_max = u128::from(capacity) * u128::from(shape.parts_per_unit.get());
                 assert!(level_max + u128::from(QUOTA_MAX) < 1 << 53, "{capacity} in {window_us}: {shape:?}");
-                assert!(shape.parts_per_unit * shape.grain_us >= window_us, "rounding favours refusal");
+                assert!(shape.parts_per_unit.get() * shape.grain_us >= window_us, "rounding favours refusal");
             }
         }
     }
@@ -363,10 +414,9 @@ mod tests {
     #[test]
     fn everyday_buckets_are_counted_in_single_microseconds() {
         let day = Limit::new(100_000, Duration::from_secs(86_400)).unwrap();
-        let Machine::Bucket(shape) = day.with_algorithm(Algorithm::TokenBucket).unwrap().machine() else {
-            panic!("a bucket");
-        };
-        assert_eq!((shape.grain_us, shape.parts_per_unit), (1, 86_400_000_000));
+        let day = day.with_algorithm(Algorithm::TokenBucket).unwrap();
+        let Machine::Bucket(shape) = day.machine() else { panic!("a bucket") };
+        assert_eq!((shape.grain_us, shape.parts_per_unit.get()), (1, 86_400_000_000));
     }
 
     #[test]

@@ -1,13 +1,18 @@
 //! Counters in process memory: sharded, bounded, without a thread of its own.
 //!
 //! ```text
-//!   key bytes ──128-bit seeded hash──▶ shard (Mutex) ──▶ table of 32-byte slots
+//!   key bytes ──127-bit seeded hash──▶ shard (Mutex) ──▶ table of 32-byte slots
 //!                                         └▶ rings of the long logs
 //! ```
 //!
-//! **No allocation per check** once a key exists: the key is hashed, never copied, and a state that fits its slot
-//! stays there. Only hashes are kept; two keys share a counter with a probability of about 2^-96 per pair,
-//! under a seed that nobody outside knows.
+//! **A check in place.** The key is hashed, never copied, and a known counter is decided where it stands: no allocation, and
+//! one or two cache lines (the slot, the entries of a long log) to wait for. Only a check of several limits takes its states
+//! out for its duration, short rings as copies. Only hashes are kept; two keys share a counter with a probability of about
+//! 2^-95 per pair, under seeds that nobody outside knows.
+//!
+//! **The usual is short.** Whatever can be worked out with a limit (reciprocals to divide by, how its slots are marked) is,
+//! and each state machine has a path for the check that has nothing unusual about it: a few hundred instructions are most of
+//! what a hot key costs. Times are put into words after the lock is given back.
 //!
 //! **One decision, several shards.** The shards of a multi-limit check are locked together, in ascending order, so
 //! that two checks never wait for each other in a circle. All or none is then a matter of looking before charging.
@@ -25,25 +30,26 @@
 mod budget;
 mod builder;
 mod lifetime;
+mod naming;
 mod rings;
 mod shard;
 mod slot;
+mod table;
+mod together;
 
-use std::hash::{BuildHasher, Hasher};
-
-use foldhash::fast::RandomState;
 use parking_lot::{Mutex, MutexGuard};
 use smallvec::SmallVec;
 
 use self::budget::Budget;
 pub use self::builder::MemoryStoreBuilder;
 use self::builder::StoreClock;
+use self::naming::{CounterHash, Naming};
 use self::shard::{OverflowScope, Place, Shard};
-use self::slot::CounterHash;
+pub(crate) use self::slot::Mark;
 use crate::algorithm::{self, Receipt, State};
 use crate::check::{Check, Cost, Demand};
 use crate::decision::{Decision, Line, Lines, Source};
-use crate::key::{Key, machine_tag};
+use crate::key::Key;
 use crate::limit::{Limit, Machine};
 use crate::store::{Store, StoreFuture};
 use crate::time::{Clock, Timestamp};
@@ -68,7 +74,7 @@ const OVERFLOW_COUNTERS: usize = 4_096;
 /// ```
 pub struct MemoryStore {
     shards: Box<[Padded]>,
-    hashers: [RandomState; 2],
+    naming: Naming,
     clock: StoreClock,
     budget: Budget,
 }
@@ -136,7 +142,7 @@ impl MemoryStore {
 
     /// Forgets a counter: the key is as if never seen.
     pub fn reset(&self, demand: &Demand<'_>) {
-        let name = self.name(&demand.limit, &demand.key);
+        let name = self.naming.name(&demand.limit, &demand.key);
         self.shard(name).lock().remove(name, &self.budget);
     }
 
@@ -181,7 +187,7 @@ impl MemoryStore {
     /// `at` comes as the clock was read, and goes as the time of the decision.
     #[inline(always)]
     fn decide_one(&self, at: &mut Timestamp, limit: &Limit, key: &Key<'_>, cost: Cost) -> Line {
-        let name = self.name(limit, key);
+        let name = self.naming.name(limit, key);
         let mut shard = self.shard(name).lock();
         let now = shard.arrive(*at, &self.clock);
         shard.set_time(now);
@@ -189,26 +195,31 @@ impl MemoryStore {
         let Some((slot, rings)) = shard.slot_of(name) else {
             return self.decide_newcomer(shard, name, now, (limit, key, cost));
         };
-        match limit.machine() {
-            Machine::Bucket(shape) if slot.is_bucket() => {
-                let answer = slot.decide_bucket(limit, shape, now, cost.units());
-                shard.finish_in_slot(&self.budget);
-                drop(shard);
-                answer.line()
-            }
-            Machine::Pair(shape) if slot.is_pair() => {
-                let line = slot.decide_pair(limit, shape, now, cost.units());
-                shard.finish_in_slot(&self.budget);
-                line
-            }
-            Machine::Log(shape) if slot.is_log() => {
-                let line = slot.decide_log(limit, shape, now, cost.units(), (rings, &self.budget));
-                shard.finish(&self.budget);
-                line
-            }
-            // Only a collision of hashes makes it another kind.
-            _ => self.decide_newcomer(shard, name, now, (limit, key, cost)),
-        }
+        let units = cost.units();
+        let line = match limit.machine() {
+            Machine::Bucket(shape) => match slot.decide_bucket_in_place(limit, shape, now, units) {
+                Some(answer) => {
+                    shard.finish_in_slot(&self.budget);
+                    drop(shard);
+                    return answer.line_if_plain();
+                }
+                None => slot.decide_bucket(limit, shape, now, units),
+            },
+            Machine::Pair(shape) => slot.decide_pair(limit, shape, now, units),
+            Machine::Log(shape) => match slot.decide_ring_in_place(limit, shape, now, units, rings) {
+                None => {
+                    let line = slot.decide_log(limit, shape, now, units, (rings, &self.budget));
+                    shard.report(&self.budget);
+                    line
+                }
+                in_place => in_place,
+            },
+        };
+        let Some(line) = line else {
+            return self.decide_newcomer(shard, name, now, (limit, key, cost));
+        };
+        shard.finish_in_slot(&self.budget);
+        line
     }
 
     #[cold]
@@ -230,8 +241,11 @@ impl MemoryStore {
 
     #[inline(never)]
     fn check_several(&self, read: Timestamp, demands: &[Demand<'_>]) -> Decision {
+        if let Some(decision) = self.admit_in_place(read, demands) {
+            return decision;
+        }
         let names: SmallVec<[CounterHash; 4]> =
-            demands.iter().map(|demand| self.name(&demand.limit, &demand.key)).collect();
+            demands.iter().map(|demand| self.naming.name(&demand.limit, &demand.key)).collect();
         let mut locked: SmallVec<[usize; 4]> = names.iter().map(|name| self.shard_index(*name)).collect();
         locked.sort_unstable();
         locked.dedup();
@@ -246,7 +260,7 @@ impl MemoryStore {
 
         // Newcomers first, since making room for one may move the places of the others.
         let mut order: SmallVec<[usize; 4]> = (0..demands.len()).collect();
-        order.sort_by_key(|&index| shards[shard_of(names[index])].knows(names[index]));
+        order.sort_by_key(|&index| shards[shard_of(names[index])].find(names[index]).is_some());
         let mut taken: SmallVec<[Taken; 4]> = SmallVec::new();
         for &index in &order {
             let name = names[index];
@@ -271,7 +285,7 @@ impl MemoryStore {
     }
 
     fn change(&self, demand: &Demand<'_>, change: impl FnOnce(&mut State, Timestamp)) {
-        let name = self.name(&demand.limit, &demand.key);
+        let name = self.naming.name(&demand.limit, &demand.key);
         let mut shard = self.shard(name).lock();
         let now = shard.arrive(self.clock.now(), &self.clock);
         shard.set_time(now);
@@ -303,58 +317,20 @@ impl MemoryStore {
         // Only a collision of hashes gives another kind of state.
         let state = if state.belongs_to(&demand.limit) { state } else { State::unused(&demand.limit) };
         let may_grow = match &state {
-            State::Log(log) => log.has_room_for(demand.cost.units()) || self.budget.allows_log(log.heap_bytes()),
+            State::Log(log) => log.has_room_for(demand.cost.units()) || shard.log_may_grow(log, &self.budget),
             _ => true,
         };
         Taken { place, state, name, may_grow }
     }
 
-    #[inline(always)]
-    fn name(&self, limit: &Limit, key: &Key<'_>) -> CounterHash {
-        let Some(scope) = key.explicit_scope(limit) else {
-            return self.name_in_scope(limit, key);
-        };
-        let subject = key.subject();
-        let scope = u128::from(scope) << 64 | subject.len() as u128;
-        let [mut first, mut second] = [self.hashers[0].build_hasher(), self.hashers[1].build_hasher()];
-        first.write(subject);
-        second.write(subject);
-        first.write_u128(scope);
-        second.write_u128(scope);
-        CounterHash::new(first.finish(), second.finish())
-    }
-
-    #[inline(never)]
-    fn name_in_scope(&self, limit: &Limit, key: &Key<'_>) -> CounterHash {
-        let [first, second] = self.hashers.each_ref().map(|hasher| {
-            let mut hasher = hasher.build_hasher();
-            hasher.write(key.subject());
-            hasher.write_usize(key.subject().len());
-            key.hash_scope(limit, |part| hasher.write(part));
-            hasher.finish()
-        });
-        CounterHash::new(first, second)
-    }
-
-    /// The overflow counter that stands for a newcomer: by its hash one of a few in its shard, for this limit.
     fn overflow_name(&self, name: CounterHash, demand: &Demand<'_>, scope: OverflowScope, step: usize) -> CounterHash {
         let per_shard = (OVERFLOW_COUNTERS / self.shards.len()).min(self.budget.overflow_counters_max() / 4).max(1);
-        let slot = name.rest as usize % per_shard + step;
-        let [first, second] = self.hashers.each_ref().map(|hasher| {
-            let mut hasher = hasher.build_hasher();
-            hasher.write_u8(machine_tag(&demand.limit));
-            hasher.write_usize(slot);
-            if scope == OverflowScope::Limit {
-                demand.key.hash_scope(&demand.limit, |part| hasher.write(part));
-            }
-            hasher.finish()
-        });
-        CounterHash { table: first, rest: second as u32, shard: name.shard }
+        self.naming.overflow_name(name, demand, scope, (per_shard, step))
     }
 
     #[inline]
     fn shard_index(&self, name: CounterHash) -> usize {
-        name.shard as usize & (self.shards.len() - 1)
+        name.shard() as usize & (self.shards.len() - 1)
     }
 
     #[inline]

@@ -118,7 +118,7 @@ impl Clock for SystemClock {
         // Two cores may disagree by a step: never before the start.
         let steps = self.counter.raw().saturating_sub(self.counter_at_start);
         let elapsed_us = ((u128::from(steps) * u128::from(self.us_per_step)) >> 64) as u64;
-        Timestamp::from_micros(self.wall_at_start_us.saturating_add(elapsed_us))
+        Timestamp::from_micros(self.wall_at_start_us.wrapping_add(elapsed_us))
     }
 
     #[inline]

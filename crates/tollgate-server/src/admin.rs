@@ -26,9 +26,12 @@ use bytes::Bytes;
 use http::header::{AUTHORIZATION, CACHE_CONTROL, CONTENT_TYPE, WWW_AUTHENTICATE};
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode};
 use hyper::body::Body;
+use tollgate::{Clock, SystemClock};
 
 use self::token::Token;
-use crate::doors::http::connection::{json, problem, refused_method};
+use crate::doors::http::connection::{json, problem, read_body, refused_method};
+use crate::doors::http::question::Question;
+use crate::explain::Explanation;
 use crate::metrics::{self, Numbers};
 use crate::readiness::Readiness;
 use crate::reload::{ReloadError, Reloader, findings_json};
@@ -45,7 +48,11 @@ pub(crate) struct AdminDoor {
     pub(crate) readiness: Readiness,
     pub(crate) reloader: Reloader,
     pub(crate) numbers: Arc<Numbers>,
+    pub(crate) clock: SystemClock,
 }
+
+/// Room for the headers of any request that somebody wants explained.
+const BODY_BYTES_MAX: usize = 256 * 1024;
 
 impl AdminDoor {
     /// Answers one request.
@@ -87,6 +94,8 @@ impl AdminDoor {
             (&Method::GET | &Method::HEAD, "/v1/keys") => keys::inspect(self, &query).await,
             (&Method::DELETE, "/v1/keys") => keys::reset(self, &query).await,
             (_, "/v1/keys") => refused_method("GET, HEAD, DELETE"),
+            (&Method::POST, "/v1/explain") => self.explain(request, &query).await,
+            (_, "/v1/explain") => refused_method("POST"),
             (&Method::POST, "/v1/reload") => self.reload().await,
             (_, "/v1/reload") => refused_method("POST"),
             _ => {
@@ -116,6 +125,37 @@ impl AdminDoor {
         let mut response = Response::new(Bytes::from(text));
         response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(metrics::CONTENT_TYPE));
         response
+    }
+
+    /// The body is that of a question by rules; `?reveal=true` shows whom a rule counts.
+    async fn explain<B>(&self, request: Request<B>, query: &str) -> Response<Bytes>
+    where
+        B: Body<Data = Bytes>,
+        B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+    {
+        let bad = |message: &str| problem(StatusCode::BAD_REQUEST, "bad_request", message);
+        let is_revealing = match query {
+            "" | "reveal=false" => false,
+            "reveal=true" => true,
+            _ => return bad("unknown parameter; expected reveal=true or nothing"),
+        };
+        let body = match read_body(request.into_body(), BODY_BYTES_MAX).await {
+            Ok(body) => body,
+            Err(refusal) => return refusal,
+        };
+        let (described, peer) = match Question::read(&body) {
+            Ok(Question::ByRules(described, peer)) => (described, peer),
+            Ok(_) => return bad("expected {\"request\": {\"method\": …, \"path\": …, \"peer\": …}}"),
+            Err(error) => return bad(&error.to_string()),
+        };
+        let Some(loaded) = self.reloader.loaded() else {
+            return bad("there are no rules to explain; start with --config FILE");
+        };
+        let mut said = Explanation::new(&loaded, &described, peer, self.clock.now(), is_revealing);
+        match said.look(self.numbers.limiter()).await {
+            Ok(()) => json(StatusCode::OK, &said),
+            Err(error) => keys::unavailable(&error),
+        }
     }
 
     async fn reload(&self) -> Response<Bytes> {

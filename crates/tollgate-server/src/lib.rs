@@ -15,7 +15,9 @@ mod accept;
 mod admin;
 mod crew;
 pub mod doors;
+mod explain;
 mod metrics;
+mod openapi;
 mod readiness;
 mod reload;
 mod run;
@@ -24,6 +26,8 @@ mod tls;
 
 pub use admin::is_loopback;
 pub use admin::token::{Token, TokenError};
+pub use explain::{Explanation, LimitSaid, PlanSaid, RuleSaid};
+pub use metrics::StoreTimes;
 pub use readiness::Readiness;
 pub use reload::{ReloadError, Reloader, findings_json};
 pub use run::{Bounds, Doors, Listeners, run};

@@ -7,6 +7,8 @@
 //! **Bounded, and nobody's name.** Labels are names of rules (as many as the configuration has) and words of ours. No key, address or
 //! plan is ever a label: that would be a series per caller, and a list of callers for whoever reads the metrics.
 
+mod store_times;
+
 use std::borrow::Cow;
 use std::sync::Arc;
 
@@ -16,6 +18,7 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Registry;
 use tollgate::{Counted, DecisionCounts, Limiter, LimiterStats, Said, Source};
 
+pub use self::store_times::StoreTimes;
 use crate::accept::DoorCounts;
 use crate::readiness::Readiness;
 use crate::reload::Reloader;
@@ -32,6 +35,7 @@ pub(crate) struct Numbers {
     pub(crate) reloader: Reloader,
     pub(crate) readiness: Readiness,
     pub(crate) explicit: Arc<DecisionCounts>,
+    pub(crate) store_times: Arc<StoreTimes>,
     pub(crate) doors: [(&'static str, Arc<DoorCounts>); 3],
 }
 
@@ -80,6 +84,7 @@ impl Collector for Scrape {
         let mut page = Page(&mut encoder);
         page.decisions(&numbers.decisions())?;
         page.limiter(&numbers.limiter.stats())?;
+        page.store_times(&numbers.store_times)?;
         page.reloads(&numbers.reloader)?;
         page.connections(&numbers.doors)?;
         page.gauge("ready", "Whether work should be sent here: 1 or 0.", u64::from(numbers.readiness.is_ready()))?;
@@ -173,7 +178,23 @@ impl Page<'_, '_> {
         self.counter("store_failures", "Calls to the shared store that failed.", stats.store_failures)?;
         self.gauge("breaker_open", "Whether the store is not being asked: 1 or 0.", u64::from(stats.breaker_open))?;
         self.counter("breaker_opened", "How often the breaker opened.", stats.breaker_opened)?;
-        self.counter("deny_cache_hits", "Denials that were remembered.", stats.deny_cache_hits)
+        self.counter("deny_cache_hits", "Denials that were remembered.", stats.deny_cache_hits)?;
+        let help = "Counters in process memory; beside a shared store those of the local shares.";
+        self.gauge("memory_keys", help, stats.memory_keys)?;
+        let help = "Those of them that several keys share, for want of room.";
+        self.gauge("memory_overflow_keys", help, stats.memory_overflow_keys)?;
+        self.gauge("memory_bytes", "The bytes that they take.", stats.memory_bytes)
+    }
+
+    fn store_times(&mut self, times: &StoreTimes) -> std::fmt::Result {
+        let help = "How long calls of the shared store took, by what they were for.";
+        let mut metric = self.0.encode_descriptor("store_call_seconds", help, None, MetricType::Histogram)?;
+        for seen in times.read() {
+            let labels = [("call", seen.call)];
+            let mut family = metric.encode_family(&labels)?;
+            family.encode_histogram::<Vec<Label<'_>>>(seen.sum_seconds, seen.count, &seen.buckets, None)?;
+        }
+        Ok(())
     }
 
     fn reloads(&mut self, reloader: &Reloader) -> std::fmt::Result {

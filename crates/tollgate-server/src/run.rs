@@ -17,7 +17,7 @@ use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 use tollgate::engine::Engine;
-use tollgate::{DecisionCounts, Limiter};
+use tollgate::{DecisionCounts, Limiter, SystemClock};
 
 use crate::accept::{Closing, DoorCounts, Gate, accept};
 use crate::admin::token::Token;
@@ -25,7 +25,7 @@ use crate::admin::{AdminDoor, is_loopback};
 use crate::crew::Crew;
 use crate::doors::http::{HttpDoor, connection};
 use crate::doors::resp::{self, RespOptions};
-use crate::metrics::Numbers;
+use crate::metrics::{Numbers, StoreTimes};
 use crate::readiness::Readiness;
 use crate::reload::Reloader;
 use crate::stream::UntilClosing;
@@ -83,6 +83,7 @@ pub struct Doors {
     reloader: Reloader,
     readiness: Option<Readiness>,
     token: Option<Token>,
+    store_times: Arc<StoreTimes>,
     threads: Option<NonZeroUsize>,
 }
 
@@ -98,6 +99,7 @@ impl Doors {
             reloader: Reloader::nothing(),
             readiness: None,
             token: None,
+            store_times: Arc::default(),
             threads: None,
         }
     }
@@ -142,6 +144,12 @@ impl Doors {
     #[must_use]
     pub fn token(self, token: Token) -> Doors {
         Doors { token: Some(token), ..self }
+    }
+
+    /// With what watches the limiter's store, for the metrics.
+    #[must_use]
+    pub fn store_times(self, store_times: Arc<StoreTimes>) -> Doors {
+        Doors { store_times, ..self }
     }
 
     /// Served by so many threads; unless said, one for every two cores.
@@ -191,6 +199,7 @@ pub async fn run(listeners: Listeners, doors: Doors, shutdown: impl Future<Outpu
             reloader: doors.reloader.clone(),
             readiness: readiness.clone(),
             explicit,
+            store_times: doors.store_times.clone(),
             doors: counts,
         });
         serving_admin.spawn(serve_admin(listener, &doors, gate, &readiness, numbers, closing_admin));
@@ -265,6 +274,7 @@ fn serve_admin(
         readiness: readiness.clone(),
         reloader: doors.reloader.clone(),
         numbers,
+        clock: SystemClock::new(),
     });
     let idle = doors.bounds.http_idle;
     accept(listener, gate, closing, move |stream, closing: Closing| {

@@ -59,6 +59,7 @@
 mod accept;
 mod body;
 mod digits;
+pub mod grpc;
 mod policies;
 mod policy;
 mod refusal;

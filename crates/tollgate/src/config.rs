@@ -47,12 +47,15 @@ mod lint;
 mod load;
 mod mask;
 mod read;
+#[cfg(feature = "schema")]
+mod schema;
 mod source;
 mod span;
 mod toml;
 mod tree;
 mod types;
 mod written;
+#[cfg(feature = "yaml")]
 mod yaml;
 
 #[cfg(test)]

@@ -10,7 +10,7 @@
 //! | whose address? | [`TrustedProxies`] walks one header from the right | `proxies.rs`, `forwarded.rs` |
 //! | one client or many? | [`AddressPrefixes`] cuts an address to the network that is counted | `address.rs` |
 //! | whose key? | [`KeySource`] knows it by digest, or it is nobody's | `api_key.rs` |
-//! | which user? | [`TokenVerifier`]: the key decides the algorithm, never the token | `jwt.rs` |
+//! | which user? | `TokenVerifier`: the key decides the algorithm, never the token | `jwt.rs` |
 //! | counted as? | [`Identity::subject`] writes parts that cannot collide | `subject.rs` |
 //! | stored as? | [`Anonymizer`]: HMAC pseudonyms that change at midnight | `anonymize.rs` |
 //!
@@ -24,6 +24,7 @@ mod anonymize;
 mod api_key;
 mod forwarded;
 mod identifier;
+#[cfg(feature = "jwt")]
 mod jwt;
 mod networks;
 mod proxies;
@@ -31,13 +32,16 @@ mod said;
 pub(crate) mod spelling;
 mod subject;
 mod subject_kind;
+mod user;
 
 pub use address::{AddressKey, AddressPrefixes, PrefixError};
 pub use anonymize::{Anonymizer, Pseudonym, Rotate, Salt, SecretError};
 pub use api_key::{API_KEY_BYTES_MAX, ApiKey, ApiKeys, KeyDigest, KeyDigestError, KeySource, KeyTable, KnownKey};
 pub use identifier::{Caller, Identifier, Identity, Origin};
-pub use jwt::{TOKEN_BYTES_MAX, TokenError, TokenKeyError, TokenVerifier, User};
+#[cfg(feature = "jwt")]
+pub use jwt::{TokenKeyError, TokenVerifier};
 pub use networks::{NetworkError, Networks};
 pub use proxies::{ForwardingHeader, ForwardingHeaderError, TrustedProxies};
 pub use subject::Subject;
 pub use subject_kind::{SubjectKind, SubjectKindError, SubjectKinds};
+pub use user::{TOKEN_BYTES_MAX, TokenError, User};

@@ -31,12 +31,15 @@
 //! ```
 //!
 //! A refusal is a *response*; the inner service's error type stays as it is. The decision stands in the request's extensions, and its
-//! numbers on every response. A leaky bucket's wait is waited, up to a bound. What a rule gives back it gives back when
-//! the response is known, or when the future is dropped before that.
+//! numbers on every response. A leaky bucket's wait is waited; who would wait longer than a bound is refused. What a rule gives
+//! back it gives back when the response is known, or when the future is dropped before that.
 //!
 //! **Whoever is not known is not guessed.** If nothing says where a request came from, it is answered with 500 and an error that says
 //! what to do; counting all such requests together would let one client lock out all.
+//!
+#![doc = include_str!("layer/recipes.md")]
 
+mod body;
 mod future;
 
 use std::net::IpAddr;
@@ -45,12 +48,17 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{Extensions, Request, Response};
+use http::header::CONTENT_TYPE;
+use http::{Extensions, HeaderMap, HeaderValue, Request, Response};
 use tower_layer::Layer;
 use tower_service::Service;
 
+pub use self::body::{EmptyBody, FromBytes, MakeBody};
 pub use self::future::ResponseFuture;
-use crate::engine::Engine;
+use self::future::{Bound, tell};
+use crate::answer::{Verdict, grpc};
+use crate::engine::{Begun, Engine, Outcome, Refused};
+use crate::rules::RequestView;
 use tollgate_core::Cost;
 
 /// No request is held longer for a leaky bucket, however long its queue.
@@ -61,17 +69,19 @@ type FindPeer = Arc<dyn Fn(&Extensions) -> Option<IpAddr> + Send + Sync>;
 /// How many units a request costs; `None` for what the rules say.
 type FindCost = Arc<dyn Fn(&http::request::Parts) -> Option<Cost> + Send + Sync>;
 
-/// Puts rules in front of a service.
+/// Puts rules in front of a service. `M` makes the bodies of refusals; see [`RateLimitLayer::bodies`].
 #[derive(Clone)]
-pub struct RateLimitLayer {
-    gate: Gate,
+pub struct RateLimitLayer<M = FromBytes> {
+    gate: Arc<Gate>,
+    make_body: M,
 }
 
 /// A service with rules in front of it.
 #[derive(Clone)]
-pub struct RateLimit<S> {
+pub struct RateLimit<S, M = FromBytes> {
     inner: S,
-    gate: Gate,
+    gate: Arc<Gate>,
+    make_body: M,
 }
 
 #[derive(Clone)]
@@ -85,9 +95,8 @@ struct Gate {
 impl RateLimitLayer {
     /// A layer that finds the other end of the socket in a request's extensions by this closure.
     pub fn new(engine: Engine, find_peer: impl Fn(&Extensions) -> Option<IpAddr> + Send + Sync + 'static) -> Self {
-        RateLimitLayer {
-            gate: Gate { engine, find_peer: Arc::new(find_peer), find_cost: None, wait_max: WAIT_MAX_DEFAULT },
-        }
+        let gate = Gate { engine, find_peer: Arc::new(find_peer), find_cost: None, wait_max: WAIT_MAX_DEFAULT };
+        RateLimitLayer { gate: Arc::new(gate), make_body: FromBytes }
     }
 
     /// A layer for axum, served with `into_make_service_with_connect_info::<SocketAddr>()`.
@@ -97,61 +106,156 @@ impl RateLimitLayer {
             extensions.get::<axum::extract::ConnectInfo<std::net::SocketAddr>>().map(|info| info.0.ip())
         })
     }
+}
 
+impl<M> RateLimitLayer<M> {
     /// Requests cost what this says; where it says nothing, what their rules say.
+    ///
+    /// ```
+    /// use tollgate::Cost;
+    /// use tollgate::layer::RateLimitLayer;
+    /// # use tollgate::{Limiter, config::{Config, Format}, engine::Engine};
+    /// # let text = "[[rules]]\nname = 'upload'\nby = ['ip']\nlimits = ['1000/min']";
+    /// # let engine = Engine::new(Limiter::memory(), Config::from_text(text, Format::Toml)?.rules);
+    ///
+    /// // One unit for every 64 KiB of an upload.
+    /// let layer = RateLimitLayer::axum(engine).cost(|parts| {
+    ///     let bytes: u32 = parts.headers.get("content-length")?.to_str().ok()?.parse().ok()?;
+    ///     Some(Cost::new(bytes.div_ceil(64 * 1024)))
+    /// });
+    /// # drop(layer);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn cost(mut self, find_cost: impl Fn(&http::request::Parts) -> Option<Cost> + Send + Sync + 'static) -> Self {
-        self.gate.find_cost = Some(Arc::new(find_cost));
+        Arc::make_mut(&mut self.gate).find_cost = Some(Arc::new(find_cost));
         self
     }
 
-    /// The longest that a leaky bucket may hold a request; 30 s unless said.
+    /// The longest that a leaky bucket may hold a request; 30 s unless said. Who would have to wait longer is refused, and told
+    /// when the wait will be short enough.
     #[must_use]
     pub fn wait_at_most(mut self, wait_max: Duration) -> Self {
-        self.gate.wait_max = wait_max;
+        Arc::make_mut(&mut self.gate).wait_max = wait_max;
         self
     }
-}
 
-impl<S> Layer<S> for RateLimitLayer {
-    type Service = RateLimit<S>;
-
-    fn layer(&self, inner: S) -> Self::Service {
-        RateLimit { inner, gate: self.gate.clone() }
+    /// Makes the bodies of refusals so: for services whose bodies cannot be made from bytes. tonic's can be empty, and need not be more:
+    /// what a gRPC client is told stands in headers.
+    ///
+    /// ```
+    /// use tollgate::layer::{EmptyBody, RateLimitLayer};
+    /// use tonic::transport::Server;
+    /// use tonic::transport::server::TcpConnectInfo;
+    /// # use tollgate::{Limiter, config::{Config, Format}, engine::Engine};
+    /// # let text = "[[rules]]\nname = 'rpc'\nby = ['ip']\nlimits = ['600/min']";
+    /// # let engine = Engine::new(Limiter::memory(), Config::from_text(text, Format::Toml)?.rules);
+    ///
+    /// let layer = RateLimitLayer::new(engine, |extensions| {
+    ///     extensions.get::<TcpConnectInfo>()?.remote_addr().map(|address| address.ip())
+    /// });
+    /// let (_, health) = tonic_health::server::health_reporter();
+    /// let server = Server::builder().layer(layer.bodies(EmptyBody)).add_service(health);
+    /// # drop(server);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn bodies<N>(self, make_body: N) -> RateLimitLayer<N> {
+        RateLimitLayer { gate: self.gate, make_body }
     }
 }
 
-impl<S, ReqBody, ResBody> Service<Request<ReqBody>> for RateLimit<S>
+impl<S, M: Clone> Layer<S> for RateLimitLayer<M> {
+    type Service = RateLimit<S, M>;
+
+    fn layer(&self, inner: S) -> Self::Service {
+        RateLimit { inner, gate: self.gate.clone(), make_body: self.make_body.clone() }
+    }
+}
+
+impl<S, M, ReqBody, ResBody> Service<Request<ReqBody>> for RateLimit<S, M>
 where
     S: Service<Request<ReqBody>, Response = Response<ResBody>> + Clone + Send + 'static,
     S::Future: Send + 'static,
-    S::Error: 'static,
+    S::Error: Send + 'static,
+    M: MakeBody<ResBody> + Send + 'static,
     ReqBody: Send + 'static,
-    ResBody: From<Bytes> + Send + 'static,
+    ResBody: Send + 'static,
 {
     type Response = Response<ResBody>;
     type Error = S::Error;
-    type Future = ResponseFuture<Self::Response, Self::Error>;
+    type Future = ResponseFuture<S::Future, ResBody, S::Error>;
 
     fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
         self.inner.poll_ready(context)
     }
 
-    fn call(&mut self, request: Request<ReqBody>) -> Self::Future {
-        // The one that was polled ready is the one to call; its clone takes its place.
-        let clone = self.inner.clone();
-        let ready = std::mem::replace(&mut self.inner, clone);
-        ResponseFuture::new(future::respond(self.gate.clone(), ready, request))
+    fn call(&mut self, mut request: Request<ReqBody>) -> Self::Future {
+        let Some(peer) = (self.gate.find_peer)(request.extensions()) else {
+            return ResponseFuture::refused(unknown_peer(request.headers()).map(|bytes| self.make_body.make(bytes)));
+        };
+        let mut cost = None;
+        if let Some(find_cost) = &self.gate.find_cost {
+            let (parts, body) = request.into_parts();
+            cost = find_cost(&parts);
+            request = Request::from_parts(parts, body);
+        }
+        match self.gate.engine.begin(&RequestView::of(&request), peer, cost) {
+            Begun::Decided(Outcome::Refuse(refused)) => {
+                ResponseFuture::refused(refuse(refused, request.headers(), &self.make_body))
+            }
+            Begun::Decided(Outcome::Pass(passage)) if passage.wait().is_zero() => {
+                tell(&mut request, &passage);
+                ResponseFuture::called(self.inner.call(request), passage)
+            }
+            Begun::Decided(Outcome::Pass(passage)) => ResponseFuture::asking(self.bind(request).pass(passage)),
+            Begun::Asking(asking) => ResponseFuture::asking(self.bind(request).ask(asking)),
+        }
     }
 }
 
-impl std::fmt::Debug for RateLimitLayer {
+impl<S: Clone, M: Clone> RateLimit<S, M> {
+    /// The request with everything that it needs to go on by itself.
+    fn bind<ReqBody>(&mut self, request: Request<ReqBody>) -> Bound<S, ReqBody, M> {
+        // The one that was polled ready is the one to call; its clone takes its place.
+        let clone = self.inner.clone();
+        let inner = std::mem::replace(&mut self.inner, clone);
+        Bound { inner, request, make_body: self.make_body.clone(), wait_max: self.gate.wait_max }
+    }
+}
+
+/// The answer to a request that does not go on, in its own protocol.
+fn refuse<B>(refused: Refused, request: &HeaderMap, make_body: &impl MakeBody<B>) -> Response<B> {
+    let response = match grpc::content_type(request) {
+        Some(content_type) => refused.into_grpc(content_type),
+        None => refused.response,
+    };
+    response.map(|bytes| make_body.make(bytes))
+}
+
+/// 500, and what to do about it.
+fn unknown_peer(request: &HeaderMap) -> Response<Bytes> {
+    const MESSAGE: &str = "the service does not know where this request came from; it must be served with connect info";
+    let verdict = Verdict::Internal;
+    tracing::error!(
+        "a request without the address of its peer; serve with connect info, or find the peer by a closure"
+    );
+    if let Some(content_type) = grpc::content_type(request) {
+        return grpc::refusal(verdict, MESSAGE, HeaderMap::new(), content_type);
+    }
+    let body = serde_json::json!({ "error": verdict.error(), "message": MESSAGE });
+    let mut response = Response::new(Bytes::from(body.to_string()));
+    *response.status_mut() = verdict.http();
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response
+}
+
+impl<M> std::fmt::Debug for RateLimitLayer<M> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("RateLimitLayer").field("engine", &self.gate.engine).finish_non_exhaustive()
     }
 }
 
-impl<S> std::fmt::Debug for RateLimit<S> {
+impl<S, M> std::fmt::Debug for RateLimit<S, M> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("RateLimit").field("engine", &self.gate.engine).finish_non_exhaustive()
     }

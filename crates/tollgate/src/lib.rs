@@ -2,19 +2,40 @@
 //!
 //! [`Limiter`] decides checks in process memory or on a shared store, and keeps deciding when that
 //! store is away. `tollgate-core` has the decision itself; this crate adds what a service needs around it.
+//!
+//! # Features
+//!
+//! Without any, this is a small limiter in process memory, or on a [`Store`] of your own.
+//!
+//! | feature | default | adds |
+//! |---|---|---|
+//! | `redis` | yes | counters on Redis and Valkey: `LimiterBuilder::url` |
+//! | `rules` | yes | limits by rules from a TOML file: `config`, `rules`, `identity`, `engine`, `answer` |
+//! | `jwt` | yes | users by verified JSON web tokens |
+//! | `yaml` | yes | the file as YAML |
+//! | `schema` | – | its JSON schema, for editors: `Config::schema` |
+//! | `tower` | – | `layer::RateLimitLayer` for any HTTP service |
+//! | `axum` | – | the same, finding the peer where axum puts it |
 
+#[cfg(feature = "rules")]
 pub mod answer;
 mod breaker;
+#[cfg(feature = "rules")]
 pub mod config;
 mod counts;
 mod deny_cache;
+#[cfg(feature = "rules")]
 pub mod engine;
 mod failure;
+#[cfg(doctest)]
+mod guide;
+#[cfg(feature = "rules")]
 pub mod identity;
 #[cfg(feature = "tower")]
 pub mod layer;
 mod limiter;
 pub mod observe;
+#[cfg(feature = "rules")]
 pub mod rules;
 
 pub use counts::{Counted, DecisionCounts, Said};
@@ -24,8 +45,8 @@ pub use limiter::StoreUrlError;
 pub use limiter::{CheckOptions, Limiter, LimiterBuilder, LimiterStats, NotReady};
 pub use tollgate_core::{
     Algorithm, Check, CheckError, Clock, Cost, DEMANDS_MAX, Decision, Demand, Key, KeyError, Limit, LimitError,
-    LimitTextError, Line, ManualClock, MemoryStore, Scope, Source, Store, StoreError, StoreErrorKind, SystemClock,
-    Timestamp, Wait,
+    LimitTextError, Line, ManualClock, MemoryStore, Scope, Source, Store, StoreError, StoreErrorKind, StoreFuture,
+    SystemClock, Timestamp, Wait,
 };
 #[cfg(feature = "redis")]
 pub use tollgate_redis as redis;

@@ -51,6 +51,7 @@ use std::time::Duration;
 use tollgate_core::{Check, Clock, Decision, StoreErrorKind, Timestamp};
 
 pub use self::traced::TracingObserver;
+use crate::counts::Said;
 
 /// Somebody who watches a limiter. Every method does nothing unless it is given.
 pub trait Observer: Send + Sync + 'static {
@@ -88,8 +89,7 @@ impl<O: Observer + ?Sized> Observer for Arc<O> {
 pub struct Answered<'a> {
     /// What was asked. It holds keys.
     pub check: &'a Check<'a>,
-    /// The decision; or why there is none, where the policy for that is [`OnFailure::Deny`](crate::OnFailure::Deny). A caller
-    /// with a policy of its own may go on to [`Limiter::check_local`](crate::Limiter::check_local), which is another answer.
+    /// The decision; or why there is none, where the policy for that is [`OnFailure::Deny`](crate::OnFailure::Deny).
     pub answer: Result<&'a Decision, StoreErrorKind>,
     /// How long it took. The checks of one batch are answered together.
     pub took: Duration,
@@ -98,11 +98,7 @@ pub struct Answered<'a> {
 impl Answered<'_> {
     /// `allow`, `deny` or `unavailable`: the word in metrics and logs.
     pub fn verdict(&self) -> &'static str {
-        match self.answer {
-            Ok(decision) if decision.allowed() => "allow",
-            Ok(_) => "deny",
-            Err(_) => "unavailable",
-        }
+        self.answer.map_or(Said::Unavailable, |decision| Said::of(decision.allowed())).name()
     }
 }
 

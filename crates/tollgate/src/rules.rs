@@ -46,6 +46,8 @@ pub(crate) mod method;
 mod path;
 pub(crate) mod pattern;
 mod plan;
+#[cfg(feature = "redis")]
+mod plan_hash;
 mod request;
 mod rule;
 mod set;
@@ -56,6 +58,8 @@ mod tests;
 
 pub use lists::Ban;
 pub use plan::{KeyEntry, Plan, PlanFuture, PlanLookup, PlanQuestion, Tariff};
+#[cfg(feature = "redis")]
+pub use plan_hash::PlanHash;
 pub use request::RequestView;
 pub(crate) use rule::RuleLimits;
 pub use rule::{Charge, Mode, Rule};

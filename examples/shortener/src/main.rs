@@ -19,6 +19,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use tokio::net::TcpListener;
+use tokio::signal::unix::{SignalKind, signal};
 use tollgate::Limiter;
 use tollgate::engine::Engine;
 use tollgate::layer::RateLimitLayer;
@@ -45,7 +46,8 @@ async fn run() -> Result<(), Box<dyn Error>> {
     let (limiter, slugs) = match &settings.redis_url {
         Some(url) => {
             let redis = RedisStore::builder(url).build().map_err(|error| format!("REDIS_URL: {error}"))?;
-            (Limiter::builder().store(Arc::new(redis.clone())).build(), Slugs::on_redis(redis))
+            let limiter = Limiter::builder().store(Arc::new(redis.clone())).deadline(settings.redis_deadline).build();
+            (limiter, Slugs::on_redis(redis, settings.redis_deadline))
         }
         None => (Limiter::memory(), Slugs::in_memory()),
     };
@@ -66,10 +68,16 @@ async fn run() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Ctrl-C. Requests under way are still answered.
+/// Ctrl-C, or SIGTERM from whoever runs the service. Requests under way are still answered.
 async fn asked_to_stop() {
-    if tokio::signal::ctrl_c().await.is_err() {
-        // Nobody can ask: run until the process is ended.
-        std::future::pending::<()>().await;
+    let terminated = async {
+        match signal(SignalKind::terminate()) {
+            Ok(mut terminate) => terminate.recv().await,
+            Err(_) => std::future::pending().await,
+        }
+    };
+    tokio::select! {
+        Ok(()) = tokio::signal::ctrl_c() => {}
+        _ = terminated => {}
     }
 }

@@ -113,14 +113,17 @@ struct RateLimited {
             ("X-RateLimit-Remaining" = u32, description = "0"),
             ("X-RateLimit-Reset" = u64, description = "When to come back, in Unix seconds"),
         )),
+        (status = 503, description = "No free slug was found", body = Problem, headers(
+            ("Retry-After" = u64, description = "Seconds"),
+        )),
     )
 )]
 async fn shorten(
     State(shortener): State<Shortener>,
     body: Result<Bytes, BytesRejection>,
-) -> Result<(StatusCode, Json<Shortened>), Response> {
+) -> Result<(StatusCode, Json<Shortened>), Failure> {
     let url = read_url(body)?;
-    let Some(slug) = shortener.slugs.add(url.as_str()).await else { return Err(unavailable()) };
+    let slug = shortener.slugs.add(url.as_str()).await.ok_or(Failure::Unavailable)?;
     let short_url = format!("{}/{slug}", shortener.public_url);
     Ok((StatusCode::CREATED, Json(Shortened { slug, short_url })))
 }
@@ -138,35 +141,49 @@ async fn shorten(
         )),
     )
 )]
-async fn follow(State(shortener): State<Shortener>, Path(slug): Path<String>) -> Response {
+async fn follow(State(shortener): State<Shortener>, Path(slug): Path<String>) -> Result<Response, Failure> {
     match shortener.slugs.find(&slug).await {
-        Ok(Some(url)) => (StatusCode::FOUND, [(LOCATION, &*url)]).into_response(),
-        Ok(None) => problem(StatusCode::NOT_FOUND, "not_found", "there is no such link"),
-        Err(Away) => unavailable(),
+        Ok(Some(url)) => Ok((StatusCode::FOUND, [(LOCATION, &*url)]).into_response()),
+        Ok(None) => Err(Failure::NotFound),
+        Err(Away) => Err(Failure::Unavailable),
     }
 }
 
 /// Whatever the content type says: a body that reads as expected was meant so.
-fn read_url(body: Result<Bytes, BytesRejection>) -> Result<Url, Response> {
-    let bad = |message: &str| problem(StatusCode::BAD_REQUEST, "bad_request", message);
-    let body = body.map_err(|_| bad(&format!("expected a body of at most {BODY_BYTES_MAX} bytes")))?;
+fn read_url(body: Result<Bytes, BytesRejection>) -> Result<Url, Failure> {
+    let body = body.map_err(|_| Failure::Bad(format!("expected a body of at most {BODY_BYTES_MAX} bytes")))?;
     let request: ShortenRequest = serde_json::from_slice(&body)
-        .map_err(|error| bad(&format!("expected JSON like {{\"url\":\"https://example.com/\"}}: {error}")))?;
+        .map_err(|error| Failure::Bad(format!("expected JSON like {{\"url\":\"https://example.com/\"}}: {error}")))?;
     let expected = format!("expected an absolute http or https URL of at most {URL_BYTES_MAX} bytes");
-    let url = Url::parse(&request.url).map_err(|error| bad(&format!("{expected}: {error}")))?;
+    let url = Url::parse(&request.url).map_err(|error| Failure::Bad(format!("{expected}: {error}")))?;
     match url.scheme() {
         // What was escaped while it was parsed counts as well.
         "http" | "https" if request.url.len() <= URL_BYTES_MAX && url.as_str().len() <= URL_BYTES_MAX => Ok(url),
-        _ => Err(bad(&expected)),
+        _ => Err(Failure::Bad(expected)),
     }
 }
 
-fn unavailable() -> Response {
-    let mut response = problem(StatusCode::SERVICE_UNAVAILABLE, "unavailable", "not at the moment; try again");
-    response.headers_mut().insert(RETRY_AFTER, 1.into());
-    response
+/// Why a request got something else than it asked for.
+enum Failure {
+    /// It cannot be understood; what would be accepted.
+    Bad(String),
+    NotFound,
+    Unavailable,
 }
 
-fn problem(status: StatusCode, error: &'static str, message: &str) -> Response {
-    (status, Json(Problem { error, message: message.to_owned() })).into_response()
+impl IntoResponse for Failure {
+    fn into_response(self) -> Response {
+        let (status, error, message) = match self {
+            Failure::Bad(message) => (StatusCode::BAD_REQUEST, "bad_request", message),
+            Failure::NotFound => (StatusCode::NOT_FOUND, "not_found", "there is no such link".to_owned()),
+            Failure::Unavailable => {
+                (StatusCode::SERVICE_UNAVAILABLE, "unavailable", "not at the moment; try again".to_owned())
+            }
+        };
+        let mut response = (status, Json(Problem { error, message })).into_response();
+        if status == StatusCode::SERVICE_UNAVAILABLE {
+            response.headers_mut().insert(RETRY_AFTER, 1.into());
+        }
+        response
+    }
 }

@@ -16,6 +16,8 @@ pub(crate) struct Settings {
     pub(crate) public_url: Option<String>,
     /// `REDIS_URL`: where links and limits are shared, if anywhere.
     pub(crate) redis_url: Option<String>,
+    /// `REDIS_DEADLINE_MS`: no request waits longer for Redis, be it for a decision or for a link.
+    pub(crate) redis_deadline: Duration,
     /// `RATE_LIMIT_MAX` links in `RATE_LIMIT_WINDOW_MS`, per address.
     limit: Limit,
     /// `TRUSTED_PROXIES`, whose word about a client's address is taken.
@@ -38,6 +40,7 @@ impl Settings {
             port: number("PORT", said("PORT"), 3000, "a port from 0 to 65535")?,
             public_url: said("PUBLIC_URL").map(|url| public_url(&url)).transpose()?,
             redis_url: said("REDIS_URL"),
+            redis_deadline: deadline(said("REDIS_DEADLINE_MS"))?,
             limit: limit(said("RATE_LIMIT_MAX"), said("RATE_LIMIT_WINDOW_MS"))?,
             trusted_proxies: said("TRUSTED_PROXIES")
                 .unwrap_or_default()
@@ -84,6 +87,14 @@ fn limit(max: Option<String>, window_ms: Option<String>) -> Result<Limit, Settin
     Limit::new(max, Duration::from_millis(window_ms)).map_err(|error| wrong(WINDOW_MS, error))
 }
 
+fn deadline(ms: Option<String>) -> Result<Duration, SettingError> {
+    const EXPECTED: &str = "1 to 10000 milliseconds";
+    match number("REDIS_DEADLINE_MS", ms, 25, EXPECTED)? {
+        ms @ 1..=10_000 => Ok(Duration::from_millis(ms)),
+        ms => Err(wrong("REDIS_DEADLINE_MS", format!("expected {EXPECTED}, got {ms}"))),
+    }
+}
+
 fn public_url(text: &str) -> Result<String, SettingError> {
     let problem = || wrong("PUBLIC_URL", format!("expected an http or https URL, got {text:?}"));
     let url = url::Url::parse(text).map_err(|_| problem())?;
@@ -116,6 +127,7 @@ mod tests {
             ("PORT", "0"),
             ("PUBLIC_URL", "https://sho.rt/"),
             ("REDIS_URL", "redis://127.0.0.1:7"),
+            ("REDIS_DEADLINE_MS", "100"),
             ("RATE_LIMIT_MAX", "3"),
             ("RATE_LIMIT_WINDOW_MS", "1500"),
             ("TRUSTED_PROXIES", "10.0.0.0/8, ::1"),
@@ -123,6 +135,7 @@ mod tests {
         .unwrap();
         assert_eq!((said.port, said.public_url.as_deref()), (0, Some("https://sho.rt")));
         assert_eq!(said.redis_url.as_deref(), Some("redis://127.0.0.1:7"));
+        assert_eq!(said.redis_deadline, Duration::from_millis(100));
         assert_eq!(said.limit.to_string(), "3/1500ms");
         assert!(said.trusted_proxies.contains([10, 1, 2, 3].into()));
         assert_eq!(said.rules().unwrap().rules().len(), 1);
@@ -135,6 +148,9 @@ mod tests {
             ("PORT", "http", "expected a port"),
             ("PUBLIC_URL", "sho.rt", "expected an http or https URL"),
             ("PUBLIC_URL", "ftp://sho.rt", "expected an http or https URL"),
+            ("REDIS_DEADLINE_MS", "0", "expected 1 to 10000 milliseconds"),
+            ("REDIS_DEADLINE_MS", "60000", "expected 1 to 10000 milliseconds"),
+            ("REDIS_DEADLINE_MS", "25ms", "expected 1 to 10000 milliseconds"),
             ("RATE_LIMIT_MAX", "0", "a quota is 1 to"),
             ("RATE_LIMIT_MAX", "-1", "expected a whole number of links"),
             ("RATE_LIMIT_MAX", "ten", "expected a whole number of links"),

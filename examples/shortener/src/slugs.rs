@@ -24,8 +24,6 @@ const SLUG_LENGTH: usize = 7;
 const IN_MEMORY_MAX: usize = 10_000;
 /// A year.
 const TTL_SECONDS: &str = "31536000";
-/// Longer than this nobody waits for Redis.
-const REDIS_WITHIN: Duration = Duration::from_millis(100);
 /// How often Redis is tried while it is away.
 const RETRY_EVERY: Duration = Duration::from_secs(1);
 /// Draws before giving up. A second one is already hard to see.
@@ -41,8 +39,15 @@ struct Inner {
 }
 
 struct Redis {
-    store: RedisStore,
+    store: SlugStore,
     unsaved: mpsc::Sender<Link>,
+}
+
+/// Slugs on Redis, and how long anybody waits for it.
+#[derive(Clone)]
+struct SlugStore {
+    redis: RedisStore,
+    deadline: Duration,
 }
 
 #[derive(Clone)]
@@ -62,7 +67,8 @@ impl Slugs {
     }
 
     /// Links on Redis, shared with other instances.
-    pub(crate) fn on_redis(store: RedisStore) -> Slugs {
+    pub(crate) fn on_redis(redis: RedisStore, deadline: Duration) -> Slugs {
+        let store = SlugStore { redis, deadline };
         let (unsaved, links) = mpsc::channel(IN_MEMORY_MAX);
         tokio::spawn(save_later(store.clone(), links));
         Slugs(Arc::new(Inner { memory: Mutex::default(), redis: Some(Redis { store, unsaved }) }))
@@ -90,8 +96,7 @@ impl Slugs {
             return Ok(Some(url.clone()));
         }
         let Some(redis) = &self.0.redis else { return Ok(None) };
-        let reply = ask(&redis.store, &["GET", &key(slug)]).await?;
-        let url: Option<Arc<str>> = reply.as_text().map(Into::into);
+        let url = redis.store.get(slug).await?;
         if let Some(url) = &url {
             self.0.memory.lock().keep(&Link { slug: slug.to_owned(), url: url.clone() });
         }
@@ -101,7 +106,7 @@ impl Slugs {
     /// False if the slug is taken.
     async fn save(&self, link: &Link) -> bool {
         let Some(redis) = &self.0.redis else { return true };
-        match set(&redis.store, link).await {
+        match redis.store.set(link).await {
             Ok(is_new) => is_new,
             Err(Away) => {
                 // If even the list of the unsaved is full, the link stays on this instance.
@@ -134,13 +139,13 @@ impl Memory {
 }
 
 /// Brings what was made while Redis was away to Redis, once it is back.
-async fn save_later(store: RedisStore, mut unsaved: mpsc::Receiver<Link>) {
+async fn save_later(store: SlugStore, mut unsaved: mpsc::Receiver<Link>) {
     while let Some(mut link) = unsaved.recv().await {
         tracing::warn!("Redis is away: links are made without a limit, and work on this instance alone");
         let mut saved = 0_u64;
         loop {
             // A slug that is taken is ours: a call that came too late for its answer may have set it.
-            while set(&store, &link).await.is_err() {
+            while store.set(&link).await.is_err() {
                 tokio::time::sleep(RETRY_EVERY).await;
             }
             saved += 1;
@@ -153,16 +158,23 @@ async fn save_later(store: RedisStore, mut unsaved: mpsc::Receiver<Link>) {
     }
 }
 
-/// Whether the slug was free.
-async fn set(store: &RedisStore, link: &Link) -> Result<bool, Away> {
-    let reply = ask(store, &["SET", &key(&link.slug), &link.url, "NX", "EX", TTL_SECONDS]).await?;
-    Ok(reply != Reply::Nil)
-}
+impl SlugStore {
+    async fn get(&self, slug: &str) -> Result<Option<Arc<str>>, Away> {
+        let reply = self.ask(&["GET", &key(slug)]).await?;
+        Ok(reply.as_text().map(Into::into))
+    }
 
-async fn ask(store: &RedisStore, command: &[&str]) -> Result<Reply, Away> {
-    match tokio::time::timeout(REDIS_WITHIN, store.command(command)).await {
-        Ok(Ok(reply)) => Ok(reply),
-        Ok(Err(_)) | Err(_) => Err(Away),
+    /// Whether the slug was free.
+    async fn set(&self, link: &Link) -> Result<bool, Away> {
+        let reply = self.ask(&["SET", &key(&link.slug), &link.url, "NX", "EX", TTL_SECONDS]).await?;
+        Ok(reply != Reply::Nil)
+    }
+
+    async fn ask(&self, command: &[&str]) -> Result<Reply, Away> {
+        match tokio::time::timeout(self.deadline, self.redis.command(command)).await {
+            Ok(Ok(reply)) => Ok(reply),
+            Ok(Err(_)) | Err(_) => Err(Away),
+        }
     }
 }
 

@@ -25,6 +25,9 @@ fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
     panic!("it never came to pass: {what}");
 }
 
+/// Where decisions are counted one by one: a busy machine may take longer than people would wait.
+const PATIENT: (&str, &str) = ("REDIS_DEADLINE_MS", "10000");
+
 /// A 429 that says what it must.
 fn assert_refused(answer: &Answer, quota: u32) -> Duration {
     assert_eq!(answer.status, 429, "{answer:?}");
@@ -43,7 +46,7 @@ fn two_instances_share_one_budget_and_the_wait_is_true() {
     let redis = Server::redis();
     let window = Duration::from_secs(6);
     let window_ms = window.as_millis().to_string();
-    let variables = [("REDIS_URL", &*redis.url()), ("RATE_LIMIT_WINDOW_MS", &window_ms)];
+    let variables = [PATIENT, ("REDIS_URL", &*redis.url()), ("RATE_LIMIT_WINDOW_MS", &window_ms)];
     let instances = [Instance::start(&variables), Instance::start(&variables)];
 
     let answers: Vec<Answer> = (0..15).map(|n| instances[n % 2].shorten("https://example.com/a")).collect();
@@ -60,6 +63,12 @@ fn two_instances_share_one_budget_and_the_wait_is_true() {
             let followed = instance.get(&format!("/{}", answer.slug()));
             assert_eq!((followed.status, followed.header("location")), (302, "https://example.com/a"));
         }
+    }
+
+    let slugs = redis.command(&["KEYS", "shortener:slug:*"]);
+    assert_eq!(slugs.items().len(), 10);
+    for key in redis.command(&["KEYS", "*"]).items() {
+        assert_ne!(redis.command(&["TTL", &key.text()]).integer(), -1, "{key:?} stays forever");
     }
 
     // Halfway through the wait it is still too early; when it is over, it is not.
@@ -110,7 +119,8 @@ fn behind_a_trusted_proxy_the_forwarded_address_counts() {
 #[test]
 fn without_redis_posts_go_on_and_the_log_says_so() {
     let redis = Server::redis();
-    let variables = [("REDIS_URL", &*redis.url()), ("RATE_LIMIT_MAX", "3"), ("RATE_LIMIT_WINDOW_MS", "3600000")];
+    let variables =
+        [PATIENT, ("REDIS_URL", &*redis.url()), ("RATE_LIMIT_MAX", "3"), ("RATE_LIMIT_WINDOW_MS", "3600000")];
     let instances = [Instance::start(&variables), Instance::start(&variables)];
     let before: Vec<Answer> = (0..4).map(|_| instances[0].shorten("https://example.com/before")).collect();
     assert_refused(&before[3], 3);
@@ -142,6 +152,22 @@ fn without_redis_posts_go_on_and_the_log_says_so() {
     }
     let statuses = [(); 4].map(|()| instances[0].shorten("https://example.com/after").status);
     assert_eq!(statuses, [201, 201, 201, 429], "limited again, in a fresh window: this Redis kept nothing");
+}
+
+#[test]
+fn a_redis_that_hangs_is_not_waited_for() {
+    let redis = Server::redis();
+    let shortener = Instance::start(&[("REDIS_URL", &redis.url()), ("RATE_LIMIT_WINDOW_MS", "3600000")]);
+    assert_eq!(shortener.shorten("https://example.com/").status, 201);
+    redis.stop();
+    for _ in 0..15 {
+        let slug = shortener.shorten("https://example.com/").slug();
+        assert_eq!(shortener.get(&format!("/{slug}")).status, 302);
+    }
+    assert_eq!(shortener.get("/unknown").status, 503, "nobody can say whether there is such a link");
+    redis.cont();
+    eventually("the log says that Redis is back", || shortener.log().contains("Redis is back"));
+    assert_eq!(shortener.get("/unknown").status, 404);
 }
 
 #[test]
@@ -235,9 +261,17 @@ fn the_page_is_whole_without_any_other_host() {
 }
 
 #[test]
+fn it_ends_in_order_when_told_to() {
+    let shortener = Instance::start(&[]);
+    assert_eq!(shortener.shorten("https://example.com/").status, 201);
+    assert!(shortener.terminated().success());
+}
+
+#[test]
 fn an_unusable_environment_is_refused_at_the_start() {
     let cases = [
         ("PORT", "99999", "PORT: expected a port from 0 to 65535, got \"99999\""),
+        ("REDIS_DEADLINE_MS", "0", "REDIS_DEADLINE_MS: expected 1 to 10000 milliseconds, got 0"),
         ("RATE_LIMIT_MAX", "0", "RATE_LIMIT_MAX: a quota is 1 to 10000000, got 0"),
         ("RATE_LIMIT_WINDOW_MS", "1m", "RATE_LIMIT_WINDOW_MS: expected a whole number of milliseconds"),
         ("TRUSTED_PROXIES", "my-proxy", "TRUSTED_PROXIES: "),

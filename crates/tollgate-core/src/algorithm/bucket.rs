@@ -34,6 +34,9 @@ use crate::time::Timestamp;
 /// Longer waits (10^7 units at one in 400 days) are told as this: 142 years, the largest time there is.
 const WAIT_US_MAX: u64 = Timestamp::MAX.as_micros();
 
+/// More parts than there are: they will never have leaked.
+const NEVER: u64 = u64::MAX;
+
 /// What was used as of an instant, in parts of a unit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Bucket {
@@ -45,146 +48,189 @@ pub struct Bucket {
 
 impl Bucket {
     #[inline]
-    pub(super) fn fits(&self, limit: &Limit, shape: BucketShape, now: Timestamp, cost: u32) -> bool {
+    pub(super) fn fits(&self, limit: &Limit, shape: &BucketShape, now: Timestamp, cost: u32) -> bool {
         View::of(self, limit, shape, now).fits(cost)
     }
 
-    pub(super) fn look(&self, limit: &Limit, shape: BucketShape, now: Timestamp, cost: u32) -> Line {
+    pub(super) fn look(&self, limit: &Limit, shape: &BucketShape, now: Timestamp, cost: u32) -> Line {
         View::of(self, limit, shape, now).look(cost).line()
     }
 
-    pub(super) fn charge(&mut self, limit: &Limit, shape: BucketShape, now: Timestamp, cost: u32) -> Line {
+    pub(super) fn charge(&mut self, limit: &Limit, shape: &BucketShape, now: Timestamp, cost: u32) -> Line {
         let view = View::of(self, limit, shape, now);
         self.charge_as_seen(view, cost).line()
     }
 
-    pub(super) fn refuse(&mut self, limit: &Limit, shape: BucketShape, now: Timestamp, cost: u32) -> Line {
+    pub(super) fn refuse(&mut self, limit: &Limit, shape: &BucketShape, now: Timestamp, cost: u32) -> Line {
         let view = View::of(self, limit, shape, now);
-        self.refuse_as_seen(view, limit, cost).line()
+        self.refuse_as_seen(view, cost).line()
     }
 
-    /// The whole decision of a check with this limit alone. Only what must happen before the next
-    /// check is done here; [`Answer::line`] has the divisions.
-    #[inline(always)]
-    pub(crate) fn decide_alone(&mut self, limit: &Limit, shape: BucketShape, now: Timestamp, cost: u32) -> Answer {
+    /// The whole decision of a check with this limit alone.
+    pub(crate) fn decide_alone(&mut self, limit: &Limit, shape: &BucketShape, now: Timestamp, cost: u32) -> Line {
         let view = View::of(self, limit, shape, now);
-        match (cost, view.fits(cost)) {
+        let answer = match (cost, view.fits(cost)) {
             (0, _) => view.look(0),
             (_, true) => self.charge_as_seen(view, cost),
-            (_, false) => self.refuse_as_seen(view, limit, cost),
-        }
+            (_, false) => self.refuse_as_seen(view, cost),
+        };
+        answer.line()
     }
 
+    /// The same for a bucket of this limit's scale, if there is nothing unusual about it: what nearly every check of a bucket is.
+    /// `None` if there is more to it; then nothing was changed. An admission is kept by `keep`, as level and time. Only what must
+    /// happen before the next check is done here; [`Answer::line_if_plain`] has the divisions.
     #[inline(always)]
-    fn charge_as_seen(&mut self, mut view: View, cost: u32) -> Answer {
-        let retry = Some(view.ahead());
-        view.level += u64::from(cost) * view.shape.parts_per_unit;
+    pub(crate) fn decide_in_place<'a>(
+        (level, time_us): (u64, u64),
+        limit: &'a Limit,
+        shape: &'a BucketShape,
+        now: Timestamp,
+        cost: u32,
+        keep: impl FnOnce(u64, u64),
+    ) -> Option<Answer<'a>> {
+        let now_us = now.as_micros();
+        let passed_us = now_us.checked_sub(time_us)?;
+        if cost == 0 || !shape.is_plain || level > shape.full {
+            return None;
+        }
+        let leaked = passed_us.saturating_mul(shape.quota.get());
+        let mut view = View { level: level.saturating_sub(leaked), now_us, limit, shape };
+        if cost > limit.cost_max() {
+            return Some(Answer { view, cost, allowed: false, retry: NEVER });
+        }
+        let after = view.level + shape.parts(cost.into());
+        if after > shape.full {
+            return Some(Answer { view, cost, allowed: false, retry: after - shape.full });
+        }
+        let retry = view.ahead();
+        view.level = after;
+        keep(after, now_us);
+        Some(Answer { view, cost, allowed: true, retry })
+    }
+
+    fn charge_as_seen<'a>(&mut self, mut view: View<'a>, cost: u32) -> Answer<'a> {
+        let retry = view.ahead();
+        view.level += view.shape.parts(cost.into());
         *self = view.stored();
         Answer { view, cost, allowed: true, retry }
     }
 
-    #[inline(always)]
-    fn refuse_as_seen(&mut self, mut view: View, limit: &Limit, cost: u32) -> Answer {
+    fn refuse_as_seen<'a>(&mut self, mut view: View<'a>, cost: u32) -> Answer<'a> {
         let allowed = view.fits(cost);
         let went_back = self.time_us > view.now_us;
-        if limit.count_denied() {
-            let charged = view.level + u64::from(cost).min(view.shape.capacity) * view.shape.parts_per_unit;
-            view.level = charged.min(view.full());
+        if view.limit.count_denied() {
+            let charged = view.level + view.shape.parts(u64::from(cost).min(view.shape.capacity));
+            view.level = charged.min(view.shape.full);
         }
-        if went_back || limit.count_denied() {
+        if went_back || view.limit.count_denied() {
             *self = view.stored();
         }
         Answer { view, cost, allowed, retry: view.retry(cost) }
     }
 
-    pub(super) fn refund(&mut self, limit: &Limit, shape: BucketShape, now: Timestamp, receipt: Receipt) {
+    pub(super) fn refund(&mut self, limit: &Limit, shape: &BucketShape, now: Timestamp, receipt: Receipt) {
         let mut view = View::of(self, limit, shape, now);
         let grain = |us: u64| us / shape.grain_us;
         let charged_at = receipt.at.as_micros();
         let lasted = grain(charged_at + receipt.reset_after_us) - grain(charged_at);
         let passed = grain(now.as_micros()).saturating_sub(grain(charged_at));
         let still_there = lasted.saturating_sub(passed).saturating_mul(u64::from(limit.quota()));
-        let give_back = (u64::from(receipt.units).min(shape.capacity) * shape.parts_per_unit).min(still_there);
+        let give_back = shape.parts(u64::from(receipt.units).min(shape.capacity)).min(still_there);
         view.level = view.level.saturating_sub(give_back);
         *self = view.stored();
     }
 }
 
 /// What was decided, before it is put into times.
-pub(crate) struct Answer {
-    view: View,
+pub(crate) struct Answer<'a> {
+    view: View<'a>,
     cost: u32,
     allowed: bool,
-    /// How many parts must leak before a retry (or an admission's turn); `None` is never.
-    retry: Option<u64>,
+    /// How many parts must leak before a retry (or an admission's turn), or [`NEVER`].
+    retry: u64,
 }
 
-impl Answer {
+impl Answer<'_> {
+    fn line(self) -> Line {
+        let view = self.view;
+        match view.shape.grain_us {
+            1 => self.line_by(|parts| Wait::from_micros(view.grains_to_leak(parts).min(WAIT_US_MAX))),
+            _ => self.line_by(|parts| view.until_leaked_in_grains(parts)),
+        }
+    }
+
+    /// The same under a limit whose times are simple.
     #[inline(always)]
-    pub(crate) fn line(&self) -> Line {
-        let Answer { view, cost, allowed, retry } = self;
-        let free = view.full() - view.level;
-        let (whole, part) = (free / view.shape.parts_per_unit, free % view.shape.parts_per_unit);
+    pub(crate) fn line_if_plain(self) -> Line {
+        let view = self.view;
+        self.line_by(|parts| Wait::from_micros(view.grains_to_leak(parts)))
+    }
+
+    #[inline(always)]
+    fn line_by(self, until_leaked: impl Fn(u64) -> Wait) -> Line {
+        let Answer { view: View { level, limit, shape, .. }, cost, allowed, retry } = self;
+        let free = shape.full - level;
+        // Most denials find less than a unit.
+        let (whole, part) = match free < shape.parts_per_unit.get() {
+            true => (0, free),
+            false => shape.parts_per_unit.div_rem(free),
+        };
         // One more unit comes back when what its first part lacks has leaked.
-        let (remaining, next) = match whole >= u64::from(view.cost_max) {
-            true => (view.cost_max, 0),
-            false => (whole as u32, view.shape.parts_per_unit - part),
+        let (remaining, next) = match whole >= u64::from(limit.cost_max()) {
+            true => (limit.cost_max(), 0),
+            false => (whole as u32, shape.parts_per_unit.get() - part),
         };
-        let next_after = view.until_leaked(next);
-        let retry_after = match *retry {
-            None => Wait::NEVER,
-            Some(0) => Wait::ZERO,
-            Some(parts) if parts == next => next_after,
-            Some(parts) => view.until_leaked(parts),
+        let next_after = until_leaked(next);
+        let retry_after = match retry {
+            0 => Wait::ZERO,
+            NEVER => Wait::NEVER,
+            parts if parts == next => next_after,
+            parts => until_leaked(parts),
         };
-        let reset_after = view.until_leaked(view.level);
-        Line { allowed: *allowed, cost: *cost, quota: view.quota, remaining, retry_after, next_after, reset_after }
+        let reset_after = until_leaked(level);
+        Line { allowed, cost, quota: limit.quota(), remaining, retry_after, next_after, reset_after }
     }
 }
 
 /// A bucket as it stands at one instant under one limit.
 #[derive(Clone, Copy)]
-struct View {
+struct View<'a> {
     level: u64,
     now_us: u64,
-    quota: u32,
-    cost_max: u32,
-    shape: BucketShape,
+    limit: &'a Limit,
+    shape: &'a BucketShape,
 }
 
-impl View {
+impl<'a> View<'a> {
     #[inline(always)]
-    fn of(stored: &Bucket, limit: &Limit, shape: BucketShape, now: Timestamp) -> View {
+    fn of(stored: &Bucket, limit: &'a Limit, shape: &'a BucketShape, now: Timestamp) -> View<'a> {
         let now_us = now.as_micros();
         let mut level = stored.level;
-        if stored.scale != shape.parts_per_unit && stored.scale != 0 {
-            level = level.div_ceil(stored.scale).min(shape.capacity) * shape.parts_per_unit;
+        let scale = shape.parts_per_unit.get();
+        if stored.scale != scale && stored.scale != 0 {
+            level = level.div_ceil(stored.scale).min(shape.capacity) * scale;
         }
-        level = level.min(shape.capacity * shape.parts_per_unit);
+        level = level.min(shape.full);
         let grains = grains(now_us, shape) - grains(stored.time_us.min(now_us), shape);
-        let level = level.saturating_sub(grains.saturating_mul(u64::from(limit.quota())));
-        View { level, now_us, quota: limit.quota(), cost_max: limit.cost_max(), shape }
+        let level = level.saturating_sub(grains.saturating_mul(shape.quota.get()));
+        View { level, now_us, limit, shape }
     }
 
     #[inline(always)]
     fn stored(&self) -> Bucket {
-        Bucket { time_us: self.now_us, level: self.level, scale: self.shape.parts_per_unit }
-    }
-
-    #[inline(always)]
-    fn full(&self) -> u64 {
-        self.shape.capacity * self.shape.parts_per_unit
+        Bucket { time_us: self.now_us, level: self.level, scale: self.shape.parts_per_unit.get() }
     }
 
     #[inline(always)]
     fn fits(&self, cost: u32) -> bool {
-        cost <= self.cost_max && self.excess(cost) == 0
+        cost <= self.limit.cost_max() && self.excess(cost) == 0
     }
 
     /// How many parts must leak before `cost` units fit, which must not be above the largest cost.
     #[inline(always)]
     fn excess(&self, cost: u32) -> u64 {
-        self.level.saturating_sub((self.shape.capacity - u64::from(cost)) * self.shape.parts_per_unit)
+        self.level.saturating_sub(self.shape.full - self.shape.parts(cost.into()))
     }
 
     /// How many parts must leak before an admission made now has its turn.
@@ -195,38 +241,42 @@ impl View {
 
     /// How many parts must leak before `cost` units may come again, or have their turn if they fit.
     #[inline(always)]
-    fn retry(&self, cost: u32) -> Option<u64> {
-        match (cost > self.cost_max, self.fits(cost)) {
-            (true, _) => None,
-            (_, true) => Some(self.ahead()),
-            (_, false) => Some(self.excess(cost)),
+    fn retry(&self, cost: u32) -> u64 {
+        match (cost > self.limit.cost_max(), self.fits(cost)) {
+            (true, _) => NEVER,
+            (_, true) => self.ahead(),
+            (_, false) => self.excess(cost),
         }
     }
 
-    fn look(self, cost: u32) -> Answer {
+    fn look(self, cost: u32) -> Answer<'a> {
         Answer { view: self, cost, allowed: cost == 0 || self.fits(cost), retry: self.retry(cost.max(1)) }
     }
 
     #[inline(always)]
-    fn until_leaked(&self, parts: u64) -> Wait {
-        let grains_needed = parts.div_ceil(u64::from(self.quota));
-        if self.shape.grain_us == 1 {
-            return Wait::from_micros(grains_needed.min(WAIT_US_MAX));
-        }
-        self.until_grains_passed(grains_needed)
+    fn grains_to_leak(&self, parts: u64) -> u64 {
+        self.shape.quota.div_ceil(parts)
     }
 
-    #[cold]
-    fn until_grains_passed(&self, needed: u64) -> Wait {
-        if needed == 0 {
+    fn until_leaked_in_grains(&self, parts: u64) -> Wait {
+        let grains_needed = self.grains_to_leak(parts);
+        if grains_needed == 0 {
             return Wait::ZERO;
         }
-        let us = (grains(self.now_us, self.shape) + needed).saturating_mul(self.shape.grain_us) - self.now_us;
-        Wait::from_micros(us.min(WAIT_US_MAX))
+        let at_grain = grains(self.now_us, self.shape) + grains_needed;
+        Wait::from_micros((at_grain.saturating_mul(self.shape.grain_us) - self.now_us).min(WAIT_US_MAX))
+    }
+}
+
+impl BucketShape {
+    /// So many units, in parts.
+    #[inline(always)]
+    fn parts(&self, units: u64) -> u64 {
+        units * self.parts_per_unit.get()
     }
 }
 
 #[inline(always)]
-fn grains(us: u64, shape: BucketShape) -> u64 {
+fn grains(us: u64, shape: &BucketShape) -> u64 {
     if shape.grain_us == 1 { us } else { us / shape.grain_us }
 }

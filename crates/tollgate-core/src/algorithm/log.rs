@@ -37,7 +37,7 @@ mod ring;
 
 pub use entries::Log;
 pub(crate) use entries::{Entry, Few};
-pub(crate) use ring::{Ring, RingHead};
+pub(crate) use ring::{Ring, RingHead, SHORT_CAPACITIES};
 
 use super::Receipt;
 use crate::decision::{Line, Wait};
@@ -49,7 +49,7 @@ impl Log {
         self.total() - self.gone(limit, now).units + u64::from(cost) <= u64::from(limit.quota())
     }
 
-    pub(super) fn look(&self, limit: &Limit, shape: LogShape, now: Timestamp, cost: u32) -> Line {
+    pub(super) fn look(&self, limit: &Limit, shape: &LogShape, now: Timestamp, cost: u32) -> Line {
         if self.newest_us().is_some_and(|newest_us| newest_us > now.as_micros()) {
             // What is yet to come would join the present; rare enough to try it on a copy.
             let mut settled = self.clone();
@@ -61,12 +61,26 @@ impl Log {
         self.line(limit, now, gone, cost, allowed, self.wait(limit, now, gone, cost.max(1)))
     }
 
-    pub(super) fn charge(&mut self, limit: &Limit, shape: LogShape, now: Timestamp, cost: u32, may_grow: bool) -> Line {
+    pub(super) fn charge(
+        &mut self,
+        limit: &Limit,
+        shape: &LogShape,
+        now: Timestamp,
+        cost: u32,
+        may_grow: bool,
+    ) -> Line {
         self.settle(limit, shape, now, may_grow);
         self.charge_settled(limit, shape, now, cost, may_grow)
     }
 
-    pub(super) fn refuse(&mut self, limit: &Limit, shape: LogShape, now: Timestamp, cost: u32, may_grow: bool) -> Line {
+    pub(super) fn refuse(
+        &mut self,
+        limit: &Limit,
+        shape: &LogShape,
+        now: Timestamp,
+        cost: u32,
+        may_grow: bool,
+    ) -> Line {
         self.settle(limit, shape, now, may_grow);
         self.refuse_settled(limit, shape, now, cost, may_grow)
     }
@@ -76,7 +90,7 @@ impl Log {
     pub(crate) fn decide_alone(
         &mut self,
         limit: &Limit,
-        shape: LogShape,
+        shape: &LogShape,
         now: Timestamp,
         cost: u32,
         may_grow: bool,
@@ -98,7 +112,7 @@ impl Log {
     pub(crate) fn decide_in_place(
         (head, words): (&mut RingHead, &mut [u64]),
         limit: &Limit,
-        shape: LogShape,
+        shape: &LogShape,
         now: Timestamp,
         cost: u32,
     ) -> Option<Line> {
@@ -143,13 +157,13 @@ impl Log {
     }
 
     #[inline(always)]
-    fn charge_settled(&mut self, limit: &Limit, shape: LogShape, now: Timestamp, cost: u32, may_grow: bool) -> Line {
+    fn charge_settled(&mut self, limit: &Limit, shape: &LogShape, now: Timestamp, cost: u32, may_grow: bool) -> Line {
         self.append(limit, shape, now, cost, may_grow);
         self.line(limit, now, Gone::NOTHING, cost, true, Wait::ZERO)
     }
 
     #[inline(always)]
-    fn refuse_settled(&mut self, limit: &Limit, shape: LogShape, now: Timestamp, cost: u32, may_grow: bool) -> Line {
+    fn refuse_settled(&mut self, limit: &Limit, shape: &LogShape, now: Timestamp, cost: u32, may_grow: bool) -> Line {
         let allowed = self.total() + u64::from(cost) <= u64::from(limit.quota());
         if limit.count_denied() {
             self.append(limit, shape, now, cost.min(limit.quota()), may_grow);
@@ -159,7 +173,7 @@ impl Log {
         self.line(limit, now, Gone::NOTHING, cost, allowed, retry_after)
     }
 
-    pub(super) fn refund(&mut self, limit: &Limit, shape: LogShape, now: Timestamp, receipt: Receipt) {
+    pub(super) fn refund(&mut self, limit: &Limit, shape: &LogShape, now: Timestamp, receipt: Receipt) {
         self.settle(limit, shape, now, true);
         let charged_tick = shape.tick(receipt.at.as_micros());
         let newest_first = (0..self.len()).rev();
@@ -181,7 +195,7 @@ impl Log {
 
     /// Forgets what has left the window; moves what the clock says is yet to come to the present.
     #[inline(always)]
-    fn settle(&mut self, limit: &Limit, shape: LogShape, now: Timestamp, may_grow: bool) {
+    fn settle(&mut self, limit: &Limit, shape: &LogShape, now: Timestamp, may_grow: bool) {
         self.drop_front(self.gone(limit, now).entries);
         let now_us = now.as_micros();
         if self.newest_us().is_some_and(|newest_us| newest_us > now_us) {
@@ -191,7 +205,7 @@ impl Log {
     }
 
     #[inline(always)]
-    fn append(&mut self, limit: &Limit, shape: LogShape, now: Timestamp, units: u32, may_grow: bool) {
+    fn append(&mut self, limit: &Limit, shape: &LogShape, now: Timestamp, units: u32, may_grow: bool) {
         let now_us = now.as_micros();
         match self.newest_us() {
             Some(newest_us)
@@ -270,8 +284,8 @@ impl Gone {
 
 impl LogShape {
     #[inline(always)]
-    fn tick(self, us: u64) -> u64 {
-        if self.tick_us == 1 { us } else { us / self.tick_us }
+    fn tick(&self, us: u64) -> u64 {
+        if self.tick.get() == 1 { us } else { self.tick.div(us) }
     }
 }
 
@@ -285,7 +299,7 @@ fn leaves_after(time_us: u64, limit: &Limit, now: Timestamp) -> Wait {
 /// More entries than this never live at once under this limit, so a ring need not be larger.
 fn entries_max(limit: &Limit) -> usize {
     match limit.machine() {
-        crate::limit::Machine::Log(LogShape { tick_us: 1 }) => limit.quota() as usize,
+        crate::limit::Machine::Log(shape) if shape.tick.get() == 1 => limit.quota() as usize,
         _ => SLIDING_EXACT_QUOTA_MAX as usize + 1,
     }
 }

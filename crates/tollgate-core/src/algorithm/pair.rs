@@ -42,7 +42,7 @@
 
 use super::Receipt;
 use crate::decision::{Line, Wait};
-use crate::limit::{Limit, PairShape};
+use crate::limit::{Divisor, Limit, PairShape, WindowCut};
 use crate::time::Timestamp;
 
 /// The counts of the window that holds the last charge and of the one before.
@@ -57,23 +57,23 @@ pub struct Pair {
 }
 
 impl Pair {
-    pub(super) fn fits(&self, limit: &Limit, shape: PairShape, now: Timestamp, cost: u32) -> bool {
+    pub(super) fn fits(&self, limit: &Limit, shape: &PairShape, now: Timestamp, cost: u32) -> bool {
         View::of(self, limit, shape, now).fits(cost)
     }
 
-    pub(super) fn look(&self, limit: &Limit, shape: PairShape, now: Timestamp, cost: u32) -> Line {
+    pub(super) fn look(&self, limit: &Limit, shape: &PairShape, now: Timestamp, cost: u32) -> Line {
         let view = View::of(self, limit, shape, now);
         let (allowed, retry_after) = view.verdict(cost);
         view.line(cost, allowed, retry_after)
     }
 
-    pub(super) fn charge(&mut self, limit: &Limit, shape: PairShape, now: Timestamp, cost: u32) -> Line {
+    pub(super) fn charge(&mut self, limit: &Limit, shape: &PairShape, now: Timestamp, cost: u32) -> Line {
         let mut view = View::of(self, limit, shape, now);
         let (allowed, retry_after) = self.take(&mut view, cost);
         view.line(cost, allowed, retry_after)
     }
 
-    pub(super) fn refuse(&mut self, limit: &Limit, shape: PairShape, now: Timestamp, cost: u32) -> Line {
+    pub(super) fn refuse(&mut self, limit: &Limit, shape: &PairShape, now: Timestamp, cost: u32) -> Line {
         let mut view = View::of(self, limit, shape, now);
         let (allowed, retry_after) = self.turn_away(&mut view, limit, cost);
         view.line(cost, allowed, retry_after)
@@ -81,7 +81,7 @@ impl Pair {
 
     /// The whole decision of a check with this limit alone: looked at once.
     #[inline(always)]
-    pub(crate) fn decide_alone(&mut self, limit: &Limit, shape: PairShape, now: Timestamp, cost: u32) -> Line {
+    pub(crate) fn decide_alone(&mut self, limit: &Limit, shape: &PairShape, now: Timestamp, cost: u32) -> Line {
         let mut view = View::of(self, limit, shape, now);
         let (allowed, retry_after) = match (cost, view.fits(cost)) {
             (0, _) => view.verdict(0),
@@ -92,14 +92,14 @@ impl Pair {
     }
 
     #[inline(always)]
-    fn take(&mut self, view: &mut View, cost: u32) -> (bool, Wait) {
+    fn take(&mut self, view: &mut View<'_>, cost: u32) -> (bool, Wait) {
         view.pair.current += cost;
         *self = view.pair;
         (true, Wait::ZERO)
     }
 
     #[inline(always)]
-    fn turn_away(&mut self, view: &mut View, limit: &Limit, cost: u32) -> (bool, Wait) {
+    fn turn_away(&mut self, view: &mut View<'_>, limit: &Limit, cost: u32) -> (bool, Wait) {
         let allowed = view.fits(cost);
         let went_back = self.start_us > view.now_us;
         // Told once, the wait must not move away: counts of another window are cut to this one for good.
@@ -114,7 +114,7 @@ impl Pair {
         (allowed, view.wait(cost))
     }
 
-    pub(super) fn refund(&mut self, limit: &Limit, shape: PairShape, now: Timestamp, receipt: Receipt) {
+    pub(super) fn refund(&mut self, limit: &Limit, shape: &PairShape, now: Timestamp, receipt: Receipt) {
         *self = View::of(self, limit, shape, now).pair;
         let charged_at = receipt.at.as_micros();
         let charged_start = charged_at - charged_at % self.window_us;
@@ -127,8 +127,9 @@ impl Pair {
 
     /// Moves the counts to the window that holds `now_us`; `quota` bounds what a clock that went back piles up.
     #[inline(always)]
-    fn advanced(self, window_us: u64, now_us: u64, quota: u32) -> Pair {
-        let start_us = now_us - now_us % window_us;
+    fn advanced(self, window_us: Divisor, now_us: u64, quota: u32) -> Pair {
+        let start_us = now_us - window_us.div_rem(now_us).1;
+        let window_us = window_us.get();
         let (current, previous) = if self.start_us > start_us {
             (self.current.saturating_add(self.previous).min(quota), 0)
         } else if self.start_us == start_us {
@@ -143,40 +144,41 @@ impl Pair {
 }
 
 /// A pair as it stands at one instant under one limit.
-struct View {
+struct View<'a> {
     pair: Pair,
     now_us: u64,
     quota: u32,
-    weighs_previous: bool,
+    shape: &'a PairShape,
     /// What the previous count still weighs.
     previous_weighed: u64,
 }
 
-impl View {
+impl<'a> View<'a> {
     #[inline(always)]
-    fn of(stored: &Pair, limit: &Limit, shape: PairShape, now: Timestamp) -> View {
-        let (now_us, window_us, quota) = (now.as_micros(), limit.window_us(), limit.quota());
-        let weighs_previous = shape.weighs_previous;
-        let pair = if stored.window_us == window_us || stored.window_us == 0 {
-            stored.advanced(window_us, now_us, quota)
+    fn of(stored: &Pair, limit: &Limit, shape: &'a PairShape, now: Timestamp) -> View<'a> {
+        let (now_us, quota) = (now.as_micros(), limit.quota());
+        let pair = if stored.window_us == limit.window_us() || stored.window_us == 0 {
+            stored.advanced(shape.cut.window_us, now_us, quota)
         } else {
-            let pair = stored.advanced(stored.window_us, now_us, quota);
-            let used = View::at(pair, now_us, quota, weighs_previous).estimate();
-            let current = used.min(u64::from(quota)) as u32;
-            Pair { start_us: now_us - now_us % window_us, window_us, current, previous: 0 }
+            View::recut(stored, quota, shape, now_us)
         };
-        View::at(pair, now_us, quota, weighs_previous)
+        let previous_weighed = weighed(&pair, now_us, shape.weighs_previous, &shape.cut);
+        View { pair, now_us, quota, shape, previous_weighed }
     }
 
-    #[inline(always)]
-    fn at(pair: Pair, now_us: u64, quota: u32, weighs_previous: bool) -> View {
-        let mut previous_weighed = 0;
-        if weighs_previous && pair.previous > 0 {
-            let (part_us, parts) = PairShape::parts(pair.window_us);
-            let weight = parts - (now_us - pair.start_us) / part_us;
-            previous_weighed = (u64::from(pair.previous) * weight).div_ceil(parts);
+    /// The window has changed: what is used by the old one becomes the current count of the new one.
+    #[cold]
+    fn recut(stored: &Pair, quota: u32, shape: &PairShape, now_us: u64) -> Pair {
+        let old_cut = WindowCut::new(stored.window_us);
+        let pair = stored.advanced(old_cut.window_us, now_us, quota);
+        let used = u64::from(pair.current) + weighed(&pair, now_us, shape.weighs_previous, &old_cut);
+        let window_us = shape.cut.window_us;
+        Pair {
+            start_us: now_us - window_us.div_rem(now_us).1,
+            window_us: window_us.get(),
+            current: used.min(u64::from(quota)) as u32,
+            previous: 0,
         }
-        View { pair, now_us, quota, weighs_previous, previous_weighed }
     }
 
     /// Whether `cost` units are allowed, and when to come again (a peek asks for one).
@@ -205,10 +207,10 @@ impl View {
             return Wait::ZERO;
         }
         let Pair { start_us, window_us, current, previous } = self.pair;
-        if !self.weighs_previous {
+        if !self.shape.weighs_previous {
             return Wait::from_micros(start_us + window_us - self.now_us);
         }
-        let (part_us, parts) = PairShape::parts(window_us);
+        let (part_us, parts) = (self.shape.cut.part_us.get(), self.shape.cut.parts.get());
         // The first part of a window in which `count`, weighed, is no more than `room`.
         let first_part = |count: u32, room: u64| parts.saturating_sub(room * parts / u64::from(count));
         let free = u64::from(self.quota - cost);
@@ -225,7 +227,7 @@ impl View {
     #[inline(always)]
     fn reset_after(&self) -> Wait {
         let Pair { start_us, window_us, current, previous } = self.pair;
-        let windows = match (self.weighs_previous, current, previous) {
+        let windows = match (self.shape.weighs_previous, current, previous) {
             (true, 1.., _) => 2,
             (false, 1.., _) | (true, 0, 1..) => 1,
             _ => return Wait::ZERO,
@@ -236,8 +238,23 @@ impl View {
     #[inline(always)]
     fn line(&self, cost: u32, allowed: bool, retry_after: Wait) -> Line {
         let remaining = u64::from(self.quota).saturating_sub(self.estimate()) as u32;
-        let next_after = if remaining == self.quota { Wait::ZERO } else { self.wait(remaining + 1) };
+        let next_after = match self.quota - remaining {
+            0 => Wait::ZERO,
+            // The same question as a retry's, which has been answered.
+            _ if !allowed && cost == remaining + 1 => retry_after,
+            _ => self.wait(remaining + 1),
+        };
         let reset_after = self.reset_after();
         Line { allowed, cost, quota: self.quota, remaining, retry_after, next_after, reset_after }
     }
+}
+
+/// What the previous count still weighs in a pair that was brought to the present.
+#[inline(always)]
+fn weighed(pair: &Pair, now_us: u64, weighs_previous: bool, cut: &WindowCut) -> u64 {
+    if !weighs_previous || pair.previous == 0 {
+        return 0;
+    }
+    let weight = cut.parts.get() - cut.part_us.div(now_us - pair.start_us);
+    cut.parts.div_ceil(u64::from(pair.previous) * weight)
 }

@@ -19,11 +19,10 @@ pub(super) struct Budget {
 impl Budget {
     pub(super) fn new(cap: usize, shards: usize) -> Budget {
         let one_share = cap / shards;
-        // A table is a power of two of slots with a control byte each: a share that is such a power must hold those too.
-        let table_max = one_share + one_share / 16;
-        // Tables are at worst half empty, so a slot takes up to two places of 33 bytes.
-        let overflow_counters_max = one_share / 16 / 66;
-        Budget { used: AtomicUsize::new(0), cap, steady: cap - table_max - cap / 16, table_max, overflow_counters_max }
+        // Tables are at worst not much more than half full, so a slot takes up to two places of 32 bytes.
+        let overflow_counters_max = one_share / 16 / 64;
+        let steady = cap - one_share - cap / 16;
+        Budget { used: AtomicUsize::new(0), cap, steady, table_max: one_share, overflow_counters_max }
     }
 
     /// How many overflow counters a shard may have that are told apart by their limit.
@@ -40,17 +39,16 @@ impl Budget {
         self.used.fetch_add(to.wrapping_sub(from), Ordering::Relaxed);
     }
 
-    /// Whether a table may be replaced by a larger one.
-    pub(super) fn allows_table(&self, old: usize, new: usize) -> bool {
-        new <= self.table_max && self.used() + new - old <= self.steady && self.allows_for_a_moment(new)
+    /// How large a table may become that replaces one of so many bytes, while both exist and after that.
+    pub(super) fn table_bytes_max(&self, old: usize) -> usize {
+        let used = self.used();
+        let after_the_move = (self.steady + old).saturating_sub(used);
+        let while_both_exist = self.cap.saturating_sub(used);
+        self.table_max.min(after_the_move).min(while_both_exist)
     }
 
-    /// Whether so much more may exist while something is being moved.
-    pub(super) fn allows_for_a_moment(&self, bytes: usize) -> bool {
-        self.used() + bytes <= self.cap
-    }
-
-    /// Whether a log of so many bytes may grow: by a quarter while the old one still exists, or to entries twice as wide.
+    /// Whether a log may grow if so many bytes must be moved for it: by a quarter while the old ones still exist, or to entries
+    /// twice as wide.
     #[inline]
     pub(super) fn allows_log(&self, bytes: usize) -> bool {
         self.used() + 2 * bytes + 128 <= self.steady

@@ -2,9 +2,8 @@
 
 use std::sync::Arc;
 
-use foldhash::fast::RandomState;
-
 use super::budget::Budget;
+use super::naming::Naming;
 use super::{MemoryStore, Padded};
 use crate::time::{Clock, SystemClock, Timestamp};
 
@@ -69,7 +68,7 @@ impl MemoryStoreBuilder {
         let shards = if shards > SHARDS_MAX { SHARDS_MAX } else { shards };
         MemoryStore {
             shards: (0..shards).map(|_| Padded::default()).collect(),
-            hashers: [RandomState::default(), RandomState::default()],
+            naming: Naming::new(),
             clock: self.clock,
             budget: Budget::new(self.max_bytes, shards),
         }

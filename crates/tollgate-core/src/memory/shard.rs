@@ -6,7 +6,7 @@
 //!   does a live overflow counter stand for it? ── yes ──▶ is there room again?
 //!        │ no                                                  │ no ──▶ that is its counter
 //!        │                                                     │ yes ─▶ a slot of its own, with a copy of that state
-//!   is there room? (spare place, else tombstones swept up, else a larger table within the budget)
+//!   is there room? (spare place, else a larger table within the budget, else what has expired goes)
 //!        │ yes ──▶ a slot of its own        │ no ──▶ an overflow counter, shared by hash
 //! ```
 //!
@@ -17,12 +17,12 @@
 //! **Reclaiming.** Every insertion looks at a few slots further along the table, and so does every
 //! sixty-fourth operation; whatever has expired goes. There is no sweep that pauses and no thread.
 
-use hashbrown::HashTable;
-
 use super::budget::Budget;
+use super::naming::CounterHash;
 use super::rings::Rings;
-use super::slot::{CounterHash, Slot};
-use crate::algorithm::State;
+use super::slot::Slot;
+use super::table::{self, LINE_BYTES, Table};
+use crate::algorithm::{Log, State};
 use crate::limit::Limit;
 use crate::time::{Clock, Timestamp};
 
@@ -32,6 +32,9 @@ const SWEEP_SLOTS: usize = 16;
 const SWEEP_SLOTS_WHEN_FULL: usize = 64;
 /// Every so many operations on known keys take a reclaiming step too.
 const SWEEP_EVERY_OPS: u32 = 64;
+
+/// Less is not worth moving rings for, nor is less than an eighth of what must be walked over.
+const RINGS_WORTH_BYTES: usize = 1_024;
 
 /// What an overflow counter is shared by: the newcomers of one limit, or (when even those counters are too
 /// many, because somebody invents limits too) all newcomers with one kind of state.
@@ -45,7 +48,7 @@ pub(super) enum OverflowScope {
 #[derive(Debug, Default)]
 #[repr(C)]
 pub(super) struct Shard {
-    table: HashTable<Slot>,
+    table: Table,
     /// The latest time this shard has decided at.
     latest: Timestamp,
     /// So many operations until the next reclaiming step.
@@ -57,9 +60,11 @@ pub(super) struct Shard {
     bytes_reported: usize,
     /// Where the next reclaiming step begins.
     cursor: usize,
+    /// The same for the overflow counters.
+    overflow_cursor: usize,
     /// Newcomers that were promised room and have not come in yet.
     rooms_kept: usize,
-    overflow: HashTable<Slot>,
+    overflow: Table,
 }
 
 /// Where a counter was found, so that it can be put back without another search. Valid until the
@@ -89,7 +94,7 @@ impl Shard {
     /// clock and getting here, or the clock really went back.
     #[inline]
     pub(super) fn arrive(&self, read: Timestamp, clock: &impl Clock) -> Timestamp {
-        if read < self.latest { clock.now_at_least(self.latest) } else { read }
+        if read < self.latest { ask_again(clock, self.latest) } else { read }
     }
 
     /// From here on the shard has seen `now`.
@@ -98,27 +103,23 @@ impl Shard {
         self.latest = now;
     }
 
-    /// The slot of a counter that has one of its own, and the entries of the long logs.
-    #[inline]
-    pub(super) fn slot_of(&mut self, name: CounterHash) -> Option<(&mut Slot, &mut Rings)> {
-        let slot = self.table.find_mut(name.table, |slot| slot.is(name))?;
-        Some((slot, &mut self.rings))
+    /// Where the counter of that name is, if it has a slot of its own.
+    #[inline(always)]
+    pub(super) fn find(&self, name: CounterHash) -> Option<usize> {
+        self.table.find(name)
     }
 
-    fn find(&self, name: CounterHash) -> Option<usize> {
-        self.table.find_bucket_index(name.table, |slot| slot.is(name))
+    /// The slot of a counter that has one of its own, and the entries of the long logs.
+    #[inline(always)]
+    pub(super) fn slot_of(&mut self, name: CounterHash) -> Option<(&mut Slot, &mut Rings)> {
+        Some((self.table.find_mut(name)?, &mut self.rings))
     }
 
     /// Takes the state of a counter that has a slot of its own. [`Shard::put`] must follow.
     #[inline]
     pub(super) fn take_known(&mut self, name: CounterHash) -> Option<(Place, State)> {
-        let index = self.find(name)?;
-        let slot = self.table.get_bucket_mut(index).expect("the index was just found");
-        Some((Place::Table(index), slot.unpack(&mut self.rings)))
-    }
-
-    pub(super) fn knows(&self, name: CounterHash) -> bool {
-        self.find(name).is_some()
+        let place = self.table.find(name)?;
+        Some((Place::Table(place), self.table.slot_mut(place).unpack(&mut self.rings)))
     }
 
     /// Takes the state of a counter without a slot of its own: its overflow counter if that is live, else a
@@ -132,7 +133,7 @@ impl Shard {
         may_part: bool,
         overflow_name: impl Fn(OverflowScope) -> CounterHash,
     ) -> (Place, State, CounterHash) {
-        if !self.overflow.is_empty() {
+        if self.overflow.len() > 0 {
             for scope in [OverflowScope::Limit, OverflowScope::Machine] {
                 let shared = overflow_name(scope);
                 let Some((place, state)) = self.take_overflow(shared) else { continue };
@@ -160,20 +161,17 @@ impl Shard {
 
     /// The overflow counter of that name, unless it has expired.
     fn take_overflow(&mut self, name: CounterHash) -> Option<(Place, State)> {
-        let index = self.overflow.find_bucket_index(name.table, |slot| slot.is(name))?;
-        let slot = self.overflow.get_bucket_mut(index).expect("the index was just found");
-        if slot.expires_at_us() <= self.latest.as_micros() {
-            remove(&mut self.overflow, index, &mut self.rings);
-            return None;
-        }
-        Some((Place::Overflow(index), slot.unpack(&mut self.rings)))
+        let place = self.overflow.find(name)?;
+        let slot = self.overflow.slot_mut(place);
+        let is_live = slot.expires_at_us() > self.latest.as_micros();
+        is_live.then(|| (Place::Overflow(place), slot.unpack(&mut self.rings)))
     }
 
     /// Puts back a state that was only looked at; how long it lives is not for whoever looked to say.
     pub(super) fn put_back(&mut self, place: Place, state: State) {
         let slot = match place {
-            Place::Table(index) => self.table.get_bucket_mut(index),
-            Place::Overflow(index) => self.overflow.get_bucket_mut(index),
+            Place::Table(place) => Some(self.table.slot_mut(place)),
+            Place::Overflow(place) => Some(self.overflow.slot_mut(place)),
             Place::NewInTable | Place::Parting => {
                 self.rooms_kept -= 1;
                 None
@@ -193,17 +191,20 @@ impl Shard {
             Place::Overflow(_) | Place::NewInOverflow => &mut self.overflow,
         };
         match place {
-            Place::Table(index) | Place::Overflow(index) => {
-                let slot = table.get_bucket_mut(index).expect("nothing was inserted or reclaimed since it was found");
-                slot.pack(limit, state, &mut self.rings);
+            Place::Table(place) | Place::Overflow(place) => {
+                table.slot_mut(place).pack(limit, state, &mut self.rings);
                 return;
             }
             Place::NewInTable | Place::Parting => self.rooms_kept -= 1,
-            Place::NewInOverflow => {}
+            Place::NewInOverflow => {
+                // One that has expired may still stand there.
+                if let Some(place) = table.find(name) {
+                    remove(table, place, &mut self.rings);
+                }
+            }
         }
         if !state.is_unused() {
-            let slot = Slot::new(name, limit, state, &mut self.rings);
-            table.insert_unique(name.table, slot, Slot::table_hash);
+            table.insert(Slot::new(name, limit, state, &mut self.rings));
             self.ops_to_sweep = 0;
         }
     }
@@ -218,9 +219,10 @@ impl Shard {
     /// After a decision that changed nothing but a slot.
     #[inline(always)]
     pub(super) fn finish_in_slot(&mut self, budget: &Budget) {
-        match self.ops_to_sweep.checked_sub(1) {
-            Some(left) => self.ops_to_sweep = left,
-            None => self.reclaim(budget),
+        let is_time = self.ops_to_sweep == 0;
+        self.ops_to_sweep = self.ops_to_sweep.wrapping_sub(1);
+        if is_time {
+            self.reclaim(budget);
         }
     }
 
@@ -228,14 +230,18 @@ impl Shard {
     fn reclaim(&mut self, budget: &Budget) {
         self.ops_to_sweep = SWEEP_EVERY_OPS - 1;
         self.sweep(SWEEP_SLOTS);
+        self.sweep_overflow(SWEEP_SLOTS);
+        if self.rings.is_sparse(RINGS_WORTH_BYTES.max(self.tables_bytes / 8)) {
+            self.gather_rings();
+        }
         self.measure_tables();
         self.report(budget);
     }
 
     /// Forgets a counter.
     pub(super) fn remove(&mut self, name: CounterHash, budget: &Budget) {
-        if let Some(index) = self.find(name) {
-            remove(&mut self.table, index, &mut self.rings);
+        if let Some(place) = self.table.find(name) {
+            remove(&mut self.table, place, &mut self.rings);
             self.report(budget);
         }
     }
@@ -249,77 +255,93 @@ impl Shard {
         self.overflow.len()
     }
 
+    #[cfg(test)]
+    pub(super) fn rings_bytes(&self) -> usize {
+        self.rings.heap_bytes()
+    }
+
     fn has_room(&self) -> bool {
         self.table.len() + self.rooms_kept < self.table.capacity()
     }
 
     /// Whether those who share overflow counters may part: cheap to ask while there is no room.
     fn has_room_again(&mut self, budget: &Budget) -> bool {
-        let is_far_from_full = self.table.len() + self.rooms_kept < full_capacity(self.table.num_buckets()) / 4 * 3;
-        self.has_room() || ((is_far_from_full || self.may_grow(budget)) && self.make_room(budget))
+        self.has_room() || self.grow(budget)
     }
 
     /// Whether the table can take one more without breaking the budget; makes it so if possible.
     fn make_room(&mut self, budget: &Budget) -> bool {
-        if self.has_room() {
+        if self.has_room_again(budget) {
             return true;
-        }
-        let buckets = self.table.num_buckets();
-        let tombstones = full_capacity(buckets).saturating_sub(self.table.capacity());
-        if tombstones > full_capacity(buckets) / 8 && budget.allows_for_a_moment(self.table.allocation_size()) {
-            self.rebuild(full_capacity(buckets));
-            return self.has_room();
-        }
-        if self.may_grow(budget) {
-            self.rebuild(full_capacity(twice(buckets)));
-            return self.has_room();
         }
         self.sweep(SWEEP_SLOTS_WHEN_FULL);
         self.has_room()
     }
 
-    fn may_grow(&self, budget: &Budget) -> bool {
-        budget.allows_table(self.table.allocation_size(), table_bytes(twice(self.table.num_buckets())))
+    /// Moves to a table that is larger by half, or by what the budget allows if that is worth the move.
+    fn grow(&mut self, budget: &Budget) -> bool {
+        let lines = self.table.lines();
+        let allowed = budget.table_bytes_max(self.table.heap_bytes()) / LINE_BYTES;
+        let larger = table::larger(lines).min(allowed);
+        if larger <= lines + lines / 8 {
+            return false;
+        }
+        self.resize(larger);
+        self.report(budget);
+        self.has_room()
     }
 
-    /// Moves every slot into a table of its own making: a larger one, or one without tombstones.
-    fn rebuild(&mut self, capacity: usize) {
-        let mut table = HashTable::with_capacity(capacity);
-        for slot in self.table.drain() {
-            table.insert_unique(slot.table_hash(), slot, Slot::table_hash);
-        }
-        self.table = table;
+    fn resize(&mut self, lines: usize) {
+        self.table.resize(lines);
         self.cursor = 0;
         self.measure_tables();
     }
 
-    /// Drops what has expired among the next few slots; after a whole round of a table that has become
+    /// Drops what has expired among the next few places; after a whole round of a table that has become
     /// far too large, gives memory back.
-    fn sweep(&mut self, slots: usize) {
-        let now_us = self.latest.as_micros();
-        for _ in 0..slots {
-            if self.cursor >= self.table.num_buckets() {
-                self.cursor = 0;
-                let buckets = self.table.num_buckets();
-                if buckets > 64 && self.table.len() < full_capacity(buckets) / 8 {
-                    self.rebuild(self.table.len() * 2);
-                }
-                break;
+    fn sweep(&mut self, places: usize) {
+        self.cursor = drop_expired(&mut self.table, self.cursor, places, self.latest, &mut self.rings);
+        if self.cursor >= self.table.places() {
+            self.cursor = 0;
+            if self.table.lines() > 32 && self.table.len() < self.table.capacity() / 8 {
+                self.resize(table::lines_for(2 * self.table.len()));
             }
-            let slot = self.table.get_bucket(self.cursor);
-            if slot.is_some_and(|slot| slot.expires_at_us() <= now_us) {
-                remove(&mut self.table, self.cursor, &mut self.rings);
-            }
-            self.cursor += 1;
         }
     }
 
-    fn measure_tables(&mut self) {
-        self.tables_bytes = self.table.allocation_size() + self.overflow.allocation_size();
+    /// The same for overflow counters. Only after a decision: no place of theirs is in use.
+    fn sweep_overflow(&mut self, places: usize) {
+        let (overflow, cursor) = (&mut self.overflow, self.overflow_cursor);
+        self.overflow_cursor = drop_expired(overflow, cursor, places, self.latest, &mut self.rings);
+        if self.overflow_cursor >= overflow.places() {
+            self.overflow_cursor = 0;
+        }
+        if overflow.len() == 0 {
+            *overflow = Table::default();
+        }
     }
 
+    /// Moves what is left of the rings together.
+    #[cold]
+    fn gather_rings(&mut self) {
+        let mut scattered = std::mem::take(&mut self.rings);
+        for slot in self.table.slots_mut().chain(self.overflow.slots_mut()) {
+            slot.move_ring(&mut scattered, &mut self.rings);
+        }
+    }
+
+    /// Whether a log may take another entry's memory.
+    pub(super) fn log_may_grow(&self, log: &Log, budget: &Budget) -> bool {
+        budget.allows_log(log.heap_bytes() + self.rings.moving_bytes())
+    }
+
+    fn measure_tables(&mut self) {
+        self.tables_bytes = self.table.heap_bytes() + self.overflow.heap_bytes();
+    }
+
+    /// Tells the budget what has changed.
     #[inline]
-    fn report(&mut self, budget: &Budget) {
+    pub(super) fn report(&mut self, budget: &Budget) {
         let bytes = self.tables_bytes + self.rings.heap_bytes();
         if bytes != self.bytes_reported {
             budget.change(self.bytes_reported, bytes);
@@ -328,43 +350,29 @@ impl Shard {
     }
 }
 
-fn remove(table: &mut HashTable<Slot>, index: usize, rings: &mut Rings) {
-    if let Ok(entry) = table.get_bucket_entry(index)
-        && let Some(ring) = entry.remove().0.ring()
-    {
+#[cold]
+fn ask_again(clock: &impl Clock, latest: Timestamp) -> Timestamp {
+    clock.now_at_least(latest)
+}
+
+fn remove(table: &mut Table, place: usize, rings: &mut Rings) {
+    if let Some(ring) = table.remove(place).ring() {
         rings.free(ring);
     }
 }
 
-/// How many slots a table of so many buckets takes before it must grow: seven eighths.
-fn full_capacity(buckets: usize) -> usize {
-    match buckets {
-        0 | 1 => 0,
-        2..=8 => buckets - 1,
-        _ => buckets / 8 * 7,
-    }
-}
-
-fn twice(buckets: usize) -> usize {
-    (buckets * 2).max(4)
-}
-
-/// Slots, one control byte each, and the group that is repeated at the end.
-fn table_bytes(buckets: usize) -> usize {
-    buckets * (size_of::<Slot>() + 1) + 16
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_arithmetic_of_tables_is_that_of_the_library() {
-        for buckets in [4, 8, 16, 1024, 65_536] {
-            let table: HashTable<Slot> = HashTable::with_capacity(full_capacity(buckets));
-            assert_eq!(table.num_buckets(), buckets);
-            assert_eq!(table.capacity(), full_capacity(buckets));
-            assert_eq!(table.allocation_size(), table_bytes(buckets));
+/// Drops what has expired in the next few places from `cursor`, and says where to go on.
+fn drop_expired(table: &mut Table, cursor: usize, places: usize, now: Timestamp, rings: &mut Rings) -> usize {
+    let (mut place, end) = (cursor, (cursor + places).min(table.places()));
+    // Whoever moves up into a gap is looked at too, but not without end.
+    for _ in 0..2 * places {
+        if place >= end {
+            break;
+        }
+        match table.get(place) {
+            Some(slot) if slot.expires_at_us() <= now.as_micros() => remove(table, place, rings),
+            _ => place += 1,
         }
     }
+    place
 }

@@ -19,39 +19,56 @@
 //! without knowing any limit, never early: the **lifetime**, how long after its own time a log or a pair still
 //! matters, rounded up by at most a quarter; or the **rate** at which a bucket leaks, rounded down by as much. (A
 //! bucket's lifetime is its level by its rate. To divide when sweeping is cheaper than at every check.)
+//!
+//! Everything but time and small is the slot's **mark**. All buckets of one limit have the same, worked out with the limit:
+//! a slot that shows it is a bucket of this very rate and scale, and only its two numbers need to be read and written.
 
 use super::budget::Budget;
 use super::lifetime;
+use super::naming::CounterHash;
 use super::rings::Rings;
 use crate::algorithm::{Bucket, BucketAnswer, Entry, Few, Log, Pair, Ring, RingHead, State};
 use crate::decision::Line;
 use crate::limit::{BucketShape, Limit, LogShape, Machine, PairShape};
 use crate::time::Timestamp;
 
-/// The name of a counter: 128 bits of a seeded hash, of which the last 32 only choose the shard.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct CounterHash {
-    pub(super) table: u64,
-    pub(super) rest: u32,
-    pub(super) shard: u32,
-}
-
-impl CounterHash {
-    #[inline]
-    pub(super) fn new(first: u64, second: u64) -> CounterHash {
-        CounterHash { table: first, rest: second as u32, shard: (second >> 32) as u32 }
-    }
-}
-
-// Aligned, or every other slot would lie across two cache lines wherever an allocator puts its tables.
-#[repr(align(32))]
-#[derive(Debug)]
+#[derive(Debug, Default)]
+#[repr(C)]
 pub(super) struct Slot {
     hash: u64,
     rest: u32,
     wide: u32,
     small: u64,
     time: u64,
+}
+
+/// What of a state is neither its time nor its small number, where it stands in a slot.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(crate) struct Mark {
+    small: u64,
+    time: u64,
+    wide: u32,
+}
+
+impl Mark {
+    #[inline(always)]
+    fn new(kind: u64, code: u8, wide: u64) -> Mark {
+        debug_assert!(wide < 1 << 45);
+        Mark {
+            small: kind << KIND_SHIFT | u64::from(code) << CODE_SHIFT | (wide >> 44) << WIDE_TOP_SHIFT,
+            time: wide << 52,
+            wide: (wide >> 12) as u32,
+        }
+    }
+
+    /// That of the buckets of a limit.
+    pub(crate) fn of_buckets(quota: u32, grain_us: u64, parts_per_unit: u64) -> Mark {
+        Mark::new(BUCKET, lifetime::rate(quota, grain_us), parts_per_unit)
+    }
+
+    fn code(self) -> u8 {
+        (self.small >> CODE_SHIFT) as u8
+    }
 }
 
 const FEW: u64 = 0;
@@ -75,14 +92,20 @@ const RING_LEN_BITS: u32 = 17;
 impl Slot {
     /// A slot for a state. A long log's ring moves into `rings`.
     pub(super) fn new(name: CounterHash, limit: &Limit, state: State, rings: &mut Rings) -> Slot {
-        let mut slot = Slot { hash: name.table, rest: name.rest, wide: 0, small: 0, time: 0 };
+        let mut slot = Slot { hash: name.table(), rest: name.rest(), wide: 0, small: 0, time: 0 };
         slot.pack(limit, state, rings);
         slot
     }
 
-    #[inline]
+    #[inline(always)]
     pub(super) fn is(&self, name: CounterHash) -> bool {
-        self.hash == name.table && self.rest == name.rest
+        self.hash == name.table() && self.rest == name.rest()
+    }
+
+    /// Whether no counter is here.
+    #[inline(always)]
+    pub(super) fn is_empty(&self) -> bool {
+        self.hash == 0
     }
 
     /// The hash that places this slot in its table.
@@ -92,74 +115,73 @@ impl Slot {
     }
 
     #[inline]
-    pub(super) fn is_bucket(&self) -> bool {
+    fn is_bucket(&self) -> bool {
         self.kind() == BUCKET
     }
 
     #[inline]
-    pub(super) fn is_pair(&self) -> bool {
+    fn is_pair(&self) -> bool {
         self.kind() == PAIR
     }
 
     #[inline]
-    pub(super) fn is_log(&self) -> bool {
+    fn is_log(&self) -> bool {
         matches!(self.kind(), FEW | RING)
     }
 
-    /// Decides a check of this bucket alone, where it stands.
+    /// Decides a check of this bucket alone, where it stands, if it was written under the same rate and scale and there is
+    /// nothing unusual about it.
     #[inline(always)]
+    pub(super) fn decide_bucket_in_place<'a>(
+        &mut self,
+        limit: &'a Limit,
+        shape: &'a BucketShape,
+        now: Timestamp,
+        cost: u32,
+    ) -> Option<BucketAnswer<'a>> {
+        let mark = &shape.mark;
+        // With the same mark on both sides, nothing but the numbers is left.
+        let (level, time_us) = (self.small ^ mark.small, self.time ^ mark.time);
+        if level > SMALL_MASK || time_us > TIME_MASK || self.wide != mark.wide {
+            return None;
+        }
+        Bucket::decide_in_place((level, time_us), limit, shape, now, cost, |level, time_us| {
+            (self.small, self.time) = (level | mark.small, time_us | mark.time);
+        })
+    }
+
+    /// Decides a check of this bucket alone, where it stands. `None`, here and below, if this is no such state, which
+    /// only a collision of hashes makes it.
+    #[cold]
     pub(super) fn decide_bucket(
         &mut self,
         limit: &Limit,
-        shape: BucketShape,
+        shape: &BucketShape,
         now: Timestamp,
         cost: u32,
-    ) -> BucketAnswer {
-        let mut bucket = self.bucket();
-        let answer = bucket.decide_alone(limit, shape, now, cost);
-        self.set_bucket(bucket, limit, shape);
-        answer
+    ) -> Option<Line> {
+        let mut bucket = self.is_bucket().then(|| self.bucket())?;
+        let line = bucket.decide_alone(limit, shape, now, cost);
+        self.set_bucket(bucket, shape);
+        Some(line)
     }
 
     /// Decides a check of this pair alone, where it stands.
-    #[inline(always)]
-    pub(super) fn decide_pair(&mut self, limit: &Limit, shape: PairShape, now: Timestamp, cost: u32) -> Line {
-        let mut pair = self.pair();
+    #[inline(never)]
+    pub(super) fn decide_pair(&mut self, limit: &Limit, shape: &PairShape, now: Timestamp, cost: u32) -> Option<Line> {
+        let mut pair = self.is_pair().then(|| self.pair())?;
         let line = pair.decide_alone(limit, shape, now, cost);
         self.set_pair(pair, limit, shape);
-        line
+        Some(line)
     }
 
-    /// Decides a check of this log alone, where it stands.
-    #[inline(always)]
-    pub(super) fn decide_log(
+    /// Decides a check of this long log alone, where it stands, as long as its entries stay where they are. `None` if
+    /// there is more to it; then nothing was changed.
+    #[inline(never)]
+    pub(super) fn decide_ring_in_place(
         &mut self,
         limit: &Limit,
-        shape: LogShape,
-        now: Timestamp,
-        cost: u32,
-        (rings, budget): (&mut Rings, &Budget),
-    ) -> Line {
-        if let Some(line) = self.decide_ring_in_place(limit, shape, now, cost, rings) {
-            return line;
-        }
-        let mut log = self.take_log(rings);
-        if cost == 0 {
-            let line = log.decide_alone(limit, shape, now, 0, true);
-            self.put_back(log, rings);
-            return line;
-        }
-        let may_grow = log.has_room_for(cost) || budget.allows_log(log.heap_bytes());
-        let line = log.decide_alone(limit, shape, now, cost, may_grow);
-        self.put_log(log, limit, rings);
-        line
-    }
-
-    #[inline(always)]
-    fn decide_ring_in_place(
-        &mut self,
-        limit: &Limit,
-        shape: LogShape,
+        shape: &LogShape,
         now: Timestamp,
         cost: u32,
         rings: &mut Rings,
@@ -173,6 +195,49 @@ impl Slot {
             self.set_ring(index, head, limit);
         }
         Some(line)
+    }
+
+    /// Decides a check of this log alone.
+    #[inline(never)]
+    pub(super) fn decide_log(
+        &mut self,
+        limit: &Limit,
+        shape: &LogShape,
+        now: Timestamp,
+        cost: u32,
+        (rings, budget): (&mut Rings, &Budget),
+    ) -> Option<Line> {
+        if !self.is_log() {
+            return None;
+        }
+        let mut log = self.take_log(rings);
+        if cost == 0 {
+            let line = log.decide_alone(limit, shape, now, 0, true);
+            self.put_back(log, rings);
+            return Some(line);
+        }
+        let may_grow = log.has_room_for(cost) || budget.allows_log(log.heap_bytes() + rings.moving_bytes());
+        let line = log.decide_alone(limit, shape, now, cost, may_grow);
+        self.put_log(log, limit, rings);
+        Some(line)
+    }
+
+    /// Whether this is a state of the limit's kind that certainly has room for `cost` now. What has left a log's window is
+    /// still counted.
+    #[inline]
+    pub(super) fn has_room_for(&self, limit: &Limit, now: Timestamp, cost: u32) -> bool {
+        match (limit.machine(), self.kind()) {
+            (Machine::Log(_), FEW | RING) => {
+                let units = match self.kind() {
+                    RING => self.wide() >> RING_LEN_BITS,
+                    _ => (self.small() & UNITS_MASK) + (self.small() >> UNITS_BITS & UNITS_MASK),
+                };
+                cost == 0 || units + u64::from(cost) <= u64::from(limit.quota())
+            }
+            (Machine::Pair(_), PAIR) => cost == 0 || State::Pair(self.pair()).fits(limit, now, cost),
+            (Machine::Bucket(_), BUCKET) => cost == 0 || State::Bucket(self.bucket()).fits(limit, now, cost),
+            _ => false,
+        }
     }
 
     /// Takes the state out. Until [`Slot::pack`] puts one back, a long log is an empty one here.
@@ -192,7 +257,7 @@ impl Slot {
         }
         match (state, limit.machine()) {
             (State::Log(log), Machine::Log(_)) => self.put_log(log, limit, rings),
-            (State::Bucket(bucket), Machine::Bucket(shape)) => self.set_bucket(bucket, limit, shape),
+            (State::Bucket(bucket), Machine::Bucket(shape)) => self.set_bucket(bucket, shape),
             (State::Pair(pair), Machine::Pair(shape)) => self.set_pair(pair, limit, shape),
             (state, _) => unreachable!("a decision leaves a state of its limit's kind, not {state:?}"),
         }
@@ -210,13 +275,12 @@ impl Slot {
         Bucket { time_us: self.time_us(), level: self.small(), scale: self.wide() }
     }
 
-    #[inline(always)]
-    fn set_bucket(&mut self, bucket: Bucket, limit: &Limit, shape: BucketShape) {
+    fn set_bucket(&mut self, bucket: Bucket, shape: &BucketShape) {
         if self.is_bucket() && bucket == self.bucket() {
             // A look or a denial: the limit that asked does not say how long this lives.
             return;
         }
-        self.set(BUCKET, lifetime::rate(limit.quota(), shape.grain_us), bucket.time_us, bucket.scale, bucket.level);
+        self.set(BUCKET, shape.mark.code(), bucket.time_us, bucket.scale, bucket.level);
     }
 
     #[inline]
@@ -231,7 +295,7 @@ impl Slot {
     }
 
     #[inline]
-    fn set_pair(&mut self, pair: Pair, limit: &Limit, shape: PairShape) {
+    fn set_pair(&mut self, pair: Pair, limit: &Limit, shape: &PairShape) {
         if self.is_pair() && pair == self.pair() {
             return;
         }
@@ -308,6 +372,14 @@ impl Slot {
         self.time_us() + lifetime_us
     }
 
+    /// Moves the entries of a long log elsewhere.
+    pub(super) fn move_ring(&mut self, from: &mut Rings, to: &mut Rings) {
+        if let Some(ring) = self.ring() {
+            let moved = to.put(None, from.take(ring));
+            self.small = self.small >> RING_INDEX_BITS << RING_INDEX_BITS | u64::from(moved);
+        }
+    }
+
     /// The ring of a long log.
     #[inline]
     pub(super) fn ring(&self) -> Option<u32> {
@@ -336,10 +408,9 @@ impl Slot {
 
     #[inline]
     fn set(&mut self, kind: u64, code: u8, time_us: u64, wide: u64, small: u64) {
-        debug_assert!(wide < 1 << 45 && small <= SMALL_MASK && time_us <= TIME_MASK);
-        self.small = kind << KIND_SHIFT | u64::from(code) << CODE_SHIFT | (wide >> 44) << WIDE_TOP_SHIFT | small;
-        self.time = (wide & 0xfff) << 52 | time_us;
-        self.wide = (wide >> 12) as u32;
+        debug_assert!(small <= SMALL_MASK && time_us <= TIME_MASK);
+        let mark = Mark::new(kind, code, wide);
+        (self.small, self.time, self.wide) = (mark.small | small, mark.time | time_us, mark.wide);
     }
 
     #[inline]
@@ -408,7 +479,7 @@ mod tests {
             ),
             ("7/s token-bucket", State::Bucket(Bucket { time_us: last, level: SMALL_MASK, scale: WINDOW_US_MAX })),
         ];
-        let name = CounterHash { table: 1, rest: 2, shard: 3 };
+        let name = CounterHash::new(1, 2);
         for (limit, state) in states {
             let mut rings = Rings::default();
             let mut slot = Slot::new(name, &limit.parse().unwrap(), state.clone(), &mut rings);

@@ -3,9 +3,10 @@
 //! One JSON question, one JSON decision, with the same headers that a limited service would send. A denial is 429 with the
 //! decision as its body, so that a caller may look at the status alone.
 
+pub(crate) mod answer;
 pub(crate) mod connection;
 mod known_policies;
-mod question;
+pub(crate) mod question;
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -23,6 +24,7 @@ use tollgate::{Check, CheckOptions, Decision, DecisionCounts, Limiter, OnFailure
 use self::connection::{problem, read_body, refused_method};
 use self::known_policies::KnownPolicies;
 use self::question::{Explicit, Question, QuestionError};
+use crate::openapi;
 
 /// A key of 64 KiB, escaped at its worst, and the rest.
 const BODY_BYTES_MAX: usize = 512 * 1024;
@@ -81,7 +83,10 @@ impl HttpDoor {
         match (request.method(), request.uri().path()) {
             (&Method::POST, "/v1/check") => self.check(request).await,
             (_, "/v1/check") => refused_method("POST"),
-            _ => problem(StatusCode::NOT_FOUND, "not_found", "expected POST /v1/check"),
+            (&Method::GET | &Method::HEAD, "/openapi.json") => openapi::document_response(),
+            (&Method::GET | &Method::HEAD, "/docs") => openapi::page_response(),
+            (_, "/openapi.json" | "/docs") => refused_method("GET, HEAD"),
+            _ => problem(StatusCode::NOT_FOUND, "not_found", "expected POST /v1/check, GET /openapi.json or GET /docs"),
         }
     }
 

@@ -1,11 +1,11 @@
 //! All policies that answer one request together.
 
+use std::io;
 use std::sync::Arc;
 
 use bytes::Bytes;
 use http::header::{ACCESS_CONTROL_EXPOSE_HEADERS, CACHE_CONTROL, CONTENT_TYPE, HeaderName, RETRY_AFTER};
 use http::{HeaderMap, HeaderValue, Response};
-use smallvec::SmallVec;
 use tollgate_core::{Decision, Line, Source, Wait};
 
 use super::body::Format;
@@ -14,6 +14,12 @@ use super::policy::Policy;
 use super::refusal::{Refusal, retry_after_secs};
 use super::strictest::strictest;
 use super::style::{Flavour, Style};
+
+/// Room for the `RateLimit` of about six policies with short names.
+const STACK_BYTES: usize = 256;
+
+/// At most so many headers are written for a decision. Told to the map beforehand, it grows once, while it is still small.
+const HEADERS_MAX: usize = 6;
 
 static X_LIMIT: HeaderName = HeaderName::from_static("x-ratelimit-limit");
 static X_REMAINING: HeaderName = HeaderName::from_static("x-ratelimit-remaining");
@@ -85,6 +91,7 @@ impl Policies {
         if decision.source == Source::None || decision.lines.is_empty() {
             return;
         }
+        headers.reserve(HEADERS_MAX);
         if self.shows_x {
             self.write_x(decision, headers);
         }
@@ -169,22 +176,41 @@ impl Policies {
     }
 
     fn write_ietf(&self, decision: &Decision, headers: &mut HeaderMap) {
-        let mut text: SmallVec<[u8; 256]> = SmallVec::new();
-        for (policy, line) in self.told(decision).filter(|(policy, _)| policy.styles().flavour().is_some()) {
-            if !text.is_empty() {
-                text.extend_from_slice(b", ");
+        // A few policies fit onto the stack, so that the value's own copy is the only allocation.
+        let mut stack = [0; STACK_BYTES];
+        let mut rest = &mut stack[..];
+        let value = match self.render_ietf(decision, &mut rest) {
+            Ok(()) => {
+                let length = STACK_BYTES - rest.len();
+                HeaderValue::from_bytes(&stack[..length])
             }
-            text.extend_from_slice(policy.rendered.ietf_open.as_bytes());
-            text.extend_from_slice(itoa::Buffer::new().format(line.remaining).as_bytes());
-            if let Some(secs) = until_next(line).as_secs_ceil() {
-                text.extend_from_slice(b";t=");
-                text.extend_from_slice(itoa::Buffer::new().format(secs).as_bytes());
+            Err(_full) => {
+                let mut text = Vec::new();
+                self.render_ietf(decision, &mut text).ok();
+                HeaderValue::try_from(text)
             }
-        }
-        if let Ok(value) = HeaderValue::from_bytes(&text) {
+        };
+        if let Ok(value) = value {
             headers.insert(&RATE_LIMIT, value);
         }
         self.write_advertised(headers);
+    }
+
+    /// The value of `RateLimit`. Fails only where there is no room.
+    fn render_ietf(&self, decision: &Decision, text: &mut impl io::Write) -> io::Result<()> {
+        let told = self.told(decision).filter(|(policy, _)| policy.styles().flavour().is_some());
+        for (place, (policy, line)) in told.enumerate() {
+            if place > 0 {
+                text.write_all(b", ")?;
+            }
+            text.write_all(policy.rendered.ietf_open.as_bytes())?;
+            text.write_all(itoa::Buffer::new().format(line.remaining).as_bytes())?;
+            if let Some(secs) = until_next(line).as_secs_ceil() {
+                text.write_all(b";t=")?;
+                text.write_all(itoa::Buffer::new().format(secs).as_bytes())?;
+            }
+        }
+        Ok(())
     }
 
     fn write_draft_6(&self, decision: &Decision, headers: &mut HeaderMap) {

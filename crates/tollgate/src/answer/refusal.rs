@@ -33,7 +33,7 @@ impl<'a> Refusal<'a> {
         }
     }
 
-    pub(super) fn unavailable() -> Refusal<'a> {
+    pub(crate) fn unavailable() -> Refusal<'a> {
         Refusal {
             verdict: Verdict::Unavailable,
             retry_after: UNAVAILABLE_RETRY_AFTER,

@@ -9,6 +9,7 @@ mod limits;
 mod matches;
 mod rules;
 mod settings;
+mod tokens;
 
 use std::sync::Arc;
 
@@ -20,7 +21,7 @@ use super::load::{Loaded, Loader};
 use super::source::Source;
 use super::span::{Span, Spanned};
 use super::types::Config;
-use crate::rules::{Mode, RuleSet, SetParts};
+use crate::rules::{KeyEntry, Mode, RuleSet, SetParts};
 
 /// Compiles a configuration, or reports why it cannot be used.
 pub(crate) fn compile(config: Config, source: Arc<Source>, loader: &Loader) -> Result<Loaded, Report> {
@@ -100,6 +101,7 @@ impl Compiler<'_> {
             plans: tariffs.into_plans(),
             default,
             anonymous,
+            exempts_keys: keys.values().any(KeyEntry::is_exempt),
             keys,
             address_plans,
             plan_header,

@@ -88,6 +88,7 @@ codes! {
     ProxiesUntrusted "proxies-untrusted" Warning "A forwarding header is named, or was seen, and no proxy is trusted.",
     ProxiesEverybody "proxies-everybody" Warning "Everybody is trusted as a proxy, so everybody chooses their address.",
     PlanHeaderUntrusted "plan-header-untrusted" Warning "A plan header is named and no proxy is trusted to set it.",
+    PlanHashUnread "plan-hash-unread" Warning "A Redis hash of plans is named and the store is no Redis.",
     RuleUnreachable "rule-unreachable" Warning "No request can reach the rule.",
     RuleTwice "rule-twice" Warning "Two rules match the same requests and count them by the same subject.",
     RedundantLimit "redundant-limit" Warning "A limit never decides, because another one always refuses first.",

@@ -93,6 +93,17 @@ fn store(config: &Config, settings: &Settings, note: &mut Note<'_>) {
         }
         _ => {}
     }
+    if let Some(hash) = &config.plan_sources.redis_hash
+        && !settings.is_shared()
+    {
+        let message = format!("`{}` is never read, because the counters are in memory", **hash);
+        note(
+            Code::PlanHashUnread,
+            hash.span(),
+            message,
+            "the hash is read from the store: add `store = \"redis://…\"`",
+        );
+    }
     if let Some(deadline) = &config.deadline
         && settings.deadline.as_millis() > DEADLINE_MS_MAX
     {

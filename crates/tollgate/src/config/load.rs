@@ -7,10 +7,12 @@ use super::compile::{self, Settings};
 use super::finding::{Code, Finding, Report, Severity};
 use super::read;
 use super::source::Source;
+use super::toml;
 use super::tree::Node;
 use super::types::Config;
 use super::written::Secret;
-use super::{toml, yaml};
+#[cfg(feature = "yaml")]
+use super::yaml;
 use crate::rules::RuleSet;
 
 /// A larger file is refused unread.
@@ -168,11 +170,6 @@ impl Config {
     pub fn from_text(text: &str, format: Format) -> Result<Loaded, Report> {
         Loader::new().load_text("configuration", text, format)
     }
-
-    /// The JSON schema of a configuration file, for editors.
-    pub fn schema() -> schemars::Schema {
-        schemars::schema_for!(Config)
-    }
 }
 
 /// The text of a file and its format.
@@ -200,7 +197,13 @@ fn read_text(path: &Path) -> Result<String, Box<Finding>> {
 pub(crate) fn parse(name: &str, text: &str, format: Format) -> Result<(Node, Arc<Source>), Vec<Finding>> {
     let parsed = match format {
         Format::Toml => toml::parse(text),
+        #[cfg(feature = "yaml")]
         Format::Yaml => yaml::parse(text),
+        #[cfg(not(feature = "yaml"))]
+        Format::Yaml => {
+            let finding = Finding::new(Code::UnknownFormat, format!("{name}: this program reads no YAML"));
+            return Err(vec![finding.help("write it as TOML, or build with the feature `yaml`")]);
+        }
     };
     match parsed {
         Ok(root) => {

@@ -7,7 +7,6 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::ops::Deref;
 
-use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::de::{Deserialize, Deserializer, Error, SeqAccess, Visitor};
 
 /// The newtype name by which a [`Spanned`] asks for its place.
@@ -120,24 +119,5 @@ impl<'de, T: Deserialize<'de>> Visitor<'de> for SpannedVisitor<T> {
         let end = parts.next_element()?.ok_or_else(missing)?;
         let value = parts.next_element()?.ok_or_else(missing)?;
         Ok(Spanned { value, span: Span { start, end } })
-    }
-}
-
-/// In a schema there are no places.
-impl<T: JsonSchema> JsonSchema for Spanned<T> {
-    fn inline_schema() -> bool {
-        T::inline_schema()
-    }
-
-    fn schema_name() -> std::borrow::Cow<'static, str> {
-        T::schema_name()
-    }
-
-    fn schema_id() -> std::borrow::Cow<'static, str> {
-        T::schema_id()
-    }
-
-    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
-        T::json_schema(generator)
     }
 }

@@ -23,6 +23,8 @@ pub(crate) struct Node {
 
 #[derive(Clone, Debug)]
 pub(crate) enum Value {
+    /// Only YAML has it.
+    #[cfg_attr(not(feature = "yaml"), allow(dead_code))]
     Null,
     Bool(bool),
     Int(i64),

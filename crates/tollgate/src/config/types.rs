@@ -5,7 +5,6 @@
 
 use std::collections::BTreeMap;
 
-use schemars::JsonSchema;
 use serde::Deserialize;
 
 use super::span::Spanned;
@@ -15,9 +14,10 @@ use crate::failure::OnFailure;
 use crate::identity::{ApiKeys, Rotate};
 
 /// A configuration file: the same for the layer, the server and the gateway.
-#[derive(Clone, PartialEq, Debug, Default, Deserialize, JsonSchema)]
+#[derive(Clone, PartialEq, Debug, Default, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default, deny_unknown_fields)]
-#[schemars(title = "Tollgate configuration")]
+#[cfg_attr(feature = "schema", schemars(title = "Tollgate configuration"))]
 pub struct Config {
     /// Where counters live: `memory`, or a `redis://`, `rediss://`, `redis+cluster://` or `redis+sentinel://` URL.
     pub store: Option<Spanned<Secret>>,
@@ -70,7 +70,8 @@ pub struct Config {
 }
 
 /// A rule: which requests, counted by which subject, against which limits.
-#[derive(Clone, PartialEq, Debug, Deserialize, JsonSchema)]
+#[derive(Clone, PartialEq, Debug, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct RuleTable {
     /// The name: in metrics and logs, and part of the counter's name, so a renamed rule begins anew.
@@ -107,7 +108,8 @@ pub struct RuleTable {
 }
 
 /// Which requests a rule is for. What is not said matches everything.
-#[derive(Clone, PartialEq, Debug, Default, Deserialize, JsonSchema)]
+#[derive(Clone, PartialEq, Debug, Default, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default, deny_unknown_fields)]
 pub struct MatchTable {
     /// Any of these methods. `GET` means `HEAD` too.
@@ -121,7 +123,8 @@ pub struct MatchTable {
 }
 
 /// A limit as a table: either `limit`, or `quota` and `window` and what belongs to them.
-#[derive(Clone, PartialEq, Debug, Default, Deserialize, JsonSchema)]
+#[derive(Clone, PartialEq, Debug, Default, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default, deny_unknown_fields)]
 pub struct LimitTable {
     /// The name that clients see, and part of the counter's; after the window unless said.
@@ -143,7 +146,8 @@ pub struct LimitTable {
 }
 
 /// A plan: a named set of limits that belongs to a caller.
-#[derive(Clone, PartialEq, Debug, Deserialize, JsonSchema)]
+#[derive(Clone, PartialEq, Debug, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct PlanTable {
     /// Its limits.
@@ -154,7 +158,8 @@ pub struct PlanTable {
 }
 
 /// An API key and what it may do. Either `key` or `sha256` says which.
-#[derive(Clone, PartialEq, Debug, Default, Deserialize, JsonSchema)]
+#[derive(Clone, PartialEq, Debug, Default, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default, deny_unknown_fields)]
 pub struct ApiKeyTable {
     /// The key itself.
@@ -172,19 +177,22 @@ pub struct ApiKeyTable {
 }
 
 /// Where a caller's plan comes from, beside the keys and the token's claim.
-#[derive(Clone, PartialEq, Debug, Default, Deserialize, JsonSchema)]
+#[derive(Clone, PartialEq, Debug, Default, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default, deny_unknown_fields)]
 pub struct PlanSources {
     /// Plans by address.
     pub addresses: Vec<AddressPlan>,
     /// A header that names the plan. Only believed from a trusted proxy.
     pub header: Option<Spanned<String>>,
-    /// A Redis hash from subject to plan.
+    /// A Redis hash, on the store, from callers to the names of their plans: field `api_key:` and the key's SHA-256, or `user:` and the
+    /// user. A change is seen within a second.
     pub redis_hash: Option<Spanned<String>>,
 }
 
 /// The plan of everybody in some networks.
-#[derive(Clone, PartialEq, Debug, Deserialize, JsonSchema)]
+#[derive(Clone, PartialEq, Debug, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct AddressPlan {
     /// The networks.
@@ -194,7 +202,8 @@ pub struct AddressPlan {
 }
 
 /// How users' tokens (JWT) are verified.
-#[derive(Clone, PartialEq, Debug, Deserialize, JsonSchema)]
+#[derive(Clone, PartialEq, Debug, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct Jwt {
     /// The one algorithm that is accepted.
@@ -220,7 +229,8 @@ pub struct Jwt {
 }
 
 /// How pseudonyms are made. The secret is given in one of three ways.
-#[derive(Clone, PartialEq, Debug, Default, Deserialize, JsonSchema)]
+#[derive(Clone, PartialEq, Debug, Default, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default, deny_unknown_fields)]
 pub struct Anonymize {
     /// The secret that all nodes share.
@@ -234,7 +244,8 @@ pub struct Anonymize {
 }
 
 /// Who and what is never limited.
-#[derive(Clone, PartialEq, Debug, Default, Deserialize, JsonSchema)]
+#[derive(Clone, PartialEq, Debug, Default, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default, deny_unknown_fields)]
 pub struct Exempt {
     /// Networks.
@@ -248,7 +259,8 @@ pub struct Exempt {
 /// Somebody who is always refused.
 ///
 /// There is no `for = "1h"`: a file has no moment from which to count, and each reload would begin anew.
-#[derive(Clone, PartialEq, Debug, Deserialize, JsonSchema)]
+#[derive(Clone, PartialEq, Debug, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct Ban {
     /// What is banned.
@@ -267,7 +279,8 @@ pub struct Ban {
 macro_rules! words {
     ($(#[$doc:meta])* $name:ident => $meaning:ty { $($(#[$attr:meta])* $variant:ident = $word:literal => $value:expr,)* }) => {
         $(#[$doc])*
-        #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize, JsonSchema)]
+        #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize)]
+        #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
         pub enum $name {
             $(#[doc = concat!("`", $word, "`")] #[serde(rename = $word)] $(#[$attr])* $variant,)*
         }
@@ -354,7 +367,8 @@ words! {
 }
 
 /// Where a rule counts, if not in the store of all.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum RuleStoreWord {
     /// In process memory, before everything else: a shield.
@@ -362,7 +376,8 @@ pub enum RuleStoreWord {
 }
 
 /// The algorithms of tokens.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "UPPERCASE")]
 pub enum JwtAlgorithmWord {
     /// HMAC with a shared secret.
@@ -374,7 +389,8 @@ pub enum JwtAlgorithmWord {
 }
 
 /// What can be banned.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum BanWord {
     /// A network.

@@ -1,10 +1,8 @@
 //! The small forms in which values are written: one or many, text or table, true or table, secrets.
 
-use std::borrow::Cow;
 use std::fmt;
 use std::marker::PhantomData;
 
-use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{Deserialize, Deserializer, Error, MapAccess, SeqAccess, Visitor};
 
@@ -60,21 +58,6 @@ impl<'de, T: Deserialize<'de>> Visitor<'de> for ListVisitor<T> {
     }
 }
 
-impl<T: JsonSchema> JsonSchema for OneOrMany<T> {
-    fn schema_name() -> Cow<'static, str> {
-        format!("OneOrMany_{}", T::schema_name()).into()
-    }
-
-    fn inline_schema() -> bool {
-        true
-    }
-
-    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
-        let item = generator.subschema_for::<T>();
-        json_schema!({ "anyOf": [item, { "type": "array", "items": item }] })
-    }
-}
-
 /// A text that is never printed.
 #[derive(Clone, PartialEq, Eq, Default)]
 pub struct Secret(String);
@@ -100,20 +83,6 @@ impl fmt::Debug for Secret {
 impl<'de> Deserialize<'de> for Secret {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         String::deserialize(deserializer).map(Secret)
-    }
-}
-
-impl JsonSchema for Secret {
-    fn schema_name() -> Cow<'static, str> {
-        "Secret".into()
-    }
-
-    fn inline_schema() -> bool {
-        true
-    }
-
-    fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        json_schema!({ "type": "string", "writeOnly": true })
     }
 }
 
@@ -151,20 +120,6 @@ impl<'de> Visitor<'de> for LimitVisitor {
     }
 }
 
-impl JsonSchema for LimitEntry {
-    fn schema_name() -> Cow<'static, str> {
-        "Limit".into()
-    }
-
-    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
-        let table = generator.subschema_for::<LimitTable>();
-        json_schema!({
-            "description": "At most QUOTA per WINDOW, by an algorithm.",
-            "anyOf": [{ "type": "string", "examples": ["10/min", "100/min token-bucket burst=20"] }, table],
-        })
-    }
-}
-
 /// Where a rule's limits come from.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Limits {
@@ -187,17 +142,6 @@ impl<'de> Deserialize<'de> for Limits {
             [only] if matches!(&**only, LimitEntry::Text(text) if text == "plan") => Limits::Plan,
             _ => Limits::Own(list),
         })
-    }
-}
-
-impl JsonSchema for Limits {
-    fn schema_name() -> Cow<'static, str> {
-        "Limits".into()
-    }
-
-    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
-        let limits = generator.subschema_for::<OneOrMany<LimitEntry>>();
-        json_schema!({ "anyOf": [{ "const": "plan" }, limits] })
     }
 }
 
@@ -237,16 +181,6 @@ impl Visitor<'_> for HeaderTestVisitor {
     }
 }
 
-impl JsonSchema for HeaderTest {
-    fn schema_name() -> Cow<'static, str> {
-        "HeaderTest".into()
-    }
-
-    fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        json_schema!({ "anyOf": [{ "const": true }, { "type": "string" }] })
-    }
-}
-
 /// `anonymize = true`, `false`, or a table that says more.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub enum AnonymizeEntry {
@@ -278,16 +212,5 @@ impl<'de> Visitor<'de> for AnonymizeVisitor {
 
     fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<AnonymizeEntry, A::Error> {
         Anonymize::deserialize(MapAccessDeserializer::new(map)).map(|table| AnonymizeEntry::On(Box::new(table)))
-    }
-}
-
-impl JsonSchema for AnonymizeEntry {
-    fn schema_name() -> Cow<'static, str> {
-        "AnonymizeEntry".into()
-    }
-
-    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
-        let table = generator.subschema_for::<Anonymize>();
-        json_schema!({ "anyOf": [{ "type": "boolean" }, table] })
     }
 }

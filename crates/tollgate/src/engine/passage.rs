@@ -8,13 +8,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt;
-use http::HeaderMap;
-use tokio::runtime::Handle;
-use tollgate_core::{Check, Decision, Demand};
+use http::{HeaderMap, Response, StatusCode};
+use smallvec::SmallVec;
+use tollgate_core::{Check, Decision, Wait};
 
-use super::Part;
-use crate::answer::Policies;
-use crate::limiter::Limiter;
+use super::assured::Assured;
+use super::live::{Asked, Demands, Group};
+use super::{Engine, Outcome, Refused};
+use crate::answer::{Policies, grpc};
+use crate::rules::Charge;
 
 /// How a request ended.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -27,107 +29,215 @@ pub enum Ending {
 
 impl Ending {
     /// By its status: below 400 it succeeded.
-    pub fn of(status: http::StatusCode) -> Ending {
+    pub fn of(status: StatusCode) -> Ending {
         if status.is_client_error() || status.is_server_error() { Ending::Failure } else { Ending::Success }
+    }
+
+    /// By its head: the status, and for gRPC, whose every answer is 200, the `grpc-status` if it is already there. A stream
+    /// that fails later, in its trailers, has begun well and counts as a success.
+    pub fn of_response<B>(response: &Response<B>) -> Ending {
+        if grpc::has_failed(response.headers()) { Ending::Failure } else { Ending::of(response.status()) }
+    }
+}
+
+/// The end of a passage.
+#[derive(Clone, Copy)]
+enum End {
+    Ended(Ending),
+    /// The request did not go on after all.
+    Withdrawn,
+}
+
+impl End {
+    fn refunds(self, charge: Charge) -> bool {
+        match self {
+            End::Ended(ending) => charge.refunds(ending == Ending::Success),
+            End::Withdrawn => true,
+        }
     }
 }
 
 /// A request that goes on.
-#[derive(Debug)]
-pub struct Passage(Option<Limited>);
+#[must_use = "a passage that is dropped counts as a request that failed"]
+pub struct Passage {
+    told: Option<Told>,
+    owed: Option<Box<Owed>>,
+}
 
-#[derive(Debug)]
-struct Limited {
-    limiter: Limiter,
+/// What the client is told.
+struct Told {
     policies: Arc<Policies>,
-    parts: Vec<Part>,
     decision: Decision,
+    wait: Duration,
+}
+
+/// What may have to be given back.
+pub(super) struct Owed {
+    engine: Engine,
+    asked: Asked,
+    charged: SmallVec<[Charged; 1]>,
+}
+
+/// A decision that took units which may come back.
+pub(super) struct Charged {
+    pub(super) by: ChargedBy,
+    pub(super) decision: Decision,
+}
+
+/// Which group of a bundle.
+#[derive(Clone, Copy)]
+pub(super) enum ChargedBy {
+    Shield,
+    Enforced,
+    Shadow(usize),
 }
 
 impl Passage {
     /// No rule had anything to say.
     pub(super) fn unlimited() -> Passage {
-        Passage(None)
+        Passage { told: None, owed: None }
     }
 
-    pub(super) fn limited(limiter: Limiter, policies: Arc<Policies>, parts: Vec<Part>, decision: Decision) -> Passage {
-        Passage(Some(Limited { limiter, policies, parts, decision }))
+    /// The enforced rules said this.
+    pub(super) fn tell(&mut self, group: &Group, decision: Decision) {
+        let wait = match group.may_hold {
+            true => decision.retry_after().as_duration().unwrap_or(Duration::ZERO),
+            false => Duration::ZERO,
+        };
+        self.told = Some(Told { policies: group.policies.clone(), decision, wait });
+    }
+
+    /// These units may come back.
+    pub(super) fn owe(&mut self, engine: Engine, asked: Asked, charged: SmallVec<[Charged; 1]>) {
+        self.owed = Some(Box::new(Owed { engine, asked, charged }));
     }
 
     /// The decision, if a rule had anything to say.
     pub fn decision(&self) -> Option<&Decision> {
-        self.0.as_ref().map(|limited| &limited.decision)
+        self.told.as_ref().map(|told| &told.decision)
     }
 
     /// Whose limits the lines of the decision are, in its order.
     pub fn policies(&self) -> Option<&Policies> {
-        self.0.as_ref().map(|limited| &*limited.policies)
+        self.told.as_ref().map(|told| &*told.policies)
     }
 
     /// How long to wait before going on: what a leaky bucket told, zero otherwise.
     pub fn wait(&self) -> Duration {
-        self.decision().and_then(|decision| decision.retry_after().as_duration()).unwrap_or(Duration::ZERO)
+        self.told.as_ref().map_or(Duration::ZERO, |told| told.wait)
     }
 
     /// Writes what belongs on the response.
     pub fn write_headers(&self, headers: &mut HeaderMap) {
-        if let Some(limited) = &self.0 {
-            limited.policies.write_headers(&limited.decision, headers);
+        if let Some(told) = &self.told {
+            told.policies.write_headers(&told.decision, headers);
         }
     }
 
     /// Nobody will tell how the request ends: the units stay taken.
     pub fn keep(mut self) {
-        self.0 = None;
+        self.owed = None;
     }
 
-    /// The request has ended: gives back what its rules say.
+    /// The request has ended: gives back what its rules say. If this future is dropped, that happens all the same.
     pub async fn finish(mut self, ending: Ending) {
-        if let Some(limited) = self.0.take() {
-            limited.settle(ending).await;
+        if let Some(rest) = self.settle(End::Ended(ending)) {
+            rest.await;
+        }
+    }
+
+    /// Goes on if the wait is no longer than `wait_max`. Else everything is given back, and the client is told when the wait
+    /// will be short enough.
+    pub async fn wait_at_most(mut self, wait_max: Duration, request: &HeaderMap) -> Outcome {
+        if self.wait() <= wait_max {
+            return Outcome::Pass(self);
+        }
+        let told = self.told.take().expect("who must wait was told so");
+        if let Some(rest) = self.settle(End::Withdrawn) {
+            rest.await;
+        }
+        let decision = withdrawn(told.decision, wait_max);
+        Outcome::Refuse(Refused::denied(told.policies, decision, request))
+    }
+
+    /// The same as [`Passage::finish`] where nothing has to be waited for. How it ended is looked at only if it matters.
+    #[cfg(feature = "tower")]
+    pub(crate) fn finish_at_once<B>(mut self, response: &Response<B>) {
+        if self.owed.is_some()
+            && let Some(rest) = self.settle(End::Ended(Ending::of_response(response)))
+        {
+            rest.detach();
+        }
+    }
+
+    /// The request has ended: gives back at once what is counted in process, and tells what else there is to do.
+    fn settle(&mut self, end: End) -> Option<Assured<()>> {
+        let owed = self.owed.take().filter(|owed| owed.owes(end))?;
+        let (is_in_process, pending) = (owed.engine.is_in_process(), owed.engine.pending());
+        let mut giving_back = Assured::new(pending, async move { owed.give_back(end).await });
+        match is_in_process && (&mut giving_back).now_or_never().is_some() {
+            true => None,
+            false => Some(giving_back),
         }
     }
 }
 
 impl Drop for Passage {
     fn drop(&mut self) {
-        let Some(limited) = self.0.take().filter(|limited| limited.owes(Ending::Failure)) else { return };
-        let mut settling = Box::pin(limited.settle(Ending::Failure));
-        // In memory this is done at once; on a shared store somebody has to wait for the answer.
-        if settling.as_mut().now_or_never().is_none()
-            && let Ok(runtime) = Handle::try_current()
-        {
-            runtime.spawn(settling);
+        if let Some(rest) = self.settle(End::Ended(Ending::Failure)) {
+            rest.detach();
         }
     }
 }
 
-impl Limited {
-    fn owes(&self, ending: Ending) -> bool {
-        self.parts.iter().any(|part| part.charge.refunds(ending == Ending::Success))
+impl Owed {
+    fn owes(&self, end: End) -> bool {
+        let mut parts = self.charged.iter().flat_map(|charged| &self.group(charged.by).parts);
+        parts.any(|part| end.refunds(part.charge))
     }
 
-    async fn settle(self, ending: Ending) {
-        if self.decision.lines.len() != self.parts.len() || !self.owes(ending) {
-            return;
-        }
-        let owed = self
-            .parts
-            .iter()
-            .zip(&self.decision.lines)
-            .filter(|(part, _)| part.charge.refunds(ending == Ending::Success));
-        let (mut demands, mut lines): (Vec<Demand<'_>>, Vec<_>) = (Vec::new(), Vec::new());
-        for (part, line) in owed {
-            if let Ok(demand) = part.demand() {
-                demands.push(demand);
-                lines.push(*line);
+    fn group(&self, by: ChargedBy) -> &Group {
+        let bundle = &self.asked.bundle;
+        let group = match by {
+            ChargedBy::Shield => bundle.shield.as_ref(),
+            ChargedBy::Enforced => bundle.enforced.as_ref(),
+            ChargedBy::Shadow(index) => bundle.shadow.get(index),
+        };
+        group.expect("a group that decided is there")
+    }
+
+    async fn give_back(&self, end: End) {
+        for Charged { by, decision } in &self.charged {
+            let group = self.group(*by);
+            if decision.lines.len() != group.parts.len() {
+                continue;
+            }
+            let owed = group.parts.iter().zip(&decision.lines).filter(|(part, _)| end.refunds(part.charge));
+            let (demands, lines): (Demands<'_>, _) = owed.map(|(part, line)| (part.demand(&self.asked), *line)).unzip();
+            let Ok(check) = Check::new(&demands) else { continue };
+            let decision = Decision { lines, ..*decision };
+            if let Err(error) = self.engine.refund(group, &check, &decision).await {
+                tracing::debug!(kind = error.kind().name(), "a refund was lost");
             }
         }
-        let decision = Decision { lines: lines.into(), ..self.decision };
-        if let Ok(check) = Check::new(&demands)
-            && let Err(error) = self.limiter.refund(&check, &decision).await
-        {
-            tracing::debug!(kind = error.kind().name(), "a refund was lost");
-        }
+    }
+}
+
+/// The decision of a request that was admitted but will not wait so long: refused by the limits that said so, until
+/// they would say `wait_max`.
+fn withdrawn(mut decision: Decision, wait_max: Duration) -> Decision {
+    let wait_max_us = u64::try_from(wait_max.as_micros()).unwrap_or(u64::MAX);
+    for line in &mut decision.lines {
+        let too_long_us = line.retry_after.as_micros().and_then(|wait_us| wait_us.checked_sub(wait_max_us));
+        line.allowed = too_long_us.is_none_or(|us| us == 0);
+        line.retry_after = Wait::from_micros(too_long_us.unwrap_or(0));
+        line.remaining = line.remaining.saturating_add(line.cost).min(line.quota);
+    }
+    decision
+}
+
+impl std::fmt::Debug for Passage {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Passage").field("decision", &self.decision()).finish_non_exhaustive()
     }
 }

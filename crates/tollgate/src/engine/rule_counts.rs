@@ -3,11 +3,9 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use tollgate_core::{Decision, Source};
+use tollgate_core::Source;
 
-use super::Part;
 use crate::counts::{Counted, DecisionCounts, Said};
-use crate::failure::OnFailure;
 use crate::rules::{Mode, RuleSet};
 
 /// What one rule has said in one mode. Of a shadow rule, a denial is what it would have refused.
@@ -82,30 +80,21 @@ impl RuleCounts {
         stats
     }
 
-    /// Counts what each rule said. A rule that was left out because the store is away let the request pass.
-    pub(super) fn count(&self, rules: &RuleSet, parts: &[Part], decision: &Decision) {
-        let is_complete = decision.lines.len() == parts.len();
-        let mut lines = decision.lines.iter();
-        for rule in parts.chunk_by(|one, other| one.rule_index == other.rule_index) {
-            let has_lines = is_complete || (!decision.lines.is_empty() && rule[0].on_failure == OnFailure::Local);
-            let (allowed, source) = match has_lines {
-                true => (lines.by_ref().take(rule.len()).fold(true, |all, line| all & line.allowed), decision.source),
-                false => (true, Source::None),
-            };
-            self.of(rules, rule).count(Said::of(allowed), source);
-        }
+    /// Those of the rule at this place, applied so.
+    pub(super) fn of(&self, index: u32, mode: Mode) -> RuleCount {
+        RuleCount { counts: self.0[index as usize].clone(), mode }
     }
+}
 
-    /// Counts a request that was refused because the store is away.
-    pub(super) fn count_unavailable(&self, rules: &RuleSet, parts: &[Part]) {
-        for rule in parts.chunk_by(|one, other| one.rule_index == other.rule_index) {
-            self.of(rules, rule).count(Said::Unavailable, Source::None);
-        }
-    }
+/// The counts of one rule in one mode.
+pub(super) struct RuleCount {
+    counts: Arc<ByMode>,
+    mode: Mode,
+}
 
-    fn of(&self, rules: &RuleSet, parts: &[Part]) -> &DecisionCounts {
-        let index = parts[0].rule_index as usize;
-        self.0[index].of(rules.rules()[index].mode())
+impl RuleCount {
+    pub(super) fn count(&self, said: Said, source: Source) {
+        self.counts.of(self.mode).count(said, source);
     }
 }
 

@@ -3,9 +3,10 @@
 use std::time::Duration;
 
 use super::*;
+use crate::answer::Verdict;
 use crate::config::{Config, Format};
 use http::Request;
-use tollgate_core::ManualClock;
+use tollgate_core::{ManualClock, Timestamp};
 
 struct Site {
     engine: Engine,

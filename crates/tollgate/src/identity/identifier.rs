@@ -22,11 +22,15 @@ use tollgate_core::Timestamp;
 use super::address::{AddressKey, AddressPrefixes};
 use super::anonymize::{Anonymizer, Salt};
 use super::api_key::{ApiKey, ApiKeys, KeyDigest, KeySource, KnownKey, bearer_token};
-use super::jwt::{TokenError, TokenVerifier, User, looks_like_token};
+#[cfg(feature = "jwt")]
+use super::jwt::TokenVerifier;
 use super::proxies::TrustedProxies;
 use super::said;
 use super::subject::{PartKind, PartValue, Subject, SubjectWriter};
 use super::subject_kind::{SubjectKind, SubjectKinds};
+#[cfg(not(feature = "jwt"))]
+use super::user::TokenVerifier;
+use super::user::{TokenError, User, looks_like_token};
 
 /// Headers whose values are credentials, and so are never written into a subject.
 const CREDENTIAL_HEADERS: [HeaderName; 3] =
@@ -113,6 +117,7 @@ impl Identifier {
     }
 
     /// Recognises users by tokens.
+    #[cfg(feature = "jwt")]
     #[must_use]
     pub fn with_tokens(self, tokens: TokenVerifier) -> Identifier {
         Identifier { tokens: Some(tokens), ..self }

@@ -119,7 +119,7 @@ impl<'s> SubjectWriter<'s> {
     pub(crate) fn part(&mut self, kind: PartKind<'_>, value: PartValue<'_>) {
         self.separate();
         let kind_from = self.bytes.len();
-        self.bytes.extend_from_slice(kind.word.as_bytes());
+        self.bytes.extend(kind.word.bytes());
         if let Some(name) = kind.name {
             self.bytes.push(b':');
             escape(name.as_bytes(), &mut self.bytes);
@@ -155,7 +155,7 @@ impl<'s> SubjectWriter<'s> {
 fn write_value(value: PartValue<'_>, bytes: &mut Bytes) {
     match value {
         // Digits, letters, `.`, `:` and `/`: nothing to escape.
-        PartValue::Address(address) | PartValue::Missing(address) => print(format_args!("{address}"), bytes),
+        PartValue::Address(address) | PartValue::Missing(address) => address.write(bytes),
         PartValue::Plain(value) | PartValue::Public(value) if value.len() <= VALUE_BYTES_MAX => escape(value, bytes),
         PartValue::Plain(value) | PartValue::Public(value) | PartValue::Secret(value) => {
             write_digest(&Sha256::digest(value).into(), bytes);

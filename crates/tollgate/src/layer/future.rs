@@ -1,86 +1,135 @@
 //! What happens to one request on its way through the layer.
+//!
+//! ```text
+//!   call ──▶ decided at once ──▶ Refused ─────────────────────────▶ response
+//!     │             └──────────▶ Called: the inner future ─▶ settle ▶ response
+//!     └────▶ somebody must be asked, or waited for ──▶ Asking, in a box ──▶ response
+//! ```
+//!
+//! Wherever a future of these is dropped, its passage is dropped with it, and gives back what a failed request does not owe.
 
 use std::future::Future;
 use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
-use bytes::Bytes;
-use http::header::CONTENT_TYPE;
-use http::{HeaderValue, Request, Response};
+use http::{Request, Response};
+use pin_project_lite::pin_project;
 use tower_service::Service;
 
-use super::Gate;
-use crate::answer::Verdict;
-use crate::engine::{Ending, Outcome};
-use crate::rules::RequestView;
+use super::body::MakeBody;
+use super::refuse;
+use crate::engine::{Asking, Ending, Outcome, Passage};
 
-/// The response of a limited service, when it comes.
-pub struct ResponseFuture<R, E>(Pin<Box<dyn Future<Output = Result<R, E>> + Send>>);
+type Boxed<B, E> = Pin<Box<dyn Future<Output = Result<Response<B>, E>> + Send>>;
 
-impl<R, E> ResponseFuture<R, E> {
-    pub(super) fn new(future: impl Future<Output = Result<R, E>> + Send + 'static) -> Self {
-        ResponseFuture(Box::pin(future))
+pin_project! {
+    /// The response of a limited service, when it comes. `F` is the inner service's future.
+    pub struct ResponseFuture<F, B, E> {
+        #[pin]
+        state: State<F, B, E>,
     }
 }
 
-impl<R, E> Future for ResponseFuture<R, E> {
-    type Output = Result<R, E>;
-
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        self.0.as_mut().poll(context)
+pin_project! {
+    #[project = StateProjection]
+    enum State<F, B, E> {
+        /// The inner service is at work.
+        Called { #[pin] inner: F, passage: Option<Passage> },
+        /// It is not asked.
+        Refused { response: Option<Response<B>> },
+        /// The rest of the way, if it is longer.
+        Asking { rest: Boxed<B, E> },
     }
 }
 
-impl<R, E> std::fmt::Debug for ResponseFuture<R, E> {
+impl<F, B, E> ResponseFuture<F, B, E> {
+    pub(super) fn called(inner: F, passage: Passage) -> Self {
+        ResponseFuture { state: State::Called { inner, passage: Some(passage) } }
+    }
+
+    pub(super) fn refused(response: Response<B>) -> Self {
+        ResponseFuture { state: State::Refused { response: Some(response) } }
+    }
+
+    pub(super) fn asking(rest: impl Future<Output = Result<Response<B>, E>> + Send + 'static) -> Self {
+        ResponseFuture { state: State::Asking { rest: Box::pin(rest) } }
+    }
+}
+
+impl<F: Future<Output = Result<Response<B>, E>>, B, E> Future for ResponseFuture<F, B, E> {
+    type Output = Result<Response<B>, E>;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        match self.project().state.project() {
+            StateProjection::Called { inner, passage } => {
+                let result = ready!(inner.poll(context));
+                let passage = passage.take().expect("a future is not polled after its end");
+                Poll::Ready(result.map(|mut response| {
+                    passage.write_headers(response.headers_mut());
+                    passage.finish_at_once(&response);
+                    response
+                }))
+            }
+            StateProjection::Refused { response } => {
+                Poll::Ready(Ok(response.take().expect("a future is not polled after its end")))
+            }
+            StateProjection::Asking { rest } => rest.as_mut().poll(context),
+        }
+    }
+}
+
+impl<F, B, E> std::fmt::Debug for ResponseFuture<F, B, E> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("ResponseFuture").finish_non_exhaustive()
     }
 }
 
-/// Decides, waits if told to, asks the inner service, settles. If this future is dropped on the way, the passage is
-/// dropped with it, and gives back what a failed request does not owe.
-pub(super) async fn respond<S, ReqBody, ResBody>(
-    gate: Gate,
-    mut inner: S,
-    request: Request<ReqBody>,
-) -> Result<Response<ResBody>, S::Error>
-where
-    S: Service<Request<ReqBody>, Response = Response<ResBody>>,
-    ResBody: From<Bytes>,
-{
-    let (mut parts, body) = request.into_parts();
-    let Some(peer) = (gate.find_peer)(&parts.extensions) else {
-        return Ok(unknown_peer().map(ResBody::from));
-    };
-    let cost = gate.find_cost.as_ref().and_then(|find_cost| find_cost(&parts));
-    let passage = match gate.engine.decide_with_cost(&RequestView::of_parts(&parts), peer, cost).await {
-        Outcome::Refuse(refused) => return Ok(refused.response.map(ResBody::from)),
-        Outcome::Pass(passage) => passage,
-    };
-    if let Some(decision) = passage.decision() {
-        parts.extensions.insert(decision.clone());
-    }
-    let wait = passage.wait().min(gate.wait_max);
-    if !wait.is_zero() {
-        tokio::time::sleep(wait).await;
-    }
-    let mut response = inner.call(Request::from_parts(parts, body)).await?;
-    passage.write_headers(response.headers_mut());
-    passage.finish(Ending::of(response.status())).await;
-    Ok(response)
+/// A request that is on its way to a service which is ready for it.
+pub(super) struct Bound<S, ReqBody, M> {
+    pub(super) inner: S,
+    pub(super) request: Request<ReqBody>,
+    pub(super) make_body: M,
+    pub(super) wait_max: Duration,
 }
 
-/// 500, and what to do about it.
-fn unknown_peer() -> Response<Bytes> {
-    tracing::error!(
-        "a request without the address of its peer; serve with connect info, or find the peer by a closure"
-    );
-    let body = serde_json::json!({
-        "error": Verdict::Internal.error(),
-        "message": "the service does not know where this request came from; it must be served with connect info",
-    });
-    let mut response = Response::new(Bytes::from(body.to_string()));
-    *response.status_mut() = Verdict::Internal.http();
-    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-    response
+impl<S, ReqBody, ResBody, M> Bound<S, ReqBody, M>
+where
+    S: Service<Request<ReqBody>, Response = Response<ResBody>>,
+    M: MakeBody<ResBody>,
+{
+    /// Asks whoever must be asked, then goes on.
+    pub(super) async fn ask(self, asking: Asking) -> Result<Response<ResBody>, S::Error> {
+        match asking.outcome(self.request.headers()).await {
+            Outcome::Pass(passage) => self.pass(passage).await,
+            Outcome::Refuse(refused) => Ok(refuse(refused, self.request.headers(), &self.make_body)),
+        }
+    }
+
+    /// Waits if told to, asks the inner service, settles.
+    pub(super) async fn pass(mut self, passage: Passage) -> Result<Response<ResBody>, S::Error> {
+        let passage = match passage.wait_at_most(self.wait_max, self.request.headers()).await {
+            Outcome::Pass(passage) => passage,
+            Outcome::Refuse(refused) => return Ok(refuse(refused, self.request.headers(), &self.make_body)),
+        };
+        tell(&mut self.request, &passage);
+        if !passage.wait().is_zero() {
+            tokio::time::sleep(passage.wait()).await;
+        }
+        let result = self.inner.call(self.request).await;
+        let Ok(mut response) = result else {
+            passage.finish(Ending::Failure).await;
+            return result;
+        };
+        passage.write_headers(response.headers_mut());
+        passage.finish(Ending::of_response(&response)).await;
+        Ok(response)
+    }
+}
+
+/// Puts the decision where the handler finds it.
+pub(super) fn tell<B>(request: &mut Request<B>, passage: &Passage) {
+    if let Some(decision) = passage.decision() {
+        request.extensions_mut().insert(decision.clone());
+    }
 }

@@ -192,3 +192,23 @@ async fn a_batch_is_one_call_for_what_is_not_remembered() {
     assert_eq!(sources, [(true, Source::Store), (false, Source::DenyCache), (false, Source::Store)]);
     assert_eq!(bench.calls(), 2);
 }
+
+#[tokio::test(start_paused = true)]
+async fn while_the_breaker_is_open_nothing_is_given_back_or_settled_and_nobody_waits_for_it() {
+    let bench = bench(|builder| builder);
+    let demand = Demand::new("10/min".parse::<Limit>().unwrap(), Key::new("a").unwrap()).cost(5);
+    let check = Check::one(&demand);
+    let admitted = bench.limiter.check(&check).await.unwrap();
+    bench.mood(HANGS);
+    for _ in 0..3 {
+        bench.ask("10/min", "b").await.unwrap();
+    }
+    let before = tokio::time::Instant::now();
+    assert_eq!(bench.limiter.refund(&check, &admitted).await.unwrap_err().kind(), StoreErrorKind::Unreachable);
+    for actual in [1, 9] {
+        let lost = bench.limiter.settle(&check, &admitted, actual.into()).await.unwrap_err();
+        assert!(lost.is_unexecuted(), "{actual}");
+    }
+    assert_eq!(before.elapsed(), Duration::ZERO);
+    assert_eq!(bench.limiter.inspect(&demand).await.unwrap().remaining, 5, "as it was charged");
+}

@@ -33,7 +33,7 @@ use smallvec::SmallVec;
 const DECODINGS_MAX: usize = 8;
 
 /// The segments of one reading of a path.
-pub(crate) type Segments<'p> = SmallVec<[Cow<'p, [u8]>; 12]>;
+pub(crate) type Segments<'p> = SmallVec<[Cow<'p, [u8]>; 6]>;
 
 /// Every way in which a path may be understood; at least one, without repetition.
 pub(crate) type Readings<'p> = SmallVec<[Segments<'p>; 1]>;
@@ -44,7 +44,9 @@ pub(crate) fn readings(path: &str) -> Readings<'_> {
     let path = path.strip_prefix(b"/").unwrap_or(path);
     let written = split(path, false);
     if is_plain(path) {
-        return SmallVec::from_iter([written.map(Cow::Borrowed).collect()]);
+        let mut readings = Readings::new();
+        readings.push(written.map(Cow::Borrowed).collect());
+        return readings;
     }
     let written: Segments<'_> = written.map(decode).collect();
     let once = decode(path);

@@ -118,7 +118,7 @@ impl PlanQuestion {
 /// The answer of a [`PlanLookup`], when it comes.
 pub type PlanFuture<'a> = Pin<Box<dyn Future<Output = Option<Arc<str>>> + Send + 'a>>;
 
-/// Somebody who knows plans and must be asked: a Redis hash, a database, a closure.
+/// Somebody who knows plans and must be asked: a Redis hash (`PlanHash`), a database, a closure.
 ///
 /// It is asked only about callers whose plan nobody else knows, on the request path: it should answer from memory, or
 /// fast. An error is `None`: the caller then has the `default` plan.

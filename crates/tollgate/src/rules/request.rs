@@ -82,7 +82,8 @@ impl<'r> RequestView<'r> {
     pub fn hosts(&self) -> impl Iterator<Item = &'r str> {
         // `user@host` is an authority too.
         let authority = self.authority.map(|authority| authority.rsplit('@').next().unwrap_or(authority));
-        let lines = self.headers.get_all(http::header::HOST).iter().filter_map(|line| line.to_str().ok());
-        authority.into_iter().chain(lines)
+        // Looked up when it is asked for: most rules are for every host.
+        let lines = std::iter::once(self.headers).flat_map(|headers| headers.get_all(http::header::HOST));
+        authority.into_iter().chain(lines.filter_map(|line| line.to_str().ok()))
     }
 }

@@ -31,6 +31,8 @@ pub(crate) struct SetParts {
     pub(crate) default: Tariff,
     pub(crate) anonymous: Tariff,
     pub(crate) keys: HashMap<KeyDigest, KeyEntry>,
+    /// Whether any key is never limited: else nobody's key has to be looked at for that.
+    pub(crate) exempts_keys: bool,
     pub(crate) address_plans: Vec<(Networks, Tariff)>,
     pub(crate) plan_header: Option<HeaderName>,
     pub(crate) exempt: ExemptList,
@@ -118,6 +120,9 @@ impl RuleSet {
     pub fn is_exempt(&self, identity: &Identity<'_>) -> bool {
         if self.0.exempt.addresses.contains(identity.address()) {
             return true;
+        }
+        if !self.0.exempts_keys {
+            return false;
         }
         let Some((digest, _)) = identity.api_key() else { return false };
         self.0.keys.get(&digest).is_some_and(|entry| entry.is_exempt)

@@ -106,6 +106,11 @@ impl Trie {
         here.iter().for_each(|&at| report(&self.nodes[at as usize].there));
     }
 
+    /// Whether there is no pattern.
+    pub(crate) fn is_empty(&self) -> bool {
+        matches!(&*self.nodes, [root] if root.there.is_empty() && root.below.is_empty())
+    }
+
     /// Whether any pattern matches.
     pub(crate) fn contains(&self, segments: &Segments<'_>) -> bool {
         let mut found = false;

@@ -3,7 +3,7 @@
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread;
 
 use tempfile::NamedTempFile;
@@ -41,6 +41,13 @@ impl Instance {
         let output = command(&[(variable, value)]).output().unwrap();
         assert_eq!(output.status.code(), Some(1), "{variable}={value}");
         String::from_utf8(output.stderr).unwrap()
+    }
+
+    /// Tells it to end by SIGTERM. How it did.
+    pub(crate) fn terminated(mut self) -> ExitStatus {
+        let told = Command::new("kill").arg(self.child.id().to_string()).status().unwrap();
+        assert!(told.success());
+        self.child.wait().unwrap()
     }
 
     pub(crate) fn address(&self) -> SocketAddr {

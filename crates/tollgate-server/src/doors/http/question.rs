@@ -12,38 +12,79 @@
 use std::borrow::Cow;
 use std::marker::PhantomData;
 
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 use tollgate::{Check, CheckError, Cost, DEMANDS_MAX, Demand, Key, Limit};
 
-/// The whole body, before it is known which form it has.
+use crate::openapi::patterns;
+
+/// The whole body, before it is known which form it has. A field that is there is never null.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Body<'b> {
-    #[serde(borrow, default)]
+pub(crate) struct Body<'b> {
+    #[serde(borrow, default, deserialize_with = "present")]
     key: Option<Cow<'b, str>>,
-    #[serde(borrow, default)]
+    #[serde(borrow, default, deserialize_with = "present")]
     limit: Option<Cow<'b, str>>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "present")]
     cost: Option<u64>,
-    #[serde(borrow, default)]
+    #[serde(borrow, default, deserialize_with = "present")]
     checks: Option<Vec<Object<One<'b>>>>,
-    #[serde(borrow, default)]
+    #[serde(borrow, default, deserialize_with = "present")]
     request: Option<Object<Described<'b>>>,
 }
 
+/// The three forms, of which a body has one.
+impl JsonSchema for Body<'_> {
+    fn schema_name() -> Cow<'static, str> {
+        "Question".into()
+    }
+
+    fn json_schema(schemas: &mut SchemaGenerator) -> Schema {
+        let one = schemas.subschema_for::<One<'_>>();
+        let request = schemas.subschema_for::<Described<'_>>();
+        let checks = json_schema!({
+            "type": "array",
+            "description": "All limits pass, or none is charged. No two of them may count on the same counter.",
+            "items": one,
+            "minItems": 1,
+            "maxItems": patterns::CHECKS_MAX,
+        });
+        let form = |field: &str, schema: Schema| {
+            json_schema!({
+                "type": "object",
+                "properties": { field: schema },
+                "required": [field],
+                "additionalProperties": false,
+            })
+        };
+        json_schema!({ "oneOf": [one, form("checks", checks), form("request", request)] })
+    }
+}
+
 /// A request that somebody else received.
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
+#[schemars(rename = "Request")]
 struct Described<'b> {
     #[serde(borrow)]
+    #[schemars(schema_with = "patterns::method_schema")]
     method: Cow<'b, str>,
     #[serde(borrow)]
+    #[schemars(schema_with = "patterns::path_schema")]
     path: Cow<'b, str>,
     #[serde(default)]
+    #[schemars(schema_with = "patterns::headers_schema")]
     headers: std::collections::BTreeMap<String, String>,
+    #[schemars(schema_with = "patterns::peer_schema")]
     peer: std::net::IpAddr,
+}
+
+/// A value that is there, and not null.
+fn present<'de, D: Deserializer<'de>, T: Deserialize<'de>>(deserializer: D) -> Result<Option<T>, D::Error> {
+    T::deserialize(deserializer).map(Some)
 }
 
 /// A JSON object and nothing else; by itself a struct would also be read from an array of its fields.
@@ -67,15 +108,19 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
     }
 }
 
-/// One (key, limit, cost).
-#[derive(Deserialize)]
+/// Whether somebody may take so many units of one limit.
+#[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
+#[schemars(rename = "Check")]
 struct One<'b> {
     #[serde(borrow)]
+    #[schemars(schema_with = "patterns::key_schema")]
     key: Cow<'b, str>,
     #[serde(borrow)]
+    #[schemars(schema_with = "patterns::limit_schema")]
     limit: Cow<'b, str>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "present")]
+    #[schemars(schema_with = "patterns::cost_schema")]
     cost: Option<u64>,
 }
 
@@ -107,6 +152,10 @@ pub(crate) enum QuestionError {
     Form,
     #[error("request: {0}")]
     Request(#[from] http::Error),
+    #[error(
+        "request.path: expected a path such as /shorten?x=1, which begins with / and has no # and no control character"
+    )]
+    Path,
     #[error("checks has 1 to {DEMANDS_MAX} entries, found {0}")]
     Count(usize),
     #[error("{place}limit: {error}")]
@@ -155,6 +204,9 @@ impl<'b> Question<'b> {
 
 impl Described<'_> {
     fn into_question<'b>(self) -> Result<Question<'b>, QuestionError> {
+        if !self.path.starts_with('/') || self.path.contains(['#', '\u{7f}']) {
+            return Err(QuestionError::Path);
+        }
         let mut request = http::Request::builder().method(&*self.method).uri(&*self.path);
         for (name, value) in &self.headers {
             request = request.header(name, value);
@@ -240,7 +292,10 @@ mod tests {
             (r#"{"request":{"method":"GET","path":"/"}}"#, "missing field `peer`"),
             (r#"{"request":{"method":"G T","path":"/","peer":"::1"}}"#, "request: invalid HTTP method"),
             (r#"{"request":{"method":"GET","path":"/","peer":"somewhere"}}"#, "invalid IP address syntax"),
+            (r#"{"request":{"method":"GET","path":"http://x/","peer":"::1"}}"#, "request.path: expected a path"),
             (r#"{"key":"a","limit":"1/s","cost":1.5}"#, "invalid type"),
+            (r#"{"key":"a","limit":"1/s","cost":null}"#, "invalid type: null"),
+            (r#"{"key":"a","limit":"1/s","request":null}"#, "invalid type: null"),
             (r#"{"checks":[{"key":"a","limit":"1/s"},{"key":"a","limit":"2/s"}]}"#, "same counter"),
         ] {
             let error = demands_of(body).expect_err(body);

@@ -42,6 +42,18 @@ fn of_ietf_and_draft_6_the_first_policy_decides_for_all() {
 }
 
 #[test]
+fn however_many_policies_there_are_all_are_told() {
+    for count in [1, 2, 6, 7, 8, 9, 32] {
+        let names: Vec<String> = (0..count).map(|n| format!("a-policy-with-a-long-name-{n}")).collect();
+        let policies = Policies::new(names.iter().map(|name| policy(name, "100/min")));
+        let lines = vec![admitted(100, 60, secs(13.0)); count];
+        let told = headers(&policies, &decision(&lines));
+        let expected: Vec<String> = names.iter().map(|name| format!("\"{name}\";r=60;t=13")).collect();
+        assert_eq!(told["ratelimit"], expected.join(", ").as_str());
+    }
+}
+
+#[test]
 fn a_name_that_is_taken_gets_a_number_in_headers_and_bodies() {
     let shared = Arc::new(Policy::of(limit("10/min")));
     let policies =

@@ -8,11 +8,9 @@ use tollgate_core::Timestamp;
 use super::{Compiler, Settings};
 use crate::config::finding::{Code, Finding};
 use crate::config::span::{Span, Spanned};
-use crate::config::types::{Anonymize, BanWord, Config, Jwt, JwtAlgorithmWord};
+use crate::config::types::{Anonymize, BanWord, Config};
 use crate::config::written::{AnonymizeEntry, OneOrMany, Secret};
-use crate::identity::{
-    AddressPrefixes, Anonymizer, ForwardingHeader, Identifier, KeyDigest, Networks, TokenVerifier, TrustedProxies,
-};
+use crate::identity::{AddressPrefixes, Anonymizer, ForwardingHeader, Identifier, KeyDigest, Networks, TrustedProxies};
 use crate::rules::Ban;
 use crate::rules::lists::{BanList, ExemptList};
 use crate::rules::method::MethodSet;
@@ -37,8 +35,8 @@ impl Compiler<'_> {
         if let Some(name) = config.api_key_header.as_ref().and_then(|name| self.header_name(name)) {
             identifier = identifier.with_api_key_header(name);
         }
-        if let Some(verifier) = config.jwt.as_ref().and_then(|jwt| self.verifier(jwt)) {
-            identifier = identifier.with_tokens(verifier);
+        if let Some(jwt) = &config.jwt {
+            identifier = self.with_tokens(identifier, jwt);
         }
         if let AnonymizeEntry::On(table) = &*config.anonymize
             && let Some(anonymizer) = self.anonymizer(table, config.anonymize.span(), settings)
@@ -58,27 +56,6 @@ impl Compiler<'_> {
         Networks::parse(right).unwrap_or_default()
     }
 
-    fn verifier(&mut self, jwt: &Spanned<Jwt>) -> Option<TokenVerifier> {
-        let ways = Ways { text: &jwt.key, variable: &jwt.key_env, file: &jwt.key_file };
-        let (key, span) = self.secret("a key for JWT", ["key", "key_env", "key_file"], ways, jwt.span())??;
-        let verifier = match jwt.algorithm {
-            JwtAlgorithmWord::Hs256 => TokenVerifier::hs256(key.reveal().as_bytes()),
-            JwtAlgorithmWord::Rs256 => TokenVerifier::rs256(key.reveal().as_bytes()),
-            JwtAlgorithmWord::Es256 => TokenVerifier::es256(key.reveal().as_bytes()),
-        };
-        let mut verifier = self.accept(verifier, Code::InvalidJwt, span)?;
-        if let Some(issuer) = &jwt.issuer {
-            verifier = verifier.with_issuer(issuer);
-        }
-        if let Some(audience) = &jwt.audience {
-            verifier = verifier.with_audience(audience);
-        }
-        if let Some(claim) = &jwt.plan_claim {
-            verifier = verifier.with_plan_claim(claim);
-        }
-        Some(verifier)
-    }
-
     fn anonymizer(&mut self, table: &Anonymize, span: Span, settings: &Settings) -> Option<Anonymizer> {
         let ways = Ways { text: &table.secret, variable: &table.secret_env, file: &table.secret_file };
         let names = ["secret", "secret_env", "secret_file"];
@@ -92,7 +69,13 @@ impl Compiler<'_> {
     }
 
     /// A secret that is given in exactly one of three ways. The outer `None` is noted; so is the inner.
-    fn secret(&mut self, what: &str, names: [&str; 3], ways: Ways<'_>, span: Span) -> Option<Option<(Secret, Span)>> {
+    pub(super) fn secret(
+        &mut self,
+        what: &str,
+        names: [&str; 3],
+        ways: Ways<'_>,
+        span: Span,
+    ) -> Option<Option<(Secret, Span)>> {
         let fail = |compiler: &mut Self, code: Code, message: String, at: Span| {
             let help = format!("give it as one of {}", names.join(", "));
             compiler.note(Finding::new(code, message).help(help).at(at));
@@ -172,10 +155,10 @@ impl Compiler<'_> {
 
 /// The three ways to give a secret.
 #[derive(Clone, Copy)]
-struct Ways<'c> {
-    text: &'c Option<Spanned<Secret>>,
-    variable: &'c Option<Spanned<String>>,
-    file: &'c Option<Spanned<String>>,
+pub(super) struct Ways<'c> {
+    pub(super) text: &'c Option<Spanned<Secret>>,
+    pub(super) variable: &'c Option<Spanned<String>>,
+    pub(super) file: &'c Option<Spanned<String>>,
 }
 
 impl Ways<'_> {

@@ -13,10 +13,13 @@ use crate::config::span::Spanned;
 use crate::config::types::{Config, StyleWord};
 use crate::config::written::Secret;
 use crate::failure::OnFailure;
+#[cfg(feature = "redis")]
+use crate::limiter::{Limiter, LimiterBuilder, StoreUrlError};
 
 /// The schemes of shared stores.
 const SCHEMES: [&str; 4] = ["redis://", "rediss://", "redis+cluster://", "redis+sentinel://"];
 const PREFIX_BYTES_MAX: usize = 64;
+const HASH_NAME_BYTES_MAX: usize = 512;
 
 /// What is set up once and outlives a reload: the store, and how it is asked.
 #[derive(Clone, Debug)]
@@ -41,6 +44,35 @@ impl Settings {
     pub fn is_shared(&self) -> bool {
         self.store.as_ref().is_some_and(|store| store.reveal() != "memory")
     }
+
+    /// A limiter as these settings want it, ready to be built: on their store, or in memory if they name none.
+    ///
+    /// ```
+    /// use tollgate::config::{Config, Format};
+    /// use tollgate::engine::Engine;
+    ///
+    /// let file = "store = 'memory'\n[[rules]]\nname = 'all'\nlimits = ['100/min']";
+    /// let loaded = Config::from_text(file, Format::Toml)?;
+    /// let engine = Engine::new(loaded.settings.limiter()?.build(), loaded.rules);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// When the URL names no store, with what would be accepted; or for a shared store outside a tokio runtime.
+    #[cfg(feature = "redis")]
+    pub fn limiter(&self) -> Result<LimiterBuilder, StoreUrlError> {
+        let builder = Limiter::builder()
+            .deadline(self.deadline)
+            .on_failure(self.on_failure)
+            .instances(self.instances.unwrap_or(1));
+        Ok(match self.store.as_ref().filter(|_| self.is_shared()) {
+            Some(url) => {
+                let store = tollgate_redis::RedisStore::builder(url.reveal()).prefix(self.prefix.clone()).build()?;
+                builder.store(Arc::new(store))
+            }
+            None => builder,
+        })
+    }
 }
 
 impl Compiler<'_> {
@@ -60,7 +92,7 @@ impl Compiler<'_> {
             instances: config.instances.as_ref().and_then(|instances| self.instances(instances)),
             deadline: deadline.unwrap_or(Duration::from_millis(25)),
             on_failure: config.on_failure.into(),
-            plan_hash: config.plan_sources.redis_hash.as_ref().map(|name| name.to_string()),
+            plan_hash: config.plan_sources.redis_hash.as_ref().map(|name| self.plan_hash(name)),
         }
     }
 
@@ -81,6 +113,14 @@ impl Compiler<'_> {
             self.note(Finding::new(Code::InvalidName, message).at(prefix.span()));
         }
         prefix.to_string()
+    }
+
+    fn plan_hash(&mut self, name: &Spanned<String>) -> String {
+        if name.is_empty() || name.len() > HASH_NAME_BYTES_MAX {
+            let message = format!("the name of a Redis hash is 1 to {HASH_NAME_BYTES_MAX} bytes");
+            self.note(Finding::new(Code::InvalidName, message).at(name.span()));
+        }
+        name.to_string()
     }
 
     fn instances(&mut self, instances: &Spanned<u32>) -> Option<u32> {

@@ -52,6 +52,7 @@ fn a_finding_underlines_exactly_what_it_is_about() {
         (Code::WrongType, "instances = 'three'", "'three'"),
         (Code::WrongType, "prefix = 7", "7"),
         (Code::InvalidValue, "api_keys = 'some'", "'some'"),
+        (Code::InvalidName, "store = 'redis://r'\ninstances = 1\nplan_sources = { redis_hash = '' }", "''"),
         (Code::InvalidValue, "instances = 0", "0"),
         (Code::InvalidValue, "instances = -1", "-1"),
         (Code::InvalidValue, "[[rules]]\nname = 'a'\ncost = 0\nlimits = ['1/s']", "0"),

@@ -1,7 +1,7 @@
 //! Counts over reloads, and while the store is away.
 
 use http::Request;
-use tollgate_core::{Check, Demand, Line, Store, StoreError, StoreErrorKind, StoreFuture};
+use tollgate_core::{Check, Decision, Demand, Line, Store, StoreError, StoreErrorKind, StoreFuture};
 
 use super::*;
 use crate::Limiter;

@@ -1,5 +1,4 @@
 //! The Tower layer over real sockets, in front of an axum service.
-#![allow(clippy::unwrap_used)] // a step that fails fails its test
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};

@@ -1,0 +1,123 @@
+//! `tollgate explain`: what the rules would do with a request, and why.
+
+use std::path::Path;
+
+use http::Request;
+use serde_json::{Value, json};
+use tollgate::{Clock, SystemClock};
+use tollgate_server::Explanation;
+
+use crate::admin::Admin;
+use crate::arguments::Explain;
+use crate::store::{COMMAND_DEADLINE, MEMORY};
+use crate::{Failure, configuration};
+
+pub(crate) async fn explain(arguments: Explain) -> Result<(), Failure> {
+    let headers = headers(&arguments.headers)?;
+    let said = match (Admin::chosen(&arguments.admin)?, &arguments.config) {
+        (Some(admin), _) => ask(&admin, &arguments, &headers).await?,
+        (None, Some(file)) => work_out(file, &arguments, &headers).await?,
+        (None, None) => return Err(Failure::NoRules),
+    };
+    match arguments.json {
+        true => println!("{said}"),
+        false => print!("{}", in_words(&said)),
+    }
+    Ok(())
+}
+
+async fn ask(admin: &Admin, arguments: &Explain, headers: &[(String, String)]) -> Result<Value, Failure> {
+    let headers: serde_json::Map<String, Value> =
+        headers.iter().map(|(name, value)| (name.clone(), value.clone().into())).collect();
+    let question = json!({ "request": {
+        "method": arguments.method, "path": arguments.path, "headers": headers, "peer": arguments.peer,
+    } });
+    let path = if arguments.reveal { "/v1/explain?reveal=true" } else { "/v1/explain" };
+    admin.ask("POST", path, Some(&question)).await
+}
+
+/// By the file alone; what remains is looked up only in a store that was named, since this process counted nothing.
+async fn work_out(file: &Path, arguments: &Explain, headers: &[(String, String)]) -> Result<Value, Failure> {
+    let loaded = configuration::load(file, &arguments.store)?;
+    let mut request = Request::builder().method(&*arguments.method).uri(&*arguments.path);
+    for (name, value) in headers {
+        request = request.header(name, value);
+    }
+    let request = request.body(()).map_err(Failure::Request)?;
+    let now = SystemClock::new().now();
+    let mut said = Explanation::new(&loaded, &request, arguments.peer, now, arguments.reveal);
+    if arguments.store.said().is_some_and(|url| url != MEMORY) {
+        let limiter = loaded.settings.limiter()?.deadline(COMMAND_DEADLINE).build();
+        said.look(&limiter).await?;
+    }
+    serde_json::to_value(&said).map_err(|error| Failure::Runtime(error.into()))
+}
+
+/// `NAME: VALUE`, or `@FILE` with lines of them.
+fn headers(given: &[String]) -> Result<Vec<(String, String)>, Failure> {
+    let mut headers = Vec::new();
+    for text in given {
+        match text.strip_prefix('@') {
+            None => headers.push(header(text)?),
+            Some(file) => {
+                let lines = std::fs::read_to_string(file);
+                let lines = lines.map_err(|error| Failure::Unreadable { file: file.into(), error })?;
+                for line in lines.lines().filter(|line| !line.trim().is_empty()) {
+                    headers.push(header(line)?);
+                }
+            }
+        }
+    }
+    Ok(headers)
+}
+
+fn header(text: &str) -> Result<(String, String), Failure> {
+    let (name, value) = text.split_once(':').ok_or(Failure::Header)?;
+    Ok((name.trim().to_owned(), value.trim().to_owned()))
+}
+
+fn in_words(said: &Value) -> String {
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let mut words = format!("{} {}\n", text(&said["method"]), text(&said["path"]));
+    let mut line = |word: &str, rest: String| words += &format!("  {word:<8} {rest}\n");
+    let known = said["key_name"].as_str().map(|name| format!(" ({name})")).unwrap_or_default();
+    line("caller", format!("known by {}{known}", text(&said["caller"])));
+    for (word, field) in [("token", "token_refused"), ("refused", "banned")] {
+        if let Some(why) = said[field].as_str() {
+            line(word, why.to_owned());
+        }
+    }
+    if let Some(what) = said["exempt"].as_str() {
+        line("exempt", format!("by its {what}: nothing is counted"));
+    }
+    if said["kill_switch"] == true {
+        line("off", "the kill switch is on: nothing is limited".to_owned());
+    }
+    if let Some(plan) = said["plan"].as_object() {
+        line("plan", format!("{} ({})", text(&plan["name"]), text(&plan["source"])));
+    }
+    let rules: Vec<&Value> = said["rules"].as_array().into_iter().flatten().collect();
+    let (applying, others): (Vec<&Value>, Vec<&Value>) = rules.into_iter().partition(|rule| rule["applies"] == true);
+    if applying.is_empty() {
+        line("applies", "no rule".to_owned());
+    }
+    for rule in applying {
+        let shield = if rule["shield"] == true { ", shield" } else { "" };
+        let (name, mode, counts) = (text(&rule["name"]), text(&rule["mode"]), text(&rule["counts"]));
+        line("applies", format!("{name} ({mode}{shield}), counts {counts}, takes {}", rule["cost"]));
+        for limit in rule["limits"].as_array().into_iter().flatten() {
+            let left = match (&limit["remaining"], limit["retry_after_ms"].as_u64()) {
+                (Value::Null, _) => String::new(),
+                (left, Some(0)) => format!(", {left} left"),
+                (left, Some(ms)) => format!(", {left} left: refused for {ms} ms"),
+                (left, None) => format!(", {left} left: refused for ever"),
+            };
+            line("", format!("  {}: {}{left}", text(&limit["name"]), text(&limit["limit"])));
+        }
+    }
+    for rule in others {
+        let because: Vec<String> = rule["because"].as_array().into_iter().flatten().map(text).collect();
+        line("not", format!("{}: {}", text(&rule["name"]), because.join("; ")));
+    }
+    words
+}

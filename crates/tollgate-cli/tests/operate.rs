@@ -1,0 +1,195 @@
+//! The command line beside a running instance: explain, inspect, reset, validate, completions.
+#![allow(clippy::unwrap_used)] // a step that fails fails its test
+
+mod serving;
+
+use std::process::Output;
+
+use serving::{Serving, command};
+use tollgate_testkit::server::Server;
+
+const RULES: &str = r#"
+[plans.anonymous]
+limits = ["2/h"]
+[plans.default]
+limits = ["3/h"]
+[plans.pro]
+limits = ["30/h"]
+[[keys]]
+key = "planted-key-of-acme"
+name = "acme"
+plan = "pro"
+[[rules]]
+name = "shorten"
+match = { methods = ["POST"], path = "/shorten" }
+by = ["ip"]
+limits = [{ name = "main", limit = "2/h" }]
+[[rules]]
+name = "api"
+match = { path = "/api/*" }
+limits = "plan"
+"#;
+
+const POSTED: &str = r#"{"request":{"method":"POST","path":"/shorten","peer":"203.0.113.9"}}"#;
+
+fn tollgate(arguments: &[&str]) -> Output {
+    command().args(arguments).output().unwrap()
+}
+
+fn with_token(arguments: &[&str]) -> Output {
+    command().env("TOLLGATE_ADMIN_TOKEN", "a-token-for-tests-only").args(arguments).output().unwrap()
+}
+
+fn out(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+fn err(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+fn rules_file() -> (tempfile::TempDir, String) {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("tollgate.toml");
+    std::fs::write(&file, RULES).unwrap();
+    let name = file.to_str().unwrap().to_owned();
+    (dir, name)
+}
+
+#[test]
+fn explain_says_which_rules_apply_why_not_the_others_and_whose_plan() {
+    let (dir, file) = rules_file();
+    let said = tollgate(&["explain", "--config", &file, "POST", "/shorten", "--peer", "203.0.113.9"]);
+    assert_eq!(said.status.code(), Some(0), "{}", err(&said));
+    for phrase in [
+        "POST /shorten\n",
+        "caller   known by ip\n",
+        "plan     anonymous (anonymous, since nobody knows the caller)\n",
+        "applies  shorten (enforce), counts ip:***, takes 1\n",
+        "  main: 2/h\n",
+        "not      api: the path is none of /api/*\n",
+    ] {
+        assert!(out(&said).contains(phrase), "{phrase}: {}", out(&said));
+    }
+    let headers = dir.path().join("headers");
+    std::fs::write(&headers, "x-api-key: planted-key-of-acme\n").unwrap();
+    let headers = format!("@{}", headers.to_str().unwrap());
+    let said = tollgate(&["explain", "--config", &file, "GET", "/api/x?y=1", "-H", &headers, "--json"]);
+    let json = out(&said);
+    assert!(
+        json.contains(r#""key_name":"acme""#) && json.contains(r#"{"name":"pro","source":"the API key"}"#),
+        "{json}"
+    );
+    assert!(json.contains("api_key:***") && !json.contains("planted"), "{json}");
+    let said = tollgate(&["explain", "--config", &file, "POST", "/shorten", "--peer", "203.0.113.9", "--reveal"]);
+    assert!(out(&said).contains("counts ip:203.0.113.9"), "{}", out(&said));
+}
+
+#[test]
+fn explain_looks_into_a_store_and_takes_nothing_from_it() {
+    let (_dir, file) = rules_file();
+    let redis = Server::redis();
+    let serving = Serving::start(&["--config", &file, "--store", &redis.url()]);
+    let explain = ["explain", "--config", &file, "POST", "/shorten", "--peer", "203.0.113.9", "--store", &redis.url()];
+    for left in ["2 left", "1 left", "0 left: refused for "] {
+        for _ in 0..2 {
+            let said = tollgate(&explain);
+            assert!(out(&said).contains(left), "{left}: {}{}", out(&said), err(&said));
+        }
+        serving.check(POSTED);
+    }
+}
+
+#[test]
+fn a_running_instance_explains_inspects_and_resets() {
+    let (_dir, file) = rules_file();
+    let serving = Serving::start(&["--config", &file]);
+    (0..3).for_each(|_| drop(serving.check(POSTED)));
+    let url = format!("http://{}", serving.admin);
+    let said = with_token(&["explain", "--admin", &url, "POST", "/shorten", "--peer", "203.0.113.9", "--reveal"]);
+    assert!(
+        out(&said).contains("counts ip:203.0.113.9") && out(&said).contains("0 left: refused"),
+        "{}{}",
+        out(&said),
+        err(&said)
+    );
+
+    let seen = with_token(&["inspect", "ip:203.0.113.9", "--rule", "shorten", "--admin", &url]);
+    assert!(out(&seen).contains("shorten main") && out(&seen).contains("0 of 2"), "{}{}", out(&seen), err(&seen));
+    let reset = with_token(&["reset", "ip:203.0.113.9", "main", "--rule", "shorten", "--admin", &url, "--json"]);
+    assert_eq!((reset.status.code(), out(&reset).as_str()), (Some(0), "{\"reset\":true}\n"));
+    assert_eq!(serving.check(POSTED).status, 200);
+
+    serving.check(r#"{"key":"user 42&x","limit":"5/min token-bucket"}"#);
+    let seen = with_token(&["inspect", "user 42&x", "5/min token-bucket", "--admin", &url, "--json"]);
+    assert!(out(&seen).contains(r#""remaining":4"#), "{}{}", out(&seen), err(&seen));
+    let plan = with_token(&["inspect", "ip:::1", "--rule", "api", "--plan", "pro", "--admin", &url]);
+    assert!(out(&plan).contains("30 of 30"), "{}{}", out(&plan), err(&plan));
+}
+
+#[test]
+fn what_an_instance_refuses_is_exit_two_and_told() {
+    let serving = Serving::start(&[]);
+    let url = format!("http://{}", serving.admin);
+    let inspect = |url: &str| ["inspect", "k", "1/h", "--admin", url].map(str::to_owned);
+    let run = |arguments: [String; 5], token: &str| {
+        command().env("TOLLGATE_ADMIN_TOKEN", token).args(arguments).output().unwrap()
+    };
+    for (output, phrase) in [
+        (tollgate(&["inspect", "k", "1/h", "--admin", &url]), "$TOLLGATE_ADMIN_TOKEN"),
+        (run(inspect(&url), "planted-wrong-token-x"), "refused with 401"),
+        (run(inspect("http://127.0.0.1:1"), "planted-wrong-token-x"), "no answer from the admin door on 127.0.0.1:1"),
+        (run(inspect("ftp://127.0.0.1"), "planted-wrong-token-x"), "http://127.0.0.1:9090"),
+        (with_token(&["inspect", "k", "1/fortnight", "--admin", &url]), "us, ms, s, min, h, day, week"),
+        (with_token(&["explain", "GET", "/", "--admin", &url]), "start with --config FILE"),
+        (tollgate(&["inspect", "k", "--rule", "x"]), "--admin"),
+        (tollgate(&["explain", "GET", "/"]), "--config"),
+        (tollgate(&["explain", "--config", "absent.toml", "GET", "/"]), "absent.toml"),
+        (tollgate(&["explain", "--config", "absent.toml", "GET", "/", "-H", "planted"]), "NAME: VALUE"),
+    ] {
+        let said = err(&output);
+        assert_eq!(output.status.code(), Some(2), "{said}");
+        assert!(said.contains(phrase), "{phrase}: {said}");
+        assert!(!said.contains("planted"), "{said}");
+    }
+}
+
+#[test]
+fn validate_tells_programs_too() {
+    let (_dir, file) = rules_file();
+    let good = tollgate(&["validate", "--json", &file]);
+    assert_eq!(good.status.code(), Some(0));
+    assert!(out(&good).contains(r#""usable":true"#) && out(&good).contains(r#""rules":2"#), "{}", out(&good));
+    std::fs::write(&file, RULES.replace("2/h", "0/h")).unwrap();
+    let bad = tollgate(&["validate", "--json", &file]);
+    assert_eq!(bad.status.code(), Some(2));
+    let said = out(&bad);
+    assert!(said.contains(r#""usable":false"#) && said.contains(r#""code":"invalid-limit""#), "{said}");
+    assert!(said.contains(r#""line":3"#) && !said.contains("planted"), "{said}");
+}
+
+#[test]
+fn completions_are_printed_for_every_shell() {
+    for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
+        let printed = tollgate(&["completions", shell]);
+        assert!(out(&printed).contains("explain") && out(&printed).contains("admin-token-file"), "{shell}");
+    }
+    assert_eq!(tollgate(&["completions", "csh"]).status.code(), Some(2));
+}
+
+#[test]
+fn yes_is_zero_and_whatever_cannot_be_understood_is_two() {
+    for (arguments, code) in [
+        (&["--help"][..], 0),
+        (&["--version"], 0),
+        (&["serve", "--help"], 0),
+        (&["--nonsense"], 2),
+        (&["check"], 2),
+        (&["check", "k"], 2),
+        (&["serve", "--drain", "soon"], 2),
+        (&["serve", "--connections", "0"], 2),
+        (&["inspect", "k", "1/h", "--admin", "http://x", "--store", "memory"], 2),
+    ] {
+        assert_eq!(tollgate(arguments).status.code(), Some(code), "{arguments:?}");
+    }
+}

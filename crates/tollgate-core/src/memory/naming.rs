@@ -1,0 +1,192 @@
+//! The names of counters: a seeded hash of all that makes a counter one.
+//!
+//! ```text
+//!   subject ──▶ two words ──× seeds──▶ 128 bits ──× seeds, scope, length──▶ 128 bits ──▶ table, rest, shard
+//! ```
+//!
+//! The key itself is not kept, so its name must tell it apart from all others, and 64 bits are too few for that. A product of two
+//! words has 128: multiplied once it holds the whole subject, and multiplied again every bit of it depends on
+//! every bit of subject, scope and length. Whoever does not know the seeds cannot find two keys with one name.
+//!
+//! A subject of up to sixteen bytes, which most are, is its own two words; of a longer one they are two hashes.
+
+use std::hash::{BuildHasher, Hasher};
+
+use foldhash::fast::RandomState;
+
+use super::shard::OverflowScope;
+use crate::check::Demand;
+use crate::key::{Key, machine_tag};
+use crate::limit::Limit;
+
+/// The name of a counter: 127 bits of a seeded hash.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct CounterHash {
+    /// Places it in its table. Always odd: a slot whose hash is zero is empty.
+    table: u64,
+    other: u64,
+}
+
+impl CounterHash {
+    #[inline(always)]
+    pub(super) fn new(table: u64, other: u64) -> CounterHash {
+        CounterHash { table: table | 1, other }
+    }
+
+    #[inline(always)]
+    pub(super) fn table(self) -> u64 {
+        self.table
+    }
+
+    /// What a slot keeps besides.
+    #[inline(always)]
+    pub(super) fn rest(self) -> u32 {
+        (self.other >> 32) as u32
+    }
+
+    /// Chooses the shard.
+    #[inline(always)]
+    pub(super) fn shard(self) -> u32 {
+        self.other as u32
+    }
+
+    fn in_shard_of(self, other: CounterHash) -> CounterHash {
+        let other = self.other >> 32 << 32 | u64::from(other.shard());
+        CounterHash { other, ..self }
+    }
+}
+
+pub(super) struct Naming {
+    seeds: [u64; 4],
+    hashers: [RandomState; 2],
+}
+
+impl Naming {
+    /// With seeds that nobody outside knows.
+    pub(super) fn new() -> Naming {
+        // The standard library's is slow, but draws on the system's randomness.
+        let random = std::hash::RandomState::new();
+        Naming {
+            seeds: std::array::from_fn(|index| random.hash_one(index)),
+            hashers: [RandomState::default(), RandomState::default()],
+        }
+    }
+
+    #[inline(always)]
+    pub(super) fn name(&self, limit: &Limit, key: &Key<'_>) -> CounterHash {
+        let scope = match key.explicit_scope(limit) {
+            Some(scope) => scope,
+            None => self.scope(limit, key),
+        };
+        let subject = key.subject();
+        let words = key.short_subject().unwrap_or_else(|| self.long_subject(subject));
+        self.mix(words, scope, subject.len())
+    }
+
+    /// The overflow counter that stands for a newcomer: by its hash one of `per_shard` in its shard, for this limit.
+    pub(super) fn overflow_name(
+        &self,
+        newcomer: CounterHash,
+        demand: &Demand<'_>,
+        scope: OverflowScope,
+        (per_shard, step): (usize, usize),
+    ) -> CounterHash {
+        let which = newcomer.rest() as usize % per_shard + step;
+        let scope = match scope {
+            OverflowScope::Limit => self.scope(&demand.limit, &demand.key),
+            OverflowScope::Machine => 0,
+        };
+        // No subject is so long.
+        self.mix((which as u64, machine_tag(&demand.limit).into()), scope, usize::MAX).in_shard_of(newcomer)
+    }
+
+    #[inline(always)]
+    fn mix(&self, (head, tail): (u64, u64), scope: u64, len: usize) -> CounterHash {
+        let seeds = &self.seeds;
+        let (low, high) = product(head ^ seeds[0], tail ^ seeds[1]);
+        let (low, high) = product(low ^ scope ^ seeds[2], high ^ len as u64 ^ seeds[3]);
+        // The middle of a product is mixed best: all of it is in the sum, and it chooses the shard.
+        CounterHash::new(low ^ high, high)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn long_subject(&self, subject: &[u8]) -> (u64, u64) {
+        let [head, tail] = self.hashers.each_ref().map(|hasher| {
+            let mut hasher = hasher.build_hasher();
+            hasher.write(subject);
+            hasher.finish()
+        });
+        (head, tail)
+    }
+
+    #[inline(never)]
+    fn scope(&self, limit: &Limit, key: &Key<'_>) -> u64 {
+        let mut hasher = self.hashers[0].build_hasher();
+        key.hash_scope(limit, |part| hasher.write(part));
+        hasher.finish()
+    }
+}
+
+#[inline(always)]
+fn product(one: u64, other: u64) -> (u64, u64) {
+    let product = u128::from(one) * u128::from(other);
+    (product as u64, (product >> 64) as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::key::Scope;
+    use std::collections::HashSet;
+
+    #[test]
+    fn whatever_differs_has_another_name() {
+        let naming = Naming::new();
+        let limits: Vec<Limit> =
+            ["5/min", "5/h", "5/min token-bucket", "5/min sliding-log"].map(|text| text.parse().unwrap()).into();
+        let subjects: Vec<Vec<u8>> = (0..40)
+            .flat_map(|len| [vec![0; len], vec![b'a'; len], (0..len as u8).collect(), (0..len as u8).rev().collect()])
+            .collect();
+        let subjects: HashSet<Vec<u8>> = subjects.into_iter().collect();
+        let scopes = [
+            Scope::Explicit,
+            Scope::Throttle,
+            Scope::Rule { rule: "a", limit: "b_c" },
+            Scope::Rule { rule: "a_b", limit: "c" },
+        ];
+        let mut names = HashSet::new();
+        let mut counters = 0;
+        for scope in scopes {
+            // A rule's counter is that of its kind of state, whatever the window.
+            let limits = if scope == Scope::Explicit { &limits[..] } else { &limits[1..3] };
+            for limit in limits {
+                for subject in &subjects {
+                    let name = naming.name(limit, &Key::scoped(subject, scope).unwrap());
+                    names.insert((name.table(), name.rest()));
+                    counters += 1;
+                }
+            }
+        }
+        assert_eq!(names.len(), counters);
+    }
+
+    #[test]
+    fn names_of_keys_that_are_alike_spread_over_shards_and_tables() {
+        let naming = Naming::new();
+        let limit: Limit = "5/min".parse().unwrap();
+        for part in [
+            |name: CounterHash| name.shard() % 64,
+            |name: CounterHash| (name.table() >> 58) as u32,
+            |name: CounterHash| name.rest() % 64,
+        ] {
+            let mut counts = [0_u32; 64];
+            for number in 0..64_000 {
+                let subject = format!("user:{number:06}");
+                counts[part(naming.name(&limit, &Key::new(&subject).unwrap())) as usize] += 1;
+            }
+            // A thousand each, give or take six times their square root.
+            assert!(counts.iter().all(|count| (810..1_190).contains(count)), "{counts:?}");
+        }
+    }
+}

@@ -1,0 +1,318 @@
+//! A table of slots: one cache line to find a counter.
+//!
+//! With a million keys a check is mostly waiting for memory, so what counts is how many places it must wait for. A table
+//! that keeps tags beside its slots is compact, but a lookup waits twice: for the tag, then for the slot. Here a
+//! slot carries its own hash, and a line of the table is a line of the cache.
+//!
+//! ```text
+//!            home of k                       a search for k ends at the first line
+//!               ▼                            that holds it or is not full
+//!   ··│ a · │ b  c │ d  k │ e · │ f  g │··
+//!           └ line ┘
+//! ```
+//!
+//! **Order.** A hash's home is its share of the lines: hash × lines / 2^64. Whoever finds the home full goes to the
+//! next line that is not, and the first line follows the last. Any number of lines will do, so a table grows by half and not
+//! to twice its size; and because homes are in the order of the hashes, moving to another table reads and writes memory in order.
+//!
+//! **Removal leaves no mark.** Whoever stands behind the gap and would rather stand in it moves up, so a
+//! table never fills with tombstones that only a rebuild could clear. A line fills from the left: its second place is
+//! taken only if its first is.
+
+use super::naming::CounterHash;
+use super::slot::Slot;
+
+#[derive(Debug, Default)]
+pub(super) struct Table {
+    lines: Box<[Line]>,
+    len: usize,
+}
+
+/// One line of the cache.
+#[repr(align(64))]
+#[derive(Debug, Default)]
+struct Line([Slot; 2]);
+
+/// What a line takes.
+pub(super) const LINE_BYTES: usize = size_of::<Line>();
+const LINES_MIN: usize = 2;
+
+impl Table {
+    /// A table with so many empty lines.
+    pub(super) fn with_lines(lines: usize) -> Table {
+        Table { lines: (0..lines).map(|_| Line::default()).collect(), len: 0 }
+    }
+
+    /// How many counters there are.
+    #[inline]
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+
+    #[inline]
+    pub(super) fn lines(&self) -> usize {
+        self.lines.len()
+    }
+
+    /// How many places there are, empty ones included.
+    #[inline]
+    pub(super) fn places(&self) -> usize {
+        2 * self.lines.len()
+    }
+
+    /// How many counters this table takes before searches become long.
+    #[inline]
+    pub(super) fn capacity(&self) -> usize {
+        capacity(self.lines.len())
+    }
+
+    pub(super) fn heap_bytes(&self) -> usize {
+        size_of_val(&*self.lines)
+    }
+
+    /// Where the counter of that name is.
+    #[inline(always)]
+    pub(super) fn find(&self, name: CounterHash) -> Option<usize> {
+        let home = self.home(name.table());
+        let Line(line) = self.lines.get(home)?;
+        // Most are at home.
+        if line[0].is(name) {
+            Some(2 * home)
+        } else if line[1].is(name) {
+            Some(2 * home + 1)
+        } else if line[1].is_empty() {
+            None
+        } else {
+            self.find_after(home, name)
+        }
+    }
+
+    /// The slot of that name.
+    #[inline(always)]
+    pub(super) fn find_mut(&mut self, name: CounterHash) -> Option<&mut Slot> {
+        let home = self.home(name.table());
+        let Line(line) = self.lines.get(home)?;
+        if line[0].is(name) {
+            return Some(&mut self.lines[home].0[0]);
+        }
+        if line[1].is(name) {
+            return Some(&mut self.lines[home].0[1]);
+        }
+        self.find_after(home, name).map(|place| self.slot_mut(place))
+    }
+
+    /// Goes on behind a home that is full.
+    #[inline(never)]
+    fn find_after(&self, home: usize, name: CounterHash) -> Option<usize> {
+        let mut at = home;
+        for _ in 1..self.lines.len() {
+            let Line(line) = &self.lines[at];
+            if line[1].is_empty() {
+                return None;
+            }
+            at = self.after(at);
+            let Line(line) = &self.lines[at];
+            if let Some(second) = line.iter().position(|slot| slot.is(name)) {
+                return Some(2 * at + second);
+            }
+        }
+        None
+    }
+
+    /// The slot at a place, which must be one that [`Table::find`] told.
+    #[inline(always)]
+    pub(super) fn slot_mut(&mut self, place: usize) -> &mut Slot {
+        &mut self.lines[place / 2].0[place % 2]
+    }
+
+    /// The counter at a place, unless that is empty.
+    #[inline]
+    pub(super) fn get(&self, place: usize) -> Option<&Slot> {
+        let slot = &self.lines.get(place / 2)?.0[place % 2];
+        (!slot.is_empty()).then_some(slot)
+    }
+
+    /// All counters.
+    pub(super) fn slots_mut(&mut self) -> impl Iterator<Item = &mut Slot> {
+        self.lines.iter_mut().flat_map(|line| &mut line.0).filter(|slot| !slot.is_empty())
+    }
+
+    /// Puts in a counter that is not there yet; a full table becomes larger. Says where it is.
+    pub(super) fn insert(&mut self, slot: Slot) -> usize {
+        if self.len >= self.capacity() {
+            self.resize(larger(self.lines.len()));
+        }
+        self.len += 1;
+        let mut at = self.home(slot.table_hash());
+        while !self.lines[at].0[1].is_empty() {
+            at = self.after(at);
+        }
+        let second = usize::from(!self.lines[at].0[0].is_empty());
+        self.lines[at].0[second] = slot;
+        2 * at + second
+    }
+
+    /// Takes out the counter at a place. Another one may then stand in this place, or in one of those behind it.
+    pub(super) fn remove(&mut self, place: usize) -> Slot {
+        let (mut gap, second) = (place / 2, place % 2);
+        let mut was_full = self.is_full(gap);
+        let removed = self.take(gap, second);
+        self.len -= 1;
+        let mut at = gap;
+        // Nobody ever went past a line that was not full.
+        while was_full {
+            at = self.after(at);
+            if at == gap {
+                break;
+            }
+            was_full = self.is_full(at);
+            if let Some(which) = self.who_moves_up(at, gap) {
+                self.lines[gap].0[1] = self.take(at, which);
+                gap = at;
+            }
+        }
+        removed
+    }
+
+    /// Moves everything to a table of so many lines, which must be enough.
+    pub(super) fn resize(&mut self, lines: usize) {
+        let old = std::mem::replace(self, Table::with_lines(lines));
+        for Line(slots) in old.lines {
+            for slot in slots {
+                if !slot.is_empty() {
+                    self.insert(slot);
+                }
+            }
+        }
+    }
+
+    /// Takes a slot out of its line, of which the rest moves to the left.
+    fn take(&mut self, at: usize, second: usize) -> Slot {
+        let line = &mut self.lines[at].0;
+        line.swap(second, 1);
+        std::mem::take(&mut line[1])
+    }
+
+    /// Who in this line may stand in a line before it: one whose home is not behind that.
+    fn who_moves_up(&self, at: usize, gap: usize) -> Option<usize> {
+        let apart = self.steps(gap, at);
+        let moves_up = |slot: &Slot| !slot.is_empty() && self.steps(self.home(slot.table_hash()), at) >= apart;
+        self.lines[at].0.iter().position(moves_up)
+    }
+
+    #[inline(always)]
+    fn home(&self, hash: u64) -> usize {
+        ((u128::from(hash) * self.lines.len() as u128) >> 64) as usize
+    }
+
+    #[inline(always)]
+    fn after(&self, at: usize) -> usize {
+        if at + 1 == self.lines.len() { 0 } else { at + 1 }
+    }
+
+    /// How many steps lead from one line to another, forward.
+    fn steps(&self, from: usize, to: usize) -> usize {
+        if to >= from { to - from } else { to + self.lines.len() - from }
+    }
+
+    fn is_full(&self, at: usize) -> bool {
+        !self.lines[at].0[1].is_empty()
+    }
+}
+
+/// How many counters a table of so many lines takes: five sixths of its places. A search then looks at 1.3
+/// lines in the middle of a table's life, and at two just before it grows.
+#[inline]
+pub(super) fn capacity(lines: usize) -> usize {
+    2 * lines - (2 * lines).div_ceil(6)
+}
+
+/// How many lines so many counters need.
+pub(super) fn lines_for(counters: usize) -> usize {
+    (counters * 3).div_ceil(5).max(LINES_MIN)
+}
+
+/// How many lines a table has after it has grown.
+#[inline]
+pub(super) fn larger(lines: usize) -> usize {
+    (lines + lines / 2).max(LINES_MIN)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::algorithm::{Pair, State};
+    use crate::memory::rings::Rings;
+    use std::collections::HashMap;
+
+    fn slot(name: CounterHash, current: u32) -> Slot {
+        let pair = Pair { start_us: 1_000_000, window_us: 1_000_000, current, previous: 0 };
+        let limit = "9/s fixed-window".parse().unwrap();
+        Slot::new(name, &limit, State::Pair(pair), &mut Rings::default())
+    }
+
+    fn current(slot: &mut Slot) -> u32 {
+        match slot.unpack(&mut Rings::default()) {
+            State::Pair(pair) => pair.current,
+            state => panic!("{state:?}"),
+        }
+    }
+
+    /// Hashes of a few hundred names, crowded: many share a home, also the last one, so that searches go round.
+    fn name(number: u64) -> CounterHash {
+        let table = match number % 4 {
+            0 => u64::MAX - number,
+            1 => number.wrapping_mul(0x9e37_79b9_7f4a_7c15),
+            2 => 0x8000_0000_0000_0000 + number,
+            _ => 0,
+        };
+        CounterHash::new(table, number << 32)
+    }
+
+    #[test]
+    fn a_line_is_a_line_of_the_cache() {
+        assert_eq!((LINE_BYTES, align_of::<Line>()), (64, 64));
+    }
+
+    #[test]
+    fn a_table_holds_what_a_map_holds_whatever_comes_and_goes() {
+        let mut random = 0x1234_5678_u64;
+        let mut next = || {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            random >> 33
+        };
+        let (mut table, mut map) = (Table::default(), HashMap::new());
+        for step in 0..200_000_u32 {
+            // Long phases in which it grows, shrinks, and is nearly empty.
+            let names = [400, 40, 4][step as usize / 10_000 % 3];
+            let number = next() % names;
+            match (table.find(name(number)), next() % 8) {
+                (Some(place), 0..4) => {
+                    let mut removed = table.remove(place);
+                    assert_eq!(Some(current(&mut removed)), map.remove(&number));
+                }
+                (Some(place), _) => assert_eq!(Some(&current(table.slot_mut(place))), map.get(&number)),
+                (None, 0..4) => {
+                    assert_eq!(map.insert(number, step), None);
+                    let place = table.insert(slot(name(number), step));
+                    assert_eq!(table.find(name(number)), Some(place));
+                }
+                (None, 7) if step % 64 == 0 => table.resize(lines_for(table.len())),
+                (None, _) => assert!(!map.contains_key(&number)),
+            }
+            assert_eq!(table.len(), map.len());
+            if step % 1_000 == 0 {
+                let found = (0..table.places()).filter(|&place| table.get(place).is_some()).count();
+                assert_eq!(found, map.len());
+                assert!(map.keys().all(|&number| table.find(name(number)).is_some()));
+            }
+        }
+    }
+
+    #[test]
+    fn lines_for_so_many_counters_take_them() {
+        for counters in 0..10_000 {
+            assert!(capacity(lines_for(counters)) >= counters, "{counters}");
+        }
+    }
+}

@@ -1,0 +1,147 @@
+//! Several counters, decided where they stand.
+//!
+//! A check of several limits looks at all of them before it charges any. In general that takes each counter out of its place and puts it
+//! back ([`MemoryStore::check_several`]), because a newcomer's place may move the others', and a denial must leave all as they were.
+//! Nearly every check needs none of that: its counters exist, and each has room by a look at its slot alone. Then
+//! each is charged like a counter that is alone, in place.
+//!
+//! The look may be too careful (it does not see what has left a log's window meanwhile), never too generous. Whoever does not pass it is
+//! decided in general, from the start.
+
+use parking_lot::MutexGuard;
+
+use super::naming::CounterHash;
+use super::shard::Shard;
+use super::{MemoryStore, Padded};
+use crate::check::Demand;
+use crate::decision::{Decision, Line, Lines, Source};
+use crate::limit::Machine;
+use crate::time::Timestamp;
+
+impl MemoryStore {
+    /// The decision, if all counters exist and have room. `None` if there is more to it; then nothing was changed. More than four limits
+    /// (a caller's own two or three, and one for its address) are always decided in general.
+    #[inline]
+    pub(super) fn admit_in_place(&self, read: Timestamp, demands: &[Demand<'_>]) -> Option<Decision> {
+        match demands {
+            [one, two] => self.admit([one, two], read),
+            [one, two, three] => self.admit([one, two, three], read),
+            [one, two, three, four] => self.admit([one, two, three, four], read),
+            _ => None,
+        }
+    }
+
+    #[inline]
+    fn admit<const N: usize>(&self, demands: [&Demand<'_>; N], read: Timestamp) -> Option<Decision> {
+        let names = demands.map(|demand| self.naming.name(&demand.limit, &demand.key));
+        let (mut shards, shard_of) = self.lock_together(names.map(|name| self.shard_index(name)));
+        let now = shards.iter().flatten().map(|shard| shard.arrive(read, &self.clock)).max()?;
+        shards.iter_mut().flatten().for_each(|shard| shard.set_time(now));
+
+        for index in 0..N {
+            let Demand { limit, cost, .. } = demands[index];
+            let (slot, _) = shards[shard_of[index]].as_mut()?.slot_of(names[index])?;
+            if !slot.has_room_for(limit, now, cost.units()) {
+                return None;
+            }
+        }
+        let mut lines = Lines::new();
+        for index in 0..N {
+            lines.push(self.charge_in_place(shards[shard_of[index]].as_mut()?, names[index], demands[index], now));
+        }
+        // Only now: reclaiming may move what has not been decided yet.
+        shards.iter_mut().flatten().for_each(|shard| shard.finish(&self.budget));
+        Some(Decision { at: now, source: Source::Store, lines })
+    }
+
+    /// Locks the shards in ascending order, each once; and tells which of the locks is whose.
+    #[inline(always)]
+    fn lock_together<const N: usize>(&self, indices: [usize; N]) -> ([Option<MutexGuard<'_, Shard>>; N], [usize; N]) {
+        let mut order: [usize; N] = std::array::from_fn(|place| place);
+        for end in 1..N {
+            let mut place = end;
+            while place > 0 && indices[order[place - 1]] > indices[order[place]] {
+                order.swap(place - 1, place);
+                place -= 1;
+            }
+        }
+        let mut shards = [const { None }; N];
+        let mut shard_of = [0; N];
+        let mut before = None;
+        for place in order {
+            let index = indices[place];
+            shard_of[place] = match before {
+                Some((locked, by)) if locked == index => by,
+                _ => {
+                    let Padded(shard) = &self.shards[index];
+                    shards[place] = Some(shard.lock());
+                    place
+                }
+            };
+            before = Some((index, shard_of[place]));
+        }
+        (shards, shard_of)
+    }
+
+    fn charge_in_place(&self, shard: &mut Shard, name: CounterHash, demand: &Demand<'_>, now: Timestamp) -> Line {
+        let (limit, units) = (&demand.limit, demand.cost.units());
+        let (slot, rings) = shard.slot_of(name).expect("it was looked at under the same lock");
+        let line = match limit.machine() {
+            Machine::Bucket(shape) => match slot.decide_bucket_in_place(limit, shape, now, units) {
+                Some(answer) => Some(answer.line_if_plain()),
+                None => slot.decide_bucket(limit, shape, now, units),
+            },
+            Machine::Pair(shape) => slot.decide_pair(limit, shape, now, units),
+            Machine::Log(shape) => match slot.decide_ring_in_place(limit, shape, now, units, rings) {
+                None => slot.decide_log(limit, shape, now, units, (rings, &self.budget)),
+                in_place => in_place,
+            },
+        };
+        line.expect("its kind was looked at")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::algorithm::{State, decide};
+    use crate::check::{Check, Cost};
+    use crate::key::Key;
+    use crate::limit::Limit;
+    use crate::time::ManualClock;
+
+    /// Whether it was decided in place or in general, a decision is the one that the algorithms make of the plain states.
+    #[test]
+    fn several_limits_are_decided_as_the_algorithms_say() {
+        let limits = ["9/100ms", "7/90ms fixed-window", "8/80ms token-bucket", "20/300ms sliding-log"];
+        let limits: Vec<Limit> = limits.iter().map(|text| text.parse().unwrap()).collect();
+        for count in 2..=limits.len() {
+            let clock = Arc::new(ManualClock::new(Timestamp::from_micros(1_000_000)));
+            let store = MemoryStore::builder().clock(clock.clone()).build();
+            let mut states: Vec<State> = limits.iter().map(State::unused).collect();
+            let (mut random, mut in_place) = (count as u64, 0);
+            for step in 0..20_000 {
+                random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                clock.advance(Duration::from_millis(random >> 60));
+                let key = Key::new("user:42").unwrap();
+                let cost = Cost::new((random >> 40) as u32 % 3);
+                let demands: Vec<Demand<'_>> =
+                    limits[..count].iter().map(|limit| Demand::new(*limit, key).cost(cost)).collect();
+                let now = crate::time::Clock::now(&*clock);
+                let expected = decide(now, &demands, &mut states);
+                let decided = match store.admit_in_place(now, &demands) {
+                    Some(decided) => {
+                        in_place += 1;
+                        decided
+                    }
+                    None => store.check(&Check::new(&demands).unwrap()),
+                };
+                assert_eq!(decided.lines, expected.lines, "step {step} of {count} limits");
+            }
+            assert!((1_000..19_000).contains(&in_place), "both ways were gone: {in_place}");
+        }
+    }
+}

@@ -1,0 +1,231 @@
+//! What the rules would do with a request, and why: for the operator who has to explain a rejection.
+//!
+//! Nothing is decided and nothing charged. The answer goes through the same steps as a request does (who asks, banned, exempt, which
+//! rules, which plan), by the same code, and writes down what came of each; counters are only looked at.
+//!
+//! Why a rule does not match is found by asking its conditions one by one: for each of them a rule is compiled that has this
+//! condition alone. So there is one matcher, and no second one here that could disagree with it.
+//!
+//! Whom a rule counts is shown without the value (`ip:***`) unless it is asked for.
+
+mod conditions;
+mod plan;
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use http::Request;
+use serde::Serialize;
+use tollgate::answer::Policy;
+use tollgate::config::Loaded;
+use tollgate::identity::{Caller, Identity, Origin};
+use tollgate::rules::{Mode, RequestView, Rule, Tariff};
+use tollgate::{Demand, Key, Limiter, Scope, StoreError, Timestamp};
+
+use self::conditions::Conditions;
+
+/// What the rules would do with a request.
+#[derive(Debug, Serialize)]
+#[non_exhaustive]
+pub struct Explanation {
+    /// Its method.
+    pub method: String,
+    /// Its path, as rules read it.
+    pub path: String,
+    /// Who asks, by kind: `api_key`, `user` or `ip`.
+    pub caller: &'static str,
+    /// Whose API key it is, if that is written down.
+    pub key_name: Option<String>,
+    /// Why the token that it shows is not believed.
+    pub token_refused: Option<String>,
+    /// Whether the kill switch is on, so that nothing is limited.
+    pub kill_switch: bool,
+    /// Why it is refused whatever the limits say.
+    pub banned: Option<String>,
+    /// Why no limit applies: `address`, `key` or `path`.
+    pub exempt: Option<&'static str>,
+    /// The caller's plan, and where that is said. None if no rule goes by plans.
+    pub plan: Option<PlanSaid>,
+    /// All rules, in the order of the file.
+    pub rules: Vec<RuleSaid>,
+}
+
+/// A plan, and where it is said that the caller has it.
+#[derive(Debug, Serialize)]
+pub struct PlanSaid {
+    /// Its name.
+    pub name: String,
+    /// Where that is said.
+    pub source: &'static str,
+}
+
+/// What one rule would do.
+#[derive(Debug, Serialize)]
+#[non_exhaustive]
+pub struct RuleSaid {
+    /// Its name.
+    pub name: String,
+    /// Whether it applies to this request.
+    pub applies: bool,
+    /// `enforce`, `shadow` or `off`.
+    pub mode: &'static str,
+    /// What keeps it from applying.
+    pub because: Vec<String>,
+    /// What it counts by.
+    pub by: Vec<String>,
+    /// Whom it counts here.
+    pub counts: String,
+    /// The units that the request takes.
+    pub cost: u32,
+    /// Whether it is decided in process memory, before everything else.
+    pub shield: bool,
+    /// What it holds this caller to.
+    pub limits: Vec<LimitSaid>,
+    #[serde(skip)]
+    subject: Vec<u8>,
+}
+
+/// One limit of a rule.
+#[derive(Debug, Serialize)]
+#[non_exhaustive]
+pub struct LimitSaid {
+    /// Its name.
+    pub name: String,
+    /// The limit as a text.
+    pub limit: String,
+    /// What is left of it, if a store was asked.
+    pub remaining: Option<u32>,
+    /// Whether the request would pass it, if a store was asked.
+    pub would_allow: Option<bool>,
+    /// Until when it would not, in milliseconds.
+    pub retry_after_ms: Option<u64>,
+    #[serde(skip)]
+    policy: Arc<Policy>,
+}
+
+impl Explanation {
+    /// What `loaded` says of a request that came from `peer`. Values of subjects are shown only if `is_revealing`.
+    pub fn new<B>(
+        loaded: &Loaded,
+        request: &Request<B>,
+        peer: IpAddr,
+        now: Timestamp,
+        is_revealing: bool,
+    ) -> Explanation {
+        let rules = &loaded.rules;
+        let view = RequestView::of(request);
+        let path = view.canonical_path();
+        let origin = Origin { peer, headers: request.headers(), path: &path };
+        let identity = rules.identifier().identify(origin, rules, now);
+        let conditions = Conditions::new(loaded);
+        let (tariff, plan) = plan::of(loaded, &identity);
+        let exempt = exempt(loaded, &identity, conditions.is_exempt_path(&view));
+        let matched: Vec<u32> = rules.matching(&view).indices().to_vec();
+        let mut said = Vec::with_capacity(rules.rules().len());
+        for (index, rule) in rules.rules().iter().enumerate() {
+            let is_matched = matched.iter().any(|matched| *matched as usize == index);
+            let mut because = if is_matched { Vec::new() } else { conditions.unmet(index, &view) };
+            because.extend((rule.mode() == Mode::Off).then(|| "it is off".to_owned()));
+            because.extend(rules.is_off().then(|| "the kill switch is on".to_owned()));
+            because.extend(exempt.map(|what| format!("the {what} is exempt")));
+            said.push(rule_said(rule, tariff, &identity, because, is_revealing));
+        }
+        Explanation {
+            method: view.method().to_string(),
+            path: path.to_string(),
+            caller: match identity.caller() {
+                Caller::ApiKey(..) => "api_key",
+                Caller::User(_) => "user",
+                _ => "ip",
+            },
+            key_name: identity.api_key().and_then(|(digest, _)| Some(rules.key(&digest)?.name()?.to_owned())),
+            token_refused: identity.token().and_then(Result::err).map(|error| error.to_string()),
+            kill_switch: rules.is_off(),
+            banned: rules.ban(&identity, now).map(|ban| match (ban.reason(), ban.until()) {
+                (Some(reason), _) => format!("banned: {reason}"),
+                (None, Some(_)) => "banned for a time".to_owned(),
+                (None, None) => "banned".to_owned(),
+            }),
+            exempt,
+            plan,
+            rules: said,
+        }
+    }
+
+    /// Looks at the counters of the rules that apply. A shield's are in another process, and are left out.
+    ///
+    /// # Errors
+    /// When the store does not answer.
+    pub async fn look(&mut self, limiter: &Limiter) -> Result<(), StoreError> {
+        for rule in self.rules.iter_mut().filter(|rule| rule.applies && !rule.shield) {
+            for limit in &mut rule.limits {
+                let scope = Scope::Rule { rule: &rule.name, limit: &limit.name };
+                let Ok(key) = Key::scoped(&rule.subject, scope) else { continue };
+                let line = limiter.inspect(&Demand::new(*limit.policy.limit(), key)).await?;
+                let would_allow = rule.cost == 0 || line.remaining >= rule.cost;
+                limit.remaining = Some(line.remaining);
+                limit.would_allow = Some(would_allow);
+                limit.retry_after_ms = if would_allow { Some(0) } else { line.retry_after.as_millis_ceil() };
+            }
+        }
+        Ok(())
+    }
+}
+
+fn rule_said(
+    rule: &Rule,
+    tariff: Tariff,
+    identity: &Identity<'_>,
+    because: Vec<String>,
+    is_revealing: bool,
+) -> RuleSaid {
+    let subject = identity.subject(rule.by());
+    let limits = rule.policies(tariff).iter().map(|policy| LimitSaid {
+        name: policy.name().to_owned(),
+        limit: policy.limit().to_string(),
+        remaining: None,
+        would_allow: None,
+        retry_after_ms: None,
+        policy: policy.clone(),
+    });
+    RuleSaid {
+        name: rule.name().to_string(),
+        applies: because.is_empty(),
+        mode: rule.mode().name(),
+        because,
+        by: rule.by().iter().map(ToString::to_string).collect(),
+        counts: if is_revealing { subject.to_string() } else { masked(&subject.to_string()) },
+        cost: rule.cost().units(),
+        shield: rule.is_shield(),
+        limits: limits.collect(),
+        subject: subject.as_bytes().to_vec(),
+    }
+}
+
+/// A subject without its values. `&` separates parts and nothing else, and a kind has no `:` but the one before a name.
+fn masked(subject: &str) -> String {
+    let part = |part: &str| {
+        let names = if part.starts_with("header:") || part.starts_with("cookie:") { 2 } else { 1 };
+        match part.match_indices(':').nth(names - 1) {
+            Some((at, _)) => format!("{}:***", &part[..at]),
+            None => part.to_owned(),
+        }
+    };
+    subject.split('&').map(part).collect::<Vec<_>>().join("&")
+}
+
+fn exempt(loaded: &Loaded, identity: &Identity<'_>, is_exempt_path: bool) -> Option<&'static str> {
+    let is_exempt_key = || {
+        let entry = identity.api_key().and_then(|(digest, _)| loaded.rules.key(&digest));
+        entry.is_some_and(|entry| entry.is_exempt())
+    };
+    match () {
+        () if is_exempt_path => Some("path"),
+        () if is_exempt_key() => Some("key"),
+        () if loaded.rules.is_exempt(identity) => Some("address"),
+        () => None,
+    }
+}
+
+#[cfg(test)]
+mod tests;

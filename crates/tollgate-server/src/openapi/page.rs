@@ -1,0 +1,142 @@
+//! The document as a page: one file, no script, nothing to load.
+
+use std::fmt::Write;
+
+use serde_json::Value;
+
+const STYLE: &str = "body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#222;background:#fff}\
+    code,pre{font:14px/1.5 ui-monospace,monospace;background:#f4f4f4;border-radius:4px}code{padding:.1em .3em;overflow-wrap:anywhere}\
+    pre{padding:.8rem;overflow-x:auto}table{border-collapse:collapse;width:100%}td,th{border-bottom:1px solid #ddd;padding:.4rem;\
+    text-align:left;vertical-align:top}h2{margin-top:2.5rem}h2 b{color:#067}\
+    @media(prefers-color-scheme:dark){body{color:#ddd;background:#181818}code,pre{background:#282828}td,th{border-color:#444}h2 b{color:#6cc}}";
+
+/// Longer patterns are in the document alone: nobody reads them.
+const PATTERN_SHOWN_MAX: usize = 80;
+
+pub(super) fn render(document: &Value) -> String {
+    let mut page = Page(String::new());
+    let title = page.text(&document["info"]["title"]);
+    page.0 += &format!(
+        "<!doctype html><html lang=\"en\"><head><meta charset=\"utf-8\"><meta name=\"viewport\" content=\"width=device-width\">\
+         <title>{title}</title><style>{STYLE}</style></head><body><h1>{title} {}</h1><p>{}</p>\
+         <p>For programs: <a href=\"/openapi.json\">/openapi.json</a></p>",
+        page.text(&document["info"]["version"]),
+        page.text(&document["info"]["description"]),
+    );
+    for (path, operations) in entries(&document["paths"]) {
+        for (method, operation) in entries(operations) {
+            page.operation(method, path, operation);
+        }
+    }
+    page.0 += "<h2>Schemas</h2>";
+    for (name, schema) in entries(&document["components"]["schemas"]) {
+        page.schema(name, schema);
+    }
+    page.0 + "</body></html>\n"
+}
+
+struct Page(String);
+
+impl Page {
+    fn operation(&mut self, method: &str, path: &str, operation: &Value) {
+        let (summary, description) = (self.text(&operation["summary"]), self.text(&operation["description"]));
+        self.line(format_args!("<h2><b>{}</b> {}</h2>", method.to_uppercase(), escape(path)));
+        self.line(format_args!("<p><strong>{summary}.</strong> {description}</p>"));
+        for (_, example) in entries(&operation["requestBody"]["content"]["application/json"]["examples"]) {
+            let body = serde_json::to_string_pretty(&example["value"]).unwrap_or_default();
+            let summary = self.text(&example["summary"]);
+            self.line(format_args!("<h3>{summary}</h3><pre>{}</pre>", escape(&body)));
+        }
+        self.line(format_args!("<h3>Answers</h3><table><tr><th>Status<th>Meaning<th>Headers<th>Body"));
+        for (status, response) in entries(&operation["responses"]) {
+            let headers: Vec<String> = entries(&response["headers"])
+                .map(|(name, header)| format!("<code>{}</code> {}", escape(name), self.text(&header["description"])))
+                .collect();
+            let kind = |(kind, content): (&str, &Value)| format!("{} {}", escape(kind), self.kind(&content["schema"]));
+            let bodies: Vec<String> = entries(&response["content"]).map(kind).collect();
+            let description = self.text(&response["description"]);
+            let (headers, bodies) = (headers.join("<br>"), bodies.join("<br>"));
+            self.line(format_args!("<tr><td><code>{status}</code><td>{description}<td>{headers}<td>{bodies}"));
+        }
+        self.0 += "</table>";
+    }
+
+    fn schema(&mut self, name: &str, schema: &Value) {
+        self.line(format_args!("<h3 id=\"{0}\">{0}</h3><p>{1}</p>", escape(name), self.text(&schema["description"])));
+        let forms = schema["oneOf"].as_array().cloned().unwrap_or_else(|| vec![schema.clone()]);
+        for (index, form) in forms.iter().enumerate() {
+            if index > 0 {
+                self.0 += "<p>or</p>";
+            }
+            if form["$ref"].is_string() {
+                self.line(format_args!("<p>{}</p>", self.kind(form)));
+                continue;
+            }
+            let required: Vec<&str> =
+                form["required"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+            self.0 += "<table><tr><th>Field<th>Type<th>What it is";
+            for (field, property) in entries(&form["properties"]) {
+                let must = if required.contains(&field) { "" } else { " <em>may be left out</em>" };
+                let (kind, what) = (self.kind(property), self.text(&property["description"]));
+                self.line(format_args!("<tr><td><code>{}</code>{must}<td>{kind}<td>{what}", escape(field)));
+            }
+            self.0 += "</table>";
+        }
+    }
+
+    /// What a schema allows, in a few words.
+    fn kind(&self, schema: &Value) -> String {
+        if let Some(reference) = schema["$ref"].as_str() {
+            let name = escape(reference.rsplit('/').next().unwrap_or_default());
+            return format!("<a href=\"#{name}\">{name}</a>");
+        }
+        let words = match &schema["type"] {
+            Value::Array(kinds) => kinds.iter().filter_map(Value::as_str).collect::<Vec<_>>().join(" or "),
+            kind => kind.as_str().unwrap_or_default().to_owned(),
+        };
+        let mut kind = escape(&words);
+        if schema["items"].is_object() {
+            kind += &format!(" of {}", self.kind(&schema["items"]));
+        }
+        for (name, word) in [
+            ("minimum", "from"),
+            ("maximum", "to"),
+            ("minItems", "at least"),
+            ("maxItems", "at most"),
+            ("maxLength", "at most"),
+        ] {
+            if let Some(bound) = schema[name].as_u64() {
+                kind += &format!(" {word} {bound}");
+            }
+        }
+        if let Some(choices) = schema["enum"].as_array() {
+            let choices: Vec<String> = choices.iter().map(|choice| self.text(choice)).collect();
+            kind += &format!(": {}", choices.join(", "));
+        }
+        if let Some(pattern) = schema["pattern"].as_str().filter(|pattern| pattern.len() <= PATTERN_SHOWN_MAX) {
+            kind += &format!(" <code>{}</code>", escape(pattern));
+        }
+        if let Some(examples) = schema["examples"].as_array() {
+            let examples: Vec<String> =
+                examples.iter().map(|example| format!("<code>{}</code>", self.text(example))).collect();
+            kind += &format!(", such as {}", examples.join(", "));
+        }
+        kind
+    }
+
+    fn text(&self, value: &Value) -> String {
+        escape(value.as_str().unwrap_or_default())
+    }
+
+    fn line(&mut self, text: std::fmt::Arguments<'_>) {
+        self.0.write_fmt(text).expect("writing to memory does not fail");
+    }
+}
+
+fn entries(value: &Value) -> impl Iterator<Item = (&str, &Value)> {
+    value.as_object().into_iter().flatten().map(|(name, value)| (name.as_str(), value))
+}
+
+fn escape(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
+}

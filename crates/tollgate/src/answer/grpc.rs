@@ -1,0 +1,106 @@
+//! A refusal in gRPC: a status in the trailers, the facts as metadata.
+//!
+//! gRPC runs over HTTP, but its clients do not look at the HTTP status: one that is not 200 tells them that something on the way
+//! is broken, and they make UNKNOWN or UNAVAILABLE of a 429. What they understand is an answer that consists of trailers
+//! alone: HTTP 200, no body, and `grpc-status` and `grpc-message` among the headers. All other headers become
+//! metadata, so whatever an HTTP client is told, a gRPC client can read too:
+//!
+//! ```text
+//!   :status: 200
+//!   content-type: application/grpc
+//!   grpc-status: 8                                     RESOURCE_EXHAUSTED, by the table of verdicts
+//!   grpc-message: the limit of 60 per minute is reached; try again in 12 seconds
+//!   retry-after: 12
+//!   ratelimit-policy: "per-minute";q=60;w=60
+//!   ratelimit: "per-minute";r=0;t=12
+//! ```
+//!
+//! Only whoever speaks gRPC may answer so: to everybody else a 200 is an admission.
+
+use bytes::Bytes;
+use http::header::{CONTENT_LENGTH, CONTENT_TYPE, HeaderName};
+use http::{HeaderMap, HeaderValue, Response};
+
+use super::verdict::Verdict;
+
+static GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
+static GRPC_MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
+
+/// The content type of a gRPC request with these headers: `application/grpc`, `application/grpc+proto`,
+/// `application/grpc-web`. None if it is no gRPC.
+pub fn content_type(request: &HeaderMap) -> Option<&HeaderValue> {
+    request.get(CONTENT_TYPE).filter(|value| value.as_bytes().starts_with(b"application/grpc"))
+}
+
+/// Whether these are the headers of an answer that has failed already.
+pub(crate) fn has_failed(headers: &HeaderMap) -> bool {
+    headers.get(&GRPC_STATUS).is_some_and(|status| status.as_bytes() != b"0")
+}
+
+/// Makes the HTTP answer for a verdict one in gRPC, of the request's content type: its status and these words, and
+/// the headers as metadata.
+pub(crate) fn refusal(
+    verdict: Verdict,
+    message: &str,
+    mut headers: HeaderMap,
+    content_type: &HeaderValue,
+) -> Response<Bytes> {
+    headers.remove(CONTENT_LENGTH);
+    headers.insert(CONTENT_TYPE, content_type.clone());
+    headers.insert(&GRPC_STATUS, HeaderValue::from(verdict.grpc().number()));
+    if let Ok(message) = HeaderValue::try_from(escaped(message)) {
+        headers.insert(&GRPC_MESSAGE, message);
+    }
+    let mut response = Response::new(Bytes::new());
+    *response.headers_mut() = headers;
+    response
+}
+
+/// As the specification wants a message: visible ASCII and spaces, everything else and `%` itself as `%XX`.
+fn escaped(message: &str) -> String {
+    let mut text = String::with_capacity(message.len());
+    for byte in message.bytes() {
+        match byte {
+            b'%' | 0..=0x1f | 0x7f.. => text.push_str(&format!("%{byte:02X}")),
+            _ => text.push(byte.into()),
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::answer::GrpcCode;
+
+    fn headers(content_type: &str) -> HeaderMap {
+        HeaderMap::from_iter([(CONTENT_TYPE, HeaderValue::from_str(content_type).unwrap())])
+    }
+
+    #[test]
+    fn only_grpc_is_answered_as_grpc() {
+        for grpc in ["application/grpc", "application/grpc+proto", "application/grpc-web+proto"] {
+            assert_eq!(content_type(&headers(grpc)).unwrap(), grpc);
+        }
+        for other in ["application/json", "text/grpc", "application/x-grpc", ""] {
+            assert_eq!(content_type(&headers(other)), None, "{other}");
+        }
+        assert_eq!(content_type(&HeaderMap::new()), None);
+    }
+
+    #[test]
+    fn a_message_is_escaped_as_the_specification_wants_it() {
+        assert_eq!(escaped("100 % for é\n"), "100 %25 for %C3%A9%0A");
+        let response = refusal(
+            Verdict::Denied,
+            "wait…",
+            headers("application/json"),
+            &HeaderValue::from_static("application/grpc+proto"),
+        );
+        assert_eq!(response.status(), 200);
+        assert_eq!(response.headers()["content-type"], "application/grpc+proto");
+        assert_eq!(response.headers()["grpc-status"], GrpcCode::ResourceExhausted.number().to_string().as_str());
+        assert_eq!(response.headers()["grpc-message"], "wait%E2%80%A6");
+        assert!(has_failed(response.headers()) && !has_failed(&headers("application/grpc")));
+    }
+}

@@ -1,0 +1,55 @@
+//! How users' tokens are verified, in a program that can.
+
+use super::Compiler;
+#[cfg(feature = "jwt")]
+use super::callers::Ways;
+use crate::config::finding::Code;
+#[cfg(not(feature = "jwt"))]
+use crate::config::finding::Finding;
+use crate::config::span::Spanned;
+use crate::config::types::Jwt;
+#[cfg(feature = "jwt")]
+use crate::config::types::JwtAlgorithmWord;
+use crate::identity::Identifier;
+#[cfg(feature = "jwt")]
+use crate::identity::TokenVerifier;
+
+impl Compiler<'_> {
+    /// Without the means, a table that asks for it is an error: its users would all be strangers.
+    #[cfg(not(feature = "jwt"))]
+    pub(super) fn with_tokens(&mut self, identifier: Identifier, jwt: &Spanned<Jwt>) -> Identifier {
+        let finding = Finding::new(Code::InvalidJwt, "this program verifies no tokens");
+        self.note(finding.help("build it with the feature `jwt`").at(jwt.span()));
+        identifier
+    }
+
+    #[cfg(feature = "jwt")]
+    pub(super) fn with_tokens(&mut self, identifier: Identifier, jwt: &Spanned<Jwt>) -> Identifier {
+        match self.verifier(jwt) {
+            Some(verifier) => identifier.with_tokens(verifier),
+            None => identifier,
+        }
+    }
+
+    #[cfg(feature = "jwt")]
+    fn verifier(&mut self, jwt: &Spanned<Jwt>) -> Option<TokenVerifier> {
+        let ways = Ways { text: &jwt.key, variable: &jwt.key_env, file: &jwt.key_file };
+        let (key, span) = self.secret("a key for JWT", ["key", "key_env", "key_file"], ways, jwt.span())??;
+        let verifier = match jwt.algorithm {
+            JwtAlgorithmWord::Hs256 => TokenVerifier::hs256(key.reveal().as_bytes()),
+            JwtAlgorithmWord::Rs256 => TokenVerifier::rs256(key.reveal().as_bytes()),
+            JwtAlgorithmWord::Es256 => TokenVerifier::es256(key.reveal().as_bytes()),
+        };
+        let mut verifier = self.accept(verifier, Code::InvalidJwt, span)?;
+        if let Some(issuer) = &jwt.issuer {
+            verifier = verifier.with_issuer(issuer);
+        }
+        if let Some(audience) = &jwt.audience {
+            verifier = verifier.with_audience(audience);
+        }
+        if let Some(claim) = &jwt.plan_claim {
+            verifier = verifier.with_plan_claim(claim);
+        }
+        Some(verifier)
+    }
+}

@@ -1,0 +1,112 @@
+//! The configuration as a JSON schema, for editors that complete and check while one writes.
+//!
+//! Most of it follows from the types. Here is what the forms of `written.rs` accept, of which a type knows only one half.
+
+use std::borrow::Cow;
+
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+
+use super::span::Spanned;
+use super::types::{Anonymize, Config, LimitTable};
+use super::written::{AnonymizeEntry, HeaderTest, LimitEntry, Limits, OneOrMany, Secret};
+
+impl Config {
+    /// The JSON schema of a configuration file, for editors.
+    pub fn schema() -> Schema {
+        schemars::schema_for!(Config)
+    }
+}
+
+/// In a schema there are no places.
+impl<T: JsonSchema> JsonSchema for Spanned<T> {
+    fn inline_schema() -> bool {
+        T::inline_schema()
+    }
+
+    fn schema_name() -> Cow<'static, str> {
+        T::schema_name()
+    }
+
+    fn schema_id() -> Cow<'static, str> {
+        T::schema_id()
+    }
+
+    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+        T::json_schema(generator)
+    }
+}
+
+impl<T: JsonSchema> JsonSchema for OneOrMany<T> {
+    fn schema_name() -> Cow<'static, str> {
+        format!("OneOrMany_{}", T::schema_name()).into()
+    }
+
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+        let item = generator.subschema_for::<T>();
+        json_schema!({ "anyOf": [item, { "type": "array", "items": item }] })
+    }
+}
+
+impl JsonSchema for Secret {
+    fn schema_name() -> Cow<'static, str> {
+        "Secret".into()
+    }
+
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({ "type": "string", "writeOnly": true })
+    }
+}
+
+impl JsonSchema for LimitEntry {
+    fn schema_name() -> Cow<'static, str> {
+        "Limit".into()
+    }
+
+    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+        let table = generator.subschema_for::<LimitTable>();
+        json_schema!({
+            "description": "At most QUOTA per WINDOW, by an algorithm.",
+            "anyOf": [{ "type": "string", "examples": ["10/min", "100/min token-bucket burst=20"] }, table],
+        })
+    }
+}
+
+impl JsonSchema for Limits {
+    fn schema_name() -> Cow<'static, str> {
+        "Limits".into()
+    }
+
+    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+        let limits = generator.subschema_for::<OneOrMany<LimitEntry>>();
+        json_schema!({ "anyOf": [{ "const": "plan" }, limits] })
+    }
+}
+
+impl JsonSchema for HeaderTest {
+    fn schema_name() -> Cow<'static, str> {
+        "HeaderTest".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({ "anyOf": [{ "const": true }, { "type": "string" }] })
+    }
+}
+
+impl JsonSchema for AnonymizeEntry {
+    fn schema_name() -> Cow<'static, str> {
+        "AnonymizeEntry".into()
+    }
+
+    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+        let table = generator.subschema_for::<Anonymize>();
+        json_schema!({ "anyOf": [{ "type": "boolean" }, table] })
+    }
+}

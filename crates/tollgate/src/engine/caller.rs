@@ -1,0 +1,76 @@
+//! Who asks, and which rules are theirs: everything that is worked out before anybody is waited for.
+
+use std::net::IpAddr;
+
+use tollgate_core::Cost;
+
+use super::Engine;
+use super::live::{Asked, Live, RuleIndices, Subjects};
+use super::refused::Refused;
+use crate::identity::{Identity, Origin};
+use crate::rules::{PlanQuestion, RequestView, Rule, Tariff};
+
+pub(super) enum Known {
+    /// No rule matches, or the caller is exempt.
+    Nothing,
+    Banned(Refused),
+    Caller(KnownCaller),
+}
+
+pub(super) struct KnownCaller {
+    /// The rules that match.
+    rules: RuleIndices,
+    /// Whom each of them counts.
+    subjects: Subjects,
+    pub(super) plan: Plan,
+}
+
+/// Which limits are the caller's.
+pub(super) enum Plan {
+    Known(Tariff),
+    /// Those of a plan that somebody else knows.
+    Asked(PlanQuestion),
+}
+
+impl Engine {
+    pub(super) fn identify(&self, live: &Live, request: &RequestView<'_>, peer: IpAddr) -> Known {
+        let now = self.0.clock.now();
+        let matched = live.rules.matching(request);
+        let path = live.counts_paths.then(|| request.canonical_path());
+        let origin = Origin { peer, headers: request.headers(), path: path.as_deref().unwrap_or_default() };
+        let identity: Identity<'_> = live.rules.identifier().identify(origin, &live.rules, now);
+        if let Some(ban) = live.rules.ban(&identity, now) {
+            return Known::Banned(Refused::banned(ban.until(), now));
+        }
+        if matched.is_empty() || live.rules.is_exempt(&identity) {
+            return Known::Nothing;
+        }
+        Known::Caller(KnownCaller {
+            rules: RuleIndices::from_slice(matched.indices()),
+            subjects: matched.iter().map(|rule| identity.subject(rule.by())).collect(),
+            plan: self.plan(live, &identity, matched.iter().any(Rule::is_by_plan)),
+        })
+    }
+
+    fn plan(&self, live: &Live, identity: &Identity<'_>, matters: bool) -> Plan {
+        if !matters {
+            // Rules that are not by plan have the same limits under every tariff.
+            return Plan::Known(live.rules.tariff_otherwise(false));
+        }
+        if let Some(tariff) = live.rules.tariff(identity) {
+            return Plan::Known(tariff);
+        }
+        let question = PlanQuestion::about(identity);
+        match self.0.lookups.is_empty() {
+            true => Plan::Known(live.rules.tariff_otherwise(question.is_identified())),
+            false => Plan::Asked(question),
+        }
+    }
+}
+
+impl KnownCaller {
+    /// What the caller asks of its rules.
+    pub(super) fn asks(self, live: &Live, tariff: Tariff, cost: Option<Cost>) -> Asked {
+        Asked { bundle: live.bundle(&self.rules, tariff), subjects: self.subjects, cost }
+    }
+}

@@ -1,0 +1,183 @@
+//! Rules in use, and what is worked out once for each combination of them.
+//!
+//! Which rules match differs from request to request, but the same few combinations come again and again. What a
+//! combination asks of a caller (whose counters, which limits, in what order, with which headers) depends only on the rules and
+//! on the caller's plan. So it is laid out once, as a [`Bundle`], and a request brings only its subjects and its cost.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use foldhash::fast::RandomState;
+use parking_lot::RwLock;
+use smallvec::SmallVec;
+use tollgate_core::{Algorithm, Cost, Decision, Demand, Key, Scope, Source};
+
+use super::rule_counts::{RuleCount, RuleCounts, RuleStats};
+use crate::answer::{Policies, Policy};
+use crate::counts::Said;
+use crate::failure::OnFailure;
+use crate::identity::{Subject, SubjectKind};
+use crate::rules::{Charge, Mode, Rule, RuleSet, Tariff};
+
+/// How many combinations of rules and plan are kept. When there are more, all are forgotten and laid out again as
+/// they come.
+const BUNDLES_KEPT_MAX: usize = 4_096;
+
+/// Places of rules in their set.
+pub(super) type RuleIndices = SmallVec<[u32; 8]>;
+
+/// A set of rules in use.
+pub(super) struct Live {
+    pub(super) rules: RuleSet,
+    /// Whether any rule counts by path: else nobody needs its canonical form.
+    pub(super) counts_paths: bool,
+    counts: RuleCounts,
+    bundles: RwLock<HashMap<(RuleIndices, Tariff), Arc<Bundle>, RandomState>>,
+}
+
+/// What a combination of rules asks of a caller with a certain plan.
+pub(super) struct Bundle {
+    pub(super) shield: Option<Group>,
+    pub(super) enforced: Option<Group>,
+    pub(super) shadow: Vec<Group>,
+}
+
+/// Limits that are decided together.
+pub(super) struct Group {
+    pub(super) parts: Vec<Part>,
+    pub(super) policies: Arc<Policies>,
+    /// Whether its counters are this process's own: those of shield rules.
+    pub(super) is_in_process: bool,
+    pub(super) is_refundable: bool,
+    /// Whether one of its limits may let pass and tell to wait.
+    pub(super) may_hold: bool,
+}
+
+/// One limit of one rule.
+pub(super) struct Part {
+    rule: Arc<str>,
+    pub(super) counts: RuleCount,
+    /// Which of the request's subjects it counts.
+    subject: usize,
+    pub(super) policy: Arc<Policy>,
+    cost: Cost,
+    pub(super) charge: Charge,
+    pub(super) on_failure: OnFailure,
+}
+
+/// A request as its rules see it.
+pub(super) struct Asked {
+    pub(super) bundle: Arc<Bundle>,
+    /// Whom each matching rule counts.
+    pub(super) subjects: Subjects,
+    /// What the request costs, if it is not for the rules to say.
+    pub(super) cost: Option<Cost>,
+}
+
+pub(super) type Subjects = SmallVec<[Subject; 1]>;
+pub(super) type Demands<'a> = SmallVec<[Demand<'a>; 2]>;
+
+impl Live {
+    pub(super) fn new(rules: RuleSet, before: Option<&Live>) -> Live {
+        let by_path = |rule: &Rule| rule.by().iter().any(|kind| *kind == SubjectKind::Path);
+        Live {
+            counts_paths: rules.rules().iter().any(by_path),
+            counts: RuleCounts::new(&rules, before.map(|before| (&before.rules, &before.counts))),
+            bundles: RwLock::default(),
+            rules,
+        }
+    }
+
+    /// What these rules ask of a caller with this plan.
+    pub(super) fn bundle(&self, rules: &[u32], tariff: Tariff) -> Arc<Bundle> {
+        let key = (RuleIndices::from_slice(rules), tariff);
+        if let Some(bundle) = self.bundles.read().get(&key) {
+            return bundle.clone();
+        }
+        let bundle = Arc::new(self.lay_out(rules, tariff));
+        let mut kept = self.bundles.write();
+        if kept.len() >= BUNDLES_KEPT_MAX {
+            kept.clear();
+        }
+        kept.insert(key, bundle.clone());
+        bundle
+    }
+
+    fn lay_out(&self, rules: &[u32], tariff: Tariff) -> Bundle {
+        let (mut shield, mut enforced, mut shadow) = (Vec::new(), Vec::new(), Vec::new());
+        for (subject, &rule_index) in rules.iter().enumerate() {
+            let rule = &self.rules.rules()[rule_index as usize];
+            let parts = rule.policies(tariff).iter().map(|policy| Part {
+                rule: rule.name().clone(),
+                counts: self.counts.of(rule_index, rule.mode()),
+                subject,
+                policy: policy.clone(),
+                cost: rule.cost(),
+                charge: rule.charge(),
+                on_failure: rule.on_failure(),
+            });
+            match (rule.mode(), rule.is_shield()) {
+                (Mode::Off, _) => {}
+                (Mode::Shadow, is_shield) => shadow.extend(self.group(parts.collect(), is_shield)),
+                (Mode::Enforce, true) => shield.extend(parts),
+                (Mode::Enforce, false) => enforced.extend(parts),
+            }
+        }
+        Bundle { shield: self.group(shield, true), enforced: self.group(enforced, false), shadow }
+    }
+
+    fn group(&self, parts: Vec<Part>, is_in_process: bool) -> Option<Group> {
+        let policies = Policies::new(parts.iter().map(|part| part.policy.clone()));
+        let policies = Arc::new(policies.with_exposed_headers(self.rules.exposes_headers()));
+        let is_refundable = parts.iter().any(|part| part.charge.is_refundable());
+        let may_hold = parts.iter().any(|part| part.policy.limit().algorithm() == Algorithm::LeakyBucket);
+        (!parts.is_empty()).then_some(Group { parts, policies, is_in_process, is_refundable, may_hold })
+    }
+
+    /// What each rule has said.
+    pub(super) fn stats(&self) -> Vec<RuleStats> {
+        self.counts.stats(&self.rules)
+    }
+}
+
+impl Group {
+    /// Counts what each rule said. A rule that was left out because the store is away let the request pass.
+    pub(super) fn count(&self, decision: &Decision) {
+        let is_complete = decision.lines.len() == self.parts.len();
+        let mut lines = decision.lines.iter();
+        for rule in self.rules() {
+            let has_lines = is_complete || (!decision.lines.is_empty() && rule[0].on_failure == OnFailure::Local);
+            let (allowed, source) = match has_lines {
+                true => (lines.by_ref().take(rule.len()).fold(true, |all, line| all & line.allowed), decision.source),
+                false => (true, Source::None),
+            };
+            rule[0].counts.count(Said::of(allowed), source);
+        }
+    }
+
+    /// Counts a request that was refused because the store is away.
+    pub(super) fn count_unavailable(&self) {
+        self.rules().for_each(|rule| rule[0].counts.count(Said::Unavailable, Source::None));
+    }
+
+    /// The parts, by rule.
+    fn rules(&self) -> impl Iterator<Item = &[Part]> {
+        self.parts.chunk_by(|one, other| one.subject == other.subject)
+    }
+
+    /// What the request demands of all its limits.
+    pub(super) fn demands<'a>(&'a self, asked: &'a Asked) -> Demands<'a> {
+        self.parts.iter().map(|part| part.demand(asked)).collect()
+    }
+}
+
+impl Part {
+    /// What the request demands of this limit.
+    pub(super) fn demand<'a>(&'a self, asked: &'a Asked) -> Demand<'a> {
+        let scope = Scope::Rule { rule: &self.rule, limit: self.policy.name() };
+        let subject = asked.subjects[self.subject].as_bytes();
+        // At most eight values of some hundred bytes each; a longer one is replaced by its digest.
+        let key = Key::scoped(subject, scope).expect("a subject is far shorter than a key may be");
+        Demand { limit: *self.policy.limit(), key, cost: asked.cost.unwrap_or(self.cost) }
+    }
+}

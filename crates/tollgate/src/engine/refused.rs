@@ -1,0 +1,64 @@
+//! A request that does not go on, and what it is told.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http::header::{CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER};
+use http::{HeaderMap, HeaderValue, Response};
+use tollgate_core::{Decision, Timestamp};
+
+use crate::answer::{Policies, Refusal, Verdict, grpc};
+
+const BANNED: &str = "this caller is banned";
+
+/// A request that does not go on, and why.
+#[derive(Debug)]
+pub struct Refused {
+    /// Which of the reasons.
+    pub verdict: Verdict,
+    /// What to answer over HTTP.
+    pub response: Response<Bytes>,
+    /// The decision, if limits refused it.
+    pub decision: Option<Decision>,
+    /// Whose limits the lines of the decision are.
+    pub policies: Option<Arc<Policies>>,
+}
+
+impl Refused {
+    pub(super) fn denied(policies: Arc<Policies>, decision: Decision, request: &HeaderMap) -> Refused {
+        let response = policies.refuse(&decision, request);
+        Refused { verdict: Verdict::Denied, response, decision: Some(decision), policies: Some(policies) }
+    }
+
+    pub(super) fn unavailable(policies: &Policies, request: &HeaderMap) -> Refused {
+        let response = policies.unavailable(request);
+        Refused { verdict: Verdict::Unavailable, response, decision: None, policies: None }
+    }
+
+    /// 403, and until when.
+    pub(super) fn banned(until: Option<Timestamp>, now: Timestamp) -> Refused {
+        let verdict = Verdict::Forbidden;
+        let body = serde_json::json!({ "error": verdict.error(), "message": BANNED });
+        let mut response = Response::new(Bytes::from(body.to_string()));
+        *response.status_mut() = verdict.http();
+        let headers = response.headers_mut();
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+        if let Some(until) = until {
+            let seconds = until.as_micros().saturating_sub(now.as_micros()).div_ceil(1_000_000).max(1);
+            headers.insert(RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        Refused { verdict, response, decision: None, policies: None }
+    }
+
+    /// What to answer over gRPC, to a request of this [content type](grpc::content_type): the same facts as a status
+    /// and metadata.
+    pub fn into_grpc(self, content_type: &HeaderValue) -> Response<Bytes> {
+        let message = match (&self.policies, &self.decision) {
+            (Some(policies), Some(decision)) => policies.refusal(decision).message(),
+            _ if self.verdict == Verdict::Unavailable => Refusal::unavailable().message(),
+            _ => BANNED.to_owned(),
+        };
+        grpc::refusal(self.verdict, &message, self.response.into_parts().0.headers, content_type)
+    }
+}

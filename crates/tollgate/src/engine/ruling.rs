@@ -1,0 +1,149 @@
+//! What the rules say to a request whose limits are known.
+
+use std::sync::Arc;
+
+use futures_util::FutureExt;
+use http::HeaderMap;
+use smallvec::SmallVec;
+use tollgate_core::{Check, Decision, Source};
+
+use super::live::{Asked, Group, Part};
+use super::passage::{Charged, ChargedBy};
+use super::{Engine, Outcome, Passage, Refused};
+use crate::answer::Policies;
+use crate::failure::OnFailure;
+use crate::limiter::CheckOptions;
+
+/// An [`Outcome`] that is not yet an answer to anybody.
+pub(super) enum Ruling {
+    Pass(Passage),
+    Deny(Decision, Arc<Policies>),
+    Unavailable(Arc<Policies>),
+}
+
+impl Ruling {
+    /// The answer to the client that sent these headers.
+    pub(super) fn outcome(self, request: &HeaderMap) -> Outcome {
+        match self {
+            Ruling::Pass(passage) => Outcome::Pass(passage),
+            Ruling::Deny(decision, policies) => Outcome::Refuse(Refused::denied(policies, decision, request)),
+            Ruling::Unavailable(policies) => Outcome::Refuse(Refused::unavailable(&policies, request)),
+        }
+    }
+}
+
+/// The store did not answer, and a rule says to refuse then.
+struct Undecided;
+
+impl Engine {
+    /// What the rules say, where all counters are in process.
+    pub(super) fn rule_at_once(&self, asked: Asked) -> Ruling {
+        self.rule(asked).now_or_never().expect("nothing waits for counters in process")
+    }
+
+    /// What the rules say. Whatever comes of it, units that were taken on the way are accounted for.
+    pub(super) async fn rule(&self, asked: Asked) -> Ruling {
+        let bundle = &asked.bundle;
+        let mut passage = Passage::unlimited();
+        let mut charged: SmallVec<[Charged; 1]> = SmallVec::new();
+        let mut refusal = None;
+
+        if let Some(shield) = &bundle.shield {
+            let decision = self.pass_shield(shield, &asked);
+            shield.count(&decision);
+            match decision.allowed() {
+                true => charged.extend(Charged::of(ChargedBy::Shield, shield, &decision)),
+                false => refusal = Some(Ruling::Deny(decision, shield.policies.clone())),
+            }
+        }
+        if refusal.is_none()
+            && let Some(enforced) = &bundle.enforced
+        {
+            match self.decide_enforced(enforced, &asked).await {
+                Err(Undecided) => {
+                    enforced.count_unavailable();
+                    refusal = Some(Ruling::Unavailable(enforced.policies.clone()));
+                }
+                Ok(decision) => {
+                    enforced.count(&decision);
+                    match decision.allowed() {
+                        true => {
+                            charged.extend(Charged::of(ChargedBy::Enforced, enforced, &decision));
+                            passage.tell(enforced, decision);
+                        }
+                        false => refusal = Some(Ruling::Deny(decision.clone(), told_of(enforced, &decision))),
+                    }
+                }
+            }
+        }
+        if refusal.is_none() {
+            for (index, shadow) in bundle.shadow.iter().enumerate() {
+                // Charged if it would itself have let pass; what it would have refused is counted.
+                if let Some(decision) = self.try_shadow(shadow, &asked).await {
+                    shadow.count(&decision);
+                    charged.extend(Charged::of(ChargedBy::Shadow(index), shadow, &decision));
+                }
+            }
+        }
+        if !charged.is_empty() {
+            passage.owe(self.clone(), asked, charged);
+        }
+        // With a refusal the passage ends here, as one that failed.
+        refusal.unwrap_or(Ruling::Pass(passage))
+    }
+
+    fn pass_shield(&self, shield: &Group, asked: &Asked) -> Decision {
+        let demands = shield.demands(asked);
+        match Check::new(&demands) {
+            Ok(check) => self.0.shield.check(&check),
+            Err(error) => {
+                tracing::error!(%error, "the shields that match one request cannot be decided together");
+                Decision { at: self.0.clock.now(), source: Source::None, lines: Default::default() }
+            }
+        }
+    }
+
+    /// All enforced rules together, by the store or by each rule's word for its absence.
+    async fn decide_enforced(&self, group: &Group, asked: &Asked) -> Result<Decision, Undecided> {
+        let demands = group.demands(asked);
+        let check = Check::new(&demands).map_err(|error| {
+            tracing::error!(%error, "the rules that match one request cannot be decided together");
+            Undecided
+        })?;
+        let words: SmallVec<[OnFailure; 8]> = group.parts.iter().map(|part| part.on_failure).collect();
+        let decided = self.0.limiter.check_each(&check, &words, group.is_refundable).await;
+        decided.map_err(|_unavailable| Undecided)
+    }
+
+    async fn try_shadow(&self, group: &Group, asked: &Asked) -> Option<Decision> {
+        let demands = group.demands(asked);
+        let check = Check::new(&demands).ok()?;
+        if group.is_in_process {
+            return Some(self.0.shield.check(&check));
+        }
+        let options = CheckOptions { on_failure: Some(OnFailure::Allow), refundable: group.is_refundable };
+        self.0.limiter.check_with(&check, options).await.ok()
+    }
+}
+
+impl Charged {
+    /// What may have to be given back of a decision, if anything.
+    fn of(by: ChargedBy, group: &Group, decision: &Decision) -> Option<Charged> {
+        // Whoever is told to wait may refuse to.
+        let may_come_back = (group.is_refundable || group.may_hold) && decision.allowed();
+        may_come_back.then(|| Charged { by, decision: decision.clone() })
+    }
+}
+
+/// Whose lines the decision has: all of the group's, or of those rules that are decided without a store.
+fn told_of(group: &Group, decision: &Decision) -> Arc<Policies> {
+    match decision.lines.len() == group.parts.len() {
+        true => group.policies.clone(),
+        false => Arc::new(Policies::new(local(group).map(|part| part.policy.clone()))),
+    }
+}
+
+/// The parts that this node decides by itself while the store is away.
+fn local(group: &Group) -> impl Iterator<Item = &Part> {
+    group.parts.iter().filter(|part| part.on_failure == OnFailure::Local)
+}

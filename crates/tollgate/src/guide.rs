@@ -1,0 +1,18 @@
+//! The guide, whose Rust blocks are doctests of this crate. Compiled for them alone: the pages lie outside of what is published.
+
+macro_rules! pages {
+    ($($name:ident $file:literal)*) => {
+        $(#[doc = include_str!(concat!("../../../docs/guide/", $file))] struct $name;)*
+    };
+}
+
+pages! {
+    FiveMinutes "01-five-minutes.md"
+    ChoosingAnAlgorithm "02-choosing-an-algorithm.md"
+    RulesAndPlans "03-rules-and-plans.md"
+    BehindAProxy "04-behind-a-proxy.md"
+    SeveralInstances "05-several-instances.md"
+    HeadersAndRefusals "06-headers-and-refusals.md"
+    FromOtherLanguages "07-from-other-languages.md"
+    TestingYourLimits "08-testing-your-limits.md"
+}

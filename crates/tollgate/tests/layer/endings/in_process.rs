@@ -1,0 +1,38 @@
+//! Counters in memory, on a clock that stands still: refunds happen where the ending does.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tollgate::engine::Engine;
+use tollgate::{Limiter, ManualClock, MemoryStore, Timestamp};
+use tollgate_testkit::conformance::Random;
+
+use super::ledger::{Ledger, rules, seed};
+use super::scripted::{Ending, silence_planned_panics, site, told};
+
+const ENDINGS: usize = 10_000;
+
+// Timeouts strike when nothing else is left to do: tokio's clock is a manual one, too.
+#[tokio::test(start_paused = true)]
+async fn after_ten_thousand_random_endings_the_remaining_quota_is_exactly_what_they_say() {
+    silence_planned_panics();
+    let clock = Arc::new(ManualClock::new(Timestamp::from_micros(1_700_000_000_000_000)));
+    let memory = MemoryStore::builder().clock(clock.clone()).build();
+    let limiter = Limiter::builder().memory(memory).clock(clock.clone()).build();
+    let engine = Engine::on_clock(limiter, rules(), Vec::new(), clock);
+    let site = site(&engine);
+
+    let seed = seed();
+    let mut random = Random::new(seed);
+    let mut ledger = Ledger::default();
+    for n in 1..=ENDINGS {
+        let ending = Ending::random(&mut random, Duration::from_millis(5));
+        ledger.add(ending.happen(site.clone(), false).await);
+        if n % 100 == 0 {
+            let context = format!("TOLLGATE_SEED={seed}, after {n} endings");
+            ledger.expect_told(&told(site.clone()).await, &context);
+            ledger.expect_counted(&engine, &context).await;
+        }
+    }
+    assert!(ledger.succeeded > 1_000 && ledger.failed > 1_000, "both kinds of endings: {ledger:?}");
+}

@@ -1,0 +1,10 @@
+//! The Tower layer as its users meet it.
+#![allow(clippy::unwrap_used)] // a step that fails fails its test
+
+mod endings;
+mod grpc;
+mod leaky;
+mod limits;
+mod neighbours;
+mod site;
+mod sockets;

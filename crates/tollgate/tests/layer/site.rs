@@ -1,0 +1,96 @@
+//! A service behind the layer, called in process, on a clock that stands still.
+
+use std::convert::Infallible;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http::{Request, Response};
+use sfv::{BareItem, ListEntry, Parser};
+use tollgate::config::{Config, Format};
+use tollgate::engine::Engine;
+use tollgate::layer::RateLimitLayer;
+use tollgate::rules::{PlanLookup, RuleSet};
+use tollgate::{Decision, Limiter, ManualClock, MemoryStore, Timestamp};
+use tower::{Layer, ServiceExt, service_fn};
+
+pub(crate) const HERE: [u8; 4] = [203, 0, 113, 9];
+
+pub(crate) struct Site {
+    pub(crate) engine: Engine,
+    pub(crate) clock: Arc<ManualClock>,
+    layer: RateLimitLayer,
+}
+
+pub(crate) fn rules(text: &str) -> RuleSet {
+    Config::from_text(text, Format::Toml).unwrap_or_else(|report| panic!("{report:?}")).rules
+}
+
+impl Site {
+    pub(crate) fn new(text: &str) -> Site {
+        Site::with_lookups(text, Vec::new())
+    }
+
+    pub(crate) fn with_lookups(text: &str, lookups: Vec<Arc<dyn PlanLookup>>) -> Site {
+        let clock = Arc::new(ManualClock::new(Timestamp::from_micros(1_700_000_000_000_000)));
+        let memory = MemoryStore::builder().clock(clock.clone()).build();
+        let limiter = Limiter::builder().memory(memory).clock(clock.clone()).build();
+        let engine = Engine::on_clock(limiter, rules(text), lookups, clock.clone());
+        let layer = RateLimitLayer::new(engine.clone(), |extensions| extensions.get::<IpAddr>().copied());
+        Site { engine, clock, layer }
+    }
+
+    pub(crate) fn layered(self, configure: impl FnOnce(RateLimitLayer) -> RateLimitLayer) -> Site {
+        Site { layer: configure(self.layer), ..self }
+    }
+
+    /// Sends a request, whose handler answers 200 and what the decision in its extensions says remains.
+    pub(crate) async fn send(&self, path: &str, headers: &[(&str, &str)], peer: [u8; 4]) -> Response<Bytes> {
+        let mut request = Request::post(path).extension(IpAddr::from(peer));
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        let handler = service_fn(|request: Request<()>| async move {
+            let decision = request.extensions().get::<Decision>();
+            let remaining = decision.and_then(|decision| decision.lines.first()).map(|line| line.remaining);
+            Ok::<_, Infallible>(Response::new(Bytes::from(format!("{remaining:?}"))))
+        });
+        self.layer.layer(handler).oneshot(request.body(()).unwrap()).await.unwrap()
+    }
+
+    /// The same, as its status.
+    pub(crate) async fn status(&self, path: &str, headers: &[(&str, &str)], peer: [u8; 4]) -> u16 {
+        self.send(path, headers, peer).await.status().as_u16()
+    }
+}
+
+/// What a `RateLimit` header says of one policy.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Told {
+    pub(crate) name: String,
+    pub(crate) remaining: i64,
+    pub(crate) next_secs: Option<i64>,
+}
+
+/// A `RateLimit` header, read by a parser of structured fields.
+pub(crate) fn told(ratelimit: &str) -> Vec<Told> {
+    let number = |value: &BareItem| match value {
+        BareItem::Integer(number) => i64::from(*number),
+        other => panic!("{other:?} is no integer in {ratelimit}"),
+    };
+    let list = Parser::new(ratelimit).parse::<sfv::List>().unwrap();
+    let policy = |entry: &ListEntry| match entry {
+        ListEntry::Item(item) => Told {
+            name: item.bare_item.as_string().expect("a name").as_str().to_owned(),
+            remaining: number(&item.params["r"]),
+            next_secs: item.params.get("t").map(number),
+        },
+        ListEntry::InnerList(_) => panic!("{ratelimit} is no list of items"),
+    };
+    list.iter().map(policy).collect()
+}
+
+/// What a response tells of every policy.
+pub(crate) fn told_by(response: &Response<Bytes>) -> Vec<Told> {
+    told(response.headers()["ratelimit"].to_str().unwrap())
+}

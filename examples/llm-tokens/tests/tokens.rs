@@ -1,0 +1,154 @@
+//! The service as a user runs it: the real binary, over real sockets, in memory and on a real Redis.
+#![allow(clippy::unwrap_used)] // a step that fails fails its test
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::process::{Child, Command, Stdio};
+
+use serde_json::{Value, json};
+use tollgate_testkit::server::Server;
+
+/// A running service on a free port; ended by its own id.
+struct Service {
+    child: Child,
+    address: String,
+}
+
+#[derive(Debug)]
+struct Answer {
+    status: u16,
+    head: String,
+    body: String,
+}
+
+impl Answer {
+    fn header(&self, name: &str) -> Option<&str> {
+        let line = self.head.lines().find(|line| line.to_ascii_lowercase().starts_with(&format!("{name}: ")))?;
+        line.split_once(": ").map(|(_, value)| value)
+    }
+
+    fn json(&self) -> Value {
+        serde_json::from_str(&self.body).unwrap_or_else(|error| panic!("{error}: {self:?}"))
+    }
+
+    /// What is left by the minute and by the day.
+    fn left(&self) -> [u32; 2] {
+        let header = self.header("ratelimit").unwrap_or_else(|| panic!("{self:?}"));
+        let left = |policy: &str| policy.split("r=").nth(1)?.split(';').next()?.parse().ok();
+        let all: Vec<u32> = header.split(", ").filter_map(left).collect();
+        all.try_into().unwrap()
+    }
+}
+
+impl Service {
+    fn start(variables: &[(&str, &str)]) -> Service {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_llm-tokens"));
+        for name in ["TOLLGATE_STORE", "TOKENS_PER_MINUTE", "TOKENS_PER_DAY"] {
+            command.env_remove(name);
+        }
+        command.env("LISTEN", "127.0.0.1:0").envs(variables.iter().copied());
+        let mut child = command.stdout(Stdio::piped()).spawn().expect("the binary runs");
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let address = line.trim().strip_prefix("listening on http://").expect("it says where it listens").to_owned();
+        Service { child, address }
+    }
+
+    fn exchange(&self, head: &str, body: &str) -> Answer {
+        let mut stream = TcpStream::connect(&self.address).unwrap();
+        let length = body.len();
+        write!(stream, "{head}host: x\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n{body}").unwrap();
+        let mut text = String::new();
+        stream.read_to_string(&mut text).unwrap();
+        let (head, body) = text.split_once("\r\n\r\n").unwrap();
+        let status = head.split(' ').nth(1).unwrap().parse().unwrap();
+        Answer { status, head: head.to_owned(), body: body.to_owned() }
+    }
+
+    fn complete(&self, key: &str, prompt: &str, max_tokens: u32) -> Answer {
+        let head = format!("POST /v1/complete HTTP/1.1\r\nx-api-key: {key}\r\ncontent-type: application/json\r\n");
+        self.exchange(&head, &json!({ "prompt": prompt, "max_tokens": max_tokens }).to_string())
+    }
+
+    fn left(&self, key: &str) -> [u32; 2] {
+        self.exchange(&format!("GET /v1/budget HTTP/1.1\r\nx-api-key: {key}\r\n"), "").left()
+    }
+}
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn charges_what_was_used(service: &Service) {
+    // 5 for twenty letters and 500 for the longest answer are reserved; 4 + 4 words are used.
+    let answer = service.complete("demo-key", "one two three fourth", 500);
+    assert_eq!(answer.status, 200, "{answer:?}");
+    assert_eq!(answer.json()["text"], "fourth three two one");
+    let usage = json!({ "prompt_tokens": 4, "completion_tokens": 4, "reserved_tokens": 505 });
+    assert_eq!(answer.json()["usage"], usage);
+    assert_eq!(answer.left(), [992, 4_992], "what was not used is back");
+
+    // Short words are more tokens than their letters say: 25 + 1 reserved, 50 + 1 used.
+    let short = "a ".repeat(50);
+    let answer = service.complete("demo-key", &short, 1);
+    assert_eq!(answer.json()["usage"]["reserved_tokens"], 26);
+    assert_eq!(answer.left(), [941, 4_941], "what was missing is taken, too");
+}
+
+fn refuses_what_does_not_fit(service: &Service) {
+    let refused = service.complete("demo-key", "one more", 940);
+    assert_eq!((refused.status, refused.left()), (429, [941, 4_941]), "{refused:?}");
+    assert_eq!(refused.json()["policy"], "per-minute");
+    assert!(refused.header("retry-after").is_some_and(|seconds| (1..=60).contains(&seconds.parse().unwrap())));
+    assert_eq!(service.complete("demo-key", "one more", 939).status, 200, "and a smaller one is served");
+    assert_eq!(service.left("other-key"), [1_000, 5_000], "whatever others do");
+    let never = service.complete("other-key", "one more", 2_000);
+    assert_eq!((never.status, never.header("retry-after")), (429, None), "waiting would not help");
+}
+
+#[test]
+fn tokens_are_reserved_and_settled_in_memory() {
+    let service = Service::start(&[("TOKENS_PER_MINUTE", "1000"), ("TOKENS_PER_DAY", "5000")]);
+    charges_what_was_used(&service);
+    refuses_what_does_not_fit(&service);
+}
+
+#[test]
+fn tokens_are_reserved_and_settled_on_redis_for_all_instances() {
+    let redis = Server::redis();
+    let url = redis.url();
+    let variables = [("TOLLGATE_STORE", &*url), ("TOKENS_PER_MINUTE", "1000"), ("TOKENS_PER_DAY", "5000")];
+    let instances = [Service::start(&variables), Service::start(&variables)];
+    charges_what_was_used(&instances[0]);
+    assert_eq!(instances[1].left("demo-key"), [941, 4_941]);
+    refuses_what_does_not_fit(&instances[1]);
+}
+
+#[test]
+fn an_overrun_beyond_the_limit_empties_it() {
+    let service = Service::start(&[("TOKENS_PER_MINUTE", "100"), ("TOKENS_PER_DAY", "5000")]);
+    // 100 reserved, 199 used: the minute is full, and the day has all of it.
+    let answer = service.complete("demo-key", &"a ".repeat(198), 1);
+    assert_eq!((answer.status, answer.left()), (200, [0, 4_801]), "{answer:?}");
+    assert_eq!(service.complete("demo-key", "", 1).status, 429);
+}
+
+#[test]
+fn bad_questions_are_told_what_was_expected_and_cost_nothing() {
+    let service = Service::start(&[]);
+    for (key, max_tokens, status, phrase) in [
+        ("stranger", 10, 401, "x-api-key"),
+        ("demo-key", 0, 400, "1 to 4096, got 0"),
+        ("demo-key", 5_000, 400, "1 to 4096"),
+    ] {
+        let answer = service.complete(key, "hello", max_tokens);
+        assert_eq!(answer.status, status, "{answer:?}");
+        assert!(answer.json()["message"].as_str().unwrap().contains(phrase), "{answer:?}");
+    }
+    let head = "POST /v1/complete HTTP/1.1\r\nx-api-key: demo-key\r\ncontent-type: application/json\r\n";
+    assert_eq!(service.exchange(head, r#"{"prompt":"a","max_tokens":1,"model":"x"}"#).status, 422);
+    assert_eq!(service.left("demo-key"), [2_000, 20_000]);
+}
