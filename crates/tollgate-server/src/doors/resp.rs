@@ -41,6 +41,9 @@ const BATCH_COMMANDS_MAX: usize = 512;
 /// Replies are written out when there are this many bytes of them, whatever else has arrived.
 const REPLY_BYTES_MAX: usize = 64 * 1024;
 const READ_BYTES: usize = 16 * 1024;
+/// What a short check takes on the wire, and how many are expected at most before they are counted.
+const CHECK_BYTES_MIN: usize = 48;
+const GUESS_MAX: usize = 64;
 /// A buffer that one long command has grown is given back when it is empty.
 const KEPT_BYTES_MAX: usize = 64 * 1024;
 
@@ -87,6 +90,8 @@ struct Connection<S> {
     explicit: Arc<DecisionCounts>,
     client: Client,
     replies: Replies,
+    /// Reused from batch to batch.
+    args: Args,
     /// Whether anything was heard since the timer of [`Connection::hear`] was set.
     heard: bool,
 }
@@ -114,7 +119,16 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
             is_authenticated: options.password.is_none(),
             memo: LimitMemo::default(),
         };
-        Connection { stream, limiter, options, explicit, client, replies: Replies::default(), heard: false }
+        Connection {
+            stream,
+            limiter,
+            options,
+            explicit,
+            client,
+            replies: Replies::default(),
+            args: Args::default(),
+            heard: false,
+        }
     }
 
     async fn run(mut self) -> std::io::Result<()> {
@@ -169,7 +183,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
                 written.await.map_err(|_| std::io::ErrorKind::TimedOut)??;
                 self.replies.clear();
             }
-            if consumed == 0 || next == Next::Close {
+            if consumed == 0 || buffer.is_empty() || next == Next::Close {
                 return Ok(next);
             }
         }
@@ -177,16 +191,24 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
 
     /// One batch from the front of the buffer: how many bytes it took.
     async fn batch(&mut self, buffer: &[u8]) -> (usize, Next) {
-        let mut args = Args::default();
-        let mut pending: Vec<(Demand<'_>, Words)> = Vec::new();
+        let mut args = std::mem::take(&mut self.args);
+        let batch = self.batch_with(buffer, &mut args).await;
+        self.args = args;
+        batch
+    }
+
+    async fn batch_with(&mut self, buffer: &[u8], args: &mut Args) -> (usize, Next) {
+        // A guess at how many there are, so that a pipeline is not moved while it is read.
+        let guess = (buffer.len() / CHECK_BYTES_MIN).clamp(1, GUESS_MAX);
+        let mut pending: Vec<(Demand<'_>, Words)> = Vec::with_capacity(guess);
         let mut at = 0;
         for _ in 0..BATCH_COMMANDS_MAX {
-            match parse(&buffer[at..], &mut args) {
+            match parse(&buffer[at..], args) {
                 Ok(None) => break,
                 Ok(Some(consumed)) => {
                     let frame = &buffer[at..];
                     at += consumed;
-                    if self.take(frame, &args, &mut pending).await == Next::Close {
+                    if self.take(frame, args, &mut pending).await == Next::Close {
                         return (at, Next::Close);
                     }
                     if self.replies.len() > REPLY_BYTES_MAX {
