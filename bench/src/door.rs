@@ -32,12 +32,15 @@ pub enum Protocol {
     Http,
 }
 
+/// Appends the nth question to what is sent.
+pub type WriteQuestion = dyn FnMut(u64, &mut Vec<u8>);
+
 /// One kind of question.
 pub struct Questions {
     /// How the answers end.
     pub protocol: Protocol,
     /// Writes the nth question.
-    pub write: Box<dyn FnMut(u64, &mut Vec<u8>)>,
+    pub write: Box<WriteQuestion>,
 }
 
 /// Connections to one server.
