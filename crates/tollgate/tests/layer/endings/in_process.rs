@@ -1,13 +1,10 @@
 //! Counters in memory, on a clock that stands still: refunds happen where the ending does.
 
-use std::sync::Arc;
 use std::time::Duration;
 
-use tollgate::engine::Engine;
-use tollgate::{Limiter, ManualClock, MemoryStore, Timestamp};
 use tollgate_testkit::conformance::Random;
 
-use super::ledger::{Ledger, rules, seed};
+use super::ledger::{Ledger, engine_in_process, seed};
 use super::scripted::{Ending, silence_planned_panics, site, told};
 
 const ENDINGS: usize = 10_000;
@@ -16,10 +13,7 @@ const ENDINGS: usize = 10_000;
 #[tokio::test(start_paused = true)]
 async fn after_ten_thousand_random_endings_the_remaining_quota_is_exactly_what_they_say() {
     silence_planned_panics();
-    let clock = Arc::new(ManualClock::new(Timestamp::from_micros(1_700_000_000_000_000)));
-    let memory = MemoryStore::builder().clock(clock.clone()).build();
-    let limiter = Limiter::builder().memory(memory).clock(clock.clone()).build();
-    let engine = Engine::on_clock(limiter, rules(), Vec::new(), clock);
+    let engine = engine_in_process();
     let site = site(&engine);
 
     let seed = seed();

@@ -1,11 +1,12 @@
 //! What the endings must have cost, and what the counters say they did.
 
 use std::fmt::Write;
+use std::sync::Arc;
 
 use tollgate::config::{Config, Format};
 use tollgate::engine::Engine;
 use tollgate::rules::RuleSet;
-use tollgate::{Demand, Key, Scope};
+use tollgate::{Demand, Key, Limiter, ManualClock, MemoryStore, Scope, Timestamp};
 
 use crate::site::told;
 
@@ -32,6 +33,19 @@ pub(crate) fn rules() -> RuleSet {
         writeln!(text, "limits = [{limits}]").unwrap();
     }
     Config::from_text(&text, Format::Toml).unwrap_or_else(|report| panic!("{report:?}")).rules
+}
+
+/// A clock that stands still, so that nothing comes back by itself, and no day ends.
+pub(crate) fn clock() -> Arc<ManualClock> {
+    Arc::new(ManualClock::new(Timestamp::from_micros(1_700_000_000_000_000)))
+}
+
+/// An engine for these rules, with counters in memory.
+pub(crate) fn engine_in_process() -> Engine {
+    let clock = clock();
+    let memory = MemoryStore::builder().clock(clock.clone()).build();
+    let limiter = Limiter::builder().memory(memory).clock(clock.clone()).build();
+    Engine::on_clock(limiter, rules(), Vec::new(), clock)
 }
 
 fn rule_name(charge: &str, mode: &str) -> String {

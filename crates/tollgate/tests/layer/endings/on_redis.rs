@@ -1,27 +1,30 @@
 //! Counters on a real Redis: what a request leaves behind is settled by somebody else, and can be waited for.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::task::JoinSet;
 use tollgate::Limiter;
 use tollgate::engine::Engine;
+use tollgate_redis::RedisStore;
 use tollgate_testkit::conformance::Random;
 use tollgate_testkit::server::Server;
 
-use super::ledger::{Ledger, rules, seed};
+use super::ledger::{Ledger, clock, rules, seed};
 use super::scripted::{Ending, silence_planned_panics, site, told};
 
 const ROUNDS: usize = 25;
 /// Requests that are under way at the same time.
 const TOGETHER: usize = 200;
 /// A busy machine must not turn an answer into a local one, nor lose a refund.
-const DEADLINE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_secs(30);
 
 #[tokio::test(flavor = "multi_thread")]
 async fn after_random_endings_the_remaining_quota_on_redis_is_exactly_what_they_say() {
     silence_planned_panics();
     let server = Server::redis();
-    let limiter = Limiter::builder().url(&server.url()).unwrap().deadline(DEADLINE).build();
+    let store = RedisStore::builder(&server.url()).call_timeout(PATIENCE).clock_override(clock()).build().unwrap();
+    let limiter = Limiter::builder().store(Arc::new(store)).deadline(PATIENCE).build();
     let engine = Engine::new(limiter, rules());
     let site = site(&engine);
 

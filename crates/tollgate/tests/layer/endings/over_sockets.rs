@@ -16,13 +16,12 @@ use axum::extract::Path;
 use axum::routing::get;
 use http::{Request, Response, StatusCode};
 use tokio::sync::oneshot;
-use tollgate::Limiter;
 use tollgate::engine::Engine;
 use tollgate::layer::RateLimitLayer;
 use tollgate_testkit::conformance::Random;
 use tower::{Service, layer::layer_fn};
 
-use super::ledger::{Ledger, PEER, rules, seed};
+use super::ledger::{Ledger, PEER, engine_in_process, seed};
 
 const CONNECTIONS: usize = 400;
 
@@ -95,8 +94,11 @@ fn app(engine: &Engine, seen: &Arc<Seen>) -> Router {
     Router::new()
         .route("/status/{status}", get(status))
         .route("/hang", get(hang))
-        .layer(layer_fn(move |inner| Witness { inner, seen: seen.clone() }))
-        .layer(RateLimitLayer::new(engine.clone(), |_| Some(PEER.into())))
+        // As one: axum would put a box between them, in which a request may be dropped after the one and before the other.
+        .layer((
+            RateLimitLayer::new(engine.clone(), |_| Some(PEER.into())),
+            layer_fn(move |inner| Witness { inner, seen: seen.clone() }),
+        ))
 }
 
 fn send(address: SocketAddr, path: &str) -> TcpStream {
@@ -131,7 +133,7 @@ fn visit(address: SocketAddr, seed: u64) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn connections_that_are_closed_early_leave_the_quota_exactly_right() {
-    let engine = Engine::new(Limiter::memory(), rules());
+    let engine = engine_in_process();
     let seen = Arc::new(Seen::default());
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
