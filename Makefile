@@ -18,11 +18,11 @@ run: ## the product, optimised; arguments by ARGS="…"
 	cargo run --release -- $(ARGS)
 
 test: setup lint doc ## everything that must hold before a change lands
-	cargo test --workspace --locked
+	cargo test --workspace --locked --features tollgate-cli/otlp
 
 lint: ## format check, and clippy with warnings denied
 	cargo fmt --all --check
-	cargo clippy --workspace --all-targets --locked -- -D warnings
+	cargo clippy --workspace --all-targets --locked --features tollgate-cli/otlp -- -D warnings
 	cargo clippy -p tollgate --no-default-features --locked -- -D warnings
 
 doc: ## the documentation; a broken link is an error

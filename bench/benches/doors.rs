@@ -5,9 +5,10 @@
 //! ```
 
 use std::net::SocketAddr;
+use std::path::Path;
 use std::process::Command;
 
-use tollgate_bench::door::{Load, Process, Protocol, Questions, free_addr, published, tollgate_binary};
+use tollgate_bench::door::{Load, Process, Protocol, Questions, binary_before, free_addr, published, tollgate_binary};
 use tollgate_bench::measure::{median, print_table, setting};
 
 const CONNECTIONS: usize = 8;
@@ -96,20 +97,26 @@ fn throttlecrab(keys: Keys, burst: u64, count: u64) -> Questions {
 
 /// Rounds in turn; the first contestant is the one the others are held against.
 fn measure(title: &str, processes: &[Process], contestants: &mut [Contestant], count: usize) {
+    if contestants.is_empty() {
+        return;
+    }
     let rounds = setting("TOLLGATE_BENCH_ROUNDS", 9);
-    let mut loads: Vec<Load> =
-        contestants.iter().map(|one| Load::new(processes[one.process].addr, CONNECTIONS)).collect();
+    // How many questions each has asked, so that new keys stay new.
+    let mut asked = vec![0; contestants.len()];
     let mut rows: Vec<Row> =
         contestants.iter().map(|one| Row { name: one.name, us: Vec::new(), ratios: Vec::new() }).collect();
     for round in 0..=rounds {
         let mut first = 0.0;
-        for ((one, load), row) in contestants.iter_mut().zip(&mut loads).zip(&mut rows) {
+        for ((one, asked), row) in contestants.iter_mut().zip(&mut asked).zip(&mut rows) {
             let process = &processes[one.process];
+            // Nobody's connection waits while others are measured.
+            let mut load = Load::new(process.addr, CONNECTIONS, *asked);
             if round == 0 && one.name.contains("live") {
                 load.run(&mut one.questions, one.depth, LIVE_KEYS as usize);
             }
             let before = process.cpu_seconds();
             let answered = load.run(&mut one.questions, one.depth, count);
+            *asked = load.asked();
             let us = (process.cpu_seconds() - before) * 1e6 / answered as f64;
             if first == 0.0 {
                 first = us;
@@ -131,38 +138,42 @@ fn measure(title: &str, processes: &[Process], contestants: &mut [Contestant], c
     print_table(&["", "CPU per answer", "speed"], &rows);
 }
 
+/// An instance on free ports; its RESP door is the process's address, its HTTP door the other one.
+fn serve(binary: &Path) -> (Process, SocketAddr) {
+    let [http, resp, admin] = [free_addr(), free_addr(), free_addr()];
+    let mut command = Command::new(binary);
+    command.args(["serve", "--store", "memory", "--http", &http.to_string(), "--resp", &resp.to_string()]);
+    command.args(["--admin", &admin.to_string()]);
+    (Process::start(&mut command, resp), http)
+}
+
 fn main() {
     let chosen: Vec<String> = std::env::args().skip(1).filter(|argument| !argument.starts_with("--")).collect();
-    let is_chosen = |name: &str| chosen.is_empty() || chosen.iter().any(|part| name.contains(part.as_str()));
+    // `-- "RESP ×1:" hot`: what holds all the words; the first of a table always, because the others are held against it.
+    let is_chosen = |name: &str| chosen.iter().all(|word| name.contains(word.as_str()));
+    let chosen_of = |title: &str, contestants: Vec<Contestant>| {
+        let of_title = |one: &Contestant| is_chosen(&format!("{title}: {}", one.name));
+        let first = contestants.first().map(|one| one.name);
+        let any = contestants.iter().any(of_title);
+        let kept = contestants.into_iter().filter(|one| any && (of_title(one) || Some(one.name) == first));
+        kept.collect::<Vec<_>>()
+    };
     let count = setting("TOLLGATE_BENCH_ANSWERS", 200_000);
 
-    let (http_addr, resp_addr) = (free_addr(), free_addr());
-    let tollgate = |addr: SocketAddr| {
-        let mut command = Command::new(tollgate_binary());
-        command.args([
-            "serve",
-            "--store",
-            "memory",
-            "--http",
-            &http_addr.to_string(),
-            "--resp",
-            &resp_addr.to_string(),
-        ]);
-        Process::start(&mut command, addr)
-    };
     let redis_addr = free_addr();
     let mut redis = Command::new("redis-server");
     redis.args(["--port", &redis_addr.port().to_string(), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]);
-    let processes = [tollgate(resp_addr), Process::start(&mut redis, redis_addr)];
+    let (tollgate, http_addr) = serve(&tollgate_binary());
+    let mut processes = vec![tollgate, Process::start(&mut redis, redis_addr)];
     let (ours, theirs) = (0, 1);
+    let before = binary_before().map(|binary| serve(&binary));
+    let http_addr_before = before.as_ref().map(|(_, http_addr)| *http_addr);
+    processes.extend(before.map(|(process, _)| process));
 
     for depth in [16, 1] {
         let title = format!("RESP ×{depth}");
-        if !is_chosen(&title) {
-            continue;
-        }
         let one = |name, process, questions| Contestant { name, process, depth, questions };
-        let mut contestants = [
+        let mut contestants = vec![
             one("redis-server INCR, hot", theirs, incr(Keys::Hot)),
             one("TOLLGATE.CHECK, hot", ours, check(Keys::Hot, ADMITTED)),
             one("TOLLGATE.CHECK, hot, sliding", ours, check(Keys::Hot, SLIDING)),
@@ -173,18 +184,23 @@ fn main() {
             one("redis-server INCR, all new", theirs, incr(Keys::New)),
             one("TOLLGATE.CHECK, all new", ours, check(Keys::New, "1000/h token-bucket")),
         ];
-        measure(&title, &processes, &mut contestants, if depth == 1 { count / 4 } else { count });
+        if processes.len() > 2 {
+            contestants.insert(2, one("TOLLGATE.CHECK, hot, before", 2, check(Keys::Hot, ADMITTED)));
+        }
+        measure(&title, &processes, &mut chosen_of(&title, contestants), if depth == 1 { count / 4 } else { count });
     }
 
-    if is_chosen("HTTP") {
+    {
         let peer_addr = free_addr();
         let mut peer = Command::new(published("throttlecrab-server"));
         peer.args(["--http", "--http-host", "127.0.0.1", "--http-port", &peer_addr.port().to_string()]);
-        let [mut ours_process, _] = processes;
-        ours_process.addr = http_addr;
-        let processes = [ours_process, Process::start(&mut peer, peer_addr)];
+        processes[ours].addr = http_addr;
+        processes[theirs] = Process::start(&mut peer, peer_addr);
+        if let Some(addr) = http_addr_before {
+            processes[2].addr = addr;
+        }
         let one = |name, process, questions| Contestant { name, process, depth: 1, questions };
-        let mut contestants = [
+        let mut contestants = vec![
             one("throttlecrab-server, hot", theirs, throttlecrab(Keys::Hot, 1_000_000, 10_000_000)),
             one("POST /v1/check, hot", ours, http(Keys::Hot, ADMITTED)),
             one("POST /v1/check, hot, sliding", ours, http(Keys::Hot, SLIDING)),
@@ -195,6 +211,9 @@ fn main() {
             one("throttlecrab-server, all new", theirs, throttlecrab(Keys::New, 1_000, 1_000)),
             one("POST /v1/check, all new", ours, http(Keys::New, "1000/h token-bucket")),
         ];
-        measure("HTTP", &processes, &mut contestants, count / 4);
+        if processes.len() > 2 {
+            contestants.insert(2, one("POST /v1/check, hot, before", 2, http(Keys::Hot, ADMITTED)));
+        }
+        measure("HTTP", &processes, &mut chosen_of("HTTP", contestants), count / 4);
     }
 }

@@ -32,12 +32,15 @@ pub enum Protocol {
     Http,
 }
 
+/// Appends the nth question to what is sent.
+pub type WriteQuestion = dyn FnMut(u64, &mut Vec<u8>);
+
 /// One kind of question.
 pub struct Questions {
     /// How the answers end.
     pub protocol: Protocol,
     /// Writes the nth question.
-    pub write: Box<dyn FnMut(u64, &mut Vec<u8>)>,
+    pub write: Box<WriteQuestion>,
 }
 
 /// Connections to one server.
@@ -76,13 +79,15 @@ impl Drop for Process {
     }
 }
 
-/// Processor time in seconds that a process has used so far, user and system, all threads.
+/// Processor time in seconds that a process has used so far, all its threads (none of which may have ended).
 pub fn cpu_seconds(pid: u32) -> f64 {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("a running process");
-    // The name in parentheses may hold anything; behind it, the 12th and 13th fields are the ticks.
-    let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or("").split_whitespace().collect();
-    let ticks: f64 = [11, 12].iter().filter_map(|&field| fields[field].parse::<f64>().ok()).sum();
-    ticks / rustix::param::clock_ticks_per_second() as f64
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).expect("a running process");
+    let ns = threads.map(|thread| {
+        let path = thread.expect("a running process").path().join("schedstat");
+        let schedstat = std::fs::read_to_string(path).expect("a kernel that counts, by CONFIG_SCHED_INFO");
+        schedstat.split(' ').next().and_then(|ns| ns.parse::<u64>().ok()).expect("nanoseconds on a processor")
+    });
+    ns.sum::<u64>() as f64 * 1e-9
 }
 
 /// An address of 127.0.0.1 on which nobody listens at this moment.
@@ -94,6 +99,11 @@ pub fn free_addr() -> SocketAddr {
 pub fn tollgate_binary() -> PathBuf {
     cargo(&["build", "--release", "--locked", "-p", "tollgate-cli"]);
     target_dir().join("release/tollgate")
+}
+
+/// Another build to measure beside it, if `TOLLGATE_BENCH_BEFORE` names one.
+pub fn binary_before() -> Option<PathBuf> {
+    std::env::var_os("TOLLGATE_BENCH_BEFORE").map(PathBuf::from)
 }
 
 /// A published peer, installed beside our own builds if it is not.
@@ -120,8 +130,8 @@ fn target_dir() -> PathBuf {
 }
 
 impl Load {
-    /// So many connections.
-    pub fn new(addr: SocketAddr, connections: usize) -> Load {
+    /// So many connections, which go on after so many questions.
+    pub fn new(addr: SocketAddr, connections: usize, asked: u64) -> Load {
         let connect = |_| {
             let stream = TcpStream::connect(addr).expect("the server accepts");
             stream.set_nodelay(true).expect("a socket");
@@ -129,7 +139,12 @@ impl Load {
             stream
         };
         let streams = (0..connections).map(connect).collect();
-        Load { streams, asked: 0, request: Vec::new(), buffer: vec![0; 1 << 16] }
+        Load { streams, asked, request: Vec::new(), buffer: vec![0; 1 << 16] }
+    }
+
+    /// How many were asked.
+    pub fn asked(&self) -> u64 {
+        self.asked
     }
 
     /// Asks at least `count` questions, `depth` at a time on each connection; says how many.

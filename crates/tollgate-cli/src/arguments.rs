@@ -99,6 +99,9 @@ pub(crate) struct Serve {
     /// Rules, plans and settings (.toml, .yaml); read again when it changes, and on SIGHUP
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
+    /// How many threads serve connections [default: one for every two cores]
+    #[arg(long, value_name = "N")]
+    pub(crate) threads: Option<std::num::NonZeroUsize>,
     /// How many instances share the quota while the store is away [default: as configured, else 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) instances: Option<u32>,
@@ -111,6 +114,10 @@ pub(crate) struct Serve {
     /// After SIGTERM: how long to go on serving while /readyz says that this instance is leaving
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = time)]
     pub(crate) drain: Duration,
+    /// Send a span per decision to the OpenTelemetry collector there, such as http://127.0.0.1:4318
+    #[cfg(feature = "otlp")]
+    #[arg(long, value_name = "URL")]
+    pub(crate) otlp: Option<String>,
     /// How to write logs
     #[arg(long, value_name = "FORM", default_value = "text", value_parser = ["text", "json"])]
     pub(crate) log: String,

@@ -9,7 +9,7 @@ use tollgate_server::Explanation;
 
 use crate::admin::Admin;
 use crate::arguments::Explain;
-use crate::store::MEMORY;
+use crate::store::{COMMAND_DEADLINE, MEMORY};
 use crate::{Failure, configuration};
 
 pub(crate) async fn explain(arguments: Explain) -> Result<(), Failure> {
@@ -47,8 +47,8 @@ async fn work_out(file: &Path, arguments: &Explain, headers: &[(String, String)]
     let now = SystemClock::new().now();
     let mut said = Explanation::new(&loaded, &request, arguments.peer, now, arguments.reveal);
     if arguments.store.said().is_some_and(|url| url != MEMORY) {
-        let store = arguments.store.for_command_with(&loaded.settings)?;
-        said.look(&store).await?;
+        let limiter = loaded.settings.limiter()?.deadline(COMMAND_DEADLINE).build();
+        said.look(&limiter).await?;
     }
     serde_json::to_value(&said).map_err(|error| Failure::Runtime(error.into()))
 }

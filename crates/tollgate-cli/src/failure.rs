@@ -56,6 +56,9 @@ pub(crate) enum Failure {
     #[error("there are no rules to explain")]
     #[diagnostic(help("name a configuration with --config FILE, or a running instance with --admin URL"))]
     NoRules,
+    #[cfg(feature = "otlp")]
+    #[error("expected the address of an OpenTelemetry collector, such as http://127.0.0.1:4318")]
+    OtlpUrl,
     #[error("cannot start: {0}")]
     Runtime(#[from] std::io::Error),
 }

@@ -11,7 +11,7 @@ use tollgate::config::{Loaded, Settings};
 use tollgate::engine::Engine;
 use tollgate::observe::TracingObserver;
 use tollgate::rules::{PlanHash, PlanLookup};
-use tollgate::{Limiter, Store};
+use tollgate::{Limiter, LimiterBuilder, Store};
 use tollgate_redis::RedisStore;
 use tollgate_server::doors::resp::RespOptions;
 use tollgate_server::{Bounds, Doors, Listeners, Readiness, Reloader, StoreTimes, Tls, Token, is_loopback, run};
@@ -38,7 +38,15 @@ pub(crate) async fn serve(arguments: Serve) -> Result<(), Failure> {
     let url = arguments.store.said().or_else(configured).unwrap_or_else(|| MEMORY.to_owned());
     let store = redis(&url, settings)?;
     let store_times = Arc::new(StoreTimes::default());
-    let (limiter, lookups) = limiter(store.clone(), &arguments, settings, &store_times);
+    #[cfg(feature = "otlp")]
+    let traces = arguments.otlp.as_deref().map(crate::traces::Traces::to).transpose()?;
+    let builder = Limiter::builder();
+    #[cfg(feature = "otlp")]
+    let builder = match &traces {
+        Some(traces) => builder.observer(traces.observer()),
+        None => builder,
+    };
+    let (limiter, lookups) = limiter(builder, store.clone(), &arguments, settings, &store_times);
     let tls = match (&arguments.tls_cert, &arguments.tls_key) {
         (Some(certificate), Some(key)) => Some(Tls::read(certificate, key)?),
         _ => None,
@@ -78,10 +86,17 @@ pub(crate) async fn serve(arguments: Serve) -> Result<(), Failure> {
     if let Some(tls) = tls {
         doors = doors.tls(tls);
     }
+    if let Some(threads) = arguments.threads {
+        doors = doors.threads(threads);
+    }
     if let Some(store) = store {
         tokio::spawn(look_at_the_server(store));
     }
     run(listeners, doors, signals.until_told_to_end(reloader)).await;
+    #[cfg(feature = "otlp")]
+    if let Some(traces) = traces {
+        let _ = tokio::task::spawn_blocking(|| traces.finish()).await;
+    }
     Ok(())
 }
 
@@ -99,13 +114,14 @@ fn redis(url: &str, settings: Option<&Settings>) -> Result<Option<RedisStore>, F
 
 /// The limiter, and who is asked for plans that the rules do not know.
 fn limiter(
+    builder: LimiterBuilder,
     store: Option<RedisStore>,
     arguments: &Serve,
     settings: Option<&Settings>,
     store_times: &Arc<StoreTimes>,
 ) -> (Limiter, Lookups) {
     let instances = arguments.instances.or(settings.and_then(|settings| settings.instances)).unwrap_or(1);
-    let mut builder = Limiter::builder().instances(instances);
+    let mut builder = builder.instances(instances);
     if tracing::enabled!(tracing::Level::DEBUG) {
         builder = builder.observer(TracingObserver);
     }

@@ -10,7 +10,7 @@ use crate::arguments::StoreChoice;
 /// The name of the store in this process.
 pub(crate) const MEMORY: &str = "memory";
 /// A command waits longer than a service would: somebody is looking at it.
-const COMMAND_DEADLINE: Duration = Duration::from_secs(5);
+pub(crate) const COMMAND_DEADLINE: Duration = Duration::from_secs(5);
 
 impl StoreChoice {
     /// What was said, else the environment's word.
@@ -26,18 +26,6 @@ impl StoreChoice {
 
     pub(crate) fn builder(&self) -> Result<LimiterBuilder, Failure> {
         Ok(Limiter::builder().url(&self.url())?)
-    }
-
-    /// The same with the prefix and all else that a configuration says about it.
-    pub(crate) fn for_command_with(&self, settings: &tollgate::config::Settings) -> Result<Limiter, Failure> {
-        let url = self.said().unwrap_or_else(|| MEMORY.to_owned());
-        if url == MEMORY {
-            return self.for_command();
-        }
-        let store = tollgate_redis::RedisStore::builder(url).prefix(settings.prefix.clone());
-        let store = store.build().map_err(tollgate::StoreUrlError::from)?;
-        let builder = Limiter::builder().store(std::sync::Arc::new(store));
-        Ok(builder.deadline(COMMAND_DEADLINE).on_failure(OnFailure::Deny).build())
     }
 
     /// For a single question: a store that does not answer is an error, not a local guess.

@@ -160,28 +160,3 @@ fn validate_underlines_the_place_and_says_what_would_be_accepted() {
     assert_eq!(output.status.code(), Some(0));
     assert!(text(&output.stdout).contains("1 rules"), "{}", text(&output.stdout));
 }
-
-#[test]
-fn two_instances_on_one_redis_have_one_budget_and_losing_one_loses_nothing() {
-    let redis = Server::redis();
-    let (first, second) = (Serving::start(&["--store", &redis.url()]), Serving::start(&["--store", &redis.url()]));
-    let mut admitted = 0;
-    for n in 0..15 {
-        let serving = if n % 2 == 0 { &first } else { &second };
-        admitted += usize::from(serving.post(r#"{"key":"user:42","limit":"10/h"}"#).starts_with("HTTP/1.1 200"));
-    }
-    assert_eq!(admitted, 10);
-    drop(first);
-    assert!(second.post(r#"{"key":"user:42","limit":"10/h"}"#).starts_with("HTTP/1.1 429"));
-}
-
-#[test]
-fn it_starts_while_redis_is_down_and_answers_from_its_share() {
-    let redis = Server::redis();
-    redis.kill9();
-    let serving = Serving::start(&["--store", &redis.url(), "--instances", "5"]);
-    let answers: Vec<bool> =
-        (0..4).map(|_| serving.post(r#"{"key":"user:42","limit":"10/h"}"#).starts_with("HTTP/1.1 200")).collect();
-    assert_eq!(answers, [true, true, false, false]);
-    assert!(serving.post(r#"{"key":"user:42","limit":"10/h"}"#).contains(r#""source":"local""#));
-}

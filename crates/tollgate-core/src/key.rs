@@ -13,7 +13,7 @@
 //! bytes are. The state machine is part of the name too: a rule whose algorithm changes to one
 //! with another kind of state starts afresh instead of reading a stranger's bytes.
 
-use crate::limit::{Algorithm, Limit, Machine};
+use crate::limit::{Limit, Machine};
 
 /// The longest subject: 64 KiB, the longest key a protocol of ours accepts.
 pub const SUBJECT_BYTES_MAX: usize = 64 * 1024;
@@ -97,7 +97,7 @@ impl<'a> Key<'a> {
     /// [`Key::hash_scope`] tells, in one number.
     #[inline(always)]
     pub(crate) fn explicit_scope(&self, limit: &Limit) -> Option<u64> {
-        matches!(self.scope, Scope::Explicit).then(|| explicit_scope(limit))
+        matches!(self.scope, Scope::Explicit).then(|| limit.scope())
     }
 
     /// A subject of up to sixteen bytes in two words: no other subject of its length has the same.
@@ -117,7 +117,7 @@ impl<'a> Key<'a> {
     /// Feeds the scope's part of the counter's name to a hash, self-delimiting.
     pub(crate) fn hash_scope(&self, limit: &Limit, mut write: impl FnMut(&[u8])) {
         match self.scope {
-            Scope::Explicit => write(&explicit_scope(limit).to_le_bytes()),
+            Scope::Explicit => write(&limit.scope().to_le_bytes()),
             Scope::Rule { rule, limit: name } => {
                 write(&[0x20 | machine_tag(limit)]);
                 write(&(rule.len() as u64).to_le_bytes());
@@ -139,23 +139,6 @@ fn short_ends(subject: &[u8]) -> (u64, u64) {
         [one] => (one.into(), 0),
         [one, two] => (one.into(), two.into()),
         [one, two, three, ..] => (one.into(), u64::from(two) << 8 | u64::from(three)),
-    }
-}
-
-#[inline(always)]
-fn explicit_scope(limit: &Limit) -> u64 {
-    limit.window_us() << 8 | u64::from(0x10 | algorithm_tag(limit.algorithm()))
-}
-
-#[inline(always)]
-fn algorithm_tag(algorithm: Algorithm) -> u8 {
-    match algorithm {
-        Algorithm::Sliding => 0,
-        Algorithm::SlidingLog => 1,
-        Algorithm::SlidingCounter => 2,
-        Algorithm::FixedWindow => 3,
-        Algorithm::TokenBucket => 4,
-        Algorithm::LeakyBucket => 5,
     }
 }
 

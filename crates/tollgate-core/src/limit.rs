@@ -12,6 +12,7 @@ pub(crate) use divisor::Divisor;
 pub use text::LimitTextError;
 
 use crate::memory::Mark;
+use crate::time::Timestamp;
 
 /// The largest quota, burst or queue. 24 bits; times 2^20 parts of a window still below 2^53.
 pub const QUOTA_MAX: u32 = 10_000_000;
@@ -27,7 +28,7 @@ pub const WINDOW_US_MAX: u64 = 400 * 86_400 * 1_000_000;
 /// The counter pair weighs the previous window in at most this many parts: a count of up to
 /// [`QUOTA_MAX`] (< 2^24) times 2^20 is far below 2^53.
 const PAIR_PARTS_MAX: u64 = 1 << 20;
-/// See [`Bucket`]: capacity × ⌈window / 2^20⌉ up to this is counted in single microseconds.
+/// See `algorithm/bucket.rs`: capacity × ⌈window / 2^20⌉ up to this is counted in single microseconds.
 /// 8.5e9 × 2^20 = 8.913e15, which leaves 9.4e13 below 2^53 for the rounding of the scale
 /// (at most one part per unit of capacity, 1e7).
 const GRAIN_DIVISOR: u64 = 8_500_000_000;
@@ -80,7 +81,9 @@ impl Algorithm {
 }
 
 /// What a state machine needs to know of a limit, worked out once.
+// The representation keeps the kind in a byte of its own, which is quicker to ask than one hidden in a field.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[repr(u8)]
 pub(crate) enum Machine {
     Log(LogShape),
     Pair(PairShape),
@@ -123,6 +126,9 @@ pub(crate) struct BucketShape {
     pub(crate) quota: Divisor,
     /// Whether an admission is told to wait for its turn.
     pub(crate) spaces: bool,
+    /// Whether its times are simply parts by quota: in single microseconds, the longest within what a wait can tell, and
+    /// a refusal is not charged.
+    pub(crate) is_plain: bool,
     /// By which the memory store knows a bucket that this limit wrote.
     pub(crate) mark: Mark,
 }
@@ -150,6 +156,8 @@ pub struct Limit {
     cost_max: u32,
     algorithm: Algorithm,
     count_denied: bool,
+    /// Algorithm and window in one number, by which explicit keys are told apart.
+    scope: u64,
 }
 
 /// Why a limit cannot be.
@@ -229,7 +237,8 @@ impl Limit {
     /// Whether refused requests are charged too (back-pressure: who keeps trying stays out).
     #[must_use]
     pub fn with_count_denied(self, count_denied: bool) -> Limit {
-        Limit { count_denied, ..self }
+        let machine = Machine::of(self.algorithm, self.quota, self.window_us, self.cost_max, count_denied);
+        Limit { count_denied, machine, ..self }
     }
 
     /// This limit with another quota: the counter and what is used stay. A burst or queue that was
@@ -294,6 +303,11 @@ impl Limit {
         }
     }
 
+    /// Algorithm and window in one number.
+    pub(crate) const fn scope(&self) -> u64 {
+        self.scope
+    }
+
     pub(crate) const fn machine(&self) -> &Machine {
         &self.machine
     }
@@ -329,24 +343,30 @@ impl Limit {
                 in_range(got, QUOTA_MAX).ok_or(LimitError::Capacity { option, got })?
             }
         };
-        let machine = match algorithm {
-            Algorithm::Sliding if quota > SLIDING_EXACT_QUOTA_MAX => {
-                let ticks = u64::from(SLIDING_EXACT_QUOTA_MAX);
-                Machine::Log(LogShape { tick: Divisor::new(window_us.div_ceil(ticks)) })
-            }
-            Algorithm::Sliding | Algorithm::SlidingLog => Machine::Log(LogShape { tick: Divisor::new(1) }),
-            Algorithm::SlidingCounter => {
-                Machine::Pair(PairShape { weighs_previous: true, cut: WindowCut::new(window_us) })
-            }
-            Algorithm::FixedWindow => {
-                Machine::Pair(PairShape { weighs_previous: false, cut: WindowCut::new(window_us) })
-            }
-            Algorithm::TokenBucket => Machine::Bucket(BucketShape::new(quota, cost_max.into(), window_us, false)),
-            Algorithm::LeakyBucket => {
-                Machine::Bucket(BucketShape::new(quota, u64::from(cost_max) + 1, window_us, true))
-            }
+        let machine = Machine::of(algorithm, quota, window_us, cost_max, count_denied);
+        let scope = window_us << 8 | 0x10 | algorithm as u64;
+        Ok(Limit { window_us, machine, quota, cost_max, algorithm, count_denied, scope })
+    }
+}
+
+impl Machine {
+    fn of(algorithm: Algorithm, quota: u32, window_us: u64, cost_max: u32, count_denied: bool) -> Machine {
+        let log = |tick_us| Machine::Log(LogShape { tick: Divisor::new(tick_us) });
+        let pair = |weighs_previous| Machine::Pair(PairShape { weighs_previous, cut: WindowCut::new(window_us) });
+        let bucket = |capacity, spaces| {
+            let shape = BucketShape::new(quota, capacity, window_us, spaces);
+            Machine::Bucket(BucketShape { is_plain: shape.is_plain && !count_denied, ..shape })
         };
-        Ok(Limit { window_us, machine, quota, cost_max, algorithm, count_denied })
+        match algorithm {
+            Algorithm::Sliding if quota > SLIDING_EXACT_QUOTA_MAX => {
+                log(window_us.div_ceil(u64::from(SLIDING_EXACT_QUOTA_MAX)))
+            }
+            Algorithm::Sliding | Algorithm::SlidingLog => log(1),
+            Algorithm::SlidingCounter => pair(true),
+            Algorithm::FixedWindow => pair(false),
+            Algorithm::TokenBucket => bucket(cost_max.into(), false),
+            Algorithm::LeakyBucket => bucket(u64::from(cost_max) + 1, true),
+        }
     }
 }
 
@@ -357,7 +377,9 @@ impl BucketShape {
         let parts_per_unit = Divisor::new(window_us.div_ceil(grain_us));
         let full = capacity * parts_per_unit.get();
         let mark = Mark::of_buckets(quota, grain_us, parts_per_unit.get());
-        BucketShape { capacity, full, grain_us, parts_per_unit, quota: Divisor::new(quota.into()), spaces, mark }
+        let is_plain = grain_us == 1 && full / u64::from(quota) < Timestamp::MAX.as_micros();
+        let quota = Divisor::new(quota.into());
+        BucketShape { capacity, full, grain_us, parts_per_unit, quota, spaces, is_plain, mark }
     }
 }
 

@@ -1,13 +1,18 @@
 //! Counters in process memory: sharded, bounded, without a thread of its own.
 //!
 //! ```text
-//!   key bytes ──128-bit seeded hash──▶ shard (Mutex) ──▶ table of 32-byte slots
+//!   key bytes ──127-bit seeded hash──▶ shard (Mutex) ──▶ table of 32-byte slots
 //!                                         └▶ rings of the long logs
 //! ```
 //!
-//! **No allocation per check** once a key exists: the key is hashed, never copied, and a state that fits its slot
-//! stays there. Only hashes are kept; two keys share a counter with a probability of about 2^-95 per pair,
-//! under a seed that nobody outside knows.
+//! **A check in place.** The key is hashed, never copied, and a known counter is decided where it stands: no allocation, and
+//! one or two cache lines (the slot, the entries of a long log) to wait for. Only a check of several limits takes its states
+//! out for its duration, short rings as copies. Only hashes are kept; two keys share a counter with a probability of about
+//! 2^-95 per pair, under seeds that nobody outside knows.
+//!
+//! **The usual is short.** Whatever can be worked out with a limit (reciprocals to divide by, how its slots are marked) is,
+//! and each state machine has a path for the check that has nothing unusual about it: a few hundred instructions are most of
+//! what a hot key costs. Times are put into words after the lock is given back.
 //!
 //! **One decision, several shards.** The shards of a multi-limit check are locked together, in ascending order, so
 //! that two checks never wait for each other in a circle. All or none is then a matter of looking before charging.
@@ -190,23 +195,30 @@ impl MemoryStore {
         let Some((slot, rings)) = shard.slot_of(name) else {
             return self.decide_newcomer(shard, name, now, (limit, key, cost));
         };
-        if let Machine::Bucket(shape) = limit.machine()
-            && let Some(answer) = slot.decide_bucket_in_place(limit, shape, now, cost.units())
-        {
-            shard.finish_in_slot(&self.budget);
-            drop(shard);
-            return answer.line_in_us();
-        }
+        let units = cost.units();
         let line = match limit.machine() {
-            Machine::Bucket(shape) if slot.is_bucket() => slot.decide_bucket(limit, shape, now, cost.units()),
-            Machine::Pair(shape) if slot.is_pair() => slot.decide_pair(limit, shape, now, cost.units()),
-            Machine::Log(shape) if slot.is_log() => {
-                slot.decide_log(limit, shape, now, cost.units(), (rings, &self.budget))
-            }
-            // Only a collision of hashes makes it another kind.
-            _ => return self.decide_newcomer(shard, name, now, (limit, key, cost)),
+            Machine::Bucket(shape) => match slot.decide_bucket_in_place(limit, shape, now, units) {
+                Some(answer) => {
+                    shard.finish_in_slot(&self.budget);
+                    drop(shard);
+                    return answer.line_if_plain();
+                }
+                None => slot.decide_bucket(limit, shape, now, units),
+            },
+            Machine::Pair(shape) => slot.decide_pair(limit, shape, now, units),
+            Machine::Log(shape) => match slot.decide_ring_in_place(limit, shape, now, units, rings) {
+                None => {
+                    let line = slot.decide_log(limit, shape, now, units, (rings, &self.budget));
+                    shard.report(&self.budget);
+                    line
+                }
+                in_place => in_place,
+            },
         };
-        shard.finish(&self.budget);
+        let Some(line) = line else {
+            return self.decide_newcomer(shard, name, now, (limit, key, cost));
+        };
+        shard.finish_in_slot(&self.budget);
         line
     }
 
@@ -305,7 +317,7 @@ impl MemoryStore {
         // Only a collision of hashes gives another kind of state.
         let state = if state.belongs_to(&demand.limit) { state } else { State::unused(&demand.limit) };
         let may_grow = match &state {
-            State::Log(log) => log.has_room_for(demand.cost.units()) || self.budget.allows_log(log.heap_bytes()),
+            State::Log(log) => log.has_room_for(demand.cost.units()) || shard.log_may_grow(log, &self.budget),
             _ => true,
         };
         Taken { place, state, name, may_grow }

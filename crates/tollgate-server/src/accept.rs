@@ -9,8 +9,8 @@ use std::time::Duration;
 use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
-use tokio::task::JoinSet;
 
+use crate::crew::Crew;
 use crate::stream::Stream;
 use crate::tls::Tls;
 
@@ -46,6 +46,8 @@ pub(crate) struct Gate {
     pub(crate) refusal: &'static [u8],
     pub(crate) tls: Option<Tls>,
     pub(crate) counts: Arc<DoorCounts>,
+    /// Who serves those who are in.
+    pub(crate) crew: Arc<Crew>,
 }
 
 /// Whether the doors have begun to close.
@@ -72,12 +74,10 @@ where
     S: Fn(Stream, Closing) -> F + Clone + Send + 'static,
 {
     let places = Arc::new(Semaphore::new(gate.places));
-    let mut connections = JoinSet::new();
     loop {
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
             () = closing.clone().begun() => break,
-            Some(_) = connections.join_next() => continue,
         };
         let stream = match accepted {
             Ok((stream, _)) => stream,
@@ -93,18 +93,21 @@ where
             refuse(stream, &gate).await;
             continue;
         };
+        let Ok(stream) = stream.into_std() else { continue };
         let (serve, tls, closing) = (serve.clone(), gate.tls.clone(), closing.clone());
         let open = Open::new(gate.counts.clone());
-        connections.spawn(async move {
-            if let Some(stream) = handshake(stream, tls).await {
+        gate.crew.serve(move || async move {
+            if let Ok(stream) = TcpStream::from_std(stream)
+                && let Some(stream) = handshake(stream, tls).await
+            {
                 serve(stream, closing).await;
             }
             drop((open, place));
         });
     }
     drop(listener);
-    let finished = async { while connections.join_next().await.is_some() {} };
-    if tokio::time::timeout(gate.grace, finished).await.is_err() {
+    let everybody = places.acquire_many(u32::try_from(gate.places).unwrap_or(u32::MAX));
+    if tokio::time::timeout(gate.grace, everybody).await.is_err() {
         tracing::warn!(door = gate.door, "some connections did not finish in time and were dropped");
     }
 }

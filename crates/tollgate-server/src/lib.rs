@@ -13,6 +13,7 @@
 
 mod accept;
 mod admin;
+mod crew;
 pub mod doors;
 mod explain;
 mod metrics;

@@ -6,10 +6,11 @@
 //!                                          has time to notice     are dropped after the grace
 //! ```
 //!
-//! Each connection is a task of its own, and there are never more of them than a door has places: one more is told so
-//! and closed.
+//! Each connection is a task of its own on a thread of the [crew](crate::crew), and there are never more of them than a door
+//! has places: one more is told so and closed.
 
 use std::future::Future;
+use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -21,6 +22,7 @@ use tollgate::{DecisionCounts, Limiter, SystemClock};
 use crate::accept::{Closing, DoorCounts, Gate, accept};
 use crate::admin::token::Token;
 use crate::admin::{AdminDoor, is_loopback};
+use crate::crew::Crew;
 use crate::doors::http::{HttpDoor, connection};
 use crate::doors::resp::{self, RespOptions};
 use crate::metrics::{Numbers, StoreTimes};
@@ -82,6 +84,7 @@ pub struct Doors {
     readiness: Option<Readiness>,
     token: Option<Token>,
     store_times: Arc<StoreTimes>,
+    threads: Option<NonZeroUsize>,
 }
 
 impl Doors {
@@ -97,6 +100,7 @@ impl Doors {
             readiness: None,
             token: None,
             store_times: Arc::default(),
+            threads: None,
         }
     }
 
@@ -148,7 +152,13 @@ impl Doors {
         Doors { store_times, ..self }
     }
 
-    fn gate(&self, door: &'static str, counts: &Arc<DoorCounts>) -> Gate {
+    /// Served by so many threads; unless said, one for every two cores.
+    #[must_use]
+    pub fn threads(self, threads: NonZeroUsize) -> Doors {
+        Doors { threads: Some(threads), ..self }
+    }
+
+    fn gate(&self, door: &'static str, counts: &Arc<DoorCounts>, crew: &Arc<Crew>) -> Gate {
         Gate {
             door,
             places: self.bounds.connections,
@@ -156,6 +166,7 @@ impl Doors {
             refusal: if door == "resp" { RESP_REFUSAL } else { HTTP_REFUSAL },
             tls: self.tls.clone(),
             counts: counts.clone(),
+            crew: crew.clone(),
         }
     }
 }
@@ -170,15 +181,19 @@ pub async fn run(listeners: Listeners, doors: Doors, shutdown: impl Future<Outpu
     let (close, closing) = Closing::channel();
     let (close_admin, closing_admin) = Closing::channel();
 
+    let crew = Arc::new(Crew::new(doors.threads));
     let mut serving = JoinSet::new();
     if let Some(listener) = listeners.http {
-        serving.spawn(serve_http(listener, &doors, &counts[0].1, &explicit, closing.clone()));
+        let gate = doors.gate("http", &counts[0].1, &crew);
+        serving.spawn(serve_http(listener, &doors, gate, &explicit, closing.clone()));
     }
     if let Some(listener) = listeners.resp {
-        serving.spawn(serve_resp(listener, &doors, &counts[1].1, &explicit, closing.clone()));
+        let gate = doors.gate("resp", &counts[1].1, &crew);
+        serving.spawn(serve_resp(listener, &doors, gate, &explicit, closing.clone()));
     }
     let mut serving_admin = JoinSet::new();
     if let Some(listener) = listeners.admin {
+        let gate = doors.gate("admin", &counts[2].1, &crew);
         let numbers = Arc::new(Numbers {
             limiter: doors.limiter.clone(),
             reloader: doors.reloader.clone(),
@@ -187,7 +202,7 @@ pub async fn run(listeners: Listeners, doors: Doors, shutdown: impl Future<Outpu
             store_times: doors.store_times.clone(),
             doors: counts,
         });
-        serving_admin.spawn(serve_admin(listener, &doors, &readiness, numbers, closing_admin));
+        serving_admin.spawn(serve_admin(listener, &doors, gate, &readiness, numbers, closing_admin));
     }
 
     shutdown.await;
@@ -202,7 +217,7 @@ pub async fn run(listeners: Listeners, doors: Doors, shutdown: impl Future<Outpu
 fn serve_http(
     listener: TcpListener,
     doors: &Doors,
-    counts: &Arc<DoorCounts>,
+    gate: Gate,
     explicit: &Arc<DecisionCounts>,
     closing: Closing,
 ) -> impl Future<Output = ()> + Send + use<> {
@@ -212,7 +227,7 @@ fn serve_http(
         None => door,
     });
     let idle = doors.bounds.http_idle;
-    accept(listener, doors.gate("http", counts), closing, move |stream, closing: Closing| {
+    accept(listener, gate, closing, move |stream, closing: Closing| {
         let serving = door.clone().serve(stream, idle, closing.begun());
         async move {
             if let Err(error) = serving.await {
@@ -225,12 +240,12 @@ fn serve_http(
 fn serve_resp(
     listener: TcpListener,
     doors: &Doors,
-    counts: &Arc<DoorCounts>,
+    gate: Gate,
     explicit: &Arc<DecisionCounts>,
     closing: Closing,
 ) -> impl Future<Output = ()> + Send + use<> {
     let (limiter, options, explicit) = (doors.limiter.clone(), doors.resp.clone(), explicit.clone());
-    accept(listener, doors.gate("resp", counts), closing, move |stream, closing: Closing| {
+    accept(listener, gate, closing, move |stream, closing: Closing| {
         let stream = UntilClosing::new(stream, closing.begun());
         let serving = resp::serve(stream, limiter.clone(), options.clone(), explicit.clone());
         async move {
@@ -244,12 +259,12 @@ fn serve_resp(
 fn serve_admin(
     listener: TcpListener,
     doors: &Doors,
+    mut gate: Gate,
     readiness: &Readiness,
     numbers: Arc<Numbers>,
     closing: Closing,
 ) -> impl Future<Output = ()> + Send + use<> {
     let is_local = listener.local_addr().is_ok_and(|address| is_loopback(address.ip()));
-    let mut gate = doors.gate("admin", &numbers.doors[2].1);
     gate.places = ADMIN_PLACES;
     if is_local {
         gate.tls = None;

@@ -123,7 +123,8 @@ mod tests {
         client.write_all(b"PING").await.unwrap();
         close.send(()).unwrap();
         let mut heard = String::new();
-        server.read_to_string(&mut heard).await.unwrap();
+        let ended = tokio::time::timeout(std::time::Duration::from_secs(30), server.read_to_string(&mut heard)).await;
+        ended.expect("it ends").unwrap();
         assert_eq!(heard, "PING");
         server.write_all(b"PONG").await.unwrap();
         let mut answer = [0; 4];

@@ -35,6 +35,25 @@ impl OnFailure {
     }
 }
 
+/// What a check says of a store that does not answer.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Otherwise<'a> {
+    /// One word for the whole of it.
+    Whole(OnFailure),
+    /// A word for each of its limits, in their order.
+    Each(&'a [OnFailure]),
+}
+
+impl Otherwise<'_> {
+    /// Whether nobody decides then: one limit that says so is enough.
+    pub(crate) fn denies(self) -> bool {
+        match self {
+            Otherwise::Whole(word) => word == OnFailure::Deny,
+            Otherwise::Each(words) => words.contains(&OnFailure::Deny),
+        }
+    }
+}
+
 /// The store did not answer, and the policy for that was [`OnFailure::Deny`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("the rate limiter's store is unavailable ({})", .kind.name())]

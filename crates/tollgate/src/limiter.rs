@@ -34,7 +34,7 @@ use self::shared::{Shared, SharedParts};
 use self::stats::Counters;
 pub use self::stats::LimiterStats;
 use self::turns::Turns;
-use crate::failure::{OnFailure, Unavailable};
+use crate::failure::{OnFailure, Otherwise, Unavailable};
 use crate::observe::{Observer, Observers};
 
 /// No decision waits longer, unless said otherwise.
@@ -216,37 +216,74 @@ impl Limiter {
     /// # Errors
     /// Only when the store does not answer and the policy is [`OnFailure::Deny`].
     pub async fn check_with(&self, check: &Check<'_>, options: CheckOptions) -> Result<Decision, Unavailable> {
-        if let Backend::Memory(store) = &self.0.backend {
-            return self.check_one_in_memory(store, check, options);
-        }
-        let mut answers = self.check_batch(std::slice::from_ref(check), options).await;
-        answers.pop().unwrap_or(Err(Unavailable::new(StoreErrorKind::Protocol)))
+        self.check_one(check, self.otherwise(options), options.refundable).await
+    }
+
+    /// Decides a check whose limits each have a word of their own, in their order, for a store that does not answer: if one
+    /// says [`OnFailure::Deny`], nobody decides; those that say [`OnFailure::Local`] are decided by this node's share, together; those that
+    /// say [`OnFailure::Allow`] are left out. With some left out, a denial has the lines of the others, and an admission none.
+    ///
+    /// # Errors
+    /// Only when the store does not answer and one of the limits says [`OnFailure::Deny`].
+    pub async fn check_each(
+        &self,
+        check: &Check<'_>,
+        on_failure: &[OnFailure],
+        refundable: bool,
+    ) -> Result<Decision, Unavailable> {
+        self.check_one(check, Otherwise::Each(on_failure), refundable).await
     }
 
     /// Decides many checks, in order, as one call to the store where it is asked at all.
     pub async fn check_batch(&self, checks: &[Check<'_>], options: CheckOptions) -> Vec<Result<Decision, Unavailable>> {
+        self.check_all(checks, self.otherwise(options), options.refundable).await
+    }
+
+    async fn check_one(
+        &self,
+        check: &Check<'_>,
+        otherwise: Otherwise<'_>,
+        refundable: bool,
+    ) -> Result<Decision, Unavailable> {
+        if let Backend::Memory(store) = &self.0.backend {
+            return self.check_one_in_memory(store, check, otherwise);
+        }
+        let mut answers = self.check_all(std::slice::from_ref(check), otherwise, refundable).await;
+        answers.pop().unwrap_or(Err(Unavailable::new(StoreErrorKind::Protocol)))
+    }
+
+    async fn check_all(
+        &self,
+        checks: &[Check<'_>],
+        otherwise: Otherwise<'_>,
+        refundable: bool,
+    ) -> Vec<Result<Decision, Unavailable>> {
         let Inner { clock, counters, observers, .. } = &*self.0;
         let begun = observers.begin(&**clock);
-        let on_failure = options.on_failure.unwrap_or(self.0.on_failure);
         let answers = match &self.0.backend {
-            Backend::Memory(store) => self.check_in_memory(store, checks, on_failure),
-            Backend::Shared(shared) => shared.check_batch(checks, on_failure, options.refundable, counters).await,
+            Backend::Memory(store) => self.check_in_memory(store, checks, otherwise),
+            Backend::Shared(shared) => shared.check_batch(checks, otherwise, refundable, counters).await,
         };
-        counters.count(&answers);
+        answers.iter().for_each(|answer| counters.count(answer.as_ref()));
         let told = answers.iter().map(|answer| answer.as_ref().map_err(Unavailable::kind));
         observers.decided(begun, &**clock, checks, told);
         answers
     }
 
+    fn otherwise(&self, options: CheckOptions) -> Otherwise<'static> {
+        Otherwise::Whole(options.on_failure.unwrap_or(self.0.on_failure))
+    }
+
     /// Decides by this node's share alone, without asking a shared store: for callers with a failure policy of their own.
     pub fn check_local(&self, check: &Check<'_>) -> Decision {
-        let Inner { clock, observers, .. } = &*self.0;
+        let Inner { clock, counters, observers, .. } = &*self.0;
         let begun = observers.begin(&**clock);
         let decision = match &self.0.backend {
             Backend::Memory(store) => store.check(check),
             Backend::Shared(shared) => shared.check_local(check),
         };
         let decision = Decision { source: Source::Local, ..decision };
+        counters.count(Ok(&decision));
         observers.decided(begun, &**clock, std::slice::from_ref(check), [Ok(&decision)]);
         decision
     }
@@ -310,15 +347,15 @@ impl Limiter {
         &self,
         store: &MemoryStore,
         check: &Check<'_>,
-        options: CheckOptions,
+        otherwise: Otherwise<'_>,
     ) -> Result<Decision, Unavailable> {
         let Inner { clock, counters, observers, .. } = &*self.0;
         let begun = observers.begin(&**clock);
         let answer = match catch_unwind(AssertUnwindSafe(|| store.check(check))) {
             Ok(decision) => Ok(decision),
-            Err(_) => self.undecided(options.on_failure.unwrap_or(self.0.on_failure)),
+            Err(_) => self.undecided(otherwise),
         };
-        counters.count(std::slice::from_ref(&answer));
+        counters.count(answer.as_ref());
         let told = answer.as_ref().map_err(Unavailable::kind);
         observers.decided(begun, &**clock, std::slice::from_ref(check), [told]);
         answer
@@ -328,20 +365,20 @@ impl Limiter {
         &self,
         store: &MemoryStore,
         checks: &[Check<'_>],
-        on_failure: OnFailure,
+        otherwise: Otherwise<'_>,
     ) -> Vec<Result<Decision, Unavailable>> {
         match catch_unwind(AssertUnwindSafe(|| store.check_batch(checks))) {
             Ok(decisions) => decisions.into_iter().map(Ok).collect(),
-            Err(_) => checks.iter().map(|_| self.undecided(on_failure)).collect(),
+            Err(_) => checks.iter().map(|_| self.undecided(otherwise)).collect(),
         }
     }
 
     /// The answer when the in-process store panicked.
-    fn undecided(&self, on_failure: OnFailure) -> Result<Decision, Unavailable> {
+    fn undecided(&self, otherwise: Otherwise<'_>) -> Result<Decision, Unavailable> {
         tracing::error!("the in-process store panicked; answering by the failure policy");
-        match on_failure {
-            OnFailure::Deny => Err(Unavailable::new(StoreErrorKind::Protocol)),
-            OnFailure::Local | OnFailure::Allow => Ok(uncounted(&*self.0.clock)),
+        match otherwise.denies() {
+            true => Err(Unavailable::new(StoreErrorKind::Protocol)),
+            false => Ok(uncounted(&*self.0.clock)),
         }
     }
 }

@@ -89,8 +89,7 @@ impl<O: Observer + ?Sized> Observer for Arc<O> {
 pub struct Answered<'a> {
     /// What was asked. It holds keys.
     pub check: &'a Check<'a>,
-    /// The decision; or why there is none, where the policy for that is [`OnFailure::Deny`](crate::OnFailure::Deny). A caller
-    /// with a policy of its own may go on to [`Limiter::check_local`](crate::Limiter::check_local), which is another answer.
+    /// The decision; or why there is none, where the policy for that is [`OnFailure::Deny`](crate::OnFailure::Deny).
     pub answer: Result<&'a Decision, StoreErrorKind>,
     /// How long it took. The checks of one batch are answered together.
     pub took: Duration,

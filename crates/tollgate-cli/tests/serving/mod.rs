@@ -2,7 +2,7 @@
 #![allow(dead_code)] // each test file uses its part
 
 use std::collections::BTreeMap;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex, mpsc};
@@ -242,8 +242,13 @@ impl Client {
     /// The next answer; `None` if the connection was closed instead.
     pub(crate) fn hear(&mut self) -> Option<Answer> {
         let mut line = String::new();
-        if self.0.read_line(&mut line).ok()? == 0 {
-            return None;
+        match self.0.read_line(&mut line) {
+            Ok(0) => return None,
+            Ok(_) => {}
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
+                panic!("neither an answer nor an end")
+            }
+            Err(_) => return None,
         }
         let status = line.split(' ').nth(1).expect("a status line").parse().unwrap();
         let mut headers = BTreeMap::new();

@@ -78,23 +78,24 @@ impl Bucket {
     }
 
     /// The same for a bucket of this limit's scale, if there is nothing unusual about it: what nearly every check of a bucket is.
-    /// `None` if there is more to it; then nothing was changed. Only what must happen before the next check is done here;
-    /// [`Answer::line_in_us`] has the divisions.
+    /// `None` if there is more to it; then nothing was changed. An admission is kept by `keep`, as level and time. Only what must
+    /// happen before the next check is done here; [`Answer::line_if_plain`] has the divisions.
     #[inline(always)]
     pub(crate) fn decide_in_place<'a>(
-        (level, time_us): (&mut u64, &mut u64),
+        (level, time_us): (u64, u64),
         limit: &'a Limit,
         shape: &'a BucketShape,
         now: Timestamp,
         cost: u32,
+        keep: impl FnOnce(u64, u64),
     ) -> Option<Answer<'a>> {
-        let passed_us = now.as_micros().checked_sub(*time_us)?;
-        if cost == 0 || shape.grain_us != 1 || limit.count_denied() {
+        let now_us = now.as_micros();
+        let passed_us = now_us.checked_sub(time_us)?;
+        if cost == 0 || !shape.is_plain || level > shape.full {
             return None;
         }
         let leaked = passed_us.saturating_mul(shape.quota.get());
-        let now_us = now.as_micros();
-        let mut view = View { level: (*level).min(shape.full).saturating_sub(leaked), now_us, limit, shape };
+        let mut view = View { level: level.saturating_sub(leaked), now_us, limit, shape };
         if cost > limit.cost_max() {
             return Some(Answer { view, cost, allowed: false, retry: NEVER });
         }
@@ -104,7 +105,7 @@ impl Bucket {
         }
         let retry = view.ahead();
         view.level = after;
-        (*level, *time_us) = (after, now_us);
+        keep(after, now_us);
         Some(Answer { view, cost, allowed: true, retry })
     }
 
@@ -154,27 +155,31 @@ impl Answer<'_> {
     fn line(self) -> Line {
         let view = self.view;
         match view.shape.grain_us {
-            1 => self.line_in_us(),
+            1 => self.line_by(|parts| Wait::from_micros(view.grains_to_leak(parts).min(WAIT_US_MAX))),
             _ => self.line_by(|parts| view.until_leaked_in_grains(parts)),
         }
     }
 
-    /// Where a grain is a microsecond.
+    /// The same under a limit whose times are simple.
     #[inline(always)]
-    pub(crate) fn line_in_us(self) -> Line {
+    pub(crate) fn line_if_plain(self) -> Line {
         let view = self.view;
-        self.line_by(|parts| view.until_leaked_in_us(parts))
+        self.line_by(|parts| Wait::from_micros(view.grains_to_leak(parts)))
     }
 
     #[inline(always)]
     fn line_by(self, until_leaked: impl Fn(u64) -> Wait) -> Line {
         let Answer { view: View { level, limit, shape, .. }, cost, allowed, retry } = self;
         let free = shape.full - level;
-        let whole = shape.parts_per_unit.div(free);
+        // Most denials find less than a unit.
+        let (whole, part) = match free < shape.parts_per_unit.get() {
+            true => (0, free),
+            false => shape.parts_per_unit.div_rem(free),
+        };
         // One more unit comes back when what its first part lacks has leaked.
         let (remaining, next) = match whole >= u64::from(limit.cost_max()) {
             true => (limit.cost_max(), 0),
-            false => (whole as u32, shape.parts(whole + 1) - free),
+            false => (whole as u32, shape.parts_per_unit.get() - part),
         };
         let next_after = until_leaked(next);
         let retry_after = match retry {
@@ -249,12 +254,12 @@ impl<'a> View<'a> {
     }
 
     #[inline(always)]
-    fn until_leaked_in_us(&self, parts: u64) -> Wait {
-        Wait::from_micros(self.shape.quota.div_ceil(parts).min(WAIT_US_MAX))
+    fn grains_to_leak(&self, parts: u64) -> u64 {
+        self.shape.quota.div_ceil(parts)
     }
 
     fn until_leaked_in_grains(&self, parts: u64) -> Wait {
-        let grains_needed = self.shape.quota.div_ceil(parts);
+        let grains_needed = self.grains_to_leak(parts);
         if grains_needed == 0 {
             return Wait::ZERO;
         }

@@ -37,7 +37,7 @@ mod ring;
 
 pub use entries::Log;
 pub(crate) use entries::{Entry, Few};
-pub(crate) use ring::{Ring, RingHead};
+pub(crate) use ring::{Ring, RingHead, SHORT_CAPACITIES};
 
 use super::Receipt;
 use crate::decision::{Line, Wait};

@@ -128,7 +128,7 @@ impl Pair {
     /// Moves the counts to the window that holds `now_us`; `quota` bounds what a clock that went back piles up.
     #[inline(always)]
     fn advanced(self, window_us: Divisor, now_us: u64, quota: u32) -> Pair {
-        let start_us = now_us - window_us.rem(now_us);
+        let start_us = now_us - window_us.div_rem(now_us).1;
         let window_us = window_us.get();
         let (current, previous) = if self.start_us > start_us {
             (self.current.saturating_add(self.previous).min(quota), 0)
@@ -174,7 +174,7 @@ impl<'a> View<'a> {
         let used = u64::from(pair.current) + weighed(&pair, now_us, shape.weighs_previous, &old_cut);
         let window_us = shape.cut.window_us;
         Pair {
-            start_us: now_us - window_us.rem(now_us),
+            start_us: now_us - window_us.div_rem(now_us).1,
             window_us: window_us.get(),
             current: used.min(u64::from(quota)) as u32,
             previous: 0,

@@ -28,10 +28,15 @@ impl Divisor {
         estimate + (n - estimate * self.by >= self.by) as u64
     }
 
-    /// What is left of `n`.
+    /// The quotient and what is left.
     #[inline(always)]
-    pub(crate) const fn rem(self, n: u64) -> u64 {
-        n - self.div(n) * self.by
+    pub(crate) const fn div_rem(self, n: u64) -> (u64, u64) {
+        let estimate = ((n as u128 * self.reciprocal as u128) >> 64) as u64;
+        let left = n - estimate * self.by;
+        match left.checked_sub(self.by) {
+            Some(less) => (estimate + 1, less),
+            None => (estimate, left),
+        }
     }
 
     /// The quotient rounded up, of a number from which `by` can be reached without leaving 64 bits.
@@ -63,7 +68,8 @@ mod tests {
         for by in numbers().filter(|&by| by > 0) {
             let divisor = Divisor::new(by);
             let check = |n: u64| {
-                assert_eq!((divisor.div(n), divisor.rem(n)), (n / by, n % by), "{n} by {by}");
+                assert_eq!(divisor.div_rem(n), (n / by, n % by), "{n} by {by}");
+                assert_eq!(divisor.div(n), n / by, "{n} by {by}");
                 if n.checked_add(by - 1).is_some() {
                     assert_eq!(divisor.div_ceil(n), n.div_ceil(by), "{n} by {by}");
                 }

@@ -47,7 +47,8 @@ impl Budget {
         self.table_max.min(after_the_move).min(while_both_exist)
     }
 
-    /// Whether a log of so many bytes may grow: by a quarter while the old one still exists, or to entries twice as wide.
+    /// Whether a log may grow if so many bytes must be moved for it: by a quarter while the old ones still exist, or to entries
+    /// twice as wide.
     #[inline]
     pub(super) fn allows_log(&self, bytes: usize) -> bool {
         self.used() + 2 * bytes + 128 <= self.steady

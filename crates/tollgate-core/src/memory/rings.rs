@@ -1,73 +1,239 @@
-//! The entries of a shard's long logs, by index, so that a slot needs four bytes for one.
+//! The entries of a shard's long logs, by number, so that a slot needs four bytes for one.
+//!
+//! ```text
+//!   shelf of 4   │ ring │ ring │ free │ ring │        a ring's number: │ place on its shelf │ which shelf │
+//!   shelf of 6   │ ring   │ ring   │
+//!     ···
+//!   large        → a block of its own each
+//! ```
+//!
+//! Short rings, which most are, stand side by side on a shelf, one shelf for each size: where a ring is follows from its
+//! number, so a check waits for the entries alone and not for a pointer to them first. Free places are
+//! linked through the memory they leave. A large ring is worth a block and a pointer of its own.
+//!
+//! **Giving back.** A shelf on which nobody is left goes at once. When three of four places on one are free, the shard moves
+//! all its rings together, by way of its slots, which are the only ones to know their numbers; that walks over the whole
+//! table, so there must be something to gain.
+
+use crate::algorithm::SHORT_CAPACITIES;
 
 #[derive(Debug, Default)]
 pub(super) struct Rings {
-    blocks: Vec<Box<[u64]>>,
-    free: Vec<u32>,
-    entries_bytes: usize,
+    /// One for each of [`SHORT_CAPACITIES`], from the first ring on.
+    shelves: Box<[Shelf]>,
+    large: Vec<Box<[u64]>>,
+    large_free: Vec<u32>,
+    /// The blocks of the large ones and the shelves' memory.
+    bytes: usize,
+}
+
+/// Rings of one size.
+#[derive(Debug, Default)]
+struct Shelf {
+    words: Vec<u64>,
+    /// The place that was freed last, counted from 1; its first word tells the one before, 0 ends.
+    free: u64,
+    len: usize,
 }
 
 /// What an allocator adds to a block, near enough.
 const BLOCK_OVERHEAD_BYTES: usize = 16;
+const SHELF_BITS: u32 = 3;
+/// The number of the shelf of those that stand on none.
+const LARGE: usize = SHORT_CAPACITIES.len();
+const _: () = assert!(LARGE < 1 << SHELF_BITS);
 
 impl Rings {
-    /// Takes a block out; its index stays taken until [`Rings::put`] or [`Rings::free`].
-    #[inline]
-    pub(super) fn take(&mut self, index: u32) -> Box<[u64]> {
-        let block = std::mem::take(&mut self.blocks[index as usize]);
-        self.entries_bytes -= block_bytes(&block);
+    /// Takes a ring out; its number stays taken until [`Rings::put`] or [`Rings::free`].
+    pub(super) fn take(&mut self, ring: u32) -> Box<[u64]> {
+        let (shelf, place) = parts(ring);
+        if shelf < LARGE {
+            return self.get_mut(ring).into();
+        }
+        let block = std::mem::take(&mut self.large[place]);
+        self.bytes -= block_bytes(&block);
         block
     }
 
     #[inline]
-    pub(super) fn get_mut(&mut self, index: u32) -> &mut [u64] {
-        &mut self.blocks[index as usize]
+    pub(super) fn get_mut(&mut self, ring: u32) -> &mut [u64] {
+        let (shelf, place) = parts(ring);
+        match self.shelves.get_mut(shelf) {
+            Some(rings) => rings.get_mut(place, SHORT_CAPACITIES[shelf]),
+            None => &mut self.large[place],
+        }
     }
 
-    /// Puts a block where `index` says, or in a free place.
-    #[inline]
-    pub(super) fn put(&mut self, index: Option<u32>, block: Box<[u64]>) -> u32 {
-        self.entries_bytes += block_bytes(&block);
-        match index {
-            Some(index) => {
-                self.blocks[index as usize] = block;
-                index
+    /// Puts a ring where its number says, or in another place if it has none or another size now.
+    pub(super) fn put(&mut self, ring: Option<u32>, block: Box<[u64]>) -> u32 {
+        let shelf = SHORT_CAPACITIES.iter().position(|&words| words == block.len()).unwrap_or(LARGE);
+        let place = match ring.map(|ring| (ring, parts(ring))) {
+            Some((_, (same, place))) if same == shelf => place,
+            Some((other, _)) => {
+                self.free(other);
+                self.reserve(shelf)
             }
-            None => self.insert(block),
+            None => self.reserve(shelf),
+        };
+        if shelf < LARGE {
+            self.shelves[shelf].get_mut(place, SHORT_CAPACITIES[shelf]).copy_from_slice(&block);
+        } else {
+            self.bytes += block_bytes(&block);
+            self.large[place] = block;
         }
+        (place << SHELF_BITS | shelf) as u32
     }
 
-    fn insert(&mut self, block: Box<[u64]>) -> u32 {
-        if let Some(index) = self.free.pop() {
-            self.blocks[index as usize] = block;
-            return index;
+    /// Forgets a ring, or the place of one that was taken out for good.
+    pub(super) fn free(&mut self, ring: u32) {
+        let (shelf, place) = parts(ring);
+        if shelf < LARGE {
+            let before = self.shelves[shelf].heap_bytes();
+            self.shelves[shelf].free(place, SHORT_CAPACITIES[shelf]);
+            self.bytes -= before - self.shelves[shelf].heap_bytes();
+            return;
         }
-        if self.blocks.len() == self.blocks.capacity() {
-            self.blocks.reserve_exact(self.blocks.len() / 4 + 4);
-        }
-        self.blocks.push(block);
-        (self.blocks.len() - 1) as u32
-    }
-
-    /// Forgets a block, or the place of one that was taken out for good.
-    pub(super) fn free(&mut self, index: u32) {
-        drop(self.take(index));
-        self.free.push(index);
-        if self.free.len() == self.blocks.len() {
-            *self = Rings::default();
+        drop(self.take(ring));
+        self.large_free.push(place as u32);
+        if self.large_free.len() == self.large.len() {
+            (self.large, self.large_free) = Default::default();
         }
     }
 
     #[inline]
     pub(super) fn heap_bytes(&self) -> usize {
-        self.entries_bytes + self.blocks.capacity() * size_of::<Box<[u64]>>() + self.free.capacity() * size_of::<u32>()
+        self.bytes
+            + size_of_val(&*self.shelves)
+            + self.large.capacity() * size_of::<Box<[u64]>>()
+            + self.large_free.capacity() * size_of::<u32>()
+    }
+
+    /// What may be needed for a moment when the largest shelf becomes larger.
+    pub(super) fn moving_bytes(&self) -> usize {
+        self.shelves.iter().map(Shelf::heap_bytes).max().unwrap_or(0)
+    }
+
+    /// Whether a shelf stands mostly empty, and giving its memory back is worth `worth_bytes`.
+    pub(super) fn is_sparse(&self, worth_bytes: usize) -> bool {
+        self.shelves.iter().zip(SHORT_CAPACITIES).any(|(shelf, words)| {
+            let (all, used) = (shelf.words.len(), shelf.len * words);
+            used < all / 4 && (all - used) * size_of::<u64>() > worth_bytes
+        })
+    }
+
+    /// A free place on a shelf, or among the large.
+    fn reserve(&mut self, shelf: usize) -> usize {
+        if shelf < LARGE {
+            if self.shelves.is_empty() {
+                self.shelves = (0..LARGE).map(|_| Shelf::default()).collect();
+            }
+            let before = self.shelves[shelf].heap_bytes();
+            let place = self.shelves[shelf].reserve(SHORT_CAPACITIES[shelf]);
+            self.bytes += self.shelves[shelf].heap_bytes() - before;
+            return place;
+        }
+        if let Some(place) = self.large_free.pop() {
+            return place as usize;
+        }
+        if self.large.len() == self.large.capacity() {
+            self.large.reserve_exact(self.large.len() / 4 + 4);
+        }
+        self.large.push(Box::default());
+        self.large.len() - 1
     }
 }
 
-#[inline]
+impl Shelf {
+    #[inline]
+    fn get_mut(&mut self, place: usize, words: usize) -> &mut [u64] {
+        &mut self.words[place * words..][..words]
+    }
+
+    fn reserve(&mut self, words: usize) -> usize {
+        self.len += 1;
+        if let Some(place) = (self.free as usize).checked_sub(1) {
+            self.free = self.get_mut(place, words)[0];
+            return place;
+        }
+        let end = self.words.len();
+        if end == self.words.capacity() {
+            self.words.reserve_exact((end / words / 4 + 4) * words);
+        }
+        self.words.resize(end + words, 0);
+        end / words
+    }
+
+    fn free(&mut self, place: usize, words: usize) {
+        self.len -= 1;
+        if self.len == 0 {
+            *self = Shelf::default();
+            return;
+        }
+        let next = std::mem::replace(&mut self.free, place as u64 + 1);
+        self.get_mut(place, words)[0] = next;
+    }
+
+    fn heap_bytes(&self) -> usize {
+        self.words.capacity() * size_of::<u64>()
+    }
+}
+
+/// Which shelf a ring stands on, and where.
+#[inline(always)]
+fn parts(ring: u32) -> (usize, usize) {
+    ((ring & ((1 << SHELF_BITS) - 1)) as usize, (ring >> SHELF_BITS) as usize)
+}
+
 fn block_bytes(block: &[u64]) -> usize {
     match size_of_val(block) {
         0 => 0,
         bytes => bytes + BLOCK_OVERHEAD_BYTES,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn block(words: usize, mark: u64) -> Box<[u64]> {
+        (0..words as u64).map(|word| mark * 1_000 + word).collect()
+    }
+
+    #[test]
+    fn rings_of_every_size_come_and_go_and_leave_nothing_behind() {
+        let mut rings = Rings::default();
+        let mut kept: Vec<(u32, Box<[u64]>)> = Vec::new();
+        let mut random = 7_u64;
+        for step in 0..20_000 {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            let words = [4, 6, 8, 12, 16, 24, 32, 33, 48, 101][(random >> 60) as usize % 10];
+            let which = (random >> 33) as usize % kept.len().max(1);
+            match random >> 40 & 3 {
+                // Most go while it shrinks, most come while it grows.
+                0 | 1 if kept.len() > 3 && step / 2_000 % 2 == 1 => {
+                    let (ring, _) = kept.swap_remove(which);
+                    rings.free(ring);
+                }
+                2 if !kept.is_empty() => {
+                    let taken = rings.take(kept[which].0);
+                    assert_eq!(taken, kept[which].1);
+                    let other = block(words, step);
+                    kept[which] = (rings.put(Some(kept[which].0), other.clone()), other);
+                }
+                _ => {
+                    let new = block(words, step);
+                    kept.push((rings.put(None, new.clone()), new));
+                }
+            }
+            let (ring, expected) = &kept[which.min(kept.len() - 1)];
+            assert_eq!(rings.get_mut(*ring), &**expected);
+        }
+        let bytes: usize = kept.iter().map(|(_, block)| size_of_val(&**block)).sum();
+        assert!(rings.heap_bytes() >= bytes);
+        for (ring, expected) in kept {
+            assert_eq!(rings.take(ring), expected);
+            rings.free(ring);
+        }
+        assert_eq!(rings.bytes, 0);
     }
 }

@@ -22,7 +22,7 @@ use super::naming::CounterHash;
 use super::rings::Rings;
 use super::slot::Slot;
 use super::table::{self, LINE_BYTES, Table};
-use crate::algorithm::State;
+use crate::algorithm::{Log, State};
 use crate::limit::Limit;
 use crate::time::{Clock, Timestamp};
 
@@ -32,6 +32,9 @@ const SWEEP_SLOTS: usize = 16;
 const SWEEP_SLOTS_WHEN_FULL: usize = 64;
 /// Every so many operations on known keys take a reclaiming step too.
 const SWEEP_EVERY_OPS: u32 = 64;
+
+/// Less is not worth moving rings for, nor is less than an eighth of what must be walked over.
+const RINGS_WORTH_BYTES: usize = 1_024;
 
 /// What an overflow counter is shared by: the newcomers of one limit, or (when even those counters are too
 /// many, because somebody invents limits too) all newcomers with one kind of state.
@@ -216,9 +219,10 @@ impl Shard {
     /// After a decision that changed nothing but a slot.
     #[inline(always)]
     pub(super) fn finish_in_slot(&mut self, budget: &Budget) {
-        match self.ops_to_sweep.checked_sub(1) {
-            Some(left) => self.ops_to_sweep = left,
-            None => self.reclaim(budget),
+        let is_time = self.ops_to_sweep == 0;
+        self.ops_to_sweep = self.ops_to_sweep.wrapping_sub(1);
+        if is_time {
+            self.reclaim(budget);
         }
     }
 
@@ -227,6 +231,9 @@ impl Shard {
         self.ops_to_sweep = SWEEP_EVERY_OPS - 1;
         self.sweep(SWEEP_SLOTS);
         self.sweep_overflow(SWEEP_SLOTS);
+        if self.rings.is_sparse(RINGS_WORTH_BYTES.max(self.tables_bytes / 8)) {
+            self.gather_rings();
+        }
         self.measure_tables();
         self.report(budget);
     }
@@ -246,6 +253,11 @@ impl Shard {
     /// Live overflow counters.
     pub(super) fn overflow_len(&self) -> usize {
         self.overflow.len()
+    }
+
+    #[cfg(test)]
+    pub(super) fn rings_bytes(&self) -> usize {
+        self.rings.heap_bytes()
     }
 
     fn has_room(&self) -> bool {
@@ -309,12 +321,27 @@ impl Shard {
         }
     }
 
+    /// Moves what is left of the rings together.
+    #[cold]
+    fn gather_rings(&mut self) {
+        let mut scattered = std::mem::take(&mut self.rings);
+        for slot in self.table.slots_mut().chain(self.overflow.slots_mut()) {
+            slot.move_ring(&mut scattered, &mut self.rings);
+        }
+    }
+
+    /// Whether a log may take another entry's memory.
+    pub(super) fn log_may_grow(&self, log: &Log, budget: &Budget) -> bool {
+        budget.allows_log(log.heap_bytes() + self.rings.moving_bytes())
+    }
+
     fn measure_tables(&mut self) {
         self.tables_bytes = self.table.heap_bytes() + self.overflow.heap_bytes();
     }
 
+    /// Tells the budget what has changed.
     #[inline]
-    fn report(&mut self, budget: &Budget) {
+    pub(super) fn report(&mut self, budget: &Budget) {
         let bytes = self.tables_bytes + self.rings.heap_bytes();
         if bytes != self.bytes_reported {
             budget.change(self.bytes_reported, bytes);

@@ -19,6 +19,9 @@
 //! without knowing any limit, never early: the **lifetime**, how long after its own time a log or a pair still
 //! matters, rounded up by at most a quarter; or the **rate** at which a bucket leaks, rounded down by as much. (A
 //! bucket's lifetime is its level by its rate. To divide when sweeping is cheaper than at every check.)
+//!
+//! Everything but time and small is the slot's **mark**. All buckets of one limit have the same, worked out with the limit:
+//! a slot that shows it is a bucket of this very rate and scale, and only its two numbers need to be read and written.
 
 use super::budget::Budget;
 use super::lifetime;
@@ -112,17 +115,17 @@ impl Slot {
     }
 
     #[inline]
-    pub(super) fn is_bucket(&self) -> bool {
+    fn is_bucket(&self) -> bool {
         self.kind() == BUCKET
     }
 
     #[inline]
-    pub(super) fn is_pair(&self) -> bool {
+    fn is_pair(&self) -> bool {
         self.kind() == PAIR
     }
 
     #[inline]
-    pub(super) fn is_log(&self) -> bool {
+    fn is_log(&self) -> bool {
         matches!(self.kind(), FEW | RING)
     }
 
@@ -138,60 +141,44 @@ impl Slot {
     ) -> Option<BucketAnswer<'a>> {
         let mark = &shape.mark;
         // With the same mark on both sides, nothing but the numbers is left.
-        let (mut level, mut time_us) = (self.small ^ mark.small, self.time ^ mark.time);
+        let (level, time_us) = (self.small ^ mark.small, self.time ^ mark.time);
         if level > SMALL_MASK || time_us > TIME_MASK || self.wide != mark.wide {
             return None;
         }
-        let answer = Bucket::decide_in_place((&mut level, &mut time_us), limit, shape, now, cost)?;
-        (self.small, self.time) = (level | mark.small, time_us | mark.time);
-        Some(answer)
+        Bucket::decide_in_place((level, time_us), limit, shape, now, cost, |level, time_us| {
+            (self.small, self.time) = (level | mark.small, time_us | mark.time);
+        })
     }
 
-    /// Decides a check of this bucket alone, where it stands.
+    /// Decides a check of this bucket alone, where it stands. `None`, here and below, if this is no such state, which
+    /// only a collision of hashes makes it.
     #[cold]
-    pub(super) fn decide_bucket(&mut self, limit: &Limit, shape: &BucketShape, now: Timestamp, cost: u32) -> Line {
-        let mut bucket = self.bucket();
+    pub(super) fn decide_bucket(
+        &mut self,
+        limit: &Limit,
+        shape: &BucketShape,
+        now: Timestamp,
+        cost: u32,
+    ) -> Option<Line> {
+        let mut bucket = self.is_bucket().then(|| self.bucket())?;
         let line = bucket.decide_alone(limit, shape, now, cost);
         self.set_bucket(bucket, shape);
-        line
+        Some(line)
     }
 
     /// Decides a check of this pair alone, where it stands.
     #[inline(never)]
-    pub(super) fn decide_pair(&mut self, limit: &Limit, shape: &PairShape, now: Timestamp, cost: u32) -> Line {
-        let mut pair = self.pair();
+    pub(super) fn decide_pair(&mut self, limit: &Limit, shape: &PairShape, now: Timestamp, cost: u32) -> Option<Line> {
+        let mut pair = self.is_pair().then(|| self.pair())?;
         let line = pair.decide_alone(limit, shape, now, cost);
         self.set_pair(pair, limit, shape);
-        line
+        Some(line)
     }
 
-    /// Decides a check of this log alone, where it stands.
+    /// Decides a check of this long log alone, where it stands, as long as its entries stay where they are. `None` if
+    /// there is more to it; then nothing was changed.
     #[inline(never)]
-    pub(super) fn decide_log(
-        &mut self,
-        limit: &Limit,
-        shape: &LogShape,
-        now: Timestamp,
-        cost: u32,
-        (rings, budget): (&mut Rings, &Budget),
-    ) -> Line {
-        if let Some(line) = self.decide_ring_in_place(limit, shape, now, cost, rings) {
-            return line;
-        }
-        let mut log = self.take_log(rings);
-        if cost == 0 {
-            let line = log.decide_alone(limit, shape, now, 0, true);
-            self.put_back(log, rings);
-            return line;
-        }
-        let may_grow = log.has_room_for(cost) || budget.allows_log(log.heap_bytes());
-        let line = log.decide_alone(limit, shape, now, cost, may_grow);
-        self.put_log(log, limit, rings);
-        line
-    }
-
-    #[inline(always)]
-    fn decide_ring_in_place(
+    pub(super) fn decide_ring_in_place(
         &mut self,
         limit: &Limit,
         shape: &LogShape,
@@ -207,6 +194,31 @@ impl Slot {
         if line.allowed || head.first != first_before || lifetime::coded(self.code()) < limit.window_us() {
             self.set_ring(index, head, limit);
         }
+        Some(line)
+    }
+
+    /// Decides a check of this log alone.
+    #[inline(never)]
+    pub(super) fn decide_log(
+        &mut self,
+        limit: &Limit,
+        shape: &LogShape,
+        now: Timestamp,
+        cost: u32,
+        (rings, budget): (&mut Rings, &Budget),
+    ) -> Option<Line> {
+        if !self.is_log() {
+            return None;
+        }
+        let mut log = self.take_log(rings);
+        if cost == 0 {
+            let line = log.decide_alone(limit, shape, now, 0, true);
+            self.put_back(log, rings);
+            return Some(line);
+        }
+        let may_grow = log.has_room_for(cost) || budget.allows_log(log.heap_bytes() + rings.moving_bytes());
+        let line = log.decide_alone(limit, shape, now, cost, may_grow);
+        self.put_log(log, limit, rings);
         Some(line)
     }
 
@@ -358,6 +370,14 @@ impl Slot {
             _ => lifetime::coded(self.code()),
         };
         self.time_us() + lifetime_us
+    }
+
+    /// Moves the entries of a long log elsewhere.
+    pub(super) fn move_ring(&mut self, from: &mut Rings, to: &mut Rings) {
+        if let Some(ring) = self.ring() {
+            let moved = to.put(None, from.take(ring));
+            self.small = self.small >> RING_INDEX_BITS << RING_INDEX_BITS | u64::from(moved);
+        }
     }
 
     /// The ring of a long log.

@@ -132,6 +132,11 @@ impl Table {
         (!slot.is_empty()).then_some(slot)
     }
 
+    /// All counters.
+    pub(super) fn slots_mut(&mut self) -> impl Iterator<Item = &mut Slot> {
+        self.lines.iter_mut().flat_map(|line| &mut line.0).filter(|slot| !slot.is_empty())
+    }
+
     /// Puts in a counter that is not there yet; a full table becomes larger. Says where it is.
     pub(super) fn insert(&mut self, slot: Slot) -> usize {
         if self.len >= self.capacity() {

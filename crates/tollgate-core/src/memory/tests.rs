@@ -64,6 +64,35 @@ fn expired_counters_are_reclaimed_and_memory_comes_back() {
 }
 
 #[test]
+fn logs_that_stay_are_moved_together_and_lose_nothing() {
+    let (store, clock) = store(1 << 24);
+    let (short, long) = (limit("20/s"), limit("20/h"));
+    let staying = || (0..1_000).map(|n| format!("staying {n}"));
+    for _ in 0..5 {
+        clock.advance(Duration::from_micros(1));
+        (0..30_000).for_each(|n| assert!(check(&store, short, &n.to_string(), 1).allowed()));
+        staying().for_each(|subject| assert!(check(&store, long, &subject, 1).allowed()));
+    }
+    let rings_bytes = || -> usize { store.shards.iter().map(|shard| shard.0.lock().rings_bytes()).sum() };
+    let full_bytes = rings_bytes();
+    clock.advance(Duration::from_secs(10));
+    let before: Vec<Decision> = staying().map(|subject| check(&store, long, &subject, 0)).collect();
+    churn(&store, limit("10/min token-bucket"));
+    clock.advance(Duration::from_secs(60));
+    (0..40_000).for_each(|n| {
+        assert!(check(&store, limit("10/ms token-bucket"), &format!("one of a few {}", n % 256), 0).allowed())
+    });
+    churn(&store, limit("1000/ms token-bucket"));
+    for (subject, before) in staying().zip(before) {
+        let (line, before) = (check(&store, long, &subject, 0).lines[0], before.lines[0]);
+        assert_eq!((line.remaining, before.remaining), (15, 15));
+        let left_us = |line: Line| line.next_after.as_micros().unwrap();
+        assert_eq!(left_us(before) - left_us(line), 60_000_000);
+    }
+    assert!(rings_bytes() < full_bytes / 4, "{} of {full_bytes} bytes left", rings_bytes());
+}
+
+#[test]
 fn at_the_cap_newcomers_share_and_nobody_is_forgotten() {
     for text in ["3/min", "3/min token-bucket", "3/min sliding-counter"] {
         let max_bytes = 1 << 20;

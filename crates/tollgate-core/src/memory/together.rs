@@ -84,16 +84,20 @@ impl MemoryStore {
     }
 
     fn charge_in_place(&self, shard: &mut Shard, name: CounterHash, demand: &Demand<'_>, now: Timestamp) -> Line {
-        let Demand { limit, cost, .. } = demand;
+        let (limit, units) = (&demand.limit, demand.cost.units());
         let (slot, rings) = shard.slot_of(name).expect("it was looked at under the same lock");
-        match limit.machine() {
-            Machine::Bucket(shape) => match slot.decide_bucket_in_place(limit, shape, now, cost.units()) {
-                Some(answer) => answer.line_in_us(),
-                None => slot.decide_bucket(limit, shape, now, cost.units()),
+        let line = match limit.machine() {
+            Machine::Bucket(shape) => match slot.decide_bucket_in_place(limit, shape, now, units) {
+                Some(answer) => Some(answer.line_if_plain()),
+                None => slot.decide_bucket(limit, shape, now, units),
             },
-            Machine::Pair(shape) => slot.decide_pair(limit, shape, now, cost.units()),
-            Machine::Log(shape) => slot.decide_log(limit, shape, now, cost.units(), (rings, &self.budget)),
-        }
+            Machine::Pair(shape) => slot.decide_pair(limit, shape, now, units),
+            Machine::Log(shape) => match slot.decide_ring_in_place(limit, shape, now, units, rings) {
+                None => slot.decide_log(limit, shape, now, units, (rings, &self.budget)),
+                in_place => in_place,
+            },
+        };
+        line.expect("its kind was looked at")
     }
 }
 

@@ -5,6 +5,7 @@
 
 pub(crate) mod answer;
 pub(crate) mod connection;
+mod known_policies;
 pub(crate) mod question;
 
 use std::net::IpAddr;
@@ -15,12 +16,13 @@ use bytes::Bytes;
 use http::header::CONTENT_TYPE;
 use http::{HeaderValue, Method, Request, Response, StatusCode};
 use hyper::body::Body;
-use tollgate::answer::{Policies, Policy};
+use tollgate::answer::Policies;
 use tollgate::engine::{Engine, Outcome, Refused};
 use tollgate::rules::RequestView;
 use tollgate::{Check, CheckOptions, Decision, DecisionCounts, Limiter, OnFailure, Source, Timestamp};
 
 use self::connection::{problem, read_body, refused_method};
+use self::known_policies::KnownPolicies;
 use self::question::{Explicit, Question, QuestionError};
 use crate::openapi;
 
@@ -34,12 +36,13 @@ pub struct HttpDoor {
     engine: Option<Engine>,
     /// What was decided by limits that the question named itself.
     explicit: Arc<DecisionCounts>,
+    known: Arc<KnownPolicies>,
 }
 
 impl HttpDoor {
     /// A door that asks this limiter.
     pub fn new(limiter: Limiter) -> HttpDoor {
-        HttpDoor { limiter, engine: None, explicit: Arc::default() }
+        HttpDoor { limiter, engine: None, explicit: Arc::default(), known: Arc::default() }
     }
 
     /// The same door, which also answers by rules.
@@ -113,7 +116,7 @@ impl HttpDoor {
         self.explicit.count_answer(&answer);
         Ok(match answer {
             Ok(decision) => {
-                let policies = Policies::new(demands.iter().map(|demand| Policy::of(demand.limit)));
+                let policies = self.known.policies(&demands);
                 decided(&decision, Some(&policies))
             }
             Err(unavailable) => problem(StatusCode::SERVICE_UNAVAILABLE, "unavailable", &unavailable.to_string()),

@@ -18,31 +18,41 @@ mod frame;
 pub mod fuzz;
 mod reply;
 
+use std::future::poll_fn;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::Poll;
 use std::time::Duration;
 
 use bytes::{Buf, BytesMut};
 use subtle::ConstantTimeEq;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::time::{Instant, Sleep};
 use tollgate::{Check, CheckOptions, DecisionCounts, Demand, Limiter, OnFailure};
 
 use self::command::{Command, LimitMemo, Session, Words, tell, understand};
 use self::frame::{Args, parse};
 use self::reply::{Protocol, Replies};
+use super::within;
 
 /// Commands decided together. Larger pipelines are answered in several writes.
 const BATCH_COMMANDS_MAX: usize = 512;
 /// Replies are written out when there are this many bytes of them, whatever else has arrived.
 const REPLY_BYTES_MAX: usize = 64 * 1024;
 const READ_BYTES: usize = 16 * 1024;
+/// What a short check takes on the wire, and how many are expected at most before they are counted.
+const CHECK_BYTES_MIN: usize = 48;
+const GUESS_MAX: usize = 64;
+/// A buffer that one long command has grown is given back when it is empty.
+const KEPT_BYTES_MAX: usize = 64 * 1024;
 
 /// What the RESP door needs to know.
 #[derive(Clone)]
 pub struct RespOptions {
     /// The password that AUTH must give; without one, everybody may ask.
     pub password: Option<String>,
-    /// A connection that is silent for longer is closed.
+    /// A connection that is silent for longer is closed, at the latest after twice as long.
     pub idle: Duration,
 }
 
@@ -80,6 +90,10 @@ struct Connection<S> {
     explicit: Arc<DecisionCounts>,
     client: Client,
     replies: Replies,
+    /// Reused from batch to batch.
+    args: Args,
+    /// Whether anything was heard since the timer of [`Connection::hear`] was set.
+    heard: bool,
 }
 
 /// What is remembered of a client between commands.
@@ -105,21 +119,56 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
             is_authenticated: options.password.is_none(),
             memo: LimitMemo::default(),
         };
-        Connection { stream, limiter, options, explicit, client, replies: Replies::default() }
+        Connection {
+            stream,
+            limiter,
+            options,
+            explicit,
+            client,
+            replies: Replies::default(),
+            args: Args::default(),
+            heard: false,
+        }
     }
 
     async fn run(mut self) -> std::io::Result<()> {
         let mut buffer = BytesMut::with_capacity(READ_BYTES);
+        let mut silence = pin!(tokio::time::sleep(self.options.idle));
         loop {
+            if buffer.is_empty() && buffer.capacity() > KEPT_BYTES_MAX {
+                buffer = BytesMut::with_capacity(READ_BYTES);
+            }
             buffer.reserve(READ_BYTES);
-            let read = tokio::time::timeout(self.options.idle, self.stream.read_buf(&mut buffer)).await;
-            match read {
-                Ok(Ok(0)) | Err(_) => return Ok(()),
-                Ok(Ok(_)) => {}
-                Ok(Err(error)) => return Err(error),
+            if !self.hear(&mut buffer, silence.as_mut()).await? {
+                return Ok(());
             }
             if self.answer(&mut buffer).await? == Next::Close {
                 return self.stream.shutdown().await;
+            }
+        }
+    }
+
+    /// Reads what has come. False when the client has left or is silent for too long.
+    ///
+    /// One timer lives as long as the connection and is only set again when it rings, because setting one for each read would
+    /// cost as much as the check itself. When it rings and something was heard since, it is set again.
+    async fn hear(&mut self, buffer: &mut BytesMut, mut silence: Pin<&mut Sleep>) -> std::io::Result<bool> {
+        loop {
+            let mut reading = pin!(self.stream.read_buf(buffer));
+            let read = poll_fn(|cx| match reading.as_mut().poll(cx) {
+                Poll::Ready(read) => Poll::Ready(Some(read)),
+                Poll::Pending => silence.as_mut().poll(cx).map(|()| None),
+            });
+            match read.await {
+                Some(read) => {
+                    self.heard = true;
+                    return Ok(read? > 0);
+                }
+                None if !self.heard => return Ok(false),
+                None => {
+                    self.heard = false;
+                    silence.as_mut().reset(Instant::now() + self.options.idle);
+                }
             }
         }
     }
@@ -130,11 +179,11 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
             let (consumed, next) = self.batch(buffer).await;
             buffer.advance(consumed);
             if self.replies.len() > 0 {
-                let written = tokio::time::timeout(self.options.idle, self.stream.write_all(self.replies.as_bytes()));
+                let written = within(self.options.idle, self.stream.write_all(self.replies.as_bytes()));
                 written.await.map_err(|_| std::io::ErrorKind::TimedOut)??;
                 self.replies.clear();
             }
-            if consumed == 0 || next == Next::Close {
+            if consumed == 0 || buffer.is_empty() || next == Next::Close {
                 return Ok(next);
             }
         }
@@ -142,16 +191,24 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
 
     /// One batch from the front of the buffer: how many bytes it took.
     async fn batch(&mut self, buffer: &[u8]) -> (usize, Next) {
-        let mut args = Args::default();
-        let mut pending: Vec<(Demand<'_>, Words)> = Vec::new();
+        let mut args = std::mem::take(&mut self.args);
+        let batch = self.batch_with(buffer, &mut args).await;
+        self.args = args;
+        batch
+    }
+
+    async fn batch_with(&mut self, buffer: &[u8], args: &mut Args) -> (usize, Next) {
+        // A guess at how many there are, so that a pipeline is not moved while it is read.
+        let guess = (buffer.len() / CHECK_BYTES_MIN).clamp(1, GUESS_MAX);
+        let mut pending: Vec<(Demand<'_>, Words)> = Vec::with_capacity(guess);
         let mut at = 0;
         for _ in 0..BATCH_COMMANDS_MAX {
-            match parse(&buffer[at..], &mut args) {
+            match parse(&buffer[at..], args) {
                 Ok(None) => break,
                 Ok(Some(consumed)) => {
                     let frame = &buffer[at..];
                     at += consumed;
-                    if self.take(frame, &args, &mut pending).await == Next::Close {
+                    if self.take(frame, args, &mut pending).await == Next::Close {
                         return (at, Next::Close);
                     }
                     if self.replies.len() > REPLY_BYTES_MAX {

@@ -27,6 +27,7 @@ use std::time::Duration;
 use notify::event::{AccessKind, AccessMode};
 use notify::{EventKind, RecommendedWatcher, RecursiveMode, Watcher};
 use tokio::sync::Notify;
+use tollgate::{Clock, SystemClock, Timestamp};
 
 use super::Reloader;
 
@@ -69,15 +70,29 @@ async fn look_whenever(
         watches.follow(&reloader.files());
         let found = stamps(&reloader.files());
         if found.iter().any(|(file, stamp)| seen.get(file) != Some(stamp)) {
+            let began = SystemClock::new().now();
             // A failure is told by the reloader itself.
             let _ = reloader.reload().await;
             // The configuration may name other files than before. Of those that it named already, what counts is what
             // they were before they were read: a change since then is still to be seen.
             watches.follow(&reloader.files());
             seen = stamps(&reloader.files());
+            // One that is named for the first time may have changed after it was read and before anybody watched.
+            seen.retain(|file, stamp| found.contains_key(file) || !is_younger(stamp, began));
             seen.extend(found);
+            if seen.len() < reloader.files().len() {
+                changed.notify_one();
+            }
         }
     }
+}
+
+/// Whether a file may have changed since then, by the file system's clock, which goes in steps.
+fn is_younger(stamp: &Stamp, since: Timestamp) -> bool {
+    const STEP_US: i128 = 50_000;
+    let Some((.., ctime, ctime_nsec)) = stamp else { return false };
+    let changed_us = i128::from(*ctime) * 1_000_000 + i128::from(*ctime_nsec) / 1_000;
+    changed_us + STEP_US >= i128::from(since.as_micros())
 }
 
 struct Watches {

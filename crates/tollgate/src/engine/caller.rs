@@ -10,7 +10,7 @@ use super::refused::Refused;
 use crate::identity::{Identity, Origin};
 use crate::rules::{PlanQuestion, RequestView, Rule, Tariff};
 
-#[allow(clippy::large_enum_variant)] // the large one is the common one
+#[allow(clippy::large_enum_variant)] // nearly every request is a caller's, and a box would cost it an allocation
 pub(super) enum Known {
     /// No rule matches, or the caller is exempt.
     Nothing,

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use futures_util::FutureExt;
 use http::HeaderMap;
 use smallvec::SmallVec;
-use tollgate_core::{Check, Decision, Source, StoreErrorKind};
+use tollgate_core::{Check, Decision, Source};
 
-use super::live::{Asked, Demands, Group, Part};
+use super::live::{Asked, Group, Part};
 use super::passage::{Charged, ChargedBy};
 use super::{Engine, Passage, Refused};
 use crate::answer::Policies;
@@ -117,31 +117,9 @@ impl Engine {
             tracing::error!(%error, "the rules that match one request cannot be decided together");
             Undecided
         })?;
-        let options = CheckOptions { on_failure: Some(OnFailure::Deny), refundable: group.is_refundable };
-        match self.0.limiter.check_with(&check, options).await {
-            Ok(decision) => Ok(decision),
-            Err(unavailable) => self.decide_without_store(group, asked, unavailable.kind()),
-        }
-    }
-
-    fn decide_without_store(&self, group: &Group, asked: &Asked, kind: StoreErrorKind) -> Result<Decision, Undecided> {
-        if group.parts.iter().any(|part| part.on_failure == OnFailure::Deny) {
-            tracing::debug!(kind = kind.name(), "refused, since a rule says so while the store is away");
-            return Err(Undecided);
-        }
-        let demands: Demands<'_> = local(group).map(|part| part.demand(asked)).collect();
-        match Check::new(&demands) {
-            Ok(check) if demands.len() == group.parts.len() => Ok(self.0.limiter.check_local(&check)),
-            // Some rules are left out: their lines are unknown, so nothing is claimed; but a share that is used up still refuses.
-            Ok(check) => {
-                let decision = self.0.limiter.check_local(&check);
-                match decision.allowed() {
-                    true => Ok(Decision { lines: Default::default(), source: Source::None, ..decision }),
-                    false => Ok(decision),
-                }
-            }
-            Err(_) => Ok(Decision { at: self.0.clock.now(), source: Source::None, lines: Default::default() }),
-        }
+        let words: SmallVec<[OnFailure; 8]> = group.parts.iter().map(|part| part.on_failure).collect();
+        let decided = self.0.limiter.check_each(&check, &words, group.is_refundable).await;
+        decided.map_err(|_unavailable| Undecided)
     }
 
     async fn try_shadow(&self, group: &Group, asked: &Asked) -> Option<Decision> {

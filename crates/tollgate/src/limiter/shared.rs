@@ -16,7 +16,7 @@ use super::stats::{Counters, add};
 use super::uncounted;
 use crate::breaker::{Breaker, probe_after};
 use crate::deny_cache::DenyCache;
-use crate::failure::{OnFailure, Unavailable, local_share};
+use crate::failure::{OnFailure, Otherwise, Unavailable, local_share};
 use crate::observe::{Observers, StoreCallKind as Call};
 
 /// A probe may take longer than a decision: nobody waits for it.
@@ -67,7 +67,7 @@ impl Shared {
     pub(super) async fn check_batch(
         self: &Arc<Self>,
         checks: &[Check<'_>],
-        on_failure: OnFailure,
+        otherwise: Otherwise<'_>,
         refundable: bool,
         counters: &Counters,
     ) -> Vec<Result<Decision, Unavailable>> {
@@ -97,7 +97,7 @@ impl Shared {
                 }
                 decisions.into_iter().map(Ok).collect()
             }
-            Err(kind) => unknown.iter().map(|check| self.degraded(check, on_failure, kind)).collect(),
+            Err(kind) => unknown.iter().map(|check| self.degraded(check, otherwise, kind)).collect(),
         };
         let mut fresh = fresh.into_iter();
         answers.iter_mut().filter(|answer| answer.is_none()).for_each(|answer| *answer = fresh.next());
@@ -209,11 +209,26 @@ impl Shared {
         self.observers.breaker_changed(false);
     }
 
-    fn degraded(&self, check: &Check<'_>, on_failure: OnFailure, kind: Kind) -> Result<Decision, Unavailable> {
-        match on_failure {
-            OnFailure::Deny => Err(Unavailable::new(kind)),
-            OnFailure::Allow => Ok(uncounted(&*self.clock)),
-            OnFailure::Local => Ok(self.check_local(check)),
+    fn degraded(&self, check: &Check<'_>, otherwise: Otherwise<'_>, kind: Kind) -> Result<Decision, Unavailable> {
+        match otherwise {
+            _ if otherwise.denies() => Err(Unavailable::new(kind)),
+            Otherwise::Whole(OnFailure::Allow) => Ok(uncounted(&*self.clock)),
+            Otherwise::Whole(_) => Ok(self.check_local(check)),
+            Otherwise::Each(words) => Ok(self.check_partly(check, words)),
+        }
+    }
+
+    /// By this node's share of those limits that say so; the others are left out.
+    fn check_partly(&self, check: &Check<'_>, words: &[OnFailure]) -> Decision {
+        let is_local = |(_, word): &(&Demand<'_>, &OnFailure)| **word == OnFailure::Local;
+        let local: SmallVec<[Demand<'_>; 2]> =
+            check.demands().iter().zip(words).filter(is_local).map(|(demand, _)| *demand).collect();
+        let Ok(part) = Check::new(&local) else { return uncounted(&*self.clock) };
+        let decision = self.check_local(&part);
+        // With some left out their lines are unknown, so nothing is claimed; but a share that is used up still refuses.
+        match local.len() < check.demands().len() && decision.allowed() {
+            true => Decision { lines: Default::default(), source: Source::None, ..decision },
+            false => decision,
         }
     }
 

@@ -53,19 +53,14 @@ pub(super) struct Counters {
 }
 
 impl Counters {
-    pub(super) fn count(&self, answers: &[Result<Decision, Unavailable>]) {
-        for answer in answers {
-            let Ok(decision) = answer else {
-                add(&self.unavailable);
-                continue;
-            };
-            add(if decision.allowed() { &self.allowed } else { &self.denied });
-            match decision.source {
-                Source::DenyCache => add(&self.deny_cache_hits),
-                Source::Local => add(&self.local),
-                Source::None => add(&self.uncounted),
-                _ => {}
-            }
+    pub(super) fn count(&self, answer: Result<&Decision, &Unavailable>) {
+        let Ok(decision) = answer else { return add(&self.unavailable) };
+        add(if decision.allowed() { &self.allowed } else { &self.denied });
+        match decision.source {
+            Source::DenyCache => add(&self.deny_cache_hits),
+            Source::Local => add(&self.local),
+            Source::None => add(&self.uncounted),
+            _ => {}
         }
     }
 

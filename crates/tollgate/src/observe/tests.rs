@@ -222,3 +222,31 @@ async fn traced_events_say_everything_but_who() {
     }
     assert!(!text.contains("somebody"), "{text}");
 }
+
+/// A request that several rules match is one answer, also when each of them has its own word for a store that is away.
+#[tokio::test(start_paused = true)]
+async fn an_outage_is_one_answer_for_each_request_whatever_its_rules_say() {
+    for (words, told, left) in [
+        (["local", "local"], ["allow local 2ms", "deny local 2ms"], (2, 0, 0)),
+        (["local", "allow"], ["allow none 2ms", "deny local 2ms"], (1, 1, 0)),
+        (["allow", "allow"], ["allow none 2ms", "allow none 2ms"], (0, 2, 0)),
+        (["local", "deny"], ["unavailable unreachable 2ms", "unavailable unreachable 2ms"], (0, 0, 2)),
+    ] {
+        let rule = |(name, word)| {
+            format!("[[rules]]\nname = '{name}'\nby = ['ip']\nlimits = ['1/h']\non_failure = '{word}'\n")
+        };
+        let text: String = ["first", "second"].into_iter().zip(words).map(rule).collect();
+        let rules = crate::config::Config::from_text(&text, crate::config::Format::Toml).unwrap().rules;
+        let notes = Arc::new(Notes::default());
+        let (limiter, store) = slow_limiter(&notes);
+        store.is_down.store(true, Ordering::Relaxed);
+        let engine = crate::engine::Engine::new(limiter.clone(), rules);
+        let request = http::Request::get("/").body(()).unwrap();
+        for expected in told {
+            engine.decide(&crate::rules::RequestView::of(&request), [203, 0, 113, 9].into()).await;
+            assert_eq!(notes.take(), ["decide of 1 unreachable 2ms", expected], "{words:?}");
+        }
+        let stats = limiter.stats();
+        assert_eq!((stats.local, stats.uncounted, stats.unavailable, stats.decisions), (left.0, left.1, left.2, 2));
+    }
+}

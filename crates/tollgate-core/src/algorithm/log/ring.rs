@@ -11,8 +11,9 @@
 //! **Units in 19 bits** are enough unless half a million are admitted in one tick. A ring that meets such an
 //! entry becomes wide: two words an entry, until it is emptied.
 //!
-//! **Sizes.** A ring grows by a quarter, so at most about a fifth of it is spare, and gives back what it no longer needs when
-//! three quarters stand empty. Its capacity is odd, because an allocator's header takes the room of one more.
+//! **Sizes.** A short ring has one of a few sizes, so that whoever keeps many can put those of one size together. A longer
+//! one grows by a quarter, so at most about a fifth of it is spare; its capacity is odd, because an allocator's header takes
+//! the room of one more. A ring gives back what it no longer needs when three quarters stand empty.
 
 use super::Entry;
 
@@ -22,6 +23,8 @@ const TIME_MASK: u64 = (1 << TIME_BITS) - 1;
 const UNITS_WIDE: u32 = 1 << (u64::BITS - TIME_BITS);
 /// A ring of no more entries than this is not worth shrinking.
 const CAPACITY_SMALL: usize = 8;
+/// The capacities of short rings: steps of a third to a half.
+pub(crate) const SHORT_CAPACITIES: [usize; 7] = [4, 6, 8, 12, 16, 24, 32];
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Ring {
@@ -183,7 +186,7 @@ impl Ring {
     /// Appends an entry; `entries_max` is the most that can live at once, so a larger ring is never needed.
     pub(super) fn push(&mut self, entry: Entry, entries_max: usize) {
         if self.len() == self.capacity() {
-            self.rebuild(roomy(self.len()).min(entries_max.max(self.len() + 1)), self.head.is_wide);
+            self.rebuild(roomy(self.len(), entries_max), self.head.is_wide);
         }
         self.make_wide_for(entry.units);
         self.head.push(entry, &mut self.words);
@@ -205,7 +208,7 @@ impl Ring {
             self.head.drop_oldest(self.head.oldest(&self.words), &self.words);
         }
         if self.head.is_sparse(self.capacity()) {
-            self.rebuild(roomy(self.len()), self.head.is_wide);
+            self.rebuild(roomy(self.len(), usize::MAX), self.head.is_wide);
         }
     }
 
@@ -244,9 +247,10 @@ impl Ring {
     }
 }
 
-/// The capacity to take for one more than `len` entries.
-fn roomy(len: usize) -> usize {
-    (len + len / 4 + 1) | 1
+/// The capacity to take for one more than `len` entries, of which there are never more than `entries_max`.
+fn roomy(len: usize, entries_max: usize) -> usize {
+    let short = SHORT_CAPACITIES.into_iter().find(|&capacity| capacity > len);
+    short.unwrap_or_else(|| ((len + len / 4 + 1) | 1).min(entries_max.max(len + 1)))
 }
 
 impl PartialEq for Ring {

@@ -31,7 +31,7 @@ fn two_entries_live_inline_and_an_emptied_ring_gives_its_memory_back() {
     };
     assert_eq!(heap(&state), 0);
     admit(&mut state, &limit, 3, 1);
-    assert_eq!(heap(&state), 3 * 8);
+    assert_eq!(heap(&state), 4 * 8);
     admit(&mut state, &limit, 2_000_000, 1);
     assert_eq!((heap(&state), entries(&state)), (0, 1));
 }

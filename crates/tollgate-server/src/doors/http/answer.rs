@@ -44,7 +44,7 @@ pub(crate) struct LimitAnswer {
     /// What is left, also on a denial.
     pub(crate) remaining: u32,
     /// Denied until then; null if this cost can never fit. After an admission 0, except in a leaky bucket: the time to wait before going on.
-    #[schemars(required)]
+    #[schemars(required, transform = or_null)]
     pub(crate) retry_after_ms: Option<u64>,
     /// Until one more unit comes back.
     #[schemars(required)]
@@ -54,6 +54,11 @@ pub(crate) struct LimitAnswer {
     pub(crate) reset_after_ms: Option<u64>,
     /// Whether this limit allows the request.
     pub(crate) allowed: bool,
+}
+
+/// A field that is always there and may be null; `required` alone would say that it never is.
+fn or_null(schema: &mut schemars::Schema) {
+    schema.insert("type".to_owned(), serde_json::json!(["integer", "null"]));
 }
 
 /// Why there is no decision.

@@ -8,6 +8,8 @@ use http::{HeaderValue, Request, Response, StatusCode};
 use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
 use hyper::body::{Body, Incoming};
 
+use crate::doors::within;
+
 /// The request line and all headers together.
 const HEADER_BYTES_MAX: usize = 64 * 1024;
 /// A body that takes longer is not waited for.
@@ -52,7 +54,7 @@ where
     if body.size_hint().lower() > bytes_max as u64 {
         return Err(too_large(bytes_max));
     }
-    let collected = tokio::time::timeout(BODY_WITHIN, Limited::new(body, bytes_max).collect()).await;
+    let collected = within(BODY_WITHIN, Limited::new(body, bytes_max).collect()).await;
     match collected {
         Ok(Ok(body)) => Ok(body.to_bytes()),
         Ok(Err(error)) if error.is::<LengthLimitError>() => Err(too_large(bytes_max)),

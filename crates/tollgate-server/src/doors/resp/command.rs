@@ -83,7 +83,8 @@ impl LimitMemo {
 pub(crate) fn understand<'b>(buffer: &'b [u8], args: &Args, memo: &mut LimitMemo) -> Result<Command<'b>, String> {
     let Some(name) = args.get(buffer, 0) else { return Ok(Command::Nothing) };
     let arg = |index| args.get(buffer, index);
-    let is = |expected: &str| name.eq_ignore_ascii_case(expected.as_bytes());
+    // Clients repeat themselves exactly; only people type in lower case.
+    let is = |expected: &str| name == expected.as_bytes() || name.eq_ignore_ascii_case(expected.as_bytes());
     if is("TOLLGATE.CHECK") {
         let (Some(key), Some(limit)) = (arg(1), arg(2)) else { return Err(usage(CHECK_USAGE)) };
         let cost = match (arg(3), arg(4), args.len()) {

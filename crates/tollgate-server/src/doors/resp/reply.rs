@@ -44,7 +44,11 @@ impl Replies {
     }
 
     pub(crate) fn integer(&mut self, value: i64) {
-        self.line(b':', itoa::Buffer::new().format(value).as_bytes());
+        match u8::try_from(value) {
+            // Most of what is told: yes, no, not at all.
+            Ok(digit @ 0..=9) => self.bytes.extend_from_slice(&[b':', b'0' + digit, b'\r', b'\n']),
+            _ => self.line(b':', itoa::Buffer::new().format(value).as_bytes()),
+        }
     }
 
     pub(crate) fn bulk(&mut self, bytes: &[u8]) {
@@ -74,7 +78,9 @@ impl Replies {
 
     /// Five numbers, the shape of every verdict.
     pub(crate) fn verdict(&mut self, numbers: [i64; 5]) {
-        self.array(numbers.len());
+        // Room for all of it at once: five times a sign, twenty digits and what is around them.
+        self.bytes.reserve(128);
+        self.bytes.extend_from_slice(b"*5\r\n");
         for number in numbers {
             self.integer(number);
         }

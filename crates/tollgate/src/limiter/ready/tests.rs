@@ -124,6 +124,19 @@ async fn a_turn_that_a_leaky_bucket_gives_too_late_is_given_back() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn who_comes_too_late_for_a_leaky_bucket_does_not_stand_in_the_queue_to_learn_it() {
+    let (limiter, demand) = (limiter(), demand("10/s leaky-bucket"));
+    let start = Instant::now();
+    let waiting = (0..10).map(|_| async {
+        let answer = limiter.until_ready(&Check::one(&demand), Duration::from_millis(300)).await;
+        (answer.is_ok(), start.elapsed().as_millis())
+    });
+    let mut told: Vec<(bool, u128)> = join_all(waiting).await;
+    told.sort();
+    assert_eq!(told, [[(false, 0); 6].as_slice(), &[(true, 0), (true, 100), (true, 200), (true, 300)]].concat());
+}
+
+#[tokio::test(start_paused = true)]
 async fn many_who_wait_are_served_in_order_and_ask_about_twice_each() {
     const WAITING: u64 = 200;
     let store = counted();

@@ -1,0 +1,67 @@
+//! One HTTP request to somebody else, plain or encrypted.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http::{HeaderValue, Request, StatusCode, Uri};
+use http_body_util::{BodyExt, Full, Limited};
+use hyper_util::rt::TokioIo;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::rustls::pki_types::ServerName;
+use tokio_rustls::rustls::{ClientConfig, RootCertStore, crypto};
+
+const ANSWER_BYTES_MAX: usize = 16 * 1024 * 1024;
+
+/// Whether this is an address that [`send`] can send to.
+pub(crate) fn is_web(url: &Uri) -> bool {
+    matches!(url.scheme_str(), Some("http" | "https")) && url.host().is_some()
+}
+
+/// Sends a request to the host of `url` and waits for the whole answer. An error says what went wrong, and nothing of the request.
+pub(crate) async fn send(url: &Uri, mut request: Request<Full<Bytes>>) -> Result<(StatusCode, Bytes), String> {
+    let is_encrypted = url.scheme_str() == Some("https");
+    let host = url.host().unwrap_or_default();
+    let port = url.port_u16().unwrap_or(if is_encrypted { 443 } else { 80 });
+    if let Ok(host) = HeaderValue::try_from(url.authority().map_or(host, |authority| authority.as_str())) {
+        request.headers_mut().insert(http::header::HOST, host);
+    }
+    // On the connection of the host itself only the path is said.
+    let path = request.uri().path_and_query().map_or("/", |path| path.as_str()).parse();
+    *request.uri_mut() = path.map_err(|_| "the path makes no sense".to_owned())?;
+
+    let bare = host.trim_start_matches('[').trim_end_matches(']');
+    let stream = TcpStream::connect((bare, port)).await.map_err(|error| error.to_string())?;
+    if !is_encrypted {
+        return exchange(stream, request).await;
+    }
+    let name = ServerName::try_from(bare.to_owned()).map_err(|_| "the host is no name for TLS".to_owned())?;
+    let stream = connector().connect(name, stream).await.map_err(|error| error.to_string())?;
+    exchange(stream, request).await
+}
+
+async fn exchange<S>(stream: S, request: Request<Full<Bytes>>) -> Result<(StatusCode, Bytes), String>
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let handshake = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await;
+    let (mut sender, connection) = handshake.map_err(|error| error.to_string())?;
+    tokio::spawn(connection);
+    let response = sender.send_request(request).await.map_err(|error| error.to_string())?;
+    let status = response.status();
+    let body = Limited::new(response.into_body(), ANSWER_BYTES_MAX).collect().await;
+    Ok((status, body.map_err(|error| error.to_string())?.to_bytes()))
+}
+
+/// Trusts what this machine trusts; `SSL_CERT_FILE` names others.
+fn connector() -> TlsConnector {
+    let mut roots = RootCertStore::empty();
+    roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+    let config = ClientConfig::builder_with_provider(Arc::new(crypto::ring::default_provider()))
+        .with_safe_default_protocol_versions()
+        .expect("ring has the default versions")
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    TlsConnector::from(Arc::new(config))
+}

@@ -1,0 +1,109 @@
+//! A span per decision, sent to an OpenTelemetry collector (OTLP over HTTP). Behind the feature `otlp`.
+//!
+//! The limiter tells an observer of every answer, and the observer makes a span of it that began when the question came. Spans
+//! wait in a bounded queue and leave in batches from a thread of their own; when the collector is slow or away they are
+//! dropped there, and no decision waits.
+//!
+//! A span says what was decided (`tollgate.verdict`, `tollgate.source`), by which rules (`tollgate.rules`) and how many limits. It
+//! says nothing of who asked: no key, no address.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use bytes::Bytes;
+use http::{Request, Response, Uri};
+use http_body_util::Full;
+use opentelemetry::trace::{Span, SpanBuilder, SpanKind, Tracer, TracerProvider};
+use opentelemetry::{Array, KeyValue, StringValue, Value};
+use opentelemetry_http::{HttpClient, HttpError};
+use opentelemetry_otlp::{SpanExporter, WithExportConfig, WithHttpConfig};
+use opentelemetry_sdk::Resource;
+use opentelemetry_sdk::trace::{SdkTracer, SdkTracerProvider};
+use tokio::runtime::Handle;
+use tollgate::observe::{Answered, Observer};
+use tollgate::{Clock, Scope, Source, SystemClock};
+
+use crate::{Failure, client};
+
+/// A collector that takes longer has not heard it.
+const SENT_WITHIN: Duration = Duration::from_secs(5);
+
+/// Where spans go. Dropping it sends what waits.
+pub(crate) struct Traces(SdkTracerProvider);
+
+impl Traces {
+    /// To the collector at this address, such as `http://127.0.0.1:4318`.
+    pub(crate) fn to(endpoint: &str) -> Result<Traces, Failure> {
+        let url: Uri = format!("{}/v1/traces", endpoint.trim_end_matches('/')).parse().map_err(|_| Failure::OtlpUrl)?;
+        if !client::is_web(&url) {
+            return Err(Failure::OtlpUrl);
+        }
+        let exporter = SpanExporter::builder()
+            .with_http()
+            .with_http_client(Collector(Handle::current()))
+            .with_endpoint(url.to_string())
+            .with_timeout(SENT_WITHIN)
+            .build()
+            .map_err(|_| Failure::OtlpUrl)?;
+        let resource = Resource::builder().with_service_name("tollgate").build();
+        Ok(Traces(SdkTracerProvider::builder().with_batch_exporter(exporter).with_resource(resource).build()))
+    }
+
+    /// What makes spans of a limiter's answers.
+    pub(crate) fn observer(&self) -> DecisionSpans {
+        DecisionSpans { tracer: self.0.tracer("tollgate"), clock: SystemClock::new() }
+    }
+
+    /// Sends what waits. To be called where blocking is allowed, while the runtime still runs.
+    pub(crate) fn finish(self) {
+        if let Err(error) = self.0.shutdown() {
+            tracing::debug!(%error, "some spans were lost at the end");
+        }
+    }
+}
+
+pub(crate) struct DecisionSpans {
+    tracer: SdkTracer,
+    clock: SystemClock,
+}
+
+impl Observer for DecisionSpans {
+    fn decided(&self, answered: &Answered<'_>) {
+        let end = UNIX_EPOCH + Duration::from_micros(self.clock.now().as_micros());
+        let start: SystemTime = end.checked_sub(answered.took).unwrap_or(end);
+        let source = answered.answer.map_or(Source::None, |decision| decision.source);
+        let demands = answered.check.demands();
+        let mut rules: Vec<StringValue> = Vec::new();
+        for demand in demands {
+            if let Scope::Rule { rule, .. } = demand.key.scope()
+                && rules.last().is_none_or(|last| last.as_str() != rule)
+            {
+                rules.push(rule.to_owned().into());
+            }
+        }
+        let attributes = vec![
+            KeyValue::new("tollgate.verdict", answered.verdict()),
+            KeyValue::new("tollgate.source", source.name()),
+            KeyValue::new("tollgate.rules", Value::Array(Array::String(rules))),
+            KeyValue::new("tollgate.limits", i64::try_from(demands.len()).unwrap_or(i64::MAX)),
+        ];
+        let span = SpanBuilder::from_name("decision").with_kind(SpanKind::Server);
+        let mut span = self.tracer.build(span.with_start_time(start).with_attributes(attributes));
+        span.end_with_timestamp(end);
+    }
+}
+
+/// Sends spans by our own client, on the runtime of the service.
+#[derive(Debug)]
+struct Collector(Handle);
+
+#[async_trait::async_trait]
+impl HttpClient for Collector {
+    async fn send_bytes(&self, request: Request<Bytes>) -> Result<Response<Bytes>, HttpError> {
+        let sending = self.0.spawn(async move {
+            let url = request.uri().clone();
+            tokio::time::timeout(SENT_WITHIN, client::send(&url, request.map(Full::new))).await
+        });
+        let (status, body) = sending.await??.map_err(|why| -> HttpError { why.into() })?;
+        Ok(Response::builder().status(status).body(body)?)
+    }
+}
