@@ -10,7 +10,7 @@ use tokio::net::TcpListener;
 use tollgate::config::{Loaded, Settings};
 use tollgate::engine::Engine;
 use tollgate::observe::TracingObserver;
-use tollgate::rules::{PlanHash, PlanLookup};
+use tollgate::rules::PlanLookup;
 use tollgate::{Limiter, LimiterBuilder, Store};
 use tollgate_redis::RedisStore;
 use tollgate_server::doors::resp::RespOptions;
@@ -40,13 +40,13 @@ pub(crate) async fn serve(arguments: Serve) -> Result<(), Failure> {
     let store_times = Arc::new(StoreTimes::default());
     #[cfg(feature = "otlp")]
     let traces = arguments.otlp.as_deref().map(crate::traces::Traces::to).transpose()?;
-    let builder = Limiter::builder();
+    let (builder, lookups) = limiter(store.clone(), &arguments, settings, &store_times);
     #[cfg(feature = "otlp")]
     let builder = match &traces {
         Some(traces) => builder.observer(traces.observer()),
         None => builder,
     };
-    let (limiter, lookups) = limiter(builder, store.clone(), &arguments, settings, &store_times);
+    let limiter = builder.build();
     let tls = match (&arguments.tls_cert, &arguments.tls_key) {
         (Some(certificate), Some(key)) => Some(Tls::read(certificate, key)?),
         _ => None,
@@ -114,29 +114,25 @@ fn redis(url: &str, settings: Option<&Settings>) -> Result<Option<RedisStore>, F
 
 /// The limiter, and who is asked for plans that the rules do not know.
 fn limiter(
-    builder: LimiterBuilder,
     store: Option<RedisStore>,
     arguments: &Serve,
     settings: Option<&Settings>,
     store_times: &Arc<StoreTimes>,
-) -> (Limiter, Lookups) {
-    let instances = arguments.instances.or(settings.and_then(|settings| settings.instances)).unwrap_or(1);
-    let mut builder = builder.instances(instances);
+) -> (LimiterBuilder, Lookups) {
+    let (mut builder, lookups) = match settings {
+        Some(settings) => settings.limiter_on(store.clone()),
+        None => (Limiter::builder(), Lookups::new()),
+    };
+    if let Some(instances) = arguments.instances {
+        builder = builder.instances(instances);
+    }
     if tracing::enabled!(tracing::Level::DEBUG) {
         builder = builder.observer(TracingObserver);
     }
-    if let Some(settings) = settings {
-        builder = builder.deadline(settings.deadline).on_failure(settings.on_failure);
+    if let Some(store) = store {
+        builder = builder.store(Arc::new(store)).observer(store_times.clone());
     }
-    let Some(store) = store else { return (builder.build(), Vec::new()) };
-    let mut lookups = Lookups::new();
-    if let Some((settings, name)) = settings.and_then(|settings| Some((settings, settings.plan_hash.as_ref()?))) {
-        // The question for the plan comes before the decision, and both together keep the deadline.
-        let for_plan = settings.deadline / 4;
-        lookups.push(Arc::new(PlanHash::new(store.clone(), name.as_str()).timeout(for_plan)));
-        builder = builder.deadline(settings.deadline - for_plan);
-    }
-    (builder.store(Arc::new(store)).observer(store_times.clone()).build(), lookups)
+    (builder, lookups)
 }
 
 /// The engine, if there are rules, and what can be read again.

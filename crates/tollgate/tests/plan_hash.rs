@@ -156,6 +156,17 @@ async fn a_flood_of_keys_is_remembered_only_up_to_its_bound() {
     assert!((2_000..4_000).contains(&asked_again), "{asked_again} of {KEYS} were not remembered");
 }
 
+#[tokio::test]
+async fn the_engine_of_a_file_asks_its_hash() {
+    let server = Server::redis();
+    server.command(&["HSET", HASH, &field_of("ann"), "pro"]);
+    let file = CONFIG.replace("redis://localhost", &server.url()).replace("instances = 1", "deadline = \"20s\"");
+    let engine = Config::from_text(&file, Format::Toml).unwrap().engine().unwrap();
+    let bench = Bench { server, engine, clock: Arc::new(ManualClock::new(START)) };
+    assert_eq!(bench.quota(Some("ann")).await, 1000);
+    assert_eq!(bench.quota(Some("bob")).await, 10);
+}
+
 /// As the documentation tells operators to write it.
 fn field_of(key: &str) -> String {
     let mut sum = std::process::Command::new("sha256sum");

@@ -13,6 +13,10 @@ use super::types::Config;
 use super::written::Secret;
 #[cfg(feature = "yaml")]
 use super::yaml;
+#[cfg(feature = "redis")]
+use crate::engine::Engine;
+#[cfg(feature = "redis")]
+use crate::limiter::StoreUrlError;
 use crate::rules::RuleSet;
 
 /// A larger file is refused unread.
@@ -51,6 +55,27 @@ pub struct Loaded {
     pub findings: Vec<Finding>,
     /// The configuration as it was written.
     pub config: Config,
+}
+
+#[cfg(feature = "redis")]
+impl Loaded {
+    /// The engine that a configuration describes: its rules, on its store, asking for plans where it says.
+    ///
+    /// ```
+    /// use tollgate::config::{Config, Format};
+    ///
+    /// let file = "store = 'memory'\n[[rules]]\nname = 'all'\nlimits = ['100/min']";
+    /// let engine = Config::from_text(file, Format::Toml)?.engine()?;
+    /// # drop(engine);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// When the URL names no store, with what would be accepted; or for a shared store outside a tokio runtime.
+    pub fn engine(self) -> Result<Engine, StoreUrlError> {
+        let (limiter, lookups) = self.settings.limiter_on(self.settings.redis()?);
+        Ok(Engine::with_lookups(limiter.build(), self.rules, lookups))
+    }
 }
 
 /// Where environment variables come from.

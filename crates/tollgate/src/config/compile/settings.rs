@@ -15,6 +15,10 @@ use crate::config::written::Secret;
 use crate::failure::OnFailure;
 #[cfg(feature = "redis")]
 use crate::limiter::{Limiter, LimiterBuilder, StoreUrlError};
+#[cfg(feature = "redis")]
+use crate::rules::{PlanHash, PlanLookup};
+#[cfg(feature = "redis")]
+use tollgate_redis::RedisStore;
 
 /// The schemes of shared stores.
 const SCHEMES: [&str; 4] = ["redis://", "rediss://", "redis+cluster://", "redis+sentinel://"];
@@ -45,33 +49,42 @@ impl Settings {
         self.store.as_ref().is_some_and(|store| store.reveal() != "memory")
     }
 
-    /// A limiter as these settings want it, ready to be built: on their store, or in memory if they name none.
-    ///
-    /// ```
-    /// use tollgate::config::{Config, Format};
-    /// use tollgate::engine::Engine;
-    ///
-    /// let file = "store = 'memory'\n[[rules]]\nname = 'all'\nlimits = ['100/min']";
-    /// let loaded = Config::from_text(file, Format::Toml)?;
-    /// let engine = Engine::new(loaded.settings.limiter()?.build(), loaded.rules);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
+    /// A limiter as these settings want it, ready to be built: on their store, or in memory if they name none. Who decides by
+    /// rules wants [`Loaded::engine`](crate::config::Loaded::engine), which also asks for plans where the settings say.
     ///
     /// # Errors
     /// When the URL names no store, with what would be accepted; or for a shared store outside a tokio runtime.
     #[cfg(feature = "redis")]
     pub fn limiter(&self) -> Result<LimiterBuilder, StoreUrlError> {
-        let builder = Limiter::builder()
+        Ok(self.limiter_on(self.redis()?).0)
+    }
+
+    /// The shared store that these settings name, if they name one.
+    ///
+    /// # Errors
+    /// As [`Settings::limiter`].
+    #[cfg(feature = "redis")]
+    pub fn redis(&self) -> Result<Option<RedisStore>, StoreUrlError> {
+        let Some(url) = self.store.as_ref().filter(|_| self.is_shared()) else { return Ok(None) };
+        Ok(Some(RedisStore::builder(url.reveal()).prefix(self.prefix.clone()).build()?))
+    }
+
+    /// A limiter on this store, or in memory without one; and who is asked for plans that the rules do not know.
+    #[cfg(feature = "redis")]
+    pub fn limiter_on(&self, store: Option<RedisStore>) -> (LimiterBuilder, Vec<Arc<dyn PlanLookup>>) {
+        let mut builder = Limiter::builder()
             .deadline(self.deadline)
             .on_failure(self.on_failure)
             .instances(self.instances.unwrap_or(1));
-        Ok(match self.store.as_ref().filter(|_| self.is_shared()) {
-            Some(url) => {
-                let store = tollgate_redis::RedisStore::builder(url.reveal()).prefix(self.prefix.clone()).build()?;
-                builder.store(Arc::new(store))
-            }
-            None => builder,
-        })
+        let mut lookups: Vec<Arc<dyn PlanLookup>> = Vec::new();
+        let Some(store) = store else { return (builder, lookups) };
+        if let Some(name) = &self.plan_hash {
+            // The question for the plan comes before the decision, and both together keep the deadline.
+            let for_plan = self.deadline / 4;
+            lookups.push(Arc::new(PlanHash::new(store.clone(), name.as_str()).timeout(for_plan)));
+            builder = builder.deadline(self.deadline - for_plan);
+        }
+        (builder.store(Arc::new(store)), lookups)
     }
 }
 
