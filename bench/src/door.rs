@@ -7,7 +7,7 @@
 //! **What is measured** is the processor time of the server's process, user and system, divided by the answers: what a
 //! machine must be bought for. It does not depend on how fast the client is, and little on who else uses the machine.
 
-use std::io::{Read, Write};
+use std::io::{Read, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -32,15 +32,15 @@ pub enum Protocol {
     Http,
 }
 
-/// Appends the nth question to what is sent.
-pub type WriteQuestion = dyn FnMut(u64, &mut Vec<u8>);
+/// Writes the nth question.
+pub type Write = Box<dyn FnMut(u64, &mut Vec<u8>)>;
 
 /// One kind of question.
 pub struct Questions {
     /// How the answers end.
     pub protocol: Protocol,
-    /// Writes the nth question.
-    pub write: Box<WriteQuestion>,
+    /// What is asked.
+    pub write: Write,
 }
 
 /// Connections to one server.

@@ -103,7 +103,8 @@ impl HttpDoor {
             Ok(Question::Explicit(explicit)) => {
                 self.check_explicit(&explicit).await.unwrap_or_else(|error| refused(&error))
             }
-            Ok(Question::ByRules(request, peer)) => self.check_by_rules(&request, peer).await,
+            // A large future, which would otherwise be moved about with every question that needs no rules.
+            Ok(Question::ByRules(request, peer)) => Box::pin(self.check_by_rules(&request, peer)).await,
             Err(error) => refused(&error),
         }
     }

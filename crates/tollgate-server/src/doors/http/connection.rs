@@ -36,6 +36,8 @@ where
         .timer(hyper_util::rt::TokioTimer::new())
         .header_read_timeout(idle)
         .max_buf_size(HEADER_BYTES_MAX)
+        // Answers are short: copied behind their headers they go out for less than a list of two pieces.
+        .writev(false)
         .serve_connection(hyper_util::rt::TokioIo::new(stream), service);
     tokio::pin!(connection);
     tokio::select! {
