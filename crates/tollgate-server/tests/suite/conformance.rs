@@ -56,7 +56,7 @@ fn the_resp_door_decides_as_the_oracle_on_redis() {
 }
 
 fn can_be_throttled(limit: &Limit) -> bool {
-    limit.algorithm() == Algorithm::TokenBucket && limit.window_us() % 1_000_000 == 0 && !limit.count_denied()
+    limit.algorithm() == Algorithm::TokenBucket && limit.window_us().is_multiple_of(1_000_000) && !limit.count_denied()
 }
 
 /// The traces that `CL.THROTTLE` can be asked: one token bucket, its window in whole seconds.
