@@ -61,6 +61,7 @@ impl Process {
             if TcpStream::connect(addr).is_ok() {
                 return process;
             }
+            // A process tells nobody when it listens; between looks there is a pause.
             std::thread::sleep(Duration::from_millis(5));
         }
         panic!("{command:?} does not listen on {addr}");

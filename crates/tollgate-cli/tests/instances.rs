@@ -141,6 +141,7 @@ fn within(limit: Duration, mut is_so: impl FnMut() -> bool) -> bool {
         if is_so() {
             return true;
         }
+        // Another process tells nobody when it has noticed; between looks there is a pause.
         std::thread::sleep(Duration::from_millis(20));
     }
     false

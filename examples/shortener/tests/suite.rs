@@ -20,6 +20,7 @@ fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
         if is_so() {
             return;
         }
+        // Another process tells nobody; between looks there is a pause.
         thread::sleep(Duration::from_millis(50));
     }
     panic!("it never came to pass: {what}");
@@ -71,7 +72,8 @@ fn two_instances_share_one_budget_and_the_wait_is_true() {
         assert_ne!(redis.command(&["TTL", &key.text()]).integer(), -1, "{key:?} stays forever");
     }
 
-    // Halfway through the wait it is still too early; when it is over, it is not.
+    // Halfway through the wait it is still too early; when it is over, it is not. The clock that counts is the server's, in another
+    // process, so the wait is waited as a client would: the window of this test is short.
     let wait = assert_refused(&instances[0].shorten("https://example.com/b"), 10);
     thread::sleep(wait / 2);
     assert_refused(&instances[1].shorten("https://example.com/b"), 10);

@@ -172,6 +172,7 @@ impl Serving {
             if holds(&last) {
                 return last;
             }
+            // The door tells only who asks; between questions there is a pause.
             std::thread::sleep(Duration::from_millis(20));
             last = self.visit(path);
         }

@@ -139,6 +139,7 @@ fn forget_scripts(server: Arc<Server>, is_over: Arc<AtomicBool>) -> std::thread:
         let mut connection = server.connect().unwrap();
         while !is_over.load(Ordering::Relaxed) {
             connection.call(&["SCRIPT", "FLUSH", "SYNC"]).unwrap();
+            // The pace of the fault itself.
             std::thread::sleep(Duration::from_millis(10));
         }
     })
