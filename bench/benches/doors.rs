@@ -192,7 +192,7 @@ fn main() {
 
     {
         let peer_addr = free_addr();
-        let mut peer = Command::new(published("throttlecrab-server"));
+        let mut peer = Command::new(published("throttlecrab-server", "protoc (Debian: protobuf-compiler)"));
         peer.args(["--http", "--http-host", "127.0.0.1", "--http-port", &peer_addr.port().to_string()]);
         processes[ours].addr = http_addr;
         processes[theirs] = Process::start(&mut peer, peer_addr);

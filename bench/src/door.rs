@@ -107,12 +107,13 @@ pub fn binary_before() -> Option<PathBuf> {
     std::env::var_os("TOLLGATE_BENCH_BEFORE").map(PathBuf::from)
 }
 
-/// A published peer, installed beside our own builds if it is not.
-pub fn published(name: &str) -> PathBuf {
+/// A published peer, installed beside our own builds if it is not. What its build needs beyond Rust is the caller's to say.
+pub fn published(name: &str, needs: &str) -> PathBuf {
     let root = target_dir().join("peers");
     let binary = root.join("bin").join(name);
     if !binary.exists() {
         let root = root.to_str().expect("a path in Unicode");
+        println!("{name} is being installed; its build needs {needs}");
         cargo(&["install", "--locked", "--root", root, name]);
     }
     binary

@@ -69,7 +69,8 @@ impl HttpDoor {
     {
         connection::serve(stream, idle, shutdown, move |request| {
             let door = self.clone();
-            async move { door.answer(request).await }
+            // On the heap once, instead of being moved from hand to hand until it gets there.
+            Box::pin(async move { door.answer(request).await })
         })
         .await
     }

@@ -6,6 +6,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, PoisonError, RwLock};
 
+use foldhash::quality::RandomState;
 use tollgate::answer::{Policies, Policy};
 use tollgate::{Demand, Limit};
 
@@ -13,7 +14,7 @@ use tollgate::{Demand, Limit};
 const KNOWN_MAX: usize = 1_024;
 
 #[derive(Debug, Default)]
-pub(super) struct KnownPolicies(RwLock<HashMap<Limit, Arc<Policies>>>);
+pub(super) struct KnownPolicies(RwLock<HashMap<Limit, Arc<Policies>, RandomState>>);
 
 impl KnownPolicies {
     /// What to say of these demands, in their order.
