@@ -13,7 +13,7 @@
 //!
 //! **How many.** One for every two cores unless said. An answer is mostly the kernel's work, which also runs beside these threads;
 //! and a thread with more connections finds more of them ready at once and is woken less often. Measured on two cores with eight
-//! connections, a second thread made each answer dearer by a third.
+//! connections, a second thread made each answer dearer by a third to a half.
 //!
 //! A connection that keeps its thread busy delays its neighbours, not everybody; a batch of commands is bounded, so not for
 //! long either.
