@@ -90,6 +90,7 @@ struct Inner {
 /// What became of a request.
 #[derive(Debug)]
 #[non_exhaustive]
+#[allow(clippy::large_enum_variant)] // whoever asks takes it apart at once; a box would only be in the way
 pub enum Outcome {
     /// It goes on.
     Pass(Passage),
