@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use foldhash::fast::RandomState;
 use parking_lot::RwLock;
-use smallvec::SmallVec;
+use smallvec::{SmallVec, smallvec};
 use tollgate_core::{Algorithm, Cost, Decision, Demand, Key, Scope, Source};
 
 use super::rule_counts::{RuleCount, RuleCounts, RuleStats};
@@ -183,6 +183,7 @@ impl Group {
     /// What the request demands of all its limits.
     pub(super) fn demands<'a>(&'a self, asked: &'a Asked) -> Demands<'a> {
         match &self.parts[..] {
+            [one] => smallvec![one.demand(asked)],
             [one, two] => Demands::from_buf([one.demand(asked), two.demand(asked)]),
             parts => parts.iter().map(|part| part.demand(asked)).collect(),
         }

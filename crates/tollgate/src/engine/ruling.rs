@@ -16,7 +16,7 @@ use crate::limiter::CheckOptions;
 /// An [`Outcome`](super::Outcome) that is not yet an answer to anybody.
 pub(super) enum Ruling {
     Pass(Passage),
-    Refuse(Refusal),
+    Refuse(Box<Refusal>),
 }
 
 /// Why a request does not go on.
@@ -42,7 +42,8 @@ struct Undecided;
 struct Hearing {
     passage: Passage,
     charged: Vec<Charged>,
-    refusal: Option<Refusal>,
+    // What is rare is in a box, so that what is common moves few bytes.
+    refusal: Option<Box<Refusal>>,
 }
 
 impl Engine {
@@ -84,7 +85,7 @@ impl Engine {
             shield.count(&decision);
             match decision.allowed() {
                 true => hearing.charged.extend(Charged::of(ChargedBy::Shield, shield, &decision)),
-                false => hearing.refusal = Some(Refusal::Denied(decision, shield.policies.clone())),
+                false => hearing.refusal = Some(Box::new(Refusal::Denied(decision, shield.policies.clone()))),
             }
         }
         hearing
@@ -132,7 +133,7 @@ impl Hearing {
     fn enforced(&mut self, enforced: &Group, decided: Result<Decision, Undecided>) {
         let Ok(decision) = decided else {
             enforced.count_unavailable();
-            self.refusal = Some(Refusal::Unavailable(enforced.policies.clone()));
+            self.refusal = Some(Box::new(Refusal::Unavailable(enforced.policies.clone())));
             return;
         };
         enforced.count(&decision);
@@ -141,7 +142,7 @@ impl Hearing {
             self.passage.tell(enforced, decision);
         } else {
             let told = told_of(enforced, &decision);
-            self.refusal = Some(Refusal::Denied(decision, told));
+            self.refusal = Some(Box::new(Refusal::Denied(decision, told)));
         }
     }
 
