@@ -150,6 +150,16 @@ impl Engine {
         &self.0.limiter
     }
 
+    /// Who is asked for plans that the rules do not know.
+    pub fn lookups(&self) -> &[Arc<dyn PlanLookup>] {
+        &self.0.lookups
+    }
+
+    /// Where the counters of shield rules are: in this process, whatever the limiter's store.
+    pub fn shield(&self) -> &MemoryStore {
+        &self.0.shield
+    }
+
     /// What each rule has said, over all reloads that kept its name.
     pub fn rule_stats(&self) -> Vec<RuleStats> {
         self.0.live.load().stats()
