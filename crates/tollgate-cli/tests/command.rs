@@ -159,5 +159,5 @@ fn validate_underlines_the_place_and_says_what_would_be_accepted() {
     std::fs::write(&file, RULES).unwrap();
     let output = tollgate(&["validate", file.to_str().unwrap()]);
     assert_eq!(output.status.code(), Some(0));
-    assert!(text(&output.stdout).contains("1 rules"), "{}", text(&output.stdout));
+    assert!(text(&output.stdout).contains("1 rule, 0 plans"), "{}", text(&output.stdout));
 }

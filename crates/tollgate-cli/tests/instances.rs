@@ -179,7 +179,7 @@ fn answers_by_itself(serving: &Serving, when: &str) {
     }
     let told = serving.until("/readyz", |answer| answer.status == 503).body;
     assert!(told.contains(r#""reachable":false"#), "{told}");
-    serving.until("/metrics", |_| probes(serving) >= probes_before + 4);
+    serving.until("/metrics", |_| probes(serving) >= probes_before + 5);
 }
 
 fn shares_again(serving: &Serving, when: &str) {

@@ -39,7 +39,8 @@ async fn trickle(client: DuplexStream, text: String, step: Duration) -> String {
         std::future::pending::<()>().await;
     });
     let mut answer = String::new();
-    let _ = hearing.read_to_string(&mut answer).await;
+    let heard = tokio::time::timeout(20 * IDLE, hearing.read_to_string(&mut answer)).await;
+    assert!(heard.is_ok(), "the door never closes; so far it said {answer:?}");
     speaking.abort();
     answer
 }
