@@ -96,6 +96,15 @@ fn parse_array(buffer: &[u8], args: &mut Args) -> Result<Option<usize>, FrameErr
 
 /// A type byte, digits, CR LF: the number and where the next byte is.
 fn length_line(buffer: &[u8], at: usize, max: usize, error: FrameError) -> Result<Option<(usize, usize)>, FrameError> {
+    // Nearly every length has one digit or two.
+    match buffer.get(at + 1..).unwrap_or_default() {
+        [ones @ b'0'..=b'9', b'\r', b'\n', ..] => return Ok(Some((usize::from(ones - b'0'), at + 4))),
+        [tens @ b'0'..=b'9', ones @ b'0'..=b'9', b'\r', b'\n', ..] => {
+            let value = usize::from(tens - b'0') * 10 + usize::from(ones - b'0');
+            return if value <= max { Ok(Some((value, at + 5))) } else { Err(error) };
+        }
+        _ => {}
+    }
     let mut value = 0;
     let mut position = at + 1;
     loop {
