@@ -53,7 +53,7 @@ pub struct Listeners {
 pub struct Bounds {
     /// Connections per door.
     pub connections: usize,
-    /// An HTTP connection that sends no whole request header for so long is closed.
+    /// An HTTP connection that sends no whole request header for so long is closed, at the latest after twice as long.
     pub http_idle: Duration,
     /// How long a shutdown goes on serving after saying that it is not ready.
     pub drain: Duration,
@@ -246,7 +246,7 @@ fn serve_resp(
 ) -> impl Future<Output = ()> + Send + use<> {
     let (limiter, options, explicit) = (doors.limiter.clone(), doors.resp.clone(), explicit.clone());
     accept(listener, gate, closing, move |stream, closing: Closing| {
-        let stream = UntilClosing::new(stream, closing.begun());
+        let stream = UntilClosing::new(stream, Box::pin(closing.begun()));
         let serving = resp::serve(stream, limiter.clone(), options.clone(), explicit.clone());
         async move {
             if let Err(error) = serving.await {
