@@ -25,7 +25,7 @@ use std::time::Duration;
 use bytes::{Buf, BytesMut};
 use subtle::ConstantTimeEq;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
-use tollgate::{Check, CheckOptions, DecisionCounts, Demand, Limiter, OnFailure};
+use tollgate::{Check, CheckOptions, Decision, DecisionCounts, Demand, Limiter, OnFailure, Unavailable};
 
 use self::command::{Command, LimitMemo, Session, Words, tell, understand};
 use self::frame::{Args, parse};
@@ -141,6 +141,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
             if self.replies.len() > 0 {
                 let written = within(self.options.idle, self.stream.write_all(self.replies.as_bytes()));
                 written.await.map_err(|_| std::io::ErrorKind::TimedOut)??;
+                // What encrypts may still hold some of it back.
+                self.stream.flush().await?;
                 self.replies.clear();
             }
             if consumed == 0 || buffer.is_empty() || next == Next::Close {
@@ -213,20 +215,30 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
     }
 
     async fn decide(&mut self, pending: &mut Vec<(Demand<'_>, Words)>) {
-        if pending.is_empty() {
-            return;
-        }
-        let checks: Vec<Check<'_>> = pending.iter().map(|(demand, _)| Check::one(demand)).collect();
         let options = CheckOptions { on_failure: Some(OnFailure::Local), ..CheckOptions::default() };
-        let answers = self.limiter.check_batch(&checks, options).await;
-        for ((demand, words), answer) in pending.iter().zip(&answers) {
-            self.explicit.count_answer(answer);
-            match answer {
-                Ok(decision) => tell(decision, demand, *words, &mut self.replies),
-                Err(unavailable) => self.replies.error(&format!("UNAVAILABLE {unavailable}")),
+        match &pending[..] {
+            [] => return,
+            // Without the lists that a batch needs.
+            [(demand, words)] => {
+                let answer = self.limiter.check_with(&Check::one(demand), options).await;
+                self.tell(demand, *words, &answer);
+            }
+            _ => {
+                let checks: Vec<Check<'_>> = pending.iter().map(|(demand, _)| Check::one(demand)).collect();
+                let answers = self.limiter.check_batch(&checks, options).await;
+                let told = pending.iter().zip(&answers);
+                told.for_each(|((demand, words), answer)| self.tell(demand, *words, answer));
             }
         }
         pending.clear();
+    }
+
+    fn tell(&mut self, demand: &Demand<'_>, words: Words, answer: &Result<Decision, Unavailable>) {
+        self.explicit.count_answer(answer);
+        match answer {
+            Ok(decision) => tell(decision, demand, words, &mut self.replies),
+            Err(unavailable) => self.replies.error(&format!("UNAVAILABLE {unavailable}")),
+        }
     }
 
     fn session(&mut self, session: Session<'_>) {

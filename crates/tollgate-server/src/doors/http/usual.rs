@@ -60,6 +60,7 @@ where
         if !answers.bytes.is_empty() {
             let written = within(idle, stream.write_all(&answers.bytes)).await;
             written.map_err(|_| std::io::ErrorKind::TimedOut)??;
+            // What encrypts may still hold some of it back.
             stream.flush().await?;
             answers.bytes.clear();
         }
