@@ -53,7 +53,7 @@ pub struct Listeners {
 pub struct Bounds {
     /// Connections per door.
     pub connections: usize,
-    /// An HTTP connection that sends no whole request header for so long is closed, at the latest after twice as long.
+    /// An HTTP connection that sends no whole request header for so long is closed.
     pub http_idle: Duration,
     /// How long a shutdown goes on serving after saying that it is not ready.
     pub drain: Duration,

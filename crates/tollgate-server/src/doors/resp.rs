@@ -30,7 +30,7 @@ use tollgate::{Check, CheckOptions, Decision, DecisionCounts, Demand, Limiter, O
 use self::command::{Command, LimitMemo, Session, Words, tell, understand};
 use self::frame::{Args, parse};
 use self::reply::{Protocol, Replies};
-use super::{Patience, within};
+use super::{Patience, others_heard, within};
 
 /// Commands decided together. Larger pipelines are answered in several writes.
 const BATCH_COMMANDS_MAX: usize = 512;
@@ -48,7 +48,7 @@ const KEPT_BYTES_MAX: usize = 64 * 1024;
 pub struct RespOptions {
     /// The password that AUTH must give; without one, everybody may ask.
     pub password: Option<String>,
-    /// A connection that is silent for longer is closed, at the latest after twice as long.
+    /// A connection that is silent for longer is closed.
     pub idle: Duration,
 }
 
@@ -139,6 +139,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
             let (consumed, next) = self.batch(buffer).await;
             buffer.advance(consumed);
             if self.replies.len() > 0 {
+                others_heard().await;
                 let written = within(self.options.idle, self.stream.write_all(self.replies.as_bytes()));
                 written.await.map_err(|_| std::io::ErrorKind::TimedOut)??;
                 // What encrypts may still hold some of it back.

@@ -28,7 +28,7 @@ use httpdate::HttpDate;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 
 use super::HttpDoor;
-use crate::doors::{Patience, within};
+use crate::doors::{Patience, others_heard, within};
 use crate::stream::UntilClosing;
 
 /// What is read at once; a longer request is not usual.
@@ -58,6 +58,7 @@ where
             buffer.advance(body.end);
         }
         if !answers.bytes.is_empty() {
+            others_heard().await;
             let written = within(idle, stream.write_all(&answers.bytes)).await;
             written.map_err(|_| std::io::ErrorKind::TimedOut)??;
             // What encrypts may still hold some of it back.
