@@ -1,7 +1,10 @@
 //! One question to a store, or to a running instance: `check`, `inspect`, `reset`.
 
+use std::time::Duration;
+
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use serde_json::Value;
+use tollgate::answer::Policy;
 use tollgate::{Check, Cost, Demand, Key, Limit, Line, Wait};
 
 use crate::Failure;
@@ -14,7 +17,8 @@ pub(crate) async fn check(arguments: arguments::Check) -> Result<bool, Failure> 
     let demand = Demand::new(arguments.limit, Key::new(&arguments.key)?).cost(Cost::new(arguments.cost));
     let decision = limiter.check(&Check::one(&demand)).await?;
     for line in &decision.lines {
-        print_line(&arguments.limit, line, arguments.json);
+        let verdict = if line.allowed { "allowed" } else { "denied" };
+        print_line(verdict, &arguments.limit, line, arguments.json);
     }
     Ok(decision.allowed())
 }
@@ -31,7 +35,7 @@ pub(crate) async fn inspect(arguments: arguments::Inspect) -> Result<(), Failure
     let limiter = arguments.store.for_command()?;
     let limit = limit(&arguments)?;
     let line = limiter.inspect(&Demand::new(limit, Key::new(&arguments.key)?)).await?;
-    print_line(&limit, &line, arguments.json);
+    print_line(Policy::of(limit).name(), &limit, &line, arguments.json);
     Ok(())
 }
 
@@ -83,7 +87,7 @@ fn print_counter(counter: &Value) {
     }
 }
 
-fn print_line(limit: &Limit, line: &Line, as_json: bool) {
+fn print_line(heading: &str, limit: &Limit, line: &Line, as_json: bool) {
     if as_json {
         let json = serde_json::json!({
             "allowed": line.allowed,
@@ -97,7 +101,7 @@ fn print_line(limit: &Limit, line: &Line, as_json: bool) {
         println!("{json}");
         return;
     }
-    println!("{}", if line.allowed { "allowed" } else { "denied" });
+    println!("{heading}");
     println!("  limit        {limit}");
     println!("  remaining    {} of {}", line.remaining, line.quota);
     println!("  retry after  {}", in_words(line.retry_after));
@@ -108,6 +112,7 @@ fn print_line(limit: &Limit, line: &Line, as_json: bool) {
 fn in_words(wait: Wait) -> String {
     match wait.as_duration() {
         None => "never".to_owned(),
+        Some(Duration::ZERO) => "0s".to_owned(),
         Some(duration) => format!("{duration:?}"),
     }
 }

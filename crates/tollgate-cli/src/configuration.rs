@@ -30,13 +30,15 @@ pub(crate) fn validate(arguments: &Validate) -> Result<bool, Failure> {
         return Ok(validate_as_json(arguments));
     }
     let loaded = load(&arguments.file, &arguments.store)?;
-    println!(
-        "{} can be used: {} rules, {} plans",
-        arguments.file.display(),
-        loaded.rules.rules().len(),
-        loaded.rules.plans().len()
-    );
+    let rules = counted(loaded.rules.rules().len(), "rule");
+    let plans = counted(loaded.rules.plans().len(), "plan");
+    println!("{} can be used: {rules}, {plans}", arguments.file.display());
     Ok(true)
+}
+
+/// `1 rule`, `2 rules`.
+fn counted(count: usize, noun: &str) -> String {
+    format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
 }
 
 fn validate_as_json(arguments: &Validate) -> bool {

@@ -1,9 +1,11 @@
 //! `tollgate explain`: what the rules would do with a request, and why.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use http::Request;
 use serde_json::{Value, json};
+use tollgate::rules::{PlanHash, PlanLookup};
 use tollgate::{Clock, SystemClock};
 use tollgate_server::Explanation;
 
@@ -36,7 +38,8 @@ async fn ask(admin: &Admin, arguments: &Explain, headers: &[(String, String)]) -
     admin.ask("POST", path, Some(&question)).await
 }
 
-/// By the file alone; what remains is looked up only in a store that was named, since this process counted nothing.
+/// By the file alone; what remains, and plans that a Redis hash knows, are looked up only in a store that was named, since this
+/// process counted nothing.
 async fn work_out(file: &Path, arguments: &Explain, headers: &[(String, String)]) -> Result<Value, Failure> {
     let loaded = configuration::load(file, &arguments.store)?;
     let mut request = Request::builder().method(&*arguments.method).uri(&*arguments.path);
@@ -44,11 +47,19 @@ async fn work_out(file: &Path, arguments: &Explain, headers: &[(String, String)]
         request = request.header(name, value);
     }
     let request = request.body(()).map_err(Failure::Request)?;
+    let settings = &loaded.settings;
+    let store = match arguments.store.said() {
+        Some(url) if url != MEMORY => settings.redis()?,
+        _ => None,
+    };
+    let hash = store.clone().zip(settings.plan_hash.as_deref());
+    let plans = hash.map(|(store, name)| Arc::new(PlanHash::new(store, name).timeout(COMMAND_DEADLINE)));
+    let lookups: Vec<Arc<dyn PlanLookup>> = plans.into_iter().map(|plans| plans as Arc<dyn PlanLookup>).collect();
     let now = SystemClock::new().now();
-    let mut said = Explanation::new(&loaded, &request, arguments.peer, now, arguments.reveal);
-    if arguments.store.said().is_some_and(|url| url != MEMORY) {
-        let limiter = loaded.settings.limiter()?.deadline(COMMAND_DEADLINE).build();
-        said.look(&limiter).await?;
+    let mut said = Explanation::new(&loaded, &lookups, &request, arguments.peer, now, arguments.reveal).await;
+    if let Some(store) = store {
+        let (limiter, _) = settings.limiter_on(Some(store));
+        said.look(&limiter.deadline(COMMAND_DEADLINE).build()).await?;
     }
     serde_json::to_value(&said).map_err(|error| Failure::Runtime(error.into()))
 }

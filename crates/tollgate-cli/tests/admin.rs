@@ -30,6 +30,11 @@ match = { path = "/shorten" }
 by = ["ip"]
 limits = ["1/h"]
 mode = "shadow"
+[[rules]]
+name = "flood"
+by = ["ip"]
+limits = ["1000/h"]
+store = "memory"
 "#;
 
 const POSTED: &str = r#"{"request":{"method":"POST","path":"/shorten","peer":"203.0.113.9"}}"#;
@@ -238,6 +243,23 @@ fn every_metric_is_documented_and_every_documented_metric_is_there() {
         page.lines().filter(is_metric).filter_map(|line| line.strip_prefix("| `tollgate_")?.split('`').next());
     let documented: BTreeSet<String> = documented.map(|rest| format!("tollgate_{rest}")).collect();
     assert_eq!(documented.iter().map(String::as_str).collect::<BTreeSet<_>>(), told);
+}
+
+#[test]
+fn the_memory_of_shield_rules_is_told_apart() {
+    let (serving, _dir) = with_rules();
+    let memory = |what: &str, kind: &str| {
+        let samples = samples(&serving.visit("/metrics").body);
+        samples[&(format!("tollgate_memory_{what}"), [("kind".to_owned(), kind.to_owned())].into())]
+    };
+    let before = (memory("bytes", "limits"), memory("bytes", "shield"));
+    assert_eq!((memory("keys", "limits"), memory("keys", "shield")), (0.0, 0.0));
+    for host in 1..=200 {
+        serving.check(&format!(r#"{{"request":{{"method":"GET","path":"/","peer":"203.0.113.{host}"}}}}"#));
+    }
+    assert_eq!((memory("keys", "limits"), memory("keys", "shield")), (0.0, 200.0));
+    assert_eq!((memory("overflow_keys", "limits"), memory("overflow_keys", "shield")), (0.0, 0.0));
+    assert!(memory("bytes", "limits") == before.0 && memory("bytes", "shield") > before.1, "{before:?}");
 }
 
 #[test]

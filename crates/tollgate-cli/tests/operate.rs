@@ -100,6 +100,36 @@ fn explain_looks_into_a_store_and_takes_nothing_from_it() {
     }
 }
 
+/// A plan that only a hash in Redis knows: whoever explains asks there, or says that it would have to be asked.
+#[test]
+fn explain_asks_the_hash_of_plans_as_a_request_does() {
+    let (_dir, file) = rules_file();
+    let plans = "instances = 1\napi_keys = \"any\"\n[plan_sources]\nredis_hash = \"tollgate:plans\"\n";
+    std::fs::write(&file, format!("{plans}{RULES}")).unwrap();
+    let redis = Server::redis();
+    let explain = |more: &[&str]| {
+        let said =
+            with_token(&[&["explain", "GET", "/api/x", "-H", "x-api-key: planted-key-of-globex"], more].concat());
+        out(&said) + &err(&said)
+    };
+    let (config, url) = (["--config", &file], redis.url());
+    let with_store = [&config[..], &["--store", &url]].concat();
+    let unasked = "plan     default (default, unless the Redis hash tollgate:plans says another)\n";
+    let silent = "plan     default (default, since the Redis hash tollgate:plans says no other)\n";
+    let sold = "plan     pro (the Redis hash tollgate:plans)\n";
+    assert!(explain(&config).contains(unasked), "{}", explain(&config));
+    assert!(explain(&with_store).contains(silent), "{}", explain(&with_store));
+
+    let digest = "4b868c7c6c7d62fb93fb00e8825f1a1f2536099c83759aedeebef2ecb4fbafe2";
+    redis.command(&["HSET", "tollgate:plans", &format!("api_key:{digest}"), "pro"]);
+    let said = explain(&with_store);
+    assert!(said.contains(sold) && said.contains("30/h, 30 left"), "{said}");
+    let serving = Serving::start(&with_store);
+    let admin = format!("http://{}", serving.admin);
+    let said = explain(&["--admin", &admin]);
+    assert!(said.contains(sold) && said.contains("30/h, 30 left") && !said.contains("planted"), "{said}");
+}
+
 #[test]
 fn a_running_instance_explains_inspects_and_resets() {
     let (_dir, file) = rules_file();
@@ -152,6 +182,21 @@ fn what_an_instance_refuses_is_exit_two_and_told() {
         assert!(said.contains(phrase), "{phrase}: {said}");
         assert!(!said.contains("planted"), "{said}");
     }
+}
+
+#[test]
+fn validate_counts_in_words_and_names_the_first_error() {
+    let (_dir, file) = rules_file();
+    let validate = |text: &str| {
+        std::fs::write(&file, text).unwrap();
+        let said = tollgate(&["validate", &file]);
+        out(&said) + &err(&said)
+    };
+    assert!(validate(RULES).contains(" can be used: 2 rules, 3 plans\n"));
+    let one = "[plans.default]\nlimits = [\"1/h\"]\n[[rules]]\nname = \"a\"\nlimits = \"plan\"\n";
+    assert!(validate(one).contains(" can be used: 1 rule, 1 plan\n"), "{}", validate(one));
+    let said = validate(&RULES.replace("30/h", "0/h"));
+    assert!(said.contains(" cannot be used: 1 error: invalid-limit: expected a quota"), "{said}");
 }
 
 #[test]

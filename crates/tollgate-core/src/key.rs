@@ -83,14 +83,16 @@ impl<'a> Key<'a> {
 
     /// Whether, under these limits, both keys mean one counter.
     pub(crate) fn is_same_counter(&self, limit: &Limit, other: &Key<'_>, other_limit: &Limit) -> bool {
-        self.subject == other.subject
-            && self.scope == other.scope
-            && match self.scope {
-                Scope::Explicit => {
-                    limit.algorithm() == other_limit.algorithm() && limit.window_us() == other_limit.window_us()
-                }
-                Scope::Rule { .. } | Scope::Throttle => machine_tag(limit) == machine_tag(other_limit),
+        let is_same_scope = match (self.scope, other.scope) {
+            (Scope::Explicit, Scope::Explicit) => limit.scope() == other_limit.scope(),
+            // The limit's name first: most are several limits of one rule, for one subject.
+            (Scope::Rule { rule, limit: name }, Scope::Rule { rule: other_rule, limit: other_name }) => {
+                name == other_name && rule == other_rule && machine_tag(limit) == machine_tag(other_limit)
             }
+            (Scope::Throttle, Scope::Throttle) => machine_tag(limit) == machine_tag(other_limit),
+            _ => false,
+        };
+        is_same_scope && self.subject == other.subject
     }
 
     /// The scope's part of the counter's name, if it is the one for algorithm and window: the same as

@@ -41,10 +41,10 @@ use crate::url::Endpoint;
 /// The most checks in one call: past this a call takes so long that others wait for it, and gains nothing more.
 pub(crate) const STEPS_MAX: usize = 128;
 /// The first pause after a failed attempt to connect; it doubles up to the last. A healed server must be in use again within
-/// two seconds: an attempt that hangs (250 ms), this pause with its jitter (600 ms) and the second that a breaker may
-/// wait before it asks again come to less.
+/// two seconds: an attempt that hangs (250 ms), this pause with its jitter (300 ms) and what a breaker waits before it asks
+/// again (800 ms) leave half a second for the greeting and the question.
 const PAUSE_FIRST: Duration = Duration::from_millis(50);
-const PAUSE_LAST: Duration = Duration::from_millis(400);
+const PAUSE_LAST: Duration = Duration::from_millis(200);
 
 /// Something to be done, and who waits for it.
 pub(crate) enum Work {

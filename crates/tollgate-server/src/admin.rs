@@ -26,6 +26,7 @@ use bytes::Bytes;
 use http::header::{AUTHORIZATION, CACHE_CONTROL, CONTENT_TYPE, WWW_AUTHENTICATE};
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode};
 use hyper::body::Body;
+use tollgate::engine::Engine;
 use tollgate::{Clock, SystemClock};
 
 use self::token::Token;
@@ -151,7 +152,8 @@ impl AdminDoor {
         let Some(loaded) = self.reloader.loaded() else {
             return bad("there are no rules to explain; start with --config FILE");
         };
-        let mut said = Explanation::new(&loaded, &described, peer, self.clock.now(), is_revealing);
+        let lookups = self.reloader.engine().map(Engine::lookups).unwrap_or_default();
+        let mut said = Explanation::new(&loaded, lookups, &described, peer, self.clock.now(), is_revealing).await;
         match said.look(self.numbers.limiter()).await {
             Ok(()) => json(StatusCode::OK, &said),
             Err(error) => keys::unavailable(&error),

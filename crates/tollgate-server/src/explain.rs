@@ -11,6 +11,7 @@
 mod conditions;
 mod plan;
 
+use std::borrow::Cow;
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -19,7 +20,7 @@ use serde::Serialize;
 use tollgate::answer::Policy;
 use tollgate::config::Loaded;
 use tollgate::identity::{Caller, Identity, Origin};
-use tollgate::rules::{Mode, RequestView, Rule, Tariff};
+use tollgate::rules::{Mode, PlanLookup, RequestView, Rule, Tariff};
 use tollgate::{Demand, Key, Limiter, Scope, StoreError, Timestamp};
 
 use self::conditions::Conditions;
@@ -56,7 +57,7 @@ pub struct PlanSaid {
     /// Its name.
     pub name: String,
     /// Where that is said.
-    pub source: &'static str,
+    pub source: Cow<'static, str>,
 }
 
 /// What one rule would do.
@@ -104,9 +105,27 @@ pub struct LimitSaid {
 }
 
 impl Explanation {
-    /// What `loaded` says of a request that came from `peer`. Values of subjects are shown only if `is_revealing`.
-    pub fn new<B>(
+    /// What `loaded` says of a request that came from `peer`. Who knows plans that the rules do not know is asked among
+    /// `lookups`. Values of subjects are shown only if `is_revealing`.
+    pub async fn new<B>(
         loaded: &Loaded,
+        lookups: &[Arc<dyn PlanLookup>],
+        request: &Request<B>,
+        peer: IpAddr,
+        now: Timestamp,
+        is_revealing: bool,
+    ) -> Explanation {
+        let asked = match plan::question(loaded, request, peer, now) {
+            Some(question) if !lookups.is_empty() => Some(loaded.rules.look_up_tariff(&question, lookups).await),
+            _ => None,
+        };
+        Explanation::with_plan(loaded, asked, request, peer, now, is_revealing)
+    }
+
+    /// The same, once whoever knows plans was asked, if there is anybody.
+    fn with_plan<B>(
+        loaded: &Loaded,
+        asked: Option<Tariff>,
         request: &Request<B>,
         peer: IpAddr,
         now: Timestamp,
@@ -118,7 +137,7 @@ impl Explanation {
         let origin = Origin { peer, headers: request.headers(), path: &path };
         let identity = rules.identifier().identify(origin, rules, now);
         let conditions = Conditions::new(loaded);
-        let (tariff, plan) = plan::of(loaded, &identity);
+        let (tariff, plan) = plan::of(loaded, asked, &identity);
         let exempt = exempt(loaded, &identity, conditions.is_exempt_path(&view));
         let matched: Vec<u32> = rules.matching(&view).indices().to_vec();
         let mut said = Vec::with_capacity(rules.rules().len());

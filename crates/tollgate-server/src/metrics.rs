@@ -16,7 +16,8 @@ use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, text};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Registry;
-use tollgate::{Counted, DecisionCounts, Limiter, LimiterStats, Said, Source};
+use tollgate::engine::Engine;
+use tollgate::{Counted, DecisionCounts, Limiter, LimiterStats, MemoryStore, Said, Source};
 
 pub use self::store_times::StoreTimes;
 use crate::accept::DoorCounts;
@@ -83,7 +84,9 @@ impl Collector for Scrape {
         let numbers = &*self.0;
         let mut page = Page(&mut encoder);
         page.decisions(&numbers.decisions())?;
-        page.limiter(&numbers.limiter.stats())?;
+        let stats = numbers.limiter.stats();
+        page.limiter(&stats)?;
+        page.memory(&stats, numbers.reloader.engine().map(Engine::shield))?;
         page.store_times(&numbers.store_times)?;
         page.reloads(&numbers.reloader)?;
         page.connections(&numbers.doors)?;
@@ -178,12 +181,21 @@ impl Page<'_, '_> {
         self.counter("store_failures", "Calls to the shared store that failed.", stats.store_failures)?;
         self.gauge("breaker_open", "Whether the store is not being asked: 1 or 0.", u64::from(stats.breaker_open))?;
         self.counter("breaker_opened", "How often the breaker opened.", stats.breaker_opened)?;
-        self.counter("deny_cache_hits", "Denials that were remembered.", stats.deny_cache_hits)?;
-        let help = "Counters in process memory; beside a shared store those of the local shares.";
-        self.gauge("memory_keys", help, stats.memory_keys)?;
-        let help = "Those of them that several keys share, for want of room.";
-        self.gauge("memory_overflow_keys", help, stats.memory_overflow_keys)?;
-        self.gauge("memory_bytes", "The bytes that they take.", stats.memory_bytes)
+        self.counter("deny_cache_hits", "Denials that were remembered.", stats.deny_cache_hits)
+    }
+
+    /// Two stores in this process: the limiter's own, and that of the shield rules, which is there once there are rules.
+    fn memory(&mut self, stats: &LimiterStats, shield: Option<&MemoryStore>) -> std::fmt::Result {
+        let limits = [stats.memory_keys, stats.memory_overflow_keys, stats.memory_bytes];
+        let shield = shield.map(|store| [store.len(), store.overflow_len(), store.bytes_used()].map(|n| n as u64));
+        let read: Vec<(&'static str, [u64; 3])> =
+            [("limits", limits)].into_iter().chain(shield.map(|read| ("shield", read))).collect();
+        let column =
+            |which: usize| read.iter().map(move |(kind, read)| (vec![("kind", Cow::from(*kind))], read[which]));
+        let help = "Counters in process memory: of limits (beside a shared store those of the local shares), and of shield rules.";
+        self.gauges("memory_keys", help, column(0))?;
+        self.gauges("memory_overflow_keys", "Those of them that several keys share, for want of room.", column(1))?;
+        self.gauges("memory_bytes", "The bytes that they take.", column(2))
     }
 
     fn store_times(&mut self, times: &StoreTimes) -> std::fmt::Result {

@@ -90,6 +90,7 @@ struct Inner {
 /// What became of a request.
 #[derive(Debug)]
 #[non_exhaustive]
+#[allow(clippy::large_enum_variant)] // whoever asks takes it apart at once; a box would only be in the way
 pub enum Outcome {
     /// It goes on.
     Pass(Passage),
@@ -147,6 +148,16 @@ impl Engine {
     /// The limiter that it asks.
     pub fn limiter(&self) -> &Limiter {
         &self.0.limiter
+    }
+
+    /// Who is asked for plans that the rules do not know.
+    pub fn lookups(&self) -> &[Arc<dyn PlanLookup>] {
+        &self.0.lookups
+    }
+
+    /// Where the counters of shield rules are: in this process, whatever the limiter's store.
+    pub fn shield(&self) -> &MemoryStore {
+        &self.0.shield
     }
 
     /// What each rule has said, over all reloads that kept its name.

@@ -56,7 +56,7 @@ use tower_service::Service;
 pub use self::body::{EmptyBody, FromBytes, MakeBody};
 pub use self::future::ResponseFuture;
 use self::future::{Bound, tell};
-use crate::answer::{Verdict, grpc};
+use crate::answer::{Body, Refusal, Verdict, grpc};
 use crate::engine::{Begun, Engine, Refused};
 use crate::rules::RequestView;
 use tollgate_core::Cost;
@@ -68,6 +68,9 @@ const WAIT_MAX_DEFAULT: Duration = Duration::from_secs(30);
 type FindPeer = Arc<dyn Fn(&Extensions) -> Option<IpAddr> + Send + Sync>;
 /// How many units a request costs; `None` for what the rules say.
 type FindCost = Arc<dyn Fn(&http::request::Parts) -> Option<Cost> + Send + Sync>;
+
+/// What the body of a refusal is.
+type WriteBody = Arc<dyn Fn(&Refusal<'_>) -> Body + Send + Sync>;
 
 /// Puts rules in front of a service. `M` makes the bodies of refusals; see [`RateLimitLayer::bodies`].
 #[derive(Clone)]
@@ -90,20 +93,28 @@ struct Gate {
     find_peer: FindPeer,
     find_cost: Option<FindCost>,
     wait_max: Duration,
+    write_body: Option<WriteBody>,
 }
 
 impl RateLimitLayer {
     /// A layer that finds the other end of the socket in a request's extensions by this closure.
     pub fn new(engine: Engine, find_peer: impl Fn(&Extensions) -> Option<IpAddr> + Send + Sync + 'static) -> Self {
-        let gate = Gate { engine, find_peer: Arc::new(find_peer), find_cost: None, wait_max: WAIT_MAX_DEFAULT };
+        let find_peer: FindPeer = Arc::new(find_peer);
+        let gate = Gate { engine, find_peer, find_cost: None, wait_max: WAIT_MAX_DEFAULT, write_body: None };
         RateLimitLayer { gate: Arc::new(gate), make_body: FromBytes }
     }
 
-    /// A layer for axum, served with `into_make_service_with_connect_info::<SocketAddr>()`.
+    /// A layer for axum, served with `into_make_service_with_connect_info::<SocketAddr>()`. In tests that call the router without
+    /// a socket, axum's `MockConnectInfo` around the layer says where requests come from.
     #[cfg(feature = "axum")]
     pub fn axum(engine: Engine) -> Self {
-        RateLimitLayer::new(engine, |extensions| {
-            extensions.get::<axum::extract::ConnectInfo<std::net::SocketAddr>>().map(|info| info.0.ip())
+        use std::net::SocketAddr;
+
+        use axum::extract::connect_info::{ConnectInfo, MockConnectInfo};
+
+        RateLimitLayer::new(engine, |extensions| match extensions.get::<ConnectInfo<SocketAddr>>() {
+            Some(ConnectInfo(address)) => Some(address.ip()),
+            None => extensions.get::<MockConnectInfo<SocketAddr>>().map(|MockConnectInfo(address)| address.ip()),
         })
     }
 }
@@ -137,6 +148,30 @@ impl<M> RateLimitLayer<M> {
     #[must_use]
     pub fn wait_at_most(mut self, wait_max: Duration) -> Self {
         Arc::make_mut(&mut self.gate).wait_max = wait_max;
+        self
+    }
+
+    /// Refuses with bodies of your own, whatever format the rules name. Status and headers stay as they are, except for the body's
+    /// type. It is asked when a limit refuses, and when the store is away and a rule says `deny`; a ban is told as ever, and what a gRPC client is
+    /// told has no body.
+    ///
+    /// ```
+    /// use tollgate::answer::Body;
+    /// use tollgate::layer::RateLimitLayer;
+    /// # use tollgate::{Limiter, config::{Config, Format}, engine::Engine};
+    /// # let text = "[[rules]]\nname = 'all'\nby = ['ip']\nlimits = ['60/min']";
+    /// # let engine = Engine::new(Limiter::memory(), Config::from_text(text, Format::Toml)?.rules);
+    ///
+    /// let layer = RateLimitLayer::axum(engine).body(|refusal| {
+    ///     let seconds = refusal.retry_after_secs().unwrap_or(3600);
+    ///     Body::new("text/html; charset=utf-8", format!("<p>Please come back in {seconds} s.</p>"))
+    /// });
+    /// # drop(layer);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn body(mut self, write_body: impl Fn(&Refusal<'_>) -> Body + Send + Sync + 'static) -> Self {
+        Arc::make_mut(&mut self.gate).write_body = Some(Arc::new(write_body));
         self
     }
 
@@ -200,7 +235,10 @@ where
             request = Request::from_parts(parts, body);
         }
         match self.gate.engine.begin(&RequestView::of(&request), peer, cost) {
-            Begun::Refuse(refused) => ResponseFuture::refused(refuse(*refused, request.headers(), &self.make_body)),
+            Begun::Refuse(refused) => {
+                let write_body = self.gate.write_body.as_ref();
+                ResponseFuture::refused(refuse(*refused, request.headers(), write_body, &self.make_body))
+            }
             Begun::Pass(passage) if passage.wait().is_zero() => {
                 tell(&mut request, &passage);
                 ResponseFuture::called(self.inner.call(request), passage)
@@ -217,15 +255,22 @@ impl<S: Clone, M: Clone> RateLimit<S, M> {
         // The one that was polled ready is the one to call; its clone takes its place.
         let clone = self.inner.clone();
         let inner = std::mem::replace(&mut self.inner, clone);
-        Bound { inner, request, make_body: self.make_body.clone(), wait_max: self.gate.wait_max }
+        let Gate { wait_max, write_body, .. } = &*self.gate;
+        Bound { inner, request, make_body: self.make_body.clone(), wait_max: *wait_max, write_body: write_body.clone() }
     }
 }
 
 /// The answer to a request that does not go on, in its own protocol.
-fn refuse<B>(refused: Refused, request: &HeaderMap, make_body: &impl MakeBody<B>) -> Response<B> {
-    let response = match grpc::content_type(request) {
-        Some(content_type) => refused.into_grpc(content_type),
-        None => refused.response,
+fn refuse<B>(
+    refused: Refused,
+    request: &HeaderMap,
+    write_body: Option<&WriteBody>,
+    make_body: &impl MakeBody<B>,
+) -> Response<B> {
+    let response = match (grpc::content_type(request), write_body) {
+        (Some(content_type), _) => refused.into_grpc(content_type),
+        (None, Some(write_body)) => refused.into_written(&**write_body),
+        (None, None) => refused.response,
     };
     response.map(|bytes| make_body.make(bytes))
 }

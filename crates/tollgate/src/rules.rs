@@ -57,6 +57,7 @@ pub(crate) mod trie;
 mod tests;
 
 pub use lists::Ban;
+pub(crate) use matcher::Indices;
 pub use plan::{KeyEntry, Plan, PlanFuture, PlanLookup, PlanQuestion, Tariff};
 #[cfg(feature = "redis")]
 pub use plan_hash::PlanHash;

@@ -1,28 +1,47 @@
 //! Which plan a caller has, and where that is said.
 
+use std::net::IpAddr;
+
+use http::Request;
+use tollgate::Timestamp;
 use tollgate::config::Loaded;
-use tollgate::identity::{Identity, Networks};
-use tollgate::rules::Tariff;
+use tollgate::identity::{Identity, Networks, Origin};
+use tollgate::rules::{PlanQuestion, Tariff};
 
 use super::PlanSaid;
 
-/// The tariff by which the caller is held, and the plan in words. The plan is none if no rule goes by plans.
-pub(super) fn of(loaded: &Loaded, identity: &Identity<'_>) -> (Tariff, Option<PlanSaid>) {
+/// Whom the lookups are asked about: nobody, unless a rule goes by plans and nothing else says which.
+pub(super) fn question<B>(loaded: &Loaded, request: &Request<B>, peer: IpAddr, now: Timestamp) -> Option<PlanQuestion> {
+    let rules = &loaded.rules;
+    let origin = Origin { peer, headers: request.headers(), path: "" };
+    let identity = rules.identifier().identify(origin, rules, now);
+    let is_unknown = rules.needs_tariff() && rules.tariff(&identity).is_none();
+    is_unknown.then(|| PlanQuestion::about(&identity))
+}
+
+/// The tariff by which the caller is held, and the plan in words; `asked` is what the lookups said. The plan is none if no rule goes
+/// by plans.
+pub(super) fn of(loaded: &Loaded, asked: Option<Tariff>, identity: &Identity<'_>) -> (Tariff, Option<PlanSaid>) {
     let rules = &loaded.rules;
     let is_identified = identity.api_key().is_some() || identity.user().is_some();
-    let known = rules.needs_tariff().then(|| rules.tariff(identity)).flatten();
-    let tariff = known.unwrap_or_else(|| rules.tariff_otherwise(is_identified));
+    let otherwise = rules.tariff_otherwise(is_identified);
     if !rules.needs_tariff() {
-        return (tariff, None);
+        return (otherwise, None);
     }
-    let Some(plan) = rules.plan(tariff) else { return (tariff, None) };
-    let source = match known {
-        Some(tariff) => source(loaded, identity, tariff),
-        None if loaded.settings.plan_hash.is_some() && is_identified => "default, unless the Redis hash says another",
-        None if is_identified => "default, since nothing says another",
-        None => "anonymous, since nobody knows the caller",
+    let known = rules.tariff(identity);
+    let tariff = known.or(asked).unwrap_or(otherwise);
+    // Nobody is asked about a caller without identity.
+    let hash = loaded.settings.plan_hash.as_ref().filter(|_| is_identified);
+    let source = match (known, hash) {
+        (Some(tariff), _) => source(loaded, identity, tariff).into(),
+        (None, Some(hash)) if tariff != otherwise => format!("the Redis hash {hash}").into(),
+        (None, Some(hash)) if asked.is_none() => format!("default, unless the Redis hash {hash} says another").into(),
+        (None, Some(hash)) => format!("default, since the Redis hash {hash} says no other").into(),
+        (None, None) if tariff != otherwise => "a lookup".into(),
+        (None, None) if is_identified => "default, since nothing says another".into(),
+        (None, None) => "anonymous, since nobody knows the caller".into(),
     };
-    (tariff, Some(PlanSaid { name: plan.name().to_string(), source }))
+    (tariff, rules.plan(tariff).map(|plan| PlanSaid { name: plan.name().to_string(), source }))
 }
 
 /// The first source that has an answer, in the order in which they are asked.

@@ -57,53 +57,59 @@ fn request(method: &str, path: &str, headers: &[(&str, &str)]) -> Request<()> {
     request.body(()).unwrap()
 }
 
-fn explain(request: &Request<()>, peer: [u8; 4]) -> Explanation {
-    Explanation::new(&loaded(), request, peer.into(), Timestamp::ZERO, false)
+async fn explain(request: &Request<()>, peer: [u8; 4]) -> Explanation {
+    Explanation::new(&loaded(), &[], request, peer.into(), Timestamp::ZERO, false).await
 }
 
 const HERE: [u8; 4] = [203, 0, 113, 9];
 
-#[test]
-fn each_rule_says_whether_it_applies_and_what_keeps_it_from_it() {
-    let said = explain(&request("GET", "/shorten", &[("x-tenant", "a")]), HERE);
+#[tokio::test]
+async fn each_rule_says_whether_it_applies_and_what_keeps_it_from_it() {
+    let said = explain(&request("GET", "/shorten", &[("x-tenant", "a")]), HERE).await;
     let because: Vec<&[String]> = said.rules.iter().map(|rule| &rule.because[..]).collect();
     assert_eq!(because[0], ["the method is none of POST", "the header x-kind does not say what is expected"]);
     assert_eq!(because[1], ["the path is none of /api/*", "the host is none of api.example.com"]);
     assert_eq!(because[2], ["it is off"]);
     let headers = [("x-tenant", "a"), ("x-kind", "planted-kind")];
-    let said = explain(&request("POST", "//shorten/", &headers), HERE);
+    let said = explain(&request("POST", "//shorten/", &headers), HERE).await;
     assert!(said.rules[0].applies && said.rules[0].because.is_empty());
     assert_eq!(said.rules[0].counts, "ip:***&header:x-tenant:***");
     let text = serde_json::to_string(&said).unwrap();
     assert!(!text.contains("planted") && !text.contains("203.0.113"), "{text}");
-    let revealed =
-        Explanation::new(&loaded(), &request("POST", "/shorten", &headers), HERE.into(), Timestamp::ZERO, true);
+    let request = request("POST", "/shorten", &headers);
+    let revealed = Explanation::new(&loaded(), &[], &request, HERE.into(), Timestamp::ZERO, true).await;
     assert_eq!(revealed.rules[0].counts, "ip:203.0.113.9&header:x-tenant:a");
 }
 
-#[test]
-fn the_plan_comes_with_where_it_is_said() {
-    let api = |headers: &[(&str, &str)], peer| {
-        let headers: Vec<(&str, &str)> = [("host", "api.example.com")].iter().chain(headers).copied().collect();
-        let said = explain(&request("GET", "/api/x", &headers), peer);
-        let plan = said.plan.unwrap();
-        (plan.name, plan.source, said.rules[1].limits[0].limit.clone(), said.caller)
-    };
-    let own = |name: &str, source, limit: &str, caller| (name.to_owned(), source, limit.to_owned(), caller);
-    assert_eq!(api(&[], HERE), own("anonymous", "anonymous, since nobody knows the caller", "1/h", "ip"));
-    assert_eq!(api(&[("x-api-key", "planted-pro")], HERE), own("pro", "the API key", "3/h", "api_key"));
-    assert_eq!(api(&[("x-api-key", "planted-own")], HERE), own("default", "limits of the key's own", "9/h", "api_key"));
-    assert_eq!(api(&[("x-api-key", "invented")], [203, 0, 113, 200]), own("pro", "the address", "3/h", "ip"));
-    assert_eq!(api(&[("x-plan", "pro")], [10, 0, 0, 1]), own("pro", "the trusted proxy's header", "3/h", "ip"));
-    assert_eq!(api(&[("x-plan", "pro")], HERE).1, "anonymous, since nobody knows the caller");
+/// The plan, where it is said, the limit by it, and the caller.
+async fn api(headers: &[(&str, &str)], peer: [u8; 4]) -> (String, String, String, &'static str) {
+    let headers: Vec<(&str, &str)> = [("host", "api.example.com")].iter().chain(headers).copied().collect();
+    let said = explain(&request("GET", "/api/x", &headers), peer).await;
+    let plan = said.plan.unwrap();
+    (plan.name, plan.source.into_owned(), said.rules[1].limits[0].limit.clone(), said.caller)
 }
 
-#[test]
-fn bans_and_exemptions_are_told() {
-    assert_eq!(explain(&request("GET", "/", &[]), [198, 51, 100, 7]).banned.as_deref(), Some("banned: scraping"));
-    assert_eq!(explain(&request("GET", "/health", &[]), HERE).exempt, Some("path"));
-    assert_eq!(explain(&request("GET", "/", &[]), [192, 0, 2, 1]).exempt, Some("address"));
-    assert_eq!(explain(&request("GET", "/", &[("x-api-key", "planted-pro")]), HERE).key_name.as_deref(), Some("acme"));
+#[tokio::test]
+async fn the_plan_comes_with_where_it_is_said() {
+    let own =
+        |name: &str, source: &str, limit: &str, caller| (name.to_owned(), source.to_owned(), limit.to_owned(), caller);
+    assert_eq!(api(&[], HERE).await, own("anonymous", "anonymous, since nobody knows the caller", "1/h", "ip"));
+    assert_eq!(api(&[("x-api-key", "planted-pro")], HERE).await, own("pro", "the API key", "3/h", "api_key"));
+    let of_its_own = own("default", "limits of the key's own", "9/h", "api_key");
+    assert_eq!(api(&[("x-api-key", "planted-own")], HERE).await, of_its_own);
+    assert_eq!(api(&[("x-api-key", "invented")], [203, 0, 113, 200]).await, own("pro", "the address", "3/h", "ip"));
+    assert_eq!(api(&[("x-plan", "pro")], [10, 0, 0, 1]).await, own("pro", "the trusted proxy's header", "3/h", "ip"));
+    assert_eq!(api(&[("x-plan", "pro")], HERE).await.1, "anonymous, since nobody knows the caller");
+}
+
+#[tokio::test]
+async fn bans_and_exemptions_are_told() {
+    let banned = explain(&request("GET", "/", &[]), [198, 51, 100, 7]).await.banned;
+    assert_eq!(banned.as_deref(), Some("banned: scraping"));
+    assert_eq!(explain(&request("GET", "/health", &[]), HERE).await.exempt, Some("path"));
+    assert_eq!(explain(&request("GET", "/", &[]), [192, 0, 2, 1]).await.exempt, Some("address"));
+    let known = explain(&request("GET", "/", &[("x-api-key", "planted-pro")]), HERE).await;
+    assert_eq!(known.key_name.as_deref(), Some("acme"));
 }
 
 #[tokio::test]
@@ -112,7 +118,7 @@ async fn what_remains_is_what_the_engine_has_left_and_looking_takes_nothing() {
     let engine = Engine::new(limiter.clone(), loaded.rules.clone());
     let request = request("POST", "/shorten", &[("x-tenant", "a"), ("x-kind", "planted-kind")]);
     for left in [2, 1, 0, 0] {
-        let mut said = Explanation::new(&loaded, &request, HERE.into(), Timestamp::ZERO, false);
+        let mut said = Explanation::new(&loaded, &[], &request, HERE.into(), Timestamp::ZERO, false).await;
         said.look(&limiter).await.unwrap();
         let limit = &said.rules[0].limits[0];
         assert_eq!((limit.remaining, limit.would_allow), (Some(left), Some(left > 0)));

@@ -16,6 +16,11 @@ const WINDOW_US_MIN: u64 = 1_000;
 const WINDOW_US_MAX: u64 = 400 * 86_400_000_000;
 const LIMIT_BYTES_MAX: u64 = 256;
 const KEY_BYTES_MAX: u64 = 64 * 1024;
+/// The longest that the types of crate `http` hold.
+const PATH_BYTES_MAX: u64 = 65_534;
+const HEADER_NAME_BYTES_MAX: u64 = 65_535;
+/// As many as fit into 32 KiB, four bytes each, which is more than servers let through.
+pub(crate) const HEADERS_MAX: usize = 8_192;
 
 /// The units of a window: their names and their microseconds.
 const UNITS: [(&str, u64); 7] = [
@@ -126,10 +131,10 @@ pub(crate) fn method_schema(_: &mut SchemaGenerator) -> Schema {
 pub(crate) fn path_schema(_: &mut SchemaGenerator) -> Schema {
     json_schema!({
         "type": "string",
-        "description": "Its path, as it was sent, with or without the query.",
+        "description": "Its path, as it was sent, with or without the query. At most 65534 bytes of UTF-8.",
         "examples": ["/shorten"],
         "pattern": PATH,
-        "maxLength": 16384,
+        "maxLength": PATH_BYTES_MAX,
     })
 }
 
@@ -137,9 +142,9 @@ pub(crate) fn headers_schema(_: &mut SchemaGenerator) -> Schema {
     json_schema!({
         "type": "object",
         "description": "Its headers, if a rule looks at them or the caller shows a key.",
-        "propertyNames": { "pattern": HEADER_NAME, "maxLength": 1024 },
+        "propertyNames": { "pattern": HEADER_NAME, "maxLength": HEADER_NAME_BYTES_MAX },
         "additionalProperties": { "type": "string", "pattern": HEADER_VALUE },
-        "maxProperties": 100,
+        "maxProperties": HEADERS_MAX,
     })
 }
 
@@ -293,6 +298,23 @@ mod tests {
         for whole in ["", "*", "http://host/x", "host:80", "//", "/?", "/??", "/a#b", "/\"x\"", "/{id}"] {
             assert_eq!(is_read("GET", whole, "a", "b"), path.is_match(whole), "path {whole:?}");
         }
+        let long = |bytes: u64| "a".repeat(bytes as usize);
+        assert!(is_read("GET", &format!("/{}", long(PATH_BYTES_MAX - 1)), "a", "b"));
+        assert!(!is_read("GET", &format!("/{}", long(PATH_BYTES_MAX)), "a", "b"));
+        assert!(is_read("GET", "/", &long(HEADER_NAME_BYTES_MAX), "b"));
+        assert!(!is_read("GET", "/", &long(HEADER_NAME_BYTES_MAX + 1), "b"));
         assert!(!is_read("", "/", "a", "b") && !is_read("GET", "/", "", "b") && is_read("GET", "/", "a", ""));
+    }
+
+    #[test]
+    fn as_many_headers_are_read_as_the_document_says() {
+        let described = |count: usize| {
+            let headers: serde_json::Map<_, _> = (0..count).map(|n| (format!("x-{n}"), "".into())).collect();
+            serde_json::json!({ "request": { "method": "GET", "path": "/", "headers": headers, "peer": "::1" } })
+                .to_string()
+        };
+        assert!(Question::read(described(HEADERS_MAX).as_bytes()).is_ok());
+        let error = Question::read(described(HEADERS_MAX + 1).as_bytes()).err().unwrap().to_string();
+        assert_eq!(error, "request.headers has at most 8192 entries, found 8193");
     }
 }

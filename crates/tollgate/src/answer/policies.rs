@@ -18,9 +18,6 @@ use super::style::{Flavour, Style};
 /// Room for the `RateLimit` of about six policies with short names.
 const STACK_BYTES: usize = 256;
 
-/// At most so many headers are written for a decision. Told to the map beforehand, it grows once, while it is still small.
-const HEADERS_MAX: usize = 6;
-
 static X_LIMIT: HeaderName = HeaderName::from_static("x-ratelimit-limit");
 static X_REMAINING: HeaderName = HeaderName::from_static("x-ratelimit-remaining");
 static X_RESET: HeaderName = HeaderName::from_static("x-ratelimit-reset");
@@ -44,6 +41,9 @@ pub struct Policies {
     /// `RateLimit-Policy`, if there is anything to say in it.
     advertised: Option<HeaderValue>,
     exposed: Option<Exposed>,
+    /// How many headers an admission is told, and one for a length that is often added last. The map that hears it beforehand grows once, if at all, while
+    /// it is still small.
+    room: usize,
 }
 
 /// `Access-Control-Expose-Headers` for each set of headers that can occur: without and with `X-RateLimit-Reset` (that
@@ -58,7 +58,13 @@ impl Policies {
         let flavour = policies.iter().find_map(|policy| policy.styles().flavour());
         let shows_x = policies.iter().any(|policy| policy.styles().contains(Style::X));
         let advertised = flavour.and_then(|flavour| advertise(flavour, &policies));
-        Policies { policies: policies.into(), shows_x, flavour, advertised, exposed: None }
+        let of_flavour = match flavour {
+            Some(Flavour::Ietf) => 1,
+            Some(Flavour::Draft6) => 3,
+            None => 0,
+        };
+        let room = 1 + 3 * usize::from(shows_x) + of_flavour + usize::from(advertised.is_some());
+        Policies { policies: policies.into(), shows_x, flavour, advertised, exposed: None, room }
     }
 
     /// Whether scripts of other origins may read the headers (`Access-Control-Expose-Headers` lists exactly those in
@@ -91,7 +97,7 @@ impl Policies {
         if decision.source == Source::None || decision.lines.is_empty() {
             return;
         }
-        headers.reserve(HEADERS_MAX);
+        headers.reserve(self.room);
         if self.shows_x {
             self.write_x(decision, headers);
         }

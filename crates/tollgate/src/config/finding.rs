@@ -255,12 +255,16 @@ impl Report {
     }
 }
 
-/// One line; a renderer of [`miette`] shows the places too.
+/// One line with the first error; a renderer of [`miette`] shows all of them, and the places.
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.errors() {
-            1 => write!(f, "{} cannot be used: 1 error", self.name),
-            count => write!(f, "{} cannot be used: {count} errors", self.name),
+            1 => write!(f, "{} cannot be used: 1 error", self.name)?,
+            count => write!(f, "{} cannot be used: {count} errors, the first", self.name)?,
+        }
+        match self.findings.iter().find(|finding| finding.severity() == Severity::Error) {
+            Some(first) => write!(f, ": {first:?}"),
+            None => Ok(()),
         }
     }
 }

@@ -2,13 +2,13 @@
 
 use std::net::IpAddr;
 
-use tollgate_core::Cost;
+use tollgate_core::{Cost, Timestamp};
 
 use super::Engine;
-use super::live::{Asked, Live, RuleIndices, Subjects};
+use super::live::{Asked, Live, Subjects};
 use super::refused::Refused;
 use crate::identity::{Identity, Origin};
-use crate::rules::{PlanQuestion, RequestView, Rule, Tariff};
+use crate::rules::{Indices, PlanQuestion, RequestView, Rule, Tariff};
 
 #[allow(clippy::large_enum_variant)] // nearly every request is a caller's, and a box would cost it an allocation
 pub(super) enum Known {
@@ -20,7 +20,7 @@ pub(super) enum Known {
 
 pub(super) struct KnownCaller {
     /// The rules that match.
-    rules: RuleIndices,
+    rules: Indices,
     /// Whom each of them counts.
     subjects: Subjects,
     pub(super) plan: Plan,
@@ -35,7 +35,7 @@ pub(super) enum Plan {
 
 impl Engine {
     pub(super) fn identify(&self, live: &Live, request: &RequestView<'_>, peer: IpAddr) -> Known {
-        let now = self.0.clock.now();
+        let now = if live.tells_time { self.0.clock.now() } else { Timestamp::ZERO };
         let matched = live.rules.matching(request);
         let path = live.counts_paths.then(|| request.canonical_path());
         let origin = Origin { peer, headers: request.headers(), path: path.as_deref().unwrap_or_default() };
@@ -46,11 +46,9 @@ impl Engine {
         if matched.is_empty() || live.rules.is_exempt(&identity) {
             return Known::Nothing;
         }
-        Known::Caller(KnownCaller {
-            rules: RuleIndices::from_slice(matched.indices()),
-            subjects: matched.iter().map(|rule| identity.subject(rule.by())).collect(),
-            plan: self.plan(live, &identity, matched.iter().any(Rule::is_by_plan)),
-        })
+        let subjects = matched.iter().map(|rule| identity.subject(rule.by())).collect();
+        let plan = self.plan(live, &identity, matched.iter().any(Rule::is_by_plan));
+        Known::Caller(KnownCaller { rules: matched.into_indices(), subjects, plan })
     }
 
     fn plan(&self, live: &Live, identity: &Identity<'_>, matters: bool) -> Plan {
@@ -72,6 +70,6 @@ impl Engine {
 impl KnownCaller {
     /// What the caller asks of its rules.
     pub(super) fn asks(self, live: &Live, tariff: Tariff, cost: Option<Cost>) -> Asked {
-        Asked { bundle: live.bundle(&self.rules, tariff), subjects: self.subjects, cost }
+        Asked { bundle: live.bundle(self.rules, tariff), subjects: self.subjects, cost }
     }
 }

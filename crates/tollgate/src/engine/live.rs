@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use foldhash::fast::RandomState;
 use parking_lot::RwLock;
-use smallvec::SmallVec;
+use smallvec::{SmallVec, smallvec};
 use tollgate_core::{Algorithm, Cost, Decision, Demand, Key, Scope, Source};
 
 use super::rule_counts::{RuleCount, RuleCounts, RuleStats};
@@ -17,22 +17,23 @@ use crate::answer::{Policies, Policy};
 use crate::counts::Said;
 use crate::failure::OnFailure;
 use crate::identity::{Subject, SubjectKind};
-use crate::rules::{Charge, Mode, Rule, RuleSet, Tariff};
+use crate::rules::{Charge, Indices, Mode, Rule, RuleSet, Tariff};
 
 /// How many combinations of rules and plan are kept. When there are more, all are forgotten and laid out again as
 /// they come.
 const BUNDLES_KEPT_MAX: usize = 4_096;
-
-/// Places of rules in their set.
-pub(super) type RuleIndices = SmallVec<[u32; 8]>;
 
 /// A set of rules in use.
 pub(super) struct Live {
     pub(super) rules: RuleSet,
     /// Whether any rule counts by path: else nobody needs its canonical form.
     pub(super) counts_paths: bool,
+    /// Whether who a caller is depends on the time: else the clock is read once, by the store.
+    pub(super) tells_time: bool,
     counts: RuleCounts,
-    bundles: RwLock<HashMap<(RuleIndices, Tariff), Arc<Bundle>, RandomState>>,
+    /// The only bundle there can be, if all requests meet the same rules and no plan matters.
+    only: Option<Arc<Bundle>>,
+    bundles: RwLock<HashMap<(Indices, Tariff), Arc<Bundle>, RandomState>>,
 }
 
 /// What a combination of rules asks of a caller with a certain plan.
@@ -46,6 +47,8 @@ pub(super) struct Bundle {
 pub(super) struct Group {
     pub(super) parts: Vec<Part>,
     pub(super) policies: Arc<Policies>,
+    /// What each part says for a store that does not answer.
+    pub(super) on_failure: Box<[OnFailure]>,
     /// Whether its counters are this process's own: those of shield rules.
     pub(super) is_in_process: bool,
     pub(super) is_refundable: bool,
@@ -80,21 +83,32 @@ pub(super) type Demands<'a> = SmallVec<[Demand<'a>; 2]>;
 impl Live {
     pub(super) fn new(rules: RuleSet, before: Option<&Live>) -> Live {
         let by_path = |rule: &Rule| rule.by().iter().any(|kind| *kind == SubjectKind::Path);
-        Live {
+        let mut live = Live {
             counts_paths: rules.rules().iter().any(by_path),
+            tells_time: rules.tells_time(),
             counts: RuleCounts::new(&rules, before.map(|before| (&before.rules, &before.counts))),
+            only: None,
             bundles: RwLock::default(),
             rules,
+        };
+        if !live.rules.needs_tariff()
+            && let Some(all) = live.rules.same_for_all()
+        {
+            live.only = Some(Arc::new(live.lay_out(all, live.rules.tariff_otherwise(false))));
         }
+        live
     }
 
     /// What these rules ask of a caller with this plan.
-    pub(super) fn bundle(&self, rules: &[u32], tariff: Tariff) -> Arc<Bundle> {
-        let key = (RuleIndices::from_slice(rules), tariff);
+    pub(super) fn bundle(&self, rules: Indices, tariff: Tariff) -> Arc<Bundle> {
+        if let Some(only) = &self.only {
+            return only.clone();
+        }
+        let key = (rules, tariff);
         if let Some(bundle) = self.bundles.read().get(&key) {
             return bundle.clone();
         }
-        let bundle = Arc::new(self.lay_out(rules, tariff));
+        let bundle = Arc::new(self.lay_out(&key.0, tariff));
         let mut kept = self.bundles.write();
         if kept.len() >= BUNDLES_KEPT_MAX {
             kept.clear();
@@ -131,7 +145,8 @@ impl Live {
         let policies = Arc::new(policies.with_exposed_headers(self.rules.exposes_headers()));
         let is_refundable = parts.iter().any(|part| part.charge.is_refundable());
         let may_hold = parts.iter().any(|part| part.policy.limit().algorithm() == Algorithm::LeakyBucket);
-        (!parts.is_empty()).then_some(Group { parts, policies, is_in_process, is_refundable, may_hold })
+        let on_failure = parts.iter().map(|part| part.on_failure).collect();
+        (!parts.is_empty()).then_some(Group { parts, policies, on_failure, is_in_process, is_refundable, may_hold })
     }
 
     /// What each rule has said.
@@ -167,7 +182,11 @@ impl Group {
 
     /// What the request demands of all its limits.
     pub(super) fn demands<'a>(&'a self, asked: &'a Asked) -> Demands<'a> {
-        self.parts.iter().map(|part| part.demand(asked)).collect()
+        match &self.parts[..] {
+            [one] => smallvec![one.demand(asked)],
+            [one, two] => Demands::from_buf([one.demand(asked), two.demand(asked)]),
+            parts => parts.iter().map(|part| part.demand(asked)).collect(),
+        }
     }
 }
 

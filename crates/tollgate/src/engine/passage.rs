@@ -9,7 +9,6 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use http::{HeaderMap, Response, StatusCode};
-use smallvec::SmallVec;
 use tollgate_core::{Check, Decision, Wait};
 
 use super::assured::Assured;
@@ -60,7 +59,8 @@ impl End {
 /// A request that goes on.
 #[must_use = "a passage that is dropped counts as a request that failed"]
 pub struct Passage {
-    told: Option<Told>,
+    // In a box, because a passage moves from hand to hand: into an outcome, a future, the box of that future.
+    told: Option<Box<Told>>,
     owed: Option<Box<Owed>>,
 }
 
@@ -75,7 +75,7 @@ struct Told {
 pub(super) struct Owed {
     engine: Engine,
     asked: Asked,
-    charged: SmallVec<[Charged; 1]>,
+    charged: Vec<Charged>,
 }
 
 /// A decision that took units which may come back.
@@ -104,27 +104,27 @@ impl Passage {
             true => decision.retry_after().as_duration().unwrap_or(Duration::ZERO),
             false => Duration::ZERO,
         };
-        self.told = Some(Told { policies: group.policies.clone(), decision, wait });
+        self.told = Some(Box::new(Told { policies: group.policies.clone(), decision, wait }));
     }
 
     /// These units may come back.
-    pub(super) fn owe(&mut self, engine: Engine, asked: Asked, charged: SmallVec<[Charged; 1]>) {
+    pub(super) fn owe(&mut self, engine: Engine, asked: Asked, charged: Vec<Charged>) {
         self.owed = Some(Box::new(Owed { engine, asked, charged }));
     }
 
     /// The decision, if a rule had anything to say.
     pub fn decision(&self) -> Option<&Decision> {
-        self.told.as_ref().map(|told| &told.decision)
+        self.told.as_deref().map(|told| &told.decision)
     }
 
     /// Whose limits the lines of the decision are, in its order.
     pub fn policies(&self) -> Option<&Policies> {
-        self.told.as_ref().map(|told| &*told.policies)
+        self.told.as_deref().map(|told| &*told.policies)
     }
 
     /// How long to wait before going on: what a leaky bucket told, zero otherwise.
     pub fn wait(&self) -> Duration {
-        self.told.as_ref().map_or(Duration::ZERO, |told| told.wait)
+        self.told.as_deref().map_or(Duration::ZERO, |told| told.wait)
     }
 
     /// Writes what belongs on the response.

@@ -7,6 +7,8 @@ use http::header::{CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER};
 use http::{HeaderMap, HeaderValue, Response};
 use tollgate_core::{Decision, Timestamp};
 
+#[cfg(feature = "tower")]
+use crate::answer::Body;
 use crate::answer::{Policies, Refusal, Verdict, grpc};
 
 const BANNED: &str = "this caller is banned";
@@ -51,14 +53,30 @@ impl Refused {
         Refused { verdict, response, decision: None, policies: None }
     }
 
+    /// The facts, for whoever writes about them; a ban has none.
+    fn refusal(&self) -> Option<Refusal<'_>> {
+        match (&self.policies, &self.decision) {
+            (Some(policies), Some(decision)) => Some(policies.refusal(decision)),
+            _ if self.verdict == Verdict::Unavailable => Some(Refusal::unavailable()),
+            _ => None,
+        }
+    }
+
+    /// What to answer over HTTP, with a body that somebody else writes.
+    #[cfg(feature = "tower")]
+    pub(crate) fn into_written(mut self, write_body: &dyn Fn(&Refusal<'_>) -> Body) -> Response<Bytes> {
+        let body = self.refusal().map(|refusal| write_body(&refusal));
+        if let Some(Body { content_type, bytes }) = body {
+            self.response.headers_mut().insert(CONTENT_TYPE, content_type);
+            *self.response.body_mut() = bytes;
+        }
+        self.response
+    }
+
     /// What to answer over gRPC, to a request of this [content type](grpc::content_type): the same facts as a status
     /// and metadata.
     pub fn into_grpc(self, content_type: &HeaderValue) -> Response<Bytes> {
-        let message = match (&self.policies, &self.decision) {
-            (Some(policies), Some(decision)) => policies.refusal(decision).message(),
-            _ if self.verdict == Verdict::Unavailable => Refusal::unavailable().message(),
-            _ => BANNED.to_owned(),
-        };
+        let message = self.refusal().map_or_else(|| BANNED.to_owned(), |refusal| refusal.message());
         grpc::refusal(self.verdict, &message, self.response.into_parts().0.headers, content_type)
     }
 }

@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use futures_util::FutureExt;
 use http::HeaderMap;
-use smallvec::SmallVec;
 use tollgate_core::{Check, Decision, Source};
 
 use super::live::{Asked, Group, Part};
@@ -17,7 +16,7 @@ use crate::limiter::CheckOptions;
 /// An [`Outcome`](super::Outcome) that is not yet an answer to anybody.
 pub(super) enum Ruling {
     Pass(Passage),
-    Refuse(Refusal),
+    Refuse(Box<Refusal>),
 }
 
 /// Why a request does not go on.
@@ -39,64 +38,57 @@ impl Refusal {
 /// The store did not answer, and a rule says to refuse then.
 struct Undecided;
 
+/// A ruling in the making: what was said so far.
+struct Hearing {
+    passage: Passage,
+    charged: Vec<Charged>,
+    // What is rare is in a box, so that what is common moves few bytes.
+    refusal: Option<Box<Refusal>>,
+}
+
 impl Engine {
-    /// What the rules say, where all counters are in process.
+    /// What the rules say, where all counters are in process: the same as [`Engine::rule`], without a future that is moved about.
     pub(super) fn rule_at_once(&self, asked: Asked) -> Ruling {
-        self.rule(asked).now_or_never().expect("nothing waits for counters in process")
+        const IN_PROCESS: &str = "nothing waits for counters in process";
+        let mut hearing = self.hear_shield(&asked);
+        if let Some(enforced) = asked.bundle.enforced.as_ref().filter(|_| hearing.goes_on()) {
+            let decided = self.decide_enforced(enforced, &asked).now_or_never();
+            hearing.enforced(enforced, decided.expect(IN_PROCESS));
+        }
+        if hearing.goes_on() {
+            for (index, shadow) in asked.bundle.shadow.iter().enumerate() {
+                hearing.shadow(index, shadow, self.try_shadow(shadow, &asked).now_or_never().expect(IN_PROCESS));
+            }
+        }
+        hearing.close(self, asked)
     }
 
     /// What the rules say. Whatever comes of it, units that were taken on the way are accounted for.
     pub(super) async fn rule(&self, asked: Asked) -> Ruling {
-        let bundle = &asked.bundle;
-        let mut passage = Passage::unlimited();
-        let mut charged: SmallVec<[Charged; 1]> = SmallVec::new();
-        let mut refusal = None;
+        let mut hearing = self.hear_shield(&asked);
+        if let Some(enforced) = asked.bundle.enforced.as_ref().filter(|_| hearing.goes_on()) {
+            let decided = self.decide_enforced(enforced, &asked).await;
+            hearing.enforced(enforced, decided);
+        }
+        if hearing.goes_on() {
+            for (index, shadow) in asked.bundle.shadow.iter().enumerate() {
+                hearing.shadow(index, shadow, self.try_shadow(shadow, &asked).await);
+            }
+        }
+        hearing.close(self, asked)
+    }
 
-        if let Some(shield) = &bundle.shield {
-            let decision = self.pass_shield(shield, &asked);
+    fn hear_shield(&self, asked: &Asked) -> Hearing {
+        let mut hearing = Hearing { passage: Passage::unlimited(), charged: Vec::new(), refusal: None };
+        if let Some(shield) = &asked.bundle.shield {
+            let decision = self.pass_shield(shield, asked);
             shield.count(&decision);
             match decision.allowed() {
-                true => charged.extend(Charged::of(ChargedBy::Shield, shield, &decision)),
-                false => refusal = Some(Refusal::Denied(decision, shield.policies.clone())),
+                true => hearing.charged.extend(Charged::of(ChargedBy::Shield, shield, &decision)),
+                false => hearing.refusal = Some(Box::new(Refusal::Denied(decision, shield.policies.clone()))),
             }
         }
-        if refusal.is_none()
-            && let Some(enforced) = &bundle.enforced
-        {
-            match self.decide_enforced(enforced, &asked).await {
-                Err(Undecided) => {
-                    enforced.count_unavailable();
-                    refusal = Some(Refusal::Unavailable(enforced.policies.clone()));
-                }
-                Ok(decision) => {
-                    enforced.count(&decision);
-                    match decision.allowed() {
-                        true => {
-                            charged.extend(Charged::of(ChargedBy::Enforced, enforced, &decision));
-                            passage.tell(enforced, decision);
-                        }
-                        false => refusal = Some(Refusal::Denied(decision.clone(), told_of(enforced, &decision))),
-                    }
-                }
-            }
-        }
-        if refusal.is_none() {
-            for (index, shadow) in bundle.shadow.iter().enumerate() {
-                // Charged if it would itself have let pass; what it would have refused is counted.
-                if let Some(decision) = self.try_shadow(shadow, &asked).await {
-                    shadow.count(&decision);
-                    charged.extend(Charged::of(ChargedBy::Shadow(index), shadow, &decision));
-                }
-            }
-        }
-        if !charged.is_empty() {
-            passage.owe(self.clone(), asked, charged);
-        }
-        // With a refusal the passage ends here, as one that failed.
-        match refusal {
-            Some(refusal) => Ruling::Refuse(refusal),
-            None => Ruling::Pass(passage),
-        }
+        hearing
     }
 
     fn pass_shield(&self, shield: &Group, asked: &Asked) -> Decision {
@@ -117,8 +109,7 @@ impl Engine {
             tracing::error!(%error, "the rules that match one request cannot be decided together");
             Undecided
         })?;
-        let words: SmallVec<[OnFailure; 8]> = group.parts.iter().map(|part| part.on_failure).collect();
-        let decided = self.0.limiter.check_each(&check, &words, group.is_refundable).await;
+        let decided = self.0.limiter.check_each(&check, &group.on_failure, group.is_refundable).await;
         decided.map_err(|_unavailable| Undecided)
     }
 
@@ -130,6 +121,47 @@ impl Engine {
         }
         let options = CheckOptions { on_failure: Some(OnFailure::Allow), refundable: group.is_refundable };
         self.0.limiter.check_with(&check, options).await.ok()
+    }
+}
+
+impl Hearing {
+    /// Whether nobody has refused yet.
+    fn goes_on(&self) -> bool {
+        self.refusal.is_none()
+    }
+
+    fn enforced(&mut self, enforced: &Group, decided: Result<Decision, Undecided>) {
+        let Ok(decision) = decided else {
+            enforced.count_unavailable();
+            self.refusal = Some(Box::new(Refusal::Unavailable(enforced.policies.clone())));
+            return;
+        };
+        enforced.count(&decision);
+        if decision.allowed() {
+            self.charged.extend(Charged::of(ChargedBy::Enforced, enforced, &decision));
+            self.passage.tell(enforced, decision);
+        } else {
+            let told = told_of(enforced, &decision);
+            self.refusal = Some(Box::new(Refusal::Denied(decision, told)));
+        }
+    }
+
+    /// Charged if it would itself have let pass; what it would have refused is counted.
+    fn shadow(&mut self, index: usize, shadow: &Group, decided: Option<Decision>) {
+        let Some(decision) = decided else { return };
+        shadow.count(&decision);
+        self.charged.extend(Charged::of(ChargedBy::Shadow(index), shadow, &decision));
+    }
+
+    fn close(mut self, engine: &Engine, asked: Asked) -> Ruling {
+        if !self.charged.is_empty() {
+            self.passage.owe(engine.clone(), asked, self.charged);
+        }
+        // With a refusal the passage ends here, as one that failed.
+        match self.refusal {
+            Some(refusal) => Ruling::Refuse(refusal),
+            None => Ruling::Pass(self.passage),
+        }
     }
 }
 

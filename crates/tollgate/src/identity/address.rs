@@ -92,6 +92,31 @@ pub struct AddressKey {
     prefix: u8,
 }
 
+/// Every octet in decimal, with a dot after it, and how long that is.
+static OCTETS: [([u8; 4], u8); 256] = {
+    let mut octets = [([b'.'; 4], 0); 256];
+    let mut octet = 0;
+    while octet < 256 {
+        let digits = [octet / 100, octet / 10 % 10, octet % 10];
+        let mut from = if octet < 10 {
+            2
+        } else if octet < 100 {
+            1
+        } else {
+            0
+        };
+        let mut count = 0;
+        while from < 3 {
+            octets[octet].0[count] = b'0' + digits[from] as u8;
+            from += 1;
+            count += 1;
+        }
+        octets[octet].1 = count as u8 + 1;
+        octet += 1;
+    }
+    octets
+};
+
 impl AddressKey {
     /// The first address of the network.
     pub const fn network(&self) -> IpAddr {
@@ -110,15 +135,12 @@ impl AddressKey {
         if self.prefix < 32 {
             return bytes.extend(self.to_string().bytes());
         }
-        let (mut text, mut end) = ([b'.'; "255.255.255.255.".len()], 0);
+        let (mut text, mut end) = ([0; "255.255.255.255.".len()], 0);
         for octet in v4.octets() {
-            let digits = [octet / 100, octet / 10 % 10, octet % 10].map(|digit| b'0' + digit);
-            let from = if octet < 10 { 2 } else { usize::from(octet < 100) };
-            for &digit in &digits[from..] {
-                text[end] = digit;
-                end += 1;
-            }
-            end += 1;
+            // Four bytes each time, of which the next octet overwrites what is not this one's.
+            let (digits, count) = OCTETS[usize::from(octet)];
+            text[end..end + 4].copy_from_slice(&digits);
+            end += usize::from(count);
         }
         bytes.extend_from_slice(&text[..end - 1]);
     }

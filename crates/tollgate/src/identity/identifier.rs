@@ -134,6 +134,11 @@ impl Identifier {
         &self.proxies
     }
 
+    /// Whether an identity depends on the time: tokens end, and pseudonyms change.
+    pub(crate) fn tells_time(&self) -> bool {
+        self.tokens.is_some() || self.anonymizer.is_some()
+    }
+
     /// The API key that a request shows, known or not. For key sources that must be asked beforehand.
     pub fn shown_key<'h>(&self, headers: &'h HeaderMap) -> Option<ApiKey<'h>> {
         ApiKey::shown(headers, &self.api_key_header)

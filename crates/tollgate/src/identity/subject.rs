@@ -119,7 +119,7 @@ impl<'s> SubjectWriter<'s> {
     pub(crate) fn part(&mut self, kind: PartKind<'_>, value: PartValue<'_>) {
         self.separate();
         let kind_from = self.bytes.len();
-        self.bytes.extend(kind.word.bytes());
+        self.bytes.extend_from_slice(kind.word.as_bytes());
         if let Some(name) = kind.name {
             self.bytes.push(b':');
             escape(name.as_bytes(), &mut self.bytes);

@@ -18,8 +18,8 @@ use pin_project_lite::pin_project;
 use tower_service::Service;
 
 use super::body::MakeBody;
-use super::refuse;
-use crate::engine::{Asking, Ending, Outcome, Passage};
+use super::{WriteBody, refuse};
+use crate::engine::{Asking, Ending, Outcome, Passage, Refused};
 
 type Boxed<B, E> = Pin<Box<dyn Future<Output = Result<Response<B>, E>> + Send>>;
 
@@ -91,6 +91,7 @@ pub(super) struct Bound<S, ReqBody, M> {
     pub(super) request: Request<ReqBody>,
     pub(super) make_body: M,
     pub(super) wait_max: Duration,
+    pub(super) write_body: Option<WriteBody>,
 }
 
 impl<S, ReqBody, ResBody, M> Bound<S, ReqBody, M>
@@ -102,15 +103,19 @@ where
     pub(super) async fn ask(self, asking: Asking) -> Result<Response<ResBody>, S::Error> {
         match asking.outcome(self.request.headers()).await {
             Outcome::Pass(passage) => self.pass(passage).await,
-            Outcome::Refuse(refused) => Ok(refuse(refused, self.request.headers(), &self.make_body)),
+            Outcome::Refuse(refused) => Ok(self.refuse(refused)),
         }
+    }
+
+    fn refuse(&self, refused: Refused) -> Response<ResBody> {
+        refuse(refused, self.request.headers(), self.write_body.as_ref(), &self.make_body)
     }
 
     /// Waits if told to, asks the inner service, settles.
     pub(super) async fn pass(mut self, passage: Passage) -> Result<Response<ResBody>, S::Error> {
         let passage = match passage.wait_at_most(self.wait_max, self.request.headers()).await {
             Outcome::Pass(passage) => passage,
-            Outcome::Refuse(refused) => return Ok(refuse(refused, self.request.headers(), &self.make_body)),
+            Outcome::Refuse(refused) => return Ok(self.refuse(refused)),
         };
         tell(&mut self.request, &passage);
         if !passage.wait().is_zero() {

@@ -67,6 +67,10 @@ pub(crate) struct Matcher {
     by_host: ByHost<Trie>,
     conditions: Vec<Conditions>,
     methods: MethodNames,
+    /// The rules that every request meets.
+    unconditional: Indices,
+    /// Whether there are others that some requests meet.
+    has_conditional: bool,
 }
 
 impl Matcher {
@@ -79,6 +83,10 @@ impl Matcher {
     pub(crate) fn push(&mut self, conditions: Conditions, is_met: bool) {
         let rule = u32::try_from(self.conditions.len()).expect("fewer than 2^32 rules");
         if is_met {
+            match conditions == Conditions::default() {
+                true => self.unconditional.push(rule),
+                false => self.has_conditional = true,
+            }
             let candidate = Candidate { rule, methods: conditions.methods };
             let everywhere = [Pattern { segments: Vec::new(), is_prefix: true }];
             let paths = if conditions.paths.is_empty() { &everywhere[..] } else { &conditions.paths };
@@ -95,6 +103,11 @@ impl Matcher {
 
     pub(crate) fn conditions(&self) -> &[Conditions] {
         &self.conditions
+    }
+
+    /// The rules that apply to every request, if no others apply to any: then nothing of a request has to be looked at.
+    pub(crate) fn same_for_all(&self) -> Option<&[u32]> {
+        (!self.has_conditional).then_some(&*self.unconditional)
     }
 
     /// The rules that apply, in their order.

@@ -61,6 +61,10 @@ impl<'s> Matched<'s> {
         &self.indices
     }
 
+    pub(crate) fn into_indices(self) -> Indices {
+        self.indices
+    }
+
     /// Whether nothing limits the request.
     pub fn is_empty(&self) -> bool {
         self.indices.is_empty()
@@ -83,15 +87,28 @@ impl RuleSet {
         if set.is_off || set.rules.is_empty() {
             return Matched { set, indices: Indices::new() };
         }
+        if let Some(indices) = self.same_for_all() {
+            return Matched { set, indices: Indices::from_slice(indices) };
+        }
         let readings = readings(request.path());
         let is_exempt = set.exempt.has_path(&readings);
         let indices = if is_exempt { Indices::new() } else { set.matcher.find(request, &readings) };
         Matched { set, indices }
     }
 
+    /// The rules that apply, if they are the same for all requests that are limited at all.
+    pub(crate) fn same_for_all(&self) -> Option<&[u32]> {
+        self.0.matcher.same_for_all().filter(|_| self.0.exempt.paths.is_empty())
+    }
+
     /// Whether the kill switch is on: nothing is limited and nobody is banned.
     pub fn is_off(&self) -> bool {
         self.0.is_off
+    }
+
+    /// Whether who is banned, or who a caller is, depends on the time.
+    pub(crate) fn tells_time(&self) -> bool {
+        !self.0.bans.is_empty() || self.0.identifier.tells_time()
     }
 
     /// How requests are identified.

@@ -108,3 +108,22 @@ async fn a_service_that_does_not_know_its_peers_says_so() {
     let answer = send(address, "POST /shorten HTTP/1.1", "").await;
     assert!(answer.starts_with("HTTP/1.1 500 ") && answer.contains("connect info"), "{answer}");
 }
+
+#[tokio::test]
+async fn a_mocked_address_counts_only_where_no_socket_says_another() {
+    use axum::body::Body;
+    use axum::extract::connect_info::{ConnectInfo, MockConnectInfo};
+    use tower::ServiceExt;
+
+    let mocked = SocketAddr::from(([203, 0, 113, 9], 1));
+    let service = app().layer(MockConnectInfo(mocked));
+    let mut statuses = Vec::new();
+    for real in [None, None, Some([198, 51, 100, 7]), None, Some([198, 51, 100, 7]), None] {
+        let mut request = http::Request::post("/login").body(Body::from("wrong")).unwrap();
+        if let Some(real) = real {
+            request.extensions_mut().insert(ConnectInfo(SocketAddr::from((real, 1))));
+        }
+        statuses.push(service.clone().oneshot(request).await.unwrap().status().as_u16());
+    }
+    assert_eq!(statuses, [401, 401, 401, 401, 401, 429], "three failures each");
+}

@@ -9,13 +9,14 @@ use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
 use hyper::body::{Body, Incoming};
 
 use crate::doors::within;
+use crate::stream::WrittenWithin;
 
 /// The request line and all headers together.
 const HEADER_BYTES_MAX: usize = 64 * 1024;
 /// A body that takes longer is not waited for.
 const BODY_WITHIN: Duration = Duration::from_secs(10);
 
-/// Serves one connection until the client leaves, is silent for `idle`, or the doors close; then the answer that is
+/// Serves one connection until the client leaves, is silent for `idle`, reads no answer for as long, or the doors close; then the answer that is
 /// being given is the last.
 pub(crate) async fn serve<S, A, F>(
     stream: S,
@@ -38,7 +39,7 @@ where
         .max_buf_size(HEADER_BYTES_MAX)
         // Answers are short: copied behind their headers they go out for less than a list of two pieces.
         .writev(false)
-        .serve_connection(hyper_util::rt::TokioIo::new(stream), service);
+        .serve_connection(hyper_util::rt::TokioIo::new(WrittenWithin::new(stream, idle)), service);
     tokio::pin!(connection);
     tokio::select! {
         served = &mut connection => return served,
@@ -91,3 +92,6 @@ pub(crate) fn refused_method(allowed: &'static str) -> Response<Bytes> {
     response.headers_mut().insert(ALLOW, HeaderValue::from_static(allowed));
     response
 }
+
+#[cfg(test)]
+mod tests;

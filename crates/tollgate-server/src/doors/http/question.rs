@@ -9,6 +9,8 @@
 //! The second form is decided together: all limits pass, or none is charged. The third is decided by the rules. Anything else in the body is refused with what was
 //! expected; a misspelt field must never mean "no limit".
 
+mod whole;
+
 use std::borrow::Cow;
 use std::marker::PhantomData;
 
@@ -18,7 +20,8 @@ use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 use tollgate::{Check, CheckError, Cost, DEMANDS_MAX, Demand, Key, Limit};
 
-use crate::openapi::patterns;
+use self::whole::Whole;
+use crate::openapi::patterns::{self, HEADERS_MAX};
 
 /// The whole body, before it is known which form it has. A field that is there is never null.
 #[derive(Deserialize)]
@@ -29,7 +32,7 @@ pub(crate) struct Body<'b> {
     #[serde(borrow, default, deserialize_with = "present_text")]
     limit: Option<Cow<'b, str>>,
     #[serde(default, deserialize_with = "present")]
-    cost: Option<u64>,
+    cost: Option<Whole>,
     #[serde(borrow, default, deserialize_with = "present")]
     checks: Option<Vec<Object<One<'b>>>>,
     #[serde(borrow, default, deserialize_with = "present")]
@@ -128,7 +131,7 @@ struct One<'b> {
     limit: Cow<'b, str>,
     #[serde(default, deserialize_with = "present")]
     #[schemars(schema_with = "patterns::cost_schema")]
-    cost: Option<u64>,
+    cost: Option<Whole>,
 }
 
 /// What was asked.
@@ -163,6 +166,8 @@ pub(crate) enum QuestionError {
         "request.path: expected a path such as /shorten?x=1, which begins with / and has no # and no control character"
     )]
     Path,
+    #[error("request.headers has at most {HEADERS_MAX} entries, found {0}")]
+    Headers(usize),
     #[error("checks has 1 to {DEMANDS_MAX} entries, found {0}")]
     Count(usize),
     #[error("{place}limit: {error}")]
@@ -214,6 +219,9 @@ impl Described<'_> {
         if !self.path.starts_with('/') || self.path.contains(['#', '\u{7f}']) {
             return Err(QuestionError::Path);
         }
+        if self.headers.len() > HEADERS_MAX {
+            return Err(QuestionError::Headers(self.headers.len()));
+        }
         let mut request = http::Request::builder().method(&*self.method).uri(&*self.path);
         for (name, value) in &self.headers {
             request = request.header(name, value);
@@ -244,7 +252,7 @@ fn part<'b>(
     place: impl Fn() -> String,
 ) -> Result<(Cow<'b, str>, Limit, Cost), QuestionError> {
     let limit = limit.parse().map_err(|error| QuestionError::Limit { place: place(), error })?;
-    let cost = cost.unwrap_or(1);
+    let cost = cost.map_or(1, |Whole(units)| units);
     let units = u32::try_from(cost).map_err(|_| QuestionError::Cost { place: place(), found: cost })?;
     Key::new(&*key).map_err(|error| QuestionError::Key { place: place(), error })?;
     Ok((key, limit, Cost::new(units)))
@@ -266,6 +274,7 @@ mod tests {
         assert_eq!(demands_of(r#"{"key":"user:42","limit":"10/min","cost":3}"#).unwrap(), [3]);
         let together = r#"{"checks":[{"key":"a","limit":"1/s"},{"key":"a","limit":"9/day","cost":0}]}"#;
         assert_eq!(demands_of(together).unwrap(), [1, 0]);
+        assert_eq!(demands_of(r#"{"checks":[{"key":"a","limit":"9/s","cost":3.0}]}"#).unwrap(), [3]);
         let described =
             br#"{"request":{"method":"POST","path":"/shorten","headers":{"x-a":"b"},"peer":"203.0.113.9"}}"#;
         let Question::ByRules(request, peer) = Question::read(described).unwrap() else { panic!("by rules") };
@@ -300,7 +309,7 @@ mod tests {
             (r#"{"request":{"method":"G T","path":"/","peer":"::1"}}"#, "request: invalid HTTP method"),
             (r#"{"request":{"method":"GET","path":"/","peer":"somewhere"}}"#, "invalid IP address syntax"),
             (r#"{"request":{"method":"GET","path":"http://x/","peer":"::1"}}"#, "request.path: expected a path"),
-            (r#"{"key":"a","limit":"1/s","cost":1.5}"#, "invalid type"),
+            (r#"{"key":"a","limit":"1/s","cost":1.5}"#, "expected a whole number from 0 to 4294967295"),
             (r#"{"key":"a","limit":"1/s","cost":null}"#, "invalid type: null"),
             (r#"{"key":"a","limit":"1/s","request":null}"#, "invalid type: null"),
             (r#"{"checks":[{"key":"a","limit":"1/s"},{"key":"a","limit":"2/s"}]}"#, "same counter"),

@@ -142,3 +142,11 @@ fn a_request_that_names_several_hosts_meets_the_rules_of_each() {
     let request = http::Request::post("https://user@api.example.com:443/account/login").body(()).unwrap();
     assert_eq!(rules.matching(&RequestView::of(&request)).indices(), [0]);
 }
+
+#[test]
+fn a_path_is_exempt_from_a_rule_for_everything_too() {
+    let text = "exempt = { paths = [\"/health\"] }\n[[rules]]\nname = \"all\"\nby = [\"ip\"]\nlimits = [\"5/min\"]";
+    let rules = Config::from_text(text, Format::Toml).unwrap().rules;
+    assert_eq!(names(&rules, "GET", "example.com", "/health"), [""; 0]);
+    assert_eq!(names(&rules, "GET", "example.com", "/health/../admin"), ["all"]);
+}

@@ -156,7 +156,25 @@ proptest! {
         let matcher = compiled(&rules);
         for request in &requests {
             prop_assert_eq!(found(&matcher, request), naive(&rules, request), "{:?}", request);
+            if let Some(same) = matcher.same_for_all() {
+                prop_assert_eq!(same, naive(&rules, request), "{:?}", request);
+            }
         }
+    }
+}
+
+#[test]
+fn rules_are_the_same_for_all_requests_only_while_none_has_a_condition() {
+    let mut rules = vec![WrittenRule::default(); 3];
+    assert_eq!(compiled(&rules).same_for_all(), Some(&[0, 1, 2][..]));
+    for conditional in [
+        WrittenRule { methods: vec!["GET"], ..WrittenRule::default() },
+        WrittenRule { paths: vec!["/*".to_owned()], ..WrittenRule::default() },
+        WrittenRule { hosts: vec!["example.com"], ..WrittenRule::default() },
+        WrittenRule { headers: vec![("x-a", None)], ..WrittenRule::default() },
+    ] {
+        rules.push(conditional);
+        assert_eq!(compiled(&rules).same_for_all(), None, "{:?}", rules.pop());
     }
 }
 
