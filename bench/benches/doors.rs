@@ -147,73 +147,94 @@ fn serve(binary: &Path) -> (Process, SocketAddr) {
     (Process::start(&mut command, resp), http)
 }
 
+/// Their places among the processes.
+const OURS: usize = 0;
+const THEIRS: usize = 1;
+const BEFORE: usize = 2;
+
+fn resp_contestants(depth: usize, has_before: bool) -> Vec<Contestant> {
+    let one = |name, process, questions| Contestant { name, process, depth, questions };
+    let mut contestants = vec![
+        one("redis-server INCR, hot", THEIRS, incr(Keys::Hot)),
+        one("TOLLGATE.CHECK, hot", OURS, check(Keys::Hot, ADMITTED)),
+        one("TOLLGATE.CHECK, hot, sliding", OURS, check(Keys::Hot, SLIDING)),
+        one("TOLLGATE.CHECK, hot, denied", OURS, check(Keys::Hot, DENIED)),
+        one("CL.THROTTLE, hot", OURS, throttle()),
+        one("redis-server INCR, 1 M live", THEIRS, incr(Keys::Live)),
+        one("TOLLGATE.CHECK, 1 M live", OURS, check(Keys::Live, "1000/h token-bucket")),
+        one("redis-server INCR, all new", THEIRS, incr(Keys::New)),
+        one("TOLLGATE.CHECK, all new", OURS, check(Keys::New, "1000/h token-bucket")),
+    ];
+    if has_before {
+        contestants.insert(2, one("TOLLGATE.CHECK, hot, before", BEFORE, check(Keys::Hot, ADMITTED)));
+    }
+    contestants
+}
+
+fn http_contestants(has_before: bool) -> Vec<Contestant> {
+    let one = |name, process, questions| Contestant { name, process, depth: 1, questions };
+    let mut contestants = vec![
+        one("throttlecrab-server, hot", THEIRS, throttlecrab(Keys::Hot, 1_000_000, 10_000_000)),
+        one("POST /v1/check, hot", OURS, http(Keys::Hot, ADMITTED)),
+        one("POST /v1/check, hot, sliding", OURS, http(Keys::Hot, SLIDING)),
+        one("throttlecrab-server, denied", THEIRS, throttlecrab(Keys::Hot, 1, 1)),
+        one("POST /v1/check, denied", OURS, http(Keys::Hot, DENIED)),
+        one("throttlecrab-server, 1 M live", THEIRS, throttlecrab(Keys::Live, 1_000, 1_000)),
+        one("POST /v1/check, 1 M live", OURS, http(Keys::Live, "1000/h token-bucket")),
+        one("throttlecrab-server, all new", THEIRS, throttlecrab(Keys::New, 1_000, 1_000)),
+        one("POST /v1/check, all new", OURS, http(Keys::New, "1000/h token-bucket")),
+    ];
+    if has_before {
+        contestants.insert(2, one("POST /v1/check, hot, before", BEFORE, http(Keys::Hot, ADMITTED)));
+    }
+    contestants
+}
+
 fn main() {
-    let chosen: Vec<String> = std::env::args().skip(1).filter(|argument| !argument.starts_with("--")).collect();
+    let words: Vec<String> = std::env::args().skip(1).filter(|argument| !argument.starts_with("--")).collect();
     // `-- "RESP ×1:" hot`: what holds all the words; the first of a table always, because the others are held against it.
-    let is_chosen = |name: &str| chosen.iter().all(|word| name.contains(word.as_str()));
     let chosen_of = |title: &str, contestants: Vec<Contestant>| {
-        let of_title = |one: &Contestant| is_chosen(&format!("{title}: {}", one.name));
+        let is_chosen = |one: &Contestant| {
+            let name = format!("{title}: {}", one.name);
+            words.iter().all(|word| name.contains(word.as_str()))
+        };
         let first = contestants.first().map(|one| one.name);
-        let any = contestants.iter().any(of_title);
-        let kept = contestants.into_iter().filter(|one| any && (of_title(one) || Some(one.name) == first));
+        let any = contestants.iter().any(is_chosen);
+        let kept = contestants.into_iter().filter(|one| any && (is_chosen(one) || Some(one.name) == first));
         kept.collect::<Vec<_>>()
     };
     let count = setting("TOLLGATE_BENCH_ANSWERS", 200_000);
+    let binary_before = binary_before();
+    let has_before = binary_before.is_some();
+    let mut of_http = chosen_of("HTTP", http_contestants(has_before));
+    // What is missing is told before anything is measured.
+    let install = || published("throttlecrab-server", "protoc", "apt-get install protobuf-compiler");
+    let peer = (!of_http.is_empty()).then(install);
 
     let redis_addr = free_addr();
     let mut redis = Command::new("redis-server");
     redis.args(["--port", &redis_addr.port().to_string(), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]);
     let (tollgate, http_addr) = serve(&tollgate_binary());
     let mut processes = vec![tollgate, Process::start(&mut redis, redis_addr)];
-    let (ours, theirs) = (0, 1);
-    let before = binary_before().map(|binary| serve(&binary));
+    let before = binary_before.map(|binary| serve(&binary));
     let http_addr_before = before.as_ref().map(|(_, http_addr)| *http_addr);
     processes.extend(before.map(|(process, _)| process));
 
     for depth in [16, 1] {
         let title = format!("RESP ×{depth}");
-        let one = |name, process, questions| Contestant { name, process, depth, questions };
-        let mut contestants = vec![
-            one("redis-server INCR, hot", theirs, incr(Keys::Hot)),
-            one("TOLLGATE.CHECK, hot", ours, check(Keys::Hot, ADMITTED)),
-            one("TOLLGATE.CHECK, hot, sliding", ours, check(Keys::Hot, SLIDING)),
-            one("TOLLGATE.CHECK, hot, denied", ours, check(Keys::Hot, DENIED)),
-            one("CL.THROTTLE, hot", ours, throttle()),
-            one("redis-server INCR, 1 M live", theirs, incr(Keys::Live)),
-            one("TOLLGATE.CHECK, 1 M live", ours, check(Keys::Live, "1000/h token-bucket")),
-            one("redis-server INCR, all new", theirs, incr(Keys::New)),
-            one("TOLLGATE.CHECK, all new", ours, check(Keys::New, "1000/h token-bucket")),
-        ];
-        if processes.len() > 2 {
-            contestants.insert(2, one("TOLLGATE.CHECK, hot, before", 2, check(Keys::Hot, ADMITTED)));
-        }
-        measure(&title, &processes, &mut chosen_of(&title, contestants), if depth == 1 { count / 4 } else { count });
+        let mut of_resp = chosen_of(&title, resp_contestants(depth, has_before));
+        measure(&title, &processes, &mut of_resp, if depth == 1 { count / 4 } else { count });
     }
 
-    {
+    if let Some(peer) = peer {
         let peer_addr = free_addr();
-        let mut peer = Command::new(published("throttlecrab-server", "protoc (Debian: protobuf-compiler)"));
+        let mut peer = Command::new(peer);
         peer.args(["--http", "--http-host", "127.0.0.1", "--http-port", &peer_addr.port().to_string()]);
-        processes[ours].addr = http_addr;
-        processes[theirs] = Process::start(&mut peer, peer_addr);
+        processes[OURS].addr = http_addr;
+        processes[THEIRS] = Process::start(&mut peer, peer_addr);
         if let Some(addr) = http_addr_before {
-            processes[2].addr = addr;
+            processes[BEFORE].addr = addr;
         }
-        let one = |name, process, questions| Contestant { name, process, depth: 1, questions };
-        let mut contestants = vec![
-            one("throttlecrab-server, hot", theirs, throttlecrab(Keys::Hot, 1_000_000, 10_000_000)),
-            one("POST /v1/check, hot", ours, http(Keys::Hot, ADMITTED)),
-            one("POST /v1/check, hot, sliding", ours, http(Keys::Hot, SLIDING)),
-            one("throttlecrab-server, denied", theirs, throttlecrab(Keys::Hot, 1, 1)),
-            one("POST /v1/check, denied", ours, http(Keys::Hot, DENIED)),
-            one("throttlecrab-server, 1 M live", theirs, throttlecrab(Keys::Live, 1_000, 1_000)),
-            one("POST /v1/check, 1 M live", ours, http(Keys::Live, "1000/h token-bucket")),
-            one("throttlecrab-server, all new", theirs, throttlecrab(Keys::New, 1_000, 1_000)),
-            one("POST /v1/check, all new", ours, http(Keys::New, "1000/h token-bucket")),
-        ];
-        if processes.len() > 2 {
-            contestants.insert(2, one("POST /v1/check, hot, before", 2, http(Keys::Hot, ADMITTED)));
-        }
-        measure("HTTP", &processes, &mut chosen_of("HTTP", contestants), count / 4);
+        measure("HTTP", &processes, &mut of_http, count / 4);
     }
 }

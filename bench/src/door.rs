@@ -2,7 +2,8 @@
 //!
 //! **The load.** A few connections, each with so many questions under way: they are sent on every connection, then the answers are
 //! read from every connection, then the next are sent. One thread, the same code for every contestant, so that what
-//! differs is the server.
+//! differs is the server. All that is sent at a time is written down before any of it is sent: a client that stops to
+//! write lets the server fall asleep in between, the more often the longer its questions are.
 //!
 //! **What is measured** is the processor time of the server's process, user and system, divided by the answers: what a
 //! machine must be bought for. It does not depend on how fast the client is, and little on who else uses the machine.
@@ -47,7 +48,8 @@ pub struct Questions {
 pub struct Load {
     streams: Vec<TcpStream>,
     asked: u64,
-    request: Vec<u8>,
+    /// What to send on each connection.
+    requests: Vec<Vec<u8>>,
     buffer: Vec<u8>,
 }
 
@@ -107,13 +109,18 @@ pub fn binary_before() -> Option<PathBuf> {
     std::env::var_os("TOLLGATE_BENCH_BEFORE").map(PathBuf::from)
 }
 
-/// A published peer, installed beside our own builds if it is not. What its build needs beyond Rust is the caller's to say.
-pub fn published(name: &str, needs: &str) -> PathBuf {
+/// A published peer, installed beside our own builds if it is not.
+///
+/// # Panics
+/// When it is not installed and a program that its build needs is missing; `how` says where to get that.
+pub fn published(name: &str, needs: &str, how: &str) -> PathBuf {
     let root = target_dir().join("peers");
     let binary = root.join("bin").join(name);
     if !binary.exists() {
+        let is_there = Command::new(needs).arg("--version").stdout(Stdio::null()).status().is_ok();
+        assert!(is_there, "{name} is to be installed, and its build needs {needs}: {how}");
+        println!("{name} is being installed");
         let root = root.to_str().expect("a path in Unicode");
-        println!("{name} is being installed; its build needs {needs}");
         cargo(&["install", "--locked", "--root", root, name]);
     }
     binary
@@ -141,7 +148,7 @@ impl Load {
             stream
         };
         let streams = (0..connections).map(connect).collect();
-        Load { streams, asked, request: Vec::new(), buffer: vec![0; 1 << 16] }
+        Load { streams, asked, requests: vec![Vec::new(); connections], buffer: vec![0; 1 << 16] }
     }
 
     /// How many were asked.
@@ -153,13 +160,15 @@ impl Load {
     pub fn run(&mut self, questions: &mut Questions, depth: usize, count: usize) -> usize {
         let mut answered = 0;
         while answered < count {
-            for stream in &mut self.streams {
-                self.request.clear();
+            for request in &mut self.requests {
+                request.clear();
                 for _ in 0..depth {
-                    (questions.write)(self.asked, &mut self.request);
+                    (questions.write)(self.asked, request);
                     self.asked += 1;
                 }
-                stream.write_all(&self.request).expect("the server reads");
+            }
+            for (stream, request) in self.streams.iter_mut().zip(&self.requests) {
+                stream.write_all(request).expect("the server reads");
             }
             for stream in &mut self.streams {
                 match questions.protocol {

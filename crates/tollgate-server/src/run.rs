@@ -246,7 +246,7 @@ fn serve_resp(
 ) -> impl Future<Output = ()> + Send + use<> {
     let (limiter, options, explicit) = (doors.limiter.clone(), doors.resp.clone(), explicit.clone());
     accept(listener, gate, closing, move |stream, closing: Closing| {
-        let stream = UntilClosing::new(stream, closing.begun());
+        let stream = UntilClosing::new(stream, Box::pin(closing.begun()));
         let serving = resp::serve(stream, limiter.clone(), options.clone(), explicit.clone());
         async move {
             if let Err(error) = serving.await {

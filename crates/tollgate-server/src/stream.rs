@@ -6,6 +6,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use bytes::BytesMut;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::Sleep;
@@ -70,24 +71,24 @@ impl AsyncWrite for Stream {
 
 /// A connection on which nothing more is heard once the doors close: what has arrived is still read and answered, then it ends
 /// as if the client had said that it is done. So a protocol needs no notion of its own of a shutdown.
-pub(crate) struct UntilClosing<S> {
+pub(crate) struct UntilClosing<S, F> {
     stream: S,
-    closing: Pin<Box<dyn Future<Output = ()> + Send>>,
+    closing: F,
     is_closing: bool,
 }
 
-impl<S> UntilClosing<S> {
-    pub(crate) fn new(stream: S, closing: impl Future<Output = ()> + Send + 'static) -> UntilClosing<S> {
-        UntilClosing { stream, closing: Box::pin(closing), is_closing: false }
+impl<S, F: Future<Output = ()> + Unpin> UntilClosing<S, F> {
+    pub(crate) fn new(stream: S, closing: F) -> UntilClosing<S, F> {
+        UntilClosing { stream, closing, is_closing: false }
     }
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for UntilClosing<S> {
+impl<S: AsyncRead + Unpin, F: Future<Output = ()> + Unpin> AsyncRead for UntilClosing<S, F> {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
         let read = Pin::new(&mut this.stream).poll_read(cx, buf);
         if read.is_pending() {
-            this.is_closing = this.is_closing || this.closing.as_mut().poll(cx).is_ready();
+            this.is_closing = this.is_closing || Pin::new(&mut this.closing).poll(cx).is_ready();
             if this.is_closing {
                 return Poll::Ready(Ok(()));
             }
@@ -96,7 +97,44 @@ impl<S: AsyncRead + Unpin> AsyncRead for UntilClosing<S> {
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for UntilClosing<S> {
+impl<S: AsyncWrite + Unpin, F: Unpin> AsyncWrite for UntilClosing<S, F> {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(cx, buf)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}
+
+/// A connection of which something was read already: that comes first.
+pub(crate) struct Begun<S> {
+    read: BytesMut,
+    stream: S,
+}
+
+impl<S> Begun<S> {
+    pub(crate) fn new(read: BytesMut, stream: S) -> Begun<S> {
+        Begun { read, stream }
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Begun<S> {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        if self.read.is_empty() {
+            return Pin::new(&mut self.stream).poll_read(cx, buf);
+        }
+        let some = self.read.len().min(buf.remaining());
+        buf.put_slice(&self.read.split_to(some));
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Begun<S> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         Pin::new(&mut self.stream).poll_write(cx, buf)
     }
@@ -167,7 +205,7 @@ mod tests {
     async fn what_arrived_before_the_closing_is_read_and_then_it_ends() {
         let (mut client, server) = tokio::io::duplex(64);
         let (close, closing) = oneshot::channel::<()>();
-        let mut server = UntilClosing::new(server, async move { drop(closing.await) });
+        let mut server = UntilClosing::new(server, Box::pin(async move { drop(closing.await) }));
         client.write_all(b"PING").await.unwrap();
         close.send(()).unwrap();
         let mut heard = String::new();

@@ -98,9 +98,10 @@ impl Serving {
     pub(crate) fn send(&self, request: impl AsRef<[u8]>) -> String {
         let mut stream = TcpStream::connect(&self.http).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        stream.write_all(request.as_ref()).unwrap();
+        // A door that refuses does not read to the end; what it said is heard all the same.
+        let _ = stream.write_all(request.as_ref());
         let mut answer = Vec::new();
-        stream.read_to_end(&mut answer).unwrap();
+        let _ = stream.read_to_end(&mut answer);
         String::from_utf8_lossy(&answer).into_owned()
     }
 

@@ -7,8 +7,10 @@ pub(crate) mod answer;
 pub(crate) mod connection;
 mod known_policies;
 pub(crate) mod question;
+mod usual;
 
 use std::net::IpAddr;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -25,6 +27,7 @@ use self::connection::{problem, read_body, refused_method};
 use self::known_policies::KnownPolicies;
 use self::question::{Explicit, Question, QuestionError};
 use crate::openapi;
+use crate::stream::Begun;
 
 /// A key of 64 KiB, escaped at its worst, and the rest.
 const BODY_BYTES_MAX: usize = 512 * 1024;
@@ -60,19 +63,22 @@ impl HttpDoor {
     /// Serves one connection until the client leaves.
     pub(crate) async fn serve<S>(
         self: Arc<Self>,
-        stream: S,
+        mut stream: S,
         idle: Duration,
         shutdown: impl Future<Output = ()>,
-    ) -> Result<(), hyper::Error>
+    ) -> Result<(), Box<dyn std::error::Error + Send + Sync>>
     where
         S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin,
     {
-        connection::serve(stream, idle, shutdown, move |request| {
+        let mut shutdown = pin!(shutdown);
+        let Some(begun) = usual::serve(&self, &mut stream, idle, shutdown.as_mut()).await? else { return Ok(()) };
+        let serving = connection::serve(Begun::new(begun, stream), idle, shutdown, move |request| {
             let door = self.clone();
             // On the heap once, instead of being moved from hand to hand until it gets there.
             Box::pin(async move { door.answer(request).await })
-        })
-        .await
+        });
+        // A large future, for which a connection that stays with the usual needs no room.
+        Ok(Box::pin(serving).await?)
     }
 
     /// Answers one request.
@@ -82,7 +88,10 @@ impl HttpDoor {
         B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
     {
         match (request.method(), request.uri().path()) {
-            (&Method::POST, "/v1/check") => self.check(request).await,
+            (&Method::POST, "/v1/check") => match read_body(request.into_body(), BODY_BYTES_MAX).await {
+                Ok(body) => self.check(&body).await,
+                Err(refusal) => refusal,
+            },
             (_, "/v1/check") => refused_method("POST"),
             (&Method::GET | &Method::HEAD, "/openapi.json") => openapi::document_response(),
             (&Method::GET | &Method::HEAD, "/docs") => openapi::page_response(),
@@ -91,16 +100,9 @@ impl HttpDoor {
         }
     }
 
-    async fn check<B>(&self, request: Request<B>) -> Response<Bytes>
-    where
-        B: Body<Data = Bytes>,
-        B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
-    {
-        let body = match read_body(request.into_body(), BODY_BYTES_MAX).await {
-            Ok(body) => body,
-            Err(refusal) => return refusal,
-        };
-        match Question::read(&body) {
+    /// Answers the body of a question.
+    async fn check(&self, body: &[u8]) -> Response<Bytes> {
+        match Question::read(body) {
             Ok(Question::Explicit(explicit)) => {
                 self.check_explicit(&explicit).await.unwrap_or_else(|error| refused(&error))
             }

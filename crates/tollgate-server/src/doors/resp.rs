@@ -18,23 +18,19 @@ mod frame;
 pub mod fuzz;
 mod reply;
 
-use std::future::poll_fn;
-use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::task::Poll;
 use std::time::Duration;
 
 use bytes::{Buf, BytesMut};
 use subtle::ConstantTimeEq;
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
-use tokio::time::{Instant, Sleep};
-use tollgate::{Check, CheckOptions, DecisionCounts, Demand, Limiter, OnFailure};
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
+use tollgate::{Check, CheckOptions, Decision, DecisionCounts, Demand, Limiter, OnFailure, Unavailable};
 
 use self::command::{Command, LimitMemo, Session, Words, tell, understand};
 use self::frame::{Args, parse};
 use self::reply::{Protocol, Replies};
-use super::within;
+use super::{Patience, others_heard, within};
 
 /// Commands decided together. Larger pipelines are answered in several writes.
 const BATCH_COMMANDS_MAX: usize = 512;
@@ -52,7 +48,7 @@ const KEPT_BYTES_MAX: usize = 64 * 1024;
 pub struct RespOptions {
     /// The password that AUTH must give; without one, everybody may ask.
     pub password: Option<String>,
-    /// A connection that is silent for longer is closed, at the latest after twice as long.
+    /// A connection that is silent for longer is closed.
     pub idle: Duration,
 }
 
@@ -92,8 +88,6 @@ struct Connection<S> {
     replies: Replies,
     /// Reused from batch to batch.
     args: Args,
-    /// Whether anything was heard since the timer of [`Connection::hear`] was set.
-    heard: bool,
 }
 
 /// What is remembered of a client between commands.
@@ -119,56 +113,22 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
             is_authenticated: options.password.is_none(),
             memo: LimitMemo::default(),
         };
-        Connection {
-            stream,
-            limiter,
-            options,
-            explicit,
-            client,
-            replies: Replies::default(),
-            args: Args::default(),
-            heard: false,
-        }
+        Connection { stream, limiter, options, explicit, client, replies: Replies::default(), args: Args::default() }
     }
 
     async fn run(mut self) -> std::io::Result<()> {
         let mut buffer = BytesMut::with_capacity(READ_BYTES);
-        let mut silence = pin!(tokio::time::sleep(self.options.idle));
+        let mut patience = Patience::new(self.options.idle);
         loop {
             if buffer.is_empty() && buffer.capacity() > KEPT_BYTES_MAX {
                 buffer = BytesMut::with_capacity(READ_BYTES);
             }
             buffer.reserve(READ_BYTES);
-            if !self.hear(&mut buffer, silence.as_mut()).await? {
+            if !patience.hear(&mut self.stream, &mut buffer).await? {
                 return Ok(());
             }
             if self.answer(&mut buffer).await? == Next::Close {
                 return self.stream.shutdown().await;
-            }
-        }
-    }
-
-    /// Reads what has come. False when the client has left or is silent for too long.
-    ///
-    /// One timer lives as long as the connection and is only set again when it rings, because setting one for each read would
-    /// cost as much as the check itself. When it rings and something was heard since, it is set again.
-    async fn hear(&mut self, buffer: &mut BytesMut, mut silence: Pin<&mut Sleep>) -> std::io::Result<bool> {
-        loop {
-            let mut reading = pin!(self.stream.read_buf(buffer));
-            let read = poll_fn(|cx| match reading.as_mut().poll(cx) {
-                Poll::Ready(read) => Poll::Ready(Some(read)),
-                Poll::Pending => silence.as_mut().poll(cx).map(|()| None),
-            });
-            match read.await {
-                Some(read) => {
-                    self.heard = true;
-                    return Ok(read? > 0);
-                }
-                None if !self.heard => return Ok(false),
-                None => {
-                    self.heard = false;
-                    silence.as_mut().reset(Instant::now() + self.options.idle);
-                }
             }
         }
     }
@@ -179,8 +139,11 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
             let (consumed, next) = self.batch(buffer).await;
             buffer.advance(consumed);
             if self.replies.len() > 0 {
+                others_heard().await;
                 let written = within(self.options.idle, self.stream.write_all(self.replies.as_bytes()));
                 written.await.map_err(|_| std::io::ErrorKind::TimedOut)??;
+                // What encrypts may still hold some of it back.
+                self.stream.flush().await?;
                 self.replies.clear();
             }
             if consumed == 0 || buffer.is_empty() || next == Next::Close {
@@ -203,22 +166,28 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
         let mut pending: Vec<(Demand<'_>, Words)> = Vec::with_capacity(guess);
         let mut at = 0;
         for _ in 0..BATCH_COMMANDS_MAX {
-            match parse(&buffer[at..], args) {
+            let frame = &buffer[at..];
+            match parse(frame, args) {
                 Ok(None) => break,
-                Ok(Some(consumed)) => {
-                    let frame = &buffer[at..];
-                    at += consumed;
-                    if self.take(frame, args, &mut pending).await == Next::Close {
+                Ok(Some(consumed)) => at += consumed,
+                Err(error) => {
+                    self.decide(&mut pending).await;
+                    self.replies.error(&format!("ERR Protocol error: {error}"));
+                    return (at, Next::Close);
+                }
+            }
+            match understand(frame, args, &mut self.client.memo) {
+                // Put aside, to be decided with its neighbours.
+                Ok(Command::Check { demand, words }) if self.client.is_authenticated => pending.push((demand, words)),
+                Ok(Command::Nothing) => {}
+                other => {
+                    self.decide(&mut pending).await;
+                    if self.other(other).await == Next::Close {
                         return (at, Next::Close);
                     }
                     if self.replies.len() > REPLY_BYTES_MAX {
                         break;
                     }
-                }
-                Err(error) => {
-                    self.decide(&mut pending).await;
-                    self.replies.error(&format!("ERR Protocol error: {error}"));
-                    return (at, Next::Close);
                 }
             }
         }
@@ -226,19 +195,10 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
         (at, Next::Read)
     }
 
-    /// Puts a check aside to be decided with its neighbours; answers anything else in its turn.
-    async fn take<'b>(&mut self, frame: &'b [u8], args: &Args, pending: &mut Vec<(Demand<'b>, Words)>) -> Next {
-        let understood = understand(frame, args, &mut self.client.memo);
+    /// Answers what is no check, or may not be one, in its turn.
+    async fn other(&mut self, command: Result<Command<'_>, String>) -> Next {
         let is_open = self.client.is_authenticated;
-        match understood {
-            Ok(Command::Check { demand, words }) if is_open => {
-                pending.push((demand, words));
-                return Next::Read;
-            }
-            Ok(Command::Nothing) => return Next::Read,
-            _ => self.decide(pending).await,
-        }
-        match understood {
+        match command {
             Ok(Command::Session(Session::Quit)) => {
                 self.replies.simple("OK");
                 return Next::Close;
@@ -256,20 +216,30 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
     }
 
     async fn decide(&mut self, pending: &mut Vec<(Demand<'_>, Words)>) {
-        if pending.is_empty() {
-            return;
-        }
-        let checks: Vec<Check<'_>> = pending.iter().map(|(demand, _)| Check::one(demand)).collect();
         let options = CheckOptions { on_failure: Some(OnFailure::Local), ..CheckOptions::default() };
-        let answers = self.limiter.check_batch(&checks, options).await;
-        for ((demand, words), answer) in pending.iter().zip(answers) {
-            self.explicit.count_answer(&answer);
-            match answer {
-                Ok(decision) => tell(&decision, demand, *words, &mut self.replies),
-                Err(unavailable) => self.replies.error(&format!("UNAVAILABLE {unavailable}")),
+        match &pending[..] {
+            [] => return,
+            // Without the lists that a batch needs.
+            [(demand, words)] => {
+                let answer = self.limiter.check_with(&Check::one(demand), options).await;
+                self.tell(demand, *words, &answer);
+            }
+            _ => {
+                let checks: Vec<Check<'_>> = pending.iter().map(|(demand, _)| Check::one(demand)).collect();
+                let answers = self.limiter.check_batch(&checks, options).await;
+                let told = pending.iter().zip(&answers);
+                told.for_each(|((demand, words), answer)| self.tell(demand, *words, answer));
             }
         }
         pending.clear();
+    }
+
+    fn tell(&mut self, demand: &Demand<'_>, words: Words, answer: &Result<Decision, Unavailable>) {
+        self.explicit.count_answer(answer);
+        match answer {
+            Ok(decision) => tell(decision, demand, words, &mut self.replies),
+            Err(unavailable) => self.replies.error(&format!("UNAVAILABLE {unavailable}")),
+        }
     }
 
     fn session(&mut self, session: Session<'_>) {

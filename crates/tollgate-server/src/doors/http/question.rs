@@ -27,9 +27,9 @@ use crate::openapi::patterns::{self, HEADERS_MAX};
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Body<'b> {
-    #[serde(borrow, default, deserialize_with = "present")]
+    #[serde(borrow, default, deserialize_with = "present_text")]
     key: Option<Cow<'b, str>>,
-    #[serde(borrow, default, deserialize_with = "present")]
+    #[serde(borrow, default, deserialize_with = "present_text")]
     limit: Option<Cow<'b, str>>,
     #[serde(default, deserialize_with = "present")]
     cost: Option<Whole>,
@@ -88,6 +88,13 @@ struct Described<'b> {
 /// A value that is there, and not null.
 fn present<'de, D: Deserializer<'de>, T: Deserialize<'de>>(deserializer: D) -> Result<Option<T>, D::Error> {
     T::deserialize(deserializer).map(Some)
+}
+
+/// Text that is there, borrowed from the body if nothing in it is escaped. By itself a `Cow` would be a copy.
+fn present_text<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Cow<'de, str>>, D::Error> {
+    #[derive(Deserialize)]
+    struct Text<'b>(#[serde(borrow)] Cow<'b, str>);
+    Text::deserialize(deserializer).map(|Text(text)| Some(text))
 }
 
 /// A JSON object and nothing else; by itself a struct would also be read from an array of its fields.

@@ -63,9 +63,39 @@ pub(crate) enum Session<'b> {
 pub(crate) struct LimitMemo {
     text: Vec<u8>,
     limit: Option<Limit>,
+    throttle: Option<(Throttle, Limit)>,
+}
+
+/// The numbers of `CL.THROTTLE` that make its limit.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Throttle {
+    max_burst: u32,
+    count: u32,
+    period_s: u32,
+}
+
+impl Throttle {
+    fn limit(self) -> Result<Limit, String> {
+        let limit = Limit::new(self.count.into(), Duration::from_secs(self.period_s.into()));
+        limit
+            .and_then(|limit| limit.with_algorithm(Algorithm::TokenBucket))
+            .and_then(|limit| limit.with_burst(u64::from(self.max_burst) + 1))
+            .map_err(|error| format!("ERR {THROTTLE_USAGE}: {error}"))
+    }
 }
 
 impl LimitMemo {
+    fn throttle(&mut self, numbers: Throttle) -> Result<Limit, String> {
+        match self.throttle {
+            Some((known, limit)) if known == numbers => Ok(limit),
+            _ => {
+                let limit = numbers.limit()?;
+                self.throttle = Some((numbers, limit));
+                Ok(limit)
+            }
+        }
+    }
+
     fn read(&mut self, text: &[u8]) -> Result<Limit, String> {
         if let Some(limit) = self.limit.filter(|_| self.text == text) {
             return Ok(limit);
@@ -96,7 +126,7 @@ pub(crate) fn understand<'b>(buffer: &'b [u8], args: &Args, memo: &mut LimitMemo
         return Ok(Command::Check { demand, words: Words::Tollgate });
     }
     if is("CL.THROTTLE") {
-        return throttle(buffer, args);
+        return throttle(buffer, args, memo);
     }
     if is("TOLLGATE.PEEK") {
         let (Some(key), Some(limit), 3) = (arg(1), arg(2), args.len()) else {
@@ -126,27 +156,28 @@ fn explicit(key: &[u8], limit: Limit) -> Result<Demand<'_>, String> {
     Ok(Demand::new(limit, key))
 }
 
-fn throttle<'b>(buffer: &'b [u8], args: &Args) -> Result<Command<'b>, String> {
+fn throttle<'b>(buffer: &'b [u8], args: &Args, memo: &mut LimitMemo) -> Result<Command<'b>, String> {
     let arg = |index| args.get(buffer, index);
     let (Some(key), Some(max_burst), Some(count), Some(period), 5..=6) = (arg(1), arg(2), arg(3), arg(4), args.len())
     else {
         return Err(usage(THROTTLE_USAGE));
     };
-    let max_burst = u64::from(number(max_burst, "max_burst")?);
-    let count = u64::from(number(count, "count")?);
-    let period = u64::from(number(period, "period")?);
+    let max_burst = number(max_burst, "max_burst")?;
+    let count = number(count, "count")?;
+    let period_s = number(period, "period")?;
     let quantity = arg(5).map_or(Ok(1), |quantity| number(quantity, "quantity"))?;
-    let limit = Limit::new(count, Duration::from_secs(period))
-        .and_then(|limit| limit.with_algorithm(Algorithm::TokenBucket))
-        .and_then(|limit| limit.with_burst(max_burst + 1))
-        .map_err(|error| format!("ERR {THROTTLE_USAGE}: {error}"))?;
+    let limit = memo.throttle(Throttle { max_burst, count, period_s })?;
     let key = Key::scoped(key, Scope::Throttle).map_err(|error| format!("ERR {error}"))?;
     Ok(Command::Check { demand: Demand::new(limit, key).cost(quantity), words: Words::Throttle })
 }
 
 fn number(text: &[u8], what: &str) -> Result<u32, String> {
-    let digits = !text.is_empty() && text.len() <= 10 && text.iter().all(u8::is_ascii_digit);
-    let value = std::str::from_utf8(text).ok().filter(|_| digits).and_then(|text| text.parse().ok());
+    let digit = |value: u64, byte: &u8| byte.is_ascii_digit().then(|| value * 10 + u64::from(byte - b'0'));
+    let value = match text.len() {
+        // Ten digits fit by far.
+        1..=10 => text.iter().try_fold(0, digit).and_then(|value| u32::try_from(value).ok()),
+        _ => None,
+    };
     value.ok_or_else(|| format!("ERR {what} is a whole number from 0 to {}", u32::MAX))
 }
 

@@ -94,8 +94,25 @@ fn parse_array(buffer: &[u8], args: &mut Args) -> Result<Option<usize>, FrameErr
     Ok(Some(at))
 }
 
-/// A type byte, digits, CR LF: the number and where the next byte is.
+/// A type byte, digits, CR LF: the number and where the next byte is. Nearly every number has one digit or two.
+#[inline(always)]
 fn length_line(buffer: &[u8], at: usize, max: usize, error: FrameError) -> Result<Option<(usize, usize)>, FrameError> {
+    let (value, after) = match &buffer[at..] {
+        [_, ones @ b'0'..=b'9', b'\r', b'\n', ..] => (usize::from(ones - b'0'), at + 4),
+        [_, tens @ b'0'..=b'9', ones @ b'0'..=b'9', b'\r', b'\n', ..] => {
+            (usize::from(tens - b'0') * 10 + usize::from(ones - b'0'), at + 5)
+        }
+        _ => return long_length_line(buffer, at, max, error),
+    };
+    if value > max { Err(error) } else { Ok(Some((value, after))) }
+}
+
+fn long_length_line(
+    buffer: &[u8],
+    at: usize,
+    max: usize,
+    error: FrameError,
+) -> Result<Option<(usize, usize)>, FrameError> {
     let mut value = 0;
     let mut position = at + 1;
     loop {

@@ -74,26 +74,63 @@ impl Replies {
 
     /// Five numbers, the shape of every verdict. Put together aside and added in one piece: this is the hot path of the door.
     pub(crate) fn verdict(&mut self, numbers: [i64; 5]) {
-        // "*5\r\n", and five times ':', a sign, nineteen digits and "\r\n".
-        let mut verdict = [0; 4 + 5 * 23];
-        verdict[..4].copy_from_slice(b"*5\r\n");
-        let mut end = 4;
-        for number in numbers {
-            let mut digits = itoa::Buffer::new();
-            let digits = digits.format(number).as_bytes();
-            let after = end + 1 + digits.len();
-            verdict[end] = b':';
-            verdict[end + 1..after].copy_from_slice(digits);
-            verdict[after..after + 2].copy_from_slice(b"\r\n");
-            end = after + 2;
+        let mut verdict = Backwards { text: [0; VERDICT_BYTES_MAX], start: VERDICT_BYTES_MAX };
+        for number in numbers.into_iter().rev() {
+            verdict.put(b"\r\n");
+            verdict.number(number);
+            verdict.put(b":");
         }
-        self.bytes.extend_from_slice(&verdict[..end]);
+        verdict.put(b"*5\r\n");
+        self.bytes.extend_from_slice(&verdict.text[verdict.start..]);
     }
 
     fn line(&mut self, kind: u8, text: &[u8]) {
         self.bytes.push(kind);
         self.bytes.extend_from_slice(text);
         self.bytes.extend_from_slice(b"\r\n");
+    }
+}
+
+/// "*5\r\n", and five times ':', a sign, nineteen digits and "\r\n".
+const VERDICT_BYTES_MAX: usize = 4 + 5 * 23;
+
+/// "00" to "99".
+const PAIRS: [[u8; 2]; 100] = {
+    let mut pairs = [[b'0'; 2]; 100];
+    let mut n = 0;
+    while n < 100 {
+        pairs[n] = [b'0' + (n / 10) as u8, b'0' + (n % 10) as u8];
+        n += 1;
+    }
+    pairs
+};
+
+/// A verdict being written from its end, because the last digits of a number are the ones that are found first.
+struct Backwards {
+    text: [u8; VERDICT_BYTES_MAX],
+    start: usize,
+}
+
+impl Backwards {
+    #[inline(always)]
+    fn put<const N: usize>(&mut self, bytes: &[u8; N]) {
+        self.start -= N;
+        self.text[self.start..self.start + N].copy_from_slice(bytes);
+    }
+
+    fn number(&mut self, number: i64) {
+        let mut rest = number.unsigned_abs();
+        while rest >= 100 {
+            self.put(&PAIRS[(rest % 100) as usize]);
+            rest /= 100;
+        }
+        match rest {
+            0..=9 => self.put(&[b'0' + rest as u8]),
+            _ => self.put(&PAIRS[rest as usize]),
+        }
+        if number < 0 {
+            self.put(b"-");
+        }
     }
 }
 
@@ -111,6 +148,7 @@ mod tests {
         replies.map(1);
         replies.verdict([1, 10, 9, 0, -1]);
         replies.verdict([i64::MIN; 5]);
+        replies.verdict([i64::MAX, 99, 100, 1_005, 120_030]);
         replies.protocol = Protocol::Resp3;
         replies.null();
         replies.map(2);
@@ -118,6 +156,7 @@ mod tests {
             "+OK\r\n-ERR two  lines\r\n$4\r\na\r\nb\r\n$-1\r\n*2\r\n*5\r\n:1\r\n:10\r\n:9\r\n:0\r\n:-1\r\n*5\r\n"
                 .to_owned()
                 + &format!(":{}\r\n", i64::MIN).repeat(5)
+                + &format!("*5\r\n:{}\r\n:99\r\n:100\r\n:1005\r\n:120030\r\n", i64::MAX)
                 + "_\r\n%2\r\n";
         assert_eq!(String::from_utf8_lossy(replies.as_bytes()), expected);
     }

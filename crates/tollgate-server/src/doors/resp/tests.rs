@@ -1,7 +1,9 @@
 //! Transcripts: bytes in, bytes out, on a clock that stands still.
 
-use super::*;
+use tokio::io::AsyncReadExt;
 use tollgate::{ManualClock, MemoryStore, Timestamp};
+
+use super::*;
 
 const START: Timestamp = Timestamp::from_micros(1_700_000_000_000_000);
 
@@ -234,4 +236,21 @@ async fn a_password_stands_before_everything_but_the_introduction() {
 async fn a_silent_client_is_let_go() {
     let door = door(RespOptions { idle: Duration::from_secs(5), ..RespOptions::default() });
     assert!(door.ends().await);
+}
+
+#[tokio::test]
+async fn a_limit_that_was_read_before_is_used_only_for_the_same_numbers() {
+    let mut door = door(RespOptions::default());
+    for (words, verdict) in [
+        ("CL.THROTTLE a 4 10 60", ":0 :5 :4 :-1 :6"),
+        ("CL.THROTTLE b 4 10 60", ":0 :5 :4 :-1 :6"),
+        ("CL.THROTTLE c 2 10 60", ":0 :3 :2 :-1 :6"),
+        ("CL.THROTTLE d 2 20 60", ":0 :3 :2 :-1 :3"),
+        ("CL.THROTTLE e 2 20 120", ":0 :3 :2 :-1 :6"),
+        ("TOLLGATE.CHECK a 10/min", ":1 :10 :9 :0 :60000"),
+        ("TOLLGATE.CHECK a 9/min", ":1 :9 :7 :0 :60000"),
+    ] {
+        let expected = format!("*5\r\n{}\r\n", verdict.replace(' ', "\r\n"));
+        door.say(format!("{words}\r\n").as_bytes(), &expected).await;
+    }
 }

@@ -1,0 +1,153 @@
+use std::future::pending;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
+use tokio::sync::oneshot;
+use tollgate::{Limiter, ManualClock, Timestamp};
+
+use super::*;
+
+const GOOD: &str = r#"{"key":"user:42","limit":"10/min"}"#;
+
+fn post(headers: &str, body: &str) -> String {
+    format!("POST /v1/check HTTP/1.1\r\nhost: x\r\n{headers}content-length: {}\r\n\r\n{body}", body.len())
+}
+
+/// A connection to a door of its own, whose clock stands still.
+fn connect(closing: impl Future<Output = ()> + Send + 'static, idle: Duration) -> DuplexStream {
+    let clock = Arc::new(ManualClock::new(Timestamp::from_micros(1_700_000_000_000_000)));
+    let door = Arc::new(HttpDoor::new(Limiter::builder().clock(clock).build()));
+    let (client, server) = tokio::io::duplex(1 << 20);
+    tokio::spawn(async move { drop(door.serve(server, idle, closing).await) });
+    client
+}
+
+/// What is answered to these pieces, each sent when the one before was taken, and then nothing more. Without dates.
+async fn answers(pieces: &[&str]) -> String {
+    let mut client = connect(pending(), Duration::from_secs(60));
+    for piece in pieces {
+        client.write_all(piece.as_bytes()).await.unwrap();
+        for _ in 0..10 {
+            tokio::task::yield_now().await;
+        }
+    }
+    client.shutdown().await.unwrap();
+    let mut said = String::new();
+    client.read_to_string(&mut said).await.unwrap();
+    let (dates, lines): (Vec<&str>, Vec<&str>) = said.split("\r\n").partition(|line| line.starts_with("date: "));
+    assert!(dates.iter().all(|date| date.ends_with(" GMT")), "{dates:?}");
+    assert_eq!(dates.len(), said.matches("HTTP/1.1 ").count(), "every answer has a date: {said}");
+    lines.join("\r\n")
+}
+
+#[tokio::test]
+async fn both_ways_give_the_same_answer() {
+    for (body, status) in [
+        (GOOD, "200 OK"),
+        (r#"{"key":"a","limit":"1/h","cost":2}"#, "429 Too Many Requests"),
+        (r#"{"checks":[{"key":"a","limit":"1/s"},{"key":"a","limit":"9/day"}]}"#, "200 OK"),
+        (r#"{"request":{"method":"GET","path":"/","peer":"::1"}}"#, "400 Bad Request"),
+        ("nonsense", "400 Bad Request"),
+        ("", "400 Bad Request"),
+    ] {
+        let usual_way = answers(&[&post("", body)]).await;
+        assert!(usual_way.starts_with(&format!("HTTP/1.1 {status}\r\n")), "{usual_way}");
+        // The length said twice is harmless, and not usual.
+        let twice = format!("content-length: {}\r\n", body.len());
+        assert_eq!(usual_way, answers(&[&post(&twice, body)]).await);
+    }
+}
+
+#[tokio::test]
+async fn wherever_a_request_is_cut_its_answer_is_the_same() {
+    let request = post("user-agent: test\r\n", GOOD);
+    let whole = answers(&[&request]).await;
+    for (at, _) in request.char_indices().skip(1) {
+        let (one, other) = request.split_at(at);
+        assert_eq!(answers(&[one, other]).await, whole, "cut at {at}");
+    }
+}
+
+#[tokio::test]
+async fn whatever_comes_together_is_answered_in_order() {
+    let ask = post("", GOOD);
+    let other = "GET /v1/check HTTP/1.1\r\nhost: x\r\n\r\n";
+    let said = answers(&[&format!("{ask}{ask}{other}{ask}")]).await;
+    let statuses: Vec<&str> =
+        said.split("\r\n").filter_map(|line| line.rsplit_once("HTTP/1.1 ")).map(|(_, status)| &status[..3]).collect();
+    assert_eq!(statuses, ["200", "200", "405", "200"]);
+    let remaining: Vec<&str> = said.split("\"remaining\":").skip(1).map(|rest| &rest[..1]).collect();
+    assert_eq!(remaining, ["9", "8", "7"], "{said}");
+}
+
+#[test]
+fn only_what_needs_no_judgement_is_usual() {
+    let usual_ones = [
+        post("", GOOD),
+        post("", ""),
+        post("Connection: Keep-Alive\r\nX-Other: yes\r\n", GOOD),
+        post("", GOOD).replace("content-length", "CONTENT-Length"),
+        post("", GOOD) + "what follows",
+    ];
+    for request in usual_ones {
+        let body = usual(request.as_bytes()).unwrap_or_else(|| panic!("{request}"));
+        assert_eq!(body.start, request.find("\r\n\r\n").unwrap() + 4);
+        assert!(["", GOOD].contains(&&request[body]), "{request}");
+    }
+    let good = post("", GOOD);
+    for request in [
+        good[..good.len() - 1].to_owned(),
+        good[..40].to_owned(),
+        good.replace("POST", "PUT"),
+        good.replace("/v1/check", "/v1/check?x"),
+        good.replace("/v1/check", "http://x/v1/check"),
+        good.replace("HTTP/1.1", "HTTP/1.0"),
+        good.replace("content-length", "x-length"),
+        good.replace("content-length: 34", "content-length: +34"),
+        good.replace("content-length: 34", "content-length: 0x22"),
+        good.replace("content-length: 34", "content-length: 34, 34"),
+        good.replace("content-length: 34", "content-length: 00000000000000000000034"),
+        good.replace("content-length: 34", "content-length:"),
+        good.replace("content-length:", "content-length :"),
+        post("content-length: 34\r\n", GOOD),
+        post("content-length: 33\r\n", GOOD),
+        post("transfer-encoding: chunked\r\n", GOOD),
+        post("Transfer-Encoding: identity\r\n", GOOD),
+        post("connection: close\r\n", GOOD),
+        post("connection: keep-alive, upgrade\r\n", GOOD),
+        post("upgrade: h2c\r\n", GOOD),
+        post("expect: 100-continue\r\n", GOOD),
+        post(" folded: line\r\n", GOOD),
+        post("no colon\r\n", GOOD),
+        post(&"x: y\r\n".repeat(HEADERS_MAX), GOOD),
+        "nonsense\r\n\r\n".to_owned(),
+        String::new(),
+    ] {
+        assert_eq!(usual(request.as_bytes()), None, "{request}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_silent_connection_ends_and_so_does_one_when_the_doors_close() {
+    let mut heard = [0; 9];
+    let mut client = connect(pending(), Duration::from_secs(60));
+    client.write_all(post("", GOOD).as_bytes()).await.unwrap();
+    client.read_exact(&mut heard).await.unwrap();
+    let mut rest = String::new();
+    tokio::time::sleep(Duration::from_secs(50)).await;
+    client.write_all(post("", GOOD).as_bytes()).await.unwrap();
+    let asked = tokio::time::Instant::now();
+    client.read_to_string(&mut rest).await.unwrap();
+    assert!(rest.contains("\"remaining\":8"), "{rest}");
+    assert_eq!(asked.elapsed().as_secs(), 60, "silence ends it, from the last question on");
+
+    let (close, closing) = oneshot::channel::<()>();
+    let mut client = connect(async move { drop(closing.await) }, Duration::from_secs(60));
+    client.write_all(post("", GOOD).as_bytes()).await.unwrap();
+    client.read_exact(&mut heard).await.unwrap();
+    close.send(()).unwrap();
+    let ended = tokio::time::timeout(Duration::from_secs(59), client.read_to_string(&mut rest)).await;
+    ended.expect("the closing ends it").unwrap();
+    assert_eq!(&heard, b"HTTP/1.1 ");
+}
