@@ -85,13 +85,12 @@ fn usual(buffer: &[u8]) -> Option<Range<usize>> {
     let mut length = None;
     for header in request.headers {
         let is = |name: &str| header.name.eq_ignore_ascii_case(name);
+        let is_kept = || header.value.eq_ignore_ascii_case(b"keep-alive");
         if is("content-length") {
             if length.replace(plain_number(header.value)?).is_some() {
                 return None;
             }
-        } else if is("transfer-encoding") || is("expect") || is("upgrade") {
-            return None;
-        } else if is("connection") && !header.value.eq_ignore_ascii_case(b"keep-alive") {
+        } else if is("transfer-encoding") || is("expect") || is("upgrade") || is("connection") && !is_kept() {
             return None;
         }
     }
