@@ -4,12 +4,13 @@ pub mod http;
 pub mod resp;
 
 use std::future::poll_fn;
+use std::io;
 use std::pin::{Pin, pin};
 use std::task::Poll;
 use std::time::Duration;
 
 use bytes::BytesMut;
-use tokio::io::{AsyncRead, AsyncReadExt};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::time::error::Elapsed;
 use tokio::time::{Instant, Sleep};
 
@@ -22,13 +23,27 @@ pub(crate) async fn within<T>(limit: Duration, future: impl Future<Output = T>) 
     }
 }
 
-/// Waits until the other connections of this thread that are ready have been heard: whoever has something to write calls this first.
+/// Sends answers to a client that takes them in time, after the other connections of this thread that are ready have been heard.
 ///
 /// A write mostly wakes the client. Written one by one, between reading and deciding for others, answers wake a client for each
 /// of them, and it sleeps again before the next is there; written together they find it awake. This is worth a tenth of an
 /// answer as soon as there are two connections, and costs a lone one a look at who is ready.
-pub(crate) async fn others_heard() {
+pub(crate) async fn send<S>(stream: &mut S, answers: &[u8], limit: Duration) -> io::Result<()>
+where
+    S: AsyncWrite + Unpin,
+{
     tokio::task::yield_now().await;
+    let sending = async {
+        stream.write_all(answers).await?;
+        // What encrypts may still hold some of it back.
+        stream.flush().await
+    };
+    within(limit, sending).await.map_err(|_| io::ErrorKind::TimedOut)?
+}
+
+/// Tells a client that nothing more will come.
+pub(crate) async fn part<S: AsyncWrite + Unpin>(stream: &mut S, limit: Duration) -> io::Result<()> {
+    within(limit, stream.shutdown()).await.map_err(|_| io::ErrorKind::TimedOut)?
 }
 
 /// How long a door waits for a client to say something.
@@ -48,7 +63,7 @@ impl Patience {
     }
 
     /// Reads what has come. False when the client has left or was silent for too long.
-    pub(crate) async fn hear<S>(&mut self, stream: &mut S, buffer: &mut BytesMut) -> std::io::Result<bool>
+    pub(crate) async fn hear<S>(&mut self, stream: &mut S, buffer: &mut BytesMut) -> io::Result<bool>
     where
         S: AsyncRead + Unpin,
     {

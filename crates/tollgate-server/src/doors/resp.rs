@@ -24,13 +24,13 @@ use std::time::Duration;
 
 use bytes::{Buf, BytesMut};
 use subtle::ConstantTimeEq;
-use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tollgate::{Check, CheckOptions, Decision, DecisionCounts, Demand, Limiter, OnFailure, Unavailable};
 
 use self::command::{Command, LimitMemo, Session, Words, tell, understand};
 use self::frame::{Args, parse};
 use self::reply::{Protocol, Replies};
-use super::{Patience, others_heard, within};
+use super::{Patience, part, send};
 
 /// Commands decided together. Larger pipelines are answered in several writes.
 const BATCH_COMMANDS_MAX: usize = 512;
@@ -128,7 +128,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
                 return Ok(());
             }
             if self.answer(&mut buffer).await? == Next::Close {
-                return self.stream.shutdown().await;
+                return part(&mut self.stream, self.options.idle).await;
             }
         }
     }
@@ -139,11 +139,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
             let (consumed, next) = self.batch(buffer).await;
             buffer.advance(consumed);
             if self.replies.len() > 0 {
-                others_heard().await;
-                let written = within(self.options.idle, self.stream.write_all(self.replies.as_bytes()));
-                written.await.map_err(|_| std::io::ErrorKind::TimedOut)??;
-                // What encrypts may still hold some of it back.
-                self.stream.flush().await?;
+                send(&mut self.stream, self.replies.as_bytes(), self.options.idle).await?;
                 self.replies.clear();
             }
             if consumed == 0 || buffer.is_empty() || next == Next::Close {

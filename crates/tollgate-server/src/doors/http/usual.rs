@@ -25,10 +25,10 @@ use bytes::{Buf, Bytes, BytesMut};
 use http::Response;
 use http::header::CONTENT_LENGTH;
 use httpdate::HttpDate;
-use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::HttpDoor;
-use crate::doors::{Patience, others_heard, within};
+use crate::doors::{Patience, part, send};
 use crate::stream::UntilClosing;
 
 /// What is read at once; a longer request is not usual.
@@ -58,11 +58,7 @@ where
             buffer.advance(body.end);
         }
         if !answers.bytes.is_empty() {
-            others_heard().await;
-            let written = within(idle, stream.write_all(&answers.bytes)).await;
-            written.map_err(|_| std::io::ErrorKind::TimedOut)??;
-            // What encrypts may still hold some of it back.
-            stream.flush().await?;
+            send(&mut stream, &answers.bytes, idle).await?;
             answers.bytes.clear();
         }
         if !buffer.is_empty() {
@@ -70,7 +66,7 @@ where
         }
         buffer.reserve(READ_BYTES);
     }
-    stream.shutdown().await?;
+    part(&mut stream, idle).await?;
     Ok(None)
 }
 

@@ -1,6 +1,6 @@
 //! Transcripts: bytes in, bytes out, on a clock that stands still.
 
-use tokio::io::AsyncReadExt;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tollgate::{ManualClock, MemoryStore, Timestamp};
 
 use super::*;
