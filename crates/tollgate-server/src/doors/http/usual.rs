@@ -1,6 +1,6 @@
 //! The short way for the usual question.
 //!
-//! Nearly all requests of this door are alike: `POST /v1/check` with a few headers and a small body, all of it in one packet,
+//! Nearly all requests of this door are alike: `POST /v1/check` with a few headers and a small body, all of it in one packet or two,
 //! asked again and again on one connection. Of each of them a general HTTP server makes a map of headers, a stream of the
 //! body, a timer and a few tasks in between, which together cost more than the decision. The short way reads such a request where it
 //! lies in the buffer and writes the answer behind the last one.
@@ -13,7 +13,7 @@
 //! ```
 //!
 //! **Usual** is what needs no judgement: HTTP/1.1, exactly this method and path, one plain `content-length`, the whole body there
-//! already, and no header that says how to go on, except to keep the connection. Whatever is not is not refused here but left to
+//! already or right behind its head, and no header that says how to go on, except to keep the connection. Whatever is not is not refused here but left to
 //! hyper, untouched: other paths and versions, chunks, a body that comes later, a half request, nonsense. So there is one place that
 //! understands HTTP, and this is not it; this one only knows a single form when it sees it.
 
@@ -28,11 +28,13 @@ use httpdate::HttpDate;
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::HttpDoor;
-use crate::doors::{Patience, part, send};
+use crate::doors::{Patience, part, send, within};
 use crate::stream::UntilClosing;
 
 /// What is read at once; a longer request is not usual.
 const READ_BYTES: usize = 8 * 1024;
+/// How long a body may take that does not come with its head.
+const BODY_SOON: Duration = Duration::from_secs(1);
 /// A request with more headers is not usual.
 const HEADERS_MAX: usize = 32;
 
@@ -52,7 +54,16 @@ where
     let mut buffer = BytesMut::with_capacity(READ_BYTES);
     let mut answers = Answers::default();
     while patience.hear(&mut stream, &mut buffer).await? {
-        while let Some(body) = usual(&buffer) {
+        if is_parted(&buffer) {
+            // Whatever came of waiting is looked at next, and whoever has not come by then is not usual.
+            buffer.reserve(READ_BYTES);
+            if let Ok(heard) = within(BODY_SOON, patience.hear(&mut stream, &mut buffer)).await
+                && !heard?
+            {
+                break;
+            }
+        }
+        while let Some(body) = usual(&buffer).filter(|body| body.end <= buffer.len()) {
             let response = door.check(&buffer[body.clone()]).await;
             answers.add(&response);
             buffer.advance(body.end);
@@ -70,7 +81,14 @@ where
     Ok(None)
 }
 
-/// Where the body of the first request is, if that is usual and all there. The request ends with it.
+/// Whether this is the head of a usual request and nothing else: many clients send the body by itself, right behind it.
+fn is_parted(buffer: &[u8]) -> bool {
+    // Mostly a body ends it, and nothing has to be parsed to see that.
+    let is_head = |body: Range<usize>| body.start == buffer.len() && (1..READ_BYTES).contains(&body.len());
+    buffer.ends_with(b"\r\n\r\n") && usual(buffer).is_some_and(is_head)
+}
+
+/// Where the body of the first request is or will be, if that is usual. The request ends with it.
 fn usual(buffer: &[u8]) -> Option<Range<usize>> {
     let mut headers = [httparse::EMPTY_HEADER; HEADERS_MAX];
     let mut request = httparse::Request::new(&mut headers);
@@ -90,8 +108,7 @@ fn usual(buffer: &[u8]) -> Option<Range<usize>> {
             return None;
         }
     }
-    let end = head + length?;
-    (end <= buffer.len()).then_some(head..end)
+    Some(head..head + length?)
 }
 
 /// A few digits and nothing else.

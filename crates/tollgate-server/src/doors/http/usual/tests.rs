@@ -1,4 +1,5 @@
 use std::future::pending;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -97,7 +98,6 @@ fn only_what_needs_no_judgement_is_usual() {
     }
     let good = post("", GOOD);
     for request in [
-        good[..good.len() - 1].to_owned(),
         good[..40].to_owned(),
         good.replace("POST", "PUT"),
         good.replace("/v1/check", "/v1/check?x"),
@@ -126,6 +126,46 @@ fn only_what_needs_no_judgement_is_usual() {
     ] {
         assert_eq!(usual(request.as_bytes()), None, "{request}");
     }
+}
+
+/// What comes in pieces is usual if the pieces are head and body.
+#[tokio::test(start_paused = true)]
+async fn a_body_behind_its_head_is_usual_and_one_that_takes_its_time_is_not() {
+    let request = post("", GOOD);
+    let head = request.len() - GOOD.len();
+    for (cuts, is_usual) in [
+        (vec![], true),
+        (vec![head], true),
+        (vec![head - 1], false),
+        (vec![head + 1], false),
+        (vec![head, head + 1], false),
+    ] {
+        let door = HttpDoor::new(Limiter::memory());
+        let (mut client, mut server) = tokio::io::duplex(1 << 20);
+        let serving = tokio::spawn(async move {
+            let closing = pin!(pending());
+            serve(&door, &mut server, Duration::from_secs(60), closing).await.unwrap()
+        });
+        for _ in 0..2 {
+            let mut from = 0;
+            for &to in cuts.iter().chain([&request.len()]) {
+                // After a handover nobody hears the rest.
+                client.write_all(&request.as_bytes()[from..to]).await.ok();
+                tokio::time::sleep(Duration::from_millis(500)).await;
+                from = to;
+            }
+        }
+        client.shutdown().await.ok();
+        assert_eq!(serving.await.unwrap().is_none(), is_usual, "cut at {cuts:?}");
+    }
+
+    let mut client = connect(pending(), Duration::from_secs(60));
+    client.write_all(&request.as_bytes()[..head]).await.unwrap();
+    let asked = tokio::time::Instant::now();
+    let mut said = String::new();
+    client.read_to_string(&mut said).await.unwrap();
+    assert!(said.starts_with("HTTP/1.1 408 "), "{said}");
+    assert!(asked.elapsed() <= Duration::from_secs(11), "{:?}", asked.elapsed());
 }
 
 #[tokio::test(start_paused = true)]
