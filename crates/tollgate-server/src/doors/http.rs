@@ -15,6 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures_util::future::maybe_done;
 use http::header::CONTENT_TYPE;
 use http::{HeaderValue, Method, Request, Response, StatusCode};
 use hyper::body::Body;
@@ -70,7 +71,8 @@ impl HttpDoor {
     where
         S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin,
     {
-        let mut shutdown = pin!(shutdown);
+        // Whoever asks again after it has come is told so again.
+        let mut shutdown = pin!(maybe_done(shutdown));
         let Some(begun) = usual::serve(&self, &mut stream, idle, shutdown.as_mut()).await? else { return Ok(()) };
         let serving = connection::serve(Begun::new(begun, stream), idle, shutdown, move |request| {
             let door = self.clone();

@@ -42,6 +42,8 @@ where
         .serve_connection(hyper_util::rt::TokioIo::new(WrittenWithin::new(stream, idle)), service);
     tokio::pin!(connection);
     tokio::select! {
+        // First: a request that was read already is one that is being answered.
+        biased;
         served = &mut connection => return served,
         () = shutdown => connection.as_mut().graceful_shutdown(),
     }

@@ -55,12 +55,10 @@ where
     let mut answers = Answers::default();
     while patience.hear(&mut stream, &mut buffer).await? {
         if is_parted(&buffer) {
-            // Whatever came of waiting is looked at next, and whoever has not come by then is not usual.
             buffer.reserve(READ_BYTES);
-            if let Ok(heard) = within(BODY_SOON, patience.hear(&mut stream, &mut buffer)).await
-                && !heard?
-            {
-                break;
+            // A body that did not come, because it takes longer or the doors close, is not usual.
+            if let Ok(heard) = within(BODY_SOON, patience.hear(&mut stream, &mut buffer)).await {
+                heard?;
             }
         }
         while let Some(body) = usual(&buffer).filter(|body| body.end <= buffer.len()) {

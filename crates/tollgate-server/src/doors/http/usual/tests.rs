@@ -159,6 +159,18 @@ async fn a_body_behind_its_head_is_usual_and_one_that_takes_its_time_is_not() {
         assert_eq!(serving.await.unwrap().is_none(), is_usual, "cut at {cuts:?}");
     }
 
+    // Who has begun when the doors close is heard to the end.
+    let (close, closing) = oneshot::channel::<()>();
+    let mut client = connect(async move { drop(closing.await) }, Duration::from_secs(60));
+    client.write_all(&request.as_bytes()[..head]).await.unwrap();
+    tokio::time::sleep(Duration::from_millis(1)).await;
+    close.send(()).unwrap();
+    tokio::time::sleep(Duration::from_millis(1)).await;
+    client.write_all(GOOD.as_bytes()).await.unwrap();
+    let mut said = String::new();
+    client.read_to_string(&mut said).await.unwrap();
+    assert!(said.starts_with("HTTP/1.1 200 "), "{said}");
+
     let mut client = connect(pending(), Duration::from_secs(60));
     client.write_all(&request.as_bytes()[..head]).await.unwrap();
     let asked = tokio::time::Instant::now();
