@@ -1,7 +1,7 @@
 //! Exact sliding windows beside the design of most tutorials: a sorted set per key, one script call per request.
 //!
 //! All run on the same server with the same number of concurrent callers, each of whom asks, waits for the
-//! answer and asks again. The sorted set is asked twice: by callers with a connection each, as with a pool, and by
+//! answer and asks again. They take turns, several rounds of them, and the medians are shown. The sorted set is asked twice: by callers with a connection each, as with a pool, and by
 //! callers whose requests are pipelined on one connection. What counts are the ratios: decisions per second, the
 //! server's CPU time per decision, its memory per admitted request.
 //!
@@ -25,7 +25,9 @@ use tollgate_testkit::server::{Brand, Config, Server};
 
 const CALLERS: usize = 64;
 const KEYS: usize = 10_000;
-const RUN: Duration = Duration::from_secs(4);
+const RUN: Duration = Duration::from_secs(2);
+/// Each contestant has its turn in each round: what else the machine does meets all of them.
+const ROUNDS: usize = 5;
 
 const SORTED_SET: &str = "
 local time = redis.call('TIME')
@@ -127,15 +129,26 @@ struct Measured {
     cpu_seconds: f64,
 }
 
-/// All callers at once, until the time is over or each has asked so often.
+/// When a caller stops.
+#[derive(Clone, Copy)]
+enum Until {
+    RunIsOver,
+    /// It has asked so often.
+    Asked(u64),
+}
+
+impl Until {
+    fn is_reached(self, start: Instant, asked: u64) -> bool {
+        match self {
+            Until::RunIsOver => start.elapsed() >= RUN,
+            Until::Asked(asks_max) => asked >= asks_max,
+        }
+    }
+}
+
+/// All callers at once.
 #[allow(clippy::disallowed_methods)] // a benchmark measures real time
-async fn run(
-    server: &Server,
-    contestant: &Contestant,
-    limit: Limit,
-    keys: Arc<dyn Fn(&mut Random) -> usize + Send + Sync>,
-    asks_max: usize,
-) -> Measured {
+async fn run(server: &Server, contestant: &Contestant, limit: Limit, keys: Keys, until: Until) -> Measured {
     let (cpu_before, start) = (cpu_seconds(server), Instant::now());
     let callers: Vec<_> = (0..CALLERS)
         .map(|caller| {
@@ -143,7 +156,7 @@ async fn run(
             tokio::spawn(async move {
                 let mut random = Random::new(caller as u64);
                 let (mut decisions, mut admitted) = (0, 0);
-                while decisions < asks_max as u64 && start.elapsed() < RUN {
+                while !until.is_reached(start, decisions) {
                     let subject = format!("user:{}", keys(&mut random));
                     let member = format!("{caller}-{:016x}", random.next_u64());
                     admitted += u64::from(contestant.check(caller, &subject, limit, &member).await);
@@ -206,56 +219,120 @@ fn limiter(server: &Server) -> Limiter {
     Limiter::builder().store(store).deadline(Duration::from_secs(5)).on_failure(OnFailure::Deny).build()
 }
 
+#[derive(Clone, Copy)]
+enum Who {
+    SortedSetEach,
+    SortedSetPipelined,
+    Store,
+    Limiter,
+}
+
+impl Who {
+    const ALL: [Who; 4] = [Who::SortedSetEach, Who::SortedSetPipelined, Who::Store, Who::Limiter];
+
+    fn name(self) -> &'static str {
+        match self {
+            Who::SortedSetEach => "sorted set, a connection each",
+            Who::SortedSetPipelined => "sorted set, pipelined",
+            Who::Store => "tollgate, the store alone",
+            Who::Limiter => "tollgate",
+        }
+    }
+
+    /// One who remembers nothing, on a server that remembers nothing.
+    async fn begins(self, server: &Server) -> Contestant {
+        server.command(&["FLUSHALL", "SYNC"]);
+        match self {
+            Who::SortedSetEach => Contestant::SortedSet(SortedSet::new(server, CALLERS).await),
+            Who::SortedSetPipelined => Contestant::SortedSet(SortedSet::new(server, 1).await),
+            Who::Store => Contestant::Store(store(server)),
+            Who::Limiter => Contestant::Limiter(limiter(server)),
+        }
+    }
+}
+
+type Keys = Arc<dyn Fn(&mut Random) -> usize + Send + Sync>;
+
+/// What one contestant did in each round.
+#[derive(Default)]
+struct Rounds {
+    rates: Vec<f64>,
+    cpu_us: Vec<f64>,
+    admitted: Vec<f64>,
+    decisions_a_call: Vec<f64>,
+}
+
+fn median(values: &[f64]) -> f64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    sorted[sorted.len() / 2]
+}
+
+/// The median over the rounds of how this compares with the first in the same round.
+fn ratio(values: &[f64], first: &[f64]) -> f64 {
+    median(&values.iter().zip(first).map(|(value, first)| value / first).collect::<Vec<_>>())
+}
+
+async fn speed(server: &Server, limit: Limit, keys: &Keys) {
+    let mut all: [Rounds; Who::ALL.len()] = Default::default();
+    for _ in 0..ROUNDS {
+        for (who, rounds) in Who::ALL.into_iter().zip(&mut all) {
+            let contestant = who.begins(server).await;
+            let measured = run(server, &contestant, limit, keys.clone(), Until::RunIsOver).await;
+            rounds.rates.push(measured.decisions as f64 / measured.seconds);
+            rounds.cpu_us.push(measured.cpu_seconds * 1e6 / measured.decisions as f64);
+            rounds.admitted.push(100.0 * measured.admitted as f64 / measured.decisions as f64);
+            if let Contestant::Store(store) = contestant {
+                let stats = store.stats();
+                rounds.decisions_a_call.push(stats.decisions as f64 / stats.calls as f64);
+            }
+        }
+    }
+    for (who, rounds) in Who::ALL.into_iter().zip(&all) {
+        print!(
+            "  {:29}  {:9.0} decisions/s ({:5.2}x)   {:6.2} us of the server's CPU each ({:.2}x)   {:.0} % admitted",
+            who.name(),
+            median(&rounds.rates),
+            ratio(&rounds.rates, &all[0].rates),
+            median(&rounds.cpu_us),
+            ratio(&rounds.cpu_us, &all[0].cpu_us),
+            median(&rounds.admitted),
+        );
+        match &rounds.decisions_a_call[..] {
+            [] => println!(),
+            decisions_a_call => println!("   {:.1} decisions a call", median(decisions_a_call)),
+        }
+    }
+}
+
+async fn memory(server: &Server, limit: Limit) {
+    let mut first = None;
+    for who in Who::ALL {
+        let contestant = who.begins(server).await;
+        let subjects = 200_000 / limit.quota() as usize;
+        let next = std::sync::atomic::AtomicUsize::new(0);
+        let one_by_one: Keys = Arc::new(move |_| next.fetch_add(1, std::sync::atomic::Ordering::Relaxed) % subjects);
+        let measured = run(server, &contestant, limit, one_by_one, Until::Asked(200_000 / CALLERS as u64)).await;
+        let bytes = memory_bytes(server) / measured.admitted as f64;
+        let first_bytes = *first.get_or_insert(bytes);
+        println!("  {:29}  {bytes:6.1} bytes per admitted request ({:.3}x)", who.name(), bytes / first_bytes);
+    }
+}
+
 #[tokio::main(flavor = "current_thread")]
 async fn main() {
     for brand in Brand::ALL {
         let server = Config::new(brand).start();
-        let contestants = [
-            ("sorted set, a connection each", Contestant::SortedSet(SortedSet::new(&server, CALLERS).await)),
-            ("sorted set, pipelined", Contestant::SortedSet(SortedSet::new(&server, 1).await)),
-            ("tollgate, the store alone", Contestant::Store(store(&server))),
-            ("tollgate", Contestant::Limiter(limiter(&server))),
-        ];
         let limit: Limit = "100/min".parse().expect("a limit");
-        let uniform: Arc<dyn Fn(&mut Random) -> usize + Send + Sync> =
-            Arc::new(|random| random.below(KEYS as u64) as usize);
-        let skewed: Arc<dyn Fn(&mut Random) -> usize + Send + Sync> = Arc::new(zipf());
+        let uniform: Keys = Arc::new(|random| random.below(KEYS as u64) as usize);
+        let skewed: Keys = Arc::new(zipf());
         for (name, keys) in [("uniform", uniform), ("zipf", skewed)] {
-            println!("{brand}, {name} keys, {limit}, {CALLERS} callers");
-            let mut first = None;
-            for (who, contestant) in &contestants {
-                server.command(&["FLUSHALL", "SYNC"]);
-                let measured = run(&server, contestant, limit, keys.clone(), usize::MAX).await;
-                let rate = measured.decisions as f64 / measured.seconds;
-                let cpu_us = measured.cpu_seconds * 1e6 / measured.decisions as f64;
-                if let Contestant::Store(store) = contestant {
-                    let stats = store.stats();
-                    println!("  {:.1} decisions a call", stats.decisions as f64 / stats.calls as f64);
-                }
-                let (first_rate, first_cpu_us) = *first.get_or_insert((rate, cpu_us));
-                println!(
-                    "  {who:29}  {rate:9.0} decisions/s ({:.2}x)   {cpu_us:6.2} us of the server's CPU each ({:.2}x)   {:.0} % admitted",
-                    rate / first_rate,
-                    cpu_us / first_cpu_us,
-                    100.0 * measured.admitted as f64 / measured.decisions as f64,
-                );
-            }
+            println!("{brand}, {name} keys, {limit}, {CALLERS} callers, {ROUNDS} rounds");
+            speed(&server, limit, &keys).await;
         }
         for limit in ["100/h", "1000/h"] {
-            let limit: Limit = limit.parse().expect("a limit");
-            let mut first = None;
             println!("{brand}, memory at {limit}");
-            for (who, contestant) in &contestants {
-                server.command(&["FLUSHALL", "SYNC"]);
-                let subjects = 200_000 / limit.quota() as usize;
-                let next = std::sync::atomic::AtomicUsize::new(0);
-                let one_by_one: Arc<dyn Fn(&mut Random) -> usize + Send + Sync> =
-                    Arc::new(move |_| next.fetch_add(1, std::sync::atomic::Ordering::Relaxed) % subjects);
-                let measured = run(&server, contestant, limit, one_by_one, 200_000 / CALLERS).await;
-                let bytes = memory_bytes(&server) / measured.admitted as f64;
-                let first_bytes = *first.get_or_insert(bytes);
-                println!("  {who:29}  {bytes:6.1} bytes per admitted request ({:.3}x)", bytes / first_bytes);
-            }
+            memory(&server, limit.parse().expect("a limit")).await;
         }
     }
 }

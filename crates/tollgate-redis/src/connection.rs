@@ -1,8 +1,8 @@
-//! One connection: opened, logged in, the script loaded; then one call at a time.
+//! One connection: opened, logged in, the script loaded; then requests go out, and their replies come in the same order.
 //!
-//! At most one call is in flight, so a reply needs no number: it belongs to the call that waits for it. When a call
-//! is given up, the connection goes with it, and whatever the server still sends is read by nobody. That is the
-//! whole protection against a late reply being taken for another's.
+//! A reply needs no number: it belongs to the oldest request that has none. When a request is given up, the connection
+//! must go with it, and whatever the server still sends is read by nobody. That is the whole protection
+//! against a late reply being taken for another's.
 
 use std::io;
 
@@ -97,24 +97,21 @@ impl Connection {
         &self.script_sha
     }
 
-    /// Sends a request and waits for its reply. If this fails or is dropped, so must the connection be.
-    pub(crate) async fn call(&mut self, request: &[u8]) -> Result<Reply, Fault> {
-        self.send(request).await?;
-        self.receive().await
-    }
-
     /// Returns when the server has hung up, or has said something although nobody asked.
     pub(crate) async fn hung_up(&mut self) {
         let mut byte = [0];
         let _ = self.stream.read(&mut byte).await;
     }
 
-    async fn send(&mut self, request: &[u8]) -> Result<(), Fault> {
+    /// Sends a request. If this fails or is dropped, so must the connection be.
+    pub(crate) async fn send(&mut self, request: &[u8]) -> Result<(), Fault> {
         self.stream.write_all(request).await.map_err(interrupted)?;
         self.stream.flush().await.map_err(interrupted)
     }
 
-    async fn receive(&mut self) -> Result<Reply, Fault> {
+    /// The next reply: that to the oldest request without one. May be dropped and asked for again; if it fails, the
+    /// connection must be dropped.
+    pub(crate) async fn receive(&mut self) -> Result<Reply, Fault> {
         let garbled = || Fault::new(Kind::Protocol, "the server does not speak RESP");
         loop {
             if let Some((reply, length)) = Reply::parse(&self.inbox).map_err(|_| garbled())? {

@@ -22,7 +22,7 @@
 //!   RedisStore::decide ─▶ key, request   the check in the script's words        key.rs, request.rs
 //!        │ queue
 //!        ▼
-//!   lane                  what waits becomes one call; connects and reconnects  lane.rs, connection.rs
+//!   lane                  what waits becomes one call; connects and reconnects  lane.rs, lane/, connection.rs
 //!        │ EVALSHA
 //!        ▼
 //!   lua/tollgate.lua      decides all of it by the server's clock
@@ -40,7 +40,7 @@
 //! # What is deliberately absent
 //!
 //! No deadline per caller, no breaker, no fallback: those wrap any store. No scan, no index, no key without a TTL. No
-//! timer that waits for a batch to fill. No pipelining: with one call in flight a reply cannot be taken for another's.
+//! timer that waits for a batch to fill. No call behind one that was given up: a late reply cannot be taken for another's.
 
 mod answer;
 mod connection;

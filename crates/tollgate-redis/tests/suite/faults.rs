@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use tollgate_core::{Check, Demand, Key, Limit, Store, StoreError, StoreErrorKind as Kind};
 use tollgate_redis::RedisStore;
 use tollgate_testkit::fault::{Fault, Proxy};
@@ -69,15 +70,16 @@ async fn scripts_flushed_under_load_are_not_noticed() {
             })
         };
         let limit: Limit = "5000/h".parse().unwrap();
-        let callers = (0..8).map(|_| {
+        // Enough of them that two calls are in flight when the script is lost.
+        let callers = (0..64).map(|_| {
             let store = store.clone();
             tokio::spawn(async move {
                 let demand = Demand::new(limit, Key::new("k").unwrap());
                 let mut granted = 0;
                 // Until the script was lost a few times, and at least so often that the quota is spent.
-                for round in 0..200_000 {
+                for round in 0..25_000 {
                     granted += usize::from(store.decide(&[Check::one(&demand)]).await.unwrap()[0].allowed());
-                    if round >= 1_000 && store.stats().scripts_sent >= 5 {
+                    if round >= 125 && store.stats().scripts_sent >= 5 {
                         break;
                     }
                 }
@@ -146,6 +148,115 @@ async fn a_connection_cut_during_a_call_is_never_retried() {
     proxy.set(Fault::Pass);
     healed(&store).await;
     assert!(store.inspect(&demand).await.unwrap().remaining >= 9, "charged at most once");
+}
+
+#[tokio::test]
+async fn many_who_wait_go_in_two_calls_one_behind_the_other() {
+    let server = Server::redis();
+    let store = RedisStore::builder(server.url()).call_timeout(Duration::from_secs(10)).build().unwrap();
+    healed(&store).await;
+    let calls_before = store.stats().calls;
+    server.stop();
+    let callers: Vec<_> = (0..64)
+        .map(|caller| {
+            let store = store.clone();
+            tokio::spawn(async move { decide(&store, &format!("caller {caller}")).await })
+        })
+        .collect();
+    while store.stats().calls < calls_before + 2 {
+        tokio::task::yield_now().await;
+    }
+    // Another eight come; they would make no call worth while, and two are under way.
+    let late: Vec<_> = (0..8).map(|_| Box::pin(decide(&store, "late"))).collect();
+    assert!(tokio::time::timeout(Duration::from_millis(20), join_all(late)).await.is_err());
+    assert_eq!(store.stats().calls, calls_before + 2, "no third before the first is answered");
+    server.cont();
+    for caller in callers {
+        assert!(caller.await.unwrap().unwrap());
+    }
+    assert_eq!(store.stats().calls, calls_before + 2, "those who came late have left");
+}
+
+/// What each of so many callers with a counter of its own has left after asking, all at the same time.
+async fn remaining(store: &RedisStore, name: &str) -> Vec<Result<u32, Kind>> {
+    let limit: Limit = "100/h".parse().unwrap();
+    let subjects: Vec<String> = (0..64).map(|caller| format!("{name} {caller}")).collect();
+    let demands: Vec<Demand<'_>> =
+        subjects.iter().map(|subject| Demand::new(limit, Key::new(subject.as_str()).unwrap())).collect();
+    let checks: Vec<[Check<'_>; 1]> = demands.iter().map(|demand| [Check::one(demand)]).collect();
+    let decided = join_all(checks.iter().map(|check| store.decide(check))).await;
+    decided.into_iter().map(|it| it.map(|it| it[0].lines[0].remaining).map_err(|error| error.kind())).collect()
+}
+
+#[tokio::test]
+async fn late_replies_to_two_calls_are_heard_by_nobody() {
+    let server = Server::redis();
+    let proxy = Proxy::start(server.addr());
+    let store = RedisStore::builder(proxy.url()).call_timeout(Duration::from_millis(200)).build().unwrap();
+    healed(&store).await;
+    assert_eq!(remaining(&store, "early").await, [Ok(99); 64]);
+    proxy.set(Fault::Hold);
+    let before = store.stats();
+    assert_eq!(remaining(&store, "early").await, [Err(Kind::TimedOut); 64]);
+    assert_eq!(store.stats().calls, before.calls + 2);
+    proxy.set(Fault::Pass);
+    healed(&store).await;
+    assert!(store.stats().connects > before.connects, "the connection on which they come is not used again");
+    assert_eq!(remaining(&store, "other").await, [Ok(99); 64], "the answers of the others would be 98");
+    assert_eq!(remaining(&store, "early").await, [Ok(97); 64], "they were run although nobody heard of it");
+}
+
+/// Each caller has a counter of its own, with a quota that no other has: a reply given to the wrong one would show.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn with_calls_behind_each_other_everybody_still_hears_the_answer_to_its_own_question() {
+    const CALLERS: u32 = 64;
+    let server = Server::redis();
+    let proxy = Arc::new(Proxy::start(server.addr()));
+    let store = RedisStore::builder(proxy.url()).call_timeout(Duration::from_millis(100)).build().unwrap();
+    healed(&store).await;
+    let is_over = Arc::new(AtomicBool::new(false));
+    let callers: Vec<_> = (1..=CALLERS)
+        .map(|caller| {
+            let (store, is_over) = (store.clone(), is_over.clone());
+            tokio::spawn(async move {
+                let limit: Limit = format!("{}/h", caller * 100_000).parse().unwrap();
+                let subject = format!("caller {caller}");
+                let demand = Demand::new(limit, Key::new(subject.as_str()).unwrap());
+                let (mut answered, mut charged_at_most) = (0_u32, 0);
+                while !is_over.load(Ordering::Relaxed) {
+                    charged_at_most += 1;
+                    match store.decide(&[Check::one(&demand)]).await {
+                        Ok(decisions) => {
+                            answered += 1;
+                            let spent = limit.quota() - decisions[0].lines[0].remaining;
+                            assert!((answered..=charged_at_most).contains(&spent), "caller {caller}: {spent}");
+                        }
+                        Err(error) => {
+                            charged_at_most -= u32::from(error.is_unexecuted());
+                            // Some come back sooner than others: the next batch has other callers than the one that failed.
+                            tokio::time::sleep(Duration::from_millis(1 + u64::from(caller % 8))).await;
+                        }
+                    }
+                }
+                answered
+            })
+        })
+        .collect();
+    let sliced = Fault::Slice(7);
+    let faults = [sliced, Fault::Hold, Fault::Pass, Fault::Cut, sliced, Fault::Reset, Fault::Pass, Fault::Blackhole];
+    for fault in faults.into_iter().cycle().take(3 * faults.len()) {
+        proxy.set(fault);
+        // The faults are what this test is made of, and each needs its time: past the patience of a call.
+        tokio::time::sleep(Duration::from_millis(130)).await;
+    }
+    proxy.set(Fault::Pass);
+    healed(&store).await;
+    is_over.store(true, Ordering::Relaxed);
+    for caller in callers {
+        assert!(caller.await.unwrap() > 0);
+    }
+    let stats = store.stats();
+    assert!(stats.decisions > 4 * stats.calls && stats.connects > 3, "{stats:?}");
 }
 
 #[tokio::test]

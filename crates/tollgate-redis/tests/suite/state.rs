@@ -1,5 +1,6 @@
 //! What is written: for how long, and what happens if something else stands there.
 
+use futures_util::future::join_all;
 use tollgate_core::{Algorithm, Check, Cost, Decision, Demand, Key, Limit, Scope, Store, StoreErrorKind, Timestamp};
 use tollgate_redis::RedisStore;
 use tollgate_testkit::server::{Brand, Config, Server};
@@ -175,12 +176,18 @@ fn a_log_that_is_spoilt_inside_harms_only_who_asks_for_it() {
     let [old, fresh] = [now_us - 70_000_000, now_us - 1_000_000].map(|us| us.to_string());
     redis.server.command(&["RPUSH", "tollgate:tg1:{k}:sliding:60000000", &old, "hello", &fresh, &fresh]);
     let before = keys_and_values(&redis.server);
-    let (spoilt, other) = (demand("100/min", "k"), demand("100/min", "other"));
-    let (spoilt, others) = ([Check::one(&spoilt)], [Check::one(&other)]);
-    let both = async { tokio::join!(redis.store.decide(&others), redis.store.decide(&spoilt)) };
-    let (decided, error) = redis.wait(both);
-    assert!(decided.unwrap()[0].allowed());
-    assert_eq!(error.unwrap_err().kind(), StoreErrorKind::Foreign);
+    // More than go in one call, and two of them ask for it.
+    let subjects: Vec<String> =
+        (0..40).map(|caller| if caller % 20 == 7 { "k".into() } else { format!("other {caller}") }).collect();
+    let demands: Vec<Demand<'_>> = subjects.iter().map(|subject| demand("100/min", subject)).collect();
+    let checks: Vec<[Check<'_>; 1]> = demands.iter().map(|demand| [Check::one(demand)]).collect();
+    let decided = redis.wait(join_all(checks.iter().map(|check| redis.store.decide(check))));
+    for (subject, decided) in subjects.iter().zip(decided) {
+        match decided {
+            Ok(decisions) => assert_eq!((subject != "k", decisions[0].lines[0].remaining), (true, 99), "{subject}"),
+            Err(error) => assert_eq!((subject.as_str(), error.kind()), ("k", StoreErrorKind::Foreign)),
+        }
+    }
     assert!(keys_and_values(&redis.server).contains(&before[0]), "it is left as it is");
 }
 
