@@ -41,7 +41,8 @@ RETURNS one flat list of integers:
     A step whose key holds something else answers an error `TOLLGATE_FOREIGN …` in place of its count, and the
     other steps run. That error is the whole reply if it is the only step, or if the something was found late, inside
     a list; then nothing was written, and each step may be asked again alone. A request that makes no sense is an
-    error `TOLLGATE_ARGUMENT …`, and nothing was written either.
+    error `TOLLGATE_ARGUMENT …`, and nothing was written either. Where steps before the trouble had to be written at once
+    (refunds, or two windows on one counter), the error begins with `TOLLGATE_PARTLY`: none of them may be asked again.
 
 To forget a counter, DEL its key. A ban is any value under its ban key, for as long as it lives.
 
@@ -114,9 +115,13 @@ local function change(state, how)
     state.change = how
 end
 
+-- Whether something was written before all was decided.
+local has_written = false
+
 local function write(state)
     local machine = state.limit.machine
     machine.grow(state)
+    has_written = true
     machine.shrink(state)
     state.change = false
 end
@@ -332,6 +337,7 @@ local function new_log()
             local number = index >= 0 and number_at(key, index)
             if number and number < 0 then number = number_at(key, index - 1) end
             if not number or floor(number / limit.tick) ~= tick then return true end
+            has_written = true
             if last >= 0 then return call('LREM', key, text_of(-limit.cost), text_of(number)) < length end
             local total = -last - take_from(key, index, limit.cost)
             if total == 0 then
@@ -1099,11 +1105,12 @@ local function run()
     end
 end
 
--- Nothing has been written yet, whatever happens here (but for refunds, whose keys were read by then).
+-- Nothing has been written yet, whatever happens here, unless `has_written` says so.
 local is_done, problem = pcall(run)
 if not is_done then
     local text = type(problem) == 'table' and problem.err or problem
     if match(text, 'attempt to perform arithmetic') then text = 'TOLLGATE_FOREIGN a list holds something else than numbers' end
+    if has_written then text = 'TOLLGATE_PARTLY ' .. text end
     return { err = match(text, '^%u[%u_]+ ') and text or 'ERR ' .. text }
 end
 

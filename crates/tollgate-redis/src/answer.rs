@@ -45,7 +45,7 @@ pub(crate) fn of_refunds(reply: Reply, steps: &[(&Step, usize)]) -> Result<Vec<R
 
 type Numbers = std::vec::IntoIter<Reply>;
 
-/// The time of the call, and the rest of its reply. If an error stands for all of it, nothing was written.
+/// The time of the call, and the rest of its reply. If an error stands for all of it, nothing was written, unless it says so.
 fn open(reply: Reply) -> Result<(Timestamp, Numbers), Fault> {
     match reply {
         Reply::Error(message) => Err(Fault::of_reply(&message)),

@@ -97,6 +97,11 @@ impl Connection {
         &self.script_sha
     }
 
+    /// Whether the server has said more than the replies that were taken.
+    pub(crate) fn has_said_more(&self) -> bool {
+        !self.inbox.is_empty()
+    }
+
     /// Returns when the server has hung up, or has said something although nobody asked.
     pub(crate) async fn hung_up(&mut self) {
         let mut byte = [0];

@@ -36,10 +36,16 @@ impl Fault {
             "NOPERM" => (Kind::Forbidden, "the user may not run our script or reach our keys"),
             "CROSSSLOT" => (Kind::Forbidden, "the keys of one check live in different slots of a cluster"),
             "TOLLGATE_FOREIGN" => (Kind::Foreign, "a key of ours holds something else"),
+            "TOLLGATE_PARTLY" => return Fault::foreign_in_part(),
             "ERR" => return Fault::of_plain_error(reply),
             _ => (Kind::Protocol, "the server answered an error that we do not know"),
         };
         Fault::new(kind, message)
+    }
+
+    /// A key among others holds something else, and not all of the others were left undone.
+    pub(crate) fn foreign_in_part() -> Fault {
+        Fault::new(Kind::Protocol, "a key of ours holds something else; other checks of the call were decided")
     }
 
     /// Errors that Redis gives no word of their own.
@@ -60,8 +66,11 @@ impl Fault {
 
     /// Whether the connection is of no further use: what answers is not, or no longer, what we want to talk to.
     pub(crate) fn ends_connection(&self) -> bool {
-        matches!(self.kind, Kind::TimedOut | Kind::Interrupted | Kind::Unreachable | Kind::Protocol)
-            || *self == Fault::of_reply("READONLY")
+        match self.kind {
+            Kind::TimedOut | Kind::Interrupted | Kind::Unreachable => true,
+            Kind::Protocol => *self != Fault::foreign_in_part(),
+            _ => *self == Fault::of_reply("READONLY"),
+        }
     }
 }
 
@@ -90,6 +99,7 @@ mod tests {
             ("ERR ACL failure in script: User ann has no permissions to run the 'set' command", Kind::Forbidden),
             ("ERR The user executing the script can't run this command or subcommand script: abc", Kind::Forbidden),
             ("TOLLGATE_FOREIGN the key holds another type", Kind::Foreign),
+            ("TOLLGATE_PARTLY a list holds something else than numbers", Kind::Protocol),
             ("TOLLGATE_ARGUMENT a cost is 0 to 4294967295", Kind::Protocol),
             ("ERR something else about secret-key", Kind::Protocol),
             ("", Kind::Protocol),

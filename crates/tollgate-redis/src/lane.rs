@@ -7,8 +7,9 @@
 //! ```
 //!
 //! **Batches without a timer.** A caller who finds the lane idle goes out at once, alone. Whoever comes while a call is in
-//! flight waits for it to return, and then all of them go together, or in two halves if they are many (`session.rs`
-//! says why). The busier the store, the larger the batches: nothing waits for a batch to fill, and nothing has to be tuned.
+//! flight waits for it to return, and then all of them go together. If they are many, they go as two calls, and the second does not
+//! wait for the first (`session.rs` says why). The busier the store, the larger the batches: nothing waits for a batch to fill,
+//! and nothing has to be tuned.
 //!
 //! **Order.** Within a lane, checks are decided in the order in which they came, except when the server makes us ask again.
 //! Checks with one limit each may change places with checks of other counters, which nobody can see; so the same check

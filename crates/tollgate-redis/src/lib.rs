@@ -22,7 +22,7 @@
 //!   RedisStore::decide ─▶ key, request   the check in the script's words        key.rs, request.rs
 //!        │ queue
 //!        ▼
-//!   lane                  what waits becomes one call; connects and reconnects  lane.rs, lane/, connection.rs
+//!   lane                  what waits becomes a call; connects and reconnects    lane.rs, lane/, connection.rs
 //!        │ EVALSHA
 //!        ▼
 //!   lua/tollgate.lua      decides all of it by the server's clock

@@ -24,12 +24,14 @@ use crate::{SCRIPT, server_check};
 
 /// Long enough for a server that forks or saves; a caller with less patience has a deadline of its own.
 const CALL_TIMEOUT_DEFAULT: Duration = Duration::from_millis(250);
+/// Whoever would wait longer for one call waits for something else.
+const CALL_TIMEOUT_MAX: Duration = Duration::from_secs(24 * 3600);
 /// Callers that may wait at once. Past this the store is not busy but lost.
 const QUEUE_LENGTH_DEFAULT: usize = 16_384;
 
 /// Counters on one Redis or Valkey server. Cloning is cheap, and clones share the connection.
 ///
-/// Any number of tasks may ask at once: what waits at the same moment goes to the server as one call.
+/// Any number of tasks may ask at once: what waits at the same moment goes to the server as one call, or as two if it is much.
 /// The store has no failure policy. An error says what is known of the call; what to do about it is the caller's to decide.
 #[derive(Clone)]
 pub struct RedisStore(Arc<Inner>);
@@ -82,7 +84,7 @@ pub struct RedisStats {
     pub decisions: u64,
     /// Attempts to connect.
     pub connects: u64,
-    /// How often the server had forgotten the script.
+    /// How many calls found that the server had forgotten the script.
     pub scripts_sent: u64,
     /// How often the worker had to be started again. More than none is a bug of ours.
     pub panics: u64,
@@ -96,10 +98,11 @@ impl RedisStoreBuilder {
         self
     }
 
-    /// How long one call, or one attempt to connect, may take before the connection is dropped; 250 ms unless said.
+    /// How long one call, or one attempt to connect, may take before the connection is dropped; 250 ms unless said, and a
+    /// day at most.
     #[must_use]
     pub fn call_timeout(mut self, call_timeout: Duration) -> Self {
-        self.call_timeout = call_timeout;
+        self.call_timeout = call_timeout.min(CALL_TIMEOUT_MAX);
         self
     }
 

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use tokio::sync::oneshot::Sender;
-use tollgate_core::{Decision, StoreErrorKind as Kind, Timestamp};
+use tollgate_core::{Decision, Timestamp};
 
 use super::{STEPS_MAX, Work};
 use crate::answer::{self, Answer};
@@ -91,6 +91,58 @@ impl Batch {
         }
     }
 
+    /// Whether the script is called, or a command of somebody's own.
+    pub(super) fn calls_script(&self) -> bool {
+        !matches!(self, Batch::Command(..))
+    }
+
+    /// Whether it holds different questions of different callers.
+    pub(super) fn is_divisible(&self) -> bool {
+        match self {
+            Batch::Checks(checks) => checks.callers() > 1 && checks.grouping.groups.len() > 1,
+            Batch::Refunds(refunds) => refunds.0.len() > 1,
+            Batch::Command(..) => false,
+        }
+    }
+
+    /// One half of the callers, and the other.
+    pub(super) fn halves(self) -> (Batch, Batch) {
+        match self {
+            Batch::Checks(checks) => {
+                let (first, second) = checks.halves();
+                (Batch::Checks(first), Batch::Checks(second))
+            }
+            Batch::Refunds(Refunds(mut first)) => {
+                let second = first.split_off(first.len() / 2);
+                (Batch::Refunds(Refunds(first)), Batch::Refunds(Refunds(second)))
+            }
+            Batch::Command(..) => unreachable!("a command is one caller's"),
+        }
+    }
+
+    /// Tells all who wait what the reply says. The fault, if that is all it says.
+    pub(super) fn answer(self, reply: Reply) -> Result<(), Fault> {
+        match self {
+            Batch::Checks(checks) => {
+                let answers = answer::of_checks(reply, &checks.distinct());
+                checks.hand_out(&answers);
+                answers.map(drop)
+            }
+            Batch::Refunds(refunds) => {
+                let answers = answer::of_refunds(reply, &refunds.steps());
+                refunds.hand_out(&answers);
+                answers.map(drop)
+            }
+            Batch::Command(_, waiter) => {
+                let _ = waiter.send(match reply {
+                    Reply::Error(message) => Err(Fault::of_reply(&message)),
+                    reply => Ok(reply),
+                });
+                Ok(())
+            }
+        }
+    }
+
     /// Tells all who wait that there is no answer.
     pub(super) fn refuse(self, fault: &Fault) {
         match self {
@@ -107,15 +159,33 @@ impl Checks {
         Checks { steps, waiters, grouping }
     }
 
-    pub(super) fn callers(&self) -> usize {
+    fn callers(&self) -> usize {
         self.waiters.len()
     }
 
-    /// One half of the callers, and the other.
-    pub(super) fn halves(mut self) -> (Checks, Checks) {
-        let waiters = self.waiters.split_off(self.waiters.len() / 2);
-        let steps = self.steps.split_off(self.waiters.iter().map(|(step_count, _)| step_count).sum());
-        (Checks::new(self.steps, self.waiters), Checks::new(steps, waiters))
+    /// One half of the callers, and the other. Who asks the same stays together, so that the one question that cannot be answered is
+    /// alone after a few halvings, however many ask it.
+    fn halves(self) -> (Checks, Checks) {
+        let Checks { steps, waiters, grouping } = self;
+        let (mut steps, mut groups) = (steps.into_iter(), grouping.group_of.into_iter());
+        let mut callers: Vec<_> = waiters
+            .into_iter()
+            .map(|waiter| {
+                let its_groups: Vec<usize> = groups.by_ref().take(waiter.0).collect();
+                (its_groups, steps.by_ref().take(waiter.0).collect::<Vec<Step>>(), waiter)
+            })
+            .collect();
+        callers.sort_by(|(one, ..), (other, ..)| one.cmp(other));
+        let middle = callers.len() / 2;
+        let parts_at = |&at: &usize| callers[at - 1].0 != callers[at].0;
+        let cut = (1..callers.len()).filter(parts_at).min_by_key(|at| at.abs_diff(middle)).unwrap_or(middle);
+        let second = callers.split_off(cut);
+        let [first, second] = [callers, second].map(|callers| {
+            let (steps, waiters): (Vec<_>, Vec<_>) =
+                callers.into_iter().map(|(_, steps, waiter)| (steps, waiter)).unzip();
+            Checks::new(steps.into_iter().flatten().collect(), waiters)
+        });
+        (first, second)
     }
 
     /// Each check once, in the order of the call, and how often it was asked.
@@ -123,16 +193,16 @@ impl Checks {
         self.grouping.groups.iter().map(|&(index, count)| (&self.steps[index], count)).collect()
     }
 
-    /// What a reply says, for each of the distinct checks.
-    pub(super) fn answers(&self, reply: Reply) -> Result<Vec<Answer>, Fault> {
-        answer::of_checks(reply, &self.distinct())
-    }
-
     /// Gives each caller its part of the answers to the distinct checks.
-    pub(super) fn hand_out(self, answers: &Result<Vec<Answer>, Fault>) {
+    fn hand_out(self, answers: &Result<Vec<Answer>, Fault>) {
+        let answers = match answers {
+            Ok(answers) => answers,
+            Err(fault) => {
+                return self.waiters.into_iter().for_each(|(_, waiter)| drop(waiter.send(Err(fault.clone()))));
+            }
+        };
         let mut given = vec![0; self.grouping.groups.len()];
         let mut next_answer = self.grouping.group_of.into_iter().map(|group| {
-            let answers = answers.as_ref().map_err(Fault::clone)?;
             let results = answers[group].as_ref().map_err(Fault::clone)?;
             given[group] += 1;
             Ok(results[given[group].min(results.len()) - 1].clone())
@@ -149,12 +219,7 @@ impl Refunds {
         self.0.iter().map(|(step, _)| (step, 1)).collect()
     }
 
-    /// What a reply says of each.
-    pub(super) fn answers(&self, reply: Reply) -> Result<Vec<Result<(), Fault>>, Fault> {
-        answer::of_refunds(reply, &self.steps())
-    }
-
-    pub(super) fn hand_out(self, answers: &Result<Vec<Result<(), Fault>>, Fault>) {
+    fn hand_out(self, answers: &Result<Vec<Result<(), Fault>>, Fault>) {
         for (index, (_, waiter)) in self.0.into_iter().enumerate() {
             let answer = answers.as_ref().map_err(Fault::clone).and_then(|answers| answers[index].clone());
             let _ = waiter.send(answer);
@@ -210,10 +275,7 @@ fn joined(decisions: Vec<Result<Decision, Fault>>) -> Result<Vec<Decision>, Faul
     let failed = decisions.iter().filter(|decision| decision.is_err()).count();
     if failed > 0 && failed < decisions.len() {
         // "Foreign" promises that nothing was executed, which is not so for the others.
-        return Err(Fault::new(
-            Kind::Protocol,
-            "a key of ours holds something else; the batch's other checks were decided",
-        ));
+        return Err(Fault::foreign_in_part());
     }
     decisions.into_iter().collect()
 }

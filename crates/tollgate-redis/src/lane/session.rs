@@ -11,7 +11,7 @@
 //!
 //! **Asked again** is only what the server says it has not run: a call of a script that it has forgotten, which goes
 //! once more with the script; and a batch in which some key holds something that is not ours, which goes in halves until
-//! the one who asked for that key is alone with it.
+//! those who asked for that key are alone with it.
 
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
@@ -47,11 +47,12 @@ pub(super) struct Session<'a> {
 
 struct InFlight {
     batch: Batch,
+    said: Say,
     until: Instant,
 }
 
 /// What the server is told of the script.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 enum Say {
     ItsName,
     /// It has forgotten it.
@@ -65,10 +66,11 @@ impl<'a> Session<'a> {
 
     /// Uses the connection until it must be dropped or the queue is closed.
     pub(super) async fn serve(mut self, queue: &mut mpsc::Receiver<Work>, backlog: &mut VecDeque<Work>) -> Queue {
-        // A queue for fewer than make a second call is not emptied in the hope of more.
+        // Those who wait for a second call wait outside the queue: no more of them than the queue may hold.
         let second_call_from = SECOND_CALL_FROM.min(queue.max_capacity());
         loop {
-            while backlog.len() < STEPS_MAX
+            while self.has_room()
+                && backlog.len() < STEPS_MAX
                 && let Ok(work) = queue.try_recv()
             {
                 backlog.push_back(work);
@@ -118,8 +120,8 @@ impl<'a> Session<'a> {
             return None;
         }
         let callers = backlog.len() + self.in_flight.iter().map(|call| call.batch.callers()).sum::<usize>();
-        let share = callers.div_ceil(CALLS_MAX);
-        let batch = Batch::next(backlog, if share < second_call_from { STEPS_MAX } else { share })?;
+        let are_two_calls = callers / CALLS_MAX >= second_call_from;
+        let batch = Batch::next(backlog, if are_two_calls { callers.div_ceil(CALLS_MAX) } else { STEPS_MAX })?;
         self.lane.counters.decisions.fetch_add(batch.checks() as u64, Ordering::Relaxed);
         Some((batch, Say::ItsName))
     }
@@ -133,57 +135,49 @@ impl<'a> Session<'a> {
         let now = self.lane.clock.as_ref().map(|clock| clock.now());
         let request = batch.request(script, now);
         let until = Instant::now() + self.lane.call_timeout;
-        self.in_flight.push_back(InFlight { batch, until });
+        // The call before this one is not kept waiting by a server that takes no more.
+        let sent_until = self.in_flight.front().map_or(until, |oldest| oldest.until);
+        self.in_flight.push_back(InFlight { batch, said: say, until });
         self.lane.counters.calls.fetch_add(1, Ordering::Relaxed);
-        timeout_at(until, self.connection.send(&request)).await.unwrap_or_else(timed_out)
+        timeout_at(sent_until, self.connection.send(&request)).await.unwrap_or_else(timed_out)
     }
 
     /// Tells those who wait for the oldest call what has come.
     fn heard(&mut self, reply: Result<Reply, Fault>) -> Result<(), Fault> {
-        let Some(InFlight { batch, .. }) = self.in_flight.pop_front() else { return Ok(()) };
-        self.answered_last = batch.callers();
+        let Some(oldest) = self.in_flight.pop_front() else { return Ok(()) };
+        self.answered_last = oldest.batch.callers();
         match reply {
-            Ok(reply) => self.answered(batch, reply),
+            Ok(reply) => self.answered(oldest, reply)?,
             Err(fault) => {
-                batch.refuse(&fault);
-                Err(fault)
+                oldest.batch.refuse(&fault);
+                return Err(fault);
             }
         }
+        if self.in_flight.is_empty() && self.connection.has_said_more() {
+            return Err(Fault::new(Kind::Protocol, "the server answers what nobody asked"));
+        }
+        Ok(())
     }
 
-    fn answered(&mut self, batch: Batch, reply: Reply) -> Result<(), Fault> {
-        match batch {
-            Batch::Checks(_) | Batch::Refunds(_) if is_no_script(&reply) => {
+    fn answered(&mut self, InFlight { batch, said, .. }: InFlight, reply: Reply) -> Result<(), Fault> {
+        if let Reply::Error(message) = &reply
+            && batch.calls_script()
+        {
+            if message.starts_with("NOSCRIPT") && said == Say::ItsName {
                 self.lane.counters.scripts_sent.fetch_add(1, Ordering::Relaxed);
                 self.again.push_back((batch, Say::AllOfIt));
-                Ok(())
+                return Ok(());
             }
-            Batch::Checks(checks) => {
-                let answers = checks.answers(reply);
-                if checks.callers() > 1 && answers.as_ref().is_err_and(|fault| fault.kind == Kind::Foreign) {
-                    let (first, second) = checks.halves();
-                    self.again.push_front((Batch::Checks(second), Say::ItsName));
-                    self.again.push_front((Batch::Checks(first), Say::ItsName));
-                    return Ok(());
-                }
-                let outcome = outcome_of(&answers);
-                checks.hand_out(&answers);
-                outcome
+            if Fault::of_reply(message).kind == Kind::Foreign && batch.is_divisible() {
+                let (first, second) = batch.halves();
+                self.again.push_front((second, Say::ItsName));
+                self.again.push_front((first, Say::ItsName));
+                return Ok(());
             }
-            Batch::Refunds(refunds) => {
-                let answers = refunds.answers(reply);
-                let outcome = outcome_of(&answers);
-                refunds.hand_out(&answers);
-                outcome
-            }
-            Batch::Command(_, waiter) => {
-                let answer = match reply {
-                    Reply::Error(message) => Err(Fault::of_reply(&message)),
-                    reply => Ok(reply),
-                };
-                let _ = waiter.send(answer);
-                Ok(())
-            }
+        }
+        match batch.answer(reply) {
+            Err(fault) if fault.ends_connection() => Err(fault),
+            _ => Ok(()),
         }
     }
 
@@ -196,18 +190,6 @@ impl<'a> Session<'a> {
         self.in_flight.into_iter().for_each(|call| call.batch.refuse(&in_flight));
         let unexecuted = Fault::new(Kind::Unreachable, "the connection was given up before the call");
         self.again.into_iter().for_each(|(batch, _)| batch.refuse(&unexecuted));
-    }
-}
-
-fn is_no_script(reply: &Reply) -> bool {
-    matches!(reply, Reply::Error(message) if message.starts_with("NOSCRIPT"))
-}
-
-/// The fault, if it is one after which the connection must not be used again.
-fn outcome_of<T>(answers: &Result<T, Fault>) -> Result<(), Fault> {
-    match answers {
-        Err(fault) if fault.ends_connection() => Err(fault.clone()),
-        _ => Ok(()),
     }
 }
 

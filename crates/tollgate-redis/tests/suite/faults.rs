@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use futures_util::future::join_all;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tollgate_core::{Check, Demand, Key, Limit, Store, StoreError, StoreErrorKind as Kind};
 use tollgate_redis::RedisStore;
 use tollgate_testkit::fault::{Fault, Proxy};
@@ -18,6 +19,12 @@ async fn decide(store: &RedisStore, subject: &str) -> Result<bool, StoreError> {
     let limit: Limit = "1000000/h token-bucket".parse().unwrap();
     let demand = Demand::new(limit, Key::new(subject).unwrap());
     Ok(store.decide(&[Check::one(&demand)]).await?[0].allowed())
+}
+
+/// What is left of a window of ten.
+async fn decide_sliding(store: &RedisStore) -> Result<u32, StoreError> {
+    let demand = Demand::new("10/h".parse().unwrap(), Key::new("k").unwrap());
+    Ok(store.decide(&[Check::one(&demand)]).await?[0].lines[0].remaining)
 }
 
 /// Waits until decisions are made again. Returns the kinds of the errors on the way.
@@ -118,7 +125,9 @@ async fn a_hung_server_times_out_and_what_it_says_later_is_heard_by_nobody() {
     let store = RedisStore::builder(server.url()).call_timeout(Duration::from_millis(100)).build().unwrap();
     healed(&store).await;
     server.stop();
-    let error = decide(&store, "hung").await.unwrap_err();
+    let (decided, probed) = tokio::join!(decide(&store, "hung"), store.probe());
+    assert_eq!(probed.unwrap_err().kind(), Kind::TimedOut);
+    let error = decided.unwrap_err();
     assert_eq!(error.kind(), Kind::TimedOut);
     assert!(!error.is_unexecuted(), "nobody knows");
     // A stopped server accepts connections; the greeting finds it out, and nothing is sent.
@@ -320,7 +329,7 @@ async fn a_port_that_speaks_something_else_is_a_protocol_error() {
     let server = async {
         loop {
             let (mut stream, _) = listener.accept().await.unwrap();
-            let _ = tokio::io::AsyncWriteExt::write_all(&mut stream, b"HTTP/1.1 400 Bad Request\r\n\r\n").await;
+            let _ = stream.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n").await;
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
@@ -328,6 +337,61 @@ async fn a_port_that_speaks_something_else_is_a_protocol_error() {
         _ = failing(&store, Kind::Protocol) => {}
         () = server => unreachable!("it accepts for ever"),
     }
+}
+
+/// A server of which only the greeting is as it should be: each call of the script is answered with these bytes.
+async fn answering(bytes: &'static [u8]) -> std::net::SocketAddr {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let addr = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        while let Ok((mut stream, _)) = listener.accept().await {
+            tokio::spawn(async move {
+                let (mut heard, mut chunk) = (Vec::new(), vec![0; 64 << 10]);
+                while let Ok(count @ 1..) = stream.read(&mut chunk).await {
+                    heard.extend_from_slice(&chunk[..count]);
+                    // Every command is answered when its end has come: of the greeting the script, of a call its time and checks.
+                    let is_greeting = heard.windows(4).any(|bytes| bytes == b"LOAD");
+                    let end: &[u8] = if is_greeting { b"return reply\n\r\n" } else { b"window=fixed\r\n" };
+                    if heard.ends_with(end) {
+                        let greeting = format!("+OK\r\n*0\r\n$40\r\n{}\r\n", "a".repeat(40));
+                        let answer = if is_greeting { greeting.as_bytes() } else { bytes };
+                        stream.write_all(answer).await.unwrap();
+                        heard.clear();
+                    }
+                }
+            });
+        }
+    });
+    addr
+}
+
+#[tokio::test]
+async fn a_server_that_does_not_know_the_script_it_was_just_sent_is_not_asked_for_ever() {
+    let addr = answering(b"-NOSCRIPT No matching script.\r\n").await;
+    let store = RedisStore::builder(format!("redis://{addr}")).call_timeout(Duration::from_secs(10)).build().unwrap();
+    assert_eq!(decide_sliding(&store).await.unwrap_err().kind(), Kind::Protocol);
+    assert_eq!((store.stats().calls, store.stats().scripts_sent), (2, 1));
+}
+
+#[tokio::test]
+async fn an_answer_that_nobody_asked_for_is_not_taken_for_the_next_one() {
+    // Allowed with 9 left; and once more, with 7.
+    let addr =
+        answering(b"*7\r\n:9\r\n:1\r\n:1\r\n:9\r\n:0\r\n:5\r\n:5\r\n*7\r\n:9\r\n:1\r\n:1\r\n:7\r\n:0\r\n:5\r\n:5\r\n")
+            .await;
+    let store = RedisStore::builder(format!("redis://{addr}")).call_timeout(Duration::from_secs(10)).build().unwrap();
+    for _ in 0..3 {
+        assert_eq!(decide_sliding(&store).await.unwrap(), 9);
+    }
+    assert!(store.stats().connects >= 3, "{:?}", store.stats());
+}
+
+#[tokio::test]
+async fn the_longest_patience_is_no_trouble() {
+    let server = Server::redis();
+    let store = RedisStore::builder(server.url()).call_timeout(Duration::MAX).build().unwrap();
+    assert!(decide(&store, "k").await.unwrap());
+    assert_eq!(store.stats().panics, 0);
 }
 
 #[tokio::test]

@@ -173,10 +173,9 @@ fn a_log_that_is_spoilt_inside_harms_only_who_asks_for_it() {
     let redis = OnServer::new(Brand::Redis);
     let now_us: u64 = 1_760_000_000_000_000;
     redis.clock.set(Timestamp::from_micros(now_us));
-    let [old, fresh] = [now_us - 70_000_000, now_us - 1_000_000].map(|us| us.to_string());
-    redis.server.command(&["RPUSH", "tollgate:tg1:{k}:sliding:60000000", &old, "hello", &fresh, &fresh]);
+    spoil(&redis, now_us, "k");
     let before = keys_and_values(&redis.server);
-    // More than go in one call, and two of them ask for it.
+    // So many that they go as two calls, and in each somebody asks for it.
     let subjects: Vec<String> =
         (0..40).map(|caller| if caller % 20 == 7 { "k".into() } else { format!("other {caller}") }).collect();
     let demands: Vec<Demand<'_>> = subjects.iter().map(|subject| demand("100/min", subject)).collect();
@@ -189,6 +188,80 @@ fn a_log_that_is_spoilt_inside_harms_only_who_asks_for_it() {
         }
     }
     assert!(keys_and_values(&redis.server).contains(&before[0]), "it is left as it is");
+}
+
+/// Spoils the log of a subject, deep inside.
+fn spoil(redis: &OnServer, now_us: u64, subject: &str) {
+    let [old, fresh] = [now_us - 70_000_000, now_us - 1_000_000].map(|us| us.to_string());
+    let key = format!("tollgate:tg1:{{{subject}}}:sliding:60000000");
+    redis.server.command(&["RPUSH", &key, &old, "hello", &fresh, &fresh]);
+}
+
+#[test]
+fn many_who_ask_for_a_spoilt_log_are_told_in_a_few_calls() {
+    let redis = OnServer::new(Brand::Redis);
+    let now_us: u64 = 1_760_000_000_000_000;
+    redis.clock.set(Timestamp::from_micros(now_us));
+    redis.wait(redis.store.probe()).unwrap();
+    redis.server.command(&["SET", "tollgate:tg1:{foreign}:sliding:60000000", "hello"]);
+    spoil(&redis, now_us, "spoilt");
+    let calls_for = |subjects: &[String]| {
+        let demands: Vec<Demand<'_>> = subjects.iter().map(|subject| demand("100/min", subject)).collect();
+        let checks: Vec<[Check<'_>; 1]> = demands.iter().map(|demand| [Check::one(demand)]).collect();
+        let before = redis.store.stats().calls;
+        let decided = redis.wait(join_all(checks.iter().map(|check| redis.store.decide(check))));
+        for (subject, decided) in subjects.iter().zip(decided) {
+            let expected = if subject.starts_with("other") { None } else { Some(StoreErrorKind::Foreign) };
+            assert_eq!(decided.err().map(|error| error.kind()), expected, "{subject}");
+        }
+        redis.store.stats().calls - before
+    };
+    for bad in ["foreign", "spoilt"] {
+        let all = vec![bad.to_owned(); 64];
+        assert_eq!(calls_for(&all), 2, "{bad}: it is one question, however many ask it");
+        let half: Vec<String> =
+            (0..64).map(|caller| if caller % 2 == 0 { bad.to_owned() } else { format!("other {caller}") }).collect();
+        let calls = calls_for(&half);
+        assert!(calls < 24, "{bad}: {calls} calls to find it among others");
+    }
+}
+
+#[test]
+fn what_was_written_before_the_trouble_is_not_asked_again() {
+    let redis = OnServer::new(Brand::Redis);
+    let now_us: u64 = 1_760_000_000_000_000;
+    redis.clock.set(Timestamp::from_micros(now_us));
+    redis.wait(redis.store.probe()).unwrap();
+    spoil(&redis, now_us, "z");
+    let connects_before = redis.store.stats().connects;
+
+    // Two windows on one counter: the second reads what the first has written.
+    let (fine, coarse, spoilt) = (demand("5/s", "k"), demand("3000/s", "k"), demand("100/min", "z"));
+    let checks = [&fine, &coarse, &spoilt].map(|demand| [Check::one(demand)]);
+    let decided = redis.wait(join_all(checks.iter().map(|check| redis.store.decide(check))));
+    for decided in decided {
+        let error = decided.unwrap_err();
+        assert_eq!(error.kind(), StoreErrorKind::Protocol);
+        assert!(!error.is_unexecuted(), "nobody knows which: {error}");
+    }
+    assert!(redis.wait(redis.store.inspect(&fine)).unwrap().remaining >= 3, "each was charged once at most");
+
+    // A refund is written at once.
+    let (good, bad) = ([Check::one(&fine)], [Check::one(&spoilt)]);
+    let charged = redis.wait(redis.store.decide(&good)).unwrap().remove(0);
+    let remaining = charged.lines[0].remaining;
+    let both = async { tokio::join!(redis.store.refund(&good[0], &charged), redis.store.refund(&bad[0], &charged)) };
+    let (good_refund, bad_refund) = redis.wait(both);
+    assert!(good_refund.is_err_and(|error| !error.is_unexecuted()) && bad_refund.is_err());
+    assert_eq!(redis.wait(redis.store.inspect(&fine)).unwrap().remaining, remaining + 1, "given back once");
+
+    // Found before anything was written, it harms nobody else.
+    let charged = redis.wait(redis.store.decide(&good)).unwrap().remove(0);
+    let both = async { tokio::join!(redis.store.refund(&bad[0], &charged), redis.store.refund(&good[0], &charged)) };
+    let (bad_refund, good_refund) = redis.wait(both);
+    assert_eq!(bad_refund.unwrap_err().kind(), StoreErrorKind::Foreign);
+    good_refund.unwrap();
+    assert_eq!(redis.store.stats().connects, connects_before, "the connection is as good as before");
 }
 
 #[test]

@@ -2,7 +2,7 @@ use super::*;
 use tokio::sync::oneshot;
 
 use crate::key::Prefix;
-use tollgate_core::{Check, Demand, Key, Limit};
+use tollgate_core::{Check, Demand, Key, Limit, StoreErrorKind as Kind};
 
 fn step(parts: &[(&str, &str)]) -> Step {
     let demands: Vec<Demand<'_>> = parts
@@ -83,14 +83,49 @@ fn a_batch_is_for_no_more_callers_than_it_may() {
     assert_eq!(next_sizes(&mut backlog, 2), [1]);
 }
 
+/// The callers of a batch of checks by their subjects.
+fn batch_of(callers: &[&[&str]]) -> (Batch, Vec<Answered>) {
+    let (mut backlog, answers): (VecDeque<Work>, Vec<Answered>) = callers
+        .iter()
+        .map(|subjects| {
+            let (waiter, answer) = oneshot::channel();
+            (Work::Checks(subjects.iter().map(|subject| step(&[(subject, "5/s")])).collect(), waiter), answer)
+        })
+        .unzip();
+    (Batch::next(&mut backlog, STEPS_MAX).expect("there are checks"), answers)
+}
+
+fn sizes(batch: &Batch) -> (Vec<usize>, usize) {
+    let Batch::Checks(checks) = batch else { panic!("these are checks") };
+    (checks.waiters.iter().map(|(step_count, _)| *step_count).collect(), checks.grouping.groups.len())
+}
+
 #[test]
-fn halves_keep_each_callers_checks_together() {
-    let (mut backlog, _answers): (VecDeque<Work>, Vec<Answered>) = [3, 1, 2, 1, 1].map(checks).into_iter().unzip();
-    let Some(Batch::Checks(all)) = Batch::next(&mut backlog, STEPS_MAX) else { panic!("there are checks") };
-    let (first, second) = all.halves();
-    let sizes = |checks: &Checks| checks.waiters.iter().map(|(step_count, _)| *step_count).collect::<Vec<_>>();
-    assert_eq!((sizes(&first), first.steps.len()), (vec![3, 1], 4));
-    assert_eq!((sizes(&second), second.steps.len()), (vec![2, 1, 1], 4));
+fn halves_keep_together_what_is_one_callers_and_what_is_the_same() {
+    let (batch, _answers) = batch_of(&[&["a", "b", "c"], &["d"], &["e", "f"], &["g"], &["h"]]);
+    let (first, second) = batch.halves();
+    assert_eq!((sizes(&first), sizes(&second)), ((vec![3, 1], 4), (vec![2, 1, 1], 4)));
+
+    let (batch, _answers) = batch_of(&[&["m"], &["a"], &["m"], &["m"], &["m"], &["z"]]);
+    let (first, second) = batch.halves();
+    assert_eq!((sizes(&first), sizes(&second)), ((vec![1], 1), (vec![1; 5], 2)));
+    assert!(!first.is_divisible() && second.is_divisible());
+    let (first, second) = second.halves();
+    assert_eq!((sizes(&first), sizes(&second)), ((vec![1; 4], 1), (vec![1], 1)));
+    assert!(!first.is_divisible(), "four callers, one question");
+
+    let (batch, _answers) = batch_of(&[&["a", "b"], &["a", "b"], &[]]);
+    let (first, second) = batch.halves();
+    assert_eq!((sizes(&first), sizes(&second)), ((vec![0], 0), (vec![2, 2], 2)));
+}
+
+#[test]
+fn a_fault_of_the_whole_call_is_told_to_everybody_even_to_who_asked_for_nothing() {
+    let (batch, answers) = batch_of(&[&[], &["a"], &["a", "b"]]);
+    batch.refuse(&Fault::of_reply("BUSY"));
+    for mut answer in answers {
+        assert_eq!(answer.try_recv().unwrap().unwrap_err().kind, Kind::Unavailable);
+    }
 }
 
 #[test]
