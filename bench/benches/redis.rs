@@ -25,9 +25,9 @@ use tollgate_testkit::server::{Brand, Config, Server};
 
 const CALLERS: usize = 64;
 const KEYS: usize = 10_000;
-const RUN: Duration = Duration::from_secs(2);
+const RUN: Duration = Duration::from_secs(1);
 /// Each contestant has its turn in each round: what else the machine does meets all of them.
-const ROUNDS: usize = 5;
+const ROUNDS: usize = 9;
 
 const SORTED_SET: &str = "
 local time = redis.call('TIME')
