@@ -46,6 +46,7 @@ use tollgate_core::{Check, Clock, Cost, Decision, MemoryStore, StoreError, Syste
 
 use self::assured::{Assured, Pending};
 use self::caller::{Known, KnownCaller, Plan};
+pub(crate) use self::live::Terms;
 use self::live::{Group, Live};
 pub use self::passage::{Ending, Passage};
 pub use self::refused::Refused;
@@ -113,7 +114,7 @@ pub(crate) struct Asking {
     engine: Engine,
     live: Arc<Live>,
     caller: KnownCaller,
-    cost: Option<Cost>,
+    terms: Terms,
 }
 
 impl Engine {
@@ -178,7 +179,7 @@ impl Engine {
 
     /// The same for a request that costs more or less than its rules say.
     pub async fn decide_with_cost(&self, request: &RequestView<'_>, peer: IpAddr, cost: Option<Cost>) -> Outcome {
-        match self.begin(request, peer, cost) {
+        match self.begin(request, peer, Terms { cost, wait_max: None }) {
             Begun::Pass(passage) => Outcome::Pass(passage),
             Begun::Refuse(refused) => Outcome::Refuse(*refused),
             Begun::Asking(asking) => asking.outcome(request.headers()).await,
@@ -186,7 +187,7 @@ impl Engine {
     }
 
     /// Decides a request as far as nobody has to be waited for.
-    pub(crate) fn begin(&self, request: &RequestView<'_>, peer: IpAddr, cost: Option<Cost>) -> Begun {
+    pub(crate) fn begin(&self, request: &RequestView<'_>, peer: IpAddr, terms: Terms) -> Begun {
         let live = self.0.live.load();
         let caller = match self.identify(&live, request, peer) {
             Known::Nothing => return Begun::Pass(Passage::unlimited()),
@@ -195,13 +196,13 @@ impl Engine {
         };
         match caller.plan {
             Plan::Known(tariff) if self.is_in_process() => {
-                let asked = caller.asks(&live, tariff, cost);
+                let asked = caller.asks(&live, tariff, terms);
                 match self.rule_at_once(asked) {
                     Ruling::Pass(passage) => Begun::Pass(passage),
                     Ruling::Refuse(refusal) => Begun::Refuse(Box::new(refusal.told(request.headers()))),
                 }
             }
-            _ => Begun::Asking(Box::new(Asking { engine: self.clone(), live: live.clone(), caller, cost })),
+            _ => Begun::Asking(Box::new(Asking { engine: self.clone(), live: live.clone(), caller, terms })),
         }
     }
 
@@ -226,12 +227,12 @@ impl Engine {
 impl Asking {
     /// Asks whoever has to be asked. Once a store has been asked, its answer is waited for, by somebody else if need be.
     pub(crate) async fn outcome(self, request: &HeaderMap) -> Outcome {
-        let Asking { engine, live, caller, cost } = self;
+        let Asking { engine, live, caller, terms } = self;
         let tariff: Tariff = match &caller.plan {
             Plan::Known(tariff) => *tariff,
             Plan::Asked(question) => live.rules.look_up_tariff(question, &engine.0.lookups).await,
         };
-        let asked = caller.asks(&live, tariff, cost);
+        let asked = caller.asks(&live, tariff, terms);
         let pending = engine.pending();
         let ruling: Ruling = Assured::new(pending, async move { engine.rule(asked).await }).await;
         match ruling {

@@ -57,7 +57,7 @@ pub use self::body::{EmptyBody, FromBytes, MakeBody};
 pub use self::future::ResponseFuture;
 use self::future::{Bound, tell};
 use crate::answer::{Body, Refusal, Verdict, grpc};
-use crate::engine::{Begun, Engine, Refused};
+use crate::engine::{Begun, Engine, Refused, Terms};
 use crate::rules::RequestView;
 use tollgate_core::Cost;
 
@@ -120,7 +120,7 @@ impl RateLimitLayer {
 }
 
 impl<M> RateLimitLayer<M> {
-    /// Requests cost what this says; where it says nothing, what their rules say.
+    /// Requests cost what this says; where it says nothing, what their rules say. What costs 0 only looks, and always passes.
     ///
     /// ```
     /// use tollgate::Cost;
@@ -131,8 +131,10 @@ impl<M> RateLimitLayer<M> {
     ///
     /// // One unit for every 64 KiB of an upload.
     /// let layer = RateLimitLayer::axum(engine).cost(|parts| {
-    ///     let bytes: u32 = parts.headers.get("content-length")?.to_str().ok()?.parse().ok()?;
-    ///     Some(Cost::new(bytes.div_ceil(64 * 1024)))
+    ///     let bytes: u64 = parts.headers.get("content-length")?.to_str().ok()?.parse().ok()?;
+    ///     // At least one: what costs nothing only looks, and is never refused.
+    ///     let units = bytes.div_ceil(64 * 1024).max(1);
+    ///     Some(Cost::new(u32::try_from(units).unwrap_or(u32::MAX)))
     /// });
     /// # drop(layer);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -234,7 +236,8 @@ where
             cost = find_cost(&parts);
             request = Request::from_parts(parts, body);
         }
-        match self.gate.engine.begin(&RequestView::of(&request), peer, cost) {
+        let terms = Terms { cost, wait_max: Some(self.gate.wait_max) };
+        match self.gate.engine.begin(&RequestView::of(&request), peer, terms) {
             Begun::Refuse(refused) => {
                 let write_body = self.gate.write_body.as_ref();
                 ResponseFuture::refused(refuse(*refused, request.headers(), write_body, &self.make_body))

@@ -78,6 +78,12 @@ impl Policies {
         self
     }
 
+    /// Some of them, told in the same way.
+    pub(crate) fn only(&self, is_kept: impl Fn(usize) -> bool) -> Policies {
+        let kept = self.policies.iter().enumerate().filter(|(index, _)| is_kept(*index));
+        Policies::new(kept.map(|(_, policy)| policy.clone())).with_exposed_headers(self.exposed.is_some())
+    }
+
     /// The policies, in the order of the lines.
     pub fn policies(&self) -> impl ExactSizeIterator<Item = &Policy> {
         self.policies.iter().map(|policy| &**policy)

@@ -2,10 +2,10 @@
 
 use std::net::IpAddr;
 
-use tollgate_core::{Cost, Timestamp};
+use tollgate_core::Timestamp;
 
 use super::Engine;
-use super::live::{Asked, Live, Subjects};
+use super::live::{Asked, Live, Subjects, Terms};
 use super::refused::Refused;
 use crate::identity::{Identity, Origin};
 use crate::rules::{Indices, PlanQuestion, RequestView, Rule, Tariff};
@@ -69,7 +69,7 @@ impl Engine {
 
 impl KnownCaller {
     /// What the caller asks of its rules.
-    pub(super) fn asks(self, live: &Live, tariff: Tariff, cost: Option<Cost>) -> Asked {
-        Asked { bundle: live.bundle(self.rules, tariff), subjects: self.subjects, cost }
+    pub(super) fn asks(self, live: &Live, tariff: Tariff, terms: Terms) -> Asked {
+        Asked { bundle: live.bundle(self.rules, tariff), subjects: self.subjects, terms }
     }
 }

@@ -6,11 +6,12 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use foldhash::fast::RandomState;
 use parking_lot::RwLock;
 use smallvec::{SmallVec, smallvec};
-use tollgate_core::{Algorithm, Cost, Decision, Demand, Key, Scope, Source};
+use tollgate_core::{Algorithm, Cost, Decision, Demand, Key, Limit, Line, Scope, Source, Wait};
 
 use super::rule_counts::{RuleCount, RuleCounts, RuleStats};
 use crate::answer::{Policies, Policy};
@@ -73,8 +74,23 @@ pub(super) struct Asked {
     pub(super) bundle: Arc<Bundle>,
     /// Whom each matching rule counts.
     pub(super) subjects: Subjects,
-    /// What the request costs, if it is not for the rules to say.
-    pub(super) cost: Option<Cost>,
+    pub(super) terms: Terms,
+}
+
+/// What whoever asks says about a request.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Terms {
+    /// What it costs, if it is not for the rules to say.
+    pub(crate) cost: Option<Cost>,
+    /// The longest that it can be held, if that is known beforehand.
+    pub(crate) wait_max: Option<Duration>,
+}
+
+impl Terms {
+    /// Whether nobody will wait so long.
+    pub(super) fn exclude(self, wait: Wait) -> bool {
+        self.wait_max.is_some_and(|wait_max| wait.as_duration().is_none_or(|wait| wait > wait_max))
+    }
 }
 
 pub(super) type Subjects = SmallVec<[Subject; 1]>;
@@ -144,7 +160,7 @@ impl Live {
         let policies = Policies::new(parts.iter().map(|part| part.policy.clone()));
         let policies = Arc::new(policies.with_exposed_headers(self.rules.exposes_headers()));
         let is_refundable = parts.iter().any(|part| part.charge.is_refundable());
-        let may_hold = parts.iter().any(|part| part.policy.limit().algorithm() == Algorithm::LeakyBucket);
+        let may_hold = parts.iter().any(Part::may_hold);
         let on_failure = parts.iter().map(|part| part.on_failure).collect();
         (!parts.is_empty()).then_some(Group { parts, policies, on_failure, is_in_process, is_refundable, may_hold })
     }
@@ -157,13 +173,15 @@ impl Live {
 
 impl Group {
     /// Counts what each rule said. A rule that was left out because the store is away let the request pass.
-    pub(super) fn count(&self, decision: &Decision) {
+    pub(super) fn count(&self, decision: &Decision, terms: Terms) {
         let is_complete = decision.lines.len() == self.parts.len();
         let mut lines = decision.lines.iter();
+        // Who is let in but will not wait for it is refused.
+        let goes_on = |line: &Line| line.allowed && !(self.may_hold && terms.exclude(line.retry_after));
         for rule in self.rules() {
-            let has_lines = is_complete || (!decision.lines.is_empty() && rule[0].on_failure == OnFailure::Local);
+            let has_lines = is_complete || (!decision.lines.is_empty() && rule[0].is_local());
             let (allowed, source) = match has_lines {
-                true => (lines.by_ref().take(rule.len()).fold(true, |all, line| all & line.allowed), decision.source),
+                true => (lines.by_ref().take(rule.len()).fold(true, |all, line| all & goes_on(line)), decision.source),
                 false => (true, Source::None),
             };
             rule[0].counts.count(Said::of(allowed), source);
@@ -178,6 +196,12 @@ impl Group {
     /// The parts, by rule.
     fn rules(&self) -> impl Iterator<Item = &[Part]> {
         self.parts.chunk_by(|one, other| one.subject == other.subject)
+    }
+
+    /// The parts that so many lines are about: all, or those that this node decided by itself while the store was away.
+    pub(super) fn parts_of_lines(&self, line_count: usize) -> impl Iterator<Item = &Part> {
+        let is_complete = line_count == self.parts.len();
+        self.parts.iter().filter(move |part| is_complete || part.is_local())
     }
 
     /// What the request demands of all its limits.
@@ -197,6 +221,34 @@ impl Part {
         let subject = asked.subjects[self.subject].as_bytes();
         // At most eight values of some hundred bytes each; a longer one is replaced by its digest.
         let key = Key::scoped(subject, scope).expect("a subject is far shorter than a key may be");
-        Demand { limit: *self.policy.limit(), key, cost: asked.cost.unwrap_or(self.cost) }
+        let cost = asked.terms.cost.unwrap_or(self.cost);
+        let limit = match asked.terms.wait_max {
+            Some(wait_max) if self.may_hold() => held_at_most(self.policy.limit(), cost, wait_max),
+            _ => *self.policy.limit(),
+        };
+        Demand { limit, key, cost }
+    }
+
+    /// Whether this node decides it by itself while the store is away.
+    pub(super) fn is_local(&self) -> bool {
+        self.on_failure == OnFailure::Local
+    }
+
+    /// Whether it may let pass and tell to wait.
+    fn may_hold(&self) -> bool {
+        self.policy.limit().algorithm() == Algorithm::LeakyBucket
+    }
+}
+
+/// A leaky bucket without the places at which a single unit would wait longer than that. The store then refuses it, and knows
+/// until when: nothing has to be taken and given back. Dearer requests wait for those before them and not for themselves, so for them the
+/// place in the queue says too little.
+fn held_at_most(limit: &Limit, cost: Cost, wait_max: Duration) -> Limit {
+    let places = wait_max.as_micros().saturating_mul(u128::from(limit.quota())) / u128::from(limit.window_us());
+    match limit.queue() {
+        Some(queue) if cost.units() <= 1 && places < u128::from(queue) => {
+            limit.with_queue((places as u64).max(1)).unwrap_or(*limit)
+        }
+        _ => *limit,
     }
 }

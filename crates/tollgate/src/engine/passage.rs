@@ -9,10 +9,11 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use http::{HeaderMap, Response, StatusCode};
-use tollgate_core::{Check, Decision, Wait};
+use tollgate_core::{Check, Decision, Source, Wait};
 
 use super::assured::Assured;
 use super::live::{Asked, Demands, Group};
+use super::ruling::told_of;
 use super::{Engine, Outcome, Refused};
 use crate::answer::{Policies, grpc};
 use crate::rules::Charge;
@@ -98,12 +99,16 @@ impl Passage {
         Passage { told: None, owed: None }
     }
 
-    /// The enforced rules said this.
-    pub(super) fn tell(&mut self, group: &Group, decision: Decision) {
+    /// These rules said this.
+    pub(super) fn tell(&mut self, group: &Group, mut decision: Decision) {
         let wait = match group.may_hold {
             true => decision.retry_after().as_duration().unwrap_or(Duration::ZERO),
             false => Duration::ZERO,
         };
+        if decision.lines.len() != group.parts.len() {
+            // Of those that were left out nothing is known, so nothing is claimed.
+            decision = Decision { lines: Default::default(), source: Source::None, ..decision };
+        }
         self.told = Some(Box::new(Told { policies: group.policies.clone(), decision, wait }));
     }
 
@@ -152,12 +157,13 @@ impl Passage {
         if self.wait() <= wait_max {
             return Outcome::Pass(self);
         }
-        let told = self.told.take().expect("who must wait was told so");
+        let held = self.owed.as_deref().and_then(Owed::enforced).expect("who must wait may leave");
+        let (policies, decision) = (told_of(held.0, held.1), held.1.clone());
         if let Some(rest) = self.settle(End::Withdrawn) {
             rest.await;
         }
-        let decision = withdrawn(told.decision, wait_max);
-        Outcome::Refuse(Refused::denied(told.policies, decision, request))
+        let decision = withdrawn(decision, &policies, wait_max);
+        Outcome::Refuse(Refused::denied(policies, decision, request))
     }
 
     /// The same as [`Passage::finish`] where nothing has to be waited for. How it ended is looked at only if it matters.
@@ -206,13 +212,17 @@ impl Owed {
         group.expect("a group that decided is there")
     }
 
+    /// The group that is enforced, and what it said.
+    fn enforced(&self) -> Option<(&Group, &Decision)> {
+        let charged = self.charged.iter().find(|charged| matches!(charged.by, ChargedBy::Enforced))?;
+        Some((self.group(charged.by), &charged.decision))
+    }
+
     async fn give_back(&self, end: End) {
         for Charged { by, decision } in &self.charged {
             let group = self.group(*by);
-            if decision.lines.len() != group.parts.len() {
-                continue;
-            }
-            let owed = group.parts.iter().zip(&decision.lines).filter(|(part, _)| end.refunds(part.charge));
+            let decided = group.parts_of_lines(decision.lines.len()).zip(&decision.lines);
+            let owed = decided.filter(|(part, _)| end.refunds(part.charge));
             let (demands, lines): (Demands<'_>, _) = owed.map(|(part, line)| (part.demand(&self.asked), *line)).unzip();
             let Ok(check) = Check::new(&demands) else { continue };
             let decision = Decision { lines, ..*decision };
@@ -225,13 +235,17 @@ impl Owed {
 
 /// The decision of a request that was admitted but will not wait so long: refused by the limits that said so, until
 /// they would say `wait_max`.
-fn withdrawn(mut decision: Decision, wait_max: Duration) -> Decision {
+fn withdrawn(mut decision: Decision, policies: &Policies, wait_max: Duration) -> Decision {
     let wait_max_us = u64::try_from(wait_max.as_micros()).unwrap_or(u64::MAX);
-    for line in &mut decision.lines {
+    for (line, policy) in decision.lines.iter_mut().zip(policies.policies()) {
         let too_long_us = line.retry_after.as_micros().and_then(|wait_us| wait_us.checked_sub(wait_max_us));
         line.allowed = too_long_us.is_none_or(|us| us == 0);
         line.retry_after = Wait::from_micros(too_long_us.unwrap_or(0));
-        line.remaining = line.remaining.saturating_add(line.cost).min(line.quota);
+        let whole = policy.limit().cost_max();
+        line.remaining = line.remaining.saturating_add(line.cost).min(whole);
+        if line.remaining == whole {
+            (line.next_after, line.reset_after) = (Wait::ZERO, Wait::ZERO);
+        }
     }
     decision
 }

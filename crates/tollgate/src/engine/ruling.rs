@@ -3,10 +3,11 @@
 use std::sync::Arc;
 
 use futures_util::FutureExt;
+use futures_util::future::join_all;
 use http::HeaderMap;
-use tollgate_core::{Check, Decision, Source};
+use tollgate_core::{Check, Decision};
 
-use super::live::{Asked, Group, Part};
+use super::live::{Asked, Group};
 use super::passage::{Charged, ChargedBy};
 use super::{Engine, Passage, Refused};
 use crate::answer::Policies;
@@ -53,11 +54,12 @@ impl Engine {
         let mut hearing = self.hear_shield(&asked);
         if let Some(enforced) = asked.bundle.enforced.as_ref().filter(|_| hearing.goes_on()) {
             let decided = self.decide_enforced(enforced, &asked).now_or_never();
-            hearing.enforced(enforced, decided.expect(IN_PROCESS));
+            hearing.enforced(enforced, &asked, decided.expect(IN_PROCESS));
         }
         if hearing.goes_on() {
             for (index, shadow) in asked.bundle.shadow.iter().enumerate() {
-                hearing.shadow(index, shadow, self.try_shadow(shadow, &asked).now_or_never().expect(IN_PROCESS));
+                let tried = self.try_shadow(shadow, &asked).now_or_never();
+                hearing.shadow(index, shadow, &asked, tried.expect(IN_PROCESS));
             }
         }
         hearing.close(self, asked)
@@ -68,11 +70,14 @@ impl Engine {
         let mut hearing = self.hear_shield(&asked);
         if let Some(enforced) = asked.bundle.enforced.as_ref().filter(|_| hearing.goes_on()) {
             let decided = self.decide_enforced(enforced, &asked).await;
-            hearing.enforced(enforced, decided);
+            hearing.enforced(enforced, &asked, decided);
         }
         if hearing.goes_on() {
-            for (index, shadow) in asked.bundle.shadow.iter().enumerate() {
-                hearing.shadow(index, shadow, self.try_shadow(shadow, &asked).await);
+            let shadows = &asked.bundle.shadow;
+            // Together: however many there are, a request waits for them once.
+            let tried = join_all(shadows.iter().map(|shadow| self.try_shadow(shadow, &asked))).await;
+            for (index, (shadow, tried)) in shadows.iter().zip(tried).enumerate() {
+                hearing.shadow(index, shadow, &asked, tried);
             }
         }
         hearing.close(self, asked)
@@ -80,26 +85,34 @@ impl Engine {
 
     fn hear_shield(&self, asked: &Asked) -> Hearing {
         let mut hearing = Hearing { passage: Passage::unlimited(), charged: Vec::new(), refusal: None };
-        if let Some(shield) = &asked.bundle.shield {
-            let decision = self.pass_shield(shield, asked);
-            shield.count(&decision);
-            match decision.allowed() {
-                true => hearing.charged.extend(Charged::of(ChargedBy::Shield, shield, &decision)),
-                false => hearing.refusal = Some(Box::new(Refusal::Denied(decision, shield.policies.clone()))),
+        let Some(shield) = &asked.bundle.shield else { return hearing };
+        match self.pass_shield(shield, asked) {
+            Ok(decision) => {
+                shield.count(&decision, asked.terms);
+                if !decision.allowed() {
+                    hearing.refusal = Some(Box::new(Refusal::Denied(decision, shield.policies.clone())));
+                    return hearing;
+                }
+                hearing.charged.extend(Charged::of(ChargedBy::Shield, shield, asked, &decision));
+                if asked.bundle.enforced.is_none() {
+                    hearing.passage.tell(shield, decision);
+                }
+            }
+            Err(Undecided) => {
+                shield.count_unavailable();
+                hearing.refusal = Some(Box::new(Refusal::Unavailable(shield.policies.clone())));
             }
         }
         hearing
     }
 
-    fn pass_shield(&self, shield: &Group, asked: &Asked) -> Decision {
+    fn pass_shield(&self, shield: &Group, asked: &Asked) -> Result<Decision, Undecided> {
         let demands = shield.demands(asked);
-        match Check::new(&demands) {
-            Ok(check) => self.0.shield.check(&check),
-            Err(error) => {
-                tracing::error!(%error, "the shields that match one request cannot be decided together");
-                Decision { at: self.0.clock.now(), source: Source::None, lines: Default::default() }
-            }
-        }
+        let check = Check::new(&demands).map_err(|error| {
+            tracing::error!(%error, "the shields that match one request cannot be decided together");
+            Undecided
+        })?;
+        Ok(self.0.shield.check(&check))
     }
 
     /// All enforced rules together, by the store or by each rule's word for its absence.
@@ -130,15 +143,15 @@ impl Hearing {
         self.refusal.is_none()
     }
 
-    fn enforced(&mut self, enforced: &Group, decided: Result<Decision, Undecided>) {
+    fn enforced(&mut self, enforced: &Group, asked: &Asked, decided: Result<Decision, Undecided>) {
         let Ok(decision) = decided else {
             enforced.count_unavailable();
             self.refusal = Some(Box::new(Refusal::Unavailable(enforced.policies.clone())));
             return;
         };
-        enforced.count(&decision);
+        enforced.count(&decision, asked.terms);
         if decision.allowed() {
-            self.charged.extend(Charged::of(ChargedBy::Enforced, enforced, &decision));
+            self.charged.extend(Charged::of(ChargedBy::Enforced, enforced, asked, &decision));
             self.passage.tell(enforced, decision);
         } else {
             let told = told_of(enforced, &decision);
@@ -147,10 +160,10 @@ impl Hearing {
     }
 
     /// Charged if it would itself have let pass; what it would have refused is counted.
-    fn shadow(&mut self, index: usize, shadow: &Group, decided: Option<Decision>) {
-        let Some(decision) = decided else { return };
-        shadow.count(&decision);
-        self.charged.extend(Charged::of(ChargedBy::Shadow(index), shadow, &decision));
+    fn shadow(&mut self, index: usize, shadow: &Group, asked: &Asked, tried: Option<Decision>) {
+        let Some(decision) = tried else { return };
+        shadow.count(&decision, asked.terms);
+        self.charged.extend(Charged::of(ChargedBy::Shadow(index), shadow, asked, &decision));
     }
 
     fn close(mut self, engine: &Engine, asked: Asked) -> Ruling {
@@ -167,22 +180,18 @@ impl Hearing {
 
 impl Charged {
     /// What may have to be given back of a decision, if anything.
-    fn of(by: ChargedBy, group: &Group, decision: &Decision) -> Option<Charged> {
-        // Whoever is told to wait may refuse to.
-        let may_come_back = (group.is_refundable || group.may_hold) && decision.allowed();
+    fn of(by: ChargedBy, group: &Group, asked: &Asked, decision: &Decision) -> Option<Charged> {
+        // Whoever is told to wait may refuse to, and then has asked nobody for anything.
+        let may_be_withdrawn = asked.bundle.enforced.as_ref().is_some_and(|enforced| enforced.may_hold);
+        let may_come_back = (group.is_refundable || may_be_withdrawn) && decision.allowed();
         may_come_back.then(|| Charged { by, decision: decision.clone() })
     }
 }
 
 /// Whose lines the decision has: all of the group's, or of those rules that are decided without a store.
-fn told_of(group: &Group, decision: &Decision) -> Arc<Policies> {
+pub(super) fn told_of(group: &Group, decision: &Decision) -> Arc<Policies> {
     match decision.lines.len() == group.parts.len() {
         true => group.policies.clone(),
-        false => Arc::new(Policies::new(local(group).map(|part| part.policy.clone()))),
+        false => Arc::new(group.policies.only(|index| group.parts[index].is_local())),
     }
-}
-
-/// The parts that this node decides by itself while the store is away.
-fn local(group: &Group) -> impl Iterator<Item = &Part> {
-    group.parts.iter().filter(|part| part.on_failure == OnFailure::Local)
 }

@@ -8,7 +8,7 @@
 //!
 //! Wherever a future of these is dropped, its passage is dropped with it, and gives back what a failed request does not owe.
 
-use std::future::Future;
+use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
@@ -96,7 +96,7 @@ pub(super) struct Bound<S, ReqBody, M> {
 
 impl<S, ReqBody, ResBody, M> Bound<S, ReqBody, M>
 where
-    S: Service<Request<ReqBody>, Response = Response<ResBody>>,
+    S: Service<Request<ReqBody>, Response = Response<ResBody>> + Clone,
     M: MakeBody<ResBody>,
 {
     /// Asks whoever must be asked, then goes on.
@@ -119,7 +119,13 @@ where
         };
         tell(&mut self.request, &passage);
         if !passage.wait().is_zero() {
+            // That it was ready may be a place for which others wait: it is not taken along to sleep.
+            self.inner = self.inner.clone();
             tokio::time::sleep(passage.wait()).await;
+            if let Err(error) = poll_fn(|context| self.inner.poll_ready(context)).await {
+                passage.finish(Ending::Failure).await;
+                return Err(error);
+            }
         }
         let result = self.inner.call(self.request).await;
         let Ok(mut response) = result else {

@@ -7,5 +7,6 @@ mod grpc;
 mod leaky;
 mod limits;
 mod neighbours;
+mod outage;
 mod site;
 mod sockets;

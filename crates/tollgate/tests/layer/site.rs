@@ -9,7 +9,7 @@ use http::{Request, Response};
 use sfv::{BareItem, ListEntry, Parser};
 use tollgate::config::{Config, Format};
 use tollgate::engine::Engine;
-use tollgate::layer::RateLimitLayer;
+use tollgate::layer::{RateLimit, RateLimitLayer};
 use tollgate::rules::{PlanLookup, RuleSet};
 use tollgate::{Decision, Limiter, ManualClock, MemoryStore, Timestamp};
 use tower::{Layer, ServiceExt, service_fn};
@@ -42,6 +42,11 @@ impl Site {
 
     pub(crate) fn layered(self, configure: impl FnOnce(RateLimitLayer) -> RateLimitLayer) -> Site {
         Site { layer: configure(self.layer), ..self }
+    }
+
+    /// The layer around a service of the test's own.
+    pub(crate) fn layered_over<S>(&self, inner: S) -> RateLimit<S> {
+        self.layer.layer(inner)
     }
 
     /// Sends a request, whose handler answers 200 and what the decision in its extensions says remains.

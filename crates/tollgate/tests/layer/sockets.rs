@@ -35,7 +35,9 @@ fn app() -> Router {
     Router::new()
         .route(
             "/shorten",
-            post(|decision: axum::Extension<Decision>| async move { format!("{} left", decision.lines[0].remaining) }),
+            post(|axum::Extension(decision): axum::Extension<Decision>| async move {
+                decision.lines.first().map_or_else(String::new, |line| format!("{} left", line.remaining))
+            }),
         )
         .route(
             "/login",

@@ -2,6 +2,8 @@
 
 use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -42,6 +44,10 @@ enum Client {
     TimesOut(Duration),
 }
 
+/// The status that the handler has answered, 0 before. A client may leave after that and before it hears of it: while its units are given back.
+#[derive(Clone, Default)]
+struct Answered(Arc<AtomicU16>);
+
 #[derive(Clone, Debug)]
 pub(crate) struct Handler;
 
@@ -59,6 +65,7 @@ impl Service<Request<Script>> for Handler {
 
     fn call(&mut self, request: Request<Script>) -> Self::Future {
         let Script { yields, end } = *request.body();
+        let answered = request.extensions().get::<Answered>().cloned().unwrap_or_default();
         assert!(!matches!(end, End::PanicInCall), "{PLANNED}");
         Box::pin(async move {
             for _ in 0..yields {
@@ -68,6 +75,7 @@ impl Service<Request<Script>> for Handler {
                 End::Status(status) => {
                     let mut response = Response::new(Bytes::new());
                     *response.status_mut() = StatusCode::from_u16(status).unwrap();
+                    answered.0.store(status, Ordering::Relaxed);
                     Ok(response)
                 }
                 End::Error => Err(Broken),
@@ -135,7 +143,8 @@ impl Ending {
     pub(crate) async fn happen(self, mut site: Site, charged_when_polled: bool) -> Ledger {
         let mut ledger = Ledger::default();
         let Ending { cost, script, client } = self;
-        let request = request(cost, script);
+        let (mut request, answered) = (request(cost, script), Answered::default());
+        request.extensions_mut().insert(answered.clone());
         // A task of its own, because it may panic.
         let response = tokio::spawn(async move {
             let future = site.ready().await.unwrap().call(request);
@@ -161,7 +170,11 @@ impl Ending {
                 assert!(error == Broken && matches!(script.end, End::Error));
                 ledger.note(cost, false);
             }
-            Ok(None) | Err(_) if is_charged => ledger.note(cost, false),
+            Ok(None) if is_charged => {
+                let status = answered.0.load(Ordering::Relaxed);
+                ledger.note(cost, (1..400).contains(&status));
+            }
+            Err(_) if is_charged => ledger.note(cost, false),
             Ok(None) | Err(_) => {}
         }
         ledger
