@@ -189,9 +189,10 @@ impl Engine {
     /// Decides a request as far as nobody has to be waited for.
     pub(crate) fn begin(&self, request: &RequestView<'_>, peer: IpAddr, terms: Terms) -> Begun {
         let live = self.0.live.load();
-        let caller = match self.identify(&live, request, peer) {
+        let caller = match self.identify(&live, request, peer, terms) {
             Known::Nothing => return Begun::Pass(Passage::unlimited()),
             Known::Banned(refused) => return Begun::Refuse(refused),
+            Known::Shielded(refusal) => return Begun::Refuse(Box::new(refusal.told(request.headers()))),
             Known::Caller(caller) => caller,
         };
         match caller.plan {

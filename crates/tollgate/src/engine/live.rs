@@ -31,6 +31,8 @@ pub(super) struct Live {
     pub(super) counts_paths: bool,
     /// Whether who a caller is depends on the time: else the clock is read once, by the store.
     pub(super) tells_time: bool,
+    /// Whether any rule is a shield.
+    pub(super) has_shields: bool,
     counts: RuleCounts,
     /// The only bundle there can be, if all requests meet the same rules and no plan matters.
     only: Option<Arc<Bundle>>,
@@ -102,6 +104,7 @@ impl Live {
         let mut live = Live {
             counts_paths: rules.rules().iter().any(by_path),
             tells_time: rules.tells_time(),
+            has_shields: rules.rules().iter().any(Rule::is_shield),
             counts: RuleCounts::new(&rules, before.map(|before| (&before.rules, &before.counts))),
             only: None,
             bundles: RwLock::default(),
@@ -117,9 +120,14 @@ impl Live {
 
     /// What these rules ask of a caller with this plan.
     pub(super) fn bundle(&self, rules: Indices, tariff: Tariff) -> Arc<Bundle> {
-        if let Some(only) = &self.only {
-            return only.clone();
+        match &self.only {
+            Some(only) => only.clone(),
+            None => self.bundle_of(rules, tariff),
         }
+    }
+
+    /// The same for rules that need not be all that match.
+    pub(super) fn bundle_of(&self, rules: Indices, tariff: Tariff) -> Arc<Bundle> {
         let key = (rules, tariff);
         if let Some(bundle) = self.bundles.read().get(&key) {
             return bundle.clone();

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use futures_util::FutureExt;
 use futures_util::future::join_all;
 use http::HeaderMap;
-use tollgate_core::{Check, Decision};
+use tollgate_core::{Check, Cost, Decision};
 
-use super::live::{Asked, Group};
+use super::live::{Asked, Demands, Group};
 use super::passage::{Charged, ChargedBy};
 use super::{Engine, Passage, Refused};
 use crate::answer::Policies;
@@ -40,7 +40,7 @@ impl Refusal {
 struct Undecided;
 
 /// A ruling in the making: what was said so far.
-struct Hearing {
+pub(super) struct Hearing {
     passage: Passage,
     charged: Vec<Charged>,
     // What is rare is in a box, so that what is common moves few bytes.
@@ -83,7 +83,17 @@ impl Engine {
         hearing.close(self, asked)
     }
 
-    fn hear_shield(&self, asked: &Asked) -> Hearing {
+    /// Whether the shields have room for the request, by a look at them.
+    pub(super) fn would_pass_shield(&self, asked: &Asked) -> bool {
+        let Some(shield) = &asked.bundle.shield else { return true };
+        let demands = shield.demands(asked);
+        let looks: Demands<'_> = demands.iter().map(|demand| demand.cost(Cost::PEEK)).collect();
+        let Ok(look) = Check::new(&looks) else { return false };
+        let seen = self.0.shield.check(&look);
+        seen.lines.iter().zip(&demands).all(|(line, demand)| demand.cost.units() <= line.remaining)
+    }
+
+    pub(super) fn hear_shield(&self, asked: &Asked) -> Hearing {
         let mut hearing = Hearing { passage: Passage::unlimited(), charged: Vec::new(), refusal: None };
         let Some(shield) = &asked.bundle.shield else { return hearing };
         match self.pass_shield(shield, asked) {
@@ -138,6 +148,10 @@ impl Engine {
 }
 
 impl Hearing {
+    pub(super) fn into_refusal(self) -> Option<Box<Refusal>> {
+        self.refusal
+    }
+
     /// Whether nobody has refused yet.
     fn goes_on(&self) -> bool {
         self.refusal.is_none()

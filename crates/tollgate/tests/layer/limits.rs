@@ -2,6 +2,7 @@
 
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use sfv::{BareItem, ListEntry, Parser};
@@ -156,4 +157,48 @@ async fn plans_can_come_from_a_closure() {
             assert_eq!(site.status("/", &[], peer).await, if n < quota { 200 } else { 429 });
         }
     }
+}
+
+#[tokio::test]
+async fn whom_a_shield_refuses_is_not_asked_about() {
+    let questions = Arc::new(AtomicU64::new(0));
+    let asked = questions.clone();
+    let lookup = move |_: &PlanQuestion| -> Option<Arc<str>> {
+        asked.fetch_add(1, Ordering::Relaxed);
+        None
+    };
+    let site = Site::with_lookups(
+        r#"
+        api_keys = "any"
+        [plans.anonymous]
+        limits = ["1000/min"]
+        [plans.default]
+        limits = ["1000/min"]
+        [[rules]]
+        name = "flood"
+        store = "memory"
+        by = ["ip"]
+        limits = ["5/min"]
+        [[rules]]
+        name = "api"
+        by = ["caller"]
+        limits = "plan"
+        "#,
+        vec![Arc::new(lookup)],
+    );
+    for n in 0..50 {
+        let key = format!("invented-{n}");
+        let answered = site.send("/", &[("x-api-key", &key)], HERE).await;
+        assert_eq!(answered.status().as_u16(), if n < 5 { 200 } else { 429 });
+    }
+    assert_eq!(questions.load(Ordering::Relaxed), 5, "the flood ends at the shield");
+    let stats = site.engine.rule_stats();
+    assert_eq!((stats[0].allowed(), stats[0].denied(), stats[1].allowed()), (5, 45, 5));
+}
+
+#[tokio::test]
+async fn a_request_that_only_a_shield_limits_is_told_its_numbers() {
+    let site = Site::new("[[rules]]\nname = 'flood'\nstore = 'memory'\nby = ['ip']\nlimits = ['5/min']");
+    let answered = site.send("/", &[], HERE).await;
+    assert_eq!((answered.status().as_u16(), told_by(&answered)[0].remaining), (200, 4));
 }
