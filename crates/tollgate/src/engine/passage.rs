@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use http::{HeaderMap, Response, StatusCode};
-use tollgate_core::{Check, Decision, Source, Wait};
+use tollgate_core::{Check, Decision, Limit, Line, Source, Wait};
 
 use super::assured::Assured;
 use super::live::{Asked, Demands, Group};
@@ -139,6 +139,23 @@ impl Passage {
         }
     }
 
+    /// Writes what belongs on this response, which is how the request ended: what it does not owe is told as given back.
+    #[cfg(feature = "tower")]
+    pub(crate) fn write_onto<B>(&self, response: &mut Response<B>) {
+        let Some((told, owed)) = self.told.as_deref().zip(self.owed.as_deref()) else {
+            return self.write_headers(response.headers_mut());
+        };
+        let end = End::Ended(Ending::of_response(response));
+        let mut decision = told.decision.clone();
+        if let Some((group, _)) = owed.enforced() {
+            let decided = group.parts_of_lines(decision.lines.len()).zip(&mut decision.lines);
+            for (part, line) in decided.filter(|(part, _)| end.refunds(part.charge)) {
+                given_back(line, part.policy.limit());
+            }
+        }
+        told.policies.write_headers(&decision, response.headers_mut());
+    }
+
     /// Nobody will tell how the request ends: the units stay taken.
     pub fn keep(mut self) {
         self.owed = None;
@@ -241,13 +258,18 @@ fn withdrawn(mut decision: Decision, policies: &Policies, wait_max: Duration) ->
         let too_long_us = line.retry_after.as_micros().and_then(|wait_us| wait_us.checked_sub(wait_max_us));
         line.allowed = too_long_us.is_none_or(|us| us == 0);
         line.retry_after = Wait::from_micros(too_long_us.unwrap_or(0));
-        let whole = policy.limit().cost_max();
-        line.remaining = line.remaining.saturating_add(line.cost).min(whole);
-        if line.remaining == whole {
-            (line.next_after, line.reset_after) = (Wait::ZERO, Wait::ZERO);
-        }
+        given_back(line, policy.limit());
     }
     decision
+}
+
+/// What a limit has left when a request's units have come back.
+fn given_back(line: &mut Line, limit: &Limit) {
+    let whole = limit.cost_max();
+    line.remaining = line.remaining.saturating_add(line.cost).min(whole);
+    if line.remaining == whole {
+        (line.next_after, line.reset_after) = (Wait::ZERO, Wait::ZERO);
+    }
 }
 
 impl std::fmt::Debug for Passage {

@@ -66,7 +66,7 @@ impl<F: Future<Output = Result<Response<B>, E>>, B, E> Future for ResponseFuture
                 let result = ready!(inner.poll(context));
                 let passage = passage.take().expect("a future is not polled after its end");
                 Poll::Ready(result.map(|mut response| {
-                    passage.write_headers(response.headers_mut());
+                    passage.write_onto(&mut response);
                     passage.finish_at_once(&response);
                     response
                 }))
@@ -132,7 +132,7 @@ where
             passage.finish(Ending::Failure).await;
             return result;
         };
-        passage.write_headers(response.headers_mut());
+        passage.write_onto(&mut response);
         passage.finish(Ending::of_response(&response)).await;
         Ok(response)
     }

@@ -202,3 +202,17 @@ async fn a_request_that_only_a_shield_limits_is_told_its_numbers() {
     let answered = site.send("/", &[], HERE).await;
     assert_eq!((answered.status().as_u16(), told_by(&answered)[0].remaining), (200, 4));
 }
+
+#[tokio::test]
+async fn what_a_request_does_not_owe_is_told_as_given_back() {
+    let rules = "[[rules]]\nname = 'login'\nby = ['ip']\nlimits = ['1/h']\ncharge = '";
+    let on_failure = Site::new(&format!("{rules}on_failure'"));
+    let on_success = Site::new(&format!("{rules}on_success'"));
+    for _ in 0..3 {
+        let answered = on_failure.send("/", &[], HERE).await;
+        let told = &told_by(&answered)[0];
+        assert_eq!((answered.status().as_u16(), told.remaining, told.next_secs), (200, 1, Some(0)));
+        assert_eq!(answered.headers()["x-ratelimit-remaining"], "1", "the next one passes at once");
+    }
+    assert_eq!(told_by(&on_success.send("/", &[], HERE).await)[0].remaining, 0);
+}
