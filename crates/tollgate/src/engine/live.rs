@@ -95,6 +95,14 @@ impl Terms {
     }
 }
 
+impl Asked {
+    /// Whether the request may be let in and not go on, because it would have to wait for too long.
+    pub(super) fn may_be_withdrawn(&self) -> bool {
+        let enforced = self.bundle.enforced.as_ref().filter(|enforced| enforced.may_hold);
+        enforced.is_some_and(|enforced| enforced.parts.iter().any(|part| part.may_hold_too_long(self.terms)))
+    }
+}
+
 pub(super) type Subjects = SmallVec<[Subject; 1]>;
 pub(super) type Demands<'a> = SmallVec<[Demand<'a>; 2]>;
 
@@ -196,6 +204,21 @@ impl Group {
         }
     }
 
+    /// Whoever comes back to a leaky bucket when there is a place may find that it would wait there for too long. So a refusal tells when both is
+    /// over.
+    pub(super) fn count_the_wait(&self, decision: &mut Decision, terms: Terms) {
+        let Some(wait_max) = terms.wait_max.filter(|_| self.may_hold) else { return };
+        let wait_max_us = u64::try_from(wait_max.as_micros()).unwrap_or(u64::MAX);
+        let line_count = decision.lines.len();
+        for (_, line) in self.parts_of_lines(line_count).zip(&mut decision.lines).filter(|(part, _)| part.may_hold()) {
+            // All that is in the bucket goes before.
+            let too_long_us = line.reset_after.as_micros().map_or(0, |us| us.saturating_sub(wait_max_us));
+            let told = if line.allowed { Wait::ZERO } else { line.retry_after };
+            line.allowed &= too_long_us == 0;
+            line.retry_after = told.max(Wait::from_micros(too_long_us));
+        }
+    }
+
     /// Counts a request that was refused because the store is away.
     pub(super) fn count_unavailable(&self) {
         self.rules().for_each(|rule| rule[0].counts.count(Said::Unavailable, Source::None));
@@ -237,6 +260,13 @@ impl Part {
         Demand { limit, key, cost }
     }
 
+    /// Whether it may let in somebody who will not wait so long: [`held_at_most`] cannot prevent it.
+    fn may_hold_too_long(&self, terms: Terms) -> bool {
+        let Some(wait_max) = terms.wait_max else { return self.may_hold() };
+        let is_dear = terms.cost.unwrap_or(self.cost).units() > 1;
+        self.may_hold() && (is_dear || places_within(self.policy.limit(), wait_max) == 0)
+    }
+
     /// Whether this node decides it by itself while the store is away.
     pub(super) fn is_local(&self) -> bool {
         self.on_failure == OnFailure::Local
@@ -252,11 +282,16 @@ impl Part {
 /// until when: nothing has to be taken and given back. Dearer requests wait for those before them and not for themselves, so for them the
 /// place in the queue says too little.
 fn held_at_most(limit: &Limit, cost: Cost, wait_max: Duration) -> Limit {
-    let places = wait_max.as_micros().saturating_mul(u128::from(limit.quota())) / u128::from(limit.window_us());
+    let places = places_within(limit, wait_max);
     match limit.queue() {
         Some(queue) if cost.units() <= 1 && places < u128::from(queue) => {
             limit.with_queue((places as u64).max(1)).unwrap_or(*limit)
         }
         _ => *limit,
     }
+}
+
+/// At how many places of a leaky bucket's queue nobody waits longer than that.
+fn places_within(limit: &Limit, wait_max: Duration) -> u128 {
+    wait_max.as_micros().saturating_mul(u128::from(limit.quota())) / u128::from(limit.window_us())
 }

@@ -171,10 +171,10 @@ impl Passage {
     /// Goes on if the wait is no longer than `wait_max`. Else everything is given back, and the client is told when the wait
     /// will be short enough.
     pub async fn wait_at_most(mut self, wait_max: Duration, request: &HeaderMap) -> Outcome {
-        if self.wait() <= wait_max {
+        // Who cannot leave has a place that was chosen for this patience.
+        let Some(held) = self.owed.as_deref().and_then(Owed::enforced).filter(|_| self.wait() > wait_max) else {
             return Outcome::Pass(self);
-        }
-        let held = self.owed.as_deref().and_then(Owed::enforced).expect("who must wait may leave");
+        };
         let (policies, decision) = (told_of(held.0, held.1), held.1.clone());
         if let Some(rest) = self.settle(End::Withdrawn) {
             rest.await;

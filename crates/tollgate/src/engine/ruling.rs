@@ -132,7 +132,8 @@ impl Engine {
             tracing::error!(%error, "the rules that match one request cannot be decided together");
             Undecided
         })?;
-        let decided = self.0.limiter.check_each(&check, &group.on_failure, group.is_refundable).await;
+        let is_refundable = group.is_refundable || asked.may_be_withdrawn();
+        let decided = self.0.limiter.check_each(&check, &group.on_failure, is_refundable).await;
         decided.map_err(|_unavailable| Undecided)
     }
 
@@ -142,7 +143,8 @@ impl Engine {
         if group.is_in_process {
             return Some(self.0.shield.check(&check));
         }
-        let options = CheckOptions { on_failure: Some(OnFailure::Allow), refundable: group.is_refundable };
+        let refundable = group.is_refundable || asked.may_be_withdrawn();
+        let options = CheckOptions { on_failure: Some(OnFailure::Allow), refundable };
         self.0.limiter.check_with(&check, options).await.ok()
     }
 }
@@ -158,7 +160,7 @@ impl Hearing {
     }
 
     fn enforced(&mut self, enforced: &Group, asked: &Asked, decided: Result<Decision, Undecided>) {
-        let Ok(decision) = decided else {
+        let Ok(mut decision) = decided else {
             enforced.count_unavailable();
             self.refusal = Some(Box::new(Refusal::Unavailable(enforced.policies.clone())));
             return;
@@ -168,6 +170,7 @@ impl Hearing {
             self.charged.extend(Charged::of(ChargedBy::Enforced, enforced, asked, &decision));
             self.passage.tell(enforced, decision);
         } else {
+            enforced.count_the_wait(&mut decision, asked.terms);
             let told = told_of(enforced, &decision);
             self.refusal = Some(Box::new(Refusal::Denied(decision, told)));
         }
@@ -196,8 +199,7 @@ impl Charged {
     /// What may have to be given back of a decision, if anything.
     fn of(by: ChargedBy, group: &Group, asked: &Asked, decision: &Decision) -> Option<Charged> {
         // Whoever is told to wait may refuse to, and then has asked nobody for anything.
-        let may_be_withdrawn = asked.bundle.enforced.as_ref().is_some_and(|enforced| enforced.may_hold);
-        let may_come_back = (group.is_refundable || may_be_withdrawn) && decision.allowed();
+        let may_come_back = (group.is_refundable || asked.may_be_withdrawn()) && decision.allowed();
         may_come_back.then(|| Charged { by, decision: decision.clone() })
     }
 }

@@ -96,6 +96,19 @@ async fn a_dear_request_that_would_not_wait_leaves_everything_as_it_was_and_is_t
     assert_eq!(site.status("/", &[("units", "5")], HERE).await, 200, "as it was told");
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_dear_request_is_told_when_there_is_a_place_and_the_wait_is_short_enough() {
+    let rules = "[[rules]]\nname = 'jobs'\nby = ['ip']\nlimits = ['60/min leaky-bucket']";
+    let site = Site::new(rules).layered(priced);
+    assert_eq!(site.status("/", &[("units", "50")], HERE).await, 200);
+    let refused = site.send("/", &[("units", "20")], HERE).await;
+    assert_eq!((refused.status().as_u16(), &refused.headers()["retry-after"]), (429, &"20".parse().unwrap()));
+    site.clock.advance(Duration::from_secs(19));
+    assert_eq!(site.status("/", &[("units", "20")], HERE).await, 429);
+    site.clock.advance(Duration::from_secs(1));
+    assert_eq!(site.status("/", &[("units", "20")], HERE).await, 200, "as it was told");
+}
+
 /// Serves one at a time: to be ready is to have the only place.
 struct OnePlace {
     places: Arc<Semaphore>,
