@@ -14,13 +14,15 @@ use tollgate_core::{
 
 use super::stats::{Counters, add};
 use super::uncounted;
-use crate::breaker::{Breaker, probe_after};
+use crate::breaker::{Breaker, Phase, probe_after};
 use crate::deny_cache::DenyCache;
 use crate::failure::{OnFailure, Otherwise, Unavailable, local_share};
 use crate::observe::{Observers, StoreCallKind as Call};
 
-/// A probe may take longer than a decision: nobody waits for it.
+/// A probe may take longer than a decision: nobody waits for it. But the next one waits for it, and a store that hangs and then
+/// heals must be found out.
 const PROBE_DEADLINE_MIN: Duration = Duration::from_millis(250);
+const PROBE_DEADLINE_MAX: Duration = Duration::from_secs(1);
 /// What a probe spends: one unit of a limit that nobody can exhaust, so that it writes like a decision does.
 const PROBE_SUBJECT: &str = "tollgate-probe";
 const PROBE_LIMIT: &str = "10000000/s token-bucket";
@@ -84,9 +86,9 @@ impl Shared {
             return answers.into_iter().flatten().collect();
         }
 
-        let asked = match self.breaker.is_open() {
-            true => Err(Kind::Unreachable),
-            false => self.ask(&unknown, counters).await,
+        let asked = match self.breaker.lets_ask(sent) {
+            Some(phase) => self.ask(&unknown, phase, counters).await,
+            None => Err(Kind::Unreachable),
         };
         let fresh: Vec<Result<Decision, Unavailable>> = match asked {
             Ok(decisions) => {
@@ -152,7 +154,12 @@ impl Shared {
         self.call(Call::Inspect, 1, async { self.store.inspect(demand).await }).await
     }
 
-    async fn ask(self: &Arc<Self>, checks: &[Check<'_>], counters: &Counters) -> Result<Vec<Decision>, Kind> {
+    async fn ask(
+        self: &Arc<Self>,
+        checks: &[Check<'_>],
+        phase: Phase,
+        counters: &Counters,
+    ) -> Result<Vec<Decision>, Kind> {
         add(&counters.store_calls);
         let one_answer_each = async {
             let decisions = self.store.decide(checks).await?;
@@ -163,7 +170,9 @@ impl Shared {
         };
         let error = match self.call(Call::Decide, checks.len(), one_answer_each).await {
             Ok(decisions) => {
-                self.breaker.succeeded();
+                if self.breaker.succeeded(phase) {
+                    self.tell_of_healing();
+                }
                 return Ok(decisions);
             }
             Err(error) => error,
@@ -171,7 +180,7 @@ impl Shared {
         add(&counters.store_failures);
         tracing::debug!(kind = error.kind().name(), %error, "the store did not answer");
         // A stranger under one key says nothing about the store.
-        if error.kind() != Kind::Foreign && self.breaker.failed() {
+        if error.kind() != Kind::Foreign && self.breaker.failed(phase, self.clock.now()) {
             tracing::warn!(kind = error.kind().name(), "the store is not asked until a probe succeeds");
             self.observers.breaker_changed(true);
             self.start_probing();
@@ -186,8 +195,7 @@ impl Shared {
         checks: usize,
         call: impl Future<Output = Result<T, StoreError>>,
     ) -> Result<T, StoreError> {
-        // Nobody waits for a probe, so it may take longer.
-        let deadline = if kind == Call::Probe { self.deadline.max(PROBE_DEADLINE_MIN) } else { self.deadline };
+        let deadline = if kind == Call::Probe { self.probe_deadline() } else { self.deadline };
         let begun = self.observers.begin(&*self.clock);
         let answered = within(deadline, call).await;
         let result = answered.as_ref().map(drop).map_err(StoreError::kind);
@@ -203,9 +211,12 @@ impl Shared {
         }
     }
 
-    /// A probe succeeded, or nobody can make one.
-    fn close_breaker(&self) {
-        self.breaker.close();
+    fn probe_deadline(&self) -> Duration {
+        self.deadline.clamp(PROBE_DEADLINE_MIN, PROBE_DEADLINE_MAX)
+    }
+
+    fn tell_of_healing(&self) {
+        tracing::info!("the store answers again");
         self.observers.breaker_changed(false);
     }
 
@@ -246,22 +257,49 @@ impl Shared {
     }
 
     fn start_probing(self: &Arc<Self>) {
-        match Handle::try_current() {
-            Ok(runtime) => drop(runtime.spawn(probe_until_healed(Arc::downgrade(self)))),
-            // Without a runtime there is nobody to probe: the next caller is the probe.
-            Err(_) => self.close_breaker(),
+        let probing = Probing { shared: Arc::downgrade(self), phase: self.breaker.phase() };
+        // Without a runtime there is nobody to probe.
+        if let Ok(runtime) = Handle::try_current() {
+            drop(runtime.spawn(probe_until_healed(probing)));
         }
     }
 }
 
-/// Asks the store every now and then until it answers, then closes the breaker. Ends with the limiter.
-async fn probe_until_healed(shared: Weak<Shared>) {
+/// Somebody probes. If it ends and the store was not found healed, because a runtime ended, the next callers find out themselves.
+struct Probing {
+    shared: Weak<Shared>,
+    phase: Phase,
+}
+
+impl Drop for Probing {
+    fn drop(&mut self) {
+        if let Some(shared) = self.shared.upgrade()
+            && shared.breaker.leave_ajar(self.phase)
+        {
+            tracing::warn!("nobody probes the store any more; it is asked again");
+            shared.observers.breaker_changed(false);
+        }
+    }
+}
+
+/// Asks the store every now and then until it answers, then closes the breaker. Ends with the limiter, or with the phase.
+async fn probe_until_healed(probing: Probing) {
     for attempt in 0_u32.. {
-        tokio::time::sleep(probe_after(attempt, fastrand::f64())).await;
-        let Some(shared) = shared.upgrade() else { return };
+        let pause = probe_after(attempt, fastrand::f64());
+        {
+            let Some(shared) = probing.shared.upgrade() else { return };
+            let done_after_us = (pause + shared.probe_deadline()).as_micros() as u64;
+            shared.breaker.probe_is_due_at(shared.clock.now().plus_micros(done_after_us));
+        }
+        tokio::time::sleep(pause).await;
+        let Some(shared) = probing.shared.upgrade() else { return };
+        if shared.breaker.phase() != probing.phase {
+            return;
+        }
         if probe(&shared).await.is_ok() {
-            tracing::info!("the store answers again");
-            shared.close_breaker();
+            if shared.breaker.close(probing.phase) {
+                shared.tell_of_healing();
+            }
             return;
         }
     }

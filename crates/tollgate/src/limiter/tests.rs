@@ -5,6 +5,8 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use super::*;
 use tollgate_core::{Key, Limit, ManualClock, StoreFuture, Timestamp};
 
+mod outage;
+
 /// A store that works, until it is told not to.
 struct Moody {
     inner: MemoryStore,
