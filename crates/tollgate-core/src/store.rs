@@ -55,6 +55,9 @@ pub enum StoreErrorKind {
     Forbidden,
     /// Something that is not ours stands under our key; nothing was executed.
     Foreign,
+    /// Something that is not ours stands under one of the keys; other checks of the call were decided, or other calls of the same
+    /// request were made.
+    ForeignInPart,
     /// It answered something that makes no sense.
     Protocol,
 }
@@ -69,6 +72,7 @@ impl StoreErrorKind {
             StoreErrorKind::Unavailable => "unavailable",
             StoreErrorKind::Forbidden => "forbidden",
             StoreErrorKind::Foreign => "foreign",
+            StoreErrorKind::ForeignInPart => "foreign_in_part",
             StoreErrorKind::Protocol => "protocol",
         }
     }

@@ -241,7 +241,7 @@ fn what_was_written_before_the_trouble_is_not_asked_again() {
     let decided = redis.wait(join_all(checks.iter().map(|check| redis.store.decide(check))));
     for decided in decided {
         let error = decided.unwrap_err();
-        assert_eq!(error.kind(), StoreErrorKind::Protocol);
+        assert_eq!(error.kind(), StoreErrorKind::ForeignInPart);
         assert!(!error.is_unexecuted(), "nobody knows which: {error}");
     }
     assert!(redis.wait(redis.store.inspect(&fine)).unwrap().remaining >= 3, "each was charged once at most");

@@ -180,7 +180,8 @@ impl Shared {
         add(&counters.store_failures);
         tracing::debug!(kind = error.kind().name(), %error, "the store did not answer");
         // A stranger under one key says nothing about the store.
-        if error.kind() != Kind::Foreign && self.breaker.failed(phase, self.clock.now()) {
+        let is_of_the_store = !matches!(error.kind(), Kind::Foreign | Kind::ForeignInPart);
+        if is_of_the_store && self.breaker.failed(phase, self.clock.now()) {
             tracing::warn!(kind = error.kind().name(), "the store is not asked until a probe succeeds");
             self.observers.breaker_changed(true);
             self.start_probing();
