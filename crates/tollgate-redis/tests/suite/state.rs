@@ -265,6 +265,21 @@ fn what_was_written_before_the_trouble_is_not_asked_again() {
 }
 
 #[test]
+fn a_batch_whose_later_part_fails_does_not_claim_that_nothing_was_executed() {
+    let redis = OnServer::new(Brand::Redis);
+    redis.clock.set(Timestamp::from_micros(1_760_000_000_000_000));
+    redis.server.command(&["SET", "tollgate:tg1:{foreign}:sliding:60000000", "hello"]);
+    let (good, bad) = (demand("1000/min", "good"), demand("1000/min", "foreign"));
+    // More than go in one call, and the last is alone in its call.
+    for (good_ones, kind) in [(0, StoreErrorKind::Foreign), (128, StoreErrorKind::ForeignInPart)] {
+        let checks: Vec<Check<'_>> = std::iter::repeat_n(&good, good_ones).chain([&bad]).map(Check::one).collect();
+        let error = redis.wait(redis.store.decide(&checks)).unwrap_err();
+        assert_eq!((error.kind(), error.is_unexecuted()), (kind, good_ones == 0), "{error}");
+    }
+    assert_eq!(redis.wait(redis.store.inspect(&good)).unwrap().remaining, 1000 - 128);
+}
+
+#[test]
 fn a_full_server_refuses_admissions_writes_nothing_and_still_answers_denials() {
     for brand in Brand::ALL {
         let redis = OnServer::new(brand);

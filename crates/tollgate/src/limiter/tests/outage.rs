@@ -28,7 +28,7 @@ fn a_probe_that_ends_with_its_runtime_leaves_the_store_to_the_next_caller() {
     }
     assert_eq!(bench.calls() - before, 1, "one failure is enough then");
     bench.mood(FINE);
-    stays.block_on(tokio::time::sleep(Duration::from_secs(1)));
+    stays.block_on(async { tokio::time::sleep(Duration::from_secs(1)).await });
     assert_eq!(stays.block_on(bench.ask("10/min", "a")).unwrap().source, Source::Store, "whose caller has probed");
     assert_eq!(bench.limiter.stats().breaker_opened, 2);
 }
