@@ -9,7 +9,7 @@
 //! A share is quota / instances, rounded up: a limiter that fails open feeds the outage it should
 //! contain, one that fails closed is the outage.
 
-use tollgate_core::{Limit, StoreErrorKind};
+use tollgate_core::{Check, Limit, StoreErrorKind};
 
 /// What a decision becomes when the store does not give one.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
@@ -37,20 +37,28 @@ impl OnFailure {
 
 /// What a check says of a store that does not answer.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Otherwise<'a> {
-    /// One word for the whole of it.
-    Whole(OnFailure),
+pub(crate) struct Otherwise<'a> {
     /// A word for each of its limits, in their order.
-    Each(&'a [OnFailure]),
+    pub(crate) each: &'a [OnFailure],
+    /// The word for those that have none.
+    pub(crate) rest: OnFailure,
 }
 
-impl Otherwise<'_> {
+impl<'a> Otherwise<'a> {
+    /// One word for the whole of it.
+    pub(crate) fn whole(word: OnFailure) -> Otherwise<'static> {
+        Otherwise { each: &[], rest: word }
+    }
+
+    /// The words for the limits of a check, in their order.
+    pub(crate) fn words(self, check: &Check<'_>) -> impl Iterator<Item = OnFailure> + use<'a> {
+        let rest = std::iter::repeat(self.rest);
+        self.each.iter().copied().chain(rest).take(check.demands().len())
+    }
+
     /// Whether nobody decides then: one limit that says so is enough.
-    pub(crate) fn denies(self) -> bool {
-        match self {
-            Otherwise::Whole(word) => word == OnFailure::Deny,
-            Otherwise::Each(words) => words.contains(&OnFailure::Deny),
-        }
+    pub(crate) fn denies(self, check: &Check<'_>) -> bool {
+        self.words(check).any(|word| word == OnFailure::Deny)
     }
 }
 

@@ -23,7 +23,7 @@
 use smallvec::SmallVec;
 use tollgate_core::{Check, Cost, Decision, Demand, Line, Lines, StoreError};
 
-use super::{Backend, Limiter};
+use super::{Backend, Limiter, is_of};
 
 impl Limiter {
     /// Corrects what an admitted decision charged to what was really used, on every limit of its check that charged anything.
@@ -66,7 +66,7 @@ impl Limiter {
     /// When the store does not answer. What goes back and what is charged are two calls; the first error is told, and the other
     /// is made all the same. An error that [`is_unexecuted`](StoreError::is_unexecuted) speaks of both.
     pub async fn settle_each(&self, check: &Check<'_>, decision: &Decision, actual: &[Cost]) -> Result<(), StoreError> {
-        if !decision.allowed() {
+        if !decision.allowed() || !is_of(decision, check) {
             return Ok(());
         }
         let difference = Difference::between(check, decision, actual);

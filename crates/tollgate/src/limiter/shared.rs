@@ -221,27 +221,18 @@ impl Shared {
         self.observers.breaker_changed(false);
     }
 
+    /// By this node's share of those limits that say so; those that allow are left out.
     fn degraded(&self, check: &Check<'_>, otherwise: Otherwise<'_>, kind: Kind) -> Result<Decision, Unavailable> {
-        match otherwise {
-            _ if otherwise.denies() => Err(Unavailable::new(kind)),
-            Otherwise::Whole(OnFailure::Allow) => Ok(uncounted(&*self.clock)),
-            Otherwise::Whole(_) => Ok(self.check_local(check)),
-            Otherwise::Each(words) => Ok(self.check_partly(check, words)),
+        if otherwise.denies(check) {
+            return Err(Unavailable::new(kind));
         }
-    }
-
-    /// By this node's share of those limits that say so; the others are left out.
-    fn check_partly(&self, check: &Check<'_>, words: &[OnFailure]) -> Decision {
-        let is_local = |(_, word): &(&Demand<'_>, &OnFailure)| **word == OnFailure::Local;
-        let local: SmallVec<[Demand<'_>; 2]> =
-            check.demands().iter().zip(words).filter(is_local).map(|(demand, _)| *demand).collect();
-        let Ok(part) = Check::new(&local) else { return uncounted(&*self.clock) };
-        let decision = self.check_local(&part);
-        // With some left out their lines are unknown, so nothing is claimed; but a share that is used up still refuses.
-        match local.len() < check.demands().len() && decision.allowed() {
-            true => Decision { lines: Default::default(), source: Source::None, ..decision },
-            false => decision,
-        }
+        let is_local = |(_, word): &(&Demand<'_>, OnFailure)| *word == OnFailure::Local;
+        let words = check.demands().iter().zip(otherwise.words(check));
+        let local: SmallVec<[Demand<'_>; 2]> = words.filter(is_local).map(|(demand, _)| *demand).collect();
+        Ok(match Check::new(&local) {
+            Ok(local) => self.check_local(&local),
+            Err(_none) => uncounted(&*self.clock),
+        })
     }
 
     /// By this node's share of each limit.

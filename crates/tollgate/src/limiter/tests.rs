@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use super::*;
 use tollgate_core::{Key, Limit, ManualClock, StoreFuture, Timestamp};
 
+mod degraded;
 mod outage;
 
 /// A store that works, until it is told not to.
