@@ -96,6 +96,11 @@ impl Place<'_> {
             Ok(Either::Right(_)) | Err(_) => None,
         }
     }
+
+    /// When whoever stands in front asks again, if that is known.
+    pub(super) fn front_asks_at(&self) -> Option<Instant> {
+        *self.queue.asks_at.borrow()
+    }
 }
 
 impl Drop for Place<'_> {
