@@ -8,8 +8,11 @@
 //!
 //! A share is quota / instances, rounded up: a limiter that fails open feeds the outage it should
 //! contain, one that fails closed is the outage.
+//!
+//! A cost that is more than the share but no more than the whole limit never fits here, and will fit when the store is back. Nobody knows
+//! when that is, so such a denial says to wait for the limit's window.
 
-use tollgate_core::{Check, Limit, StoreErrorKind};
+use tollgate_core::{Check, Demand, Limit, StoreErrorKind, Wait};
 
 /// What a decision becomes when the store does not give one.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
@@ -91,6 +94,14 @@ pub(crate) fn local_share(limit: &Limit, instances: u32) -> Limit {
         local = local.with_queue(share(queue)).unwrap_or(local);
     }
     local
+}
+
+/// The wait that a local denial tells of a demand, where this node's share alone would say another.
+pub(crate) fn local_wait(by_share: Wait, demand: &Demand<'_>) -> Wait {
+    match by_share == Wait::NEVER && demand.cost.units() <= demand.limit.cost_max() {
+        true => Wait::from_micros(demand.limit.window_us()),
+        false => by_share,
+    }
 }
 
 #[cfg(test)]

@@ -16,7 +16,7 @@ use super::stats::{Counters, add};
 use super::uncounted;
 use crate::breaker::{Breaker, Phase, probe_after};
 use crate::deny_cache::DenyCache;
-use crate::failure::{OnFailure, Otherwise, Unavailable, local_share};
+use crate::failure::{OnFailure, Otherwise, Unavailable, local_share, local_wait};
 use crate::observe::{Observers, StoreCallKind as Call};
 
 /// A probe may take longer than a decision: nobody waits for it. But the next one waits for it, and a store that hangs and then
@@ -238,8 +238,13 @@ impl Shared {
     /// By this node's share of each limit.
     pub(super) fn check_local(&self, check: &Check<'_>) -> Decision {
         let demands = self.local_demands(check);
-        let decided = Check::new(&demands).map(|check| self.local.check(&check));
-        decided.map_or_else(|_| uncounted(&*self.clock), |decision| Decision { source: Source::Local, ..decision })
+        let Ok(local) = Check::new(&demands) else { return uncounted(&*self.clock) };
+        let mut decision = self.local.check(&local);
+        decision.source = Source::Local;
+        for (demand, line) in check.demands().iter().zip(&mut decision.lines) {
+            line.retry_after = local_wait(line.retry_after, demand);
+        }
+        decision
     }
 
     /// The demands of a check against this node's share of each limit.

@@ -50,3 +50,14 @@ async fn a_limit_without_a_word_has_the_limiters() {
         assert_eq!(answer.ok().map(|decision| decision.lines.len()), lines, "{own:?} {words:?}");
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_cost_that_only_the_whole_limit_can_hold_is_told_to_come_again() {
+    let bench = bench(|builder| builder.instances(4));
+    bench.mood(FAILS);
+    for (cost, wait) in [(2, Some(0)), (3, Some(60)), (8, Some(60)), (9, None)] {
+        let demand = demand("8/min", "a").cost(cost);
+        let decision = bench.limiter.check(&Check::one(&demand)).await.unwrap();
+        assert_eq!((decision.source, decision.retry_after().as_secs_ceil()), (Source::Local, wait), "{cost}");
+    }
+}
