@@ -13,7 +13,7 @@ use tollgate_core::{
 };
 
 use super::stats::{Counters, add};
-use super::uncounted;
+use super::{is_of, uncounted};
 use crate::breaker::{Breaker, Phase, probe_after};
 use crate::deny_cache::DenyCache;
 use crate::failure::{OnFailure, Otherwise, Unavailable, local_share, local_wait};
@@ -161,14 +161,7 @@ impl Shared {
         counters: &Counters,
     ) -> Result<Vec<Decision>, Kind> {
         add(&counters.store_calls);
-        let one_answer_each = async {
-            let decisions = self.store.decide(checks).await?;
-            match decisions.len() == checks.len() {
-                true => Ok(decisions),
-                false => Err(StoreError::new(Kind::Protocol, "the store answered another number of checks")),
-            }
-        };
-        let error = match self.call(Call::Decide, checks.len(), one_answer_each).await {
+        let error = match self.call(Call::Decide, checks.len(), self.decide(checks)).await {
             Ok(decisions) => {
                 if self.breaker.succeeded(phase) {
                     self.tell_of_healing();
@@ -187,6 +180,17 @@ impl Shared {
             self.start_probing();
         }
         Err(error.kind())
+    }
+
+    /// The store's decisions: one for each check, with a line for each of its limits. Any other answer would let pass what nobody decided.
+    async fn decide(&self, checks: &[Check<'_>]) -> Result<Vec<Decision>, StoreError> {
+        let decisions = self.store.decide(checks).await?;
+        let are_whole = decisions.len() == checks.len()
+            && checks.iter().zip(&decisions).all(|(check, decision)| is_of(decision, check));
+        match are_whole {
+            true => Ok(decisions),
+            false => Err(StoreError::new(Kind::Protocol, "the store answered another number of checks or limits")),
+        }
     }
 
     /// Calls the store, within the deadline and before the eyes of the observers.
@@ -306,8 +310,7 @@ async fn probe(shared: &Shared) -> Result<(), StoreError> {
     let limit: Limit = PROBE_LIMIT.parse().expect("a valid limit");
     let demand = Demand::new(limit, Key::new(PROBE_SUBJECT).expect("a short key"));
     let check = Check::one(&demand);
-    let asked = async { shared.store.decide(std::slice::from_ref(&check)).await };
-    shared.call(Call::Probe, 1, asked).await.map(drop)
+    shared.call(Call::Probe, 1, shared.decide(std::slice::from_ref(&check))).await.map(drop)
 }
 
 /// Waits for a store no longer than the deadline; a panic in it is a failure like any other.

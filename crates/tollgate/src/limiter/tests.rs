@@ -22,6 +22,7 @@ const PANICS: u8 = 3;
 const FOREIGN: u8 = 4;
 const SHORT: u8 = 5;
 const FOREIGN_IN_PART: u8 = 6;
+const WITHOUT_LINES: u8 = 7;
 
 impl Store for Moody {
     fn decide<'a>(&'a self, checks: &'a [Check<'a>]) -> StoreFuture<'a, Vec<Decision>> {
@@ -33,6 +34,11 @@ impl Store for Moody {
             HANGS => Box::pin(std::future::pending()),
             PANICS => Box::pin(async { panic!("a bug in a store") }),
             SHORT => Box::pin(async { Ok(Vec::new()) }),
+            WITHOUT_LINES => Box::pin(async {
+                let at = Timestamp::ZERO;
+                let decided = |_: &Check<'_>| Decision { at, source: Source::Store, lines: Default::default() };
+                Ok(checks.iter().map(decided).collect())
+            }),
             _ => self.inner.decide(checks),
         }
     }
@@ -78,7 +84,7 @@ impl Bench {
 
 #[tokio::test(start_paused = true)]
 async fn every_way_of_failing_becomes_a_local_answer_with_this_nodes_share() {
-    for mood in [FAILS, HANGS, PANICS, SHORT] {
+    for mood in [FAILS, HANGS, PANICS, SHORT, WITHOUT_LINES] {
         let bench = bench(|builder| builder.instances(4));
         bench.mood(mood);
         for n in 0..5 {
@@ -115,7 +121,7 @@ async fn no_decision_waits_longer_than_its_deadline_and_an_open_breaker_waits_no
 
 #[tokio::test(start_paused = true)]
 async fn a_healed_store_is_used_again_within_two_seconds_and_counts_on() {
-    for mood in [FAILS, HANGS, PANICS] {
+    for mood in [FAILS, HANGS, PANICS, SHORT, WITHOUT_LINES] {
         let bench = bench(|builder| builder);
         assert_eq!(bench.ask("10/min", "a").await.unwrap().lines[0].remaining, 9);
         bench.mood(mood);
