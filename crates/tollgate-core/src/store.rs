@@ -55,6 +55,9 @@ pub enum StoreErrorKind {
     Forbidden,
     /// Something that is not ours stands under our key; nothing was executed.
     Foreign,
+    /// Something that is not ours stands under one of the keys; other checks of the call were decided, or other calls of the same
+    /// request were made.
+    ForeignInPart,
     /// It answered something that makes no sense.
     Protocol,
 }
@@ -69,6 +72,7 @@ impl StoreErrorKind {
             StoreErrorKind::Unavailable => "unavailable",
             StoreErrorKind::Forbidden => "forbidden",
             StoreErrorKind::Foreign => "foreign",
+            StoreErrorKind::ForeignInPart => "foreign_in_part",
             StoreErrorKind::Protocol => "protocol",
         }
     }
@@ -97,9 +101,46 @@ impl StoreError {
         matches!(self.kind, Kind::Unreachable | Kind::Unavailable | Kind::Forbidden | Kind::Foreign)
     }
 
+    /// The same error where this was one call of several and another of them may have been executed: what would promise that
+    /// nothing was executed promises it no more.
+    #[must_use]
+    pub fn in_part(self) -> StoreError {
+        use StoreErrorKind as Kind;
+        let kind = match self.kind {
+            Kind::Foreign => Kind::ForeignInPart,
+            _ if self.is_unexecuted() => Kind::Interrupted,
+            _ => return self,
+        };
+        StoreError::new(kind, format!("not all of it was done: {self}")).with_source(self)
+    }
+
     /// Whether it may pass by itself.
     pub const fn is_transient(&self) -> bool {
         use StoreErrorKind as Kind;
         matches!(self.kind, Kind::Unreachable | Kind::TimedOut | Kind::Interrupted | Kind::Unavailable)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_of_one_call_among_others_promises_nothing_and_keeps_what_it_said() {
+        use StoreErrorKind as Kind;
+        for (kind, in_part) in [
+            (Kind::Unreachable, Kind::Interrupted),
+            (Kind::TimedOut, Kind::TimedOut),
+            (Kind::Interrupted, Kind::Interrupted),
+            (Kind::Unavailable, Kind::Interrupted),
+            (Kind::Forbidden, Kind::Interrupted),
+            (Kind::Foreign, Kind::ForeignInPart),
+            (Kind::ForeignInPart, Kind::ForeignInPart),
+            (Kind::Protocol, Kind::Protocol),
+        ] {
+            let error = StoreError::new(kind, "so it was").in_part();
+            assert_eq!(error.kind(), in_part, "{kind:?}");
+            assert!(!error.is_unexecuted() && error.to_string().ends_with("so it was"), "{error}");
+        }
     }
 }

@@ -45,7 +45,7 @@ impl Fault {
 
     /// A key among others holds something else, and not all of the others were left undone.
     pub(crate) fn foreign_in_part() -> Fault {
-        Fault::new(Kind::Protocol, "a key of ours holds something else; other checks of the call were decided")
+        Fault::new(Kind::ForeignInPart, "a key of ours holds something else; other checks of the call were decided")
     }
 
     /// Errors that Redis gives no word of their own.
@@ -67,8 +67,7 @@ impl Fault {
     /// Whether the connection is of no further use: what answers is not, or no longer, what we want to talk to.
     pub(crate) fn ends_connection(&self) -> bool {
         match self.kind {
-            Kind::TimedOut | Kind::Interrupted | Kind::Unreachable => true,
-            Kind::Protocol => *self != Fault::foreign_in_part(),
+            Kind::TimedOut | Kind::Interrupted | Kind::Unreachable | Kind::Protocol => true,
             _ => *self == Fault::of_reply("READONLY"),
         }
     }
@@ -99,7 +98,7 @@ mod tests {
             ("ERR ACL failure in script: User ann has no permissions to run the 'set' command", Kind::Forbidden),
             ("ERR The user executing the script can't run this command or subcommand script: abc", Kind::Forbidden),
             ("TOLLGATE_FOREIGN the key holds another type", Kind::Foreign),
-            ("TOLLGATE_PARTLY a list holds something else than numbers", Kind::Protocol),
+            ("TOLLGATE_PARTLY a list holds something else than numbers", Kind::ForeignInPart),
             ("TOLLGATE_ARGUMENT a cost is 0 to 4294967295", Kind::Protocol),
             ("ERR something else about secret-key", Kind::Protocol),
             ("", Kind::Protocol),

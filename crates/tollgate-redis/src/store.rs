@@ -280,7 +280,9 @@ impl RedisStore {
         let mut decisions = Vec::with_capacity(checks.len());
         for chunk in checks.chunks(STEPS_MAX) {
             let steps = chunk.iter().map(|check| Step::check(check, &self.0.prefix, self.0.reads_bans)).collect();
-            decisions.extend(self.ask(|waiter| Work::Checks(steps, waiter)).await?);
+            let decided = self.ask(|waiter| Work::Checks(steps, waiter)).await;
+            // What went before was decided and charged, whatever became of this.
+            decisions.extend(decided.map_err(|error| if decisions.is_empty() { error } else { error.in_part() })?);
         }
         Ok(decisions)
     }

@@ -8,8 +8,11 @@
 //!
 //! A share is quota / instances, rounded up: a limiter that fails open feeds the outage it should
 //! contain, one that fails closed is the outage.
+//!
+//! A cost that is more than the share but no more than the whole limit never fits here, and will fit when the store is back. Nobody knows
+//! when that is, so such a denial says to wait for the limit's window.
 
-use tollgate_core::{Limit, StoreErrorKind};
+use tollgate_core::{Check, Demand, Limit, StoreErrorKind, Wait};
 
 /// What a decision becomes when the store does not give one.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
@@ -37,20 +40,28 @@ impl OnFailure {
 
 /// What a check says of a store that does not answer.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Otherwise<'a> {
-    /// One word for the whole of it.
-    Whole(OnFailure),
+pub(crate) struct Otherwise<'a> {
     /// A word for each of its limits, in their order.
-    Each(&'a [OnFailure]),
+    pub(crate) each: &'a [OnFailure],
+    /// The word for those that have none.
+    pub(crate) rest: OnFailure,
 }
 
-impl Otherwise<'_> {
+impl<'a> Otherwise<'a> {
+    /// One word for the whole of it.
+    pub(crate) fn whole(word: OnFailure) -> Otherwise<'static> {
+        Otherwise { each: &[], rest: word }
+    }
+
+    /// The words for the limits of a check, in their order.
+    pub(crate) fn words(self, check: &Check<'_>) -> impl Iterator<Item = OnFailure> + use<'a> {
+        let rest = std::iter::repeat(self.rest);
+        self.each.iter().copied().chain(rest).take(check.demands().len())
+    }
+
     /// Whether nobody decides then: one limit that says so is enough.
-    pub(crate) fn denies(self) -> bool {
-        match self {
-            Otherwise::Whole(word) => word == OnFailure::Deny,
-            Otherwise::Each(words) => words.contains(&OnFailure::Deny),
-        }
+    pub(crate) fn denies(self, check: &Check<'_>) -> bool {
+        self.words(check).any(|word| word == OnFailure::Deny)
     }
 }
 
@@ -83,6 +94,14 @@ pub(crate) fn local_share(limit: &Limit, instances: u32) -> Limit {
         local = local.with_queue(share(queue)).unwrap_or(local);
     }
     local
+}
+
+/// The wait that a local denial tells of a demand, where this node's share alone would say another.
+pub(crate) fn local_wait(by_share: Wait, demand: &Demand<'_>) -> Wait {
+    match by_share == Wait::NEVER && demand.cost.units() <= demand.limit.cost_max() {
+        true => Wait::from_micros(demand.limit.window_us()),
+        false => by_share,
+    }
 }
 
 #[cfg(test)]

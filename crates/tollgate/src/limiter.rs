@@ -221,7 +221,10 @@ impl Limiter {
 
     /// Decides a check whose limits each have a word of their own, in their order, for a store that does not answer: if one
     /// says [`OnFailure::Deny`], nobody decides; those that say [`OnFailure::Local`] are decided by this node's share, together; those that
-    /// say [`OnFailure::Allow`] are left out. With some left out, a denial has the lines of the others, and an admission none.
+    /// say [`OnFailure::Allow`] are left out. A limit without a word has the limiter's.
+    ///
+    /// With some left out, the decision is [`Source::Local`] and has the lines of those that were decided, in their order. To give
+    /// it back or to settle it, ask with a check of these alone; with none decided it has no line, and nothing goes back.
     ///
     /// # Errors
     /// Only when the store does not answer and one of the limits says [`OnFailure::Deny`].
@@ -231,7 +234,8 @@ impl Limiter {
         on_failure: &[OnFailure],
         refundable: bool,
     ) -> Result<Decision, Unavailable> {
-        self.check_one(check, Otherwise::Each(on_failure), refundable).await
+        let otherwise = Otherwise { each: on_failure, rest: self.0.on_failure };
+        self.check_one(check, otherwise, refundable).await
     }
 
     /// Decides many checks, in order, as one call to the store where it is asked at all.
@@ -271,7 +275,7 @@ impl Limiter {
     }
 
     fn otherwise(&self, options: CheckOptions) -> Otherwise<'static> {
-        Otherwise::Whole(options.on_failure.unwrap_or(self.0.on_failure))
+        Otherwise::whole(options.on_failure.unwrap_or(self.0.on_failure))
     }
 
     /// Decides by this node's share alone, without asking a shared store: for callers with a failure policy of their own.
@@ -289,11 +293,15 @@ impl Limiter {
     }
 
     /// Gives back what an admitted decision charged. Once per decision; what the store did not
-    /// charge (a local answer, a remembered denial) is given back where it was charged, or not at all.
+    /// charge (a local answer, a remembered denial) is given back where it was charged, or not at all. The check is the one of the
+    /// decision: where the numbers of limits and lines differ, nothing is given back.
     ///
     /// # Errors
     /// When the store does not answer. The refund is then lost, never repeated: the error is on the side of refusal.
     pub async fn refund(&self, check: &Check<'_>, decision: &Decision) -> Result<(), StoreError> {
+        if !is_of(decision, check) {
+            return Ok(());
+        }
         match &self.0.backend {
             Backend::Memory(store) => {
                 store.refund(check, decision);
@@ -353,7 +361,7 @@ impl Limiter {
         let begun = observers.begin(&**clock);
         let answer = match catch_unwind(AssertUnwindSafe(|| store.check(check))) {
             Ok(decision) => Ok(decision),
-            Err(_) => self.undecided(otherwise),
+            Err(_) => self.undecided(check, otherwise),
         };
         counters.count(answer.as_ref());
         let told = answer.as_ref().map_err(Unavailable::kind);
@@ -369,18 +377,23 @@ impl Limiter {
     ) -> Vec<Result<Decision, Unavailable>> {
         match catch_unwind(AssertUnwindSafe(|| store.check_batch(checks))) {
             Ok(decisions) => decisions.into_iter().map(Ok).collect(),
-            Err(_) => checks.iter().map(|_| self.undecided(otherwise)).collect(),
+            Err(_) => checks.iter().map(|check| self.undecided(check, otherwise)).collect(),
         }
     }
 
     /// The answer when the in-process store panicked.
-    fn undecided(&self, otherwise: Otherwise<'_>) -> Result<Decision, Unavailable> {
+    fn undecided(&self, check: &Check<'_>, otherwise: Otherwise<'_>) -> Result<Decision, Unavailable> {
         tracing::error!("the in-process store panicked; answering by the failure policy");
-        match otherwise.denies() {
+        match otherwise.denies(check) {
             true => Err(Unavailable::new(StoreErrorKind::Protocol)),
             false => Ok(uncounted(&*self.0.clock)),
         }
     }
+}
+
+/// Whether a decision has a line for each limit of a check. One that was made without some of them must not be taken for the others.
+fn is_of(decision: &Decision, check: &Check<'_>) -> bool {
+    decision.lines.len() == check.demands().len()
 }
 
 /// An admission that nobody counted: no line, so nothing is claimed of any quota.

@@ -241,7 +241,7 @@ fn what_was_written_before_the_trouble_is_not_asked_again() {
     let decided = redis.wait(join_all(checks.iter().map(|check| redis.store.decide(check))));
     for decided in decided {
         let error = decided.unwrap_err();
-        assert_eq!(error.kind(), StoreErrorKind::Protocol);
+        assert_eq!(error.kind(), StoreErrorKind::ForeignInPart);
         assert!(!error.is_unexecuted(), "nobody knows which: {error}");
     }
     assert!(redis.wait(redis.store.inspect(&fine)).unwrap().remaining >= 3, "each was charged once at most");
@@ -262,6 +262,21 @@ fn what_was_written_before_the_trouble_is_not_asked_again() {
     assert_eq!(bad_refund.unwrap_err().kind(), StoreErrorKind::Foreign);
     good_refund.unwrap();
     assert_eq!(redis.store.stats().connects, connects_before, "the connection is as good as before");
+}
+
+#[test]
+fn a_batch_whose_later_part_fails_does_not_claim_that_nothing_was_executed() {
+    let redis = OnServer::new(Brand::Redis);
+    redis.clock.set(Timestamp::from_micros(1_760_000_000_000_000));
+    redis.server.command(&["SET", "tollgate:tg1:{foreign}:sliding:60000000", "hello"]);
+    let (good, bad) = (demand("1000/min", "good"), demand("1000/min", "foreign"));
+    // More than go in one call, and the last is alone in its call.
+    for (good_ones, kind) in [(0, StoreErrorKind::Foreign), (128, StoreErrorKind::ForeignInPart)] {
+        let checks: Vec<Check<'_>> = std::iter::repeat_n(&good, good_ones).chain([&bad]).map(Check::one).collect();
+        let error = redis.wait(redis.store.decide(&checks)).unwrap_err();
+        assert_eq!((error.kind(), error.is_unexecuted()), (kind, good_ones == 0), "{error}");
+    }
+    assert_eq!(redis.wait(redis.store.inspect(&good)).unwrap().remaining, 1000 - 128);
 }
 
 #[test]

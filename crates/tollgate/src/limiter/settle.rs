@@ -23,7 +23,7 @@
 use smallvec::SmallVec;
 use tollgate_core::{Check, Cost, Decision, Demand, Line, Lines, StoreError};
 
-use super::{Backend, Limiter};
+use super::{Backend, Limiter, is_of};
 
 impl Limiter {
     /// Corrects what an admitted decision charged to what was really used, on every limit of its check that charged anything.
@@ -64,9 +64,9 @@ impl Limiter {
     ///
     /// # Errors
     /// When the store does not answer. What goes back and what is charged are two calls; the first error is told, and the other
-    /// is made all the same.
+    /// is made all the same. An error that [`is_unexecuted`](StoreError::is_unexecuted) speaks of both.
     pub async fn settle_each(&self, check: &Check<'_>, decision: &Decision, actual: &[Cost]) -> Result<(), StoreError> {
-        if !decision.allowed() {
+        if !decision.allowed() || !is_of(decision, check) {
             return Ok(());
         }
         let difference = Difference::between(check, decision, actual);
@@ -85,7 +85,19 @@ impl Limiter {
             (Ok(overrun), Backend::Shared(shared)) => shared.charge(&overrun, decision.source).await,
             (Err(_nothing), _) => Ok(()),
         };
-        refunded.and(charged)
+        match difference.unused.is_empty() || difference.overrun.is_empty() {
+            true => refunded.and(charged),
+            false => both(refunded, charged),
+        }
+    }
+}
+
+/// The answer to two calls: that nothing was executed is said only if it is true of both.
+fn both(one: Result<(), StoreError>, other: Result<(), StoreError>) -> Result<(), StoreError> {
+    match (one, other) {
+        (Ok(()), Ok(())) => Ok(()),
+        (Err(one), Err(other)) if other.is_unexecuted() => Err(one),
+        (Err(error), _) | (Ok(()), Err(error)) => Err(error.in_part()),
     }
 }
 

@@ -13,14 +13,16 @@ use tollgate_core::{
 };
 
 use super::stats::{Counters, add};
-use super::uncounted;
-use crate::breaker::{Breaker, probe_after};
+use super::{is_of, uncounted};
+use crate::breaker::{Breaker, Phase, probe_after};
 use crate::deny_cache::DenyCache;
-use crate::failure::{OnFailure, Otherwise, Unavailable, local_share};
+use crate::failure::{OnFailure, Otherwise, Unavailable, local_share, local_wait};
 use crate::observe::{Observers, StoreCallKind as Call};
 
-/// A probe may take longer than a decision: nobody waits for it.
+/// A probe may take longer than a decision: nobody waits for it. But the next one waits for it, and a store that hangs and then
+/// heals must be found out.
 const PROBE_DEADLINE_MIN: Duration = Duration::from_millis(250);
+const PROBE_DEADLINE_MAX: Duration = Duration::from_secs(1);
 /// What a probe spends: one unit of a limit that nobody can exhaust, so that it writes like a decision does.
 const PROBE_SUBJECT: &str = "tollgate-probe";
 const PROBE_LIMIT: &str = "10000000/s token-bucket";
@@ -84,9 +86,9 @@ impl Shared {
             return answers.into_iter().flatten().collect();
         }
 
-        let asked = match self.breaker.is_open() {
-            true => Err(Kind::Unreachable),
-            false => self.ask(&unknown, counters).await,
+        let asked = match self.breaker.lets_ask(sent) {
+            Some(phase) => self.ask(&unknown, phase, counters).await,
+            None => Err(Kind::Unreachable),
         };
         let fresh: Vec<Result<Decision, Unavailable>> = match asked {
             Ok(decisions) => {
@@ -152,18 +154,18 @@ impl Shared {
         self.call(Call::Inspect, 1, async { self.store.inspect(demand).await }).await
     }
 
-    async fn ask(self: &Arc<Self>, checks: &[Check<'_>], counters: &Counters) -> Result<Vec<Decision>, Kind> {
+    async fn ask(
+        self: &Arc<Self>,
+        checks: &[Check<'_>],
+        phase: Phase,
+        counters: &Counters,
+    ) -> Result<Vec<Decision>, Kind> {
         add(&counters.store_calls);
-        let one_answer_each = async {
-            let decisions = self.store.decide(checks).await?;
-            match decisions.len() == checks.len() {
-                true => Ok(decisions),
-                false => Err(StoreError::new(Kind::Protocol, "the store answered another number of checks")),
-            }
-        };
-        let error = match self.call(Call::Decide, checks.len(), one_answer_each).await {
+        let error = match self.call(Call::Decide, checks.len(), self.decide(checks)).await {
             Ok(decisions) => {
-                self.breaker.succeeded();
+                if self.breaker.succeeded(phase) {
+                    self.tell_of_healing();
+                }
                 return Ok(decisions);
             }
             Err(error) => error,
@@ -171,12 +173,24 @@ impl Shared {
         add(&counters.store_failures);
         tracing::debug!(kind = error.kind().name(), %error, "the store did not answer");
         // A stranger under one key says nothing about the store.
-        if error.kind() != Kind::Foreign && self.breaker.failed() {
+        let is_of_the_store = !matches!(error.kind(), Kind::Foreign | Kind::ForeignInPart);
+        if is_of_the_store && self.breaker.failed(phase, self.clock.now()) {
             tracing::warn!(kind = error.kind().name(), "the store is not asked until a probe succeeds");
             self.observers.breaker_changed(true);
             self.start_probing();
         }
         Err(error.kind())
+    }
+
+    /// The store's decisions: one for each check, with a line for each of its limits. Any other answer would let pass what nobody decided.
+    async fn decide(&self, checks: &[Check<'_>]) -> Result<Vec<Decision>, StoreError> {
+        let decisions = self.store.decide(checks).await?;
+        let are_whole = decisions.len() == checks.len()
+            && checks.iter().zip(&decisions).all(|(check, decision)| is_of(decision, check));
+        match are_whole {
+            true => Ok(decisions),
+            false => Err(StoreError::new(Kind::Protocol, "the store answered another number of checks or limits")),
+        }
     }
 
     /// Calls the store, within the deadline and before the eyes of the observers.
@@ -186,8 +200,7 @@ impl Shared {
         checks: usize,
         call: impl Future<Output = Result<T, StoreError>>,
     ) -> Result<T, StoreError> {
-        // Nobody waits for a probe, so it may take longer.
-        let deadline = if kind == Call::Probe { self.deadline.max(PROBE_DEADLINE_MIN) } else { self.deadline };
+        let deadline = if kind == Call::Probe { self.probe_deadline() } else { self.deadline };
         let begun = self.observers.begin(&*self.clock);
         let answered = within(deadline, call).await;
         let result = answered.as_ref().map(drop).map_err(StoreError::kind);
@@ -203,40 +216,39 @@ impl Shared {
         }
     }
 
-    /// A probe succeeded, or nobody can make one.
-    fn close_breaker(&self) {
-        self.breaker.close();
+    fn probe_deadline(&self) -> Duration {
+        self.deadline.clamp(PROBE_DEADLINE_MIN, PROBE_DEADLINE_MAX)
+    }
+
+    fn tell_of_healing(&self) {
+        tracing::info!("the store answers again");
         self.observers.breaker_changed(false);
     }
 
+    /// By this node's share of those limits that say so; those that allow are left out.
     fn degraded(&self, check: &Check<'_>, otherwise: Otherwise<'_>, kind: Kind) -> Result<Decision, Unavailable> {
-        match otherwise {
-            _ if otherwise.denies() => Err(Unavailable::new(kind)),
-            Otherwise::Whole(OnFailure::Allow) => Ok(uncounted(&*self.clock)),
-            Otherwise::Whole(_) => Ok(self.check_local(check)),
-            Otherwise::Each(words) => Ok(self.check_partly(check, words)),
+        if otherwise.denies(check) {
+            return Err(Unavailable::new(kind));
         }
-    }
-
-    /// By this node's share of those limits that say so; the others are left out.
-    fn check_partly(&self, check: &Check<'_>, words: &[OnFailure]) -> Decision {
-        let is_local = |(_, word): &(&Demand<'_>, &OnFailure)| **word == OnFailure::Local;
-        let local: SmallVec<[Demand<'_>; 2]> =
-            check.demands().iter().zip(words).filter(is_local).map(|(demand, _)| *demand).collect();
-        let Ok(part) = Check::new(&local) else { return uncounted(&*self.clock) };
-        let decision = self.check_local(&part);
-        // With some left out their lines are unknown, so nothing is claimed; but a share that is used up still refuses.
-        match local.len() < check.demands().len() && decision.allowed() {
-            true => Decision { lines: Default::default(), source: Source::None, ..decision },
-            false => decision,
-        }
+        let is_local = |(_, word): &(&Demand<'_>, OnFailure)| *word == OnFailure::Local;
+        let words = check.demands().iter().zip(otherwise.words(check));
+        let local: SmallVec<[Demand<'_>; 2]> = words.filter(is_local).map(|(demand, _)| *demand).collect();
+        Ok(match Check::new(&local) {
+            Ok(local) => self.check_local(&local),
+            Err(_none) => uncounted(&*self.clock),
+        })
     }
 
     /// By this node's share of each limit.
     pub(super) fn check_local(&self, check: &Check<'_>) -> Decision {
         let demands = self.local_demands(check);
-        let decided = Check::new(&demands).map(|check| self.local.check(&check));
-        decided.map_or_else(|_| uncounted(&*self.clock), |decision| Decision { source: Source::Local, ..decision })
+        let Ok(local) = Check::new(&demands) else { return uncounted(&*self.clock) };
+        let mut decision = self.local.check(&local);
+        decision.source = Source::Local;
+        for (demand, line) in check.demands().iter().zip(&mut decision.lines) {
+            line.retry_after = local_wait(line.retry_after, demand);
+        }
+        decision
     }
 
     /// The demands of a check against this node's share of each limit.
@@ -246,22 +258,49 @@ impl Shared {
     }
 
     fn start_probing(self: &Arc<Self>) {
-        match Handle::try_current() {
-            Ok(runtime) => drop(runtime.spawn(probe_until_healed(Arc::downgrade(self)))),
-            // Without a runtime there is nobody to probe: the next caller is the probe.
-            Err(_) => self.close_breaker(),
+        let probing = Probing { shared: Arc::downgrade(self), phase: self.breaker.phase() };
+        // Without a runtime there is nobody to probe.
+        if let Ok(runtime) = Handle::try_current() {
+            drop(runtime.spawn(probe_until_healed(probing)));
         }
     }
 }
 
-/// Asks the store every now and then until it answers, then closes the breaker. Ends with the limiter.
-async fn probe_until_healed(shared: Weak<Shared>) {
+/// Somebody probes. If it ends and the store was not found healed, because a runtime ended, the next callers find out themselves.
+struct Probing {
+    shared: Weak<Shared>,
+    phase: Phase,
+}
+
+impl Drop for Probing {
+    fn drop(&mut self) {
+        if let Some(shared) = self.shared.upgrade()
+            && shared.breaker.leave_ajar(self.phase)
+        {
+            tracing::warn!("nobody probes the store any more; it is asked again");
+            shared.observers.breaker_changed(false);
+        }
+    }
+}
+
+/// Asks the store every now and then until it answers, then closes the breaker. Ends with the limiter, or with the phase.
+async fn probe_until_healed(probing: Probing) {
     for attempt in 0_u32.. {
-        tokio::time::sleep(probe_after(attempt, fastrand::f64())).await;
-        let Some(shared) = shared.upgrade() else { return };
+        let pause = probe_after(attempt, fastrand::f64());
+        {
+            let Some(shared) = probing.shared.upgrade() else { return };
+            let done_after_us = (pause + shared.probe_deadline()).as_micros() as u64;
+            shared.breaker.probe_is_due_at(shared.clock.now().plus_micros(done_after_us));
+        }
+        tokio::time::sleep(pause).await;
+        let Some(shared) = probing.shared.upgrade() else { return };
+        if shared.breaker.phase() != probing.phase {
+            return;
+        }
         if probe(&shared).await.is_ok() {
-            tracing::info!("the store answers again");
-            shared.close_breaker();
+            if shared.breaker.close(probing.phase) {
+                shared.tell_of_healing();
+            }
             return;
         }
     }
@@ -271,8 +310,7 @@ async fn probe(shared: &Shared) -> Result<(), StoreError> {
     let limit: Limit = PROBE_LIMIT.parse().expect("a valid limit");
     let demand = Demand::new(limit, Key::new(PROBE_SUBJECT).expect("a short key"));
     let check = Check::one(&demand);
-    let asked = async { shared.store.decide(std::slice::from_ref(&check)).await };
-    shared.call(Call::Probe, 1, asked).await.map(drop)
+    shared.call(Call::Probe, 1, shared.decide(std::slice::from_ref(&check))).await.map(drop)
 }
 
 /// Waits for a store no longer than the deadline; a panic in it is a failure like any other.

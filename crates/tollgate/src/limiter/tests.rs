@@ -5,6 +5,9 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use super::*;
 use tollgate_core::{Key, Limit, ManualClock, StoreFuture, Timestamp};
 
+mod degraded;
+mod outage;
+
 /// A store that works, until it is told not to.
 struct Moody {
     inner: MemoryStore,
@@ -18,6 +21,8 @@ const HANGS: u8 = 2;
 const PANICS: u8 = 3;
 const FOREIGN: u8 = 4;
 const SHORT: u8 = 5;
+const FOREIGN_IN_PART: u8 = 6;
+const WITHOUT_LINES: u8 = 7;
 
 impl Store for Moody {
     fn decide<'a>(&'a self, checks: &'a [Check<'a>]) -> StoreFuture<'a, Vec<Decision>> {
@@ -25,9 +30,15 @@ impl Store for Moody {
         match self.mood.load(Ordering::SeqCst) {
             FAILS => Box::pin(async { Err(StoreError::new(StoreErrorKind::Unreachable, "down")) }),
             FOREIGN => Box::pin(async { Err(StoreError::new(StoreErrorKind::Foreign, "a stranger's key")) }),
+            FOREIGN_IN_PART => Box::pin(async { Err(StoreError::new(StoreErrorKind::ForeignInPart, "one of them")) }),
             HANGS => Box::pin(std::future::pending()),
             PANICS => Box::pin(async { panic!("a bug in a store") }),
             SHORT => Box::pin(async { Ok(Vec::new()) }),
+            WITHOUT_LINES => Box::pin(async {
+                let at = Timestamp::ZERO;
+                let decided = |_: &Check<'_>| Decision { at, source: Source::Store, lines: Default::default() };
+                Ok(checks.iter().map(decided).collect())
+            }),
             _ => self.inner.decide(checks),
         }
     }
@@ -73,7 +84,7 @@ impl Bench {
 
 #[tokio::test(start_paused = true)]
 async fn every_way_of_failing_becomes_a_local_answer_with_this_nodes_share() {
-    for mood in [FAILS, HANGS, PANICS, SHORT] {
+    for mood in [FAILS, HANGS, PANICS, SHORT, WITHOUT_LINES] {
         let bench = bench(|builder| builder.instances(4));
         bench.mood(mood);
         for n in 0..5 {
@@ -110,7 +121,7 @@ async fn no_decision_waits_longer_than_its_deadline_and_an_open_breaker_waits_no
 
 #[tokio::test(start_paused = true)]
 async fn a_healed_store_is_used_again_within_two_seconds_and_counts_on() {
-    for mood in [FAILS, HANGS, PANICS] {
+    for mood in [FAILS, HANGS, PANICS, SHORT, WITHOUT_LINES] {
         let bench = bench(|builder| builder);
         assert_eq!(bench.ask("10/min", "a").await.unwrap().lines[0].remaining, 9);
         bench.mood(mood);
@@ -129,12 +140,14 @@ async fn a_healed_store_is_used_again_within_two_seconds_and_counts_on() {
 
 #[tokio::test(start_paused = true)]
 async fn a_foreign_value_degrades_its_own_key_and_leaves_the_breaker_alone() {
-    let bench = bench(|builder| builder);
-    bench.mood(FOREIGN);
-    for _ in 0..10 {
-        assert_eq!(bench.ask("10/min", "a").await.unwrap().source, Source::Local);
+    for mood in [FOREIGN, FOREIGN_IN_PART] {
+        let bench = bench(|builder| builder);
+        bench.mood(mood);
+        for _ in 0..10 {
+            assert_eq!(bench.ask("10/min", "a").await.unwrap().source, Source::Local);
+        }
+        assert!(!bench.limiter.stats().breaker_open);
     }
-    assert!(!bench.limiter.stats().breaker_open);
 }
 
 #[tokio::test(start_paused = true)]

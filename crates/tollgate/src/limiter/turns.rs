@@ -32,8 +32,14 @@ use tollgate_core::Check;
 /// The queues of one limiter.
 #[derive(Default)]
 pub(super) struct Turns {
-    queues: parking_lot::Mutex<HashMap<u64, Arc<Queue>, RandomState>>,
+    queues: parking_lot::Mutex<HashMap<u64, Standing, RandomState>>,
     hasher: RandomState,
+}
+
+/// A queue, and how many stand in it. Not the count of its references: one that leaves lets go of its own only after the lock.
+struct Standing {
+    queue: Arc<Queue>,
+    count: usize,
 }
 
 struct Queue {
@@ -53,9 +59,14 @@ impl Turns {
             demand.limit.hash(&mut hasher);
         }
         let id = hasher.finish();
-        let empty = || Arc::new(Queue { turnstile: Turnstile::new(()), asks_at: watch::Sender::new(None) });
-        let queue = self.queues.lock().entry(id).or_insert_with(empty).clone();
-        Place { turns: self, id, queue }
+        let empty = || Standing {
+            queue: Arc::new(Queue { turnstile: Turnstile::new(()), asks_at: watch::Sender::new(None) }),
+            count: 0,
+        };
+        let mut queues = self.queues.lock();
+        let standing = queues.entry(id).or_insert_with(empty);
+        standing.count += 1;
+        Place { turns: self, id, queue: standing.queue.clone() }
     }
 
     #[cfg(test)]
@@ -85,14 +96,21 @@ impl Place<'_> {
             Ok(Either::Right(_)) | Err(_) => None,
         }
     }
+
+    /// When whoever stands in front asks again, if that is known.
+    pub(super) fn front_asks_at(&self) -> Option<Instant> {
+        *self.queue.asks_at.borrow()
+    }
 }
 
 impl Drop for Place<'_> {
     fn drop(&mut self) {
         let mut queues = self.turns.queues.lock();
-        // One is the map's and one ours: nobody else stands here, and nobody can come while the map is locked.
-        if Arc::strong_count(&self.queue) == 2 {
-            queues.remove(&self.id);
+        if let Some(standing) = queues.get_mut(&self.id) {
+            standing.count -= 1;
+            if standing.count == 0 {
+                queues.remove(&self.id);
+            }
         }
     }
 }
@@ -113,5 +131,39 @@ impl Turn<'_> {
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
         self.queue.asks_at.send_replace(None);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use tollgate_core::{Demand, Key, Limit};
+
+    #[test]
+    fn who_leaves_at_the_same_moment_leaves_no_queue_behind() {
+        const THREADS: usize = 2;
+        const ROUNDS: usize = 50_000;
+        let (turns, arrived) = (Turns::default(), AtomicUsize::new(0));
+        let limit: Limit = "1/s".parse().unwrap();
+        // A queue of its own for each round, so that what one leaves behind stays.
+        let (turns, arrived) = (&turns, &arrived);
+        std::thread::scope(|threads| {
+            for _ in 0..THREADS {
+                threads.spawn(move || {
+                    for round in 0..ROUNDS {
+                        let subject = round.to_string();
+                        let demand = Demand::new(limit, Key::new(&subject).unwrap());
+                        let place = turns.join(&Check::one(&demand));
+                        arrived.fetch_add(1, Ordering::SeqCst);
+                        while arrived.load(Ordering::SeqCst) < THREADS * (round + 1) {
+                            std::hint::spin_loop();
+                        }
+                        drop(place);
+                    }
+                });
+            }
+        });
+        assert_eq!(turns.len(), 0);
     }
 }

@@ -133,5 +133,5 @@ fn a_batch_that_failed_in_part_does_not_claim_that_nothing_was_executed() {
     let foreign = || Err(Fault::of_reply("TOLLGATE_FOREIGN x"));
     let decision = Decision { at: Default::default(), source: tollgate_core::Source::Store, lines: Default::default() };
     assert_eq!(joined(vec![foreign(), foreign()]).unwrap_err().kind, Kind::Foreign);
-    assert_eq!(joined(vec![Ok(decision), foreign()]).unwrap_err().kind, Kind::Protocol);
+    assert_eq!(joined(vec![Ok(decision), foreign()]).unwrap_err().kind, Kind::ForeignInPart);
 }

@@ -82,7 +82,7 @@ async fn while_the_store_is_away_each_rule_is_counted_by_its_own_word() {
         said.map(|cell| (cell.said.name(), cell.source.name(), cell.times)).collect::<Vec<_>>()
     };
     let stats = engine.rule_stats();
-    assert_eq!(by(&stats[0]), [("allow", "none", 1), ("deny", "local", 1)]);
+    assert_eq!(by(&stats[0]), [("allow", "local", 1), ("deny", "local", 1)]);
     assert_eq!(by(&stats[1]), [("allow", "none", 2)]);
 
     let closed = Engine::new(limiter(), rules(&one("closed", "limits = [\"1/h\"]\non_failure = \"deny\"")));

@@ -278,3 +278,83 @@ async fn a_peek_is_ready_at_once() {
     let peek = demand.cost(Cost::PEEK);
     assert!(limiter.until_ready(&Check::one(&peek), Duration::ZERO).await.unwrap().allowed());
 }
+
+#[tokio::test(start_paused = true)]
+async fn who_gets_no_turn_in_time_takes_nothing_from_those_in_front() {
+    let limiter = limiter();
+    let (cheap, dear) = (demand("10/s token-bucket"), demand("10/s token-bucket").cost(10));
+    limiter.check(&Check::one(&dear)).await.unwrap();
+    let start = Instant::now();
+    let in_front = async {
+        limiter.until_ready(&Check::one(&dear), 10 * SECOND).await.unwrap();
+        start.elapsed()
+    };
+    let behind = async {
+        // Half of what the first needs is there, and one unit would do for this one.
+        tokio::time::sleep(SECOND / 2).await;
+        let refused = limiter.until_ready(&Check::one(&cheap), SECOND / 10).await.unwrap_err();
+        assert_eq!(start.elapsed(), SECOND / 2, "told at once");
+        let NotReady::TooLate(decision) = refused else { panic!("{refused:?}") };
+        assert_eq!((decision.allowed(), decision.lines[0].cost, decision.lines[0].remaining), (false, 1, 5));
+        assert_eq!(decision.retry_after().as_duration(), Some(SECOND / 2), "when the one in front asks");
+        let too_dear = cheap.cost(11);
+        let never = limiter.until_ready(&Check::one(&too_dear), SECOND / 10).await.unwrap_err();
+        assert!(matches!(never, NotReady::Never(_)), "{never:?}");
+        let peek = cheap.cost(Cost::PEEK);
+        assert!(limiter.until_ready(&Check::one(&peek), Duration::ZERO).await.unwrap().allowed());
+    };
+    let (waited, ()) = tokio::join!(in_front, behind);
+    assert_eq!(waited, SECOND);
+}
+
+/// A store that is away until it is back.
+struct Away {
+    inner: MemoryStore,
+    back_at: Instant,
+}
+
+impl Away {
+    fn or_away<'a, T>(&self, answer: impl FnOnce() -> StoreFuture<'a, T>) -> StoreFuture<'a, T> {
+        match Instant::now() < self.back_at {
+            true => Box::pin(async { Err(StoreError::new(StoreErrorKind::Unreachable, "away")) }),
+            false => answer(),
+        }
+    }
+}
+
+impl Store for Away {
+    fn decide<'a>(&'a self, checks: &'a [Check<'a>]) -> StoreFuture<'a, Vec<Decision>> {
+        self.or_away(|| self.inner.decide(checks))
+    }
+    fn refund<'a>(&'a self, check: &'a Check<'a>, decision: &'a Decision) -> StoreFuture<'a, ()> {
+        self.or_away(|| Store::refund(&self.inner, check, decision))
+    }
+    fn reset<'a>(&'a self, demand: &'a Demand<'a>) -> StoreFuture<'a, ()> {
+        self.or_away(|| Store::reset(&self.inner, demand))
+    }
+    fn inspect<'a>(&'a self, demand: &'a Demand<'a>) -> StoreFuture<'a, Line> {
+        self.or_away(|| Store::inspect(&self.inner, demand))
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_the_local_share_says_is_not_the_last_word_while_the_store_may_come_back() {
+    // A share that is used up for long, one that is too small for the cost, and a queue that is too long here.
+    for (limit, cost) in [("8/h", 2), ("8/h", 5), ("8/h leaky-bucket", 2)] {
+        let back_at = Instant::now() + 3 * SECOND;
+        let inner = MemoryStore::builder().clock(clock()).build();
+        let store = Arc::new(Away { inner, back_at });
+        let limiter = Limiter::builder().store(store).clock(clock()).instances(4).build();
+        let (whole_share, demand) = (demand(limit).cost(2), demand(limit).cost(cost));
+        limiter.check(&Check::one(&whole_share)).await.unwrap();
+
+        let start = Instant::now();
+        let refused = limiter.until_ready(&Check::one(&demand), SECOND * 3 / 2).await.unwrap_err();
+        assert!(matches!(refused, NotReady::TooLate(_)), "{limit} {cost}: {refused:?}");
+        assert_eq!(start.elapsed(), SECOND * 3 / 2, "{limit} {cost}: the store might have come back");
+
+        let ready = limiter.until_ready(&Check::one(&demand), 10 * SECOND).await.unwrap();
+        assert_eq!(ready.source, Source::Store, "{limit} {cost}");
+        assert!(Instant::now() < back_at + 2 * SECOND, "{limit} {cost}");
+    }
+}

@@ -204,3 +204,57 @@ async fn a_settlement_while_the_store_is_away_is_lost_and_said_to_be() {
     store.is_down.store(false, Ordering::SeqCst);
     assert_eq!(limiter.inspect(&demand).await.unwrap().remaining, 60, "the store never heard of it");
 }
+
+/// A store that gives back or charges, or not.
+struct Halves {
+    inner: MemoryStore,
+    refund_fails: Option<StoreErrorKind>,
+    charge_fails: Option<StoreErrorKind>,
+}
+
+impl Store for Halves {
+    fn decide<'a>(&'a self, checks: &'a [Check<'a>]) -> StoreFuture<'a, Vec<Decision>> {
+        // An overrun is charged fit or not.
+        match self.charge_fails.filter(|_| checks[0].demands()[0].limit.count_denied()) {
+            Some(kind) => Box::pin(async move { Err(StoreError::new(kind, "no charge")) }),
+            None => self.inner.decide(checks),
+        }
+    }
+    fn refund<'a>(&'a self, check: &'a Check<'a>, decision: &'a Decision) -> StoreFuture<'a, ()> {
+        match self.refund_fails {
+            Some(kind) => Box::pin(async move { Err(StoreError::new(kind, "no refund")) }),
+            None => Store::refund(&self.inner, check, decision),
+        }
+    }
+    fn reset<'a>(&'a self, demand: &'a Demand<'a>) -> StoreFuture<'a, ()> {
+        Store::reset(&self.inner, demand)
+    }
+    fn inspect<'a>(&'a self, demand: &'a Demand<'a>) -> StoreFuture<'a, Line> {
+        Store::inspect(&self.inner, demand)
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_settlement_of_which_one_half_was_made_does_not_claim_that_nothing_was() {
+    use StoreErrorKind as Kind;
+    let both_ways = [Cost::new(1), Cost::new(9)];
+    let one_way = [Cost::new(9), Cost::new(9)];
+    for (refund_fails, charge_fails, used, told) in [
+        (None, None, both_ways, None),
+        (Some(Kind::Unreachable), None, both_ways, Some(Kind::Interrupted)),
+        (None, Some(Kind::Unreachable), both_ways, Some(Kind::Interrupted)),
+        (Some(Kind::Unavailable), Some(Kind::TimedOut), both_ways, Some(Kind::Interrupted)),
+        (Some(Kind::TimedOut), Some(Kind::Unavailable), both_ways, Some(Kind::TimedOut)),
+        (Some(Kind::Unavailable), Some(Kind::Unreachable), both_ways, Some(Kind::Unavailable)),
+        (None, Some(Kind::Unreachable), one_way, Some(Kind::Unreachable)),
+    ] {
+        let inner = MemoryStore::builder().clock(Arc::new(ManualClock::new(START))).build();
+        let limiter = Limiter::builder().store(Arc::new(Halves { inner, refund_fails, charge_fails })).build();
+        let demands = ["a", "b"]
+            .map(|subject| Demand::new("100/min".parse::<Limit>().unwrap(), Key::new(subject).unwrap()).cost(5));
+        let check = Check::new(&demands).unwrap();
+        let reserved = limiter.check_with(&check, REFUNDABLE).await.unwrap();
+        let settled = limiter.settle_each(&check, &reserved, &used).await;
+        assert_eq!(settled.err().map(|error| error.kind()), told, "{refund_fails:?}, {charge_fails:?}");
+    }
+}

@@ -1,0 +1,63 @@
+//! What an answer without the store says.
+
+use super::*;
+use OnFailure::{Allow, Deny, Local};
+
+fn demand(limit: &str, subject: &'static str) -> Demand<'static> {
+    Demand::new(limit.parse::<Limit>().unwrap(), Key::new(subject).unwrap())
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_decided_without_some_limits_has_the_lines_of_the_others_and_can_be_given_back() {
+    let bench = bench(|builder| builder);
+    bench.mood(FAILS);
+    let demands = [demand("5/min", "a"), demand("3/min leaky-bucket", "b"), demand("7/min", "c")];
+    let check = Check::new(&demands).unwrap();
+    let words = [Allow, Local, Local];
+    bench.limiter.check_each(&check, &words, true).await.unwrap();
+    let decision = bench.limiter.check_each(&check, &words, true).await.unwrap();
+    assert_eq!((decision.allowed(), decision.source), (true, Source::Local));
+    let said: Vec<_> = decision.lines.iter().map(|line| (line.quota, line.remaining)).collect();
+    assert_eq!(said, [(3, 2), (7, 5)]);
+    assert_eq!(decision.retry_after().as_secs_ceil(), Some(20), "a told wait is told");
+
+    let left = |n: usize| {
+        let peek = demands[n].cost(0);
+        bench.limiter.check_local(&Check::one(&peek)).lines[0].remaining
+    };
+    bench.limiter.refund(&check, &decision).await.unwrap();
+    bench.limiter.settle(&check, &decision, 0.into()).await.unwrap();
+    assert_eq!((left(0), left(2)), (5, 5), "its lines are not taken for those of other limits");
+    bench.limiter.refund(&Check::new(&demands[1..]).unwrap(), &decision).await.unwrap();
+    assert_eq!((left(0), left(2)), (5, 6));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_limit_without_a_word_has_the_limiters() {
+    let demands = [demand("5/min", "a"), demand("1/min", "b")];
+    let check = Check::new(&demands).unwrap();
+    for (own, words, lines) in [
+        (Local, &[Allow][..], Some(1)),
+        (Local, &[], Some(2)),
+        (Allow, &[], Some(0)),
+        (Allow, &[Local], Some(1)),
+        (Deny, &[Allow], None),
+        (Deny, &[Allow, Allow, Deny], Some(0)),
+    ] {
+        let bench = bench(|builder| builder.on_failure(own));
+        bench.mood(FAILS);
+        let answer = bench.limiter.check_each(&check, words, false).await;
+        assert_eq!(answer.ok().map(|decision| decision.lines.len()), lines, "{own:?} {words:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_cost_that_only_the_whole_limit_can_hold_is_told_to_come_again() {
+    let bench = bench(|builder| builder.instances(4));
+    bench.mood(FAILS);
+    for (cost, wait) in [(2, Some(0)), (3, Some(60)), (8, Some(60)), (9, None)] {
+        let demand = demand("8/min", "a").cost(cost);
+        let decision = bench.limiter.check(&Check::one(&demand)).await.unwrap();
+        assert_eq!((decision.source, decision.retry_after().as_secs_ceil()), (Source::Local, wait), "{cost}");
+    }
+}
