@@ -166,7 +166,9 @@ pub struct Origin<'r> {
     pub peer: IpAddr,
     /// All headers.
     pub headers: &'r HeaderMap,
-    /// The path, in the form in which rules match it.
+    /// The path, in the one spelling under which it is counted:
+    /// [`canonical_path`](crate::rules::RequestView::canonical_path). Empty if nobody can say which it is; the address
+    /// stands in then.
     pub path: &'r str,
 }
 
@@ -224,6 +226,11 @@ impl<'r> Identity<'r> {
             Some((shown.digest(), known))
         });
         found.as_ref().map(|(digest, known)| (*digest, known))
+    }
+
+    /// The digest of every key that the request shows, known or not, in whichever place.
+    pub(crate) fn shown_keys(&self) -> impl Iterator<Item = KeyDigest> + '_ {
+        ApiKey::all_shown(self.origin.headers, &self.identifier.api_key_header).map(|key| key.digest())
     }
 
     /// Whether a key that nobody knows is an identity. A bearer token that may be a JWT is not, where tokens are
@@ -308,6 +315,7 @@ impl<'r> Identity<'r> {
                     None => self.write_missing(kind, writer),
                 }
             }
+            SubjectKind::Path if self.origin.path.is_empty() => self.write_missing(PATH, writer),
             SubjectKind::Path => writer.part(PATH, PartValue::Public(self.origin.path.as_bytes())),
             SubjectKind::Global => writer.word("global"),
         }

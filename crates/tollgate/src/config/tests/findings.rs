@@ -78,6 +78,27 @@ fn a_finding_underlines_exactly_what_it_is_about() {
         (Code::UnknownPlan, "plan_sources.addresses = [{ networks = '10.0.0.0/8', plan = 'x' }]", "'x'"),
         (Code::DuplicateRule, &format!("{rule}{rule}"), "'a'"),
         (Code::LimitsMissing, "[plans.default]\nlimits = []", "[]"),
+        (Code::LimitsMissing, "[[keys]]\nkey = 'k'\nlimits = []", "[]"),
+        (Code::KeyLimitsUnused, &format!("[[keys]]\nkey = 'k'\nlimits = ['9/s']\n{rule}"), "['9/s']"),
+        (
+            Code::ShieldNotSpaced,
+            "[[rules]]\nname = 'a'\nstore = 'memory'\nlimits = ['1/s', '1/h leaky-bucket']",
+            "'1/h leaky-bucket'",
+        ),
+        (Code::InvalidKey, "[[keys]]\nkey = ' k'", "' k'"),
+        (Code::InvalidKey, "exempt.keys = ['k', 'ké']", "'ké'"),
+        (Code::InvalidKey, "[[bans]]\nby = 'api_key'\nvalue = \"k\\t\"", "\"k\\t\""),
+        (Code::InvalidKey, "[[bans]]\nby = 'api_key'\nvalue = ''", "''"),
+        (
+            Code::InvalidHost,
+            "[[rules]]\nname = 'a'\nmatch.host = 'münchen.example'\nlimits = ['1/s']",
+            "'münchen.example'",
+        ),
+        (
+            Code::InvalidHeader,
+            "[[rules]]\nname = 'a'\nmatch.headers = { X-A = '1', x-a = '2' }\nlimits = ['1/s']",
+            "x-a",
+        ),
         (Code::CostNeverFits, "[[rules]]\nname = 'a'\ncost = 11\nlimits = ['10/min']", "11"),
         (Code::SecretMissing, "[anonymize]\nsecret_env = 'NO_SUCH'", "'NO_SUCH'"),
         (Code::SecretMissing, "[jwt]\nalgorithm = 'HS256'", "[jwt]"),
@@ -108,6 +129,11 @@ fn what_is_meant_is_not_found() {
     let quiet = [
         // A trial beside the rule in force.
         "[[rules]]\nname = 'a'\nlimits = ['1/s']\n[[rules]]\nname = 'b'\nmode = 'shadow'\nlimits = ['2/s']",
+        // What one rule cannot say for both.
+        "[[rules]]\nname = 'a'\nlimits = ['1/s']\n[[rules]]\nname = 'b'\ncharge = 'on_failure'\nlimits = ['1/s']\n\
+         [[rules]]\nname = 'c'\ncost = 2\nlimits = ['9/s']\n[[rules]]\nname = 'd'\non_failure = 'deny'\nlimits = ['1/s']",
+        "[plans]\ndefault.limits = '1/s'\nanonymous.limits = '1/s'\n[[rules]]\nname = 'a'\nlimits = 'plan'\n\
+         [[rules]]\nname = 'b'\nlimits = ['9/s']",
         // A day limit that does decide, and a burst limit.
         "[[rules]]\nname = 'a'\nlimits = ['10/min', '1000/day', '3/s']",
         // A bucket refuses by spacing, so a larger window of the same rate is not idle.
@@ -136,6 +162,64 @@ fn what_is_meant_is_not_found() {
         let stray: Vec<Code> =
             codes(text).into_iter().filter(|code| *code != Code::RedundantLimit || !text.contains("2s")).collect();
         assert_eq!(stray, [], "{text}");
+    }
+}
+
+/// A rule of so many limits.
+fn rule_of(name: &str, count: usize, more: &str) -> String {
+    let limits: Vec<String> = (1..=count).map(|number| format!("'{number}/{number}s token-bucket'")).collect();
+    format!("[[rules]]\nname = '{name}'\n{more}\nlimits = [{}]\n", limits.join(", "))
+}
+
+#[test]
+fn limits_that_meet_only_where_two_rules_do_are_counted_together() {
+    let pair = |one: &str, other: &str| rule_of("a", 17, one) + &rule_of("b", 16, other);
+    for (one, other) in [
+        ("match.path = '/{x}/b'", "match.path = '/a/{y}'"),
+        ("match.path = ['/x', '/a']", "match.path = '/{y}'"),
+        ("match.path = '/a/*'", "match.host = '*.example.com'"),
+        ("match.methods = ['GET', 'POST']", "match.methods = ['PUT', 'POST']"),
+        ("match.headers = { x-a = true }", "match.headers = { x-a = '1', x-b = '2' }"),
+        ("store = 'memory'", "store = 'memory'\nmatch.path = '/a'"),
+    ] {
+        let text = pair(one, other);
+        let found = findings(&text);
+        let finding = found.iter().find(|finding| finding.code() == Code::TooManyLimits);
+        let finding = finding.unwrap_or_else(|| panic!("{one} {other}: {found:?}"));
+        assert!(finding.message().starts_with("33 limits"), "{finding:?}");
+    }
+    for (one, other) in [
+        ("match.path = '/{x}/b'", "match.path = '/a/{y}/c'"),
+        ("match.host = 'a.example'", "match.host = 'b.example'"),
+        ("match.methods = 'GET'", "match.methods = 'POST'"),
+        // Decided one after the other.
+        ("store = 'memory'", "by = ['ip']"),
+        ("mode = 'shadow'", "by = ['ip']"),
+        ("mode = 'shadow'", "mode = 'shadow'\nby = ['ip']"),
+        ("mode = 'off'", "by = ['ip']"),
+    ] {
+        assert!(!codes(&pair(one, other)).contains(&Code::TooManyLimits), "{one} {other}");
+    }
+    let exempt = format!("exempt.paths = '/a/b'\n{}", pair("match.path = '/{x}/b'", "match.path = '/a/{y}'"));
+    assert!(!codes(&exempt).contains(&Code::TooManyLimits));
+    assert!(codes(&rule_of("a", 33, "mode = 'shadow'")).contains(&Code::TooManyLimits));
+}
+
+#[test]
+fn a_thousand_rules_are_checked_for_what_they_share_in_bounded_work() {
+    let rules: String =
+        (0..1_000).map(|number| rule_of(&format!("r{number}"), 1, &format!("match.path = '/{number}/*'"))).collect();
+    assert!(!codes(&rules).contains(&Code::TooManyLimits));
+}
+
+#[test]
+fn a_key_is_what_a_request_can_show() {
+    let is_refused = |key: &str| codes(&format!("[[keys]]\nkey = {key:?}")).contains(&Code::InvalidKey);
+    for key in ["k", "two words", &"k".repeat(1024), "~!$"] {
+        assert!(!is_refused(key), "{key}");
+    }
+    for key in [" k", "k ", "k\n", "ké", &"k".repeat(1025)] {
+        assert!(is_refused(key), "{key}");
     }
 }
 
