@@ -97,9 +97,10 @@ impl Terms {
 
 impl Asked {
     /// Whether the request may be let in and not go on, because it would have to wait for too long.
+    #[inline]
     pub(super) fn may_be_withdrawn(&self) -> bool {
-        let enforced = self.bundle.enforced.as_ref().filter(|enforced| enforced.may_hold);
-        enforced.is_some_and(|enforced| enforced.parts.iter().any(|part| part.may_hold_too_long(self.terms)))
+        let enforced = self.bundle.enforced.as_ref();
+        enforced.is_some_and(|enforced| enforced.may_hold && enforced.may_hold_too_long(self.terms))
     }
 }
 
@@ -229,6 +230,11 @@ impl Group {
         self.parts.chunk_by(|one, other| one.subject == other.subject)
     }
 
+    #[cold]
+    fn may_hold_too_long(&self, terms: Terms) -> bool {
+        self.parts.iter().any(|part| part.may_hold_too_long(terms))
+    }
+
     /// The parts that so many lines are about: all, or those that this node decided by itself while the store was away.
     pub(super) fn parts_of_lines(&self, line_count: usize) -> impl Iterator<Item = &Part> {
         let is_complete = line_count == self.parts.len();
@@ -237,30 +243,32 @@ impl Group {
 
     /// What the request demands of all its limits.
     pub(super) fn demands<'a>(&'a self, asked: &'a Asked) -> Demands<'a> {
-        match &self.parts[..] {
+        let mut demands = match &self.parts[..] {
             [one] => smallvec![one.demand(asked)],
             [one, two] => Demands::from_buf([one.demand(asked), two.demand(asked)]),
             parts => parts.iter().map(|part| part.demand(asked)).collect(),
+        };
+        if self.may_hold
+            && let Some(wait_max) = asked.terms.wait_max
+        {
+            hold_at_most(&mut demands, wait_max);
         }
+        demands
     }
 }
 
 impl Part {
     /// What the request demands of this limit.
-    pub(super) fn demand<'a>(&'a self, asked: &'a Asked) -> Demand<'a> {
+    fn demand<'a>(&'a self, asked: &'a Asked) -> Demand<'a> {
         let scope = Scope::Rule { rule: &self.rule, limit: self.policy.name() };
         let subject = asked.subjects[self.subject].as_bytes();
         // At most eight values of some hundred bytes each; a longer one is replaced by its digest.
         let key = Key::scoped(subject, scope).expect("a subject is far shorter than a key may be");
         let cost = asked.terms.cost.unwrap_or(self.cost);
-        let limit = match asked.terms.wait_max {
-            Some(wait_max) if self.may_hold() => held_at_most(self.policy.limit(), cost, wait_max),
-            _ => *self.policy.limit(),
-        };
-        Demand { limit, key, cost }
+        Demand { limit: *self.policy.limit(), key, cost }
     }
 
-    /// Whether it may let in somebody who will not wait so long: [`held_at_most`] cannot prevent it.
+    /// Whether it may let in somebody who will not wait so long: [`hold_at_most`] cannot prevent it.
     fn may_hold_too_long(&self, terms: Terms) -> bool {
         let Some(wait_max) = terms.wait_max else { return self.may_hold() };
         let is_dear = terms.cost.unwrap_or(self.cost).units() > 1;
@@ -278,16 +286,16 @@ impl Part {
     }
 }
 
-/// A leaky bucket without the places at which a single unit would wait longer than that. The store then refuses it, and knows
+/// Takes from leaky buckets the places at which a single unit would wait longer than that. The store then refuses it, and knows
 /// until when: nothing has to be taken and given back. Dearer requests wait for those before them and not for themselves, so for them the
 /// place in the queue says too little.
-fn held_at_most(limit: &Limit, cost: Cost, wait_max: Duration) -> Limit {
-    let places = places_within(limit, wait_max);
-    match limit.queue() {
-        Some(queue) if cost.units() <= 1 && places < u128::from(queue) => {
-            limit.with_queue((places as u64).max(1)).unwrap_or(*limit)
+#[cold]
+fn hold_at_most(demands: &mut [Demand<'_>], wait_max: Duration) {
+    for Demand { limit, cost, .. } in demands {
+        let places = places_within(limit, wait_max);
+        if cost.units() <= 1 && limit.queue().is_some_and(|queue| places < u128::from(queue)) {
+            *limit = limit.with_queue((places as u64).max(1)).unwrap_or(*limit);
         }
-        _ => *limit,
     }
 }
 

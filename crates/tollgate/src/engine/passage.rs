@@ -238,9 +238,11 @@ impl Owed {
     async fn give_back(&self, end: End) {
         for Charged { by, decision } in &self.charged {
             let group = self.group(*by);
-            let decided = group.parts_of_lines(decision.lines.len()).zip(&decision.lines);
-            let owed = decided.filter(|(part, _)| end.refunds(part.charge));
-            let (demands, lines): (Demands<'_>, _) = owed.map(|(part, line)| (part.demand(&self.asked), *line)).unzip();
+            let is_complete = decision.lines.len() == group.parts.len();
+            let demanded = group.parts.iter().zip(group.demands(&self.asked));
+            let decided = demanded.filter(|(part, _)| is_complete || part.is_local()).zip(&decision.lines);
+            let owed = decided.filter(|((part, _), _)| end.refunds(part.charge));
+            let (demands, lines): (Demands<'_>, _) = owed.map(|((_, demand), line)| (demand, *line)).unzip();
             let Ok(check) = Check::new(&demands) else { continue };
             let decision = Decision { lines, ..*decision };
             if let Err(error) = self.engine.refund(group, &check, &decision).await {
