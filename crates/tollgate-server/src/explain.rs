@@ -151,7 +151,8 @@ impl Explanation {
         }
         Explanation {
             method: view.method().to_string(),
-            path: path.to_string(),
+            // One that may be several has no single spelling.
+            path: if path.is_empty() { view.path().to_owned() } else { path.to_string() },
             caller: match identity.caller() {
                 Caller::ApiKey(..) => "api_key",
                 Caller::User(_) => "user",

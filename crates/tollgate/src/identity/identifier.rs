@@ -166,7 +166,9 @@ pub struct Origin<'r> {
     pub peer: IpAddr,
     /// All headers.
     pub headers: &'r HeaderMap,
-    /// The path, in the form in which rules match it.
+    /// The path, in the one spelling under which it is counted:
+    /// [`canonical_path`](crate::rules::RequestView::canonical_path). Empty if nobody can say which it is; the address
+    /// stands in then.
     pub path: &'r str,
 }
 
@@ -308,6 +310,7 @@ impl<'r> Identity<'r> {
                     None => self.write_missing(kind, writer),
                 }
             }
+            SubjectKind::Path if self.origin.path.is_empty() => self.write_missing(PATH, writer),
             SubjectKind::Path => writer.part(PATH, PartValue::Public(self.origin.path.as_bytes())),
             SubjectKind::Global => writer.word("global"),
         }

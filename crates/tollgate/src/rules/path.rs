@@ -15,7 +15,12 @@
 //!   decoded out  decode until nothing changes, drop ;…    /%2561;v=1      → a
 //! ```
 //!
-//! In the last two, `\` separates like `/`. An exemption is the opposite of a rule, so it holds only if *all*
+//! In the last two, `\` separates like `/`. Where there are parameters, the last three are read once more with `;…` dropped
+//! *before* each decoding, as servlet containers do: `/login;a%2Fb` → login. And where `..` follows an empty segment,
+//! each of them is tidied in both ways that there are: `/a//../b` is `/b` for who drops empty segments first, and
+//! `/a/b` for who resolves `..` first (RFC 3986, WHATWG).
+//!
+//! An exemption is the opposite of a rule, so it holds only if *all*
 //! readings are exempt: `/health/../admin` is not `/health`. The rule may apply to a request that an exotic server would
 //! have understood otherwise; the error is on the side of refusal.
 //!
@@ -43,51 +48,91 @@ pub(crate) fn readings(path: &str) -> Readings<'_> {
     let path = path.split(['?', '#']).next().unwrap_or_default().as_bytes();
     let path = path.strip_prefix(b"/").unwrap_or(path);
     let written = split(path, false);
+    let mut readings = Readings::new();
     if is_plain(path) {
-        let mut readings = Readings::new();
         readings.push(written.map(Cow::Borrowed).collect());
         return readings;
     }
-    let written: Segments<'_> = written.map(decode).collect();
-    let once = decode(path);
-    let mut out = once.clone();
-    for _ in 1..DECODINGS_MAX {
-        match decode(&out) {
-            Cow::Borrowed(_) => break,
-            Cow::Owned(further) => out = Cow::Owned(further),
-        }
+    readings.push(written.map(decode).collect());
+    if add_tidied(path, Parameters::Kept, &mut readings) {
+        add_tidied(path, Parameters::Dropped, &mut readings);
     }
-    let decoded_out = split(&out, true).map(without_parameters).map(owned);
-
-    let mut readings = Readings::new();
-    let mut add = |reading| {
-        if !readings.contains(&reading) {
-            readings.push(reading);
-        }
-    };
-    add(written.iter().map(|segment| owned(segment)).collect());
-    add(tidied(written.iter().map(|segment| owned(segment))));
-    add(tidied(split(&once, true).map(owned)));
-    add(tidied(decoded_out));
     readings
 }
 
-/// The one spelling under which a path is counted: decoded out, tidied, and escaped again where it must be.
+/// What happens to `;…` before a path is decoded.
+#[derive(Clone, Copy, PartialEq)]
+enum Parameters {
+    Kept,
+    Dropped,
+}
+
+/// Adds the readings without empty and dot segments. Returns whether parameters were found.
+fn add_tidied(path: &[u8], parameters: Parameters, readings: &mut Readings<'_>) -> bool {
+    let path = parameters.before_decoding(Cow::Borrowed(path));
+    let once = decode(&path);
+    let out = decoded_out(Cow::Borrowed(&once), parameters);
+    let mut add = |segments: Segments<'_>| {
+        let is_empty = |segment: &Cow<'_, [u8]>| segment.is_empty();
+        let is_upward = |segment: &Cow<'_, [u8]>| **segment == *b"..";
+        let can_differ = segments.iter().any(is_empty) && segments.iter().any(is_upward);
+        for order in if can_differ { &[Tidying::EmptyFirst, Tidying::DotsFirst][..] } else { &[Tidying::EmptyFirst] } {
+            let reading = tidied(&segments, *order);
+            if !readings.contains(&reading) {
+                readings.push(reading);
+            }
+        }
+    };
+    add(split(&path, false).map(decode).collect());
+    add(split(&once, true).map(Cow::Borrowed).collect());
+    add(split(&out, true).map(segment_alone).map(Cow::Borrowed).collect());
+    // Decoding takes no semicolon away, so whoever would find one on the way finds it here.
+    out.contains(&b';')
+}
+
+/// Decoded until nothing changes.
+fn decoded_out(text: Cow<'_, [u8]>, parameters: Parameters) -> Cow<'_, [u8]> {
+    let mut out = parameters.before_decoding(text);
+    for _ in 1..DECODINGS_MAX {
+        match decode(&out) {
+            Cow::Borrowed(_) => break,
+            Cow::Owned(further) => out = parameters.before_decoding(Cow::Owned(further)),
+        }
+    }
+    out
+}
+
+/// The one spelling under which a path is counted: decoded out, tidied, and escaped again where it must be. `None` if the
+/// readings are different paths, of which nobody can say which one is served.
 ///
-/// Counting by the path as written would give a client a fresh counter for every spelling.
-pub(crate) fn canonical(path: &str) -> Cow<'_, str> {
+/// Counting by the path as written would give a client a fresh counter for every spelling. Counting by one of the
+/// readings would, too: a rule for `/login` applies to `/1%2Fx/../login`, `/2%2Fx/../login` and so on.
+pub(crate) fn canonical(path: &str) -> Option<Cow<'_, str>> {
     let end = path.find(['?', '#']).unwrap_or(path.len());
     let bare = &path[..end];
     let is_written_so = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~/".contains(&byte);
     if bare.starts_with('/') && bare.bytes().all(is_written_so) && is_plain(&bare.as_bytes()[1..]) {
-        return Cow::Borrowed(if bare.len() > 1 { bare.strip_suffix('/').unwrap_or(bare) } else { bare });
+        return Some(Cow::Borrowed(if bare.len() > 1 { bare.strip_suffix('/').unwrap_or(bare) } else { bare }));
+    }
+    let readings = readings(path);
+    let mut counted = readings.iter().map(plainest);
+    let first = counted.next().unwrap_or_default();
+    if !counted.all(|other| other == first) {
+        return None;
     }
     let mut text = String::with_capacity(bare.len() + 1);
-    for segment in readings(path).pop().unwrap_or_default() {
+    for segment in &first {
         text.push('/');
-        escape(&segment, &mut text);
+        escape(segment, &mut text);
     }
-    Cow::Owned(if text.is_empty() { "/".to_owned() } else { text })
+    Some(Cow::Owned(if text.is_empty() { "/".to_owned() } else { text }))
+}
+
+/// A reading without whatever else a server might take away from it.
+fn plainest(reading: &Segments<'_>) -> Segments<'static> {
+    let out = decoded_out(Cow::Owned(reading.join(&b'/')), Parameters::Kept);
+    let segments: Segments<'_> = split(&out, true).map(segment_alone).map(Cow::Borrowed).collect();
+    tidied(&segments, Tidying::EmptyFirst)
 }
 
 /// Writes a segment with everything escaped that is not unreserved (RFC 3986).
@@ -125,25 +170,42 @@ fn split(path: &[u8], at_backslash: bool) -> impl Iterator<Item = &[u8]> {
     path.split(is_separator).take(if path.is_empty() { 0 } else { usize::MAX })
 }
 
+/// What `..` takes back when an empty segment stands before it.
+#[derive(Clone, Copy)]
+enum Tidying {
+    /// The segment before the empty one, which is as if it were not there.
+    EmptyFirst,
+    /// The empty segment.
+    DotsFirst,
+}
+
 /// Without empty segments, `.` and `..` (which takes one back, never above the root).
-fn tidied<'p>(segments: impl Iterator<Item = Cow<'p, [u8]>>) -> Segments<'p> {
-    let mut tidy = Segments::new();
+fn tidied<'o>(segments: &[Cow<'_, [u8]>], order: Tidying) -> Segments<'o> {
+    let mut tidy: SmallVec<[&[u8]; 6]> = SmallVec::new();
     for segment in segments {
-        match &*segment {
-            b"" | b"." => {}
-            b".." => drop(tidy.pop()),
-            _ => tidy.push(segment),
+        match (&**segment, order) {
+            (b".", _) | (b"", Tidying::EmptyFirst) => {}
+            (b"..", _) => drop(tidy.pop()),
+            (segment, _) => tidy.push(segment),
         }
     }
-    tidy
+    tidy.into_iter().filter(|segment| !segment.is_empty()).map(|segment| Cow::Owned(segment.to_vec())).collect()
 }
 
-fn without_parameters(segment: &[u8]) -> &[u8] {
+impl Parameters {
+    /// The text that is decoded: itself, or without `;…` up to each next slash.
+    fn before_decoding(self, text: Cow<'_, [u8]>) -> Cow<'_, [u8]> {
+        if self == Parameters::Kept || !text.contains(&b';') {
+            return text;
+        }
+        let segments: Vec<&[u8]> = text.split(|&byte| byte == b'/').map(segment_alone).collect();
+        Cow::Owned(segments.join(&b'/'))
+    }
+}
+
+/// A segment without its parameters.
+fn segment_alone(segment: &[u8]) -> &[u8] {
     segment.split(|&byte| byte == b';').next().unwrap_or_default()
-}
-
-fn owned<'p>(segment: &[u8]) -> Cow<'p, [u8]> {
-    Cow::Owned(segment.to_vec())
 }
 
 /// Percent-decoded once. What is no escape stays as it is.
@@ -214,6 +276,12 @@ mod tests {
             ("/100%", &["100%"]),
             ("/%zz%4", &["%zz%4"]),
             ("/%2e%2e/a", &["..│a", "a"]),
+            ("/login;a%2Fb", &["login;a/b", "login;a│b", "login│b", "login"]),
+            ("/login%3Ba%252Fb", &["login;a%2Fb", "login│b", "login"]),
+            ("/files;v=1/a%2Fb", &["files;v=1│a/b", "files;v=1│a│b", "files│a│b", "files│a/b"]),
+            ("/a//../b", &["a││..│b", "b", "a│b"]),
+            ("/a//%2e%2e/b", &["a││..│b", "b", "a│b"]),
+            ("/a/.//../../b", &["a│.││..│..│b", "b"]),
         ] {
             assert_eq!(texts(path), expected, "{path}");
         }
@@ -235,9 +303,18 @@ mod tests {
             ("/a%20b/%c3%a9", "/a%20b/%C3%A9"),
             ("*", "/%2A"),
         ] {
-            assert_eq!(canonical(path), expected, "{path}");
-            assert_eq!(canonical(&canonical(path)), expected, "{path}");
+            assert_eq!(canonical(path).as_deref(), Some(expected), "{path}");
+            assert_eq!(canonical(expected).as_deref(), Some(expected), "{path}");
         }
+    }
+
+    #[test]
+    fn a_path_that_may_be_several_is_counted_as_none_of_them() {
+        for path in ["/1%2Fx/../api/login", "/api//../login", "/login;a%2Fb", "/static/..;%2Fstatic/login"] {
+            assert_eq!(canonical(path), None, "{path}");
+        }
+        // One path, whether or not the slash in it separates.
+        assert_eq!(canonical("/files/a%2Fb").as_deref(), Some("/files/a/b"));
     }
 
     #[test]
@@ -257,5 +334,9 @@ mod tests {
         let path = format!("/{}", "%25".repeat(20_000));
         assert!(readings(&path).len() <= 4);
         assert!(readings(&"/..".repeat(20_000)).len() <= 2);
+        // As written, and three ways to decode, with and without parameters, tidied in two orders.
+        let path = "/a%2Fb;c%252Fd//../e\\f%252F%252F..%3Bg%252Fh".repeat(1_000);
+        assert!(readings(&path).len() <= 13);
+        assert_eq!(canonical(&path), None);
     }
 }

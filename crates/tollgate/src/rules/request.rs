@@ -60,17 +60,20 @@ impl<'r> RequestView<'r> {
     }
 
     /// The one spelling under which the path is counted, whatever the client wrote: for `by = ["path"]`, as the
-    /// [`Origin`](crate::identity::Origin) of a request wants it.
+    /// [`Origin`](crate::identity::Origin) of a request wants it. Empty if servers would understand the path as different
+    /// ones, so that nobody can say which it is.
     ///
     /// ```
     /// use tollgate::rules::RequestView;
     ///
     /// let request = http::Request::get("//a/./x/../%62/?q=1").body(())?;
     /// assert_eq!(RequestView::of(&request).canonical_path(), "/a/b");
+    /// let request = http::Request::get("/1%2Fx/../login").body(())?;
+    /// assert_eq!(RequestView::of(&request).canonical_path(), "");
     /// # Ok::<(), http::Error>(())
     /// ```
     pub fn canonical_path(&self) -> Cow<'r, str> {
-        path::canonical(self.path)
+        path::canonical(self.path).unwrap_or_default()
     }
 
     /// The headers.

@@ -112,10 +112,55 @@ proptest! {
     fn no_disguise_makes_a_limited_path_exempt(
         way in select(vec![
             "/health/../files/a", "/static/../files/a", "/static/%2e%2e/files/a", "/static/..%2ffiles%2fa",
-            "/static/..;/files/a", "/static/%252e%252e/files/a", "/static\\..\\files\\a", "/health/..//files/a",
+            "/static/..;/files/a", "/static/..;%2Fstatic/files/a", "/static/..;x%252Fy/files/a",
+            "/static//../../files/a", "/static/%252e%252e/files/a", "/static\\..\\files\\a", "/health/..//files/a",
         ]),
     ) {
         prop_assert_eq!(names(&rules(), "GET", "x", way), ["files"], "{}", way);
+    }
+}
+
+#[test]
+fn parameters_that_hold_an_escaped_slash_are_no_escape() {
+    for path in
+        ["/account/login;a%2Fb", "/account;a%2Fb/login", "/account/login%3Ba%252Fb", "/x;a%2Fb/../account/login"]
+    {
+        assert_eq!(names(&rules(), "POST", "api.example.com", path), ["login"], "{path}");
+    }
+    assert_eq!(names(&rules(), "GET", "x", "/files;v=1/a%2Fb"), ["files"]);
+}
+
+#[test]
+fn dots_may_take_back_an_empty_segment() {
+    for path in ["/account//../login", "/account/x/..//../login", "/account/%2F../login", "/account//%2e%2e/login"] {
+        assert_eq!(names(&rules(), "POST", "api.example.com", path), ["login"], "{path}");
+    }
+}
+
+#[test]
+fn a_path_that_may_be_several_gives_a_client_no_counter_of_its_own() {
+    let text =
+        "[[rules]]\nname = \"login\"\nmatch = { path = \"/api/login\" }\nby = [\"ip\", \"path\"]\nlimits = [\"5/min\"]";
+    let rules = Config::from_text(text, Format::Toml).unwrap().rules;
+    let headers = http::HeaderMap::new();
+    let subject = |path: &str| {
+        let view = RequestView::new(&http::Method::GET, path, &headers);
+        assert_eq!(rules.matching(&view).indices(), [0], "{path}");
+        let path = view.canonical_path();
+        let origin = crate::identity::Origin { peer: [203, 0, 113, 9].into(), headers: &headers, path: &path };
+        let identity = rules.identifier().identify(origin, &rules, tollgate_core::Timestamp::ZERO);
+        identity.subject(rules.rules()[0].by()).to_string()
+    };
+    assert_eq!(subject("/api/login"), "ip:203.0.113.9&path:/api/login");
+    assert_eq!(subject("//api/log%69n/"), "ip:203.0.113.9&path:/api/login");
+    for number in 0..3 {
+        for path in [
+            format!("/{number}%2Fx/../api/login"),
+            format!("/api/login;%2F{number}"),
+            format!("/api/{number}%2F/../login"),
+        ] {
+            assert_eq!(subject(&path), "ip:203.0.113.9&path:!203.0.113.9", "{path}");
+        }
     }
 }
 
