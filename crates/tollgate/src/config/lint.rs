@@ -1,8 +1,10 @@
 //! What is allowed, and probably not meant.
 
+mod together;
+
 use std::collections::HashMap;
 
-use tollgate_core::{DEMANDS_MAX, Limit};
+use tollgate_core::Limit;
 
 use super::compile::{Compiler, Settings, Traits};
 use super::finding::{Code, Finding};
@@ -11,7 +13,7 @@ use super::types::{Config, MatchTable, RuleTable};
 use crate::identity::{ApiKeys, SubjectKind};
 use crate::rules::matcher::Conditions;
 use crate::rules::pattern::Pattern;
-use crate::rules::{Mode, Rule, RuleLimits, SetParts};
+use crate::rules::{Rule, RuleLimits, SetParts};
 
 /// A longer deadline is felt by people.
 const DEADLINE_MS_MAX: u128 = 1_000;
@@ -33,7 +35,7 @@ pub(crate) fn lint(
     exemptions(config, parts, traits, &mut note);
     plans(config, parts, traits, &mut note);
     rules(config, parts, traits, &mut note);
-    too_many_limits(config, parts, &mut note);
+    together::too_many_limits(config, parts, traits, &mut note);
 }
 
 type Note<'n> = dyn FnMut(Code, Span, String, &str) + 'n;
@@ -263,31 +265,4 @@ fn always_refuses_first(strict: &Limit, loose: &Limit) -> bool {
     is_plain(strict)
         && is_plain(loose)
         && windows.saturating_mul(strict.most_in_any_window()) <= u64::from(loose.quota())
-}
-
-/// Asks for each rule how many limits a request that meets it must pass.
-fn too_many_limits(config: &Config, parts: &SetParts, note: &mut Note<'_>) {
-    let most = |rule: &Rule| match &rule.limits {
-        RuleLimits::Own(own) => own.len(),
-        RuleLimits::Plan(by_tariff) => by_tariff.iter().map(|policies| policies.len()).max().unwrap_or(0),
-    };
-    if parts.rules.iter().map(most).sum::<usize>() <= DEMANDS_MAX {
-        return;
-    }
-    for (table, conditions) in config.rules.iter().zip(parts.matcher.conditions()) {
-        let count: usize = parts
-            .matcher
-            .find_like(conditions)
-            .into_iter()
-            .map(|index| &parts.rules[index as usize])
-            .filter(|rule| !rule.is_shield && rule.mode != Mode::Off)
-            .map(most)
-            .sum();
-        if count > DEMANDS_MAX {
-            let message = format!("{count} limits apply to a request that `{}` matches", *table.name);
-            let help = "32 limits can be decided together; match fewer rules at once";
-            note(Code::TooManyLimits, table.name.span(), message, help);
-            return;
-        }
-    }
 }

@@ -38,6 +38,19 @@ impl HostPattern {
         })
     }
 
+    /// The pattern for what both match, if there is anything.
+    pub(crate) fn shared(&self, other: &HostPattern) -> Option<HostPattern> {
+        use HostPattern::{Below, Exact};
+        let is_below = |name: &str, top: &str| name.strip_suffix(top).is_some_and(|rest| rest.ends_with('.'));
+        let narrow = match (self, other) {
+            (one, another) if one == another => one,
+            (Exact(name) | Below(name), Below(top)) if is_below(name, top) => self,
+            (Below(top), Exact(name) | Below(name)) if is_below(name, top) => other,
+            _ => return None,
+        };
+        Some(narrow.clone())
+    }
+
     /// A host that matches.
     pub(crate) fn example(&self) -> String {
         match self {
@@ -138,11 +151,41 @@ mod tests {
 
     #[test]
     fn what_is_no_host_is_refused() {
-        for text in ["", "*", "*.", "a.*.b", "https://a.b", "a.b/c", "a.b:80", ".a.b", "a..b", "a b", "*.[::1]"] {
+        for text in [
+            "münchen.example",
+            "",
+            "*",
+            "*.",
+            "a.*.b",
+            "https://a.b",
+            "a.b/c",
+            "a.b:80",
+            ".a.b",
+            "a..b",
+            "a b",
+            "*.[::1]",
+        ] {
             assert!(HostPattern::parse(text).is_err(), "{text}");
         }
         assert_eq!(HostPattern::parse("*.Example.com"), Ok(HostPattern::Below("example.com".into())));
         assert_eq!(HostPattern::parse("[::1]"), Ok(HostPattern::Exact("[::1]".into())));
+    }
+
+    #[test]
+    fn what_two_patterns_share_is_matched_by_both() {
+        for (one, other, expected) in [
+            ("*.example.com", "api.example.com", Some("api.example.com")),
+            ("*.example.com", "*.eu.example.com", Some("*.eu.example.com")),
+            ("a.b", "a.b", Some("a.b")),
+            ("*.example.com", "example.com", None),
+            ("*.example.com", "badexample.com", None),
+            ("a.b", "c.b", None),
+        ] {
+            let [one, other] = [one, other].map(|text| HostPattern::parse(text).unwrap());
+            let expected = expected.map(|text| HostPattern::parse(text).unwrap());
+            assert_eq!(one.shared(&other), expected, "{one:?} {other:?}");
+            assert_eq!(other.shared(&one), expected, "{other:?} {one:?}");
+        }
     }
 
     #[test]

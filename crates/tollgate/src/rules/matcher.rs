@@ -50,6 +50,40 @@ impl Default for Conditions {
 }
 
 impl Conditions {
+    /// These conditions for each path with each host alone: what meets one of them meets the rule.
+    pub(crate) fn alternatives(&self) -> impl Iterator<Item = Conditions> + '_ {
+        let or_all = |count: usize| 0..count.max(1);
+        or_all(self.paths.len()).flat_map(move |path| {
+            or_all(self.hosts.len()).map(move |host| Conditions {
+                methods: self.methods,
+                paths: self.paths.get(path).cloned().into_iter().collect(),
+                hosts: self.hosts.get(host).cloned().into_iter().collect(),
+                headers: self.headers.clone(),
+            })
+        })
+    }
+
+    /// Conditions for requests that meet both of two alternatives, if there are any.
+    pub(crate) fn shared(&self, other: &Conditions) -> Option<Conditions> {
+        let methods = self.methods.shared(other.methods);
+        if methods == MethodSet::NONE {
+            return None;
+        }
+        let paths = shared(&self.paths, &other.paths, Pattern::shared)?;
+        let hosts = shared(&self.hosts, &other.hosts, HostPattern::shared)?;
+        let mut headers = self.headers.clone();
+        for (name, condition) in &other.headers {
+            match headers.get(name) {
+                Some(HeaderCondition::Equals(mine)) => match condition {
+                    HeaderCondition::Equals(theirs) if mine != theirs => return None,
+                    _ => {}
+                },
+                _ => drop(headers.insert(name.clone(), condition.clone())),
+            }
+        }
+        Some(Conditions { methods, paths, hosts, headers })
+    }
+
     fn headers_fit(&self, headers: &HeaderMap) -> bool {
         self.headers.iter().all(|(name, condition)| {
             comparisons::count();
@@ -58,6 +92,14 @@ impl Conditions {
                 HeaderCondition::Equals(value) => headers.get_all(&*name.0).iter().any(|line| line == value),
             }
         })
+    }
+}
+
+/// What two lists of one pattern, or of none for all, share.
+fn shared<T: Clone>(one: &[T], other: &[T], shared: impl Fn(&T, &T) -> Option<T>) -> Option<Vec<T>> {
+    match (one, other) {
+        ([], list) | (list, []) => Some(list.to_vec()),
+        ([one, ..], [other, ..]) => Some(vec![shared(one, other)?]),
     }
 }
 

@@ -26,6 +26,12 @@ impl MethodSet {
         MethodSet(self.0 & self.0.wrapping_neg())
     }
 
+    /// What is in both.
+    #[must_use]
+    pub(crate) const fn shared(self, other: MethodSet) -> MethodSet {
+        MethodSet(self.0 & other.0)
+    }
+
     #[must_use]
     pub(crate) const fn and(self, other: MethodSet) -> MethodSet {
         MethodSet(self.0 | other.0)

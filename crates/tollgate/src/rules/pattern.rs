@@ -73,6 +73,27 @@ impl Pattern {
         path
     }
 
+    /// The pattern for what both match, if there is anything.
+    pub(crate) fn shared(&self, other: &Pattern) -> Option<Pattern> {
+        let (long, short) = match self.segments.len() >= other.segments.len() {
+            true => (self, other),
+            false => (other, self),
+        };
+        if long.segments.len() > short.segments.len() && !short.is_prefix {
+            return None;
+        }
+        let mut segments = long.segments.clone();
+        for (mine, theirs) in segments.iter_mut().zip(&short.segments) {
+            match (&mine, theirs) {
+                (_, Segment::Any) => {}
+                (Segment::Any, _) => *mine = theirs.clone(),
+                (Segment::Exact(one), Segment::Exact(another)) if one == another => {}
+                _ => return None,
+            }
+        }
+        Some(Pattern { segments, is_prefix: long.is_prefix && short.is_prefix })
+    }
+
     /// Whether every path that `other` matches is matched by this one too.
     pub(crate) fn covers(&self, other: &Pattern) -> bool {
         let is_long_enough = match self.is_prefix {
@@ -177,6 +198,22 @@ mod tests {
             ("/{x}", "/a/b", false),
         ] {
             assert_eq!(pattern(wide).covers(&pattern(narrow)), expected, "{wide} over {narrow}");
+        }
+    }
+    #[test]
+    fn what_two_patterns_share_is_matched_by_both() {
+        for (one, other, expected) in [
+            ("/{x}/b", "/a/{y}", Some("/a/b")),
+            ("/*", "/a/{y}", Some("/a/{y}")),
+            ("/a/*", "/{x}/b/*", Some("/a/b/*")),
+            ("/a/*", "/a", Some("/a")),
+            ("/a/*", "/b/*", None),
+            ("/a", "/a/b", None),
+            ("/a/b", "/{x}", None),
+        ] {
+            let expected = expected.map(pattern);
+            assert_eq!(pattern(one).shared(&pattern(other)), expected, "{one} {other}");
+            assert_eq!(pattern(other).shared(&pattern(one)), expected, "{other} {one}");
         }
     }
 }

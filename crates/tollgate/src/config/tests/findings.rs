@@ -139,6 +139,64 @@ fn what_is_meant_is_not_found() {
     }
 }
 
+/// A rule of so many limits.
+fn rule_of(name: &str, count: usize, more: &str) -> String {
+    let limits: Vec<String> = (1..=count).map(|number| format!("'{number}/{number}s token-bucket'")).collect();
+    format!("[[rules]]\nname = '{name}'\n{more}\nlimits = [{}]\n", limits.join(", "))
+}
+
+#[test]
+fn limits_that_meet_only_where_two_rules_do_are_counted_together() {
+    let pair = |one: &str, other: &str| rule_of("a", 17, one) + &rule_of("b", 16, other);
+    for (one, other) in [
+        ("match.path = '/{x}/b'", "match.path = '/a/{y}'"),
+        ("match.path = ['/x', '/a']", "match.path = '/{y}'"),
+        ("match.path = '/a/*'", "match.host = '*.example.com'"),
+        ("match.methods = ['GET', 'POST']", "match.methods = ['PUT', 'POST']"),
+        ("match.headers = { x-a = true }", "match.headers = { x-a = '1', x-b = '2' }"),
+        ("store = 'memory'", "store = 'memory'\nmatch.path = '/a'"),
+    ] {
+        let text = pair(one, other);
+        let found = findings(&text);
+        let finding = found.iter().find(|finding| finding.code() == Code::TooManyLimits);
+        let finding = finding.unwrap_or_else(|| panic!("{one} {other}: {found:?}"));
+        assert!(finding.message().starts_with("33 limits"), "{finding:?}");
+    }
+    for (one, other) in [
+        ("match.path = '/{x}/b'", "match.path = '/a/{y}/c'"),
+        ("match.host = 'a.example'", "match.host = 'b.example'"),
+        ("match.methods = 'GET'", "match.methods = 'POST'"),
+        // Decided one after the other.
+        ("store = 'memory'", "by = ['ip']"),
+        ("mode = 'shadow'", "by = ['ip']"),
+        ("mode = 'shadow'", "mode = 'shadow'\nby = ['ip']"),
+        ("mode = 'off'", "by = ['ip']"),
+    ] {
+        assert!(!codes(&pair(one, other)).contains(&Code::TooManyLimits), "{one} {other}");
+    }
+    let exempt = format!("exempt.paths = '/a/b'\n{}", pair("match.path = '/{x}/b'", "match.path = '/a/{y}'"));
+    assert!(!codes(&exempt).contains(&Code::TooManyLimits));
+    assert!(codes(&rule_of("a", 33, "mode = 'shadow'")).contains(&Code::TooManyLimits));
+}
+
+#[test]
+fn a_thousand_rules_are_checked_for_what_they_share_in_bounded_work() {
+    let rules: String =
+        (0..1_000).map(|number| rule_of(&format!("r{number}"), 1, &format!("match.path = '/{number}/*'"))).collect();
+    assert!(!codes(&rules).contains(&Code::TooManyLimits));
+}
+
+#[test]
+fn a_key_is_what_a_request_can_show() {
+    let is_refused = |key: &str| codes(&format!("[[keys]]\nkey = {key:?}")).contains(&Code::InvalidKey);
+    for key in ["k", "two words", &"k".repeat(1024), "~!$"] {
+        assert!(!is_refused(key), "{key}");
+    }
+    for key in [" k", "k ", "k\n", "ké", &"k".repeat(1025)] {
+        assert!(is_refused(key), "{key}");
+    }
+}
+
 #[test]
 fn all_errors_are_told_at_once_in_the_order_of_the_file() {
     let text = "deadline = 'soon'\n[[rules]]\nname = 'a b'\nmatch.path = 'x'\nlimits = ['0/s', '1/x']\n[[bans]]\nby = 'ip'\nvalue = 'y'";
