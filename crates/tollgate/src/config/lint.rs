@@ -166,7 +166,9 @@ fn rules(config: &Config, parts: &SetParts, traits: &Traits, note: &mut Note<'_>
         unreachable_rule(table, conditions, traits, note);
         subjects(config, table, rule, parts, note);
         redundant_limits(table, rule, note);
-        let key = format!("{conditions:?} {:?} {:?} {}", rule.by, rule.mode, rule.is_shield);
+        // What one rule cannot say of two lists of limits tells rules apart.
+        let manner = (rule.mode, rule.is_shield, rule.charge, rule.cost, rule.on_failure, rule.is_by_plan());
+        let key = format!("{conditions:?} {:?} {manner:?}", rule.by);
         if let Some(other) = same.insert(key, &table.name) {
             let message = format!("`{}` matches and counts the same as `{other}`", *table.name);
             let help = "put their limits into one rule; for a trial, set one of them to `mode = \"shadow\"`";

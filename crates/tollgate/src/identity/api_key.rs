@@ -129,6 +129,22 @@ impl<'h> ApiKey<'h> {
         }
     }
 
+    /// Every key that a request shows in any place, whoever reads only one of them: each line of the header `name`, and
+    /// each bearer token.
+    pub(crate) fn all_shown(headers: &'h HeaderMap, name: &HeaderName) -> impl Iterator<Item = ApiKey<'h>> {
+        let lines = headers.get_all(name).into_iter().map(|line| (line.as_bytes().trim_ascii(), false));
+        let tokens = headers.get_all(http::header::AUTHORIZATION).into_iter();
+        let tokens = tokens.filter_map(|line| Some((token_in(line.as_bytes().trim_ascii())?, true)));
+        lines.chain(tokens).filter_map(|(value, is_bearer)| ApiKey::new(value, is_bearer))
+    }
+
+    /// Whether a request can show this key.
+    pub(crate) fn can_be(key: &str) -> bool {
+        let key = key.as_bytes();
+        let is_spaced = key.trim_ascii().len() < key.len();
+        !key.is_empty() && !is_spaced && ApiKey::new(key, false).is_some()
+    }
+
     fn new(value: &'h [u8], is_bearer: bool) -> Option<ApiKey<'h>> {
         if value.len() > API_KEY_BYTES_MAX || !value.iter().all(|byte| (b' '..=b'~').contains(byte)) {
             return None;
@@ -161,7 +177,11 @@ impl fmt::Debug for ApiKey<'_> {
 
 /// The token after `Authorization: Bearer`.
 pub(crate) fn bearer_token(headers: &HeaderMap) -> Option<&[u8]> {
-    let value = said::header(headers, &http::header::AUTHORIZATION).one()?;
+    token_in(said::header(headers, &http::header::AUTHORIZATION).one()?)
+}
+
+/// The token in a line of `Authorization`.
+fn token_in(value: &[u8]) -> Option<&[u8]> {
     let (scheme, token) = value.split_at_checked("bearer ".len())?;
     let token = token.trim_ascii();
     (scheme.eq_ignore_ascii_case(b"bearer ") && !token.is_empty()).then_some(token)

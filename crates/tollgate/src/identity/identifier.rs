@@ -228,6 +228,11 @@ impl<'r> Identity<'r> {
         found.as_ref().map(|(digest, known)| (*digest, known))
     }
 
+    /// The digest of every key that the request shows, known or not, in whichever place.
+    pub(crate) fn shown_keys(&self) -> impl Iterator<Item = KeyDigest> + '_ {
+        ApiKey::all_shown(self.origin.headers, &self.identifier.api_key_header).map(|key| key.digest())
+    }
+
     /// Whether a key that nobody knows is an identity. A bearer token that may be a JWT is not, where tokens are
     /// verified: it changes with every login, and the user in it does not.
     fn is_any_key(&self, key: &ApiKey<'_>) -> bool {

@@ -24,10 +24,14 @@ impl HostPattern {
     /// Reads a pattern, or says what would be one.
     pub(crate) fn parse(text: &str) -> Result<HostPattern, &'static str> {
         let expected = "write a host alone: `api.example.com`, or `*.example.com` for all below";
+        if !text.is_ascii() {
+            // Clients send names with other letters in this form only, so nothing else could ever match.
+            return Err("write it as `xn--…`, the form in which clients send it");
+        }
         let lower = text.to_ascii_lowercase();
         let name = lower.strip_prefix("*.").unwrap_or(&lower);
         let is_address = name.starts_with('[') && name.ends_with(']') && !lower.starts_with('*');
-        let is_host_byte = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte) || byte >= 0x80;
+        let is_host_byte = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
         let is_name = !name.is_empty() && name.bytes().all(is_host_byte) && !name.starts_with('.');
         if !is_address && (!is_name || name.split('.').any(str::is_empty)) {
             return Err(expected);

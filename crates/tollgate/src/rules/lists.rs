@@ -1,6 +1,7 @@
 //! Who is never limited, and who is always refused.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::net::IpAddr;
 
 use tollgate_core::Timestamp;
@@ -55,6 +56,16 @@ pub(crate) struct BanList {
 }
 
 impl BanList {
+    /// Of two bans of one key the longer one holds.
+    pub(crate) fn add_key(&mut self, key: KeyDigest, ban: Ban) {
+        keep_longer(self.keys.entry(key), ban);
+    }
+
+    /// Of two bans of one user the longer one holds.
+    pub(crate) fn add_user(&mut self, user: &str, ban: Ban) {
+        keep_longer(self.users.entry(user.into()), ban);
+    }
+
     pub(crate) fn is_empty(&self) -> bool {
         self.networks.is_empty() && self.keys.is_empty() && self.users.is_empty()
     }
@@ -70,5 +81,14 @@ impl BanList {
 
     pub(crate) fn of_user(&self, user: &str, now: Timestamp) -> Option<&Ban> {
         self.users.get(user).filter(|ban| ban.holds_at(now))
+    }
+}
+
+fn keep_longer<K>(entry: Entry<'_, K, Ban>, ban: Ban) {
+    let end = |ban: &Ban| ban.until.map_or((1, Timestamp::ZERO), |until| (0, until));
+    match entry {
+        Entry::Occupied(mut kept) if end(kept.get()) < end(&ban) => drop(kept.insert(ban)),
+        Entry::Occupied(_) => {}
+        Entry::Vacant(vacant) => drop(vacant.insert(ban)),
     }
 }

@@ -128,7 +128,9 @@ impl RuleSet {
             return None;
         }
         // Each question may cost a signature check, so it is asked only where an answer could matter.
-        let of_key = || (!bans.keys.is_empty()).then(|| bans.of_key(&identity.api_key()?.0, now)).flatten();
+        // A key is banned wherever it is shown: what stands behind us may read another place than we, and know more keys.
+        let of_shown = || identity.shown_keys().find_map(|key| bans.of_key(&key, now));
+        let of_key = || (!bans.keys.is_empty()).then(of_shown).flatten();
         let of_user = || (!bans.users.is_empty()).then(|| bans.of_user(&identity.user()?.subject, now)).flatten();
         bans.of_address(identity.address(), now).or_else(of_key).or_else(of_user)
     }

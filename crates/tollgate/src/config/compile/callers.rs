@@ -124,8 +124,8 @@ impl Compiler<'_> {
                         bans.networks.push((networks, ban));
                     }
                 }
-                BanWord::ApiKey => drop(bans.keys.insert(self.key_or_digest(&entry.value), ban)),
-                BanWord::User => drop(bans.users.insert(value.into(), ban)),
+                BanWord::ApiKey => bans.add_key(self.key_or_digest(&entry.value), ban),
+                BanWord::User => bans.add_user(value, ban),
             }
         }
         bans
@@ -135,6 +135,8 @@ impl Compiler<'_> {
     pub(super) fn key_or_digest(&mut self, text: &Spanned<Secret>) -> KeyDigest {
         let key = text.reveal();
         if !key.starts_with("sha256:") {
+            let source = self.source.clone();
+            self.check_key(text, &source);
             return KeyDigest::of(key);
         }
         let digest = key.parse::<KeyDigest>();

@@ -10,9 +10,10 @@ use crate::config::finding::{Code, Finding};
 use crate::config::load;
 use crate::config::source::Source;
 use crate::config::span::Spanned;
-use crate::config::types::{ApiKeyTable, Config};
+use crate::config::types::{ApiKeyTable, Config, RuleTable};
+use crate::config::written::{Limits, Secret};
 use crate::identity::spelling::nearest;
-use crate::identity::{KeyDigest, Networks};
+use crate::identity::{API_KEY_BYTES_MAX, ApiKey, KeyDigest, Networks};
 use crate::rules::{KeyEntry, Plan, Tariff};
 
 /// A keys file.
@@ -137,13 +138,24 @@ impl Compiler<'_> {
     pub(super) fn keys(&mut self, config: &Config, tariffs: &mut Tariffs) -> HashMap<KeyDigest, KeyEntry> {
         let mut keys = HashMap::new();
         let source = self.source.clone();
+        let mut with_limits = None;
         for table in &config.keys {
+            with_limits = with_limits.or_else(|| Some((table.limits.as_ref()?.span(), source.clone())));
             self.key(table, &source, tariffs, &mut keys);
         }
         if let Some((file, file_source)) = config.keys_file.as_ref().and_then(|name| self.keys_file(name)) {
             for table in &file.keys {
+                with_limits = with_limits.or_else(|| Some((table.limits.as_ref()?.span(), file_source.clone())));
                 self.key(table, &file_source, tariffs, &mut keys);
             }
+        }
+        let is_by_plan = |rule: &Spanned<RuleTable>| matches!(*rule.limits, Limits::Plan);
+        if let Some((span, source)) = with_limits
+            && !config.rules.iter().any(is_by_plan)
+        {
+            let message = "limits of a key's own have no effect, because no rule takes its limits from plans";
+            let help = "write `limits = \"plan\"` in the rules that should";
+            self.note_in(&source, Finding::new(Code::KeyLimitsUnused, message).help(help).at(span));
         }
         for exempt in &config.exempt.keys {
             let digest = self.key_or_digest(exempt);
@@ -188,7 +200,10 @@ impl Compiler<'_> {
         keys: &mut HashMap<KeyDigest, KeyEntry>,
     ) {
         let (digest, span) = match (&table.key, &table.sha256) {
-            (Some(key), None) if !key.reveal().is_empty() => (Some(KeyDigest::of(key.reveal())), key.span()),
+            (Some(key), None) if !key.reveal().is_empty() => {
+                self.check_key(key, source);
+                (Some(KeyDigest::of(key.reveal())), key.span())
+            }
             (None, Some(digest)) => {
                 let parsed = digest.parse::<KeyDigest>();
                 if let Err(error) = &parsed {
@@ -204,6 +219,13 @@ impl Compiler<'_> {
             }
         };
         let place = table.plan.as_ref().and_then(|plan| self.plan_place(plan, tariffs, source));
+        if let Some(list) = &table.limits
+            && list.is_empty()
+        {
+            let finding = Finding::new(Code::LimitsMissing, "a key's own limits are at least one");
+            let help = "leave them out for the plan's; for a key without limit, set `exempt = true`";
+            self.note_in(source, finding.help(help).at(list.span()));
+        }
         let own = table.limits.as_ref().map(|list| self.limits(list, source));
         let plan = place.map(|place| tariffs.plans[place].name.clone());
         if let Some(plan) = &plan
@@ -227,6 +249,17 @@ impl Compiler<'_> {
                 self.note_in(source, finding.help("keep the entry that is meant").label("again").at(span));
             }
             None => {}
+        }
+    }
+
+    /// Notes a key that no request can show.
+    pub(super) fn check_key(&mut self, key: &Spanned<Secret>, source: &Arc<Source>) {
+        if !ApiKey::can_be(key.reveal()) {
+            let message = "no request can show this key";
+            let help = format!(
+                "a key is 1 to {API_KEY_BYTES_MAX} visible ASCII characters, without a space at its beginning or end"
+            );
+            self.note_in(source, Finding::new(Code::InvalidKey, message).help(help).at(key.span()));
         }
     }
 

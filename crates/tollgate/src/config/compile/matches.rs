@@ -33,7 +33,11 @@ impl Compiler<'_> {
         for (name, test) in headers {
             let Some(header) = self.header_name(name) else { continue };
             let Some(condition) = self.header_condition(name, test) else { continue };
-            conditions.headers.insert(HeaderText::of(&header), condition);
+            if conditions.headers.insert(HeaderText::of(&header), condition).is_some() {
+                let message = format!("the header `{header}` is tested twice");
+                let help = "the names of headers have no case; for several values, write a rule for each";
+                self.note(Finding::new(Code::InvalidHeader, message).help(help).at(name.span()));
+            }
         }
         (conditions, can_be_met)
     }

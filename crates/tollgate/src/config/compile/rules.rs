@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use tollgate_core::Cost;
+use tollgate_core::{Algorithm, Cost};
 
 use super::Compiler;
 use super::keys::Tariffs;
@@ -126,6 +126,7 @@ impl Compiler<'_> {
                     let finding = Finding::new(Code::LimitsMissing, "a rule needs at least one limit");
                     self.note(finding.help("for example `limits = [\"10/min\"]`").at(table.limits.span()));
                 }
+                self.check_spacing(table, &limits);
                 self.check_cost(table, cost, &limits, None);
                 RuleLimits::Own(limits.iter().map(|limit| telling.policy(limit, None, None)).collect())
             }
@@ -152,6 +153,17 @@ impl Compiler<'_> {
         if tariffs.is_empty() {
             let finding = Finding::new(Code::PlansMissing, "this rule takes its limits from plans, and there are none");
             self.note(finding.help("add `[plans.default]` with limits").at(span));
+        }
+    }
+
+    fn check_spacing(&mut self, table: &RuleTable, limits: &[NamedLimit]) {
+        let is_spaced = |limit: &&NamedLimit| limit.limit.algorithm() == Algorithm::LeakyBucket;
+        if table.store.is_some()
+            && let Some(limit) = limits.iter().find(is_spaced)
+        {
+            let message = "a shield never holds a request, so a leaky bucket would space nothing";
+            let help = "use `token-bucket` for bursts, or leave out `store = \"memory\"`";
+            self.note(Finding::new(Code::ShieldNotSpaced, message).help(help).at(limit.span));
         }
     }
 

@@ -78,6 +78,27 @@ fn a_finding_underlines_exactly_what_it_is_about() {
         (Code::UnknownPlan, "plan_sources.addresses = [{ networks = '10.0.0.0/8', plan = 'x' }]", "'x'"),
         (Code::DuplicateRule, &format!("{rule}{rule}"), "'a'"),
         (Code::LimitsMissing, "[plans.default]\nlimits = []", "[]"),
+        (Code::LimitsMissing, "[[keys]]\nkey = 'k'\nlimits = []", "[]"),
+        (Code::KeyLimitsUnused, &format!("[[keys]]\nkey = 'k'\nlimits = ['9/s']\n{rule}"), "['9/s']"),
+        (
+            Code::ShieldNotSpaced,
+            "[[rules]]\nname = 'a'\nstore = 'memory'\nlimits = ['1/s', '1/h leaky-bucket']",
+            "'1/h leaky-bucket'",
+        ),
+        (Code::InvalidKey, "[[keys]]\nkey = ' k'", "' k'"),
+        (Code::InvalidKey, "exempt.keys = ['k', 'ké']", "'ké'"),
+        (Code::InvalidKey, "[[bans]]\nby = 'api_key'\nvalue = \"k\\t\"", "\"k\\t\""),
+        (Code::InvalidKey, "[[bans]]\nby = 'api_key'\nvalue = ''", "''"),
+        (
+            Code::InvalidHost,
+            "[[rules]]\nname = 'a'\nmatch.host = 'münchen.example'\nlimits = ['1/s']",
+            "'münchen.example'",
+        ),
+        (
+            Code::InvalidHeader,
+            "[[rules]]\nname = 'a'\nmatch.headers = { X-A = '1', x-a = '2' }\nlimits = ['1/s']",
+            "x-a",
+        ),
         (Code::CostNeverFits, "[[rules]]\nname = 'a'\ncost = 11\nlimits = ['10/min']", "11"),
         (Code::SecretMissing, "[anonymize]\nsecret_env = 'NO_SUCH'", "'NO_SUCH'"),
         (Code::SecretMissing, "[jwt]\nalgorithm = 'HS256'", "[jwt]"),
@@ -108,6 +129,11 @@ fn what_is_meant_is_not_found() {
     let quiet = [
         // A trial beside the rule in force.
         "[[rules]]\nname = 'a'\nlimits = ['1/s']\n[[rules]]\nname = 'b'\nmode = 'shadow'\nlimits = ['2/s']",
+        // What one rule cannot say for both.
+        "[[rules]]\nname = 'a'\nlimits = ['1/s']\n[[rules]]\nname = 'b'\ncharge = 'on_failure'\nlimits = ['1/s']\n\
+         [[rules]]\nname = 'c'\ncost = 2\nlimits = ['9/s']\n[[rules]]\nname = 'd'\non_failure = 'deny'\nlimits = ['1/s']",
+        "[plans]\ndefault.limits = '1/s'\nanonymous.limits = '1/s'\n[[rules]]\nname = 'a'\nlimits = 'plan'\n\
+         [[rules]]\nname = 'b'\nlimits = ['9/s']",
         // A day limit that does decide, and a burst limit.
         "[[rules]]\nname = 'a'\nlimits = ['10/min', '1000/day', '3/s']",
         // A bucket refuses by spacing, so a larger window of the same rate is not idle.

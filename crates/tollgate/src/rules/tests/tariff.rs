@@ -75,7 +75,7 @@ fn ask<T>(
 ) -> T {
     let mut headers = HeaderMap::new();
     for (name, value) in lines {
-        headers.insert(*name, value.parse().unwrap());
+        headers.append(*name, value.parse().unwrap());
     }
     let now = Timestamp::from_micros(second * 1_000_000);
     let origin = Origin { peer: peer.parse().unwrap(), headers: &headers, path: "/" };
@@ -173,6 +173,52 @@ fn a_ban_holds_until_its_end_and_not_a_microsecond_longer() {
     ask(&rules, "198.51.100.66", &[], 0, |identity, now| {
         assert_eq!(rules.ban(identity, now).unwrap().reason(), Some("scraping"));
     });
+}
+
+#[test]
+fn a_banned_key_is_refused_wherever_it_is_shown_and_whoever_knows_it() {
+    let text =
+        "[[bans]]\nby = 'api_key'\nvalue = 'leaked'\n[[rules]]\nname = 'a'\nlimits = ['1/s']\n[[keys]]\nkey = 'good'";
+    let rules = Config::from_text(text, Format::Toml).unwrap().rules;
+    let is_banned = |lines: &[(&'static str, &str)]| {
+        ask(&rules, "198.51.100.1", lines, 0, |identity, now| rules.ban(identity, now).is_some())
+    };
+    for lines in [
+        &[("x-api-key", "leaked")][..],
+        &[("x-api-key", " leaked ")],
+        &[("authorization", "bearer  leaked")],
+        &[("x-api-key", "good"), ("x-api-key", "leaked")],
+        &[("x-api-key", "leaked"), ("x-api-key", "good")],
+        &[("x-api-key", "junk"), ("authorization", "Bearer leaked")],
+        &[("authorization", "Basic eDp5"), ("authorization", "Bearer leaked")],
+    ] {
+        assert!(is_banned(lines), "{lines:?}");
+    }
+    for lines in [&[][..], &[("x-api-key", "good")], &[("x-other", "leaked")], &[("authorization", "Basic leaked")]] {
+        assert!(!is_banned(lines), "{lines:?}");
+    }
+}
+
+#[test]
+fn of_two_bans_of_one_caller_the_longer_one_holds() {
+    let ban = |by: &str, value: &str, until: &str| format!("[[bans]]\nby = '{by}'\nvalue = '{value}'\n{until}\n");
+    let (short, long) = ("until = '2001-01-01T00:00:00Z'", "until = '2002-01-01T00:00:00Z'");
+    for (first, second) in [(short, long), (long, short), (short, ""), ("", short)] {
+        for (by, value) in [("api_key", "k"), ("ip", "198.51.100.1")] {
+            let text = ban(by, value, first) + &ban(by, value, second) + "[[rules]]\nname = 'a'\nlimits = ['1/s']";
+            let rules = Config::from_text(&text, Format::Toml).unwrap().rules;
+            let lines = [("x-api-key", "k")];
+            let second_2001_07 = 994_000_000;
+            let is_banned =
+                ask(&rules, "198.51.100.1", &lines, second_2001_07, |identity, now| rules.ban(identity, now).is_some());
+            assert!(is_banned, "{text}");
+        }
+    }
+    let mut bans = crate::rules::lists::BanList::default();
+    for until in [Some(5), None, Some(7)] {
+        bans.add_user("eve", crate::rules::Ban { until: until.map(Timestamp::from_micros), reason: None });
+    }
+    assert_eq!(bans.of_user("eve", Timestamp::from_micros(9)).map(crate::rules::Ban::until), Some(None));
 }
 
 #[test]
