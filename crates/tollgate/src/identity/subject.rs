@@ -20,8 +20,8 @@
 //! always separates, a mark is always ours, and the bytes can be read back into the parts in only one way: different
 //! parts, different subjects. `global` has no value.
 //!
-//! **A missing part** (no such header, no known key, no user) is replaced by the address behind a mark. Those
-//! who leave it out are counted by address: never all together, never uncounted, and never in the bucket of somebody
+//! **A missing part** (no such header, no known key, no user, a path that may be several) is replaced by the address
+//! behind a mark. Those who leave it out are counted by address: never all together, never uncounted, and never in the bucket of somebody
 //! who did say it, not even if that one's value reads like an address.
 //!
 //! **Credentials.** API keys, cookies and the headers that carry credentials are never written out: their digest

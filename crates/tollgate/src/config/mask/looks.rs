@@ -2,14 +2,14 @@
 //!
 //! Nobody knows what stands where in such a file, so its lines are judged by how they look: a line that names a
 //! secret field is covered after the name, and so is what seems to belong to it on the lines below. What belongs to it
-//! is told by an open bracket, by open quotes of three, by indentation (YAML), or by the table that it stands in (TOML).
+//! is told by an open bracket, by open quotes, by indentation (YAML), or by the table that it stands in (TOML).
 
 use super::{KEY_FIELDS_SHOWN, SECRET_FIELDS, cover, is_nearly, is_secret, mask_urls};
 
 /// What else a line may hold a secret after.
 const SUSPECT_FIELDS: [&str; 2] = ["value", "header"];
-/// The quotes of texts that span lines.
-const LONG_QUOTES: [&str; 2] = ["\"\"\"", "'''"];
+/// The quotes of texts, those that may span lines first. The others are not meant to, which may be what is wrong.
+const QUOTES: [&str; 4] = ["\"\"\"", "'''", "\"", "'"];
 
 /// What the lines above say of a line.
 enum Below {
@@ -67,7 +67,9 @@ fn after(line: &str, from: Option<usize>, before: &Below) -> Below {
         }
         Below::Field { .. } | Below::Nothing => {
             let Some(from) = from else { return Below::Nothing };
-            if let Some(quotes) = LONG_QUOTES.into_iter().find(|quotes| value.matches(quotes).count() % 2 == 1) {
+            if let Some(quotes) = QUOTES.into_iter().find(|quotes| value.starts_with(quotes))
+                && value.matches(quotes).count() % 2 == 1
+            {
                 return Below::Text(quotes);
             }
             if value.starts_with('[') && !is_closed(value) {

@@ -69,6 +69,7 @@ fn what_belongs_to_a_secret_on_the_lines_below_is_not_shown_in_a_broken_file() {
         ("[exempt]\nkeys = [\n  \"planted\",\n  'plan]ted',\n  'planted'\n]\nlimits = [10/min]\n", "[10/min]"),
         ("exempt = { keys = [ 'a]b',\n  'planted' ] }\nlimits = [10/min]\n", "[10/min]"),
         ("[jwt]\nkey = '''\nplanted = [x]: planted\n'''\ndeadline = 5\n", "deadline = 5"),
+        ("[jwt]\nkey = 'abc\nplanted = [x]: planted'\ndeadline = 5\n", "deadline = 5"),
         ("[[keys]] # mine\nid = 'planted'\nplan = 'free'\n", "plan = 'free'"),
         ("[rules.match.headers]\nx-a = 'planted'\n[[rules]]\nname = 'a'\n", "name = 'a'"),
         ("keys:\n  - planted\n  - 'planted': x\nstore: memory\n", "store: memory"),
