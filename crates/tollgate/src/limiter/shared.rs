@@ -109,11 +109,12 @@ impl Shared {
     pub(super) async fn refund(self: &Arc<Self>, check: &Check<'_>, decision: &Decision) -> Result<(), StoreError> {
         match decision.source {
             Source::Store => {
-                if let Some(cache) = &self.deny_cache {
-                    check.demands().iter().for_each(|demand| cache.forget(demand));
-                }
+                self.forget(check);
                 self.not_open()?;
-                self.call(Call::Refund, 1, async { self.store.refund(check, decision).await }).await
+                let refunded = self.call(Call::Refund, 1, async { self.store.refund(check, decision).await }).await;
+                // A denial that was learned while the units were on their way back.
+                self.forget(check);
+                refunded
             }
             Source::Local => {
                 let demands = self.local_demands(check);
@@ -145,10 +146,18 @@ impl Shared {
     pub(super) async fn reset(self: &Arc<Self>, demand: &Demand<'_>) -> Result<(), StoreError> {
         let local = Demand { limit: local_share(&demand.limit, self.instances), ..*demand };
         guarded(|| self.local.reset(&local));
+        let check = Check::one(demand);
+        self.forget(&check);
+        let reset = self.call(Call::Reset, 0, async { self.store.reset(demand).await }).await;
+        self.forget(&check);
+        reset
+    }
+
+    /// Forgets the denials of these counters.
+    fn forget(&self, check: &Check<'_>) {
         if let Some(cache) = &self.deny_cache {
-            cache.forget(demand);
+            check.demands().iter().for_each(|demand| cache.forget(demand));
         }
-        self.call(Call::Reset, 0, async { self.store.reset(demand).await }).await
     }
 
     pub(super) async fn inspect(self: &Arc<Self>, demand: &Demand<'_>) -> Result<Line, StoreError> {
