@@ -128,10 +128,16 @@ async fn while_a_place_in_a_queue_may_be_given_back_no_denial_is_answered_from_m
     let store = counted();
     let limiter = Limiter::builder().store(store.clone()).clock(clock()).build();
     let demand = demand("2/min leaky-bucket queue=1");
-    for _ in 0..5 {
-        let _ = limiter.until_ready(&Check::one(&demand), Duration::ZERO).await;
+    let check = Check::one(&demand);
+    // One goes on and one waits: there is no place left.
+    for _ in 0..2 {
+        limiter.check_with(&check, CheckOptions { refundable: true, ..CheckOptions::default() }).await.unwrap();
     }
-    assert_eq!(store.calls.load(Ordering::SeqCst), 5);
+    for _ in 0..3 {
+        let refused = limiter.until_ready(&check, Duration::ZERO).await.unwrap_err();
+        assert!(refused.decision().is_some_and(|decision| !decision.allowed()), "{refused:?}");
+    }
+    assert_eq!(store.calls.load(Ordering::SeqCst), 2 + 3);
 }
 
 #[tokio::test(start_paused = true)]
