@@ -184,7 +184,9 @@ impl Shard {
 
 impl Entry {
     fn denial(&self, cost: u32, now: Timestamp) -> Option<&Denial> {
-        self.denials.iter().find(|denial| denial.cost == cost && denial.forget_at > now)
+        // By a clock that was set back, what was learned later has not been said yet.
+        let is_known = |denial: &&Denial| denial.line.sent <= now && now < denial.forget_at;
+        self.denials.iter().filter(is_known).find(|denial| denial.cost == cost)
     }
 }
 
@@ -259,6 +261,18 @@ mod tests {
         let recalled = cache.recall(&check, START.plus_micros(999_999)).unwrap();
         assert_eq!(recalled.retry_after(), Wait::from_micros(3_600_000_000 - 999_999));
         assert!(cache.recall(&check, START.plus_micros(1_000_000)).is_none());
+    }
+
+    #[test]
+    fn a_clock_that_is_set_back_does_not_make_a_denial_last() {
+        let (store, _clock) = store();
+        let cache = DenyCache::default();
+        let demand = demand("1/h", "a");
+        let check = Check::one(&demand);
+        store.check(&check);
+        cache.learn(&check, &store.check(&check), START);
+        assert!(cache.recall(&check, START).is_some());
+        assert!(cache.recall(&check, Timestamp::from_micros(START.as_micros() - 1)).is_none());
     }
 
     #[test]

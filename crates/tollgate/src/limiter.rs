@@ -13,7 +13,8 @@
 //! whoever made the call; it can never be taken for the answer to another request, because each call owns
 //! its own future. Whether a call that timed out was executed is unknown, so it is never repeated.
 //!
-//! **Nothing panics through.** A panic in a store is a failure like any other.
+//! **Nothing panics through.** A panic in a store, shared or in process, is a failure like any other. So is a call outside a tokio
+//! runtime: nothing there could end a wait for the store, so it is not asked.
 
 mod ready;
 mod settle;
@@ -283,10 +284,10 @@ impl Limiter {
         let Inner { clock, counters, observers, .. } = &*self.0;
         let begun = observers.begin(&**clock);
         let decision = match &self.0.backend {
-            Backend::Memory(store) => store.check(check),
-            Backend::Shared(shared) => shared.check_local(check),
+            Backend::Memory(store) => guarded(|| Decision { source: Source::Local, ..store.check(check) }),
+            Backend::Shared(shared) => Some(shared.check_local(check)),
         };
-        let decision = Decision { source: Source::Local, ..decision };
+        let decision = decision.unwrap_or_else(|| uncounted(&**clock));
         counters.count(Ok(&decision));
         observers.decided(begun, &**clock, std::slice::from_ref(check), [Ok(&decision)]);
         decision
@@ -303,10 +304,7 @@ impl Limiter {
             return Ok(());
         }
         match &self.0.backend {
-            Backend::Memory(store) => {
-                store.refund(check, decision);
-                Ok(())
-            }
+            Backend::Memory(store) => guarded(|| store.refund(check, decision)).ok_or_else(panicked),
             Backend::Shared(shared) => shared.refund(check, decision).await,
         }
     }
@@ -317,10 +315,7 @@ impl Limiter {
     /// When the store does not answer.
     pub async fn reset(&self, demand: &Demand<'_>) -> Result<(), StoreError> {
         match &self.0.backend {
-            Backend::Memory(store) => {
-                store.reset(demand);
-                Ok(())
-            }
+            Backend::Memory(store) => guarded(|| store.reset(demand)).ok_or_else(panicked),
             Backend::Shared(shared) => shared.reset(demand).await,
         }
     }
@@ -331,7 +326,7 @@ impl Limiter {
     /// When the store does not answer: there is no local guess at what a shared counter holds.
     pub async fn inspect(&self, demand: &Demand<'_>) -> Result<Line, StoreError> {
         match &self.0.backend {
-            Backend::Memory(store) => Ok(store.inspect(demand)),
+            Backend::Memory(store) => guarded(|| store.inspect(demand)).ok_or_else(panicked),
             Backend::Shared(shared) => shared.inspect(demand).await,
         }
     }
@@ -359,9 +354,9 @@ impl Limiter {
     ) -> Result<Decision, Unavailable> {
         let Inner { clock, counters, observers, .. } = &*self.0;
         let begun = observers.begin(&**clock);
-        let answer = match catch_unwind(AssertUnwindSafe(|| store.check(check))) {
-            Ok(decision) => Ok(decision),
-            Err(_) => self.undecided(check, otherwise),
+        let answer = match guarded(|| store.check(check)) {
+            Some(decision) => Ok(decision),
+            None => self.undecided(check, otherwise),
         };
         counters.count(answer.as_ref());
         let told = answer.as_ref().map_err(Unavailable::kind);
@@ -375,20 +370,32 @@ impl Limiter {
         checks: &[Check<'_>],
         otherwise: Otherwise<'_>,
     ) -> Vec<Result<Decision, Unavailable>> {
-        match catch_unwind(AssertUnwindSafe(|| store.check_batch(checks))) {
-            Ok(decisions) => decisions.into_iter().map(Ok).collect(),
-            Err(_) => checks.iter().map(|check| self.undecided(check, otherwise)).collect(),
+        match guarded(|| store.check_batch(checks)) {
+            Some(decisions) => decisions.into_iter().map(Ok).collect(),
+            None => checks.iter().map(|check| self.undecided(check, otherwise)).collect(),
         }
     }
 
     /// The answer when the in-process store panicked.
     fn undecided(&self, check: &Check<'_>, otherwise: Otherwise<'_>) -> Result<Decision, Unavailable> {
-        tracing::error!("the in-process store panicked; answering by the failure policy");
         match otherwise.denies(check) {
             true => Err(Unavailable::new(StoreErrorKind::Protocol)),
             false => Ok(uncounted(&*self.0.clock)),
         }
     }
+}
+
+/// What the in-process store says; nothing if it panicked.
+fn guarded<T>(ask: impl FnOnce() -> T) -> Option<T> {
+    let said = catch_unwind(AssertUnwindSafe(ask)).ok();
+    if said.is_none() {
+        tracing::error!("the in-process store panicked; answering by the failure policy");
+    }
+    said
+}
+
+fn panicked() -> StoreError {
+    StoreError::new(StoreErrorKind::Protocol, "the in-process store panicked")
 }
 
 /// Whether a decision has a line for each limit of a check. One that was made without some of them must not be taken for the others.

@@ -21,10 +21,10 @@ use std::time::Duration;
 
 use smallvec::SmallVec;
 use tokio::time::{Instant, sleep, sleep_until};
-use tollgate_core::{Check, Cost, Decision, Demand, Line, Source, Wait};
+use tollgate_core::{Algorithm, Check, Cost, Decision, Demand, Line, Source, Wait};
 
-use super::Limiter;
 use super::turns::Place;
+use super::{CheckOptions, Limiter};
 use crate::failure::Unavailable;
 
 /// A longer wait than any limit can tell: the longest window.
@@ -98,9 +98,12 @@ impl Limiter {
         let deadline = Instant::now() + wait_max.min(WAIT_MAX);
         let place = self.0.turns.join(check);
         let Some(turn) = place.turn(deadline).await else { return self.without_a_turn(check, &place).await };
+        // A place in a leaky bucket's queue may be given back.
+        let is_leaky = |demand: &Demand<'_>| demand.limit.algorithm() == Algorithm::LeakyBucket;
+        let options = CheckOptions { refundable: check.demands().iter().any(is_leaky), ..CheckOptions::default() };
         let mut is_contended = false;
         loop {
-            let decision = self.check(check).await?;
+            let decision = self.check_with(check, options).await?;
             let is_local = decision.source == Source::Local;
             let wait = match decision.retry_after().as_duration() {
                 Some(wait) => wait,

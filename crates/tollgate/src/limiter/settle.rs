@@ -23,7 +23,7 @@
 use smallvec::SmallVec;
 use tollgate_core::{Check, Cost, Decision, Demand, Line, Lines, StoreError};
 
-use super::{Backend, Limiter, is_of};
+use super::{Backend, Limiter, guarded, is_of, panicked};
 
 impl Limiter {
     /// Corrects what an admitted decision charged to what was really used, on every limit of its check that charged anything.
@@ -78,10 +78,7 @@ impl Limiter {
             Err(_nothing) => Ok(()),
         };
         let charged = match (Check::new(&difference.overrun), &self.0.backend) {
-            (Ok(overrun), Backend::Memory(store)) => {
-                store.check(&overrun);
-                Ok(())
-            }
+            (Ok(overrun), Backend::Memory(store)) => guarded(|| drop(store.check(&overrun))).ok_or_else(panicked),
             (Ok(overrun), Backend::Shared(shared)) => shared.charge(&overrun, decision.source).await,
             (Err(_nothing), _) => Ok(()),
         };

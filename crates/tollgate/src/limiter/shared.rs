@@ -13,7 +13,7 @@ use tollgate_core::{
 };
 
 use super::stats::{Counters, add};
-use super::{is_of, uncounted};
+use super::{guarded, is_of, panicked, uncounted};
 use crate::breaker::{Breaker, Phase, probe_after};
 use crate::deny_cache::DenyCache;
 use crate::failure::{OnFailure, Otherwise, Unavailable, local_share, local_wait};
@@ -109,18 +109,19 @@ impl Shared {
     pub(super) async fn refund(self: &Arc<Self>, check: &Check<'_>, decision: &Decision) -> Result<(), StoreError> {
         match decision.source {
             Source::Store => {
-                if let Some(cache) = &self.deny_cache {
-                    check.demands().iter().for_each(|demand| cache.forget(demand));
-                }
+                self.forget(check);
                 self.not_open()?;
-                self.call(Call::Refund, 1, async { self.store.refund(check, decision).await }).await
+                let refunded = self.call(Call::Refund, 1, async { self.store.refund(check, decision).await }).await;
+                // A denial that was learned while the units were on their way back.
+                self.forget(check);
+                refunded
             }
             Source::Local => {
                 let demands = self.local_demands(check);
-                if let Ok(check) = Check::new(&demands) {
-                    self.local.refund(&check, decision);
+                match Check::new(&demands) {
+                    Ok(check) => guarded(|| self.local.refund(&check, decision)).ok_or_else(panicked),
+                    Err(_) => Ok(()),
                 }
-                Ok(())
             }
             _ => Ok(()),
         }
@@ -134,20 +135,29 @@ impl Shared {
                 let asked = async { self.store.decide(std::slice::from_ref(check)).await };
                 self.call(Call::Settle, 1, asked).await.map(drop)
             }
-            Source::Local => {
-                self.check_local(check);
-                Ok(())
-            }
+            Source::Local => match self.check_local(check).source {
+                Source::Local => Ok(()),
+                _ => Err(panicked()),
+            },
             _ => Ok(()),
         }
     }
 
     pub(super) async fn reset(self: &Arc<Self>, demand: &Demand<'_>) -> Result<(), StoreError> {
-        self.local.reset(&Demand { limit: local_share(&demand.limit, self.instances), ..*demand });
+        let local = Demand { limit: local_share(&demand.limit, self.instances), ..*demand };
+        guarded(|| self.local.reset(&local));
+        let check = Check::one(demand);
+        self.forget(&check);
+        let reset = self.call(Call::Reset, 0, async { self.store.reset(demand).await }).await;
+        self.forget(&check);
+        reset
+    }
+
+    /// Forgets the denials of these counters.
+    fn forget(&self, check: &Check<'_>) {
         if let Some(cache) = &self.deny_cache {
-            cache.forget(demand);
+            check.demands().iter().for_each(|demand| cache.forget(demand));
         }
-        self.call(Call::Reset, 0, async { self.store.reset(demand).await }).await
     }
 
     pub(super) async fn inspect(self: &Arc<Self>, demand: &Demand<'_>) -> Result<Line, StoreError> {
@@ -172,8 +182,9 @@ impl Shared {
         };
         add(&counters.store_failures);
         tracing::debug!(kind = error.kind().name(), %error, "the store did not answer");
-        // A stranger under one key says nothing about the store.
-        let is_of_the_store = !matches!(error.kind(), Kind::Foreign | Kind::ForeignInPart);
+        // A stranger under one key says nothing about the store, and a caller without a runtime has not asked it.
+        let is_foreign = matches!(error.kind(), Kind::Foreign | Kind::ForeignInPart);
+        let is_of_the_store = !is_foreign && Handle::try_current().is_ok();
         if is_of_the_store && self.breaker.failed(phase, self.clock.now()) {
             tracing::warn!(kind = error.kind().name(), "the store is not asked until a probe succeeds");
             self.observers.breaker_changed(true);
@@ -243,7 +254,7 @@ impl Shared {
     pub(super) fn check_local(&self, check: &Check<'_>) -> Decision {
         let demands = self.local_demands(check);
         let Ok(local) = Check::new(&demands) else { return uncounted(&*self.clock) };
-        let mut decision = self.local.check(&local);
+        let Some(mut decision) = guarded(|| self.local.check(&local)) else { return uncounted(&*self.clock) };
         decision.source = Source::Local;
         for (demand, line) in check.demands().iter().zip(&mut decision.lines) {
             line.retry_after = local_wait(line.retry_after, demand);
@@ -313,11 +324,20 @@ async fn probe(shared: &Shared) -> Result<(), StoreError> {
     shared.call(Call::Probe, 1, shared.decide(std::slice::from_ref(&check))).await.map(drop)
 }
 
-/// Waits for a store no longer than the deadline; a panic in it is a failure like any other.
+/// Waits for a store no longer than the deadline; a panic in it is a failure like any other. Where nothing can end the wait, it does
+/// not begin.
 async fn within<T>(deadline: Duration, call: impl Future<Output = Result<T, StoreError>>) -> Result<T, StoreError> {
-    match tokio::time::timeout(deadline, AssertUnwindSafe(call).catch_unwind()).await {
-        Ok(Ok(answer)) => answer,
-        Ok(Err(_panic)) => Err(StoreError::new(Kind::Protocol, "the store panicked")),
-        Err(_) => Err(StoreError::new(Kind::TimedOut, "the store did not answer within the deadline")),
+    const NO_TIMER: &str = "the store is asked inside a tokio runtime that has a timer";
+    if Handle::try_current().is_err() {
+        return Err(StoreError::new(Kind::Unreachable, NO_TIMER));
+    }
+    let call = AssertUnwindSafe(call).catch_unwind();
+    // A timer is made when this is first polled, before the call is: what panics in here, and not in there, is the timer.
+    let timed = AssertUnwindSafe(async { tokio::time::timeout(deadline, call).await }).catch_unwind();
+    match timed.await {
+        Ok(Ok(Ok(answer))) => answer,
+        Ok(Ok(Err(_panic))) => Err(StoreError::new(Kind::Protocol, "the store panicked")),
+        Ok(Err(_)) => Err(StoreError::new(Kind::TimedOut, "the store did not answer within the deadline")),
+        Err(_panic) => Err(StoreError::new(Kind::Unreachable, NO_TIMER)),
     }
 }

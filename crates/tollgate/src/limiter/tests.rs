@@ -13,6 +13,8 @@ struct Moody {
     inner: MemoryStore,
     mood: AtomicU8,
     calls: AtomicU64,
+    /// Whoever holds it holds up what goes back.
+    way_back: tokio::sync::Mutex<()>,
 }
 
 const FINE: u8 = 0;
@@ -43,10 +45,16 @@ impl Store for Moody {
         }
     }
     fn refund<'a>(&'a self, check: &'a Check<'a>, decision: &'a Decision) -> StoreFuture<'a, ()> {
-        Store::refund(&self.inner, check, decision)
+        Box::pin(async move {
+            let _way = self.way_back.lock().await;
+            Store::refund(&self.inner, check, decision).await
+        })
     }
     fn reset<'a>(&'a self, demand: &'a Demand<'a>) -> StoreFuture<'a, ()> {
-        Store::reset(&self.inner, demand)
+        Box::pin(async move {
+            let _way = self.way_back.lock().await;
+            Store::reset(&self.inner, demand).await
+        })
     }
     fn inspect<'a>(&'a self, demand: &'a Demand<'a>) -> StoreFuture<'a, Line> {
         Store::inspect(&self.inner, demand)
@@ -62,7 +70,8 @@ struct Bench {
 fn bench(configure: impl FnOnce(LimiterBuilder) -> LimiterBuilder) -> Bench {
     let clock = Arc::new(ManualClock::new(Timestamp::from_micros(1_700_000_000_000_000)));
     let memory = || MemoryStore::builder().clock(clock.clone()).build();
-    let store = Arc::new(Moody { inner: memory(), mood: AtomicU8::new(FINE), calls: AtomicU64::new(0) });
+    let (mood, calls, way_back) = (AtomicU8::new(FINE), AtomicU64::new(0), Default::default());
+    let store = Arc::new(Moody { inner: memory(), mood, calls, way_back });
     let builder = Limiter::builder().store(store.clone()).memory(memory()).clock(clock.clone());
     Bench { limiter: configure(builder).build(), store, clock }
 }
@@ -173,6 +182,26 @@ async fn a_reset_and_a_refund_end_a_remembered_denial_here_at_once() {
     assert!(bench.limiter.check(&check).await.unwrap().allowed());
     assert!(!bench.limiter.check(&check).await.unwrap().allowed());
     bench.limiter.reset(&demand).await.unwrap();
+    assert!(bench.limiter.check(&check).await.unwrap().allowed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_denial_that_is_learned_while_units_are_on_their_way_back_does_not_outlive_them() {
+    let bench = bench(|builder| builder);
+    let demand = Demand::new("1/h".parse::<Limit>().unwrap(), Key::new("a").unwrap());
+    let check = Check::one(&demand);
+    let admitted = bench.limiter.check(&check).await.unwrap();
+    let denied_meanwhile = || async {
+        let on_the_way = bench.store.way_back.lock().await;
+        tokio::task::yield_now().await;
+        assert!(!bench.limiter.check(&check).await.unwrap().allowed());
+        drop(on_the_way);
+    };
+    let (_, refunded) = tokio::join!(denied_meanwhile(), bench.limiter.refund(&check, &admitted));
+    refunded.unwrap();
+    assert!(bench.limiter.check(&check).await.unwrap().allowed());
+    let (_, reset) = tokio::join!(denied_meanwhile(), bench.limiter.reset(&demand));
+    reset.unwrap();
     assert!(bench.limiter.check(&check).await.unwrap().allowed());
 }
 

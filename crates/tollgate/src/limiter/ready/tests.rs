@@ -124,6 +124,23 @@ async fn a_turn_that_a_leaky_bucket_gives_too_late_is_given_back() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn while_a_place_in_a_queue_may_be_given_back_no_denial_is_answered_from_memory() {
+    let store = counted();
+    let limiter = Limiter::builder().store(store.clone()).clock(clock()).build();
+    let demand = demand("2/min leaky-bucket queue=1");
+    let check = Check::one(&demand);
+    // One goes on and one waits: there is no place left.
+    for _ in 0..2 {
+        limiter.check_with(&check, CheckOptions { refundable: true, ..CheckOptions::default() }).await.unwrap();
+    }
+    for _ in 0..3 {
+        let refused = limiter.until_ready(&check, Duration::ZERO).await.unwrap_err();
+        assert!(refused.decision().is_some_and(|decision| !decision.allowed()), "{refused:?}");
+    }
+    assert_eq!(store.calls.load(Ordering::SeqCst), 2 + 3);
+}
+
+#[tokio::test(start_paused = true)]
 async fn who_comes_too_late_for_a_leaky_bucket_does_not_stand_in_the_queue_to_learn_it() {
     let (limiter, demand) = (limiter(), demand("10/s leaky-bucket"));
     let start = Instant::now();

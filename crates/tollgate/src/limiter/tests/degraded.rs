@@ -1,5 +1,7 @@
 //! What an answer without the store says.
 
+use futures_util::FutureExt;
+
 use super::*;
 use OnFailure::{Allow, Deny, Local};
 
@@ -60,4 +62,54 @@ async fn a_cost_that_only_the_whole_limit_can_hold_is_told_to_come_again() {
         let decision = bench.limiter.check(&Check::one(&demand)).await.unwrap();
         assert_eq!((decision.source, decision.retry_after().as_secs_ceil()), (Source::Local, wait), "{cost}");
     }
+}
+
+#[test]
+fn a_check_without_a_runtime_or_a_timer_is_answered_by_the_policy_and_says_nothing_of_the_store() {
+    let bench = bench(|builder| builder);
+    for _ in 0..5 {
+        let answered = bench.ask("10/min", "a").now_or_never().expect("nobody could wait");
+        assert_eq!(answered.unwrap().source, Source::Local);
+    }
+    let demand = demand("10/min", "a");
+    let inspected = bench.limiter.inspect(&demand).now_or_never().expect("nobody could wait");
+    assert!(inspected.is_err_and(|error| error.is_unexecuted()));
+
+    let builder = || tokio::runtime::Builder::new_current_thread();
+    let timeless = builder().build().unwrap();
+    assert_eq!(timeless.block_on(bench.ask("10/min", "a")).unwrap().source, Source::Local);
+    assert_eq!(bench.calls(), 0);
+    assert_eq!(bench.limiter.stats().breaker_opened, 0);
+    let timed = builder().enable_time().build().unwrap();
+    assert_eq!(timed.block_on(bench.ask("10/min", "a")).unwrap().source, Source::Store);
+}
+
+/// A clock, and so a store in process, that panics.
+struct Broken;
+
+impl Clock for Broken {
+    fn now(&self) -> Timestamp {
+        panic!("a bug in a clock");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_in_process_that_panics_is_a_failure_like_any_other() {
+    let memory = || MemoryStore::builder().clock(Arc::new(Broken)).build();
+    let shared = bench(|builder| builder.memory(memory()));
+    let demand = demand("10/min", "a");
+    let check = Check::one(&demand);
+    let admitted = shared.limiter.check(&check).await.unwrap();
+    let by_node = Decision { source: Source::Local, ..admitted };
+    shared.mood(FAILS);
+    assert_eq!(shared.ask("10/min", "a").await.unwrap().source, Source::None);
+    let alone = Limiter::builder().memory(memory()).build();
+    for limiter in [&shared.limiter, &alone] {
+        assert_eq!(limiter.check_local(&check).source, Source::None);
+        assert!(limiter.refund(&check, &by_node).await.is_err());
+        assert!(limiter.settle(&check, &by_node, 0.into()).await.is_err());
+        assert!(limiter.settle(&check, &by_node, 5.into()).await.is_err());
+    }
+    assert_eq!(alone.check(&check).await.unwrap().source, Source::None);
+    assert!(alone.inspect(&demand).await.is_err());
 }
