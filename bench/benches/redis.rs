@@ -18,6 +18,7 @@ use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::net::TcpStream;
 use tokio::sync::{mpsc, oneshot};
 use tollgate::{Limiter, OnFailure};
+use tollgate_bench::measure::median;
 use tollgate_core::{Check, Demand, Key, Limit, Store};
 use tollgate_redis::RedisStore;
 use tollgate_testkit::conformance::Random;
@@ -262,15 +263,9 @@ struct Rounds {
     decisions_a_call: Vec<f64>,
 }
 
-fn median(values: &[f64]) -> f64 {
-    let mut sorted = values.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    sorted[sorted.len() / 2]
-}
-
 /// The median over the rounds of how this compares with the first in the same round.
 fn ratio(values: &[f64], first: &[f64]) -> f64 {
-    median(&values.iter().zip(first).map(|(value, first)| value / first).collect::<Vec<_>>())
+    median(values.iter().zip(first).map(|(value, first)| value / first).collect())
 }
 
 async fn speed(server: &Server, limit: Limit, keys: &Keys) {
@@ -292,15 +287,15 @@ async fn speed(server: &Server, limit: Limit, keys: &Keys) {
         print!(
             "  {:29}  {:9.0} decisions/s ({:5.2}x)   {:6.2} us of the server's CPU each ({:.2}x)   {:.0} % admitted",
             who.name(),
-            median(&rounds.rates),
+            median(rounds.rates.clone()),
             ratio(&rounds.rates, &all[0].rates),
-            median(&rounds.cpu_us),
+            median(rounds.cpu_us.clone()),
             ratio(&rounds.cpu_us, &all[0].cpu_us),
-            median(&rounds.admitted),
+            median(rounds.admitted.clone()),
         );
-        match &rounds.decisions_a_call[..] {
-            [] => println!(),
-            decisions_a_call => println!("   {:.1} decisions a call", median(decisions_a_call)),
+        match rounds.decisions_a_call.is_empty() {
+            true => println!(),
+            false => println!("   {:.1} decisions a call", median(rounds.decisions_a_call.clone())),
         }
     }
 }

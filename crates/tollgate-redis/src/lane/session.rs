@@ -2,7 +2,7 @@
 //!
 //! **One call, or two.** With one call in flight the server has nothing to do while we hand out its answers and collect the
 //! next questions, and we have nothing to do while it works. So when many wait, they go in two halves, the second
-//! right behind the first: while one half is decided, the other is told and asks again. Fewer go together as ever:
+//! right behind the first: while one half is decided, the other is told and asks again. Fewer go together:
 //! two small calls cost the server more than one, and it is idle anyway.
 //!
 //! **A reply belongs to the oldest call.** That holds as long as every call gets its reply from this connection. So
@@ -30,8 +30,8 @@ use crate::request::Script;
 
 /// Calls in flight at once: one that the server works on, and one that it finds when it has done so.
 const CALLS_MAX: usize = 2;
-/// So many callers are worth a call of their own behind another. Measured with 64 callers: two calls of 32 beat three of 21
-/// and four of 16.
+/// So many callers are worth a call of their own behind another. Measured with 64 callers: calls of 32 beat smaller
+/// ones.
 const SECOND_CALL_FROM: usize = 16;
 
 pub(super) struct Session<'a> {

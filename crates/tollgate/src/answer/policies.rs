@@ -79,7 +79,7 @@ impl Policies {
     }
 
     /// Some of them, told in the same way.
-    pub(crate) fn only(&self, is_kept: impl Fn(usize) -> bool) -> Policies {
+    pub(crate) fn subset(&self, is_kept: impl Fn(usize) -> bool) -> Policies {
         let kept = self.policies.iter().enumerate().filter(|(index, _)| is_kept(*index));
         Policies::new(kept.map(|(_, policy)| policy.clone())).with_exposed_headers(self.exposed.is_some())
     }

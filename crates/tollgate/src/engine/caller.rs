@@ -49,7 +49,8 @@ impl Engine {
         if matched.is_empty() || live.rules.is_exempt(&identity) {
             return Known::Nothing;
         }
-        // Before anything is worked out that costs more than an address: a token to verify, a plan to ask for.
+        // Before anything is worked out that costs more than an address: a token to verify (unless a ban names a user, and had
+        // to know), a plan to ask for.
         if live.has_shields
             && let Some(refusal) = self.refused_by_shield(live, &matched, &identity, terms)
         {

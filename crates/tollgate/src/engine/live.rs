@@ -237,8 +237,12 @@ impl Group {
 
     /// The parts that so many lines are about: all, or those that this node decided by itself while the store was away.
     pub(super) fn parts_of_lines(&self, line_count: usize) -> impl Iterator<Item = &Part> {
-        let is_complete = line_count == self.parts.len();
-        self.parts.iter().filter(move |part| is_complete || part.is_local())
+        self.parts.iter().filter(move |part| self.has_line(part, line_count))
+    }
+
+    /// Whether one of so many lines is about this part.
+    pub(super) fn has_line(&self, part: &Part, line_count: usize) -> bool {
+        line_count == self.parts.len() || part.is_local()
     }
 
     /// What the request demands of all its limits.

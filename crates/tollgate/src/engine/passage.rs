@@ -238,9 +238,9 @@ impl Owed {
     async fn give_back(&self, end: End) {
         for Charged { by, decision } in &self.charged {
             let group = self.group(*by);
-            let is_complete = decision.lines.len() == group.parts.len();
+            let line_count = decision.lines.len();
             let demanded = group.parts.iter().zip(group.demands(&self.asked));
-            let decided = demanded.filter(|(part, _)| is_complete || part.is_local()).zip(&decision.lines);
+            let decided = demanded.filter(|(part, _)| group.has_line(part, line_count)).zip(&decision.lines);
             let owed = decided.filter(|((part, _), _)| end.refunds(part.charge));
             let (demands, lines): (Demands<'_>, _) = owed.map(|((_, demand), line)| (demand, *line)).unzip();
             let Ok(check) = Check::new(&demands) else { continue };

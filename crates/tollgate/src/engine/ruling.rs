@@ -208,6 +208,6 @@ impl Charged {
 pub(super) fn told_of(group: &Group, decision: &Decision) -> Arc<Policies> {
     match decision.lines.len() == group.parts.len() {
         true => group.policies.clone(),
-        false => Arc::new(group.policies.only(|index| group.parts[index].is_local())),
+        false => Arc::new(group.policies.subset(|index| group.parts[index].is_local())),
     }
 }
