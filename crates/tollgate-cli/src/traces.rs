@@ -74,10 +74,10 @@ impl Observer for DecisionSpans {
         let demands = answered.check.demands();
         let mut rules: Vec<StringValue> = Vec::new();
         for demand in demands {
-            if let Scope::Rule { rule, .. } = demand.key.scope()
-                && rules.last().is_none_or(|last| last.as_str() != rule)
+            if let Scope::Rule(scope) = demand.key.scope()
+                && rules.last().is_none_or(|last| last.as_str() != scope.rule())
             {
-                rules.push(rule.to_owned().into());
+                rules.push(scope.rule().to_owned().into());
             }
         }
         let attributes = vec![

@@ -102,7 +102,7 @@ impl Source {
 pub type Lines = SmallVec<[Line; 2]>;
 
 /// The answer to a check. A denial is an answer, not an error.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(PartialEq, Eq, Debug)]
 pub struct Decision {
     /// The store's time of the decision.
     pub at: Timestamp,
@@ -110,6 +110,13 @@ pub struct Decision {
     pub source: Source,
     /// One line per demand, in the order of the check.
     pub lines: Lines,
+}
+
+impl Clone for Decision {
+    fn clone(&self) -> Decision {
+        // Lines are plain bytes, which the vector's own `clone` does not know.
+        Decision { lines: Lines::from_slice(&self.lines), ..*self }
+    }
 }
 
 impl Decision {

@@ -8,10 +8,13 @@
 //! | [`Scope::Rule`] | (rule, limit name, subject) | quota *and* window may change |
 //! | [`Scope::Throttle`] | the key alone | `CL.THROTTLE` behaves as its users know it |
 //!
-//! The parts are never joined with a separator: they are hashed (in memory) or escaped (on Redis)
-//! with their lengths, so `("a", "b_c")` and `("a_b", "c")` are different counters whatever the
+//! The parts are never joined with a separator: they are hashed each for itself (in memory) or escaped (on Redis),
+//! so `("a", "b_c")` and `("a_b", "c")` are different counters whatever the
 //! bytes are. The state machine is part of the name too: a rule whose algorithm changes to one
 //! with another kind of state starts afresh instead of reading a stranger's bytes.
+
+use std::hash::{BuildHasher, RandomState};
+use std::sync::{Arc, LazyLock};
 
 use crate::limit::{Limit, Machine};
 
@@ -32,14 +35,72 @@ pub enum Scope<'a> {
     /// The one for the limit's algorithm and window.
     Explicit,
     /// The one of a rule's limit, by their names.
-    Rule {
-        /// The rule's name.
-        rule: &'a str,
-        /// The limit's name within the rule.
-        limit: &'a str,
-    },
+    Rule(RuleScope<'a>),
     /// The one of `CL.THROTTLE`.
     Throttle,
+}
+
+impl<'a> Scope<'a> {
+    /// The scope of a limit by its name within a rule.
+    pub fn rule(rule: &'a str, limit: &'a str) -> Scope<'a> {
+        Scope::Rule(RuleScope { rule, limit, digest: digest(rule, limit) })
+    }
+}
+
+/// A limit by its name within a rule.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct RuleScope<'a> {
+    rule: &'a str,
+    limit: &'a str,
+    /// What this process takes for both names: see [`digest`].
+    digest: u64,
+}
+
+impl<'a> RuleScope<'a> {
+    /// The rule's name.
+    pub const fn rule(&self) -> &'a str {
+        self.rule
+    }
+
+    /// The limit's name within the rule.
+    pub const fn limit(&self) -> &'a str {
+        self.limit
+    }
+}
+
+/// A [`RuleScope`] to keep: whoever asks for it again and again has its names read only once.
+///
+/// ```
+/// use tollgate_core::{RuleScopeBuf, Scope};
+///
+/// let kept = RuleScopeBuf::new("login", "per-minute");
+/// assert_eq!(kept.scope(), Scope::rule("login", "per-minute"));
+/// ```
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub struct RuleScopeBuf {
+    rule: Arc<str>,
+    limit: Arc<str>,
+    digest: u64,
+}
+
+impl RuleScopeBuf {
+    /// The scope of a limit by its name within a rule.
+    pub fn new(rule: impl Into<Arc<str>>, limit: impl Into<Arc<str>>) -> RuleScopeBuf {
+        let (rule, limit) = (rule.into(), limit.into());
+        let digest = digest(&rule, &limit);
+        RuleScopeBuf { rule, limit, digest }
+    }
+
+    /// The same, borrowed.
+    pub fn scope(&self) -> Scope<'_> {
+        Scope::Rule(RuleScope { rule: &self.rule, limit: &self.limit, digest: self.digest })
+    }
+}
+
+/// One number for a rule's name and a limit's, by a hash whose seeds nobody outside knows. Each name ends with a byte that is in no text.
+fn digest(rule: &str, limit: &str) -> u64 {
+    static SEEDS: LazyLock<RandomState> = LazyLock::new(RandomState::new);
+    SEEDS.hash_one((rule, limit))
 }
 
 /// The subject is longer than [`SUBJECT_BYTES_MAX`].
@@ -85,9 +146,9 @@ impl<'a> Key<'a> {
     pub(crate) fn is_same_counter(&self, limit: &Limit, other: &Key<'_>, other_limit: &Limit) -> bool {
         let is_same_scope = match (self.scope, other.scope) {
             (Scope::Explicit, Scope::Explicit) => limit.scope() == other_limit.scope(),
-            // The limit's name first: most are several limits of one rule, for one subject.
-            (Scope::Rule { rule, limit: name }, Scope::Rule { rule: other_rule, limit: other_name }) => {
-                name == other_name && rule == other_rule && machine_tag(limit) == machine_tag(other_limit)
+            // Names that are the same have the same digest.
+            (Scope::Rule(scope), Scope::Rule(other)) => {
+                scope.digest == other.digest && scope == other && machine_tag(limit) == machine_tag(other_limit)
             }
             (Scope::Throttle, Scope::Throttle) => machine_tag(limit) == machine_tag(other_limit),
             _ => false,
@@ -95,11 +156,14 @@ impl<'a> Key<'a> {
         is_same_scope && self.subject == other.subject
     }
 
-    /// The scope's part of the counter's name, if it is the one for algorithm and window: the same as
-    /// [`Key::hash_scope`] tells, in one number.
+    /// The scope's part of the counter's name: another number for every other counter of the subject.
     #[inline(always)]
-    pub(crate) fn explicit_scope(&self, limit: &Limit) -> Option<u64> {
-        matches!(self.scope, Scope::Explicit).then(|| limit.scope())
+    pub(crate) fn scope_number(&self, limit: &Limit) -> u64 {
+        match self.scope {
+            Scope::Explicit => limit.scope(),
+            Scope::Rule(scope) => scope.digest ^ u64::from(machine_tag(limit)),
+            Scope::Throttle => THROTTLE_SCOPE | u64::from(machine_tag(limit)),
+        }
     }
 
     /// A subject of up to sixteen bytes in two words: no other subject of its length has the same.
@@ -115,21 +179,10 @@ impl<'a> Key<'a> {
             _ => Some(short_ends(subject)),
         }
     }
-
-    /// Feeds the scope's part of the counter's name to a hash, self-delimiting.
-    pub(crate) fn hash_scope(&self, limit: &Limit, mut write: impl FnMut(&[u8])) {
-        match self.scope {
-            Scope::Explicit => write(&limit.scope().to_le_bytes()),
-            Scope::Rule { rule, limit: name } => {
-                write(&[0x20 | machine_tag(limit)]);
-                write(&(rule.len() as u64).to_le_bytes());
-                write(rule.as_bytes());
-                write(name.as_bytes());
-            }
-            Scope::Throttle => write(&[0x30 | machine_tag(limit)]),
-        }
-    }
 }
+
+/// The bits that no [`Limit::scope`] has.
+const THROTTLE_SCOPE: u64 = u64::MAX << 2;
 
 /// The ends of up to seven bytes.
 fn short_ends(subject: &[u8]) -> (u64, u64) {

@@ -67,7 +67,7 @@ mod time;
 
 pub use check::{Check, CheckError, Cost, DEMANDS_MAX, Demand};
 pub use decision::{Decision, Line, Lines, Source, Wait};
-pub use key::{Key, KeyError, SUBJECT_BYTES_MAX, Scope};
+pub use key::{Key, KeyError, RuleScope, RuleScopeBuf, SUBJECT_BYTES_MAX, Scope};
 pub use limit::{
     Algorithm, Limit, LimitError, LimitTextError, QUOTA_MAX, SLIDING_EXACT_QUOTA_MAX, SLIDING_LOG_QUOTA_MAX,
     WINDOW_US_MAX, WINDOW_US_MIN,

@@ -103,7 +103,26 @@ impl MemoryStore {
 
     /// Decides one check, now.
     pub fn check(&self, check: &Check<'_>) -> Decision {
-        self.check_at(self.clock.now(), check)
+        let mut lines = Lines::new();
+        let at = self.check_onto(check, &mut lines);
+        Decision { at, source: Source::Store, lines }
+    }
+
+    /// The same for whoever has a place for the lines: adds them there, and says when it was decided.
+    ///
+    /// ```
+    /// use tollgate_core::{Check, Demand, Key, Lines, MemoryStore};
+    ///
+    /// let (store, mut lines) = (MemoryStore::new(), Lines::new());
+    /// let demand = Demand::new("1/min".parse()?, Key::new("user:42")?);
+    /// store.check_onto(&Check::one(&demand), &mut lines);
+    /// store.check_onto(&Check::one(&demand), &mut lines);
+    /// assert_eq!([lines[0].allowed, lines[1].allowed], [true, false]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[inline]
+    pub fn check_onto(&self, check: &Check<'_>, lines: &mut Lines) -> Timestamp {
+        self.check_at(self.clock.now(), check, lines)
     }
 
     /// Decides for one key by one limit, now: the same as [`MemoryStore::check`] with a single demand, without the
@@ -125,7 +144,12 @@ impl MemoryStore {
     /// Decides many checks, in order, with one reading of the clock.
     pub fn check_batch(&self, checks: &[Check<'_>]) -> Vec<Decision> {
         let read = self.clock.now();
-        checks.iter().map(|check| self.check_at(read, check)).collect()
+        let decide = |check| {
+            let mut lines = Lines::new();
+            let at = self.check_at(read, check, &mut lines);
+            Decision { at, source: Source::Store, lines }
+        };
+        checks.iter().map(decide).collect()
     }
 
     /// Gives back what an admitted decision charged, as far as it still counts. Once per decision.
@@ -172,14 +196,15 @@ impl MemoryStore {
         self.budget.used() + self.shards.len() * size_of::<Padded>()
     }
 
-    fn check_at(&self, read: Timestamp, check: &Check<'_>) -> Decision {
+    #[inline]
+    fn check_at(&self, read: Timestamp, check: &Check<'_>, lines: &mut Lines) -> Timestamp {
         match check.demands() {
             [demand] => {
-                let (mut at, mut lines) = (read, Lines::new());
+                let mut at = read;
                 lines.push(self.decide_one(&mut at, &demand.limit, &demand.key, demand.cost));
-                Decision { at, source: Source::Store, lines }
+                at
             }
-            demands => self.check_several(read, demands),
+            demands => self.check_several(read, demands, lines),
         }
     }
 
@@ -206,7 +231,7 @@ impl MemoryStore {
                 None => slot.decide_bucket(limit, shape, now, units),
             },
             Machine::Pair(shape) => slot.decide_pair(limit, shape, now, units),
-            Machine::Log(shape) => match slot.decide_ring_in_place(limit, shape, now, units, rings) {
+            Machine::Log(shape) => match slot.decide_log_in_place(limit, shape, now, units, rings) {
                 None => {
                     let line = slot.decide_log(limit, shape, now, units, (rings, &self.budget));
                     shard.report(&self.budget);
@@ -240,10 +265,15 @@ impl MemoryStore {
     }
 
     #[inline(never)]
-    fn check_several(&self, read: Timestamp, demands: &[Demand<'_>]) -> Decision {
-        if let Some(decision) = self.admit_in_place(read, demands) {
-            return decision;
+    fn check_several(&self, read: Timestamp, demands: &[Demand<'_>], lines: &mut Lines) -> Timestamp {
+        match self.admit_in_place(read, demands, lines) {
+            Some(at) => at,
+            None => self.check_in_general(read, demands, lines),
         }
+    }
+
+    #[inline(never)]
+    fn check_in_general(&self, read: Timestamp, demands: &[Demand<'_>], lines: &mut Lines) -> Timestamp {
         let names: SmallVec<[CounterHash; 4]> =
             demands.iter().map(|demand| self.naming.name(&demand.limit, &demand.key)).collect();
         let mut locked: SmallVec<[usize; 4]> = names.iter().map(|name| self.shard_index(*name)).collect();
@@ -270,7 +300,7 @@ impl MemoryStore {
             let Demand { limit, cost, .. } = &demands[index];
             cost.units() == 0 || taken.state.fits(limit, now, cost.units())
         });
-        let mut lines: SmallVec<[Option<Line>; 4]> = smallvec::smallvec![None; demands.len()];
+        let mut said: SmallVec<[Option<Line>; 4]> = smallvec::smallvec![None; demands.len()];
         // Those that have a place go back first: an insertion may move it.
         let mut back: SmallVec<[(usize, Taken); 4]> = order.into_iter().zip(taken).collect();
         back.sort_by_key(|(_, taken)| taken.place.is_new());
@@ -278,10 +308,11 @@ impl MemoryStore {
             let demand = &demands[index];
             let line = algorithm::settle(allowed, now, demand, &mut taken.state, taken.may_grow);
             taken.put(&mut shards[shard_of(names[index])], demand, allowed);
-            lines[index] = Some(line);
+            said[index] = Some(line);
         }
         shards.iter_mut().for_each(|shard| shard.finish(&self.budget));
-        Decision { at: now, source: Source::Store, lines: lines.into_iter().flatten().collect() }
+        lines.extend(said.into_iter().flatten());
+        now
     }
 
     fn change(&self, demand: &Demand<'_>, change: impl FnOnce(&mut State, Timestamp)) {

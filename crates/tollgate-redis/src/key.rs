@@ -59,11 +59,11 @@ impl Prefix {
         let mut key = self.subject(demand.key.subject());
         let limit = &demand.limit;
         match demand.key.scope() {
-            Scope::Rule { rule, limit: name } => {
+            Scope::Rule(scope) => {
                 key.push_str("rule:");
-                push_part(&mut key, rule.as_bytes(), true);
+                push_part(&mut key, scope.rule().as_bytes(), true);
                 key.push(':');
-                push_part(&mut key, name.as_bytes(), true);
+                push_part(&mut key, scope.limit().as_bytes(), true);
                 key.push(':');
                 key.push_str(machine(limit.algorithm()));
             }

@@ -211,7 +211,7 @@ mod tests {
         assert_eq!(line_of("100/min", 1), "sliding 100 60000000 1 window=fixed");
         assert_eq!(line_of("100/s token-bucket burst=20", 3), "token-bucket 100 1000000 3 burst=20 window=fixed");
         assert_eq!(line_of("7/500ms leaky-bucket queue=9", 0), "leaky-bucket 7 500000 0 queue=9 window=fixed");
-        let rule = Key::scoped("k", Scope::Rule { rule: "r", limit: "l" }).unwrap();
+        let rule = Key::scoped("k", Scope::rule("r", "l")).unwrap();
         let limit: Limit = "5/h fixed-window".parse::<Limit>().unwrap().with_count_denied(true);
         assert_eq!(limit_line(&Demand::new(limit, rule)), "fixed-window 5 3600000000 1 count_denied=1");
     }

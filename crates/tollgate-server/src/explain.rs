@@ -179,7 +179,7 @@ impl Explanation {
     pub async fn look(&mut self, limiter: &Limiter) -> Result<(), StoreError> {
         for rule in self.rules.iter_mut().filter(|rule| rule.applies && !rule.shield) {
             for limit in &mut rule.limits {
-                let scope = Scope::Rule { rule: &rule.name, limit: &limit.name };
+                let scope = Scope::rule(&rule.name, &limit.name);
                 let Ok(key) = Key::scoped(&rule.subject, scope) else { continue };
                 let line = limiter.inspect(&Demand::new(*limit.policy.limit(), key)).await?;
                 let would_allow = rule.cost == 0 || line.remaining >= rule.cost;

@@ -45,15 +45,15 @@ use http::HeaderMap;
 use tollgate_core::{Check, Clock, Cost, Decision, MemoryStore, StoreError, SystemClock};
 
 use self::assured::{Assured, Pending};
-use self::caller::{Known, KnownCaller, Plan};
+use self::caller::Plan;
 pub(crate) use self::live::Terms;
-use self::live::{Group, Live};
+use self::live::{Asked, Group, Live};
 pub use self::passage::{Ending, Passage};
 pub use self::refused::Refused;
 pub use self::rule_counts::RuleStats;
 use self::ruling::Ruling;
 use crate::limiter::Limiter;
-use crate::rules::{PlanLookup, RequestView, RuleSet, Tariff};
+use crate::rules::{Indices, PlanLookup, RequestView, RuleSet, Tariff};
 
 /// Decides requests by rules. Cloning it is cheap, and clones share everything.
 ///
@@ -113,8 +113,10 @@ pub(crate) enum Begun {
 pub(crate) struct Asking {
     engine: Engine,
     live: Arc<Live>,
-    caller: KnownCaller,
-    terms: Terms,
+    /// The rules that match.
+    rules: Indices,
+    plan: Plan,
+    asked: Asked,
 }
 
 impl Engine {
@@ -186,27 +188,6 @@ impl Engine {
         }
     }
 
-    /// Decides a request as far as nobody has to be waited for.
-    pub(crate) fn begin(&self, request: &RequestView<'_>, peer: IpAddr, terms: Terms) -> Begun {
-        let live = self.0.live.load();
-        let caller = match self.identify(&live, request, peer, terms) {
-            Known::Nothing => return Begun::Pass(Passage::unlimited()),
-            Known::Banned(refused) => return Begun::Refuse(refused),
-            Known::Shielded(refusal) => return Begun::Refuse(Box::new(refusal.told(request.headers()))),
-            Known::Caller(caller) => caller,
-        };
-        match caller.plan {
-            Plan::Known(tariff) if self.is_in_process() => {
-                let asked = caller.asks(&live, tariff, terms);
-                match self.rule_at_once(asked) {
-                    Ruling::Pass(passage) => Begun::Pass(passage),
-                    Ruling::Refuse(refusal) => Begun::Refuse(Box::new(refusal.told(request.headers()))),
-                }
-            }
-            _ => Begun::Asking(Box::new(Asking { engine: self.clone(), live: live.clone(), caller, terms })),
-        }
-    }
-
     /// Whether every counter is in this process, so that no decision waits for anybody.
     fn is_in_process(&self) -> bool {
         self.0.limiter.is_in_process()
@@ -228,14 +209,14 @@ impl Engine {
 impl Asking {
     /// Asks whoever has to be asked. Once a store has been asked, its answer is waited for, by somebody else if need be.
     pub(crate) async fn outcome(self, request: &HeaderMap) -> Outcome {
-        let Asking { engine, live, caller, terms } = self;
-        let tariff: Tariff = match &caller.plan {
-            Plan::Known(tariff) => *tariff,
-            Plan::Asked(question) => live.rules.look_up_tariff(question, &engine.0.lookups).await,
+        let Asking { engine, live, rules, plan, asked } = self;
+        let tariff: Tariff = match plan {
+            Plan::Known(tariff) => tariff,
+            Plan::Asked(question) => live.rules.look_up_tariff(&question, &engine.0.lookups).await,
         };
-        let asked = caller.asks(&live, tariff, terms);
+        let bundle = live.bundle_of(rules, tariff);
         let pending = engine.pending();
-        let ruling: Ruling = Assured::new(pending, async move { engine.rule(asked).await }).await;
+        let ruling: Ruling = Assured::new(pending, async move { engine.rule(&bundle, asked).await }).await;
         match ruling {
             Ruling::Pass(passage) => Outcome::Pass(passage),
             Ruling::Refuse(refusal) => Outcome::Refuse(refusal.told(request)),

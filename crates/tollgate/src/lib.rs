@@ -45,8 +45,8 @@ pub use limiter::StoreUrlError;
 pub use limiter::{CheckOptions, Limiter, LimiterBuilder, LimiterStats, NotReady};
 pub use tollgate_core::{
     Algorithm, Check, CheckError, Clock, Cost, DEMANDS_MAX, Decision, Demand, Key, KeyError, Limit, LimitError,
-    LimitTextError, Line, ManualClock, MemoryStore, Scope, Source, Store, StoreError, StoreErrorKind, StoreFuture,
-    SystemClock, Timestamp, Wait,
+    LimitTextError, Line, ManualClock, MemoryStore, RuleScope, RuleScopeBuf, Scope, Source, Store, StoreError,
+    StoreErrorKind, StoreFuture, SystemClock, Timestamp, Wait,
 };
 #[cfg(feature = "redis")]
 pub use tollgate_redis as redis;

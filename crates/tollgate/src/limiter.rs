@@ -28,6 +28,7 @@ use std::time::Duration;
 
 use tollgate_core::{
     Check, Clock, Decision, Demand, Line, MemoryStore, Source, Store, StoreError, StoreErrorKind, SystemClock,
+    Timestamp,
 };
 
 pub use self::ready::NotReady;
@@ -239,6 +240,21 @@ impl Limiter {
         self.check_one(check, otherwise, refundable).await
     }
 
+    /// The same where all counters are in this process, so that nothing is waited for: writes the decision where it is to be. `None` where
+    /// they are not.
+    #[cfg(feature = "rules")]
+    #[inline]
+    pub(crate) fn check_each_at_once(
+        &self,
+        check: &Check<'_>,
+        on_failure: &[OnFailure],
+        decision: &mut Decision,
+    ) -> Option<Result<(), Unavailable>> {
+        let Backend::Memory(store) = &self.0.backend else { return None };
+        let otherwise = Otherwise { each: on_failure, rest: self.0.on_failure };
+        Some(self.check_one_in_memory(store, check, otherwise, decision))
+    }
+
     /// Decides many checks, in order, as one call to the store where it is asked at all.
     pub async fn check_batch(&self, checks: &[Check<'_>], options: CheckOptions) -> Vec<Result<Decision, Unavailable>> {
         self.check_all(checks, self.otherwise(options), options.refundable).await
@@ -251,7 +267,8 @@ impl Limiter {
         refundable: bool,
     ) -> Result<Decision, Unavailable> {
         if let Backend::Memory(store) = &self.0.backend {
-            return self.check_one_in_memory(store, check, otherwise);
+            let mut decision = unmade();
+            return self.check_one_in_memory(store, check, otherwise, &mut decision).map(|()| decision);
         }
         let mut answers = self.check_all(std::slice::from_ref(check), otherwise, refundable).await;
         answers.pop().unwrap_or(Err(Unavailable::new(StoreErrorKind::Protocol)))
@@ -351,16 +368,21 @@ impl Limiter {
         store: &MemoryStore,
         check: &Check<'_>,
         otherwise: Otherwise<'_>,
-    ) -> Result<Decision, Unavailable> {
+        decision: &mut Decision,
+    ) -> Result<(), Unavailable> {
         let Inner { clock, counters, observers, .. } = &*self.0;
         let begun = observers.begin(&**clock);
-        let answer = match guarded(|| store.check(check)) {
-            Some(decision) => Ok(decision),
-            None => self.undecided(check, otherwise),
+        *decision = unmade();
+        let answer = match guarded(|| store.check_onto(check, &mut decision.lines)) {
+            Some(at) => {
+                decision.at = at;
+                Ok(())
+            }
+            None => self.undecided(check, otherwise).map(|undecided| *decision = undecided),
         };
-        counters.count(answer.as_ref());
-        let told = answer.as_ref().map_err(Unavailable::kind);
-        observers.decided(begun, &**clock, std::slice::from_ref(check), [told]);
+        let told = answer.as_ref().map(|()| &*decision);
+        counters.count(told);
+        observers.decided(begun, &**clock, std::slice::from_ref(check), [told.map_err(Unavailable::kind)]);
         answer
     }
 
@@ -401,6 +423,11 @@ fn panicked() -> StoreError {
 /// Whether a decision has a line for each limit of a check. One that was made without some of them must not be taken for the others.
 fn is_of(decision: &Decision, check: &Check<'_>) -> bool {
     decision.lines.len() == check.demands().len()
+}
+
+/// A decision of the store that is yet to be made.
+pub(crate) fn unmade() -> Decision {
+    Decision { at: Timestamp::ZERO, source: Source::Store, lines: Default::default() }
 }
 
 /// An admission that nobody counted: no line, so nothing is claimed of any quota.

@@ -156,6 +156,41 @@ impl Log {
         })
     }
 
+    /// The same for up to two entries, if it is an admission that leaves no more: what nearly every check of a short log is.
+    #[inline(always)]
+    pub(crate) fn admit_in_place(
+        few: &mut Few,
+        limit: &Limit,
+        shape: &LogShape,
+        now: Timestamp,
+        cost: u32,
+    ) -> Option<Line> {
+        let now_us = now.as_micros();
+        let (oldest, newest) = (few.entries[0], few.entries[usize::from(few.len).checked_sub(1)?]);
+        let left_until_us = now_us.checked_sub(limit.window_us())?;
+        let used = u64::from(few.entries[0].units) + u64::from(few.entries[1].units) + u64::from(cost);
+        let is_settled = oldest.time_us > left_until_us && newest.time_us <= now_us;
+        if cost == 0 || !is_settled || used > u64::from(limit.quota()) {
+            return None;
+        }
+        if shape.tick(newest.time_us) == shape.tick(now_us) {
+            few.entries[usize::from(few.len) - 1] = Entry { time_us: now_us, units: newest.units + cost };
+        } else if few.len == 1 {
+            *few = Few { len: 2, entries: [oldest, Entry { time_us: now_us, units: cost }] };
+        } else {
+            return None;
+        }
+        Some(Line {
+            allowed: true,
+            cost,
+            quota: limit.quota(),
+            remaining: limit.quota() - used as u32,
+            retry_after: Wait::ZERO,
+            next_after: leaves_after(few.entries[0].time_us, limit, now),
+            reset_after: leaves_after(now_us, limit, now),
+        })
+    }
+
     #[inline(always)]
     fn charge_settled(&mut self, limit: &Limit, shape: &LogShape, now: Timestamp, cost: u32, may_grow: bool) -> Line {
         self.append(limit, shape, now, cost, may_grow);

@@ -1,12 +1,15 @@
 //! The names of counters: a seeded hash of all that makes a counter one.
 //!
 //! ```text
-//!   subject ──▶ two words ──× seeds──▶ 128 bits ──× seeds, scope, length──▶ 128 bits ──▶ table, rest, shard
+//!   subject ──▶ two words ──× seeds──▶ 128 bits ──× seeds, scope, length──▶ 128 bits ──▶ table, rest
+//!                                          └──▶ shard
 //! ```
 //!
 //! The key itself is not kept, so its name must tell it apart from all others, and 64 bits are too few for that. A product of two
 //! words has 128: multiplied once it holds the whole subject, and multiplied again every bit of it depends on
 //! every bit of subject, scope and length. Whoever does not know the seeds cannot find two keys with one name.
+//!
+//! The subject alone chooses the shard. All its counters are then behind one lock, and a check asks for most or all of them.
 //!
 //! A subject of up to sixteen bytes, which most are, is its own two words; of a longer one they are two hashes.
 
@@ -19,7 +22,7 @@ use crate::check::Demand;
 use crate::key::{Key, machine_tag};
 use crate::limit::Limit;
 
-/// The name of a counter: 127 bits of a seeded hash.
+/// The name of a counter: 95 bits of a seeded hash, and its shard.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct CounterHash {
     /// Places it in its table. Always odd: a slot whose hash is zero is empty.
@@ -74,13 +77,9 @@ impl Naming {
 
     #[inline(always)]
     pub(super) fn name(&self, limit: &Limit, key: &Key<'_>) -> CounterHash {
-        let scope = match key.explicit_scope(limit) {
-            Some(scope) => scope,
-            None => self.scope(limit, key),
-        };
         let subject = key.subject();
         let words = key.short_subject().unwrap_or_else(|| self.long_subject(subject));
-        self.mix(words, scope, subject.len())
+        self.mix(words, key.scope_number(limit), subject.len())
     }
 
     /// The overflow counter that stands for a newcomer: by its hash one of `per_shard` in its shard, for this limit.
@@ -93,7 +92,7 @@ impl Naming {
     ) -> CounterHash {
         let which = newcomer.rest() as usize % per_shard + step;
         let scope = match scope {
-            OverflowScope::Limit => self.scope(&demand.limit, &demand.key),
+            OverflowScope::Limit => demand.key.scope_number(&demand.limit),
             OverflowScope::Machine => 0,
         };
         // No subject is so long.
@@ -104,9 +103,10 @@ impl Naming {
     fn mix(&self, (head, tail): (u64, u64), scope: u64, len: usize) -> CounterHash {
         let seeds = &self.seeds;
         let (low, high) = product(head ^ seeds[0], tail ^ seeds[1]);
+        // The middle of a product is mixed best: all of it is in the sum.
+        let shard = (low >> 32 ^ high) & u64::from(u32::MAX);
         let (low, high) = product(low ^ scope ^ seeds[2], high ^ len as u64 ^ seeds[3]);
-        // The middle of a product is mixed best: all of it is in the sum, and it chooses the shard.
-        CounterHash::new(low ^ high, high)
+        CounterHash::new(low ^ high, high >> 32 << 32 | shard)
     }
 
     #[cold]
@@ -118,13 +118,6 @@ impl Naming {
             hasher.finish()
         });
         (head, tail)
-    }
-
-    #[inline(never)]
-    fn scope(&self, limit: &Limit, key: &Key<'_>) -> u64 {
-        let mut hasher = self.hashers[0].build_hasher();
-        key.hash_scope(limit, |part| hasher.write(part));
-        hasher.finish()
     }
 }
 
@@ -149,12 +142,7 @@ mod tests {
             .flat_map(|len| [vec![0; len], vec![b'a'; len], (0..len as u8).collect(), (0..len as u8).rev().collect()])
             .collect();
         let subjects: HashSet<Vec<u8>> = subjects.into_iter().collect();
-        let scopes = [
-            Scope::Explicit,
-            Scope::Throttle,
-            Scope::Rule { rule: "a", limit: "b_c" },
-            Scope::Rule { rule: "a_b", limit: "c" },
-        ];
+        let scopes = [Scope::Explicit, Scope::Throttle, Scope::rule("a", "b_c"), Scope::rule("a_b", "c")];
         let mut names = HashSet::new();
         let mut counters = 0;
         for scope in scopes {

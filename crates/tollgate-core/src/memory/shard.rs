@@ -115,6 +115,12 @@ impl Shard {
         Some((self.table.find_mut(name)?, &mut self.rings))
     }
 
+    /// The slot at a place that [`Shard::find`] told, and the entries of the long logs.
+    #[inline(always)]
+    pub(super) fn slot_at(&mut self, place: usize) -> (&mut Slot, &mut Rings) {
+        (self.table.slot_mut(place), &mut self.rings)
+    }
+
     /// Takes the state of a counter that has a slot of its own. [`Shard::put`] must follow.
     #[inline]
     pub(super) fn take_known(&mut self, name: CounterHash) -> Option<(Place, State)> {

@@ -175,9 +175,40 @@ impl Slot {
         Some(line)
     }
 
-    /// Decides a check of this long log alone, where it stands, as long as its entries stay where they are. `None` if
+    /// Decides a check of this log alone, where it stands, as long as its entries stay where they are. `None` if
     /// there is more to it; then nothing was changed.
     #[inline(never)]
+    pub(super) fn decide_log_in_place(
+        &mut self,
+        limit: &Limit,
+        shape: &LogShape,
+        now: Timestamp,
+        cost: u32,
+        rings: &mut Rings,
+    ) -> Option<Line> {
+        match self.kind() {
+            FEW => self.decide_few_in_place(limit, shape, now, cost),
+            _ => self.decide_ring_in_place(limit, shape, now, cost, rings),
+        }
+    }
+
+    /// The same for a short log.
+    #[inline(always)]
+    pub(super) fn decide_few_in_place(
+        &mut self,
+        limit: &Limit,
+        shape: &LogShape,
+        now: Timestamp,
+        cost: u32,
+    ) -> Option<Line> {
+        let mut few = (self.kind() == FEW).then(|| self.few())?;
+        let line = Log::admit_in_place(&mut few, limit, shape, now, cost)?;
+        self.set_few(few, limit);
+        Some(line)
+    }
+
+    /// The same for a long one.
+    #[inline(always)]
     pub(super) fn decide_ring_in_place(
         &mut self,
         limit: &Limit,
@@ -309,6 +340,12 @@ impl Slot {
         if let Some(index) = self.ring() {
             return Log::from_ring(Ring::from_parts(self.ring_head(), rings.take(index)));
         }
+        Log::from_few(self.few())
+    }
+
+    /// The entries of a short log.
+    #[inline]
+    fn few(&self) -> Few {
         let (small, time_us) = (self.small(), self.time_us());
         let first = Entry { time_us, units: (small & UNITS_MASK) as u32 };
         let len = (small >> (2 * UNITS_BITS)) as u8;
@@ -316,7 +353,15 @@ impl Slot {
             2 => Entry { time_us: time_us + self.wide(), units: (small >> UNITS_BITS & UNITS_MASK) as u32 },
             _ => Entry::default(),
         };
-        Log::from_few(Few { len, entries: [first, second] })
+        Few { len, entries: [first, second] }
+    }
+
+    #[inline]
+    fn set_few(&mut self, Few { len, entries: [first, second] }: Few, limit: &Limit) {
+        let small = u64::from(first.units) | u64::from(second.units) << UNITS_BITS | u64::from(len) << (2 * UNITS_BITS);
+        let apart_us = second.time_us.saturating_sub(first.time_us);
+        // The newest entry starts the lifetime; time holds the first.
+        self.set(FEW, lifetime::code_up(limit.window_us() + apart_us), first.time_us, apart_us, small);
     }
 
     #[inline]
@@ -335,12 +380,8 @@ impl Slot {
     fn put_log(&mut self, log: Log, limit: &Limit, rings: &mut Rings) {
         let place = self.ring();
         match log.into_parts() {
-            Ok(Few { len, entries: [first, second] }) => {
-                let small =
-                    u64::from(first.units) | u64::from(second.units) << UNITS_BITS | u64::from(len) << (2 * UNITS_BITS);
-                let apart_us = second.time_us.saturating_sub(first.time_us);
-                // The newest entry starts the lifetime; time holds the first.
-                self.set(FEW, lifetime::code_up(limit.window_us() + apart_us), first.time_us, apart_us, small);
+            Ok(few) => {
+                self.set_few(few, limit);
                 if let Some(index) = place {
                     rings.free(index);
                 }

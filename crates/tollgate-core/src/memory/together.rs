@@ -1,7 +1,7 @@
 //! Several counters, decided where they stand.
 //!
 //! A check of several limits looks at all of them before it charges any. In general that takes each counter out of its place and puts it
-//! back ([`MemoryStore::check_several`]), because a newcomer's place may move the others', and a denial must leave all as they were.
+//! back ([`MemoryStore::check_in_general`]), because a newcomer's place may move the others', and a denial must leave all as they were.
 //! Nearly every check needs none of that: its counters exist, and each has room by a look at its slot alone. Then
 //! each is charged like a counter that is alone, in place.
 //!
@@ -10,48 +10,60 @@
 
 use parking_lot::MutexGuard;
 
-use super::naming::CounterHash;
+use super::rings::Rings;
 use super::shard::Shard;
+use super::slot::Slot;
 use super::{MemoryStore, Padded};
 use crate::check::Demand;
-use crate::decision::{Decision, Line, Lines, Source};
+use crate::decision::Lines;
 use crate::limit::Machine;
 use crate::time::Timestamp;
 
 impl MemoryStore {
-    /// The decision, if all counters exist and have room. `None` if there is more to it; then nothing was changed. More than four limits
+    /// Decides, if all counters exist and have room. `None` if there is more to it; then nothing was changed. More than four limits
     /// (a caller's own two or three, and one for its address) are always decided in general.
     #[inline]
-    pub(super) fn admit_in_place(&self, read: Timestamp, demands: &[Demand<'_>]) -> Option<Decision> {
+    pub(super) fn admit_in_place(
+        &self,
+        read: Timestamp,
+        demands: &[Demand<'_>],
+        lines: &mut Lines,
+    ) -> Option<Timestamp> {
         match demands {
-            [one, two] => self.admit([one, two], read),
-            [one, two, three] => self.admit([one, two, three], read),
-            [one, two, three, four] => self.admit([one, two, three, four], read),
+            [one, two] => self.admit([one, two], read, lines),
+            [one, two, three] => self.admit([one, two, three], read, lines),
+            [one, two, three, four] => self.admit([one, two, three, four], read, lines),
             _ => None,
         }
     }
 
     #[inline]
-    fn admit<const N: usize>(&self, demands: [&Demand<'_>; N], read: Timestamp) -> Option<Decision> {
+    fn admit<const N: usize>(
+        &self,
+        demands: [&Demand<'_>; N],
+        read: Timestamp,
+        lines: &mut Lines,
+    ) -> Option<Timestamp> {
         let names = demands.map(|demand| self.naming.name(&demand.limit, &demand.key));
         let (mut shards, shard_of) = self.lock_together(names.map(|name| self.shard_index(name)));
         let now = shards.iter().flatten().map(|shard| shard.arrive(read, &self.clock)).max()?;
         shards.iter_mut().flatten().for_each(|shard| shard.set_time(now));
 
+        let mut places = [0; N];
         for index in 0..N {
-            let Demand { limit, cost, .. } = demands[index];
-            let (slot, _) = shards[shard_of[index]].as_mut()?.slot_of(names[index])?;
-            if !slot.has_room_for(limit, now, cost.units()) {
+            let (Demand { limit, cost, .. }, shard) = (demands[index], shards[shard_of[index]].as_mut()?);
+            places[index] = shard.find(names[index])?;
+            if !shard.slot_at(places[index]).0.has_room_for(limit, now, cost.units()) {
                 return None;
             }
         }
-        let mut lines = Lines::new();
         for index in 0..N {
-            lines.push(self.charge_in_place(shards[shard_of[index]].as_mut()?, names[index], demands[index], now));
+            let slot = shards[shard_of[index]].as_mut()?.slot_at(places[index]);
+            self.charge_in_place(slot, demands[index], now, lines);
         }
         // Only now: reclaiming may move what has not been decided yet.
         shards.iter_mut().flatten().for_each(|shard| shard.finish(&self.budget));
-        Some(Decision { at: now, source: Source::Store, lines })
+        Some(now)
     }
 
     /// Locks the shards in ascending order, each once; and tells which of the locks is whose.
@@ -83,21 +95,33 @@ impl MemoryStore {
         (shards, shard_of)
     }
 
-    fn charge_in_place(&self, shard: &mut Shard, name: CounterHash, demand: &Demand<'_>, now: Timestamp) -> Line {
+    #[inline(never)]
+    fn charge_in_place(
+        &self,
+        (slot, rings): (&mut Slot, &mut Rings),
+        demand: &Demand<'_>,
+        now: Timestamp,
+        lines: &mut Lines,
+    ) {
         let (limit, units) = (&demand.limit, demand.cost.units());
-        let (slot, rings) = shard.slot_of(name).expect("it was looked at under the same lock");
         let line = match limit.machine() {
             Machine::Bucket(shape) => match slot.decide_bucket_in_place(limit, shape, now, units) {
-                Some(answer) => Some(answer.line_if_plain()),
+                Some(answer) => return lines.push(answer.line_if_plain()),
                 None => slot.decide_bucket(limit, shape, now, units),
             },
             Machine::Pair(shape) => slot.decide_pair(limit, shape, now, units),
-            Machine::Log(shape) => match slot.decide_ring_in_place(limit, shape, now, units, rings) {
-                None => slot.decide_log(limit, shape, now, units, (rings, &self.budget)),
-                in_place => in_place,
-            },
+            Machine::Log(shape) => {
+                // Each where it is made: to move a line costs more than to make it.
+                if let Some(line) = slot.decide_few_in_place(limit, shape, now, units) {
+                    return lines.push(line);
+                }
+                if let Some(line) = slot.decide_ring_in_place(limit, shape, now, units, rings) {
+                    return lines.push(line);
+                }
+                slot.decide_log(limit, shape, now, units, (rings, &self.budget))
+            }
         };
-        line.expect("its kind was looked at")
+        lines.push(line.expect("its kind was looked at"));
     }
 }
 
@@ -132,14 +156,12 @@ mod tests {
                     limits[..count].iter().map(|limit| Demand::new(*limit, key).cost(cost)).collect();
                 let now = crate::time::Clock::now(&*clock);
                 let expected = decide(now, &demands, &mut states);
-                let decided = match store.admit_in_place(now, &demands) {
-                    Some(decided) => {
-                        in_place += 1;
-                        decided
-                    }
-                    None => store.check(&Check::new(&demands).unwrap()),
-                };
-                assert_eq!(decided.lines, expected.lines, "step {step} of {count} limits");
+                let mut lines = Lines::new();
+                match store.admit_in_place(now, &demands, &mut lines) {
+                    Some(_) => in_place += 1,
+                    None => lines = store.check(&Check::new(&demands).unwrap()).lines,
+                }
+                assert_eq!(lines, expected.lines, "step {step} of {count} limits");
             }
             assert!((1_000..19_000).contains(&in_place), "both ways were gone: {in_place}");
         }

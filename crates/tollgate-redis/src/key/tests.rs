@@ -23,7 +23,7 @@ fn every_vector_gives_its_key() {
             "ban" => Prefix::new(prefix).unwrap().ban(&subject),
             "explicit" => key_of(prefix, &subject, Scope::Explicit, limit),
             "throttle" => key_of(prefix, &subject, Scope::Throttle, limit),
-            "rule" => key_of(prefix, &subject, Scope::Rule { rule, limit: name }, limit),
+            "rule" => key_of(prefix, &subject, Scope::rule(rule, name), limit),
             other => panic!("no such scope: {other}"),
         };
         assert_eq!(key, expected, "{line}");
@@ -34,12 +34,12 @@ fn every_vector_gives_its_key() {
 
 #[test]
 fn parts_cannot_be_shifted_into_each_other() {
-    let rule = |rule, limit| key_of("p", b"s", Scope::Rule { rule, limit }, "1/s");
+    let rule = |rule, limit| key_of("p", b"s", Scope::rule(rule, limit), "1/s");
     assert_ne!(rule("a", "b:c"), rule("a:b", "c"));
     assert_ne!(rule("a", "b_c"), rule("a_b", "c"));
     assert_ne!(rule("a", ""), rule("", "a"));
     let explicit = |subject: &str| key_of("p", subject.as_bytes(), Scope::Explicit, "1/s");
-    assert_ne!(explicit("a}:rule:x:y:log"), key_of("p", b"a", Scope::Rule { rule: "x", limit: "y" }, "1/s"));
+    assert_ne!(explicit("a}:rule:x:y:log"), key_of("p", b"a", Scope::rule("x", "y"), "1/s"));
     assert_ne!(explicit("%7B"), explicit("{"));
 }
 
@@ -56,7 +56,7 @@ fn a_hash_cannot_be_written_as_a_literal() {
 #[test]
 fn braces_from_outside_cannot_choose_the_slot() {
     for subject in ["}", "{", "}{x}", "a}:b", "{}"] {
-        let key = key_of("p", subject.as_bytes(), Scope::Rule { rule: "{r}", limit: "}" }, "1/s");
+        let key = key_of("p", subject.as_bytes(), Scope::rule("{r}", "}"), "1/s");
         assert_eq!(key.matches('{').count(), 1, "{key}");
         assert_eq!(key.matches('}').count(), 1, "{key}");
         let (_, tag) = key.split_once('{').unwrap();

@@ -36,7 +36,7 @@ fn random_demands(random: &mut Random) -> Vec<Demand<'static>> {
     while demands.len() < wanted as usize {
         let subject = SUBJECTS[random.below(3) as usize];
         let limit: Limit = LIMITS[random.below(LIMITS.len() as u64) as usize].parse().unwrap();
-        let rule = Scope::Rule { rule: "r", limit: ["x", "y"][random.below(2) as usize] };
+        let rule = Scope::rule("r", ["x", "y"][random.below(2) as usize]);
         let scope = [Scope::Explicit, Scope::Explicit, rule][random.below(3) as usize];
         let cost = [1, 1, 1, 1, 2, 0, 3, 25][random.below(8) as usize];
         demands.push(Demand::new(limit, Key::scoped(subject, scope).unwrap()).cost(Cost::new(cost)));

@@ -31,7 +31,7 @@ async fn every_key_ends_when_it_stops_to_matter(brand: Brand) {
     let server = Config::new(brand).start();
     let store = RedisStore::builder(server.url()).build().unwrap();
     for limit in limits() {
-        for (scope, count_denied) in [(Scope::Explicit, false), (Scope::Rule { rule: "r", limit: "l" }, true)] {
+        for (scope, count_denied) in [(Scope::Explicit, false), (Scope::rule("r", "l"), true)] {
             server.command(&["FLUSHALL"]);
             let limit = limit.with_count_denied(count_denied);
             let demand = Demand::new(limit, Key::scoped("k", scope).unwrap());

@@ -79,7 +79,7 @@ pub(super) fn unavailable(error: &tollgate::StoreError) -> Response<Bytes> {
 impl Counter {
     fn demand<'a>(&'a self, key: &'a [u8]) -> Result<Demand<'a>, tollgate::KeyError> {
         let scope = match &self.rule {
-            Some(rule) => Scope::Rule { rule, limit: &self.name },
+            Some(rule) => Scope::rule(rule, &self.name),
             None => Scope::Explicit,
         };
         Ok(Demand::new(self.limit, Key::scoped(key, scope)?))

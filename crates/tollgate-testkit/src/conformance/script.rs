@@ -315,7 +315,7 @@ impl When {
 
 impl Wanted {
     fn demand(&self) -> Demand<'_> {
-        let scope = self.rule.map_or(Scope::Explicit, |limit| Scope::Rule { rule: "case", limit });
+        let scope = self.rule.map_or(Scope::Explicit, |limit| Scope::rule("case", limit));
         let key = Key::scoped(self.subject, scope).expect("the subjects of cases are short");
         Demand::new(self.limit, key).cost(Cost::new(self.cost))
     }

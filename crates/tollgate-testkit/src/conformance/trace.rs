@@ -145,7 +145,7 @@ impl Ask {
     /// The demand that this means under these limits.
     pub fn demand(&self, slots: &[Slot]) -> Demand<'static> {
         let slot = &slots[self.slot];
-        let rule = Scope::Rule { rule: "trace", limit: SLOT_NAMES[self.slot] };
+        let rule = Scope::rule("trace", SLOT_NAMES[self.slot]);
         let scope = if slot.in_rule { rule } else { Scope::Explicit };
         let key = Key::scoped(SUBJECTS[self.key], scope).expect("the subjects of traces are short");
         Demand::new(slot.limit, key).cost(Cost::new(self.cost))

@@ -38,12 +38,23 @@ pub struct Policies {
     policies: Box<[Arc<Policy>]>,
     shows_x: bool,
     flavour: Option<Flavour>,
+    /// What is told of which lines in `RateLimit`.
+    told: Box<[ToldLine]>,
     /// `RateLimit-Policy`, if there is anything to say in it.
     advertised: Option<HeaderValue>,
     exposed: Option<Exposed>,
     /// How many headers an admission is told, and one for a length that is often added last. The map that hears it beforehand grows once, if at all, while
     /// it is still small.
     room: usize,
+}
+
+/// A line of a decision in `RateLimit`.
+#[derive(Clone, Debug)]
+struct ToldLine {
+    /// Which one.
+    place: usize,
+    /// `"per-minute";r=`, to be followed by what remains; behind a comma unless it is the first.
+    open: Box<[u8]>,
 }
 
 /// `Access-Control-Expose-Headers` for each set of headers that can occur: without and with `X-RateLimit-Reset` (that
@@ -64,7 +75,13 @@ impl Policies {
             None => 0,
         };
         let room = 1 + 3 * usize::from(shows_x) + of_flavour + usize::from(advertised.is_some());
-        Policies { policies: policies.into(), shows_x, flavour, advertised, exposed: None, room }
+        let told = policies.iter().enumerate().filter(|(_, policy)| policy.styles().flavour().is_some());
+        let told = told.enumerate().map(|(nth, (place, policy))| {
+            let comma = if nth > 0 { ", " } else { "" };
+            ToldLine { place, open: format!("{comma}{}", policy.rendered.ietf_open).into_bytes().into() }
+        });
+        let told = told.collect();
+        Policies { policies: policies.into(), shows_x, flavour, told, advertised, exposed: None, room }
     }
 
     /// Whether scripts of other origins may read the headers (`Access-Control-Expose-Headers` lists exactly those in
@@ -209,13 +226,11 @@ impl Policies {
     }
 
     /// The value of `RateLimit`. Fails only where there is no room.
+    #[inline]
     fn render_ietf(&self, decision: &Decision, text: &mut impl io::Write) -> io::Result<()> {
-        let told = self.told(decision).filter(|(policy, _)| policy.styles().flavour().is_some());
-        for (place, (policy, line)) in told.enumerate() {
-            if place > 0 {
-                text.write_all(b", ")?;
-            }
-            text.write_all(policy.rendered.ietf_open.as_bytes())?;
+        for ToldLine { place, open } in &self.told {
+            let Some(line) = decision.lines.get(*place) else { continue };
+            text.write_all(open)?;
             text.write_all(itoa::Buffer::new().format(line.remaining).as_bytes())?;
             if let Some(secs) = until_next(line).as_secs_ceil() {
                 text.write_all(b";t=")?;

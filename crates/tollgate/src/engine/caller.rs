@@ -4,32 +4,13 @@ use std::net::IpAddr;
 
 use tollgate_core::Timestamp;
 
-use super::Engine;
-use super::live::{Asked, Live, Subjects, Terms};
-use super::refused::Refused;
-use super::ruling::Refusal;
+use super::live::{Asked, Live, Terms, subjects};
+use super::ruling::{Refusal, Ruling};
+use super::{Asking, Begun, Engine, Passage, Refused};
 use crate::identity::{Identity, Origin};
 use crate::rules::{Indices, Matched, Mode, PlanQuestion, RequestView, Rule, Tariff};
 
-#[allow(clippy::large_enum_variant)] // nearly every request is a caller's, and a box would cost it an allocation
-pub(super) enum Known {
-    /// No rule matches, or the caller is exempt.
-    Nothing,
-    Banned(Box<Refused>),
-    /// A shield refuses, whoever it is.
-    Shielded(Box<Refusal>),
-    Caller(KnownCaller),
-}
-
-pub(super) struct KnownCaller {
-    /// The rules that match.
-    rules: Indices,
-    /// Whom each of them counts.
-    subjects: Subjects,
-    pub(super) plan: Plan,
-}
-
-/// Which limits are the caller's.
+/// Which limits are a caller's.
 pub(super) enum Plan {
     Known(Tariff),
     /// Those of a plan that somebody else knows.
@@ -37,28 +18,47 @@ pub(super) enum Plan {
 }
 
 impl Engine {
-    pub(super) fn identify(&self, live: &Live, request: &RequestView<'_>, peer: IpAddr, terms: Terms) -> Known {
+    /// Decides a request as far as nobody has to be waited for.
+    pub(crate) fn begin(&self, request: &RequestView<'_>, peer: IpAddr, terms: Terms) -> Begun {
+        let live = self.0.live.load();
         let now = if live.tells_time { self.0.clock.now() } else { Timestamp::ZERO };
-        let matched = live.rules.matching(request);
         let path = live.counts_paths.then(|| request.canonical_path());
         let origin = Origin { peer, headers: request.headers(), path: path.as_deref().unwrap_or_default() };
         let identity: Identity<'_> = live.rules.identifier().identify(origin, &live.rules, now);
-        if let Some(ban) = live.rules.ban(&identity, now) {
-            return Known::Banned(Box::new(Refused::banned(ban.until(), now)));
+        if live.has_bans
+            && let Some(ban) = live.rules.ban(&identity, now)
+        {
+            return Begun::Refuse(Box::new(Refused::banned(ban.until(), now)));
         }
-        if matched.is_empty() || live.rules.is_exempt(&identity) {
-            return Known::Nothing;
+        if let Some(only) = live.only().filter(|_| self.is_in_process()) {
+            if live.has_exemptions && live.rules.is_exempt(&identity) {
+                return Begun::Pass(Passage::unlimited());
+            }
+            let asked = Asked { subjects: only.subjects(&identity), terms };
+            return self.rule_at_once(&only.bundle, asked).begun(request);
+        }
+        let matched = live.rules.matching(request);
+        if matched.is_empty() || (live.has_exemptions && live.rules.is_exempt(&identity)) {
+            return Begun::Pass(Passage::unlimited());
         }
         // Before anything is worked out that costs more than an address: a token to verify (unless a ban names a user, and had
         // to know), a plan to ask for.
         if live.has_shields
-            && let Some(refusal) = self.refused_by_shield(live, &matched, &identity, terms)
+            && let Some(refusal) = self.refused_by_shield(&live, &matched, &identity, terms)
         {
-            return Known::Shielded(refusal);
+            return Begun::Refuse(Box::new(refusal.told(request.headers())));
         }
-        let subjects = matched.iter().map(|rule| identity.subject(rule.by())).collect();
-        let plan = self.plan(live, &identity, matched.iter().any(Rule::is_by_plan));
-        Known::Caller(KnownCaller { rules: matched.into_indices(), subjects, plan })
+        let asked = Asked { subjects: subjects(matched.iter().map(Rule::by), &identity), terms };
+        let plan = self.plan(&live, &identity, matched.iter().any(Rule::is_by_plan));
+        match plan {
+            Plan::Known(tariff) if self.is_in_process() => {
+                self.rule_at_once(&live.bundle_of(matched.into_indices(), tariff), asked).begun(request)
+            }
+            plan => {
+                let (engine, rules) = (self.clone(), matched.into_indices());
+                Begun::Asking(Box::new(Asking { engine, live: live.clone(), rules, plan, asked }))
+            }
+        }
     }
 
     /// What the shields say, if they refuse. Else they are asked again with the others, and charged then.
@@ -75,12 +75,12 @@ impl Engine {
         if rules.is_empty() {
             return None;
         }
-        let subjects = shields().map(|(rule, _)| identity.subject(rule.by())).collect();
+        let subjects = subjects(shields().map(|(rule, _)| rule.by()), identity);
         let bundle = live.bundle_of(rules, live.rules.tariff_otherwise(false));
-        let asked = Asked { bundle, subjects, terms };
-        match self.would_pass_shield(&asked) {
+        let asked = Asked { subjects, terms };
+        match self.would_pass_shield(&bundle, &asked) {
             true => None,
-            false => self.hear_shield(&asked).into_refusal(),
+            false => self.hear_shield(&bundle, &asked).into_refusal(),
         }
     }
 
@@ -100,9 +100,12 @@ impl Engine {
     }
 }
 
-impl KnownCaller {
-    /// What the caller asks of its rules.
-    pub(super) fn asks(self, live: &Live, tariff: Tariff, terms: Terms) -> Asked {
-        Asked { bundle: live.bundle(self.rules, tariff), subjects: self.subjects, terms }
+impl Ruling {
+    #[inline]
+    fn begun(self, request: &RequestView<'_>) -> Begun {
+        match self {
+            Ruling::Pass(passage) => Begun::Pass(passage),
+            Ruling::Refuse(refusal) => Begun::Refuse(Box::new(refusal.told(request.headers()))),
+        }
     }
 }

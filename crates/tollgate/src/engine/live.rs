@@ -11,13 +11,13 @@ use std::time::Duration;
 use foldhash::fast::RandomState;
 use parking_lot::RwLock;
 use smallvec::{SmallVec, smallvec};
-use tollgate_core::{Algorithm, Cost, Decision, Demand, Key, Limit, Line, Scope, Source, Wait};
+use tollgate_core::{Algorithm, Cost, Decision, Demand, Key, Limit, Line, RuleScopeBuf, Source, Wait};
 
 use super::rule_counts::{RuleCount, RuleCounts, RuleStats};
 use crate::answer::{Policies, Policy};
 use crate::counts::Said;
 use crate::failure::OnFailure;
-use crate::identity::{Subject, SubjectKind};
+use crate::identity::{Identity, Subject, SubjectKind, SubjectKinds};
 use crate::rules::{Charge, Indices, Mode, Rule, RuleSet, Tariff};
 
 /// How many combinations of rules and plan are kept. When there are more, all are forgotten and laid out again as
@@ -33,10 +33,38 @@ pub(super) struct Live {
     pub(super) tells_time: bool,
     /// Whether any rule is a shield.
     pub(super) has_shields: bool,
+    /// Whether anybody is banned, and whether anybody is exempt.
+    pub(super) has_bans: bool,
+    pub(super) has_exemptions: bool,
     counts: RuleCounts,
-    /// The only bundle there can be, if all requests meet the same rules and no plan matters.
-    only: Option<Arc<Bundle>>,
+    only: Option<Only>,
     bundles: RwLock<HashMap<(Indices, Tariff), Arc<Bundle>, RandomState>>,
+}
+
+/// What all requests meet, where rules and plans make no difference between them.
+pub(super) struct Only {
+    pub(super) bundle: Arc<Bundle>,
+    /// Whom each rule counts.
+    by: SmallVec<[SubjectKinds; 1]>,
+}
+
+impl Only {
+    /// Whom the rules count in this case.
+    #[inline]
+    pub(super) fn subjects(&self, identity: &Identity<'_>) -> Subjects {
+        subjects(self.by.iter(), identity)
+    }
+}
+
+/// Whom each rule counts, by its word for it. Each is written where it is kept: to move what was just written is slow.
+#[inline]
+pub(super) fn subjects<'a>(by: impl Iterator<Item = &'a SubjectKinds>, identity: &Identity<'_>) -> Subjects {
+    let mut subjects = Subjects::new();
+    for (place, by) in by.enumerate() {
+        subjects.push(Subject::unwritten());
+        identity.write_subject(by, &mut subjects[place]);
+    }
+    subjects
 }
 
 /// What a combination of rules asks of a caller with a certain plan.
@@ -61,7 +89,9 @@ pub(super) struct Group {
 
 /// One limit of one rule.
 pub(super) struct Part {
-    rule: Arc<str>,
+    /// The policy's, where a request finds it without a detour.
+    limit: Limit,
+    scope: RuleScopeBuf,
     pub(super) counts: RuleCount,
     /// Which of the request's subjects it counts.
     subject: usize,
@@ -73,7 +103,6 @@ pub(super) struct Part {
 
 /// A request as its rules see it.
 pub(super) struct Asked {
-    pub(super) bundle: Arc<Bundle>,
     /// Whom each matching rule counts.
     pub(super) subjects: Subjects,
     pub(super) terms: Terms,
@@ -95,12 +124,12 @@ impl Terms {
     }
 }
 
-impl Asked {
-    /// Whether the request may be let in and not go on, because it would have to wait for too long.
+impl Bundle {
+    /// Whether a request may be let in and not go on, because it would have to wait for too long.
     #[inline]
-    pub(super) fn may_be_withdrawn(&self) -> bool {
-        let enforced = self.bundle.enforced.as_ref();
-        enforced.is_some_and(|enforced| enforced.may_hold && enforced.may_hold_too_long(self.terms))
+    pub(super) fn may_be_withdrawn(&self, terms: Terms) -> bool {
+        let enforced = self.enforced.as_ref();
+        enforced.is_some_and(|enforced| enforced.may_hold && enforced.may_hold_too_long(terms))
     }
 }
 
@@ -114,28 +143,31 @@ impl Live {
             counts_paths: rules.rules().iter().any(by_path),
             tells_time: rules.tells_time(),
             has_shields: rules.rules().iter().any(Rule::is_shield),
+            has_bans: rules.has_bans(),
+            has_exemptions: rules.has_exemptions(),
             counts: RuleCounts::new(&rules, before.map(|before| (&before.rules, &before.counts))),
             only: None,
             bundles: RwLock::default(),
             rules,
         };
         if !live.rules.needs_tariff()
+            && !live.has_shields
             && let Some(all) = live.rules.same_for_all()
         {
-            live.only = Some(Arc::new(live.lay_out(all, live.rules.tariff_otherwise(false))));
+            let bundle = Arc::new(live.lay_out(all, live.rules.tariff_otherwise(false)));
+            let by = all.iter().map(|index| live.rules.rules()[*index as usize].by().clone()).collect();
+            live.only = Some(Only { bundle, by });
         }
         live
     }
 
-    /// What these rules ask of a caller with this plan.
-    pub(super) fn bundle(&self, rules: Indices, tariff: Tariff) -> Arc<Bundle> {
-        match &self.only {
-            Some(only) => only.clone(),
-            None => self.bundle_of(rules, tariff),
-        }
+    /// What there is to know of all requests, if they meet the same rules, no plan matters and nothing is to be asked before.
+    #[inline]
+    pub(super) fn only(&self) -> Option<&Only> {
+        self.only.as_ref()
     }
 
-    /// The same for rules that need not be all that match.
+    /// What these rules ask of a caller with this plan.
     pub(super) fn bundle_of(&self, rules: Indices, tariff: Tariff) -> Arc<Bundle> {
         let key = (rules, tariff);
         if let Some(bundle) = self.bundles.read().get(&key) {
@@ -155,7 +187,8 @@ impl Live {
         for (subject, &rule_index) in rules.iter().enumerate() {
             let rule = &self.rules.rules()[rule_index as usize];
             let parts = rule.policies(tariff).iter().map(|policy| Part {
-                rule: rule.name().clone(),
+                limit: *policy.limit(),
+                scope: RuleScopeBuf::new(rule.name().clone(), policy.name()),
                 counts: self.counts.of(rule_index, rule.mode()),
                 subject,
                 policy: policy.clone(),
@@ -190,7 +223,16 @@ impl Live {
 
 impl Group {
     /// Counts what each rule said. A rule that was left out because the store is away let the request pass.
+    #[inline]
     pub(super) fn count(&self, decision: &Decision, terms: Terms) {
+        let is_plain = !self.may_hold && decision.lines.len() == self.parts.len() && decision.allowed();
+        match is_plain {
+            true => self.rules().for_each(|rule| rule[0].counts.count(Said::Allow, decision.source)),
+            false => self.count_apart(decision, terms),
+        }
+    }
+
+    fn count_apart(&self, decision: &Decision, terms: Terms) {
         let is_complete = decision.lines.len() == self.parts.len();
         let mut lines = decision.lines.iter();
         // Who is let in but will not wait for it is refused.
@@ -264,12 +306,11 @@ impl Group {
 impl Part {
     /// What the request demands of this limit.
     fn demand<'a>(&'a self, asked: &'a Asked) -> Demand<'a> {
-        let scope = Scope::Rule { rule: &self.rule, limit: self.policy.name() };
         let subject = asked.subjects[self.subject].as_bytes();
         // At most eight values of some hundred bytes each; a longer one is replaced by its digest.
-        let key = Key::scoped(subject, scope).expect("a subject is far shorter than a key may be");
+        let key = Key::scoped(subject, self.scope.scope()).expect("a subject is far shorter than a key may be");
         let cost = asked.terms.cost.unwrap_or(self.cost);
-        Demand { limit: *self.policy.limit(), key, cost }
+        Demand { limit: self.limit, key, cost }
     }
 
     /// Whether it may let in somebody who will not wait so long: [`hold_at_most`] cannot prevent it.

@@ -12,7 +12,7 @@ use http::{HeaderMap, Response, StatusCode};
 use tollgate_core::{Check, Decision, Limit, Line, Source, Wait};
 
 use super::assured::Assured;
-use super::live::{Asked, Demands, Group};
+use super::live::{Asked, Bundle, Demands, Group};
 use super::ruling::told_of;
 use super::{Engine, Outcome, Refused};
 use crate::answer::{Policies, grpc};
@@ -66,15 +66,23 @@ pub struct Passage {
 }
 
 /// What the client is told.
-struct Told {
+pub(super) struct Told {
     policies: Arc<Policies>,
-    decision: Decision,
+    pub(super) decision: Decision,
     wait: Duration,
+}
+
+impl Told {
+    /// What these limits are about to say.
+    pub(super) fn by(group: &Group, decision: Decision) -> Box<Told> {
+        Box::new(Told { policies: group.policies.clone(), decision, wait: Duration::ZERO })
+    }
 }
 
 /// What may have to be given back.
 pub(super) struct Owed {
     engine: Engine,
+    bundle: Arc<Bundle>,
     asked: Asked,
     charged: Vec<Charged>,
 }
@@ -100,21 +108,20 @@ impl Passage {
     }
 
     /// These rules said this.
-    pub(super) fn tell(&mut self, group: &Group, mut decision: Decision) {
-        let wait = match group.may_hold {
-            true => decision.retry_after().as_duration().unwrap_or(Duration::ZERO),
-            false => Duration::ZERO,
-        };
-        if decision.lines.len() != group.parts.len() {
-            // Of those that were left out nothing is known, so nothing is claimed.
-            decision = Decision { lines: Default::default(), source: Source::None, ..decision };
+    pub(super) fn tell(&mut self, group: &Group, mut told: Box<Told>) {
+        if group.may_hold {
+            told.wait = told.decision.retry_after().as_duration().unwrap_or(Duration::ZERO);
         }
-        self.told = Some(Box::new(Told { policies: group.policies.clone(), decision, wait }));
+        if told.decision.lines.len() != group.parts.len() {
+            // Of those that were left out nothing is known, so nothing is claimed.
+            (told.decision.lines, told.decision.source) = (Default::default(), Source::None);
+        }
+        self.told = Some(told);
     }
 
     /// These units may come back.
-    pub(super) fn owe(&mut self, engine: Engine, asked: Asked, charged: Vec<Charged>) {
-        self.owed = Some(Box::new(Owed { engine, asked, charged }));
+    pub(super) fn owe(&mut self, engine: Engine, bundle: Arc<Bundle>, asked: Asked, charged: Vec<Charged>) {
+        self.owed = Some(Box::new(Owed { engine, bundle, asked, charged }));
     }
 
     /// The decision, if a rule had anything to say.
@@ -213,31 +220,32 @@ impl Drop for Passage {
     }
 }
 
-impl Owed {
-    fn owes(&self, end: End) -> bool {
-        let mut parts = self.charged.iter().flat_map(|charged| &self.group(charged.by).parts);
-        parts.any(|part| end.refunds(part.charge))
-    }
-
-    fn group(&self, by: ChargedBy) -> &Group {
-        let bundle = &self.asked.bundle;
+impl Bundle {
+    pub(super) fn group(&self, by: ChargedBy) -> &Group {
         let group = match by {
-            ChargedBy::Shield => bundle.shield.as_ref(),
-            ChargedBy::Enforced => bundle.enforced.as_ref(),
-            ChargedBy::Shadow(index) => bundle.shadow.get(index),
+            ChargedBy::Shield => self.shield.as_ref(),
+            ChargedBy::Enforced => self.enforced.as_ref(),
+            ChargedBy::Shadow(index) => self.shadow.get(index),
         };
         group.expect("a group that decided is there")
+    }
+}
+
+impl Owed {
+    fn owes(&self, end: End) -> bool {
+        let mut parts = self.charged.iter().flat_map(|charged| &self.bundle.group(charged.by).parts);
+        parts.any(|part| end.refunds(part.charge))
     }
 
     /// The group that is enforced, and what it said.
     fn enforced(&self) -> Option<(&Group, &Decision)> {
         let charged = self.charged.iter().find(|charged| matches!(charged.by, ChargedBy::Enforced))?;
-        Some((self.group(charged.by), &charged.decision))
+        Some((self.bundle.group(charged.by), &charged.decision))
     }
 
     async fn give_back(&self, end: End) {
         for Charged { by, decision } in &self.charged {
-            let group = self.group(*by);
+            let group = self.bundle.group(*by);
             let line_count = decision.lines.len();
             let demanded = group.parts.iter().zip(group.demands(&self.asked));
             let decided = demanded.filter(|(part, _)| group.has_line(part, line_count)).zip(&decision.lines);

@@ -5,14 +5,14 @@ use std::sync::Arc;
 use futures_util::FutureExt;
 use futures_util::future::join_all;
 use http::HeaderMap;
-use tollgate_core::{Check, Cost, Decision};
+use tollgate_core::{Check, Cost, Decision, Demand};
 
-use super::live::{Asked, Demands, Group};
-use super::passage::{Charged, ChargedBy};
+use super::live::{Asked, Bundle, Demands, Group};
+use super::passage::{Charged, ChargedBy, Told};
 use super::{Engine, Passage, Refused};
 use crate::answer::Policies;
 use crate::failure::OnFailure;
-use crate::limiter::CheckOptions;
+use crate::limiter::{CheckOptions, unmade};
 
 /// An [`Outcome`](super::Outcome) that is not yet an answer to anybody.
 pub(super) enum Ruling {
@@ -49,43 +49,47 @@ pub(super) struct Hearing {
 
 impl Engine {
     /// What the rules say, where all counters are in process: the same as [`Engine::rule`], without a future that is moved about.
-    pub(super) fn rule_at_once(&self, asked: Asked) -> Ruling {
+    pub(super) fn rule_at_once(&self, bundle: &Arc<Bundle>, asked: Asked) -> Ruling {
         const IN_PROCESS: &str = "nothing waits for counters in process";
-        let mut hearing = self.hear_shield(&asked);
-        if let Some(enforced) = asked.bundle.enforced.as_ref().filter(|_| hearing.goes_on()) {
-            let decided = self.decide_enforced(enforced, &asked).now_or_never();
-            hearing.enforced(enforced, &asked, decided.expect(IN_PROCESS));
+        let mut hearing = self.hear_shield(bundle, &asked);
+        if let Some(enforced) = bundle.enforced.as_ref().filter(|_| hearing.goes_on()) {
+            // The decision is made where it is told from, and moved nowhere.
+            let (demands, mut told) = (enforced.demands(&asked), Told::by(enforced, unmade()));
+            let decided = checked(&demands).and_then(|check| {
+                let decided = self.0.limiter.check_each_at_once(&check, &enforced.on_failure, &mut told.decision);
+                decided.expect(IN_PROCESS).map_err(|_unavailable| Undecided)
+            });
+            hearing.enforced(bundle, enforced, &asked, decided.map(|()| told));
         }
         if hearing.goes_on() {
-            for (index, shadow) in asked.bundle.shadow.iter().enumerate() {
-                let tried = self.try_shadow(shadow, &asked).now_or_never();
-                hearing.shadow(index, shadow, &asked, tried.expect(IN_PROCESS));
+            for (index, shadow) in bundle.shadow.iter().enumerate() {
+                let tried = self.try_shadow(bundle, shadow, &asked).now_or_never();
+                hearing.shadow(bundle, index, &asked, tried.expect(IN_PROCESS));
             }
         }
-        hearing.close(self, asked)
+        hearing.close(self, bundle, asked)
     }
 
     /// What the rules say. Whatever comes of it, units that were taken on the way are accounted for.
-    pub(super) async fn rule(&self, asked: Asked) -> Ruling {
-        let mut hearing = self.hear_shield(&asked);
-        if let Some(enforced) = asked.bundle.enforced.as_ref().filter(|_| hearing.goes_on()) {
-            let decided = self.decide_enforced(enforced, &asked).await;
-            hearing.enforced(enforced, &asked, decided);
+    pub(super) async fn rule(&self, bundle: &Arc<Bundle>, asked: Asked) -> Ruling {
+        let mut hearing = self.hear_shield(bundle, &asked);
+        if let Some(enforced) = bundle.enforced.as_ref().filter(|_| hearing.goes_on()) {
+            let decided = self.decide_enforced(bundle, enforced, &asked).await;
+            hearing.enforced(bundle, enforced, &asked, decided.map(|decision| Told::by(enforced, decision)));
         }
         if hearing.goes_on() {
-            let shadows = &asked.bundle.shadow;
             // Together: however many there are, a request waits for them once.
-            let tried = join_all(shadows.iter().map(|shadow| self.try_shadow(shadow, &asked))).await;
-            for (index, (shadow, tried)) in shadows.iter().zip(tried).enumerate() {
-                hearing.shadow(index, shadow, &asked, tried);
+            let tried = join_all(bundle.shadow.iter().map(|shadow| self.try_shadow(bundle, shadow, &asked))).await;
+            for (index, tried) in tried.into_iter().enumerate() {
+                hearing.shadow(bundle, index, &asked, tried);
             }
         }
-        hearing.close(self, asked)
+        hearing.close(self, bundle, asked)
     }
 
     /// Whether the shields have room for the request, by a look at them.
-    pub(super) fn would_pass_shield(&self, asked: &Asked) -> bool {
-        let Some(shield) = &asked.bundle.shield else { return true };
+    pub(super) fn would_pass_shield(&self, bundle: &Bundle, asked: &Asked) -> bool {
+        let Some(shield) = &bundle.shield else { return true };
         let demands = shield.demands(asked);
         let looks: Demands<'_> = demands.iter().map(|demand| demand.cost(Cost::PEEK)).collect();
         let Ok(look) = Check::new(&looks) else { return false };
@@ -93,19 +97,26 @@ impl Engine {
         seen.lines.iter().zip(&demands).all(|(line, demand)| demand.cost.units() <= line.remaining)
     }
 
-    pub(super) fn hear_shield(&self, asked: &Asked) -> Hearing {
+    #[inline]
+    pub(super) fn hear_shield(&self, bundle: &Bundle, asked: &Asked) -> Hearing {
         let mut hearing = Hearing { passage: Passage::unlimited(), charged: Vec::new(), refusal: None };
-        let Some(shield) = &asked.bundle.shield else { return hearing };
+        if let Some(shield) = &bundle.shield {
+            self.ask_shield(shield, bundle, asked, &mut hearing);
+        }
+        hearing
+    }
+
+    fn ask_shield(&self, shield: &Group, bundle: &Bundle, asked: &Asked, hearing: &mut Hearing) {
         match self.pass_shield(shield, asked) {
             Ok(decision) => {
                 shield.count(&decision, asked.terms);
                 if !decision.allowed() {
                     hearing.refusal = Some(Box::new(Refusal::Denied(decision, shield.policies.clone())));
-                    return hearing;
+                    return;
                 }
-                hearing.charged.extend(Charged::of(ChargedBy::Shield, shield, asked, &decision));
-                if asked.bundle.enforced.is_none() {
-                    hearing.passage.tell(shield, decision);
+                hearing.charged.extend(Charged::of(ChargedBy::Shield, bundle, asked, &decision));
+                if bundle.enforced.is_none() {
+                    hearing.passage.tell(shield, Told::by(shield, decision));
                 }
             }
             Err(Undecided) => {
@@ -113,37 +124,28 @@ impl Engine {
                 hearing.refusal = Some(Box::new(Refusal::Unavailable(shield.policies.clone())));
             }
         }
-        hearing
     }
 
     fn pass_shield(&self, shield: &Group, asked: &Asked) -> Result<Decision, Undecided> {
-        let demands = shield.demands(asked);
-        let check = Check::new(&demands).map_err(|error| {
-            tracing::error!(%error, "the shields that match one request cannot be decided together");
-            Undecided
-        })?;
-        Ok(self.0.shield.check(&check))
+        Ok(self.0.shield.check(&checked(&shield.demands(asked))?))
     }
 
     /// All enforced rules together, by the store or by each rule's word for its absence.
-    async fn decide_enforced(&self, group: &Group, asked: &Asked) -> Result<Decision, Undecided> {
+    async fn decide_enforced(&self, bundle: &Bundle, group: &Group, asked: &Asked) -> Result<Decision, Undecided> {
         let demands = group.demands(asked);
-        let check = Check::new(&demands).map_err(|error| {
-            tracing::error!(%error, "the rules that match one request cannot be decided together");
-            Undecided
-        })?;
-        let is_refundable = group.is_refundable || asked.may_be_withdrawn();
+        let check = checked(&demands)?;
+        let is_refundable = group.is_refundable || bundle.may_be_withdrawn(asked.terms);
         let decided = self.0.limiter.check_each(&check, &group.on_failure, is_refundable).await;
         decided.map_err(|_unavailable| Undecided)
     }
 
-    async fn try_shadow(&self, group: &Group, asked: &Asked) -> Option<Decision> {
+    async fn try_shadow(&self, bundle: &Bundle, group: &Group, asked: &Asked) -> Option<Decision> {
         let demands = group.demands(asked);
         let check = Check::new(&demands).ok()?;
         if group.is_in_process {
             return Some(self.0.shield.check(&check));
         }
-        let refundable = group.is_refundable || asked.may_be_withdrawn();
+        let refundable = group.is_refundable || bundle.may_be_withdrawn(asked.terms);
         let options = CheckOptions { on_failure: Some(OnFailure::Allow), refundable };
         self.0.limiter.check_with(&check, options).await.ok()
     }
@@ -159,17 +161,19 @@ impl Hearing {
         self.refusal.is_none()
     }
 
-    fn enforced(&mut self, enforced: &Group, asked: &Asked, decided: Result<Decision, Undecided>) {
-        let Ok(mut decision) = decided else {
+    #[inline]
+    fn enforced(&mut self, bundle: &Bundle, enforced: &Group, asked: &Asked, decided: Result<Box<Told>, Undecided>) {
+        let Ok(told) = decided else {
             enforced.count_unavailable();
             self.refusal = Some(Box::new(Refusal::Unavailable(enforced.policies.clone())));
             return;
         };
-        enforced.count(&decision, asked.terms);
-        if decision.allowed() {
-            self.charged.extend(Charged::of(ChargedBy::Enforced, enforced, asked, &decision));
-            self.passage.tell(enforced, decision);
+        enforced.count(&told.decision, asked.terms);
+        if told.decision.allowed() {
+            self.charged.extend(Charged::of(ChargedBy::Enforced, bundle, asked, &told.decision));
+            self.passage.tell(enforced, told);
         } else {
+            let mut decision = told.decision;
             enforced.count_the_wait(&mut decision, asked.terms);
             let told = told_of(enforced, &decision);
             self.refusal = Some(Box::new(Refusal::Denied(decision, told)));
@@ -177,15 +181,15 @@ impl Hearing {
     }
 
     /// Charged if it would itself have let pass; what it would have refused is counted.
-    fn shadow(&mut self, index: usize, shadow: &Group, asked: &Asked, tried: Option<Decision>) {
+    fn shadow(&mut self, bundle: &Bundle, index: usize, asked: &Asked, tried: Option<Decision>) {
         let Some(decision) = tried else { return };
-        shadow.count(&decision, asked.terms);
-        self.charged.extend(Charged::of(ChargedBy::Shadow(index), shadow, asked, &decision));
+        bundle.shadow[index].count(&decision, asked.terms);
+        self.charged.extend(Charged::of(ChargedBy::Shadow(index), bundle, asked, &decision));
     }
 
-    fn close(mut self, engine: &Engine, asked: Asked) -> Ruling {
+    fn close(mut self, engine: &Engine, bundle: &Arc<Bundle>, asked: Asked) -> Ruling {
         if !self.charged.is_empty() {
-            self.passage.owe(engine.clone(), asked, self.charged);
+            self.passage.owe(engine.clone(), bundle.clone(), asked, self.charged);
         }
         // With a refusal the passage ends here, as one that failed.
         match self.refusal {
@@ -197,11 +201,21 @@ impl Hearing {
 
 impl Charged {
     /// What may have to be given back of a decision, if anything.
-    fn of(by: ChargedBy, group: &Group, asked: &Asked, decision: &Decision) -> Option<Charged> {
+    fn of(by: ChargedBy, bundle: &Bundle, asked: &Asked, decision: &Decision) -> Option<Charged> {
+        let group = bundle.group(by);
         // Whoever is told to wait may refuse to, and then has asked nobody for anything.
-        let may_come_back = (group.is_refundable || asked.may_be_withdrawn()) && decision.allowed();
+        let may_come_back = (group.is_refundable || bundle.may_be_withdrawn(asked.terms)) && decision.allowed();
         may_come_back.then(|| Charged { by, decision: decision.clone() })
     }
+}
+
+/// What is demanded, as one check.
+#[inline]
+fn checked<'a>(demands: &'a [Demand<'a>]) -> Result<Check<'a>, Undecided> {
+    Check::new(demands).map_err(|error| {
+        tracing::error!(%error, "the rules that match one request cannot be decided together");
+        Undecided
+    })
 }
 
 /// Whose lines the decision has: all of the group's, or of those rules that are decided without a store.

@@ -130,21 +130,29 @@ impl AddressKey {
 
     /// What `Display` shows, as bytes. Most clients are single IPv4 addresses, and every request of theirs comes by here, so their
     /// digits are written without the machinery of formatting.
+    #[inline]
     pub(super) fn write(&self, bytes: &mut SmallVec<[u8; 64]>) {
-        let IpAddr::V4(v4) = self.network else { return bytes.extend(self.to_string().bytes()) };
-        if self.prefix < 32 {
-            return bytes.extend(self.to_string().bytes());
-        }
-        let (mut text, mut end) = ([0; "255.255.255.255.".len()], 0);
+        let (IpAddr::V4(v4), 32) = (self.network, self.prefix) else { return self.write_text(bytes) };
+        let from = bytes.len();
+        bytes.extend_from_slice(&[0; V4_TEXT_BYTES]);
+        let (text, mut end) = (&mut bytes[from..], 0);
         for octet in v4.octets() {
             // Four bytes each time, of which the next octet overwrites what is not this one's.
             let (digits, count) = OCTETS[usize::from(octet)];
             text[end..end + 4].copy_from_slice(&digits);
             end += usize::from(count);
         }
-        bytes.extend_from_slice(&text[..end - 1]);
+        bytes.truncate(from + end - 1);
+    }
+
+    #[cold]
+    fn write_text(&self, bytes: &mut SmallVec<[u8; 64]>) {
+        bytes.extend(self.to_string().bytes());
     }
 }
+
+/// The longest IPv4 address, and the dot that [`OCTETS`] puts behind it.
+const V4_TEXT_BYTES: usize = "255.255.255.255.".len();
 
 /// A single address as itself, a network with its size: `203.0.113.9`, `2001:db8::/64`.
 impl fmt::Display for AddressKey {

@@ -146,12 +146,17 @@ impl Identifier {
 
     /// Who makes the request that came from `origin` at `now`.
     pub fn identify<'r>(&'r self, origin: Origin<'r>, keys: &'r dyn KeySource, now: Timestamp) -> Identity<'r> {
+        // Whoever is not believed about addresses is the client itself; else there are headers to be read, if anybody asks.
+        let address = match self.proxies.trusts(origin.peer) {
+            false => OnceCell::from(self.proxies.client_address(origin.peer, origin.headers)),
+            true => OnceCell::new(),
+        };
         Identity {
             identifier: self,
             origin,
             keys,
             now,
-            address: OnceCell::new(),
+            address,
             api_key: OnceCell::new(),
             token: OnceCell::new(),
             salt: OnceCell::new(),
@@ -276,12 +281,18 @@ impl<'r> Identity<'r> {
 
     /// The bytes to count on.
     pub fn subject(&self, by: &SubjectKinds) -> Subject {
+        let mut subject = Subject::unwritten();
+        self.write_subject(by, &mut subject);
+        subject
+    }
+
+    /// The same, written where it is to be.
+    pub(crate) fn write_subject(&self, by: &SubjectKinds, subject: &mut Subject) {
         let salt = self.identifier.anonymizer.as_ref().map(|a| self.salt.get_or_init(|| a.salt(self.now)));
-        let mut writer = SubjectWriter::new(salt);
+        let mut writer = SubjectWriter::new(subject, salt);
         for kind in by.iter() {
             self.write_part(kind, &mut writer);
         }
-        writer.finish()
     }
 
     fn write_part(&self, kind: &SubjectKind, writer: &mut SubjectWriter<'_>) {
@@ -289,9 +300,9 @@ impl<'r> Identity<'r> {
             SubjectKind::Caller => match self.caller() {
                 Caller::ApiKey(digest, _) => writer.part(API_KEY, PartValue::Digest(digest.as_bytes())),
                 Caller::User(user) => writer.part(USER, PartValue::Plain(user.subject.as_bytes())),
-                Caller::Address(address) => writer.part(IP, PartValue::Address(address)),
+                Caller::Address(address) => writer.address(address),
             },
-            SubjectKind::Ip => writer.part(IP, PartValue::Address(self.address_key())),
+            SubjectKind::Ip => writer.address(self.address_key()),
             SubjectKind::ApiKey => match self.api_key() {
                 Some((digest, _)) => writer.part(API_KEY, PartValue::Digest(digest.as_bytes())),
                 None => self.write_missing(API_KEY, writer),
@@ -330,7 +341,6 @@ impl<'r> Identity<'r> {
     }
 }
 
-const IP: PartKind<'static> = PartKind { word: "ip", name: None };
 const API_KEY: PartKind<'static> = PartKind { word: "api_key", name: None };
 const USER: PartKind<'static> = PartKind { word: "user", name: None };
 const PATH: PartKind<'static> = PartKind { word: "path", name: None };

@@ -47,8 +47,12 @@ impl Networks {
     }
 
     /// Whether `address` is in one of the networks. An IPv4-mapped address counts as IPv4.
+    #[inline]
     pub fn contains(&self, address: IpAddr) -> bool {
-        let address = address.to_canonical();
+        !self.networks.is_empty() && self.find(address.to_canonical())
+    }
+
+    fn find(&self, address: IpAddr) -> bool {
         let after = self.networks.partition_point(|network| network.network() <= address);
         after.checked_sub(1).is_some_and(|before| self.networks[before].contains(&address))
     }

@@ -43,6 +43,11 @@ const VALUE_BYTES_MAX: usize = 128;
 pub struct Subject(Bytes);
 
 impl Subject {
+    /// Nobody yet: what a [`SubjectWriter`] begins with.
+    pub(crate) fn unwritten() -> Subject {
+        Subject(Bytes::new())
+    }
+
     /// The bytes, all of them visible ASCII.
     pub fn as_bytes(&self) -> &[u8] {
         &self.0
@@ -97,17 +102,19 @@ pub(crate) enum PartValue<'a> {
 
 /// Writes a subject, part by part.
 pub(crate) struct SubjectWriter<'s> {
-    bytes: Bytes,
+    bytes: &'s mut Bytes,
     salt: Option<&'s Salt>,
 }
 
 /// A subject of one or two parts fits without an allocation.
 type Bytes = SmallVec<[u8; 64]>;
 
+const IP: PartKind<'static> = PartKind { word: "ip", name: None };
+
 impl<'s> SubjectWriter<'s> {
     /// With a salt, values become pseudonyms.
-    pub(crate) fn new(salt: Option<&'s Salt>) -> SubjectWriter<'s> {
-        SubjectWriter { bytes: Bytes::new(), salt }
+    pub(crate) fn new(Subject(bytes): &'s mut Subject, salt: Option<&'s Salt>) -> SubjectWriter<'s> {
+        SubjectWriter { bytes, salt }
     }
 
     /// A part that is its kind alone.
@@ -116,13 +123,24 @@ impl<'s> SubjectWriter<'s> {
         self.bytes.extend_from_slice(word.as_bytes());
     }
 
+    /// The part that is a client's network.
+    #[inline]
+    pub(crate) fn address(&mut self, address: AddressKey) {
+        if !self.bytes.is_empty() || self.salt.is_some() {
+            return self.part(IP, PartValue::Address(address));
+        }
+        // What most subjects are.
+        self.bytes.extend_from_slice(b"ip:");
+        address.write(self.bytes);
+    }
+
     pub(crate) fn part(&mut self, kind: PartKind<'_>, value: PartValue<'_>) {
         self.separate();
         let kind_from = self.bytes.len();
         self.bytes.extend_from_slice(kind.word.as_bytes());
         if let Some(name) = kind.name {
             self.bytes.push(b':');
-            escape(name.as_bytes(), &mut self.bytes);
+            escape(name.as_bytes(), self.bytes);
         }
         let kind_range = kind_from..self.bytes.len();
         self.bytes.push(b':');
@@ -130,19 +148,15 @@ impl<'s> SubjectWriter<'s> {
             self.bytes.push(b'!');
         }
         let value_from = self.bytes.len();
-        write_value(value, &mut self.bytes);
+        write_value(value, self.bytes);
 
         if let Some(salt) = self.salt
             && !matches!(value, PartValue::Public(_))
         {
             let pseudonym = salt.pseudonym(&self.bytes[kind_range], &self.bytes[value_from..]);
             self.bytes.truncate(value_from);
-            print(format_args!("~{pseudonym}"), &mut self.bytes);
+            print(format_args!("~{pseudonym}"), self.bytes);
         }
-    }
-
-    pub(crate) fn finish(self) -> Subject {
-        Subject(self.bytes)
     }
 
     fn separate(&mut self) {

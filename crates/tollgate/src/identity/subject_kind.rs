@@ -4,6 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use http::HeaderName;
+use smallvec::{SmallVec, smallvec};
 
 use super::spelling;
 
@@ -137,7 +138,7 @@ fn is_cookie_name(name: &str) -> bool {
 /// # Ok::<(), tollgate::identity::SubjectKindError>(())
 /// ```
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
-pub struct SubjectKinds(Vec<SubjectKind>);
+pub struct SubjectKinds(SmallVec<[SubjectKind; 1]>);
 
 impl SubjectKinds {
     /// Counts by all of these at once: two requests share a counter only if all of them agree.
@@ -159,7 +160,7 @@ impl SubjectKinds {
         if kinds.len() > 1 && kinds.contains(&SubjectKind::Global) {
             return Err(error("global is everybody together and stands alone".to_owned()));
         }
-        Ok(SubjectKinds(kinds))
+        Ok(SubjectKinds(kinds.into_iter().collect()))
     }
 
     /// The kinds with these texts.
@@ -184,7 +185,7 @@ impl SubjectKinds {
 impl Default for SubjectKinds {
     /// `caller`.
     fn default() -> Self {
-        SubjectKinds(vec![SubjectKind::Caller])
+        SubjectKinds(smallvec![SubjectKind::Caller])
     }
 }
 

@@ -47,27 +47,40 @@ pub(crate) struct SetParts {
 #[derive(Clone)]
 pub struct Matched<'s> {
     set: &'s SetParts,
-    indices: Indices,
+    places: Places<'s>,
+}
+
+#[derive(Clone)]
+enum Places<'s> {
+    /// Those that all requests meet.
+    Same(&'s [u32]),
+    Found(Indices),
 }
 
 impl<'s> Matched<'s> {
     /// The rules.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = &'s Rule> + '_ {
-        self.indices.iter().map(|index| &self.set.rules[*index as usize])
+        self.indices().iter().map(|index| &self.set.rules[*index as usize])
     }
 
     /// Their places in [`RuleSet::rules`], ascending: a name for this combination of rules.
     pub fn indices(&self) -> &[u32] {
-        &self.indices
+        match &self.places {
+            Places::Same(same) => same,
+            Places::Found(found) => found,
+        }
     }
 
     pub(crate) fn into_indices(self) -> Indices {
-        self.indices
+        match self.places {
+            Places::Same(same) => Indices::from_slice(same),
+            Places::Found(found) => found,
+        }
     }
 
     /// Whether nothing limits the request.
     pub fn is_empty(&self) -> bool {
-        self.indices.is_empty()
+        self.indices().is_empty()
     }
 }
 
@@ -84,26 +97,43 @@ impl RuleSet {
     /// The rules that apply to a request. None if its path is exempt or the kill switch is on.
     pub fn matching(&self, request: &RequestView<'_>) -> Matched<'_> {
         let set = &*self.0;
-        if set.is_off || set.rules.is_empty() {
-            return Matched { set, indices: Indices::new() };
-        }
-        if let Some(indices) = self.same_for_all() {
-            return Matched { set, indices: Indices::from_slice(indices) };
-        }
+        let places = match self.same_for_all() {
+            Some(same) => Places::Same(same),
+            None => Places::Found(self.find(request)),
+        };
+        Matched { set, places }
+    }
+
+    fn find(&self, request: &RequestView<'_>) -> Indices {
         let readings = readings(request.path());
-        let is_exempt = set.exempt.has_path(&readings);
-        let indices = if is_exempt { Indices::new() } else { set.matcher.find(request, &readings) };
-        Matched { set, indices }
+        match self.0.exempt.has_path(&readings) {
+            true => Indices::new(),
+            false => self.0.matcher.find(request, &readings),
+        }
     }
 
     /// The rules that apply, if they are the same for all requests that are limited at all.
     pub(crate) fn same_for_all(&self) -> Option<&[u32]> {
-        self.0.matcher.same_for_all().filter(|_| self.0.exempt.paths.is_empty())
+        let set = &*self.0;
+        if set.is_off || set.rules.is_empty() {
+            return Some(&[]);
+        }
+        set.matcher.same_for_all().filter(|_| set.exempt.paths.is_empty())
     }
 
     /// Whether the kill switch is on: nothing is limited and nobody is banned.
     pub fn is_off(&self) -> bool {
         self.0.is_off
+    }
+
+    /// Whether anybody is banned.
+    pub(crate) fn has_bans(&self) -> bool {
+        !self.0.is_off && !self.0.bans.is_empty()
+    }
+
+    /// Whether some callers are never limited, by their address or their key.
+    pub(crate) fn has_exemptions(&self) -> bool {
+        self.0.exempts_keys || !self.0.exempt.addresses.is_empty()
     }
 
     /// Whether who is banned, or who a caller is, depends on the time.

@@ -94,7 +94,7 @@ impl Ledger {
         for (charge, mode) in CHARGES.iter().flat_map(|charge| MODES.map(|mode| (charge, mode))) {
             for (kind, limit) in LIMITS {
                 let (rule, name) = (rule_name(charge, mode), format!("{charge}-{kind}").replace('_', "-"));
-                let key = Key::scoped(SUBJECT, Scope::Rule { rule: &rule, limit: &name }).unwrap();
+                let key = Key::scoped(SUBJECT, Scope::rule(&rule, &name)).unwrap();
                 let line = engine.limiter().inspect(&Demand::new(limit.parse().unwrap(), key)).await.unwrap();
                 assert_eq!(line.remaining, self.remaining(charge), "{rule}, {kind}; {context}; {self:?}");
             }
