@@ -27,13 +27,14 @@ use crate::limit::Limit;
 pub(super) struct CounterHash {
     /// Places it in its table. Always odd: a slot whose hash is zero is empty.
     table: u64,
-    other: u64,
+    rest: u32,
+    shard: u32,
 }
 
 impl CounterHash {
     #[inline(always)]
-    pub(super) fn new(table: u64, other: u64) -> CounterHash {
-        CounterHash { table: table | 1, other }
+    pub(super) fn new(table: u64, rest: u32, shard: u32) -> CounterHash {
+        CounterHash { table: table | 1, rest, shard }
     }
 
     #[inline(always)]
@@ -44,20 +45,22 @@ impl CounterHash {
     /// What a slot keeps besides.
     #[inline(always)]
     pub(super) fn rest(self) -> u32 {
-        (self.other >> 32) as u32
+        self.rest
     }
 
     /// Chooses the shard.
     #[inline(always)]
     pub(super) fn shard(self) -> u32 {
-        self.other as u32
+        self.shard
     }
 
     fn in_shard_of(self, other: CounterHash) -> CounterHash {
-        let other = self.other >> 32 << 32 | u64::from(other.shard());
-        CounterHash { other, ..self }
+        CounterHash { shard: other.shard, ..self }
     }
 }
+
+/// Odd, and of no pattern: 2^64 divided by the golden ratio.
+const MIX: u64 = 0x9E37_79B9_7F4A_7C15;
 
 pub(super) struct Naming {
     seeds: [u64; 4],
@@ -103,10 +106,10 @@ impl Naming {
     fn mix(&self, (head, tail): (u64, u64), scope: u64, len: usize) -> CounterHash {
         let seeds = &self.seeds;
         let (low, high) = product(head ^ seeds[0], tail ^ seeds[1]);
-        // The middle of a product is mixed best: all of it is in the sum.
-        let shard = (low >> 32 ^ high) & u64::from(u32::MAX);
+        // One product leaves patterns where subjects are alike; another mixes what it left.
+        let shard = ((low ^ high).wrapping_mul(MIX) >> 32) as u32;
         let (low, high) = product(low ^ scope ^ seeds[2], high ^ len as u64 ^ seeds[3]);
-        CounterHash::new(low ^ high, high >> 32 << 32 | shard)
+        CounterHash::new(low ^ high, (high >> 32) as u32, shard)
     }
 
     #[cold]
@@ -168,13 +171,19 @@ mod tests {
             |name: CounterHash| (name.table() >> 58) as u32,
             |name: CounterHash| name.rest() % 64,
         ] {
-            let mut counts = [0_u32; 64];
-            for number in 0..64_000 {
-                let subject = format!("user:{number:06}");
-                counts[part(naming.name(&limit, &Key::new(&subject).unwrap())) as usize] += 1;
+            let subjects: [fn(u32) -> String; 3] = [
+                |number| format!("user:{number:06}"),
+                |number| number.to_string(),
+                |number| format!("ip:10.0.{}.{}", number >> 8, number & 255),
+            ];
+            for subject in subjects {
+                let mut counts = [0_u32; 64];
+                for number in 0..64_000 {
+                    counts[part(naming.name(&limit, &Key::new(&subject(number)).unwrap())) as usize] += 1;
+                }
+                // A thousand each, give or take six times their square root.
+                assert!(counts.iter().all(|count| (810..1_190).contains(count)), "{}: {counts:?}", subject(1));
             }
-            // A thousand each, give or take six times their square root.
-            assert!(counts.iter().all(|count| (810..1_190).contains(count)), "{counts:?}");
         }
     }
 }

@@ -479,7 +479,7 @@ mod tests {
                 for cost in [1, 2, limit.cost_max() / 3, limit.cost_max()] {
                     let mut state = State::unused(&limit);
                     let line = state.charge(&limit, now, cost.clamp(1, limit.cost_max()), true);
-                    let slot = Slot::new(CounterHash::new(1, 2), &limit, state, &mut Rings::default());
+                    let slot = Slot::new(CounterHash::new(1, 2, 3), &limit, state, &mut Rings::default());
                     let whole_us = line.reset_after.as_micros().unwrap();
                     let kept_us = slot.expires_at_us() - now.as_micros();
                     assert!(kept_us >= whole_us, "{limit} {cost}: {kept_us} for {whole_us}");
@@ -520,7 +520,7 @@ mod tests {
             ),
             ("7/s token-bucket", State::Bucket(Bucket { time_us: last, level: SMALL_MASK, scale: WINDOW_US_MAX })),
         ];
-        let name = CounterHash::new(1, 2);
+        let name = CounterHash::new(1, 2, 3);
         for (limit, state) in states {
             let mut rings = Rings::default();
             let mut slot = Slot::new(name, &limit.parse().unwrap(), state.clone(), &mut rings);

@@ -266,7 +266,7 @@ mod tests {
             2 => 0x8000_0000_0000_0000 + number,
             _ => 0,
         };
-        CounterHash::new(table, number << 32)
+        CounterHash::new(table, number as u32, 0)
     }
 
     #[test]
