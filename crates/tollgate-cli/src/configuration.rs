@@ -4,8 +4,8 @@ use std::path::Path;
 
 use tollgate::config::{Finding, Loaded, Loader};
 
-use crate::Failure;
 use crate::arguments::{StoreChoice, Validate};
+use crate::{Failure, output};
 
 /// What reads a configuration for the store that will be used.
 pub(crate) fn loader(store: &StoreChoice) -> Loader {
@@ -27,12 +27,12 @@ pub(crate) fn load(file: &Path, store: &StoreChoice) -> Result<Loaded, Failure> 
 /// Whether the configuration can be used.
 pub(crate) fn validate(arguments: &Validate) -> Result<bool, Failure> {
     if arguments.json {
-        return Ok(validate_as_json(arguments));
+        return validate_as_json(arguments);
     }
     let loaded = load(&arguments.file, &arguments.store)?;
     let rules = counted(loaded.rules.rules().len(), "rule");
     let plans = counted(loaded.rules.plans().len(), "plan");
-    println!("{} can be used: {rules}, {plans}", arguments.file.display());
+    output::print_line(format_args!("{} can be used: {rules}, {plans}", arguments.file.display()))?;
     Ok(true)
 }
 
@@ -41,7 +41,7 @@ fn counted(count: usize, noun: &str) -> String {
     format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
 }
 
-fn validate_as_json(arguments: &Validate) -> bool {
+fn validate_as_json(arguments: &Validate) -> Result<bool, Failure> {
     let loaded = loader(&arguments.store).load(&arguments.file);
     let (rules, plans) = loaded
         .as_ref()
@@ -57,10 +57,10 @@ fn validate_as_json(arguments: &Validate) -> bool {
         "plans": plans,
         "findings": tollgate_server::findings_json(findings),
     });
-    println!("{body}");
-    loaded.is_ok()
+    output::print_line(body)?;
+    Ok(loaded.is_ok())
 }
 
 fn tell(finding: Finding) {
-    eprintln!("{:?}", miette::Report::new(finding));
+    output::complain(format_args!("{:?}", miette::Report::new(finding)));
 }

@@ -12,7 +12,7 @@ use tollgate_server::Explanation;
 use crate::admin::Admin;
 use crate::arguments::Explain;
 use crate::store::{COMMAND_DEADLINE, MEMORY};
-use crate::{Failure, configuration};
+use crate::{Failure, configuration, output};
 
 pub(crate) async fn explain(arguments: Explain) -> Result<(), Failure> {
     let headers = headers(&arguments.headers)?;
@@ -22,8 +22,8 @@ pub(crate) async fn explain(arguments: Explain) -> Result<(), Failure> {
         (None, None) => return Err(Failure::NoRules),
     };
     match arguments.json {
-        true => println!("{said}"),
-        false => print!("{}", in_words(&said)),
+        true => output::print_line(said),
+        false => output::print(in_words(&said)),
     }
     Ok(())
 }

@@ -68,6 +68,8 @@ pub(crate) fn set_up_reports() {
     let is_terminal = std::io::stderr().is_terminal();
     // It can be set only once, and this is that time.
     let _ = miette::set_hook(Box::new(move |_| {
+    #[error("what was to be said could not be written: {0}")]
+    Output(std::io::Error),
         Box::new(MietteHandlerOpts::new().color(is_terminal).terminal_links(false).wrap_lines(false).build())
     }));
 }

@@ -219,6 +219,8 @@ async fn look_at_the_server(store: RedisStore) {
 fn start_logs(form: &str) {
     let filter = EnvFilter::try_from_env("TOLLGATE_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
     let logs = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    // Whoever logs goes on though nobody can hear it; to tell that on the same broken stream would be a panic.
+    let logs = logs.log_internal_errors(false);
     match form {
         "json" => logs.json().init(),
         _ => logs.init(),

@@ -38,18 +38,31 @@ pub(crate) struct Serving {
 impl Serving {
     /// With an admin token that the tests know.
     pub(crate) fn start(arguments: &[&str]) -> Serving {
-        let mut command = command();
-        command.env("TOLLGATE_ADMIN_TOKEN", TOKEN);
-        Serving::start_as(command, arguments)
+        Serving::start_as(Serving::command(), arguments)
     }
 
-    pub(crate) fn start_as(mut command: Command, arguments: &[&str]) -> Serving {
+    /// The command with an admin token that the tests know.
+    pub(crate) fn command() -> Command {
+        let mut command = command();
+        command.env("TOLLGATE_ADMIN_TOKEN", TOKEN);
+        command
+    }
+
+    pub(crate) fn start_as(command: Command, arguments: &[&str]) -> Serving {
+        Serving::start_logging_to(Stdio::piped(), command, arguments)
+    }
+
+    /// Logs that go elsewhere than into a pipe of ours are not heard.
+    pub(crate) fn start_logging_to(stderr: Stdio, mut command: Command, arguments: &[&str]) -> Serving {
         command.args(["serve", "--http", "127.0.0.1:0", "--resp", "127.0.0.1:0", "--admin", "127.0.0.1:0"]);
-        command.args(arguments).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.args(arguments).stdout(Stdio::piped()).stderr(stderr);
         let mut child = command.spawn().expect("the binary runs");
         let said = Arc::new(Mutex::new(String::new()));
         let lines = heard(child.stdout.take().expect("a pipe"), said.clone());
-        let logs = heard(child.stderr.take().expect("a pipe"), said.clone());
+        let logs = match child.stderr.take() {
+            Some(pipe) => heard(pipe, said.clone()),
+            None => heard(std::io::empty(), said.clone()),
+        };
         let mut announced = String::new();
         let mut address = |door: &str| loop {
             let line = lines.recv_timeout(PATIENCE).unwrap_or_else(|_| panic!("{door} is not announced: {said:?}"));
