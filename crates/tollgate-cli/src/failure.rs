@@ -29,6 +29,12 @@ pub(crate) enum Failure {
     Unreadable { file: PathBuf, error: std::io::Error },
     #[error("{place}: {error}")]
     Token { place: String, error: tollgate_server::TokenError },
+    #[error("{place} holds no password for Redis clients")]
+    #[diagnostic(help("write one there, or leave out --resp-password-file to let in everybody who reaches the door"))]
+    PasswordMissing { place: String },
+    #[error("${variable} is no text")]
+    #[diagnostic(help("a secret in the environment is UTF-8; give other bytes as hex or base64"))]
+    NotText { variable: String },
     #[error("{0}")]
     Tls(#[from] tollgate_server::TlsError),
     #[error("the admin door on {address} can be reached from other machines, so it needs a token that you chose")]

@@ -3,7 +3,11 @@
 
 mod serving;
 
+use std::ffi::OsStr;
+use std::io::{BufRead, BufReader};
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
+use std::process::{Command, Output, Stdio};
 
 use jsonwebtoken::{EncodingKey, Header, encode};
 use serde_json::json;
@@ -224,6 +228,43 @@ fn a_start_that_fails_tells_no_secret() {
         seen.add("its output", String::from_utf8_lossy(&output.stdout));
         seen.holds_none_of(&secrets());
     }
+}
+
+#[test]
+fn a_file_without_a_password_does_not_open_the_resp_door_to_everybody() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("password");
+    for text in ["", "\n", "\r\n"] {
+        std::fs::write(&file, text).unwrap();
+        let mut command = command();
+        command.args(["serve", "--http", "off", "--resp", "127.0.0.1:0", "--admin", "off", "--resp-password-file"]);
+        let output = ended(command.arg(&file));
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(2), "{said}");
+        assert!(said.contains("holds no password") && said.contains(file.to_str().unwrap()), "{said}");
+    }
+    let mut command = command();
+    command.args(["serve", "--http", "off", "--resp", "127.0.0.1:0", "--admin", "off"]);
+    command.env("TOLLGATE_RESP_PASSWORD", OsStr::from_bytes(b"planted\xff"));
+    let output = ended(&mut command);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    assert!(said.contains("$TOLLGATE_RESP_PASSWORD is no text") && !said.contains("planted"), "{said}");
+
+    let mut empty = Serving::command();
+    empty.env("TOLLGATE_RESP_PASSWORD", "");
+    assert_eq!(Serving::start_as(empty, &[]).say("PING").split(' ').next(), Some("+PONG"), "none was asked for");
+}
+
+/// What came of a command that should end by itself; one that serves instead is ended, which is a failure of its test.
+fn ended(command: &mut Command) -> Output {
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut announced = String::new();
+    BufReader::new(child.stdout.take().unwrap()).read_line(&mut announced).unwrap();
+    if !announced.is_empty() {
+        child.kill().unwrap();
+    }
+    child.wait_with_output().unwrap()
 }
 
 #[test]
