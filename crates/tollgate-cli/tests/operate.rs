@@ -157,6 +157,24 @@ fn a_running_instance_explains_inspects_and_resets() {
     assert!(out(&plan).contains("30 of 30"), "{}{}", out(&plan), err(&plan));
 }
 
+/// A header may come in several lines, and every line counts, whoever is asked.
+#[test]
+fn explain_takes_every_line_of_a_header_from_a_file_and_from_an_instance() {
+    let (_dir, file) = rules_file();
+    let proxies = "trusted_proxies = [\"127.0.0.1\", \"10.0.0.0/8\"]\n";
+    std::fs::write(&file, format!("{proxies}{RULES}")).unwrap();
+    let serving = Serving::start(&["--config", &file]);
+    let url = format!("http://{}", serving.admin);
+    for lines in [["203.0.113.9", "10.0.0.1"], ["198.51.100.7", "203.0.113.9, 10.0.0.1"]] {
+        let [first, second] = [format!("x-forwarded-for: {}", lines[0]), format!("X-Forwarded-For: {}", lines[1])];
+        let request = ["explain", "POST", "/shorten", "--peer", "127.0.0.1", "--reveal", "-H", &first, "-H", &second];
+        for place in [["--config", &file], ["--admin", &url]] {
+            let said = with_token(&[&request[..], &place[..]].concat());
+            assert!(out(&said).contains("counts ip:203.0.113.9"), "{place:?}: {}{}", out(&said), err(&said));
+        }
+    }
+}
+
 #[test]
 fn what_an_instance_refuses_is_exit_two_and_told() {
     let serving = Serving::start(&[]);
