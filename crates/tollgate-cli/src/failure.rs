@@ -43,7 +43,8 @@ pub(crate) enum Failure {
     #[error("cannot listen on {address} for {door}: {error}")]
     #[diagnostic(help("choose another with --{door} ADDRESS, or close the door with --{door} off"))]
     Listen { door: &'static str, address: String, error: std::io::Error },
-    #[error("expected the address of an admin door, such as http://127.0.0.1:9090")]
+    #[error("expected the address of an admin door, without user and password, such as http://127.0.0.1:9090")]
+    #[diagnostic(help("the door opens with its token: $TOLLGATE_ADMIN_TOKEN or --admin-token-file FILE"))]
     AdminUrl,
     #[error("the admin door opens with a token, and none was given")]
     #[diagnostic(help(
@@ -63,8 +64,12 @@ pub(crate) enum Failure {
     #[diagnostic(help("name a configuration with --config FILE, or a running instance with --admin URL"))]
     NoRules,
     #[cfg(feature = "otlp")]
-    #[error("expected the address of an OpenTelemetry collector, such as http://127.0.0.1:4318")]
+    #[error(
+        "expected the address of an OpenTelemetry collector, without user and password, such as http://127.0.0.1:4318"
+    )]
     OtlpUrl,
+    #[error("what was to be said could not be written: {0}")]
+    Output(std::io::Error),
     #[error("cannot start: {0}")]
     Runtime(#[from] std::io::Error),
 }
@@ -74,8 +79,6 @@ pub(crate) fn set_up_reports() {
     let is_terminal = std::io::stderr().is_terminal();
     // It can be set only once, and this is that time.
     let _ = miette::set_hook(Box::new(move |_| {
-    #[error("what was to be said could not be written: {0}")]
-    Output(std::io::Error),
         Box::new(MietteHandlerOpts::new().color(is_terminal).terminal_links(false).wrap_lines(false).build())
     }));
 }

@@ -188,6 +188,8 @@ fn what_an_instance_refuses_is_exit_two_and_told() {
         (run(inspect(&url), "planted-wrong-token-x"), "refused with 401"),
         (run(inspect("http://127.0.0.1:1"), "planted-wrong-token-x"), "no answer from the admin door on 127.0.0.1:1"),
         (run(inspect("ftp://127.0.0.1"), "planted-wrong-token-x"), "http://127.0.0.1:9090"),
+        (run(inspect("http://ann:planted@127.0.0.1:1"), "planted-wrong-token-x"), "without user and password"),
+        (run(inspect("http://planted@127.0.0.1:1"), "planted-wrong-token-x"), "without user and password"),
         (with_token(&["inspect", "k", "1/fortnight", "--admin", &url]), "us, ms, s, min, h, day, week"),
         (with_token(&["explain", "GET", "/", "--admin", &url]), "start with --config FILE"),
         (tollgate(&["inspect", "k", "--rule", "x"]), "--admin"),
