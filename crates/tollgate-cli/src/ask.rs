@@ -12,7 +12,7 @@ use crate::{Failure, arguments, output};
 
 /// Decides once. Whether it was allowed.
 pub(crate) async fn check(arguments: arguments::Check) -> Result<bool, Failure> {
-    let limiter = arguments.store.for_command()?;
+    let limiter = arguments.counters.limiter()?;
     let demand = Demand::new(arguments.limit, Key::new(&arguments.key)?).cost(Cost::new(arguments.cost));
     let decision = limiter.check(&Check::one(&demand)).await?;
     for line in &decision.lines {
@@ -30,7 +30,7 @@ pub(crate) async fn inspect(arguments: arguments::Inspect) -> Result<(), Failure
             false => output::print(seen["counters"].as_array().into_iter().flatten().map(counter).collect::<String>()),
         };
     }
-    let limiter = arguments.store.for_command()?;
+    let limiter = arguments.counters.shared_limiter()?;
     let limit = limit(&arguments)?;
     let line = limiter.inspect(&Demand::new(limit, Key::new(&arguments.key)?)).await?;
     output::print(told(Policy::of(limit).name(), &limit, &line, arguments.json))
@@ -40,7 +40,7 @@ pub(crate) async fn reset(arguments: arguments::Inspect) -> Result<(), Failure> 
     match Admin::chosen(&arguments.admin)? {
         Some(admin) => drop(admin.ask("DELETE", &counters(&arguments), None).await?),
         None => {
-            let limiter = arguments.store.for_command()?;
+            let limiter = arguments.counters.shared_limiter()?;
             limiter.reset(&Demand::new(limit(&arguments)?, Key::new(&arguments.key)?)).await?;
         }
     }

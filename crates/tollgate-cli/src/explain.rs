@@ -40,7 +40,7 @@ async fn ask(admin: &Admin, arguments: &Explain, headers: &[(String, String)]) -
 /// By the file alone; what remains, and plans that a Redis hash knows, are looked up only in a store that was named, since this
 /// process counted nothing.
 async fn work_out(file: &Path, arguments: &Explain, headers: &[(String, String)]) -> Result<Value, Failure> {
-    let loaded = configuration::load(file, &arguments.store)?;
+    let loaded = configuration::load(file, &configuration::loader(&arguments.store)?)?;
     let mut request = Request::builder().method(&*arguments.method).uri(&*arguments.path);
     for (name, value) in headers {
         request = request.header(name, value);

@@ -63,6 +63,9 @@ pub(crate) enum Failure {
     #[error("there are no rules to explain")]
     #[diagnostic(help("name a configuration with --config FILE, or a running instance with --admin URL"))]
     NoRules,
+    #[error("the counters would be in the memory of this command, which has counted nothing")]
+    #[diagnostic(help("name the store with --store URL or --config FILE, or a running instance with --admin URL"))]
+    NothingCounted,
     #[cfg(feature = "otlp")]
     #[error(
         "expected the address of an OpenTelemetry collector, without user and password, such as http://127.0.0.1:4318"

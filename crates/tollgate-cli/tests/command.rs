@@ -147,6 +147,25 @@ fn serve_holds_a_caller_to_the_plan_that_a_redis_hash_names() {
     assert_eq!(quota("other").as_deref(), Some("10"));
 }
 
+/// Findings stand before the doors open; what was heard of the start holds all of them.
+#[test]
+fn a_number_of_instances_on_the_command_line_is_a_number_that_was_said() {
+    let redis = Server::redis();
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("tollgate.toml");
+    std::fs::write(&file, format!("store = \"{}\"\n{RULES}", redis.url())).unwrap();
+    let config = ["--config", file.to_str().unwrap()];
+    let said = |more: &[&str]| {
+        let serving = Serving::start(&[&config[..], more].concat());
+        serving.hear("the store answers");
+        serving.reload("was read again");
+        serving.said()
+    };
+    assert!(said(&[]).contains("instances-unset"));
+    let said = said(&["--instances", "3"]);
+    assert!(!said.contains("instances-unset") && !said.contains("this setting changed"), "{said}");
+}
+
 #[test]
 fn validate_underlines_the_place_and_says_what_would_be_accepted() {
     let dir = tempfile::tempdir().unwrap();

@@ -4,14 +4,12 @@
 mod serving;
 
 use std::ffi::OsStr;
-use std::io::{BufRead, BufReader};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use std::process::{Command, Output, Stdio};
 
 use jsonwebtoken::{EncodingKey, Header, encode};
 use serde_json::json;
-use serving::{Client, Serving, command};
+use serving::{Client, Serving, command, ended};
 use tollgate_testkit::server::{Brand, Config, Server};
 
 const STORE_PASSWORD: &str = "planted-store-password";
@@ -254,17 +252,6 @@ fn a_file_without_a_password_does_not_open_the_resp_door_to_everybody() {
     let mut empty = Serving::command();
     empty.env("TOLLGATE_RESP_PASSWORD", "");
     assert_eq!(Serving::start_as(empty, &[]).say("PING").split(' ').next(), Some("+PONG"), "none was asked for");
-}
-
-/// What came of a command that should end by itself; one that serves instead is ended, which is a failure of its test.
-fn ended(command: &mut Command) -> Output {
-    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    let mut announced = String::new();
-    BufReader::new(child.stdout.take().unwrap()).read_line(&mut announced).unwrap();
-    if !announced.is_empty() {
-        child.kill().unwrap();
-    }
-    child.wait_with_output().unwrap()
 }
 
 #[test]

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
@@ -21,6 +21,17 @@ pub(crate) fn command() -> Command {
         command.env_remove(variable);
     }
     command
+}
+
+/// What came of a command that should end by itself; one that serves instead is ended, which is a failure of its test.
+pub(crate) fn ended(command: &mut Command) -> Output {
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut announced = String::new();
+    BufReader::new(child.stdout.take().unwrap()).read_line(&mut announced).unwrap();
+    if !announced.is_empty() {
+        child.kill().unwrap();
+    }
+    child.wait_with_output().unwrap()
 }
 
 /// A running service; ended by its own id.
