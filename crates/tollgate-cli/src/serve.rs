@@ -7,7 +7,7 @@ use std::io::ErrorKind;
 use std::sync::Arc;
 
 use tokio::net::TcpListener;
-use tollgate::config::{Loaded, Loader, Settings};
+use tollgate::config::{ChargeWord, Config, Loaded, Loader, RuleTable, Settings, Spanned};
 use tollgate::engine::Engine;
 use tollgate::observe::TracingObserver;
 use tollgate::rules::PlanLookup;
@@ -33,6 +33,9 @@ pub(crate) async fn serve(arguments: Serve) -> Result<(), Failure> {
     start_logs(&arguments.log);
     let loader = loader(&arguments)?;
     let loaded = arguments.config.as_deref().map(|file| configuration::load(file, &loader)).transpose()?;
+    if let Some(loaded) = &loaded {
+        warn_of_refunds(&loaded.config);
+    }
     let settings = match &loaded {
         Some(loaded) => loaded.settings.clone(),
         None => configuration::settings(None, &loader)?,
@@ -108,6 +111,19 @@ fn loader(arguments: &Serve) -> Result<Loader, Failure> {
         Some(instances) => loader.instances(instances),
         None => loader,
     })
+}
+
+/// A door decides before the work and does not learn how it ended, so what a rule would give back stays charged.
+fn warn_of_refunds(config: &Config) {
+    let gives_back = |rule: &&Spanned<RuleTable>| *rule.charge != ChargeWord::Always;
+    let rules: Vec<&str> = config.rules.iter().filter(gives_back).map(|rule| rule.name.as_str()).collect();
+    if !rules.is_empty() {
+        let rules = rules.join(", ");
+        tracing::warn!(
+            rules,
+            "these rules charge by how a request ends, which no door learns: all of it stays charged"
+        );
+    }
 }
 
 /// The limiter, and who is asked for plans that the rules do not know.
