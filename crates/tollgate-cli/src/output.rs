@@ -5,8 +5,8 @@ use std::io::{ErrorKind, Write};
 
 use crate::Failure;
 
-/// Prints to standard output, in one piece. Whoever stops reading has seen enough: that is no failure, and the exit code says
-/// what it would have said.
+/// Prints to standard output. Whoever stops reading has seen enough: that is no failure, and the exit code says what it would
+/// have said.
 pub(crate) fn print(text: impl Display) -> Result<(), Failure> {
     let mut out = std::io::stdout().lock();
     enough(write!(out, "{text}").and_then(|()| out.flush())).map_err(Failure::Output)

@@ -7,7 +7,7 @@ mod serving;
 use std::fs::OpenOptions;
 use std::process::{Output, Stdio};
 
-use serving::{Client, Serving, command};
+use serving::{Client, Serving, command, eventually};
 
 const RULES: &str = "[[rules]]\nname = \"all\"\nby = [\"ip\"]\nlimits = [\"QUOTA/h\"]\n";
 const ASKED: &str = r#"{"request":{"method":"GET","path":"/","peer":"203.0.113.9"}}"#;
@@ -35,26 +35,15 @@ fn serve_goes_on_when_its_logs_are_lost(stderr: Stdio) {
     assert_eq!(serving.operate("POST", "/v1/reload").status, 200, "a reload that logs is answered");
     write("0");
     assert_eq!(serving.operate("POST", "/v1/reload").status, 422, "and so is one that fails");
-    for quota in ["300", "400"] {
-        write(quota);
-        let seen = |answer: &serving::Answer| answer.body.contains(&format!("\"quota\":{quota}"));
-        until(|| seen(&serving.check(ASKED)), "the watcher reads what changed, and goes on");
+    for quota in [300, 400] {
+        write(&quota.to_string());
+        // The watcher reads what changed, and goes on.
+        eventually(|| serving.check(ASKED), |answer| answer.body.contains(&format!("\"quota\":{quota},")));
     }
     let mut inside = Client::open(&serving.http);
     assert_eq!(inside.ask("POST", "/v1/check", &[], ASKED).status, 200);
     serving.signal("TERM");
     assert_eq!(serving.end().code(), Some(0), "it ends in order");
-}
-
-/// Files are noticed some time after they changed.
-fn until(holds: impl Fn() -> bool, what: &str) {
-    for _ in 0..serving::PATIENCE.as_millis() / 20 {
-        if holds() {
-            return;
-        }
-        std::thread::sleep(std::time::Duration::from_millis(20));
-    }
-    panic!("never: {what}")
 }
 
 #[test]

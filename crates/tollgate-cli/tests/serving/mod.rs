@@ -192,17 +192,22 @@ impl Serving {
 
     /// Waits until the admin door's answer is as expected.
     pub(crate) fn until(&self, path: &str, holds: impl Fn(&Answer) -> bool) -> Answer {
-        let mut last = self.visit(path);
-        for _ in 0..PATIENCE.as_millis() / 20 {
-            if holds(&last) {
-                return last;
-            }
-            // The door tells only who asks; between questions there is a pause.
-            std::thread::sleep(Duration::from_millis(20));
-            last = self.visit(path);
-        }
-        panic!("never as expected: {last:?}")
+        eventually(|| self.visit(path), holds)
     }
+}
+
+/// Asks until the answer is as expected.
+pub(crate) fn eventually(ask: impl Fn() -> Answer, holds: impl Fn(&Answer) -> bool) -> Answer {
+    let mut last = ask();
+    for _ in 0..PATIENCE.as_millis() / 20 {
+        if holds(&last) {
+            return last;
+        }
+        // A door tells only who asks; between questions there is a pause.
+        std::thread::sleep(Duration::from_millis(20));
+        last = ask();
+    }
+    panic!("never as expected: {last:?}")
 }
 
 impl Drop for Serving {

@@ -239,7 +239,7 @@ fn a_store_that_no_program_could_open_is_an_error_and_its_password_is_not_told()
         "redis+sentinel://:planted@h/0",
         "redis://u:planted@h:xx",
         "redis://:planted@",
-        "redis://:planted@h/planted",
+        "redis://:planted@h/nine",
         "redis://u:planted%zz@h",
     ] {
         let text = format!("store = '{url}'\ninstances = 1");
