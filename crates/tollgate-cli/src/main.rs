@@ -1,4 +1,5 @@
 //! The `tollgate` command: arguments, the choice of a store, and what is printed.
+#![warn(clippy::print_stdout, clippy::print_stderr)] // they panic where nobody reads: see `output`
 
 mod admin;
 mod arguments;

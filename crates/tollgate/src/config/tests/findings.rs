@@ -232,6 +232,7 @@ fn all_errors_are_told_at_once_in_the_order_of_the_file() {
 
 /// What cannot be opened at the start must not pass for usable before it.
 #[test]
+#[cfg(feature = "redis")]
 fn a_store_that_no_program_could_open_is_an_error_and_its_password_is_not_told() {
     for url in [
         "mysql://planted@h",
