@@ -10,6 +10,8 @@
 //! ```text
 //! cargo bench -p tollgate-bench --bench redis
 //! ```
+//!
+//! The number of rounds by `TOLLGATE_BENCH_ROUNDS`.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -18,7 +20,7 @@ use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::net::TcpStream;
 use tokio::sync::{mpsc, oneshot};
 use tollgate::{Limiter, OnFailure};
-use tollgate_bench::measure::median;
+use tollgate_bench::measure::{median, setting};
 use tollgate_core::{Check, Demand, Key, Limit, Store};
 use tollgate_redis::RedisStore;
 use tollgate_testkit::conformance::Random;
@@ -27,9 +29,6 @@ use tollgate_testkit::server::{Brand, Config, Server};
 const CALLERS: usize = 64;
 const KEYS: usize = 10_000;
 const RUN: Duration = Duration::from_secs(1);
-/// Each contestant has its turn in each round: what else the machine does meets all of them.
-const ROUNDS: usize = 9;
-
 const SORTED_SET: &str = "
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
@@ -268,9 +267,10 @@ fn ratio(values: &[f64], first: &[f64]) -> f64 {
     median(values.iter().zip(first).map(|(value, first)| value / first).collect())
 }
 
-async fn speed(server: &Server, limit: Limit, keys: &Keys) {
+/// Each contestant has its turn in each round: what else the machine does meets all of them.
+async fn speed(server: &Server, limit: Limit, keys: &Keys, rounds: usize) {
     let mut all: [Rounds; Who::ALL.len()] = Default::default();
-    for _ in 0..ROUNDS {
+    for _ in 0..rounds {
         for (who, rounds) in Who::ALL.into_iter().zip(&mut all) {
             let contestant = who.begins(server).await;
             let measured = run(server, &contestant, limit, keys.clone(), Until::RunIsOver).await;
@@ -316,14 +316,15 @@ async fn memory(server: &Server, limit: Limit) {
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() {
+    let rounds = setting("TOLLGATE_BENCH_ROUNDS", 9);
     for brand in Brand::ALL {
         let server = Config::new(brand).start();
         let limit: Limit = "100/min".parse().expect("a limit");
         let uniform: Keys = Arc::new(|random| random.below(KEYS as u64) as usize);
         let skewed: Keys = Arc::new(zipf());
         for (name, keys) in [("uniform", uniform), ("zipf", skewed)] {
-            println!("{brand}, {name} keys, {limit}, {CALLERS} callers, {ROUNDS} rounds");
-            speed(&server, limit, &keys).await;
+            println!("{brand}, {name} keys, {limit}, {CALLERS} callers, {rounds} rounds");
+            speed(&server, limit, &keys, rounds).await;
         }
         for limit in ["100/h", "1000/h"] {
             println!("{brand}, memory at {limit}");

@@ -41,12 +41,12 @@ pub(crate) enum Command {
     Check(Check),
     /// Look at a counter without changing it
     #[command(
-        after_help = "Example:\n  tollgate inspect user:42 10/min --store redis://127.0.0.1:6379\n  tollgate inspect ip:203.0.113.9 --rule shorten --admin http://127.0.0.1:9090"
+        after_help = "Example:\n  tollgate inspect user:42 10/min --store redis://127.0.0.1:6379\n  tollgate inspect user:42 10/min --config tollgate.toml\n  tollgate inspect ip:203.0.113.9 --rule shorten --admin http://127.0.0.1:9090"
     )]
     Inspect(Inspect),
     /// Forget a counter
     #[command(
-        after_help = "Example:\n  tollgate reset user:42 10/min --store redis://127.0.0.1:6379\n  tollgate reset ip:203.0.113.9 --rule shorten --admin http://127.0.0.1:9090"
+        after_help = "Example:\n  tollgate reset user:42 10/min --store redis://127.0.0.1:6379\n  tollgate reset user:42 10/min --config tollgate.toml\n  tollgate reset ip:203.0.113.9 --rule shorten --admin http://127.0.0.1:9090"
     )]
     Reset(Inspect),
     /// Print the Lua script that decides on Redis, for any language
@@ -69,6 +69,16 @@ pub(crate) struct StoreChoice {
     /// memory, redis://[user:password@]host[:port][/database] or rediss://… [default: $TOLLGATE_STORE, else $REDIS_URL, else memory]
     #[arg(long, value_name = "URL")]
     pub(crate) store: Option<String>,
+}
+
+/// Where the counters are, and what their keys begin with.
+#[derive(Args, Debug)]
+pub(crate) struct CountersChoice {
+    #[command(flatten)]
+    pub(crate) store: StoreChoice,
+    /// The configuration that says which store, unless --store does, and which prefix its keys have
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
 }
 
 #[derive(Args, Debug)]
@@ -132,7 +142,7 @@ fn time(text: &str) -> Result<Duration, String> {
 #[derive(Args, Debug)]
 pub(crate) struct AdminChoice {
     /// Ask the running instance whose admin door is there, such as http://127.0.0.1:9090
-    #[arg(long, value_name = "URL", conflicts_with = "store")]
+    #[arg(long, value_name = "URL", conflicts_with_all = ["store", "config"])]
     pub(crate) admin: Option<String>,
     /// A file with its token [default: $TOLLGATE_ADMIN_TOKEN]
     #[arg(long, value_name = "FILE", requires = "admin")]
@@ -190,7 +200,7 @@ pub(crate) struct Check {
     #[arg(long)]
     pub(crate) json: bool,
     #[command(flatten)]
-    pub(crate) store: StoreChoice,
+    pub(crate) counters: CountersChoice,
 }
 
 #[derive(Args, Debug)]
@@ -210,7 +220,7 @@ pub(crate) struct Inspect {
     #[arg(long)]
     pub(crate) json: bool,
     #[command(flatten)]
-    pub(crate) store: StoreChoice,
+    pub(crate) counters: CountersChoice,
     #[command(flatten)]
     pub(crate) admin: AdminChoice,
 }

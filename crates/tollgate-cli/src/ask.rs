@@ -7,18 +7,17 @@ use serde_json::Value;
 use tollgate::answer::Policy;
 use tollgate::{Check, Cost, Demand, Key, Limit, Line, Wait};
 
-use crate::Failure;
 use crate::admin::Admin;
-use crate::arguments;
+use crate::{Failure, arguments, output};
 
 /// Decides once. Whether it was allowed.
 pub(crate) async fn check(arguments: arguments::Check) -> Result<bool, Failure> {
-    let limiter = arguments.store.for_command()?;
+    let limiter = arguments.counters.limiter()?;
     let demand = Demand::new(arguments.limit, Key::new(&arguments.key)?).cost(Cost::new(arguments.cost));
     let decision = limiter.check(&Check::one(&demand)).await?;
     for line in &decision.lines {
         let verdict = if line.allowed { "allowed" } else { "denied" };
-        print_line(verdict, &arguments.limit, line, arguments.json);
+        output::print(told(verdict, &arguments.limit, line, arguments.json))?;
     }
     Ok(decision.allowed())
 }
@@ -26,32 +25,29 @@ pub(crate) async fn check(arguments: arguments::Check) -> Result<bool, Failure> 
 pub(crate) async fn inspect(arguments: arguments::Inspect) -> Result<(), Failure> {
     if let Some(admin) = Admin::chosen(&arguments.admin)? {
         let seen = admin.ask("GET", &counters(&arguments), None).await?;
-        match arguments.json {
-            true => println!("{seen}"),
-            false => seen["counters"].as_array().into_iter().flatten().for_each(print_counter),
-        }
-        return Ok(());
+        return match arguments.json {
+            true => output::print_line(seen),
+            false => output::print(seen["counters"].as_array().into_iter().flatten().map(counter).collect::<String>()),
+        };
     }
-    let limiter = arguments.store.for_command()?;
+    let limiter = arguments.counters.shared_limiter()?;
     let limit = limit(&arguments)?;
     let line = limiter.inspect(&Demand::new(limit, Key::new(&arguments.key)?)).await?;
-    print_line(Policy::of(limit).name(), &limit, &line, arguments.json);
-    Ok(())
+    output::print(told(Policy::of(limit).name(), &limit, &line, arguments.json))
 }
 
 pub(crate) async fn reset(arguments: arguments::Inspect) -> Result<(), Failure> {
     match Admin::chosen(&arguments.admin)? {
         Some(admin) => drop(admin.ask("DELETE", &counters(&arguments), None).await?),
         None => {
-            let limiter = arguments.store.for_command()?;
+            let limiter = arguments.counters.shared_limiter()?;
             limiter.reset(&Demand::new(limit(&arguments)?, Key::new(&arguments.key)?)).await?;
         }
     }
     match arguments.json {
-        true => println!("{}", serde_json::json!({ "reset": true })),
-        false => println!("forgotten"),
+        true => output::print_line(serde_json::json!({ "reset": true })),
+        false => output::print_line("forgotten"),
     }
-    Ok(())
 }
 
 fn limit(arguments: &arguments::Inspect) -> Result<Limit, Failure> {
@@ -71,23 +67,21 @@ fn counters(arguments: &arguments::Inspect) -> String {
     path
 }
 
-fn print_counter(counter: &Value) {
-    let in_words = |field: &str| match counter[field].as_u64() {
-        Some(ms) => in_words(Wait::from_micros(ms.saturating_mul(1_000))),
-        None => "never".to_owned(),
+/// A counter that a running instance told of.
+fn counter(counter: &Value) -> String {
+    let wait = |field: &str| match counter[field].as_u64() {
+        Some(ms) => Wait::from_micros(ms.saturating_mul(1_000)),
+        None => Wait::NEVER,
     };
     let text = |field: &str| counter[field].as_str().unwrap_or_default().to_owned();
-    println!("{}", [text("rule"), text("name")].join(" ").trim_start());
-    println!("  limit        {}", text("limit"));
-    println!("  remaining    {} of {}", counter["remaining"], counter["quota"]);
-    for (word, field) in
-        [("retry after", "retry_after_ms"), ("next after", "next_after_ms"), ("reset after", "reset_after_ms")]
-    {
-        println!("  {word:<11}  {}", in_words(field));
-    }
+    let heading = [text("rule"), text("name")].join(" ");
+    let left = format!("{} of {}", counter["remaining"], counter["quota"]);
+    let waits = ["retry_after_ms", "next_after_ms", "reset_after_ms"].map(wait);
+    table(heading.trim_start(), &text("limit"), &left, waits)
 }
 
-fn print_line(heading: &str, limit: &Limit, line: &Line, as_json: bool) {
+/// A line of a decision.
+fn told(heading: &str, limit: &Limit, line: &Line, as_json: bool) -> String {
     if as_json {
         let json = serde_json::json!({
             "allowed": line.allowed,
@@ -98,15 +92,19 @@ fn print_line(heading: &str, limit: &Limit, line: &Line, as_json: bool) {
             "next_after_ms": line.next_after.as_millis_ceil(),
             "reset_after_ms": line.reset_after.as_millis_ceil(),
         });
-        println!("{json}");
-        return;
+        return format!("{json}\n");
     }
-    println!("{heading}");
-    println!("  limit        {limit}");
-    println!("  remaining    {} of {}", line.remaining, line.quota);
-    println!("  retry after  {}", in_words(line.retry_after));
-    println!("  next after   {}", in_words(line.next_after));
-    println!("  reset after  {}", in_words(line.reset_after));
+    let left = format!("{} of {}", line.remaining, line.quota);
+    table(heading, &limit.to_string(), &left, [line.retry_after, line.next_after, line.reset_after])
+}
+
+/// For people: a heading and what is below it.
+fn table(heading: &str, limit: &str, left: &str, waits: [Wait; 3]) -> String {
+    let [retry_after, next_after, reset_after] = waits.map(in_words);
+    format!(
+        "{heading}\n  limit        {limit}\n  remaining    {left}\n  retry after  {retry_after}\n  \
+         next after   {next_after}\n  reset after  {reset_after}\n"
+    )
 }
 
 fn in_words(wait: Wait) -> String {

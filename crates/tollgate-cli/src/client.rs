@@ -14,9 +14,11 @@ use tokio_rustls::rustls::{ClientConfig, RootCertStore, crypto};
 
 const ANSWER_BYTES_MAX: usize = 16 * 1024 * 1024;
 
-/// Whether this is an address that [`send`] can send to.
+/// Whether this is an address that [`send`] can send to. One with a user or a password is none: it would be told wherever the
+/// address is.
 pub(crate) fn is_web(url: &Uri) -> bool {
-    matches!(url.scheme_str(), Some("http" | "https")) && url.host().is_some()
+    let has_login = url.authority().is_some_and(|authority| authority.as_str().contains('@'));
+    matches!(url.scheme_str(), Some("http" | "https")) && url.host().is_some() && !has_login
 }
 
 /// Sends a request to the host of `url` and waits for the whole answer. An error says what went wrong, and nothing of the request.

@@ -2,22 +2,31 @@
 
 use std::path::Path;
 
-use tollgate::config::{Finding, Loaded, Loader};
+use tollgate::config::{Config, Finding, Loaded, Loader, Settings};
+use tollgate_redis::{BuildError, RedisStore};
 
-use crate::Failure;
 use crate::arguments::{StoreChoice, Validate};
+use crate::store::MEMORY;
+use crate::{Failure, output};
 
 /// What reads a configuration for the store that will be used.
-pub(crate) fn loader(store: &StoreChoice) -> Loader {
-    match store.said() {
-        Some(url) => Loader::new().store(url),
-        None => Loader::new(),
+pub(crate) fn loader(store: &StoreChoice) -> Result<Loader, Failure> {
+    let Some(url) = store.said() else { return Ok(Loader::new()) };
+    if url != MEMORY {
+        RedisStore::check_url(&url).map_err(|error| tollgate::StoreUrlError::from(BuildError::from(error)))?;
     }
+    Ok(Loader::new().store(url))
+}
+
+/// What is set up by a file, or without one. Nothing odd is told.
+pub(crate) fn settings(file: Option<&Path>, loader: &Loader) -> Result<Settings, Failure> {
+    let loaded = file.map_or_else(|| loader.compile(Config::default()), |file| loader.load(file));
+    Ok(loaded.map_err(Failure::Configuration)?.settings)
 }
 
 /// Reads a configuration; what is odd about it goes to standard error.
-pub(crate) fn load(file: &Path, store: &StoreChoice) -> Result<Loaded, Failure> {
-    let mut loaded = loader(store).load(file).map_err(Failure::Configuration)?;
+pub(crate) fn load(file: &Path, loader: &Loader) -> Result<Loaded, Failure> {
+    let mut loaded = loader.load(file).map_err(Failure::Configuration)?;
     for finding in loaded.findings.drain(..) {
         tell(finding);
     }
@@ -26,13 +35,14 @@ pub(crate) fn load(file: &Path, store: &StoreChoice) -> Result<Loaded, Failure> 
 
 /// Whether the configuration can be used.
 pub(crate) fn validate(arguments: &Validate) -> Result<bool, Failure> {
+    let loader = loader(&arguments.store)?;
     if arguments.json {
-        return Ok(validate_as_json(arguments));
+        return validate_as_json(arguments, &loader);
     }
-    let loaded = load(&arguments.file, &arguments.store)?;
+    let loaded = load(&arguments.file, &loader)?;
     let rules = counted(loaded.rules.rules().len(), "rule");
     let plans = counted(loaded.rules.plans().len(), "plan");
-    println!("{} can be used: {rules}, {plans}", arguments.file.display());
+    output::print_line(format_args!("{} can be used: {rules}, {plans}", arguments.file.display()))?;
     Ok(true)
 }
 
@@ -41,8 +51,8 @@ fn counted(count: usize, noun: &str) -> String {
     format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
 }
 
-fn validate_as_json(arguments: &Validate) -> bool {
-    let loaded = loader(&arguments.store).load(&arguments.file);
+fn validate_as_json(arguments: &Validate, loader: &Loader) -> Result<bool, Failure> {
+    let loaded = loader.load(&arguments.file);
     let (rules, plans) = loaded
         .as_ref()
         .map_or((None, None), |loaded| (Some(loaded.rules.rules().len()), Some(loaded.rules.plans().len())));
@@ -57,10 +67,10 @@ fn validate_as_json(arguments: &Validate) -> bool {
         "plans": plans,
         "findings": tollgate_server::findings_json(findings),
     });
-    println!("{body}");
-    loaded.is_ok()
+    output::print_line(body)?;
+    Ok(loaded.is_ok())
 }
 
 fn tell(finding: Finding) {
-    eprintln!("{:?}", miette::Report::new(finding));
+    output::complain(format_args!("{:?}", miette::Report::new(finding)));
 }

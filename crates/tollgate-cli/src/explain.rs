@@ -1,5 +1,6 @@
 //! `tollgate explain`: what the rules would do with a request, and why.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -12,7 +13,7 @@ use tollgate_server::Explanation;
 use crate::admin::Admin;
 use crate::arguments::Explain;
 use crate::store::{COMMAND_DEADLINE, MEMORY};
-use crate::{Failure, configuration};
+use crate::{Failure, configuration, output};
 
 pub(crate) async fn explain(arguments: Explain) -> Result<(), Failure> {
     let headers = headers(&arguments.headers)?;
@@ -22,15 +23,13 @@ pub(crate) async fn explain(arguments: Explain) -> Result<(), Failure> {
         (None, None) => return Err(Failure::NoRules),
     };
     match arguments.json {
-        true => println!("{said}"),
-        false => print!("{}", in_words(&said)),
+        true => output::print_line(said),
+        false => output::print(in_words(&said)),
     }
-    Ok(())
 }
 
 async fn ask(admin: &Admin, arguments: &Explain, headers: &[(String, String)]) -> Result<Value, Failure> {
-    let headers: serde_json::Map<String, Value> =
-        headers.iter().map(|(name, value)| (name.clone(), value.clone().into())).collect();
+    let headers = joined(headers);
     let question = json!({ "request": {
         "method": arguments.method, "path": arguments.path, "headers": headers, "peer": arguments.peer,
     } });
@@ -41,7 +40,7 @@ async fn ask(admin: &Admin, arguments: &Explain, headers: &[(String, String)]) -
 /// By the file alone; what remains, and plans that a Redis hash knows, are looked up only in a store that was named, since this
 /// process counted nothing.
 async fn work_out(file: &Path, arguments: &Explain, headers: &[(String, String)]) -> Result<Value, Failure> {
-    let loaded = configuration::load(file, &arguments.store)?;
+    let loaded = configuration::load(file, &configuration::loader(&arguments.store)?)?;
     let mut request = Request::builder().method(&*arguments.method).uri(&*arguments.path);
     for (name, value) in headers {
         request = request.header(name, value);
@@ -80,6 +79,18 @@ fn headers(given: &[String]) -> Result<Vec<(String, String)>, Failure> {
         }
     }
     Ok(headers)
+}
+
+/// The lines of one name as one, as HTTP lets everybody on the way do it.
+fn joined(headers: &[(String, String)]) -> BTreeMap<String, String> {
+    let mut lines: BTreeMap<String, String> = BTreeMap::new();
+    for (name, value) in headers {
+        let name = name.to_ascii_lowercase();
+        let separator = if name == "cookie" { "; " } else { ", " };
+        let line = lines.entry(name).and_modify(|line| *line += separator).or_default();
+        *line += value;
+    }
+    lines
 }
 
 fn header(text: &str) -> Result<(String, String), Failure> {

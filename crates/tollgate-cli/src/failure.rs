@@ -29,6 +29,12 @@ pub(crate) enum Failure {
     Unreadable { file: PathBuf, error: std::io::Error },
     #[error("{place}: {error}")]
     Token { place: String, error: tollgate_server::TokenError },
+    #[error("{place} holds no password for Redis clients")]
+    #[diagnostic(help("write one there, or leave out --resp-password-file to let in everybody who reaches the door"))]
+    PasswordMissing { place: String },
+    #[error("${variable} is no text")]
+    #[diagnostic(help("a secret in the environment is UTF-8; give other bytes as hex or base64"))]
+    NotText { variable: String },
     #[error("{0}")]
     Tls(#[from] tollgate_server::TlsError),
     #[error("the admin door on {address} can be reached from other machines, so it needs a token that you chose")]
@@ -37,7 +43,8 @@ pub(crate) enum Failure {
     #[error("cannot listen on {address} for {door}: {error}")]
     #[diagnostic(help("choose another with --{door} ADDRESS, or close the door with --{door} off"))]
     Listen { door: &'static str, address: String, error: std::io::Error },
-    #[error("expected the address of an admin door, such as http://127.0.0.1:9090")]
+    #[error("expected the address of an admin door, without user and password, such as http://127.0.0.1:9090")]
+    #[diagnostic(help("the door opens with its token: $TOLLGATE_ADMIN_TOKEN or --admin-token-file FILE"))]
     AdminUrl,
     #[error("the admin door opens with a token, and none was given")]
     #[diagnostic(help(
@@ -56,9 +63,16 @@ pub(crate) enum Failure {
     #[error("there are no rules to explain")]
     #[diagnostic(help("name a configuration with --config FILE, or a running instance with --admin URL"))]
     NoRules,
+    #[error("the counters would be in the memory of this command, which has counted nothing")]
+    #[diagnostic(help("name the store with --store URL or --config FILE, or a running instance with --admin URL"))]
+    NothingCounted,
     #[cfg(feature = "otlp")]
-    #[error("expected the address of an OpenTelemetry collector, such as http://127.0.0.1:4318")]
+    #[error(
+        "expected the address of an OpenTelemetry collector, without user and password, such as http://127.0.0.1:4318"
+    )]
     OtlpUrl,
+    #[error("what was to be said could not be written: {0}")]
+    Output(std::io::Error),
     #[error("cannot start: {0}")]
     Runtime(#[from] std::io::Error),
 }

@@ -1,4 +1,5 @@
 //! The `tollgate` command: arguments, the choice of a store, and what is printed.
+#![warn(clippy::print_stdout, clippy::print_stderr)] // they panic where nobody reads: see `output`
 
 mod admin;
 mod arguments;
@@ -8,6 +9,7 @@ mod client;
 mod configuration;
 mod explain;
 mod failure;
+mod output;
 mod secrets;
 mod serve;
 mod store;
@@ -30,12 +32,21 @@ const DENIED: u8 = 1;
 const FAILED: u8 = 2;
 
 fn main() -> ExitCode {
-    let arguments = Arguments::parse();
     failure::set_up_reports();
-    run(arguments).unwrap_or_else(|failure| {
-        eprintln!("{:?}", miette::Report::new(failure));
+    let said = Arguments::try_parse().map_or_else(tell, run);
+    said.unwrap_or_else(|failure| {
+        output::complain(format_args!("{:?}", miette::Report::new(failure)));
         ExitCode::from(FAILED)
     })
+}
+
+/// What cannot be understood, and what only asks for help or the version.
+fn tell(answer: clap::Error) -> Result<ExitCode, Failure> {
+    let said = output::enough(answer.print());
+    if !answer.use_stderr() {
+        said.map_err(Failure::Output)?;
+    }
+    Ok(if answer.use_stderr() { ExitCode::from(FAILED) } else { ExitCode::SUCCESS })
 }
 
 fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
@@ -44,11 +55,13 @@ fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
         Some(Command::Explain(explain)) => in_runtime(explain::explain(explain))?,
         Some(Command::Inspect(inspect)) => in_runtime(ask::inspect(inspect))?,
         Some(Command::Reset(reset)) => in_runtime(ask::reset(reset))?,
-        Some(Command::Script) => print!("{}", tollgate_redis::SCRIPT),
+        Some(Command::Script) => output::print(tollgate_redis::SCRIPT)?,
         Some(Command::Completions { shell }) => {
-            clap_complete::generate(shell, &mut Arguments::command(), "tollgate", &mut std::io::stdout());
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut Arguments::command(), "tollgate", &mut script);
+            output::print(String::from_utf8_lossy(&script))?;
         }
-        Some(Command::Boundary) | None => print!("{}", boundary::picture()),
+        Some(Command::Boundary) | None => output::print(boundary::picture())?,
         Some(Command::Validate(validate)) => {
             let usable = configuration::validate(&validate)?;
             return Ok(if usable { ExitCode::SUCCESS } else { ExitCode::from(FAILED) });

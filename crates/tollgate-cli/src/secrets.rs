@@ -1,5 +1,6 @@
 //! Secrets that are given to the command: in files or in the environment, never as an argument, which `ps` would show.
 
+use std::env::VarError;
 use std::path::Path;
 
 use tollgate_server::Token;
@@ -15,19 +16,26 @@ pub(crate) fn admin_token(file: Option<&Path>) -> Result<Option<Token>, Failure>
     Token::given(&text).map(Some).map_err(|error| Failure::Token { place, error })
 }
 
-/// The password that Redis clients must give, if any.
+/// The password that Redis clients must give, if any. An empty variable means none.
 pub(crate) fn resp_password(file: Option<&Path>) -> Result<Option<String>, Failure> {
-    let said = said(file, PASSWORD_VARIABLE)?;
-    Ok(said.map(|(_, text)| text.trim_end_matches(['\r', '\n']).to_owned()).filter(|text| !text.is_empty()))
+    let Some((place, text)) = said(file, PASSWORD_VARIABLE)? else { return Ok(None) };
+    // Whoever names a file wants a password: one that is empty must not open the door to everybody.
+    match text.trim_end_matches(['\r', '\n']) {
+        "" => Err(Failure::PasswordMissing { place }),
+        password => Ok(Some(password.to_owned())),
+    }
 }
 
-/// What a file says, else the environment; and where it was said.
+/// What a file says, else the environment; and where it was said. A variable that is empty says nothing.
 fn said(file: Option<&Path>, variable: &str) -> Result<Option<(String, String)>, Failure> {
     if let Some(file) = file {
         let text = std::fs::read_to_string(file);
         let text = text.map_err(|error| Failure::Unreadable { file: file.to_owned(), error })?;
         return Ok(Some((file.display().to_string(), text)));
     }
-    let text = std::env::var(variable).ok().filter(|text| !text.is_empty());
-    Ok(text.map(|text| (format!("${variable}"), text)))
+    match std::env::var(variable) {
+        Ok(text) if !text.is_empty() => Ok(Some((format!("${variable}"), text))),
+        Ok(_) | Err(VarError::NotPresent) => Ok(None),
+        Err(VarError::NotUnicode(_)) => Err(Failure::NotText { variable: variable.to_owned() }),
+    }
 }

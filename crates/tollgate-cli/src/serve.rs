@@ -7,7 +7,7 @@ use std::io::ErrorKind;
 use std::sync::Arc;
 
 use tokio::net::TcpListener;
-use tollgate::config::{Loaded, Settings};
+use tollgate::config::{ChargeWord, Config, Loaded, Loader, RuleTable, Settings, Spanned};
 use tollgate::engine::Engine;
 use tollgate::observe::TracingObserver;
 use tollgate::rules::PlanLookup;
@@ -20,7 +20,6 @@ use tracing_subscriber::EnvFilter;
 use self::announce::{Announcement, TokenWord};
 use self::signals::Signals;
 use crate::arguments::Serve;
-use crate::store::MEMORY;
 use crate::{Failure, configuration, secrets};
 
 const ADMIN_DEFAULT: &str = "127.0.0.1:9090";
@@ -32,15 +31,20 @@ type Lookups = Vec<Arc<dyn PlanLookup>>;
 pub(crate) async fn serve(arguments: Serve) -> Result<(), Failure> {
     let signals = Signals::install()?;
     start_logs(&arguments.log);
-    let loaded = arguments.config.as_deref().map(|file| configuration::load(file, &arguments.store)).transpose()?;
-    let settings = loaded.as_ref().map(|loaded| &loaded.settings);
-    let configured = || settings.and_then(|settings| settings.store.as_ref()).map(|url| url.reveal().to_owned());
-    let url = arguments.store.said().or_else(configured).unwrap_or_else(|| MEMORY.to_owned());
-    let store = redis(&url, settings)?;
+    let loader = loader(&arguments)?;
+    let loaded = arguments.config.as_deref().map(|file| configuration::load(file, &loader)).transpose()?;
+    if let Some(loaded) = &loaded {
+        warn_of_refunds(&loaded.config);
+    }
+    let settings = match &loaded {
+        Some(loaded) => loaded.settings.clone(),
+        None => configuration::settings(None, &loader)?,
+    };
+    let store = settings.redis()?;
     let store_times = Arc::new(StoreTimes::default());
     #[cfg(feature = "otlp")]
     let traces = arguments.otlp.as_deref().map(crate::traces::Traces::to).transpose()?;
-    let (builder, lookups) = limiter(store.clone(), &arguments, settings, &store_times);
+    let (builder, lookups) = limiter(store.clone(), &settings, &store_times);
     #[cfg(feature = "otlp")]
     let builder = match &traces {
         Some(traces) => builder.observer(traces.observer()),
@@ -60,7 +64,7 @@ pub(crate) async fn serve(arguments: Serve) -> Result<(), Failure> {
     let token =
         token.map_or_else(Token::made, Ok).map_err(|error| Failure::Token { place: "--admin".into(), error })?;
 
-    let (engine, reloader) = rules(&arguments, loaded, &limiter, lookups, tls.clone());
+    let (engine, reloader) = rules(&arguments, loader, loaded, &limiter, lookups, tls.clone());
     let shared = store.clone().map(|store| Arc::new(store) as Arc<dyn Store>);
     let readiness = Readiness::new(limiter.clone(), shared, reloader.clone());
     let mut doors = Doors::new(limiter)
@@ -100,37 +104,37 @@ pub(crate) async fn serve(arguments: Serve) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The shared store, if the URL names one.
-fn redis(url: &str, settings: Option<&Settings>) -> Result<Option<RedisStore>, Failure> {
-    if url == MEMORY {
-        return Ok(None);
+/// What reads the configuration, now and later: what the command line says holds whatever the file says.
+fn loader(arguments: &Serve) -> Result<Loader, Failure> {
+    let loader = configuration::loader(&arguments.store)?;
+    Ok(match arguments.instances {
+        Some(instances) => loader.instances(instances),
+        None => loader,
+    })
+}
+
+/// A door decides before the work and does not learn how it ended, so what a rule would give back stays charged.
+fn warn_of_refunds(config: &Config) {
+    let gives_back = |rule: &&Spanned<RuleTable>| *rule.charge != ChargeWord::Always;
+    let rules: Vec<&str> = config.rules.iter().filter(gives_back).map(|rule| rule.name.as_str()).collect();
+    if !rules.is_empty() {
+        let rules = rules.join(", ");
+        tracing::warn!(
+            rules,
+            "these rules charge by how a request ends, which no door learns: all of it stays charged"
+        );
     }
-    let mut builder = RedisStore::builder(url);
-    if let Some(settings) = settings {
-        builder = builder.prefix(settings.prefix.clone());
-    }
-    Ok(Some(builder.build().map_err(tollgate::StoreUrlError::from)?))
 }
 
 /// The limiter, and who is asked for plans that the rules do not know.
-fn limiter(
-    store: Option<RedisStore>,
-    arguments: &Serve,
-    settings: Option<&Settings>,
-    store_times: &Arc<StoreTimes>,
-) -> (LimiterBuilder, Lookups) {
-    let (mut builder, lookups) = match settings {
-        Some(settings) => settings.limiter_on(store.clone()),
-        None => (Limiter::builder(), Lookups::new()),
-    };
-    if let Some(instances) = arguments.instances {
-        builder = builder.instances(instances);
-    }
+fn limiter(store: Option<RedisStore>, settings: &Settings, store_times: &Arc<StoreTimes>) -> (LimiterBuilder, Lookups) {
+    let is_shared = store.is_some();
+    let (mut builder, lookups) = settings.limiter_on(store);
     if tracing::enabled!(tracing::Level::DEBUG) {
         builder = builder.observer(TracingObserver);
     }
-    if let Some(store) = store {
-        builder = builder.store(Arc::new(store)).observer(store_times.clone());
+    if is_shared {
+        builder = builder.observer(store_times.clone());
     }
     (builder, lookups)
 }
@@ -138,6 +142,7 @@ fn limiter(
 /// The engine, if there are rules, and what can be read again.
 fn rules(
     arguments: &Serve,
+    loader: Loader,
     loaded: Option<Loaded>,
     limiter: &Limiter,
     lookups: Lookups,
@@ -146,7 +151,6 @@ fn rules(
     let (engine, reloader) = match (loaded, &arguments.config) {
         (Some(loaded), Some(file)) => {
             let engine = Engine::with_lookups(limiter.clone(), loaded.rules.clone(), lookups);
-            let loader = configuration::loader(&arguments.store);
             (Some(engine.clone()), Reloader::rules(file, loader, loaded, engine))
         }
         _ => (None, Reloader::nothing()),
@@ -219,6 +223,8 @@ async fn look_at_the_server(store: RedisStore) {
 fn start_logs(form: &str) {
     let filter = EnvFilter::try_from_env("TOLLGATE_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
     let logs = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    // Whoever logs goes on though nobody can hear it; to tell that on the same broken stream would be a panic.
+    let logs = logs.log_internal_errors(false);
     match form {
         "json" => logs.json().init(),
         _ => logs.init(),

@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
-use tollgate::{Limiter, LimiterBuilder, OnFailure};
+use tollgate::config::Settings;
+use tollgate::{Limiter, OnFailure};
 
-use crate::Failure;
-use crate::arguments::StoreChoice;
+use crate::arguments::{CountersChoice, StoreChoice};
+use crate::{Failure, configuration};
 
 /// The name of the store in this process.
 pub(crate) const MEMORY: &str = "memory";
@@ -18,18 +19,25 @@ impl StoreChoice {
         let from = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
         self.store.clone().or_else(|| from("TOLLGATE_STORE")).or_else(|| from("REDIS_URL"))
     }
+}
 
-    /// What was said, else memory.
-    pub(crate) fn url(&self) -> String {
-        self.said().unwrap_or_else(|| MEMORY.to_owned())
-    }
-
-    pub(crate) fn builder(&self) -> Result<LimiterBuilder, Failure> {
-        Ok(Limiter::builder().url(&self.url())?)
-    }
-
+impl CountersChoice {
     /// For a single question: a store that does not answer is an error, not a local guess.
-    pub(crate) fn for_command(&self) -> Result<Limiter, Failure> {
-        Ok(self.builder()?.deadline(COMMAND_DEADLINE).on_failure(OnFailure::Deny).build())
+    pub(crate) fn limiter(&self) -> Result<Limiter, Failure> {
+        limiter(&self.settings()?)
     }
+
+    /// The same, for a question about what others counted.
+    pub(crate) fn shared_limiter(&self) -> Result<Limiter, Failure> {
+        let settings = self.settings()?;
+        if settings.is_shared() { limiter(&settings) } else { Err(Failure::NothingCounted) }
+    }
+
+    fn settings(&self) -> Result<Settings, Failure> {
+        configuration::settings(self.config.as_deref(), &configuration::loader(&self.store)?)
+    }
+}
+
+fn limiter(settings: &Settings) -> Result<Limiter, Failure> {
+    Ok(settings.limiter()?.deadline(COMMAND_DEADLINE).on_failure(OnFailure::Deny).build())
 }

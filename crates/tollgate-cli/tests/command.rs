@@ -148,6 +148,69 @@ fn serve_holds_a_caller_to_the_plan_that_a_redis_hash_names() {
 }
 
 #[test]
+fn the_hash_is_asked_about_a_listed_key_and_not_about_one_that_nobody_knows() {
+    let redis = Server::redis();
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("tollgate.toml");
+    let config = r#"
+        store = "REDIS"
+        instances = 1
+        deadline = "2s"
+        keys = [{ key = "acme" }, { key = "globex", plan = "default" }]
+        plans = { default = { limits = ["10/h"] }, anonymous = { limits = ["5/h"] }, pro = { limits = ["1000/h"] } }
+        plan_sources = { redis_hash = "tollgate:plans" }
+        rules = [{ name = "api", limits = "plan" }]
+    "#;
+    std::fs::write(&file, config.replace("REDIS", &redis.url())).unwrap();
+    // What `printf %s KEY | sha256sum` prints for acme, globex and unlisted.
+    for digest in [
+        "822b33ad87c148a0a20a5ba7cd5ebcaa68d36a18e7aad165554903f52ca82757",
+        "5bc1a08d28e40fe79ca3ecb077b3bd14ff00df9bad0c4a0d74ecd0805ecf0b1f",
+        "d4010cacbafbb3d65ef7a55779575e0fc0d45d77d55c3219731674171f1178ae",
+    ] {
+        redis.command(&["HSET", "tollgate:plans", &format!("api_key:{digest}"), "pro"]);
+    }
+    let serving = Serving::start(&["--config", file.to_str().unwrap()]);
+    for (key, quota) in [("acme", 1000), ("globex", 10), ("unlisted", 5)] {
+        let request = format!(
+            r#"{{"request":{{"method":"GET","path":"/","peer":"203.0.113.9","headers":{{"x-api-key":"{key}"}}}}}}"#
+        );
+        let answer = serving.post(&request);
+        assert!(answer.contains(&format!("\"quota\":{quota},")), "{key}: {answer}");
+    }
+}
+
+#[test]
+fn serve_warns_of_rules_that_give_back_what_it_cannot() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("tollgate.toml");
+    let given_back = RULES.replace("by =", "charge = \"on_failure\"\nby =");
+    std::fs::write(&file, format!("{given_back}{}", RULES.replace("\"shorten\"", "\"other\""))).unwrap();
+    let serving = Serving::start(&["--config", file.to_str().unwrap()]);
+    let warning = serving.hear("which no door learns");
+    assert!(warning.contains("WARN") && warning.contains("shorten") && !warning.contains("other"), "{warning}");
+}
+
+/// Findings stand before the doors open; what was heard of the start holds all of them.
+#[test]
+fn a_number_of_instances_on_the_command_line_is_a_number_that_was_said() {
+    let redis = Server::redis();
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("tollgate.toml");
+    std::fs::write(&file, format!("store = \"{}\"\n{RULES}", redis.url())).unwrap();
+    let config = ["--config", file.to_str().unwrap()];
+    let said = |more: &[&str]| {
+        let serving = Serving::start(&[&config[..], more].concat());
+        serving.hear("the store answers");
+        serving.reload("was read again");
+        serving.said()
+    };
+    assert!(said(&[]).contains("instances-unset"));
+    let said = said(&["--instances", "3"]);
+    assert!(!said.contains("instances-unset") && !said.contains("this setting changed"), "{said}");
+}
+
+#[test]
 fn validate_underlines_the_place_and_says_what_would_be_accepted() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("tollgate.toml");

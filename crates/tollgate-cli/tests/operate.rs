@@ -5,7 +5,7 @@ mod serving;
 
 use std::process::Output;
 
-use serving::{Serving, command};
+use serving::{Serving, command, ended};
 use tollgate_testkit::server::Server;
 
 const RULES: &str = r#"
@@ -157,6 +157,24 @@ fn a_running_instance_explains_inspects_and_resets() {
     assert!(out(&plan).contains("30 of 30"), "{}{}", out(&plan), err(&plan));
 }
 
+/// A header may come in several lines, and every line counts, whoever is asked.
+#[test]
+fn explain_takes_every_line_of_a_header_from_a_file_and_from_an_instance() {
+    let (_dir, file) = rules_file();
+    let proxies = "trusted_proxies = [\"127.0.0.1\", \"10.0.0.0/8\"]\n";
+    std::fs::write(&file, format!("{proxies}{RULES}")).unwrap();
+    let serving = Serving::start(&["--config", &file]);
+    let url = format!("http://{}", serving.admin);
+    for lines in [["203.0.113.9", "10.0.0.1"], ["198.51.100.7", "203.0.113.9, 10.0.0.1"]] {
+        let [first, second] = [format!("x-forwarded-for: {}", lines[0]), format!("X-Forwarded-For: {}", lines[1])];
+        let request = ["explain", "POST", "/shorten", "--peer", "127.0.0.1", "--reveal", "-H", &first, "-H", &second];
+        for place in [["--config", &file], ["--admin", &url]] {
+            let said = with_token(&[&request[..], &place[..]].concat());
+            assert!(out(&said).contains("counts ip:203.0.113.9"), "{place:?}: {}{}", out(&said), err(&said));
+        }
+    }
+}
+
 #[test]
 fn what_an_instance_refuses_is_exit_two_and_told() {
     let serving = Serving::start(&[]);
@@ -170,6 +188,8 @@ fn what_an_instance_refuses_is_exit_two_and_told() {
         (run(inspect(&url), "planted-wrong-token-x"), "refused with 401"),
         (run(inspect("http://127.0.0.1:1"), "planted-wrong-token-x"), "no answer from the admin door on 127.0.0.1:1"),
         (run(inspect("ftp://127.0.0.1"), "planted-wrong-token-x"), "http://127.0.0.1:9090"),
+        (run(inspect("http://ann:planted@127.0.0.1:1"), "planted-wrong-token-x"), "without user and password"),
+        (run(inspect("http://planted@127.0.0.1:1"), "planted-wrong-token-x"), "without user and password"),
         (with_token(&["inspect", "k", "1/fortnight", "--admin", &url]), "us, ms, s, min, h, day, week"),
         (with_token(&["explain", "GET", "/", "--admin", &url]), "start with --config FILE"),
         (tollgate(&["inspect", "k", "--rule", "x"]), "--admin"),
@@ -181,6 +201,68 @@ fn what_an_instance_refuses_is_exit_two_and_told() {
         assert_eq!(output.status.code(), Some(2), "{said}");
         assert!(said.contains(phrase), "{phrase}: {said}");
         assert!(!said.contains("planted"), "{said}");
+    }
+}
+
+/// Whoever counts under another prefix is looked at, and forgotten, under that prefix.
+#[test]
+fn inspect_reset_and_check_go_where_the_configuration_says() {
+    let redis = Server::redis();
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("tollgate.toml");
+    std::fs::write(&file, format!("store = \"{}\"\nprefix = \"shop\"\ninstances = 1\n", redis.url())).unwrap();
+    let config = ["--config", file.to_str().unwrap()];
+    let serving = Serving::start(&config);
+    serving.check(r#"{"key":"user:42","limit":"10/h","cost":4}"#);
+    let ask = |command: &str, more: &[&str]| {
+        let said = tollgate(&[&[command, "user:42", "10/h"], more].concat());
+        assert_eq!(said.status.code(), Some(0), "{}", err(&said));
+        out(&said) + &err(&said)
+    };
+    assert!(ask("inspect", &config).contains("6 of 10"), "{}", ask("inspect", &config));
+    assert!(ask("inspect", &["--store", &redis.url()]).contains("10 of 10"), "another prefix is another counter");
+    assert!(ask("check", &config).contains("5 of 10"));
+    assert_eq!(ask("reset", &config), "forgotten\n", "and nothing but that");
+    assert!(serving.check(r#"{"key":"user:42","limit":"10/h"}"#).body.contains(r#""remaining":9"#));
+}
+
+#[test]
+fn the_memory_of_a_command_is_no_place_to_look() {
+    let (_dir, file) = rules_file();
+    for command in ["inspect", "reset"] {
+        for store in [&[][..], &["--store", "memory"], &["--config", &file]] {
+            let said = tollgate(&[&[command, "user:42", "10/h"], store].concat());
+            assert_eq!((said.status.code(), out(&said).as_str()), (Some(2), ""), "{command} {store:?}");
+            for way_out in ["--store URL", "--config FILE", "--admin URL"] {
+                assert!(err(&said).contains(way_out), "{}", err(&said));
+            }
+        }
+    }
+    assert_eq!(tollgate(&["check", "user:42", "10/h"]).status.code(), Some(0), "a check may count for itself alone");
+}
+
+/// What `serve` could not open, nobody calls usable: neither before it starts nor while it runs.
+#[test]
+fn a_store_that_serve_refuses_is_refused_by_validate_and_by_a_reload() {
+    let (_dir, file) = rules_file();
+    let serving = Serving::start(&["--config", &file]);
+    for url in ["redis+cluster://:planted@h:1", "redis+sentinel://:planted@h", "redis://u:planted@h:xx"] {
+        let text = format!("store = \"{url}\"\ninstances = 1\n{RULES}");
+        std::fs::write(&file, text).unwrap();
+        let reloaded = serving.operate("POST", "/v1/reload");
+        assert_eq!(reloaded.status, 422, "{reloaded:?}");
+        assert!(reloaded.body.contains("invalid-store") && !reloaded.body.contains("planted"), "{reloaded:?}");
+        let closed = ["--http", "off", "--resp", "off", "--admin", "off"];
+        let written = command().args(["validate", &file]).output().unwrap();
+        let served = ended(command().args(["serve", "--config", &file]).args(closed));
+        std::fs::write(&file, RULES).unwrap();
+        let given = command().args(["validate", &file]).env("TOLLGATE_STORE", url).output().unwrap();
+        for said in [written, served, given] {
+            assert_eq!(said.status.code(), Some(2), "{}", err(&said));
+            let said = out(&said) + &err(&said);
+            assert!(said.contains("accepted is redis://[user:password@]host[:port][/database]"), "{said}");
+            assert!(said.contains("memory") && !said.contains("planted"), "{said}");
+        }
     }
 }
 

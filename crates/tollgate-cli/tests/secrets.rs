@@ -3,11 +3,13 @@
 
 mod serving;
 
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use jsonwebtoken::{EncodingKey, Header, encode};
 use serde_json::json;
-use serving::{Client, Serving, command};
+use serving::{Client, Serving, command, ended};
 use tollgate_testkit::server::{Brand, Config, Server};
 
 const STORE_PASSWORD: &str = "planted-store-password";
@@ -224,6 +226,32 @@ fn a_start_that_fails_tells_no_secret() {
         seen.add("its output", String::from_utf8_lossy(&output.stdout));
         seen.holds_none_of(&secrets());
     }
+}
+
+#[test]
+fn a_file_without_a_password_does_not_open_the_resp_door_to_everybody() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("password");
+    for text in ["", "\n", "\r\n"] {
+        std::fs::write(&file, text).unwrap();
+        let mut command = command();
+        command.args(["serve", "--http", "off", "--resp", "127.0.0.1:0", "--admin", "off", "--resp-password-file"]);
+        let output = ended(command.arg(&file));
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(2), "{said}");
+        assert!(said.contains("holds no password") && said.contains(file.to_str().unwrap()), "{said}");
+    }
+    let mut command = command();
+    command.args(["serve", "--http", "off", "--resp", "127.0.0.1:0", "--admin", "off"]);
+    command.env("TOLLGATE_RESP_PASSWORD", OsStr::from_bytes(b"planted\xff"));
+    let output = ended(&mut command);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    assert!(said.contains("$TOLLGATE_RESP_PASSWORD is no text") && !said.contains("planted"), "{said}");
+
+    let mut empty = Serving::command();
+    empty.env("TOLLGATE_RESP_PASSWORD", "");
+    assert_eq!(Serving::start_as(empty, &[]).say("PING").split(' ').next(), Some("+PONG"), "none was asked for");
 }
 
 #[test]

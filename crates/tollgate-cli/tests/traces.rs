@@ -72,7 +72,12 @@ fn each_decision_is_a_span_with_verdict_source_and_rule_and_without_the_caller()
 fn a_collector_that_is_away_is_no_reason_not_to_decide() {
     let serving = Serving::start(&["--otlp", "http://127.0.0.1:1"]);
     (0..20).for_each(|_| assert_eq!(serving.check(r#"{"key":"a","limit":"100/h"}"#).status, 200));
-    let refused = serving::command().args(["serve", "--otlp", "not a url"]).output().unwrap();
-    assert_eq!(refused.status.code(), Some(2));
-    assert!(String::from_utf8_lossy(&refused.stderr).contains("http://127.0.0.1:4318"));
+    for url in ["planted", "http://ann:planted@127.0.0.1:1"] {
+        let refused = serving::ended(
+            serving::command().args(["serve", "--http", "off", "--resp", "off", "--admin", "off", "--otlp", url]),
+        );
+        let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+        assert_eq!(refused.status.code(), Some(2), "{said}");
+        assert!(said.contains("http://127.0.0.1:4318") && !said.contains("planted"), "{said}");
+    }
 }

@@ -179,6 +179,14 @@ impl RedisStore {
         }
     }
 
+    /// Whether [`RedisStore::builder`] can do anything with this URL. For whoever reads settings long before they are used.
+    ///
+    /// # Errors
+    /// When it names no server, with what would be accepted and without its password.
+    pub fn check_url(url: &str) -> Result<(), UrlError> {
+        Endpoint::parse(url).map(drop)
+    }
+
     /// What the store has done so far.
     pub fn stats(&self) -> RedisStats {
         let counters = &self.0.counters;

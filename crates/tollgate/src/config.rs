@@ -6,7 +6,7 @@
 //!           yaml.rs  types.rs
 //! ```
 //!
-//! The same file drives the layer, the server and the gateway. `docs/configuration.toml` is an example with everything in
+//! The same file drives the layer and the server. `docs/configuration.toml` is an example with everything in
 //! it, `docs/findings.md` explains every finding.
 //!
 //! ```

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
@@ -23,6 +23,17 @@ pub(crate) fn command() -> Command {
     command
 }
 
+/// What came of a command that should end by itself; one that serves instead is ended, which is a failure of its test.
+pub(crate) fn ended(command: &mut Command) -> Output {
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut announced = String::new();
+    BufReader::new(child.stdout.take().unwrap()).read_line(&mut announced).unwrap();
+    if !announced.is_empty() {
+        child.kill().unwrap();
+    }
+    child.wait_with_output().unwrap()
+}
+
 /// A running service; ended by its own id.
 pub(crate) struct Serving {
     pub(crate) child: Child,
@@ -38,18 +49,31 @@ pub(crate) struct Serving {
 impl Serving {
     /// With an admin token that the tests know.
     pub(crate) fn start(arguments: &[&str]) -> Serving {
-        let mut command = command();
-        command.env("TOLLGATE_ADMIN_TOKEN", TOKEN);
-        Serving::start_as(command, arguments)
+        Serving::start_as(Serving::command(), arguments)
     }
 
-    pub(crate) fn start_as(mut command: Command, arguments: &[&str]) -> Serving {
+    /// The command with an admin token that the tests know.
+    pub(crate) fn command() -> Command {
+        let mut command = command();
+        command.env("TOLLGATE_ADMIN_TOKEN", TOKEN);
+        command
+    }
+
+    pub(crate) fn start_as(command: Command, arguments: &[&str]) -> Serving {
+        Serving::start_logging_to(Stdio::piped(), command, arguments)
+    }
+
+    /// Logs that go elsewhere than into a pipe of ours are not heard.
+    pub(crate) fn start_logging_to(stderr: Stdio, mut command: Command, arguments: &[&str]) -> Serving {
         command.args(["serve", "--http", "127.0.0.1:0", "--resp", "127.0.0.1:0", "--admin", "127.0.0.1:0"]);
-        command.args(arguments).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.args(arguments).stdout(Stdio::piped()).stderr(stderr);
         let mut child = command.spawn().expect("the binary runs");
         let said = Arc::new(Mutex::new(String::new()));
         let lines = heard(child.stdout.take().expect("a pipe"), said.clone());
-        let logs = heard(child.stderr.take().expect("a pipe"), said.clone());
+        let logs = match child.stderr.take() {
+            Some(pipe) => heard(pipe, said.clone()),
+            None => heard(std::io::empty(), said.clone()),
+        };
         let mut announced = String::new();
         let mut address = |door: &str| loop {
             let line = lines.recv_timeout(PATIENCE).unwrap_or_else(|_| panic!("{door} is not announced: {said:?}"));
@@ -168,17 +192,22 @@ impl Serving {
 
     /// Waits until the admin door's answer is as expected.
     pub(crate) fn until(&self, path: &str, holds: impl Fn(&Answer) -> bool) -> Answer {
-        let mut last = self.visit(path);
-        for _ in 0..PATIENCE.as_millis() / 20 {
-            if holds(&last) {
-                return last;
-            }
-            // The door tells only who asks; between questions there is a pause.
-            std::thread::sleep(Duration::from_millis(20));
-            last = self.visit(path);
-        }
-        panic!("never as expected: {last:?}")
+        eventually(|| self.visit(path), holds)
     }
+}
+
+/// Asks until the answer is as expected.
+pub(crate) fn eventually(ask: impl Fn() -> Answer, holds: impl Fn(&Answer) -> bool) -> Answer {
+    let mut last = ask();
+    for _ in 0..PATIENCE.as_millis() / 20 {
+        if holds(&last) {
+            return last;
+        }
+        // A door tells only who asks; between questions there is a pause.
+        std::thread::sleep(Duration::from_millis(20));
+        last = ask();
+    }
+    panic!("never as expected: {last:?}")
 }
 
 impl Drop for Serving {

@@ -86,7 +86,7 @@ codes! {
     ShieldNotByAddress "shield-not-by-address" Error "A shield rule counts by something else than the address.",
     ShieldNotSpaced "shield-not-spaced" Error "A shield rule has a leaky bucket, and a shield never holds a request.",
     // What is allowed, and probably not meant.
-    ProxiesUntrusted "proxies-untrusted" Warning "A forwarding header is named, or was seen, and no proxy is trusted.",
+    ProxiesUntrusted "proxies-untrusted" Warning "A forwarding header is named, and no proxy is trusted.",
     ProxiesEverybody "proxies-everybody" Warning "Everybody is trusted as a proxy, so everybody chooses their address.",
     PlanHeaderUntrusted "plan-header-untrusted" Warning "A plan header is named and no proxy is trusted to set it.",
     PlanHashUnread "plan-hash-unread" Warning "A Redis hash of plans is named and the store is no Redis.",
@@ -145,13 +145,6 @@ impl Finding {
 
     pub(crate) fn of(self, source: &Arc<Source>) -> Finding {
         Finding { source: Some(source.clone()), ..self }
-    }
-
-    /// A forwarding header was seen on a request, and no proxy is trusted: clients behind a proxy then all have
-    /// the proxy's address. To be told once, by whoever sees the requests.
-    pub fn forwarding_header_seen(header: &http::HeaderName) -> Finding {
-        Finding::new(Code::ProxiesUntrusted, format!("requests carry {header}, and no proxy is trusted"))
-            .help("if a proxy stands in front, name it in `trusted_proxies`; else all its clients share one budget")
     }
 
     /// What kind of finding it is.

@@ -81,17 +81,18 @@ fn proxies(config: &Config, parts: &SetParts, note: &mut Note<'_>) {
 
 fn store(config: &Config, settings: &Settings, note: &mut Note<'_>) {
     let store_span = config.store.as_ref().map(|store| store.span()).unwrap_or_default();
-    match (&config.instances, settings.is_shared()) {
+    match (settings.instances, settings.is_shared()) {
         (None, true) => {
             let message = "the number of instances is not said: while the store is away, each of them \
                            grants the whole quota"
                 .to_owned();
             note(Code::InstancesUnset, store_span, message, "add `instances = N`; 1 if there is only one");
         }
-        (Some(instances), false) if **instances > 1 => {
-            let message = format!("{} instances, each with counters in its own memory", **instances);
+        (Some(instances), false) if instances > 1 => {
+            let span = config.instances.as_ref().map(|instances| instances.span()).unwrap_or_default();
+            let message = format!("{instances} instances, each with counters in its own memory");
             let help = "use a shared store (`store = \"redis://…\"`), or expect each instance to grant the whole quota";
-            note(Code::MemoryNotShared, instances.span(), message, help);
+            note(Code::MemoryNotShared, span, message, help);
         }
         _ => {}
     }

@@ -92,6 +92,7 @@ type Environment = dyn Fn(&str) -> Option<String> + Send + Sync;
 #[derive(Clone)]
 pub struct Loader {
     store: Option<Secret>,
+    instances: Option<u32>,
     directory: PathBuf,
     environment: Arc<Environment>,
 }
@@ -100,6 +101,7 @@ impl Default for Loader {
     fn default() -> Self {
         Loader {
             store: None,
+            instances: None,
             directory: PathBuf::new(),
             environment: Arc::new(|name| std::env::var(name).ok().filter(|value| !value.is_empty())),
         }
@@ -116,6 +118,12 @@ impl Loader {
     #[must_use]
     pub fn store(self, url: impl Into<String>) -> Loader {
         Loader { store: Some(Secret::new(url)), ..self }
+    }
+
+    /// How many nodes there are, whatever the file says.
+    #[must_use]
+    pub fn instances(self, instances: u32) -> Loader {
+        Loader { instances: Some(instances), ..self }
     }
 
     /// Where environment variables come from.
@@ -163,6 +171,11 @@ impl Loader {
     /// The store from outside the file.
     pub(crate) fn given_store(&self) -> Option<&Secret> {
         self.store.as_ref()
+    }
+
+    /// The number of nodes from outside the file.
+    pub(crate) fn given_instances(&self) -> Option<u32> {
+        self.instances
     }
 
     pub(crate) fn variable(&self, name: &str) -> Option<String> {

@@ -13,13 +13,13 @@ use crate::answer::Style;
 use crate::failure::OnFailure;
 use crate::identity::{ApiKeys, Rotate};
 
-/// A configuration file: the same for the layer, the server and the gateway.
+/// A configuration file: the same for the layer and the server.
 #[derive(Clone, PartialEq, Debug, Default, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default, deny_unknown_fields)]
 #[cfg_attr(feature = "schema", schemars(title = "Tollgate configuration"))]
 pub struct Config {
-    /// Where counters live: `memory`, or a `redis://`, `rediss://`, `redis+cluster://` or `redis+sentinel://` URL.
+    /// Where counters live: `memory`, or a `redis://` or `rediss://` URL.
     pub store: Option<Spanned<Secret>>,
     /// What every key in the store begins with; `tollgate` unless said.
     pub prefix: Option<Spanned<String>>,

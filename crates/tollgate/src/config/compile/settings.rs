@@ -20,8 +20,7 @@ use crate::rules::{PlanHash, PlanLookup};
 #[cfg(feature = "redis")]
 use tollgate_redis::RedisStore;
 
-/// The schemes of shared stores.
-const SCHEMES: [&str; 4] = ["redis://", "rediss://", "redis+cluster://", "redis+sentinel://"];
+const MEMORY: &str = "memory";
 const PREFIX_BYTES_MAX: usize = 64;
 const HASH_NAME_BYTES_MAX: usize = 512;
 
@@ -46,7 +45,7 @@ pub struct Settings {
 impl Settings {
     /// Whether counters live in a store that nodes share.
     pub fn is_shared(&self) -> bool {
-        self.store.as_ref().is_some_and(|store| store.reveal() != "memory")
+        self.store.as_ref().is_some_and(|store| store.reveal() != MEMORY)
     }
 
     /// A limiter as these settings want it, ready to be built: on their store, or in memory if they name none. Who decides by
@@ -88,6 +87,20 @@ impl Settings {
     }
 }
 
+/// Whether there is a store by this name. What is wrong is told without the password.
+#[cfg(feature = "redis")]
+fn check_url(url: &str) -> Result<(), String> {
+    if url == MEMORY { Ok(()) } else { RedisStore::check_url(url).map_err(|error| error.to_string()) }
+}
+
+/// The same, by a program that has no Redis: of a URL it knows how it begins.
+#[cfg(not(feature = "redis"))]
+fn check_url(url: &str) -> Result<(), String> {
+    let is_url = |scheme: &str| url.strip_prefix(scheme).is_some_and(|rest| !rest.is_empty());
+    let is_known = url == MEMORY || ["redis://", "rediss://"].into_iter().any(is_url);
+    if is_known { Ok(()) } else { Err("expected a URL that begins with redis:// or rediss://".to_owned()) }
+}
+
 impl Compiler<'_> {
     pub(super) fn settings(&mut self, config: &Config) -> Settings {
         let store = match (self.loader.given_store(), &config.store) {
@@ -99,10 +112,11 @@ impl Compiler<'_> {
             self.check_store(store);
         }
         let deadline = config.deadline.as_ref().and_then(|text| self.time(text));
+        let instances = config.instances.as_ref().and_then(|instances| self.instances(instances));
         Settings {
             store,
             prefix: config.prefix.as_ref().map_or("tollgate".to_owned(), |prefix| self.prefix(prefix)),
-            instances: config.instances.as_ref().and_then(|instances| self.instances(instances)),
+            instances: self.loader.given_instances().or(instances),
             deadline: deadline.unwrap_or(Duration::from_millis(25)),
             on_failure: config.on_failure.into(),
             plan_hash: config.plan_sources.redis_hash.as_ref().map(|name| self.plan_hash(name)),
@@ -110,13 +124,9 @@ impl Compiler<'_> {
     }
 
     fn check_store(&mut self, store: &Spanned<Secret>) {
-        let text = store.reveal();
-        let is_url = |scheme: &str| text.strip_prefix(scheme).is_some_and(|rest| !rest.is_empty());
-        if text != "memory" && !SCHEMES.into_iter().any(is_url) {
-            let finding = Finding::new(Code::InvalidStore, "expected `memory` or the URL of a Redis or Valkey")
-                .help(format!("accepted are memory and URLs that begin with {}", SCHEMES.join(", ")));
-            self.note(finding.at(store.span()));
-        }
+        let Err(problem) = check_url(store.reveal()) else { return };
+        let finding = Finding::new(Code::InvalidStore, problem).help("or `memory`, for counters in this process alone");
+        self.note(finding.at(store.span()));
     }
 
     fn prefix(&mut self, prefix: &Spanned<String>) -> String {

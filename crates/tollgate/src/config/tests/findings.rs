@@ -230,6 +230,45 @@ fn all_errors_are_told_at_once_in_the_order_of_the_file() {
     assert_eq!(codes(text), [InvalidTime, InvalidName, InvalidPath, InvalidLimit, InvalidLimit, InvalidNetwork]);
 }
 
+/// What cannot be opened at the start must not pass for usable before it.
+#[test]
+#[cfg(feature = "redis")]
+fn a_store_that_no_program_could_open_is_an_error_and_its_password_is_not_told() {
+    for url in [
+        "mysql://planted@h",
+        "redis+cluster://:planted@h",
+        "redis+sentinel://:planted@h/0",
+        "redis://u:planted@h:xx",
+        "redis://:planted@",
+        "redis://:planted@h/nine",
+        "redis://u:planted%zz@h",
+    ] {
+        let text = format!("store = '{url}'\ninstances = 1");
+        let found = findings(&text);
+        let finding = found.iter().find(|finding| finding.code() == Code::InvalidStore).expect(url);
+        assert!(load(&text).is_err() && underlined(&text, finding) == format!("'{url}'"), "{finding:?}");
+        assert!(finding.message().contains("redis://[user:password@]host[:port][/database]"), "{finding:?}");
+        assert!(finding.help_text().is_some_and(|help| help.contains("`memory`")), "{finding:?}");
+        let report = format!("{:?}", miette::Report::new(finding.clone()));
+        assert!(!report.contains("planted"), "{report}");
+    }
+    for url in ["memory", "redis://h", "rediss://u:p%40ss@h:7000/3", "redis://[::1]"] {
+        assert!(!codes(&format!("store = '{url}'")).contains(&Code::InvalidStore), "{url}");
+    }
+}
+
+#[test]
+fn a_number_of_instances_from_outside_counts_instead_of_the_one_in_the_file() {
+    let load = |text: &str| {
+        let text = format!("{text}\n[[rules]]\nname = 'a'\nlimits = ['1/s']");
+        let loaded = super::loader().instances(3).load_text("t", &text, crate::config::Format::Toml).unwrap();
+        (loaded.settings.instances, loaded.findings.iter().map(|finding| finding.code()).collect::<Vec<_>>())
+    };
+    assert_eq!(load("store = 'redis://h'"), (Some(3), vec![]));
+    assert_eq!(load("store = 'redis://h'\ninstances = 2"), (Some(3), vec![]));
+    assert_eq!(load(""), (Some(3), vec![Code::MemoryNotShared]));
+}
+
 #[test]
 fn a_store_from_outside_counts_instead_of_the_one_in_the_file() {
     let text = "[[rules]]\nname = 'a'\nlimits = ['1/s']";
