@@ -1,21 +1,21 @@
 //! Counters in process memory: sharded, bounded, without a thread of its own.
 //!
 //! ```text
-//!   key bytes ──127-bit seeded hash──▶ shard (Mutex) ──▶ table of 32-byte slots
-//!                                         └▶ rings of the long logs
+//!   key bytes ──seeded hash──▶ shard of the subject (Mutex) ──▶ table of 32-byte slots
+//!                                                           └▶ rings of the long logs
 //! ```
 //!
 //! **A check in place.** The key is hashed, never copied, and a known counter is decided where it stands: no allocation, and
-//! one or two cache lines (the slot, the entries of a long log) to wait for. Only a check of several limits takes its states
-//! out for its duration, short rings as copies. Only hashes are kept; two keys share a counter with a probability of about
+//! one or two cache lines (the slot, the entries of a long log) to wait for. So are several, where all of them have room; only a check
+//! that may be refused takes its states out for its duration, short rings as copies. Only hashes are kept; two keys share a counter with a probability of about
 //! 2^-95 per pair, under seeds that nobody outside knows.
 //!
 //! **The usual is short.** Whatever can be worked out with a limit (reciprocals to divide by, how its slots are marked) is,
 //! and each state machine has a path for the check that has nothing unusual about it: a few hundred instructions are most of
 //! what a hot key costs. Times are put into words after the lock is given back.
 //!
-//! **One decision, several shards.** The shards of a multi-limit check are locked together, in ascending order, so
-//! that two checks never wait for each other in a circle. All or none is then a matter of looking before charging.
+//! **One decision, several limits.** All counters of a subject are behind one lock. Where a check names several subjects, their shards are
+//! locked together, in ascending order, so that two checks never wait for each other in a circle. All or none is then a matter of looking before charging.
 //!
 //! **Time** is read before the lock and read again under it only if the shard has meanwhile seen
 //! a later one. So no counter ever runs backwards because of a race, and a clock that really went back is

@@ -11,7 +11,7 @@
 //!      refusal                     refusal
 //! ```
 //!
-//! Whoever serves requests (the Tower layer, the decision service, the gateway) calls [`Engine::decide`] before the work and
+//! Whoever serves requests (the Tower layer, the decision service) calls [`Engine::decide`] before the work and
 //! [`Passage::finish`] after it, and translates; there is no other way through.
 //!
 //! **One decision.** All enforced rules that match are decided together: the request passes all their limits or is charged by none.
@@ -23,8 +23,8 @@
 //! when), and a request that nobody waits for any more has failed. So a client that resets its requests as fast as it sends them
 //! is charged like any other.
 //!
-//! **In process nothing waits.** With counters in memory, and plans that need no lookup, a decision is made where it is asked for, without a task, a
-//! box or an await.
+//! **In process nothing waits.** With counters in memory, and plans that need no lookup, a decision is made where it is asked for, without a task or
+//! an await, and in the place from which it will be told: moving what was just written is a good part of what such a decision costs.
 //!
 //! **A reload** swaps the rules whole. Requests that are under way finish by the rules they began with; counters are named by rule
 //! and limit, so they live on.

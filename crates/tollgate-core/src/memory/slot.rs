@@ -5,7 +5,7 @@
 //!          hash     hash     wide      small      time
 //! ```
 //!
-//! Twelve bytes of the key's hash name the counter (the shard was chosen by other bits of it). The
+//! Twelve bytes of the key's hash name the counter (its subject alone has chosen the shard). The
 //! rest is the state; the name of the key itself is not kept.
 //!
 //! | kind | time (52 bits) | wide (45 bits) | small (53 bits) |
