@@ -372,10 +372,10 @@ impl Limiter {
     ) -> Result<(), Unavailable> {
         let Inner { clock, counters, observers, .. } = &*self.0;
         let begun = observers.begin(&**clock);
-        *decision = unmade();
+        decision.lines.clear();
         let answer = match guarded(|| store.check_onto(check, &mut decision.lines)) {
             Some(at) => {
-                decision.at = at;
+                (decision.at, decision.source) = (at, Source::Store);
                 Ok(())
             }
             None => self.undecided(check, otherwise).map(|undecided| *decision = undecided),

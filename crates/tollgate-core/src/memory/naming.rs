@@ -80,9 +80,23 @@ impl Naming {
 
     #[inline(always)]
     pub(super) fn name(&self, limit: &Limit, key: &Key<'_>) -> CounterHash {
-        let subject = key.subject();
-        let words = key.short_subject().unwrap_or_else(|| self.long_subject(subject));
-        self.mix(words, key.scope_number(limit), subject.len())
+        self.mix(self.words(key), key.scope_number(limit), key.subject().len())
+    }
+
+    /// The names of several counters. Most are of one subject, which is then read once.
+    #[inline(always)]
+    pub(super) fn names<const N: usize>(&self, demands: &[&Demand<'_>; N]) -> [CounterHash; N] {
+        let first = demands[0].key.subject();
+        let words = self.words(&demands[0].key);
+        demands.map(|Demand { limit, key, .. }| {
+            let words = if std::ptr::eq(key.subject(), first) { words } else { self.words(key) };
+            self.mix(words, key.scope_number(limit), key.subject().len())
+        })
+    }
+
+    #[inline(always)]
+    fn words(&self, key: &Key<'_>) -> (u64, u64) {
+        key.short_subject().unwrap_or_else(|| self.long_subject(key.subject()))
     }
 
     /// The overflow counter that stands for a newcomer: by its hash one of `per_shard` in its shard, for this limit.

@@ -10,6 +10,7 @@
 
 use parking_lot::MutexGuard;
 
+use super::naming::CounterHash;
 use super::rings::Rings;
 use super::shard::Shard;
 use super::slot::Slot;
@@ -44,24 +45,49 @@ impl MemoryStore {
         read: Timestamp,
         lines: &mut Lines,
     ) -> Option<Timestamp> {
-        let names = demands.map(|demand| self.naming.name(&demand.limit, &demand.key));
-        let (mut shards, shard_of) = self.lock_together(names.map(|name| self.shard_index(name)));
+        let names = self.naming.names(&demands);
+        let indices = names.map(|name| self.shard_index(name));
+        if indices.iter().any(|index| *index != indices[0]) {
+            return self.admit_apart(demands, (names, indices), read, lines);
+        }
+        // Of one subject, as most are.
+        let mut shard = self.shards[indices[0]].0.lock();
+        let now = shard.arrive(read, &self.clock);
+        shard.set_time(now);
+        let mut places = [0; N];
+        for index in 0..N {
+            places[index] = place_with_room(&mut shard, names[index], demands[index], now)?;
+        }
+        for index in 0..N {
+            self.charge_in_place(shard.slot_at(places[index]), demands[index], now, lines);
+        }
+        // Only now: reclaiming may move what has not been decided yet.
+        shard.finish(&self.budget);
+        Some(now)
+    }
+
+    /// The same for several subjects, whose counters are behind several locks.
+    #[inline(never)]
+    fn admit_apart<const N: usize>(
+        &self,
+        demands: [&Demand<'_>; N],
+        (names, indices): ([CounterHash; N], [usize; N]),
+        read: Timestamp,
+        lines: &mut Lines,
+    ) -> Option<Timestamp> {
+        let (mut shards, shard_of) = self.lock_together(indices);
         let now = shards.iter().flatten().map(|shard| shard.arrive(read, &self.clock)).max()?;
         shards.iter_mut().flatten().for_each(|shard| shard.set_time(now));
 
         let mut places = [0; N];
         for index in 0..N {
-            let (Demand { limit, cost, .. }, shard) = (demands[index], shards[shard_of[index]].as_mut()?);
-            places[index] = shard.find(names[index])?;
-            if !shard.slot_at(places[index]).0.has_room_for(limit, now, cost.units()) {
-                return None;
-            }
+            let shard = shards[shard_of[index]].as_mut()?;
+            places[index] = place_with_room(shard, names[index], demands[index], now)?;
         }
         for index in 0..N {
             let slot = shards[shard_of[index]].as_mut()?.slot_at(places[index]);
             self.charge_in_place(slot, demands[index], now, lines);
         }
-        // Only now: reclaiming may move what has not been decided yet.
         shards.iter_mut().flatten().for_each(|shard| shard.finish(&self.budget));
         Some(now)
     }
@@ -125,6 +151,14 @@ impl MemoryStore {
     }
 }
 
+/// Where the counter is, if it has one of its own with room for the demand.
+#[inline(always)]
+fn place_with_room(shard: &mut Shard, name: CounterHash, demand: &Demand<'_>, now: Timestamp) -> Option<usize> {
+    let place = shard.find(name)?;
+    let (slot, _) = shard.slot_at(place);
+    slot.has_room_for(&demand.limit, now, demand.cost.units()).then_some(place)
+}
+
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
@@ -142,7 +176,8 @@ mod tests {
     fn several_limits_are_decided_as_the_algorithms_say() {
         let limits = ["9/100ms", "7/90ms fixed-window", "8/80ms token-bucket", "20/300ms sliding-log"];
         let limits: Vec<Limit> = limits.iter().map(|text| text.parse().unwrap()).collect();
-        for count in 2..=limits.len() {
+        let cases = [&["user:42"; 4], &["user:42", "ip:10.0.0.1", "user:42", "global"]];
+        for (count, subjects) in (2..=limits.len()).flat_map(|count| cases.map(|subjects| (count, subjects))) {
             let clock = Arc::new(ManualClock::new(Timestamp::from_micros(1_000_000)));
             let store = MemoryStore::builder().clock(clock.clone()).build();
             let mut states: Vec<State> = limits.iter().map(State::unused).collect();
@@ -150,10 +185,11 @@ mod tests {
             for step in 0..20_000 {
                 random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
                 clock.advance(Duration::from_millis(random >> 60));
-                let key = Key::new("user:42").unwrap();
                 let cost = Cost::new((random >> 40) as u32 % 3);
-                let demands: Vec<Demand<'_>> =
-                    limits[..count].iter().map(|limit| Demand::new(*limit, key).cost(cost)).collect();
+                let demand = |(limit, subject): (&Limit, &&'static str)| {
+                    Demand::new(*limit, Key::new(*subject).unwrap()).cost(cost)
+                };
+                let demands: Vec<Demand<'_>> = limits[..count].iter().zip(subjects).map(demand).collect();
                 let now = crate::time::Clock::now(&*clock);
                 let expected = decide(now, &demands, &mut states);
                 let mut lines = Lines::new();

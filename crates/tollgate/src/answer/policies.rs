@@ -1,6 +1,5 @@
 //! All policies that answer one request together.
 
-use std::io;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -206,16 +205,21 @@ impl Policies {
 
     fn write_ietf(&self, decision: &Decision, headers: &mut HeaderMap) {
         // A few policies fit onto the stack, so that the value's own copy is the only allocation.
-        let mut stack = [0; STACK_BYTES];
-        let mut rest = &mut stack[..];
-        let value = match self.render_ietf(decision, &mut rest) {
-            Ok(()) => {
-                let length = STACK_BYTES - rest.len();
-                HeaderValue::from_bytes(&stack[..length])
-            }
-            Err(_full) => {
+        let (mut stack, mut len) = ([0; STACK_BYTES], 0);
+        let onto_stack = |piece: &[u8]| {
+            let place = stack.get_mut(len..len + piece.len())?;
+            place.copy_from_slice(piece);
+            len += piece.len();
+            Some(())
+        };
+        let value = match self.render_ietf(decision, onto_stack) {
+            Some(()) => HeaderValue::from_bytes(&stack[..len]),
+            None => {
                 let mut text = Vec::new();
-                self.render_ietf(decision, &mut text).ok();
+                self.render_ietf(decision, |piece| {
+                    text.extend_from_slice(piece);
+                    Some(())
+                });
                 HeaderValue::try_from(text)
             }
         };
@@ -225,19 +229,19 @@ impl Policies {
         self.write_advertised(headers);
     }
 
-    /// The value of `RateLimit`. Fails only where there is no room.
+    /// The value of `RateLimit`, piece by piece, as long as there is room.
     #[inline]
-    fn render_ietf(&self, decision: &Decision, text: &mut impl io::Write) -> io::Result<()> {
+    fn render_ietf(&self, decision: &Decision, mut put: impl FnMut(&[u8]) -> Option<()>) -> Option<()> {
         for ToldLine { place, open } in &self.told {
             let Some(line) = decision.lines.get(*place) else { continue };
-            text.write_all(open)?;
-            text.write_all(itoa::Buffer::new().format(line.remaining).as_bytes())?;
+            put(open)?;
+            put(itoa::Buffer::new().format(line.remaining).as_bytes())?;
             if let Some(secs) = until_next(line).as_secs_ceil() {
-                text.write_all(b";t=")?;
-                text.write_all(itoa::Buffer::new().format(secs).as_bytes())?;
+                put(b";t=")?;
+                put(itoa::Buffer::new().format(secs).as_bytes())?;
             }
         }
-        Ok(())
+        Some(())
     }
 
     fn write_draft_6(&self, decision: &Decision, headers: &mut HeaderMap) {

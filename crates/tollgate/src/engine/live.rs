@@ -11,7 +11,9 @@ use std::time::Duration;
 use foldhash::fast::RandomState;
 use parking_lot::RwLock;
 use smallvec::{SmallVec, smallvec};
-use tollgate_core::{Algorithm, Cost, Decision, Demand, Key, Limit, Line, RuleScopeBuf, Source, Wait};
+use tollgate_core::{
+    Algorithm, Check, CheckError, Cost, Decision, Demand, Key, Limit, Line, RuleScopeBuf, Source, Wait,
+};
 
 use super::rule_counts::{RuleCount, RuleCounts, RuleStats};
 use crate::answer::{Policies, Policy};
@@ -78,6 +80,8 @@ pub(super) struct Bundle {
 pub(super) struct Group {
     pub(super) parts: Vec<Part>,
     pub(super) policies: Arc<Policies>,
+    /// Where each of its rules counts what it says.
+    rule_counts: Box<[RuleCount]>,
     /// What each part says for a store that does not answer.
     pub(super) on_failure: Box<[OnFailure]>,
     /// Whether its counters are this process's own: those of shield rules.
@@ -85,6 +89,8 @@ pub(super) struct Group {
     pub(super) is_refundable: bool,
     /// Whether one of its limits may let pass and tell to wait.
     pub(super) may_hold: bool,
+    /// Whether its limits can be decided together, whoever asks.
+    is_one_check: bool,
 }
 
 /// One limit of one rule.
@@ -212,7 +218,22 @@ impl Live {
         let is_refundable = parts.iter().any(|part| part.charge.is_refundable());
         let may_hold = parts.iter().any(Part::may_hold);
         let on_failure = parts.iter().map(|part| part.on_failure).collect();
-        (!parts.is_empty()).then_some(Group { parts, policies, on_failure, is_in_process, is_refundable, may_hold })
+        // If they count on different counters for one subject, then for any.
+        let last = parts.iter().map(|part| part.subject).max().unwrap_or(0);
+        let subjects = (0..=last).map(|_| Subject::unwritten()).collect();
+        let asked = Asked { subjects, terms: Terms::default() };
+        let is_one_check = Check::new(&parts.iter().map(|part| part.demand(&asked)).collect::<Demands<'_>>()).is_ok();
+        let rule_counts = by_rule(&parts).map(|rule| rule[0].counts.clone()).collect();
+        (!parts.is_empty()).then_some(Group {
+            parts,
+            policies,
+            rule_counts,
+            on_failure,
+            is_in_process,
+            is_refundable,
+            may_hold,
+            is_one_check,
+        })
     }
 
     /// What each rule has said.
@@ -227,7 +248,7 @@ impl Group {
     pub(super) fn count(&self, decision: &Decision, terms: Terms) {
         let is_plain = !self.may_hold && decision.lines.len() == self.parts.len() && decision.allowed();
         match is_plain {
-            true => self.rules().for_each(|rule| rule[0].counts.count(Said::Allow, decision.source)),
+            true => self.rule_counts.iter().for_each(|counts| counts.count(Said::Allow, decision.source)),
             false => self.count_apart(decision, terms),
         }
     }
@@ -237,7 +258,7 @@ impl Group {
         let mut lines = decision.lines.iter();
         // Who is let in but will not wait for it is refused.
         let goes_on = |line: &Line| line.allowed && !(self.may_hold && terms.exclude(line.retry_after));
-        for rule in self.rules() {
+        for rule in by_rule(&self.parts) {
             let has_lines = is_complete || (!decision.lines.is_empty() && rule[0].is_local());
             let (allowed, source) = match has_lines {
                 true => (lines.by_ref().take(rule.len()).fold(true, |all, line| all & goes_on(line)), decision.source),
@@ -264,12 +285,7 @@ impl Group {
 
     /// Counts a request that was refused because the store is away.
     pub(super) fn count_unavailable(&self) {
-        self.rules().for_each(|rule| rule[0].counts.count(Said::Unavailable, Source::None));
-    }
-
-    /// The parts, by rule.
-    fn rules(&self) -> impl Iterator<Item = &[Part]> {
-        self.parts.chunk_by(|one, other| one.subject == other.subject)
+        self.rule_counts.iter().for_each(|counts| counts.count(Said::Unavailable, Source::None));
     }
 
     #[cold]
@@ -287,6 +303,15 @@ impl Group {
         line_count == self.parts.len() || part.is_local()
     }
 
+    /// What was demanded, as one check.
+    ///
+    /// # Errors
+    /// When these limits cannot be decided together.
+    #[inline]
+    pub(super) fn check<'a>(&self, demands: &'a [Demand<'a>]) -> Result<Check<'a>, CheckError> {
+        if self.is_one_check { Ok(Check::of_distinct(demands)) } else { Check::new(demands) }
+    }
+
     /// What the request demands of all its limits.
     pub(super) fn demands<'a>(&'a self, asked: &'a Asked) -> Demands<'a> {
         let mut demands = match &self.parts[..] {
@@ -301,6 +326,10 @@ impl Group {
         }
         demands
     }
+}
+
+fn by_rule(parts: &[Part]) -> impl Iterator<Item = &[Part]> {
+    parts.chunk_by(|one, other| one.subject == other.subject)
 }
 
 impl Part {

@@ -87,6 +87,7 @@ impl RuleCounts {
 }
 
 /// The counts of one rule in one mode.
+#[derive(Clone)]
 pub(super) struct RuleCount {
     counts: Arc<ByMode>,
     mode: Mode,

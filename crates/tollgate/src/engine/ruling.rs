@@ -55,7 +55,7 @@ impl Engine {
         if let Some(enforced) = bundle.enforced.as_ref().filter(|_| hearing.goes_on()) {
             // The decision is made where it is told from, and moved nowhere.
             let (demands, mut told) = (enforced.demands(&asked), Told::by(enforced, unmade()));
-            let decided = checked(&demands).and_then(|check| {
+            let decided = checked(enforced, &demands).and_then(|check| {
                 let decided = self.0.limiter.check_each_at_once(&check, &enforced.on_failure, &mut told.decision);
                 decided.expect(IN_PROCESS).map_err(|_unavailable| Undecided)
             });
@@ -127,13 +127,13 @@ impl Engine {
     }
 
     fn pass_shield(&self, shield: &Group, asked: &Asked) -> Result<Decision, Undecided> {
-        Ok(self.0.shield.check(&checked(&shield.demands(asked))?))
+        Ok(self.0.shield.check(&checked(shield, &shield.demands(asked))?))
     }
 
     /// All enforced rules together, by the store or by each rule's word for its absence.
     async fn decide_enforced(&self, bundle: &Bundle, group: &Group, asked: &Asked) -> Result<Decision, Undecided> {
         let demands = group.demands(asked);
-        let check = checked(&demands)?;
+        let check = checked(group, &demands)?;
         let is_refundable = group.is_refundable || bundle.may_be_withdrawn(asked.terms);
         let decided = self.0.limiter.check_each(&check, &group.on_failure, is_refundable).await;
         decided.map_err(|_unavailable| Undecided)
@@ -211,8 +211,8 @@ impl Charged {
 
 /// What is demanded, as one check.
 #[inline]
-fn checked<'a>(demands: &'a [Demand<'a>]) -> Result<Check<'a>, Undecided> {
-    Check::new(demands).map_err(|error| {
+fn checked<'a>(group: &Group, demands: &'a [Demand<'a>]) -> Result<Check<'a>, Undecided> {
+    group.check(demands).map_err(|error| {
         tracing::error!(%error, "the rules that match one request cannot be decided together");
         Undecided
     })

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use http::{HeaderMap, Method};
+use http::{HeaderMap, Method, Uri};
 
 use super::path;
 
@@ -20,33 +20,37 @@ use super::path;
 #[derive(Clone, Debug)]
 pub struct RequestView<'r> {
     method: &'r Method,
-    path: &'r str,
     headers: &'r HeaderMap,
-    authority: Option<&'r str>,
+    target: Target<'r>,
+}
+
+/// Where a request goes. A URI is taken apart when a rule looks at it.
+#[derive(Clone, Copy, Debug)]
+enum Target<'r> {
+    Uri(&'r Uri),
+    Parts { path: &'r str, authority: Option<&'r str> },
 }
 
 impl<'r> RequestView<'r> {
     /// A request with this method, path (a query does not matter) and headers, of which Host is one.
     pub fn new(method: &'r Method, path: &'r str, headers: &'r HeaderMap) -> RequestView<'r> {
-        RequestView { method, path, headers, authority: None }
+        RequestView { method, headers, target: Target::Parts { path, authority: None } }
     }
 
     /// The same request, whose URI names a host too.
     #[must_use]
     pub fn with_authority(self, authority: Option<&'r str>) -> RequestView<'r> {
-        RequestView { authority, ..self }
+        RequestView { target: Target::Parts { path: self.path(), authority }, ..self }
     }
 
     /// An HTTP request.
     pub fn of<B>(request: &'r http::Request<B>) -> RequestView<'r> {
-        RequestView::new(request.method(), request.uri().path(), request.headers())
-            .with_authority(request.uri().authority().map(|authority| authority.as_str()))
+        RequestView { method: request.method(), headers: request.headers(), target: Target::Uri(request.uri()) }
     }
 
     /// The head of an HTTP request.
     pub fn of_parts(parts: &'r http::request::Parts) -> RequestView<'r> {
-        RequestView::new(&parts.method, parts.uri.path(), &parts.headers)
-            .with_authority(parts.uri.authority().map(|authority| authority.as_str()))
+        RequestView { method: &parts.method, headers: &parts.headers, target: Target::Uri(&parts.uri) }
     }
 
     /// The method.
@@ -56,7 +60,17 @@ impl<'r> RequestView<'r> {
 
     /// The path as it was sent.
     pub fn path(&self) -> &'r str {
-        self.path
+        match self.target {
+            Target::Uri(uri) => uri.path(),
+            Target::Parts { path, .. } => path,
+        }
+    }
+
+    fn authority(&self) -> Option<&'r str> {
+        match self.target {
+            Target::Uri(uri) => uri.authority().map(|authority| authority.as_str()),
+            Target::Parts { authority, .. } => authority,
+        }
     }
 
     /// The one spelling under which the path is counted, whatever the client wrote: for `by = ["path"]`, as the
@@ -73,7 +87,7 @@ impl<'r> RequestView<'r> {
     /// # Ok::<(), http::Error>(())
     /// ```
     pub fn canonical_path(&self) -> Cow<'r, str> {
-        path::canonical(self.path).unwrap_or_default()
+        path::canonical(self.path()).unwrap_or_default()
     }
 
     /// The headers.
@@ -84,7 +98,7 @@ impl<'r> RequestView<'r> {
     /// Every host that the request names: in its URI, in Host.
     pub fn hosts(&self) -> impl Iterator<Item = &'r str> {
         // `user@host` is an authority too.
-        let authority = self.authority.map(|authority| authority.rsplit('@').next().unwrap_or(authority));
+        let authority = self.authority().map(|authority| authority.rsplit('@').next().unwrap_or(authority));
         // Looked up when it is asked for: most rules are for every host.
         let lines = std::iter::once(self.headers).flat_map(|headers| headers.get_all(http::header::HOST));
         authority.into_iter().chain(lines.filter_map(|line| line.to_str().ok()))
