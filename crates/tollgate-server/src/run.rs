@@ -6,6 +6,10 @@
 //!                                          has time to notice     are dropped after the grace
 //! ```
 //!
+//! A client that keeps its HTTP connection and asks while it drains hears with its answer that this was the last one. It is not
+//! cut off before it asks: between two questions a busy connection looks like an idle one, and the next question may be on its way.
+//! What is still silent when the doors close is closed at once.
+//!
 //! Each connection is a task of its own on a thread of the [crew](crate::crew), and there are never more of them than a door
 //! has places: one more is told so and closed.
 
@@ -19,7 +23,7 @@ use tokio::task::JoinSet;
 use tollgate::engine::Engine;
 use tollgate::{DecisionCounts, Limiter, SystemClock};
 
-use crate::accept::{Closing, DoorCounts, Gate, accept};
+use crate::accept::{Closing, DoorCounts, Gate, Stage, accept};
 use crate::admin::token::Token;
 use crate::admin::{AdminDoor, is_loopback};
 use crate::crew::Crew;
@@ -207,10 +211,11 @@ pub async fn run(listeners: Listeners, doors: Doors, shutdown: impl Future<Outpu
 
     shutdown.await;
     readiness.leave();
+    let _ = close.send(Stage::Leaving);
     tokio::time::sleep(doors.bounds.drain).await;
-    let _ = close.send(true);
+    let _ = close.send(Stage::Closing);
     while serving.join_next().await.is_some() {}
-    let _ = close_admin.send(true);
+    let _ = close_admin.send(Stage::Closing);
     while serving_admin.join_next().await.is_some() {}
 }
 
@@ -228,7 +233,7 @@ fn serve_http(
     });
     let idle = doors.bounds.http_idle;
     accept(listener, gate, closing, move |stream, closing: Closing| {
-        let serving = door.clone().serve(stream, idle, closing.begun());
+        let serving = door.clone().serve(stream, idle, closing);
         async move {
             if let Err(error) = serving.await {
                 tracing::debug!(%error, "an HTTP connection broke");
@@ -279,7 +284,7 @@ fn serve_admin(
     let idle = doors.bounds.http_idle;
     accept(listener, gate, closing, move |stream, closing: Closing| {
         let door = door.clone();
-        let serving = connection::serve(stream, idle, closing.begun(), move |request| {
+        let serving = connection::serve(stream, idle, closing, move |request| {
             let door = door.clone();
             async move { door.answer(request).await }
         });

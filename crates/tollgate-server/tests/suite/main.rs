@@ -5,5 +5,6 @@ mod behind_doors;
 mod conformance;
 mod corpus;
 mod http_subject;
+mod leaving;
 mod resp_subject;
 mod throttle;
