@@ -238,6 +238,53 @@ async fn a_silent_client_is_let_go() {
     assert!(door.ends().await);
 }
 
+/// Says a byte every now and then until the door closes: after how long?
+async fn trickle(mut door: Door, bytes: impl IntoIterator<Item = u8>) -> Duration {
+    let start = Instant::now();
+    for byte in bytes.into_iter().take(1_000) {
+        if door.client.write_all(&[byte]).await.is_err() {
+            return start.elapsed();
+        }
+        tokio::time::sleep(Duration::from_millis(700)).await;
+    }
+    panic!("the door never closes")
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_command_that_trickles_is_not_waited_for_beyond_its_time() {
+    let options = RespOptions { idle: Duration::from_secs(1), ..RespOptions::default() };
+    let mut slow = door(options.clone());
+    slow.say(b"PING\r\n*2\r\n$60000\r\n", "+PONG\r\n").await;
+    let took = trickle(slow, std::iter::repeat(b'x')).await;
+    assert!((COMMAND_WITHIN..COMMAND_WITHIN + Duration::from_secs(1)).contains(&took), "{took:?}");
+
+    // Each command has its own time, even if the next one has begun when it ends.
+    let mut steady = door(options);
+    for byte in b"PING\r\n".repeat(20) {
+        steady.client.write_all(&[byte]).await.unwrap();
+        tokio::time::sleep(Duration::from_millis(700)).await;
+    }
+    steady.say(b"PI", &"+PONG\r\n".repeat(20)).await;
+    for _ in 0..20 {
+        tokio::time::sleep(Duration::from_millis(700)).await;
+        steady.say(b"NG\r\nPI", "+PONG\r\n").await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_that_gives_no_password_is_let_go_whatever_it_says_meanwhile() {
+    let options = RespOptions { password: Some("open sesame".to_owned()), idle: Duration::from_secs(1) };
+    let took = trickle(door(options.clone()), b"PING\r\n".iter().copied().cycle()).await;
+    assert!((PASSWORD_WITHIN..PASSWORD_WITHIN + Duration::from_secs(1)).contains(&took), "{took:?}");
+
+    let mut known = door(options);
+    known.say(b"*2\r\n$4\r\nAUTH\r\n$11\r\nopen sesame\r\n", "+OK\r\n").await;
+    for _ in 0..40 {
+        tokio::time::sleep(Duration::from_millis(700)).await;
+        known.say(b"PING\r\n", "+PONG\r\n").await;
+    }
+}
+
 #[tokio::test]
 async fn a_limit_that_was_read_before_is_used_only_for_the_same_numbers() {
     let mut door = door(RespOptions::default());
