@@ -41,6 +41,8 @@ struct Rules {
     loader: Loader,
     engine: Engine,
     loaded: ArcSwap<Loaded>,
+    /// The files that a configuration names which could not be used: one of them may be why.
+    wanted: Mutex<Vec<PathBuf>>,
 }
 
 /// What came of reloads so far.
@@ -77,8 +79,8 @@ impl Reloader {
 
     /// For a configuration that was `loaded` from `file` by `loader`, and that `engine` goes by.
     pub fn rules(file: &Path, loader: Loader, loaded: Loaded, engine: Engine) -> Reloader {
-        let rules = Rules { file: file.to_owned(), loader, engine, loaded: ArcSwap::from_pointee(loaded) };
-        Reloader::new(Some(rules), None)
+        let (file, loaded) = (file.to_owned(), ArcSwap::from_pointee(loaded));
+        Reloader::new(Some(Rules { file, loader, engine, loaded, wanted: Mutex::default() }), None)
     }
 
     /// The same, with the certificate of the doors.
@@ -130,13 +132,13 @@ impl Reloader {
         self.0.history.lock().clone()
     }
 
-    /// All files that what is in force was read from.
+    /// All files that what is in force was read from, and those that something which could not be used would be read from.
     fn files(&self) -> Vec<PathBuf> {
         let mut files: Vec<PathBuf> = Vec::new();
         if let Some(rules) = &self.0.rules {
-            let directory = rules.file.parent().unwrap_or(Path::new(""));
             files.push(rules.file.clone());
-            files.extend(named_files(&rules.loaded.load().config).map(|name| directory.join(name)));
+            files.extend(rules.named(&rules.loaded.load().config));
+            files.extend_from_slice(&rules.wanted.lock());
         }
         files.extend(self.0.tls.iter().flat_map(Tls::files).map(Path::to_owned));
         files
@@ -153,6 +155,25 @@ fn named_files(config: &Config) -> impl Iterator<Item = &str> {
     config.keys_file.iter().chain(jwt).chain(secret).map(|name| name.as_str())
 }
 
+impl Rules {
+    /// The files that a configuration names, found from where its own file is.
+    fn named(&self, config: &Config) -> Vec<PathBuf> {
+        let directory = self.file.parent().unwrap_or(Path::new(""));
+        named_files(config).map(|name| directory.join(name)).collect()
+    }
+
+    fn load(&self) -> Result<Loaded, ReloadError> {
+        let loaded = self.loader.load(&self.file);
+        let wanted = match &loaded {
+            Ok(_) => Vec::new(),
+            // One that cannot even be read has to change itself.
+            Err(_) => Config::read(&self.file).map(|config| self.named(&config)).unwrap_or_default(),
+        };
+        *self.wanted.lock() = wanted;
+        loaded.map_err(ReloadError::Configuration)
+    }
+}
+
 fn empty() -> Loaded {
     Loader::new().compile(Config::default()).expect("an empty configuration is one")
 }
@@ -164,7 +185,7 @@ impl Inner {
             return Err(ReloadError::Nothing);
         }
         let loaded = match &self.rules {
-            Some(rules) => Some(rules.loader.load(&rules.file).map_err(ReloadError::Configuration)?),
+            Some(rules) => Some(rules.load()?),
             None => None,
         };
         if let Some(tls) = &self.tls {

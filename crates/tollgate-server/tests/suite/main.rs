@@ -7,4 +7,6 @@ mod corpus;
 mod http_subject;
 mod leaving;
 mod resp_subject;
+mod site;
 mod throttle;
+mod watching;
