@@ -170,6 +170,9 @@ impl AdminDoor {
             Err(error) if matches!(*error, ReloadError::Nothing) => {
                 problem(StatusCode::CONFLICT, "nothing_to_reload", &error.to_string())
             }
+            Err(error) if matches!(*error, ReloadError::Panicked) => {
+                problem(StatusCode::INTERNAL_SERVER_ERROR, "internal", &error.to_string())
+            }
             Err(error) => {
                 let mut body = error.to_json();
                 body["error"] = "configuration_broken".into();

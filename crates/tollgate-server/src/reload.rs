@@ -69,6 +69,9 @@ pub enum ReloadError {
     /// There is no file to read.
     #[error("there is nothing to read again: no configuration and no certificate was given at the start")]
     Nothing,
+    /// Reading panicked.
+    #[error("reading the configuration failed for a reason of our own, which is a defect; what was in force stays")]
+    Panicked,
 }
 
 impl Reloader {
@@ -100,15 +103,13 @@ impl Reloader {
 
     /// Reads everything again. What was found odd about the configuration is logged and returned.
     ///
+    /// Whoever asked may leave: what was begun is finished, counted and told all the same.
+    ///
     /// # Errors
     /// When something cannot be used. Nothing has then changed.
     pub async fn reload(&self) -> Result<Arc<Loaded>, Arc<ReloadError>> {
-        let _turn = self.0.turn.lock().await;
-        let inner = self.0.clone();
-        // Files are read where waiting for a disk keeps nobody waiting.
-        let read = tokio::task::spawn_blocking(move || inner.read()).await;
-        let outcome = read.unwrap_or_else(|_| Err(ReloadError::Nothing)).map_err(Arc::new);
-        self.0.remember(&outcome);
+        let reloading = tokio::spawn(self.0.clone().reload());
+        let outcome = reloading.await.unwrap_or_else(|_| Err(Arc::new(ReloadError::Panicked)));
         outcome.map(|loaded| loaded.unwrap_or_else(|| Arc::new(empty())))
     }
 
@@ -179,6 +180,16 @@ fn empty() -> Loaded {
 }
 
 impl Inner {
+    async fn reload(self: Arc<Self>) -> Result<Option<Arc<Loaded>>, Arc<ReloadError>> {
+        let _turn = self.turn.lock().await;
+        let inner = self.clone();
+        // Files are read where waiting for a disk keeps nobody waiting.
+        let read = tokio::task::spawn_blocking(move || inner.read()).await;
+        let outcome = read.unwrap_or(Err(ReloadError::Panicked)).map_err(Arc::new);
+        self.remember(&outcome);
+        outcome
+    }
+
     /// Checks everything before anything is swapped.
     fn read(&self) -> Result<Option<Arc<Loaded>>, ReloadError> {
         if self.rules.is_none() && self.tls.is_none() {
