@@ -9,4 +9,5 @@ mod leaving;
 mod resp_subject;
 mod site;
 mod throttle;
+mod tls_end;
 mod watching;

@@ -20,12 +20,7 @@ const BODY_WITHIN: Duration = Duration::from_secs(10);
 /// Serves one connection until the client leaves, is silent for `idle`, reads no answer for as long, or the doors close; then the answer that is
 /// being given is the last. Before that, a client that asks while they are about to close is told so with its answer: whoever
 /// is cut off between two questions loses the second.
-pub(crate) async fn serve<S, A, F>(
-    stream: S,
-    idle: Duration,
-    closing: Closing,
-    answer: A,
-) -> Result<(), hyper::Error>
+pub(crate) async fn serve<S, A, F>(stream: S, idle: Duration, closing: Closing, answer: A) -> Result<(), hyper::Error>
 where
     S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin,
     A: Fn(Request<Incoming>) -> F,

@@ -85,6 +85,9 @@ async fn extreme_and_senseless_arguments_are_answered_with_what_was_expected() {
         ("TOLLGATE.CHECK k 10/min PRICE 1", "expected TOLLGATE.CHECK key limit"),
         ("TOLLGATE.CHECK k 10/min COST -1", "cost is a whole number"),
         ("SELECT 1", "only database 0"),
+        ("CLIENT REPLY OFF", "expected CLIENT REPLY ON"),
+        ("CLIENT REPLY skip", "expected CLIENT REPLY ON"),
+        ("CLIENT REPLY", "expected CLIENT REPLY ON"),
         ("GET k", "unknown command"),
         ("A.VERY.LONG.COMMAND.NAME.INDEED k", "unknown command"),
     ] {
@@ -212,6 +215,7 @@ async fn clients_introduce_themselves_in_both_protocols() {
     door.say(b"HELLO 4\r\n", "-NOPROTO unsupported protocol version, expected 2 or 3\r\n").await;
     door.say(b"CLIENT SETINFO LIB-NAME x\r\n", "+OK\r\n").await;
     door.say(b"CLIENT SETNAME x\r\n", "+OK\r\n").await;
+    door.say(b"CLIENT REPLY ON\r\n", "+OK\r\n").await;
     door.say(b"COMMAND DOCS\r\n", "%0\r\n").await;
     door.say(b"COMMAND COUNT\r\n", ":4\r\n").await;
     door.say(b"SELECT 0\r\n", "+OK\r\n").await;

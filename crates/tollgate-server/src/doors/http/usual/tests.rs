@@ -207,7 +207,9 @@ async fn a_silent_connection_ends_and_so_does_one_when_the_doors_close() {
 #[tokio::test(start_paused = true)]
 async fn once_it_leaves_whatever_was_asked_together_is_answered_and_the_last_answer_says_so() {
     let other = "GET /v1/check HTTP/1.1\r\nhost: x\r\n\r\n";
-    for (asked, statuses) in [(post("", GOOD) + &post("", GOOD), ["200", "200"]), (post("", GOOD) + other, ["200", "405"])] {
+    for (asked, statuses) in
+        [(post("", GOOD) + &post("", GOOD), ["200", "200"]), (post("", GOOD) + other, ["200", "405"])]
+    {
         let (mut client, tell) = connect();
         tell.send(Stage::Leaving).unwrap();
         tokio::time::sleep(IDLE / 2).await;
