@@ -11,6 +11,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
 
 use crate::crew::Crew;
+use crate::readiness::Attended;
 use crate::stream::Stream;
 use crate::tls::Tls;
 
@@ -48,6 +49,8 @@ pub(crate) struct Gate {
     pub(crate) counts: Arc<DoorCounts>,
     /// Who serves those who are in.
     pub(crate) crew: Arc<Crew>,
+    /// Goes with the door, whatever ends it.
+    pub(crate) _attended: Attended,
 }
 
 /// How far the doors are on their way to being closed.

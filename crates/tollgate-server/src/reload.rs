@@ -12,6 +12,7 @@ mod watch;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
@@ -33,6 +34,7 @@ struct Inner {
     history: Mutex<History>,
     /// One at a time, in the order asked.
     turn: tokio::sync::Mutex<()>,
+    is_deaf: AtomicBool,
 }
 
 /// A configuration file, and the engine that goes by it.
@@ -98,7 +100,8 @@ impl Reloader {
     fn new(rules: Option<Rules>, tls: Option<Tls>) -> Reloader {
         let clock = SystemClock::new();
         let history = History { succeeded: 0, failed: 0, last_success: clock.now(), failure: None };
-        Reloader(Arc::new(Inner { rules, tls, clock, history: Mutex::new(history), turn: Default::default() }))
+        let (turn, is_deaf) = (Default::default(), AtomicBool::new(false));
+        Reloader(Arc::new(Inner { rules, tls, clock, history: Mutex::new(history), turn, is_deaf }))
     }
 
     /// Reads everything again. What was found odd about the configuration is logged and returned.
@@ -127,6 +130,11 @@ impl Reloader {
     /// The engine that goes by it.
     pub(crate) fn engine(&self) -> Option<&Engine> {
         self.0.rules.as_ref().map(|rules| &rules.engine)
+    }
+
+    /// Whether the files were watched and are not any more.
+    pub(crate) fn is_deaf(&self) -> bool {
+        self.0.is_deaf.load(Ordering::Relaxed)
     }
 
     pub(crate) fn history(&self) -> History {

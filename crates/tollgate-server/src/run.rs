@@ -162,7 +162,7 @@ impl Doors {
         Doors { threads: Some(threads), ..self }
     }
 
-    fn gate(&self, door: &'static str, counts: &Arc<DoorCounts>, crew: &Arc<Crew>) -> Gate {
+    fn gate(&self, door: &'static str, counts: &Arc<DoorCounts>, crew: &Arc<Crew>, readiness: &Readiness) -> Gate {
         Gate {
             door,
             places: self.bounds.connections,
@@ -171,6 +171,7 @@ impl Doors {
             tls: self.tls.clone(),
             counts: counts.clone(),
             crew: crew.clone(),
+            _attended: readiness.attend(door),
         }
     }
 }
@@ -188,16 +189,16 @@ pub async fn run(listeners: Listeners, doors: Doors, shutdown: impl Future<Outpu
     let crew = Arc::new(Crew::new(doors.threads));
     let mut serving = JoinSet::new();
     if let Some(listener) = listeners.http {
-        let gate = doors.gate("http", &counts[0].1, &crew);
+        let gate = doors.gate("http", &counts[0].1, &crew, &readiness);
         serving.spawn(serve_http(listener, &doors, gate, &explicit, closing.clone()));
     }
     if let Some(listener) = listeners.resp {
-        let gate = doors.gate("resp", &counts[1].1, &crew);
+        let gate = doors.gate("resp", &counts[1].1, &crew, &readiness);
         serving.spawn(serve_resp(listener, &doors, gate, &explicit, closing.clone()));
     }
     let mut serving_admin = JoinSet::new();
     if let Some(listener) = listeners.admin {
-        let gate = doors.gate("admin", &counts[2].1, &crew);
+        let gate = doors.gate("admin", &counts[2].1, &crew, &readiness);
         let numbers = Arc::new(Numbers {
             limiter: doors.limiter.clone(),
             reloader: doors.reloader.clone(),

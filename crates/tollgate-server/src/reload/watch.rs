@@ -27,6 +27,7 @@ use std::ffi::OsString;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use notify::event::{AccessKind, AccessMode};
@@ -51,10 +52,22 @@ pub(super) fn watch(reloader: Reloader) -> impl Future<Output = ()> + Send + 'st
     let seen = stamps(&files);
     async move {
         match watches {
-            Some(Ok(watches)) => look_whenever(changed, watches, seen, reloader).await,
+            Some(Ok(watches)) => {
+                let _listening = Listening(reloader.clone());
+                look_whenever(changed, watches, seen, reloader).await;
+            }
             Some(Err(error)) => tracing::warn!(%error, "files cannot be watched; tell of changes with SIGHUP"),
             None => {}
         }
+    }
+}
+
+/// Somebody listens for changes. If it ends, that is remembered.
+struct Listening(Reloader);
+
+impl Drop for Listening {
+    fn drop(&mut self) {
+        self.0.0.is_deaf.store(true, Ordering::Relaxed);
     }
 }
 

@@ -4,6 +4,7 @@
 mod behind_doors;
 mod conformance;
 mod corpus;
+mod ended;
 mod http_subject;
 mod leaving;
 mod resp_subject;
