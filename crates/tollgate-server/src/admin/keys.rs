@@ -71,7 +71,7 @@ pub(super) async fn reset(door: &AdminDoor, query: &str) -> Response<Bytes> {
     json(StatusCode::OK, &json!({ "reset": true, "counters": counters.len() }))
 }
 
-pub(super) fn unavailable(error: &tollgate::StoreError) -> Response<Bytes> {
+fn unavailable(error: &tollgate::StoreError) -> Response<Bytes> {
     let message = format!("the store did not answer ({})", error.kind().name());
     problem(StatusCode::SERVICE_UNAVAILABLE, "unavailable", &message)
 }

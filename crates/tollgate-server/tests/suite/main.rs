@@ -7,6 +7,7 @@ mod corpus;
 mod ended;
 mod http_subject;
 mod leaving;
+mod operator;
 mod resp_subject;
 mod site;
 mod throttle;
