@@ -54,7 +54,7 @@ pub(crate) struct Gate {
 }
 
 /// How far the doors are on their way to being closed.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Stage {
     Open,
     /// Everybody is served, and told not to ask here again where the protocol has a word for it.
@@ -74,9 +74,10 @@ impl Closing {
         (tell, Closing(stage))
     }
 
-    /// Whether an answer should be the last on its connection.
+    /// Whether an answer should be the last on its connection. Asked for each: looking whether anything was told since the doors
+    /// opened locks nothing, and this value never takes note of it.
     pub(crate) fn is_leaving(&self) -> bool {
-        *self.0.borrow() >= Stage::Leaving
+        self.0.has_changed().unwrap_or(true)
     }
 
     pub(crate) async fn begun(mut self) {
