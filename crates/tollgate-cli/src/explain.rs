@@ -136,3 +136,27 @@ fn in_words(said: &Value) -> String {
     }
     words
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_left_is_told_by_whether_the_request_would_pass() {
+        for (would_allow, retry_after_ms, words) in [
+            (json!(true), json!(0), "main: 8/h, 3 left\n"),
+            (json!(false), json!(3_600_000), "main: 8/h, 3 left: refused for 3600000 ms\n"),
+            (json!(false), Value::Null, "main: 8/h, 3 left: refused for ever\n"),
+            (Value::Null, Value::Null, "main: 8/h\n"),
+        ] {
+            let limit = json!({
+                "name": "main", "limit": "8/h", "remaining": 3,
+                "would_allow": would_allow, "retry_after_ms": retry_after_ms,
+            });
+            let said = json!({ "rules": [{ "name": "all", "applies": true, "cost": 5, "limits": [limit] }] });
+            assert!(in_words(&said).contains(words), "{}", in_words(&said));
+        }
+        let away = json!({ "counters_unknown": "the store did not answer (unreachable)" });
+        assert!(in_words(&away).contains("unknown  what is left: the store did not answer (unreachable)\n"));
+    }
+}
