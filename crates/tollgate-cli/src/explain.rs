@@ -58,7 +58,7 @@ async fn work_out(file: &Path, arguments: &Explain, headers: &[(String, String)]
     let mut said = Explanation::new(&loaded, &lookups, &request, arguments.peer, now, arguments.reveal).await;
     if let Some(store) = store {
         let (limiter, _) = settings.limiter_on(Some(store));
-        said.look(&limiter.deadline(COMMAND_DEADLINE).build()).await?;
+        said.look(&limiter.deadline(COMMAND_DEADLINE).build()).await;
     }
     serde_json::to_value(&said).map_err(|error| Failure::Runtime(error.into()))
 }
@@ -118,6 +118,9 @@ fn in_words(said: &Value) -> String {
     if let Some(plan) = said["plan"].as_object() {
         line("plan", format!("{} ({})", text(&plan["name"]), text(&plan["source"])));
     }
+    if let Some(why) = said["counters_unknown"].as_str() {
+        line("unknown", format!("what is left: {why}"));
+    }
     let rules: Vec<&Value> = said["rules"].as_array().into_iter().flatten().collect();
     let (applying, others): (Vec<&Value>, Vec<&Value>) = rules.into_iter().partition(|rule| rule["applies"] == true);
     if applying.is_empty() {
@@ -128,11 +131,12 @@ fn in_words(said: &Value) -> String {
         let (name, mode, counts) = (text(&rule["name"]), text(&rule["mode"]), text(&rule["counts"]));
         line("applies", format!("{name} ({mode}{shield}), counts {counts}, takes {}", rule["cost"]));
         for limit in rule["limits"].as_array().into_iter().flatten() {
-            let left = match (&limit["remaining"], limit["retry_after_ms"].as_u64()) {
-                (Value::Null, _) => String::new(),
-                (left, Some(0)) => format!(", {left} left"),
-                (left, Some(ms)) => format!(", {left} left: refused for {ms} ms"),
-                (left, None) => format!(", {left} left: refused for ever"),
+            let left = &limit["remaining"];
+            let left = match (limit["would_allow"].as_bool(), limit["retry_after_ms"].as_u64()) {
+                (None, _) => String::new(),
+                (Some(true), _) => format!(", {left} left"),
+                (Some(false), Some(ms)) => format!(", {left} left: refused for {ms} ms"),
+                (Some(false), None) => format!(", {left} left: refused for ever"),
             };
             line("", format!("  {}: {}{left}", text(&limit["name"]), text(&limit["limit"])));
         }
@@ -142,4 +146,28 @@ fn in_words(said: &Value) -> String {
         line("not", format!("{}: {}", text(&rule["name"]), because.join("; ")));
     }
     words
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_left_is_told_by_whether_the_request_would_pass() {
+        for (would_allow, retry_after_ms, words) in [
+            (json!(true), json!(0), "main: 8/h, 3 left\n"),
+            (json!(false), json!(3_600_000), "main: 8/h, 3 left: refused for 3600000 ms\n"),
+            (json!(false), Value::Null, "main: 8/h, 3 left: refused for ever\n"),
+            (Value::Null, Value::Null, "main: 8/h\n"),
+        ] {
+            let limit = json!({
+                "name": "main", "limit": "8/h", "remaining": 3,
+                "would_allow": would_allow, "retry_after_ms": retry_after_ms,
+            });
+            let said = json!({ "rules": [{ "name": "all", "applies": true, "cost": 5, "limits": [limit] }] });
+            assert!(in_words(&said).contains(words), "{}", in_words(&said));
+        }
+        let away = json!({ "counters_unknown": "the store did not answer (unreachable)" });
+        assert!(in_words(&away).contains("unknown  what is left: the store did not answer (unreachable)\n"));
+    }
 }

@@ -11,6 +11,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
 
 use crate::crew::Crew;
+use crate::readiness::Attended;
 use crate::stream::Stream;
 use crate::tls::Tls;
 
@@ -48,22 +49,40 @@ pub(crate) struct Gate {
     pub(crate) counts: Arc<DoorCounts>,
     /// Who serves those who are in.
     pub(crate) crew: Arc<Crew>,
+    /// Goes with the door, whatever ends it.
+    pub(crate) _attended: Attended,
 }
 
-/// Whether the doors have begun to close.
+/// How far the doors are on their way to being closed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Stage {
+    Open,
+    /// Everybody is served, and told not to ask here again where the protocol has a word for it.
+    Leaving,
+    /// Nobody new is let in, and what has arrived is answered last.
+    Closing,
+}
+
+/// What a door knows about its closing.
 #[derive(Clone)]
-pub(crate) struct Closing(watch::Receiver<bool>);
+pub(crate) struct Closing(watch::Receiver<Stage>);
 
 impl Closing {
-    /// The sender begins the closing by sending true, or by going away.
-    pub(crate) fn channel() -> (watch::Sender<bool>, Closing) {
-        let (close, closing) = watch::channel(false);
-        (close, Closing(closing))
+    /// The sender tells the stage. Its going away is closing too.
+    pub(crate) fn channel() -> (watch::Sender<Stage>, Closing) {
+        let (tell, stage) = watch::channel(Stage::Open);
+        (tell, Closing(stage))
+    }
+
+    /// Whether an answer should be the last on its connection. Asked for each: looking whether anything was told since the doors
+    /// opened locks nothing, and this value never takes note of it.
+    pub(crate) fn is_leaving(&self) -> bool {
+        self.0.has_changed().unwrap_or(true)
     }
 
     pub(crate) async fn begun(mut self) {
-        // An error means that the sender is gone, which is closing too.
-        let _ = self.0.wait_for(|closing| *closing).await;
+        // An error means that the sender is gone.
+        let _ = self.0.wait_for(|stage| *stage == Stage::Closing).await;
     }
 }
 

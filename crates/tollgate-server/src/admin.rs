@@ -154,10 +154,8 @@ impl AdminDoor {
         };
         let lookups = self.reloader.engine().map(Engine::lookups).unwrap_or_default();
         let mut said = Explanation::new(&loaded, lookups, &described, peer, self.clock.now(), is_revealing).await;
-        match said.look(self.numbers.limiter()).await {
-            Ok(()) => json(StatusCode::OK, &said),
-            Err(error) => keys::unavailable(&error),
-        }
+        said.look(self.numbers.limiter()).await;
+        json(StatusCode::OK, &said)
     }
 
     async fn reload(&self) -> Response<Bytes> {
@@ -169,6 +167,9 @@ impl AdminDoor {
             }
             Err(error) if matches!(*error, ReloadError::Nothing) => {
                 problem(StatusCode::CONFLICT, "nothing_to_reload", &error.to_string())
+            }
+            Err(error) if matches!(*error, ReloadError::Panicked) => {
+                problem(StatusCode::INTERNAL_SERVER_ERROR, "internal", &error.to_string())
             }
             Err(error) => {
                 let mut body = error.to_json();

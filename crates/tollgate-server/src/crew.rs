@@ -51,8 +51,11 @@ impl Crew {
         let job: Job = Box::new(move || drop(tokio::spawn(make())));
         let turn = self.next.fetch_add(1, Ordering::Relaxed);
         match turn.checked_rem(self.threads.len()).map(|n| &self.threads[n]) {
-            // A thread ends only with the crew.
-            Some(thread) => drop(thread.send(job)),
+            Some(thread) => match thread.send(job) {
+                Ok(()) => {}
+                // It has ended, though it should not have before the crew.
+                Err(mpsc::error::SendError(job)) => job(),
+            },
             // No thread could be had: whoever lets connections in serves them too.
             None => job(),
         }

@@ -50,19 +50,31 @@ pub(crate) async fn part<S: AsyncWrite + Unpin>(stream: &mut S, limit: Duration)
 ///
 /// One timer lives as long as the connection and is only set again when it rings, because setting one for each read would
 /// cost as much as a check. When it rings and something was heard since, it is set to when that becomes too long ago.
+///
+/// A client that says a little now and then is never silent. What must be complete at some time has a deadline besides.
 pub(crate) struct Patience {
     idle: Duration,
-    silence: Pin<Box<Sleep>>,
+    timer: Pin<Box<Sleep>>,
     heard_at: Instant,
+    deadline: Option<Instant>,
 }
 
 impl Patience {
     pub(crate) fn new(idle: Duration) -> Patience {
         let heard_at = Instant::now();
-        Patience { idle, silence: Box::pin(tokio::time::sleep_until(heard_at + idle)), heard_at }
+        let timer = Box::pin(tokio::time::sleep_until(heard_at + idle));
+        Patience { idle, timer, heard_at, deadline: None }
     }
 
-    /// Reads what has come. False when the client has left or was silent for too long.
+    /// Waits no longer than until then, whatever is heard.
+    pub(crate) fn until(&mut self, deadline: Option<Instant>) {
+        self.deadline = deadline;
+        if let Some(deadline) = deadline.filter(|deadline| *deadline < self.timer.deadline()) {
+            self.timer.as_mut().reset(deadline);
+        }
+    }
+
+    /// Reads what has come. False when the client has left, was silent for too long or took too long.
     pub(crate) async fn hear<S>(&mut self, stream: &mut S, buffer: &mut BytesMut) -> io::Result<bool>
     where
         S: AsyncRead + Unpin,
@@ -71,17 +83,36 @@ impl Patience {
             let mut reading = pin!(stream.read_buf(buffer));
             let read = poll_fn(|cx| match reading.as_mut().poll(cx) {
                 Poll::Ready(read) => Poll::Ready(Some(read)),
-                Poll::Pending => self.silence.as_mut().poll(cx).map(|()| None),
+                Poll::Pending => self.timer.as_mut().poll(cx).map(|()| None),
             });
             if let Some(read) = read.await {
                 self.heard_at = Instant::now();
-                return Ok(read? > 0);
+                let is_late = self.deadline.is_some_and(|deadline| deadline <= self.heard_at);
+                return Ok(read? > 0 && !is_late);
             }
-            let until = self.heard_at + self.idle;
-            if self.silence.deadline() >= until {
+            let silent = self.heard_at + self.idle;
+            let until = self.deadline.map_or(silent, |deadline| deadline.min(silent));
+            if self.timer.deadline() >= until {
                 return Ok(false);
             }
-            self.silence.as_mut().reset(until);
+            self.timer.as_mut().reset(until);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn who_never_stops_talking_is_not_heard_beyond_the_deadline() {
+        let (mut client, mut server) = tokio::io::duplex(64);
+        let (mut patience, mut buffer) = (Patience::new(Duration::from_secs(60)), BytesMut::new());
+        patience.until(Some(Instant::now() + Duration::from_secs(10)));
+        for is_heard in [true, false] {
+            client.write_all(b"PING\r\n").await.unwrap();
+            assert_eq!(patience.hear(&mut server, &mut buffer).await.unwrap(), is_heard);
+            tokio::time::advance(Duration::from_secs(10)).await;
         }
     }
 }

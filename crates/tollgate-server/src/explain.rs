@@ -3,6 +3,10 @@
 //! Nothing is decided and nothing charged. The answer goes through the same steps as a request does (who asks, banned, exempt, which
 //! rules, which plan), by the same code, and writes down what came of each; counters are only looked at.
 //!
+//! **What a limit would say to this cost.** A peek speaks of one unit, and five of them may have to be waited for longer. So the whole
+//! cost is asked for, together with something that is always refused: two units of a quota of one. A request passes all its limits or
+//! is charged by none, so each limit says what it would have said, and none is charged.
+//!
 //! Why a rule does not match is found by asking its conditions one by one: for each of them a rule is compiled that has this
 //! condition alone. So there is one matcher, and no second one here that could disagree with it.
 //!
@@ -21,7 +25,9 @@ use tollgate::answer::Policy;
 use tollgate::config::Loaded;
 use tollgate::identity::{Caller, Identity, Origin};
 use tollgate::rules::{Mode, PlanLookup, RequestView, Rule, Tariff};
-use tollgate::{Demand, Key, Limiter, Scope, StoreError, Timestamp};
+use tollgate::{
+    Check, CheckOptions, Cost, Demand, Key, Limit, Limiter, Line, OnFailure, Scope, StoreErrorKind, Timestamp,
+};
 
 use self::conditions::Conditions;
 
@@ -47,6 +53,8 @@ pub struct Explanation {
     pub exempt: Option<&'static str>,
     /// The caller's plan, and where that is said. None if no rule goes by plans.
     pub plan: Option<PlanSaid>,
+    /// Why nothing is said of what is left, if a store was asked and did not answer.
+    pub counters_unknown: Option<String>,
     /// All rules, in the order of the file.
     pub rules: Vec<RuleSaid>,
 }
@@ -94,11 +102,11 @@ pub struct LimitSaid {
     pub name: String,
     /// The limit as a text.
     pub limit: String,
-    /// What is left of it, if a store was asked.
+    /// What is left of it, if a store was asked and answered.
     pub remaining: Option<u32>,
-    /// Whether the request would pass it, if a store was asked.
+    /// Whether the request would pass it; none like `remaining`.
     pub would_allow: Option<bool>,
-    /// Until when it would not, in milliseconds.
+    /// For how long it would not, in milliseconds; none if the request takes more than ever fits, and like `remaining`.
     pub retry_after_ms: Option<u64>,
     #[serde(skip)]
     policy: Arc<Policy>,
@@ -168,28 +176,46 @@ impl Explanation {
             }),
             exempt,
             plan,
+            counters_unknown: None,
             rules: said,
         }
     }
 
-    /// Looks at the counters of the rules that apply. A shield's are in another process, and are left out.
-    ///
-    /// # Errors
-    /// When the store does not answer.
-    pub async fn look(&mut self, limiter: &Limiter) -> Result<(), StoreError> {
+    /// Looks at the counters of the rules that apply. A shield's are in another process, and are left out. If the store does not
+    /// answer, that is said, and nothing of them.
+    pub async fn look(&mut self, limiter: &Limiter) {
         for rule in self.rules.iter_mut().filter(|rule| rule.applies && !rule.shield) {
             for limit in &mut rule.limits {
                 let scope = Scope::rule(&rule.name, &limit.name);
                 let Ok(key) = Key::scoped(&rule.subject, scope) else { continue };
-                let line = limiter.inspect(&Demand::new(*limit.policy.limit(), key)).await?;
-                let would_allow = rule.cost == 0 || line.remaining >= rule.cost;
+                let line = match would_say(limiter, *limit.policy.limit(), key, Cost::new(rule.cost)).await {
+                    Ok(line) => line,
+                    Err(kind) => {
+                        self.counters_unknown = Some(format!("the store did not answer ({})", kind.name()));
+                        return;
+                    }
+                };
                 limit.remaining = Some(line.remaining);
-                limit.would_allow = Some(would_allow);
-                limit.retry_after_ms = if would_allow { Some(0) } else { line.retry_after.as_millis_ceil() };
+                limit.would_allow = Some(line.allowed);
+                limit.retry_after_ms = if line.allowed { Some(0) } else { line.retry_after.as_millis_ceil() };
             }
         }
-        Ok(())
     }
+}
+
+/// What a limit would say to this cost, if it were asked for.
+async fn would_say(limiter: &Limiter, limit: Limit, key: Key<'_>, cost: Cost) -> Result<Line, StoreErrorKind> {
+    let broken = StoreErrorKind::Protocol;
+    let one: Limit = "1/s".parse().map_err(|_| broken)?;
+    // The same subject, so that in a cluster both are asked in one place.
+    let refused = Demand::new(one, Key::new(key.subject()).map_err(|_| broken)?).cost(Cost::new(2));
+    // One that charges what is refused would charge this, too. Which counter it is does not depend on it.
+    let demands = [Demand::new(limit.with_count_denied(false), key).cost(cost), refused];
+    let check = Check::new(&demands).map_err(|_| broken)?;
+    // As if the units could come back: then neither is a remembered denial told, nor this one remembered.
+    let options = CheckOptions { on_failure: Some(OnFailure::Deny), refundable: true };
+    let decision = limiter.check_with(&check, options).await.map_err(|unavailable| unavailable.kind())?;
+    decision.lines.first().copied().ok_or(broken)
 }
 
 fn rule_said(

@@ -8,6 +8,7 @@
 //! | the store does not answer | no | decisions are this node's share until it does |
 //! | a reload failed | yes | the old rules are in force; the body says what is wrong |
 //! | the doors are about to close | no | so that nobody new is sent here while the others are served |
+//! | a door, or a watch over the store or the files, has ended | no | it does not come back by itself; the body says which |
 //!
 //! The store is asked here and not only watched: an instance without traffic would otherwise not know. The question is
 //! a decision like any other, on a counter of its own; a store that answers PING but cannot run the script, or cannot write,
@@ -17,6 +18,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tollgate::{Check, Demand, Key, Limit, Limiter, Store, Timestamp};
 
@@ -40,18 +42,42 @@ struct Inner {
     /// In a row; until the first answer it counts as away.
     failures: AtomicU32,
     is_leaving: AtomicBool,
+    /// What should have gone on.
+    ended: Mutex<Vec<&'static str>>,
+}
+
+/// Something that goes on for as long as this instance serves. If it ends before, that is told.
+pub(crate) struct Attended {
+    readiness: Readiness,
+    what: &'static str,
+}
+
+impl Drop for Attended {
+    fn drop(&mut self) {
+        if !self.readiness.is_leaving() {
+            tracing::error!(what = self.what, "has ended and should not have; this instance is not ready any more");
+            self.readiness.0.ended.lock().push(self.what);
+        }
+    }
 }
 
 impl Readiness {
     /// Of an instance whose limiter asks this store, if it is a shared one.
     pub fn new(limiter: Limiter, store: Option<Arc<dyn Store>>, reloader: Reloader) -> Readiness {
         let failures = AtomicU32::new(FAILURES_TO_BE_AWAY);
-        Readiness(Arc::new(Inner { limiter, store, reloader, failures, is_leaving: AtomicBool::new(false) }))
+        let (is_leaving, ended) = (AtomicBool::new(false), Mutex::default());
+        Readiness(Arc::new(Inner { limiter, store, reloader, failures, is_leaving, ended }))
+    }
+
+    /// Something goes on for as long as the value is there.
+    pub(crate) fn attend(&self, what: &'static str) -> Attended {
+        Attended { readiness: self.clone(), what }
     }
 
     /// Asks the store every now and then whether it answers, until the process ends.
     pub async fn watch_store(self) {
         let Some(store) = &self.0.store else { return };
+        let _attended = self.attend("store watch");
         loop {
             let answers = matches!(tokio::time::timeout(ASK_WITHIN, ask(&**store)).await, Ok(true));
             match answers {
@@ -72,7 +98,14 @@ impl Readiness {
 
     /// Whether work should be sent here.
     pub fn is_ready(&self) -> bool {
-        !self.is_leaving() && self.is_store_there()
+        !self.is_leaving() && self.is_store_there() && self.ended().is_empty()
+    }
+
+    /// What has ended that should have gone on.
+    fn ended(&self) -> Vec<&'static str> {
+        let mut ended = self.0.ended.lock().clone();
+        ended.extend(self.0.reloader.is_deaf().then_some("file watch"));
+        ended
     }
 
     fn is_leaving(&self) -> bool {
@@ -101,7 +134,13 @@ impl Readiness {
             reload["failed_at"] = seconds(*at).into();
             reload["error"] = error.to_json();
         }
-        json!({ "ready": self.is_ready(), "shutting_down": self.is_leaving(), "store": store, "reload": reload })
+        json!({
+            "ready": self.is_ready(),
+            "shutting_down": self.is_leaving(),
+            "ended": self.ended(),
+            "store": store,
+            "reload": reload,
+        })
     }
 }
 

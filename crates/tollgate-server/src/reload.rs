@@ -12,6 +12,7 @@ mod watch;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
@@ -33,6 +34,7 @@ struct Inner {
     history: Mutex<History>,
     /// One at a time, in the order asked.
     turn: tokio::sync::Mutex<()>,
+    is_deaf: AtomicBool,
 }
 
 /// A configuration file, and the engine that goes by it.
@@ -41,6 +43,8 @@ struct Rules {
     loader: Loader,
     engine: Engine,
     loaded: ArcSwap<Loaded>,
+    /// The files that a configuration names which could not be used: one of them may be why.
+    wanted: Mutex<Vec<PathBuf>>,
 }
 
 /// What came of reloads so far.
@@ -67,6 +71,9 @@ pub enum ReloadError {
     /// There is no file to read.
     #[error("there is nothing to read again: no configuration and no certificate was given at the start")]
     Nothing,
+    /// Reading panicked.
+    #[error("reading the configuration failed for a reason of our own, which is a defect; what was in force stays")]
+    Panicked,
 }
 
 impl Reloader {
@@ -77,8 +84,8 @@ impl Reloader {
 
     /// For a configuration that was `loaded` from `file` by `loader`, and that `engine` goes by.
     pub fn rules(file: &Path, loader: Loader, loaded: Loaded, engine: Engine) -> Reloader {
-        let rules = Rules { file: file.to_owned(), loader, engine, loaded: ArcSwap::from_pointee(loaded) };
-        Reloader::new(Some(rules), None)
+        let (file, loaded) = (file.to_owned(), ArcSwap::from_pointee(loaded));
+        Reloader::new(Some(Rules { file, loader, engine, loaded, wanted: Mutex::default() }), None)
     }
 
     /// The same, with the certificate of the doors.
@@ -93,20 +100,19 @@ impl Reloader {
     fn new(rules: Option<Rules>, tls: Option<Tls>) -> Reloader {
         let clock = SystemClock::new();
         let history = History { succeeded: 0, failed: 0, last_success: clock.now(), failure: None };
-        Reloader(Arc::new(Inner { rules, tls, clock, history: Mutex::new(history), turn: Default::default() }))
+        let (turn, is_deaf) = (Default::default(), AtomicBool::new(false));
+        Reloader(Arc::new(Inner { rules, tls, clock, history: Mutex::new(history), turn, is_deaf }))
     }
 
     /// Reads everything again. What was found odd about the configuration is logged and returned.
     ///
+    /// Whoever asked may leave: what was begun is finished, counted and told all the same.
+    ///
     /// # Errors
     /// When something cannot be used. Nothing has then changed.
     pub async fn reload(&self) -> Result<Arc<Loaded>, Arc<ReloadError>> {
-        let _turn = self.0.turn.lock().await;
-        let inner = self.0.clone();
-        // Files are read where waiting for a disk keeps nobody waiting.
-        let read = tokio::task::spawn_blocking(move || inner.read()).await;
-        let outcome = read.unwrap_or_else(|_| Err(ReloadError::Nothing)).map_err(Arc::new);
-        self.0.remember(&outcome);
+        let reloading = tokio::spawn(self.0.clone().reload());
+        let outcome = reloading.await.unwrap_or_else(|_| Err(Arc::new(ReloadError::Panicked)));
         outcome.map(|loaded| loaded.unwrap_or_else(|| Arc::new(empty())))
     }
 
@@ -126,17 +132,22 @@ impl Reloader {
         self.0.rules.as_ref().map(|rules| &rules.engine)
     }
 
+    /// Whether the files were watched and are not any more.
+    pub(crate) fn is_deaf(&self) -> bool {
+        self.0.is_deaf.load(Ordering::Relaxed)
+    }
+
     pub(crate) fn history(&self) -> History {
         self.0.history.lock().clone()
     }
 
-    /// All files that what is in force was read from.
+    /// All files that what is in force was read from, and those that something which could not be used would be read from.
     fn files(&self) -> Vec<PathBuf> {
         let mut files: Vec<PathBuf> = Vec::new();
         if let Some(rules) = &self.0.rules {
-            let directory = rules.file.parent().unwrap_or(Path::new(""));
             files.push(rules.file.clone());
-            files.extend(named_files(&rules.loaded.load().config).map(|name| directory.join(name)));
+            files.extend(rules.named(&rules.loaded.load().config));
+            files.extend_from_slice(&rules.wanted.lock());
         }
         files.extend(self.0.tls.iter().flat_map(Tls::files).map(Path::to_owned));
         files
@@ -153,18 +164,47 @@ fn named_files(config: &Config) -> impl Iterator<Item = &str> {
     config.keys_file.iter().chain(jwt).chain(secret).map(|name| name.as_str())
 }
 
+impl Rules {
+    /// The files that a configuration names, found from where its own file is.
+    fn named(&self, config: &Config) -> Vec<PathBuf> {
+        let directory = self.file.parent().unwrap_or(Path::new(""));
+        named_files(config).map(|name| directory.join(name)).collect()
+    }
+
+    fn load(&self) -> Result<Loaded, ReloadError> {
+        let loaded = self.loader.load(&self.file);
+        let wanted = match &loaded {
+            Ok(_) => Vec::new(),
+            // One that cannot even be read has to change itself.
+            Err(_) => Config::read(&self.file).map(|config| self.named(&config)).unwrap_or_default(),
+        };
+        *self.wanted.lock() = wanted;
+        loaded.map_err(ReloadError::Configuration)
+    }
+}
+
 fn empty() -> Loaded {
     Loader::new().compile(Config::default()).expect("an empty configuration is one")
 }
 
 impl Inner {
+    async fn reload(self: Arc<Self>) -> Result<Option<Arc<Loaded>>, Arc<ReloadError>> {
+        let _turn = self.turn.lock().await;
+        let inner = self.clone();
+        // Files are read where waiting for a disk keeps nobody waiting.
+        let read = tokio::task::spawn_blocking(move || inner.read()).await;
+        let outcome = read.unwrap_or(Err(ReloadError::Panicked)).map_err(Arc::new);
+        self.remember(&outcome);
+        outcome
+    }
+
     /// Checks everything before anything is swapped.
     fn read(&self) -> Result<Option<Arc<Loaded>>, ReloadError> {
         if self.rules.is_none() && self.tls.is_none() {
             return Err(ReloadError::Nothing);
         }
         let loaded = match &self.rules {
-            Some(rules) => Some(rules.loader.load(&rules.file).map_err(ReloadError::Configuration)?),
+            Some(rules) => Some(rules.load()?),
             None => None,
         };
         if let Some(tls) = &self.tls {

@@ -6,6 +6,10 @@
 //!                                          has time to notice     are dropped after the grace
 //! ```
 //!
+//! A client that keeps its HTTP connection and asks while it drains hears with its answer that this was the last one. It is not
+//! cut off before it asks: between two questions a busy connection looks like an idle one, and the next question may be on its way.
+//! What is still silent when the doors close is closed at once.
+//!
 //! Each connection is a task of its own on a thread of the [crew](crate::crew), and there are never more of them than a door
 //! has places: one more is told so and closed.
 
@@ -19,7 +23,7 @@ use tokio::task::JoinSet;
 use tollgate::engine::Engine;
 use tollgate::{DecisionCounts, Limiter, SystemClock};
 
-use crate::accept::{Closing, DoorCounts, Gate, accept};
+use crate::accept::{Closing, DoorCounts, Gate, Stage, accept};
 use crate::admin::token::Token;
 use crate::admin::{AdminDoor, is_loopback};
 use crate::crew::Crew;
@@ -158,7 +162,7 @@ impl Doors {
         Doors { threads: Some(threads), ..self }
     }
 
-    fn gate(&self, door: &'static str, counts: &Arc<DoorCounts>, crew: &Arc<Crew>) -> Gate {
+    fn gate(&self, door: &'static str, counts: &Arc<DoorCounts>, crew: &Arc<Crew>, readiness: &Readiness) -> Gate {
         Gate {
             door,
             places: self.bounds.connections,
@@ -167,6 +171,7 @@ impl Doors {
             tls: self.tls.clone(),
             counts: counts.clone(),
             crew: crew.clone(),
+            _attended: readiness.attend(door),
         }
     }
 }
@@ -184,16 +189,16 @@ pub async fn run(listeners: Listeners, doors: Doors, shutdown: impl Future<Outpu
     let crew = Arc::new(Crew::new(doors.threads));
     let mut serving = JoinSet::new();
     if let Some(listener) = listeners.http {
-        let gate = doors.gate("http", &counts[0].1, &crew);
+        let gate = doors.gate("http", &counts[0].1, &crew, &readiness);
         serving.spawn(serve_http(listener, &doors, gate, &explicit, closing.clone()));
     }
     if let Some(listener) = listeners.resp {
-        let gate = doors.gate("resp", &counts[1].1, &crew);
+        let gate = doors.gate("resp", &counts[1].1, &crew, &readiness);
         serving.spawn(serve_resp(listener, &doors, gate, &explicit, closing.clone()));
     }
     let mut serving_admin = JoinSet::new();
     if let Some(listener) = listeners.admin {
-        let gate = doors.gate("admin", &counts[2].1, &crew);
+        let gate = doors.gate("admin", &counts[2].1, &crew, &readiness);
         let numbers = Arc::new(Numbers {
             limiter: doors.limiter.clone(),
             reloader: doors.reloader.clone(),
@@ -207,10 +212,11 @@ pub async fn run(listeners: Listeners, doors: Doors, shutdown: impl Future<Outpu
 
     shutdown.await;
     readiness.leave();
+    let _ = close.send(Stage::Leaving);
     tokio::time::sleep(doors.bounds.drain).await;
-    let _ = close.send(true);
+    let _ = close.send(Stage::Closing);
     while serving.join_next().await.is_some() {}
-    let _ = close_admin.send(true);
+    let _ = close_admin.send(Stage::Closing);
     while serving_admin.join_next().await.is_some() {}
 }
 
@@ -228,7 +234,7 @@ fn serve_http(
     });
     let idle = doors.bounds.http_idle;
     accept(listener, gate, closing, move |stream, closing: Closing| {
-        let serving = door.clone().serve(stream, idle, closing.begun());
+        let serving = door.clone().serve(stream, idle, closing);
         async move {
             if let Err(error) = serving.await {
                 tracing::debug!(%error, "an HTTP connection broke");
@@ -279,7 +285,7 @@ fn serve_admin(
     let idle = doors.bounds.http_idle;
     accept(listener, gate, closing, move |stream, closing: Closing| {
         let door = door.clone();
-        let serving = connection::serve(stream, idle, closing.begun(), move |request| {
+        let serving = connection::serve(stream, idle, closing, move |request| {
             let door = door.clone();
             async move { door.answer(request).await }
         });

@@ -4,8 +4,16 @@
 //!   ?key=user:42&limit=10/min                      the counter of explicit checks
 //!   ?key=ip:203.0.113.9&rule=shorten               all counters of a rule, for the subject that `explain` shows
 //!   ?key=ip:203.0.113.9&rule=api&plan=pro          the same for a rule that goes by plans
+//!   ?key=api_key:#5e88…&rule=api                   … whose plan or limits the keys say
 //!   ?key=ip:203.0.113.9&rule=shorten&limit=main    one of them, by its name
 //! ```
+//!
+//! **Which limits hold a caller** is said by the key that its subject names, if that has a plan or limits of its own, as it is for
+//! a request; else by whoever asks. What is forgotten does not depend on it: every counter that the rule can have for the subject, by
+//! whatever plan, so that nobody is told of a pardon that left the counter that matters.
+
+use std::collections::HashSet;
+use std::sync::Arc;
 
 use bytes::Bytes;
 use http::{Response, StatusCode};
@@ -13,6 +21,7 @@ use percent_encoding::percent_decode_str;
 use serde_json::{Value, json};
 use tollgate::answer::Policy;
 use tollgate::config::Loaded;
+use tollgate::rules::{Rule, RuleSet, Tariff};
 use tollgate::{Demand, Key, Limit, Line, Scope};
 
 use super::AdminDoor;
@@ -22,6 +31,7 @@ use crate::doors::http::connection::{json, problem};
 #[derive(Default)]
 struct Question {
     key: Vec<u8>,
+    /// Of a rule, its name.
     limit: Option<String>,
     rule: Option<String>,
     plan: Option<String>,
@@ -34,8 +44,17 @@ struct Counter {
     limit: Limit,
 }
 
+/// Which counters of a rule are meant.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Which {
+    /// Those that hold the caller.
+    Holding,
+    /// All that it can have.
+    Every,
+}
+
 pub(super) async fn inspect(door: &AdminDoor, query: &str) -> Response<Bytes> {
-    let (key, counters) = match understand(door, query) {
+    let (key, counters) = match understand(door, query, Which::Holding) {
         Ok(understood) => understood,
         Err(message) => return problem(StatusCode::BAD_REQUEST, "bad_request", &message),
     };
@@ -54,7 +73,7 @@ pub(super) async fn inspect(door: &AdminDoor, query: &str) -> Response<Bytes> {
 }
 
 pub(super) async fn reset(door: &AdminDoor, query: &str) -> Response<Bytes> {
-    let (key, counters) = match understand(door, query) {
+    let (key, counters) = match understand(door, query, Which::Every) {
         Ok(understood) => understood,
         Err(message) => return problem(StatusCode::BAD_REQUEST, "bad_request", &message),
     };
@@ -67,11 +86,13 @@ pub(super) async fn reset(door: &AdminDoor, query: &str) -> Response<Bytes> {
             return unavailable(&error);
         }
     }
-    tracing::info!(counters = counters.len(), "counters were forgotten at the operator's word");
-    json(StatusCode::OK, &json!({ "reset": true, "counters": counters.len() }))
+    // Limits of one name share the counter; each was told, because a denial is remembered by its limit.
+    let names: HashSet<&str> = counters.iter().map(|counter| &*counter.name).collect();
+    tracing::info!(counters = names.len(), "counters were forgotten at the operator's word");
+    json(StatusCode::OK, &json!({ "reset": true, "counters": names.len() }))
 }
 
-pub(super) fn unavailable(error: &tollgate::StoreError) -> Response<Bytes> {
+fn unavailable(error: &tollgate::StoreError) -> Response<Bytes> {
     let message = format!("the store did not answer ({})", error.kind().name());
     problem(StatusCode::SERVICE_UNAVAILABLE, "unavailable", &message)
 }
@@ -100,23 +121,23 @@ impl Counter {
     }
 }
 
-fn understand(door: &AdminDoor, query: &str) -> Result<(Vec<u8>, Vec<Counter>), String> {
+fn understand(door: &AdminDoor, query: &str, which: Which) -> Result<(Vec<u8>, Vec<Counter>), String> {
     let question = read(query)?;
     let counters = match (&question.rule, &question.limit) {
         (None, Some(limit)) => {
             let limit: Limit = limit.parse().map_err(|error| format!("limit: {error}"))?;
             vec![Counter { rule: None, name: Policy::of(limit).name().to_owned(), limit }]
         }
-        (Some(rule), name) => {
+        (Some(rule), _) => {
             let loaded = door.reloader.loaded().ok_or("there are no rules; start with --config FILE")?;
-            of_rule(&loaded, rule, question.plan.as_deref(), name.as_deref())?
+            of_rule(&loaded, rule, &question, which)?
         }
         (None, None) => return Err("expected ?key=…&limit=10/min, or ?key=…&rule=NAME".to_owned()),
     };
     Ok((question.key, counters))
 }
 
-fn of_rule(loaded: &Loaded, rule: &str, plan: Option<&str>, name: Option<&str>) -> Result<Vec<Counter>, String> {
+fn of_rule(loaded: &Loaded, rule: &str, question: &Question, which: Which) -> Result<Vec<Counter>, String> {
     let rules = &loaded.rules;
     let Some(rule) = rules.rules().iter().find(|known| &**known.name() == rule) else {
         let names: Vec<&str> = rules.rules().iter().map(|known| &**known.name()).collect();
@@ -125,22 +146,57 @@ fn of_rule(loaded: &Loaded, rule: &str, plan: Option<&str>, name: Option<&str>) 
     if rule.is_shield() {
         return Err("a shield's counters are in the process that saw the request, and cannot be looked at".to_owned());
     }
-    let tariff = match (rule.is_by_plan(), plan) {
-        (false, _) => rules.tariff_otherwise(false),
-        (true, Some(plan)) => rules.tariff_named(plan).ok_or("there is no such plan")?,
-        (true, None) => return Err("this rule goes by plans: expected &plan=NAME too".to_owned()),
+    let tariff = tariff(rules, rule, question, which)?;
+    let policies: Vec<&Arc<Policy>> = match tariff {
+        Some(tariff) => rule.policies(tariff).iter().collect(),
+        None => rule.policies_of_all().collect(),
     };
-    let policies = rule.policies(tariff).iter().filter(|policy| name.is_none_or(|name| policy.name() == name));
-    let counter = |policy: &std::sync::Arc<Policy>| Counter {
-        rule: Some(rule.name().to_string()),
-        name: policy.name().to_owned(),
-        limit: *policy.limit(),
-    };
-    let counters: Vec<Counter> = policies.map(counter).collect();
+    let mut seen = HashSet::new();
+    let mut counters = Vec::new();
+    for policy in policies {
+        let is_meant = question.limit.as_ref().is_none_or(|name| policy.name() == name);
+        let limit = *policy.limit();
+        if is_meant && seen.insert((policy.name(), limit)) {
+            let name = policy.name().to_owned();
+            counters.push(Counter { rule: Some(rule.name().to_string()), name, limit });
+        }
+    }
     match counters.is_empty() {
         true => Err("the rule has no limit of that name".to_owned()),
         false => Ok(counters),
     }
+}
+
+/// The tariff by which the counters are meant; none if by every one.
+fn tariff(rules: &RuleSet, rule: &Rule, question: &Question, which: Which) -> Result<Option<Tariff>, String> {
+    if !rule.is_by_plan() {
+        return Ok(Some(rules.tariff_otherwise(false)));
+    }
+    let asked = match &question.plan {
+        Some(plan) => Some(rules.tariff_named(plan).ok_or("there is no such plan")?),
+        None => None,
+    };
+    if which == Which::Every {
+        return Ok(None);
+    }
+    let Some(said) = tariff_of_key(rules, &question.key) else {
+        return asked.map(Some).ok_or_else(|| "this rule goes by plans: expected &plan=NAME too".to_owned());
+    };
+    let plan = rules.plan(said).map(|plan| &**plan.name()).unwrap_or_default();
+    match &question.plan {
+        Some(asked) if asked != plan => Err(format!("this key's plan is {plan}")),
+        _ => Ok(Some(said)),
+    }
+}
+
+/// What the keys say of the one that a subject names.
+fn tariff_of_key(rules: &RuleSet, subject: &[u8]) -> Option<Tariff> {
+    let parts = std::str::from_utf8(subject).ok()?.split('&');
+    let half = parts.filter_map(|part| part.strip_prefix("api_key:#")).next()?;
+    // A subject has half of the digest.
+    let half = (half.len() == 32).then(|| u128::from_str_radix(half, 16).ok())??.to_be_bytes();
+    let (_, entry) = rules.keys().find(|(digest, _)| digest.as_bytes().starts_with(&half))?;
+    entry.tariff()
 }
 
 fn read(query: &str) -> Result<Question, String> {

@@ -10,12 +10,10 @@ pub(crate) mod question;
 mod usual;
 
 use std::net::IpAddr;
-use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use futures_util::future::maybe_done;
 use http::header::CONTENT_TYPE;
 use http::{HeaderValue, Method, Request, Response, StatusCode};
 use hyper::body::Body;
@@ -27,6 +25,7 @@ use tollgate::{Check, CheckOptions, Decision, DecisionCounts, Limiter, OnFailure
 use self::connection::{problem, read_body, refused_method};
 use self::known_policies::KnownPolicies;
 use self::question::{Explicit, Question, QuestionError};
+use crate::accept::Closing;
 use crate::openapi;
 use crate::stream::Begun;
 
@@ -66,15 +65,13 @@ impl HttpDoor {
         self: Arc<Self>,
         mut stream: S,
         idle: Duration,
-        shutdown: impl Future<Output = ()>,
+        closing: Closing,
     ) -> Result<(), Box<dyn std::error::Error + Send + Sync>>
     where
         S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin,
     {
-        // Whoever asks again after it has come is told so again.
-        let mut shutdown = pin!(maybe_done(shutdown));
-        let Some(begun) = usual::serve(&self, &mut stream, idle, shutdown.as_mut()).await? else { return Ok(()) };
-        let serving = connection::serve(Begun::new(begun, stream), idle, shutdown, move |request| {
+        let Some(begun) = usual::serve(&self, &mut stream, idle, &closing).await? else { return Ok(()) };
+        let serving = connection::serve(Begun::new(begun, stream), idle, closing, move |request| {
             let door = self.clone();
             // On the heap once, instead of being moved from hand to hand until it gets there.
             Box::pin(async move { door.answer(request).await })

@@ -8,7 +8,8 @@
 //!            as often as the buffer has a whole command             in the order asked
 //! ```
 //!
-//! Bounds: bytes per argument and command, commands per batch, reply bytes held, connections, and idle time. A frame that makes
+//! Bounds: bytes per argument and command, commands per batch, reply bytes held, connections, idle time, the time that a command
+//! takes to arrive, and the time until the password is given: one byte now and then keeps no place. A frame that makes
 //! no sense is answered with an error, and the connection is closed; a command that makes no sense is answered with an error
 //! that says what was expected, and the connection goes on.
 
@@ -25,6 +26,7 @@ use std::time::Duration;
 use bytes::{Buf, BytesMut};
 use subtle::ConstantTimeEq;
 use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::time::Instant;
 use tollgate::{Check, CheckOptions, Decision, DecisionCounts, Demand, Limiter, OnFailure, Unavailable};
 
 use self::command::{Command, LimitMemo, Session, Words, tell, understand};
@@ -37,6 +39,10 @@ const BATCH_COMMANDS_MAX: usize = 512;
 /// Replies are written out when there are this many bytes of them, whatever else has arrived.
 const REPLY_BYTES_MAX: usize = 64 * 1024;
 const READ_BYTES: usize = 16 * 1024;
+/// A command that was begun is waited for no longer, as is a body over HTTP.
+const COMMAND_WITHIN: Duration = Duration::from_secs(10);
+/// Nor is a client that does not give the password.
+const PASSWORD_WITHIN: Duration = Duration::from_secs(10);
 /// What a short check takes on the wire, and how many are expected at most before they are counted.
 const CHECK_BYTES_MIN: usize = 48;
 const GUESS_MAX: usize = 64;
@@ -65,8 +71,8 @@ impl std::fmt::Debug for RespOptions {
     }
 }
 
-/// Serves one connection until the client leaves, stays silent too long, or stops making sense. What is decided is counted
-/// in `explicit`.
+/// Serves one connection until the client leaves, stays silent or takes too long, or stops making sense. What is decided is
+/// counted in `explicit`.
 pub(crate) async fn serve<S>(
     stream: S,
     limiter: Limiter,
@@ -119,18 +125,30 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
     async fn run(mut self) -> std::io::Result<()> {
         let mut buffer = BytesMut::with_capacity(READ_BYTES);
         let mut patience = Patience::new(self.options.idle);
+        let password_by = Instant::now() + PASSWORD_WITHIN;
+        let mut command_by = None;
         loop {
             if buffer.is_empty() && buffer.capacity() > KEPT_BYTES_MAX {
                 buffer = BytesMut::with_capacity(READ_BYTES);
             }
             buffer.reserve(READ_BYTES);
+            let password_by = (!self.client.is_authenticated).then_some(password_by);
+            patience.until(command_by.into_iter().chain(password_by).min());
             if !patience.hear(&mut self.stream, &mut buffer).await? {
-                return Ok(());
+                break;
             }
+            let heard = buffer.len();
             if self.answer(&mut buffer).await? == Next::Close {
-                return part(&mut self.stream, self.options.idle).await;
+                break;
             }
+            // What is left is a command in the middle: a new one, if any before it was whole.
+            command_by = match (buffer.len(), command_by) {
+                (0, _) => None,
+                (left, Some(by)) if left == heard => Some(by),
+                _ => Some(Instant::now() + COMMAND_WITHIN),
+            };
         }
+        part(&mut self.stream, self.options.idle).await
     }
 
     /// Decides and answers every whole command in the buffer.

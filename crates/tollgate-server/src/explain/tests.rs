@@ -1,5 +1,8 @@
 //! Explanations, against what the engine does.
 
+use std::time::Duration;
+
+use tollgate::ManualClock;
 use tollgate::config::{Config, Format};
 use tollgate::engine::{Engine, Outcome};
 
@@ -119,11 +122,65 @@ async fn what_remains_is_what_the_engine_has_left_and_looking_takes_nothing() {
     let request = request("POST", "/shorten", &[("x-tenant", "a"), ("x-kind", "planted-kind")]);
     for left in [2, 1, 0, 0] {
         let mut said = Explanation::new(&loaded, &[], &request, HERE.into(), Timestamp::ZERO, false).await;
-        said.look(&limiter).await.unwrap();
+        said.look(&limiter).await;
         let limit = &said.rules[0].limits[0];
         assert_eq!((limit.remaining, limit.would_allow), (Some(left), Some(left > 0)));
         assert_eq!(limit.retry_after_ms == Some(0), left > 0);
         let outcome = engine.decide(&RequestView::of(&request), HERE.into()).await;
         assert_eq!(matches!(outcome, Outcome::Pass(_)), left > 0);
+    }
+}
+
+/// Whether a request would pass, and what it would be told if not, is what the next request finds out, whatever it costs.
+#[tokio::test]
+async fn the_wait_is_that_of_the_whole_cost_in_every_algorithm() {
+    for limit in [
+        "8/h",
+        "8/h sliding-log",
+        "8/h sliding-counter",
+        "8/h fixed-window",
+        "8/h token-bucket",
+        "8/h leaky-bucket queue=6",
+        "8/h count_denied=true",
+        "8/h token-bucket count_denied=true",
+    ] {
+        let text = format!("[[rules]]\nname = \"all\"\nby = [\"ip\"]\ncost = 5\nlimits = [\"{limit}\"]\n");
+        let loaded = Config::from_text(&text, Format::Toml).unwrap_or_else(|report| panic!("{report:?}"));
+        let clock = Arc::new(ManualClock::new(Timestamp::from_micros(1_700_000_000_000_000)));
+        let limiter = Limiter::builder().clock(clock.clone()).build();
+        let engine = Engine::new(limiter.clone(), loaded.rules.clone());
+        let request = request("GET", "/", &[]);
+        for _ in 0..3 {
+            clock.advance(Duration::from_secs(1));
+            let mut said = Explanation::new(&loaded, &[], &request, HERE.into(), Timestamp::ZERO, false).await;
+            said.look(&limiter).await;
+            // Looking has taken nothing, or the second look would say something else.
+            let mut again = Explanation::new(&loaded, &[], &request, HERE.into(), Timestamp::ZERO, false).await;
+            again.look(&limiter).await;
+            let [first, second] = [&said, &again].map(|said| serde_json::to_value(&said.rules[0].limits[0]).unwrap());
+            assert_eq!(first, second, "{limit}");
+            let line = match engine.decide(&RequestView::of(&request), HERE.into()).await {
+                Outcome::Pass(passage) => passage.decision().unwrap().lines[0],
+                Outcome::Refuse(refused) => refused.decision.unwrap().lines[0],
+                _ => panic!("neither yes nor no"),
+            };
+            let limit_said = &said.rules[0].limits[0];
+            assert_eq!(limit_said.would_allow, Some(line.allowed), "{limit}");
+            let wait = if line.allowed { Some(0) } else { line.retry_after.as_millis_ceil() };
+            // Who is charged for being refused has to wait longer for having asked.
+            if !limit.contains("count_denied") {
+                assert_eq!(limit_said.retry_after_ms, wait, "{limit}");
+            }
+        }
+        let look = async || {
+            let mut said = Explanation::new(&loaded, &[], &request, HERE.into(), Timestamp::ZERO, false).await;
+            said.look(&limiter).await;
+            (said.rules[0].limits[0].would_allow, said.rules[0].limits[0].retry_after_ms)
+        };
+        let (Some(false), Some(wait_ms @ 1..)) = look().await else { panic!("{limit} refuses nothing") };
+        clock.advance(Duration::from_millis(wait_ms - 1));
+        assert_eq!(look().await.0, Some(false), "{limit}");
+        clock.advance(Duration::from_millis(1));
+        assert_eq!(look().await, (Some(true), Some(0)), "{limit}");
     }
 }

@@ -141,7 +141,7 @@ pub(crate) fn path_schema(_: &mut SchemaGenerator) -> Schema {
 pub(crate) fn headers_schema(_: &mut SchemaGenerator) -> Schema {
     json_schema!({
         "type": "object",
-        "description": "Its headers, if a rule looks at them or the caller shows a key.",
+        "description": "Its headers, if a rule looks at them or the caller shows a key. A name stands there once.",
         "propertyNames": { "pattern": HEADER_NAME, "maxLength": HEADER_NAME_BYTES_MAX },
         "additionalProperties": { "type": "string", "pattern": HEADER_VALUE },
         "maxProperties": HEADERS_MAX,

@@ -14,6 +14,11 @@
 //! any of them means *look*, and looking means comparing what the files are now (device, inode, size, times) with what they
 //! were. So events about other files cost nothing, and it does not matter which kind of event came.
 //!
+//! **Watched anew each time.** A watch stays with the directory that it was set on, not with the name. Where one directory takes the place of
+//! another, the old watch hears nothing more of ours, so after each event all of them are set again before anything is compared.
+//!
+//! **A file that is not there yet** is watched as well: one that a configuration names which could not be used for want of it.
+//!
 //! **Quiet first.** A change is a burst of events, and in the middle of it a file may be empty, which is a valid configuration
 //! without rules. So nothing is read before the directories have been quiet for a moment, or have been restless for too long.
 
@@ -22,6 +27,7 @@ use std::ffi::OsString;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use notify::event::{AccessKind, AccessMode};
@@ -46,10 +52,22 @@ pub(super) fn watch(reloader: Reloader) -> impl Future<Output = ()> + Send + 'st
     let seen = stamps(&files);
     async move {
         match watches {
-            Some(Ok(watches)) => look_whenever(changed, watches, seen, reloader).await,
+            Some(Ok(watches)) => {
+                let _listening = Listening(reloader.clone());
+                look_whenever(changed, watches, seen, reloader).await;
+            }
             Some(Err(error)) => tracing::warn!(%error, "files cannot be watched; tell of changes with SIGHUP"),
             None => {}
         }
+    }
+}
+
+/// Somebody listens for changes. If it ends, that is remembered.
+struct Listening(Reloader);
+
+impl Drop for Listening {
+    fn drop(&mut self) {
+        self.0.0.is_deaf.store(true, Ordering::Relaxed);
     }
 }
 
@@ -74,13 +92,15 @@ async fn look_whenever(
             // A failure is told by the reloader itself.
             let _ = reloader.reload().await;
             // The configuration may name other files than before. Of those that it named already, what counts is what
-            // they were before they were read: a change since then is still to be seen.
+            // they were before they were read.
             watches.follow(&reloader.files());
-            seen = stamps(&reloader.files());
+            let files = reloader.files();
+            seen = stamps(&files);
             // One that is named for the first time may have changed after it was read and before anybody watched.
             seen.retain(|file, stamp| found.contains_key(file) || !is_younger(stamp, began));
             seen.extend(found);
-            if seen.len() < reloader.files().len() {
+            // What changed since then is still to be read, and while the watches were set anew nobody may have heard of it.
+            if stamps(&files).iter().any(|(file, stamp)| seen.get(file) != Some(stamp)) {
                 changed.notify_one();
             }
         }
@@ -118,27 +138,19 @@ impl Watches {
         Ok(watches)
     }
 
-    /// Watches what these files depend on, and nothing else.
+    /// Watches what these files depend on, as it is now, and nothing else. What happens meanwhile may go unheard.
     fn follow(&mut self, files: &[PathBuf]) {
-        let needed: BTreeSet<PathBuf> = files.iter().flat_map(|file| directories(file)).collect();
-        for gone in self.directories.difference(&needed) {
-            let _ = self.watcher.unwatch(gone);
+        for before in std::mem::take(&mut self.directories) {
+            // It may be gone, and its watch with it.
+            let _ = self.watcher.unwatch(&before);
         }
-        let mut watched = BTreeSet::new();
+        let needed: BTreeSet<PathBuf> = files.iter().flat_map(|file| directories(file)).collect();
         for directory in needed {
-            let is_watched = self.directories.contains(&directory)
-                || match self.watcher.watch(&directory, RecursiveMode::NonRecursive) {
-                    Ok(()) => true,
-                    Err(error) => {
-                        tracing::warn!(directory = %directory.display(), %error, "cannot be watched");
-                        false
-                    }
-                };
-            if is_watched {
-                watched.insert(directory);
+            match self.watcher.watch(&directory, RecursiveMode::NonRecursive) {
+                Ok(()) => drop(self.directories.insert(directory)),
+                Err(error) => tracing::warn!(directory = %directory.display(), %error, "cannot be watched"),
             }
         }
-        self.directories = watched;
     }
 }
 

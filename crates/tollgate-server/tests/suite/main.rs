@@ -4,6 +4,12 @@
 mod behind_doors;
 mod conformance;
 mod corpus;
+mod ended;
 mod http_subject;
+mod leaving;
+mod operator;
 mod resp_subject;
+mod site;
 mod throttle;
+mod tls_end;
+mod watching;

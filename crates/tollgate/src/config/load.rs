@@ -201,6 +201,18 @@ impl Config {
         Loader::new().load(path)
     }
 
+    /// Reads a file as it is written: its language and its fields are right, what it says is not checked.
+    ///
+    /// # Errors
+    /// When it cannot be read.
+    pub fn read(path: impl AsRef<Path>) -> Result<Config, Report> {
+        let path = path.as_ref();
+        let name = path.display().to_string();
+        let (text, format) = read_file(path).map_err(|finding| Report::new(&name, vec![*finding]))?;
+        let (root, source) = parse(&name, &text, format).map_err(|findings| Report::new(&name, findings))?;
+        read_tree(&root, &source).map_err(|finding| Report::new(&name, vec![*finding]))
+    }
+
     /// Checks and compiles a text.
     ///
     /// # Errors

@@ -67,6 +67,11 @@ impl KeyEntry {
         self.plan.as_ref()
     }
 
+    /// The limits by which its bearer is held, if that is said: its own, or those of its plan.
+    pub fn tariff(&self) -> Option<Tariff> {
+        self.tariff
+    }
+
     /// Whether it is never limited.
     pub fn is_exempt(&self) -> bool {
         self.is_exempt

@@ -111,6 +111,15 @@ impl Rule {
         }
     }
 
+    /// The limits that it holds anybody to, by whatever plan or of their own. Many of them may be alike.
+    pub fn policies_of_all(&self) -> impl Iterator<Item = &Arc<Policy>> {
+        let (own, by_tariff) = match &self.limits {
+            RuleLimits::Own(policies) => (&policies[..], &[][..]),
+            RuleLimits::Plan(by_tariff) => (&[][..], &by_tariff[..]),
+        };
+        own.iter().chain(by_tariff.iter().flatten())
+    }
+
     /// Whether the limits are those of the caller's plan.
     pub fn is_by_plan(&self) -> bool {
         matches!(self.limits, RuleLimits::Plan(_))

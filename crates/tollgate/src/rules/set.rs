@@ -182,6 +182,11 @@ impl RuleSet {
         self.0.keys.get(digest)
     }
 
+    /// All keys that are known, by their digests, in no order.
+    pub fn keys(&self) -> impl Iterator<Item = (&KeyDigest, &KeyEntry)> {
+        self.0.keys.iter()
+    }
+
     /// All plans.
     pub fn plans(&self) -> &[Plan] {
         &self.0.plans

@@ -3,11 +3,12 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::header::{ALLOW, CONTENT_TYPE};
+use http::header::{ALLOW, CONNECTION, CONTENT_TYPE};
 use http::{HeaderValue, Request, Response, StatusCode};
 use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
 use hyper::body::{Body, Incoming};
 
+use crate::accept::Closing;
 use crate::doors::within;
 use crate::stream::WrittenWithin;
 
@@ -17,21 +18,25 @@ const HEADER_BYTES_MAX: usize = 64 * 1024;
 const BODY_WITHIN: Duration = Duration::from_secs(10);
 
 /// Serves one connection until the client leaves, is silent for `idle`, reads no answer for as long, or the doors close; then the answer that is
-/// being given is the last.
-pub(crate) async fn serve<S, A, F>(
-    stream: S,
-    idle: Duration,
-    shutdown: impl Future<Output = ()>,
-    answer: A,
-) -> Result<(), hyper::Error>
+/// being given is the last. Before that, a client that asks while they are about to close is told so with its answer: whoever
+/// is cut off between two questions loses the second.
+pub(crate) async fn serve<S, A, F>(stream: S, idle: Duration, closing: Closing, answer: A) -> Result<(), hyper::Error>
 where
     S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin,
     A: Fn(Request<Incoming>) -> F,
     F: Future<Output = Response<Bytes>>,
 {
+    let (leaving, shutdown) = (&closing, closing.clone().begun());
     let service = hyper::service::service_fn(move |request| {
         let answer = answer(request);
-        async move { Ok::<_, std::convert::Infallible>(answer.await.map(Full::new)) }
+        async move {
+            let mut response = answer.await.map(Full::new);
+            if leaving.is_leaving() {
+                // hyper goes by it, too.
+                response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+            }
+            Ok::<_, std::convert::Infallible>(response)
+        }
     });
     let connection = hyper::server::conn::http1::Builder::new()
         .timer(hyper_util::rt::TokioTimer::new())

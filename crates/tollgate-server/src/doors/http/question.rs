@@ -9,6 +9,7 @@
 //! The second form is decided together: all limits pass, or none is charged. The third is decided by the rules. Anything else in the body is refused with what was
 //! expected; a misspelt field must never mean "no limit".
 
+mod headers;
 mod whole;
 
 use std::borrow::Cow;
@@ -20,6 +21,7 @@ use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 use tollgate::{Check, CheckError, Cost, DEMANDS_MAX, Demand, Key, Limit};
 
+use self::headers::Headers;
 use self::whole::Whole;
 use crate::openapi::patterns::{self, HEADERS_MAX};
 
@@ -80,7 +82,7 @@ struct Described<'b> {
     path: Cow<'b, str>,
     #[serde(default)]
     #[schemars(schema_with = "patterns::headers_schema")]
-    headers: std::collections::BTreeMap<String, String>,
+    headers: Headers,
     #[schemars(schema_with = "patterns::peer_schema")]
     peer: std::net::IpAddr,
 }
@@ -219,11 +221,12 @@ impl Described<'_> {
         if !self.path.starts_with('/') || self.path.contains(['#', '\u{7f}']) {
             return Err(QuestionError::Path);
         }
-        if self.headers.len() > HEADERS_MAX {
-            return Err(QuestionError::Headers(self.headers.len()));
+        let Headers(headers) = self.headers;
+        if headers.len() > HEADERS_MAX {
+            return Err(QuestionError::Headers(headers.len()));
         }
         let mut request = http::Request::builder().method(&*self.method).uri(&*self.path);
-        for (name, value) in &self.headers {
+        for (name, value) in &headers {
             request = request.header(name, value);
         }
         Ok(Question::ByRules(Box::new(request.body(())?), self.peer))
@@ -309,6 +312,11 @@ mod tests {
             (r#"{"request":{"method":"G T","path":"/","peer":"::1"}}"#, "request: invalid HTTP method"),
             (r#"{"request":{"method":"GET","path":"/","peer":"somewhere"}}"#, "invalid IP address syntax"),
             (r#"{"request":{"method":"GET","path":"http://x/","peer":"::1"}}"#, "request.path: expected a path"),
+            (
+                r#"{"request":{"method":"GET","path":"/","headers":{"x-a":"b","x-b":"","x-a":"c"},"peer":"::1"}}"#,
+                "request.headers: `x-a` stands there twice",
+            ),
+            (r#"{"request":{"method":"GET","path":"/","headers":[],"peer":"::1"}}"#, "expected an object of texts"),
             (r#"{"key":"a","limit":"1/s","cost":1.5}"#, "expected a whole number from 0 to 4294967295"),
             (r#"{"key":"a","limit":"1/s","cost":null}"#, "invalid type: null"),
             (r#"{"key":"a","limit":"1/s","request":null}"#, "invalid type: null"),

@@ -18,7 +18,7 @@
 //! understands HTTP, and this is not it; this one only knows a single form when it sees it.
 
 use std::ops::Range;
-use std::pin::Pin;
+use std::pin::pin;
 use std::time::{Duration, SystemTime};
 
 use bytes::{Buf, Bytes, BytesMut};
@@ -28,6 +28,7 @@ use httpdate::HttpDate;
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::HttpDoor;
+use crate::accept::Closing;
 use crate::doors::{Patience, part, send, within};
 use crate::stream::UntilClosing;
 
@@ -39,20 +40,22 @@ const BODY_SOON: Duration = Duration::from_secs(1);
 const HEADERS_MAX: usize = 32;
 
 /// Serves a connection for as long as its requests are usual. What was read of one that is not goes to the caller, with the
-/// connection; nothing if the client has left, was silent for too long, or the doors close.
+/// connection; nothing if the client has left, was silent for too long, was told that the doors are about to close, or they close.
 pub(super) async fn serve<S>(
     door: &HttpDoor,
     stream: &mut S,
     idle: Duration,
-    closing: Pin<&mut impl Future<Output = ()>>,
+    closing: &Closing,
 ) -> std::io::Result<Option<BytesMut>>
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
-    let mut stream = UntilClosing::new(stream, closing);
+    let begun = pin!(closing.clone().begun());
+    let mut stream = UntilClosing::new(stream, begun);
     let mut patience = Patience::new(idle);
     let mut buffer = BytesMut::with_capacity(READ_BYTES);
     let mut answers = Answers::default();
+    let mut is_last = false;
     while patience.hear(&mut stream, &mut buffer).await? {
         if is_parted(&buffer) {
             buffer.reserve(READ_BYTES);
@@ -63,8 +66,10 @@ where
         }
         while let Some(body) = usual(&buffer).filter(|body| body.end <= buffer.len()) {
             let response = door.check(&buffer[body.clone()]).await;
-            answers.add(&response);
             buffer.advance(body.end);
+            // What was asked together is answered whole.
+            is_last = buffer.is_empty() && closing.is_leaving();
+            answers.add(&response, is_last);
         }
         if !answers.bytes.is_empty() {
             send(&mut stream, &answers.bytes, idle).await?;
@@ -72,6 +77,9 @@ where
         }
         if !buffer.is_empty() {
             return Ok(Some(buffer));
+        }
+        if is_last {
+            break;
         }
         buffer.reserve(READ_BYTES);
     }
@@ -125,7 +133,7 @@ struct Answers {
 }
 
 impl Answers {
-    fn add(&mut self, response: &Response<Bytes>) {
+    fn add(&mut self, response: &Response<Bytes>, is_last: bool) {
         self.keep_date();
         let (status, body) = (response.status(), response.body());
         self.text("HTTP/1.1 ").text(status.as_str());
@@ -134,6 +142,9 @@ impl Answers {
             self.text(name.as_str()).text(": ");
             self.bytes.extend_from_slice(value.as_bytes());
             self.text("\r\n");
+        }
+        if is_last {
+            self.text("connection: close\r\n");
         }
         self.text("content-length: ").text(itoa::Buffer::new().format(body.len()));
         self.text("\r\ndate: ");

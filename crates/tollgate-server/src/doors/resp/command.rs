@@ -201,7 +201,12 @@ fn session<'b>(name: &[u8], buffer: &'b [u8], args: &Args) -> Result<Session<'b>
         (b"CLIENT", 2..) => match word(1).as_deref() {
             Some(b"ID") => Ok(Session::ClientId),
             Some(b"GETNAME") => Ok(Session::ClientGetName),
-            Some(b"SETINFO" | b"SETNAME" | b"NO-EVICT" | b"NO-TOUCH" | b"REPLY") => Ok(Session::ClientOk),
+            Some(b"SETINFO" | b"SETNAME" | b"NO-EVICT" | b"NO-TOUCH") => Ok(Session::ClientOk),
+            Some(b"REPLY") => match (word(2).as_deref(), args.len()) {
+                (Some(b"ON"), 3) => Ok(Session::ClientOk),
+                // Whoever asked for silence would take each answer for that to another command.
+                _ => Err("ERR expected CLIENT REPLY ON: every command is answered here".to_owned()),
+            },
             _ => Err("ERR expected CLIENT ID, GETNAME, SETNAME or SETINFO".to_owned()),
         },
         (b"COMMAND", 1) => Ok(Session::CommandList),

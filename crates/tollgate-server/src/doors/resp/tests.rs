@@ -85,6 +85,9 @@ async fn extreme_and_senseless_arguments_are_answered_with_what_was_expected() {
         ("TOLLGATE.CHECK k 10/min PRICE 1", "expected TOLLGATE.CHECK key limit"),
         ("TOLLGATE.CHECK k 10/min COST -1", "cost is a whole number"),
         ("SELECT 1", "only database 0"),
+        ("CLIENT REPLY OFF", "expected CLIENT REPLY ON"),
+        ("CLIENT REPLY skip", "expected CLIENT REPLY ON"),
+        ("CLIENT REPLY", "expected CLIENT REPLY ON"),
         ("GET k", "unknown command"),
         ("A.VERY.LONG.COMMAND.NAME.INDEED k", "unknown command"),
     ] {
@@ -212,6 +215,7 @@ async fn clients_introduce_themselves_in_both_protocols() {
     door.say(b"HELLO 4\r\n", "-NOPROTO unsupported protocol version, expected 2 or 3\r\n").await;
     door.say(b"CLIENT SETINFO LIB-NAME x\r\n", "+OK\r\n").await;
     door.say(b"CLIENT SETNAME x\r\n", "+OK\r\n").await;
+    door.say(b"CLIENT REPLY ON\r\n", "+OK\r\n").await;
     door.say(b"COMMAND DOCS\r\n", "%0\r\n").await;
     door.say(b"COMMAND COUNT\r\n", ":4\r\n").await;
     door.say(b"SELECT 0\r\n", "+OK\r\n").await;
@@ -236,6 +240,53 @@ async fn a_password_stands_before_everything_but_the_introduction() {
 async fn a_silent_client_is_let_go() {
     let door = door(RespOptions { idle: Duration::from_secs(5), ..RespOptions::default() });
     assert!(door.ends().await);
+}
+
+/// Says a byte every now and then until the door closes: after how long?
+async fn trickle(mut door: Door, bytes: impl IntoIterator<Item = u8>) -> Duration {
+    let start = Instant::now();
+    for byte in bytes.into_iter().take(1_000) {
+        if door.client.write_all(&[byte]).await.is_err() {
+            return start.elapsed();
+        }
+        tokio::time::sleep(Duration::from_millis(700)).await;
+    }
+    panic!("the door never closes")
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_command_that_trickles_is_not_waited_for_beyond_its_time() {
+    let options = RespOptions { idle: Duration::from_secs(1), ..RespOptions::default() };
+    let mut slow = door(options.clone());
+    slow.say(b"PING\r\n*2\r\n$60000\r\n", "+PONG\r\n").await;
+    let took = trickle(slow, std::iter::repeat(b'x')).await;
+    assert!((COMMAND_WITHIN..COMMAND_WITHIN + Duration::from_secs(1)).contains(&took), "{took:?}");
+
+    // Each command has its own time, even if the next one has begun when it ends.
+    let mut steady = door(options);
+    for byte in b"PING\r\n".repeat(20) {
+        steady.client.write_all(&[byte]).await.unwrap();
+        tokio::time::sleep(Duration::from_millis(700)).await;
+    }
+    steady.say(b"PI", &"+PONG\r\n".repeat(20)).await;
+    for _ in 0..20 {
+        tokio::time::sleep(Duration::from_millis(700)).await;
+        steady.say(b"NG\r\nPI", "+PONG\r\n").await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_that_gives_no_password_is_let_go_whatever_it_says_meanwhile() {
+    let options = RespOptions { password: Some("open sesame".to_owned()), idle: Duration::from_secs(1) };
+    let took = trickle(door(options.clone()), b"PING\r\n".iter().copied().cycle()).await;
+    assert!((PASSWORD_WITHIN..PASSWORD_WITHIN + Duration::from_secs(1)).contains(&took), "{took:?}");
+
+    let mut known = door(options);
+    known.say(b"*2\r\n$4\r\nAUTH\r\n$11\r\nopen sesame\r\n", "+OK\r\n").await;
+    for _ in 0..40 {
+        tokio::time::sleep(Duration::from_millis(700)).await;
+        known.say(b"PING\r\n", "+PONG\r\n").await;
+    }
 }
 
 #[tokio::test]

@@ -22,7 +22,10 @@ fn head(length: usize) -> String {
 fn connect(limiter: &Limiter) -> DuplexStream {
     let (client, server) = tokio::io::duplex(64 * 1024);
     let door = Arc::new(HttpDoor::new(limiter.clone()));
-    tokio::spawn(door.serve(server, IDLE, std::future::pending()));
+    tokio::spawn(async move {
+        let (_open, closing) = Closing::channel();
+        drop(door.serve(server, IDLE, closing).await);
+    });
     client
 }
 

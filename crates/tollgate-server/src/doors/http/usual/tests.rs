@@ -1,13 +1,12 @@
-use std::future::pending;
-use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
-use tokio::sync::oneshot;
+use tokio::sync::watch;
 use tollgate::{Limiter, ManualClock, Timestamp};
 
 use super::*;
+use crate::accept::Stage;
 
 const GOOD: &str = r#"{"key":"user:42","limit":"10/min"}"#;
 
@@ -15,18 +14,21 @@ fn post(headers: &str, body: &str) -> String {
     format!("POST /v1/check HTTP/1.1\r\nhost: x\r\n{headers}content-length: {}\r\n\r\n{body}", body.len())
 }
 
-/// A connection to a door of its own, whose clock stands still.
-fn connect(closing: impl Future<Output = ()> + Send + 'static, idle: Duration) -> DuplexStream {
+const IDLE: Duration = Duration::from_secs(60);
+
+/// A connection to a door of its own, whose clock stands still, and the word that it closes.
+fn connect() -> (DuplexStream, watch::Sender<Stage>) {
+    let (tell, closing) = Closing::channel();
     let clock = Arc::new(ManualClock::new(Timestamp::from_micros(1_700_000_000_000_000)));
     let door = Arc::new(HttpDoor::new(Limiter::builder().clock(clock).build()));
     let (client, server) = tokio::io::duplex(1 << 20);
-    tokio::spawn(async move { drop(door.serve(server, idle, closing).await) });
-    client
+    tokio::spawn(async move { drop(door.serve(server, IDLE, closing).await) });
+    (client, tell)
 }
 
 /// What is answered to these pieces, each sent when the one before was taken, and then nothing more. Without dates.
 async fn answers(pieces: &[&str]) -> String {
-    let mut client = connect(pending(), Duration::from_secs(60));
+    let (mut client, _open) = connect();
     for piece in pieces {
         client.write_all(piece.as_bytes()).await.unwrap();
         for _ in 0..10 {
@@ -143,8 +145,8 @@ async fn a_body_behind_its_head_is_usual_and_one_that_takes_its_time_is_not() {
         let door = HttpDoor::new(Limiter::memory());
         let (mut client, mut server) = tokio::io::duplex(1 << 20);
         let serving = tokio::spawn(async move {
-            let closing = pin!(pending());
-            serve(&door, &mut server, Duration::from_secs(60), closing).await.unwrap()
+            let (_open, closing) = Closing::channel();
+            serve(&door, &mut server, IDLE, &closing).await.unwrap()
         });
         for _ in 0..2 {
             let mut from = 0;
@@ -160,18 +162,17 @@ async fn a_body_behind_its_head_is_usual_and_one_that_takes_its_time_is_not() {
     }
 
     // Who has begun when the doors close is heard to the end.
-    let (close, closing) = oneshot::channel::<()>();
-    let mut client = connect(async move { drop(closing.await) }, Duration::from_secs(60));
+    let (mut client, tell) = connect();
     client.write_all(&request.as_bytes()[..head]).await.unwrap();
     tokio::time::sleep(Duration::from_millis(1)).await;
-    close.send(()).unwrap();
+    tell.send(Stage::Closing).unwrap();
     tokio::time::sleep(Duration::from_millis(1)).await;
     client.write_all(GOOD.as_bytes()).await.unwrap();
     let mut said = String::new();
     client.read_to_string(&mut said).await.unwrap();
     assert!(said.starts_with("HTTP/1.1 200 "), "{said}");
 
-    let mut client = connect(pending(), Duration::from_secs(60));
+    let (mut client, _open) = connect();
     client.write_all(&request.as_bytes()[..head]).await.unwrap();
     let asked = tokio::time::Instant::now();
     let mut said = String::new();
@@ -183,7 +184,7 @@ async fn a_body_behind_its_head_is_usual_and_one_that_takes_its_time_is_not() {
 #[tokio::test(start_paused = true)]
 async fn a_silent_connection_ends_and_so_does_one_when_the_doors_close() {
     let mut heard = [0; 9];
-    let mut client = connect(pending(), Duration::from_secs(60));
+    let (mut client, _open) = connect();
     client.write_all(post("", GOOD).as_bytes()).await.unwrap();
     client.read_exact(&mut heard).await.unwrap();
     let mut rest = String::new();
@@ -194,12 +195,31 @@ async fn a_silent_connection_ends_and_so_does_one_when_the_doors_close() {
     assert!(rest.contains("\"remaining\":8"), "{rest}");
     assert_eq!(asked.elapsed().as_secs(), 60, "silence ends it, from the last question on");
 
-    let (close, closing) = oneshot::channel::<()>();
-    let mut client = connect(async move { drop(closing.await) }, Duration::from_secs(60));
+    let (mut client, tell) = connect();
     client.write_all(post("", GOOD).as_bytes()).await.unwrap();
     client.read_exact(&mut heard).await.unwrap();
-    close.send(()).unwrap();
+    tell.send(Stage::Closing).unwrap();
     let ended = tokio::time::timeout(Duration::from_secs(59), client.read_to_string(&mut rest)).await;
     ended.expect("the closing ends it").unwrap();
     assert_eq!(&heard, b"HTTP/1.1 ");
+}
+
+#[tokio::test(start_paused = true)]
+async fn once_it_leaves_whatever_was_asked_together_is_answered_and_the_last_answer_says_so() {
+    let other = "GET /v1/check HTTP/1.1\r\nhost: x\r\n\r\n";
+    for (asked, statuses) in
+        [(post("", GOOD) + &post("", GOOD), ["200", "200"]), (post("", GOOD) + other, ["200", "405"])]
+    {
+        let (mut client, tell) = connect();
+        tell.send(Stage::Leaving).unwrap();
+        tokio::time::sleep(IDLE / 2).await;
+        client.write_all(asked.as_bytes()).await.unwrap();
+        let mut said = String::new();
+        let ended = tokio::time::timeout(IDLE / 4, client.read_to_string(&mut said)).await;
+        ended.expect("it ends with its answer").unwrap();
+        let answers: Vec<&str> = said.split("HTTP/1.1 ").skip(1).collect();
+        assert_eq!(answers.iter().map(|answer| &answer[..3]).collect::<Vec<_>>(), statuses, "{said}");
+        let are_last: Vec<bool> = answers.iter().map(|answer| answer.contains("\r\nconnection: close\r\n")).collect();
+        assert_eq!(are_last, [false, true], "{said}");
+    }
 }
