@@ -6,6 +6,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::{Method, Request, Response};
 use hyper::body::Incoming;
+use tokio::io::AsyncWriteExt;
 use tollgate::Limiter;
 
 use super::connection::{self, read_body};
@@ -16,6 +17,7 @@ use super::{BODY_BYTES_MAX, HttpDoor};
 const ANSWER_BYTES_MAX: usize = 64 * 1024;
 /// Nobody waits for anything here.
 const IDLE: Duration = Duration::from_secs(60);
+const TURNS: usize = 32;
 
 /// The whole of a fuzz target: takes what the fuzzer invents, as the beginning of a connection, and panics when something is wrong with it.
 ///
@@ -47,7 +49,16 @@ async fn read_by_hyper(bytes: &[u8]) -> Vec<(Method, String, Bytes)> {
         }
         Response::new(Bytes::new())
     };
-    // That it ends where the bytes end is no error of theirs.
-    let _ = connection::serve(tokio::io::join(bytes, tokio::io::sink()), IDLE, std::future::pending(), answer).await;
+    let (mut client, stream) = tokio::io::duplex(bytes.len() + ANSWER_BYTES_MAX);
+    let asking = async {
+        let _ = client.write_all(bytes).await;
+        // Whoever hangs up is not answered any more. All is there, so a few turns are enough to read it.
+        for _ in 0..TURNS {
+            tokio::task::yield_now().await;
+        }
+        drop(client);
+    };
+    let serving = connection::serve(stream, IDLE, std::future::pending(), answer);
+    let _ = tokio::join!(asking, serving);
     heard.take()
 }
