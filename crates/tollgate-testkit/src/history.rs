@@ -24,9 +24,14 @@
 //! window whatever any clock says ([`Violation::Witness`]).
 //!
 //! **Degraded answers** ([`Source::Local`]) are no part of the store's history. They are
-//! checked against the bound that was stated for them ([`Bounds`]).
+//! checked against the bound that was stated for them ([`Bounds`]). Answers that nobody counted ([`Source::None`]) have no bound:
+//! each is a violation unless the run is said to allow them.
+//!
+//! **Remembered denials** ([`Source::DenyCache`]) repeat the store. So each needs a word of the store that was heard before and still
+//! holds, for the very cost, with the same remaining and a wait that ends when that word does.
 
 mod counter;
+mod remembered;
 mod violation;
 mod witness;
 
@@ -39,6 +44,8 @@ use tollgate_core::{Algorithm, Decision, Limit, SLIDING_EXACT_QUOTA_MAX, Source,
 pub struct History {
     counters: Vec<Counter>,
     checks: u64,
+    /// When the checks were sent that nobody counted.
+    uncounted: Vec<u64>,
 }
 
 /// What is allowed outside the store's own promise.
@@ -49,6 +56,8 @@ pub struct Bounds {
     /// The most units that store and local answers together may admit within any window, by the callers' clock.
     /// `None`: the sum of quota and `local`.
     pub together: Option<u64>,
+    /// Whether checks may be admitted that nobody counts, as `on_failure = "allow"` does.
+    pub uncounted: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -100,14 +109,22 @@ impl History {
             );
             Counter { limit, answers: Vec::new(), refunds: Vec::new() }
         };
-        History { counters: limits.into_iter().map(counter).collect(), checks: 0 }
+        History { counters: limits.into_iter().map(counter).collect(), checks: 0, uncounted: Vec::new() }
     }
 
     /// Notes a decision: `counters` names the counter of each of its lines, by its place in [`History::new`]. `sent_us` and
     /// `received_us` are the caller's (monotonic) clock before asking and after the answer.
+    ///
+    /// # Panics
+    /// When the decision has not as many lines as counters were asked, unless nobody counted it.
     pub fn note(&mut self, counters: &[usize], sent_us: u64, received_us: u64, decision: &Decision) {
         let admitted = decision.allowed();
         self.checks += 1;
+        if decision.source == Source::None {
+            self.uncounted.push(sent_us);
+            return;
+        }
+        assert_eq!(decision.lines.len(), counters.len(), "a line for each counter of {counters:?}: {decision:?}");
         for (&counter, line) in counters.iter().zip(&decision.lines) {
             self.counters[counter].answers.push(Answer {
                 sent_us,
@@ -125,7 +142,11 @@ impl History {
     }
 
     /// Notes that `decision` was refunded, between these two times of the store's clock.
+    ///
+    /// # Panics
+    /// When the decision has not as many lines as counters were asked.
     pub fn note_refund(&mut self, counters: &[usize], decision: &Decision, earliest: Timestamp, latest: Timestamp) {
+        assert_eq!(decision.lines.len(), counters.len(), "a line for each counter of {counters:?}: {decision:?}");
         for (&counter, line) in counters.iter().zip(&decision.lines) {
             self.counters[counter].refunds.push(Refund {
                 charged_at_us: decision.at.as_micros(),
@@ -143,6 +164,7 @@ impl History {
     pub fn merge(&mut self, other: History) {
         assert_eq!(self.counters.len(), other.counters.len(), "both histories are of the same counters");
         self.checks += other.checks;
+        self.uncounted.extend(other.uncounted);
         for (mine, theirs) in self.counters.iter_mut().zip(other.counters) {
             assert_eq!(mine.limit, theirs.limit, "both histories are of the same counters");
             mine.answers.extend(theirs.answers);
@@ -152,10 +174,14 @@ impl History {
 
     /// Judges everything.
     pub fn verify(mut self, bounds: Bounds) -> Report {
-        let mut report = Report { checks: self.checks, ..Report::default() };
+        let mut report = Report { checks: self.checks, uncounted: self.uncounted.len() as u64, ..Report::default() };
+        if !bounds.uncounted {
+            self.uncounted.iter().for_each(|&sent_us| report.add(Violation::Uncounted { sent_us }));
+        }
         for (number, counter) in self.counters.iter_mut().enumerate() {
             counter::verify(number, counter, &mut report);
             witness::verify(number, counter, bounds, &mut report);
+            remembered::verify(number, counter, &mut report);
         }
         report
     }

@@ -207,29 +207,118 @@ fn local_answers_are_held_to_their_own_bound() {
         let asked = scene.ask(&mut oracle, start.plus_micros(n), &[0], 1);
         scene.records[asked].decision.source = Source::Local;
     }
-    let within = |local| scene.report_within(Bounds { local, together: None });
+    let within = |local| scene.report_within(Bounds { local, ..Bounds::default() });
     within(Some(6)).expect_clean();
     assert!(matches!(within(Some(5)).violations[..], [Violation::Local { units: 6, bound: 5, .. }, ..]));
     assert!(!within(None).violations.is_empty(), "no local answer was expected");
-    let together = scene.report_within(Bounds { local: Some(6), together: Some(5) });
+    let together = scene.report_within(Bounds { local: Some(6), together: Some(5), ..Bounds::default() });
     assert!(matches!(together.violations[..], [Violation::Witness { units: 6, bound: 5, .. }]), "{together}");
+}
+
+/// As a limiter does that falls to `allow` although the store is there: it claims nothing, so there is no line to judge.
+#[test]
+fn an_admission_that_nobody_counted_is_found_unless_it_is_allowed() {
+    let mut scene = Scene::new(EXACT, EXACT);
+    let denied = scene.find(is_lone_denial);
+    let record = &mut scene.records[denied];
+    record.decision = Decision { source: Source::None, lines: Default::default(), ..record.decision };
+    let sent_us = record.sent_us;
+    let report = scene.report();
+    assert_eq!((&report.violations[..], report.uncounted), (&[Violation::Uncounted { sent_us }][..], 1), "{report}");
+    scene.report_within(Bounds { uncounted: true, ..Bounds::default() }).expect_clean();
+}
+
+#[test]
+#[should_panic(expected = "a line for each counter of [0, 1]")]
+fn a_decision_that_says_nothing_of_one_counter_is_found() {
+    let mut scene = Scene::new(EXACT, EXACT);
+    let both = scene.find(|record| record.counters == [0, 1]);
+    scene.records[both].decision.lines.pop();
+    scene.report();
+}
+
+/// All of the first counter is taken, then both are asked, which is refused after 400 µs of its millisecond, and once more, which the limiter
+/// remembers. That answer comes last, and is asked `after_us` after the word that it stands on.
+fn remembering(after_us: u64) -> Scene {
+    let mut scene = Scene { limits: vec!["10/ms".parse().unwrap(); 2], records: Vec::new() };
+    let (mut oracle, start) = (Oracle::new(), Timestamp::from_micros(1_700_000_000_000_000));
+    scene.ask(&mut oracle, start, &[1], 3);
+    scene.ask(&mut oracle, start, &[0], 10);
+    let denied = scene.ask(&mut oracle, start.plus_micros(400), &[0, 1], 2);
+    let mut remembered = scene.records[denied].clone();
+    remembered.sent_us += after_us;
+    remembered.received_us = remembered.sent_us + 1;
+    remembered.decision.source = Source::DenyCache;
+    for line in &mut remembered.decision.lines {
+        let shorter = |wait: Wait| Wait::from_micros(wait.as_micros().unwrap().saturating_sub(after_us));
+        (line.retry_after, line.next_after) = (shorter(line.retry_after), shorter(line.next_after));
+    }
+    scene.records.push(remembered);
+    scene
 }
 
 #[test]
 fn a_remembered_denial_needs_a_word_of_the_store_that_still_holds() {
+    for (after_us, is_found) in [(100, false), (600, false), (601, true)] {
+        let report = remembering(after_us).report();
+        let found = report.violations.iter().any(|v| matches!(v, Violation::Remembered { counter: 0, .. }));
+        assert_eq!((found, report.violations.is_empty()), (is_found, !is_found), "{after_us} µs after: {report}");
+    }
+}
+
+/// It was heard 40 µs after it was asked, so the word ends 600 to 640 µs after the asking; 100 are over.
+#[test]
+fn a_remembered_wait_that_does_not_end_with_its_word_is_found() {
+    for (told_us, is_found) in [(498, true), (499, false), (500, false), (540, false), (541, true)] {
+        let mut scene = remembering(100);
+        scene.records.last_mut().unwrap().decision.lines[0].retry_after = Wait::from_micros(told_us);
+        let report = scene.report();
+        let found = report.violations.iter().any(|v| matches!(v, Violation::Misremembered { counter: 0, .. }));
+        assert_eq!((found, report.violations.is_empty()), (is_found, !is_found), "{told_us} µs: {report}");
+    }
+    let mut scene = remembering(100);
+    scene.records.last_mut().unwrap().decision.lines[0].retry_after = Wait::NEVER;
+    assert_eq!(scene.report().violations.len(), 1, "{}", scene.report());
+}
+
+/// What the store says of two units it does not say of three: their wait may be longer.
+#[test]
+fn a_remembered_denial_of_another_cost_is_found() {
+    let mut scene = remembering(100);
+    scene.records.last_mut().unwrap().decision.lines[0].cost = 3;
+    assert!(matches!(scene.report().violations[..], [Violation::Remembered { counter: 0, .. }]), "{}", scene.report());
+}
+
+#[test]
+fn what_a_remembered_denial_says_to_remain_is_what_the_store_said() {
+    for counter in [0, 1] {
+        let mut scene = remembering(100);
+        scene.records.last_mut().unwrap().decision.lines[counter].remaining += 1;
+        let report = scene.report();
+        let [Violation::Misremembered { counter: found, .. }] = report.violations[..] else { panic!("{report}") };
+        assert_eq!(found, counter);
+    }
+    // The next unit of a line that is not refused comes when the store said, too.
+    let mut scene = remembering(100);
+    scene.records.last_mut().unwrap().decision.lines[1].next_after = Wait::from_micros(900);
+    assert!(matches!(scene.report().violations[..], [Violation::Misremembered { counter: 1, .. }]));
+}
+
+/// An admission that left nothing is as good as a denial of one unit, until the next one comes back.
+#[test]
+fn a_denial_may_stand_on_an_admission_that_left_nothing() {
     let mut scene = Scene { limits: vec!["10/ms".parse().unwrap(); 2], records: Vec::new() };
     let (mut oracle, start) = (Oracle::new(), Timestamp::from_micros(1_700_000_000_000_000));
-    scene.ask(&mut oracle, start, &[0], 10);
-    let denied = scene.ask(&mut oracle, start.plus_micros(400), &[0], 1);
-    let sent_us = scene.records[denied].sent_us;
-    let mut remembered = scene.records[denied].clone();
+    let last = scene.ask(&mut oracle, start, &[0], 10);
+    let mut remembered = scene.records[last].clone();
+    (remembered.sent_us, remembered.received_us) = (remembered.sent_us + 100, remembered.sent_us + 101);
     remembered.decision.source = Source::DenyCache;
+    let line = &mut remembered.decision.lines[0];
+    *line = Line { allowed: false, cost: 1, retry_after: Wait::from_micros(900), ..*line };
     scene.records.push(remembered);
-    for (after_us, is_found) in [(100, false), (600, false), (601, true)] {
-        scene.records[denied + 1].sent_us = sent_us + after_us;
-        scene.records[denied + 1].received_us = sent_us + after_us + 1;
-        assert_eq!(!scene.report().violations.is_empty(), is_found, "{after_us} µs after the word: {}", scene.report());
-    }
+    scene.report().expect_clean();
+    scene.records[last + 1].decision.lines[0].retry_after = Wait::from_micros(950);
+    assert!(matches!(scene.report().violations[..], [Violation::Misremembered { counter: 0, .. }]));
 }
 
 #[test]

@@ -27,6 +27,9 @@ mod deny_cache;
 #[cfg(feature = "rules")]
 pub mod engine;
 mod failure;
+#[cfg(all(feature = "rules", feature = "jwt", feature = "yaml"))]
+#[doc(hidden)]
+pub mod fuzz;
 #[cfg(doctest)]
 mod guide;
 #[cfg(feature = "rules")]

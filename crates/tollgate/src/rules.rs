@@ -39,6 +39,8 @@
 //! reading of the path; an exemption holds only if it matches all of them.**
 
 mod comparisons;
+#[doc(hidden)]
+pub mod fuzz;
 pub(crate) mod host;
 pub(crate) mod lists;
 pub(crate) mod matcher;

@@ -13,20 +13,53 @@ mod model;
 mod routes;
 
 use std::error::Error;
+use std::ops::RangeInclusive;
+use std::process::ExitCode;
+use std::time::Duration;
 
 use tokio::net::TcpListener;
-use tollgate::Limiter;
+use tollgate::{Limit, Limiter};
 
 use crate::budget::Budget;
 
 #[tokio::main]
-async fn main() -> Result<(), Box<dyn Error>> {
-    let variable = |name: &str, otherwise: &str| std::env::var(name).unwrap_or_else(|_| otherwise.to_owned());
-    let limiter = Limiter::builder().url(&variable("TOLLGATE_STORE", "memory"))?.build();
-    let per_minute = format!("{}/min", variable("TOKENS_PER_MINUTE", "2000")).parse()?;
-    let per_day = format!("{}/day", variable("TOKENS_PER_DAY", "20000")).parse()?;
+async fn main() -> ExitCode {
+    match run().await {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("llm-tokens: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn run() -> Result<(), Box<dyn Error>> {
+    let limiter = Limiter::builder()
+        .url(&variable("TOLLGATE_STORE", "memory"))
+        .map_err(|error| format!("TOLLGATE_STORE: {error}"))?
+        .deadline(Duration::from_millis(number("REDIS_DEADLINE_MS", "25", 1..=10_000)?.into()))
+        // While Redis is away, each of so many grants its part of the budgets.
+        .instances(number("INSTANCES", "1", 1..=10_000)?)
+        .build();
+    let per_minute = limit("TOKENS_PER_MINUTE", "2000", "min")?;
+    let per_day = limit("TOKENS_PER_DAY", "20000", "day")?;
     let listener = TcpListener::bind(variable("LISTEN", "127.0.0.1:3003")).await?;
     println!("listening on http://{}", listener.local_addr()?);
     axum::serve(listener, routes::app(Budget::new(limiter, per_minute, per_day))).await?;
     Ok(())
+}
+
+/// What the environment says. A variable that is empty is as good as none.
+fn variable(name: &str, otherwise: &str) -> String {
+    std::env::var(name).ok().filter(|value| !value.is_empty()).unwrap_or_else(|| otherwise.to_owned())
+}
+
+fn number(name: &str, otherwise: &str, accepted: RangeInclusive<u32>) -> Result<u32, String> {
+    let said = variable(name, otherwise);
+    let number = said.parse().ok().filter(|number| accepted.contains(number));
+    number.ok_or_else(|| format!("{name}: expected {} to {}, got {said:?}", accepted.start(), accepted.end()))
+}
+
+fn limit(name: &str, otherwise: &str, window: &str) -> Result<Limit, String> {
+    format!("{}/{window}", variable(name, otherwise)).parse().map_err(|error| format!("{name}: {error}"))
 }

@@ -36,19 +36,21 @@ async fn complete(State(budget): State<Budget>, headers: HeaderMap, Json(asked):
     }
     let prompt = Prompt { text: asked.prompt, max_tokens: asked.max_tokens };
     let reserved = prompt.estimate();
-    let reservation = match budget.reserve(customer, reserved, &headers).await {
-        Ok(reservation) => reservation,
-        Err(refusal) => return refusal,
-    };
-    // In a task of its own: a client that hangs up meanwhile pays what it has used, and no more.
-    let work = tokio::spawn(async move {
-        let completion = prompt.complete().await;
-        reservation.settle(completion.prompt_tokens.saturating_add(completion.completion_tokens)).await;
-        completion
+    // In a task of its own, from the reservation to the bill: a client that hangs up at any moment pays what it has used, and no more.
+    let work = tokio::spawn({
+        let budget = budget.clone();
+        async move {
+            let reservation = budget.reserve(customer, reserved, &headers).await?;
+            let completion = prompt.complete().await;
+            reservation.settle(completion.prompt_tokens.saturating_add(completion.completion_tokens)).await;
+            Ok(completion)
+        }
     });
-    let Ok(completion) = work.await else {
+    let completion = match work.await {
+        Ok(Ok(completion)) => completion,
+        Ok(Err(refusal)) => return refusal,
         // What a broken completion has used nobody knows, so it stays at the estimate.
-        return error(StatusCode::INTERNAL_SERVER_ERROR, "internal", "the completion failed");
+        Err(_broken) => return error(StatusCode::INTERNAL_SERVER_ERROR, "internal", "the completion failed"),
     };
     let usage = json!({
         "prompt_tokens": completion.prompt_tokens,

@@ -1,12 +1,19 @@
 //! The service as a user runs it: the real binary, over real sockets, in memory and on a real Redis.
 #![allow(clippy::unwrap_used)] // a step that fails fails its test
 
+use std::fmt::Debug;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::Duration;
 
 use serde_json::{Value, json};
+use tollgate_testkit::fault::{Fault, Proxy};
 use tollgate_testkit::server::Server;
+
+/// Where tokens are counted one by one: a busy machine may take longer than people would wait.
+const PATIENT: (&str, &str) = ("REDIS_DEADLINE_MS", "10000");
 
 /// A running service on a free port; ended by its own id.
 struct Service {
@@ -40,24 +47,32 @@ impl Answer {
     }
 }
 
+fn command(variables: &[(&str, &str)]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_llm-tokens"));
+    // Nothing of the environment in which the tests run.
+    command.env_clear().env("LISTEN", "127.0.0.1:0").envs(variables.iter().copied());
+    command
+}
+
 impl Service {
     fn start(variables: &[(&str, &str)]) -> Service {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_llm-tokens"));
-        for name in ["TOLLGATE_STORE", "TOKENS_PER_MINUTE", "TOKENS_PER_DAY"] {
-            command.env_remove(name);
-        }
-        command.env("LISTEN", "127.0.0.1:0").envs(variables.iter().copied());
-        let mut child = command.stdout(Stdio::piped()).spawn().expect("the binary runs");
+        let mut child = command(variables).stdout(Stdio::piped()).spawn().expect("the binary runs");
         let mut line = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
         let address = line.trim().strip_prefix("listening on http://").expect("it says where it listens").to_owned();
         Service { child, address }
     }
 
-    fn exchange(&self, head: &str, body: &str) -> Answer {
+    /// Sends a request, whose answer is still to come.
+    fn send(&self, head: &str, body: &str) -> TcpStream {
         let mut stream = TcpStream::connect(&self.address).unwrap();
         let length = body.len();
         write!(stream, "{head}host: x\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n{body}").unwrap();
+        stream
+    }
+
+    fn exchange(&self, head: &str, body: &str) -> Answer {
+        let mut stream = self.send(head, body);
         let mut text = String::new();
         stream.read_to_string(&mut text).unwrap();
         let (head, body) = text.split_once("\r\n\r\n").unwrap();
@@ -66,13 +81,30 @@ impl Service {
     }
 
     fn complete(&self, key: &str, prompt: &str, max_tokens: u32) -> Answer {
-        let head = format!("POST /v1/complete HTTP/1.1\r\nx-api-key: {key}\r\ncontent-type: application/json\r\n");
-        self.exchange(&head, &json!({ "prompt": prompt, "max_tokens": max_tokens }).to_string())
+        let (head, body) = completion(key, prompt, max_tokens);
+        self.exchange(&head, &body)
     }
 
     fn left(&self, key: &str) -> [u32; 2] {
         self.exchange(&format!("GET /v1/budget HTTP/1.1\r\nx-api-key: {key}\r\n"), "").left()
     }
+}
+
+fn completion(key: &str, prompt: &str, max_tokens: u32) -> (String, String) {
+    let head = format!("POST /v1/complete HTTP/1.1\r\nx-api-key: {key}\r\ncontent-type: application/json\r\n");
+    (head, json!({ "prompt": prompt, "max_tokens": max_tokens }).to_string())
+}
+
+/// Looks at something that another process does, until it is so: at most ten seconds.
+fn eventually<T: Debug + PartialEq>(what: &str, expected: T, mut look: impl FnMut() -> T) {
+    for _ in 0..2_000 {
+        if look() == expected {
+            return;
+        }
+        // Another process tells nobody; between looks there is a pause.
+        thread::sleep(Duration::from_millis(5));
+    }
+    panic!("{what}: {:?}, not {expected:?}", look());
 }
 
 impl Drop for Service {
@@ -120,7 +152,7 @@ fn tokens_are_reserved_and_settled_in_memory() {
 fn tokens_are_reserved_and_settled_on_redis_for_all_instances() {
     let redis = Server::redis();
     let url = redis.url();
-    let variables = [("TOLLGATE_STORE", &*url), ("TOKENS_PER_MINUTE", "1000"), ("TOKENS_PER_DAY", "5000")];
+    let variables = [PATIENT, ("TOLLGATE_STORE", &*url), ("TOKENS_PER_MINUTE", "1000"), ("TOKENS_PER_DAY", "5000")];
     let instances = [Service::start(&variables), Service::start(&variables)];
     charges_what_was_used(&instances[0]);
     assert_eq!(instances[1].left("demo-key"), [941, 4_941]);
@@ -151,4 +183,57 @@ fn bad_questions_are_told_what_was_expected_and_cost_nothing() {
     let head = "POST /v1/complete HTTP/1.1\r\nx-api-key: demo-key\r\ncontent-type: application/json\r\n";
     assert_eq!(service.exchange(head, r#"{"prompt":"a","max_tokens":1,"model":"x"}"#).status, 422);
     assert_eq!(service.left("demo-key"), [2_000, 20_000]);
+}
+
+#[test]
+fn whoever_hangs_up_while_tokens_are_reserved_pays_what_was_used() {
+    let redis = Server::redis();
+    let proxy = Proxy::start(redis.addr());
+    let slow = Service::start(&[PATIENT, ("TOLLGATE_STORE", &proxy.url())]);
+    let quick = Service::start(&[PATIENT, ("TOLLGATE_STORE", &redis.url())]);
+    assert_eq!(slow.left("demo-key"), [2_000, 20_000]);
+    let (head, body) = completion("demo-key", "word", 100);
+    for (minute, day) in [(1_998, 19_998), (1_996, 19_996), (1_994, 19_994)] {
+        // Long enough to hang up meanwhile, and far from where a call is given up.
+        proxy.set(Fault::Delay(Duration::from_millis(40)));
+        let before = proxy.bytes_up();
+        let waiting = slow.send(&head, &body);
+        eventually("the reservation leaves, and its answer is not back yet", true, || proxy.bytes_up() > before);
+        drop(waiting);
+        // What is on its way is as late as before; the rest need not be.
+        proxy.set(Fault::Pass);
+        eventually("one word in and one word out are paid", [minute, day], || quick.left("demo-key"));
+    }
+}
+
+#[test]
+fn while_redis_is_away_each_instance_grants_its_share() {
+    let redis = Server::redis();
+    let url = redis.url();
+    let variables = [("TOLLGATE_STORE", &*url), ("INSTANCES", "2")];
+    let instances = [Service::start(&variables), Service::start(&variables)];
+    assert_eq!(instances[0].left("demo-key"), [2_000, 20_000]);
+    redis.kill9();
+    for instance in &instances {
+        eventually("half of the budgets", [1_000, 10_000], || instance.left("demo-key"));
+        assert_eq!(instance.complete("demo-key", "word", 1_000).status, 429, "1 + 1000 are more than half");
+        assert_eq!(instance.complete("demo-key", "word", 999).status, 200);
+    }
+}
+
+#[test]
+fn an_unusable_environment_is_refused_at_the_start() {
+    for (name, value, expected) in [
+        ("INSTANCES", "0", "INSTANCES: expected 1 to 10000, got \"0\""),
+        ("INSTANCES", "two", "INSTANCES: expected 1 to 10000, got \"two\""),
+        ("REDIS_DEADLINE_MS", "60000", "REDIS_DEADLINE_MS: expected 1 to 10000, got \"60000\""),
+        ("TOKENS_PER_MINUTE", "0", "TOKENS_PER_MINUTE: "),
+        ("TOKENS_PER_DAY", "many", "TOKENS_PER_DAY: "),
+        ("TOLLGATE_STORE", "http://127.0.0.1", "TOLLGATE_STORE: "),
+    ] {
+        let output = command(&[(name, value)]).output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(1), "{name}={value}: {said}");
+        assert!(said.starts_with("llm-tokens: ") && said.contains(expected), "{name}={value}: {said}");
+    }
 }

@@ -58,13 +58,17 @@ async fn run() -> Result<(), Box<dyn Error>> {
         .map_err(|error| format!("PORT: cannot listen on 127.0.0.1:{}: {error}", settings.port))?;
     let address = listener.local_addr()?;
     let public_url = settings.public_url.unwrap_or_else(|| format!("http://{address}"));
-    let app = routes::app(slugs, &public_url, RateLimitLayer::axum(Engine::new(limiter, rules)));
+    let app = routes::app(slugs.clone(), &public_url, RateLimitLayer::axum(Engine::new(limiter, rules)));
 
     println!("listening on http://{address}, documentation at http://{address}/docs/");
     // The limit is by address, so each request has to know where it came from.
     axum::serve(listener, app.into_make_service_with_connect_info::<SocketAddr>())
         .with_graceful_shutdown(asked_to_stop())
         .await?;
+    match slugs.unsaved() {
+        0 => {}
+        lost => tracing::error!(lost, "links that were made while Redis was away are lost: it is not back"),
+    }
     Ok(())
 }
 

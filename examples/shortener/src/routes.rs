@@ -16,7 +16,7 @@ use url::Url;
 use utoipa::{OpenApi, ToSchema};
 use utoipa_swagger_ui::{Config, SwaggerUi};
 
-use crate::slugs::{Away, Slugs};
+use crate::slugs::{Away, NotMade, Slugs};
 
 /// Longer URLs are refused; browsers and proxies do not agree on more.
 const URL_BYTES_MAX: usize = 2_048;
@@ -113,7 +113,7 @@ struct RateLimited {
             ("X-RateLimit-Remaining" = u32, description = "0"),
             ("X-RateLimit-Reset" = u64, description = "When to come back, in Unix seconds"),
         )),
-        (status = 503, description = "No free slug was found", body = Problem, headers(
+        (status = 503, description = "Redis is away, and there is no place to keep another link for it; or no free slug was found", body = Problem, headers(
             ("Retry-After" = u64, description = "Seconds"),
         )),
     )
@@ -123,7 +123,12 @@ async fn shorten(
     body: Result<Bytes, BytesRejection>,
 ) -> Result<(StatusCode, Json<Shortened>), Failure> {
     let url = read_url(body)?;
-    let slug = shortener.slugs.add(url.as_str()).await.ok_or(Failure::Unavailable)?;
+    let slug = shortener.slugs.add(url.as_str()).await.map_err(|not_made| match not_made {
+        NotMade::NoFreeSlug => Failure::Unavailable("no free slug was found; try again"),
+        NotMade::NoPlace => {
+            Failure::Unavailable("no link was made: the place to keep them until Redis is back is full")
+        }
+    })?;
     let short_url = format!("{}/{slug}", shortener.public_url);
     Ok((StatusCode::CREATED, Json(Shortened { slug, short_url })))
 }
@@ -145,7 +150,7 @@ async fn follow(State(shortener): State<Shortener>, Path(slug): Path<String>) ->
     match shortener.slugs.find(&slug).await {
         Ok(Some(url)) => Ok((StatusCode::FOUND, [(LOCATION, &*url)]).into_response()),
         Ok(None) => Err(Failure::NotFound),
-        Err(Away) => Err(Failure::Unavailable),
+        Err(Away) => Err(Failure::Unavailable("only Redis would know this link, and it is away; try again")),
     }
 }
 
@@ -168,7 +173,8 @@ enum Failure {
     /// It cannot be understood; what would be accepted.
     Bad(String),
     NotFound,
-    Unavailable,
+    /// Not at the moment; why.
+    Unavailable(&'static str),
 }
 
 impl IntoResponse for Failure {
@@ -176,9 +182,7 @@ impl IntoResponse for Failure {
         let (status, error, message) = match self {
             Failure::Bad(message) => (StatusCode::BAD_REQUEST, "bad_request", message),
             Failure::NotFound => (StatusCode::NOT_FOUND, "not_found", "there is no such link".to_owned()),
-            Failure::Unavailable => {
-                (StatusCode::SERVICE_UNAVAILABLE, "unavailable", "not at the moment; try again".to_owned())
-            }
+            Failure::Unavailable(why) => (StatusCode::SERVICE_UNAVAILABLE, "unavailable", why.to_owned()),
         };
         let mut response = (status, Json(Problem { error, message })).into_response();
         if status == StatusCode::SERVICE_UNAVAILABLE {

@@ -7,21 +7,23 @@
 //! On Redis a slug is set only if it is free (`NX`), so that two instances never overwrite each other's, and it expires:
 //! a wave of spam goes away by itself.
 //!
-//! **While Redis is away** links are still made. They work on the instance that made them, and a task brings them to Redis
-//! when it is back.
+//! **While Redis is away** links are still made. They work on the instance that made them, which keeps each until a task has
+//! brought it to Redis. That place is bounded, too, and nothing leaves it early: when it is full, no link is promised.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use tokio::sync::mpsc;
+use tokio::sync::Notify;
 use tollgate::redis::{RedisStore, Reply};
 
 /// 62^7 are 3.5 million million: a guess hardly ever meets a link.
 const SLUG_LENGTH: usize = 7;
 /// With URLs of the longest kind, 20 MB.
 const IN_MEMORY_MAX: usize = 10_000;
+/// As many again, for those that Redis does not have yet.
+const UNSAVED_MAX: usize = 10_000;
 /// A year.
 const TTL_SECONDS: &str = "31536000";
 /// How often Redis is tried while it is away.
@@ -35,16 +37,12 @@ pub(crate) struct Slugs(Arc<Inner>);
 
 struct Inner {
     memory: Mutex<Memory>,
-    redis: Option<Redis>,
-}
-
-struct Redis {
-    store: SlugStore,
-    unsaved: mpsc::Sender<Link>,
+    redis: Option<SlugStore>,
+    /// Told when there is something to save.
+    has_unsaved: Notify,
 }
 
 /// Slugs on Redis, and how long anybody waits for it.
-#[derive(Clone)]
 struct SlugStore {
     redis: RedisStore,
     deadline: Duration,
@@ -60,31 +58,70 @@ struct Link {
 #[derive(Debug)]
 pub(crate) struct Away;
 
+/// Why no link was made.
+#[derive(PartialEq, Eq, Debug)]
+pub(crate) enum NotMade {
+    /// One drawn slug after the other was taken.
+    NoFreeSlug,
+    /// Redis is away, and there is no place to keep another link for it.
+    NoPlace,
+}
+
 impl Slugs {
     /// Links in the memory of this process.
     pub(crate) fn in_memory() -> Slugs {
-        Slugs(Arc::new(Inner { memory: Mutex::default(), redis: None }))
+        Slugs::new(None)
     }
 
     /// Links on Redis, shared with other instances.
     pub(crate) fn on_redis(redis: RedisStore, deadline: Duration) -> Slugs {
-        let store = SlugStore { redis, deadline };
-        let (unsaved, links) = mpsc::channel(IN_MEMORY_MAX);
-        tokio::spawn(save_later(store.clone(), links));
-        Slugs(Arc::new(Inner { memory: Mutex::default(), redis: Some(Redis { store, unsaved }) }))
+        let slugs = Slugs::new(Some(SlugStore { redis, deadline }));
+        tokio::spawn(save_later(slugs.clone()));
+        slugs
     }
 
-    /// Makes a link. None only if one drawn slug after the other was taken.
-    pub(crate) async fn add(&self, url: &str) -> Option<String> {
+    fn new(redis: Option<SlugStore>) -> Slugs {
+        Slugs(Arc::new(Inner { memory: Mutex::default(), redis, has_unsaved: Notify::new() }))
+    }
+
+    /// Makes a link that will be found, here at once and wherever Redis is shared as soon as it can be asked.
+    pub(crate) async fn add(&self, url: &str) -> Result<String, NotMade> {
         for _ in 0..DRAWS_MAX {
             let link = Link { slug: draw(), url: url.into() };
-            if self.0.memory.lock().urls.contains_key(&link.slug) || !self.save(&link).await {
+            if self.0.memory.lock().get(&link.slug).is_some() {
                 continue;
             }
-            self.0.memory.lock().keep(&link);
-            return Some(link.slug);
+            let saved = match &self.0.redis {
+                Some(store) => store.set(&link).await,
+                None => Ok(true),
+            };
+            match saved {
+                Ok(true) => self.0.memory.lock().keep(&link),
+                Ok(false) => continue,
+                Err(Away) => self.keep_unsaved(&link)?,
+            }
+            return Ok(link.slug);
         }
-        None
+        Err(NotMade::NoFreeSlug)
+    }
+
+    fn keep_unsaved(&self, link: &Link) -> Result<(), NotMade> {
+        let is_first_refused = match self.0.memory.lock().keep_unsaved(link) {
+            Ok(()) => {
+                self.0.has_unsaved.notify_one();
+                return Ok(());
+            }
+            Err(refused) => refused == 1,
+        };
+        if is_first_refused {
+            tracing::warn!("{UNSAVED_MAX} links wait for Redis, and no more are made until it is back");
+        }
+        Err(NotMade::NoPlace)
+    }
+
+    /// How many links are promised that Redis does not have yet.
+    pub(crate) fn unsaved(&self) -> usize {
+        self.0.memory.lock().unsaved.len()
     }
 
     /// The URL behind a slug.
@@ -92,28 +129,15 @@ impl Slugs {
         if slug.len() != SLUG_LENGTH || !slug.bytes().all(|byte| byte.is_ascii_alphanumeric()) {
             return Ok(None);
         }
-        if let Some(url) = self.0.memory.lock().urls.get(slug) {
+        if let Some(url) = self.0.memory.lock().get(slug) {
             return Ok(Some(url.clone()));
         }
-        let Some(redis) = &self.0.redis else { return Ok(None) };
-        let url = redis.store.get(slug).await?;
+        let Some(store) = &self.0.redis else { return Ok(None) };
+        let url = store.get(slug).await?;
         if let Some(url) = &url {
             self.0.memory.lock().keep(&Link { slug: slug.to_owned(), url: url.clone() });
         }
         Ok(url)
-    }
-
-    /// False if the slug is taken.
-    async fn save(&self, link: &Link) -> bool {
-        let Some(redis) = &self.0.redis else { return true };
-        match redis.store.set(link).await {
-            Ok(is_new) => is_new,
-            Err(Away) => {
-                // If even the list of the unsaved is full, the link stays on this instance.
-                let _ = redis.unsaved.try_send(link.clone());
-                true
-            }
-        }
     }
 }
 
@@ -122,9 +146,17 @@ impl Slugs {
 struct Memory {
     urls: HashMap<String, Arc<str>>,
     oldest_first: VecDeque<String>,
+    /// Promised, and not on Redis yet.
+    unsaved: BTreeMap<String, Arc<str>>,
+    /// Links that were not made, since there was no place to keep them, from when Redis went away.
+    refused: u64,
 }
 
 impl Memory {
+    fn get(&self, slug: &str) -> Option<&Arc<str>> {
+        self.urls.get(slug).or_else(|| self.unsaved.get(slug))
+    }
+
     fn keep(&mut self, link: &Link) {
         if self.urls.insert(link.slug.clone(), link.url.clone()).is_some() {
             return;
@@ -136,25 +168,55 @@ impl Memory {
             self.urls.remove(&oldest);
         }
     }
+
+    /// Keeps a link until Redis has it. If there is no place: how many have met none.
+    fn keep_unsaved(&mut self, link: &Link) -> Result<(), u64> {
+        if self.unsaved.len() == UNSAVED_MAX {
+            self.refused += 1;
+            return Err(self.refused);
+        }
+        self.unsaved.insert(link.slug.clone(), link.url.clone());
+        Ok(())
+    }
+
+    fn first_unsaved(&self) -> Option<Link> {
+        let (slug, url) = self.unsaved.first_key_value()?;
+        Some(Link { slug: slug.clone(), url: url.clone() })
+    }
 }
 
 /// Brings what was made while Redis was away to Redis, once it is back.
-async fn save_later(store: SlugStore, mut unsaved: mpsc::Receiver<Link>) {
-    while let Some(mut link) = unsaved.recv().await {
-        tracing::warn!("Redis is away: links are made without a limit, and work on this instance alone");
-        let mut saved = 0_u64;
-        loop {
-            // A slug that is taken is ours: a call that came too late for its answer may have set it.
-            while store.set(&link).await.is_err() {
-                tokio::time::sleep(RETRY_EVERY).await;
-            }
-            saved += 1;
-            match unsaved.try_recv() {
-                Ok(next) => link = next,
-                Err(_) => break,
-            }
+async fn save_later(slugs: Slugs) {
+    let Inner { memory, redis: Some(store), has_unsaved } = &*slugs.0 else { return };
+    loop {
+        has_unsaved.notified().await;
+        if memory.lock().unsaved.is_empty() {
+            continue;
         }
-        tracing::info!(saved, "Redis is back, and has the links that were made meanwhile");
+        tracing::warn!("Redis is away: links are made without a limit, and work on this instance alone");
+        let saved = save_all(memory, store).await;
+        let refused = std::mem::take(&mut memory.lock().refused);
+        tracing::info!(saved, refused, "Redis is back, and has the links that were made meanwhile");
+    }
+}
+
+/// How many there were. Each is found here until it is found there.
+async fn save_all(memory: &Mutex<Memory>, store: &SlugStore) -> u64 {
+    let mut saved = 0;
+    loop {
+        let Some(link) = memory.lock().first_unsaved() else { return saved };
+        let Ok(is_ours) = store.set(&link).await else {
+            tokio::time::sleep(RETRY_EVERY).await;
+            continue;
+        };
+        let mut memory = memory.lock();
+        memory.unsaved.remove(&link.slug);
+        if is_ours {
+            memory.keep(&link);
+            saved += 1;
+        } else {
+            tracing::error!("a link that was made meanwhile is lost: another instance has given its slug away");
+        }
     }
 }
 
@@ -164,10 +226,10 @@ impl SlugStore {
         Ok(reply.as_text().map(Into::into))
     }
 
-    /// Whether the slug was free.
+    /// Whether the slug stands for this URL from now on. It does so already if a call was executed whose answer came too late.
     async fn set(&self, link: &Link) -> Result<bool, Away> {
-        let reply = self.ask(&["SET", &key(&link.slug), &link.url, "NX", "EX", TTL_SECONDS]).await?;
-        Ok(reply != Reply::Nil)
+        let before = self.ask(&["SET", &key(&link.slug), &link.url, "NX", "GET", "EX", TTL_SECONDS]).await?;
+        Ok(before == Reply::Nil || before.as_text() == Some(&*link.url))
     }
 
     async fn ask(&self, command: &[&str]) -> Result<Reply, Away> {
@@ -198,6 +260,44 @@ mod tests {
         for unknown in ["", "0000000", "../../x", &slug[1..]] {
             assert_eq!(slugs.find(unknown).await.unwrap(), None, "{unknown:?}");
         }
+    }
+
+    /// Nobody listens on the port of a listener that is gone.
+    fn redis_that_is_away() -> RedisStore {
+        let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        RedisStore::builder(format!("redis://{free}")).build().unwrap()
+    }
+
+    #[tokio::test]
+    async fn what_waits_for_redis_is_never_forgotten_and_what_has_no_place_is_never_promised() {
+        let slugs = Slugs::on_redis(redis_that_is_away(), Duration::from_millis(25));
+        let mut made = Vec::new();
+        for _ in 0..UNSAVED_MAX {
+            made.push(slugs.add("https://example.com/").await.unwrap());
+        }
+        for refused in 1..=3 {
+            assert_eq!(slugs.add("https://example.com/").await, Err(NotMade::NoPlace));
+            assert_eq!((slugs.unsaved(), slugs.0.memory.lock().refused), (UNSAVED_MAX, refused));
+        }
+        // Others that are followed meanwhile push none of them out.
+        for n in 0..=IN_MEMORY_MAX {
+            slugs.0.memory.lock().keep(&Link { slug: format!("{n:07}"), url: "https://example.com/".into() });
+        }
+        for slug in &made {
+            assert!(slugs.find(slug).await.unwrap().is_some(), "{slug}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_slug_is_set_once_and_for_the_same_url_again() {
+        let redis = tollgate_testkit::server::Server::redis();
+        let store = RedisStore::builder(redis.url()).build().unwrap();
+        let store = SlugStore { redis: store, deadline: Duration::from_secs(10) };
+        let link = |url: &str| Link { slug: "abcdefg".to_owned(), url: url.into() };
+        assert!(store.set(&link("https://example.com/")).await.unwrap());
+        assert!(store.set(&link("https://example.com/")).await.unwrap(), "an answer that came too late");
+        assert!(!store.set(&link("https://example.com/other")).await.unwrap(), "another instance's");
+        assert_eq!(store.get("abcdefg").await.unwrap().as_deref(), Some("https://example.com/"));
     }
 
     #[tokio::test]

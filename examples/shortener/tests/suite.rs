@@ -157,6 +157,44 @@ fn without_redis_posts_go_on_and_the_log_says_so() {
 }
 
 #[test]
+fn what_was_promised_while_redis_was_away_is_kept_and_no_more_is_promised_than_can_be() {
+    const PLACES: usize = 10_000;
+    let redis = Server::redis();
+    let shortener = Instance::start(&[("REDIS_URL", &redis.url()), ("NO_COLOR", "1")]);
+    redis.kill9();
+    eventually("a post passes", || shortener.shorten("https://example.com/first").status == 201);
+    let made = shortener.shorten_many(PLACES + 500, "https://example.com/");
+    let refused: Vec<&Answer> = made.iter().filter(|answer| answer.status != 201).collect();
+    assert_eq!(refused.len(), 501, "the first has taken a place, too");
+    for answer in refused {
+        assert_eq!((answer.status, answer.header("retry-after")), (503, "1"));
+        assert!(answer.text().contains("no link was made"), "{}", answer.text());
+    }
+    assert!(shortener.log().contains("10000 links wait for Redis, and no more are made"), "{}", shortener.log());
+    let slug = made[0].slug();
+    assert_eq!(shortener.get(&format!("/{slug}")).status, 302);
+
+    redis.restart();
+    eventually("the log says that Redis is back", || shortener.log().contains("and has the links"));
+    let log = shortener.log();
+    assert!(log.contains("saved=10000 refused=501"), "{log}");
+    assert_eq!(redis.command(&["KEYS", "shortener:slug:*"]).items().len(), PLACES, "as many as were promised");
+    assert_eq!(redis.command(&["GET", &format!("shortener:slug:{slug}")]).text(), "https://example.com/");
+}
+
+#[test]
+fn an_instance_that_ends_before_redis_is_back_says_what_it_takes_along() {
+    let redis = Server::redis();
+    let mut shortener = Instance::start(&[("REDIS_URL", &redis.url()), ("NO_COLOR", "1")]);
+    redis.kill9();
+    for _ in 0..3 {
+        assert_eq!(shortener.shorten("https://example.com/").status, 201);
+    }
+    assert!(shortener.terminate().success());
+    assert!(shortener.log().contains("are lost: it is not back lost=3"), "{}", shortener.log());
+}
+
+#[test]
 fn a_redis_that_hangs_is_not_waited_for() {
     let redis = Server::redis();
     let shortener = Instance::start(&[("REDIS_URL", &redis.url()), ("RATE_LIMIT_WINDOW_MS", "3600000")]);
@@ -264,9 +302,9 @@ fn the_page_is_whole_without_any_other_host() {
 
 #[test]
 fn it_ends_in_order_when_told_to() {
-    let shortener = Instance::start(&[]);
+    let mut shortener = Instance::start(&[]);
     assert_eq!(shortener.shorten("https://example.com/").status, 201);
-    assert!(shortener.terminated().success());
+    assert!(shortener.terminate().success());
 }
 
 #[test]

@@ -5,6 +5,8 @@
 
 pub(crate) mod answer;
 pub(crate) mod connection;
+#[doc(hidden)]
+pub mod fuzz;
 mod known_policies;
 pub(crate) mod question;
 mod usual;

@@ -93,6 +93,22 @@ pub enum Violation {
         /// When it was asked, by the caller's clock.
         sent_us: u64,
     },
+    /// A remembered line that says something else than the word of the store that it stands on.
+    Misremembered {
+        /// Which counter.
+        counter: usize,
+        /// When it was asked, by the caller's clock.
+        sent_us: u64,
+        /// What was said to remain.
+        remaining: u64,
+        /// The wait that was told (`None`: never): until the cost fits, or until one more unit comes back where it does.
+        told_us: Option<u64>,
+    },
+    /// Admitted without being counted by anybody, where that is not allowed.
+    Uncounted {
+        /// When it was asked, by the caller's clock.
+        sent_us: u64,
+    },
 }
 
 /// What the checker saw.
@@ -108,6 +124,8 @@ pub struct Report {
     pub remembered: u64,
     /// Lines answered locally.
     pub local: u64,
+    /// Checks that nobody counted.
+    pub uncounted: u64,
     /// What is wrong; the first of them.
     pub violations: Vec<Violation>,
     /// How much is wrong in all.
@@ -132,8 +150,14 @@ impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "{} checks; lines: {} admitted, {} refused, {} remembered, {} local; {} violations",
-            self.checks, self.admitted, self.refused, self.remembered, self.local, self.violations_total
+            "{} checks, {} uncounted; lines: {} admitted, {} refused, {} remembered, {} local; {} violations",
+            self.checks,
+            self.uncounted,
+            self.admitted,
+            self.refused,
+            self.remembered,
+            self.local,
+            self.violations_total
         )?;
         self.violations.iter().take(20).try_for_each(|violation| write!(f, "\n  {violation:?}"))
     }

@@ -1,6 +1,4 @@
-//! What the callers' own clocks prove: the witness, local shares, and remembered denials.
-
-use std::collections::BTreeMap;
+//! What the callers' own clocks prove: the witness, and local shares.
 
 use tollgate_core::Source;
 
@@ -28,7 +26,6 @@ pub(super) fn verify(number: usize, counter: &Counter, bounds: Bounds, report: &
             report.add(Violation::Witness { counter: number, from_us, units, bound });
         }
     }
-    verify_remembered(number, counter, report);
 }
 
 /// More than `bound` units, all sent at or after one moment and all answered less than a window after it: that moment, and how
@@ -73,42 +70,5 @@ fn verify_local(number: usize, local: &[&Answer], window_us: u64, bound: u64, re
         if units > bound {
             report.add(Violation::Local { counter: number, at_us: answer.at_us, units, bound });
         }
-    }
-}
-
-/// A denial from memory stands on a word of the store that was already heard and still held when it was asked: a refusal
-/// of no more than this cost, or an answer that left nothing.
-fn verify_remembered(number: usize, counter: &Counter, report: &mut Report) {
-    let is_remembered = |answer: &&Answer| answer.source == Source::DenyCache && !answer.allowed;
-    let mut remembered: Vec<&Answer> = counter.answers.iter().filter(is_remembered).collect();
-    if remembered.is_empty() {
-        return;
-    }
-    remembered.sort_unstable_by_key(|answer| answer.received_us);
-    let mut words: Vec<&Answer> = counter.answers.iter().filter(|answer| answer.source == Source::Store).collect();
-    words.sort_unstable_by_key(|answer| answer.received_us);
-    let mut words = words.into_iter().peekable();
-    let mut refused_until: BTreeMap<u32, u64> = BTreeMap::new();
-    for answer in remembered {
-        report.remembered += 1;
-        while let Some(word) = words.next_if(|word| word.received_us <= answer.received_us) {
-            if let Some((cost, until_us)) = holds(word) {
-                let known = refused_until.entry(cost).or_default();
-                *known = until_us.max(*known);
-            }
-        }
-        if !refused_until.range(..=answer.cost).any(|(_, until_us)| answer.sent_us <= *until_us) {
-            report.add(Violation::Remembered { counter: number, sent_us: answer.sent_us });
-        }
-    }
-}
-
-/// From which cost on, and until when by the caller's clock, a word of the store refuses.
-fn holds(word: &Answer) -> Option<(u32, u64)> {
-    match word.retry_after_us {
-        Some(wait_us) if !word.allowed => Some((word.cost, word.sent_us + wait_us)),
-        None => Some((word.cost, u64::MAX)),
-        _ if word.remaining == 0 => Some((1, word.sent_us + word.next_after_us)),
-        _ => None,
     }
 }

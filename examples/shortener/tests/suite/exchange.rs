@@ -1,6 +1,6 @@
 //! One request and its answer, on a connection of its own.
 
-use std::io::{Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
@@ -29,6 +29,26 @@ impl Answer {
         let mut bytes = Vec::new();
         let _ = stream.read_to_end(&mut bytes);
         Answer::read(&bytes).unwrap_or_else(|| panic!("{line}: no answer but {:?}", String::from_utf8_lossy(&bytes)))
+    }
+
+    /// Sends the same request so many times on one connection, and reads all answers.
+    pub(crate) fn to_many(address: SocketAddr, line: &str, body: &str, count: usize) -> Vec<Answer> {
+        let length = body.len();
+        let request = format!("{line} HTTP/1.1\r\nhost: {address}\r\ncontent-length: {length}\r\n\r\n{body}");
+        let mut reader = BufReader::new(TcpStream::connect(address).unwrap());
+        reader.get_ref().set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        let mut one = || {
+            reader.get_mut().write_all(request.as_bytes()).unwrap();
+            let mut head = Vec::new();
+            while !head.ends_with(b"\r\n\r\n") {
+                assert_ne!(reader.read_until(b'\n', &mut head).unwrap(), 0, "the connection was closed");
+            }
+            let mut answer = Answer::read(&head).unwrap();
+            answer.body.resize(answer.header("content-length").parse().unwrap(), 0);
+            reader.read_exact(&mut answer.body).unwrap();
+            answer
+        };
+        (0..count).map(|_| one()).collect()
     }
 
     fn read(bytes: &[u8]) -> Option<Answer> {

@@ -44,7 +44,7 @@ impl Instance {
     }
 
     /// Tells it to end by SIGTERM. How it did.
-    pub(crate) fn terminated(mut self) -> ExitStatus {
+    pub(crate) fn terminate(&mut self) -> ExitStatus {
         let told = Command::new("kill").arg(self.child.id().to_string()).status().unwrap();
         assert!(told.success());
         self.child.wait().unwrap()
@@ -69,6 +69,11 @@ impl Instance {
 
     pub(crate) fn shorten(&self, url: &str) -> Answer {
         self.shorten_with(&[], url)
+    }
+
+    /// So many posts, one after the other on one connection.
+    pub(crate) fn shorten_many(&self, count: usize, url: &str) -> Vec<Answer> {
+        Answer::to_many(self.address, "POST /shorten", &format!("{{\"url\":\"{url}\"}}"), count)
     }
 
     pub(crate) fn shorten_with(&self, headers: &[(&str, &str)], url: &str) -> Answer {

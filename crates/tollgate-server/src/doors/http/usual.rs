@@ -95,7 +95,7 @@ fn is_parted(buffer: &[u8]) -> bool {
 }
 
 /// Where the body of the first request is or will be, if that is usual. The request ends with it.
-fn usual(buffer: &[u8]) -> Option<Range<usize>> {
+pub(super) fn usual(buffer: &[u8]) -> Option<Range<usize>> {
     let mut headers = [httparse::EMPTY_HEADER; HEADERS_MAX];
     let mut request = httparse::Request::new(&mut headers);
     let Ok(httparse::Status::Complete(head)) = request.parse(buffer) else { return None };

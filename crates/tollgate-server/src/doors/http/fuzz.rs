@@ -1,0 +1,64 @@
+//! What must hold for any bytes whatever that arrive at the door.
+
+use std::cell::RefCell;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{Method, Request, Response};
+use hyper::body::Incoming;
+use tokio::io::AsyncWriteExt;
+use tollgate::Limiter;
+
+use super::connection::{self, read_body};
+use super::usual::usual;
+use super::{BODY_BYTES_MAX, HttpDoor};
+
+/// The longest that an answer may grow, whatever was asked: it goes back over the wire.
+const ANSWER_BYTES_MAX: usize = 64 * 1024;
+/// Nobody waits for anything here.
+const IDLE: Duration = Duration::from_secs(60);
+const TURNS: usize = 32;
+
+/// The whole of a fuzz target: takes what the fuzzer invents, as the beginning of a connection, and panics when something is wrong with it.
+///
+/// # Panics
+/// When what is taken for a usual request is another one for hyper, or when a question is not answered with JSON.
+pub fn any_bytes(bytes: &[u8]) {
+    let Some(body) = usual(bytes) else { return };
+    assert!(body.start <= bytes.len(), "a body from {} of {} bytes on", body.start, bytes.len());
+    // One whose body is still to come is the same request once it is there.
+    let Some(question) = bytes.get(body.clone()) else { return };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime");
+    let heard = runtime.block_on(read_by_hyper(&bytes[..body.end]));
+    let is_same = matches!(&heard[..], [(Method::POST, path, body)] if path == "/v1/check" && body == question);
+    assert!(is_same, "hyper reads {heard:?}");
+
+    let answer = runtime.block_on(HttpDoor::new(Limiter::memory()).check(question));
+    assert!(matches!(answer.status().as_u16(), 200 | 400 | 429), "{answer:?}");
+    assert!(answer.body().len() <= ANSWER_BYTES_MAX, "{} bytes", answer.body().len());
+    assert!(serde_json::from_slice::<serde_json::Value>(answer.body()).is_ok(), "{answer:?}");
+}
+
+/// The requests of a connection, as the long way understands them.
+async fn read_by_hyper(bytes: &[u8]) -> Vec<(Method, String, Bytes)> {
+    let heard = RefCell::new(Vec::new());
+    let answer = async |request: Request<Incoming>| {
+        let (head, body) = request.into_parts();
+        if let Ok(body) = read_body(body, BODY_BYTES_MAX).await {
+            heard.borrow_mut().push((head.method, head.uri.to_string(), body));
+        }
+        Response::new(Bytes::new())
+    };
+    let (mut client, stream) = tokio::io::duplex(bytes.len() + ANSWER_BYTES_MAX);
+    let asking = async {
+        let _ = client.write_all(bytes).await;
+        // Whoever hangs up is not answered any more. All is there, so a few turns are enough to read it.
+        for _ in 0..TURNS {
+            tokio::task::yield_now().await;
+        }
+        drop(client);
+    };
+    let serving = connection::serve(stream, IDLE, std::future::pending(), answer);
+    let _ = tokio::join!(asking, serving);
+    heard.take()
+}
