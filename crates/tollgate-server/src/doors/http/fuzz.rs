@@ -12,6 +12,7 @@ use tollgate::Limiter;
 use super::connection::{self, read_body};
 use super::usual::usual;
 use super::{BODY_BYTES_MAX, HttpDoor};
+use crate::accept::Closing;
 
 /// The longest that an answer may grow, whatever was asked: it goes back over the wire.
 const ANSWER_BYTES_MAX: usize = 64 * 1024;
@@ -58,7 +59,8 @@ async fn read_by_hyper(bytes: &[u8]) -> Vec<(Method, String, Bytes)> {
         }
         drop(client);
     };
-    let serving = connection::serve(stream, IDLE, std::future::pending(), answer);
+    let (_open, closing) = Closing::channel();
+    let serving = connection::serve(stream, IDLE, closing, answer);
     let _ = tokio::join!(asking, serving);
     heard.take()
 }
