@@ -49,13 +49,20 @@ pub(super) fn time_to_leak_us(level: u64, code: u8) -> u64 {
         Some(shift) => quotient.saturating_mul(1 << shift),
         None => (quotient >> (exponent - RATE_SHIFT)) + 1,
     };
-    us.saturating_add(GRAIN_US_MAX).min(Timestamp::MAX.as_micros())
+    // Beyond the end of time, whenever it began: what is not empty then is not dropped then.
+    us.saturating_add(GRAIN_US_MAX).min(Timestamp::MAX.as_micros() + 1)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::limit::WINDOW_US_MAX;
+
+    #[test]
+    fn what_takes_longer_than_there_is_time_to_leak_is_there_until_the_end() {
+        let us = time_to_leak_us(u64::MAX >> 11, rate(1, GRAIN_US_MAX));
+        assert!(us > Timestamp::MAX.as_micros());
+    }
 
     #[test]
     fn a_lifetime_is_never_shortened_and_at_most_a_quarter_longer() {
