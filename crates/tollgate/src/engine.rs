@@ -209,14 +209,14 @@ impl Engine {
 impl Asking {
     /// Asks whoever has to be asked. Once a store has been asked, its answer is waited for, by somebody else if need be.
     pub(crate) async fn outcome(self, request: &HeaderMap) -> Outcome {
-        let Asking { engine, live, rules, plan, asked } = self;
+        let Asking { engine, live, rules, plan, mut asked } = self;
         let tariff: Tariff = match plan {
             Plan::Known(tariff) => tariff,
             Plan::Asked(question) => live.rules.look_up_tariff(&question, &engine.0.lookups).await,
         };
         let bundle = live.bundle_of(rules, tariff);
         let pending = engine.pending();
-        let ruling: Ruling = Assured::new(pending, async move { engine.rule(&bundle, asked).await }).await;
+        let ruling: Ruling = Assured::new(pending, async move { engine.rule(&bundle, &mut asked).await }).await;
         match ruling {
             Ruling::Pass(passage) => Outcome::Pass(passage),
             Ruling::Refuse(refusal) => Outcome::Refuse(refusal.told(request)),

@@ -129,7 +129,7 @@ impl Log {
         let after = u64::from(settled.total) + u64::from(cost);
         let allowed = after <= u64::from(quota);
         let is_simple = if allowed {
-            let is_same_tick = shape.tick(settled.newest_us) == shape.tick(now_us);
+            let is_same_tick = shape.is_same_tick(settled.newest_us, now_us);
             settled.append_in_place(Entry { time_us: now_us, units: cost }, is_same_tick, words)
         } else {
             // The oldest entry alone must make room, and a ring must be left with memory that suits it.
@@ -173,7 +173,7 @@ impl Log {
         if cost == 0 || !is_settled || used > u64::from(limit.quota()) {
             return None;
         }
-        if shape.tick(newest.time_us) == shape.tick(now_us) {
+        if shape.is_same_tick(newest.time_us, now_us) {
             few.entries[usize::from(few.len) - 1] = Entry { time_us: now_us, units: newest.units + cost };
         } else if few.len == 1 {
             *few = Few { len: 2, entries: [oldest, Entry { time_us: now_us, units: cost }] };
@@ -243,9 +243,7 @@ impl Log {
     fn append(&mut self, limit: &Limit, shape: &LogShape, now: Timestamp, units: u32, may_grow: bool) {
         let now_us = now.as_micros();
         match self.newest_us() {
-            Some(newest_us)
-                if shape.tick(newest_us) == shape.tick(now_us) || !(may_grow || self.has_room_for(units)) =>
-            {
+            Some(newest_us) if shape.is_same_tick(newest_us, now_us) || !(may_grow || self.has_room_for(units)) => {
                 self.stretch_newest(now_us, units, may_grow);
             }
             _ => self.push(Entry { time_us: now_us, units }, entries_max(limit)),
@@ -321,6 +319,13 @@ impl LogShape {
     #[inline(always)]
     fn tick(&self, us: u64) -> u64 {
         if self.tick.get() == 1 { us } else { self.tick.div(us) }
+    }
+
+    /// Whether a tick had begun at `earlier_us`, which is not later, and goes on now.
+    #[inline(always)]
+    fn is_same_tick(&self, earlier_us: u64, now_us: u64) -> bool {
+        let begun_us = if self.tick.get() == 1 { 0 } else { self.tick.div_rem(now_us).1 };
+        now_us - earlier_us <= begun_us
     }
 }
 

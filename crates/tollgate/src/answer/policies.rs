@@ -5,6 +5,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use http::header::{ACCESS_CONTROL_EXPOSE_HEADERS, CACHE_CONTROL, CONTENT_TYPE, HeaderName, RETRY_AFTER};
 use http::{HeaderMap, HeaderValue, Response};
+use smallvec::SmallVec;
 use tollgate_core::{Decision, Line, Source, Wait};
 
 use super::body::Format;
@@ -37,8 +38,9 @@ pub struct Policies {
     policies: Box<[Arc<Policy>]>,
     shows_x: bool,
     flavour: Option<Flavour>,
-    /// What is told of which lines in `RateLimit`.
-    told: Box<[ToldLine]>,
+    /// What is told of which lines in `RateLimit`: texts end to end, and of each where it ends.
+    told: SmallVec<[ToldLine; 2]>,
+    told_text: Box<[u8]>,
     /// `RateLimit-Policy`, if there is anything to say in it.
     advertised: Option<HeaderValue>,
     exposed: Option<Exposed>,
@@ -52,8 +54,8 @@ pub struct Policies {
 struct ToldLine {
     /// Which one.
     place: usize,
-    /// `"per-minute";r=`, to be followed by what remains; behind a comma unless it is the first.
-    open: Box<[u8]>,
+    /// Where its text ends: `"per-minute";r=`, to be followed by what remains; behind a comma unless it is the first.
+    end: usize,
 }
 
 /// `Access-Control-Expose-Headers` for each set of headers that can occur: without and with `X-RateLimit-Reset` (that
@@ -74,13 +76,15 @@ impl Policies {
             None => 0,
         };
         let room = 1 + 3 * usize::from(shows_x) + of_flavour + usize::from(advertised.is_some());
-        let told = policies.iter().enumerate().filter(|(_, policy)| policy.styles().flavour().is_some());
-        let told = told.enumerate().map(|(nth, (place, policy))| {
-            let comma = if nth > 0 { ", " } else { "" };
-            ToldLine { place, open: format!("{comma}{}", policy.rendered.ietf_open).into_bytes().into() }
-        });
-        let told = told.collect();
-        Policies { policies: policies.into(), shows_x, flavour, told, advertised, exposed: None, room }
+        let (mut told, mut told_text) = (SmallVec::new(), Vec::new());
+        for (place, policy) in policies.iter().enumerate().filter(|(_, policy)| policy.styles().flavour().is_some()) {
+            let comma = if told.is_empty() { "" } else { ", " };
+            told_text.extend_from_slice(comma.as_bytes());
+            told_text.extend_from_slice(policy.rendered.ietf_open.as_bytes());
+            told.push(ToldLine { place, end: told_text.len() });
+        }
+        let (policies, told_text) = (policies.into(), told_text.into());
+        Policies { policies, shows_x, flavour, told, told_text, advertised, exposed: None, room }
     }
 
     /// Whether scripts of other origins may read the headers (`Access-Control-Expose-Headers` lists exactly those in
@@ -232,9 +236,11 @@ impl Policies {
     /// The value of `RateLimit`, piece by piece, as long as there is room.
     #[inline]
     fn render_ietf(&self, decision: &Decision, mut put: impl FnMut(&[u8]) -> Option<()>) -> Option<()> {
-        for ToldLine { place, open } in &self.told {
-            let Some(line) = decision.lines.get(*place) else { continue };
-            put(open)?;
+        let mut begin = 0;
+        for &ToldLine { place, end } in &self.told {
+            let Some(line) = decision.lines.get(place) else { break };
+            put(&self.told_text[begin..end])?;
+            begin = end;
             put(itoa::Buffer::new().format(line.remaining).as_bytes())?;
             if let Some(secs) = until_next(line).as_secs_ceil() {
                 put(b";t=")?;

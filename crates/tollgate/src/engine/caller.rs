@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use tollgate_core::Timestamp;
 
-use super::live::{Asked, Live, Terms, subjects};
+use super::live::{Asked, Live, Terms};
 use super::ruling::{Refusal, Ruling};
 use super::{Asking, Begun, Engine, Passage, Refused};
 use crate::identity::{Identity, Origin};
@@ -34,8 +34,9 @@ impl Engine {
             if live.has_exemptions && live.rules.is_exempt(&identity) {
                 return Begun::Pass(Passage::unlimited());
             }
-            let asked = Asked { subjects: only.subjects(&identity), terms };
-            return self.rule_at_once(&only.bundle, asked).begun(request);
+            let mut asked = Asked::new(terms);
+            asked.by(only.by.iter(), &identity);
+            return self.rule_at_once(&only.bundle, &mut asked).begun(request);
         }
         let matched = live.rules.matching(request);
         if matched.is_empty() || (live.has_exemptions && live.rules.is_exempt(&identity)) {
@@ -48,11 +49,12 @@ impl Engine {
         {
             return Begun::Refuse(Box::new(refusal.told(request.headers())));
         }
-        let asked = Asked { subjects: subjects(matched.iter().map(Rule::by), &identity), terms };
+        let mut asked = Asked::new(terms);
+        asked.by(matched.iter().map(Rule::by), &identity);
         let plan = self.plan(&live, &identity, matched.iter().any(Rule::is_by_plan));
         match plan {
             Plan::Known(tariff) if self.is_in_process() => {
-                self.rule_at_once(&live.bundle_of(matched.into_indices(), tariff), asked).begun(request)
+                self.rule_at_once(&live.bundle_of(matched.into_indices(), tariff), &mut asked).begun(request)
             }
             plan => {
                 let (engine, rules) = (self.clone(), matched.into_indices());
@@ -75,9 +77,9 @@ impl Engine {
         if rules.is_empty() {
             return None;
         }
-        let subjects = subjects(shields().map(|(rule, _)| rule.by()), identity);
         let bundle = live.bundle_of(rules, live.rules.tariff_otherwise(false));
-        let asked = Asked { subjects, terms };
+        let mut asked = Asked::new(terms);
+        asked.by(shields().map(|(rule, _)| rule.by()), identity);
         match self.would_pass_shield(&bundle, &asked) {
             true => None,
             false => self.hear_shield(&bundle, &asked).into_refusal(),

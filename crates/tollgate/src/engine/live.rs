@@ -47,26 +47,7 @@ pub(super) struct Live {
 pub(super) struct Only {
     pub(super) bundle: Arc<Bundle>,
     /// Whom each rule counts.
-    by: SmallVec<[SubjectKinds; 1]>,
-}
-
-impl Only {
-    /// Whom the rules count in this case.
-    #[inline]
-    pub(super) fn subjects(&self, identity: &Identity<'_>) -> Subjects {
-        subjects(self.by.iter(), identity)
-    }
-}
-
-/// Whom each rule counts, by its word for it. Each is written where it is kept: to move what was just written is slow.
-#[inline]
-pub(super) fn subjects<'a>(by: impl Iterator<Item = &'a SubjectKinds>, identity: &Identity<'_>) -> Subjects {
-    let mut subjects = Subjects::new();
-    for (place, by) in by.enumerate() {
-        subjects.push(Subject::unwritten());
-        identity.write_subject(by, &mut subjects[place]);
-    }
-    subjects
+    pub(super) by: SmallVec<[SubjectKinds; 1]>,
 }
 
 /// What a combination of rules asks of a caller with a certain plan.
@@ -109,9 +90,35 @@ pub(super) struct Part {
 
 /// A request as its rules see it.
 pub(super) struct Asked {
-    /// Whom each matching rule counts.
-    pub(super) subjects: Subjects,
+    /// Whom the first of the matching rules counts, and whom the others. The first, which mostly is the only one, is written where it
+    /// is kept: to move what was just written is slow.
+    first: Subject,
+    others: Vec<Subject>,
     pub(super) terms: Terms,
+}
+
+impl Asked {
+    /// By nobody yet.
+    pub(super) fn new(terms: Terms) -> Asked {
+        Asked { first: Subject::unwritten(), others: Vec::new(), terms }
+    }
+
+    /// By whom, for rules that count so.
+    #[inline]
+    pub(super) fn by<'a>(&mut self, mut by: impl Iterator<Item = &'a SubjectKinds>, identity: &Identity<'_>) {
+        if let Some(first) = by.next() {
+            identity.write_subject(first, &mut self.first);
+        }
+        self.others.extend(by.map(|by| identity.subject(by)));
+    }
+
+    #[inline]
+    fn subject(&self, place: usize) -> &Subject {
+        match place.checked_sub(1) {
+            None => &self.first,
+            Some(place) => &self.others[place],
+        }
+    }
 }
 
 /// What whoever asks says about a request.
@@ -139,7 +146,6 @@ impl Bundle {
     }
 }
 
-pub(super) type Subjects = SmallVec<[Subject; 1]>;
 pub(super) type Demands<'a> = SmallVec<[Demand<'a>; 2]>;
 
 impl Live {
@@ -219,9 +225,9 @@ impl Live {
         let may_hold = parts.iter().any(Part::may_hold);
         let on_failure = parts.iter().map(|part| part.on_failure).collect();
         // If they count on different counters for one subject, then for any.
-        let last = parts.iter().map(|part| part.subject).max().unwrap_or(0);
-        let subjects = (0..=last).map(|_| Subject::unwritten()).collect();
-        let asked = Asked { subjects, terms: Terms::default() };
+        let mut asked = Asked::new(Terms::default());
+        asked.others =
+            parts.iter().map(|part| part.subject).max().map_or(vec![], |last| vec![Subject::unwritten(); last]);
         let is_one_check = Check::new(&parts.iter().map(|part| part.demand(&asked)).collect::<Demands<'_>>()).is_ok();
         let rule_counts = by_rule(&parts).map(|rule| rule[0].counts.clone()).collect();
         (!parts.is_empty()).then_some(Group {
@@ -335,7 +341,7 @@ fn by_rule(parts: &[Part]) -> impl Iterator<Item = &[Part]> {
 impl Part {
     /// What the request demands of this limit.
     fn demand<'a>(&'a self, asked: &'a Asked) -> Demand<'a> {
-        let subject = asked.subjects[self.subject].as_bytes();
+        let subject = asked.subject(self.subject).as_bytes();
         // At most eight values of some hundred bytes each; a longer one is replaced by its digest.
         let key = Key::scoped(subject, self.scope.scope()).expect("a subject is far shorter than a key may be");
         let cost = asked.terms.cost.unwrap_or(self.cost);

@@ -49,39 +49,39 @@ pub(super) struct Hearing {
 
 impl Engine {
     /// What the rules say, where all counters are in process: the same as [`Engine::rule`], without a future that is moved about.
-    pub(super) fn rule_at_once(&self, bundle: &Arc<Bundle>, asked: Asked) -> Ruling {
+    pub(super) fn rule_at_once(&self, bundle: &Arc<Bundle>, asked: &mut Asked) -> Ruling {
         const IN_PROCESS: &str = "nothing waits for counters in process";
-        let mut hearing = self.hear_shield(bundle, &asked);
+        let mut hearing = self.hear_shield(bundle, asked);
         if let Some(enforced) = bundle.enforced.as_ref().filter(|_| hearing.goes_on()) {
             // The decision is made where it is told from, and moved nowhere.
-            let (demands, mut told) = (enforced.demands(&asked), Told::by(enforced, unmade()));
+            let (demands, mut told) = (enforced.demands(asked), Told::by(enforced, unmade()));
             let decided = checked(enforced, &demands).and_then(|check| {
                 let decided = self.0.limiter.check_each_at_once(&check, &enforced.on_failure, &mut told.decision);
                 decided.expect(IN_PROCESS).map_err(|_unavailable| Undecided)
             });
-            hearing.enforced(bundle, enforced, &asked, decided.map(|()| told));
+            hearing.enforced(bundle, enforced, asked, decided.map(|()| told));
         }
         if hearing.goes_on() {
             for (index, shadow) in bundle.shadow.iter().enumerate() {
-                let tried = self.try_shadow(bundle, shadow, &asked).now_or_never();
-                hearing.shadow(bundle, index, &asked, tried.expect(IN_PROCESS));
+                let tried = self.try_shadow(bundle, shadow, asked).now_or_never();
+                hearing.shadow(bundle, index, asked, tried.expect(IN_PROCESS));
             }
         }
         hearing.close(self, bundle, asked)
     }
 
     /// What the rules say. Whatever comes of it, units that were taken on the way are accounted for.
-    pub(super) async fn rule(&self, bundle: &Arc<Bundle>, asked: Asked) -> Ruling {
-        let mut hearing = self.hear_shield(bundle, &asked);
+    pub(super) async fn rule(&self, bundle: &Arc<Bundle>, asked: &mut Asked) -> Ruling {
+        let mut hearing = self.hear_shield(bundle, asked);
         if let Some(enforced) = bundle.enforced.as_ref().filter(|_| hearing.goes_on()) {
-            let decided = self.decide_enforced(bundle, enforced, &asked).await;
-            hearing.enforced(bundle, enforced, &asked, decided.map(|decision| Told::by(enforced, decision)));
+            let decided = self.decide_enforced(bundle, enforced, asked).await;
+            hearing.enforced(bundle, enforced, asked, decided.map(|decision| Told::by(enforced, decision)));
         }
         if hearing.goes_on() {
             // Together: however many there are, a request waits for them once.
-            let tried = join_all(bundle.shadow.iter().map(|shadow| self.try_shadow(bundle, shadow, &asked))).await;
+            let tried = join_all(bundle.shadow.iter().map(|shadow| self.try_shadow(bundle, shadow, asked))).await;
             for (index, tried) in tried.into_iter().enumerate() {
-                hearing.shadow(bundle, index, &asked, tried);
+                hearing.shadow(bundle, index, asked, tried);
             }
         }
         hearing.close(self, bundle, asked)
@@ -187,8 +187,10 @@ impl Hearing {
         self.charged.extend(Charged::of(ChargedBy::Shadow(index), bundle, asked, &decision));
     }
 
-    fn close(mut self, engine: &Engine, bundle: &Arc<Bundle>, asked: Asked) -> Ruling {
+    #[inline]
+    fn close(mut self, engine: &Engine, bundle: &Arc<Bundle>, asked: &mut Asked) -> Ruling {
         if !self.charged.is_empty() {
+            let asked = std::mem::replace(asked, Asked::new(asked.terms));
             self.passage.owe(engine.clone(), bundle.clone(), asked, self.charged);
         }
         // With a refusal the passage ends here, as one that failed.
