@@ -307,11 +307,12 @@ impl Slot {
     }
 
     fn set_bucket(&mut self, bucket: Bucket, shape: &BucketShape) {
-        if self.is_bucket() && bucket == self.bucket() {
-            // A look or a denial: the limit that asked does not say how long this lives.
+        let rate = shape.mark.code();
+        if self.is_bucket() && bucket == self.bucket() && rate >= self.code() {
+            // A look, a denial, or a change that changes nothing: to a slower limit it matters longer, to none for a shorter time.
             return;
         }
-        self.set(BUCKET, shape.mark.code(), bucket.time_us, bucket.scale, bucket.level);
+        self.set(BUCKET, rate, bucket.time_us, bucket.scale, bucket.level);
     }
 
     #[inline]
@@ -327,12 +328,13 @@ impl Slot {
 
     #[inline]
     fn set_pair(&mut self, pair: Pair, limit: &Limit, shape: &PairShape) {
-        if self.is_pair() && pair == self.pair() {
+        let windows = if shape.weighs_previous { 2 } else { 1 };
+        let life = lifetime::code_up(windows * limit.window_us());
+        if self.is_pair() && pair == self.pair() && life <= self.code() {
             return;
         }
         let counts = u64::from(pair.current) | u64::from(pair.previous) << UNITS_BITS;
-        let windows = if shape.weighs_previous { 2 } else { 1 };
-        self.set(PAIR, lifetime::code_up(windows * limit.window_us()), pair.start_us, pair.window_us, counts);
+        self.set(PAIR, life, pair.start_us, pair.window_us, counts);
     }
 
     #[inline]
@@ -489,6 +491,25 @@ mod tests {
                     );
                 }
             }
+        }
+    }
+
+    #[test]
+    fn what_is_written_again_unchanged_lives_as_long_as_the_slower_limit_says() {
+        let now = Timestamp::from_micros(1_700_000_000_000_000);
+        for (quick, slow) in [("7/10s token-bucket", "1/10s token-bucket"), ("9/s fixed-window", "9/s sliding-counter")]
+        {
+            let [quick, slow]: [Limit; 2] = [quick, slow].map(|text| text.parse().unwrap());
+            let mut rings = Rings::default();
+            let mut state = State::unused(&quick);
+            state.charge(&quick, now, 1, true);
+            let mut slot = Slot::new(CounterHash::new(1, 2, 3), &quick, state.clone(), &mut rings);
+            let until_us = slot.expires_at_us();
+            slot.pack(&slow, state.clone(), &mut rings);
+            let longer_us = slot.expires_at_us();
+            assert!(longer_us > until_us, "{slow}");
+            slot.pack(&quick, state, &mut rings);
+            assert_eq!(slot.expires_at_us(), longer_us, "{quick}");
         }
     }
 
