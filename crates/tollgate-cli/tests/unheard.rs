@@ -7,7 +7,8 @@ mod serving;
 use std::fs::OpenOptions;
 use std::process::{Output, Stdio};
 
-use serving::{Client, Serving, command, eventually};
+use serving::{Client, Serving, command};
+use tollgate_testkit::look::eventually;
 
 const RULES: &str = "[[rules]]\nname = \"all\"\nby = [\"ip\"]\nlimits = [\"QUOTA/h\"]\n";
 const ASKED: &str = r#"{"request":{"method":"GET","path":"/","peer":"203.0.113.9"}}"#;
@@ -38,7 +39,11 @@ fn serve_goes_on_when_its_logs_are_lost(stderr: Stdio) {
     for quota in [300, 400] {
         write(&quota.to_string());
         // The watcher reads what changed, and goes on.
-        eventually(|| serving.check(ASKED), |answer| answer.body.contains(&format!("\"quota\":{quota},")));
+        eventually(
+            "the new rules hold",
+            || serving.check(ASKED),
+            |answer| answer.body.contains(&format!("\"quota\":{quota},")),
+        );
     }
     let mut inside = Client::open(&serving.http);
     assert_eq!(inside.ask("POST", "/v1/check", &[], ASKED).status, 200);

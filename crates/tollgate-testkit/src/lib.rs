@@ -4,5 +4,6 @@ pub mod conformance;
 pub mod fault;
 pub mod fuzz;
 pub mod history;
+pub mod look;
 pub mod oracle;
 pub mod server;

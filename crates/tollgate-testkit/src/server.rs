@@ -31,11 +31,11 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
-use std::time::Duration;
 
 use rustix::process::{Signal, WaitId, WaitIdOptions, waitid};
 use tempfile::TempDir;
 
+use crate::look::poll;
 use process::Process;
 
 pub use brand::Brand;
@@ -48,9 +48,6 @@ mod resp;
 #[cfg(test)]
 mod tests;
 
-/// Waiting is polling: 5,000 looks, 2 ms apart, are ten seconds on an idle machine.
-const POLLS_MAX: usize = 5_000;
-const POLL_PAUSE: Duration = Duration::from_millis(2);
 /// How often a taken port may be met before something else must be wrong.
 const PORTS_TRIED_MAX: usize = 20;
 /// How much of the log a failure shows.
@@ -299,15 +296,4 @@ impl Drop for Server {
             eprintln!("{}", self.log_end());
         }
     }
-}
-
-/// Looks until it is so; false when it never was. Another process tells nobody when it is ready, so between looks there is a pause.
-fn poll(mut so: impl FnMut() -> bool) -> bool {
-    (0..POLLS_MAX).any(|_| {
-        let is_so = so();
-        if !is_so {
-            thread::sleep(POLL_PAUSE);
-        }
-        is_so
-    })
 }

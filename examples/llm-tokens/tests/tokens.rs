@@ -1,15 +1,14 @@
 //! The service as a user runs it: the real binary, over real sockets, in memory and on a real Redis.
 #![allow(clippy::unwrap_used)] // a step that fails fails its test
 
-use std::fmt::Debug;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::process::{Child, Command, Stdio};
-use std::thread;
 use std::time::Duration;
 
 use serde_json::{Value, json};
 use tollgate_testkit::fault::{Fault, Proxy};
+use tollgate_testkit::look::eventually;
 use tollgate_testkit::server::Server;
 
 /// Where tokens are counted one by one: a busy machine may take longer than people would wait.
@@ -93,18 +92,6 @@ impl Service {
 fn completion(key: &str, prompt: &str, max_tokens: u32) -> (String, String) {
     let head = format!("POST /v1/complete HTTP/1.1\r\nx-api-key: {key}\r\ncontent-type: application/json\r\n");
     (head, json!({ "prompt": prompt, "max_tokens": max_tokens }).to_string())
-}
-
-/// Looks at something that another process does, until it is so: at most ten seconds.
-fn eventually<T: Debug + PartialEq>(what: &str, expected: T, mut look: impl FnMut() -> T) {
-    for _ in 0..2_000 {
-        if look() == expected {
-            return;
-        }
-        // Another process tells nobody; between looks there is a pause.
-        thread::sleep(Duration::from_millis(5));
-    }
-    panic!("{what}: {:?}, not {expected:?}", look());
 }
 
 impl Drop for Service {
@@ -198,11 +185,11 @@ fn whoever_hangs_up_while_tokens_are_reserved_pays_what_was_used() {
         proxy.set(Fault::Delay(Duration::from_millis(40)));
         let before = proxy.bytes_up();
         let waiting = slow.send(&head, &body);
-        eventually("the reservation leaves, and its answer is not back yet", true, || proxy.bytes_up() > before);
+        eventually("the reservation leaves, and its answer is not back yet", || proxy.bytes_up(), |up| *up > before);
         drop(waiting);
         // What is on its way is as late as before; the rest need not be.
         proxy.set(Fault::Pass);
-        eventually("one word in and one word out are paid", [minute, day], || quick.left("demo-key"));
+        eventually("one word in and one word out are paid", || quick.left("demo-key"), |left| *left == [minute, day]);
     }
 }
 
@@ -215,7 +202,7 @@ fn while_redis_is_away_each_instance_grants_its_share() {
     assert_eq!(instances[0].left("demo-key"), [2_000, 20_000]);
     redis.kill9();
     for instance in &instances {
-        eventually("half of the budgets", [1_000, 10_000], || instance.left("demo-key"));
+        eventually("half of the budgets", || instance.left("demo-key"), |left| *left == [1_000, 10_000]);
         assert_eq!(instance.complete("demo-key", "word", 1_000).status, 429, "1 + 1000 are more than half");
         assert_eq!(instance.complete("demo-key", "word", 999).status, 200);
     }

@@ -12,19 +12,8 @@ use std::time::Duration;
 use exchange::Answer;
 use instance::Instance;
 use serde_json::Value;
+use tollgate_testkit::look::eventually;
 use tollgate_testkit::server::Server;
-
-/// Looks at something that another process does, until it is so: at most twenty seconds.
-fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
-    for _ in 0..400 {
-        if is_so() {
-            return;
-        }
-        // Another process tells nobody; between looks there is a pause.
-        thread::sleep(Duration::from_millis(50));
-    }
-    panic!("it never came to pass: {what}");
-}
 
 /// Where decisions are counted one by one: a busy machine may take longer than people would wait.
 const PATIENT: (&str, &str) = ("REDIS_DEADLINE_MS", "10000");
@@ -129,7 +118,7 @@ fn without_redis_posts_go_on_and_the_log_says_so() {
 
     redis.kill9();
     // A denial that is certainly still true may be remembered for up to a second.
-    eventually("a post passes", || instances[0].shorten("https://example.com/").status == 201);
+    eventually("a post passes", || instances[0].shorten("https://example.com/").status, |status| *status == 201);
     let during: Vec<Answer> = (0..30).map(|_| instances[0].shorten("https://example.com/during")).collect();
     for answer in &during {
         assert_eq!(answer.status, 201, "{answer:?}");
@@ -144,10 +133,8 @@ fn without_redis_posts_go_on_and_the_log_says_so() {
     assert!(log.contains("the store is not asked until a probe succeeds"), "{log}");
 
     redis.restart();
-    eventually("the log says that Redis is back", || {
-        let log = instances[0].log();
-        log.contains("Redis is back") && log.contains("the store answers again")
-    });
+    let is_back = |log: &String| log.contains("Redis is back") && log.contains("the store answers again");
+    eventually("the log says that Redis is back", || instances[0].log(), is_back);
     for answer in &during {
         let followed = instances[1].get(&format!("/{}", answer.slug()));
         assert_eq!((followed.status, followed.header("location")), (302, "https://example.com/during"));
@@ -162,7 +149,7 @@ fn what_was_promised_while_redis_was_away_is_kept_and_no_more_is_promised_than_c
     let redis = Server::redis();
     let shortener = Instance::start(&[("REDIS_URL", &redis.url()), ("NO_COLOR", "1")]);
     redis.kill9();
-    eventually("a post passes", || shortener.shorten("https://example.com/first").status == 201);
+    eventually("a post passes", || shortener.shorten("https://example.com/first").status, |status| *status == 201);
     let made = shortener.shorten_many(PLACES + 500, "https://example.com/");
     let refused: Vec<&Answer> = made.iter().filter(|answer| answer.status != 201).collect();
     assert_eq!(refused.len(), 501, "the first has taken a place, too");
@@ -175,8 +162,8 @@ fn what_was_promised_while_redis_was_away_is_kept_and_no_more_is_promised_than_c
     assert_eq!(shortener.get(&format!("/{slug}")).status, 302);
 
     redis.restart();
-    eventually("the log says that Redis is back", || shortener.log().contains("and has the links"));
-    let log = shortener.log();
+    let is_back = |log: &String| log.contains("and has the links");
+    let log = eventually("the log says that Redis is back", || shortener.log(), is_back);
     assert!(log.contains("saved=10000 refused=501"), "{log}");
     assert_eq!(redis.command(&["KEYS", "shortener:slug:*"]).items().len(), PLACES, "as many as were promised");
     assert_eq!(redis.command(&["GET", &format!("shortener:slug:{slug}")]).text(), "https://example.com/");
@@ -206,7 +193,7 @@ fn a_redis_that_hangs_is_not_waited_for() {
     }
     assert_eq!(shortener.get("/unknown").status, 503, "nobody can say whether there is such a link");
     redis.cont();
-    eventually("the log says that Redis is back", || shortener.log().contains("Redis is back"));
+    eventually("the log says that Redis is back", || shortener.log(), |log| log.contains("Redis is back"));
     assert_eq!(shortener.get("/unknown").status, 404);
 }
 

@@ -8,6 +8,7 @@ use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
+use tollgate_testkit::look::eventually;
 use tollgate_testkit::server::{Connection, Reply};
 
 /// Nothing that a test waits for takes this long, unless it never comes.
@@ -192,22 +193,8 @@ impl Serving {
 
     /// Waits until the admin door's answer is as expected.
     pub(crate) fn until(&self, path: &str, holds: impl Fn(&Answer) -> bool) -> Answer {
-        eventually(|| self.visit(path), holds)
+        eventually(path, || self.visit(path), holds)
     }
-}
-
-/// Asks until the answer is as expected.
-pub(crate) fn eventually(ask: impl Fn() -> Answer, holds: impl Fn(&Answer) -> bool) -> Answer {
-    let mut last = ask();
-    for _ in 0..PATIENCE.as_millis() / 20 {
-        if holds(&last) {
-            return last;
-        }
-        // A door tells only who asks; between questions there is a pause.
-        std::thread::sleep(Duration::from_millis(20));
-        last = ask();
-    }
-    panic!("never as expected: {last:?}")
 }
 
 impl Drop for Serving {

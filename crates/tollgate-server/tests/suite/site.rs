@@ -12,6 +12,7 @@ use tollgate::Limiter;
 use tollgate::config::Loader;
 use tollgate::engine::Engine;
 use tollgate_server::{Bounds, Doors, Listeners, Readiness, Reloader, Token, run};
+use tollgate_testkit::look::eventually;
 
 /// Nothing that a test waits for takes this long, unless it never comes.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
@@ -111,16 +112,7 @@ impl Site {
 
     /// Waits until the admin door's answer is as expected.
     pub(crate) fn until(&self, path: &str, holds: impl Fn(&Answer) -> bool) -> Answer {
-        let mut last = self.operate("GET", path, "");
-        for _ in 0..PATIENCE.as_millis() / 20 {
-            if holds(&last) {
-                return last;
-            }
-            // The door tells only who asks; between questions there is a pause.
-            std::thread::sleep(Duration::from_millis(20));
-            last = self.operate("GET", path, "");
-        }
-        panic!("never as expected: {last:?}")
+        eventually(path, || self.operate("GET", path, ""), holds)
     }
 
     /// Waits until so many reloads have had this result.

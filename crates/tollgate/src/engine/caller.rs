@@ -30,16 +30,17 @@ impl Engine {
         {
             return Begun::Refuse(Box::new(Refused::banned(ban.until(), now)));
         }
-        if let Some(only) = live.only().filter(|_| self.is_in_process()) {
-            if live.has_exemptions && live.rules.is_exempt(&identity) {
+        let is_exempt = || live.has_exemptions && live.rules.is_exempt(&identity);
+        if let Some(uniform) = live.uniform().filter(|_| self.is_in_process()) {
+            if is_exempt() {
                 return Begun::Pass(Passage::unlimited());
             }
             let mut asked = Asked::new(terms);
-            asked.by(only.by.iter(), &identity);
-            return self.rule_at_once(&only.bundle, &mut asked).begun(request);
+            asked.by(uniform.by.iter(), &identity);
+            return self.rule_at_once(&uniform.bundle, &mut asked).begun(request);
         }
         let matched = live.rules.matching(request);
-        if matched.is_empty() || (live.has_exemptions && live.rules.is_exempt(&identity)) {
+        if matched.is_empty() || is_exempt() {
             return Begun::Pass(Passage::unlimited());
         }
         // Before anything is worked out that costs more than an address: a token to verify (unless a ban names a user, and had

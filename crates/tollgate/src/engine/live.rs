@@ -39,12 +39,12 @@ pub(super) struct Live {
     pub(super) has_bans: bool,
     pub(super) has_exemptions: bool,
     counts: RuleCounts,
-    only: Option<Only>,
+    uniform: Option<Uniform>,
     bundles: RwLock<HashMap<(Indices, Tariff), Arc<Bundle>, RandomState>>,
 }
 
 /// What all requests meet, where rules and plans make no difference between them.
-pub(super) struct Only {
+pub(super) struct Uniform {
     pub(super) bundle: Arc<Bundle>,
     /// Whom each rule counts.
     pub(super) by: SmallVec<[SubjectKinds; 1]>,
@@ -158,7 +158,7 @@ impl Live {
             has_bans: rules.has_bans(),
             has_exemptions: rules.has_exemptions(),
             counts: RuleCounts::new(&rules, before.map(|before| (&before.rules, &before.counts))),
-            only: None,
+            uniform: None,
             bundles: RwLock::default(),
             rules,
         };
@@ -168,15 +168,15 @@ impl Live {
         {
             let bundle = Arc::new(live.lay_out(all, live.rules.tariff_otherwise(false)));
             let by = all.iter().map(|index| live.rules.rules()[*index as usize].by().clone()).collect();
-            live.only = Some(Only { bundle, by });
+            live.uniform = Some(Uniform { bundle, by });
         }
         live
     }
 
     /// What there is to know of all requests, if they meet the same rules, no plan matters and nothing is to be asked before.
     #[inline]
-    pub(super) fn only(&self) -> Option<&Only> {
-        self.only.as_ref()
+    pub(super) fn uniform(&self) -> Option<&Uniform> {
+        self.uniform.as_ref()
     }
 
     /// What these rules ask of a caller with this plan.
