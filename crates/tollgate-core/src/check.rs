@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::key::Key;
+use crate::key::{Key, Scope};
 use crate::limit::Limit;
 
 /// The most limits one check may name. Enough for any stack of rules, few enough to lock together.
@@ -68,6 +68,24 @@ impl<'a> Demand<'a> {
     #[must_use]
     pub fn cost(self, cost: impl Into<Cost>) -> Demand<'a> {
         Demand { cost: cost.into(), ..self }
+    }
+}
+
+/// A demand that waits for its subject: all that stays the same from one request to the next, worked out once.
+///
+/// See [`MemoryStore::admit`](crate::MemoryStore::admit).
+#[derive(Clone, Copy, Debug)]
+pub struct StandingDemand {
+    pub(crate) limit: Limit,
+    /// Which of a subject's counters.
+    pub(crate) scope: u64,
+    pub(crate) cost: Cost,
+}
+
+impl StandingDemand {
+    /// So many units of `limit`, on this of the subject's counters.
+    pub fn new(limit: Limit, scope: Scope<'_>, cost: Cost) -> StandingDemand {
+        StandingDemand { limit, scope: scope.number(&limit), cost }
     }
 }
 
@@ -146,7 +164,6 @@ impl<'a> Check<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::key::Scope;
 
     fn limit(text: &str) -> Limit {
         text.parse().unwrap()
@@ -167,7 +184,7 @@ mod tests {
         let other = Key::scoped("s", Scope::rule("a_b", "c")).unwrap();
         let demands = [Demand::new(limit("10/min"), one), Demand::new(limit("10/min"), other)];
         assert!(Check::new(&demands).is_ok());
-        let number = |key: &Key<'_>| key.scope_number(&limit("10/min"));
+        let number = |key: &Key<'_>| key.scope().number(&limit("10/min"));
         assert_ne!(number(&one), number(&other));
     }
 

@@ -45,6 +45,16 @@ impl<'a> Scope<'a> {
     pub fn rule(rule: &'a str, limit: &'a str) -> Scope<'a> {
         Scope::Rule(RuleScope { rule, limit, digest: digest(rule, limit) })
     }
+
+    /// The scope's part of a counter's name: another number for every other counter of a subject.
+    #[inline(always)]
+    pub(crate) fn number(self, limit: &Limit) -> u64 {
+        match self {
+            Scope::Explicit => limit.scope(),
+            Scope::Rule(scope) => scope.digest ^ u64::from(machine_tag(limit)),
+            Scope::Throttle => THROTTLE_SCOPE | u64::from(machine_tag(limit)),
+        }
+    }
 }
 
 /// A limit by its name within a rule.
@@ -155,29 +165,16 @@ impl<'a> Key<'a> {
         };
         is_same_scope && self.subject == other.subject
     }
+}
 
-    /// The scope's part of the counter's name: another number for every other counter of the subject.
-    #[inline(always)]
-    pub(crate) fn scope_number(&self, limit: &Limit) -> u64 {
-        match self.scope {
-            Scope::Explicit => limit.scope(),
-            Scope::Rule(scope) => scope.digest ^ u64::from(machine_tag(limit)),
-            Scope::Throttle => THROTTLE_SCOPE | u64::from(machine_tag(limit)),
-        }
-    }
-
-    /// A subject of up to sixteen bytes in two words: no other subject of its length has the same.
-    #[inline(always)]
-    pub(crate) fn short_subject(&self) -> Option<(u64, u64)> {
-        let subject = self.subject;
-        // The ends, which overlap unless it is as long as both.
-        match (subject.first_chunk(), subject.last_chunk()) {
-            (Some(head), Some(tail)) if subject.len() <= 16 => {
-                Some((u64::from_le_bytes(*head), u64::from_le_bytes(*tail)))
-            }
-            (Some(_), _) => None,
-            _ => Some(short_ends(subject)),
-        }
+/// A subject of up to sixteen bytes in two words: no other subject of its length has the same.
+#[inline(always)]
+pub(crate) fn short_subject(subject: &[u8]) -> Option<(u64, u64)> {
+    // The ends, which overlap unless it is as long as both.
+    match (subject.first_chunk(), subject.last_chunk()) {
+        (Some(head), Some(tail)) if subject.len() <= 16 => Some((u64::from_le_bytes(*head), u64::from_le_bytes(*tail))),
+        (Some(_), _) => None,
+        _ => Some(short_ends(subject)),
     }
 }
 

@@ -65,7 +65,7 @@ mod memory;
 mod store;
 mod time;
 
-pub use check::{Check, CheckError, Cost, DEMANDS_MAX, Demand};
+pub use check::{Check, CheckError, Cost, DEMANDS_MAX, Demand, StandingDemand};
 pub use decision::{Decision, Line, Lines, Source, Wait};
 pub use key::{Key, KeyError, RuleScope, RuleScopeBuf, SUBJECT_BYTES_MAX, Scope};
 pub use limit::{

@@ -27,8 +27,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tollgate_core::{
-    Check, Clock, Decision, Demand, Line, MemoryStore, Source, Store, StoreError, StoreErrorKind, SystemClock,
-    Timestamp,
+    Check, Clock, Decision, Demand, Line, MemoryStore, Source, StandingDemand, Store, StoreError, StoreErrorKind,
+    SystemClock, Timestamp,
 };
 
 pub use self::ready::NotReady;
@@ -253,6 +253,22 @@ impl Limiter {
         let Backend::Memory(store) = &self.0.backend else { return None };
         let otherwise = Otherwise { each: on_failure, rest: self.0.on_failure };
         Some(self.check_one_in_memory(store, check, otherwise, decision))
+    }
+
+    /// Admits where all counters are in this process, exist and have room, and nobody observes: see [`MemoryStore::admit`]. `false` if there
+    /// is more to it; then nothing has happened.
+    #[cfg(feature = "rules")]
+    #[inline]
+    pub(crate) fn admit_at_once(&self, subject: &[u8], demands: &[StandingDemand], decision: &mut Decision) -> bool {
+        let Inner { backend: Backend::Memory(store), counters, observers, .. } = &*self.0 else { return false };
+        if !observers.is_empty() {
+            return false;
+        }
+        decision.lines.clear();
+        let Some(at) = guarded(|| store.admit(subject, demands, &mut decision.lines)).flatten() else { return false };
+        (decision.at, decision.source) = (at, Source::Store);
+        counters.count_allowed();
+        true
     }
 
     /// Decides many checks, in order, as one call to the store where it is asked at all.

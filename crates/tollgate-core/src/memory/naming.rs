@@ -19,7 +19,7 @@ use foldhash::fast::RandomState;
 
 use super::shard::OverflowScope;
 use crate::check::Demand;
-use crate::key::{Key, machine_tag};
+use crate::key::{Key, machine_tag, short_subject};
 use crate::limit::Limit;
 
 /// The name of a counter: 95 bits of a seeded hash, and its shard.
@@ -59,6 +59,14 @@ impl CounterHash {
     }
 }
 
+/// The hash of a subject, from which those of its counters are made.
+#[derive(Clone, Copy)]
+pub(super) struct SubjectHash {
+    low: u64,
+    high: u64,
+    shard: u32,
+}
+
 /// Odd, and of no pattern: 2^64 divided by the golden ratio.
 const MIX: u64 = 0x9E37_79B9_7F4A_7C15;
 
@@ -80,23 +88,39 @@ impl Naming {
 
     #[inline(always)]
     pub(super) fn name(&self, limit: &Limit, key: &Key<'_>) -> CounterHash {
-        self.mix(self.words(key), key.scope_number(limit), key.subject().len())
+        self.counter(self.subject(key.subject()), key.scope().number(limit))
     }
 
     /// The names of several counters. Most are of one subject, which is then read once.
     #[inline(always)]
     pub(super) fn names<const N: usize>(&self, demands: &[&Demand<'_>; N]) -> [CounterHash; N] {
         let first = demands[0].key.subject();
-        let words = self.words(&demands[0].key);
+        let hash = self.subject(first);
         demands.map(|Demand { limit, key, .. }| {
-            let words = if std::ptr::eq(key.subject(), first) { words } else { self.words(key) };
-            self.mix(words, key.scope_number(limit), key.subject().len())
+            let hash = if std::ptr::eq(key.subject(), first) { hash } else { self.subject(key.subject()) };
+            self.counter(hash, key.scope().number(limit))
         })
     }
 
     #[inline(always)]
-    fn words(&self, key: &Key<'_>) -> (u64, u64) {
-        key.short_subject().unwrap_or_else(|| self.long_subject(key.subject()))
+    pub(super) fn subject(&self, subject: &[u8]) -> SubjectHash {
+        let words = short_subject(subject).unwrap_or_else(|| self.long_subject(subject));
+        self.subject_of(words, subject.len())
+    }
+
+    #[inline(always)]
+    fn subject_of(&self, (head, tail): (u64, u64), len: usize) -> SubjectHash {
+        let (low, high) = product(head ^ self.seeds[0], tail ^ self.seeds[1]);
+        // One product leaves patterns where subjects are alike; another mixes what it left.
+        let shard = ((low ^ high).wrapping_mul(MIX) >> 32) as u32;
+        SubjectHash { low, high: high ^ len as u64, shard }
+    }
+
+    /// The subject's counter in this scope.
+    #[inline(always)]
+    pub(super) fn counter(&self, SubjectHash { low, high, shard }: SubjectHash, scope: u64) -> CounterHash {
+        let (low, high) = product(low ^ scope ^ self.seeds[2], high ^ self.seeds[3]);
+        CounterHash::new(low ^ high, (high >> 32) as u32, shard)
     }
 
     /// The overflow counter that stands for a newcomer: by its hash one of `per_shard` in its shard, for this limit.
@@ -109,21 +133,12 @@ impl Naming {
     ) -> CounterHash {
         let which = newcomer.rest() as usize % per_shard + step;
         let scope = match scope {
-            OverflowScope::Limit => demand.key.scope_number(&demand.limit),
+            OverflowScope::Limit => demand.key.scope().number(&demand.limit),
             OverflowScope::Machine => 0,
         };
         // No subject is so long.
-        self.mix((which as u64, machine_tag(&demand.limit).into()), scope, usize::MAX).in_shard_of(newcomer)
-    }
-
-    #[inline(always)]
-    fn mix(&self, (head, tail): (u64, u64), scope: u64, len: usize) -> CounterHash {
-        let seeds = &self.seeds;
-        let (low, high) = product(head ^ seeds[0], tail ^ seeds[1]);
-        // One product leaves patterns where subjects are alike; another mixes what it left.
-        let shard = ((low ^ high).wrapping_mul(MIX) >> 32) as u32;
-        let (low, high) = product(low ^ scope ^ seeds[2], high ^ len as u64 ^ seeds[3]);
-        CounterHash::new(low ^ high, (high >> 32) as u32, shard)
+        let subject = self.subject_of((which as u64, machine_tag(&demand.limit).into()), usize::MAX);
+        self.counter(subject, scope).in_shard_of(newcomer)
     }
 
     #[cold]

@@ -15,12 +15,59 @@ use super::rings::Rings;
 use super::shard::Shard;
 use super::slot::Slot;
 use super::{MemoryStore, Padded};
-use crate::check::Demand;
+use crate::check::{Demand, StandingDemand};
 use crate::decision::Lines;
-use crate::limit::Machine;
-use crate::time::Timestamp;
+use crate::limit::{Limit, Machine};
+use crate::time::{Clock, Timestamp};
+
+/// What a counter is asked for: how much of which limit.
+type Asked<'a> = (&'a Limit, u32);
 
 impl MemoryStore {
+    /// Admits a request of `subject` by all these limits, one to four, if each has a counter for it with room: adds a line of each,
+    /// and says when. `None` if there is more to it: then nothing was changed, and a check decides.
+    ///
+    /// Their counters must be different ones. A rule that asks the same of everybody lays its demands out once, and a request
+    /// that passes, as most do, brings nothing but its subject.
+    ///
+    /// ```
+    /// use tollgate_core::{Check, Cost, Demand, Key, Lines, MemoryStore, Scope, StandingDemand};
+    ///
+    /// let (store, limit, scope) = (MemoryStore::new(), "2/min".parse()?, Scope::rule("login", "per-minute"));
+    /// let standing = [StandingDemand::new(limit, scope, Cost::ONE)];
+    /// let admitted = || store.admit(b"user:42", &standing, &mut Lines::new()).is_some();
+    ///
+    /// assert!(!admitted(), "who comes for the first time has no counter");
+    /// let demand = Demand::new(limit, Key::scoped("user:42", scope)?);
+    /// assert!(store.check(&Check::one(&demand)).allowed());
+    /// assert!(admitted());
+    /// assert!(!admitted(), "there is no room");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[inline]
+    pub fn admit(&self, subject: &[u8], demands: &[StandingDemand], lines: &mut Lines) -> Option<Timestamp> {
+        match demands {
+            [one] => self.admit_subject(subject, [one], lines),
+            [one, two] => self.admit_subject(subject, [one, two], lines),
+            [one, two, three] => self.admit_subject(subject, [one, two, three], lines),
+            [one, two, three, four] => self.admit_subject(subject, [one, two, three, four], lines),
+            _ => None,
+        }
+    }
+
+    #[inline(never)]
+    fn admit_subject<const N: usize>(
+        &self,
+        subject: &[u8],
+        demands: [&StandingDemand; N],
+        lines: &mut Lines,
+    ) -> Option<Timestamp> {
+        let subject = self.naming.subject(subject);
+        let names = demands.map(|demand| self.naming.counter(subject, demand.scope));
+        let asked = demands.map(|demand| (&demand.limit, demand.cost.units()));
+        self.admit_in_shard(names, asked, self.clock.now(), lines)
+    }
+
     /// Decides, if all counters exist and have room. `None` if there is more to it; then nothing was changed. More than four limits
     /// (a caller's own two or three, and one for its address) are always decided in general.
     #[inline]
@@ -31,15 +78,15 @@ impl MemoryStore {
         lines: &mut Lines,
     ) -> Option<Timestamp> {
         match demands {
-            [one, two] => self.admit([one, two], read, lines),
-            [one, two, three] => self.admit([one, two, three], read, lines),
-            [one, two, three, four] => self.admit([one, two, three, four], read, lines),
+            [one, two] => self.admit_demands([one, two], read, lines),
+            [one, two, three] => self.admit_demands([one, two, three], read, lines),
+            [one, two, three, four] => self.admit_demands([one, two, three, four], read, lines),
             _ => None,
         }
     }
 
     #[inline]
-    fn admit<const N: usize>(
+    fn admit_demands<const N: usize>(
         &self,
         demands: [&Demand<'_>; N],
         read: Timestamp,
@@ -50,16 +97,27 @@ impl MemoryStore {
         if indices.iter().any(|index| *index != indices[0]) {
             return self.admit_apart(demands, (names, indices), read, lines);
         }
-        // Of one subject, as most are.
-        let mut shard = self.shards[indices[0]].0.lock();
+        self.admit_in_shard(names, demands.map(asked_of), read, lines)
+    }
+
+    /// Of one subject, as most are.
+    #[inline(always)]
+    fn admit_in_shard<const N: usize>(
+        &self,
+        names: [CounterHash; N],
+        asked: [Asked<'_>; N],
+        read: Timestamp,
+        lines: &mut Lines,
+    ) -> Option<Timestamp> {
+        let mut shard = self.shard(names[0]).lock();
         let now = shard.arrive(read, &self.clock);
         shard.set_time(now);
         let mut places = [0; N];
         for index in 0..N {
-            places[index] = place_with_room(&mut shard, names[index], demands[index], now)?;
+            places[index] = place_with_room(&mut shard, names[index], asked[index], now)?;
         }
         for index in 0..N {
-            self.charge_in_place(shard.slot_at(places[index]), demands[index], now, lines);
+            self.charge_in_place(shard.slot_at(places[index]), asked[index], now, lines);
         }
         // Only now: reclaiming may move what has not been decided yet.
         shard.finish(&self.budget);
@@ -82,11 +140,11 @@ impl MemoryStore {
         let mut places = [0; N];
         for index in 0..N {
             let shard = shards[shard_of[index]].as_mut()?;
-            places[index] = place_with_room(shard, names[index], demands[index], now)?;
+            places[index] = place_with_room(shard, names[index], asked_of(demands[index]), now)?;
         }
         for index in 0..N {
             let slot = shards[shard_of[index]].as_mut()?.slot_at(places[index]);
-            self.charge_in_place(slot, demands[index], now, lines);
+            self.charge_in_place(slot, asked_of(demands[index]), now, lines);
         }
         shards.iter_mut().flatten().for_each(|shard| shard.finish(&self.budget));
         Some(now)
@@ -125,11 +183,10 @@ impl MemoryStore {
     fn charge_in_place(
         &self,
         (slot, rings): (&mut Slot, &mut Rings),
-        demand: &Demand<'_>,
+        (limit, units): Asked<'_>,
         now: Timestamp,
         lines: &mut Lines,
     ) {
-        let (limit, units) = (&demand.limit, demand.cost.units());
         let line = match limit.machine() {
             Machine::Bucket(shape) => match slot.decide_bucket_in_place(limit, shape, now, units) {
                 Some(answer) => return lines.push(answer.line_if_plain()),
@@ -153,10 +210,14 @@ impl MemoryStore {
 
 /// Where the counter is, if it has one of its own with room for the demand.
 #[inline(always)]
-fn place_with_room(shard: &mut Shard, name: CounterHash, demand: &Demand<'_>, now: Timestamp) -> Option<usize> {
+fn place_with_room(shard: &mut Shard, name: CounterHash, (limit, units): Asked<'_>, now: Timestamp) -> Option<usize> {
     let place = shard.find(name)?;
     let (slot, _) = shard.slot_at(place);
-    slot.has_room_for(&demand.limit, now, demand.cost.units()).then_some(place)
+    slot.has_room_for(limit, now, units).then_some(place)
+}
+
+fn asked_of<'a>(demand: &'a Demand<'_>) -> Asked<'a> {
+    (&demand.limit, demand.cost.units())
 }
 
 #[cfg(test)]
@@ -167,8 +228,7 @@ mod tests {
     use super::*;
     use crate::algorithm::{State, decide};
     use crate::check::{Check, Cost};
-    use crate::key::Key;
-    use crate::limit::Limit;
+    use crate::key::{Key, Scope};
     use crate::time::ManualClock;
 
     /// Whether it was decided in place or in general, a decision is the one that the algorithms make of the plain states.
@@ -177,7 +237,9 @@ mod tests {
         let limits = ["9/100ms", "7/90ms fixed-window", "8/80ms token-bucket", "20/300ms sliding-log"];
         let limits: Vec<Limit> = limits.iter().map(|text| text.parse().unwrap()).collect();
         let cases = [&["user:42"; 4], &["user:42", "ip:10.0.0.1", "user:42", "global"]];
-        for (count, subjects) in (2..=limits.len()).flat_map(|count| cases.map(|subjects| (count, subjects))) {
+        let cases = (1..=limits.len()).flat_map(|count| cases.map(|subjects| (count, subjects)));
+        for (count, subjects) in cases {
+            let is_one_subject = subjects[..count].iter().all(|subject| *subject == subjects[0]);
             let clock = Arc::new(ManualClock::new(Timestamp::from_micros(1_000_000)));
             let store = MemoryStore::builder().clock(clock.clone()).build();
             let mut states: Vec<State> = limits.iter().map(State::unused).collect();
@@ -193,7 +255,14 @@ mod tests {
                 let now = crate::time::Clock::now(&*clock);
                 let expected = decide(now, &demands, &mut states);
                 let mut lines = Lines::new();
-                match store.admit_in_place(now, &demands, &mut lines) {
+                let standing = |limit: &Limit| StandingDemand::new(*limit, Scope::Explicit, cost);
+                let admitted = if is_one_subject && step % 2 == 0 {
+                    let standing: Vec<StandingDemand> = limits[..count].iter().map(standing).collect();
+                    store.admit(subjects[0].as_bytes(), &standing, &mut lines)
+                } else {
+                    store.admit_in_place(now, &demands, &mut lines)
+                };
+                match admitted {
                     Some(_) => in_place += 1,
                     None => lines = store.check(&Check::new(&demands).unwrap()).lines,
                 }

@@ -15,8 +15,8 @@ use super::refusal::{Refusal, retry_after_secs};
 use super::strictest::strictest;
 use super::style::{Flavour, Style};
 
-/// Room for the `RateLimit` of about six policies with short names.
-const STACK_BYTES: usize = 256;
+/// Room for the `RateLimit` of about four policies with short names.
+const STACK_BYTES: usize = 128;
 
 static X_LIMIT: HeaderName = HeaderName::from_static("x-ratelimit-limit");
 static X_REMAINING: HeaderName = HeaderName::from_static("x-ratelimit-remaining");

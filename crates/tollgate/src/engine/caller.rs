@@ -1,6 +1,7 @@
 //! Who asks, and which rules are theirs: everything that is worked out before anybody is waited for.
 
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use tollgate_core::Timestamp;
 
@@ -30,29 +31,34 @@ impl Engine {
         {
             return Begun::Refuse(Box::new(Refused::banned(ban.until(), now)));
         }
-        let is_exempt = || live.has_exemptions && live.rules.is_exempt(&identity);
         if let Some(uniform) = live.uniform().filter(|_| self.is_in_process()) {
-            if is_exempt() {
+            if live.exempts(&identity) {
                 return Begun::Pass(Passage::unlimited());
             }
             let mut asked = Asked::new(terms);
             asked.by(uniform.by.iter(), &identity);
             return self.rule_at_once(&uniform.bundle, &mut asked).begun(request);
         }
+        self.begin_apart(&live, request, &identity, terms)
+    }
+
+    /// The same for a caller who is not banned, where requests meet different rules.
+    #[inline(never)] // so that its many words are not on the stack of those who need none of them
+    fn begin_apart(&self, live: &Arc<Live>, request: &RequestView<'_>, identity: &Identity<'_>, terms: Terms) -> Begun {
         let matched = live.rules.matching(request);
-        if matched.is_empty() || is_exempt() {
+        if matched.is_empty() || live.exempts(identity) {
             return Begun::Pass(Passage::unlimited());
         }
         // Before anything is worked out that costs more than an address: a token to verify (unless a ban names a user, and had
         // to know), a plan to ask for.
         if live.has_shields
-            && let Some(refusal) = self.refused_by_shield(&live, &matched, &identity, terms)
+            && let Some(refusal) = self.refused_by_shield(live, &matched, identity, terms)
         {
             return Begun::Refuse(Box::new(refusal.told(request.headers())));
         }
         let mut asked = Asked::new(terms);
-        asked.by(matched.iter().map(Rule::by), &identity);
-        let plan = self.plan(&live, &identity, matched.iter().any(Rule::is_by_plan));
+        asked.by(matched.iter().map(Rule::by), identity);
+        let plan = self.plan(live, identity, matched.iter().any(Rule::is_by_plan));
         match plan {
             Plan::Known(tariff) if self.is_in_process() => {
                 self.rule_at_once(&live.bundle_of(matched.into_indices(), tariff), &mut asked).begun(request)

@@ -12,7 +12,7 @@ use foldhash::fast::RandomState;
 use parking_lot::RwLock;
 use smallvec::{SmallVec, smallvec};
 use tollgate_core::{
-    Algorithm, Check, CheckError, Cost, Decision, Demand, Key, Limit, Line, RuleScopeBuf, Source, Wait,
+    Algorithm, Check, CheckError, Cost, Decision, Demand, Key, Limit, Line, RuleScopeBuf, Source, StandingDemand, Wait,
 };
 
 use super::rule_counts::{RuleCount, RuleCounts, RuleStats};
@@ -27,6 +27,8 @@ use crate::rules::{Charge, Indices, Mode, Rule, RuleSet, Tariff};
 const BUNDLES_KEPT_MAX: usize = 4_096;
 
 /// A set of rules in use.
+// In this order: what every request looks at stands together.
+#[repr(C)]
 pub(super) struct Live {
     pub(super) rules: RuleSet,
     /// Whether any rule counts by path: else nobody needs its canonical form.
@@ -37,9 +39,9 @@ pub(super) struct Live {
     pub(super) has_shields: bool,
     /// Whether anybody is banned, and whether anybody is exempt.
     pub(super) has_bans: bool,
-    pub(super) has_exemptions: bool,
-    counts: RuleCounts,
+    has_exemptions: bool,
     uniform: Option<Uniform>,
+    counts: RuleCounts,
     bundles: RwLock<HashMap<(Indices, Tariff), Arc<Bundle>, RandomState>>,
 }
 
@@ -55,6 +57,9 @@ pub(super) struct Bundle {
     pub(super) shield: Option<Group>,
     pub(super) enforced: Option<Group>,
     pub(super) shadow: Vec<Group>,
+    /// What the enforced limits demand of the first subject, if that is all there is to it: nobody else is asked, nobody waits, and nothing
+    /// comes back.
+    pub(super) plain: Option<Box<[StandingDemand]>>,
 }
 
 /// Limits that are decided together.
@@ -62,7 +67,7 @@ pub(super) struct Group {
     pub(super) parts: Vec<Part>,
     pub(super) policies: Arc<Policies>,
     /// Where each of its rules counts what it says.
-    rule_counts: Box<[RuleCount]>,
+    rule_counts: SmallVec<[RuleCount; 1]>,
     /// What each part says for a store that does not answer.
     pub(super) on_failure: Box<[OnFailure]>,
     /// Whether its counters are this process's own: those of shield rules.
@@ -119,6 +124,12 @@ impl Asked {
             Some(place) => &self.others[place],
         }
     }
+
+    /// Whom the first rule counts.
+    #[inline]
+    pub(super) fn first(&self) -> &Subject {
+        &self.first
+    }
 }
 
 /// What whoever asks says about a request.
@@ -138,6 +149,13 @@ impl Terms {
 }
 
 impl Bundle {
+    fn new(shield: Option<Group>, enforced: Option<Group>, shadow: Vec<Group>) -> Bundle {
+        let is_alone = shield.is_none() && shadow.is_empty();
+        let plain = enforced.as_ref().filter(|enforced| is_alone && enforced.is_plain());
+        let plain = plain.map(|enforced| enforced.parts.iter().map(Part::standing).collect());
+        Bundle { shield, enforced, shadow, plain }
+    }
+
     /// Whether a request may be let in and not go on, because it would have to wait for too long.
     #[inline]
     pub(super) fn may_be_withdrawn(&self, terms: Terms) -> bool {
@@ -179,6 +197,12 @@ impl Live {
         self.uniform.as_ref()
     }
 
+    /// Whether the caller is never limited.
+    #[inline]
+    pub(super) fn exempts(&self, identity: &Identity<'_>) -> bool {
+        self.has_exemptions && self.rules.is_exempt(identity)
+    }
+
     /// What these rules ask of a caller with this plan.
     pub(super) fn bundle_of(&self, rules: Indices, tariff: Tariff) -> Arc<Bundle> {
         let key = (rules, tariff);
@@ -215,7 +239,7 @@ impl Live {
                 (Mode::Enforce, false) => enforced.extend(parts),
             }
         }
-        Bundle { shield: self.group(shield, true), enforced: self.group(enforced, false), shadow }
+        Bundle::new(self.group(shield, true), self.group(enforced, false), shadow)
     }
 
     fn group(&self, parts: Vec<Part>, is_in_process: bool) -> Option<Group> {
@@ -249,12 +273,23 @@ impl Live {
 }
 
 impl Group {
+    /// Whether all its limits count the first subject, and none of them asks for anything afterwards.
+    fn is_plain(&self) -> bool {
+        self.is_one_check && !self.is_refundable && !self.may_hold && self.parts.iter().all(|part| part.subject == 0)
+    }
+
+    /// Counts a request that every rule let pass.
+    #[inline]
+    pub(super) fn count_allowed(&self, source: Source) {
+        self.rule_counts.iter().for_each(|counts| counts.count(Said::Allow, source));
+    }
+
     /// Counts what each rule said. A rule that was left out because the store is away let the request pass.
     #[inline]
     pub(super) fn count(&self, decision: &Decision, terms: Terms) {
         let is_plain = !self.may_hold && decision.lines.len() == self.parts.len() && decision.allowed();
         match is_plain {
-            true => self.rule_counts.iter().for_each(|counts| counts.count(Said::Allow, decision.source)),
+            true => self.count_allowed(decision.source),
             false => self.count_apart(decision, terms),
         }
     }
@@ -346,6 +381,11 @@ impl Part {
         let key = Key::scoped(subject, self.scope.scope()).expect("a subject is far shorter than a key may be");
         let cost = asked.terms.cost.unwrap_or(self.cost);
         Demand { limit: self.limit, key, cost }
+    }
+
+    /// What every request that costs what the rule says demands of this limit.
+    fn standing(&self) -> StandingDemand {
+        StandingDemand::new(self.limit, self.scope.scope(), self.cost)
     }
 
     /// Whether it may let in somebody who will not wait so long: [`hold_at_most`] cannot prevent it.

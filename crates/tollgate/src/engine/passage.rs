@@ -107,6 +107,12 @@ impl Passage {
         Passage { told: None, owed: None }
     }
 
+    /// Rules that ask for nothing afterwards said this.
+    #[inline]
+    pub(super) fn told(told: Box<Told>) -> Passage {
+        Passage { told: Some(told), owed: None }
+    }
+
     /// These rules said this.
     pub(super) fn tell(&mut self, group: &Group, mut told: Box<Told>) {
         if group.may_hold {
@@ -213,8 +219,11 @@ impl Passage {
 }
 
 impl Drop for Passage {
+    #[inline]
     fn drop(&mut self) {
-        if let Some(rest) = self.settle(End::Ended(Ending::Failure)) {
+        if self.owed.is_some()
+            && let Some(rest) = self.settle(End::Ended(Ending::Failure))
+        {
             rest.detach();
         }
     }

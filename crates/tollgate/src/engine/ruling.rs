@@ -48,12 +48,36 @@ pub(super) struct Hearing {
 }
 
 impl Engine {
-    /// What the rules say, where all counters are in process: the same as [`Engine::rule`], without a future that is moved about.
+    /// What the rules say, where all counters are in process.
+    #[inline]
     pub(super) fn rule_at_once(&self, bundle: &Arc<Bundle>, asked: &mut Asked) -> Ruling {
+        match self.admit_at_once(bundle, asked) {
+            Some(passage) => Ruling::Pass(passage),
+            None => self.rule_in_process(bundle, asked),
+        }
+    }
+
+    /// Lets a request pass for which there is room and nothing else to do, as is the case for most.
+    #[inline]
+    fn admit_at_once(&self, bundle: &Bundle, asked: &Asked) -> Option<Passage> {
+        let (Some(plain), Some(enforced), None) = (&bundle.plain, &bundle.enforced, asked.terms.cost) else {
+            return None;
+        };
+        // The decision is made where it is told from, and moved nowhere.
+        let mut told = Told::by(enforced, unmade());
+        if !self.0.limiter.admit_at_once(asked.first().as_bytes(), plain, &mut told.decision) {
+            return None;
+        }
+        enforced.count_allowed(told.decision.source);
+        Some(Passage::told(told))
+    }
+
+    /// The same as [`Engine::rule`], without a future that is moved about.
+    #[inline(never)]
+    fn rule_in_process(&self, bundle: &Arc<Bundle>, asked: &mut Asked) -> Ruling {
         const IN_PROCESS: &str = "nothing waits for counters in process";
         let mut hearing = self.hear_shield(bundle, asked);
         if let Some(enforced) = bundle.enforced.as_ref().filter(|_| hearing.goes_on()) {
-            // The decision is made where it is told from, and moved nowhere.
             let (demands, mut told) = (enforced.demands(asked), Told::by(enforced, unmade()));
             let decided = checked(enforced, &demands).and_then(|check| {
                 let decided = self.0.limiter.check_each_at_once(&check, &enforced.on_failure, &mut told.decision);

@@ -92,30 +92,14 @@ pub struct AddressKey {
     prefix: u8,
 }
 
-/// Every octet in decimal, with a dot after it, and how long that is.
-static OCTETS: [([u8; 4], u8); 256] = {
-    let mut octets = [([b'.'; 4], 0); 256];
-    let mut octet = 0;
-    while octet < 256 {
-        let digits = [octet / 100, octet / 10 % 10, octet % 10];
-        let mut from = if octet < 10 {
-            2
-        } else if octet < 100 {
-            1
-        } else {
-            0
-        };
-        let mut count = 0;
-        while from < 3 {
-            octets[octet].0[count] = b'0' + digits[from] as u8;
-            from += 1;
-            count += 1;
-        }
-        octets[octet].1 = count as u8 + 1;
-        octet += 1;
-    }
-    octets
-};
+/// An octet in decimal with a dot after it, and how long that is. By arithmetic: a table would have to be fetched from memory, piece by
+/// piece, by everybody who comes after something else has used the cache.
+#[inline]
+fn octet_text(octet: u8) -> ([u8; 4], usize) {
+    let zeros = usize::from(octet < 10) + usize::from(octet < 100);
+    let digits = u32::from_le_bytes([octet / 100, octet / 10 % 10, octet % 10, 0]) + u32::from_le_bytes(*b"000.");
+    ((digits >> (8 * zeros)).to_le_bytes(), 4 - zeros)
+}
 
 impl AddressKey {
     /// The first address of the network.
@@ -133,16 +117,14 @@ impl AddressKey {
     #[inline]
     pub(super) fn write(&self, bytes: &mut SmallVec<[u8; 64]>) {
         let (IpAddr::V4(v4), 32) = (self.network, self.prefix) else { return self.write_text(bytes) };
-        let from = bytes.len();
-        bytes.extend_from_slice(&[0; V4_TEXT_BYTES]);
-        let (text, mut end) = (&mut bytes[from..], 0);
+        let (mut text, mut end) = ([0; V4_TEXT_BYTES], 0);
         for octet in v4.octets() {
             // Four bytes each time, of which the next octet overwrites what is not this one's.
-            let (digits, count) = OCTETS[usize::from(octet)];
+            let (digits, count) = octet_text(octet);
             text[end..end + 4].copy_from_slice(&digits);
-            end += usize::from(count);
+            end += count;
         }
-        bytes.truncate(from + end - 1);
+        bytes.extend_from_slice(&text[..end - 1]);
     }
 
     #[cold]
@@ -151,7 +133,7 @@ impl AddressKey {
     }
 }
 
-/// The longest IPv4 address, and the dot that [`OCTETS`] puts behind it.
+/// The longest IPv4 address, and the dot that [`octet_text`] puts behind it.
 const V4_TEXT_BYTES: usize = "255.255.255.255.".len();
 
 /// A single address as itself, a network with its size: `203.0.113.9`, `2001:db8::/64`.

@@ -70,7 +70,8 @@ pub struct Identifier {
     api_key_header: HeaderName,
     api_keys: ApiKeys,
     tokens: Option<TokenVerifier>,
-    anonymizer: Option<Anonymizer>,
+    // Boxed, so that the rest stands together: most do without, and everybody looks whether it is there.
+    anonymizer: Option<Box<Anonymizer>>,
 }
 
 impl Default for Identifier {
@@ -126,7 +127,7 @@ impl Identifier {
     /// Writes pseudonyms into subjects.
     #[must_use]
     pub fn with_anonymizer(self, anonymizer: Anonymizer) -> Identifier {
-        Identifier { anonymizer: Some(anonymizer), ..self }
+        Identifier { anonymizer: Some(Box::new(anonymizer)), ..self }
     }
 
     /// The proxies that are believed.

@@ -53,6 +53,11 @@ pub(super) struct Counters {
 }
 
 impl Counters {
+    /// Counts an admission by the store.
+    pub(super) fn count_allowed(&self) {
+        add(&self.allowed);
+    }
+
     pub(super) fn count(&self, answer: Result<&Decision, &Unavailable>) {
         let Ok(decision) = answer else { return add(&self.unavailable) };
         add(if decision.allowed() { &self.allowed } else { &self.denied });
