@@ -52,7 +52,7 @@ pub use self::passage::{Ending, Passage};
 pub use self::refused::Refused;
 pub use self::rule_counts::RuleStats;
 use self::ruling::Ruling;
-use crate::limiter::Limiter;
+use crate::limiter::{Limiter, guarded, panicked};
 use crate::rules::{Indices, PlanLookup, RequestView, RuleSet, Tariff};
 
 /// Decides requests by rules. Cloning it is cheap, and clones share everything.
@@ -199,8 +199,7 @@ impl Engine {
 
     async fn refund(&self, group: &Group, check: &Check<'_>, decision: &Decision) -> Result<(), StoreError> {
         if group.is_in_process {
-            self.0.shield.refund(check, decision);
-            return Ok(());
+            return guarded(|| self.0.shield.refund(check, decision)).ok_or_else(panicked);
         }
         self.0.limiter.refund(check, decision).await
     }

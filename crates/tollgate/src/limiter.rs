@@ -424,7 +424,7 @@ impl Limiter {
 }
 
 /// What the in-process store says; nothing if it panicked.
-fn guarded<T>(ask: impl FnOnce() -> T) -> Option<T> {
+pub(crate) fn guarded<T>(ask: impl FnOnce() -> T) -> Option<T> {
     let said = catch_unwind(AssertUnwindSafe(ask)).ok();
     if said.is_none() {
         tracing::error!("the in-process store panicked; answering by the failure policy");
@@ -432,7 +432,7 @@ fn guarded<T>(ask: impl FnOnce() -> T) -> Option<T> {
     said
 }
 
-fn panicked() -> StoreError {
+pub(crate) fn panicked() -> StoreError {
     StoreError::new(StoreErrorKind::Protocol, "the in-process store panicked")
 }
 

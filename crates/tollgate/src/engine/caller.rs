@@ -87,10 +87,7 @@ impl Engine {
         let bundle = live.bundle_of(rules, live.rules.tariff_otherwise(false));
         let mut asked = Asked::new(terms);
         asked.by(shields().map(|(rule, _)| rule.by()), identity);
-        match self.would_pass_shield(&bundle, &asked) {
-            true => None,
-            false => self.hear_shield(&bundle, &asked).into_refusal(),
-        }
+        self.refused_without_room(&bundle, &asked)
     }
 
     fn plan(&self, live: &Live, identity: &Identity<'_>, matters: bool) -> Plan {

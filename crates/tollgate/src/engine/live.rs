@@ -159,8 +159,8 @@ impl Bundle {
     /// Whether a request may be let in and not go on, because it would have to wait for too long.
     #[inline]
     pub(super) fn may_be_withdrawn(&self, terms: Terms) -> bool {
-        let enforced = self.enforced.as_ref();
-        enforced.is_some_and(|enforced| enforced.may_hold && enforced.may_hold_too_long(terms))
+        let told = self.enforced.as_ref().or(self.shield.as_ref());
+        told.is_some_and(|told| told.may_hold && told.may_hold_too_long(terms))
     }
 }
 
@@ -298,7 +298,7 @@ impl Group {
         let is_complete = decision.lines.len() == self.parts.len();
         let mut lines = decision.lines.iter();
         // Who is let in but will not wait for it is refused.
-        let goes_on = |line: &Line| line.allowed && !(self.may_hold && terms.exclude(line.retry_after));
+        let goes_on = |line: &Line| line.allowed && !(self.may_hold && terms.exclude(held_for(line)));
         for rule in by_rule(&self.parts) {
             let has_lines = is_complete || (!decision.lines.is_empty() && rule[0].is_local());
             let (allowed, source) = match has_lines {
@@ -404,6 +404,11 @@ impl Part {
     fn may_hold(&self) -> bool {
         self.policy.limit().algorithm() == Algorithm::LeakyBucket
     }
+}
+
+/// How long a leaky bucket that lets a request pass holds it. Who only looks is told when there would be room, and need not wait for it.
+pub(super) fn held_for(line: &Line) -> Wait {
+    if line.cost == 0 { Wait::ZERO } else { line.retry_after }
 }
 
 /// Takes from leaky buckets the places at which a single unit would wait longer than that. The store then refuses it, and knows

@@ -12,7 +12,7 @@ use http::{HeaderMap, Response, StatusCode};
 use tollgate_core::{Check, Decision, Limit, Line, Source, Wait};
 
 use super::assured::Assured;
-use super::live::{Asked, Bundle, Demands, Group};
+use super::live::{Asked, Bundle, Demands, Group, held_for};
 use super::ruling::told_of;
 use super::{Engine, Outcome, Refused};
 use crate::answer::{Policies, grpc};
@@ -160,7 +160,7 @@ impl Passage {
         };
         let end = End::Ended(Ending::of_response(response));
         let mut decision = told.decision.clone();
-        if let Some((group, _)) = owed.enforced() {
+        if let Some((group, _)) = owed.told() {
             let decided = group.parts_of_lines(decision.lines.len()).zip(&mut decision.lines);
             for (part, line) in decided.filter(|(part, _)| end.refunds(part.charge)) {
                 given_back(line, part.policy.limit());
@@ -185,7 +185,7 @@ impl Passage {
     /// will be short enough.
     pub async fn wait_at_most(mut self, wait_max: Duration, request: &HeaderMap) -> Outcome {
         // Who cannot leave has a place that was chosen for this patience.
-        let Some(held) = self.owed.as_deref().and_then(Owed::enforced).filter(|_| self.wait() > wait_max) else {
+        let Some(held) = self.owed.as_deref().and_then(Owed::told).filter(|_| self.wait() > wait_max) else {
             return Outcome::Pass(self);
         };
         let (policies, decision) = (told_of(held.0, held.1), held.1.clone());
@@ -246,9 +246,14 @@ impl Owed {
         parts.any(|part| end.refunds(part.charge))
     }
 
-    /// The group that is enforced, and what it said.
-    fn enforced(&self) -> Option<(&Group, &Decision)> {
-        let charged = self.charged.iter().find(|charged| matches!(charged.by, ChargedBy::Enforced))?;
+    /// The group of which the client is told, and what it said: the limits that are enforced, or the shields if there are no others.
+    fn told(&self) -> Option<(&Group, &Decision)> {
+        let is_told = |by| match by {
+            ChargedBy::Enforced => true,
+            ChargedBy::Shield => self.bundle.enforced.is_none(),
+            ChargedBy::Shadow(_) => false,
+        };
+        let charged = self.charged.iter().find(|charged| is_told(charged.by))?;
         Some((self.bundle.group(charged.by), &charged.decision))
     }
 
@@ -274,7 +279,7 @@ impl Owed {
 fn withdrawn(mut decision: Decision, policies: &Policies, wait_max: Duration) -> Decision {
     let wait_max_us = u64::try_from(wait_max.as_micros()).unwrap_or(u64::MAX);
     for (line, policy) in decision.lines.iter_mut().zip(policies.policies()) {
-        let too_long_us = line.retry_after.as_micros().and_then(|wait_us| wait_us.checked_sub(wait_max_us));
+        let too_long_us = held_for(line).as_micros().and_then(|wait_us| wait_us.checked_sub(wait_max_us));
         line.allowed = too_long_us.is_none_or(|us| us == 0);
         line.retry_after = Wait::from_micros(too_long_us.unwrap_or(0));
         given_back(line, policy.limit());

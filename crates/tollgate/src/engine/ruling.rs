@@ -5,14 +5,14 @@ use std::sync::Arc;
 use futures_util::FutureExt;
 use futures_util::future::join_all;
 use http::HeaderMap;
-use tollgate_core::{Check, Cost, Decision, Demand};
+use tollgate_core::{Check, Cost, Decision, Demand, Source};
 
-use super::live::{Asked, Bundle, Demands, Group};
+use super::live::{Asked, Bundle, Demands, Group, Terms};
 use super::passage::{Charged, ChargedBy, Told};
 use super::{Engine, Passage, Refused};
 use crate::answer::Policies;
 use crate::failure::OnFailure;
-use crate::limiter::{CheckOptions, unmade};
+use crate::limiter::{CheckOptions, guarded, unmade};
 
 /// An [`Outcome`](super::Outcome) that is not yet an answer to anybody.
 pub(super) enum Ruling {
@@ -111,47 +111,64 @@ impl Engine {
         hearing.close(self, bundle, asked)
     }
 
+    /// What the shields refuse a request with for which they have no room. Whoever has room there pays for it only with
+    /// everything else.
+    pub(super) fn refused_without_room(&self, bundle: &Bundle, asked: &Asked) -> Option<Box<Refusal>> {
+        let shield = bundle.shield.as_ref().filter(|shield| !self.has_room(shield, asked))?;
+        let demands = shield.demands(asked);
+        match self.ask_shield(shield, &demands, asked.terms) {
+            Err(refusal) => Some(refusal),
+            Ok(decision) => {
+                // A unit came free after the look. It is asked for again.
+                if let Ok(check) = Check::new(&demands) {
+                    guarded(|| self.0.shield.refund(&check, &decision));
+                }
+                None
+            }
+        }
+    }
+
     /// Whether the shields have room for the request, by a look at them.
-    pub(super) fn would_pass_shield(&self, bundle: &Bundle, asked: &Asked) -> bool {
-        let Some(shield) = &bundle.shield else { return true };
+    fn has_room(&self, shield: &Group, asked: &Asked) -> bool {
         let demands = shield.demands(asked);
         let looks: Demands<'_> = demands.iter().map(|demand| demand.cost(Cost::PEEK)).collect();
         let Ok(look) = Check::new(&looks) else { return false };
-        let seen = self.0.shield.check(&look);
+        let Some(seen) = guarded(|| self.0.shield.check(&look)) else { return false };
         seen.lines.iter().zip(&demands).all(|(line, demand)| demand.cost.units() <= line.remaining)
     }
 
     #[inline]
-    pub(super) fn hear_shield(&self, bundle: &Bundle, asked: &Asked) -> Hearing {
+    fn hear_shield(&self, bundle: &Bundle, asked: &Asked) -> Hearing {
         let mut hearing = Hearing { passage: Passage::unlimited(), charged: Vec::new(), refusal: None };
         if let Some(shield) = &bundle.shield {
-            self.ask_shield(shield, bundle, asked, &mut hearing);
+            match self.ask_shield(shield, &shield.demands(asked), asked.terms) {
+                Ok(decision) => hearing.shield(bundle, shield, asked, decision),
+                Err(refusal) => hearing.refusal = Some(refusal),
+            }
         }
         hearing
     }
 
-    fn ask_shield(&self, shield: &Group, bundle: &Bundle, asked: &Asked, hearing: &mut Hearing) {
-        match self.pass_shield(shield, asked) {
+    /// Asks the shields to let a request pass. A refusal is counted here.
+    fn ask_shield(&self, shield: &Group, demands: &[Demand<'_>], terms: Terms) -> Result<Decision, Box<Refusal>> {
+        let decided = checked(shield, demands).and_then(|check| {
+            // A store that panics is one that does not answer.
+            let denies = || shield.on_failure.contains(&OnFailure::Deny);
+            let undecided =
+                || if denies() { Err(Undecided) } else { Ok(Decision { source: Source::None, ..unmade() }) };
+            guarded(|| self.0.shield.check(&check)).map_or_else(undecided, Ok)
+        });
+        match decided {
+            Ok(decision) if decision.allowed() => Ok(decision),
             Ok(decision) => {
-                shield.count(&decision, asked.terms);
-                if !decision.allowed() {
-                    hearing.refusal = Some(Box::new(Refusal::Denied(decision, shield.policies.clone())));
-                    return;
-                }
-                hearing.charged.extend(Charged::of(ChargedBy::Shield, bundle, asked, &decision));
-                if bundle.enforced.is_none() {
-                    hearing.passage.tell(shield, Told::by(shield, decision));
-                }
+                shield.count(&decision, terms);
+                Err(Box::new(Refusal::Denied(decision, shield.policies.clone())))
             }
             Err(Undecided) => {
                 shield.count_unavailable();
-                hearing.refusal = Some(Box::new(Refusal::Unavailable(shield.policies.clone())));
+                Err(Box::new(Refusal::Unavailable(shield.policies.clone())))
             }
         }
-    }
-
-    fn pass_shield(&self, shield: &Group, asked: &Asked) -> Result<Decision, Undecided> {
-        Ok(self.0.shield.check(&checked(shield, &shield.demands(asked))?))
     }
 
     /// All enforced rules together, by the store or by each rule's word for its absence.
@@ -167,7 +184,7 @@ impl Engine {
         let demands = group.demands(asked);
         let check = Check::new(&demands).ok()?;
         if group.is_in_process {
-            return Some(self.0.shield.check(&check));
+            return guarded(|| self.0.shield.check(&check));
         }
         let refundable = group.is_refundable || bundle.may_be_withdrawn(asked.terms);
         let options = CheckOptions { on_failure: Some(OnFailure::Allow), refundable };
@@ -176,10 +193,6 @@ impl Engine {
 }
 
 impl Hearing {
-    pub(super) fn into_refusal(self) -> Option<Box<Refusal>> {
-        self.refusal
-    }
-
     /// Whether nobody has refused yet.
     fn goes_on(&self) -> bool {
         self.refusal.is_none()
@@ -201,6 +214,15 @@ impl Hearing {
             enforced.count_the_wait(&mut decision, asked.terms);
             let told = told_of(enforced, &decision);
             self.refusal = Some(Box::new(Refusal::Denied(decision, told)));
+        }
+    }
+
+    /// The shields let it pass.
+    fn shield(&mut self, bundle: &Bundle, shield: &Group, asked: &Asked, decision: Decision) {
+        shield.count(&decision, asked.terms);
+        self.charged.extend(Charged::of(ChargedBy::Shield, bundle, asked, &decision));
+        if bundle.enforced.is_none() {
+            self.passage.tell(shield, Told::by(shield, decision));
         }
     }
 

@@ -1,5 +1,6 @@
 //! Requests through rules, on a clock that stands still.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use super::*;
@@ -188,6 +189,56 @@ async fn a_shield_refuses_in_process_and_in_plain_text() {
         }
     }
     assert_eq!(site.engine.rule_stats()[1].allowed(), 5, "the flood never reached the other rule");
+}
+
+/// A clock whose every reading is `step_us` later than the one before; past `panics_at_us` it panics.
+struct Hurried {
+    now_us: AtomicU64,
+    step_us: u64,
+    panics_at_us: u64,
+}
+
+impl Clock for Hurried {
+    fn now(&self) -> Timestamp {
+        let now_us = self.now_us.fetch_add(self.step_us, Ordering::Relaxed);
+        assert!(now_us < self.panics_at_us, "no clock goes on for ever");
+        Timestamp::from_micros(now_us)
+    }
+}
+
+/// Rules whose shield is timed by this clock.
+fn hurried(text: &str, step_us: u64, panics_at_us: u64) -> Site {
+    let Site { engine, clock } = site(text);
+    let hurried = Hurried { now_us: AtomicU64::new(1_000_000), step_us, panics_at_us };
+    let engine = Engine::on_clock(engine.limiter().clone(), rules(text), Vec::new(), Arc::new(hurried));
+    Site { engine, clock }
+}
+
+const SHIELD: &str = "[[rules]]\nname = 'flood'\nby = ['ip']\nstore = 'memory'\n";
+
+#[tokio::test]
+async fn a_unit_that_comes_free_between_the_look_and_the_question_is_taken_once() {
+    // Looked at and taken at 1.0 and 1.4 s; the second looks at 1.8 s, asks at 2.2 s and, since that leaves room, again at 3.0 s.
+    let site = hurried(&format!("{SHIELD}limits = ['1/800ms']"), 400_000, u64::MAX);
+    assert!(site.passes("GET", "/", &[], HERE).await);
+    assert!(site.passes("GET", "/", &[], HERE).await, "it was not refused by its own first question");
+    let stats = site.engine.rule_stats();
+    assert_eq!((stats[0].allowed(), stats[0].denied()), (2, 0));
+}
+
+#[tokio::test]
+async fn a_shield_that_panics_is_one_that_does_not_answer() {
+    for (on_failure, passes) in [("local", true), ("allow", true), ("deny", false)] {
+        let text = format!("{SHIELD}limits = ['1/h']\non_failure = '{on_failure}'\ncharge = 'on_failure'");
+        let site = hurried(&text, 0, 0);
+        for _ in 0..3 {
+            let outcome = site.send("GET", "/", &[], HERE).await;
+            assert_eq!(matches!(outcome, Outcome::Pass(_)), passes, "{on_failure}");
+            if let Outcome::Refuse(refused) = outcome {
+                assert_eq!(refused.verdict, Verdict::Unavailable);
+            }
+        }
+    }
 }
 
 #[tokio::test]

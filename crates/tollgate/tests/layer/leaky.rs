@@ -51,6 +51,17 @@ fn priced(layer: RateLimitLayer) -> RateLimitLayer {
 }
 
 #[tokio::test(start_paused = true)]
+async fn who_only_looks_at_a_full_bucket_passes_at_once_and_is_counted_so() {
+    let site = Site::new(RULES).layered(|layer| priced(layer).wait_at_most(Duration::from_millis(500)));
+    assert_eq!(site.status("/", &[], HERE).await, 200);
+    let begun = Instant::now();
+    assert_eq!((site.status("/", &[("units", "0")], HERE).await, begun.elapsed()), (200, Duration::ZERO));
+    assert_eq!(site.status("/", &[], HERE).await, 429, "it would wait");
+    let stats = site.engine.rule_stats();
+    assert_eq!((stats[0].allowed(), stats[0].denied()), (2, 1));
+}
+
+#[tokio::test(start_paused = true)]
 async fn who_would_not_wait_is_refused_by_the_store_and_counted_as_refused() {
     let site = Site::new(RULES).layered(|layer| layer.wait_at_most(Duration::from_secs(3)));
     for _ in 0..14 {

@@ -206,6 +206,11 @@ async fn a_request_that_only_a_shield_limits_is_told_its_numbers() {
 #[tokio::test]
 async fn what_a_request_does_not_owe_is_told_as_given_back() {
     let rules = "[[rules]]\nname = 'login'\nby = ['ip']\nlimits = ['1/h']\ncharge = '";
+    let shield = Site::new(&format!("{rules}on_failure'\nstore = 'memory'"));
+    for _ in 0..3 {
+        let answered = shield.send("/", &[], HERE).await;
+        assert_eq!((answered.status().as_u16(), told_by(&answered)[0].remaining), (200, 1), "by a shield too");
+    }
     let on_failure = Site::new(&format!("{rules}on_failure'"));
     let on_success = Site::new(&format!("{rules}on_success'"));
     for _ in 0..3 {
