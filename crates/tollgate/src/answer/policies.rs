@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 use tollgate_core::{Decision, Line, Source, Wait};
 
 use super::body::Format;
-use super::digits::header_value;
+use super::digits::{eight_digits, header_value};
 use super::policy::Policy;
 use super::refusal::{Refusal, retry_after_secs};
 use super::strictest::strictest;
@@ -209,21 +209,12 @@ impl Policies {
 
     fn write_ietf(&self, decision: &Decision, headers: &mut HeaderMap) {
         // A few policies fit onto the stack, so that the value's own copy is the only allocation.
-        let (mut stack, mut len) = ([0; STACK_BYTES], 0);
-        let onto_stack = |piece: &[u8]| {
-            let place = stack.get_mut(len..len + piece.len())?;
-            place.copy_from_slice(piece);
-            len += piece.len();
-            Some(())
-        };
-        let value = match self.render_ietf(decision, onto_stack) {
-            Some(()) => HeaderValue::from_bytes(&stack[..len]),
+        let mut short = ShortText { bytes: [0; STACK_BYTES], len: 0 };
+        let value = match self.render_ietf(decision, &mut short) {
+            Some(()) => HeaderValue::from_bytes(&short.bytes[..short.len]),
             None => {
                 let mut text = Vec::new();
-                self.render_ietf(decision, |piece| {
-                    text.extend_from_slice(piece);
-                    Some(())
-                });
+                self.render_ietf(decision, &mut text);
                 HeaderValue::try_from(text)
             }
         };
@@ -235,16 +226,16 @@ impl Policies {
 
     /// The value of `RateLimit`, piece by piece, as long as there is room.
     #[inline]
-    fn render_ietf(&self, decision: &Decision, mut put: impl FnMut(&[u8]) -> Option<()>) -> Option<()> {
+    fn render_ietf(&self, decision: &Decision, text: &mut impl Text) -> Option<()> {
         let mut begin = 0;
         for &ToldLine { place, end } in &self.told {
             let Some(line) = decision.lines.get(place) else { break };
-            put(&self.told_text[begin..end])?;
+            text.put(&self.told_text[begin..end])?;
             begin = end;
-            put(itoa::Buffer::new().format(line.remaining).as_bytes())?;
+            text.put_number(line.remaining.into())?;
             if let Some(secs) = until_next(line).as_secs_ceil() {
-                put(b";t=")?;
-                put(itoa::Buffer::new().format(secs).as_bytes())?;
+                text.put(b";t=")?;
+                text.put_number(secs)?;
             }
         }
         Some(())
@@ -287,6 +278,44 @@ impl Policies {
             names.push("Retry-After");
         }
         HeaderValue::try_from(names.join(", ")).ok().filter(|list| !list.is_empty())
+    }
+}
+
+/// A text in the making. `None` when there is no more room.
+trait Text {
+    fn put(&mut self, piece: &[u8]) -> Option<()>;
+
+    fn put_number(&mut self, number: u64) -> Option<()> {
+        self.put(itoa::Buffer::new().format(number).as_bytes())
+    }
+}
+
+impl Text for Vec<u8> {
+    fn put(&mut self, piece: &[u8]) -> Option<()> {
+        self.extend_from_slice(piece);
+        Some(())
+    }
+}
+
+struct ShortText {
+    bytes: [u8; STACK_BYTES],
+    len: usize,
+}
+
+impl Text for ShortText {
+    #[inline]
+    fn put(&mut self, piece: &[u8]) -> Option<()> {
+        self.bytes.get_mut(self.len..self.len + piece.len())?.copy_from_slice(piece);
+        self.len += piece.len();
+        Some(())
+    }
+
+    #[inline]
+    fn put_number(&mut self, number: u64) -> Option<()> {
+        let (digits, count) = eight_digits(number)?;
+        self.bytes.get_mut(self.len..self.len + digits.len())?.copy_from_slice(&digits);
+        self.len += count;
+        Some(())
     }
 }
 

@@ -149,7 +149,7 @@ impl Identifier {
     pub fn identify<'r>(&'r self, origin: Origin<'r>, keys: &'r dyn KeySource, now: Timestamp) -> Identity<'r> {
         // Whoever is not believed about addresses is the client itself; else there are headers to be read, if anybody asks.
         let address = match self.proxies.trusts(origin.peer) {
-            false => OnceCell::from(self.proxies.client_address(origin.peer, origin.headers)),
+            false => OnceCell::from(origin.peer.to_canonical()),
             true => OnceCell::new(),
         };
         Identity {
