@@ -62,11 +62,11 @@ pub(super) fn eight_digits(number: u64) -> Option<([u8; 8], usize)> {
     }
     // What comes first is in the lower bits throughout. The factors are 2^20 / 100 and 2^10 / 10, rounded up: near enough for what
     // they are multiplied with, which is below 10,000 and below 100.
-    let halves = number / 10_000 | number % 10_000 << 32;
-    let hundreds = (halves * 10_486 >> 20) & 0x0000_007F_0000_007F;
-    let pairs = hundreds | (halves - 100 * hundreds) << 16;
-    let tens = (pairs * 103 >> 10) & 0x000F_000F_000F_000F;
-    let digits = tens | (pairs - 10 * tens) << 8;
+    let halves = (number / 10_000) | ((number % 10_000) << 32);
+    let hundreds = ((halves * 10_486) >> 20) & 0x0000_007F_0000_007F;
+    let pairs = hundreds | ((halves - 100 * hundreds) << 16);
+    let tens = ((pairs * 103) >> 10) & 0x000F_000F_000F_000F;
+    let digits = tens | ((pairs - 10 * tens) << 8);
     let leading = (digits.trailing_zeros() as usize / 8).min(7);
     Some((((digits | ZEROS) >> (8 * leading)).to_le_bytes(), 8 - leading))
 }
