@@ -288,23 +288,15 @@ impl MemoryStore {
         let now = shards.iter().map(|shard| shard.arrive(read, &self.clock)).max().unwrap_or(read);
         shards.iter_mut().for_each(|shard| shard.set_time(now));
 
-        // Newcomers first, since making room for one may move the places of the others.
-        let mut order: SmallVec<[usize; 4]> = (0..demands.len()).collect();
-        order.sort_by_key(|&index| shards[shard_of(names[index])].find(names[index]).is_some());
-        let mut taken: SmallVec<[Taken; 4]> = SmallVec::new();
-        for &index in &order {
-            let name = names[index];
-            taken.push(self.take(&mut shards[shard_of(name)], name, &demands[index], true, &taken));
-        }
-        let allowed = order.iter().zip(&taken).all(|(&index, taken)| {
-            let Demand { limit, cost, .. } = &demands[index];
+        let mut taken = self.take_all(&mut shards, shard_of, &names, demands);
+        let allowed = taken.iter().all(|(index, taken)| {
+            let Demand { limit, cost, .. } = &demands[*index];
             cost.units() == 0 || taken.state.fits(limit, now, cost.units())
         });
         let mut said: SmallVec<[Option<Line>; 4]> = smallvec::smallvec![None; demands.len()];
         // Those that have a place go back first: an insertion may move it.
-        let mut back: SmallVec<[(usize, Taken); 4]> = order.into_iter().zip(taken).collect();
-        back.sort_by_key(|(_, taken)| taken.place.is_new());
-        for (index, mut taken) in back {
+        taken.sort_by_key(|(_, taken)| taken.place.is_new());
+        for (index, mut taken) in taken {
             let demand = &demands[index];
             let line = algorithm::settle(allowed, now, demand, &mut taken.state, taken.may_grow);
             taken.put(&mut shards[shard_of(names[index])], demand, allowed);
@@ -313,6 +305,36 @@ impl MemoryStore {
         shards.iter_mut().for_each(|shard| shard.finish(&self.budget));
         lines.extend(said.into_iter().flatten());
         now
+    }
+
+    /// Takes the counters of all demands out of their shards, newcomers first: making room for one may move the places of the others, or
+    /// sweep one away that has expired. That one is then a newcomer too.
+    fn take_all(
+        &self,
+        shards: &mut [MutexGuard<'_, Shard>],
+        shard_of: impl Fn(CounterHash) -> usize,
+        names: &[CounterHash],
+        demands: &[Demand<'_>],
+    ) -> SmallVec<[(usize, Taken); 4]> {
+        let mut all: SmallVec<[(usize, Taken); 4]> = SmallVec::new();
+        let mut known: SmallVec<[usize; 4]> = (0..demands.len()).collect();
+        let mut newcomers_before = None;
+        while newcomers_before != Some(all.len()) {
+            newcomers_before = Some(all.len());
+            known.retain(|&mut index| {
+                let shard = &mut shards[shard_of(names[index])];
+                let is_known = shard.find(names[index]).is_some();
+                if !is_known {
+                    all.push((index, self.take(shard, names[index], &demands[index], true, &all)));
+                }
+                is_known
+            });
+        }
+        for index in known {
+            let shard = &mut shards[shard_of(names[index])];
+            all.push((index, self.take(shard, names[index], &demands[index], true, &all)));
+        }
+        all
     }
 
     fn change(&self, demand: &Demand<'_>, change: impl FnOnce(&mut State, Timestamp)) {
@@ -335,13 +357,13 @@ impl MemoryStore {
         name: CounterHash,
         demand: &Demand<'_>,
         may_part: bool,
-        others: &[Taken],
+        others: &[(usize, Taken)],
     ) -> Taken {
         let (place, state, name) = match shard.take_known(name) {
             Some((place, state)) => (place, state, name),
             None => shard.take_unknown(&demand.limit, &self.budget, name, may_part, |scope| {
                 let candidates = (0..=others.len()).map(|step| self.overflow_name(name, demand, scope, step));
-                let mut free = candidates.filter(|name| others.iter().all(|other| other.name != *name));
+                let mut free = candidates.filter(|name| others.iter().all(|(_, other)| other.name != *name));
                 free.next().expect("one more candidate than there are others")
             }),
         };

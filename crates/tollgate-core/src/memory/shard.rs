@@ -198,7 +198,9 @@ impl Shard {
         };
         match place {
             Place::Table(place) | Place::Overflow(place) => {
-                table.slot_mut(place).pack(limit, state, &mut self.rings);
+                let slot = table.slot_mut(place);
+                debug_assert!(slot.is(name), "its place is still its own");
+                slot.pack(limit, state, &mut self.rings);
                 return;
             }
             Place::NewInTable | Place::Parting => self.rooms_kept -= 1,

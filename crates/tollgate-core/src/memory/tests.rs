@@ -194,6 +194,46 @@ fn a_check_over_many_new_keys_at_the_cap_is_still_all_or_nothing() {
     }
 }
 
+/// Making room for one newcomer may sweep the check's other counters away, or move them.
+#[test]
+fn a_check_that_makes_room_in_a_full_table_keeps_its_counters_apart() {
+    let short = ["3/s", "3/900ms", "3/800ms", "3/700ms", "3/600ms", "3/500ms", "3/400ms"].map(limit);
+    let filler = limit("20/h");
+    // A ring each, since a log that lost its entries is noticed.
+    let charge = |store: &MemoryStore, clock: &ManualClock, subject: &str| {
+        (0..4).for_each(|_| {
+            clock.advance(Duration::from_micros(1));
+            check(store, filler, subject, 1);
+        });
+    };
+    for _ in 0..50 {
+        let (store, clock) = store(1 << 16);
+        let fillers: Vec<String> = (0..2_000).map(|n| format!("filler {n}")).collect();
+        let subjects: Vec<String> = (0..10).map(|n| format!("subject {n}")).collect();
+        let check_all = |subject: &str, limits: &[Limit]| {
+            let key = crate::Key::new(subject).unwrap();
+            let demands: Vec<Demand<'_>> = limits.iter().map(|limit| Demand::new(*limit, key)).collect();
+            store.check(&Check::new(&demands).unwrap())
+        };
+        for (n, filler) in fillers.iter().enumerate() {
+            if n % 150 == 0 && n / 150 < subjects.len() {
+                assert!(check_all(&subjects[n / 150], &short).allowed());
+            }
+            charge(&store, &clock, filler);
+        }
+        assert!(store.overflow_len() > 0, "the table is full");
+        let used = |subject: &String| 20 - check(&store, filler, subject, 0).lines[0].remaining;
+        let before: Vec<u32> = fillers.iter().map(used).collect();
+        clock.advance(Duration::from_secs(5));
+        let newcomer_first: Vec<Limit> = [limit("3/min")].into_iter().chain(short).collect();
+        for subject in &subjects {
+            check_all(subject, &newcomer_first);
+        }
+        let after: Vec<u32> = fillers.iter().map(used).collect();
+        assert_eq!(before, after, "nobody else was touched");
+    }
+}
+
 #[test]
 fn reset_forgets_and_inspect_does_not_touch() {
     let (store, _clock) = store(1 << 20);
