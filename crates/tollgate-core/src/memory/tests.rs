@@ -43,6 +43,76 @@ fn a_key_at_its_limit_is_not_reclaimed_while_it_counts_even_if_it_was_only_looke
     }
 }
 
+/// A rule's counter is its own whatever the limit: two versions of the rule may be in use at once.
+#[test]
+fn a_denial_under_a_quicker_limit_does_not_let_a_counter_go_early() {
+    let cases = [
+        // Two entries, a ring of which nothing leaves, and one whose oldest leave.
+        ("10/h", "10/s", [10, 0, 0, 0], 300),
+        ("10/h", "10/s", [2, 2, 3, 3], 300),
+        ("20/h", "10/s", [10, 2, 4, 4], 900),
+        ("10/min token-bucket", "600/min token-bucket burst=10", [10, 0, 0, 0], 300),
+        ("10/min token-bucket", "10/s token-bucket", [10, 0, 0, 0], 300),
+    ];
+    for ((slow, quick, costs, first_ms), several) in cases.into_iter().flat_map(|case| [(case, false), (case, true)]) {
+        let (store, clock) = store(1 << 24);
+        let key = crate::Key::scoped("k", crate::Scope::rule("rule", "limit")).unwrap();
+        let other = Demand::new(limit("100/h"), crate::Key::new("other").unwrap());
+        let ask = |text: &str, cost: u32| {
+            let demand = Demand::new(limit(text), key).cost(cost);
+            let demands = [demand, other];
+            store.check(&if several { Check::new(&demands).unwrap() } else { Check::one(&demand) })
+        };
+        for (cost, after_ms) in costs.into_iter().zip([first_ms, 200, 100, 1]) {
+            assert!(ask(slow, cost).allowed());
+            clock.advance(Duration::from_millis(after_ms));
+        }
+        assert!(!ask(quick, 10).allowed(), "{quick}");
+        clock.advance(Duration::from_millis(2_500));
+        let before = ask(slow, 0);
+        churn(&store, limit("1/s"));
+        assert!(before.lines[0].remaining < limit(slow).quota());
+        assert_eq!(ask(slow, 0).lines[0], before.lines[0], "{slow} after {quick}: {costs:?}");
+    }
+}
+
+/// The other way round: what a quick limit wrote matters longer to a slower one.
+#[test]
+fn a_denial_under_a_slower_limit_makes_a_counter_live_as_long_as_it_says() {
+    for (quick, slow) in [
+        ("10/s", "10/h"),
+        ("600/min token-bucket burst=10", "10/min token-bucket"),
+        ("10/s token-bucket", "10/min token-bucket"),
+        ("10/ms token-bucket", "10/400day token-bucket"),
+    ] {
+        let (store, clock) = store(1 << 24);
+        let key = crate::Key::scoped("k", crate::Scope::rule("rule", "limit")).unwrap();
+        let ask = |text: &str| store.check(&Check::one(&Demand::new(limit(text), key).cost(10)));
+        assert!(ask(quick).allowed());
+        let told = ask(slow);
+        assert!(!told.allowed());
+        let us = told.retry_after().as_micros().unwrap();
+        clock.advance(Duration::from_micros(us - 1));
+        churn(&store, limit("1/s"));
+        assert!(!ask(slow).allowed(), "{slow} after {quick}");
+        clock.advance(Duration::from_micros(1));
+        assert!(ask(slow).allowed(), "{slow} after {quick}");
+    }
+}
+
+/// The count of a fixed window is the previous one of the sliding counter that the rule changes to.
+#[test]
+fn a_fixed_window_is_remembered_by_the_sliding_counter_that_follows() {
+    let (store, clock) = store(1 << 24);
+    let key = crate::Key::scoped("k", crate::Scope::rule("rule", "limit")).unwrap();
+    let ask = |text: &str, cost| store.check(&Check::one(&Demand::new(limit(text), key).cost(cost)));
+    clock.set(Timestamp::from_micros(START.as_micros() / 60_000_000 * 60_000_000 + 59_000_000));
+    assert!(ask("10/min fixed-window", 10).allowed());
+    clock.advance(Duration::from_secs(32));
+    churn(&store, limit("1/s"));
+    assert_eq!(ask("10/min sliding-counter", 0).lines[0].remaining, 5);
+}
+
 #[test]
 fn expired_counters_are_reclaimed_and_memory_comes_back() {
     for text in ["5/s", "5/s token-bucket", "5/s sliding-counter"] {
