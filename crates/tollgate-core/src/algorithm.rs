@@ -81,8 +81,8 @@ impl State {
     pub fn is_unused(&self) -> bool {
         match self {
             State::Log(log) => log.is_empty(),
-            State::Pair(pair) => *pair == Pair::default(),
-            State::Bucket(bucket) => *bucket == Bucket::default(),
+            State::Pair(pair) => pair.current == 0 && pair.previous == 0,
+            State::Bucket(bucket) => bucket.level == 0,
         }
     }
 

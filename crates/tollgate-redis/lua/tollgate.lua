@@ -773,8 +773,8 @@ local function new_bucket()
     local function until_leaked(limit, parts)
         if parts <= 0 then return 0 end
         local grain, grains = limit.grain, ceil_div(parts, limit.quota)
-        if grains > floor(WAIT_MAX / grain) then return WAIT_MAX end
-        local wait = (floor(now / grain) + grains) * grain - now
+        if grains > floor(WAIT_MAX / grain) + 1 then return WAIT_MAX end
+        local wait = grains * grain - now % grain
         return wait < WAIT_MAX and wait or WAIT_MAX
     end
 

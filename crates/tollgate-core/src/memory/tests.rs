@@ -305,6 +305,19 @@ fn a_check_that_makes_room_in_a_full_table_keeps_its_counters_apart() {
 }
 
 #[test]
+fn a_refund_of_what_was_forgotten_makes_no_counter() {
+    for algorithm in Algorithm::ALL {
+        let (store, _clock) = store(1 << 20);
+        let demand = Demand::new(limit("5/min").with_algorithm(algorithm).unwrap(), crate::Key::new("k").unwrap());
+        let check = Check::one(&demand);
+        let decision = store.check(&check);
+        store.reset(&demand);
+        store.refund(&check, &decision);
+        assert_eq!(store.len(), 0, "{algorithm:?}");
+    }
+}
+
+#[test]
 fn reset_forgets_and_inspect_does_not_touch() {
     let (store, _clock) = store(1 << 20);
     let demand = Demand::new(limit("2/min"), crate::Key::new("k").unwrap()).cost(2);
