@@ -31,6 +31,7 @@ mod budget;
 mod builder;
 mod lifetime;
 mod naming;
+mod overflow;
 mod rings;
 mod shard;
 mod slot;
@@ -44,7 +45,8 @@ use self::budget::Budget;
 pub use self::builder::MemoryStoreBuilder;
 use self::builder::StoreClock;
 use self::naming::{CounterHash, Naming};
-use self::shard::{OverflowScope, Place, Shard};
+use self::overflow::OverflowScope;
+use self::shard::{Place, Shard};
 pub(crate) use self::slot::Mark;
 use crate::algorithm::{self, Receipt, State};
 use crate::check::{Check, Cost, Demand};
@@ -256,10 +258,9 @@ impl MemoryStore {
         (limit, key, cost): (&Limit, &Key<'_>, Cost),
     ) -> Line {
         let demand = Demand { limit: *limit, key: *key, cost };
-        let mut taken = self.take(&mut shard, name, &demand, true, &[]);
-        let allowed = cost == Cost::PEEK || taken.state.fits(limit, now, cost.units());
-        let line = algorithm::settle(allowed, now, &demand, &mut taken.state, taken.may_grow);
-        taken.put(&mut shard, &demand, allowed);
+        let taken = self.take(&mut shard, name, &demand, true, &[]);
+        let allowed = taken.fits(now, &demand);
+        let line = taken.settle(&mut shard, now, &demand, allowed);
         shard.finish(&self.budget);
         line
     }
@@ -289,18 +290,13 @@ impl MemoryStore {
         shards.iter_mut().for_each(|shard| shard.set_time(now));
 
         let mut taken = self.take_all(&mut shards, shard_of, &names, demands);
-        let allowed = taken.iter().all(|(index, taken)| {
-            let Demand { limit, cost, .. } = &demands[*index];
-            cost.units() == 0 || taken.state.fits(limit, now, cost.units())
-        });
+        let allowed = taken.iter().all(|(index, taken)| taken.fits(now, &demands[*index]));
         let mut said: SmallVec<[Option<Line>; 4]> = smallvec::smallvec![None; demands.len()];
         // Those that have a place go back first: an insertion may move it.
         taken.sort_by_key(|(_, taken)| taken.place.is_new());
-        for (index, mut taken) in taken {
-            let demand = &demands[index];
-            let line = algorithm::settle(allowed, now, demand, &mut taken.state, taken.may_grow);
-            taken.put(&mut shards[shard_of(names[index])], demand, allowed);
-            said[index] = Some(line);
+        for (index, taken) in taken {
+            let shard = &mut shards[shard_of(names[index])];
+            said[index] = Some(taken.settle(shard, now, &demands[index], allowed));
         }
         shards.iter_mut().for_each(|shard| shard.finish(&self.budget));
         lines.extend(said.into_iter().flatten());
@@ -343,8 +339,12 @@ impl MemoryStore {
         let now = shard.arrive(self.clock.now(), &self.clock);
         shard.set_time(now);
         let mut taken = self.take(&mut shard, name, demand, false, &[]);
-        change(&mut taken.state, now);
-        shard.put(taken.place, taken.name, &demand.limit, taken.state);
+        if taken.place.is_of_class() {
+            shard.put_back(taken.place, taken.state);
+        } else {
+            change(&mut taken.state, now);
+            shard.put(taken.place, taken.name, &demand.limit, taken.state);
+        }
         shard.finish(&self.budget);
     }
 
@@ -377,7 +377,11 @@ impl MemoryStore {
     }
 
     fn overflow_name(&self, name: CounterHash, demand: &Demand<'_>, scope: OverflowScope, step: usize) -> CounterHash {
-        let per_shard = (OVERFLOW_COUNTERS / self.shards.len()).min(self.budget.overflow_counters_max() / 4).max(1);
+        let per_shard = match scope {
+            OverflowScope::Limit => OVERFLOW_COUNTERS / self.shards.len(),
+            OverflowScope::Class => 1,
+        };
+        let per_shard = per_shard.min(self.budget.overflow_counters_max() / 4).max(1);
         self.naming.overflow_name(name, demand, scope, (per_shard, step))
     }
 
@@ -401,7 +405,29 @@ struct Taken {
 }
 
 impl Taken {
-    /// Back into its place, after a check that was allowed or not.
+    /// Whether there is room for the demand.
+    #[inline]
+    fn fits(&self, now: Timestamp, demand: &Demand<'_>) -> bool {
+        let (of_class, cost) = (self.demand_of_class(demand), demand.cost.units());
+        cost == 0 || self.state.fits(&of_class.as_ref().unwrap_or(demand).limit, now, cost)
+    }
+
+    /// Answers, and goes back into its place, after the whole check was allowed or not.
+    #[inline]
+    fn settle(mut self, shard: &mut Shard, now: Timestamp, demand: &Demand<'_>, allowed: bool) -> Line {
+        let of_class = self.demand_of_class(demand);
+        let judged = of_class.as_ref().unwrap_or(demand);
+        let line = algorithm::settle(allowed, now, judged, &mut self.state, self.may_grow);
+        self.put(shard, judged, allowed);
+        Line { quota: demand.limit.quota(), ..line }
+    }
+
+    /// The demand as a counter of its class has it.
+    #[inline]
+    fn demand_of_class<'a>(&self, demand: &Demand<'a>) -> Option<Demand<'a>> {
+        self.place.is_of_class().then(|| Demand { limit: overflow::slowest_of_class(&demand.limit), ..*demand })
+    }
+
     fn put(self, shard: &mut Shard, demand: &Demand<'_>, allowed: bool) {
         let is_charged = allowed || demand.limit.count_denied();
         if demand.cost.units() > 0 && (is_charged || self.place != Place::Parting) {

@@ -3,6 +3,7 @@
 //! Tables and logs may grow until the cap less a reserve. The reserve holds what must never fail: a table that is
 //! being moved exists twice for a moment, and the overflow counters exist because everything else is full.
 
+use super::overflow::CLASSES;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 #[derive(Debug)]
@@ -19,9 +20,9 @@ pub(super) struct Budget {
 impl Budget {
     pub(super) fn new(cap: usize, shards: usize) -> Budget {
         let one_share = cap / shards;
-        // Tables are at worst not much more than half full, so a slot takes up to two places of 32 bytes.
+        // Tables are at worst not much more than half full, so a slot takes up to two places of 32 bytes. Those of classes come on top.
         let overflow_counters_max = one_share / 16 / 64;
-        let steady = cap - one_share - cap / 16;
+        let steady = cap - one_share - cap / 16 - shards * CLASSES * 64;
         Budget { used: AtomicUsize::new(0), cap, steady, table_max: one_share, overflow_counters_max }
     }
 

@@ -17,7 +17,7 @@ use std::hash::{BuildHasher, Hasher};
 
 use foldhash::fast::RandomState;
 
-use super::shard::OverflowScope;
+use super::overflow::{self, OverflowScope};
 use crate::check::Demand;
 use crate::key::{Key, machine_tag};
 use crate::limit::Limit;
@@ -108,12 +108,13 @@ impl Naming {
         (per_shard, step): (usize, usize),
     ) -> CounterHash {
         let which = newcomer.rest() as usize % per_shard + step;
-        let scope = match scope {
-            OverflowScope::Limit => demand.key.scope_number(&demand.limit),
-            OverflowScope::Machine => 0,
+        let limit = &demand.limit;
+        let (scope, shared) = match scope {
+            OverflowScope::Limit => (demand.key.scope_number(limit), self.hashers[0].hash_one(overflow::of_one_limit(limit))),
+            OverflowScope::Class => (0, overflow::class_number(limit)),
         };
         // No subject is so long.
-        self.mix((which as u64, machine_tag(&demand.limit).into()), scope, usize::MAX).in_shard_of(newcomer)
+        self.mix((which as u64, shared << 2 | u64::from(machine_tag(limit))), scope, usize::MAX).in_shard_of(newcomer)
     }
 
     #[inline(always)]

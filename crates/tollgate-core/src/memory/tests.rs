@@ -217,6 +217,53 @@ fn a_key_that_parts_from_an_overflow_counter_takes_its_use_along() {
     }
 }
 
+/// How often each of a few newcomers passes by `limit` while others come by other limits, in a store that is full because of `flood`.
+fn admitted_beside(flood: &[&str], limit_text: &str, others: &[&str]) -> Vec<usize> {
+    let (store, clock) = store(1 << 20);
+    for n in 0..40_000 {
+        check(&store, limit(flood[n % flood.len()]), &format!("flood {n}"), 1);
+    }
+    assert!(store.overflow_len() > 0, "the store is full");
+    let mut admitted = vec![0; 64];
+    for _ in 0..12 {
+        for (n, admitted) in admitted.iter_mut().enumerate() {
+            *admitted += usize::from(check(&store, limit(limit_text), &format!("newcomer {n}"), 1).allowed());
+        }
+        for (other, n) in others.iter().flat_map(|other| (0..256).map(move |n| (other, n))) {
+            let demand = Demand::new(limit(other), crate::Key::new("other").unwrap());
+            let subject = format!("other {n}");
+            let demand = Demand { key: crate::Key::new(&subject).unwrap(), ..demand };
+            let check = Check::one(&demand);
+            let decision = store.check(&check);
+            if n % 2 == 0 {
+                store.refund(&check, &decision);
+            }
+        }
+        clock.advance(Duration::from_secs(2));
+    }
+    admitted
+}
+
+const MANY_LIMITS: [&str; 6] = ["1/10h", "1/11h", "1/12h", "1/13h", "1/14h", "1/15h"];
+
+/// Five limits are more than have overflow counters of their own in a small store.
+#[test]
+fn newcomers_by_other_limits_do_not_give_back_what_one_has_spent() {
+    let penalty = limit("1/h").with_count_denied(true).to_string();
+    for flood in [&MANY_LIMITS[..], &MANY_LIMITS[..1]] {
+        for (limit_text, others) in [
+            ("4/h", &["1/s", "9/50min", "1/65min", "1000/h", &penalty][..]),
+            ("4/h sliding-counter", &["1/s fixed-window", "9/50min fixed-window", "1/65min sliding-counter"]),
+            ("4/h token-bucket", &["4000/h token-bucket", "1000/s token-bucket", "12/h token-bucket burst=1"]),
+            ("4/h leaky-bucket queue=3", &["4000/h leaky-bucket", "1000/s token-bucket", "12/h token-bucket burst=1"]),
+        ] {
+            let admitted = admitted_beside(flood, limit_text, others);
+            assert!(admitted.iter().all(|times| *times <= 4), "{limit_text} in {flood:?}: {admitted:?}");
+            assert!(admitted.iter().sum::<usize>() >= 16, "{limit_text} in {flood:?}: {admitted:?}");
+        }
+    }
+}
+
 #[test]
 fn invented_limits_cannot_break_the_cap() {
     let max_bytes = 1 << 20;
