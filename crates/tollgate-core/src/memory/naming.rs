@@ -110,7 +110,9 @@ impl Naming {
         let which = newcomer.rest() as usize % per_shard + step;
         let limit = &demand.limit;
         let (scope, shared) = match scope {
-            OverflowScope::Limit => (demand.key.scope_number(limit), self.hashers[0].hash_one(overflow::of_one_limit(limit))),
+            OverflowScope::Limit => {
+                (demand.key.scope_number(limit), self.hashers[0].hash_one(overflow::of_one_limit(limit)))
+            }
             OverflowScope::Class => (0, overflow::class_number(limit)),
         };
         // No subject is so long.
