@@ -7,8 +7,8 @@
 //!
 //! **A check in place.** The key is hashed, never copied, and a known counter is decided where it stands: no allocation, and
 //! one or two cache lines (the slot, the entries of a long log) to wait for. So are several, where all of them have room; only a check
-//! that may be refused takes its states out for its duration, short rings as copies. Only hashes are kept; two keys share a counter with a probability of about
-//! 2^-95 per pair, under seeds that nobody outside knows.
+//! that may be refused takes its states out for its duration, short rings as copies. Only hashes are kept; two subjects share a counter with a probability of about
+//! 2^-95 per pair, and two rules' limits one of a subject's with 2^-64, under seeds that nobody outside knows.
 //!
 //! **The usual is short.** Whatever can be worked out with a limit (reciprocals to divide by, how its slots are marked) is,
 //! and each state machine has a path for the check that has nothing unusual about it: a few hundred instructions are most of
@@ -23,7 +23,8 @@
 //!
 //! **A hard cap in bytes.** At the cap only keys whose state has expired make room. Other newcomers
 //! share overflow counters, 4,096 per limit, chosen by hash: a flood of invented keys then
-//! competes mostly with itself, and nobody who is at a limit is forgotten. As soon as there is room, newcomers have
+//! competes mostly with itself, and nobody who is at a limit is forgotten. Where there are too many limits for that, like limits share counters
+//! (`memory/overflow.rs`). As soon as there is room, newcomers have
 //! counters of their own again. A log that may not grow stretches
 //! its newest entry instead, which errs towards refusal.
 
@@ -154,7 +155,8 @@ impl MemoryStore {
         checks.iter().map(decide).collect()
     }
 
-    /// Gives back what an admitted decision charged, as far as it still counts. Once per decision.
+    /// Gives back what an admitted decision charged, as far as it still counts. Once per decision. Nothing is given back by a counter that
+    /// several limits share, because there was no room.
     pub fn refund(&self, check: &Check<'_>, decision: &Decision) {
         if !decision.allowed() {
             return;
@@ -166,7 +168,8 @@ impl MemoryStore {
         }
     }
 
-    /// Forgets a counter: the key is as if never seen.
+    /// Forgets a counter: the key is as if never seen. What it has spent on a counter that it shares with others, because there was no room for one of
+    /// its own, stays spent: to forget that would be to forget what the others have spent.
     pub fn reset(&self, demand: &Demand<'_>) {
         let name = self.naming.name(&demand.limit, &demand.key);
         self.shard(name).lock().remove(name, &self.budget);

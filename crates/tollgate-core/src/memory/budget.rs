@@ -20,9 +20,10 @@ pub(super) struct Budget {
 impl Budget {
     pub(super) fn new(cap: usize, shards: usize) -> Budget {
         let one_share = cap / shards;
-        // Tables are at worst not much more than half full, so a slot takes up to two places of 32 bytes. Those of classes come on top.
+        // Tables are at worst not much more than half full, so a slot takes up to two places of 32 bytes.
         let overflow_counters_max = one_share / 16 / 64;
-        let steady = cap - one_share - cap / 16 - shards * CLASSES * 64;
+        // Those of classes are few, and find a part of their places spare in the same table.
+        let steady = cap - one_share - cap / 16 - shards * CLASSES * 32;
         Budget { used: AtomicUsize::new(0), cap, steady, table_max: one_share, overflow_counters_max }
     }
 

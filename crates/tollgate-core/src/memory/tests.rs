@@ -357,6 +357,18 @@ fn a_check_that_makes_room_in_a_full_table_keeps_its_counters_apart() {
 }
 
 #[test]
+fn a_reset_leaves_what_was_spent_on_a_shared_counter() {
+    let (store, _clock) = store(1 << 16);
+    for n in 0..50_000 {
+        check(&store, limit("1/s"), &format!("flood {n}"), 1);
+    }
+    let demand = Demand::new(limit("4/h"), crate::Key::new("newcomer").unwrap()).cost(4);
+    assert!(store.check(&Check::one(&demand)).allowed());
+    store.reset(&demand);
+    assert_eq!(store.inspect(&demand).remaining, 0);
+}
+
+#[test]
 fn a_refund_of_what_was_forgotten_makes_no_counter() {
     for algorithm in Algorithm::ALL {
         let (store, _clock) = store(1 << 20);
