@@ -110,6 +110,7 @@ impl Bucket {
     }
 
     /// The same use in the parts of another limit, as that limit counts it.
+    #[cold]
     pub(crate) fn rescaled(&self, shape: &BucketShape) -> Bucket {
         // One that was never used has no scale.
         let units = self.level.div_ceil(self.scale.max(1)).min(shape.capacity);

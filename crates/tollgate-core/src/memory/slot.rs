@@ -318,6 +318,7 @@ impl Slot {
     }
 
     /// After a look, a denial, or a change that changes nothing: to a slower limit it matters longer, to none for a shorter time.
+    #[inline(never)]
     fn keep_bucket(&mut self, bucket: Bucket, shape: &BucketShape) {
         if bucket.scale == shape.parts_per_unit.get() {
             if shape.mark.code() < self.code() {
@@ -353,7 +354,7 @@ impl Slot {
     fn set_pair(&mut self, pair: Pair, limit: &Limit) {
         // Also the count of a fixed window: the rule may change to a sliding counter, to which it is the previous one.
         let life = lifetime::code_up(2 * limit.window_us());
-        if self.is_pair() && pair == self.pair() && life <= self.code() {
+        if self.is_pair() && life <= self.code() && pair == self.pair() {
             return;
         }
         let counts = u64::from(pair.current) | u64::from(pair.previous) << UNITS_BITS;
