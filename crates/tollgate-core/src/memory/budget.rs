@@ -3,8 +3,9 @@
 //! Tables and logs may grow until the cap less a reserve. The reserve holds what must never fail: a table that is
 //! being moved exists twice for a moment, and the overflow counters exist because everything else is full.
 
-use super::overflow::CLASSES;
 use std::sync::atomic::{AtomicUsize, Ordering};
+
+use super::overflow::CLASSES;
 
 #[derive(Debug)]
 pub(super) struct Budget {
