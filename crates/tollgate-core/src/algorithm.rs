@@ -7,9 +7,10 @@
 //! | [`Bucket`] | `token-bucket`, `leaky-bucket` | whether an admission is told to wait |
 //!
 //! Each can look without touching and charge without asking, so that several limits are looked at
-//! before any is charged. [`decide`] is that order of steps; whoever keeps states (the memory store, a
-//! simulation) needs nothing else. The integers are those of `docs/algorithms.md`, shared with the
-//! Lua script to the last microsecond.
+//! before any is charged. [`decide`] is that order of steps; whoever keeps plain states (a
+//! simulation, a test) needs nothing else. The memory store keeps them packed, so it takes the same steps by the same
+//! functions for itself, and for the usual check by shorter ones; its tests hold it to what `decide` says. The integers are those of
+//! `docs/algorithms.md`, shared with the Lua script to the last microsecond.
 
 mod bucket;
 mod log;
@@ -81,8 +82,8 @@ impl State {
     pub fn is_unused(&self) -> bool {
         match self {
             State::Log(log) => log.is_empty(),
-            State::Pair(pair) => *pair == Pair::default(),
-            State::Bucket(bucket) => *bucket == Bucket::default(),
+            State::Pair(pair) => pair.current == 0 && pair.previous == 0,
+            State::Bucket(bucket) => bucket.level == 0,
         }
     }
 
@@ -156,7 +157,7 @@ impl State {
 
 /// Decides one check: every demand is looked at, then all are charged or none is.
 ///
-/// `states` holds the counter of each demand, in the same order. This is the whole decision; a store adds
+/// `states` holds the counter of each demand, in the same order. This is the whole decision; whoever calls it adds
 /// only where the states live and what time it is.
 ///
 /// ```

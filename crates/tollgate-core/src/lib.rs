@@ -18,7 +18,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! The heart of it is one pure function, [`algorithm::decide`]:
+//! What is decided is what one pure function says, [`algorithm::decide`]. The memory store takes the same steps on packed states:
 //!
 //! ```text
 //! fn decide(now: Timestamp, demands: &[Demand], states: &mut [State]) -> Decision

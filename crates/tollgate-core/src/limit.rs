@@ -251,6 +251,13 @@ impl Limit {
         Limit::build(quota, self.window_us, self.algorithm, capacity, self.count_denied)
     }
 
+    /// The same with another rate and the capacity that it has, and without a penalty. Both must be in range.
+    pub(crate) fn at_rate(self, quota: u32, window_us: u64) -> Limit {
+        let machine = Machine::of(self.algorithm, quota, window_us, self.cost_max, false);
+        let scope = Limit::scope_of(self.algorithm, window_us);
+        Limit { quota, window_us, machine, count_denied: false, scope, ..self }
+    }
+
     /// The units per window.
     pub const fn quota(&self) -> u32 {
         self.quota
@@ -308,6 +315,10 @@ impl Limit {
         self.scope
     }
 
+    const fn scope_of(algorithm: Algorithm, window_us: u64) -> u64 {
+        window_us << 8 | 0x10 | algorithm as u64
+    }
+
     pub(crate) const fn machine(&self) -> &Machine {
         &self.machine
     }
@@ -344,7 +355,7 @@ impl Limit {
             }
         };
         let machine = Machine::of(algorithm, quota, window_us, cost_max, count_denied);
-        let scope = window_us << 8 | 0x10 | algorithm as u64;
+        let scope = Limit::scope_of(algorithm, window_us);
         Ok(Limit { window_us, machine, quota, cost_max, algorithm, count_denied, scope })
     }
 }

@@ -7,8 +7,8 @@
 //!
 //! **A check in place.** The key is hashed, never copied, and a known counter is decided where it stands: no allocation, and
 //! one or two cache lines (the slot, the entries of a long log) to wait for. So are several, where all of them have room; only a check
-//! that may be refused takes its states out for its duration, short rings as copies. Only hashes are kept; two keys share a counter with a probability of about
-//! 2^-95 per pair, under seeds that nobody outside knows.
+//! that may be refused takes its states out for its duration, short rings as copies. Only hashes are kept; two subjects share a counter with a probability of about
+//! 2^-95 per pair, and two rules' limits one of a subject's with 2^-64, under seeds that nobody outside knows.
 //!
 //! **The usual is short.** Whatever can be worked out with a limit (reciprocals to divide by, how its slots are marked) is,
 //! and each state machine has a path for the check that has nothing unusual about it: a few hundred instructions are most of
@@ -23,7 +23,8 @@
 //!
 //! **A hard cap in bytes.** At the cap only keys whose state has expired make room. Other newcomers
 //! share overflow counters, 4,096 per limit, chosen by hash: a flood of invented keys then
-//! competes mostly with itself, and nobody who is at a limit is forgotten. As soon as there is room, newcomers have
+//! competes mostly with itself, and nobody who is at a limit is forgotten. Where there are too many limits for that, like limits share counters
+//! (`memory/overflow.rs`). As soon as there is room, newcomers have
 //! counters of their own again. A log that may not grow stretches
 //! its newest entry instead, which errs towards refusal.
 
@@ -31,6 +32,7 @@ mod budget;
 mod builder;
 mod lifetime;
 mod naming;
+mod overflow;
 mod rings;
 mod shard;
 mod slot;
@@ -44,7 +46,8 @@ use self::budget::Budget;
 pub use self::builder::MemoryStoreBuilder;
 use self::builder::StoreClock;
 use self::naming::{CounterHash, Naming};
-use self::shard::{OverflowScope, Place, Shard};
+use self::overflow::OverflowScope;
+use self::shard::{Place, Shard};
 pub(crate) use self::slot::Mark;
 use crate::algorithm::{self, Receipt, State};
 use crate::check::{Check, Cost, Demand};
@@ -152,7 +155,8 @@ impl MemoryStore {
         checks.iter().map(decide).collect()
     }
 
-    /// Gives back what an admitted decision charged, as far as it still counts. Once per decision.
+    /// Gives back what an admitted decision charged, as far as it still counts. Once per decision. Nothing is given back by a counter that
+    /// several limits share, because there was no room.
     pub fn refund(&self, check: &Check<'_>, decision: &Decision) {
         if !decision.allowed() {
             return;
@@ -164,7 +168,8 @@ impl MemoryStore {
         }
     }
 
-    /// Forgets a counter: the key is as if never seen.
+    /// Forgets a counter: the key is as if never seen. What it has spent on a counter that it shares with others, because there was no room for one of
+    /// its own, stays spent: to forget that would be to forget what the others have spent.
     pub fn reset(&self, demand: &Demand<'_>) {
         let name = self.naming.name(&demand.limit, &demand.key);
         self.shard(name).lock().remove(name, &self.budget);
@@ -256,10 +261,9 @@ impl MemoryStore {
         (limit, key, cost): (&Limit, &Key<'_>, Cost),
     ) -> Line {
         let demand = Demand { limit: *limit, key: *key, cost };
-        let mut taken = self.take(&mut shard, name, &demand, true, &[]);
-        let allowed = cost == Cost::PEEK || taken.state.fits(limit, now, cost.units());
-        let line = algorithm::settle(allowed, now, &demand, &mut taken.state, taken.may_grow);
-        taken.put(&mut shard, &demand, allowed);
+        let taken = self.take(&mut shard, name, &demand, true, &[]);
+        let allowed = taken.fits(now, &demand);
+        let line = taken.settle(&mut shard, now, &demand, allowed);
         shard.finish(&self.budget);
         line
     }
@@ -288,31 +292,48 @@ impl MemoryStore {
         let now = shards.iter().map(|shard| shard.arrive(read, &self.clock)).max().unwrap_or(read);
         shards.iter_mut().for_each(|shard| shard.set_time(now));
 
-        // Newcomers first, since making room for one may move the places of the others.
-        let mut order: SmallVec<[usize; 4]> = (0..demands.len()).collect();
-        order.sort_by_key(|&index| shards[shard_of(names[index])].find(names[index]).is_some());
-        let mut taken: SmallVec<[Taken; 4]> = SmallVec::new();
-        for &index in &order {
-            let name = names[index];
-            taken.push(self.take(&mut shards[shard_of(name)], name, &demands[index], true, &taken));
-        }
-        let allowed = order.iter().zip(&taken).all(|(&index, taken)| {
-            let Demand { limit, cost, .. } = &demands[index];
-            cost.units() == 0 || taken.state.fits(limit, now, cost.units())
-        });
+        let mut taken = self.take_all(&mut shards, shard_of, &names, demands);
+        let allowed = taken.iter().all(|(index, taken)| taken.fits(now, &demands[*index]));
         let mut said: SmallVec<[Option<Line>; 4]> = smallvec::smallvec![None; demands.len()];
         // Those that have a place go back first: an insertion may move it.
-        let mut back: SmallVec<[(usize, Taken); 4]> = order.into_iter().zip(taken).collect();
-        back.sort_by_key(|(_, taken)| taken.place.is_new());
-        for (index, mut taken) in back {
-            let demand = &demands[index];
-            let line = algorithm::settle(allowed, now, demand, &mut taken.state, taken.may_grow);
-            taken.put(&mut shards[shard_of(names[index])], demand, allowed);
-            said[index] = Some(line);
+        taken.sort_by_key(|(_, taken)| taken.place.is_new());
+        for (index, taken) in taken {
+            let shard = &mut shards[shard_of(names[index])];
+            said[index] = Some(taken.settle(shard, now, &demands[index], allowed));
         }
         shards.iter_mut().for_each(|shard| shard.finish(&self.budget));
         lines.extend(said.into_iter().flatten());
         now
+    }
+
+    /// Takes the counters of all demands out of their shards, newcomers first: making room for one may move the places of the others, or
+    /// sweep one away that has expired. That one is then a newcomer too.
+    fn take_all(
+        &self,
+        shards: &mut [MutexGuard<'_, Shard>],
+        shard_of: impl Fn(CounterHash) -> usize,
+        names: &[CounterHash],
+        demands: &[Demand<'_>],
+    ) -> SmallVec<[(usize, Taken); 4]> {
+        let mut all: SmallVec<[(usize, Taken); 4]> = SmallVec::new();
+        let mut known: SmallVec<[usize; 4]> = (0..demands.len()).collect();
+        let mut newcomers_before = None;
+        while newcomers_before != Some(all.len()) {
+            newcomers_before = Some(all.len());
+            known.retain(|&mut index| {
+                let shard = &mut shards[shard_of(names[index])];
+                let is_known = shard.find(names[index]).is_some();
+                if !is_known {
+                    all.push((index, self.take(shard, names[index], &demands[index], true, &all)));
+                }
+                is_known
+            });
+        }
+        for index in known {
+            let shard = &mut shards[shard_of(names[index])];
+            all.push((index, self.take(shard, names[index], &demands[index], true, &all)));
+        }
+        all
     }
 
     fn change(&self, demand: &Demand<'_>, change: impl FnOnce(&mut State, Timestamp)) {
@@ -321,8 +342,12 @@ impl MemoryStore {
         let now = shard.arrive(self.clock.now(), &self.clock);
         shard.set_time(now);
         let mut taken = self.take(&mut shard, name, demand, false, &[]);
-        change(&mut taken.state, now);
-        shard.put(taken.place, taken.name, &demand.limit, taken.state);
+        if taken.place.is_of_class() {
+            shard.put_back(taken.place, taken.state);
+        } else {
+            change(&mut taken.state, now);
+            shard.put(taken.place, taken.name, &demand.limit, taken.state);
+        }
         shard.finish(&self.budget);
     }
 
@@ -335,13 +360,13 @@ impl MemoryStore {
         name: CounterHash,
         demand: &Demand<'_>,
         may_part: bool,
-        others: &[Taken],
+        others: &[(usize, Taken)],
     ) -> Taken {
         let (place, state, name) = match shard.take_known(name) {
             Some((place, state)) => (place, state, name),
             None => shard.take_unknown(&demand.limit, &self.budget, name, may_part, |scope| {
                 let candidates = (0..=others.len()).map(|step| self.overflow_name(name, demand, scope, step));
-                let mut free = candidates.filter(|name| others.iter().all(|other| other.name != *name));
+                let mut free = candidates.filter(|name| others.iter().all(|(_, other)| other.name != *name));
                 free.next().expect("one more candidate than there are others")
             }),
         };
@@ -355,7 +380,11 @@ impl MemoryStore {
     }
 
     fn overflow_name(&self, name: CounterHash, demand: &Demand<'_>, scope: OverflowScope, step: usize) -> CounterHash {
-        let per_shard = (OVERFLOW_COUNTERS / self.shards.len()).min(self.budget.overflow_counters_max() / 4).max(1);
+        let per_shard = match scope {
+            OverflowScope::Limit => OVERFLOW_COUNTERS / self.shards.len(),
+            OverflowScope::Class => 1,
+        };
+        let per_shard = per_shard.min(self.budget.overflow_counters_max() / 4).max(1);
         self.naming.overflow_name(name, demand, scope, (per_shard, step))
     }
 
@@ -379,7 +408,29 @@ struct Taken {
 }
 
 impl Taken {
-    /// Back into its place, after a check that was allowed or not.
+    /// Whether there is room for the demand.
+    #[inline]
+    fn fits(&self, now: Timestamp, demand: &Demand<'_>) -> bool {
+        let (of_class, cost) = (self.demand_of_class(demand), demand.cost.units());
+        cost == 0 || self.state.fits(&of_class.as_ref().unwrap_or(demand).limit, now, cost)
+    }
+
+    /// Answers, and goes back into its place, after the whole check was allowed or not.
+    #[inline]
+    fn settle(mut self, shard: &mut Shard, now: Timestamp, demand: &Demand<'_>, allowed: bool) -> Line {
+        let of_class = self.demand_of_class(demand);
+        let judged = of_class.as_ref().unwrap_or(demand);
+        let line = algorithm::settle(allowed, now, judged, &mut self.state, self.may_grow);
+        self.put(shard, judged, allowed);
+        Line { quota: demand.limit.quota(), ..line }
+    }
+
+    /// The demand as a counter of its class has it.
+    #[inline]
+    fn demand_of_class<'a>(&self, demand: &Demand<'a>) -> Option<Demand<'a>> {
+        self.place.is_of_class().then(|| Demand { limit: overflow::slowest_of_class(&demand.limit), ..*demand })
+    }
+
     fn put(self, shard: &mut Shard, demand: &Demand<'_>, allowed: bool) {
         let is_charged = allowed || demand.limit.count_denied();
         if demand.cost.units() > 0 && (is_charged || self.place != Place::Parting) {

@@ -28,6 +28,7 @@ ARGV
          refund LIMITS
            and per limit its line, with the cost that was charged, and a receipt: AT RESET_AFTER, the time
            of the decision and the reset_after that it answered, both in microseconds
+    A key stands once in a step: no counter is charged twice by one check.
     A limit line is  ALGORITHM QUOTA WINDOW_US COST [burst=N] [queue=N] [count_denied=1] [window=fixed]
     (window=fixed promises that this key is never used with another window). A call holds checks or refunds, not both.
 
@@ -378,9 +379,16 @@ local function new_log()
     -- The keys that quick checks have charged, in order, and the limit of each. Those whose life must be said anew.
     local quick_count, quick_keys, quick_limit_of, renewed_count, renewed_keys = 0, {}, {}, 0, {}
 
-    local function live(key, time, window)
-        if is_time_given then return call('PEXPIRE', key, ttl_of(time + window - now)) end
-        call('PEXPIREAT', key, text_of(floor((time + window) / LIFE_STEP) * (LIFE_STEP / 1000) + LIFE_STEP / 1000 + 2))
+    -- With `GT` for `if_longer` a life is never shortened.
+    local function live(key, time, window, if_longer)
+        local command, ends = 'PEXPIREAT', nil
+        if is_time_given then
+            command, ends = 'PEXPIRE', ttl_of(time + window - now)
+        else
+            ends = text_of(floor((time + window) / LIFE_STEP) * (LIFE_STEP / 1000) + LIFE_STEP / 1000 + 2)
+        end
+        if if_longer then return call(command, key, ends, if_longer) end
+        call(command, key, ends)
     end
 
     -- The check that nearly every check is: one unit against one limit, on a plain list that is in order and of which
@@ -540,7 +548,9 @@ local function new_log()
             call('LTRIM', key, text_of(dropped), text_of(-1 - surplus))
             if state.is_counted and not state.units then call('LSET', key, '-1', text_of(-state.total)) end
         end
-        if state.change ~= 'written within its life' then live(key, state.time, state.limit.window) end
+        if state.change == 'written within its life' then return end
+        -- To a limit with a longer window, what this one refuses matters longer than to this one.
+        live(key, state.time, state.limit.window, state.change == 'looked at' and 'GT')
     end
 
     -- Written at once, because it may touch any entry.
@@ -623,7 +633,9 @@ local function new_pair()
     local function keep(state, limit)
         state.start, state.window = state.v_start, limit.window
         state.current, state.previous = state.v_current, state.v_previous
-        state.reset_after = pair.reset_after(state, limit)
+        -- Also a fixed window's: the rule may change to a sliding counter, to which it is the previous one.
+        local windows = state.current > 0 and 2 or 1
+        state.lives_for = state.start + windows * limit.window - now
         change(state, 'written')
     end
 
@@ -722,7 +734,7 @@ local function new_pair()
     function pair.grow(state)
         if state.current + state.previous == 0 then return end
         local text = format('%.0f %.0f %.0f %.0f', state.start, state.window, state.current, state.previous)
-        call('SET', state.key, text, 'PX', ttl_of(state.reset_after))
+        call('SET', state.key, text, 'PX', ttl_of(state.lives_for))
     end
 
     function pair.shrink(state)
@@ -761,8 +773,8 @@ local function new_bucket()
     local function until_leaked(limit, parts)
         if parts <= 0 then return 0 end
         local grain, grains = limit.grain, ceil_div(parts, limit.quota)
-        if grains > floor(WAIT_MAX / grain) then return WAIT_MAX end
-        local wait = (floor(now / grain) + grains) * grain - now
+        if grains > floor(WAIT_MAX / grain) + 1 then return WAIT_MAX end
+        local wait = grains * grain - now % grain
         return wait < WAIT_MAX and wait or WAIT_MAX
     end
 
@@ -817,8 +829,10 @@ local function new_bucket()
         if has_gone_back or limit.count_denied then
             keep(state, limit)
         elseif state.v_level > 0 then
-            -- It may leak more slowly than when it was written, and must live until it is empty.
-            if not state.change then state.reset_after = until_leaked(limit, state.v_level) end
+            -- It may leak more slowly than when it was written, and must live until it is empty. It may leak more quickly
+            -- too, but not for whoever wrote it.
+            local reset_after = until_leaked(limit, state.v_level)
+            if not state.change or reset_after > state.reset_after then state.reset_after = reset_after end
             change(state, state.change or 'looked at')
         end
         return bucket.wait(state, limit, cost), bucket.report(state, limit)
@@ -860,7 +874,7 @@ local function new_bucket()
         if state.reset_after == 0 then
             call('DEL', state.key)
         elseif state.change == 'looked at' then
-            call('PEXPIRE', state.key, ttl_of(state.reset_after))
+            call('PEXPIRE', state.key, ttl_of(state.reset_after), 'GT')
         end
     end
 
@@ -940,7 +954,7 @@ end
 
 -- ── the steps ────────────────────────────────────────────────────────────────────────────────────────
 
-local arg_at, arg_count = 1, #ARGV
+local arg_at, arg_count, steps = 1, #ARGV, 0
 
 -- A check of one limit.
 local function check_one(limit, repeats)
@@ -980,6 +994,22 @@ end
 
 -- Steps that begin with a head. Returned is what finds the step for a head.
 local function new_steps()
+    local NOT_BOTH = 'TOLLGATE_ARGUMENT a call holds checks or refunds, not both'
+
+    -- In which step each key was named last.
+    local named_in = {}
+
+    -- Like next_state, where a step has several limits. Each must have a counter of its own: all are looked at before any is
+    -- charged, so of two on one counter the second would not see what the first takes.
+    local function next_own_state(limit)
+        local key = KEYS[key_at + 1]
+        if key then
+            if named_in[key] == steps then fail('TOLLGATE_ARGUMENT a key stands once in a check or refund') end
+            named_in[key] = steps
+        end
+        return next_state(limit)
+    end
+
     -- A check of several limits: all are looked at before any is charged.
     local function check_several(count, repeats)
         local head, line_limits, line_states, problem = reply_count + 1, {}, {}, nil
@@ -987,7 +1017,7 @@ local function new_steps()
         for j = 1, count do
             local trouble
             line_limits[j] = limit_of(ARGV[arg_at + j])
-            line_states[j], trouble = next_state(line_limits[j])
+            line_states[j], trouble = next_own_state(line_limits[j])
             problem = problem or trouble
         end
         arg_at = arg_at + count
@@ -1054,13 +1084,15 @@ local function new_steps()
         local lines, problem = {}, nil
         for j = 1, head.count do
             local limit = limit_of(ARGV[arg_at + 1])
-            local state, trouble = next_state(limit)
+            local state, trouble = next_own_state(limit)
             local at, reset_after = match(ARGV[arg_at + 2] or '', '^(%d+) (%d+)$')
             at, reset_after = whole_of(at), whole_of(reset_after)
             if not at or not reset_after then fail('TOLLGATE_ARGUMENT a receipt is AT RESET_AFTER in microseconds') end
             problem, arg_at = problem or trouble, arg_at + 2
             lines[j] = { limit = limit, state = state, at = at, reset_after = reset_after }
         end
+        -- A head is asked when it is read; a check may have none.
+        if arg_at < arg_count and not match(ARGV[arg_at + 1], '^refund ') then fail(NOT_BOTH) end
         reply_count = reply_count + 1
         reply[reply_count] = problem and { err = problem } or 1
         for j = 1, problem and 0 or head.count do
@@ -1080,8 +1112,9 @@ local function new_steps()
             fail('TOLLGATE_ARGUMENT a step is a limit line, check LIMITS [BANS [REPEAT]] with a REPEAT of 1 to 1000, or refund LIMITS')
         end
         head = { run = verb == 'check' and check or refund, count = count, bans = bans, repeats = repeats }
-        first_verb = first_verb or verb
-        if verb ~= first_verb then fail('TOLLGATE_ARGUMENT a call holds checks or refunds, not both') end
+        -- What stood before the first head were checks.
+        first_verb = first_verb or steps > 1 and 'check' or verb
+        if verb ~= first_verb then fail(NOT_BOTH) end
         heads[text] = head
         return head
     end
@@ -1089,7 +1122,7 @@ local function new_steps()
     return head_of
 end
 
-local steps, head_of = 0, nil
+local head_of
 local function run()
     while arg_at < arg_count do
         arg_at, steps = arg_at + 1, steps + 1

@@ -109,6 +109,14 @@ impl Bucket {
         Some(Answer { view, cost, allowed: true, retry })
     }
 
+    /// The same use in the parts of another limit, as that limit counts it.
+    #[cold]
+    pub(crate) fn rescaled(&self, shape: &BucketShape) -> Bucket {
+        // One that was never used has no scale.
+        let units = self.level.div_ceil(self.scale.max(1)).min(shape.capacity);
+        Bucket { time_us: self.time_us, level: shape.parts(units), scale: shape.parts_per_unit.get() }
+    }
+
     fn charge_as_seen<'a>(&mut self, mut view: View<'a>, cost: u32) -> Answer<'a> {
         let retry = view.ahead();
         view.level += view.shape.parts(cost.into());
@@ -206,12 +214,10 @@ impl<'a> View<'a> {
     #[inline(always)]
     fn of(stored: &Bucket, limit: &'a Limit, shape: &'a BucketShape, now: Timestamp) -> View<'a> {
         let now_us = now.as_micros();
-        let mut level = stored.level;
-        let scale = shape.parts_per_unit.get();
-        if stored.scale != scale && stored.scale != 0 {
-            level = level.div_ceil(stored.scale).min(shape.capacity) * scale;
-        }
-        level = level.min(shape.full);
+        let level = match stored.scale == shape.parts_per_unit.get() {
+            true => stored.level.min(shape.full),
+            false => stored.rescaled(shape).level,
+        };
         let grains = grains(now_us, shape) - grains(stored.time_us.min(now_us), shape);
         let level = level.saturating_sub(grains.saturating_mul(shape.quota.get()));
         View { level, now_us, limit, shape }

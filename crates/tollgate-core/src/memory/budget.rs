@@ -5,6 +5,8 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use super::overflow::CLASSES;
+
 #[derive(Debug)]
 pub(super) struct Budget {
     used: AtomicUsize,
@@ -21,7 +23,8 @@ impl Budget {
         let one_share = cap / shards;
         // Tables are at worst not much more than half full, so a slot takes up to two places of 32 bytes.
         let overflow_counters_max = one_share / 16 / 64;
-        let steady = cap - one_share - cap / 16;
+        // Those of classes are few, and find a part of their places spare in the same table.
+        let steady = cap - one_share - cap / 16 - shards * CLASSES * 32;
         Budget { used: AtomicUsize::new(0), cap, steady, table_max: one_share, overflow_counters_max }
     }
 

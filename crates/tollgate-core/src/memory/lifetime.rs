@@ -18,6 +18,12 @@ pub(super) fn rate(quota: u32, grain_us: u64) -> u8 {
     code_down(if grain_us == 1 { rate } else { rate / grain_us })
 }
 
+/// The code of a rate at which a level takes no less than so long to leak; `None` if none is slow enough.
+pub(super) fn rate_to_leak(level: u64, us: u64) -> Option<u8> {
+    let rate = (u128::from(level) << RATE_SHIFT) / u128::from(us.max(1));
+    (rate >= 4).then(|| code_down(u64::try_from(rate).unwrap_or(u64::MAX)))
+}
+
 /// The smallest such number that is not below `value`.
 #[inline]
 pub(super) fn code_up(value: u64) -> u8 {
@@ -62,6 +68,15 @@ mod tests {
     fn what_takes_longer_than_there_is_time_to_leak_is_there_until_the_end() {
         let us = time_to_leak_us(u64::MAX >> 11, rate(1, GRAIN_US_MAX));
         assert!(us > Timestamp::MAX.as_micros());
+    }
+
+    #[test]
+    fn a_rate_to_leak_by_is_never_too_quick_and_a_quarter_too_slow_at_most() {
+        for (level, us) in [(1, 1), (60_000_000, 1_000_000), (1 << 52, 7), (1_000, 250_000_000), (12_345, 6_789)] {
+            let leaks_us = time_to_leak_us(level, rate_to_leak(level, us).unwrap());
+            assert!(leaks_us >= us && leaks_us <= us / 3 * 4 + 2 * GRAIN_US_MAX, "{level} in {us}: {leaks_us}");
+        }
+        assert_eq!(rate_to_leak(1_000, WINDOW_US_MAX), None);
     }
 
     #[test]

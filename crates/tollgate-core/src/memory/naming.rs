@@ -17,7 +17,7 @@ use std::hash::{BuildHasher, Hasher};
 
 use foldhash::fast::RandomState;
 
-use super::shard::OverflowScope;
+use super::overflow::{self, OverflowScope};
 use crate::check::Demand;
 use crate::key::{Key, machine_tag, short_subject};
 use crate::limit::Limit;
@@ -132,12 +132,15 @@ impl Naming {
         (per_shard, step): (usize, usize),
     ) -> CounterHash {
         let which = newcomer.rest() as usize % per_shard + step;
-        let scope = match scope {
-            OverflowScope::Limit => demand.key.scope().number(&demand.limit),
-            OverflowScope::Machine => 0,
+        let limit = &demand.limit;
+        let (scope, shared) = match scope {
+            OverflowScope::Limit => {
+                (demand.key.scope().number(limit), self.hashers[0].hash_one(overflow::of_one_limit(limit)))
+            }
+            OverflowScope::Class => (0, overflow::class_number(limit)),
         };
         // No subject is so long.
-        let subject = self.subject_of((which as u64, machine_tag(&demand.limit).into()), usize::MAX);
+        let subject = self.subject_of((which as u64, shared << 2 | u64::from(machine_tag(limit))), usize::MAX);
         self.counter(subject, scope).in_shard_of(newcomer)
     }
 

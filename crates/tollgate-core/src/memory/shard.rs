@@ -19,6 +19,7 @@
 
 use super::budget::Budget;
 use super::naming::CounterHash;
+use super::overflow::OverflowScope;
 use super::rings::Rings;
 use super::slot::Slot;
 use super::table::{self, LINE_BYTES, Table};
@@ -35,14 +36,6 @@ const SWEEP_EVERY_OPS: u32 = 64;
 
 /// Less is not worth moving rings for, nor is less than an eighth of what must be walked over.
 const RINGS_WORTH_BYTES: usize = 1_024;
-
-/// What an overflow counter is shared by: the newcomers of one limit, or (when even those counters are too
-/// many, because somebody invents limits too) all newcomers with one kind of state.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum OverflowScope {
-    Limit,
-    Machine,
-}
 
 /// In the order of how often a field is touched: what every check needs shares a cache line with the lock.
 #[derive(Debug, Default)]
@@ -72,19 +65,24 @@ pub(super) struct Shard {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Place {
     Table(usize),
-    Overflow(usize),
+    Overflow(usize, OverflowScope),
     /// Nowhere yet; there is room kept for it in the table.
     NewInTable,
     /// The same, but it holds a copy of an overflow counter's state: kept only if it is charged.
     Parting,
     /// Nowhere yet; it will be an overflow counter.
-    NewInOverflow,
+    NewInOverflow(OverflowScope),
 }
 
 impl Place {
     /// Whether putting it there is an insertion.
     pub(super) fn is_new(self) -> bool {
-        matches!(self, Place::NewInTable | Place::Parting | Place::NewInOverflow)
+        matches!(self, Place::NewInTable | Place::Parting | Place::NewInOverflow(_))
+    }
+
+    /// Whether it is a counter that all limits of a class share.
+    pub(super) fn is_of_class(self) -> bool {
+        matches!(self, Place::Overflow(_, OverflowScope::Class) | Place::NewInOverflow(OverflowScope::Class))
     }
 }
 
@@ -140,9 +138,10 @@ impl Shard {
         overflow_name: impl Fn(OverflowScope) -> CounterHash,
     ) -> (Place, State, CounterHash) {
         if self.overflow.len() > 0 {
-            for scope in [OverflowScope::Limit, OverflowScope::Machine] {
+            for scope in [OverflowScope::Limit, OverflowScope::Class] {
                 let shared = overflow_name(scope);
                 let Some((place, state)) = self.take_overflow(shared) else { continue };
+                let place = Place::Overflow(place, scope);
                 self.ops_to_sweep = 0;
                 if !may_part || !self.has_room_again(budget) {
                     return (place, state, shared);
@@ -160,29 +159,29 @@ impl Shard {
         let scope = if self.overflow.len() < budget.overflow_counters_max() {
             OverflowScope::Limit
         } else {
-            OverflowScope::Machine
+            OverflowScope::Class
         };
-        (Place::NewInOverflow, State::unused(limit), overflow_name(scope))
+        (Place::NewInOverflow(scope), State::unused(limit), overflow_name(scope))
     }
 
     /// The overflow counter of that name, unless it has expired.
-    fn take_overflow(&mut self, name: CounterHash) -> Option<(Place, State)> {
+    fn take_overflow(&mut self, name: CounterHash) -> Option<(usize, State)> {
         let place = self.overflow.find(name)?;
         let slot = self.overflow.slot_mut(place);
         let is_live = slot.expires_at_us() > self.latest.as_micros();
-        is_live.then(|| (Place::Overflow(place), slot.unpack(&mut self.rings)))
+        is_live.then(|| (place, slot.unpack(&mut self.rings)))
     }
 
     /// Puts back a state that was only looked at; how long it lives is not for whoever looked to say.
     pub(super) fn put_back(&mut self, place: Place, state: State) {
         let slot = match place {
             Place::Table(place) => Some(self.table.slot_mut(place)),
-            Place::Overflow(place) => Some(self.overflow.slot_mut(place)),
+            Place::Overflow(place, _) => Some(self.overflow.slot_mut(place)),
             Place::NewInTable | Place::Parting => {
                 self.rooms_kept -= 1;
                 None
             }
-            Place::NewInOverflow => None,
+            Place::NewInOverflow(_) => None,
         };
         if let (Some(slot), State::Log(log)) = (slot, state) {
             slot.put_back(log, &mut self.rings);
@@ -194,15 +193,17 @@ impl Shard {
     pub(super) fn put(&mut self, place: Place, name: CounterHash, limit: &Limit, state: State) {
         let table = match place {
             Place::Table(_) | Place::NewInTable | Place::Parting => &mut self.table,
-            Place::Overflow(_) | Place::NewInOverflow => &mut self.overflow,
+            Place::Overflow(..) | Place::NewInOverflow(_) => &mut self.overflow,
         };
         match place {
-            Place::Table(place) | Place::Overflow(place) => {
-                table.slot_mut(place).pack(limit, state, &mut self.rings);
+            Place::Table(place) | Place::Overflow(place, _) => {
+                let slot = table.slot_mut(place);
+                debug_assert!(slot.is(name), "its place is still its own");
+                slot.pack(limit, state, &mut self.rings);
                 return;
             }
             Place::NewInTable | Place::Parting => self.rooms_kept -= 1,
-            Place::NewInOverflow => {
+            Place::NewInOverflow(_) => {
                 // One that has expired may still stand there.
                 if let Some(place) = table.find(name) {
                     remove(table, place, &mut self.rings);
@@ -256,7 +257,7 @@ impl Shard {
         self.table.len() + self.overflow.len()
     }
 
-    /// Live overflow counters.
+    /// Overflow counters, expired ones that were not reclaimed yet included.
     pub(super) fn overflow_len(&self) -> usize {
         self.overflow.len()
     }

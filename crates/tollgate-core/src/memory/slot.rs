@@ -171,7 +171,7 @@ impl Slot {
     pub(super) fn decide_pair(&mut self, limit: &Limit, shape: &PairShape, now: Timestamp, cost: u32) -> Option<Line> {
         let mut pair = self.is_pair().then(|| self.pair())?;
         let line = pair.decide_alone(limit, shape, now, cost);
-        self.set_pair(pair, limit, shape);
+        self.set_pair(pair, limit);
         Some(line)
     }
 
@@ -222,8 +222,12 @@ impl Slot {
         let first_before = head.first;
         let line = Log::decide_in_place((&mut head, rings.get_mut(index)), limit, shape, now, cost)?;
         // A denial that dropped nothing is written only if a longer window makes it matter longer.
-        if line.allowed || head.first != first_before || lifetime::coded(self.code()) < limit.window_us() {
+        if line.allowed {
             self.set_ring(index, head, limit);
+        } else if head.first != first_before || lifetime::coded(self.code()) < limit.window_us() {
+            let ends_us = self.expires_at_us();
+            self.set_ring(index, head, limit);
+            self.live_until(ends_us);
         }
         Some(line)
     }
@@ -289,7 +293,7 @@ impl Slot {
         match (state, limit.machine()) {
             (State::Log(log), Machine::Log(_)) => self.put_log(log, limit, rings),
             (State::Bucket(bucket), Machine::Bucket(shape)) => self.set_bucket(bucket, shape),
-            (State::Pair(pair), Machine::Pair(shape)) => self.set_pair(pair, limit, shape),
+            (State::Pair(pair), Machine::Pair(_)) => self.set_pair(pair, limit),
             (state, _) => unreachable!("a decision leaves a state of its limit's kind, not {state:?}"),
         }
     }
@@ -307,12 +311,32 @@ impl Slot {
     }
 
     fn set_bucket(&mut self, bucket: Bucket, shape: &BucketShape) {
-        let rate = shape.mark.code();
-        if self.is_bucket() && bucket == self.bucket() && rate >= self.code() {
-            // A look, a denial, or a change that changes nothing: to a slower limit it matters longer, to none for a shorter time.
+        if self.is_bucket() && bucket == self.bucket() {
+            return self.keep_bucket(bucket, shape);
+        }
+        self.set(BUCKET, shape.mark.code(), bucket.time_us, bucket.scale, bucket.level);
+    }
+
+    /// After a look, a denial, or a change that changes nothing: to a slower limit it matters longer, to none for a shorter time.
+    #[inline(never)]
+    fn keep_bucket(&mut self, bucket: Bucket, shape: &BucketShape) {
+        if bucket.scale == shape.parts_per_unit.get() {
+            if shape.mark.code() < self.code() {
+                self.set_code(shape.mark.code());
+            }
             return;
         }
-        self.set(BUCKET, rate, bucket.time_us, bucket.scale, bucket.level);
+        // The limit counts in other parts than the bucket, so its rate says nothing here: what compares is the time.
+        let rescaled = bucket.rescaled(shape);
+        let leaks_us = shape.quota.div_ceil(rescaled.level).saturating_mul(shape.grain_us);
+        if lifetime::time_to_leak_us(bucket.level, self.code()) >= leaks_us.saturating_add(lifetime::GRAIN_US_MAX) {
+            return;
+        }
+        match lifetime::rate_to_leak(bucket.level, leaks_us) {
+            Some(code) => self.set_code(code),
+            // Slower than can be said of these parts.
+            None => self.set(BUCKET, shape.mark.code(), rescaled.time_us, rescaled.scale, rescaled.level),
+        }
     }
 
     #[inline]
@@ -327,10 +351,10 @@ impl Slot {
     }
 
     #[inline]
-    fn set_pair(&mut self, pair: Pair, limit: &Limit, shape: &PairShape) {
-        let windows = if shape.weighs_previous { 2 } else { 1 };
-        let life = lifetime::code_up(windows * limit.window_us());
-        if self.is_pair() && pair == self.pair() && life <= self.code() {
+    fn set_pair(&mut self, pair: Pair, limit: &Limit) {
+        // Also the count of a fixed window: the rule may change to a sliding counter, to which it is the previous one.
+        let life = lifetime::code_up(2 * limit.window_us());
+        if self.is_pair() && life <= self.code() && pair == self.pair() {
             return;
         }
         let counts = u64::from(pair.current) | u64::from(pair.previous) << UNITS_BITS;
@@ -378,14 +402,19 @@ impl Slot {
         }
     }
 
+    /// Whoever is refused under a shorter window than the log was written under does not shorten its life.
     #[inline]
     fn put_log(&mut self, log: Log, limit: &Limit, rings: &mut Rings) {
-        let place = self.ring();
+        let (place, ends_us) = (self.ring(), self.expires_at_us());
         match log.into_parts() {
             Ok(few) => {
                 self.set_few(few, limit);
                 if let Some(index) = place {
                     rings.free(index);
+                }
+                // What is empty need not live.
+                if few.len == 0 {
+                    return;
                 }
             }
             Err(ring) => {
@@ -393,6 +422,14 @@ impl Slot {
                 let index = rings.put(place, block);
                 self.set_ring(index, head, limit);
             }
+        }
+        self.live_until(ends_us);
+    }
+
+    /// A log or a pair ends no earlier than that.
+    fn live_until(&mut self, ends_us: u64) {
+        if self.expires_at_us() < ends_us {
+            self.set_code(lifetime::code_up(ends_us - self.time_us()));
         }
     }
 
@@ -437,6 +474,10 @@ impl Slot {
     #[inline]
     fn code(&self) -> u8 {
         (self.small >> CODE_SHIFT) as u8
+    }
+
+    fn set_code(&mut self, code: u8) {
+        self.small = self.small & !(0xff << CODE_SHIFT) | u64::from(code) << CODE_SHIFT;
     }
 
     #[inline]
@@ -497,8 +538,11 @@ mod tests {
     #[test]
     fn what_is_written_again_unchanged_lives_as_long_as_the_slower_limit_says() {
         let now = Timestamp::from_micros(1_700_000_000_000_000);
-        for (quick, slow) in [("7/10s token-bucket", "1/10s token-bucket"), ("9/s fixed-window", "9/s sliding-counter")]
-        {
+        for (quick, slow) in [
+            ("7/10s token-bucket", "1/10s token-bucket"),
+            ("10/s token-bucket", "10/min token-bucket"),
+            ("10/min token-bucket", "9/min token-bucket burst=10000000"),
+        ] {
             let [quick, slow]: [Limit; 2] = [quick, slow].map(|text| text.parse().unwrap());
             let mut rings = Rings::default();
             let mut state = State::unused(&quick);

@@ -3,6 +3,7 @@
 use super::*;
 use crate::limit::{Algorithm, Limit};
 use crate::time::ManualClock;
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -41,6 +42,76 @@ fn a_key_at_its_limit_is_not_reclaimed_while_it_counts_even_if_it_was_only_looke
         churn(&store, limit("1/s"));
         assert_eq!(check(&store, full, "full", 0), before, "{algorithm:?}");
     }
+}
+
+/// A rule's counter is its own whatever the limit: two versions of the rule may be in use at once.
+#[test]
+fn a_denial_under_a_quicker_limit_does_not_let_a_counter_go_early() {
+    let cases = [
+        // Two entries, a ring of which nothing leaves, and one whose oldest leave.
+        ("10/h", "10/s", [10, 0, 0, 0], 300),
+        ("10/h", "10/s", [2, 2, 3, 3], 300),
+        ("20/h", "10/s", [10, 2, 4, 4], 900),
+        ("10/min token-bucket", "600/min token-bucket burst=10", [10, 0, 0, 0], 300),
+        ("10/min token-bucket", "10/s token-bucket", [10, 0, 0, 0], 300),
+    ];
+    for ((slow, quick, costs, first_ms), several) in cases.into_iter().flat_map(|case| [(case, false), (case, true)]) {
+        let (store, clock) = store(1 << 24);
+        let key = crate::Key::scoped("k", crate::Scope::rule("rule", "limit")).unwrap();
+        let other = Demand::new(limit("100/h"), crate::Key::new("other").unwrap());
+        let ask = |text: &str, cost: u32| {
+            let demand = Demand::new(limit(text), key).cost(cost);
+            let demands = [demand, other];
+            store.check(&if several { Check::new(&demands).unwrap() } else { Check::one(&demand) })
+        };
+        for (cost, after_ms) in costs.into_iter().zip([first_ms, 200, 100, 1]) {
+            assert!(ask(slow, cost).allowed());
+            clock.advance(Duration::from_millis(after_ms));
+        }
+        assert!(!ask(quick, 10).allowed(), "{quick}");
+        clock.advance(Duration::from_millis(2_500));
+        let before = ask(slow, 0);
+        churn(&store, limit("1/s"));
+        assert!(before.lines[0].remaining < limit(slow).quota());
+        assert_eq!(ask(slow, 0).lines[0], before.lines[0], "{slow} after {quick}: {costs:?}");
+    }
+}
+
+/// The other way round: what a quick limit wrote matters longer to a slower one.
+#[test]
+fn a_denial_under_a_slower_limit_makes_a_counter_live_as_long_as_it_says() {
+    for (quick, slow) in [
+        ("10/s", "10/h"),
+        ("600/min token-bucket burst=10", "10/min token-bucket"),
+        ("10/s token-bucket", "10/min token-bucket"),
+        ("10/ms token-bucket", "10/400day token-bucket"),
+    ] {
+        let (store, clock) = store(1 << 24);
+        let key = crate::Key::scoped("k", crate::Scope::rule("rule", "limit")).unwrap();
+        let ask = |text: &str| store.check(&Check::one(&Demand::new(limit(text), key).cost(10)));
+        assert!(ask(quick).allowed());
+        let told = ask(slow);
+        assert!(!told.allowed());
+        let us = told.retry_after().as_micros().unwrap();
+        clock.advance(Duration::from_micros(us - 1));
+        churn(&store, limit("1/s"));
+        assert!(!ask(slow).allowed(), "{slow} after {quick}");
+        clock.advance(Duration::from_micros(1));
+        assert!(ask(slow).allowed(), "{slow} after {quick}");
+    }
+}
+
+/// The count of a fixed window is the previous one of the sliding counter that the rule changes to.
+#[test]
+fn a_fixed_window_is_remembered_by_the_sliding_counter_that_follows() {
+    let (store, clock) = store(1 << 24);
+    let key = crate::Key::scoped("k", crate::Scope::rule("rule", "limit")).unwrap();
+    let ask = |text: &str, cost| store.check(&Check::one(&Demand::new(limit(text), key).cost(cost)));
+    clock.set(Timestamp::from_micros(START.as_micros() / 60_000_000 * 60_000_000 + 59_000_000));
+    assert!(ask("10/min fixed-window", 10).allowed());
+    clock.advance(Duration::from_secs(32));
+    churn(&store, limit("1/s"));
+    assert_eq!(ask("10/min sliding-counter", 0).lines[0].remaining, 5);
 }
 
 #[test]
@@ -147,15 +218,66 @@ fn a_key_that_parts_from_an_overflow_counter_takes_its_use_along() {
     }
 }
 
+/// How often each of a few newcomers passes by `limit` while others come by other limits, in a store that is full because of `flood`.
+fn admitted_beside(flood: &[&str], limit_text: &str, others: &[&str]) -> Vec<usize> {
+    let (store, clock) = store(1 << 20);
+    for n in 0..40_000 {
+        check(&store, limit(flood[n % flood.len()]), &format!("flood {n}"), 1);
+    }
+    assert!(store.overflow_len() > 0, "the store is full");
+    let mut admitted = vec![0; 64];
+    for _ in 0..12 {
+        for (n, admitted) in admitted.iter_mut().enumerate() {
+            *admitted += usize::from(check(&store, limit(limit_text), &format!("newcomer {n}"), 1).allowed());
+        }
+        for (other, n) in others.iter().flat_map(|other| (0..256).map(move |n| (other, n))) {
+            let demand = Demand::new(limit(other), crate::Key::new("other").unwrap());
+            let subject = format!("other {n}");
+            let demand = Demand { key: crate::Key::new(&subject).unwrap(), ..demand };
+            let check = Check::one(&demand);
+            let decision = store.check(&check);
+            if n % 2 == 0 {
+                store.refund(&check, &decision);
+            }
+        }
+        clock.advance(Duration::from_secs(2));
+    }
+    admitted
+}
+
+const MANY_LIMITS: [&str; 6] = ["1/10h", "1/11h", "1/12h", "1/13h", "1/14h", "1/15h"];
+
+/// Five limits are more than have overflow counters of their own in a small store.
+#[test]
+fn newcomers_by_other_limits_do_not_give_back_what_one_has_spent() {
+    let penalty = limit("1/h").with_count_denied(true).to_string();
+    for flood in [&MANY_LIMITS[..], &MANY_LIMITS[..1]] {
+        for (limit_text, others) in [
+            ("4/h", &["1/s", "9/50min", "1/65min", "1000/h", &penalty][..]),
+            ("4/h sliding-counter", &["1/s fixed-window", "9/50min fixed-window", "1/65min sliding-counter"]),
+            ("4/h token-bucket", &["4000/h token-bucket", "1000/s token-bucket", "12/h token-bucket burst=1"]),
+            ("4/h leaky-bucket queue=3", &["4000/h leaky-bucket", "1000/s token-bucket", "12/h token-bucket burst=1"]),
+        ] {
+            let admitted = admitted_beside(flood, limit_text, others);
+            assert!(admitted.iter().all(|times| *times <= 4), "{limit_text} in {flood:?}: {admitted:?}");
+            assert!(admitted.iter().sum::<usize>() >= 16, "{limit_text} in {flood:?}: {admitted:?}");
+        }
+    }
+}
+
 #[test]
 fn invented_limits_cannot_break_the_cap() {
-    let max_bytes = 1 << 20;
-    let (store, _clock) = store(max_bytes);
-    for n in 0..300_000_u64 {
-        let invented = Limit::new(5, Duration::from_micros(60_000_000 + n)).unwrap();
-        check(&store, invented, &n.to_string(), 1);
+    for max_bytes in [1 << 16, 1 << 20] {
+        let (store, _clock) = store(max_bytes);
+        for n in 0..300_000_u64 {
+            // Alike at first, then of all windows and rates that there are.
+            let window_us = if n < 200_000 { 60_000_000 + n } else { (1_000 << (n % 35)) + n };
+            let invented = Limit::new(1 + n % 7, Duration::from_micros(window_us)).unwrap();
+            let invented = invented.with_algorithm(Algorithm::ALL[n as usize / 50 % 6]).unwrap();
+            check(&store, invented, &n.to_string(), 1);
+        }
+        assert!(store.bytes_used() <= max_bytes, "{} of {max_bytes}", store.bytes_used());
     }
-    assert!(store.bytes_used() <= max_bytes + 64 * 1024, "{}", store.bytes_used());
 }
 
 #[test]
@@ -192,6 +314,103 @@ fn a_check_over_many_new_keys_at_the_cap_is_still_all_or_nothing() {
             }
         }
     }
+}
+
+/// Making room for one newcomer may sweep the check's other counters away, or move them.
+#[test]
+fn a_check_that_makes_room_in_a_full_table_keeps_its_counters_apart() {
+    let short = ["3/s", "3/900ms", "3/800ms", "3/700ms", "3/600ms", "3/500ms", "3/400ms"].map(limit);
+    let filler = limit("20/h");
+    // A ring each, since a log that lost its entries is noticed.
+    let charge = |store: &MemoryStore, clock: &ManualClock, subject: &str| {
+        (0..4).for_each(|_| {
+            clock.advance(Duration::from_micros(1));
+            check(store, filler, subject, 1);
+        });
+    };
+    for _ in 0..50 {
+        let (store, clock) = store(1 << 16);
+        let fillers: Vec<String> = (0..2_000).map(|n| format!("filler {n}")).collect();
+        let subjects: Vec<String> = (0..10).map(|n| format!("subject {n}")).collect();
+        let check_all = |subject: &str, limits: &[Limit]| {
+            let key = crate::Key::new(subject).unwrap();
+            let demands: Vec<Demand<'_>> = limits.iter().map(|limit| Demand::new(*limit, key)).collect();
+            store.check(&Check::new(&demands).unwrap())
+        };
+        for (n, filler) in fillers.iter().enumerate() {
+            if n % 40 == 0 && n / 40 < subjects.len() {
+                check_all(&subjects[n / 40], &short);
+            }
+            charge(&store, &clock, filler);
+        }
+        assert!(store.overflow_len() > 0, "the table is full");
+        let used = |subject: &String| 20 - check(&store, filler, subject, 0).lines[0].remaining;
+        let before: Vec<u32> = fillers.iter().map(used).collect();
+        clock.advance(Duration::from_secs(5));
+        let newcomer_first: Vec<Limit> = [limit("3/min")].into_iter().chain(short).collect();
+        for subject in &subjects {
+            check_all(subject, &newcomer_first);
+        }
+        let after: Vec<u32> = fillers.iter().map(used).collect();
+        assert_eq!(before, after, "nobody else was touched");
+    }
+}
+
+#[test]
+fn a_reset_leaves_what_was_spent_on_a_shared_counter() {
+    let (store, _clock) = store(1 << 16);
+    for n in 0..50_000 {
+        check(&store, limit("1/s"), &format!("flood {n}"), 1);
+    }
+    let demand = Demand::new(limit("4/h"), crate::Key::new("newcomer").unwrap()).cost(4);
+    assert!(store.check(&Check::one(&demand)).allowed());
+    store.reset(&demand);
+    assert_eq!(store.inspect(&demand).remaining, 0);
+}
+
+#[test]
+fn a_refund_of_what_was_forgotten_makes_no_counter() {
+    for algorithm in Algorithm::ALL {
+        let (store, _clock) = store(1 << 20);
+        let demand = Demand::new(limit("5/min").with_algorithm(algorithm).unwrap(), crate::Key::new("k").unwrap());
+        let check = Check::one(&demand);
+        let decision = store.check(&check);
+        store.reset(&demand);
+        store.refund(&check, &decision);
+        assert_eq!(store.len(), 0, "{algorithm:?}");
+    }
+}
+
+/// Whoever the counters of a check are shared with, and whichever of them are shared.
+#[test]
+fn no_window_holds_more_than_its_quota_in_a_full_store_where_checks_name_many_limits() {
+    // Few go soon, so that a sweep finds one or none.
+    let limits = ["3/s", "3/2s", "3/min", "3/h", "3/2h", "3/3h", "3/4h", "3/5h"].map(limit);
+    let (store, clock) = store(1 << 16);
+    let mut admitted: HashMap<(usize, usize), Vec<Timestamp>> = HashMap::new();
+    let mut random = 7_u64;
+    let mut next = move |below: usize| {
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (random >> 33) as usize % below
+    };
+    let subjects: Vec<String> = (0..500).map(|n| format!("subject {n}")).collect();
+    for _ in 0..60_000 {
+        clock.advance(Duration::from_millis(next(30) as u64));
+        let subject = next(subjects.len());
+        let mut asked: Vec<usize> = (0..limits.len()).collect();
+        asked.rotate_left(next(limits.len()));
+        asked.truncate(1 + next(limits.len()));
+        let key = crate::Key::new(&subjects[subject]).unwrap();
+        let demands: Vec<Demand<'_>> = asked.iter().map(|&which| Demand::new(limits[which], key)).collect();
+        let decision = store.check(&Check::new(&demands).unwrap());
+        for &which in asked.iter().filter(|_| decision.allowed()) {
+            let times = admitted.entry((subject, which)).or_default();
+            times.retain(|time| time.as_micros() + limits[which].window_us() > decision.at.as_micros());
+            times.push(decision.at);
+            assert!(times.len() <= 3, "{} of {}", limits[which], subjects[subject]);
+        }
+    }
+    assert!(store.overflow_len() > 0, "the table was full");
 }
 
 #[test]

@@ -7,5 +7,7 @@ mod commands;
 mod conformance;
 mod encrypted;
 mod faults;
+mod lifetime;
 mod on_server;
+mod script;
 mod state;

@@ -2,6 +2,7 @@
 
 use std::future::Future;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::runtime::{Builder, Runtime};
 use tollgate_core::{Check, Decision, Demand, ManualClock, Store, Timestamp};
@@ -22,7 +23,9 @@ impl OnServer {
         let runtime = Builder::new_current_thread().enable_all().build().unwrap();
         let clock = Arc::new(ManualClock::default());
         let _context = runtime.enter();
-        let store = RedisStore::builder(server.url()).clock_override(clock.clone()).build().unwrap();
+        // What is decided is the question here, not how soon: a machine that is busy must not fail it.
+        let builder = RedisStore::builder(server.url()).call_timeout(Duration::from_secs(5));
+        let store = builder.clock_override(clock.clone()).build().unwrap();
         drop(_context);
         OnServer { server, store, clock, runtime }
     }

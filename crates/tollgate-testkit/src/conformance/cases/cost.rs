@@ -4,6 +4,7 @@ use tollgate_core::Algorithm::{self, FixedWindow, LeakyBucket, Sliding, SlidingC
 
 use super::{MS, SECOND, per_algorithm, text};
 use crate::conformance::Case;
+use crate::conformance::script::EPOCH_US;
 
 pub(super) fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
@@ -15,6 +16,7 @@ pub(super) fn cases() -> Vec<Case> {
     cases.extend(extremes("1ms", "the largest quota in the shortest window"));
     cases.extend(extremes("400day", "the largest quota in the longest window"));
     cases.push(waits_beyond_a_century());
+    cases.push(waits_just_within_the_longest());
     cases.extend(reset());
     cases
 }
@@ -118,6 +120,19 @@ fn waits_beyond_a_century() -> Case {
     let case = Case::new("a wait beyond a century is told as the longest").on("1/400day token-bucket burst=10000000");
     let case = case.take(10_000_000).admitted().remaining(0).reset(longest);
     case.take(10_000_000).denied().retry(longest).take(1).denied().retry_at_most(401 * super::DAY)
+}
+
+/// The same limit counts in grains of 38,776 µs, and 891,272,953 of its parts are one unit. The longest wait holds 116,143,996,992 grains and a bit; at the
+/// end of a grain, one more grain is still within it.
+fn waits_just_within_the_longest() -> Case {
+    let (grain_us, parts_per_unit, grains) = (38_776, 891_272_953, 116_143_996_992);
+    // So many parts are left of 131 units, at the last microsecond of a grain and at the one after.
+    let end_of_grain_us =
+        (EPOCH_US / grain_us + 131 * parts_per_unit - (grains + 1)) * grain_us + grain_us - 1 - EPOCH_US;
+    let case = Case::new("a wait just within the longest is told exactly").on("1/400day token-bucket burst=10000000");
+    let case = case.take(131).admitted().at(end_of_grain_us - grain_us + 1).peek().reset((1 << 52) - 1);
+    let case = case.at(end_of_grain_us).peek().reset(grains * grain_us + 1);
+    case.at(end_of_grain_us + 1).peek().reset(grains * grain_us)
 }
 
 fn reset() -> Vec<Case> {
