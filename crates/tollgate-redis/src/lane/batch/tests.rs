@@ -32,6 +32,16 @@ fn different_checks_of_one_counter_keep_their_order() {
 }
 
 #[test]
+fn a_peek_which_looks_for_no_ban_keeps_its_place_among_charges_of_its_counter() {
+    let step_of = |cost: u32| {
+        let demand = Demand::new("5/s".parse().unwrap(), Key::new("a").unwrap()).cost(cost);
+        Step::check(&Check::one(&demand), &Prefix::new("p").unwrap(), true)
+    };
+    let steps = [0, 1, 0].map(step_of);
+    assert_eq!(counts(&steps), (vec![1, 1, 1], vec![0, 1, 2]));
+}
+
+#[test]
 fn a_check_of_several_limits_stays_where_it_is() {
     let several = || step(&[("a", "5/s"), ("b", "5/s")]);
     let steps = [step(&[("b", "5/s")]), several(), step(&[("a", "5/s")]), several(), several()];
