@@ -26,6 +26,8 @@ use crate::{SCRIPT, server_check};
 const CALL_TIMEOUT_DEFAULT: Duration = Duration::from_millis(250);
 /// Whoever would wait longer for one call waits for something else.
 const CALL_TIMEOUT_MAX: Duration = Duration::from_secs(24 * 3600);
+/// As long as the script's numbers count microseconds exactly, some 285 years. Whoever is banned for longer is banned for good.
+const BAN_MS_MAX: u128 = (1 << 53) / 1_000;
 /// Callers that may wait at once. Past this the store is not busy but lost.
 const QUEUE_LENGTH_DEFAULT: usize = 16_384;
 
@@ -208,13 +210,13 @@ impl RedisStore {
         self.ask(|waiter| Work::Checks(Vec::new(), waiter)).await.map(drop)
     }
 
-    /// Refuses every check of a subject, for so long or for good, on all nodes that read bans.
+    /// Refuses every check of a subject, for so long (285 years at most) or for good, on all nodes that read bans.
     ///
     /// # Errors
     /// When the server does not answer.
     pub async fn ban(&self, subject: &[u8], duration: Option<Duration>) -> Result<(), StoreError> {
         let key = self.0.prefix.ban(subject);
-        let ms = duration.map(|duration| duration.as_millis().max(1).to_string());
+        let ms = duration.map(|duration| duration.as_millis().clamp(1, BAN_MS_MAX).to_string());
         match &ms {
             Some(ms) => self.command(&["SET", &key, "1", "PX", ms]).await.map(drop),
             None => self.command(&["SET", &key, "1"]).await.map(drop),

@@ -1,5 +1,7 @@
 //! What is written: for how long, and what happens if something else stands there.
 
+use std::time::Duration;
+
 use futures_util::future::join_all;
 use tollgate_core::{Algorithm, Check, Cost, Decision, Demand, Key, Limit, Scope, Store, StoreErrorKind, Timestamp};
 use tollgate_redis::RedisStore;
@@ -337,7 +339,7 @@ async fn a_ban_refuses_until_it_ends_and_charges_nothing() {
     let store = RedisStore::builder(server.url()).bans(true).build().unwrap();
     let demands = [demand("5/min", "ann"), demand("9/h fixed-window", "ann"), demand("5/min", "bob")];
     let check = Check::new(&demands).unwrap();
-    store.ban(b"ann", Some(std::time::Duration::from_secs(60))).await.unwrap();
+    store.ban(b"ann", Some(Duration::from_secs(60))).await.unwrap();
     let denied = store.decide(&[check]).await.unwrap().remove(0);
     assert!(!denied.allowed());
     let retry_ms = denied.retry_after().as_millis_ceil().unwrap();
@@ -353,6 +355,26 @@ async fn a_ban_refuses_until_it_ends_and_charges_nothing() {
     assert_eq!(denied.retry_after(), tollgate_core::Wait::NEVER);
     assert!(store.lift_ban(b"bob").await.unwrap());
     assert!(!store.lift_ban(b"bob").await.unwrap());
+}
+
+#[tokio::test]
+async fn a_ban_for_longer_than_anybody_counts_harms_only_whom_it_bans() {
+    let server = Server::redis();
+    let store = RedisStore::builder(server.url()).bans(true).build().unwrap();
+    let (ann, bob) = (demand("5/min", "ann"), demand("5/min", "bob"));
+    let checks = [Check::one(&ann), Check::one(&bob)];
+    let long_ms = (1_u64 << 62).to_string();
+    for duration in [Duration::MAX, Duration::from_secs(u64::from(u32::MAX) << 13)] {
+        store.ban(b"ann", Some(duration)).await.unwrap();
+        let decisions = store.decide(&checks).await.unwrap();
+        assert_eq!((decisions[0].allowed(), decisions[1].allowed()), (false, true));
+        assert!(decisions[0].retry_after() > tollgate_core::Wait::from_micros(1 << 52), "{:?}", decisions[0]);
+    }
+    // By another hand than ours.
+    assert_eq!(server.command(&["SET", "tollgate:tg1:{ann}:ban", "1", "PX", &long_ms]).error(), None);
+    let decisions = store.decide(&checks).await.unwrap();
+    assert_eq!((decisions[0].allowed(), decisions[1].allowed()), (false, true));
+    assert_eq!(store.stats().connects, 1);
 }
 
 #[tokio::test]
