@@ -53,8 +53,8 @@ const PAUSE_LAST: Duration = Duration::from_millis(200);
 
 /// Something to be done, and who waits for it.
 pub(crate) enum Work {
-    /// At most [`STEPS_MAX`] checks, answered together.
-    Checks(Vec<Step>, oneshot::Sender<Result<Vec<Decision>, Fault>>),
+    /// At most [`STEPS_MAX`] checks, answered together, each with its own answer.
+    Checks(Vec<Step>, oneshot::Sender<Result<Vec<Result<Decision, Fault>>, Fault>>),
     Refund(Step, oneshot::Sender<Result<(), Fault>>),
     /// A plain command, encoded.
     Command(Vec<u8>, oneshot::Sender<Result<Reply, Fault>>),

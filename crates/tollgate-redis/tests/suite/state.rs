@@ -204,7 +204,7 @@ fn many_who_ask_for_a_spoilt_log_are_told_in_a_few_calls() {
     let redis = OnServer::new(Brand::Redis);
     let now_us: u64 = 1_760_000_000_000_000;
     redis.clock.set(Timestamp::from_micros(now_us));
-    redis.wait(redis.store.probe()).unwrap();
+    redis.wait(redis.store.command(&["PING"])).unwrap();
     redis.server.command(&["SET", "tollgate:tg1:{foreign}:sliding:60000000", "hello"]);
     spoil(&redis, now_us, "spoilt");
     let calls_for = |subjects: &[String]| {
@@ -233,7 +233,7 @@ fn what_was_written_before_the_trouble_is_not_asked_again() {
     let redis = OnServer::new(Brand::Redis);
     let now_us: u64 = 1_760_000_000_000_000;
     redis.clock.set(Timestamp::from_micros(now_us));
-    redis.wait(redis.store.probe()).unwrap();
+    redis.wait(redis.store.command(&["PING"])).unwrap();
     spoil(&redis, now_us, "z");
     let connects_before = redis.store.stats().connects;
 
@@ -272,13 +272,28 @@ fn a_batch_whose_later_part_fails_does_not_claim_that_nothing_was_executed() {
     redis.clock.set(Timestamp::from_micros(1_760_000_000_000_000));
     redis.server.command(&["SET", "tollgate:tg1:{foreign}:sliding:60000000", "hello"]);
     let (good, bad) = (demand("1000/min", "good"), demand("1000/min", "foreign"));
-    // More than go in one call, and the last is alone in its call.
-    for (good_ones, kind) in [(0, StoreErrorKind::Foreign), (128, StoreErrorKind::ForeignInPart)] {
+    let in_part = StoreErrorKind::ForeignInPart;
+    // In one call; and more than go in one, so that the last is alone in its own.
+    for (good_ones, kind) in [(0, StoreErrorKind::Foreign), (1, in_part), (128, in_part)] {
         let checks: Vec<Check<'_>> = std::iter::repeat_n(&good, good_ones).chain([&bad]).map(Check::one).collect();
         let error = redis.wait(redis.store.decide(&checks)).unwrap_err();
         assert_eq!((error.kind(), error.is_unexecuted()), (kind, good_ones == 0), "{error}");
     }
-    assert_eq!(redis.wait(redis.store.inspect(&good)).unwrap().remaining, 1000 - 128);
+    assert_eq!(redis.wait(redis.store.inspect(&good)).unwrap().remaining, 1000 - 1 - 128);
+}
+
+#[test]
+fn each_check_of_a_batch_has_its_own_answer() {
+    let redis = OnServer::new(Brand::Redis);
+    redis.clock.set(Timestamp::from_micros(1_760_000_000_000_000));
+    redis.server.command(&["SET", "tollgate:tg1:{foreign}:sliding:60000000", "hello"]);
+    let (good, bad) = (demand("2/min", "good"), demand("2/min", "foreign"));
+    let checks = [&good, &bad, &good, &bad, &good].map(Check::one);
+    let answers = redis.wait(redis.store.decide_each(&checks)).unwrap();
+    let said =
+        answers.into_iter().map(|answer| answer.map(|decision| decision.allowed()).map_err(|error| error.kind()));
+    let foreign = Err(StoreErrorKind::Foreign);
+    assert_eq!(said.collect::<Vec<_>>(), [Ok(true), foreign, Ok(true), foreign, Ok(false)]);
 }
 
 #[test]

@@ -82,18 +82,16 @@ impl Shared {
             Some(phase) => self.ask(&unknown, phase, counters).await,
             None => Err(Kind::Unreachable),
         };
-        let fresh: Vec<Result<Decision, Unavailable>> = match asked {
-            Ok(decisions) => {
-                for (check, decision) in unknown.iter().zip(&decisions) {
-                    if let Some(cache) = cache_for(check) {
-                        cache.learn(check, decision, sent);
-                    }
+        let asked = asked.unwrap_or_else(|kind| unknown.iter().map(|_| Err(kind)).collect());
+        let mut fresh = unknown.iter().zip(asked).map(|(check, asked)| match asked {
+            Ok(decision) => {
+                if let Some(cache) = cache_for(check) {
+                    cache.learn(check, &decision, sent);
                 }
-                decisions.into_iter().map(Ok).collect()
+                Ok(decision)
             }
-            Err(kind) => unknown.iter().map(|check| self.degraded(check, otherwise, kind)).collect(),
-        };
-        let mut fresh = fresh.into_iter();
+            Err(kind) => self.degraded(check, otherwise, kind),
+        });
         answers.iter_mut().filter(|answer| answer.is_none()).for_each(|answer| *answer = fresh.next());
         answers.into_iter().flatten().collect()
     }
@@ -161,18 +159,22 @@ impl Shared {
         checks: &[Check<'_>],
         phase: Phase,
         counters: &Counters,
-    ) -> Result<Vec<Decision>, Kind> {
+    ) -> Result<Vec<Result<Decision, Kind>>, Kind> {
         let Some(call) = self.begin(Call::Decide, checks.len(), self.decide(checks)) else {
             // Whoever has not asked the store says nothing about it.
             return Err(Kind::Unreachable);
         };
         add(&counters.store_calls);
         let error = match call.await {
-            Ok(decisions) => {
+            Ok(answers) => {
                 if self.breaker.succeeded(phase) {
                     self.tell_of_healing();
                 }
-                return Ok(decisions);
+                let undecided = |error: StoreError| {
+                    tracing::debug!(kind = error.kind().name(), %error, "the store did not decide one of several checks");
+                    error.kind()
+                };
+                return Ok(answers.into_iter().map(|answer| answer.map_err(undecided)).collect());
             }
             Err(error) => error,
         };
@@ -186,15 +188,22 @@ impl Shared {
         Err(error.kind())
     }
 
-    /// The store's decisions: one for each check, with a line for each of its limits. Any other answer would let pass what nobody decided.
-    pub(super) async fn decide(&self, checks: &[Check<'_>]) -> Result<Vec<Decision>, StoreError> {
-        let decisions = self.store.decide(checks).await?;
-        let are_whole = decisions.len() == checks.len()
-            && checks.iter().zip(&decisions).all(|(check, decision)| is_of(decision, check));
-        match are_whole {
-            true => Ok(decisions),
-            false => Err(StoreError::new(Kind::Protocol, "the store answered another number of checks or limits")),
+    /// The store's answers: one for each check, and in a decision a line for each of its limits. Anything else would let pass what nobody
+    /// decided. Where it decided none of them, it has failed.
+    pub(super) async fn decide(&self, checks: &[Check<'_>]) -> Result<Vec<Result<Decision, StoreError>>, StoreError> {
+        let mut answers = self.store.decide_each(checks).await?;
+        let is_whole = |(check, answer): (&Check<'_>, &Result<Decision, StoreError>)| {
+            answer.as_ref().map_or(true, |decision| is_of(decision, check))
+        };
+        if answers.len() != checks.len() || !checks.iter().zip(&answers).all(is_whole) {
+            return Err(StoreError::new(Kind::Protocol, "the store answered another number of checks or limits"));
         }
+        if answers.iter().all(Result::is_err)
+            && let Some(Err(error)) = answers.pop()
+        {
+            return Err(error);
+        }
+        Ok(answers)
     }
 
     /// Calls the store, within the deadline and before the eyes of the observers.

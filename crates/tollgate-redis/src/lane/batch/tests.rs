@@ -48,7 +48,7 @@ fn a_check_of_several_limits_stays_where_it_is() {
     assert_eq!(counts(&steps), (vec![1, 1, 1, 2], vec![0, 1, 2, 3, 3]));
 }
 
-type Answered = oneshot::Receiver<Result<Vec<Decision>, Fault>>;
+type Answered = oneshot::Receiver<Result<Vec<Result<Decision, Fault>>, Fault>>;
 
 fn checks(count: usize) -> (Work, Answered) {
     let (waiter, answer) = oneshot::channel();
@@ -136,12 +136,4 @@ fn a_fault_of_the_whole_call_is_told_to_everybody_even_to_who_asked_for_nothing(
     for mut answer in answers {
         assert_eq!(answer.try_recv().unwrap().unwrap_err().kind, Kind::Unavailable);
     }
-}
-
-#[test]
-fn a_batch_that_failed_in_part_does_not_claim_that_nothing_was_executed() {
-    let foreign = || Err(Fault::of_reply("TOLLGATE_FOREIGN x"));
-    let decision = Decision { at: Default::default(), source: tollgate_core::Source::Store, lines: Default::default() };
-    assert_eq!(joined(vec![foreign(), foreign()]).unwrap_err().kind, Kind::Foreign);
-    assert_eq!(joined(vec![Ok(decision), foreign()]).unwrap_err().kind, Kind::ForeignInPart);
 }
