@@ -154,9 +154,8 @@ async fn reach_any(addresses: Vec<SocketAddr>, until: Instant) -> Option<TcpStre
     loop {
         attempts.extend(untried.next().map(TcpStream::connect));
         tokio::select! {
-            tried = attempts.next() => match tried? {
-                Ok(stream) => return Some(stream),
-                Err(_) => {}
+            tried = attempts.next() => if let Ok(stream) = tried? {
+                return Some(stream);
             },
             () = sleep(share), if untried.len() > 0 => {}
         }
