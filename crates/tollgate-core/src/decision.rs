@@ -66,7 +66,8 @@ pub struct Line {
     /// Denied until then, admitted then if nobody else spends it. After an admission zero, except for a
     /// leaky bucket: there it is the time to wait before going on. A peek's speaks of one unit.
     pub retry_after: Wait,
-    /// Until one more unit comes back; zero if nothing is missing.
+    /// Until one more unit comes back; zero if nothing is missing. *Never* where it is not the limit but a ban that refuses: what the
+    /// counter holds is then not told.
     pub next_after: Wait,
     /// Until the limit is whole again; zero if it is.
     pub reset_after: Wait,

@@ -4,6 +4,9 @@
 //! A denial is an `Ok`. An `Err` means that nobody knows what happened: the caller must not ask again
 //! for the same request unless the error says that nothing was executed, and only a failure policy may
 //! turn it into an answer. Dropping the future gives up the answer, not necessarily the charge.
+//!
+//! **One for all, or each for itself.** `decide` fails as a whole if it cannot answer one of the checks, and what it decided of the others is
+//! lost. `decide_each` loses nothing where a store can tell which it was; whoever asks for several requests at once wants that.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -18,6 +21,12 @@ pub type StoreFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, StoreError>>
 pub trait Store: Send + Sync {
     /// Decides each check, in order.
     fn decide<'a>(&'a self, checks: &'a [Check<'a>]) -> StoreFuture<'a, Vec<Decision>>;
+
+    /// Decides each check, in order, with an answer for each: an error among them is of that check alone. Unless a store knows better,
+    /// all are decided or none.
+    fn decide_each<'a>(&'a self, checks: &'a [Check<'a>]) -> StoreFuture<'a, Vec<Result<Decision, StoreError>>> {
+        Box::pin(async move { Ok(self.decide(checks).await?.into_iter().map(Ok).collect()) })
+    }
 
     /// Gives back what an admitted decision charged. A decision is refunded at most once by its owner.
     fn refund<'a>(&'a self, check: &'a Check<'a>, decision: &'a Decision) -> StoreFuture<'a, ()>;

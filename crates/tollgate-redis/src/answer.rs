@@ -17,7 +17,7 @@ pub(crate) fn of_checks(reply: Reply, steps: &[(&Step, usize)]) -> Result<Vec<An
     for (step, repeat) in steps {
         let answer = match numbers.next() {
             Some(Reply::Error(message)) => Err(Fault::of_reply(&message)),
-            Some(Reply::Integer(0)) => Ok(vec![banned(at, &step.asked, wait(&mut numbers)?)]),
+            Some(Reply::Integer(0)) => Ok(vec![banned(at, &step.asked, ban_wait(&mut numbers)?)]),
             Some(Reply::Integer(results)) if (1..=*repeat as i64).contains(&results) => {
                 let results = (0..results).map(|_| decision(at, &step.asked, &mut numbers));
                 Ok(results.collect::<Result<Vec<Decision>, Fault>>()?)
@@ -79,7 +79,8 @@ fn decision(at: Timestamp, asked: &[Asked], numbers: &mut Numbers) -> Result<Dec
     Ok(Decision { at, source: Source::Store, lines })
 }
 
-/// A banned subject has nothing left until the ban ends, whatever its counters say.
+/// A banned subject has nothing left until the ban ends, whatever its counters say. No unit comes back by itself, which no limit
+/// says of one: by that such a line is known.
 fn banned(at: Timestamp, asked: &[Asked], ban: Wait) -> Decision {
     let line = |&Asked { quota, cost }: &Asked| Line {
         allowed: false,
@@ -87,7 +88,7 @@ fn banned(at: Timestamp, asked: &[Asked], ban: Wait) -> Decision {
         quota,
         remaining: 0,
         retry_after: ban,
-        next_after: ban,
+        next_after: Wait::NEVER,
         reset_after: ban,
     };
     Decision { at, source: Source::Store, lines: asked.iter().map(line).collect() }
@@ -97,6 +98,14 @@ fn wait(numbers: &mut Numbers) -> Result<Wait, Fault> {
     match numbers.next() {
         Some(Reply::Integer(-1)) => Ok(Wait::NEVER),
         Some(Reply::Integer(us)) => u64::try_from(us).map(Wait::from_micros).map_err(|_| senseless()),
+        _ => Err(senseless()),
+    }
+}
+
+/// How long a ban lasts. One that somebody set for longer than a number holds is for good.
+fn ban_wait(numbers: &mut Numbers) -> Result<Wait, Fault> {
+    match numbers.next() {
+        Some(Reply::Integer(us)) => Ok(u64::try_from(us).map_or(Wait::NEVER, Wait::from_micros)),
         _ => Err(senseless()),
     }
 }
@@ -128,6 +137,9 @@ mod tests {
         assert!(decisions.iter().all(|decision| !decision.allowed() && decision.lines[0].remaining == 0));
         assert_eq!(decisions[0].retry_after(), Wait::from_micros(5_000));
         assert_eq!(decisions[1].retry_after(), Wait::NEVER);
+        assert!(decisions.iter().all(|decision| decision.lines[0].next_after == Wait::NEVER), "by this it is known");
+        let answers = of_checks(list(&[9, 0, i64::MIN]), &[(&step, 1)]).unwrap();
+        assert_eq!(answers[0].as_ref().unwrap()[0].retry_after(), Wait::NEVER);
     }
 
     #[test]

@@ -5,9 +5,13 @@
 //! against a late reply being taken for another's.
 
 use std::io;
+use std::net::SocketAddr;
 
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
-use tokio::net::TcpStream;
+use tokio::net::{TcpStream, lookup_host};
+use tokio::time::{Instant, sleep};
 use tollgate_core::StoreErrorKind as Kind;
 
 use crate::fault::Fault;
@@ -29,11 +33,17 @@ pub(crate) struct Connection {
 }
 
 impl Connection {
-    /// Connects, logs in, chooses the database, loads the script, and makes sure that this is no replica.
-    pub(crate) async fn open(endpoint: &Endpoint, tls: Option<&Tls>, script: &str) -> Result<Connection, Fault> {
-        let unreachable = |_| Fault::new(Kind::Unreachable, "the server cannot be reached");
-        let tcp = TcpStream::connect((endpoint.host.as_str(), endpoint.port)).await.map_err(unreachable)?;
-        tcp.set_nodelay(true).map_err(unreachable)?;
+    /// Connects, logs in, chooses the database, loads the script, and makes sure that this is no replica. Whoever waits gives up at `until`.
+    pub(crate) async fn open(
+        endpoint: &Endpoint,
+        tls: Option<&Tls>,
+        script: &str,
+        until: Instant,
+    ) -> Result<Connection, Fault> {
+        let unreachable = || Fault::new(Kind::Unreachable, "the server cannot be reached");
+        let addresses = lookup_host((endpoint.host.as_str(), endpoint.port)).await.map_err(|_| unreachable())?;
+        let tcp = reach_any(addresses.collect(), until).await.ok_or_else(unreachable)?;
+        tcp.set_nodelay(true).map_err(|_| unreachable())?;
         let stream: Box<dyn Stream> = match tls {
             Some(tls) => tls.wrap(tcp, &endpoint.host).await?,
             None => Box::new(tcp),
@@ -134,6 +144,64 @@ impl Connection {
     }
 }
 
+/// A connection to the first of the addresses that takes one. The next is tried when one refuses, and also, beside it, when it has kept us
+/// waiting for its share of the time: an address that swallows what it is sent must not keep the others from us.
+async fn reach_any(addresses: Vec<SocketAddr>, until: Instant) -> Option<TcpStream> {
+    // The last share is for the greeting.
+    let share = until.saturating_duration_since(Instant::now()) / (addresses.len() as u32 + 1);
+    let mut untried = addresses.into_iter();
+    let mut attempts = FuturesUnordered::new();
+    loop {
+        attempts.extend(untried.next().map(TcpStream::connect));
+        tokio::select! {
+            tried = attempts.next() => if let Ok(stream) = tried? {
+                return Some(stream);
+            },
+            () = sleep(share), if untried.len() > 0 => {}
+        }
+    }
+}
+
 fn interrupted(_: io::Error) -> Fault {
     Fault::new(Kind::Interrupted, "the connection broke during a call")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::Ipv4Addr;
+    use std::time::Duration;
+    use tokio::net::{TcpListener, TcpSocket};
+
+    const LOCALHOST: Ipv4Addr = Ipv4Addr::LOCALHOST;
+
+    async fn reached(addresses: &[SocketAddr]) -> Option<SocketAddr> {
+        let until = Instant::now() + Duration::from_secs(2);
+        let reached = tokio::time::timeout_at(until, reach_any(addresses.to_vec(), until)).await;
+        reached.expect("in time").map(|stream| stream.peer_addr().unwrap())
+    }
+
+    #[tokio::test]
+    async fn an_address_that_swallows_or_refuses_leaves_the_others_to_be_tried() {
+        // A listener whose queue is full and is never emptied: to who comes later it says nothing at all.
+        let socket = TcpSocket::new_v4().unwrap();
+        socket.bind((LOCALHOST, 0).into()).unwrap();
+        let full = socket.listen(1).unwrap();
+        let swallows = full.local_addr().unwrap();
+        let mut guests = Vec::new();
+        let soon = Duration::from_millis(200);
+        while let Ok(guest) = tokio::time::timeout(soon, TcpStream::connect(swallows)).await {
+            guests.push(guest.unwrap());
+            assert!(guests.len() < 100, "its queue is never full");
+        }
+        let refuses = TcpListener::bind((LOCALHOST, 0)).await.unwrap().local_addr().unwrap();
+        let listener = TcpListener::bind((LOCALHOST, 0)).await.unwrap();
+        let takes = listener.local_addr().unwrap();
+        for addresses in [&[takes][..], &[swallows, takes], &[refuses, takes], &[refuses, swallows, refuses, takes]] {
+            assert_eq!(reached(addresses).await, Some(takes), "{addresses:?}");
+        }
+        for addresses in [&[][..], &[refuses], &[refuses, refuses]] {
+            assert_eq!(reached(addresses).await, None, "{addresses:?}");
+        }
+    }
 }

@@ -36,16 +36,13 @@ impl Fault {
             "NOPERM" => (Kind::Forbidden, "the user may not run our script or reach our keys"),
             "CROSSSLOT" => (Kind::Forbidden, "the keys of one check live in different slots of a cluster"),
             "TOLLGATE_FOREIGN" => (Kind::Foreign, "a key of ours holds something else"),
-            "TOLLGATE_PARTLY" => return Fault::foreign_in_part(),
+            "TOLLGATE_PARTLY" => {
+                (Kind::ForeignInPart, "a key of ours holds something else; other checks of the call were decided")
+            }
             "ERR" => return Fault::of_plain_error(reply),
             _ => (Kind::Protocol, "the server answered an error that we do not know"),
         };
         Fault::new(kind, message)
-    }
-
-    /// A key among others holds something else, and not all of the others were left undone.
-    pub(crate) fn foreign_in_part() -> Fault {
-        Fault::new(Kind::ForeignInPart, "a key of ours holds something else; other checks of the call were decided")
     }
 
     /// Errors that Redis gives no word of their own.

@@ -20,7 +20,8 @@
 //!
 //! **The connection** is the lane's own. It is opened before it is needed, watched while idle, dropped when a
 //! call fails in a way that leaves its state unknown, and opened again, at growing distances, for as long as
-//! that fails. While there is none, callers are told at once.
+//! that fails. While there is none, callers are told at once. A server or a balancer that hangs up on who has been idle for a while has
+//! not failed: it is called again without a pause.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -28,7 +29,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot};
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout, timeout_at};
 use tollgate_core::{Clock, Decision, StoreErrorKind as Kind};
 
 use self::session::Session;
@@ -52,8 +53,8 @@ const PAUSE_LAST: Duration = Duration::from_millis(200);
 
 /// Something to be done, and who waits for it.
 pub(crate) enum Work {
-    /// At most [`STEPS_MAX`] checks, answered together.
-    Checks(Vec<Step>, oneshot::Sender<Result<Vec<Decision>, Fault>>),
+    /// At most [`STEPS_MAX`] checks, answered together, each with its own answer.
+    Checks(Vec<Step>, oneshot::Sender<Result<Vec<Result<Decision, Fault>>, Fault>>),
     Refund(Step, oneshot::Sender<Result<(), Fault>>),
     /// A plain command, encoded.
     Command(Vec<u8>, oneshot::Sender<Result<Reply, Fault>>),
@@ -85,11 +86,13 @@ impl Lane {
         loop {
             let fault = match self.connect().await {
                 Ok(connection) => {
-                    let calls_before = self.counters.calls.load(Ordering::Relaxed);
+                    let (connected_at, calls_before) = (Instant::now(), self.counters.calls.load(Ordering::Relaxed));
                     if Session::new(self, connection).serve(queue, &mut backlog).await.is_closed() {
                         return;
                     }
-                    if self.counters.calls.load(Ordering::Relaxed) > calls_before {
+                    // One that takes us in only to throw us out again is not called at the pace at which it does so.
+                    let was_of_use = self.counters.calls.load(Ordering::Relaxed) > calls_before;
+                    if was_of_use || connected_at.elapsed() > PAUSE_LAST {
                         pause = PAUSE_FIRST;
                         continue;
                     }
@@ -109,8 +112,11 @@ impl Lane {
 
     async fn connect(&self) -> Result<Connection, Fault> {
         self.counters.connects.fetch_add(1, Ordering::Relaxed);
-        let opened = timeout(self.call_timeout, Connection::open(&self.endpoint, self.tls.as_ref(), self.script)).await;
-        opened.unwrap_or_else(|_| Err(Fault::new(Kind::Unreachable, "the server did not greet us in time")))
+        let until = Instant::now() + self.call_timeout;
+        let open = Connection::open(&self.endpoint, self.tls.as_ref(), self.script, until);
+        timeout_at(until, open)
+            .await
+            .unwrap_or_else(|_| Err(Fault::new(Kind::Unreachable, "the server did not greet us in time")))
     }
 
     /// Tells everyone who comes within `pause` that there is no connection.

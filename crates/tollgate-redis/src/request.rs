@@ -13,6 +13,8 @@ use crate::key::Prefix;
 pub(crate) struct Step {
     /// Bulk strings: the ban keys, then a key per limit.
     keys: Vec<u8>,
+    /// Where the keys of the limits begin.
+    ban_bytes: usize,
     key_count: usize,
     /// Bulk strings: what follows the head.
     arguments: Vec<u8>,
@@ -41,6 +43,7 @@ impl Step {
                     step.ban_count += 1;
                 }
             }
+            step.ban_bytes = step.keys.len();
         }
         for demand in check.demands() {
             step.push_key(&prefix.counter(demand));
@@ -68,7 +71,7 @@ impl Step {
 
     fn empty() -> Step {
         let (keys, arguments) = (Vec::with_capacity(96), Vec::with_capacity(64));
-        Step { keys, key_count: 0, arguments, argument_count: 0, ban_count: 0, asked: SmallVec::new() }
+        Step { keys, ban_bytes: 0, key_count: 0, arguments, argument_count: 0, ban_count: 0, asked: SmallVec::new() }
     }
 
     fn push_key(&mut self, key: &str) {
@@ -81,9 +84,10 @@ impl Step {
         self.argument_count += 1;
     }
 
-    /// Steps on one counter each do not see each other unless it is the same counter; so they may be put in this order.
+    /// Steps on one counter each do not see each other unless it is the same counter; so they may be put in this order. Bans are left
+    /// out: not every step on a counter looks for them.
     pub(crate) fn order(&self) -> &[u8] {
-        &self.keys
+        &self.keys[self.ban_bytes..]
     }
 
     pub(crate) fn has_one_limit(&self) -> bool {

@@ -26,6 +26,8 @@ use crate::{SCRIPT, server_check};
 const CALL_TIMEOUT_DEFAULT: Duration = Duration::from_millis(250);
 /// Whoever would wait longer for one call waits for something else.
 const CALL_TIMEOUT_MAX: Duration = Duration::from_secs(24 * 3600);
+/// As long as the script's numbers count microseconds exactly, some 285 years. Whoever is banned for longer is banned for good.
+const BAN_MS_MAX: u128 = (1 << 53) / 1_000;
 /// Callers that may wait at once. Past this the store is not busy but lost.
 const QUEUE_LENGTH_DEFAULT: usize = 16_384;
 
@@ -199,22 +201,13 @@ impl RedisStore {
         }
     }
 
-    /// Runs the script without any check: whether decisions would be made now, and by what time. A server that is stopped
-    /// still accepts connections, and one that answers PING may have lost its scripts; this asks for the thing itself.
-    ///
-    /// # Errors
-    /// When the server does not answer.
-    pub async fn probe(&self) -> Result<(), StoreError> {
-        self.ask(|waiter| Work::Checks(Vec::new(), waiter)).await.map(drop)
-    }
-
-    /// Refuses every check of a subject, for so long or for good, on all nodes that read bans.
+    /// Refuses every check of a subject, for so long (285 years at most) or for good, on all nodes that read bans.
     ///
     /// # Errors
     /// When the server does not answer.
     pub async fn ban(&self, subject: &[u8], duration: Option<Duration>) -> Result<(), StoreError> {
         let key = self.0.prefix.ban(subject);
-        let ms = duration.map(|duration| duration.as_millis().max(1).to_string());
+        let ms = duration.map(|duration| duration.as_millis().clamp(1, BAN_MS_MAX).to_string());
         match &ms {
             Some(ms) => self.command(&["SET", &key, "1", "PX", ms]).await.map(drop),
             None => self.command(&["SET", &key, "1"]).await.map(drop),
@@ -284,21 +277,33 @@ impl RedisStore {
         }
     }
 
-    async fn decide_all(&self, checks: &[Check<'_>]) -> Result<Vec<Decision>, StoreError> {
-        let mut decisions = Vec::with_capacity(checks.len());
+    async fn decide_apart(&self, checks: &[Check<'_>]) -> Result<Vec<Result<Decision, StoreError>>, StoreError> {
+        let mut answers = Vec::with_capacity(checks.len());
         for chunk in checks.chunks(STEPS_MAX) {
             let steps = chunk.iter().map(|check| Step::check(check, &self.0.prefix, self.0.reads_bans)).collect();
             let decided = self.ask(|waiter| Work::Checks(steps, waiter)).await;
             // What went before was decided and charged, whatever became of this.
-            decisions.extend(decided.map_err(|error| if decisions.is_empty() { error } else { error.in_part() })?);
+            let decided = decided.map_err(|error| if answers.is_empty() { error } else { error.in_part() })?;
+            answers.extend(decided.into_iter().map(|answer| answer.map_err(StoreError::from)));
         }
-        Ok(decisions)
+        Ok(answers)
+    }
+
+    async fn decide_all(&self, checks: &[Check<'_>]) -> Result<Vec<Decision>, StoreError> {
+        let answers = self.decide_apart(checks).await?;
+        let is_in_part = answers.iter().any(Result::is_ok);
+        let decisions: Result<Vec<Decision>, StoreError> = answers.into_iter().collect();
+        decisions.map_err(|error| if is_in_part { error.in_part() } else { error })
     }
 }
 
 impl Store for RedisStore {
     fn decide<'a>(&'a self, checks: &'a [Check<'a>]) -> StoreFuture<'a, Vec<Decision>> {
         Box::pin(self.decide_all(checks))
+    }
+
+    fn decide_each<'a>(&'a self, checks: &'a [Check<'a>]) -> StoreFuture<'a, Vec<Result<Decision, StoreError>>> {
+        Box::pin(self.decide_apart(checks))
     }
 
     fn refund<'a>(&'a self, check: &'a Check<'a>, decision: &'a Decision) -> StoreFuture<'a, ()> {

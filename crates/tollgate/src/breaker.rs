@@ -8,11 +8,12 @@
 //!    ┌────────┐ ────────────────▶ ┌──────┐ ⟲ one probe at a time,
 //!    │ closed │                   │ open │   0.1 s … 0.8 s apart, with jitter
 //!    └────────┘ ◀──────────────── └──────┘
-//!               a probe succeeds
+//!         a probe is answered in time
 //! ```
 //!
 //! While somebody probes, no real request is the guinea pig: probes run in the background and do what a
-//! decision does (a store that answers PING but cannot run the script, or cannot write, is not healed).
+//! decision does (a store that answers PING but cannot run the script, or cannot write, is not healed; nor is one that
+//! answers later than decisions wait).
 //!
 //! **Somebody must probe.** The probe is a task on the runtime of the caller whose failure opened the breaker. That runtime may
 //! end, or stand still between the calls of a caller who drives it only to wait for an answer. If the probe ends without having
@@ -32,7 +33,7 @@ const FAILURES_TO_OPEN: u32 = 3;
 /// The first probe comes this soon, later ones twice as late each, up to the longest.
 const PROBE_AFTER_MIN: Duration = Duration::from_millis(100);
 /// Of the two seconds within which a healed store must be used again, this leaves more than one to a store that has to
-/// connect first, and to the probe itself.
+/// connect first, and to the probes themselves: one that hangs, one that pays for the connection, one that is in time.
 const PROBE_AFTER_MAX: Duration = Duration::from_millis(800);
 /// A probe that is so much later than it should be is not counted on.
 const PROBE_OVERDUE_US: u64 = 2_000_000;

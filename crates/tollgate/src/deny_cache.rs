@@ -13,64 +13,59 @@
 //! after a second, even if it says to wait for an hour: one call a second and key is what a hammering client costs.
 //!
 //! **Not for everything.** Where a refund can free units early, or a denial itself is charged (`count_denied`),
-//! the store's word does not last, and nothing is remembered. A changed limit is another entry.
+//! the store's word does not last, and nothing is remembered. A changed limit is another entry. Of a ban it is known whose it is only
+//! if the check has one subject; else nothing is remembered, or one subject's ban would be held against another.
 //!
-//! The other lines of a multi-limit answer repeat the store's last word. If it never spoke of one of them together
-//! with the refusing one, or if its word would refuse that line too but no longer holds, the store is asked.
+//! **The other lines** of a multi-limit answer repeat the store's last word, which is kept for each counter by itself:
+//!
+//! ```text
+//!   denials:  global 1000/min ─▶ cost 1, until 12:00:05            found first, or nothing is looked for further
+//!   words:    user:1 100/min ─▶ 93 left │ user:2 100/min ─▶ 100 left │ …
+//! ```
+//!
+//! So a full limit that many subjects share is asked for once a second, not once for each of them. The price is age: what a check
+//! of other limits took from a counter since is not seen here, so a word is repeated for ten seconds. Where it would refuse, it is a
+//! denial and lasts as long as one. If nothing is known of one of the lines, the store is asked.
 
-use std::hash::{BuildHasher, Hash, Hasher};
-
-use foldhash::quality::RandomState;
-use parking_lot::Mutex;
 use smallvec::SmallVec;
-use std::collections::HashMap;
 use tollgate_core::{Check, Decision, Demand, Line, Lines, Source, Timestamp, Wait};
+
+use crate::lately::{Fading, Id, Lately};
 
 /// No denial is remembered longer.
 const REMEMBERED_US_MAX: u64 = 1_000_000;
-const SHARDS: usize = 16;
-/// Entries per shard; 65,536 in all, some tens of megabytes at the very most.
-const SHARD_ENTRIES_MAX: usize = 4_096;
-/// A full shard is searched for forgotten entries no more often than this; in between newcomers are not remembered.
-const SWEEP_EVERY_US: u64 = 100_000;
-/// Different costs remembered per counter, and other counters' lines beside it.
+/// No line beside a denial is repeated longer.
+const REPEATED_US_MAX: u64 = 10_000_000;
+/// Counters with a denial, and counters with a last word; some tens of megabytes at the very most.
+const COUNTERS_MAX: usize = 65_536;
+/// Different costs remembered per counter.
 const DENIALS_MAX: usize = 4;
-const LINES_MAX: usize = 8;
 
-/// A counter under one version of its limit.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-struct CounterId(u64, u64);
-
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct DenyCache {
-    shards: [Mutex<Shard>; SHARDS],
-    hashers: [RandomState; 2],
+    denials: Lately<Denials>,
+    words: Lately<LastWord>,
 }
 
-#[derive(Debug, Default)]
-struct Shard {
-    entries: HashMap<CounterId, Entry, RandomState>,
-    /// When a full shard was last searched for what is forgotten.
-    swept: Timestamp,
+impl Default for DenyCache {
+    fn default() -> Self {
+        DenyCache { denials: Lately::new(COUNTERS_MAX), words: Lately::new(COUNTERS_MAX) }
+    }
 }
 
+/// The denials of a counter under one version of its limit, each of another cost.
 #[derive(Debug, Default)]
-struct Entry {
-    denials: SmallVec<[Denial; 1]>,
-    lines: SmallVec<[LastWord; 2]>,
-}
+struct Denials(SmallVec<[Denial; 1]>);
 
 #[derive(Clone, Copy, Debug)]
 struct Denial {
-    cost: u32,
     forget_at: Timestamp,
-    line: LastWord,
+    word: LastWord,
 }
 
 /// What the store last said of a counter, and when it was asked.
 #[derive(Clone, Copy, Debug)]
 struct LastWord {
-    counter: CounterId,
     line: Line,
     sent: Timestamp,
 }
@@ -79,48 +74,40 @@ impl DenyCache {
     /// The denial that the store would give, if it is certain.
     pub(crate) fn recall(&self, check: &Check<'_>, now: Timestamp) -> Option<Decision> {
         let demands = check.demands();
-        let ids: SmallVec<[CounterId; 4]> = demands.iter().map(|demand| self.id(demand)).collect();
-        for (demand, &id) in demands.iter().zip(&ids) {
-            let shard = self.shard(id).lock();
-            let Some(entry) = shard.entries.get(&id) else { continue };
-            let Some(denial) = entry.denial(demand.cost.units(), now) else { continue };
-            let line_of = |(demand, &other): (&Demand<'_>, &CounterId)| {
-                if other == id {
-                    return Some(denial.line.at(now));
-                }
-                let last_word = entry.lines.iter().find(|last_word| last_word.counter == other)?;
-                last_word.speaking_of(demand, now)
-            };
-            let lines: Option<Lines> = demands.iter().zip(&ids).map(line_of).collect();
-            if let Some(lines) = lines {
-                return Some(Decision { at: now, source: Source::DenyCache, lines });
-            }
+        let ids: SmallVec<[Id; 4]> = demands.iter().map(|demand| self.id(demand)).collect();
+        let denied = |(demand, &id): (&Demand<'_>, &Id)| {
+            self.denials.look(id, |denials| denials.line_of(demand.cost.units(), now)).flatten()
+        };
+        let denied: SmallVec<[Option<Line>; 4]> = demands.iter().zip(&ids).map(denied).collect();
+        if denied.iter().all(Option::is_none) {
+            return None;
         }
-        None
+        let last_word = |demand, id| self.words.look(id, |word| word.speaking_of(demand, now)).flatten();
+        let lines = demands.iter().zip(&ids).zip(&denied);
+        let lines: Option<Lines> =
+            lines.map(|((demand, &id), denied)| denied.or_else(|| last_word(demand, id))).collect();
+        Some(Decision { at: now, source: Source::DenyCache, lines: lines? })
     }
 
     /// Learns from an answer of the store to a check that was sent at `sent`.
     pub(crate) fn learn(&self, check: &Check<'_>, decision: &Decision, sent: Timestamp) {
-        let demands = check.demands();
+        let (demands, lines) = (check.demands(), &decision.lines);
         let allowed = decision.allowed();
-        let is_worth_it = |line: &Line| !line.allowed || (allowed && line.remaining == 0);
-        if !decision.lines.iter().any(is_worth_it) {
+        if !lines.iter().any(|line| denied_by(line, allowed).is_some()) {
             return;
         }
-        let last_word = |(demand, line): (&Demand<'_>, &Line)| LastWord { counter: self.id(demand), line: *line, sent };
-        let words: SmallVec<[LastWord; 4]> = demands.iter().zip(&decision.lines).map(last_word).collect();
-        for word in &words {
-            let line = word.line;
-            let denied = if !line.allowed {
-                Some((line.cost, line.retry_after))
-            } else if allowed && line.remaining == 0 && line.cost > 0 {
-                Some((1, line.next_after))
-            } else {
-                None
-            };
-            if let Some((cost, wait)) = denied {
-                let line = Line { allowed: false, cost, retry_after: wait, ..line };
-                self.remember(LastWord { line, ..*word }, &words);
+        let is_ban = lines.iter().any(is_of_a_ban);
+        if is_ban && has_several_subjects(check) {
+            return;
+        }
+        for (demand, line) in demands.iter().zip(lines) {
+            let id = self.id(demand);
+            if let Some(line) = denied_by(line, allowed) {
+                self.denials.add(id, sent, |denials| denials.remember(LastWord { line, sent }));
+            }
+            // A ban hides what the counters hold.
+            if !is_ban {
+                self.words.put(id, LastWord { line: *line, sent }, sent);
             }
         }
     }
@@ -128,72 +115,77 @@ impl DenyCache {
     /// Forgets what is known of a counter, under this version of its limit.
     pub(crate) fn forget(&self, demand: &Demand<'_>) {
         let id = self.id(demand);
-        self.shard(id).lock().entries.remove(&id);
+        self.denials.forget(id);
+        self.words.forget(id);
     }
 
-    fn remember(&self, word: LastWord, words: &[LastWord]) {
+    fn id(&self, demand: &Demand<'_>) -> Id {
+        self.denials.id((&demand.key, &demand.limit))
+    }
+}
+
+/// The denial that a line is, or is as good as, in an answer that admitted the request or not.
+fn denied_by(line: &Line, allowed: bool) -> Option<Line> {
+    match line.allowed {
+        // A peek is refused by a ban at most, and together with what takes something.
+        _ if line.cost == 0 => None,
+        false => Some(*line),
+        true if allowed && line.remaining == 0 => {
+            Some(Line { allowed: false, cost: 1, retry_after: line.next_after, ..*line })
+        }
+        true => None,
+    }
+}
+
+/// Whatever an algorithm refuses, some unit comes back some time.
+fn is_of_a_ban(line: &Line) -> bool {
+    !line.allowed && line.next_after == Wait::NEVER
+}
+
+fn has_several_subjects(check: &Check<'_>) -> bool {
+    check.demands().windows(2).any(|pair| pair[0].key.subject() != pair[1].key.subject())
+}
+
+impl Denials {
+    fn remember(&mut self, word: LastWord) {
         // "Never" is as true in a second as it is now; it is forgotten by the same clock.
         let wait_us = word.line.retry_after.as_micros().unwrap_or(REMEMBERED_US_MAX);
         let forget_at = word.sent.plus_micros(wait_us.min(REMEMBERED_US_MAX));
-        let mut shard = self.shard(word.counter).lock();
-        if !shard.has_room_for(word.counter, word.sent) {
-            return;
-        }
-        let entry = shard.entries.entry(word.counter).or_default();
-        let denial = Denial { cost: word.line.cost, forget_at, line: word };
-        entry.denials.retain(|other| other.cost != denial.cost && other.forget_at > word.sent);
-        entry.denials.truncate(DENIALS_MAX - 1);
-        entry.denials.push(denial);
-        for word in words {
-            entry.lines.retain(|other| other.counter != word.counter);
-            if entry.lines.len() == LINES_MAX {
-                entry.lines.remove(0);
-            }
-            entry.lines.push(*word);
-        }
+        self.0.retain(|other| other.word.line.cost != word.line.cost && other.forget_at > word.sent);
+        self.0.truncate(DENIALS_MAX - 1);
+        self.0.push(Denial { forget_at, word });
     }
 
-    fn id(&self, demand: &Demand<'_>) -> CounterId {
-        let [first, second] = self.hashers.each_ref().map(|hasher| {
-            let mut hasher = hasher.build_hasher();
-            demand.key.hash(&mut hasher);
-            demand.limit.hash(&mut hasher);
-            hasher.finish()
-        });
-        CounterId(first, second)
-    }
-
-    fn shard(&self, id: CounterId) -> &Mutex<Shard> {
-        &self.shards[id.1 as usize % SHARDS]
+    /// The denial of this cost as it stands now, if there is one.
+    fn line_of(&self, cost: u32, now: Timestamp) -> Option<Line> {
+        let is_known = |denial: &&Denial| denial.word.age_us(now).is_some() && now < denial.forget_at;
+        let denial = self.0.iter().filter(is_known).find(|denial| denial.word.line.cost == cost)?;
+        Some(denial.word.at(now))
     }
 }
 
-impl Shard {
-    fn has_room_for(&mut self, counter: CounterId, now: Timestamp) -> bool {
-        let is_full = |shard: &Shard| shard.entries.len() >= SHARD_ENTRIES_MAX;
-        if !is_full(self) || self.entries.contains_key(&counter) {
-            return true;
-        }
-        if now >= self.swept.plus_micros(SWEEP_EVERY_US) {
-            self.swept = now;
-            self.entries.retain(|_, entry| entry.denials.iter().any(|denial| denial.forget_at > now));
-        }
-        !is_full(self)
+impl Fading for Denials {
+    fn may_go(&self, now: Timestamp) -> bool {
+        self.0.iter().all(|denial| denial.forget_at <= now)
     }
 }
 
-impl Entry {
-    fn denial(&self, cost: u32, now: Timestamp) -> Option<&Denial> {
-        // By a clock that was set back, what was learned later has not been said yet.
-        let is_known = |denial: &&Denial| denial.line.sent <= now && now < denial.forget_at;
-        self.denials.iter().filter(is_known).find(|denial| denial.cost == cost)
+impl Fading for LastWord {
+    /// Earlier than it loses its meaning: where there is no room, the latest are worth more.
+    fn may_go(&self, now: Timestamp) -> bool {
+        self.age_us(now).is_none_or(|age_us| age_us >= REMEMBERED_US_MAX)
     }
 }
 
 impl LastWord {
+    /// How long ago it was asked for. By a clock that was set back, what was learned later has not been said yet.
+    fn age_us(&self, now: Timestamp) -> Option<u64> {
+        now.as_micros().checked_sub(self.sent.as_micros())
+    }
+
     /// The line as it stands now: every wait is shorter by what has passed since it was asked for.
     fn at(&self, now: Timestamp) -> Line {
-        let passed_us = now.as_micros().saturating_sub(self.sent.as_micros());
+        let passed_us = self.age_us(now).unwrap_or(0);
         let shorter = |wait: Wait| wait.as_micros().map_or(wait, |us| Wait::from_micros(us.saturating_sub(passed_us)));
         Line {
             retry_after: shorter(self.line.retry_after),
@@ -203,10 +195,14 @@ impl LastWord {
         }
     }
 
-    /// The line for another demand on the same counter. `None` where it would be a refusal of which nothing is known any more.
+    /// The line for another demand on the same counter. `None` where it is too old, or would be a refusal of which nothing is known any more.
     fn speaking_of(&self, demand: &Demand<'_>, now: Timestamp) -> Option<Line> {
         let cost = demand.cost.units();
         let line = Line { cost, allowed: cost <= self.line.remaining, ..self.at(now) };
+        let age_us_max = if line.allowed { REPEATED_US_MAX } else { REMEMBERED_US_MAX };
+        if self.age_us(now)? >= age_us_max {
+            return None;
+        }
         let retry_after = match (line.allowed, self.line.allowed) {
             (true, _) if cost == 0 && line.remaining == 0 => line.next_after,
             (true, true) => line.retry_after,
@@ -223,7 +219,8 @@ impl LastWord {
 mod tests {
     use super::*;
     use std::sync::Arc;
-    use tollgate_core::{Key, Limit, ManualClock, MemoryStore};
+    use std::time::Duration;
+    use tollgate_core::{Clock, Key, Limit, ManualClock, MemoryStore};
 
     const START: Timestamp = Timestamp::from_micros(1_700_000_000_000_000);
 
@@ -329,6 +326,51 @@ mod tests {
     }
 
     #[test]
+    fn a_refusal_of_another_line_is_forgotten_after_a_second_too() {
+        let (store, clock) = store();
+        let cache = DenyCache::default();
+        let ask = |check: &Check<'_>| {
+            let now = clock.now();
+            let recalled = cache.recall(check, now);
+            recalled.unwrap_or_else(|| {
+                let decision = store.check(check);
+                cache.learn(check, &decision, now);
+                decision
+            })
+        };
+        let (often, daily) = (demand("1/10s", "a"), demand("5/day", "b"));
+        let both = [often, daily];
+        store.check(&Check::one(&daily.cost(5)));
+        assert!(ask(&Check::one(&often)).allowed());
+        assert!(!ask(&Check::new(&both).unwrap()).allowed());
+        clock.advance(Duration::from_secs(5));
+        // On another node, so nobody here is told.
+        store.reset(&daily);
+        clock.advance(Duration::from_secs(5));
+        assert!(ask(&Check::one(&often)).allowed());
+        clock.advance(Duration::from_millis(100));
+        let denied = ask(&Check::new(&both).unwrap());
+        assert_eq!((denied.allowed(), denied.lines[1].allowed), (false, true));
+        assert_eq!(denied.retry_after(), Wait::from_micros(9_900_000));
+    }
+
+    #[test]
+    fn a_word_of_another_line_is_repeated_for_ten_seconds() {
+        let cache = DenyCache::default();
+        let (store, clock) = store();
+        let both = [demand("1/min", "shared"), demand("9/day", "a")];
+        let check = Check::new(&both).unwrap();
+        cache.learn(&check, &store.check(&check), clock.now());
+        // Others keep the denial known.
+        for (seconds, is_known) in [(5, true), (9, true), (10, false)] {
+            let now = START.plus_micros(seconds * 1_000_000);
+            clock.set(now);
+            cache.learn(&Check::one(&both[0]), &store.check(&Check::one(&both[0])), now);
+            assert_eq!(cache.recall(&check, now).is_some(), is_known, "{seconds}");
+        }
+    }
+
+    #[test]
     fn a_flood_of_denied_keys_stays_within_the_bound() {
         let (store, _clock) = store();
         let cache = DenyCache::default();
@@ -337,8 +379,7 @@ mod tests {
             let demand = demand("1/h", &subject);
             cache.learn(&Check::one(&demand), &store.check(&Check::one(&demand)), START);
         }
-        let entries: usize = cache.shards.iter().map(|shard| shard.lock().entries.len()).sum();
-        assert_eq!(entries, SHARDS * SHARD_ENTRIES_MAX);
+        assert_eq!((cache.denials.len(), cache.words.len()), (COUNTERS_MAX, COUNTERS_MAX));
         let (subject, later) = ("late".to_owned(), START.plus_micros(REMEMBERED_US_MAX));
         let demand = demand("1/h", &subject);
         cache.learn(&Check::one(&demand), &store.check(&Check::one(&demand)), later);

@@ -34,6 +34,7 @@ pub mod fuzz;
 mod guide;
 #[cfg(feature = "rules")]
 pub mod identity;
+mod lately;
 #[cfg(feature = "tower")]
 pub mod layer;
 mod limiter;

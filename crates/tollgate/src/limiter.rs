@@ -16,6 +16,7 @@
 //! **Nothing panics through.** A panic in a store, shared or in process, is a failure like any other. So is a call outside a tokio
 //! runtime: nothing there could end a wait for the store, so it is not asked.
 
+mod probing;
 mod ready;
 mod settle;
 mod shared;

@@ -197,3 +197,31 @@ async fn mixed_costs_and_overlapping_keys_in_one_batch_are_granted_in_order() {
     let calls = calls_of(&node.server);
     assert!(calls <= 2 * 300 + 1, "one call a batch; of callers one for the first and one for the others: {calls}");
 }
+
+#[tokio::test]
+async fn a_ban_of_one_subject_is_not_remembered_against_another() {
+    let server = Server::redis();
+    let store = RedisStore::builder(server.url()).bans(true).call_timeout(PATIENCE).build().unwrap();
+    let limiter = Limiter::builder().store(Arc::new(store.clone())).deadline(PATIENCE).build();
+    let demand = |limit: &str, subject: &'static str| Demand::new(limit.parse().unwrap(), Key::new(subject).unwrap());
+    let (user, global) = (demand("100/min", "user:7"), demand("1000/min", "global"));
+    store.ban(b"user:7", Some(Duration::from_secs(3600))).await.unwrap();
+    for demands in [[user, global], [user, global.cost(0)]] {
+        assert!(!limiter.check(&Check::new(&demands).unwrap()).await.unwrap().allowed());
+        for other in [global, global.cost(0)] {
+            let decision = limiter.check(&Check::one(&other)).await.unwrap();
+            assert_eq!((decision.allowed(), decision.source), (true, Source::Store), "{other:?} after {demands:?}");
+        }
+    }
+    // Its own counters are the banned subject's.
+    let both = [user, demand("1000/day", "user:7"), demand("9/h", "user:7").cost(0)];
+    let check = Check::new(&both).unwrap();
+    limiter.check(&check).await.unwrap();
+    let calls = calls_of(&server);
+    for demands in [&both[..2], &both[..1]] {
+        let decision = limiter.check(&Check::new(demands).unwrap()).await.unwrap();
+        assert_eq!((decision.allowed(), decision.source), (false, Source::DenyCache), "{demands:?}");
+    }
+    assert_eq!(calls_of(&server), calls);
+    assert!(limiter.check(&Check::one(&both[2])).await.unwrap().allowed(), "a peek is never denied");
+}

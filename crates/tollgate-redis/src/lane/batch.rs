@@ -26,7 +26,7 @@ pub(super) struct Checks {
     grouping: Grouping,
 }
 
-type ChecksWaiter = (usize, Sender<Result<Vec<Decision>, Fault>>);
+type ChecksWaiter = (usize, Sender<Result<Vec<Result<Decision, Fault>>, Fault>>);
 
 /// Refunds, and who waits for them.
 pub(super) struct Refunds(Vec<(Step, Sender<Result<(), Fault>>)>);
@@ -208,8 +208,7 @@ impl Checks {
             Ok(results[given[group].min(results.len()) - 1].clone())
         });
         for (step_count, waiter) in self.waiters {
-            let decisions: Vec<Result<Decision, Fault>> = next_answer.by_ref().take(step_count).collect();
-            let _ = waiter.send(joined(decisions));
+            let _ = waiter.send(Ok(next_answer.by_ref().take(step_count).collect()));
         }
     }
 }
@@ -268,16 +267,6 @@ impl Grouping {
         }
         Grouping { groups, group_of }
     }
-}
-
-/// One caller's decisions, or why there are none.
-fn joined(decisions: Vec<Result<Decision, Fault>>) -> Result<Vec<Decision>, Fault> {
-    let failed = decisions.iter().filter(|decision| decision.is_err()).count();
-    if failed > 0 && failed < decisions.len() {
-        // "Foreign" promises that nothing was executed, which is not so for the others.
-        return Err(Fault::foreign_in_part());
-    }
-    decisions.into_iter().collect()
 }
 
 #[cfg(test)]

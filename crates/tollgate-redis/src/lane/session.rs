@@ -91,8 +91,10 @@ impl<'a> Session<'a> {
             } else {
                 let mut arrived = Vec::new();
                 tokio::select! {
-                    count = queue.recv_many(&mut arrived, STEPS_MAX) => if count == 0 { return Queue::Closed },
+                    // First: who comes when the server has just hung up waits for the next connection, and is not sent into this one.
+                    biased;
                     () = self.connection.hung_up() => return Queue::Open,
+                    count = queue.recv_many(&mut arrived, STEPS_MAX) => if count == 0 { return Queue::Closed },
                 }
                 backlog.extend(arrived);
                 Ok(())

@@ -95,7 +95,7 @@ fn valkey_decides_batches_in_order() {
 async fn many_callers_on_one_key_share_calls_and_are_granted_exactly_the_quota() {
     let server = Server::redis();
     let store = RedisStore::builder(server.url()).build().unwrap();
-    store.probe().await.unwrap();
+    store.command(&["PING"]).await.unwrap();
     let before = store.stats();
     let limit: Limit = "1000/h".parse().unwrap();
     let callers = (0..64).map(|_| {
@@ -124,7 +124,7 @@ async fn many_callers_on_one_key_share_calls_and_are_granted_exactly_the_quota()
 async fn a_caller_who_left_the_queue_is_not_charged() {
     let server = Server::redis();
     let store = Arc::new(RedisStore::builder(server.url()).call_timeout(Duration::from_secs(5)).build().unwrap());
-    store.probe().await.unwrap();
+    store.command(&["PING"]).await.unwrap();
     let limit: Limit = "10/h".parse().unwrap();
     let demand = Demand::new(limit, Key::new("k").unwrap());
     let checks = [Check::one(&demand)];

@@ -125,8 +125,8 @@ async fn a_hung_server_times_out_and_what_it_says_later_is_heard_by_nobody() {
     let store = RedisStore::builder(server.url()).call_timeout(Duration::from_millis(100)).build().unwrap();
     healed(&store).await;
     server.stop();
-    let (decided, probed) = tokio::join!(decide(&store, "hung"), store.probe());
-    assert_eq!(probed.unwrap_err().kind(), Kind::TimedOut);
+    let (decided, other) = tokio::join!(decide(&store, "hung"), decide(&store, "another"));
+    assert_eq!(other.unwrap_err().kind(), Kind::TimedOut);
     let error = decided.unwrap_err();
     assert_eq!(error.kind(), Kind::TimedOut);
     assert!(!error.is_unexecuted(), "nobody knows");
@@ -411,4 +411,41 @@ async fn more_callers_than_may_wait_are_turned_away_at_once() {
     }
     assert!((20..32).contains(&turned_away), "{turned_away}");
     server.cont();
+}
+
+/// Waits until the server has greeted somebody of ours who has asked for nothing yet.
+async fn greeted(server: &Server) {
+    for _ in 0..LOOKS_MAX {
+        let clients = server.command(&["CLIENT", "LIST"]).text();
+        if clients.lines().any(|client| client.contains("name=tollgate") && client.contains("cmd=script")) {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    panic!("nobody of ours is greeted");
+}
+
+#[tokio::test]
+async fn a_connection_that_was_cut_while_idle_is_replaced_at_once() {
+    let server = Server::redis();
+    let proxy = Proxy::start(server.addr());
+    let store = RedisStore::builder(proxy.url()).call_timeout(Duration::from_secs(10)).build().unwrap();
+    // On this one thread nothing of ours runs in between; the yields are for the news to arrive.
+    let cut = async || {
+        proxy.set(Fault::Cut);
+        proxy.set(Fault::Pass);
+        for _ in 0..100 {
+            tokio::task::yield_now().await;
+        }
+    };
+    for time in 0..3 {
+        greeted(&server).await;
+        // As a server or a balancer does to who has asked nothing for a while.
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        cut().await;
+        let decided = decide(&store, "idle").await;
+        assert!(decided.is_ok(), "after time {time}: {decided:?}");
+        // The next connection has not been asked anything.
+        cut().await;
+    }
 }

@@ -1,5 +1,7 @@
 //! What is written: for how long, and what happens if something else stands there.
 
+use std::time::Duration;
+
 use futures_util::future::join_all;
 use tollgate_core::{Algorithm, Check, Cost, Decision, Demand, Key, Limit, Scope, Store, StoreErrorKind, Timestamp};
 use tollgate_redis::RedisStore;
@@ -204,7 +206,7 @@ fn many_who_ask_for_a_spoilt_log_are_told_in_a_few_calls() {
     let redis = OnServer::new(Brand::Redis);
     let now_us: u64 = 1_760_000_000_000_000;
     redis.clock.set(Timestamp::from_micros(now_us));
-    redis.wait(redis.store.probe()).unwrap();
+    redis.wait(redis.store.command(&["PING"])).unwrap();
     redis.server.command(&["SET", "tollgate:tg1:{foreign}:sliding:60000000", "hello"]);
     spoil(&redis, now_us, "spoilt");
     let calls_for = |subjects: &[String]| {
@@ -233,7 +235,7 @@ fn what_was_written_before_the_trouble_is_not_asked_again() {
     let redis = OnServer::new(Brand::Redis);
     let now_us: u64 = 1_760_000_000_000_000;
     redis.clock.set(Timestamp::from_micros(now_us));
-    redis.wait(redis.store.probe()).unwrap();
+    redis.wait(redis.store.command(&["PING"])).unwrap();
     spoil(&redis, now_us, "z");
     let connects_before = redis.store.stats().connects;
 
@@ -272,13 +274,28 @@ fn a_batch_whose_later_part_fails_does_not_claim_that_nothing_was_executed() {
     redis.clock.set(Timestamp::from_micros(1_760_000_000_000_000));
     redis.server.command(&["SET", "tollgate:tg1:{foreign}:sliding:60000000", "hello"]);
     let (good, bad) = (demand("1000/min", "good"), demand("1000/min", "foreign"));
-    // More than go in one call, and the last is alone in its call.
-    for (good_ones, kind) in [(0, StoreErrorKind::Foreign), (128, StoreErrorKind::ForeignInPart)] {
+    let in_part = StoreErrorKind::ForeignInPart;
+    // In one call; and more than go in one, so that the last is alone in its own.
+    for (good_ones, kind) in [(0, StoreErrorKind::Foreign), (1, in_part), (128, in_part)] {
         let checks: Vec<Check<'_>> = std::iter::repeat_n(&good, good_ones).chain([&bad]).map(Check::one).collect();
         let error = redis.wait(redis.store.decide(&checks)).unwrap_err();
         assert_eq!((error.kind(), error.is_unexecuted()), (kind, good_ones == 0), "{error}");
     }
-    assert_eq!(redis.wait(redis.store.inspect(&good)).unwrap().remaining, 1000 - 128);
+    assert_eq!(redis.wait(redis.store.inspect(&good)).unwrap().remaining, 1000 - 1 - 128);
+}
+
+#[test]
+fn each_check_of_a_batch_has_its_own_answer() {
+    let redis = OnServer::new(Brand::Redis);
+    redis.clock.set(Timestamp::from_micros(1_760_000_000_000_000));
+    redis.server.command(&["SET", "tollgate:tg1:{foreign}:sliding:60000000", "hello"]);
+    let (good, bad) = (demand("2/min", "good"), demand("2/min", "foreign"));
+    let checks = [&good, &bad, &good, &bad, &good].map(Check::one);
+    let answers = redis.wait(redis.store.decide_each(&checks)).unwrap();
+    let said =
+        answers.into_iter().map(|answer| answer.map(|decision| decision.allowed()).map_err(|error| error.kind()));
+    let foreign = Err(StoreErrorKind::Foreign);
+    assert_eq!(said.collect::<Vec<_>>(), [Ok(true), foreign, Ok(true), foreign, Ok(false)]);
 }
 
 #[test]
@@ -339,7 +356,7 @@ async fn a_ban_refuses_until_it_ends_and_charges_nothing() {
     let store = RedisStore::builder(server.url()).bans(true).build().unwrap();
     let demands = [demand("5/min", "ann"), demand("9/h fixed-window", "ann"), demand("5/min", "bob")];
     let check = Check::new(&demands).unwrap();
-    store.ban(b"ann", Some(std::time::Duration::from_secs(60))).await.unwrap();
+    store.ban(b"ann", Some(Duration::from_secs(60))).await.unwrap();
     let denied = store.decide(&[check]).await.unwrap().remove(0);
     assert!(!denied.allowed());
     let retry_ms = denied.retry_after().as_millis_ceil().unwrap();
@@ -355,6 +372,26 @@ async fn a_ban_refuses_until_it_ends_and_charges_nothing() {
     assert_eq!(denied.retry_after(), tollgate_core::Wait::NEVER);
     assert!(store.lift_ban(b"bob").await.unwrap());
     assert!(!store.lift_ban(b"bob").await.unwrap());
+}
+
+#[tokio::test]
+async fn a_ban_for_longer_than_anybody_counts_harms_only_whom_it_bans() {
+    let server = Server::redis();
+    let store = RedisStore::builder(server.url()).bans(true).build().unwrap();
+    let (ann, bob) = (demand("5/min", "ann"), demand("5/min", "bob"));
+    let checks = [Check::one(&ann), Check::one(&bob)];
+    let long_ms = (1_u64 << 62).to_string();
+    for duration in [Duration::MAX, Duration::from_secs(u64::from(u32::MAX) << 13)] {
+        store.ban(b"ann", Some(duration)).await.unwrap();
+        let decisions = store.decide(&checks).await.unwrap();
+        assert_eq!((decisions[0].allowed(), decisions[1].allowed()), (false, true));
+        assert!(decisions[0].retry_after() > tollgate_core::Wait::from_micros(1 << 52), "{:?}", decisions[0]);
+    }
+    // By another hand than ours.
+    assert_eq!(server.command(&["SET", "tollgate:tg1:{ann}:ban", "1", "PX", &long_ms]).error(), None);
+    let decisions = store.decide(&checks).await.unwrap();
+    assert_eq!((decisions[0].allowed(), decisions[1].allowed()), (false, true));
+    assert_eq!(store.stats().connects, 1);
 }
 
 #[tokio::test]

@@ -67,8 +67,8 @@ impl Limiter {
     /// Those who wait for the same counters in this process are served in the order in which they came. One that stands behind
     /// others does not know how long these will take, so it may wait for as long as it was willing to and then be told
     /// that it is too late. So may one that is answered by the local share, since the store may come back; in every
-    /// other case that is told at once. Dropping the future leaves the queue; nothing was charged,
-    /// unless by a leaky bucket that has already told a turn.
+    /// other case that is told at once. Dropping the future leaves the queue. While it waits nothing is charged, unless by a
+    /// leaky bucket that has already told a turn; a call to a shared store that is on its way may still charge.
     ///
     /// ```
     /// use std::time::Duration;

@@ -1,40 +1,32 @@
 //! A store that may be away: deadline, breaker, remembered denials, local share.
 
 use std::future::Future;
-use std::panic::AssertUnwindSafe;
-use std::sync::{Arc, Weak};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt;
 use smallvec::SmallVec;
 use tokio::runtime::Handle;
 use tollgate_core::{
-    Check, Clock, Decision, Demand, Key, Limit, Line, MemoryStore, Source, Store, StoreError, StoreErrorKind as Kind,
+    Check, Clock, Decision, Demand, Line, MemoryStore, Source, Store, StoreError, StoreErrorKind as Kind,
 };
 
 use super::stats::{Counters, add};
-use super::{guarded, is_of, panicked, uncounted};
-use crate::breaker::{Breaker, Phase, probe_after};
+use super::{guarded, is_of, panicked, probing, uncounted};
+use crate::breaker::{Breaker, Phase};
 use crate::deny_cache::DenyCache;
 use crate::failure::{OnFailure, Otherwise, Unavailable, local_share, local_wait};
 use crate::observe::{Observers, StoreCallKind as Call};
 
-/// A probe may take longer than a decision: nobody waits for it. But the next one waits for it, and a store that hangs and then
-/// heals must be found out.
-const PROBE_DEADLINE_MIN: Duration = Duration::from_millis(250);
-const PROBE_DEADLINE_MAX: Duration = Duration::from_secs(1);
-/// What a probe spends: one unit of a limit that nobody can exhaust, so that it writes like a decision does.
-const PROBE_SUBJECT: &str = "tollgate-probe";
-const PROBE_LIMIT: &str = "10000000/s token-bucket";
-
 pub(super) struct Shared {
     store: Arc<dyn Store>,
     local: MemoryStore,
-    clock: Arc<dyn Clock>,
-    observers: Observers,
+    pub(super) clock: Arc<dyn Clock>,
+    pub(super) observers: Observers,
     deny_cache: Option<DenyCache>,
     breaker: Breaker,
-    deadline: Duration,
+    pub(super) deadline: Duration,
     instances: u32,
 }
 
@@ -90,18 +82,16 @@ impl Shared {
             Some(phase) => self.ask(&unknown, phase, counters).await,
             None => Err(Kind::Unreachable),
         };
-        let fresh: Vec<Result<Decision, Unavailable>> = match asked {
-            Ok(decisions) => {
-                for (check, decision) in unknown.iter().zip(&decisions) {
-                    if let Some(cache) = cache_for(check) {
-                        cache.learn(check, decision, sent);
-                    }
+        let asked = asked.unwrap_or_else(|kind| unknown.iter().map(|_| Err(kind)).collect());
+        let mut fresh = unknown.iter().zip(asked).map(|(check, asked)| match asked {
+            Ok(decision) => {
+                if let Some(cache) = cache_for(check) {
+                    cache.learn(check, &decision, sent);
                 }
-                decisions.into_iter().map(Ok).collect()
+                Ok(decision)
             }
-            Err(kind) => unknown.iter().map(|check| self.degraded(check, otherwise, kind)).collect(),
-        };
-        let mut fresh = fresh.into_iter();
+            Err(kind) => self.degraded(check, otherwise, kind),
+        });
         answers.iter_mut().filter(|answer| answer.is_none()).for_each(|answer| *answer = fresh.next());
         answers.into_iter().flatten().collect()
     }
@@ -169,54 +159,85 @@ impl Shared {
         checks: &[Check<'_>],
         phase: Phase,
         counters: &Counters,
-    ) -> Result<Vec<Decision>, Kind> {
+    ) -> Result<Vec<Result<Decision, Kind>>, Kind> {
+        let Some(call) = self.begin(Call::Decide, checks.len(), self.decide(checks)) else {
+            // Whoever has not asked the store says nothing about it.
+            return Err(Kind::Unreachable);
+        };
         add(&counters.store_calls);
-        let error = match self.call(Call::Decide, checks.len(), self.decide(checks)).await {
-            Ok(decisions) => {
+        let error = match call.await {
+            Ok(answers) => {
                 if self.breaker.succeeded(phase) {
                     self.tell_of_healing();
                 }
-                return Ok(decisions);
+                let undecided = |error: StoreError| {
+                    tracing::debug!(kind = error.kind().name(), %error, "the store did not decide one of several checks");
+                    error.kind()
+                };
+                return Ok(answers.into_iter().map(|answer| answer.map_err(undecided)).collect());
             }
             Err(error) => error,
         };
         add(&counters.store_failures);
         tracing::debug!(kind = error.kind().name(), %error, "the store did not answer");
-        // A stranger under one key says nothing about the store, and a caller without a runtime has not asked it.
-        let is_foreign = matches!(error.kind(), Kind::Foreign | Kind::ForeignInPart);
-        let is_of_the_store = !is_foreign && Handle::try_current().is_ok();
-        if is_of_the_store && self.breaker.failed(phase, self.clock.now()) {
+        if !is_foreign(&error) && self.breaker.failed(phase, self.clock.now()) {
             tracing::warn!(kind = error.kind().name(), "the store is not asked until a probe succeeds");
             self.observers.breaker_changed(true);
-            self.start_probing();
+            probing::start(self);
         }
         Err(error.kind())
     }
 
-    /// The store's decisions: one for each check, with a line for each of its limits. Any other answer would let pass what nobody decided.
-    async fn decide(&self, checks: &[Check<'_>]) -> Result<Vec<Decision>, StoreError> {
-        let decisions = self.store.decide(checks).await?;
-        let are_whole = decisions.len() == checks.len()
-            && checks.iter().zip(&decisions).all(|(check, decision)| is_of(decision, check));
-        match are_whole {
-            true => Ok(decisions),
-            false => Err(StoreError::new(Kind::Protocol, "the store answered another number of checks or limits")),
+    /// The store's answers: one for each check, and in a decision a line for each of its limits. Anything else would let pass what nobody
+    /// decided. Where it decided none of them, it has failed.
+    pub(super) async fn decide(&self, checks: &[Check<'_>]) -> Result<Vec<Result<Decision, StoreError>>, StoreError> {
+        let mut answers = self.store.decide_each(checks).await?;
+        let is_whole = |(check, answer): (&Check<'_>, &Result<Decision, StoreError>)| {
+            answer.as_ref().map_or(true, |decision| is_of(decision, check))
+        };
+        if answers.len() != checks.len() || !checks.iter().zip(&answers).all(is_whole) {
+            return Err(StoreError::new(Kind::Protocol, "the store answered another number of checks or limits"));
         }
+        if answers.iter().all(Result::is_err)
+            && let Some(Err(error)) = answers.pop()
+        {
+            return Err(error);
+        }
+        Ok(answers)
     }
 
     /// Calls the store, within the deadline and before the eyes of the observers.
-    async fn call<T>(
+    pub(super) async fn call<T>(
         &self,
         kind: Call,
         checks: usize,
         call: impl Future<Output = Result<T, StoreError>>,
     ) -> Result<T, StoreError> {
-        let deadline = if kind == Call::Probe { self.probe_deadline() } else { self.deadline };
-        let begun = self.observers.begin(&*self.clock);
-        let answered = within(deadline, call).await;
-        let result = answered.as_ref().map(drop).map_err(StoreError::kind);
-        self.observers.store_called(begun, &*self.clock, (kind, checks), result);
-        answered
+        match self.begin(kind, checks, call) {
+            Some(call) => call.await,
+            None => {
+                const NO_TIMER: &str = "the store is asked inside a tokio runtime that has a timer";
+                Err(StoreError::new(Kind::Unreachable, NO_TIMER))
+            }
+        }
+    }
+
+    /// The same for who must know whether there was a call at all. `None` where nothing could end it.
+    fn begin<T>(
+        &self,
+        kind: Call,
+        checks: usize,
+        call: impl Future<Output = Result<T, StoreError>>,
+    ) -> Option<impl Future<Output = Result<T, StoreError>>> {
+        let deadline = if kind == Call::Probe { probing::deadline(self.deadline) } else { self.deadline };
+        let call = within(deadline, call)?;
+        Some(async move {
+            let begun = self.observers.begin(&*self.clock);
+            let answered = call.await;
+            let result = answered.as_ref().map(drop).map_err(StoreError::kind);
+            self.observers.store_called(begun, &*self.clock, (kind, checks), result);
+            answered
+        })
     }
 
     /// A store that is known to be away is not asked: its callers would wait for nothing.
@@ -227,11 +248,7 @@ impl Shared {
         }
     }
 
-    fn probe_deadline(&self) -> Duration {
-        self.deadline.clamp(PROBE_DEADLINE_MIN, PROBE_DEADLINE_MAX)
-    }
-
-    fn tell_of_healing(&self) {
+    pub(super) fn tell_of_healing(&self) {
         tracing::info!("the store answers again");
         self.observers.breaker_changed(false);
     }
@@ -267,77 +284,28 @@ impl Shared {
         let share = |demand: &Demand<'a>| Demand { limit: local_share(&demand.limit, self.instances), ..*demand };
         check.demands().iter().map(share).collect()
     }
-
-    fn start_probing(self: &Arc<Self>) {
-        let probing = Probing { shared: Arc::downgrade(self), phase: self.breaker.phase() };
-        // Without a runtime there is nobody to probe.
-        if let Ok(runtime) = Handle::try_current() {
-            drop(runtime.spawn(probe_until_healed(probing)));
-        }
-    }
 }
 
-/// Somebody probes. If it ends and the store was not found healed, because a runtime ended, the next callers find out themselves.
-struct Probing {
-    shared: Weak<Shared>,
-    phase: Phase,
+/// A stranger under one key says nothing about the store.
+pub(super) fn is_foreign(error: &StoreError) -> bool {
+    matches!(error.kind(), Kind::Foreign | Kind::ForeignInPart)
 }
 
-impl Drop for Probing {
-    fn drop(&mut self) {
-        if let Some(shared) = self.shared.upgrade()
-            && shared.breaker.leave_ajar(self.phase)
-        {
-            tracing::warn!("nobody probes the store any more; it is asked again");
-            shared.observers.breaker_changed(false);
-        }
-    }
-}
-
-/// Asks the store every now and then until it answers, then closes the breaker. Ends with the limiter, or with the phase.
-async fn probe_until_healed(probing: Probing) {
-    for attempt in 0_u32.. {
-        let pause = probe_after(attempt, fastrand::f64());
-        {
-            let Some(shared) = probing.shared.upgrade() else { return };
-            let done_after_us = (pause + shared.probe_deadline()).as_micros() as u64;
-            shared.breaker.probe_is_due_at(shared.clock.now().plus_micros(done_after_us));
-        }
-        tokio::time::sleep(pause).await;
-        let Some(shared) = probing.shared.upgrade() else { return };
-        if shared.breaker.phase() != probing.phase {
-            return;
-        }
-        if probe(&shared).await.is_ok() {
-            if shared.breaker.close(probing.phase) {
-                shared.tell_of_healing();
-            }
-            return;
-        }
-    }
-}
-
-async fn probe(shared: &Shared) -> Result<(), StoreError> {
-    let limit: Limit = PROBE_LIMIT.parse().expect("a valid limit");
-    let demand = Demand::new(limit, Key::new(PROBE_SUBJECT).expect("a short key"));
-    let check = Check::one(&demand);
-    shared.call(Call::Probe, 1, shared.decide(std::slice::from_ref(&check))).await.map(drop)
-}
-
-/// Waits for a store no longer than the deadline; a panic in it is a failure like any other. Where nothing can end the wait, it does
-/// not begin.
-async fn within<T>(deadline: Duration, call: impl Future<Output = Result<T, StoreError>>) -> Result<T, StoreError> {
-    const NO_TIMER: &str = "the store is asked inside a tokio runtime that has a timer";
-    if Handle::try_current().is_err() {
-        return Err(StoreError::new(Kind::Unreachable, NO_TIMER));
-    }
+/// Waits for a store no longer than the deadline; a panic in it is a failure like any other. `None` where nothing could end the wait:
+/// it does not begin.
+fn within<T>(
+    deadline: Duration,
+    call: impl Future<Output = Result<T, StoreError>>,
+) -> Option<impl Future<Output = Result<T, StoreError>>> {
+    Handle::try_current().ok()?;
     let call = AssertUnwindSafe(call).catch_unwind();
-    // A timer is made when this is first polled, before the call is: what panics in here, and not in there, is the timer.
-    let timed = AssertUnwindSafe(async { tokio::time::timeout(deadline, call).await }).catch_unwind();
-    match timed.await {
-        Ok(Ok(Ok(answer))) => answer,
-        Ok(Ok(Err(_panic))) => Err(StoreError::new(Kind::Protocol, "the store panicked")),
-        Ok(Err(_)) => Err(StoreError::new(Kind::TimedOut, "the store did not answer within the deadline")),
-        Err(_panic) => Err(StoreError::new(Kind::Unreachable, NO_TIMER)),
-    }
+    // In a runtime without timers, making one panics.
+    let timed = catch_unwind(AssertUnwindSafe(|| tokio::time::timeout(deadline, call))).ok()?;
+    Some(async {
+        match timed.await {
+            Ok(Ok(answer)) => answer,
+            Ok(Err(_panic)) => Err(StoreError::new(Kind::Protocol, "the store panicked")),
+            Err(_) => Err(StoreError::new(Kind::TimedOut, "the store did not answer within the deadline")),
+        }
+    })
 }

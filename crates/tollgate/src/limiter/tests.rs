@@ -7,6 +7,7 @@ use tollgate_core::{Key, Limit, ManualClock, StoreFuture, Timestamp};
 
 mod degraded;
 mod outage;
+mod remembered;
 
 /// A store that works, until it is told not to.
 struct Moody {
@@ -25,6 +26,21 @@ const FOREIGN: u8 = 4;
 const SHORT: u8 = 5;
 const FOREIGN_IN_PART: u8 = 6;
 const WITHOUT_LINES: u8 = 7;
+/// Answers, but later than anybody waits.
+const SLOW: u8 = 8;
+/// Is slow once, as one that has to connect, and fine from then on.
+const WAKES: u8 = 9;
+/// Something else stands under the key of the probe.
+const FOREIGN_PROBE: u8 = 10;
+
+impl Moody {
+    fn decide_after<'a>(&'a self, late: Duration, checks: &'a [Check<'a>]) -> StoreFuture<'a, Vec<Decision>> {
+        Box::pin(async move {
+            tokio::time::sleep(late).await;
+            self.inner.decide(checks).await
+        })
+    }
+}
 
 impl Store for Moody {
     fn decide<'a>(&'a self, checks: &'a [Check<'a>]) -> StoreFuture<'a, Vec<Decision>> {
@@ -41,6 +57,14 @@ impl Store for Moody {
                 let decided = |_: &Check<'_>| Decision { at, source: Source::Store, lines: Default::default() };
                 Ok(checks.iter().map(decided).collect())
             }),
+            SLOW => self.decide_after(Duration::from_millis(100), checks),
+            WAKES => {
+                self.mood.store(FINE, Ordering::SeqCst);
+                self.decide_after(Duration::from_millis(200), checks)
+            }
+            FOREIGN_PROBE if checks[0].demands()[0].key.subject() == b"tollgate-probe" => {
+                Box::pin(async { Err(StoreError::new(StoreErrorKind::Foreign, "a stranger's key")) })
+            }
             _ => self.inner.decide(checks),
         }
     }

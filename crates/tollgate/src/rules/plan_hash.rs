@@ -15,27 +15,22 @@
 //!
 //! **Why not with the decision?** Which limits are decided depends on the plan, so the plan comes first.
 
-use std::collections::HashMap;
-use std::hash::BuildHasher;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use foldhash::quality::RandomState;
-use parking_lot::Mutex;
 use tokio::time::timeout;
 use tollgate_core::{Clock, SystemClock, Timestamp};
 use tollgate_redis::{RedisStore, Reply};
 
 use super::plan::{PlanFuture, PlanLookup, PlanQuestion};
+use crate::lately::{Fading, Lately};
 
 /// An answer is not asked for again so soon.
 const HOLDS_US: u64 = 1_000_000;
 /// After a failure nobody asks for so long.
 const REST_US: u64 = 250_000;
-const SHARDS: usize = 16;
-/// 10,000 in all.
-const SHARD_ENTRIES_MAX: usize = 625;
+const CALLERS_MAX: usize = 10_000;
 /// No plan has a longer name, so a longer value names none and need not be kept.
 const NAME_BYTES_MAX: usize = 64;
 /// Unless said otherwise: well within the deadline of a decision, which comes after it.
@@ -65,15 +60,11 @@ pub struct PlanHash {
     name: Box<str>,
     timeout: Duration,
     clock: Arc<dyn Clock>,
-    shards: [Mutex<HashMap<FieldId, Heard, RandomState>>; SHARDS],
-    hashers: [RandomState; 2],
+    /// By the name of the field.
+    heard: Lately<Heard>,
     /// In microseconds since the epoch: until then nobody asks.
     rests_until_us: AtomicU64,
 }
-
-/// A field by its hash: names of users may be long, and there are many.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
-struct FieldId(u64, u64);
 
 /// What Redis said of a caller, and when it was asked.
 #[derive(Clone)]
@@ -89,6 +80,12 @@ impl Heard {
     }
 }
 
+impl Fading for Heard {
+    fn may_go(&self, now: Timestamp) -> bool {
+        !self.holds(now)
+    }
+}
+
 impl PlanHash {
     /// The hash of that name, on the server of a store.
     pub fn new(store: RedisStore, name: impl Into<Box<str>>) -> PlanHash {
@@ -97,8 +94,7 @@ impl PlanHash {
             name: name.into(),
             timeout: TIMEOUT_DEFAULT,
             clock: Arc::new(SystemClock::new()),
-            shards: Default::default(),
-            hashers: Default::default(),
+            heard: Lately::new(CALLERS_MAX),
             rests_until_us: AtomicU64::new(0),
         }
     }
@@ -116,8 +112,8 @@ impl PlanHash {
     }
 
     async fn look_up(&self, field: &str) -> Option<Arc<str>> {
-        let (id, now) = (self.id(field), self.clock.now());
-        let heard = self.shard(id).lock().get(&id).cloned();
+        let (id, now) = (self.heard.id(field), self.clock.now());
+        let heard = self.heard.look(id, Heard::clone);
         if let Some(heard) = &heard
             && heard.holds(now)
         {
@@ -131,7 +127,7 @@ impl PlanHash {
         match timeout(self.timeout, self.store.command(&["HGET", &self.name, field])).await {
             Ok(Ok(reply)) => {
                 let plan = name_in(&reply);
-                self.remember(id, Heard { plan: plan.clone(), asked: now });
+                self.heard.put(id, Heard { plan: plan.clone(), asked: now }, now);
                 plan
             }
             Ok(Err(error)) => {
@@ -150,24 +146,6 @@ impl PlanHash {
     fn rest(&self) {
         let until = self.clock.now().plus_micros(REST_US);
         self.rests_until_us.store(until.as_micros(), Ordering::Relaxed);
-    }
-
-    fn remember(&self, id: FieldId, heard: Heard) {
-        let mut shard = self.shard(id).lock();
-        if shard.len() >= SHARD_ENTRIES_MAX && !shard.contains_key(&id) {
-            shard.retain(|_, other| other.holds(heard.asked));
-        }
-        if shard.len() < SHARD_ENTRIES_MAX || shard.contains_key(&id) {
-            shard.insert(id, heard);
-        }
-    }
-
-    fn id(&self, field: &str) -> FieldId {
-        FieldId(self.hashers[0].hash_one(field), self.hashers[1].hash_one(field))
-    }
-
-    fn shard(&self, id: FieldId) -> &Mutex<HashMap<FieldId, Heard, RandomState>> {
-        &self.shards[id.1 as usize % SHARDS]
     }
 }
 

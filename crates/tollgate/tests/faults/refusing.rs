@@ -133,3 +133,33 @@ async fn something_else_under_our_key_degrades_that_key_alone() {
     assert_eq!(node.limiter.stats().breaker_opened, 0);
     assert_eq!(node.store.stats().panics, 0);
 }
+
+#[tokio::test]
+async fn something_else_under_the_key_of_the_probe_does_not_prolong_an_outage() {
+    let server = Server::redis();
+    let node = Node::new(server.url()).await;
+    let plant = ["SET", "tollgate:tg1:{tollgate-probe}:token-bucket:1000000", "hello"];
+    assert_eq!(server.command(&plant).error(), None);
+    node.outlive("a planted probe", Kind::TimedOut, || server.stop(), || server.cont()).await;
+    assert!(node.limiter.stats().breaker_opened >= 1);
+}
+
+#[tokio::test]
+async fn something_else_under_one_key_of_a_batch_leaves_the_other_answers_as_they_are() {
+    let server = Server::redis();
+    let node = Node::new(server.url()).await;
+    server.command(&["SET", "tollgate:tg1:{stranger}:sliding:3600000000", "hello"]);
+    let demands = ["stranger", "full", "stranger", "full"]
+        .map(|subject| Demand::new("1/h".parse().unwrap(), Key::new(subject).unwrap()));
+    assert!(node.ask("1/h", "full").await.allowed());
+    let limiter = tollgate::Limiter::builder().store(std::sync::Arc::new(node.store.clone())).deny_cache(false);
+    let limiter = limiter.deadline(std::time::Duration::from_secs(30)).build();
+    let checks = demands.each_ref().map(Check::one);
+    let answers = limiter.check_batch(&checks, CheckOptions::default()).await;
+    let answers: Vec<_> =
+        answers.into_iter().map(|answer| answer.map(|it| (it.source, it.allowed())).unwrap()).collect();
+    let (share, denied) = ((Source::Local, true), (Source::Store, false));
+    assert_eq!(answers, [share, denied, (Source::Local, false), denied]);
+    let stats = limiter.stats();
+    assert_eq!((stats.store_calls, stats.store_failures, stats.breaker_opened), (1, 0, 0));
+}

@@ -64,7 +64,7 @@ async fn a_url_that_names_no_store_says_what_is_accepted() {
 async fn a_database_that_the_server_does_not_have_is_named_as_the_fault() {
     let server = Server::redis();
     let store = RedisStore::builder(format!("{}/9999", server.url())).build().unwrap();
-    let error = store.probe().await.unwrap_err();
+    let error = store.command(&["PING"]).await.unwrap_err();
     assert!(error.to_string().contains("does not have this database"), "{error}");
 }
 

@@ -32,13 +32,23 @@ fn different_checks_of_one_counter_keep_their_order() {
 }
 
 #[test]
+fn a_peek_which_looks_for_no_ban_keeps_its_place_among_charges_of_its_counter() {
+    let step_of = |cost: u32| {
+        let demand = Demand::new("5/s".parse().unwrap(), Key::new("a").unwrap()).cost(cost);
+        Step::check(&Check::one(&demand), &Prefix::new("p").unwrap(), true)
+    };
+    let steps = [0, 1, 0].map(step_of);
+    assert_eq!(counts(&steps), (vec![1, 1, 1], vec![0, 1, 2]));
+}
+
+#[test]
 fn a_check_of_several_limits_stays_where_it_is() {
     let several = || step(&[("a", "5/s"), ("b", "5/s")]);
     let steps = [step(&[("b", "5/s")]), several(), step(&[("a", "5/s")]), several(), several()];
     assert_eq!(counts(&steps), (vec![1, 1, 1, 2], vec![0, 1, 2, 3, 3]));
 }
 
-type Answered = oneshot::Receiver<Result<Vec<Decision>, Fault>>;
+type Answered = oneshot::Receiver<Result<Vec<Result<Decision, Fault>>, Fault>>;
 
 fn checks(count: usize) -> (Work, Answered) {
     let (waiter, answer) = oneshot::channel();
@@ -126,12 +136,4 @@ fn a_fault_of_the_whole_call_is_told_to_everybody_even_to_who_asked_for_nothing(
     for mut answer in answers {
         assert_eq!(answer.try_recv().unwrap().unwrap_err().kind, Kind::Unavailable);
     }
-}
-
-#[test]
-fn a_batch_that_failed_in_part_does_not_claim_that_nothing_was_executed() {
-    let foreign = || Err(Fault::of_reply("TOLLGATE_FOREIGN x"));
-    let decision = Decision { at: Default::default(), source: tollgate_core::Source::Store, lines: Default::default() };
-    assert_eq!(joined(vec![foreign(), foreign()]).unwrap_err().kind, Kind::Foreign);
-    assert_eq!(joined(vec![Ok(decision), foreign()]).unwrap_err().kind, Kind::ForeignInPart);
 }
