@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use http::{HeaderMap, Method, Uri};
+use http::{Extensions, HeaderMap, Method, Uri};
 
 use super::path;
 
@@ -24,11 +24,24 @@ pub struct RequestView<'r> {
     target: Target<'r>,
 }
 
-/// Where a request goes. A URI is taken apart when a rule looks at it.
+/// How to find the URI that the client sent among a request's extensions.
+pub(crate) type FindUri = fn(&Extensions) -> Option<&Uri>;
+
+/// Where a request goes. A URI is looked for, and taken apart, when a rule looks at it.
 #[derive(Clone, Copy, Debug)]
 enum Target<'r> {
     Uri(&'r Uri),
-    Parts { path: &'r str, authority: Option<&'r str> },
+    /// A URI that was changed on the way, and where the one that was sent may be.
+    #[cfg_attr(not(feature = "tower"), allow(dead_code))]
+    Changed {
+        uri: &'r Uri,
+        extensions: &'r Extensions,
+        find_sent: FindUri,
+    },
+    Parts {
+        path: &'r str,
+        authority: Option<&'r str>,
+    },
 }
 
 impl<'r> RequestView<'r> {
@@ -53,6 +66,12 @@ impl<'r> RequestView<'r> {
         RequestView { method: &parts.method, headers: &parts.headers, target: Target::Uri(&parts.uri) }
     }
 
+    /// The same request, whose path is that of the URI that is found in its extensions, if one is.
+    #[cfg(feature = "tower")]
+    pub(crate) fn sent_as(self, uri: &'r Uri, extensions: &'r Extensions, find_sent: FindUri) -> RequestView<'r> {
+        RequestView { target: Target::Changed { uri, extensions, find_sent }, ..self }
+    }
+
     /// The method.
     pub fn method(&self) -> &'r Method {
         self.method
@@ -62,13 +81,14 @@ impl<'r> RequestView<'r> {
     pub fn path(&self) -> &'r str {
         match self.target {
             Target::Uri(uri) => uri.path(),
+            Target::Changed { uri, extensions, find_sent } => find_sent(extensions).unwrap_or(uri).path(),
             Target::Parts { path, .. } => path,
         }
     }
 
     fn authority(&self) -> Option<&'r str> {
         match self.target {
-            Target::Uri(uri) => uri.authority().map(|authority| authority.as_str()),
+            Target::Uri(uri) | Target::Changed { uri, .. } => uri.authority().map(|authority| authority.as_str()),
             Target::Parts { authority, .. } => authority,
         }
     }
