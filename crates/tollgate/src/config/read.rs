@@ -14,6 +14,7 @@ use serde::de::{
 use serde::forward_to_deserialize_any;
 
 use super::finding::Code;
+use super::mask::is_key_field;
 use super::span::{SPANNED, Span};
 use super::tree::{Entry, Node, Value};
 use super::written::LIST;
@@ -88,7 +89,12 @@ impl de::Error for ReadError {
     }
 
     fn unknown_field(field: &str, known: &'static [&'static str]) -> Self {
-        ReadError::new(Code::UnknownField, format!("unknown field `{field}`")).suggest(field, known)
+        // In an entry for an API key it may be the key.
+        let message = match known.contains(&"sha256") && !is_key_field(field) {
+            true => "unknown field of an API key".to_owned(),
+            false => format!("unknown field `{field}`"),
+        };
+        ReadError::new(Code::UnknownField, message).suggest(field, known)
     }
 
     fn unknown_variant(variant: &str, known: &'static [&'static str]) -> Self {
