@@ -180,11 +180,12 @@ pub(crate) fn bearer_token(headers: &HeaderMap) -> Option<&[u8]> {
     token_in(said::header(headers, &http::header::AUTHORIZATION).one()?)
 }
 
-/// The token in a line of `Authorization`.
+/// The token in a line of `Authorization`. Behind the scheme there is a space by the book; but servers take a tab as well, and what
+/// they read must not escape us.
 fn token_in(value: &[u8]) -> Option<&[u8]> {
-    let (scheme, token) = value.split_at_checked("bearer ".len())?;
+    let (scheme, token) = value.split_at_checked(value.iter().position(u8::is_ascii_whitespace)?)?;
     let token = token.trim_ascii();
-    (scheme.eq_ignore_ascii_case(b"bearer ") && !token.is_empty()).then_some(token)
+    (scheme.eq_ignore_ascii_case(b"bearer") && !token.is_empty()).then_some(token)
 }
 
 /// What is known of a key.
@@ -282,6 +283,10 @@ mod tests {
             (&[("x-api-key", b"k1"), ("authorization", b"Bearer k2")], Some(("k1", false))),
             (&[("x-api-key", b""), ("authorization", b"Bearer k2")], Some(("k2", true))),
             (&[("authorization", b"bEARER   k2 ")], Some(("k2", true))),
+            (&[("authorization", b"Bearer\tk2")], Some(("k2", true))),
+            (&[("authorization", b"Bearer \t k2")], Some(("k2", true))),
+            (&[("authorization", b"Bearer\t")], None),
+            (&[("authorization", b"Bearers k2")], None),
             (&[("authorization", b"Bearer k2"), ("authorization", b"Bearer k3")], None),
             (&[("authorization", b"Basic azI6")], None),
             (&[("authorization", b"Bearer")], None),
