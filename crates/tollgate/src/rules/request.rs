@@ -1,6 +1,7 @@
 //! What a rule looks at in a request.
 
 use std::borrow::Cow;
+use std::fmt;
 
 use http::{Extensions, HeaderMap, Method, Uri};
 
@@ -17,7 +18,7 @@ use super::path;
 /// assert_eq!(view.hosts().collect::<Vec<_>>(), ["api.example.com"]);
 /// # Ok::<(), http::Error>(())
 /// ```
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct RequestView<'r> {
     method: &'r Method,
     headers: &'r HeaderMap,
@@ -28,7 +29,7 @@ pub struct RequestView<'r> {
 pub(crate) type FindUri = fn(&Extensions) -> Option<&Uri>;
 
 /// Where a request goes. A URI is looked for, and taken apart, when a rule looks at it.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 enum Target<'r> {
     Uri(&'r Uri),
     /// A URI that was changed on the way, and where the one that was sent may be.
@@ -122,5 +123,34 @@ impl<'r> RequestView<'r> {
         // Looked up when it is asked for: most rules are for every host.
         let lines = std::iter::once(self.headers).flat_map(|headers| headers.get_all(http::header::HOST));
         authority.into_iter().chain(lines.filter_map(|line| line.to_str().ok()))
+    }
+}
+
+/// Headers, authority and query hold credentials, and so are not printed.
+impl fmt::Debug for RequestView<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let path = self.path().split(['?', '#']).next().unwrap_or_default();
+        f.debug_struct("RequestView").field("method", self.method).field("path", &path).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_credential_of_a_request_is_printed() {
+        let request = http::Request::get("https://planted:planted@example.com/reset?token=planted")
+            .header("authorization", "Bearer planted")
+            .header("x-api-key", "planted")
+            .body(())
+            .unwrap();
+        let whole = RequestView::of(&request);
+        let headers = request.headers();
+        let parts = RequestView::new(request.method(), "/reset?token=planted#planted", headers);
+        for view in [whole, parts.with_authority(Some("planted@example.com"))] {
+            let printed = format!("{view:?}");
+            assert!(!printed.contains("planted") && printed.contains("GET") && printed.contains("/reset"), "{printed}");
+        }
     }
 }

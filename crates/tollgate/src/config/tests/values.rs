@@ -203,3 +203,14 @@ fn a_configuration_made_in_code_is_checked_like_a_file() {
     assert_eq!(codes, [Code::InvalidPath, Code::InvalidLimit]);
     assert!(report.findings().iter().all(|finding| finding.span().is_none() && finding.place().is_none()));
 }
+
+#[test]
+fn what_a_header_must_equal_is_not_printed() {
+    let text = "[[rules]]\nname = 'a'\nmatch.headers = { x-internal = 'planted', x-other = true }\nlimits = ['1/s']";
+    let loaded = load(text).unwrap();
+    for printed in [format!("{loaded:?}"), format!("{:#?}", loaded.config), format!("{:?}", loaded.rules.rules())] {
+        assert!(!printed.contains("planted"), "{printed}");
+    }
+    let test = &loaded.config.rules[0].matches.headers;
+    assert_eq!(format!("{:?}", test.values().collect::<Vec<_>>()), "[Equals(***), Present]");
+}
