@@ -218,6 +218,57 @@ fn limits_that_meet_only_where_two_rules_do_are_counted_together() {
 }
 
 #[test]
+fn limits_that_meet_only_where_many_rules_do_are_counted_together() {
+    let file = |matches: &[&str], count: usize| -> String {
+        matches.iter().enumerate().map(|(at, matches)| rule_of(&format!("r{at}"), count, matches)).collect()
+    };
+    let paths = ["match.path = '/a/{x}/{y}'", "match.path = '/{x}/b/{y}'", "match.path = '/{x}/{y}/c'"];
+    let headers = [
+        "match.headers = { a = true }",
+        "match.headers = { b = true }",
+        "match.headers = { c = true }",
+        "match.headers = { d = '1' }",
+        "match.headers = { e = true }",
+    ];
+    // The first meets only the last, with which the others meet too.
+    let turns = [
+        "match.headers = { a = '1' }",
+        "match.headers = { a = '2' }",
+        "match.headers = { a = '2', b = '1' }",
+        "match.headers = { a = '2', c = '1' }",
+        "match.headers = { d = '1' }",
+    ];
+    for (text, said) in [
+        (file(&paths, 12), "36 limits apply to a request that `r0`, `r1` and `r2` match"),
+        (file(&headers, 8), "40 limits apply to a request that `r0`, `r1`, `r2`, `r3` and `r4` match"),
+        (file(&turns, 9), "36 limits apply to a request that `r1`, `r2`, `r3` and `r4` match"),
+        (format!("shadow = true\n{}", file(&paths, 12)), "36 limits apply to a request that `r0`, `r1` and `r2` match"),
+        (format!("shadow = true\n{}", file(&["by = ['ip']", "by = ['global']"], 17)), "34 limits apply"),
+    ] {
+        let found = findings(&text);
+        let finding = found.iter().find(|finding| finding.code() == Code::TooManyLimits);
+        let message = finding.unwrap_or_else(|| panic!("{said}: {found:?}")).message();
+        assert!(message.starts_with(said), "{message}");
+    }
+    // Each two of them meet, and no request meets all three.
+    let apart =
+        ["match = { path = ['/a', '/b'] }", "match = { path = ['/b', '/c'] }", "match = { path = ['/c', '/a'] }"];
+    for text in [file(&apart, 12), file(&paths, 10), file(&headers, 6)] {
+        assert!(!codes(&text).contains(&Code::TooManyLimits), "{text}");
+    }
+}
+
+#[test]
+fn what_meets_everything_is_checked_in_bounded_work() {
+    // Each meets the first, and no two of them each other.
+    let rules: String = (0..400)
+        .map(|number| rule_of(&format!("r{number}"), 1, &format!("match.headers = {{ a = '{number}' }}")))
+        .collect();
+    let text = format!("{}{rules}", rule_of("all", 30, "by = ['ip']"));
+    assert!(!codes(&text).contains(&Code::TooManyLimits));
+}
+
+#[test]
 fn shadow_mode_is_not_said_to_lift_bans() {
     let found = findings("shadow = true\n[[rules]]\nname = 'a'\nlimits = ['1/s']");
     assert_eq!(found[0].code(), Code::ShadowOn);
