@@ -195,7 +195,9 @@ pub struct KnownKey {
     pub plan: Option<Arc<str>>,
 }
 
-/// Who knows which API keys there are: a [`KeyTable`], a closure, or the answer that was fetched beforehand.
+/// Who knows which API keys there are: a [`RuleSet`](crate::rules::RuleSet), a [`KeyTable`], a closure, or the answer that was fetched beforehand.
+///
+/// An [`Engine`](crate::engine::Engine) asks its rules alone. The others are for who calls [`Identifier::identify`](super::Identifier::identify).
 ///
 /// Implementations must not let the time they take depend on how nearly a key matches another: look up by digest.
 pub trait KeySource: Send + Sync {
@@ -209,7 +211,7 @@ impl<F: Fn(&ApiKey<'_>) -> Option<KnownKey> + Send + Sync> KeySource for F {
     }
 }
 
-/// API keys in memory, as digests.
+/// API keys in memory, as digests: for an [`Identifier`](super::Identifier) without rules.
 ///
 /// ```
 /// use tollgate::identity::{KeyDigest, KeyTable, KnownKey};
