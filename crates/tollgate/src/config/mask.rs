@@ -61,7 +61,10 @@ impl Secrets<'_> {
     }
 
     fn collect_entry(&mut self, entry: &Entry, is_ban_shown: bool) {
-        let Entry { key, node, .. } = entry;
+        let Entry { key, key_span, node } = entry;
+        if key.contains('@') {
+            self.spans.push(*key_span);
+        }
         match &node.value {
             _ if is_nearly(key, "keys") => self.collect_keys(node),
             Value::Table(_) if SECRET_TABLES.contains(&key.as_str()) => self.collect_all(node),
@@ -144,8 +147,13 @@ pub(crate) fn is_variable(name: &str) -> bool {
         && name.bytes().all(is_name_byte)
 }
 
+/// Whether a field's name may be told, among these that are known: it may be a URL, and in an entry for an API key it may be the key.
+pub(crate) fn may_tell_field(name: &str, known: &[&str]) -> bool {
+    !name.contains('@') && (!known.contains(&"sha256") || is_key_field(name))
+}
+
 /// Whether a word is a field of an entry for an API key, or nearly one; else it may be a key.
-pub(crate) fn is_key_field(word: &str) -> bool {
+fn is_key_field(word: &str) -> bool {
     KEY_FIELDS_SHOWN.iter().chain(&["key", "sha256"]).any(|field| is_nearly(word, field)) || is_secret(word)
 }
 

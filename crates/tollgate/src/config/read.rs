@@ -14,7 +14,7 @@ use serde::de::{
 use serde::forward_to_deserialize_any;
 
 use super::finding::Code;
-use super::mask::is_key_field;
+use super::mask::may_tell_field;
 use super::span::{SPANNED, Span};
 use super::tree::{Entry, Node, Value};
 use super::written::LIST;
@@ -89,10 +89,9 @@ impl de::Error for ReadError {
     }
 
     fn unknown_field(field: &str, known: &'static [&'static str]) -> Self {
-        // In an entry for an API key it may be the key.
-        let message = match known.contains(&"sha256") && !is_key_field(field) {
-            true => "unknown field of an API key".to_owned(),
-            false => format!("unknown field `{field}`"),
+        let message = match may_tell_field(field, known) {
+            true => format!("unknown field `{field}`"),
+            false => "unknown field, which may be a secret".to_owned(),
         };
         ReadError::new(Code::UnknownField, message).suggest(field, known)
     }

@@ -115,7 +115,9 @@ fn no_report_shows_a_secret() {
         "store = 'app:planted@db:6379'\ninstances = \n".to_owned(),
         "store = 'app:planted@db:6379\n".to_owned(),
         "# store = 'app:planted@db:6379'\ninstances = 0\n".to_owned(),
-        // Keys where fields should be.
+        // Keys and URLs where fields should be.
+        "'redis://:planted@db' = 1\n".to_owned(),
+        "'redis://:planted@db' = \n".to_owned(),
         "[keys]\nplanted = { plan = 'pro' }\n".to_owned(),
         "[keys.planted]\nplan = 'pro'\n".to_owned(),
         "keys.planted = 'pro'\n".to_owned(),
