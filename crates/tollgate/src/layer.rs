@@ -265,7 +265,7 @@ where
             request = Request::from_parts(parts, body);
         }
         let terms = Terms { cost, wait_max: Some(self.gate.wait_max) };
-        match self.gate.engine.begin(&self.gate.view(&request), peer, terms) {
+        match self.gate.engine.begin(&RequestView::sent_as(&request, self.gate.find_sent), peer, terms) {
             Begun::Refuse(refused) => {
                 let write_body = self.gate.write_body.as_ref();
                 ResponseFuture::refused(refuse(*refused, request.headers(), write_body, &self.make_body))
@@ -276,17 +276,6 @@ where
             }
             Begun::Pass(passage) => ResponseFuture::asking(self.bind(request).pass(passage)),
             Begun::Asking(asking) => ResponseFuture::asking(self.bind(request).ask(*asking)),
-        }
-    }
-}
-
-impl Gate {
-    /// The request as rules see it.
-    fn view<'r, B>(&self, request: &'r Request<B>) -> RequestView<'r> {
-        let view = RequestView::of(request);
-        match self.find_sent {
-            Some(find_sent) => view.sent_as(request.uri(), request.extensions(), find_sent),
-            None => view,
         }
     }
 }

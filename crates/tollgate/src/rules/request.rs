@@ -31,14 +31,8 @@ pub(crate) type FindUri = fn(&Extensions) -> Option<&Uri>;
 /// Where a request goes. A URI is looked for, and taken apart, when a rule looks at it.
 #[derive(Clone, Copy)]
 enum Target<'r> {
-    Uri(&'r Uri),
-    /// A URI that was changed on the way, and where the one that was sent may be.
-    #[cfg_attr(not(feature = "tower"), allow(dead_code))]
-    Changed {
-        uri: &'r Uri,
-        extensions: &'r Extensions,
-        find_sent: FindUri,
-    },
+    /// With the place of the URI that was sent, if this one was changed on the way.
+    Uri(&'r Uri, Option<(&'r Extensions, FindUri)>),
     Parts {
         path: &'r str,
         authority: Option<&'r str>,
@@ -59,18 +53,19 @@ impl<'r> RequestView<'r> {
 
     /// An HTTP request.
     pub fn of<B>(request: &'r http::Request<B>) -> RequestView<'r> {
-        RequestView { method: request.method(), headers: request.headers(), target: Target::Uri(request.uri()) }
+        RequestView { method: request.method(), headers: request.headers(), target: Target::Uri(request.uri(), None) }
     }
 
     /// The head of an HTTP request.
     pub fn of_parts(parts: &'r http::request::Parts) -> RequestView<'r> {
-        RequestView { method: &parts.method, headers: &parts.headers, target: Target::Uri(&parts.uri) }
+        RequestView { method: &parts.method, headers: &parts.headers, target: Target::Uri(&parts.uri, None) }
     }
 
-    /// The same request, whose path is that of the URI that is found in its extensions, if one is.
+    /// An HTTP request, whose path is that of the URI that is found in its extensions, if one is.
     #[cfg(feature = "tower")]
-    pub(crate) fn sent_as(self, uri: &'r Uri, extensions: &'r Extensions, find_sent: FindUri) -> RequestView<'r> {
-        RequestView { target: Target::Changed { uri, extensions, find_sent }, ..self }
+    pub(crate) fn sent_as<B>(request: &'r http::Request<B>, find_sent: Option<FindUri>) -> RequestView<'r> {
+        let sent = find_sent.map(|find_sent| (request.extensions(), find_sent));
+        RequestView { method: request.method(), headers: request.headers(), target: Target::Uri(request.uri(), sent) }
     }
 
     /// The method.
@@ -81,15 +76,15 @@ impl<'r> RequestView<'r> {
     /// The path as it was sent.
     pub fn path(&self) -> &'r str {
         match self.target {
-            Target::Uri(uri) => uri.path(),
-            Target::Changed { uri, extensions, find_sent } => find_sent(extensions).unwrap_or(uri).path(),
+            Target::Uri(uri, None) => uri.path(),
+            Target::Uri(uri, Some((extensions, find_sent))) => find_sent(extensions).unwrap_or(uri).path(),
             Target::Parts { path, .. } => path,
         }
     }
 
     fn authority(&self) -> Option<&'r str> {
         match self.target {
-            Target::Uri(uri) | Target::Changed { uri, .. } => uri.authority().map(|authority| authority.as_str()),
+            Target::Uri(uri, _) => uri.authority().map(|authority| authority.as_str()),
             Target::Parts { authority, .. } => authority,
         }
     }
