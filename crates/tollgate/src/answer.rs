@@ -70,7 +70,7 @@ mod verdict;
 #[cfg(test)]
 mod tests;
 
-pub use body::{Body, CustomFormat, Format, FormatError};
+pub use body::{Body, CustomFormat, Format};
 pub use policies::Policies;
 pub use policy::{Policy, PolicyNameError};
 pub use refusal::Refusal;

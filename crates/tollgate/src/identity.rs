@@ -15,7 +15,10 @@
 //! | stored as? | [`Anonymizer`]: HMAC pseudonyms that change at midnight | `anonymize.rs` |
 //!
 //! All of it is pure: no I/O, no clock (time is an argument), nothing asynchronous. A key source that has to be asked
-//! over a network is asked first ([`Identifier::shown_key`]) and its answer passed in as a closure.
+//! over a network is asked first ([`Identifier::shown_key`]) and its answer passed in as a closure. This is for who calls
+//! [`Identifier::identify`]; an [`Engine`](crate::engine::Engine), and so the layer and the server, knows the keys of its rules (`keys`,
+//! `keys_file`) and no others. Keys that come and go are a new rule set for [`Engine::reload`](crate::engine::Engine::reload); keys that the upstream
+//! checks are [`ApiKeys::Any`].
 //!
 //! Deliberately absent: a `Debug` or an error that shows a key, a token or a secret.
 

@@ -49,7 +49,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::header::CONTENT_TYPE;
-use http::{Extensions, HeaderMap, HeaderValue, Request, Response};
+use http::{Extensions, HeaderMap, HeaderValue, Request, Response, Uri};
 use tower_layer::Layer;
 use tower_service::Service;
 
@@ -58,7 +58,7 @@ pub use self::future::ResponseFuture;
 use self::future::{Bound, tell};
 use crate::answer::{Body, Refusal, Verdict, grpc};
 use crate::engine::{Begun, Engine, Refused, Terms};
-use crate::rules::RequestView;
+use crate::rules::{FindUri, RequestView};
 use tollgate_core::Cost;
 
 /// No request is held longer for a leaky bucket, however long its queue.
@@ -91,6 +91,7 @@ pub struct RateLimit<S, M = FromBytes> {
 struct Gate {
     engine: Engine,
     find_peer: FindPeer,
+    find_sent: Option<FindUri>,
     find_cost: Option<FindCost>,
     wait_max: Duration,
     write_body: Option<WriteBody>,
@@ -100,26 +101,53 @@ impl RateLimitLayer {
     /// A layer that finds the other end of the socket in a request's extensions by this closure.
     pub fn new(engine: Engine, find_peer: impl Fn(&Extensions) -> Option<IpAddr> + Send + Sync + 'static) -> Self {
         let find_peer: FindPeer = Arc::new(find_peer);
-        let gate = Gate { engine, find_peer, find_cost: None, wait_max: WAIT_MAX_DEFAULT, write_body: None };
+        let (find_sent, find_cost, write_body) = (None, None, None);
+        let gate = Gate { engine, find_peer, find_sent, find_cost, wait_max: WAIT_MAX_DEFAULT, write_body };
         RateLimitLayer { gate: Arc::new(gate), make_body: FromBytes }
     }
 
     /// A layer for axum, served with `into_make_service_with_connect_info::<SocketAddr>()`. In tests that call the router without
-    /// a socket, axum's `MockConnectInfo` around the layer says where requests come from.
+    /// a socket, axum's `MockConnectInfo` around the layer says where requests come from. Rules see the path that the client sent,
+    /// inside a nested router too.
     #[cfg(feature = "axum")]
     pub fn axum(engine: Engine) -> Self {
         use std::net::SocketAddr;
 
+        use axum::extract::OriginalUri;
         use axum::extract::connect_info::{ConnectInfo, MockConnectInfo};
 
-        RateLimitLayer::new(engine, |extensions| match extensions.get::<ConnectInfo<SocketAddr>>() {
+        let layer = RateLimitLayer::new(engine, |extensions| match extensions.get::<ConnectInfo<SocketAddr>>() {
             Some(ConnectInfo(address)) => Some(address.ip()),
             None => extensions.get::<MockConnectInfo<SocketAddr>>().map(|MockConnectInfo(address)| address.ip()),
-        })
+        });
+        layer.sent_uri(|extensions| extensions.get().map(|OriginalUri(uri)| uri))
     }
 }
 
 impl<M> RateLimitLayer<M> {
+    /// Rules see the path of the URI that this finds in a request's extensions, instead of the request's own; where it finds none,
+    /// the request's own. For services behind something that shortens or rewrites paths: a rule or an exemption means the path
+    /// that the client sent. It is asked only if a rule looks at the path. [`RateLimitLayer::axum`] finds axum's `OriginalUri`.
+    ///
+    /// ```
+    /// use axum::extract::OriginalUri;
+    /// use tollgate::layer::RateLimitLayer;
+    /// # use tollgate::{Limiter, config::{Config, Format}, engine::Engine};
+    /// # let text = "[[rules]]\nname = 'all'\nby = ['ip']\nlimits = ['60/min']";
+    /// # let engine = Engine::new(Limiter::memory(), Config::from_text(text, Format::Toml)?.rules);
+    ///
+    /// // In axum, with peers that are found in another way: all that comes by a Unix socket is this machine.
+    /// let layer = RateLimitLayer::new(engine, |_| Some([127, 0, 0, 1].into()))
+    ///     .sent_uri(|extensions| extensions.get::<OriginalUri>().map(|uri| &uri.0));
+    /// # drop(layer);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn sent_uri(mut self, find_sent: fn(&Extensions) -> Option<&Uri>) -> Self {
+        Arc::make_mut(&mut self.gate).find_sent = Some(find_sent);
+        self
+    }
+
     /// Requests cost what this says; where it says nothing, what their rules say. What costs 0 only looks, and always passes.
     ///
     /// ```
@@ -237,7 +265,7 @@ where
             request = Request::from_parts(parts, body);
         }
         let terms = Terms { cost, wait_max: Some(self.gate.wait_max) };
-        match self.gate.engine.begin(&RequestView::of(&request), peer, terms) {
+        match self.gate.engine.begin(&RequestView::sent_as(&request, self.gate.find_sent), peer, terms) {
             Begun::Refuse(refused) => {
                 let write_body = self.gate.write_body.as_ref();
                 ResponseFuture::refused(refuse(*refused, request.headers(), write_body, &self.make_body))

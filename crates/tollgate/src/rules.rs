@@ -63,6 +63,8 @@ pub(crate) use matcher::Indices;
 pub use plan::{KeyEntry, Plan, PlanFuture, PlanLookup, PlanQuestion, Tariff};
 #[cfg(feature = "redis")]
 pub use plan_hash::PlanHash;
+#[cfg(feature = "tower")]
+pub(crate) use request::FindUri;
 pub use request::RequestView;
 pub(crate) use rule::RuleLimits;
 pub use rule::{Charge, Mode, Rule};

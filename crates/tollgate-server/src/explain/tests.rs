@@ -80,8 +80,13 @@ async fn each_rule_says_whether_it_applies_and_what_keeps_it_from_it() {
     let text = serde_json::to_string(&said).unwrap();
     assert!(!text.contains("planted") && !text.contains("203.0.113"), "{text}");
     let request = request("POST", "/shorten", &headers);
-    let revealed = Explanation::new(&loaded(), &[], &request, HERE.into(), Timestamp::ZERO, true).await;
-    assert_eq!(revealed.rules[0].counts, "ip:203.0.113.9&header:x-tenant:a");
+    // A tenant is whom a trusted proxy names, not who says so.
+    for (peer, counts) in
+        [(HERE, "ip:203.0.113.9&header:x-tenant:!203.0.113.9"), ([10; 4], "ip:10.10.10.10&header:x-tenant:a")]
+    {
+        let revealed = Explanation::new(&loaded(), &[], &request, peer.into(), Timestamp::ZERO, true).await;
+        assert_eq!(revealed.rules[0].counts, counts);
+    }
 }
 
 /// The plan, where it is said, the limit by it, and the caller.

@@ -8,7 +8,6 @@
 //! | the caller's own | whatever it says | pages, envelopes, translations |
 
 use std::fmt;
-use std::str::FromStr;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -65,14 +64,6 @@ pub enum Format {
 #[derive(Clone)]
 pub struct CustomFormat(Arc<dyn Fn(&Refusal<'_>) -> Body + Send + Sync>);
 
-/// There is no format by that name.
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("unknown body format {found:?}; accepted are json, problem, text")]
-pub struct FormatError {
-    /// What was asked for.
-    pub found: String,
-}
-
 impl Format {
     /// Bodies written by the caller. Status and headers stay as they are for the other formats.
     pub fn custom(body: impl Fn(&Refusal<'_>) -> Body + Send + Sync + 'static) -> Format {
@@ -98,15 +89,6 @@ impl Format {
             Format::Text => Body::new("text/plain; charset=utf-8", refusal.message() + "\n"),
             Format::Custom(custom) => (custom.0)(refusal),
         }
-    }
-}
-
-impl FromStr for Format {
-    type Err = FormatError;
-
-    fn from_str(name: &str) -> Result<Format, FormatError> {
-        let found = [Format::Json, Format::Problem, Format::Text].into_iter().find(|format| format.name() == name);
-        found.ok_or_else(|| FormatError { found: name.to_owned() })
     }
 }
 

@@ -21,7 +21,8 @@ fn policy(name: &str, text: &str) -> Policy {
 }
 
 fn styles(names: &[&str]) -> Styles {
-    Styles::new(names.iter().map(|name| name.parse().unwrap())).unwrap()
+    let style = |name: &&str| Style::ALL.into_iter().find(|style| style.name() == *name).unwrap();
+    Styles::new(names.iter().map(style)).unwrap()
 }
 
 fn secs(secs: f64) -> Wait {

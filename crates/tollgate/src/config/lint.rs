@@ -46,7 +46,7 @@ fn switches(config: &Config, note: &mut Note<'_>) {
         note(Code::KillSwitchOn, config.kill_switch.span(), message, "set `kill_switch = false` to limit again");
     }
     if *config.shadow {
-        let message = "all rules are in shadow mode: nothing is refused".to_owned();
+        let message = "all rules are in shadow mode: no limit refuses anybody; bans still hold".to_owned();
         note(Code::ShadowOn, config.shadow.span(), message, "set `shadow = false` to enforce the rules");
     }
     if config.rules.is_empty() {
@@ -153,9 +153,10 @@ fn plans(config: &Config, parts: &SetParts, traits: &Traits, note: &mut Note<'_>
     for name in config.plans.keys() {
         let is_fallback = matches!(name.as_str(), "default" | "anonymous");
         if !is_fallback && !traits.plans_given.iter().any(|given| **given == ***name) {
-            let message = format!("nobody has the plan `{}`", **name);
-            let help = "give it to a key or a network, or name a header, a claim or a hash that tells plans";
-            note(Code::PlanUnused, name.span(), message, help);
+            let message = format!("nothing in this file gives anybody the plan `{}`", **name);
+            let help = "give it to a key or a network, or name a header, a claim or a hash that tells plans; \
+                        leave it if a `PlanLookup` of your own code does";
+            note(Code::PlanNotGiven, name.span(), message, help);
         }
     }
 }
@@ -169,7 +170,8 @@ fn rules(config: &Config, parts: &SetParts, traits: &Traits, note: &mut Note<'_>
         redundant_limits(table, rule, note);
         // What one rule cannot say of two lists of limits tells rules apart.
         let manner = (rule.mode, rule.is_shield, rule.charge, rule.cost, rule.on_failure, rule.is_by_plan());
-        let key = format!("{conditions:?} {:?} {manner:?}", rule.by);
+        let telling = (table.headers.as_deref(), table.body);
+        let key = format!("{conditions:?} {:?} {manner:?} {telling:?}", rule.by);
         if let Some(other) = same.insert(key, &table.name) {
             let message = format!("`{}` matches and counts the same as `{other}`", *table.name);
             let help = "put their limits into one rule; for a trial, set one of them to `mode = \"shadow\"`";
@@ -215,13 +217,16 @@ fn subjects(config: &Config, table: &RuleTable, rule: &Rule, parts: &SetParts, n
         let help = "list `keys` or set `api_keys = \"any\"`; for users, add `[jwt]`";
         note(Code::SubjectUnknowable, by.span(), message, help);
     }
+    let proxies = parts.identifier.proxies().networks();
     let is_free = |kind: &SubjectKind| match kind {
-        SubjectKind::Header(_) => config.trusted_proxies.is_empty(),
+        // A proxy that is trusted is responsible for what it lets through; nobody else is believed.
+        SubjectKind::Header(_) => proxies.is_empty() || proxies.is_everybody(),
         kind => matches!(kind, SubjectKind::Cookie(_)),
     };
     if rule.by.is_chosen_by_client() && rule.by.iter().any(is_free) {
         let message = format!("`{}` counts only by what the client itself writes", *table.name);
-        let help = "a client that writes something else each time is never refused; count by `ip` too";
+        let help = "a client that writes something else each time is never refused: add a rule by `ip`; \
+                    if a proxy sets the header, name it in `trusted_proxies`";
         note(Code::SubjectChosenByClient, by.span(), message, help);
     }
 }

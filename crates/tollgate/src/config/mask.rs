@@ -9,6 +9,8 @@ mod looks;
 
 pub(crate) use self::looks::by_looks;
 
+use std::ops::Range;
+
 use super::span::Span;
 use super::tree::{Entry, Node, Value};
 
@@ -18,61 +20,141 @@ const SECRET_FIELDS: [&str; 6] = ["key", "keys", "secret", "password", "token", 
 const SECRET_TABLES: [&str; 1] = ["headers"];
 /// What may be seen of an entry for an API key. Whatever else stands there may be a misspelt key.
 const KEY_FIELDS_SHOWN: [&str; 4] = ["name", "plan", "limits", "exempt"];
+/// A longer name of an environment variable is not shown.
+const VARIABLE_BYTES_MAX: usize = 64;
 
 /// The text with the secrets of its tree masked.
 pub(crate) fn by_tree(text: &str, root: &Node) -> String {
-    let mut spans = Vec::new();
-    collect(root, &mut spans);
+    let mut secrets = Secrets { text, spans: Vec::new() };
+    secrets.collect(root);
+    secrets.collect_comments();
     let mut bytes = text.as_bytes().to_vec();
-    for span in spans {
+    for span in secrets.spans {
         let end = span.end.min(bytes.len());
         cover(&mut bytes[span.start.min(end)..end]);
     }
-    let text = String::from_utf8(bytes).expect("whole characters were replaced by as many ASCII bytes");
-    mask_urls(&text)
+    String::from_utf8(bytes).expect("whole characters were replaced by as many ASCII bytes")
 }
 
-fn collect(node: &Node, spans: &mut Vec<Span>) {
-    match &node.value {
-        Value::List(items) => items.iter().for_each(|item| collect(item, spans)),
-        Value::Table(entries) => {
-            let is_shown =
-                |entry: &Entry| entry.key == "by" && (is_text(&entry.node, "ip") || is_text(&entry.node, "user"));
-            let is_ban_shown = entries.iter().any(is_shown);
-            for entry in entries {
-                match &entry.node.value {
-                    _ if entry.key == "keys" => collect_keys(&entry.node, spans),
-                    Value::Table(_) if SECRET_TABLES.contains(&entry.key.as_str()) => collect_all(&entry.node, spans),
-                    _ if is_secret(&entry.key) => collect_all(&entry.node, spans),
-                    // Unless it says otherwise, a ban may be one of a key.
-                    _ if !is_ban_shown && is_nearly(&entry.key, "value") => collect_all(&entry.node, spans),
-                    _ => collect(&entry.node, spans),
+/// What is secret in a text.
+struct Secrets<'t> {
+    text: &'t str,
+    spans: Vec<Span>,
+}
+
+impl Secrets<'_> {
+    fn collect(&mut self, node: &Node) {
+        match &node.value {
+            Value::List(items) => items.iter().for_each(|item| self.collect(item)),
+            Value::Table(entries) => {
+                let is_shown =
+                    |entry: &Entry| entry.key == "by" && (is_text(&entry.node, "ip") || is_text(&entry.node, "user"));
+                let is_ban_shown = entries.iter().any(is_shown);
+                entries.iter().for_each(|entry| self.collect_entry(entry, is_ban_shown));
+            }
+            // A user and a password, wherever they stand.
+            Value::Text(value) if value.rsplit_once('@').is_some_and(|(before, _)| before.contains(':')) => {
+                self.collect_userinfo(node);
+            }
+            _ => {}
+        }
+    }
+
+    fn collect_entry(&mut self, entry: &Entry, is_ban_shown: bool) {
+        let Entry { key, key_span, node } = entry;
+        if key.contains('@') {
+            self.spans.push(*key_span);
+        }
+        match &node.value {
+            _ if is_nearly(key, "keys") => self.collect_keys(node),
+            Value::Table(_) if SECRET_TABLES.contains(&key.as_str()) => self.collect_all(node),
+            _ if is_secret(key) => self.collect_all(node),
+            // Unless it says otherwise, a ban may be one of a key.
+            _ if !is_ban_shown && is_nearly(key, "value") => self.collect_all(node),
+            Value::Text(value) if is_nearly(key, "store") && value.contains('@') => self.collect_userinfo(node),
+            // The secret itself, where the name of its variable should be.
+            Value::Text(value) if key.ends_with("_env") && !is_variable(value) => self.spans.push(node.span),
+            _ => self.collect(node),
+        }
+    }
+
+    /// Everything under a node, whatever it should have been.
+    fn collect_all(&mut self, node: &Node) {
+        match &node.value {
+            Value::List(items) => items.iter().for_each(|item| self.collect_all(item)),
+            Value::Table(entries) => entries.iter().for_each(|entry| self.collect_all(&entry.node)),
+            _ => self.spans.push(node.span),
+        }
+    }
+
+    /// `keys` is a list of tables, or in `exempt` a list of the keys themselves. Who writes it as a table writes keys for fields.
+    fn collect_keys(&mut self, node: &Node) {
+        match &node.value {
+            Value::List(items) => items.iter().for_each(|item| self.collect_keys(item)),
+            Value::Table(entries) => {
+                for entry in entries.iter().filter(|entry| !KEY_FIELDS_SHOWN.contains(&entry.key.as_str())) {
+                    if !is_key_field(&entry.key) {
+                        self.spans.push(entry.key_span);
+                    }
+                    self.collect_keys(&entry.node);
                 }
             }
+            _ => self.spans.push(node.span),
         }
-        _ => {}
+    }
+
+    /// What stands before the host in a text that names one.
+    fn collect_userinfo(&mut self, node: &Node) {
+        let Span { start, end, .. } = node.span;
+        // Without an @ it is written with escapes, which nobody undoes here.
+        let part = self.text.get(start..end).and_then(|written| userinfo(written, 0));
+        self.spans.push(part.map_or(node.span, |part| Span::new(start + part.start, start + part.end)));
+    }
+
+    /// A URL that was commented out. What is no comment behind a # is covered once more.
+    fn collect_comments(&mut self) {
+        let mut line_start = 0;
+        for line in self.text.split_inclusive('\n') {
+            if let Some(at) = line.find('#')
+                && let Some(part) = userinfo(line, looks::value_from(line, at))
+                && line[at..part.end].contains(':')
+            {
+                self.spans.push(Span::new(line_start + part.start, line_start + part.end));
+            }
+            line_start += line.len();
+        }
     }
 }
 
-/// Everything under a node, whatever it should have been.
-fn collect_all(node: &Node, spans: &mut Vec<Span>) {
-    match &node.value {
-        Value::List(items) => items.iter().for_each(|item| collect_all(item, spans)),
-        Value::Table(entries) => entries.iter().for_each(|entry| collect_all(&entry.node, spans)),
-        _ => spans.push(node.span),
-    }
+/// In `scheme://user:password@host`, which begins at `from` if it does, all that stands before the last @. A password may hold
+/// whatever ends a text elsewhere.
+fn userinfo(text: &str, from: usize) -> Option<Range<usize>> {
+    let end = text.rfind('@').filter(|end| *end > from)?;
+    let value = text[from..end].trim_start_matches([' ', '\t', '"', '\'', '#', '-']);
+    let is_scheme = |text: &str| text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"+-.".contains(&byte));
+    let hidden = match value.split_once("://") {
+        Some((scheme, rest)) if is_scheme(scheme) => rest,
+        _ => value,
+    };
+    Some(end - hidden.len()..end)
 }
 
-/// `keys` is a list of tables, or in `exempt` a list of the keys themselves.
-fn collect_keys(node: &Node, spans: &mut Vec<Span>) {
-    match &node.value {
-        Value::List(items) => items.iter().for_each(|item| collect_keys(item, spans)),
-        Value::Table(entries) => {
-            let is_hidden = |entry: &&Entry| !KEY_FIELDS_SHOWN.contains(&entry.key.as_str());
-            entries.iter().filter(is_hidden).for_each(|entry| collect_all(&entry.node, spans));
-        }
-        _ => collect_all(node, spans),
-    }
+/// Whether a text is the name of an environment variable as they are usually written, and so no secret.
+pub(crate) fn is_variable(name: &str) -> bool {
+    let is_name_byte = |byte: u8| byte.is_ascii_uppercase() || byte.is_ascii_digit() || byte == b'_';
+    name.len() <= VARIABLE_BYTES_MAX
+        && !name.starts_with(|first: char| first.is_ascii_digit())
+        && name.bytes().all(is_name_byte)
+}
+
+/// Whether a field's name may be told, among these that are known: it may be a URL, and in an entry for an API key it may be the key.
+pub(crate) fn may_tell_field(name: &str, known: &[&str]) -> bool {
+    !name.contains('@') && (!known.contains(&"sha256") || is_key_field(name))
+}
+
+/// Whether a word is a field of an entry for an API key, or nearly one; else it may be a key.
+fn is_key_field(word: &str) -> bool {
+    KEY_FIELDS_SHOWN.iter().chain(&["key", "sha256"]).any(|field| is_nearly(word, field)) || is_secret(word)
 }
 
 /// A misspelt `secret` is one too, and so is whatever ends like `api_key`.
@@ -96,21 +178,6 @@ fn cover(bytes: &mut [u8]) {
             *byte = b'*';
         }
     }
-}
-
-/// In `scheme://user:password@host` all that stands before the last @.
-fn mask_urls(text: &str) -> String {
-    let mut bytes = text.as_bytes().to_vec();
-    let mut from = 0;
-    while let Some(at) = text[from..].find("://") {
-        let start = from + at + 3;
-        let end = text[start..].find(['"', '\'', '\n', ' ']).map_or(text.len(), |length| start + length);
-        if let Some(host) = text[start..end].rfind('@') {
-            cover(&mut bytes[start..start + host]);
-        }
-        from = start;
-    }
-    String::from_utf8(bytes).expect("whole characters were replaced by as many ASCII bytes")
 }
 
 #[cfg(test)]

@@ -14,6 +14,7 @@ use serde::de::{
 use serde::forward_to_deserialize_any;
 
 use super::finding::Code;
+use super::mask::may_tell_field;
 use super::span::{SPANNED, Span};
 use super::tree::{Entry, Node, Value};
 use super::written::LIST;
@@ -88,7 +89,11 @@ impl de::Error for ReadError {
     }
 
     fn unknown_field(field: &str, known: &'static [&'static str]) -> Self {
-        ReadError::new(Code::UnknownField, format!("unknown field `{field}`")).suggest(field, known)
+        let message = match may_tell_field(field, known) {
+            true => format!("unknown field `{field}`"),
+            false => "unknown field, which may be a secret".to_owned(),
+        };
+        ReadError::new(Code::UnknownField, message).suggest(field, known)
     }
 
     fn unknown_variant(variant: &str, known: &'static [&'static str]) -> Self {

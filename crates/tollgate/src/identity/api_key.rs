@@ -180,11 +180,12 @@ pub(crate) fn bearer_token(headers: &HeaderMap) -> Option<&[u8]> {
     token_in(said::header(headers, &http::header::AUTHORIZATION).one()?)
 }
 
-/// The token in a line of `Authorization`.
+/// The token in a line of `Authorization`. Behind the scheme there is a space by the book; but servers take a tab as well, and what
+/// they read must not escape us.
 fn token_in(value: &[u8]) -> Option<&[u8]> {
-    let (scheme, token) = value.split_at_checked("bearer ".len())?;
+    let (scheme, token) = value.split_at_checked(value.iter().position(u8::is_ascii_whitespace)?)?;
     let token = token.trim_ascii();
-    (scheme.eq_ignore_ascii_case(b"bearer ") && !token.is_empty()).then_some(token)
+    (scheme.eq_ignore_ascii_case(b"bearer") && !token.is_empty()).then_some(token)
 }
 
 /// What is known of a key.
@@ -194,7 +195,9 @@ pub struct KnownKey {
     pub plan: Option<Arc<str>>,
 }
 
-/// Who knows which API keys there are: a [`KeyTable`], a closure, or the answer that was fetched beforehand.
+/// Who knows which API keys there are: a [`RuleSet`](crate::rules::RuleSet), a [`KeyTable`], a closure, or the answer that was fetched beforehand.
+///
+/// An [`Engine`](crate::engine::Engine) asks its rules alone. The others are for who calls [`Identifier::identify`](super::Identifier::identify).
 ///
 /// Implementations must not let the time they take depend on how nearly a key matches another: look up by digest.
 pub trait KeySource: Send + Sync {
@@ -208,7 +211,7 @@ impl<F: Fn(&ApiKey<'_>) -> Option<KnownKey> + Send + Sync> KeySource for F {
     }
 }
 
-/// API keys in memory, as digests.
+/// API keys in memory, as digests: for an [`Identifier`](super::Identifier) without rules.
 ///
 /// ```
 /// use tollgate::identity::{KeyDigest, KeyTable, KnownKey};
@@ -282,6 +285,10 @@ mod tests {
             (&[("x-api-key", b"k1"), ("authorization", b"Bearer k2")], Some(("k1", false))),
             (&[("x-api-key", b""), ("authorization", b"Bearer k2")], Some(("k2", true))),
             (&[("authorization", b"bEARER   k2 ")], Some(("k2", true))),
+            (&[("authorization", b"Bearer\tk2")], Some(("k2", true))),
+            (&[("authorization", b"Bearer \t k2")], Some(("k2", true))),
+            (&[("authorization", b"Bearer\t")], None),
+            (&[("authorization", b"Bearers k2")], None),
             (&[("authorization", b"Bearer k2"), ("authorization", b"Bearer k3")], None),
             (&[("authorization", b"Basic azI6")], None),
             (&[("authorization", b"Bearer")], None),

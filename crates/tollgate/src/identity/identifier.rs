@@ -280,6 +280,14 @@ impl<'r> Identity<'r> {
         said::header(self.origin.headers, name).one()
     }
 
+    /// What a header says to be counted by. Where proxies are trusted, a request that none of them sent says what it likes.
+    fn believed_header(&self, name: &HeaderName) -> Option<&'r [u8]> {
+        match self.identifier.proxies.networks().is_empty() {
+            true => said::header(self.origin.headers, name).one(),
+            false => self.trusted_header(name),
+        }
+    }
+
     /// The bytes to count on.
     pub fn subject(&self, by: &SubjectKinds) -> Subject {
         let mut subject = Subject::unwritten();
@@ -314,7 +322,7 @@ impl<'r> Identity<'r> {
             },
             SubjectKind::Header(name) => {
                 let kind = PartKind { word: "header", name: Some(name.as_str()) };
-                match said::header(self.origin.headers, name).one() {
+                match self.believed_header(name) {
                     Some(value) if self.is_credential(name) => writer.part(kind, PartValue::Secret(value)),
                     Some(value) => writer.part(kind, PartValue::Plain(value)),
                     None => self.write_missing(kind, writer),

@@ -35,7 +35,8 @@ pub enum SubjectKind {
     ApiKey,
     /// The verified user.
     User,
-    /// What the request says in a header. The client chooses it, unless a proxy sets it.
+    /// What the request says in a header. The client chooses it, unless a proxy sets it: where proxies are trusted, only they are
+    /// believed, and who comes by another way is counted by address.
     Header(HeaderName),
     /// What the request says in a cookie. The client chooses it.
     Cookie(String),

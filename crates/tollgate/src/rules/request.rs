@@ -1,8 +1,9 @@
 //! What a rule looks at in a request.
 
 use std::borrow::Cow;
+use std::fmt;
 
-use http::{HeaderMap, Method, Uri};
+use http::{Extensions, HeaderMap, Method, Uri};
 
 use super::path;
 
@@ -17,18 +18,25 @@ use super::path;
 /// assert_eq!(view.hosts().collect::<Vec<_>>(), ["api.example.com"]);
 /// # Ok::<(), http::Error>(())
 /// ```
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct RequestView<'r> {
     method: &'r Method,
     headers: &'r HeaderMap,
     target: Target<'r>,
 }
 
-/// Where a request goes. A URI is taken apart when a rule looks at it.
-#[derive(Clone, Copy, Debug)]
+/// How to find the URI that the client sent among a request's extensions.
+pub(crate) type FindUri = fn(&Extensions) -> Option<&Uri>;
+
+/// Where a request goes. A URI is looked for, and taken apart, when a rule looks at it.
+#[derive(Clone, Copy)]
 enum Target<'r> {
-    Uri(&'r Uri),
-    Parts { path: &'r str, authority: Option<&'r str> },
+    /// With the place of the URI that was sent, if this one was changed on the way.
+    Uri(&'r Uri, Option<(&'r Extensions, FindUri)>),
+    Parts {
+        path: &'r str,
+        authority: Option<&'r str>,
+    },
 }
 
 impl<'r> RequestView<'r> {
@@ -45,12 +53,19 @@ impl<'r> RequestView<'r> {
 
     /// An HTTP request.
     pub fn of<B>(request: &'r http::Request<B>) -> RequestView<'r> {
-        RequestView { method: request.method(), headers: request.headers(), target: Target::Uri(request.uri()) }
+        RequestView { method: request.method(), headers: request.headers(), target: Target::Uri(request.uri(), None) }
     }
 
     /// The head of an HTTP request.
     pub fn of_parts(parts: &'r http::request::Parts) -> RequestView<'r> {
-        RequestView { method: &parts.method, headers: &parts.headers, target: Target::Uri(&parts.uri) }
+        RequestView { method: &parts.method, headers: &parts.headers, target: Target::Uri(&parts.uri, None) }
+    }
+
+    /// An HTTP request, whose path is that of the URI that is found in its extensions, if one is.
+    #[cfg(feature = "tower")]
+    pub(crate) fn sent_as<B>(request: &'r http::Request<B>, find_sent: Option<FindUri>) -> RequestView<'r> {
+        let sent = find_sent.map(|find_sent| (request.extensions(), find_sent));
+        RequestView { method: request.method(), headers: request.headers(), target: Target::Uri(request.uri(), sent) }
     }
 
     /// The method.
@@ -61,14 +76,15 @@ impl<'r> RequestView<'r> {
     /// The path as it was sent.
     pub fn path(&self) -> &'r str {
         match self.target {
-            Target::Uri(uri) => uri.path(),
+            Target::Uri(uri, None) => uri.path(),
+            Target::Uri(uri, Some((extensions, find_sent))) => find_sent(extensions).unwrap_or(uri).path(),
             Target::Parts { path, .. } => path,
         }
     }
 
     fn authority(&self) -> Option<&'r str> {
         match self.target {
-            Target::Uri(uri) => uri.authority().map(|authority| authority.as_str()),
+            Target::Uri(uri, _) => uri.authority().map(|authority| authority.as_str()),
             Target::Parts { authority, .. } => authority,
         }
     }
@@ -102,5 +118,34 @@ impl<'r> RequestView<'r> {
         // Looked up when it is asked for: most rules are for every host.
         let lines = std::iter::once(self.headers).flat_map(|headers| headers.get_all(http::header::HOST));
         authority.into_iter().chain(lines.filter_map(|line| line.to_str().ok()))
+    }
+}
+
+/// Headers, authority and query hold credentials, and so are not printed.
+impl fmt::Debug for RequestView<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let path = self.path().split(['?', '#']).next().unwrap_or_default();
+        f.debug_struct("RequestView").field("method", self.method).field("path", &path).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_credential_of_a_request_is_printed() {
+        let request = http::Request::get("https://planted:planted@example.com/reset?token=planted")
+            .header("authorization", "Bearer planted")
+            .header("x-api-key", "planted")
+            .body(())
+            .unwrap();
+        let whole = RequestView::of(&request);
+        let headers = request.headers();
+        let parts = RequestView::new(request.method(), "/reset?token=planted#planted", headers);
+        for view in [whole, parts.with_authority(Some("planted@example.com"))] {
+            let printed = format!("{view:?}");
+            assert!(!printed.contains("planted") && printed.contains("GET") && printed.contains("/reset"), "{printed}");
+        }
     }
 }

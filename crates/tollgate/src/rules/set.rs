@@ -211,7 +211,7 @@ impl RuleSet {
         {
             return Some(tariff);
         }
-        // Keys that a source of the caller's own knows.
+        // Keys that another source than these rules knows. An engine has none; who identifies callers without one may.
         let by_key = || self.tariff_named(known?.1.plan.as_deref()?);
         let by_address = || {
             let holds = |(networks, _): &&(Networks, Tariff)| networks.contains(identity.address());

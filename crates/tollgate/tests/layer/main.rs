@@ -7,6 +7,7 @@ mod grpc;
 mod leaky;
 mod limits;
 mod neighbours;
+mod nested;
 mod outage;
 mod site;
 mod sockets;

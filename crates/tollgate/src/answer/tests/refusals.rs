@@ -139,13 +139,3 @@ fn retry_after_is_never_zero() {
         assert!(body(&response).contains(&facts), "{wait_us}: {}", body(&response));
     }
 }
-
-#[test]
-fn a_format_is_known_by_name_and_an_unknown_one_refused_with_what_is_accepted() {
-    for name in ["json", "problem", "text"] {
-        assert_eq!(name.parse::<Format>().unwrap().name(), name);
-    }
-    for name in ["html", "custom", "JSON", ""] {
-        assert!(name.parse::<Format>().unwrap_err().to_string().contains("json, problem, text"), "{name}");
-    }
-}

@@ -7,6 +7,7 @@ use tollgate_core::Timestamp;
 
 use super::{Compiler, Settings};
 use crate::config::finding::{Code, Finding};
+use crate::config::mask::is_variable;
 use crate::config::span::{Span, Spanned};
 use crate::config::types::{Anonymize, BanWord, Config};
 use crate::config::written::{AnonymizeEntry, OneOrMany, Secret};
@@ -86,7 +87,11 @@ impl Compiler<'_> {
             (None, Some(name), None) => match self.loader.variable(name) {
                 Some(value) => Some(Some((Secret::new(value), name.span()))),
                 None => {
-                    let message = format!("the environment variable `{}` is not set", **name);
+                    // Somebody may have written the secret itself there.
+                    let message = match is_variable(name) {
+                        true => format!("the environment variable `{}` is not set", **name),
+                        false => format!("the environment variable that `{}` names is not set", names[1]),
+                    };
                     fail(self, Code::SecretMissing, message, name.span())
                 }
             },

@@ -2,9 +2,10 @@
 //!
 //! Nobody knows what stands where in such a file, so its lines are judged by how they look: a line that names a
 //! secret field is covered after the name, and so is what seems to belong to it on the lines below. What belongs to it
-//! is told by an open bracket, by open quotes, by indentation (YAML), or by the table that it stands in (TOML).
+//! is told by an open bracket, by open quotes, by indentation (YAML), or by the table that it stands in (TOML). And in
+//! whichever line there is an @, what stands before it may be a password.
 
-use super::{KEY_FIELDS_SHOWN, SECRET_FIELDS, cover, is_nearly, is_secret, mask_urls};
+use super::{KEY_FIELDS_SHOWN, SECRET_FIELDS, cover, is_key_field, is_nearly, is_secret, userinfo};
 
 /// What else a line may hold a secret after.
 const SUSPECT_FIELDS: [&str; 2] = ["value", "header"];
@@ -39,19 +40,24 @@ pub(crate) fn by_looks(text: &str) -> String {
             Below::Field { shows_fields, .. } if !(shows_fields && is_shown_field(line)) => Some(0),
             _ if is_table_head(line) => {
                 is_in_secret_table = secret_from(line).is_some();
-                None
+                key_in_head(line)
             }
             _ => secret_from(line).or((is_in_secret_table && !is_shown_field(line)).then(|| value_from(line, 0))),
         };
+        // Who writes keys as a table has keys for fields.
+        let is_field_hidden = is_in_secret_table && !is_table_head(line) && !is_key_field(field_of(line));
         below = after(line, from, &below);
         // The inner lines of a key that spans several.
         let is_alone = !line.contains(['=', ':', '[', '/', '#', ' ']);
         if let Some(from) = from.or(is_alone.then_some(0)) {
-            cover(&mut bytes[from..]);
+            cover(&mut bytes[if is_field_hidden { 0 } else { from }..]);
+        }
+        if let Some(part) = userinfo(line, value_from(line, 0)) {
+            cover(&mut bytes[part]);
         }
         String::from_utf8(bytes).expect("whole characters were replaced by as many ASCII bytes")
     });
-    mask_urls(&lines.collect::<String>())
+    lines.collect()
 }
 
 /// What a line says of the next one, given where it is covered from.
@@ -91,9 +97,16 @@ fn secret_from(line: &str) -> Option<usize> {
     named.or_else(misspelt).map(|at| value_from(line, at))
 }
 
-/// Behind the first separator at or after a place; the place itself if there is none.
-fn value_from(line: &str, at: usize) -> usize {
-    line[at..].find(['=', ':']).map_or(at, |separator| at + separator + 1)
+/// Behind the first separator at or after a place; the place itself if there is none. A URL's colon is none.
+pub(super) fn value_from(line: &str, at: usize) -> usize {
+    let separator = line[at..].find(['=', ':']).filter(|separator| !line[at + separator..].starts_with("://"));
+    separator.map_or(at, |separator| at + separator + 1)
+}
+
+/// Where the key begins in `[keys.…]`.
+fn key_in_head(line: &str) -> Option<usize> {
+    let (table, _) = line.split_once('.')?;
+    is_nearly(field_of(table), "keys").then_some(table.len() + 1)
 }
 
 /// The field that a line begins with, behind what begins an item of a list and without the tables that it is in.

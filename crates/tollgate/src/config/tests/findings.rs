@@ -116,6 +116,16 @@ fn a_finding_underlines_exactly_what_it_is_about() {
         (Code::ExemptEverybody, &format!("exempt.addresses = ['0.0.0.0/1', '128.0.0.0/1']\n{rule}"), "'0.0.0.0/1'"),
         (Code::SubjectUnknowable, "[[rules]]\nname = 'a'\nby = 'api_key'\nlimits = ['1/s']", "'api_key'"),
         (Code::SubjectChosenByClient, "[[rules]]\nname = 'a'\nby = 'header:x-t'\nlimits = ['1/s']", "'header:x-t'"),
+        (
+            Code::SubjectChosenByClient,
+            "trusted_proxies = '0.0.0.0/0'\n[[rules]]\nname = 'a'\nby = 'header:x-t'\nlimits = ['1/s']",
+            "'header:x-t'",
+        ),
+        (
+            Code::SubjectChosenByClient,
+            "trusted_proxies = '10.0.0.0/8'\n[[rules]]\nname = 'a'\nby = ['header:x-t', 'cookie:c']\nlimits = ['1/s']",
+            "['header:x-t', 'cookie:c']",
+        ),
     ] {
         let found = findings(text);
         let finding = found.iter().find(|finding| finding.code() == code);
@@ -134,6 +144,8 @@ fn what_is_meant_is_not_found() {
          [[rules]]\nname = 'c'\ncost = 2\nlimits = ['9/s']\n[[rules]]\nname = 'd'\non_failure = 'deny'\nlimits = ['1/s']",
         "[plans]\ndefault.limits = '1/s'\nanonymous.limits = '1/s'\n[[rules]]\nname = 'a'\nlimits = 'plan'\n\
          [[rules]]\nname = 'b'\nlimits = ['9/s']",
+        "[[rules]]\nname = 'a'\nlimits = ['1/s']\n[[rules]]\nname = 'b'\nheaders = []\nlimits = ['9/s']\n\
+         [[rules]]\nname = 'c'\nbody = 'problem'\nlimits = ['9/s']",
         // A day limit that does decide, and a burst limit.
         "[[rules]]\nname = 'a'\nlimits = ['10/min', '1000/day', '3/s']",
         // A bucket refuses by spacing, so a larger window of the same rate is not idle.
@@ -203,6 +215,74 @@ fn limits_that_meet_only_where_two_rules_do_are_counted_together() {
     let exempt = format!("exempt.paths = '/a/b'\n{}", pair("match.path = '/{x}/b'", "match.path = '/a/{y}'"));
     assert!(!codes(&exempt).contains(&Code::TooManyLimits));
     assert!(codes(&rule_of("a", 33, "mode = 'shadow'")).contains(&Code::TooManyLimits));
+}
+
+#[test]
+fn limits_that_meet_only_where_many_rules_do_are_counted_together() {
+    let file = |matches: &[&str], count: usize| -> String {
+        matches.iter().enumerate().map(|(at, matches)| rule_of(&format!("r{at}"), count, matches)).collect()
+    };
+    let paths = ["match.path = '/a/{x}/{y}'", "match.path = '/{x}/b/{y}'", "match.path = '/{x}/{y}/c'"];
+    let headers = [
+        "match.headers = { a = true }",
+        "match.headers = { b = true }",
+        "match.headers = { c = true }",
+        "match.headers = { d = '1' }",
+        "match.headers = { e = true }",
+    ];
+    // The first meets only the last, with which the others meet too.
+    let turns = [
+        "match.headers = { a = '1' }",
+        "match.headers = { a = '2' }",
+        "match.headers = { a = '2', b = '1' }",
+        "match.headers = { a = '2', c = '1' }",
+        "match.headers = { d = '1' }",
+    ];
+    for (text, said) in [
+        (file(&paths, 12), "36 limits apply to a request that `r0`, `r1` and `r2` match"),
+        (file(&headers, 8), "40 limits apply to a request that `r0`, `r1`, `r2`, `r3` and `r4` match"),
+        (file(&turns, 9), "36 limits apply to a request that `r1`, `r2`, `r3` and `r4` match"),
+        (format!("shadow = true\n{}", file(&paths, 12)), "36 limits apply to a request that `r0`, `r1` and `r2` match"),
+        (format!("shadow = true\n{}", file(&["by = ['ip']", "by = ['global']"], 17)), "34 limits apply"),
+    ] {
+        let found = findings(&text);
+        let finding = found.iter().find(|finding| finding.code() == Code::TooManyLimits);
+        let message = finding.unwrap_or_else(|| panic!("{said}: {found:?}")).message();
+        assert!(message.starts_with(said), "{message}");
+    }
+    // Each two of them meet, and no request meets all three.
+    let apart =
+        ["match = { path = ['/a', '/b'] }", "match = { path = ['/b', '/c'] }", "match = { path = ['/c', '/a'] }"];
+    for text in [file(&apart, 12), file(&paths, 10), file(&headers, 6)] {
+        assert!(!codes(&text).contains(&Code::TooManyLimits), "{text}");
+    }
+}
+
+#[test]
+fn what_meets_everything_is_checked_in_bounded_work() {
+    // Each meets the first, and no two of them each other.
+    let rules: String = (0..400)
+        .map(|number| rule_of(&format!("r{number}"), 1, &format!("match.headers = {{ a = '{number}' }}")))
+        .collect();
+    let text = format!("{}{rules}", rule_of("all", 30, "by = ['ip']"));
+    assert!(!codes(&text).contains(&Code::TooManyLimits));
+}
+
+#[test]
+fn shadow_mode_is_not_said_to_lift_bans() {
+    let found = findings("shadow = true\n[[rules]]\nname = 'a'\nlimits = ['1/s']");
+    assert_eq!(found[0].code(), Code::ShadowOn);
+    assert!(found[0].message().contains("bans still hold"), "{:?}", found[0]);
+}
+
+#[test]
+fn a_plan_that_only_code_gives_is_no_mistake() {
+    let text = "[plans]\ndefault.limits = '1/s'\nanonymous.limits = '1/s'\noffice.limits = '9/s'\n\
+                [[rules]]\nname = 'a'\nlimits = 'plan'";
+    let found = findings(text);
+    let [finding] = &found[..] else { panic!("{found:?}") };
+    assert_eq!((finding.severity(), underlined(text, finding)), (Severity::Advice, "office"));
+    assert!(finding.help_text().is_some_and(|help| help.contains("PlanLookup")), "{finding:?}");
 }
 
 #[test]

@@ -102,6 +102,34 @@ fn no_report_shows_a_secret() {
         secrets.replace("key = 'planted'", "key = ['planted']"),
         secrets.replace("secret = 'planted-planted'", "secrte = 'planted-planted'"),
         secrets.replace("key = 'planted'", "key = 777000777"),
+        // What a password may hold, where a text would end.
+        "store = \"redis://:it's-planted@db/0\"\ninstances = 0\n".to_owned(),
+        "store = \"redis://:as planted@db/0\"\ninstances = 0\n".to_owned(),
+        "# store = \"redis://:it's-planted@db/0\"\ninstances = 0\n".to_owned(),
+        "store = \"redis://:it's-planted@db/0\"\ninstances = \n".to_owned(),
+        "store = \"redis://:planted\\u0040db/0\"\ninstances = 0\n".to_owned(),
+        // Stores that are no URL.
+        "store = 'app:planted@db:6379'\n".to_owned(),
+        "store = 'redis:/:planted@db'\n".to_owned(),
+        "stoer = 'app:planted@db:6379'\n".to_owned(),
+        "store = 'app:planted@db:6379'\ninstances = \n".to_owned(),
+        "store = 'app:planted@db:6379\n".to_owned(),
+        "# store = 'app:planted@db:6379'\ninstances = 0\n".to_owned(),
+        // Keys and URLs where fields should be.
+        "'redis://:planted@db' = 1\n".to_owned(),
+        "'redis://:planted@db' = \n".to_owned(),
+        "[keys]\nplanted = { plan = 'pro' }\n".to_owned(),
+        "[keys.planted]\nplan = 'pro'\n".to_owned(),
+        "keys.planted = 'pro'\n".to_owned(),
+        "keys = { planted = 'pro' }\n".to_owned(),
+        "[[keys]]\nplanted = 'pro'\n".to_owned(),
+        "[keys]\nplanted = \n".to_owned(),
+        "[keys.planted]\nplan = \n".to_owned(),
+        // A secret where the name of its variable should be.
+        "store = 'redis://h'\ninstances = 1\n[anonymize]\nsecret_env = 'planted!'\n".to_owned(),
+        "store = 'redis://h'\ninstances = 1\n[anonymize]\nsecret_env = 'planted'\n".to_owned(),
+        "[jwt]\nalgorithm = 'HS256'\nkey_env = 'planted'\n".to_owned(),
+        "[jwt]\nalgorithm = 'HS256'\nkey_env = 'planted'\nissuer = \n".to_owned(),
     ];
     for text in broken {
         let report = load(&text).unwrap_err();
@@ -110,6 +138,40 @@ fn no_report_shows_a_secret() {
         for finding in report.findings() {
             assert!(!drawn(finding).contains("planted"), "{}", drawn(finding));
         }
+    }
+}
+
+#[test]
+fn no_report_about_yaml_shows_a_secret() {
+    for text in [
+        "store: redis://:it's-planted@db/0\ninstances: 0\n",
+        "store: 'app:planted@db:6379'\n",
+        "store:\n  app:planted@db:6379\ninstances: 0\n",
+        "store: >-\n  app:planted@db:6379\ninstances: [\n",
+        "keys:\n  planted: pro\n",
+        "keys:\n  - planted: pro\n",
+        "keys: { planted: { plan: pro } }\n",
+        "anonymize: { secret_env: planted }\nstore: redis://h\ninstances: 1\n",
+    ] {
+        let report = load_yaml(text).unwrap_err();
+        let shown = format!("{}{report:?}{report}", drawn(&report));
+        assert!(!shown.contains("planted"), "{shown}");
+    }
+}
+
+/// What is no secret is needed to see what is wrong.
+#[test]
+fn a_report_shows_what_is_no_secret() {
+    for (text, shown) in [
+        ("store = 'redis://u:pw@db.example/x'\ninstances = 1\n", "redis://****@db.example/x"),
+        ("[anonymize]\nsecret_env = 'NO_SUCH'\n", "the environment variable `NO_SUCH` is not set"),
+        ("[[keys]]\nkye = 'k'\n", "unknown field `kye`"),
+        ("[[keys]]\nplam = 'free'\n", "unknown field `plam`"),
+        ("[[keys]]\nid = 'k'\n", "accepted here: key, sha256"),
+        ("[[bans]]\nby = 'ip'\nvalue = 'x'\nreason = 'ask me@example.com'\n", "me@example.com"),
+    ] {
+        let report = load(text).unwrap_err();
+        assert!(drawn(&report).contains(shown), "{}", drawn(&report));
     }
 }
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::{load, load_yaml};
-use crate::answer::Style;
+use crate::answer::{Format, Style};
 use crate::config::Config;
 use crate::rules::{Charge, Mode, Rule};
 use crate::{Cost, OnFailure};
@@ -202,4 +202,30 @@ fn a_configuration_made_in_code_is_checked_like_a_file() {
     let codes: Vec<Code> = report.findings().iter().map(|finding| finding.code()).collect();
     assert_eq!(codes, [Code::InvalidPath, Code::InvalidLimit]);
     assert!(report.findings().iter().all(|finding| finding.span().is_none() && finding.place().is_none()));
+}
+
+#[test]
+fn what_a_header_must_equal_is_not_printed() {
+    let text = "[[rules]]\nname = 'a'\nmatch.headers = { x-internal = 'planted', x-other = true }\nlimits = ['1/s']";
+    let loaded = load(text).unwrap();
+    for printed in [format!("{loaded:?}"), format!("{:#?}", loaded.config), format!("{:?}", loaded.rules.rules())] {
+        assert!(!printed.contains("planted"), "{printed}");
+    }
+    let test = &loaded.config.rules[0].matches.headers;
+    assert_eq!(format!("{:?}", test.values().collect::<Vec<_>>()), "[Equals(***), Present]");
+}
+
+#[test]
+fn styles_and_formats_are_written_by_their_names() {
+    let policy = |more: &str| {
+        let rule = only_rule(&format!("[[rules]]\nname = 'a'\nlimits = ['1/s']\n{more}"));
+        rule.policies_of_all().next().unwrap().clone()
+    };
+    for style in Style::ALL {
+        let styles = policy(&format!("headers = ['{style}']")).styles();
+        assert_eq!(Style::ALL.into_iter().filter(|each| styles.contains(*each)).collect::<Vec<_>>(), [style]);
+    }
+    for format in [Format::Json, Format::Problem, Format::Text] {
+        assert_eq!(policy(&format!("body = '{}'", format.name())).format().name(), format.name());
+    }
 }

@@ -6,7 +6,7 @@ use hmac::{Hmac, KeyInit, Mac};
 use http::HeaderValue;
 use proptest::prelude::*;
 
-use super::super::{ForwardingHeader, KeyTable, Rotate};
+use super::super::{ForwardingHeader, KeyTable, Networks, Rotate};
 use super::*;
 
 const TOKEN_SECRET: &[u8] = b"planted-token-secret-0123456789abcdef";
@@ -293,4 +293,20 @@ proptest! {
         prop_assert_eq!(identity.address(), peer);
         prop_assert_eq!(identity.subject(&SubjectKinds::default()).to_string(), format!("ip:{peer}"));
     }
+}
+
+#[test]
+fn where_proxies_are_trusted_a_header_of_anybody_else_is_no_subject() {
+    let proxies = TrustedProxies::new(Networks::parse(["10.0.0.0/8"]).unwrap(), ForwardingHeader::x_forwarded_for());
+    let identifier = Identifier::new().with_proxies(proxies);
+    let lines = headers(&[("x-tenant", "7"), ("x-forwarded-for", "198.51.100.1")]);
+    let by = SubjectKinds::parse(["header:x-tenant"]).unwrap();
+    let subject = |identifier: &Identifier, peer: &str| {
+        let origin = Origin { peer: peer.parse().unwrap(), headers: &lines, path: "/" };
+        identifier.identify(origin, &keys(), NOW).subject(&by).to_string()
+    };
+    assert_eq!(subject(&identifier, "10.0.0.1"), "header:x-tenant:7");
+    assert_eq!(subject(&identifier, "203.0.113.9"), "header:x-tenant:!203.0.113.9", "as if it were not there");
+    // Without proxies there is nobody else who could have set it; a finding says what that is worth.
+    assert_eq!(subject(&Identifier::new(), "203.0.113.9"), "header:x-tenant:7");
 }

@@ -187,6 +187,7 @@ fn a_banned_key_is_refused_wherever_it_is_shown_and_whoever_knows_it() {
         &[("x-api-key", "leaked")][..],
         &[("x-api-key", " leaked ")],
         &[("authorization", "bearer  leaked")],
+        &[("authorization", "Bearer\tleaked")],
         &[("x-api-key", "good"), ("x-api-key", "leaked")],
         &[("x-api-key", "leaked"), ("x-api-key", "good")],
         &[("x-api-key", "junk"), ("authorization", "Bearer leaked")],
