@@ -93,7 +93,7 @@ codes! {
     RuleUnreachable "rule-unreachable" Warning "No request can reach the rule.",
     RuleTwice "rule-twice" Warning "Two rules match the same requests and count them by the same subject.",
     RedundantLimit "redundant-limit" Warning "A limit never decides, because another one always refuses first.",
-    PlanUnused "plan-unused" Warning "There are plans, and no rule takes its limits from them.",
+    PlanUnused "plan-unused" Warning "A plan that nothing in the file gives to anybody, or that no rule asks for.",
     KeyLimitsUnused "key-limits-unused" Warning "A key has limits of its own, and no rule takes its limits from plans.",
     AnonymousPlanMissing "anonymous-plan-missing" Warning "Callers without identity get the `default` plan.",
     SubjectUnknowable "subject-unknowable" Warning "A rule counts by something that no request can prove.",
@@ -105,7 +105,6 @@ codes! {
     DeadlineLong "deadline-long" Warning "The deadline is so long that a store that hangs will be felt.",
     NoRules "no-rules" Warning "There is no rule, so nothing is limited.",
     KillSwitchOn "kill-switch-on" Warning "The kill switch is on, so nothing is limited.",
-    PlanNotGiven "plan-not-given" Advice "Nothing in the file gives anybody the plan.",
     ShadowOn "shadow-on" Advice "All rules are in shadow mode, so no limit refuses anybody.",
 }
 

@@ -156,7 +156,7 @@ fn plans(config: &Config, parts: &SetParts, traits: &Traits, note: &mut Note<'_>
             let message = format!("nothing in this file gives anybody the plan `{}`", **name);
             let help = "give it to a key or a network, or name a header, a claim or a hash that tells plans; \
                         leave it if a `PlanLookup` of your own code does";
-            note(Code::PlanNotGiven, name.span(), message, help);
+            note(Code::PlanUnused, name.span(), message, help);
         }
     }
 }

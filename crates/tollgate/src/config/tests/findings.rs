@@ -276,12 +276,12 @@ fn shadow_mode_is_not_said_to_lift_bans() {
 }
 
 #[test]
-fn a_plan_that_only_code_gives_is_no_mistake() {
+fn a_plan_that_only_code_gives_may_be_left_as_it_is() {
     let text = "[plans]\ndefault.limits = '1/s'\nanonymous.limits = '1/s'\noffice.limits = '9/s'\n\
                 [[rules]]\nname = 'a'\nlimits = 'plan'";
     let found = findings(text);
     let [finding] = &found[..] else { panic!("{found:?}") };
-    assert_eq!((finding.severity(), underlined(text, finding)), (Severity::Advice, "office"));
+    assert_eq!((finding.code(), underlined(text, finding)), (Code::PlanUnused, "office"));
     assert!(finding.help_text().is_some_and(|help| help.contains("PlanLookup")), "{finding:?}");
 }
 
