@@ -63,6 +63,7 @@ impl AddressPrefixes {
     /// assert_eq!(key("::ffff:203.0.113.9"), "203.0.113.9");
     /// assert_eq!(key("2001:db8:1:2:3:4:5:6"), "2001:db8:1:2::/64");
     /// ```
+    #[inline]
     pub fn key(&self, address: IpAddr) -> AddressKey {
         match address.to_canonical() {
             IpAddr::V4(v4) => {
@@ -114,9 +115,17 @@ impl AddressKey {
 
     /// What `Display` shows, as bytes. Most clients are single IPv4 addresses, and every request of theirs comes by here, so their
     /// digits are written without the machinery of formatting.
-    #[inline]
     pub(super) fn write(&self, bytes: &mut SmallVec<[u8; 64]>) {
-        let (IpAddr::V4(v4), 32) = (self.network, self.prefix) else { return self.write_text(bytes) };
+        match self.single_v4_text() {
+            Some((text, len)) => bytes.extend_from_slice(&text[..len]),
+            None => bytes.extend(self.to_string().bytes()),
+        }
+    }
+
+    /// What `Display` shows of a single IPv4 address, and how long that is.
+    #[inline]
+    pub(super) fn single_v4_text(&self) -> Option<([u8; V4_TEXT_BYTES], usize)> {
+        let (IpAddr::V4(v4), 32) = (self.network, self.prefix) else { return None };
         let (mut text, mut end) = ([0; V4_TEXT_BYTES], 0);
         for octet in v4.octets() {
             // Four bytes each time, of which the next octet overwrites what is not this one's.
@@ -124,17 +133,12 @@ impl AddressKey {
             text[end..end + 4].copy_from_slice(&digits);
             end += count;
         }
-        bytes.extend_from_slice(&text[..end - 1]);
-    }
-
-    #[cold]
-    fn write_text(&self, bytes: &mut SmallVec<[u8; 64]>) {
-        bytes.extend(self.to_string().bytes());
+        Some((text, end - 1))
     }
 }
 
 /// The longest IPv4 address, and the dot that [`octet_text`] puts behind it.
-const V4_TEXT_BYTES: usize = "255.255.255.255.".len();
+pub(super) const V4_TEXT_BYTES: usize = "255.255.255.255.".len();
 
 /// A single address as itself, a network with its size: `203.0.113.9`, `2001:db8::/64`.
 impl fmt::Display for AddressKey {

@@ -211,11 +211,13 @@ pub enum Caller<'a> {
 
 impl<'r> Identity<'r> {
     /// The client's address.
+    #[inline]
     pub fn address(&self) -> IpAddr {
         *self.address.get_or_init(|| self.identifier.proxies.client_address(self.origin.peer, self.origin.headers))
     }
 
     /// The network of the client's address that is counted.
+    #[inline]
     pub fn address_key(&self) -> AddressKey {
         self.identifier.prefixes.key(self.address())
     }

@@ -32,7 +32,7 @@ use std::fmt::{self, Write};
 use sha2::{Digest, Sha256};
 use smallvec::SmallVec;
 
-use super::address::AddressKey;
+use super::address::{AddressKey, V4_TEXT_BYTES};
 use super::anonymize::Salt;
 
 /// A longer value is written as its digest.
@@ -107,7 +107,8 @@ pub(crate) struct SubjectWriter<'s> {
 }
 
 /// A subject of one or two parts fits without an allocation.
-type Bytes = SmallVec<[u8; 64]>;
+type Bytes = SmallVec<[u8; INLINE_BYTES]>;
+const INLINE_BYTES: usize = 64;
 
 const IP: PartKind<'static> = PartKind { word: "ip", name: None };
 
@@ -126,12 +127,16 @@ impl<'s> SubjectWriter<'s> {
     /// The part that is a client's network.
     #[inline]
     pub(crate) fn address(&mut self, address: AddressKey) {
-        if !self.bytes.is_empty() || self.salt.is_some() {
-            return self.part(IP, PartValue::Address(address));
+        match address.single_v4_text() {
+            // What most subjects are: written in one go.
+            Some((v4, len)) if self.bytes.is_empty() && self.salt.is_none() => {
+                let mut text = [0; INLINE_BYTES];
+                text[..3].copy_from_slice(b"ip:");
+                text[3..3 + V4_TEXT_BYTES].copy_from_slice(&v4);
+                *self.bytes = Bytes::from_buf_and_len(text, 3 + len);
+            }
+            _ => self.part(IP, PartValue::Address(address)),
         }
-        // What most subjects are.
-        self.bytes.extend_from_slice(b"ip:");
-        address.write(self.bytes);
     }
 
     pub(crate) fn part(&mut self, kind: PartKind<'_>, value: PartValue<'_>) {
