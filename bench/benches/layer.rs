@@ -36,9 +36,11 @@ const CONTESTANTS: [&str; 4] = ["bare", "tollgate", "tollgate, all headers", "to
 /// The contestant that the others are compared with.
 const BASELINE: usize = 3;
 
-/// How many requests one round makes in process, and over sockets.
+/// How many requests one round makes in process, and one turn over sockets. A round has many turns there: contestants that take turns
+/// quickly share whatever else goes on in the machine, and of many ratios the middle one wanders less.
 const REQUESTS: usize = 200_000;
-const REQUESTS_OVER_SOCKETS: usize = 48_000;
+const REQUESTS_OVER_SOCKETS: usize = 4_000;
+const TURNS: usize = 12;
 /// How many connections ask at the same time: as under any load, the server finds the next request when it has answered one.
 /// With a single one it would be woken for each, and that would be most of what is measured.
 const CONNECTIONS: usize = 16;
@@ -146,9 +148,9 @@ fn over_sockets(rounds: usize) -> Vec<Vec<f64>> {
     let mut servers = CONTESTANTS.map(Server::start);
     let mut samples = vec![Vec::new(); servers.len()];
     for server in &mut servers {
-        server.ns_for(REQUESTS_OVER_SOCKETS / 10);
+        server.ns_for(REQUESTS_OVER_SOCKETS);
     }
-    for _ in 0..rounds {
+    for _ in 0..rounds * TURNS {
         for (server, samples) in servers.iter_mut().zip(&mut samples) {
             samples.push(server.ns_for(REQUESTS_OVER_SOCKETS) / REQUESTS_OVER_SOCKETS as f64);
         }

@@ -28,8 +28,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tollgate_core::{
-    Check, Clock, Decision, Demand, Line, MemoryStore, Source, StandingDemand, Store, StoreError, StoreErrorKind,
-    SystemClock, Timestamp,
+    Check, Clock, Decision, Demand, Line, MemoryStore, Source, Store, StoreError, StoreErrorKind, SystemClock,
+    Timestamp,
 };
 
 pub use self::ready::NotReady;
@@ -260,7 +260,12 @@ impl Limiter {
     /// is more to it; then nothing has happened.
     #[cfg(feature = "rules")]
     #[inline]
-    pub(crate) fn admit_at_once(&self, subject: &[u8], demands: &[StandingDemand], decision: &mut Decision) -> bool {
+    pub(crate) fn admit_at_once(
+        &self,
+        subject: &[u8],
+        demands: &[tollgate_core::StandingDemand],
+        decision: &mut Decision,
+    ) -> bool {
         let Inner { backend: Backend::Memory(store), counters, observers, .. } = &*self.0 else { return false };
         if !observers.is_empty() {
             return false;

@@ -54,6 +54,7 @@ pub(super) struct Counters {
 
 impl Counters {
     /// Counts an admission by the store.
+    #[cfg(feature = "rules")]
     pub(super) fn count_allowed(&self) {
         add(&self.allowed);
     }
