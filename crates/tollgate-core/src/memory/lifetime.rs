@@ -18,10 +18,15 @@ pub(super) fn rate(quota: u32, grain_us: u64) -> u8 {
     code_down(if grain_us == 1 { rate } else { rate / grain_us })
 }
 
-/// The code of a rate at which a level takes no less than so long to leak; `None` if none is slow enough.
-pub(super) fn rate_to_leak(level: u64, us: u64) -> Option<u8> {
-    let rate = (u128::from(level) << RATE_SHIFT) / u128::from(us.max(1));
-    (rate >= 4).then(|| code_down(u64::try_from(rate).unwrap_or(u64::MAX)))
+/// The code of no rate at all, which no limit has: a level that leaks so slowly stays until it is written again.
+const STANDSTILL: u8 = 0;
+
+/// The code of a rate at which a level takes no less than so long to leak.
+pub(super) fn rate_to_leak(level: u64, us: u64) -> u8 {
+    match (u128::from(level) << RATE_SHIFT) / u128::from(us.max(1)) {
+        0..5 => STANDSTILL,
+        rate => code_down(u64::try_from(rate).unwrap_or(u64::MAX)),
+    }
 }
 
 /// The smallest such number that is not below `value`.
@@ -52,6 +57,7 @@ pub(super) fn time_to_leak_us(level: u64, code: u8) -> u64 {
     let (quarters, exponent) = (4 + u64::from(code & 3), u32::from(code >> 2));
     let quotient = level.div_ceil(quarters);
     let us = match RATE_SHIFT.checked_sub(exponent) {
+        Some(_) if code == STANDSTILL => u64::MAX,
         Some(shift) => quotient.saturating_mul(1 << shift),
         None => (quotient >> (exponent - RATE_SHIFT)) + 1,
     };
@@ -72,11 +78,11 @@ mod tests {
 
     #[test]
     fn a_rate_to_leak_by_is_never_too_quick_and_a_quarter_too_slow_at_most() {
-        for (level, us) in [(1, 1), (60_000_000, 1_000_000), (1 << 52, 7), (1_000, 250_000_000), (12_345, 6_789)] {
-            let leaks_us = time_to_leak_us(level, rate_to_leak(level, us).unwrap());
+        for (level, us) in [(1, 1), (60_000_000, 1_000_000), (1 << 52, 7), (1_000, 200_000_000), (12_345, 6_789)] {
+            let leaks_us = time_to_leak_us(level, rate_to_leak(level, us));
             assert!(leaks_us >= us && leaks_us <= us / 3 * 4 + 2 * GRAIN_US_MAX, "{level} in {us}: {leaks_us}");
         }
-        assert_eq!(rate_to_leak(1_000, WINDOW_US_MAX), None);
+        assert!(time_to_leak_us(1_000, rate_to_leak(1_000, WINDOW_US_MAX)) > Timestamp::MAX.as_micros());
     }
 
     #[test]

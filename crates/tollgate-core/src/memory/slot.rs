@@ -332,11 +332,7 @@ impl Slot {
         if lifetime::time_to_leak_us(bucket.level, self.code()) >= leaks_us.saturating_add(lifetime::GRAIN_US_MAX) {
             return;
         }
-        match lifetime::rate_to_leak(bucket.level, leaks_us) {
-            Some(code) => self.set_code(code),
-            // Slower than can be said of these parts.
-            None => self.set(BUCKET, shape.mark.code(), rescaled.time_us, rescaled.scale, rescaled.level),
-        }
+        self.set_code(lifetime::rate_to_leak(bucket.level, leaks_us));
     }
 
     #[inline]
@@ -542,6 +538,8 @@ mod tests {
             ("7/10s token-bucket", "1/10s token-bucket"),
             ("10/s token-bucket", "10/min token-bucket"),
             ("10/min token-bucket", "9/min token-bucket burst=10000000"),
+            // So slow that no rate says it of the parts that the bucket is kept in.
+            ("10/ms token-bucket", "2/400day token-bucket"),
         ] {
             let [quick, slow]: [Limit; 2] = [quick, slow].map(|text| text.parse().unwrap());
             let mut rings = Rings::default();
@@ -552,8 +550,11 @@ mod tests {
             slot.pack(&slow, state.clone(), &mut rings);
             let longer_us = slot.expires_at_us();
             assert!(longer_us > until_us, "{slow}");
-            slot.pack(&quick, state, &mut rings);
+            let leaks_us = state.look(&slow, now, 0).reset_after.as_micros().unwrap();
+            assert!(longer_us >= now.as_micros() + leaks_us, "{slow}");
+            slot.pack(&quick, state.clone(), &mut rings);
             assert_eq!(slot.expires_at_us(), longer_us, "{quick}");
+            assert_eq!(slot.unpack(&mut rings), state, "whoever only looks leaves it as it is");
         }
     }
 
