@@ -2,7 +2,7 @@
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup run test lint doc features bench fuzz long deny
+.PHONY: help setup run test lint doc features bench chaos fuzz long deny
 
 export PATH := $(CURDIR)/.tools/bin:$(PATH)
 
@@ -36,6 +36,10 @@ features: ## the library with each of its features alone
 
 bench: setup ## the measurements, beside their peers in the same run
 	cargo bench -p tollgate-bench
+
+chaos: setup ## hostile clients, slow networks, careless deploys: the long form, with figures (TOLLGATE_CHAOS_SEED replays)
+	TOLLGATE_CHAOS=long TOLLGATE_CHAOS_SEED=$${TOLLGATE_CHAOS_SEED:-$$(date +%s)} \
+		cargo test --locked -p tollgate-cli --test chaos -- --nocapture --test-threads=1
 
 fuzz: ## every fuzz target for FUZZ_SECONDS (60) each
 	@scripts/fuzz.sh $(FUZZ_SECONDS)

@@ -1,0 +1,12 @@
+//! The chaos campaign: the real binary and a real Redis under hostile clients, slow networks and careless deploys.
+//!
+//! Each module is one scenario. `cargo test` runs the short form, which asserts only what holds on any machine: counts,
+//! verdicts and bounds. `make chaos` runs the long form and also records latencies and rates, as lines that begin
+//! with `chaos:`. Random choices come from one seed, which every run prints, so that a failure can be replayed:
+//! `TOLLGATE_CHAOS_SEED=7 make chaos`.
+#![allow(clippy::unwrap_used)] // a step that fails fails its test
+
+#[path = "../serving/mod.rs"]
+mod serving;
+
+mod campaign;
