@@ -13,6 +13,7 @@
 
 mod accept;
 mod admin;
+mod budget;
 mod crew;
 pub mod doors;
 mod explain;

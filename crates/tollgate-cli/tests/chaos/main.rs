@@ -9,4 +9,7 @@
 #[path = "../serving/mod.rs"]
 mod serving;
 
+mod bursts;
 mod campaign;
+mod probes;
+mod restarts;

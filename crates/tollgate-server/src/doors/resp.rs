@@ -19,8 +19,11 @@ mod frame;
 pub mod fuzz;
 mod reply;
 
+use std::future::poll_fn;
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::Poll;
 use std::time::Duration;
 
 use bytes::{Buf, BytesMut};
@@ -32,13 +35,14 @@ use tollgate::{Check, CheckOptions, Decision, DecisionCounts, Demand, Limiter, O
 use self::command::{Command, LimitMemo, Session, Words, tell, understand};
 use self::frame::{Args, parse};
 use self::reply::{Protocol, Replies};
-use super::{Patience, part, send};
+use super::{Heard, Patience, finish, read_waiting, send, send_last, shrink};
+use crate::accept::Context;
+use crate::stream::Cork;
 
 /// Commands decided together. Larger pipelines are answered in several writes.
 const BATCH_COMMANDS_MAX: usize = 512;
 /// Replies are written out when there are this many bytes of them, whatever else has arrived.
 const REPLY_BYTES_MAX: usize = 64 * 1024;
-const READ_BYTES: usize = 16 * 1024;
 /// A command that was begun is waited for no longer, as is a body over HTTP.
 const COMMAND_WITHIN: Duration = Duration::from_secs(10);
 /// Nor is a client that does not give the password.
@@ -46,8 +50,8 @@ const PASSWORD_WITHIN: Duration = Duration::from_secs(10);
 /// What a short check takes on the wire, and how many are expected at most before they are counted.
 const CHECK_BYTES_MIN: usize = 48;
 const GUESS_MAX: usize = 64;
-/// A buffer that one long command has grown is given back when it is empty.
-const KEPT_BYTES_MAX: usize = 64 * 1024;
+/// What a client is told whose command was dropped before it was complete, because others need the room.
+const EVICTED: &str = "ERR too much is being received; the command was dropped before it was complete";
 
 /// What the RESP door needs to know.
 #[derive(Clone)]
@@ -71,22 +75,27 @@ impl std::fmt::Debug for RespOptions {
     }
 }
 
-/// Serves one connection until the client leaves, stays silent or takes too long, or stops making sense. What is decided is
-/// counted in `explicit`.
+/// Serves one connection until the client leaves, stays silent or takes too long, stops making sense, or the doors close. What is
+/// decided is counted in `explicit`.
+///
+/// When the doors close, the next answers are sent together with the end of the connection. RESP has no word for "this was the last
+/// answer", so the end itself has to tell: what a client sends after it is read by nobody and never executed.
 pub(crate) async fn serve<S>(
     stream: S,
+    context: Context,
     limiter: Limiter,
     options: Arc<RespOptions>,
     explicit: Arc<DecisionCounts>,
 ) -> std::io::Result<()>
 where
-    S: AsyncRead + AsyncWrite + Unpin,
+    S: AsyncRead + AsyncWrite + Cork + Unpin,
 {
-    Connection::new(stream, limiter, options, explicit).run().await
+    Connection::new(stream, context, limiter, options, explicit).run().await
 }
 
 struct Connection<S> {
     stream: S,
+    context: Context,
     limiter: Limiter,
     options: Arc<RespOptions>,
     explicit: Arc<DecisionCounts>,
@@ -111,56 +120,92 @@ enum Next {
     Close,
 }
 
-impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
-    fn new(stream: S, limiter: Limiter, options: Arc<RespOptions>, explicit: Arc<DecisionCounts>) -> Connection<S> {
+impl<S: AsyncRead + AsyncWrite + Cork + Unpin> Connection<S> {
+    fn new(
+        stream: S,
+        context: Context,
+        limiter: Limiter,
+        options: Arc<RespOptions>,
+        explicit: Arc<DecisionCounts>,
+    ) -> Connection<S> {
         static IDS: AtomicU64 = AtomicU64::new(1);
         let client = Client {
             id: IDS.fetch_add(1, Ordering::Relaxed),
             is_authenticated: options.password.is_none(),
             memo: LimitMemo::default(),
         };
-        Connection { stream, limiter, options, explicit, client, replies: Replies::default(), args: Args::default() }
+        let (replies, args) = (Replies::default(), Args::default());
+        Connection { stream, context, limiter, options, explicit, client, replies, args }
     }
 
     async fn run(mut self) -> std::io::Result<()> {
-        let mut buffer = BytesMut::with_capacity(READ_BYTES);
+        let mut buffer = BytesMut::new();
         let mut patience = Patience::new(self.options.idle);
+        let mut last_call = pin!(self.context.closing.clone().last_call());
         let password_by = Instant::now() + PASSWORD_WITHIN;
         let mut command_by = None;
         loop {
-            if buffer.is_empty() && buffer.capacity() > KEPT_BYTES_MAX {
-                buffer = BytesMut::with_capacity(READ_BYTES);
-            }
-            buffer.reserve(READ_BYTES);
             let password_by = (!self.client.is_authenticated).then_some(password_by);
             patience.until(command_by.into_iter().chain(password_by).min());
-            if !patience.hear(&mut self.stream, &mut buffer).await? {
-                break;
+            let heard = if buffer.is_empty() {
+                patience.hear(&mut self.stream, &mut buffer, last_call.as_mut()).await?
+            } else {
+                let mut evicted = pin!(self.context.receiving.evicted());
+                let interrupt = poll_fn(|cx| match last_call.as_mut().poll(cx) {
+                    Poll::Ready(()) => Poll::Ready(()),
+                    Poll::Pending => evicted.as_mut().poll(cx),
+                });
+                patience.hear(&mut self.stream, &mut buffer, pin!(interrupt)).await?
+            };
+            match heard {
+                Heard::Bytes => {}
+                Heard::Interrupted if self.context.receiving.is_evicted() => return self.drop_command(buffer).await,
+                Heard::End | Heard::Late | Heard::Interrupted => break,
             }
-            let heard = buffer.len();
+            let bytes_before = buffer.len();
             if self.answer(&mut buffer).await? == Next::Close {
-                break;
+                return Ok(());
             }
             // What is left is a command in the middle: a new one, if any before it was whole.
             command_by = match (buffer.len(), command_by) {
                 (0, _) => None,
-                (left, Some(by)) if left == heard => Some(by),
+                (left, Some(by)) if left == bytes_before => Some(by),
                 _ => Some(Instant::now() + COMMAND_WITHIN),
             };
+            shrink(&mut buffer, bytes_before);
+            if !self.context.receiving.hold(buffer.len()).await {
+                return self.drop_command(buffer).await;
+            }
         }
-        part(&mut self.stream, self.options.idle).await
+        finish(&mut self.stream, self.options.idle).await
     }
 
-    /// Decides and answers every whole command in the buffer.
+    /// Ends the connection because there is no room for the command that is being received.
+    async fn drop_command(mut self, buffer: BytesMut) -> std::io::Result<()> {
+        drop(buffer);
+        self.context.receiving.release();
+        self.replies.error(EVICTED);
+        send_last(&mut self.stream, self.replies.as_bytes(), self.options.idle).await
+    }
+
+    /// Decides and answers every whole command in the buffer. After [`Next::Close`] the connection has ended.
     async fn answer(&mut self, buffer: &mut BytesMut) -> std::io::Result<Next> {
         loop {
             let (consumed, next) = self.batch(buffer).await;
             buffer.advance(consumed);
+            let is_last = next == Next::Close
+                || buffer.is_empty()
+                    && self.context.closing.is_closing()
+                    && !read_waiting(&mut self.stream, buffer).await?;
+            if is_last {
+                send_last(&mut self.stream, self.replies.as_bytes(), self.options.idle).await?;
+                return Ok(Next::Close);
+            }
             if self.replies.len() > 0 {
                 send(&mut self.stream, self.replies.as_bytes(), self.options.idle).await?;
                 self.replies.clear();
             }
-            if consumed == 0 || buffer.is_empty() || next == Next::Close {
+            if consumed == 0 || buffer.is_empty() {
                 return Ok(next);
             }
         }

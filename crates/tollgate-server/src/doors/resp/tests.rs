@@ -1,15 +1,19 @@
 //! Transcripts: bytes in, bytes out, on a clock that stands still.
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::sync::watch;
 use tollgate::{ManualClock, MemoryStore, Timestamp};
 
 use super::*;
+use crate::accept::Stage;
 
 const START: Timestamp = Timestamp::from_micros(1_700_000_000_000_000);
 
 struct Door {
     client: tokio::io::DuplexStream,
     clock: Arc<ManualClock>,
+    stage: watch::Sender<Stage>,
+    limiter: Limiter,
 }
 
 fn door(options: RespOptions) -> Door {
@@ -17,8 +21,9 @@ fn door(options: RespOptions) -> Door {
     let memory = MemoryStore::builder().clock(clock.clone()).build();
     let limiter = Limiter::builder().memory(memory).clock(clock.clone()).build();
     let (client, server) = tokio::io::duplex(1 << 20);
-    tokio::spawn(serve(server, limiter, Arc::new(options), Arc::default()));
-    Door { client, clock }
+    let (stage, context) = Context::alone();
+    tokio::spawn(serve(server, context, limiter.clone(), Arc::new(options), Arc::default()));
+    Door { client, clock, stage, limiter }
 }
 
 impl Door {
@@ -246,10 +251,12 @@ async fn a_silent_client_is_let_go() {
 async fn trickle(mut door: Door, bytes: impl IntoIterator<Item = u8>) -> Duration {
     let start = Instant::now();
     for byte in bytes.into_iter().take(1_000) {
-        if door.client.write_all(&[byte]).await.is_err() {
+        let _ = door.client.write_all(&[byte]).await;
+        // Until its end, the door may say something.
+        let end = async { while door.client.read(&mut [0; 1024]).await.unwrap() > 0 {} };
+        if tokio::time::timeout(Duration::from_millis(700), end).await.is_ok() {
             return start.elapsed();
         }
-        tokio::time::sleep(Duration::from_millis(700)).await;
     }
     panic!("the door never closes")
 }
@@ -303,5 +310,41 @@ async fn a_limit_that_was_read_before_is_used_only_for_the_same_numbers() {
     ] {
         let expected = format!("*5\r\n{}\r\n", verdict.replace(' ', "\r\n"));
         door.say(format!("{words}\r\n").as_bytes(), &expected).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn when_the_doors_close_the_next_answers_are_the_last() {
+    let mut door = door(RespOptions::default());
+    door.say(b"PING\r\n", "+PONG\r\n").await;
+    door.stage.send(Stage::Leaving).unwrap();
+    door.say(b"PING\r\n", "+PONG\r\n").await;
+    door.say(b"PING\r\n", "+PONG\r\n").await;
+    door.stage.send(Stage::Closing).unwrap();
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    let start = Instant::now();
+    door.say(b"PING\r\nTOLLGATE.CHECK a 9/min\r\nPI", &("+PONG\r\n".to_owned() + &numbers([1, 9, 8, 0, 60_000]))).await;
+    door.say(b"NG\r\n", "+PONG\r\n").await;
+    assert_eq!(door.client.read(&mut [0]).await.unwrap(), 0, "the end comes with the answer");
+    assert_eq!(start.elapsed(), Duration::ZERO);
+
+    // What comes after the end is not executed.
+    door.client.write_all(b"TOLLGATE.CHECK a 9/min\r\n").await.unwrap();
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    let peek = Demand::new("9/min".parse().unwrap(), tollgate::Key::new("a").unwrap()).cost(0);
+    let decision = door.limiter.check(&Check::one(&peek)).await.unwrap();
+    assert_eq!(decision.lines[0].remaining, 8);
+}
+
+#[tokio::test(start_paused = true)]
+async fn when_the_doors_close_a_silent_connection_ends_soon() {
+    for half in [&b""[..], b"*1\r\n$4\r\nPI"] {
+        let mut door = door(RespOptions::default());
+        door.say(b"PING\r\n", "+PONG\r\n").await;
+        door.client.write_all(half).await.unwrap();
+        door.stage.send(Stage::Closing).unwrap();
+        let start = Instant::now();
+        assert!(door.ends().await);
+        assert_eq!(start.elapsed().as_millis(), 500);
     }
 }
