@@ -37,7 +37,6 @@ use self::frame::{Args, parse};
 use self::reply::{Protocol, Replies};
 use super::{Heard, Patience, finish, read_waiting, send, send_last, shrink};
 use crate::accept::Context;
-use crate::budget::held_bytes;
 use crate::stream::Cork;
 
 /// Commands decided together. Larger pipelines are answered in several writes.
@@ -174,7 +173,7 @@ impl<S: AsyncRead + AsyncWrite + Cork + Unpin> Connection<S> {
                 _ => Some(Instant::now() + COMMAND_WITHIN),
             };
             shrink(&mut buffer, bytes_before);
-            if !self.context.receiving.hold(held_bytes(&buffer)).await {
+            if !self.context.receiving.hold_buffer(&mut buffer, 0).await {
                 return self.drop_command(buffer).await;
             }
         }
