@@ -261,9 +261,10 @@ impl Receiving {
         if length <= SMALL_BYTES {
             return self.hold(length).await;
         }
-        // To double a buffer until it is large enough leaves memory of every size behind that only buffers of the same size can
-        // use again.
-        let needed = if announced > length { announced } else { 2 * length.max(READ_BYTES) };
+        // What is announced is believed up to four times of what has come. In smaller steps a buffer would leave memory of many sizes
+        // behind that only buffers of the same size can use again.
+        let most = 4 * length.max(READ_BYTES);
+        let needed = if announced > length { announced.min(most) } else { most };
         let is_enough = buffer.capacity() >= needed.min(length + READ_BYTES);
         let capacity = if is_enough { buffer.capacity() } else { needed };
         if !self.hold(capacity).await {

@@ -118,6 +118,20 @@ pub(crate) async fn read_waiting<S: AsyncRead + Unpin>(stream: &mut S, buffer: &
     .await
 }
 
+/// Completes when the client ends the connection. What comes before that is appended, as much as is read at once.
+pub(crate) async fn until_end<S: AsyncRead + Unpin>(stream: &mut S, buffer: &mut BytesMut) {
+    poll_fn(|cx| {
+        while buffer.len() < READ_BYTES {
+            match ready!(poll_read(stream, cx, &mut |bytes| buffer.extend_from_slice(bytes))) {
+                Ok(1..) => {}
+                Ok(0) | Err(_) => return Poll::Ready(()),
+            }
+        }
+        Poll::Pending
+    })
+    .await;
+}
+
 /// Gives back the room of a buffer that held `bytes_before`, if that was much and some of it was consumed.
 pub(crate) fn shrink(buffer: &mut BytesMut, bytes_before: usize) {
     if bytes_before > KEPT_BYTES_MAX && buffer.len() < bytes_before {

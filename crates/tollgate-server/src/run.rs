@@ -6,12 +6,18 @@
 //!                                          has time to notice     are dropped after the grace
 //! ```
 //!
-//! A client that keeps its HTTP connection and asks while it drains hears with its answer that this was the last one. It is not
-//! cut off before it asks: between two questions a busy connection looks like an idle one, and the next question may be on its way.
-//! What is still silent when the doors close is closed at once.
+//! **Nothing is lost.** Between two requests a busy connection looks like an idle one, and the next request may be on its way. So no
+//! connection is ended before its client could know:
+//!
+//! - An HTTP client that asks while the instance drains reads `connection: close` in its answer.
+//! - RESP has no such word. When the doors close, the next answers and the end of the connection are sent in one packet, so a client that
+//!   waits for its answers finds the end before it sends again. Nothing that arrives after the end is executed.
+//! - A connection without a request is ended half a second after the doors begin to close.
+//! - After its end a connection is read until the client ends it, too, for a second at most: to close it with unread bytes would
+//!   reset it, and a reset destroys answers that are on their way.
 //!
 //! Each connection is a task of its own on a thread of the [crew](crate::crew), and there are never more of them than a door
-//! has places: one more is told so and closed.
+//! has places: one more is told so and closed. What they hold of unfinished requests is [bounded](crate::budget) for all together.
 
 use std::future::Future;
 use std::num::NonZeroUsize;

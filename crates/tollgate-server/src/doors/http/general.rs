@@ -22,6 +22,7 @@ use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::sync::Notify;
 
 use super::connection::HEADER_BYTES_MAX;
 use crate::accept::Context;
@@ -90,17 +91,19 @@ where
             let _protected = Protected::new(context.place.as_ref());
             let mut response = answer.await.map(Full::new);
             // What is left of a body would be taken for a request.
-            if closes || !has_ended.load(Ordering::Relaxed) {
+            let is_last = closes || !has_ended.load(Ordering::Relaxed);
+            if is_last {
                 close_after(&mut response);
             }
-            state.lock().is_answered = true;
+            let mut state = state.lock();
+            (state.is_answered, state.is_last) = (true, is_last);
             Ok::<_, std::convert::Infallible>(response)
         }
     });
     let connection = builder(idle).serve_connection(TokioIo::new(InMemory(state.clone())), service);
     let served = connection.await;
     let state = &mut *state.lock();
-    (std::mem::take(&mut state.answer), served.is_err() || !state.would_go_on)
+    (std::mem::take(&mut state.answer), served.is_err() || state.is_last || !state.would_go_on)
 }
 
 /// Answers on the connection itself, of which `begun` was read already, and ends it.
@@ -134,12 +137,19 @@ where
         tokio::select! {
             biased;
             served = &mut connection => served,
-            () = async { match evicted { Some(evicted) => evicted.notified().await, None => std::future::pending().await } } => Ok(()),
+            () = notified(evicted) => Ok(()),
         }
     };
     // What hyper has answered must not be destroyed by what it has not read.
     let _ = finish(stream, idle).await;
     served
+}
+
+async fn notified(notice: Option<Arc<Notify>>) {
+    match notice {
+        Some(notice) => notice.notified().await,
+        None => std::future::pending().await,
+    }
 }
 
 fn builder(idle: Duration) -> http1::Builder {
@@ -188,6 +198,8 @@ struct Exchange {
     request: Bytes,
     answer: Vec<u8>,
     is_answered: bool,
+    /// Whether the answer says that it is the last.
+    is_last: bool,
     /// Whether hyper would read another request.
     would_go_on: bool,
     /// Waits for more than there is.

@@ -18,7 +18,7 @@
 //!
 //! **Not yet whole.** hyper costs a connection some 16 KiB and as much time as several answers. A client that has
 //! sent half a head, or a head and half of a body, has not earned that: its bytes wait here, in a buffer
-//! that grows with what came and not with what was announced, until the request is whole, late, or too long. From 4 KiB on they
+//! that grows with what came, until the request is whole, late, or too long. From 4 KiB on they
 //! count towards what the listener [may hold](crate::budget) of all unfinished requests.
 
 use std::future::poll_fn;
@@ -39,7 +39,7 @@ use super::general::{GENERAL_BYTES, RequestBody, exchange};
 use super::{BODY_BYTES_MAX, HttpDoor};
 use crate::accept::Context;
 use crate::budget::Reservation;
-use crate::doors::{Heard, KEPT_BYTES_MAX, Patience, finish, read_waiting, send, shrink};
+use crate::doors::{Heard, KEPT_BYTES_MAX, Patience, finish, read_waiting, send, shrink, until_end};
 
 /// A request with more headers is left to hyper on its connection.
 const HEADERS_MAX: usize = 64;
@@ -123,7 +123,12 @@ where
                 let whole = buffer.split_to(request.end).freeze();
                 let closes = is_leaving(context, stream, &mut buffer).await?;
                 // A large future, for which a connection that stays with the usual needs no room.
-                let (bytes, was_last) = Box::pin(exchange(whole, closes, idle, context, answer)).await;
+                let exchanging = Box::pin(exchange(whole, closes, idle, context, answer));
+                let (bytes, was_last) = tokio::select! {
+                    biased;
+                    exchanged = exchanging => exchanged,
+                    () = until_end(stream, &mut buffer) => return Ok(None),
+                };
                 answers.bytes.extend_from_slice(&bytes);
                 is_last = was_last;
             }

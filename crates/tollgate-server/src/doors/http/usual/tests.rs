@@ -220,6 +220,24 @@ async fn a_request_goes_to_hyper_alone_if_its_end_can_be_told() {
     }
 }
 
+/// A client that has left needs no answer, and keeps no place.
+#[tokio::test]
+async fn a_connection_ends_when_its_client_leaves_before_the_answer() {
+    for request in ["GET /slow HTTP/1.1\r\n\r\n", "GET /slow HTTP/1.1\r\n\r\nGET /slow HTTP/1.1\r\nhal"] {
+        let (mut client, mut server) = tokio::io::duplex(1 << 20);
+        let (_open, mut context) = Context::alone();
+        client.write_all(request.as_bytes()).await.unwrap();
+        let never = |_: Request<RequestBody>| std::future::pending();
+        let serving = serve(None, &never, &mut server, IDLE, &mut context);
+        let leaving = async {
+            tokio::task::yield_now().await;
+            drop(client);
+        };
+        let (served, ()) = tokio::join!(serving, leaving);
+        assert_eq!(served.unwrap(), None);
+    }
+}
+
 #[tokio::test]
 async fn a_connection_goes_on_after_hyper_has_answered_and_ends_if_hyper_says_so() {
     let ask = post("", GOOD);
