@@ -23,6 +23,8 @@ const QUESTION: &str = r#"{"key":"user:42","limit":"10000000/h"}"#;
 const CONNECTION_BYTES_MAX: u64 = 20 * 1000;
 /// What a listener holds of unfinished requests beside that is 32 MiB; an allocator needs up to twice as much for it.
 const BUDGET_BYTES: u64 = 2 * 32 * 1024 * 1024;
+/// What all connections together may cost.
+const ALL_BYTES_MAX: u64 = 200 * 1000 * 1000;
 /// What a process grows by that has more to do than before, whatever it is.
 const SLACK_BYTES: u64 = 6 * 1024 * 1024;
 
@@ -225,7 +227,10 @@ fn connections_that_do_not_finish_cost_little_and_disturb_nobody() {
 
 #[test]
 fn unfinished_large_requests_are_bounded_together() {
-    run(large_kinds(), scale(400, 3_000), |count| count * CONNECTION_BYTES_MAX + BUDGET_BYTES + SLACK_BYTES);
+    run(large_kinds(), scale(400, 3_000), |count| {
+        let bound = count * CONNECTION_BYTES_MAX + BUDGET_BYTES + SLACK_BYTES;
+        scale(bound, ALL_BYTES_MAX)
+    });
 }
 
 /// The oldest unfinished request gives way, so a large request of an honest client is received beside any number of them.
