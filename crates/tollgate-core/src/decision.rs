@@ -78,7 +78,7 @@ pub struct Line {
     /// Zero for an admission, except in a leaky bucket, where it is the time to wait before proceeding. For a peek
     /// (cost 0), the time until one unit fits. [`Wait::NEVER`] if the cost can never fit, or a ban has no end.
     pub retry_after: Wait,
-    /// The time until one more unit becomes available; zero if the limit is unused.
+    /// The time until one more unit becomes available; zero if none is missing.
     ///
     /// [`Wait::NEVER`] means that the denial comes from a ban and not from the limit. The other values then describe
     /// the ban and not the counter.

@@ -109,7 +109,9 @@ pub(crate) struct PairShape {
     pub(crate) cut: WindowCut,
 }
 
-/// A window divided into equal parts, by which a pair weighs its previous count.
+/// A window divided into parts of equal length, by which a pair weighs its previous count.
+///
+/// The last part may be shorter.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct WindowCut {
     pub(crate) window_us: Divisor,

@@ -64,7 +64,8 @@ pub enum StoreErrorKind {
     Unreachable,
     /// The store did not answer in time. The call may have been executed.
     TimedOut,
-    /// The connection broke after the call was sent. The call may have been executed.
+    /// The connection broke after the call was sent, or one of several calls of a request failed. The call, or another
+    /// call of the request, may have been executed.
     Interrupted,
     /// The store is reachable but does not serve at the moment: loading, read-only, out of memory, too many clients.
     /// Nothing was executed.
