@@ -58,7 +58,6 @@
 
 mod accept;
 mod body;
-mod digits;
 pub mod grpc;
 mod policies;
 mod policy;

@@ -9,7 +9,6 @@ use smallvec::SmallVec;
 use tollgate_core::{Decision, Line, Source, Wait};
 
 use super::body::Format;
-use super::digits::{eight_digits, header_value};
 use super::policy::Policy;
 use super::refusal::{Refusal, retry_after_secs};
 use super::strictest::strictest;
@@ -117,7 +116,7 @@ impl Policies {
         if !decision.allowed() {
             headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
             if let Some(secs) = retry_after_secs(decision.retry_after()) {
-                headers.insert(RETRY_AFTER, header_value(secs));
+                headers.insert(RETRY_AFTER, HeaderValue::from(secs));
             }
         }
         if decision.source == Source::None || decision.lines.is_empty() {
@@ -179,7 +178,7 @@ impl Policies {
         let mut response = respond(&refusal, self.policies.first().map(|policy| policy.format()), request);
         let headers = response.headers_mut();
         headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
-        headers.insert(RETRY_AFTER, header_value(refusal.retry_after_secs().unwrap_or(1)));
+        headers.insert(RETRY_AFTER, HeaderValue::from(refusal.retry_after_secs().unwrap_or(1)));
         if self.exposed.is_some() {
             headers.append(ACCESS_CONTROL_EXPOSE_HEADERS, HeaderValue::from_static("Retry-After"));
         }
@@ -195,11 +194,11 @@ impl Policies {
         let shown = self.told(decision).filter(|(policy, _)| policy.styles().contains(Style::X));
         let Some((policy, line)) = strictest(shown) else { return };
         headers.insert(&X_LIMIT, policy.rendered.quota.clone());
-        headers.insert(&X_REMAINING, header_value(line.remaining.into()));
+        headers.insert(&X_REMAINING, HeaderValue::from(line.remaining));
         match until_next(line).as_micros() {
             Some(wait_us) => {
                 let reset_us = decision.at.as_micros().saturating_add(wait_us);
-                headers.insert(&X_RESET, header_value(reset_us.div_ceil(1_000_000)));
+                headers.insert(&X_RESET, HeaderValue::from(reset_us.div_ceil(1_000_000)));
             }
             None => {
                 headers.remove(&X_RESET);
@@ -247,8 +246,8 @@ impl Policies {
         // This style requires a reset, so a request that can never pass is told when the next unit comes back.
         let wait = until_next(line).as_secs_ceil().or(line.next_after.as_secs_ceil());
         headers.insert(&RATE_LIMIT_LIMIT, policy.rendered.quota.clone());
-        headers.insert(&RATE_LIMIT_REMAINING, header_value(line.remaining.into()));
-        headers.insert(&RATE_LIMIT_RESET, header_value(wait.unwrap_or(i32::MAX as u64)));
+        headers.insert(&RATE_LIMIT_REMAINING, HeaderValue::from(line.remaining));
+        headers.insert(&RATE_LIMIT_RESET, HeaderValue::from(wait.unwrap_or(i32::MAX as u64)));
         self.write_advertised(headers);
     }
 
@@ -307,14 +306,6 @@ impl Text for ShortText {
     fn put(&mut self, piece: &[u8]) -> Option<()> {
         self.bytes.get_mut(self.len..self.len + piece.len())?.copy_from_slice(piece);
         self.len += piece.len();
-        Some(())
-    }
-
-    #[inline]
-    fn put_number(&mut self, number: u64) -> Option<()> {
-        let (digits, count) = eight_digits(number)?;
-        self.bytes.get_mut(self.len..self.len + digits.len())?.copy_from_slice(&digits);
-        self.len += count;
         Some(())
     }
 }

@@ -6,7 +6,6 @@ use http::HeaderValue;
 use tollgate_core::Limit;
 
 use super::body::Format;
-use super::digits;
 use super::style::Styles;
 
 /// A limit as a client meets it: its name, whose plan it is, and how it is told. Its texts are rendered here, once.
@@ -169,7 +168,7 @@ impl Rendered {
         let window_secs = limit.window_us().is_multiple_of(1_000_000).then_some(limit.window_us() / 1_000_000);
         let window = window_secs.map(|secs| format!(";w={secs}"));
         Rendered {
-            quota: digits::header_value(quota.into()),
+            quota: HeaderValue::from(quota),
             ietf_policy: format!("\"{name}\";q={quota}{}", window.as_deref().unwrap_or_default()).into(),
             ietf_open: format!("\"{name}\";r=").into(),
             draft_6_policy: window.map(|window| format!("{quota}{window}").into()),

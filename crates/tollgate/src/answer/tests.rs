@@ -202,6 +202,16 @@ fn what_can_never_pass_has_no_retry_after_and_no_time() {
 }
 
 #[test]
+fn numbers_of_any_length_are_written_in_decimal() {
+    let policies = Policies::new([policy("per-minute", "10000000/min")]);
+    for remaining in [0, 9, 10, 99, 100, 999, 1_000, 99_999_999, 100_000_000, u32::MAX] {
+        let headers = headers(&policies, &decision(&[admitted(u32::MAX, remaining, secs(60.0))]));
+        assert_eq!(headers["x-ratelimit-remaining"], remaining.to_string().as_str());
+        assert_eq!(headers["ratelimit"], format!("\"per-minute\";r={remaining};t=60").as_str());
+    }
+}
+
+#[test]
 fn the_reset_of_one_instant_does_not_wobble_between_requests() {
     let policies = Policies::new([policy("per-minute", "10/min")]);
     let frees_at_us = NOW_US + 11_873_000;
