@@ -67,7 +67,7 @@ impl<'a> Otherwise<'a> {
 
 /// The error of a check whose store did not answer and whose failure policy is [`OnFailure::Deny`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("the request was not decided: the store did not answer ({}), and on_failure is deny", .kind.name())]
+#[error("the store did not answer ({})", .kind.name())]
 pub struct Unavailable {
     kind: StoreErrorKind,
 }
