@@ -39,7 +39,8 @@ impl Admin {
     /// Sends a request and returns the JSON body of the response; `Null` if the body is not JSON.
     ///
     /// # Errors
-    /// If there is no response within [`ANSWER_WITHIN`], or its status is not 2xx. The error has the instance's message.
+    /// If there is no response within [`ANSWER_WITHIN`], or its status is not 2xx. The error has the instance's
+    /// message.
     pub(crate) async fn ask(&self, method: &str, path: &str, body: Option<&Value>) -> Result<Value, Failure> {
         let mut bearer =
             HeaderValue::try_from(format!("Bearer {}", self.token.reveal())).map_err(|_| Failure::AdminUrl)?;

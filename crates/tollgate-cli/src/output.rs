@@ -14,7 +14,7 @@ pub(crate) fn print(text: impl Display) -> Result<(), Failure> {
     enough(write!(out, "{text}").and_then(|()| out.flush())).map_err(Failure::Output)
 }
 
-/// Prints to standard output, with a newline. Fails like [`print`].
+/// Prints to standard output, with a newline. Fails like [`print()`].
 pub(crate) fn print_line(text: impl Display) -> Result<(), Failure> {
     print(format_args!("{text}\n"))
 }

@@ -14,7 +14,9 @@ pub(crate) const MEMORY: &str = "memory";
 pub(crate) const COMMAND_DEADLINE: Duration = Duration::from_secs(5);
 
 impl StoreChoice {
-    /// Returns the store URL: `--store`, else `TOLLGATE_STORE`, else `REDIS_URL`, else `None`. Empty variables are ignored.
+    /// Returns the store URL: `--store`, else `TOLLGATE_STORE`, else `REDIS_URL`, else `None`.
+    ///
+    /// Empty variables are ignored.
     pub(crate) fn said(&self) -> Option<String> {
         let from = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
         self.store.clone().or_else(|| from("TOLLGATE_STORE")).or_else(|| from("REDIS_URL"))

@@ -1,11 +1,11 @@
 //! Sends a span per decision to an OpenTelemetry collector (OTLP over HTTP). Requires the feature `otlp`.
 //!
-//! An observer of the limiter creates a span after each decision, which starts at the time of the check. Spans are queued
-//! in a bounded queue, and a separate thread sends them in batches. If the collector is slow or unavailable, spans are
-//! dropped; no decision waits for it.
+//! An observer of the limiter creates a span after each decision, which starts at the time of the check. Spans are
+//! queued in a bounded queue, and a separate thread sends them in batches. If the collector is slow or unavailable,
+//! spans are dropped; no decision waits for it.
 //!
-//! A span has the verdict (`tollgate.verdict`), the source (`tollgate.source`), the rules (`tollgate.rules`) and the number
-//! of limits (`tollgate.limits`). It contains nothing about the client: no key and no address.
+//! A span has the verdict (`tollgate.verdict`), the source (`tollgate.source`), the rules (`tollgate.rules`) and the
+//! number of limits (`tollgate.limits`). It contains nothing about the client: no key and no address.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 

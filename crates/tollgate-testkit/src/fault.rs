@@ -1,16 +1,16 @@
 //! A fault-injecting TCP proxy on 127.0.0.1, whose fault can be changed while it runs.
 //!
 //! A killed or stopped server shows how a *process* fails. A network fails in other ways: bytes arrive late, in small
-//! pieces or not at all, or the connection is reset. The kernel's tools for this need privileges that a test run may not
-//! have. A proxy in front of the server needs none.
+//! pieces or not at all, or the connection is reset. The kernel's tools for this need privileges that a test run may
+//! not have. A proxy in front of the server needs none.
 //!
 //! ```text
 //!   client ──► 127.0.0.1:port ──[ fault ]──► upstream
 //!          ◄──                 ──[ fault ]◄──
 //! ```
 //!
-//! **Order.** Bytes of one direction are never reordered, even if the fault changes. Each chunk has the time at which it
-//! may be forwarded, and waits for the chunks before it.
+//! **Order.** Bytes of one direction are never reordered, even if the fault changes. Each chunk has the time at which
+//! it may be forwarded, and waits for the chunks before it.
 //!
 //! **Lost bytes.** TCP never delivers a stream with a gap. With a gap, a client would take a reply for the reply to
 //! another request, which no network can cause. So a connection that lost bytes to [`Fault::Blackhole`] is closed when
@@ -20,8 +20,8 @@
 //! all connections that clients opened before. With [`Fault::Cut`] or [`Fault::Reset`] it also waits until these are
 //! closed. So tests need no sleeps.
 //!
-//! **One thread.** The proxy has its own runtime on its own thread, which is joined on drop. So it works in blocking and
-//! in asynchronous tests alike, and a test that blocks its own runtime does not block the proxy.
+//! **One thread.** The proxy has its own runtime on its own thread, which is joined on drop. So it works in blocking
+//! and in asynchronous tests alike, and a test that blocks its own runtime does not block the proxy.
 
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::sync::Arc;

@@ -11,11 +11,11 @@
 //!   remaining     not the quota minus the counted units: a denied check was charged, or an admitted one was not
 //! ```
 //!
-//! The last rule shows that a check of several limits is all or nothing: a denied check that charged one of its keys, or
-//! an admitted check that missed one, leaves a count that no sum of whole checks explains.
+//! The last rule shows that a check of several limits is all or nothing: a denied check that charged one of its keys,
+//! or an admitted check that missed one, leaves a count that no sum of whole checks explains.
 //!
-//! **Ties.** Decisions of the same microsecond have no known order, so each may have been made before or after any of the
-//! others. An answer must lie between what none and what all of them give. No decision is skipped.
+//! **Ties.** Decisions of the same microsecond have no known order, so each may have been made before or after any of
+//! the others. An answer must lie between what none and what all of them give. No decision is skipped.
 //!
 //! **Ticks.** `sliding` above its exact quota may keep a unit for up to one tick longer, so its waits may be that much
 //! longer.
@@ -27,9 +27,9 @@
 //! **Local decisions** ([`Source::Local`]) are not part of the store's history. They are checked against [`Bounds`].
 //! Uncounted admissions ([`Source::None`]) have no bound: each is a violation unless [`Bounds::uncounted`] is set.
 //!
-//! **Cached denials** ([`Source::DenyCache`]) repeat a decision of the store. Each needs a decision of the store that was
-//! received before and is still valid, for the same cost, with the same `remaining` and a wait that ends at the same
-//! time.
+//! **Cached denials** ([`Source::DenyCache`]) repeat a decision of the store. Each needs a decision of the store that
+//! was received before and is still valid, for the same cost, with the same `remaining` and a wait that ends at the
+//! same time.
 
 mod counter;
 mod remembered;
@@ -58,8 +58,9 @@ pub struct History {
 pub struct Bounds {
     /// The most units that local decisions may admit on one counter within any window. `None` is 0.
     pub local: Option<u64>,
-    /// The most units that store and local decisions together may admit on one counter within any window, by the
-    /// callers' clock. `None` is the quota plus `local`. Checked only if there are local admissions.
+    /// The most units that store and local decisions together may admit on one counter within any window.
+    ///
+    /// By the callers' clock. `None` is the quota plus `local`. Checked only if there are local admissions.
     pub together: Option<u64>,
     /// Whether checks may be admitted without counting, as `on_failure = "allow"` does.
     pub uncounted: bool,

@@ -12,8 +12,8 @@
 //! ```
 //!
 //! Each kind of record implements only what `docs/algorithms.md` defines: its state at an instant (`Record::settled`),
-//! whether a cost fits, and what a charge, a penalty or a refund writes. It was written from that document, not from the
-//! core. Numbers are `i128`, sums are taken over everything kept, and nothing is optimized.
+//! whether a cost fits, and what a charge, a penalty or a refund writes. It was written from that document, not from
+//! the core. Numbers are `i128`, sums are taken over everything kept, and nothing is optimized.
 //!
 //! **How instants are tried.** While nothing is charged, use only shrinks with time: the entries of a log expire, the
 //! weight of a pair falls, a bucket leaks. So "it fits" is false up to some instant and true from there on, and a

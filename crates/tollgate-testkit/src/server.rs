@@ -91,8 +91,9 @@ impl Config {
 
     /// Enables persistence: acknowledged writes survive [`Server::kill9`] and [`Server::restart`].
     ///
-    /// The append-only file is written before the reply is sent, and the kernel keeps what a killed process has written.
-    /// `appendfsync` is `no`: with `everysec` the server delays writes while it syncs, but replies all the same.
+    /// The append-only file is written before the reply is sent, and the kernel keeps what a killed process has
+    /// written. `appendfsync` is `no`: with `everysec` the server delays writes while it syncs, but still sends
+    /// replies.
     #[must_use]
     pub fn persistent(self) -> Config {
         self.set("appendonly", "yes").set("appendfsync", "no")
@@ -241,7 +242,9 @@ impl Server {
         self.process().as_ref().expect("a running server").signal(Signal::CONT);
     }
 
-    /// Kills the process if it runs, starts it on the same port with the same directory, and waits until it answers PING.
+    /// Kills the process if it runs, and starts it again on the same port with the same directory.
+    ///
+    /// Waits until the server answers PING.
     ///
     /// # Panics
     /// If the server does not start, or its port stays in use.

@@ -44,17 +44,17 @@
 //! unit is available.
 //!
 //! **Which limit.** Styles that show a single limit show the most restrictive one: of the limits that denied the
-//! request, the one with the longest wait; if none denied it, the one with the smallest fraction of its quota left. On a
-//! tie the first one is shown. `ietf` lists all limits.
+//! request, the one with the longest wait; if none denied it, the one with the smallest fraction of its quota left. On
+//! a tie the first one is shown. `ietf` lists all limits.
 //!
 //! **Which quota.** Headers show the policy's full quota, even while the store is unavailable and this node grants only
 //! its share of it. `remaining` is what this node can really grant.
 //!
-//! **Rendered once.** The constant parts are rendered when a [`Policy`] is built, joined when [`Policies`] is built, and
-//! cloned per request. Only numbers are formatted per request.
+//! **Rendered once.** The constant parts are rendered when a [`Policy`] is built, joined when [`Policies`] is built,
+//! and cloned per request. Only numbers are formatted per request.
 //!
-//! **Why no structured-field library?** The only strings are names of `[a-z0-9-]+`, which need no escaping, and the only
-//! numbers are integers far below 10^15. The tests parse all output with a structured-field library.
+//! **Why no structured-field library?** The only strings are names of `[a-z0-9-]+`, which need no escaping, and the
+//! only numbers are integers far below 10^15. The tests parse all output with a structured-field library.
 //!
 //! [`Verdict`] maps verdicts and errors to HTTP, gRPC and RESP.
 

@@ -6,11 +6,11 @@
 //! | `allow` | is admitted and not counted | the upstream gets unlimited traffic |
 //! | `deny` | is refused as unavailable (503, never 429) | the service is unavailable with the store |
 //!
-//! `local` is the default because a limiter that fails open adds load to the outage that it should contain, and one that
-//! fails closed extends the outage to the service. A node's share is quota / instances, rounded up.
+//! `local` is the default because a limiter that fails open adds load to the outage that it should contain, and one
+//! that fails closed extends the outage to the service. A node's share is quota / instances, rounded up.
 //!
-//! A cost above the share but within the whole limit never fits into the share, but will fit when the store is back. The
-//! time of that is unknown, so such a denial has the limit's window as its `retry_after`.
+//! A cost above the share but within the whole limit never fits into the share, but will fit when the store is back.
+//! The time of that is unknown, so such a denial has the limit's window as its `retry_after`.
 
 use tollgate_core::{Check, Demand, Limit, StoreErrorKind, Wait};
 

@@ -1,13 +1,14 @@
 //! A bounded cache of values that expire.
 //!
 //! Denials, plans and similar facts are cached for about a second per client. A flood of clients must make the cache
-//! neither large nor slow. So its size is fixed, and a new entry that finds no room is not cached. A full shard is swept
-//! for expired entries at most ten times a second. New entries never evict entries that have not expired.
+//! neither large nor slow. So its size is fixed, and a new entry that finds no room is not cached. A full shard is
+//! swept for expired entries at most ten times a second. New entries never evict entries that have not expired.
 //!
 //! Entries are found by a seeded 128-bit hash. Names are not stored, and a client that does not know the seed cannot
 //! construct two names with the same hash.
 //!
-//! **One lock at a time.** While a shard is locked, the only foreign code that runs is the caller's closure on one value.
+//! **One lock at a time.** While a shard is locked, the only foreign code that runs is the caller's closure on one
+//! value.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, Hash};

@@ -4,11 +4,12 @@
 //! work even if Redis is unavailable. The memory is bounded, and the oldest links are evicted. With Redis they are read
 //! from there again. Without Redis they are lost, so memory alone is meant for trials.
 //!
-//! On Redis a slug is set only if it is free (`NX`), so that instances never overwrite each other's links. Links expire,
-//! so that spam is removed after a while.
+//! On Redis a slug is set only if it is free (`NX`), so that instances never overwrite each other's links. Links
+//! expire, so that spam is removed after a while.
 //!
-//! **While Redis is unavailable**, links are still created. They work on the instance that created them, and a task saves
-//! them to Redis later. The number of unsaved links is bounded, and none is evicted: at the bound no link is created.
+//! **While Redis is unavailable**, links are still created. They work on the instance that created them, and a task
+//! saves them to Redis later. The number of unsaved links is bounded, and none is evicted: at the bound no link is
+//! created.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
@@ -234,7 +235,8 @@ impl SlugStore {
 
     /// Saves a link. Returns `false` if the slug belongs to another URL.
     ///
-    /// Returns `true` if the same link is already saved, since an earlier call may have timed out after it was executed.
+    /// Returns `true` if the same link is already saved, since an earlier call may have timed out after it was
+    /// executed.
     async fn set(&self, link: &Link) -> Result<bool, Away> {
         let before = self.ask(&["SET", &key(&link.slug), &link.url, "NX", "GET", "EX", TTL_SECONDS]).await?;
         Ok(before == Reply::Nil || before.as_text() == Some(&*link.url))

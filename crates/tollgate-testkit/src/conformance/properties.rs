@@ -173,7 +173,9 @@ fn denial_changes_nothing<S: Subject>(trace: &Trace, fresh: &mut impl FnMut() ->
     Ok(())
 }
 
-/// Checks `retry_after` of each denial: repeats the check at once, twice in between, one microsecond early, and on time.
+/// Checks that `retry_after` of each denial is exact.
+///
+/// Repeats the check at once, at two instants in between, one microsecond early, and on time.
 fn retry_after_is_exact<S: Subject>(trace: &Trace, subject: &mut S, seed: u64) -> Result<(), Violation> {
     let mut random = Random::new(seed);
     walk(trace, subject, |event, subject| {

@@ -1,8 +1,8 @@
 //! Forwarding of connections: a task per connection, a pump per direction.
 //!
-//! A pump is a reader and a writer with a queue between them. The reader adds to each chunk the time at which it is due.
-//! The writer waits for that time and then applies the fault that is set *then*. The task runs both pumps and watches
-//! the fault: on a fault that closes connections, it drops everything at once.
+//! A pump is a reader and a writer with a queue between them. The reader adds to each chunk the time at which it is
+//! due. The writer waits for that time and then applies the fault that is set *then*. The task runs both pumps and
+//! watches the fault: on a fault that closes connections, it drops everything at once.
 
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;

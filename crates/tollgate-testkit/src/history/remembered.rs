@@ -1,18 +1,18 @@
 //! Verification of cached denials: each must repeat a decision of the store, and no longer than that decision is valid.
 //!
-//! An answer of the store is valid until its time plus its wait. The callers do not know the store's clock, but the store
-//! decided between sending and receiving. So the end of its validity lies in an interval of the caller's clock that is as
-//! long as the call took:
+//! An answer of the store is valid until its time plus its wait. The callers do not know the store's clock, but the
+//! store decided between sending and receiving. So the end of its validity lies in an interval of the caller's clock
+//! that is as long as the call took:
 //!
 //! ```text
 //!   store answer   sent ├──────┤ received                  sent + wait ├──────┤ received + wait
 //!   cached answer                        sent ├┤ received, and these + its wait must overlap that interval
 //! ```
 //!
-//! **A denied limit** needs a denial by the store of the same cost (the wait of a larger cost would be longer by an amount
-//! that only the store knows), or, for one unit, an answer that left no unit. That answer must have been received before
-//! and still be valid. **The other limits** of the check repeat what the store answered for them: the same `remaining`,
-//! and `next_after` ending at the same time, or zero if that time has passed.
+//! **A denied limit** needs a denial by the store of the same cost (the wait of a larger cost would be longer by an
+//! amount that only the store knows), or, for one unit, an answer that left no unit. That answer must have been
+//! received before and still be valid. **The other limits** of the check repeat what the store answered for them: the
+//! same `remaining`, and `next_after` ending at the same time, or zero if that time has passed.
 //!
 //! Answers of the store are indexed by cost or `remaining`, and then by the end of their validity. Only those whose
 //! end can match are searched: as many as the store gives during one call.

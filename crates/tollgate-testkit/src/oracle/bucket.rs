@@ -26,7 +26,7 @@ impl Bucket {
         Bucket { time: 0, level: 0, parts_per_unit: Shape::of(limit).parts_per_unit }
     }
 
-    /// Returns the bucket at `now`: converted to the limit's parts, cut to its capacity, and leaked since the last write.
+    /// Returns the bucket at `now`: converted to the limit's parts, cut to its capacity, and leaked until then.
     pub(super) fn settled(&self, limit: &Limit, now: i128) -> Bucket {
         let shape = Shape::of(limit);
         let mut level = self.level;

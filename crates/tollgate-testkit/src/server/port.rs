@@ -11,8 +11,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 /// The first port: above those of well-known services.
 const FIRST: u32 = 10_240;
-/// The number of ports. The last one is more than 10,000 below 32,768, where outgoing ports start: a cluster node also
-/// listens on its port + 10,000.
+/// The number of ports.
+///
+/// The last one is more than 10,000 below 32,768, where outgoing ports start: a cluster node also listens on its
+/// port + 10,000.
 const COUNT: u32 = 22_700 - FIRST;
 
 /// Returns a port of 127.0.0.1 on which no process listens at the moment.

@@ -1,8 +1,8 @@
 //! Decides whether a request's `Accept` header asks for `application/problem+json`.
 //!
-//! The media type must be named. `*/*` and `application/*` come from clients that take any type, and these keep
-//! getting plain JSON. If a client names both `application/problem+json` and `application/json`, the one with the higher
-//! weight is used. On a tie it is the problem, since a client does not name that type by accident.
+//! The media type must be named. `*/*` and `application/*` come from clients that take any type, and these keep getting
+//! plain JSON. If a client names both `application/problem+json` and `application/json`, the one with the higher weight
+//! is used. On a tie it is the problem, since a client does not name that type by accident.
 
 use http::HeaderMap;
 use http::header::ACCEPT;

@@ -2,8 +2,8 @@
 //!
 //! gRPC runs over HTTP, but its clients expect the HTTP status 200. They take any other status for a failure of an
 //! intermediary and report a 429 as UNKNOWN or UNAVAILABLE. They do understand a trailers-only response: HTTP 200, no
-//! body, and `grpc-status` and `grpc-message` among the headers. All other headers become metadata, so a gRPC client can
-//! read everything that an HTTP client can:
+//! body, and `grpc-status` and `grpc-message` among the headers. All other headers become metadata, so a gRPC client
+//! can read everything that an HTTP client can:
 //!
 //! ```text
 //!   :status: 200

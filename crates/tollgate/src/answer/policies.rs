@@ -44,8 +44,9 @@ pub struct Policies {
     /// The value of `RateLimit-Policy`, if not empty.
     advertised: Option<HeaderValue>,
     exposed: Option<Exposed>,
-    /// The number of headers to reserve: those of an admission, and one for `Content-Length`, which is often added
-    /// last. The map then grows at most once.
+    /// The number of headers to reserve, so that the map grows at most once.
+    ///
+    /// It covers the headers of an admission and `Content-Length`, which is often added last.
     room: usize,
 }
 
@@ -54,8 +55,9 @@ pub struct Policies {
 struct ToldLine {
     /// The index of the limit status in the decision.
     place: usize,
-    /// The end of its constant part in `told_text`: `"per-minute";r=`, after a comma and a space unless it is the first.
-    /// The remaining units follow it in the header.
+    /// The end of its constant part in `told_text`.
+    ///
+    /// The part is `"per-minute";r=`, after a comma and a space unless it is the first. The remaining units follow it.
     end: usize,
 }
 
@@ -255,7 +257,8 @@ impl Policies {
     fn write_draft_6(&self, decision: &Decision, headers: &mut HeaderMap) {
         let shown = self.told(decision).filter(|(policy, _)| policy.styles().flavour().is_some());
         let Some((policy, line)) = strictest(shown) else { return };
-        // This style requires a reset. For a request that can never pass it is the time until one more unit is available.
+        // This style requires a reset. For a request that can never pass it is the time until one more unit is
+        // available.
         let wait = until_next(line).as_secs_ceil().or(line.next_after.as_secs_ceil());
         headers.insert(&RATE_LIMIT_LIMIT, policy.rendered.quota.clone());
         headers.insert(&RATE_LIMIT_REMAINING, HeaderValue::from(line.remaining));

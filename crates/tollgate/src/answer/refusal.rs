@@ -49,7 +49,9 @@ impl<'a> Refusal<'a> {
         self.verdict
     }
 
-    /// Returns the exact wait: the longest of the limits that denied the request, one second if the store did not answer.
+    /// Returns the exact wait: the longest of the limits that denied the request.
+    ///
+    /// One second if the store did not answer.
     pub fn retry_after(&self) -> Wait {
         self.retry_after
     }

@@ -68,12 +68,12 @@ impl Limiter {
     /// the same counters in this process are admitted in the order of their arrival.
     ///
     /// If the required wait exceeds `wait_max`, [`NotReady::TooLate`] is returned at once, with two exceptions. A check
-    /// behind others in the queue does not know how long these take, so it may wait for up to `wait_max` before it fails.
-    /// So may a check that the local share denies, since the store may come back.
+    /// behind others in the queue does not know how long these take, so it may wait for up to `wait_max` before it
+    /// fails. So may a check that the local share denies, since the store may come back.
     ///
-    /// Dropping the future leaves the queue. Nothing is charged while it waits, except that a leaky bucket has charged
-    /// once its delay is being waited for, and that a call to a shared store that is under way may still charge. A check
-    /// that only peeks (all costs are 0) returns at once.
+    /// Dropping the future removes it from the queue. Nothing is charged while it waits, except that a leaky bucket has
+    /// charged once its delay is being waited for, and that a call to a shared store that is under way may still
+    /// charge. A check that only peeks (all costs are 0) returns at once.
     ///
     /// ```
     /// use std::time::Duration;

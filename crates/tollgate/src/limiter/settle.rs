@@ -1,24 +1,24 @@
 //! Settlement: an estimated cost is charged before the work and corrected after it.
 //!
-//! The cost of a request is often known only when the work is done: the tokens of a completion, the rows of a query, the
-//! bytes of an upload. Charging only afterwards would admit a burst before its first charge. So an estimate is charged
-//! at the start and corrected at the end:
+//! The cost of a request is often known only when the work is done: the tokens of a completion, the rows of a query,
+//! the bytes of an upload. Charging only afterwards would admit a burst before its first charge. So an estimate is
+//! charged at the start and corrected at the end:
 //!
 //! ```text
 //!   check, cost 500 ──▶ admitted, 500 are taken ──▶ the work ──▶ settle, 320:  180 go back
 //!                                                            └─▶ settle, 650:  150 more are taken, fit or not
 //! ```
 //!
-//! **Less than the estimate** is a partial refund: the unused units are removed from the entry, window or bucket level to
-//! which the estimate was charged. The counter is then as if the actual cost had been charged at the start.
+//! **Less than the estimate** is a partial refund: the unused units are removed from the entry, window or bucket level
+//! to which the estimate was charged. The counter is then as if the actual cost had been charged at the start.
 //!
-//! **More than the estimate** has already been used, so it is too late to ask whether it fits. The difference is charged
-//! at the time of the settlement. If it does not fit, the counter becomes full but does not exceed its quota, like a
-//! denied request with `count_denied`. A client that underestimates waits longer afterwards.
+//! **More than the estimate** has already been used, so it is too late to ask whether it fits. The difference is
+//! charged at the time of the settlement. If it does not fit, the counter becomes full but does not exceed its quota,
+//! like a denied request with `count_denied`. A client that underestimates waits longer afterwards.
 //!
 //! **Once.** The caller settles an admitted decision once. Settling a denial has no effect. A failed call is not
-//! repeated, since it is unknown whether it was executed. A lost refund leaves too many units charged until their window
-//! ends. A lost overrun leaves too few units charged, by the amount of that one underestimate.
+//! repeated, since it is unknown whether it was executed. A lost refund leaves too many units charged until their
+//! window ends. A lost overrun leaves too few units charged, by the amount of that one underestimate.
 
 use smallvec::SmallVec;
 use tollgate_core::{Check, Cost, Decision, Demand, Line, Lines, StoreError};
@@ -28,8 +28,8 @@ use super::{Backend, Limiter, guarded, is_of, panicked};
 impl Limiter {
     /// Corrects the charge of an admitted decision to the cost actually used, on every limit of its check.
     ///
-    /// Unused units are refunded. Units above the estimate are charged even if they do not fit; the counter is then full.
-    /// Limits that were only peeked at (cost 0) are not charged. Call it once per decision, with the check of the
+    /// Unused units are refunded. Units above the estimate are charged even if they do not fit; the counter is then
+    /// full. Limits that were only peeked at (cost 0) are not charged. Call it once per decision, with the check of the
     /// decision. A denial is left as it is.
     ///
     /// ```
@@ -63,11 +63,11 @@ impl Limiter {
         self.settle_each(check, decision, &actual).await
     }
 
-    /// Corrects the charge of an admitted decision to `actual`, which has one cost per limit, in the order of the check.
+    /// Corrects the charge of an admitted decision to the costs in `actual`, one per limit.
     ///
-    /// For checks whose limits count different things, such as requests and tokens. If `actual` is shorter than the
-    /// check, the charges of the remaining limits stay as they are. See [`settle`](Limiter::settle) for how a difference
-    /// is corrected.
+    /// For checks whose limits count different things, such as requests and tokens. `actual` is in the order of the
+    /// check. If it is shorter than the check, the charges of the remaining limits stay as they are. See
+    /// [`settle`](Limiter::settle) for how a difference is corrected.
     ///
     /// # Errors
     /// If the store does not answer. Refunds and charges are two calls; both are made, and the first error is returned.

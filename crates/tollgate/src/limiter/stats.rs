@@ -31,8 +31,9 @@ pub struct LimiterStats {
     pub breaker_open: bool,
     /// Number of times the circuit breaker has opened.
     pub breaker_opened: u64,
-    /// Counters in process memory: all counters, or those of the local shares if there is a shared store. Includes
-    /// expired counters that are not reclaimed yet.
+    /// Counters in process memory, including expired ones that are not reclaimed yet.
+    ///
+    /// If there is a shared store, these are the counters of the local shares.
     pub memory_keys: u64,
     /// Counters in process memory that several keys share because there was no room for a new counter.
     pub memory_overflow_keys: u64,

@@ -53,7 +53,7 @@ struct Queue {
 }
 
 impl Turns {
-    /// Appends a place to the queue for the counters of this check. Dropping it leaves the queue.
+    /// Appends a place to the queue for the counters of this check. Dropping it removes it from the queue.
     pub(super) fn join(&self, check: &Check<'_>) -> Place<'_> {
         let mut hasher = self.hasher.build_hasher();
         for demand in check.demands() {

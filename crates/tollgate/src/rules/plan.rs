@@ -45,7 +45,7 @@ impl Plan {
     }
 }
 
-/// The id of a caller's set of limits: those of a plan, or those of one API key.
+/// The id of a caller's set of limits: those of a plan, or an API key's own limits.
 ///
 /// Valid only for the [`RuleSet`](super::RuleSet) that returned it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]

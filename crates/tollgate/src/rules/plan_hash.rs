@@ -9,10 +9,11 @@
 //! request of that caller then reads the hash again. At most 10,000 callers are cached. While the cache is full, the
 //! hash is read for every request of a caller that is not in it.
 //!
-//! **Does not block requests.** The command uses the store's connection and has a timeout of its own. After a failure no
-//! request reads the hash for 250 ms, so that few requests pay for the timeout. Meanwhile the last reply for a caller
-//! stays valid, even if it has expired. A caller without a cached reply has no plan from here and gets the `default` plan
-//! unless another lookup knows its plan. So callers keep their plans during an outage, as long as they are in the cache.
+//! **Does not block requests.** The command uses the store's connection and has a timeout of its own. After a failure
+//! no request reads the hash for 250 ms, so that few requests pay for the timeout. Meanwhile the last reply for a
+//! caller stays valid, even if it has expired. A caller without a cached reply has no plan from here and gets the
+//! `default` plan unless another lookup knows its plan. So callers keep their plans during an outage, as long as they
+//! are in the cache.
 //!
 //! **Why not in the same call as the decision?** The plan determines which limits are decided.
 

@@ -35,8 +35,8 @@ impl Mode {
 
 /// Which requests a rule charges, by their outcome.
 ///
-/// Units are always charged at the start of a request. They are refunded at its end if its outcome is not to be charged.
-/// Defaults to `always`.
+/// Units are always charged at the start of a request. They are refunded at its end if its outcome is not to be
+/// charged. Defaults to `always`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 #[non_exhaustive]
 pub enum Charge {

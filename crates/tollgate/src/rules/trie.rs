@@ -12,8 +12,8 @@
 //! not with the number of all rules.
 //!
 //! **Why not a regex set?** It would compile a thousand patterns into an automaton of several megabytes, for a grammar
-//! with a literal and two wildcards. **Why not a router crate?** A router returns one route; here *all* rules that match
-//! apply.
+//! with a literal and two wildcards. **Why not a router crate?** A router returns one route; here *all* rules that
+//! match apply.
 
 use std::collections::HashMap;
 

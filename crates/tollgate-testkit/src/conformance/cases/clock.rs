@@ -5,8 +5,9 @@ use tollgate_core::Algorithm::{self, FixedWindow, LeakyBucket, SlidingCounter, T
 use super::{HOUR, MINUTE, SECOND, per_algorithm, text};
 use crate::conformance::Case;
 
-/// The time after the end of a minute at which one of its ten units no longer counts: a tenth of the 1,034,483 parts of
-/// 58 µs, rounded up to whole parts.
+/// The time after the end of a minute at which one of its ten units no longer counts.
+///
+/// It is a tenth of the 1,034,483 parts of 58 µs, rounded up to whole parts.
 const TENTH_OF_A_MINUTE_IN_PARTS: u64 = 103_449 * 58;
 
 pub(super) fn cases() -> Vec<Case> {

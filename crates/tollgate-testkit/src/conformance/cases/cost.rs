@@ -124,8 +124,9 @@ fn waits_beyond_a_century() -> Case {
 
 /// A wait that is just shorter than the longest wait is exact.
 ///
-/// `1/400day token-bucket burst=10000000` counts in grains of 38,776 µs, and 891,272,953 parts are one unit. The longest
-/// wait is 116,143,996,992 grains and a fraction. At the last microsecond of a grain, one more grain still fits into it.
+/// `1/400day token-bucket burst=10000000` counts in grains of 38,776 µs, and 891,272,953 parts are one unit. The
+/// longest wait is 116,143,996,992 grains and a fraction. At the last microsecond of a grain, one more grain still fits
+/// into it.
 fn waits_just_within_the_longest() -> Case {
     let (grain_us, parts_per_unit, grains) = (38_776, 891_272_953, 116_143_996_992);
     // The last microsecond of the grain in which `grains` + 1 parts are left of 131 units.
