@@ -1,19 +1,21 @@
-//! Remembered denials: does each repeat what the store said, and for no longer than it said so?
+//! Verification of cached denials: each must repeat a decision of the store, and no longer than that decision is valid.
 //!
-//! A word of the store ends at a moment: its own time and the wait that it told. The callers do not know the store's clock, but it
-//! spoke between the asking and the answer, so the end lies in a span of theirs as long as that took:
+//! An answer of the store is valid until its time plus its wait. The callers do not know the store's clock, but the
+//! store decided between sending and receiving. So the end of its validity lies in an interval of the caller's clock
+//! that is as long as the call took:
 //!
 //! ```text
-//!   word         sent ├──────┤ received                  sent + wait ├──────┤ received + wait
-//!   remembered                         sent ├┤ received, and told + these is in there
+//!   store answer   sent ├──────┤ received                  sent + wait ├──────┤ received + wait
+//!   cached answer                        sent ├┤ received, and these + its wait must overlap that interval
 //! ```
 //!
-//! **A refused line** stands on a refusal of the very cost (for a larger one the wait would be longer by what only the store knows), or,
-//! for one unit, on an answer that left nothing. That word was heard before and still holds. **The other lines** repeat what the
-//! store said of them: as many units, and the next one at the same moment, or at once if that has passed.
+//! **A denied limit** needs a denial by the store of the same cost (the wait of a larger cost would be longer by an
+//! amount that only the store knows), or, for one unit, an answer that left no unit. That answer must have been
+//! received before and still be valid. **The other limits** of the check repeat what the store answered for them: the
+//! same `remaining`, and `next_after` ending at the same time, or zero if that time has passed.
 //!
-//! Words are kept by what they are found by, and then by when they end. Only those are looked at whose end can be the one that was
-//! told: as many as the store says in the time of one answer.
+//! Answers of the store are indexed by cost or `remaining`, and then by the end of their validity. Only those whose
+//! end can match are searched: as many as the store gives during one call.
 
 use std::collections::BTreeMap;
 
@@ -21,7 +23,7 @@ use tollgate_core::Source;
 
 use super::{Answer, Counter, Report, Violation};
 
-/// Judges every line of a remembered denial.
+/// Verifies all answers from the deny cache for this counter.
 pub(super) fn verify(number: usize, counter: &Counter, report: &mut Report) {
     let mut remembered: Vec<&Answer> = counter.answers.iter().filter(|a| a.source == Source::DenyCache).collect();
     if remembered.is_empty() {
@@ -58,7 +60,7 @@ pub(super) fn verify(number: usize, counter: &Counter, report: &mut Report) {
     }
 }
 
-/// Which cost a word of the store refuses, and for how long.
+/// Returns the cost that an answer of the store denies and for how long, or `None` if it denies none.
 fn refused_by(word: &Answer) -> Option<(u32, u64)> {
     match word.retry_after_us {
         None => Some((word.cost, u64::MAX)),
@@ -68,28 +70,29 @@ fn refused_by(word: &Answer) -> Option<(u32, u64)> {
     }
 }
 
-/// What was heard of the store.
+/// Answers of the store, indexed by the cost or `remaining` (`by`) and the end of their validity.
 #[derive(Default)]
 struct Words {
-    /// By what they are found by, the earliest end, and their number. With it: the latest end, and what they said to remain.
+    /// From (`by`, earliest end, number of the answer) to (latest end, `remaining`).
     ends: BTreeMap<(u32, u64, usize), (u64, u32)>,
-    /// The most by which an earliest and a latest end differ.
+    /// The largest difference between an earliest and a latest end.
     span_us_max: u64,
 }
 
 impl Words {
+    /// Adds an answer that is valid for `wait_us` after its decision.
     fn hear(&mut self, by: u32, wait_us: u64, word: &Answer) {
         let [earliest_us, latest_us] = [word.sent_us, word.received_us].map(|us| us.saturating_add(wait_us));
         self.ends.insert((by, earliest_us, self.ends.len()), (latest_us, word.remaining));
         self.span_us_max = self.span_us_max.max(latest_us - earliest_us);
     }
 
-    /// Whether some word has not ended at this moment.
+    /// Returns whether any answer is still valid at this time.
     fn any_holds(&self, by: u32, at_us: u64) -> bool {
         self.ends.range((by, at_us, 0)..=(by, u64::MAX, usize::MAX)).next().is_some()
     }
 
-    /// Whether some word said as much, and ends when this answer says.
+    /// Returns whether any answer has the same `remaining` and may end at the same time as this one.
     fn any_ends_in(&self, by: u32, told_us: Option<u64>, answer: &Answer) -> bool {
         let [from_us, to_us] =
             [answer.sent_us, answer.received_us].map(|us| us.saturating_add(told_us.unwrap_or(u64::MAX)));
@@ -97,7 +100,7 @@ impl Words {
         self.ends.range(range).any(|(_, &(latest_us, remaining))| latest_us >= from_us && remaining == answer.remaining)
     }
 
-    /// Whether some word said as much, and may be over.
+    /// Returns whether the validity of any answer may have ended before this one was received.
     fn has_ended(&self, by: u32, answer: &Answer) -> bool {
         self.ends.range((by, 0, 0)..=(by, answer.received_us, usize::MAX)).next().is_some()
     }

@@ -1,4 +1,4 @@
-//! Who is never limited, and who is always refused.
+//! Exemptions and bans.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -10,7 +10,7 @@ use super::path::Readings;
 use super::trie::Trie;
 use crate::identity::{KeyDigest, Networks};
 
-/// Addresses and paths that are never limited. Exempt keys say so themselves.
+/// Addresses and paths that are never limited. The exemption of a key is in its [`KeyEntry`](super::KeyEntry).
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ExemptList {
     pub(crate) addresses: Networks,
@@ -18,13 +18,13 @@ pub(crate) struct ExemptList {
 }
 
 impl ExemptList {
-    /// An exemption must hold for every reading of the path: `/health/../admin` is not `/health`.
+    /// Returns whether every reading of the path is exempt: `/health/../admin` is not `/health`.
     pub(crate) fn has_path(&self, readings: &Readings<'_>) -> bool {
         !self.paths.is_empty() && readings.iter().all(|reading| self.paths.contains(reading))
     }
 }
 
-/// Somebody who is always refused, for a time or for good.
+/// A ban from the configuration, temporary or permanent.
 #[derive(Clone, Debug)]
 pub struct Ban {
     pub(crate) until: Option<Timestamp>,
@@ -32,12 +32,12 @@ pub struct Ban {
 }
 
 impl Ban {
-    /// When it ends; `None` for never.
+    /// Returns when the ban ends, or `None` if it is permanent.
     pub fn until(&self) -> Option<Timestamp> {
         self.until
     }
 
-    /// Why it is there; for people.
+    /// Returns the configured reason, if any. It is meant for people.
     pub fn reason(&self) -> Option<&str> {
         self.reason.as_deref()
     }
@@ -47,7 +47,7 @@ impl Ban {
     }
 }
 
-/// All bans.
+/// The bans of the configuration, by network, key and user.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct BanList {
     pub(crate) networks: Vec<(Networks, Ban)>,
@@ -56,12 +56,12 @@ pub(crate) struct BanList {
 }
 
 impl BanList {
-    /// Of two bans of one key the longer one holds.
+    /// Adds the ban of a key. Of two bans of one key the longer one is kept.
     pub(crate) fn add_key(&mut self, key: KeyDigest, ban: Ban) {
         keep_longer(self.keys.entry(key), ban);
     }
 
-    /// Of two bans of one user the longer one holds.
+    /// Adds the ban of a user. Of two bans of one user the longer one is kept.
     pub(crate) fn add_user(&mut self, user: &str, ban: Ban) {
         keep_longer(self.users.entry(user.into()), ban);
     }
@@ -70,15 +70,18 @@ impl BanList {
         self.networks.is_empty() && self.keys.is_empty() && self.users.is_empty()
     }
 
+    /// Returns the first ban that applies to an address at `now`.
     pub(crate) fn of_address(&self, address: IpAddr, now: Timestamp) -> Option<&Ban> {
         let holds = |(networks, ban): &&(Networks, Ban)| ban.holds_at(now) && networks.contains(address);
         self.networks.iter().find(holds).map(|(_, ban)| ban)
     }
 
+    /// Returns the ban that applies to a key at `now`.
     pub(crate) fn of_key(&self, key: &KeyDigest, now: Timestamp) -> Option<&Ban> {
         self.keys.get(key).filter(|ban| ban.holds_at(now))
     }
 
+    /// Returns the ban that applies to a user at `now`.
     pub(crate) fn of_user(&self, user: &str, now: Timestamp) -> Option<&Ban> {
         self.users.get(user).filter(|ban| ban.holds_at(now))
     }
