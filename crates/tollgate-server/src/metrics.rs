@@ -214,6 +214,8 @@ impl Page<'_, '_> {
         let series = [("ok", history.succeeded), ("failed", history.failed)]
             .map(|(result, times)| (vec![("result", Cow::from(result))], times));
         self.counters("reloads", "Times that the configuration was read again, by result.", series)?;
+        let series = history.removed.iter().map(|(kind, count)| (vec![("kind", Cow::from(*kind))], *count));
+        self.counters("reload_removed", "Parts of the configuration that reloads have removed, by kind.", series)?;
         let is_failed = u64::from(history.failure.is_some());
         self.gauge(
             "reload_failed",
