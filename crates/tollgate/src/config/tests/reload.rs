@@ -115,7 +115,7 @@ fn removed_parts_are_named() {
         ),
         (
             format!(
-                "exempt = {{ addresses = '192.0.2.7', keys = 'planted', paths = ['/a', '/b'] }}\n{RULE}[[bans]]\nby = 'ip'\nvalue = '192.0.2.9'\n"
+                "exempt = {{ addresses = '192.0.2.7', keys = ['planted'], paths = ['/a', '/b'] }}\n{RULE}[[bans]]\nby = 'ip'\nvalue = '192.0.2.9'\n"
             ),
             format!("exempt = {{ paths = '/b' }}\n{RULE}"),
             &["exemption an address", "exemption a key", "exemption path /a", "ban by ip"],
