@@ -5,6 +5,7 @@ mod signals;
 
 use std::io::ErrorKind;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::net::TcpListener;
 use tollgate::config::{ChargeWord, Config, Loaded, Loader, RuleTable, Settings, Spanned};
@@ -23,6 +24,8 @@ use crate::arguments::Serve;
 use crate::{Failure, configuration, secrets};
 
 const ADMIN_DEFAULT: &str = "127.0.0.1:9090";
+/// How often the store's server is asked whether it forgets counters.
+const EVICTION_LOOK_EVERY: Duration = Duration::from_secs(5);
 /// In place of an address: the door stays closed.
 const OFF: &str = "off";
 
@@ -82,7 +85,7 @@ pub(crate) async fn serve(arguments: Serve) -> Result<(), Failure> {
         admin_closed,
     };
     tokio::spawn(reloader.clone().watch());
-    tokio::spawn(readiness.watch_store());
+    tokio::spawn(readiness.clone().watch_store());
     announcement.print()?;
     if let Some(engine) = engine {
         doors = doors.rules(engine);
@@ -94,7 +97,7 @@ pub(crate) async fn serve(arguments: Serve) -> Result<(), Failure> {
         doors = doors.threads(threads);
     }
     if let Some(store) = store {
-        tokio::spawn(look_at_the_server(store));
+        tokio::spawn(look_at_the_server(store, readiness));
     }
     run(listeners, doors, signals.until_told_to_end(reloader)).await;
     #[cfg(feature = "otlp")]
@@ -207,8 +210,9 @@ async fn listen_admin(
     Ok((listener, None))
 }
 
-/// Names the server behind the store and what to know about it. It may be down: the doors are open all the same.
-async fn look_at_the_server(store: RedisStore) {
+/// Names the server behind the store and what to know about it. It may be down: the doors are open all the same. Then looks
+/// every few seconds whether the server forgets counters, until the process ends.
+async fn look_at_the_server(store: RedisStore, readiness: Readiness) {
     match store.check_server().await {
         Ok(report) => {
             tracing::info!(server = report.name, version = report.version, "the store answers");
@@ -217,6 +221,13 @@ async fn look_at_the_server(store: RedisStore) {
             }
         }
         Err(error) => tracing::warn!(%error, "the store cannot be relied on"),
+    }
+    loop {
+        // A server that does not answer is noticed elsewhere.
+        if let Ok(eviction) = store.eviction().await {
+            readiness.note_eviction(eviction.policy.as_deref(), eviction.evicted_keys);
+        }
+        tokio::time::sleep(EVICTION_LOOK_EVERY).await;
     }
 }
 

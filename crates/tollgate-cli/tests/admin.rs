@@ -6,6 +6,7 @@ mod serving;
 use std::collections::{BTreeMap, BTreeSet};
 
 use serving::{Client, Serving, command};
+use tollgate_testkit::server::{Brand, Config};
 
 const RULES: &str = r#"
 [plans.default]
@@ -283,4 +284,24 @@ fn decisions_are_counted_exactly_and_name_no_caller() {
     assert_eq!([decisions("trial", "allow", "shadow"), decisions("trial", "deny", "shadow")], [1.0, 1.0]);
     assert_eq!([decisions("api", "allow", "enforce"), decisions("", "allow", "enforce")], [1.0, 2.0]);
     assert_eq!(decisions("", "deny", "enforce"), 1.0);
+}
+
+#[test]
+fn a_store_that_forgets_counters_is_degraded_until_it_does_not() {
+    let redis = Config::new(Brand::Redis).set("maxmemory-policy", "allkeys-lru").start();
+    let serving = Serving::start(&["--store", &redis.url()]);
+    let told = serving.until("/readyz", |answer| answer.body.contains("maxmemory-policy is allkeys-lru"));
+    assert_eq!(told.status, 200, "it still counts: {told:?}");
+    assert!(serving.visit("/metrics").body.contains("tollgate_store_evicts 1\n"));
+    redis.command(&["CONFIG", "SET", "maxmemory-policy", "noeviction"]);
+    serving.until("/metrics", |answer| answer.body.contains("tollgate_store_evicts 0\n"));
+    assert!(serving.visit("/readyz").body.contains("\"degraded\":[]"));
+    // Keys are evicted whatever the policy is called afterwards.
+    redis.command(&["SET", "victim", "1"]);
+    redis.command(&["CONFIG", "SET", "maxmemory-policy", "allkeys-random"]);
+    redis.command(&["CONFIG", "SET", "maxmemory", "1"]);
+    redis.command(&["CONFIG", "SET", "maxmemory", "0"]);
+    redis.command(&["CONFIG", "SET", "maxmemory-policy", "noeviction"]);
+    serving.until("/readyz", |answer| answer.body.contains("the store evicts keys"));
+    assert!(!serving.visit("/metrics").body.contains("tollgate_store_evicted_keys 0\n"));
 }

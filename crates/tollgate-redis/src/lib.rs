@@ -58,7 +58,7 @@ mod url;
 
 pub use key::PrefixError;
 pub use reply::Reply;
-pub use server_check::{ServerCheckError, ServerReport};
+pub use server_check::{Eviction, ServerCheckError, ServerReport};
 pub use store::{BuildError, RedisStats, RedisStore, RedisStoreBuilder};
 pub use tls::TlsError;
 pub use url::UrlError;

@@ -234,6 +234,15 @@ impl RedisStore {
         server_check::report(&info, policy.as_ref())
     }
 
+    /// Asks the server whether it forgets keys when its memory is full. Counters that it forgets start afresh.
+    ///
+    /// # Errors
+    /// Fails if the server does not answer, or does not let this user ask (`INFO`).
+    pub async fn eviction(&self) -> Result<server_check::Eviction, StoreError> {
+        let info = self.command(&["INFO", "memory", "stats"]).await?;
+        Ok(server_check::Eviction::read(&info))
+    }
+
     /// A command of the caller's own, on the connection that the decisions use: a service that keeps a few things beside its
     /// counters needs no second client.
     ///

@@ -35,7 +35,7 @@ use crate::doors::http::question::Question;
 use crate::explain::Explanation;
 use crate::metrics::{self, Numbers};
 use crate::readiness::Readiness;
-use crate::reload::{ReloadError, Reloader, findings_json};
+use crate::reload::{ReloadError, Reloader, findings_json, parts_json};
 
 /// Whether an address can be reached from this machine alone.
 pub fn is_loopback(address: IpAddr) -> bool {
@@ -161,8 +161,13 @@ impl AdminDoor {
     async fn reload(&self) -> Response<Bytes> {
         match self.reloader.reload().await {
             Ok(loaded) => {
-                let rules = loaded.rules.rules().len();
-                let body = serde_json::json!({ "reloaded": true, "rules": rules, "findings": findings_json(&loaded.findings) });
+                let body = serde_json::json!({
+                    "reloaded": true,
+                    "rules": loaded.rules.rules().len(),
+                    "removed": parts_json(&loaded.changes.removed),
+                    "changed": parts_json(&loaded.changes.changed),
+                    "findings": findings_json(&loaded.findings),
+                });
                 json(StatusCode::OK, &body)
             }
             Err(error) if matches!(*error, ReloadError::Nothing) => {

@@ -89,6 +89,7 @@ impl Collector for Scrape {
         page.memory(&stats, numbers.reloader.engine().map(Engine::shield))?;
         page.store_times(&numbers.store_times)?;
         page.reloads(&numbers.reloader)?;
+        page.eviction(&numbers.readiness)?;
         page.connections(&numbers.doors)?;
         page.gauge("ready", "Whether work should be sent here: 1 or 0.", u64::from(numbers.readiness.is_ready()))?;
         let version = [("version", env!("CARGO_PKG_VERSION"))];
@@ -214,6 +215,8 @@ impl Page<'_, '_> {
         let series = [("ok", history.succeeded), ("failed", history.failed)]
             .map(|(result, times)| (vec![("result", Cow::from(result))], times));
         self.counters("reloads", "Times that the configuration was read again, by result.", series)?;
+        let series = history.removed.iter().map(|(kind, count)| (vec![("kind", Cow::from(*kind))], *count));
+        self.counters("reload_removed", "Parts of the configuration that reloads have removed, by kind.", series)?;
         let is_failed = u64::from(history.failure.is_some());
         self.gauge(
             "reload_failed",
@@ -222,6 +225,14 @@ impl Page<'_, '_> {
         )?;
         let seconds = history.last_success.as_micros() / 1_000_000;
         self.gauge("reload_last_success_timestamp_seconds", "When what is in force was read, in Unix seconds.", seconds)
+    }
+
+    fn eviction(&mut self, readiness: &Readiness) -> std::fmt::Result {
+        let (may_forget, evicted) = readiness.eviction();
+        let help = "Whether the shared store forgets counters when its memory is full: 1 or 0.";
+        self.gauge("store_evicts", help, u64::from(may_forget))?;
+        let help = "Keys that the shared store says it has evicted since it started.";
+        self.gauge("store_evicted_keys", help, evicted.unwrap_or(0))
     }
 
     fn connections(&mut self, doors: &[(&'static str, Arc<DoorCounts>)]) -> std::fmt::Result {

@@ -404,5 +404,7 @@ async fn the_server_says_what_it_is() {
         assert!(report.warnings[0].contains("allkeys-lru"), "{:?}", report.warnings);
         server.command(&["CONFIG", "SET", "maxmemory-policy", "noeviction"]);
         assert!(store.check_server().await.unwrap().warnings.is_empty());
+        let eviction = store.eviction().await.unwrap();
+        assert_eq!((eviction.policy.as_deref(), eviction.evicted_keys), (Some("noeviction"), Some(0)));
     }
 }

@@ -4,6 +4,7 @@
 //! end does an error decide: then there is a report and no rule set.
 
 mod callers;
+mod expect;
 mod keys;
 mod limits;
 mod matches;
@@ -11,31 +12,48 @@ mod rules;
 mod settings;
 mod tokens;
 
+use std::fs::Metadata;
+use std::path::PathBuf;
 use std::sync::Arc;
 
+pub(crate) use self::keys::KeysFile;
 pub use self::settings::Settings;
 
+use super::changes::Changes;
 use super::finding::{Code, Finding, Report, Severity};
 use super::lint;
 use super::load::{Loaded, Loader};
 use super::source::Source;
 use super::span::{Span, Spanned};
 use super::types::Config;
+use super::written::Secret;
 use crate::rules::{KeyEntry, Mode, RuleSet, SetParts};
 
 /// Compiles a configuration, or reports why it cannot be used.
-pub(crate) fn compile(config: Config, source: Arc<Source>, loader: &Loader) -> Result<Loaded, Report> {
+pub(crate) fn compile(config: Config, source: Arc<Source>, text: &str, loader: &Loader) -> Result<Loaded, Report> {
     let name = source.name().to_owned();
-    let mut compiler = Compiler { source, loader, findings: Vec::new() };
+    let mut compiler = Compiler { source, loader, findings: Vec::new(), files: Vec::new() };
+    compiler.check_line_end(&config, text);
     let settings = compiler.settings(&config);
-    let (parts, traits) = compiler.parts(&config, &settings);
+    let (parts, traits, keys_file) = compiler.parts(&config, &settings);
     lint::lint(&config, &settings, &parts, &traits, &mut compiler);
 
+    let (source, files) = (compiler.source.clone(), std::mem::take(&mut compiler.files));
     let findings = compiler.into_findings();
     if findings.iter().any(|finding| finding.severity() == Severity::Error) {
         return Err(Report::new(&name, findings));
     }
-    Ok(Loaded { rules: RuleSet::new(parts), settings, findings, config })
+    Ok(Loaded {
+        rules: RuleSet::new(parts),
+        settings,
+        findings,
+        config,
+        changes: Changes::default(),
+        files,
+        text: Secret::new(text),
+        keys_file,
+        source,
+    })
 }
 
 /// What the findings are noted in.
@@ -43,6 +61,8 @@ pub(crate) struct Compiler<'l> {
     source: Arc<Source>,
     loader: &'l Loader,
     findings: Vec<Finding>,
+    /// The files that the configuration names and that were read.
+    files: Vec<(PathBuf, Metadata)>,
 }
 
 /// What only the checks need to know of the compiled parts.
@@ -80,10 +100,10 @@ impl Compiler<'_> {
         self.source.inside(text.span(), text, part)
     }
 
-    fn parts(&mut self, config: &Config, settings: &Settings) -> (SetParts, Traits) {
+    fn parts(&mut self, config: &Config, settings: &Settings) -> (SetParts, Traits, KeysFile) {
         let identifier = self.identifier(config, settings);
         let mut tariffs = self.plans(config);
-        let keys = self.keys(config, &mut tariffs);
+        let (keys, keys_file) = self.keys(config, &mut tariffs);
         let address_plans = self.address_plans(config, &tariffs);
         let (exempt, exempt_paths) = self.exempt(config);
         let bans = self.bans(config);
@@ -110,7 +130,7 @@ impl Compiler<'_> {
             is_off: *config.kill_switch,
             exposes_headers: config.expose_headers,
         };
-        (parts, Traits { exempt_paths, plans_given })
+        (parts, Traits { exempt_paths, plans_given }, keys_file)
     }
 
     /// In the order of the file; what has no place comes first.

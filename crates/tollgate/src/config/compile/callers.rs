@@ -95,8 +95,11 @@ impl Compiler<'_> {
                     fail(self, Code::SecretMissing, message, name.span())
                 }
             },
-            (None, None, Some(name)) => match self.loader.file(name) {
-                Ok(text) => Some(Some((Secret::new(text.trim_end()), name.span()))),
+            (None, None, Some(name)) => match self.loader.read_text(&self.loader.path(name)) {
+                Ok((text, metadata)) => {
+                    self.files.push((self.loader.path(name), metadata));
+                    Some(Some((Secret::new(text.trim_end()), name.span())))
+                }
                 Err(finding) => {
                     self.note(finding.at(name.span()));
                     None

@@ -27,6 +27,8 @@ struct Telling {
 impl Compiler<'_> {
     pub(super) fn rules(&mut self, config: &Config, tariffs: &Tariffs) -> (Vec<Rule>, Matcher) {
         let styles = self.styles(config.headers.as_ref()).unwrap_or_default();
+        let expect = config.expect.as_ref().and_then(|expect| expect.rules.as_ref());
+        self.check_count(expect, config.rules.len(), "rule");
         self.check_rule_names(&config.rules);
         let mut names = MethodNames::default();
         let mut rules = Vec::with_capacity(config.rules.len());
