@@ -106,6 +106,12 @@ pub(crate) struct Serve {
     /// Its private key as PEM
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     pub(crate) tls_key: Option<PathBuf>,
+    /// The origins of web pages that may send requests to http and admin, such as https://ops.example [default: none]
+    #[arg(long, value_name = "ORIGIN", value_delimiter = ',')]
+    pub(crate) allow_origin: Vec<tollgate_server::Origin>,
+    /// Domain names under which the admin listener may be asked, besides addresses and names without a dot [default: none]
+    #[arg(long, value_name = "NAME", value_delimiter = ',')]
+    pub(crate) admin_host: Vec<String>,
     /// Rules, plans and settings (.toml, .yaml); read again when it changes, and on SIGHUP
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,

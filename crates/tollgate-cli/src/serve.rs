@@ -73,6 +73,8 @@ pub(crate) async fn serve(arguments: Serve) -> Result<(), Failure> {
         .reloader(reloader.clone())
         .readiness(readiness.clone())
         .store_times(store_times)
+        .allowed_origins(arguments.allow_origin.clone())
+        .admin_hosts(arguments.admin_host.clone())
         .token(token.clone());
     let announcement = Announcement {
         listeners: &listeners,

@@ -13,9 +13,12 @@
 
 mod accept;
 mod admin;
+mod auth_guard;
+mod browser;
 mod crew;
 pub mod doors;
 mod explain;
+mod log_limit;
 mod metrics;
 mod openapi;
 mod readiness;
@@ -26,6 +29,7 @@ mod tls;
 
 pub use admin::is_loopback;
 pub use admin::token::{Token, TokenError};
+pub use browser::{Origin, OriginError};
 pub use explain::{Explanation, LimitSaid, PlanSaid, RuleSaid};
 pub use metrics::StoreTimes;
 pub use readiness::Readiness;
