@@ -68,6 +68,17 @@ impl State {
         }
     }
 
+    /// A counter of which everything was used at `now`.
+    pub(crate) fn full(limit: &Limit, now: Timestamp) -> State {
+        let mut state = State::unused(limit);
+        state.charge(limit, now, limit.cost_max(), true);
+        if state.fits(limit, now, 1) {
+            // A leaky bucket holds one besides those in its queue.
+            state.charge(limit, now, 1, true);
+        }
+        state
+    }
+
     /// Whether this state belongs to the limit's state machine.
     pub fn belongs_to(&self, limit: &Limit) -> bool {
         matches!(

@@ -5,8 +5,6 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use super::overflow::CLASSES;
-
 #[derive(Debug)]
 pub(super) struct Budget {
     used: AtomicUsize,
@@ -23,12 +21,16 @@ impl Budget {
         let one_share = cap / shards;
         // Tables are at worst not much more than half full, so a slot takes up to two places of 32 bytes.
         let overflow_counters_max = one_share / 16 / 64;
-        // Those of classes are few, and find a part of their places spare in the same table.
-        let steady = cap - one_share - cap / 16 - shards * CLASSES * 32;
+        let steady = cap - one_share - cap / 16;
         Budget { used: AtomicUsize::new(0), cap, steady, table_max: one_share, overflow_counters_max }
     }
 
-    /// How many overflow counters a shard may have that are told apart by their limit.
+    /// The cap in bytes.
+    pub(super) fn cap(&self) -> usize {
+        self.cap
+    }
+
+    /// How many overflow counters a shard may have.
     pub(super) fn overflow_counters_max(&self) -> usize {
         self.overflow_counters_max
     }
