@@ -199,16 +199,18 @@ impl Page<'_, '_> {
 
     /// Two stores in this process: the limiter's own, and that of the shield rules, which is there once there are rules.
     fn memory(&mut self, stats: &LimiterStats, shield: Option<&MemoryStore>) -> std::fmt::Result {
-        let limits = [stats.memory_keys, stats.memory_overflow_keys, stats.memory_bytes];
-        let shield = shield.map(|store| [store.len(), store.overflow_len(), store.bytes_used()].map(|n| n as u64));
-        let read: Vec<(&'static str, [u64; 3])> =
+        let limits = [stats.memory_keys, stats.memory_overflow_keys, stats.memory_bytes, stats.memory_max_bytes];
+        let shield = shield
+            .map(|store| [store.len(), store.overflow_len(), store.bytes_used(), store.max_bytes()].map(|n| n as u64));
+        let read: Vec<(&'static str, [u64; 4])> =
             [("limits", limits)].into_iter().chain(shield.map(|read| ("shield", read))).collect();
         let column =
             |which: usize| read.iter().map(move |(kind, read)| (vec![("kind", Cow::from(*kind))], read[which]));
         let help = "Counters in process memory: of limits (beside a shared store those of the local shares), and of shield rules.";
         self.gauges("memory_keys", help, column(0))?;
         self.gauges("memory_overflow_keys", "Those of them that several keys share, for want of room.", column(1))?;
-        self.gauges("memory_bytes", "The bytes that they take.", column(2))
+        self.gauges("memory_bytes", "The bytes that they take.", column(2))?;
+        self.gauges("memory_max_bytes", "The most bytes that they may take.", column(3))
     }
 
     fn histograms(

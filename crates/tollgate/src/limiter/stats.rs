@@ -38,6 +38,8 @@ pub struct LimiterStats {
     pub memory_overflow_keys: u64,
     /// The bytes that they take.
     pub memory_bytes: u64,
+    /// The most bytes that they may take.
+    pub memory_max_bytes: u64,
 }
 
 #[derive(Debug, Default)]
@@ -87,6 +89,7 @@ impl Counters {
             memory_keys: memory.len() as u64,
             memory_overflow_keys: memory.overflow_len() as u64,
             memory_bytes: memory.bytes_used() as u64,
+            memory_max_bytes: memory.max_bytes() as u64,
         }
     }
 }
