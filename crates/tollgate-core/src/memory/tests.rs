@@ -268,7 +268,8 @@ fn elsewhere(n: u32) -> String {
 
 #[test]
 fn a_flood_from_few_networks_leaves_newcomers_from_elsewhere_their_counters() {
-    let floods: [(&str, fn(u32) -> String); 3] = [
+    type Invent = fn(u32) -> String;
+    let floods: [(&str, Invent); 3] = [
         // Two /8 of IPv4, a /32 of IPv6, and fifty /48 of two /32.
         ("3/h", |n| {
             format!("ip:{}", std::net::Ipv4Addr::from_bits(((n % 2 + 1) << 24) | n.wrapping_mul(2_654_435_761) >> 8))
