@@ -1,6 +1,7 @@
 //! `tollgate serve`: listeners, a limiter, and an orderly end.
 
 mod announce;
+mod memory;
 mod signals;
 
 use std::io::ErrorKind;
@@ -12,10 +13,12 @@ use tollgate::config::{ChargeWord, Config, Loaded, Loader, RuleTable, Settings, 
 use tollgate::engine::Engine;
 use tollgate::observe::TracingObserver;
 use tollgate::rules::PlanLookup;
-use tollgate::{Limiter, LimiterBuilder, Store};
+use tollgate::{Limiter, LimiterBuilder, MemoryStore, Store};
 use tollgate_redis::RedisStore;
 use tollgate_server::doors::resp::RespOptions;
-use tollgate_server::{Bounds, Doors, Listeners, Readiness, Reloader, StoreTimes, Tls, Token, is_loopback, run};
+use tollgate_server::{
+    Bounds, Doors, Listeners, Readiness, Reloader, StoreTimes, Tls, Token, is_loopback, run, watch_memory,
+};
 use tracing_subscriber::EnvFilter;
 
 use self::announce::{Announcement, TokenWord};
@@ -48,6 +51,8 @@ pub(crate) async fn serve(arguments: Serve) -> Result<(), Failure> {
     #[cfg(feature = "otlp")]
     let traces = arguments.otlp.as_deref().map(crate::traces::Traces::to).transpose()?;
     let (builder, lookups) = limiter(store.clone(), &settings, &store_times);
+    let memory = memory::Share::of(arguments.memory.unwrap_or_else(memory::default_bytes));
+    let builder = builder.memory(MemoryStore::builder().max_bytes(memory.limits_bytes).build());
     #[cfg(feature = "otlp")]
     let builder = match &traces {
         Some(traces) => builder.observer(traces.observer()),
@@ -67,15 +72,17 @@ pub(crate) async fn serve(arguments: Serve) -> Result<(), Failure> {
     let token =
         token.map_or_else(Token::made, Ok).map_err(|error| Failure::Token { place: "--admin".into(), error })?;
 
-    let (engine, reloader) = rules(&arguments, loader, loaded, &limiter, lookups, tls.clone());
+    let (engine, reloader) = rules(&arguments, loader, loaded, &limiter, (lookups, memory.shield_bytes), tls.clone());
     let shared = store.clone().map(|store| Arc::new(store) as Arc<dyn Store>);
     let readiness = Readiness::new(limiter.clone(), shared, reloader.clone());
-    let mut doors = Doors::new(limiter)
+    let mut doors = Doors::new(limiter.clone())
         .resp(resp_options(&arguments)?)
         .bounds(bounds(&arguments))
         .reloader(reloader.clone())
         .readiness(readiness.clone())
         .store_times(store_times)
+        .allowed_origins(arguments.allow_origin.clone())
+        .admin_hosts(arguments.admin_host.clone())
         .token(token.clone());
     let announcement = Announcement {
         listeners: &listeners,
@@ -86,6 +93,7 @@ pub(crate) async fn serve(arguments: Serve) -> Result<(), Failure> {
     };
     tokio::spawn(reloader.clone().watch());
     tokio::spawn(readiness.clone().watch_store());
+    tokio::spawn(watch_memory(limiter.clone(), engine.clone()));
     announcement.print()?;
     if let Some(engine) = engine {
         doors = doors.rules(engine);
@@ -148,12 +156,13 @@ fn rules(
     loader: Loader,
     loaded: Option<Loaded>,
     limiter: &Limiter,
-    lookups: Lookups,
+    (lookups, shield_bytes): (Lookups, usize),
     tls: Option<Tls>,
 ) -> (Option<Engine>, Reloader) {
     let (engine, reloader) = match (loaded, &arguments.config) {
         (Some(loaded), Some(file)) => {
-            let engine = Engine::with_lookups(limiter.clone(), loaded.rules.clone(), lookups);
+            let shield = MemoryStore::builder().max_bytes(shield_bytes).build();
+            let engine = Engine::with_shield(limiter.clone(), loaded.rules.clone(), lookups, shield);
             (Some(engine.clone()), Reloader::rules(file, loader, loaded, engine))
         }
         _ => (None, Reloader::nothing()),

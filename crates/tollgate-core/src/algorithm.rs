@@ -73,6 +73,17 @@ impl State {
         }
     }
 
+    /// Returns the state of a counter whose whole quota was used at `now`.
+    pub(crate) fn full(limit: &Limit, now: Timestamp) -> State {
+        let mut state = State::unused(limit);
+        state.charge(limit, now, limit.cost_max(), true);
+        if state.fits(limit, now, 1) {
+            // A leaky bucket holds one unit besides those in its queue.
+            state.charge(limit, now, 1, true);
+        }
+        state
+    }
+
     /// Returns whether this state belongs to the limit's state machine.
     pub fn belongs_to(&self, limit: &Limit) -> bool {
         matches!(

@@ -268,15 +268,6 @@ impl Limit {
         Limit::build(quota, self.window_us, self.algorithm, capacity, self.count_denied)
     }
 
-    /// Returns this limit with another quota and window, the same burst or queue, and without `count_denied`.
-    ///
-    /// The caller guarantees that quota and window are in range.
-    pub(crate) fn at_rate(self, quota: u32, window_us: u64) -> Limit {
-        let machine = Machine::of(self.algorithm, quota, window_us, self.cost_max, false);
-        let scope = Limit::scope_of(self.algorithm, window_us);
-        Limit { quota, window_us, machine, count_denied: false, scope, ..self }
-    }
-
     /// Returns the quota: the units per window.
     pub const fn quota(&self) -> u32 {
         self.quota

@@ -2,6 +2,7 @@
 
 use std::future::Future;
 use std::io::{self, IoSlice};
+use std::net::IpAddr;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -19,6 +20,15 @@ pub(crate) enum Stream {
 }
 
 impl Stream {
+    /// Returns the client's address; `None` if the socket is closed already.
+    pub(crate) fn peer(&self) -> Option<IpAddr> {
+        let socket = match self {
+            Stream::Plain(stream) => stream,
+            Stream::Tls(stream) => stream.get_ref().0,
+        };
+        socket.peer_addr().ok().map(|address| address.ip())
+    }
+
     fn read_half(&mut self) -> Pin<&mut (dyn AsyncRead + Unpin)> {
         Pin::new(match self {
             Stream::Plain(stream) => stream,

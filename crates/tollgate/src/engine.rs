@@ -139,6 +139,26 @@ impl Engine {
         clock: Arc<dyn Clock>,
     ) -> Engine {
         let shield = MemoryStore::builder().clock(clock.clone()).build();
+        Engine::of_parts(limiter, rules, lookups, clock, shield)
+    }
+
+    /// Builds an engine whose shield rules count in `shield`. Defaults to a store with the default cap.
+    pub fn with_shield(
+        limiter: Limiter,
+        rules: RuleSet,
+        lookups: Vec<Arc<dyn PlanLookup>>,
+        shield: MemoryStore,
+    ) -> Engine {
+        Engine::of_parts(limiter, rules, lookups, Arc::new(SystemClock::new()), shield)
+    }
+
+    fn of_parts(
+        limiter: Limiter,
+        rules: RuleSet,
+        lookups: Vec<Arc<dyn PlanLookup>>,
+        clock: Arc<dyn Clock>,
+        shield: MemoryStore,
+    ) -> Engine {
         let live = ArcSwap::from_pointee(Live::new(rules, None));
         Engine(Arc::new(Inner { limiter, shield, live, lookups, clock, pending: Arc::default() }))
     }

@@ -10,4 +10,5 @@
 mod serving;
 
 mod campaign;
+mod protocols;
 mod reloads;

@@ -5,8 +5,6 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use super::overflow::CLASSES;
-
 /// The memory budget of a store, in bytes.
 #[derive(Debug)]
 pub(super) struct Budget {
@@ -25,12 +23,16 @@ impl Budget {
         let one_share = cap / shards;
         // A table is at worst little more than half full, so a counter takes up to two places of 32 bytes.
         let overflow_counters_max = one_share / 16 / 64;
-        // The counters of classes are few. They partly fit into the spare places of the same table.
-        let steady = cap - one_share - cap / 16 - shards * CLASSES * 32;
+        let steady = cap - one_share - cap / 16;
         Budget { used: AtomicUsize::new(0), cap, steady, table_max: one_share, overflow_counters_max }
     }
 
-    /// Returns the maximum number of overflow counters per shard that belong to a single limit.
+    /// Returns the cap in bytes.
+    pub(super) fn cap(&self) -> usize {
+        self.cap
+    }
+
+    /// Returns the maximum number of overflow counters per shard.
     pub(super) fn overflow_counters_max(&self) -> usize {
         self.overflow_counters_max
     }

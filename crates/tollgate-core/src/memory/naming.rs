@@ -19,7 +19,7 @@ use std::hash::{BuildHasher, Hasher};
 
 use foldhash::fast::RandomState;
 
-use super::overflow::{self, OverflowScope};
+use super::overflow::{self, COLUMNS, Network, OverflowScope};
 use crate::check::Demand;
 use crate::key::{Key, machine_tag, short_subject};
 use crate::limit::Limit;
@@ -134,28 +134,36 @@ impl Naming {
         CounterHash::new(low ^ high, (high >> 32) as u32, shard)
     }
 
-    /// Returns the name of the overflow counter for a key without a counter of its own.
+    /// Returns the name of the overflow counter in the newcomer's shard.
     ///
-    /// The hash of `newcomer` selects one of `per_shard` overflow counters in its shard; `step` selects the one after
-    /// it, and so on.
+    /// `cell` is called only for [`OverflowScope::Network`]. Step 0 is the counter itself; further steps try the ones
+    /// behind it.
     pub(super) fn overflow_name(
         &self,
         newcomer: CounterHash,
         demand: &Demand<'_>,
         scope: OverflowScope,
-        (per_shard, step): (usize, usize),
+        cell: impl FnOnce() -> usize,
+        step: usize,
     ) -> CounterHash {
-        let which = newcomer.rest() as usize % per_shard + step;
-        let limit = &demand.limit;
-        let (scope, shared) = match scope {
-            OverflowScope::Limit => {
-                (demand.key.scope().number(limit), self.hashers[0].hash_one(overflow::of_one_limit(limit)))
-            }
-            OverflowScope::Class => (0, overflow::class_number(limit)),
+        let which = match scope {
+            OverflowScope::Network => cell() + step,
+            OverflowScope::Limit => usize::MAX - step,
         };
+        let limit = &demand.limit;
+        let shared = self.hashers[0].hash_one(overflow::of_one_limit(limit));
         // No real subject has this length, so an overflow counter never has the name of a subject's counter.
         let subject = self.subject_of((which as u64, shared << 2 | u64::from(machine_tag(limit))), usize::MAX);
-        self.counter(subject, scope).in_shard_of(newcomer)
+        self.counter(subject, demand.key.scope().number(limit)).in_shard_of(newcomer)
+    }
+
+    /// A newcomer's cell in its shard, where a limit has so many of them. A network has another row in every shard, so that none
+    /// meets a flooded one in all of them.
+    pub(super) fn cell(&self, newcomer: CounterHash, shard: usize, subject: &[u8], cells: usize) -> usize {
+        let Some(network) = Network::of_subject(subject) else { return newcomer.rest() as usize % cells };
+        let columns = COLUMNS.min(cells);
+        let row = self.hashers[0].hash_one((shard, network.wide)) as usize % (cells / columns);
+        row * columns + self.hashers[1].hash_one((shard, network)) as usize % columns
     }
 
     /// Hashes a subject of more than 16 bytes into two words.

@@ -39,6 +39,8 @@ pub struct LimiterStats {
     pub memory_overflow_keys: u64,
     /// Bytes used by the counters in process memory.
     pub memory_bytes: u64,
+    /// The most bytes that they may take.
+    pub memory_max_bytes: u64,
 }
 
 #[derive(Debug, Default)]
@@ -90,6 +92,7 @@ impl Counters {
             memory_keys: memory.len() as u64,
             memory_overflow_keys: memory.overflow_len() as u64,
             memory_bytes: memory.bytes_used() as u64,
+            memory_max_bytes: memory.max_bytes() as u64,
         }
     }
 }

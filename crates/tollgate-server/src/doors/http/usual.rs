@@ -110,6 +110,9 @@ pub(super) fn usual(buffer: &[u8]) -> Option<Range<usize>> {
             if length.replace(plain_number(header.value)?).is_some() {
                 return None;
             }
+        } else if is("origin") || is("sec-fetch-site") {
+            // Whether a web page may ask is judged in one place.
+            return None;
         } else if is("transfer-encoding") || is("expect") || is("upgrade") || is("connection") && !is_kept() {
             return None;
         }
