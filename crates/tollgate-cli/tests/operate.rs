@@ -138,7 +138,7 @@ fn a_running_instance_explains_inspects_and_resets() {
     let url = format!("http://{}", serving.admin);
     let said = with_token(&["explain", "--admin", &url, "POST", "/shorten", "--peer", "203.0.113.9", "--reveal"]);
     assert!(
-        out(&said).contains("counts ip:203.0.113.9") && out(&said).contains("0 left: refused"),
+        out(&said).contains("counts ip:203.0.113.9") && out(&said).contains("0 left: denied"),
         "{}{}",
         out(&said),
         err(&said)

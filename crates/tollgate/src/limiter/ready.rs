@@ -43,7 +43,7 @@ pub enum NotReady {
     /// A cost exceeds what its limit can ever hold, so waiting does not help.
     #[error("the request can never be admitted: its cost exceeds what the limit can ever hold")]
     Never(Decision),
-    /// The check would be admitted only after `wait_max`. The decision's `retry_after` is when.
+    /// The check would be admitted only after `wait_max`, and not before the decision's `retry_after`.
     #[error("the request would be admitted only after the maximum wait")]
     TooLate(Decision),
     /// The store does not answer, and the failure policy is [`OnFailure::Deny`](crate::OnFailure::Deny).
