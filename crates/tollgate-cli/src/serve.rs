@@ -1,6 +1,7 @@
 //! `tollgate serve`: listeners, a limiter, and an orderly end.
 
 mod announce;
+mod descriptors;
 mod memory;
 mod signals;
 
@@ -8,7 +9,7 @@ use std::io::ErrorKind;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpSocket};
 use tollgate::config::{ChargeWord, Config, Loaded, Loader, RuleTable, Settings, Spanned};
 use tollgate::engine::Engine;
 use tollgate::observe::TracingObserver;
@@ -27,8 +28,10 @@ use crate::arguments::Serve;
 use crate::{Failure, configuration, secrets};
 
 const ADMIN_DEFAULT: &str = "127.0.0.1:9090";
-/// How often the store's server is asked whether it forgets counters.
+/// How often the store's server is asked whether it evicts counters.
 const EVICTION_LOOK_EVERY: Duration = Duration::from_secs(5);
+/// Connections that wait to be accepted. A client beyond them waits for a second before it tries again; Linux allows 4,096.
+const BACKLOG: u32 = 4_096;
 /// In place of an address: the door stays closed.
 const OFF: &str = "off";
 
@@ -72,12 +75,14 @@ pub(crate) async fn serve(arguments: Serve) -> Result<(), Failure> {
     let token =
         token.map_or_else(Token::made, Ok).map_err(|error| Failure::Token { place: "--admin".into(), error })?;
 
+    let served = [&listeners.http, &listeners.resp].into_iter().flatten().count();
+    let bounds = descriptors::fit(bounds(&arguments), served, descriptors::raise_limit());
     let (engine, reloader) = rules(&arguments, loader, loaded, &limiter, (lookups, memory.shield_bytes), tls.clone());
     let shared = store.clone().map(|store| Arc::new(store) as Arc<dyn Store>);
     let readiness = Readiness::new(limiter.clone(), shared, reloader.clone());
     let mut doors = Doors::new(limiter.clone())
         .resp(resp_options(&arguments)?)
-        .bounds(bounds(&arguments))
+        .bounds(bounds)
         .reloader(reloader.clone())
         .readiness(readiness.clone())
         .store_times(store_times)
@@ -189,11 +194,25 @@ fn bounds(arguments: &Serve) -> Bounds {
     }
 }
 
+/// As `TcpListener::bind`, with a longer queue.
+async fn bind(address: &str) -> std::io::Result<TcpListener> {
+    let mut failure = None;
+    for address in tokio::net::lookup_host(address).await? {
+        let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+        socket.set_reuseaddr(true)?;
+        match socket.bind(address).and_then(|()| socket.listen(BACKLOG)) {
+            Ok(listener) => return Ok(listener),
+            Err(error) => failure = Some(error),
+        }
+    }
+    Err(failure.unwrap_or_else(|| ErrorKind::AddrNotAvailable.into()))
+}
+
 async fn listen(door: &'static str, address: &str) -> Result<Option<TcpListener>, Failure> {
     if address == OFF {
         return Ok(None);
     }
-    let bound = TcpListener::bind(address).await;
+    let bound = bind(address).await;
     bound.map(Some).map_err(|error| Failure::Listen { door, address: address.to_owned(), error })
 }
 

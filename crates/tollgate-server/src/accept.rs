@@ -1,7 +1,13 @@
 //! Letting connections in: never more than there are places, none that dawdles over its handshake, and none after the doors
 //! have begun to close.
+//!
+//! Accepting is cheap and serving is not, so connections are accepted in batches and handed to the [crew](crate::crew), which
+//! takes a few of them at a time. A burst of connections waits there, not in front of those that are being served.
 
 use std::future::Future;
+use std::io;
+use std::net::TcpStream as StdTcpStream;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -9,7 +15,9 @@ use std::time::Duration;
 use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
+use tokio::time::Instant;
 
+use crate::budget::{Budget, Receiving, Reservation};
 use crate::crew::Crew;
 use crate::readiness::Attended;
 use crate::stream::Stream;
@@ -17,10 +25,22 @@ use crate::tls::Tls;
 
 /// After a failure to accept (no file descriptors left, say) the door rests for so long.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+/// Failures to accept are logged no more often: there may be one for each pause.
+const ACCEPT_WARNING_EVERY: Duration = Duration::from_secs(10);
+/// Connections that are accepted before other tasks have a turn.
+const ACCEPT_BATCH: usize = 64;
 /// A client that takes longer to agree on a cipher is not served.
 const HANDSHAKE_WITHIN: Duration = Duration::from_secs(10);
 /// How long the word that there is no place may take to be said.
 const REFUSAL_WITHIN: Duration = Duration::from_millis(10);
+/// An evicted connection has ended by then, unless its thread is busy.
+const EVICTED_WITHIN: Duration = Duration::from_secs(1);
+/// What a connection may hold of a request if it shares nothing.
+const RECEIVE_BYTES_ALONE: usize = 1024 * 1024;
+/// How long a connection is still served after the doors begin to close, if its client asks for nothing. A client that asks
+/// more often than this gets an answer together with the end of the connection. A client that asks
+/// less often may be sending a request at the very moment of the end, which it then sees unanswered.
+const LAST_CALL: Duration = Duration::from_millis(500);
 
 /// What a door counts of its connections.
 #[derive(Debug, Default)]
@@ -28,12 +48,13 @@ pub(crate) struct DoorCounts {
     open: AtomicU64,
     accepted: AtomicU64,
     refused: AtomicU64,
+    pub(crate) evicted: Arc<AtomicU64>,
 }
 
 impl DoorCounts {
-    /// Open now, accepted ever, refused ever for want of a place.
-    pub(crate) fn read(&self) -> [u64; 3] {
-        [&self.open, &self.accepted, &self.refused].map(|count| count.load(Ordering::Relaxed))
+    /// Open now, accepted ever, refused ever for want of a place, evicted ever to make room for others.
+    pub(crate) fn read(&self) -> [u64; 4] {
+        [&self.open, &self.accepted, &self.refused, &self.evicted].map(|count| count.load(Ordering::Relaxed))
     }
 }
 
@@ -42,6 +63,10 @@ pub(crate) struct Gate {
     /// For logs.
     pub(crate) door: &'static str,
     pub(crate) places: usize,
+    /// Evicts the idle connection that was served longest ago when there is no place for a new one.
+    pub(crate) evicts_idle: bool,
+    /// For what is being received on all connections together.
+    pub(crate) receive_budget: Arc<Budget>,
     pub(crate) grace: Duration,
     /// What a client is told for whom there is no place. Not said over TLS, where it would be noise.
     pub(crate) refusal: &'static [u8],
@@ -80,54 +105,218 @@ impl Closing {
         self.0.has_changed().unwrap_or(true)
     }
 
+    /// Returns whether the doors have begun to close.
+    pub(crate) fn is_closing(&self) -> bool {
+        self.is_leaving() && (*self.0.borrow() == Stage::Closing || self.0.has_changed().is_err())
+    }
+
+    /// Completes when the doors begin to close.
     pub(crate) async fn begun(mut self) {
         // An error means that the sender is gone.
         let _ = self.0.wait_for(|stage| *stage == Stage::Closing).await;
     }
+
+    /// Completes when an idle connection is to end: a little after the doors begin to close.
+    pub(crate) async fn last_call(self) {
+        self.begun().await;
+        tokio::time::sleep(LAST_CALL).await;
+    }
 }
 
+/// What a connection shares with the others of its listener.
+pub(crate) struct Context {
+    pub(crate) closing: Closing,
+    pub(crate) receiving: Receiving,
+    /// The connection's place, if it can be evicted from it while it is idle.
+    pub(crate) place: Option<Reservation>,
+}
+
+impl Context {
+    /// For a connection that shares nothing, and the sender that tells it the stage.
+    pub(crate) fn alone() -> (watch::Sender<Stage>, Context) {
+        let (tell, closing) = Closing::channel();
+        let receiving = Receiving::new(Budget::new(RECEIVE_BYTES_ALONE, Arc::default()));
+        (tell, Context { closing, receiving, place: None })
+    }
+}
+
+/// Serves one connection.
+pub(crate) type Serving = Pin<Box<dyn Future<Output = ()> + Send>>;
+
 /// Lets connections in until the doors close, then waits for them.
-pub(crate) async fn accept<F, S>(listener: TcpListener, gate: Gate, closing: Closing, serve: S)
+pub(crate) async fn accept<S>(listener: TcpListener, gate: Gate, closing: Closing, serve: S)
 where
-    F: Future<Output = ()> + Send + 'static,
-    S: Fn(Stream, Closing) -> F + Clone + Send + 'static,
+    S: Fn(Stream, Context) -> Serving + Clone + Send + 'static,
 {
-    let places = Arc::new(Semaphore::new(gate.places));
+    let mut acceptor = match Acceptor::new(listener) {
+        Ok(acceptor) => acceptor,
+        Err(error) => return tracing::error!(door = gate.door, %error, "the listener cannot be used"),
+    };
+    let places = Places::new(&gate);
+    let mut begun = pin!(closing.clone().begun());
     loop {
         let accepted = tokio::select! {
-            accepted = listener.accept() => accepted,
-            () = closing.clone().begun() => break,
+            accepted = acceptor.accept() => accepted,
+            () = &mut begun => break,
         };
-        let stream = match accepted {
-            Ok((stream, _)) => stream,
+        match accepted {
+            Ok(stream) => admit(stream, &places, &gate, &closing, &serve).await,
             Err(error) => {
-                tracing::warn!(door = gate.door, %error, "a connection could not be accepted");
-                tokio::time::sleep(ACCEPT_PAUSE).await;
-                continue;
+                places.evict_idle();
+                acceptor.rest(gate.door, &error).await;
             }
-        };
-        let _ = stream.set_nodelay(true);
-        let Ok(place) = places.clone().try_acquire_owned() else {
-            gate.counts.refused.fetch_add(1, Ordering::Relaxed);
-            refuse(stream, &gate).await;
-            continue;
-        };
-        let Ok(stream) = stream.into_std() else { continue };
-        let (serve, tls, closing) = (serve.clone(), gate.tls.clone(), closing.clone());
-        let open = Open::new(gate.counts.clone());
-        gate.crew.serve(move || async move {
-            if let Ok(stream) = TcpStream::from_std(stream)
-                && let Some(stream) = handshake(stream, tls).await
-            {
-                serve(stream, closing).await;
-            }
-            drop((open, place));
-        });
+        }
     }
-    drop(listener);
-    let everybody = places.acquire_many(u32::try_from(gate.places).unwrap_or(u32::MAX));
+    // The kernel has completed these connections, and their clients may have sent a request. To close the listener would reset them.
+    while let Ok(Some(stream)) = acceptor.accept_waiting() {
+        admit(stream, &places, &gate, &closing, &serve).await;
+    }
+    drop(acceptor);
+    let everybody = places.all.acquire_many(u32::try_from(gate.places).unwrap_or(u32::MAX));
     if tokio::time::timeout(gate.grace, everybody).await.is_err() {
         tracing::warn!(door = gate.door, "some connections did not finish in time and were dropped");
+    }
+}
+
+/// Hands a connection to the crew, or refuses it.
+async fn admit<S>(stream: StdTcpStream, places: &Places, gate: &Gate, closing: &Closing, serve: &S)
+where
+    S: Fn(Stream, Context) -> Serving + Clone + Send + 'static,
+{
+    let _ = stream.set_nodelay(true);
+    let Some((permit, place)) = places.take().await else {
+        gate.counts.refused.fetch_add(1, Ordering::Relaxed);
+        return refuse(stream, gate).await;
+    };
+    let (serve, tls) = (serve.clone(), gate.tls.clone());
+    let receiving = Receiving::new(gate.receive_budget.clone());
+    let context = Context { closing: closing.clone(), receiving, place };
+    let open = Open::new(gate.counts.clone());
+    gate.crew.serve(move || async move {
+        if let Ok(stream) = TcpStream::from_std(stream)
+            && let Some(stream) = handshake(stream, tls).await
+        {
+            serve(stream, context).await;
+        }
+        drop((open, permit));
+    });
+}
+
+/// A listener, and a descriptor to accept with when there are no others.
+struct Acceptor {
+    listener: TcpListener,
+    /// The same socket, for connections that wait already. The runtime of `listener` need not know of these: they are served by
+    /// another.
+    direct: std::net::TcpListener,
+    /// Connections accepted since other tasks had a turn.
+    batch: usize,
+    /// Given up to accept one more connection when the process has no descriptors left.
+    spare: Option<std::fs::File>,
+    warned_at: Option<Instant>,
+}
+
+impl Acceptor {
+    fn new(listener: TcpListener) -> io::Result<Acceptor> {
+        let listener = listener.into_std()?;
+        let direct = listener.try_clone()?;
+        let listener = TcpListener::from_std(listener)?;
+        Ok(Acceptor { listener, direct, batch: 0, spare: spare_descriptor(), warned_at: None })
+    }
+
+    async fn accept(&mut self) -> io::Result<StdTcpStream> {
+        loop {
+            if self.batch == ACCEPT_BATCH {
+                self.batch = 0;
+                tokio::task::yield_now().await;
+            }
+            let accepted = match self.accept_waiting() {
+                Ok(None) => {
+                    self.batch = 0;
+                    self.listener.accept().await.and_then(|(stream, _)| stream.into_std())
+                }
+                Ok(Some(stream)) => Ok(stream),
+                Err(error) => Err(error),
+            };
+            match accepted {
+                Ok(stream) => {
+                    self.spare = self.spare.take().or_else(spare_descriptor);
+                    self.batch += 1;
+                    return Ok(stream);
+                }
+                Err(error) if is_of_one_connection(&error) => {}
+                Err(error) => match self.spare.take() {
+                    Some(spare) if is_out_of_descriptors(&error) => drop(spare),
+                    _ => return Err(error),
+                },
+            }
+        }
+    }
+
+    /// Returns a connection that can be accepted without waiting.
+    fn accept_waiting(&self) -> io::Result<Option<StdTcpStream>> {
+        match self.direct.accept() {
+            Ok((stream, _)) => stream.set_nonblocking(true).map(|()| Some(stream)),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Waits a moment after a failure.
+    async fn rest(&mut self, door: &'static str, error: &io::Error) {
+        let now = Instant::now();
+        if self.warned_at.is_none_or(|at| now - at >= ACCEPT_WARNING_EVERY) {
+            self.warned_at = Some(now);
+            tracing::warn!(door, %error, "connections cannot be accepted");
+        }
+        tokio::time::sleep(ACCEPT_PAUSE).await;
+    }
+}
+
+fn spare_descriptor() -> Option<std::fs::File> {
+    std::fs::File::open("/dev/null").ok()
+}
+
+/// Returns whether the process or the machine has no descriptors left.
+fn is_out_of_descriptors(error: &io::Error) -> bool {
+    use rustix::io::Errno;
+    matches!(Errno::from_io_error(error), Some(Errno::MFILE | Errno::NFILE))
+}
+
+/// Returns whether the error is about the connection that would have been accepted, which its client has given up.
+fn is_of_one_connection(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::ConnectionAborted | io::ErrorKind::ConnectionReset)
+}
+
+/// The places of a listener.
+struct Places {
+    all: Arc<Semaphore>,
+    /// Which of them an idle connection can be evicted from.
+    evictable: Option<Arc<Budget>>,
+}
+
+impl Places {
+    fn new(gate: &Gate) -> Places {
+        let all = Arc::new(Semaphore::new(gate.places));
+        Places { all, evictable: gate.evicts_idle.then(|| Budget::new(gate.places, gate.counts.evicted.clone())) }
+    }
+
+    /// Takes a place, if need be that of an idle connection. Returns `None` if all are taken and none may be evicted.
+    async fn take(&self) -> Option<(tokio::sync::OwnedSemaphorePermit, Option<Reservation>)> {
+        let Some(evictable) = &self.evictable else {
+            return Some((self.all.clone().try_acquire_owned().ok()?, None));
+        };
+        let taking = async {
+            let place = evictable.reserve(1).await?;
+            Some((self.all.clone().acquire_owned().await.ok()?, Some(place)))
+        };
+        tokio::time::timeout(EVICTED_WITHIN, taking).await.ok()?
+    }
+
+    /// Ends an idle connection, so that its descriptor can be used.
+    fn evict_idle(&self) {
+        if let Some(evictable) = &self.evictable {
+            evictable.evict_oldest();
+        }
     }
 }
 
@@ -150,7 +339,8 @@ impl Drop for Open {
 
 async fn handshake(stream: TcpStream, tls: Option<Tls>) -> Option<Stream> {
     let Some(tls) = tls else { return Some(Stream::Plain(stream)) };
-    match tokio::time::timeout(HANDSHAKE_WITHIN, tls.accept(stream)).await {
+    // A large future, for which a connection that is not encrypted needs no room.
+    match tokio::time::timeout(HANDSHAKE_WITHIN, Box::pin(tls.accept(stream))).await {
         Ok(Ok(stream)) => Some(Stream::Tls(Box::new(stream))),
         Ok(Err(error)) => {
             tracing::debug!(%error, "a TLS handshake failed");
@@ -164,8 +354,10 @@ async fn handshake(stream: TcpStream, tls: Option<Tls>) -> Option<Stream> {
 }
 
 /// Says that there is no place, if that can be said without waiting.
-async fn refuse(mut stream: TcpStream, gate: &Gate) {
-    if gate.tls.is_none() {
+async fn refuse(stream: StdTcpStream, gate: &Gate) {
+    if gate.tls.is_none()
+        && let Ok(mut stream) = TcpStream::from_std(stream)
+    {
         let _ = tokio::time::timeout(REFUSAL_WITHIN, stream.write_all(gate.refusal)).await;
     }
 }

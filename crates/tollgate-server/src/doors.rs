@@ -5,14 +5,24 @@ pub mod resp;
 
 use std::future::poll_fn;
 use std::io;
+use std::mem::MaybeUninit;
 use std::pin::{Pin, pin};
-use std::task::Poll;
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::BytesMut;
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::time::error::Elapsed;
 use tokio::time::{Instant, Sleep};
+
+use crate::stream::Cork;
+
+/// What is read at once.
+const READ_BYTES: usize = 16 * 1024;
+/// What a connection keeps of a buffer between requests.
+pub(crate) const KEPT_BYTES_MAX: usize = 4 * 1024;
+/// How long a connection that we have ended waits for the client's end.
+const LINGER: Duration = Duration::from_secs(1);
 
 /// What the future gives, unless it takes longer. Mostly it is ready at once, and then no timer is made for it.
 pub(crate) async fn within<T>(limit: Duration, future: impl Future<Output = T>) -> Result<T, Elapsed> {
@@ -41,9 +51,91 @@ where
     within(limit, sending).await.map_err(|_| io::ErrorKind::TimedOut)?
 }
 
-/// Tells a client that nothing more will come.
-pub(crate) async fn part<S: AsyncWrite + Unpin>(stream: &mut S, limit: Duration) -> io::Result<()> {
-    within(limit, stream.shutdown()).await.map_err(|_| io::ErrorKind::TimedOut)?
+/// Sends the last answers and the end of the connection, in one packet if they fit, and then waits for the client's end.
+///
+/// A client that waits for its answer before it asks again thus never sends a request that nobody reads: when the answer is
+/// there, so is the end.
+pub(crate) async fn send_last<S>(stream: &mut S, answers: &[u8], limit: Duration) -> io::Result<()>
+where
+    S: AsyncRead + AsyncWrite + Cork + Unpin,
+{
+    stream.cork();
+    let sending = async {
+        stream.write_all(answers).await?;
+        stream.flush().await?;
+        stream.shutdown().await
+    };
+    within(limit, sending).await.map_err(|_| io::ErrorKind::TimedOut)??;
+    linger(stream).await;
+    Ok(())
+}
+
+/// Ends a connection: sends its end and waits for the client's.
+pub(crate) async fn finish<S>(stream: &mut S, limit: Duration) -> io::Result<()>
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+{
+    within(limit, stream.shutdown()).await.map_err(|_| io::ErrorKind::TimedOut)??;
+    linger(stream).await;
+    Ok(())
+}
+
+/// Reads what a client still sends after our end, and discards it, until the client ends the connection too or a second has passed.
+///
+/// To close a socket with unread bytes resets the connection, and a reset destroys answers that the client has not read yet.
+pub(crate) async fn linger<S: AsyncRead + Unpin>(stream: &mut S) {
+    let discarding = poll_fn(|cx| {
+        loop {
+            match ready!(poll_read(stream, cx, &mut |_| {})) {
+                Ok(1..) => {}
+                Ok(0) | Err(_) => return Poll::Ready(()),
+            }
+        }
+    });
+    let _ = within(LINGER, discarding).await;
+}
+
+/// Reads once, without a buffer that outlives the call: a connection that waits holds no memory for what may come.
+fn poll_read<S>(stream: &mut S, cx: &mut Context<'_>, take: &mut impl FnMut(&[u8])) -> Poll<io::Result<usize>>
+where
+    S: AsyncRead + Unpin,
+{
+    let mut bytes = [const { MaybeUninit::uninit() }; READ_BYTES];
+    let mut read = ReadBuf::uninit(&mut bytes);
+    ready!(Pin::new(stream).poll_read(cx, &mut read))?;
+    take(read.filled());
+    Poll::Ready(Ok(read.filled().len()))
+}
+
+/// Appends what can be read without waiting. Returns whether there was anything.
+pub(crate) async fn read_waiting<S: AsyncRead + Unpin>(stream: &mut S, buffer: &mut BytesMut) -> io::Result<bool> {
+    poll_fn(|cx| {
+        Poll::Ready(match poll_read(stream, cx, &mut |bytes| buffer.extend_from_slice(bytes)) {
+            Poll::Ready(read) => read.map(|count| count > 0),
+            Poll::Pending => Ok(false),
+        })
+    })
+    .await
+}
+
+/// Gives back the room of a buffer that held `bytes_before`, if that was much and some of it was consumed.
+pub(crate) fn shrink(buffer: &mut BytesMut, bytes_before: usize) {
+    if bytes_before > KEPT_BYTES_MAX && buffer.len() < bytes_before {
+        *buffer = BytesMut::from(&buffer[..]);
+    }
+}
+
+/// What came of waiting for a client.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Heard {
+    /// More bytes.
+    Bytes,
+    /// The client's end.
+    End,
+    /// Nothing, for too long, or not all that was to come by the deadline.
+    Late,
+    /// Whatever was to interrupt the waiting came first.
+    Interrupted,
 }
 
 /// How long a door waits for a client to say something.
@@ -79,28 +171,40 @@ impl Patience {
         }
     }
 
-    /// Reads what has come. False when the client has left, was silent for too long or took too long.
-    pub(crate) async fn hear<S>(&mut self, stream: &mut S, buffer: &mut BytesMut) -> io::Result<bool>
+    /// Appends what comes to `buffer`. Nothing is lost if `interrupt` comes first.
+    pub(crate) async fn hear<S, I>(
+        &mut self,
+        stream: &mut S,
+        buffer: &mut BytesMut,
+        mut interrupt: Pin<&mut I>,
+    ) -> io::Result<Heard>
     where
         S: AsyncRead + Unpin,
+        I: Future<Output = ()> + ?Sized,
     {
         loop {
-            let mut reading = pin!(stream.read_buf(buffer));
-            let read = poll_fn(|cx| match reading.as_mut().poll(cx) {
-                Poll::Ready(read) => Poll::Ready(Some(read)),
-                Poll::Pending => self.timer.as_mut().poll(cx).map(|()| None),
+            let heard = poll_fn(|cx| match poll_read(stream, cx, &mut |bytes| buffer.extend_from_slice(bytes)) {
+                Poll::Ready(Ok(0)) => Poll::Ready(Ok(Heard::End)),
+                Poll::Ready(read) => Poll::Ready(read.map(|_| Heard::Bytes)),
+                Poll::Pending if interrupt.as_mut().poll(cx).is_ready() => Poll::Ready(Ok(Heard::Interrupted)),
+                Poll::Pending => self.timer.as_mut().poll(cx).map(|()| Ok(Heard::Late)),
             });
-            if let Some(read) = read.await {
-                self.heard_at = Instant::now();
-                let is_late = self.deadline.is_some_and(|deadline| deadline <= self.heard_at);
-                return Ok(read? > 0 && !is_late);
+            match heard.await? {
+                Heard::Bytes => {
+                    self.heard_at = Instant::now();
+                    let is_late = self.deadline.is_some_and(|deadline| deadline <= self.heard_at);
+                    return Ok(if is_late { Heard::Late } else { Heard::Bytes });
+                }
+                Heard::Late => {
+                    let silent = self.heard_at + self.idle;
+                    let until = self.deadline.map_or(silent, |deadline| deadline.min(silent));
+                    if self.timer.deadline() >= until {
+                        return Ok(Heard::Late);
+                    }
+                    self.timer.as_mut().reset(until);
+                }
+                heard @ (Heard::End | Heard::Interrupted) => return Ok(heard),
             }
-            let silent = self.heard_at + self.idle;
-            let until = self.deadline.map_or(silent, |deadline| deadline.min(silent));
-            if self.timer.deadline() >= until {
-                return Ok(false);
-            }
-            self.timer.as_mut().reset(until);
         }
     }
 }
@@ -114,10 +218,38 @@ mod tests {
         let (mut client, mut server) = tokio::io::duplex(64);
         let (mut patience, mut buffer) = (Patience::new(Duration::from_secs(60)), BytesMut::new());
         patience.until(Some(Instant::now() + Duration::from_secs(10)));
-        for is_heard in [true, false] {
+        for expected in [Heard::Bytes, Heard::Late] {
             client.write_all(b"PING\r\n").await.unwrap();
-            assert_eq!(patience.hear(&mut server, &mut buffer).await.unwrap(), is_heard);
+            let heard = patience.hear(&mut server, &mut buffer, pin!(std::future::pending())).await.unwrap();
+            assert_eq!(heard, expected);
             tokio::time::advance(Duration::from_secs(10)).await;
         }
+    }
+
+    #[tokio::test]
+    async fn what_arrived_before_an_interrupt_is_heard_first() {
+        let (mut client, mut server) = tokio::io::duplex(64);
+        let (mut patience, mut buffer) = (Patience::new(Duration::from_secs(60)), BytesMut::new());
+        client.write_all(b"PING").await.unwrap();
+        for expected in [Heard::Bytes, Heard::Interrupted] {
+            let interrupt = pin!(std::future::ready(()));
+            assert_eq!(patience.hear(&mut server, &mut buffer, interrupt).await.unwrap(), expected);
+        }
+        assert_eq!(buffer, "PING");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_connection_lingers_until_the_client_ends_it_and_no_longer_than_its_time() {
+        let (mut client, mut server) = tokio::io::duplex(64);
+        let start = Instant::now();
+        let lingering = tokio::spawn(async move { finish(&mut server, Duration::from_secs(60)).await });
+        client.write_all(&[b'x'; 1_000]).await.unwrap();
+        drop(client);
+        lingering.await.unwrap().unwrap();
+        assert_eq!(start.elapsed(), Duration::ZERO);
+
+        let (_client, mut server) = tokio::io::duplex(64);
+        finish(&mut server, Duration::from_secs(60)).await.unwrap();
+        assert_eq!(start.elapsed(), LINGER);
     }
 }

@@ -15,6 +15,7 @@ mod accept;
 mod admin;
 mod auth_guard;
 mod browser;
+mod budget;
 mod crew;
 pub mod doors;
 mod explain;

@@ -286,10 +286,15 @@ impl Page<'_, '_> {
 
     fn connections(&mut self, doors: &[(&'static str, Arc<DoorCounts>)]) -> std::fmt::Result {
         let read = doors.iter().map(|(door, counts)| (vec![("door", Cow::from(*door))], counts.read()));
-        let read: Vec<(Vec<Label<'_>>, [u64; 3])> = read.collect();
+        let read: Vec<(Vec<Label<'_>>, [u64; 4])> = read.collect();
         let column = |which: usize| read.iter().map(move |(labels, counts)| (labels.clone(), counts[which]));
         self.gauges("connections", "Connections that are open, by door.", column(0))?;
         self.counters("connections_accepted", "Connections that were let in, by door.", column(1))?;
-        self.counters("connections_refused", "Connections for which there was no place, by door.", column(2))
+        self.counters("connections_refused", "Connections for which there was no place, by door.", column(2))?;
+        self.counters(
+            "connections_evicted",
+            "Connections that were closed to make room for others, by door.",
+            column(3),
+        )
     }
 }

@@ -23,22 +23,22 @@ use tokio::task::JoinSet;
 use tollgate::engine::Engine;
 use tollgate::{Limiter, SystemClock};
 
-use crate::accept::{Closing, DoorCounts, Gate, Stage, accept};
+use crate::accept::{Closing, Context, DoorCounts, Gate, Stage, accept};
 use crate::admin::token::Token;
 use crate::admin::{AdminDoor, is_loopback};
 use crate::auth_guard::{AuthGuard, UNKNOWN_ADDRESS};
 use crate::browser::{BrowserPolicy, Origin};
+use crate::budget::Budget;
 use crate::crew::Crew;
 use crate::doors::http::{HttpDoor, connection};
 use crate::doors::resp::{RespListener, RespOptions};
 use crate::metrics::{DecisionStats, ListenerStats, Numbers, StoreTimes};
 use crate::readiness::Readiness;
 use crate::reload::Reloader;
-use crate::stream::UntilClosing;
 use crate::tls::Tls;
 
-/// Connections of the admin door: an operator, an orchestrator, a few scrapers.
-const ADMIN_PLACES: usize = 64;
+/// An admin connection that sends no whole request header for so long is closed, whatever the other doors allow.
+const ADMIN_IDLE: Duration = Duration::from_secs(10);
 const HTTP_REFUSAL: &[u8] =
     b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\nconnection: close\r\nretry-after: 1\r\n\r\n";
 const RESP_REFUSAL: &[u8] = b"-ERR max number of clients reached\r\n";
@@ -59,8 +59,14 @@ pub struct Listeners {
 pub struct Bounds {
     /// Connections per door.
     pub connections: usize,
+    /// Connections of the admin door: an operator, an orchestrator, a few scrapers. One more takes the place of the one that has
+    /// been idle for longest.
+    pub admin_connections: usize,
     /// An HTTP connection that sends no whole request header for so long is closed.
     pub http_idle: Duration,
+    /// Bytes that each listener holds of requests that are not complete, beside 4 KiB for each connection. When they are used up, the
+    /// oldest of these requests is dropped to make room for another.
+    pub receive_bytes: usize,
     /// How long a shutdown goes on serving after saying that it is not ready.
     pub drain: Duration,
     /// How long it then waits for connections to finish.
@@ -71,7 +77,9 @@ impl Default for Bounds {
     fn default() -> Self {
         Bounds {
             connections: 10_000,
+            admin_connections: 64,
             http_idle: Duration::from_secs(60),
+            receive_bytes: 32 * 1024 * 1024,
             drain: Duration::ZERO,
             grace: Duration::from_secs(10),
         }
@@ -186,6 +194,8 @@ impl Doors {
         Gate {
             door,
             places: self.bounds.connections,
+            evicts_idle: false,
+            receive_budget: Budget::new(self.bounds.receive_bytes, counts.evicted.clone()),
             grace: self.bounds.grace,
             refusal: if door == "resp" { RESP_REFUSAL } else { HTTP_REFUSAL },
             tls: self.tls.clone(),
@@ -265,13 +275,13 @@ fn serve_http(
         None => door,
     });
     let idle = doors.bounds.http_idle;
-    accept(listener, gate, closing, move |stream, closing: Closing| {
-        let serving = door.clone().serve(stream, idle, closing);
-        async move {
-            if let Err(error) = serving.await {
+    accept(listener, gate, closing, move |stream, context: Context| {
+        let door = door.clone();
+        Box::pin(async move {
+            if let Err(error) = door.serve(stream, idle, context).await {
                 tracing::debug!(%error, "an HTTP connection broke");
             }
-        }
+        })
     })
 }
 
@@ -282,15 +292,14 @@ fn serve_resp(
     closing: Closing,
 ) -> impl Future<Output = ()> + Send + use<> {
     let listening = Arc::new(listening);
-    accept(listener, gate, closing, move |stream, closing: Closing| {
+    accept(listener, gate, closing, move |stream, context: Context| {
         let peer = stream.peer().unwrap_or(UNKNOWN_ADDRESS);
-        let stream = UntilClosing::new(stream, Box::pin(closing.begun()));
-        let serving = listening.clone().serve(stream, peer);
-        async move {
+        let serving = listening.clone().serve(stream, peer, context);
+        Box::pin(async move {
             if let Err(error) = serving.await {
                 tracing::debug!(%error, "a RESP connection broke");
             }
-        }
+        })
     })
 }
 
@@ -303,7 +312,8 @@ fn serve_admin(
     closing: Closing,
 ) -> impl Future<Output = ()> + Send + use<> {
     let is_local = listener.local_addr().is_ok_and(|address| is_loopback(address.ip()));
-    gate.places = ADMIN_PLACES;
+    gate.places = doors.bounds.admin_connections;
+    gate.evicts_idle = true;
     if is_local {
         gate.tls = None;
     }
@@ -317,18 +327,15 @@ fn serve_admin(
         browsers: doors.browsers.clone(),
         auth_guard,
     });
-    let idle = doors.bounds.http_idle;
-    accept(listener, gate, closing, move |stream, closing: Closing| {
+    let idle = doors.bounds.http_idle.min(ADMIN_IDLE);
+    accept(listener, gate, closing, move |stream, context: Context| {
         let door = door.clone();
         let peer = stream.peer().unwrap_or(UNKNOWN_ADDRESS);
-        let serving = connection::serve(stream, idle, closing, move |request| {
-            let door = door.clone();
-            async move { door.answer(request, peer).await }
-        });
-        async move {
-            if let Err(error) = serving.await {
+        Box::pin(async move {
+            let answer = |request| door.answer(request, peer);
+            if let Err(error) = connection::serve(stream, idle, context, None, answer).await {
                 tracing::debug!(%error, "an admin connection broke");
             }
-        }
+        })
     })
 }

@@ -7,16 +7,24 @@
 //! is half written: then the old pair stays in use until both can be used.
 
 use std::fs::Metadata;
+use std::io;
 use std::path::{Path, PathBuf};
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 
 use arc_swap::ArcSwap;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::pki_types::pem::PemObject;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio_rustls::rustls::{ServerConfig, crypto};
 use tokio_rustls::server::TlsStream;
+
+/// What a client may send before the handshake is done. A client hello with a post-quantum key share and a session ticket has
+/// 2 to 4 KiB; without this bound one handshake message may have 64 KiB, all of which is held until it is complete.
+const HANDSHAKE_BYTES_MAX: usize = 8 * 1024;
 
 /// A certificate and its key, in use.
 #[derive(Clone)]
@@ -106,8 +114,68 @@ impl Tls {
         self.files().into_iter().map(Path::to_owned).zip(pair.metadata.iter().cloned()).collect()
     }
 
-    pub(crate) async fn accept(&self, stream: TcpStream) -> std::io::Result<TlsStream<TcpStream>> {
-        TlsAcceptor::from(self.0.pair.load().config.clone()).accept(stream).await
+    pub(crate) async fn accept(&self, stream: TcpStream) -> io::Result<TlsStream<HandshakeStream>> {
+        // Until the client says something, the connection needs no state of TLS.
+        stream.readable().await?;
+        let stream = HandshakeStream { stream, bytes_left: HANDSHAKE_BYTES_MAX };
+        let mut stream = TlsAcceptor::from(self.0.pair.load().config.clone()).accept(stream).await?;
+        stream.get_mut().0.bytes_left = usize::MAX;
+        Ok(stream)
+    }
+}
+
+/// A connection on which a client can send a bounded number of bytes during its handshake.
+pub(crate) struct HandshakeStream {
+    stream: TcpStream,
+    bytes_left: usize,
+}
+
+impl HandshakeStream {
+    pub(crate) fn socket(&self) -> &TcpStream {
+        &self.stream
+    }
+}
+
+impl AsyncRead for HandshakeStream {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        if self.bytes_left == usize::MAX {
+            return Pin::new(&mut self.stream).poll_read(cx, buf);
+        }
+        if self.bytes_left == 0 {
+            return Poll::Ready(Err(io::Error::new(io::ErrorKind::InvalidData, "the TLS handshake is too long")));
+        }
+        let mut part = ReadBuf::new(buf.initialize_unfilled_to(self.bytes_left.min(buf.remaining())));
+        let read = Pin::new(&mut self.stream).poll_read(cx, &mut part);
+        let count = part.filled().len();
+        buf.advance(count);
+        self.bytes_left -= count;
+        read
+    }
+}
+
+impl AsyncWrite for HandshakeStream {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(cx, buf)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write_vectored(cx, bufs)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
     }
 }
 

@@ -9,6 +9,9 @@
 #[path = "../serving/mod.rs"]
 mod serving;
 
+mod bursts;
 mod campaign;
+mod probes;
 mod protocols;
 mod reloads;
+mod restarts;

@@ -7,6 +7,7 @@ pub(crate) mod answer;
 pub(crate) mod connection;
 #[doc(hidden)]
 pub mod fuzz;
+mod general;
 mod known_policies;
 pub(crate) mod question;
 mod usual;
@@ -28,11 +29,10 @@ use tollgate::{Check, CheckOptions, Decision, Limiter, OnFailure, Source, Timest
 use self::connection::{problem, read_body, refused_method};
 use self::known_policies::KnownPolicies;
 use self::question::{Explicit, Question, QuestionError};
-use crate::accept::Closing;
+use crate::accept::Context;
 use crate::browser::BrowserPolicy;
 use crate::metrics::{DecisionStats, ListenerStats, Rejection};
 use crate::openapi;
-use crate::stream::Begun;
 
 /// A key of 64 KiB, escaped at its worst, and the rest.
 const BODY_BYTES_MAX: usize = 512 * 1024;
@@ -81,22 +81,15 @@ impl HttpDoor {
 
     /// Serves one connection until the client leaves.
     pub(crate) async fn serve<S>(
-        self: Arc<Self>,
-        mut stream: S,
+        &self,
+        stream: S,
         idle: Duration,
-        closing: Closing,
+        context: Context,
     ) -> Result<(), Box<dyn std::error::Error + Send + Sync>>
     where
         S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin,
     {
-        let Some(begun) = usual::serve(&self, &mut stream, idle, &closing).await? else { return Ok(()) };
-        let serving = connection::serve(Begun::new(begun, stream), idle, closing, move |request| {
-            let door = self.clone();
-            // On the heap once, instead of being moved from hand to hand until it gets there.
-            Box::pin(async move { door.answer(request).await })
-        });
-        // A large future, for which a connection that stays with the usual needs no room.
-        Ok(Box::pin(serving).await?)
+        connection::serve(stream, idle, context, Some(self), |request| self.answer(request)).await
     }
 
     /// Answers one request.

@@ -23,9 +23,12 @@ mod frame;
 pub mod fuzz;
 mod reply;
 
+use std::future::poll_fn;
 use std::net::IpAddr;
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::Poll;
 use std::time::Duration;
 
 use bytes::{Buf, BytesMut};
@@ -37,15 +40,16 @@ use tollgate::{Check, CheckOptions, Decision, Demand, Limiter, OnFailure, Unavai
 use self::command::{Command, LimitMemo, Session, UNKNOWN, Words, is_http, tell, understand};
 use self::frame::{Args, parse};
 use self::reply::{Protocol, Replies};
-use super::{Patience, part, send};
+use super::{Heard, Patience, finish, read_waiting, send, send_last, shrink};
+use crate::accept::Context;
 use crate::auth_guard::{Attempt, AuthGuard};
 use crate::metrics::{DecisionStats, ListenerStats, Rejection};
+use crate::stream::Cork;
 
 /// Commands decided together. Larger pipelines are answered in several writes.
 const BATCH_COMMANDS_MAX: usize = 512;
 /// Replies are written out when there are this many bytes of them, whatever else has arrived.
 const REPLY_BYTES_MAX: usize = 64 * 1024;
-const READ_BYTES: usize = 16 * 1024;
 /// A command that was begun is waited for no longer, as is a body over HTTP.
 const COMMAND_WITHIN: Duration = Duration::from_secs(10);
 /// Nor is a client that does not give the password.
@@ -53,8 +57,8 @@ const PASSWORD_WITHIN: Duration = Duration::from_secs(10);
 /// What a short check takes on the wire, and how many are expected at most before they are counted.
 const CHECK_BYTES_MIN: usize = 48;
 const GUESS_MAX: usize = 64;
-/// A buffer that one long command has grown is given back when it is empty.
-const KEPT_BYTES_MAX: usize = 64 * 1024;
+/// What a client is told whose command was dropped before it was complete, because others need the room.
+const EVICTED: &str = "ERR too much is being received; the command was dropped before it was complete";
 
 /// What the RESP door needs to know.
 #[derive(Clone)]
@@ -82,7 +86,7 @@ const NOAUTH: &str = "NOAUTH Authentication required";
 /// The listener's name in logs.
 const LISTENER: &str = "resp";
 
-/// What the connections of the RESP listener share.
+/// The state that the connections of the RESP listener share.
 pub(crate) struct RespListener {
     pub(crate) limiter: Limiter,
     pub(crate) options: Arc<RespOptions>,
@@ -92,17 +96,23 @@ pub(crate) struct RespListener {
 }
 
 impl RespListener {
-    /// Serves one connection until the client leaves, stays silent or takes too long, or stops making sense.
-    pub(crate) async fn serve<S>(self: Arc<Self>, stream: S, peer: IpAddr) -> std::io::Result<()>
+    /// Serves one connection until the client closes it, is idle or takes too long, breaks the protocol, or the
+    /// listener closes.
+    ///
+    /// When the listener closes, the next replies are sent together with the end of the connection. RESP cannot mark a
+    /// reply as the last one, so the end itself is the signal: what a client sends after it is discarded and never
+    /// executed.
+    pub(crate) async fn serve<S>(self: Arc<Self>, stream: S, peer: IpAddr, context: Context) -> std::io::Result<()>
     where
-        S: AsyncRead + AsyncWrite + Unpin,
+        S: AsyncRead + AsyncWrite + Cork + Unpin,
     {
-        Connection::new(stream, peer, self).run().await
+        Connection::new(stream, peer, context, self).run().await
     }
 }
 
 struct Connection<S> {
     stream: S,
+    context: Context,
     listener: Arc<RespListener>,
     client: Client,
     replies: Replies,
@@ -128,8 +138,8 @@ enum Next {
     Close,
 }
 
-impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
-    fn new(stream: S, address: IpAddr, listener: Arc<RespListener>) -> Connection<S> {
+impl<S: AsyncRead + AsyncWrite + Cork + Unpin> Connection<S> {
+    fn new(stream: S, address: IpAddr, context: Context, listener: Arc<RespListener>) -> Connection<S> {
         static IDS: AtomicU64 = AtomicU64::new(1);
         let client = Client {
             id: IDS.fetch_add(1, Ordering::Relaxed),
@@ -138,49 +148,81 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
             password_by: Instant::now() + PASSWORD_WITHIN,
             memo: LimitMemo::default(),
         };
-        Connection { stream, listener, client, replies: Replies::default(), args: Args::default() }
+        let (replies, args) = (Replies::default(), Args::default());
+        Connection { stream, context, listener, client, replies, args }
     }
 
     async fn run(mut self) -> std::io::Result<()> {
-        let mut buffer = BytesMut::with_capacity(READ_BYTES);
+        let mut buffer = BytesMut::new();
         let idle = self.listener.options.idle;
         let mut patience = Patience::new(idle);
+        let mut last_call = pin!(self.context.closing.clone().last_call());
         let mut command_by = None;
         loop {
-            if buffer.is_empty() && buffer.capacity() > KEPT_BYTES_MAX {
-                buffer = BytesMut::with_capacity(READ_BYTES);
-            }
-            buffer.reserve(READ_BYTES);
             let password_by = (!self.client.is_authenticated).then_some(self.client.password_by);
             patience.until(command_by.into_iter().chain(password_by).min());
-            if !patience.hear(&mut self.stream, &mut buffer).await? {
-                break;
+            let heard = if buffer.is_empty() {
+                patience.hear(&mut self.stream, &mut buffer, last_call.as_mut()).await?
+            } else {
+                let mut evicted = pin!(self.context.receiving.evicted());
+                let interrupt = poll_fn(|cx| match last_call.as_mut().poll(cx) {
+                    Poll::Ready(()) => Poll::Ready(()),
+                    Poll::Pending => evicted.as_mut().poll(cx),
+                });
+                patience.hear(&mut self.stream, &mut buffer, pin!(interrupt)).await?
+            };
+            match heard {
+                Heard::Bytes => {}
+                Heard::Interrupted if self.context.receiving.is_evicted() => return self.drop_command(buffer).await,
+                Heard::End | Heard::Late | Heard::Interrupted => break,
             }
-            let heard = buffer.len();
+            let bytes_before = buffer.len();
             if self.answer(&mut buffer, patience.heard_at()).await? == Next::Close {
-                break;
+                return Ok(());
             }
             // What is left is a command in the middle: a new one, if any before it was whole.
             command_by = match (buffer.len(), command_by) {
                 (0, _) => None,
-                (left, Some(by)) if left == heard => Some(by),
+                (left, Some(by)) if left == bytes_before => Some(by),
                 _ => Some(Instant::now() + COMMAND_WITHIN),
             };
+            shrink(&mut buffer, bytes_before);
+            if !self.context.receiving.hold(buffer.len()).await {
+                return self.drop_command(buffer).await;
+            }
         }
-        part(&mut self.stream, idle).await
+        finish(&mut self.stream, idle).await
     }
 
-    /// Decides and answers every whole command in the buffer, whose last bytes came at `heard_at`.
+    /// Ends the connection because there is no room for the command that is being received.
+    async fn drop_command(mut self, buffer: BytesMut) -> std::io::Result<()> {
+        drop(buffer);
+        self.context.receiving.release();
+        self.replies.error(EVICTED);
+        send_last(&mut self.stream, self.replies.as_bytes(), self.listener.options.idle).await
+    }
+
+    /// Decides and answers every whole command in the buffer, whose last bytes were received at `heard_at`.
+    ///
+    /// After [`Next::Close`] the connection has ended.
     async fn answer(&mut self, buffer: &mut BytesMut, heard_at: Instant) -> std::io::Result<Next> {
         let idle = self.listener.options.idle;
         loop {
             let (consumed, next) = self.batch(buffer, heard_at).await;
             buffer.advance(consumed);
+            let is_last = next == Next::Close
+                || buffer.is_empty()
+                    && self.context.closing.is_closing()
+                    && !read_waiting(&mut self.stream, buffer).await?;
+            if is_last {
+                send_last(&mut self.stream, self.replies.as_bytes(), idle).await?;
+                return Ok(Next::Close);
+            }
             if self.replies.len() > 0 {
                 send(&mut self.stream, self.replies.as_bytes(), idle).await?;
                 self.replies.clear();
             }
-            if consumed == 0 || buffer.is_empty() || next == Next::Close {
+            if consumed == 0 || buffer.is_empty() {
                 return Ok(next);
             }
         }

@@ -1,58 +1,48 @@
 //! One HTTP connection, with its bounds; the same for every door that speaks HTTP.
 
+use std::pin::pin;
 use std::time::Duration;
 
-use bytes::Bytes;
-use http::header::{ALLOW, CONNECTION, CONTENT_TYPE};
+use bytes::{Bytes, BytesMut};
+use http::header::{ALLOW, CONTENT_TYPE, RETRY_AFTER};
 use http::{HeaderValue, Request, Response, StatusCode};
-use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
-use hyper::body::{Body, Incoming};
+use http_body_util::BodyExt;
+use hyper::body::Body;
+use tokio::io::{AsyncRead, AsyncWrite};
 
-use crate::accept::Closing;
+use super::general::RequestBody;
+use super::{HttpDoor, general, usual};
+use crate::accept::Context;
 use crate::doors::within;
-use crate::stream::WrittenWithin;
 
 /// The request line and all headers together.
-const HEADER_BYTES_MAX: usize = 64 * 1024;
+pub(super) const HEADER_BYTES_MAX: usize = 64 * 1024;
 /// A body that takes longer is not waited for.
-const BODY_WITHIN: Duration = Duration::from_secs(10);
+pub(super) const BODY_WITHIN: Duration = Duration::from_secs(10);
 
 /// Serves one connection until the client leaves, is silent for `idle`, reads no answer for as long, or the doors close; then the answer that is
 /// being given is the last. Before that, a client that asks while they are about to close is told so with its answer: whoever
 /// is cut off between two questions loses the second.
-pub(crate) async fn serve<S, A, F>(stream: S, idle: Duration, closing: Closing, answer: A) -> Result<(), hyper::Error>
+///
+/// Usual requests are answered by `door`, if there is one, and all others by `answer`.
+///
+/// The connection ends when its place, while it is idle, or the bytes of its request, while it is not complete, are needed
+/// for others.
+pub(crate) async fn serve<S, A, F>(
+    mut stream: S,
+    idle: Duration,
+    mut context: Context,
+    door: Option<&HttpDoor>,
+    answer: A,
+) -> Result<(), Box<dyn std::error::Error + Send + Sync>>
 where
-    S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin,
-    A: Fn(Request<Incoming>) -> F,
+    S: AsyncRead + AsyncWrite + Unpin,
+    A: Fn(Request<RequestBody>) -> F,
     F: Future<Output = Response<Bytes>>,
 {
-    let (leaving, shutdown) = (&closing, closing.clone().begun());
-    let service = hyper::service::service_fn(move |request| {
-        let answer = answer(request);
-        async move {
-            let mut response = answer.await.map(Full::new);
-            if leaving.is_leaving() {
-                // hyper goes by it, too.
-                response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
-            }
-            Ok::<_, std::convert::Infallible>(response)
-        }
-    });
-    let connection = hyper::server::conn::http1::Builder::new()
-        .timer(hyper_util::rt::TokioTimer::new())
-        .header_read_timeout(idle)
-        .max_buf_size(HEADER_BYTES_MAX)
-        // Answers are short: copied behind their headers they go out for less than a list of two pieces.
-        .writev(false)
-        .serve_connection(hyper_util::rt::TokioIo::new(WrittenWithin::new(stream, idle)), service);
-    tokio::pin!(connection);
-    tokio::select! {
-        // First: a request that was read already is one that is being answered.
-        biased;
-        served = &mut connection => return served,
-        () = shutdown => connection.as_mut().graceful_shutdown(),
-    }
-    connection.await
+    let Some(begun) = usual::serve(door, &answer, &mut stream, idle, &mut context).await? else { return Ok(()) };
+    // A large future, for which a connection that stays with the usual needs no room.
+    Ok(Box::pin(general::last(&mut stream, begun, idle, context, &answer)).await?)
 }
 
 /// The whole body, or the answer that it is too long or too late.
@@ -64,13 +54,34 @@ where
     if body.size_hint().lower() > bytes_max as u64 {
         return Err(too_large(bytes_max));
     }
-    let collected = within(BODY_WITHIN, Limited::new(body, bytes_max).collect()).await;
-    match collected {
-        Ok(Ok(body)) => Ok(body.to_bytes()),
-        Ok(Err(error)) if error.is::<LengthLimitError>() => Err(too_large(bytes_max)),
-        Ok(Err(_)) => Err(problem(StatusCode::BAD_REQUEST, "bad_request", "the body broke off")),
-        Err(_) => Err(problem(StatusCode::REQUEST_TIMEOUT, "timeout", "the body did not come in time")),
-    }
+    let mut body = pin!(body);
+    let reading = async {
+        // Copied together, so that nothing keeps the buffers that they were received in.
+        let mut whole = BytesMut::new();
+        while let Some(frame) = body.frame().await {
+            let broken = |_| problem(StatusCode::BAD_REQUEST, "bad_request", "the body broke off");
+            let Ok(data) = frame.map_err(broken)?.into_data() else { continue };
+            if whole.len() + data.len() > bytes_max {
+                return Err(too_large(bytes_max));
+            }
+            whole.extend_from_slice(&data);
+        }
+        Ok(whole.freeze())
+    };
+    within(BODY_WITHIN, reading).await.unwrap_or_else(|_| Err(late("the body did not come in time")))
+}
+
+/// 408.
+pub(super) fn late(message: &str) -> Response<Bytes> {
+    problem(StatusCode::REQUEST_TIMEOUT, "timeout", message)
+}
+
+/// 503: the request was dropped before it was complete, because others need the room.
+pub(super) fn evicted() -> Response<Bytes> {
+    let message = "too much is being received; the request was dropped before it was complete";
+    let mut response = problem(StatusCode::SERVICE_UNAVAILABLE, "overloaded", message);
+    response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));
+    response
 }
 
 fn too_large(bytes_max: usize) -> Response<Bytes> {

@@ -5,20 +5,18 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::{Method, Request, Response};
-use hyper::body::Incoming;
-use tokio::io::AsyncWriteExt;
 use tollgate::Limiter;
 
-use super::connection::{self, read_body};
+use super::connection::read_body;
+use super::general::{RequestBody, exchange};
 use super::usual::usual;
 use super::{BODY_BYTES_MAX, HttpDoor};
-use crate::accept::Closing;
+use crate::accept::Context;
 
 /// The longest that an answer may grow, whatever was asked: it goes back over the wire.
 const ANSWER_BYTES_MAX: usize = 64 * 1024;
 /// Nobody waits for anything here.
 const IDLE: Duration = Duration::from_secs(60);
-const TURNS: usize = 32;
 
 /// The whole of a fuzz target: takes what the fuzzer invents, as the beginning of a connection, and panics when something is wrong with it.
 ///
@@ -40,27 +38,18 @@ pub fn any_bytes(bytes: &[u8]) {
     assert!(serde_json::from_slice::<serde_json::Value>(answer.body()).is_ok(), "{answer:?}");
 }
 
-/// The requests of a connection, as the long way understands them.
+/// The requests in these bytes, as the long way understands them.
 async fn read_by_hyper(bytes: &[u8]) -> Vec<(Method, String, Bytes)> {
     let heard = RefCell::new(Vec::new());
-    let answer = async |request: Request<Incoming>| {
+    let answer = async |request: Request<RequestBody>| {
         let (head, body) = request.into_parts();
         if let Ok(body) = read_body(body, BODY_BYTES_MAX).await {
             heard.borrow_mut().push((head.method, head.uri.to_string(), body));
         }
         Response::new(Bytes::new())
     };
-    let (mut client, stream) = tokio::io::duplex(bytes.len() + ANSWER_BYTES_MAX);
-    let asking = async {
-        let _ = client.write_all(bytes).await;
-        // Whoever hangs up is not answered any more. All is there, so a few turns are enough to read it.
-        for _ in 0..TURNS {
-            tokio::task::yield_now().await;
-        }
-        drop(client);
-    };
-    let (_open, closing) = Closing::channel();
-    let serving = connection::serve(stream, IDLE, closing, answer);
-    let _ = tokio::join!(asking, serving);
+    let (_open, context) = Context::alone();
+    let (_, is_last) = exchange(Bytes::copy_from_slice(bytes), false, IDLE, &context, &answer).await;
+    assert!(!is_last, "a usual request is never the last");
     heard.take()
 }

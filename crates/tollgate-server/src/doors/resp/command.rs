@@ -68,6 +68,9 @@ pub(crate) struct LimitMemo {
     throttle: Option<(Throttle, Limit)>,
 }
 
+/// A longer text is not remembered: it would stay with the connection.
+const MEMO_BYTES_MAX: usize = 256;
+
 /// The numbers of `CL.THROTTLE` that make its limit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Throttle {
@@ -104,6 +107,9 @@ impl LimitMemo {
         }
         let readable = std::str::from_utf8(text).map_err(|_| "ERR limit: expected text such as 10/min".to_owned())?;
         let limit: Limit = readable.parse().map_err(|error| format!("ERR limit: {error}"))?;
+        if text.len() > MEMO_BYTES_MAX {
+            return Ok(limit);
+        }
         self.text.clear();
         self.text.extend_from_slice(text);
         self.limit = Some(limit);

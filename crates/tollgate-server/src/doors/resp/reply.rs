@@ -26,9 +26,8 @@ impl Replies {
 
     /// Everything was written. A buffer that one large reply has grown is given back.
     pub(crate) fn clear(&mut self) {
-        const KEPT_BYTES_MAX: usize = 64 * 1024;
         self.bytes.clear();
-        self.bytes.shrink_to(KEPT_BYTES_MAX);
+        self.bytes.shrink_to(crate::doors::KEPT_BYTES_MAX);
     }
 
     pub(crate) fn simple(&mut self, text: &str) {

@@ -1,15 +1,18 @@
 //! Transcripts: bytes in, bytes out, on a clock that stands still.
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::sync::watch;
 use tollgate::{ManualClock, MemoryStore, Timestamp};
 
 use super::*;
+use crate::accept::Stage;
 
 const START: Timestamp = Timestamp::from_micros(1_700_000_000_000_000);
 
 struct Door {
     client: tokio::io::DuplexStream,
     clock: Arc<ManualClock>,
+    stage: watch::Sender<Stage>,
     listener: Arc<RespListener>,
 }
 
@@ -23,14 +26,16 @@ fn door(options: RespOptions) -> Door {
         stats: Arc::default(),
         auth_guard: Arc::default(),
     });
-    Door { client: connect(&listener, "203.0.113.9"), clock, listener }
+    let (client, stage) = connect(&listener, "203.0.113.9");
+    Door { client, clock, stage, listener }
 }
 
-/// A client's end of a connection from that address.
-fn connect(listener: &Arc<RespListener>, address: &str) -> tokio::io::DuplexStream {
+/// Connects from that address. Returns the client's end, and the sender that closes the listener when it is dropped.
+fn connect(listener: &Arc<RespListener>, address: &str) -> (tokio::io::DuplexStream, watch::Sender<Stage>) {
     let (client, server) = tokio::io::duplex(1 << 20);
-    tokio::spawn(listener.clone().serve(server, address.parse().unwrap()));
-    client
+    let (stage, context) = Context::alone();
+    tokio::spawn(listener.clone().serve(server, address.parse().unwrap(), context));
+    (client, stage)
 }
 
 impl Door {
@@ -256,10 +261,12 @@ async fn a_silent_client_is_let_go() {
 async fn trickle(mut door: Door, bytes: impl IntoIterator<Item = u8>) -> Duration {
     let start = Instant::now();
     for byte in bytes.into_iter().take(1_000) {
-        if door.client.write_all(&[byte]).await.is_err() {
+        let _ = door.client.write_all(&[byte]).await;
+        // Until its end, the door may say something.
+        let end = async { while door.client.read(&mut [0; 1024]).await.unwrap() > 0 {} };
+        if tokio::time::timeout(Duration::from_millis(700), end).await.is_ok() {
             return start.elapsed();
         }
-        tokio::time::sleep(Duration::from_millis(700)).await;
     }
     panic!("the door never closes")
 }
@@ -373,7 +380,7 @@ async fn guesses_are_slowed_down_by_address_and_the_right_password_still_works()
     let began = Instant::now();
     let minute = Duration::from_secs(60);
     while began.elapsed() < minute {
-        let mut client = connect(&listener, "203.0.113.9");
+        let (mut client, _stage) = connect(&listener, "203.0.113.9");
         client.write_all(&b"AUTH wrong\r\nHELLO 3 AUTH default wrong\r\n".repeat(500)).await.unwrap();
         client.read_to_string(&mut String::new()).await.unwrap();
     }
@@ -381,7 +388,7 @@ async fn guesses_are_slowed_down_by_address_and_the_right_password_still_works()
     assert!((50..=90).contains(&wrong), "{wrong} guesses in a minute");
     assert_eq!(refused, 0);
     for (address, within) in [("203.0.113.9", 1_001), ("203.0.113.10", 0)] {
-        let (mut client, asked) = (connect(&listener, address), Instant::now());
+        let ((mut client, _stage), asked) = (connect(&listener, address), Instant::now());
         client.write_all(b"*2\r\n$4\r\nAUTH\r\n$11\r\nopen sesame\r\n").await.unwrap();
         let mut said = [0; 5];
         client.read_exact(&mut said).await.unwrap();
@@ -398,7 +405,7 @@ async fn more_connections_make_no_more_guesses() {
         let listener = listener.clone();
         tokio::spawn(async move {
             while began.elapsed() < Duration::from_secs(20) {
-                let mut client = connect(&listener, "2001:db8::1");
+                let (mut client, _stage) = connect(&listener, "2001:db8::1");
                 client.write_all(b"AUTH wrong\r\n").await.unwrap();
                 client.read_exact(&mut [0; 10]).await.unwrap();
                 tokio::time::sleep(Duration::from_millis(5)).await;
@@ -418,4 +425,39 @@ async fn a_wrong_password_does_not_end_the_session_of_a_client_that_gave_the_rig
     door.say(b"*2\r\n$4\r\nAUTH\r\n$11\r\nopen sesame\r\n", "+OK\r\n").await;
     door.say(b"AUTH wrong\r\nPING\r\n", "-WRONGPASS invalid password\r\n+PONG\r\n").await;
     assert_eq!(door.listener.stats.auth_failures.read(), [1, 0]);
+}
+#[tokio::test(start_paused = true)]
+async fn when_the_doors_close_the_next_answers_are_the_last() {
+    let mut door = door(RespOptions::default());
+    door.say(b"PING\r\n", "+PONG\r\n").await;
+    door.stage.send(Stage::Leaving).unwrap();
+    door.say(b"PING\r\n", "+PONG\r\n").await;
+    door.say(b"PING\r\n", "+PONG\r\n").await;
+    door.stage.send(Stage::Closing).unwrap();
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    let start = Instant::now();
+    door.say(b"PING\r\nTOLLGATE.CHECK a 9/min\r\nPI", &("+PONG\r\n".to_owned() + &numbers([1, 9, 8, 0, 60_000]))).await;
+    door.say(b"NG\r\n", "+PONG\r\n").await;
+    assert_eq!(door.client.read(&mut [0]).await.unwrap(), 0, "the end comes with the answer");
+    assert_eq!(start.elapsed(), Duration::ZERO);
+
+    // What comes after the end is not executed.
+    door.client.write_all(b"TOLLGATE.CHECK a 9/min\r\n").await.unwrap();
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    let peek = Demand::new("9/min".parse().unwrap(), tollgate::Key::new("a").unwrap()).cost(0);
+    let decision = door.listener.limiter.check(&Check::one(&peek)).await.unwrap();
+    assert_eq!(decision.lines[0].remaining, 8);
+}
+
+#[tokio::test(start_paused = true)]
+async fn when_the_doors_close_a_silent_connection_ends_soon() {
+    for half in [&b""[..], b"*1\r\n$4\r\nPI"] {
+        let mut door = door(RespOptions::default());
+        door.say(b"PING\r\n", "+PONG\r\n").await;
+        door.client.write_all(half).await.unwrap();
+        door.stage.send(Stage::Closing).unwrap();
+        let start = Instant::now();
+        assert!(door.ends().await);
+        assert_eq!(start.elapsed().as_millis(), 500);
+    }
 }

@@ -23,8 +23,8 @@ fn connect(limiter: &Limiter) -> DuplexStream {
     let (client, server) = tokio::io::duplex(64 * 1024);
     let door = Arc::new(HttpDoor::new(limiter.clone()));
     tokio::spawn(async move {
-        let (_open, closing) = Closing::channel();
-        drop(door.serve(server, IDLE, closing).await);
+        let (_open, context) = Context::alone();
+        drop(door.serve(server, IDLE, context).await);
     });
     client
 }
@@ -118,4 +118,14 @@ async fn a_client_that_reads_no_answers_is_let_go() {
     let start = Instant::now();
     tokio::time::timeout(10 * IDLE, asking).await.expect("the door closes");
     assert!(start.elapsed() < 2 * IDLE, "{:?}", start.elapsed());
+}
+
+/// There may be ten thousand of them.
+#[tokio::test]
+async fn a_connection_takes_little_room() {
+    let (_client, server) = tokio::io::duplex(64);
+    let (_open, context) = Context::alone();
+    let door = HttpDoor::new(Limiter::memory());
+    let size = size_of_val(&door.serve(server, IDLE, context));
+    assert!(size < 3 * 1024, "{size} bytes");
 }

@@ -1,0 +1,232 @@
+//! Thousands of connections that begin something and do not finish it, beside a client that goes on asking.
+//!
+//! What such a connection costs is bounded: a few KiB each, and for what is larger a budget of bytes that all connections of a
+//! listener share. The client beside them is answered throughout.
+
+use std::io::Write;
+use std::net::TcpStream;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use tokio_rustls::rustls::pki_types::ServerName;
+use tokio_rustls::rustls::{ClientConfig, ClientConnection, RootCertStore, crypto};
+
+use crate::campaign::{record, scale};
+use crate::serving::{Client, Serving};
+
+const QUESTION: &str = r#"{"key":"user:42","limit":"10000000/h"}"#;
+/// What one connection may cost: 10,000 of them are 200 MB.
+const CONNECTION_BYTES_MAX: u64 = 20 * 1000;
+/// What a listener holds of unfinished requests beside that.
+const BUDGET_BYTES: u64 = 32 * 1024 * 1024;
+/// What a process grows by that has more to do than before, whatever it is.
+const SLACK_BYTES: u64 = 6 * 1024 * 1024;
+
+enum Listener {
+    Http,
+    Resp,
+    Https,
+}
+
+struct Kind {
+    name: &'static str,
+    listener: Listener,
+    bytes: Vec<u8>,
+    /// Whether to wait for an answer before the next connection.
+    is_answered: bool,
+}
+
+fn kind(name: &'static str, listener: Listener, bytes: impl Into<Vec<u8>>) -> Kind {
+    Kind { name, listener, bytes: bytes.into(), is_answered: false }
+}
+
+fn post(headers: &str, length: usize) -> String {
+    format!("POST /v1/check HTTP/1.1\r\nhost: x\r\n{headers}content-length: {length}\r\n\r\n")
+}
+
+/// Small beginnings, of which a listener holds all.
+fn small_kinds() -> Vec<Kind> {
+    let whole = post("", QUESTION.len()) + QUESTION;
+    let half_command = "*3\r\n$14\r\nTOLLGATE.CHECK\r\n$7\r\nus";
+    let hello = client_hello();
+    vec![
+        kind("http-silent", Listener::Http, ""),
+        kind("http-half-head", Listener::Http, &whole[..40]),
+        kind("http-half-body", Listener::Http, &whole[..whole.len() - 10]),
+        kind("http-half-body-close", Listener::Http, post("connection: close\r\n", 34) + "{\"key"),
+        kind("http-half-chunk", Listener::Http, post("transfer-encoding: chunked\r\n", 34) + "22\r\n{\"key"),
+        Kind { is_answered: true, ..kind("http-answered", Listener::Http, &whole[..]) },
+        Kind {
+            is_answered: true,
+            ..kind("http-answered-by-hyper", Listener::Http, "GET /docs HTTP/1.1\r\nhost: x\r\n\r\n")
+        },
+        kind("resp-silent", Listener::Resp, ""),
+        kind("resp-half-command", Listener::Resp, half_command),
+        Kind { is_answered: true, ..kind("resp-answered", Listener::Resp, "PING\r\n") },
+        Kind {
+            is_answered: true,
+            ..kind("resp-pipeline-and-half", Listener::Resp, "PING\r\n".repeat(5_000) + half_command)
+        },
+        kind("tls-silent", Listener::Https, ""),
+        kind("tls-half-hello", Listener::Https, &hello[..100]),
+        kind("tls-hello", Listener::Https, hello),
+    ]
+}
+
+/// Large ones, of which it holds as many as fit into its budget.
+fn large_kinds() -> Vec<Kind> {
+    let bulk = format!("$65000\r\n{}\r\n", "x".repeat(65_000));
+    let chunk = "POST /v1/check HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n7a120\r\n";
+    vec![
+        kind("http-body-400k", Listener::Http, post("", 500_000) + &"x".repeat(400_000)),
+        kind("http-chunk-400k", Listener::Http, chunk.to_owned() + &"x".repeat(400_000)),
+        kind("http-head-60k", Listener::Http, format!("POST /v1/check HTTP/1.1\r\nx: {}", "x".repeat(60_000))),
+        kind(
+            "http-head-60k-behind-another",
+            Listener::Http,
+            format!("GET /docs HTTP/1.1\r\nhost: x\r\n\r\nGET /docs HTTP/1.1\r\nx: {}", "x".repeat(60_000)),
+        ),
+        kind("resp-command-200k", Listener::Resp, format!("*4\r\n{}", bulk.repeat(3))),
+    ]
+}
+
+/// What a client says first when it wants TLS.
+fn client_hello() -> Vec<u8> {
+    let provider = Arc::new(crypto::ring::default_provider());
+    let config = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
+    let config = config.with_root_certificates(RootCertStore::empty()).with_no_client_auth();
+    let mut client = ClientConnection::new(Arc::new(config), ServerName::try_from("localhost").unwrap()).unwrap();
+    let mut hello = Vec::new();
+    client.write_tls(&mut hello).unwrap();
+    hello
+}
+
+/// Both ends of a connection take a descriptor each, this process has one of them.
+fn allow_descriptors() {
+    let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
+    setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }).unwrap();
+}
+
+fn start(kind: &Kind, dir: &Path) -> Serving {
+    if !matches!(kind.listener, Listener::Https) {
+        return Serving::start(&["--idle", "10min"]);
+    }
+    let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+    let (certificate, key) = (dir.join("cert.pem"), dir.join("key.pem"));
+    std::fs::write(&certificate, made.cert.pem()).unwrap();
+    std::fs::write(&key, made.signing_key.serialize_pem()).unwrap();
+    let [certificate, key] = [certificate, key].map(|path| path.to_str().unwrap().to_owned());
+    Serving::start(&["--idle", "10min", "--tls-cert", &certificate, "--tls-key", &key])
+}
+
+/// Asks until it is told to stop: how long each answer took. With TLS it asks the admin listener, which is not encrypted here.
+fn neighbour(kind: &Kind, serving: &Serving, stop: Arc<AtomicBool>) -> std::thread::JoinHandle<Vec<Duration>> {
+    let is_admin = matches!(kind.listener, Listener::Https);
+    let mut client = Client::open(if is_admin { &serving.admin } else { &serving.http });
+    let mut ask = move || match is_admin {
+        true => client.ask("GET", "/healthz", &[], ""),
+        false => client.ask("POST", "/v1/check", &[], QUESTION),
+    };
+    assert_eq!(ask().status, 200);
+    std::thread::spawn(move || {
+        let mut took = Vec::new();
+        while !stop.load(Ordering::Relaxed) {
+            let start = Instant::now();
+            assert_eq!(ask().status, 200);
+            took.push(start.elapsed());
+            // A client that asks as fast as it can would be a burst of its own.
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        took
+    })
+}
+
+/// Opens connections of a kind: they, how long it took, and what the neighbour waited for its answers meanwhile.
+fn burst(kind: &Kind, serving: &Serving, count: usize) -> (Vec<TcpStream>, Duration, Vec<Duration>) {
+    let stop = Arc::new(AtomicBool::new(false));
+    let neighbour = neighbour(kind, serving, stop.clone());
+    let address = if matches!(kind.listener, Listener::Resp) { &serving.resp } else { &serving.http };
+    let start = Instant::now();
+    let held = (0..count).map(|_| {
+        let mut stream = TcpStream::connect(address).unwrap();
+        stream.set_write_timeout(Some(Duration::from_secs(30))).unwrap();
+        // A listener that has no room for more of it may close in the middle.
+        let _ = stream.write_all(&kind.bytes);
+        if kind.is_answered {
+            let mut first = [0];
+            stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+            std::io::Read::read_exact(&mut stream, &mut first).unwrap();
+        }
+        stream
+    });
+    let held = held.collect();
+    let took = start.elapsed();
+    // Until all of them were seen, the burst is not over for the server.
+    let door = if matches!(kind.listener, Listener::Resp) { "resp" } else { "http" };
+    let accepted = format!("tollgate_connections_accepted_total{{door=\"{door}\"}} ");
+    serving.until("/metrics", |answer| {
+        let line = answer.body.lines().find_map(|line| line.strip_prefix(&accepted)).unwrap_or("0");
+        line.parse::<usize>().unwrap() >= count
+    });
+    stop.store(true, Ordering::Relaxed);
+    (held, took, neighbour.join().unwrap())
+}
+
+fn run(kinds: Vec<Kind>, count: usize, bound: impl Fn(u64) -> u64) {
+    allow_descriptors();
+    let dir = tempfile::tempdir().unwrap();
+    for kind in kinds {
+        let mut serving = start(&kind, dir.path());
+        let before = serving.resident_bytes();
+        let (held, took, mut waits) = burst(&kind, &serving, count);
+        // What came last is still on its way through the server.
+        std::thread::sleep(scale(Duration::from_millis(50), Duration::from_millis(500)));
+        let grown = serving.resident_bytes().saturating_sub(before);
+        waits.sort_unstable();
+        let p99 = waits.get(waits.len().saturating_sub(1) * 99 / 100).copied().unwrap_or_default();
+        let worst = waits.last().copied().unwrap_or_default();
+        record(
+            &format!("bursts/{}", kind.name),
+            "connections, opened within, neighbour's answers, p99, worst, bytes each, bytes in all",
+            format!("{count}, {took:.1?}, {}, {p99:.1?}, {worst:.1?}, {}, {grown}", waits.len(), grown / count as u64),
+        );
+        assert!(grown <= bound(count as u64), "{}: {grown} bytes for {count} connections", kind.name);
+        assert!(serving.child.try_wait().unwrap().is_none(), "{}: it still runs", kind.name);
+        drop(held);
+    }
+}
+
+#[test]
+fn connections_that_do_not_finish_cost_little_and_disturb_nobody() {
+    run(small_kinds(), scale(500, 9_900), |count| count * CONNECTION_BYTES_MAX + SLACK_BYTES);
+}
+
+#[test]
+fn unfinished_large_requests_are_bounded_together() {
+    run(large_kinds(), scale(200, 3_000), |count| count * CONNECTION_BYTES_MAX + BUDGET_BYTES + SLACK_BYTES);
+}
+
+/// The oldest unfinished request gives way, so a large request of an honest client is received beside any number of them.
+#[test]
+fn a_large_request_is_answered_beside_unfinished_ones() {
+    allow_descriptors();
+    let serving = Serving::start(&[]);
+    let question = format!("{}{QUESTION}", " ".repeat(300_000));
+    let mut held = Vec::new();
+    for _ in 0..scale(3, 30) {
+        for _ in 0..100 {
+            let mut stream = TcpStream::connect(&serving.http).unwrap();
+            let _ = stream.write_all((post("", 500_000) + &"x".repeat(400_000)).as_bytes());
+            held.push(stream);
+        }
+        assert_eq!(serving.check(&question).status, 200);
+        assert_eq!(serving.check(QUESTION).status, 200);
+    }
+    let metrics = serving.visit("/metrics").body;
+    let evicted =
+        metrics.lines().find_map(|line| line.strip_prefix("tollgate_connections_evicted_total{door=\"http\"} "));
+    assert!(evicted.unwrap().parse::<usize>().unwrap() >= held.len() - 100, "{metrics}");
+}

@@ -1,0 +1,109 @@
+//! `/healthz` and `/readyz` are answered whatever else is full: an orchestrator that gets no answer restarts the instance.
+
+use std::net::TcpStream;
+use std::process::Command;
+
+use rustix::process::{Pid, Resource, Rlimit, prlimit};
+
+use crate::campaign::{record, scale};
+use crate::serving::{Client, Serving};
+
+const QUESTION: &str = r#"{"key":"user:42","limit":"10000000/h"}"#;
+
+fn connect(address: &str, count: usize) -> Vec<TcpStream> {
+    (0..count).map(|_| TcpStream::connect(address).unwrap()).collect()
+}
+
+fn probe(serving: &Serving) {
+    for path in ["/healthz", "/readyz"] {
+        let answer = serving.visit(path);
+        assert_eq!(answer.status, 200, "{path}: {answer:?}");
+    }
+}
+
+/// The command under a limit of descriptors, which `option` makes soft (`-S`), hard (`-H`) or both (empty).
+fn limited(option: &str, descriptors: usize) -> Command {
+    let mut command = Command::new("sh");
+    let binary = env!("CARGO_BIN_EXE_tollgate");
+    command.args(["-c", &format!("ulimit {option} -n {descriptors} && exec \"$0\" \"$@\""), binary]);
+    command.env("TOLLGATE_ADMIN_TOKEN", "a-token-for-tests-only");
+    command
+}
+
+fn descriptors(serving: &Serving) -> usize {
+    std::fs::read_dir(format!("/proc/{}/fd", serving.child.id())).unwrap().count()
+}
+
+#[test]
+fn probes_are_answered_while_all_places_of_every_listener_are_taken() {
+    let serving = Serving::start(&["--connections", "8"]);
+    // One that scrapes now and then, and keeps its connection.
+    let mut scraper = Client::open(&serving.admin);
+    assert_eq!(scraper.ask("GET", "/metrics", &[], "").status, 200);
+    let mut busy = Client::open(&serving.http);
+    assert_eq!(busy.ask("POST", "/v1/check", &[], QUESTION).status, 200);
+    let silent = [connect(&serving.http, 20), connect(&serving.resp, 20), connect(&serving.admin, 80)];
+    let rounds = scale(10, 1_000);
+    for round in 0..rounds {
+        probe(&serving);
+        // Half a request is as idle as none.
+        let mut half = Client::open(&serving.admin);
+        half.raw(b"GET /metrics HTTP/1.1\r\nhost:");
+        assert_eq!(busy.ask("POST", "/v1/check", &[], QUESTION).status, 200, "round {round}");
+        std::mem::forget(half);
+    }
+    record("probes/places", "answered", format!("{} of {}", 2 * rounds, 2 * rounds));
+    drop(silent);
+}
+
+#[test]
+fn the_soft_limit_of_descriptors_is_raised_and_connections_fit_into_the_hard_one() {
+    let serving = Serving::start_as(limited("-S", 64), &[]);
+    let limits = serving.proc("limits");
+    let line = limits.lines().find(|line| line.starts_with("Max open files")).unwrap();
+    let numbers: Vec<&str> = line.split_whitespace().skip(3).take(2).collect();
+    assert_eq!(numbers[0], numbers[1], "{line}");
+
+    let serving = Serving::start_as(limited("", 160), &[]);
+    serving.hear("the limit of open files (ulimit -n) is too low for --connections");
+    let mut busy = [Client::open(&serving.http), Client::open(&serving.http)];
+    busy.iter_mut().for_each(|client| assert_eq!(client.ask("POST", "/v1/check", &[], QUESTION).status, 200));
+    let mut resp = serving.connect();
+    let silent = [connect(&serving.http, 300), connect(&serving.resp, 300), connect(&serving.admin, 100)];
+    for _ in 0..scale(10, 1_000) {
+        probe(&serving);
+        busy.iter_mut().for_each(|client| assert_eq!(client.ask("POST", "/v1/check", &[], QUESTION).status, 200));
+        resp.call(&["PING"]).unwrap();
+    }
+    // Who found no place is told so, and is not left to wait.
+    assert!(serving.visit("/metrics").body.contains("tollgate_connections_refused_total{door=\"http\"} 2"));
+    assert!(
+        !serving.said().contains("connections cannot be accepted"),
+        "there were descriptors for all that are let in"
+    );
+    drop(silent);
+}
+
+#[test]
+fn probes_are_answered_when_the_process_has_no_descriptors_left() {
+    let serving = Serving::start(&[]);
+    probe(&serving);
+    let silent = [connect(&serving.http, 50), connect(&serving.resp, 50)];
+    serving.until("/metrics", |answer| answer.body.contains("tollgate_connections{door=\"resp\"} 50\n"));
+    let pid = Pid::from_raw(i32::try_from(serving.child.id()).unwrap());
+    // So many are open, and no more may be: the limit is above the highest number in use by a few at most.
+    let now = Some(descriptors(&serving) as u64);
+    let was = prlimit(pid, Resource::Nofile, Rlimit { current: now, maximum: now }).unwrap();
+    let rounds = scale(10, 200);
+    let mut waiting = connect(&serving.http, 20);
+    for _ in 0..rounds {
+        probe(&serving);
+    }
+    record("probes/descriptors", "answered", format!("{} of {}", 2 * rounds, 2 * rounds));
+    // And when there are some again, everybody is served.
+    drop(silent);
+    let _ = prlimit(pid, Resource::Nofile, was);
+    waiting.clear();
+    assert_eq!(serving.check(QUESTION).status, 200);
+    assert!(matches!(serving.connect().call(&["PING"]), Ok(tollgate_testkit::server::Reply::Simple(_))));
+}

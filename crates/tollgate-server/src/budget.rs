@@ -1,0 +1,362 @@
+//! A bound that many connections share, where the oldest holder gives way to a newcomer.
+//!
+//! Two things are bounded this way: the bytes that a listener holds of requests which are not complete yet, and the connections
+//! of the admin listener. In both cases refusing the newcomer would let an attacker lock everybody else out by holding on to
+//! what it has: a half-sent body, a silent connection. An honest client needs its share for milliseconds, so the oldest
+//! holder is the one that is most likely not honest, and to evict an honest one an attacker has to fill the whole budget in the
+//! time that one request takes to arrive.
+//!
+//! A holder that is being served is *protected* and is never evicted. If everything is protected, the newcomer is refused.
+
+use std::collections::BTreeMap;
+use std::future::poll_fn;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll, Waker};
+
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+
+/// A shared bound.
+#[derive(Debug)]
+pub(crate) struct Budget {
+    max: usize,
+    /// How many holders were evicted, counted for several budgets together.
+    evictions: Arc<AtomicU64>,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// What all holders have together, those included that are evicted and have not given it back yet.
+    used: usize,
+    /// The part of `used` that is being given back.
+    evicted: usize,
+    /// The part of `used` that cannot be evicted.
+    protected: usize,
+    next_id: u64,
+    /// In the order of their age.
+    holders: BTreeMap<u64, Holder>,
+    /// Those that wait until something is given back.
+    waiting: Vec<Waker>,
+}
+
+#[derive(Debug)]
+struct Holder {
+    amount: usize,
+    status: Status,
+    notice: Arc<Notify>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Status {
+    Evictable,
+    Protected,
+    Evicted,
+}
+
+impl Budget {
+    /// Creates a budget of `max` that counts its evictions in `evictions`.
+    pub(crate) fn new(max: usize, evictions: Arc<AtomicU64>) -> Arc<Budget> {
+        Arc::new(Budget { max, evictions, state: Mutex::default() })
+    }
+
+    /// Reserves `amount`. If there is not enough left, evicts the oldest holders and waits until they have given back what they
+    /// have. Returns `None` if that is not enough, or if this reservation is evicted meanwhile.
+    pub(crate) async fn reserve(self: &Arc<Budget>, amount: usize) -> Option<Reservation> {
+        let reservation = self.enter();
+        poll_fn(|cx| reservation.poll_resize(cx, amount)).await.then_some(reservation)
+    }
+
+    /// Evicts the oldest holder, if there is one that is not protected.
+    pub(crate) fn evict_oldest(&self) {
+        self.evict(&mut self.state.lock());
+    }
+
+    /// Adds a holder of nothing, as the youngest.
+    fn enter(self: &Arc<Budget>) -> Reservation {
+        let notice = Arc::<Notify>::default();
+        let holder = Holder { amount: 0, status: Status::Evictable, notice: notice.clone() };
+        let id = self.state.lock().add(holder);
+        Reservation { budget: self.clone(), id: AtomicU64::new(id), notice }
+    }
+
+    /// Evicts the oldest holders until `more` will fit. Evicts none if it cannot fit.
+    fn make_room(&self, state: &mut State, more: usize) -> bool {
+        if state.protected + more > self.max {
+            return false;
+        }
+        while state.used - state.evicted + more > self.max {
+            if !self.evict(state) {
+                return false;
+            }
+        }
+        true
+    }
+
+    fn evict(&self, state: &mut State) -> bool {
+        let Some(holder) = state.holders.values_mut().find(|holder| holder.status == Status::Evictable) else {
+            return false;
+        };
+        holder.status = Status::Evicted;
+        holder.notice.notify_one();
+        state.evicted += holder.amount;
+        // It may be waiting itself.
+        state.wake();
+        self.evictions.fetch_add(1, Ordering::Relaxed);
+        true
+    }
+}
+
+impl State {
+    fn add(&mut self, holder: Holder) -> u64 {
+        let id = self.next_id;
+        self.next_id += 1;
+        self.insert(id, holder);
+        id
+    }
+
+    fn insert(&mut self, id: u64, holder: Holder) {
+        self.used += holder.amount;
+        if let Some(part) = self.part(holder.status) {
+            *part += holder.amount;
+        }
+        self.holders.insert(id, holder);
+    }
+
+    fn remove(&mut self, id: u64) -> Option<Holder> {
+        let holder = self.holders.remove(&id)?;
+        self.used -= holder.amount;
+        if let Some(part) = self.part(holder.status) {
+            *part -= holder.amount;
+        }
+        Some(holder)
+    }
+
+    fn part(&mut self, status: Status) -> Option<&mut usize> {
+        match status {
+            Status::Evictable => None,
+            Status::Protected => Some(&mut self.protected),
+            Status::Evicted => Some(&mut self.evicted),
+        }
+    }
+
+    fn wake(&mut self) {
+        self.waiting.drain(..).for_each(Waker::wake);
+    }
+}
+
+/// A part of a budget, given back when this value is dropped.
+#[derive(Debug)]
+pub(crate) struct Reservation {
+    budget: Arc<Budget>,
+    id: AtomicU64,
+    notice: Arc<Notify>,
+}
+
+impl Reservation {
+    /// Changes the reserved amount and keeps the age. Ready with false if there is no room for it, or if this reservation was
+    /// evicted, before or by this call. Pending while what others were evicted from is not given back yet.
+    fn poll_resize(&self, cx: &mut Context<'_>, amount: usize) -> Poll<bool> {
+        let (mut state, id) = (self.budget.state.lock(), self.id());
+        let Some(holder) = state.holders.get(&id) else { return Poll::Ready(false) };
+        let more = amount.saturating_sub(holder.amount);
+        if holder.status == Status::Evicted || !self.budget.make_room(&mut state, more) {
+            return Poll::Ready(false);
+        }
+        if state.used + more > self.budget.max {
+            // Making room may have evicted this one.
+            if state.holders.get(&id).is_some_and(|holder| holder.status == Status::Evicted) {
+                return Poll::Ready(false);
+            }
+            state.waiting.push(cx.waker().clone());
+            return Poll::Pending;
+        }
+        if let Some(holder) = state.remove(id) {
+            let is_less = amount < holder.amount;
+            state.insert(id, Holder { amount, ..holder });
+            if is_less {
+                state.wake();
+            }
+        }
+        Poll::Ready(true)
+    }
+
+    /// Keeps this reservation from being evicted, if it has not been yet.
+    pub(crate) fn protect(&self) {
+        self.become_youngest(Status::Protected);
+    }
+
+    /// Allows eviction again, with this reservation as the youngest.
+    pub(crate) fn unprotect(&self) {
+        self.become_youngest(Status::Evictable);
+    }
+
+    fn become_youngest(&self, status: Status) {
+        let mut state = self.budget.state.lock();
+        if let Some(holder) = state.remove(self.id()) {
+            let status = if holder.status == Status::Evicted { Status::Evicted } else { status };
+            self.id.store(state.add(Holder { status, ..holder }), Ordering::Relaxed);
+        }
+    }
+
+    /// Completes when this reservation is evicted.
+    pub(crate) async fn evicted(&self) {
+        self.notice.notified().await;
+    }
+
+    fn is_evicted(&self) -> bool {
+        let state = self.budget.state.lock();
+        state.holders.get(&self.id()).is_some_and(|holder| holder.status == Status::Evicted)
+    }
+
+    fn id(&self) -> u64 {
+        self.id.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        let mut state = self.budget.state.lock();
+        state.remove(self.id());
+        state.wake();
+    }
+}
+
+/// A request that is not complete needs no reservation up to this many bytes. A usual request has a few hundred.
+const SMALL_BYTES: usize = 4 * 1024;
+
+/// The bytes that one connection holds of a request that is not complete.
+#[derive(Debug)]
+pub(crate) struct Receiving {
+    budget: Arc<Budget>,
+    reservation: Option<Reservation>,
+}
+
+impl Receiving {
+    pub(crate) fn new(budget: Arc<Budget>) -> Receiving {
+        Receiving { budget, reservation: None }
+    }
+
+    /// Accounts for `bytes` in all, once there is room for them. Returns false if the listener has no room, or needed it for
+    /// others.
+    pub(crate) async fn hold(&mut self, bytes: usize) -> bool {
+        poll_fn(|cx| self.poll_hold(cx, bytes)).await
+    }
+
+    /// As [`hold`](Self::hold).
+    pub(crate) fn poll_hold(&mut self, cx: &mut Context<'_>, bytes: usize) -> Poll<bool> {
+        if bytes <= SMALL_BYTES {
+            self.reservation = None;
+            return Poll::Ready(true);
+        }
+        self.reservation.get_or_insert_with(|| self.budget.enter()).poll_resize(cx, bytes)
+    }
+
+    /// Gives everything back.
+    pub(crate) fn release(&mut self) {
+        self.reservation = None;
+    }
+
+    /// Completes when the listener needs the room for others.
+    pub(crate) async fn evicted(&self) {
+        match &self.reservation {
+            Some(reservation) => reservation.evicted().await,
+            None => std::future::pending().await,
+        }
+    }
+
+    pub(crate) fn is_evicted(&self) -> bool {
+        self.reservation.as_ref().is_some_and(Reservation::is_evicted)
+    }
+
+    /// What is notified when the listener needs the room for others; `None` if nothing is held.
+    pub(crate) fn notice(&self) -> Option<Arc<Notify>> {
+        self.reservation.as_ref().map(|reservation| reservation.notice.clone())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::pin;
+
+    use super::*;
+
+    /// Looks at a future once.
+    fn now<T>(future: impl Future<Output = T>) -> Option<T> {
+        match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(value) => Some(value),
+            Poll::Pending => None,
+        }
+    }
+
+    fn resize(reservation: &Reservation, amount: usize) -> Option<bool> {
+        now(poll_fn(|cx| reservation.poll_resize(cx, amount)))
+    }
+
+    /// A reservation that is there at once.
+    fn reserve(budget: &Arc<Budget>, amount: usize) -> Reservation {
+        now(budget.reserve(amount)).flatten().unwrap()
+    }
+
+    #[test]
+    fn the_oldest_holder_gives_way_and_a_protected_one_does_not() {
+        let evictions = Arc::new(AtomicU64::new(0));
+        let budget = Budget::new(10, evictions.clone());
+        let [first, second, third] = [4, 4, 2].map(|amount| reserve(&budget, amount));
+        first.protect();
+        let mut fourth = pin!(budget.reserve(5));
+        assert!(now(fourth.as_mut()).is_none(), "nothing is given back yet");
+        assert_eq!([&first, &second, &third].map(Reservation::is_evicted), [false, true, true]);
+        assert_eq!([&first, &second].map(|holder| now(holder.evicted())), [None, Some(())]);
+        assert_eq!(resize(&second, 1), Some(false), "what was evicted stays evicted");
+        drop(second);
+        assert!(now(fourth.as_mut()).is_none(), "5 of 10 are in use, and another is about to");
+        drop(third);
+        let fourth = now(fourth.as_mut()).flatten().unwrap();
+        assert_eq!(evictions.load(Ordering::Relaxed), 2, "nobody is evicted while it waits");
+
+        assert!(now(budget.reserve(7)).unwrap().is_none(), "4 are protected");
+        assert!(!fourth.is_evicted(), "nothing is evicted in vain");
+        assert_eq!(resize(&fourth, 6), Some(true));
+        assert_eq!(resize(&fourth, 7), Some(false), "there is nobody else to evict");
+        first.unprotect();
+        assert!(now(budget.reserve(10)).is_none());
+        assert!(first.is_evicted() && fourth.is_evicted());
+    }
+
+    #[test]
+    fn growing_keeps_the_age_and_serving_makes_a_holder_the_youngest() {
+        let budget = Budget::new(6, Arc::default());
+        let [first, second] = [2, 2].map(|amount| reserve(&budget, amount));
+        assert_eq!(resize(&first, 3), Some(true));
+        assert!(now(budget.reserve(2)).is_none());
+        assert_eq!([&first, &second].map(Reservation::is_evicted), [true, false]);
+        drop(first);
+        let third = reserve(&budget, 2);
+        second.protect();
+        second.unprotect();
+        assert!(now(budget.reserve(4)).is_none());
+        assert_eq!([&second, &third].map(Reservation::is_evicted), [false, true]);
+    }
+
+    #[test]
+    fn small_requests_need_no_room() {
+        let budget = Budget::new(3 * SMALL_BYTES, Arc::default());
+        let mut all: Vec<Receiving> = (0..5).map(|_| Receiving::new(budget.clone())).collect();
+        let hold = |receiving: &mut Receiving, bytes: usize| now(receiving.hold(bytes));
+        assert!(all.iter_mut().all(|receiving| hold(receiving, SMALL_BYTES) == Some(true)));
+        assert_eq!(hold(&mut all[0], 2 * SMALL_BYTES), Some(true));
+        assert_eq!(hold(&mut all[1], 2 * SMALL_BYTES), None, "the older large one gives way");
+        assert!(all[0].is_evicted());
+        assert_eq!(hold(&mut all[0], 2 * SMALL_BYTES), Some(false));
+        assert!(
+            all[2..].iter_mut().all(|receiving| hold(receiving, SMALL_BYTES) == Some(true)),
+            "small ones do not notice"
+        );
+        all[0].release();
+        assert_eq!(hold(&mut all[1], 2 * SMALL_BYTES), Some(true));
+        assert_eq!(hold(&mut all[2], 4 * SMALL_BYTES), Some(false), "more than there is");
+        assert!(!all[1].is_evicted());
+    }
+}
