@@ -222,7 +222,10 @@ mod tests {
         let clients = (0..1_000).map(|_| {
             let (guard, failures) = (guard.clone(), failures.clone());
             tokio::spawn(async move {
-                while began.elapsed() < Duration::from_secs(10) {
+                for _ in 0..1_000 {
+                    if began.elapsed() >= Duration::from_secs(10) {
+                        break;
+                    }
                     let address = "203.0.113.9".parse().unwrap();
                     if guard.attempt("test", address, &failures, || false).await == Attempt::Refused {
                         tokio::time::sleep(Duration::from_millis(10)).await;

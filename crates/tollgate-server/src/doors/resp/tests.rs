@@ -378,8 +378,10 @@ fn with_password() -> RespOptions {
 async fn guesses_are_slowed_down_by_address_and_the_right_password_still_works() {
     let Door { listener, .. } = door(with_password());
     let began = Instant::now();
-    let minute = Duration::from_secs(60);
-    while began.elapsed() < minute {
+    for _ in 0..100 {
+        if began.elapsed() >= Duration::from_secs(60) {
+            break;
+        }
         let (mut client, _stage) = connect(&listener, "203.0.113.9");
         client.write_all(&b"AUTH wrong\r\nHELLO 3 AUTH default wrong\r\n".repeat(500)).await.unwrap();
         client.read_to_string(&mut String::new()).await.unwrap();
@@ -404,7 +406,10 @@ async fn more_connections_make_no_more_guesses() {
     let clients = (0..200).map(|_| {
         let listener = listener.clone();
         tokio::spawn(async move {
-            while began.elapsed() < Duration::from_secs(20) {
+            for _ in 0..1_000 {
+                if began.elapsed() >= Duration::from_secs(20) {
+                    break;
+                }
                 let (mut client, _stage) = connect(&listener, "2001:db8::1");
                 client.write_all(b"AUTH wrong\r\n").await.unwrap();
                 client.read_exact(&mut [0; 10]).await.unwrap();
