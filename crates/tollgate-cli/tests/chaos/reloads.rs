@@ -50,7 +50,7 @@ fn cut<'t>(text: &'t str, random: &mut Random) -> &'t [u8] {
 
 /// How slow a writer is: sometimes longer than a file has to stand still.
 fn pause(random: &mut Random) {
-    thread::sleep(Duration::from_millis(random.below(4) * 60));
+    thread::sleep(Duration::from_millis(random.below(4) * 100));
 }
 
 /// One way to rewrite a file. Each leaves it whole.
