@@ -32,13 +32,14 @@ use crate::rules::{KeyEntry, Mode, RuleSet, SetParts};
 /// Compiles a configuration, or reports why it cannot be used.
 pub(crate) fn compile(config: Config, source: Arc<Source>, text: &str, loader: &Loader) -> Result<Loaded, Report> {
     let name = source.name().to_owned();
-    let mut compiler = Compiler { source, loader, findings: Vec::new(), files: Vec::new() };
+    let mut compiler = Compiler { source, loader, findings: Vec::new(), files: Vec::new(), secret_files: Vec::new() };
     compiler.check_line_end(&config, text);
     let settings = compiler.settings(&config);
     let (parts, traits, keys_file) = compiler.parts(&config, &settings);
     lint::lint(&config, &settings, &parts, &traits, &mut compiler);
 
-    let (source, files) = (compiler.source.clone(), std::mem::take(&mut compiler.files));
+    let source = compiler.source.clone();
+    let (files, secret_files) = (std::mem::take(&mut compiler.files), std::mem::take(&mut compiler.secret_files));
     let findings = compiler.into_findings();
     if findings.iter().any(|finding| finding.severity() == Severity::Error) {
         return Err(Report::new(&name, findings));
@@ -52,6 +53,7 @@ pub(crate) fn compile(config: Config, source: Arc<Source>, text: &str, loader: &
         files,
         text: Secret::new(text),
         keys_file,
+        secret_files,
         source,
     })
 }
@@ -63,6 +65,7 @@ pub(crate) struct Compiler<'l> {
     findings: Vec<Finding>,
     /// The files that the configuration names and that were read.
     files: Vec<(PathBuf, Metadata)>,
+    secret_files: Vec<(String, Secret)>,
 }
 
 /// What only the checks need to know of the compiled parts.

@@ -62,6 +62,8 @@ pub struct Loaded {
     /// The file's text, which the next one is compared with.
     pub(crate) text: Secret,
     pub(crate) keys_file: KeysFile,
+    /// The secrets that were read from files, by the names of these.
+    pub(crate) secret_files: Vec<(String, Secret)>,
     pub(crate) source: Arc<Source>,
 }
 

@@ -7,15 +7,16 @@
 //!
 //! 1. the file is empty and the one in force was not;
 //! 2. there are no rules (no keys) any more and the file does not say `rules = []` (`keys = []`);
-//! 3. the file expects no number of rules (keys) any more, and the one in force did; or
-//! 4. the one in force has `expect`, and the file is merely the beginning of it.
+//! 3. the file expects no number of rules (keys) any more, and the one in force did;
+//! 4. the one in force has `expect`, and the file (the keys file) is merely the beginning of it; or
+//! 5. a secret that is read from a file is merely the beginning of the one in force.
 //!
 //! Everything else that is gone is named in a warning. Rule 3 is what makes `expect` hold wherever it stands: a file that
 //! is cut off before it has none, and one that is cut off behind it has fewer rules than it says. Rule 4 closes the gap
 //! in which the cut is inside the last rule, behind the fields that a rule needs.
 
 use super::changes::{Changes, PartKind};
-use super::finding::{Code, Finding, Report, Severity};
+use super::finding::{Code, Finding, Report};
 use super::load::Loaded;
 use super::types::Expect;
 use super::written::Secret;
@@ -28,9 +29,9 @@ impl Loaded {
     /// removes.
     pub(crate) fn replacing(mut self, running: &Loaded) -> Result<Loaded, Report> {
         self.changes = Changes::between(running, &self);
-        let mut findings = errors(&self, running);
-        let is_refused = !findings.is_empty();
-        findings.extend(warnings(&self, running));
+        let errors = errors(&self, running);
+        let is_refused = !errors.is_empty();
+        let findings = if is_refused { errors } else { warnings(&self, running) };
         let findings = findings.into_iter().map(|finding| finding.of(&self.source));
         self.findings.splice(0..0, findings);
         match is_refused {
@@ -73,12 +74,23 @@ fn errors(loaded: &Loaded, running: &Loaded) -> Vec<Finding> {
             findings.push(Finding::new(Code::ExpectationGone, message).help(help));
         }
     }
-    let is_beginning =
-        is_beginning(&loaded.text, &running.text) || is_beginning(&loaded.keys_file.text, &running.keys_file.text);
-    if before.expect.is_some() && is_beginning && !loaded.changes.is_empty() {
-        let message = "this is the beginning of the file in force and nothing else: the rest is missing";
-        let help = "if the rest was removed on purpose, put a comment at the end of the file";
-        findings.push(Finding::new(Code::FileCutOff, message).help(help));
+    if before.expect.is_some() && !loaded.changes.is_empty() {
+        let keys = (&loaded.keys_file.text, &running.keys_file.text);
+        for (file, (text, of)) in [("the file", (&loaded.text, &running.text)), ("the keys file", keys)] {
+            if is_beginning(text, of) {
+                let message = format!("{file} is only the beginning of the one in force: the rest is missing");
+                let help = "if the rest was removed on purpose, put a comment at the end of the file";
+                findings.push(Finding::new(Code::FileCutOff, message).help(help));
+            }
+        }
+    }
+    // Half a secret is another secret: pseudonyms would change, and every counter would begin anew.
+    for (name, secret) in &loaded.secret_files {
+        let before = running.secret_files.iter().find(|(other, _)| other == name);
+        if before.is_some_and(|(_, before)| is_beginning(secret, before)) {
+            let message = format!("the secret in {name} is only the beginning of the one in force");
+            findings.push(Finding::new(Code::FileCutOff, message).help("write the file again, whole"));
+        }
     }
     findings
 }
@@ -105,7 +117,6 @@ fn warnings(loaded: &Loaded, running: &Loaded) -> Vec<Finding> {
         let message = "the file does not end with a line end any more: its last line may be cut off";
         findings.push(Finding::new(Code::LineEndGone, message).help("end the last line with a line end"));
     }
-    debug_assert!(findings.iter().all(|finding| finding.severity() == Severity::Warning));
     findings
 }
 

@@ -97,8 +97,10 @@ impl Compiler<'_> {
             },
             (None, None, Some(name)) => match self.loader.read_text(&self.loader.path(name)) {
                 Ok((text, metadata)) => {
+                    let secret = Secret::new(text.trim_end());
                     self.files.push((self.loader.path(name), metadata));
-                    Some(Some((Secret::new(text.trim_end()), name.span())))
+                    self.secret_files.push((name.to_string(), secret.clone()));
+                    Some(Some((secret, name.span())))
                 }
                 Err(finding) => {
                     self.note(finding.at(name.span()));

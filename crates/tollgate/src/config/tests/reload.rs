@@ -324,6 +324,23 @@ fn no_beginning_of_a_keys_file_is_used_silently_and_with_an_expectation_none_is(
 }
 
 #[test]
+fn half_a_secret_is_refused_and_another_one_is_not() {
+    let dir = tempfile::tempdir().unwrap();
+    let [file, salt] = ["tollgate.toml", "salt"].map(|name| dir.path().join(name));
+    let secret = "planted-planted-planted-planted-planted";
+    std::fs::write(&file, format!("{RULE}[anonymize]\nsecret_file = 'salt'\n")).unwrap();
+    std::fs::write(&salt, secret).unwrap();
+    let running = Loader::new().load(&file).unwrap();
+    for end in 0..secret.len() {
+        std::fs::write(&salt, &secret[..end]).unwrap();
+        let report = Loader::new().reload(&file, &running).unwrap_err();
+        assert!(!format!("{report:?}").contains("planted"), "{report:?}");
+    }
+    std::fs::write(&salt, "another-another-another-another").unwrap();
+    assert!(Loader::new().reload(&file, &running).is_ok());
+}
+
+#[test]
 fn a_pipe_or_a_device_is_read_up_to_a_limit_and_never_again() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("tollgate.toml");
