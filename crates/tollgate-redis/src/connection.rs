@@ -4,8 +4,11 @@
 //! must go with it, and whatever the server still sends is read by nobody. That is the whole protection
 //! against a late reply being taken for another's.
 
+use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::Arc;
 
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
@@ -26,6 +29,10 @@ const INBOX_BYTES_MAX: usize = 8 << 20;
 pub(crate) trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
 impl<S: AsyncRead + AsyncWrite + Unpin + Send> Stream for S {}
 
+/// Opens a stream to the server. Replaces TCP and TLS where the builder was given one.
+pub(crate) type Connector = Arc<dyn Fn() -> ConnectFuture + Send + Sync>;
+pub(crate) type ConnectFuture = Pin<Box<dyn Future<Output = io::Result<Box<dyn Stream>>> + Send>>;
+
 pub(crate) struct Connection {
     stream: Box<dyn Stream>,
     inbox: Vec<u8>,
@@ -37,16 +44,13 @@ impl Connection {
     pub(crate) async fn open(
         endpoint: &Endpoint,
         tls: Option<&Tls>,
+        connector: Option<&Connector>,
         script: &str,
         until: Instant,
     ) -> Result<Connection, Fault> {
-        let unreachable = || Fault::new(Kind::Unreachable, "the server cannot be reached");
-        let addresses = lookup_host((endpoint.host.as_str(), endpoint.port)).await.map_err(|_| unreachable())?;
-        let tcp = reach_any(addresses.collect(), until).await.ok_or_else(unreachable)?;
-        tcp.set_nodelay(true).map_err(|_| unreachable())?;
-        let stream: Box<dyn Stream> = match tls {
-            Some(tls) => tls.wrap(tcp, &endpoint.host).await?,
-            None => Box::new(tcp),
+        let stream = match connector {
+            Some(connect) => connect().await.map_err(|_| unreachable())?,
+            None => connect_tcp(endpoint, tls, until).await?,
         };
         let mut connection = Connection { stream, inbox: Vec::new(), script_sha: String::new() };
         connection.greet(endpoint, script).await.map_err(|fault| match fault.kind {
@@ -141,6 +145,20 @@ impl Connection {
                 return Err(interrupted(io::ErrorKind::UnexpectedEof.into()));
             }
         }
+    }
+}
+
+fn unreachable() -> Fault {
+    Fault::new(Kind::Unreachable, "the server cannot be reached")
+}
+
+async fn connect_tcp(endpoint: &Endpoint, tls: Option<&Tls>, until: Instant) -> Result<Box<dyn Stream>, Fault> {
+    let addresses = lookup_host((endpoint.host.as_str(), endpoint.port)).await.map_err(|_| unreachable())?;
+    let tcp = reach_any(addresses.collect(), until).await.ok_or_else(unreachable)?;
+    tcp.set_nodelay(true).map_err(|_| unreachable())?;
+    match tls {
+        Some(tls) => tls.wrap(tcp, &endpoint.host).await,
+        None => Ok(Box::new(tcp)),
     }
 }
 

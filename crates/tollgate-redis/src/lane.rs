@@ -33,7 +33,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 use tollgate_core::{Clock, Decision, StoreErrorKind as Kind};
 
 use self::session::Session;
-use crate::connection::Connection;
+use crate::connection::{Connection, Connector};
 use crate::fault::Fault;
 use crate::reply::Reply;
 use crate::request::Step;
@@ -72,6 +72,7 @@ pub(crate) struct Counters {
 pub(crate) struct Lane {
     pub(crate) endpoint: Endpoint,
     pub(crate) tls: Option<Tls>,
+    pub(crate) connector: Option<Connector>,
     pub(crate) script: &'static str,
     pub(crate) call_timeout: Duration,
     pub(crate) clock: Option<Arc<dyn Clock>>,
@@ -113,7 +114,8 @@ impl Lane {
     async fn connect(&self) -> Result<Connection, Fault> {
         self.counters.connects.fetch_add(1, Ordering::Relaxed);
         let until = Instant::now() + self.call_timeout;
-        let open = Connection::open(&self.endpoint, self.tls.as_ref(), self.script, until);
+        let open =
+            Connection::open(&self.endpoint, self.tls.as_ref(), self.connector.as_ref(), self.script, until);
         timeout_at(until, open)
             .await
             .unwrap_or_else(|_| Err(Fault::new(Kind::Unreachable, "the server did not greet us in time")))

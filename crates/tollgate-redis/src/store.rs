@@ -1,18 +1,22 @@
 //! The store: a URL in, decisions out.
 
 use std::fmt;
+use std::future::Future;
+use std::io;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use futures_util::FutureExt;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot};
 use tollgate_core::{
     Check, Clock, Cost, Decision, Demand, Line, Store, StoreError, StoreErrorKind as Kind, StoreFuture,
 };
 
+use crate::connection::{ConnectFuture, Connector, Stream};
 use crate::fault::Fault;
 use crate::key::{Prefix, PrefixError};
 use crate::lane::{Counters, Lane, STEPS_MAX, Work};
@@ -55,6 +59,7 @@ pub struct RedisStoreBuilder {
     queue_length: usize,
     reads_bans: bool,
     trusted_pem: Option<Vec<u8>>,
+    connector: Option<Connector>,
     clock: Option<Arc<dyn Clock>>,
 }
 
@@ -129,6 +134,22 @@ impl RedisStoreBuilder {
         self
     }
 
+    /// Opens connections with this function instead of TCP to the URL's host and port. Login and database are still the URL's;
+    /// encryption is up to the function. For tests in virtual time, and for tunnels.
+    #[must_use]
+    pub fn connector<S, F>(mut self, connect: impl Fn() -> F + Send + Sync + 'static) -> Self
+    where
+        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+        F: Future<Output = io::Result<S>> + Send + 'static,
+    {
+        self.connector = Some(Arc::new(move || {
+            let connecting = connect();
+            let boxed: ConnectFuture = Box::pin(async { Ok(Box::new(connecting.await?) as Box<dyn Stream>) });
+            boxed
+        }));
+        self
+    }
+
     /// Decides by this clock instead of the server's, and keeps keys for ten minutes at least. For tests.
     #[must_use]
     pub fn clock_override(mut self, clock: Arc<dyn Clock>) -> Self {
@@ -150,6 +171,7 @@ impl RedisStoreBuilder {
         let lane = Lane {
             endpoint: endpoint.clone(),
             tls,
+            connector: self.connector,
             script: SCRIPT,
             call_timeout: self.call_timeout,
             clock: self.clock,
@@ -177,6 +199,7 @@ impl RedisStore {
             queue_length: QUEUE_LENGTH_DEFAULT,
             reads_bans: false,
             trusted_pem: None,
+            connector: None,
             clock: None,
         }
     }
