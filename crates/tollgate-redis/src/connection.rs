@@ -1,18 +1,22 @@
 //! One connection: opened, logged in, the script loaded; then requests go out, and their replies come in the same order.
 //!
+//! **Both ways at once.** Requests are put into an outbox, which is sent whenever replies are waited for. So a request never
+//! waits for a reply, and a server that does not read its requests does not keep us from reading its replies. Whoever queues requests bounds their number.
+//!
 //! A reply needs no number: it belongs to the oldest request that has none. When a request is given up, the connection
 //! must go with it, and whatever the server still sends is read by nobody. That is the whole protection
 //! against a late reply being taken for another's.
 
-use std::future::Future;
+use std::future::{Future, poll_fn};
 use std::io;
 use std::net::SocketAddr;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
+use std::task::{Context, Poll, ready};
 
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite};
 use tokio::net::{TcpStream, lookup_host};
 use tokio::time::{Instant, sleep};
 use tollgate_core::StoreErrorKind as Kind;
@@ -36,6 +40,11 @@ pub(crate) type ConnectFuture = Pin<Box<dyn Future<Output = io::Result<Box<dyn S
 pub(crate) struct Connection {
     stream: Box<dyn Stream>,
     inbox: Vec<u8>,
+    /// Requests, of which the first `sent` bytes are on their way.
+    outbox: Vec<u8>,
+    sent: usize,
+    /// Whether the stream may hold back bytes that were written to it.
+    is_flushed: bool,
     script_sha: String,
 }
 
@@ -52,7 +61,8 @@ impl Connection {
             Some(connect) => connect().await.map_err(|_| unreachable())?,
             None => connect_tcp(endpoint, tls, until).await?,
         };
-        let mut connection = Connection { stream, inbox: Vec::new(), script_sha: String::new() };
+        let (inbox, outbox, script_sha) = (Vec::new(), Vec::new(), String::new());
+        let mut connection = Connection { stream, inbox, outbox, sent: 0, is_flushed: true, script_sha };
         connection.greet(endpoint, script).await.map_err(|fault| match fault.kind {
             // No check has been sent yet.
             Kind::Interrupted | Kind::TimedOut => Fault::new(Kind::Unreachable, "the server hung up on us"),
@@ -81,7 +91,7 @@ impl Connection {
         push(false, &["ROLE"]);
         push(true, &["SCRIPT", "LOAD", script]);
         let mut replies = Vec::with_capacity(wants_ok.len());
-        self.send(&request).await?;
+        self.queue(&request);
         for is_needed in wants_ok {
             let reply = self.receive().await?;
             if let Reply::Error(message) = &reply {
@@ -122,14 +132,16 @@ impl Connection {
         let _ = self.stream.read(&mut byte).await;
     }
 
-    /// Sends a request. If this fails or is dropped, so must the connection be.
-    pub(crate) async fn send(&mut self, request: &[u8]) -> Result<(), Fault> {
-        self.stream.write_all(request).await.map_err(interrupted)?;
-        self.stream.flush().await.map_err(interrupted)
+    /// Puts a request into the outbox. [`receive`](Connection::receive) sends it.
+    pub(crate) fn queue(&mut self, request: &[u8]) {
+        // Mostly all of it, which costs nothing.
+        self.outbox.drain(..self.sent);
+        self.sent = 0;
+        self.outbox.extend_from_slice(request);
     }
 
-    /// The next reply: that to the oldest request without one. May be dropped and asked for again; if it fails, the
-    /// connection must be dropped.
+    /// Sends what is in the outbox and returns the next reply: that to the oldest request without one. May be dropped and called
+    /// again; if it fails, the connection must be dropped.
     pub(crate) async fn receive(&mut self) -> Result<Reply, Fault> {
         let garbled = || Fault::new(Kind::Protocol, "the server does not speak RESP");
         loop {
@@ -141,10 +153,37 @@ impl Connection {
                 return Err(garbled());
             }
             self.inbox.reserve(16 << 10);
-            if self.stream.read_buf(&mut self.inbox).await.map_err(interrupted)? == 0 {
+            if poll_fn(|context| self.poll_both_ways(context)).await.map_err(interrupted)? == 0 {
                 return Err(interrupted(io::ErrorKind::UnexpectedEof.into()));
             }
         }
+    }
+
+    /// Sends as much as the stream takes, and reads into the inbox. Ready with the number of bytes read.
+    fn poll_both_ways(&mut self, context: &mut Context<'_>) -> Poll<io::Result<usize>> {
+        if let Poll::Ready(Err(error)) = self.poll_send(context) {
+            return Poll::Ready(Err(error));
+        }
+        pin!(self.stream.read_buf(&mut self.inbox)).poll(context)
+    }
+
+    fn poll_send(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let mut stream = Pin::new(&mut self.stream);
+        while self.sent < self.outbox.len() {
+            let count = ready!(stream.as_mut().poll_write(context, &self.outbox[self.sent..]))?;
+            if count == 0 {
+                return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
+            }
+            self.sent += count;
+            self.is_flushed = false;
+        }
+        self.outbox.clear();
+        self.sent = 0;
+        if !self.is_flushed {
+            ready!(stream.poll_flush(context))?;
+            self.is_flushed = true;
+        }
+        Poll::Ready(Ok(()))
     }
 }
 

@@ -40,7 +40,7 @@
 //! # What is deliberately absent
 //!
 //! No deadline per caller, no breaker, no fallback: those wrap any store. No scan, no index, no key without a TTL but a
-//! ban for good. No timer that waits for a batch to fill. No call behind one that was given up: a late reply cannot be
+//! ban for good. No timer per check or per call. No check waits for another's reply. No call behind one that was given up: a late reply cannot be
 //! taken for another's.
 
 mod answer;

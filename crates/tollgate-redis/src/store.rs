@@ -37,7 +37,8 @@ const QUEUE_LENGTH_DEFAULT: usize = 16_384;
 
 /// Counters on one Redis or Valkey server. Cloning is cheap, and clones share the connection.
 ///
-/// Any number of tasks may ask at once: what waits at the same moment goes to the server as one call, or as two if it is much.
+/// Any number of tasks may ask at once. Checks that wait at the same moment go to the server in one call, and calls overlap: a check waits for
+/// its own round trip and at most a millisecond or two beside it, however far away the server is.
 /// The store has no failure policy. An error says what is known of the call; what to do about it is the caller's to decide.
 #[derive(Clone)]
 pub struct RedisStore(Arc<Inner>);

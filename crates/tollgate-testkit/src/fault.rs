@@ -35,7 +35,7 @@ use gauge::Gauge;
 use relay::Wish;
 
 mod gauge;
-mod relay;
+pub(crate) mod relay;
 #[cfg(test)]
 mod tests;
 
