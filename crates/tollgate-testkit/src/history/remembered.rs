@@ -8,6 +8,12 @@
 //!   remembered                         sent ├┤ received, and told + these is in there
 //! ```
 //!
+//! **Never too early.** A client that waits as it was told must find its units. Where the offset between the callers' clock and the store's
+//! is known, so is the moment of each decision, and a told end before the true one is wrong even if it lies in the span. Every answer of the store
+//! bounds the offset: the store decided between the asking and the answer. The bound that all answers of a counter give together is as narrow as
+//! the quickest of them. Two clocks may drift apart by a thousandth of the run. If no offset fits all answers, a clock was set, and only
+//! the span is used.
+//!
 //! **A refused line** stands on a refusal of the very cost (for a larger one the wait would be longer by what only the store knows), or,
 //! for one unit, on an answer that left nothing. That word was heard before and still holds. **The other lines** repeat what the
 //! store said of them: as many units, and the next one at the same moment, or at once if that has passed.
@@ -21,6 +27,9 @@ use tollgate_core::Source;
 
 use super::{Answer, Counter, Report, Violation};
 
+/// Of a run, one in so many parts is the most by which two clocks drift apart in it.
+const DRIFT_PARTS: u64 = 1_000;
+
 /// Judges every line of a remembered denial.
 pub(super) fn verify(number: usize, counter: &Counter, report: &mut Report) {
     let mut remembered: Vec<&Answer> = counter.answers.iter().filter(|a| a.source == Source::DenyCache).collect();
@@ -30,14 +39,15 @@ pub(super) fn verify(number: usize, counter: &Counter, report: &mut Report) {
     remembered.sort_unstable_by_key(|answer| answer.received_us);
     let mut words: Vec<&Answer> = counter.answers.iter().filter(|answer| answer.source == Source::Store).collect();
     words.sort_unstable_by_key(|answer| answer.received_us);
+    let offset_us_max = offset_us_max(&words);
     let mut words = words.into_iter().peekable();
     let (mut refusals, mut lines) = (Words::default(), Words::default());
     for answer in remembered {
         while let Some(word) = words.next_if(|word| word.received_us <= answer.received_us) {
             if let Some((cost, wait_us)) = refused_by(word) {
-                refusals.hear(cost, wait_us, word);
+                refusals.hear(cost, wait_us, word, offset_us_max);
             }
-            lines.hear(word.remaining, word.next_after_us, word);
+            lines.hear(word.remaining, word.next_after_us, word, offset_us_max);
         }
         let (counter, sent_us) = (number, answer.sent_us);
         let told_us = match answer.allowed {
@@ -58,6 +68,15 @@ pub(super) fn verify(number: usize, counter: &Counter, report: &mut Report) {
     }
 }
 
+/// The most by which the store's clock can be ahead of the callers'. `None` if no offset explains all answers.
+fn offset_us_max(words: &[&Answer]) -> Option<i64> {
+    let offset_us = |at_us: u64, us: u64| at_us as i64 - us as i64;
+    let most = words.iter().map(|word| offset_us(word.at_us, word.sent_us)).min()?;
+    let least = words.iter().map(|word| offset_us(word.at_us, word.received_us)).max()?;
+    let run_us = words.last()?.received_us - words.iter().map(|word| word.sent_us).min()?;
+    (least <= most).then_some(most + (run_us / DRIFT_PARTS) as i64)
+}
+
 /// Which cost a word of the store refuses, and for how long.
 fn refused_by(word: &Answer) -> Option<(u32, u64)> {
     match word.retry_after_us {
@@ -71,16 +90,27 @@ fn refused_by(word: &Answer) -> Option<(u32, u64)> {
 /// What was heard of the store.
 #[derive(Default)]
 struct Words {
-    /// By what they are found by, the earliest end, and their number. With it: the latest end, and what they said to remain.
-    ends: BTreeMap<(u32, u64, usize), (u64, u32)>,
+    /// By what they are found by, the earliest end, and their number.
+    ends: BTreeMap<(u32, u64, usize), Word>,
     /// The most by which an earliest and a latest end differ.
     span_us_max: u64,
 }
 
+struct Word {
+    /// No end before this one is true.
+    true_end_us_min: u64,
+    latest_end_us: u64,
+    remaining: u32,
+}
+
 impl Words {
-    fn hear(&mut self, by: u32, wait_us: u64, word: &Answer) {
+    fn hear(&mut self, by: u32, wait_us: u64, word: &Answer, offset_us_max: Option<i64>) {
         let [earliest_us, latest_us] = [word.sent_us, word.received_us].map(|us| us.saturating_add(wait_us));
-        self.ends.insert((by, earliest_us, self.ends.len()), (latest_us, word.remaining));
+        let decided_us_min =
+            offset_us_max.map_or(word.sent_us, |offset_us| word.at_us.saturating_add_signed(-offset_us));
+        let true_end_us_min = decided_us_min.saturating_add(wait_us);
+        let heard = Word { true_end_us_min, latest_end_us: latest_us, remaining: word.remaining };
+        self.ends.insert((by, earliest_us, self.ends.len()), heard);
         self.span_us_max = self.span_us_max.max(latest_us - earliest_us);
     }
 
@@ -94,11 +124,15 @@ impl Words {
         let [from_us, to_us] =
             [answer.sent_us, answer.received_us].map(|us| us.saturating_add(told_us.unwrap_or(u64::MAX)));
         let range = (by, from_us.saturating_sub(self.span_us_max), 0)..=(by, to_us, usize::MAX);
-        self.ends.range(range).any(|(_, &(latest_us, remaining))| latest_us >= from_us && remaining == answer.remaining)
+        let fits = |word: &Word| {
+            word.latest_end_us >= from_us && word.true_end_us_min <= to_us && word.remaining == answer.remaining
+        };
+        self.ends.range(range).any(|(_, word)| fits(word))
     }
 
     /// Whether some word said as much, and may be over.
     fn has_ended(&self, by: u32, answer: &Answer) -> bool {
-        self.ends.range((by, 0, 0)..=(by, answer.received_us, usize::MAX)).next().is_some()
+        let mut words = self.ends.range((by, 0, 0)..=(by, answer.received_us, usize::MAX));
+        words.any(|(_, word)| word.true_end_us_min <= answer.received_us)
     }
 }

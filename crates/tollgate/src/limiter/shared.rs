@@ -15,7 +15,7 @@ use tollgate_core::{
 use super::stats::{Counters, add};
 use super::{guarded, is_of, panicked, probing, uncounted};
 use crate::breaker::{Breaker, Phase};
-use crate::deny_cache::DenyCache;
+use crate::deny_cache::{CallSpan, DenyCache};
 use crate::failure::{OnFailure, Otherwise, Unavailable, local_share, local_wait};
 use crate::observe::{Observers, StoreCallKind as Call};
 
@@ -83,10 +83,11 @@ impl Shared {
             None => Err(Kind::Unreachable),
         };
         let asked = asked.unwrap_or_else(|kind| unknown.iter().map(|_| Err(kind)).collect());
+        let call = CallSpan { sent, received: self.clock.now().max(sent) };
         let mut fresh = unknown.iter().zip(asked).map(|(check, asked)| match asked {
             Ok(decision) => {
                 if let Some(cache) = cache_for(check) {
-                    cache.learn(check, &decision, sent);
+                    cache.learn(check, &decision, call);
                 }
                 Ok(decision)
             }

@@ -126,3 +126,36 @@ async fn callers_share_calls_at_every_distance() {
         assert!(per_call >= per_call_min, "{case:?}: {per_call}");
     }
 }
+
+/// Waits as each remembered denial says, then asks again. Some calls are slow and the next ones are quick, so a wait that counts from the
+/// wrong end of a call would be too short.
+#[tokio::test(start_paused = true)]
+async fn a_client_that_waits_as_a_remembered_denial_says_is_admitted() {
+    let clock = VirtualClock::start();
+    let server = SimulatedRedis::new(clock.clone());
+    let store = connected(&server, |builder| builder).await;
+    let limiter = Limiter::builder().store(Arc::new(store)).clock(clock.clone()).deadline(ms(100.0)).build();
+    let limit: Limit = "1/400ms".parse().unwrap();
+    let demand = Demand::new(limit, Key::new("shared").unwrap());
+    let mut history = History::new([limit]);
+    let mut ask = async |round_trip_ms: f64| {
+        server.set_round_trip(ms(round_trip_ms));
+        let sent_us = clock.now().as_micros();
+        let decision = limiter.check(&Check::one(&demand)).await.unwrap();
+        history.note(&[0], sent_us, clock.now().as_micros(), &decision);
+        decision
+    };
+    for round_trip_ms in [0.0, 2.0, 20.0, 40.0, 60.0] {
+        assert!(ask(round_trip_ms).await.allowed());
+        for pause_ms in [1.0, 30.0, 100.0] {
+            tokio::time::sleep(ms(pause_ms)).await;
+            let denied = ask(0.0).await;
+            assert_eq!((denied.allowed(), denied.source), (false, Source::DenyCache));
+        }
+        let told = ask(0.0).await.retry_after().as_duration().unwrap();
+        tokio::time::sleep(told).await;
+        assert!(ask(0.0).await.allowed(), "after a call of {round_trip_ms} ms");
+        tokio::time::sleep(ms(500.0)).await;
+    }
+    history.verify(Bounds::default()).expect_clean();
+}
