@@ -159,3 +159,18 @@ async fn a_client_that_waits_as_a_remembered_denial_says_is_admitted() {
     }
     history.verify(Bounds::default()).expect_clean();
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_check_that_needs_no_wait_is_ready_however_far_the_store_is() {
+    for (round_trip_ms, wait_max_ms) in [(1.0, 0.0), (15.0, 0.0), (15.0, 5.0)] {
+        let server = SimulatedRedis::new(VirtualClock::start());
+        let store = connected(&server, |builder| builder).await;
+        server.set_round_trip(ms(round_trip_ms));
+        let limiter = Limiter::builder().store(Arc::new(store)).build();
+        let demand = Demand::new("1/h".parse().unwrap(), Key::new("work").unwrap());
+        let check = Check::one(&demand);
+        let ready = limiter.until_ready(&check, ms(wait_max_ms)).await;
+        assert!(ready.is_ok(), "{round_trip_ms} ms away, {wait_max_ms} ms to wait: {ready:?}");
+        assert!(limiter.until_ready(&check, ms(wait_max_ms)).await.is_err(), "its unit is taken");
+    }
+}
