@@ -24,7 +24,9 @@ impl Undelivered {
     /// The turn of the store's own task.
     fn deliver(&self) {
         self.turns.fetch_add(1, Ordering::SeqCst);
-        self.arrived.lock().unwrap().drain(..).for_each(|waiter| drop(waiter.send(())));
+        for waiter in self.arrived.lock().unwrap().drain(..) {
+            let _ = waiter.send(());
+        }
     }
 }
 
