@@ -44,6 +44,14 @@ pub trait Store: Send + Sync {
 
     /// Returns the current status of the counter of `demand` without changing it. The cost is ignored.
     fn inspect<'a>(&'a self, demand: &'a Demand<'a>) -> StoreFuture<'a, Line>;
+
+    /// Completes once the answers that have already arrived are handed to their callers. A caller whose deadline has passed awaits this before it
+    /// falls back: on a busy machine an answer may be there, and the task that would deliver it has not run yet.
+    ///
+    /// Does not wait for answers that are still under way. Does nothing by default, which is right for a store without a task of its own.
+    fn catch_up(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
+        Box::pin(std::future::ready(()))
+    }
 }
 
 /// The error of a store that did not answer, or whose answer is unusable.

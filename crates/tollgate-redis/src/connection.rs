@@ -4,13 +4,21 @@
 //! order: a reply belongs to the oldest request without one. When a request is abandoned, the connection must be
 //! dropped too, so that a late reply is never read. Nothing else is needed to keep a late reply from being taken for
 //! the reply to another request.
+//!
+//! **Both ways at once.** Requests are put into an outbox, which is sent whenever replies are awaited. So a request
+//! never waits for a reply, and a server that does not read its requests does not keep us from reading its replies. The
+//! caller that queues requests bounds their number.
 
+use std::future::{Future, poll_fn};
 use std::io;
 use std::net::SocketAddr;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
 
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite};
 use tokio::net::{TcpStream, lookup_host};
 use tokio::time::{Instant, sleep};
 use tollgate_core::StoreErrorKind as Kind;
@@ -28,11 +36,20 @@ const INBOX_BYTES_MAX: usize = 8 << 20;
 pub(crate) trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
 impl<S: AsyncRead + AsyncWrite + Unpin + Send> Stream for S {}
 
+/// Opens a stream to the server. Replaces TCP and TLS if the builder was given one.
+pub(crate) type Connector = Arc<dyn Fn() -> ConnectFuture + Send + Sync>;
+pub(crate) type ConnectFuture = Pin<Box<dyn Future<Output = io::Result<Box<dyn Stream>>> + Send>>;
+
 /// An open connection, authenticated and with the script loaded.
 pub(crate) struct Connection {
     stream: Box<dyn Stream>,
     /// The received bytes that were not parsed yet.
     inbox: Vec<u8>,
+    /// Requests, of which the first `sent` bytes are on their way.
+    outbox: Vec<u8>,
+    sent: usize,
+    /// Whether the stream may hold back bytes that were written to it.
+    is_flushed: bool,
     script_sha: String,
 }
 
@@ -47,18 +64,16 @@ impl Connection {
     pub(crate) async fn open(
         endpoint: &Endpoint,
         tls: Option<&Tls>,
+        connector: Option<&Connector>,
         script: &str,
         until: Instant,
     ) -> Result<Connection, Fault> {
-        let unreachable = || Fault::new(Kind::Unreachable, "cannot connect to the server");
-        let addresses = lookup_host((endpoint.host.as_str(), endpoint.port)).await.map_err(|_| unreachable())?;
-        let tcp = reach_any(addresses.collect(), until).await.ok_or_else(unreachable)?;
-        tcp.set_nodelay(true).map_err(|_| unreachable())?;
-        let stream: Box<dyn Stream> = match tls {
-            Some(tls) => tls.wrap(tcp, &endpoint.host).await?,
-            None => Box::new(tcp),
+        let stream = match connector {
+            Some(connect) => connect().await.map_err(|_| unreachable())?,
+            None => connect_tcp(endpoint, tls, until).await?,
         };
-        let mut connection = Connection { stream, inbox: Vec::new(), script_sha: String::new() };
+        let (inbox, outbox, script_sha) = (Vec::new(), Vec::new(), String::new());
+        let mut connection = Connection { stream, inbox, outbox, sent: 0, is_flushed: true, script_sha };
         connection.greet(endpoint, script).await.map_err(|fault| match fault.kind {
             // No check has been sent yet, so nothing was executed.
             Kind::Interrupted | Kind::TimedOut => {
@@ -90,7 +105,7 @@ impl Connection {
         push(false, &["ROLE"]);
         push(true, &["SCRIPT", "LOAD", script]);
         let mut replies = Vec::with_capacity(wants_ok.len());
-        self.send(&request).await?;
+        self.queue(&request);
         for is_needed in wants_ok {
             let reply = self.receive().await?;
             if let Reply::Error(message) = &reply {
@@ -133,13 +148,15 @@ impl Connection {
         let _ = self.stream.read(&mut byte).await;
     }
 
-    /// Sends a request. If this fails, or the future is dropped, the connection must be dropped.
-    pub(crate) async fn send(&mut self, request: &[u8]) -> Result<(), Fault> {
-        self.stream.write_all(request).await.map_err(interrupted)?;
-        self.stream.flush().await.map_err(interrupted)
+    /// Puts a request into the outbox. [`receive`](Connection::receive) sends it.
+    pub(crate) fn queue(&mut self, request: &[u8]) {
+        // Usually everything was sent, and this moves nothing.
+        self.outbox.drain(..self.sent);
+        self.sent = 0;
+        self.outbox.extend_from_slice(request);
     }
 
-    /// Receives the next reply: the one to the oldest request without a reply.
+    /// Sends the outbox and receives the next reply: the one to the oldest request without a reply.
     ///
     /// Cancel safe: the future may be dropped and the method called again. If it fails, the connection must be
     /// dropped.
@@ -154,10 +171,51 @@ impl Connection {
                 return Err(garbled());
             }
             self.inbox.reserve(16 << 10);
-            if self.stream.read_buf(&mut self.inbox).await.map_err(interrupted)? == 0 {
+            if poll_fn(|context| self.poll_both_ways(context)).await.map_err(interrupted)? == 0 {
                 return Err(interrupted(io::ErrorKind::UnexpectedEof.into()));
             }
         }
+    }
+
+    /// Sends as much as the stream takes, and reads into the inbox. Ready with the number of bytes read.
+    fn poll_both_ways(&mut self, context: &mut Context<'_>) -> Poll<io::Result<usize>> {
+        if let Poll::Ready(Err(error)) = self.poll_send(context) {
+            return Poll::Ready(Err(error));
+        }
+        pin!(self.stream.read_buf(&mut self.inbox)).poll(context)
+    }
+
+    fn poll_send(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let mut stream = Pin::new(&mut self.stream);
+        while self.sent < self.outbox.len() {
+            let count = ready!(stream.as_mut().poll_write(context, &self.outbox[self.sent..]))?;
+            if count == 0 {
+                return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
+            }
+            self.sent += count;
+            self.is_flushed = false;
+        }
+        self.outbox.clear();
+        self.sent = 0;
+        if !self.is_flushed {
+            ready!(stream.poll_flush(context))?;
+            self.is_flushed = true;
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+fn unreachable() -> Fault {
+    Fault::new(Kind::Unreachable, "cannot connect to the server")
+}
+
+async fn connect_tcp(endpoint: &Endpoint, tls: Option<&Tls>, until: Instant) -> Result<Box<dyn Stream>, Fault> {
+    let addresses = lookup_host((endpoint.host.as_str(), endpoint.port)).await.map_err(|_| unreachable())?;
+    let tcp = reach_any(addresses.collect(), until).await.ok_or_else(unreachable)?;
+    tcp.set_nodelay(true).map_err(|_| unreachable())?;
+    match tls {
+        Some(tls) => tls.wrap(tcp, &endpoint.host).await,
+        None => Ok(Box::new(tcp)),
     }
 }
 

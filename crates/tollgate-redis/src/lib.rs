@@ -41,7 +41,7 @@
 //!
 //! - No deadline per caller, no circuit breaker, no fallback: a wrapper around any store provides them.
 //! - No scan, no index, and no key without a TTL except a permanent ban.
-//! - No timer that waits for a batch to fill.
+//! - No timer per check or per call, and no check that waits for the reply to another one.
 //! - No further call on a connection on which a call was abandoned, so a late reply cannot be taken for another one.
 
 mod answer;

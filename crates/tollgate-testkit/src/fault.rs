@@ -34,7 +34,7 @@ use gauge::Gauge;
 use relay::Wish;
 
 mod gauge;
-mod relay;
+pub(crate) mod relay;
 #[cfg(test)]
 mod tests;
 

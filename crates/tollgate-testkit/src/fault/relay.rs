@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use socket2::SockRef;
-use tokio::io::{self, AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::io::{self, AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, DuplexStream};
 use tokio::net::TcpStream;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
@@ -26,14 +26,14 @@ const SLICE_PAUSE: Duration = Duration::from_millis(1);
 
 /// The state requested by the owner of the proxy.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Wish {
+pub(crate) struct Wish {
     /// The fault; `None` ends the proxy.
-    pub(super) fault: Option<Fault>,
+    pub(crate) fault: Option<Fault>,
     /// The number of changes so far.
-    pub(super) turn: u64,
+    pub(crate) turn: u64,
 }
 
-type Wishes = watch::Receiver<Wish>;
+pub(crate) type Wishes = watch::Receiver<Wish>;
 
 /// Accepts and forwards connections until the requested fault is `None`. All connections are closed then.
 pub(super) async fn accept(listener: TcpListener, upstream: SocketAddr, mut wishes: Wishes, gauge: Arc<Gauge>) {
@@ -104,6 +104,24 @@ async fn relay(client: &mut TcpStream, upstream: SocketAddr, wishes: &Wishes, ga
         pump(server_reader, client_writer, wishes.clone(), |bytes| gauge.count_down(bytes)),
     )?;
     Ok(())
+}
+
+/// Relays between two in-memory streams until one of them ends or the fault ends them.
+pub(crate) async fn relay_streams(client: DuplexStream, server: DuplexStream, wishes: Wishes) {
+    let mut fatal_wishes = wishes.clone();
+    let (client_reader, client_writer) = io::split(client);
+    let (server_reader, server_writer) = io::split(server);
+    let relay = async {
+        tokio::try_join!(
+            pump(client_reader, server_writer, wishes.clone(), |_| {}),
+            pump(server_reader, client_writer, wishes.clone(), |_| {}),
+        )
+    };
+    tokio::select! {
+        biased;
+        _ = fatal(&mut fatal_wishes) => {}
+        _ = relay => {}
+    }
 }
 
 /// Forwards one direction. `Ok` ends this direction only, `Err` ends the connection.

@@ -64,6 +64,9 @@ impl NotReady {
 impl Limiter {
     /// Waits until a check is admitted and charged, at most `wait_max`.
     ///
+    /// The time of the store's last answer is not counted: with a store that is 5 ms away, this may return 5 ms after
+    /// `wait_max`.
+    ///
     /// The delay of a leaky bucket is waited for, too: when this returns `Ok`, the work may begin. Checks that wait for
     /// the same counters in this process are admitted in the order of their arrival.
     ///
@@ -118,7 +121,8 @@ impl Limiter {
             let now = Instant::now();
             let ready_at = now + wait;
             if decision.allowed() {
-                if ready_at <= deadline {
+                // What may begin now is not given back because the store's answer took its time.
+                if wait == Duration::ZERO || ready_at <= deadline {
                     drop(turn);
                     return Ok(after(wait, decision).await);
                 }

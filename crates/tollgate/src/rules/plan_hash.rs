@@ -21,11 +21,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use tokio::time::timeout;
+use tokio::time::sleep;
 use tollgate_core::{Clock, SystemClock, Timestamp};
 use tollgate_redis::{RedisStore, Reply};
 
 use super::plan::{PlanFuture, PlanLookup, PlanQuestion};
+use crate::deadline::answer_by;
 use crate::lately::{Fading, Lately};
 
 /// Time for which a reply is cached, in microseconds.
@@ -132,13 +133,15 @@ impl PlanHash {
         if (now.as_micros()..=now.plus_micros(REST_US).as_micros()).contains(&rests_until_us) {
             return last_word();
         }
-        match timeout(self.timeout, self.store.command(&["HGET", &self.name, field])).await {
-            Ok(Ok(reply)) => {
+        let answered =
+            answer_by(sleep(self.timeout), &self.store, self.store.command(&["HGET", &self.name, field])).await;
+        match answered {
+            Some(Ok(reply)) => {
                 let plan = name_in(&reply);
                 self.heard.put(id, Heard { plan: plan.clone(), asked: now }, now);
                 plan
             }
-            Ok(Err(error)) => {
+            Some(Err(error)) => {
                 tracing::debug!(
                     kind = error.kind().name(),
                     "cannot read the plan from Redis; using the cached plan, if any"
@@ -146,7 +149,7 @@ impl PlanHash {
                 self.rest();
                 last_word()
             }
-            Err(_) => {
+            None => {
                 tracing::debug!("reading the plan from Redis timed out; using the cached plan, if any");
                 self.rest();
                 last_word()
