@@ -11,6 +11,7 @@ mod serving;
 
 mod bursts;
 mod campaign;
+mod latency;
 mod probes;
 mod protocols;
 mod reloads;
