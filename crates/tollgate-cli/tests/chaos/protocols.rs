@@ -102,7 +102,10 @@ fn nothing_in_the_bytes_of_another_protocol_is_executed() {
             mutate(&mut random, &mut request);
             request == before
         };
-        // Whatever is left of the head has a line that is no command.
+        // Without any of the head, what is left is no request but commands.
+        if request.iter().all(u8::is_ascii_whitespace) {
+            continue;
+        }
         if !request.contains(&b'\n') {
             request.extend_from_slice(b"\r\n");
         }
@@ -123,6 +126,8 @@ fn nothing_in_the_bytes_of_another_protocol_is_executed() {
             _ => format!("{command}{http}").into_bytes(),
         };
         bytes[0] ^= random.below(2) as u8;
+        // Bytes that come in pieces are only judged once a whole head may be there.
+        bytes.extend_from_slice(b"\r\n\r\n");
         let said = answer(&serving.http, &mut random, &bytes);
         assert!(said.is_empty() || said.starts_with("HTTP/1.1 400 "), "{said}");
         assert_nothing_ran(&serving, &bytes);
