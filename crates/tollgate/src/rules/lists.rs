@@ -4,11 +4,12 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::net::IpAddr;
 
+use ipnet::IpNet;
 use tollgate_core::Timestamp;
 
-use super::path::Readings;
+use super::path::{LazyReadings, Readings};
 use super::trie::Trie;
-use crate::identity::{KeyDigest, Networks};
+use crate::identity::{KeyDigest, Networks, PrefixTable};
 
 /// Addresses and paths that are never limited. Exempt keys say so themselves.
 #[derive(Clone, Debug, Default)]
@@ -19,8 +20,14 @@ pub(crate) struct ExemptList {
 
 impl ExemptList {
     /// An exemption must hold for every reading of the path: `/health/../admin` is not `/health`.
-    pub(crate) fn has_path(&self, readings: &Readings<'_>) -> bool {
-        !self.paths.is_empty() && readings.iter().all(|reading| self.paths.contains(reading))
+    pub(crate) fn has_path(&self, readings: &LazyReadings<'_>) -> bool {
+        // Most paths are not exempt as they are written, and then the other readings need not be worked out.
+        !self.paths.is_empty()
+            && self.paths.contains(&readings.written())
+            && match readings.get() {
+                Readings::Each(texts) => texts.iter().all(|text| self.paths.contains(text)),
+                Readings::Any => false,
+            }
     }
 }
 
@@ -45,17 +52,31 @@ impl Ban {
     fn holds_at(&self, now: Timestamp) -> bool {
         self.until.is_none_or(|until| now < until)
     }
+
+    /// When it ends, in an order in which never is last.
+    fn end(&self) -> (bool, Option<Timestamp>) {
+        (self.until.is_none(), self.until)
+    }
 }
 
 /// All bans.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct BanList {
-    pub(crate) networks: Vec<(Networks, Ban)>,
+    pub(crate) networks: PrefixTable<Ban>,
     pub(crate) keys: HashMap<KeyDigest, Ban>,
     pub(crate) users: HashMap<Box<str>, Ban>,
 }
 
 impl BanList {
+    /// Sets the bans of networks. Of two bans of one network the longer one holds.
+    pub(crate) fn set_networks(&mut self, bans: Vec<(IpNet, Ban)>) {
+        self.networks = PrefixTable::new(bans, |kept, ban| {
+            if kept.end() < ban.end() {
+                *kept = ban;
+            }
+        });
+    }
+
     /// Of two bans of one key the longer one holds.
     pub(crate) fn add_key(&mut self, key: KeyDigest, ban: Ban) {
         keep_longer(self.keys.entry(key), ban);
@@ -70,9 +91,13 @@ impl BanList {
         self.networks.is_empty() && self.keys.is_empty() && self.users.is_empty()
     }
 
+    /// Returns whether a ban names a key or a user, so that more than the address has to be looked at.
+    pub(crate) fn name_callers(&self) -> bool {
+        !self.keys.is_empty() || !self.users.is_empty()
+    }
+
     pub(crate) fn of_address(&self, address: IpAddr, now: Timestamp) -> Option<&Ban> {
-        let holds = |(networks, ban): &&(Networks, Ban)| ban.holds_at(now) && networks.contains(address);
-        self.networks.iter().find(holds).map(|(_, ban)| ban)
+        self.networks.covering(address).find(|ban| ban.holds_at(now))
     }
 
     pub(crate) fn of_key(&self, key: &KeyDigest, now: Timestamp) -> Option<&Ban> {
@@ -85,9 +110,8 @@ impl BanList {
 }
 
 fn keep_longer<K>(entry: Entry<'_, K, Ban>, ban: Ban) {
-    let end = |ban: &Ban| ban.until.map_or((1, Timestamp::ZERO), |until| (0, until));
     match entry {
-        Entry::Occupied(mut kept) if end(kept.get()) < end(&ban) => drop(kept.insert(ban)),
+        Entry::Occupied(mut kept) if kept.get().end() < ban.end() => drop(kept.insert(ban)),
         Entry::Occupied(_) => {}
         Entry::Vacant(vacant) => drop(vacant.insert(ban)),
     }

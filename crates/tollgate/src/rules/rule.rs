@@ -33,16 +33,17 @@ impl Mode {
     }
 }
 
-/// Whether a request's units are given back by how it ends. They are always taken at the start.
+/// Whether a request's units are given back by its response. They are always taken at the start, and stay taken if there is no
+/// response: the client left, or the service panicked.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 #[non_exhaustive]
 pub enum Charge {
     /// They are kept.
     #[default]
     Always,
-    /// They are kept if the request failed: for logins.
+    /// They are given back after a response that is a success: for logins.
     OnFailure,
-    /// They are kept if the request succeeded.
+    /// They are given back after a response that is a failure.
     OnSuccess,
 }
 

@@ -21,7 +21,7 @@ use smallvec::SmallVec;
 
 use super::comparisons;
 use super::method::MethodSet;
-use super::path::Segments;
+use super::path::segments;
 use super::pattern::{Pattern, Segment};
 
 /// The rules of a set by path.
@@ -75,8 +75,8 @@ impl Trie {
         child
     }
 
-    /// Hands over every rule whose pattern matches these segments and whose methods include this one.
-    pub(crate) fn find(&self, segments: &Segments<'_>, method: MethodSet, mut found: impl FnMut(u32)) {
+    /// Hands over every rule whose pattern matches this reading of a path and whose methods include this one.
+    pub(crate) fn find(&self, text: &[u8], method: MethodSet, mut found: impl FnMut(u32)) {
         let mut report = |candidates: &[Candidate]| {
             for candidate in candidates {
                 comparisons::count();
@@ -88,12 +88,12 @@ impl Trie {
         let mut here: SmallVec<[u32; 8]> = SmallVec::from_slice(&[0]);
         let mut next = SmallVec::new();
         report(&self.nodes[0].below);
-        for segment in segments {
+        for segment in segments(text) {
             next.clear();
             for &at in &here {
                 let node = &self.nodes[at as usize];
                 comparisons::count();
-                next.extend(node.exact.get(&**segment).copied());
+                next.extend(node.exact.get(segment).copied());
                 // An empty segment is nothing, and `{id}` is anything but that.
                 next.extend(node.any.filter(|_| !segment.is_empty()));
             }
@@ -106,15 +106,24 @@ impl Trie {
         here.iter().for_each(|&at| report(&self.nodes[at as usize].there));
     }
 
+    /// Hands over every rule whose methods include this one, whatever its pattern.
+    pub(crate) fn all(&self, method: MethodSet, mut found: impl FnMut(u32)) {
+        for candidate in self.nodes.iter().flat_map(|node| node.there.iter().chain(&node.below)) {
+            if candidate.methods.overlaps(method) {
+                found(candidate.rule);
+            }
+        }
+    }
+
     /// Whether there is no pattern.
     pub(crate) fn is_empty(&self) -> bool {
         matches!(&*self.nodes, [root] if root.there.is_empty() && root.below.is_empty())
     }
 
     /// Whether any pattern matches.
-    pub(crate) fn contains(&self, segments: &Segments<'_>) -> bool {
+    pub(crate) fn contains(&self, text: &[u8]) -> bool {
         let mut found = false;
-        self.find(segments, MethodSet::ALL, |_| found = true);
+        self.find(text, MethodSet::ALL, |_| found = true);
         found
     }
 }
