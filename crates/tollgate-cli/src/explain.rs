@@ -1,6 +1,5 @@
 //! `tollgate explain`: shows which rules would apply to a request, and why.
 
-use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -31,7 +30,6 @@ pub(crate) async fn explain(arguments: Explain) -> Result<(), Failure> {
 
 /// Requests the explanation from a running instance.
 async fn ask(admin: &Admin, arguments: &Explain, headers: &[(String, String)]) -> Result<Value, Failure> {
-    let headers = joined(headers);
     let question = json!({ "request": {
         "method": arguments.method, "path": arguments.path, "headers": headers, "peer": arguments.peer,
     } });
@@ -82,18 +80,6 @@ fn headers(given: &[String]) -> Result<Vec<(String, String)>, Failure> {
         }
     }
     Ok(headers)
-}
-
-/// The lines of one name as one, as HTTP lets everybody on the way do it.
-fn joined(headers: &[(String, String)]) -> BTreeMap<String, String> {
-    let mut lines: BTreeMap<String, String> = BTreeMap::new();
-    for (name, value) in headers {
-        let name = name.to_ascii_lowercase();
-        let separator = if name == "cookie" { "; " } else { ", " };
-        let line = lines.entry(name).and_modify(|line| *line += separator).or_default();
-        *line += value;
-    }
-    lines
 }
 
 fn header(text: &str) -> Result<(String, String), Failure> {

@@ -120,7 +120,9 @@ mod tests {
         let policy = BrowserPolicy { admin_hosts: vec!["ops.example".to_owned()], ..BrowserPolicy::default() };
         let hosts = |hosts: &[&str]| {
             let mut headers = HeaderMap::new();
-            hosts.iter().for_each(|host| drop(headers.append(HOST, host.parse().unwrap())));
+            for host in hosts {
+                headers.append(HOST, host.parse().unwrap());
+            }
             headers
         };
         for good in [

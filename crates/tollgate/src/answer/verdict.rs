@@ -30,6 +30,8 @@ pub enum Verdict {
     Invalid,
     /// The request is larger than accepted.
     TooLarge,
+    /// The path is longer than accepted.
+    PathTooLong,
     /// The request has no valid credentials.
     Unauthenticated,
     /// The client is not permitted to make this request.
@@ -49,12 +51,13 @@ struct Row {
 
 impl Verdict {
     /// All verdicts.
-    pub const ALL: [Verdict; 9] = [
+    pub const ALL: [Verdict; 10] = [
         Verdict::Allowed,
         Verdict::Denied,
         Verdict::Unavailable,
         Verdict::Invalid,
         Verdict::TooLarge,
+        Verdict::PathTooLong,
         Verdict::Unauthenticated,
         Verdict::Forbidden,
         Verdict::NotFound,
@@ -72,6 +75,7 @@ impl Verdict {
             Verdict::Unavailable     => ("unavailable",       H::SERVICE_UNAVAILABLE,   G::Unavailable,       Some("UNAVAILABLE")),
             Verdict::Invalid         => ("invalid",           H::BAD_REQUEST,           G::InvalidArgument,   Some("ERR")),
             Verdict::TooLarge        => ("too_large",         H::PAYLOAD_TOO_LARGE,     G::OutOfRange,        Some("ERR")),
+            Verdict::PathTooLong     => ("path_too_long",     H::URI_TOO_LONG,          G::InvalidArgument,   Some("ERR")),
             Verdict::Unauthenticated => ("unauthenticated",   H::UNAUTHORIZED,          G::Unauthenticated,   Some("NOAUTH")),
             Verdict::Forbidden       => ("forbidden",         H::FORBIDDEN,             G::PermissionDenied,  Some("NOPERM")),
             Verdict::NotFound        => ("not_found",         H::NOT_FOUND,             G::NotFound,          Some("ERR")),

@@ -127,6 +127,8 @@ impl Changes {
             expose_headers,
             shadow,
             kill_switch,
+            path_bytes_max,
+            method_override_headers,
             trusted_proxies,
             forwarding_header,
             ipv6_prefix,
@@ -151,6 +153,8 @@ impl Changes {
         self.note(value(expose_headers, &after.expose_headers), "expose_headers", "");
         self.note(value(shadow, &after.shadow), "shadow", "");
         self.note(value(kill_switch, &after.kill_switch), "kill_switch", "");
+        self.note(option(path_bytes_max, &after.path_bytes_max), "path_bytes_max", "");
+        self.note(list(method_override_headers, &after.method_override_headers), "method_override_headers", "");
         self.note(list(trusted_proxies, &after.trusted_proxies), "trusted_proxies", "");
         self.note(option(forwarding_header, &after.forwarding_header), "forwarding_header", "");
         self.note(option(ipv6_prefix, &after.ipv6_prefix), "ipv6_prefix", "");

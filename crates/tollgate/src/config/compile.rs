@@ -111,7 +111,7 @@ impl Compiler<'_> {
         let (exempt, exempt_paths) = self.exempt(config);
         let bans = self.bans(config);
         let plan_header = config.plan_sources.header.as_ref().and_then(|name| self.header_name(name));
-        let (rules, matcher) = self.rules(config, &tariffs);
+        let (rules, matcher, shields) = self.rules(config, &tariffs);
 
         let plans_given = tariffs.plans_given();
         let (default, anonymous) = tariffs.fallbacks();
@@ -119,6 +119,7 @@ impl Compiler<'_> {
             needs_tariff: rules.iter().any(|rule| rule.mode() != Mode::Off && rule.is_by_plan()),
             rules,
             matcher,
+            shields,
             identifier,
             plan_of_tariff: tariffs.plan_of_tariff(),
             plans: tariffs.into_plans(),
@@ -130,6 +131,7 @@ impl Compiler<'_> {
             plan_header,
             exempt,
             bans,
+            path_bytes_max: self.path_bytes_max(config),
             is_off: *config.kill_switch,
             exposes_headers: config.expose_headers,
         };

@@ -40,6 +40,12 @@ pub struct Config {
     /// Whether limiting is off altogether.
     pub kill_switch: Spanned<bool>,
 
+    /// The most bytes that a path may have, without its query; a request with a longer one is refused with 414. Defaults to 8192.
+    pub path_bytes_max: Option<Spanned<u32>>,
+    /// Headers in which a request may name another method, which rules then read as well as its own, such as
+    /// `x-http-method-override`. Defaults to none.
+    pub method_override_headers: OneOrMany<Spanned<String>>,
+
     /// Networks of the proxies whose word about the client's address is taken; nobody unless said.
     pub trusted_proxies: OneOrMany<Spanned<String>>,
     /// The one header in which they give it; `x-forwarded-for` unless said.

@@ -33,19 +33,19 @@ impl Mode {
     }
 }
 
-/// Which requests a rule charges, by their outcome.
+/// Which requests a rule charges, by their response.
 ///
-/// Units are always charged at the start of a request. They are refunded at its end if its outcome is not to be
-/// charged. Defaults to `always`.
+/// Units are always charged at the start of a request. They are refunded by its response if that is not to be charged.
+/// Without a response (the client disconnected, or the service panicked) the charge stays. Defaults to `always`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 #[non_exhaustive]
 pub enum Charge {
     /// Every request is charged.
     #[default]
     Always,
-    /// Only failed requests are charged, for example failed logins.
+    /// Only failed requests are charged, for example failed logins: a success refunds.
     OnFailure,
-    /// Only successful requests are charged.
+    /// Only successful requests are charged: a failure refunds.
     OnSuccess,
 }
 

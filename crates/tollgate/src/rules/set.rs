@@ -9,7 +9,7 @@ use tollgate_core::Timestamp;
 
 use super::lists::{Ban, BanList, ExemptList};
 use super::matcher::{Indices, Matcher};
-use super::path::readings;
+use super::path::LazyReadings;
 use super::plan::{KeyEntry, Plan, PlanLookup, PlanQuestion, Tariff};
 use super::request::RequestView;
 use super::rule::Rule;
@@ -25,6 +25,8 @@ pub struct RuleSet(Arc<SetParts>);
 pub(crate) struct SetParts {
     pub(crate) rules: Vec<Rule>,
     pub(crate) matcher: Matcher,
+    /// The shields that refuse, and no other rule.
+    pub(crate) shields: Matcher,
     pub(crate) identifier: Identifier,
     /// Plans, sorted by name. The first tariffs are those of the plans, in this order.
     pub(crate) plans: Vec<Plan>,
@@ -41,6 +43,7 @@ pub(crate) struct SetParts {
     pub(crate) bans: BanList,
     /// Whether any rule takes its limits from plans.
     pub(crate) needs_tariff: bool,
+    pub(crate) path_bytes_max: usize,
     pub(crate) is_off: bool,
     pub(crate) exposes_headers: bool,
 }
@@ -100,20 +103,42 @@ impl RuleSet {
 
     /// Returns the rules that apply to a request. Empty if its path is exempt or the kill switch is on.
     pub fn matching(&self, request: &RequestView<'_>) -> Matched<'_> {
+        self.matching_read(request, &LazyReadings::of(request.path()))
+    }
+
+    /// Returns the rules that apply to a request with these readings of its path.
+    pub(crate) fn matching_read(&self, request: &RequestView<'_>, readings: &LazyReadings<'_>) -> Matched<'_> {
         let set = &*self.0;
         let places = match self.same_for_all() {
             Some(same) => Places::Same(same),
-            None => Places::Found(self.find(request)),
+            None => {
+                let found = set.matcher.find(request, readings);
+                let is_exempt = !found.is_empty() && set.exempt.has_path(readings);
+                Places::Found(if is_exempt { Indices::new() } else { found })
+            }
         };
         Matched { set, places }
     }
 
-    fn find(&self, request: &RequestView<'_>) -> Indices {
-        let readings = readings(request.path());
-        match self.0.exempt.has_path(&readings) {
-            true => Indices::new(),
-            false => self.0.matcher.find(request, &readings),
-        }
+    /// Returns the shields that apply to a request, whether or not it is exempt.
+    pub(crate) fn matching_shields(&self, request: &RequestView<'_>, readings: &LazyReadings<'_>) -> Matched<'_> {
+        let set = &*self.0;
+        let places = match set.shields.same_for_all() {
+            _ if set.is_off => Places::Same(&[]),
+            Some(same) => Places::Same(same),
+            None => Places::Found(set.shields.find(request, readings)),
+        };
+        Matched { set, places }
+    }
+
+    /// Returns whether requests with this path are never limited.
+    pub(crate) fn is_exempt_path(&self, readings: &LazyReadings<'_>) -> bool {
+        self.0.exempt.has_path(readings)
+    }
+
+    /// Returns the most bytes that a path may have, without its query. A request with a longer one is refused.
+    pub fn path_bytes_max(&self) -> usize {
+        self.0.path_bytes_max
     }
 
     /// Returns the rules that apply to all requests alike, or `None` if they depend on the request.
@@ -132,9 +157,14 @@ impl RuleSet {
         self.0.is_off
     }
 
-    /// Returns whether the configuration has any bans. `false` if the kill switch is on.
-    pub(crate) fn has_bans(&self) -> bool {
-        !self.0.is_off && !self.0.bans.is_empty()
+    /// Returns whether a network is banned.
+    pub(crate) fn bans_addresses(&self) -> bool {
+        !self.0.is_off && !self.0.bans.networks.is_empty()
+    }
+
+    /// Returns whether a key or a user is banned.
+    pub(crate) fn bans_callers(&self) -> bool {
+        !self.0.is_off && self.0.bans.name_callers()
     }
 
     /// Returns whether any address or key is exempt.
@@ -161,17 +191,25 @@ impl RuleSet {
     ///
     /// `None` if no ban applies or the kill switch is on.
     pub fn ban(&self, identity: &Identity<'_>, now: Timestamp) -> Option<&Ban> {
+        let of_address = || self.ban_of_address(identity, now).filter(|_| self.bans_addresses());
+        of_address().or_else(|| self.ban_of_caller(identity, now).filter(|_| self.bans_callers()))
+    }
+
+    /// Returns the ban of the client's address that holds at `now`.
+    pub(crate) fn ban_of_address(&self, identity: &Identity<'_>, now: Timestamp) -> Option<&Ban> {
+        self.0.bans.of_address(identity.address(), now)
+    }
+
+    /// Returns the ban of a key or the user of the request that holds at `now`.
+    pub(crate) fn ban_of_caller(&self, identity: &Identity<'_>, now: Timestamp) -> Option<&Ban> {
         let bans = &self.0.bans;
-        if self.0.is_off || bans.is_empty() {
-            return None;
-        }
         // Finding the user may cost a signature check, so keys and users are only determined if any are banned. A
         // banned key is refused in whatever header it is sent: the upstream may read another header, and know more
         // keys.
         let of_shown = || identity.shown_keys().find_map(|key| bans.of_key(&key, now));
         let of_key = || (!bans.keys.is_empty()).then(of_shown).flatten();
         let of_user = || (!bans.users.is_empty()).then(|| bans.of_user(&identity.user()?.subject, now)).flatten();
-        bans.of_address(identity.address(), now).or_else(of_key).or_else(of_user)
+        of_key().or_else(of_user)
     }
 
     /// Returns whether this caller is exempt from all limits, by its address or its API key.

@@ -22,7 +22,7 @@ use smallvec::SmallVec;
 
 use super::comparisons;
 use super::method::MethodSet;
-use super::path::Segments;
+use super::path::segments;
 use super::pattern::{Pattern, Segment};
 
 /// Path patterns and the rules that they belong to.
@@ -81,10 +81,10 @@ impl Trie {
         child
     }
 
-    /// Calls `found` for every rule whose pattern matches these segments and whose methods include `method`.
+    /// Calls `found` for every rule whose pattern matches this reading of a path and whose methods include `method`.
     ///
     /// A rule with several patterns may be reported several times.
-    pub(crate) fn find(&self, segments: &Segments<'_>, method: MethodSet, mut found: impl FnMut(u32)) {
+    pub(crate) fn find(&self, text: &[u8], method: MethodSet, mut found: impl FnMut(u32)) {
         let mut report = |candidates: &[Candidate]| {
             for candidate in candidates {
                 comparisons::count();
@@ -96,12 +96,12 @@ impl Trie {
         let mut here: SmallVec<[u32; 8]> = SmallVec::from_slice(&[0]);
         let mut next = SmallVec::new();
         report(&self.nodes[0].below);
-        for segment in segments {
+        for segment in segments(text) {
             next.clear();
             for &at in &here {
                 let node = &self.nodes[at as usize];
                 comparisons::count();
-                next.extend(node.exact.get(&**segment).copied());
+                next.extend(node.exact.get(segment).copied());
                 // `{id}` does not match an empty segment.
                 next.extend(node.any.filter(|_| !segment.is_empty()));
             }
@@ -114,15 +114,24 @@ impl Trie {
         here.iter().for_each(|&at| report(&self.nodes[at as usize].there));
     }
 
+    /// Calls `found` for every rule whose methods include `method`, whatever its pattern.
+    pub(crate) fn all(&self, method: MethodSet, mut found: impl FnMut(u32)) {
+        for candidate in self.nodes.iter().flat_map(|node| node.there.iter().chain(&node.below)) {
+            if candidate.methods.overlaps(method) {
+                found(candidate.rule);
+            }
+        }
+    }
+
     /// Returns whether there is no pattern.
     pub(crate) fn is_empty(&self) -> bool {
         matches!(&*self.nodes, [root] if root.there.is_empty() && root.below.is_empty())
     }
 
-    /// Returns whether any pattern matches these segments.
-    pub(crate) fn contains(&self, segments: &Segments<'_>) -> bool {
+    /// Returns whether any pattern matches this reading of a path.
+    pub(crate) fn contains(&self, text: &[u8]) -> bool {
         let mut found = false;
-        self.find(segments, MethodSet::ALL, |_| found = true);
+        self.find(text, MethodSet::ALL, |_| found = true);
         found
     }
 }

@@ -1,6 +1,7 @@
 //! The Tower layer as its users meet it.
 #![allow(clippy::unwrap_used)] // a step that fails fails its test
 
+mod aborts;
 mod bodies;
 mod endings;
 mod grpc;
