@@ -118,13 +118,7 @@ mod tests {
     #[test]
     fn the_admin_listener_is_asked_by_address_by_a_local_name_or_by_a_configured_one() {
         let policy = BrowserPolicy { admin_hosts: vec!["ops.example".to_owned()], ..BrowserPolicy::default() };
-        let hosts = |hosts: &[&str]| {
-            let mut headers = HeaderMap::new();
-            for host in hosts {
-                headers.append(HOST, host.parse().unwrap());
-            }
-            headers
-        };
+        let hosts = |hosts: &[&str]| hosts.iter().map(|host| (HOST, host.parse().unwrap())).collect::<HeaderMap>();
         for good in [
             "127.0.0.1:9090",
             "127.0.0.1",
