@@ -32,7 +32,7 @@ pub(crate) enum Failure {
     Token { place: String, error: tollgate_server::TokenError },
     #[error("{place} holds no password for Redis clients")]
     #[diagnostic(help(
-        "write a password to the file, or omit --resp-password-file to accept clients without a password"
+        "give a password there, or omit --resp-password-file and $TOLLGATE_RESP_PASSWORD to accept clients without one"
     ))]
     PasswordMissing { place: String },
     #[error("${variable} is not valid UTF-8")]

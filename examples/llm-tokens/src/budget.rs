@@ -73,8 +73,8 @@ impl Reservation {
         let demands = self.budget.demands(self.customer, self.tokens);
         let check = Check::new(&demands).expect("two windows are two counters");
         if let Err(error) = self.budget.0.limiter.settle(&check, &self.decision, Cost::new(used)).await {
-            // The estimate stays charged until its window ends.
-            eprintln!("cannot settle a reservation, its estimate stays charged: {error}");
+            // If the call was not executed, the estimate stays charged until its window ends.
+            eprintln!("cannot settle a reservation, its estimate may stay charged: {error}");
         }
     }
 }
