@@ -4,14 +4,16 @@
 //! Accepting is cheap and serving is not, so connections are accepted in batches and handed to the [crew](crate::crew), which
 //! takes a few of them at a time. A burst of connections waits there, not in front of those that are being served.
 
-use std::future::Future;
+use std::future::{Future, poll_fn};
 use std::io;
 use std::net::TcpStream as StdTcpStream;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context as TaskContext, Poll, ready};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
@@ -65,6 +67,7 @@ pub(crate) struct Gate {
     pub(crate) places: usize,
     /// Evicts the idle connection that was served longest ago when there is no place for a new one.
     pub(crate) evicts_idle: bool,
+    pub(crate) spares: Arc<SpareDescriptors>,
     /// For what is being received on all connections together.
     pub(crate) receive_budget: Arc<Budget>,
     pub(crate) grace: Duration,
@@ -148,7 +151,7 @@ pub(crate) async fn accept<S>(listener: TcpListener, gate: Gate, closing: Closin
 where
     S: Fn(Stream, Context) -> Serving + Clone + Send + 'static,
 {
-    let mut acceptor = match Acceptor::new(listener) {
+    let mut acceptor = match Acceptor::new(listener, gate.spares.clone()) {
         Ok(acceptor) => acceptor,
         Err(error) => return tracing::error!(door = gate.door, %error, "the listener cannot be used"),
     };
@@ -191,18 +194,20 @@ where
     let (serve, tls) = (serve.clone(), gate.tls.clone());
     let receiving = Receiving::new(gate.receive_budget.clone());
     let context = Context { closing: closing.clone(), receiving, place };
-    let open = Open::new(gate.counts.clone());
+    let (open, spares) = (Open::new(gate.counts.clone()), gate.spares.clone());
     gate.crew.serve(move || async move {
         if let Ok(stream) = TcpStream::from_std(stream)
             && let Some(stream) = handshake(stream, tls).await
         {
             serve(stream, context).await;
         }
+        // Before anything else can take the connection's descriptor.
+        spares.refill();
         drop((open, permit));
     });
 }
 
-/// A listener, and a descriptor to accept with when there are no others.
+/// A listener.
 struct Acceptor {
     listener: TcpListener,
     /// The same socket, for connections that wait already. The runtime of `listener` need not know of these: they are served by
@@ -210,17 +215,16 @@ struct Acceptor {
     direct: std::net::TcpListener,
     /// Connections accepted since other tasks had a turn.
     batch: usize,
-    /// Given up to accept one more connection when the process has no descriptors left.
-    spare: Option<std::fs::File>,
+    spares: Arc<SpareDescriptors>,
     warned_at: Option<Instant>,
 }
 
 impl Acceptor {
-    fn new(listener: TcpListener) -> io::Result<Acceptor> {
+    fn new(listener: TcpListener, spares: Arc<SpareDescriptors>) -> io::Result<Acceptor> {
         let listener = listener.into_std()?;
         let direct = listener.try_clone()?;
         let listener = TcpListener::from_std(listener)?;
-        Ok(Acceptor { listener, direct, batch: 0, spare: spare_descriptor(), warned_at: None })
+        Ok(Acceptor { listener, direct, batch: 0, spares, warned_at: None })
     }
 
     async fn accept(&mut self) -> io::Result<StdTcpStream> {
@@ -230,25 +234,40 @@ impl Acceptor {
                 tokio::task::yield_now().await;
             }
             let accepted = match self.accept_waiting() {
-                Ok(None) => {
-                    self.batch = 0;
-                    self.listener.accept().await.and_then(|(stream, _)| stream.into_std())
-                }
                 Ok(Some(stream)) => Ok(stream),
-                Err(error) => Err(error),
+                // Without descriptors it cannot be told whether a connection waits.
+                Ok(None) | Err(_) => {
+                    self.batch = 0;
+                    poll_fn(|cx| self.poll_accept(cx)).await
+                }
             };
             match accepted {
                 Ok(stream) => {
-                    self.spare = self.spare.take().or_else(spare_descriptor);
+                    self.spares.refill();
                     self.batch += 1;
                     return Ok(stream);
                 }
                 Err(error) if is_of_one_connection(&error) => {}
-                Err(error) => match self.spare.take() {
-                    Some(spare) if is_out_of_descriptors(&error) => drop(spare),
-                    _ => return Err(error),
-                },
+                Err(error) => return Err(error),
             }
+        }
+    }
+
+    /// Waits for a connection. If there are no descriptors left, accepts it with a spare one.
+    fn poll_accept(&self, cx: &mut TaskContext<'_>) -> Poll<io::Result<StdTcpStream>> {
+        let accept = |cx: &mut TaskContext<'_>| match ready!(self.listener.poll_accept(cx)) {
+            Ok((stream, _)) => Poll::Ready(stream.into_std()),
+            Err(error) => Poll::Ready(Err(error)),
+        };
+        match accept(cx) {
+            Poll::Ready(Err(error)) if is_out_of_descriptors(&error) && self.spares.give_up_one() => {
+                let accepted = accept(cx);
+                if accepted.is_pending() {
+                    self.spares.refill();
+                }
+                accepted
+            }
+            accepted => accepted,
         }
     }
 
@@ -272,8 +291,32 @@ impl Acceptor {
     }
 }
 
-fn spare_descriptor() -> Option<std::fs::File> {
-    std::fs::File::open("/dev/null").ok()
+/// Descriptors that are kept to accept connections with when the process has no others.
+#[derive(Debug, Default)]
+pub(crate) struct SpareDescriptors {
+    max: usize,
+    files: Mutex<Vec<std::fs::File>>,
+}
+
+impl SpareDescriptors {
+    pub(crate) fn new(max: usize) -> Arc<SpareDescriptors> {
+        let spares = Arc::new(SpareDescriptors { max, files: Mutex::default() });
+        spares.refill();
+        spares
+    }
+
+    fn give_up_one(&self) -> bool {
+        self.files.lock().pop().is_some()
+    }
+
+    fn refill(&self) {
+        let mut files = self.files.lock();
+        while files.len() < self.max
+            && let Ok(file) = std::fs::File::open("/dev/null")
+        {
+            files.push(file);
+        }
+    }
 }
 
 /// Returns whether the process or the machine has no descriptors left.

@@ -14,6 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll, Waker};
 
+use bytes::BytesMut;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
@@ -68,9 +69,12 @@ impl Budget {
         poll_fn(|cx| reservation.poll_resize(cx, amount)).await.then_some(reservation)
     }
 
-    /// Evicts the oldest holder, if there is one that is not protected.
+    /// Evicts the oldest holder that is not protected, but not the only one.
     pub(crate) fn evict_oldest(&self) {
-        self.evict(&mut self.state.lock());
+        let mut state = self.state.lock();
+        if state.holders.len() > 1 {
+            self.evict(&mut state);
+        }
     }
 
     /// Adds a holder of nothing, as the youngest.
@@ -205,7 +209,7 @@ impl Reservation {
         self.notice.notified().await;
     }
 
-    fn is_evicted(&self) -> bool {
+    pub(crate) fn is_evicted(&self) -> bool {
         let state = self.budget.state.lock();
         state.holders.get(&self.id()).is_some_and(|holder| holder.status == Status::Evicted)
     }
@@ -226,6 +230,11 @@ impl Drop for Reservation {
 /// A request that is not complete needs no reservation up to this many bytes. A usual request has a few hundred.
 const SMALL_BYTES: usize = 4 * 1024;
 
+/// Returns what a buffer is accounted for: all that was allocated for it, unless a request of this length needs no reservation.
+pub(crate) fn held_bytes(buffer: &BytesMut) -> usize {
+    if buffer.len() > SMALL_BYTES { buffer.capacity() } else { buffer.len() }
+}
+
 /// The bytes that one connection holds of a request that is not complete.
 #[derive(Debug)]
 pub(crate) struct Receiving {
@@ -241,6 +250,10 @@ impl Receiving {
     /// Accounts for `bytes` in all, once there is room for them. Returns false if the listener has no room, or needed it for
     /// others.
     pub(crate) async fn hold(&mut self, bytes: usize) -> bool {
+        if bytes > SMALL_BYTES {
+            // A client that sends as fast as it is read would keep others waiting until all of it is there.
+            tokio::task::yield_now().await;
+        }
         poll_fn(|cx| self.poll_hold(cx, bytes)).await
     }
 
@@ -344,7 +357,7 @@ mod tests {
     fn small_requests_need_no_room() {
         let budget = Budget::new(3 * SMALL_BYTES, Arc::default());
         let mut all: Vec<Receiving> = (0..5).map(|_| Receiving::new(budget.clone())).collect();
-        let hold = |receiving: &mut Receiving, bytes: usize| now(receiving.hold(bytes));
+        let hold = |receiving: &mut Receiving, bytes: usize| now(poll_fn(|cx| receiving.poll_hold(cx, bytes)));
         assert!(all.iter_mut().all(|receiving| hold(receiving, SMALL_BYTES) == Some(true)));
         assert_eq!(hold(&mut all[0], 2 * SMALL_BYTES), Some(true));
         assert_eq!(hold(&mut all[1], 2 * SMALL_BYTES), None, "the older large one gives way");

@@ -23,7 +23,7 @@ use tokio::task::JoinSet;
 use tollgate::engine::Engine;
 use tollgate::{Limiter, SystemClock};
 
-use crate::accept::{Closing, Context, DoorCounts, Gate, Stage, accept};
+use crate::accept::{Closing, Context, DoorCounts, Gate, SpareDescriptors, Stage, accept};
 use crate::admin::token::Token;
 use crate::admin::{AdminDoor, is_loopback};
 use crate::auth_guard::{AuthGuard, UNKNOWN_ADDRESS};
@@ -37,6 +37,8 @@ use crate::readiness::Readiness;
 use crate::reload::Reloader;
 use crate::tls::Tls;
 
+/// Descriptors that the admin door keeps for itself: so many probes are answered when the process has no others.
+const ADMIN_SPARES: usize = 4;
 /// An admin connection that sends no whole request header for so long is closed, whatever the other doors allow.
 const ADMIN_IDLE: Duration = Duration::from_secs(10);
 const HTTP_REFUSAL: &[u8] =
@@ -195,6 +197,7 @@ impl Doors {
             door,
             places: self.bounds.connections,
             evicts_idle: false,
+            spares: Arc::default(),
             receive_budget: Budget::new(self.bounds.receive_bytes, counts.evicted.clone()),
             grace: self.bounds.grace,
             refusal: if door == "resp" { RESP_REFUSAL } else { HTTP_REFUSAL },
@@ -314,6 +317,7 @@ fn serve_admin(
     let is_local = listener.local_addr().is_ok_and(|address| is_loopback(address.ip()));
     gate.places = doors.bounds.admin_connections;
     gate.evicts_idle = true;
+    gate.spares = SpareDescriptors::new(ADMIN_SPARES);
     if is_local {
         gate.tls = None;
     }

@@ -20,8 +20,8 @@ use crate::serving::{Client, Serving};
 const QUESTION: &str = r#"{"key":"user:42","limit":"10000000/h"}"#;
 /// What one connection may cost: 10,000 of them are 200 MB.
 const CONNECTION_BYTES_MAX: u64 = 20 * 1000;
-/// What a listener holds of unfinished requests beside that.
-const BUDGET_BYTES: u64 = 32 * 1024 * 1024;
+/// What a listener holds of unfinished requests beside that is 32 MiB; an allocator needs up to three times as much for it.
+const BUDGET_BYTES: u64 = 3 * 32 * 1024 * 1024;
 /// What a process grows by that has more to do than before, whatever it is.
 const SLACK_BYTES: u64 = 6 * 1024 * 1024;
 
@@ -50,6 +50,7 @@ fn post(headers: &str, length: usize) -> String {
 /// Small beginnings, of which a listener holds all.
 fn small_kinds() -> Vec<Kind> {
     let whole = post("", QUESTION.len()) + QUESTION;
+    let chunked = "POST /v1/check HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n";
     let half_command = "*3\r\n$14\r\nTOLLGATE.CHECK\r\n$7\r\nus";
     let hello = client_hello();
     vec![
@@ -57,7 +58,7 @@ fn small_kinds() -> Vec<Kind> {
         kind("http-half-head", Listener::Http, &whole[..40]),
         kind("http-half-body", Listener::Http, &whole[..whole.len() - 10]),
         kind("http-half-body-close", Listener::Http, post("connection: close\r\n", 34) + "{\"key"),
-        kind("http-half-chunk", Listener::Http, post("transfer-encoding: chunked\r\n", 34) + "22\r\n{\"key"),
+        kind("http-half-chunk", Listener::Http, chunked.to_owned() + "22\r\n{\"key"),
         Kind { is_answered: true, ..kind("http-answered", Listener::Http, &whole[..]) },
         Kind {
             is_answered: true,
@@ -83,6 +84,7 @@ fn large_kinds() -> Vec<Kind> {
     vec![
         kind("http-body-400k", Listener::Http, post("", 500_000) + &"x".repeat(400_000)),
         kind("http-chunk-400k", Listener::Http, chunk.to_owned() + &"x".repeat(400_000)),
+        kind("http-expect", Listener::Http, post("expect: 100-continue\r\n", 34)),
         kind("http-head-60k", Listener::Http, format!("POST /v1/check HTTP/1.1\r\nx: {}", "x".repeat(60_000))),
         kind(
             "http-head-60k-behind-another",
@@ -206,7 +208,7 @@ fn connections_that_do_not_finish_cost_little_and_disturb_nobody() {
 
 #[test]
 fn unfinished_large_requests_are_bounded_together() {
-    run(large_kinds(), scale(200, 3_000), |count| count * CONNECTION_BYTES_MAX + BUDGET_BYTES + SLACK_BYTES);
+    run(large_kinds(), scale(400, 3_000), |count| count * CONNECTION_BYTES_MAX + BUDGET_BYTES + SLACK_BYTES);
 }
 
 /// The oldest unfinished request gives way, so a large request of an honest client is received beside any number of them.
@@ -225,8 +227,10 @@ fn a_large_request_is_answered_beside_unfinished_ones() {
         assert_eq!(serving.check(&question).status, 200);
         assert_eq!(serving.check(QUESTION).status, 200);
     }
-    let metrics = serving.visit("/metrics").body;
-    let evicted =
-        metrics.lines().find_map(|line| line.strip_prefix("tollgate_connections_evicted_total{door=\"http\"} "));
-    assert!(evicted.unwrap().parse::<usize>().unwrap() >= held.len() - 100, "{metrics}");
+    // What was sent last may not be received yet.
+    serving.until("/metrics", |answer| {
+        let name = "tollgate_connections_evicted_total{door=\"http\"} ";
+        let evicted = answer.body.lines().find_map(|line| line.strip_prefix(name)).unwrap();
+        evicted.parse::<usize>().unwrap() >= held.len() - 100
+    });
 }

@@ -43,6 +43,7 @@ use self::reply::{Protocol, Replies};
 use super::{Heard, Patience, finish, read_waiting, send, send_last, shrink};
 use crate::accept::Context;
 use crate::auth_guard::{Attempt, AuthGuard};
+use crate::budget::held_bytes;
 use crate::metrics::{DecisionStats, ListenerStats, Rejection};
 use crate::stream::Cork;
 
@@ -187,7 +188,7 @@ impl<S: AsyncRead + AsyncWrite + Cork + Unpin> Connection<S> {
                 _ => Some(Instant::now() + COMMAND_WITHIN),
             };
             shrink(&mut buffer, bytes_before);
-            if !self.context.receiving.hold(buffer.len()).await {
+            if !self.context.receiving.hold(held_bytes(&buffer)).await {
                 return self.drop_command(buffer).await;
             }
         }

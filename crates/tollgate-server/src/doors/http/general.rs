@@ -29,8 +29,8 @@ use crate::budget::{Receiving, Reservation};
 use crate::doors::finish;
 use crate::stream::WrittenWithin;
 
-/// What hyper holds for a connection besides what it has read.
-pub(super) const GENERAL_BYTES: usize = 16 * 1024;
+/// What hyper holds for a connection besides what it has read: two buffers of 8 KiB, and what belongs to a request.
+pub(super) const GENERAL_BYTES: usize = 32 * 1024;
 
 /// A request's body. It remembers whether it was read to its end.
 pub(crate) struct RequestBody {

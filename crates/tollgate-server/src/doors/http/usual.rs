@@ -38,7 +38,7 @@ use super::connection::{BODY_WITHIN, HEADER_BYTES_MAX, evicted, late};
 use super::general::{GENERAL_BYTES, RequestBody, exchange};
 use super::{BODY_BYTES_MAX, HttpDoor};
 use crate::accept::Context;
-use crate::budget::Reservation;
+use crate::budget::{Reservation, held_bytes};
 use crate::doors::{Heard, KEPT_BYTES_MAX, Patience, finish, read_waiting, send, shrink};
 
 /// A request with more headers is left to hyper on its connection.
@@ -96,6 +96,8 @@ where
                 answers.add(&late(part.late()), is_last);
             }
             (Heard::Interrupted, Some(_)) if context.receiving.is_evicted() => {}
+            // Another connection waits for the place.
+            (Heard::Interrupted, _) if context.place.as_ref().is_some_and(Reservation::is_evicted) => return Ok(None),
             (Heard::Interrupted, Some(_)) | (Heard::End | Heard::Late | Heard::Interrupted, None) => break,
         }
         let bytes_before = buffer.len();
@@ -134,7 +136,7 @@ where
             }
         }
         shrink(&mut buffer, bytes_before);
-        let bytes_held = buffer.len() + if is_for_hyper { GENERAL_BYTES } else { 0 };
+        let bytes_held = held_bytes(&buffer) + if is_for_hyper { GENERAL_BYTES } else { 0 };
         if !is_last && !context.receiving.hold(bytes_held).await {
             is_last = true;
             answers.add(&evicted(), is_last);
