@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use tokio::runtime::{Builder, Runtime};
 use tollgate::{Check, Clock, Demand, Key, Limit, Limiter, Source, SystemClock};
-use tollgate_redis::{RedisStats, RedisStore};
+use tollgate_redis::RedisStore;
 use tollgate_testkit::conformance::Random;
 use tollgate_testkit::fault::{Fault, Proxy};
 use tollgate_testkit::history::{Bounds, History, Report, Violation};
@@ -23,8 +23,8 @@ use crate::campaign::{random, record, scale};
 
 const DEADLINE: Duration = Duration::from_millis(25);
 const LIMIT: &str = "500/s";
-/// Counters that the callers share.
-const SUBJECTS: [&str; 4] = ["ann", "bob", "cyd", "dan"];
+/// Counters that the callers of a run share.
+const COUNTERS: usize = 4;
 
 /// What came of a run.
 struct Outcome {
@@ -62,52 +62,56 @@ impl Outcome {
     }
 }
 
-/// Runs so many callers for so many rounds each, with random pauses in between, and judges what they were answered.
-fn run(
-    callers_on: &Runtime,
-    store: &RedisStore,
+/// Callers that ask for some rounds each, with random pauses in between.
+struct Run<'a> {
+    /// Also the name of its counters, so that runs do not share any.
+    what: &'a str,
     callers: usize,
     rounds: u64,
     pause_us_max: u64,
-    random: &mut Random,
-) -> Outcome {
-    let clock = Arc::new(SystemClock::new());
-    let limiter = Limiter::builder().store(Arc::new(store.clone())).clock(clock.clone()).deadline(DEADLINE);
-    let limiter = limiter.deny_cache(false).build();
-    let limit: Limit = LIMIT.parse().unwrap();
-    let before = store.stats();
-    let mut caller = |number: usize| {
-        let (limiter, clock, mut random) = (limiter.clone(), clock.clone(), Random::new(random.below(u64::MAX)));
-        async move {
-            let (mut history, mut by_store) = (History::new([limit; SUBJECTS.len()]), 0);
-            for round in 0..rounds {
-                let pause_us = random.below(pause_us_max + 1);
-                tokio::time::sleep(Duration::from_micros(pause_us)).await;
-                let counter = (number + round as usize) % SUBJECTS.len();
-                let demand = Demand::new(limit, Key::new(SUBJECTS[counter]).unwrap());
-                let sent_us = clock.now().as_micros();
-                let decision = limiter.check(&Check::one(&demand)).await.unwrap();
-                by_store += u64::from(decision.source == Source::Store);
-                history.note(&[counter], sent_us, clock.now().as_micros(), &decision);
+}
+
+impl Run<'_> {
+    /// Runs all callers and judges what they were answered.
+    fn outcome(&self, callers_on: &Runtime, store: &RedisStore, random: &mut Random) -> Outcome {
+        let clock = Arc::new(SystemClock::new());
+        let limiter = Limiter::builder().store(Arc::new(store.clone())).clock(clock.clone()).deadline(DEADLINE);
+        let limiter = limiter.deny_cache(false).build();
+        let limit: Limit = LIMIT.parse().unwrap();
+        let calls_before = store.stats().calls;
+        let &Run { what, callers, rounds, pause_us_max } = self;
+        let mut caller = |number: usize| {
+            let (limiter, clock, mut random) = (limiter.clone(), clock.clone(), Random::new(random.below(u64::MAX)));
+            let subjects: Vec<String> = (0..COUNTERS).map(|counter| format!("{what} {counter}")).collect();
+            async move {
+                let (mut history, mut by_store) = (History::new([limit; COUNTERS]), 0);
+                for round in 0..rounds {
+                    tokio::time::sleep(Duration::from_micros(random.below(pause_us_max + 1))).await;
+                    let counter = (number + round as usize) % COUNTERS;
+                    let demand = Demand::new(limit, Key::new(subjects[counter].as_str()).unwrap());
+                    let sent_us = clock.now().as_micros();
+                    let decision = limiter.check(&Check::one(&demand)).await.unwrap();
+                    by_store += u64::from(decision.source == Source::Store);
+                    history.note(&[counter], sent_us, clock.now().as_micros(), &decision);
+                }
+                (history, by_store)
             }
-            (history, by_store)
+        };
+        let running: Vec<_> = (0..callers).map(|number| callers_on.spawn(caller(number))).collect();
+        let (mut history, mut by_store) = (History::new([limit; COUNTERS]), 0);
+        for caller in running {
+            let (theirs, theirs_by_store) = callers_on.block_on(caller).unwrap();
+            history.merge(theirs);
+            by_store += theirs_by_store;
         }
-    };
-    let running: Vec<_> = (0..callers).map(|number| callers_on.spawn(caller(number))).collect();
-    let (mut history, mut by_store) = (History::new([limit; SUBJECTS.len()]), 0);
-    for caller in running {
-        let (theirs, theirs_by_store) = callers_on.block_on(caller).unwrap();
-        history.merge(theirs);
-        by_store += theirs_by_store;
-    }
-    let RedisStats { calls, .. } = store.stats();
-    let local = Some(limit.quota().into());
-    Outcome {
-        decisions: callers as u64 * rounds,
-        by_store,
-        calls: calls - before.calls,
-        breaker_opened: limiter.stats().breaker_opened,
-        report: history.verify(Bounds { local, ..Bounds::default() }),
+        let local = Some(limit.quota().into());
+        Outcome {
+            decisions: callers as u64 * rounds,
+            by_store,
+            calls: store.stats().calls - calls_before,
+            breaker_opened: limiter.stats().breaker_opened,
+            report: history.verify(Bounds { local, ..Bounds::default() }),
+        }
     }
 }
 
@@ -134,9 +138,10 @@ fn a_store_that_is_milliseconds_away_decides() {
         proxy.set(Fault::Delay(Duration::from_millis(round_trip_ms) / 2));
         for callers in [1, 4, 16, 64] {
             for (pace, pause_us_max) in [("at once", 0), ("with pauses", 1_000 * round_trip_ms)] {
-                let rounds = scale(10, 5_000 / (round_trip_ms + 5));
-                let outcome = run(&runtime, &store, callers, rounds, pause_us_max, &mut random);
                 let what = format!("round trip {round_trip_ms} ms, {callers} callers, {pace}");
+                let rounds = scale(10, 5_000 / (round_trip_ms + 5));
+                let run = Run { what: &what, callers, rounds, pause_us_max };
+                let outcome = run.outcome(&runtime, &store, &mut random);
                 outcome.record("latency", &what);
                 outcome.assert_holds(&what);
             }
@@ -183,10 +188,11 @@ fn a_process_that_is_starved_of_cpu_still_asks_its_store() {
     let (stores, apart) = (runtime(), Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap());
     for (shape, callers_on) in [("one runtime", &stores), ("the store on another thread", &apart)] {
         let store = connected(&stores, server.url());
-        let load = Load::start(4 * cores);
-        let outcome = run(callers_on, &store, 8, scale(20, 1_000), 10_000, &mut random);
-        drop(load);
         let what = format!("load {} on {cores} cores, {shape}", 4 * cores);
+        let run = Run { what: &what, callers: 8, rounds: scale(20, 1_000), pause_us_max: 10_000 };
+        let load = Load::start(4 * cores);
+        let outcome = run.outcome(callers_on, &store, &mut random);
+        drop(load);
         outcome.record("starved", &what);
         outcome.assert_holds(&what);
     }
