@@ -83,12 +83,23 @@ fn put_on(disguise: Disguise, path: &str) -> String {
             let ends = ["%3Fx", "%3fx=1", "%23x", "%00", "%20", "%09x", "%0d%0ax", "%20x", "%253Fx"];
             format!("{path}{}", ends[number % ends.len()])
         }
-        Disguise::TrailingDot(number) => match slash(number) {
-            0 => format!("{path}%2e"),
-            at => insert(at, "."),
-        },
+        Disguise::TrailingDot(number) => {
+            let at = if slash(number) == 0 { path.len() } else { slash(number) };
+            let segment = path[..at].rsplit('/').next().unwrap_or_default();
+            // One more dot would make another path of `.`, and of `..`.
+            match is_dots(segment) {
+                true => path.to_owned(),
+                false => insert(at, if at == path.len() { "%2e" } else { "." }),
+            }
+        }
         Disguise::Authority => format!("//host{path}"),
     }
+}
+
+/// Returns whether a segment consists of dots, however they are escaped.
+fn is_dots(segment: &str) -> bool {
+    let decoded = segment.to_ascii_lowercase().replace("%25", "%").replace("%2e", ".");
+    !decoded.is_empty() && decoded.bytes().all(|byte| byte == b'.')
 }
 
 fn disguise() -> impl Strategy<Value = Disguise> {
