@@ -10,7 +10,7 @@ use smallvec::SmallVec;
 use tokio::runtime::Handle;
 use tokio::time::{Instant, sleep};
 use tollgate_core::{
-    Check, Clock, Decision, Demand, Line, MemoryStore, Source, Store, StoreError, StoreErrorKind as Kind,
+    Check, Clock, Decision, Demand, Line, MemoryStore, Source, Store, StoreError, StoreErrorKind as Kind, Timestamp,
 };
 
 use super::stats::{Counters, add};
@@ -85,7 +85,7 @@ impl Shared {
         }
 
         let asked = match self.breaker.lets_ask(sent) {
-            Some(phase) => self.ask(&unknown, phase, counters).await,
+            Some(phase) => self.ask(&unknown, phase, sent, counters).await,
             None => Err(Kind::Unreachable),
         };
         let asked = asked.unwrap_or_else(|kind| unknown.iter().map(|_| Err(kind)).collect());
@@ -165,6 +165,7 @@ impl Shared {
         self: &Arc<Self>,
         checks: &[Check<'_>],
         phase: Phase,
+        sent: Timestamp,
         counters: &Counters,
     ) -> Result<Vec<Result<Decision, Kind>>, Kind> {
         let Some(call) = self.begin(Call::Decide, checks.len(), self.decide(checks)) else {
@@ -191,7 +192,7 @@ impl Shared {
         // A deadline that we noticed late says nothing about the store. One that is away is found out all the same: the next error of
         // its connection is not ours.
         let was_starved = error.kind() == Kind::TimedOut && begun.elapsed() > self.deadline + LATENESS_MAX;
-        if !is_foreign(&error) && !was_starved && self.breaker.failed(phase, self.clock.now()) {
+        if !is_foreign(&error) && !was_starved && self.breaker.failed(phase, sent, self.clock.now()) {
             tracing::warn!(kind = error.kind().name(), "the store is not asked until a probe succeeds");
             self.observers.breaker_changed(true);
             probing::start(self);
