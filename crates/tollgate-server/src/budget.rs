@@ -18,6 +18,8 @@ use bytes::BytesMut;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
+use crate::doors::READ_BYTES;
+
 /// A shared bound.
 #[derive(Debug)]
 pub(crate) struct Budget {
@@ -230,11 +232,6 @@ impl Drop for Reservation {
 /// A request that is not complete needs no reservation up to this many bytes. A usual request has a few hundred.
 const SMALL_BYTES: usize = 4 * 1024;
 
-/// Returns what a buffer is accounted for: all that was allocated for it, unless a request of this length needs no reservation.
-pub(crate) fn held_bytes(buffer: &BytesMut) -> usize {
-    if buffer.len() > SMALL_BYTES { buffer.capacity() } else { buffer.len() }
-}
-
 /// The bytes that one connection holds of a request that is not complete.
 #[derive(Debug)]
 pub(crate) struct Receiving {
@@ -255,6 +252,29 @@ impl Receiving {
             tokio::task::yield_now().await;
         }
         poll_fn(|cx| self.poll_hold(cx, bytes)).await
+    }
+
+    /// Accounts for a buffer with the beginning of a request that ends after `announced` bytes, or nobody knows where if that is not
+    /// more than there is. Then makes room in the buffer for what is read next: nothing is allocated that is not accounted for.
+    pub(crate) async fn hold_buffer(&mut self, buffer: &mut BytesMut, announced: usize) -> bool {
+        let length = buffer.len();
+        if length <= SMALL_BYTES {
+            return self.hold(length).await;
+        }
+        // To double a buffer until it is large enough leaves memory of every size behind that only buffers of the same size can
+        // use again.
+        let needed = if announced > length { announced } else { 2 * length.max(READ_BYTES) };
+        let is_enough = buffer.capacity() >= needed.min(length + READ_BYTES);
+        let capacity = if is_enough { buffer.capacity() } else { needed };
+        if !self.hold(capacity).await {
+            return false;
+        }
+        if !is_enough {
+            let mut larger = BytesMut::with_capacity(capacity);
+            larger.extend_from_slice(buffer);
+            *buffer = larger;
+        }
+        true
     }
 
     /// As [`hold`](Self::hold).

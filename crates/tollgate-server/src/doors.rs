@@ -18,7 +18,7 @@ use tokio::time::{Instant, Sleep};
 use crate::stream::Cork;
 
 /// What is read at once.
-const READ_BYTES: usize = 16 * 1024;
+pub(crate) const READ_BYTES: usize = 16 * 1024;
 /// What a connection keeps of a buffer between requests.
 pub(crate) const KEPT_BYTES_MAX: usize = 4 * 1024;
 /// How long a connection that we have ended waits for the client's end.

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio_rustls::rustls::pki_types::ServerName;
 use tokio_rustls::rustls::{ClientConfig, ClientConnection, RootCertStore, crypto};
+use tollgate_testkit::look::poll;
 
 use crate::campaign::{record, scale};
 use crate::serving::{Client, Serving};
@@ -20,8 +21,8 @@ use crate::serving::{Client, Serving};
 const QUESTION: &str = r#"{"key":"user:42","limit":"10000000/h"}"#;
 /// What one connection may cost: 10,000 of them are 200 MB.
 const CONNECTION_BYTES_MAX: u64 = 20 * 1000;
-/// What a listener holds of unfinished requests beside that is 32 MiB; an allocator needs up to three times as much for it.
-const BUDGET_BYTES: u64 = 3 * 32 * 1024 * 1024;
+/// What a listener holds of unfinished requests beside that is 32 MiB; an allocator needs up to twice as much for it.
+const BUDGET_BYTES: u64 = 2 * 32 * 1024 * 1024;
 /// What a process grows by that has more to do than before, whatever it is.
 const SLACK_BYTES: u64 = 6 * 1024 * 1024;
 
@@ -177,6 +178,24 @@ fn burst(kind: &Kind, serving: &Serving, count: usize) -> (Vec<TcpStream>, Durat
     (held, took, neighbour.join().unwrap())
 }
 
+/// The memory that it holds when what came last has gone through it: once it stands still.
+fn settled_bytes(serving: &Serving) -> u64 {
+    let mut last = 0;
+    let mut is_still = || {
+        let now = serving.resident_bytes();
+        let is_still = now.abs_diff(last) < 1024 * 1024;
+        last = now;
+        is_still
+    };
+    // Several looks in a row: between two of them it may have had no turn.
+    let mut still = 0;
+    poll(|| {
+        still = if is_still() { still + 1 } else { 0 };
+        still == 20
+    });
+    last
+}
+
 fn run(kinds: Vec<Kind>, count: usize, bound: impl Fn(u64) -> u64) {
     allow_descriptors();
     let dir = tempfile::tempdir().unwrap();
@@ -184,9 +203,7 @@ fn run(kinds: Vec<Kind>, count: usize, bound: impl Fn(u64) -> u64) {
         let mut serving = start(&kind, dir.path());
         let before = serving.resident_bytes();
         let (held, took, mut waits) = burst(&kind, &serving, count);
-        // What came last is still on its way through the server.
-        std::thread::sleep(scale(Duration::from_millis(50), Duration::from_millis(500)));
-        let grown = serving.resident_bytes().saturating_sub(before);
+        let grown = settled_bytes(&serving).saturating_sub(before);
         waits.sort_unstable();
         let p99 = waits.get(waits.len().saturating_sub(1) * 99 / 100).copied().unwrap_or_default();
         let worst = waits.last().copied().unwrap_or_default();

@@ -43,7 +43,6 @@ use self::reply::{Protocol, Replies};
 use super::{Heard, Patience, finish, read_waiting, send, send_last, shrink};
 use crate::accept::Context;
 use crate::auth_guard::{Attempt, AuthGuard};
-use crate::budget::held_bytes;
 use crate::metrics::{DecisionStats, ListenerStats, Rejection};
 use crate::stream::Cork;
 
@@ -188,7 +187,7 @@ impl<S: AsyncRead + AsyncWrite + Cork + Unpin> Connection<S> {
                 _ => Some(Instant::now() + COMMAND_WITHIN),
             };
             shrink(&mut buffer, bytes_before);
-            if !self.context.receiving.hold(held_bytes(&buffer)).await {
+            if !self.context.receiving.hold_buffer(&mut buffer, 0).await {
                 return self.drop_command(buffer).await;
             }
         }

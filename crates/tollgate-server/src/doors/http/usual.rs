@@ -38,7 +38,7 @@ use super::connection::{BODY_WITHIN, HEADER_BYTES_MAX, evicted, late};
 use super::general::{GENERAL_BYTES, RequestBody, exchange};
 use super::{BODY_BYTES_MAX, HttpDoor};
 use crate::accept::Context;
-use crate::budget::{Reservation, held_bytes};
+use crate::budget::Reservation;
 use crate::doors::{Heard, KEPT_BYTES_MAX, Patience, finish, read_waiting, send, shrink};
 
 /// A request with more headers is left to hyper on its connection.
@@ -136,8 +136,16 @@ where
             }
         }
         shrink(&mut buffer, bytes_before);
-        let bytes_held = held_bytes(&buffer) + if is_for_hyper { GENERAL_BYTES } else { 0 };
-        if !is_last && !context.receiving.hold(bytes_held).await {
+        let is_held = match (is_last, is_for_hyper) {
+            (true, _) => true,
+            (false, true) => context.receiving.hold(buffer.len() + GENERAL_BYTES).await,
+            (false, false) => {
+                let body_ends = unfinished.as_ref().filter(|unfinished| unfinished.part == Part::Body);
+                let announced = body_ends.map_or(0, |unfinished| unfinished.look_at);
+                context.receiving.hold_buffer(&mut buffer, announced).await
+            }
+        };
+        if !is_held {
             is_last = true;
             answers.add(&evicted(), is_last);
         }
