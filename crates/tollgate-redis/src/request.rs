@@ -236,7 +236,7 @@ mod tests {
         let step = Step::check(&Check::one(&demand), &Prefix::new("p").unwrap(), true);
         let call = encode_call(Script::Known("sha"), Some(Timestamp::from_micros(7)), "check", &[(&step, 3)]);
         let words: Vec<&str> = std::str::from_utf8(&call).unwrap().split("\r\n").skip(2).step_by(2).collect();
-        let keys = ["p:tg1:{k}:ban", "p:tg1:{k}:sliding:1000000"];
+        let keys = ["p:tg2:{k}:ban", "p:tg2:{k}:sliding:1000000"];
         let expected =
             ["EVALSHA", "sha", "2", keys[0], keys[1], "7", "check 1 1 3", "sliding 2 1000000 1 window=fixed"];
         assert_eq!(words, expected);

@@ -39,7 +39,7 @@ mod trace;
 
 pub use compare::{Difference, compare};
 pub use memory::InMemory;
-pub use random::{Failure, Random, random_traces, random_traces_of, traces_from_env};
+pub use random::{Failure, Random, long_traces, random_traces, random_traces_of, traces_from_env};
 pub use script::{Case, CaseFailure};
 pub use trace::{Ask, Operation, Slot, Step, Trace};
 

@@ -2,10 +2,10 @@
 
 use std::fmt;
 
-use tollgate_core::{Check, Decision, Demand, Timestamp};
+use tollgate_core::{Check, Decision, Demand, Line, Source, Timestamp};
 
 use super::Subject;
-use super::trace::{Ask, Operation, Slot, Trace, demands};
+use super::trace::{Ask, NEWEST, Operation, Slot, Trace, demands};
 use crate::oracle::Oracle;
 
 /// The first decision in which a subject differs from the oracle.
@@ -73,6 +73,7 @@ impl<'t> Run<'t> {
                 self.forget_what_may_be_forgotten(subject);
             }
             Operation::Check(asks) => self.check(number, asks, subject)?,
+            Operation::Fill { slot, count, step_us } => self.fill(number, *slot, (*count, *step_us), subject)?,
             Operation::Refund { nth, with_present_limits } => self.refund(*nth, *with_present_limits, subject),
             Operation::Reset(ask) => self.reset(ask, subject),
             Operation::Change { slot, limit } => self.slots[*slot].limit = *limit,
@@ -96,11 +97,39 @@ impl<'t> Run<'t> {
         Ok(())
     }
 
+    /// Each unit leaves a receipt of its own. A check goes first, so that everybody has forgotten what has left by now.
+    fn fill(
+        &mut self,
+        number: usize,
+        slot: usize,
+        (count, step_us): (u64, u64),
+        subject: &mut dyn Subject,
+    ) -> Result<(), Box<Difference>> {
+        let ask = Ask { key: 0, slot, cost: 1 };
+        self.check(number, &[ask], subject)?;
+        let demand = ask.demand(&self.slots);
+        let line = self.oracle.check(self.now, &Check::one(&demand.cost(0))).lines[0];
+        let stays_us = line.next_after.as_micros().unwrap_or(0).saturating_sub(1);
+        let count = count.min(line.remaining.into()).min(stays_us / step_us.max(1));
+        let start = self.now;
+        let instants = || (1..=count).map(move |nth| start.plus_micros(nth * step_us));
+        self.oracle.recall(&demand, instants());
+        subject.fill(&demand, &mut instants());
+        for at in instants() {
+            let line = Line { allowed: true, cost: 1, ..line };
+            let decision = Decision { at, source: Source::Store, lines: std::iter::once(line).collect() };
+            self.receipts.push((vec![ask], self.slots.clone(), decision.clone(), decision));
+            self.now = at;
+        }
+        Ok(())
+    }
+
     fn refund(&mut self, nth: usize, with_present_limits: bool, subject: &mut dyn Subject) {
         if self.receipts.is_empty() {
             return;
         }
-        let (asks, then, by_oracle, by_subject) = self.receipts.remove(nth % self.receipts.len());
+        let (asks, then, by_oracle, by_subject) =
+            self.receipts.remove(if nth == NEWEST { self.receipts.len() - 1 } else { nth % self.receipts.len() });
         let slots = if with_present_limits { &self.slots } else { &then };
         let demands: Vec<Demand<'_>> = demands(&asks, slots);
         let check = Check::new(&demands).expect("no counter twice");

@@ -66,7 +66,9 @@ fn without_slot(trace: &Trace, slot: usize) -> Option<Trace> {
     }
     candidate.operations.retain(|operation| match operation {
         Operation::Check(asks) => !asks.is_empty(),
-        Operation::Change { slot: of, .. } | Operation::Move(Step::ToEdge { slot: of, .. }) => *of != slot,
+        Operation::Change { slot: of, .. }
+        | Operation::Fill { slot: of, .. }
+        | Operation::Move(Step::ToEdge { slot: of, .. }) => *of != slot,
         Operation::Reset(ask) => ask.slot != slot,
         _ => true,
     });
@@ -81,6 +83,9 @@ fn simpler_operations(operation: &Operation, wandering: bool) -> Vec<Operation> 
         }
         Operation::Move(Step::Back(us)) if *us > 1 => {
             vec![Operation::Move(Step::Back(1)), Operation::Move(Step::Back(us / 2))]
+        }
+        Operation::Fill { slot, count, step_us } if *count > 1 => {
+            [count / 2, count - 1].map(|count| Operation::Fill { slot: *slot, count, step_us: *step_us }).into()
         }
         Operation::Refund { nth, with_present_limits } if *nth > 0 => {
             vec![Operation::Refund { nth: nth / 2, with_present_limits: *with_present_limits }]
