@@ -106,7 +106,7 @@ pub(crate) struct Serve {
     /// Its private key as PEM
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     pub(crate) tls_key: Option<PathBuf>,
-    /// The origins of web pages that may send requests to http and admin, such as https://ops.example [default: none]
+    /// The origins of web pages that may send requests to http and admin, such as `https://ops.example` [default: none]
     #[arg(long, value_name = "ORIGIN", value_delimiter = ',')]
     pub(crate) allow_origin: Vec<tollgate_server::Origin>,
     /// Domain names under which the admin listener may be asked, besides addresses and names without a dot [default: none]
