@@ -8,6 +8,8 @@ use tollgate_server::Token;
 use crate::Failure;
 
 const TOKEN_VARIABLE: &str = "TOLLGATE_ADMIN_TOKEN";
+/// A device may never end.
+const FILE_BYTES_MAX: u64 = 64 * 1024;
 const PASSWORD_VARIABLE: &str = "TOLLGATE_RESP_PASSWORD";
 
 /// Reads the admin token from `file`, else from `TOLLGATE_ADMIN_TOKEN`. `None` if neither is given.
@@ -33,7 +35,8 @@ pub(crate) fn resp_password(file: Option<&Path>) -> Result<Option<String>, Failu
 /// `None` if there is no file and the variable is not set or empty.
 fn said(file: Option<&Path>, variable: &str) -> Result<Option<(String, String)>, Failure> {
     if let Some(file) = file {
-        let text = std::fs::read_to_string(file);
+        let read = tollgate::config::file::read(file, FILE_BYTES_MAX);
+        let text = read.and_then(|(bytes, _)| String::from_utf8(bytes).map_err(std::io::Error::other));
         let text = text.map_err(|error| Failure::Unreadable { file: file.to_owned(), error })?;
         return Ok(Some((file.display().to_string(), text)));
     }

@@ -213,8 +213,11 @@ impl Rules {
         let loaded = self.loader.reload(&self.file, &self.loaded.load());
         let wanted = match &loaded {
             Ok(_) => Vec::new(),
-            // One that cannot even be read has to change itself.
-            Err(_) => Config::read(&self.file).map(|config| self.named(&config)).unwrap_or_default(),
+            // One that cannot even be read has to change itself. A pipe is not opened: nobody may ever write to it.
+            Err(_) if self.file.is_file() => {
+                Config::read(&self.file).map(|config| self.named(&config)).unwrap_or_default()
+            }
+            Err(_) => Vec::new(),
         };
         *self.wanted.lock() = wanted;
         loaded.map_err(ReloadError::Configuration)

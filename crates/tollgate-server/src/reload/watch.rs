@@ -419,6 +419,17 @@ mod tests {
         assert_eq!(quota(&reloader), "2/h");
     }
 
+    /// Opening it would wait for a writer, and every later reload with it.
+    #[tokio::test(start_paused = true)]
+    async fn a_pipe_in_place_of_the_file_is_refused() {
+        let (_dir, file, reloader) = site();
+        std::fs::remove_file(&file).unwrap();
+        assert!(std::process::Command::new("mkfifo").arg(&file).status().unwrap().success());
+        let error = reloader.reload().await.unwrap_err();
+        assert!(error.to_string().contains("no regular file"), "{error}");
+        assert_eq!(quota(&reloader), "1/h");
+    }
+
     #[test]
     fn only_files_that_matter_are_waited_for() {
         let events = Events::default();
