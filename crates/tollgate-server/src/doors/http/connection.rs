@@ -68,7 +68,10 @@ where
         }
         Ok(whole.freeze())
     };
-    within(BODY_WITHIN, reading).await.unwrap_or_else(|_| Err(late("the body did not come in time")))
+    match within(BODY_WITHIN, reading).await {
+        Ok(read) => read,
+        Err(_) => Err(late("the body did not come in time")),
+    }
 }
 
 /// 408.
