@@ -1,7 +1,7 @@
 //! One connection: opened, logged in, the script loaded; then requests go out, and their replies come in the same order.
 //!
 //! **Both ways at once.** Requests are put into an outbox, which is sent whenever replies are waited for. So a request never
-//! waits for a reply, and a server that does not read its requests does not keep us from reading its replies. Whoever queues requests bounds their number.
+//! waits for a reply, and a server that does not read its requests does not keep us from reading its replies. The session bounds the number of requests.
 //!
 //! A reply needs no number: it belongs to the oldest request that has none. When a request is given up, the connection
 //! must go with it, and whatever the server still sends is read by nobody. That is the whole protection
@@ -43,7 +43,7 @@ pub(crate) struct Connection {
     /// Requests, of which the first `sent` bytes are on their way.
     outbox: Vec<u8>,
     sent: usize,
-    /// Whether the stream may hold back bytes that were written to it.
+    /// Whether the stream holds back nothing of what was written to it.
     is_flushed: bool,
     script_sha: String,
 }
@@ -134,7 +134,7 @@ impl Connection {
 
     /// Puts a request into the outbox. [`receive`](Connection::receive) sends it.
     pub(crate) fn queue(&mut self, request: &[u8]) {
-        // Mostly all of it, which costs nothing.
+        // Mostly the outbox is sent completely, and this moves nothing.
         self.outbox.drain(..self.sent);
         self.sent = 0;
         self.outbox.extend_from_slice(request);
