@@ -48,7 +48,7 @@ pub(crate) struct Connection {
     /// Requests, of which the first `sent` bytes are on their way.
     outbox: Vec<u8>,
     sent: usize,
-    /// Whether the stream may hold back bytes that were written to it.
+    /// Whether the stream holds back nothing of what was written to it.
     is_flushed: bool,
     script_sha: String,
 }

@@ -109,9 +109,8 @@ impl Breaker {
             return false;
         }
         let failed_us = self.failed_us.load(Ordering::Acquire);
-        // A clock that was set back must not keep it from counting.
-        let is_same_failure =
-            (sent.as_micros()..=now.as_micros()).contains(&failed_us) && sent.as_micros() != failed_us;
+        // One from after `now` is from before the clock was set back.
+        let is_same_failure = sent.as_micros() < failed_us && failed_us <= now.as_micros();
         let is_counted_by_another = || {
             self.failed_us.compare_exchange(failed_us, now.as_micros(), Ordering::AcqRel, Ordering::Relaxed).is_err()
         };
