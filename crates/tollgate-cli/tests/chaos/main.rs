@@ -10,3 +10,6 @@
 mod serving;
 
 mod campaign;
+mod headers;
+mod paths;
+mod refusals;
