@@ -12,8 +12,11 @@ mod serving;
 
 mod bursts;
 mod campaign;
+mod headers;
 mod latency;
+mod paths;
 mod probes;
 mod protocols;
+mod refusals;
 mod reloads;
 mod restarts;

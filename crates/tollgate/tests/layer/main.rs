@@ -4,6 +4,7 @@
 mod aborts;
 mod bodies;
 mod endings;
+mod forwarding;
 mod grpc;
 mod leaky;
 mod limits;
