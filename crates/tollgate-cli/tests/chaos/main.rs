@@ -10,3 +10,4 @@
 mod serving;
 
 mod campaign;
+mod script_time;
