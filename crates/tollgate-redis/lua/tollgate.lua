@@ -137,7 +137,7 @@ end
 --     chunked    directory  chunk  chunk  open chunk    a chunk packs up to CHUNK_ENTRIES_MAX entries
 --                or only an open chunk
 --
--- A list of up to 1,000 units is plain: appending to it is one command, everything else is a few. More units, more than four
+-- A list of up to 500 units is plain: appending to it is one command, everything else is a few. More units, more than four
 -- of them at once, or a limit with ticks make it chunked; it is plain again after all has left. New entries go to the open chunk, whose header holds the totals; when it is full it is closed. The directory holds
 -- for each closed chunk the time of its newest entry and the sum of its units. So an entry is found by its time or by
 -- the units before it without a walk over all entries: one lookup in the directory and one in a chunk. A refund
@@ -157,7 +157,7 @@ end
 -- the fields of a fresh state and the first branch of each function are for.
 
 local function new_log()
-    local NEVER, FOREVER, EXACT_QUOTA_MAX, PLAIN_UNITS_MAX = -1, math.huge, 1000, 1000
+    local NEVER, FOREVER, EXACT_QUOTA_MAX, PLAIN_UNITS_MAX = -1, math.huge, 1000, 500
     -- How the lifetime of a key is said: to the next multiple of 0.9 s. An admission that ends in the same step as
     -- the one before it need not say it again, and no key lives a second too long.
     local LIFE_STEP = 900000
@@ -473,10 +473,11 @@ local function new_log()
                 -- Times and units in turn.
                 local values, count = {}, 0
                 for i = 1, #items do
-                    if items[i] == items[i - 1] then
+                    local time_text = items[i]
+                    if time_text == items[i - 1] then
                         values[count] = values[count] + 1
                     else
-                        values[count + 1], values[count + 2], count = tonumber(items[i]) or fail(NOT_A_LOG), 1, count + 2
+                        values[count + 1], values[count + 2], count = time_text + 0, 1, count + 2
                     end
                 end
                 values[count + 1], values[count + 2], count = now, state.units, count + 2
@@ -1517,7 +1518,7 @@ end
 local is_done, problem = pcall(run)
 if not is_done then
     local text = type(problem) == 'table' and problem.err or problem
-    -- Only a quick check names a text that it takes for a number.
+    -- Only what is read from a plain list is called a text.
     if match(text, "arithmetic on local '%a+_text'") then text = 'TOLLGATE_FOREIGN a list holds something else than numbers' end
     if has_written then text = 'TOLLGATE_PARTLY ' .. text end
     return { err = match(text, '^%u[%u_]+ ') and text or 'ERR ' .. text }

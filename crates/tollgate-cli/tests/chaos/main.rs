@@ -20,3 +20,4 @@ mod protocols;
 mod refusals;
 mod reloads;
 mod restarts;
+mod script_time;

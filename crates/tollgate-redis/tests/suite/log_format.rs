@@ -2,7 +2,7 @@
 
 use tollgate_testkit::server::Server;
 
-const PLAIN_UNITS_MAX: usize = 1_000;
+const PLAIN_UNITS_MAX: usize = 500;
 const CHUNK_ENTRIES_MAX: usize = 256;
 const OPEN_HEADER_BYTES: usize = 17;
 const RECORD_BYTES: usize = 10;

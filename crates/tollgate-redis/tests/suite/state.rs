@@ -222,6 +222,82 @@ fn spoil(redis: &OnServer, now_us: u64, subject: &str) {
     redis.server.command(&["RPUSH", &key, &old, "hello", &fresh, &fresh]);
 }
 
+/// A chunked log with `entries` entries of one unit, one every microsecond, the last a microsecond before `now_us`.
+fn fill_chunked(redis: &OnServer, log: &Demand<'_>, entries: u64, now_us: u64) {
+    for entry in 0..entries {
+        redis.clock.set(Timestamp::from_micros(now_us - entries + entry));
+        // More than four units at once: the list is chunked from the beginning.
+        let demand = log.cost(if entry == 0 { 5 } else { 1 });
+        assert!(redis.wait(redis.store.decide(&[Check::one(&demand)])).unwrap()[0].allowed());
+    }
+    redis.clock.set(Timestamp::from_micros(now_us));
+}
+
+#[test]
+fn a_damaged_chunked_log_is_a_typed_error_and_nothing_is_written() {
+    let redis = OnServer::new(Brand::Redis);
+    let now_us: u64 = 1_760_000_000_000_000;
+    let log = demand("1000/min", "k");
+    let key = "tollgate:tg2:{k}:sliding:60000000";
+    fill_chunked(&redis, &log, 700, now_us);
+    assert_eq!(redis.server.command(&["LLEN", key]).integer(), 5, "directory, three chunks, open chunk");
+    redis.server.command(&["COPY", key, "intact"]);
+    for damage in [
+        &["LSET", "0", "hello"][..],
+        &["LSET", "0", "D"],
+        &["LSET", "0", "D1234567890"],
+        &["LSET", "1", "C"],
+        &["LSET", "1", "C1234567890"],
+        &["LSET", "2", ""],
+        &["LSET", "2", "1760000000000000"],
+        &["LPOP"],
+        &["LREM", "1", "no such"],
+        &["RPOP"],
+        &["RPUSH", "hello"],
+        &["LPUSH", "hello"],
+    ] {
+        redis.server.command(&["COPY", "intact", key, "REPLACE"]);
+        let command: Vec<&str> = [&damage[..1], &[key], &damage[1..]].concat();
+        assert_eq!(redis.server.command(&command).error(), None);
+        let before = keys_and_values(&redis.server);
+        // Costs that look into each chunk.
+        for cost in [300, 500, 800, 1000] {
+            match redis.wait(redis.store.decide(&[Check::one(&log.cost(cost))])) {
+                // It needed nothing that is damaged.
+                Ok(decisions) => assert!(!decisions[0].allowed(), "{damage:?}, cost {cost}"),
+                Err(error) => assert_eq!(error.kind(), StoreErrorKind::Foreign, "{damage:?}, cost {cost}: {error}"),
+            }
+            assert_eq!(keys_and_values(&redis.server), before, "{damage:?}");
+        }
+    }
+}
+
+#[test]
+fn a_full_server_takes_a_refund() {
+    for brand in Brand::ALL {
+        let redis = OnServer::new(brand);
+        let now_us: u64 = 1_760_000_000_000_000;
+        // Plain, an open chunk alone, and many chunks.
+        for (limit, entries) in [("100/min", 0), ("100/min", 20), ("3000/min sliding-log", 700)] {
+            redis.emptied();
+            let log = demand(limit, "k");
+            fill_chunked(&redis, &log, entries, now_us - 2);
+            let charged: Vec<Decision> = (0..3)
+                .map(|us| {
+                    redis.clock.set(Timestamp::from_micros(now_us - 2 + us));
+                    redis.wait(redis.store.decide(&[Check::one(&log)])).unwrap().remove(0)
+                })
+                .collect();
+            let remaining = charged[2].lines[0].remaining;
+            redis.server.command(&["CONFIG", "SET", "maxmemory", "1"]);
+            redis.wait(redis.store.refund(&Check::one(&log), &charged[1])).unwrap();
+            assert_eq!(redis.wait(redis.store.inspect(&log)).unwrap().remaining, remaining + 1, "{brand} {limit}");
+            redis.server.command(&["CONFIG", "SET", "maxmemory", "0"]);
+            redis.verified();
+        }
+    }
+}
+
 #[test]
 fn many_who_ask_for_a_spoilt_log_are_told_in_a_few_calls() {
     let redis = OnServer::new(Brand::Redis);
