@@ -328,8 +328,8 @@ fn decisions_are_counted_exactly_and_name_no_caller() {
 fn a_store_that_forgets_counters_is_degraded_until_it_does_not() {
     let redis = Config::new(Brand::Redis).set("maxmemory-policy", "allkeys-lru").start();
     let serving = Serving::start(&["--store", &redis.url()]);
-    let told = serving.until("/readyz", |answer| answer.body.contains("maxmemory-policy is allkeys-lru"));
-    assert_eq!(told.status, 200, "it still counts: {told:?}");
+    // Degraded, and still ready: the store was found to answer, too.
+    serving.until("/readyz", |answer| answer.status == 200 && answer.body.contains("maxmemory-policy is allkeys-lru"));
     assert!(serving.visit("/metrics").body.contains("tollgate_store_evicts 1\n"));
     redis.command(&["CONFIG", "SET", "maxmemory-policy", "noeviction"]);
     serving.until("/metrics", |answer| answer.body.contains("tollgate_store_evicts 0\n"));
