@@ -10,6 +10,8 @@
 #   redis-py, schemathesis   PyPI, into .tools/python
 #   ioredis         npm, into .tools/node_modules; node itself from Debian
 #   curl, openssl   Debian's, as clients of the encrypted doors
+#   nginx           the binary from Debian's nginx, unpacked into .tools/nginx: installing the package would
+#                   start a server
 #
 # Binaries that the PATH does not offer are linked into .tools/bin, where the test harness looks first.
 set -euo pipefail
@@ -108,6 +110,22 @@ phpredis() {
     debian "php-cli php-redis" "php with phpredis"
 }
 
+nginx_binary() {
+    have nginx && return
+    have apt-get || fail "nginx is missing, and this is no Debian: install it and put it into the PATH or into .tools/bin"
+    echo "setup: unpacking Debian's nginx"
+    local dir=.tools/nginx
+    mkdir -p "$dir"
+    # Downloading needs no root; fetching the package lists does.
+    (cd "$dir" && apt-get download --quiet nginx >/dev/null 2>&1) ||
+        { as_root apt-get update --quiet >/dev/null || true; (cd "$dir" && apt-get download --quiet nginx >/dev/null); } ||
+        fail "could not download nginx; get one into the PATH or into .tools/bin"
+    dpkg-deb -x "$dir"/nginx_*.deb "$dir"
+    rm "$dir"/nginx_*.deb
+    ln -sf "../nginx/usr/sbin/nginx" "$BIN/nginx"
+    "$BIN/nginx" -v >/dev/null 2>&1 || fail "Debian's nginx does not run here: $("$BIN/nginx" -v 2>&1 | head -n 1)"
+}
+
 # A file of the right name is not yet a server that runs here.
 runs() {
     "$1" --version >/dev/null 2>&1 || fail "$(command -v "$1") does not run: $("$1" --version 2>&1 | head -n 1)"
@@ -121,6 +139,7 @@ have redis-cli || debian redis-tools redis-cli
 phpredis
 python_packages
 node_packages
+nginx_binary
 have curl || debian curl curl
 have openssl || debian openssl openssl
 runs redis-server

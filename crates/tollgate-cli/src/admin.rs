@@ -1,4 +1,4 @@
-//! A running instance, asked through its admin door.
+//! A client of the admin API of a running instance.
 
 use std::time::Duration;
 
@@ -12,17 +12,20 @@ use tollgate_server::Token;
 use crate::arguments::AdminChoice;
 use crate::{Failure, client, secrets};
 
-/// Somebody is looking at it.
+/// Timeout of a request: longer than between services, since a person waits for it.
 const ANSWER_WITHIN: Duration = Duration::from_secs(10);
 
-/// The admin door of a running instance.
+/// The admin API of a running instance.
 pub(crate) struct Admin {
     url: Uri,
     token: Token,
 }
 
 impl Admin {
-    /// The instance that was chosen, if one was.
+    /// Returns the instance given by `--admin`, or `None` without that option.
+    ///
+    /// # Errors
+    /// If the URL is not that of an admin endpoint, or no token is given.
     pub(crate) fn chosen(choice: &AdminChoice) -> Result<Option<Admin>, Failure> {
         let Some(url) = &choice.admin else { return Ok(None) };
         let url: Uri = url.parse().map_err(|_| Failure::AdminUrl)?;
@@ -33,7 +36,11 @@ impl Admin {
         Ok(Some(Admin { url, token }))
     }
 
-    /// Asks, and waits for a JSON answer. Whatever is not a success is a failure with what the instance said.
+    /// Sends a request and returns the JSON body of the response; `Null` if the body is not JSON.
+    ///
+    /// # Errors
+    /// If there is no response within [`ANSWER_WITHIN`], or its status is not 2xx. The error has the instance's
+    /// message.
     pub(crate) async fn ask(&self, method: &str, path: &str, body: Option<&Value>) -> Result<Value, Failure> {
         let mut bearer =
             HeaderValue::try_from(format!("Bearer {}", self.token.reveal())).map_err(|_| Failure::AdminUrl)?;
@@ -42,14 +49,14 @@ impl Admin {
         let request = Request::builder().method(method).uri(path).header(AUTHORIZATION, bearer);
         let request = request.body(Full::new(Bytes::from(body))).map_err(Failure::Request)?;
         let answered = tokio::time::timeout(ANSWER_WITHIN, client::send(&self.url, request)).await;
-        let answered = answered.unwrap_or_else(|_| Err("it did not answer in time".to_owned()));
+        let answered = answered.unwrap_or_else(|_| Err("timed out".to_owned()));
         let (status, text) = answered.map_err(|why| {
             let place = self.url.authority().map(ToString::to_string).unwrap_or_default();
             Failure::AdminUnreachable { place, why }
         })?;
         let answer: Value = serde_json::from_slice(&text).unwrap_or_default();
         if !status.is_success() {
-            let said = answer["message"].as_str().unwrap_or("no reason was given").to_owned();
+            let said = answer["message"].as_str().unwrap_or("the response has no message").to_owned();
             return Err(Failure::AdminRefused { status: status.as_u16(), said });
         }
         Ok(answer)

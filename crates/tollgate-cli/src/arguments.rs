@@ -106,9 +106,18 @@ pub(crate) struct Serve {
     /// Its private key as PEM
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     pub(crate) tls_key: Option<PathBuf>,
+    /// The origins of web pages that may send requests to http and admin, such as `https://ops.example` [default: none]
+    #[arg(long, value_name = "ORIGIN", value_delimiter = ',')]
+    pub(crate) allow_origin: Vec<tollgate_server::Origin>,
+    /// Domain names under which the admin listener may be asked, besides addresses and names without a dot [default: none]
+    #[arg(long, value_name = "NAME", value_delimiter = ',')]
+    pub(crate) admin_host: Vec<String>,
     /// Rules, plans and settings (.toml, .yaml); read again when it changes, and on SIGHUP
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
+    /// The most memory for counters in this process, such as 512MiB or 2GB [default: an eighth of the machine's, at most 1GiB]
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    pub(crate) memory: Option<usize>,
     /// How many threads serve connections [default: one for every two cores]
     #[arg(long, value_name = "N")]
     pub(crate) threads: Option<std::num::NonZeroUsize>,
@@ -136,6 +145,30 @@ pub(crate) struct Serve {
 /// A time such as 500ms, 10s or 1min.
 fn time(text: &str) -> Result<Duration, String> {
     humantime::parse_duration(text).map_err(|_| "expected a time such as 500ms, 10s or 1min".to_owned())
+}
+
+/// The smallest memory for counters that makes sense.
+const MEMORY_BYTES_MIN: usize = 1 << 20;
+
+/// Reads a number of bytes such as 512MiB, 2GB or 536870912.
+fn size(text: &str) -> Result<usize, String> {
+    let expected = || "expected a size of at least 1MiB, such as 512MiB, 2GB or 536870912".to_owned();
+    let digits = text.bytes().take_while(u8::is_ascii_digit).count();
+    let (number, unit) = text.split_at(digits);
+    let unit: usize = match unit.trim().to_ascii_lowercase().as_str() {
+        "" | "b" => 1,
+        "kb" => 1_000,
+        "mb" => 1_000_000,
+        "gb" => 1_000_000_000,
+        "tb" => 1_000_000_000_000,
+        "kib" => 1 << 10,
+        "mib" => 1 << 20,
+        "gib" => 1 << 30,
+        "tib" => 1 << 40,
+        _ => return Err(expected()),
+    };
+    let bytes = number.parse::<usize>().ok().and_then(|number| number.checked_mul(unit));
+    bytes.filter(|bytes| *bytes >= MEMORY_BYTES_MIN).ok_or_else(expected)
 }
 
 /// A running instance, asked instead of a store.
@@ -249,6 +282,39 @@ mod tests {
     #[test]
     fn the_arguments_make_sense() {
         Arguments::command().debug_assert();
+    }
+
+    #[test]
+    fn a_size_has_a_unit_or_is_in_bytes() {
+        for (text, bytes) in [
+            ("1048576", 1 << 20),
+            ("1mib", 1 << 20),
+            ("512MiB", 512 << 20),
+            ("2GB", 2_000_000_000),
+            ("2 GB", 2_000_000_000),
+            ("3GiB", 3 << 30),
+            ("2048KiB", 2 << 20),
+            ("1TiB", 1 << 40),
+        ] {
+            assert_eq!(size(text), Ok(bytes), "{text}");
+        }
+        for text in
+            ["", "0", "1048575", "1023KiB", "MiB", "512M", "1.5GiB", "-1GiB", "99999999999TiB", "1 000MB", "half"]
+        {
+            assert!(size(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn origins_and_hosts_are_lists() {
+        let serve = |line: &str| match Arguments::try_parse_from(words(line)).unwrap().command {
+            Some(Command::Serve(serve)) => serve,
+            other => panic!("{other:?}"),
+        };
+        let both = serve("tollgate serve --allow-origin https://a.example,https://b.example --admin-host a.example");
+        assert_eq!((both.allow_origin.len(), both.admin_host.len()), (2, 1));
+        assert!(Arguments::try_parse_from(words("tollgate serve --allow-origin a.example")).is_err());
+        assert_eq!(serve("tollgate serve").allow_origin, []);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! One question to a store, or to a running instance: `check`, `inspect`, `reset`.
+//! The commands `check`, `inspect` and `reset`, on a store or a running instance.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use tollgate::{Check, Cost, Demand, Key, Limit, Line, Wait};
 use crate::admin::Admin;
 use crate::{Failure, arguments, output};
 
-/// Decides once. Whether it was allowed.
+/// Runs `tollgate check`: makes one check and prints the decision. Returns whether it was allowed.
 pub(crate) async fn check(arguments: arguments::Check) -> Result<bool, Failure> {
     let limiter = arguments.counters.limiter()?;
     let demand = Demand::new(arguments.limit, Key::new(&arguments.key)?).cost(Cost::new(arguments.cost));
@@ -22,6 +22,7 @@ pub(crate) async fn check(arguments: arguments::Check) -> Result<bool, Failure> 
     Ok(decision.allowed())
 }
 
+/// Runs `tollgate inspect`: prints a counter without changing it.
 pub(crate) async fn inspect(arguments: arguments::Inspect) -> Result<(), Failure> {
     if let Some(admin) = Admin::chosen(&arguments.admin)? {
         let seen = admin.ask("GET", &counters(&arguments), None).await?;
@@ -36,6 +37,7 @@ pub(crate) async fn inspect(arguments: arguments::Inspect) -> Result<(), Failure
     output::print(told(Policy::of(limit).name(), &limit, &line, arguments.json))
 }
 
+/// Runs `tollgate reset`: deletes a counter.
 pub(crate) async fn reset(arguments: arguments::Inspect) -> Result<(), Failure> {
     match Admin::chosen(&arguments.admin)? {
         Some(admin) => drop(admin.ask("DELETE", &counters(&arguments), None).await?),
@@ -46,7 +48,7 @@ pub(crate) async fn reset(arguments: arguments::Inspect) -> Result<(), Failure> 
     }
     match arguments.json {
         true => output::print_line(serde_json::json!({ "reset": true })),
-        false => output::print_line("forgotten"),
+        false => output::print_line("the counter was reset"),
     }
 }
 
@@ -54,7 +56,7 @@ fn limit(arguments: &arguments::Inspect) -> Result<Limit, Failure> {
     Ok(arguments.limit.as_deref().unwrap_or_default().parse()?)
 }
 
-/// Where the admin door has the counters that are meant.
+/// Returns the path and query of the counters in the admin API.
 fn counters(arguments: &arguments::Inspect) -> String {
     let parts = [("limit", &arguments.limit), ("rule", &arguments.rule), ("plan", &arguments.plan)];
     let encode = |text: &str| utf8_percent_encode(text, NON_ALPHANUMERIC).to_string();
@@ -67,7 +69,7 @@ fn counters(arguments: &arguments::Inspect) -> String {
     path
 }
 
-/// A counter that a running instance told of.
+/// Formats a counter from a response of the admin API.
 fn counter(counter: &Value) -> String {
     let wait = |field: &str| match counter[field].as_u64() {
         Some(ms) => Wait::from_micros(ms.saturating_mul(1_000)),
@@ -80,7 +82,7 @@ fn counter(counter: &Value) -> String {
     table(heading.trim_start(), &text("limit"), &left, waits)
 }
 
-/// A line of a decision.
+/// Formats a limit status, as JSON or as a table.
 fn told(heading: &str, limit: &Limit, line: &Line, as_json: bool) -> String {
     if as_json {
         let json = serde_json::json!({
@@ -98,7 +100,7 @@ fn told(heading: &str, limit: &Limit, line: &Line, as_json: bool) -> String {
     table(heading, &limit.to_string(), &left, [line.retry_after, line.next_after, line.reset_after])
 }
 
-/// For people: a heading and what is below it.
+/// Formats a table for people: a heading and a row per field.
 fn table(heading: &str, limit: &str, left: &str, waits: [Wait; 3]) -> String {
     let [retry_after, next_after, reset_after] = waits.map(in_words);
     format!(

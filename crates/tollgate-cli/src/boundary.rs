@@ -1,8 +1,7 @@
-//! The boundary burst, drawn: why a window has to slide.
+//! A picture of the boundary burst, which shows why windows have to slide.
 //!
-//! A limit of 100 a minute. A client sends 100 requests in the last second of one minute and 100 more in the
-//! first second of the next. Both halves are decided by the real store on a clock that is moved by hand, so the
-//! picture is a measurement, not a drawing.
+//! The limit is 100 per minute. A client sends 100 requests in the last second of one minute and 100 more in the first
+//! second of the next. All are decided by the real memory store with a manual clock, so the picture is measured.
 
 use std::fmt::Write;
 use std::sync::Arc;
@@ -11,20 +10,21 @@ use tollgate::{Algorithm, Check, Clock, Demand, Key, Limit, ManualClock, MemoryS
 
 const SECOND_US: u64 = 1_000_000;
 const MINUTE_US: u64 = 60 * SECOND_US;
-/// A column of the picture, and how many of them.
+/// Duration of a column of the picture.
 const COLUMN_US: u64 = 50_000;
+/// Number of columns.
 const COLUMNS: usize = 60;
-/// The picture begins so long before the minute's edge.
+/// Time from the left edge of the picture to the end of the minute.
 const BEFORE_EDGE_US: u64 = 1_500_000;
 const REQUESTS_PER_SECOND: u64 = 100;
 
-/// One request: when it came, and whether it passed.
+/// A request: its time, and whether it was admitted.
 struct Arrival {
     at: Timestamp,
     admitted: bool,
 }
 
-/// The whole picture, for a terminal.
+/// Draws the picture for a terminal.
 pub(crate) fn picture() -> String {
     let mut out = String::new();
     let _ = writeln!(
@@ -53,7 +53,7 @@ pub(crate) fn picture() -> String {
     out
 }
 
-/// Sends the burst through the store.
+/// Sends the burst to a memory store with this algorithm.
 fn burst(algorithm: Algorithm) -> Vec<Arrival> {
     let edge = Timestamp::from_micros(30_000_000 * MINUTE_US);
     let clock = Arc::new(ManualClock::new(edge));
@@ -72,7 +72,7 @@ fn burst(algorithm: Algorithm) -> Vec<Arrival> {
     (0..2 * REQUESTS_PER_SECOND).map(send).collect()
 }
 
-/// One row of the picture: the columns in which a request was admitted (or refused).
+/// Draws a row: marks the columns in which a request was admitted, or denied if `admitted` is `false`.
 fn row(arrivals: &[Arrival], admitted: bool) -> String {
     let first = arrivals.first().map_or(0, |arrival| arrival.at.as_micros());
     let left_us = first + SECOND_US - BEFORE_EDGE_US;
@@ -85,7 +85,7 @@ fn row(arrivals: &[Arrival], admitted: bool) -> String {
     (0..COLUMNS).map(|column| if filled(column) { mark } else { '·' }).collect()
 }
 
-/// The most admissions that any window of a minute holds.
+/// Returns the largest number of admissions in any trailing minute.
 fn most_in_a_window(arrivals: &[Arrival]) -> usize {
     let admitted: Vec<u64> =
         arrivals.iter().filter(|arrival| arrival.admitted).map(|arrival| arrival.at.as_micros()).collect();

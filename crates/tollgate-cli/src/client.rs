@@ -1,4 +1,4 @@
-//! One HTTP request to somebody else, plain or encrypted.
+//! A minimal HTTP client: one request per connection, with or without TLS.
 
 use std::sync::Arc;
 
@@ -12,16 +12,23 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::rustls::pki_types::ServerName;
 use tokio_rustls::rustls::{ClientConfig, RootCertStore, crypto};
 
+/// Maximum size of a response body.
 const ANSWER_BYTES_MAX: usize = 16 * 1024 * 1024;
 
-/// Whether this is an address that [`send`] can send to. One with a user or a password is none: it would be told wherever the
-/// address is.
+/// Returns whether [`send`] accepts this URL: `http` or `https`, with a host and without a user.
+///
+/// A URL with a user or password is rejected, because the password would appear wherever the URL is shown.
 pub(crate) fn is_web(url: &Uri) -> bool {
     let has_login = url.authority().is_some_and(|authority| authority.as_str().contains('@'));
     matches!(url.scheme_str(), Some("http" | "https")) && url.host().is_some() && !has_login
 }
 
-/// Sends a request to the host of `url` and waits for the whole answer. An error says what went wrong, and nothing of the request.
+/// Sends a request to the host of `url` and returns the status and the body of the response.
+///
+/// The scheme, host and port are those of `url`; the path is that of the request.
+///
+/// # Errors
+/// If the connection or the exchange fails, or the body exceeds 16 MiB. The message contains nothing of the request.
 pub(crate) async fn send(url: &Uri, mut request: Request<Full<Bytes>>) -> Result<(StatusCode, Bytes), String> {
     let is_encrypted = url.scheme_str() == Some("https");
     let host = url.host().unwrap_or_default();
@@ -29,20 +36,21 @@ pub(crate) async fn send(url: &Uri, mut request: Request<Full<Bytes>>) -> Result
     if let Ok(host) = HeaderValue::try_from(url.authority().map_or(host, |authority| authority.as_str())) {
         request.headers_mut().insert(http::header::HOST, host);
     }
-    // On the connection of the host itself only the path is said.
+    // The request line has only the path, since the connection is to the host itself.
     let path = request.uri().path_and_query().map_or("/", |path| path.as_str()).parse();
-    *request.uri_mut() = path.map_err(|_| "the path makes no sense".to_owned())?;
+    *request.uri_mut() = path.map_err(|_| "invalid path".to_owned())?;
 
     let bare = host.trim_start_matches('[').trim_end_matches(']');
     let stream = TcpStream::connect((bare, port)).await.map_err(|error| error.to_string())?;
     if !is_encrypted {
         return exchange(stream, request).await;
     }
-    let name = ServerName::try_from(bare.to_owned()).map_err(|_| "the host is no name for TLS".to_owned())?;
+    let name = ServerName::try_from(bare.to_owned()).map_err(|_| "invalid host name for TLS".to_owned())?;
     let stream = connector().connect(name, stream).await.map_err(|error| error.to_string())?;
     exchange(stream, request).await
 }
 
+/// Sends a request over an open connection and reads the response.
 async fn exchange<S>(stream: S, request: Request<Full<Bytes>>) -> Result<(StatusCode, Bytes), String>
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -56,7 +64,7 @@ where
     Ok((status, body.map_err(|error| error.to_string())?.to_bytes()))
 }
 
-/// Trusts what this machine trusts; `SSL_CERT_FILE` names others.
+/// Creates a TLS connector that trusts the system's root certificates, or those of `SSL_CERT_FILE` if that is set.
 fn connector() -> TlsConnector {
     let mut roots = RootCertStore::empty();
     roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);

@@ -1,6 +1,5 @@
-//! `tollgate explain`: what the rules would do with a request, and why.
+//! `tollgate explain`: shows which rules would apply to a request, and why.
 
-use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -15,6 +14,7 @@ use crate::arguments::Explain;
 use crate::store::{COMMAND_DEADLINE, MEMORY};
 use crate::{Failure, configuration, output};
 
+/// Runs `tollgate explain`, on a running instance or a configuration file.
 pub(crate) async fn explain(arguments: Explain) -> Result<(), Failure> {
     let headers = headers(&arguments.headers)?;
     let said = match (Admin::chosen(&arguments.admin)?, &arguments.config) {
@@ -28,8 +28,8 @@ pub(crate) async fn explain(arguments: Explain) -> Result<(), Failure> {
     }
 }
 
+/// Requests the explanation from a running instance.
 async fn ask(admin: &Admin, arguments: &Explain, headers: &[(String, String)]) -> Result<Value, Failure> {
-    let headers = joined(headers);
     let question = json!({ "request": {
         "method": arguments.method, "path": arguments.path, "headers": headers, "peer": arguments.peer,
     } });
@@ -37,8 +37,9 @@ async fn ask(admin: &Admin, arguments: &Explain, headers: &[(String, String)]) -
     admin.ask("POST", path, Some(&question)).await
 }
 
-/// By the file alone; what remains, and plans that a Redis hash knows, are looked up only in a store that was named, since this
-/// process counted nothing.
+/// Explains by a configuration file.
+///
+/// Remaining units and plans in a Redis hash are read only if a Redis store is given by `--store` or the environment.
 async fn work_out(file: &Path, arguments: &Explain, headers: &[(String, String)]) -> Result<Value, Failure> {
     let loaded = configuration::load(file, &configuration::loader(&arguments.store)?)?;
     let mut request = Request::builder().method(&*arguments.method).uri(&*arguments.path);
@@ -63,7 +64,7 @@ async fn work_out(file: &Path, arguments: &Explain, headers: &[(String, String)]
     serde_json::to_value(&said).map_err(|error| Failure::Runtime(error.into()))
 }
 
-/// `NAME: VALUE`, or `@FILE` with lines of them.
+/// Parses `--header` options: `NAME: VALUE`, or `@FILE` with one such header per line.
 fn headers(given: &[String]) -> Result<Vec<(String, String)>, Failure> {
     let mut headers = Vec::new();
     for text in given {
@@ -81,29 +82,18 @@ fn headers(given: &[String]) -> Result<Vec<(String, String)>, Failure> {
     Ok(headers)
 }
 
-/// The lines of one name as one, as HTTP lets everybody on the way do it.
-fn joined(headers: &[(String, String)]) -> BTreeMap<String, String> {
-    let mut lines: BTreeMap<String, String> = BTreeMap::new();
-    for (name, value) in headers {
-        let name = name.to_ascii_lowercase();
-        let separator = if name == "cookie" { "; " } else { ", " };
-        let line = lines.entry(name).and_modify(|line| *line += separator).or_default();
-        *line += value;
-    }
-    lines
-}
-
 fn header(text: &str) -> Result<(String, String), Failure> {
     let (name, value) = text.split_once(':').ok_or(Failure::Header)?;
     Ok((name.trim().to_owned(), value.trim().to_owned()))
 }
 
+/// Formats an explanation for people.
 fn in_words(said: &Value) -> String {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let mut words = format!("{} {}\n", text(&said["method"]), text(&said["path"]));
     let mut line = |word: &str, rest: String| words += &format!("  {word:<8} {rest}\n");
     let known = said["key_name"].as_str().map(|name| format!(" ({name})")).unwrap_or_default();
-    line("caller", format!("known by {}{known}", text(&said["caller"])));
+    line("caller", format!("identified by {}{known}", text(&said["caller"])));
     for (word, field) in [("token", "token_refused"), ("refused", "banned")] {
         if let Some(why) = said[field].as_str() {
             line(word, why.to_owned());
@@ -119,7 +109,7 @@ fn in_words(said: &Value) -> String {
         line("plan", format!("{} ({})", text(&plan["name"]), text(&plan["source"])));
     }
     if let Some(why) = said["counters_unknown"].as_str() {
-        line("unknown", format!("what is left: {why}"));
+        line("unknown", format!("remaining units: {why}"));
     }
     let rules: Vec<&Value> = said["rules"].as_array().into_iter().flatten().collect();
     let (applying, others): (Vec<&Value>, Vec<&Value>) = rules.into_iter().partition(|rule| rule["applies"] == true);
@@ -129,14 +119,14 @@ fn in_words(said: &Value) -> String {
     for rule in applying {
         let shield = if rule["shield"] == true { ", shield" } else { "" };
         let (name, mode, counts) = (text(&rule["name"]), text(&rule["mode"]), text(&rule["counts"]));
-        line("applies", format!("{name} ({mode}{shield}), counts {counts}, takes {}", rule["cost"]));
+        line("applies", format!("{name} ({mode}{shield}), counts {counts}, costs {}", rule["cost"]));
         for limit in rule["limits"].as_array().into_iter().flatten() {
             let left = &limit["remaining"];
             let left = match (limit["would_allow"].as_bool(), limit["retry_after_ms"].as_u64()) {
                 (None, _) => String::new(),
                 (Some(true), _) => format!(", {left} left"),
-                (Some(false), Some(ms)) => format!(", {left} left: refused for {ms} ms"),
-                (Some(false), None) => format!(", {left} left: refused for ever"),
+                (Some(false), Some(ms)) => format!(", {left} left: denied for {ms} ms"),
+                (Some(false), None) => format!(", {left} left: this cost never fits"),
             };
             line("", format!("  {}: {}{left}", text(&limit["name"]), text(&limit["limit"])));
         }
@@ -153,11 +143,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_left_is_told_by_whether_the_request_would_pass() {
+    fn remaining_units_are_shown_with_the_verdict_of_the_limit() {
         for (would_allow, retry_after_ms, words) in [
             (json!(true), json!(0), "main: 8/h, 3 left\n"),
-            (json!(false), json!(3_600_000), "main: 8/h, 3 left: refused for 3600000 ms\n"),
-            (json!(false), Value::Null, "main: 8/h, 3 left: refused for ever\n"),
+            (json!(false), json!(3_600_000), "main: 8/h, 3 left: denied for 3600000 ms\n"),
+            (json!(false), Value::Null, "main: 8/h, 3 left: this cost never fits\n"),
             (Value::Null, Value::Null, "main: 8/h\n"),
         ] {
             let limit = json!({
@@ -168,6 +158,6 @@ mod tests {
             assert!(in_words(&said).contains(words), "{}", in_words(&said));
         }
         let away = json!({ "counters_unknown": "the store did not answer (unreachable)" });
-        assert!(in_words(&away).contains("unknown  what is left: the store did not answer (unreachable)\n"));
+        assert!(in_words(&away).contains("unknown  remaining units: the store did not answer (unreachable)\n"));
     }
 }

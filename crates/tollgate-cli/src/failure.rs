@@ -1,4 +1,4 @@
-//! What went wrong, in words for the terminal.
+//! Errors of the command, as reports for the terminal.
 
 use std::io::IsTerminal;
 use std::net::SocketAddr;
@@ -6,81 +6,82 @@ use std::path::PathBuf;
 
 use miette::{Diagnostic, MietteHandlerOpts};
 
-/// What went wrong. None of these repeats a secret.
+/// An error of the command. No message contains a secret.
 #[derive(Debug, thiserror::Error, Diagnostic)]
 pub(crate) enum Failure {
     #[error("{0}")]
     Store(#[from] tollgate::StoreUrlError),
-    /// Its findings underline the place in the file.
+    /// A configuration with errors. Its findings underline the place in the file.
     #[error(transparent)]
     #[diagnostic(transparent)]
     Configuration(tollgate::config::Report),
     #[error("the store did not answer: {0}")]
-    #[diagnostic(help("is it running, and is --store (or $TOLLGATE_STORE, $REDIS_URL) right?"))]
+    #[diagnostic(help("check that the store is running, and that --store (or $TOLLGATE_STORE, $REDIS_URL) is right"))]
     Unanswered(#[from] tollgate::StoreError),
     #[error("{0}")]
+    #[diagnostic(help("check that the store is running, and that --store (or $TOLLGATE_STORE, $REDIS_URL) is right"))]
     Unavailable(#[from] tollgate::Unavailable),
     #[error("{0}")]
     Key(#[from] tollgate::KeyError),
     #[error("{0}")]
     Limit(#[from] tollgate::LimitTextError),
-    #[error("{} cannot be read: {error}", .file.display())]
-    #[diagnostic(help("check the name, and who may read it"))]
+    #[error("cannot read {}: {error}", .file.display())]
+    #[diagnostic(help("check the name and the permissions of the file"))]
     Unreadable { file: PathBuf, error: std::io::Error },
     #[error("{place}: {error}")]
     Token { place: String, error: tollgate_server::TokenError },
     #[error("{place} holds no password for Redis clients")]
-    #[diagnostic(help("write one there, or leave out --resp-password-file to let in everybody who reaches the door"))]
+    #[diagnostic(help(
+        "give a password there, or omit --resp-password-file and $TOLLGATE_RESP_PASSWORD to accept clients without one"
+    ))]
     PasswordMissing { place: String },
-    #[error("${variable} is no text")]
-    #[diagnostic(help("a secret in the environment is UTF-8; give other bytes as hex or base64"))]
+    #[error("${variable} is not valid UTF-8")]
+    #[diagnostic(help("a secret in the environment must be UTF-8; encode other bytes as hex or base64"))]
     NotText { variable: String },
     #[error("{0}")]
     Tls(#[from] tollgate_server::TlsError),
-    #[error("the admin door on {address} can be reached from other machines, so it needs a token that you chose")]
-    #[diagnostic(help("give it in $TOLLGATE_ADMIN_TOKEN or by --admin-token-file FILE, or listen on 127.0.0.1"))]
+    #[error("the admin listener on {address} is reachable from other machines and needs a token")]
+    #[diagnostic(help("set $TOLLGATE_ADMIN_TOKEN or --admin-token-file FILE, or listen on 127.0.0.1"))]
     AdminExposed { address: SocketAddr },
     #[error("cannot listen on {address} for {door}: {error}")]
-    #[diagnostic(help("choose another with --{door} ADDRESS, or close the door with --{door} off"))]
+    #[diagnostic(help("choose another address with --{door} ADDRESS, or turn this listener off with --{door} off"))]
     Listen { door: &'static str, address: String, error: std::io::Error },
-    #[error("expected the address of an admin door, without user and password, such as http://127.0.0.1:9090")]
-    #[diagnostic(help("the door opens with its token: $TOLLGATE_ADMIN_TOKEN or --admin-token-file FILE"))]
+    #[error("invalid --admin URL: expected http or https, without user and password, such as http://127.0.0.1:9090")]
+    #[diagnostic(help("give the admin token in $TOLLGATE_ADMIN_TOKEN or by --admin-token-file FILE, not in the URL"))]
     AdminUrl,
-    #[error("the admin door opens with a token, and none was given")]
+    #[error("the admin endpoint requires a token, and none was given")]
     #[diagnostic(help(
-        "give it in $TOLLGATE_ADMIN_TOKEN or by --admin-token-file FILE; serve prints it if it made one"
+        "set $TOLLGATE_ADMIN_TOKEN or --admin-token-file FILE; serve prints the token if it generated one"
     ))]
     AdminTokenMissing,
-    #[error("no answer from the admin door on {place}: {why}")]
+    #[error("no response from the admin endpoint on {place}: {why}")]
     AdminUnreachable { place: String, why: String },
-    #[error("the instance refused with {status}: {said}")]
+    #[error("the admin endpoint responded with status {status}: {said}")]
     AdminRefused { status: u16, said: String },
-    #[error("the request makes no sense: {0}")]
+    #[error("invalid request: {0}")]
     #[diagnostic(help("expected METHOD PATH, such as POST /shorten"))]
     Request(http::Error),
-    #[error("a header is given as `NAME: VALUE`, or as @FILE with lines of them")]
+    #[error("invalid header: expected `NAME: VALUE`, or @FILE with one such header per line")]
     Header,
     #[error("there are no rules to explain")]
-    #[diagnostic(help("name a configuration with --config FILE, or a running instance with --admin URL"))]
+    #[diagnostic(help("give a configuration with --config FILE, or a running instance with --admin URL"))]
     NoRules,
-    #[error("the counters would be in the memory of this command, which has counted nothing")]
-    #[diagnostic(help("name the store with --store URL or --config FILE, or a running instance with --admin URL"))]
+    #[error("the memory store is empty in every new command, so there are no counters to inspect or reset")]
+    #[diagnostic(help("give the store with --store URL or --config FILE, or a running instance with --admin URL"))]
     NothingCounted,
     #[cfg(feature = "otlp")]
-    #[error(
-        "expected the address of an OpenTelemetry collector, without user and password, such as http://127.0.0.1:4318"
-    )]
+    #[error("invalid --otlp URL: expected http or https, without user and password, such as http://127.0.0.1:4318")]
     OtlpUrl,
-    #[error("what was to be said could not be written: {0}")]
+    #[error("the output could not be written: {0}")]
     Output(std::io::Error),
     #[error("cannot start: {0}")]
     Runtime(#[from] std::io::Error),
 }
 
-/// Reports go to standard error: in colour for people, and without breaking lines, so that they can be searched.
+/// Configures the reports on standard error: coloured if that is a terminal, and without line breaks, for searching.
 pub(crate) fn set_up_reports() {
     let is_terminal = std::io::stderr().is_terminal();
-    // It can be set only once, and this is that time.
+    // This fails only if a hook is already set, which is not the case.
     let _ = miette::set_hook(Box::new(move |_| {
         Box::new(MietteHandlerOpts::new().color(is_terminal).terminal_links(false).wrap_lines(false).build())
     }));

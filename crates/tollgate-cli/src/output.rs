@@ -1,28 +1,30 @@
-//! What the command says. A pipe that was closed and a disk that is full are answers to it, never a panic.
+//! Output of the command. A closed pipe and a full disk never cause a panic.
 
 use std::fmt::Display;
 use std::io::{ErrorKind, Write};
 
 use crate::Failure;
 
-/// Prints to standard output. Whoever stops reading has seen enough: that is no failure, and the exit code says what it would
-/// have said.
+/// Prints to standard output. A closed pipe is not an error, so the exit code stays that of the command.
+///
+/// # Errors
+/// If the text cannot be written for any other reason, such as a full disk.
 pub(crate) fn print(text: impl Display) -> Result<(), Failure> {
     let mut out = std::io::stdout().lock();
     enough(write!(out, "{text}").and_then(|()| out.flush())).map_err(Failure::Output)
 }
 
-/// The same, and the end of the line.
+/// Prints to standard output, with a newline. Fails like [`print()`].
 pub(crate) fn print_line(text: impl Display) -> Result<(), Failure> {
     print(format_args!("{text}\n"))
 }
 
-/// Says it on standard error, if that can be heard.
+/// Prints a line to standard error. Ignores errors.
 pub(crate) fn complain(text: impl Display) {
     let _ = writeln!(std::io::stderr(), "{text}");
 }
 
-/// What came of writing, for whoever may stop reading at any time.
+/// Turns the error of a closed pipe into success.
 pub(crate) fn enough(written: std::io::Result<()>) -> std::io::Result<()> {
     match written {
         Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(()),

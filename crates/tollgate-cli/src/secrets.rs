@@ -1,4 +1,4 @@
-//! Secrets that are given to the command: in files or in the environment, never as an argument, which `ps` would show.
+//! Secrets of the command: read from files or the environment, never from arguments, which `ps` would show.
 
 use std::env::VarError;
 use std::path::Path;
@@ -8,28 +8,35 @@ use tollgate_server::Token;
 use crate::Failure;
 
 const TOKEN_VARIABLE: &str = "TOLLGATE_ADMIN_TOKEN";
+/// A device may never end.
+const FILE_BYTES_MAX: u64 = 64 * 1024;
 const PASSWORD_VARIABLE: &str = "TOLLGATE_RESP_PASSWORD";
 
-/// The admin token that somebody chose, if anybody did.
+/// Reads the admin token from `file`, else from `TOLLGATE_ADMIN_TOKEN`. `None` if neither is given.
 pub(crate) fn admin_token(file: Option<&Path>) -> Result<Option<Token>, Failure> {
     let Some((place, text)) = said(file, TOKEN_VARIABLE)? else { return Ok(None) };
     Token::given(&text).map(Some).map_err(|error| Failure::Token { place, error })
 }
 
-/// The password that Redis clients must give, if any. An empty variable means none.
+/// Reads the password of the RESP listener from `file`, else from `TOLLGATE_RESP_PASSWORD`.
+///
+/// `None` if neither is given; an empty variable counts as not given. An empty file is an error.
 pub(crate) fn resp_password(file: Option<&Path>) -> Result<Option<String>, Failure> {
     let Some((place, text)) = said(file, PASSWORD_VARIABLE)? else { return Ok(None) };
-    // Whoever names a file wants a password: one that is empty must not open the door to everybody.
+    // A file was given, so a password is wanted. An empty file must not turn authentication off.
     match text.trim_end_matches(['\r', '\n']) {
         "" => Err(Failure::PasswordMissing { place }),
         password => Ok(Some(password.to_owned())),
     }
 }
 
-/// What a file says, else the environment; and where it was said. A variable that is empty says nothing.
+/// Reads a secret from the file, else from the variable. Returns its place, for messages, and its text.
+///
+/// `None` if there is no file and the variable is not set or empty.
 fn said(file: Option<&Path>, variable: &str) -> Result<Option<(String, String)>, Failure> {
     if let Some(file) = file {
-        let text = std::fs::read_to_string(file);
+        let read = tollgate::config::file::read(file, FILE_BYTES_MAX);
+        let text = read.and_then(|(bytes, _)| String::from_utf8(bytes).map_err(std::io::Error::other));
         let text = text.map_err(|error| Failure::Unreadable { file: file.to_owned(), error })?;
         return Ok(Some((file.display().to_string(), text)));
     }

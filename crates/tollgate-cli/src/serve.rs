@@ -2,20 +2,24 @@
 
 mod announce;
 mod descriptors;
+mod memory;
 mod signals;
 
 use std::io::ErrorKind;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::net::{TcpListener, TcpSocket};
 use tollgate::config::{ChargeWord, Config, Loaded, Loader, RuleTable, Settings, Spanned};
 use tollgate::engine::Engine;
 use tollgate::observe::TracingObserver;
 use tollgate::rules::PlanLookup;
-use tollgate::{Limiter, LimiterBuilder, Store};
+use tollgate::{Limiter, LimiterBuilder, MemoryStore, Store};
 use tollgate_redis::RedisStore;
 use tollgate_server::doors::resp::RespOptions;
-use tollgate_server::{Bounds, Doors, Listeners, Readiness, Reloader, StoreTimes, Tls, Token, is_loopback, run};
+use tollgate_server::{
+    Bounds, Doors, Listeners, Readiness, Reloader, StoreTimes, Tls, Token, is_loopback, run, watch_memory,
+};
 use tracing_subscriber::EnvFilter;
 
 use self::announce::{Announcement, TokenWord};
@@ -24,6 +28,8 @@ use crate::arguments::Serve;
 use crate::{Failure, configuration, secrets};
 
 const ADMIN_DEFAULT: &str = "127.0.0.1:9090";
+/// How often the store's server is asked whether it evicts counters.
+const EVICTION_LOOK_EVERY: Duration = Duration::from_secs(5);
 /// Connections that wait to be accepted. A client beyond them waits for a second before it tries again; Linux allows 4,096.
 const BACKLOG: u32 = 4_096;
 /// In place of an address: the door stays closed.
@@ -48,6 +54,8 @@ pub(crate) async fn serve(arguments: Serve) -> Result<(), Failure> {
     #[cfg(feature = "otlp")]
     let traces = arguments.otlp.as_deref().map(crate::traces::Traces::to).transpose()?;
     let (builder, lookups) = limiter(store.clone(), &settings, &store_times);
+    let memory = memory::Share::of(arguments.memory.unwrap_or_else(memory::default_bytes));
+    let builder = builder.memory(MemoryStore::builder().max_bytes(memory.limits_bytes).build());
     #[cfg(feature = "otlp")]
     let builder = match &traces {
         Some(traces) => builder.observer(traces.observer()),
@@ -69,15 +77,17 @@ pub(crate) async fn serve(arguments: Serve) -> Result<(), Failure> {
 
     let served = [&listeners.http, &listeners.resp].into_iter().flatten().count();
     let bounds = descriptors::fit(bounds(&arguments), served, descriptors::raise_limit());
-    let (engine, reloader) = rules(&arguments, loader, loaded, &limiter, lookups, tls.clone());
+    let (engine, reloader) = rules(&arguments, loader, loaded, &limiter, (lookups, memory.shield_bytes), tls.clone());
     let shared = store.clone().map(|store| Arc::new(store) as Arc<dyn Store>);
     let readiness = Readiness::new(limiter.clone(), shared, reloader.clone());
-    let mut doors = Doors::new(limiter)
+    let mut doors = Doors::new(limiter.clone())
         .resp(resp_options(&arguments)?)
         .bounds(bounds)
         .reloader(reloader.clone())
         .readiness(readiness.clone())
         .store_times(store_times)
+        .allowed_origins(arguments.allow_origin.clone())
+        .admin_hosts(arguments.admin_host.clone())
         .token(token.clone());
     let announcement = Announcement {
         listeners: &listeners,
@@ -87,7 +97,8 @@ pub(crate) async fn serve(arguments: Serve) -> Result<(), Failure> {
         admin_closed,
     };
     tokio::spawn(reloader.clone().watch());
-    tokio::spawn(readiness.watch_store());
+    tokio::spawn(readiness.clone().watch_store());
+    tokio::spawn(watch_memory(limiter.clone(), engine.clone()));
     announcement.print()?;
     if let Some(engine) = engine {
         doors = doors.rules(engine);
@@ -99,7 +110,7 @@ pub(crate) async fn serve(arguments: Serve) -> Result<(), Failure> {
         doors = doors.threads(threads);
     }
     if let Some(store) = store {
-        tokio::spawn(look_at_the_server(store));
+        tokio::spawn(look_at_the_server(store, readiness));
     }
     run(listeners, doors, signals.until_told_to_end(reloader)).await;
     #[cfg(feature = "otlp")]
@@ -150,12 +161,13 @@ fn rules(
     loader: Loader,
     loaded: Option<Loaded>,
     limiter: &Limiter,
-    lookups: Lookups,
+    (lookups, shield_bytes): (Lookups, usize),
     tls: Option<Tls>,
 ) -> (Option<Engine>, Reloader) {
     let (engine, reloader) = match (loaded, &arguments.config) {
         (Some(loaded), Some(file)) => {
-            let engine = Engine::with_lookups(limiter.clone(), loaded.rules.clone(), lookups);
+            let shield = MemoryStore::builder().max_bytes(shield_bytes).build();
+            let engine = Engine::with_shield(limiter.clone(), loaded.rules.clone(), lookups, shield);
             (Some(engine.clone()), Reloader::rules(file, loader, loaded, engine))
         }
         _ => (None, Reloader::nothing()),
@@ -226,8 +238,9 @@ async fn listen_admin(
     Ok((listener, None))
 }
 
-/// Names the server behind the store and what to know about it. It may be down: the doors are open all the same.
-async fn look_at_the_server(store: RedisStore) {
+/// Names the server behind the store and what to know about it. It may be down: the doors are open all the same. Then looks
+/// every few seconds whether the server forgets counters, until the process ends.
+async fn look_at_the_server(store: RedisStore, readiness: Readiness) {
     match store.check_server().await {
         Ok(report) => {
             tracing::info!(server = report.name, version = report.version, "the store answers");
@@ -236,6 +249,13 @@ async fn look_at_the_server(store: RedisStore) {
             }
         }
         Err(error) => tracing::warn!(%error, "the store cannot be relied on"),
+    }
+    loop {
+        // A server that does not answer is noticed elsewhere.
+        if let Ok(eviction) = store.eviction().await {
+            readiness.note_eviction(eviction.policy.as_deref(), eviction.evicted_keys);
+        }
+        tokio::time::sleep(EVICTION_LOOK_EVERY).await;
     }
 }
 

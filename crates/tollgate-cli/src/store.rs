@@ -1,4 +1,4 @@
-//! The choice of a store.
+//! Selection of the store.
 
 use std::time::Duration;
 
@@ -8,13 +8,15 @@ use tollgate::{Limiter, OnFailure};
 use crate::arguments::{CountersChoice, StoreChoice};
 use crate::{Failure, configuration};
 
-/// The name of the store in this process.
+/// The name of the memory store.
 pub(crate) const MEMORY: &str = "memory";
-/// A command waits longer than a service would: somebody is looking at it.
+/// Deadline of a call to the store: longer than in a service, since a person waits for it.
 pub(crate) const COMMAND_DEADLINE: Duration = Duration::from_secs(5);
 
 impl StoreChoice {
-    /// What was said, else the environment's word.
+    /// Returns the store URL: `--store`, else `TOLLGATE_STORE`, else `REDIS_URL`, else `None`.
+    ///
+    /// Empty variables are ignored.
     pub(crate) fn said(&self) -> Option<String> {
         let from = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
         self.store.clone().or_else(|| from("TOLLGATE_STORE")).or_else(|| from("REDIS_URL"))
@@ -22,12 +24,15 @@ impl StoreChoice {
 }
 
 impl CountersChoice {
-    /// For a single question: a store that does not answer is an error, not a local guess.
+    /// Builds a limiter for a single command: if the store does not answer, the command fails.
     pub(crate) fn limiter(&self) -> Result<Limiter, Failure> {
         limiter(&self.settings()?)
     }
 
-    /// The same, for a question about what others counted.
+    /// Builds a limiter on a shared store, for counters of other processes.
+    ///
+    /// # Errors
+    /// If the store is the memory store, which is empty in every new process.
     pub(crate) fn shared_limiter(&self) -> Result<Limiter, Failure> {
         let settings = self.settings()?;
         if settings.is_shared() { limiter(&settings) } else { Err(Failure::NothingCounted) }

@@ -1,11 +1,11 @@
-//! A span per decision, sent to an OpenTelemetry collector (OTLP over HTTP). Behind the feature `otlp`.
+//! Sends a span per decision to an OpenTelemetry collector (OTLP over HTTP). Requires the feature `otlp`.
 //!
-//! The limiter tells an observer of every answer, and the observer makes a span of it that began when the question came. Spans
-//! wait in a bounded queue and leave in batches from a thread of their own; when the collector is slow or away they are
-//! dropped there, and no decision waits.
+//! An observer of the limiter creates a span after each decision, which starts at the time of the check. Spans are
+//! queued in a bounded queue, and a separate thread sends them in batches. If the collector is slow or unavailable,
+//! spans are dropped; no decision waits for it.
 //!
-//! A span says what was decided (`tollgate.verdict`, `tollgate.source`), by which rules (`tollgate.rules`) and how many limits. It
-//! says nothing of who asked: no key, no address.
+//! A span has the verdict (`tollgate.verdict`), the source (`tollgate.source`), the rules (`tollgate.rules`) and the
+//! number of limits (`tollgate.limits`). It contains nothing about the client: no key and no address.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -24,14 +24,20 @@ use tollgate::{Clock, Scope, Source, SystemClock};
 
 use crate::{Failure, client};
 
-/// A collector that takes longer has not heard it.
+/// Timeout of sending a batch.
 const SENT_WITHIN: Duration = Duration::from_secs(5);
 
-/// Where spans go. Dropping it sends what waits.
+/// The exporter of spans. Dropping it sends the queued spans.
 pub(crate) struct Traces(SdkTracerProvider);
 
 impl Traces {
-    /// To the collector at this address, such as `http://127.0.0.1:4318`.
+    /// Creates an exporter to the collector at this URL, such as `http://127.0.0.1:4318`.
+    ///
+    /// # Errors
+    /// If the URL is invalid.
+    ///
+    /// # Panics
+    /// Outside a tokio runtime.
     pub(crate) fn to(endpoint: &str) -> Result<Traces, Failure> {
         let url: Uri = format!("{}/v1/traces", endpoint.trim_end_matches('/')).parse().map_err(|_| Failure::OtlpUrl)?;
         if !client::is_web(&url) {
@@ -48,19 +54,20 @@ impl Traces {
         Ok(Traces(SdkTracerProvider::builder().with_batch_exporter(exporter).with_resource(resource).build()))
     }
 
-    /// What makes spans of a limiter's answers.
+    /// Creates an observer that exports a span for each decision.
     pub(crate) fn observer(&self) -> DecisionSpans {
         DecisionSpans { tracer: self.0.tracer("tollgate"), clock: SystemClock::new() }
     }
 
-    /// Sends what waits. To be called where blocking is allowed, while the runtime still runs.
+    /// Sends the queued spans and shuts down. Blocks, and needs the runtime to be running.
     pub(crate) fn finish(self) {
         if let Err(error) = self.0.shutdown() {
-            tracing::debug!(%error, "some spans were lost at the end");
+            tracing::debug!(%error, "cannot send the last spans");
         }
     }
 }
 
+/// An observer that exports a span for each decision.
 pub(crate) struct DecisionSpans {
     tracer: SdkTracer,
     clock: SystemClock,
@@ -92,7 +99,7 @@ impl Observer for DecisionSpans {
     }
 }
 
-/// Sends spans by our own client, on the runtime of the service.
+/// Sends spans with our own HTTP client, on the runtime of the service.
 #[derive(Debug)]
 struct Collector(Handle);
 

@@ -6,6 +6,7 @@ mod serving;
 use std::collections::{BTreeMap, BTreeSet};
 
 use serving::{Client, Serving, command};
+use tollgate_testkit::server::{Brand, Config};
 
 const RULES: &str = r#"
 [plans.default]
@@ -263,6 +264,44 @@ fn the_memory_of_shield_rules_is_told_apart() {
 }
 
 #[test]
+fn the_memory_for_counters_is_what_was_asked_for() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("tollgate.toml");
+    std::fs::write(&file, RULES).unwrap();
+    let serving = Serving::start(&["--memory", "64MiB", "--config", file.to_str().unwrap()]);
+    let samples = samples(&serving.visit("/metrics").body);
+    let max =
+        |kind: &str| samples[&("tollgate_memory_max_bytes".to_owned(), [("kind".to_owned(), kind.to_owned())].into())];
+    assert_eq!((max("limits"), max("shield")), (f64::from(48 << 20), f64::from(16 << 20)));
+    let refused = command().args(["serve", "--memory", "lots"]).output().unwrap();
+    assert_eq!(refused.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("such as 512MiB"));
+}
+
+/// A sample per request and per decision, in the series of its listener and source.
+#[test]
+fn requests_and_decisions_are_timed_by_listener_and_source() {
+    let (serving, _dir) = with_rules();
+    (0..5).for_each(|_| drop(serving.check(POSTED)));
+    (0..3).for_each(|_| drop(serving.check(r#"{"key":"user:42","limit":"2/h"}"#)));
+    let mut connection = serving.connect();
+    (0..7).for_each(|_| drop(connection.call(&["TOLLGATE.CHECK", "user:42", "2/h"]).unwrap()));
+    serving.visit("/readyz");
+    let samples = samples(&serving.visit("/metrics").body);
+    let count = |metric: &str, label: &str, value: &str| {
+        samples[&(format!("tollgate_{metric}_seconds_count"), [(label.to_owned(), value.to_owned())].into())]
+    };
+    assert_eq!([count("request", "door", "http"), count("request", "door", "resp")], [8.0, 7.0]);
+    assert!(count("request", "door", "admin") >= 1.0);
+    assert_eq!(count("decision", "source", "store"), 15.0);
+    let bound = |bound: &str| {
+        let labels = [("source".to_owned(), "store".to_owned()), ("le".to_owned(), bound.to_owned())];
+        samples[&("tollgate_decision_seconds_bucket".to_owned(), labels.into())]
+    };
+    assert!(bound("0.00001") <= bound("1.0") && bound("+Inf") == 15.0);
+}
+
+#[test]
 fn decisions_are_counted_exactly_and_name_no_caller() {
     let (serving, _dir) = with_rules();
     (0..5).for_each(|_| drop(serving.check(POSTED)));
@@ -283,4 +322,24 @@ fn decisions_are_counted_exactly_and_name_no_caller() {
     assert_eq!([decisions("trial", "allow", "shadow"), decisions("trial", "deny", "shadow")], [1.0, 1.0]);
     assert_eq!([decisions("api", "allow", "enforce"), decisions("", "allow", "enforce")], [1.0, 2.0]);
     assert_eq!(decisions("", "deny", "enforce"), 1.0);
+}
+
+#[test]
+fn a_store_that_forgets_counters_is_degraded_until_it_does_not() {
+    let redis = Config::new(Brand::Redis).set("maxmemory-policy", "allkeys-lru").start();
+    let serving = Serving::start(&["--store", &redis.url()]);
+    // Degraded, and still ready: the store was found to answer, too.
+    serving.until("/readyz", |answer| answer.status == 200 && answer.body.contains("maxmemory-policy is allkeys-lru"));
+    assert!(serving.visit("/metrics").body.contains("tollgate_store_evicts 1\n"));
+    redis.command(&["CONFIG", "SET", "maxmemory-policy", "noeviction"]);
+    serving.until("/metrics", |answer| answer.body.contains("tollgate_store_evicts 0\n"));
+    assert!(serving.visit("/readyz").body.contains("\"degraded\":[]"));
+    // Keys are evicted whatever the policy is called afterwards.
+    redis.command(&["SET", "victim", "1"]);
+    redis.command(&["CONFIG", "SET", "maxmemory-policy", "allkeys-random"]);
+    redis.command(&["CONFIG", "SET", "maxmemory", "1"]);
+    redis.command(&["CONFIG", "SET", "maxmemory", "0"]);
+    redis.command(&["CONFIG", "SET", "maxmemory-policy", "noeviction"]);
+    serving.until("/readyz", |answer| answer.body.contains("the store evicts keys"));
+    assert!(!serving.visit("/metrics").body.contains("tollgate_store_evicted_keys 0\n"));
 }

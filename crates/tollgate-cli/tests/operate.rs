@@ -63,9 +63,9 @@ fn explain_says_which_rules_apply_why_not_the_others_and_whose_plan() {
     assert_eq!(said.status.code(), Some(0), "{}", err(&said));
     for phrase in [
         "POST /shorten\n",
-        "caller   known by ip\n",
+        "caller   identified by ip\n",
         "plan     anonymous (anonymous, since nobody knows the caller)\n",
-        "applies  shorten (enforce), counts ip:***, takes 1\n",
+        "applies  shorten (enforce), counts ip:***, costs 1\n",
         "  main: 2/h\n",
         "not      api: the path is none of /api/*\n",
     ] {
@@ -91,7 +91,7 @@ fn explain_looks_into_a_store_and_takes_nothing_from_it() {
     let redis = Server::redis();
     let serving = Serving::start(&["--config", &file, "--store", &redis.url()]);
     let explain = ["explain", "--config", &file, "POST", "/shorten", "--peer", "203.0.113.9", "--store", &redis.url()];
-    for left in ["2 left", "1 left", "0 left: refused for "] {
+    for left in ["2 left", "1 left", "0 left: denied for "] {
         for _ in 0..2 {
             let said = tollgate(&explain);
             assert!(out(&said).contains(left), "{left}: {}{}", out(&said), err(&said));
@@ -138,7 +138,7 @@ fn a_running_instance_explains_inspects_and_resets() {
     let url = format!("http://{}", serving.admin);
     let said = with_token(&["explain", "--admin", &url, "POST", "/shorten", "--peer", "203.0.113.9", "--reveal"]);
     assert!(
-        out(&said).contains("counts ip:203.0.113.9") && out(&said).contains("0 left: refused"),
+        out(&said).contains("counts ip:203.0.113.9") && out(&said).contains("0 left: denied"),
         "{}{}",
         out(&said),
         err(&said)
@@ -185,8 +185,11 @@ fn what_an_instance_refuses_is_exit_two_and_told() {
     };
     for (output, phrase) in [
         (tollgate(&["inspect", "k", "1/h", "--admin", &url]), "$TOLLGATE_ADMIN_TOKEN"),
-        (run(inspect(&url), "planted-wrong-token-x"), "refused with 401"),
-        (run(inspect("http://127.0.0.1:1"), "planted-wrong-token-x"), "no answer from the admin door on 127.0.0.1:1"),
+        (run(inspect(&url), "planted-wrong-token-x"), "responded with status 401"),
+        (
+            run(inspect("http://127.0.0.1:1"), "planted-wrong-token-x"),
+            "no response from the admin endpoint on 127.0.0.1:1",
+        ),
         (run(inspect("ftp://127.0.0.1"), "planted-wrong-token-x"), "http://127.0.0.1:9090"),
         (run(inspect("http://ann:planted@127.0.0.1:1"), "planted-wrong-token-x"), "without user and password"),
         (run(inspect("http://planted@127.0.0.1:1"), "planted-wrong-token-x"), "without user and password"),
@@ -222,7 +225,7 @@ fn inspect_reset_and_check_go_where_the_configuration_says() {
     assert!(ask("inspect", &config).contains("6 of 10"), "{}", ask("inspect", &config));
     assert!(ask("inspect", &["--store", &redis.url()]).contains("10 of 10"), "another prefix is another counter");
     assert!(ask("check", &config).contains("5 of 10"));
-    assert_eq!(ask("reset", &config), "forgotten\n", "and nothing but that");
+    assert_eq!(ask("reset", &config), "the counter was reset\n", "and nothing but that");
     assert!(serving.check(r#"{"key":"user:42","limit":"10/h"}"#).body.contains(r#""remaining":9"#));
 }
 

@@ -247,7 +247,7 @@ fn a_file_without_a_password_does_not_open_the_resp_door_to_everybody() {
     let output = ended(&mut command);
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(2), "{said}");
-    assert!(said.contains("$TOLLGATE_RESP_PASSWORD is no text") && !said.contains("planted"), "{said}");
+    assert!(said.contains("$TOLLGATE_RESP_PASSWORD is not valid UTF-8") && !said.contains("planted"), "{said}");
 
     let mut empty = Serving::command();
     empty.env("TOLLGATE_RESP_PASSWORD", "");

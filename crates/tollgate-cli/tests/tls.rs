@@ -29,16 +29,22 @@ impl Authority {
         self.dir.path().join(name)
     }
 
-    /// A certificate for 127.0.0.1 whose serial number is this byte.
+    /// A certificate for 127.0.0.1 whose serial number is this byte, as files.
     fn issue(&self, serial: u8) {
+        let (certificate, key) = self.pair(serial);
+        // The key first, so that whoever reads in between finds a pair that does not match, and keeps the old one.
+        replace(&self.path("key.pem"), &key);
+        replace(&self.path("cert.pem"), &certificate);
+    }
+
+    /// A certificate for 127.0.0.1 whose serial number is this byte, and its key.
+    fn pair(&self, serial: u8) -> (String, String) {
         let key = rcgen::KeyPair::generate().unwrap();
         let mut params = rcgen::CertificateParams::new(vec!["127.0.0.1".to_owned()]).unwrap();
         params.distinguished_name.push(rcgen::DnType::CommonName, "a door");
         params.serial_number = Some(vec![serial].into());
         let certificate = params.signed_by(&key, &self.issuer).unwrap();
-        // The key first, so that whoever reads in between finds a pair that does not match, and keeps the old one.
-        replace(&self.path("key.pem"), &key.serialize_pem());
-        replace(&self.path("cert.pem"), &certificate.pem());
+        (certificate.pem(), key.serialize_pem())
     }
 
     fn serve(&self, more: &[&str]) -> Serving {
@@ -72,6 +78,19 @@ fn curl(authority: &Authority, address: &str, more: &[&str]) -> (bool, String) {
             .args(["-d", question, &url])
             .args(more),
     )
+}
+
+/// The certificate that a client sees.
+fn shown(serving: &Serving) -> String {
+    let connection = said(
+        Command::new("openssl")
+            .args(["s_client", "-connect", &serving.http, "-showcerts"])
+            .stdin(std::process::Stdio::null()),
+    )
+    .1;
+    let begin = connection.find("-----BEGIN CERTIFICATE-----").expect("a certificate is shown");
+    let end = connection[begin..].find("-----END CERTIFICATE-----").unwrap();
+    connection[begin..begin + end].to_owned()
 }
 
 #[test]
@@ -117,26 +136,56 @@ fn a_certificate_that_was_renewed_is_shown_and_a_broken_one_is_not() {
     let authority = Authority::new();
     authority.issue(1);
     let serving = authority.serve(&[]);
-    let serial = || {
-        let connection = said(
-            Command::new("openssl")
-                .args(["s_client", "-connect", &serving.http, "-showcerts"])
-                .stdin(std::process::Stdio::null()),
-        )
-        .1;
-        let begin = connection.find("-----BEGIN CERTIFICATE-----").expect("a certificate is shown");
-        let end = connection[begin..].find("-----END CERTIFICATE-----").unwrap();
-        connection[begin..begin + end].to_owned()
-    };
-    let first = serial();
+    let first = shown(&serving);
     replace(&authority.path("cert.pem"), "no certificate");
     let told = serving.until("/readyz", |answer| answer.body.contains("\"failed\""));
     assert!(told.body.contains("holds no certificate"), "{told:?}");
-    assert_eq!(serial(), first);
+    assert_eq!(shown(&serving), first);
     authority.issue(2);
     serving.until("/readyz", |answer| answer.body.contains("\"ok\""));
-    assert_ne!(serial(), first);
+    assert_ne!(shown(&serving), first);
     assert!(curl(&authority, &serving.http, &[]).0);
+}
+
+/// Each step leaves files that cannot be used: half a certificate, half a key, a pair that does not match.
+#[test]
+fn while_a_pair_is_replaced_step_by_step_the_old_one_is_shown() {
+    let authority = Authority::new();
+    authority.issue(1);
+    let serving = authority.serve(&[]);
+    let first = shown(&serving);
+    let (certificate, key) = authority.pair(2);
+    let steps = [
+        ("cert.pem", &certificate[..certificate.len() / 2], "holds no certificate"),
+        ("cert.pem", &certificate[..], "cannot be used together"),
+        ("key.pem", &key[..key.len() / 2], "holds no private key"),
+        ("key.pem", "", "holds no private key"),
+    ];
+    for (file, text, phrase) in steps {
+        std::fs::write(authority.path(file), text).unwrap();
+        serving.until("/readyz", |answer| answer.body.contains(phrase));
+        assert_eq!(shown(&serving), first, "{phrase}");
+        assert_eq!(serving.operate("POST", "/v1/reload").status, 422);
+    }
+    assert!(serving.visit("/metrics").body.contains("tollgate_reload_failed 1\n"));
+    std::fs::write(authority.path("key.pem"), &key).unwrap();
+    serving.until("/readyz", |answer| answer.body.contains("\"ok\""));
+    assert_ne!(shown(&serving), first);
+    assert!(curl(&authority, &serving.http, &[]).0);
+}
+
+/// A chain that is cut off between two certificates can be used; that it is shorter is reported.
+#[test]
+fn a_chain_that_lost_a_certificate_is_reported() {
+    let authority = Authority::new();
+    authority.issue(1);
+    let leaf = std::fs::read_to_string(authority.path("cert.pem")).unwrap();
+    let chain = leaf.clone() + &std::fs::read_to_string(authority.path("ca.pem")).unwrap();
+    replace(&authority.path("cert.pem"), &chain);
+    let serving = authority.serve(&[]);
+    replace(&authority.path("cert.pem"), &leaf);
+    serving.hear("the certificate chain is shorter than before");
+    serving.until("/metrics", |answer| answer.body.contains("tollgate_reload_removed_total{kind=\"certificate\"} 1\n"));
 }
 
 #[test]

@@ -1,16 +1,16 @@
-//! Three state machines behind six names.
+//! Three state machines that implement the six algorithms.
 //!
-//! | state machine | algorithms | the knob |
+//! | state machine | algorithms | the algorithms differ in |
 //! |---|---|---|
 //! | [`Log`] | `sliding`, `sliding-log` | the resolution |
 //! | [`Pair`] | `sliding-counter`, `fixed-window` | the weight of the previous window |
-//! | [`Bucket`] | `token-bucket`, `leaky-bucket` | whether an admission is told to wait |
+//! | [`Bucket`] | `token-bucket`, `leaky-bucket` | whether an admission carries a wait |
 //!
-//! Each can look without touching and charge without asking, so that several limits are looked at
-//! before any is charged. [`decide`] is that order of steps; whoever keeps plain states (a
-//! simulation, a test) needs nothing else. The memory store keeps them packed, so it takes the same steps by the same
-//! functions for itself, and for the usual check by shorter ones; its tests hold it to what `decide` says. The integers are those of
-//! `docs/algorithms.md`, shared with the Lua script to the last microsecond.
+//! Each state machine can be read without changing it, and charged without being read first, so all limits of a check
+//! are read before any is charged. [`decide`] performs these steps in order. A simulation or a test, which keeps plain
+//! states, needs nothing else. The memory store keeps its states packed, so it runs the same steps with the same
+//! functions itself, and the most frequent checks with shorter ones; its tests compare it with `decide`. The integer
+//! arithmetic is that of `docs/algorithms.md`. The Lua script uses the same, so both agree to the microsecond.
 
 mod bucket;
 mod log;
@@ -27,31 +27,36 @@ use crate::decision::{Decision, Line, Source};
 use crate::limit::{Limit, Machine};
 use crate::time::Timestamp;
 
-/// What is remembered of a counter.
+/// The state of one counter.
+///
+/// Methods that take a [`Limit`] treat a state that belongs to another state machine as unused.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum State {
-    /// Admissions, oldest first.
+    /// The admissions, oldest first.
     Log(Log),
-    /// Two windows' counts.
+    /// The counts of the current and the previous window.
     Pair(Pair),
     /// A level that leaks.
     Bucket(Bucket),
 }
 
-/// What was charged and may be given back: the part of an admission that a refund needs.
+/// A charge that can be refunded: the part of an admission that a refund needs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Receipt {
-    /// When it was charged, by the store's clock.
+    /// The time of the charge, by the store's clock.
     pub at: Timestamp,
-    /// How many units.
+    /// The charged units.
     pub units: u32,
-    /// The `reset_after` that the admission answered: how long the charge can possibly matter.
+    /// The `reset_after` of the admission: after this time the charge no longer counts.
     pub reset_after_us: u64,
 }
 
 impl Receipt {
-    /// The receipt of an admitted line; `None` if nothing was charged.
+    /// Returns the receipt of a line that was decided at `at`.
+    ///
+    /// `None` if nothing can be refunded: the line is a denial or a peek, or its `reset_after` is *never*. The caller
+    /// must also make sure that the whole decision was an admission.
     pub fn of(at: Timestamp, line: &Line) -> Option<Receipt> {
         let reset_after_us = line.reset_after.as_micros()?;
         (line.allowed && line.cost > 0).then_some(Receipt { at, units: line.cost, reset_after_us })
@@ -59,7 +64,7 @@ impl Receipt {
 }
 
 impl State {
-    /// A counter that was never used.
+    /// Creates the state of an unused counter for the limit's state machine.
     pub fn unused(limit: &Limit) -> State {
         match limit.machine() {
             Machine::Log(_) => State::Log(Log::default()),
@@ -68,7 +73,18 @@ impl State {
         }
     }
 
-    /// Whether this state belongs to the limit's state machine.
+    /// Returns the state of a counter whose whole quota was used at `now`.
+    pub(crate) fn full(limit: &Limit, now: Timestamp) -> State {
+        let mut state = State::unused(limit);
+        state.charge(limit, now, limit.cost_max(), true);
+        if state.fits(limit, now, 1) {
+            // A leaky bucket holds one unit besides those in its queue.
+            state.charge(limit, now, 1, true);
+        }
+        state
+    }
+
+    /// Returns whether this state belongs to the limit's state machine.
     pub fn belongs_to(&self, limit: &Limit) -> bool {
         matches!(
             (self, limit.machine()),
@@ -78,7 +94,9 @@ impl State {
         )
     }
 
-    /// Whether forgetting this state would change nothing.
+    /// Returns whether the state holds no units, so that dropping it changes no later decision.
+    ///
+    /// Does not take the time into account: a state whose units have all expired is not unused.
     pub fn is_unused(&self) -> bool {
         match self {
             State::Log(log) => log.is_empty(),
@@ -87,7 +105,7 @@ impl State {
         }
     }
 
-    /// A copy that needs no memory of its own and says no less is used, now or later.
+    /// Returns a copy without heap memory that counts at least as many units as this state, now and later.
     pub(crate) fn condensed(&self, limit: &Limit, now: Timestamp) -> State {
         match self {
             State::Log(log) => State::Log(log.condensed(limit, now)),
@@ -95,7 +113,7 @@ impl State {
         }
     }
 
-    /// Whether `cost` units would be admitted now.
+    /// Returns whether the limit has room for `cost` units at `now`. Does not change the state.
     pub fn fits(&self, limit: &Limit, now: Timestamp, cost: u32) -> bool {
         match (self, limit.machine()) {
             (State::Log(log), Machine::Log(_)) => log.fits(limit, now, cost),
@@ -105,7 +123,9 @@ impl State {
         }
     }
 
-    /// What the limit says of `cost` units now. Cannot fail, changes nothing.
+    /// Returns the limit's status for `cost` units at `now`, without charging them.
+    ///
+    /// A cost of 0 is always allowed; its `retry_after` is the wait until one unit fits.
     pub fn look(&self, limit: &Limit, now: Timestamp, cost: u32) -> Line {
         match (self, limit.machine()) {
             (State::Log(log), Machine::Log(shape)) => log.look(limit, shape, now, cost),
@@ -115,9 +135,10 @@ impl State {
         }
     }
 
-    /// Takes `cost` units, which must fit, and answers for the state after. `may_grow` is false where
-    /// there is no memory for another entry: a log then stretches its newest one, which leaves
-    /// later, so the answer errs towards refusal.
+    /// Charges `cost` units, which must fit, and returns the status after the charge.
+    ///
+    /// With `may_grow` false, a log adds no entry that needs memory. It adds the units to its newest entry instead,
+    /// which then expires later, so the error is towards denial.
     pub(crate) fn charge(&mut self, limit: &Limit, now: Timestamp, cost: u32, may_grow: bool) -> Line {
         match (&mut *self, limit.machine()) {
             (State::Log(log), Machine::Log(shape)) => log.charge(limit, shape, now, cost, may_grow),
@@ -130,8 +151,10 @@ impl State {
         }
     }
 
-    /// Answers for a check that was refused, here or by another line; keeps what a refusal must
-    /// (a clock that went back, entries that have left, the penalty of `count_denied`).
+    /// Returns the status after a check that was denied, by this limit or by another one.
+    ///
+    /// Changes the state only as a denial must: corrects times in the future after the clock went back, drops expired
+    /// entries, and charges `count_denied`.
     pub(crate) fn refuse(&mut self, limit: &Limit, now: Timestamp, cost: u32, may_grow: bool) -> Line {
         match (&mut *self, limit.machine()) {
             (State::Log(log), Machine::Log(shape)) => log.refuse(limit, shape, now, cost, may_grow),
@@ -144,7 +167,9 @@ impl State {
         }
     }
 
-    /// Gives back what one admission took, as far as it still counts.
+    /// Gives back the units of one admission, as far as they still count at `now`.
+    ///
+    /// Does nothing if the state belongs to another state machine.
     pub fn refund(&mut self, limit: &Limit, now: Timestamp, receipt: Receipt) {
         match (self, limit.machine()) {
             (State::Log(log), Machine::Log(shape)) => log.refund(limit, shape, now, receipt),
@@ -155,10 +180,10 @@ impl State {
     }
 }
 
-/// Decides one check: every demand is looked at, then all are charged or none is.
+/// Decides one check: reads the state of every demand, then charges all of them or none.
 ///
-/// `states` holds the counter of each demand, in the same order. This is the whole decision; whoever calls it adds
-/// only where the states live and what time it is.
+/// `states` holds the state of each demand's counter, in the same order. The function is pure: the caller provides the
+/// states and the time.
 ///
 /// ```
 /// use tollgate_core::algorithm::{State, decide};
@@ -174,12 +199,12 @@ impl State {
 /// assert!(decide(now, &demands, &mut states).allowed());
 /// let denied = decide(now, &demands, &mut states);
 /// assert!(!denied.allowed());
-/// assert_eq!(denied.lines[1].remaining, 1, "the day was not charged for what the minute refused");
+/// assert_eq!(denied.lines[1].remaining, 1, "a denial by the minute does not charge the day");
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
 /// # Panics
-/// If `states` is shorter than `demands`.
+/// Panics if `states` is shorter than `demands`.
 pub fn decide(now: Timestamp, demands: &[Demand<'_>], states: &mut [State]) -> Decision {
     assert!(states.len() >= demands.len(), "one state per demand");
     let fits = |(demand, state): (&Demand<'_>, &State)| {
@@ -190,7 +215,7 @@ pub fn decide(now: Timestamp, demands: &[Demand<'_>], states: &mut [State]) -> D
     Decision { at: now, source: Source::Store, lines }
 }
 
-/// The second half of a decision for one demand, once the verdict on the whole check is known.
+/// Applies the verdict on the whole check to one demand, and returns the status of its limit.
 #[inline]
 pub(crate) fn settle(allowed: bool, now: Timestamp, demand: &Demand<'_>, state: &mut State, may_grow: bool) -> Line {
     let cost = demand.cost.units();

@@ -1,29 +1,36 @@
-//! What one request must pass: every (limit, key, cost) of it, decided together.
+//! The input of a decision: every (limit, key, cost) that one request must pass, decided together.
 
 use std::fmt;
 
 use crate::key::{Key, Scope};
 use crate::limit::Limit;
 
-/// The most limits one check may name. Enough for any stack of rules, few enough to lock together.
+/// The maximum number of demands in one check.
+///
+/// Enough for any combination of rules, few enough to lock all their counters together.
 pub const DEMANDS_MAX: usize = 32;
 
-/// The units a request takes. 0 is a **peek**: it changes nothing and is never denied.
+/// The number of units that a request takes. Defaults to 1.
+///
+/// A cost of 0 is a **peek**: it changes nothing and is never denied.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Cost(u32);
 
 impl Cost {
-    /// One unit: what a request costs unless said otherwise.
+    /// One unit, the default.
     pub const ONE: Cost = Cost(1);
-    /// No unit: only look.
+    /// Zero units: reads the counter without charging it.
     pub const PEEK: Cost = Cost(0);
 
-    /// So many units. More than a limit can ever hold is not an error here: the decision says *never*.
+    /// Creates a cost of `units` units.
+    ///
+    /// Any number is accepted. If it exceeds what a limit can ever hold, the limit denies with a `retry_after` of
+    /// [`Wait::NEVER`](crate::Wait::NEVER).
     pub const fn new(units: u32) -> Cost {
         Cost(units)
     }
 
-    /// The number of units.
+    /// Returns the number of units.
     pub const fn units(self) -> u32 {
         self.0
     }
@@ -47,84 +54,86 @@ impl fmt::Display for Cost {
     }
 }
 
-/// One line of a check: this key, against this limit, for this many units.
+/// One element of a check: a limit, the key to count, and the cost.
 #[derive(Clone, Copy, Debug)]
 pub struct Demand<'a> {
-    /// What must hold.
+    /// The limit that the request must pass.
     pub limit: Limit,
-    /// Who is counted.
+    /// The key that is counted.
     pub key: Key<'a>,
-    /// How much is asked for.
+    /// The units to charge.
     pub cost: Cost,
 }
 
 impl<'a> Demand<'a> {
-    /// One unit of `limit` for `key`.
+    /// Creates a demand for one unit of `limit` on the counter of `key`.
     pub fn new(limit: Limit, key: Key<'a>) -> Demand<'a> {
         Demand { limit, key, cost: Cost::ONE }
     }
 
-    /// The same for another number of units.
+    /// Returns this demand with another cost.
     #[must_use]
     pub fn cost(self, cost: impl Into<Cost>) -> Demand<'a> {
         Demand { cost: cost.into(), ..self }
     }
 }
 
-/// A demand that waits for its subject: all that stays the same from one request to the next, worked out once.
+/// A demand without a subject, prepared once and used for many requests.
 ///
-/// See [`MemoryStore::admit`](crate::MemoryStore::admit).
+/// It holds what stays the same from one request to the next. The subject is passed to
+/// [`MemoryStore::admit`](crate::MemoryStore::admit) with each request.
 #[derive(Clone, Copy, Debug)]
 pub struct StandingDemand {
     pub(crate) limit: Limit,
-    /// Which of a subject's counters.
+    /// The scope as a number: see [`Scope::number`].
     pub(crate) scope: u64,
     pub(crate) cost: Cost,
 }
 
 impl StandingDemand {
-    /// So many units of `limit`, on this of the subject's counters.
+    /// Creates a demand for `cost` units of `limit`, counted in `scope`.
     pub fn new(limit: Limit, scope: Scope<'_>, cost: Cost) -> StandingDemand {
         StandingDemand { limit, scope: scope.number(&limit), cost }
     }
 }
 
-/// All demands of one request: it passes every one of them, or is charged by none.
+/// All demands of one request, decided together: the request passes every limit, or none is charged.
 #[derive(Clone, Copy, Debug)]
 pub struct Check<'a> {
     demands: &'a [Demand<'a>],
 }
 
-/// Why a list of demands is no check.
+/// The reason why a list of demands is not a valid check.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CheckError {
-    /// There is nothing to decide.
+    /// The list is empty.
     #[error("a check needs at least one limit")]
     Empty,
-    /// More than [`DEMANDS_MAX`].
+    /// The list has more than [`DEMANDS_MAX`] demands.
     #[error("a check has at most {DEMANDS_MAX} limits, this one has {count}")]
     TooMany {
-        /// How many there are.
+        /// The number of demands in the list.
         count: usize,
     },
-    /// One counter cannot be decided twice at the same moment.
+    /// Two demands count on the same counter.
     #[error(
         "limits {first} and {second} (counted from 0) count on the same counter; merge them or give them different keys"
     )]
     SameCounter {
-        /// Where it stands first.
+        /// The index of the first of the two demands.
         first: usize,
-        /// Where it stands again.
+        /// The index of the second of the two demands.
         second: usize,
     },
 }
 
 impl<'a> Check<'a> {
-    /// A check of these demands, answered in this order.
+    /// Creates a check of `demands`. The decision has one line per demand, in the same order.
     ///
     /// # Errors
-    /// When there are none, too many, or two that count on the same counter.
+    /// Returns an error if the list is empty, has more than [`DEMANDS_MAX`] demands, or has two demands that count on
+    /// the same counter.
     pub fn new(demands: &'a [Demand<'a>]) -> Result<Check<'a>, CheckError> {
         match demands.len() {
             0 => return Err(CheckError::Empty),
@@ -143,19 +152,25 @@ impl<'a> Check<'a> {
         Ok(Check { demands })
     }
 
-    /// A check of one or more demands, no more than [`DEMANDS_MAX`], whose counters are known to be different, so that nobody has to
-    /// look at each pair of them again. Whatever counts on one counter twice is charged there twice.
+    /// Creates a check of `demands` without validating them.
+    ///
+    /// The caller guarantees one to [`DEMANDS_MAX`] demands that all count on different counters. This skips the
+    /// comparison of every pair in [`Check::new`].
+    ///
+    /// # Panics
+    /// Panics in debug builds if [`Check::new`] would return an error. In release builds, a counter that occurs twice
+    /// may be charged beyond its quota.
     pub fn of_distinct(demands: &'a [Demand<'a>]) -> Check<'a> {
         debug_assert!(Check::new(demands).is_ok(), "{:?}", Check::new(demands).err());
         Check { demands }
     }
 
-    /// A check of a single demand, which cannot be wrong.
+    /// Creates a check of a single demand, which is always valid.
     pub const fn one(demand: &'a Demand<'a>) -> Check<'a> {
         Check { demands: std::slice::from_ref(demand) }
     }
 
-    /// The demands, in order.
+    /// Returns the demands, in order.
     pub const fn demands(&self) -> &'a [Demand<'a>] {
         self.demands
     }
@@ -170,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_counter_twice_is_refused_and_a_changed_quota_is_the_same_counter() {
+    fn check_rejects_one_counter_twice_even_with_different_quotas() {
         let key = Key::new("user:42").unwrap();
         let demands = [Demand::new(limit("10/min"), key), Demand::new(limit("20/min"), key)];
         assert_eq!(Check::new(&demands).unwrap_err(), CheckError::SameCounter { first: 0, second: 1 });
@@ -179,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_of_a_rule_key_cannot_be_shifted_into_each_other() {
+    fn rule_and_limit_names_are_not_concatenated() {
         let one = Key::scoped("s", Scope::rule("a", "b_c")).unwrap();
         let other = Key::scoped("s", Scope::rule("a_b", "c")).unwrap();
         let demands = [Demand::new(limit("10/min"), one), Demand::new(limit("10/min"), other)];
@@ -189,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn a_check_has_one_to_thirty_two_limits() {
+    fn check_accepts_one_to_thirty_two_limits() {
         assert_eq!(Check::new(&[]).unwrap_err(), CheckError::Empty);
         let names: Vec<String> = (0..33).map(|n| n.to_string()).collect();
         let demands: Vec<Demand<'_>> =

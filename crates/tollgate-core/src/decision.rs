@@ -1,4 +1,4 @@
-//! The answer: one line per limit, and what they add up to.
+//! The result of a check: one [`Line`] per limit, and the overall verdict.
 
 use std::fmt;
 use std::time::Duration;
@@ -7,37 +7,45 @@ use smallvec::SmallVec;
 
 use crate::time::Timestamp;
 
-/// A time to wait in whole microseconds, or *never*.
+/// A duration in whole microseconds, or *never*.
+///
+/// *Never* compares greater than every other wait.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Wait(u64);
 
 impl Wait {
-    /// Not at all.
+    /// No wait.
     pub const ZERO: Wait = Wait(0);
-    /// However long you wait, this cost will not fit. Later than every other wait.
+    /// An endless wait: the cost can never fit, or a ban has no end. Greater than every other wait.
     pub const NEVER: Wait = Wait(u64::MAX);
 
-    /// So many microseconds.
+    /// Creates a wait of `micros` microseconds.
+    ///
+    /// `u64::MAX` gives [`Wait::NEVER`].
     pub const fn from_micros(micros: u64) -> Wait {
         Wait(micros)
     }
 
-    /// The microseconds, or `None` for *never*.
+    /// Returns the wait in microseconds, or `None` for [`Wait::NEVER`].
     pub const fn as_micros(self) -> Option<u64> {
         if self.0 == Wait::NEVER.0 { None } else { Some(self.0) }
     }
 
-    /// The duration, or `None` for *never*.
+    /// Returns the wait as a [`Duration`], or `None` for [`Wait::NEVER`].
     pub fn as_duration(self) -> Option<Duration> {
         self.as_micros().map(Duration::from_micros)
     }
 
-    /// Whole milliseconds, rounded up, as the doors show them.
+    /// Returns the wait in milliseconds, rounded up, or `None` for [`Wait::NEVER`].
+    ///
+    /// This is the form used in JSON and RESP replies.
     pub fn as_millis_ceil(self) -> Option<u64> {
         self.as_micros().map(|us| us.div_ceil(1_000))
     }
 
-    /// Whole seconds, rounded up, as headers show them.
+    /// Returns the wait in seconds, rounded up, or `None` for [`Wait::NEVER`].
+    ///
+    /// This is the form used in HTTP headers.
     pub fn as_secs_ceil(self) -> Option<u64> {
         self.as_micros().map(|us| us.div_ceil(1_000_000))
     }
@@ -52,43 +60,49 @@ impl fmt::Debug for Wait {
     }
 }
 
-/// What one limit says.
+/// The status of one limit after a decision.
+///
+/// The values describe the counter after the decision: an admission is already charged.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Line {
-    /// This limit's own verdict. The request was admitted only if every line allowed it.
+    /// Whether this limit alone allows the request. The request is admitted only if every limit allows it.
     pub allowed: bool,
-    /// The cost that was asked for.
+    /// The requested cost, in units.
     pub cost: u32,
-    /// The limit's quota.
+    /// The limit's quota, in units.
     pub quota: u32,
-    /// What is left, also on a denial.
+    /// The units left. Also set on a denial.
     pub remaining: u32,
-    /// Denied until then, admitted then if nobody else spends it. After an admission zero, except for a
-    /// leaky bucket: there it is the time to wait before going on. A peek's speaks of one unit.
+    /// The time until `cost` units fit, if no other request takes them first.
+    ///
+    /// Zero for an admission, except in a leaky bucket, where it is the time to wait before proceeding. For a peek
+    /// (cost 0), the time until one unit fits. [`Wait::NEVER`] if the cost can never fit, or a ban has no end.
     pub retry_after: Wait,
-    /// Until one more unit comes back; zero if nothing is missing. *Never* where it is not the limit but a ban that refuses: what the
-    /// counter holds is then not told.
+    /// The time until one more unit becomes available; zero if none is missing.
+    ///
+    /// [`Wait::NEVER`] means that the denial comes from a ban and not from the limit. The other values then describe
+    /// the ban and not the counter.
     pub next_after: Wait,
-    /// Until the limit is whole again; zero if it is.
+    /// The time until the limit is unused again; zero if it is.
     pub reset_after: Wait,
 }
 
-/// Who gave the answer.
+/// The component that made a decision.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum Source {
     /// The store.
     Store,
-    /// A denial remembered from the store, still true.
+    /// The cache of denials that the store returned earlier and that still hold.
     DenyCache,
-    /// The bounded local share, because the store did not answer.
+    /// A local counter with this instance's share of the quota, because the store did not answer.
     Local,
-    /// Nobody: the failure policy alone.
+    /// No counter: the failure policy alone decided.
     None,
 }
 
 impl Source {
-    /// The name used in answers, metrics and logs.
+    /// Returns the name used in replies, metrics and logs, such as `deny_cache`.
     pub const fn name(self) -> &'static str {
         match self {
             Source::Store => "store",
@@ -99,15 +113,15 @@ impl Source {
     }
 }
 
-/// The lines of a decision. Two fit without an allocation, which covers most checks.
+/// A list of [`Line`]s. Up to two are stored inline, without an allocation, which covers most checks.
 pub type Lines = SmallVec<[Line; 2]>;
 
-/// The answer to a check. A denial is an answer, not an error.
+/// The result of a check. A denial is a decision, not an error.
 #[derive(PartialEq, Eq, Debug)]
 pub struct Decision {
-    /// The store's time of the decision.
+    /// The time of the decision, by the store's clock.
     pub at: Timestamp,
-    /// Who decided.
+    /// The component that decided.
     pub source: Source,
     /// One line per demand, in the order of the check.
     pub lines: Lines,
@@ -115,19 +129,23 @@ pub struct Decision {
 
 impl Clone for Decision {
     fn clone(&self) -> Decision {
-        // Lines are plain bytes, which the vector's own `clone` does not know.
+        // `Line` is `Copy`: `from_slice` copies the bytes at once, `SmallVec::clone` clones one element at a time.
         Decision { lines: Lines::from_slice(&self.lines), ..*self }
     }
 }
 
 impl Decision {
-    /// Whether the request may go on: every line allowed it.
+    /// Returns whether the request is admitted: every limit allows it.
+    ///
+    /// `true` if the decision has no lines.
     pub fn allowed(&self) -> bool {
         self.lines.iter().all(|line| line.allowed)
     }
 
-    /// How long until the request could pass (denied), or must wait before going on (admitted by a
-    /// leaky bucket): the longest of the lines that matter.
+    /// Returns how long the client should wait before it retries or proceeds.
+    ///
+    /// - Denied: the longest `retry_after` of the limits that deny; [`Wait::NEVER`] if waiting does not help.
+    /// - Admitted: the longest wait that a leaky bucket asks for, else zero. Peeks (cost 0) are ignored.
     pub fn retry_after(&self) -> Wait {
         let allowed = self.allowed();
         let relevant = self.lines.iter().filter(|line| line.allowed == allowed && (line.cost > 0 || !allowed));

@@ -1,52 +1,58 @@
-//! Which counter a demand counts on.
+//! The identity of a counter.
 //!
-//! A counter is named by a subject (who) and a scope (which of the subject's counters):
+//! A counter is identified by a subject (what is counted) and a scope (which of the subject's counters):
 //!
-//! | scope | counts on | so that |
+//! | scope | counts on | effect |
 //! |---|---|---|
-//! | [`Scope::Explicit`] | (key, algorithm, window) | a changed quota keeps what was used |
+//! | [`Scope::Explicit`] | (subject, algorithm, window) | a changed quota keeps what was used |
 //! | [`Scope::Rule`] | (rule, limit name, subject) | quota *and* window may change |
-//! | [`Scope::Throttle`] | the key alone | `CL.THROTTLE` behaves as its users know it |
+//! | [`Scope::Throttle`] | the subject alone | `CL.THROTTLE` behaves like redis-cell |
 //!
-//! The parts are never joined with a separator: they are hashed each for itself (in memory) or escaped (on Redis),
-//! so `("a", "b_c")` and `("a_b", "c")` are different counters whatever the
-//! bytes are. The state machine is part of the name too: a rule whose algorithm changes to one
-//! with another kind of state starts afresh instead of reading a stranger's bytes.
+//! The parts are never joined with a separator. They are hashed separately (in memory) or escaped (on Redis), so
+//! `("a", "b_c")` and `("a_b", "c")` are different counters whatever bytes they contain. The state machine is part of
+//! the identity too: when a rule changes to an algorithm with another kind of state, it gets a new counter and never
+//! reads the state of the old one.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::{Arc, LazyLock};
 
 use crate::limit::{Limit, Machine};
 
-/// The longest subject: 64 KiB, the longest key a protocol of ours accepts.
+/// The maximum length of a subject: 64 KiB, the longest key that any endpoint accepts.
 pub const SUBJECT_BYTES_MAX: usize = 64 * 1024;
 
-/// Who is counted, and on which of their counters. Borrowed, so that asking allocates nothing.
+/// The key of a counter: a subject and a scope.
+///
+/// Borrows the subject, so creating a key does not allocate.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Key<'a> {
     subject: &'a [u8],
     scope: Scope<'a>,
 }
 
-/// Which of a subject's counters.
+/// Selects one of a subject's counters.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum Scope<'a> {
-    /// The one for the limit's algorithm and window.
+    /// The counter for the limit's algorithm and window.
     Explicit,
-    /// The one of a rule's limit, by their names.
+    /// The counter of a named limit within a rule.
     Rule(RuleScope<'a>),
-    /// The one of `CL.THROTTLE`.
+    /// The counter of `CL.THROTTLE`, whatever the window.
     Throttle,
 }
 
 impl<'a> Scope<'a> {
-    /// The scope of a limit by its name within a rule.
+    /// Creates the scope of the limit named `limit` within the rule named `rule`.
+    ///
+    /// Hashes both names. Use [`RuleScopeBuf`] to do so once for many requests.
     pub fn rule(rule: &'a str, limit: &'a str) -> Scope<'a> {
         Scope::Rule(RuleScope { rule, limit, digest: digest(rule, limit) })
     }
 
-    /// The scope's part of a counter's name: another number for every other counter of a subject.
+    /// Returns a number that identifies the counter among those of one subject.
+    ///
+    /// The number of a [`Scope::Rule`] is valid only in this process.
     #[inline(always)]
     pub(crate) fn number(self, limit: &Limit) -> u64 {
         match self {
@@ -57,28 +63,30 @@ impl<'a> Scope<'a> {
     }
 }
 
-/// A limit by its name within a rule.
+/// The names of a rule and of one of its limits.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct RuleScope<'a> {
     rule: &'a str,
     limit: &'a str,
-    /// What this process takes for both names: see [`digest`].
+    /// The [`digest`] of both names.
     digest: u64,
 }
 
 impl<'a> RuleScope<'a> {
-    /// The rule's name.
+    /// Returns the rule's name.
     pub const fn rule(&self) -> &'a str {
         self.rule
     }
 
-    /// The limit's name within the rule.
+    /// Returns the limit's name within the rule.
     pub const fn limit(&self) -> &'a str {
         self.limit
     }
 }
 
-/// A [`RuleScope`] to keep: whoever asks for it again and again has its names read only once.
+/// An owned [`RuleScope`], for callers that use it for many requests.
+///
+/// The names are hashed once, when it is created.
 ///
 /// ```
 /// use tollgate_core::{RuleScopeBuf, Scope};
@@ -94,46 +102,48 @@ pub struct RuleScopeBuf {
 }
 
 impl RuleScopeBuf {
-    /// The scope of a limit by its name within a rule.
+    /// Creates the scope of the limit named `limit` within the rule named `rule`.
     pub fn new(rule: impl Into<Arc<str>>, limit: impl Into<Arc<str>>) -> RuleScopeBuf {
         let (rule, limit) = (rule.into(), limit.into());
         let digest = digest(&rule, &limit);
         RuleScopeBuf { rule, limit, digest }
     }
 
-    /// The same, borrowed.
+    /// Returns a [`Scope::Rule`] that borrows the names.
     pub fn scope(&self) -> Scope<'_> {
         Scope::Rule(RuleScope { rule: &self.rule, limit: &self.limit, digest: self.digest })
     }
 }
 
-/// One number for a rule's name and a limit's, by a hash whose seeds nobody outside knows. Each name ends with a byte that is in no text.
+/// Returns a hash of both names, seeded at random per process.
+///
+/// The hash of a `str` ends with the byte 0xFF, which never occurs in UTF-8, so the two names cannot run together.
 fn digest(rule: &str, limit: &str) -> u64 {
     static SEEDS: LazyLock<RandomState> = LazyLock::new(RandomState::new);
     SEEDS.hash_one((rule, limit))
 }
 
-/// The subject is longer than [`SUBJECT_BYTES_MAX`].
+/// The error for a subject that is longer than [`SUBJECT_BYTES_MAX`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("a key has at most {SUBJECT_BYTES_MAX} bytes, this one has {bytes}")]
 pub struct KeyError {
-    /// How long it is.
+    /// The length of the subject, in bytes.
     pub bytes: usize,
 }
 
 impl<'a> Key<'a> {
-    /// The counter of `subject` for whatever limit it is checked against.
+    /// Creates a key for `subject` in [`Scope::Explicit`]: one counter per algorithm and window.
     ///
     /// # Errors
-    /// When the subject is longer than 64 KiB.
+    /// Returns an error if the subject is longer than 64 KiB.
     pub fn new<S: AsRef<[u8]> + ?Sized>(subject: &'a S) -> Result<Key<'a>, KeyError> {
         Key::scoped(subject, Scope::Explicit)
     }
 
-    /// The counter of `subject` in a scope.
+    /// Creates a key for `subject` in `scope`.
     ///
     /// # Errors
-    /// When the subject is longer than 64 KiB.
+    /// Returns an error if the subject is longer than 64 KiB.
     pub fn scoped<S: AsRef<[u8]> + ?Sized>(subject: &'a S, scope: Scope<'a>) -> Result<Key<'a>, KeyError> {
         let subject = subject.as_ref();
         if subject.len() > SUBJECT_BYTES_MAX {
@@ -142,21 +152,21 @@ impl<'a> Key<'a> {
         Ok(Key { subject, scope })
     }
 
-    /// Who is counted.
+    /// Returns the subject: the identity that is counted.
     pub const fn subject(&self) -> &'a [u8] {
         self.subject
     }
 
-    /// On which of their counters.
+    /// Returns the scope, which selects one of the subject's counters.
     pub const fn scope(&self) -> Scope<'a> {
         self.scope
     }
 
-    /// Whether, under these limits, both keys mean one counter.
+    /// Returns whether this key under `limit` and `other` under `other_limit` identify the same counter.
     pub(crate) fn is_same_counter(&self, limit: &Limit, other: &Key<'_>, other_limit: &Limit) -> bool {
         let is_same_scope = match (self.scope, other.scope) {
             (Scope::Explicit, Scope::Explicit) => limit.scope() == other_limit.scope(),
-            // Names that are the same have the same digest.
+            // Equal names have equal digests, so most different names are told apart by the digest alone.
             (Scope::Rule(scope), Scope::Rule(other)) => {
                 scope.digest == other.digest && scope == other && machine_tag(limit) == machine_tag(other_limit)
             }
@@ -167,10 +177,12 @@ impl<'a> Key<'a> {
     }
 }
 
-/// A subject of up to sixteen bytes in two words: no other subject of its length has the same.
+/// Packs a subject of up to 16 bytes into two words, or returns `None` if it is longer.
+///
+/// No other subject of the same length gives the same two words.
 #[inline(always)]
 pub(crate) fn short_subject(subject: &[u8]) -> Option<(u64, u64)> {
-    // The ends, which overlap unless it is as long as both.
+    // The first and the last 8 bytes. They overlap if the subject is shorter than 16 bytes.
     match (subject.first_chunk(), subject.last_chunk()) {
         (Some(head), Some(tail)) if subject.len() <= 16 => Some((u64::from_le_bytes(*head), u64::from_le_bytes(*tail))),
         (Some(_), _) => None,
@@ -178,10 +190,10 @@ pub(crate) fn short_subject(subject: &[u8]) -> Option<(u64, u64)> {
     }
 }
 
-/// The bits that no [`Limit::scope`] has.
+/// The scope number of `CL.THROTTLE`, without the state machine. No [`Limit::scope`] has all of these bits.
 const THROTTLE_SCOPE: u64 = u64::MAX << 2;
 
-/// The ends of up to seven bytes.
+/// Packs a subject of at most 7 bytes into two words.
 fn short_ends(subject: &[u8]) -> (u64, u64) {
     if let (Some(head), Some(tail)) = (subject.first_chunk(), subject.last_chunk()) {
         return (u32::from_le_bytes(*head).into(), u32::from_le_bytes(*tail).into());
@@ -194,6 +206,7 @@ fn short_ends(subject: &[u8]) -> (u64, u64) {
     }
 }
 
+/// Returns a number from 0 to 2 for the limit's state machine.
 pub(crate) fn machine_tag(limit: &Limit) -> u8 {
     match limit.machine() {
         Machine::Log(_) => 0,

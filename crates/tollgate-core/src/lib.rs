@@ -1,7 +1,7 @@
-//! The decision of the Tollgate rate limiter: pure, exact, the same everywhere.
+//! The decision core of the Tollgate rate limiter: limits, checks, algorithms and an in-memory store.
 //!
 //! A **limit** is at most `quota` units per `window`, by an algorithm. A **check** is every (limit, key, cost) that
-//! one request must pass; it passes all of them or is charged by none. The **decision** has a line per limit.
+//! one request must pass; it passes all of them or is charged by none. The **decision** has one line per limit.
 //!
 //! ```
 //! use tollgate_core::{Check, Demand, Key, Limit, MemoryStore};
@@ -18,7 +18,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! What is decided is what one pure function says, [`algorithm::decide`]. The memory store takes the same steps on packed states:
+//! One pure function, [`algorithm::decide`], defines the result of a check. The memory store performs the same steps on
+//! packed states:
 //!
 //! ```text
 //! fn decide(now: Timestamp, demands: &[Demand], states: &mut [State]) -> Decision
@@ -27,28 +28,30 @@
 //! # What each algorithm guarantees
 //!
 //! *Most in any window* is the largest number of units that can be admitted within any trailing window, however the
-//! client times its requests ([`Limit::most_in_any_window`]). *Refuses what fits* says when a request is refused although the
-//! exact count would let it pass. *Longest retry* bounds `retry_after`. The conformance suite of the testkit asserts every cell.
+//! client times its requests ([`Limit::most_in_any_window`]). *Denies what fits* says when a request is denied although
+//! the exact count would admit it. *Longest retry* bounds `retry_after`. The conformance suite of the testkit asserts
+//! every cell.
 //!
-//! | algorithm | most in any window | refuses what fits | longest retry | state |
+//! | algorithm | most in any window | denies what fits | longest retry | state |
 //! |---|---|---|---|---|
 //! | `sliding`, quota ≤ 1,000 | quota | never | window | ≤ quota entries |
 //! | `sliding`, quota > 1,000 | quota | ≤ one tick early (window / 1,000, rounded up) | window | ≤ 1,001 entries |
-//! | `sliding-log` | quota | never | window | one entry an admission |
+//! | `sliding-log` | quota | never | window | one entry per admission |
 //! | `sliding-counter` | below 2 × quota | when the previous window was uneven | two windows | two counts |
 //! | `fixed-window` | 2 × quota | never, by its own window | window | one count |
-//! | `token-bucket` | burst + quota | never, by its own bucket | what the bucket lacks, at its rate | one level |
-//! | `leaky-bucket` | queue + 1 + quota | never, by its own queue | what the queue lacks, at its rate | one level |
+//! | `token-bucket` | burst + quota | never, by its own bucket | the missing units / rate | one level |
+//! | `leaky-bucket` | queue + 1 + quota | never, by its own queue | the missing units / rate | one level |
 //!
-//! Time is the store's, in microseconds; `retry_after`, `next_after` and `reset_after` are true to the microsecond.
+//! Times are in microseconds, by the store's clock. `retry_after`, `next_after` and `reset_after` are exact to the
+//! microsecond.
 //!
-//! # Where things are
+//! # Overview
 //!
-//! - [`Limit`], [`Algorithm`]: what must hold, checked once; the text form.
-//! - [`Key`], [`Demand`], [`Check`]: who asks for what.
-//! - [`Decision`], [`Line`], [`Wait`]: the answer.
+//! - [`Limit`], [`Algorithm`]: a validated limit, and its text form.
+//! - [`Key`], [`Demand`], [`Check`]: the input of a decision.
+//! - [`Decision`], [`Line`], [`Wait`]: the result.
 //! - [`algorithm`]: the three state machines and [`algorithm::decide`].
-//! - [`MemoryStore`]: counters in process memory; [`Store`]: what every store does.
+//! - [`MemoryStore`]: counters in process memory. [`Store`]: the trait of all stores.
 //! - [`Clock`], [`SystemClock`], [`ManualClock`], [`Timestamp`]: time as an argument.
 //!
 //! # What is deliberately absent

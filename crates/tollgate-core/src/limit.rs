@@ -1,7 +1,7 @@
 //! A limit: at most `quota` units per `window`, by an algorithm.
 //!
-//! All ranges are checked here, once. Whatever holds a [`Limit`] may multiply and add its numbers as
-//! the algorithms do, without a thought for overflow; the sums stand beside the constants.
+//! All ranges are validated here, once. Code that holds a [`Limit`] may multiply and add its numbers as the algorithms
+//! do without checking for overflow. The calculations are beside the constants.
 
 mod divisor;
 mod text;
@@ -14,26 +14,30 @@ pub use text::LimitTextError;
 use crate::memory::Mark;
 use crate::time::Timestamp;
 
-/// The largest quota, burst or queue. 24 bits; times 2^20 parts of a window still below 2^53.
+/// The largest quota, burst or queue. 24 bits: multiplied by 2^20 parts of a window it is below 2^53.
 pub const QUOTA_MAX: u32 = 10_000_000;
 /// The largest quota of `sliding-log`, which keeps one entry per admission.
 pub const SLIDING_LOG_QUOTA_MAX: u32 = 100_000;
-/// Up to this quota `sliding` is exact to the microsecond; above, it keeps this many ticks a window.
+/// The largest quota at which `sliding` is exact to the microsecond. Above it, `sliding` divides the window into this
+/// many ticks.
 pub const SLIDING_EXACT_QUOTA_MAX: u32 = 1_000;
 /// The shortest window: one millisecond.
 pub const WINDOW_US_MIN: u64 = 1_000;
-/// The longest window: 400 days. 45 bits, so a time (52 bits) and two windows stay below 2^53.
+/// The longest window: 400 days. 45 bits, so a timestamp (52 bits) plus two windows is below 2^53.
 pub const WINDOW_US_MAX: u64 = 400 * 86_400 * 1_000_000;
 
-/// The counter pair weighs the previous window in at most this many parts: a count of up to
+/// The maximum number of parts of a window by which the counter pair weighs the previous count. A count of up to
 /// [`QUOTA_MAX`] (< 2^24) times 2^20 is far below 2^53.
 const PAIR_PARTS_MAX: u64 = 1 << 20;
-/// See `algorithm/bucket.rs`: capacity × ⌈window / 2^20⌉ up to this is counted in single microseconds.
+/// A bucket counts in single microseconds if capacity × ⌈window / 2^20⌉ is below this; see `algorithm/bucket.rs`.
+///
 /// 8.5e9 × 2^20 = 8.913e15, which leaves 9.4e13 below 2^53 for the rounding of the scale
 /// (at most one part per unit of capacity, 1e7).
 const GRAIN_DIVISOR: u64 = 8_500_000_000;
 
-/// How a limit counts. `docs/algorithms.md` has the arithmetic, the crate's front page what each guarantees.
+/// How a limit counts.
+///
+/// The crate's front page states what each algorithm guarantees; `docs/algorithms.md` has the arithmetic.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum Algorithm {
@@ -45,14 +49,14 @@ pub enum Algorithm {
     SlidingCounter,
     /// One counter per aligned window: up to twice the quota across a boundary.
     FixedWindow,
-    /// An average rate, with bursts.
+    /// An average rate that allows bursts.
     TokenBucket,
-    /// Evenly spaced: tells each caller how long to wait.
+    /// Evenly spaced requests: each admission carries the time to wait before proceeding.
     LeakyBucket,
 }
 
 impl Algorithm {
-    /// All of them, in the order of the documentation.
+    /// All algorithms, in the order of the documentation.
     pub const ALL: [Algorithm; 6] = [
         Algorithm::Sliding,
         Algorithm::SlidingLog,
@@ -62,7 +66,7 @@ impl Algorithm {
         Algorithm::LeakyBucket,
     ];
 
-    /// The name used in limit texts, configuration, metrics and the Lua contract.
+    /// Returns the name used in limit texts, configuration, metrics and the Lua script, such as `sliding-log`.
     pub const fn name(self) -> &'static str {
         match self {
             Algorithm::Sliding => "sliding",
@@ -74,14 +78,14 @@ impl Algorithm {
         }
     }
 
-    /// The algorithm of that name.
+    /// Returns the algorithm with this name, or `None` if there is none.
     pub fn from_name(name: &str) -> Option<Algorithm> {
         Algorithm::ALL.into_iter().find(|algorithm| algorithm.name() == name)
     }
 }
 
-/// What a state machine needs to know of a limit, worked out once.
-// The representation keeps the kind in a byte of its own, which is quicker to ask than one hidden in a field.
+/// The state machine of a limit, with the parameters that it needs, computed once per limit.
+// `repr(u8)` keeps the discriminant in a byte of its own, which is quicker to read than a niche inside a field.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(u8)]
 pub(crate) enum Machine {
@@ -90,46 +94,51 @@ pub(crate) enum Machine {
     Bucket(BucketShape),
 }
 
+/// The parameters of a log.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct LogShape {
-    /// Admissions in the same ⌊t / tick⌋ share an entry; a tick is so many microseconds.
+    /// The length of a tick in microseconds. Admissions with the same ⌊t / tick⌋ share an entry.
     pub(crate) tick: Divisor,
 }
 
+/// The parameters of a counter pair.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct PairShape {
-    /// `fixed-window` is the pair with weight 0.
+    /// Whether the previous window counts: `true` for `sliding-counter`, `false` for `fixed-window`.
     pub(crate) weighs_previous: bool,
     pub(crate) cut: WindowCut,
 }
 
-/// A window cut into parts, by which the pair weighs its previous count.
+/// A window divided into parts of equal length, by which a pair weighs its previous count.
+///
+/// The last part may be shorter.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct WindowCut {
     pub(crate) window_us: Divisor,
-    /// How long a part is.
+    /// The length of a part, in microseconds.
     pub(crate) part_us: Divisor,
-    /// How many there are.
+    /// The number of parts.
     pub(crate) parts: Divisor,
 }
 
+/// The parameters of a bucket.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct BucketShape {
-    /// The largest level, in units: the burst, or the queue and the one in service.
+    /// The largest level, in units: the burst, or the queue plus the unit in service.
     pub(crate) capacity: u64,
-    /// The same in parts.
+    /// The largest level, in parts: `capacity × parts_per_unit`.
     pub(crate) full: u64,
-    /// Time is counted in grains of so many microseconds.
+    /// The resolution of time, in microseconds.
     pub(crate) grain_us: u64,
-    /// So many parts of level are one unit; a grain leaks `quota` of them.
+    /// The number of parts in one unit. A grain leaks `quota` parts.
     pub(crate) parts_per_unit: Divisor,
     pub(crate) quota: Divisor,
-    /// Whether an admission is told to wait for its turn.
+    /// Whether an admission carries a wait (`leaky-bucket`).
     pub(crate) spaces: bool,
-    /// Whether its times are simply parts by quota: in single microseconds, the longest within what a wait can tell, and
-    /// a refusal is not charged.
+    /// Whether every wait is simply parts / quota: grains of 1 µs, no wait above the longest [`Timestamp`], and no
+    /// `count_denied`.
     pub(crate) is_plain: bool,
-    /// By which the memory store knows a bucket that this limit wrote.
+    /// The mark of the slots in which the memory store keeps buckets of this limit.
     pub(crate) mark: Mark,
 }
 
@@ -156,28 +165,28 @@ pub struct Limit {
     cost_max: u32,
     algorithm: Algorithm,
     count_denied: bool,
-    /// Algorithm and window in one number, by which explicit keys are told apart.
+    /// Algorithm and window in one number: see [`Limit::scope`].
     scope: u64,
 }
 
-/// Why a limit cannot be.
+/// The reason why a limit is invalid.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LimitError {
     /// The quota is 0 or too large.
     #[error("a quota is 1 to {max}{}, got {got}", .of.map(|a| format!(" for {}", a.name())).unwrap_or_default())]
     Quota {
-        /// What was asked for.
+        /// The rejected quota.
         got: u64,
-        /// The largest accepted.
+        /// The largest accepted quota.
         max: u32,
-        /// The algorithm with a bound of its own.
+        /// The algorithm, if `max` is specific to it; else `None`.
         of: Option<Algorithm>,
     },
     /// The window is too short or too long.
     #[error("a window is 1ms to 400day, got {got_us}us")]
     Window {
-        /// What was asked for, in microseconds.
+        /// The rejected window, in microseconds.
         got_us: u64,
     },
     /// The burst or the queue is 0 or too large.
@@ -185,15 +194,15 @@ pub enum LimitError {
     Capacity {
         /// `burst` or `queue`.
         option: &'static str,
-        /// What was asked for.
+        /// The rejected value.
         got: u64,
     },
-    /// An option that this algorithm does not have.
+    /// The algorithm does not have this option.
     #[error("{option} belongs to {belongs_to}, not to {}", .algorithm.name())]
     Option {
         /// `burst` or `queue`.
         option: &'static str,
-        /// The algorithm that has it.
+        /// The name of the algorithm that has this option.
         belongs_to: &'static str,
         /// The limit's own algorithm.
         algorithm: Algorithm,
@@ -201,105 +210,107 @@ pub enum LimitError {
 }
 
 impl Limit {
-    /// A `sliding` limit.
+    /// Creates a `sliding` limit of `quota` units per `window`.
+    ///
+    /// The window is truncated to whole microseconds.
     ///
     /// # Errors
-    /// When the quota is not 1 to 10,000,000 or the window not 1 ms to 400 days.
+    /// Returns an error if the quota is not 1 to 10,000,000, or the window not 1 ms to 400 days.
     pub fn new(quota: u64, window: Duration) -> Result<Limit, LimitError> {
         let window_us = u64::try_from(window.as_micros()).unwrap_or(u64::MAX);
         Limit::build(quota, window_us, Algorithm::Sliding, None, false)
     }
 
-    /// The same quota and window by another algorithm (its burst or queue: the quota).
+    /// Returns this limit with another algorithm.
+    ///
+    /// Quota, window and `count_denied` stay. Burst and queue are reset to the quota.
     ///
     /// # Errors
-    /// When the algorithm does not take this quota.
+    /// Returns an error if the quota is too large for the algorithm: `sliding-log` accepts up to 100,000.
     pub fn with_algorithm(self, algorithm: Algorithm) -> Result<Limit, LimitError> {
         Limit::build(u64::from(self.quota), self.window_us, algorithm, None, self.count_denied)
     }
 
-    /// The whole capacity of a `token-bucket`.
+    /// Returns this `token-bucket` limit with a capacity of `burst` units. Defaults to the quota.
     ///
     /// # Errors
-    /// When this is no `token-bucket`, or the burst not 1 to 10,000,000.
+    /// Returns an error if the algorithm is not `token-bucket`, or the burst not 1 to 10,000,000.
     pub fn with_burst(self, burst: u64) -> Result<Limit, LimitError> {
         self.with_capacity("burst", burst)
     }
 
-    /// How many units may wait in a `leaky-bucket`.
+    /// Returns this `leaky-bucket` limit with a queue of at most `queue` waiting units. Defaults to the quota.
     ///
     /// # Errors
-    /// When this is no `leaky-bucket`, or the queue not 1 to 10,000,000.
+    /// Returns an error if the algorithm is not `leaky-bucket`, or the queue not 1 to 10,000,000.
     pub fn with_queue(self, queue: u64) -> Result<Limit, LimitError> {
         self.with_capacity("queue", queue)
     }
 
-    /// Whether refused requests are charged too (back-pressure: who keeps trying stays out).
+    /// Sets whether denied requests are charged too, until the limit is full. Defaults to `false`.
+    ///
+    /// With `true`, a client that keeps sending after a denial stays denied.
     #[must_use]
     pub fn with_count_denied(self, count_denied: bool) -> Limit {
         let machine = Machine::of(self.algorithm, self.quota, self.window_us, self.cost_max, count_denied);
         Limit { count_denied, machine, ..self }
     }
 
-    /// This limit with another quota: the counter and what is used stay. A burst or queue that was
-    /// the quota follows it.
+    /// Returns this limit with another quota.
+    ///
+    /// The changed limit counts on the same counter, so units already used stay used. A burst or queue that equals
+    /// the old quota becomes the new quota; another value stays.
     ///
     /// # Errors
-    /// When the quota is out of range.
+    /// Returns an error if the quota is out of range for the algorithm.
     pub fn with_quota(self, quota: u64) -> Result<Limit, LimitError> {
         let capacity = (self.cost_max != self.quota).then_some(u64::from(self.cost_max));
         Limit::build(quota, self.window_us, self.algorithm, capacity, self.count_denied)
     }
 
-    /// The same with another rate and the capacity that it has, and without a penalty. Both must be in range.
-    pub(crate) fn at_rate(self, quota: u32, window_us: u64) -> Limit {
-        let machine = Machine::of(self.algorithm, quota, window_us, self.cost_max, false);
-        let scope = Limit::scope_of(self.algorithm, window_us);
-        Limit { quota, window_us, machine, count_denied: false, scope, ..self }
-    }
-
-    /// The units per window.
+    /// Returns the quota: the units per window.
     pub const fn quota(&self) -> u32 {
         self.quota
     }
 
-    /// The window in microseconds.
+    /// Returns the window in microseconds.
     pub const fn window_us(&self) -> u64 {
         self.window_us
     }
 
-    /// The window.
+    /// Returns the window.
     pub const fn window(&self) -> Duration {
         Duration::from_micros(self.window_us)
     }
 
-    /// How this limit counts.
+    /// Returns the algorithm.
     pub const fn algorithm(&self) -> Algorithm {
         self.algorithm
     }
 
-    /// The capacity of a `token-bucket`; `None` for the others.
+    /// Returns the capacity of a `token-bucket`, in units; `None` for other algorithms.
     pub fn burst(&self) -> Option<u32> {
         (self.algorithm == Algorithm::TokenBucket).then_some(self.cost_max)
     }
 
-    /// How many units may wait in a `leaky-bucket`; `None` for the others.
+    /// Returns the maximum number of waiting units in a `leaky-bucket`; `None` for other algorithms.
     pub fn queue(&self) -> Option<u32> {
         (self.algorithm == Algorithm::LeakyBucket).then_some(self.cost_max)
     }
 
-    /// Whether refused requests are charged too.
+    /// Returns whether denied requests are charged too.
     pub const fn count_denied(&self) -> bool {
         self.count_denied
     }
 
-    /// The largest cost that can ever be admitted: the quota, the burst or the queue.
+    /// Returns the largest cost that can ever be admitted: the burst, the queue, or else the quota.
     pub const fn cost_max(&self) -> u32 {
         self.cost_max
     }
 
-    /// The most units that can be admitted within any trailing window, however the requests are timed:
-    /// the guarantee of the algorithm (the front page of this crate has the table).
+    /// Returns an upper bound on the units admitted within any trailing window, however the requests are timed.
+    ///
+    /// This is the guarantee of the algorithm; the table is on the crate's front page.
     pub fn most_in_any_window(&self) -> u64 {
         let (quota, cost_max) = (u64::from(self.quota), u64::from(self.cost_max));
         match self.algorithm {
@@ -310,7 +321,7 @@ impl Limit {
         }
     }
 
-    /// Algorithm and window in one number.
+    /// Returns a number that identifies the algorithm and the window: the scope of explicit keys.
     pub(crate) const fn scope(&self) -> u64 {
         self.scope
     }
@@ -319,10 +330,12 @@ impl Limit {
         window_us << 8 | 0x10 | algorithm as u64
     }
 
+    /// Returns the state machine and its parameters.
     pub(crate) const fn machine(&self) -> &Machine {
         &self.machine
     }
 
+    /// Sets the burst or the queue, as `option` says.
     fn with_capacity(self, option: &'static str, capacity: u64) -> Result<Limit, LimitError> {
         let belongs_to = if option == "burst" { Algorithm::TokenBucket } else { Algorithm::LeakyBucket };
         if self.algorithm != belongs_to {
@@ -332,6 +345,7 @@ impl Limit {
         Limit::build(quota, self.window_us, self.algorithm, Some(capacity), self.count_denied)
     }
 
+    /// Validates all values and creates the limit. A `capacity` of `None` is the quota.
     fn build(
         quota: u64,
         window_us: u64,
@@ -361,6 +375,7 @@ impl Limit {
 }
 
 impl Machine {
+    /// Returns the state machine of an algorithm. All values must be in range.
     fn of(algorithm: Algorithm, quota: u32, window_us: u64, cost_max: u32, count_denied: bool) -> Machine {
         let log = |tick_us| Machine::Log(LogShape { tick: Divisor::new(tick_us) });
         let pair = |weighs_previous| Machine::Pair(PairShape { weighs_previous, cut: WindowCut::new(window_us) });
@@ -382,6 +397,7 @@ impl Machine {
 }
 
 impl BucketShape {
+    /// Computes the parameters of a bucket without `count_denied`. All values must be in range.
     fn new(quota: u32, capacity: u64, window_us: u64, spaces: bool) -> BucketShape {
         // capacity ≤ 1e7 + 1 and ⌈window / 2^20⌉ < 2^25: the product is below 2^49.
         let grain_us = capacity * window_us.div_ceil(1 << 20) / GRAIN_DIVISOR + 1;
@@ -395,6 +411,7 @@ impl BucketShape {
 }
 
 impl WindowCut {
+    /// Divides a window, which must not be zero, into at most [`PAIR_PARTS_MAX`] parts.
     pub(crate) const fn new(window_us: u64) -> WindowCut {
         let part_us = window_us.div_ceil(PAIR_PARTS_MAX);
         let parts = window_us.div_ceil(part_us);
@@ -402,6 +419,7 @@ impl WindowCut {
     }
 }
 
+/// Returns `value` if it is 1 to `max`, else `None`.
 fn in_range(value: u64, max: u32) -> Option<u32> {
     u32::try_from(value).ok().filter(|value| (1..=max).contains(value))
 }
@@ -411,7 +429,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_largest_bucket_stays_below_two_to_the_53() {
+    fn level_of_the_largest_bucket_is_below_two_to_the_53() {
         for window_us in [WINDOW_US_MIN, 999_999, 60_000_000, 86_400_000_000, WINDOW_US_MAX - 1, WINDOW_US_MAX] {
             for capacity in [1, 2, 999, 52_125, 103_000, 103_200, 9_999_999, u64::from(QUOTA_MAX) + 1] {
                 let shape = BucketShape::new(1, capacity, window_us, true);
@@ -423,7 +441,7 @@ mod tests {
     }
 
     #[test]
-    fn everyday_buckets_are_counted_in_single_microseconds() {
+    fn common_buckets_count_in_single_microseconds() {
         let day = Limit::new(100_000, Duration::from_secs(86_400)).unwrap();
         let day = day.with_algorithm(Algorithm::TokenBucket).unwrap();
         let Machine::Bucket(shape) = day.machine() else { panic!("a bucket") };
@@ -431,7 +449,7 @@ mod tests {
     }
 
     #[test]
-    fn a_changed_quota_takes_its_burst_along_only_if_they_were_one() {
+    fn burst_follows_a_changed_quota_only_if_they_were_equal() {
         let limit: Limit = "100/min token-bucket".parse().unwrap();
         assert_eq!(limit.with_quota(50).unwrap().burst(), Some(50));
         let limit: Limit = "100/min token-bucket burst=20".parse().unwrap();

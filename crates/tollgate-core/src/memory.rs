@@ -22,9 +22,8 @@
 //! repaired as the algorithms say.
 //!
 //! **A hard cap in bytes.** At the cap only keys whose state has expired make room. Other newcomers
-//! share overflow counters, 4,096 per limit, chosen by hash: a flood of invented keys then
-//! competes mostly with itself, and nobody who is at a limit is forgotten. Where there are too many limits for that, like limits share counters
-//! (`memory/overflow.rs`). As soon as there is room, newcomers have
+//! share overflow counters, chosen by the network of an address or else by hash: a flood of invented keys then
+//! competes mostly with itself, and no key at its limit is forgotten (`memory/overflow.rs`). As soon as there is room, newcomers have
 //! counters of their own again. A log that may not grow stretches
 //! its newest entry instead, which errs towards refusal.
 
@@ -46,7 +45,7 @@ use self::budget::Budget;
 pub use self::builder::MemoryStoreBuilder;
 use self::builder::StoreClock;
 use self::naming::{CounterHash, Naming};
-use self::overflow::OverflowScope;
+use self::overflow::{CELLS_MAX, OverflowScope};
 use self::shard::{Place, Shard};
 pub(crate) use self::slot::Mark;
 use crate::algorithm::{self, Receipt, State};
@@ -57,8 +56,6 @@ use crate::limit::{Limit, Machine};
 use crate::store::{Store, StoreFuture};
 use crate::time::{Clock, Timestamp};
 
-/// Overflow counters per limit, over all shards; fewer where the cap is too small for several limits of so many.
-const OVERFLOW_COUNTERS: usize = 4_096;
 /// A store in process memory.
 ///
 /// ```
@@ -155,8 +152,7 @@ impl MemoryStore {
         checks.iter().map(decide).collect()
     }
 
-    /// Gives back what an admitted decision charged, as far as it still counts. Once per decision. Nothing is given back by a counter that
-    /// several limits share, because there was no room.
+    /// Gives back what an admitted decision charged, as far as it still counts. Once per decision.
     pub fn refund(&self, check: &Check<'_>, decision: &Decision) {
         if !decision.allowed() {
             return;
@@ -194,6 +190,11 @@ impl MemoryStore {
     /// How many of the counters are shared ones, because there was no room for newcomers.
     pub fn overflow_len(&self) -> usize {
         self.shards.iter().map(|shard| shard.0.lock().overflow_len()).sum()
+    }
+
+    /// Returns the cap on [`MemoryStore::bytes_used`], as set by [`MemoryStoreBuilder::max_bytes`].
+    pub fn max_bytes(&self) -> usize {
+        self.budget.cap()
     }
 
     /// Bytes on the heap that hold counters.
@@ -342,12 +343,8 @@ impl MemoryStore {
         let now = shard.arrive(self.clock.now(), &self.clock);
         shard.set_time(now);
         let mut taken = self.take(&mut shard, name, demand, false, &[]);
-        if taken.place.is_of_class() {
-            shard.put_back(taken.place, taken.state);
-        } else {
-            change(&mut taken.state, now);
-            shard.put(taken.place, taken.name, &demand.limit, taken.state);
-        }
+        change(&mut taken.state, now);
+        shard.put(taken.place, taken.name, &demand.limit, taken.state);
         shard.finish(&self.budget);
     }
 
@@ -380,12 +377,9 @@ impl MemoryStore {
     }
 
     fn overflow_name(&self, name: CounterHash, demand: &Demand<'_>, scope: OverflowScope, step: usize) -> CounterHash {
-        let per_shard = match scope {
-            OverflowScope::Limit => OVERFLOW_COUNTERS / self.shards.len(),
-            OverflowScope::Class => 1,
-        };
-        let per_shard = per_shard.min(self.budget.overflow_counters_max() / 4).max(1);
-        self.naming.overflow_name(name, demand, scope, (per_shard, step))
+        let cells = CELLS_MAX.min(self.budget.overflow_counters_max() / 4).max(1);
+        let cell = || self.naming.cell(name, self.shard_index(name), demand.key.subject(), cells);
+        self.naming.overflow_name(name, demand, scope, cell, step)
     }
 
     #[inline]
@@ -411,24 +405,16 @@ impl Taken {
     /// Whether there is room for the demand.
     #[inline]
     fn fits(&self, now: Timestamp, demand: &Demand<'_>) -> bool {
-        let (of_class, cost) = (self.demand_of_class(demand), demand.cost.units());
-        cost == 0 || self.state.fits(&of_class.as_ref().unwrap_or(demand).limit, now, cost)
+        let cost = demand.cost.units();
+        cost == 0 || self.state.fits(&demand.limit, now, cost)
     }
 
     /// Answers, and goes back into its place, after the whole check was allowed or not.
     #[inline]
     fn settle(mut self, shard: &mut Shard, now: Timestamp, demand: &Demand<'_>, allowed: bool) -> Line {
-        let of_class = self.demand_of_class(demand);
-        let judged = of_class.as_ref().unwrap_or(demand);
-        let line = algorithm::settle(allowed, now, judged, &mut self.state, self.may_grow);
-        self.put(shard, judged, allowed);
-        Line { quota: demand.limit.quota(), ..line }
-    }
-
-    /// The demand as a counter of its class has it.
-    #[inline]
-    fn demand_of_class<'a>(&self, demand: &Demand<'a>) -> Option<Demand<'a>> {
-        self.place.is_of_class().then(|| Demand { limit: overflow::slowest_of_class(&demand.limit), ..*demand })
+        let line = algorithm::settle(allowed, now, demand, &mut self.state, self.may_grow);
+        self.put(shard, demand, allowed);
+        line
     }
 
     fn put(self, shard: &mut Shard, demand: &Demand<'_>, allowed: bool) {

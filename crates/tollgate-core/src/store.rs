@@ -1,12 +1,13 @@
-//! Where counters live: the trait that every store implements.
+//! The trait that every store of counters implements.
 //!
-//! **Contract.** `decide` answers each check of a batch in order, each all or nothing, by the store's own clock.
-//! A denial is an `Ok`. An `Err` means that nobody knows what happened: the caller must not ask again
-//! for the same request unless the error says that nothing was executed, and only a failure policy may
-//! turn it into an answer. Dropping the future gives up the answer, not necessarily the charge.
+//! **Contract.** `decide` decides the checks of a batch in order, each all or nothing, by the store's own clock. A
+//! denial is an `Ok`. After an `Err`, the checks may or may not have been charged, unless
+//! [`StoreError::is_unexecuted`] is true. Only then may the caller retry; otherwise a failure policy must decide.
+//! Dropping the future discards the decisions, but the checks may still be charged.
 //!
-//! **One for all, or each for itself.** `decide` fails as a whole if it cannot answer one of the checks, and what it decided of the others is
-//! lost. `decide_each` loses nothing where a store can tell which it was; whoever asks for several requests at once wants that.
+//! **Errors of a batch.** `decide` fails as a whole if the store cannot decide one of the checks, and the decisions of
+//! the others are lost. `decide_each` returns one result per check. A caller that decides for several requests in one
+//! call should use it.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -14,31 +15,46 @@ use std::pin::Pin;
 use crate::check::{Check, Demand};
 use crate::decision::{Decision, Line};
 
-/// A boxed future, so that stores can be chosen at run time.
+/// The future that a store returns. It is boxed, so that a store can be chosen at run time.
 pub type StoreFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send + 'a>>;
 
-/// A place where counters live.
+/// A store of counters.
 pub trait Store: Send + Sync {
-    /// Decides each check, in order.
+    /// Decides the checks and returns one decision per check, in the same order.
+    ///
+    /// An error applies to the whole batch; some of its checks may have been charged.
     fn decide<'a>(&'a self, checks: &'a [Check<'a>]) -> StoreFuture<'a, Vec<Decision>>;
 
-    /// Decides each check, in order, with an answer for each: an error among them is of that check alone. Unless a store knows better,
-    /// all are decided or none.
+    /// Decides the checks and returns one result per check, in the same order.
+    ///
+    /// An inner error concerns its own check alone; the outer error concerns all of them. The default implementation
+    /// calls [`Store::decide`] and therefore returns no inner errors.
     fn decide_each<'a>(&'a self, checks: &'a [Check<'a>]) -> StoreFuture<'a, Vec<Result<Decision, StoreError>>> {
         Box::pin(async move { Ok(self.decide(checks).await?.into_iter().map(Ok).collect()) })
     }
 
-    /// Gives back what an admitted decision charged. A decision is refunded at most once by its owner.
+    /// Gives back the units that `decision` charged, as far as they still count.
+    ///
+    /// `check` must be the check that was decided. A denied decision refunds nothing. The store does not detect a
+    /// second refund of the same decision; the caller must refund at most once.
     fn refund<'a>(&'a self, check: &'a Check<'a>, decision: &'a Decision) -> StoreFuture<'a, ()>;
 
-    /// Forgets a counter: the key is as if never seen.
+    /// Deletes the counter of `demand`, as if its key had never been used. The cost is ignored.
     fn reset<'a>(&'a self, demand: &'a Demand<'a>) -> StoreFuture<'a, ()>;
 
-    /// Looks at a counter without changing it.
+    /// Returns the current status of the counter of `demand` without changing it. The cost is ignored.
     fn inspect<'a>(&'a self, demand: &'a Demand<'a>) -> StoreFuture<'a, Line>;
+
+    /// Completes once the answers that have already arrived are handed to their callers. A caller whose deadline has passed awaits this before it
+    /// falls back: on a busy machine an answer may be there, and the task that would deliver it has not run yet.
+    ///
+    /// Does not wait for answers that are still under way. Does nothing by default, which is right for a store without a task of its own.
+    fn catch_up(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
+        Box::pin(std::future::ready(()))
+    }
 }
 
-/// Why a store did not answer.
+/// The error of a store that did not answer, or whose answer is unusable.
 #[derive(Debug, thiserror::Error)]
 #[error("{message}")]
 pub struct StoreError {
@@ -48,31 +64,33 @@ pub struct StoreError {
     source: Option<Box<dyn std::error::Error + Send + Sync>>,
 }
 
-/// What kind of failure it was, which decides what may be done about it.
+/// The kind of a [`StoreError`], which determines how a caller may react.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum StoreErrorKind {
-    /// It could not be reached; nothing was executed.
+    /// The store cannot be reached. Nothing was executed.
     Unreachable,
-    /// It did not answer in time; whether it executed is unknown.
+    /// The store did not answer in time. The call may have been executed.
     TimedOut,
-    /// The connection broke after sending; whether it executed is unknown.
+    /// The connection broke after the call was sent, or one of several calls of a request failed. The call, or another
+    /// call of the request, may have been executed.
     Interrupted,
-    /// It is there but refuses to serve for now (loading, read-only, out of memory, too many clients); nothing was executed.
+    /// The store is reachable but does not serve at the moment: loading, read-only, out of memory, too many clients.
+    /// Nothing was executed.
     Unavailable,
-    /// It does not let us in, or not do this; nothing was executed.
+    /// The store rejects the credentials or the command. Nothing was executed.
     Forbidden,
-    /// Something that is not ours stands under our key; nothing was executed.
+    /// A counter's key holds data that Tollgate did not write. Nothing was executed.
     Foreign,
-    /// Something that is not ours stands under one of the keys; other checks of the call were decided, or other calls of the same
-    /// request were made.
+    /// A counter's key holds data that Tollgate did not write. Other checks of the same call, or other calls of the
+    /// same request, may have been executed.
     ForeignInPart,
-    /// It answered something that makes no sense.
+    /// The store sent an invalid or unknown reply. The call may have been executed.
     Protocol,
 }
 
 impl StoreErrorKind {
-    /// The name used in metrics and logs.
+    /// Returns the name used in metrics and logs, such as `timed_out`.
     pub const fn name(self) -> &'static str {
         match self {
             StoreErrorKind::Unreachable => "unreachable",
@@ -88,30 +106,33 @@ impl StoreErrorKind {
 }
 
 impl StoreError {
-    /// An error of a kind, in words that name no key, address or secret.
+    /// Creates an error. The message must not contain a key, a client's address or a secret.
     pub fn new(kind: StoreErrorKind, message: impl Into<String>) -> StoreError {
         StoreError { kind, message: message.into(), source: None }
     }
 
-    /// The same, with what caused it.
+    /// Sets the underlying error, which [`Error::source`](std::error::Error::source) returns.
     #[must_use]
     pub fn with_source(self, source: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> StoreError {
         StoreError { source: Some(source.into()), ..self }
     }
 
-    /// What kind of failure it was.
+    /// Returns the kind of the failure.
     pub const fn kind(&self) -> StoreErrorKind {
         self.kind
     }
 
-    /// Whether it is certain that nothing was executed, so that asking again cannot charge twice.
+    /// Returns whether certainly nothing was executed, so that a retry cannot charge twice.
     pub const fn is_unexecuted(&self) -> bool {
         use StoreErrorKind as Kind;
         matches!(self.kind, Kind::Unreachable | Kind::Unavailable | Kind::Forbidden | Kind::Foreign)
     }
 
-    /// The same error where this was one call of several and another of them may have been executed: what would promise that
-    /// nothing was executed promises it no more.
+    /// Converts the error of one call into the error of a request that made several calls.
+    ///
+    /// Another of the calls may have been executed, so [`StoreError::is_unexecuted`] of the result is always `false`.
+    /// [`StoreErrorKind::Foreign`] becomes [`StoreErrorKind::ForeignInPart`]; the other kinds that guarantee that
+    /// nothing was executed become [`StoreErrorKind::Interrupted`]. The remaining kinds stay as they are.
     #[must_use]
     pub fn in_part(self) -> StoreError {
         use StoreErrorKind as Kind;
@@ -120,10 +141,10 @@ impl StoreError {
             _ if self.is_unexecuted() => Kind::Interrupted,
             _ => return self,
         };
-        StoreError::new(kind, format!("not all of it was done: {self}")).with_source(self)
+        StoreError::new(kind, format!("the request may have been executed in part: {self}")).with_source(self)
     }
 
-    /// Whether it may pass by itself.
+    /// Returns whether the failure may go away without intervention.
     pub const fn is_transient(&self) -> bool {
         use StoreErrorKind as Kind;
         matches!(self.kind, Kind::Unreachable | Kind::TimedOut | Kind::Interrupted | Kind::Unavailable)
@@ -135,7 +156,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_error_of_one_call_among_others_promises_nothing_and_keeps_what_it_said() {
+    fn in_part_is_never_unexecuted_and_keeps_the_message() {
         use StoreErrorKind as Kind;
         for (kind, in_part) in [
             (Kind::Unreachable, Kind::Interrupted),
@@ -147,9 +168,9 @@ mod tests {
             (Kind::ForeignInPart, Kind::ForeignInPart),
             (Kind::Protocol, Kind::Protocol),
         ] {
-            let error = StoreError::new(kind, "so it was").in_part();
+            let error = StoreError::new(kind, "original message").in_part();
             assert_eq!(error.kind(), in_part, "{kind:?}");
-            assert!(!error.is_unexecuted() && error.to_string().ends_with("so it was"), "{error}");
+            assert!(!error.is_unexecuted() && error.to_string().ends_with("original message"), "{error}");
         }
     }
 }

@@ -48,7 +48,8 @@ RETURNS one flat list of integers:
 To forget a counter, DEL its key. A ban is any value under its ban key, for as long as it lives.
 
 STATE (docs/redis-state.md has it byte by byte; every key has a TTL that ends when it stops to matter)
-    log      a list    time time time …     one for each unit, oldest first; or with units, and the total at its end
+    log      a list    time time time …              one for each unit, oldest first
+                       directory chunk … open chunk   packed, where there are or may be many
     pair     a string  start window current previous
     bucket   a string  time level scale
 
@@ -121,6 +122,7 @@ local has_written = false
 
 local function write(state)
     local machine = state.limit.machine
+    if machine.prepare then machine.prepare(state) end
     machine.grow(state)
     has_written = true
     machine.shrink(state)
@@ -129,252 +131,37 @@ end
 
 -- ── log: sliding, sliding-log ────────────────────────────────────────────────────────────────────────
 --
--- A list of times, oldest first, one for each unit: then its length is the total, the time at which n units will have
--- left is an element, and neither has to be kept. Only where that would be wasteful (many units at once) does a
--- negative number follow a time: it counts for so many units. Such a list is *counted*: it ends with
--- minus the total, and is walked from its ends, in chunks.
+-- Admissions as entries (time, units), oldest first, in a list of one of two forms:
 --
---     plain     t t t t t t                           6 units
---     counted   t t t  t -25  t  t -3  -32            a time alone is still one unit
+--     plain      t t t t t t                            a time for each unit, so the length is the total
+--     chunked    directory  chunk  chunk  open chunk    a chunk packs up to CHUNK_ENTRIES_MAX entries
+--                or only an open chunk
 --
--- What is pending is kept beside the list until the end of the call: `dropped` elements at its front, and
--- an own newest entry of `units` at now in place of its last `cut` elements. All decisions of a
--- call share one `now`, so one entry is enough; `units` is false while the newest is the list's own.
+-- A list of up to 500 units is plain: appending to it is one command, everything else is a few. More units, more than four
+-- of them at once, or a limit with ticks make it chunked; it is plain again after all has left. New entries go to the open chunk, whose header holds the totals; when it is full it is closed. The directory holds
+-- for each closed chunk the time of its newest entry and the sum of its units. So an entry is found by its time or by
+-- the units before it without a walk over all entries: one lookup in the directory and one in a chunk. A refund
+-- changes one chunk, the directory and the header, and nothing behind them. Few bytes are handled at
+-- a time, because the server's Lua hashes every byte of every string it makes.
+--
+-- Both are the same to a decision, which counts the units of the list from its front, as they were read:
+--
+--     1 ······ low ─────── the list's own ─────── high ·· then our entry: `units` at now
+--     have left or              count                 became part of our entry
+--     were taken
+--
+-- All decisions of a call share one `now`, so one entry of ours is enough; `units` is false while there is none. The list
+-- is written when all is decided.
 --
 -- A plain list whose newest entry is in the past, with nothing to drop, is what nearly every check meets: this is what
 -- the fields of a fresh state and the first branch of each function are for.
 
 local function new_log()
-    local NEVER, FOREVER, EXACT_QUOTA_MAX = -1, math.huge, 1000
+    local NEVER, FOREVER, EXACT_QUOTA_MAX, PLAIN_UNITS_MAX = -1, math.huge, 1000, 500
     -- How the lifetime of a key is said: to the next multiple of 0.9 s. An admission that ends in the same step as
     -- the one before it need not say it again, and no key lives a second too long.
     local LIFE_STEP = 900000
-    local NOT_A_LOG = 'TOLLGATE_FOREIGN the list is not one of times and units'
-
-    local function is_in_tick_of_now(time, limit) return floor(time / limit.tick) == floor(now / limit.tick) end
-
-    -- What a log needs less often.
-    local function new_depths()
-        local function number_at(key, index)
-            local number = tonumber(call('LINDEX', key, text_of(index)))
-            if not number or number % 1 ~= 0 then fail(NOT_A_LOG) end
-            return number
-        end
-
-        -- The entry of a counted list that begins with element `index`, and where the next one begins. Nothing if that
-        -- is behind the entries or replaced by our own.
-        local function entry_at(state, index)
-            local walk = state.walk
-            if not walk then
-                walk = { count = 0, chunk = 4 }
-                state.walk = walk
-            end
-            while walk.count < index + 3 and not walk.is_whole do
-                local from, size = walk.count, walk.chunk
-                local chunk = call('LRANGE', state.key, text_of(from), text_of(from + size - 1))
-                local count = #chunk
-                for i = 1, count do walk[from + i] = tonumber(chunk[i]) or fail(NOT_A_LOG) end
-                walk.count, walk.is_whole, walk.chunk = from + count, count < size, size < 2048 and size * 4 or size
-            end
-            local time, units = walk[index + 1], walk[index + 2]
-            if index >= walk.count - 1 or time >= state.cut_time then return end
-            if units < 0 and index < walk.count - 2 then return time, -units, index + 2 end
-            return time, 1, index + 1
-        end
-
-        -- Makes one entry at now of all that is later than now and of the newest entry, if that is in now's tick.
-        local function gather(state, limit)
-            local looked, size, is_done = state.is_counted and 1 or 0, 8, false
-            local cut, units, entry_units, run_time = looked, 0, 1, nil
-            repeat
-                local chunk = call('LRANGE', state.key, text_of(-looked - size), text_of(-looked - 1))
-                is_done = #chunk < size
-                for i = #chunk, 1, -1 do
-                    local number = tonumber(chunk[i]) or fail(NOT_A_LOG)
-                    looked = looked + 1
-                    if number < 0 then
-                        entry_units = -number
-                    else
-                        if number <= now then
-                            if not is_in_tick_of_now(number, limit) or run_time and number ~= run_time then
-                                is_done = true
-                                break
-                            end
-                            run_time = number
-                        end
-                        cut, units, entry_units, state.cut_time = looked, units + entry_units, 1, number
-                    end
-                end
-                size = size < 2048 and size * 4 or size
-            until is_done
-            state.cut, state.units, state.time = cut, units, now
-            if state.oldest >= state.cut_time then state.oldest = now end
-        end
-
-        local function forget_counted(state, left_until)
-            local time, units, after = entry_at(state, 0)
-            while time and time <= left_until do
-                state.total, state.dropped = state.total - units, after
-                time, units, after = entry_at(state, after)
-            end
-            state.oldest = time or state.time
-        end
-
-        -- In a plain list times ascend and nothing must be added up: by doubling steps, then by halving.
-        local function forget_plain(state, left_until)
-            -- What is before `low` has left, `high` has not.
-            local low, high, step, oldest = 1, state.length - 1, 1, state.time
-            while low < high do
-                local probe = low + step - 1
-                if probe >= high then probe = floor((low + high) / 2) end
-                local time = number_at(state.key, probe)
-                if time > left_until then
-                    high, oldest, step = probe, time, 1
-                else
-                    low, step = probe + 1, step * 2
-                end
-            end
-            state.dropped, state.total = low, state.length - low
-            if oldest >= (state.cut_time or FOREVER) then oldest = state.time end
-            state.oldest = oldest
-        end
-
-        -- When the entry goes with which `units` have left, the oldest first.
-        local function time_of(state, units)
-            if not state.is_counted then
-                local index = (state.dropped or 0) + units - 1
-                return index < (state.length or 0) - (state.cut or 0) and number_at(state.key, index) or state.time
-            end
-            local index, time, entry_units = state.dropped or 0, nil, nil
-            repeat
-                time, entry_units, index = entry_at(state, index)
-                units = units - (entry_units or units)
-            until units <= 0
-            return time or state.time
-        end
-
-        -- Takes units from the oldest entries, at last from our own.
-        local function take_oldest(state, excess)
-            state.total = state.total - excess
-            local dropped, oldest = state.dropped or 0, nil
-            if state.is_counted then
-                local time, units, after = entry_at(state, dropped)
-                while time and units <= excess do
-                    dropped, excess, state.is_oldest_cut = after, excess - units, false
-                    time, units, after = entry_at(state, after)
-                end
-                if time and excess > 0 then
-                    state.walk[dropped + 2], state.is_oldest_cut, excess = excess - units, true, 0
-                end
-                oldest = time
-            else
-                local kept = (state.length or 0) - (state.cut or 0) - dropped
-                local taken = kept < excess and kept or excess
-                dropped, excess = dropped + taken, excess - taken
-                oldest = taken < kept and number_at(state.key, dropped)
-            end
-            state.dropped, state.units, state.oldest = dropped, state.units - excess, oldest or state.time
-        end
-
-        -- Our entry as elements, and the total where the list is counted. A few units are so many times.
-        local function tail_of(state)
-            local tail, units = {}, state.units
-            if not state.is_counted and units <= 4 and state.limit.tick == 1 then
-                for i = 1, units do tail[i] = now_text end
-                return tail
-            end
-            tail[1] = now_text
-            if units > 1 then tail[2] = text_of(-units) end
-            tail[#tail + 1] = text_of(-state.total)
-            return tail
-        end
-
-        local function grow(state)
-            local key, cut, tail = state.key, state.is_stale and 0 or state.cut or 0, tail_of(state)
-            local count, dropped = #tail, state.dropped or 0
-            if state.is_oldest_cut then call('LSET', key, text_of(dropped + 1), text_of(state.walk[dropped + 2])) end
-            for i = 1, cut < count and cut or count do call('LSET', key, text_of(i - 1 - cut), tail[i]) end
-            if count > cut then call('RPUSH', key, unpack(tail, cut + 1)) end
-            state.tail_count, state.surplus = count, cut > count and cut - count or 0
-        end
-
-        -- The last element that belongs to an entry at or before a tick. Times ascend, so by halving.
-        local function find(key, limit, tick, count)
-            local low, high = 0, count
-            while low < high do
-                local middle = floor((low + high) / 2)
-                local number = number_at(key, middle)
-                if number < 0 then number = number_at(key, middle - 1) end
-                if floor(number / limit.tick) <= tick then low = middle + 1 else high = middle end
-            end
-            return low - 1
-        end
-
-        -- Takes up to `left` units from the entry of a counted list that ends with element `index`. How many it took.
-        local function take_from(key, index, left)
-            local entry_time, taken, emptied = nil, 0, 0
-            while index >= 0 and left > taken do
-                local units, width, number = 1, 1, number_at(key, index)
-                if number < 0 then units, width, number = -number, 2, number_at(key, index - 1) end
-                if entry_time and number ~= entry_time then break end
-                entry_time = number
-                if units > left - taken then
-                    call('LSET', key, text_of(index), text_of(left - taken - units))
-                    taken = left
-                else
-                    for i = index - width + 1, index do call('LSET', key, text_of(i), '') end
-                    taken, emptied = taken + units, emptied + width
-                end
-                index = index - width
-            end
-            if emptied > 0 then call('LREM', key, '0', '') end
-            return taken
-        end
-
-        -- Takes up to the limit's cost from the newest entry of a tick. False if nothing is left of the list.
-        local function give_back(key, limit, tick)
-            local length, last = call('LLEN', key), number_at(key, -1)
-            local index = find(key, limit, tick, last < 0 and length - 1 or length)
-            local number = index >= 0 and number_at(key, index)
-            if number and number < 0 then number = number_at(key, index - 1) end
-            if not number or floor(number / limit.tick) ~= tick then return true end
-            has_written = true
-            if last >= 0 then return call('LREM', key, text_of(-limit.cost), text_of(number)) < length end
-            local total = -last - take_from(key, index, limit.cost)
-            if total == 0 then
-                call('DEL', key)
-                return false
-            end
-            call('LSET', key, '-1', text_of(-total))
-            return true
-        end
-
-        return {
-            gather = gather, forget_counted = forget_counted, forget_plain = forget_plain, time_of = time_of,
-            take_oldest = take_oldest, grow = grow, give_back = give_back,
-        }
-    end
-
-    local depths
-    local function deep()
-        depths = depths or new_depths()
-        return depths
-    end
-
-    local function load_counted(key, limit, total)
-        local tail = call('LRANGE', key, '-3', '-2')
-        local last = tonumber(tail[#tail])
-        local time = last and last < 0 and tonumber(tail[1]) or last
-        if not time or time < 0 then return end
-        return time, {
-            key = key, limit = limit, total = total, time = time, units = false, change = false,
-            cut_time = time, is_counted = true, oldest = false,
-        }
-    end
-
-    local function serves(state, limit)
-        return state.limit.window == limit.window and state.limit.tick == limit.tick
-    end
+    local NOT_A_LOG = 'TOLLGATE_FOREIGN the list is not a log'
 
     -- The keys that quick checks have charged, in order, and the limit of each. Those whose life must be said anew.
     local quick_count, quick_keys, quick_limit_of, renewed_count, renewed_keys = 0, {}, {}, 0, {}
@@ -395,15 +182,18 @@ local function new_log()
     -- nothing has left. It needs no state, unless the key is met again. Answers into the reply from `at` on. False if it is
     -- not that check.
     local function quick(key, limit, at)
-        local last, left_until = try('LINDEX', key, '-1'), now - limit.window
-        if not last or last.err or quick_limit_of[key] then return false end
+        local last_text, left_until = try('LINDEX', key, '-1'), now - limit.window
+        -- A time has up to 16 digits, a chunk more bytes, an error none.
+        if not last_text or #last_text > 16 or #last_text == 0 or quick_limit_of[key] then return false end
         -- A text that is no number ends the call here, as TOLLGATE_FOREIGN: that costs half of what asking would.
-        local time = last + 0
+        local time = last_text + 0
         if not (time < now and time > left_until and time >= 0) then return false end
-        local oldest = call('LINDEX', key, '0') + 0
+        local first_text = call('LINDEX', key, '0')
+        local oldest = first_text + 0
         if oldest <= left_until then return false end
-        local room, next_after = limit.quota - call('LLEN', key), oldest - left_until
-        if room > 0 then
+        local total, next_after = call('LLEN', key), oldest - left_until
+        local room = limit.quota - total
+        if room > 0 and total < PLAIN_UNITS_MAX then
             quick_count = quick_count + 1
             quick_keys[quick_count], quick_limit_of[key] = key, limit
             if time < limit.said_from then
@@ -431,137 +221,713 @@ local function new_log()
         end
     end
 
-    local function load(key, limit)
-        local last = try('LINDEX', key, '-1')
-        if not last then return { key = key, limit = limit, total = 0, units = false, change = false, oldest = false } end
-        local time, left_until, state = tonumber(last), now - limit.window, nil
-        if not time or time % 1 ~= 0 then return nil, unreadable(last) or NOT_A_LOG end
-        if time < 0 then
-            time, state = load_counted(key, limit, -time)
-            if not time then return nil, NOT_A_LOG end
-        end
-        if time <= left_until then
-            return {
-                key = key, limit = limit, total = 0, units = false, change = false, oldest = false,
-                is_stale = true, is_settled = true,
-            }
-        end
-        local oldest = tonumber(call('LINDEX', key, '0'))
-        if not oldest or oldest < 0 then return nil, NOT_A_LOG end
-        if not state then
-            local length = call('LLEN', key)
-            state = {
-                key = key, limit = limit, total = length, time = time, units = false, change = false,
-                oldest = oldest, length = length,
-            }
-        end
-        state.oldest = oldest
-        if time > now then
-            deep().gather(state, limit)
-            state.is_settled = true
-        end
-        if oldest <= left_until then
-            if state.is_counted then deep().forget_counted(state, left_until) else deep().forget_plain(state, left_until) end
-            state.is_settled = true
-        end
-        return state
-    end
+    -- What only a check that is not quick needs.
+    local function add_slow_path(machine)
+        local OPEN, OPEN_HEADER_BYTES, OPEN_ENTRIES_MAX = 79, 17, 64
 
-    local function fits(state, limit, cost) return state.total + cost <= limit.quota end
+        local function is_in_tick_of_now(time, limit) return floor(time / limit.tick) == floor(now / limit.tick) end
 
-    local function wait(state, limit, cost)
-        if cost > limit.quota then return NEVER end
-        local must_leave = state.total + cost - limit.quota
-        if must_leave <= 0 then return 0 end
-        local time = must_leave == 1 and state.oldest or deep().time_of(state, must_leave)
-        return time + limit.window - now
-    end
+        -- Chunked lists.
+        local function new_chunked()
+            local CHUNK_ENTRIES_MAX, RECORDS_DECODED = 256, 32
+            local pack, unpack_from, sub, rep, byte = struct.pack, struct.unpack, string.sub, string.rep, string.byte
+            -- The letters that a closed chunk and the directory begin with.
+            local C, D = 67, 68
+            local many_records
 
-    local function append(state, limit, units)
-        local time, how = state.time, 'written'
-        state.total = state.total + units
-        if time == now or time and limit.tick > 1 and is_in_tick_of_now(time, limit) then
-            if not state.units then deep().gather(state, limit) end
-            state.units = state.units + units
-            if state.change == 'written within its life' then how = state.change end
-        else
-            state.time, state.units = now, units
-            if not time then
-                state.oldest = now
-            elseif time >= limit.said_from then
-                how = 'written within its life'
+            -- A text of records: entries (time, units) of a chunk, or (time of the newest entry, units) of chunks in the directory.
+            local function node_of(text, header_bytes)
+                local count = (#text - header_bytes) / 10
+                if count < 1 or count % 1 ~= 0 then fail(NOT_A_LOG) end
+                return { text = text, count = count, at = header_bytes - 9, decoded = 0, sums = false }
             end
-            if state.is_counted then state.cut, state.cut_time = 1, FOREVER end
+
+            local function time_of(node, index) return (unpack_from('>I7', node.text, node.at + 10 * index)) end
+
+            local function units_of(node, index) return (unpack_from('>I3', node.text, node.at + 10 * index + 7)) end
+
+            local function rows_of(node, from, to) return sub(node.text, node.at + 10 * from, node.at + 10 * to + 9) end
+
+            -- How many records are not later than `time`.
+            local function count_until(node, time)
+                local low, high = 0, node.count
+                while low < high do
+                    local middle = floor((low + high) / 2) + 1
+                    if time_of(node, middle) <= time then low = middle else high = middle - 1 end
+                end
+                return low
+            end
+
+            -- Adds up the units of some more records: `sums` has those of all up to a record.
+            local function decode_more(node)
+                local decoded, sums, count, layout = node.decoded, node.sums, RECORDS_DECODED, many_records
+                if decoded + count > node.count then
+                    count = node.count - decoded
+                    layout = '>' .. rep('I7I3', count)
+                elseif not layout then
+                    many_records = '>' .. rep('I7I3', count)
+                    layout = many_records
+                end
+                local values, sum = { unpack_from(layout, node.text, node.at + 10 * decoded + 10) }, sums[decoded]
+                for i = 1, count do
+                    sum = sum + values[2 * i]
+                    sums[decoded + i] = sum
+                end
+                node.decoded = decoded + count
+            end
+
+            local function sum_until(node, index)
+                if index == 0 then return 0 end
+                node.sums = node.sums or { [0] = 0 }
+                while node.decoded < index do decode_more(node) end
+                return node.sums[index]
+            end
+
+            -- Which record holds the unit of that number.
+            local function record_at(node, unit)
+                local sums = node.sums or { [0] = 0 }
+                node.sums = sums
+                while sums[node.decoded] < unit do
+                    if node.decoded == node.count then fail(NOT_A_LOG) end
+                    decode_more(node)
+                end
+                local low, high = 1, node.decoded
+                while low < high do
+                    local middle = floor((low + high) / 2)
+                    if sums[middle] < unit then low = middle + 1 else high = middle end
+                end
+                return low
+            end
+
+            local function directory_of(tree)
+                if not tree.directory then
+                    local text = call('LINDEX', tree.key, '0')
+                    if byte(text) ~= D then fail(NOT_A_LOG) end
+                    tree.directory = node_of(text, 1)
+                    if call('LLEN', tree.key) ~= tree.directory.count + 2 then fail(NOT_A_LOG) end
+                end
+                return tree.directory
+            end
+
+            -- A closed chunk; the tree keeps those that were read by their index.
+            local function chunk_at(tree, index)
+                local chunk = tree[index]
+                if chunk then return chunk end
+                local text = call('LINDEX', tree.key, text_of(index))
+                if not text or byte(text) ~= C then fail(NOT_A_LOG) end
+                chunk = node_of(text, 1)
+                if tree.directory and time_of(chunk, chunk.count) ~= time_of(tree.directory, index) then fail(NOT_A_LOG) end
+                tree[index] = chunk
+                return chunk
+            end
+
+            -- The entries of a chunk from `from` to `to`, packed, without its first `left` units; and how many entries that are.
+            local function rows_after(chunk, left, to)
+                if left == 0 then return rows_of(chunk, 1, to), to end
+                local from = record_at(chunk, left + 1)
+                local head = pack('>I7I3', time_of(chunk, from), sum_until(chunk, from) - left)
+                return head .. rows_of(chunk, from + 1, to), to - from + 1
+            end
+
+            local function open_text(oldest, total, closed, left, rows)
+                return pack('>c1I7I3I3I3', 'O', oldest, total, closed, left) .. rows
+            end
+
+            local chunked = {}
+
+            -- How many units stand in entries that are not later than `time`, and the time of the next entry, if there is one.
+            function chunked.units_until(state, time)
+                local tree = state.tree
+                local chunk, before = tree, tree.left + tree.closed
+                if tree.closed > 0 and time_of(chunk, 1) > time then
+                    -- What leaves is mostly in the first chunk.
+                    chunk, before = chunk_at(tree, 1), 0
+                    if time_of(chunk, chunk.count) <= time then
+                        local directory = directory_of(tree)
+                        local index = count_until(directory, time)
+                        before = sum_until(directory, index)
+                        chunk = index < directory.count and chunk_at(tree, index + 1) or tree
+                    end
+                end
+                local entry = count_until(chunk, time)
+                return before + sum_until(chunk, entry), entry < chunk.count and time_of(chunk, entry + 1), before == 0
+            end
+
+            -- The time of the entry that holds the unit of that number.
+            function chunked.time_at(state, unit)
+                local tree = state.tree
+                local chunk, before = tree, tree.left + tree.closed
+                if unit <= before then
+                    local directory = directory_of(tree)
+                    local index = record_at(directory, unit)
+                    chunk, before = chunk_at(tree, index), sum_until(directory, index - 1)
+                end
+                return time_of(chunk, record_at(chunk, unit - before))
+            end
+
+            -- Finds the last entry that stays as it is: not later than now, and not in now's tick. What follows becomes part
+            -- of our own entry. Returns how many units stand up to it. The state keeps where it is: `cut_chunk` is
+            -- 0 if nothing stays, and nil for the open chunk.
+            function chunked.cut(state, limit)
+                local tree = state.tree
+                local open, before = tree, tree.left + tree.closed
+                if tree.closed == 0 or time_of(open, 1) <= now then
+                    local entry = count_until(open, now)
+                    if entry > 0 and is_in_tick_of_now(time_of(open, entry), limit) then entry = entry - 1 end
+                    state.cut_entry = entry
+                    return before + sum_until(open, entry)
+                end
+                local directory = directory_of(tree)
+                local index = count_until(directory, now) + 1
+                local entry = index <= directory.count and count_until(chunk_at(tree, index), now) or 0
+                local is_merged = false
+                repeat
+                    if entry == 0 then
+                        index = index - 1
+                        if index == 0 then break end
+                        entry = chunk_at(tree, index).count
+                    end
+                    if is_merged or not is_in_tick_of_now(time_of(chunk_at(tree, index), entry), limit) then break end
+                    entry, is_merged = entry - 1, true
+                until false
+                state.cut_chunk, state.cut_entry = index, entry
+                return index > 0 and sum_until(directory, index - 1) + sum_until(chunk_at(tree, index), entry) or 0
+            end
+
+            -- Plans how to write a chunked list of which something stays: `sets` by index, a directory to put in front,
+            -- `pushes` behind, and what to keep of the list then.
+            function chunked.plan(state)
+                local tree, low, own, cut = state.tree, state.low, state.units, state.cut_chunk
+                local sets, pushes = {}, {}
+                state.sets, state.pushes = sets, pushes
+
+                -- The closed chunks that stay are those from `first` to the one before the chunk that will be open.
+                local first, left, before, last = 1, low, 0, nil
+                local source, is_open_alone = tree, false
+                if tree.closed == 0 then
+                    is_open_alone = true
+                elseif low >= tree.left + tree.closed then
+                    left, before, is_open_alone = low - tree.left - tree.closed, tree.left + tree.closed, true
+                else
+                    if low ~= tree.left and not state.is_low_in_first then
+                        local directory = directory_of(tree)
+                        first = record_at(directory, low + 1)
+                        left = low - sum_until(directory, first - 1)
+                    end
+                    before = tree.left + tree.closed
+                    if cut then
+                        source, before = chunk_at(tree, cut), sum_until(tree.directory, cut - 1)
+                        is_open_alone, last = cut == first, cut - 1
+                    end
+                end
+
+                local rows, count = rows_after(source, is_open_alone and left or 0, state.cut_entry or source.count)
+                local open_units = state.high - (before > low and before or low)
+                local closing, closing_units
+                if own then
+                    if count >= OPEN_ENTRIES_MAX then
+                        closing, closing_units, rows, open_units = rows, open_units, '', 0
+                    end
+                    rows, open_units = rows .. pack('>I7I3', now, own), open_units + own
+                end
+                if is_open_alone then left = 0 end
+                local open = open_text(state.oldest, state.total, state.total - open_units, left, rows)
+
+                if tree.closed == 0 then
+                    sets[0] = closing and 'C' .. closing or open
+                    if closing then
+                        state.front, pushes[1] = 'D' .. sub(closing, -10, -4) .. pack('>I3', closing_units), open
+                    end
+                elseif first == 1 and not cut and not closing and not is_open_alone then
+                    sets[-1] = open
+                elseif is_open_alone and not closing then
+                    sets[-1], state.keep_from, state.keep_to = open, -1, -1
+                else
+                    local directory = directory_of(tree)
+                    local count_before = directory.count
+                    last = last or count_before
+                    if is_open_alone then first = last + 1 end
+                    local joined = closing and last >= first and chunk_at(tree, last)
+                    if joined and joined.count + count <= CHUNK_ENTRIES_MAX then
+                        closing = rows_of(joined, 1, joined.count) .. closing
+                        closing_units, last = closing_units + units_of(directory, last), last - 1
+                    end
+                    local records, index = rows_of(directory, first, last), last + 1
+                    local function put(text)
+                        if index <= count_before + 1 then sets[index] = text else pushes[#pushes + 1] = text end
+                        index = index + 1
+                    end
+                    if closing then
+                        records = records .. sub(closing, -10, -4) .. pack('>I3', closing_units)
+                        put('C' .. closing)
+                    end
+                    put(open)
+                    -- In place of the last element that goes, so that the list need not grow to hold it.
+                    sets[first - 1] = 'D' .. records
+                    if first > 1 or index <= count_before + 1 then state.keep_from, state.keep_to = first - 1, index - 1 end
+                end
+            end
+
+            -- Plans how to write a list anew in place of the one that is there: times from a plain list, and our own entry.
+            function chunked.plan_anew(state, items)
+                -- Times and units in turn.
+                local values, count = {}, 0
+                for i = 1, #items do
+                    local time_text = items[i]
+                    if time_text == items[i - 1] then
+                        values[count] = values[count] + 1
+                    else
+                        values[count + 1], values[count + 2], count = time_text + 0, 1, count + 2
+                    end
+                end
+                values[count + 1], values[count + 2], count = now, state.units, count + 2
+                local elements, records, closed = { '' }, '', 0
+                for from = 1, count, 2 * CHUNK_ENTRIES_MAX do
+                    local to, sum = from + 2 * CHUNK_ENTRIES_MAX - 1, 0
+                    local is_open = to >= count
+                    if is_open then to = count end
+                    local rows = pack('>' .. rep('I7I3', (to - from + 1) / 2), unpack(values, from, to))
+                    if is_open then
+                        elements[#elements + 1] = open_text(state.oldest, state.total, closed, 0, rows)
+                    else
+                        for i = from + 1, to, 2 do sum = sum + values[i] end
+                        closed, records = closed + sum, records .. pack('>I7I3', values[to - 1], sum)
+                        elements[#elements + 1] = 'C' .. rows
+                    end
+                end
+                if closed > 0 then elements[1] = 'D' .. records else table.remove(elements, 1) end
+                state.sets, state.pushes = {}, elements
+                if not state.is_new then state.keep_from, state.keep_to = -#elements, -1 end
+            end
+
+            local function delete(key, index, count)
+                call('LSET', key, text_of(index), '')
+                call('LREM', key, index * 2 > count and '-1' or '1', '')
+            end
+
+            -- Where the newest entry of a tick is: the index of its chunk (nil for the open one), and its place in there.
+            local function entry_of(state, limit, tick)
+                local tree, until_time, index = state.tree, (tick + 1) * limit.tick - 1, nil
+                local chunk = tree
+                local entry = count_until(chunk, until_time)
+                if entry == 0 and tree.closed > 0 then
+                    local directory = directory_of(tree)
+                    index = count_until(directory, until_time) + 1
+                    entry = index <= directory.count and count_until(chunk_at(tree, index), until_time) or 0
+                    if entry == 0 then
+                        index = index - 1
+                        entry = index > 0 and chunk_at(tree, index).count or 0
+                    end
+                    chunk = entry > 0 and chunk_at(tree, index)
+                end
+                if entry > 0 and floor(time_of(chunk, entry) / limit.tick) == tick then return chunk, entry, index end
+            end
+
+            -- The entries of a chunk without some units of one of them. That goes if nothing is left of it.
+            local function rows_without(chunk, entry, taken)
+                local time, units = unpack_from('>I7I3', chunk.text, chunk.at + 10 * entry)
+                local row = units > taken and pack('>I7I3', time, units - taken) or ''
+                return rows_of(chunk, 1, entry - 1) .. row .. rows_of(chunk, entry + 1, chunk.count)
+            end
+
+            -- Takes up to the limit's cost from the newest entry of a tick. How long the key lives is said before anything else: a
+            -- server that is full does not refuse that, nor what follows it. Closed chunks are joined where two
+            -- neighbours fit into one, so that there are never many small ones.
+            function chunked.give_back(state, limit, tick, live)
+                local key, tree, oldest = state.key, state.tree, state.oldest
+                local closed, left = tree.closed, tree.left
+                local chunk, entry, index = entry_of(state, limit, tick)
+                if index == 1 and left > 0 then
+                    -- What has left this chunk goes now.
+                    local rows, count = rows_after(chunk, left, chunk.count)
+                    entry = entry - (chunk.count - count)
+                    if entry < 1 then chunk = nil else chunk = node_of('C' .. rows, 1) end
+                end
+                if not chunk then return live(key, state.time, limit.window) end
+                local units = units_of(chunk, entry)
+                local taken = units < limit.cost and units or limit.cost
+                local total = state.total - taken
+                has_written = true
+                if total <= 0 then return call('DEL', key) end
+                local rows = rows_without(chunk, entry, taken)
+                local is_first = entry == 1 and taken == units and (index == 1 or not index and closed == 0)
+
+                if not index and #rows > 0 then
+                    if is_first then oldest = time_of(chunk, 2) end
+                    live(key, (unpack_from('>I7', rows, #rows - 9)), limit.window)
+                    return call('LSET', key, '-1', open_text(oldest, total, closed, left, rows))
+                end
+
+                local directory = directory_of(tree)
+                local count = directory.count
+                if not index then
+                    -- The open chunk is empty: the last closed one takes its place.
+                    local last = chunk_at(tree, count)
+                    local left_in_last = count == 1 and left or 0
+                    closed, rows = closed - (units_of(directory, count) - left_in_last), rows_after(last, left_in_last, last.count)
+                    live(key, time_of(directory, count), limit.window)
+                    call('LSET', key, '-1', open_text(oldest, total, closed, count > 1 and left or 0, rows))
+                    if count == 1 then return call('LTRIM', key, '-1', '-1') end
+                    call('LSET', key, '0', 'D' .. rows_of(directory, 1, count - 1))
+                    return delete(key, count, count)
+                end
+
+                closed = closed - taken
+                if is_first then
+                    oldest = time_of(chunk.count > 1 and chunk or count > 1 and chunk_at(tree, 2) or tree, chunk.count > 1 and 2 or 1)
+                end
+                local sum = units_of(directory, index) - taken
+                if index == 1 then sum, left = sum - left, 0 end
+                -- The directory's records on both sides of those that become one.
+                local from, to, deleted = index, index, nil
+                if #rows == 0 then
+                    deleted = index
+                elseif taken == units then
+                    local rows_max = 10 * CHUNK_ENTRIES_MAX
+                    local after = index < count and chunk_at(tree, index + 1)
+                    local before = index > 1 and chunk_at(tree, index - 1)
+                    if after and #rows + 10 * after.count <= rows_max then
+                        rows, sum = rows .. rows_of(after, 1, after.count), sum + units_of(directory, index + 1)
+                        to, deleted = index + 1, index + 1
+                    elseif before and #rows + 10 * before.count <= rows_max then
+                        rows, sum = rows_of(before, 1, before.count) .. rows, sum + units_of(directory, index - 1)
+                        from, deleted = index - 1, index
+                    end
+                end
+                local record = #rows > 0 and sub(rows, -10, -4) .. pack('>I3', sum) or ''
+                local records = rows_of(directory, 1, from - 1) .. record .. rows_of(directory, to + 1, count)
+
+                live(key, state.time, limit.window)
+                call('LSET', key, '-1', open_text(oldest, total, closed, left, rows_of(tree, 1, tree.count)))
+                if records == '' then return call('LTRIM', key, '-1', '-1') end
+                call('LSET', key, '0', 'D' .. records)
+                if #rows > 0 then call('LSET', key, text_of(from), 'C' .. rows) end
+                if deleted then delete(key, deleted, count) end
+            end
+
+            return chunked
         end
-        change(state, how)
-    end
 
-    -- Like load; a key that a quick check has charged is from here on charged by its state.
-    local function load_charged(key, limit)
-        local quick_limit = quick_limit_of[key]
-        if not quick_limit then return load(key, limit) end
-        quick_limit_of[key] = nil
-        local state = load(key, quick_limit)
-        append(state, quick_limit, 1)
-        if serves(state, limit) then return state end
-        write(state)
-        return load(key, limit)
-    end
-
-    local function report(state, limit)
-        local quota, total = limit.quota, state.total
-        if total == 0 then return quota, 0, 0 end
-        local window_left = limit.window - now
-        if total <= quota then return quota - total, state.oldest + window_left, state.time + window_left end
-        return 0, wait(state, limit, 1), state.time + window_left
-    end
-
-    local function admit(state, limit, cost)
-        append(state, limit, cost)
-        return 0, limit.quota - state.total, state.oldest + limit.window - now, limit.window
-    end
-
-    local function refuse(state, limit, cost)
-        if limit.count_denied then
-            append(state, limit, cost < limit.quota and cost or limit.quota)
-            if state.total > limit.quota then deep().take_oldest(state, state.total - limit.quota) end
-        elseif state.is_settled or state.time and not limit.is_window_fixed then
-            change(state, state.change or 'looked at')
+        local chunked
+        local function chunks()
+            chunked = chunked or new_chunked()
+            return chunked
         end
-        return wait(state, limit, cost), report(state, limit)
-    end
 
-    local function peek(state, limit) return wait(state, limit, 1), report(state, limit) end
+        -- What a log needs less often.
+        local function new_depths()
+            local depths = {}
 
-    local function grow(state)
-        if not state.units then return end
-        if state.units > 1 or state.cut or state.limit.tick > 1 then return deep().grow(state) end
-        call('RPUSH', state.key, now_text)
-    end
+            local function number_at(key, index)
+                local number = tonumber(call('LINDEX', key, text_of(index)))
+                if not number or number % 1 ~= 0 then fail(NOT_A_LOG) end
+                return number
+            end
 
-    local function shrink(state)
-        local key, dropped, surplus = state.key, state.dropped or 0, state.surplus or 0
-        if state.is_stale then
-            if not state.units then return call('DEL', key) end
-            call('LTRIM', key, text_of(-(state.tail_count or 1)), '-1')
-        elseif dropped > 0 or surplus > 0 then
-            call('LTRIM', key, text_of(dropped), text_of(-1 - surplus))
-            if state.is_counted and not state.units then call('LSET', key, '-1', text_of(-state.total)) end
+            -- Times ascend: by doubling steps, then by halving.
+            function depths.units_until(state, time)
+                -- All up to `low` are not later, what follows `high` is.
+                local low, high, step = 0, state.high, 1
+                while low < high do
+                    local probe = low + step
+                    if probe > high then probe = floor((low + high) / 2) + 1 end
+                    if number_at(state.key, probe - 1) <= time then
+                        low, step = probe, step * 2
+                    else
+                        high, step = probe - 1, 1
+                    end
+                end
+                return low
+            end
+
+            function depths.time_at(state, unit) return number_at(state.key, unit - 1) end
+
+            -- How many units stand in entries that are neither later than now nor, if the newest of them, in now's tick.
+            function depths.cut(state, limit)
+                local high = state.time > now and depths.units_until(state, now) or state.high
+                local time = high > 0 and number_at(state.key, high - 1)
+                return time and is_in_tick_of_now(time, limit) and depths.units_until(state, time - 1) or high
+            end
+
+            -- Takes up to the limit's cost from the newest entry of a tick, from the nearer end.
+            local function give_back_plain(state, limit, tick, live)
+                local key, length = state.key, state.high
+                local unit = depths.units_until(state, (tick + 1) * limit.tick - 1)
+                local time = unit > 0 and number_at(key, unit - 1)
+                if time and floor(time / limit.tick) == tick then
+                    has_written = true
+                    local count = unit * 2 > length and -limit.cost or limit.cost
+                    if call('LREM', key, text_of(count), text_of(time)) == length then return end
+                    if time == state.time then state.time = number_at(key, -1) end
+                end
+                live(key, state.time, limit.window)
+            end
+
+            -- Plans how to write a plain list, or a list of which nothing stays. It becomes chunked if it is to hold more than
+            -- suits a plain one.
+            function depths.plan_plain(state)
+                local low, high, units = state.low or 0, state.high or 0, state.units
+                local is_kept, length = high > low, state.length or high
+                if not units then
+                    state.sets, state.pushes = {}, {}
+                    if low > 0 then state.keep_from, state.keep_to = low, -1 end
+                elseif state.tree or state.has_ticks or units > 4 or state.total > PLAIN_UNITS_MAX then
+                    local items = is_kept and call('LRANGE', state.key, text_of(low), text_of(high - 1)) or {}
+                    chunks().plan_anew(state, items)
+                else
+                    local sets, pushes = {}, {}
+                    for unit = high + 1, high + units do
+                        if is_kept and unit <= length then sets[unit - 1] = now_text else pushes[#pushes + 1] = now_text end
+                    end
+                    state.sets, state.pushes = sets, pushes
+                    if not is_kept then
+                        if not state.is_new then state.keep_from, state.keep_to = -units, -1 end
+                    elseif low > 0 or high + units < length then
+                        state.keep_from, state.keep_to = low, high + units - 1
+                    end
+                end
+            end
+
+            function depths.set_and_push(state)
+                local key = state.key
+                for index, text in pairs(state.sets) do call('LSET', key, text_of(index), text) end
+                if state.front then call('LPUSH', key, state.front) end
+                if #state.pushes > 0 then call('RPUSH', key, unpack(state.pushes)) end
+            end
+
+            local function form_of(state) return state.tree and chunks() or depths end
+
+            -- Drops what has left.
+            function depths.forget(state, left_until)
+                local form = form_of(state)
+                local low, oldest, is_in_first = form.units_until(state, left_until)
+                state.total, state.low, state.is_low_in_first = state.total - (low - (state.low or 0)), low, is_in_first
+                state.oldest = low < state.high and (oldest or form.time_at(state, low + 1)) or state.time
+            end
+
+            -- When the entry goes with which `units` have left, the oldest first.
+            function depths.time_of(state, units)
+                local unit = (state.low or 0) + units
+                return unit <= (state.high or 0) and form_of(state).time_at(state, unit) or state.time
+            end
+
+            -- Takes units from the oldest entries, at last from our own.
+            function depths.take_oldest(state, excess)
+                local low, high = (state.low or 0) + excess, state.high or 0
+                state.total, state.is_low_in_first = state.total - excess, false
+                if low < high then
+                    state.low, state.oldest = low, form_of(state).time_at(state, low + 1)
+                else
+                    state.low, state.units, state.oldest = high, state.units - (low - high), now
+                end
+            end
+
+            function depths.give_back(state, limit, tick, live)
+                return (state.tree and chunks().give_back or give_back_plain)(state, limit, tick, live)
+            end
+
+            return depths
         end
-        if state.change == 'written within its life' then return end
-        -- To a limit with a longer window, what this one refuses matters longer than to this one.
-        live(key, state.time, state.limit.window, state.change == 'looked at' and 'GT')
-    end
 
-    -- Written at once, because it may touch any entry.
-    local function refund(state, limit, at)
-        local key = state.key
-        if state.is_settled then change(state, state.change or 'looked at') end
-        if state.change then write(state) end
-        states[key] = nil
-        if not state.time or not deep().give_back(key, limit, floor(at / limit.tick)) then return end
-        local left = load(key, limit)
-        if left and left.time then live(key, left.time, limit.window) end
+        local depths
+        local function deep()
+            depths = depths or new_depths()
+            return depths
+        end
+
+        -- Makes one entry at now of all that is later than now and of the newest entry before, if that is in now's tick.
+        local function gather(state, limit)
+            local tree, low, length, high = state.tree, state.low or 0, state.high, nil
+            if tree and state.time <= now then
+                -- The last entry of the open chunk is in now's tick.
+                state.cut_entry = tree.count - 1
+                high = length - struct.unpack('>I3', tree.text, #tree.text - 2)
+            else
+                high = (tree and chunks() or deep()).cut(state, limit)
+            end
+            if high <= low then high, state.oldest = low, now end
+            state.units, state.time, state.high, state.length = length - high, now, high, length
+        end
+
+        local function serves(state, limit)
+            return state.limit.window == limit.window and state.limit.tick == limit.tick
+        end
+
+        local function load(key, limit)
+            local last = try('LINDEX', key, '-1')
+            if not last then
+                return { key = key, limit = limit, total = 0, units = false, change = false, oldest = false, is_new = true }
+            end
+            local time, left_until, oldest, total, tree = tonumber(last), now - limit.window, nil, nil, nil
+            if not time then
+                if last.err then return nil, unreadable(last) end
+                if string.byte(last) ~= OPEN or #last < OPEN_HEADER_BYTES + 10 or #last % 10 ~= OPEN_HEADER_BYTES % 10 then return nil, NOT_A_LOG end
+                local closed, left
+                oldest, total, closed, left = struct.unpack('>I7I3I3I3', last, 2)
+                time = struct.unpack('>I7', last, #last - 9)
+                if total <= closed or oldest > time or time >= 2 ^ 52 then return nil, NOT_A_LOG end
+                tree = {
+                    text = last, count = (#last - OPEN_HEADER_BYTES) / 10, at = OPEN_HEADER_BYTES - 9, decoded = 0, sums = false,
+                    key = key, closed = closed, left = left,
+                }
+            elseif time < 0 or time % 1 ~= 0 then
+                return nil, NOT_A_LOG
+            end
+            if time <= left_until then
+                return {
+                    key = key, limit = limit, total = 0, units = false, change = false, oldest = false,
+                    is_stale = true, is_settled = true,
+                }
+            end
+            if not tree then
+                oldest, total = tonumber(call('LINDEX', key, '0')), call('LLEN', key)
+                if not oldest or oldest < 0 or total > PLAIN_UNITS_MAX then return nil, NOT_A_LOG end
+            end
+            local state = { key = key, limit = limit, total = total, time = time, units = false, change = false, oldest = oldest, high = total }
+            if tree then state.tree, state.low, state.high = tree, tree.left, tree.left + total end
+            if time > now then
+                gather(state, limit)
+                state.is_settled = true
+            end
+            if oldest <= left_until then
+                deep().forget(state, left_until)
+                state.is_settled = true
+            end
+            return state
+        end
+
+        local function fits(state, limit, cost) return state.total + cost <= limit.quota end
+
+        local function wait(state, limit, cost)
+            if cost > limit.quota then return NEVER end
+            local must_leave = state.total + cost - limit.quota
+            if must_leave <= 0 then return 0 end
+            local time = must_leave == 1 and state.oldest or deep().time_of(state, must_leave)
+            return time + limit.window - now
+        end
+
+        local function append(state, limit, units)
+            local time, how = state.time, 'written'
+            state.total = state.total + units
+            if limit.tick > 1 then state.has_ticks = true end
+            if time == now or time and limit.tick > 1 and is_in_tick_of_now(time, limit) then
+                if not state.units then gather(state, limit) end
+                state.units = state.units + units
+                if state.change == 'written within its life' then how = state.change end
+            else
+                state.time, state.units = now, units
+                if not time then
+                    state.oldest = now
+                elseif time >= limit.said_from then
+                    how = 'written within its life'
+                end
+            end
+            change(state, how)
+        end
+
+        -- Like load; a key that a quick check has charged is from here on charged by its state.
+        local function load_charged(key, limit)
+            local quick_limit = quick_limit_of[key]
+            if not quick_limit then return load(key, limit) end
+            quick_limit_of[key] = nil
+            local state = load(key, quick_limit)
+            append(state, quick_limit, 1)
+            if serves(state, limit) then return state end
+            write(state)
+            return load(key, limit)
+        end
+
+        local function report(state, limit)
+            local quota, total = limit.quota, state.total
+            if total == 0 then return quota, 0, 0 end
+            local window_left = limit.window - now
+            if total <= quota then return quota - total, state.oldest + window_left, state.time + window_left end
+            return 0, wait(state, limit, 1), state.time + window_left
+        end
+
+        local function admit(state, limit, cost)
+            append(state, limit, cost)
+            return 0, limit.quota - state.total, state.oldest + limit.window - now, limit.window
+        end
+
+        local function refuse(state, limit, cost)
+            if limit.count_denied then
+                append(state, limit, cost < limit.quota and cost or limit.quota)
+                if state.total > limit.quota then deep().take_oldest(state, state.total - limit.quota) end
+            elseif state.is_settled or state.time and not limit.is_window_fixed then
+                change(state, state.change or 'looked at')
+            end
+            return wait(state, limit, cost), report(state, limit)
+        end
+
+        local function peek(state, limit) return wait(state, limit, 1), report(state, limit) end
+
+        -- Reads what the write needs. A few units at the end of a plain list need nothing.
+        local function prepare(state)
+            local units, high = state.units, state.high
+            if not units and not state.is_settled then return end
+            local tree, low = state.tree, state.low
+            if tree and high > low then
+                local count = state.cut_entry or tree.count
+                local are_closed_same = low == tree.left or state.is_low_in_first and tree.closed > 0
+                if units and not state.cut_chunk and are_closed_same and count < OPEN_ENTRIES_MAX then
+                    -- Mostly the open chunk is all that changes.
+                    state.open = struct.pack('>c1I7I3I3I3', 'O', state.oldest, state.total, tree.left + tree.closed - low, low)
+                        .. string.sub(tree.text, OPEN_HEADER_BYTES + 1, OPEN_HEADER_BYTES + 10 * count)
+                        .. struct.pack('>I7I3', now, units)
+                else
+                    chunks().plan(state)
+                end
+            elseif units and (units > 4 or state.has_ticks or state.total > PLAIN_UNITS_MAX) or state.is_settled or state.low or state.length then
+                deep().plan_plain(state)
+            end
+        end
+
+        local function grow(state)
+            local key, units = state.key, state.units
+            -- What was only looked at does not grow.
+            if not units or state.change == 'looked at' then return end
+            if state.open then
+                call('LSET', key, '-1', state.open)
+            elseif state.sets then
+                deep().set_and_push(state)
+            elseif units == 1 then
+                call('RPUSH', key, now_text)
+            else
+                call('RPUSH', key, unpack({ now_text, now_text, now_text, now_text }, 1, units))
+            end
+        end
+
+        local function shrink(state)
+            local key, was_seen = state.key, state.change == 'looked at'
+            if state.is_stale and not state.units then return call('DEL', key) end
+            if was_seen then
+                -- To a limit with a longer window, what this one refuses matters longer than to this one. This goes first:
+                -- a server that is full does not refuse it, nor what follows it.
+                live(key, state.time, state.limit.window, 'GT')
+                if not state.sets and not state.open then return end
+                if state.open then call('LSET', key, '-1', state.open) else deep().set_and_push(state) end
+            end
+            if state.keep_from then call('LTRIM', key, text_of(state.keep_from), text_of(state.keep_to)) end
+            if was_seen or state.change == 'written within its life' then return end
+            live(key, state.time, state.limit.window)
+        end
+
+        -- Written at once, because it may touch any entry.
+        local function refund(state, limit, at)
+            local key = state.key
+            if state.is_settled then change(state, state.change or 'looked at') end
+            if state.change then
+                write(state)
+                state = load(key, limit)
+            end
+            states[key] = nil
+            if state.time then deep().give_back(state, limit, floor(at / limit.tick), live) end
+        end
+
+        machine.load, machine.serves, machine.fits, machine.peek = load_charged, serves, fits, peek
+        machine.admit, machine.refuse, machine.refund = admit, refuse, refund
+        machine.prepare, machine.grow, machine.shrink = prepare, grow, shrink
     end
 
     local function shape(limit)
@@ -574,10 +940,12 @@ local function new_log()
         if limit.tick == 1 and limit.cost == 1 and limit.is_window_fixed and not limit.count_denied then limit.quick = quick end
     end
 
-    return {
-        shape = shape, load = load_charged, serves = serves, fits = fits, peek = peek, admit = admit, refuse = refuse,
-        refund = refund, grow = grow, shrink = shrink,
-    }
+    local machine = { shape = shape }
+    function machine.load(key, limit)
+        add_slow_path(machine)
+        return machine.load(key, limit)
+    end
+    return machine
 end
 
 -- ── pair: sliding-counter, fixed-window ──────────────────────────────────────────────────────────────
@@ -911,18 +1279,20 @@ local function limit_of(text)
         is_window_fixed = options == ' window=fixed', count_denied = false,
     }
     local capacity = quota
-    for option in string.gmatch(limit.is_window_fixed and '' or options, '%S+') do
-        local name, value = match(option, '^(%S+)=(%w+)$')
-        local number = whole_of(value)
-        if option == 'window=fixed' then
-            limit.is_window_fixed = true
-        elseif name == 'count_denied' and (number == 0 or number == 1) then
-            limit.count_denied = number == 1
-        elseif (name == 'burst' and algorithm == 'token-bucket' or name == 'queue' and algorithm == 'leaky-bucket')
-            and number and number >= 1 and number <= 10000000 then
-            capacity = number
-        else
-            fail('TOLLGATE_ARGUMENT options are burst= (token-bucket) and queue= (leaky-bucket), 1 to 10000000, count_denied=1, window=fixed')
+    if not limit.is_window_fixed then
+        for option in string.gmatch(options, '%S+') do
+            local name, value = match(option, '^(%S+)=(%w+)$')
+            local number = whole_of(value)
+            if option == 'window=fixed' then
+                limit.is_window_fixed = true
+            elseif name == 'count_denied' and (number == 0 or number == 1) then
+                limit.count_denied = number == 1
+            elseif (name == 'burst' and algorithm == 'token-bucket' or name == 'queue' and algorithm == 'leaky-bucket')
+                and number and number >= 1 and number <= 10000000 then
+                capacity = number
+            else
+                fail('TOLLGATE_ARGUMENT options are burst= (token-bucket) and queue= (leaky-bucket), 1 to 10000000, count_denied=1, window=fixed')
+            end
         end
     end
     machine.shape(limit, capacity)
@@ -1136,13 +1506,20 @@ local function run()
             check_one(limit or limit_of(text), 1)
         end
     end
+    -- What a write needs to know is read before the first one.
+    for i = 1, changed_count do
+        local state = changed[i]
+        local prepare = state.change and state.limit.machine.prepare
+        if prepare then prepare(state) end
+    end
 end
 
 -- Nothing has been written yet, whatever happens here, unless `has_written` says so.
 local is_done, problem = pcall(run)
 if not is_done then
     local text = type(problem) == 'table' and problem.err or problem
-    if match(text, 'attempt to perform arithmetic') then text = 'TOLLGATE_FOREIGN a list holds something else than numbers' end
+    -- Only what is read from a plain list is called a text.
+    if match(text, "arithmetic on local '%a+_text'") then text = 'TOLLGATE_FOREIGN a list holds something else than numbers' end
     if has_written then text = 'TOLLGATE_PARTLY ' .. text end
     return { err = match(text, '^%u[%u_]+ ') and text or 'ERR ' .. text }
 end

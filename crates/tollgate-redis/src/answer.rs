@@ -1,4 +1,4 @@
-//! What the script says, turned back into decisions.
+//! Converts the script's replies to decisions.
 
 use tollgate_core::{Decision, Line, Lines, Source, StoreErrorKind as Kind, Timestamp, Wait};
 
@@ -6,11 +6,16 @@ use crate::fault::Fault;
 use crate::reply::Reply;
 use crate::request::{Asked, Step};
 
-/// What one step of a call was answered.
+/// The decisions of one step of a call, or the fault of this step alone.
 pub(crate) type Answer = Result<Vec<Decision>, Fault>;
 
-/// The answers to a call of checks, one per step: its results in order. Where a step was to be repeated more often than
-/// it has results, the last one stands for the rest.
+/// Converts the reply to a call of checks. Returns one answer per step, in order.
+///
+/// `steps` are the steps of the call, each with its repeat count. An answer has one to `repeat` decisions; if it has
+/// fewer than `repeat`, the last decision applies to all further repetitions. A ban gives a single decision.
+///
+/// # Errors
+/// Returns a fault if the whole call failed or the reply is malformed.
 pub(crate) fn of_checks(reply: Reply, steps: &[(&Step, usize)]) -> Result<Vec<Answer>, Fault> {
     let (at, mut numbers) = open(reply)?;
     let mut answers = Vec::with_capacity(steps.len());
@@ -29,7 +34,10 @@ pub(crate) fn of_checks(reply: Reply, steps: &[(&Step, usize)]) -> Result<Vec<An
     if numbers.next().is_some() { Err(senseless()) } else { Ok(answers) }
 }
 
-/// The answers to a call of refunds, one per step.
+/// Converts the reply to a call of refunds. Returns one result per step, in order.
+///
+/// # Errors
+/// Returns a fault if the whole call failed or the reply is malformed.
 pub(crate) fn of_refunds(reply: Reply, steps: &[(&Step, usize)]) -> Result<Vec<Result<(), Fault>>, Fault> {
     let (_, mut numbers) = open(reply)?;
     let mut answers = Vec::with_capacity(steps.len());
@@ -45,7 +53,9 @@ pub(crate) fn of_refunds(reply: Reply, steps: &[(&Step, usize)]) -> Result<Vec<R
 
 type Numbers = std::vec::IntoIter<Reply>;
 
-/// The time of the call, and the rest of its reply. If an error stands for all of it, nothing was written, unless it says so.
+/// Splits a reply into the time of the call and the remaining elements.
+///
+/// An error reply becomes a fault.
 fn open(reply: Reply) -> Result<(Timestamp, Numbers), Fault> {
     match reply {
         Reply::Error(message) => Err(Fault::of_reply(&message)),
@@ -60,6 +70,7 @@ fn open(reply: Reply) -> Result<(Timestamp, Numbers), Fault> {
     }
 }
 
+/// Reads the five numbers of each limit and builds a decision.
 fn decision(at: Timestamp, asked: &[Asked], numbers: &mut Numbers) -> Result<Decision, Fault> {
     let mut lines = Lines::with_capacity(asked.len());
     for asked in asked {
@@ -79,8 +90,9 @@ fn decision(at: Timestamp, asked: &[Asked], numbers: &mut Numbers) -> Result<Dec
     Ok(Decision { at, source: Source::Store, lines })
 }
 
-/// A banned subject has nothing left until the ban ends, whatever its counters say. No unit comes back by itself, which no limit
-/// says of one: by that such a line is known.
+/// Builds the denial of a banned subject: no units remain until the ban ends, whatever the counters hold.
+///
+/// `next_after` is `NEVER`, which no limit reports. Callers recognize a ban by it.
 fn banned(at: Timestamp, asked: &[Asked], ban: Wait) -> Decision {
     let line = |&Asked { quota, cost }: &Asked| Line {
         allowed: false,
@@ -94,6 +106,7 @@ fn banned(at: Timestamp, asked: &[Asked], ban: Wait) -> Decision {
     Decision { at, source: Source::Store, lines: asked.iter().map(line).collect() }
 }
 
+/// Reads a wait in microseconds; -1 is `NEVER`.
 fn wait(numbers: &mut Numbers) -> Result<Wait, Fault> {
     match numbers.next() {
         Some(Reply::Integer(-1)) => Ok(Wait::NEVER),
@@ -102,7 +115,9 @@ fn wait(numbers: &mut Numbers) -> Result<Wait, Fault> {
     }
 }
 
-/// How long a ban lasts. One that somebody set for longer than a number holds is for good.
+/// Reads the remaining time of a ban in microseconds.
+///
+/// Any negative number is `NEVER`: -1 is a ban without an end, and other values are an overflow of a very long one.
 fn ban_wait(numbers: &mut Numbers) -> Result<Wait, Fault> {
     match numbers.next() {
         Some(Reply::Integer(us)) => Ok(u64::try_from(us).map_or(Wait::NEVER, Wait::from_micros)),
@@ -110,8 +125,9 @@ fn ban_wait(numbers: &mut Numbers) -> Result<Wait, Fault> {
     }
 }
 
+/// Creates the fault of a reply that does not follow the script's contract.
 fn senseless() -> Fault {
-    Fault::new(Kind::Protocol, "the script's reply makes no sense")
+    Fault::new(Kind::Protocol, "the script's reply is malformed")
 }
 
 #[cfg(test)]
@@ -130,20 +146,20 @@ mod tests {
     }
 
     #[test]
-    fn a_ban_denies_every_line_for_as_long_as_it_lasts() {
+    fn ban_denies_every_limit_until_it_ends() {
         let step = step();
         let answers = of_checks(list(&[9, 0, 5_000, 0, -1]), &[(&step, 1), (&step, 4)]).unwrap();
         let decisions: Vec<&Decision> = answers.iter().map(|answer| &answer.as_ref().unwrap()[0]).collect();
         assert!(decisions.iter().all(|decision| !decision.allowed() && decision.lines[0].remaining == 0));
         assert_eq!(decisions[0].retry_after(), Wait::from_micros(5_000));
         assert_eq!(decisions[1].retry_after(), Wait::NEVER);
-        assert!(decisions.iter().all(|decision| decision.lines[0].next_after == Wait::NEVER), "by this it is known");
+        assert!(decisions.iter().all(|decision| decision.lines[0].next_after == Wait::NEVER), "the mark of a ban");
         let answers = of_checks(list(&[9, 0, i64::MIN]), &[(&step, 1)]).unwrap();
         assert_eq!(answers[0].as_ref().unwrap()[0].retry_after(), Wait::NEVER);
     }
 
     #[test]
-    fn a_foreign_key_fails_its_own_step_alone() {
+    fn foreign_key_fails_only_its_own_step() {
         let step = step();
         let mut reply = vec![Reply::Integer(9), Reply::Error("TOLLGATE_FOREIGN x".into()), Reply::Integer(1)];
         reply.extend([1, 1, 0, 7, 7].map(Reply::Integer));
@@ -153,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reply_that_makes_no_sense_is_an_error_and_no_panic() {
+    fn malformed_reply_is_an_error() {
         let step = step();
         let replies: [&[i64]; 7] = [
             &[],

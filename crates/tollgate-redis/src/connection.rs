@@ -1,15 +1,24 @@
-//! One connection: opened, logged in, the script loaded; then requests go out, and their replies come in the same order.
+//! A connection to one server.
 //!
-//! A reply needs no number: it belongs to the oldest request that has none. When a request is given up, the connection
-//! must go with it, and whatever the server still sends is read by nobody. That is the whole protection
-//! against a late reply being taken for another's.
+//! Opening it authenticates and loads the script. After that, requests are sent and their replies arrive in the same
+//! order: a reply belongs to the oldest request without one. When a request is abandoned, the connection must be
+//! dropped too, so that a late reply is never read. Nothing else is needed to keep a late reply from being taken for
+//! the reply to another request.
+//!
+//! **Both ways at once.** Requests are put into an outbox, which is sent whenever replies are awaited. So a request
+//! never waits for a reply, and a server that does not read its requests does not keep us from reading its replies. The
+//! caller that queues requests bounds their number.
 
+use std::future::{Future, poll_fn};
 use std::io;
 use std::net::SocketAddr;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
 
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite};
 use tokio::net::{TcpStream, lookup_host};
 use tokio::time::{Instant, sleep};
 use tollgate_core::StoreErrorKind as Kind;
@@ -20,43 +29,62 @@ use crate::request::push_command;
 use crate::tls::Tls;
 use crate::url::Endpoint;
 
-/// The largest reply we expect is a full batch, some 100 kB.
+/// The maximum size of the receive buffer. The largest expected reply is that to a full batch, about 100 kB.
 const INBOX_BYTES_MAX: usize = 8 << 20;
 
+/// A byte stream to the server: TCP or TLS.
 pub(crate) trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
 impl<S: AsyncRead + AsyncWrite + Unpin + Send> Stream for S {}
 
+/// Opens a stream to the server. Replaces TCP and TLS if the builder was given one.
+pub(crate) type Connector = Arc<dyn Fn() -> ConnectFuture + Send + Sync>;
+pub(crate) type ConnectFuture = Pin<Box<dyn Future<Output = io::Result<Box<dyn Stream>>> + Send>>;
+
+/// An open connection, authenticated and with the script loaded.
 pub(crate) struct Connection {
     stream: Box<dyn Stream>,
+    /// The received bytes that were not parsed yet.
     inbox: Vec<u8>,
+    /// Requests, of which the first `sent` bytes are on their way.
+    outbox: Vec<u8>,
+    sent: usize,
+    /// Whether the stream holds back nothing of what was written to it.
+    is_flushed: bool,
     script_sha: String,
 }
 
 impl Connection {
-    /// Connects, logs in, chooses the database, loads the script, and makes sure that this is no replica. Whoever waits gives up at `until`.
+    /// Connects, authenticates, selects the database, loads the script, and checks that the server is not a replica.
+    ///
+    /// `until` is the time at which the caller gives up. It is used to divide the time among the server's addresses;
+    /// the caller must enforce it with a timeout.
+    ///
+    /// # Errors
+    /// Returns a fault that never means that a check was executed, because none was sent.
     pub(crate) async fn open(
         endpoint: &Endpoint,
         tls: Option<&Tls>,
+        connector: Option<&Connector>,
         script: &str,
         until: Instant,
     ) -> Result<Connection, Fault> {
-        let unreachable = || Fault::new(Kind::Unreachable, "the server cannot be reached");
-        let addresses = lookup_host((endpoint.host.as_str(), endpoint.port)).await.map_err(|_| unreachable())?;
-        let tcp = reach_any(addresses.collect(), until).await.ok_or_else(unreachable)?;
-        tcp.set_nodelay(true).map_err(|_| unreachable())?;
-        let stream: Box<dyn Stream> = match tls {
-            Some(tls) => tls.wrap(tcp, &endpoint.host).await?,
-            None => Box::new(tcp),
+        let stream = match connector {
+            Some(connect) => connect().await.map_err(|_| unreachable())?,
+            None => connect_tcp(endpoint, tls, until).await?,
         };
-        let mut connection = Connection { stream, inbox: Vec::new(), script_sha: String::new() };
+        let (inbox, outbox, script_sha) = (Vec::new(), Vec::new(), String::new());
+        let mut connection = Connection { stream, inbox, outbox, sent: 0, is_flushed: true, script_sha };
         connection.greet(endpoint, script).await.map_err(|fault| match fault.kind {
-            // No check has been sent yet.
-            Kind::Interrupted | Kind::TimedOut => Fault::new(Kind::Unreachable, "the server hung up on us"),
+            // No check has been sent yet, so nothing was executed.
+            Kind::Interrupted | Kind::TimedOut => {
+                Fault::new(Kind::Unreachable, "the connection broke before it was ready")
+            }
             _ => fault,
         })?;
         Ok(connection)
     }
 
+    /// Sends the commands that prepare the connection, in one write, and checks their replies.
     async fn greet(&mut self, endpoint: &Endpoint, script: &str) -> Result<(), Fault> {
         let mut request = Vec::with_capacity(script.len() + 512);
         let mut wants_ok = Vec::new();
@@ -72,17 +100,17 @@ impl Connection {
         if endpoint.database != 0 {
             push(true, &["SELECT", &endpoint.database.to_string()]);
         }
-        // Nice to have: a restricted user may not be allowed either of the two.
+        // Optional: a restricted user may not be allowed to run these two commands.
         push(false, &["CLIENT", "SETNAME", "tollgate"]);
         push(false, &["ROLE"]);
         push(true, &["SCRIPT", "LOAD", script]);
         let mut replies = Vec::with_capacity(wants_ok.len());
-        self.send(&request).await?;
+        self.queue(&request);
         for is_needed in wants_ok {
             let reply = self.receive().await?;
             if let Reply::Error(message) = &reply {
                 let fault = Fault::of_reply(message);
-                // A server that is full, or wants a password, says so whatever it is asked.
+                // A server without free connections, or one that requires a password, returns this to any command.
                 if is_needed || fault.kind == Kind::Unavailable || message.starts_with("NOAUTH") {
                     return Err(fault);
                 }
@@ -97,37 +125,43 @@ impl Connection {
         }
         match replies.last().and_then(Reply::as_text) {
             Some(sha) if sha.len() == 40 => self.script_sha = sha.into(),
-            _ => return Err(Fault::new(Kind::Protocol, "the server did not name the loaded script")),
+            _ => return Err(Fault::new(Kind::Protocol, "SCRIPT LOAD returned no SHA-1 digest")),
         }
         Ok(())
     }
 
-    /// The name under which the server knows the script.
+    /// Returns the SHA-1 under which the server has cached the script, in hex.
     pub(crate) fn script_sha(&self) -> &str {
         &self.script_sha
     }
 
-    /// Whether the server has said more than the replies that were taken.
+    /// Returns whether bytes were received beyond the replies that [`Connection::receive`] has returned.
     pub(crate) fn has_said_more(&self) -> bool {
         !self.inbox.is_empty()
     }
 
-    /// Returns when the server has hung up, or has said something although nobody asked.
+    /// Waits until the server closes the connection or sends bytes, while no request is outstanding.
+    ///
+    /// The connection must be dropped then. The future may be dropped before; the connection stays usable.
     pub(crate) async fn hung_up(&mut self) {
         let mut byte = [0];
         let _ = self.stream.read(&mut byte).await;
     }
 
-    /// Sends a request. If this fails or is dropped, so must the connection be.
-    pub(crate) async fn send(&mut self, request: &[u8]) -> Result<(), Fault> {
-        self.stream.write_all(request).await.map_err(interrupted)?;
-        self.stream.flush().await.map_err(interrupted)
+    /// Puts a request into the outbox. [`receive`](Connection::receive) sends it.
+    pub(crate) fn queue(&mut self, request: &[u8]) {
+        // Usually everything was sent, and this moves nothing.
+        self.outbox.drain(..self.sent);
+        self.sent = 0;
+        self.outbox.extend_from_slice(request);
     }
 
-    /// The next reply: that to the oldest request without one. May be dropped and asked for again; if it fails, the
-    /// connection must be dropped.
+    /// Sends the outbox and receives the next reply: the one to the oldest request without a reply.
+    ///
+    /// Cancel safe: the future may be dropped and the method called again. If it fails, the connection must be
+    /// dropped.
     pub(crate) async fn receive(&mut self) -> Result<Reply, Fault> {
-        let garbled = || Fault::new(Kind::Protocol, "the server does not speak RESP");
+        let garbled = || Fault::new(Kind::Protocol, "the server's reply is not valid RESP2");
         loop {
             if let Some((reply, length)) = Reply::parse(&self.inbox).map_err(|_| garbled())? {
                 self.inbox.drain(..length);
@@ -137,17 +171,60 @@ impl Connection {
                 return Err(garbled());
             }
             self.inbox.reserve(16 << 10);
-            if self.stream.read_buf(&mut self.inbox).await.map_err(interrupted)? == 0 {
+            if poll_fn(|context| self.poll_both_ways(context)).await.map_err(interrupted)? == 0 {
                 return Err(interrupted(io::ErrorKind::UnexpectedEof.into()));
             }
         }
     }
+
+    /// Sends as much as the stream takes, and reads into the inbox. Ready with the number of bytes read.
+    fn poll_both_ways(&mut self, context: &mut Context<'_>) -> Poll<io::Result<usize>> {
+        if let Poll::Ready(Err(error)) = self.poll_send(context) {
+            return Poll::Ready(Err(error));
+        }
+        pin!(self.stream.read_buf(&mut self.inbox)).poll(context)
+    }
+
+    fn poll_send(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let mut stream = Pin::new(&mut self.stream);
+        while self.sent < self.outbox.len() {
+            let count = ready!(stream.as_mut().poll_write(context, &self.outbox[self.sent..]))?;
+            if count == 0 {
+                return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
+            }
+            self.sent += count;
+            self.is_flushed = false;
+        }
+        self.outbox.clear();
+        self.sent = 0;
+        if !self.is_flushed {
+            ready!(stream.poll_flush(context))?;
+            self.is_flushed = true;
+        }
+        Poll::Ready(Ok(()))
+    }
 }
 
-/// A connection to the first of the addresses that takes one. The next is tried when one refuses, and also, beside it, when it has kept us
-/// waiting for its share of the time: an address that swallows what it is sent must not keep the others from us.
+fn unreachable() -> Fault {
+    Fault::new(Kind::Unreachable, "cannot connect to the server")
+}
+
+async fn connect_tcp(endpoint: &Endpoint, tls: Option<&Tls>, until: Instant) -> Result<Box<dyn Stream>, Fault> {
+    let addresses = lookup_host((endpoint.host.as_str(), endpoint.port)).await.map_err(|_| unreachable())?;
+    let tcp = reach_any(addresses.collect(), until).await.ok_or_else(unreachable)?;
+    tcp.set_nodelay(true).map_err(|_| unreachable())?;
+    match tls {
+        Some(tls) => tls.wrap(tcp, &endpoint.host).await,
+        None => Ok(Box::new(tcp)),
+    }
+}
+
+/// Connects to the first address that accepts a connection, or returns `None` if all of them fail.
+///
+/// Tries the addresses in order. The next attempt starts when one fails, or in parallel when an attempt has taken its
+/// share of the time until `until`, so an address that does not respond does not block the others.
 async fn reach_any(addresses: Vec<SocketAddr>, until: Instant) -> Option<TcpStream> {
-    // The last share is for the greeting.
+    // One share more than there are addresses: the last one is for preparing the connection.
     let share = until.saturating_duration_since(Instant::now()) / (addresses.len() as u32 + 1);
     let mut untried = addresses.into_iter();
     let mut attempts = FuturesUnordered::new();
@@ -162,6 +239,7 @@ async fn reach_any(addresses: Vec<SocketAddr>, until: Instant) -> Option<TcpStre
     }
 }
 
+/// Converts an I/O error during a call to a fault: the call may have been executed.
 fn interrupted(_: io::Error) -> Fault {
     Fault::new(Kind::Interrupted, "the connection broke during a call")
 }
@@ -182,23 +260,23 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_address_that_swallows_or_refuses_leaves_the_others_to_be_tried() {
-        // A listener whose queue is full and is never emptied: to who comes later it says nothing at all.
+    async fn address_that_hangs_or_refuses_does_not_block_the_others() {
+        // A listener whose accept queue is full and is never emptied: further connection attempts hang.
         let socket = TcpSocket::new_v4().unwrap();
         socket.bind((LOCALHOST, 0).into()).unwrap();
         let full = socket.listen(1).unwrap();
-        let swallows = full.local_addr().unwrap();
-        let mut guests = Vec::new();
+        let hangs = full.local_addr().unwrap();
+        let mut connected = Vec::new();
         let soon = Duration::from_millis(200);
-        while let Ok(guest) = tokio::time::timeout(soon, TcpStream::connect(swallows)).await {
-            guests.push(guest.unwrap());
-            assert!(guests.len() < 100, "its queue is never full");
+        while let Ok(stream) = tokio::time::timeout(soon, TcpStream::connect(hangs)).await {
+            connected.push(stream.unwrap());
+            assert!(connected.len() < 100, "its queue is never full");
         }
         let refuses = TcpListener::bind((LOCALHOST, 0)).await.unwrap().local_addr().unwrap();
         let listener = TcpListener::bind((LOCALHOST, 0)).await.unwrap();
-        let takes = listener.local_addr().unwrap();
-        for addresses in [&[takes][..], &[swallows, takes], &[refuses, takes], &[refuses, swallows, refuses, takes]] {
-            assert_eq!(reached(addresses).await, Some(takes), "{addresses:?}");
+        let accepts = listener.local_addr().unwrap();
+        for addresses in [&[accepts][..], &[hangs, accepts], &[refuses, accepts], &[refuses, hangs, refuses, accepts]] {
+            assert_eq!(reached(addresses).await, Some(accepts), "{addresses:?}");
         }
         for addresses in [&[][..], &[refuses], &[refuses, refuses]] {
             assert_eq!(reached(addresses).await, None, "{addresses:?}");

@@ -1,13 +1,13 @@
-//! What can go wrong with a call, and whether it was executed.
+//! The failures of a call, and whether the call was executed.
 //!
-//! One table maps the first word of an error reply to a kind. Redis puts it there for exactly this purpose; the rest of
-//! the line may name keys or addresses and goes no further.
+//! One table maps the first word of an error reply to a kind. Redis puts an error code there for this purpose. The rest
+//! of the line may contain keys or addresses, so it is dropped.
 
 use std::borrow::Cow;
 
 use tollgate_core::{StoreError, StoreErrorKind as Kind};
 
-/// A failure that several callers of one batch can share.
+/// The failure of a call. It can be cloned for every caller of a batch.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Fault {
     pub(crate) kind: Kind,
@@ -15,11 +15,12 @@ pub(crate) struct Fault {
 }
 
 impl Fault {
+    /// Creates a fault. The message must not contain a key, a client's address or a secret.
     pub(crate) fn new(kind: Kind, message: impl Into<Cow<'static, str>>) -> Fault {
         Fault { kind, message: message.into() }
     }
 
-    /// The fault behind an error reply.
+    /// Converts an error reply, without its leading `-`, to a fault.
     pub(crate) fn of_reply(reply: &str) -> Fault {
         let word = reply.split(' ').next().unwrap_or_default();
         let (kind, message) = match word {
@@ -27,41 +28,44 @@ impl Fault {
             "LOADING" => (Kind::Unavailable, "the server is loading its data"),
             "READONLY" => (Kind::Unavailable, "the server is a read-only replica"),
             "BUSY" => (Kind::Unavailable, "the server is busy running another script"),
-            "MASTERDOWN" => (Kind::Unavailable, "the server is a replica without its master"),
-            "MISCONF" => (Kind::Unavailable, "the server refuses writes because it cannot save"),
-            "NOREPLICAS" => (Kind::Unavailable, "the server has fewer replicas than it wants"),
+            "MASTERDOWN" => (Kind::Unavailable, "the server is a replica that has lost its master"),
+            "MISCONF" => (Kind::Unavailable, "the server rejects writes because it cannot save its data"),
+            "NOREPLICAS" => (Kind::Unavailable, "the server has fewer replicas than it requires for writes"),
             "CLUSTERDOWN" | "TRYAGAIN" => (Kind::Unavailable, "the cluster does not serve this slot at the moment"),
-            "MOVED" | "ASK" => (Kind::Unavailable, "the key lives on another node of a cluster"),
-            "NOAUTH" | "WRONGPASS" => (Kind::Forbidden, "the server wants another user or password"),
-            "NOPERM" => (Kind::Forbidden, "the user may not run our script or reach our keys"),
-            "CROSSSLOT" => (Kind::Forbidden, "the keys of one check live in different slots of a cluster"),
-            "TOLLGATE_FOREIGN" => (Kind::Foreign, "a key of ours holds something else"),
-            "TOLLGATE_PARTLY" => {
-                (Kind::ForeignInPart, "a key of ours holds something else; other checks of the call were decided")
-            }
+            "MOVED" | "ASK" => (Kind::Unavailable, "the key is on another node of the cluster"),
+            "NOAUTH" | "WRONGPASS" => (Kind::Forbidden, "the server requires another user or password"),
+            "NOPERM" => (Kind::Forbidden, "the Redis user lacks permission to run the script or to access its keys"),
+            "CROSSSLOT" => (Kind::Forbidden, "the keys of one check are in different slots of the cluster"),
+            "TOLLGATE_FOREIGN" => (Kind::Foreign, "a counter's key holds data that Tollgate did not write"),
+            "TOLLGATE_PARTLY" => (
+                Kind::ForeignInPart,
+                "a counter's key holds data that Tollgate did not write; other checks of the call were decided",
+            ),
             "ERR" => return Fault::of_plain_error(reply),
-            _ => (Kind::Protocol, "the server answered an error that we do not know"),
+            _ => (Kind::Protocol, "the server returned an unknown error"),
         };
         Fault::new(kind, message)
     }
 
-    /// Errors that Redis gives no word of their own.
+    /// Converts an error reply with the code `ERR`, which Redis uses for errors without a code of their own.
     fn of_plain_error(reply: &str) -> Fault {
         if reply.contains("max number of clients") {
-            Fault::new(Kind::Unavailable, "the server has no connection left for us")
+            Fault::new(Kind::Unavailable, "the server has no connection left (maxclients)")
         } else if reply.contains("AUTH") {
-            Fault::new(Kind::Forbidden, "the server wants another user or password")
+            Fault::new(Kind::Forbidden, "the server requires another user or password")
         } else if reply.contains("DB index") || reply.contains("SELECT is not allowed") {
             Fault::new(Kind::Forbidden, "the server does not have this database")
         } else if reply.contains("ACL failure in script") || reply.contains("The user executing the script can't") {
-            // Redis and Valkey, each in the words of its versions.
-            Fault::new(Kind::Forbidden, "the user may not run our script or reach our keys")
+            // The message depends on the version of Redis or Valkey.
+            Fault::new(Kind::Forbidden, "the Redis user lacks permission to run the script or to access its keys")
         } else {
-            Fault::new(Kind::Protocol, "the server answered an error that we do not know")
+            Fault::new(Kind::Protocol, "the server returned an unknown error")
         }
     }
 
-    /// Whether the connection is of no further use: what answers is not, or no longer, what we want to talk to.
+    /// Returns whether the connection must be dropped after this fault.
+    ///
+    /// `true` if its state is unknown, the server does not follow the protocol, or the server has become a replica.
     pub(crate) fn ends_connection(&self) -> bool {
         match self.kind {
             Kind::TimedOut | Kind::Interrupted | Kind::Unreachable | Kind::Protocol => true,
@@ -81,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_word_decides_and_the_rest_is_not_repeated() {
+    fn first_word_determines_the_kind_and_the_rest_is_dropped() {
         let cases = [
             ("OOM command not allowed when used memory > 'maxmemory'. script: abc", Kind::Unavailable),
             ("LOADING Redis is loading the dataset in memory", Kind::Unavailable),

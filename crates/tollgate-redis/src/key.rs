@@ -1,7 +1,7 @@
 //! The names of our keys, which every language must spell alike.
 //!
 //! ```text
-//!   tollgate:tg1:{user:42}:sliding:60000000
+//!   tollgate:tg2:{user:42}:sliding:60000000
 //!   prefix   │    subject  scope
 //!            state version; two versions can run side by side during a deploy
 //! ```
@@ -51,7 +51,7 @@ impl Prefix {
         if prefix.is_empty() || prefix.len() > PREFIX_BYTES_MAX || !is_plain {
             return Err(PrefixError { got: prefix.into() });
         }
-        Ok(Prefix(format!("{prefix}:tg1:{{")))
+        Ok(Prefix(format!("{prefix}:tg2:{{")))
     }
 
     /// The key of the counter that a demand counts on.

@@ -1,22 +1,20 @@
 //! The worker behind the store: a queue in front, one connection behind.
 //!
 //! ```text
-//!   callers ──▶ queue ──▶ [ everything that waits ] ──▶ one call ──▶ answers
-//!                              ▲                           │
-//!                              └──────── meanwhile ────────┘
+//!   callers ──▶ queue ──▶ [ everything that waits ] ──▶ call ──▶ call ──▶ call ──▶ server
+//!      ▲                                                                            │
+//!      └──────────────────────── answers, in the order of the calls ◀───────────────┘
 //! ```
 //!
-//! **Batches without a timer.** A caller who finds the lane idle goes out at once, alone. Whoever comes while a call is in
-//! flight waits for it to return, and then all of them go together. If they are many, they go as two calls, and the second does not
-//! wait for the first (`session.rs` says why). The busier the store, the larger the batches: nothing waits for a batch to fill,
-//! and nothing has to be tuned.
+//! **Batches.** A check that finds the connection idle leaves at once, alone. Checks that come while calls are in flight are collected and leave
+//! together, after a millisecond at most, without waiting for a reply (`session.rs` says when). The busier the store, the larger the batches, and nothing
+//! has to be tuned.
 //!
 //! **Order.** Within a lane, checks are decided in the order in which they came, except when the server makes us ask again.
 //! Checks with one limit each may change places with checks of other counters, which nobody can see; so the same check
 //! from many callers becomes one step with a repeat count (`batch.rs`).
 //!
-//! **Who has left is not charged.** A caller who gave up while waiting is taken out before the call is made. One
-//! who gives up during the call may have been charged.
+//! **Callers that gave up are not charged** if they did so before their call left. One that gives up during the call may have been charged.
 //!
 //! **The connection** is the lane's own. It is opened before it is needed, watched while idle, dropped when a
 //! call fails in a way that leaves its state unknown, and opened again, at growing distances, for as long as
@@ -33,7 +31,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 use tollgate_core::{Clock, Decision, StoreErrorKind as Kind};
 
 use self::session::Session;
-use crate::connection::Connection;
+use crate::connection::{Connection, Connector};
 use crate::fault::Fault;
 use crate::reply::Reply;
 use crate::request::Step;
@@ -72,6 +70,7 @@ pub(crate) struct Counters {
 pub(crate) struct Lane {
     pub(crate) endpoint: Endpoint,
     pub(crate) tls: Option<Tls>,
+    pub(crate) connector: Option<Connector>,
     pub(crate) script: &'static str,
     pub(crate) call_timeout: Duration,
     pub(crate) clock: Option<Arc<dyn Clock>>,
@@ -113,7 +112,7 @@ impl Lane {
     async fn connect(&self) -> Result<Connection, Fault> {
         self.counters.connects.fetch_add(1, Ordering::Relaxed);
         let until = Instant::now() + self.call_timeout;
-        let open = Connection::open(&self.endpoint, self.tls.as_ref(), self.script, until);
+        let open = Connection::open(&self.endpoint, self.tls.as_ref(), self.connector.as_ref(), self.script, until);
         timeout_at(until, open)
             .await
             .unwrap_or_else(|_| Err(Fault::new(Kind::Unreachable, "the server did not greet us in time")))

@@ -1,4 +1,4 @@
-//! Counters on Redis and Valkey: one script, one round trip, one truth for many nodes.
+//! A Tollgate store on Redis and Valkey: counters that many nodes share, decided by one Lua script in one round trip.
 //!
 //! ```no_run
 //! use tollgate_core::{Check, Demand, Key, Limit, Store};
@@ -16,32 +16,33 @@
 //! # }
 //! ```
 //!
-//! # The way of a decision
+//! # The path of a decision
 //!
 //! ```text
-//!   RedisStore::decide ─▶ key, request   the check in the script's words        key.rs, request.rs
+//!   RedisStore::decide ─▶ key, request   encodes the check for the script       key.rs, request.rs
 //!        │ queue
 //!        ▼
-//!   lane                  what waits becomes a call; connects and reconnects    lane.rs, lane/, connection.rs
+//!   lane                  batches waiting checks into calls; (re)connects       lane.rs, lane/, connection.rs
 //!        │ EVALSHA
 //!        ▼
-//!   lua/tollgate.lua      decides all of it by the server's clock
+//!   lua/tollgate.lua      decides the whole batch by the server's clock
 //!        │ integers
 //!        ▼
-//!   reply, answer         back to decisions, or to an error of a known kind     reply.rs, answer.rs, fault.rs
+//!   reply, answer         decodes decisions, or an error of a known kind        reply.rs, answer.rs, fault.rs
 //! ```
 //!
-//! # What an error says
+//! # Errors
 //!
-//! An error that [`is_unexecuted`](tollgate_core::StoreError::is_unexecuted) certainly charged nothing. A
-//! timeout or a broken connection after sending may have, and is never retried here. No error, log or `Debug` of this
-//! crate shows a password, a key or an address of a client.
+//! If [`is_unexecuted`](tollgate_core::StoreError::is_unexecuted) is true for an error, nothing was charged. After a
+//! timeout or a connection that broke during a call, the check may have been charged, and the store never retries it.
+//! No error, log or `Debug` output of this crate contains a password, a key or a client's address.
 //!
 //! # What is deliberately absent
 //!
-//! No deadline per caller, no breaker, no fallback: those wrap any store. No scan, no index, no key without a TTL but a
-//! ban for good. No timer that waits for a batch to fill. No call behind one that was given up: a late reply cannot be
-//! taken for another's.
+//! - No deadline per caller, no circuit breaker, no fallback: a wrapper around any store provides them.
+//! - No scan, no index, and no key without a TTL except a permanent ban.
+//! - No timer per check or per call, and no check that waits for the reply to another one.
+//! - No further call on a connection on which a call was abandoned, so a late reply cannot be taken for another one.
 
 mod answer;
 mod connection;
@@ -57,10 +58,10 @@ mod url;
 
 pub use key::PrefixError;
 pub use reply::Reply;
-pub use server_check::{ServerCheckError, ServerReport};
+pub use server_check::{Eviction, ServerCheckError, ServerReport};
 pub use store::{BuildError, RedisStats, RedisStore, RedisStoreBuilder};
 pub use tls::TlsError;
 pub use url::UrlError;
 
-/// The script that decides, for every language. Its opening comment is its contract.
+/// The source of the Lua script that decides. Its opening comment documents keys, arguments and replies.
 pub const SCRIPT: &str = include_str!("../lua/tollgate.lua");

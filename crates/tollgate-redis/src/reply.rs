@@ -1,40 +1,44 @@
-//! What comes back over the wire: RESP2, as far as we ask for it.
+//! A parser for the replies of a server, in RESP2.
 //!
-//! A reply is taken from the front of a buffer once it is whole. Lengths and nesting are bounded: a server that is none
-//! (or a port that belongs to something else) must not make us allocate what it says.
+//! A reply is parsed from the front of a buffer once it is complete. Lengths and nesting are bounded, so a peer that is
+//! not a Redis server cannot make the client allocate arbitrary amounts of memory.
 
-/// More elements or bytes than any reply of ours has.
+/// The maximum number of elements of a list, and of bytes of a bulk string. Larger than any expected reply.
 const LENGTH_MAX: i64 = 1 << 20;
+/// The maximum nesting of lists.
 const DEPTH_MAX: usize = 4;
 
-/// What the server answered to a command.
+/// The reply of the server to a command.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Reply {
-    /// A number.
+    /// An integer.
     Integer(i64),
-    /// A simple or a bulk string.
+    /// A simple string or a bulk string.
     Text(Vec<u8>),
-    /// Nothing: no such key, or a condition that did not hold.
+    /// A null reply: the key does not exist, or a condition did not hold.
     Nil,
-    /// An error inside a list. One that is the whole reply is a [`StoreError`](tollgate_core::StoreError).
+    /// An error inside a list. [`RedisStore::command`](crate::RedisStore::command) returns an error that is the whole
+    /// reply as a [`StoreError`](tollgate_core::StoreError).
     Error(String),
-    /// Several replies.
+    /// A list of replies.
     List(Vec<Reply>),
 }
 
-/// The bytes are no RESP2.
+/// The error for bytes that are not valid RESP2, or that exceed the bounds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Garbled;
 
 impl Reply {
-    /// The first reply in `bytes` and how many bytes it takes; `None` while it is not whole.
+    /// Parses the first reply in `bytes`, and returns it with its length in bytes.
+    ///
+    /// Returns `Ok(None)` while the reply is incomplete.
     pub(crate) fn parse(bytes: &[u8]) -> Result<Option<(Reply, usize)>, Garbled> {
         let mut parser = Parser { bytes, at: 0 };
         Ok(parser.reply(0)?.map(|reply| (reply, parser.at)))
     }
 
-    /// The text, if it is one, and UTF-8.
+    /// Returns the string if this is [`Reply::Text`] and valid UTF-8, else `None`.
     pub fn as_text(&self) -> Option<&str> {
         match self {
             Reply::Text(text) => std::str::from_utf8(text).ok(),
@@ -49,6 +53,7 @@ struct Parser<'a> {
 }
 
 impl Parser<'_> {
+    /// Parses one reply at a nesting of `depth` lists; `None` if it is incomplete.
     fn reply(&mut self, depth: usize) -> Result<Option<Reply>, Garbled> {
         let Some(line) = self.line()? else { return Ok(None) };
         let (&kind, rest) = line.split_first().ok_or(Garbled)?;
@@ -75,6 +80,7 @@ impl Parser<'_> {
         }
     }
 
+    /// Reads a line, without its CRLF; `None` if it is incomplete.
     fn line(&mut self) -> Result<Option<&[u8]>, Garbled> {
         let rest = &self.bytes[self.at..];
         match memchr::memchr(b'\n', rest) {
@@ -87,6 +93,7 @@ impl Parser<'_> {
         }
     }
 
+    /// Reads the bytes of a bulk string and its CRLF; `None` if they are incomplete.
     fn bulk(&mut self, length: usize) -> Result<Option<Vec<u8>>, Garbled> {
         let rest = &self.bytes[self.at..];
         let Some(with_end) = rest.get(..length + 2) else { return Ok(None) };
@@ -99,10 +106,12 @@ impl Parser<'_> {
     }
 }
 
+/// Parses a decimal integer.
 fn integer(text: &[u8]) -> Result<i64, Garbled> {
     std::str::from_utf8(text).ok().and_then(|text| text.parse().ok()).ok_or(Garbled)
 }
 
+/// Parses a length; `None` for -1, which marks a null reply.
 fn length(text: &[u8]) -> Result<Option<usize>, Garbled> {
     match integer(text)? {
         -1 => Ok(None),
@@ -116,7 +125,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_kind_is_read_and_what_follows_is_left() {
+    fn parses_every_kind_and_leaves_the_following_bytes() {
         let bytes = b"*5\r\n:-7\r\n$3\r\na\r\n\r\n$-1\r\n-OOM full\r\n*1\r\n+OK\r\n:1\r\n";
         let list = Reply::List(vec![
             Reply::Integer(-7),
@@ -129,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reply_cut_anywhere_is_waited_for() {
+    fn incomplete_reply_is_none() {
         let bytes = b"*3\r\n:1\r\n$2\r\nab\r\n-ERR no\r\n";
         for cut in 0..bytes.len() {
             assert_eq!(Reply::parse(&bytes[..cut]), Ok(None), "{cut}");
@@ -138,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_reply_is_refused_without_allocating_for_it() {
+    fn invalid_or_oversized_reply_is_rejected() {
         let deep = b"*1\r\n".repeat(100);
         let cases: [&[u8]; 8] = [
             b"HTTP/1.1 400 Bad Request\r\n",

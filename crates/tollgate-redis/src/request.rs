@@ -1,29 +1,30 @@
-//! What goes out: the steps of a call, as the script wants them.
+//! Encodes checks and refunds as calls of the script.
 //!
-//! A step is encoded by whoever asks, before it waits in the queue; the worker only strings steps together. Two steps
-//! are the same check exactly if their bytes are the same, which is how neighbours find each other.
+//! A step is encoded by the calling task before it enters the queue; the worker only concatenates steps. Two steps are
+//! the same check exactly if their bytes are equal. The worker merges equal steps into one with a repeat count.
 
 use smallvec::SmallVec;
 use tollgate_core::{Check, Decision, Demand, Limit, Scope, Timestamp};
 
 use crate::key::Prefix;
 
-/// One check or one refund, ready to be sent.
+/// One check or one refund, encoded.
 #[derive(PartialEq, Eq, Debug)]
 pub(crate) struct Step {
     /// Bulk strings: the ban keys, then a key per limit.
     keys: Vec<u8>,
-    /// Where the keys of the limits begin.
+    /// The length of the ban keys in `keys`, in bytes.
     ban_bytes: usize,
     key_count: usize,
-    /// Bulk strings: what follows the head.
+    /// Bulk strings: the arguments after the head.
     arguments: Vec<u8>,
     argument_count: usize,
     ban_count: usize,
-    /// What the answer needs to know of each limit.
+    /// The quota and cost of each limit, which the reply does not repeat.
     pub(crate) asked: SmallVec<[Asked; 2]>,
 }
 
+/// The quota and the cost of one limit of a step.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Asked {
     pub(crate) quota: u32,
@@ -31,6 +32,7 @@ pub(crate) struct Asked {
 }
 
 impl Step {
+    /// Encodes a check. With `reads_bans`, the script also reads the ban of each subject, except for a pure peek.
     pub(crate) fn check(check: &Check<'_>, prefix: &Prefix, reads_bans: bool) -> Step {
         let mut step = Step::empty();
         let charges = check.demands().iter().any(|demand| demand.cost.units() > 0);
@@ -53,7 +55,7 @@ impl Step {
         step
     }
 
-    /// `None` if nothing was charged.
+    /// Encodes the refund of a decision, or returns `None` if the decision charged nothing.
     pub(crate) fn refund(check: &Check<'_>, decision: &Decision, prefix: &Prefix) -> Option<Step> {
         let mut step = Step::empty();
         if !decision.allowed() {
@@ -84,21 +86,25 @@ impl Step {
         self.argument_count += 1;
     }
 
-    /// Steps on one counter each do not see each other unless it is the same counter; so they may be put in this order. Bans are left
-    /// out: not every step on a counter looks for them.
+    /// Returns the keys of the limits, by which steps with one limit each may be sorted.
+    ///
+    /// Such steps affect each other only if they count on the same counter, and a stable sort keeps the order of
+    /// those. Ban keys are left out, because not every step on a counter reads them.
     pub(crate) fn order(&self) -> &[u8] {
         &self.keys[self.ban_bytes..]
     }
 
+    /// Returns whether the step has exactly one limit.
     pub(crate) fn has_one_limit(&self) -> bool {
         self.asked.len() == 1
     }
 
-    /// A single check of a single limit is its limit line alone.
+    /// Returns whether the step needs a head. A single check of a single limit without a ban is its limit line alone.
     fn needs_head(&self, verb: &str, repeat: usize) -> bool {
         verb != "check" || repeat > 1 || self.ban_count > 0 || !self.has_one_limit()
     }
 
+    /// Returns the head of the step: `check LIMITS BANS REPEAT` or `refund LIMITS`.
     fn head(&self, verb: &str, repeat: usize) -> String {
         match verb {
             "check" => format!("check {} {} {repeat}", self.asked.len(), self.ban_count),
@@ -107,7 +113,7 @@ impl Step {
     }
 }
 
-/// The line by which the script is told of a limit.
+/// Encodes a limit and its cost as the script's limit line.
 fn limit_line(demand: &Demand<'_>) -> String {
     let limit: &Limit = &demand.limit;
     let mut numbers = [itoa::Buffer::new(), itoa::Buffer::new(), itoa::Buffer::new()];
@@ -140,16 +146,18 @@ fn limit_line(demand: &Demand<'_>) -> String {
     line
 }
 
-/// By what name the script is called.
+/// How a call refers to the script.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Script<'a> {
-    /// `EVALSHA`: it is known there.
+    /// By its SHA-1, with `EVALSHA`: the server has the script cached.
     Known(&'a str),
-    /// `EVAL`: sent along, and known from then on.
+    /// By its source, with `EVAL`: the server then caches the script.
     Whole(&'a str),
 }
 
-/// A call of the script with these steps, each to be run so often.
+/// Encodes a call of the script that runs each step the given number of times.
+///
+/// `verb` is `check` or `refund`. With `now`, the script decides at this time; `None` is the server's clock.
 pub(crate) fn encode_call(script: Script<'_>, now: Option<Timestamp>, verb: &str, steps: &[(&Step, usize)]) -> Vec<u8> {
     let key_count: usize = steps.iter().map(|(step, _)| step.key_count).sum();
     let argument_count: usize =
@@ -180,7 +188,7 @@ pub(crate) fn encode_call(script: Script<'_>, now: Option<Timestamp>, verb: &str
     out
 }
 
-/// A plain command.
+/// Appends a command, encoded as a RESP list of bulk strings.
 pub(crate) fn push_command(out: &mut Vec<u8>, parts: &[impl AsRef<[u8]>]) {
     push_length(out, b'*', parts.len());
     for part in parts {
@@ -188,12 +196,14 @@ pub(crate) fn push_command(out: &mut Vec<u8>, parts: &[impl AsRef<[u8]>]) {
     }
 }
 
+/// Appends a bulk string.
 fn push_bulk(out: &mut Vec<u8>, bytes: &[u8]) {
     push_length(out, b'$', bytes.len());
     out.extend_from_slice(bytes);
     out.extend_from_slice(b"\r\n");
 }
 
+/// Appends a length line: `kind`, the number, CRLF.
 fn push_length(out: &mut Vec<u8>, kind: u8, length: usize) {
     out.push(kind);
     out.extend_from_slice(itoa::Buffer::new().format(length).as_bytes());
@@ -211,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn a_limit_line_says_everything_the_script_must_know() {
+    fn limit_line_has_all_fields_of_the_script_contract() {
         assert_eq!(line_of("100/min", 1), "sliding 100 60000000 1 window=fixed");
         assert_eq!(line_of("100/s token-bucket burst=20", 3), "token-bucket 100 1000000 3 burst=20 window=fixed");
         assert_eq!(line_of("7/500ms leaky-bucket queue=9", 0), "leaky-bucket 7 500000 0 queue=9 window=fixed");
@@ -221,12 +231,12 @@ mod tests {
     }
 
     #[test]
-    fn a_call_is_one_command_with_all_keys_first() {
+    fn call_is_one_command_with_all_keys_first() {
         let demand = Demand::new("2/s".parse().unwrap(), Key::new("k").unwrap());
         let step = Step::check(&Check::one(&demand), &Prefix::new("p").unwrap(), true);
         let call = encode_call(Script::Known("sha"), Some(Timestamp::from_micros(7)), "check", &[(&step, 3)]);
         let words: Vec<&str> = std::str::from_utf8(&call).unwrap().split("\r\n").skip(2).step_by(2).collect();
-        let keys = ["p:tg1:{k}:ban", "p:tg1:{k}:sliding:1000000"];
+        let keys = ["p:tg2:{k}:ban", "p:tg2:{k}:sliding:1000000"];
         let expected =
             ["EVALSHA", "sha", "2", keys[0], keys[1], "7", "check 1 1 3", "sliding 2 1000000 1 window=fixed"];
         assert_eq!(words, expected);

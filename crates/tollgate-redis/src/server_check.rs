@@ -39,16 +39,38 @@ pub enum ServerCheckError {
     Store(#[from] StoreError),
 }
 
+/// Whether a server forgets keys when its memory is full. What it does not say is `None`.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub struct Eviction {
+    /// Its `maxmemory-policy`.
+    pub policy: Option<String>,
+    /// How many keys it has evicted since it started.
+    pub evicted_keys: Option<u64>,
+}
+
+impl Eviction {
+    /// Reads the reply to `INFO memory stats`.
+    pub(crate) fn read(info: &Reply) -> Eviction {
+        let info = info.as_text().unwrap_or_default();
+        Eviction {
+            policy: field(info, "maxmemory_policy").map(str::to_owned),
+            evicted_keys: field(info, "evicted_keys").and_then(|count| count.parse().ok()),
+        }
+    }
+}
+
+/// Returns a field of a reply to `INFO`.
+fn field<'i>(info: &'i str, name: &str) -> Option<&'i str> {
+    let value = info.lines().find_map(|line| line.split_once(':').filter(|(key, _)| *key == name));
+    value.map(|(_, value)| value.trim())
+}
+
 /// The report on a server that answered `INFO server` and perhaps `CONFIG GET maxmemory-policy`.
 pub(crate) fn report(info: &Reply, policy: Option<&Reply>) -> Result<ServerReport, ServerCheckError> {
     let info = info.as_text().unwrap_or_default();
-    let field = |name: &str| {
-        info.lines()
-            .find_map(|line| line.split_once(':').filter(|(key, _)| *key == name))
-            .map(|(_, value)| value.trim())
-    };
     // Valkey says both, its redis_version being the one it is compatible with.
-    let (name, version, least) = match (field("valkey_version"), field("redis_version")) {
+    let (name, version, least) = match (field(info, "valkey_version"), field(info, "redis_version")) {
         (Some(version), _) => ("Valkey", version, VALKEY_MIN),
         (None, Some(version)) => ("Redis", version, REDIS_MIN),
         (None, None) => return Err(ServerCheckError::Unknown),
@@ -109,6 +131,14 @@ mod tests {
         assert!(old.contains("Valkey 7.1.0 is too old"), "{old}");
         assert!(matches!(report(&info("hello"), None), Err(ServerCheckError::Unknown)));
         assert!(matches!(report(&info("redis_version:seven"), None), Err(ServerCheckError::Unknown)));
+    }
+
+    #[test]
+    fn what_a_server_evicts_is_read_and_what_it_hides_is_unknown() {
+        let said = info("# Memory\nmaxmemory:0\nmaxmemory_policy:allkeys-lru\n# Stats\nevicted_keys:17\n");
+        let expected = Eviction { policy: Some("allkeys-lru".into()), evicted_keys: Some(17) };
+        assert_eq!(Eviction::read(&said), expected);
+        assert_eq!(Eviction::read(&info("evicted_keys:many")), Eviction::default());
     }
 
     #[test]

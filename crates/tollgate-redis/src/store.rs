@@ -1,18 +1,23 @@
 //! The store: a URL in, decisions out.
 
 use std::fmt;
+use std::future::Future;
+use std::io;
 use std::panic::AssertUnwindSafe;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use futures_util::FutureExt;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot};
 use tollgate_core::{
     Check, Clock, Cost, Decision, Demand, Line, Store, StoreError, StoreErrorKind as Kind, StoreFuture,
 };
 
+use crate::connection::{ConnectFuture, Connector, Stream};
 use crate::fault::Fault;
 use crate::key::{Prefix, PrefixError};
 use crate::lane::{Counters, Lane, STEPS_MAX, Work};
@@ -28,18 +33,22 @@ const CALL_TIMEOUT_DEFAULT: Duration = Duration::from_millis(250);
 const CALL_TIMEOUT_MAX: Duration = Duration::from_secs(24 * 3600);
 /// As long as the script's numbers count microseconds exactly, some 285 years. Whoever is banned for longer is banned for good.
 const BAN_MS_MAX: u128 = (1 << 53) / 1_000;
+/// Turns that are confirmed together.
+const TURNS_MAX: usize = 1_024;
 /// Callers that may wait at once. Past this the store is not busy but lost.
 const QUEUE_LENGTH_DEFAULT: usize = 16_384;
 
 /// Counters on one Redis or Valkey server. Cloning is cheap, and clones share the connection.
 ///
-/// Any number of tasks may ask at once: what waits at the same moment goes to the server as one call, or as two if it is much.
+/// Any number of tasks may ask at once. Checks that wait at the same moment go to the server in one call, and calls overlap: a check waits for
+/// its own round trip and at most a millisecond or two beside it, however far away the server is.
 /// The store has no failure policy. An error says what is known of the call; what to do about it is the caller's to decide.
 #[derive(Clone)]
 pub struct RedisStore(Arc<Inner>);
 
 struct Inner {
     queue: mpsc::Sender<Work>,
+    turns: mpsc::UnboundedSender<oneshot::Sender<()>>,
     prefix: Prefix,
     endpoint: Endpoint,
     reads_bans: bool,
@@ -55,6 +64,7 @@ pub struct RedisStoreBuilder {
     queue_length: usize,
     reads_bans: bool,
     trusted_pem: Option<Vec<u8>>,
+    connector: Option<Connector>,
     clock: Option<Arc<dyn Clock>>,
 }
 
@@ -129,6 +139,22 @@ impl RedisStoreBuilder {
         self
     }
 
+    /// Opens connections with this function instead of TCP to the URL's host and port. Login and database are still the URL's;
+    /// encryption is up to the function. For tests in virtual time, and for tunnels.
+    #[must_use]
+    pub fn connector<S, F>(mut self, connect: impl Fn() -> F + Send + Sync + 'static) -> Self
+    where
+        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+        F: Future<Output = io::Result<S>> + Send + 'static,
+    {
+        self.connector = Some(Arc::new(move || {
+            let connecting = connect();
+            let boxed: ConnectFuture = Box::pin(async { Ok(Box::new(connecting.await?) as Box<dyn Stream>) });
+            boxed
+        }));
+        self
+    }
+
     /// Decides by this clock instead of the server's, and keeps keys for ten minutes at least. For tests.
     #[must_use]
     pub fn clock_override(mut self, clock: Arc<dyn Clock>) -> Self {
@@ -146,10 +172,12 @@ impl RedisStoreBuilder {
         let tls = endpoint.is_tls.then(|| Tls::new(self.trusted_pem.as_deref())).transpose()?;
         let runtime = Handle::try_current().map_err(|_| BuildError::NoRuntime)?;
         let (queue, mut works) = mpsc::channel(self.queue_length);
+        let (turns, turns_asked) = mpsc::unbounded_channel();
         let (counters, panics) = (Arc::new(Counters::default()), Arc::new(AtomicU64::new(0)));
         let lane = Lane {
             endpoint: endpoint.clone(),
             tls,
+            connector: self.connector,
             script: SCRIPT,
             call_timeout: self.call_timeout,
             clock: self.clock,
@@ -157,13 +185,37 @@ impl RedisStoreBuilder {
         };
         let seen = panics.clone();
         runtime.spawn(async move {
-            // Whoever waited in a worker that panicked learns it from a dropped sender; the others are served by the next.
-            while AssertUnwindSafe(lane.run(&mut works)).catch_unwind().await.is_err() {
-                seen.fetch_add(1, Ordering::Relaxed);
+            let serve = async move {
+                // Whoever waited in a worker that panicked learns it from a dropped sender; the others are served by the next.
+                while AssertUnwindSafe(lane.run(&mut works)).catch_unwind().await.is_err() {
+                    seen.fetch_add(1, Ordering::Relaxed);
+                }
+            };
+            tokio::select! {
+                // In this order: when a turn is confirmed, the worker has handed out everything that it could read.
+                biased;
+                () = serve => {}
+                () = confirm_turns(turns_asked) => {}
             }
         });
-        let inner = Inner { queue, prefix, endpoint, reads_bans: self.reads_bans, counters, panics };
+        let inner = Inner { queue, turns, prefix, endpoint, reads_bans: self.reads_bans, counters, panics };
         Ok(RedisStore(Arc::new(inner)))
+    }
+}
+
+/// Confirms each turn after the worker, which runs in the same task, has had one.
+async fn confirm_turns(mut turns: mpsc::UnboundedReceiver<oneshot::Sender<()>>) {
+    let mut asked = Vec::new();
+    loop {
+        if turns.recv_many(&mut asked, TURNS_MAX).await == 0 {
+            // The store is gone. The worker ends by itself, once it has served what is in its queue.
+            std::future::pending::<()>().await;
+        }
+        // The runtime looks at its sockets before this task runs again, and then the worker comes first.
+        tokio::task::yield_now().await;
+        for turn in asked.drain(..) {
+            let _ = turn.send(());
+        }
     }
 }
 
@@ -177,6 +229,7 @@ impl RedisStore {
             queue_length: QUEUE_LENGTH_DEFAULT,
             reads_bans: false,
             trusted_pem: None,
+            connector: None,
             clock: None,
         }
     }
@@ -232,6 +285,15 @@ impl RedisStore {
         // A restricted user may not ask for this; the report then says that it is unknown.
         let policy = self.command(&["CONFIG", "GET", "maxmemory-policy"]).await.ok();
         server_check::report(&info, policy.as_ref())
+    }
+
+    /// Asks the server whether it forgets keys when its memory is full. Counters that it forgets start afresh.
+    ///
+    /// # Errors
+    /// Fails if the server does not answer, or does not let this user ask (`INFO`).
+    pub async fn eviction(&self) -> Result<server_check::Eviction, StoreError> {
+        let info = self.command(&["INFO", "memory", "stats"]).await?;
+        Ok(server_check::Eviction::read(&info))
     }
 
     /// A command of the caller's own, on the connection that the decisions use: a service that keeps a few things beside its
@@ -325,6 +387,16 @@ impl Store for RedisStore {
             let decisions = self.decide_all(&[Check::one(&peek)]).await?;
             let line = decisions.first().and_then(|decision| decision.lines.first().copied());
             line.ok_or_else(|| StoreError::new(Kind::Protocol, "the script's reply makes no sense"))
+        })
+    }
+
+    fn catch_up(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
+        Box::pin(async {
+            let (turn, confirmed) = oneshot::channel();
+            // If the worker has ended, nothing is left to hand out.
+            if self.0.turns.send(turn).is_ok() {
+                let _ = confirmed.await;
+            }
         })
     }
 }

@@ -1,9 +1,9 @@
-//! `rediss://`: rustls, with the certificates that this machine trusts, and those that the operator adds.
+//! TLS for `rediss://` URLs: rustls, with the system's trusted certificates and those that the operator adds.
 
 #[cfg(feature = "tls")]
 pub(crate) use with_rustls::Tls;
 
-/// The certificates that were given are none.
+/// The error of certificates that cannot be used, or of a build without TLS.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{problem}; accepted are certificates in PEM form")]
 pub struct TlsError {
@@ -25,39 +25,47 @@ mod with_rustls {
     use crate::connection::Stream;
     use crate::fault::Fault;
 
-    /// What a connection needs to be encrypted, worked out once.
+    /// The TLS configuration of a store, shared by its connections.
     #[derive(Clone)]
     pub(crate) struct Tls(TlsConnector);
 
     impl Tls {
-        /// Trusts what the machine trusts, and the authorities in `extra_pem`.
+        /// Creates a configuration that trusts the system's certificate authorities and those in `extra_pem`.
+        ///
+        /// # Errors
+        /// Returns an error if `extra_pem` is given and contains no certificate, or one that cannot be used.
         pub(crate) fn new(extra_pem: Option<&[u8]>) -> Result<Tls, TlsError> {
             let mut roots = RootCertStore::empty();
-            // A machine without certificates, or with a broken one, may still be enough with those that are given.
+            // Missing or broken certificates of the system are ignored: those in `extra_pem` may be enough.
             roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
             if let Some(pem) = extra_pem {
                 let before = roots.len();
                 for certificate in CertificateDer::pem_slice_iter(pem) {
-                    let certificate = certificate.map_err(|_| TlsError { problem: "a certificate is not readable" })?;
-                    roots.add(certificate).map_err(|_| TlsError { problem: "a certificate is no authority's" })?;
+                    let certificate =
+                        certificate.map_err(|_| TlsError { problem: "a certificate cannot be decoded" })?;
+                    roots
+                        .add(certificate)
+                        .map_err(|_| TlsError { problem: "a certificate is not a valid authority" })?;
                 }
                 if roots.len() == before {
-                    return Err(TlsError { problem: "there is no certificate in what was given" });
+                    return Err(TlsError { problem: "no certificate was found" });
                 }
             }
             let config = ClientConfig::builder_with_provider(Arc::new(crypto::ring::default_provider()))
                 .with_safe_default_protocol_versions()
-                .map_err(|_| TlsError { problem: "TLS is not available" })?
+                .map_err(|_| TlsError { problem: "TLS cannot be configured" })?
                 .with_root_certificates(roots)
                 .with_no_client_auth();
             Ok(Tls(TlsConnector::from(Arc::new(config))))
         }
 
+        /// Performs the TLS handshake and verifies the server's certificate for `host`.
         pub(crate) async fn wrap(&self, tcp: TcpStream, host: &str) -> Result<Box<dyn Stream>, Fault> {
             let fault = |message| Fault::new(Kind::Unreachable, message);
-            let name = ServerName::try_from(host.to_owned()).map_err(|_| fault("the host is no name for TLS"))?;
+            let name = ServerName::try_from(host.to_owned())
+                .map_err(|_| fault("the host is not a valid name for a TLS certificate"))?;
             let stream = self.0.connect(name, tcp).await;
-            Ok(Box::new(stream.map_err(|_| fault("the server's certificate or TLS handshake was refused"))?))
+            Ok(Box::new(stream.map_err(|_| fault("the TLS handshake failed or the certificate is not trusted"))?))
         }
     }
 }
@@ -70,15 +78,17 @@ mod without {
     use crate::connection::Stream;
     use crate::fault::Fault;
 
-    /// Cannot be made: a `rediss://` URL is refused without the feature `tls`.
+    /// A type without values: without the feature `tls`, a `rediss://` URL is rejected.
     #[derive(Clone)]
     pub(crate) enum Tls {}
 
     impl Tls {
+        /// Returns an error: this build has no TLS.
         pub(crate) fn new(_: Option<&[u8]>) -> Result<Tls, TlsError> {
             Err(TlsError { problem: "this build has no TLS" })
         }
 
+        /// Never runs, because there is no `Tls` value.
         pub(crate) async fn wrap(&self, _: TcpStream, _: &str) -> Result<Box<dyn Stream>, Fault> {
             match *self {}
         }

@@ -1,14 +1,14 @@
-//! Where the server is: `redis://[user:password@]host[:port][/database]`.
+//! The URL of a server: `redis://[user:password@]host[:port][/database]`.
 //!
-//! The password never leaves this module in words: `Debug` and every error leave it out.
+//! `Debug` output and error messages never contain the password.
 
 use std::fmt;
 
 const PORT_DEFAULT: u16 = 6379;
-/// Redis has 16 unless configured; more than this is certainly a slip.
+/// The largest accepted database number. Redis has 16 databases by default.
 const DATABASE_MAX: u32 = 65_535;
 
-/// A server's address and how to get in.
+/// The address of a server, the credentials and the database.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Endpoint {
     pub(crate) host: String,
@@ -19,7 +19,7 @@ pub(crate) struct Endpoint {
     pub(crate) is_tls: bool,
 }
 
-/// Why a URL names no server.
+/// The error of a URL that is not a valid server address. The message never contains the password.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{problem}; accepted is redis://[user:password@]host[:port][/database], or rediss:// for TLS")]
 pub struct UrlError {
@@ -33,6 +33,7 @@ impl UrlError {
 }
 
 impl Endpoint {
+    /// Parses a URL. Port and database default to 6379 and 0.
     pub(crate) fn parse(url: &str) -> Result<Endpoint, UrlError> {
         let Some((scheme, rest)) = url.split_once("://") else {
             return Err(UrlError::new("the store's URL has no scheme"));
@@ -41,13 +42,13 @@ impl Endpoint {
             "redis" => false,
             "rediss" if cfg!(feature = "tls") => true,
             "rediss" => return Err(UrlError::new("rediss:// needs the feature `tls`")),
-            // A scheme cannot hold a secret unless somebody put the whole address there.
+            // The message repeats the scheme only if it looks like one: otherwise it might contain a secret.
             other if other.len() <= 32 && other.bytes().all(|b| b.is_ascii_alphanumeric() || b"+-.".contains(&b)) => {
                 return Err(UrlError::new(format!("unknown scheme {other:?}")));
             }
             _ => return Err(UrlError::new("unknown scheme")),
         };
-        // The last `@` ends the password, which may itself have one.
+        // The last `@` ends the password, which may itself contain one.
         let (login, place) = match rest.rsplit_once('@') {
             Some((login, place)) => (Some(login), place),
             None => (None, rest),
@@ -62,20 +63,22 @@ impl Endpoint {
     }
 }
 
+/// Parses a database number; an empty text is 0.
 fn parse_database(text: &str) -> Result<u32, UrlError> {
     if text.is_empty() {
         return Ok(0);
     }
     let number = text.parse().ok().filter(|&number| number <= DATABASE_MAX);
-    number.ok_or_else(|| UrlError::new(format!("the database is a number from 0 to {DATABASE_MAX}")))
+    number.ok_or_else(|| UrlError::new(format!("the database must be a number from 0 to {DATABASE_MAX}")))
 }
 
+/// Parses `host[:port]` or `[IPv6][:port]`.
 fn parse_address(text: &str) -> Result<(String, u16), UrlError> {
     let (host, port) = match text.strip_prefix('[') {
         Some(v6) => {
             let (host, rest) = v6.split_once(']').ok_or_else(|| UrlError::new("`[` without `]` in the host"))?;
             if !rest.is_empty() && !rest.starts_with(':') {
-                return Err(UrlError::new("something stands between `]` and the port"));
+                return Err(UrlError::new("unexpected text between `]` and the port"));
             }
             (host, rest.strip_prefix(':'))
         }
@@ -88,19 +91,19 @@ fn parse_address(text: &str) -> Result<(String, u16), UrlError> {
         return Err(UrlError::new("the host is missing"));
     }
     if host.bytes().any(|byte| byte.is_ascii_whitespace() || byte.is_ascii_control() || b"?#".contains(&byte)) {
-        return Err(UrlError::new("the host has a character that no host has"));
+        return Err(UrlError::new("the host contains an invalid character"));
     }
     let port = match port {
         None => PORT_DEFAULT,
         Some(port) => {
             let number = port.parse().ok().filter(|&port: &u16| port > 0);
-            number.ok_or_else(|| UrlError::new("the port is a number from 1 to 65535"))?
+            number.ok_or_else(|| UrlError::new("the port must be a number from 1 to 65535"))?
         }
     };
     Ok((host.into(), port))
 }
 
-/// `user:password`, `:password`, or a password alone as older clients write it.
+/// Parses `user:password`, `:password`, or a password alone as older clients write it. Returns user and password.
 fn parse_login(text: Option<&str>) -> Result<(Option<String>, Option<String>), UrlError> {
     let Some(text) = text else {
         return Ok((None, None));
@@ -109,13 +112,14 @@ fn parse_login(text: Option<&str>) -> Result<(Option<String>, Option<String>), U
     let user = unescape(user)?;
     let password = unescape(password)?;
     if password.is_empty() {
-        return Err(UrlError::new("there is a login without a password"));
+        return Err(UrlError::new("the password is missing before `@`"));
     }
     Ok(((!user.is_empty()).then_some(user), Some(password)))
 }
 
+/// Decodes percent-encoding.
 fn unescape(text: &str) -> Result<String, UrlError> {
-    let problem = || UrlError::new("a `%` in user or password is followed by two hex digits");
+    let problem = || UrlError::new("a `%` in user or password must be followed by two hex digits");
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
     while let [first, tail @ ..] = rest {
@@ -129,7 +133,7 @@ fn unescape(text: &str) -> Result<String, UrlError> {
         bytes.push((digit(*high)? * 16 + digit(*low)?) as u8);
         rest = tail;
     }
-    String::from_utf8(bytes).map_err(|_| UrlError::new("user and password are UTF-8"))
+    String::from_utf8(bytes).map_err(|_| UrlError::new("user and password must be UTF-8"))
 }
 
 impl fmt::Debug for Endpoint {
@@ -149,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_out_has_its_default() {
+    fn missing_parts_have_defaults() {
         let plain = endpoint("redis://example.org");
         assert_eq!((plain.host.as_str(), plain.port, plain.database, plain.is_tls), ("example.org", 6379, 0, false));
         assert_eq!((plain.user, plain.password), (None, None));
@@ -163,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn a_url_that_names_no_server_says_what_is_accepted_and_no_password() {
+    fn error_says_what_is_accepted_and_hides_the_password() {
         let urls = [
             "",
             "localhost:6379",
@@ -193,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn the_password_is_not_shown() {
+    fn debug_output_hides_the_password() {
         let shown = format!("{:?}", endpoint("redis://ann:hunter2@h/1"));
         assert!(!shown.contains("hunter2") && shown.contains("h:6379"), "{shown}");
     }

@@ -13,7 +13,8 @@
 //!
 //! Orchestrators and scrapers ask the first three, and none of them names a caller; so they are open to whoever reaches the
 //! listener, which is loopback unless said. Everything else needs the token, and without it not even the existence
-//! of a path is told. Bodies and headers are bounded as on the HTTP door.
+//! of a path is told. Bodies and headers are bounded as on the HTTP door. What a web page may have made a browser send is refused
+//! before that (`browser.rs`), and a client that guesses tokens waits for its answers (`auth_guard.rs`).
 
 mod keys;
 mod rules;
@@ -23,19 +24,24 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use http::header::{AUTHORIZATION, CACHE_CONTROL, CONTENT_TYPE, WWW_AUTHENTICATE};
+use http::header::{AUTHORIZATION, CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode};
 use hyper::body::Body;
 use tollgate::engine::Engine;
 use tollgate::{Clock, SystemClock};
 
+use tokio::time::Instant;
+
 use self::token::Token;
+use crate::auth_guard::{Attempt, AuthGuard};
+use crate::browser::BrowserPolicy;
 use crate::doors::http::connection::{json, problem, read_body, refused_method};
+use crate::doors::http::foreign_origin;
 use crate::doors::http::question::Question;
 use crate::explain::Explanation;
-use crate::metrics::{self, Numbers};
+use crate::metrics::{self, ListenerStats, Numbers, Rejection};
 use crate::readiness::Readiness;
-use crate::reload::{ReloadError, Reloader, findings_json};
+use crate::reload::{ReloadError, Reloader, findings_json, parts_json};
 
 /// Whether an address can be reached from this machine alone.
 pub fn is_loopback(address: IpAddr) -> bool {
@@ -50,24 +56,61 @@ pub(crate) struct AdminDoor {
     pub(crate) reloader: Reloader,
     pub(crate) numbers: Arc<Numbers>,
     pub(crate) clock: SystemClock,
+    pub(crate) stats: Arc<ListenerStats>,
+    pub(crate) browsers: BrowserPolicy,
+    pub(crate) auth_guard: Arc<AuthGuard>,
 }
+
+/// The listener's name in logs.
+const LISTENER: &str = "admin";
 
 /// Room for the headers of any request that somebody wants explained.
 const BODY_BYTES_MAX: usize = 256 * 1024;
 
 impl AdminDoor {
-    /// Answers one request.
-    pub(crate) async fn answer<B>(&self, request: Request<B>) -> Response<Bytes>
+    /// Answers one request of a client at `peer`.
+    pub(crate) async fn answer<B>(&self, request: Request<B>, peer: IpAddr) -> Response<Bytes>
     where
         B: Body<Data = Bytes>,
         B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
     {
-        let mut response = match self.answer_open(&request) {
-            Some(response) => response,
-            None if !self.is_let_in(request.headers()) => unauthorized(),
-            None => self.answer_closed(request).await,
+        let mut response = match self.reject(&request) {
+            Some(rejection) => rejection,
+            None => self.answer_expected(request, peer).await,
         };
         response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+        response
+    }
+
+    /// The answer to a request that a web page may have made a browser send. `/healthz` tells nothing and stays open.
+    fn reject<B>(&self, request: &Request<B>) -> Option<Response<Bytes>> {
+        if request.uri().path() == "/healthz" {
+            return None;
+        }
+        if !self.browsers.is_admin_host(request.headers()) {
+            let what = "a request named the admin listener by an unknown Host, which was refused; allow the name with --admin-host";
+            self.stats.reject(LISTENER, Rejection::Host, what);
+            let message = "this Host is not known here; ask by address, or start with --admin-host NAME";
+            return Some(problem(StatusCode::MISDIRECTED_REQUEST, "unknown_host", message));
+        }
+        self.browsers.is_foreign(request.headers()).then(|| foreign_origin(LISTENER, &self.stats))
+    }
+
+    async fn answer_expected<B>(&self, request: Request<B>, peer: IpAddr) -> Response<Bytes>
+    where
+        B: Body<Data = Bytes>,
+        B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+    {
+        let began = Instant::now();
+        let (began, response) = match self.answer_open(&request) {
+            Some(response) => (began, response),
+            None => match self.authenticate(request.headers(), peer).await {
+                // From here on: what a guess is made to wait is not the time that an answer takes.
+                Ok(()) => (Instant::now(), self.answer_closed(request).await),
+                Err(refusal) => return refusal,
+            },
+        };
+        self.stats.request_times.record(began.elapsed());
         response
     }
 
@@ -106,12 +149,25 @@ impl AdminDoor {
         }
     }
 
-    fn is_let_in(&self, headers: &HeaderMap) -> bool {
+    /// Looks at the token; `Err` is the answer to a client that has none, or not the right one.
+    async fn authenticate(&self, headers: &HeaderMap, peer: IpAddr) -> Result<(), Response<Bytes>> {
         let said = headers.get(AUTHORIZATION).map(HeaderValue::as_bytes);
         let bearer = said
             .and_then(|said| said.split_at_checked(7))
             .filter(|(scheme, _)| scheme.eq_ignore_ascii_case(b"bearer "));
-        bearer.zip(self.token.as_ref()).is_some_and(|((_, said), token)| token.is(said))
+        // Nothing was guessed by a client that gave no token.
+        let Some(((_, given), token)) = bearer.zip(self.token.as_ref()) else { return Err(unauthorized()) };
+        let attempt = self.auth_guard.attempt(LISTENER, peer, &self.stats.auth_failures, || token.is(given));
+        match attempt.await {
+            Attempt::Right => Ok(()),
+            Attempt::Wrong => Err(unauthorized()),
+            Attempt::Refused => {
+                let message = "too many failed attempts from this address, try again later";
+                let mut response = problem(StatusCode::TOO_MANY_REQUESTS, "too_many_attempts", message);
+                response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));
+                Err(response)
+            }
+        }
     }
 
     fn readyz(&self) -> Response<Bytes> {
@@ -161,8 +217,13 @@ impl AdminDoor {
     async fn reload(&self) -> Response<Bytes> {
         match self.reloader.reload().await {
             Ok(loaded) => {
-                let rules = loaded.rules.rules().len();
-                let body = serde_json::json!({ "reloaded": true, "rules": rules, "findings": findings_json(&loaded.findings) });
+                let body = serde_json::json!({
+                    "reloaded": true,
+                    "rules": loaded.rules.rules().len(),
+                    "removed": parts_json(&loaded.changes.removed),
+                    "changed": parts_json(&loaded.changes.changed),
+                    "findings": findings_json(&loaded.findings),
+                });
                 json(StatusCode::OK, &body)
             }
             Err(error) if matches!(*error, ReloadError::Nothing) => {

@@ -172,6 +172,11 @@ impl Patience {
         Patience { idle, timer, heard_at, deadline: None }
     }
 
+    /// When something was last heard.
+    pub(crate) fn heard_at(&self) -> Instant {
+        self.heard_at
+    }
+
     /// Waits no longer than until then, whatever is heard.
     pub(crate) fn until(&mut self, deadline: Option<Instant>) {
         self.deadline = deadline;

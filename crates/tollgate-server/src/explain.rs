@@ -169,11 +169,7 @@ impl Explanation {
             key_name: identity.api_key().and_then(|(digest, _)| Some(rules.key(&digest)?.name()?.to_owned())),
             token_refused: identity.token().and_then(Result::err).map(|error| error.to_string()),
             kill_switch: rules.is_off(),
-            banned: rules.ban(&identity, now).map(|ban| match (ban.reason(), ban.until()) {
-                (Some(reason), _) => format!("banned: {reason}"),
-                (None, Some(_)) => "banned for a time".to_owned(),
-                (None, None) => "banned".to_owned(),
-            }),
+            banned: refused(loaded, &view, &identity, now),
             exempt,
             plan,
             counters_unknown: None,
@@ -258,6 +254,20 @@ fn masked(subject: &str) -> String {
         }
     };
     subject.split('&').map(part).collect::<Vec<_>>().join("&")
+}
+
+/// Why the request is refused whatever the limits say.
+fn refused(loaded: &Loaded, request: &RequestView<'_>, identity: &Identity<'_>, now: Timestamp) -> Option<String> {
+    let rules = &loaded.rules;
+    if let Some(ban) = rules.ban(identity, now) {
+        return Some(match (ban.reason(), ban.until()) {
+            (Some(reason), _) => format!("banned: {reason}"),
+            (None, Some(_)) => "banned for a time".to_owned(),
+            (None, None) => "banned".to_owned(),
+        });
+    }
+    let is_too_long = request.path().len() > rules.path_bytes_max() && !rules.is_off();
+    is_too_long.then(|| format!("its path has more than {} bytes", rules.path_bytes_max()))
 }
 
 fn exempt(loaded: &Loaded, identity: &Identity<'_>, is_exempt_path: bool) -> Option<&'static str> {

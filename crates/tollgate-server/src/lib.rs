@@ -13,10 +13,14 @@
 
 mod accept;
 mod admin;
+mod auth_guard;
+mod browser;
 mod budget;
 mod crew;
 pub mod doors;
 mod explain;
+mod log_limit;
+mod memory_watch;
 mod metrics;
 mod openapi;
 mod readiness;
@@ -27,7 +31,9 @@ mod tls;
 
 pub use admin::is_loopback;
 pub use admin::token::{Token, TokenError};
+pub use browser::{Origin, OriginError};
 pub use explain::{Explanation, LimitSaid, PlanSaid, RuleSaid};
+pub use memory_watch::watch_memory;
 pub use metrics::StoreTimes;
 pub use readiness::Readiness;
 pub use reload::{ReloadError, Reloader, findings_json};

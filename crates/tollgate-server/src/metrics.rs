@@ -7,6 +7,8 @@
 //! **Bounded, and nobody's name.** Labels are names of rules (as many as the configuration has) and words of ours. No key, address or
 //! plan is ever a label: that would be a series per caller, and a list of callers for whoever reads the metrics.
 
+mod histogram;
+mod listener_stats;
 mod store_times;
 
 use std::borrow::Cow;
@@ -17,8 +19,10 @@ use prometheus_client::encoding::{DescriptorEncoder, text};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Registry;
 use tollgate::engine::Engine;
-use tollgate::{Counted, DecisionCounts, Limiter, LimiterStats, MemoryStore, Said, Source};
+use tollgate::{Counted, Limiter, LimiterStats, MemoryStore, Said, Source};
 
+use self::histogram::Snapshot;
+pub(crate) use self::listener_stats::{DecisionStats, ListenerStats, Rejection};
 pub use self::store_times::StoreTimes;
 use crate::accept::DoorCounts;
 use crate::readiness::Readiness;
@@ -35,14 +39,20 @@ pub(crate) struct Numbers {
     pub(crate) limiter: Limiter,
     pub(crate) reloader: Reloader,
     pub(crate) readiness: Readiness,
-    pub(crate) explicit: Arc<DecisionCounts>,
+    pub(crate) decisions: Arc<DecisionStats>,
     pub(crate) store_times: Arc<StoreTimes>,
     pub(crate) doors: [(&'static str, Arc<DoorCounts>); 3],
+    /// In the order of `doors`.
+    pub(crate) listeners: [Arc<ListenerStats>; 3],
 }
 
 impl Numbers {
     pub(crate) fn limiter(&self) -> &Limiter {
         &self.limiter
+    }
+
+    fn listeners_by_name(&self) -> [(&'static str, &ListenerStats); 3] {
+        std::array::from_fn(|index| (self.doors[index].0, &*self.listeners[index]))
     }
 
     /// All of them, as text.
@@ -56,7 +66,7 @@ impl Numbers {
 
     /// (rule, mode, what was said) of everybody who decides.
     fn decisions(&self) -> Vec<(Cow<'static, str>, &'static str, Counted)> {
-        let explicit = self.explicit.counted().into_iter();
+        let explicit = self.decisions.explicit.counted().into_iter();
         let mut decisions: Vec<_> = explicit.map(|cell| (EXPLICIT.into(), "enforce", cell)).collect();
         let rules = self.reloader.engine().map(|engine| engine.rule_stats()).unwrap_or_default();
         for rule in rules {
@@ -87,9 +97,13 @@ impl Collector for Scrape {
         let stats = numbers.limiter.stats();
         page.limiter(&stats)?;
         page.memory(&stats, numbers.reloader.engine().map(Engine::shield))?;
-        page.store_times(&numbers.store_times)?;
+        page.histograms("decision_seconds", "Duration of decisions, by source.", "source", numbers.decisions.times())?;
+        let help = "How long calls of the shared store took, by what they were for.";
+        page.histograms("store_call_seconds", help, "call", numbers.store_times.read())?;
         page.reloads(&numbers.reloader)?;
+        page.eviction(&numbers.readiness)?;
         page.connections(&numbers.doors)?;
+        page.listeners(&numbers.listeners_by_name())?;
         page.gauge("ready", "Whether work should be sent here: 1 or 0.", u64::from(numbers.readiness.is_ready()))?;
         let version = [("version", env!("CARGO_PKG_VERSION"))];
         self::info(page.0, "build", "What is running.", &version)
@@ -186,27 +200,63 @@ impl Page<'_, '_> {
 
     /// Two stores in this process: the limiter's own, and that of the shield rules, which is there once there are rules.
     fn memory(&mut self, stats: &LimiterStats, shield: Option<&MemoryStore>) -> std::fmt::Result {
-        let limits = [stats.memory_keys, stats.memory_overflow_keys, stats.memory_bytes];
-        let shield = shield.map(|store| [store.len(), store.overflow_len(), store.bytes_used()].map(|n| n as u64));
-        let read: Vec<(&'static str, [u64; 3])> =
+        let limits = [stats.memory_keys, stats.memory_overflow_keys, stats.memory_bytes, stats.memory_max_bytes];
+        let shield = shield
+            .map(|store| [store.len(), store.overflow_len(), store.bytes_used(), store.max_bytes()].map(|n| n as u64));
+        let read: Vec<(&'static str, [u64; 4])> =
             [("limits", limits)].into_iter().chain(shield.map(|read| ("shield", read))).collect();
         let column =
             |which: usize| read.iter().map(move |(kind, read)| (vec![("kind", Cow::from(*kind))], read[which]));
         let help = "Counters in process memory: of limits (beside a shared store those of the local shares), and of shield rules.";
         self.gauges("memory_keys", help, column(0))?;
         self.gauges("memory_overflow_keys", "Those of them that several keys share, for want of room.", column(1))?;
-        self.gauges("memory_bytes", "The bytes that they take.", column(2))
+        self.gauges("memory_bytes", "The bytes that they take.", column(2))?;
+        self.gauges("memory_max_bytes", "The most bytes that they may take.", column(3))
     }
 
-    fn store_times(&mut self, times: &StoreTimes) -> std::fmt::Result {
-        let help = "How long calls of the shared store took, by what they were for.";
-        let mut metric = self.0.encode_descriptor("store_call_seconds", help, None, MetricType::Histogram)?;
-        for seen in times.read() {
-            let labels = [("call", seen.call)];
+    fn histograms(
+        &mut self,
+        name: &str,
+        help: &str,
+        label: &'static str,
+        series: impl IntoIterator<Item = (&'static str, Snapshot)>,
+    ) -> std::fmt::Result {
+        let mut metric = self.0.encode_descriptor(name, help, None, MetricType::Histogram)?;
+        for (value, read) in series {
+            let labels = [(label, value)];
             let mut family = metric.encode_family(&labels)?;
-            family.encode_histogram::<Vec<Label<'_>>>(seen.sum_seconds, seen.count, &seen.buckets, None)?;
+            family.encode_histogram::<Vec<Label<'_>>>(read.sum_seconds, read.count, &read.buckets, None)?;
         }
         Ok(())
+    }
+
+    fn listeners(&mut self, listeners: &[(&'static str, &ListenerStats)]) -> std::fmt::Result {
+        let times = listeners.iter().map(|(door, stats)| (*door, stats.request_times.read()));
+        let help = "Time from a whole request to its answer, by listener.";
+        self.histograms("request_seconds", help, "door", times)?;
+        // Each listener has its own reasons.
+        let reasons = |door: &str| match door {
+            "resp" => &[Rejection::Http][..],
+            "http" => &[Rejection::Origin],
+            _ => &[Rejection::Origin, Rejection::Host],
+        };
+        let rejected = listeners.iter().flat_map(|(door, stats)| {
+            let is_its_own = move |(reason, _): &(Rejection, u64)| reasons(door).contains(reason);
+            stats
+                .rejected()
+                .into_iter()
+                .filter(is_its_own)
+                .map(|(reason, times)| (vec![("door", Cow::from(*door)), ("reason", reason.name().into())], times))
+        });
+        let help = "Requests that were rejected because a web page seems to have sent them, by listener and reason.";
+        self.counters("requests_rejected", help, rejected)?;
+        let authenticating = listeners.iter().filter(|(door, _)| *door != "http");
+        let failures = authenticating.flat_map(|(door, stats)| {
+            let read = ["wrong", "refused"].into_iter().zip(stats.auth_failures.read());
+            read.map(|(result, times)| (vec![("door", Cow::from(*door)), ("result", result.into())], times))
+        });
+        let help = "Failed authentication attempts: with a wrong secret, or refused unseen because too many wait.";
+        self.counters("auth_failures", help, failures)
     }
 
     fn reloads(&mut self, reloader: &Reloader) -> std::fmt::Result {
@@ -214,6 +264,8 @@ impl Page<'_, '_> {
         let series = [("ok", history.succeeded), ("failed", history.failed)]
             .map(|(result, times)| (vec![("result", Cow::from(result))], times));
         self.counters("reloads", "Times that the configuration was read again, by result.", series)?;
+        let series = history.removed.iter().map(|(kind, count)| (vec![("kind", Cow::from(*kind))], *count));
+        self.counters("reload_removed", "Parts of the configuration that reloads have removed, by kind.", series)?;
         let is_failed = u64::from(history.failure.is_some());
         self.gauge(
             "reload_failed",
@@ -222,6 +274,14 @@ impl Page<'_, '_> {
         )?;
         let seconds = history.last_success.as_micros() / 1_000_000;
         self.gauge("reload_last_success_timestamp_seconds", "When what is in force was read, in Unix seconds.", seconds)
+    }
+
+    fn eviction(&mut self, readiness: &Readiness) -> std::fmt::Result {
+        let (may_forget, evicted) = readiness.eviction();
+        let help = "Whether the shared store forgets counters when its memory is full: 1 or 0.";
+        self.gauge("store_evicts", help, u64::from(may_forget))?;
+        let help = "Keys that the shared store says it has evicted since it started.";
+        self.gauge("store_evicted_keys", help, evicted.unwrap_or(0))
     }
 
     fn connections(&mut self, doors: &[(&'static str, Arc<DoorCounts>)]) -> std::fmt::Result {

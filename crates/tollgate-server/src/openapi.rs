@@ -102,6 +102,7 @@ fn responses(schemas: &mut SchemaGenerator) -> Value {
         "405": not_allowed,
         "408": refused("The body did not come in time."),
         "413": refused("The body is too large."),
+        "414": refused("The path of the described request is longer than the rules accept (`path_bytes_max`)."),
         "429": {
             "description": "A limit refuses the request. The body is the decision, as for 200.",
             "headers": denied_headers,
@@ -158,7 +159,7 @@ mod tests {
         let responses = document["paths"]["/v1/check"]["post"]["responses"].as_object().unwrap();
         assert_eq!(
             responses.keys().map(String::as_str).collect::<Vec<_>>(),
-            ["200", "400", "403", "405", "408", "413", "429", "431", "503"]
+            ["200", "400", "403", "405", "408", "413", "414", "429", "431", "503"]
         );
         assert!(responses["429"]["headers"]["Retry-After"].is_object());
     }

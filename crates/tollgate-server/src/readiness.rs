@@ -7,6 +7,7 @@
 //! | the store answers, or counters are in memory | yes | |
 //! | the store does not answer | no | decisions are this node's share until it does |
 //! | a reload failed | yes | the old rules are in force; the body says what is wrong |
+//! | the store forgets keys when its memory is full | yes | `degraded`: a counter that is forgotten starts afresh |
 //! | the doors are about to close | no | so that nobody new is sent here while the others are served |
 //! | a door, or a watch over the store or the files, has ended | no | it does not come back by itself; the body says which |
 //!
@@ -31,6 +32,9 @@ const ASK_WITHIN: Duration = Duration::from_millis(400);
 /// One answer that did not come may be a blip.
 const FAILURES_TO_BE_AWAY: u32 = 2;
 
+/// A store that has evicted no key in so many looks is taken to have stopped.
+const LOOKS_WITHOUT_EVICTION: u32 = 12;
+
 /// Whether to send work here. Cloning it is cheap, and clones share everything.
 #[derive(Clone)]
 pub struct Readiness(Arc<Inner>);
@@ -44,6 +48,39 @@ struct Inner {
     is_leaving: AtomicBool,
     /// What should have gone on.
     ended: Mutex<Vec<&'static str>>,
+    eviction: Mutex<Eviction>,
+}
+
+/// What the store's server says about forgetting keys.
+#[derive(Clone, Default, Debug)]
+struct Eviction {
+    policy: Option<String>,
+    evicted_keys: Option<u64>,
+    /// How many more looks the last eviction counts for.
+    looks_left: u32,
+}
+
+impl Eviction {
+    fn look(&mut self, policy: Option<&str>, evicted_keys: Option<u64>) {
+        let has_grown = self.evicted_keys.zip(evicted_keys).is_some_and(|(before, now)| now > before);
+        self.looks_left = if has_grown { LOOKS_WITHOUT_EVICTION } else { self.looks_left.saturating_sub(1) };
+        self.policy = policy.map(str::to_owned);
+        self.evicted_keys = evicted_keys;
+    }
+
+    /// Why counters may be forgotten, if they may.
+    fn reason(&self) -> Option<String> {
+        match &self.policy {
+            _ if self.looks_left > 0 => Some(
+                "the store evicts keys, and with them counters: give it memory, and set maxmemory-policy to noeviction"
+                    .into(),
+            ),
+            Some(policy) if policy != "noeviction" => Some(format!(
+                "maxmemory-policy is {policy}: when memory is full, the store forgets counters; set it to noeviction"
+            )),
+            _ => None,
+        }
+    }
 }
 
 /// Something that goes on for as long as this instance serves. If it ends before, that is told.
@@ -65,8 +102,8 @@ impl Readiness {
     /// Of an instance whose limiter asks this store, if it is a shared one.
     pub fn new(limiter: Limiter, store: Option<Arc<dyn Store>>, reloader: Reloader) -> Readiness {
         let failures = AtomicU32::new(FAILURES_TO_BE_AWAY);
-        let (is_leaving, ended) = (AtomicBool::new(false), Mutex::default());
-        Readiness(Arc::new(Inner { limiter, store, reloader, failures, is_leaving, ended }))
+        let (is_leaving, ended, eviction) = (AtomicBool::new(false), Mutex::default(), Mutex::default());
+        Readiness(Arc::new(Inner { limiter, store, reloader, failures, is_leaving, ended, eviction }))
     }
 
     /// Something goes on for as long as the value is there.
@@ -89,6 +126,27 @@ impl Readiness {
             }
             tokio::time::sleep(ASK_EVERY).await;
         }
+    }
+
+    /// Notes what the store's server said about forgetting keys: its `maxmemory-policy`, and how many keys it has evicted.
+    /// Logs a warning when it begins to.
+    pub fn note_eviction(&self, policy: Option<&str>, evicted_keys: Option<u64>) {
+        let mut eviction = self.0.eviction.lock();
+        // What holds from the beginning is logged by whoever looks at the server at the start.
+        let is_first = eviction.policy.is_none() && eviction.evicted_keys.is_none();
+        let before = eviction.reason();
+        eviction.look(policy, evicted_keys);
+        match eviction.reason() {
+            Some(reason) if !is_first && before.as_ref() != Some(&reason) => tracing::warn!(evicted_keys, "{reason}"),
+            None if before.is_some() => tracing::info!("the store does not forget keys any more"),
+            _ => {}
+        }
+    }
+
+    /// Returns whether the store may forget counters, and how many keys it has evicted if that is known.
+    pub(crate) fn eviction(&self) -> (bool, Option<u64>) {
+        let eviction = self.0.eviction.lock();
+        (eviction.reason().is_some(), eviction.evicted_keys)
     }
 
     /// The doors are about to close.
@@ -136,6 +194,7 @@ impl Readiness {
         }
         json!({
             "ready": self.is_ready(),
+            "degraded": self.0.eviction.lock().reason().into_iter().collect::<Vec<_>>(),
             "shutting_down": self.is_leaving(),
             "ended": self.ended(),
             "store": store,
@@ -160,5 +219,33 @@ async fn ask(store: &dyn Store) -> bool {
 impl std::fmt::Debug for Readiness {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Readiness").field("is_ready", &self.is_ready()).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_store_that_evicts_is_degraded_until_it_has_stopped_for_a_while() {
+        let readiness = Readiness::new(Limiter::memory(), None, Reloader::nothing());
+        let degraded = || readiness.to_json()["degraded"].to_string();
+        assert_eq!(degraded(), "[]");
+        readiness.note_eviction(Some("noeviction"), Some(7));
+        assert_eq!(degraded(), "[]", "what was evicted before this instance looked");
+        readiness.note_eviction(Some("noeviction"), Some(8));
+        assert!(degraded().contains("evicts keys"), "{}", degraded());
+        assert!(readiness.is_ready());
+        for _ in 0..LOOKS_WITHOUT_EVICTION {
+            assert_eq!(readiness.eviction(), (true, Some(8)));
+            readiness.note_eviction(Some("noeviction"), Some(8));
+        }
+        assert_eq!(degraded(), "[]");
+        readiness.note_eviction(Some("noeviction"), Some(0));
+        assert_eq!(degraded(), "[]", "the server was restarted");
+        readiness.note_eviction(Some("volatile-ttl"), Some(0));
+        assert!(degraded().contains("maxmemory-policy is volatile-ttl"), "{}", degraded());
+        readiness.note_eviction(None, None);
+        assert_eq!(readiness.eviction(), (false, None), "what is unknown is no alarm; the start warns of it");
     }
 }

@@ -1,27 +1,37 @@
 //! Reading the configuration again while the doors are open.
 //!
 //! Whoever asks (the file itself by changing, a SIGHUP, `POST /v1/reload`), the same happens: the file and all files that it
-//! names are read, checked and compiled as a whole, and only then are the rules swapped, in one step. A file that cannot
-//! be used changes nothing; the rules in force stay, and the failure is told in the log, on `/readyz` and as a metric, until
-//! a later reload succeeds.
+//! names are read once they have stood still, checked and compiled as a whole, and only then are the rules swapped, in one
+//! step. A file that cannot be used changes nothing; the rules in force stay, and the failure is reported in the log, on
+//! `/readyz` and as a metric, until a later reload succeeds. The same holds for one that may be half a file (see
+//! `Loader::reload`). What a reload removes is named in a warning and counted.
 //!
 //! Rules, plans, keys, exemptions and bans change with a reload, and so does the certificate of the doors. The store
 //! and how it is asked are set up once; a reload that finds them changed says so.
 
 mod watch;
 
+use std::collections::BTreeMap;
+use std::fs::Metadata;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
-use tollgate::config::{AnonymizeEntry, Config, Finding, Loaded, Loader, Report, Settings, Severity};
+use tollgate::config::{AnonymizeEntry, Config, Finding, Loaded, Loader, Part, PartKind, Report, Settings, Severity};
 use tollgate::engine::Engine;
 use tollgate::{Clock, SystemClock, Timestamp};
 
+use self::watch::{Events, Stamps};
 use crate::tls::{Tls, TlsError};
+
+/// Answers and log lines name so many parts at most.
+const PARTS_MAX: usize = 100;
+/// The kind under which certificates are counted that are gone from the chain.
+const CERTIFICATE: &str = "certificate";
 
 /// Everything that can be read again. Cloning it is cheap, and clones share everything.
 #[derive(Clone)]
@@ -35,6 +45,10 @@ struct Inner {
     /// One at a time, in the order asked.
     turn: tokio::sync::Mutex<()>,
     is_deaf: AtomicBool,
+    /// The files as they were when they were last read.
+    seen: Mutex<Stamps>,
+    events: Arc<Events>,
+    poll_every: Duration,
 }
 
 /// A configuration file, and the engine that goes by it.
@@ -54,6 +68,8 @@ pub(crate) struct History {
     pub(crate) failed: u64,
     /// When what is in force was read.
     pub(crate) last_success: Timestamp,
+    /// How many parts of each kind reloads have removed.
+    pub(crate) removed: BTreeMap<&'static str, u64>,
     /// The last one, if it failed.
     pub(crate) failure: Option<(Timestamp, Arc<ReloadError>)>,
 }
@@ -84,24 +100,54 @@ impl Reloader {
 
     /// For a configuration that was `loaded` from `file` by `loader`, and that `engine` goes by.
     pub fn rules(file: &Path, loader: Loader, loaded: Loaded, engine: Engine) -> Reloader {
+        let seen = stamps_of(&loaded.files);
         let (file, loaded) = (file.to_owned(), ArcSwap::from_pointee(loaded));
-        Reloader::new(Some(Rules { file, loader, engine, loaded, wanted: Mutex::default() }), None)
+        let reloader = Reloader::new(Some(Rules { file, loader, engine, loaded, wanted: Mutex::default() }), None);
+        reloader.0.seen.lock().extend(seen);
+        reloader
     }
 
     /// The same, with the certificate of the doors.
     #[must_use]
     pub fn tls(self, tls: Tls) -> Reloader {
+        self.0.seen.lock().extend(stamps_of(&tls.files_read()));
+        self.with(|inner| Inner { tls: Some(tls), ..inner })
+    }
+
+    /// Sets how often files are looked at where the system reports no events (network file systems). Defaults to 2 s.
+    #[must_use]
+    pub fn poll_every(self, interval: Duration) -> Reloader {
+        self.with(|inner| Inner { poll_every: interval, ..inner })
+    }
+
+    fn with(self, change: impl FnOnce(Inner) -> Inner) -> Reloader {
         match Arc::try_unwrap(self.0) {
-            Ok(inner) => Reloader(Arc::new(Inner { tls: Some(tls), ..inner })),
+            Ok(inner) => Reloader(Arc::new(change(inner))),
             Err(shared) => Reloader(shared),
         }
     }
 
     fn new(rules: Option<Rules>, tls: Option<Tls>) -> Reloader {
         let clock = SystemClock::new();
-        let history = History { succeeded: 0, failed: 0, last_success: clock.now(), failure: None };
-        let (turn, is_deaf) = (Default::default(), AtomicBool::new(false));
-        Reloader(Arc::new(Inner { rules, tls, clock, history: Mutex::new(history), turn, is_deaf }))
+        let kinds = PartKind::ALL.map(PartKind::name).into_iter().chain([CERTIFICATE]);
+        let history = History {
+            succeeded: 0,
+            failed: 0,
+            last_success: clock.now(),
+            removed: kinds.map(|kind| (kind, 0)).collect(),
+            failure: None,
+        };
+        Reloader(Arc::new(Inner {
+            rules,
+            tls,
+            clock,
+            history: Mutex::new(history),
+            turn: Default::default(),
+            is_deaf: AtomicBool::new(false),
+            seen: Mutex::default(),
+            events: Arc::default(),
+            poll_every: watch::POLL_EVERY,
+        }))
     }
 
     /// Reads everything again. What was found odd about the configuration is logged and returned.
@@ -140,18 +186,10 @@ impl Reloader {
     pub(crate) fn history(&self) -> History {
         self.0.history.lock().clone()
     }
+}
 
-    /// All files that what is in force was read from, and those that something which could not be used would be read from.
-    fn files(&self) -> Vec<PathBuf> {
-        let mut files: Vec<PathBuf> = Vec::new();
-        if let Some(rules) = &self.0.rules {
-            files.push(rules.file.clone());
-            files.extend(rules.named(&rules.loaded.load().config));
-            files.extend_from_slice(&rules.wanted.lock());
-        }
-        files.extend(self.0.tls.iter().flat_map(Tls::files).map(Path::to_owned));
-        files
-    }
+fn stamps_of(files: &[(PathBuf, Metadata)]) -> Stamps {
+    files.iter().map(|(file, metadata)| (file.clone(), watch::stamp(metadata))).collect()
 }
 
 /// The files that a configuration names.
@@ -172,11 +210,14 @@ impl Rules {
     }
 
     fn load(&self) -> Result<Loaded, ReloadError> {
-        let loaded = self.loader.load(&self.file);
+        let loaded = self.loader.reload(&self.file, &self.loaded.load());
         let wanted = match &loaded {
             Ok(_) => Vec::new(),
-            // One that cannot even be read has to change itself.
-            Err(_) => Config::read(&self.file).map(|config| self.named(&config)).unwrap_or_default(),
+            // One that cannot even be read has to change itself. A pipe is not opened: nobody may ever write to it.
+            Err(_) if self.file.is_file() => {
+                Config::read(&self.file).map(|config| self.named(&config)).unwrap_or_default()
+            }
+            Err(_) => Vec::new(),
         };
         *self.wanted.lock() = wanted;
         loaded.map_err(ReloadError::Configuration)
@@ -187,15 +228,55 @@ fn empty() -> Loaded {
     Loader::new().compile(Config::default()).expect("an empty configuration is one")
 }
 
+/// What came of a reload: the configuration, if there is one.
+type Outcome = Result<Option<Arc<Loaded>>, Arc<ReloadError>>;
+
 impl Inner {
-    async fn reload(self: Arc<Self>) -> Result<Option<Arc<Loaded>>, Arc<ReloadError>> {
+    async fn reload(self: Arc<Self>) -> Outcome {
         let _turn = self.turn.lock().await;
+        self.reload_in_turn().await
+    }
+
+    /// Reloads if the files differ from those that were last read; else returns `None`.
+    async fn reload_if_changed(self: Arc<Self>) -> Option<Outcome> {
+        let _turn = self.turn.lock().await;
+        match self.is_unchanged().await {
+            true => None,
+            false => Some(self.reload_in_turn().await),
+        }
+    }
+
+    async fn reload_in_turn(self: &Arc<Self>) -> Outcome {
+        let mut seen = self.settle().await;
         let inner = self.clone();
         // Files are read where waiting for a disk keeps nobody waiting.
         let read = tokio::task::spawn_blocking(move || inner.read()).await;
         let outcome = read.unwrap_or(Err(ReloadError::Panicked)).map_err(Arc::new);
+        if outcome.is_err() {
+            // A file that is named for the first time and missing is known to be.
+            for (file, stamp) in self.stamps().await.into_iter().filter(|(_, stamp)| stamp.is_none()) {
+                seen.entry(file).or_insert(stamp);
+            }
+        }
+        if let Ok(loaded) = &outcome {
+            seen.extend(loaded.iter().flat_map(|loaded| stamps_of(&loaded.files)));
+            seen.extend(self.tls.iter().flat_map(|tls| stamps_of(&tls.files_read())));
+        }
+        *self.seen.lock() = seen;
         self.remember(&outcome);
         outcome
+    }
+
+    /// All files that what is in force was read from, and those that something which could not be used would be read from.
+    fn files(&self) -> Vec<PathBuf> {
+        let mut files: Vec<PathBuf> = Vec::new();
+        if let Some(rules) = &self.rules {
+            files.push(rules.file.clone());
+            files.extend(rules.named(&rules.loaded.load().config));
+            files.extend_from_slice(&rules.wanted.lock());
+        }
+        files.extend(self.tls.iter().flat_map(Tls::files).map(Path::to_owned));
+        files
     }
 
     /// Checks everything before anything is swapped.
@@ -208,7 +289,8 @@ impl Inner {
             None => None,
         };
         if let Some(tls) = &self.tls {
-            tls.read_again()?;
+            let lost = tls.read_again()?;
+            *self.history.lock().removed.entry(CERTIFICATE).or_default() += lost as u64;
         }
         let Some((rules, loaded)) = self.rules.as_ref().zip(loaded) else { return Ok(None) };
         for changed in changed_settings(&rules.loaded.load().settings, &loaded.settings) {
@@ -220,7 +302,7 @@ impl Inner {
         Ok(Some(loaded))
     }
 
-    fn remember(&self, outcome: &Result<Option<Arc<Loaded>>, Arc<ReloadError>>) {
+    fn remember(&self, outcome: &Outcome) {
         let now = self.clock.now();
         let mut history = self.history.lock();
         match outcome {
@@ -231,7 +313,11 @@ impl Inner {
                 for finding in loaded.iter().flat_map(|loaded| &loaded.findings) {
                     tracing::warn!(code = finding.code().name(), "{}", finding.message());
                 }
-                tracing::info!("the configuration was read again");
+                for part in loaded.iter().flat_map(|loaded| &loaded.changes.removed) {
+                    *history.removed.entry(part.kind.name()).or_default() += 1;
+                }
+                let changed = loaded.as_ref().map(|loaded| names(&loaded.changes.changed)).unwrap_or_default();
+                tracing::info!(changed, "the configuration was read again");
             }
             Err(error) if matches!(**error, ReloadError::Nothing) => {}
             Err(error) => {
@@ -263,6 +349,18 @@ impl ReloadError {
         };
         json!({ "message": self.to_string(), "findings": findings })
     }
+}
+
+/// Parts of a configuration, as programs read them. At most 100 are named.
+pub(crate) fn parts_json(parts: &[Part]) -> Value {
+    parts.iter().take(PARTS_MAX).map(|part| json!({ "kind": part.kind.name(), "name": part.name })).collect()
+}
+
+/// The parts in one line, such as `rule login, setting deadline`.
+fn names(parts: &[Part]) -> String {
+    let names: Vec<String> =
+        parts.iter().take(PARTS_MAX).map(|part| format!("{} {}", part.kind.name(), part.name)).collect();
+    names.join(", ")
 }
 
 /// Findings, as programs read them.

@@ -27,16 +27,18 @@ use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 use tollgate::engine::Engine;
-use tollgate::{DecisionCounts, Limiter, SystemClock};
+use tollgate::{Limiter, SystemClock};
 
 use crate::accept::{Closing, Context, DoorCounts, Gate, SpareDescriptors, Stage, accept};
 use crate::admin::token::Token;
 use crate::admin::{AdminDoor, is_loopback};
+use crate::auth_guard::{AuthGuard, UNKNOWN_ADDRESS};
+use crate::browser::{BrowserPolicy, Origin};
 use crate::budget::Budget;
 use crate::crew::Crew;
 use crate::doors::http::{HttpDoor, connection};
-use crate::doors::resp::{self, RespOptions};
-use crate::metrics::{Numbers, StoreTimes};
+use crate::doors::resp::{RespListener, RespOptions};
+use crate::metrics::{DecisionStats, ListenerStats, Numbers, StoreTimes};
 use crate::readiness::Readiness;
 use crate::reload::Reloader;
 use crate::tls::Tls;
@@ -105,6 +107,7 @@ pub struct Doors {
     token: Option<Token>,
     store_times: Arc<StoreTimes>,
     threads: Option<NonZeroUsize>,
+    browsers: BrowserPolicy,
 }
 
 impl Doors {
@@ -121,6 +124,7 @@ impl Doors {
             token: None,
             store_times: Arc::default(),
             threads: None,
+            browsers: BrowserPolicy::default(),
         }
     }
 
@@ -178,6 +182,22 @@ impl Doors {
         Doors { threads: Some(threads), ..self }
     }
 
+    /// Sets the origins whose web pages may send requests. Defaults to none: a request that a browser sends for a page of
+    /// another site is refused.
+    #[must_use]
+    pub fn allowed_origins(mut self, origins: Vec<Origin>) -> Doors {
+        self.browsers.origins = origins;
+        self
+    }
+
+    /// Sets the domain names under which the admin listener may be asked, besides addresses and names without a dot. Defaults
+    /// to none.
+    #[must_use]
+    pub fn admin_hosts(mut self, hosts: Vec<String>) -> Doors {
+        self.browsers.admin_hosts = hosts;
+        self
+    }
+
     fn gate(&self, door: &'static str, counts: &Arc<DoorCounts>, crew: &Arc<Crew>, readiness: &Readiness) -> Gate {
         Gate {
             door,
@@ -199,7 +219,9 @@ impl Doors {
 pub async fn run(listeners: Listeners, doors: Doors, shutdown: impl Future<Output = ()>) {
     let readiness = doors.readiness.clone();
     let readiness = readiness.unwrap_or_else(|| Readiness::new(doors.limiter.clone(), None, doors.reloader.clone()));
-    let explicit = Arc::new(DecisionCounts::default());
+    let decisions = Arc::new(DecisionStats::default());
+    let listener_stats: [Arc<ListenerStats>; 3] = std::array::from_fn(|_| Arc::default());
+    let auth_guard = Arc::new(AuthGuard::default());
     let counts: [(&'static str, Arc<DoorCounts>); 3] =
         ["http", "resp", "admin"].map(|door| (door, Arc::new(DoorCounts::default())));
     let (close, closing) = Closing::channel();
@@ -209,11 +231,18 @@ pub async fn run(listeners: Listeners, doors: Doors, shutdown: impl Future<Outpu
     let mut serving = JoinSet::new();
     if let Some(listener) = listeners.http {
         let gate = doors.gate("http", &counts[0].1, &crew, &readiness);
-        serving.spawn(serve_http(listener, &doors, gate, &explicit, closing.clone()));
+        serving.spawn(serve_http(listener, &doors, gate, (&decisions, &listener_stats[0]), closing.clone()));
     }
     if let Some(listener) = listeners.resp {
         let gate = doors.gate("resp", &counts[1].1, &crew, &readiness);
-        serving.spawn(serve_resp(listener, &doors, gate, &explicit, closing.clone()));
+        let listening = RespListener {
+            limiter: doors.limiter.clone(),
+            options: doors.resp.clone(),
+            decisions: decisions.clone(),
+            stats: listener_stats[1].clone(),
+            auth_guard: auth_guard.clone(),
+        };
+        serving.spawn(serve_resp(listener, listening, gate, closing.clone()));
     }
     let mut serving_admin = JoinSet::new();
     if let Some(listener) = listeners.admin {
@@ -222,11 +251,12 @@ pub async fn run(listeners: Listeners, doors: Doors, shutdown: impl Future<Outpu
             limiter: doors.limiter.clone(),
             reloader: doors.reloader.clone(),
             readiness: readiness.clone(),
-            explicit,
+            decisions,
             store_times: doors.store_times.clone(),
             doors: counts,
+            listeners: listener_stats,
         });
-        serving_admin.spawn(serve_admin(listener, &doors, gate, &readiness, numbers, closing_admin));
+        serving_admin.spawn(serve_admin(listener, &doors, gate, (&readiness, auth_guard), numbers, closing_admin));
     }
 
     shutdown.await;
@@ -243,10 +273,12 @@ fn serve_http(
     listener: TcpListener,
     doors: &Doors,
     gate: Gate,
-    explicit: &Arc<DecisionCounts>,
+    (decisions, stats): (&Arc<DecisionStats>, &Arc<ListenerStats>),
     closing: Closing,
 ) -> impl Future<Output = ()> + Send + use<> {
-    let door = HttpDoor::new(doors.limiter.clone()).with_counts(explicit.clone());
+    let door = HttpDoor::new(doors.limiter.clone())
+        .with_stats(decisions.clone(), stats.clone())
+        .with_browsers(doors.browsers.clone());
     let door = Arc::new(match &doors.engine {
         Some(engine) => door.with_rules(engine.clone()),
         None => door,
@@ -264,16 +296,16 @@ fn serve_http(
 
 fn serve_resp(
     listener: TcpListener,
-    doors: &Doors,
+    listening: RespListener,
     gate: Gate,
-    explicit: &Arc<DecisionCounts>,
     closing: Closing,
 ) -> impl Future<Output = ()> + Send + use<> {
-    let (limiter, options, explicit) = (doors.limiter.clone(), doors.resp.clone(), explicit.clone());
+    let listening = Arc::new(listening);
     accept(listener, gate, closing, move |stream, context: Context| {
-        let (limiter, options, explicit) = (limiter.clone(), options.clone(), explicit.clone());
+        let peer = stream.peer().unwrap_or(UNKNOWN_ADDRESS);
+        let serving = listening.clone().serve(stream, peer, context);
         Box::pin(async move {
-            if let Err(error) = resp::serve(stream, context, limiter, options, explicit).await {
+            if let Err(error) = serving.await {
                 tracing::debug!(%error, "a RESP connection broke");
             }
         })
@@ -284,7 +316,7 @@ fn serve_admin(
     listener: TcpListener,
     doors: &Doors,
     mut gate: Gate,
-    readiness: &Readiness,
+    (readiness, auth_guard): (&Readiness, Arc<AuthGuard>),
     numbers: Arc<Numbers>,
     closing: Closing,
 ) -> impl Future<Output = ()> + Send + use<> {
@@ -299,14 +331,19 @@ fn serve_admin(
         token: doors.token.clone(),
         readiness: readiness.clone(),
         reloader: doors.reloader.clone(),
+        stats: numbers.listeners[2].clone(),
         numbers,
         clock: SystemClock::new(),
+        browsers: doors.browsers.clone(),
+        auth_guard,
     });
     let idle = doors.bounds.http_idle.min(ADMIN_IDLE);
     accept(listener, gate, closing, move |stream, context: Context| {
         let door = door.clone();
+        let peer = stream.peer().unwrap_or(UNKNOWN_ADDRESS);
         Box::pin(async move {
-            if let Err(error) = connection::serve(stream, idle, context, None, |request| door.answer(request)).await {
+            let answer = |request| door.answer(request, peer);
+            if let Err(error) = connection::serve(stream, idle, context, None, answer).await {
                 tracing::debug!(%error, "an admin connection broke");
             }
         })

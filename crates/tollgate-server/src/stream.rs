@@ -1,6 +1,7 @@
 //! A connection as the doors see it: plain or encrypted.
 
 use std::io::{self, IoSlice};
+use std::net::IpAddr;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -43,6 +44,15 @@ impl Cork for Stream {
 impl Cork for tokio::io::DuplexStream {}
 
 impl Stream {
+    /// Returns the client's address; `None` if the socket is closed already.
+    pub(crate) fn peer(&self) -> Option<IpAddr> {
+        let socket = match self {
+            Stream::Plain(stream) => stream,
+            Stream::Tls(stream) => stream.get_ref().0.socket(),
+        };
+        socket.peer_addr().ok().map(|address| address.ip())
+    }
+
     fn read_half(&mut self) -> Pin<&mut (dyn AsyncRead + Unpin)> {
         Pin::new(match self {
             Stream::Plain(stream) => stream,

@@ -2,7 +2,11 @@
 //!
 //! A certificate lives for weeks and a connection to a limiter for months, so what is read at the start is not what is
 //! shown for ever: [`Tls::read_again`] swaps it, whole or not at all, and connections that are open stay as they are.
+//!
+//! Certificate and key are two files, which are replaced one after the other. In between they do not match, or one of them
+//! is half written: then the old pair stays in use until both can be used.
 
+use std::fs::Metadata;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
@@ -29,8 +33,20 @@ pub struct Tls(Arc<Inner>);
 struct Inner {
     certificate: PathBuf,
     key: PathBuf,
-    config: ArcSwap<ServerConfig>,
+    pair: ArcSwap<Pair>,
 }
+
+/// What was read from the two files.
+struct Pair {
+    config: Arc<ServerConfig>,
+    /// How many certificates the chain has.
+    certificates: usize,
+    /// Of the certificate's file and of the key's, when they were read.
+    metadata: [Metadata; 2],
+}
+
+/// A larger file is not read: a chain of certificates has some kilobytes.
+const FILE_BYTES_MAX: u64 = 1024 * 1024;
 
 /// Why a certificate cannot be shown. It names the file and nothing of what stands in it.
 #[derive(Debug, thiserror::Error)]
@@ -67,17 +83,24 @@ impl Tls {
     /// # Errors
     /// When they cannot be read or do not belong together.
     pub fn read(certificate: &Path, key: &Path) -> Result<Tls, TlsError> {
-        let config = ArcSwap::new(server_config(certificate, key)?);
-        Ok(Tls(Arc::new(Inner { certificate: certificate.to_owned(), key: key.to_owned(), config })))
+        let pair = ArcSwap::from_pointee(Pair::read(certificate, key)?);
+        Ok(Tls(Arc::new(Inner { certificate: certificate.to_owned(), key: key.to_owned(), pair })))
     }
 
-    /// Reads the same files again. Connections made from here on are shown what they say.
+    /// Reads the same files again. Connections made from here on are shown what they say. Returns by how many
+    /// certificates the chain is shorter than before, which is a sign of half a file.
     ///
     /// # Errors
     /// When they cannot be used; what was shown so far is then shown on.
-    pub fn read_again(&self) -> Result<(), TlsError> {
-        self.0.config.store(server_config(&self.0.certificate, &self.0.key)?);
-        Ok(())
+    pub fn read_again(&self) -> Result<usize, TlsError> {
+        let pair = Pair::read(&self.0.certificate, &self.0.key)?;
+        let now = pair.certificates;
+        let before = self.0.pair.swap(Arc::new(pair)).certificates;
+        if now < before {
+            let file = self.0.certificate.display();
+            tracing::warn!(%file, before, now, "the certificate chain is shorter than before; check that the file is whole");
+        }
+        Ok(before.saturating_sub(now))
     }
 
     /// The files that it was read from.
@@ -85,11 +108,17 @@ impl Tls {
         [&self.0.certificate, &self.0.key]
     }
 
+    /// The files and their metadata when they were last read with success.
+    pub(crate) fn files_read(&self) -> Vec<(PathBuf, Metadata)> {
+        let pair = self.0.pair.load();
+        self.files().into_iter().map(Path::to_owned).zip(pair.metadata.iter().cloned()).collect()
+    }
+
     pub(crate) async fn accept(&self, stream: TcpStream) -> io::Result<TlsStream<HandshakeStream>> {
         // Until the client says something, the connection needs no state of TLS.
         stream.readable().await?;
         let stream = HandshakeStream { stream, bytes_left: HANDSHAKE_BYTES_MAX };
-        let mut stream = TlsAcceptor::from(self.0.config.load_full()).accept(stream).await?;
+        let mut stream = TlsAcceptor::from(self.0.pair.load().config.clone()).accept(stream).await?;
         stream.get_mut().0.bytes_left = usize::MAX;
         Ok(stream)
     }
@@ -150,28 +179,34 @@ impl AsyncWrite for HandshakeStream {
     }
 }
 
-fn server_config(certificate: &Path, key: &Path) -> Result<Arc<ServerConfig>, TlsError> {
-    let read = |file: &Path| std::fs::read(file).map_err(|error| TlsError::Unreadable { file: file.to_owned(), error });
-    let (certificate_pem, key_pem) = (read(certificate)?, read(key)?);
-    let chain: Vec<CertificateDer<'static>> = CertificateDer::pem_slice_iter(&certificate_pem)
-        .collect::<Result<_, _>>()
-        .map_err(|_| TlsError::NoCertificate(certificate.to_owned()))?;
-    if chain.is_empty() {
-        return Err(TlsError::NoCertificate(certificate.to_owned()));
+impl Pair {
+    fn read(certificate: &Path, key: &Path) -> Result<Pair, TlsError> {
+        let read = |file: &Path| {
+            let read = tollgate::config::file::read(file, FILE_BYTES_MAX);
+            read.map_err(|error| TlsError::Unreadable { file: file.to_owned(), error })
+        };
+        let ((certificate_pem, certificate_data), (key_pem, key_data)) = (read(certificate)?, read(key)?);
+        let chain: Vec<CertificateDer<'static>> = CertificateDer::pem_slice_iter(&certificate_pem)
+            .collect::<Result<_, _>>()
+            .map_err(|_| TlsError::NoCertificate(certificate.to_owned()))?;
+        if chain.is_empty() {
+            return Err(TlsError::NoCertificate(certificate.to_owned()));
+        }
+        let certificates = chain.len();
+        let private = PrivateKeyDer::from_pem_slice(&key_pem).map_err(|_| TlsError::NoKey(key.to_owned()))?;
+        let mismatch = |error: tokio_rustls::rustls::Error| TlsError::Mismatch {
+            certificate: certificate.to_owned(),
+            key: key.to_owned(),
+            reason: error.to_string(),
+        };
+        let config = ServerConfig::builder_with_provider(Arc::new(crypto::ring::default_provider()))
+            .with_safe_default_protocol_versions()
+            .map_err(mismatch)?
+            .with_no_client_auth()
+            .with_single_cert(chain, private)
+            .map_err(mismatch)?;
+        Ok(Pair { config: Arc::new(config), certificates, metadata: [certificate_data, key_data] })
     }
-    let private = PrivateKeyDer::from_pem_slice(&key_pem).map_err(|_| TlsError::NoKey(key.to_owned()))?;
-    let mismatch = |error: tokio_rustls::rustls::Error| TlsError::Mismatch {
-        certificate: certificate.to_owned(),
-        key: key.to_owned(),
-        reason: error.to_string(),
-    };
-    let config = ServerConfig::builder_with_provider(Arc::new(crypto::ring::default_provider()))
-        .with_safe_default_protocol_versions()
-        .map_err(mismatch)?
-        .with_no_client_auth()
-        .with_single_cert(chain, private)
-        .map_err(mismatch)?;
-    Ok(Arc::new(config))
 }
 
 impl std::fmt::Debug for Tls {

@@ -1,15 +1,15 @@
-//! One suite for everything that decides: oracle, memory, Redis, and whatever stands behind a door.
+//! The conformance suite for everything that decides: oracle, memory, Redis and every endpoint.
 //!
-//! The product promises the same verdict everywhere. So there is one list of behaviours and one
-//! source of random traffic, and each implementation is a [`Subject`] that is put through both:
+//! Tollgate promises the same verdict everywhere. So there is one list of behaviours and one source of random traffic,
+//! and both run against each implementation, as a [`Subject`]:
 //!
 //! ```text
-//!   named cases      scripts with literal expectations; the oracle passes them first
-//!   random traces    subject and oracle side by side, every field of every decision
-//!   properties       what each algorithm promises, whatever the traffic
+//!   named cases      scripts with literal expectations; the oracle must pass them, too
+//!   random traces    subject and oracle must agree in every field of every decision, except its source
+//!   properties       guarantees of each algorithm under any traffic
 //! ```
 //!
-//! An implementation joins in five lines:
+//! Adding an implementation takes five lines:
 //!
 //! ```
 //! use tollgate_core::{Check, Decision, Demand, Timestamp};
@@ -25,7 +25,7 @@
 //! conformance::random_traces(3, 1, || Mine(Oracle::new())).expect("the oracle agrees with itself");
 //! ```
 //!
-//! A failing trace is shrunk and printed as a script; it then becomes a named case.
+//! A failing trace is shrunk and printed as a script, which can then be added as a named case.
 
 pub mod accuracy;
 pub mod cases;
@@ -39,7 +39,7 @@ mod trace;
 
 pub use compare::{Difference, compare};
 pub use memory::InMemory;
-pub use random::{Failure, Random, random_traces, random_traces_of, traces_from_env};
+pub use random::{Failure, Random, long_traces, random_traces, random_traces_of, traces_from_env};
 pub use script::{Case, CaseFailure};
 pub use trace::{Ask, Operation, Slot, Step, Trace};
 
@@ -47,28 +47,34 @@ use tollgate_core::{Check, Cost, Decision, Demand, Timestamp};
 
 use crate::oracle::Oracle;
 
-/// Something that decides at an injected time. An error of a store is a panic: the suite expects none.
+/// An implementation under test, which decides at a given time.
+///
+/// Implementations panic if their store returns an error: the suite expects none.
 pub trait Subject {
-    /// Decides at `now`.
+    /// Decides a check at `now`.
     fn check(&mut self, now: Timestamp, check: &Check<'_>) -> Decision;
 
-    /// Takes back at `now` what `decision` charged.
+    /// Refunds at `now` what `decision` charged for `check`.
     fn refund(&mut self, now: Timestamp, check: &Check<'_>, decision: &Decision);
 
-    /// Forgets one counter.
+    /// Deletes one counter.
     fn reset(&mut self, now: Timestamp, demand: &Demand<'_>);
 
-    /// How this subject shows a decision: a door that tells milliseconds rounds the expected one here.
+    /// Converts an expected decision to what this subject returns: an endpoint that uses milliseconds rounds here.
+    ///
+    /// Returns it unchanged by default.
     fn as_seen(&self, decision: Decision) -> Decision {
         decision
     }
 
-    /// What this subject can be asked for.
+    /// Returns the abilities of this subject. Defaults to all.
     fn abilities(&self) -> Abilities {
         Abilities::default()
     }
 
-    /// One unit admitted at each of these instants. For subjects that know a faster way than one by one.
+    /// Admits one unit at each of these instants.
+    ///
+    /// The default makes one check per instant and panics if one is denied. Override it if there is a faster way.
     fn fill(&mut self, demand: &Demand<'_>, instants: &mut dyn Iterator<Item = Timestamp>) {
         let demand = demand.cost(Cost::ONE);
         for now in instants {
@@ -78,20 +84,20 @@ pub trait Subject {
     }
 }
 
-/// What a subject can be asked for. Doors translate only part of what a store can do.
+/// The abilities of a subject. Endpoints support only part of what a store can do. Defaults to all.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Abilities {
-    /// It takes refunds.
+    /// Supports refunds.
     pub refunds: bool,
-    /// It takes the scope of a rule, and so a changed window.
+    /// Supports limits in the scope of a rule, whose window may change.
     pub rules: bool,
-    /// It decides atomically over several limits.
+    /// Decides several limits in one check.
     pub several_limits: bool,
-    /// It decides atomically over several subjects.
+    /// Decides several subjects in one check.
     pub several_subjects: bool,
-    /// It tells waits to the microsecond.
+    /// Returns waits in microseconds.
     pub microseconds: bool,
-    /// It is quick enough to be filled with a hundred thousand admissions.
+    /// Is fast enough for 100,000 admissions in one case.
     pub fills: bool,
 }
 
@@ -109,7 +115,7 @@ impl Default for Abilities {
 }
 
 impl Abilities {
-    /// Whether everything that is needed is there.
+    /// Returns whether these abilities include all of `needed`.
     pub fn cover(self, needed: Abilities) -> bool {
         (self.refunds || !needed.refunds)
             && (self.rules || !needed.rules)

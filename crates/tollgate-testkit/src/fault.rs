@@ -1,28 +1,27 @@
-//! A network that misbehaves on demand: a TCP proxy on 127.0.0.1 whose fault is switched while it runs.
+//! A fault-injecting TCP proxy on 127.0.0.1, whose fault can be changed while it runs.
 //!
-//! A killed or stopped server shows how a *process* fails. What lies between fails in other ways: bytes come late, in
-//! crumbs, not at all, or the connection is torn down with a reset. The kernel's own tools for this need privileges that
-//! a test run may not have; a proxy in front of the server needs none.
+//! A killed or stopped server shows how a *process* fails. A network fails in other ways: bytes arrive late, in small
+//! pieces or not at all, or the connection is reset. The kernel's tools for this need privileges that a test run may
+//! not have. A proxy in front of the server needs none.
 //!
 //! ```text
 //!   client ──► 127.0.0.1:port ──[ fault ]──► upstream
 //!          ◄──                 ──[ fault ]◄──
 //! ```
 //!
-//! **Order.** Bytes of one direction are never reordered, whatever the faults that follow each other: each chunk is
-//! stamped with the time at which it may go on, and waits for those before it.
+//! **Order.** Bytes of one direction are never reordered, even if the fault changes. Each chunk has the time at which
+//! it may be forwarded, and waits for the chunks before it.
 //!
-//! **Lost bytes.** A stream with a hole in it does not exist in TCP: a reply that follows swallowed ones would be
-//! taken for an answer to something else, which no network can cause. So a connection that lost bytes to
-//! [`Fault::Blackhole`] is closed when that fault ends; one that lost none goes on.
+//! **Lost bytes.** TCP never delivers a stream with a gap. With a gap, a client would take a reply for the reply to
+//! another request, which no network can cause. So a connection that lost bytes to [`Fault::Blackhole`] is closed when
+//! that fault ends. A connection that lost none stays open.
 //!
-//! **Switching is done when it returns.** [`Proxy::set`] waits until the proxy has seen the change and has taken up
-//! everyone who connected before it; with [`Fault::Cut`] or [`Fault::Reset`] also until all these are closed. A test need
-//! not guess when.
+//! **A change is effective when [`Proxy::set`] returns.** It waits until the proxy has applied the change and accepted
+//! all connections that clients opened before. With [`Fault::Cut`] or [`Fault::Reset`] it also waits until these are
+//! closed. So tests need no sleeps.
 //!
-//! **One thread.** The proxy has a runtime of its own on a thread of its own, ended and joined on drop, so it works
-//! the same in blocking and in asynchronous tests, and a test that starves its own runtime does not starve the
-//! network.
+//! **One thread.** The proxy has its own runtime on its own thread, which is joined on drop. So it works in blocking
+//! and in asynchronous tests alike, and a test that blocks its own runtime does not block the proxy.
 
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::sync::Arc;
@@ -35,32 +34,32 @@ use gauge::Gauge;
 use relay::Wish;
 
 mod gauge;
-mod relay;
+pub(crate) mod relay;
 #[cfg(test)]
 mod tests;
 
-/// What the network does to what passes through it.
+/// What the proxy does to connections and their bytes. Defaults to [`Fault::Pass`].
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 #[non_exhaustive]
 pub enum Fault {
-    /// Nothing.
+    /// Forwards everything unchanged.
     #[default]
     Pass,
-    /// Every byte arrives this much later, in each direction.
+    /// Forwards every byte this much later, in each direction.
     Delay(Duration),
-    /// Bytes wait, and arrive when the fault ends: a partition that heals, replies that come too late.
+    /// Holds all bytes and forwards them when the fault ends: a partition that heals, or late replies.
     Hold,
-    /// Bytes vanish: connections open, and nothing is ever answered.
+    /// Discards all bytes: connections open, and no reply arrives.
     Blackhole,
-    /// Connections are closed, those that are open and those that come.
+    /// Closes all open and all new connections.
     Cut,
-    /// The same, by RST: what was on its way to the client is lost, and reading fails instead of ending.
+    /// Closes all open and all new connections with RST: bytes in flight to the client are lost, and its reads fail.
     Reset,
-    /// At most this many bytes at a time, so that frames arrive in crumbs. At least 1.
+    /// Forwards at most this many bytes at a time, so that frames arrive in pieces. Zero counts as 1.
     Slice(usize),
 }
 
-/// A proxy in front of one upstream.
+/// A TCP proxy in front of one upstream. Dropping it closes all connections.
 #[derive(Debug)]
 pub struct Proxy {
     addr: SocketAddr,
@@ -70,10 +69,12 @@ pub struct Proxy {
 }
 
 impl Proxy {
-    /// Listens on a free port of 127.0.0.1 and passes everything on to `upstream`, which need not be up.
+    /// Starts a proxy on a free port of 127.0.0.1 that forwards to `upstream`, with [`Fault::Pass`].
+    ///
+    /// The upstream need not be up. While it refuses connections, those of the clients are closed.
     ///
     /// # Panics
-    /// When no socket or thread can be had.
+    /// If no socket or thread can be created.
     pub fn start(upstream: SocketAddr) -> Proxy {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port on 127.0.0.1");
         listener.set_nonblocking(true).expect("a non-blocking socket");
@@ -86,22 +87,25 @@ impl Proxy {
         Proxy { addr, wish, gauge, thread: Some(thread.expect("a thread")) }
     }
 
-    /// Where clients connect.
+    /// Returns the address on which the proxy listens.
     pub fn addr(&self) -> SocketAddr {
         self.addr
     }
 
-    /// The port where clients connect.
+    /// Returns the port on which the proxy listens.
     pub fn port(&self) -> u16 {
         self.addr.port()
     }
 
-    /// `redis://127.0.0.1:PORT` of the proxy.
+    /// Returns `redis://127.0.0.1:PORT` of the proxy.
     pub fn url(&self) -> String {
         format!("redis://{}", self.addr)
     }
 
-    /// Switches the fault, for the connections that are open and for those to come.
+    /// Sets the fault for all open and all new connections, and waits until it is effective.
+    ///
+    /// # Panics
+    /// If that takes longer than 10 seconds.
     pub fn set(&self, fault: Fault) {
         let mut turn = 0;
         self.wish.send_modify(|wish| {
@@ -114,22 +118,22 @@ impl Proxy {
         }
     }
 
-    /// How many connections were ever accepted, those that were closed at once included.
+    /// Returns the number of connections accepted so far, including those closed at once.
     pub fn connections(&self) -> u64 {
         self.gauge.accepted()
     }
 
-    /// How many connections are open to the upstream, or on the way there.
+    /// Returns the number of accepted connections that are not closed yet.
     pub fn open(&self) -> u64 {
         self.gauge.open()
     }
 
-    /// Bytes that were sent on to the upstream.
+    /// Returns the number of bytes forwarded to the upstream.
     pub fn bytes_up(&self) -> u64 {
         self.gauge.bytes_up()
     }
 
-    /// Bytes that were sent on to the clients.
+    /// Returns the number of bytes forwarded to clients.
     pub fn bytes_down(&self) -> u64 {
         self.gauge.bytes_down()
     }
@@ -139,7 +143,7 @@ impl Drop for Proxy {
     fn drop(&mut self) {
         self.wish.send_modify(|wish| wish.fault = None);
         if let Some(thread) = self.thread.take() {
-            // It failed only if it panicked, and then its message has been printed.
+            // Joining fails only after a panic, whose message has been printed.
             let _ = thread.join();
         }
     }

@@ -1,34 +1,35 @@
-//! The history checker: was a concurrent run right? Judged afterwards, from what the callers saw.
+//! The history checker: verifies the decisions of a concurrent run afterwards.
 //!
-//! Threads and processes that hammer one store cannot be compared with an oracle step by step: nobody
-//! knows the order. But each answer carries the store's time of the decision, and by that time the rules of an
-//! exact window can be checked, all of them:
+//! The decisions of concurrent threads and processes cannot be compared with an oracle step by step, since their order
+//! is not known. But each decision carries the store's time, and by that time all rules of an exact window can be
+//! checked:
 //!
 //! ```text
 //!   over          units admitted in (t − window, t] above the quota, for any t
 //!   unjustified   a denial although there was room
-//!   retry_after   not the moment at which enough of the oldest units leave
-//!   remaining     not the quota less what counts: something was charged that was not admitted, or not charged that was
+//!   retry_after   not the time at which enough of the oldest units expire
+//!   remaining     not the quota minus the counted units: a denied check was charged, or an admitted one was not
 //! ```
 //!
-//! The last is what shows a check of several limits to be all or nothing: a denied check that charged one of its keys, or an
-//! admitted one that missed one, leaves a count that no sum of whole checks explains.
+//! The last rule shows that a check of several limits is all or nothing: a denied check that charged one of its keys,
+//! or an admitted check that missed one, leaves a count that no sum of whole checks explains.
 //!
-//! **Ties.** Decisions of the same microsecond have no known order, so each may have seen any part of the others: the
-//! answer must lie between what none and what all of them give. Nothing is skipped.
+//! **Ties.** Decisions of the same microsecond have no known order, so each may have been made before or after any of
+//! the others. An answer must lie between what none and what all of them give. No decision is skipped.
 //!
-//! **Ticks.** `sliding` above its exact quota may keep a unit up to one tick longer; its answers may lie that much later.
+//! **Ticks.** `sliding` above its exact quota may keep a unit for up to one tick longer, so its waits may be that much
+//! longer.
 //!
-//! **Without any clock but the caller's.** A store whose clock is wrong could pass all that. So there is a witness that does not
-//! believe it: quota + 1 units, all sent after one moment and all answered less than a window later, were admitted within a
-//! window whatever any clock says ([`Violation::Witness`]).
+//! **The callers' clock.** A store whose clock is wrong could pass all these checks. So there is one that uses only the
+//! callers' clock: quota + 1 units that were all sent after some instant and all answered less than a window later were
+//! admitted within one window, whatever the store's clock says ([`Violation::Witness`]).
 //!
-//! **Degraded answers** ([`Source::Local`]) are no part of the store's history. They are
-//! checked against the bound that was stated for them ([`Bounds`]). Answers that nobody counted ([`Source::None`]) have no bound:
-//! each is a violation unless the run is said to allow them.
+//! **Local decisions** ([`Source::Local`]) are not part of the store's history. They are checked against [`Bounds`].
+//! Uncounted admissions ([`Source::None`]) have no bound: each is a violation unless [`Bounds::uncounted`] is set.
 //!
-//! **Remembered denials** ([`Source::DenyCache`]) repeat the store. So each needs a word of the store that was heard before and still
-//! holds, for the very cost, with the same remaining and a wait that ends when that word does.
+//! **Cached denials** ([`Source::DenyCache`]) repeat a decision of the store. Each needs a decision of the store that
+//! was received before and is still valid, for the same cost, with the same `remaining` and a wait that ends at the
+//! same time.
 
 mod counter;
 mod remembered;
@@ -39,24 +40,29 @@ pub use violation::{Report, Violation};
 
 use tollgate_core::{Algorithm, Decision, Limit, SLIDING_EXACT_QUOTA_MAX, Source, Timestamp};
 
-/// What counters were asked and what they answered. One per thread can be filled and then [merged](History::merge).
+/// A record of the decisions of a run, by counter.
+///
+/// Each thread can fill its own; they are [merged](History::merge) afterwards.
 #[derive(Clone, Debug)]
 pub struct History {
     counters: Vec<Counter>,
     checks: u64,
-    /// When the checks were sent that nobody counted.
+    /// The send times of the checks that were admitted without counting.
     uncounted: Vec<u64>,
 }
 
-/// What is allowed outside the store's own promise.
+/// What a run may admit beyond the store's own decisions.
+///
+/// By default neither local decisions nor uncounted admissions are allowed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Bounds {
-    /// The most units that local answers may admit on one counter within any window. `None`: there may be no local answers.
+    /// The most units that local decisions may admit on one counter within any window. `None` is 0.
     pub local: Option<u64>,
-    /// The most units that store and local answers together may admit within any window, by the callers' clock.
-    /// `None`: the sum of quota and `local`.
+    /// The most units that store and local decisions together may admit on one counter within any window.
+    ///
+    /// By the callers' clock. `None` is the quota plus `local`. Checked only if there are local admissions.
     pub together: Option<u64>,
-    /// Whether checks may be admitted that nobody counts, as `on_failure = "allow"` does.
+    /// Whether checks may be admitted without counting, as `on_failure = "allow"` does.
     pub uncounted: bool,
 }
 
@@ -67,27 +73,29 @@ struct Counter {
     refunds: Vec<Refund>,
 }
 
-/// One line of one decision, as its caller saw it.
+/// One limit status of a decision, as its caller received it.
 #[derive(Clone, Copy, Debug)]
 struct Answer {
-    /// The caller's clock, before asking and after being answered.
+    /// The caller's clock when it sent the check.
     sent_us: u64,
+    /// The caller's clock when it received the decision.
     received_us: u64,
-    /// The store's clock.
+    /// The store's clock at the decision.
     at_us: u64,
     cost: u32,
     remaining: u32,
+    /// `None` is *never*.
     retry_after_us: Option<u64>,
-    /// Until one more unit comes back.
+    /// The time until one more unit is available.
     next_after_us: u64,
-    /// This line's own verdict.
+    /// The verdict of this limit.
     allowed: bool,
-    /// The verdict on the whole check: only then is anything charged.
+    /// The verdict of the whole check. Units are charged only if it is `true`.
     admitted: bool,
     source: Source,
 }
 
-/// Units given back, at some moment between two times of the store's clock.
+/// A refund, made at some instant between two times of the store's clock.
 #[derive(Clone, Copy, Debug)]
 struct Refund {
     charged_at_us: u64,
@@ -97,26 +105,28 @@ struct Refund {
 }
 
 impl History {
-    /// An empty history of these counters. Only exact windows can be judged.
+    /// Creates an empty history of counters with these limits.
     ///
     /// # Panics
-    /// When one is neither `sliding` nor `sliding-log`.
+    /// If a limit is neither `sliding` nor `sliding-log`, or has `count_denied`: only exact windows can be verified.
     pub fn new(limits: impl IntoIterator<Item = Limit>) -> History {
         let counter = |limit: Limit| {
             assert!(
                 matches!(limit.algorithm(), Algorithm::Sliding | Algorithm::SlidingLog) && !limit.count_denied(),
-                "a history is of exact windows without penalties, not of {limit}"
+                "only sliding and sliding-log without count_denied can be verified, not {limit}"
             );
             Counter { limit, answers: Vec::new(), refunds: Vec::new() }
         };
         History { counters: limits.into_iter().map(counter).collect(), checks: 0, uncounted: Vec::new() }
     }
 
-    /// Notes a decision: `counters` names the counter of each of its lines, by its place in [`History::new`]. `sent_us` and
-    /// `received_us` are the caller's (monotonic) clock before asking and after the answer.
+    /// Records a decision.
+    ///
+    /// `counters` has the counter of each of its limits, as an index into the limits of [`History::new`]. `sent_us` and
+    /// `received_us` are the caller's monotonic clock before the check and after the decision.
     ///
     /// # Panics
-    /// When the decision has not as many lines as counters were asked, unless nobody counted it.
+    /// If the decision does not have as many limit statuses as `counters`, unless its source is [`Source::None`].
     pub fn note(&mut self, counters: &[usize], sent_us: u64, received_us: u64, decision: &Decision) {
         let admitted = decision.allowed();
         self.checks += 1;
@@ -141,10 +151,10 @@ impl History {
         }
     }
 
-    /// Notes that `decision` was refunded, between these two times of the store's clock.
+    /// Records that `decision` was refunded between these two times of the store's clock.
     ///
     /// # Panics
-    /// When the decision has not as many lines as counters were asked.
+    /// If the decision does not have as many limit statuses as `counters`.
     pub fn note_refund(&mut self, counters: &[usize], decision: &Decision, earliest: Timestamp, latest: Timestamp) {
         assert_eq!(decision.lines.len(), counters.len(), "a line for each counter of {counters:?}: {decision:?}");
         for (&counter, line) in counters.iter().zip(&decision.lines) {
@@ -157,22 +167,22 @@ impl History {
         }
     }
 
-    /// Adds what another caller saw of the same counters.
+    /// Adds the decisions of another history of the same counters.
     ///
     /// # Panics
-    /// When the other's counters are not these.
+    /// If the other history has other limits.
     pub fn merge(&mut self, other: History) {
-        assert_eq!(self.counters.len(), other.counters.len(), "both histories are of the same counters");
+        assert_eq!(self.counters.len(), other.counters.len(), "both histories must have the same counters");
         self.checks += other.checks;
         self.uncounted.extend(other.uncounted);
         for (mine, theirs) in self.counters.iter_mut().zip(other.counters) {
-            assert_eq!(mine.limit, theirs.limit, "both histories are of the same counters");
+            assert_eq!(mine.limit, theirs.limit, "both histories must have the same counters");
             mine.answers.extend(theirs.answers);
             mine.refunds.extend(theirs.refunds);
         }
     }
 
-    /// Judges everything.
+    /// Verifies all recorded decisions and returns a report with every violation found.
     pub fn verify(mut self, bounds: Bounds) -> Report {
         let mut report = Report { checks: self.checks, uncounted: self.uncounted.len() as u64, ..Report::default() };
         if !bounds.uncounted {
@@ -187,7 +197,9 @@ impl History {
     }
 }
 
-/// How long an entry may outlive its admission's window: up to (and not including) one tick.
+/// Returns the tick of a limit in microseconds; 1 if the limit is exact.
+///
+/// An entry may outlive the window of its admission by less than one tick.
 fn tick_us(limit: &Limit) -> u64 {
     let is_coarse = limit.algorithm() == Algorithm::Sliding && limit.quota() > SLIDING_EXACT_QUOTA_MAX;
     if is_coarse { limit.window_us().div_ceil(u64::from(SLIDING_EXACT_QUOTA_MAX)) } else { 1 }

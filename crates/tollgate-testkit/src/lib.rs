@@ -7,3 +7,4 @@ pub mod history;
 pub mod look;
 pub mod oracle;
 pub mod server;
+pub mod simulated;

@@ -1,17 +1,19 @@
-//! Looking at what another process does. It tells nobody when it is ready, so between looks there is a pause.
+//! Polling for a condition in another process or thread, with a pause between attempts.
 
 use std::fmt::Debug;
 use std::thread;
 use std::time::Duration;
 
-/// 6,000 looks, 5 ms apart, are half a minute on an idle machine. Nothing that is waited for takes this long, unless it never comes.
+/// Number of attempts: 6,000 at intervals of 5 ms are 30 seconds, far longer than any condition takes to become true.
 const LOOKS_MAX: usize = 6_000;
 const PAUSE: Duration = Duration::from_millis(5);
 
-/// Looks until it is as expected, and says what was seen then.
+/// Calls `look` until `holds` is true of its result, and returns that result.
+///
+/// Gives up after about 30 seconds. `what` describes the condition in the panic message.
 ///
 /// # Panics
-/// When it never is.
+/// If the condition does not become true.
 pub fn eventually<T: Debug>(what: &str, mut look: impl FnMut() -> T, holds: impl Fn(&T) -> bool) -> T {
     let mut seen = look();
     let is_so = holds(&seen)
@@ -19,11 +21,11 @@ pub fn eventually<T: Debug>(what: &str, mut look: impl FnMut() -> T, holds: impl
             seen = look();
             holds(&seen)
         });
-    assert!(is_so, "it never came to pass: {what}; last seen: {seen:?}");
+    assert!(is_so, "timed out waiting for: {what}; last value: {seen:?}");
     seen
 }
 
-/// Looks until it is so; false when it never was.
+/// Calls `is_so` until it returns `true`. Returns `false` if it did not within about 30 seconds.
 pub fn poll(mut is_so: impl FnMut() -> bool) -> bool {
     (0..LOOKS_MAX).any(|_| {
         let is_so = is_so();

@@ -1,8 +1,8 @@
-//! The second opinion: every answer recounted from what was written down, by the slowest means there are.
+//! The oracle: a slow reference implementation that finds every answer by search.
 //!
-//! The core is fast because it has formulas: for the wait, for what remains, for the moment a counter
-//! is whole again. A formula can be wrong by one, and a test that repeats the formula is wrong with it.
-//! So nothing here is computed that can be *tried*:
+//! The core is fast because it has formulas: for the wait, for the remaining units, for the time at which a counter is
+//! whole again. A formula can be off by one, and a test that repeats the formula has the same error. So the oracle
+//! computes nothing that can be *tried*:
 //!
 //! ```text
 //!   remaining     try costs until one does not fit
@@ -11,16 +11,15 @@
 //!   reset_after   try instants until the record is as empty as a new one
 //! ```
 //!
-//! What is left for each kind of record to say is what the rules themselves say
-//! (`docs/algorithms.md`, from which this was written, without a look at the core): how it reads at an
-//! instant (`Record::settled`), whether a cost fits, and what a charge, a penalty or a refund
-//! writes. Numbers are `i128`, sums are taken over everything kept, and there is no cleverness to trust.
+//! Each kind of record implements only what `docs/algorithms.md` defines: its state at an instant (`Record::settled`),
+//! whether a cost fits, and what a charge, a penalty or a refund writes. It was written from that document, not from
+//! the core. Numbers are `i128`, sums are taken over everything kept, and nothing is optimized.
 //!
-//! **How instants are tried.** If nobody spends, use only shrinks with time: a log's entries leave, a
-//! pair's weight falls, a bucket leaks. So "it fits" is false up to some instant and true from there
-//! on, and halving the interval finds that instant exactly (`first_wait`) in at most 52 steps.
+//! **How instants are tried.** While nothing is charged, use only shrinks with time: the entries of a log expire, the
+//! weight of a pair falls, a bucket leaks. So "it fits" is false up to some instant and true from there on, and a
+//! binary search finds that instant exactly (`first_wait`) in at most 52 steps.
 //!
-//! **Not here:** a clock. The time is an argument, and may be earlier than the time before.
+//! **No clock.** The time is an argument. It may be earlier than that of the previous call.
 
 mod bucket;
 mod log;
@@ -31,10 +30,10 @@ use log::Log;
 use pair::Pair;
 use tollgate_core::{Algorithm, Check, Decision, Demand, Limit, Line, Lines, Scope, Source, Timestamp, Wait};
 
-/// The longest wait that is ever told.
+/// The longest wait in any answer, in microseconds.
 const WAIT_US_MAX: i128 = (1 << 52) - 1;
 
-/// Every counter that was ever written, by name. It forgets nothing.
+/// The reference implementation of all algorithms. It keeps every counter until that is reset.
 #[derive(Clone, Debug, Default)]
 pub struct Oracle {
     counters: Vec<Counter>,
@@ -44,17 +43,17 @@ pub struct Oracle {
 struct Counter {
     name: Name,
     record: Record,
-    /// From here on the record is as good as none, under the limit that it was written with.
+    /// From this time on the record equals an empty one, under the limit that it was written with.
     expires_at: i128,
 }
 
 impl Oracle {
-    /// An oracle that has seen nothing.
+    /// Creates an oracle without counters.
     pub fn new() -> Oracle {
         Oracle::default()
     }
 
-    /// Decides, and writes down what follows from it.
+    /// Decides a check at `now` and charges it.
     pub fn check(&mut self, now: Timestamp, check: &Check<'_>) -> Decision {
         let now_us = micros(now);
         let verdicts: Vec<bool> = check.demands().iter().map(|demand| self.fits(demand, now_us)).collect();
@@ -64,7 +63,9 @@ impl Oracle {
         Decision { at: now, source: Source::Store, lines: lines.collect::<Lines>() }
     }
 
-    /// Takes back what `decision` charged for `check`, as far as it still counts.
+    /// Refunds what `decision` charged for `check`, as far as it still counts at `now`.
+    ///
+    /// Does nothing for a denial. The oracle does not detect a second refund of one decision.
     pub fn refund(&mut self, now: Timestamp, check: &Check<'_>, decision: &Decision) {
         if !decision.allowed() {
             return;
@@ -81,19 +82,22 @@ impl Oracle {
         }
     }
 
-    /// Forgets one counter.
+    /// Deletes one counter.
     pub fn reset(&mut self, demand: &Demand<'_>) {
         let name = Name::of(demand);
         self.counters.retain(|counter| counter.name != name);
     }
 
-    /// Whether nothing is written for this counter, or only what no longer counts under the limit that it was written with:
-    /// a store may then have forgotten it.
+    /// Returns whether the counter does not exist or is expired at `now`, so that a store may have deleted it.
+    ///
+    /// A counter is expired if it equals an empty one under the limit that it was last written with.
     pub fn is_expired(&self, now: Timestamp, demand: &Demand<'_>) -> bool {
         self.find(demand).is_none_or(|counter| counter.expires_at <= micros(now))
     }
 
-    /// Writes a history as if it had been admitted unit by unit: one at each of these instants.
+    /// Charges one unit at each of these instants, without deciding.
+    ///
+    /// The instants must be ascending. The result is the same as if each unit had been admitted.
     pub fn recall(&mut self, demand: &Demand<'_>, instants: impl Iterator<Item = Timestamp>) {
         let mut record = self.record(demand);
         let mut latest = Timestamp::ZERO;
@@ -109,7 +113,9 @@ impl Oracle {
         units(demand) == 0 || fits(&record, &demand.limit, now, units(demand))
     }
 
-    /// Writes what the verdict means for one counter, and says what is to be answered.
+    /// Updates one counter after the verdict and returns its limit status.
+    ///
+    /// `own_verdict` is that of this limit, `admitted` that of the whole check.
     fn settle_line(&mut self, demand: &Demand<'_>, now: i128, own_verdict: bool, admitted: bool) -> Line {
         let (limit, cost) = (&demand.limit, units(demand));
         let before = self.record(demand);
@@ -146,7 +152,7 @@ impl Oracle {
     }
 }
 
-/// Which counter: everything that distinguishes it, spelled out.
+/// The identity of a counter, written out in full.
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct Name {
     subject: Vec<u8>,
@@ -164,14 +170,14 @@ impl Name {
     }
 }
 
-/// What an admission left behind for its refund.
+/// The data of an admission that its refund needs.
 struct Receipt {
     at: i128,
     units: i128,
     reset_us: i128,
 }
 
-/// What is written down for one counter. Six algorithms, three kinds of record.
+/// The state of one counter. The six algorithms use three kinds of record.
 #[derive(Clone, Debug)]
 enum Record {
     Log(Log),
@@ -185,7 +191,7 @@ impl Record {
             Algorithm::Sliding | Algorithm::SlidingLog => Record::Log(Log::default()),
             Algorithm::SlidingCounter | Algorithm::FixedWindow => Record::Pair(Pair::empty(limit)),
             Algorithm::TokenBucket | Algorithm::LeakyBucket => Record::Bucket(Bucket::empty(limit)),
-            other => panic!("{other:?} has no recount"),
+            other => panic!("the oracle does not implement {other:?}"),
         }
     }
 
@@ -197,7 +203,7 @@ impl Record {
         }
     }
 
-    /// How this record reads at `now` under `limit`, nothing being spent.
+    /// Returns the state of this record at `now` under `limit`, if nothing is charged until then.
     fn settled(&self, limit: &Limit, now: i128) -> Record {
         match self {
             Record::Log(log) => Record::Log(log.settled(limit, now)),
@@ -206,7 +212,7 @@ impl Record {
         }
     }
 
-    /// Whether a settled record has room for so many units more.
+    /// Returns whether a settled record has room for `cost` more units.
     fn has_room(&self, limit: &Limit, now: i128, cost: i128) -> bool {
         match self {
             Record::Log(log) => log.has_room(limit, cost),
@@ -215,7 +221,7 @@ impl Record {
         }
     }
 
-    /// Whether a settled record is as good as a new one.
+    /// Returns whether a settled record equals an empty one.
     fn is_whole(&self, limit: &Limit) -> bool {
         match self {
             Record::Log(log) => log.is_whole(),
@@ -224,7 +230,10 @@ impl Record {
         }
     }
 
-    /// A log always forgets what has left. The others are written only if they had to be converted to be told from.
+    /// Returns whether a denial writes the record.
+    ///
+    /// A log always drops expired entries. The others are written only if the decision had to convert them: after the
+    /// clock was set back or the window was changed.
     fn is_written_by_a_denial(&self, limit: &Limit, now: i128) -> bool {
         match self {
             Record::Log(_) => true,
@@ -258,7 +267,7 @@ impl Record {
     }
 }
 
-/// What is answered of a settled record, apart from the verdict.
+/// Returns the limit status of a settled record, without the verdict and `retry_after`.
 fn line(record: &Record, demand: &Demand<'_>, now: i128) -> Line {
     let limit = &demand.limit;
     let remaining = largest_fitting(record, limit, now);
@@ -268,14 +277,16 @@ fn line(record: &Record, demand: &Demand<'_>, now: i128) -> Line {
         allowed: false,
         cost: demand.cost.units(),
         quota: limit.quota(),
-        remaining: u32::try_from(remaining).expect("what remains is at most the largest cost"),
+        remaining: u32::try_from(remaining).expect("the remaining units are at most the largest cost"),
         retry_after: Wait::ZERO,
         next_after,
         reset_after: reset_after(record, limit, now),
     }
 }
 
-/// A peek asks for one unit. A leaky bucket tells whoever is let in to wait until those before are through.
+/// Returns `retry_after` for a cost; a peek (cost 0) gets that of one unit.
+///
+/// If the cost fits into a leaky bucket, the wait is the delay until the units before it have leaked.
 fn retry_after(record: &Record, limit: &Limit, now: i128, cost: i128) -> Wait {
     let cost = cost.max(1);
     if limit.algorithm() == Algorithm::LeakyBucket && fits(record, limit, now, cost) {
@@ -299,7 +310,9 @@ fn reset_after(record: &Record, limit: &Limit, now: i128) -> Wait {
     first_wait(|d| record.settled(limit, now + d).is_whole(limit))
 }
 
-/// The first wait after which it holds, given that it keeps holding from there on; at most [`WAIT_US_MAX`].
+/// Returns the shortest wait after which `holds` is true, at most [`WAIT_US_MAX`].
+///
+/// `holds` must stay true once it is true.
 fn first_wait(holds: impl Fn(i128) -> bool) -> Wait {
     let (mut too_short, mut long_enough) = (-1, WAIT_US_MAX);
     while long_enough - too_short > 1 {
@@ -313,7 +326,7 @@ fn first_wait(holds: impl Fn(i128) -> bool) -> Wait {
     Wait::from_micros(u64::try_from(long_enough).expect("a wait is not negative"))
 }
 
-/// The largest cost that fits, given that every smaller one does too.
+/// Returns the largest cost that fits. Every smaller cost must fit, too.
 fn largest_fitting(record: &Record, limit: &Limit, now: i128) -> i128 {
     let (mut fitting, mut too_large) = (0, i128::from(limit.cost_max()) + 1);
     while too_large - fitting > 1 {

@@ -1,29 +1,29 @@
-//! A real Redis or Valkey for one test, and the means to mistreat it.
+//! A real Redis or Valkey server for one test, which the test can kill, stop and restart.
 //!
-//! A store that is faked behaves as its faker thinks. What happens when the process is killed, stopped, restarted
-//! or out of memory is learned from the process itself, so each test gets its own:
+//! A fake store only shows the failures that its author thought of. How a store behaves when its process is killed,
+//! stopped, restarted or out of memory can only be tested with a real process, so each test starts its own:
 //!
 //! ```no_run
 //! use tollgate_testkit::server::{Brand, Config};
 //!
 //! let server = Config::new(Brand::Redis).set("maxmemory", "4mb").start();
 //! assert_eq!(server.command(&["SET", "key", "1"]).text(), "OK");
-//! server.stop(); // SIGSTOP: the port still accepts, nothing answers
+//! server.stop(); // SIGSTOP: the port still accepts connections, but no command is answered
 //! server.cont();
-//! server.restart(); // kill -9, then the same port and the same directory
+//! server.restart(); // kill -9, then a start on the same port with the same directory
 //! ```
 //!
-//! **Alone.** It listens on a free port of 127.0.0.1 and keeps everything in a directory that goes when it goes.
-//! Nothing is assumed of servers that happen to run, and none but our own child is ever signalled.
+//! **Isolated.** The server listens on a free port of 127.0.0.1 and keeps its files in a directory that is removed with
+//! it. Other servers on the machine are not used, and only our own child process is ever signalled.
 //!
-//! **Ready means ours.** Between choosing a free port and listening on it somebody else may take it, and then it is
-//! *their* server that answers our PING. So readiness is two things: our child's own log says that it listens,
-//! and PING is answered. A child that died of a taken port gets another port.
+//! **Ready means ours.** Another process may take the port between our choosing it and our server listening on it. Then
+//! the other server would answer our PING. So a server is ready when its own log says that it listens and PING is
+//! answered. If the port was taken, another one is tried.
 //!
-//! **No orphans.** A test process may be killed, and a stopped server would then sleep forever. Each server has a
-//! leash: a shell that reads from a pipe whose other end only we hold, and that ends the server when the pipe closes.
+//! **No orphans.** If the test process is killed, a stopped server would stay forever. So each server has a *leash*: a
+//! shell that reads from a pipe whose other end only the test process holds. It kills the server when the pipe closes.
 //!
-//! **Logs.** When a server is dropped while its test panics, the end of its log is printed with the failure.
+//! **Logs.** If a server is dropped while its test panics, the end of its log is printed.
 
 use std::fs::{self, OpenOptions};
 use std::io;
@@ -48,12 +48,12 @@ mod resp;
 #[cfg(test)]
 mod tests;
 
-/// How often a taken port may be met before something else must be wrong.
+/// Number of ports to try before giving up.
 const PORTS_TRIED_MAX: usize = 20;
-/// How much of the log a failure shows.
+/// Number of lines at the end of the log that a failure shows.
 const LOG_LINES_SHOWN: usize = 40;
 
-/// What a server is started with.
+/// The configuration of a server.
 #[derive(Clone, Debug)]
 pub struct Config {
     brand: Brand,
@@ -62,7 +62,7 @@ pub struct Config {
 }
 
 impl Config {
-    /// A server that keeps nothing on disk and allows DEBUG.
+    /// Creates a configuration without persistence and with the DEBUG command enabled.
     pub fn new(brand: Brand) -> Config {
         let config = Config { brand, settings: Vec::new(), environment: Vec::new() };
         config
@@ -72,33 +72,37 @@ impl Config {
             .set("repl-diskless-sync-delay", "0")
     }
 
-    /// One line of the configuration file, as the server's documentation writes it: `set("maxmemory", "4mb")`,
-    /// `set("user", "alice on >secret ~* +@all")`, `set("replicaof", "127.0.0.1 7001")`. A later line wins.
+    /// Adds a line to the configuration file. A later line overrides an earlier one.
+    ///
+    /// The syntax is that of the server's documentation: `set("maxmemory", "4mb")`,
+    /// `set("user", "alice on >secret ~* +@all")`, `set("replicaof", "127.0.0.1 7001")`.
     #[must_use]
     pub fn set(mut self, name: &str, value: &str) -> Config {
         self.settings.push((name.into(), value.into()));
         self
     }
 
-    /// An environment variable of the server's process.
+    /// Sets an environment variable of the server's process.
     #[must_use]
     pub fn env(mut self, name: &str, value: &str) -> Config {
         self.environment.push((name.into(), value.into()));
         self
     }
 
-    /// Keeps what it answered for over [`Server::kill9`] and [`Server::restart`]: the append-only file is
-    /// written before the reply is, and the kernel keeps what a killed process has written. It is left to the kernel when that
-    /// reaches the disk: a server that sees to it every second does not write while it does, and replies all the same.
+    /// Enables persistence: acknowledged writes survive [`Server::kill9`] and [`Server::restart`].
+    ///
+    /// The append-only file is written before the reply is sent, and the kernel keeps what a killed process has
+    /// written. `appendfsync` is `no`: with `everysec` the server delays writes while it syncs, but still sends
+    /// replies.
     #[must_use]
     pub fn persistent(self) -> Config {
         self.set("appendonly", "yes").set("appendfsync", "no")
     }
 
-    /// Starts the server and waits until it serves.
+    /// Starts the server and waits until it answers PING.
     ///
     /// # Panics
-    /// When this machine has no such server, or when it does not start; the message says why.
+    /// If the server's binary is not found or does not start. The message has the reason.
     pub fn start(self) -> Server {
         let binary = self.brand.binary().unwrap_or_else(|problem| panic!("{problem}"));
         let dir = TempDir::with_prefix("tollgate-").expect("a temporary directory");
@@ -110,9 +114,10 @@ impl Config {
                 return server;
             }
         }
-        panic!("met {PORTS_TRIED_MAX} taken ports in a row\n{}", server.log_end());
+        panic!("{PORTS_TRIED_MAX} ports in a row were in use\n{}", server.log_end());
     }
 
+    /// Returns the text of the configuration file.
     fn file(&self, port: u16, dir: &Path) -> String {
         let mut file = format!("bind 127.0.0.1\nport {port}\ndir {}\n", dir.display());
         for (name, value) in &self.settings {
@@ -121,13 +126,15 @@ impl Config {
         file
     }
 
+    /// Returns the value of the last line with this name.
     fn setting(&self, name: &str) -> Option<&str> {
         self.settings.iter().rev().find(|(set, _)| set == name).map(|(_, value)| value.as_str())
     }
 }
 
-/// A running server, killed and cleared away when dropped. All methods take `&self`, so that one thread can
-/// mistreat it while others use it.
+/// A running server. Dropping it kills the process and removes its files.
+///
+/// All methods take `&self`, so that one thread can stop or kill the server while others use it.
 #[derive(Debug)]
 pub struct Server {
     config: Config,
@@ -138,50 +145,59 @@ pub struct Server {
 }
 
 impl Server {
-    /// A Redis with nothing set.
+    /// Starts a Redis server with the default configuration of [`Config::new`].
+    ///
+    /// # Panics
+    /// See [`Config::start`].
     pub fn redis() -> Server {
         Config::new(Brand::Redis).start()
     }
 
-    /// A Valkey with nothing set.
+    /// Starts a Valkey server with the default configuration of [`Config::new`].
+    ///
+    /// # Panics
+    /// See [`Config::start`].
     pub fn valkey() -> Server {
         Config::new(Brand::Valkey).start()
     }
 
-    /// Which of the two it is.
+    /// Returns the brand of the server.
     pub fn brand(&self) -> Brand {
         self.config.brand
     }
 
-    /// The port on 127.0.0.1; the same for as long as this value lives.
+    /// Returns the port on 127.0.0.1. It does not change when the server is restarted.
     pub fn port(&self) -> u16 {
         self.port
     }
 
-    /// 127.0.0.1 with the port.
+    /// Returns the address: 127.0.0.1 and the port.
     pub fn addr(&self) -> SocketAddr {
         ([127, 0, 0, 1], self.port).into()
     }
 
-    /// `redis://127.0.0.1:PORT`, without any password.
+    /// Returns `redis://127.0.0.1:PORT`, without a password.
     pub fn url(&self) -> String {
         format!("redis://{}", self.addr())
     }
 
-    /// The process id; another one after a restart.
+    /// Returns the process id, which changes with a restart.
     ///
     /// # Panics
-    /// When the server has been killed and not restarted.
+    /// If the server was killed and not restarted.
     pub fn pid(&self) -> u32 {
         self.process().as_ref().expect("a running server").child.id()
     }
 
-    /// Everything the server has logged, over restarts.
+    /// Returns the server's log since the first start, across restarts.
     pub fn log(&self) -> String {
         String::from_utf8_lossy(&fs::read(self.log_path()).unwrap_or_default()).into_owned()
     }
 
-    /// A connection of its own, authenticated if `requirepass` is set.
+    /// Opens a new connection, authenticated if `requirepass` is set.
+    ///
+    /// # Errors
+    /// If the server does not accept the connection or does not reply to AUTH. An error reply to AUTH is ignored.
     pub fn connect(&self) -> io::Result<Connection> {
         let mut connection = Connection::open(self.addr())?;
         if let Some(password) = self.config.setting("requirepass") {
@@ -190,21 +206,26 @@ impl Server {
         Ok(connection)
     }
 
-    /// One command on a connection of its own.
+    /// Sends one command on a new connection and returns its reply, which may be an error reply.
     ///
     /// # Panics
-    /// When no reply comes; an error reply is a reply.
+    /// If there is no reply within 10 seconds or the connection fails.
     pub fn command(&self, parts: &[&str]) -> Reply {
         let reply = self.connect().and_then(|mut connection| connection.call(parts));
         reply.unwrap_or_else(|error| panic!("{parts:?} got no reply: {error}\n{}", self.log_end()))
     }
 
-    /// Ends the process at once, as a crash of the machine would. Does nothing when it is down already.
+    /// Kills the process with SIGKILL. Does nothing if it does not run.
     pub fn kill9(&self) {
         *self.process() = None;
     }
 
-    /// SIGSTOP: the kernel goes on accepting connections, the server answers nothing. Returns once it has stopped.
+    /// Stops the process with SIGSTOP and waits until it has stopped.
+    ///
+    /// The kernel still accepts connections, but no command is answered.
+    ///
+    /// # Panics
+    /// If the server does not run.
     pub fn stop(&self) {
         let process = self.process();
         let pid = process.as_ref().expect("a running server").signal(Signal::STOP);
@@ -213,25 +234,38 @@ impl Server {
         assert!(poll(stopped), "SIGSTOP did not stop process {}", pid.as_raw_nonzero());
     }
 
-    /// SIGCONT: what was sent while it was stopped is answered.
+    /// Continues a stopped process with SIGCONT. It then answers the commands sent in the meantime.
+    ///
+    /// # Panics
+    /// If the server does not run.
     pub fn cont(&self) {
         self.process().as_ref().expect("a running server").signal(Signal::CONT);
     }
 
-    /// Ends the process if it runs, starts it on the same port with the same directory, and waits until it serves.
+    /// Kills the process if it runs, and starts it again on the same port with the same directory.
+    ///
+    /// Waits until the server answers PING.
+    ///
+    /// # Panics
+    /// If the server does not start, or its port stays in use.
     pub fn restart(&self) {
         self.restart_without_waiting();
         self.wait_until_serving();
     }
 
-    /// Like [`restart`](Server::restart), but returns as soon as the server listens. One that has much to load answers
-    /// LOADING for a while: fill it, `SAVE`, and set `key-load-delay` and `loading-process-events-interval-bytes`.
+    /// Restarts the server like [`restart`](Server::restart), but returns as soon as it listens.
+    ///
+    /// While the server loads its data, it answers LOADING. To make that take longer, fill it, `SAVE`, and set
+    /// `key-load-delay` and `loading-process-events-interval-bytes`.
+    ///
+    /// # Panics
+    /// If the server does not start, or its port stays in use.
     pub fn restart_without_waiting(&self) {
         self.kill9();
-        assert!(poll(|| self.launch()), "port {} was taken while the server was down\n{}", self.port, self.log_end());
+        assert!(poll(|| self.launch()), "port {} is in use by another process\n{}", self.port, self.log_end());
     }
 
-    /// Starts the process and waits until its log says that it listens; false if the port is taken.
+    /// Starts the process and waits until its log says that it listens. Returns `false` if the port is in use.
     fn launch(&self) -> bool {
         let config_path = self.dir.path().join("server.conf");
         fs::write(&config_path, self.config.file(self.port, self.dir.path())).expect("a writable temporary directory");
@@ -242,7 +276,7 @@ impl Server {
 
         let mut exited = None;
         let settled = poll(|| {
-            // The exit is looked at first: whatever was logged before it is in the log by then.
+            // Check for the exit first: the log is then complete.
             exited = process.child.try_wait().expect("a child of ours");
             exited.is_some() || self.log()[logged_before..].contains("Server initialized")
         });
@@ -250,12 +284,13 @@ impl Server {
         match exited {
             None if settled => *self.process() = Some(process),
             Some(_) if log.contains("Address already in use") => return false,
-            Some(status) => panic!("{} ended at its start: {status}\n{log}", self.binary.display()),
-            None => panic!("{} did not start to listen\n{log}", self.binary.display()),
+            Some(status) => panic!("{} exited during its start: {status}\n{log}", self.binary.display()),
+            None => panic!("{} does not listen on port {}\n{log}", self.binary.display(), self.port),
         }
         true
     }
 
+    /// Waits until the server answers PING with anything but LOADING.
     fn wait_until_serving(&self) {
         let mut last = String::new();
         let serving = poll(|| match self.connect().and_then(|mut connection| connection.call(&["PING"])) {
@@ -263,18 +298,18 @@ impl Server {
                 last = error;
                 false
             }
-            // NOAUTH, NOPERM, too many clients: an answer of a server that serves, though not us.
+            // Errors such as NOAUTH, NOPERM and too many clients also come from a server that is ready.
             Ok(_) => true,
             Err(error) => {
                 last = error.to_string();
                 false
             }
         });
-        assert!(serving, "PING is not answered: {last}\n{}", self.log_end());
+        assert!(serving, "the server does not answer PING: {last}\n{}", self.log_end());
     }
 
     fn process(&self) -> MutexGuard<'_, Option<Process>> {
-        // A panic of another thread must not hide the process from the one that ends it.
+        // After a panic of another thread the process must still be killed.
         self.process.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -282,6 +317,7 @@ impl Server {
         self.dir.path().join("server.log")
     }
 
+    /// Returns the last lines of the log with a heading, for failure messages.
     fn log_end(&self) -> String {
         let log = self.log();
         let lines: Vec<&str> = log.lines().collect();

@@ -281,6 +281,29 @@ fn a_remembered_wait_that_does_not_end_with_its_word_is_found() {
     assert_eq!(scene.report().violations.len(), 1, "{}", scene.report());
 }
 
+/// The word was sent 500 µs before it was decided, as another answer of the store shows that took no time.
+#[test]
+fn a_remembered_wait_that_counts_from_the_send_is_found() {
+    for (told_us, is_found) in [(5_500, true), (5_990, true), (6_000, false), (6_040, false), (6_100, true)] {
+        let mut scene = Scene { limits: vec!["10/10ms".parse().unwrap(); 2], records: Vec::new() };
+        let (mut oracle, start) = (Oracle::new(), Timestamp::from_micros(1_700_000_000_000_000));
+        let first = scene.ask(&mut oracle, start, &[0], 10);
+        let denied = scene.ask(&mut oracle, start.plus_micros(4_000), &[0], 2);
+        scene.records[first].received_us = scene.records[first].sent_us;
+        let decided_us = scene.records[first].sent_us + 4_000;
+        (scene.records[denied].sent_us, scene.records[denied].received_us) = (decided_us - 500, decided_us + 40);
+        let mut remembered = scene.records[denied].clone();
+        (remembered.sent_us, remembered.received_us) = (decided_us + 50, decided_us + 50);
+        remembered.decision.source = Source::DenyCache;
+        let line = &mut remembered.decision.lines[0];
+        line.retry_after = Wait::from_micros(told_us - 50);
+        scene.records.push(remembered);
+        let report = scene.report();
+        let found = report.violations.iter().any(|v| matches!(v, Violation::Misremembered { counter: 0, .. }));
+        assert_eq!((found, report.violations.is_empty()), (is_found, !is_found), "{told_us} µs: {report}");
+    }
+}
+
 /// What the store says of two units it does not say of three: their wait may be longer.
 #[test]
 fn a_remembered_denial_of_another_cost_is_found() {

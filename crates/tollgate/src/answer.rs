@@ -1,13 +1,13 @@
-//! What a client is told: a decision as HTTP headers, a status and a body.
+//! Renders a decision as an HTTP status, headers and body.
 //!
-//! A limiter that only says 429 makes its clients guess. They need to know how much is left *before* they are
-//! refused, which limit it was, and when to come back; and what they are told must be true. So one module turns a
-//! [`Decision`](tollgate_core::Decision) into HTTP, and everything that speaks HTTP uses it.
+//! A client that receives nothing but a 429 has to guess. It needs the remaining quota *before* it is denied, the limit
+//! that denied it, and the time to retry, and all of these must be correct. This module renders a
+//! [`Decision`](tollgate_core::Decision) as HTTP for every HTTP endpoint.
 //!
 //! ```text
 //!   before any request                    per request
 //!   ┌────────┐                            ┌──────────┐
-//!   │ Policy │ name, limit, plan, style   │ Decision │ one line per policy
+//!   │ Policy │ name, limit, plan, style   │ Decision │ one limit status per policy
 //!   └───┬────┘                            └────┬─────┘
 //!       ▼             write_headers            │
 //!   ┌──────────┐ ◀─────────────────────────────┤─▶ headers, on every response
@@ -35,30 +35,31 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! **The numbers.** Every wait is exact to the microsecond until it is rendered, and is then rounded up, once: a
-//! client that waits as told is never early. `t` is when one more unit comes back, or for the line that refused,
-//! when this request would pass. `X-RateLimit-Reset` is the decision's own time plus `t`, added before rounding: two
-//! clocks added together, or a rounded sum, would let the same instant wobble by a second between requests.
-//! A request that can never pass (it costs more than the limit holds) has no `Retry-After`, no `t` and no
-//! `X-RateLimit-Reset`; `draft-6` demands its reset, which is then when one more unit comes back.
+//! **Rounding.** Every wait is exact to the microsecond until it is rendered. It is then rounded up, once, so a client
+//! that waits as long as the header says never retries too early. `t` is the time until one more unit is available, or,
+//! for a limit that denied the request, the time until this request would pass. `X-RateLimit-Reset` is the decision's
+//! time plus `t`, added before rounding. Adding rounded values, or the times of two clocks, would make the same instant
+//! differ by a second between requests. A request that can never pass (it costs more than the limit holds) has no
+//! `Retry-After`, no `t` and no `X-RateLimit-Reset`. `draft-6` requires a reset, so there it is the time until one more
+//! unit is available.
 //!
-//! **Which limit.** The styles with room for one limit show the most restrictive: of the refusing lines the one with
-//! the longest wait, else the one with the smallest part of its quota left; of equals the first. `ietf` lists all.
+//! **Which limit.** Styles that show a single limit show the most restrictive one: of the limits that denied the
+//! request, the one with the longest wait; if none denied it, the one with the smallest fraction of its quota left. On
+//! a tie the first one is shown. `ietf` lists all limits.
 //!
-//! **The quota** shown is the policy's, also while the store is away and this node grants only its share of it:
-//! `remaining` says what is really left.
+//! **Which quota.** Headers show the policy's full quota, even while the store is unavailable and this node grants only
+//! its share of it. `remaining` is what this node can really grant.
 //!
-//! **What is rendered when.** A policy's texts are made with the policy, joined once in [`Policies`], and only
-//! cloned per request. What remains per request is digits.
+//! **Rendered once.** The constant parts are rendered when a [`Policy`] is built, joined when [`Policies`] is built,
+//! and cloned per request. Only numbers are formatted per request.
 //!
-//! **Why no structured-field library here?** The only strings are names of `[a-z0-9-]+`, which need no escape, and the
-//! only numbers are integers far below 10^15. The tests parse everything back with a real one.
+//! **Why no structured-field library?** The only strings are names of `[a-z0-9-]+`, which need no escaping, and the
+//! only numbers are integers far below 10^15. The tests parse all output with a structured-field library.
 //!
-//! [`Verdict`] is the table from verdicts and errors to HTTP, gRPC and RESP.
+//! [`Verdict`] maps verdicts and errors to HTTP, gRPC and RESP.
 
 mod accept;
 mod body;
-mod digits;
 pub mod grpc;
 mod policies;
 mod policy;

@@ -20,6 +20,9 @@
 //! healed anything, the breaker is left ajar: closed, and opened again by the next failure, whose caller then probes. If it
 //! is overdue, the caller who notices asks the store itself, one in two seconds.
 //!
+//! **In a row, not at once.** Calls overlap, and many callers share one call. If one answer is late, all of them fail, and that is one failure. So
+//! a failure counts only if its call was sent after the failure before it was noticed.
+//!
 //! **Phases.** A success resets the count. An answer counts only if the breaker has not changed since its call was sent: a
 //! burst of late answers can neither close nor reopen it.
 
@@ -44,6 +47,8 @@ pub(crate) struct Breaker {
     /// How often it has opened or closed. Odd while it is open.
     changes: AtomicU64,
     failures_in_a_row: AtomicU32,
+    /// When the latest of these was counted, in microseconds.
+    failed_us: AtomicU64,
     /// By when the next probe should have been made, in microseconds. Of no meaning while it is closed.
     probe_due_us: AtomicU64,
 }
@@ -97,10 +102,19 @@ impl Breaker {
         false
     }
 
-    /// Counts a failure. True for the one caller whose failure opened the breaker: it starts the probe.
+    /// Counts a failure of a call that was sent at `sent`. True for the one caller whose failure opened the breaker: it starts the probe.
     #[must_use]
-    pub(crate) fn failed(&self, sent_in: Phase, now: Timestamp) -> bool {
+    pub(crate) fn failed(&self, sent_in: Phase, sent: Timestamp, now: Timestamp) -> bool {
         if sent_in.is_open() || sent_in != self.phase() {
+            return false;
+        }
+        let failed_us = self.failed_us.load(Ordering::Acquire);
+        // One from after `now` is from before the clock was set back.
+        let is_same_failure = sent.as_micros() < failed_us && failed_us <= now.as_micros();
+        let is_counted_by_another = || {
+            self.failed_us.compare_exchange(failed_us, now.as_micros(), Ordering::AcqRel, Ordering::Relaxed).is_err()
+        };
+        if is_same_failure || is_counted_by_another() {
             return false;
         }
         let failures = self.failures_in_a_row.fetch_add(1, Ordering::AcqRel).saturating_add(1);
@@ -158,7 +172,7 @@ mod tests {
 
     /// A failure of a call that was sent just before.
     fn fails(breaker: &Breaker) -> bool {
-        breaker.failed(breaker.phase(), NOW)
+        breaker.failed(breaker.phase(), NOW, NOW)
     }
 
     fn opened() -> Breaker {
@@ -177,6 +191,23 @@ mod tests {
         assert!(breaker.is_open());
         assert!(!fails(&breaker));
         assert_eq!(breaker.times_opened(), 1);
+    }
+
+    #[test]
+    fn calls_that_fail_together_are_one_failure() {
+        let breaker = Breaker::default();
+        let fails_at = |sent_ms: u64, failed_ms: u64| {
+            let [sent, failed] = [sent_ms, failed_ms].map(|ms| NOW.plus_micros(1_000 * ms));
+            breaker.failed(breaker.phase(), sent, failed)
+        };
+        assert!((0..64).all(|n| !fails_at(n / 10, 25 + n / 10)), "sent before the first of them failed");
+        assert!(!fails_at(32, 57));
+        assert!(!fails_at(56, 81), "sent before the second failed");
+        assert!(fails_at(58, 83));
+        let set_back = Breaker::default();
+        let earlier = NOW.minus_micros(3_600_000_000);
+        assert!(!set_back.failed(set_back.phase(), NOW, NOW) && !set_back.failed(set_back.phase(), earlier, earlier));
+        assert!(set_back.failed(set_back.phase(), earlier, earlier));
     }
 
     #[test]
@@ -199,7 +230,7 @@ mod tests {
         let sent_while_open = breaker.phase();
         assert!(breaker.close(sent_while_open));
         for phase in [sent_in, sent_while_open] {
-            assert!((0..10).all(|_| !breaker.failed(phase, NOW)));
+            assert!((0..10).all(|_| !breaker.failed(phase, NOW, NOW)));
         }
         assert!(!fails(&breaker) && !fails(&breaker) && fails(&breaker), "those that are sent after it count");
         assert_eq!(breaker.times_opened(), 2);
@@ -224,7 +255,7 @@ mod tests {
         assert_eq!(at_ms(2_299), None);
         let phase = at_ms(2_300).expect("it is overdue");
         assert_eq!((at_ms(2_300), at_ms(4_299)), (None, None));
-        assert!(!breaker.failed(phase, NOW) && breaker.is_open());
+        assert!(!breaker.failed(phase, NOW, NOW) && breaker.is_open());
         let phase = at_ms(4_300).expect("it still is");
         assert!(breaker.succeeded(phase) && !breaker.is_open());
     }

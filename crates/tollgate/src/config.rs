@@ -41,12 +41,16 @@
 //! **No secret in a report.** Reports show lines of the file; secrets in them are masked (`mask.rs`).
 
 mod build;
+mod changes;
 mod compile;
+#[doc(hidden)]
+pub mod file;
 mod finding;
 mod lint;
 mod load;
 mod mask;
 mod read;
+mod reload;
 #[cfg(feature = "schema")]
 mod schema;
 mod source;
@@ -61,13 +65,14 @@ mod yaml;
 #[cfg(test)]
 mod tests;
 
+pub use changes::{Changes, Part, PartKind};
 pub use compile::Settings;
 pub use finding::{Code, Finding, Report, Severity};
 pub use load::{Format, Loaded, Loader};
 pub use span::{Span, Spanned};
 pub use types::{
     AddressPlan, AlgorithmWord, Anonymize, ApiKeyTable, ApiKeysWord, Ban, BanWord, BodyWord, ChargeWord, Config,
-    Exempt, Jwt, JwtAlgorithmWord, LimitTable, MatchTable, ModeWord, OnFailureWord, PlanSources, PlanTable, RotateWord,
-    RuleStoreWord, RuleTable, StyleWord,
+    Exempt, Expect, Jwt, JwtAlgorithmWord, LimitTable, MatchTable, ModeWord, OnFailureWord, PlanSources, PlanTable,
+    RotateWord, RuleStoreWord, RuleTable, StyleWord,
 };
-pub use written::{AnonymizeEntry, HeaderTest, LimitEntry, Limits, OneOrMany, Secret};
+pub use written::{AnonymizeEntry, HeaderTest, LimitEntry, Limits, OneOrMany, OptionalList, Secret};

@@ -1,6 +1,6 @@
-//! Counting decisions by what was said and by whom, for metrics.
+//! Counts decisions by outcome and source, for metrics.
 //!
-//! The number of cells is fixed, so a counter costs what it costs on the first day, whoever asks and however often.
+//! The number of counters is fixed, so their memory does not grow with the number of clients or requests.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -8,19 +8,19 @@ use tollgate_core::{Decision, Source};
 
 use crate::failure::Unavailable;
 
-/// What a decision said, in the words of metrics.
+/// Outcome of a decision, as a metrics label.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Said {
-    /// The request may go on.
+    /// The request was admitted.
     Allow,
-    /// A limit refuses it.
+    /// A limit denied the request.
     Deny,
-    /// The store did not answer, and the policy for that is to refuse.
+    /// The store did not answer, and the failure policy is to refuse.
     Unavailable,
 }
 
 impl Said {
-    /// The word for it in metrics.
+    /// Returns the value of the metrics label: `allow`, `deny` or `unavailable`.
     pub const fn name(self) -> &'static str {
         match self {
             Said::Allow => "allow",
@@ -29,24 +29,24 @@ impl Said {
         }
     }
 
-    /// What a verdict says.
+    /// Returns `Allow` if `allowed`, else `Deny`.
     pub const fn of(allowed: bool) -> Said {
         if allowed { Said::Allow } else { Said::Deny }
     }
 }
 
-/// How often one thing was said by one source.
+/// The number of decisions with one outcome from one source.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Counted {
-    /// What was said.
+    /// The outcome.
     pub said: Said,
-    /// Who said it.
+    /// The source of the decisions.
     pub source: Source,
-    /// How often.
+    /// The number of decisions.
     pub times: u64,
 }
 
-/// Everything that can be said, and by whom.
+/// Every combination of outcome and source that occurs.
 #[rustfmt::skip]
 const CELLS: [(Said, Source); 8] = [
     (Said::Allow, Source::Store), (Said::Allow, Source::Local), (Said::Allow, Source::None),
@@ -54,12 +54,15 @@ const CELLS: [(Said, Source); 8] = [
     (Said::Unavailable, Source::None),
 ];
 
-/// Counts decisions. Counting is one addition; reading is never exact while others count, and never goes back.
+/// Counters of decisions by outcome and source.
+///
+/// Counting is one relaxed atomic addition. A read during concurrent counting may miss the latest decisions; the counts
+/// never decrease.
 #[derive(Debug, Default)]
 pub struct DecisionCounts([AtomicU64; CELLS.len()]);
 
 impl DecisionCounts {
-    /// Counts one.
+    /// Counts one decision.
     pub fn count(&self, said: Said, source: Source) {
         let cell = match (said, source) {
             (Said::Allow, Source::Local) => 1,
@@ -82,7 +85,7 @@ impl DecisionCounts {
         }
     }
 
-    /// What was counted: what the store said even if it was never said, the rest if it ever was.
+    /// Returns the counts. Those of [`Source::Store`] are always included, all others only if they are not zero.
     pub fn counted(&self) -> Vec<Counted> {
         let read = |((said, source), times): (&(Said, Source), &AtomicU64)| Counted {
             said: *said,
@@ -92,7 +95,7 @@ impl DecisionCounts {
         CELLS.iter().zip(&self.0).map(read).filter(|cell| cell.times > 0 || cell.source == Source::Store).collect()
     }
 
-    /// Whether nothing was counted yet.
+    /// Returns whether no decision was counted yet.
     pub fn is_empty(&self) -> bool {
         self.0.iter().all(|cell| cell.load(Ordering::Relaxed) == 0)
     }
@@ -103,7 +106,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_cell_is_counted_where_it_is_read() {
+    fn every_outcome_and_source_is_read_as_it_was_counted() {
         for (said, source) in CELLS {
             let counts = DecisionCounts::default();
             assert!(counts.is_empty());

@@ -4,9 +4,16 @@
 //! `retry_after`. Until then every further denial of the same cost on the same counter is known, and asking the store
 //! for it is waste.
 //!
-//! **Exact.** A denial is remembered until *send time* + `retry_after`. The store decided at or after the send, so it said
-//! "denied until" a moment that is no earlier. An admission that left nothing is as good as a denial of one unit until
-//! `next_after`. The remembered answer tells the true remaining wait; it is given only for the very cost that
+//! **Exact.** The store decides at some moment between the send and the receipt of its answer, and the wait counts from that moment.
+//! A denial is remembered until *send time* + `retry_after`, which is never too long. The wait that a remembered denial reports ends at
+//! *receipt time* + `retry_after`, which is never too short: a client that waits so long is admitted. So is `next_after`, and `reset_after`.
+//!
+//! ```text
+//!   sent ├───────── decided ────┤ received
+//!        denied here until sent + retry_after ┤        │ the client is told to come at received + retry_after
+//! ```
+//!
+//! An admission that left nothing is as good as a denial of one unit until `next_after`. A remembered denial is given only for the very cost that
 //! the store spoke of, because for a larger one the wait is longer by an amount that only the store knows.
 //!
 //! **At most a second.** A reset, a grant or a lifted ban elsewhere ends a denial early. So a denial is forgotten
@@ -63,11 +70,18 @@ struct Denial {
     word: LastWord,
 }
 
-/// What the store last said of a counter, and when it was asked.
+/// What the store last said of a counter.
 #[derive(Clone, Copy, Debug)]
 struct LastWord {
     line: Line,
-    sent: Timestamp,
+    call: CallSpan,
+}
+
+/// When the store was asked and when its answer was received. It decided in between.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CallSpan {
+    pub(crate) sent: Timestamp,
+    pub(crate) received: Timestamp,
 }
 
 impl DenyCache {
@@ -89,8 +103,8 @@ impl DenyCache {
         Some(Decision { at: now, source: Source::DenyCache, lines: lines? })
     }
 
-    /// Learns from an answer of the store to a check that was sent at `sent`.
-    pub(crate) fn learn(&self, check: &Check<'_>, decision: &Decision, sent: Timestamp) {
+    /// Learns from the store's answer to a check.
+    pub(crate) fn learn(&self, check: &Check<'_>, decision: &Decision, call: CallSpan) {
         let (demands, lines) = (check.demands(), &decision.lines);
         let allowed = decision.allowed();
         if !lines.iter().any(|line| denied_by(line, allowed).is_some()) {
@@ -103,11 +117,11 @@ impl DenyCache {
         for (demand, line) in demands.iter().zip(lines) {
             let id = self.id(demand);
             if let Some(line) = denied_by(line, allowed) {
-                self.denials.add(id, sent, |denials| denials.remember(LastWord { line, sent }));
+                self.denials.add(id, call.sent, |denials| denials.remember(LastWord { line, call }));
             }
             // A ban hides what the counters hold.
             if !is_ban {
-                self.words.put(id, LastWord { line: *line, sent }, sent);
+                self.words.put(id, LastWord { line: *line, call }, call.sent);
             }
         }
     }
@@ -146,12 +160,17 @@ fn has_several_subjects(check: &Check<'_>) -> bool {
     check.demands().windows(2).any(|pair| pair[0].key.subject() != pair[1].key.subject())
 }
 
+/// How long after the send a refusal with this wait is certain.
+fn refused_for_us(wait: Wait) -> u64 {
+    // "Never" is as true in a second as it is now; it is forgotten by the same clock.
+    wait.as_micros().map_or(REMEMBERED_US_MAX, |us| us.min(REMEMBERED_US_MAX))
+}
+
 impl Denials {
     fn remember(&mut self, word: LastWord) {
-        // "Never" is as true in a second as it is now; it is forgotten by the same clock.
-        let wait_us = word.line.retry_after.as_micros().unwrap_or(REMEMBERED_US_MAX);
-        let forget_at = word.sent.plus_micros(wait_us.min(REMEMBERED_US_MAX));
-        self.0.retain(|other| other.word.line.cost != word.line.cost && other.forget_at > word.sent);
+        let sent = word.call.sent;
+        let forget_at = sent.plus_micros(refused_for_us(word.line.retry_after));
+        self.0.retain(|other| other.word.line.cost != word.line.cost && other.forget_at > sent);
         self.0.truncate(DENIALS_MAX - 1);
         self.0.push(Denial { forget_at, word });
     }
@@ -180,12 +199,12 @@ impl Fading for LastWord {
 impl LastWord {
     /// How long ago it was asked for. By a clock that was set back, what was learned later has not been said yet.
     fn age_us(&self, now: Timestamp) -> Option<u64> {
-        now.as_micros().checked_sub(self.sent.as_micros())
+        now.as_micros().checked_sub(self.call.sent.as_micros())
     }
 
-    /// The line as it stands now: every wait is shorter by what has passed since it was asked for.
+    /// The line as it stands now: every wait is shorter by what has passed since the answer was received.
     fn at(&self, now: Timestamp) -> Line {
-        let passed_us = self.age_us(now).unwrap_or(0);
+        let passed_us = now.as_micros().saturating_sub(self.call.received.as_micros());
         let shorter = |wait: Wait| wait.as_micros().map_or(wait, |us| Wait::from_micros(us.saturating_sub(passed_us)));
         Line {
             retry_after: shorter(self.line.retry_after),
@@ -199,19 +218,16 @@ impl LastWord {
     fn speaking_of(&self, demand: &Demand<'_>, now: Timestamp) -> Option<Line> {
         let cost = demand.cost.units();
         let line = Line { cost, allowed: cost <= self.line.remaining, ..self.at(now) };
-        let age_us_max = if line.allowed { REPEATED_US_MAX } else { REMEMBERED_US_MAX };
-        if self.age_us(now)? >= age_us_max {
-            return None;
-        }
-        let retry_after = match (line.allowed, self.line.allowed) {
-            (true, _) if cost == 0 && line.remaining == 0 => line.next_after,
-            (true, true) => line.retry_after,
-            (true, false) => Wait::ZERO,
-            (false, false) if self.line.cost == cost => line.retry_after,
-            (false, true) if cost == 1 => line.next_after,
+        let age_us = self.age_us(now)?;
+        let (age_us_max, retry_after) = match (line.allowed, self.line.allowed) {
+            (true, _) if cost == 0 && line.remaining == 0 => (REPEATED_US_MAX, line.next_after),
+            (true, true) => (REPEATED_US_MAX, line.retry_after),
+            (true, false) => (REPEATED_US_MAX, Wait::ZERO),
+            (false, false) if self.line.cost == cost => (refused_for_us(self.line.retry_after), line.retry_after),
+            (false, true) if cost == 1 => (refused_for_us(self.line.next_after), line.next_after),
             (false, _) => return None,
         };
-        (line.allowed || retry_after > Wait::ZERO).then_some(Line { retry_after, ..line })
+        (age_us < age_us_max).then_some(Line { retry_after, ..line })
     }
 }
 
@@ -228,6 +244,11 @@ mod tests {
         Demand::new(limit.parse::<Limit>().unwrap(), Key::new(subject).unwrap())
     }
 
+    /// A call that took no time.
+    fn at(now: Timestamp) -> CallSpan {
+        CallSpan { sent: now, received: now }
+    }
+
     fn store() -> (MemoryStore, Arc<ManualClock>) {
         let clock = Arc::new(ManualClock::new(START));
         (MemoryStore::builder().clock(clock.clone()).build(), clock)
@@ -240,11 +261,37 @@ mod tests {
         let demand = demand("1/500ms", "a");
         let check = Check::one(&demand);
         assert!(cache.recall(&check, START).is_none());
-        cache.learn(&check, &store.check(&check), START);
+        cache.learn(&check, &store.check(&check), at(START));
         let recalled = cache.recall(&check, START.plus_micros(499_999)).expect("an admission that left nothing");
         assert_eq!((recalled.allowed(), recalled.source), (false, Source::DenyCache));
         assert_eq!(recalled.retry_after(), Wait::from_micros(1));
         assert!(cache.recall(&check, START.plus_micros(500_000)).is_none());
+    }
+
+    #[test]
+    fn a_denial_ends_by_the_send_and_the_reported_wait_by_the_receipt() {
+        let (store, clock) = store();
+        let cache = DenyCache::default();
+        let both = [demand("1/500ms", "a"), demand("1/300ms", "b"), demand("9/500ms", "c")];
+        let check = Check::new(&both).unwrap();
+        let (decided, received) = (START.plus_micros(20_000), START.plus_micros(30_000));
+        clock.set(decided);
+        cache.learn(&check, &store.check(&check), CallSpan { sent: START, received });
+        let now = START.plus_micros(100_000);
+        let recalled = cache.recall(&check, now).unwrap();
+        let waits = |wait: fn(&Line) -> Wait| recalled.lines.iter().map(wait).collect::<Vec<_>>();
+        let until = |us: u64| Wait::from_micros(30_000 + us - 100_000);
+        assert_eq!(waits(|line| line.retry_after), [until(500_000), until(300_000), Wait::ZERO]);
+        assert_eq!(waits(|line| line.next_after), [until(500_000), until(300_000), until(500_000)]);
+        assert_eq!(waits(|line| line.reset_after), [until(500_000), until(300_000), until(500_000)]);
+        for (line, demand) in recalled.lines.iter().zip(&both).filter(|(line, _)| !line.allowed) {
+            clock.set(now.plus_micros(line.retry_after.as_micros().unwrap()));
+            assert!(store.check(&Check::one(demand)).allowed(), "a client that waits as told is admitted: {demand:?}");
+        }
+        assert!(cache.recall(&check, START.plus_micros(299_999)).is_some());
+        assert!(cache.recall(&check, START.plus_micros(300_000)).is_none(), "b may be free again");
+        assert!(cache.recall(&Check::one(&both[0]), START.plus_micros(499_999)).is_some());
+        assert!(cache.recall(&Check::one(&both[0]), START.plus_micros(500_000)).is_none(), "a may be free again");
     }
 
     #[test]
@@ -254,7 +301,7 @@ mod tests {
         let demand = demand("1/h", "a");
         let check = Check::one(&demand);
         store.check(&check);
-        cache.learn(&check, &store.check(&check), START);
+        cache.learn(&check, &store.check(&check), at(START));
         let recalled = cache.recall(&check, START.plus_micros(999_999)).unwrap();
         assert_eq!(recalled.retry_after(), Wait::from_micros(3_600_000_000 - 999_999));
         assert!(cache.recall(&check, START.plus_micros(1_000_000)).is_none());
@@ -267,7 +314,7 @@ mod tests {
         let demand = demand("1/h", "a");
         let check = Check::one(&demand);
         store.check(&check);
-        cache.learn(&check, &store.check(&check), START);
+        cache.learn(&check, &store.check(&check), at(START));
         assert!(cache.recall(&check, START).is_some());
         assert!(cache.recall(&check, Timestamp::from_micros(START.as_micros() - 1)).is_none());
     }
@@ -278,7 +325,7 @@ mod tests {
         let cache = DenyCache::default();
         let (five, six, one) = (demand("10/min", "a").cost(5), demand("10/min", "a").cost(6), demand("10/min", "a"));
         store.check(&Check::one(&six));
-        cache.learn(&Check::one(&five), &store.check(&Check::one(&five)), START);
+        cache.learn(&Check::one(&five), &store.check(&Check::one(&five)), at(START));
         assert!(cache.recall(&Check::one(&five), START).is_some());
         assert!(cache.recall(&Check::one(&six), START).is_none());
         assert!(cache.recall(&Check::one(&one), START).is_none());
@@ -289,7 +336,7 @@ mod tests {
         let (store, _clock) = store();
         let cache = DenyCache::default();
         let (old, new) = (demand("1/min", "a"), demand("2/min", "a"));
-        cache.learn(&Check::one(&old), &store.check(&Check::one(&old)), START);
+        cache.learn(&Check::one(&old), &store.check(&Check::one(&old)), at(START));
         assert!(cache.recall(&Check::one(&new), START).is_none());
         assert!(cache.recall(&Check::one(&old), START).is_some());
         cache.forget(&old);
@@ -303,7 +350,7 @@ mod tests {
         let (minute, day) = (demand("1/min", "a"), demand("9/day", "a"));
         let both = [minute, day];
         let check = Check::new(&both).unwrap();
-        cache.learn(&check, &store.check(&check), START);
+        cache.learn(&check, &store.check(&check), at(START));
         let recalled = cache.recall(&check, START).unwrap();
         assert_eq!((recalled.lines[0].allowed, recalled.lines[1].allowed), (false, true));
         assert_eq!(recalled.lines[1].remaining, 8);
@@ -317,7 +364,7 @@ mod tests {
         let cache = DenyCache::default();
         let both = [demand("1/h", "a"), demand("1/100ms", "b")];
         let check = Check::new(&both).unwrap();
-        cache.learn(&check, &store.check(&check), START);
+        cache.learn(&check, &store.check(&check), at(START));
         let recalled = cache.recall(&check, START.plus_micros(99_999)).unwrap();
         assert_eq!((recalled.lines[1].allowed, recalled.lines[1].retry_after), (false, Wait::from_micros(1)));
         assert!(cache.recall(&check, START.plus_micros(100_000)).is_none(), "b may be free again");
@@ -334,7 +381,7 @@ mod tests {
             let recalled = cache.recall(check, now);
             recalled.unwrap_or_else(|| {
                 let decision = store.check(check);
-                cache.learn(check, &decision, now);
+                cache.learn(check, &decision, at(now));
                 decision
             })
         };
@@ -360,12 +407,12 @@ mod tests {
         let (store, clock) = store();
         let both = [demand("1/min", "shared"), demand("9/day", "a")];
         let check = Check::new(&both).unwrap();
-        cache.learn(&check, &store.check(&check), clock.now());
+        cache.learn(&check, &store.check(&check), at(clock.now()));
         // Others keep the denial known.
         for (seconds, is_known) in [(5, true), (9, true), (10, false)] {
             let now = START.plus_micros(seconds * 1_000_000);
             clock.set(now);
-            cache.learn(&Check::one(&both[0]), &store.check(&Check::one(&both[0])), now);
+            cache.learn(&Check::one(&both[0]), &store.check(&Check::one(&both[0])), at(now));
             assert_eq!(cache.recall(&check, now).is_some(), is_known, "{seconds}");
         }
     }
@@ -377,12 +424,12 @@ mod tests {
         for n in 0..200_000 {
             let subject = n.to_string();
             let demand = demand("1/h", &subject);
-            cache.learn(&Check::one(&demand), &store.check(&Check::one(&demand)), START);
+            cache.learn(&Check::one(&demand), &store.check(&Check::one(&demand)), at(START));
         }
         assert_eq!((cache.denials.len(), cache.words.len()), (COUNTERS_MAX, COUNTERS_MAX));
         let (subject, later) = ("late".to_owned(), START.plus_micros(REMEMBERED_US_MAX));
         let demand = demand("1/h", &subject);
-        cache.learn(&Check::one(&demand), &store.check(&Check::one(&demand)), later);
+        cache.learn(&Check::one(&demand), &store.check(&Check::one(&demand)), at(later));
         assert!(cache.recall(&Check::one(&demand), later).is_some(), "what was forgotten makes room");
     }
 }

@@ -1,9 +1,9 @@
 //! The engine: a request in, an answer out, by the rules.
 //!
 //! ```text
-//!   request ─▶ which rules match ─▶ who asks ─▶ banned? exempt? ─▶ which plan
-//!                                                                      │
-//!        ┌─────────────────────────────────────────────────────────────┘
+//!   address ─▶ banned? ─▶ path too long? ─▶ shields without room? ─▶ which rules match ─▶ key or user banned? ─▶ exempt? ─▶ which plan
+//!                                                                                                                      │
+//!        ┌─────────────────────────────────────────────────────────────────────────────────────────────────────────────┘
 //!        ▼
 //!   shield rules, in process ─▶ all enforced rules, one decision ─▶ shadow rules, each for itself
 //!        │ denied                    │ denied                            (only if admitted; never a veto)
@@ -14,14 +14,17 @@
 //! Whoever serves requests (the Tower layer, the decision service) calls [`Engine::decide`] before the work and
 //! [`Passage::finish`] after it, and translates; there is no other way through.
 //!
+//! **What refuses cheaply comes first.** A request from a banned address, with a path beyond the bound, or for which a shield has no
+//! room is refused before its path is normalised, its key hashed, its token verified or its plan looked up.
+//!
 //! **One decision.** All enforced rules that match are decided together: the request passes all their limits or is charged by none.
 //!
 //! **When the store does not answer**, each rule's own word counts: if one of them says `deny`, the request is unavailable; those that say
 //! `local` are decided by this node's share, together; those that say `allow` are left out.
 //!
-//! **Whoever leaves** while a shared store is being asked leaves nothing half done: what has begun is finished ([`Engine::settled`] tells
-//! when), and a request that nobody waits for any more has failed. So a client that resets its requests as fast as it sends them
-//! is charged like any other.
+//! **A client that leaves** before the response keeps its charge, whatever `charge` says: only a response earns a refund. A check of a
+//! shared store that was begun is finished without the client ([`Engine::settled`] waits for these). So a client that resets its
+//! requests as fast as it sends them is charged like any other.
 //!
 //! **In process nothing waits.** With counters in memory, and plans that need no lookup, a decision is made where it is asked for, without a task or
 //! an await, and in the place from which it will be told: moving what was just written is a good part of what such a decision costs.
@@ -139,6 +142,26 @@ impl Engine {
         clock: Arc<dyn Clock>,
     ) -> Engine {
         let shield = MemoryStore::builder().clock(clock.clone()).build();
+        Engine::of_parts(limiter, rules, lookups, clock, shield)
+    }
+
+    /// Builds an engine whose shield rules count in `shield`. Defaults to a store with the default cap.
+    pub fn with_shield(
+        limiter: Limiter,
+        rules: RuleSet,
+        lookups: Vec<Arc<dyn PlanLookup>>,
+        shield: MemoryStore,
+    ) -> Engine {
+        Engine::of_parts(limiter, rules, lookups, Arc::new(SystemClock::new()), shield)
+    }
+
+    fn of_parts(
+        limiter: Limiter,
+        rules: RuleSet,
+        lookups: Vec<Arc<dyn PlanLookup>>,
+        clock: Arc<dyn Clock>,
+        shield: MemoryStore,
+    ) -> Engine {
         let live = ArcSwap::from_pointee(Live::new(rules, None));
         Engine(Arc::new(Inner { limiter, shield, live, lookups, clock, pending: Arc::default() }))
     }

@@ -1,34 +1,34 @@
-//! What happens when the store does not answer.
+//! Failure policies: how a request is decided when the store does not answer.
 //!
-//! | `on_failure` | the request | what it risks |
+//! | `on_failure` | the request | the risk |
 //! |---|---|---|
 //! | `local` (default) | is decided in process memory, with this node's share of the quota | across an outage up to twice the quota |
-//! | `allow` | goes on, uncounted | whatever the upstream can bear |
-//! | `deny` | is refused as unavailable (503, never 429) | the service |
+//! | `allow` | is admitted and not counted | the upstream gets unlimited traffic |
+//! | `deny` | is refused as unavailable (503, never 429) | the service is unavailable with the store |
 //!
-//! A share is quota / instances, rounded up: a limiter that fails open feeds the outage it should
-//! contain, one that fails closed is the outage.
+//! `local` is the default because a limiter that fails open adds load to the outage that it should contain, and one
+//! that fails closed extends the outage to the service. A node's share is quota / instances, rounded up.
 //!
-//! A cost that is more than the share but no more than the whole limit never fits here, and will fit when the store is back. Nobody knows
-//! when that is, so such a denial says to wait for the limit's window.
+//! A cost above the share but within the whole limit never fits into the share, but will fit when the store is back.
+//! The time of that is unknown, so such a denial has the limit's window as its `retry_after`.
 
 use tollgate_core::{Check, Demand, Limit, StoreErrorKind, Wait};
 
-/// What a decision becomes when the store does not give one.
+/// The failure policy: how a check is decided when the store does not answer.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 #[non_exhaustive]
 pub enum OnFailure {
-    /// This node's share of the quota, counted in memory.
+    /// Decides with this node's share of the quota, counted in process memory.
     #[default]
     Local,
-    /// The request goes on; nothing is counted and nothing claimed.
+    /// Admits the request. Nothing is counted, and the decision has no limit statuses.
     Allow,
-    /// The request is refused as unavailable.
+    /// Refuses the request as unavailable.
     Deny,
 }
 
 impl OnFailure {
-    /// The name used in configuration and metrics.
+    /// Returns the name used in configuration and metrics: `local`, `allow` or `deny`.
     pub const fn name(self) -> &'static str {
         match self {
             OnFailure::Local => "local",
@@ -38,36 +38,36 @@ impl OnFailure {
     }
 }
 
-/// What a check says of a store that does not answer.
+/// The failure policies of the limits of a check.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Otherwise<'a> {
-    /// A word for each of its limits, in their order.
+    /// The policies of the first limits, in the order of the check.
     pub(crate) each: &'a [OnFailure],
-    /// The word for those that have none.
+    /// The policy of all further limits.
     pub(crate) rest: OnFailure,
 }
 
 impl<'a> Otherwise<'a> {
-    /// One word for the whole of it.
-    pub(crate) fn whole(word: OnFailure) -> Otherwise<'static> {
-        Otherwise { each: &[], rest: word }
+    /// Creates failure policies that are the same for all limits.
+    pub(crate) fn whole(policy: OnFailure) -> Otherwise<'static> {
+        Otherwise { each: &[], rest: policy }
     }
 
-    /// The words for the limits of a check, in their order.
+    /// Returns the policy of each limit of a check, in its order.
     pub(crate) fn words(self, check: &Check<'_>) -> impl Iterator<Item = OnFailure> + use<'a> {
         let rest = std::iter::repeat(self.rest);
         self.each.iter().copied().chain(rest).take(check.demands().len())
     }
 
-    /// Whether nobody decides then: one limit that says so is enough.
+    /// Returns whether the check is refused as unavailable: one limit with [`OnFailure::Deny`] is enough.
     pub(crate) fn denies(self, check: &Check<'_>) -> bool {
-        self.words(check).any(|word| word == OnFailure::Deny)
+        self.words(check).any(|policy| policy == OnFailure::Deny)
     }
 }
 
-/// The store did not answer, and the policy for that was [`OnFailure::Deny`].
+/// The error of a check whose store did not answer and whose failure policy is [`OnFailure::Deny`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("the rate limiter's store is unavailable ({})", .kind.name())]
+#[error("the store did not answer ({})", .kind.name())]
 pub struct Unavailable {
     kind: StoreErrorKind,
 }
@@ -77,13 +77,15 @@ impl Unavailable {
         Unavailable { kind }
     }
 
-    /// What was wrong with the store.
+    /// Returns the kind of the store's error.
     pub const fn kind(&self) -> StoreErrorKind {
         self.kind
     }
 }
 
-/// The part of a limit that one of `instances` nodes may grant by itself.
+/// Returns the share of a limit that one of `instances` nodes grants without the store.
+///
+/// Quota, burst and queue are divided by `instances` and rounded up. Zero instances count as one.
 pub(crate) fn local_share(limit: &Limit, instances: u32) -> Limit {
     let share = |units: u32| u64::from(units.div_ceil(instances.max(1)));
     let mut local = limit.with_quota(share(limit.quota())).unwrap_or(*limit);
@@ -96,7 +98,9 @@ pub(crate) fn local_share(limit: &Limit, instances: u32) -> Limit {
     local
 }
 
-/// The wait that a local denial tells of a demand, where this node's share alone would say another.
+/// Returns the wait of a local denial, given the wait by this node's share.
+///
+/// It is the limit's window if the cost never fits into the share but fits into the whole limit, else `by_share`.
 pub(crate) fn local_wait(by_share: Wait, demand: &Demand<'_>) -> Wait {
     match by_share == Wait::NEVER && demand.cost.units() <= demand.limit.cost_max() {
         true => Wait::from_micros(demand.limit.window_us()),
@@ -109,7 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_share_is_rounded_up_and_never_nothing() {
+    fn a_share_is_rounded_up_and_never_zero() {
         for (text, instances, share) in [
             ("10/min", 1, "10/min"),
             ("10/min", 3, "4/min"),

@@ -30,6 +30,7 @@ mod identifier;
 #[cfg(feature = "jwt")]
 mod jwt;
 mod networks;
+mod prefix_table;
 mod proxies;
 mod said;
 pub(crate) mod spelling;
@@ -44,6 +45,7 @@ pub use identifier::{Caller, Identifier, Identity, Origin};
 #[cfg(feature = "jwt")]
 pub use jwt::{TokenKeyError, TokenVerifier};
 pub use networks::{NetworkError, Networks};
+pub(crate) use prefix_table::PrefixTable;
 pub use proxies::{ForwardingHeader, ForwardingHeaderError, TrustedProxies};
 pub use subject::Subject;
 pub use subject_kind::{SubjectKind, SubjectKindError, SubjectKinds};

@@ -1,12 +1,14 @@
-//! What was heard lately, of more things than there may be room for.
+//! A bounded cache of values that expire.
 //!
-//! Denials, plans and the like are remembered for a second or so, of whoever happens to ask. A flood of callers must neither make
-//! that grow nor make it dear. So there is room for so many; whoever finds none is not remembered; and a shard that is full is searched
-//! for what may go, at most ten times a second. Nothing that still means something is pushed out by newcomers.
+//! Denials, plans and similar facts are cached for about a second per client. A flood of clients must make the cache
+//! neither large nor slow. So its size is fixed, and a new entry that finds no room is not cached. A full shard is
+//! swept for expired entries at most ten times a second. New entries never evict entries that have not expired.
 //!
-//! Things go by a seeded hash of 128 bits. No name is kept, and nobody outside can find two names that meet.
+//! Entries are found by a seeded 128-bit hash. Names are not stored, and a client that does not know the seed cannot
+//! construct two names with the same hash.
 //!
-//! **One lock at a time.** Nothing in here calls back while a shard is locked but the caller's own look at one value.
+//! **One lock at a time.** While a shard is locked, the only foreign code that runs is the caller's closure on one
+//! value.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, Hash};
@@ -16,16 +18,16 @@ use parking_lot::Mutex;
 use tollgate_core::Timestamp;
 
 const SHARDS: usize = 16;
-/// A full shard is searched for what may go no more often than this.
+/// Minimum time between two sweeps of a full shard, in microseconds.
 const SWEEP_EVERY_US: u64 = 100_000;
 
-/// Something that means less as time goes by.
+/// A value that expires.
 pub(crate) trait Fading {
-    /// Whether it may go when somebody else needs the room.
+    /// Returns whether the value has expired, so that it may be removed to make room.
     fn may_go(&self, now: Timestamp) -> bool;
 }
 
-/// What was heard of each thing.
+/// A sharded cache of bounded size, keyed by the hash of a name.
 #[derive(Debug)]
 pub(crate) struct Lately<V> {
     shards: [Mutex<Shard<V>>; SHARDS],
@@ -33,36 +35,40 @@ pub(crate) struct Lately<V> {
     shard_len_max: usize,
 }
 
-/// A thing, by the hash of its name.
+/// The key of an entry: the 128-bit hash of its name.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct Id(u64, u64);
 
 #[derive(Debug)]
 struct Shard<V> {
     entries: HashMap<Id, V, RandomState>,
-    /// When it was last searched for what may go.
+    /// The time of the last sweep for expired entries.
     swept: Timestamp,
 }
 
 impl<V: Fading> Lately<V> {
-    /// Room for about so many things.
+    /// Creates a cache of about `len_max` entries: rounded up to a multiple of 16, and bounded per shard.
     pub(crate) fn new(len_max: usize) -> Lately<V> {
         let shard = |_| Mutex::new(Shard { entries: HashMap::default(), swept: Timestamp::ZERO });
         let shards = std::array::from_fn(shard);
         Lately { shards, hashers: Default::default(), shard_len_max: len_max.div_ceil(SHARDS) }
     }
 
+    /// Hashes a name to the key of its entry. Keys of one cache mean nothing to another.
     pub(crate) fn id(&self, name: impl Hash) -> Id {
         let [first, second] = self.hashers.each_ref().map(|hasher| hasher.hash_one(&name));
         Id(first, second)
     }
 
-    /// What somebody sees who looks at what was heard of a thing, if anything was.
+    /// Returns `look(value)` for the entry with this id, or `None` if there is no entry.
+    ///
+    /// An expired entry that was not swept yet is still found; the caller has to check that. The shard is locked
+    /// while `look` runs.
     pub(crate) fn look<T>(&self, id: Id, look: impl FnOnce(&V) -> T) -> Option<T> {
         self.shard(id).lock().entries.get(&id).map(look)
     }
 
-    /// Remembers this of a thing, and nothing else, if there is room.
+    /// Inserts or replaces the entry with this id. Does nothing if the shard is full and the entry is new.
     pub(crate) fn put(&self, id: Id, value: V, now: Timestamp) {
         let mut shard = self.shard(id).lock();
         if shard.has_room_for(id, self.shard_len_max, now) {
@@ -70,7 +76,9 @@ impl<V: Fading> Lately<V> {
         }
     }
 
-    /// Adds to what is remembered of a thing, if there is room.
+    /// Applies `add` to the entry with this id, which is created with the default value if it does not exist.
+    ///
+    /// Does nothing if the shard is full and the entry is new. The shard is locked while `add` runs.
     pub(crate) fn add(&self, id: Id, now: Timestamp, add: impl FnOnce(&mut V))
     where
         V: Default,
@@ -81,6 +89,7 @@ impl<V: Fading> Lately<V> {
         }
     }
 
+    /// Removes the entry with this id, if there is one.
     pub(crate) fn forget(&self, id: Id) {
         self.shard(id).lock().entries.remove(&id);
     }
@@ -96,11 +105,12 @@ impl<V: Fading> Lately<V> {
 }
 
 impl<V: Fading> Shard<V> {
+    /// Returns whether the entry exists or fits, after sweeping a full shard if its last sweep is long enough ago.
     fn has_room_for(&mut self, id: Id, len_max: usize, now: Timestamp) -> bool {
         if self.entries.len() < len_max || self.entries.contains_key(&id) {
             return true;
         }
-        // By a clock that was set back, the last search is yet to come: it is not waited for.
+        // If the clock was set back, the last sweep is in the future. Sweep now instead of waiting for that time.
         if now < self.swept || now >= self.swept.plus_micros(SWEEP_EVERY_US) {
             self.swept = now;
             self.entries.retain(|_, value| !value.may_go(now));
@@ -115,7 +125,7 @@ mod tests {
 
     const START: Timestamp = Timestamp::from_micros(1_700_000_000_000_000);
 
-    /// Means something for a second.
+    /// A value that expires one second after its timestamp.
     #[derive(Default)]
     struct Word(Timestamp);
 
@@ -130,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flood_finds_no_room_until_what_is_there_has_faded() {
+    fn new_entries_find_no_room_until_old_ones_have_expired() {
         let lately = Lately::new(1_600);
         for n in 0..100_000 {
             lately.put(lately.id(n), Word(START), START);
@@ -145,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_known_may_change_while_there_is_no_room() {
+    fn existing_entries_can_change_while_there_is_no_room() {
         let lately = Lately::new(1);
         let ids: Vec<Id> = (0..10_000).map(|n| lately.id(n)).collect();
         ids.iter().for_each(|&id| lately.put(id, Word(START), START));

@@ -32,7 +32,8 @@
 //!
 //! A refusal is a *response*; the inner service's error type stays as it is. The decision stands in the request's extensions, and its
 //! numbers on every response. A leaky bucket's wait is waited; who would wait longer than a bound is refused. What a rule gives
-//! back it gives back when the response is known, or when the future is dropped before that.
+//! back it gives back when the head of the response is known, or when the inner service returns an error, which is a failure. A request
+//! whose future is dropped before that (the client left, an outer timeout fired, the inner service panicked) keeps its charge.
 //!
 //! **Whoever is not known is not guessed.** If nothing says where a request came from, it is answered with 500 and an error that says
 //! what to do; counting all such requests together would let one client lock out all.

@@ -23,6 +23,7 @@ mod breaker;
 #[cfg(feature = "rules")]
 pub mod config;
 mod counts;
+mod deadline;
 mod deny_cache;
 #[cfg(feature = "rules")]
 pub mod engine;

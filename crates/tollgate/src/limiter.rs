@@ -136,7 +136,9 @@ impl LimiterBuilder {
         LimiterBuilder { clock, ..self }
     }
 
-    /// No decision waits longer for the shared store; 25 ms unless said.
+    /// Sets the deadline for an answer of the shared store, connecting included. Defaults to 25 ms.
+    ///
+    /// If this process is short of CPU when the deadline passes, an answer that has already arrived is still used.
     #[must_use]
     pub fn deadline(self, deadline: Duration) -> Self {
         LimiterBuilder { deadline, ..self }

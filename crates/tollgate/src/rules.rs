@@ -38,14 +38,14 @@
 //! that spelling it differently does not help, is told in `path.rs`: **a rule applies if it matches any
 //! reading of the path; an exemption holds only if it matches all of them.**
 
-mod comparisons;
+pub(crate) mod comparisons;
 #[doc(hidden)]
 pub mod fuzz;
 pub(crate) mod host;
 pub(crate) mod lists;
 pub(crate) mod matcher;
 pub(crate) mod method;
-mod path;
+pub(crate) mod path;
 pub(crate) mod pattern;
 mod plan;
 #[cfg(feature = "redis")]
@@ -60,6 +60,7 @@ mod tests;
 
 pub use lists::Ban;
 pub(crate) use matcher::Indices;
+pub(crate) use path::LazyReadings;
 pub use plan::{KeyEntry, Plan, PlanFuture, PlanLookup, PlanQuestion, Tariff};
 #[cfg(feature = "redis")]
 pub use plan_hash::PlanHash;

@@ -1,4 +1,4 @@
-//! The tokens of each customer: reserved before the work, settled after it.
+//! The token budget of each customer: tokens are reserved before the work and settled after it.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use axum::http::{HeaderMap, Response};
 use tollgate::answer::{Policies, Policy};
 use tollgate::{Check, CheckOptions, Cost, Decision, Demand, Key, Limit, Limiter};
 
-/// Tokens per minute and per day. Cloning it is cheap.
+/// A token budget per minute and per day. Clones share it and are cheap.
 #[derive(Clone)]
 pub(crate) struct Budget(Arc<Inner>);
 
@@ -17,7 +17,7 @@ struct Inner {
     policies: Policies,
 }
 
-/// Tokens that were taken for work that is not done yet.
+/// Tokens reserved for work in progress. [Settle](Reservation::settle) it when the work is done.
 pub(crate) struct Reservation {
     budget: Budget,
     customer: &'static str,
@@ -32,7 +32,7 @@ impl Budget {
         Budget(Arc::new(Inner { limiter, limits, policies }))
     }
 
-    /// Takes so many tokens on every limit, or on none; then the refusal is ready to be sent.
+    /// Reserves this many tokens on both limits, or on none. The error is the response to send.
     pub(crate) async fn reserve(
         &self,
         customer: &'static str,
@@ -42,7 +42,7 @@ impl Budget {
         let Inner { limiter, policies, .. } = &*self.0;
         let demands = self.demands(customer, tokens);
         let check = Check::new(&demands).expect("two windows are two counters");
-        // Whatever is not used comes back, so no denial is remembered for longer than it is true.
+        // Unused tokens are refunded, so denials must not be cached.
         let options = CheckOptions { refundable: true, ..CheckOptions::default() };
         match limiter.check_with(&check, options).await {
             Ok(decision) if decision.allowed() => Ok(Reservation { budget: self.clone(), customer, tokens, decision }),
@@ -51,7 +51,7 @@ impl Budget {
         }
     }
 
-    /// Writes what a customer has left.
+    /// Writes the rate-limit headers with the customer's remaining tokens. Writes none if the store does not answer.
     pub(crate) async fn write_headers(&self, customer: &str, headers: &mut HeaderMap) {
         let Inner { limiter, policies, .. } = &*self.0;
         let demands = self.demands(customer, 0);
@@ -68,13 +68,13 @@ impl Budget {
 }
 
 impl Reservation {
-    /// Pays what was really used: the rest goes back, or what is missing is taken, too.
+    /// Corrects the charge to the tokens actually used: refunds unused ones, or charges the missing ones.
     pub(crate) async fn settle(self, used: u32) {
         let demands = self.budget.demands(self.customer, self.tokens);
         let check = Check::new(&demands).expect("two windows are two counters");
         if let Err(error) = self.budget.0.limiter.settle(&check, &self.decision, Cost::new(used)).await {
-            // The estimate stays charged. It leaves with its window, so there is nothing to repair.
-            eprintln!("a reservation was not settled: {error}");
+            // If the call was not executed, the estimate stays charged until its window ends.
+            eprintln!("cannot settle a reservation, its estimate may stay charged: {error}");
         }
     }
 }

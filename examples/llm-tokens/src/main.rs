@@ -1,7 +1,7 @@
-//! A completion API that is limited by tokens and not by requests.
+//! A completion API that is limited by tokens, not by requests.
 //!
-//! What a completion costs is known when it is done. So an estimate is reserved before the work, and the real cost settled
-//! after it (`budget.rs`). The model is a fake (`model.rs`); the rest is as a real service would have it.
+//! The cost of a completion is known only when it is done. So an estimate is reserved before the work, and the actual
+//! cost is settled after it (`budget.rs`). The model is a fake (`model.rs`); the rest is as in a real service.
 //!
 //! ```console
 //! $ cargo run -p llm-tokens
@@ -38,7 +38,7 @@ async fn run() -> Result<(), Box<dyn Error>> {
         .url(&variable("TOLLGATE_STORE", "memory"))
         .map_err(|error| format!("TOLLGATE_STORE: {error}"))?
         .deadline(Duration::from_millis(number("REDIS_DEADLINE_MS", "25", 1..=10_000)?.into()))
-        // While Redis is away, each of so many grants its part of the budgets.
+        // While Redis is unavailable, each instance grants its share of the budgets.
         .instances(number("INSTANCES", "1", 1..=10_000)?)
         .build();
     let per_minute = limit("TOKENS_PER_MINUTE", "2000", "min")?;
@@ -49,7 +49,7 @@ async fn run() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// What the environment says. A variable that is empty is as good as none.
+/// Returns an environment variable, or the default if it is not set or empty.
 fn variable(name: &str, otherwise: &str) -> String {
     std::env::var(name).ok().filter(|value| !value.is_empty()).unwrap_or_else(|| otherwise.to_owned())
 }

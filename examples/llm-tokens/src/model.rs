@@ -1,12 +1,12 @@
-//! A model that says its prompt again. What matters here is only that its cost is known when it is done.
+//! A fake model that repeats its prompt. Its cost is known only when the completion is done.
 
-/// What was asked for.
+/// A prompt and the maximum length of its completion.
 pub(crate) struct Prompt {
     pub(crate) text: String,
     pub(crate) max_tokens: u32,
 }
 
-/// What came of it, and what it cost.
+/// A completion and its cost in tokens.
 pub(crate) struct Completion {
     pub(crate) text: String,
     pub(crate) prompt_tokens: u32,
@@ -14,15 +14,15 @@ pub(crate) struct Completion {
 }
 
 impl Prompt {
-    /// What it will probably cost at most: four letters are a token, as everybody guesses, and the answer is as long as it may be.
+    /// Estimates the cost: one token per four bytes of the prompt, and a completion of the maximum length.
     pub(crate) fn estimate(&self) -> u32 {
         let letters = u32::try_from(self.text.len()).unwrap_or(u32::MAX);
         letters.div_ceil(4).saturating_add(self.max_tokens)
     }
 
-    /// To this model a word is a token; so short words cost more than the guess.
+    /// Completes the prompt. Each word is a token, so a prompt of short words costs more than the estimate.
     pub(crate) async fn complete(self) -> Completion {
-        // The others get their turn, as during real work.
+        // Lets other tasks run, as during real work.
         tokio::task::yield_now().await;
         let words: Vec<&str> = self.text.split_whitespace().collect();
         let said: Vec<&str> = words.iter().rev().copied().take(self.max_tokens as usize).collect();

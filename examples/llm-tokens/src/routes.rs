@@ -1,4 +1,4 @@
-//! The doors: a completion, and what is left.
+//! The routes: a completion, and the remaining tokens.
 
 use axum::body::Body;
 use axum::extract::State;
@@ -12,9 +12,9 @@ use serde_json::json;
 use crate::budget::Budget;
 use crate::model::Prompt;
 
-/// Who may ask, by the key that they show. A service would have them in a table.
+/// API keys and their customers. A real service would have them in a database.
 const CUSTOMERS: [(&str, &str); 2] = [("demo-key", "customer:demo"), ("other-key", "customer:other")];
-/// Longer answers are not given.
+/// Maximum length of a completion.
 const MAX_TOKENS_MAX: u32 = 4_096;
 
 pub(crate) fn app(budget: Budget) -> Router {
@@ -36,7 +36,7 @@ async fn complete(State(budget): State<Budget>, headers: HeaderMap, Json(asked):
     }
     let prompt = Prompt { text: asked.prompt, max_tokens: asked.max_tokens };
     let reserved = prompt.estimate();
-    // In a task of its own, from the reservation to the bill: a client that hangs up at any moment pays what it has used, and no more.
+    // A separate task, from the reservation to the settlement: if the client disconnects, the cost is still settled.
     let work = tokio::spawn({
         let budget = budget.clone();
         async move {
@@ -49,7 +49,7 @@ async fn complete(State(budget): State<Budget>, headers: HeaderMap, Json(asked):
     let completion = match work.await {
         Ok(Ok(completion)) => completion,
         Ok(Err(refusal)) => return refusal,
-        // What a broken completion has used nobody knows, so it stays at the estimate.
+        // The cost of a failed completion is unknown, so the estimate stays charged.
         Err(_broken) => return error(StatusCode::INTERNAL_SERVER_ERROR, "internal", "the completion failed"),
     };
     let usage = json!({

@@ -1,7 +1,7 @@
-//! A login whose wrong passwords are counted; `tollgate.toml` says how.
+//! A login that limits wrong passwords. The rules are in `tollgate.toml`.
 //!
-//! A limiter that stands before the handler sees the head of a request, not its body. So the name of the user comes in a
-//! header, and the handler takes it from there and nowhere else: a client that lies in it logs in as somebody else.
+//! A limiter in front of the handler sees the headers of a request, not its body. So the user's name is in a header,
+//! and the handler reads it only from there: a client that sends another name there also logs in as that other user.
 //!
 //! ```console
 //! $ cargo run -p login
@@ -39,7 +39,7 @@ fn app(engine: Engine) -> Router {
     Router::new().route("/login", post(login)).layer(RateLimitLayer::axum(engine))
 }
 
-/// 204 if the password is right. Everything from 400 up is a failure, and stays charged.
+/// Returns 204 if the password is right, else 401; 400 without a user. A status of 400 or above stays charged.
 async fn login(headers: HeaderMap, password: String) -> StatusCode {
     let Some(user) = headers.get("x-user").and_then(|user| user.to_str().ok()) else {
         return StatusCode::BAD_REQUEST;
@@ -47,7 +47,7 @@ async fn login(headers: HeaderMap, password: String) -> StatusCode {
     if is_right(user, &password) { StatusCode::NO_CONTENT } else { StatusCode::UNAUTHORIZED }
 }
 
-/// Stands for your users and their password hashes.
+/// Returns whether the password is right. Replace it by your user database and its password hashes.
 fn is_right(user: &str, password: &str) -> bool {
     matches!((user, password), ("ada", "engine") | ("grace", "compiler"))
 }

@@ -1,4 +1,4 @@
-//! What is counted and what is not, by a clock that stands still unless it is moved.
+//! Tests of which logins are counted, with a manual clock.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
@@ -19,7 +19,7 @@ const RIGHT: u16 = 204;
 const WRONG: u16 = 401;
 const REFUSED: u16 = 429;
 
-/// Somebody at a device.
+/// The origin of a login: address, user and device.
 #[derive(Clone, Copy)]
 struct From {
     address: [u8; 4],
@@ -53,7 +53,7 @@ impl Service {
         self.app.clone().oneshot(request.unwrap()).await.unwrap().status().as_u16()
     }
 
-    /// Several attempts in a row.
+    /// Makes several login attempts and returns their statuses.
     async fn logins<const N: usize>(&self, from: From, passwords: [&str; N]) -> [u16; N] {
         let mut statuses = [0; N];
         for (status, password) in statuses.iter_mut().zip(passwords) {
@@ -73,16 +73,16 @@ async fn right_passwords_are_never_counted() {
 }
 
 #[tokio::test]
-async fn wrong_passwords_are_counted_and_a_full_count_refuses_the_right_one_too() {
+async fn after_too_many_wrong_passwords_the_right_one_is_denied_too() {
     let service = Service::new();
     assert_eq!(service.logins(ADA, ["wrong"; 7]).await, [WRONG, WRONG, WRONG, WRONG, WRONG, REFUSED, REFUSED]);
-    assert_eq!(service.login(ADA, "engine").await, REFUSED, "else guessing would go on, told apart by the answer");
+    assert_eq!(service.login(ADA, "engine").await, REFUSED, "else the status would reveal a right guess");
     service.clock.advance(Duration::from_secs(60));
     assert_eq!(service.login(ADA, "engine").await, RIGHT, "a minute later");
 }
 
 #[tokio::test]
-async fn a_success_gives_nothing_back_of_earlier_failures() {
+async fn a_success_refunds_no_earlier_failures() {
     let service = Service::new();
     let passwords = ["wrong", "wrong", "engine", "wrong", "engine", "wrong", "engine", "wrong", "engine"];
     let statuses = [WRONG, WRONG, RIGHT, WRONG, RIGHT, WRONG, RIGHT, WRONG, REFUSED];
@@ -90,7 +90,7 @@ async fn a_success_gives_nothing_back_of_earlier_failures() {
 }
 
 #[tokio::test]
-async fn another_user_device_or_address_is_counted_apart() {
+async fn another_user_device_or_address_is_counted_separately() {
     let service = Service::new();
     service.logins(ADA, ["wrong"; 5]).await;
     assert_eq!(service.login(ADA, "engine").await, REFUSED);
@@ -100,7 +100,7 @@ async fn another_user_device_or_address_is_counted_apart() {
 }
 
 #[tokio::test]
-async fn whoever_is_a_new_user_on_a_new_device_each_time_is_counted_by_address() {
+async fn guesses_with_new_users_and_devices_are_limited_by_address() {
     const USERS: [&str; 10] = ["ada", "ben", "cem", "dan", "eva", "fay", "gil", "hal", "ida", "jan"];
     const DEVICES: [&str; 4] = ["one", "two", "three", "four"];
     let service = Service::new();
@@ -109,5 +109,5 @@ async fn whoever_is_a_new_user_on_a_new_device_each_time_is_counted_by_address()
         assert_eq!(service.login(guess, "wrong").await, if n < 30 { WRONG } else { REFUSED }, "guess {n}");
     }
     let elsewhere = From { address: [198, 51, 100, 7], ..ADA };
-    assert_eq!(service.login(elsewhere, "engine").await, RIGHT, "the user is not locked out anywhere else");
+    assert_eq!(service.login(elsewhere, "engine").await, RIGHT, "the user can log in from another address");
 }

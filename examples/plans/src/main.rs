@@ -20,7 +20,7 @@ use tollgate::config::Config;
 use tollgate::engine::Engine;
 use tollgate::layer::RateLimitLayer;
 
-/// The file beside this code, unless another one is named as an argument.
+/// The default configuration file. The first command-line argument overrides it.
 const CONFIGURATION: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tollgate.toml");
 
 #[tokio::main]
@@ -37,7 +37,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// The service. It knows nothing of plans: whoever gets as far as a handler may be served.
+/// Builds the service. Handlers need not know about plans: requests over a limit do not reach them.
 fn app(engine: Engine) -> Router {
     Router::new().route("/v1/hello", get(|| async { "hello" })).layer(RateLimitLayer::axum(engine))
 }

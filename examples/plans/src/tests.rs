@@ -1,4 +1,4 @@
-//! Each plan's numbers, by a clock that the test moves: a day passes in no time.
+//! Tests of each plan's limits with a manual clock.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
@@ -45,7 +45,7 @@ impl Service {
         self.app.clone().oneshot(request).await.unwrap()
     }
 
-    /// Asks until refused. How often it was served, and the refusal.
+    /// Sends requests until one is denied. Returns the number of admitted requests, and the denial.
     async fn exhaust(&self, key: Option<&str>, at_most: u32) -> (u32, Response<Body>) {
         for served in 0..=at_most {
             let response = self.ask(ADDRESS, key).await;
@@ -66,7 +66,7 @@ async fn body(response: Response<Body>) -> Value {
 }
 
 #[tokio::test]
-async fn each_plan_has_its_numbers_and_its_headers() {
+async fn each_plan_has_its_own_limits_and_headers() {
     let day = |plan: &str, per_minute: u32, per_day: u32| {
         let policy = format!(r#""per-minute";q={per_minute};w=60, "per-day";q={per_day};w=86400"#);
         let left = format!(r#""per-minute";r=0;t=60, "per-day";r={};t=86400"#, per_day - per_minute);
@@ -88,9 +88,9 @@ async fn each_plan_has_its_numbers_and_its_headers() {
         assert_eq!(header(&refusal, "ratelimit"), left);
         assert_eq!(header(&refusal, "x-ratelimit-limit"), per_minute.to_string());
         assert_eq!(header(&refusal, "retry-after"), "60");
-        let told = body(refusal).await;
+        let body = body(refusal).await;
         assert_eq!(
-            (&told["plan"], &told["policy"], &told["limit"]),
+            (&body["plan"], &body["policy"], &body["limit"]),
             (&plan.into(), &"per-minute".into(), &per_minute.into())
         );
 
@@ -100,7 +100,7 @@ async fn each_plan_has_its_numbers_and_its_headers() {
 }
 
 #[tokio::test]
-async fn only_the_free_plan_names_where_to_get_more() {
+async fn only_the_free_plan_has_an_upgrade_url() {
     let upgrade_url =
         async |key, at_most| body(Service::new().exhaust(key, at_most).await.1).await.get("upgrade_url").cloned();
     assert_eq!(upgrade_url(Some("demo-free-key"), 60).await, Some("https://example.com/plans".into()));
@@ -109,7 +109,7 @@ async fn only_the_free_plan_names_where_to_get_more() {
 }
 
 #[tokio::test]
-async fn a_day_that_is_used_up_leaves_the_minute_as_it_was() {
+async fn a_request_denied_per_day_is_not_charged_per_minute() {
     let service = Service::new();
     let key = Some("demo-free-key");
     for _ in 0..10_000 / 60 {
@@ -117,14 +117,14 @@ async fn a_day_that_is_used_up_leaves_the_minute_as_it_was() {
         service.clock.advance(MINUTE);
     }
     let (served, refusal) = service.exhaust(key, 60).await;
-    assert_eq!(served, 10_000 % 60, "what is left of the day");
+    assert_eq!(served, 10_000 % 60, "the rest of the day's quota");
     let minutes = 10_000 / 60;
     let wait = 86_400 - minutes * 60;
-    assert_eq!(header(&refusal, "retry-after"), wait.to_string(), "until the first of them is a day old");
+    assert_eq!(header(&refusal, "retry-after"), wait.to_string(), "until the first request is a day old");
     assert_eq!(header(&refusal, "ratelimit"), format!(r#""per-minute";r=20;t=60, "per-day";r=0;t={wait}"#));
     assert_eq!(body(refusal).await["policy"], "per-day");
     let again = service.ask(ADDRESS, key).await;
-    assert!(header(&again, "ratelimit").starts_with(r#""per-minute";r=20;"#), "a refusal costs nothing: {again:?}");
+    assert!(header(&again, "ratelimit").starts_with(r#""per-minute";r=20;"#), "a denial is not charged: {again:?}");
 
     service.clock.advance(Duration::from_secs(wait - 1));
     assert_eq!(service.ask(ADDRESS, key).await.status(), 429);
@@ -133,7 +133,7 @@ async fn a_day_that_is_used_up_leaves_the_minute_as_it_was() {
 }
 
 #[tokio::test]
-async fn callers_are_told_apart_by_key_and_by_address() {
+async fn callers_are_distinguished_by_key_and_by_address() {
     let service = Service::new();
     let (served, _) = service.exhaust(None, 30).await;
     assert_eq!(served, 30);
@@ -144,16 +144,16 @@ async fn callers_are_told_apart_by_key_and_by_address() {
     assert_eq!(
         service.ask(Ipv4Addr::LOCALHOST, Some("demo-free-key")).await.status(),
         429,
-        "a key is one caller anywhere"
+        "a key is the same caller from any address"
     );
 }
 
 #[tokio::test]
-async fn an_invented_key_is_nobody() {
+async fn an_unknown_key_is_counted_by_address() {
     let service = Service::new();
     for n in 0..200 {
         let status = service.ask(ADDRESS, Some(&format!("invented-{n}"))).await.status();
-        assert_eq!(status, if n < 30 { 200 } else { 429 }, "all from one address, and counted there");
+        assert_eq!(status, if n < 30 { 200 } else { 429 }, "all are counted by their common address");
     }
 }
 

@@ -30,7 +30,7 @@ use crate::slugs::Slugs;
 
 #[tokio::main]
 async fn main() -> ExitCode {
-    // Tollgate itself says here when Redis goes away and when it is back.
+    // Tollgate logs when Redis becomes unavailable and when it is available again.
     tracing_subscriber::fmt().with_writer(std::io::stderr).init();
     match run().await {
         Ok(()) => ExitCode::SUCCESS,
@@ -61,18 +61,18 @@ async fn run() -> Result<(), Box<dyn Error>> {
     let app = routes::app(slugs.clone(), &public_url, RateLimitLayer::axum(Engine::new(limiter, rules)));
 
     println!("listening on http://{address}, documentation at http://{address}/docs/");
-    // The limit is by address, so each request has to know where it came from.
+    // The limit is by address, so the service needs the peer address of each request.
     axum::serve(listener, app.into_make_service_with_connect_info::<SocketAddr>())
         .with_graceful_shutdown(asked_to_stop())
         .await?;
     match slugs.unsaved() {
         0 => {}
-        lost => tracing::error!(lost, "links that were made while Redis was away are lost: it is not back"),
+        lost => tracing::error!(lost, "links that were created while Redis was unavailable are lost"),
     }
     Ok(())
 }
 
-/// Ctrl-C, or SIGTERM from whoever runs the service. Requests under way are still answered.
+/// Waits for Ctrl-C or SIGTERM. Requests in progress are still answered.
 async fn asked_to_stop() {
     let terminated = async {
         match signal(SignalKind::terminate()) {

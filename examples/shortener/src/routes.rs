@@ -1,4 +1,4 @@
-//! What the service answers, and the document that says so.
+//! The routes of the service and their OpenAPI document.
 
 use std::sync::Arc;
 
@@ -18,9 +18,9 @@ use utoipa_swagger_ui::{Config, SwaggerUi};
 
 use crate::slugs::{Away, NotMade, Slugs};
 
-/// Longer URLs are refused; browsers and proxies do not agree on more.
+/// Maximum length of a URL. Not all browsers and proxies support longer ones.
 const URL_BYTES_MAX: usize = 2_048;
-/// A URL of the longest kind, each byte of it escaped, and the JSON around it.
+/// Maximum size of a body: the longest URL with each byte escaped, and the JSON around it.
 const BODY_BYTES_MAX: usize = 16 * 1_024;
 
 #[derive(OpenApi)]
@@ -34,9 +34,9 @@ struct Shortener {
     public_url: Arc<str>,
 }
 
-/// The service. The limits stand in front of `POST /shorten`; no other request ever meets them.
+/// Builds the service. The limits apply to `POST /shorten` only.
 pub(crate) fn app(slugs: Slugs, public_url: &str, limits: RateLimitLayer) -> Router {
-    // Nothing on the page comes from elsewhere: no validator is asked about the document.
+    // The page loads nothing from other hosts, so the online validator of the document is off.
     let page = Config::default().validator_url("none");
     Router::new()
         .route("/shorten", post(shorten).route_layer(limits))
@@ -46,7 +46,7 @@ pub(crate) fn app(slugs: Slugs, public_url: &str, limits: RateLimitLayer) -> Rou
         .with_state(Shortener { slugs, public_url: public_url.into() })
 }
 
-/// What to shorten.
+/// The body of `POST /shorten`.
 #[derive(Deserialize, ToSchema)]
 struct ShortenRequest {
     /// An absolute http or https URL of at most 2048 bytes.
@@ -54,7 +54,7 @@ struct ShortenRequest {
     url: String,
 }
 
-/// A link.
+/// A created link.
 #[derive(Serialize, ToSchema)]
 struct Shortened {
     #[schema(example = "x7Gh2Kq")]
@@ -63,7 +63,7 @@ struct Shortened {
     short_url: String,
 }
 
-/// What was wrong with a request, and what would be accepted.
+/// The body of an error: what is wrong, and what would be accepted.
 #[derive(Serialize, ToSchema)]
 struct Problem {
     #[schema(example = "bad_request")]
@@ -78,42 +78,42 @@ struct RateLimited {
     #[schema(example = "rate_limited")]
     error: String,
     message: String,
-    /// How many links an address may make per window.
+    /// The number of links that an address may create per window.
     #[schema(example = 10)]
     limit: u32,
-    /// Seconds to wait, rounded up, as in `Retry-After`.
+    /// The wait in seconds, rounded up, as in `Retry-After`.
     #[schema(example = 42)]
     retry_after: u64,
-    /// The same in milliseconds.
+    /// The wait in milliseconds, rounded up.
     #[schema(example = 41873)]
     retry_after_ms: u64,
     #[schema(example = "per-minute")]
     policy: String,
 }
 
-/// Make a link
+/// Create a link
 #[utoipa::path(
     post,
     path = "/shorten",
     request_body = ShortenRequest,
     responses(
         (status = 201, description = "The link", body = Shortened, headers(
-            ("RateLimit" = String, description = "What is left, and when one more comes back: `\"per-minute\";r=9;t=60`"),
+            ("RateLimit" = String, description = "Links left, and seconds until one more is available: `\"per-minute\";r=9;t=60`"),
             ("RateLimit-Policy" = String, description = "The limit: `\"per-minute\";q=10;w=60`"),
             ("X-RateLimit-Limit" = u32, description = "Links per window"),
             ("X-RateLimit-Remaining" = u32, description = "Links left now"),
-            ("X-RateLimit-Reset" = u64, description = "When one more comes back, in Unix seconds"),
+            ("X-RateLimit-Reset" = u64, description = "When one more link is available, in Unix seconds"),
         )),
-        (status = 400, description = "No URL that can be shortened", body = Problem),
+        (status = 400, description = "The URL cannot be shortened", body = Problem),
         (status = 429, description = "Too many links from this address", body = RateLimited, headers(
-            ("Retry-After" = u64, description = "Seconds until a link can be made again; not sooner, and not later"),
-            ("RateLimit" = String, description = "What is left, and when to come back: `\"per-minute\";r=0;t=42`"),
+            ("Retry-After" = u64, description = "Seconds until a link can be created again"),
+            ("RateLimit" = String, description = "Links left, and seconds until the next attempt: `\"per-minute\";r=0;t=42`"),
             ("RateLimit-Policy" = String, description = "The limit: `\"per-minute\";q=10;w=60`"),
             ("X-RateLimit-Limit" = u32, description = "Links per window"),
             ("X-RateLimit-Remaining" = u32, description = "0"),
-            ("X-RateLimit-Reset" = u64, description = "When to come back, in Unix seconds"),
+            ("X-RateLimit-Reset" = u64, description = "When to try again, in Unix seconds"),
         )),
-        (status = 503, description = "Redis is away, and there is no place to keep another link for it; or no free slug was found", body = Problem, headers(
+        (status = 503, description = "Redis is unavailable and too many links are waiting for it, or no free slug was found", body = Problem, headers(
             ("Retry-After" = u64, description = "Seconds"),
         )),
     )
@@ -126,7 +126,7 @@ async fn shorten(
     let slug = shortener.slugs.add(url.as_str()).await.map_err(|not_made| match not_made {
         NotMade::NoFreeSlug => Failure::Unavailable("no free slug was found; try again"),
         NotMade::NoPlace => {
-            Failure::Unavailable("no link was made: the place to keep them until Redis is back is full")
+            Failure::Unavailable("no link was created: too many links are waiting for Redis; try again")
         }
     })?;
     let short_url = format!("{}/{slug}", shortener.public_url);
@@ -139,9 +139,9 @@ async fn shorten(
     path = "/{slug}",
     params(("slug" = String, Path)),
     responses(
-        (status = 302, description = "To the URL", headers(("Location" = String, description = "The URL"))),
+        (status = 302, description = "Redirect to the URL", headers(("Location" = String, description = "The URL"))),
         (status = 404, description = "No such link", body = Problem),
-        (status = 503, description = "Redis is away, and only Redis would know", body = Problem, headers(
+        (status = 503, description = "Redis is unavailable, and this instance does not have the link", body = Problem, headers(
             ("Retry-After" = u64, description = "Seconds"),
         )),
     )
@@ -150,11 +150,11 @@ async fn follow(State(shortener): State<Shortener>, Path(slug): Path<String>) ->
     match shortener.slugs.find(&slug).await {
         Ok(Some(url)) => Ok((StatusCode::FOUND, [(LOCATION, &*url)]).into_response()),
         Ok(None) => Err(Failure::NotFound),
-        Err(Away) => Err(Failure::Unavailable("only Redis would know this link, and it is away; try again")),
+        Err(Away) => Err(Failure::Unavailable("the link cannot be read from Redis; try again")),
     }
 }
 
-/// Whatever the content type says: a body that reads as expected was meant so.
+/// Parses the URL in the body. The content type is ignored.
 fn read_url(body: Result<Bytes, BytesRejection>) -> Result<Url, Failure> {
     let body = body.map_err(|_| Failure::Bad(format!("expected a body of at most {BODY_BYTES_MAX} bytes")))?;
     let request: ShortenRequest = serde_json::from_slice(&body)
@@ -162,18 +162,18 @@ fn read_url(body: Result<Bytes, BytesRejection>) -> Result<Url, Failure> {
     let expected = format!("expected an absolute http or https URL of at most {URL_BYTES_MAX} bytes");
     let url = Url::parse(&request.url).map_err(|error| Failure::Bad(format!("{expected}: {error}")))?;
     match url.scheme() {
-        // What was escaped while it was parsed counts as well.
+        // Parsing may escape characters, so both forms are checked.
         "http" | "https" if request.url.len() <= URL_BYTES_MAX && url.as_str().len() <= URL_BYTES_MAX => Ok(url),
         _ => Err(Failure::Bad(expected)),
     }
 }
 
-/// Why a request got something else than it asked for.
+/// An error response.
 enum Failure {
-    /// It cannot be understood; what would be accepted.
+    /// The request is invalid. The message says what would be accepted.
     Bad(String),
     NotFound,
-    /// Not at the moment; why.
+    /// The request cannot be served at the moment, with the reason.
     Unavailable(&'static str),
 }
 

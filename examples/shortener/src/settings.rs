@@ -1,4 +1,4 @@
-//! What the environment says. Whatever is unusable is refused at the start, with what would be accepted.
+//! Settings from environment variables. An invalid value is rejected at the start, with what would be accepted.
 
 use std::time::Duration;
 
@@ -7,24 +7,24 @@ use tollgate::config::{Config, OnFailureWord, Report, RuleTable};
 use tollgate::identity::Networks;
 use tollgate::rules::RuleSet;
 
-/// How the service runs.
+/// The settings of the service.
 #[derive(PartialEq, Debug)]
 pub(crate) struct Settings {
-    /// `PORT`; 0 takes any that is free.
+    /// `PORT`: the port to listen on; 0 is any free port. Defaults to 3000.
     pub(crate) port: u16,
-    /// `PUBLIC_URL`: what short links begin with, if not with the address that is listened on.
+    /// `PUBLIC_URL`: the prefix of short links. Defaults to the address of the listener.
     pub(crate) public_url: Option<String>,
-    /// `REDIS_URL`: where links and limits are shared, if anywhere.
+    /// `REDIS_URL`: the Redis server that shares links and limits. Without it both are in process memory.
     pub(crate) redis_url: Option<String>,
-    /// `REDIS_DEADLINE_MS`: no request waits longer for Redis, be it for a decision or for a link.
+    /// `REDIS_DEADLINE_MS`: the deadline of each decision and of each link command on Redis.
     pub(crate) redis_deadline: Duration,
-    /// `RATE_LIMIT_MAX` links in `RATE_LIMIT_WINDOW_MS`, per address.
+    /// `RATE_LIMIT_MAX` links per `RATE_LIMIT_WINDOW_MS` and address.
     limit: Limit,
-    /// `TRUSTED_PROXIES`, whose word about a client's address is taken.
+    /// `TRUSTED_PROXIES`: the proxies that may report a client's address.
     trusted_proxies: Networks,
 }
 
-/// A variable that says something unusable.
+/// The error for a variable with an invalid value.
 #[derive(Debug, thiserror::Error)]
 #[error("{variable}: {problem}")]
 pub(crate) struct SettingError {
@@ -33,7 +33,7 @@ pub(crate) struct SettingError {
 }
 
 impl Settings {
-    /// The settings by these variables. One that is empty is as good as none.
+    /// Reads the settings from these variables. An empty variable counts as not set.
     pub(crate) fn from_environment(variable: impl Fn(&str) -> Option<String>) -> Result<Settings, SettingError> {
         let said = |name: &'static str| variable(name).filter(|value| !value.is_empty());
         Ok(Settings {
@@ -49,7 +49,7 @@ impl Settings {
         })
     }
 
-    /// The one rule: so many links per address, and no limit rather than no service while Redis is away.
+    /// Builds the only rule: a limit per address, which is not applied while Redis is unavailable.
     pub(crate) fn rules(&self) -> Result<RuleSet, Report> {
         let proxies: Vec<String> = self.trusted_proxies.iter().map(|network| network.to_string()).collect();
         let rule =
@@ -82,7 +82,7 @@ fn limit(max: Option<String>, window_ms: Option<String>) -> Result<Limit, Settin
     const WINDOW_MS: &str = "RATE_LIMIT_WINDOW_MS";
     let max = number(MAX, max, 10, "a whole number of links, for example 10")?;
     let window_ms = number(WINDOW_MS, window_ms, 60_000, "a whole number of milliseconds, for example 60000")?;
-    // Each against a partner that is certainly good, so that the one at fault is named.
+    // Validates each with a valid counterpart, so that the error names the wrong variable.
     Limit::new(max, Duration::from_secs(60)).map_err(|error| wrong(MAX, error))?;
     Limit::new(max, Duration::from_millis(window_ms)).map_err(|error| wrong(WINDOW_MS, error))
 }
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn every_variable_is_heard() {
+    fn every_variable_is_read() {
         let said = settings(&[
             ("PORT", "0"),
             ("PUBLIC_URL", "https://sho.rt/"),
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unusable_value_is_refused_with_what_is_accepted() {
+    fn an_invalid_value_is_rejected_with_what_is_accepted() {
         let cases = [
             ("PORT", "65536", "expected a port from 0 to 65535"),
             ("PORT", "http", "expected a port"),

@@ -1,14 +1,15 @@
-//! Which slug stands for which URL: in memory, and on Redis where instances share them.
+//! Storage of links: in memory, and on Redis if several instances share them.
 //!
-//! Every link that this instance made or followed lately is in its memory, with or without Redis, so a link that is
-//! in use is followed whatever Redis does. The memory is bounded: the oldest links leave it. With Redis they are
-//! found there again; without it they are gone, which is why memory alone is for trying things out.
+//! The links that this instance has recently created or followed are in its memory, also with Redis. So links in use
+//! work even if Redis is unavailable. The memory is bounded, and the oldest links are evicted. With Redis they are read
+//! from there again. Without Redis they are lost, so memory alone is meant for trials.
 //!
-//! On Redis a slug is set only if it is free (`NX`), so that two instances never overwrite each other's, and it expires:
-//! a wave of spam goes away by itself.
+//! On Redis a slug is set only if it is free (`NX`), so that instances never overwrite each other's links. Links
+//! expire, so that spam is removed after a while.
 //!
-//! **While Redis is away** links are still made. They work on the instance that made them, which keeps each until a task has
-//! brought it to Redis. That place is bounded, too, and nothing leaves it early: when it is full, no link is promised.
+//! **While Redis is unavailable**, links are still created. They work on the instance that created them, and a task
+//! saves them to Redis later. The number of unsaved links is bounded, and none is evicted: at the bound no link is
+//! created.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
@@ -18,31 +19,31 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tollgate::redis::{RedisStore, Reply};
 
-/// 62^7 are 3.5 million million: a guess hardly ever meets a link.
+/// Length of a slug: 62^7 is 3.5 × 10^12, so that links are hard to guess.
 const SLUG_LENGTH: usize = 7;
-/// With URLs of the longest kind, 20 MB.
+/// Maximum number of links in memory: 20 MB with the longest URLs.
 const IN_MEMORY_MAX: usize = 10_000;
-/// As many again, for those that Redis does not have yet.
+/// Maximum number of links that are not saved to Redis yet.
 const UNSAVED_MAX: usize = 10_000;
-/// A year.
+/// Lifetime of a link on Redis: a year.
 const TTL_SECONDS: &str = "31536000";
-/// How often Redis is tried while it is away.
+/// Pause between attempts to save links while Redis is unavailable.
 const RETRY_EVERY: Duration = Duration::from_secs(1);
-/// Draws before giving up. A second one is already hard to see.
+/// Maximum number of slugs to try for a new link. A second one is hardly ever needed.
 const DRAWS_MAX: usize = 8;
 
-/// All links. Clones share them.
+/// The links. Clones share them.
 #[derive(Clone)]
 pub(crate) struct Slugs(Arc<Inner>);
 
 struct Inner {
     memory: Mutex<Memory>,
     redis: Option<SlugStore>,
-    /// Told when there is something to save.
+    /// Notified when there is a link to save.
     has_unsaved: Notify,
 }
 
-/// Slugs on Redis, and how long anybody waits for it.
+/// Links on Redis, with the deadline of a command.
 struct SlugStore {
     redis: RedisStore,
     deadline: Duration,
@@ -54,26 +55,26 @@ struct Link {
     url: Arc<str>,
 }
 
-/// Redis does not answer, and only it would know.
+/// The error of a link command on Redis that failed or timed out.
 #[derive(Debug)]
 pub(crate) struct Away;
 
-/// Why no link was made.
+/// The reason why no link was created.
 #[derive(PartialEq, Eq, Debug)]
 pub(crate) enum NotMade {
-    /// One drawn slug after the other was taken.
+    /// All random slugs were taken.
     NoFreeSlug,
-    /// Redis is away, and there is no place to keep another link for it.
+    /// Redis is unavailable, and the maximum number of links is waiting for it.
     NoPlace,
 }
 
 impl Slugs {
-    /// Links in the memory of this process.
+    /// Creates a storage in process memory.
     pub(crate) fn in_memory() -> Slugs {
         Slugs::new(None)
     }
 
-    /// Links on Redis, shared with other instances.
+    /// Creates a storage on Redis, shared with other instances. Spawns a task that saves links after an outage.
     pub(crate) fn on_redis(redis: RedisStore, deadline: Duration) -> Slugs {
         let slugs = Slugs::new(Some(SlugStore { redis, deadline }));
         tokio::spawn(save_later(slugs.clone()));
@@ -84,7 +85,9 @@ impl Slugs {
         Slugs(Arc::new(Inner { memory: Mutex::default(), redis, has_unsaved: Notify::new() }))
     }
 
-    /// Makes a link that will be found, here at once and wherever Redis is shared as soon as it can be asked.
+    /// Creates a link and returns its slug.
+    ///
+    /// The link works on this instance at once. If Redis is unavailable, it works on other instances once it is saved.
     pub(crate) async fn add(&self, url: &str) -> Result<String, NotMade> {
         for _ in 0..DRAWS_MAX {
             let link = Link { slug: draw(), url: url.into() };
@@ -114,17 +117,20 @@ impl Slugs {
             Err(refused) => refused == 1,
         };
         if is_first_refused {
-            tracing::warn!("{UNSAVED_MAX} links wait for Redis, and no more are made until it is back");
+            tracing::warn!("{UNSAVED_MAX} links are waiting for Redis; no more are created until it is available");
         }
         Err(NotMade::NoPlace)
     }
 
-    /// How many links are promised that Redis does not have yet.
+    /// Returns the number of links that are not saved to Redis yet.
     pub(crate) fn unsaved(&self) -> usize {
         self.0.memory.lock().unsaved.len()
     }
 
-    /// The URL behind a slug.
+    /// Returns the URL of a slug, or `None` if there is no such link.
+    ///
+    /// # Errors
+    /// If the link is not in memory and Redis does not answer.
     pub(crate) async fn find(&self, slug: &str) -> Result<Option<Arc<str>>, Away> {
         if slug.len() != SLUG_LENGTH || !slug.bytes().all(|byte| byte.is_ascii_alphanumeric()) {
             return Ok(None);
@@ -141,14 +147,14 @@ impl Slugs {
     }
 }
 
-/// Links that are known without asking.
+/// The links in memory.
 #[derive(Default)]
 struct Memory {
     urls: HashMap<String, Arc<str>>,
     oldest_first: VecDeque<String>,
-    /// Promised, and not on Redis yet.
+    /// Links that are not saved to Redis yet.
     unsaved: BTreeMap<String, Arc<str>>,
-    /// Links that were not made, since there was no place to keep them, from when Redis went away.
+    /// The number of links that were not created in the current outage because too many were unsaved.
     refused: u64,
 }
 
@@ -157,6 +163,7 @@ impl Memory {
         self.urls.get(slug).or_else(|| self.unsaved.get(slug))
     }
 
+    /// Adds a link, and evicts the oldest one if there are too many.
     fn keep(&mut self, link: &Link) {
         if self.urls.insert(link.slug.clone(), link.url.clone()).is_some() {
             return;
@@ -169,7 +176,7 @@ impl Memory {
         }
     }
 
-    /// Keeps a link until Redis has it. If there is no place: how many have met none.
+    /// Adds an unsaved link. If there are too many, returns how many were refused in this outage.
     fn keep_unsaved(&mut self, link: &Link) -> Result<(), u64> {
         if self.unsaved.len() == UNSAVED_MAX {
             self.refused += 1;
@@ -185,7 +192,7 @@ impl Memory {
     }
 }
 
-/// Brings what was made while Redis was away to Redis, once it is back.
+/// Saves the links that were created while Redis was unavailable. Runs forever.
 async fn save_later(slugs: Slugs) {
     let Inner { memory, redis: Some(store), has_unsaved } = &*slugs.0 else { return };
     loop {
@@ -193,14 +200,14 @@ async fn save_later(slugs: Slugs) {
         if memory.lock().unsaved.is_empty() {
             continue;
         }
-        tracing::warn!("Redis is away: links are made without a limit, and work on this instance alone");
+        tracing::warn!("Redis is unavailable: links are created without a limit and work on this instance only");
         let saved = save_all(memory, store).await;
         let refused = std::mem::take(&mut memory.lock().refused);
-        tracing::info!(saved, refused, "Redis is back, and has the links that were made meanwhile");
+        tracing::info!(saved, refused, "Redis is available again: the links created meanwhile are saved");
     }
 }
 
-/// How many there were. Each is found here until it is found there.
+/// Saves all unsaved links and returns how many were saved. Retries until none is left.
 async fn save_all(memory: &Mutex<Memory>, store: &SlugStore) -> u64 {
     let mut saved = 0;
     loop {
@@ -215,7 +222,7 @@ async fn save_all(memory: &Mutex<Memory>, store: &SlugStore) -> u64 {
             memory.keep(&link);
             saved += 1;
         } else {
-            tracing::error!("a link that was made meanwhile is lost: another instance has given its slug away");
+            tracing::error!("a link created while Redis was unavailable is lost: another instance uses its slug");
         }
     }
 }
@@ -226,12 +233,16 @@ impl SlugStore {
         Ok(reply.as_text().map(Into::into))
     }
 
-    /// Whether the slug stands for this URL from now on. It does so already if a call was executed whose answer came too late.
+    /// Saves a link. Returns `false` if the slug belongs to another URL.
+    ///
+    /// Returns `true` if the same link is already saved, since an earlier call may have timed out after it was
+    /// executed.
     async fn set(&self, link: &Link) -> Result<bool, Away> {
         let before = self.ask(&["SET", &key(&link.slug), &link.url, "NX", "GET", "EX", TTL_SECONDS]).await?;
         Ok(before == Reply::Nil || before.as_text() == Some(&*link.url))
     }
 
+    /// Sends a command and waits for its reply until the deadline.
     async fn ask(&self, command: &[&str]) -> Result<Reply, Away> {
         match tokio::time::timeout(self.deadline, self.redis.command(command)).await {
             Ok(Ok(reply)) => Ok(reply),
@@ -244,6 +255,7 @@ fn key(slug: &str) -> String {
     format!("shortener:slug:{slug}")
 }
 
+/// Returns a random slug.
 fn draw() -> String {
     std::iter::repeat_with(fastrand::alphanumeric).take(SLUG_LENGTH).collect()
 }
@@ -262,14 +274,14 @@ mod tests {
         }
     }
 
-    /// Nobody listens on the port of a listener that is gone.
+    /// Returns a store whose server does not exist: no process listens on the port of a closed listener.
     fn redis_that_is_away() -> RedisStore {
         let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
         RedisStore::builder(format!("redis://{free}")).build().unwrap()
     }
 
     #[tokio::test]
-    async fn what_waits_for_redis_is_never_forgotten_and_what_has_no_place_is_never_promised() {
+    async fn unsaved_links_are_never_evicted_and_none_is_created_beyond_the_bound() {
         let slugs = Slugs::on_redis(redis_that_is_away(), Duration::from_millis(25));
         let mut made = Vec::new();
         for _ in 0..UNSAVED_MAX {
@@ -279,7 +291,7 @@ mod tests {
             assert_eq!(slugs.add("https://example.com/").await, Err(NotMade::NoPlace));
             assert_eq!((slugs.unsaved(), slugs.0.memory.lock().refused), (UNSAVED_MAX, refused));
         }
-        // Others that are followed meanwhile push none of them out.
+        // Other links that are followed meanwhile evict none of them.
         for n in 0..=IN_MEMORY_MAX {
             slugs.0.memory.lock().keep(&Link { slug: format!("{n:07}"), url: "https://example.com/".into() });
         }
@@ -295,13 +307,13 @@ mod tests {
         let store = SlugStore { redis: store, deadline: Duration::from_secs(10) };
         let link = |url: &str| Link { slug: "abcdefg".to_owned(), url: url.into() };
         assert!(store.set(&link("https://example.com/")).await.unwrap());
-        assert!(store.set(&link("https://example.com/")).await.unwrap(), "an answer that came too late");
-        assert!(!store.set(&link("https://example.com/other")).await.unwrap(), "another instance's");
+        assert!(store.set(&link("https://example.com/")).await.unwrap(), "the same link again");
+        assert!(!store.set(&link("https://example.com/other")).await.unwrap(), "the slug of another link");
         assert_eq!(store.get("abcdefg").await.unwrap().as_deref(), Some("https://example.com/"));
     }
 
     #[tokio::test]
-    async fn the_memory_is_bounded_and_the_oldest_leave_it() {
+    async fn the_memory_is_bounded_and_evicts_the_oldest_links() {
         let slugs = Slugs::in_memory();
         let first = slugs.add("https://example.com/first").await.unwrap();
         let second = slugs.add("https://example.com/second").await.unwrap();

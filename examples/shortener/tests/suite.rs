@@ -129,11 +129,11 @@ fn without_redis_posts_go_on_and_the_log_says_so() {
     let unknown = instances[1].get(&format!("/{}", during[0].slug()));
     assert_eq!((unknown.status, unknown.header("retry-after")), (503, "1"), "404 would be a guess");
     let log = instances[0].log();
-    assert!(log.contains("WARN") && log.contains("Redis is away"), "{log}");
+    assert!(log.contains("WARN") && log.contains("Redis is unavailable"), "{log}");
     assert!(log.contains("the store is not asked until a probe succeeds"), "{log}");
 
     redis.restart();
-    let is_back = |log: &String| log.contains("Redis is back") && log.contains("the store answers again");
+    let is_back = |log: &String| log.contains("Redis is available again") && log.contains("the store answers again");
     eventually("the log says that Redis is back", || instances[0].log(), is_back);
     for answer in &during {
         let followed = instances[1].get(&format!("/{}", answer.slug()));
@@ -155,14 +155,14 @@ fn what_was_promised_while_redis_was_away_is_kept_and_no_more_is_promised_than_c
     assert_eq!(refused.len(), 501, "the first has taken a place, too");
     for answer in refused {
         assert_eq!((answer.status, answer.header("retry-after")), (503, "1"));
-        assert!(answer.text().contains("no link was made"), "{}", answer.text());
+        assert!(answer.text().contains("no link was created"), "{}", answer.text());
     }
-    assert!(shortener.log().contains("10000 links wait for Redis, and no more are made"), "{}", shortener.log());
+    assert!(shortener.log().contains("10000 links are waiting for Redis; no more are created"), "{}", shortener.log());
     let slug = made[0].slug();
     assert_eq!(shortener.get(&format!("/{slug}")).status, 302);
 
     redis.restart();
-    let is_back = |log: &String| log.contains("and has the links");
+    let is_back = |log: &String| log.contains("Redis is available again");
     let log = eventually("the log says that Redis is back", || shortener.log(), is_back);
     assert!(log.contains("saved=10000 refused=501"), "{log}");
     assert_eq!(redis.command(&["KEYS", "shortener:slug:*"]).items().len(), PLACES, "as many as were promised");
@@ -178,7 +178,7 @@ fn an_instance_that_ends_before_redis_is_back_says_what_it_takes_along() {
         assert_eq!(shortener.shorten("https://example.com/").status, 201);
     }
     assert!(shortener.terminate().success());
-    assert!(shortener.log().contains("are lost: it is not back lost=3"), "{}", shortener.log());
+    assert!(shortener.log().contains("while Redis was unavailable are lost lost=3"), "{}", shortener.log());
 }
 
 #[test]
@@ -193,7 +193,7 @@ fn a_redis_that_hangs_is_not_waited_for() {
     }
     assert_eq!(shortener.get("/unknown").status, 503, "nobody can say whether there is such a link");
     redis.cont();
-    eventually("the log says that Redis is back", || shortener.log(), |log| log.contains("Redis is back"));
+    eventually("the log says that Redis is back", || shortener.log(), |log| log.contains("Redis is available again"));
     assert_eq!(shortener.get("/unknown").status, 404);
 }
 

@@ -227,8 +227,10 @@ fn connections_that_do_not_finish_cost_little_and_disturb_nobody() {
 
 #[test]
 fn unfinished_large_requests_are_bounded_together() {
+    // An allocator keeps freed memory for a while: with few connections as much as the bound.
+    const KEPT_BYTES: u64 = 64 * 1024 * 1024;
     run(large_kinds(), scale(400, 3_000), |count| {
-        let bound = count * CONNECTION_BYTES_MAX + BUDGET_BYTES + SLACK_BYTES;
+        let bound = count * CONNECTION_BYTES_MAX + BUDGET_BYTES + KEPT_BYTES;
         scale(bound, ALL_BYTES_MAX)
     });
 }

@@ -5,11 +5,19 @@
 //! with `chaos:`. Random choices come from one seed, which every run prints, so that a failure can be replayed:
 //! `TOLLGATE_CHAOS_SEED=7 make chaos`.
 #![allow(clippy::unwrap_used)] // a step that fails fails its test
+#![allow(clippy::disallowed_methods)] // real time is recorded here, and never asserted
 
 #[path = "../serving/mod.rs"]
 mod serving;
 
 mod bursts;
 mod campaign;
+mod headers;
+mod latency;
+mod paths;
 mod probes;
+mod protocols;
+mod refusals;
+mod reloads;
 mod restarts;
+mod script_time;

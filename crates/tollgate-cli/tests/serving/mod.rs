@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
@@ -219,6 +220,23 @@ fn heard(pipe: impl Read + Send + 'static, said: Arc<Mutex<String>>) -> mpsc::Re
         }
     });
     lines
+}
+
+/// A file that is mounted over another one, until it is dropped.
+pub(crate) struct BindMount(PathBuf);
+
+impl BindMount {
+    /// Returns `None` if this process may not mount.
+    pub(crate) fn new(source: &Path, target: &Path) -> Option<BindMount> {
+        let output = Command::new("mount").arg("--bind").args([source, target]).output().ok()?;
+        output.status.success().then(|| BindMount(target.to_owned()))
+    }
+}
+
+impl Drop for BindMount {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("--lazy").arg(&self.0).output();
+    }
 }
 
 /// An HTTP answer.

@@ -1,28 +1,29 @@
 //! A level that leaks: the token bucket and the leaky bucket.
 //!
-//! Both are one number that grows by what is admitted and leaks at `quota` per `window`. The **token
-//! bucket** admits while the level stays within its burst. The **leaky bucket** admits while at most `queue` units
-//! wait, and tells each admission how long to wait so that work leaves evenly spaced.
+//! Both keep one number, the level. It grows by every admission and leaks at `quota` per `window`. The **token bucket**
+//! admits while the level stays within its burst. The **leaky bucket** admits while at most `queue` units wait; each
+//! admission carries the time to wait, so that requests proceed evenly spaced.
 //!
 //! ```text
 //!   level ▲
-//!    burst├ ─ ─ ─ ─ ─╮─ ─ ─ ─ ─ ─     a request that would pass this line is refused
+//!    burst├ ─ ─ ─ ─ ─╮─ ─ ─ ─ ─ ─     a request that would exceed this level is denied
 //!         │   ╱│╲    │╲
 //!         │  ╱ │  ╲ ╱│  ╲  ← leaks quota/window
 //!         └─┴──┴────┴┴───────▶ time
 //! ```
 //!
-//! **Why a level and not the theoretical arrival time?** GCRA stores the instant at which the bucket will be
-//! empty. That instant is in units of the *old* rate: raise the limit, and the key still waits for the time that the
-//! old rate promised. A level in units survives a change of the quota as it is.
+//! **Why a level and not the theoretical arrival time?** GCRA stores the time at which the bucket will be empty. That
+//! time was computed with the *old* rate: after the limit is raised, the key still waits as long as the old rate
+//! required. A level in units stays valid when the quota changes.
 //!
-//! **Whole numbers.** A unit is `parts_per_unit` = window parts and a microsecond leaks `quota` parts, so nothing is ever
-//! rounded: 10^7 a second and 1 a year are both exact. Only where capacity × window would pass 2^53 (what a
-//! Lua double holds) is time counted in grains of a few microseconds, rounded towards refusal; 100,000 a day
-//! is still exact, 10^7 in 400 days has grains of 40 ms while its units leak 3.5 s apart.
+//! **Integers.** A unit has as many parts as the window has microseconds (`parts_per_unit`), and `quota` parts leak per
+//! microsecond, so nothing is ever rounded: 10^7 a second and 1 a year are both exact. Only where capacity × window
+//! would exceed 2^53, the range of exact integers in a Lua double, time is counted in grains of several microseconds,
+//! rounded towards denial. 100,000 a day is still exact; 10^7 in 400 days has grains of 40 ms while its units leak
+//! 3.5 s apart.
 //!
-//! **Refunds.** What was charged leaks like the rest, oldest first. A refund gives back what of the charge is
-//! still in the bucket and no more; otherwise a late refund would be credit for units already drained.
+//! **Refunds.** Charges leak in the order in which they were made. A refund gives back the part of its charge that is
+//! still in the bucket, and no more. Otherwise a late refund would return units that have already leaked.
 //!
 //! Twin: `tollgate-redis/lua/tollgate.lua`, section *bucket*. Change both or neither.
 
@@ -31,42 +32,50 @@ use crate::decision::{Line, Wait};
 use crate::limit::{BucketShape, Limit};
 use crate::time::Timestamp;
 
-/// Longer waits (10^7 units at one in 400 days) are told as this: 142 years, the largest time there is.
+/// The longest wait that is reported: 142 years, the latest [`Timestamp`]. Longer waits (10^7 units at one in 400 days)
+/// are cut to it.
 const WAIT_US_MAX: u64 = Timestamp::MAX.as_micros();
 
-/// More parts than there are: they will never have leaked.
+/// The number of parts of a cost that can never fit.
 const NEVER: u64 = u64::MAX;
 
-/// What was used as of an instant, in parts of a unit.
+/// The state of a bucket: its level at a point in time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Bucket {
+    /// The time at which `level` was computed.
     pub(crate) time_us: u64,
+    /// The used units, in parts.
     pub(crate) level: u64,
-    /// The parts per unit that `level` is counted in; another one means that the limit has changed.
+    /// The number of parts per unit in `level`; 0 if the bucket was never used. If it differs from the limit's, the
+    /// limit has changed.
     pub(crate) scale: u64,
 }
 
 impl Bucket {
+    /// Returns whether `cost` units fit at `now`.
     #[inline]
     pub(super) fn fits(&self, limit: &Limit, shape: &BucketShape, now: Timestamp, cost: u32) -> bool {
         View::of(self, limit, shape, now).fits(cost)
     }
 
+    /// Returns the limit's status for `cost` units at `now`, without charging them.
     pub(super) fn look(&self, limit: &Limit, shape: &BucketShape, now: Timestamp, cost: u32) -> Line {
         View::of(self, limit, shape, now).look(cost).line()
     }
 
+    /// Charges `cost` units, which must fit, and returns the status after the charge.
     pub(super) fn charge(&mut self, limit: &Limit, shape: &BucketShape, now: Timestamp, cost: u32) -> Line {
         let view = View::of(self, limit, shape, now);
         self.charge_as_seen(view, cost).line()
     }
 
+    /// Returns the status after a denied check. Writes the state only for `count_denied`, or if the clock went back.
     pub(super) fn refuse(&mut self, limit: &Limit, shape: &BucketShape, now: Timestamp, cost: u32) -> Line {
         let view = View::of(self, limit, shape, now);
         self.refuse_as_seen(view, cost).line()
     }
 
-    /// The whole decision of a check with this limit alone.
+    /// Decides a check that has only this limit. A cost of 0 changes nothing.
     pub(crate) fn decide_alone(&mut self, limit: &Limit, shape: &BucketShape, now: Timestamp, cost: u32) -> Line {
         let view = View::of(self, limit, shape, now);
         let answer = match (cost, view.fits(cost)) {
@@ -77,9 +86,15 @@ impl Bucket {
         answer.line()
     }
 
-    /// The same for a bucket of this limit's scale, if there is nothing unusual about it: what nearly every check of a bucket is.
-    /// `None` if there is more to it; then nothing was changed. An admission is kept by `keep`, as level and time. Only what must
-    /// happen before the next check is done here; [`Answer::line_if_plain`] has the divisions.
+    /// Decides a check that has only this limit, in the frequent case, without a [`Bucket`].
+    ///
+    /// `level` must be in the limit's own scale. On an admission, calls `keep(level, time_us)` with the new state; a
+    /// denial changes nothing. Returns `None` without deciding if the case is not the frequent one: the cost is 0, the
+    /// limit is not [plain](BucketShape::is_plain), the level exceeds the capacity, or the clock went back. Then
+    /// [`Bucket::decide_alone`] must decide.
+    ///
+    /// Does only what must happen before the next check; the divisions are in [`Answer::line_if_plain`], which can run
+    /// after the lock is released.
     #[inline(always)]
     pub(crate) fn decide_in_place<'a>(
         (level, time_us): (u64, u64),
@@ -109,10 +124,12 @@ impl Bucket {
         Some(Answer { view, cost, allowed: true, retry })
     }
 
-    /// The same use in the parts of another limit, as that limit counts it.
+    /// Converts the level to the scale of another limit.
+    ///
+    /// The level is rounded up to whole units and is at most the limit's capacity.
     #[cold]
     pub(crate) fn rescaled(&self, shape: &BucketShape) -> Bucket {
-        // One that was never used has no scale.
+        // The scale of a bucket that was never used is 0.
         let units = self.level.div_ceil(self.scale.max(1)).min(shape.capacity);
         Bucket { time_us: self.time_us, level: shape.parts(units), scale: shape.parts_per_unit.get() }
     }
@@ -137,6 +154,7 @@ impl Bucket {
         Answer { view, cost, allowed, retry: view.retry(cost) }
     }
 
+    /// Gives back the units of an admission, as far as they have not leaked yet.
     pub(super) fn refund(&mut self, limit: &Limit, shape: &BucketShape, now: Timestamp, receipt: Receipt) {
         let mut view = View::of(self, limit, shape, now);
         let grain = |us: u64| us / shape.grain_us;
@@ -150,16 +168,17 @@ impl Bucket {
     }
 }
 
-/// What was decided, before it is put into times.
+/// A decision whose waits are still in parts and not yet in microseconds.
 pub(crate) struct Answer<'a> {
     view: View<'a>,
     cost: u32,
     allowed: bool,
-    /// How many parts must leak before a retry (or an admission's turn), or [`NEVER`].
+    /// The parts that must leak before a denied request can retry, or an admitted one may proceed; or [`NEVER`].
     retry: u64,
 }
 
 impl Answer<'_> {
+    /// Converts the decision to a line.
     fn line(self) -> Line {
         let view = self.view;
         match view.shape.grain_us {
@@ -168,23 +187,24 @@ impl Answer<'_> {
         }
     }
 
-    /// The same under a limit whose times are simple.
+    /// Converts the decision to a line. The limit must be [plain](BucketShape::is_plain).
     #[inline(always)]
     pub(crate) fn line_if_plain(self) -> Line {
         let view = self.view;
         self.line_by(|parts| Wait::from_micros(view.grains_to_leak(parts)))
     }
 
+    /// Converts the decision to a line. `until_leaked(parts)` returns the time in which so many parts leak.
     #[inline(always)]
     fn line_by(self, until_leaked: impl Fn(u64) -> Wait) -> Line {
         let Answer { view: View { level, limit, shape, .. }, cost, allowed, retry } = self;
         let free = shape.full - level;
-        // Most denials find less than a unit.
+        // On most denials less than one unit is free; then no division is needed.
         let (whole, part) = match free < shape.parts_per_unit.get() {
             true => (0, free),
             false => shape.parts_per_unit.div_rem(free),
         };
-        // One more unit comes back when what its first part lacks has leaked.
+        // The next unit becomes available when the part that it lacks has leaked.
         let (remaining, next) = match whole >= u64::from(limit.cost_max()) {
             true => (limit.cost_max(), 0),
             false => (whole as u32, shape.parts_per_unit.get() - part),
@@ -201,7 +221,7 @@ impl Answer<'_> {
     }
 }
 
-/// A bucket as it stands at one instant under one limit.
+/// A bucket at one point in time, under one limit.
 #[derive(Clone, Copy)]
 struct View<'a> {
     level: u64,
@@ -211,6 +231,7 @@ struct View<'a> {
 }
 
 impl<'a> View<'a> {
+    /// Computes the level at `now`, in the limit's scale. A stored time in the future counts as `now`.
     #[inline(always)]
     fn of(stored: &Bucket, limit: &'a Limit, shape: &'a BucketShape, now: Timestamp) -> View<'a> {
         let now_us = now.as_micros();
@@ -223,6 +244,7 @@ impl<'a> View<'a> {
         View { level, now_us, limit, shape }
     }
 
+    /// Returns the state to store.
     #[inline(always)]
     fn stored(&self) -> Bucket {
         Bucket { time_us: self.now_us, level: self.level, scale: self.shape.parts_per_unit.get() }
@@ -233,19 +255,19 @@ impl<'a> View<'a> {
         cost <= self.limit.cost_max() && self.excess(cost) == 0
     }
 
-    /// How many parts must leak before `cost` units fit, which must not be above the largest cost.
+    /// Returns the parts that must leak before `cost` units fit. The cost must not exceed [`Limit::cost_max`].
     #[inline(always)]
     fn excess(&self, cost: u32) -> u64 {
         self.level.saturating_sub(self.shape.full - self.shape.parts(cost.into()))
     }
 
-    /// How many parts must leak before an admission made now has its turn.
+    /// Returns the parts that must leak before a request admitted now may proceed: 0 for a token bucket.
     #[inline(always)]
     fn ahead(&self) -> u64 {
         if self.shape.spaces { self.level } else { 0 }
     }
 
-    /// How many parts must leak before `cost` units may come again, or have their turn if they fit.
+    /// Returns the parts that must leak before `cost` units fit or, if they fit, before they may proceed; or [`NEVER`].
     #[inline(always)]
     fn retry(&self, cost: u32) -> u64 {
         match (cost > self.limit.cost_max(), self.fits(cost)) {
@@ -255,15 +277,18 @@ impl<'a> View<'a> {
         }
     }
 
+    /// Returns the decision for `cost` units without charging them.
     fn look(self, cost: u32) -> Answer<'a> {
         Answer { view: self, cost, allowed: cost == 0 || self.fits(cost), retry: self.retry(cost.max(1)) }
     }
 
+    /// Returns the grains in which `parts` leak, rounded up.
     #[inline(always)]
     fn grains_to_leak(&self, parts: u64) -> u64 {
         self.shape.quota.div_ceil(parts)
     }
 
+    /// Returns the time from now until `parts` have leaked, where a grain is longer than 1 µs.
     fn until_leaked_in_grains(&self, parts: u64) -> Wait {
         let grains_needed = self.grains_to_leak(parts);
         if grains_needed == 0 {
@@ -275,13 +300,14 @@ impl<'a> View<'a> {
 }
 
 impl BucketShape {
-    /// So many units, in parts.
+    /// Converts units to parts.
     #[inline(always)]
     fn parts(&self, units: u64) -> u64 {
         units * self.parts_per_unit.get()
     }
 }
 
+/// Converts microseconds to whole grains, rounded down.
 #[inline(always)]
 fn grains(us: u64, shape: &BucketShape) -> u64 {
     if shape.grain_us == 1 { us } else { us / shape.grain_us }

@@ -1,10 +1,10 @@
-//! Two counters: the approximate sliding window, and the fixed one.
+//! Two counters: the approximate sliding window and the fixed window.
 //!
-//! Time is cut into windows at multiples of the window itself. A **fixed window** keeps one count and forgets
-//! it at the cut, so a burst before the cut and one after it both pass: up to twice the quota
-//! within a moment. It is here because people ask for it by name.
+//! Windows begin at multiples of the window's length. A **fixed window** keeps one count and drops it at the boundary,
+//! so a burst before the boundary and one after it both pass: up to twice the quota within a short time. It exists
+//! because users ask for it by name.
 //!
-//! The **sliding counter** keeps the previous count as well and assumes that it was spread evenly:
+//! The **sliding counter** also keeps the count of the previous window and assumes that it was spread evenly:
 //!
 //! ```text
 //!        previous = 80          current = 30
@@ -14,29 +14,29 @@
 //!   estimate = 30 + 80 × 0.6 = 78
 //! ```
 //!
-//! The weight is counted in at most 2^20 parts of the window and the product rounded up, so the
-//! same integers come out of a Lua double, and rounding errs towards refusal.
+//! The weight is counted in at most 2^20 parts of the window, and the product is rounded up. A Lua double gives the
+//! same integers, and rounding errs towards denial.
 //!
-//! **How wrong it is.** The assumption of evenness fails for whoever is uneven. A verdict is wrong if the exact count of its own
-//! admissions in the trailing window would have said the other thing. Measured at 100 a minute with the testkit's
-//! `accuracy` example, a deterministic simulation:
+//! **How wrong it is.** The estimate is wrong for traffic that is not evenly spread. A verdict counts as wrong if the
+//! exact count of the key's own admissions in the trailing window would give the opposite verdict. Measured at 100 a
+//! minute with the testkit's `accuracy` example, a deterministic simulation:
 //!
 //! | traffic | wrong verdicts | most in a window |
 //! |---|---|---|
 //! | 10,000 Poisson clients, the nth at n^-0.8 of the busiest, which offers 1.2 × the quota | 0.9 % | 1.08 × quota |
-//! | the same, busiest at 0.8 × the quota | 0.06 % | 1.08 × |
-//! | the same, busiest at 2 × the quota | 1.9 % | 1.09 × |
+//! | the same clients, the busiest at 0.8 × the quota | 0.06 % | 1.08 × |
+//! | the same clients, the busiest at 2 × the quota | 1.9 % | 1.09 × |
 //! | one Poisson client at 0.5 × / 0.9 × / 1 × / 2 × the quota | 0 / 5.8 / 14 / 38 % | 0.83 × / 1.15 × / 1.17 × / 1.06 × |
 //! | on for 1.5 windows, off for 1.5, at 0.9 × / 2 × | 2.3 / 17 % | 1.11 × / 1.04 × |
-//! | adversarial: bursts placed against the cut | 20 % | 1.99 × |
+//! | adversarial: bursts placed at the boundary | 20 % | 1.99 × |
 //!
-//! Over a population of which most stay below the quota, as on a real site, it is wrong in less than one verdict of a hundred (the suite
-//! asserts the first row). For a single client near or above its quota it is wrong often, mostly by refusing early;
-//! its worst case is just below twice the quota.
+//! If most clients stay below the quota, as on a real site, less than one verdict in a hundred is wrong (the test suite
+//! asserts the first row). For a single client near or above its quota it is often wrong, mostly by denying early. The
+//! worst case is just below twice the quota.
 //!
-//! **Never frozen.** A start from the future (the clock went back) is cut to the present window with
-//! both counts in it. A window that changed under the counter turns the estimate under the old
-//! window into the current count of the new one.
+//! **Changed clock, changed window.** If the stored window starts in the future, because the clock went back, both
+//! counts move to the present window, so the key never waits for the clock to catch up. If the limit's window has
+//! changed, the estimate under the old window becomes the current count of the new window.
 //!
 //! Twin: `tollgate-redis/lua/tollgate.lua`, section *pair*. Change both or neither.
 
@@ -45,41 +45,49 @@ use crate::decision::{Line, Wait};
 use crate::limit::{Divisor, Limit, PairShape, WindowCut};
 use crate::time::Timestamp;
 
-/// The counts of the window that holds the last charge and of the one before.
+/// The state of a counter pair: the count of the window of the last charge, and of the window before it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Pair {
-    /// Where the current window began: a multiple of `window_us`.
+    /// The start of the current window: a multiple of `window_us`.
     pub(crate) start_us: u64,
-    /// The window by which `start_us` was cut.
+    /// The length of the window in which the counts were made; 0 if the pair was never used.
     pub(crate) window_us: u64,
+    /// The units in the current window.
     pub(crate) current: u32,
+    /// The units in the previous window.
     pub(crate) previous: u32,
 }
 
 impl Pair {
+    /// Returns whether `cost` units fit at `now`.
     pub(super) fn fits(&self, limit: &Limit, shape: &PairShape, now: Timestamp, cost: u32) -> bool {
         View::of(self, limit, shape, now).fits(cost)
     }
 
+    /// Returns the limit's status for `cost` units at `now`, without charging them.
     pub(super) fn look(&self, limit: &Limit, shape: &PairShape, now: Timestamp, cost: u32) -> Line {
         let view = View::of(self, limit, shape, now);
         let (allowed, retry_after) = view.verdict(cost);
         view.line(cost, allowed, retry_after)
     }
 
+    /// Charges `cost` units, which must fit, and returns the status after the charge.
     pub(super) fn charge(&mut self, limit: &Limit, shape: &PairShape, now: Timestamp, cost: u32) -> Line {
         let mut view = View::of(self, limit, shape, now);
         let (allowed, retry_after) = self.take(&mut view, cost);
         view.line(cost, allowed, retry_after)
     }
 
+    /// Returns the status after a denied check.
+    ///
+    /// Writes the state only for `count_denied`, or if the clock went back, or if the limit's window has changed.
     pub(super) fn refuse(&mut self, limit: &Limit, shape: &PairShape, now: Timestamp, cost: u32) -> Line {
         let mut view = View::of(self, limit, shape, now);
         let (allowed, retry_after) = self.turn_away(&mut view, limit, cost);
         view.line(cost, allowed, retry_after)
     }
 
-    /// The whole decision of a check with this limit alone: looked at once.
+    /// Decides a check that has only this limit. A cost of 0 changes nothing.
     #[inline(always)]
     pub(crate) fn decide_alone(&mut self, limit: &Limit, shape: &PairShape, now: Timestamp, cost: u32) -> Line {
         let mut view = View::of(self, limit, shape, now);
@@ -91,6 +99,7 @@ impl Pair {
         view.line(cost, allowed, retry_after)
     }
 
+    /// Adds `cost` units to the current window and stores the result.
     #[inline(always)]
     fn take(&mut self, view: &mut View<'_>, cost: u32) -> (bool, Wait) {
         view.pair.current += cost;
@@ -98,11 +107,12 @@ impl Pair {
         (true, Wait::ZERO)
     }
 
+    /// Handles a denial: returns this limit's own verdict and the wait until `cost` units fit.
     #[inline(always)]
     fn turn_away(&mut self, view: &mut View<'_>, limit: &Limit, cost: u32) -> (bool, Wait) {
         let allowed = view.fits(cost);
         let went_back = self.start_us > view.now_us;
-        // Told once, the wait must not move away: counts of another window are cut to this one for good.
+        // A reported wait must not grow on the next attempt, so counts of another window are converted for good.
         let is_recut = self.window_us != limit.window_us() && self.window_us != 0;
         if limit.count_denied() {
             let charged = view.pair.current.saturating_add(cost).min(limit.quota());
@@ -114,6 +124,7 @@ impl Pair {
         (allowed, view.wait(cost))
     }
 
+    /// Gives back the units of an admission in the current or the previous window; older ones no longer count.
     pub(super) fn refund(&mut self, limit: &Limit, shape: &PairShape, now: Timestamp, receipt: Receipt) {
         *self = View::of(self, limit, shape, now).pair;
         let charged_at = receipt.at.as_micros();
@@ -125,7 +136,9 @@ impl Pair {
         }
     }
 
-    /// Moves the counts to the window that holds `now_us`; `quota` bounds what a clock that went back piles up.
+    /// Returns the pair moved to the window that contains `now_us`.
+    ///
+    /// If the stored window starts in the future, both counts become the current count, at most `quota`.
     #[inline(always)]
     fn advanced(self, window_us: Divisor, now_us: u64, quota: u32) -> Pair {
         let start_us = now_us - window_us.div_rem(now_us).1;
@@ -143,17 +156,18 @@ impl Pair {
     }
 }
 
-/// A pair as it stands at one instant under one limit.
+/// A pair at one point in time, under one limit.
 struct View<'a> {
     pair: Pair,
     now_us: u64,
     quota: u32,
     shape: &'a PairShape,
-    /// What the previous count still weighs.
+    /// The previous count times its weight, rounded up.
     previous_weighed: u64,
 }
 
 impl<'a> View<'a> {
+    /// Moves a stored pair to `now` and to the limit's window.
     #[inline(always)]
     fn of(stored: &Pair, limit: &Limit, shape: &'a PairShape, now: Timestamp) -> View<'a> {
         let (now_us, quota) = (now.as_micros(), limit.quota());
@@ -166,7 +180,7 @@ impl<'a> View<'a> {
         View { pair, now_us, quota, shape, previous_weighed }
     }
 
-    /// The window has changed: what is used by the old one becomes the current count of the new one.
+    /// Converts a pair of another window: the estimate under the old window becomes the current count.
     #[cold]
     fn recut(stored: &Pair, quota: u32, shape: &PairShape, now_us: u64) -> Pair {
         let old_cut = WindowCut::new(stored.window_us);
@@ -181,12 +195,15 @@ impl<'a> View<'a> {
         }
     }
 
-    /// Whether `cost` units are allowed, and when to come again (a peek asks for one).
+    /// Returns whether `cost` units fit, and the wait until they do: `ZERO` if now, `NEVER` above the quota.
+    ///
+    /// Cost 0 is always allowed, with the wait of one unit.
     #[inline(always)]
     fn verdict(&self, cost: u32) -> (bool, Wait) {
         (cost == 0 || self.fits(cost), self.wait(cost.max(1)))
     }
 
+    /// Returns the estimated number of units in the trailing window.
     #[inline(always)]
     fn estimate(&self) -> u64 {
         u64::from(self.pair.current) + self.previous_weighed
@@ -197,7 +214,7 @@ impl<'a> View<'a> {
         self.estimate() + u64::from(cost) <= u64::from(self.quota)
     }
 
-    /// When `cost` units would fit if nobody else spent any.
+    /// Returns the wait until `cost` units fit if no others are charged: `ZERO` if now, `NEVER` above the quota.
     #[inline(always)]
     fn wait(&self, cost: u32) -> Wait {
         if cost > self.quota {
@@ -211,7 +228,7 @@ impl<'a> View<'a> {
             return Wait::from_micros(start_us + window_us - self.now_us);
         }
         let (part_us, parts) = (self.shape.cut.part_us.get(), self.shape.cut.parts.get());
-        // The first part of a window in which `count`, weighed, is no more than `room`.
+        // The first part of a window in which the weighed `count` is at most `room`.
         let first_part = |count: u32, room: u64| parts.saturating_sub(room * parts / u64::from(count));
         let free = u64::from(self.quota - cost);
         if let (Some(room), true) = (free.checked_sub(u64::from(current)), previous > 0) {
@@ -224,6 +241,7 @@ impl<'a> View<'a> {
         Wait::from_micros(start_us + window_us + offset_us.min(window_us) - self.now_us)
     }
 
+    /// Returns the wait until both counts no longer matter.
     #[inline(always)]
     fn reset_after(&self) -> Wait {
         let Pair { start_us, window_us, current, previous } = self.pair;
@@ -235,12 +253,13 @@ impl<'a> View<'a> {
         Wait::from_micros(start_us + windows * window_us - self.now_us)
     }
 
+    /// Builds the limit's status for a verdict.
     #[inline(always)]
     fn line(&self, cost: u32, allowed: bool, retry_after: Wait) -> Line {
         let remaining = u64::from(self.quota).saturating_sub(self.estimate()) as u32;
         let next_after = match self.quota - remaining {
             0 => Wait::ZERO,
-            // The same question as a retry's, which has been answered.
+            // The next unit is the one that the denied request needs: its wait is already known.
             _ if !allowed && cost == remaining + 1 => retry_after,
             _ => self.wait(remaining + 1),
         };
@@ -249,7 +268,9 @@ impl<'a> View<'a> {
     }
 }
 
-/// What the previous count still weighs in a pair that was brought to the present.
+/// Returns the previous count times its weight at `now_us`, rounded up; 0 if the previous window does not count.
+///
+/// The current window of `pair` must contain `now_us`.
 #[inline(always)]
 fn weighed(pair: &Pair, now_us: u64, weighs_previous: bool, cut: &WindowCut) -> u64 {
     if !weighs_previous || pair.previous == 0 {

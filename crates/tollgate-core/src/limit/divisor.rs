@@ -1,10 +1,10 @@
-//! Division by a number that is known long before: two multiplications instead of a division.
+//! Division by a precomputed divisor: two multiplications instead of a division.
 //!
-//! A limit's quota and window are fixed when it is made, while a check divides by them several times. With
-//! r = ⌊(2^64 − 1) / d⌋ the estimate ⌊n × r / 2^64⌋ is n / d less a rest below one, so it is the quotient or one below it,
-//! for every n; what is left of n tells which.
+//! A limit's quota and window are fixed when the limit is created, and every check divides by them several times. With
+//! r = ⌊(2^64 − 1) / d⌋ the estimate ⌊n × r / 2^64⌋ is the quotient ⌊n / d⌋ or one less, for every n. The remainder
+//! n − estimate × d shows which: it is d or more exactly if the estimate is one too small.
 
-/// A number to divide by, not zero.
+/// A precomputed divisor, not zero.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct Divisor {
     by: u64,
@@ -12,23 +12,28 @@ pub(crate) struct Divisor {
 }
 
 impl Divisor {
+    /// Prepares division by `by`.
+    ///
+    /// # Panics
+    /// Panics if `by` is zero.
     pub(crate) const fn new(by: u64) -> Divisor {
         Divisor { by, reciprocal: u64::MAX / by }
     }
 
-    /// The number itself.
+    /// Returns the divisor as a number.
     #[inline(always)]
     pub(crate) const fn get(self) -> u64 {
         self.by
     }
 
+    /// Returns the quotient, rounded down.
     #[inline(always)]
     pub(crate) const fn div(self, n: u64) -> u64 {
         let estimate = ((n as u128 * self.reciprocal as u128) >> 64) as u64;
         estimate + (n - estimate * self.by >= self.by) as u64
     }
 
-    /// The quotient and what is left.
+    /// Returns the quotient, rounded down, and the remainder.
     #[inline(always)]
     pub(crate) const fn div_rem(self, n: u64) -> (u64, u64) {
         let estimate = ((n as u128 * self.reciprocal as u128) >> 64) as u64;
@@ -39,7 +44,7 @@ impl Divisor {
         }
     }
 
-    /// The quotient rounded up, of a number from which `by` can be reached without leaving 64 bits.
+    /// Returns the quotient, rounded up. `n + (divisor − 1)` must not overflow.
     #[inline(always)]
     pub(crate) const fn div_ceil(self, n: u64) -> u64 {
         self.div(n + (self.by - 1))
@@ -50,7 +55,7 @@ impl Divisor {
 mod tests {
     use super::*;
 
-    /// Numbers of every length, and those around the ends.
+    /// Returns numbers of every bit length, the powers of two with their neighbours, and the ends of the range.
     fn numbers() -> impl Iterator<Item = u64> {
         let mut random = 88_172_645_463_325_252_u64;
         let spread = (0..4_000).map(move |step| {
@@ -64,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn divides_like_the_processor() {
+    fn divisor_agrees_with_native_division() {
         for by in numbers().filter(|&by| by > 0) {
             let divisor = Divisor::new(by);
             let check = |n: u64| {
@@ -75,7 +80,7 @@ mod tests {
                 }
             };
             numbers().take(400).for_each(check);
-            // A multiple and its neighbours are where an estimate goes wrong.
+            // The estimate is most likely to be wrong at a multiple and its neighbours.
             for times in numbers().step_by(16).map(|times| times % (u64::MAX / by).max(1)) {
                 let multiple = by * times;
                 [multiple.saturating_sub(1), multiple, multiple.saturating_add(1)].into_iter().for_each(check);

@@ -1,8 +1,8 @@
 //! The text form of a limit: `QUOTA/WINDOW [ALGORITHM] [option=value …]`.
 //!
-//! One grammar for people, configuration files and wire protocols. What it refuses, it refuses with
-//! the place and with what would have been accepted there; nothing in a text can be large enough
-//! to hurt, because the text itself is bounded first.
+//! The same grammar is used on the command line, in configuration files and in wire protocols. An error names the place
+//! in the text and what is accepted there. The length of the text is checked before it is parsed, so the input cannot
+//! make the parser or its messages large.
 
 use std::fmt;
 use std::ops::Range;
@@ -10,12 +10,12 @@ use std::str::FromStr;
 
 use super::{Algorithm, Limit, LimitError};
 
-/// Longer texts are refused unread. The longest sensible one has about sixty bytes.
+/// The maximum length of a limit text. The longest sensible one has about 60 bytes.
 const TEXT_BYTES_MAX: usize = 256;
-/// How much of a refused word is repeated in the message.
+/// The maximum number of characters of the input that an error message repeats.
 const SHOWN_CHARS_MAX: usize = 32;
 
-/// Unit names and their microseconds. The first name of each size is the one that is printed.
+/// Unit names and their microseconds. `Display` uses the first name of each size.
 const UNITS: [(&str, u64); 23] = [
     ("week", 604_800_000_000),
     ("weeks", 604_800_000_000),
@@ -42,7 +42,9 @@ const UNITS: [(&str, u64); 23] = [
     ("µs", 1),
 ];
 
-/// What is wrong with a limit text, where, and what would be accepted.
+/// The error of a limit text that cannot be parsed.
+///
+/// The message says what is wrong, where, and what would be accepted.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct LimitTextError {
     span: Range<usize>,
@@ -67,7 +69,9 @@ enum Problem {
 }
 
 impl LimitTextError {
-    /// The bytes of the text that are wrong.
+    /// Returns the byte range of the part of the text that is wrong.
+    ///
+    /// Empty if something is missing at that place. The whole text if it is too long or blank.
     pub fn span(&self) -> Range<usize> {
         self.span.clone()
     }
@@ -95,7 +99,7 @@ impl fmt::Display for LimitTextError {
                 }
             }
             Problem::OptionName => write!(f, "unknown option; accepted are burst=N, queue=N, count_denied=true|false")?,
-            Problem::OptionTwice => write!(f, "this option stands here twice")?,
+            Problem::OptionTwice => write!(f, "this option is given twice")?,
             Problem::OptionNumber(option) => {
                 write!(f, "expected {option}=N with N of 1 to {} in digits", super::QUOTA_MAX)?
             }
@@ -156,7 +160,7 @@ impl FromStr for Limit {
     }
 }
 
-/// Prints the text form; parsing it gives the same limit.
+/// Writes the text form. Parsing it gives the same limit.
 impl fmt::Display for Limit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let us = self.window_us();
@@ -180,6 +184,7 @@ impl fmt::Display for Limit {
     }
 }
 
+/// A part of the text, and the byte at which it starts.
 #[derive(Clone, Copy)]
 struct Word<'t> {
     text: &'t str,
@@ -187,6 +192,7 @@ struct Word<'t> {
 }
 
 impl<'t> Word<'t> {
+    /// Creates an error that points at this word.
     fn error(self, problem: Problem) -> LimitTextError {
         LimitTextError {
             span: self.start..self.start + self.text.len(),
@@ -200,18 +206,21 @@ impl<'t> Word<'t> {
         (Word { text: left, start: self.start }, Word { text: right, start: self.start + at })
     }
 
+    /// Parses a decimal number, or returns `None` if the word is empty or has anything but digits.
     fn digits(self) -> Option<u64> {
         let all_digits = !self.text.is_empty() && self.text.bytes().all(|byte| byte.is_ascii_digit());
-        // Too many digits for a u64 are too many for any range: the largest number says so.
+        // A number that overflows becomes u64::MAX, which every range check rejects.
         all_digits.then(|| self.text.parse().unwrap_or(u64::MAX))
     }
 }
 
+/// Splits the text at ASCII whitespace.
 fn words(text: &str) -> impl Iterator<Item = Word<'_>> {
     let base = text.as_ptr().addr();
     text.split_ascii_whitespace().map(move |word| Word { text: word, start: word.as_ptr().addr() - base })
 }
 
+/// Parses `QUOTA/WINDOW` and returns the quota and the window in microseconds, both in range.
 fn parse_rate(rate: Word<'_>) -> Result<(u64, u64), LimitTextError> {
     let slash = rate.text.find('/').ok_or_else(|| rate.error(Problem::Slash))?;
     let (quota_word, window_word) = rate.split_at(slash);
@@ -235,7 +244,7 @@ fn parse_rate(rate: Word<'_>) -> Result<(u64, u64), LimitTextError> {
     Ok((quota, window_us))
 }
 
-/// Each option with the word that gave it, so that a later refusal can point at it.
+/// The options of a limit text, each with its word, so that a later error can point at it.
 #[derive(Default)]
 struct Options<'t> {
     burst: Option<(u64, Word<'t>)>,
@@ -286,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn every_documented_form_is_read() {
+    fn parses_every_documented_form() {
         for (text, quota, window_us, algorithm) in [
             ("10/min", 10, 60_000_000, Algorithm::Sliding),
             ("600/10s", 600, 10_000_000, Algorithm::Sliding),
@@ -304,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn every_unit_prints_as_its_first_name_and_reads_back() {
+    fn limit_with_any_unit_survives_display_and_parse() {
         for (name, us) in UNITS {
             if us < 1_000 {
                 continue;
@@ -315,9 +324,9 @@ mod tests {
         }
     }
 
-    /// Bad text → the bytes it points at, and a phrase that says what would be accepted.
+    /// Each case: an invalid text, the span of its error, and a phrase that the message contains.
     #[test]
-    fn bad_texts_say_where_and_what_would_be_accepted() {
+    fn error_names_the_place_and_what_is_accepted() {
         for (text, span, phrase) in [
             ("10/fortnight", 3..12, "us, ms, s, min, h, day, week"),
             ("0/min", 0..1, "1 to 10000000"),
@@ -355,7 +364,7 @@ mod tests {
     }
 
     #[test]
-    fn ten_kilobytes_of_digits_are_refused_in_one_line() {
+    fn error_for_a_long_text_is_short() {
         let error = refused(&"9".repeat(10_000)).to_string();
         assert!(error.contains("at most 256 bytes") && error.len() < 200, "{error}");
         let error = refused(&format!("{}/s", "9".repeat(200))).to_string();

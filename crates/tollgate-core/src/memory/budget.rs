@@ -1,48 +1,56 @@
 //! A hard cap on bytes, shared by the shards.
 //!
-//! Tables and logs may grow until the cap less a reserve. The reserve holds what must never fail: a table that is
-//! being moved exists twice for a moment, and the overflow counters exist because everything else is full.
+//! Tables and logs may grow up to the cap minus a reserve. The reserve is for allocations that must never fail: a table
+//! exists twice while it is resized, and overflow counters are needed exactly when everything else is full.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use super::overflow::CLASSES;
-
+/// The memory budget of a store, in bytes.
 #[derive(Debug)]
 pub(super) struct Budget {
     used: AtomicUsize,
     cap: usize,
-    /// What everything together may take, moments of moving aside.
+    /// The bytes that all shards together may use, not counting tables that are being resized.
     steady: usize,
-    /// What one shard's table may take.
+    /// The bytes that the table of one shard may use.
     table_max: usize,
     overflow_counters_max: usize,
 }
 
 impl Budget {
+    /// Creates a budget of `cap` bytes, divided among `shards` shards.
     pub(super) fn new(cap: usize, shards: usize) -> Budget {
         let one_share = cap / shards;
-        // Tables are at worst not much more than half full, so a slot takes up to two places of 32 bytes.
+        // A table is at worst little more than half full, so a counter takes up to two places of 32 bytes.
         let overflow_counters_max = one_share / 16 / 64;
-        // Those of classes are few, and find a part of their places spare in the same table.
-        let steady = cap - one_share - cap / 16 - shards * CLASSES * 32;
+        let steady = cap - one_share - cap / 16;
         Budget { used: AtomicUsize::new(0), cap, steady, table_max: one_share, overflow_counters_max }
     }
 
-    /// How many overflow counters a shard may have that are told apart by their limit.
+    /// Returns the cap in bytes.
+    pub(super) fn cap(&self) -> usize {
+        self.cap
+    }
+
+    /// Returns the maximum number of overflow counters per shard.
     pub(super) fn overflow_counters_max(&self) -> usize {
         self.overflow_counters_max
     }
 
+    /// Returns the bytes in use.
     pub(super) fn used(&self) -> usize {
         self.used.load(Ordering::Relaxed)
     }
 
+    /// Records that a shard which used `from` bytes now uses `to` bytes.
     pub(super) fn change(&self, from: usize, to: usize) {
-        // Wrapping arithmetic makes one addition of the difference, whichever way it goes.
+        // With wrapping arithmetic, one addition covers growth and shrinkage.
         self.used.fetch_add(to.wrapping_sub(from), Ordering::Relaxed);
     }
 
-    /// How large a table may become that replaces one of so many bytes, while both exist and after that.
+    /// Returns the maximum size of a table that replaces a table of `old` bytes.
+    ///
+    /// The cap holds while both tables exist, and the steady limit after the old one is dropped.
     pub(super) fn table_bytes_max(&self, old: usize) -> usize {
         let used = self.used();
         let after_the_move = (self.steady + old).saturating_sub(used);
@@ -50,8 +58,9 @@ impl Budget {
         self.table_max.min(after_the_move).min(while_both_exist)
     }
 
-    /// Whether a log may grow if so many bytes must be moved for it: by a quarter while the old ones still exist, or to entries
-    /// twice as wide.
+    /// Returns whether a log may grow if `bytes` must be reallocated for it.
+    ///
+    /// The log may grow by a quarter while the old memory still exists, or to entries that are twice as wide.
     #[inline]
     pub(super) fn allows_log(&self, bytes: usize) -> bool {
         self.used() + 2 * bytes + 128 <= self.steady

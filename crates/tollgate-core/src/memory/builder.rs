@@ -1,4 +1,4 @@
-//! How a memory store is made: its clock, its cap, its shards.
+//! The builder of a memory store: its clock, its memory cap and its number of shards.
 
 use std::sync::Arc;
 
@@ -7,16 +7,19 @@ use super::naming::Naming;
 use super::{MemoryStore, Padded};
 use crate::time::{Clock, SystemClock, Timestamp};
 
-/// Enough that threads rarely meet and that moving one table is never a pause.
+/// The maximum number of shards: threads rarely contend for one lock, and resizing one table causes no long pause.
 const SHARDS_MAX: usize = 256;
-/// A shard with less memory than this would hold too few keys to be worth its lock.
+/// The memory per shard from which the number of shards is computed: cap / this, rounded up to a power of two, from 4
+/// to 256.
 const SHARD_BYTES_MIN: usize = 64 * 1024;
-/// The cap unless said otherwise: room for some five million one-word counters.
+/// The default cap: room for about five million counters without long logs.
 const BYTES_MAX_DEFAULT: usize = 256 * 1024 * 1024;
-/// The smallest cap that leaves room for anything.
+/// The smallest cap that leaves room for counters.
 const BYTES_MAX_MIN: usize = SHARD_BYTES_MIN;
 
-/// The clock that nearly everybody uses is called directly; reading it is a good part of a check.
+/// The clock of a store.
+///
+/// Reading the clock is a large part of a check, so the default clock is called directly and not through a pointer.
 pub(super) enum StoreClock {
     System(SystemClock),
     Given(Arc<dyn Clock>),
@@ -39,30 +42,34 @@ impl Clock for StoreClock {
     }
 }
 
-/// How a [`MemoryStore`] is made.
+/// Builds a [`MemoryStore`]. See [`MemoryStore::builder`].
 pub struct MemoryStoreBuilder {
     clock: StoreClock,
     max_bytes: usize,
 }
 
 impl MemoryStoreBuilder {
+    /// Creates a builder with the default settings.
     pub(super) fn new() -> MemoryStoreBuilder {
         MemoryStoreBuilder { clock: StoreClock::System(SystemClock::new()), max_bytes: BYTES_MAX_DEFAULT }
     }
 
-    /// Where time comes from; the system's clock unless said.
+    /// Sets the clock by which the store decides. Defaults to [`SystemClock`].
     #[must_use]
     pub fn clock(self, clock: Arc<dyn Clock>) -> Self {
         MemoryStoreBuilder { clock: StoreClock::Given(clock), ..self }
     }
 
-    /// The most bytes that counters may take; at least 64 KiB, 256 MiB unless said.
+    /// Sets the maximum number of bytes for counters. Defaults to 256 MiB.
+    ///
+    /// Values below 64 KiB are raised to 64 KiB. When the memory is used up, keys without a counter share overflow
+    /// counters until expired counters make room.
     #[must_use]
     pub fn max_bytes(self, max_bytes: usize) -> Self {
         MemoryStoreBuilder { max_bytes: max_bytes.max(BYTES_MAX_MIN), ..self }
     }
 
-    /// The store.
+    /// Creates the store.
     pub fn build(self) -> MemoryStore {
         let shards = (self.max_bytes / SHARD_BYTES_MIN).clamp(4, SHARDS_MAX + 1).next_power_of_two();
         let shards = if shards > SHARDS_MAX { SHARDS_MAX } else { shards };

@@ -1,27 +1,27 @@
-//! How long a state lives, in eight bits: a tiny float, (4 + two bits) × 2^(six bits).
+//! The lifetime of a state in eight bits: a small float, (4 + two bits) × 2^(six bits).
 //!
-//! Rounded so that a state is never dropped early: a time up, by at most a quarter; the rate at which a bucket leaks down,
-//! by as much.
+//! Values are rounded so that a state is never dropped early: a time is rounded up by at most a quarter, and the rate
+//! at which a bucket leaks is rounded down by at most a quarter.
 
 use crate::time::Timestamp;
 
-/// A bucket's rate is kept in parts per 2^20 µs, because large grains leak less than one part a microsecond; the
-/// slowest, one part in [`GRAIN_US_MAX`], is then 26.
+/// The base-2 logarithm of the time unit of a rate. A rate is in parts per 2^20 µs, because a bucket with large grains
+/// leaks less than one part per microsecond. The slowest rate, one part per [`GRAIN_US_MAX`], is then 26.
 const RATE_SHIFT: u32 = 20;
-/// No bucket has longer grains: 10,000,001 × ⌈400 days / 2^20⌉ / 8.5e9 + 1 µs.
+/// An upper bound on the grain of any bucket, in µs: 10,000,001 × ⌈400 days / 2^20⌉ / 8.5e9 + 1.
 pub(super) const GRAIN_US_MAX: u64 = 40_000;
 
-/// The code of the rate at which a bucket leaks: `quota` parts in `grain_us`.
+/// Returns the code of the rate of `quota` parts per `grain_us` microseconds, rounded down.
 #[inline]
 pub(super) fn rate(quota: u32, grain_us: u64) -> u8 {
     let rate = u64::from(quota) << RATE_SHIFT;
     code_down(if grain_us == 1 { rate } else { rate / grain_us })
 }
 
-/// The code of no rate at all, which no limit has: a level that leaks so slowly stays until it is written again.
+/// The code of a level that never expires by itself. No limit's own rate has this code.
 const STANDSTILL: u8 = 0;
 
-/// The code of a rate at which a level takes no less than so long to leak.
+/// Returns the code of a rate at which `level` parts take at least `us` microseconds to leak.
 pub(super) fn rate_to_leak(level: u64, us: u64) -> u8 {
     match (u128::from(level) << RATE_SHIFT) / u128::from(us.max(1)) {
         0..5 => STANDSTILL,
@@ -29,29 +29,33 @@ pub(super) fn rate_to_leak(level: u64, us: u64) -> u8 {
     }
 }
 
-/// The smallest such number that is not below `value`.
+/// Returns the code of the smallest coded number that is at least `value`.
 #[inline]
 pub(super) fn code_up(value: u64) -> u8 {
     match value {
         0..=4 => 0,
-        // Of the quarters of a power of two, the one after that of the number before.
+        // Codes are ordered like their numbers, so the successor of the code below `value` is at least `value`.
         _ => code_down(value - 1) + 1,
     }
 }
 
-/// The largest such number that is not above `value`, which must be at least 4.
+/// Returns the code of the largest coded number that is at most `value`. `value` must be at least 4.
 #[inline]
 fn code_down(value: u64) -> u8 {
     let exponent = value.ilog2() - 2;
     (exponent << 2) as u8 | (value >> exponent & 3) as u8
 }
 
+/// Returns the number that a code stands for.
 #[inline]
 pub(super) fn coded(code: u8) -> u64 {
     (4 + u64::from(code & 3)) << (code >> 2)
 }
 
-/// How long a level takes to leak at a coded rate: in whole grains, so up to one more than the quotient.
+/// Returns an upper bound on the time in which `level` parts leak at a coded rate.
+///
+/// A bucket leaks in whole grains, so [`GRAIN_US_MAX`] is added to the quotient. The result is at most one microsecond
+/// more than [`Timestamp::MAX`].
 pub(super) fn time_to_leak_us(level: u64, code: u8) -> u64 {
     // The rate is (4 + m) × 2^e parts in 2^20 µs.
     let (quarters, exponent) = (4 + u64::from(code & 3), u32::from(code >> 2));
@@ -61,7 +65,7 @@ pub(super) fn time_to_leak_us(level: u64, code: u8) -> u64 {
         Some(shift) => quotient.saturating_mul(1 << shift),
         None => (quotient >> (exponent - RATE_SHIFT)) + 1,
     };
-    // Beyond the end of time, whenever it began: what is not empty then is not dropped then.
+    // Added to any time, the maximum is later than `Timestamp::MAX`: such a level never expires.
     us.saturating_add(GRAIN_US_MAX).min(Timestamp::MAX.as_micros() + 1)
 }
 
@@ -71,13 +75,13 @@ mod tests {
     use crate::limit::WINDOW_US_MAX;
 
     #[test]
-    fn what_takes_longer_than_there_is_time_to_leak_is_there_until_the_end() {
+    fn level_that_leaks_after_the_latest_timestamp_never_expires() {
         let us = time_to_leak_us(u64::MAX >> 11, rate(1, GRAIN_US_MAX));
         assert!(us > Timestamp::MAX.as_micros());
     }
 
     #[test]
-    fn a_rate_to_leak_by_is_never_too_quick_and_a_quarter_too_slow_at_most() {
+    fn rate_to_leak_is_never_too_fast_and_at_most_a_quarter_too_slow() {
         for (level, us) in [(1, 1), (60_000_000, 1_000_000), (1 << 52, 7), (1_000, 200_000_000), (12_345, 6_789)] {
             let leaks_us = time_to_leak_us(level, rate_to_leak(level, us));
             assert!(leaks_us >= us && leaks_us <= us / 3 * 4 + 2 * GRAIN_US_MAX, "{level} in {us}: {leaks_us}");
@@ -86,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lifetime_is_never_shortened_and_at_most_a_quarter_longer() {
+    fn coded_lifetime_is_never_shorter_and_at_most_a_quarter_longer() {
         let mut us = 1_u64;
         while us < 4 * WINDOW_US_MAX {
             for us in [us, us + 1, us * 5 / 4, us * 3 / 2, us * 7 / 4 + 1] {

@@ -1,128 +1,125 @@
-//! What newcomers share when there is no room for counters of their own.
+//! Counters that newcomers share when there is no room for counters of their own.
 //!
-//! Whoever is sent to a shared counter must not get more than by one of its own. So whatever it has spent there must count for as
-//! long as its own limit says, whoever else comes by. A log that is judged by a shorter window forgets, a bucket that
-//! is judged by a quicker rate drains, and the penalty of a small quota takes the oldest units away. Hence two ways of sharing:
+//! **Guarantee.** A newcomer never gets more from a shared counter than from one of its own. So whatever it has spent there must
+//! count for as long as its limit says, whoever else uses the counter. A log that is judged by a shorter window forgets, a bucket
+//! that is judged by a quicker rate drains, and the penalty of a small quota takes the oldest units away. Hence only newcomers of one
+//! limit share a counter; of logs and pairs, also those of another quota with the same window, except where refusals are charged.
 //!
-//! | scope | shared by the newcomers of | judged by |
-//! |---|---|---|
-//! | limit | one limit: a log or a pair is kept as long as the window says, so another quota may share it; a bucket, or a limit that charges refusals, is shared by no other | that limit |
-//! | class | all limits of a class: windows, or the rates of buckets, within a factor of four | the slowest of the class |
+//! **A flood must not fill all of them.** A shard has up to 1,024 cells for each limit, and a newcomer uses the cell of its network:
 //!
-//! The second is for when the first would take too many counters, because there are many limits or because somebody invents them. There are few
-//! classes, so their counters are bounded. Under it a newcomer may wait up to four times as long as its own limit says,
-//! besides for what the others have spent. Refusals are not charged there, and nothing is given back: a refund could be of what was charged elsewhere.
+//! ```text
+//!                  column: by the narrow network (/24, /48)
+//!                   0    1    2    3
+//!          row 0  [   ][   ][   ][   ]
+//!   by the     1  [###][###][###][###]   ◀─ a flood of invented addresses from one /8 (or one /32 in IPv6)
+//!   wide       2  [   ][   ][   ][   ]      fills a row, one from a single /24 (or /48) a cell
+//!   network    …  [   ][   ][   ][   ]
+//! ```
+//!
+//! Newcomers from other networks find their cells as they left them. A subject that is not an address has the cell that its hash
+//! chooses, so that there a flood of invented subjects fills all cells. Nothing but its name tells such a flood from other newcomers.
+//!
+//! **Bounded.** Only cells in use take memory. When three quarters of a shard's overflow counters are taken, a limit that has no
+//! cell for a newcomer has one counter for all of them, which is used until it has expired; when all are taken (there are many
+//! limits, or somebody invents them), the newcomer is refused.
+//!
+//! | scope | shared by the newcomers of a shard, of one limit |
+//! |---|---|
+//! | [`OverflowScope::Network`] | in one cell |
+//! | [`OverflowScope::Limit`] | in all cells that have no counter of their own |
+//!
+//! The wider counter covers the cells. As long as it lives, no new cell is begun, so that nothing that was spent on it is forgotten.
 
 use std::hash::Hash;
+use std::net::IpAddr;
 
-use crate::limit::{Limit, Machine, WINDOW_US_MAX};
+use crate::limit::{Limit, Machine};
 
 /// What an overflow counter is shared by.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum OverflowScope {
+    /// The newcomers of one limit, of one network or hash.
+    Network,
     /// The newcomers of one limit.
     Limit,
-    /// The newcomers of all limits of a class.
-    Class,
 }
 
-/// How many classes there are: of the windows of logs, of those of pairs, and of the rates of buckets.
-pub(super) const CLASSES: usize = 2 * (LONGEST - SHORTEST + 1) as usize + (LONGEST - QUICKEST + 1) as usize;
+/// The most cells of a limit in one shard.
+pub(super) const CELLS_MAX: usize = 1_024;
+/// Of the cells of a wide network, how many its narrow networks are spread over.
+pub(super) const COLUMNS: usize = 4;
 
-/// The class of the shortest window, 1 ms: 4^5 µs.
-const SHORTEST: i32 = 5;
-/// That of the longest, 400 days, which is between 4^22 µs and 4^23 µs.
-const LONGEST: i32 = 23;
-/// That of the quickest bucket, 10,000 units a microsecond: 4^-6 µs each.
-const QUICKEST: i32 = -6;
-
-/// What tells one limit's overflow counters apart from those of another.
+/// Tells the overflow counters of one limit apart from those of another.
 pub(super) fn of_one_limit(limit: &Limit) -> impl Hash {
     let is_shared = !limit.count_denied() && !matches!(limit.machine(), Machine::Bucket(_));
     (limit.window_us(), (!is_shared).then(|| (limit.quota(), limit.cost_max(), limit.count_denied())))
 }
 
-/// The number of a limit's class, among those of its state machine.
-pub(super) fn class_number(limit: &Limit) -> u64 {
-    u64::from((class(limit) - QUICKEST).unsigned_abs())
+/// The networks of an address: what addresses that one sender can choose from have in common.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(super) struct Network {
+    /// 8 bits of an IPv4 address, 32 of an IPv6 address.
+    pub(super) wide: (bool, u32),
+    /// 24 bits, or 48.
+    narrow: u64,
 }
 
-/// The limit by which the counters of a limit's class are judged: it has the limit's own quota and capacity, and the window of the class; or, as a
-/// bucket, the rate of the class.
-pub(super) fn slowest_of_class(limit: &Limit) -> Limit {
-    let class = class(limit);
-    let window_us = (1 << (2 * class.max(SHORTEST))).min(WINDOW_US_MAX);
-    let quota = match limit.machine() {
-        Machine::Bucket(_) => 1 << (2 * (SHORTEST - class).max(0)),
-        _ => limit.quota(),
-    };
-    limit.at_rate(quota, window_us)
-}
+impl Network {
+    /// Returns the network of the first address in a subject such as `203.0.113.9`, `ip:2001:db8::/64` or `user:!203.0.113.9&path:/`;
+    /// `None` if there is no address.
+    pub(super) fn of_subject(subject: &[u8]) -> Option<Network> {
+        /// Longer parts are not looked at: the longest address has 45 characters.
+        const PART_BYTES_MAX: usize = 64;
+        let parts = subject.split(|byte| *byte == b'&').take(4).filter(|part| part.len() <= PART_BYTES_MAX);
+        parts.filter_map(|part| std::str::from_utf8(part).ok()).find_map(|part| {
+            let value = part.split_once(':').map_or(part, |(_kind, value)| value);
+            [part, value].into_iter().find_map(Network::of_text)
+        })
+    }
 
-/// The least power of four, in microseconds, that is no shorter than the window; for a bucket, than the time in which a unit leaks.
-fn class(limit: &Limit) -> i32 {
-    let units = match limit.machine() {
-        Machine::Bucket(_) => limit.quota(),
-        _ => 1,
-    };
-    let (units, window_us) = (u128::from(units), u128::from(limit.window_us()));
-    let is_enough = |class: &i32| match class {
-        0.. => units << (2 * class) >= window_us,
-        _ => units >= window_us << (-2 * class),
-    };
-    (QUICKEST..LONGEST).find(is_enough).unwrap_or(LONGEST)
+    fn of_text(text: &str) -> Option<Network> {
+        let text = text.strip_prefix('!').unwrap_or(text);
+        let text = text.split_once('/').map_or(text, |(address, _prefix)| address);
+        Some(match text.parse::<IpAddr>().ok()?.to_canonical() {
+            IpAddr::V4(address) => {
+                let bits = address.to_bits();
+                Network { wide: (true, bits >> 24), narrow: u64::from(bits >> 8) }
+            }
+            IpAddr::V6(address) => {
+                let bits = address.to_bits();
+                Network { wide: (false, (bits >> 96) as u32), narrow: (bits >> 80) as u64 }
+            }
+        })
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::limit::{Algorithm, QUOTA_MAX, SLIDING_LOG_QUOTA_MAX};
-    use std::collections::HashSet;
-    use std::time::Duration;
-
-    /// Limits of all windows and quotas that there are, near enough.
-    fn limits() -> impl Iterator<Item = Limit> {
-        let windows = (0..200).map(|n| Duration::from_micros((1_000.0 * 1.13_f64.powi(n)) as u64).min(LAST));
-        windows.flat_map(|window| {
-            let quotas = [1, 2, 3, 10, 1_000, 99_999, QUOTA_MAX];
-            quotas.into_iter().flat_map(move |quota| {
-                let limit = Limit::new(quota.into(), window).unwrap();
-                Algorithm::ALL.into_iter().filter_map(move |algorithm| limit.with_algorithm(algorithm).ok())
-            })
-        })
-    }
-    const LAST: Duration = Duration::from_micros(WINDOW_US_MAX);
 
     #[test]
-    fn the_slowest_of_a_class_is_no_quicker_than_its_limit_and_at_most_four_times_slower() {
-        for limit in limits() {
-            let slowest = slowest_of_class(&limit);
-            assert_eq!((slowest.algorithm(), slowest.cost_max()), (limit.algorithm(), limit.cost_max()));
-            if let Machine::Bucket(_) = limit.machine() {
-                let unit_us = |limit: &Limit| limit.window_us() as f64 / f64::from(limit.quota());
-                let slower = unit_us(&slowest) / unit_us(&limit);
-                assert!((1.0..4.0001).contains(&slower), "{slower}: {slowest} for {limit}");
-            } else {
-                let longer = slowest.window_us() as f64 / limit.window_us() as f64;
-                assert!((1.0..4.0001).contains(&longer), "{longer}: {slowest} for {limit}");
-                assert_eq!(slowest.quota(), limit.quota());
-            }
+    fn the_network_of_a_subject_is_that_of_its_first_address() {
+        let v4 = Network { wide: (true, 203), narrow: 0xCB_0071 };
+        for subject in [
+            "203.0.113.9",
+            "ip:203.0.113.250",
+            "ip:203.0.113.9&path:/",
+            "user:~abc&ip:203.0.113.9",
+            "user:!203.0.113.9",
+            "ip:203.0.113.0/24",
+            "::ffff:203.0.113.9",
+            "ip:::ffff:203.0.113.9",
+        ] {
+            assert_eq!(Network::of_subject(subject.as_bytes()), Some(v4), "{subject}");
         }
-    }
-
-    #[test]
-    fn there_are_as_many_classes_as_are_reckoned_with() {
-        assert_eq!(SLIDING_LOG_QUOTA_MAX, 100_000, "or take other quotas above");
-        let class_of = |limit: Limit| {
-            let machine = match limit.machine() {
-                Machine::Log(_) => 0,
-                Machine::Pair(_) => 1,
-                Machine::Bucket(_) => 2,
-            };
-            (machine, class(&limit))
-        };
-        let classes: HashSet<(u8, i32)> = limits().map(class_of).collect();
-        assert!(classes.len() <= CLASSES, "{} of {CLASSES}", classes.len());
-        assert!(classes.len() + 4 >= CLASSES, "{} of {CLASSES}", classes.len());
+        let v6 = Network { wide: (false, 0x2001_0DB8), narrow: 0x2001_0DB8_0001 };
+        for subject in ["2001:db8:1:2::3", "ip:2001:db8:1:2::/64", "api_key:!2001:db8:1:ffff::/64"] {
+            assert_eq!(Network::of_subject(subject.as_bytes()), Some(v6), "{subject}");
+        }
+        for subject in ["", "user:42", "ip:", "ip:~0123", "global", "header:x:y", "path:/203.0.113.9", "ip:203.0.113"] {
+            assert_eq!(Network::of_subject(subject.as_bytes()), None, "{subject}");
+        }
+        assert_eq!(Network::of_subject(&[0xFF; 70_000]), None);
+        assert_eq!(Network::of_subject(&b"&".repeat(65_536)), None);
     }
 }

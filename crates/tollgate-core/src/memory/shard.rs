@@ -7,7 +7,7 @@
 //!        │ no                                                  │ no ──▶ that is its counter
 //!        │                                                     │ yes ─▶ a slot of its own, with a copy of that state
 //!   is there room? (spare place, else a larger table within the budget, else what has expired goes)
-//!        │ yes ──▶ a slot of its own        │ no ──▶ an overflow counter, shared by hash
+//!        │ yes ──▶ a slot of its own        │ no ──▶ an overflow counter, shared by network or hash, while there are any
 //! ```
 //!
 //! A key that was sent to an overflow counter may have spent up to all that this counter holds. When there is room
@@ -65,24 +65,21 @@ pub(super) struct Shard {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Place {
     Table(usize),
-    Overflow(usize, OverflowScope),
+    Overflow(usize),
     /// Nowhere yet; there is room kept for it in the table.
     NewInTable,
     /// The same, but it holds a copy of an overflow counter's state: kept only if it is charged.
     Parting,
     /// Nowhere yet; it will be an overflow counter.
-    NewInOverflow(OverflowScope),
+    NewInOverflow,
+    /// Nowhere: there is no room of any kind, so the newcomer is refused.
+    Nowhere,
 }
 
 impl Place {
     /// Whether putting it there is an insertion.
     pub(super) fn is_new(self) -> bool {
-        matches!(self, Place::NewInTable | Place::Parting | Place::NewInOverflow(_))
-    }
-
-    /// Whether it is a counter that all limits of a class share.
-    pub(super) fn is_of_class(self) -> bool {
-        matches!(self, Place::Overflow(_, OverflowScope::Class) | Place::NewInOverflow(OverflowScope::Class))
+        matches!(self, Place::NewInTable | Place::Parting | Place::NewInOverflow | Place::Nowhere)
     }
 }
 
@@ -138,10 +135,10 @@ impl Shard {
         overflow_name: impl Fn(OverflowScope) -> CounterHash,
     ) -> (Place, State, CounterHash) {
         if self.overflow.len() > 0 {
-            for scope in [OverflowScope::Limit, OverflowScope::Class] {
+            for scope in [OverflowScope::Network, OverflowScope::Limit] {
                 let shared = overflow_name(scope);
                 let Some((place, state)) = self.take_overflow(shared) else { continue };
-                let place = Place::Overflow(place, scope);
+                let place = Place::Overflow(place);
                 self.ops_to_sweep = 0;
                 if !may_part || !self.has_room_again(budget) {
                     return (place, state, shared);
@@ -156,12 +153,12 @@ impl Shard {
             self.rooms_kept += 1;
             return (Place::NewInTable, State::unused(limit), name);
         }
-        let scope = if self.overflow.len() < budget.overflow_counters_max() {
-            OverflowScope::Limit
-        } else {
-            OverflowScope::Class
-        };
-        (Place::NewInOverflow(scope), State::unused(limit), overflow_name(scope))
+        let (taken, max) = (self.overflow.len(), budget.overflow_counters_max());
+        let scope = if taken < max - max / 4 { OverflowScope::Network } else { OverflowScope::Limit };
+        match taken < max {
+            true => (Place::NewInOverflow, State::unused(limit), overflow_name(scope)),
+            false => (Place::Nowhere, State::full(limit, self.latest), name),
+        }
     }
 
     /// The overflow counter of that name, unless it has expired.
@@ -176,12 +173,12 @@ impl Shard {
     pub(super) fn put_back(&mut self, place: Place, state: State) {
         let slot = match place {
             Place::Table(place) => Some(self.table.slot_mut(place)),
-            Place::Overflow(place, _) => Some(self.overflow.slot_mut(place)),
+            Place::Overflow(place) => Some(self.overflow.slot_mut(place)),
             Place::NewInTable | Place::Parting => {
                 self.rooms_kept -= 1;
                 None
             }
-            Place::NewInOverflow(_) => None,
+            Place::NewInOverflow | Place::Nowhere => None,
         };
         if let (Some(slot), State::Log(log)) = (slot, state) {
             slot.put_back(log, &mut self.rings);
@@ -191,19 +188,18 @@ impl Shard {
     /// Puts a state back, or in for the first time. A fresh one that stayed unused takes no place.
     #[inline]
     pub(super) fn put(&mut self, place: Place, name: CounterHash, limit: &Limit, state: State) {
-        let table = match place {
-            Place::Table(_) | Place::NewInTable | Place::Parting => &mut self.table,
-            Place::Overflow(..) | Place::NewInOverflow(_) => &mut self.overflow,
-        };
+        let is_own = matches!(place, Place::Table(_) | Place::NewInTable | Place::Parting);
+        let table = if is_own { &mut self.table } else { &mut self.overflow };
         match place {
-            Place::Table(place) | Place::Overflow(place, _) => {
+            Place::Table(place) | Place::Overflow(place) => {
                 let slot = table.slot_mut(place);
                 debug_assert!(slot.is(name), "its place is still its own");
                 slot.pack(limit, state, &mut self.rings);
                 return;
             }
             Place::NewInTable | Place::Parting => self.rooms_kept -= 1,
-            Place::NewInOverflow(_) => {
+            Place::Nowhere => return,
+            Place::NewInOverflow => {
                 // One that has expired may still stand there.
                 if let Some(place) = table.find(name) {
                     remove(table, place, &mut self.rings);

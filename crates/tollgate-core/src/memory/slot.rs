@@ -5,23 +5,25 @@
 //!          hash     hash     wide      small      time
 //! ```
 //!
-//! Twelve bytes of the key's hash name the counter (its subject alone has chosen the shard). The
-//! rest is the state; the name of the key itself is not kept.
+//! Twelve bytes of the key's hash identify the counter within its shard. The rest is the state. The key itself is not
+//! stored.
 //!
 //! | kind | time (52 bits) | wide (45 bits) | small (53 bits) |
 //! |---|---|---|---|
-//! | log of ≤ 2 entries | first entry | second entry − first | units, units, how many |
-//! | longer log | newest entry | how many, their units | place of its entries in the shard, its head |
+//! | log of ≤ 2 entries | time of the first entry | time of the second − first | units, units, number of entries |
+//! | longer log | time of the newest entry | number of entries, total units | index of its ring, place of the oldest |
 //! | pair | start | window | current, previous |
 //! | bucket | time | scale | level |
 //!
-//! Beside them stand two bits for the kind and eight for a tiny float that lets a sweep drop what has expired
-//! without knowing any limit, never early: the **lifetime**, how long after its own time a log or a pair still
-//! matters, rounded up by at most a quarter; or the **rate** at which a bucket leaks, rounded down by as much. (A
-//! bucket's lifetime is its level by its rate. To divide when sweeping is cheaper than at every check.)
+//! Two more bits hold the kind, and eight hold a small float (`lifetime.rs`). It lets a sweep drop expired states
+//! without knowing their limits, and never early. For a log or a pair it is the **lifetime**: how long the state
+//! matters after its time, rounded up by at most a quarter. For a bucket it is the **rate** at which it leaks, rounded
+//! down by at most a quarter. The lifetime of a bucket is its level divided by its rate; one division per sweep is
+//! cheaper than one per check.
 //!
-//! Everything but time and small is the slot's **mark**. All buckets of one limit have the same, worked out with the limit:
-//! a slot that shows it is a bucket of this very rate and scale, and only its two numbers need to be read and written.
+//! Everything of the state but time and small is the slot's **mark**. All buckets of a limit have the same mark, which
+//! is computed once with the limit. A slot with this mark holds a bucket of the same rate and scale, so a check reads
+//! and writes only two numbers.
 
 use super::budget::Budget;
 use super::lifetime;
@@ -32,9 +34,11 @@ use crate::decision::Line;
 use crate::limit::{BucketShape, Limit, LogShape, Machine, PairShape};
 use crate::time::Timestamp;
 
+/// One counter: its name and its packed state, or empty.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub(super) struct Slot {
+    /// The table part of the name; 0 in an empty slot.
     hash: u64,
     rest: u32,
     wide: u32,
@@ -42,7 +46,7 @@ pub(super) struct Slot {
     time: u64,
 }
 
-/// What of a state is neither its time nor its small number, where it stands in a slot.
+/// The packed kind, lifetime code and wide number of a state, at their positions in a slot.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct Mark {
     small: u64,
@@ -61,16 +65,18 @@ impl Mark {
         }
     }
 
-    /// That of the buckets of a limit.
+    /// Returns the mark of the buckets of a limit.
     pub(crate) fn of_buckets(quota: u32, grain_us: u64, parts_per_unit: u64) -> Mark {
         Mark::new(BUCKET, lifetime::rate(quota, grain_us), parts_per_unit)
     }
 
+    /// Returns the code of the lifetime or the rate.
     fn code(self) -> u8 {
         (self.small >> CODE_SHIFT) as u8
     }
 }
 
+// The kinds of state.
 const FEW: u64 = 0;
 const RING: u64 = 1;
 const PAIR: u64 = 2;
@@ -83,32 +89,35 @@ const SMALL_MASK: u64 = (1 << 53) - 1;
 const TIME_MASK: u64 = (1 << 52) - 1;
 const UNITS_BITS: u32 = 24;
 const UNITS_MASK: u64 = (1 << UNITS_BITS) - 1;
-/// Of a longer log: where its entries are, where the oldest of them is, whether they are wide, how many there are.
-/// A log has at most 100,000 entries, which is below 2^17.
+// The fields of a longer log. `small`: index of the ring, position of the oldest entry, whether entries are wide.
+// `wide`: number of entries, total units. A log has at most 100,000 entries, which is below 2^17.
 const RING_INDEX_BITS: u32 = 32;
 const RING_FIRST_BITS: u32 = 17;
 const RING_LEN_BITS: u32 = 17;
 
 impl Slot {
-    /// A slot for a state. A long log's ring moves into `rings`.
+    /// Creates a slot for a state, which must be of the limit's state machine.
+    ///
+    /// The ring of a long log moves into `rings`.
     pub(super) fn new(name: CounterHash, limit: &Limit, state: State, rings: &mut Rings) -> Slot {
         let mut slot = Slot { hash: name.table(), rest: name.rest(), wide: 0, small: 0, time: 0 };
         slot.pack(limit, state, rings);
         slot
     }
 
+    /// Returns whether this slot holds the counter with this name.
     #[inline(always)]
     pub(super) fn is(&self, name: CounterHash) -> bool {
         self.hash == name.table() && self.rest == name.rest()
     }
 
-    /// Whether no counter is here.
+    /// Returns whether the slot holds no counter.
     #[inline(always)]
     pub(super) fn is_empty(&self) -> bool {
         self.hash == 0
     }
 
-    /// The hash that places this slot in its table.
+    /// Returns the part of the name that determines the place in the table; 0 for an empty slot.
     #[inline]
     pub(super) fn table_hash(&self) -> u64 {
         self.hash
@@ -129,8 +138,10 @@ impl Slot {
         matches!(self.kind(), FEW | RING)
     }
 
-    /// Decides a check of this bucket alone, where it stands, if it was written under the same rate and scale and there is
-    /// nothing unusual about it.
+    /// Decides a check that has only this bucket, in place, in the frequent case.
+    ///
+    /// Returns `None` without changing anything if the slot does not have the limit's mark, or if
+    /// [`Bucket::decide_in_place`] returns `None`. Then [`Slot::decide_bucket`] must decide.
     #[inline(always)]
     pub(super) fn decide_bucket_in_place<'a>(
         &mut self,
@@ -140,7 +151,7 @@ impl Slot {
         cost: u32,
     ) -> Option<BucketAnswer<'a>> {
         let mark = &shape.mark;
-        // With the same mark on both sides, nothing but the numbers is left.
+        // If the marks are equal, the XOR leaves only the two numbers.
         let (level, time_us) = (self.small ^ mark.small, self.time ^ mark.time);
         if level > SMALL_MASK || time_us > TIME_MASK || self.wide != mark.wide {
             return None;
@@ -150,8 +161,10 @@ impl Slot {
         })
     }
 
-    /// Decides a check of this bucket alone, where it stands. `None`, here and below, if this is no such state, which
-    /// only a collision of hashes makes it.
+    /// Decides a check that has only this bucket, in place.
+    ///
+    /// Returns `None` without changing anything if the slot holds another kind of state. Only a hash collision causes
+    /// this.
     #[cold]
     pub(super) fn decide_bucket(
         &mut self,
@@ -166,7 +179,10 @@ impl Slot {
         Some(line)
     }
 
-    /// Decides a check of this pair alone, where it stands.
+    /// Decides a check that has only this pair, in place.
+    ///
+    /// Returns `None` without changing anything if the slot holds another kind of state. Only a hash collision causes
+    /// this.
     #[inline(never)]
     pub(super) fn decide_pair(&mut self, limit: &Limit, shape: &PairShape, now: Timestamp, cost: u32) -> Option<Line> {
         let mut pair = self.is_pair().then(|| self.pair())?;
@@ -175,8 +191,10 @@ impl Slot {
         Some(line)
     }
 
-    /// Decides a check of this log alone, where it stands, as long as its entries stay where they are. `None` if
-    /// there is more to it; then nothing was changed.
+    /// Decides a check that has only this log, in place, if its entries need no other memory.
+    ///
+    /// Returns `None` without changing anything in all other cases, also if the slot holds another kind of state. Then
+    /// [`Slot::decide_log`] must decide.
     #[inline(never)]
     pub(super) fn decide_log_in_place(
         &mut self,
@@ -192,7 +210,9 @@ impl Slot {
         }
     }
 
-    /// The same for a short log.
+    /// Decides a check that has only this log, in place, if the log is short, stays short, and admits the request.
+    ///
+    /// Returns `None` without changing anything in all other cases.
     #[inline(always)]
     pub(super) fn decide_few_in_place(
         &mut self,
@@ -207,7 +227,9 @@ impl Slot {
         Some(line)
     }
 
-    /// The same for a long one.
+    /// Decides a check that has only this log, in place, if the log is long and its ring keeps its size.
+    ///
+    /// Returns `None` without changing anything in all other cases.
     #[inline(always)]
     pub(super) fn decide_ring_in_place(
         &mut self,
@@ -221,7 +243,7 @@ impl Slot {
         let mut head = self.ring_head();
         let first_before = head.first;
         let line = Log::decide_in_place((&mut head, rings.get_mut(index)), limit, shape, now, cost)?;
-        // A denial that dropped nothing is written only if a longer window makes it matter longer.
+        // A denial that dropped no entry is written only if the limit's window is longer than the lifetime.
         if line.allowed {
             self.set_ring(index, head, limit);
         } else if head.first != first_before || lifetime::coded(self.code()) < limit.window_us() {
@@ -232,7 +254,10 @@ impl Slot {
         Some(line)
     }
 
-    /// Decides a check of this log alone.
+    /// Decides a check that has only this log.
+    ///
+    /// The log grows if the budget allows it; otherwise the newest entry takes the units. Returns `None` without
+    /// changing anything if the slot holds another kind of state.
     #[inline(never)]
     pub(super) fn decide_log(
         &mut self,
@@ -257,8 +282,9 @@ impl Slot {
         Some(line)
     }
 
-    /// Whether this is a state of the limit's kind that certainly has room for `cost` now. What has left a log's window is
-    /// still counted.
+    /// Returns whether the slot holds a state of the limit's kind that certainly has room for `cost` units at `now`.
+    ///
+    /// Expired entries of a log are still counted, so the result may be `false` although the cost fits.
     #[inline]
     pub(super) fn has_room_for(&self, limit: &Limit, now: Timestamp, cost: u32) -> bool {
         match (limit.machine(), self.kind()) {
@@ -275,7 +301,9 @@ impl Slot {
         }
     }
 
-    /// Takes the state out. Until [`Slot::pack`] puts one back, a long log is an empty one here.
+    /// Returns the state of the slot. The ring of a long log is moved out of `rings`.
+    ///
+    /// [`Slot::pack`] or [`Slot::put_back`] must follow before the slot is used again.
     #[inline]
     pub(super) fn unpack(&mut self, rings: &mut Rings) -> State {
         match self.kind() {
@@ -285,7 +313,10 @@ impl Slot {
         }
     }
 
-    /// Puts a state in, which must be of the limit's kind.
+    /// Stores a state, which must be of the limit's state machine. The ring of a long log moves into `rings`.
+    ///
+    /// # Panics
+    /// Panics if the state belongs to another state machine.
     pub(super) fn pack(&mut self, limit: &Limit, state: State, rings: &mut Rings) {
         if let (false, Some(index)) = (matches!(state, State::Log(_)), self.ring()) {
             rings.free(index);
@@ -294,22 +325,24 @@ impl Slot {
             (State::Log(log), Machine::Log(_)) => self.put_log(log, limit, rings),
             (State::Bucket(bucket), Machine::Bucket(shape)) => self.set_bucket(bucket, shape),
             (State::Pair(pair), Machine::Pair(_)) => self.set_pair(pair, limit),
-            (state, _) => unreachable!("a decision leaves a state of its limit's kind, not {state:?}"),
+            (state, _) => unreachable!("the state belongs to another state machine: {state:?}"),
         }
     }
 
-    /// Puts back a log that [`Slot::unpack`] took out and nobody changed.
+    /// Puts back a log that [`Slot::unpack`] returned and that was not changed.
     pub(super) fn put_back(&mut self, log: Log, rings: &mut Rings) {
         if let (Some(index), Err(ring)) = (self.ring(), log.into_parts()) {
             rings.put(Some(index), ring.into_parts().1);
         }
     }
 
+    /// Unpacks a bucket.
     #[inline]
     fn bucket(&self) -> Bucket {
         Bucket { time_us: self.time_us(), level: self.small(), scale: self.wide() }
     }
 
+    /// Packs a bucket. If it is unchanged, its lifetime is never shortened.
     fn set_bucket(&mut self, bucket: Bucket, shape: &BucketShape) {
         if self.is_bucket() && bucket == self.bucket() {
             return self.keep_bucket(bucket, shape);
@@ -317,7 +350,7 @@ impl Slot {
         self.set(BUCKET, shape.mark.code(), bucket.time_us, bucket.scale, bucket.level);
     }
 
-    /// After a look, a denial, or a change that changes nothing: to a slower limit it matters longer, to none for a shorter time.
+    /// Extends the lifetime of an unchanged bucket if it matters longer under this limit. Never shortens it.
     #[inline(never)]
     fn keep_bucket(&mut self, bucket: Bucket, shape: &BucketShape) {
         if bucket.scale == shape.parts_per_unit.get() {
@@ -326,7 +359,7 @@ impl Slot {
             }
             return;
         }
-        // The limit counts in other parts than the bucket, so its rate says nothing here: what compares is the time.
+        // The limit has another scale than the bucket, so the rates are not comparable. The times are.
         let rescaled = bucket.rescaled(shape);
         let leaks_us = shape.quota.div_ceil(rescaled.level).saturating_mul(shape.grain_us);
         if lifetime::time_to_leak_us(bucket.level, self.code()) >= leaks_us.saturating_add(lifetime::GRAIN_US_MAX) {
@@ -335,6 +368,7 @@ impl Slot {
         self.set_code(lifetime::rate_to_leak(bucket.level, leaks_us));
     }
 
+    /// Unpacks a pair.
     #[inline]
     fn pair(&self) -> Pair {
         let counts = self.small();
@@ -346,9 +380,10 @@ impl Slot {
         }
     }
 
+    /// Packs a pair. If it is unchanged, its lifetime is never shortened.
     #[inline]
     fn set_pair(&mut self, pair: Pair, limit: &Limit) {
-        // Also the count of a fixed window: the rule may change to a sliding counter, to which it is the previous one.
+        // Two windows also for `fixed-window`: a rule may change to `sliding-counter`, which needs the previous count.
         let life = lifetime::code_up(2 * limit.window_us());
         if self.is_pair() && life <= self.code() && pair == self.pair() {
             return;
@@ -357,6 +392,7 @@ impl Slot {
         self.set(PAIR, life, pair.start_us, pair.window_us, counts);
     }
 
+    /// Unpacks a log. The ring of a long log is moved out of `rings`.
     #[inline]
     fn take_log(&mut self, rings: &mut Rings) -> Log {
         if let Some(index) = self.ring() {
@@ -365,7 +401,7 @@ impl Slot {
         Log::from_few(self.few())
     }
 
-    /// The entries of a short log.
+    /// Unpacks the entries of a short log.
     #[inline]
     fn few(&self) -> Few {
         let (small, time_us) = (self.small(), self.time_us());
@@ -378,14 +414,16 @@ impl Slot {
         Few { len, entries: [first, second] }
     }
 
+    /// Packs the entries of a short log.
     #[inline]
     fn set_few(&mut self, Few { len, entries: [first, second] }: Few, limit: &Limit) {
         let small = u64::from(first.units) | u64::from(second.units) << UNITS_BITS | u64::from(len) << (2 * UNITS_BITS);
         let apart_us = second.time_us.saturating_sub(first.time_us);
-        // The newest entry starts the lifetime; time holds the first.
+        // The lifetime starts at the newest entry, but the slot's time is that of the first.
         self.set(FEW, lifetime::code_up(limit.window_us() + apart_us), first.time_us, apart_us, small);
     }
 
+    /// Unpacks the head of a long log.
     #[inline]
     fn ring_head(&self) -> RingHead {
         let (small, wide) = (self.small(), self.wide());
@@ -398,7 +436,10 @@ impl Slot {
         }
     }
 
-    /// Whoever is refused under a shorter window than the log was written under does not shorten its life.
+    /// Packs a log and moves its ring into `rings`.
+    ///
+    /// A log that is not empty never expires earlier than before: a denial under a shorter window does not shorten its
+    /// lifetime.
     #[inline]
     fn put_log(&mut self, log: Log, limit: &Limit, rings: &mut Rings) {
         let (place, ends_us) = (self.ring(), self.expires_at_us());
@@ -408,7 +449,7 @@ impl Slot {
                 if let Some(index) = place {
                     rings.free(index);
                 }
-                // What is empty need not live.
+                // An empty log need not be kept.
                 if few.len == 0 {
                     return;
                 }
@@ -422,13 +463,14 @@ impl Slot {
         self.live_until(ends_us);
     }
 
-    /// A log or a pair ends no earlier than that.
+    /// Extends the lifetime of a log or a pair so that it expires no earlier than `ends_us`.
     fn live_until(&mut self, ends_us: u64) {
         if self.expires_at_us() < ends_us {
             self.set_code(lifetime::code_up(ends_us - self.time_us()));
         }
     }
 
+    /// Packs the head of a long log whose entries are in ring `index`.
     #[inline]
     fn set_ring(&mut self, index: u32, head: RingHead, limit: &Limit) {
         let small = u64::from(index)
@@ -438,7 +480,9 @@ impl Slot {
         self.set(RING, lifetime::code_up(limit.window_us()), head.newest_us, wide, small);
     }
 
-    /// When this state will be as if never used; at or after the true instant, never before.
+    /// Returns the time from which the slot may be dropped, in microseconds since the epoch.
+    ///
+    /// From then on the state no longer matters to the limits that used it. It may have stopped mattering earlier.
     #[inline]
     pub(super) fn expires_at_us(&self) -> u64 {
         let lifetime_us = match self.kind() {
@@ -448,7 +492,7 @@ impl Slot {
         self.time_us() + lifetime_us
     }
 
-    /// Moves the entries of a long log elsewhere.
+    /// Moves the entries of a long log from one set of rings to another. Does nothing for other states.
     pub(super) fn move_ring(&mut self, from: &mut Rings, to: &mut Rings) {
         if let Some(ring) = self.ring() {
             let moved = to.put(None, from.take(ring));
@@ -456,7 +500,7 @@ impl Slot {
         }
     }
 
-    /// The ring of a long log.
+    /// Returns the index of the ring of a long log; `None` for other states.
     #[inline]
     pub(super) fn ring(&self) -> Option<u32> {
         (self.kind() == RING).then_some(self.small as u32)
@@ -505,12 +549,12 @@ mod tests {
     use crate::limit::WINDOW_US_MAX;
 
     #[test]
-    fn a_slot_is_half_a_cache_line() {
+    fn slot_is_half_a_cache_line() {
         assert_eq!(size_of::<Slot>(), 32);
     }
 
     #[test]
-    fn a_bucket_expires_when_it_is_whole_or_up_to_a_third_later() {
+    fn bucket_expires_when_it_is_empty_or_up_to_a_third_later() {
         let now = Timestamp::from_micros(1_700_000_000_123_456);
         for text in ["1/400day", "10000000/400day", "100/min", "3/7ms", "10000000/1ms", "100000/day", "10000000/day"] {
             for algorithm in ["token-bucket", "leaky-bucket"] {
@@ -532,13 +576,13 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_again_unchanged_lives_as_long_as_the_slower_limit_says() {
+    fn unchanged_bucket_lives_as_long_as_the_slower_limit_requires() {
         let now = Timestamp::from_micros(1_700_000_000_000_000);
         for (quick, slow) in [
             ("7/10s token-bucket", "1/10s token-bucket"),
             ("10/s token-bucket", "10/min token-bucket"),
             ("10/min token-bucket", "9/min token-bucket burst=10000000"),
-            // So slow that no rate says it of the parts that the bucket is kept in.
+            // So slow that no coded rate expresses it in the scale of the stored bucket.
             ("10/ms token-bucket", "2/400day token-bucket"),
         ] {
             let [quick, slow]: [Limit; 2] = [quick, slow].map(|text| text.parse().unwrap());
@@ -554,12 +598,12 @@ mod tests {
             assert!(longer_us >= now.as_micros() + leaks_us, "{slow}");
             slot.pack(&quick, state.clone(), &mut rings);
             assert_eq!(slot.expires_at_us(), longer_us, "{quick}");
-            assert_eq!(slot.unpack(&mut rings), state, "whoever only looks leaves it as it is");
+            assert_eq!(slot.unpack(&mut rings), state, "an unchanged bucket keeps its scale");
         }
     }
 
     #[test]
-    fn every_state_comes_out_as_it_went_in() {
+    fn every_state_survives_packing() {
         let entry = |time_us, units| Entry { time_us, units };
         let last = (1 << 52) - 1;
         let states = [

@@ -1,8 +1,8 @@
-//! A table of slots: one cache line to find a counter.
+//! A hash table of slots that finds a counter with one cache line.
 //!
-//! With a million keys a check is mostly waiting for memory, so what counts is how many places it must wait for. A table
-//! that keeps tags beside its slots is compact, but a lookup waits twice: for the tag, then for the slot. Here a
-//! slot carries its own hash, and a line of the table is a line of the cache.
+//! With a million keys, a check spends most of its time waiting for memory, so the number of cache misses matters most.
+//! A table that keeps tags beside its slots is compact, but a lookup misses twice: for the tag, then for the slot. Here
+//! a slot contains its own hash, and a line of the table is a line of the cache.
 //!
 //! ```text
 //!            home of k                       a search for k ends at the first line
@@ -11,71 +11,76 @@
 //!           └ line ┘
 //! ```
 //!
-//! **Order.** A hash's home is its share of the lines: hash × lines / 2^64. Whoever finds the home full goes to the
-//! next line that is not, and the first line follows the last. Any number of lines will do, so a table grows by half and not
-//! to twice its size; and because homes are in the order of the hashes, moving to another table reads and writes memory in order.
+//! **Order.** The home line of a hash is hash × lines / 2^64. If the home is full, the slot goes to the next line that
+//! is not; the first line follows the last. The number of lines is arbitrary, so a table grows by half and not to twice
+//! its size. Homes are in the order of the hashes, so a resize reads and writes memory in order.
 //!
-//! **Removal leaves no mark.** Whoever stands behind the gap and would rather stand in it moves up, so a
+//! **Removal without tombstones.** A removal moves later slots forward into the gap where their home allows it, so a
 //! table never fills with tombstones that only a rebuild could clear. A line fills from the left: its second place is
-//! taken only if its first is.
+//! in use only if its first is.
 
 use super::naming::CounterHash;
 use super::slot::Slot;
 
+/// A hash table of slots. A place is the index of a slot, from 0 to [`Table::places`] − 1.
 #[derive(Debug, Default)]
 pub(super) struct Table {
     lines: Box<[Line]>,
     len: usize,
 }
 
-/// One line of the cache.
+/// Two slots in one cache line.
 #[repr(align(64))]
 #[derive(Debug, Default)]
 struct Line([Slot; 2]);
 
-/// What a line takes.
+/// The size of a line, in bytes.
 pub(super) const LINE_BYTES: usize = size_of::<Line>();
 const LINES_MIN: usize = 2;
 
 impl Table {
-    /// A table with so many empty lines.
+    /// Creates a table of `lines` empty lines.
     pub(super) fn with_lines(lines: usize) -> Table {
         Table { lines: (0..lines).map(|_| Line::default()).collect(), len: 0 }
     }
 
-    /// How many counters there are.
+    /// Returns the number of counters.
     #[inline]
     pub(super) fn len(&self) -> usize {
         self.len
     }
 
+    /// Returns the number of lines.
     #[inline]
     pub(super) fn lines(&self) -> usize {
         self.lines.len()
     }
 
-    /// How many places there are, empty ones included.
+    /// Returns the number of places, including empty ones.
     #[inline]
     pub(super) fn places(&self) -> usize {
         2 * self.lines.len()
     }
 
-    /// How many counters this table takes before searches become long.
+    /// Returns the number of counters at which [`Table::insert`] grows the table, to keep searches short.
     #[inline]
     pub(super) fn capacity(&self) -> usize {
         capacity(self.lines.len())
     }
 
+    /// Returns the bytes that the table uses on the heap.
     pub(super) fn heap_bytes(&self) -> usize {
         size_of_val(&*self.lines)
     }
 
-    /// Where the counter of that name is.
+    /// Returns the place of the counter with this name, or `None` if there is none.
+    ///
+    /// The place is valid until the next insertion, removal or resize.
     #[inline(always)]
     pub(super) fn find(&self, name: CounterHash) -> Option<usize> {
         let home = self.home(name.table());
         let Line(line) = self.lines.get(home)?;
-        // Most are at home.
+        // Most counters are in their home line.
         if line[0].is(name) {
             Some(2 * home)
         } else if line[1].is(name) {
@@ -87,7 +92,7 @@ impl Table {
         }
     }
 
-    /// The slot of that name.
+    /// Returns the slot of the counter with this name, or `None` if there is none.
     #[inline(always)]
     pub(super) fn find_mut(&mut self, name: CounterHash) -> Option<&mut Slot> {
         let home = self.home(name.table());
@@ -101,7 +106,7 @@ impl Table {
         self.find_after(home, name).map(|place| self.slot_mut(place))
     }
 
-    /// Goes on behind a home that is full.
+    /// Continues a search in the lines after `home`; `None` at once if `home` is not full.
     #[inline(never)]
     fn find_after(&self, home: usize, name: CounterHash) -> Option<usize> {
         let mut at = home;
@@ -119,25 +124,30 @@ impl Table {
         None
     }
 
-    /// The slot at a place, which must be one that [`Table::find`] told.
+    /// Returns the slot at a place, which may be empty.
+    ///
+    /// # Panics
+    /// Panics if `place` is not below [`Table::places`].
     #[inline(always)]
     pub(super) fn slot_mut(&mut self, place: usize) -> &mut Slot {
         &mut self.lines[place / 2].0[place % 2]
     }
 
-    /// The counter at a place, unless that is empty.
+    /// Returns the slot at a place, or `None` if the place is empty or out of range.
     #[inline]
     pub(super) fn get(&self, place: usize) -> Option<&Slot> {
         let slot = &self.lines.get(place / 2)?.0[place % 2];
         (!slot.is_empty()).then_some(slot)
     }
 
-    /// All counters.
+    /// Returns an iterator over the slots of all counters.
     pub(super) fn slots_mut(&mut self) -> impl Iterator<Item = &mut Slot> {
         self.lines.iter_mut().flat_map(|line| &mut line.0).filter(|slot| !slot.is_empty())
     }
 
-    /// Puts in a counter that is not there yet; a full table becomes larger. Says where it is.
+    /// Inserts a slot whose name is not in the table yet, and returns its place.
+    ///
+    /// Grows the table first if it is at its [capacity](Table::capacity), which moves other slots.
     pub(super) fn insert(&mut self, slot: Slot) -> usize {
         if self.len >= self.capacity() {
             self.resize(larger(self.lines.len()));
@@ -152,14 +162,16 @@ impl Table {
         2 * at + second
     }
 
-    /// Takes out the counter at a place. Another one may then stand in this place, or in one of those behind it.
+    /// Removes and returns the slot at a place.
+    ///
+    /// Other slots may move: into this place, and from later places to earlier ones.
     pub(super) fn remove(&mut self, place: usize) -> Slot {
         let (mut gap, second) = (place / 2, place % 2);
         let mut was_full = self.is_full(gap);
         let removed = self.take(gap, second);
         self.len -= 1;
         let mut at = gap;
-        // Nobody ever went past a line that was not full.
+        // No slot was ever inserted past a line that was not full.
         while was_full {
             at = self.after(at);
             if at == gap {
@@ -174,7 +186,9 @@ impl Table {
         removed
     }
 
-    /// Moves everything to a table of so many lines, which must be enough.
+    /// Moves all slots to a new table of `lines` lines.
+    ///
+    /// If they exceed its [capacity](Table::capacity), the new table grows further.
     pub(super) fn resize(&mut self, lines: usize) {
         let old = std::mem::replace(self, Table::with_lines(lines));
         for Line(slots) in old.lines {
@@ -186,31 +200,33 @@ impl Table {
         }
     }
 
-    /// Takes a slot out of its line, of which the rest moves to the left.
+    /// Takes a slot out of its line and moves the other slot of the line to the left.
     fn take(&mut self, at: usize, second: usize) -> Slot {
         let line = &mut self.lines[at].0;
         line.swap(second, 1);
         std::mem::take(&mut line[1])
     }
 
-    /// Who in this line may stand in a line before it: one whose home is not behind that.
+    /// Returns the index of a slot in line `at` that may move to line `gap` before it: its home is not after `gap`.
     fn who_moves_up(&self, at: usize, gap: usize) -> Option<usize> {
         let apart = self.steps(gap, at);
         let moves_up = |slot: &Slot| !slot.is_empty() && self.steps(self.home(slot.table_hash()), at) >= apart;
         self.lines[at].0.iter().position(moves_up)
     }
 
+    /// Returns the home line of a hash.
     #[inline(always)]
     fn home(&self, hash: u64) -> usize {
         ((u128::from(hash) * self.lines.len() as u128) >> 64) as usize
     }
 
+    /// Returns the line after `at`, wrapping around.
     #[inline(always)]
     fn after(&self, at: usize) -> usize {
         if at + 1 == self.lines.len() { 0 } else { at + 1 }
     }
 
-    /// How many steps lead from one line to another, forward.
+    /// Returns the number of steps forward from one line to another, wrapping around.
     fn steps(&self, from: usize, to: usize) -> usize {
         if to >= from { to - from } else { to + self.lines.len() - from }
     }
@@ -220,19 +236,20 @@ impl Table {
     }
 }
 
-/// How many counters a table of so many lines takes: five sixths of its places. A search then looks at 1.3
-/// lines in the middle of a table's life, and at two just before it grows.
+/// Returns how many counters a table of `lines` lines takes before it grows: five sixths of its places.
+///
+/// A search then reads 1.3 lines on average halfway between two resizes, and two just before the next one.
 #[inline]
 pub(super) fn capacity(lines: usize) -> usize {
     2 * lines - (2 * lines).div_ceil(6)
 }
 
-/// How many lines so many counters need.
+/// Returns how many lines are needed for `counters` counters.
 pub(super) fn lines_for(counters: usize) -> usize {
     (counters * 3).div_ceil(5).max(LINES_MIN)
 }
 
-/// How many lines a table has after it has grown.
+/// Returns how many lines a table of `lines` lines has after it has grown: half as many more.
 #[inline]
 pub(super) fn larger(lines: usize) -> usize {
     (lines + lines / 2).max(LINES_MIN)
@@ -258,7 +275,7 @@ mod tests {
         }
     }
 
-    /// Hashes of a few hundred names, crowded: many share a home, also the last one, so that searches go round.
+    /// Returns crowded hashes: many share a home, including the last line, so that searches wrap around.
     fn name(number: u64) -> CounterHash {
         let table = match number % 4 {
             0 => u64::MAX - number,
@@ -270,12 +287,12 @@ mod tests {
     }
 
     #[test]
-    fn a_line_is_a_line_of_the_cache() {
+    fn line_of_the_table_is_one_cache_line() {
         assert_eq!((LINE_BYTES, align_of::<Line>()), (64, 64));
     }
 
     #[test]
-    fn a_table_holds_what_a_map_holds_whatever_comes_and_goes() {
+    fn table_agrees_with_a_hash_map_under_random_operations() {
         let mut random = 0x1234_5678_u64;
         let mut next = || {
             random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -283,7 +300,7 @@ mod tests {
         };
         let (mut table, mut map) = (Table::default(), HashMap::new());
         for step in 0..200_000_u32 {
-            // Long phases in which it grows, shrinks, and is nearly empty.
+            // Long phases in which the table grows, shrinks, and is nearly empty.
             let names = [400, 40, 4][step as usize / 10_000 % 3];
             let number = next() % names;
             match (table.find(name(number)), next() % 8) {
@@ -310,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_for_so_many_counters_take_them() {
+    fn lines_for_gives_enough_capacity() {
         for counters in 0..10_000 {
             assert!(capacity(lines_for(counters)) >= counters, "{counters}");
         }

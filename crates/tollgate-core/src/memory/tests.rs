@@ -245,6 +245,73 @@ fn admitted_beside(flood: &[&str], limit_text: &str, others: &[&str]) -> Vec<usi
     admitted
 }
 
+/// Checks `count` subjects, and returns how many were admitted.
+fn admitted_of(store: &MemoryStore, limit: Limit, count: u32, subject: impl Fn(u32) -> String) -> u32 {
+    (0..count).map(|n| u32::from(check(store, limit, &subject(n), 1).allowed())).sum()
+}
+
+/// Invents addresses of a few networks until the store is full, and longer.
+fn flood(store: &MemoryStore, limit: Limit, count: u32, network: impl Fn(u32) -> String) {
+    admitted_of(store, limit, count, network);
+    assert!(store.overflow_len() > 0, "the store is full");
+}
+
+/// Addresses from everywhere else.
+fn elsewhere(n: u32) -> String {
+    let bits = n.wrapping_mul(2_654_435_761);
+    match n % 2 {
+        // 20.0.0.0 to 211.255.255.255
+        0 => format!("ip:{}", std::net::Ipv4Addr::from_bits(((20 + bits % 192) << 24) | (bits >> 8))),
+        _ => format!("ip:2a0{:x}:{:x}:{:x}::/64", bits % 16, (bits >> 4) & 0xFFFF, bits >> 20),
+    }
+}
+
+#[test]
+fn a_flood_from_few_networks_leaves_newcomers_from_elsewhere_their_counters() {
+    type Invent = fn(u32) -> String;
+    let floods: [(&str, Invent); 3] = [
+        // Two /8 of IPv4, a /32 of IPv6, and fifty /48 of two /32.
+        ("3/h", |n| {
+            format!("ip:{}", std::net::Ipv4Addr::from_bits(((n % 2 + 1) << 24) | n.wrapping_mul(2_654_435_761) >> 8))
+        }),
+        ("3/h token-bucket", |n| format!("ip:2001:db8:{:x}:{:x}::/64", n >> 16, n & 0xFFFF)),
+        ("3/h sliding-counter", |n| format!("2001:db{:x}:{:x}:{:x}::1", 8 + n % 2, n % 50, n / 50)),
+    ];
+    for (text, network) in floods {
+        let (store, _clock) = store(1 << 26);
+        flood(&store, limit(text), 2_500_000, network);
+        let again = admitted_of(&store, limit(text), 1_000, |n| network(2_500_000 + n));
+        let admitted = admitted_of(&store, limit(text), 1_000, elsewhere);
+        assert!(again < 100, "{text}: {again} of 1,000 newcomers of the flooding networks");
+        // A row of 16 is one network's, and each newcomer has the same chance to meet it.
+        assert!(admitted > 750, "{text}: {admitted} of 1,000 newcomers from elsewhere");
+        assert!(store.bytes_used() <= 1 << 26, "{} bytes", store.bytes_used());
+    }
+}
+
+/// However many limits there are, a newcomer without any counter is refused, and nothing is stored for it.
+#[test]
+fn a_newcomer_for_whom_there_is_no_counter_at_all_is_refused() {
+    let (store, clock) = store(1 << 16);
+    let invented = |n: u64| Limit::new(5, Duration::from_micros(3_600_000_000 + n)).unwrap();
+    (0..20_000).for_each(|n| drop(check(&store, invented(n), &n.to_string(), 1)));
+    for algorithm in Algorithm::ALL {
+        let unseen = limit("5/2h").with_algorithm(algorithm).unwrap();
+        for limit in [unseen, unseen.with_count_denied(true)] {
+            let (len, bytes) = (store.len(), store.bytes_used());
+            let denied = check(&store, limit, "newcomer", 1);
+            assert!(!denied.allowed(), "{limit}");
+            assert_eq!(denied.lines[0].remaining, 0, "{limit}");
+            let wait = denied.retry_after().as_micros().unwrap();
+            assert!(wait > 0 && wait <= 2 * 7_200_000_000, "{limit}: {wait}");
+            assert_eq!((store.len(), store.bytes_used()), (len, bytes), "{limit}");
+        }
+    }
+    clock.advance(Duration::from_secs(2 * 3_600));
+    churn(&store, limit("1/s"));
+    assert!(check(&store, limit("5/2h"), "newcomer", 1).allowed(), "there is room again");
+}
+
 const MANY_LIMITS: [&str; 6] = ["1/10h", "1/11h", "1/12h", "1/13h", "1/14h", "1/15h"];
 
 /// Five limits are more than have overflow counters of their own in a small store.

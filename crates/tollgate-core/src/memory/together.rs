@@ -1,12 +1,12 @@
-//! Several counters, decided where they stand.
+//! Checks of several counters, decided in place.
 //!
-//! A check of several limits looks at all of them before it charges any. In general that takes each counter out of its place and puts it
-//! back ([`MemoryStore::check_in_general`]), because a newcomer's place may move the others', and a denial must leave all as they were.
-//! Nearly every check needs none of that: its counters exist, and each has room by a look at its slot alone. Then
-//! each is charged like a counter that is alone, in place.
+//! A check of several limits reads all counters before it charges any. In general, each counter is taken out of its
+//! slot and put back later ([`MemoryStore::check_in_general`]), because inserting a new counter may move the others,
+//! and a denial must leave all of them unchanged. Nearly every check needs none of that: its counters exist, and each
+//! slot alone shows that there is room. Then each counter is charged in place, as in a check of a single limit.
 //!
-//! The look may be too careful (it does not see what has left a log's window meanwhile), never too generous. Whoever does not pass it is
-//! decided in general, from the start.
+//! The test for room may fail although the cost fits, because it still counts expired entries of a log. It never
+//! succeeds if the cost does not fit. If it fails for one counter, nothing is charged and the general path decides.
 
 use parking_lot::MutexGuard;
 
@@ -20,15 +20,21 @@ use crate::decision::Lines;
 use crate::limit::{Limit, Machine};
 use crate::time::{Clock, Timestamp};
 
-/// What a counter is asked for: how much of which limit.
+/// A limit and the units to charge.
 type Asked<'a> = (&'a Limit, u32);
 
 impl MemoryStore {
-    /// Admits a request of `subject` by all these limits, one to four, if each has a counter for it with room: adds a line of each,
-    /// and says when. `None` if there is more to it: then nothing was changed, and a check decides.
+    /// Admits a request of `subject` under prepared demands, in the frequent case.
     ///
-    /// Their counters must be different ones. A rule that asks the same of everybody lays its demands out once, and a request
-    /// that passes, as most do, brings nothing but its subject.
+    /// If every demand has a counter for this subject with room for its cost, charges all of them, appends one line
+    /// per demand to `lines`, and returns the time of the decision.
+    ///
+    /// Returns `None` without changing anything in all other cases: a counter does not exist yet or has no room, or
+    /// there are no or more than four demands. `None` is not a denial; the caller must decide with
+    /// [`MemoryStore::check`].
+    ///
+    /// The demands must count on different counters. Prepare them once per rule; a request then needs only its
+    /// subject.
     ///
     /// ```
     /// use tollgate_core::{Check, Cost, Demand, Key, Lines, MemoryStore, Scope, StandingDemand};
@@ -37,7 +43,7 @@ impl MemoryStore {
     /// let standing = [StandingDemand::new(limit, scope, Cost::ONE)];
     /// let admitted = || store.admit(b"user:42", &standing, &mut Lines::new()).is_some();
     ///
-    /// assert!(!admitted(), "who comes for the first time has no counter");
+    /// assert!(!admitted(), "a new subject has no counter yet");
     /// let demand = Demand::new(limit, Key::scoped("user:42", scope)?);
     /// assert!(store.check(&Check::one(&demand)).allowed());
     /// assert!(admitted());
@@ -55,6 +61,7 @@ impl MemoryStore {
         }
     }
 
+    /// Implements [`MemoryStore::admit`] for `N` demands.
     #[inline(never)]
     fn admit_subject<const N: usize>(
         &self,
@@ -68,8 +75,11 @@ impl MemoryStore {
         self.admit_in_shard(names, asked, self.clock.now(), lines)
     }
 
-    /// Decides, if all counters exist and have room. `None` if there is more to it; then nothing was changed. More than four limits
-    /// (a caller's own two or three, and one for its address) are always decided in general.
+    /// Admits a check if all its counters exist and have room, and returns the time of the decision.
+    ///
+    /// `read` is the time that the caller read from the clock. Appends one line per demand to `lines`. Returns `None`
+    /// without changing anything in all other cases, and for a single demand. Checks of more than four limits (two or
+    /// three of the caller's own, and one for its address) always take the general path.
     #[inline]
     pub(super) fn admit_in_place(
         &self,
@@ -85,6 +95,7 @@ impl MemoryStore {
         }
     }
 
+    /// Implements [`MemoryStore::admit_in_place`] for `N` demands.
     #[inline]
     fn admit_demands<const N: usize>(
         &self,
@@ -100,7 +111,7 @@ impl MemoryStore {
         self.admit_in_shard(names, demands.map(asked_of), read, lines)
     }
 
-    /// Of one subject, as most are.
+    /// Admits a check whose counters are all in one shard, as those of one subject are.
     #[inline(always)]
     fn admit_in_shard<const N: usize>(
         &self,
@@ -119,12 +130,12 @@ impl MemoryStore {
         for index in 0..N {
             self.charge_in_place(shard.slot_at(places[index]), asked[index], now, lines);
         }
-        // Only now: reclaiming may move what has not been decided yet.
+        // Reclaiming may move slots, so it must wait until every counter is charged.
         shard.finish(&self.budget);
         Some(now)
     }
 
-    /// The same for several subjects, whose counters are behind several locks.
+    /// Admits a check whose counters are in several shards.
     #[inline(never)]
     fn admit_apart<const N: usize>(
         &self,
@@ -150,7 +161,10 @@ impl MemoryStore {
         Some(now)
     }
 
-    /// Locks the shards in ascending order, each once; and tells which of the locks is whose.
+    /// Locks the shards with these indices, each once and in ascending order, so that two checks cannot deadlock.
+    ///
+    /// Returns the locks, and for each index the position of its lock. A lock that serves several indices is at the
+    /// position of one of them; the others are `None`.
     #[inline(always)]
     fn lock_together<const N: usize>(&self, indices: [usize; N]) -> ([Option<MutexGuard<'_, Shard>>; N], [usize; N]) {
         let mut order: [usize; N] = std::array::from_fn(|place| place);
@@ -179,6 +193,7 @@ impl MemoryStore {
         (shards, shard_of)
     }
 
+    /// Charges one counter, which must exist and have room, and appends its line to `lines`.
     #[inline(never)]
     fn charge_in_place(
         &self,
@@ -194,7 +209,7 @@ impl MemoryStore {
             },
             Machine::Pair(shape) => slot.decide_pair(limit, shape, now, units),
             Machine::Log(shape) => {
-                // Each where it is made: to move a line costs more than to make it.
+                // The line is pushed where it is built, because moving it costs more than building it.
                 if let Some(line) = slot.decide_few_in_place(limit, shape, now, units) {
                     return lines.push(line);
                 }
@@ -204,11 +219,11 @@ impl MemoryStore {
                 slot.decide_log(limit, shape, now, units, (rings, &self.budget))
             }
         };
-        lines.push(line.expect("its kind was looked at"));
+        lines.push(line.expect("`has_room_for` has checked the kind of the state"));
     }
 }
 
-/// Where the counter is, if it has one of its own with room for the demand.
+/// Returns the place of a counter, or `None` if it does not exist or may have no room for `units`.
 #[inline(always)]
 fn place_with_room(shard: &mut Shard, name: CounterHash, (limit, units): Asked<'_>, now: Timestamp) -> Option<usize> {
     let place = shard.find(name)?;
@@ -231,9 +246,9 @@ mod tests {
     use crate::key::{Key, Scope};
     use crate::time::ManualClock;
 
-    /// Whether it was decided in place or in general, a decision is the one that the algorithms make of the plain states.
+    /// Compares decisions, made in place or on the general path, with [`decide`] on plain states.
     #[test]
-    fn several_limits_are_decided_as_the_algorithms_say() {
+    fn several_limits_are_decided_like_plain_states() {
         let limits = ["9/100ms", "7/90ms fixed-window", "8/80ms token-bucket", "20/300ms sliding-log"];
         let limits: Vec<Limit> = limits.iter().map(|text| text.parse().unwrap()).collect();
         let cases = [&["user:42"; 4], &["user:42", "ip:10.0.0.1", "user:42", "global"]];
@@ -268,7 +283,7 @@ mod tests {
                 }
                 assert_eq!(lines, expected.lines, "step {step} of {count} limits");
             }
-            assert!((1_000..19_000).contains(&in_place), "both ways were gone: {in_place}");
+            assert!((1_000..19_000).contains(&in_place), "both paths must run: {in_place} in place");
         }
     }
 }

@@ -1,5 +1,7 @@
 //! Commands of a service's own on the store's connection.
 
+use std::time::Duration;
+
 use tollgate_core::{Check, Demand, Key, Store, StoreErrorKind as Kind};
 use tollgate_redis::{RedisStore, Reply};
 use tollgate_testkit::server::{Brand, Config};
@@ -8,7 +10,8 @@ use tollgate_testkit::server::{Brand, Config};
 async fn a_command_is_answered_on_the_connection_that_decides() {
     for brand in Brand::ALL {
         let server = Config::new(brand).start();
-        let store = RedisStore::builder(server.url()).build().unwrap();
+        // Nothing here is about time: a busy machine may take long to connect.
+        let store = RedisStore::builder(server.url()).call_timeout(Duration::from_secs(10)).build().unwrap();
         let demand = Demand::new("1/h".parse().unwrap(), Key::new("user:42").unwrap());
         assert!(store.decide(&[Check::one(&demand)]).await.unwrap()[0].allowed());
 

@@ -1,7 +1,7 @@
 //! The script decides as the oracle does, field for field, on both servers.
 
 use tollgate_core::Algorithm;
-use tollgate_testkit::conformance::{cases, random_traces_of, traces_from_env};
+use tollgate_testkit::conformance::{cases, long_traces, random_traces_of, traces_from_env};
 use tollgate_testkit::server::Brand;
 
 use crate::on_server::OnServer;
@@ -10,7 +10,7 @@ const SEED: u64 = 0x1a_5c_41_97;
 
 fn passes_every_named_case(brand: Brand) {
     let redis = OnServer::new(brand);
-    assert!(cases::run_all(|| redis.emptied()).expect_clean() > 80);
+    assert!(cases::run_all(|| redis.verified().emptied()).expect_clean() > 80);
 }
 
 #[test]
@@ -26,7 +26,7 @@ fn valkey_passes_every_named_case() {
 fn agrees_with_the_oracle(brand: Brand, algorithms: [Algorithm; 2]) {
     let redis = OnServer::new(brand);
     for algorithm in algorithms {
-        if let Err(failure) = random_traces_of(algorithm, traces_from_env(400), SEED, || redis.emptied()) {
+        if let Err(failure) = random_traces_of(algorithm, traces_from_env(400), SEED, || redis.verified().emptied()) {
             panic!("{algorithm:?}: {failure}");
         }
     }
@@ -60,4 +60,23 @@ fn valkey_agrees_with_the_oracle_on_pairs() {
 #[test]
 fn valkey_agrees_with_the_oracle_on_buckets() {
     agrees_with_the_oracle(Brand::Valkey, [Algorithm::TokenBucket, Algorithm::LeakyBucket]);
+}
+
+/// Logs of hundreds and thousands of entries, which a list keeps packed.
+fn agrees_with_the_oracle_on_long_logs(brand: Brand) {
+    let redis = OnServer::new(brand);
+    if let Err(failure) = long_traces(traces_from_env(4_000) / 100, SEED, || redis.verified().emptied()) {
+        panic!("{failure}");
+    }
+    assert!(redis.verified().chunks_seen() > 20, "{} chunks", redis.chunks_seen());
+}
+
+#[test]
+fn redis_agrees_with_the_oracle_on_long_logs() {
+    agrees_with_the_oracle_on_long_logs(Brand::Redis);
+}
+
+#[test]
+fn valkey_agrees_with_the_oracle_on_long_logs() {
+    agrees_with_the_oracle_on_long_logs(Brand::Valkey);
 }

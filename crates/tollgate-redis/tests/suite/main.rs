@@ -8,6 +8,7 @@ mod conformance;
 mod encrypted;
 mod faults;
 mod lifetime;
+mod log_format;
 mod on_server;
 mod script;
 mod state;

@@ -1,5 +1,6 @@
 //! A store on a server of its own, with the clock in the test's hand.
 
+use std::cell::Cell;
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,10 +11,14 @@ use tollgate_redis::RedisStore;
 use tollgate_testkit::conformance::Subject;
 use tollgate_testkit::server::{Brand, Config, Server};
 
+use crate::log_format;
+
 pub(crate) struct OnServer {
     pub(crate) server: Server,
     pub(crate) store: RedisStore,
     pub(crate) clock: Arc<ManualClock>,
+    /// How many closed chunks the logs had when they were looked at.
+    chunks_seen: Cell<usize>,
     runtime: Runtime,
 }
 
@@ -27,7 +32,7 @@ impl OnServer {
         let builder = RedisStore::builder(server.url()).call_timeout(Duration::from_secs(5));
         let store = builder.clock_override(clock.clone()).build().unwrap();
         drop(_context);
-        OnServer { server, store, clock, runtime }
+        OnServer { server, store, clock, chunks_seen: Cell::default(), runtime }
     }
 
     pub(crate) fn wait<T>(&self, future: impl Future<Output = T>) -> T {
@@ -38,6 +43,16 @@ impl OnServer {
     pub(crate) fn emptied(&self) -> &OnServer {
         self.server.command(&["FLUSHALL"]);
         self
+    }
+
+    /// Panics if a log is not kept as documented.
+    pub(crate) fn verified(&self) -> &OnServer {
+        self.chunks_seen.set(self.chunks_seen.get() + log_format::verify_logs(&self.server));
+        self
+    }
+
+    pub(crate) fn chunks_seen(&self) -> usize {
+        self.chunks_seen.get()
     }
 }
 

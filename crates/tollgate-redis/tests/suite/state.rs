@@ -100,23 +100,40 @@ fn the_state_is_as_documented() {
         items.items().iter().map(|item| item.text()).collect::<Vec<_>>().join(" ")
     };
     let log = demand("100/min", "a");
-    let key = "tollgate:tg1:{a}:sliding:60000000";
+    let key = "tollgate:tg2:{a}:sliding:60000000";
     at(0, &log);
     at(250_000, &log);
     at(250_000, &log);
     assert_eq!(list(key), "1760000000000000 1760000000250000 1760000000250000");
     at(300_000, &log.cost(25));
-    at(400_000, &log);
-    let counted = "1760000000000000 1760000000250000 1760000000250000 1760000000300000 -25 1760000000400000 -29";
-    assert_eq!(list(key), counted);
+    let hex = |key: &str, element: &str| {
+        let script = "local text = redis.call('LINDEX', KEYS[1], ARGV[1])
+            return (text:gsub('.', function(byte) return ('%02x'):format(byte:byte()) end))";
+        redis.server.command(&["EVAL", script, "1", key, element]).text()
+    };
+    let bytes = |text: &str| text.replace(' ', "");
+    assert_eq!(redis.server.command(&["LLEN", key]).integer(), 1, "an open chunk alone");
+    let header = "4f 0640b5eece0000 00001c 000000 000000";
+    let entries = "0640b5eece0000 000001 0640b5eed1d090 000002 0640b5eed293e0 000019";
+    assert_eq!(hex(key, "-1"), bytes(header) + &bytes(entries));
+
+    let log = demand("100000/min sliding-log", "d");
+    let key = "tollgate:tg2:{d}:sliding-log:60000000";
+    for entry in 0..65 {
+        at(entry, &log.cost(5));
+    }
+    assert_eq!(redis.server.command(&["LLEN", key]).integer(), 3, "directory, chunk, open chunk");
+    assert_eq!(hex(key, "0"), bytes("44 0640b5eece003f 000140"));
+    assert!(hex(key, "1").starts_with(&bytes("43 0640b5eece0000 000005 0640b5eece0001 000005")));
+    assert_eq!(hex(key, "2"), bytes("4f 0640b5eece0000 000145 000140 000000 0640b5eece0040 000005"));
 
     at(0, &demand("100/min sliding-counter", "b"));
     at(61_000_000, &demand("100/min sliding-counter", "b").cost(2));
-    let text = redis.server.command(&["GET", "tollgate:tg1:{b}:sliding-counter:60000000"]).text();
+    let text = redis.server.command(&["GET", "tollgate:tg2:{b}:sliding-counter:60000000"]).text();
     assert_eq!(text, "1760000040000000 60000000 2 1", "start window current previous");
 
     at(0, &demand("100/min token-bucket", "c").cost(2));
-    let text = redis.server.command(&["GET", "tollgate:tg1:{c}:token-bucket:60000000"]).text();
+    let text = redis.server.command(&["GET", "tollgate:tg2:{c}:token-bucket:60000000"]).text();
     assert_eq!(text, "1760000000000000 120000000 60000000", "time level scale");
 }
 
@@ -132,7 +149,7 @@ fn keys_and_values(server: &Server) -> Vec<String> {
 fn something_else_under_our_key_is_a_typed_error_and_nothing_is_written() {
     let redis = OnServer::new(Brand::Redis);
     redis.clock.set(Timestamp::from_micros(1_760_000_000_000_000));
-    let foreign: [&[&str]; 12] = [
+    let foreign: [&[&str]; 16] = [
         &["SET", "hello"],
         &["SET", ""],
         &["SET", "1 2 3 4 5"],
@@ -145,13 +162,17 @@ fn something_else_under_our_key_is_a_typed_error_and_nothing_is_written() {
         &["RPUSH", "hello"],
         &["RPUSH", "1.5"],
         &["RPUSH", "-3"],
+        &["RPUSH", "O"],
+        &["RPUSH", "O234567890123456"],
+        &["RPUSH", "Oooooooooooooooooooooooooooo"],
+        &["RPUSH", "D234567890123456789012345"],
     ];
     for algorithm in Algorithm::ALL {
         let limit: Limit = "100/min".parse::<Limit>().unwrap().with_algorithm(algorithm).unwrap();
         let name = algorithm.name();
         for command in foreign {
             redis.emptied();
-            let key = format!("tollgate:tg1:{{k}}:{name}:60000000");
+            let key = format!("tollgate:tg2:{{k}}:{name}:60000000");
             let parts: Vec<&str> = [&command[..1], &[key.as_str()], &command[1..]].concat();
             assert_eq!(redis.server.command(&parts).error(), None);
             let before = keys_and_values(&redis.server);
@@ -197,8 +218,84 @@ fn a_log_that_is_spoilt_inside_harms_only_who_asks_for_it() {
 /// Spoils the log of a subject, deep inside.
 fn spoil(redis: &OnServer, now_us: u64, subject: &str) {
     let [old, fresh] = [now_us - 70_000_000, now_us - 1_000_000].map(|us| us.to_string());
-    let key = format!("tollgate:tg1:{{{subject}}}:sliding:60000000");
+    let key = format!("tollgate:tg2:{{{subject}}}:sliding:60000000");
     redis.server.command(&["RPUSH", &key, &old, "hello", &fresh, &fresh]);
+}
+
+/// A chunked log with `entries` entries of one unit, one every microsecond, the last a microsecond before `now_us`.
+fn fill_chunked(redis: &OnServer, log: &Demand<'_>, entries: u64, now_us: u64) {
+    for entry in 0..entries {
+        redis.clock.set(Timestamp::from_micros(now_us - entries + entry));
+        // More than four units at once: the list is chunked from the beginning.
+        let demand = log.cost(if entry == 0 { 5 } else { 1 });
+        assert!(redis.wait(redis.store.decide(&[Check::one(&demand)])).unwrap()[0].allowed());
+    }
+    redis.clock.set(Timestamp::from_micros(now_us));
+}
+
+#[test]
+fn a_damaged_chunked_log_is_a_typed_error_and_nothing_is_written() {
+    let redis = OnServer::new(Brand::Redis);
+    let now_us: u64 = 1_760_000_000_000_000;
+    let log = demand("1000/min", "k");
+    let key = "tollgate:tg2:{k}:sliding:60000000";
+    fill_chunked(&redis, &log, 700, now_us);
+    assert_eq!(redis.server.command(&["LLEN", key]).integer(), 5, "directory, three chunks, open chunk");
+    redis.server.command(&["COPY", key, "intact"]);
+    for damage in [
+        &["LSET", "0", "hello"][..],
+        &["LSET", "0", "D"],
+        &["LSET", "0", "D1234567890"],
+        &["LSET", "1", "C"],
+        &["LSET", "1", "C1234567890"],
+        &["LSET", "2", ""],
+        &["LSET", "2", "1760000000000000"],
+        &["LPOP"],
+        &["LREM", "1", "no such"],
+        &["RPOP"],
+        &["RPUSH", "hello"],
+        &["LPUSH", "hello"],
+    ] {
+        redis.server.command(&["COPY", "intact", key, "REPLACE"]);
+        let command: Vec<&str> = [&damage[..1], &[key], &damage[1..]].concat();
+        assert_eq!(redis.server.command(&command).error(), None);
+        let before = keys_and_values(&redis.server);
+        // Costs that look into each chunk.
+        for cost in [300, 500, 800, 1000] {
+            match redis.wait(redis.store.decide(&[Check::one(&log.cost(cost))])) {
+                // It needed nothing that is damaged.
+                Ok(decisions) => assert!(!decisions[0].allowed(), "{damage:?}, cost {cost}"),
+                Err(error) => assert_eq!(error.kind(), StoreErrorKind::Foreign, "{damage:?}, cost {cost}: {error}"),
+            }
+            assert_eq!(keys_and_values(&redis.server), before, "{damage:?}");
+        }
+    }
+}
+
+#[test]
+fn a_full_server_takes_a_refund() {
+    for brand in Brand::ALL {
+        let redis = OnServer::new(brand);
+        let now_us: u64 = 1_760_000_000_000_000;
+        // Plain, an open chunk alone, and many chunks.
+        for (limit, entries) in [("100/min", 0), ("100/min", 20), ("3000/min sliding-log", 700)] {
+            redis.emptied();
+            let log = demand(limit, "k");
+            fill_chunked(&redis, &log, entries, now_us - 2);
+            let charged: Vec<Decision> = (0..3)
+                .map(|us| {
+                    redis.clock.set(Timestamp::from_micros(now_us - 2 + us));
+                    redis.wait(redis.store.decide(&[Check::one(&log)])).unwrap().remove(0)
+                })
+                .collect();
+            let remaining = charged[2].lines[0].remaining;
+            redis.server.command(&["CONFIG", "SET", "maxmemory", "1"]);
+            redis.wait(redis.store.refund(&Check::one(&log), &charged[1])).unwrap();
+            assert_eq!(redis.wait(redis.store.inspect(&log)).unwrap().remaining, remaining + 1, "{brand} {limit}");
+            redis.server.command(&["CONFIG", "SET", "maxmemory", "0"]);
+            redis.verified();
+        }
+    }
 }
 
 #[test]
@@ -207,7 +304,7 @@ fn many_who_ask_for_a_spoilt_log_are_told_in_a_few_calls() {
     let now_us: u64 = 1_760_000_000_000_000;
     redis.clock.set(Timestamp::from_micros(now_us));
     redis.wait(redis.store.command(&["PING"])).unwrap();
-    redis.server.command(&["SET", "tollgate:tg1:{foreign}:sliding:60000000", "hello"]);
+    redis.server.command(&["SET", "tollgate:tg2:{foreign}:sliding:60000000", "hello"]);
     spoil(&redis, now_us, "spoilt");
     let calls_for = |subjects: &[String]| {
         let demands: Vec<Demand<'_>> = subjects.iter().map(|subject| demand("100/min", subject)).collect();
@@ -272,7 +369,7 @@ fn what_was_written_before_the_trouble_is_not_asked_again() {
 fn a_batch_whose_later_part_fails_does_not_claim_that_nothing_was_executed() {
     let redis = OnServer::new(Brand::Redis);
     redis.clock.set(Timestamp::from_micros(1_760_000_000_000_000));
-    redis.server.command(&["SET", "tollgate:tg1:{foreign}:sliding:60000000", "hello"]);
+    redis.server.command(&["SET", "tollgate:tg2:{foreign}:sliding:60000000", "hello"]);
     let (good, bad) = (demand("1000/min", "good"), demand("1000/min", "foreign"));
     let in_part = StoreErrorKind::ForeignInPart;
     // In one call; and more than go in one, so that the last is alone in its own.
@@ -288,7 +385,7 @@ fn a_batch_whose_later_part_fails_does_not_claim_that_nothing_was_executed() {
 fn each_check_of_a_batch_has_its_own_answer() {
     let redis = OnServer::new(Brand::Redis);
     redis.clock.set(Timestamp::from_micros(1_760_000_000_000_000));
-    redis.server.command(&["SET", "tollgate:tg1:{foreign}:sliding:60000000", "hello"]);
+    redis.server.command(&["SET", "tollgate:tg2:{foreign}:sliding:60000000", "hello"]);
     let (good, bad) = (demand("2/min", "good"), demand("2/min", "foreign"));
     let checks = [&good, &bad, &good, &bad, &good].map(Check::one);
     let answers = redis.wait(redis.store.decide_each(&checks)).unwrap();
@@ -388,7 +485,7 @@ async fn a_ban_for_longer_than_anybody_counts_harms_only_whom_it_bans() {
         assert!(decisions[0].retry_after() > tollgate_core::Wait::from_micros(1 << 52), "{:?}", decisions[0]);
     }
     // By another hand than ours.
-    assert_eq!(server.command(&["SET", "tollgate:tg1:{ann}:ban", "1", "PX", &long_ms]).error(), None);
+    assert_eq!(server.command(&["SET", "tollgate:tg2:{ann}:ban", "1", "PX", &long_ms]).error(), None);
     let decisions = store.decide(&checks).await.unwrap();
     assert_eq!((decisions[0].allowed(), decisions[1].allowed()), (false, true));
     assert_eq!(store.stats().connects, 1);
@@ -404,5 +501,7 @@ async fn the_server_says_what_it_is() {
         assert!(report.warnings[0].contains("allkeys-lru"), "{:?}", report.warnings);
         server.command(&["CONFIG", "SET", "maxmemory-policy", "noeviction"]);
         assert!(store.check_server().await.unwrap().warnings.is_empty());
+        let eviction = store.eviction().await.unwrap();
+        assert_eq!((eviction.policy.as_deref(), eviction.evicted_keys), (Some("noeviction"), Some(0)));
     }
 }

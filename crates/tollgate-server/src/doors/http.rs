@@ -20,15 +20,18 @@ use bytes::Bytes;
 use http::header::CONTENT_TYPE;
 use http::{HeaderValue, Method, Request, Response, StatusCode};
 use hyper::body::Body;
+use tokio::time::Instant;
 use tollgate::answer::Policies;
 use tollgate::engine::{Engine, Outcome, Refused};
 use tollgate::rules::RequestView;
-use tollgate::{Check, CheckOptions, Decision, DecisionCounts, Limiter, OnFailure, Source, Timestamp};
+use tollgate::{Check, CheckOptions, Decision, Limiter, OnFailure, Source, Timestamp};
 
 use self::connection::{problem, read_body, refused_method};
 use self::known_policies::KnownPolicies;
 use self::question::{Explicit, Question, QuestionError};
 use crate::accept::Context;
+use crate::browser::BrowserPolicy;
+use crate::metrics::{DecisionStats, ListenerStats, Rejection};
 use crate::openapi;
 
 /// A key of 64 KiB, escaped at its worst, and the rest.
@@ -39,15 +42,23 @@ const BODY_BYTES_MAX: usize = 512 * 1024;
 pub struct HttpDoor {
     limiter: Limiter,
     engine: Option<Engine>,
-    /// What was decided by limits that the question named itself.
-    explicit: Arc<DecisionCounts>,
+    decisions: Arc<DecisionStats>,
+    stats: Arc<ListenerStats>,
+    browsers: BrowserPolicy,
     known: Arc<KnownPolicies>,
 }
 
 impl HttpDoor {
     /// A door that asks this limiter.
     pub fn new(limiter: Limiter) -> HttpDoor {
-        HttpDoor { limiter, engine: None, explicit: Arc::default(), known: Arc::default() }
+        HttpDoor {
+            limiter,
+            engine: None,
+            decisions: Arc::default(),
+            stats: Arc::default(),
+            browsers: BrowserPolicy::default(),
+            known: Arc::default(),
+        }
     }
 
     /// The same door, which also answers by rules.
@@ -56,10 +67,16 @@ impl HttpDoor {
         HttpDoor { engine: Some(engine), ..self }
     }
 
-    /// The same door, counting decisions without rules here.
+    /// Counts and times decisions and requests here.
     #[must_use]
-    pub(crate) fn with_counts(self, explicit: Arc<DecisionCounts>) -> HttpDoor {
-        HttpDoor { explicit, ..self }
+    pub(crate) fn with_stats(self, decisions: Arc<DecisionStats>, stats: Arc<ListenerStats>) -> HttpDoor {
+        HttpDoor { decisions, stats, ..self }
+    }
+
+    /// Sets which web pages may send requests. Defaults to none.
+    #[must_use]
+    pub(crate) fn with_browsers(self, browsers: BrowserPolicy) -> HttpDoor {
+        HttpDoor { browsers, ..self }
     }
 
     /// Serves one connection until the client leaves.
@@ -82,6 +99,10 @@ impl HttpDoor {
         B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
     {
         match (request.method(), request.uri().path()) {
+            // A check charges counters, so a page of another site must not send one. The other routes change nothing.
+            (&Method::POST, "/v1/check") if self.browsers.is_foreign(request.headers()) => {
+                foreign_origin("http", &self.stats)
+            }
             (&Method::POST, "/v1/check") => match read_body(request.into_body(), BODY_BYTES_MAX).await {
                 Ok(body) => self.check(&body).await,
                 Err(refusal) => refusal,
@@ -96,6 +117,13 @@ impl HttpDoor {
 
     /// Answers the body of a question.
     async fn check(&self, body: &[u8]) -> Response<Bytes> {
+        let began = Instant::now();
+        let response = self.check_body(body).await;
+        self.stats.request_times.record(began.elapsed());
+        response
+    }
+
+    async fn check_body(&self, body: &[u8]) -> Response<Bytes> {
         match Question::read(body) {
             Ok(Question::Explicit(explicit)) => {
                 self.check_explicit(&explicit).await.unwrap_or_else(|error| refused(&error))
@@ -110,8 +138,9 @@ impl HttpDoor {
         let demands = explicit.demands()?;
         let check = Check::new(&demands)?;
         let options = CheckOptions { on_failure: Some(OnFailure::Local), ..CheckOptions::default() };
+        let began = Instant::now();
         let answer = self.limiter.check_with(&check, options).await;
-        self.explicit.count_answer(&answer);
+        self.decisions.record_explicit(&answer, began.elapsed());
         Ok(match answer {
             Ok(decision) => {
                 let policies = self.known.policies(&demands);
@@ -127,7 +156,15 @@ impl HttpDoor {
                 "there are no rules to decide a request by; start with --config FILE, or ask with key and limit";
             return problem(StatusCode::BAD_REQUEST, "bad_request", message);
         };
-        match engine.decide(&RequestView::of(request), peer).await {
+        let began = Instant::now();
+        let outcome = engine.decide(&RequestView::of(request), peer).await;
+        let decision = match &outcome {
+            Outcome::Pass(passage) => passage.decision(),
+            Outcome::Refuse(refused) => refused.decision.as_ref(),
+            _ => None,
+        };
+        self.decisions.record(decision.map_or(Source::None, |decision| decision.source), began.elapsed());
+        match outcome {
             Outcome::Pass(passage) => {
                 let nobody = Decision { at: Timestamp::ZERO, source: Source::None, lines: Default::default() };
                 let response = decided(passage.decision().unwrap_or(&nobody), passage.policies());
@@ -197,6 +234,14 @@ impl JsonText {
             None => self.raw("null"),
         }
     }
+}
+
+/// Rejects a request that a page of another site made a browser send.
+pub(crate) fn foreign_origin(listener: &'static str, stats: &ListenerStats) -> Response<Bytes> {
+    let what = "a browser sent a request for a web page of another site, which was refused; allow the page with --allow-origin";
+    stats.reject(listener, Rejection::Origin, what);
+    let message = "requests from web pages of other sites are refused; start with --allow-origin to allow one";
+    problem(StatusCode::FORBIDDEN, "foreign_origin", message)
 }
 
 fn refused(error: &QuestionError) -> Response<Bytes> {

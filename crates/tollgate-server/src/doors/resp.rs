@@ -12,6 +12,10 @@
 //! takes to arrive, and the time until the password is given: one byte now and then keeps no place. A frame that makes
 //! no sense is answered with an error, and the connection is closed; a command that makes no sense is answered with an error
 //! that says what was expected, and the connection goes on.
+//!
+//! **Cross-protocol requests.** A web page can make a browser send an HTTP request to this port, with commands in its body. So an unknown *inline*
+//! command ends the connection before the next line is read, whatever it is: a request line, a header, a STUN message.
+//! Clients send commands as arrays; an unknown one among these is only answered with an error.
 
 mod command;
 mod frame;
@@ -20,6 +24,7 @@ pub mod fuzz;
 mod reply;
 
 use std::future::poll_fn;
+use std::net::IpAddr;
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -30,13 +35,15 @@ use bytes::{Buf, BytesMut};
 use subtle::ConstantTimeEq;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::Instant;
-use tollgate::{Check, CheckOptions, Decision, DecisionCounts, Demand, Limiter, OnFailure, Unavailable};
+use tollgate::{Check, CheckOptions, Decision, Demand, Limiter, OnFailure, Unavailable};
 
-use self::command::{Command, LimitMemo, Session, Words, tell, understand};
+use self::command::{Command, LimitMemo, Session, UNKNOWN, Words, is_http, tell, understand};
 use self::frame::{Args, parse};
 use self::reply::{Protocol, Replies};
 use super::{Heard, Patience, finish, read_waiting, send, send_last, shrink};
 use crate::accept::Context;
+use crate::auth_guard::{Attempt, AuthGuard};
+use crate::metrics::{DecisionStats, ListenerStats, Rejection};
 use crate::stream::Cork;
 
 /// Commands decided together. Larger pipelines are answered in several writes.
@@ -75,30 +82,38 @@ impl std::fmt::Debug for RespOptions {
     }
 }
 
-/// Serves one connection until the client leaves, stays silent or takes too long, stops making sense, or the doors close. What is
-/// decided is counted in `explicit`.
-///
-/// When the doors close, the next answers are sent together with the end of the connection. RESP has no word for "this was the last
-/// answer", so the end itself has to tell: what a client sends after it is read by nobody and never executed.
-pub(crate) async fn serve<S>(
-    stream: S,
-    context: Context,
-    limiter: Limiter,
-    options: Arc<RespOptions>,
-    explicit: Arc<DecisionCounts>,
-) -> std::io::Result<()>
-where
-    S: AsyncRead + AsyncWrite + Cork + Unpin,
-{
-    Connection::new(stream, context, limiter, options, explicit).run().await
+const NOAUTH: &str = "NOAUTH Authentication required";
+/// The listener's name in logs.
+const LISTENER: &str = "resp";
+
+/// The state that the connections of the RESP listener share.
+pub(crate) struct RespListener {
+    pub(crate) limiter: Limiter,
+    pub(crate) options: Arc<RespOptions>,
+    pub(crate) decisions: Arc<DecisionStats>,
+    pub(crate) stats: Arc<ListenerStats>,
+    pub(crate) auth_guard: Arc<AuthGuard>,
+}
+
+impl RespListener {
+    /// Serves one connection until the client closes it, is idle or takes too long, breaks the protocol, or the
+    /// listener closes.
+    ///
+    /// When the listener closes, the next replies are sent together with the end of the connection. RESP cannot mark a
+    /// reply as the last one, so the end itself is the signal: what a client sends after it is discarded and never
+    /// executed.
+    pub(crate) async fn serve<S>(self: Arc<Self>, stream: S, peer: IpAddr, context: Context) -> std::io::Result<()>
+    where
+        S: AsyncRead + AsyncWrite + Cork + Unpin,
+    {
+        Connection::new(stream, peer, context, self).run().await
+    }
 }
 
 struct Connection<S> {
     stream: S,
     context: Context,
-    limiter: Limiter,
-    options: Arc<RespOptions>,
-    explicit: Arc<DecisionCounts>,
+    listener: Arc<RespListener>,
     client: Client,
     replies: Replies,
     /// Reused from batch to batch.
@@ -109,7 +124,10 @@ struct Connection<S> {
 #[derive(Debug)]
 struct Client {
     id: u64,
+    address: IpAddr,
     is_authenticated: bool,
+    /// The client must be authenticated by then.
+    password_by: Instant,
     memo: LimitMemo,
 }
 
@@ -121,31 +139,27 @@ enum Next {
 }
 
 impl<S: AsyncRead + AsyncWrite + Cork + Unpin> Connection<S> {
-    fn new(
-        stream: S,
-        context: Context,
-        limiter: Limiter,
-        options: Arc<RespOptions>,
-        explicit: Arc<DecisionCounts>,
-    ) -> Connection<S> {
+    fn new(stream: S, address: IpAddr, context: Context, listener: Arc<RespListener>) -> Connection<S> {
         static IDS: AtomicU64 = AtomicU64::new(1);
         let client = Client {
             id: IDS.fetch_add(1, Ordering::Relaxed),
-            is_authenticated: options.password.is_none(),
+            address,
+            is_authenticated: listener.options.password.is_none(),
+            password_by: Instant::now() + PASSWORD_WITHIN,
             memo: LimitMemo::default(),
         };
         let (replies, args) = (Replies::default(), Args::default());
-        Connection { stream, context, limiter, options, explicit, client, replies, args }
+        Connection { stream, context, listener, client, replies, args }
     }
 
     async fn run(mut self) -> std::io::Result<()> {
         let mut buffer = BytesMut::new();
-        let mut patience = Patience::new(self.options.idle);
+        let idle = self.listener.options.idle;
+        let mut patience = Patience::new(idle);
         let mut last_call = pin!(self.context.closing.clone().last_call());
-        let password_by = Instant::now() + PASSWORD_WITHIN;
         let mut command_by = None;
         loop {
-            let password_by = (!self.client.is_authenticated).then_some(password_by);
+            let password_by = (!self.client.is_authenticated).then_some(self.client.password_by);
             patience.until(command_by.into_iter().chain(password_by).min());
             let heard = if buffer.is_empty() {
                 patience.hear(&mut self.stream, &mut buffer, last_call.as_mut()).await?
@@ -163,7 +177,7 @@ impl<S: AsyncRead + AsyncWrite + Cork + Unpin> Connection<S> {
                 Heard::End | Heard::Late | Heard::Interrupted => break,
             }
             let bytes_before = buffer.len();
-            if self.answer(&mut buffer).await? == Next::Close {
+            if self.answer(&mut buffer, patience.heard_at()).await? == Next::Close {
                 return Ok(());
             }
             // What is left is a command in the middle: a new one, if any before it was whole.
@@ -177,7 +191,7 @@ impl<S: AsyncRead + AsyncWrite + Cork + Unpin> Connection<S> {
                 return self.drop_command(buffer).await;
             }
         }
-        finish(&mut self.stream, self.options.idle).await
+        finish(&mut self.stream, idle).await
     }
 
     /// Ends the connection because there is no room for the command that is being received.
@@ -185,24 +199,27 @@ impl<S: AsyncRead + AsyncWrite + Cork + Unpin> Connection<S> {
         drop(buffer);
         self.context.receiving.release();
         self.replies.error(EVICTED);
-        send_last(&mut self.stream, self.replies.as_bytes(), self.options.idle).await
+        send_last(&mut self.stream, self.replies.as_bytes(), self.listener.options.idle).await
     }
 
-    /// Decides and answers every whole command in the buffer. After [`Next::Close`] the connection has ended.
-    async fn answer(&mut self, buffer: &mut BytesMut) -> std::io::Result<Next> {
+    /// Decides and answers every whole command in the buffer, whose last bytes were received at `heard_at`.
+    ///
+    /// After [`Next::Close`] the connection has ended.
+    async fn answer(&mut self, buffer: &mut BytesMut, heard_at: Instant) -> std::io::Result<Next> {
+        let idle = self.listener.options.idle;
         loop {
-            let (consumed, next) = self.batch(buffer).await;
+            let (consumed, next) = self.batch(buffer, heard_at).await;
             buffer.advance(consumed);
             let is_last = next == Next::Close
                 || buffer.is_empty()
                     && self.context.closing.is_closing()
                     && !read_waiting(&mut self.stream, buffer).await?;
             if is_last {
-                send_last(&mut self.stream, self.replies.as_bytes(), self.options.idle).await?;
+                send_last(&mut self.stream, self.replies.as_bytes(), idle).await?;
                 return Ok(Next::Close);
             }
             if self.replies.len() > 0 {
-                send(&mut self.stream, self.replies.as_bytes(), self.options.idle).await?;
+                send(&mut self.stream, self.replies.as_bytes(), idle).await?;
                 self.replies.clear();
             }
             if consumed == 0 || buffer.is_empty() {
@@ -212,14 +229,14 @@ impl<S: AsyncRead + AsyncWrite + Cork + Unpin> Connection<S> {
     }
 
     /// One batch from the front of the buffer: how many bytes it took.
-    async fn batch(&mut self, buffer: &[u8]) -> (usize, Next) {
+    async fn batch(&mut self, buffer: &[u8], heard_at: Instant) -> (usize, Next) {
         let mut args = std::mem::take(&mut self.args);
-        let batch = self.batch_with(buffer, &mut args).await;
+        let batch = self.batch_with(buffer, heard_at, &mut args).await;
         self.args = args;
         batch
     }
 
-    async fn batch_with(&mut self, buffer: &[u8], args: &mut Args) -> (usize, Next) {
+    async fn batch_with(&mut self, buffer: &[u8], heard_at: Instant, args: &mut Args) -> (usize, Next) {
         // A guess at how many there are, so that a pipeline is not moved while it is read.
         let guess = (buffer.len() / CHECK_BYTES_MIN).clamp(1, GUESS_MAX);
         let mut pending: Vec<(Demand<'_>, Words)> = Vec::with_capacity(guess);
@@ -230,7 +247,7 @@ impl<S: AsyncRead + AsyncWrite + Cork + Unpin> Connection<S> {
                 Ok(None) => break,
                 Ok(Some(consumed)) => at += consumed,
                 Err(error) => {
-                    self.decide(&mut pending).await;
+                    self.decide(&mut pending, heard_at).await;
                     self.replies.error(&format!("ERR Protocol error: {error}"));
                     return (at, Next::Close);
                 }
@@ -239,8 +256,13 @@ impl<S: AsyncRead + AsyncWrite + Cork + Unpin> Connection<S> {
                 // Put aside, to be decided with its neighbours.
                 Ok(Command::Check { demand, words }) if self.client.is_authenticated => pending.push((demand, words)),
                 Ok(Command::Nothing) => {}
+                Ok(Command::Unknown) if !frame.starts_with(b"*") => {
+                    self.decide(&mut pending, heard_at).await;
+                    self.reject_inline(frame, args);
+                    return (at, Next::Close);
+                }
                 other => {
-                    self.decide(&mut pending).await;
+                    self.decide(&mut pending, heard_at).await;
                     if self.other(other).await == Next::Close {
                         return (at, Next::Close);
                     }
@@ -250,7 +272,7 @@ impl<S: AsyncRead + AsyncWrite + Cork + Unpin> Connection<S> {
                 }
             }
         }
-        self.decide(&mut pending).await;
+        self.decide(&mut pending, heard_at).await;
         (at, Next::Read)
     }
 
@@ -262,39 +284,62 @@ impl<S: AsyncRead + AsyncWrite + Cork + Unpin> Connection<S> {
                 self.replies.simple("OK");
                 return Next::Close;
             }
-            Ok(Command::Session(session)) if is_open || session.needs_no_password() => self.session(session),
-            _ if !is_open => self.replies.error("NOAUTH Authentication required"),
-            Ok(Command::Reset { demand }) => match self.limiter.reset(&demand).await {
+            Ok(Command::Session(Session::Auth { password })) => return self.auth(password).await,
+            Ok(Command::Session(Session::Hello { protocol, password })) => return self.hello(protocol, password).await,
+            _ if !is_open => self.replies.error(NOAUTH),
+            Ok(Command::Session(session)) => self.session(session),
+            Ok(Command::Unknown) => self.replies.error(UNKNOWN),
+            Ok(Command::Reset { demand }) => match self.listener.limiter.reset(&demand).await {
                 Ok(()) => self.replies.simple("OK"),
                 Err(error) => self.replies.error(&format!("UNAVAILABLE {error}")),
             },
-            Ok(_) => {}
+            // Neither comes here: a check waits for its batch, and a blank line needs no answer.
+            Ok(Command::Check { .. } | Command::Nothing) => {}
             Err(error) => self.replies.error(&error),
         }
         Next::Read
     }
 
-    async fn decide(&mut self, pending: &mut Vec<(Demand<'_>, Words)>) {
+    /// Answers an unknown inline command. An HTTP request has no answer, as from Redis.
+    fn reject_inline(&mut self, frame: &[u8], args: &Args) {
+        if is_http(frame, args) {
+            let what = "an HTTP request came to the RESP listener, possibly from a web page; its connection was closed";
+            self.listener.stats.reject(LISTENER, Rejection::Http, what);
+        } else {
+            self.replies.error(if self.client.is_authenticated { UNKNOWN } else { NOAUTH });
+        }
+    }
+
+    async fn decide(&mut self, pending: &mut Vec<(Demand<'_>, Words)>, heard_at: Instant) {
+        if pending.is_empty() {
+            return;
+        }
+        let began = Instant::now();
         let options = CheckOptions { on_failure: Some(OnFailure::Local), ..CheckOptions::default() };
-        match &pending[..] {
-            [] => return,
+        let limiter = &self.listener.limiter;
+        let done_at = match &pending[..] {
             // Without the lists that a batch needs.
             [(demand, words)] => {
-                let answer = self.limiter.check_with(&Check::one(demand), options).await;
-                self.tell(demand, *words, &answer);
+                let answer = limiter.check_with(&Check::one(demand), options).await;
+                let done_at = Instant::now();
+                self.tell(demand, *words, &answer, done_at - began);
+                done_at
             }
             _ => {
                 let checks: Vec<Check<'_>> = pending.iter().map(|(demand, _)| Check::one(demand)).collect();
-                let answers = self.limiter.check_batch(&checks, options).await;
+                let answers = limiter.check_batch(&checks, options).await;
+                let done_at = Instant::now();
                 let told = pending.iter().zip(&answers);
-                told.for_each(|((demand, words), answer)| self.tell(demand, *words, answer));
+                told.for_each(|((demand, words), answer)| self.tell(demand, *words, answer, done_at - began));
+                done_at
             }
-        }
+        };
+        self.listener.stats.request_times.record_many(done_at - heard_at, pending.len() as u64);
         pending.clear();
     }
 
-    fn tell(&mut self, demand: &Demand<'_>, words: Words, answer: &Result<Decision, Unavailable>) {
-        self.explicit.count_answer(answer);
+    fn tell(&mut self, demand: &Demand<'_>, words: Words, answer: &Result<Decision, Unavailable>, took: Duration) {
+        self.listener.decisions.record_explicit(answer, took);
         match answer {
             Ok(decision) => tell(decision, demand, words, &mut self.replies),
             Err(unavailable) => self.replies.error(&format!("UNAVAILABLE {unavailable}")),
@@ -305,8 +350,6 @@ impl<S: AsyncRead + AsyncWrite + Cork + Unpin> Connection<S> {
         match session {
             Session::Ping(None) => self.replies.simple("PONG"),
             Session::Ping(Some(text)) | Session::Echo(text) => self.replies.bulk(text),
-            Session::Hello { protocol, password } => self.hello(protocol, password),
-            Session::Auth { password } => self.auth(password),
             Session::Select | Session::ClientOk => self.replies.simple("OK"),
             Session::ClientId => self.replies.integer(self.client.id as i64),
             Session::ClientGetName => self.replies.null(),
@@ -321,28 +364,60 @@ impl<S: AsyncRead + AsyncWrite + Cork + Unpin> Connection<S> {
                 )
                 .as_bytes(),
             ),
-            Session::Quit => {}
+            // Answered where they can wait, or close the connection.
+            Session::Hello { .. } | Session::Auth { .. } | Session::Quit => {}
         }
     }
 
-    fn auth(&mut self, password: &[u8]) {
-        match self.is_password(password) {
-            Some(true) => {
-                self.client.is_authenticated = true;
+    async fn auth(&mut self, password: &[u8]) -> Next {
+        if self.listener.options.password.is_none() {
+            self.replies.error("ERR AUTH was sent, but no password is set");
+            return Next::Read;
+        }
+        match self.authenticate(password).await {
+            Ok(()) => {
                 self.replies.simple("OK");
+                Next::Read
             }
-            Some(false) => self.replies.error("WRONGPASS invalid password"),
-            None => self.replies.error("ERR AUTH was sent, but no password is set"),
+            Err(next) => next,
         }
     }
 
-    fn hello(&mut self, protocol: Option<&[u8]>, password: Option<&[u8]>) {
-        if let Some(password) = password {
-            if self.is_password(password) == Some(false) {
-                return self.replies.error("WRONGPASS invalid password");
-            }
-            self.client.is_authenticated = true;
+    async fn hello(&mut self, protocol: Option<&[u8]>, password: Option<&[u8]>) -> Next {
+        if let Some(password) = password
+            && let Err(next) = self.authenticate(password).await
+        {
+            return next;
         }
+        self.greet(protocol);
+        Next::Read
+    }
+
+    /// Looks at a password. Replies with an error if it is not the right one, and returns whether the connection goes on.
+    async fn authenticate(&mut self, given: &[u8]) -> Result<(), Next> {
+        let RespListener { options, stats, auth_guard, .. } = &*self.listener;
+        let Some(password) = &options.password else { return Ok(()) };
+        // Takes the same time wherever they differ.
+        let is_right = || password.as_bytes().ct_eq(given).into();
+        match auth_guard.attempt(LISTENER, self.client.address, &stats.auth_failures, is_right).await {
+            Attempt::Right => {
+                self.client.is_authenticated = true;
+                Ok(())
+            }
+            Attempt::Wrong => {
+                self.replies.error("WRONGPASS invalid password");
+                // A pipeline of guesses is not answered beyond the time that a client has for the right one.
+                let is_late = !self.client.is_authenticated && self.client.password_by <= Instant::now();
+                Err(if is_late { Next::Close } else { Next::Read })
+            }
+            Attempt::Refused => {
+                self.replies.error("ERR too many failed attempts from this address, try again later");
+                Err(Next::Close)
+            }
+        }
+    }
+
+    fn greet(&mut self, protocol: Option<&[u8]>) {
         if !self.client.is_authenticated {
             return self.replies.error("NOAUTH HELLO must be called with AUTH here");
         }
@@ -367,18 +442,6 @@ impl<S: AsyncRead + AsyncWrite + Cork + Unpin> Connection<S> {
         replies.integer(self.client.id as i64);
         replies.bulk(b"modules");
         replies.array(0);
-    }
-
-    /// Whether this is the password; `None` if there is none. Takes the same time wherever they differ.
-    fn is_password(&self, given: &[u8]) -> Option<bool> {
-        let password = self.options.password.as_ref()?;
-        Some(bool::from(password.as_bytes().ct_eq(given)))
-    }
-}
-
-impl Session<'_> {
-    fn needs_no_password(&self) -> bool {
-        matches!(self, Session::Auth { .. } | Session::Hello { .. })
     }
 }
 

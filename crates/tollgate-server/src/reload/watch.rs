@@ -1,4 +1,4 @@
-//! Noticing that a file changed.
+//! Noticing that a file changed, and waiting until it is whole.
 //!
 //! **Problem.** A file is seldom changed by writing into it. Editors write another and rename it over the first. Kubernetes mounts a
 //! directory in which everything is a symbolic link, and swaps the one that all others lead through:
@@ -8,56 +8,57 @@
 //!                                                 ..data ──▶ ..2025_01_02/   (after: no file of ours was touched)
 //! ```
 //!
-//! Whoever watches the file itself goes on watching the one that is gone.
+//! A watch on the file alone stays with the one that was replaced. A watch on its directory alone misses a file that is
+//! bind-mounted, as containers do: it is written through another directory. And a network file system reports nothing.
 //!
-//! **Idea.** Watch directories: the one that the file is in, and on the way there each one that holds a symbolic link. An event in
-//! any of them means *look*, and looking means comparing what the files are now (device, inode, size, times) with what they
-//! were. So events about other files cost nothing, and it does not matter which kind of event came.
+//! **Idea.** Three ways to notice, one way to decide. The directory of the file is watched, and on the way there each one that holds
+//! a symbolic link; so is the file itself; and every few seconds the files are looked at without being told. Each of these
+//! only means *look*, and looking means comparing what the files are (device, inode, size, times) with what they were when they were
+//! last read. So events about other files cost nothing, and it does not matter which kind of event came.
 //!
-//! **Watched anew each time.** A watch stays with the directory that it was set on, not with the name. Where one directory takes the place of
-//! another, the old watch hears nothing more of ours, so after each event all of them are set again before anything is compared.
+//! **Watched anew.** A watch stays with the file or directory that it was set on, not with the name. So before each look those whose
+//! name leads elsewhere now are set again. A file that is not there yet is watched for as well: one that a configuration
+//! names which could not be used for want of it.
 //!
-//! **A file that is not there yet** is watched as well: one that a configuration names which could not be used for want of it.
-//!
-//! **Quiet first.** A change is a burst of events, and in the middle of it a file may be empty, which is a valid configuration
-//! without rules. So nothing is read before the directories have been quiet for a moment, or have been restless for too long.
+//! **Whole first.** In the middle of a change a file is half a file. Before anything is read, by whatever cause, all files must have
+//! stood still for a moment and none may be open in the hands of somebody who has written to it, as far as the system
+//! reports that. A file that never stands still is read all the same after a while; whether what it says may take the place of what
+//! is in force is decided there.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ffi::OsString;
+use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use notify::event::{AccessKind, AccessMode};
+use notify::event::{AccessKind, AccessMode, ModifyKind};
 use notify::{EventKind, RecommendedWatcher, RecursiveMode, Watcher};
+use parking_lot::Mutex;
 use tokio::sync::Notify;
-use tollgate::{Clock, SystemClock, Timestamp};
+use tokio::time::Instant;
 
-use super::Reloader;
+use super::{Inner, Reloader};
 
-/// No event for so long: the change is complete.
-const QUIET: Duration = Duration::from_millis(100);
-/// After so many waits for quiet the files are read all the same.
-const WAITS_FOR_QUIET_MAX: u32 = 20;
+/// Files that stood still for so long are whole.
+const STILL: Duration = Duration::from_millis(100);
+/// Files that have not stood still for so long are read all the same.
+const SETTLE_MAX: Duration = Duration::from_secs(5);
+/// Where no events are reported, a change is noticed after so long.
+pub(super) const POLL_EVERY: Duration = Duration::from_secs(2);
 /// Symbolic links that are followed on the way to one file, as many as the system follows.
 const LINKS_MAX: usize = 40;
 
-/// Reads again whenever a file changes. Ends only if nothing can be watched, which is logged: SIGHUP still works then.
+/// Reloads whenever a file changes. Returns at once if there are no files.
 pub(super) fn watch(reloader: Reloader) -> impl Future<Output = ()> + Send + 'static {
-    let changed = Arc::new(Notify::new());
-    let files = reloader.files();
-    let watches = (!files.is_empty()).then(|| Watches::new(changed.clone(), &files));
-    let seen = stamps(&files);
+    let files = reloader.0.files();
+    let watches = Watches::new(reloader.0.events.clone(), &files);
     async move {
-        match watches {
-            Some(Ok(watches)) => {
-                let _listening = Listening(reloader.clone());
-                look_whenever(changed, watches, seen, reloader).await;
-            }
-            Some(Err(error)) => tracing::warn!(%error, "files cannot be watched; tell of changes with SIGHUP"),
-            None => {}
+        if !files.is_empty() {
+            let _listening = Listening(reloader.clone());
+            look_whenever(watches, reloader).await;
         }
     }
 }
@@ -71,84 +72,149 @@ impl Drop for Listening {
     }
 }
 
-async fn look_whenever(
-    changed: Arc<Notify>,
-    mut watches: Watches,
-    mut seen: BTreeMap<PathBuf, Stamp>,
-    reloader: Reloader,
-) {
+async fn look_whenever(mut watches: Watches, reloader: Reloader) {
+    let inner = &reloader.0;
     loop {
-        changed.notified().await;
-        for _ in 0..WAITS_FOR_QUIET_MAX {
-            if tokio::time::timeout(QUIET, changed.notified()).await.is_err() {
-                break;
-            }
-        }
-        // Links may lead elsewhere now, whatever became of the files.
-        watches.follow(&reloader.files());
-        let found = stamps(&reloader.files());
-        if found.iter().any(|(file, stamp)| seen.get(file) != Some(stamp)) {
-            let began = SystemClock::new().now();
-            // A failure is told by the reloader itself.
-            let _ = reloader.reload().await;
-            // The configuration may name other files than before. Of those that it named already, what counts is what
-            // they were before they were read.
-            watches.follow(&reloader.files());
-            let files = reloader.files();
-            seen = stamps(&files);
-            // One that is named for the first time may have changed after it was read and before anybody watched.
-            seen.retain(|file, stamp| found.contains_key(file) || !is_younger(stamp, began));
-            seen.extend(found);
-            // What changed since then is still to be read, and while the watches were set anew nobody may have heard of it.
-            if stamps(&files).iter().any(|(file, stamp)| seen.get(file) != Some(stamp)) {
-                changed.notify_one();
-            }
+        let _ = tokio::time::timeout(inner.poll_every, inner.events.changed.notified()).await;
+        let files = inner.files();
+        let followed = tokio::task::spawn_blocking(move || {
+            watches.follow(&files);
+            watches
+        });
+        watches = followed.await.expect("watching files does not panic");
+        // A failure is reported by the reload itself.
+        match inner.clone().reload_if_changed().await {
+            Some(_) => watches.follow(&inner.files()),
+            // A directory in which others write all the time is not looked at for each of their events.
+            None => tokio::time::sleep(STILL).await,
         }
     }
 }
 
-/// Whether a file may have changed since then, by the file system's clock, which goes in steps.
-fn is_younger(stamp: &Stamp, since: Timestamp) -> bool {
-    const STEP_US: i128 = 50_000;
-    let Some((.., ctime, ctime_nsec)) = stamp else { return false };
-    let changed_us = i128::from(*ctime) * 1_000_000 + i128::from(*ctime_nsec) / 1_000;
-    changed_us + STEP_US >= i128::from(since.as_micros())
+impl Inner {
+    /// Waits until all files have stood still for a moment, and returns what they are.
+    pub(super) async fn settle(&self) -> Stamps {
+        let began = Instant::now();
+        let mut found = self.stamps().await;
+        loop {
+            tokio::time::sleep(STILL).await;
+            let now = self.stamps().await;
+            let is_still = now == found && !self.events.is_writing();
+            found = now;
+            if is_still || began.elapsed() >= SETTLE_MAX {
+                return found;
+            }
+        }
+    }
+
+    /// Whether the files are those that were last read.
+    pub(super) async fn is_unchanged(&self) -> bool {
+        let found = self.stamps().await;
+        let seen = self.seen.lock();
+        found.iter().all(|(file, stamp)| seen.get(file) == Some(stamp))
+    }
+
+    pub(super) async fn stamps(&self) -> Stamps {
+        let files = self.files();
+        // A network file system may keep one waiting.
+        tokio::task::spawn_blocking(move || stamps(&files)).await.expect("looking at files does not panic")
+    }
+}
+
+/// What the system reports about the files.
+#[derive(Default)]
+pub(super) struct Events {
+    changed: Notify,
+    writing: Mutex<Writing>,
+}
+
+/// Which files are open in the hands of somebody who has written to them.
+#[derive(Default)]
+struct Writing {
+    /// The files that matter, under their real names.
+    watched: BTreeSet<PathBuf>,
+    open: BTreeSet<PathBuf>,
+}
+
+impl Events {
+    fn take(&self, event: notify::Result<notify::Event>) {
+        let Ok(event) = event else {
+            // There were too many, say: something may have changed.
+            self.changed.notify_one();
+            return;
+        };
+        let is_written = matches!(event.kind, EventKind::Modify(ModifyKind::Data(_)));
+        let is_closed = matches!(event.kind, EventKind::Access(AccessKind::Close(AccessMode::Write)));
+        let is_another =
+            matches!(event.kind, EventKind::Create(_) | EventKind::Remove(_) | EventKind::Modify(ModifyKind::Name(_)));
+        let mut writing = self.writing.lock();
+        for path in event.paths {
+            if is_written && writing.watched.contains(&path) {
+                writing.open.insert(path);
+            } else if is_closed || is_another {
+                writing.open.remove(&path);
+            }
+        }
+        // Reading is no change.
+        if is_closed || !matches!(event.kind, EventKind::Access(_)) {
+            self.changed.notify_one();
+        }
+    }
+
+    fn is_writing(&self) -> bool {
+        !self.writing.lock().open.is_empty()
+    }
+
+    fn watch_for(&self, files: BTreeSet<PathBuf>) {
+        let mut writing = self.writing.lock();
+        writing.open.retain(|file| files.contains(file));
+        writing.watched = files;
+    }
 }
 
 struct Watches {
-    watcher: RecommendedWatcher,
-    directories: BTreeSet<PathBuf>,
+    /// `None` if the system has no more watches; then changes are noticed by looking.
+    watcher: Option<RecommendedWatcher>,
+    events: Arc<Events>,
+    /// What is watched, and which file or directory that was then.
+    watched: BTreeMap<PathBuf, (u64, u64)>,
 }
 
 impl Watches {
-    fn new(changed: Arc<Notify>, files: &[PathBuf]) -> notify::Result<Watches> {
-        let watcher = notify::recommended_watcher(move |event: notify::Result<notify::Event>| {
-            // Reading is no change; an error (too many events, say) may be one.
-            let is_reading = event.is_ok_and(|event| match event.kind {
-                EventKind::Access(AccessKind::Close(AccessMode::Write)) => false,
-                EventKind::Access(_) => true,
-                _ => false,
-            });
-            if !is_reading {
-                changed.notify_one();
-            }
-        })?;
-        let mut watches = Watches { watcher, directories: BTreeSet::new() };
+    fn new(events: Arc<Events>, files: &[PathBuf]) -> Watches {
+        let told = events.clone();
+        let watcher = notify::recommended_watcher(move |event| told.take(event));
+        let watcher =
+            watcher.inspect_err(|error| tracing::warn!(%error, "files cannot be watched; they are polled")).ok();
+        let mut watches = Watches { watcher, events, watched: BTreeMap::new() };
         watches.follow(files);
-        Ok(watches)
+        watches
     }
 
-    /// Watches what these files depend on, as it is now, and nothing else. What happens meanwhile may go unheard.
+    /// Watches what these files depend on, as it is now, and nothing else. What happens meanwhile may go unnoticed.
     fn follow(&mut self, files: &[PathBuf]) {
-        for before in std::mem::take(&mut self.directories) {
-            // It may be gone, and its watch with it.
-            let _ = self.watcher.unwatch(&before);
+        let real: BTreeSet<PathBuf> = files.iter().filter_map(|file| file.canonicalize().ok()).collect();
+        let needed: BTreeSet<PathBuf> = files.iter().flat_map(|file| directories(file)).chain(real.clone()).collect();
+        self.events.watch_for(real);
+        let identity =
+            |path: &PathBuf| Some((path.clone(), std::fs::metadata(path).ok().map(|at| (at.dev(), at.ino()))?));
+        let needed: BTreeMap<PathBuf, (u64, u64)> = needed.iter().filter_map(identity).collect();
+        let Some(watcher) = &mut self.watcher else { return };
+        for (path, at) in &self.watched {
+            if needed.get(path) != Some(at) {
+                // It may be gone, and its watch with it.
+                let _ = watcher.unwatch(path);
+            }
         }
-        let needed: BTreeSet<PathBuf> = files.iter().flat_map(|file| directories(file)).collect();
-        for directory in needed {
-            match self.watcher.watch(&directory, RecursiveMode::NonRecursive) {
-                Ok(()) => drop(self.directories.insert(directory)),
-                Err(error) => tracing::warn!(directory = %directory.display(), %error, "cannot be watched"),
+        let before = std::mem::take(&mut self.watched);
+        for (path, at) in needed {
+            if before.get(&path) == Some(&at) {
+                self.watched.insert(path, at);
+                continue;
+            }
+            match watcher.watch(&path, RecursiveMode::NonRecursive) {
+                Ok(()) => drop(self.watched.insert(path, at)),
+                Err(error) => tracing::warn!(path = %path.display(), %error, "cannot be watched; it is polled"),
             }
         }
     }
@@ -197,19 +263,28 @@ fn names(path: &Path) -> impl Iterator<Item = OsString> + '_ {
 }
 
 /// What tells one content of a file from another without reading it; `None` where there is no file.
-type Stamp = Option<(u64, u64, u64, i64, i64, i64, i64)>;
+pub(super) type Stamp = Option<[i128; 7]>;
+pub(super) type Stamps = BTreeMap<PathBuf, Stamp>;
 
-fn stamps(files: &[PathBuf]) -> BTreeMap<PathBuf, Stamp> {
-    let stamp = |file: &PathBuf| {
-        let data = std::fs::metadata(file).ok()?;
-        Some((data.dev(), data.ino(), data.size(), data.mtime(), data.mtime_nsec(), data.ctime(), data.ctime_nsec()))
-    };
-    files.iter().map(|file| (file.clone(), stamp(file))).collect()
+pub(super) fn stamp(data: &Metadata) -> Stamp {
+    let [dev, ino, size] = [data.dev(), data.ino(), data.size()].map(i128::from);
+    let [mtime, mtime_nsec, ctime, ctime_nsec] =
+        [data.mtime(), data.mtime_nsec(), data.ctime(), data.ctime_nsec()].map(i128::from);
+    Some([dev, ino, size, mtime, mtime_nsec, ctime, ctime_nsec])
+}
+
+fn stamps(files: &[PathBuf]) -> Stamps {
+    let look = |file: &PathBuf| std::fs::metadata(file).ok().as_ref().and_then(stamp);
+    files.iter().map(|file| (file.clone(), look(file))).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::symlink;
+
+    use tollgate::Limiter;
+    use tollgate::config::Loader;
+    use tollgate::engine::Engine;
 
     use super::*;
 
@@ -235,5 +310,139 @@ mod tests {
         symlink("b", root.join("a")).unwrap();
         symlink("a", root.join("b")).unwrap();
         assert_eq!(directories(&root.join("a")), BTreeSet::from([root]));
+    }
+
+    fn rules(quota: u32) -> String {
+        format!("[[rules]]\nname = 'all'\nby = 'ip'\nlimits = ['{quota}/h']\n")
+    }
+
+    /// A configuration file, and what reloads it.
+    fn site() -> (tempfile::TempDir, PathBuf, Reloader) {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().canonicalize().unwrap().join("tollgate.toml");
+        std::fs::write(&file, rules(1)).unwrap();
+        let loaded = Loader::new().load(&file).unwrap();
+        let engine = Engine::new(Limiter::memory(), loaded.rules.clone());
+        let reloader = Reloader::rules(&file, Loader::new(), loaded, engine);
+        (dir, file, reloader)
+    }
+
+    fn quota(reloader: &Reloader) -> String {
+        let loaded = reloader.loaded().unwrap();
+        loaded.rules.rules()[0].policies_of_all().map(|policy| policy.limit().to_string()).collect()
+    }
+
+    /// Time is virtual: it passes when nothing else is left to do.
+    async fn until(what: &str, holds: impl Fn() -> bool) {
+        let waiting = async {
+            while !holds() {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(600), waiting).await.unwrap_or_else(|_| panic!("never: {what}"));
+    }
+
+    fn event(kind: EventKind, file: &Path) -> notify::Result<notify::Event> {
+        Ok(notify::Event::new(kind).add_path(file.to_owned()))
+    }
+
+    fn written(file: &Path) -> notify::Result<notify::Event> {
+        event(EventKind::Modify(ModifyKind::Data(notify::event::DataChange::Any)), file)
+    }
+
+    fn closed(file: &Path) -> notify::Result<notify::Event> {
+        event(EventKind::Access(AccessKind::Close(AccessMode::Write)), file)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_change_is_noticed_though_no_event_is_reported() {
+        let (_dir, file, reloader) = site();
+        let watches = Watches { watcher: None, events: reloader.0.events.clone(), watched: BTreeMap::new() };
+        let watching = tokio::spawn(look_whenever(watches, reloader.clone()));
+        for changed in 2..5 {
+            std::fs::write(&file, rules(changed)).unwrap();
+            let began = Instant::now();
+            until("reloaded", || reloader.history().succeeded == u64::from(changed) - 1).await;
+            assert_eq!(quota(&reloader), format!("{changed}/h"));
+            assert!(began.elapsed() <= POLL_EVERY + Duration::from_secs(1), "{:?}", began.elapsed());
+        }
+        // What has not changed is not read again.
+        tokio::time::sleep(POLL_EVERY * 10).await;
+        assert_eq!((reloader.history().succeeded, reloader.history().failed), (3, 0));
+        watching.abort();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_file_that_is_being_written_is_read_once_it_is_closed() {
+        let (_dir, file, reloader) = site();
+        reloader.0.events.watch_for([file.clone()].into());
+        std::fs::write(&file, "# half a file").unwrap();
+        reloader.0.events.take(written(&file));
+        let reloading = tokio::spawn({
+            let reloader = reloader.clone();
+            async move { reloader.reload().await.map(|_| ()) }
+        });
+        tokio::time::sleep(SETTLE_MAX - Duration::from_secs(1)).await;
+        assert_eq!((reloader.history().succeeded, reloader.history().failed), (0, 0), "it is still being written");
+        std::fs::write(&file, rules(2)).unwrap();
+        reloader.0.events.take(closed(&file));
+        reloading.await.unwrap().unwrap();
+        assert_eq!(quota(&reloader), "2/h");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_file_that_is_never_closed_is_read_in_the_end_and_what_it_lacks_is_refused() {
+        let (_dir, file, reloader) = site();
+        reloader.0.events.watch_for([file.clone()].into());
+        std::fs::write(&file, "# half a file\n").unwrap();
+        reloader.0.events.take(written(&file));
+        let began = Instant::now();
+        let error = reloader.reload().await.unwrap_err();
+        assert!(error.to_string().contains("rules-gone"), "{error}");
+        assert!(began.elapsed() >= SETTLE_MAX && began.elapsed() <= SETTLE_MAX * 2, "{:?}", began.elapsed());
+        assert_eq!(quota(&reloader), "1/h");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_file_that_grows_is_read_once_it_has_stood_still() {
+        let (_dir, file, reloader) = site();
+        let whole = rules(2);
+        let growing = tokio::spawn(async move {
+            let mut pieces = (0..=whole.len()).step_by(7).map(|end| &whole[..end]).chain([whole.as_str()]);
+            for piece in pieces.by_ref() {
+                std::fs::write(&file, piece).unwrap();
+                tokio::time::sleep(STILL / 2).await;
+            }
+        });
+        reloader.reload().await.unwrap();
+        assert!(growing.is_finished(), "it was read before it stood still");
+        assert_eq!(quota(&reloader), "2/h");
+    }
+
+    /// Opening it would wait for a writer, and every later reload with it.
+    #[tokio::test(start_paused = true)]
+    async fn a_pipe_in_place_of_the_file_is_refused() {
+        let (_dir, file, reloader) = site();
+        std::fs::remove_file(&file).unwrap();
+        assert!(std::process::Command::new("mkfifo").arg(&file).status().unwrap().success());
+        let error = reloader.reload().await.unwrap_err();
+        assert!(error.to_string().contains("no regular file"), "{error}");
+        assert_eq!(quota(&reloader), "1/h");
+    }
+
+    #[test]
+    fn only_files_that_matter_are_waited_for() {
+        let events = Events::default();
+        let (ours, other) = (Path::new("/etc/tollgate.toml"), Path::new("/etc/other.log"));
+        events.watch_for([ours.to_owned()].into());
+        events.take(written(other));
+        assert!(!events.is_writing());
+        events.take(written(ours));
+        assert!(events.is_writing());
+        events.take(event(EventKind::Modify(ModifyKind::Name(notify::event::RenameMode::To)), ours));
+        assert!(!events.is_writing(), "another file was renamed over it");
+        events.take(written(ours));
+        events.watch_for([other.to_owned()].into());
+        assert!(!events.is_writing(), "it does not matter any more");
     }
 }

@@ -1,6 +1,7 @@
 //! The doors from outside: bytes over a socket, on a clock in the test's hand.
 #![allow(clippy::unwrap_used)] // a step that fails fails its test
 
+mod admin_access;
 mod behind_doors;
 mod conformance;
 mod corpus;

@@ -11,18 +11,20 @@ use tokio::task::JoinHandle;
 use tollgate::Limiter;
 use tollgate::config::Loader;
 use tollgate::engine::Engine;
-use tollgate_server::{Bounds, Doors, Listeners, Readiness, Reloader, Token, run};
+use tollgate_server::{Bounds, Doors, Listeners, Origin, Readiness, Reloader, Token, run};
 use tollgate_testkit::look::eventually;
 
 /// Nothing that a test waits for takes this long, unless it never comes.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
-const TOKEN: &str = "a-token-for-tests-only";
+pub(crate) const TOKEN: &str = "a-token-for-tests-only";
 
 /// What a test may want otherwise.
 pub(crate) struct Setup {
     pub(crate) limiter: Limiter,
     pub(crate) loader: Loader,
     pub(crate) bounds: Bounds,
+    pub(crate) origins: Vec<Origin>,
+    pub(crate) admin_hosts: Vec<String>,
 }
 
 pub(crate) struct Site {
@@ -59,9 +61,15 @@ impl Site {
         std::fs::write(&file, rules).unwrap();
         let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let context = runtime.enter();
-        let mut setup = Setup { limiter: Limiter::memory(), loader: Loader::new(), bounds: Bounds::default() };
+        let mut setup = Setup {
+            limiter: Limiter::memory(),
+            loader: Loader::new(),
+            bounds: Bounds::default(),
+            origins: Vec::new(),
+            admin_hosts: Vec::new(),
+        };
         choose(&mut setup);
-        let Setup { limiter, loader, bounds } = setup;
+        let Setup { limiter, loader, bounds, origins, admin_hosts } = setup;
         let loaded = loader.load(&file).unwrap();
         let engine = Engine::new(limiter.clone(), loaded.rules.clone());
         let reloader = Reloader::rules(&file, loader, loaded, engine.clone());
@@ -69,6 +77,8 @@ impl Site {
         let doors = Doors::new(limiter.clone())
             .rules(engine)
             .bounds(bounds)
+            .allowed_origins(origins)
+            .admin_hosts(admin_hosts)
             .readiness(Readiness::new(limiter, None, reloader.clone()))
             .token(Token::given(TOKEN).unwrap())
             .reloader(reloader.clone());
@@ -101,6 +111,11 @@ impl Site {
     /// The admin door's answer, with the token.
     pub(crate) fn operate(&self, method: &str, path: &str, body: &str) -> Answer {
         ask(self.admin, method, path, body)
+    }
+
+    /// The admin door's answer to a request with these header lines and no others.
+    pub(crate) fn ask_admin(&self, method: &str, path: &str, headers: &str) -> Answer {
+        exchange(self.admin, &format!("{method} {path} HTTP/1.1\r\nconnection: close\r\n{headers}\r\n"))
     }
 
     /// Asks to have the files read again, without waiting for an answer.
@@ -137,9 +152,13 @@ fn request(method: &str, path: &str, body: &str) -> String {
 }
 
 fn ask(door: SocketAddr, method: &str, path: &str, body: &str) -> Answer {
+    exchange(door, &request(method, path, body))
+}
+
+fn exchange(door: SocketAddr, request: &str) -> Answer {
     let mut stream = TcpStream::connect(door).unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
-    stream.write_all(request(method, path, body).as_bytes()).unwrap();
+    stream.write_all(request.as_bytes()).unwrap();
     let mut said = String::new();
     stream.read_to_string(&mut said).unwrap();
     let (head, body) = said.split_once("\r\n\r\n").unwrap_or_else(|| panic!("no answer: {said:?}"));

@@ -1,9 +1,9 @@
-//! How wrong an approximate algorithm is, measured.
+//! Measures the error of an approximate algorithm.
 //!
-//! `sliding-counter` assumes that the previous window was evenly filled. Each of its verdicts is judged by
-//! the truth that it stands for: the exact number of its *own* admissions in the trailing window. A
-//! request that was admitted although they had reached the quota is *over*; one refused although they
-//! had not is *early*. Arrivals come from a seed, so the figures are the same on every machine.
+//! `sliding-counter` assumes that admissions were evenly distributed over the previous window. Each of its verdicts is
+//! compared with the exact number of its *own* admissions in the trailing window. A request admitted although they had
+//! reached the quota is *over*; a request denied although they had not is *early*. Arrivals are generated from a seed,
+//! so the results are the same on every machine.
 
 use std::collections::VecDeque;
 
@@ -12,23 +12,23 @@ use tollgate_core::{Check, Demand, Key, Limit, Timestamp};
 use super::script::EPOCH_US;
 use super::{Random, Subject};
 
-/// How a run of verdicts compares with the exact count.
+/// The verdicts of a run compared with the exact count.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Verdicts {
-    /// All requests.
+    /// Number of requests.
     pub requests: u64,
-    /// Admitted of these.
+    /// Number of admitted requests.
     pub admitted: u64,
-    /// Admitted above the quota.
+    /// Number of requests admitted although the quota was used up.
     pub over: u64,
-    /// Refused below it.
+    /// Number of requests denied although the quota was not used up.
     pub early: u64,
-    /// The most admissions in any trailing window.
+    /// The most admissions of one client in any trailing window.
     pub most_in_a_window: u64,
 }
 
 impl Verdicts {
-    /// The fraction that was wrong, either way.
+    /// Returns the fraction of wrong verdicts, from 0 to 1. Without requests it is 0.
     pub fn wrong(&self) -> f64 {
         (self.over + self.early) as f64 / self.requests.max(1) as f64
     }
@@ -42,7 +42,9 @@ impl Verdicts {
     }
 }
 
-/// Sends one client's requests (microseconds from the start, ascending) and judges every verdict.
+/// Sends the requests of one client to the subject and compares every verdict with the exact count.
+///
+/// `arrivals_us` are the times of the requests in microseconds from the start, ascending.
 pub fn judge(
     limit: &Limit,
     client: &str,
@@ -72,7 +74,9 @@ pub fn judge(
     verdicts
 }
 
-/// Poisson arrivals at `rate` times the limit's, for so many windows.
+/// Generates Poisson arrivals at `rate` times the limit's own rate, for this many windows.
+///
+/// Times are in microseconds from the start, ascending.
 pub fn poisson(limit: &Limit, rate: f64, windows: u64, mut random: Random) -> impl Iterator<Item = u64> {
     let end_us = (limit.window_us() * windows) as f64;
     let mean_gap_us = limit.window_us() as f64 / (f64::from(limit.quota()) * rate);
@@ -80,14 +84,16 @@ pub fn poisson(limit: &Limit, rate: f64, windows: u64, mut random: Random) -> im
     std::iter::successors(Some(0.0), next).skip(1).take_while(move |at_us| *at_us < end_us).map(|at_us| at_us as u64)
 }
 
-/// Poisson arrivals that pause: on at `rate` for one and a half windows, silent for as long.
+/// Generates Poisson arrivals with pauses: `rate` for one and a half windows, then none for as long.
 pub fn on_off(limit: &Limit, rate: f64, windows: u64, random: Random) -> impl Iterator<Item = u64> {
     let phase_us = limit.window_us() * 3 / 2;
     poisson(limit, rate, windows, random).filter(move |at_us| (at_us / phase_us).is_multiple_of(2))
 }
 
-/// The worst there is: idle one window, the whole quota in the last instants of the next, then everything that the fading weight
-/// lets through, and again.
+/// Generates the worst case, in rounds of three windows.
+///
+/// The first window is idle. The whole quota arrives at the end of the second. In the third, four times the quota
+/// arrive evenly, so that every unit is taken as the weight of the second window falls.
 pub fn adversarial(limit: &Limit, windows: u64) -> impl Iterator<Item = u64> {
     let (quota, window_us) = (u64::from(limit.quota()), limit.window_us());
     (0..windows / 3).flat_map(move |round| {
@@ -98,19 +104,19 @@ pub fn adversarial(limit: &Limit, windows: u64) -> impl Iterator<Item = u64> {
     })
 }
 
-/// A site: so many Poisson clients whose rates follow Zipf's law.
+/// A population of clients with Poisson arrivals, whose rates follow Zipf's law.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Population {
-    /// How many.
+    /// Number of clients.
     pub clients: u64,
-    /// The rate of the busiest, in multiples of the quota.
+    /// The rate of the busiest client, in multiples of the limit's own rate.
     pub busiest: f64,
-    /// The nth client's rate is the busiest one's divided by n to this power.
+    /// The rate of the nth client is that of the busiest divided by n to this power.
     pub exponent: f64,
 }
 
 impl Population {
-    /// Sends every client's requests, for so many windows, and judges every verdict.
+    /// Sends the requests of all clients for this many windows, and compares every verdict with the exact count.
     pub fn judge(&self, limit: &Limit, windows: u64, seed: u64, subject: &mut dyn Subject) -> Verdicts {
         let mut all = Verdicts::default();
         let mut random = Random::new(seed);

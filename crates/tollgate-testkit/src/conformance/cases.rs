@@ -1,7 +1,7 @@
-//! The named cases: behaviours that somebody once got wrong, with the numbers written out.
+//! Named cases: behaviours that are easy to get wrong, with literal expectations.
 //!
-//! Each is written for every algorithm that it makes sense for. Expectations are worked out by hand
-//! from `docs/algorithms.md`, never taken from an implementation.
+//! Each is written for every algorithm to which it applies. Expectations are worked out by hand from
+//! `docs/algorithms.md`, never taken from an implementation.
 
 mod change;
 mod clock;
@@ -21,7 +21,7 @@ pub(crate) const MINUTE: u64 = 60 * SECOND;
 pub(crate) const HOUR: u64 = 60 * MINUTE;
 pub(crate) const DAY: u64 = 24 * HOUR;
 
-/// All of them.
+/// Returns all named cases.
 pub fn all() -> Vec<Case> {
     let topics = [
         window::cases(),
@@ -35,19 +35,22 @@ pub fn all() -> Vec<Case> {
     topics.into_iter().flatten().collect()
 }
 
-/// What came of putting a subject through all cases.
+/// The result of running all cases on a subject.
 #[derive(Debug, Default)]
 pub struct Report {
-    /// How many passed.
+    /// Number of cases that passed.
     pub passed: usize,
-    /// What did not.
+    /// The cases that failed.
     pub failures: Vec<CaseFailure>,
-    /// Names of those that ask for what the subject cannot do.
+    /// Names of the cases that were skipped because the subject lacks an ability.
     pub beyond: Vec<String>,
 }
 
 impl Report {
-    /// Panics with every failure, for use in a test. Says how many cases passed.
+    /// Asserts that no case failed, and returns the number of cases that passed.
+    ///
+    /// # Panics
+    /// If a case failed. The message lists all failures.
     pub fn expect_clean(&self) -> usize {
         let failures: Vec<String> = self.failures.iter().map(ToString::to_string).collect();
         assert!(failures.is_empty(), "{} cases failed:\n{}", failures.len(), failures.join("\n"));
@@ -55,7 +58,7 @@ impl Report {
     }
 }
 
-/// Puts a fresh subject through each case that its abilities cover.
+/// Runs each case that the subject's abilities cover, each on a new subject created by `fresh`.
 pub fn run_all<S: Subject>(mut fresh: impl FnMut() -> S) -> Report {
     let mut report = Report::default();
     for case in all() {
@@ -72,12 +75,13 @@ pub fn run_all<S: Subject>(mut fresh: impl FnMut() -> S) -> Report {
     report
 }
 
-/// One case per algorithm, its name at the end.
+/// Creates one case per algorithm, whose name is `name` and the algorithm.
 fn per_algorithm(name: &str, script: impl Fn(Case, Algorithm) -> Case) -> Vec<Case> {
     let named = |algorithm: Algorithm| script(Case::new(format!("{name}: {}", algorithm.name())), algorithm);
     Algorithm::ALL.into_iter().map(named).collect()
 }
 
+/// Returns the text of a limit with this algorithm.
 fn text(limit: &str, algorithm: Algorithm) -> String {
     format!("{limit} {}", algorithm.name())
 }

@@ -1,23 +1,23 @@
-//! Subject and oracle, side by side through one trace.
+//! Runs a trace on a subject and on the oracle, and compares their decisions.
 
 use std::fmt;
 
-use tollgate_core::{Check, Decision, Demand, Timestamp};
+use tollgate_core::{Check, Decision, Demand, Line, Source, Timestamp};
 
 use super::Subject;
-use super::trace::{Ask, Operation, Slot, Trace, demands};
+use super::trace::{Ask, NEWEST, Operation, Slot, Trace, demands};
 use crate::oracle::Oracle;
 
-/// Where a subject first answered otherwise than the oracle.
+/// The first decision in which a subject differs from the oracle.
 #[derive(Clone, Debug)]
 pub struct Difference {
-    /// The number of the operation.
+    /// The index of the operation in the trace.
     pub operation: usize,
-    /// When.
+    /// The time of the check.
     pub now: Timestamp,
-    /// What the oracle says (as the subject would show it).
+    /// The oracle's decision, converted by [`Subject::as_seen`].
     pub expected: Decision,
-    /// What the subject said.
+    /// The subject's decision.
     pub got: Decision,
 }
 
@@ -27,8 +27,8 @@ impl fmt::Display for Difference {
         for (number, expected) in self.expected.lines.iter().enumerate() {
             let got = self.got.lines.get(number);
             let mark = if got == Some(expected) { ' ' } else { '!' };
-            writeln!(f, "{mark} line {number} expected {expected:?}")?;
-            writeln!(f, "{mark}             got {got:?}")?;
+            writeln!(f, "{mark} limit {number} expected {expected:?}")?;
+            writeln!(f, "{mark}              got {got:?}")?;
         }
         if self.expected.at != self.got.at {
             writeln!(f, "! decided at {:?}", self.got.at)?;
@@ -37,10 +37,10 @@ impl fmt::Display for Difference {
     }
 }
 
-/// Puts a fresh subject through the trace, beside a fresh oracle.
+/// Runs a trace on a subject without counters and on a new oracle.
 ///
 /// # Errors
-/// At the first decision that differs in anything but its source.
+/// With the first decision that differs in anything but its source.
 pub fn compare(trace: &Trace, subject: &mut dyn Subject) -> Result<(), Box<Difference>> {
     let mut run = Run::new(trace);
     for (number, operation) in trace.operations.iter().enumerate() {
@@ -56,7 +56,7 @@ struct Run<'t> {
     now: Timestamp,
     retry_at: Timestamp,
     slots: Vec<Slot>,
-    /// Admitted and not yet refunded, each with the oracle's decision and the subject's.
+    /// The admitted checks that are not refunded yet, with the limits then, the oracle's and the subject's decision.
     receipts: Vec<(Vec<Ask>, Vec<Slot>, Decision, Decision)>,
 }
 
@@ -73,6 +73,7 @@ impl<'t> Run<'t> {
                 self.forget_what_may_be_forgotten(subject);
             }
             Operation::Check(asks) => self.check(number, asks, subject)?,
+            Operation::Fill { slot, count, step_us } => self.fill(number, *slot, (*count, *step_us), subject)?,
             Operation::Refund { nth, with_present_limits } => self.refund(*nth, *with_present_limits, subject),
             Operation::Reset(ask) => self.reset(ask, subject),
             Operation::Change { slot, limit } => self.slots[*slot].limit = *limit,
@@ -96,11 +97,39 @@ impl<'t> Run<'t> {
         Ok(())
     }
 
+    /// Each unit leaves a receipt of its own. A check goes first, so that everybody has forgotten what has left by now.
+    fn fill(
+        &mut self,
+        number: usize,
+        slot: usize,
+        (count, step_us): (u64, u64),
+        subject: &mut dyn Subject,
+    ) -> Result<(), Box<Difference>> {
+        let ask = Ask { key: 0, slot, cost: 1 };
+        self.check(number, &[ask], subject)?;
+        let demand = ask.demand(&self.slots);
+        let line = self.oracle.check(self.now, &Check::one(&demand.cost(0))).lines[0];
+        let stays_us = line.next_after.as_micros().unwrap_or(0).saturating_sub(1);
+        let count = count.min(line.remaining.into()).min(stays_us / step_us.max(1));
+        let start = self.now;
+        let instants = || (1..=count).map(move |nth| start.plus_micros(nth * step_us));
+        self.oracle.recall(&demand, instants());
+        subject.fill(&demand, &mut instants());
+        for at in instants() {
+            let line = Line { allowed: true, cost: 1, ..line };
+            let decision = Decision { at, source: Source::Store, lines: std::iter::once(line).collect() };
+            self.receipts.push((vec![ask], self.slots.clone(), decision.clone(), decision));
+            self.now = at;
+        }
+        Ok(())
+    }
+
     fn refund(&mut self, nth: usize, with_present_limits: bool, subject: &mut dyn Subject) {
         if self.receipts.is_empty() {
             return;
         }
-        let (asks, then, by_oracle, by_subject) = self.receipts.remove(nth % self.receipts.len());
+        let (asks, then, by_oracle, by_subject) =
+            self.receipts.remove(if nth == NEWEST { self.receipts.len() - 1 } else { nth % self.receipts.len() });
         let slots = if with_present_limits { &self.slots } else { &then };
         let demands: Vec<Demand<'_>> = demands(&asks, slots);
         let check = Check::new(&demands).expect("no counter twice");
@@ -108,8 +137,11 @@ impl<'t> Run<'t> {
         subject.refund(self.now, &check, &by_subject);
     }
 
-    /// A store may forget a counter once it has expired under the limit it was written with, or not yet. As long as
-    /// time goes on and limits stay, nobody can tell. A wandering trace could, so there it is forgotten for certain.
+    /// Resets all expired counters in a wandering trace.
+    ///
+    /// A store may or may not have deleted a counter that has expired under the limit it was written with. While time
+    /// goes forward and limits do not change, that makes no difference. In a wandering trace it could, so there such
+    /// counters are always deleted.
     fn forget_what_may_be_forgotten(&mut self, subject: &mut dyn Subject) {
         if !self.trace.wandering {
             return;
@@ -123,7 +155,7 @@ impl<'t> Run<'t> {
         }
     }
 
-    /// A wandering trace must not leave a counter unasked, so there all are reset.
+    /// Resets a counter. A wandering trace uses all its counters in every operation, so there all are reset.
     fn reset(&mut self, ask: &Ask, subject: &mut dyn Subject) {
         let every = (0..self.slots.len()).map(|slot| Ask { slot, ..*ask });
         let asks: Vec<Ask> = if self.trace.wandering { every.collect() } else { vec![*ask] };

@@ -1,28 +1,28 @@
-//! What each algorithm promises, whatever the traffic: checked on random traces, without the oracle's help.
+//! Guarantees of each algorithm, checked on random traces without the oracle.
 //!
 //! | property | holds for |
 //! |---|---|
 //! | no trailing window holds more than the stated bound | all, each with its bound |
 //! | a denial changes nothing: the run without it is the same | all |
 //! | denied at every instant before `retry_after`, admitted at it | all |
-//! | refused at most one tick early, never late | `sliding` above its exact quota |
-//! | those let in start one interval apart | `leaky-bucket` |
+//! | `retry_after` is less than one tick later than that of an exact window, never earlier | `sliding` above its exact quota |
+//! | admitted requests start at least their cost × window / quota apart | `leaky-bucket` |
 //!
-//! The traces are those of the comparison with the oracle, made [`quiet`]: time only goes forward, nothing is
-//! refunded, reset or changed, and refusals are free. What fails is shrunk.
+//! The traces are those of the comparison with the oracle, made [`quiet`]: time only goes forward, nothing is refunded,
+//! reset or changed, and denials are not charged. A failing trace is shrunk.
 
 use tollgate_core::{Algorithm, Check, Decision, Limit, SLIDING_EXACT_QUOTA_MAX, Timestamp};
 
 use super::trace::{Ask, Operation, Step, Trace, demands};
 use super::{Random, Subject, shrink};
 
-/// A violated property: what, and on which trace.
+/// The description of a violated property, with the shrunk trace.
 pub type Violation = String;
 
-/// All properties of an algorithm, each over `count` random traces.
+/// Checks all properties of an algorithm, each on `count` random traces. `fresh` creates subjects without counters.
 ///
 /// # Errors
-/// With the first violation, its trace shrunk.
+/// With the first violation.
 pub fn all<S: Subject>(
     algorithm: Algorithm,
     count: usize,
@@ -41,21 +41,21 @@ pub fn all<S: Subject>(
     }
 }
 
-/// The most that an algorithm admits within any trailing window.
+/// Returns the most units that a limit admits within any trailing window.
 pub fn bound(limit: &Limit) -> u64 {
     let (quota, cost_max) = (u64::from(limit.quota()), u64::from(limit.cost_max()));
     match limit.algorithm() {
         Algorithm::Sliding | Algorithm::SlidingLog => quota,
-        // A full previous window forgotten but for one part of it, which still weighs one unit.
+        // Only one part of the full previous window is still covered, which counts as one unit after rounding up.
         Algorithm::SlidingCounter => 2 * quota - 1,
         Algorithm::FixedWindow => 2 * quota,
-        // What was saved up, and what comes back meanwhile.
+        // A full burst, and the units that become available within the window.
         Algorithm::TokenBucket => cost_max + quota,
         _ => cost_max + 1 + quota,
     }
 }
 
-/// The same trace with time going forward, and nothing but checks whose refusals cost nothing.
+/// Removes all operations but checks and forward moves of the clock, and turns off `count_denied`.
 pub fn quiet(mut trace: Trace) -> Option<Trace> {
     trace.wandering = false;
     for slot in &mut trace.slots {
@@ -69,7 +69,7 @@ pub fn quiet(mut trace: Trace) -> Option<Trace> {
     Some(trace)
 }
 
-/// A quiet trace of a single counter.
+/// Makes a trace [`quiet`] and reduces it to a single counter.
 pub fn solo(trace: Trace) -> Option<Trace> {
     let mut trace = quiet(trace)?;
     trace.slots.truncate(1);
@@ -86,11 +86,12 @@ pub fn solo(trace: Trace) -> Option<Trace> {
     Some(trace)
 }
 
-/// A solo trace on a limit whose admissions share ticks.
+/// Makes a trace [`solo`]. Returns `None` unless its quota is above the exact one, so that admissions share ticks.
 fn coarse(trace: Trace) -> Option<Trace> {
     solo(trace).filter(|trace| trace.slots[0].limit.quota() > SLIDING_EXACT_QUOTA_MAX)
 }
 
+/// Checks a property on `count` random traces, and shrinks the first one that violates it.
 fn for_all(
     algorithm: Algorithm,
     count: usize,
@@ -116,14 +117,16 @@ fn for_all(
     Ok(())
 }
 
-/// One check of a walk, with its answer.
+/// A check of a trace and its decision.
 struct Event {
     now: Timestamp,
     asks: Vec<Ask>,
     decision: Decision,
 }
 
-/// Walks through a quiet trace; `each` may ask the subject more, and says what time it then is.
+/// Runs a quiet trace and calls `each` after every check.
+///
+/// `each` may make further checks on the subject. It returns the time at which the trace continues.
 fn walk<S: Subject>(
     trace: &Trace,
     subject: &mut S,
@@ -149,7 +152,7 @@ fn ask(trace: &Trace, subject: &mut impl Subject, now: Timestamp, asks: &[Ask]) 
     subject.check(now, &Check::new(&demands).expect("no counter twice"))
 }
 
-/// The run of a trace and the run of its admitted checks alone must answer those the same.
+/// Checks that a run of the admitted checks alone gives the same decisions as the whole trace.
 fn denial_changes_nothing<S: Subject>(trace: &Trace, fresh: &mut impl FnMut() -> S) -> Result<(), Violation> {
     let mut admitted = Vec::new();
     walk(trace, &mut fresh(), |event, _| {
@@ -163,14 +166,16 @@ fn denial_changes_nothing<S: Subject>(trace: &Trace, fresh: &mut impl FnMut() ->
         let without = ask(trace, &mut untroubled, now, &asks);
         if without != decision {
             return Err(format!(
-                "at {now:?} denials before made a difference:\n  with {decision:?}\n  without {without:?}"
+                "at {now:?} the decision depends on earlier denials:\n  with {decision:?}\n  without {without:?}"
             ));
         }
     }
     Ok(())
 }
 
-/// After each denial: asks again at once, twice in between, one microsecond early, and on time.
+/// Checks that `retry_after` of each denial is exact.
+///
+/// Repeats the check at once, at two instants in between, one microsecond early, and on time.
 fn retry_after_is_exact<S: Subject>(trace: &Trace, subject: &mut S, seed: u64) -> Result<(), Violation> {
     let mut random = Random::new(seed);
     walk(trace, subject, |event, subject| {
@@ -179,10 +184,10 @@ fn retry_after_is_exact<S: Subject>(trace: &Trace, subject: &mut S, seed: u64) -
             return Ok(event.now);
         };
         if wait_us == 0 {
-            return Err(format!("at {:?} denied with nothing to wait for: {:?}", event.now, event.decision));
+            return Err(format!("at {:?} denied with a retry_after of zero: {:?}", event.now, event.decision));
         }
         let retry_at = event.now.as_micros() + wait_us;
-        // The longest wait there is says only "not before that"; and nobody can come back after the last moment there is.
+        // The longest wait only means "not before that", and no check is possible after the last timestamp.
         if wait_us == Timestamp::MAX.as_micros() || retry_at > Timestamp::MAX.as_micros() {
             return Ok(event.now);
         }
@@ -192,18 +197,22 @@ fn retry_after_is_exact<S: Subject>(trace: &Trace, subject: &mut S, seed: u64) -
             let now = event.now.plus_micros(passed_us);
             let again = ask(trace, subject, now, &event.asks);
             if again.allowed() || again.retry_after().as_micros() != Some(wait_us - passed_us) {
-                return Err(format!("told at {:?} to wait {wait_us}µs, but after {passed_us}µs: {again:?}", event.now));
+                return Err(format!(
+                    "at {:?} retry_after was {wait_us}µs, but after {passed_us}µs: {again:?}",
+                    event.now
+                ));
             }
         }
         let then = Timestamp::from_micros(retry_at);
         let last = ask(trace, subject, then, &event.asks);
         if !last.allowed() {
-            return Err(format!("told at {:?} to wait {wait_us}µs, and then refused: {last:?}", event.now));
+            return Err(format!("at {:?} retry_after was {wait_us}µs, but denied then: {last:?}", event.now));
         }
         Ok(then)
     })
 }
 
+/// Checks that no trailing window holds more units than [`bound`].
 fn stays_within_its_bound<S: Subject>(trace: &Trace, subject: &mut S) -> Result<(), Violation> {
     let limit = &trace.slots[0].limit;
     let mut admitted = Admitted::default();
@@ -221,7 +230,7 @@ fn stays_within_its_bound<S: Subject>(trace: &Trace, subject: &mut S) -> Result<
     })
 }
 
-/// Between the moment the exact count would have let it in and the moment told lies less than a tick.
+/// Checks that `retry_after` ends at or after the exact time, by less than one tick.
 fn at_most_a_tick_early<S: Subject>(trace: &Trace, subject: &mut S) -> Result<(), Violation> {
     let limit = &trace.slots[0].limit;
     let tick_us = limit.window_us().div_ceil(u64::from(SLIDING_EXACT_QUOTA_MAX));
@@ -233,7 +242,7 @@ fn at_most_a_tick_early<S: Subject>(trace: &Trace, subject: &mut S) -> Result<()
             let told_at = event.now.as_micros() + wait_us;
             if told_at < exact || told_at >= exact + tick_us {
                 return Err(format!(
-                    "at {:?} told to come at {told_at}; exactly it is {exact}, a tick {tick_us}",
+                    "at {:?} retry_after ends at {told_at}, the exact time is {exact}, a tick is {tick_us}",
                     event.now
                 ));
             }
@@ -243,15 +252,16 @@ fn at_most_a_tick_early<S: Subject>(trace: &Trace, subject: &mut S) -> Result<()
     })
 }
 
-/// Whoever is let in starts when all before are through: at least ⌊cost × window / quota⌋ after the one before,
-/// less the one grain of time that a start may have been rounded up by.
+/// Checks that admitted requests start at least ⌊cost × window / quota⌋ apart, for the cost of the earlier one.
+///
+/// One grain of time less is accepted, since a start may have been rounded up by that.
 fn starts_are_spaced<S: Subject>(trace: &Trace, subject: &mut S) -> Result<(), Violation> {
     let limit = &trace.slots[0].limit;
     let grain_us = (u128::from(limit.cost_max()) + 1) * u128::from(limit.window_us().div_ceil(1 << 20)) / 8_500_000_000;
     let mut next_start = 0_u128;
     walk(trace, subject, |event, _| {
         let cost = event.asks[0].cost;
-        // The longest wait there is says only that the start lies beyond it.
+        // The longest wait only means that the start is not before that.
         let told = event.decision.retry_after().as_micros().filter(|wait_us| *wait_us < (1 << 52) - 1);
         if let (true, 1.., Some(wait_us)) = (event.decision.allowed(), cost, told) {
             let start = u128::from(event.now.as_micros() + wait_us);
@@ -275,12 +285,12 @@ impl Admitted {
         }
     }
 
-    /// Units in (now − window, now].
+    /// Returns the units in (now − window, now].
     fn within(&self, now: Timestamp, window_us: u64) -> u64 {
         self.0.iter().filter(|(at, _)| at + window_us > now.as_micros()).map(|(_, units)| units).sum()
     }
 
-    /// The first instant at which the exact count has room for `cost`.
+    /// Returns the first instant at which an exact window has room for `cost`.
     fn exact_retry_at(&self, cost: u32, limit: &Limit) -> u64 {
         let total: u64 = self.0.iter().map(|(_, units)| units).sum();
         let mut excess = (total + u64::from(cost)).saturating_sub(limit.quota().into());
@@ -290,6 +300,6 @@ impl Admitted {
             }
             excess -= units;
         }
-        unreachable!("what does not fit into an empty window is told never")
+        unreachable!("a cost above the quota has the wait never")
     }
 }

@@ -1,4 +1,4 @@
-//! Many traces from one seed.
+//! Random traces from a seed.
 
 use std::fmt;
 
@@ -7,16 +7,16 @@ use tollgate_core::Algorithm;
 use super::shrink::shrink;
 use super::{Difference, Subject, Trace, compare};
 
-/// A trace on which a subject and the oracle differ, already shrunk.
+/// A shrunk trace on which a subject and the oracle differ.
 #[derive(Clone, Debug)]
 pub struct Failure {
-    /// What happens.
+    /// The shrunk trace.
     pub trace: Trace,
-    /// Where they differ.
+    /// The first difference on that trace.
     pub difference: Box<Difference>,
-    /// The number of the trace under its seed.
+    /// The index of the original trace among those of its seed and algorithm.
     pub number: usize,
-    /// How many operations it had before it was shrunk.
+    /// The number of operations of the original trace.
     pub operations_before: usize,
 }
 
@@ -27,7 +27,10 @@ impl fmt::Display for Failure {
     }
 }
 
-/// Puts a fresh subject through `count` random traces for each algorithm, beside the oracle.
+/// Compares subjects with the oracle on `count` random traces for each algorithm.
+///
+/// `fresh` creates a subject without counters. Traces that need more than the subject's abilities are adapted or
+/// skipped.
 ///
 /// # Errors
 /// With the first trace on which they differ, shrunk.
@@ -35,7 +38,10 @@ pub fn random_traces<S: Subject>(count: usize, seed: u64, mut fresh: impl FnMut(
     Algorithm::ALL.into_iter().try_for_each(|algorithm| random_traces_of(algorithm, count, seed, &mut fresh))
 }
 
-/// The same for one algorithm (which the first limit of each trace then has).
+/// Compares subjects with the oracle on `count` random traces whose first limit has this algorithm.
+///
+/// `fresh` creates a subject without counters. Traces that need more than the subject's abilities are adapted or
+/// skipped.
 ///
 /// # Errors
 /// With the first trace on which they differ, shrunk.
@@ -56,6 +62,24 @@ pub fn random_traces_of<S: Subject>(
     Ok(())
 }
 
+/// Puts a fresh subject through `count` random traces on one long log each, beside the oracle: up to thousands of
+/// entries, changing costs, refunds of old entries, clock steps, and quotas that change across those where a store changes
+/// how it keeps a log.
+///
+/// # Errors
+/// With the first trace on which they differ, shrunk.
+pub fn long_traces<S: Subject>(count: usize, seed: u64, mut fresh: impl FnMut() -> S) -> Result<(), Box<Failure>> {
+    let mut random = Random::new(seed);
+    for number in 0..count {
+        let trace = Trace::of_a_long_log(&mut random);
+        if let Err(difference) = compare(&trace, &mut fresh()) {
+            return Err(Box::new(shrunk(trace, difference, number, &mut fresh)));
+        }
+    }
+    Ok(())
+}
+
+/// Shrinks a failing trace.
 fn shrunk<S: Subject>(
     trace: Trace,
     difference: Box<Difference>,
@@ -64,8 +88,8 @@ fn shrunk<S: Subject>(
 ) -> Failure {
     let operations_before = trace.operations.len();
     let mut failure = Failure { trace: trace.clone(), difference, number, operations_before };
-    // A subject may hash with a seed of its own and so fail only now and then: what counts is the smallest
-    // trace that was seen to fail, with the difference seen on it.
+    // A subject may hash with a random seed and so fail only sometimes. Keep the smallest trace that did fail, with
+    // the difference seen on it.
     shrink(trace, |candidate| match compare(candidate, &mut fresh()) {
         Ok(()) => false,
         Err(difference) => {
@@ -76,29 +100,32 @@ fn shrunk<S: Subject>(
     failure
 }
 
-/// How many traces to run for each algorithm: `TOLLGATE_TRACES`, or as many as given.
+/// Returns the number of traces to run for each algorithm: `TOLLGATE_TRACES` if it is set, else `otherwise`.
+///
+/// # Panics
+/// If the variable is not a number.
 pub fn traces_from_env(otherwise: usize) -> usize {
     number_from_env("TOLLGATE_TRACES", otherwise)
 }
 
 fn number_from_env(name: &str, otherwise: usize) -> usize {
     match std::env::var(name) {
-        Ok(text) => text.parse().unwrap_or_else(|_| panic!("{name} should be a number, not {text:?}")),
+        Ok(text) => text.parse().unwrap_or_else(|_| panic!("{name} must be a number, not {text:?}")),
         Err(_) => otherwise,
     }
 }
 
-/// Reproducible randomness (splitmix64): a seed gives the same run on every machine.
+/// A random number generator (splitmix64). A seed gives the same numbers on every machine.
 #[derive(Clone, Debug)]
 pub struct Random(u64);
 
 impl Random {
-    /// The sequence that belongs to this seed.
+    /// Creates a generator with this seed.
     pub fn new(seed: u64) -> Random {
         Random(seed)
     }
 
-    /// 64 bits.
+    /// Returns 64 random bits.
     pub fn next_u64(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
@@ -107,17 +134,20 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// A number below `bound` (which is not 0), near enough to evenly.
+    /// Returns a number below `bound`, nearly uniformly distributed.
+    ///
+    /// # Panics
+    /// If `bound` is 0.
     pub fn below(&mut self, bound: u64) -> u64 {
         self.next_u64() % bound
     }
 
-    /// A number in [0, 1).
+    /// Returns a number in [0, 1).
     pub fn unit(&mut self) -> f64 {
         (self.next_u64() >> 11) as f64 / (1u64 << 53) as f64
     }
 
-    /// A random trace whose first limit has this algorithm.
+    /// Returns a random trace whose first limit has this algorithm.
     pub fn trace(&mut self, algorithm: Algorithm) -> Trace {
         let operations = 4 + self.below(44);
         let mut bytes: Vec<u8> = (0..3 + 12 + 8 * operations).map(|_| self.next_u64() as u8).collect();

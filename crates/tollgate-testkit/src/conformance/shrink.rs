@@ -1,15 +1,17 @@
-//! From a trace that fails to a small one that still does.
+//! Shrinks a failing trace to a small one that still fails.
 //!
-//! Greedy: drop runs of operations (halves, quarters, … single ones), then a limit that is not needed, then
-//! make what is left simpler. Start again until nothing helps. Every candidate is a whole new run on a fresh
-//! subject, so their number is bounded.
+//! The search is greedy: it removes runs of operations (halves, quarters, … single ones), then an unneeded limit, then
+//! simplifies the remaining operations. It starts again with each smaller trace that fails, until no candidate fails.
+//! Each candidate is run on a new subject, so their number is bounded.
 
 use super::trace::{Ask, Operation, Step, Trace};
 
-/// How many candidates are tried at most.
+/// Maximum number of candidates.
 const TRIES_MAX: usize = 4_000;
 
-/// Tries ever smaller traces, going on from each that still fails; the last of those is the smallest.
+/// Calls `fails` with smaller and smaller traces, and continues from each one that fails.
+///
+/// The last trace for which `fails` returned `true` is the smallest one.
 pub(super) fn shrink(trace: Trace, mut fails: impl FnMut(&Trace) -> bool) {
     let mut smallest = trace;
     let mut tries = 0;
@@ -25,6 +27,7 @@ pub(super) fn shrink(trace: Trace, mut fails: impl FnMut(&Trace) -> bool) {
     }
 }
 
+/// Returns the next smaller candidates: shorter ones first, then with fewer limits, then with simpler operations.
 fn candidates(trace: &Trace) -> impl Iterator<Item = Trace> + '_ {
     let halvings =
         std::iter::successors(Some(trace.operations.len().div_ceil(2)), |size| (*size > 1).then_some(size / 2));
@@ -49,7 +52,7 @@ fn without_operations(trace: &Trace, from: usize, count: usize) -> Trace {
     candidate
 }
 
-/// The trace without its last slot, if there is another and nothing depends on it.
+/// Returns the trace without this slot and its operations. `None` if it is not the last slot, or the only one.
 fn without_slot(trace: &Trace, slot: usize) -> Option<Trace> {
     if trace.slots.len() == 1 || slot + 1 != trace.slots.len() {
         return None;
@@ -63,7 +66,9 @@ fn without_slot(trace: &Trace, slot: usize) -> Option<Trace> {
     }
     candidate.operations.retain(|operation| match operation {
         Operation::Check(asks) => !asks.is_empty(),
-        Operation::Change { slot: of, .. } | Operation::Move(Step::ToEdge { slot: of, .. }) => *of != slot,
+        Operation::Change { slot: of, .. }
+        | Operation::Fill { slot: of, .. }
+        | Operation::Move(Step::ToEdge { slot: of, .. }) => *of != slot,
         Operation::Reset(ask) => ask.slot != slot,
         _ => true,
     });
@@ -78,6 +83,9 @@ fn simpler_operations(operation: &Operation, wandering: bool) -> Vec<Operation> 
         }
         Operation::Move(Step::Back(us)) if *us > 1 => {
             vec![Operation::Move(Step::Back(1)), Operation::Move(Step::Back(us / 2))]
+        }
+        Operation::Fill { slot, count, step_us } if *count > 1 => {
+            [count / 2, count - 1].map(|count| Operation::Fill { slot: *slot, count, step_us: *step_us }).into()
         }
         Operation::Refund { nth, with_present_limits } if *nth > 0 => {
             vec![Operation::Refund { nth: nth / 2, with_present_limits: *with_present_limits }]

@@ -10,6 +10,7 @@
 //! | wandering | one fixed set, all asked in each check | forward and back | quota, options and (of rules) window | are reset |
 
 mod bytes;
+mod long;
 mod within;
 
 use std::fmt;
@@ -19,6 +20,8 @@ use tollgate_core::{Check, CheckError, Cost, Demand, Key, Limit, Scope, Timestam
 use super::Abilities;
 
 const SLOT_NAMES: [&str; 3] = ["a", "b", "c"];
+/// The number of the newest receipt, however many there are.
+pub(super) const NEWEST: usize = usize::MAX;
 const SUBJECTS: [&str; 4] = ["k0", "k1", "k2", "k3"];
 
 /// Limits, a starting time, and what happens.
@@ -50,9 +53,18 @@ pub enum Operation {
     Move(Step),
     /// A request asks.
     Check(Vec<Ask>),
+    /// Many units are admitted one after the other, for the first key: as many as fit, and before anything leaves.
+    Fill {
+        /// Against what.
+        slot: usize,
+        /// How many at most.
+        count: u64,
+        /// Microseconds from one to the next.
+        step_us: u64,
+    },
     /// One of the admitted and not yet refunded checks is taken back: the nth, counted around.
     Refund {
-        /// Which.
+        /// Which; `usize::MAX` is the last.
         nth: usize,
         /// With the slots' limits as they are by then, not as they were.
         with_present_limits: bool,
@@ -136,7 +148,7 @@ impl Trace {
             several_limits: checks().any(|asks| asks.len() > 1),
             several_subjects: checks().any(|asks| several(asks)),
             microseconds: false,
-            fills: false,
+            fills: self.operations.iter().any(|operation| matches!(operation, Operation::Fill { .. })),
         }
     }
 }
@@ -187,6 +199,9 @@ impl fmt::Display for Operation {
             Operation::Check(asks) => {
                 f.write_str("check")?;
                 asks.iter().try_for_each(|ask| write!(f, " {ask}"))
+            }
+            Operation::Fill { slot, count, step_us } => {
+                write!(f, "fill {} with up to {count}, one every {step_us}µs", SLOT_NAMES[*slot])
             }
             Operation::Refund { nth, with_present_limits } => {
                 write!(f, "refund #{nth}{}", if *with_present_limits { " by the present limits" } else { "" })

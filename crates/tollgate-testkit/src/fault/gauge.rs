@@ -1,12 +1,13 @@
-//! What a proxy has seen.
+//! Counters of a proxy, and waiting for its progress.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// What is waited for takes microseconds; a proxy that takes this long is stuck.
+/// Timeout of a wait for progress. Progress takes microseconds, so a proxy that takes this long is stuck.
 const PROGRESS_MAX: Duration = Duration::from_secs(10);
 
+/// Counters shared by the proxy's thread and its owner.
 #[derive(Default, Debug)]
 pub(super) struct Gauge {
     accepted: AtomicU64,
@@ -19,19 +20,22 @@ pub(super) struct Gauge {
 #[derive(Default, Debug)]
 struct Progress {
     open: u64,
+    /// The number of the last change of the fault that the proxy has applied.
     turn_seen: u64,
 }
 
-/// One open connection, counted for as long as it lives.
+/// A guard that counts one open connection until it is dropped.
 pub(super) struct Open(Arc<Gauge>);
 
 impl Gauge {
+    /// Counts an accepted connection, which counts as open until the guard is dropped.
     pub(super) fn count_accepted(self: &Arc<Gauge>) -> Open {
         self.accepted.fetch_add(1, Ordering::Relaxed);
         self.lock().open += 1;
         Open(Arc::clone(self))
     }
 
+    /// Records that the proxy has applied this change of the fault.
     pub(super) fn see_turn(&self, turn: u64) {
         self.lock().turn_seen = turn;
         self.progressed.notify_all();
@@ -61,10 +65,12 @@ impl Gauge {
         self.bytes_down.load(Ordering::Relaxed)
     }
 
+    /// Waits until the proxy has applied this change of the fault. Panics after [`PROGRESS_MAX`].
     pub(super) fn wait_until_seen(&self, turn: u64) {
         self.wait_while(|progress| progress.turn_seen < turn);
     }
 
+    /// Waits until no connection is open. Panics after [`PROGRESS_MAX`].
     pub(super) fn wait_until_none_open(&self) {
         self.wait_while(|progress| progress.open > 0);
     }
@@ -72,7 +78,7 @@ impl Gauge {
     fn wait_while(&self, condition: impl Fn(&Progress) -> bool) {
         let waited = self.progressed.wait_timeout_while(self.lock(), PROGRESS_MAX, |progress| condition(progress));
         let (progress, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
-        assert!(!timeout.timed_out(), "the proxy makes no progress: {progress:?}");
+        assert!(!timeout.timed_out(), "the fault proxy is stuck: {progress:?}");
     }
 
     fn lock(&self) -> MutexGuard<'_, Progress> {

@@ -1,15 +1,15 @@
-//! One connection through the proxy: a task per connection, a pump per direction.
+//! Forwarding of connections: a task per connection, a pump per direction.
 //!
-//! A pump is a reader and a writer with a queue between them. The reader stamps what it reads; the writer holds each
-//! chunk until its stamp is due and does to it what the fault of *that* moment says. The task watches both pumps
-//! and the fault: when the fault says that the connection must go, it drops everything at once.
+//! A pump is a reader and a writer with a queue between them. The reader adds to each chunk the time at which it is
+//! due. The writer waits for that time and then applies the fault that is set *then*. The task runs both pumps and
+//! watches the fault: on a fault that closes connections, it drops everything at once.
 
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::time::Duration;
 
 use socket2::SockRef;
-use tokio::io::{self, AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::io::{self, AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, DuplexStream};
 use tokio::net::TcpStream;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
@@ -19,21 +19,23 @@ use super::Fault;
 use super::gauge::{Gauge, Open};
 
 const CHUNK_BYTES: usize = 16 * 1024;
-/// Chunks that may wait in one direction; a sender that is faster feels TCP's own back-pressure.
+/// Maximum number of chunks queued in one direction. A faster sender is slowed down by TCP's back-pressure.
 const CHUNKS_WAITING_MAX: usize = 1_024;
-/// Between two slices, or the kernel would hand them to the receiver as one.
+/// Pause between two slices. Without it the kernel would deliver them to the receiver as one.
 const SLICE_PAUSE: Duration = Duration::from_millis(1);
 
-/// What the owner of the proxy wants; no fault at all asks it to end. Each change is another turn.
+/// The state requested by the owner of the proxy.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Wish {
-    pub(super) fault: Option<Fault>,
-    pub(super) turn: u64,
+pub(crate) struct Wish {
+    /// The fault; `None` ends the proxy.
+    pub(crate) fault: Option<Fault>,
+    /// The number of changes so far.
+    pub(crate) turn: u64,
 }
 
-type Wishes = watch::Receiver<Wish>;
+pub(crate) type Wishes = watch::Receiver<Wish>;
 
-/// Accepts until asked to end. All connections end with it.
+/// Accepts and forwards connections until the requested fault is `None`. All connections are closed then.
 pub(super) async fn accept(listener: TcpListener, upstream: SocketAddr, mut wishes: Wishes, gauge: Arc<Gauge>) {
     let backlog = listener.try_clone().expect("a second handle of the listener");
     let listener = tokio::net::TcpListener::from_std(listener).expect("a listener inside a runtime");
@@ -46,7 +48,7 @@ pub(super) async fn accept(listener: TcpListener, upstream: SocketAddr, mut wish
                 if wish.fault.is_none() {
                     return;
                 }
-                // Who has connected before a change is subject to it, and the kernel may still have him waiting.
+                // The change applies to all connections opened before it. Some may still be in the kernel's backlog.
                 while let Ok((client, _)) = backlog.accept() {
                     if client.set_nonblocking(true).is_ok() && let Ok(client) = TcpStream::from_std(client) {
                         connections.spawn(connection(client, upstream, wishes.clone(), gauge.count_accepted()));
@@ -54,7 +56,7 @@ pub(super) async fn accept(listener: TcpListener, upstream: SocketAddr, mut wish
                 }
                 gauge.see_turn(wish.turn);
             }
-            // It fails when the client has gone again, or when we are out of sockets: the next one may do better.
+            // Accepting fails if the client has closed again or no file descriptor is left. The next one may succeed.
             Ok((client, _)) = listener.accept() => {
                 connections.spawn(connection(client, upstream, wishes.clone(), gauge.count_accepted()));
             }
@@ -63,7 +65,9 @@ pub(super) async fn accept(listener: TcpListener, upstream: SocketAddr, mut wish
     }
 }
 
-/// `open` counts the connection and is dropped last: who waits for the count may rely on closed sockets.
+/// Forwards one connection until it ends or a fault closes it.
+///
+/// `open` counts the connection. It is dropped last, so that the sockets are closed when the count falls.
 async fn connection(mut client: TcpStream, upstream: SocketAddr, wishes: Wishes, open: Open) {
     let mut fatal_wishes = wishes.clone();
     tokio::select! {
@@ -79,12 +83,12 @@ async fn connection(mut client: TcpStream, upstream: SocketAddr, wishes: Wishes,
     drop(open);
 }
 
-/// Waits for a fault that ends connections.
+/// Waits for a fault that closes connections.
 async fn fatal(wishes: &mut Wishes) -> Fault {
     fault_when(wishes, |fault| matches!(fault, Fault::Cut | Fault::Reset)).await
 }
 
-/// Closing a socket that lingers for no time sends RST instead of FIN.
+/// Makes closing the socket send RST instead of FIN: a linger time of zero does that.
 fn reset_on_close(client: &TcpStream) {
     SockRef::from(client).set_linger(Some(Duration::ZERO)).expect("a TCP socket");
 }
@@ -102,7 +106,25 @@ async fn relay(client: &mut TcpStream, upstream: SocketAddr, wishes: &Wishes, ga
     Ok(())
 }
 
-/// One direction. `Err` ends the connection, `Ok` only this direction: the other may still have something to say.
+/// Relays between two in-memory streams until one of them ends or the fault ends them.
+pub(crate) async fn relay_streams(client: DuplexStream, server: DuplexStream, wishes: Wishes) {
+    let mut fatal_wishes = wishes.clone();
+    let (client_reader, client_writer) = io::split(client);
+    let (server_reader, server_writer) = io::split(server);
+    let relay = async {
+        tokio::try_join!(
+            pump(client_reader, server_writer, wishes.clone(), |_| {}),
+            pump(server_reader, client_writer, wishes.clone(), |_| {}),
+        )
+    };
+    tokio::select! {
+        biased;
+        _ = fatal(&mut fatal_wishes) => {}
+        _ = relay => {}
+    }
+}
+
+/// Forwards one direction. `Ok` ends this direction only, `Err` ends the connection.
 async fn pump(
     reader: impl AsyncRead + Unpin,
     writer: impl AsyncWrite + Unpin,
@@ -127,7 +149,7 @@ async fn read(mut reader: impl AsyncRead + Unpin, chunks: mpsc::Sender<Chunk>, w
             Some(Fault::Delay(delay)) => delay,
             _ => Duration::ZERO,
         };
-        // No bytes are the end of the stream, which is as late as the rest of it.
+        // An empty chunk is the end of the stream. It is delayed like all others.
         let chunk = Chunk { due: Instant::now() + delay, bytes: buffer[..count].to_vec() };
         if chunks.send(chunk).await.is_err() || count == 0 {
             return Ok(());
@@ -154,7 +176,7 @@ async fn write(
                 }
             }
             _ => {
-                // Before they are sent: who has received them must find them counted.
+                // Count before sending, so that bytes are counted when they are received.
                 count(bytes.len());
                 writer.write_all(&bytes).await?;
             }
@@ -163,17 +185,17 @@ async fn write(
     Ok(())
 }
 
-/// A direction that has lost bytes loses the rest too, until the fault ends, and with it the connection.
+/// Discards all chunks until the fault ends, then returns an error, which closes the connection.
 async fn swallow(mut chunks: mpsc::Receiver<Chunk>, mut wishes: Wishes) -> io::Result<()> {
     tokio::select! {
         _ = fault_when(&mut wishes, |fault| fault != Fault::Blackhole) => {}
-        // After the end of the stream there is nothing left to lose, but the hole stays.
+        // At the end of the stream, keep waiting for the end of the fault.
         () = async { while chunks.recv().await.is_some() {} std::future::pending().await } => {}
     }
     Err(io::Error::new(io::ErrorKind::ConnectionAborted, "bytes of this connection were swallowed"))
 }
 
-/// Waits until the fault is such; the end of the proxy is like [`Fault::Cut`].
+/// Waits for a fault for which `such` is true, and returns it. The end of the proxy counts as [`Fault::Cut`].
 async fn fault_when(wishes: &mut Wishes, such: impl Fn(Fault) -> bool) -> Fault {
     let wish = wishes.wait_for(|wish| such(wish.fault.unwrap_or(Fault::Cut))).await;
     wish.ok().and_then(|wish| wish.fault).unwrap_or(Fault::Cut)

@@ -3,7 +3,7 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Answers every byte with itself, and remembers how its reads were cut.
+/// A server that echoes all bytes and records the length of each read.
 struct Echo {
     addr: SocketAddr,
     reads: Arc<std::sync::Mutex<Vec<usize>>>,
@@ -15,7 +15,7 @@ impl Echo {
         let addr = listener.local_addr().unwrap();
         let reads = Arc::<std::sync::Mutex<Vec<usize>>>::default();
         let seen = Arc::clone(&reads);
-        // Ends with the test process; nobody waits for it.
+        // The thread is not joined. It ends with the test process.
         thread::spawn(move || {
             for stream in listener.incoming() {
                 let (mut stream, seen) = (stream.unwrap(), Arc::clone(&seen));
@@ -51,7 +51,7 @@ fn received(stream: &mut TcpStream, bytes: usize) -> std::io::Result<String> {
     Ok(String::from_utf8(answer).unwrap())
 }
 
-/// Whether something comes within a moment. Only ever used to see that nothing does.
+/// Returns whether nothing arrives within 50 ms.
 fn silent(stream: &mut TcpStream) -> bool {
     stream.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
     let silent = stream.peek(&mut [0]).is_err_and(|error| error.kind() == ErrorKind::WouldBlock);
@@ -123,7 +123,7 @@ fn delay_makes_bytes_later_and_keeps_the_connection() {
     let mut other = connect(&proxy);
     proxy.set(Fault::Delay(Duration::from_millis(1)));
     assert_eq!(echoed(&mut other, "soon").unwrap(), "soon");
-    assert_eq!(echo.reads.lock().unwrap().iter().sum::<usize>(), 4, "the late bytes are still on their way");
+    assert_eq!(echo.reads.lock().unwrap().iter().sum::<usize>(), 4, "the delayed bytes have not arrived");
 }
 
 #[test]
@@ -140,7 +140,7 @@ fn held_bytes_arrive_when_the_fault_ends() {
 }
 
 #[test]
-fn a_blackhole_answers_nothing_and_ends_only_the_connections_that_lost_bytes() {
+fn a_blackhole_drops_replies_and_closes_only_the_connections_that_lost_bytes() {
     let echo = Echo::start();
     let proxy = Proxy::start(echo.addr);
     let (mut quiet, mut robbed) = (connect(&proxy), connect(&proxy));
@@ -161,7 +161,7 @@ fn a_blackhole_answers_nothing_and_ends_only_the_connections_that_lost_bytes() {
 }
 
 #[test]
-fn cut_closes_what_is_open_and_what_comes_and_ends_when_told() {
+fn cut_closes_open_and_new_connections_until_the_fault_changes() {
     let echo = Echo::start();
     let proxy = Proxy::start(echo.addr);
     let mut before = connect(&proxy);
@@ -175,7 +175,7 @@ fn cut_closes_what_is_open_and_what_comes_and_ends_when_told() {
 }
 
 #[test]
-fn who_connected_before_a_cut_is_cut_even_if_nobody_had_accepted_him_yet() {
+fn cut_closes_connections_that_were_opened_before_but_not_accepted_yet() {
     let echo = Echo::start();
     let proxy = Proxy::start(echo.addr);
     for _ in 0..200 {
@@ -187,7 +187,7 @@ fn who_connected_before_a_cut_is_cut_even_if_nobody_had_accepted_him_yet() {
 }
 
 #[test]
-fn reset_tears_connections_down_with_rst() {
+fn reset_closes_connections_with_rst() {
     let echo = Echo::start();
     let proxy = Proxy::start(echo.addr);
     let mut before = connect(&proxy);
@@ -201,13 +201,13 @@ fn reset_tears_connections_down_with_rst() {
 }
 
 #[test]
-fn slices_arrive_in_crumbs_and_complete() {
+fn slices_arrive_in_pieces_and_complete() {
     let echo = Echo::start();
     let proxy = Proxy::start(echo.addr);
     proxy.set(Fault::Slice(2));
     assert_eq!(echoed(&mut connect(&proxy), "0123456789").unwrap(), "0123456789");
     let reads = echo.reads.lock().unwrap().clone();
-    // How the kernel joins crumbs that wait is its own affair; that they came as one would be ours.
+    // The kernel may join slices that wait in its buffer, but not all of them.
     assert!(reads.len() > 1 && reads.iter().sum::<usize>() == 10, "{reads:?}");
     proxy.set(Fault::Slice(0));
     assert_eq!(echoed(&mut connect(&proxy), "ok").unwrap(), "ok");
@@ -235,7 +235,7 @@ fn dropping_closes_everything_under_every_fault() {
         let gauge = Arc::clone(&proxy.gauge);
         drop(proxy);
         assert_eq!(Arc::strong_count(&gauge), 1, "something of the proxy outlives it: {fault:?}");
-        // Unread bytes make the kernel send RST, so an error is as good an end as any; only waiting in vain is none.
+        // Unread bytes make the kernel send RST, so an error is a valid end. A read timeout is not.
         let end = stream.read_to_end(&mut Vec::new());
         assert!(!end.is_err_and(|error| error.kind() == ErrorKind::WouldBlock), "{fault:?}");
     }

@@ -1,14 +1,14 @@
-//! One counter's history by the store's clock.
+//! Verification of one counter by the store's clock.
 //!
-//! Answers are taken in the order of their time, with three windows moving along: what must have counted, what did
-//! count if all ties came first, and what may still have counted (ties, and entries held back by their tick). Each
-//! charge enters and leaves each window once.
+//! Answers are processed in the order of their time, with three sliding windows: the units that must have counted, the
+//! units that counted if all ties came first, and the units that may have counted (ties, and entries kept longer by
+//! their tick). Each charge enters and leaves each window once.
 
 use tollgate_core::Source;
 
 use super::{Answer, Counter, Refund, Report, Violation, tick_us};
 
-/// Judges everything that the store answered for this counter.
+/// Verifies all decisions of the store for this counter.
 pub(super) fn verify(number: usize, counter: &mut Counter, report: &mut Report) {
     counter.answers.sort_unstable_by_key(|answer| answer.at_us);
     let by_store = counter.answers.iter().filter(|answer| answer.source == Source::Store);
@@ -53,18 +53,23 @@ impl Charge {
     }
 }
 
-/// A counter at the moment of one answer.
+/// The state of a counter at the time of one answer.
 struct View {
     number: usize,
     quota: u64,
     window_us: u64,
+    /// How much longer than the window an entry may be kept: one tick minus one microsecond.
     held_us: u64,
+    /// The units that must have counted.
     least: Window,
+    /// The units that counted if all ties came first.
     exact: Window,
+    /// The units that may have counted.
     most: Window,
 }
 
 impl View {
+    /// Verifies one answer. Answers must come in the order of their time.
     fn judge(&mut self, answer: &Answer, report: &mut Report) {
         for window in [&mut self.least, &mut self.exact, &mut self.most] {
             window.move_to(answer.at_us);
@@ -109,19 +114,20 @@ impl View {
     }
 }
 
+/// Whether charges of the same microsecond count.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Ties {
     In,
     Out,
 }
 
-/// The charges that count at a moment that only moves forward.
+/// The charges that count at a time that only moves forward.
 struct Window {
     charges: Vec<Charge>,
     window_us: u64,
     ties: Ties,
     refunds: Refunds,
-    /// Those from `first` to before `next` are inside.
+    /// The charges from `first` up to, but not including, `next` are inside the window.
     first: usize,
     next: usize,
     total: u64,
@@ -150,7 +156,7 @@ impl Window {
         charge.at_us < now_us || (charge.at_us == now_us && self.ties == Ties::In)
     }
 
-    /// Takes the units from whatever was charged at the refunded moment.
+    /// Removes the refunded units from the charges made at the time of the refunded decision.
     fn take_back(&mut self, refund: Refund) {
         let mut units = u64::from(refund.units);
         let from = self.charges.partition_point(|charge| charge.at_us < refund.charged_at_us);
@@ -165,7 +171,7 @@ impl Window {
         }
     }
 
-    /// The charge with whose leaving at most `room` units are left; `None` if no more than that are there.
+    /// Returns the time of the charge whose expiry leaves at most `room` units. `None` if no more than that count.
     fn must_leave(&self, room: u64) -> Option<u64> {
         let mut excess = self.total.checked_sub(room).filter(|excess| *excess > 0)?;
         for charge in &self.charges[self.first..self.next] {
@@ -178,7 +184,7 @@ impl Window {
     }
 }
 
-/// Refunds in the order in which they are taken to have happened.
+/// Refunds in the order of their assumed times.
 struct Refunds {
     due: Vec<(u64, Refund)>,
     next: usize,

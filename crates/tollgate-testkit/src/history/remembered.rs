@@ -1,19 +1,28 @@
-//! Remembered denials: does each repeat what the store said, and for no longer than it said so?
+//! Verification of cached denials: each must repeat a decision of the store, and no longer than that decision is valid.
 //!
-//! A word of the store ends at a moment: its own time and the wait that it told. The callers do not know the store's clock, but it
-//! spoke between the asking and the answer, so the end lies in a span of theirs as long as that took:
+//! An answer of the store is valid until its time plus its wait. The callers do not know the store's clock, but the
+//! store decided between sending and receiving. So the end of its validity lies in an interval of the caller's clock
+//! that is as long as the call took:
 //!
 //! ```text
-//!   word         sent ├──────┤ received                  sent + wait ├──────┤ received + wait
-//!   remembered                         sent ├┤ received, and told + these is in there
+//!   store answer   sent ├──────┤ received                  sent + wait ├──────┤ received + wait
+//!   cached answer                        sent ├┤ received, and these + its wait must overlap that interval
 //! ```
 //!
-//! **A refused line** stands on a refusal of the very cost (for a larger one the wait would be longer by what only the store knows), or,
-//! for one unit, on an answer that left nothing. That word was heard before and still holds. **The other lines** repeat what the
-//! store said of them: as many units, and the next one at the same moment, or at once if that has passed.
+//! **Never too early.** A client that waits as long as it was told must find its units. If the offset between the
+//! callers' clock and the store's is known, so is the time of each decision, and a reported end before the true one is
+//! a violation even if it lies in the interval. Every answer of the store bounds the offset, because the store decided
+//! between sending and receiving. The bound that all answers of a counter give together is as narrow as the quickest of
+//! them. Two clocks may drift apart by a thousandth of the run. If no offset fits all answers, a clock was set, and only
+//! the interval is used.
 //!
-//! Words are kept by what they are found by, and then by when they end. Only those are looked at whose end can be the one that was
-//! told: as many as the store says in the time of one answer.
+//! **A denied limit** needs a denial by the store of the same cost (the wait of a larger cost would be longer by an
+//! amount that only the store knows), or, for one unit, an answer that left no unit. That answer must have been
+//! received before and still be valid. **The other limits** of the check repeat what the store answered for them: the
+//! same `remaining`, and `next_after` ending at the same time, or zero if that time has passed.
+//!
+//! Answers of the store are indexed by cost or `remaining`, and then by the end of their validity. Only those whose
+//! end can match are searched: as many as the store gives during one call.
 
 use std::collections::BTreeMap;
 
@@ -21,7 +30,10 @@ use tollgate_core::Source;
 
 use super::{Answer, Counter, Report, Violation};
 
-/// Judges every line of a remembered denial.
+/// Two clocks drift apart in a run by at most this fraction of it.
+const DRIFT_PARTS: u64 = 1_000;
+
+/// Verifies all answers from the deny cache for this counter.
 pub(super) fn verify(number: usize, counter: &Counter, report: &mut Report) {
     let mut remembered: Vec<&Answer> = counter.answers.iter().filter(|a| a.source == Source::DenyCache).collect();
     if remembered.is_empty() {
@@ -30,14 +42,15 @@ pub(super) fn verify(number: usize, counter: &Counter, report: &mut Report) {
     remembered.sort_unstable_by_key(|answer| answer.received_us);
     let mut words: Vec<&Answer> = counter.answers.iter().filter(|answer| answer.source == Source::Store).collect();
     words.sort_unstable_by_key(|answer| answer.received_us);
+    let offset_us_max = offset_us_max(&words);
     let mut words = words.into_iter().peekable();
     let (mut refusals, mut lines) = (Words::default(), Words::default());
     for answer in remembered {
         while let Some(word) = words.next_if(|word| word.received_us <= answer.received_us) {
             if let Some((cost, wait_us)) = refused_by(word) {
-                refusals.hear(cost, wait_us, word);
+                refusals.hear(cost, wait_us, word, offset_us_max);
             }
-            lines.hear(word.remaining, word.next_after_us, word);
+            lines.hear(word.remaining, word.next_after_us, word, offset_us_max);
         }
         let (counter, sent_us) = (number, answer.sent_us);
         let told_us = match answer.allowed {
@@ -58,7 +71,16 @@ pub(super) fn verify(number: usize, counter: &Counter, report: &mut Report) {
     }
 }
 
-/// Which cost a word of the store refuses, and for how long.
+/// Returns the most by which the store's clock can be ahead of the callers', or `None` if no offset fits all answers.
+fn offset_us_max(words: &[&Answer]) -> Option<i64> {
+    let offset_us = |at_us: u64, us: u64| at_us as i64 - us as i64;
+    let most = words.iter().map(|word| offset_us(word.at_us, word.sent_us)).min()?;
+    let least = words.iter().map(|word| offset_us(word.at_us, word.received_us)).max()?;
+    let run_us = words.last()?.received_us - words.iter().map(|word| word.sent_us).min()?;
+    (least <= most).then_some(most + (run_us / DRIFT_PARTS) as i64)
+}
+
+/// Returns the cost that an answer of the store denies and for how long, or `None` if it denies none.
 fn refused_by(word: &Answer) -> Option<(u32, u64)> {
     match word.retry_after_us {
         None => Some((word.cost, u64::MAX)),
@@ -68,37 +90,53 @@ fn refused_by(word: &Answer) -> Option<(u32, u64)> {
     }
 }
 
-/// What was heard of the store.
+/// Answers of the store, indexed by the cost or `remaining` (`by`) and the end of their validity.
 #[derive(Default)]
 struct Words {
-    /// By what they are found by, the earliest end, and their number. With it: the latest end, and what they said to remain.
-    ends: BTreeMap<(u32, u64, usize), (u64, u32)>,
-    /// The most by which an earliest and a latest end differ.
+    /// From (`by`, earliest end, number of the answer) to what is known of the answer.
+    ends: BTreeMap<(u32, u64, usize), Word>,
+    /// The largest difference between an earliest and a latest end.
     span_us_max: u64,
 }
 
+struct Word {
+    /// No end before this one is true.
+    true_end_us_min: u64,
+    latest_end_us: u64,
+    remaining: u32,
+}
+
 impl Words {
-    fn hear(&mut self, by: u32, wait_us: u64, word: &Answer) {
+    /// Adds an answer that is valid for `wait_us` after its decision.
+    fn hear(&mut self, by: u32, wait_us: u64, word: &Answer, offset_us_max: Option<i64>) {
         let [earliest_us, latest_us] = [word.sent_us, word.received_us].map(|us| us.saturating_add(wait_us));
-        self.ends.insert((by, earliest_us, self.ends.len()), (latest_us, word.remaining));
+        let decided_us_min =
+            offset_us_max.map_or(word.sent_us, |offset_us| word.at_us.saturating_add_signed(-offset_us));
+        let true_end_us_min = decided_us_min.saturating_add(wait_us);
+        let heard = Word { true_end_us_min, latest_end_us: latest_us, remaining: word.remaining };
+        self.ends.insert((by, earliest_us, self.ends.len()), heard);
         self.span_us_max = self.span_us_max.max(latest_us - earliest_us);
     }
 
-    /// Whether some word has not ended at this moment.
+    /// Returns whether any answer is still valid at this time.
     fn any_holds(&self, by: u32, at_us: u64) -> bool {
         self.ends.range((by, at_us, 0)..=(by, u64::MAX, usize::MAX)).next().is_some()
     }
 
-    /// Whether some word said as much, and ends when this answer says.
+    /// Returns whether any answer has the same `remaining` and may end at the same time as this one.
     fn any_ends_in(&self, by: u32, told_us: Option<u64>, answer: &Answer) -> bool {
         let [from_us, to_us] =
             [answer.sent_us, answer.received_us].map(|us| us.saturating_add(told_us.unwrap_or(u64::MAX)));
         let range = (by, from_us.saturating_sub(self.span_us_max), 0)..=(by, to_us, usize::MAX);
-        self.ends.range(range).any(|(_, &(latest_us, remaining))| latest_us >= from_us && remaining == answer.remaining)
+        let fits = |word: &Word| {
+            word.latest_end_us >= from_us && word.true_end_us_min <= to_us && word.remaining == answer.remaining
+        };
+        self.ends.range(range).any(|(_, word)| fits(word))
     }
 
-    /// Whether some word said as much, and may be over.
+    /// Returns whether the validity of any answer may have ended before this one was received.
     fn has_ended(&self, by: u32, answer: &Answer) -> bool {
-        self.ends.range((by, 0, 0)..=(by, answer.received_us, usize::MAX)).next().is_some()
+        let mut words = self.ends.range((by, 0, 0)..=(by, answer.received_us, usize::MAX));
+        words.any(|(_, word)| word.true_end_us_min <= answer.received_us)
     }
 }

@@ -1,138 +1,141 @@
-//! What can be wrong with a history.
+//! Violations found in a history, and the report.
 
 use std::fmt;
 
-/// Violations beyond this many are counted, not kept.
+/// Maximum number of violations kept in a report. Further ones are only counted.
 const KEPT_MAX: usize = 100;
 
-/// One thing that should not have been.
+/// A violation of the limiter's guarantees.
+///
+/// `counter` is an index into the limits of [`History::new`](super::History::new). Times are in microseconds.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Violation {
-    /// More than the quota in the window that ends here, by the store's clock.
+    /// More units than the quota were admitted in the window that ends at `at_us`, by the store's clock.
     Over {
-        /// Which counter.
+        /// The counter.
         counter: usize,
-        /// When.
+        /// The end of the window, by the store's clock.
         at_us: u64,
-        /// How much.
+        /// The units admitted in the window.
         units: u64,
-        /// What is allowed.
+        /// The quota.
         quota: u64,
     },
-    /// Refused although there was room.
+    /// A limit denied a cost although there was room.
     Unjustified {
-        /// Which counter.
+        /// The counter.
         counter: usize,
-        /// When.
+        /// The time of the decision, by the store's clock.
         at_us: u64,
-        /// What was asked.
+        /// The denied cost.
         cost: u64,
-        /// The most that can have counted.
+        /// The most units that can have counted.
         counted: u64,
     },
-    /// A line said yes (in a check that others refused) although there was no room.
+    /// A limit allowed a cost although there was no room, in a check that another limit denied.
     Unfounded {
-        /// Which counter.
+        /// The counter.
         counter: usize,
-        /// When.
+        /// The time of the decision, by the store's clock.
         at_us: u64,
     },
-    /// The moment told is not the one at which it fits. Both ends of what would have been right.
+    /// The `retry_after` of an answer is not the time until its cost fits.
     RetryAfter {
-        /// Which counter.
+        /// The counter.
         counter: usize,
-        /// When.
+        /// The time of the decision, by the store's clock.
         at_us: u64,
-        /// What was said (`None`: never).
+        /// The `retry_after` of the answer; `None` is *never*.
         told_us: Option<u64>,
-        /// The shortest that would have been right.
+        /// The shortest correct value.
         least_us: u64,
-        /// The longest.
+        /// The longest correct value.
         most_us: u64,
     },
-    /// What remains is not explained by the admitted checks. Both ends of what would have been right.
+    /// The `remaining` of an answer does not follow from the admitted checks.
     Remaining {
-        /// Which counter.
+        /// The counter.
         counter: usize,
-        /// When.
+        /// The time of the decision, by the store's clock.
         at_us: u64,
-        /// What was said.
+        /// The `remaining` of the answer.
         told: u64,
-        /// The least that would have been right.
+        /// The smallest correct value.
         least: u64,
-        /// The most.
+        /// The largest correct value.
         most: u64,
     },
-    /// More than allowed, all sent and all answered within less than a window of the callers' clock.
+    /// More units than allowed were sent and answered within less than a window of the callers' clock.
     Witness {
-        /// Which counter.
+        /// The counter.
         counter: usize,
-        /// The first was sent then.
+        /// The time at which the first of them was sent, by the callers' clock.
         from_us: u64,
-        /// How much.
+        /// The units admitted.
         units: u64,
-        /// What is allowed.
+        /// The units allowed.
         bound: u64,
     },
-    /// Local answers admitted more than their share, or there should have been none.
+    /// Local decisions admitted more units in one window than [`Bounds::local`](super::Bounds::local) allows.
     Local {
-        /// Which counter.
+        /// The counter.
         counter: usize,
-        /// When.
+        /// The end of the window, by the clock of the local decisions.
         at_us: u64,
-        /// How much.
+        /// The units admitted.
         units: u64,
-        /// What is allowed.
+        /// The units allowed.
         bound: u64,
     },
-    /// A remembered denial that no answer of the store stands behind (any more).
+    /// A cached denial is not based on any valid decision of the store.
     Remembered {
-        /// Which counter.
+        /// The counter.
         counter: usize,
-        /// When it was asked, by the caller's clock.
+        /// The time at which the check was sent, by the caller's clock.
         sent_us: u64,
     },
-    /// A remembered line that says something else than the word of the store that it stands on.
+    /// An answer from the deny cache differs from the answer of the store that it repeats.
     Misremembered {
-        /// Which counter.
+        /// The counter.
         counter: usize,
-        /// When it was asked, by the caller's clock.
+        /// The time at which the check was sent, by the caller's clock.
         sent_us: u64,
-        /// What was said to remain.
+        /// The `remaining` of the answer.
         remaining: u64,
-        /// The wait that was told (`None`: never): until the cost fits, or until one more unit comes back where it does.
+        /// The `retry_after` of a denied limit (`None` is *never*), or the `next_after` of an allowed one.
         told_us: Option<u64>,
     },
-    /// Admitted without being counted by anybody, where that is not allowed.
+    /// A check was admitted without counting, and [`Bounds::uncounted`](super::Bounds::uncounted) is not set.
     Uncounted {
-        /// When it was asked, by the caller's clock.
+        /// The time at which the check was sent, by the caller's clock.
         sent_us: u64,
     },
 }
 
-/// What the checker saw.
+/// The result of verifying a history.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Report {
-    /// Checks noted.
+    /// Number of recorded checks.
     pub checks: u64,
-    /// Lines admitted by the store.
+    /// Number of limit statuses of checks that the store admitted.
     pub admitted: u64,
-    /// Lines refused by the store (their own verdict).
+    /// Number of limit statuses in which the store denied.
     pub refused: u64,
-    /// Lines refused from memory of the store's word.
+    /// Number of limit statuses denied from the deny cache.
     pub remembered: u64,
-    /// Lines answered locally.
+    /// Number of limit statuses of local decisions.
     pub local: u64,
-    /// Checks that nobody counted.
+    /// Number of checks admitted without counting.
     pub uncounted: u64,
-    /// What is wrong; the first of them.
+    /// The first 100 violations.
     pub violations: Vec<Violation>,
-    /// How much is wrong in all.
+    /// Number of all violations.
     pub violations_total: u64,
 }
 
 impl Report {
+    /// Adds a violation. Beyond [`KEPT_MAX`] it is only counted.
     pub(super) fn add(&mut self, violation: Violation) {
         self.violations_total += 1;
         if self.violations.len() < KEPT_MAX {
@@ -140,7 +143,10 @@ impl Report {
         }
     }
 
-    /// Panics unless there is nothing wrong, for use in a test.
+    /// Asserts that there are no violations.
+    ///
+    /// # Panics
+    /// If there are any. The message lists the first 20.
     pub fn expect_clean(&self) {
         assert!(self.violations_total == 0, "{self}");
     }
@@ -150,7 +156,7 @@ impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "{} checks, {} uncounted; lines: {} admitted, {} refused, {} remembered, {} local; {} violations",
+            "{} checks, {} uncounted; limits: {} admitted, {} denied, {} from the deny cache, {} local; {} violations",
             self.checks,
             self.uncounted,
             self.admitted,

@@ -1,10 +1,10 @@
-//! What the callers' own clocks prove: the witness, and local shares.
+//! Verification by the callers' clock, and of local decisions.
 
 use tollgate_core::Source;
 
 use super::{Answer, Bounds, Counter, Report, Violation};
 
-/// Judges what needs no clock of the store.
+/// Verifies everything that does not depend on the store's clock.
 pub(super) fn verify(number: usize, counter: &Counter, bounds: Bounds, report: &mut Report) {
     let quota = u64::from(counter.limit.quota());
     let window_us = counter.limit.window_us();
@@ -12,7 +12,7 @@ pub(super) fn verify(number: usize, counter: &Counter, bounds: Bounds, report: &
     let charged = |answer: &&Answer| answer.admitted && answer.cost > 0;
     let by_store: Vec<&Answer> = counter.answers.iter().filter(charged).filter(|a| a.source == Source::Store).collect();
     let local: Vec<&Answer> = counter.answers.iter().filter(charged).filter(|a| a.source == Source::Local).collect();
-    // A refund makes room within the window; whoever refunds has only the store's clock to go by.
+    // A refund makes room within the window, and its time is only known by the store's clock.
     if !refunded && let Some((from_us, units)) = crowd(&by_store, window_us, quota) {
         report.add(Violation::Witness { counter: number, from_us, units, bound: quota });
     }
@@ -28,8 +28,10 @@ pub(super) fn verify(number: usize, counter: &Counter, bounds: Bounds, report: &
     }
 }
 
-/// More than `bound` units, all sent at or after one moment and all answered less than a window after it: that moment, and how
-/// many. Two pointers, over the order of sending and the order of answers.
+/// Finds more than `bound` units, all sent at or after one instant and all answered less than a window after it.
+///
+/// Returns that instant and the number of units, or `None`. Uses two pointers: one over the answers by the time of
+/// sending, one over the answers by the time of receiving.
 fn crowd(answers: &[&Answer], window_us: u64, bound: u64) -> Option<(u64, u64)> {
     let mut by_sent: Vec<usize> = (0..answers.len()).collect();
     by_sent.sort_unstable_by_key(|&index| answers[index].sent_us);
@@ -58,7 +60,7 @@ fn crowd(answers: &[&Answer], window_us: u64, bound: u64) -> Option<(u64, u64)> 
     None
 }
 
-/// Local answers by their own clock. They come in its order already.
+/// Verifies local decisions by their own clock. They must be in its order.
 fn verify_local(number: usize, local: &[&Answer], window_us: u64, bound: u64, report: &mut Report) {
     let (mut first, mut units) = (0, 0);
     for answer in local {

@@ -4,16 +4,16 @@ use tollgate_core::{Algorithm, Limit};
 
 use super::{Receipt, div_ceil};
 
-/// What is used, in parts of a unit, as of a time.
+/// The use of a bucket at a time, in parts of a unit.
 #[derive(Clone, Debug)]
 pub(super) struct Bucket {
     time: i128,
     level: i128,
-    /// How many parts were one unit when this was written.
+    /// The number of parts of one unit under the limit with which this was written.
     parts_per_unit: i128,
 }
 
-/// A limit as the bucket sees it.
+/// The parameters that a bucket derives from its limit.
 struct Shape {
     capacity: i128,
     grain_us: i128,
@@ -26,7 +26,7 @@ impl Bucket {
         Bucket { time: 0, level: 0, parts_per_unit: Shape::of(limit).parts_per_unit }
     }
 
-    /// The level at `now`: in the limit's parts, within its capacity, leaked since it was written.
+    /// Returns the bucket at `now`: converted to the limit's parts, cut to its capacity, and leaked until then.
     pub(super) fn settled(&self, limit: &Limit, now: i128) -> Bucket {
         let shape = Shape::of(limit);
         let mut level = self.level;
@@ -57,14 +57,16 @@ impl Bucket {
         self.level += cost * self.parts_per_unit;
     }
 
-    /// Charged although refused, but not beyond the capacity.
+    /// Charges a denied request, at most up to the capacity.
     pub(super) fn penalty(&mut self, limit: &Limit, cost: i128) {
         let brim = Shape::of(limit).capacity * self.parts_per_unit;
         self.level = (self.level + cost * self.parts_per_unit).min(brim);
     }
 
-    /// Units leak oldest first: the whole level that the admission left behind is gone `reset_us` later, and until
-    /// then at most what leaks in the rest of that time can be the admission's own.
+    /// Refunds the units of an admission that have not leaked yet.
+    ///
+    /// Units leak oldest first. The level after the admission has leaked completely after `reset_us`. Until then, at
+    /// most what leaks in the rest of that time belongs to the admission.
     pub(super) fn refund(&mut self, limit: &Limit, now: i128, receipt: &Receipt) {
         let shape = Shape::of(limit);
         let grains_until_gone = shape.grains(receipt.at, receipt.at + receipt.reset_us);
@@ -78,7 +80,7 @@ impl Bucket {
 impl Shape {
     fn of(limit: &Limit) -> Shape {
         let cost_max = i128::from(limit.cost_max());
-        // The unit in service of a leaky bucket does not wait in the queue.
+        // The unit that a leaky bucket is serving is not in the queue.
         let capacity = if limit.algorithm() == Algorithm::LeakyBucket { cost_max + 1 } else { cost_max };
         let window_us = i128::from(limit.window_us());
         let grain_us = capacity * div_ceil(window_us, 1 << 20) / 8_500_000_000 + 1;
@@ -86,7 +88,7 @@ impl Shape {
         Shape { capacity, grain_us, parts_per_unit, quota: i128::from(limit.quota()) }
     }
 
-    /// The grains of time that end between two instants.
+    /// Returns the number of grains of time that end between two instants.
     fn grains(&self, from: i128, to: i128) -> i128 {
         to / self.grain_us - from / self.grain_us
     }

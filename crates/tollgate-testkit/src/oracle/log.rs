@@ -1,10 +1,10 @@
-//! `sliding` and `sliding-log`: the admissions themselves, in order.
+//! `sliding` and `sliding-log`: a list of the admissions in order.
 
 use tollgate_core::{Algorithm, Limit, SLIDING_EXACT_QUOTA_MAX};
 
 use super::{Receipt, div_ceil};
 
-/// Admissions, oldest first. Those of one tick share an entry, at the time of the latest.
+/// Admissions, oldest first. Those of one tick share an entry, which has the time of the latest.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Log {
     entries: Vec<Entry>,
@@ -17,7 +17,7 @@ struct Entry {
 }
 
 impl Log {
-    /// What counts at `now`: the window, with everything that lies in the future put at `now`.
+    /// Returns the entries inside the window that ends at `now`. Entries from the future are moved to `now`.
     pub(super) fn settled(&self, limit: &Limit, now: i128) -> Log {
         let is_counted = |entry: &&Entry| entry.time > now - i128::from(limit.window_us());
         let (past, future): (Vec<Entry>, Vec<Entry>) =
@@ -49,7 +49,7 @@ impl Log {
         }
     }
 
-    /// Charged although refused; what is too much then goes from the oldest, unit by unit.
+    /// Charges a denied request. Units above the quota are then removed, oldest first.
     pub(super) fn penalty(&mut self, limit: &Limit, now: i128, cost: i128) {
         let quota = i128::from(limit.quota());
         self.charge(limit, now, cost.min(quota));

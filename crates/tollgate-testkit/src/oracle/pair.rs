@@ -1,10 +1,10 @@
-//! `sliding-counter` and `fixed-window`: a ledger of what was booked in which aligned window.
+//! `sliding-counter` and `fixed-window`: a list of the units charged in each aligned window.
 
 use tollgate_core::{Algorithm, Limit};
 
 use super::{Receipt, div_ceil};
 
-/// Bookings, each in the aligned window ("bucket") that was current; refunds are negative ones.
+/// Units charged, each with the start of the aligned window ("bucket") of the charge. Refunds are negative.
 #[derive(Clone, Debug)]
 pub(super) struct Pair {
     window_us: i128,
@@ -18,8 +18,9 @@ impl Pair {
         Pair { window_us: i128::from(limit.window_us()), start: 0, bookings: Vec::new() }
     }
 
-    /// The ledger as it reads at `now`. One that was kept with another window becomes a single booking of
-    /// what counted under that window.
+    /// Returns the record at `now`.
+    ///
+    /// If it was written with another window, it becomes a single charge of the units that counted under that window.
     pub(super) fn settled(&self, limit: &Limit, now: i128) -> Pair {
         let window_us = i128::from(limit.window_us());
         let moved = self.moved_to(limit, now);
@@ -31,7 +32,7 @@ impl Pair {
         Pair { window_us, start, bookings: vec![(start, used)] }
     }
 
-    /// The same ledger at `now`. If the clock went back, all that counted counts in the present bucket.
+    /// Moves the record to the bucket of `now`. If the clock was set back, all counted units move to that bucket.
     fn moved_to(&self, limit: &Limit, now: i128) -> Pair {
         let start = now - now % self.window_us;
         if self.start <= start {
@@ -61,7 +62,7 @@ impl Pair {
         self.bookings.push((self.start, cost));
     }
 
-    /// Charged although refused, but not beyond the quota.
+    /// Charges a denied request, at most up to the quota.
     pub(super) fn penalty(&mut self, limit: &Limit, cost: i128) {
         let room = (i128::from(limit.quota()) - self.current()).max(0);
         self.bookings.push((self.start, cost.min(room)));
@@ -73,7 +74,9 @@ impl Pair {
         self.bookings.push((bucket, -receipt.units.min(booked)));
     }
 
-    /// What counts at `now`: this bucket, and of the previous one the share that the window still covers.
+    /// Returns the units that count at `now`: the current bucket, and the covered share of the previous one.
+    ///
+    /// A fixed window counts the current bucket only.
     fn estimate(&self, limit: &Limit, now: i128) -> i128 {
         if limit.algorithm() == Algorithm::FixedWindow {
             return self.current();

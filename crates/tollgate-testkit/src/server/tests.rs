@@ -14,7 +14,7 @@ fn runs(pid: u32) -> bool {
 }
 
 #[test]
-fn each_brand_starts_and_says_who_it_is() {
+fn each_brand_starts_and_identifies_itself() {
     for brand in Brand::ALL {
         let server = Config::new(brand).start();
         assert_eq!(server.command(&["PING"]).text(), "PONG");
@@ -40,7 +40,7 @@ fn settings_reach_the_server() {
 }
 
 #[test]
-fn a_password_is_used_by_our_own_commands_and_asked_of_others() {
+fn a_password_is_sent_by_our_own_commands_and_required_of_others() {
     let server = Config::new(Brand::Redis).set("requirepass", "sesame").start();
     assert_eq!(server.command(&["PING"]).text(), "PONG");
     let refused = Connection::open(server.addr()).unwrap().call(&["PING"]).unwrap();
@@ -49,21 +49,21 @@ fn a_password_is_used_by_our_own_commands_and_asked_of_others() {
 
 #[test]
 fn environment_reaches_the_server() {
-    // The dynamic linker obeys it and writes to the server's log.
+    // The dynamic linker reads this variable and writes to the server's log.
     let server = Config::new(Brand::Redis).env("LD_DEBUG", "libs").start();
     assert!(server.log().contains("calling init: "), "{}", server.log());
 }
 
 #[test]
-fn a_refused_setting_fails_with_the_servers_own_words() {
+fn an_invalid_setting_fails_with_the_servers_message() {
     let start = || Config::new(Brand::Redis).set("maxmemory", "plenty").start();
     let panic = std::panic::catch_unwind(start).unwrap_err();
     let message = panic.downcast_ref::<String>().unwrap();
-    assert!(message.contains("ended at its start") && message.contains("maxmemory plenty"), "{message}");
+    assert!(message.contains("exited during its start") && message.contains("maxmemory plenty"), "{message}");
 }
 
 #[test]
-fn kill9_leaves_nobody_and_restart_forgets_without_persistence() {
+fn kill9_ends_the_process_and_restart_loses_data_without_persistence() {
     let server = Server::redis();
     let (pid, port) = (server.pid(), server.port());
     server.command(&["SET", "key", "kept"]);
@@ -78,21 +78,21 @@ fn kill9_leaves_nobody_and_restart_forgets_without_persistence() {
 }
 
 #[test]
-fn a_persistent_server_keeps_its_data_over_kill9() {
+fn a_persistent_server_keeps_its_data_across_kill9() {
     for brand in Brand::ALL {
         let server = Config::new(brand).persistent().start();
         server.command(&["SET", "key", "kept"]);
         server.restart();
         assert_eq!(server.command(&["GET", "key"]).text(), "kept", "{brand}");
         let starts = server.log().matches("Server initialized").count();
-        assert_eq!(starts, 2, "the log goes on over a restart: {}", server.log());
+        assert_eq!(starts, 2, "the log is continued after a restart: {}", server.log());
     }
 }
 
-/// Holds 500 keys and will load them with a pause for each.
+/// Starts a server with 500 saved keys that pauses after loading each key.
 fn slow_to_load(pause_us: u32) -> Server {
     let slow = Config::new(Brand::Redis).set("key-load-delay", &pause_us.to_string());
-    // How often it looks at its clients while loading.
+    // How often the server handles its clients while loading.
     let server = slow.set("loading-process-events-interval-bytes", "1024").start();
     let mut connection = server.connect().unwrap();
     for key in 0..500 {
@@ -103,7 +103,7 @@ fn slow_to_load(pause_us: u32) -> Server {
 }
 
 #[test]
-fn a_server_that_is_loading_says_so() {
+fn a_server_answers_loading_while_it_loads() {
     let server = slow_to_load(20_000);
     server.restart_without_waiting();
     let loading = server.command(&["GET", "1"]);
@@ -152,11 +152,11 @@ fn dropping_removes_the_directory() {
 }
 
 #[test]
-fn the_leash_ends_even_a_stopped_server_when_the_test_process_is_gone() {
+fn the_leash_kills_even_a_stopped_server_when_the_test_process_dies() {
     let server = Server::redis();
     let dir = server.dir.path().to_owned();
     server.stop();
-    // What the kernel does when we die: our end of the pipe is closed.
+    // Closes our end of the pipe, as the kernel does when the test process dies.
     drop(server.process().as_mut().unwrap().leash.stdin.take());
     let mut process = server.process();
     assert!(poll(|| process.as_mut().unwrap().child.try_wait().unwrap().is_some()));
@@ -164,7 +164,7 @@ fn the_leash_ends_even_a_stopped_server_when_the_test_process_is_gone() {
 }
 
 #[test]
-fn a_port_that_somebody_took_while_the_server_was_down_is_waited_for() {
+fn restart_waits_for_a_port_that_was_taken_while_the_server_was_down() {
     let server = Server::redis();
     server.kill9();
     let intruder = std::net::TcpListener::bind(server.addr()).unwrap();

@@ -1,8 +1,8 @@
-//! Whether a client asked for `application/problem+json`.
+//! Decides whether a request's `Accept` header asks for `application/problem+json`.
 //!
-//! Asking means naming it. `*/*` and `application/*` come from clients that take whatever is there, and the JSON
-//! that they have always got is the better surprise. Who names both gets what they weigh more, of equals the
-//! problem: nobody lists it by accident.
+//! The media type must be named. `*/*` and `application/*` come from clients that take any type, and these keep getting
+//! plain JSON. If a client names both `application/problem+json` and `application/json`, the one with the higher weight
+//! is used. On a tie it is the problem, since a client does not name that type by accident.
 
 use http::HeaderMap;
 use http::header::ACCEPT;
@@ -10,9 +10,10 @@ use http::header::ACCEPT;
 const PROBLEM: &str = "application/problem+json";
 const JSON: &str = "application/json";
 
-/// A weight in thousandths, as precise as HTTP has them.
+/// The highest weight, in thousandths: HTTP allows three decimal places.
 const WEIGHT_MAX: u16 = 1_000;
 
+/// Returns whether the `Accept` headers prefer `application/problem+json`.
 pub(super) fn asks_for_problem(headers: &HeaderMap) -> bool {
     let (mut problem, mut json) = (0, 0);
     for line in headers.get_all(ACCEPT).iter().filter_map(|value| value.to_str().ok()) {
@@ -29,7 +30,7 @@ pub(super) fn asks_for_problem(headers: &HeaderMap) -> bool {
     problem > 0 && problem >= json
 }
 
-/// The `q` among the parameters; 1 if there is none, 0 if it is none that HTTP knows.
+/// Returns the weight `q` in thousandths: 1,000 if there is no `q`, 0 if its value is invalid.
 fn weight(parameters: &str) -> u16 {
     let named = |parameter: &str| {
         let (name, value) = parameter.split_once('=')?;
@@ -38,7 +39,9 @@ fn weight(parameters: &str) -> u16 {
     parameters.split(';').find_map(named).unwrap_or(WEIGHT_MAX)
 }
 
-/// `0.25` as 250: a 0 or 1, and at most three digits after a point.
+/// Parses a weight into thousandths, at most 1,000: `0.25` is 250.
+///
+/// Accepts a 0 or a 1 and at most three digits after a point; anything else is `None`.
 fn thousandths(text: &str) -> Option<u16> {
     let (whole, part) = text.split_once('.').unwrap_or((text, ""));
     let whole: u16 = matches!(whole, "0" | "1").then(|| whole.parse().ok())??;
@@ -64,7 +67,7 @@ mod tests {
     }
 
     #[test]
-    fn only_naming_it_is_asking_for_it() {
+    fn problem_json_must_be_named() {
         assert!(asks(&["application/problem+json"]));
         assert!(asks(&["Application/Problem+JSON ; q=0.1"]));
         assert!(asks(&["text/html, application/problem+json;charset=utf-8;q=0.5, */*;q=0.1"]));
@@ -76,14 +79,14 @@ mod tests {
     }
 
     #[test]
-    fn the_heavier_of_both_wins_and_a_tie_is_the_problem() {
+    fn the_higher_weight_wins_and_a_tie_is_the_problem() {
         assert!(asks(&["application/json, application/problem+json"]));
         assert!(asks(&["application/json;q=0.8, application/problem+json;q=0.801"]));
         assert!(!asks(&["application/json, application/problem+json;q=0.9"]));
     }
 
     #[test]
-    fn weight_zero_and_nonsense_weights_are_no_wish() {
+    fn zero_and_invalid_weights_do_not_ask_for_a_problem() {
         for q in ["0", "0.0", "0.000", "2", "-1", "nan", "", ".5", "0.1234", "1e3", "0.5x"] {
             assert!(!asks(&[&format!("application/problem+json;q={q}")]), "{q}");
         }

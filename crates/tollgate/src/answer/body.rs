@@ -1,11 +1,11 @@
-//! The body of a refusal.
+//! Bodies of refusals.
 //!
 //! | format | content type | for |
 //! |---|---|---|
-//! | `json` (default) | `application/json` | most clients; becomes `problem` for those that ask for it |
+//! | `json` (default) | `application/json` | most clients; becomes `problem` if the `Accept` header names it |
 //! | `problem` | `application/problem+json` (RFC 9457) | clients that know problem types |
-//! | `text` | `text/plain` | shield rules, where nobody reads it |
-//! | the caller's own | whatever it says | pages, envelopes, translations |
+//! | `text` | `text/plain` | shield rules, whose responses are rarely read |
+//! | `custom` | chosen by the application | pages, envelopes, translations |
 
 use std::fmt;
 use std::sync::Arc;
@@ -19,23 +19,26 @@ use super::policy::Policy;
 use super::refusal::Refusal;
 use super::verdict::Verdict;
 
-/// A body and its type.
+/// A response body and its content type.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Body {
-    /// Its `Content-Type`.
+    /// The value of `Content-Type`.
     pub content_type: HeaderValue,
-    /// Its bytes.
+    /// The bytes of the body.
     pub bytes: Bytes,
 }
 
 impl Body {
-    /// A body of this type.
+    /// Creates a body with this content type.
+    ///
+    /// # Panics
+    /// If `content_type` is not a valid header value.
     pub fn new(content_type: &'static str, bytes: impl Into<Bytes>) -> Body {
         Body { content_type: HeaderValue::from_static(content_type), bytes: bytes.into() }
     }
 }
 
-/// What the body of a refusal is.
+/// Format of the body of a refusal. Defaults to JSON.
 ///
 /// ```
 /// use tollgate::answer::{Body, Format, Policy};
@@ -49,28 +52,30 @@ impl Body {
 #[derive(Clone, Default)]
 #[non_exhaustive]
 pub enum Format {
-    /// JSON, or a problem for a client that asks for one.
+    /// JSON; a problem of RFC 9457 if the request's `Accept` header names `application/problem+json`.
     #[default]
     Json,
-    /// A problem of RFC 9457, asked for or not.
+    /// A problem of RFC 9457, whatever the request accepts.
     Problem,
-    /// Plain text.
+    /// Plain text: the message and a newline.
     Text,
-    /// The caller's own; see [`Format::custom`].
+    /// A body made by the application; see [`Format::custom`].
     Custom(CustomFormat),
 }
 
-/// A body written by the caller.
+/// A function of the application that makes a body; built by [`Format::custom`].
 #[derive(Clone)]
 pub struct CustomFormat(Arc<dyn Fn(&Refusal<'_>) -> Body + Send + Sync>);
 
 impl Format {
-    /// Bodies written by the caller. Status and headers stay as they are for the other formats.
+    /// Creates a format whose bodies are made by `body`.
+    ///
+    /// `body` sets the content type and the bytes. Status and all other headers are those of the built-in formats.
     pub fn custom(body: impl Fn(&Refusal<'_>) -> Body + Send + Sync + 'static) -> Format {
         Format::Custom(CustomFormat(Arc::new(body)))
     }
 
-    /// The name used in configuration.
+    /// Returns the name: `json`, `problem`, `text` or `custom`. The first three are used in configuration.
     pub fn name(&self) -> &'static str {
         match self {
             Format::Json => "json",
@@ -80,7 +85,7 @@ impl Format {
         }
     }
 
-    /// The body of this refusal for a client that sent these headers.
+    /// Renders the body of a refusal of a request with these headers.
     pub(super) fn body(&self, refusal: &Refusal<'_>, request: &HeaderMap) -> Body {
         match self {
             Format::Json if asks_for_problem(request) => problem(refusal),
@@ -112,7 +117,7 @@ struct Json<'a> {
     facts: Facts<'a>,
 }
 
-/// RFC 9457, with the member that the RateLimit draft adds for its problem types.
+/// A problem of RFC 9457, with the member that the RateLimit draft adds for its problem types.
 #[derive(Serialize)]
 struct Problem<'a> {
     r#type: &'static str,
@@ -125,7 +130,7 @@ struct Problem<'a> {
     facts: Facts<'a>,
 }
 
-/// What both say.
+/// The fields that [`Json`] and [`Problem`] have in common.
 #[derive(Serialize)]
 struct Facts<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -179,6 +184,6 @@ fn problem(refusal: &Refusal<'_>) -> Body {
 }
 
 fn written(content_type: &'static str, body: &impl Serialize) -> Body {
-    // Strings and numbers into memory: there is nothing that could fail, and an empty body would still be an answer.
+    // Serializing strings and numbers into memory cannot fail. If it did, the body would be empty.
     Body::new(content_type, serde_json::to_vec(body).unwrap_or_default())
 }

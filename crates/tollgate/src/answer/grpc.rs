@@ -1,9 +1,9 @@
-//! A refusal in gRPC: a status in the trailers, the facts as metadata.
+//! Refusals in gRPC: a status in the trailers, the rate-limit headers as metadata.
 //!
-//! gRPC runs over HTTP, but its clients do not look at the HTTP status: one that is not 200 tells them that something on the way
-//! is broken, and they make UNKNOWN or UNAVAILABLE of a 429. What they understand is an answer that consists of trailers
-//! alone: HTTP 200, no body, and `grpc-status` and `grpc-message` among the headers. All other headers become
-//! metadata, so whatever an HTTP client is told, a gRPC client can read too:
+//! gRPC runs over HTTP, but its clients expect the HTTP status 200. They take any other status for a failure of an
+//! intermediary and report a 429 as UNKNOWN or UNAVAILABLE. They do understand a trailers-only response: HTTP 200, no
+//! body, and `grpc-status` and `grpc-message` among the headers. All other headers become metadata, so a gRPC client
+//! can read everything that an HTTP client can:
 //!
 //! ```text
 //!   :status: 200
@@ -15,7 +15,7 @@
 //!   ratelimit: "per-minute";r=0;t=12
 //! ```
 //!
-//! Only whoever speaks gRPC may answer so: to everybody else a 200 is an admission.
+//! Only gRPC requests may be answered this way. To any other client a 200 is an admission.
 
 use bytes::Bytes;
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE, HeaderName};
@@ -26,19 +26,22 @@ use super::verdict::Verdict;
 static GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
 static GRPC_MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
 
-/// The content type of a gRPC request with these headers: `application/grpc`, `application/grpc+proto`,
-/// `application/grpc-web`. None if it is no gRPC.
+/// Returns the content type of a gRPC request, or `None` if the request is not gRPC.
+///
+/// Any content type that starts with `application/grpc` is gRPC: `application/grpc+proto`, `application/grpc-web`.
 pub fn content_type(request: &HeaderMap) -> Option<&HeaderValue> {
     request.get(CONTENT_TYPE).filter(|value| value.as_bytes().starts_with(b"application/grpc"))
 }
 
-/// Whether these are the headers of an answer that has failed already.
+/// Returns whether these response headers carry a `grpc-status` other than 0 (OK).
 pub(crate) fn has_failed(headers: &HeaderMap) -> bool {
     headers.get(&GRPC_STATUS).is_some_and(|status| status.as_bytes() != b"0")
 }
 
-/// Makes the HTTP answer for a verdict one in gRPC, of the request's content type: its status and these words, and
-/// the headers as metadata.
+/// Builds the trailers-only gRPC response for a verdict.
+///
+/// It has the verdict's gRPC code, `message`, and the request's `content_type`. `headers`, those of the HTTP response,
+/// become metadata, without `Content-Length`.
 pub(crate) fn refusal(
     verdict: Verdict,
     message: &str,
@@ -56,7 +59,7 @@ pub(crate) fn refusal(
     response
 }
 
-/// As the specification wants a message: visible ASCII and spaces, everything else and `%` itself as `%XX`.
+/// Percent-encodes a `grpc-message`: printable ASCII is kept, `%` and all other bytes become `%XX`.
 fn escaped(message: &str) -> String {
     let mut text = String::with_capacity(message.len());
     for byte in message.bytes() {
@@ -89,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn a_message_is_escaped_as_the_specification_wants_it() {
+    fn grpc_message_is_percent_encoded() {
         assert_eq!(escaped("100 % for é\n"), "100 %25 for %C3%A9%0A");
         let response = refusal(
             Verdict::Denied,

@@ -1,4 +1,4 @@
-//! All policies that answer one request together.
+//! The policies of one check, rendered together.
 
 use std::sync::Arc;
 
@@ -9,13 +9,12 @@ use smallvec::SmallVec;
 use tollgate_core::{Decision, Line, Source, Wait};
 
 use super::body::Format;
-use super::digits::{eight_digits, header_value};
 use super::policy::Policy;
 use super::refusal::{Refusal, retry_after_secs};
 use super::strictest::strictest;
 use super::style::{Flavour, Style};
 
-/// Room for the `RateLimit` of about four policies with short names.
+/// Size of the stack buffer for `RateLimit`: about four policies with short names.
 const STACK_BYTES: usize = 128;
 
 static X_LIMIT: HeaderName = HeaderName::from_static("x-ratelimit-limit");
@@ -27,44 +26,52 @@ static RATE_LIMIT_LIMIT: HeaderName = HeaderName::from_static("ratelimit-limit")
 static RATE_LIMIT_REMAINING: HeaderName = HeaderName::from_static("ratelimit-remaining");
 static RATE_LIMIT_RESET: HeaderName = HeaderName::from_static("ratelimit-reset");
 
-/// The policies of a check, in the order of its lines, with everything rendered that no request changes.
+/// The policies of a check, in the order of its limits, with the constant parts of their headers rendered.
 ///
-/// Rules choose their styles by themselves, and several may answer one request. `x` then shows the most restrictive
-/// of the policies that chose it. If some chose `ietf` and others `draft-6`, all of them are told in the style
-/// of the first, because one response has one `RateLimit-Policy`. A name that is taken gets a number, so that no
-/// client takes one policy's numbers for another's.
+/// Policies of one check may have different styles. `x` shows the most restrictive of the policies that have this
+/// style. If some have `ietf` and others `draft-6`, all of these are shown in the style of the first one, because a
+/// response has one `RateLimit-Policy`. If several policies have the same name, the later ones get a number appended
+/// (`per-minute-2`), so that a client can tell them apart.
 #[derive(Clone, Debug)]
 pub struct Policies {
     policies: Box<[Arc<Policy>]>,
     shows_x: bool,
     flavour: Option<Flavour>,
-    /// What is told of which lines in `RateLimit`: texts end to end, and of each where it ends.
+    /// The limit statuses that are shown in `RateLimit`. Each refers to a part of `told_text`.
     told: SmallVec<[ToldLine; 2]>,
+    /// The constant parts of `RateLimit`, concatenated.
     told_text: Box<[u8]>,
-    /// `RateLimit-Policy`, if there is anything to say in it.
+    /// The value of `RateLimit-Policy`, if not empty.
     advertised: Option<HeaderValue>,
     exposed: Option<Exposed>,
-    /// How many headers an admission is told, and one for a length that is often added last. The map that hears it beforehand grows once, if at all, while
-    /// it is still small.
+    /// The number of headers to reserve, so that the map grows at most once.
+    ///
+    /// It covers the headers of an admission and `Content-Length`, which is often added last.
     room: usize,
 }
 
-/// A line of a decision in `RateLimit`.
+/// A limit status of a decision that is shown in `RateLimit`.
 #[derive(Clone, Debug)]
 struct ToldLine {
-    /// Which one.
+    /// The index of the limit status in the decision.
     place: usize,
-    /// Where its text ends: `"per-minute";r=`, to be followed by what remains; behind a comma unless it is the first.
+    /// The end of its constant part in `told_text`.
+    ///
+    /// The part is `"per-minute";r=`, after a comma and a space unless it is the first. The remaining units follow it.
     end: usize,
 }
 
-/// `Access-Control-Expose-Headers` for each set of headers that can occur: without and with `X-RateLimit-Reset` (that
-/// of a limit that can never be passed has none), without and with `Retry-After`.
+/// `Access-Control-Expose-Headers` for each set of headers that can occur.
+///
+/// The first index is whether `X-RateLimit-Reset` is present (it is absent if the request can never pass), the second
+/// whether `Retry-After` is.
 #[derive(Clone, Debug)]
 struct Exposed([[Option<HeaderValue>; 2]; 2]);
 
 impl Policies {
-    /// These policies, one for each line of the decisions that they will answer.
+    /// Creates the set from one policy per limit of the check, in the order of the check.
+    ///
+    /// A policy whose name an earlier policy has gets a number appended to its name.
     pub fn new<P: Into<Arc<Policy>>>(policies: impl IntoIterator<Item = P>) -> Policies {
         let policies = with_distinct_names(policies.into_iter().map(Into::into).collect());
         let flavour = policies.iter().find_map(|policy| policy.styles().flavour());
@@ -87,8 +94,9 @@ impl Policies {
         Policies { policies, shows_x, flavour, told, told_text, advertised, exposed: None, room }
     }
 
-    /// Whether scripts of other origins may read the headers (`Access-Control-Expose-Headers` lists exactly those in
-    /// use). They may not unless said.
+    /// Sets whether browsers let scripts of other origins read the rate-limit headers. Defaults to `false`.
+    ///
+    /// If `true`, `Access-Control-Expose-Headers` lists exactly the rate-limit headers of the response.
     #[must_use]
     pub fn with_exposed_headers(mut self, exposed: bool) -> Policies {
         self.exposed = exposed.then(|| {
@@ -98,26 +106,27 @@ impl Policies {
         self
     }
 
-    /// Some of them, told in the same way.
+    /// Returns the policies whose index passes `is_kept`, with the exposure of headers unchanged.
     pub(crate) fn subset(&self, is_kept: impl Fn(usize) -> bool) -> Policies {
         let kept = self.policies.iter().enumerate().filter(|(index, _)| is_kept(*index));
         Policies::new(kept.map(|(_, policy)| policy.clone())).with_exposed_headers(self.exposed.is_some())
     }
 
-    /// The policies, in the order of the lines.
+    /// Returns the policies, in the order of the limits of the check.
     pub fn policies(&self) -> impl ExactSizeIterator<Item = &Policy> {
         self.policies.iter().map(|policy| &**policy)
     }
 
-    /// Writes what belongs on every limited response, and on a denial `Retry-After` and `Cache-Control` too. Headers of
-    /// these names that are already there are replaced: the decision knows better.
+    /// Writes the rate-limit headers of a response, on a denial also `Retry-After` and `Cache-Control: no-store`.
     ///
-    /// A decision that nobody made (the store was away and the rule allows) claims nothing.
+    /// Existing headers of these names are replaced; `Access-Control-Expose-Headers` is appended to. `Retry-After` is
+    /// not written if the request can never pass. No quota headers are written for a decision of
+    /// [`Source::None`] (the store did not answer and the failure policy allowed the request) or without limits.
     pub fn write_headers(&self, decision: &Decision, headers: &mut HeaderMap) {
         if !decision.allowed() {
             headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
             if let Some(secs) = retry_after_secs(decision.retry_after()) {
-                headers.insert(RETRY_AFTER, header_value(secs));
+                headers.insert(RETRY_AFTER, HeaderValue::from(secs));
             }
         }
         if decision.source == Source::None || decision.lines.is_empty() {
@@ -140,7 +149,10 @@ impl Policies {
         }
     }
 
-    /// The whole answer to a denied request: 429, headers, and the body that the refusing policy chose.
+    /// Builds the response to a denied request: 429, the headers, and a body.
+    ///
+    /// The body is in the format of the most restrictive of the policies that denied the request. `request` holds the
+    /// request's headers; its `Accept` header may change a JSON body into a problem of RFC 9457.
     ///
     /// ```
     /// use http::HeaderMap;
@@ -167,26 +179,27 @@ impl Policies {
         response
     }
 
-    /// The facts of a denial, for whoever speaks another protocol.
+    /// Returns the facts of a denial, for rendering it in another protocol.
     pub fn refusal<'a>(&'a self, decision: &'a Decision) -> Refusal<'a> {
         Refusal::denied(decision, self.told(decision))
     }
 
-    /// The whole answer when the store is away and the rule says `deny`: 503, never 429, and no quota claimed. The body
-    /// is in the first policy's format.
+    /// Builds the response if the store did not answer and the failure policy is `deny`: 503, without quota headers.
+    ///
+    /// The body is in the first policy's format. `Retry-After` is one second.
     pub fn unavailable(&self, request: &HeaderMap) -> Response<Bytes> {
         let refusal = Refusal::unavailable();
         let mut response = respond(&refusal, self.policies.first().map(|policy| policy.format()), request);
         let headers = response.headers_mut();
         headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
-        headers.insert(RETRY_AFTER, header_value(refusal.retry_after_secs().unwrap_or(1)));
+        headers.insert(RETRY_AFTER, HeaderValue::from(refusal.retry_after_secs().unwrap_or(1)));
         if self.exposed.is_some() {
             headers.append(ACCESS_CONTROL_EXPOSE_HEADERS, HeaderValue::from_static("Retry-After"));
         }
         response
     }
 
-    /// Each policy with what its limit said.
+    /// Pairs each policy with its limit status.
     fn told<'a>(&'a self, decision: &'a Decision) -> impl Iterator<Item = (&'a Policy, &'a Line)> + Clone {
         self.policies.iter().map(|policy| &**policy).zip(&decision.lines)
     }
@@ -195,11 +208,11 @@ impl Policies {
         let shown = self.told(decision).filter(|(policy, _)| policy.styles().contains(Style::X));
         let Some((policy, line)) = strictest(shown) else { return };
         headers.insert(&X_LIMIT, policy.rendered.quota.clone());
-        headers.insert(&X_REMAINING, header_value(line.remaining.into()));
+        headers.insert(&X_REMAINING, HeaderValue::from(line.remaining));
         match until_next(line).as_micros() {
             Some(wait_us) => {
                 let reset_us = decision.at.as_micros().saturating_add(wait_us);
-                headers.insert(&X_RESET, header_value(reset_us.div_ceil(1_000_000)));
+                headers.insert(&X_RESET, HeaderValue::from(reset_us.div_ceil(1_000_000)));
             }
             None => {
                 headers.remove(&X_RESET);
@@ -208,7 +221,7 @@ impl Policies {
     }
 
     fn write_ietf(&self, decision: &Decision, headers: &mut HeaderMap) {
-        // A few policies fit onto the stack, so that the value's own copy is the only allocation.
+        // The value of a few policies fits into the stack buffer, so that the header value is the only allocation.
         let mut short = ShortText { bytes: [0; STACK_BYTES], len: 0 };
         let value = match self.render_ietf(decision, &mut short) {
             Some(()) => HeaderValue::from_bytes(&short.bytes[..short.len]),
@@ -224,7 +237,7 @@ impl Policies {
         self.write_advertised(headers);
     }
 
-    /// The value of `RateLimit`, piece by piece, as long as there is room.
+    /// Writes the value of `RateLimit` to `text`. Returns `None` if it does not fit.
     #[inline]
     fn render_ietf(&self, decision: &Decision, text: &mut impl Text) -> Option<()> {
         let mut begin = 0;
@@ -244,11 +257,12 @@ impl Policies {
     fn write_draft_6(&self, decision: &Decision, headers: &mut HeaderMap) {
         let shown = self.told(decision).filter(|(policy, _)| policy.styles().flavour().is_some());
         let Some((policy, line)) = strictest(shown) else { return };
-        // This style requires a reset, so a request that can never pass is told when the next unit comes back.
+        // This style requires a reset. For a request that can never pass it is the time until one more unit is
+        // available.
         let wait = until_next(line).as_secs_ceil().or(line.next_after.as_secs_ceil());
         headers.insert(&RATE_LIMIT_LIMIT, policy.rendered.quota.clone());
-        headers.insert(&RATE_LIMIT_REMAINING, header_value(line.remaining.into()));
-        headers.insert(&RATE_LIMIT_RESET, header_value(wait.unwrap_or(i32::MAX as u64)));
+        headers.insert(&RATE_LIMIT_REMAINING, HeaderValue::from(line.remaining));
+        headers.insert(&RATE_LIMIT_RESET, HeaderValue::from(wait.unwrap_or(i32::MAX as u64)));
         self.write_advertised(headers);
     }
 
@@ -281,10 +295,12 @@ impl Policies {
     }
 }
 
-/// A text in the making. `None` when there is no more room.
+/// A buffer to which text is appended.
 trait Text {
+    /// Appends bytes. Returns `None` if they do not fit.
     fn put(&mut self, piece: &[u8]) -> Option<()>;
 
+    /// Appends a number in decimal. Returns `None` if it does not fit.
     fn put_number(&mut self, number: u64) -> Option<()> {
         self.put(itoa::Buffer::new().format(number).as_bytes())
     }
@@ -309,17 +325,9 @@ impl Text for ShortText {
         self.len += piece.len();
         Some(())
     }
-
-    #[inline]
-    fn put_number(&mut self, number: u64) -> Option<()> {
-        let (digits, count) = eight_digits(number)?;
-        self.bytes.get_mut(self.len..self.len + digits.len())?.copy_from_slice(&digits);
-        self.len += count;
-        Some(())
-    }
 }
 
-/// `t`: until this request would pass if the line refused it, else until one more unit comes back.
+/// Returns `t`: the wait until this request would pass if the limit denied it, else until one more unit is available.
 fn until_next(line: &Line) -> Wait {
     if line.allowed { line.next_after } else { line.retry_after }
 }
@@ -332,7 +340,7 @@ fn respond(refusal: &Refusal<'_>, format: Option<&Format>, request: &HeaderMap) 
     response
 }
 
-/// The value of `RateLimit-Policy`.
+/// Renders `RateLimit-Policy`. Returns `None` if it would be empty.
 fn advertise(flavour: Flavour, policies: &[Arc<Policy>]) -> Option<HeaderValue> {
     let told = policies.iter().filter(|policy| policy.styles().flavour().is_some());
     let texts: Vec<&str> = match flavour {
@@ -342,6 +350,7 @@ fn advertise(flavour: Flavour, policies: &[Arc<Policy>]) -> Option<HeaderValue> 
     HeaderValue::try_from(texts.join(", ")).ok().filter(|value| !value.is_empty())
 }
 
+/// Appends a number to each name that an earlier policy has: the smallest from 2 that makes it unique.
 fn with_distinct_names(mut policies: Vec<Arc<Policy>>) -> Vec<Arc<Policy>> {
     for index in 1..policies.len() {
         let is_taken =

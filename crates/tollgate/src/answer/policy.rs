@@ -1,4 +1,4 @@
-//! A policy: everything about a limit that is known before any request.
+//! A policy: a limit with everything that a response says about it and that no request changes.
 
 use std::fmt;
 
@@ -6,10 +6,11 @@ use http::HeaderValue;
 use tollgate_core::Limit;
 
 use super::body::Format;
-use super::digits;
 use super::style::Styles;
 
-/// A limit as a client meets it: its name, whose plan it is, and how it is told. Its texts are rendered here, once.
+/// A limit as clients see it: its public name, its plan, its header styles and the format of its refusals.
+///
+/// The constant parts of its headers are rendered once, when it is created.
 ///
 /// ```
 /// use tollgate::answer::{Format, Policy, Style, Styles};
@@ -33,32 +34,32 @@ pub struct Policy {
     pub(super) rendered: Rendered,
 }
 
-/// The parts of headers that no request changes.
+/// The constant parts of a policy's headers.
 #[derive(Clone)]
 pub(super) struct Rendered {
     /// `100`
     pub(super) quota: HeaderValue,
-    /// `"per-minute";q=100;w=60`, without `w` if the window is no whole number of seconds
+    /// `"per-minute";q=100;w=60`, without `w` if the window is not a whole number of seconds.
     pub(super) ietf_policy: Box<str>,
-    /// `"per-minute";r=`, to be followed by what remains
+    /// `"per-minute";r=`, to be followed by the remaining units.
     pub(super) ietf_open: Box<str>,
-    /// `100;w=60`; none if the window is no whole number of seconds, since this style requires `w`
+    /// `100;w=60`. `None` if the window is not a whole number of seconds, since this style requires `w`.
     pub(super) draft_6_policy: Option<Box<str>>,
 }
 
-/// The name is not made of lowercase letters, digits and hyphens.
+/// The error for a policy name that is not made of lowercase letters, digits and hyphens.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("a policy's name is one or more of a-z, 0-9 and -, for example per-minute; got {found:?}")]
+#[error("invalid policy name {found:?}: expected one or more of a-z, 0-9 and -, for example per-minute")]
 pub struct PolicyNameError {
-    /// What was asked for.
+    /// The rejected name.
     pub found: String,
 }
 
 impl Policy {
-    /// A policy by a name that clients see.
+    /// Creates a policy with a name that clients see.
     ///
     /// # Errors
-    /// When the name is not `[a-z0-9-]+`.
+    /// If the name does not match `[a-z0-9-]+`.
     pub fn new(name: &str, limit: Limit) -> Result<Policy, PolicyNameError> {
         let accepted = |byte: u8| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'-');
         if name.is_empty() || !name.bytes().all(accepted) {
@@ -67,7 +68,7 @@ impl Policy {
         Ok(Policy::named(name, limit))
     }
 
-    /// A policy named after its window: `per-minute`, `per-10-seconds`, `per-500-ms`.
+    /// Creates a policy named after its limit's window: `per-minute`, `per-10-seconds`, `per-500-ms`.
     pub fn of(limit: Limit) -> Policy {
         Policy::named(&Period(limit.window_us()).to_string().replace(' ', "-"), limit)
     }
@@ -84,66 +85,66 @@ impl Policy {
         }
     }
 
-    /// The plan that the limit belongs to.
+    /// Sets the plan that the limit belongs to. It appears in the bodies of refusals.
     #[must_use]
     pub fn with_plan(self, plan: impl Into<Box<str>>) -> Policy {
         Policy { plan: Some(plan.into()), ..self }
     }
 
-    /// Where a refused client can get a larger plan.
+    /// Sets the URL where a client can upgrade its plan. It appears in the bodies of refusals.
     #[must_use]
     pub fn with_upgrade_url(self, url: impl Into<Box<str>>) -> Policy {
         Policy { upgrade_url: Some(url.into()), ..self }
     }
 
-    /// Which headers tell its numbers; `x` and `ietf` unless said.
+    /// Sets the header styles. Defaults to `x` and `ietf`.
     #[must_use]
     pub fn with_styles(self, styles: Styles) -> Policy {
         Policy { styles, ..self }
     }
 
-    /// What the body of its refusals is; JSON unless said.
+    /// Sets the format of the bodies of refusals. Defaults to [`Format::Json`].
     #[must_use]
     pub fn with_format(self, format: Format) -> Policy {
         Policy { format, ..self }
     }
 
-    /// The same policy by another name of the same alphabet.
+    /// Returns a copy with another name, which must match `[a-z0-9-]+`.
     pub(super) fn renamed(&self, name: &str) -> Policy {
         Policy { name: name.into(), rendered: Rendered::new(name, &self.limit), ..self.clone() }
     }
 
-    /// The name that clients see.
+    /// Returns the name that clients see.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The limit.
+    /// Returns the limit.
     pub fn limit(&self) -> &Limit {
         &self.limit
     }
 
-    /// The plan that the limit belongs to, if known.
+    /// Returns the plan that the limit belongs to, if one was set.
     pub fn plan(&self) -> Option<&str> {
         self.plan.as_deref()
     }
 
-    /// Where a refused client can get a larger plan, if known.
+    /// Returns the URL where a client can upgrade its plan, if one was set.
     pub fn upgrade_url(&self) -> Option<&str> {
         self.upgrade_url.as_deref()
     }
 
-    /// Which headers tell its numbers.
+    /// Returns the header styles.
     pub fn styles(&self) -> Styles {
         self.styles
     }
 
-    /// What the body of its refusals is.
+    /// Returns the format of the bodies of refusals.
     pub fn format(&self) -> &Format {
         &self.format
     }
 
-    /// The limit in words: `60 per minute`.
+    /// Returns the limit in words: `60 per minute`.
     pub(super) fn in_words(&self) -> impl fmt::Display {
         let (quota, period) = (self.limit.quota(), Period(self.limit.window_us()));
         fmt::from_fn(move |f| write!(f, "{quota} {period}"))
@@ -169,7 +170,7 @@ impl Rendered {
         let window_secs = limit.window_us().is_multiple_of(1_000_000).then_some(limit.window_us() / 1_000_000);
         let window = window_secs.map(|secs| format!(";w={secs}"));
         Rendered {
-            quota: digits::header_value(quota.into()),
+            quota: HeaderValue::from(quota),
             ietf_policy: format!("\"{name}\";q={quota}{}", window.as_deref().unwrap_or_default()).into(),
             ietf_open: format!("\"{name}\";r=").into(),
             draft_6_policy: window.map(|window| format!("{quota}{window}").into()),
@@ -177,7 +178,7 @@ impl Rendered {
     }
 }
 
-/// A window in words: `per minute`, `per 10 seconds`, `per 500 ms`.
+/// A window in microseconds, displayed in words: `per minute`, `per 10 seconds`, `per 500 ms`.
 struct Period(u64);
 
 impl fmt::Display for Period {
@@ -209,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_would_need_an_escape_are_refused_with_what_is_accepted() {
+    fn names_that_would_need_escaping_are_rejected_with_what_is_accepted() {
         for name in ["", "Per-Minute", "per_minute", "a b", "a\"b", "a\\b", "a\n", "é", "per-minute;q=9", "\0"] {
             let error = Policy::new(name, limit("1/s")).unwrap_err();
             assert_eq!(error.found, name);
@@ -238,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn the_window_is_told_in_whole_seconds_or_not_at_all() {
+    fn the_window_is_shown_in_whole_seconds_or_not_at_all() {
         let rendered = |text: &str| Policy::new("p", limit(text)).unwrap().rendered;
         assert_eq!(&*rendered("10/90s").ietf_policy, r#""p";q=10;w=90"#);
         for text in ["10/500ms", "10/1500ms", "10/1000001us"] {

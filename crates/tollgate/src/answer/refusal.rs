@@ -1,4 +1,4 @@
-//! The facts of a refusal, from which every body is made.
+//! The facts of a refusal, from which every body is rendered.
 
 use smallvec::SmallVec;
 use tollgate_core::{Decision, Line, Wait};
@@ -7,10 +7,10 @@ use super::policy::Policy;
 use super::strictest::strictest;
 use super::verdict::Verdict;
 
-/// How long a client is asked to wait when the store does not answer: about as long as it takes to be used again.
+/// The wait in a refusal while the store does not answer: about as long as a store needs to be used again.
 const UNAVAILABLE_RETRY_AFTER: Wait = Wait::from_micros(1_000_000);
 
-/// Why a request does not go on, for whoever writes the body.
+/// The reason why a request is refused. Input of [`Format::custom`](super::Format::custom).
 #[derive(Clone, Debug)]
 pub struct Refusal<'a> {
     verdict: Verdict,
@@ -20,6 +20,7 @@ pub struct Refusal<'a> {
 }
 
 impl<'a> Refusal<'a> {
+    /// Creates the refusal of a denied request from its decision and the policies with their limit statuses.
     pub(super) fn denied(
         decision: &Decision,
         told: impl Iterator<Item = (&'a Policy, &'a Line)> + Clone,
@@ -33,6 +34,7 @@ impl<'a> Refusal<'a> {
         }
     }
 
+    /// Creates the refusal of a request that could not be decided because the store did not answer.
     pub(crate) fn unavailable() -> Refusal<'a> {
         Refusal {
             verdict: Verdict::Unavailable,
@@ -42,42 +44,50 @@ impl<'a> Refusal<'a> {
         }
     }
 
-    /// [`Verdict::Denied`], or [`Verdict::Unavailable`] when the store did not answer.
+    /// Returns [`Verdict::Denied`], or [`Verdict::Unavailable`] if the store did not answer.
     pub fn verdict(&self) -> Verdict {
         self.verdict
     }
 
-    /// How long to wait, exactly: the longest of the limits that refused.
+    /// Returns the exact wait: the longest of the limits that denied the request.
+    ///
+    /// One second if the store did not answer.
     pub fn retry_after(&self) -> Wait {
         self.retry_after
     }
 
-    /// The same as `Retry-After` has it: whole seconds, rounded up, at least 1; none if it can never pass.
+    /// Returns the wait as in `Retry-After`: whole seconds, rounded up, at least 1.
+    ///
+    /// `None` if the request can never pass.
     pub fn retry_after_secs(&self) -> Option<u64> {
         retry_after_secs(self.retry_after)
     }
 
-    /// The same in whole milliseconds, rounded up, at least 1; none if it can never pass.
+    /// Returns the wait in whole milliseconds, rounded up, at least 1.
+    ///
+    /// `None` if the request can never pass.
     pub fn retry_after_ms(&self) -> Option<u64> {
         self.retry_after.as_millis_ceil().map(|ms| ms.max(1))
     }
 
-    /// The policy with the longest wait of those that refused; none when nobody decided.
+    /// Returns the policy that denied the request; the one with the longest wait if there are several.
+    ///
+    /// `None` if the store did not answer.
     pub fn policy(&self) -> Option<&'a Policy> {
         self.strictest.map(|(policy, _)| policy)
     }
 
-    /// What that policy's limit said.
+    /// Returns the limit status of [`policy`](Refusal::policy), or `None` if the store did not answer.
     pub fn line(&self) -> Option<&'a Line> {
         self.strictest.map(|(_, line)| line)
     }
 
-    /// All policies that refused, in the order of the check.
+    /// Returns all policies that denied the request, in the order of the check. Empty if the store did not answer.
     pub fn violated(&self) -> &[&'a Policy] {
         &self.violated
     }
 
-    /// What to tell a person.
+    /// Returns a message for people: which limit denied the request and when to retry.
     pub fn message(&self) -> String {
         if self.verdict == Verdict::Unavailable {
             return "the rate limiter cannot decide at the moment; try again shortly".to_owned();
@@ -97,7 +107,9 @@ impl<'a> Refusal<'a> {
     }
 }
 
-/// The value of `Retry-After`. A wait of no seconds would be an invitation to hammer.
+/// Returns the value of `Retry-After`, or `None` for *never*.
+///
+/// At least 1: a value of 0 would invite the client to retry at once.
 pub(super) fn retry_after_secs(wait: Wait) -> Option<u64> {
     wait.as_secs_ceil().map(|secs| secs.max(1))
 }

@@ -1,22 +1,24 @@
-//! Which of several limits a client should look at.
+//! Selects the most restrictive of several limits.
 
 use tollgate_core::Line;
 
-/// Whether a client is more bound by `one` than by `other`: a refusal before an admission, of refusals the longer
-/// wait (*never* is the longest), of admissions the smaller part of its quota left. Equals are not stricter.
+/// Returns whether `one` restricts the client more than `other` does.
+///
+/// A denial is stricter than an admission. Of two denials the longer wait is stricter (*never* is the longest), of two
+/// admissions the smaller fraction of the quota left. Of two equal ones, neither is stricter.
 fn is_stricter(one: &Line, other: &Line) -> bool {
     match (one.allowed, other.allowed) {
         (false, true) => true,
         (true, false) => false,
         (false, false) => one.retry_after > other.retry_after,
-        // remaining/quota compared without dividing: both products are below 2^64
+        // Compares remaining/quota without dividing: both products are below 2^64.
         (true, true) => {
             u64::from(one.remaining) * u64::from(other.quota) < u64::from(other.remaining) * u64::from(one.quota)
         }
     }
 }
 
-/// The strictest of the lines; of equals the first.
+/// Returns the strictest limit status and its tag; the first one on a tie, `None` if there is none.
 pub(super) fn strictest<'a, P: Copy>(lines: impl Iterator<Item = (P, &'a Line)>) -> Option<(P, &'a Line)> {
     lines.reduce(|found, next| if is_stricter(next.1, found.1) { next } else { found })
 }
@@ -41,7 +43,7 @@ mod tests {
     }
 
     #[test]
-    fn of_admissions_the_smallest_part_of_its_quota_wins_not_the_smallest_number() {
+    fn of_admissions_the_smallest_fraction_of_the_quota_wins_not_the_smallest_number() {
         assert_eq!(pick(&[admitted(9, 10), admitted(400, 1_000)]), 1);
         assert_eq!(pick(&[admitted(1, 10), admitted(99, 1_000)]), 1);
         assert_eq!(pick(&[admitted(1, 10), admitted(101, 1_000)]), 0);

@@ -1,4 +1,4 @@
-//! Which headers tell the numbers.
+//! Styles of rate-limit headers.
 //!
 //! | style | headers | shows |
 //! |---|---|---|
@@ -6,12 +6,13 @@
 //! | `ietf` | `RateLimit-Policy`, `RateLimit` (structured fields) | every limit, by name |
 //! | `draft-6` | `RateLimit-Limit`, `-Remaining`, `-Reset` (seconds from now), `RateLimit-Policy` | the most restrictive limit, every policy |
 //!
-//! `ietf` follows draft-ietf-httpapi-ratelimit-headers-11, `draft-6` its sixth version, which many clients still read. Both
-//! own `RateLimit-Policy` and write it differently, so a response has one of them at most; [`Styles`] cannot hold both.
+//! `ietf` follows draft-ietf-httpapi-ratelimit-headers-11, `draft-6` the sixth version of it, which many clients still
+//! read. Both define `RateLimit-Policy`, in different forms, so a response can use only one of them. [`Styles`] cannot
+//! hold both.
 
 use std::fmt;
 
-/// One family of headers.
+/// A family of rate-limit headers.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum Style {
@@ -19,15 +20,15 @@ pub enum Style {
     X,
     /// `RateLimit` and `RateLimit-Policy` as structured fields.
     Ietf,
-    /// `RateLimit-*` as the sixth draft had them.
+    /// `RateLimit-*` of the sixth draft.
     Draft6,
 }
 
 impl Style {
-    /// All of them.
+    /// All styles.
     pub const ALL: [Style; 3] = [Style::X, Style::Ietf, Style::Draft6];
 
-    /// The name used in configuration.
+    /// Returns the name used in configuration: `x`, `ietf` or `draft-6`.
     pub const fn name(self) -> &'static str {
         match self {
             Style::X => "x",
@@ -43,25 +44,25 @@ impl fmt::Display for Style {
     }
 }
 
-/// Why this is no set of header styles.
+/// The reason why styles cannot be combined.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StyleError {
-    /// Both ways to write `RateLimit-Policy`.
+    /// Both `ietf` and `draft-6` were given.
     #[error(
-        "ietf and draft-6 exclude each other: both own the header RateLimit-Policy and write it differently; choose one"
+        "ietf and draft-6 exclude each other: both define the header RateLimit-Policy, in different forms; choose one"
     )]
     Exclusive,
 }
 
-/// Who writes `RateLimit-Policy`, and how.
+/// The form of `RateLimit-Policy`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(super) enum Flavour {
     Ietf,
     Draft6,
 }
 
-/// The header styles of a policy; `x` and `ietf` unless said.
+/// The header styles of a policy. Defaults to `x` and `ietf`.
 ///
 /// ```
 /// use tollgate::answer::{Style, Styles};
@@ -76,13 +77,13 @@ pub struct Styles {
 }
 
 impl Styles {
-    /// No header tells this policy's numbers.
+    /// No styles: the policy appears in no rate-limit header.
     pub const NONE: Styles = Styles { x: false, flavour: None };
 
-    /// These styles, in any order, repeated or not.
+    /// Creates a set of styles. Their order does not matter, and repetitions are ignored.
     ///
     /// # Errors
-    /// When both `ietf` and `draft-6` are among them.
+    /// If both `ietf` and `draft-6` are given.
     pub fn new(styles: impl IntoIterator<Item = Style>) -> Result<Styles, StyleError> {
         let mut set = Styles::NONE;
         for style in styles {
@@ -102,7 +103,7 @@ impl Styles {
         Ok(set)
     }
 
-    /// Whether the style is one of them.
+    /// Returns whether the set contains this style.
     pub fn contains(self, style: Style) -> bool {
         match style {
             Style::X => self.x,
@@ -111,6 +112,7 @@ impl Styles {
         }
     }
 
+    /// Returns the form of `RateLimit-Policy`, or `None` if the set has neither `ietf` nor `draft-6`.
     pub(super) fn flavour(self) -> Option<Flavour> {
         self.flavour
     }

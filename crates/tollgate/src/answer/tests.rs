@@ -1,4 +1,4 @@
-//! Golden texts: what a client reads, to the byte.
+//! Golden headers and bodies, compared to the byte.
 
 mod fields;
 mod refusals;
@@ -9,7 +9,7 @@ use tollgate_core::{Decision, Limit, Line, Source, Timestamp, Wait};
 
 use super::*;
 
-/// 2023-11-14, a quarter of a second after a full one.
+/// 2023-11-14, 250 ms past a full second.
 const NOW_US: u64 = 1_700_000_000_250_000;
 
 fn limit(text: &str) -> Limit {
@@ -42,7 +42,7 @@ fn decision(lines: &[Line]) -> Decision {
     Decision { at: Timestamp::from_micros(NOW_US), source: Source::Store, lines: lines.into() }
 }
 
-/// The headers, one `name: value` a line, sorted.
+/// Formats headers as sorted lines of `name: value`.
 fn text(headers: &HeaderMap) -> String {
     let mut lines: Vec<_> =
         headers.iter().map(|(name, value)| format!("{name}: {}\n", value.to_str().unwrap())).collect();
@@ -124,7 +124,7 @@ fn ietf_lists_every_policy_with_its_own_numbers() {
 }
 
 #[test]
-fn x_shows_the_smallest_part_left_and_on_a_denial_the_refusing_limit() {
+fn x_shows_the_smallest_fraction_left_and_on_a_denial_the_denying_limit() {
     let policies = minute_and_day(&["x"]);
     assert_eq!(
         text(&headers(&policies, &both_admit())),
@@ -174,7 +174,7 @@ fn a_window_without_whole_seconds_has_no_w() {
 }
 
 #[test]
-fn the_longest_refusal_decides_and_the_others_keep_their_own_numbers() {
+fn the_longest_wait_is_shown_and_the_other_limits_keep_their_own_numbers() {
     let policies = minute_and_day(&["x", "ietf"]);
     let both = decision(&[refused(100, 0, secs(12.0)), refused(5_000, 2, secs(7_200.000_001))]);
     let told = headers(&policies, &both);
@@ -187,7 +187,7 @@ fn the_longest_refusal_decides_and_the_others_keep_their_own_numbers() {
 }
 
 #[test]
-fn what_can_never_pass_has_no_retry_after_and_no_time() {
+fn a_request_that_can_never_pass_has_no_retry_after_t_or_reset() {
     let never = decision(&[refused(100, 40, secs(9.0)), refused(5_000, 4_000, Wait::NEVER)]);
     assert_eq!(
         text(&headers(&minute_and_day(&["x", "ietf"]), &never)),
@@ -202,7 +202,17 @@ fn what_can_never_pass_has_no_retry_after_and_no_time() {
 }
 
 #[test]
-fn the_reset_of_one_instant_does_not_wobble_between_requests() {
+fn numbers_of_any_length_are_written_in_decimal() {
+    let policies = Policies::new([policy("per-minute", "10000000/min")]);
+    for remaining in [0, 9, 10, 99, 100, 999, 1_000, 99_999_999, 100_000_000, u32::MAX] {
+        let headers = headers(&policies, &decision(&[admitted(u32::MAX, remaining, secs(60.0))]));
+        assert_eq!(headers["x-ratelimit-remaining"], remaining.to_string().as_str());
+        assert_eq!(headers["ratelimit"], format!("\"per-minute\";r={remaining};t=60").as_str());
+    }
+}
+
+#[test]
+fn the_reset_of_one_instant_is_the_same_in_every_response() {
     let policies = Policies::new([policy("per-minute", "10/min")]);
     let frees_at_us = NOW_US + 11_873_000;
     for early_us in [0, 1, 249_999, 250_000, 250_001, 749_999, 750_001, 1_000_000, 11_872_999] {

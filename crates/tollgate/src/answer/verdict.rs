@@ -1,14 +1,14 @@
-//! The table: what each verdict and each error is in every protocol.
+//! Maps each verdict and each error to HTTP, gRPC and RESP.
 //!
-//! A denial is an answer, not an error: over RESP it is an ordinary reply, so it has no error word. A store that is away
-//! is never a denial: a client that is told 429 slows down, one that is told 503 knows that it did nothing wrong.
+//! A denial is an answer, not an error: in RESP it is an ordinary reply, so it has no error code. An unavailable store
+//! is never reported as a denial: a client that receives 429 has to slow down, one that receives 503 does not.
 
 use http::StatusCode;
 use tollgate_core::{CheckError, Decision, KeyError, LimitError, LimitTextError};
 
 use crate::failure::Unavailable;
 
-/// What came of a request, whatever the protocol.
+/// The outcome of a request, independent of the protocol.
 ///
 /// ```
 /// use tollgate::answer::{GrpcCode, Verdict};
@@ -20,23 +20,25 @@ use crate::failure::Unavailable;
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum Verdict {
-    /// Every limit let it pass.
+    /// Every limit admitted the request.
     Allowed,
-    /// A limit refused it.
+    /// At least one limit denied the request.
     Denied,
-    /// The store did not answer, and the policy for that is to refuse.
+    /// The store did not answer, and the failure policy is to refuse.
     Unavailable,
-    /// It makes no sense: a bad limit, key, field or argument.
+    /// The request is malformed: a bad limit, key, field or argument.
     Invalid,
-    /// It is larger than what is accepted.
+    /// The request is larger than accepted.
     TooLarge,
-    /// It says not, or not rightly, who asks.
+    /// The path is longer than accepted.
+    PathTooLong,
+    /// The request has no valid credentials.
     Unauthenticated,
-    /// Who asks may not.
+    /// The client is not permitted to make this request.
     Forbidden,
-    /// There is nothing by that name.
+    /// The requested thing does not exist.
     NotFound,
-    /// The fault is ours.
+    /// Tollgate itself failed.
     Internal,
 }
 
@@ -48,13 +50,14 @@ struct Row {
 }
 
 impl Verdict {
-    /// All of them.
-    pub const ALL: [Verdict; 9] = [
+    /// All verdicts.
+    pub const ALL: [Verdict; 10] = [
         Verdict::Allowed,
         Verdict::Denied,
         Verdict::Unavailable,
         Verdict::Invalid,
         Verdict::TooLarge,
+        Verdict::PathTooLong,
         Verdict::Unauthenticated,
         Verdict::Forbidden,
         Verdict::NotFound,
@@ -72,6 +75,7 @@ impl Verdict {
             Verdict::Unavailable     => ("unavailable",       H::SERVICE_UNAVAILABLE,   G::Unavailable,       Some("UNAVAILABLE")),
             Verdict::Invalid         => ("invalid",           H::BAD_REQUEST,           G::InvalidArgument,   Some("ERR")),
             Verdict::TooLarge        => ("too_large",         H::PAYLOAD_TOO_LARGE,     G::OutOfRange,        Some("ERR")),
+            Verdict::PathTooLong     => ("path_too_long",     H::URI_TOO_LONG,          G::InvalidArgument,   Some("ERR")),
             Verdict::Unauthenticated => ("unauthenticated",   H::UNAUTHORIZED,          G::Unauthenticated,   Some("NOAUTH")),
             Verdict::Forbidden       => ("forbidden",         H::FORBIDDEN,             G::PermissionDenied,  Some("NOPERM")),
             Verdict::NotFound        => ("not_found",         H::NOT_FOUND,             G::NotFound,          Some("ERR")),
@@ -80,22 +84,22 @@ impl Verdict {
         Row { error, http, grpc, resp }
     }
 
-    /// The word for it in bodies.
+    /// Returns the value of the field `error` in JSON bodies, for example `rate_limited`.
     pub const fn error(self) -> &'static str {
         self.row().error
     }
 
-    /// Its HTTP status.
+    /// Returns the HTTP status.
     pub const fn http(self) -> StatusCode {
         self.row().http
     }
 
-    /// Its gRPC status code.
+    /// Returns the gRPC status code.
     pub const fn grpc(self) -> GrpcCode {
         self.row().grpc
     }
 
-    /// The first word of its RESP error, without the dash; `None` if it is an ordinary reply.
+    /// Returns the code of the RESP error, without the dash, or `None` if the verdict is an ordinary reply.
     pub const fn resp(self) -> Option<&'static str> {
         self.row().resp
     }
@@ -137,7 +141,7 @@ invalid!(CheckError, KeyError, LimitError, LimitTextError);
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(i32)]
 #[non_exhaustive]
-#[allow(missing_docs)] // the specification's own names say all there is to say
+#[allow(missing_docs)] // the names are those of the specification
 pub enum GrpcCode {
     Ok = 0,
     InvalidArgument = 3,
@@ -151,12 +155,12 @@ pub enum GrpcCode {
 }
 
 impl GrpcCode {
-    /// The number on the wire.
+    /// Returns the number used on the wire.
     pub const fn number(self) -> i32 {
         self as i32
     }
 
-    /// The name in the specification.
+    /// Returns the name in the specification, for example `RESOURCE_EXHAUSTED`.
     pub const fn name(self) -> &'static str {
         match self {
             GrpcCode::Ok => "OK",
@@ -177,7 +181,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_store_that_is_away_is_never_told_as_a_denial_in_any_protocol() {
+    fn an_unavailable_store_is_never_reported_as_a_denial_in_any_protocol() {
         let row = |verdict: Verdict| (verdict.http().as_u16(), verdict.grpc().name(), verdict.resp());
         assert_eq!(row(Verdict::Denied), (429, "RESOURCE_EXHAUSTED", None));
         assert_eq!(row(Verdict::Unavailable), (503, "UNAVAILABLE", Some("UNAVAILABLE")));
@@ -189,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn only_answers_have_no_error_word_and_only_allowed_is_a_success() {
+    fn only_decisions_have_no_resp_error_and_only_allowed_is_a_success() {
         for verdict in Verdict::ALL {
             let is_answer = matches!(verdict, Verdict::Allowed | Verdict::Denied);
             assert_eq!(verdict.resp().is_none(), is_answer, "{verdict:?}");

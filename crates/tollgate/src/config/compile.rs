@@ -4,6 +4,7 @@
 //! end does an error decide: then there is a report and no rule set.
 
 mod callers;
+mod expect;
 mod keys;
 mod limits;
 mod matches;
@@ -11,31 +12,50 @@ mod rules;
 mod settings;
 mod tokens;
 
+use std::fs::Metadata;
+use std::path::PathBuf;
 use std::sync::Arc;
 
+pub(crate) use self::keys::KeysFile;
 pub use self::settings::Settings;
 
+use super::changes::Changes;
 use super::finding::{Code, Finding, Report, Severity};
 use super::lint;
 use super::load::{Loaded, Loader};
 use super::source::Source;
 use super::span::{Span, Spanned};
 use super::types::Config;
+use super::written::Secret;
 use crate::rules::{KeyEntry, Mode, RuleSet, SetParts};
 
 /// Compiles a configuration, or reports why it cannot be used.
-pub(crate) fn compile(config: Config, source: Arc<Source>, loader: &Loader) -> Result<Loaded, Report> {
+pub(crate) fn compile(config: Config, source: Arc<Source>, text: &str, loader: &Loader) -> Result<Loaded, Report> {
     let name = source.name().to_owned();
-    let mut compiler = Compiler { source, loader, findings: Vec::new() };
+    let mut compiler = Compiler { source, loader, findings: Vec::new(), files: Vec::new(), secret_files: Vec::new() };
+    compiler.check_line_end(&config, text);
     let settings = compiler.settings(&config);
-    let (parts, traits) = compiler.parts(&config, &settings);
+    let (parts, traits, keys_file) = compiler.parts(&config, &settings);
     lint::lint(&config, &settings, &parts, &traits, &mut compiler);
 
+    let source = compiler.source.clone();
+    let (files, secret_files) = (std::mem::take(&mut compiler.files), std::mem::take(&mut compiler.secret_files));
     let findings = compiler.into_findings();
     if findings.iter().any(|finding| finding.severity() == Severity::Error) {
         return Err(Report::new(&name, findings));
     }
-    Ok(Loaded { rules: RuleSet::new(parts), settings, findings, config })
+    Ok(Loaded {
+        rules: RuleSet::new(parts),
+        settings,
+        findings,
+        config,
+        changes: Changes::default(),
+        files,
+        text: Secret::new(text),
+        keys_file,
+        secret_files,
+        source,
+    })
 }
 
 /// What the findings are noted in.
@@ -43,6 +63,9 @@ pub(crate) struct Compiler<'l> {
     source: Arc<Source>,
     loader: &'l Loader,
     findings: Vec<Finding>,
+    /// The files that the configuration names and that were read.
+    files: Vec<(PathBuf, Metadata)>,
+    secret_files: Vec<(String, Secret)>,
 }
 
 /// What only the checks need to know of the compiled parts.
@@ -80,15 +103,15 @@ impl Compiler<'_> {
         self.source.inside(text.span(), text, part)
     }
 
-    fn parts(&mut self, config: &Config, settings: &Settings) -> (SetParts, Traits) {
+    fn parts(&mut self, config: &Config, settings: &Settings) -> (SetParts, Traits, KeysFile) {
         let identifier = self.identifier(config, settings);
         let mut tariffs = self.plans(config);
-        let keys = self.keys(config, &mut tariffs);
+        let (keys, keys_file) = self.keys(config, &mut tariffs);
         let address_plans = self.address_plans(config, &tariffs);
         let (exempt, exempt_paths) = self.exempt(config);
         let bans = self.bans(config);
         let plan_header = config.plan_sources.header.as_ref().and_then(|name| self.header_name(name));
-        let (rules, matcher) = self.rules(config, &tariffs);
+        let (rules, matcher, shields) = self.rules(config, &tariffs);
 
         let plans_given = tariffs.plans_given();
         let (default, anonymous) = tariffs.fallbacks();
@@ -96,6 +119,7 @@ impl Compiler<'_> {
             needs_tariff: rules.iter().any(|rule| rule.mode() != Mode::Off && rule.is_by_plan()),
             rules,
             matcher,
+            shields,
             identifier,
             plan_of_tariff: tariffs.plan_of_tariff(),
             plans: tariffs.into_plans(),
@@ -107,10 +131,11 @@ impl Compiler<'_> {
             plan_header,
             exempt,
             bans,
+            path_bytes_max: self.path_bytes_max(config),
             is_off: *config.kill_switch,
             exposes_headers: config.expose_headers,
         };
-        (parts, Traits { exempt_paths, plans_given })
+        (parts, Traits { exempt_paths, plans_given }, keys_file)
     }
 
     /// In the order of the file; what has no place comes first.

@@ -85,6 +85,14 @@ codes! {
     CostNeverFits "cost-never-fits" Error "A rule's cost is more than one of its limits can ever hold.",
     ShieldNotByAddress "shield-not-by-address" Error "A shield rule counts by something else than the address.",
     ShieldNotSpaced "shield-not-spaced" Error "A shield rule has a leaky bucket, and a shield never holds a request.",
+    // What may be half a file.
+    ExpectationUnmet "expectation-unmet" Error "The number of rules or keys is another one than `expect` says.",
+    FileCutOff "file-cut-off" Error "The file has `expect` and does not end with a line end; or, at a reload, it is empty or only the beginning of the one in force.",
+    RulesGone "rules-gone" Error "A reload has no rules where there were some, and does not say `rules = []`.",
+    KeysGone "keys-gone" Error "A reload has no keys where there were some, and does not say `keys = []`.",
+    ExpectationGone "expectation-gone" Error "A reload has no `expect` any more.",
+    Removed "removed" Warning "A reload removes parts of the configuration.",
+    LineEndGone "line-end-gone" Warning "A reload changes the file, which does not end with a line end any more.",
     // What is allowed, and probably not meant.
     ProxiesUntrusted "proxies-untrusted" Warning "A forwarding header is named, and no proxy is trusted.",
     ProxiesEverybody "proxies-everybody" Warning "Everybody is trusted as a proxy, so everybody chooses their address.",

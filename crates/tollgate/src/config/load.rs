@@ -1,9 +1,12 @@
 //! From a file to a rule set.
 
+use std::fs::Metadata;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::compile::{self, Settings};
+use super::changes::Changes;
+use super::compile::{self, KeysFile, Settings};
+use super::file;
 use super::finding::{Code, Finding, Report, Severity};
 use super::read;
 use super::source::Source;
@@ -18,9 +21,6 @@ use crate::engine::Engine;
 #[cfg(feature = "redis")]
 use crate::limiter::StoreUrlError;
 use crate::rules::RuleSet;
-
-/// A larger file is refused unread.
-const FILE_BYTES_MAX: u64 = 64 * 1024 * 1024;
 
 /// The language of a file.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -55,6 +55,16 @@ pub struct Loaded {
     pub findings: Vec<Finding>,
     /// The configuration as it was written.
     pub config: Config,
+    /// What differs from the configuration that it was loaded in place of, by [`Loader::reload`].
+    pub changes: Changes,
+    /// The files that were read, each with its metadata at that time.
+    pub files: Vec<(PathBuf, Metadata)>,
+    /// The file's text, which the next one is compared with.
+    pub(crate) text: Secret,
+    pub(crate) keys_file: KeysFile,
+    /// The secrets that were read from files, by the names of these.
+    pub(crate) secret_files: Vec<(String, Secret)>,
+    pub(crate) source: Arc<Source>,
 }
 
 #[cfg(feature = "redis")]
@@ -95,6 +105,7 @@ pub struct Loader {
     instances: Option<u32>,
     directory: PathBuf,
     environment: Arc<Environment>,
+    is_reload: bool,
 }
 
 impl Default for Loader {
@@ -104,6 +115,7 @@ impl Default for Loader {
             instances: None,
             directory: PathBuf::new(),
             environment: Arc::new(|name| std::env::var(name).ok().filter(|value| !value.is_empty())),
+            is_reload: false,
         }
     }
 }
@@ -145,9 +157,32 @@ impl Loader {
     pub fn load(&self, path: impl AsRef<Path>) -> Result<Loaded, Report> {
         let path = path.as_ref();
         let name = path.display().to_string();
-        let (text, format) = read_file(path).map_err(|finding| Report::new(&name, vec![*finding]))?;
+        let (text, format, metadata) = self.read_file(path).map_err(|finding| Report::new(&name, vec![*finding]))?;
         let directory = path.parent().unwrap_or(Path::new("")).to_path_buf();
-        Loader { directory, ..self.clone() }.load_text(&name, &text, format)
+        let mut loaded = Loader { directory, ..self.clone() }.load_text(&name, &text, format)?;
+        loaded.files.insert(0, (path.to_owned(), metadata));
+        Ok(loaded)
+    }
+
+    /// Loads a file that takes the place of the configuration in force. [`Loaded::changes`] says what differs, and each
+    /// kind of part that is gone is a warning among the findings.
+    ///
+    /// ```no_run
+    /// # use tollgate::config::{Loaded, Loader, Report};
+    /// # use tollgate::engine::Engine;
+    /// # fn example(engine: &Engine, running: &mut Loaded) -> Result<(), Report> {
+    /// let loaded = Loader::new().reload("tollgate.toml", running)?;
+    /// engine.reload(loaded.rules.clone());
+    /// *running = loaded;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// Fails like [`Loader::load`]; and if the file may be half a file: if it is empty, has no rules (or keys) any more and
+    /// does not say `rules = []` (or `keys = []`), has lost its `expect`, or is no regular file.
+    pub fn reload(&self, path: impl AsRef<Path>, running: &Loaded) -> Result<Loaded, Report> {
+        Loader { is_reload: true, ..self.clone() }.load(path)?.replacing(running)
     }
 
     /// Checks and compiles a text, which reports call `name`.
@@ -157,7 +192,7 @@ impl Loader {
     pub fn load_text(&self, name: &str, text: &str, format: Format) -> Result<Loaded, Report> {
         let (root, source) = parse(name, text, format).map_err(|findings| Report::new(name, findings))?;
         let config: Config = read_tree(&root, &source).map_err(|finding| Report::new(name, vec![*finding]))?;
-        compile::compile(config, source, self)
+        compile::compile(config, source, text, self)
     }
 
     /// Compiles a configuration that was made in code.
@@ -165,7 +200,7 @@ impl Loader {
     /// # Errors
     /// When it cannot be used.
     pub fn compile(&self, config: Config) -> Result<Loaded, Report> {
-        compile::compile(config, Arc::new(Source::unwritten("the configuration")), self)
+        compile::compile(config, Arc::new(Source::unwritten("the configuration")), "", self)
     }
 
     /// The store from outside the file.
@@ -182,9 +217,28 @@ impl Loader {
         (self.environment)(name)
     }
 
-    /// The text of a file named in the configuration.
-    pub(crate) fn file(&self, name: &str) -> Result<String, Box<Finding>> {
-        read_text(&self.directory.join(name))
+    /// Reads the text of a file and its format.
+    pub(crate) fn read_file(&self, path: &Path) -> Result<(String, Format, Metadata), Box<Finding>> {
+        let Some(format) = Format::of(path) else {
+            let message = format!("{}: expected a file whose name ends in .toml, .yaml or .yml", path.display());
+            return Err(Box::new(Finding::new(Code::UnknownFormat, message)));
+        };
+        self.read_text(path).map(|(text, metadata)| (text, format, metadata))
+    }
+
+    /// Reads the text of a file.
+    pub(crate) fn read_text(&self, path: &Path) -> Result<(String, Metadata), Box<Finding>> {
+        let fail = |what: String| {
+            let message = format!("{} cannot be read: {what}", path.display());
+            Box::new(Finding::new(Code::FileUnreadable, message).help("check the name, and who may read it"))
+        };
+        // A pipe was emptied by the first read, and opening it again waits for somebody who writes.
+        if self.is_reload && std::fs::metadata(path).is_ok_and(|metadata| !metadata.is_file()) {
+            return Err(fail("it is no regular file, so it cannot be read again".to_owned()));
+        }
+        let (bytes, metadata) = file::read(path, file::BYTES_MAX).map_err(|error| fail(error.to_string()))?;
+        let text = String::from_utf8(bytes).map_err(|_| fail("it is not UTF-8 text".to_owned()))?;
+        Ok((text, metadata))
     }
 
     pub(crate) fn path(&self, name: &str) -> PathBuf {
@@ -208,7 +262,7 @@ impl Config {
     pub fn read(path: impl AsRef<Path>) -> Result<Config, Report> {
         let path = path.as_ref();
         let name = path.display().to_string();
-        let (text, format) = read_file(path).map_err(|finding| Report::new(&name, vec![*finding]))?;
+        let (text, format, _) = Loader::new().read_file(path).map_err(|finding| Report::new(&name, vec![*finding]))?;
         let (root, source) = parse(&name, &text, format).map_err(|findings| Report::new(&name, findings))?;
         read_tree(&root, &source).map_err(|finding| Report::new(&name, vec![*finding]))
     }
@@ -220,27 +274,6 @@ impl Config {
     pub fn from_text(text: &str, format: Format) -> Result<Loaded, Report> {
         Loader::new().load_text("configuration", text, format)
     }
-}
-
-/// The text of a file and its format.
-pub(crate) fn read_file(path: &Path) -> Result<(String, Format), Box<Finding>> {
-    let Some(format) = Format::of(path) else {
-        let message = format!("{}: expected a file whose name ends in .toml, .yaml or .yml", path.display());
-        return Err(Box::new(Finding::new(Code::UnknownFormat, message)));
-    };
-    read_text(path).map(|text| (text, format))
-}
-
-fn read_text(path: &Path) -> Result<String, Box<Finding>> {
-    let fail = |what: String| {
-        let message = format!("{} cannot be read: {what}", path.display());
-        Box::new(Finding::new(Code::FileUnreadable, message).help("check the name, and who may read it"))
-    };
-    let bytes = std::fs::metadata(path).map_err(|error| fail(error.to_string()))?.len();
-    if bytes > FILE_BYTES_MAX {
-        return Err(fail(format!("it has {bytes} bytes, and {FILE_BYTES_MAX} are the most")));
-    }
-    std::fs::read_to_string(path).map_err(|error| fail(error.to_string()))
 }
 
 /// The tree of a text, and the source for reports about it.

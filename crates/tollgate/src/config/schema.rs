@@ -8,7 +8,7 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 
 use super::span::Spanned;
 use super::types::{Anonymize, Config, LimitTable};
-use super::written::{AnonymizeEntry, HeaderTest, LimitEntry, Limits, OneOrMany, Secret};
+use super::written::{AnonymizeEntry, HeaderTest, LimitEntry, Limits, OneOrMany, OptionalList, Secret};
 
 impl Config {
     /// The JSON schema of a configuration file, for editors.
@@ -48,6 +48,20 @@ impl<T: JsonSchema> JsonSchema for OneOrMany<T> {
     fn json_schema(generator: &mut SchemaGenerator) -> Schema {
         let item = generator.subschema_for::<T>();
         json_schema!({ "anyOf": [item, { "type": "array", "items": item }] })
+    }
+}
+
+impl<T: JsonSchema> JsonSchema for OptionalList<T> {
+    fn schema_name() -> Cow<'static, str> {
+        format!("OptionalList_{}", T::schema_name()).into()
+    }
+
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+        Vec::<T>::json_schema(generator)
     }
 }
 

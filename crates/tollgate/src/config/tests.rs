@@ -1,6 +1,7 @@
 mod example;
 mod findings;
 mod mutated;
+mod reload;
 mod reports;
 mod values;
 

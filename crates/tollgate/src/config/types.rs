@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use serde::Deserialize;
 
 use super::span::Spanned;
-use super::written::{AnonymizeEntry, HeaderTest, LimitEntry, Limits, OneOrMany, Secret};
+use super::written::{AnonymizeEntry, HeaderTest, LimitEntry, Limits, OneOrMany, OptionalList, Secret};
 use crate::answer::Style;
 use crate::failure::OnFailure;
 use crate::identity::{ApiKeys, Rotate};
@@ -19,6 +19,8 @@ use crate::identity::{ApiKeys, Rotate};
 #[serde(default, deny_unknown_fields)]
 #[cfg_attr(feature = "schema", schemars(title = "Tollgate configuration"))]
 pub struct Config {
+    /// How many rules and keys there are. A file with another number of them, because it was cut off say, is not used.
+    pub expect: Option<Spanned<Expect>>,
     /// Where counters live: `memory`, or a `redis://` or `rediss://` URL.
     pub store: Option<Spanned<Secret>>,
     /// What every key in the store begins with; `tollgate` unless said.
@@ -37,6 +39,12 @@ pub struct Config {
     pub shadow: Spanned<bool>,
     /// Whether limiting is off altogether.
     pub kill_switch: Spanned<bool>,
+
+    /// The most bytes that a path may have, without its query; a request with a longer one is refused with 414. Defaults to 8192.
+    pub path_bytes_max: Option<Spanned<u32>>,
+    /// Headers in which a request may name another method, which rules then read as well as its own, such as
+    /// `x-http-method-override`. Defaults to none.
+    pub method_override_headers: OneOrMany<Spanned<String>>,
 
     /// Networks of the proxies whose word about the client's address is taken; nobody unless said.
     pub trusted_proxies: OneOrMany<Spanned<String>>,
@@ -60,13 +68,24 @@ pub struct Config {
     /// Named sets of limits. `default` is for callers without another, `anonymous` for those without identity.
     pub plans: BTreeMap<Spanned<String>, PlanTable>,
     /// API keys, and what each may do.
-    pub keys: Vec<Spanned<ApiKeyTable>>,
+    pub keys: OptionalList<Spanned<ApiKeyTable>>,
     /// A file with more of them, as a list `keys`; relative to this file.
     pub keys_file: Option<Spanned<String>>,
     /// Where else a caller's plan comes from.
     pub plan_sources: PlanSources,
-    /// Which requests are limited, and how.
-    pub rules: Vec<Spanned<RuleTable>>,
+    /// Which requests are limited, and how. A reload that has none any more fails unless it says `rules = []`.
+    pub rules: OptionalList<Spanned<RuleTable>>,
+}
+
+/// How many rules and keys a configuration has. What is left out is not checked.
+#[derive(Clone, PartialEq, Debug, Default, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(default, deny_unknown_fields)]
+pub struct Expect {
+    /// The number of rules.
+    pub rules: Option<Spanned<u32>>,
+    /// The number of keys, those of the keys file included.
+    pub keys: Option<Spanned<u32>>,
 }
 
 /// A rule: which requests, counted by which subject, against which limits.

@@ -36,6 +36,51 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for OneOrMany<T> {
     }
 }
 
+/// A list that may be absent, which differs from an empty one: `rules = []` says that there are none. It reads as a slice.
+#[derive(Clone, PartialEq, Debug)]
+pub struct OptionalList<T>(pub Option<Vec<T>>);
+
+impl<T> OptionalList<T> {
+    /// Returns whether the file does not have the list, not even an empty one.
+    pub const fn is_absent(&self) -> bool {
+        self.0.is_none()
+    }
+
+    /// Appends an entry.
+    pub fn push(&mut self, entry: T) {
+        self.0.get_or_insert_default().push(entry);
+    }
+}
+
+impl<T> Default for OptionalList<T> {
+    fn default() -> Self {
+        OptionalList(None)
+    }
+}
+
+impl<T> std::ops::Deref for OptionalList<T> {
+    type Target = [T];
+
+    fn deref(&self) -> &[T] {
+        self.0.as_deref().unwrap_or_default()
+    }
+}
+
+impl<'l, T> IntoIterator for &'l OptionalList<T> {
+    type Item = &'l T;
+    type IntoIter = std::slice::Iter<'l, T>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.iter()
+    }
+}
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for OptionalList<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        Vec::deserialize(deserializer).map(|list| OptionalList(Some(list)))
+    }
+}
+
 struct ListVisitor<T>(PhantomData<T>);
 
 impl<'de, T: Deserialize<'de>> Visitor<'de> for ListVisitor<T> {

@@ -5,7 +5,7 @@
 //! gives them back. If it stood in the middle of giving back, nobody knows whether it happened.
 //!
 //! **Idea.** What has begun to talk to the store owns everything it needs, and goes on as a task of its own when whoever
-//! waited for it is gone. A decision that comes too late is dropped as a failed request is. It never takes long:
+//! waited for it is gone. A decision that comes too late keeps its charge. It never takes long:
 //! the limiter's deadline bounds it. [`Pending::none`] tells when all such work is done.
 //!
 //! **Why not a task from the start?** Because then every request would pay for one; here only those that leave do.

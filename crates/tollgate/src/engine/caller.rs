@@ -9,7 +9,7 @@ use super::live::{Asked, Live, Terms};
 use super::ruling::{Refusal, Ruling};
 use super::{Asking, Begun, Engine, Passage, Refused};
 use crate::identity::{Identity, Origin};
-use crate::rules::{Indices, Matched, Mode, PlanQuestion, RequestView, Rule, Tariff};
+use crate::rules::{LazyReadings, PlanQuestion, RequestView, Rule, Tariff};
 
 /// Which limits are a caller's.
 pub(super) enum Plan {
@@ -23,15 +23,21 @@ impl Engine {
     pub(crate) fn begin(&self, request: &RequestView<'_>, peer: IpAddr, terms: Terms) -> Begun {
         let live = self.0.live.load();
         let now = if live.tells_time { self.0.clock.now() } else { Timestamp::ZERO };
-        let path = live.counts_paths.then(|| request.canonical_path());
-        let origin = Origin { peer, headers: request.headers(), path: path.as_deref().unwrap_or_default() };
-        let identity: Identity<'_> = live.rules.identifier().identify(origin, &live.rules, now);
-        if live.has_bans
-            && let Some(ban) = live.rules.ban(&identity, now)
+        let origin = Origin { peer, headers: request.headers(), path: "" };
+        let identity: Identity<'_> = live.rules.identifier().identify_request(Some(request), origin, &live.rules, now);
+        // What refuses without looking at more than the address comes first.
+        if live.bans_addresses
+            && let Some(ban) = live.rules.ban_of_address(&identity, now)
         {
             return Begun::Refuse(Box::new(Refused::banned(ban.until(), now)));
         }
+        if request.path().len() > live.path_bytes_max {
+            return Begun::Refuse(Box::new(Refused::path_too_long(live.path_bytes_max)));
+        }
         if let Some(uniform) = live.uniform().filter(|_| self.is_in_process()) {
+            if let Some(refused) = live.refused_by_name(&identity, now) {
+                return Begun::Refuse(refused);
+            }
             if live.exempts(&identity) {
                 return Begun::Pass(Passage::unlimited());
             }
@@ -39,22 +45,33 @@ impl Engine {
             asked.by(uniform.by.iter(), &identity);
             return self.rule_at_once(&uniform.bundle, &mut asked).begun(request);
         }
-        self.begin_apart(&live, request, &identity, terms)
+        self.begin_apart(&live, request, &identity, now, terms)
     }
 
-    /// The same for a caller who is not banned, where requests meet different rules.
+    /// Decides a request whose address is not banned, where requests meet different rules.
     #[inline(never)] // so that its many words are not on the stack of those who need none of them
-    fn begin_apart(&self, live: &Arc<Live>, request: &RequestView<'_>, identity: &Identity<'_>, terms: Terms) -> Begun {
-        let matched = live.rules.matching(request);
-        if matched.is_empty() || live.exempts(identity) {
-            return Begun::Pass(Passage::unlimited());
-        }
-        // Before anything is worked out that costs more than an address: a token to verify (unless a ban names a user, and had
-        // to know), a plan to ask for.
+    fn begin_apart(
+        &self,
+        live: &Arc<Live>,
+        request: &RequestView<'_>,
+        identity: &Identity<'_>,
+        now: Timestamp,
+        terms: Terms,
+    ) -> Begun {
+        let readings = LazyReadings::of(request.path());
+        // Before anything is worked out that costs more than an address: a path to normalise (unless a shield looks at paths), a key to
+        // hash, a token to verify, a plan to ask for.
         if live.has_shields
-            && let Some(refusal) = self.refused_by_shield(live, &matched, identity, terms)
+            && let Some(refusal) = self.refused_by_shield(live, request, &readings, identity, terms)
         {
             return Begun::Refuse(Box::new(refusal.told(request.headers())));
+        }
+        let matched = live.rules.matching_read(request, &readings);
+        if let Some(refused) = live.refused_by_name(identity, now) {
+            return Begun::Refuse(refused);
+        }
+        if matched.is_empty() || live.exempts(identity) {
+            return Begun::Pass(Passage::unlimited());
         }
         let mut asked = Asked::new(terms);
         asked.by(matched.iter().map(Rule::by), identity);
@@ -70,24 +87,25 @@ impl Engine {
         }
     }
 
-    /// What the shields say, if they refuse. Else they are asked again with the others, and charged then.
+    /// Returns the refusal of the shields, if they have no room and the request is not exempt. Else they are asked again with the
+    /// other rules, and charged then. Exemptions are looked at only if the shields would refuse.
     fn refused_by_shield(
         &self,
         live: &Live,
-        matched: &Matched<'_>,
+        request: &RequestView<'_>,
+        readings: &LazyReadings<'_>,
         identity: &Identity<'_>,
         terms: Terms,
     ) -> Option<Box<Refusal>> {
-        let is_shield = |rule: &Rule| rule.is_shield() && rule.mode() == Mode::Enforce;
-        let shields = || matched.iter().zip(matched.indices()).filter(|(rule, _)| is_shield(rule));
-        let rules: Indices = shields().map(|(_, index)| *index).collect();
-        if rules.is_empty() {
+        let shields = live.rules.matching_shields(request, readings);
+        if shields.is_empty() {
             return None;
         }
-        let bundle = live.bundle_of(rules, live.rules.tariff_otherwise(false));
         let mut asked = Asked::new(terms);
-        asked.by(shields().map(|(rule, _)| rule.by()), identity);
-        self.refused_without_room(&bundle, &asked)
+        asked.by(shields.iter().map(Rule::by), identity);
+        let bundle = live.bundle_of(shields.into_indices(), live.rules.tariff_otherwise(false));
+        let is_exempt = || live.exempts(identity) || live.rules.is_exempt_path(readings);
+        self.refused_without_room(&bundle, &asked, is_exempt)
     }
 
     fn plan(&self, live: &Live, identity: &Identity<'_>, matters: bool) -> Plan {
@@ -103,6 +121,15 @@ impl Engine {
             true => Plan::Known(live.rules.tariff_otherwise(question.is_identified())),
             false => Plan::Asked(question),
         }
+    }
+}
+
+impl Live {
+    /// Returns the refusal of a request that shows a banned key or is made by a banned user.
+    #[inline]
+    fn refused_by_name(&self, identity: &Identity<'_>, now: Timestamp) -> Option<Box<Refused>> {
+        let ban = self.bans_callers.then(|| self.rules.ban_of_caller(identity, now)).flatten()?;
+        Some(Box::new(Refused::banned(ban.until(), now)))
     }
 }
 

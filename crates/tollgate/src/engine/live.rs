@@ -19,7 +19,7 @@ use super::rule_counts::{RuleCount, RuleCounts, RuleStats};
 use crate::answer::{Policies, Policy};
 use crate::counts::Said;
 use crate::failure::OnFailure;
-use crate::identity::{Identity, Subject, SubjectKind, SubjectKinds};
+use crate::identity::{Identity, Subject, SubjectKinds};
 use crate::rules::{Charge, Indices, Mode, Rule, RuleSet, Tariff};
 
 /// How many combinations of rules and plan are kept. When there are more, all are forgotten and laid out again as
@@ -31,15 +31,16 @@ const BUNDLES_KEPT_MAX: usize = 4_096;
 #[repr(C)]
 pub(super) struct Live {
     pub(super) rules: RuleSet,
-    /// Whether any rule counts by path: else nobody needs its canonical form.
-    pub(super) counts_paths: bool,
     /// Whether who a caller is depends on the time: else the clock is read once, by the store.
     pub(super) tells_time: bool,
     /// Whether any rule is a shield.
     pub(super) has_shields: bool,
-    /// Whether anybody is banned, and whether anybody is exempt.
-    pub(super) has_bans: bool,
+    /// Whether a network is banned, whether a key or a user is, and whether anybody is exempt.
+    pub(super) bans_addresses: bool,
+    pub(super) bans_callers: bool,
     has_exemptions: bool,
+    /// The longest path that is looked at.
+    pub(super) path_bytes_max: usize,
     uniform: Option<Uniform>,
     counts: RuleCounts,
     bundles: RwLock<HashMap<(Indices, Tariff), Arc<Bundle>, RandomState>>,
@@ -168,12 +169,12 @@ pub(super) type Demands<'a> = SmallVec<[Demand<'a>; 2]>;
 
 impl Live {
     pub(super) fn new(rules: RuleSet, before: Option<&Live>) -> Live {
-        let by_path = |rule: &Rule| rule.by().iter().any(|kind| *kind == SubjectKind::Path);
         let mut live = Live {
-            counts_paths: rules.rules().iter().any(by_path),
             tells_time: rules.tells_time(),
             has_shields: rules.rules().iter().any(Rule::is_shield),
-            has_bans: rules.has_bans(),
+            bans_addresses: rules.bans_addresses(),
+            bans_callers: rules.bans_callers(),
+            path_bytes_max: if rules.is_off() { usize::MAX } else { rules.path_bytes_max() },
             has_exemptions: rules.has_exemptions(),
             counts: RuleCounts::new(&rules, before.map(|before| (&before.rules, &before.counts))),
             uniform: None,

@@ -1,8 +1,9 @@
 //! A request that goes on: what to tell its client, and what to give back when it ends.
 //!
 //! Units are taken at the start. A rule with `charge = "on_failure"` or `"on_success"` gives them back by how the request ends, exactly
-//! once, wherever that is: [`Passage::finish`] says how it ended, and a passage that is dropped without it (the client
-//! left, the handler panicked, a timeout cut it off) has failed.
+//! once: [`Passage::finish`] says how it ended. Only a response earns a refund. A passage that is dropped without one (the client
+//! left, the handler panicked, a timeout cut it off) keeps every charge, because the work may have been done: if hanging up gave units
+//! back, a client that hangs up would run the handler for free.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,12 +19,12 @@ use super::{Engine, Outcome, Refused};
 use crate::answer::{Policies, grpc};
 use crate::rules::Charge;
 
-/// How a request ended.
+/// How a request ended: what the service responded.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Ending {
-    /// It did what it was asked to.
+    /// The service did what it was asked to.
     Success,
-    /// It did not, or nobody knows.
+    /// The service responded with a failure, or failed itself.
     Failure,
 }
 
@@ -58,7 +59,7 @@ impl End {
 }
 
 /// A request that goes on.
-#[must_use = "a passage that is dropped counts as a request that failed"]
+#[must_use = "a passage that is dropped keeps what it was charged; finish it to refund what the response earned"]
 pub struct Passage {
     // In a box, because a passage moves from hand to hand: into an outcome, a future, the box of that future.
     told: Option<Box<Told>>,
@@ -169,12 +170,10 @@ impl Passage {
         told.policies.write_headers(&decision, response.headers_mut());
     }
 
-    /// Nobody will tell how the request ends: the units stay taken.
-    pub fn keep(mut self) {
-        self.owed = None;
-    }
+    /// Keeps every charge, as dropping the passage does. For callers that will not learn how the request ends.
+    pub fn keep(self) {}
 
-    /// The request has ended: gives back what its rules say. If this future is dropped, that happens all the same.
+    /// The request has ended: gives back what its rules say. If this future is dropped after its first poll, that happens all the same.
     pub async fn finish(mut self, ending: Ending) {
         if let Some(rest) = self.settle(End::Ended(ending)) {
             rest.await;
@@ -196,11 +195,10 @@ impl Passage {
         Outcome::Refuse(Refused::denied(policies, decision, request))
     }
 
-    /// The same as [`Passage::finish`] where nothing has to be waited for. How it ended is looked at only if it matters.
-    #[cfg(feature = "tower")]
-    pub(crate) fn finish_at_once<B>(mut self, response: &Response<B>) {
+    /// Finishes as [`Passage::finish`] does, without waiting for a shared store. `ending` is called only if it matters.
+    pub(crate) fn finish_at_once(mut self, ending: impl FnOnce() -> Ending) {
         if self.owed.is_some()
-            && let Some(rest) = self.settle(End::Ended(Ending::of_response(response)))
+            && let Some(rest) = self.settle(End::Ended(ending()))
         {
             rest.detach();
         }
@@ -214,17 +212,6 @@ impl Passage {
         match is_in_process && (&mut giving_back).now_or_never().is_some() {
             true => None,
             false => Some(giving_back),
-        }
-    }
-}
-
-impl Drop for Passage {
-    #[inline]
-    fn drop(&mut self) {
-        if self.owed.is_some()
-            && let Some(rest) = self.settle(End::Ended(Ending::Failure))
-        {
-            rest.detach();
         }
     }
 }

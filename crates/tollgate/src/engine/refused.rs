@@ -12,6 +12,7 @@ use crate::answer::Body;
 use crate::answer::{Policies, Refusal, Verdict, grpc};
 
 const BANNED: &str = "this caller is banned";
+const PATH_TOO_LONG: &str = "the path of this request is too long";
 
 /// A request that does not go on, and why.
 #[derive(Debug)]
@@ -39,21 +40,31 @@ impl Refused {
 
     /// 403, and until when.
     pub(super) fn banned(until: Option<Timestamp>, now: Timestamp) -> Refused {
-        let verdict = Verdict::Forbidden;
-        let body = serde_json::json!({ "error": verdict.error(), "message": BANNED });
+        let mut refused = Refused::without_limits(Verdict::Forbidden, BANNED);
+        if let Some(until) = until {
+            let seconds = until.as_micros().saturating_sub(now.as_micros()).div_ceil(1_000_000).max(1);
+            refused.response.headers_mut().insert(RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        refused
+    }
+
+    /// 414, and how long a path may be.
+    pub(super) fn path_too_long(bytes_max: usize) -> Refused {
+        let message = format!("{PATH_TOO_LONG}; at most {bytes_max} bytes are accepted");
+        Refused::without_limits(Verdict::PathTooLong, &message)
+    }
+
+    fn without_limits(verdict: Verdict, message: &str) -> Refused {
+        let body = serde_json::json!({ "error": verdict.error(), "message": message });
         let mut response = Response::new(Bytes::from(body.to_string()));
         *response.status_mut() = verdict.http();
         let headers = response.headers_mut();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
         headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
-        if let Some(until) = until {
-            let seconds = until.as_micros().saturating_sub(now.as_micros()).div_ceil(1_000_000).max(1);
-            headers.insert(RETRY_AFTER, HeaderValue::from(seconds));
-        }
         Refused { verdict, response, decision: None, policies: None }
     }
 
-    /// The facts, for whoever writes about them; a ban has none.
+    /// The facts, for whoever writes about them; a ban and a path that is too long have none.
     fn refusal(&self) -> Option<Refusal<'_>> {
         match (&self.policies, &self.decision) {
             (Some(policies), Some(decision)) => Some(policies.refusal(decision)),
@@ -76,7 +87,8 @@ impl Refused {
     /// What to answer over gRPC, to a request of this [content type](grpc::content_type): the same facts as a status
     /// and metadata.
     pub fn into_grpc(self, content_type: &HeaderValue) -> Response<Bytes> {
-        let message = self.refusal().map_or_else(|| BANNED.to_owned(), |refusal| refusal.message());
+        let without_limits = if self.verdict == Verdict::PathTooLong { PATH_TOO_LONG } else { BANNED };
+        let message = self.refusal().map_or_else(|| without_limits.to_owned(), |refusal| refusal.message());
         grpc::refusal(self.verdict, &message, self.response.into_parts().0.headers, content_type)
     }
 }

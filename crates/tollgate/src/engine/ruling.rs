@@ -9,7 +9,7 @@ use tollgate_core::{Check, Cost, Decision, Demand, Source};
 
 use super::live::{Asked, Bundle, Demands, Group, Terms};
 use super::passage::{Charged, ChargedBy, Told};
-use super::{Engine, Passage, Refused};
+use super::{Ending, Engine, Passage, Refused};
 use crate::answer::Policies;
 use crate::failure::OnFailure;
 use crate::limiter::{CheckOptions, guarded, unmade};
@@ -113,8 +113,16 @@ impl Engine {
 
     /// What the shields refuse a request with for which they have no room. Whoever has room there pays for it only with
     /// everything else.
-    pub(super) fn refused_without_room(&self, bundle: &Bundle, asked: &Asked) -> Option<Box<Refusal>> {
+    pub(super) fn refused_without_room(
+        &self,
+        bundle: &Bundle,
+        asked: &Asked,
+        is_exempt: impl FnOnce() -> bool,
+    ) -> Option<Box<Refusal>> {
         let shield = bundle.shield.as_ref().filter(|shield| !self.has_room(shield, asked))?;
+        if is_exempt() {
+            return None;
+        }
         let demands = shield.demands(asked);
         match self.ask_shield(shield, &demands, asked.terms) {
             Err(refusal) => Some(refusal),
@@ -239,9 +247,12 @@ impl Hearing {
             let asked = std::mem::replace(asked, Asked::new(asked.terms));
             self.passage.owe(engine.clone(), bundle.clone(), asked, self.charged);
         }
-        // With a refusal the passage ends here, as one that failed.
         match self.refusal {
-            Some(refusal) => Ruling::Refuse(refusal),
+            Some(refusal) => {
+                // The response is a refusal, and so a failure.
+                self.passage.finish_at_once(|| Ending::Failure);
+                Ruling::Refuse(refusal)
+            }
             None => Ruling::Pass(self.passage),
         }
     }

@@ -6,6 +6,7 @@ use std::time::Duration;
 use super::*;
 use crate::answer::Verdict;
 use crate::config::{Config, Format};
+use crate::rules::path::normalisations;
 use http::Request;
 use tollgate_core::{ManualClock, Timestamp};
 
@@ -27,12 +28,26 @@ fn site(text: &str) -> Site {
 
 impl Site {
     async fn send(&self, method: &str, path: &str, headers: &[(&str, &str)], peer: [u8; 4]) -> Outcome {
+        self.send_from(method, path, headers, peer.into()).await
+    }
+
+    async fn send_from(&self, method: &str, path: &str, headers: &[(&str, &str)], peer: IpAddr) -> Outcome {
         let mut request = Request::builder().method(method).uri(path);
         for (name, value) in headers {
             request = request.header(*name, *value);
         }
         let request = request.body(()).unwrap();
-        self.engine.decide(&RequestView::of(&request), peer.into()).await
+        self.engine.decide(&RequestView::of(&request), peer).await
+    }
+
+    /// Returns the verdict, and how many paths were normalised for it.
+    async fn verdict(&self, path: &str, headers: &[(&str, &str)], peer: [u8; 4]) -> (Verdict, u64) {
+        normalisations::take();
+        let verdict = match self.send("GET", path, headers, peer).await {
+            Outcome::Pass(_) => Verdict::Allowed,
+            Outcome::Refuse(refused) => refused.verdict,
+        };
+        (verdict, normalisations::take())
     }
 
     async fn passes(&self, method: &str, path: &str, headers: &[(&str, &str)], peer: [u8; 4]) -> bool {
@@ -167,6 +182,18 @@ async fn units_come_back_by_how_a_request_ends_and_exactly_once() {
 }
 
 #[tokio::test]
+async fn a_request_without_a_response_keeps_its_charge_in_every_mode() {
+    for charge in ["always", "on_failure", "on_success"] {
+        let site = site(&format!("[[rules]]\nname = 'a'\nby = ['ip']\ncharge = '{charge}'\nlimits = ['3/h']"));
+        for _ in 0..3 {
+            let Outcome::Pass(passage) = site.send("POST", "/", &[], HERE).await else { panic!("there is room") };
+            drop(passage);
+        }
+        assert!(matches!(site.send("POST", "/", &[], HERE).await, Outcome::Refuse(_)), "{charge}");
+    }
+}
+
+#[tokio::test]
 async fn a_shield_refuses_in_process_and_in_plain_text() {
     let site = site(
         r#"
@@ -283,5 +310,172 @@ async fn the_banned_are_told_until_when_and_the_exempt_are_not_counted() {
     for _ in 0..5 {
         let Outcome::Pass(passage) = site.send("GET", "/", &[], [192, 0, 2, 77]).await else { panic!("exempt") };
         assert!(passage.decision().is_none());
+    }
+}
+
+/// A path that costs much to normalise and is within the bound.
+fn hostile() -> String {
+    format!("/{}", "..;%2F/".repeat(1_100))
+}
+
+#[tokio::test]
+async fn what_is_refused_by_address_or_shield_costs_no_normalisation() {
+    let site = site(
+        r#"
+        bans = [{ by = "ip", value = "198.51.100.7" }]
+        exempt = { paths = ["/health"] }
+        [[rules]]
+        name = "shield"
+        store = "memory"
+        limits = ["2/h"]
+        [[rules]]
+        name = "login"
+        match = { path = "/login" }
+        by = ["ip", "path"]
+        limits = ["1/h"]
+        "#,
+    );
+    assert_eq!(site.verdict(&hostile(), &[], [198, 51, 100, 7]).await, (Verdict::Forbidden, 0), "banned");
+    assert_eq!(site.verdict("/login;v=1", &[], HERE).await, (Verdict::Allowed, 2), "matched, and counted by path");
+    assert_eq!(site.verdict("/login", &[], HERE).await, (Verdict::Denied, 0), "plain");
+    assert_eq!(site.verdict("/login;v=1", &[], HERE).await.0, Verdict::Denied);
+    assert_eq!(site.verdict(&hostile(), &[], HERE).await, (Verdict::Denied, 0), "by the shield");
+}
+
+#[tokio::test]
+async fn a_path_is_normalised_only_if_a_rule_looks_at_it() {
+    let site = site(
+        r#"
+        [[rules]]
+        name = "host"
+        match = { host = "api.example.com" }
+        by = ["ip"]
+        limits = ["100/h"]
+        [[rules]]
+        name = "login"
+        match = { methods = ["POST"], path = "/login" }
+        by = ["ip"]
+        limits = ["100/h"]
+        "#,
+    );
+    let host = [("host", "api.example.com")];
+    assert_eq!(site.verdict(&hostile(), &host, HERE).await, (Verdict::Allowed, 0), "no rule for GET looks at paths");
+    assert_eq!(site.engine.rule_stats()[0].allowed(), 1);
+    normalisations::take();
+    assert!(site.passes("POST", "/x/../login", &host, HERE).await);
+    assert_eq!((normalisations::take(), site.engine.rule_stats()[1].allowed()), (1, 1));
+}
+
+#[tokio::test]
+async fn a_path_beyond_the_bound_is_refused_before_it_is_looked_at() {
+    let rule = "[[rules]]\nname = 'login'\nmatch = { path = '/login' }\nby = ['ip']\nlimits = ['5/h']";
+    for (setting, bytes_max) in [("", 8_192), ("path_bytes_max = 100", 100)] {
+        let site = site(&format!("{setting}\n{rule}"));
+        let path = |bytes: usize| format!("/{}", ";".repeat(bytes - 1));
+        assert_eq!(site.verdict(&path(bytes_max), &[], HERE).await.0, Verdict::Allowed);
+        let query = format!("/?{}", "x".repeat(bytes_max));
+        assert_eq!(site.verdict(&query, &[], HERE).await.0, Verdict::Allowed, "a query is no part of the path");
+        assert_eq!(site.verdict(&path(bytes_max + 1), &[], HERE).await, (Verdict::PathTooLong, 0));
+        let Outcome::Refuse(refused) = site.send("GET", &path(bytes_max + 1), &[], HERE).await else { panic!("long") };
+        assert_eq!(refused.response.status(), 414);
+        let body = String::from_utf8_lossy(refused.response.body()).into_owned();
+        assert!(body.contains("path_too_long") && body.contains(&format!("at most {bytes_max} bytes")), "{body}");
+    }
+    let off = site(&format!("kill_switch = true\n{rule}"));
+    assert_eq!(off.verdict(&format!("/{}", "x".repeat(9_000)), &[], HERE).await.0, Verdict::Allowed);
+}
+
+#[tokio::test]
+async fn a_shield_never_refuses_what_is_exempt() {
+    let site = site(
+        r#"
+        [exempt]
+        addresses = ["192.0.2.0/24"]
+        keys = ["an-exempt-key-0001"]
+        paths = ["/health", "/static/*"]
+        [[rules]]
+        name = "shield"
+        store = "memory"
+        limits = ["1/h"]
+        "#,
+    );
+    assert_eq!(site.verdict("/", &[], HERE).await.0, Verdict::Allowed);
+    for _ in 0..3 {
+        assert_eq!(site.verdict("/", &[], HERE).await.0, Verdict::Denied);
+        assert_eq!(site.verdict("/", &[], [192, 0, 2, 7]).await.0, Verdict::Allowed, "by address");
+        assert_eq!(site.verdict("/", &[("x-api-key", "an-exempt-key-0001")], HERE).await.0, Verdict::Allowed, "by key");
+        assert_eq!(site.verdict("/static/a%20b", &[], HERE).await.0, Verdict::Allowed, "by path");
+        assert_eq!(site.verdict("/static/../x", &[], HERE).await.0, Verdict::Denied, "not by every reading");
+    }
+}
+
+#[tokio::test]
+async fn a_shield_that_looks_at_paths_reads_them_as_rules_do() {
+    let site = site(
+        r#"
+        [[rules]]
+        name = "shield"
+        match = { path = "/login" }
+        store = "memory"
+        limits = ["1/h"]
+        "#,
+    );
+    assert_eq!(site.verdict("/login", &[], HERE).await.0, Verdict::Allowed);
+    assert_eq!(site.verdict("/log%69n", &[], HERE).await.0, Verdict::Denied);
+    assert_eq!(site.verdict("/other", &[], HERE).await, (Verdict::Allowed, 0));
+}
+
+#[tokio::test]
+async fn a_banned_key_is_refused_whatever_the_rules_and_exemptions_say() {
+    let site = site(
+        r#"
+        bans = [{ by = "api_key", value = "a-banned-key-00001" }]
+        exempt = { addresses = ["192.0.2.0/24"], paths = ["/health"] }
+        [[rules]]
+        name = "login"
+        match = { path = "/login" }
+        by = ["ip"]
+        limits = ["100/h"]
+        "#,
+    );
+    for (path, peer) in [("/login", HERE), ("/unlimited", HERE), ("/health", HERE), ("/", [192, 0, 2, 7])] {
+        let key = [("x-api-key", "a-banned-key-00001")];
+        assert_eq!(site.verdict(path, &key, peer).await.0, Verdict::Forbidden, "{path}");
+        assert_eq!(site.verdict(path, &[], peer).await.0, Verdict::Allowed, "{path}");
+    }
+}
+
+#[tokio::test]
+async fn an_ipv4_client_is_itself_by_whatever_ipv6_route_it_comes() {
+    let site = site(
+        r#"
+        bans = [{ by = "ip", value = "198.51.100.0/24" }, { by = "ip", value = "2002:c000:280::/48" }]
+        exempt = { addresses = ["192.0.2.0/25"] }
+        [[rules]]
+        name = "shield"
+        store = "memory"
+        limits = ["100/h"]
+        [[rules]]
+        name = "all"
+        by = ["ip"]
+        limits = ["3/h"]
+        "#,
+    );
+    let verdict = async |peer: &str| match site.send_from("GET", "/", &[], peer.parse().unwrap()).await {
+        Outcome::Pass(passage) => passage.decision().map_or("exempt", |_| "counted"),
+        Outcome::Refuse(refused) => refused.verdict.error(),
+    };
+    for peer in ["198.51.100.7", "::ffff:198.51.100.7", "64:ff9b::198.51.100.7", "2002:c633:6407::1", "192.0.2.128"] {
+        assert_eq!(verdict(peer).await, "forbidden", "{peer}");
+    }
+    for peer in ["192.0.2.7", "64:ff9b::192.0.2.7", "2002:c000:207:1::9"] {
+        assert_eq!(verdict(peer).await, "exempt", "{peer}");
+    }
+    // One budget for all of them.
+    for peer in ["203.0.113.9", "64:ff9b::203.0.113.9", "2002:cb00:7109:5::1"] {
+        assert_eq!(verdict(peer).await, "counted", "{peer}");
+    }
+    for peer in ["203.0.113.9", "::ffff:203.0.113.9", "64:ff9b::cb00:7109", "2002:cb00:7109:ffff::"] {
+        assert_eq!(verdict(peer).await, "rate_limited", "{peer}");
     }
 }

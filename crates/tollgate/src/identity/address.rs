@@ -6,6 +6,11 @@
 //! would let the same client through under another spelling. What is not exactly one of the known forms is
 //! not an address; nothing is guessed or repaired.
 //!
+//! **One IPv4 host, three IPv6 networks.** An IPv4 host also reaches an IPv6 server through a translator, as
+//! `64:ff9b::203.0.113.9` (RFC 6052), or through a tunnel, as any address in `2002:cb00:7109::/48` (6to4, RFC 3056).
+//! [`embedded_v4`] finds the IPv4 address in these bits. Limits, bans, exemptions and address ranges all use it, so a client
+//! cannot leave its IPv4 budget or ban by taking such a route.
+//!
 //! **One client, many addresses.** An IPv6 host owns a whole network, usually a /64, and may use another address
 //! for every request. Counting single addresses would give it 2^64 budgets. [`AddressKey`] is the network.
 
@@ -18,9 +23,28 @@ use smallvec::SmallVec;
 /// Longer entries are no address: the longest has 45 characters, and brackets, zone and port besides.
 const NODE_BYTES_MAX: usize = 128;
 
-/// The networks 64:ff9b::/96 (RFC 6052), under which translators show IPv4 hosts to IPv6 servers. All of IPv4 fits
-/// into one /64 of it, so cutting these would put everybody into one bucket.
-const TRANSLATED_IPV4: u128 = 0x0064_ff9b << 96;
+/// IPv6 networks whose addresses carry an IPv4 address, and how many bits stand before it: IPv4-mapped `::ffff:0:0/96`,
+/// translated `64:ff9b::/96`, and 6to4 `2002::/16`.
+const EMBEDDING: [(u128, u8); 3] = [(0xffff << 32, 96), (0x0064_ff9b << 96, 96), (0x2002 << 112, 16)];
+
+/// Returns the IPv4 network that an IPv6 network carries, as an address and a prefix length, or `None` if it carries none.
+///
+/// What follows the IPv4 address (the inside of a 6to4 site) is dropped.
+pub(crate) fn embedded_v4_network(network: Ipv6Addr, prefix: u8) -> Option<(Ipv4Addr, u8)> {
+    let bits = network.to_bits();
+    let is_in = |&&(embedding, before): &&(u128, u8)| prefix >= before && (bits ^ embedding) >> (128 - before) == 0;
+    let (_, before) = *EMBEDDING.iter().find(is_in)?;
+    Some((Ipv4Addr::from_bits((bits >> (96 - before)) as u32), (prefix - before).min(32)))
+}
+
+/// Returns the IPv4 address that an IPv6 address carries, or the address itself if it carries none.
+#[inline]
+pub(crate) fn embedded_v4(address: IpAddr) -> IpAddr {
+    match address {
+        IpAddr::V4(_) => address,
+        IpAddr::V6(v6) => embedded_v4_network(v6, 128).map_or(address, |(v4, _)| v4.into()),
+    }
+}
 
 /// How much of an address is counted: single IPv4 addresses and /64 networks of IPv6 unless said.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -53,7 +77,8 @@ impl AddressPrefixes {
         Ok(AddressPrefixes { v4, v6 })
     }
 
-    /// The network of `address` that is counted.
+    /// Returns the network of `address` that is counted. An address that carries an IPv4 address (mapped, `64:ff9b::/96`,
+    /// `2002::/16`) is counted as that IPv4 address.
     ///
     /// ```
     /// use tollgate::identity::AddressPrefixes;
@@ -61,20 +86,19 @@ impl AddressPrefixes {
     /// let key = |text: &str| AddressPrefixes::default().key(text.parse().unwrap()).to_string();
     /// assert_eq!(key("203.0.113.9"), "203.0.113.9");
     /// assert_eq!(key("::ffff:203.0.113.9"), "203.0.113.9");
+    /// assert_eq!(key("64:ff9b::203.0.113.9"), "203.0.113.9");
     /// assert_eq!(key("2001:db8:1:2:3:4:5:6"), "2001:db8:1:2::/64");
     /// ```
     #[inline]
     pub fn key(&self, address: IpAddr) -> AddressKey {
-        match address.to_canonical() {
+        match embedded_v4(address) {
             IpAddr::V4(v4) => {
                 let network = v4.to_bits() & (u32::MAX << (32 - self.v4));
                 AddressKey { network: Ipv4Addr::from_bits(network).into(), prefix: self.v4 }
             }
             IpAddr::V6(v6) => {
-                let is_translated = v6.to_bits() >> 32 == TRANSLATED_IPV4 >> 32;
-                let prefix = if is_translated { 128 } else { self.v6 };
-                let network = v6.to_bits() & (u128::MAX << (128 - prefix));
-                AddressKey { network: Ipv6Addr::from_bits(network).into(), prefix }
+                let network = v6.to_bits() & (u128::MAX << (128 - self.v6));
+                AddressKey { network: Ipv6Addr::from_bits(network).into(), prefix: self.v6 }
             }
         }
     }
@@ -86,7 +110,7 @@ impl Default for AddressPrefixes {
     }
 }
 
-/// The network that stands for a client. Made by [`AddressPrefixes::key`], so it is never IPv4-mapped.
+/// The network that stands for a client. Made by [`AddressPrefixes::key`], so it never carries an IPv4 address in IPv6 form.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct AddressKey {
     network: IpAddr,

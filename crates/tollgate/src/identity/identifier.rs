@@ -12,6 +12,7 @@
 //! Each answer is worked out when it is first asked for, and kept. A rule by address then costs no signature
 //! check, and a flood of forged tokens costs nothing where a shield rule by address has refused it before.
 
+use std::borrow::Cow;
 use std::cell::OnceCell;
 use std::fmt;
 use std::net::IpAddr;
@@ -31,6 +32,7 @@ use super::subject_kind::{SubjectKind, SubjectKinds};
 #[cfg(not(feature = "jwt"))]
 use super::user::TokenVerifier;
 use super::user::{TokenError, User, looks_like_token};
+use crate::rules::RequestView;
 
 /// Headers whose values are credentials, and so are never written into a subject.
 const CREDENTIAL_HEADERS: [HeaderName; 3] =
@@ -147,6 +149,18 @@ impl Identifier {
 
     /// Who makes the request that came from `origin` at `now`.
     pub fn identify<'r>(&'r self, origin: Origin<'r>, keys: &'r dyn KeySource, now: Timestamp) -> Identity<'r> {
+        let path = OnceCell::from(Cow::Borrowed(origin.path));
+        Identity { path, ..self.identify_request(None, origin, keys, now) }
+    }
+
+    /// Identifies a request whose [canonical path](RequestView::canonical_path) is worked out when a subject first needs it.
+    pub(crate) fn identify_request<'r>(
+        &'r self,
+        request: Option<&'r RequestView<'r>>,
+        origin: Origin<'r>,
+        keys: &'r dyn KeySource,
+        now: Timestamp,
+    ) -> Identity<'r> {
         // Whoever is not believed about addresses is the client itself; else there are headers to be read, if anybody asks.
         let address = match self.proxies.trusts(origin.peer) {
             false => OnceCell::from(origin.peer.to_canonical()),
@@ -155,9 +169,11 @@ impl Identifier {
         Identity {
             identifier: self,
             origin,
+            request,
             keys,
             now,
             address,
+            path: OnceCell::new(),
             api_key: OnceCell::new(),
             token: OnceCell::new(),
             salt: OnceCell::new(),
@@ -189,9 +205,12 @@ impl fmt::Debug for Origin<'_> {
 pub struct Identity<'r> {
     identifier: &'r Identifier,
     origin: Origin<'r>,
+    /// Where the path comes from that is not worked out yet.
+    request: Option<&'r RequestView<'r>>,
     keys: &'r dyn KeySource,
     now: Timestamp,
     address: OnceCell<IpAddr>,
+    path: OnceCell<Cow<'r, str>>,
     api_key: OnceCell<Option<(KeyDigest, KnownKey)>>,
     token: OnceCell<Option<Result<User, TokenError>>>,
     salt: OnceCell<Salt>,
@@ -337,10 +356,16 @@ impl<'r> Identity<'r> {
                     None => self.write_missing(kind, writer),
                 }
             }
-            SubjectKind::Path if self.origin.path.is_empty() => self.write_missing(PATH, writer),
-            SubjectKind::Path => writer.part(PATH, PartValue::Public(self.origin.path.as_bytes())),
+            SubjectKind::Path => match self.path() {
+                "" => self.write_missing(PATH, writer),
+                path => writer.part(PATH, PartValue::Public(path.as_bytes())),
+            },
             SubjectKind::Global => writer.word("global"),
         }
+    }
+
+    fn path(&self) -> &str {
+        self.path.get_or_init(|| self.request.map(RequestView::canonical_path).unwrap_or_default())
     }
 
     fn write_missing(&self, kind: PartKind<'_>, writer: &mut SubjectWriter<'_>) {

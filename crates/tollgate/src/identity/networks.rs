@@ -5,6 +5,8 @@ use std::str::FromStr;
 
 use ipnet::{IpNet, Ipv4Net};
 
+use super::address::{embedded_v4, embedded_v4_network};
+
 /// Longer texts are refused unread.
 const TEXT_BYTES_MAX: usize = 64;
 
@@ -21,7 +23,7 @@ const TEXT_BYTES_MAX: usize = 64;
 /// ```
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Networks {
-    /// Disjoint and in order, IPv4 first; never IPv4-mapped.
+    /// Disjoint and in order, IPv4 first; a network that carries IPv4 is written as IPv4.
     networks: Vec<IpNet>,
 }
 
@@ -46,10 +48,11 @@ impl Networks {
         Ok(networks.into_iter().collect())
     }
 
-    /// Whether `address` is in one of the networks. An IPv4-mapped address counts as IPv4.
+    /// Returns whether `address` is in one of the networks. An IPv4-mapped address counts as IPv4. An address in `64:ff9b::/96` or
+    /// `2002::/16` counts as the IPv4 address that it carries, and as itself in wider networks such as `2000::/3`.
     #[inline]
     pub fn contains(&self, address: IpAddr) -> bool {
-        !self.networks.is_empty() && self.find(address.to_canonical())
+        !self.networks.is_empty() && readings(address).any(|address| self.find(address))
     }
 
     fn find(&self, address: IpAddr) -> bool {
@@ -114,12 +117,21 @@ fn parse_network(text: &str) -> Result<IpNet, NetworkError> {
     Ok(unmap(network))
 }
 
-/// A network within ::ffff:0:0/96 is the IPv4 network it stands for.
+/// Returns the IPv4 network that a network carries, or the network itself.
 fn unmap(network: IpNet) -> IpNet {
-    match (network.network().to_canonical(), network.prefix_len().checked_sub(96)) {
-        (IpAddr::V4(v4), Some(bits)) if matches!(network, IpNet::V6(_)) => Ipv4Net::new_assert(v4, bits).into(),
-        _ => network,
+    let IpNet::V6(v6) = network else { return network };
+    match embedded_v4_network(v6.network(), v6.prefix_len()) {
+        Some((v4, bits)) => Ipv4Net::new_assert(v4, bits).into(),
+        None => network,
     }
+}
+
+/// Returns the addresses by which networks are searched: the IPv4 address that `address` carries, if any, and `address` itself
+/// unless it is IPv4-mapped.
+pub(crate) fn readings(address: IpAddr) -> impl Iterator<Item = IpAddr> {
+    let carried = embedded_v4(address);
+    let itself = Some(address.to_canonical()).filter(|address| *address != carried);
+    std::iter::once(carried).chain(itself)
 }
 
 #[cfg(test)]
@@ -168,6 +180,34 @@ mod tests {
         assert_eq!(networks("::ffff:a00:1"), networks("10.0.0.1"));
         assert!(networks("10.0.0.0/8").contains("::ffff:10.9.9.9".parse().unwrap()));
         assert!(!networks("::/0").contains("10.9.9.9".parse().unwrap()), "an IPv6 network holds no IPv4");
+    }
+
+    #[test]
+    fn networks_that_carry_ipv4_are_that_ipv4() {
+        for (text, same) in [
+            ("64:ff9b::10.0.0.0/104", "10.0.0.0/8"),
+            ("64:ff9b::10.0.0.1", "10.0.0.1"),
+            ("64:ff9b::/96", "0.0.0.0/0"),
+            ("2002:a00::/24", "10.0.0.0/8"),
+            ("2002:a00:1::/48", "10.0.0.1"),
+            ("2002:a00:1:2::/64", "10.0.0.1"),
+            ("2002:a00:1::5", "10.0.0.1"),
+        ] {
+            assert_eq!(networks(text), networks(same), "{text}");
+        }
+        let ten = networks("10.0.0.0/8");
+        for text in ["64:ff9b::10.9.9.9", "64:ff9b::a09:909", "2002:a09:909::1", "2002:a09:909:ffff:1:2:3:4"] {
+            assert!(ten.contains(text.parse().unwrap()), "{text}");
+        }
+        for text in ["64:ff9b:1::10.9.9.9", "::10.9.9.9", "2003:a09:909::1", "64:ff9a::10.9.9.9"] {
+            assert!(!ten.contains(text.parse().unwrap()), "{text} carries no IPv4 address");
+        }
+        // A wider IPv6 network is no IPv4 network, and still holds the addresses that carry one.
+        let wide = networks("2000::/3, 64::/16");
+        assert!(!wide.contains("10.9.9.9".parse().unwrap()));
+        assert!(
+            wide.contains("2002:a09:909::1".parse().unwrap()) && wide.contains("64:ff9b::a09:909".parse().unwrap())
+        );
     }
 
     #[test]

@@ -6,7 +6,8 @@
 //!     └────▶ somebody must be asked, or waited for ──▶ Asking, in a box ──▶ response
 //! ```
 //!
-//! Wherever a future of these is dropped, its passage is dropped with it, and gives back what a failed request does not owe.
+//! Wherever one of these futures is dropped, its passage is dropped with it and keeps what it was charged. What comes back is decided
+//! by the head of the response, or by an error of the inner service, which is a failure.
 
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
@@ -65,11 +66,17 @@ impl<F: Future<Output = Result<Response<B>, E>>, B, E> Future for ResponseFuture
             StateProjection::Called { inner, passage } => {
                 let result = ready!(inner.poll(context));
                 let passage = passage.take().expect("a future is not polled after its end");
-                Poll::Ready(result.map(|mut response| {
-                    passage.write_onto(&mut response);
-                    passage.finish_at_once(&response);
-                    response
-                }))
+                Poll::Ready(match result {
+                    Ok(mut response) => {
+                        passage.write_onto(&mut response);
+                        passage.finish_at_once(|| Ending::of_response(&response));
+                        Ok(response)
+                    }
+                    Err(error) => {
+                        passage.finish_at_once(|| Ending::Failure);
+                        Err(error)
+                    }
+                })
             }
             StateProjection::Refused { response } => {
                 Poll::Ready(Ok(response.take().expect("a future is not polled after its end")))

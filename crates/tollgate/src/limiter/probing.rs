@@ -7,15 +7,17 @@
 //!
 //! **Something else under the probe's key** is an answer of a store that works. What that says of one key is not said of the others.
 
+use std::pin::pin;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use tokio::runtime::Handle;
-use tokio::time::Instant;
+use tokio::time::sleep;
 use tollgate_core::{Check, Demand, Key, Limit};
 
 use super::shared::{Shared, is_foreign};
 use crate::breaker::{Phase, probe_after};
+use crate::deadline::answer_by;
 use crate::observe::StoreCallKind as Call;
 
 /// Nobody waits for a probe but the next one, and a store that hangs and then heals must be found out.
@@ -65,7 +67,7 @@ async fn probe_until_healed(probing: Probing) {
             let done_after_us = (pause + 2 * deadline(shared.deadline)).as_micros() as u64;
             shared.breaker().probe_is_due_at(shared.clock.now().plus_micros(done_after_us));
         }
-        tokio::time::sleep(pause).await;
+        sleep(pause).await;
         let Some(shared) = probing.shared.upgrade() else { return };
         if shared.breaker().phase() != probing.phase {
             return;
@@ -97,10 +99,14 @@ async fn probe(shared: &Shared) -> Probed {
     let limit: Limit = LIMIT.parse().expect("a valid limit");
     let demand = Demand::new(limit, Key::new(SUBJECT).expect("a short key"));
     let check = Check::one(&demand);
-    let begun = Instant::now();
-    match shared.call(Call::Probe, 1, shared.decide(std::slice::from_ref(&check))).await {
+    let mut call = pin!(shared.call(Call::Probe, 1, shared.decide(std::slice::from_ref(&check))));
+    // By the same measure as a decision: an answer that is there when the deadline is noticed is in time.
+    let (answered, probed) = match answer_by(sleep(shared.deadline), shared.store(), call.as_mut()).await {
+        Some(answered) => (answered, Probed::InTime),
+        None => (call.await, Probed::Late),
+    };
+    match answered {
         Err(error) if !is_foreign(&error) => Probed::Failed,
-        _ if begun.elapsed() > shared.deadline => Probed::Late,
-        _ => Probed::InTime,
+        _ => probed,
     }
 }

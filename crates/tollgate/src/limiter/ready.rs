@@ -1,21 +1,22 @@
-//! Waiting until a check passes: for work that goes out (webhooks, mails, jobs, calls of somebody else's API).
+//! Waiting until a check is admitted, for outgoing work (webhooks, mails, jobs, calls to external APIs).
 //!
-//! A request that comes in is refused and told when to come again. Work that goes out has nobody to refuse: it waits.
-//! `retry_after` is true, so there is nothing to poll: ask, sleep exactly so long, ask again.
+//! An incoming request is denied with a `retry_after`. Outgoing work can wait instead. `retry_after` is exact, so there
+//! is no polling: check, sleep for that time, check again.
 //!
-//! **Who waits together** stands in a queue (`turns.rs`), so that one of them asks and the first come is the first served.
+//! **Waiting in order.** Checks of this process that wait for the same counters are queued (`turns.rs`). Only the first
+//! one asks the store, and they are admitted in the order of their arrival.
 //!
-//! **Contention that remains** is between nodes, and between checks that share a counter but not all of them. Whoever finds
-//! its units taken by such a stranger waits up to a tenth longer than told the next time (at most 20 ms): without that, the node
-//! that is nearest to the store would win every time.
+//! **Remaining contention** is between nodes, and between checks that share some counters but not all. A check that is
+//! denied again after its wait adds a random part of up to a tenth of the next wait, at most 20 ms. Without that, the
+//! node nearest to the store would win every time.
 //!
-//! **Never longer than asked.** A wait that would pass the bound is not begun: the denial comes back at once. Nothing is charged
-//! for it; what a leaky bucket has charged for a turn that comes too late is given back. Whoever gets no turn in time only looks:
-//! the units belong to those in front.
+//! **Never longer than `wait_max`.** If the required wait exceeds the deadline, the denial is returned at once and
+//! nothing is charged. If a leaky bucket charged a slot that comes too late, it is refunded. A check that does not
+//! become the first in its queue in time only peeks: the units belong to the checks before it.
 //!
-//! **While the store is away** its word is missing, and the local share's is not final: the store may be back long before
-//! this node has enough to give. So a local denial is asked about again within a second, up to the bound, and is never the reason
-//! to say "too late" or "never" before it.
+//! **While the store is unavailable**, the answer of the local share is not final, since the store may be back long
+//! before the local share has enough units. So a local denial is checked again within a second, until the deadline. It
+//! never leads to [`NotReady::TooLate`] or [`NotReady::Never`] before the deadline.
 
 use std::time::Duration;
 
@@ -27,31 +28,31 @@ use super::turns::Place;
 use super::{CheckOptions, Limiter};
 use crate::failure::Unavailable;
 
-/// A longer wait than any limit can tell: the longest window.
+/// Upper bound of a wait: the longest window.
 const WAIT_MAX: Duration = Duration::from_secs(400 * 24 * 60 * 60);
-/// However short the told wait is, nobody asks more often: a clock that stands still must not make this a busy loop.
+/// Minimum pause between two checks, so that a clock that stands still does not cause a busy loop.
 const PAUSE_MIN: Duration = Duration::from_millis(1);
 const JITTER_MAX: Duration = Duration::from_millis(20);
-/// However long this node's share says to wait, the store may be back by then.
+/// Maximum pause after a local denial, since the store may be back earlier than the local share says.
 const LOCAL_PAUSE_MAX: Duration = Duration::from_secs(1);
 
-/// Why a check was not ready in time.
+/// The reason why [`Limiter::until_ready`] did not admit a check.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum NotReady {
-    /// However long one waits, this cost will not fit.
-    #[error("the cost is more than its limit can ever hold")]
+    /// A cost exceeds what its limit can ever hold, so waiting does not help.
+    #[error("the request can never be admitted: its cost exceeds what the limit can ever hold")]
     Never(Decision),
-    /// It would be ready only after the longest wait that was asked for. The decision says when.
-    #[error("it would be ready only after the longest wait that was asked for")]
+    /// The check would be admitted only after `wait_max`, and not before the decision's `retry_after`.
+    #[error("the request would be admitted only after the maximum wait")]
     TooLate(Decision),
-    /// The store does not answer, and the policy for that is [`OnFailure::Deny`](crate::OnFailure::Deny).
+    /// The store does not answer, and the failure policy is [`OnFailure::Deny`](crate::OnFailure::Deny).
     #[error(transparent)]
     Unavailable(#[from] Unavailable),
 }
 
 impl NotReady {
-    /// The last decision, if there is one.
+    /// Returns the last denial, or `None` if the store did not answer.
     pub fn decision(&self) -> Option<&Decision> {
         match self {
             NotReady::Never(decision) | NotReady::TooLate(decision) => Some(decision),
@@ -61,14 +62,21 @@ impl NotReady {
 }
 
 impl Limiter {
-    /// Waits until a check is admitted, at most so long, and takes its units then. A leaky bucket's told wait is waited, too: when
-    /// this returns `Ok`, the work may begin.
+    /// Waits until a check is admitted and charged, at most `wait_max`.
     ///
-    /// Those who wait for the same counters in this process are served in the order in which they came. One that stands behind
-    /// others does not know how long these will take, so it may wait for as long as it was willing to and then be told
-    /// that it is too late. So may one that is answered by the local share, since the store may come back; in every
-    /// other case that is told at once. Dropping the future leaves the queue. While it waits nothing is charged, unless by a
-    /// leaky bucket that has already told a turn; a call to a shared store that is on its way may still charge.
+    /// The time of the store's last answer is not counted: with a store that is 5 ms away, this may return 5 ms after
+    /// `wait_max`.
+    ///
+    /// The delay of a leaky bucket is waited for, too: when this returns `Ok`, the work may begin. Checks that wait for
+    /// the same counters in this process are admitted in the order of their arrival.
+    ///
+    /// If the required wait exceeds `wait_max`, [`NotReady::TooLate`] is returned at once, with two exceptions. A check
+    /// behind others in the queue does not know how long these take, so it may wait for up to `wait_max` before it
+    /// fails. So may a check that the local share denies, since the store may come back.
+    ///
+    /// Dropping the future removes it from the queue. Nothing is charged while it waits, except that a leaky bucket has
+    /// charged once its delay is being waited for, and that a call to a shared store that is under way may still
+    /// charge. A check that only peeks (all costs are 0) returns at once.
     ///
     /// ```
     /// use std::time::Duration;
@@ -83,14 +91,14 @@ impl Limiter {
     ///     // send it: two at once, and two a tenth of a second later
     /// }
     /// let refused = limiter.until_ready(&Check::one(&webhook), Duration::from_millis(5)).await;
-    /// assert!(matches!(refused, Err(NotReady::TooLate(_))), "told at once");
+    /// assert!(matches!(refused, Err(NotReady::TooLate(_))), "returned at once");
     /// # Ok(())
     /// # }
     /// ```
     ///
     /// # Errors
-    /// When it can never pass, not within `wait_max`, or when the store does not answer and the policy is
-    /// [`OnFailure::Deny`](crate::OnFailure::Deny).
+    /// If the check can never be admitted or not within `wait_max`, or if the store does not answer and the limiter's
+    /// failure policy is [`OnFailure::Deny`](crate::OnFailure::Deny).
     pub async fn until_ready(&self, check: &Check<'_>, wait_max: Duration) -> Result<Decision, NotReady> {
         if check.demands().iter().all(|demand| demand.cost == Cost::PEEK) {
             return Ok(self.check(check).await?);
@@ -98,7 +106,7 @@ impl Limiter {
         let deadline = Instant::now() + wait_max.min(WAIT_MAX);
         let place = self.0.turns.join(check);
         let Some(turn) = place.turn(deadline).await else { return self.without_a_turn(check, &place).await };
-        // A place in a leaky bucket's queue may be given back.
+        // The slot of a leaky bucket may be refunded, so its denials must not be cached.
         let is_leaky = |demand: &Demand<'_>| demand.limit.algorithm() == Algorithm::LeakyBucket;
         let options = CheckOptions { refundable: check.demands().iter().any(is_leaky), ..CheckOptions::default() };
         let mut is_contended = false;
@@ -113,7 +121,8 @@ impl Limiter {
             let now = Instant::now();
             let ready_at = now + wait;
             if decision.allowed() {
-                if ready_at <= deadline {
+                // What may begin now is not given back because the store's answer took its time.
+                if wait == Duration::ZERO || ready_at <= deadline {
                     drop(turn);
                     return Ok(after(wait, decision).await);
                 }
@@ -124,7 +133,7 @@ impl Limiter {
                 return Err(NotReady::TooLate(decision));
             }
             let pause = if is_local { wait.min(LOCAL_PAUSE_MAX) } else { wait };
-            // The told wait is exact, and needs nothing added unless a stranger was faster.
+            // The wait is exact. Jitter is added only after another node or queue has taken the units.
             let jitter =
                 if is_contended { (pause / 10).min(JITTER_MAX).mul_f64(fastrand::f64()) } else { Duration::ZERO };
             let asks_at = (now + pause.max(PAUSE_MIN) + jitter).min(deadline);
@@ -134,7 +143,9 @@ impl Limiter {
         }
     }
 
-    /// The answer to one whose turn did not come in time: what is left for those in front is only looked at.
+    /// Decides a check whose turn did not come in time: peeks, since the units belong to the checks before it.
+    ///
+    /// Returns `Ok` only if the store does not answer and the failure policy admits uncounted.
     async fn without_a_turn(&self, check: &Check<'_>, place: &Place<'_>) -> Result<Decision, NotReady> {
         let until_front_asks =
             place.front_asks_at().map_or(Duration::ZERO, |at| at.saturating_duration_since(Instant::now()));
@@ -142,7 +153,7 @@ impl Limiter {
         let Ok(peek) = Check::new(&peeks) else { return Ok(self.check(check).await?) };
         let mut decision = self.check(&peek).await?;
         if decision.lines.is_empty() {
-            // Nobody counts, so nobody is in front.
+            // The request is admitted without counting, so the checks before it do not matter.
             return Ok(decision);
         }
         let never_fits = |demand: &Demand<'_>| demand.cost.units() > demand.limit.cost_max();
@@ -161,15 +172,18 @@ impl Limiter {
         })
     }
 
-    /// A place in a leaky bucket's queue that nobody will wait for.
+    /// Refunds the slot of a leaky bucket that comes too late. A failure is only logged.
     async fn give_back(&self, check: &Check<'_>, decision: &Decision) {
         if let Err(error) = self.refund(check, decision).await {
-            tracing::debug!(kind = error.kind().name(), "a place in a queue that was too long stays taken");
+            tracing::debug!(
+                kind = error.kind().name(),
+                "cannot refund a leaky-bucket slot that comes too late; it stays charged"
+            );
         }
     }
 }
 
-/// An admitted check goes on when it was told to: at once, except after a leaky bucket.
+/// Returns the decision after `wait`: the delay of a leaky bucket, else zero.
 async fn after(wait: Duration, decision: Decision) -> Decision {
     if wait > Duration::ZERO {
         sleep(wait).await;

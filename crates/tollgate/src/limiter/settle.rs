@@ -1,24 +1,24 @@
-//! Settling an estimate: reserve before the work, pay what it really was after.
+//! Settlement: an estimated cost is charged before the work and corrected after it.
 //!
-//! What a request costs is often known only when it is done: the tokens of a completion, the rows of a query, the bytes of an
-//! upload. Charging afterwards lets a burst through before the first bill comes; so an estimate is charged at the start, and
-//! corrected at the end:
+//! The cost of a request is often known only when the work is done: the tokens of a completion, the rows of a query,
+//! the bytes of an upload. Charging only afterwards would admit a burst before its first charge. So an estimate is
+//! charged at the start and corrected at the end:
 //!
 //! ```text
 //!   check, cost 500 ──▶ admitted, 500 are taken ──▶ the work ──▶ settle, 320:  180 go back
 //!                                                            └─▶ settle, 650:  150 more are taken, fit or not
 //! ```
 //!
-//! **Less than the estimate** is a refund of a part: the units that were never used leave the very entry, window or bucket level
-//! that the estimate went into. The counter is then what it would be if the right cost had been charged at the start.
+//! **Less than the estimate** is a partial refund: the unused units are removed from the entry, window or bucket level
+//! to which the estimate was charged. The counter is then as if the actual cost had been charged at the start.
 //!
-//! **More than the estimate** has already been used, so asking whether it fits comes too late. It is charged as of now, and where it
-//! does not fit the counter is full, no more: the same as a refused request under `count_denied`. Whoever underestimates
-//! pays by waiting; the limit holds what was really used, up to its quota.
+//! **More than the estimate** has already been used, so it is too late to ask whether it fits. The difference is
+//! charged at the time of the settlement. If it does not fit, the counter becomes full but does not exceed its quota,
+//! like a denied request with `count_denied`. A client that underestimates waits longer afterwards.
 //!
-//! **Once.** A settlement is made once per decision, by whoever got it, and by nobody if the decision was a denial. It is never
-//! repeated here: whether a call that failed was executed is unknown. A lost refund errs towards refusal and is gone with its
-//! window; a lost overrun errs towards admission, by what was underestimated once.
+//! **Once.** The caller settles an admitted decision once. Settling a denial has no effect. A failed call is not
+//! repeated, since it is unknown whether it was executed. A lost refund leaves too many units charged until their
+//! window ends. A lost overrun leaves too few units charged, by the amount of that one underestimate.
 
 use smallvec::SmallVec;
 use tollgate_core::{Check, Cost, Decision, Demand, Line, Lines, StoreError};
@@ -26,8 +26,11 @@ use tollgate_core::{Check, Cost, Decision, Demand, Line, Lines, StoreError};
 use super::{Backend, Limiter, guarded, is_of, panicked};
 
 impl Limiter {
-    /// Corrects what an admitted decision charged to what was really used, on every limit of its check that charged anything.
-    /// Once per decision.
+    /// Corrects the charge of an admitted decision to the cost actually used, on every limit of its check.
+    ///
+    /// Unused units are refunded. Units above the estimate are charged even if they do not fit; the counter is then
+    /// full. Limits that were only peeked at (cost 0) are not charged. Call it once per decision, with the check of the
+    /// decision. A denial is left as it is.
     ///
     /// ```
     /// use tollgate::{Check, CheckOptions, Cost, Demand, Key, Limiter};
@@ -37,7 +40,7 @@ impl Limiter {
     /// let limiter = Limiter::memory();
     /// let tokens = Demand::new("1000/min".parse()?, Key::new("api-key:7")?).cost(500);
     /// let check = Check::one(&tokens);
-    /// // Units may come back, so no denial of this check is remembered.
+    /// // Units may be refunded, so denials of this check must not be cached.
     /// let options = CheckOptions { refundable: true, ..CheckOptions::default() };
     ///
     /// let reserved = limiter.check_with(&check, options).await?;
@@ -49,22 +52,26 @@ impl Limiter {
     /// # }
     /// ```
     ///
-    /// What a local answer charged is settled where it was charged; what nobody counted is not settled at all.
+    /// A decision of [`Source::Local`](crate::Source::Local) is settled on the local counters. A decision of
+    /// [`Source::None`](crate::Source::None) was not counted, so there is nothing to settle.
     ///
     /// # Errors
-    /// When the store does not answer. The correction is then lost, never repeated.
+    /// If the store does not answer. The correction is then lost; it is not repeated.
     pub async fn settle(&self, check: &Check<'_>, decision: &Decision, actual: Cost) -> Result<(), StoreError> {
         let actual_of = |demand: &Demand<'_>| if demand.cost == Cost::PEEK { Cost::PEEK } else { actual };
         let actual: SmallVec<[Cost; 4]> = check.demands().iter().map(actual_of).collect();
         self.settle_each(check, decision, &actual).await
     }
 
-    /// The same for a check whose limits count different things, requests and tokens, say: what was used of each, in the
-    /// order of the check. A limit for which nothing is said stays as it is.
+    /// Corrects the charge of an admitted decision to the costs in `actual`, one per limit.
+    ///
+    /// For checks whose limits count different things, such as requests and tokens. `actual` is in the order of the
+    /// check. If it is shorter than the check, the charges of the remaining limits stay as they are. See
+    /// [`settle`](Limiter::settle) for how a difference is corrected.
     ///
     /// # Errors
-    /// When the store does not answer. What goes back and what is charged are two calls; the first error is told, and the other
-    /// is made all the same. An error that [`is_unexecuted`](StoreError::is_unexecuted) speaks of both.
+    /// If the store does not answer. Refunds and charges are two calls; both are made, and the first error is returned.
+    /// If both calls were needed, the error [`is_unexecuted`](StoreError::is_unexecuted) only if neither was executed.
     pub async fn settle_each(&self, check: &Check<'_>, decision: &Decision, actual: &[Cost]) -> Result<(), StoreError> {
         if !decision.allowed() || !is_of(decision, check) {
             return Ok(());
@@ -89,7 +96,7 @@ impl Limiter {
     }
 }
 
-/// The answer to two calls: that nothing was executed is said only if it is true of both.
+/// Combines the results of two calls: the error is unexecuted only if neither call was executed.
 fn both(one: Result<(), StoreError>, other: Result<(), StoreError>) -> Result<(), StoreError> {
     match (one, other) {
         (Ok(()), Ok(())) => Ok(()),
@@ -98,11 +105,14 @@ fn both(one: Result<(), StoreError>, other: Result<(), StoreError>) -> Result<()
     }
 }
 
-/// What was reserved and not used, and what was used and not reserved.
+/// The difference between reserved and used units.
 #[derive(Default)]
 struct Difference<'a> {
+    /// Limits of which less was used than reserved.
     unused: SmallVec<[Demand<'a>; 2]>,
+    /// The limit statuses of `unused`, with the unused units as their cost.
     unused_lines: Lines,
+    /// Limits of which more was used than reserved, with the difference as their cost.
     overrun: SmallVec<[Demand<'a>; 2]>,
 }
 
@@ -115,7 +125,7 @@ impl<'a> Difference<'a> {
                 difference.unused.push(*demand);
                 difference.unused_lines.push(Line { cost: reserved - used, ..*line });
             } else if used > reserved {
-                // The counter is the same; only a refusal is charged, too.
+                // `count_denied` does not change the counter. It makes a denial charge, too.
                 let limit = demand.limit.with_count_denied(true);
                 difference.overrun.push(Demand { limit, ..*demand }.cost(used - reserved));
             }

@@ -8,14 +8,16 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use smallvec::SmallVec;
 use tokio::runtime::Handle;
+use tokio::time::{Instant, sleep};
 use tollgate_core::{
-    Check, Clock, Decision, Demand, Line, MemoryStore, Source, Store, StoreError, StoreErrorKind as Kind,
+    Check, Clock, Decision, Demand, Line, MemoryStore, Source, Store, StoreError, StoreErrorKind as Kind, Timestamp,
 };
 
 use super::stats::{Counters, add};
 use super::{guarded, is_of, panicked, probing, uncounted};
 use crate::breaker::{Breaker, Phase};
-use crate::deny_cache::DenyCache;
+use crate::deadline::{LATENESS_MAX, answer_by};
+use crate::deny_cache::{CallSpan, DenyCache};
 use crate::failure::{OnFailure, Otherwise, Unavailable, local_share, local_wait};
 use crate::observe::{Observers, StoreCallKind as Call};
 
@@ -53,6 +55,10 @@ impl Shared {
         &self.local
     }
 
+    pub(super) fn store(&self) -> &dyn Store {
+        &*self.store
+    }
+
     pub(super) fn breaker(&self) -> &Breaker {
         &self.breaker
     }
@@ -79,14 +85,15 @@ impl Shared {
         }
 
         let asked = match self.breaker.lets_ask(sent) {
-            Some(phase) => self.ask(&unknown, phase, counters).await,
+            Some(phase) => self.ask(&unknown, phase, sent, counters).await,
             None => Err(Kind::Unreachable),
         };
         let asked = asked.unwrap_or_else(|kind| unknown.iter().map(|_| Err(kind)).collect());
+        let call = CallSpan { sent, received: self.clock.now().max(sent) };
         let mut fresh = unknown.iter().zip(asked).map(|(check, asked)| match asked {
             Ok(decision) => {
                 if let Some(cache) = cache_for(check) {
-                    cache.learn(check, &decision, sent);
+                    cache.learn(check, &decision, call);
                 }
                 Ok(decision)
             }
@@ -158,6 +165,7 @@ impl Shared {
         self: &Arc<Self>,
         checks: &[Check<'_>],
         phase: Phase,
+        sent: Timestamp,
         counters: &Counters,
     ) -> Result<Vec<Result<Decision, Kind>>, Kind> {
         let Some(call) = self.begin(Call::Decide, checks.len(), self.decide(checks)) else {
@@ -165,6 +173,7 @@ impl Shared {
             return Err(Kind::Unreachable);
         };
         add(&counters.store_calls);
+        let begun = Instant::now();
         let error = match call.await {
             Ok(answers) => {
                 if self.breaker.succeeded(phase) {
@@ -180,7 +189,10 @@ impl Shared {
         };
         add(&counters.store_failures);
         tracing::debug!(kind = error.kind().name(), %error, "the store did not answer");
-        if !is_foreign(&error) && self.breaker.failed(phase, self.clock.now()) {
+        // A deadline that we noticed late says nothing about the store. One that is away is found out all the same: the next error of
+        // its connection is not ours.
+        let was_starved = error.kind() == Kind::TimedOut && begun.elapsed() > self.deadline + LATENESS_MAX;
+        if !is_foreign(&error) && !was_starved && self.breaker.failed(phase, sent, self.clock.now()) {
             tracing::warn!(kind = error.kind().name(), "the store is not asked until a probe succeeds");
             self.observers.breaker_changed(true);
             probing::start(self);
@@ -230,13 +242,33 @@ impl Shared {
         call: impl Future<Output = Result<T, StoreError>>,
     ) -> Option<impl Future<Output = Result<T, StoreError>>> {
         let deadline = if kind == Call::Probe { probing::deadline(self.deadline) } else { self.deadline };
-        let call = within(deadline, call)?;
+        let call = self.within(deadline, call)?;
         Some(async move {
             let begun = self.observers.begin(&*self.clock);
             let answered = call.await;
             let result = answered.as_ref().map(drop).map_err(StoreError::kind);
             self.observers.store_called(begun, &*self.clock, (kind, checks), result);
             answered
+        })
+    }
+
+    /// Waits for the store no longer than the deadline; a panic in it is a failure like any other. `None` where nothing could end the wait:
+    /// it does not begin.
+    fn within<T>(
+        &self,
+        deadline: Duration,
+        call: impl Future<Output = Result<T, StoreError>>,
+    ) -> Option<impl Future<Output = Result<T, StoreError>>> {
+        Handle::try_current().ok()?;
+        // In a runtime without timers, making one panics.
+        let timer = catch_unwind(|| sleep(deadline)).ok()?;
+        let answer = AssertUnwindSafe(answer_by(timer, &*self.store, call)).catch_unwind();
+        Some(async {
+            match answer.await {
+                Ok(Some(answer)) => answer,
+                Ok(None) => Err(StoreError::new(Kind::TimedOut, "the store did not answer within the deadline")),
+                Err(_panic) => Err(StoreError::new(Kind::Protocol, "the store panicked")),
+            }
         })
     }
 
@@ -289,23 +321,4 @@ impl Shared {
 /// A stranger under one key says nothing about the store.
 pub(super) fn is_foreign(error: &StoreError) -> bool {
     matches!(error.kind(), Kind::Foreign | Kind::ForeignInPart)
-}
-
-/// Waits for a store no longer than the deadline; a panic in it is a failure like any other. `None` where nothing could end the wait:
-/// it does not begin.
-fn within<T>(
-    deadline: Duration,
-    call: impl Future<Output = Result<T, StoreError>>,
-) -> Option<impl Future<Output = Result<T, StoreError>>> {
-    Handle::try_current().ok()?;
-    let call = AssertUnwindSafe(call).catch_unwind();
-    // In a runtime without timers, making one panics.
-    let timed = catch_unwind(AssertUnwindSafe(|| tokio::time::timeout(deadline, call))).ok()?;
-    Some(async {
-        match timed.await {
-            Ok(Ok(answer)) => answer,
-            Ok(Err(_panic)) => Err(StoreError::new(Kind::Protocol, "the store panicked")),
-            Err(_) => Err(StoreError::new(Kind::TimedOut, "the store did not answer within the deadline")),
-        }
-    })
 }

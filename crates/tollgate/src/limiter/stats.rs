@@ -1,4 +1,4 @@
-//! What a limiter counts of itself.
+//! Statistics of a limiter.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -7,37 +7,40 @@ use tollgate_core::{Decision, MemoryStore, Source};
 use crate::breaker::Breaker;
 use crate::failure::Unavailable;
 
-/// Numbers since the limiter was made.
+/// Statistics of a limiter since it was built.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct LimiterStats {
-    /// Decisions of any kind, from anywhere.
+    /// Decisions from all sources, checks refused as unavailable included.
     pub decisions: u64,
-    /// Those that allowed the request.
+    /// Decisions that admitted the request.
     pub allowed: u64,
-    /// Calls to the shared store, each for one or several decisions of one batch.
+    /// Calls to the shared store. One call decides one or several checks of a batch.
     pub store_calls: u64,
     /// Calls to the shared store that failed.
     pub store_failures: u64,
-    /// Denials that were remembered.
+    /// Denials answered from the deny cache, without a call to the store.
     pub deny_cache_hits: u64,
-    /// Answers from the local share.
+    /// Decisions made with this node's share of the quota.
     pub local: u64,
-    /// Requests let through because the store did not answer.
+    /// Requests admitted without counting because the store did not answer.
     pub uncounted: u64,
     /// Requests refused because the store did not answer.
     pub unavailable: u64,
-    /// Whether the store is not being asked at the moment.
+    /// Whether the circuit breaker is open, so that the store is not called.
     pub breaker_open: bool,
-    /// How often the breaker has opened.
+    /// Number of times the circuit breaker has opened.
     pub breaker_opened: u64,
-    /// Counters in process memory: all of them, or beside a shared store those of the local shares. Expired ones that were not
-    /// reclaimed yet are among them.
+    /// Counters in process memory, including expired ones that are not reclaimed yet.
+    ///
+    /// If there is a shared store, these are the counters of the local shares.
     pub memory_keys: u64,
-    /// Those of them that several keys share, because there was no room for newcomers.
+    /// Counters in process memory that several keys share because there was no room for a new counter.
     pub memory_overflow_keys: u64,
-    /// The bytes that they take.
+    /// Bytes used by the counters in process memory.
     pub memory_bytes: u64,
+    /// The most bytes that they may take.
+    pub memory_max_bytes: u64,
 }
 
 #[derive(Debug, Default)]
@@ -53,12 +56,13 @@ pub(super) struct Counters {
 }
 
 impl Counters {
-    /// Counts an admission by the store.
+    /// Counts an admission whose source is the store.
     #[cfg(feature = "rules")]
     pub(super) fn count_allowed(&self) {
         add(&self.allowed);
     }
 
+    /// Counts a decision by its outcome and source, or a check refused as unavailable.
     pub(super) fn count(&self, answer: Result<&Decision, &Unavailable>) {
         let Ok(decision) = answer else { return add(&self.unavailable) };
         add(if decision.allowed() { &self.allowed } else { &self.denied });
@@ -70,6 +74,7 @@ impl Counters {
         }
     }
 
+    /// Reads the counters, the size of `memory` and the state of `breaker`. Without a breaker it counts as closed.
     pub(super) fn stats(&self, memory: &MemoryStore, breaker: Option<&Breaker>) -> LimiterStats {
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let (allowed, unavailable) = (get(&self.allowed), get(&self.unavailable));
@@ -87,10 +92,12 @@ impl Counters {
             memory_keys: memory.len() as u64,
             memory_overflow_keys: memory.overflow_len() as u64,
             memory_bytes: memory.bytes_used() as u64,
+            memory_max_bytes: memory.max_bytes() as u64,
         }
     }
 }
 
+/// Adds one to a counter.
 pub(super) fn add(counter: &AtomicU64) {
     counter.fetch_add(1, Ordering::Relaxed);
 }

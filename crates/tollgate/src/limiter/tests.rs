@@ -8,6 +8,7 @@ use tollgate_core::{Key, Limit, ManualClock, StoreFuture, Timestamp};
 mod degraded;
 mod outage;
 mod remembered;
+mod starved;
 
 /// A store that works, until it is told not to.
 struct Moody {

@@ -1,22 +1,23 @@
-//! Who waits behind whom.
+//! Fair queues for checks that wait for the same counters.
 //!
-//! A hundred jobs wait for the same counter. All were told the same wait; all wake together, one is admitted, and
-//! ninety-nine are told the same wait again: a herd that asks n² times and whose winner is chance. A dear job among
-//! cheap ones would never be ready, because whatever comes free is taken before there is enough for it.
+//! Suppose that a hundred jobs wait for the same counter. All get the same `retry_after` and wake together; one is
+//! admitted, and ninety-nine get the same wait again. The store is asked n² times, and chance picks the winner. A job
+//! with a high cost among jobs with low costs would starve, because these take every unit as it becomes available.
 //!
-//! So those who wait in this process for the same counters stand in a queue, first come, first served, and only the
-//! first of them asks:
+//! So the checks of this process that wait for the same counters form a first-in, first-out queue, and only the first
+//! one asks the store:
 //!
 //! ```text
 //!   until_ready ─▶ [ 4th  3rd  2nd ]  1st ──asks──▶ denied: 300 ms
-//!                    │ wait for the turn, or leave at once if
-//!                    ▼ 300 ms is already longer than they would wait
+//!                    │ wait for their turn, or give up at once if
+//!                    ▼ their deadline is earlier than in 300 ms
 //! ```
 //!
-//! **Bounded.** A queue exists while somebody stands in it. What is shared by checks that differ (the same global limit under
-//! many users) is contended between their queues, as it is between nodes: by a few, not by all.
+//! **Bounded.** A queue exists only while a check waits in it. Checks that share only some counters (the same global
+//! limit for many users) are in different queues and contend for the shared counters, as nodes do. That contention is
+//! between the first of each queue, not between all waiting checks.
 //!
-//! **Why not only jitter?** It spreads the herd but does not thin it, and it lets the luckiest go first.
+//! **Why not only jitter?** Jitter spreads the calls but does not reduce their number, and the order stays random.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, Hash, Hasher};
@@ -29,32 +30,34 @@ use tokio::sync::{Mutex as Turnstile, MutexGuard as Passing, watch};
 use tokio::time::{Instant, timeout_at};
 use tollgate_core::Check;
 
-/// The queues of one limiter.
+/// The queues of a limiter.
 #[derive(Default)]
 pub(super) struct Turns {
     queues: parking_lot::Mutex<HashMap<u64, Standing, RandomState>>,
     hasher: RandomState,
 }
 
-/// A queue, and how many stand in it. Not the count of its references: one that leaves lets go of its own only after the lock.
+/// A queue and the number of places in it.
+///
+/// The count is not that of the `Arc`: a dropped place releases its reference only after it has released the lock.
 struct Standing {
     queue: Arc<Queue>,
     count: usize,
 }
 
 struct Queue {
-    /// Fair: it is passed in the order in which it was reached.
+    /// Held by the first in the queue. The lock is fair: waiters get it in the order of their arrival.
     turnstile: Turnstile<()>,
-    /// When the first in the queue will ask again. Nobody behind it is ready earlier.
+    /// The time at which the first in the queue will ask again, if known. No check behind it is ready earlier.
     asks_at: watch::Sender<Option<Instant>>,
 }
 
 impl Turns {
-    /// Goes to the end of the queue for the counters of this check.
+    /// Appends a place to the queue for the counters of this check. Dropping it removes it from the queue.
     pub(super) fn join(&self, check: &Check<'_>) -> Place<'_> {
         let mut hasher = self.hasher.build_hasher();
         for demand in check.demands() {
-            // Not the cost: a dear one and a cheap one want the same units.
+            // The cost is left out: checks with different costs compete for the same units.
             demand.key.hash(&mut hasher);
             demand.limit.hash(&mut hasher);
         }
@@ -83,11 +86,13 @@ pub(super) struct Place<'t> {
 }
 
 impl Place<'_> {
-    /// Waits until nobody stands in front; `None` if that would be later than the deadline.
+    /// Waits until this place is the first in the queue.
+    ///
+    /// Returns `None` at the deadline, or earlier once the first in the queue is known to ask again only after it.
     pub(super) async fn turn(&self, deadline: Instant) -> Option<Turn<'_>> {
         let mut asks_at = self.queue.asks_at.subscribe();
         let too_late = async {
-            // The sender lives as long as the queue that we stand in.
+            // The sender lives as long as the queue, which this place keeps alive.
             let _ = asks_at.wait_for(|asks_at| asks_at.is_some_and(|at| at > deadline)).await;
         };
         let (passing, too_late) = (pin!(self.queue.turnstile.lock()), pin!(too_late));
@@ -97,7 +102,7 @@ impl Place<'_> {
         }
     }
 
-    /// When whoever stands in front asks again, if that is known.
+    /// Returns when the first in the queue will ask again, if known.
     pub(super) fn front_asks_at(&self) -> Option<Instant> {
         *self.queue.asks_at.borrow()
     }
@@ -115,14 +120,14 @@ impl Drop for Place<'_> {
     }
 }
 
-/// The first place of a queue, until it is dropped.
+/// The first position of a queue. Dropping it lets the next place proceed.
 pub(super) struct Turn<'q> {
     queue: &'q Queue,
     _passing: Passing<'q, ()>,
 }
 
 impl Turn<'_> {
-    /// Tells those behind when it will ask again.
+    /// Announces to the places behind when this one will ask again.
     pub(super) fn asks_again_at(&self, at: Instant) {
         self.queue.asks_at.send_replace(Some(at));
     }
@@ -140,18 +145,18 @@ mod tests {
     use tollgate_core::{Demand, Key, Limit};
 
     #[test]
-    fn the_last_who_leaves_takes_the_queue_along_even_if_another_has_not_quite_let_go() {
+    fn the_last_place_removes_the_queue_even_while_another_reference_lives() {
         let turns = Turns::default();
         let limit: Limit = "1/s".parse().unwrap();
         let demand = Demand::new(limit, Key::new("a").unwrap());
         let check = Check::one(&demand);
         let (first, second) = (turns.join(&check), turns.join(&check));
-        // As one does that has left on another thread, a moment ago.
-        let not_quite_let_go = first.queue.clone();
+        // Stands for a place that another thread is dropping: it has released the lock, but not its reference.
+        let other_reference = first.queue.clone();
         drop(first);
-        assert_eq!(turns.len(), 1, "somebody stands in it");
+        assert_eq!(turns.len(), 1, "one place is left");
         drop(second);
         assert_eq!(turns.len(), 0);
-        drop(not_quite_let_go);
+        drop(other_reference);
     }
 }

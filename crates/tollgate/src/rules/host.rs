@@ -1,8 +1,9 @@
 //! Host patterns: `api.example.com`, `*.example.com`.
 //!
-//! A host is compared as DNS compares it: without case, without the port, without the dot at its end. A request may
+//! A host is compared as DNS compares it: without case, without the port, without dots at its end. A request may
 //! name several (the authority of its URI, one or more Host headers); a server may listen to any of them, so a rule
-//! applies if any matches.
+//! applies if any matches. `a:b@host` is `host` for a server that parses it as an authority, and `a` for one that cuts
+//! at the first colon; both are read.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -64,17 +65,21 @@ impl HostPattern {
     }
 }
 
-/// A host as DNS compares it.
-pub(crate) fn normal(host: &str) -> Cow<'_, str> {
+/// Returns what servers may take a Host header for, as DNS compares it.
+pub(crate) fn readings(host: &str) -> impl Iterator<Item = Cow<'_, str>> {
+    let behind_user = host.rsplit_once('@').map(|(_, host)| normal(host));
+    std::iter::once(normal(host)).chain(behind_user)
+}
+
+/// Returns a host without spaces around it, port, final dots and case.
+fn normal(host: &str) -> Cow<'_, str> {
     let host = host.trim();
     // An IPv6 address has colons of its own, within brackets.
-    let name = match host.rfind(':') {
-        Some(colon) if !host[colon..].contains(']') && host[colon + 1..].bytes().all(|byte| byte.is_ascii_digit()) => {
-            &host[..colon]
-        }
-        _ => host,
+    let end = match host.starts_with('[') {
+        true => host.find(']').map(|end| end + 1),
+        false => host.find(':'),
     };
-    let name = name.strip_suffix('.').unwrap_or(name);
+    let name = host[..end.unwrap_or(host.len())].trim_end_matches('.');
     match name.bytes().any(|byte| byte.is_ascii_uppercase()) {
         true => Cow::Owned(name.to_ascii_lowercase()),
         false => Cow::Borrowed(name),
@@ -114,7 +119,7 @@ impl<T: Default> ByHost<T> {
         &self.any
     }
 
-    /// Hands over what is for this host in particular, which is [normal](normal).
+    /// Hands over what is for this host in particular, which is one of its [`readings`].
     pub(crate) fn for_host<'s>(&'s self, host: &str, mut found: impl FnMut(&'s T)) {
         if !self.exact.is_empty() {
             comparisons::count();
@@ -147,9 +152,25 @@ mod tests {
             ("api.example.com:", "api.example.com"),
             ("[2001:DB8::1]:80", "[2001:db8::1]"),
             ("[::1]", "[::1]"),
+            ("[::1", "[::1"),
             ("", ""),
+            ("api.example.com..:80", "api.example.com"),
+            ("api.example.com:80:90", "api.example.com"),
+            ("api.example.com:http", "api.example.com"),
         ] {
-            assert_eq!(normal(host), expected, "{host}");
+            assert_eq!(readings(host).collect::<Vec<_>>(), [expected], "{host}");
+        }
+    }
+
+    #[test]
+    fn a_user_before_the_host_hides_neither() {
+        for (host, expected) in [
+            ("user@api.example.com", ["user@api.example.com", "api.example.com"]),
+            ("user:secret@API.example.com.:80", ["user", "api.example.com"]),
+            ("api.example.com:80@other", ["api.example.com", "other"]),
+            ("a@b@api.example.com", ["a@b@api.example.com", "api.example.com"]),
+        ] {
+            assert_eq!(readings(host).collect::<Vec<_>>(), expected, "{host}");
         }
     }
 

@@ -15,7 +15,7 @@ use smallvec::SmallVec;
 use super::comparisons;
 use super::host::{self, ByHost, HostPattern};
 use super::method::{MethodNames, MethodSet};
-use super::path::{Readings, readings};
+use super::path::{LazyReadings, Readings};
 use super::pattern::Pattern;
 use super::request::RequestView;
 use super::trie::{Candidate, Trie};
@@ -109,6 +109,10 @@ pub(crate) struct Matcher {
     by_host: ByHost<Trie>,
     conditions: Vec<Conditions>,
     methods: MethodNames,
+    /// Headers whose value is another method that the request may be meant for.
+    override_headers: Vec<HeaderName>,
+    /// The methods of rules that look at paths.
+    path_methods: MethodSet,
     /// The rules that every request meets.
     unconditional: Indices,
     /// Whether there are others that some requests meet.
@@ -116,9 +120,9 @@ pub(crate) struct Matcher {
 }
 
 impl Matcher {
-    /// A matcher for rules whose methods were named by `methods`.
-    pub(crate) fn new(methods: MethodNames) -> Matcher {
-        Matcher { methods, ..Matcher::default() }
+    /// Returns a matcher for rules whose methods were named by `methods`, which also reads methods from `override_headers`.
+    pub(crate) fn new(methods: MethodNames, override_headers: Vec<HeaderName>) -> Matcher {
+        Matcher { methods, override_headers, ..Matcher::default() }
     }
 
     /// Adds the next rule. One that no request is to meet is only counted.
@@ -130,6 +134,9 @@ impl Matcher {
                 false => self.has_conditional = true,
             }
             let candidate = Candidate { rule, methods: conditions.methods };
+            if !conditions.paths.is_empty() {
+                self.path_methods = self.path_methods.and(conditions.methods);
+            }
             let everywhere = [Pattern { segments: Vec::new(), is_prefix: true }];
             let paths = if conditions.paths.is_empty() { &everywhere[..] } else { &conditions.paths };
             let hosts: SmallVec<[Option<&HostPattern>; 2]> = match conditions.hosts.is_empty() {
@@ -153,9 +160,12 @@ impl Matcher {
     }
 
     /// The rules that apply, in their order.
-    pub(crate) fn find(&self, request: &RequestView<'_>, readings: &Readings<'_>) -> Indices {
+    pub(crate) fn find(&self, request: &RequestView<'_>, readings: &LazyReadings<'_>) -> Indices {
+        let overrides = self.override_headers.iter().flat_map(|name| request.headers().get_all(name));
+        let overrides = overrides.filter_map(|value| value.to_str().ok());
         let method = self.methods.of(request.method());
-        self.search(method, readings, request.hosts(), request.headers())
+        let methods = overrides.fold(method, |methods, name| methods.and(self.methods.of_name(name.trim())));
+        self.search(methods, readings, request.hosts(), request.headers())
     }
 
     /// The rules that apply to a request that just meets these conditions: to ask what goes together.
@@ -170,23 +180,31 @@ impl Matcher {
             };
             headers.insert(HeaderName::from_bytes(name.0.as_bytes()).expect("a name that was one"), value);
         }
-        self.search(conditions.methods.first(), &readings(&path), host.as_deref().into_iter(), &headers)
+        self.search(conditions.methods.first(), &LazyReadings::of(&path), host.as_deref().into_iter(), &headers)
     }
 
     fn search<'r>(
         &self,
         method: MethodSet,
-        readings: &Readings<'_>,
+        readings: &LazyReadings<'_>,
         hosts: impl Iterator<Item = &'r str>,
         headers: &HeaderMap,
     ) -> Indices {
         let mut found = Indices::new();
-        let mut search = |trie: &Trie| {
-            readings.iter().for_each(|reading| trie.find(reading, method, |rule| found.push(rule)));
+        let readings = self.path_methods.overlaps(method).then(|| readings.get());
+        let mut search = |trie: &Trie| match readings {
+            // No rule for this method looks at the path.
+            None => trie.find(b"", method, |rule| found.push(rule)),
+            Some(Readings::Each(texts)) => {
+                texts.iter().for_each(|text| trie.find(text, method, |rule| found.push(rule)));
+            }
+            Some(Readings::Any) => trie.all(method, |rule| found.push(rule)),
         };
         search(self.by_host.for_any());
         if self.by_host.tells_hosts_apart() {
-            hosts.for_each(|name| self.by_host.for_host(&host::normal(name), &mut search));
+            for name in hosts.flat_map(host::readings) {
+                self.by_host.for_host(&name, &mut search);
+            }
         }
         // One rule may be found by several readings, patterns or hosts.
         found.sort_unstable();

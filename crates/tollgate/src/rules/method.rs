@@ -10,7 +10,7 @@ const UNNAMED: u32 = 1 << 31;
 const FURTHER_MAX: usize = 31 - STANDARD.len();
 
 /// A set of methods.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub(crate) struct MethodSet(u32);
 
 impl MethodSet {
@@ -77,7 +77,8 @@ impl MethodNames {
         self.of_name(method.as_str())
     }
 
-    fn of_name(&self, name: &str) -> MethodSet {
+    /// Returns the set of the method with this name.
+    pub(crate) fn of_name(&self, name: &str) -> MethodSet {
         let all = STANDARD.into_iter().chain(self.further.iter().map(|name| &**name));
         let place = all.into_iter().position(|known| known.eq_ignore_ascii_case(name));
         MethodSet(place.map_or(UNNAMED, |place| 1 << place))

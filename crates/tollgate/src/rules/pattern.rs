@@ -126,13 +126,10 @@ fn parse_segment(text: &str, start: usize) -> Result<Segment, PatternError> {
         ),
         _ if text.contains(['{', '}']) => refuse("a variable is a whole segment", "write `/{id}/`, not `/v{id}/`"),
         _ if text.starts_with(':') => refuse("a variable is written in braces", "write `{id}`, not `:id`"),
-        _ => {
-            let decoded = decode(text.as_bytes());
-            match decoded.contains(&b'/') {
-                true => refuse("a slash inside a segment", "use `{id}` for a segment that holds one"),
-                false => Ok(Segment::Exact(decoded.into())),
-            }
-        }
+        _ => match text.to_ascii_lowercase().contains("%2f") {
+            true => refuse("a slash inside a segment", "use `{id}` for a segment that holds one"),
+            false => Ok(Segment::Exact(decode(text.as_bytes()).into())),
+        },
     }
 }
 

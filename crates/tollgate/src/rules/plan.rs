@@ -1,21 +1,21 @@
-//! Plans: named sets of limits that belong to callers, and how a caller's is found.
+//! Plans: named sets of limits that belong to callers, and how a caller's plan is found.
 //!
-//! The first source that has an answer wins:
+//! The first source that knows the caller's plan wins:
 //!
 //! ```text
-//!   1 the keys (their own limits, else their plan)      ┐
-//!   2 address ranges                                    │ at once:  RuleSet::tariff
+//!   1 the API key (its own limits, else its plan)       ┐
+//!   2 address ranges                                    │ in memory:  RuleSet::tariff
 //!   3 the header that a trusted proxy sets              │
 //!   4 the claim in a verified token                     ┘
-//!   5 lookups: a Redis hash, a Rust closure               asked:    PlanLookup
+//!   5 lookups: a Redis hash, a Rust closure               async:      PlanLookup
 //!   6 `default`, or `anonymous` for callers without identity
 //! ```
 //!
-//! A source that names a plan which does not exist has no answer: a plan that was removed while tokens
-//! that name it are still about must neither fail requests nor let them pass unlimited.
+//! A source that names a plan that does not exist counts as one that does not know the plan. A removed plan that tokens
+//! in circulation still name must neither fail their requests nor admit them without a limit.
 //!
-//! What is found is a [`Tariff`]: an index under which every rule that takes its limits from plans has them ready, so
-//! finding a caller's limits is indexing a slice. A key with limits of its own has a tariff of its own.
+//! The result is a [`Tariff`]: an index under which every rule that takes its limits from plans keeps these limits, so
+//! that finding a caller's limits is one slice access. A key with limits of its own has a tariff of its own.
 
 use std::future::Future;
 use std::net::IpAddr;
@@ -24,7 +24,9 @@ use std::sync::Arc;
 
 use crate::identity::{Identity, KeyDigest};
 
-/// A named set of limits. The limits themselves are per rule: [`Rule::policies`](super::Rule::policies).
+/// A plan: a named set of limits.
+///
+/// The limits themselves are kept per rule; see [`Rule::policies`](super::Rule::policies).
 #[derive(Clone, Debug)]
 pub struct Plan {
     pub(crate) name: Arc<str>,
@@ -32,22 +34,24 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Its name.
+    /// Returns the name of the plan.
     pub fn name(&self) -> &Arc<str> {
         &self.name
     }
 
-    /// Where a refused client can get a larger plan.
+    /// Returns the URL where a client can upgrade its plan, if one is configured.
     pub fn upgrade_url(&self) -> Option<&str> {
         self.upgrade_url.as_deref()
     }
 }
 
-/// Which limits are a caller's: those of a plan, or its own. Only for the rule set that gave it.
+/// The id of a caller's set of limits: those of a plan, or an API key's own limits.
+///
+/// Valid only for the [`RuleSet`](super::RuleSet) that returned it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Tariff(pub(crate) u32);
 
-/// What is known about an API key.
+/// An API key of the configuration.
 #[derive(Clone, Debug)]
 pub struct KeyEntry {
     pub(crate) name: Option<Box<str>>,
@@ -57,41 +61,41 @@ pub struct KeyEntry {
 }
 
 impl KeyEntry {
-    /// Whose it is.
+    /// Returns the configured name of the key's owner, if any.
     pub fn name(&self) -> Option<&str> {
         self.name.as_deref()
     }
 
-    /// Its plan, if one is named.
+    /// Returns the name of the key's plan, if the configuration assigns one.
     pub fn plan(&self) -> Option<&Arc<str>> {
         self.plan.as_ref()
     }
 
-    /// The limits by which its bearer is held, if that is said: its own, or those of its plan.
+    /// Returns the tariff of the key's own limits, else of its plan. `None` if it has neither.
     pub fn tariff(&self) -> Option<Tariff> {
         self.tariff
     }
 
-    /// Whether it is never limited.
+    /// Returns whether requests with this key are never limited.
     pub fn is_exempt(&self) -> bool {
         self.is_exempt
     }
 }
 
-/// Whose plan is asked for.
+/// The caller whose plan a [`PlanLookup`] looks up.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub struct PlanQuestion {
-    /// The known API key.
+    /// The digest of the API key, if the key is an identity.
     pub api_key: Option<KeyDigest>,
-    /// The verified user.
+    /// The subject of the verified token, if any.
     pub user: Option<Arc<str>>,
     /// The client's address.
     pub address: IpAddr,
 }
 
 impl PlanQuestion {
-    /// The question about the one who makes a request.
+    /// Creates the question for the caller with this identity.
     pub fn about(identity: &Identity<'_>) -> PlanQuestion {
         PlanQuestion {
             api_key: identity.api_key().map(|(digest, _)| digest),
@@ -100,13 +104,15 @@ impl PlanQuestion {
         }
     }
 
-    /// Whether the caller has an identity beyond its address.
+    /// Returns whether the caller has an identity other than its address: an API key or a user.
     pub fn is_identified(&self) -> bool {
         self.api_key.is_some() || self.user.is_some()
     }
 
-    /// The field of a hash that holds the plan: `api_key:` and the key's SHA-256 in hexadecimal, else `user:` and the
-    /// user. None for callers without identity, for whom no hash is asked.
+    /// Returns the field of the Redis hash that holds the caller's plan.
+    ///
+    /// It is `api_key:` and the key's SHA-256 in hexadecimal, else `user:` and the user. `None` for callers without
+    /// identity, which are not in the hash.
     pub fn field(&self) -> Option<String> {
         match (&self.api_key, &self.user) {
             (Some(digest), _) => {
@@ -120,13 +126,14 @@ impl PlanQuestion {
     }
 }
 
-/// The answer of a [`PlanLookup`], when it comes.
+/// The future returned by [`PlanLookup::plan`]: the name of the plan, or `None` if it is not known.
 pub type PlanFuture<'a> = Pin<Box<dyn Future<Output = Option<Arc<str>>> + Send + 'a>>;
 
-/// Somebody who knows plans and must be asked: a Redis hash (`PlanHash`), a database, a closure.
+/// An external source of callers' plans: a Redis hash (`PlanHash`), a database, a closure.
 ///
-/// It is asked only about callers whose plan nobody else knows, on the request path: it should answer from memory, or
-/// fast. An error is `None`: the caller then has the `default` plan.
+/// It is called on the request path, but only for callers whose plan the rule set does not know. It should answer from
+/// memory or quickly. Return `None` on errors, too: the caller then gets the plan of the next lookup, else the
+/// `default` or `anonymous` plan.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -137,7 +144,7 @@ pub type PlanFuture<'a> = Pin<Box<dyn Future<Output = Option<Arc<str>>> + Send +
 /// accepts(&lookup);
 /// ```
 pub trait PlanLookup: Send + Sync {
-    /// The name of the plan, if it is known.
+    /// Looks up the name of a caller's plan. Resolves to `None` if it is not known.
     fn plan<'a>(&'a self, question: &'a PlanQuestion) -> PlanFuture<'a>;
 }
 

@@ -1,42 +1,45 @@
-//! Plans from a Redis hash: whoever sells plans writes a field, and every node knows it within a second.
+//! Plans from a Redis hash: an application writes a field, and every node uses the new plan within about a second.
 //!
 //! ```text
 //!   HSET tollgate:plans  api_key:4e738ca5…  pro        by the key's SHA-256, so that the hash holds no key
 //!   HSET tollgate:plans  user:ann           free       by the verified user
 //! ```
 //!
-//! **On the request path, so remembered.** An answer, also *no such field*, holds for a second; then the next request of that caller
-//! asks again. At most 10,000 callers are remembered; under a flood of others newcomers are asked for every time.
+//! **Cached**, because lookups are on the request path. A reply, also *no such field*, is cached for a second; the next
+//! request of that caller then reads the hash again. At most 10,000 callers are cached. While the cache is full, the
+//! hash is read for every request of a caller that is not in it.
 //!
-//! **Never in the way.** The question goes over the store's own connection and is given up after a while of its own. When Redis does not answer,
-//! nobody asks for a quarter of a second, so that one request in many pays for finding out; the last word that was heard of a caller
-//! holds until there is another, and a caller of whom nothing was heard has no answer here: the `default` plan. A customer does not
-//! lose its plan because a store is away.
+//! **Does not block requests.** The command uses the store's connection and has a timeout of its own. After a failure
+//! no request reads the hash for 250 ms, so that few requests pay for the timeout. Meanwhile the last reply for a
+//! caller stays valid, even if it has expired. A caller without a cached reply has no plan from here and gets the
+//! `default` plan unless another lookup knows its plan. So callers keep their plans during an outage, as long as they
+//! are in the cache.
 //!
-//! **Why not with the decision?** Which limits are decided depends on the plan, so the plan comes first.
+//! **Why not in the same call as the decision?** The plan determines which limits are decided.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use tokio::time::timeout;
+use tokio::time::sleep;
 use tollgate_core::{Clock, SystemClock, Timestamp};
 use tollgate_redis::{RedisStore, Reply};
 
 use super::plan::{PlanFuture, PlanLookup, PlanQuestion};
+use crate::deadline::answer_by;
 use crate::lately::{Fading, Lately};
 
-/// An answer is not asked for again so soon.
+/// Time for which a reply is cached, in microseconds.
 const HOLDS_US: u64 = 1_000_000;
-/// After a failure nobody asks for so long.
+/// Time after a failure during which the hash is not read, in microseconds.
 const REST_US: u64 = 250_000;
 const CALLERS_MAX: usize = 10_000;
-/// No plan has a longer name, so a longer value names none and need not be kept.
+/// Maximum length of a plan's name. A longer value names no plan and is not cached.
 const NAME_BYTES_MAX: usize = 64;
-/// Unless said otherwise: well within the deadline of a decision, which comes after it.
+/// Default timeout: shorter than the deadline of a decision, which follows the lookup.
 const TIMEOUT_DEFAULT: Duration = Duration::from_millis(10);
 
-/// A Redis hash from callers to the names of their plans. Its fields are [`PlanQuestion::field`]'s.
+/// A Redis hash that maps callers to the names of their plans. Its fields are those of [`PlanQuestion::field`].
 ///
 /// ```no_run
 /// use std::sync::Arc;
@@ -60,22 +63,23 @@ pub struct PlanHash {
     name: Box<str>,
     timeout: Duration,
     clock: Arc<dyn Clock>,
-    /// By the name of the field.
+    /// Cached replies, by the name of the field.
     heard: Lately<Heard>,
-    /// In microseconds since the epoch: until then nobody asks.
+    /// Until when the hash is not read after a failure, in microseconds since the epoch.
     rests_until_us: AtomicU64,
 }
 
-/// What Redis said of a caller, and when it was asked.
+/// A cached reply.
 #[derive(Clone)]
 struct Heard {
     plan: Option<Arc<str>>,
+    /// The time at which the command was sent.
     asked: Timestamp,
 }
 
 impl Heard {
     fn holds(&self, now: Timestamp) -> bool {
-        // A clock that went back makes nothing hold longer.
+        // A reply from the future means that the clock was set back. It must not stay valid for longer.
         self.asked <= now && now < self.asked.plus_micros(HOLDS_US)
     }
 }
@@ -87,7 +91,9 @@ impl Fading for Heard {
 }
 
 impl PlanHash {
-    /// The hash of that name, on the server of a store.
+    /// Creates a lookup in the hash with the key `name`, on the server of `store`.
+    ///
+    /// The store's key prefix is not added to `name`.
     pub fn new(store: RedisStore, name: impl Into<Box<str>>) -> PlanHash {
         PlanHash {
             store,
@@ -99,18 +105,21 @@ impl PlanHash {
         }
     }
 
-    /// How long a request waits for the answer; 10 ms unless said. It comes before the decision, which has a deadline of its own.
+    /// Sets the timeout of a lookup. Defaults to 10 ms.
+    ///
+    /// The lookup precedes the decision, so it adds to the decision's own deadline.
     #[must_use]
     pub fn timeout(self, timeout: Duration) -> PlanHash {
         PlanHash { timeout, ..self }
     }
 
-    /// The clock by which answers are forgotten; the system's unless said.
+    /// Sets the clock by which cached replies expire. Defaults to [`SystemClock`].
     #[must_use]
     pub fn clock(self, clock: Arc<dyn Clock>) -> PlanHash {
         PlanHash { clock, ..self }
     }
 
+    /// Returns the plan in a field: from the cache if the reply is valid or Redis fails, else from Redis.
     async fn look_up(&self, field: &str) -> Option<Arc<str>> {
         let (id, now) = (self.heard.id(field), self.clock.now());
         let heard = self.heard.look(id, Heard::clone);
@@ -124,32 +133,38 @@ impl PlanHash {
         if (now.as_micros()..=now.plus_micros(REST_US).as_micros()).contains(&rests_until_us) {
             return last_word();
         }
-        match timeout(self.timeout, self.store.command(&["HGET", &self.name, field])).await {
-            Ok(Ok(reply)) => {
+        let answered =
+            answer_by(sleep(self.timeout), &self.store, self.store.command(&["HGET", &self.name, field])).await;
+        match answered {
+            Some(Ok(reply)) => {
                 let plan = name_in(&reply);
                 self.heard.put(id, Heard { plan: plan.clone(), asked: now }, now);
                 plan
             }
-            Ok(Err(error)) => {
-                tracing::debug!(kind = error.kind().name(), "the hash of plans was not read");
+            Some(Err(error)) => {
+                tracing::debug!(
+                    kind = error.kind().name(),
+                    "cannot read the plan from Redis; using the cached plan, if any"
+                );
                 self.rest();
                 last_word()
             }
-            Err(_) => {
-                tracing::debug!("the hash of plans was not read in time");
+            None => {
+                tracing::debug!("reading the plan from Redis timed out; using the cached plan, if any");
                 self.rest();
                 last_word()
             }
         }
     }
 
+    /// Suspends reading the hash for [`REST_US`].
     fn rest(&self) {
         let until = self.clock.now().plus_micros(REST_US);
         self.rests_until_us.store(until.as_micros(), Ordering::Relaxed);
     }
 }
 
-/// The plan that a reply names; nil and nonsense name none.
+/// Returns the plan named by a reply. `None` for nil, non-text replies, empty names and names that are too long.
 fn name_in(reply: &Reply) -> Option<Arc<str>> {
     reply.as_text().filter(|name| !name.is_empty() && name.len() <= NAME_BYTES_MAX).map(Arc::from)
 }

@@ -96,7 +96,7 @@ impl<'r> RequestView<'r> {
     /// ```
     /// use tollgate::rules::RequestView;
     ///
-    /// let request = http::Request::get("//a/./x/../%62/?q=1").body(())?;
+    /// let request = http::Request::get("/a/./x/../%62/?q=1").body(())?;
     /// assert_eq!(RequestView::of(&request).canonical_path(), "/a/b");
     /// let request = http::Request::get("/1%2Fx/../login").body(())?;
     /// assert_eq!(RequestView::of(&request).canonical_path(), "");

@@ -1,4 +1,4 @@
-//! A rule, compiled.
+//! The compiled form of a rule.
 
 use std::sync::Arc;
 
@@ -9,21 +9,21 @@ use crate::answer::Policy;
 use crate::failure::OnFailure;
 use crate::identity::SubjectKinds;
 
-/// Whether a rule refuses.
+/// The mode of a rule. Defaults to `enforce`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 #[non_exhaustive]
 pub enum Mode {
-    /// It refuses.
+    /// The rule denies requests over its limits.
     #[default]
     Enforce,
-    /// It never vetoes. It is charged only if it would itself have passed and the request was admitted.
+    /// The rule never denies. It is charged only if it would have passed and the request was admitted.
     Shadow,
-    /// It is as if it were not there.
+    /// The rule is ignored.
     Off,
 }
 
 impl Mode {
-    /// The name in configuration and metrics.
+    /// Returns the name used in configuration and metrics: `enforce`, `shadow` or `off`.
     pub const fn name(self) -> &'static str {
         match self {
             Mode::Enforce => "enforce",
@@ -33,21 +33,24 @@ impl Mode {
     }
 }
 
-/// Whether a request's units are given back by how it ends. They are always taken at the start.
+/// Which requests a rule charges, by their response.
+///
+/// Units are always charged at the start of a request. They are refunded by its response if that is not to be charged.
+/// Without a response (the client disconnected, or the service panicked) the charge stays. Defaults to `always`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 #[non_exhaustive]
 pub enum Charge {
-    /// They are kept.
+    /// Every request is charged.
     #[default]
     Always,
-    /// They are kept if the request failed: for logins.
+    /// Only failed requests are charged, for example failed logins: a success refunds.
     OnFailure,
-    /// They are kept if the request succeeded.
+    /// Only successful requests are charged: a failure refunds.
     OnSuccess,
 }
 
 impl Charge {
-    /// The name in configuration.
+    /// Returns the name used in configuration: `always`, `on_failure` or `on_success`.
     pub const fn name(self) -> &'static str {
         match self {
             Charge::Always => "always",
@@ -56,12 +59,12 @@ impl Charge {
         }
     }
 
-    /// Whether units may be given back at all.
+    /// Returns whether units may be refunded: `false` only for `Always`.
     pub const fn is_refundable(self) -> bool {
         !matches!(self, Charge::Always)
     }
 
-    /// Whether the units are given back after a request that ended so.
+    /// Returns whether the units of a request with this outcome are refunded.
     pub const fn refunds(self, succeeded: bool) -> bool {
         match self {
             Charge::Always => false,
@@ -71,7 +74,9 @@ impl Charge {
     }
 }
 
-/// Which requests, counted by which subject, against which limits.
+/// A rule: by which subject its requests are counted, and against which limits.
+///
+/// Which requests it applies to is determined by [`RuleSet::matching`](super::RuleSet::matching).
 #[derive(Clone, Debug)]
 pub struct Rule {
     pub(crate) name: Arc<str>,
@@ -84,26 +89,30 @@ pub struct Rule {
     pub(crate) is_shield: bool,
 }
 
+/// The limits of a rule.
 #[derive(Clone, Debug)]
 pub(crate) enum RuleLimits {
+    /// The limits of the rule itself, for all callers.
     Own(Box<[Arc<Policy>]>),
-    /// By [`Tariff`].
+    /// The limits of the caller's plan, indexed by [`Tariff`].
     Plan(Box<[Box<[Arc<Policy>]>]>),
 }
 
 impl Rule {
-    /// Its name: in metrics and logs, and part of the counters' names.
+    /// Returns the name. It appears in metrics and logs and is part of the counters' names.
     pub fn name(&self) -> &Arc<str> {
         &self.name
     }
 
-    /// What is counted.
+    /// Returns the kinds of subject by which requests are counted.
     pub fn by(&self) -> &SubjectKinds {
         &self.by
     }
 
-    /// The limits that it holds a caller to, each as the caller is told of it. A limit counts on (rule, limit name):
-    /// see [`Scope::Rule`](crate::Scope::Rule).
+    /// Returns the policies that apply to a caller with this tariff.
+    ///
+    /// The tariff matters only if the limits are those of the caller's plan; an unknown tariff then has no policies.
+    /// A limit counts on (rule, limit name): see [`Scope::Rule`](crate::Scope::Rule).
     pub fn policies(&self, tariff: Tariff) -> &[Arc<Policy>] {
         match &self.limits {
             RuleLimits::Own(policies) => policies,
@@ -111,7 +120,9 @@ impl Rule {
         }
     }
 
-    /// The limits that it holds anybody to, by whatever plan or of their own. Many of them may be alike.
+    /// Iterates over the policies of all tariffs, those of keys with limits of their own included.
+    ///
+    /// Equal policies may occur several times.
     pub fn policies_of_all(&self) -> impl Iterator<Item = &Arc<Policy>> {
         let (own, by_tariff) = match &self.limits {
             RuleLimits::Own(policies) => (&policies[..], &[][..]),
@@ -120,32 +131,32 @@ impl Rule {
         own.iter().chain(by_tariff.iter().flatten())
     }
 
-    /// Whether the limits are those of the caller's plan.
+    /// Returns whether the limits are those of the caller's plan.
     pub fn is_by_plan(&self) -> bool {
         matches!(self.limits, RuleLimits::Plan(_))
     }
 
-    /// Whether it refuses. Shadow mode for all is already in here.
+    /// Returns the mode. The global shadow mode is already applied to it.
     pub fn mode(&self) -> Mode {
         self.mode
     }
 
-    /// What happens when the store does not answer.
+    /// Returns the failure policy, used when the store does not answer.
     pub fn on_failure(&self) -> OnFailure {
         self.on_failure
     }
 
-    /// Whether units are given back by how a request ends.
+    /// Returns which requests are charged, by their outcome.
     pub fn charge(&self) -> Charge {
         self.charge
     }
 
-    /// The units that a request takes.
+    /// Returns the cost of a request.
     pub fn cost(&self) -> Cost {
         self.cost
     }
 
-    /// Whether it is decided in process memory before everything else.
+    /// Returns whether the rule is a shield: decided in process memory, before all other rules.
     pub fn is_shield(&self) -> bool {
         self.is_shield
     }

@@ -1,4 +1,4 @@
-//! The rule set: everything that is known before a request comes.
+//! The rule set: the compiled form of rules, plans, keys, exemptions and bans.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -9,29 +9,33 @@ use tollgate_core::Timestamp;
 
 use super::lists::{Ban, BanList, ExemptList};
 use super::matcher::{Indices, Matcher};
-use super::path::readings;
+use super::path::LazyReadings;
 use super::plan::{KeyEntry, Plan, PlanLookup, PlanQuestion, Tariff};
 use super::request::RequestView;
 use super::rule::Rule;
 use crate::identity::{ApiKey, Identifier, Identity, KeyDigest, KeySource, KnownKey, Networks};
 
-/// Rules, plans, keys, exemptions and bans, compiled and immutable. Cloning it is cheap.
+/// Rules, plans, keys, exemptions and bans, compiled and immutable.
+///
+/// Clones share the data and are cheap.
 #[derive(Clone)]
 pub struct RuleSet(Arc<SetParts>);
 
-/// What a rule set is made of.
+/// The parts of a [`RuleSet`].
 pub(crate) struct SetParts {
     pub(crate) rules: Vec<Rule>,
     pub(crate) matcher: Matcher,
+    /// The shields that refuse, and no other rule.
+    pub(crate) shields: Matcher,
     pub(crate) identifier: Identifier,
-    /// By name. The first tariffs are those of the plans, in this order.
+    /// Plans, sorted by name. The first tariffs are those of the plans, in this order.
     pub(crate) plans: Vec<Plan>,
-    /// The plan of each tariff.
+    /// The index in `plans` of each tariff's plan.
     pub(crate) plan_of_tariff: Vec<u32>,
     pub(crate) default: Tariff,
     pub(crate) anonymous: Tariff,
     pub(crate) keys: HashMap<KeyDigest, KeyEntry>,
-    /// Whether any key is never limited: else nobody's key has to be looked at for that.
+    /// Whether any key is exempt. If not, requests need not be searched for a key to find out.
     pub(crate) exempts_keys: bool,
     pub(crate) address_plans: Vec<(Networks, Tariff)>,
     pub(crate) plan_header: Option<HeaderName>,
@@ -39,11 +43,12 @@ pub(crate) struct SetParts {
     pub(crate) bans: BanList,
     /// Whether any rule takes its limits from plans.
     pub(crate) needs_tariff: bool,
+    pub(crate) path_bytes_max: usize,
     pub(crate) is_off: bool,
     pub(crate) exposes_headers: bool,
 }
 
-/// The rules that apply to a request, in the order of the file.
+/// The rules that apply to a request, in the order of the configuration.
 #[derive(Clone)]
 pub struct Matched<'s> {
     set: &'s SetParts,
@@ -52,18 +57,19 @@ pub struct Matched<'s> {
 
 #[derive(Clone)]
 enum Places<'s> {
-    /// Those that all requests meet.
+    /// The same rules apply to all requests.
     Same(&'s [u32]),
+    /// The rules were found for this request.
     Found(Indices),
 }
 
 impl<'s> Matched<'s> {
-    /// The rules.
+    /// Iterates over the rules.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = &'s Rule> + '_ {
         self.indices().iter().map(|index| &self.set.rules[*index as usize])
     }
 
-    /// Their places in [`RuleSet::rules`], ascending: a name for this combination of rules.
+    /// Returns the indices of the rules in [`RuleSet::rules`], ascending. They identify this combination of rules.
     pub fn indices(&self) -> &[u32] {
         match &self.places {
             Places::Same(same) => same,
@@ -71,6 +77,7 @@ impl<'s> Matched<'s> {
         }
     }
 
+    /// Converts into the indices of the rules in [`RuleSet::rules`], ascending.
     pub(crate) fn into_indices(self) -> Indices {
         match self.places {
             Places::Same(same) => Indices::from_slice(same),
@@ -78,7 +85,7 @@ impl<'s> Matched<'s> {
         }
     }
 
-    /// Whether nothing limits the request.
+    /// Returns whether no rule applies to the request.
     pub fn is_empty(&self) -> bool {
         self.indices().is_empty()
     }
@@ -89,30 +96,54 @@ impl RuleSet {
         RuleSet(Arc::new(parts))
     }
 
-    /// All rules, in the order of the file; those that are off too.
+    /// Returns all rules in the order of the configuration, including those with the mode `off`.
     pub fn rules(&self) -> &[Rule] {
         &self.0.rules
     }
 
-    /// The rules that apply to a request. None if its path is exempt or the kill switch is on.
+    /// Returns the rules that apply to a request. Empty if its path is exempt or the kill switch is on.
     pub fn matching(&self, request: &RequestView<'_>) -> Matched<'_> {
+        self.matching_read(request, &LazyReadings::of(request.path()))
+    }
+
+    /// Returns the rules that apply to a request with these readings of its path.
+    pub(crate) fn matching_read(&self, request: &RequestView<'_>, readings: &LazyReadings<'_>) -> Matched<'_> {
         let set = &*self.0;
         let places = match self.same_for_all() {
             Some(same) => Places::Same(same),
-            None => Places::Found(self.find(request)),
+            None => {
+                let found = set.matcher.find(request, readings);
+                let is_exempt = !found.is_empty() && set.exempt.has_path(readings);
+                Places::Found(if is_exempt { Indices::new() } else { found })
+            }
         };
         Matched { set, places }
     }
 
-    fn find(&self, request: &RequestView<'_>) -> Indices {
-        let readings = readings(request.path());
-        match self.0.exempt.has_path(&readings) {
-            true => Indices::new(),
-            false => self.0.matcher.find(request, &readings),
-        }
+    /// Returns the shields that apply to a request, whether or not it is exempt.
+    pub(crate) fn matching_shields(&self, request: &RequestView<'_>, readings: &LazyReadings<'_>) -> Matched<'_> {
+        let set = &*self.0;
+        let places = match set.shields.same_for_all() {
+            _ if set.is_off => Places::Same(&[]),
+            Some(same) => Places::Same(same),
+            None => Places::Found(set.shields.find(request, readings)),
+        };
+        Matched { set, places }
     }
 
-    /// The rules that apply, if they are the same for all requests that are limited at all.
+    /// Returns whether requests with this path are never limited.
+    pub(crate) fn is_exempt_path(&self, readings: &LazyReadings<'_>) -> bool {
+        self.0.exempt.has_path(readings)
+    }
+
+    /// Returns the most bytes that a path may have, without its query. A request with a longer one is refused.
+    pub fn path_bytes_max(&self) -> usize {
+        self.0.path_bytes_max
+    }
+
+    /// Returns the rules that apply to all requests alike, or `None` if they depend on the request.
+    ///
+    /// Empty if the kill switch is on or there are no rules. `None` if any path is exempt.
     pub(crate) fn same_for_all(&self) -> Option<&[u32]> {
         let set = &*self.0;
         if set.is_off || set.rules.is_empty() {
@@ -121,51 +152,67 @@ impl RuleSet {
         set.matcher.same_for_all().filter(|_| set.exempt.paths.is_empty())
     }
 
-    /// Whether the kill switch is on: nothing is limited and nobody is banned.
+    /// Returns whether the kill switch is on: no rule applies and no ban of the configuration is enforced.
     pub fn is_off(&self) -> bool {
         self.0.is_off
     }
 
-    /// Whether anybody is banned.
-    pub(crate) fn has_bans(&self) -> bool {
-        !self.0.is_off && !self.0.bans.is_empty()
+    /// Returns whether a network is banned.
+    pub(crate) fn bans_addresses(&self) -> bool {
+        !self.0.is_off && !self.0.bans.networks.is_empty()
     }
 
-    /// Whether some callers are never limited, by their address or their key.
+    /// Returns whether a key or a user is banned.
+    pub(crate) fn bans_callers(&self) -> bool {
+        !self.0.is_off && self.0.bans.name_callers()
+    }
+
+    /// Returns whether any address or key is exempt.
     pub(crate) fn has_exemptions(&self) -> bool {
         self.0.exempts_keys || !self.0.exempt.addresses.is_empty()
     }
 
-    /// Whether who is banned, or who a caller is, depends on the time.
+    /// Returns whether bans or the identification of callers depend on the time.
     pub(crate) fn tells_time(&self) -> bool {
         !self.0.bans.is_empty() || self.0.identifier.tells_time()
     }
 
-    /// How requests are identified.
+    /// Returns the identifier of callers.
     pub fn identifier(&self) -> &Identifier {
         &self.0.identifier
     }
 
-    /// Whether browsers may read the headers that tell the numbers.
+    /// Returns whether browsers may read the rate-limit headers (`Access-Control-Expose-Headers`).
     pub fn exposes_headers(&self) -> bool {
         self.0.exposes_headers
     }
 
-    /// The ban that holds for this caller at `now`, if any.
+    /// Returns the ban of the configuration that applies to this caller at `now`: by address, else key, else user.
+    ///
+    /// `None` if no ban applies or the kill switch is on.
     pub fn ban(&self, identity: &Identity<'_>, now: Timestamp) -> Option<&Ban> {
+        let of_address = || self.ban_of_address(identity, now).filter(|_| self.bans_addresses());
+        of_address().or_else(|| self.ban_of_caller(identity, now).filter(|_| self.bans_callers()))
+    }
+
+    /// Returns the ban of the client's address that holds at `now`.
+    pub(crate) fn ban_of_address(&self, identity: &Identity<'_>, now: Timestamp) -> Option<&Ban> {
+        self.0.bans.of_address(identity.address(), now)
+    }
+
+    /// Returns the ban of a key or the user of the request that holds at `now`.
+    pub(crate) fn ban_of_caller(&self, identity: &Identity<'_>, now: Timestamp) -> Option<&Ban> {
         let bans = &self.0.bans;
-        if self.0.is_off || bans.is_empty() {
-            return None;
-        }
-        // Each question may cost a signature check, so it is asked only where an answer could matter.
-        // A key is banned wherever it is shown: what stands behind us may read another place than we, and know more keys.
+        // Finding the user may cost a signature check, so keys and users are only determined if any are banned. A
+        // banned key is refused in whatever header it is sent: the upstream may read another header, and know more
+        // keys.
         let of_shown = || identity.shown_keys().find_map(|key| bans.of_key(&key, now));
         let of_key = || (!bans.keys.is_empty()).then(of_shown).flatten();
         let of_user = || (!bans.users.is_empty()).then(|| bans.of_user(&identity.user()?.subject, now)).flatten();
-        bans.of_address(identity.address(), now).or_else(of_key).or_else(of_user)
+        of_key().or_else(of_user)
     }
 
-    /// Whether this caller is never limited.
+    /// Returns whether this caller is exempt from all limits, by its address or its API key.
     pub fn is_exempt(&self, identity: &Identity<'_>) -> bool {
         if self.0.exempt.addresses.contains(identity.address()) {
             return true;
@@ -177,32 +224,36 @@ impl RuleSet {
         self.0.keys.get(&digest).is_some_and(|entry| entry.is_exempt)
     }
 
-    /// What is known about a key.
+    /// Returns the key of the configuration with this digest, if there is one.
     pub fn key(&self, digest: &KeyDigest) -> Option<&KeyEntry> {
         self.0.keys.get(digest)
     }
 
-    /// All keys that are known, by their digests, in no order.
+    /// Iterates over all keys of the configuration and their digests, in no particular order.
     pub fn keys(&self) -> impl Iterator<Item = (&KeyDigest, &KeyEntry)> {
         self.0.keys.iter()
     }
 
-    /// All plans.
+    /// Returns all plans, sorted by name.
     pub fn plans(&self) -> &[Plan] {
         &self.0.plans
     }
 
-    /// The plan of a tariff: its own, or the one whose limits a key's own limits replace. None without plans.
+    /// Returns the plan of a tariff. For the tariff of a key with limits of its own, it is the plan that they replace.
+    ///
+    /// `None` if there are no plans.
     pub fn plan(&self, tariff: Tariff) -> Option<&Plan> {
         self.0.plans.get(*self.0.plan_of_tariff.get(tariff.0 as usize)? as usize)
     }
 
-    /// Whether any rule takes its limits from plans: else no tariff matters.
+    /// Returns whether any rule takes its limits from plans. If not, tariffs have no effect.
     pub fn needs_tariff(&self) -> bool {
         self.0.needs_tariff
     }
 
-    /// The caller's tariff, if it is known without asking: by key, address, trusted header or token.
+    /// Returns the caller's tariff by its key, address, trusted header or token, in this order.
+    ///
+    /// `None` if none of them determines it; use [`look_up_tariff`](RuleSet::look_up_tariff) then.
     pub fn tariff(&self, identity: &Identity<'_>) -> Option<Tariff> {
         let known = identity.api_key();
         if let Some((digest, _)) = known
@@ -211,7 +262,7 @@ impl RuleSet {
         {
             return Some(tariff);
         }
-        // Keys that another source than these rules knows. An engine has none; who identifies callers without one may.
+        // The key may come from another key source than this rule set. An engine has no such source.
         let by_key = || self.tariff_named(known?.1.plan.as_deref()?);
         let by_address = || {
             let holds = |(networks, _): &&(Networks, Tariff)| networks.contains(identity.address());
@@ -225,18 +276,21 @@ impl RuleSet {
         by_key().or_else(by_address).or_else(by_header).or_else(by_claim)
     }
 
-    /// The tariff of a plan, if there is one by that name.
+    /// Returns the tariff of the plan with this name, or `None` if there is no such plan.
     pub fn tariff_named(&self, plan: &str) -> Option<Tariff> {
         let place = self.0.plans.binary_search_by(|known| (*known.name).cmp(plan)).ok()?;
         u32::try_from(place).ok().map(Tariff)
     }
 
-    /// The tariff of a caller whose plan nobody knows.
+    /// Returns the tariff of a caller without a known plan: `default` if it is identified, else `anonymous`.
     pub fn tariff_otherwise(&self, is_identified: bool) -> Tariff {
         if is_identified { self.0.default } else { self.0.anonymous }
     }
 
-    /// Asks the lookups in turn, for a caller whose [tariff](RuleSet::tariff) is not known otherwise.
+    /// Calls the lookups in order until one names an existing plan, and returns the tariff of that plan.
+    ///
+    /// If none does, returns that of [`tariff_otherwise`](RuleSet::tariff_otherwise). Intended for callers for whom
+    /// [`tariff`](RuleSet::tariff) returns `None`.
     pub async fn look_up_tariff(&self, question: &PlanQuestion, lookups: &[Arc<dyn PlanLookup>]) -> Tariff {
         for lookup in lookups {
             if let Some(plan) = lookup.plan(question).await
@@ -249,7 +303,7 @@ impl RuleSet {
     }
 }
 
-/// The keys of the configuration.
+/// Finds the API keys of the configuration.
 impl KeySource for RuleSet {
     fn find(&self, key: &ApiKey<'_>) -> Option<KnownKey> {
         let entry = self.0.keys.get(&key.digest())?;

@@ -1,4 +1,4 @@
-//! All patterns at once: a trie of path segments.
+//! Matches a path against all patterns at once, in a trie of path segments.
 //!
 //! ```text
 //!   rule 0  /api/*              root ── api ┬─▶ 0 below
@@ -6,12 +6,13 @@
 //!   rule 2  /{tenant}/users     root ── {} ── users ─▶ 2
 //! ```
 //!
-//! A path walks down with every node it can be at: per node at most one exact child (a hash lookup) and one `{}` child.
-//! Wherever it comes by, the rules *below* apply; where it ends, the rules *there* apply. So the cost follows the length of
-//! the path and the number of rules that fit, not the number of rules.
+//! The search keeps the set of nodes that match the path so far. Each node has at most one exact child (a hash lookup)
+//! and one `{}` child for the next segment. The *below* rules of every node on the way match, and the *there* rules of
+//! the nodes at the end of the path. So the cost grows with the length of the path and the number of rules that match,
+//! not with the number of all rules.
 //!
-//! **Why not a regex set?** It would compile a thousand patterns into one automaton that is megabytes large, for a
-//! grammar that has a literal and two wildcards. **Why not a router crate?** Routers return one route; here *all* that
+//! **Why not a regex set?** It would compile a thousand patterns into an automaton of several megabytes, for a grammar
+//! with a literal and two wildcards. **Why not a router crate?** A router returns one route; here *all* rules that
 //! match apply.
 
 use std::collections::HashMap;
@@ -21,10 +22,10 @@ use smallvec::SmallVec;
 
 use super::comparisons;
 use super::method::MethodSet;
-use super::path::Segments;
+use super::path::segments;
 use super::pattern::{Pattern, Segment};
 
-/// The rules of a set by path.
+/// Path patterns and the rules that they belong to.
 #[derive(Clone, Debug)]
 pub(crate) struct Trie {
     nodes: Vec<Node>,
@@ -32,13 +33,17 @@ pub(crate) struct Trie {
 
 #[derive(Clone, Debug, Default)]
 struct Node {
+    /// Children by literal segment.
     exact: HashMap<Box<[u8]>, u32, RandomState>,
+    /// The child for `{}`.
     any: Option<u32>,
+    /// Rules whose pattern ends at this node.
     there: Vec<Candidate>,
+    /// Rules whose pattern ends at this node with `*`.
     below: Vec<Candidate>,
 }
 
-/// A rule whose path fits, if the method does.
+/// A rule whose path pattern matches, restricted to some methods.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Candidate {
     pub(crate) rule: u32,
@@ -52,7 +57,7 @@ impl Default for Trie {
 }
 
 impl Trie {
-    /// Adds a rule under a pattern.
+    /// Inserts a pattern with its rule.
     pub(crate) fn insert(&mut self, pattern: &Pattern, candidate: Candidate) {
         let mut at = 0;
         for segment in &pattern.segments {
@@ -62,6 +67,7 @@ impl Trie {
         if pattern.is_prefix { node.below.push(candidate) } else { node.there.push(candidate) }
     }
 
+    /// Returns the child of a node for a segment; creates it if it does not exist.
     fn child(&mut self, at: u32, segment: &Segment) -> u32 {
         let next = u32::try_from(self.nodes.len()).expect("fewer than 2^32 segments in a configuration");
         let node = &mut self.nodes[at as usize];
@@ -75,8 +81,10 @@ impl Trie {
         child
     }
 
-    /// Hands over every rule whose pattern matches these segments and whose methods include this one.
-    pub(crate) fn find(&self, segments: &Segments<'_>, method: MethodSet, mut found: impl FnMut(u32)) {
+    /// Calls `found` for every rule whose pattern matches this reading of a path and whose methods include `method`.
+    ///
+    /// A rule with several patterns may be reported several times.
+    pub(crate) fn find(&self, text: &[u8], method: MethodSet, mut found: impl FnMut(u32)) {
         let mut report = |candidates: &[Candidate]| {
             for candidate in candidates {
                 comparisons::count();
@@ -88,13 +96,13 @@ impl Trie {
         let mut here: SmallVec<[u32; 8]> = SmallVec::from_slice(&[0]);
         let mut next = SmallVec::new();
         report(&self.nodes[0].below);
-        for segment in segments {
+        for segment in segments(text) {
             next.clear();
             for &at in &here {
                 let node = &self.nodes[at as usize];
                 comparisons::count();
-                next.extend(node.exact.get(&**segment).copied());
-                // An empty segment is nothing, and `{id}` is anything but that.
+                next.extend(node.exact.get(segment).copied());
+                // `{id}` does not match an empty segment.
                 next.extend(node.any.filter(|_| !segment.is_empty()));
             }
             std::mem::swap(&mut here, &mut next);
@@ -106,15 +114,24 @@ impl Trie {
         here.iter().for_each(|&at| report(&self.nodes[at as usize].there));
     }
 
-    /// Whether there is no pattern.
+    /// Calls `found` for every rule whose methods include `method`, whatever its pattern.
+    pub(crate) fn all(&self, method: MethodSet, mut found: impl FnMut(u32)) {
+        for candidate in self.nodes.iter().flat_map(|node| node.there.iter().chain(&node.below)) {
+            if candidate.methods.overlaps(method) {
+                found(candidate.rule);
+            }
+        }
+    }
+
+    /// Returns whether there is no pattern.
     pub(crate) fn is_empty(&self) -> bool {
         matches!(&*self.nodes, [root] if root.there.is_empty() && root.below.is_empty())
     }
 
-    /// Whether any pattern matches.
-    pub(crate) fn contains(&self, segments: &Segments<'_>) -> bool {
+    /// Returns whether any pattern matches this reading of a path.
+    pub(crate) fn contains(&self, text: &[u8]) -> bool {
         let mut found = false;
-        self.find(segments, MethodSet::ALL, |_| found = true);
+        self.find(text, MethodSet::ALL, |_| found = true);
         found
     }
 }

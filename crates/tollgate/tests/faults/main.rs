@@ -13,3 +13,4 @@ mod node;
 mod refusing;
 mod secrets;
 mod start_up;
+mod starved;

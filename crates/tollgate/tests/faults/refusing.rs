@@ -112,7 +112,7 @@ async fn something_else_under_our_key_degrades_that_key_alone() {
         ("token-bucket", &["ZADD", "1", "member"]),
         ("leaky-bucket", &["SET", "1 2 3 4 5 6"]),
     ] {
-        let key = format!("tollgate:tg1:{{stranger}}:{algorithm}:3600000000");
+        let key = format!("tollgate:tg2:{{stranger}}:{algorithm}:3600000000");
         let command: Vec<&str> = [&plant[..1], &[key.as_str()], &plant[1..]].concat();
         assert_eq!(server.command(&command).error(), None);
         let text = format!("5/h {algorithm}");
@@ -138,7 +138,7 @@ async fn something_else_under_our_key_degrades_that_key_alone() {
 async fn something_else_under_the_key_of_the_probe_does_not_prolong_an_outage() {
     let server = Server::redis();
     let node = Node::new(server.url()).await;
-    let plant = ["SET", "tollgate:tg1:{tollgate-probe}:token-bucket:1000000", "hello"];
+    let plant = ["SET", "tollgate:tg2:{tollgate-probe}:token-bucket:1000000", "hello"];
     assert_eq!(server.command(&plant).error(), None);
     node.outlive("a planted probe", Kind::TimedOut, || server.stop(), || server.cont()).await;
     assert!(node.limiter.stats().breaker_opened >= 1);
@@ -148,7 +148,7 @@ async fn something_else_under_the_key_of_the_probe_does_not_prolong_an_outage() 
 async fn something_else_under_one_key_of_a_batch_leaves_the_other_answers_as_they_are() {
     let server = Server::redis();
     let node = Node::new(server.url()).await;
-    server.command(&["SET", "tollgate:tg1:{stranger}:sliding:3600000000", "hello"]);
+    server.command(&["SET", "tollgate:tg2:{stranger}:sliding:3600000000", "hello"]);
     let demands = ["stranger", "full", "stranger", "full"]
         .map(|subject| Demand::new("1/h".parse().unwrap(), Key::new(subject).unwrap()));
     assert!(node.ask("1/h", "full").await.allowed());

@@ -3,8 +3,10 @@
 //! | `charge` | keeps the units of |
 //! |---|---|
 //! | `always` | every request that was admitted |
-//! | `on_failure` | those that failed: a status from 400, an error, a panic, a timeout, a client that left |
-//! | `on_success` | the others |
+//! | `on_failure` | those whose response was a failure (a status from 400, an error of the service), and those without a response |
+//! | `on_success` | those whose response was a success, and those without a response |
+//!
+//! A request has no response if its client left before, an outer timeout cut it off, or the service panicked.
 //!
 //! Random requests end in random ways behind the layer. A ledger is kept of what each ending must have cost, and compared with
 //! what the layer says afterwards, and with the counters of shadow rules, which nobody is told of.

@@ -1,8 +1,10 @@
 //! The Tower layer as its users meet it.
 #![allow(clippy::unwrap_used)] // a step that fails fails its test
 
+mod aborts;
 mod bodies;
 mod endings;
+mod forwarding;
 mod grpc;
 mod leaky;
 mod limits;

@@ -4,12 +4,13 @@
 //! {"key": "user:42", "limit": "10/min", "cost": 1}
 //! {"checks": [{"key": "user:42", "limit": "10/min"}, {"key": "user:42", "limit": "1000/day"}]}
 //! {"request": {"method": "POST", "path": "/shorten", "headers": {"x-api-key": "…"}, "peer": "203.0.113.9"}}
+//! {"request": {"method": "GET", "path": "/", "headers": [["cookie", "a=1"], ["cookie", "b=2"]], "peer": "203.0.113.9"}}
 //! ```
 //!
 //! The second form is decided together: all limits pass, or none is charged. The third is decided by the rules. Anything else in the body is refused with what was
 //! expected; a misspelt field must never mean "no limit".
 
-mod headers;
+pub(crate) mod headers;
 mod whole;
 
 use std::borrow::Cow;
@@ -17,13 +18,13 @@ use std::marker::PhantomData;
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::value::MapAccessDeserializer;
-use serde::de::{MapAccess, Visitor};
+use serde::de::{Error, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 use tollgate::{Check, CheckError, Cost, DEMANDS_MAX, Demand, Key, Limit};
 
 use self::headers::Headers;
 use self::whole::Whole;
-use crate::openapi::patterns::{self, HEADERS_MAX};
+use crate::openapi::patterns;
 
 /// The whole body, before it is known which form it has. A field that is there is never null.
 #[derive(Deserialize)]
@@ -36,7 +37,7 @@ pub(crate) struct Body<'b> {
     #[serde(default, deserialize_with = "present")]
     cost: Option<Whole>,
     #[serde(borrow, default, deserialize_with = "present")]
-    checks: Option<Vec<Object<One<'b>>>>,
+    checks: Option<Checks<'b>>,
     #[serde(borrow, default, deserialize_with = "present")]
     request: Option<Object<Described<'b>>>,
 }
@@ -120,6 +121,36 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
     }
 }
 
+/// The entries of `checks`. Reading stops at the first one too many, so what a long list costs does not depend on its length.
+struct Checks<'b>(Vec<Object<One<'b>>>);
+
+impl<'de: 'b, 'b> Deserialize<'de> for Checks<'b> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct ChecksVisitor<'b>(PhantomData<&'b ()>);
+        impl<'de: 'b, 'b> Visitor<'de> for ChecksVisitor<'b> {
+            type Value = Checks<'b>;
+
+            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                write!(f, "a list of 1 to {DEMANDS_MAX} objects with key and limit")
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Self::Value, A::Error> {
+                let mut checks = Vec::new();
+                while let Some(check) = list.next_element()? {
+                    if checks.len() == DEMANDS_MAX {
+                        return Err(A::Error::custom(format_args!(
+                            "checks has 1 to {DEMANDS_MAX} entries, found more"
+                        )));
+                    }
+                    checks.push(check);
+                }
+                Ok(Checks(checks))
+            }
+        }
+        deserializer.deserialize_seq(ChecksVisitor(PhantomData))
+    }
+}
+
 /// Whether somebody may take so many units of one limit.
 #[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
@@ -168,10 +199,8 @@ pub(crate) enum QuestionError {
         "request.path: expected a path such as /shorten?x=1, which begins with / and has no # and no control character"
     )]
     Path,
-    #[error("request.headers has at most {HEADERS_MAX} entries, found {0}")]
-    Headers(usize),
-    #[error("checks has 1 to {DEMANDS_MAX} entries, found {0}")]
-    Count(usize),
+    #[error("checks has 1 to {DEMANDS_MAX} entries, found none")]
+    NoChecks,
     #[error("{place}limit: {error}")]
     Limit { place: String, error: tollgate::LimitTextError },
     #[error("{place}key: {error}")]
@@ -202,8 +231,9 @@ impl<'b> Question<'b> {
                 vec![part(One { key, limit, cost }, String::new)?]
             }
             Body { key: None, limit: None, cost: None, checks: Some(checks), request: None } => {
-                if !(1..=DEMANDS_MAX).contains(&checks.len()) {
-                    return Err(QuestionError::Count(checks.len()));
+                let Checks(checks) = checks;
+                if checks.is_empty() {
+                    return Err(QuestionError::NoChecks);
                 }
                 let numbered = checks.into_iter().enumerate();
                 numbered
@@ -221,15 +251,10 @@ impl Described<'_> {
         if !self.path.starts_with('/') || self.path.contains(['#', '\u{7f}']) {
             return Err(QuestionError::Path);
         }
+        let mut request = http::Request::builder().method(&*self.method).uri(&*self.path).body(())?;
         let Headers(headers) = self.headers;
-        if headers.len() > HEADERS_MAX {
-            return Err(QuestionError::Headers(headers.len()));
-        }
-        let mut request = http::Request::builder().method(&*self.method).uri(&*self.path);
-        for (name, value) in &headers {
-            request = request.header(name, value);
-        }
-        Ok(Question::ByRules(Box::new(request.body(())?), self.peer))
+        *request.headers_mut() = headers;
+        Ok(Question::ByRules(Box::new(request), self.peer))
     }
 }
 
@@ -296,7 +321,7 @@ mod tests {
             ("{}", "expected one of {\"key\""),
             (r#"{"key":"a"}"#, "expected one of {\"key\""),
             (r#"{"key":"a","limit":"1/s","checks":[]}"#, "expected one of"),
-            (r#"{"checks":[]}"#, "1 to 32 entries, found 0"),
+            (r#"{"checks":[]}"#, "1 to 32 entries, found none"),
             (r#"{"key":"a","limit":"1/fortnight"}"#, "limit: unknown unit of time"),
             (
                 r#"{"checks":[{"key":"a","limit":"1/s"},{"key":"a","limit":"0/s"}]}"#,
@@ -316,15 +341,22 @@ mod tests {
                 r#"{"request":{"method":"GET","path":"/","headers":{"x-a":"b","x-b":"","x-a":"c"},"peer":"::1"}}"#,
                 "request.headers: `x-a` stands there twice",
             ),
-            (r#"{"request":{"method":"GET","path":"/","headers":[],"peer":"::1"}}"#, "expected an object of texts"),
+            (
+                r#"{"request":{"method":"GET","path":"/","headers":{"x-a":"b","X-A":"c"},"peer":"::1"}}"#,
+                "request.headers: `x-a` stands there twice; names have no case",
+            ),
+            (r#"{"request":{"method":"GET","path":"/","headers":[1],"peer":"::1"}}"#, "invalid type: integer"),
+            (r#"{"key":"a","limit":"1/s","cost":1e-400}"#, "invalid value: 1e-400, expected a whole number"),
             (r#"{"key":"a","limit":"1/s","cost":1.5}"#, "expected a whole number from 0 to 4294967295"),
-            (r#"{"key":"a","limit":"1/s","cost":null}"#, "invalid type: null"),
+            (r#"{"key":"a","limit":"1/s","cost":null}"#, "invalid value: null"),
             (r#"{"key":"a","limit":"1/s","request":null}"#, "invalid type: null"),
             (r#"{"checks":[{"key":"a","limit":"1/s"},{"key":"a","limit":"2/s"}]}"#, "same counter"),
         ] {
             let error = demands_of(body).expect_err(body);
             assert!(error.to_string().contains(phrase), "{body}: {error}");
         }
+        let many = format!("{{\"checks\":[{}", r#"{"key":"a","limit":"1/s"},"#.repeat(33));
+        assert!(demands_of(&many).unwrap_err().to_string().contains("1 to 32 entries, found more"));
         let deep = format!("{{\"key\":{}{}}}", "[".repeat(100_000), "]".repeat(100_000));
         assert!(Question::read(deep.as_bytes()).is_err());
     }

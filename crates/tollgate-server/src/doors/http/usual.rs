@@ -324,6 +324,9 @@ impl Head {
                 is_chunked = true;
             } else if is("expect") {
                 return Parsed::Other;
+            } else if is("origin") || is("sec-fetch-site") {
+                // Whether a web page may send this request is decided in one place, on the general path.
+                is_usual = false;
             } else if is("upgrade") || is("connection") && !header.value.eq_ignore_ascii_case(b"keep-alive") {
                 is_usual = false;
             }

@@ -31,6 +31,8 @@ pub(crate) enum Command<'b> {
     Session(Session<'b>),
     /// A blank line.
     Nothing,
+    /// No command of ours.
+    Unknown,
 }
 
 /// In whose words a verdict is told.
@@ -147,9 +149,23 @@ pub(crate) fn understand<'b>(buffer: &'b [u8], args: &Args, memo: &mut LimitMemo
         };
         return Ok(Command::Reset { demand: explicit(key, memo.read(limit)?)? });
     }
-    session(name, buffer, args).map(Command::Session)
+    session(name, buffer, args).map(|session| session.map_or(Command::Unknown, Command::Session))
 }
 
+/// Returns whether an unknown inline command is the request line of an HTTP request, or its `Host` header: what a browser
+/// sends first when a web page makes it send a request to this port.
+pub(crate) fn is_http(buffer: &[u8], args: &Args) -> bool {
+    const METHODS: [&[u8]; 9] =
+        [b"GET", b"HEAD", b"POST", b"PUT", b"DELETE", b"PATCH", b"OPTIONS", b"CONNECT", b"TRACE"];
+    let first = args.get(buffer, 0).unwrap_or_default();
+    let last = args.get(buffer, args.len().saturating_sub(1)).unwrap_or_default();
+    METHODS.iter().any(|method| method.eq_ignore_ascii_case(first))
+        || first.eq_ignore_ascii_case(b"Host:")
+        || last.starts_with(b"HTTP/")
+}
+
+/// The answer to [`Command::Unknown`].
+pub(crate) const UNKNOWN: &str = "ERR unknown command; expected TOLLGATE.CHECK, TOLLGATE.PEEK, TOLLGATE.RESET, CL.THROTTLE, PING, ECHO, HELLO, AUTH, CLIENT, COMMAND or QUIT";
 const CHECK_USAGE: &str = "TOLLGATE.CHECK key limit [COST n]";
 const THROTTLE_USAGE: &str = "CL.THROTTLE key max_burst count period [quantity]";
 
@@ -187,7 +203,8 @@ fn number(text: &[u8], what: &str) -> Result<u32, String> {
     value.ok_or_else(|| format!("ERR {what} is a whole number from 0 to {}", u32::MAX))
 }
 
-fn session<'b>(name: &[u8], buffer: &'b [u8], args: &Args) -> Result<Session<'b>, String> {
+/// A command about the connection; `None` if there is no such command.
+fn session<'b>(name: &[u8], buffer: &'b [u8], args: &Args) -> Result<Option<Session<'b>>, String> {
     let arg = |index| args.get(buffer, index);
     let word = |index| arg(index).map(<[u8]>::to_ascii_uppercase);
     let mut upper = [0_u8; 16];
@@ -226,11 +243,9 @@ fn session<'b>(name: &[u8], buffer: &'b [u8], args: &Args) -> Result<Session<'b>
         (b"PING" | b"ECHO" | b"AUTH" | b"SELECT" | b"CLIENT", _) if known => {
             Err("ERR wrong number of arguments".to_owned())
         }
-        _ => Err(
-            "ERR unknown command; expected TOLLGATE.CHECK, TOLLGATE.PEEK, TOLLGATE.RESET, CL.THROTTLE, PING, ECHO, HELLO, AUTH, CLIENT, COMMAND or QUIT"
-                .to_owned(),
-        ),
+        _ => return Ok(None),
     }
+    .map(Some)
 }
 
 /// `HELLO [version [AUTH user password] [SETNAME name]]`

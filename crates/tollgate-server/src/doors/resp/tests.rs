@@ -13,17 +13,29 @@ struct Door {
     client: tokio::io::DuplexStream,
     clock: Arc<ManualClock>,
     stage: watch::Sender<Stage>,
-    limiter: Limiter,
+    listener: Arc<RespListener>,
 }
 
 fn door(options: RespOptions) -> Door {
     let clock = Arc::new(ManualClock::new(START));
     let memory = MemoryStore::builder().clock(clock.clone()).build();
-    let limiter = Limiter::builder().memory(memory).clock(clock.clone()).build();
+    let listener = Arc::new(RespListener {
+        limiter: Limiter::builder().memory(memory).clock(clock.clone()).build(),
+        options: Arc::new(options),
+        decisions: Arc::default(),
+        stats: Arc::default(),
+        auth_guard: Arc::default(),
+    });
+    let (client, stage) = connect(&listener, "203.0.113.9");
+    Door { client, clock, stage, listener }
+}
+
+/// Connects from that address. Returns the client's end, and the sender that closes the listener when it is dropped.
+fn connect(listener: &Arc<RespListener>, address: &str) -> (tokio::io::DuplexStream, watch::Sender<Stage>) {
     let (client, server) = tokio::io::duplex(1 << 20);
     let (stage, context) = Context::alone();
-    tokio::spawn(serve(server, context, limiter.clone(), Arc::new(options), Arc::default()));
-    Door { client, clock, stage, limiter }
+    tokio::spawn(listener.clone().serve(server, address.parse().unwrap(), context));
+    (client, stage)
 }
 
 impl Door {
@@ -93,8 +105,6 @@ async fn extreme_and_senseless_arguments_are_answered_with_what_was_expected() {
         ("CLIENT REPLY OFF", "expected CLIENT REPLY ON"),
         ("CLIENT REPLY skip", "expected CLIENT REPLY ON"),
         ("CLIENT REPLY", "expected CLIENT REPLY ON"),
-        ("GET k", "unknown command"),
-        ("A.VERY.LONG.COMMAND.NAME.INDEED k", "unknown command"),
     ] {
         door.client.write_all(format!("{command}\r\n").as_bytes()).await.unwrap();
         let mut reply = vec![0; 1024];
@@ -108,7 +118,7 @@ async fn extreme_and_senseless_arguments_are_answered_with_what_was_expected() {
 #[tokio::test]
 async fn a_pipeline_is_answered_in_order_whatever_is_mixed_into_it() {
     let mut door = door(RespOptions::default());
-    let pipeline = b"TOLLGATE.CHECK a 1/min\r\nPING\r\nTOLLGATE.CHECK a 1/min\r\nTOLLGATE.RESET a 1/min\r\nTOLLGATE.CHECK a 1/min\r\nNONSENSE\r\nECHO hi\r\n";
+    let pipeline = b"TOLLGATE.CHECK a 1/min\r\nPING\r\nTOLLGATE.CHECK a 1/min\r\nTOLLGATE.RESET a 1/min\r\nTOLLGATE.CHECK a 1/min\r\n*1\r\n$8\r\nNONSENSE\r\nECHO hi\r\n";
     let error = "-ERR unknown command; expected TOLLGATE.CHECK, TOLLGATE.PEEK, TOLLGATE.RESET, CL.THROTTLE, PING, ECHO, HELLO, AUTH, CLIENT, COMMAND or QUIT\r\n";
     let expected = [
         numbers([1, 1, 0, 0, 60_000]),
@@ -313,6 +323,114 @@ async fn a_limit_that_was_read_before_is_used_only_for_the_same_numbers() {
     }
 }
 
+/// Every line before a command in a request that a browser sends is one that we do not know.
+#[tokio::test]
+async fn a_request_of_a_browser_is_not_answered_and_its_body_not_run() {
+    let reset = "TOLLGATE.RESET user:42 2/min\r\nTOLLGATE.CHECK planted 1/min\r\n";
+    let as_array = "*3\r\n$14\r\nTOLLGATE.RESET\r\n$7\r\nuser:42\r\n$5\r\n2/min\r\n";
+    let header = "Host: 127.0.0.1:6380\r\nConnection: keep-alive\r\nOrigin: https://attacker.example\r\n\r\n";
+    let methods = ["GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "CONNECT", "TRACE", "get", "Post"];
+    let requests = methods.map(|method| format!("{method} / HTTP/1.1\r\n{header}")).into_iter().chain([
+        // Methods that are commands of ours need a name that was pointed here, and still a header follows.
+        format!("TOLLGATE.RESET /user:42 HTTP/1.1\r\n{header}"),
+        format!("PING / HTTP/1.1\r\n{header}"),
+        "host: attacker.example\r\n\r\n".to_owned(),
+        "QUERY / HTTP/2.0\r\n\r\n".to_owned(),
+    ]);
+    let mut rejected = 0;
+    for (request, body) in requests.flat_map(|request| [(request.clone(), reset), (request, as_array)]) {
+        let mut door = door(RespOptions::default());
+        door.say(b"TOLLGATE.CHECK user:42 2/min COST 2\r\n", &numbers([1, 2, 0, 0, 60_000])).await;
+        door.client.write_all(format!("{request}{body}").as_bytes()).await.unwrap();
+        let mut said = String::new();
+        door.client.read_to_string(&mut said).await.unwrap();
+        assert!(!said.contains("+OK") && !said.contains('*'), "{request}{body}: {said}");
+        for key in ["user:42", "planted"] {
+            let demand = Demand::new("2/min".parse().unwrap(), tollgate::Key::new(key).unwrap());
+            let left = door.listener.limiter.inspect(&demand).await.unwrap().remaining;
+            assert_eq!(left, if key == "planted" { 2 } else { 0 }, "{request}{body}");
+        }
+        rejected += door.listener.stats.rejected_for(Rejection::Http);
+    }
+    assert_eq!(rejected, 2 * 15);
+}
+
+#[tokio::test]
+async fn an_unknown_line_ends_the_connection_and_an_unknown_array_does_not() {
+    let mut typed = door(RespOptions::default());
+    typed.say(b"A.VERY.LONG.COMMAND.NAME.INDEED k\r\nPING\r\n", &format!("-{UNKNOWN}\r\n")).await;
+    assert!(typed.ends().await);
+    // A client of Redis, at the wrong port.
+    let mut client = door(RespOptions::default());
+    for name in ["GET", "POST", "Host:"] {
+        let command = format!("*2\r\n${}\r\n{name}\r\n$1\r\nk\r\nPING\r\n", name.len());
+        client.say(command.as_bytes(), &format!("-{UNKNOWN}\r\n+PONG\r\n")).await;
+    }
+    assert_eq!(client.listener.stats.rejected_for(Rejection::Http), 0);
+}
+
+fn with_password() -> RespOptions {
+    RespOptions { password: Some("open sesame".to_owned()), ..RespOptions::default() }
+}
+
+/// One connection after the other, each with a pipeline of guesses.
+#[tokio::test(start_paused = true)]
+async fn guesses_are_slowed_down_by_address_and_the_right_password_still_works() {
+    let Door { listener, .. } = door(with_password());
+    let began = Instant::now();
+    for _ in 0..100 {
+        if began.elapsed() >= Duration::from_secs(60) {
+            break;
+        }
+        let (mut client, _stage) = connect(&listener, "203.0.113.9");
+        client.write_all(&b"AUTH wrong\r\nHELLO 3 AUTH default wrong\r\n".repeat(500)).await.unwrap();
+        client.read_to_string(&mut String::new()).await.unwrap();
+    }
+    let [wrong, refused] = listener.stats.auth_failures.read();
+    assert!((50..=90).contains(&wrong), "{wrong} guesses in a minute");
+    assert_eq!(refused, 0);
+    for (address, within) in [("203.0.113.9", 1_001), ("203.0.113.10", 0)] {
+        let ((mut client, _stage), asked) = (connect(&listener, address), Instant::now());
+        client.write_all(b"*2\r\n$4\r\nAUTH\r\n$11\r\nopen sesame\r\n").await.unwrap();
+        let mut said = [0; 5];
+        client.read_exact(&mut said).await.unwrap();
+        assert_eq!(&said, b"+OK\r\n");
+        assert!(asked.elapsed() <= Duration::from_millis(within), "{:?}", asked.elapsed());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn more_connections_make_no_more_guesses() {
+    let Door { listener, .. } = door(with_password());
+    let began = Instant::now();
+    let clients = (0..200).map(|_| {
+        let listener = listener.clone();
+        tokio::spawn(async move {
+            for _ in 0..1_000 {
+                if began.elapsed() >= Duration::from_secs(20) {
+                    break;
+                }
+                let (mut client, _stage) = connect(&listener, "2001:db8::1");
+                client.write_all(b"AUTH wrong\r\n").await.unwrap();
+                client.read_exact(&mut [0; 10]).await.unwrap();
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        })
+    });
+    for client in clients.collect::<Vec<_>>() {
+        client.await.unwrap();
+    }
+    let [wrong, refused] = listener.stats.auth_failures.read();
+    assert!(wrong <= 16 * 22 && refused > 1_000, "{wrong} guesses in 20 s, {refused} refused");
+}
+
+#[tokio::test]
+async fn a_wrong_password_does_not_end_the_session_of_a_client_that_gave_the_right_one() {
+    let mut door = door(with_password());
+    door.say(b"*2\r\n$4\r\nAUTH\r\n$11\r\nopen sesame\r\n", "+OK\r\n").await;
+    door.say(b"AUTH wrong\r\nPING\r\n", "-WRONGPASS invalid password\r\n+PONG\r\n").await;
+    assert_eq!(door.listener.stats.auth_failures.read(), [1, 0]);
+}
 #[tokio::test(start_paused = true)]
 async fn when_the_doors_close_the_next_answers_are_the_last() {
     let mut door = door(RespOptions::default());
@@ -332,7 +450,7 @@ async fn when_the_doors_close_the_next_answers_are_the_last() {
     door.client.write_all(b"TOLLGATE.CHECK a 9/min\r\n").await.unwrap();
     tokio::time::sleep(Duration::from_secs(5)).await;
     let peek = Demand::new("9/min".parse().unwrap(), tollgate::Key::new("a").unwrap()).cost(0);
-    let decision = door.limiter.check(&Check::one(&peek)).await.unwrap();
+    let decision = door.listener.limiter.check(&Check::one(&peek)).await.unwrap();
     assert_eq!(decision.lines[0].remaining, 8);
 }
 

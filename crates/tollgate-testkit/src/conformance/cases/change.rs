@@ -1,4 +1,4 @@
-//! Limits that change while they are in use: what was used stays used.
+//! Limits that change while they are in use: used units stay used.
 
 use tollgate_core::Algorithm::{FixedWindow, LeakyBucket, Sliding, SlidingCounter, SlidingLog, TokenBucket};
 
@@ -22,7 +22,7 @@ fn quota_raised_then_lowered() -> Vec<Case> {
     per_algorithm("the quota is raised, then lowered, mid-window", |case, algorithm| {
         let case = case.on(&text("10/s", algorithm)).take(10).admitted();
         let case = case.at(100 * MS).on(&text("20/s", algorithm)).peek();
-        // At the doubled rate the buckets leaked two units in that tenth of a second.
+        // At the doubled rate the buckets leak two units in 100 ms.
         let case = match algorithm {
             TokenBucket => case.remaining(12).take(12).admitted(),
             LeakyBucket => case.remaining(13).retry(400 * MS).take(13).admitted().retry(400 * MS),
@@ -30,7 +30,7 @@ fn quota_raised_then_lowered() -> Vec<Case> {
         };
         let case = case.remaining(0).on(&text("5/s", algorithm)).peek().remaining(0).take(1).denied().remaining(0);
         let case = match algorithm {
-            // Sixteen of the twenty must go: only the second half's leaving makes room.
+            // Sixteen of the twenty must expire: only the expiry of the second ten makes room.
             Sliding | SlidingLog => case.retry(SECOND).next(SECOND).reset(SECOND),
             FixedWindow => case.retry(900 * MS),
             SlidingCounter => case.retry(SECOND + 700 * MS),
@@ -48,7 +48,7 @@ fn window_lengthened() -> Vec<Case> {
         match algorithm {
             Sliding | SlidingLog | FixedWindow => case.remaining(0).retry(MINUTE - 500 * MS),
             SlidingCounter => case.remaining(0).retry(MINUTE + 103_449 * 58 - 500 * MS),
-            // Ten units are used, and of each second a sixth of a unit comes back.
+            // Ten units are used, and a sixth of a unit is returned per second.
             TokenBucket => case.remaining(0).retry(6 * SECOND - 500 * MS),
             _ => case.remaining(1).retry(MINUTE - 500 * MS),
         }
@@ -60,23 +60,23 @@ fn window_shortened() -> Vec<Case> {
         let case = case.in_rule().on(&text("10/min", algorithm)).take(10).admitted();
         let case = case.at(500 * MS).on(&text("10/100ms", algorithm)).peek();
         match algorithm {
-            // Half a second old: out of the shorter window.
+            // The units are 500 ms old, which is outside the shorter window.
             Sliding | SlidingLog => case.remaining(10).retry(0).reset(0),
-            // What counted under the longer window counts as of now.
+            // The units that counted under the longer window count from now on.
             FixedWindow => case.remaining(0).retry(100 * MS),
             SlidingCounter => case.remaining(0).retry(110 * MS),
-            // Ten units leak in a tenth of a second, five times over.
+            // Ten units leak in 100 ms, and 500 ms have passed.
             _ => case.remaining(10).retry(0).reset(0),
         }
     })
 }
 
-/// Crossing a quota of 1,000 turns ticks on and off; entries keep the times they have.
+/// Crossing a quota of 1,000 turns ticks on and off. Entries keep their times.
 fn ticks_begin_and_end_with_the_quota() -> Case {
     let case = Case::new("crossing the exact quota keeps every entry").on("1000/s");
     let case = case.at(100).take(300).admitted().at(200).take(300).admitted().remaining(400);
     let case = case.on("2000/s").at(300).take(300).admitted().remaining(1_100);
-    // The entry at 200 and the charge at 300 share a tick and now leave together.
+    // The entry at 200 and the charge at 300 share a tick and now expire together.
     let case = case.on("1000/s").peek().remaining(100).next(SECOND - 200).reset(SECOND);
     case.at(SECOND + 100)
         .peek()
@@ -90,15 +90,15 @@ fn ticks_begin_and_end_with_the_quota() -> Case {
 }
 
 fn burst_lowered_and_raised() -> Case {
-    let case = Case::new("a smaller burst cuts, a larger one gives room").on("10/s token-bucket burst=10");
+    let case = Case::new("a smaller burst cuts the level, a larger one makes room").on("10/s token-bucket burst=10");
     let case = case.take(8).admitted().on("10/s token-bucket burst=5").peek().remaining(0).retry(100 * MS);
-    // Nothing was charged under the smaller burst, so nothing was cut for good.
+    // Nothing was charged under the smaller burst, so the stored level was not cut.
     let case = case.on("10/s token-bucket burst=20").peek().remaining(12);
     let case = case.on("10/s token-bucket burst=5").at(100 * MS).take(1).admitted().remaining(0).next(100 * MS);
     case.on("10/s token-bucket burst=20").peek().remaining(15)
 }
 
-/// Algorithms with the same kind of state read what the other wrote; another kind starts afresh.
+/// Algorithms with the same kind of state share it. An algorithm with another kind starts with an empty counter.
 fn algorithm_of_a_rule_changes() -> Case {
     let case = Case::new("a rule changes its algorithm").in_rule().on("10/s").take(4).admitted();
     let case = case.on("10/s sliding-log").peek().remaining(6);
@@ -108,9 +108,9 @@ fn algorithm_of_a_rule_changes() -> Case {
     case.on("10/s sliding-counter").peek().remaining(0)
 }
 
-/// Peeks write nothing, so however often somebody looks with a shorter window, the longer one finds what it left.
+/// Peeks write nothing, so peeking with a shorter window does not change what the longer one counts.
 fn a_glance_under_another_limit() -> Vec<Case> {
-    per_algorithm("looking through a shorter window forgets nothing", |case, algorithm| {
+    per_algorithm("peeking with a shorter window deletes nothing", |case, algorithm| {
         let (long, short) = (text("10/h", algorithm), text("10/s", algorithm));
         let case = case.in_rule().on(&long).take(10).admitted();
         let case = case.on(&short).at(20 * SECOND);
@@ -124,9 +124,9 @@ fn a_glance_under_another_limit() -> Vec<Case> {
     })
 }
 
-/// What a refused request is told after the change of a window holds, although it was charged nothing.
+/// The `retry_after` of a request denied after its window changed is exact, although nothing was charged.
 fn told_after_a_change() -> Vec<Case> {
-    per_algorithm("the moment told after a changed window is true", |case, algorithm| {
+    per_algorithm("retry_after is exact after a change of the window", |case, algorithm| {
         let case = case.in_rule().on(&text("10/h", algorithm)).take(10).admitted();
         let case = case.at(300 * MS).on(&text("2/s", algorithm)).take(2).denied().retry_at_most(2 * SECOND);
         case.at_retry(-1).take(2).denied().retry(1).at_retry(0).take(2).admitted()

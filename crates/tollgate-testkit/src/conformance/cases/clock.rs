@@ -1,12 +1,13 @@
-//! The clock that steps back: nobody is locked out for the length of the step.
+//! A clock that steps back: no key is denied for the length of the step.
 
 use tollgate_core::Algorithm::{self, FixedWindow, LeakyBucket, SlidingCounter, TokenBucket};
 
 use super::{HOUR, MINUTE, SECOND, per_algorithm, text};
 use crate::conformance::Case;
 
-/// One unit of ten comes back this long after the previous minute began to be forgotten:
-/// a tenth of its 1,034,483 parts of 58 µs, rounded up to whole parts.
+/// The time after the end of a minute at which one of its ten units no longer counts.
+///
+/// It is a tenth of the 1,034,483 parts of 58 µs, rounded up to whole parts.
 const TENTH_OF_A_MINUTE_IN_PARTS: u64 = 103_449 * 58;
 
 pub(super) fn cases() -> Vec<Case> {
@@ -20,6 +21,7 @@ pub(super) fn cases() -> Vec<Case> {
     cases
 }
 
+/// Uses up a limit of `10/min` at this time.
 fn exhausted(case: Case, algorithm: Algorithm, at: u64) -> Case {
     let case = case.on(&text("10/min", algorithm)).at(at).take(10).admitted();
     if algorithm == LeakyBucket { case.take(1).admitted() } else { case }
@@ -33,7 +35,7 @@ fn step_back(name: &str, step: u64) -> Vec<Case> {
             FixedWindow => (end_of_bucket - now, MINUTE),
             SlidingCounter => (end_of_bucket + TENTH_OF_A_MINUTE_IN_PARTS - now, 2 * MINUTE),
             TokenBucket | LeakyBucket => (MINUTE / 10, MINUTE),
-            // As if all had been admitted at the moment the clock came to.
+            // All units count as if they had been admitted at the time to which the clock was set.
             _ => (MINUTE, MINUTE),
         };
         let case = exhausted(case, algorithm, 2 * HOUR);
@@ -43,7 +45,7 @@ fn step_back(name: &str, step: u64) -> Vec<Case> {
     })
 }
 
-/// Peeks write nothing, so a glance from the past leaves the present as it was.
+/// Peeks write nothing, so a peek with an earlier clock does not change the counter.
 fn peek_in_the_past() -> Vec<Case> {
     per_algorithm("a peek while the clock is wrong changes nothing", |case, algorithm| {
         let wait = match algorithm {
@@ -56,26 +58,26 @@ fn peek_in_the_past() -> Vec<Case> {
     })
 }
 
-/// A denial writes the repair: when the clock is right again, the hour in between has passed.
+/// A denial writes the corrected times. When the clock is right again, an hour has passed since these.
 fn denial_in_the_past() -> Vec<Case> {
-    per_algorithm("a denial while the clock is wrong keeps the repair", |case, algorithm| {
+    per_algorithm("a denial while the clock is wrong writes the corrected times", |case, algorithm| {
         let case = exhausted(case, algorithm, 2 * HOUR).at(HOUR).take(1).denied();
         case.at(2 * HOUR).peek().remaining(10).reset(0).take(10).admitted()
     })
 }
 
-/// What left its window before the clock stepped back does not return with the old time.
+/// Units that expired before the clock stepped back do not count again.
 fn what_was_forgotten_stays_forgotten() -> Vec<Case> {
-    per_algorithm("what has left does not come back with the old time", |case, algorithm| {
+    per_algorithm("expired units do not count again after the clock steps back", |case, algorithm| {
         let remaining = if algorithm == LeakyBucket { 10 } else { 9 };
         let case = exhausted(case, algorithm, 0).at(2 * MINUTE).take(1).admitted();
         case.at(0).peek().remaining(remaining).take(9).admitted()
     })
 }
 
-/// Units that the clock left in the future join the tick at now, as a charge would, and leave with it.
+/// Units from the future are moved to the tick of now, as a charge would be, and expire with it.
 fn repair_shares_a_tick() -> Case {
-    let case = Case::new("units put at now share its tick").on("1000/s").at(100).take(1).admitted();
+    let case = Case::new("units moved to now share its tick").on("1000/s").at(100).take(1).admitted();
     let case = case.at(900).take(1).admitted().on("2000/s").at(500).peek().remaining(1_998).next(SECOND).reset(SECOND);
     case.take(1_999).denied().retry(SECOND).at(SECOND + 499).take(1_999).denied().retry(1)
 }

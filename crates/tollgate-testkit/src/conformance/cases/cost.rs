@@ -1,4 +1,4 @@
-//! Costs of nothing, of everything, of too much; the smallest and the largest quotas.
+//! Costs of zero, of the whole quota and above it; the smallest and the largest quotas.
 
 use tollgate_core::Algorithm::{self, FixedWindow, LeakyBucket, Sliding, SlidingCounter, SlidingLog, TokenBucket};
 
@@ -22,7 +22,7 @@ pub(super) fn cases() -> Vec<Case> {
 }
 
 fn peeks() -> Vec<Case> {
-    per_algorithm("a peek is admitted, changes nothing, and speaks of one unit", |case, algorithm| {
+    per_algorithm("a peek is admitted, changes nothing, and returns the wait of one unit", |case, algorithm| {
         let case = case.on(&text("10/s", algorithm)).peek().remaining(10).retry(0).next(0).reset(0);
         let case = case.take(10).admitted();
         let case = if algorithm == LeakyBucket { case.take(1).admitted() } else { case };
@@ -58,18 +58,18 @@ fn quota_of_one() -> Vec<Case> {
     per_algorithm("a quota of one", |case, algorithm| {
         let case = case.on(&text("1/s", algorithm)).take(1).admitted();
         let case = match algorithm {
-            // The one in service, and one that waits for it.
+            // One unit is being served, and one waits.
             LeakyBucket => case.remaining(1).next(0).take(1).admitted().retry(SECOND).remaining(0),
             _ => case.remaining(0),
         };
-        // A single unit of the previous window weighs one until that window is out of sight.
+        // A single unit of the previous window counts as one until that window is no longer covered at all.
         let wait = if algorithm == SlidingCounter { 2 * SECOND } else { SECOND };
         let case = case.take(1).denied().retry(wait).next(wait).take(2).never();
         case.at(wait - 1).take(1).denied().retry(1).at(wait).take(1).admitted().remaining(0)
     })
 }
 
-/// Ten units taken one by one, 50 ms apart: a cost of five waits for five.
+/// Ten units are charged one by one, 50 ms apart. A cost of five waits until five units are available.
 fn larger_costs_wait_longer() -> Vec<Case> {
     per_algorithm("the wait is for this cost, not for one unit", |case, algorithm| {
         let case = case.on(&text("10/s", algorithm));
@@ -85,7 +85,7 @@ fn larger_costs_wait_longer() -> Vec<Case> {
                 let case = case.take(1).denied().retry(650 * MS).take(5).denied().retry(1_050 * MS);
                 case.at(1_500 * MS - 1).take(5).denied().retry(1).at(1_500 * MS).take(5).admitted()
             }
-            // 4.5 units came back meanwhile, so 5.5 are used.
+            // 4.5 units have leaked meanwhile, so 5.5 are used.
             TokenBucket => case.take(5).denied().retry(50 * MS).take(8).denied().retry(350 * MS),
             _ => case.take(6).denied().retry(50 * MS).take(8).denied().retry(250 * MS),
         }
@@ -98,7 +98,7 @@ fn extremes(window: &str, name: &str) -> Vec<Case> {
         let case = case.on(&text(&format!("{quota}/{window}"), algorithm)).peek().remaining(quota);
         let case = case.take(quota).admitted().take(quota + 1).never();
         let case = if algorithm == LeakyBucket { case.remaining(1).take(1).admitted() } else { case };
-        // Everything but one unit comes back in time, and not a microsecond earlier than told.
+        // All units become available again at `retry_after`, and not a microsecond earlier.
         let case = case.take(1).denied().remaining(0).at_retry(-1).take(1).denied().retry(1);
         let case = case.at_retry(0).take(1).admitted().take(quota).denied();
         let case = case.at_retry(-1).take(quota).denied().retry(1);
@@ -114,29 +114,32 @@ fn largest_quota(algorithm: Algorithm) -> u32 {
     }
 }
 
-/// Ten million units that leak once in 400 days: no clock reaches that far, so the longest wait is told.
+/// Ten million units that leak at one per 400 days: a wait beyond the last timestamp is the longest wait.
 fn waits_beyond_a_century() -> Case {
     let longest = (1 << 52) - 1;
-    let case = Case::new("a wait beyond a century is told as the longest").on("1/400day token-bucket burst=10000000");
+    let case = Case::new("a wait beyond 142 years is the longest wait").on("1/400day token-bucket burst=10000000");
     let case = case.take(10_000_000).admitted().remaining(0).reset(longest);
     case.take(10_000_000).denied().retry(longest).take(1).denied().retry_at_most(401 * super::DAY)
 }
 
-/// The same limit counts in grains of 38,776 µs, and 891,272,953 of its parts are one unit. The longest wait holds 116,143,996,992 grains and a bit; at the
-/// end of a grain, one more grain is still within it.
+/// A wait that is just shorter than the longest wait is exact.
+///
+/// `1/400day token-bucket burst=10000000` counts in grains of 38,776 µs, and 891,272,953 parts are one unit. The
+/// longest wait is 116,143,996,992 grains and a fraction. At the last microsecond of a grain, one more grain still fits
+/// into it.
 fn waits_just_within_the_longest() -> Case {
     let (grain_us, parts_per_unit, grains) = (38_776, 891_272_953, 116_143_996_992);
-    // So many parts are left of 131 units, at the last microsecond of a grain and at the one after.
+    // The last microsecond of the grain in which `grains` + 1 parts are left of 131 units.
     let end_of_grain_us =
         (EPOCH_US / grain_us + 131 * parts_per_unit - (grains + 1)) * grain_us + grain_us - 1 - EPOCH_US;
-    let case = Case::new("a wait just within the longest is told exactly").on("1/400day token-bucket burst=10000000");
+    let case = Case::new("a wait just below the longest wait is exact").on("1/400day token-bucket burst=10000000");
     let case = case.take(131).admitted().at(end_of_grain_us - grain_us + 1).peek().reset((1 << 52) - 1);
     let case = case.at(end_of_grain_us).peek().reset(grains * grain_us + 1);
     case.at(end_of_grain_us + 1).peek().reset(grains * grain_us)
 }
 
 fn reset() -> Vec<Case> {
-    per_algorithm("a reset forgets", |case, algorithm| {
+    per_algorithm("a reset deletes the counter", |case, algorithm| {
         let case = case.on(&text("10/s", algorithm)).take(10).admitted().reset_counter();
         case.peek().remaining(10).retry(0).next(0).reset(0).take(10).admitted()
     })

@@ -1,4 +1,4 @@
-//! Refunds: exactly what was charged, never more than is there.
+//! Refunds: exactly the charged units, and never more than still count.
 
 use tollgate_core::Algorithm::{LeakyBucket, SlidingCounter, SlidingLog, TokenBucket};
 
@@ -18,7 +18,7 @@ pub(super) fn cases() -> Vec<Case> {
 }
 
 fn restores_exactly() -> Vec<Case> {
-    per_algorithm("a refund restores exactly", |case, algorithm| {
+    per_algorithm("a refund restores the counter exactly", |case, algorithm| {
         let case = case.on(&text("10/s", algorithm)).take(3).admitted();
         let case = case.at(10 * MS).take(4).admitted().refund(1).peek();
         match algorithm {
@@ -30,9 +30,9 @@ fn restores_exactly() -> Vec<Case> {
     })
 }
 
-/// The charge has left: giving it back would be a gift.
+/// The charge has expired, so a refund must not take units from later charges.
 fn too_late() -> Vec<Case> {
-    per_algorithm("a refund after the charge has left is nothing", |case, algorithm| {
+    per_algorithm("a refund after the charge has expired changes nothing", |case, algorithm| {
         let gone = if algorithm == SlidingCounter { 2 * SECOND } else { SECOND };
         let left = if algorithm == LeakyBucket { 8 } else { 7 };
         let case = case.on(&text("10/s", algorithm)).take(5).admitted();
@@ -42,7 +42,7 @@ fn too_late() -> Vec<Case> {
     })
 }
 
-/// Reset, then refund: there is nothing to give back, and no credit.
+/// After a reset there is nothing to refund, and a refund gives no credit.
 fn never_negative() -> Vec<Case> {
     per_algorithm("a refund never makes the use negative", |case, algorithm| {
         let case = case.on(&text("10/s", algorithm)).take(8).admitted().reset_counter().refund(0);
@@ -53,12 +53,12 @@ fn never_negative() -> Vec<Case> {
     })
 }
 
-/// Some of what was charged has come back by itself; only the rest can be refunded.
+/// Some of the charged units have leaked already. Only the rest can be refunded.
 fn partly_gone() -> Vec<Case> {
-    per_algorithm("a refund gives back only what still counts", |case, algorithm| {
+    per_algorithm("a refund returns only the units that still count", |case, algorithm| {
         let case = case.on(&text("10/s", algorithm)).take(10).admitted().at(400 * MS);
         match algorithm {
-            // Four units leaked, four are taken anew; the refund finds six of the first ten.
+            // Four units leaked, and four were charged again. The refund finds six of the first ten.
             TokenBucket => case.take(4).admitted().remaining(0).refund(0).peek().remaining(6).reset(400 * MS),
             LeakyBucket => case.take(4).admitted().remaining(1).refund(0).peek().remaining(7).reset(400 * MS),
             _ => case.refund(0).peek().remaining(10).reset(0),
@@ -67,9 +67,9 @@ fn partly_gone() -> Vec<Case> {
 }
 
 fn only_its_own_tick() -> Case {
-    let case = Case::new("a refund finds its own tick").on("2000/s");
+    let case = Case::new("a refund changes only its own tick").on("2000/s");
     let case = case.at(0).take(500).admitted().at(1_500).take(600).admitted().at(1_900).take(100).admitted();
-    // The second and third share the tick from 1,000 to 1,999, at the time of the third.
+    // The second and third charge share the tick from 1,000 to 1,999, which has the time of the third.
     let case = case.at(3_000).refund(1).peek().remaining(1_400).reset(SECOND - 1_100);
     let case = case.refund(2).peek().remaining(1_500).reset(SECOND - 3_000);
     case.refund(0).peek().remaining(2_000).reset(0)
@@ -77,20 +77,20 @@ fn only_its_own_tick() -> Case {
 
 fn every_line_of_the_check() -> Case {
     let limits = ["10/min", "20/h fixed-window", "30/day token-bucket"];
-    let case = Case::new("a refund is for every line of its check").on_all(&limits).at(SECOND);
+    let case = Case::new("a refund covers every limit of its check").on_all(&limits).at(SECOND);
     let case = case.take_each(&[2, 3, 0]).admitted().take_each(&[5, 6, 7]).admitted().at(2 * SECOND).refund(1);
     let case = case.take(0).line(0).remaining(8).reset(MINUTE - SECOND).line(1).remaining(17);
     case.line(2).remaining(30).reset(0)
 }
 
-/// Charged when the limit was ten million, refunded when it is one: there is one to give back.
+/// A charge of ten million is refunded when the quota is one, so one unit is returned.
 fn of_a_larger_limit() -> Vec<Case> {
-    per_algorithm("a refund of more than the limit now holds", |case, algorithm| {
+    per_algorithm("a refund of more than the limit holds now", |case, algorithm| {
         let quota = if algorithm == SlidingLog { 100_000 } else { 10_000_000 };
         let case = case.on(&text(&format!("{quota}/400day"), algorithm)).take(quota).admitted();
         let case = case.on(&text("1/400day", algorithm)).peek().remaining(0).refund_under_present_limits(0);
         let case = case.peek().remaining(1);
-        // A leaky bucket was full with two, of which one was charged.
+        // A leaky bucket of this limit holds two units, of which the refund returns one.
         if algorithm == LeakyBucket { case } else { case.reset(0) }
     })
 }

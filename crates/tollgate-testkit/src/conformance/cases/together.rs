@@ -1,4 +1,4 @@
-//! Several limits in one check, and limits that charge the refused.
+//! Several limits in one check, and limits with `count_denied`.
 
 use tollgate_core::Algorithm::{FixedWindow, LeakyBucket, Sliding, SlidingCounter, SlidingLog};
 
@@ -18,9 +18,9 @@ pub(super) fn cases() -> Vec<Case> {
     cases
 }
 
-/// The day refuses: the minute is left as it was.
+/// A request that the daily limit denies does not charge the limit per minute.
 fn day_refuses() -> Vec<Case> {
-    per_algorithm("denied by the day, the minute is untouched", |case, algorithm| {
+    per_algorithm("a request denied per day is not charged per minute", |case, algorithm| {
         let minute = text("10/min", algorithm);
         let case = case.on_all(&[&minute, "12/day sliding-log"]).take(10).admitted();
         let case = case.at(2 * MINUTE).take(3).denied();
@@ -32,7 +32,7 @@ fn day_refuses() -> Vec<Case> {
 }
 
 fn never_among_three() -> Case {
-    let case = Case::new("one limit that can never hold it, and none is charged");
+    let case = Case::new("a cost that never fits into one limit charges none");
     let case = case.on_all(&["10/s", "10/min fixed-window", "5/min token-bucket"]).take(6).denied();
     let case = case.line(0).allowed(true).remaining(10).line(1).allowed(true).remaining(10);
     let case = case.line(2).never().remaining(5);
@@ -40,7 +40,7 @@ fn never_among_three() -> Case {
 }
 
 fn peek_beside_a_charge() -> Case {
-    let case = Case::new("a peek beside a charge is neither asked nor charged").on_all(&["1/s", "1/min"]);
+    let case = Case::new("a limit with cost 0 neither denies nor is charged").on_all(&["1/s", "1/min"]);
     let case = case.take_each(&[1, 0]).admitted().line(0).remaining(0).line(1).remaining(1).reset(0);
     let case = case.at(SECOND).take(1).admitted().at(2 * SECOND);
     let case = case.take_each(&[1, 0]).admitted().line(0).remaining(0);
@@ -55,18 +55,19 @@ fn two_subjects() -> Case {
 }
 
 fn longest_wait_counts() -> Case {
-    let case = Case::new("refused by two, admitted when both have room").on_all(&["2/s", "2/min"]).take(2).admitted();
+    let case =
+        Case::new("denied by two limits, admitted when both have room").on_all(&["2/s", "2/min"]).take(2).admitted();
     let case = case.take(1).denied().line(0).retry(SECOND).line(1).retry(MINUTE);
     case.at_retry(-1).take(1).denied().line(0).allowed(true).line(1).retry(1).at_retry(0).take(1).admitted()
 }
 
-/// Three of five used, four asked for and refused: with `count_denied` nothing is left.
+/// Three of five units are used, and a cost of four is denied. With `count_denied` nothing is left.
 fn refused_is_charged() -> Vec<Case> {
-    per_algorithm("count_denied charges the refused", |case, algorithm| {
+    per_algorithm("count_denied charges denied requests", |case, algorithm| {
         let limit = format!("5/s {} count_denied=true", algorithm.name());
         let case = case.on(&limit).take(3).admitted().at(100 * MS).take(4).denied().remaining(0).allowed(false);
         match algorithm {
-            // Two of the old units made room for the four; four units more fit when those four leave.
+            // Two of the old units were removed for the four. Another four units fit when those four expire.
             Sliding | SlidingLog => {
                 let case = case.retry(SECOND).next(900 * MS).reset(SECOND);
                 case.at(SECOND).peek().remaining(1).at(SECOND + 100 * MS).peek().remaining(5)
@@ -93,12 +94,12 @@ fn penalty_is_capped() -> Vec<Case> {
 }
 
 fn penalty_though_another_refused() -> Case {
-    let case = Case::new("count_denied charges whichever line refused");
+    let case = Case::new("count_denied charges its limit whichever limit denied");
     let case = case.on_all(&["10/min count_denied=true", "1/day", "10/h count_denied=true"]).take(1).admitted();
     let case = case.at(SECOND).take_each(&[2, 1, 0]).denied();
     let case = case.line(0).allowed(true).remaining(7).retry(0).line(1).allowed(false).remaining(0);
     let case = case.line(2).allowed(true).remaining(9);
-    // Ten more: over the quota, so the oldest make room, and the same ten would then have to wait a minute.
+    // Ten more exceed the quota, so the oldest units are removed. Another ten would then have to wait a minute.
     let case = case.at(2 * SECOND).take_each(&[10, 1, 1]).denied();
     case.line(0).allowed(false).remaining(0).retry(MINUTE).line(2).allowed(true).remaining(8)
 }

@@ -1,4 +1,4 @@
-//! Edges of windows, bursts across them, and idling.
+//! Edges of windows, bursts across them, and idle times.
 
 use tollgate_core::Algorithm::{FixedWindow, LeakyBucket, Sliding, SlidingCounter, SlidingLog, TokenBucket};
 
@@ -18,29 +18,29 @@ pub(super) fn cases() -> Vec<Case> {
 }
 
 fn to_the_microsecond() -> Vec<Case> {
-    per_algorithm("a unit comes back to the microsecond", |case, algorithm| {
+    per_algorithm("a unit becomes available again to the microsecond", |case, algorithm| {
         let case = case.on(&text("10/s", algorithm)).take(10).admitted();
         match algorithm {
-            // The whole burst leaves at once, one window later.
+            // The whole burst expires at once, one window later.
             Sliding | SlidingLog | FixedWindow => {
                 let case = case.remaining(0).next(SECOND).reset(SECOND);
                 let case = case.at(SECOND - 1).take(1).denied().remaining(0).retry(1).next(1).reset(1);
                 case.at(SECOND).peek().remaining(10).retry(0).next(0).reset(0).take(10).admitted().remaining(0)
             }
-            // Ten units, of which a tenth is forgotten every tenth of the next window.
+            // Of ten units, one no longer counts after each tenth of the next window.
             SlidingCounter => {
                 let case = case.remaining(0).next(SECOND + 100 * MS).reset(2 * SECOND);
                 let case = case.at(SECOND + 100 * MS - 1).take(1).denied().remaining(0).retry(1).next(1);
                 let case = case.at(SECOND + 100 * MS).take(1).admitted().remaining(0).next(100 * MS);
                 case.at(SECOND + 200 * MS - 1).take(1).denied().retry(1).at(SECOND + 200 * MS).take(1).admitted()
             }
-            // A unit every tenth of a second.
+            // One unit is returned every 100 ms.
             TokenBucket => {
                 let case = case.remaining(0).next(100 * MS).reset(SECOND);
                 let case = case.at(100 * MS - 1).take(1).denied().remaining(0).retry(1);
                 case.at(100 * MS).take(1).admitted().remaining(0).next(100 * MS).reset(SECOND)
             }
-            // One is served and ten wait; then a place comes free every tenth of a second.
+            // One unit is served and ten wait. Then one slot becomes free every 100 ms.
             _ => {
                 let case = case.remaining(1).retry(0).next(100 * MS).take(1).admitted().retry(SECOND).remaining(0);
                 let case = case.at(100 * MS - 1).take(1).denied().retry(1);
@@ -50,7 +50,7 @@ fn to_the_microsecond() -> Vec<Case> {
     })
 }
 
-/// A hundred at the end of one minute, a hundred at the start of the next.
+/// A hundred requests at the end of one minute, and a hundred at the start of the next.
 fn boundary_burst() -> Vec<Case> {
     per_algorithm("the boundary burst", |case, algorithm| {
         let case = case.on(&text("100/min", algorithm)).at(MINUTE - 500 * MS).burst(100, 100).at(MINUTE + 500 * MS);
@@ -59,20 +59,20 @@ fn boundary_burst() -> Vec<Case> {
                 let case = case.burst(100, 0).take(1).denied().remaining(0).retry(MINUTE - SECOND);
                 case.at(2 * MINUTE - 500 * MS - 1).burst(1, 0).at(2 * MINUTE - 500 * MS).burst(101, 100)
             }
-            // Of a hundred, 99.2 still count: rounded towards refusal.
+            // Of a hundred units, 99.2 still count, which is rounded up.
             SlidingCounter => case.burst(100, 0).at(MINUTE + 30 * SECOND).burst(100, 49),
-            // Twice the quota within one second: what this algorithm is documented to allow.
+            // Twice the quota within one second, as documented for this algorithm.
             FixedWindow => case.burst(101, 100),
-            // 1.67 units came back in that second.
+            // 1.67 units were returned in that second.
             TokenBucket => case.burst(100, 1),
             _ => case.burst(100, 2),
         }
     })
 }
 
-/// Part of the quota, half a window, the quota again.
+/// A part of the quota, then half a window later the whole quota.
 fn half_a_window() -> Vec<Case> {
-    per_algorithm("the half-window test", |case, algorithm| {
+    per_algorithm("a burst half a window after another", |case, algorithm| {
         let case = case.on(&text("100/min", algorithm)).burst(60, 60).at(MINUTE / 2);
         match algorithm {
             Sliding | SlidingLog => {
@@ -88,7 +88,7 @@ fn half_a_window() -> Vec<Case> {
     })
 }
 
-/// Whoever stays away for long gets one burst, not the sum of what was missed.
+/// A client that was idle for long gets one burst, not the sum of all unused quotas.
 fn idle_then_burst() -> Vec<Case> {
     per_algorithm("idle, then one burst and no more", |case, algorithm| {
         let burst = if algorithm == LeakyBucket { 11 } else { 10 };
@@ -99,9 +99,9 @@ fn idle_then_burst() -> Vec<Case> {
     })
 }
 
-/// A thousand refusals change neither the moment nor the amount.
+/// A hundred denials change neither the wait nor the remaining units.
 fn hammering() -> Vec<Case> {
-    per_algorithm("hammering changes nothing", |case, algorithm| {
+    per_algorithm("repeated denials change nothing", |case, algorithm| {
         let wait = match algorithm {
             SlidingCounter => SECOND + 100 * MS,
             TokenBucket => 100 * MS,
@@ -120,20 +120,20 @@ fn hammering() -> Vec<Case> {
     })
 }
 
-/// Above 1,000 the admissions of one tick (here a millisecond) share an entry at the time of the last.
+/// Above a quota of 1,000 the admissions of one tick (here 1 ms) share an entry with the time of the last.
 fn ticks_leave_late_never_early() -> Case {
-    let case = Case::new("above a quota of 1,000 a tick leaves with its last admission").on("2000/s");
+    let case = Case::new("above a quota of 1,000 a tick expires with its last admission").on("2000/s");
     let case = case.at(0).take(1_000).admitted().at(999).take(1_000).admitted().remaining(0);
     let case = case.at(SECOND).take(1).denied().retry(999).at(SECOND + 998).take(1).denied().retry(1);
     let case = case.at(SECOND + 999).take(1_000).admitted().remaining(1_000);
     case.at(SECOND + 1_000).take(1_000).admitted().at(2 * SECOND + 998).take(1).denied().retry(1)
 }
 
-/// Waking from idle must not be slow, and must not be wrong.
+/// Many entries expire at once after an idle time.
 fn stale_entries() -> Vec<Case> {
     let log = |name: &str| Case::new(name).on("100000/s sliding-log").at(0).fill(100_000);
     let full = |case: Case| case.at(99_999).peek().remaining(0).take(1).denied().retry(SECOND - 99_999);
-    let partly = full(log("half of a hundred thousand stale entries leave"))
+    let partly = full(log("half of 100,000 entries expire at once"))
         .at(SECOND + 49_999)
         .take(1)
         .admitted()
@@ -141,14 +141,14 @@ fn stale_entries() -> Vec<Case> {
         .next(1)
         .reset(SECOND);
     let partly = partly.at(10 * SECOND).take(1).admitted().remaining(99_999).reset(SECOND);
-    let wholly = full(log("a hundred thousand stale entries leave"))
+    let wholly = full(log("100,000 entries expire at once"))
         .at(10 * SECOND)
         .take(1)
         .admitted()
         .remaining(99_999)
         .next(SECOND)
         .reset(SECOND);
-    let small = Case::new("a thousand stale entries leave").on("1000/s").at(0).fill(1_000);
+    let small = Case::new("1,000 entries expire at once").on("1000/s").at(0).fill(1_000);
     let small = small.at(999).take(1).denied().retry(SECOND - 999);
     let small = small.at(SECOND + 499).take(500).admitted().remaining(0).next(1).at(9 * SECOND).take(1).remaining(999);
     vec![partly, wholly, small]

@@ -38,7 +38,9 @@ impl Trace {
                 *slot %= slots;
                 true
             }
-            Operation::Reset(Ask { slot, .. }) | Operation::Change { slot, .. } => *slot < slots,
+            Operation::Reset(Ask { slot, .. }) | Operation::Change { slot, .. } | Operation::Fill { slot, .. } => {
+                *slot < slots
+            }
             Operation::Move(_) | Operation::Refund { .. } => true,
         });
     }

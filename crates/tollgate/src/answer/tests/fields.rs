@@ -1,4 +1,4 @@
-//! Whatever is rendered parses back, by a real structured-field parser, to the same numbers.
+//! Property tests: a structured-field parser reads the same numbers back from the rendered headers.
 
 use proptest::prelude::*;
 use sfv::{BareItem, Item, List, ListEntry, Parser};
@@ -6,7 +6,7 @@ use tollgate_core::{QUOTA_MAX, WINDOW_US_MAX};
 
 use super::*;
 
-/// An item as (bare item, parameters), in order.
+/// A parsed item: the bare item and its parameters in order.
 type Read = (BareItem, Vec<(String, i64)>);
 
 fn read_item(item: &Item) -> Read {
@@ -60,7 +60,7 @@ fn any_told() -> impl Strategy<Value = (Policy, Line)> {
     })
 }
 
-/// The wait that a line is told with, written again from the contract: rounded up, in seconds.
+/// Returns the expected `t` in seconds, rounded up; implemented from the contract, independently of the renderer.
 fn expected_wait(line: &Line) -> Option<u64> {
     let wait = if line.allowed { line.next_after } else { line.retry_after };
     wait.as_duration().map(|wait| wait.as_secs() + u64::from(wait.subsec_micros() > 0))
@@ -118,7 +118,7 @@ proptest! {
     }
 
     #[test]
-    fn a_client_that_waits_as_told_is_never_early_and_never_told_zero(
+    fn a_client_that_obeys_the_headers_is_never_early_and_retry_after_is_never_zero(
         told in prop::collection::vec(any_told(), 1..8), at_us in 0..1u64 << 52,
     ) {
         let policies = Policies::new(told.iter().map(|(policy, _)| policy.clone()));

@@ -1,4 +1,4 @@
-//! Golden bodies.
+//! Golden bodies of refusals.
 
 use http::header::ACCEPT;
 
@@ -17,7 +17,7 @@ fn denied() -> Decision {
 }
 
 #[test]
-fn a_denial_is_429_with_json_that_says_which_limit_and_when() {
+fn a_denial_is_429_with_json_that_names_the_limit_and_the_wait() {
     let response = Policies::new([free_minute()]).refuse(&denied(), &HeaderMap::new());
     assert_eq!(response.status(), 429);
     assert_eq!(response.headers()["content-type"], "application/json");
@@ -40,7 +40,7 @@ fn an_unknown_plan_and_upgrade_url_are_left_out() {
 }
 
 #[test]
-fn never_is_null_and_says_what_would_fit() {
+fn never_is_null_and_the_message_names_the_largest_cost() {
     let policies = Policies::new([policy("burst", "60/min token-bucket burst=20")]);
     let line = Line { cost: 70, ..refused(60, 20, Wait::NEVER) };
     let response = policies.refuse(&decision(&[line]), &HeaderMap::new());
@@ -52,7 +52,7 @@ fn never_is_null_and_says_what_would_fit() {
 }
 
 #[test]
-fn a_problem_is_sent_to_who_asks_or_by_rule_and_names_every_violated_policy() {
+fn a_problem_is_sent_on_request_or_by_format_and_names_every_violated_policy() {
     let policies = || [free_minute(), policy("per-day", "5000/day"), policy("per-hour", "9/h")];
     let day = decision(&[refused(60, 0, secs(2.0)), refused(5_000, 0, secs(90.0)), admitted(9, 3, secs(1.0))]);
     let asked = Policies::new(policies()).refuse(&day, &accept("application/problem+json"));
@@ -67,7 +67,7 @@ fn a_problem_is_sent_to_who_asks_or_by_rule_and_names_every_violated_policy() {
 }
 
 #[test]
-fn text_is_text_whatever_is_asked_for() {
+fn text_format_ignores_the_accept_header() {
     let shield = Policies::new([policy("shield", "50/s").with_format(Format::Text)]);
     let response = shield.refuse(&decision(&[refused(50, 0, secs(0.02))]), &accept("application/problem+json"));
     assert_eq!(response.headers()["content-type"], "text/plain; charset=utf-8");
@@ -75,7 +75,7 @@ fn text_is_text_whatever_is_asked_for() {
 }
 
 #[test]
-fn the_callers_own_body_gets_the_facts_and_keeps_status_and_headers() {
+fn a_custom_format_gets_the_facts_and_keeps_status_and_headers() {
     let own = Format::custom(|refusal| {
         let (policy, line) = (refusal.policy().unwrap(), refusal.line().unwrap());
         let wait = refusal.retry_after();
@@ -88,7 +88,7 @@ fn the_callers_own_body_gets_the_facts_and_keeps_status_and_headers() {
 }
 
 #[test]
-fn the_refusing_policy_chooses_the_body() {
+fn the_denying_policy_with_the_longest_wait_chooses_the_body() {
     let policies = Policies::new([
         policy("json", "60/min"),
         policy("text", "60/h").with_format(Format::Text),

@@ -1,4 +1,4 @@
-//! Policies that answer together: styles of their own, names that collide, headers for browsers, nothing to claim.
+//! Several policies in one response: different styles, equal names, exposed headers, decisions without a quota.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::*;
 
 #[test]
-fn each_style_shows_the_policies_that_chose_it() {
+fn each_style_shows_the_policies_that_have_it() {
     let policies = Policies::new([
         policy("shown", "100/min").with_styles(styles(&["x"])),
         policy("listed", "5000/day").with_styles(styles(&["ietf"])),
@@ -29,7 +29,7 @@ fn each_style_shows_the_policies_that_chose_it() {
 }
 
 #[test]
-fn of_ietf_and_draft_6_the_first_policy_decides_for_all() {
+fn the_first_policy_chooses_between_ietf_and_draft_6_for_all() {
     let answer = |first: &str, second: &str| {
         let first = policy("per-minute", "100/min").with_styles(styles(&[first]));
         let second = policy("per-day", "5000/day").with_styles(styles(&[second]));
@@ -42,7 +42,7 @@ fn of_ietf_and_draft_6_the_first_policy_decides_for_all() {
 }
 
 #[test]
-fn however_many_policies_there_are_all_are_told() {
+fn every_policy_is_listed_however_many_there_are() {
     for count in [1, 2, 6, 7, 8, 9, 32] {
         let names: Vec<String> = (0..count).map(|n| format!("a-policy-with-a-long-name-{n}")).collect();
         let policies = Policies::new(names.iter().map(|name| policy(name, "100/min")));
@@ -54,7 +54,7 @@ fn however_many_policies_there_are_all_are_told() {
 }
 
 #[test]
-fn a_name_that_is_taken_gets_a_number_in_headers_and_bodies() {
+fn a_duplicate_name_gets_a_number_in_headers_and_bodies() {
     let shared = Arc::new(Policy::of(limit("10/min")));
     let policies =
         Policies::new([shared.clone(), shared.clone(), Arc::new(policy("per-minute-2", "9/min")), shared.clone()]);
@@ -70,16 +70,16 @@ fn a_name_that_is_taken_gets_a_number_in_headers_and_bodies() {
 }
 
 #[test]
-fn a_decision_that_nobody_made_claims_nothing() {
+fn a_decision_of_source_none_writes_no_headers() {
     let policies = minute_and_day(&["x", "ietf"]).with_exposed_headers(true);
-    let nobody = Decision { source: Source::None, ..decision(&[]) };
-    assert_eq!(text(&headers(&policies, &nobody)), "");
-    let nobody = Decision { source: Source::None, ..both_admit() };
-    assert_eq!(text(&headers(&policies, &nobody)), "");
+    let uncounted = Decision { source: Source::None, ..decision(&[]) };
+    assert_eq!(text(&headers(&policies, &uncounted)), "");
+    let uncounted = Decision { source: Source::None, ..both_admit() };
+    assert_eq!(text(&headers(&policies, &uncounted)), "");
 }
 
 #[test]
-fn a_local_share_shows_the_policys_quota_and_what_is_really_left() {
+fn a_local_decision_shows_the_policys_quota_and_the_local_remaining() {
     let policies = minute_and_day(&["x", "ietf"]);
     let local = Decision {
         source: Source::Local,
@@ -128,7 +128,7 @@ fn exposed_headers_are_exactly_those_in_use() {
 }
 
 #[test]
-fn exposing_adds_to_what_is_exposed_already() {
+fn exposed_headers_are_appended_to_the_existing_list() {
     let mut told = HeaderMap::new();
     told.insert("access-control-expose-headers", "etag".parse().unwrap());
     minute_and_day(&["draft-6"]).with_exposed_headers(true).write_headers(&both_admit(), &mut told);

@@ -95,8 +95,13 @@ impl Compiler<'_> {
                     fail(self, Code::SecretMissing, message, name.span())
                 }
             },
-            (None, None, Some(name)) => match self.loader.file(name) {
-                Ok(text) => Some(Some((Secret::new(text.trim_end()), name.span()))),
+            (None, None, Some(name)) => match self.loader.read_text(&self.loader.path(name)) {
+                Ok((text, metadata)) => {
+                    let secret = Secret::new(text.trim_end());
+                    self.files.push((self.loader.path(name), metadata));
+                    self.secret_files.push((name.to_string(), secret.clone()));
+                    Some(Some((secret, name.span())))
+                }
                 Err(finding) => {
                     self.note(finding.at(name.span()));
                     None
@@ -117,7 +122,7 @@ impl Compiler<'_> {
     }
 
     pub(super) fn bans(&mut self, config: &Config) -> BanList {
-        let mut bans = BanList::default();
+        let (mut bans, mut banned_networks) = (BanList::default(), Vec::new());
         for entry in &config.bans {
             let until = entry.until.as_ref().and_then(|text| self.instant(text));
             let ban = Ban { until, reason: entry.reason.as_deref().map(Box::from) };
@@ -126,13 +131,14 @@ impl Compiler<'_> {
                 BanWord::Ip => {
                     let networks = Networks::parse([value]);
                     if let Some(networks) = self.accept(networks, Code::InvalidNetwork, span) {
-                        bans.networks.push((networks, ban));
+                        banned_networks.extend(networks.iter().map(|network| (network, ban.clone())));
                     }
                 }
                 BanWord::ApiKey => bans.add_key(self.key_or_digest(&entry.value), ban),
                 BanWord::User => bans.add_user(value, ban),
             }
         }
+        bans.set_networks(banned_networks);
         bans
     }
 

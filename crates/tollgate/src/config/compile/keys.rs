@@ -16,11 +16,14 @@ use crate::identity::spelling::nearest;
 use crate::identity::{API_KEY_BYTES_MAX, ApiKey, KeyDigest, Networks};
 use crate::rules::{KeyEntry, Plan, Tariff};
 
-/// A keys file.
-#[derive(serde::Deserialize)]
+/// A keys file; empty if there is none.
+#[derive(Clone, Debug, Default, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
-struct KeysFile {
-    keys: Vec<Spanned<ApiKeyTable>>,
+pub(crate) struct KeysFile {
+    pub(crate) keys: Vec<Spanned<ApiKeyTable>>,
+    /// Its text, which that of a reload is compared with.
+    #[serde(skip)]
+    pub(crate) text: Secret,
 }
 
 /// The sets of limits that a caller may have: those of the plans first, then those that keys have of their own.
@@ -135,7 +138,7 @@ impl Compiler<'_> {
     }
 
     /// The keys of the file, of its keys file, and those that are exempt.
-    pub(super) fn keys(&mut self, config: &Config, tariffs: &mut Tariffs) -> HashMap<KeyDigest, KeyEntry> {
+    pub(super) fn keys(&mut self, config: &Config, tariffs: &mut Tariffs) -> (HashMap<KeyDigest, KeyEntry>, KeysFile) {
         let mut keys = HashMap::new();
         let source = self.source.clone();
         let mut with_limits = None;
@@ -143,11 +146,23 @@ impl Compiler<'_> {
             with_limits = with_limits.or_else(|| Some((table.limits.as_ref()?.span(), source.clone())));
             self.key(table, &source, tariffs, &mut keys);
         }
-        if let Some((file, file_source)) = config.keys_file.as_ref().and_then(|name| self.keys_file(name)) {
+        let expect = config.expect.as_ref().and_then(|expect| expect.keys.as_ref());
+        let keys_file = config.keys_file.as_ref().map(|name| self.keys_file(name));
+        // Of a keys file that cannot be read nobody knows how many keys it has.
+        if !matches!(keys_file, Some(None)) {
+            let in_file = keys_file.iter().flatten().map(|(file, _)| file.keys.len()).sum::<usize>();
+            self.check_count(expect, config.keys.len() + in_file, "key");
+        }
+        let mut of_file = KeysFile::default();
+        if let Some((file, file_source)) = keys_file.flatten() {
             for table in &file.keys {
                 with_limits = with_limits.or_else(|| Some((table.limits.as_ref()?.span(), file_source.clone())));
                 self.key(table, &file_source, tariffs, &mut keys);
             }
+            if expect.is_some() {
+                self.check_line_end_in(file.text.reveal(), &file_source);
+            }
+            of_file = file;
         }
         let is_by_plan = |rule: &Spanned<RuleTable>| matches!(*rule.limits, Limits::Plan);
         if let Some((span, source)) = with_limits
@@ -163,14 +178,17 @@ impl Compiler<'_> {
             keys.entry(digest).or_insert_with(unlisted).is_exempt = true;
         }
         tariffs.given.extend(config.plan_sources.addresses.iter().map(|entry| entry.plan.as_str().into()));
-        keys
+        (keys, of_file)
     }
 
     fn keys_file(&mut self, name: &Spanned<String>) -> Option<(KeysFile, Arc<Source>)> {
         let path = self.loader.path(name);
         let shown = path.display().to_string();
-        let (text, format) = match load::read_file(&path) {
-            Ok(read) => read,
+        let (text, format) = match self.loader.read_file(&path) {
+            Ok((text, format, metadata)) => {
+                self.files.push((path, metadata));
+                (text, format)
+            }
             Err(finding) => {
                 self.note(finding.at(name.span()));
                 return None;
@@ -184,7 +202,7 @@ impl Compiler<'_> {
             }
         };
         match load::read_tree(&root, &source) {
-            Ok(file) => Some((file, source)),
+            Ok(KeysFile { keys, .. }) => Some((KeysFile { keys, text: Secret::new(text) }, source)),
             Err(finding) => {
                 self.findings.push(*finding);
                 None

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use http::HeaderName;
 use tollgate_core::{Algorithm, Cost};
 
 use super::Compiler;
@@ -18,6 +19,11 @@ use crate::rules::matcher::Matcher;
 use crate::rules::method::MethodNames;
 use crate::rules::{Mode, Rule, RuleLimits};
 
+/// What common servers accept as a whole request line.
+const PATH_BYTES_MAX_DEFAULT: usize = 8 * 1024;
+/// The longest path that the types of crate `http` hold.
+const PATH_BYTES_MAX: u32 = 65_534;
+
 /// How a rule's limits are told, beside their numbers.
 struct Telling {
     styles: Styles,
@@ -25,8 +31,10 @@ struct Telling {
 }
 
 impl Compiler<'_> {
-    pub(super) fn rules(&mut self, config: &Config, tariffs: &Tariffs) -> (Vec<Rule>, Matcher) {
+    pub(super) fn rules(&mut self, config: &Config, tariffs: &Tariffs) -> (Vec<Rule>, Matcher, Matcher) {
         let styles = self.styles(config.headers.as_ref()).unwrap_or_default();
+        let expect = config.expect.as_ref().and_then(|expect| expect.rules.as_ref());
+        self.check_count(expect, config.rules.len(), "rule");
         self.check_rule_names(&config.rules);
         let mut names = MethodNames::default();
         let mut rules = Vec::with_capacity(config.rules.len());
@@ -38,9 +46,26 @@ impl Compiler<'_> {
             conditions.push((condition, is_met));
             rules.push(rule);
         }
-        let mut matcher = Matcher::new(names);
-        conditions.into_iter().for_each(|(condition, is_met)| matcher.push(condition, is_met));
-        (rules, matcher)
+        let overrides = &config.method_override_headers;
+        let overrides: Vec<HeaderName> = overrides.iter().filter_map(|name| self.header_name(name)).collect();
+        let mut matcher = Matcher::new(names.clone(), overrides.clone());
+        let mut shields = Matcher::new(names, overrides);
+        for ((condition, is_met), rule) in conditions.into_iter().zip(&rules) {
+            let is_shield = rule.is_shield && rule.mode == Mode::Enforce;
+            shields.push(condition.clone(), is_met && is_shield);
+            matcher.push(condition, is_met);
+        }
+        (rules, matcher, shields)
+    }
+
+    /// The most bytes that a path may have.
+    pub(super) fn path_bytes_max(&mut self, config: &Config) -> usize {
+        let Some(bytes) = &config.path_bytes_max else { return PATH_BYTES_MAX_DEFAULT };
+        if !(1..=PATH_BYTES_MAX).contains(&**bytes) {
+            let message = format!("a path has 1 to {PATH_BYTES_MAX} bytes");
+            self.note(Finding::new(Code::InvalidValue, message).at(bytes.span()));
+        }
+        usize::try_from(**bytes).unwrap_or(usize::MAX)
     }
 
     fn check_rule_names(&mut self, rules: &[Spanned<RuleTable>]) {

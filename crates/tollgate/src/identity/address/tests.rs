@@ -153,8 +153,21 @@ fn ipv4_clients_on_an_ipv6_socket_keep_their_own_keys() {
     let key = |text: &str| prefixes.key(text.parse().unwrap());
     assert_eq!(key("::ffff:203.0.113.9"), key("203.0.113.9"));
     assert_ne!(key("::ffff:203.0.113.9"), key("::ffff:203.0.113.10"));
-    assert_ne!(key("64:ff9b::203.0.113.9"), key("64:ff9b::203.0.113.10"), "translated, not mapped");
     assert_eq!(key("64:ff9b:1::1"), key("64:ff9b:1::2"));
+}
+
+#[test]
+fn an_address_that_carries_an_ipv4_address_is_counted_as_that_one() {
+    let prefixes = AddressPrefixes::new(24, 56).unwrap();
+    let key = |text: &str| prefixes.key(text.parse().unwrap()).to_string();
+    for text in
+        ["::ffff:203.0.113.9", "64:ff9b::203.0.113.9", "64:ff9b::cb00:7109", "2002:cb00:7109::", "2002:cb00:7109:1::9"]
+    {
+        assert_eq!(key(text), "203.0.113.0/24", "{text}");
+    }
+    for text in ["64:ff9b:0:0:0:1:cb00:7109", "2003:cb00:7109::", "2001:cb00:7109::", "::203.0.113.9"] {
+        assert!(key(text).ends_with("/56"), "{text}");
+    }
 }
 
 #[test]

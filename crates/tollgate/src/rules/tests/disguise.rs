@@ -43,6 +43,10 @@ enum Disguise {
     Parameter(usize),
     TrailingSlash,
     Query,
+    /// What ends a path once it is decoded.
+    End(usize),
+    TrailingDot(usize),
+    Authority,
 }
 
 fn put_on(disguise: Disguise, path: &str) -> String {
@@ -75,7 +79,27 @@ fn put_on(disguise: Disguise, path: &str) -> String {
         },
         Disguise::TrailingSlash => format!("{path}/"),
         Disguise::Query => format!("{path}?a=/../b"),
+        Disguise::End(number) => {
+            let ends = ["%3Fx", "%3fx=1", "%23x", "%00", "%20", "%09x", "%0d%0ax", "%20x", "%253Fx"];
+            format!("{path}{}", ends[number % ends.len()])
+        }
+        Disguise::TrailingDot(number) => {
+            let at = if slash(number) == 0 { path.len() } else { slash(number) };
+            let segment = path[..at].rsplit('/').next().unwrap_or_default();
+            // One more dot would make another path of `.`, and of `..`.
+            match is_dots(segment) {
+                true => path.to_owned(),
+                false => insert(at, if at == path.len() { "%2e" } else { "." }),
+            }
+        }
+        Disguise::Authority => format!("//host{path}"),
     }
+}
+
+/// Returns whether a segment consists of dots, however they are escaped.
+fn is_dots(segment: &str) -> bool {
+    let decoded = segment.to_ascii_lowercase().replace("%25", "%").replace("%2e", ".");
+    !decoded.is_empty() && decoded.bytes().all(|byte| byte == b'.')
 }
 
 fn disguise() -> impl Strategy<Value = Disguise> {
@@ -89,6 +113,9 @@ fn disguise() -> impl Strategy<Value = Disguise> {
         (0..64_usize).prop_map(Disguise::Parameter),
         Just(Disguise::TrailingSlash),
         Just(Disguise::Query),
+        (0..64_usize).prop_map(Disguise::End),
+        (0..64_usize).prop_map(Disguise::TrailingDot),
+        Just(Disguise::Authority),
     ]
 }
 
@@ -99,11 +126,19 @@ proptest! {
     fn no_disguise_of_the_path_escapes_the_rule(
         disguises in prop::collection::vec(disguise(), 1..4),
         method in select(vec!["POST", "post", "Post"]),
-        host in select(vec!["api.example.com", "API.EXAMPLE.COM", "api.example.com:8443", "api.example.com."]),
+        host in select(vec![
+            "api.example.com", "API.EXAMPLE.COM", "api.example.com:8443", "api.example.com.", "user@api.example.com:80",
+            "api.example.com.:80", "api.example.com:80@other", "user:secret@api.example.com",
+        ]),
     ) {
-        // A query ends the path, so nothing is added after it.
-        let (queries, others): (Vec<_>, Vec<_>) = disguises.into_iter().partition(|one| matches!(one, Disguise::Query));
-        let path = others.into_iter().chain(queries).fold("/account/login".to_owned(), |path, one| put_on(one, &path));
+        // A host begins the path and a query ends it, so nothing is added before or after them.
+        let mut disguises = disguises;
+        disguises.sort_by_key(|one| match one {
+            Disguise::Authority => 1,
+            Disguise::Query => 2,
+            _ => 0,
+        });
+        let path = disguises.into_iter().fold("/account/login".to_owned(), |path, one| put_on(one, &path));
         let found = names(&rules(), method, host, &path);
         prop_assert!(found.contains(&"login".to_owned()), "{path} {found:?}");
     }
@@ -152,16 +187,35 @@ fn a_path_that_may_be_several_gives_a_client_no_counter_of_its_own() {
         identity.subject(rules.rules()[0].by()).to_string()
     };
     assert_eq!(subject("/api/login"), "ip:203.0.113.9&path:/api/login");
-    assert_eq!(subject("//api/log%69n/"), "ip:203.0.113.9&path:/api/login");
+    assert_eq!(subject("/./api/log%69n/"), "ip:203.0.113.9&path:/api/login");
     for number in 0..3 {
         for path in [
             format!("/{number}%2Fx/../api/login"),
             format!("/api/login;%2F{number}"),
             format!("/api/{number}%2F/../login"),
+            format!("//{number}/api/login"),
+            format!("/{number}%3F/../api/login"),
         ] {
             assert_eq!(subject(&path), "ip:203.0.113.9&path:!203.0.113.9", "{path}");
         }
     }
+}
+
+#[test]
+fn a_method_in_an_overriding_header_is_read_only_where_it_is_configured() {
+    let rules = |setting: &str| {
+        let rule = "[[rules]]\nname = 'delete'\nmatch = { methods = ['DELETE'] }\nby = ['ip']\nlimits = ['5/min']";
+        Config::from_text(&format!("{setting}\n{rule}"), Format::Toml).unwrap().rules
+    };
+    let applies = |rules: &RuleSet, method: &str, value: &str| {
+        let request = http::Request::builder().method(method).uri("/").header("x-http-method-override", value).body(());
+        !rules.matching(&RequestView::of(&request.unwrap())).is_empty()
+    };
+    let (unset, set) = (rules(""), rules("method_override_headers = ['X-HTTP-Method-Override']"));
+    assert!(!applies(&unset, "POST", "DELETE"));
+    assert!(applies(&set, "POST", "DELETE") && applies(&set, "POST", " delete ") && applies(&set, "GET", "DELETE"));
+    assert!(applies(&set, "DELETE", "GET"), "the request's own method still counts");
+    assert!(!applies(&set, "POST", "PUT") && !applies(&set, "POST", "DELETED"));
 }
 
 #[test]

@@ -8,7 +8,7 @@ use crate::rules::comparisons;
 use crate::rules::host::HostPattern;
 use crate::rules::matcher::{Conditions, HeaderCondition, HeaderText, Matcher};
 use crate::rules::method::{MethodNames, MethodSet};
-use crate::rules::path::readings;
+use crate::rules::path::{LazyReadings, Readings, readings, segments};
 use crate::rules::pattern::Pattern;
 use crate::rules::request::RequestView;
 
@@ -46,7 +46,7 @@ fn compiled(rules: &[WrittenRule]) -> Matcher {
         }
         conditions.push(condition);
     }
-    let mut matcher = Matcher::new(names);
+    let mut matcher = Matcher::new(names, Vec::new());
     conditions.into_iter().for_each(|condition| matcher.push(condition, true));
     matcher
 }
@@ -60,7 +60,7 @@ fn found(matcher: &Matcher, request: &WrittenRequest) -> Vec<u32> {
         headers.insert("host", HeaderValue::from_static(host));
     }
     let method = Method::from_bytes(request.method.as_bytes()).unwrap();
-    matcher.find(&RequestView::new(&method, &request.path, &headers), &readings(&request.path)).to_vec()
+    matcher.find(&RequestView::new(&method, &request.path, &headers), &LazyReadings::of(&request.path)).to_vec()
 }
 
 /// One rule after the other, one segment after the other.
@@ -87,8 +87,10 @@ fn naive(rules: &[WrittenRule], request: &WrittenRequest) -> Vec<u32> {
 }
 
 fn naive_path(pattern: &str, path: &str) -> bool {
-    readings(path).iter().any(|reading| {
-        let path: Vec<String> = reading.iter().map(|segment| String::from_utf8_lossy(segment).into_owned()).collect();
+    let Readings::Each(readings) = readings(path) else { return true };
+    readings.iter().any(|reading| {
+        let path: Vec<String> =
+            segments(reading).map(|segment| String::from_utf8_lossy(segment).into_owned()).collect();
         let pattern: Vec<&str> =
             pattern.trim_start_matches('/').split('/').filter(|segment| !segment.is_empty()).collect();
         let (pattern, is_prefix) = match pattern.split_last() {

@@ -28,5 +28,6 @@ async fn after_ten_thousand_random_endings_the_remaining_quota_is_exactly_what_t
             ledger.expect_counted(&engine, &context).await;
         }
     }
-    assert!(ledger.succeeded > 1_000 && ledger.failed > 1_000, "both kinds of endings: {ledger:?}");
+    let Ledger { succeeded, failed, unanswered } = ledger;
+    assert!(succeeded.min(failed).min(unanswered) > 1_000, "every kind of ending: {ledger:?}");
 }

@@ -57,6 +57,8 @@ fn rule_name(charge: &str, mode: &str) -> String {
 pub(crate) struct Ledger {
     pub(crate) succeeded: u32,
     pub(crate) failed: u32,
+    /// Of requests that had no response.
+    pub(crate) unanswered: u32,
 }
 
 impl Ledger {
@@ -67,10 +69,12 @@ impl Ledger {
     pub(crate) fn add(&mut self, other: Ledger) {
         self.succeeded += other.succeeded;
         self.failed += other.failed;
+        self.unanswered += other.unanswered;
     }
 
     fn remaining(&self, charge: &str) -> u32 {
         QUOTA
+            - self.unanswered
             - match charge {
                 "on_failure" => self.failed,
                 "on_success" => self.succeeded,

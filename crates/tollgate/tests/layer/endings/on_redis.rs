@@ -47,5 +47,6 @@ async fn after_random_endings_the_remaining_quota_on_redis_is_exactly_what_they_
     }
     let stats = engine.limiter().stats();
     assert_eq!((stats.local, stats.uncounted, stats.unavailable), (0, 0, 0), "every answer was the store's");
-    assert!(ledger.succeeded > 100 && ledger.failed > 100, "both kinds of endings: {ledger:?}");
+    let Ledger { succeeded, failed, unanswered } = ledger;
+    assert!(succeeded.min(failed).min(unanswered) > 100, "every kind of ending: {ledger:?}");
 }

@@ -170,11 +170,10 @@ impl Ending {
                 assert!(error == Broken && matches!(script.end, End::Error));
                 ledger.note(cost, false);
             }
-            Ok(None) if is_charged => {
-                let status = answered.0.load(Ordering::Relaxed);
-                ledger.note(cost, (1..400).contains(&status));
-            }
-            Err(_) if is_charged => ledger.note(cost, false),
+            Ok(None) | Err(_) if is_charged => match answered.0.load(Ordering::Relaxed) {
+                0 => ledger.unanswered += cost,
+                status => ledger.note(cost, status < 400),
+            },
             Ok(None) | Err(_) => {}
         }
         ledger

@@ -2,42 +2,61 @@
 //!
 //! JSON knows one kind of number, and JSON Schema calls each an integer that has no fraction, however it is written. Some
 //! languages have only such numbers and write them so.
+//!
+//! The digits are read as they are written. A float would round first: `1e-400` would be 0, which only looks and is never
+//! refused, and `1.00000000000000000001` would be 1.
 
-use serde::de::{Error, Unexpected, Visitor};
+use serde::de::Error;
 use serde::{Deserialize, Deserializer};
+use serde_json::value::RawValue;
 
-/// A whole number that is not negative. One that is too large for 64 bits is the largest: whoever reads it has a bound below that.
+/// A longer text is cut in errors.
+const SHOWN_CHARS_MAX: usize = 32;
+
+/// A whole number that is not negative. One that does not fit into 64 bits is the largest that does; every field has a lower bound.
 #[derive(Clone, Copy)]
 pub(super) struct Whole(pub(super) u64);
 
 impl<'de> Deserialize<'de> for Whole {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Whole, D::Error> {
-        struct WholeVisitor;
-        impl Visitor<'_> for WholeVisitor {
-            type Value = Whole;
-
-            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                write!(f, "a whole number from 0 to {}", u32::MAX)
-            }
-
-            fn visit_u64<E: Error>(self, number: u64) -> Result<Whole, E> {
-                Ok(Whole(number))
-            }
-
-            fn visit_i64<E: Error>(self, number: i64) -> Result<Whole, E> {
-                u64::try_from(number).map(Whole).map_err(|_| E::invalid_value(Unexpected::Signed(number), &self))
-            }
-
-            fn visit_f64<E: Error>(self, number: f64) -> Result<Whole, E> {
-                match number >= 0.0 && number.fract() == 0.0 {
-                    // From a float `as` stops at the largest.
-                    true => Ok(Whole(number as u64)),
-                    false => Err(E::invalid_value(Unexpected::Float(number), &self)),
-                }
-            }
-        }
-        deserializer.deserialize_u64(WholeVisitor)
+        let text = <&RawValue>::deserialize(deserializer)?.get();
+        parse(text).map(Whole).ok_or_else(|| {
+            let shown: String = text.chars().take(SHOWN_CHARS_MAX).collect();
+            D::Error::custom(format_args!("invalid value: {shown}, expected a whole number from 0 to {}", u32::MAX))
+        })
     }
+}
+
+/// Returns the value of a JSON number, or `None` if the text is something else, negative, or has a fraction.
+fn parse(text: &str) -> Option<u64> {
+    let (text, is_negative) = text.strip_prefix('-').map_or((text, false), |rest| (rest, true));
+    let (mantissa, exponent) = text.split_once(['e', 'E']).unwrap_or((text, "0"));
+    let (whole, fraction) = mantissa.split_once('.').unwrap_or((mantissa, ""));
+    let digits = || whole.bytes().chain(fraction.bytes());
+    if whole.is_empty() || !digits().all(|byte| byte.is_ascii_digit()) {
+        return None;
+    }
+    if digits().all(|digit| digit == b'0') {
+        return Some(0);
+    }
+    if is_negative {
+        return None;
+    }
+    // The point stands behind so many of the digits. JSON made sure that an exponent is a number; this one may be a long one.
+    let shift = exponent.parse::<i64>().unwrap_or(if exponent.starts_with('-') { i64::MIN } else { i64::MAX });
+    let point = i64::try_from(whole.len()).ok()?.saturating_add(shift);
+    let mut value = 0_u64;
+    for (place, digit) in (0_i64..).zip(digits()) {
+        match place < point {
+            true => value = value.saturating_mul(10).saturating_add(u64::from(digit - b'0')),
+            false if digit != b'0' => return None,
+            false => {}
+        }
+    }
+    let zeros = point.saturating_sub(i64::try_from(whole.len() + fraction.len()).ok()?);
+    // More than 20 zeros behind any digit do not fit.
+    (0..zeros.clamp(0, 20)).for_each(|_| value = value.saturating_mul(10));
+    Some(value)
 }
 
 #[cfg(test)]
@@ -58,6 +77,12 @@ mod tests {
             ("4294967296.0", 1 << 32),
             ("18446744073709551616", u64::MAX),
             ("1e300", u64::MAX),
+            ("0e-400", 0),
+            ("0.000e99999999999999999999", 0),
+            ("1e99999999999999999999", u64::MAX),
+            ("300000000000000000000e-20", 3),
+            ("0.0003e4", 3),
+            ("1.5e1", 15),
         ] {
             assert_eq!(serde_json::from_str::<Whole>(text).expect(text).0, number, "{text}");
         }
@@ -65,7 +90,25 @@ mod tests {
 
     #[test]
     fn anything_else_is_told_what_was_expected() {
-        for text in ["-1", "-1.0", "0.5", "1821.25", "1e-1", "\"3\"", "null", "true", "[3]"] {
+        for text in [
+            "-1",
+            "-1.0",
+            "0.5",
+            "1821.25",
+            "1e-1",
+            "1e-400",
+            "1E-99999999999999999999",
+            "-1e-400",
+            "1.00000000000000000001",
+            "0.99999999999999999999999",
+            "4294967295.00000000000000001",
+            "15e-1",
+            "\"3\"",
+            "null",
+            "true",
+            "[3]",
+            "{}",
+        ] {
             let error = serde_json::from_str::<Whole>(text).err().expect(text).to_string();
             assert!(error.contains("expected a whole number from 0 to 4294967295"), "{text}: {error}");
         }

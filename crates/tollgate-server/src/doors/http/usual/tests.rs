@@ -8,6 +8,7 @@ use tollgate::{Limiter, ManualClock, Timestamp};
 
 use super::*;
 use crate::accept::{Closing, Stage};
+use crate::browser::BrowserPolicy;
 use crate::budget::{Budget, Receiving};
 
 const GOOD: &str = r#"{"key":"user:42","limit":"10/min"}"#;
@@ -18,11 +19,20 @@ fn post(headers: &str, body: &str) -> String {
 
 const IDLE: Duration = Duration::from_secs(60);
 
-/// A connection to a door of its own, whose clock stands still, and the word that it closes.
-fn connect() -> (DuplexStream, watch::Sender<Stage>) {
-    let (tell, context) = Context::alone();
+/// A listener whose clock stands still.
+fn listener() -> Arc<HttpDoor> {
     let clock = Arc::new(ManualClock::new(Timestamp::from_micros(1_700_000_000_000_000)));
-    let door = Arc::new(HttpDoor::new(Limiter::builder().clock(clock).build()));
+    let browsers = BrowserPolicy { origins: vec!["https://ops.example".parse().unwrap()], ..BrowserPolicy::default() };
+    Arc::new(HttpDoor::new(Limiter::builder().clock(clock).build()).with_browsers(browsers))
+}
+
+/// A connection to a listener of its own, and the sender that closes it.
+fn connect() -> (DuplexStream, watch::Sender<Stage>) {
+    connect_to(listener())
+}
+
+fn connect_to(door: Arc<HttpDoor>) -> (DuplexStream, watch::Sender<Stage>) {
+    let (tell, context) = Context::alone();
     let (client, server) = tokio::io::duplex(1 << 20);
     tokio::spawn(async move { drop(door.serve(server, IDLE, context).await) });
     (client, tell)
@@ -30,7 +40,11 @@ fn connect() -> (DuplexStream, watch::Sender<Stage>) {
 
 /// What is answered to these pieces, each sent when the one before was taken, and then nothing more. Without dates.
 async fn answers(pieces: &[&str]) -> String {
-    let (mut client, _open) = connect();
+    answers_of(listener(), pieces).await
+}
+
+async fn answers_of(door: Arc<HttpDoor>, pieces: &[&str]) -> String {
+    let (mut client, _open) = connect_to(door);
     for piece in pieces {
         client.write_all(piece.as_bytes()).await.unwrap();
         for _ in 0..10 {
@@ -60,6 +74,54 @@ async fn both_ways_give_the_same_answer() {
         assert!(usual_way.starts_with(&format!("HTTP/1.1 {status}\r\n")), "{usual_way}");
         // Harmless, and not usual.
         assert_eq!(usual_way, answers(&[&post("connection: keep-alive, te\r\n", body)]).await);
+    }
+}
+
+/// Both ways, because a rule that holds on one of them only is no rule.
+#[tokio::test]
+async fn a_page_of_another_site_may_not_ask_by_either_way() {
+    for (headers, is_let_in) in [
+        ("", true),
+        ("origin: http://x\r\n", true),
+        ("Origin: HTTPS://X\r\nSec-Fetch-Site: same-origin\r\n", true),
+        ("sec-fetch-site: none\r\n", true),
+        ("origin: https://ops.example\r\n", true),
+        ("origin: https://OPS.example\r\nsec-fetch-site: cross-site\r\n", true),
+        ("origin: http://ops.example\r\n", false),
+        ("origin: https://ops.example:8443\r\n", false),
+        ("origin: https://ops.example.attacker.example\r\n", false),
+        ("origin: https://attacker.example\r\n", false),
+        ("origin: http://x.attacker.example\r\n", false),
+        ("origin: http://x:81\r\n", false),
+        ("origin: x\r\n", false),
+        ("origin: null\r\n", false),
+        ("origin:\r\n", false),
+        ("origin: \u{e9}\r\n", false),
+        ("ORIGIN: http://x\r\norigin: https://attacker.example\r\n", false),
+        ("origin: https://ops.example\r\norigin: https://attacker.example\r\n", false),
+        ("origin: https://ops.example, https://attacker.example\r\n", false),
+        ("origin: https://attacker.example\r\nsec-fetch-site: same-origin\r\n", false),
+        ("SEC-FETCH-SITE: cross-site\r\n", false),
+        ("sec-fetch-site: same-site\r\n", false),
+        ("sec-fetch-site: CROSS-SITE\r\n", false),
+        ("sec-fetch-site: none\r\nsec-fetch-site: cross-site\r\n", false),
+        ("origin: http://x\r\nsec-fetch-site: cross-site\r\n", false),
+        ("sec-fetch-site: a word of the future\r\n", false),
+    ] {
+        let usual_way = answers(&[&post(headers, GOOD)]).await;
+        // Harmless, and not usual.
+        let by_hyper = format!("{headers}connection: keep-alive, te\r\n");
+        assert_eq!(usual_way, answers(&[&post(&by_hyper, GOOD)]).await, "{headers}");
+        let told = if is_let_in { "HTTP/1.1 200 OK\r\n" } else { "HTTP/1.1 403 Forbidden\r\n" };
+        assert!(usual_way.starts_with(told), "{headers}: {usual_way}");
+        // What is refused was not counted.
+        let door = listener();
+        answers_of(door.clone(), &[&post(headers, GOOD)]).await;
+        let left = if is_let_in { "\"remaining\":8" } else { "\"remaining\":9" };
+        assert!(answers_of(door, &[&post("", GOOD)]).await.contains(left), "{headers}");
+        // What changes nothing may be read by anybody, as a link on another site does.
+        let page = format!("GET /openapi.json HTTP/1.1\r\nhost: x\r\n{headers}\r\n");
+        assert!(answers(&[&page]).await.starts_with("HTTP/1.1 200 OK\r\n"), "{headers}");
     }
 }
 
@@ -121,6 +183,8 @@ fn only_what_needs_no_judgement_is_usual() {
         post("connection: keep-alive, upgrade\r\n", GOOD),
         post("upgrade: h2c\r\n", GOOD),
         post("expect: 100-continue\r\n", GOOD),
+        post("Origin: http://x\r\n", GOOD),
+        post("Sec-Fetch-Site: none\r\n", GOOD),
         post(" folded: line\r\n", GOOD),
         post("no colon\r\n", GOOD),
         post(&"x: y\r\n".repeat(HEADERS_MAX), GOOD),

@@ -1,0 +1,156 @@
+//! Refuses requests that a web page makes a browser send.
+//!
+//! A page of any site can make a browser send requests to `http://127.0.0.1:8080`, or to any address that the browser reaches and
+//! the page's author does not. It cannot read the answers, but a check charges a counter without being read. Browsers say
+//! where a request comes from, and a page cannot change what they say:
+//!
+//! | header | passes | is refused |
+//! |---|---|---|
+//! | `Origin` | absent; the host that was asked; an allowed origin | any other, `null` included |
+//! | `Sec-Fetch-Site` | absent; `same-origin`, `none` | any other, unless `Origin` is allowed |
+//!
+//! **DNS rebinding.** A page of `http://attacker.example:9090` whose name is later pointed to 127.0.0.1 asks its own origin, so these headers
+//! are in order; what gives it away is the name in `Host`. An address cannot be pointed elsewhere, and neither can a name without
+//! a dot (`localhost`, a service in a container network), which nobody can register. Other names are refused unless
+//! they are configured.
+
+use std::net::IpAddr;
+use std::str::FromStr;
+
+use http::header::{HOST, HeaderName, ORIGIN};
+use http::{HeaderMap, HeaderValue};
+
+/// Not among the names that crate `http` knows.
+pub(crate) const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
+
+/// The origin of a web page that may send requests, such as `https://ops.example`.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Origin(String);
+
+/// The text is not an origin.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("expected an origin such as https://ops.example or http://10.0.0.5:3000, without a path")]
+pub struct OriginError;
+
+impl FromStr for Origin {
+    type Err = OriginError;
+
+    fn from_str(text: &str) -> Result<Origin, OriginError> {
+        let is_host = |byte: u8| byte.is_ascii_alphanumeric() || b"-._:[]".contains(&byte);
+        match text.split_once("://") {
+            Some((scheme, host))
+                if scheme.starts_with(|first: char| first.is_ascii_alphabetic())
+                    && scheme.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"+-.".contains(&byte))
+                    && !host.is_empty()
+                    && host.bytes().all(is_host) =>
+            {
+                Ok(Origin(text.to_ascii_lowercase()))
+            }
+            _ => Err(OriginError),
+        }
+    }
+}
+
+/// The pages that may send requests, and the names under which the admin listener may be asked.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct BrowserPolicy {
+    pub(crate) origins: Vec<Origin>,
+    pub(crate) admin_hosts: Vec<String>,
+}
+
+impl BrowserPolicy {
+    /// Returns whether a page of another site sent the request.
+    pub(crate) fn is_foreign(&self, headers: &HeaderMap) -> bool {
+        let host = headers.get(HOST).map(HeaderValue::as_bytes).unwrap_or_default();
+        let is_own = |origin: &[u8]| {
+            let after_scheme = origin.windows(3).position(|part| part == b"://").map(|at| &origin[at + 3..]);
+            after_scheme.is_some_and(|origin| origin.eq_ignore_ascii_case(host))
+        };
+        let is_allowed =
+            |origin: &[u8]| self.origins.iter().any(|Origin(one)| one.as_bytes().eq_ignore_ascii_case(origin));
+        let mut origins = headers.get_all(ORIGIN).iter().map(HeaderValue::as_bytes).peekable();
+        let names_an_origin = origins.peek().is_some();
+        let (mut all_fit, mut all_allowed) = (true, names_an_origin);
+        for origin in origins {
+            all_allowed &= is_allowed(origin);
+            all_fit &= is_own(origin) || is_allowed(origin);
+        }
+        let is_same_site = |site: &HeaderValue| ["same-origin", "none"].contains(&site.to_str().unwrap_or_default());
+        let crosses_sites = !headers.get_all(SEC_FETCH_SITE).iter().all(is_same_site);
+        !all_fit || crosses_sites && !all_allowed
+    }
+
+    /// Returns whether the admin listener may be asked under the name in `Host`. A request without one is not a browser's.
+    pub(crate) fn is_admin_host(&self, headers: &HeaderMap) -> bool {
+        headers.get_all(HOST).iter().all(|host| {
+            let Ok(host) = host.to_str() else { return false };
+            let name = without_port(host);
+            name.parse::<IpAddr>().is_ok()
+                || !name.contains(['.', ':', '['])
+                || self.admin_hosts.iter().any(|one| one.eq_ignore_ascii_case(name))
+        })
+    }
+}
+
+/// The name or address in a `Host` header.
+fn without_port(host: &str) -> &str {
+    match host.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
+        Some((address, rest)) if rest.is_empty() || rest.starts_with(':') => address,
+        _ => host.rsplit_once(':').map_or(host, |(name, _)| name),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_origin_has_a_scheme_and_a_host_and_no_path() {
+        for good in ["https://ops.example", "http://10.0.0.5:3000", "HTTP://[::1]:80", "chrome-extension://abcdef"] {
+            assert_eq!(good.parse(), Ok(Origin(good.to_ascii_lowercase())));
+        }
+        for bad in ["", "null", "*", "ops.example", "https://", "https://ops.example/", "https://a b", "://a", "1x://a"]
+        {
+            assert_eq!(bad.parse::<Origin>(), Err(OriginError), "{bad}");
+        }
+    }
+
+    #[test]
+    fn the_admin_listener_is_asked_by_address_by_a_local_name_or_by_a_configured_one() {
+        let policy = BrowserPolicy { admin_hosts: vec!["ops.example".to_owned()], ..BrowserPolicy::default() };
+        let hosts = |hosts: &[&str]| hosts.iter().map(|host| (HOST, host.parse().unwrap())).collect::<HeaderMap>();
+        for good in [
+            "127.0.0.1:9090",
+            "127.0.0.1",
+            "localhost:9090",
+            "LOCALHOST",
+            "[::1]:9090",
+            "[::1]",
+            "10.1.2.3:9090",
+            "203.0.113.9",
+            "tollgate:9090",
+            "ops.example",
+            "OPS.example:9090",
+            "",
+        ] {
+            assert!(policy.is_admin_host(&hosts(&[good])), "{good}");
+        }
+        for bad in [
+            "attacker.example:9090",
+            "attacker.example",
+            "localhost.attacker.example",
+            "127.0.0.1.attacker.example",
+            "ops.example.attacker.example",
+            "localhost.",
+            "user@ops.example",
+            "[::1].attacker.example",
+            "[::1",
+            "1.2.3",
+            "ops.example:80:80",
+        ] {
+            assert!(!policy.is_admin_host(&hosts(&[bad])), "{bad}");
+        }
+        assert!(policy.is_admin_host(&hosts(&[])));
+        assert!(!policy.is_admin_host(&hosts(&["localhost", "attacker.example"])), "every one counts");
+    }
+}

@@ -1,0 +1,84 @@
+//! Who may ask the admin listener, beyond the token: no web page, under no foreign name, and no client that guesses.
+
+use tollgate_server::Origin;
+
+use crate::site::{Site, TOKEN};
+
+const RULES: &str = "[[rules]]\nname = \"all\"\nby = [\"ip\"]\nlimits = [\"5/h\"]\n";
+
+fn site() -> Site {
+    Site::start_with(RULES, |setup| {
+        setup.origins = vec!["https://ops.example".parse::<Origin>().unwrap()];
+        setup.admin_hosts = vec!["gate.example".to_owned()];
+    })
+}
+
+/// The samples of a metric, as the text has them.
+fn samples(site: &Site, metric: &str) -> Vec<String> {
+    let text = site.operate("GET", "/metrics", "").body;
+    text.lines().filter(|line| line.starts_with(metric)).map(str::to_owned).collect()
+}
+
+#[test]
+fn web_pages_and_foreign_names_are_refused_on_every_path_that_tells_or_changes_something() {
+    let site = site();
+    for (headers, status) in [
+        ("host: 127.0.0.1:9090", 200),
+        ("host: [::1]:9090", 200),
+        ("host: localhost:9090", 200),
+        ("host: tollgate:9090", 200),
+        ("host: gate.example", 200),
+        ("host: attacker.example:9090", 421),
+        ("host: 127.0.0.1.attacker.example", 421),
+        ("host: attacker.example\r\norigin: http://attacker.example\r\nsec-fetch-site: same-origin", 421),
+        ("host: localhost:9090\r\norigin: http://localhost:9090\r\nsec-fetch-site: same-origin", 200),
+        ("host: localhost:9090\r\nsec-fetch-site: none", 200),
+        ("host: localhost:9090\r\norigin: https://ops.example\r\nsec-fetch-site: cross-site", 200),
+        ("host: localhost:9090\r\norigin: https://attacker.example", 403),
+        ("host: localhost:9090\r\norigin: http://localhost:3000", 403),
+        ("host: localhost:9090\r\norigin: null", 403),
+        ("host: localhost:9090\r\nsec-fetch-site: cross-site", 403),
+        ("host: localhost:9090\r\nsec-fetch-site: same-site", 403),
+    ] {
+        for (method, path) in [("GET", "/metrics"), ("GET", "/readyz"), ("GET", "/v1/rules"), ("POST", "/v1/reload")] {
+            let headers = format!("{headers}\r\nauthorization: Bearer {TOKEN}\r\n");
+            let answer = site.ask_admin(method, path, &headers);
+            assert_eq!(answer.status, status, "{method} {path} {headers}: {answer:?}");
+        }
+        // It tells nothing but that the process is alive.
+        assert_eq!(site.ask_admin("GET", "/healthz", &format!("{headers}\r\n")).status, 200, "{headers}");
+    }
+    let rejected = samples(&site, "tollgate_requests_rejected_total");
+    let admin = |reason: &str, times: u32| {
+        format!("tollgate_requests_rejected_total{{door=\"admin\",reason=\"{reason}\"}} {times}")
+    };
+    assert!(rejected.contains(&admin("host", 3 * 4)), "{rejected:?}");
+    assert!(rejected.contains(&admin("origin", 5 * 4)), "{rejected:?}");
+}
+
+#[test]
+fn wrong_tokens_are_counted_and_slowed_down_and_the_right_one_still_works() {
+    let site = site();
+    let wrong = "host: x\r\nauthorization: Bearer a-token-that-is-not-it\r\n";
+    for _ in 0..8 {
+        assert_eq!(site.ask_admin("GET", "/v1/rules", wrong).status, 401);
+    }
+    // No token is no guess.
+    assert_eq!(site.ask_admin("GET", "/v1/rules", "host: x\r\n").status, 401);
+    assert_eq!(site.operate("GET", "/v1/rules", "").status, 200);
+    let failures = samples(&site, "tollgate_auth_failures_total");
+    assert!(
+        failures.contains(&"tollgate_auth_failures_total{door=\"admin\",result=\"wrong\"} 8".to_owned()),
+        "{failures:?}"
+    );
+
+    // Many at once: few are looked at, the others are told to come again.
+    let clients: Vec<u16> = std::thread::scope(|scope| {
+        let clients: Vec<_> =
+            (0..40).map(|_| scope.spawn(|| site.ask_admin("GET", "/v1/rules", wrong).status)).collect();
+        clients.into_iter().map(|client| client.join().unwrap()).collect()
+    });
+    assert!(clients.iter().all(|status| [401, 429].contains(status)), "{clients:?}");
+    assert!(clients.contains(&401), "{clients:?}");
+    assert_eq!(site.operate("GET", "/v1/rules", "").status, 200);
+}

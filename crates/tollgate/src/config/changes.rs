@@ -1,0 +1,430 @@
+//! The difference between two configurations: which parts a reload removes, and which it changes.
+//!
+//! Half a file is still a valid file: a truncated TOML parses, and means fewer rules. So a reload compares what it has
+//! read with what is in force. A part counts as removed when it is absent now: a rule, one limit of a rule, a key, an
+//! entry of a list, a field that falls back to its default. Everything else that differs counts as changed. Names are
+//! those of the configuration (rules, plans, keys' names, fields); no key, address or secret value is among them.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use super::load::Loaded;
+use super::span::Spanned;
+use super::types::{ApiKeyTable, Ban, BanWord, Config, Exempt, MatchTable, PlanSources, PlanTable, RuleTable};
+use super::written::{LimitEntry, Limits, OneOrMany, Secret};
+use crate::identity::KeyDigest;
+
+/// A kind of part of a configuration, as a metrics label.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+#[non_exhaustive]
+pub enum PartKind {
+    /// A rule.
+    Rule,
+    /// A limit of a rule, a plan or a key.
+    Limit,
+    /// A plan.
+    Plan,
+    /// An API key.
+    Key,
+    /// A ban.
+    Ban,
+    /// An address, a key or a path that is exempt.
+    Exemption,
+    /// A field of the file, of a rule, of a plan or of a key, or an entry of a list in one.
+    Setting,
+}
+
+impl PartKind {
+    /// All kinds.
+    pub const ALL: [PartKind; 7] = [
+        PartKind::Rule,
+        PartKind::Limit,
+        PartKind::Plan,
+        PartKind::Key,
+        PartKind::Ban,
+        PartKind::Exemption,
+        PartKind::Setting,
+    ];
+
+    /// Returns the name in metrics and in JSON.
+    pub const fn name(self) -> &'static str {
+        match self {
+            PartKind::Rule => "rule",
+            PartKind::Limit => "limit",
+            PartKind::Plan => "plan",
+            PartKind::Key => "key",
+            PartKind::Ban => "ban",
+            PartKind::Exemption => "exemption",
+            PartKind::Setting => "setting",
+        }
+    }
+}
+
+/// A part of a configuration.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct Part {
+    /// Its kind.
+    pub kind: PartKind,
+    /// Its name, such as `login` or `daily of rule export`. It never contains a key, an address or a secret.
+    pub name: String,
+}
+
+/// What a reload changes. Empty for a configuration that was not loaded in place of another one.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub struct Changes {
+    /// The parts that were in force and are absent now.
+    pub removed: Vec<Part>,
+    /// The parts that were in force and say something else now. Parts that are new are not listed.
+    pub changed: Vec<Part>,
+    /// Whether anything was added.
+    has_added: bool,
+}
+
+impl Changes {
+    /// Returns whether both configurations say the same.
+    pub fn is_empty(&self) -> bool {
+        self.removed.is_empty() && self.changed.is_empty() && !self.has_added
+    }
+
+    /// Returns the names of the removed parts of one kind.
+    pub fn removed_of(&self, kind: PartKind) -> impl Iterator<Item = &str> {
+        self.removed.iter().filter(move |part| part.kind == kind).map(|part| part.name.as_str())
+    }
+
+    pub(crate) fn between(before: &Loaded, after: &Loaded) -> Changes {
+        let mut changes = Changes::default();
+        changes.config(&before.config, &after.config);
+        changes.keys(keys(before), keys(after).collect());
+        changes
+    }
+
+    fn remove(&mut self, kind: PartKind, name: impl Into<String>) {
+        self.removed.push(Part { kind, name: name.into() });
+    }
+
+    /// Notes a difference in a field: `name` of `owner`, or of the file if `owner` is empty.
+    fn note(&mut self, difference: Difference, name: &str, owner: &str) {
+        let name = if owner.is_empty() { name.to_owned() } else { format!("{name} of {owner}") };
+        match difference {
+            Difference::None => {}
+            Difference::Lost => self.remove(PartKind::Setting, name),
+            Difference::Changed => self.changed.push(Part { kind: PartKind::Setting, name }),
+            Difference::Added => self.has_added = true,
+        }
+    }
+
+    fn config(&mut self, before: &Config, after: &Config) {
+        // Every field is named here, so that a new one cannot be forgotten.
+        let Config {
+            expect: _, // checked by itself: see `reload`
+            store,
+            prefix,
+            instances,
+            deadline,
+            on_failure,
+            headers,
+            expose_headers,
+            shadow,
+            kill_switch,
+            path_bytes_max,
+            method_override_headers,
+            trusted_proxies,
+            forwarding_header,
+            ipv6_prefix,
+            api_key_header,
+            api_keys,
+            anonymize,
+            jwt,
+            exempt,
+            bans,
+            plans,
+            keys: _, // with those of the keys file
+            keys_file,
+            plan_sources,
+            rules,
+        } = before;
+        self.note(option(store, &after.store), "store", "");
+        self.note(option(prefix, &after.prefix), "prefix", "");
+        self.note(option(instances, &after.instances), "instances", "");
+        self.note(option(deadline, &after.deadline), "deadline", "");
+        self.note(value(on_failure, &after.on_failure), "on_failure", "");
+        self.note(option(headers, &after.headers), "headers", "");
+        self.note(value(expose_headers, &after.expose_headers), "expose_headers", "");
+        self.note(value(shadow, &after.shadow), "shadow", "");
+        self.note(value(kill_switch, &after.kill_switch), "kill_switch", "");
+        self.note(option(path_bytes_max, &after.path_bytes_max), "path_bytes_max", "");
+        self.note(list(method_override_headers, &after.method_override_headers), "method_override_headers", "");
+        self.note(list(trusted_proxies, &after.trusted_proxies), "trusted_proxies", "");
+        self.note(option(forwarding_header, &after.forwarding_header), "forwarding_header", "");
+        self.note(option(ipv6_prefix, &after.ipv6_prefix), "ipv6_prefix", "");
+        self.note(option(api_key_header, &after.api_key_header), "api_key_header", "");
+        self.note(value(api_keys, &after.api_keys), "api_keys", "");
+        self.note(value(anonymize, &after.anonymize), "anonymize", "");
+        self.note(option(jwt, &after.jwt), "jwt", "");
+        if let (Some(before), Some(after)) = (jwt, &after.jwt) {
+            self.note(lost(&before.plan_claim, &after.plan_claim), "plan_claim", "jwt");
+            self.note(lost(&before.issuer, &after.issuer), "issuer", "jwt");
+            self.note(lost(&before.audience, &after.audience), "audience", "jwt");
+        }
+        self.exempt(exempt, &after.exempt);
+        self.bans(bans, &after.bans);
+        self.plans(plans, &after.plans);
+        self.note(option(keys_file, &after.keys_file), "keys_file", "");
+        self.plan_sources(plan_sources, &after.plan_sources);
+        self.rules(rules, &after.rules);
+    }
+
+    fn exempt(&mut self, before: &Exempt, after: &Exempt) {
+        let Exempt { addresses, keys, paths } = before;
+        for _ in missing(addresses.iter().map(|text| text.as_str()), after.addresses.iter().map(|text| text.as_str())) {
+            self.remove(PartKind::Exemption, "an address");
+        }
+        for _ in missing(keys.iter().map(|key| key.reveal()), after.keys.iter().map(|key| key.reveal())) {
+            self.remove(PartKind::Exemption, "a key");
+        }
+        for path in missing(paths.iter().map(|text| text.as_str()), after.paths.iter().map(|text| text.as_str())) {
+            self.remove(PartKind::Exemption, format!("path {path}"));
+        }
+        self.has_added |= before != after;
+    }
+
+    fn bans(&mut self, before: &[Spanned<Ban>], after: &[Spanned<Ban>]) {
+        let word = |ban: &Ban| match ban.by {
+            BanWord::Ip => "by ip",
+            BanWord::ApiKey => "by api_key",
+            BanWord::User => "by user",
+        };
+        let values: HashMap<(&str, &str), &Ban> =
+            after.iter().map(|ban| ((word(ban), ban.value.reveal()), &**ban)).collect();
+        for ban in before {
+            match values.get(&(word(ban), ban.value.reveal())) {
+                None => self.remove(PartKind::Ban, word(ban)),
+                Some(other) if other.until != ban.until => {
+                    self.changed.push(Part { kind: PartKind::Ban, name: word(ban).to_owned() });
+                }
+                Some(_) => {}
+            }
+        }
+        self.has_added |= before != after;
+    }
+
+    fn plans(&mut self, before: &BTreeMap<Spanned<String>, PlanTable>, after: &BTreeMap<Spanned<String>, PlanTable>) {
+        for (name, plan) in before {
+            let Some(other) = after.get(name) else {
+                self.remove(PartKind::Plan, name.as_str());
+                continue;
+            };
+            let owner = format!("plan {}", **name);
+            self.limits(&plan.limits, &other.limits, &owner);
+            self.note(lost(&plan.upgrade_url, &other.upgrade_url), "upgrade_url", &owner);
+            if plan != other {
+                self.changed.push(Part { kind: PartKind::Plan, name: name.to_string() });
+            }
+        }
+        self.has_added |= before.len() < after.len();
+    }
+
+    fn plan_sources(&mut self, before: &PlanSources, after: &PlanSources) {
+        let PlanSources { addresses, header, redis_hash } = before;
+        self.note(list(addresses, &after.addresses), "plan_sources.addresses", "");
+        self.note(option(header, &after.header), "plan_sources.header", "");
+        self.note(option(redis_hash, &after.redis_hash), "plan_sources.redis_hash", "");
+    }
+
+    fn keys<'k>(
+        &mut self,
+        before: impl Iterator<Item = (KeyDigest, &'k ApiKeyTable)>,
+        after: HashMap<KeyDigest, &ApiKeyTable>,
+    ) {
+        let mut kept = 0;
+        for (digest, key) in before {
+            let name = key.name.as_deref().unwrap_or("(without a name)");
+            let Some(other) = after.get(&digest) else {
+                self.remove(PartKind::Key, name);
+                continue;
+            };
+            kept += 1;
+            let owner = format!("key {name}");
+            self.note(lost(&key.plan, &other.plan), "plan", &owner);
+            self.note(lost(&key.limits, &other.limits), "limits", &owner);
+            if let (Some(limits), Some(other)) = (&key.limits, &other.limits) {
+                self.limits(limits, other, &owner);
+            }
+            self.note(lost_flag(key.exempt, other.exempt), "exempt", &owner);
+            if (&key.plan, &key.limits, key.exempt) != (&other.plan, &other.limits, other.exempt) {
+                self.changed.push(Part { kind: PartKind::Key, name: name.to_owned() });
+            }
+        }
+        self.has_added |= kept < after.len();
+    }
+
+    fn rules(&mut self, before: &[Spanned<RuleTable>], after: &[Spanned<RuleTable>]) {
+        let by_name: HashMap<&str, &RuleTable> = after.iter().map(|rule| (rule.name.as_str(), &**rule)).collect();
+        for rule in before {
+            match by_name.get(rule.name.as_str()) {
+                None => self.remove(PartKind::Rule, rule.name.as_str()),
+                Some(other) if **rule != **other => {
+                    self.rule(rule, other);
+                    self.changed.push(Part { kind: PartKind::Rule, name: rule.name.to_string() });
+                }
+                Some(_) => {}
+            }
+        }
+        // Which rule comes first changes nothing that is decided, but an answer may name another one.
+        self.has_added |= before != after;
+    }
+
+    fn rule(&mut self, before: &RuleTable, after: &RuleTable) {
+        let RuleTable { name, matches, by, limits, mode, on_failure, charge, cost, headers, body, store } = before;
+        let owner = format!("rule {}", **name);
+        self.matches(matches, &after.matches, &owner);
+        self.note(lost_entries(by, &after.by), "by", &owner);
+        if let (Limits::Own(limits), Limits::Own(other)) = (&**limits, &*after.limits) {
+            self.limits(limits, other, &owner);
+        }
+        self.note(value(mode, &after.mode).only_lost(), "mode", &owner);
+        self.note(lost(on_failure, &after.on_failure), "on_failure", &owner);
+        self.note(value(charge, &after.charge).only_lost(), "charge", &owner);
+        self.note(lost(cost, &after.cost), "cost", &owner);
+        self.note(lost(headers, &after.headers), "headers", &owner);
+        self.note(lost(body, &after.body), "body", &owner);
+        self.note(lost(store, &after.store), "store", &owner);
+    }
+
+    fn matches(&mut self, before: &MatchTable, after: &MatchTable, owner: &str) {
+        let MatchTable { methods, path, host, headers } = before;
+        self.note(lost_entries(methods, &after.methods), "match.methods", owner);
+        self.note(lost_entries(path, &after.path), "match.path", owner);
+        self.note(lost_entries(host, &after.host), "match.host", owner);
+        let is_lost = headers.keys().any(|name| !after.headers.contains_key(name));
+        self.note(if is_lost { Difference::Lost } else { Difference::None }, "match.headers", owner);
+    }
+
+    fn limits(&mut self, before: &[Spanned<LimitEntry>], after: &[Spanned<LimitEntry>], owner: &str) {
+        let after = numbered(after);
+        for ((name, number), limit) in numbered(before) {
+            let Some(other) = after.get(&(name, number)) else {
+                self.remove(PartKind::Limit, format!("{name} of {owner}"));
+                continue;
+            };
+            if let (LimitEntry::Table(table), LimitEntry::Table(other)) = (limit, other) {
+                let owner = format!("limit {name} of {owner}");
+                self.note(lost(&table.algorithm, &other.algorithm), "algorithm", &owner);
+                self.note(lost(&table.burst, &other.burst), "burst", &owner);
+                self.note(lost(&table.queue, &other.queue), "queue", &owner);
+                self.note(lost(&table.count_denied, &other.count_denied), "count_denied", &owner);
+            }
+        }
+    }
+}
+
+/// How a value differs from the one in force.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Difference {
+    None,
+    /// It is absent now, or a part of it is.
+    Lost,
+    Changed,
+    Added,
+}
+
+impl Difference {
+    /// For fields of a part that is listed as changed by itself.
+    fn only_lost(self) -> Difference {
+        if self == Difference::Lost { Difference::Lost } else { Difference::None }
+    }
+}
+
+fn option<T: PartialEq>(before: &Option<T>, after: &Option<T>) -> Difference {
+    match (before, after) {
+        (Some(_), None) => Difference::Lost,
+        (None, Some(_)) => Difference::Added,
+        _ if before == after => Difference::None,
+        _ => Difference::Changed,
+    }
+}
+
+fn lost<T: PartialEq>(before: &Option<T>, after: &Option<T>) -> Difference {
+    option(before, after).only_lost()
+}
+
+fn lost_flag(before: bool, after: bool) -> Difference {
+    if before && !after { Difference::Lost } else { Difference::None }
+}
+
+fn value<T: PartialEq + Default>(before: &T, after: &T) -> Difference {
+    match before == after {
+        true => Difference::None,
+        false if *after == T::default() => Difference::Lost,
+        false => Difference::Changed,
+    }
+}
+
+fn list<T: PartialEq>(before: &[T], after: &[T]) -> Difference {
+    // What both begin with is skipped, so that a long list costs its length and not the square of it.
+    let same = before.iter().zip(after).take_while(|(before, after)| before == after).count();
+    let (rest, others) = (&before[same..], &after[same..]);
+    match rest.iter().all(|entry| others.contains(entry)) {
+        true if rest.is_empty() && others.is_empty() => Difference::None,
+        true => Difference::Added,
+        false => Difference::Lost,
+    }
+}
+
+type Texts = Option<Spanned<OneOrMany<Spanned<String>>>>;
+
+fn lost_entries(before: &Texts, after: &Texts) -> Difference {
+    match (before, after) {
+        (Some(before), Some(after)) => list(before, after).only_lost(),
+        _ => lost(before, after),
+    }
+}
+
+/// The texts that are not among the others.
+fn missing<'t>(before: impl Iterator<Item = &'t str>, after: impl Iterator<Item = &'t str>) -> Vec<&'t str> {
+    let after: BTreeSet<&str> = after.collect();
+    before.filter(|text| !after.contains(text)).collect()
+}
+
+/// The limits by name, else by window as it is written; with a number, because two may have the same window.
+fn numbered(limits: &[Spanned<LimitEntry>]) -> BTreeMap<(&str, usize), &LimitEntry> {
+    let mut counts: HashMap<&str, usize> = HashMap::new();
+    let mut by_name = BTreeMap::new();
+    for limit in limits {
+        let name = limit_name(limit);
+        let number = counts.entry(name).or_default();
+        by_name.insert((name, *number), &**limit);
+        *number += 1;
+    }
+    by_name
+}
+
+fn limit_name(limit: &LimitEntry) -> &str {
+    match limit {
+        LimitEntry::Text(text) => window_of(text),
+        LimitEntry::Table(table) => match (&table.name, &table.limit, &table.window) {
+            (Some(name), ..) => name,
+            (None, Some(limit), _) => window_of(limit),
+            (None, None, Some(window)) => window,
+            (None, None, None) => "(without a name)",
+        },
+    }
+}
+
+/// The `min` of `10/min token-bucket`.
+fn window_of(limit: &str) -> &str {
+    let behind_quota = limit.split_once('/').map_or(limit, |(_, rest)| rest);
+    behind_quota.split_whitespace().next().unwrap_or(limit)
+}
+
+/// All listed keys, of the file and of its keys file.
+fn keys(loaded: &Loaded) -> impl Iterator<Item = (KeyDigest, &ApiKeyTable)> {
+    let digest = |table: &ApiKeyTable| match (&table.key, &table.sha256) {
+        (Some(key), _) => Some(KeyDigest::of(Secret::reveal(key))),
+        (None, Some(digest)) => digest.parse().ok(),
+        (None, None) => None,
+    };
+    let tables = loaded.config.keys.iter().chain(&loaded.keys_file.keys);
+    tables.filter_map(move |table| Some((digest(table)?, &**table)))
+}

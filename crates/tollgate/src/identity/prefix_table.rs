@@ -1,0 +1,165 @@
+//! Values by network, found by address in a few lookups, however many networks there are.
+//!
+//! ```text
+//!   10.0.0.0/8      ◀──────┐        sorted by first address, then by size;
+//!   10.1.0.0/16     ◀───┐  │        each knows the network around it
+//!   10.1.2.0/24     ────┘  │
+//!   10.9.0.0/16     ───────┘
+//!   192.0.2.7/32
+//! ```
+//!
+//! Two networks are nested or disjoint. So all networks that cover an address are the last one that begins at or before it, if that
+//! covers it, and those around it: a binary search and a walk outwards, which is as long as networks are nested.
+
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+
+use super::networks::readings;
+use crate::rules::comparisons;
+
+/// A map from networks to values.
+#[derive(Clone, Debug)]
+pub(crate) struct PrefixTable<T> {
+    entries: Vec<Entry<T>>,
+}
+
+#[derive(Clone, Debug)]
+struct Entry<T> {
+    network: IpNet,
+    value: T,
+    /// The place of the smallest network around this one.
+    around: Option<usize>,
+}
+
+impl<T> Default for PrefixTable<T> {
+    fn default() -> Self {
+        PrefixTable { entries: Vec::new() }
+    }
+}
+
+impl<T> PrefixTable<T> {
+    /// Builds a table. Of two values of one network, `merge` changes the first to what is kept.
+    pub(crate) fn new(values: impl IntoIterator<Item = (IpNet, T)>, merge: impl Fn(&mut T, T)) -> PrefixTable<T> {
+        let mut values: Vec<(IpNet, T)> = values.into_iter().collect();
+        values.sort_by_key(|(network, _)| *network);
+        let mut entries: Vec<Entry<T>> = Vec::with_capacity(values.len());
+        for (network, value) in values {
+            // Those around it begin before it or are larger, so they are there already.
+            let mut around = entries.len().checked_sub(1);
+            while let Some(place) = around.filter(|place| !entries[*place].network.contains(&network)) {
+                around = entries[place].around;
+            }
+            match around.map(|place| &mut entries[place]) {
+                Some(same) if same.network == network => merge(&mut same.value, value),
+                _ => entries.push(Entry { network, value, around }),
+            }
+        }
+        PrefixTable { entries }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// Returns the values of all networks that cover the address, the smallest network first. An address that carries an IPv4 address
+    /// is covered by networks of both.
+    pub(crate) fn covering(&self, address: IpAddr) -> impl Iterator<Item = &T> {
+        readings(address).flat_map(|address| self.covering_exactly(address))
+    }
+
+    fn covering_exactly(&self, address: IpAddr) -> impl Iterator<Item = &T> {
+        let after = self.entries.partition_point(|entry| {
+            comparisons::count();
+            entry.network.network() <= address
+        });
+        let outwards = std::iter::successors(after.checked_sub(1), |place| {
+            comparisons::count();
+            self.entries[*place].around
+        });
+        let entries = outwards.map(|place| &self.entries[place]);
+        entries.filter(move |entry| entry.network.contains(&address)).map(|entry| &entry.value)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn table_of(networks: &[&str]) -> PrefixTable<String> {
+        let networks = networks.iter().map(|text| (text.parse().unwrap(), text.to_string()));
+        PrefixTable::new(networks, |kept, other| *kept = format!("{kept}, {other}"))
+    }
+
+    fn covering<'t>(table: &'t PrefixTable<String>, address: &str) -> Vec<&'t str> {
+        table.covering(address.parse().unwrap()).map(String::as_str).collect()
+    }
+
+    #[test]
+    fn an_address_finds_all_networks_around_it_and_no_others() {
+        let table = table_of(&[
+            "10.0.0.0/8",
+            "10.1.2.0/24",
+            "192.0.2.7/32",
+            "10.1.0.0/16",
+            "2000::/3",
+            "2001:db8::/32",
+            "10.9.0.0/16",
+        ]);
+        for (address, expected) in [
+            ("10.1.2.3", &["10.1.2.0/24", "10.1.0.0/16", "10.0.0.0/8"][..]),
+            ("10.1.3.3", &["10.1.0.0/16", "10.0.0.0/8"]),
+            ("10.200.0.1", &["10.0.0.0/8"]),
+            ("11.0.0.0", &[]),
+            ("9.255.255.255", &[]),
+            ("192.0.2.7", &["192.0.2.7/32"]),
+            ("192.0.2.8", &[]),
+            ("2001:db8::1", &["2001:db8::/32", "2000::/3"]),
+            ("::1", &[]),
+            ("::ffff:10.9.1.1", &["10.9.0.0/16", "10.0.0.0/8"]),
+            ("64:ff9b::10.9.1.1", &["10.9.0.0/16", "10.0.0.0/8"]),
+            ("2002:a09:101::1", &["10.9.0.0/16", "10.0.0.0/8", "2000::/3"]),
+        ] {
+            assert_eq!(covering(&table, address), expected, "{address}");
+        }
+        assert_eq!(covering(&table_of(&["10.0.0.0/8", "10.0.0.0/8"]), "10.0.0.1"), ["10.0.0.0/8, 10.0.0.0/8"]);
+        assert!(table_of(&[]).is_empty() && covering(&table_of(&[]), "::1").is_empty());
+    }
+
+    #[test]
+    fn ten_thousand_networks_cost_a_few_lookups() {
+        let networks =
+            (0..10_000_u32).map(|n| (IpNet::new(std::net::Ipv4Addr::from_bits(n << 8).into(), 24).unwrap(), n));
+        let table = PrefixTable::new(networks, |_, _| {});
+        comparisons::take();
+        assert_eq!(table.covering([0, 19, 136, 7].into()).collect::<Vec<_>>(), [&5_000]);
+        assert!(comparisons::take() <= 16);
+        assert_eq!(table.covering([203, 0, 113, 9].into()).next(), None);
+        assert!(comparisons::take() <= 16);
+    }
+
+    #[test]
+    fn it_agrees_with_asking_each_network() {
+        let mut state = 1_u32;
+        let mut next = move || {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            state
+        };
+        // In a small part of the space, so that networks meet.
+        let networks: Vec<IpNet> = (0..2_000)
+            .map(|_| {
+                let bits = 8 + (next() >> 24) as u8 % 25;
+                IpNet::new(std::net::Ipv4Addr::from_bits(next() & 0x03ff_ffff).into(), bits).unwrap().trunc()
+            })
+            .collect();
+        let table = PrefixTable::new(networks.iter().map(|network| (*network, *network)), |_, _| {});
+        for _ in 0..2_000 {
+            let address: IpAddr = std::net::Ipv4Addr::from_bits(next() & 0x03ff_ffff).into();
+            let mut expected: Vec<IpNet> =
+                networks.iter().copied().filter(|network| network.contains(&address)).collect();
+            expected.sort_by_key(|network| std::cmp::Reverse(network.prefix_len()));
+            expected.dedup();
+            assert_eq!(table.covering(address).copied().collect::<Vec<_>>(), expected, "{address}");
+        }
+    }
+}
