@@ -31,7 +31,7 @@ impl Engine {
         {
             return Begun::Refuse(Box::new(Refused::banned(ban.until(), now)));
         }
-        if request.path().len() > live.path_bytes_max {
+        if request.is_received_path_longer_than(live.path_bytes_max) {
             return Begun::Refuse(Box::new(Refused::path_too_long(live.path_bytes_max)));
         }
         if let Some(uniform) = live.uniform().filter(|_| self.is_in_process()) {
@@ -58,6 +58,10 @@ impl Engine {
         now: Timestamp,
         terms: Terms,
     ) -> Begun {
+        // Where routers are nested, the path that was sent is longer than the one that was received.
+        if request.is_path_longer_than(live.path_bytes_max) {
+            return Begun::Refuse(Box::new(Refused::path_too_long(live.path_bytes_max)));
+        }
         let readings = LazyReadings::of(request.path());
         // Before anything is worked out that costs more than an address: a path to normalise (unless a shield looks at paths), a key to
         // hash, a token to verify, a plan to ask for.

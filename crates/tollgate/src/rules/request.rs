@@ -82,6 +82,20 @@ impl<'r> RequestView<'r> {
         }
     }
 
+    /// Returns whether the path that was sent has more bytes than this, without its query.
+    pub(crate) fn is_path_longer_than(&self, bytes_max: usize) -> bool {
+        is_longer(self.path(), bytes_max)
+    }
+
+    /// Returns whether the path that the service received, which something before it may have shortened, has more bytes than this.
+    /// Cheaper than [`RequestView::is_path_longer_than`].
+    pub(crate) fn is_received_path_longer_than(&self, bytes_max: usize) -> bool {
+        match self.target {
+            Target::Uri(uri, _) => uri.path().len() > bytes_max,
+            Target::Parts { path, .. } => is_longer(path, bytes_max),
+        }
+    }
+
     fn authority(&self) -> Option<&'r str> {
         match self.target {
             Target::Uri(uri, _) => uri.authority().map(|authority| authority.as_str()),
@@ -119,6 +133,10 @@ impl<'r> RequestView<'r> {
         let lines = std::iter::once(self.headers).flat_map(|headers| headers.get_all(http::header::HOST));
         authority.into_iter().chain(lines.filter_map(|line| line.to_str().ok()))
     }
+}
+
+fn is_longer(path: &str, bytes_max: usize) -> bool {
+    path.len() > bytes_max && path.find(['?', '#']).unwrap_or(path.len()) > bytes_max
 }
 
 /// Headers, authority and query hold credentials, and so are not printed.

@@ -1,3 +1,4 @@
+mod corpus;
 mod disguise;
 mod matching;
 mod tariff;

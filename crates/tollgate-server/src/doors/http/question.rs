@@ -248,7 +248,7 @@ impl<'b> Question<'b> {
 
 impl Described<'_> {
     fn into_question<'b>(self) -> Result<Question<'b>, QuestionError> {
-        if !self.path.starts_with('/') || self.path.contains(['#', '\u{7f}']) {
+        if !self.path.starts_with('/') || self.path.bytes().any(|byte| byte == b'#' || byte == 0x7f) {
             return Err(QuestionError::Path);
         }
         let mut request = http::Request::builder().method(&*self.method).uri(&*self.path).body(())?;
