@@ -10,4 +10,5 @@
 mod serving;
 
 mod campaign;
+mod memory_time;
 mod script_time;
