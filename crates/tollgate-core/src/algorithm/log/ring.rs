@@ -261,11 +261,12 @@ impl Ring {
 
     /// Removes the entries after `time_us` and returns how many units they held.
     pub(super) fn take_later_than(&mut self, time_us: u64) -> u32 {
-        let before = self.head.total;
-        while self.len() > 0 && self.head.newest_us > time_us {
-            self.remove(self.len() - 1);
-        }
-        before - self.head.total
+        let (before, kept) = (self.head.total, self.until(time_us));
+        // Times are kept relative to the newest: read before that moves.
+        let newest_us = kept.entries.checked_sub(1).map_or(0, |newest| self.get(newest).time_us);
+        let (len, total) = (kept.entries as u32, kept.units as u32);
+        self.head = RingHead { newest_us, len, total, ..self.head };
+        before - total
     }
 
     fn write(&mut self, index: usize, entry: Entry) {
