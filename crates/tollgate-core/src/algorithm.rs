@@ -19,7 +19,7 @@ mod pair;
 pub(crate) use bucket::Answer as BucketAnswer;
 pub use bucket::Bucket;
 pub use log::Log;
-pub(crate) use log::{Entry, Few, Ring, RingHead, SHORT_CAPACITIES};
+pub(crate) use log::{Entry, Few, LogParts, Long, Ring, RingHead, SHORT_CAPACITIES};
 pub use pair::Pair;
 
 use crate::check::Demand;

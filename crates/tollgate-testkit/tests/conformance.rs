@@ -1,7 +1,9 @@
 //! Every implementation through the one suite; the oracle first.
 
 use tollgate_core::{Algorithm, Check, Decision, Demand, Timestamp};
-use tollgate_testkit::conformance::{InMemory, Random, Subject, Trace, cases, random_traces_of, traces_from_env};
+use tollgate_testkit::conformance::{
+    InMemory, Random, Subject, Trace, cases, long_traces, random_traces_of, traces_from_env,
+};
 use tollgate_testkit::oracle::Oracle;
 
 const SEED: u64 = 0x70_11_9a_7e;
@@ -50,6 +52,14 @@ fn memory_agrees_with_the_oracle_on_token_bucket() {
 #[test]
 fn memory_agrees_with_the_oracle_on_leaky_bucket() {
     memory_agrees_with_the_oracle(Algorithm::LeakyBucket);
+}
+
+/// Logs of hundreds and thousands of entries, which the store keeps in several rings.
+#[test]
+fn memory_agrees_with_the_oracle_on_long_logs() {
+    if let Err(failure) = long_traces(traces_from_env(10_000) / 100, SEED, InMemory::new) {
+        panic!("{failure}");
+    }
 }
 
 /// An oracle with one fault, as a store might have it.

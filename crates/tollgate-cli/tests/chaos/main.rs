@@ -14,6 +14,7 @@ mod bursts;
 mod campaign;
 mod headers;
 mod latency;
+mod memory_time;
 mod paths;
 mod probes;
 mod protocols;

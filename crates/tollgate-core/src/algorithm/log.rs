@@ -25,7 +25,7 @@
 //! up. Instead entries from the future become one entry at the present: they count, and leave a window from now.
 //!
 //! **Layout.** Up to two entries live inline, which is all that most keys of a flood ever need; more live in
-//! a ring of eight bytes an entry.
+//! a ring of eight bytes an entry; more than a thousand in several rings, so that no operation walks over all of them.
 //!
 //! **Why not two counters?** They assume that the previous window was evenly filled; a client that
 //! is not even gets up to twice the quota (see [`Pair`](super::Pair)).
@@ -33,10 +33,12 @@
 //! Twin: `tollgate-redis/lua/tollgate.lua`, section *log*. Change both or neither.
 
 mod entries;
+mod long;
 mod ring;
 
 pub use entries::Log;
-pub(crate) use entries::{Entry, Few};
+pub(crate) use entries::{Entry, Few, LogParts};
+pub(crate) use long::Long;
 pub(crate) use ring::{Ring, RingHead, SHORT_CAPACITIES};
 
 use super::Receipt;
@@ -51,14 +53,40 @@ impl Log {
 
     pub(super) fn look(&self, limit: &Limit, shape: &LogShape, now: Timestamp, cost: u32) -> Line {
         if self.newest_us().is_some_and(|newest_us| newest_us > now.as_micros()) {
-            // What is yet to come would join the present; rare enough to try it on a copy.
-            let mut settled = self.clone();
-            settled.settle(limit, shape, now, true);
-            return settled.look(limit, shape, now, cost);
+            return self.look_before_newest(limit, shape, now, cost);
         }
         let gone = self.gone(limit, now);
         let allowed = cost == 0 || self.total() - gone.units + u64::from(cost) <= u64::from(limit.quota());
         self.line(limit, now, gone, cost, allowed, self.wait(limit, now, gone, cost.max(1)))
+    }
+
+    /// Looks at a log with entries later than now. They would become one entry at now, together with the newest entry
+    /// before them if that is in now's tick.
+    #[cold]
+    fn look_before_newest(&self, limit: &Limit, shape: &LogShape, now: Timestamp, cost: u32) -> Line {
+        let (now_us, quota) = (now.as_micros(), u64::from(limit.quota()));
+        let (gone, past) = (self.gone(limit, now), self.until(now_us));
+        let newest_past_us = (past.entries > gone.entries).then(|| self.get(past.entries - 1).time_us);
+        let moved_from_us = newest_past_us.filter(|&time_us| shape.is_same_tick(time_us, now_us)).unwrap_or(now_us + 1);
+        let used = self.total() - gone.units;
+        let wait = |cost: u32| match (used + u64::from(cost)).saturating_sub(quota) {
+            _ if cost > limit.quota() => Wait::NEVER,
+            0 => Wait::ZERO,
+            must_leave => {
+                let time_us = self.entry_with(gone.units + must_leave).time_us;
+                leaves_after(if time_us < moved_from_us { time_us } else { now_us }, limit, now)
+            }
+        };
+        let remaining = quota.saturating_sub(used) as u32;
+        Line {
+            allowed: cost == 0 || used + u64::from(cost) <= quota,
+            cost,
+            quota: limit.quota(),
+            remaining,
+            retry_after: wait(cost.max(1)),
+            next_after: wait(remaining + 1),
+            reset_after: leaves_after(now_us, limit, now),
+        }
     }
 
     pub(super) fn charge(
@@ -211,11 +239,12 @@ impl Log {
     pub(super) fn refund(&mut self, limit: &Limit, shape: &LogShape, now: Timestamp, receipt: Receipt) {
         self.settle(limit, shape, now, true);
         let charged_tick = shape.tick(receipt.at.as_micros());
-        let newest_first = (0..self.len()).rev();
-        let mut not_older = newest_first.take_while(|&index| shape.tick(self.get(index).time_us) >= charged_tick);
-        if let Some(index) = not_older.find(|&index| shape.tick(self.get(index).time_us) == charged_tick) {
+        let tick_ends_us = (charged_tick + 1).saturating_mul(shape.tick.get()) - 1;
+        if let Some(index) = self.until(tick_ends_us).entries.checked_sub(1) {
             let entry = self.get(index);
-            self.set_units(index, entry.units - entry.units.min(receipt.units));
+            if shape.tick(entry.time_us) == charged_tick {
+                self.set_units(index, entry.units - entry.units.min(receipt.units));
+            }
         }
     }
 
@@ -260,15 +289,7 @@ impl Log {
         if newest_us <= left_until_us {
             return Gone { entries: self.len(), units: self.total() };
         }
-        let mut gone = Gone::NOTHING;
-        loop {
-            let entry = self.get(gone.entries);
-            // The newest has not left, so the walk ends at it.
-            if entry.time_us > left_until_us {
-                return gone;
-            }
-            gone = Gone { entries: gone.entries + 1, units: gone.units + u64::from(entry.units) };
-        }
+        self.until(left_until_us)
     }
 
     /// When `cost` units would fit if nobody else spent any: the oldest leave until there is room.
@@ -278,17 +299,10 @@ impl Log {
             return Wait::NEVER;
         }
         let used = self.total() - gone.units;
-        let mut must_leave = (used + u64::from(cost)).saturating_sub(u64::from(limit.quota()));
-        let mut wait = Wait::ZERO;
-        for index in gone.entries..self.len() {
-            if must_leave == 0 {
-                break;
-            }
-            let entry = self.get(index);
-            must_leave = must_leave.saturating_sub(u64::from(entry.units));
-            wait = leaves_after(entry.time_us, limit, now);
+        match (used + u64::from(cost)).saturating_sub(u64::from(limit.quota())) {
+            0 => Wait::ZERO,
+            must_leave => leaves_after(self.entry_with(gone.units + must_leave).time_us, limit, now),
         }
-        wait
     }
 
     #[inline(always)]

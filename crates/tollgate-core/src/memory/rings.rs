@@ -4,7 +4,7 @@
 //!   shelf of 4   │ ring │ ring │ free │ ring │        a ring's number: │ place on its shelf │ which shelf │
 //!   shelf of 6   │ ring   │ ring   │
 //!     ···
-//!   large        → a block of its own each
+//!   large        → a block of its own each, of a ring or of the several rings of a very long log
 //! ```
 //!
 //! Short rings, which most are, stand side by side on a shelf, one shelf for each size: where a ring is follows from its
@@ -15,16 +15,23 @@
 //! all its rings together, by way of its slots, which are the only ones to know their numbers; that walks over the whole
 //! table, so there must be something to gain.
 
-use crate::algorithm::SHORT_CAPACITIES;
+use crate::algorithm::{Long, SHORT_CAPACITIES};
 
 #[derive(Debug, Default)]
 pub(super) struct Rings {
     /// One for each of [`SHORT_CAPACITIES`], from the first ring on.
     shelves: Box<[Shelf]>,
-    large: Vec<Box<[u64]>>,
+    large: Vec<Block>,
     large_free: Vec<u32>,
     /// The blocks of the large ones and the shelves' memory.
     bytes: usize,
+}
+
+/// The entries of one log that is not short.
+#[derive(Debug)]
+pub(super) enum Block {
+    Ring(Box<[u64]>),
+    Long(Box<Long>),
 }
 
 /// Rings of one size.
@@ -45,28 +52,37 @@ const _: () = assert!(LARGE < 1 << SHELF_BITS);
 
 impl Rings {
     /// Takes a ring out; its number stays taken until [`Rings::put`] or [`Rings::free`].
-    pub(super) fn take(&mut self, ring: u32) -> Box<[u64]> {
+    pub(super) fn take(&mut self, ring: u32) -> Block {
         let (shelf, place) = parts(ring);
-        if shelf < LARGE {
-            return self.get_mut(ring).into();
+        if let Some(rings) = self.shelves.get_mut(shelf) {
+            return Block::Ring(rings.get_mut(place, SHORT_CAPACITIES[shelf]).into());
         }
         let block = std::mem::take(&mut self.large[place]);
-        self.bytes -= block_bytes(&block);
+        self.bytes -= block.bytes();
         block
     }
 
+    /// The words of one ring. `None` for a log of several.
     #[inline]
-    pub(super) fn get_mut(&mut self, ring: u32) -> &mut [u64] {
+    pub(super) fn get_mut(&mut self, ring: u32) -> Option<&mut [u64]> {
         let (shelf, place) = parts(ring);
         match self.shelves.get_mut(shelf) {
-            Some(rings) => rings.get_mut(place, SHORT_CAPACITIES[shelf]),
-            None => &mut self.large[place],
+            Some(rings) => Some(rings.get_mut(place, SHORT_CAPACITIES[shelf])),
+            None => match &mut self.large[place] {
+                Block::Ring(words) => Some(words),
+                Block::Long(_) => None,
+            },
         }
     }
 
     /// Puts a ring where its number says, or in another place if it has none or another size now.
-    pub(super) fn put(&mut self, ring: Option<u32>, block: Box<[u64]>) -> u32 {
-        let shelf = SHORT_CAPACITIES.iter().position(|&words| words == block.len()).unwrap_or(LARGE);
+    pub(super) fn put(&mut self, ring: Option<u32>, block: Block) -> u32 {
+        let shelf = match &block {
+            Block::Ring(words) => {
+                SHORT_CAPACITIES.iter().position(|&capacity| capacity == words.len()).unwrap_or(LARGE)
+            }
+            Block::Long(_) => LARGE,
+        };
         let place = match ring.map(|ring| (ring, parts(ring))) {
             Some((_, (same, place))) if same == shelf => place,
             Some((other, _)) => {
@@ -75,11 +91,14 @@ impl Rings {
             }
             None => self.reserve(shelf),
         };
-        if shelf < LARGE {
-            self.shelves[shelf].get_mut(place, SHORT_CAPACITIES[shelf]).copy_from_slice(&block);
-        } else {
-            self.bytes += block_bytes(&block);
-            self.large[place] = block;
+        match block {
+            Block::Ring(words) if shelf < LARGE => {
+                self.shelves[shelf].get_mut(place, SHORT_CAPACITIES[shelf]).copy_from_slice(&words);
+            }
+            block => {
+                self.bytes += block.bytes();
+                self.large[place] = block;
+            }
         }
         (place << SHELF_BITS | shelf) as u32
     }
@@ -104,7 +123,7 @@ impl Rings {
     pub(super) fn heap_bytes(&self) -> usize {
         self.bytes
             + size_of_val(&*self.shelves)
-            + self.large.capacity() * size_of::<Box<[u64]>>()
+            + self.large.capacity() * size_of::<Block>()
             + self.large_free.capacity() * size_of::<u32>()
     }
 
@@ -138,7 +157,7 @@ impl Rings {
         if self.large.len() == self.large.capacity() {
             self.large.reserve_exact(self.large.len() / 4 + 4);
         }
-        self.large.push(Box::default());
+        self.large.push(Block::default());
         self.large.len() - 1
     }
 }
@@ -184,10 +203,19 @@ fn parts(ring: u32) -> (usize, usize) {
     ((ring & ((1 << SHELF_BITS) - 1)) as usize, (ring >> SHELF_BITS) as usize)
 }
 
-fn block_bytes(block: &[u64]) -> usize {
-    match size_of_val(block) {
-        0 => 0,
-        bytes => bytes + BLOCK_OVERHEAD_BYTES,
+impl Default for Block {
+    fn default() -> Block {
+        Block::Ring(Box::default())
+    }
+}
+
+impl Block {
+    fn bytes(&self) -> usize {
+        match self {
+            Block::Ring(words) if words.is_empty() => 0,
+            Block::Ring(words) => size_of_val(&**words) + BLOCK_OVERHEAD_BYTES,
+            Block::Long(long) => size_of::<Long>() + long.heap_bytes() + long.segments() * BLOCK_OVERHEAD_BYTES,
+        }
     }
 }
 
@@ -197,6 +225,13 @@ mod tests {
 
     fn block(words: usize, mark: u64) -> Box<[u64]> {
         (0..words as u64).map(|word| mark * 1_000 + word).collect()
+    }
+
+    fn words_of(block: Block) -> Box<[u64]> {
+        match block {
+            Block::Ring(words) => words,
+            Block::Long(_) => panic!("a ring"),
+        }
     }
 
     #[test]
@@ -215,23 +250,22 @@ mod tests {
                     rings.free(ring);
                 }
                 2 if !kept.is_empty() => {
-                    let taken = rings.take(kept[which].0);
-                    assert_eq!(taken, kept[which].1);
+                    assert_eq!(words_of(rings.take(kept[which].0)), kept[which].1);
                     let other = block(words, step);
-                    kept[which] = (rings.put(Some(kept[which].0), other.clone()), other);
+                    kept[which] = (rings.put(Some(kept[which].0), Block::Ring(other.clone())), other);
                 }
                 _ => {
                     let new = block(words, step);
-                    kept.push((rings.put(None, new.clone()), new));
+                    kept.push((rings.put(None, Block::Ring(new.clone())), new));
                 }
             }
             let (ring, expected) = &kept[which.min(kept.len() - 1)];
-            assert_eq!(rings.get_mut(*ring), &**expected);
+            assert_eq!(rings.get_mut(*ring).unwrap(), &**expected);
         }
         let bytes: usize = kept.iter().map(|(_, block)| size_of_val(&**block)).sum();
         assert!(rings.heap_bytes() >= bytes);
         for (ring, expected) in kept {
-            assert_eq!(rings.take(ring), expected);
+            assert_eq!(words_of(rings.take(ring)), expected);
             rings.free(ring);
         }
         assert_eq!(rings.bytes, 0);

@@ -335,7 +335,7 @@ impl Shard {
 
     /// Whether a log may take another entry's memory.
     pub(super) fn log_may_grow(&self, log: &Log, budget: &Budget) -> bool {
-        budget.allows_log(log.heap_bytes() + self.rings.moving_bytes())
+        budget.allows_log(log.moved_bytes() + self.rings.moving_bytes())
     }
 
     fn measure_tables(&mut self) {

@@ -28,8 +28,8 @@
 use super::budget::Budget;
 use super::lifetime;
 use super::naming::CounterHash;
-use super::rings::Rings;
-use crate::algorithm::{Bucket, BucketAnswer, Entry, Few, Log, Pair, Ring, RingHead, State};
+use super::rings::{Block, Rings};
+use crate::algorithm::{Bucket, BucketAnswer, Entry, Few, Log, LogParts, Pair, Ring, RingHead, State};
 use crate::decision::Line;
 use crate::limit::{BucketShape, Limit, LogShape, Machine, PairShape};
 use crate::time::Timestamp;
@@ -242,7 +242,7 @@ impl Slot {
         let index = self.ring()?;
         let mut head = self.ring_head();
         let first_before = head.first;
-        let line = Log::decide_in_place((&mut head, rings.get_mut(index)), limit, shape, now, cost)?;
+        let line = Log::decide_in_place((&mut head, rings.get_mut(index)?), limit, shape, now, cost)?;
         // A denial that dropped no entry is written only if the limit's window is longer than the lifetime.
         if line.allowed {
             self.set_ring(index, head, limit);
@@ -276,7 +276,7 @@ impl Slot {
             self.put_back(log, rings);
             return Some(line);
         }
-        let may_grow = log.has_room_for(cost) || budget.allows_log(log.heap_bytes() + rings.moving_bytes());
+        let may_grow = log.has_room_for(cost) || budget.allows_log(log.moved_bytes() + rings.moving_bytes());
         let line = log.decide_alone(limit, shape, now, cost, may_grow);
         self.put_log(log, limit, rings);
         Some(line)
@@ -331,8 +331,13 @@ impl Slot {
 
     /// Puts back a log that [`Slot::unpack`] returned and that was not changed.
     pub(super) fn put_back(&mut self, log: Log, rings: &mut Rings) {
-        if let (Some(index), Err(ring)) = (self.ring(), log.into_parts()) {
-            rings.put(Some(index), ring.into_parts().1);
+        let block = match log.into_parts() {
+            LogParts::Few(_) => return,
+            LogParts::Ring(ring) => Block::Ring(ring.into_parts().1),
+            LogParts::Long(long) => Block::Long(long),
+        };
+        if let Some(index) = self.ring() {
+            rings.put(Some(index), block);
         }
     }
 
@@ -396,7 +401,10 @@ impl Slot {
     #[inline]
     fn take_log(&mut self, rings: &mut Rings) -> Log {
         if let Some(index) = self.ring() {
-            return Log::from_ring(Ring::from_parts(self.ring_head(), rings.take(index)));
+            return match rings.take(index) {
+                Block::Ring(words) => Log::from_ring(Ring::from_parts(self.ring_head(), words)),
+                Block::Long(long) => Log::from_long(long),
+            };
         }
         Log::from_few(self.few())
     }
@@ -442,9 +450,13 @@ impl Slot {
     /// lifetime.
     #[inline]
     fn put_log(&mut self, log: Log, limit: &Limit, rings: &mut Rings) {
-        let (place, ends_us) = (self.ring(), self.expires_at_us());
+        let (place, newest_us) = (self.ring(), log.newest_us().unwrap_or(0));
+        // An entry was kept for so long. If the newest goes, by a refund or because the clock went back, the end comes
+        // earlier by as much: it is rounded up, and to round again what was rounded would never end.
+        let lasts_us = self.expires_at_us().saturating_sub(self.newest_us());
+        let ends_us = self.expires_at_us().min(newest_us + lasts_us);
         match log.into_parts() {
-            Ok(few) => {
+            LogParts::Few(few) => {
                 self.set_few(few, limit);
                 if let Some(index) = place {
                     rings.free(index);
@@ -454,13 +466,31 @@ impl Slot {
                     return;
                 }
             }
-            Err(ring) => {
-                let (head, block) = ring.into_parts();
-                let index = rings.put(place, block);
+            LogParts::Ring(ring) => {
+                let (head, words) = ring.into_parts();
+                let index = rings.put(place, Block::Ring(words));
+                self.set_ring(index, head, limit);
+            }
+            LogParts::Long(long) => {
+                let head = RingHead {
+                    newest_us: long.newest_us(),
+                    len: long.len() as u32,
+                    total: long.total(),
+                    ..RingHead::default()
+                };
+                let index = rings.put(place, Block::Long(long));
                 self.set_ring(index, head, limit);
             }
         }
         self.live_until(ends_us);
+    }
+
+    /// Returns the time of the newest entry of a log.
+    fn newest_us(&self) -> u64 {
+        match self.kind() {
+            FEW => self.time_us() + self.wide(),
+            _ => self.time_us(),
+        }
     }
 
     /// Extends the lifetime of a log or a pair so that it expires no earlier than `ends_us`.

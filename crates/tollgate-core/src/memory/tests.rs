@@ -490,3 +490,30 @@ fn reset_forgets_and_inspect_does_not_touch() {
     store.reset(&demand);
     assert_eq!((store.inspect(&demand).remaining, store.len()), (2, 0));
 }
+
+/// Each refund of the newest entry takes the end of the log back; the rounding of its lifetime must not add up.
+#[test]
+fn a_log_lives_on_however_often_its_newest_entry_goes() {
+    let clock = Arc::new(ManualClock::default());
+    let store = MemoryStore::builder().clock(clock.clone()).build();
+    let demand = Demand::new("2000/h sliding-log".parse().unwrap(), Key::new("k").unwrap());
+    let start_us = 1_760_000_000_000_000;
+    let at = |us: u64| clock.set(Timestamp::from_micros(start_us + us));
+    let charged: Vec<Decision> = (0..255)
+        .map(|entry| {
+            at(entry * 3_600_001);
+            store.check(&Check::one(&demand))
+        })
+        .collect();
+    for (refunded, decision) in charged.iter().rev().take(250).enumerate() {
+        store.refund(&Check::one(&demand), decision);
+        let used = 2000 - store.check(&Check::one(&demand.cost(0))).lines[0].remaining;
+        assert_eq!(used, 254 - refunded as u32, "after {} refunds", refunded + 1);
+    }
+    // The same by a clock that goes back again and again.
+    for step in 0..300 {
+        at(918_000_000 - step);
+        let used = 2000 - store.check(&Check::one(&demand)).lines[0].remaining;
+        assert_eq!(used, 6 + step as u32, "after {step} steps back");
+    }
+}

@@ -1,5 +1,7 @@
-//! The entries of a log: two inline, more in a ring.
+//! The entries of a log: two inline, more in a ring, very many in several rings.
 
+use super::Gone;
+use super::long::{Long, SEGMENT_ENTRIES_MAX};
 use super::ring::Ring;
 
 /// Units admitted at one time (or within one tick that ended at this time).
@@ -17,6 +19,14 @@ pub struct Log(Entries);
 enum Entries {
     Few(Few),
     Many(Ring),
+    Long(Box<Long>),
+}
+
+/// The entries of a log, as whoever keeps many logs stores them.
+pub(crate) enum LogParts {
+    Few(Few),
+    Ring(Ring),
+    Long(Box<Long>),
 }
 
 /// Up to two entries, kept where the log itself is.
@@ -44,10 +54,16 @@ impl Log {
     }
 
     #[inline]
-    pub(crate) fn into_parts(self) -> Result<Few, Ring> {
+    pub(crate) fn from_long(long: Box<Long>) -> Log {
+        Log(Entries::Long(long))
+    }
+
+    #[inline]
+    pub(crate) fn into_parts(self) -> LogParts {
         match self.0 {
-            Entries::Few(few) => Ok(few),
-            Entries::Many(ring) => Err(ring),
+            Entries::Few(few) => LogParts::Few(few),
+            Entries::Many(ring) => LogParts::Ring(ring),
+            Entries::Long(long) => LogParts::Long(long),
         }
     }
 
@@ -57,6 +73,7 @@ impl Log {
         match &self.0 {
             Entries::Few(few) => usize::from(few.len),
             Entries::Many(ring) => ring.len(),
+            Entries::Long(long) => long.len(),
         }
     }
 
@@ -71,6 +88,7 @@ impl Log {
         match &self.0 {
             Entries::Few(few) => few.live().iter().map(|entry| u64::from(entry.units)).sum(),
             Entries::Many(ring) => u64::from(ring.head().total),
+            Entries::Long(long) => u64::from(long.total()),
         }
     }
 
@@ -79,15 +97,17 @@ impl Log {
         match &self.0 {
             Entries::Few(few) => few.live()[index],
             Entries::Many(ring) => ring.get(index),
+            Entries::Long(long) => long.get(index),
         }
     }
 
     /// The time of the newest entry.
     #[inline]
-    pub(super) fn newest_us(&self) -> Option<u64> {
+    pub(crate) fn newest_us(&self) -> Option<u64> {
         match &self.0 {
             Entries::Few(few) => few.live().last().map(|entry| entry.time_us),
             Entries::Many(ring) => Some(ring.head().newest_us),
+            Entries::Long(long) => Some(long.newest_us()),
         }
     }
 
@@ -97,6 +117,7 @@ impl Log {
         match &self.0 {
             Entries::Few(few) => few.len < 2,
             Entries::Many(ring) => ring.len() < ring.capacity() && ring.takes(units),
+            Entries::Long(long) => long.has_room_for(units),
         }
     }
 
@@ -115,7 +136,11 @@ impl Log {
                 ring.push(entry, entries_max);
                 self.0 = Entries::Many(ring);
             }
-            Entries::Many(ring) => ring.push(entry, entries_max),
+            Entries::Many(ring) if ring.len() >= SEGMENT_ENTRIES_MAX && ring.len() == ring.capacity() => {
+                self.0 = Entries::Long(Box::new(Long::new(std::mem::take(ring), entry)));
+            }
+            Entries::Many(ring) => ring.push(entry, entries_max.min(SEGMENT_ENTRIES_MAX)),
+            Entries::Long(long) => long.push(entry),
         }
     }
 
@@ -124,8 +149,8 @@ impl Log {
     pub(super) fn stretch_newest(&mut self, time_us: u64, units: u32, may_grow: bool) {
         let Some(last) = self.len().checked_sub(1) else { return };
         match &self.0 {
-            Entries::Many(ring) if !may_grow && !ring.takes(units) => {
-                let units = ring.head().total + units;
+            Entries::Many(_) | Entries::Long(_) if !may_grow && !self.takes(units) => {
+                let units = self.total() as u32 + units;
                 self.0 = Entries::Few(Few::one(Entry { time_us, units }));
             }
             _ => self.set(last, Entry { time_us, units: self.get(last).units + units }),
@@ -153,32 +178,81 @@ impl Log {
             Entries::Few(few) => *few = Few::one(few.entries[1]),
             Entries::Many(ring) if left == 1 => *self = Log::from_few(Few::one(ring.get(count))),
             Entries::Many(ring) => ring.drop_front(count),
+            Entries::Long(_) if left == 1 => *self = Log::from_few(Few::one(self.get(count))),
+            Entries::Long(long) => {
+                long.drop_front(count);
+                self.shorten();
+            }
         }
     }
 
     /// Takes units from the oldest entries.
-    pub(super) fn take_oldest(&mut self, mut units: u64) {
-        while units > 0 && !self.is_empty() {
-            let oldest = self.get(0);
-            let taken = units.min(u64::from(oldest.units));
-            units -= taken;
-            if taken == u64::from(oldest.units) {
-                self.drop_front(1);
-            } else {
-                self.set(0, Entry { units: oldest.units - taken as u32, ..oldest });
+    pub(super) fn take_oldest(&mut self, units: u64) {
+        if units >= self.total() {
+            *self = Log::default();
+        } else if units > 0 {
+            let cut = self.entry_with(units);
+            let kept = self.until(cut.time_us);
+            // The last of those entries may be left in part.
+            let left = (kept.units - units) as u32;
+            self.drop_front(if left > 0 { kept.entries - 1 } else { kept.entries });
+            if left > 0 {
+                self.set(0, Entry { units: left, ..cut });
             }
         }
     }
 
     /// Removes the entries after `time_us` and says how many units they held.
     pub(super) fn take_later_than(&mut self, time_us: u64) -> u32 {
-        let mut units = 0;
-        while self.newest_us().is_some_and(|newest_us| newest_us > time_us) {
-            let newest = self.len() - 1;
-            units += self.get(newest).units;
-            self.remove(newest);
+        let units = match &mut self.0 {
+            Entries::Few(_) => {
+                let mut units = 0;
+                while self.newest_us().is_some_and(|newest_us| newest_us > time_us) {
+                    let newest = self.len() - 1;
+                    units += self.get(newest).units;
+                    self.remove(newest);
+                }
+                units
+            }
+            Entries::Many(ring) => ring.take_later_than(time_us),
+            Entries::Long(long) => long.take_later_than(time_us),
+        };
+        match &self.0 {
+            Entries::Many(ring) if ring.len() == 0 => *self = Log::default(),
+            Entries::Long(_) => self.shorten(),
+            _ => {}
         }
         units
+    }
+
+    /// Counts the entries that are not later than `time_us`.
+    #[inline]
+    pub(super) fn until(&self, time_us: u64) -> Gone {
+        match &self.0 {
+            Entries::Few(few) => {
+                let entries = few.live().iter().take_while(|entry| entry.time_us <= time_us);
+                entries.fold(Gone::NOTHING, |gone, entry| Gone {
+                    entries: gone.entries + 1,
+                    units: gone.units + u64::from(entry.units),
+                })
+            }
+            Entries::Many(ring) => ring.until(time_us),
+            Entries::Long(long) => long.until(time_us),
+        }
+    }
+
+    /// Returns the entry that holds the unit of that number, counted from 1 for the oldest; the newest entry if there are
+    /// fewer. There must be an entry.
+    #[inline]
+    pub(super) fn entry_with(&self, unit: u64) -> Entry {
+        match &self.0 {
+            Entries::Few(few) => {
+                let [first, second] = few.entries;
+                if few.len < 2 || u64::from(first.units) >= unit { first } else { second }
+            }
+            Entries::Many(ring) => ring.entry_with(unit),
+            Entries::Long(long) => long.entry_with(unit),
+        }
     }
 
     /// Bytes on the heap.
@@ -186,6 +260,35 @@ impl Log {
         match &self.0 {
             Entries::Few(_) => 0,
             Entries::Many(ring) => ring.heap_bytes(),
+            Entries::Long(long) => size_of::<Long>() + long.heap_bytes(),
+        }
+    }
+
+    /// Bytes on the heap that must be moved for one more entry.
+    pub(crate) fn moved_bytes(&self) -> usize {
+        match &self.0 {
+            Entries::Long(long) => long.moved_bytes(),
+            _ => self.heap_bytes(),
+        }
+    }
+
+    /// Whether no entry can become too large for its place when so many units come in.
+    fn takes(&self, units: u32) -> bool {
+        match &self.0 {
+            Entries::Few(_) => true,
+            Entries::Many(ring) => ring.takes(units),
+            Entries::Long(long) => long.takes(units),
+        }
+    }
+
+    /// Makes one ring of a long log that has become short.
+    fn shorten(&mut self) {
+        if let Entries::Long(long) = &mut self.0 {
+            if long.len() == 0 {
+                *self = Log::default();
+            } else if let Some(ring) = long.take_only_ring() {
+                self.0 = Entries::Many(ring);
+            }
         }
     }
 
@@ -194,6 +297,7 @@ impl Log {
         match &mut self.0 {
             Entries::Few(few) => few.entries[index] = entry,
             Entries::Many(ring) => ring.set(index, entry),
+            Entries::Long(long) => long.set(index, entry),
         }
     }
 
@@ -211,6 +315,10 @@ impl Log {
                 if ring.len() == 0 {
                     *self = Log::default();
                 }
+            }
+            Entries::Long(long) => {
+                long.remove(index);
+                self.shorten();
             }
         }
     }

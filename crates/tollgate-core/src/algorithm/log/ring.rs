@@ -15,7 +15,7 @@
 //! one grows by a quarter, so at most about a fifth of it is spare; its capacity is odd, because an allocator's header takes
 //! the room of one more. A ring gives back what it no longer needs when three quarters stand empty.
 
-use super::Entry;
+use super::{Entry, Gone};
 
 const TIME_BITS: u32 = 45;
 const TIME_MASK: u64 = (1 << TIME_BITS) - 1;
@@ -212,16 +212,61 @@ impl Ring {
         }
     }
 
+    /// Removes an entry. Those on its shorter side move up.
     pub(super) fn remove(&mut self, index: usize) {
         let last = self.len() - 1;
         self.head.total -= self.get(index).units;
-        for later in index + 1..=last {
-            self.write(later - 1, self.get(later));
+        if index < last / 2 {
+            for later in (1..=index).rev() {
+                self.write(later, self.get(later - 1));
+            }
+            self.head.first = self.head.place(1, &self.words) as u32;
+        } else {
+            for later in index + 1..=last {
+                self.write(later - 1, self.get(later));
+            }
         }
         if index == last {
             self.head.newest_us = index.checked_sub(1).map_or(0, |before| self.get(before).time_us);
         }
         self.head.len -= 1;
+    }
+
+    /// Counts the entries that are not later than `time_us`.
+    pub(super) fn until(&self, time_us: u64) -> Gone {
+        let mut gone = Gone::NOTHING;
+        while gone.entries < self.len() {
+            let entry = self.get(gone.entries);
+            if entry.time_us > time_us {
+                break;
+            }
+            gone = Gone { entries: gone.entries + 1, units: gone.units + u64::from(entry.units) };
+        }
+        gone
+    }
+
+    /// Returns the entry that holds the unit of that number, counted from 1 for the oldest; the newest entry if there are
+    /// fewer.
+    pub(super) fn entry_with(&self, unit: u64) -> Entry {
+        let mut units = 0;
+        for index in 0..self.len() {
+            let entry = self.get(index);
+            units += u64::from(entry.units);
+            if units >= unit {
+                return entry;
+            }
+        }
+        self.get(self.len() - 1)
+    }
+
+    /// Removes the entries after `time_us` and returns how many units they held.
+    pub(super) fn take_later_than(&mut self, time_us: u64) -> u32 {
+        let (before, kept) = (self.head.total, self.until(time_us));
+        // Times are kept relative to the newest: read before that moves.
+        let newest_us = kept.entries.checked_sub(1).map_or(0, |newest| self.get(newest).time_us);
+        let (len, total) = (kept.entries as u32, kept.units as u32);
+        self.head = RingHead { newest_us, len, total, ..self.head };
+        before - total
     }
 
     fn write(&mut self, index: usize, entry: Entry) {

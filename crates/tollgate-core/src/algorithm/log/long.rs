@@ -1,0 +1,321 @@
+//! The entries of a very long log: several rings, one after the other.
+//!
+//! ```text
+//!   segments  │ ring, 1,024 entries │ ring, 1,024 entries │ ··· │ ring, 37 entries │
+//!               newest time, units    newest time, units          newest time, units
+//! ```
+//!
+//! **Problem.** A log of 100,000 entries is asked when 50,000 units will have left, or an entry in its middle is refunded. One ring would
+//! have to be walked or shifted for that, for hundreds of microseconds, while the lock of its shard keeps all
+//! others of that shard waiting.
+//!
+//! **Idea.** Each segment knows its newest time and its units. An operation walks over the segments, of which there are at most a few
+//! hundred, and then within one of them. The log grows by a segment, so nothing that is there has to move.
+//!
+//! **Few segments.** When an entry goes from the middle, two neighbours that together fill at most half a segment become one. So any
+//! two neighbours hold more than that, but for the first two and the last two, which the window's edges cut.
+
+use std::collections::VecDeque;
+
+use super::ring::Ring;
+use super::{Entry, Gone};
+
+/// A ring of so many entries does not grow: what follows goes to another. Above what a limit with ticks can need, so that
+/// only `sliding-log` has longer logs.
+pub(super) const SEGMENT_ENTRIES_MAX: usize = 1_024;
+/// Neighbours with no more entries than this become one.
+const JOINED_ENTRIES_MAX: usize = SEGMENT_ENTRIES_MAX / 2;
+
+/// At least two rings, none of them empty.
+#[derive(Clone, Debug)]
+pub(crate) struct Long {
+    segments: VecDeque<Ring>,
+    len: usize,
+    total: u32,
+}
+
+impl Long {
+    /// Returns a log of the entries of `ring` and `entry`.
+    pub(super) fn new(ring: Ring, entry: Entry) -> Long {
+        let (len, total) = (ring.len(), ring.head().total);
+        let mut long = Long { segments: VecDeque::from([ring]), len, total };
+        long.push(entry);
+        long
+    }
+
+    /// Takes the only ring out, if one is left.
+    pub(super) fn take_only_ring(&mut self) -> Option<Ring> {
+        if self.segments.len() == 1 { self.segments.pop_front() } else { None }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    pub(crate) fn total(&self) -> u32 {
+        self.total
+    }
+
+    pub(crate) fn newest_us(&self) -> u64 {
+        self.segments.back().map_or(0, |segment| segment.head().newest_us)
+    }
+
+    pub(crate) fn heap_bytes(&self) -> usize {
+        let entries: usize = self.segments.iter().map(Ring::heap_bytes).sum();
+        entries + self.segments.capacity() * size_of::<Ring>()
+    }
+
+    pub(crate) fn segments(&self) -> usize {
+        self.segments.len()
+    }
+
+    /// Bytes that must be moved for one more entry.
+    pub(super) fn moved_bytes(&self) -> usize {
+        self.segments.back().map_or(0, Ring::heap_bytes)
+    }
+
+    pub(super) fn has_room_for(&self, units: u32) -> bool {
+        self.segments.back().is_some_and(|last| last.len() < last.capacity() && last.takes(units))
+    }
+
+    /// Whether no entry can become too large for its place when so many units come in.
+    pub(super) fn takes(&self, units: u32) -> bool {
+        self.segments.back().is_some_and(|last| last.takes(units))
+    }
+
+    pub(super) fn get(&self, index: usize) -> Entry {
+        let (segment, index) = self.place(index);
+        self.segments[segment].get(index)
+    }
+
+    /// Changes an entry. Only the newest may change its time.
+    pub(super) fn set(&mut self, index: usize, entry: Entry) {
+        let (segment, index) = self.place(index);
+        let ring = &mut self.segments[segment];
+        self.total -= ring.get(index).units;
+        ring.set(index, entry);
+        self.total += entry.units;
+    }
+
+    pub(super) fn push(&mut self, entry: Entry) {
+        self.len += 1;
+        self.total += entry.units;
+        match self.segments.back_mut() {
+            Some(last) if last.len() < SEGMENT_ENTRIES_MAX => last.push(entry, SEGMENT_ENTRIES_MAX),
+            _ => {
+                let mut segment = Ring::default();
+                segment.push(entry, SEGMENT_ENTRIES_MAX);
+                self.segments.push_back(segment);
+            }
+        }
+    }
+
+    /// Counts the entries that are not later than `time_us`.
+    pub(super) fn until(&self, time_us: u64) -> Gone {
+        let mut gone = Gone::NOTHING;
+        for segment in &self.segments {
+            if segment.head().newest_us > time_us {
+                let within = segment.until(time_us);
+                return Gone { entries: gone.entries + within.entries, units: gone.units + within.units };
+            }
+            gone = Gone { entries: gone.entries + segment.len(), units: gone.units + u64::from(segment.head().total) };
+        }
+        gone
+    }
+
+    /// Returns the entry that holds the unit of that number, counted from 1 for the oldest; the newest entry if there are
+    /// fewer.
+    pub(super) fn entry_with(&self, unit: u64) -> Entry {
+        let mut before = 0;
+        for segment in &self.segments {
+            let units = u64::from(segment.head().total);
+            if before + units >= unit {
+                return segment.entry_with(unit - before);
+            }
+            before += units;
+        }
+        self.get(self.len - 1)
+    }
+
+    /// Removes the `count` oldest entries.
+    pub(super) fn drop_front(&mut self, mut count: usize) {
+        self.len -= count;
+        while let Some(first) = self.segments.front_mut() {
+            if first.len() > count {
+                self.total -= first.head().total;
+                first.drop_front(count);
+                self.total += first.head().total;
+                return;
+            }
+            count -= first.len();
+            self.total -= first.head().total;
+            self.segments.pop_front();
+        }
+    }
+
+    /// Removes the entries after `time_us` and returns how many units they held.
+    pub(super) fn take_later_than(&mut self, time_us: u64) -> u32 {
+        let before = self.total;
+        // If the segment before the last one ends later than that, all of the last one is later.
+        while self.segments.len() > 1 && self.segments[self.segments.len() - 2].head().newest_us > time_us {
+            if let Some(last) = self.segments.pop_back() {
+                self.len -= last.len();
+                self.total -= last.head().total;
+            }
+        }
+        if let Some(last) = self.segments.back_mut() {
+            let len = last.len();
+            self.total -= last.take_later_than(time_us);
+            self.len -= len - last.len();
+            if last.len() == 0 {
+                self.segments.pop_back();
+            }
+        }
+        before - self.total
+    }
+
+    pub(super) fn remove(&mut self, index: usize) {
+        let (segment, index) = self.place(index);
+        let ring = &mut self.segments[segment];
+        self.len -= 1;
+        self.total -= ring.get(index).units;
+        ring.remove(index);
+        if ring.len() == 0 {
+            self.segments.remove(segment);
+            return;
+        }
+        for first in [segment, segment.saturating_sub(1)] {
+            if first + 1 < self.segments.len()
+                && self.segments[first].len() + self.segments[first + 1].len() <= JOINED_ENTRIES_MAX
+            {
+                self.join(first);
+            }
+        }
+    }
+
+    /// Moves the entries of the segment after `first` into it.
+    fn join(&mut self, first: usize) {
+        let Some(second) = self.segments.remove(first + 1) else { return };
+        for index in 0..second.len() {
+            self.segments[first].push(second.get(index), SEGMENT_ENTRIES_MAX);
+        }
+    }
+
+    /// Where the entry `index` places after the oldest is: its segment, and its place in there.
+    fn place(&self, mut index: usize) -> (usize, usize) {
+        for (segment, ring) in self.segments.iter().enumerate() {
+            if index < ring.len() {
+                return (segment, index);
+            }
+            index -= ring.len();
+        }
+        unreachable!("an index is below the number of entries")
+    }
+}
+
+impl PartialEq for Long {
+    /// The same entries, however they are cut into segments.
+    fn eq(&self, other: &Self) -> bool {
+        self.len == other.len && (0..self.len).all(|index| self.get(index) == other.get(index))
+    }
+}
+
+impl Eq for Long {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The same operations on a plain list of entries.
+    #[test]
+    fn several_rings_hold_what_one_list_would() {
+        let mut random = 7_u64;
+        let mut below = |bound: usize| {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (random >> 33) as usize % bound
+        };
+        for _ in 0..40 {
+            let mut now_us = 1_760_000_000_000_000;
+            let first = Entry { time_us: now_us, units: 1 };
+            let mut ring = Ring::default();
+            ring.push(first, SEGMENT_ENTRIES_MAX);
+            let mut list = vec![first];
+            while list.len() < SEGMENT_ENTRIES_MAX {
+                now_us += 1 + below(3) as u64;
+                let entry = Entry { time_us: now_us, units: 1 + below(4) as u32 };
+                ring.push(entry, SEGMENT_ENTRIES_MAX);
+                list.push(entry);
+            }
+            now_us += 1;
+            let entry = Entry { time_us: now_us, units: 2 };
+            let mut long = Long::new(ring, entry);
+            list.push(entry);
+            for _ in 0..400 {
+                match below(12) {
+                    0..=2 => {
+                        for _ in 0..below(700) {
+                            now_us += 1 + below(3) as u64;
+                            // Once in a while one that needs two words.
+                            let units = if below(2_000) == 0 { 600_000 } else { 1 + below(4) as u32 };
+                            list.push(Entry { time_us: now_us, units });
+                            long.push(Entry { time_us: now_us, units });
+                        }
+                    }
+                    3 => {
+                        let from = below(list.len());
+                        for _ in 0..below(900).min(list.len() - from) {
+                            let index = if from < list.len() { from } else { list.len() - 1 };
+                            if list.len() > 1 {
+                                list.remove(index);
+                                long.remove(index);
+                            }
+                        }
+                    }
+                    4 => {
+                        let count = below(list.len().min(3_000));
+                        list.drain(..count);
+                        long.drop_front(count);
+                    }
+                    5 => {
+                        let after = list[list.len() - 1 - below(list.len().min(1_500))];
+                        let later: Vec<Entry> =
+                            list.iter().copied().filter(|entry| entry.time_us > after.time_us).collect();
+                        list.truncate(list.len() - later.len());
+                        let units: u32 = later.iter().map(|entry| entry.units).sum();
+                        assert_eq!(long.take_later_than(after.time_us), units);
+                        now_us = after.time_us;
+                    }
+                    6 => {
+                        let index = below(list.len());
+                        list[index].units += 1;
+                        long.set(index, list[index]);
+                    }
+                    _ => {
+                        let time_us = list[below(list.len())].time_us + below(2) as u64;
+                        let entries = list.iter().take_while(|entry| entry.time_us <= time_us).count();
+                        let units: u32 = list[..entries].iter().map(|entry| entry.units).sum();
+                        let gone = long.until(time_us);
+                        assert_eq!((gone.entries, gone.units), (entries, u64::from(units)));
+                        let holder = list[entries - 1];
+                        assert_eq!(long.entry_with(gone.units), holder);
+                        assert_eq!(long.entry_with(gone.units - u64::from(holder.units) + 1), holder);
+                        assert_eq!(long.get(entries - 1), holder);
+                    }
+                }
+                let total: u32 = list.iter().map(|entry| entry.units).sum();
+                assert_eq!(
+                    (long.len(), long.total(), long.newest_us()),
+                    (list.len(), total, list[list.len() - 1].time_us)
+                );
+                assert!(long.segments.iter().all(|segment| (1..=SEGMENT_ENTRIES_MAX).contains(&segment.len())));
+                assert!(
+                    long.segments() <= 4 + 2 * long.len() / JOINED_ENTRIES_MAX,
+                    "{} of {}",
+                    long.segments(),
+                    long.len()
+                );
+            }
+            assert!(list.iter().enumerate().all(|(index, entry)| long.get(index) == *entry));
+        }
+    }
+}
