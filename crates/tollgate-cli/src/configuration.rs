@@ -72,5 +72,5 @@ fn validate_as_json(arguments: &Validate, loader: &Loader) -> Result<bool, Failu
 }
 
 fn tell(finding: Finding) {
-    output::complain(format_args!("{:?}", miette::Report::new(finding)));
+    output::print_error(format_args!("{:?}", miette::Report::new(finding)));
 }

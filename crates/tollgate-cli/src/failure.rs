@@ -29,7 +29,7 @@ pub(crate) enum Failure {
     #[diagnostic(help("check the name and the permissions of the file"))]
     Unreadable { file: PathBuf, error: std::io::Error },
     #[error("{place}: {error}")]
-    Token { place: String, error: tollgate_server::TokenError },
+    Token { place: String, error: tollgate_server::AdminTokenError },
     #[error("{place} holds no password for Redis clients")]
     #[diagnostic(help(
         "give a password there, or omit --resp-password-file and $TOLLGATE_RESP_PASSWORD to accept clients without one"

@@ -3,10 +3,10 @@
 
 mod admin;
 mod arguments;
-mod ask;
 mod boundary;
 mod client;
 mod configuration;
+mod counters;
 mod explain;
 mod failure;
 mod output;
@@ -35,14 +35,14 @@ fn main() -> ExitCode {
     failure::set_up_reports();
     let said = Arguments::try_parse().map_or_else(tell, run);
     said.unwrap_or_else(|failure| {
-        output::complain(format_args!("{:?}", miette::Report::new(failure)));
+        output::print_error(format_args!("{:?}", miette::Report::new(failure)));
         ExitCode::from(FAILED)
     })
 }
 
 /// What cannot be understood, and what only asks for help or the version.
 fn tell(answer: clap::Error) -> Result<ExitCode, Failure> {
-    let said = output::enough(answer.print());
+    let said = output::ignore_broken_pipe(answer.print());
     if !answer.use_stderr() {
         said.map_err(Failure::Output)?;
     }
@@ -53,8 +53,8 @@ fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
     match arguments.command {
         Some(Command::Serve(serve)) => in_runtime(serve::serve(*serve))?,
         Some(Command::Explain(explain)) => in_runtime(explain::explain(explain))?,
-        Some(Command::Inspect(inspect)) => in_runtime(ask::inspect(inspect))?,
-        Some(Command::Reset(reset)) => in_runtime(ask::reset(reset))?,
+        Some(Command::Inspect(inspect)) => in_runtime(counters::inspect(inspect))?,
+        Some(Command::Reset(reset)) => in_runtime(counters::reset(reset))?,
         Some(Command::Script) => output::print(tollgate_redis::SCRIPT)?,
         Some(Command::Completions { shell }) => {
             let mut script = Vec::new();
@@ -67,7 +67,7 @@ fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
             return Ok(if usable { ExitCode::SUCCESS } else { ExitCode::from(FAILED) });
         }
         Some(Command::Check(check)) => {
-            let allowed = in_runtime(ask::check(check))?;
+            let allowed = in_runtime(counters::check(check))?;
             return Ok(if allowed { ExitCode::SUCCESS } else { ExitCode::from(DENIED) });
         }
     }

@@ -11,7 +11,7 @@ use crate::Failure;
 /// If the text cannot be written for any other reason, such as a full disk.
 pub(crate) fn print(text: impl Display) -> Result<(), Failure> {
     let mut out = std::io::stdout().lock();
-    enough(write!(out, "{text}").and_then(|()| out.flush())).map_err(Failure::Output)
+    ignore_broken_pipe(write!(out, "{text}").and_then(|()| out.flush())).map_err(Failure::Output)
 }
 
 /// Prints to standard output, with a newline. Fails like [`print()`].
@@ -20,12 +20,12 @@ pub(crate) fn print_line(text: impl Display) -> Result<(), Failure> {
 }
 
 /// Prints a line to standard error. Ignores errors.
-pub(crate) fn complain(text: impl Display) {
+pub(crate) fn print_error(text: impl Display) {
     let _ = writeln!(std::io::stderr(), "{text}");
 }
 
 /// Turns the error of a closed pipe into success.
-pub(crate) fn enough(written: std::io::Result<()>) -> std::io::Result<()> {
+pub(crate) fn ignore_broken_pipe(written: std::io::Result<()>) -> std::io::Result<()> {
     match written {
         Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
         written => written,

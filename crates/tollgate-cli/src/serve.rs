@@ -16,9 +16,9 @@ use tollgate::observe::TracingObserver;
 use tollgate::rules::PlanLookup;
 use tollgate::{Limiter, LimiterBuilder, MemoryStore, Store};
 use tollgate_redis::RedisStore;
-use tollgate_server::doors::resp::RespOptions;
+use tollgate_server::listeners::resp::RespOptions;
 use tollgate_server::{
-    Bounds, Doors, Listeners, Readiness, Reloader, StoreTimes, Tls, Token, is_loopback, run, watch_memory,
+    BoundListeners, Bounds, Listeners, Readiness, Reloader, StoreTimes, Tls, Token, is_loopback, run, watch_memory,
 };
 use tracing_subscriber::EnvFilter;
 
@@ -80,7 +80,7 @@ pub(crate) async fn serve(arguments: Serve) -> Result<(), Failure> {
     let (engine, reloader) = rules(&arguments, loader, loaded, &limiter, (lookups, memory.shield_bytes), tls.clone());
     let shared = store.clone().map(|store| Arc::new(store) as Arc<dyn Store>);
     let readiness = Readiness::new(limiter.clone(), shared, reloader.clone());
-    let mut doors = Doors::new(limiter.clone())
+    let mut doors = BoundListeners::new(limiter.clone())
         .resp(resp_options(&arguments)?)
         .bounds(bounds)
         .reloader(reloader.clone())

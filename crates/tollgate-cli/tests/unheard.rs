@@ -8,7 +8,7 @@ use std::fs::OpenOptions;
 use std::process::{Output, Stdio};
 
 use serving::{Client, Serving, command};
-use tollgate_testkit::look::eventually;
+use tollgate_testkit::poll::eventually;
 
 const RULES: &str = "[[rules]]\nname = \"all\"\nby = [\"ip\"]\nlimits = [\"QUOTA/h\"]\n";
 const ASKED: &str = r#"{"request":{"method":"GET","path":"/","peer":"203.0.113.9"}}"#;

@@ -16,14 +16,14 @@ mod bucket;
 mod log;
 mod pair;
 
-pub(crate) use bucket::Answer as BucketAnswer;
 pub use bucket::Bucket;
+pub(crate) use bucket::BucketDecision as BucketAnswer;
 pub use log::Log;
-pub(crate) use log::{Entry, Few, LogParts, Long, Ring, RingHead, SHORT_CAPACITIES};
+pub(crate) use log::{Entry, InlineEntries, LogParts, Long, Ring, RingHead, SHORT_CAPACITIES};
 pub use pair::Pair;
 
 use crate::check::Demand;
-use crate::decision::{Decision, Line, Source};
+use crate::decision::{Decision, LimitStatus, Source};
 use crate::limit::{Limit, Machine};
 use crate::time::Timestamp;
 
@@ -57,7 +57,7 @@ impl Receipt {
     ///
     /// `None` if nothing can be refunded: the line is a denial or a peek, or its `reset_after` is *never*. The caller
     /// must also make sure that the whole decision was an admission.
-    pub fn of(at: Timestamp, line: &Line) -> Option<Receipt> {
+    pub fn of(at: Timestamp, line: &LimitStatus) -> Option<Receipt> {
         let reset_after_us = line.reset_after.as_micros()?;
         (line.allowed && line.cost > 0).then_some(Receipt { at, units: line.cost, reset_after_us })
     }
@@ -126,7 +126,7 @@ impl State {
     /// Returns the limit's status for `cost` units at `now`, without charging them.
     ///
     /// A cost of 0 is always allowed; its `retry_after` is the wait until one unit fits.
-    pub fn look(&self, limit: &Limit, now: Timestamp, cost: u32) -> Line {
+    pub fn look(&self, limit: &Limit, now: Timestamp, cost: u32) -> LimitStatus {
         match (self, limit.machine()) {
             (State::Log(log), Machine::Log(shape)) => log.look(limit, shape, now, cost),
             (State::Pair(pair), Machine::Pair(shape)) => pair.look(limit, shape, now, cost),
@@ -139,7 +139,7 @@ impl State {
     ///
     /// With `may_grow` false, a log adds no entry that needs memory. It adds the units to its newest entry instead,
     /// which then expires later, so the error is towards denial.
-    pub(crate) fn charge(&mut self, limit: &Limit, now: Timestamp, cost: u32, may_grow: bool) -> Line {
+    pub(crate) fn charge(&mut self, limit: &Limit, now: Timestamp, cost: u32, may_grow: bool) -> LimitStatus {
         match (&mut *self, limit.machine()) {
             (State::Log(log), Machine::Log(shape)) => log.charge(limit, shape, now, cost, may_grow),
             (State::Pair(pair), Machine::Pair(shape)) => pair.charge(limit, shape, now, cost),
@@ -155,7 +155,7 @@ impl State {
     ///
     /// Changes the state only as a denial must: corrects times in the future after the clock went back, drops expired
     /// entries, and charges `count_denied`.
-    pub(crate) fn refuse(&mut self, limit: &Limit, now: Timestamp, cost: u32, may_grow: bool) -> Line {
+    pub(crate) fn refuse(&mut self, limit: &Limit, now: Timestamp, cost: u32, may_grow: bool) -> LimitStatus {
         match (&mut *self, limit.machine()) {
             (State::Log(log), Machine::Log(shape)) => log.refuse(limit, shape, now, cost, may_grow),
             (State::Pair(pair), Machine::Pair(shape)) => pair.refuse(limit, shape, now, cost),
@@ -212,12 +212,18 @@ pub fn decide(now: Timestamp, demands: &[Demand<'_>], states: &mut [State]) -> D
     };
     let allowed = demands.iter().zip(states.iter()).all(fits);
     let lines = demands.iter().zip(states).map(|(demand, state)| settle(allowed, now, demand, state, true)).collect();
-    Decision { at: now, source: Source::Store, lines }
+    Decision { at: now, source: Source::Store, limits: lines }
 }
 
 /// Applies the verdict on the whole check to one demand, and returns the status of its limit.
 #[inline]
-pub(crate) fn settle(allowed: bool, now: Timestamp, demand: &Demand<'_>, state: &mut State, may_grow: bool) -> Line {
+pub(crate) fn settle(
+    allowed: bool,
+    now: Timestamp,
+    demand: &Demand<'_>,
+    state: &mut State,
+    may_grow: bool,
+) -> LimitStatus {
     let cost = demand.cost.units();
     match (cost, allowed) {
         (0, _) => state.look(&demand.limit, now, 0),

@@ -1,4 +1,4 @@
-//! The result of a check: one [`Line`] per limit, and the overall verdict.
+//! The result of a check: one [`LimitStatus`] per limit, and the overall verdict.
 
 use std::fmt;
 use std::time::Duration;
@@ -64,7 +64,7 @@ impl fmt::Debug for Wait {
 ///
 /// The values describe the counter after the decision: an admission is already charged.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Line {
+pub struct LimitStatus {
     /// Whether this limit alone allows the request. The request is admitted only if every limit allows it.
     pub allowed: bool,
     /// The requested cost, in units.
@@ -113,8 +113,8 @@ impl Source {
     }
 }
 
-/// A list of [`Line`]s. Up to two are stored inline, without an allocation, which covers most checks.
-pub type Lines = SmallVec<[Line; 2]>;
+/// A list of [`LimitStatus`]s. Up to two are stored inline, without an allocation, which covers most checks.
+pub type LimitStatuses = SmallVec<[LimitStatus; 2]>;
 
 /// The result of a check. A denial is a decision, not an error.
 #[derive(PartialEq, Eq, Debug)]
@@ -124,13 +124,13 @@ pub struct Decision {
     /// The component that decided.
     pub source: Source,
     /// One line per demand, in the order of the check.
-    pub lines: Lines,
+    pub limits: LimitStatuses,
 }
 
 impl Clone for Decision {
     fn clone(&self) -> Decision {
-        // `Line` is `Copy`: `from_slice` copies the bytes at once, `SmallVec::clone` clones one element at a time.
-        Decision { lines: Lines::from_slice(&self.lines), ..*self }
+        // `LimitStatus` is `Copy`: `from_slice` copies the bytes at once, `SmallVec::clone` clones one element at a time.
+        Decision { limits: LimitStatuses::from_slice(&self.limits), ..*self }
     }
 }
 
@@ -139,7 +139,7 @@ impl Decision {
     ///
     /// `true` if the decision has no lines.
     pub fn allowed(&self) -> bool {
-        self.lines.iter().all(|line| line.allowed)
+        self.limits.iter().all(|line| line.allowed)
     }
 
     /// Returns how long the client should wait before it retries or proceeds.
@@ -148,7 +148,7 @@ impl Decision {
     /// - Admitted: the longest wait that a leaky bucket asks for, else zero. Peeks (cost 0) are ignored.
     pub fn retry_after(&self) -> Wait {
         let allowed = self.allowed();
-        let relevant = self.lines.iter().filter(|line| line.allowed == allowed && (line.cost > 0 || !allowed));
+        let relevant = self.limits.iter().filter(|line| line.allowed == allowed && (line.cost > 0 || !allowed));
         relevant.map(|line| line.retry_after).max().unwrap_or(Wait::ZERO)
     }
 }

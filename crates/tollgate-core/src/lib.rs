@@ -14,7 +14,7 @@
 //! let demands = [Demand::new(per_minute, key), Demand::new(per_day, key)];
 //! let decision = store.check(&Check::new(&demands)?);
 //! assert!(decision.allowed());
-//! assert_eq!((decision.lines[0].remaining, decision.lines[1].remaining), (9, 999));
+//! assert_eq!((decision.limits[0].remaining, decision.limits[1].remaining), (9, 999));
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
@@ -49,7 +49,7 @@
 //!
 //! - [`Limit`], [`Algorithm`]: a validated limit, and its text form.
 //! - [`Key`], [`Demand`], [`Check`]: the input of a decision.
-//! - [`Decision`], [`Line`], [`Wait`]: the result.
+//! - [`Decision`], [`LimitStatus`], [`Wait`]: the result.
 //! - [`algorithm`]: the three state machines and [`algorithm::decide`].
 //! - [`MemoryStore`]: counters in process memory. [`Store`]: the trait of all stores.
 //! - [`Clock`], [`SystemClock`], [`ManualClock`], [`Timestamp`]: time as an argument.
@@ -69,7 +69,7 @@ mod store;
 mod time;
 
 pub use check::{Check, CheckError, Cost, DEMANDS_MAX, Demand, StandingDemand};
-pub use decision::{Decision, Line, Lines, Source, Wait};
+pub use decision::{Decision, LimitStatus, LimitStatuses, Source, Wait};
 pub use key::{Key, KeyError, RuleScope, RuleScopeBuf, SUBJECT_BYTES_MAX, Scope};
 pub use limit::{
     Algorithm, Limit, LimitError, LimitTextError, QUOTA_MAX, SLIDING_EXACT_QUOTA_MAX, SLIDING_LOG_QUOTA_MAX,

@@ -11,7 +11,7 @@ use std::time::Duration;
 pub(crate) use divisor::Divisor;
 pub use text::LimitTextError;
 
-use crate::memory::Mark;
+use crate::memory::SlotHeader;
 use crate::time::Timestamp;
 
 /// The largest quota, burst or queue. 24 bits: multiplied by 2^20 parts of a window it is below 2^53.
@@ -139,7 +139,7 @@ pub(crate) struct BucketShape {
     /// `count_denied`.
     pub(crate) is_plain: bool,
     /// The mark of the slots in which the memory store keeps buckets of this limit.
-    pub(crate) mark: Mark,
+    pub(crate) mark: SlotHeader,
 }
 
 /// At most `quota` units per `window`, by an [`Algorithm`].
@@ -403,7 +403,7 @@ impl BucketShape {
         let grain_us = capacity * window_us.div_ceil(1 << 20) / GRAIN_DIVISOR + 1;
         let parts_per_unit = Divisor::new(window_us.div_ceil(grain_us));
         let full = capacity * parts_per_unit.get();
-        let mark = Mark::of_buckets(quota, grain_us, parts_per_unit.get());
+        let mark = SlotHeader::of_buckets(quota, grain_us, parts_per_unit.get());
         let is_plain = grain_us == 1 && full / u64::from(quota) < Timestamp::MAX.as_micros();
         let quota = Divisor::new(quota.into());
         BucketShape { capacity, full, grain_us, parts_per_unit, quota, spaces, is_plain, mark }

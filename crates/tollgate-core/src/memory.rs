@@ -29,14 +29,14 @@
 
 mod budget;
 mod builder;
+mod counter_hash;
 mod lifetime;
-mod naming;
+mod multi_limit;
 mod overflow;
 mod rings;
 mod shard;
 mod slot;
 mod table;
-mod together;
 
 use parking_lot::{Mutex, MutexGuard};
 use smallvec::SmallVec;
@@ -44,13 +44,13 @@ use smallvec::SmallVec;
 use self::budget::Budget;
 pub use self::builder::MemoryStoreBuilder;
 use self::builder::StoreClock;
-use self::naming::{CounterHash, Naming};
+use self::counter_hash::{CounterHash, CounterHasher};
 use self::overflow::{CELLS_MAX, OverflowScope};
-use self::shard::{Place, Shard};
-pub(crate) use self::slot::Mark;
+use self::shard::{Shard, SlotLocation};
+pub(crate) use self::slot::SlotHeader;
 use crate::algorithm::{self, Receipt, State};
 use crate::check::{Check, Cost, Demand};
-use crate::decision::{Decision, Line, Lines, Source};
+use crate::decision::{Decision, LimitStatus, LimitStatuses, Source};
 use crate::key::Key;
 use crate::limit::{Limit, Machine};
 use crate::store::{Store, StoreFuture};
@@ -74,7 +74,7 @@ use crate::time::{Clock, Timestamp};
 /// ```
 pub struct MemoryStore {
     shards: Box<[Padded]>,
-    naming: Naming,
+    naming: CounterHasher,
     clock: StoreClock,
     budget: Budget,
 }
@@ -103,17 +103,17 @@ impl MemoryStore {
 
     /// Decides one check, now.
     pub fn check(&self, check: &Check<'_>) -> Decision {
-        let mut lines = Lines::new();
+        let mut lines = LimitStatuses::new();
         let at = self.check_onto(check, &mut lines);
-        Decision { at, source: Source::Store, lines }
+        Decision { at, source: Source::Store, limits: lines }
     }
 
     /// The same for whoever has a place for the lines: adds them there, and says when it was decided.
     ///
     /// ```
-    /// use tollgate_core::{Check, Demand, Key, Lines, MemoryStore};
+    /// use tollgate_core::{Check, Demand, Key, LimitStatuses, MemoryStore};
     ///
-    /// let (store, mut lines) = (MemoryStore::new(), Lines::new());
+    /// let (store, mut lines) = (MemoryStore::new(), LimitStatuses::new());
     /// let demand = Demand::new("1/min".parse()?, Key::new("user:42")?);
     /// store.check_onto(&Check::one(&demand), &mut lines);
     /// store.check_onto(&Check::one(&demand), &mut lines);
@@ -121,7 +121,7 @@ impl MemoryStore {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     #[inline]
-    pub fn check_onto(&self, check: &Check<'_>, lines: &mut Lines) -> Timestamp {
+    pub fn check_onto(&self, check: &Check<'_>, lines: &mut LimitStatuses) -> Timestamp {
         self.check_at(self.clock.now(), check, lines)
     }
 
@@ -137,7 +137,7 @@ impl MemoryStore {
     /// assert!(!store.check_one(&limit, Key::new("user:42")?, Cost::ONE).allowed);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn check_one(&self, limit: &Limit, key: Key<'_>, cost: Cost) -> Line {
+    pub fn check_one(&self, limit: &Limit, key: Key<'_>, cost: Cost) -> LimitStatus {
         self.decide_one(&mut self.clock.now(), limit, &key, cost)
     }
 
@@ -145,9 +145,9 @@ impl MemoryStore {
     pub fn check_batch(&self, checks: &[Check<'_>]) -> Vec<Decision> {
         let read = self.clock.now();
         let decide = |check| {
-            let mut lines = Lines::new();
+            let mut lines = LimitStatuses::new();
             let at = self.check_at(read, check, &mut lines);
-            Decision { at, source: Source::Store, lines }
+            Decision { at, source: Source::Store, limits: lines }
         };
         checks.iter().map(decide).collect()
     }
@@ -157,7 +157,7 @@ impl MemoryStore {
         if !decision.allowed() {
             return;
         }
-        for (demand, line) in check.demands().iter().zip(&decision.lines) {
+        for (demand, line) in check.demands().iter().zip(&decision.limits) {
             if let Some(receipt) = Receipt::of(decision.at, line) {
                 self.change(demand, |state, now| state.refund(&demand.limit, now, receipt));
             }
@@ -172,9 +172,9 @@ impl MemoryStore {
     }
 
     /// Looks at a counter without changing it.
-    pub fn inspect(&self, demand: &Demand<'_>) -> Line {
+    pub fn inspect(&self, demand: &Demand<'_>) -> LimitStatus {
         let demand = Demand { cost: Cost::PEEK, ..*demand };
-        self.check(&Check::one(&demand)).lines[0]
+        self.check(&Check::one(&demand)).limits[0]
     }
 
     /// How many counters are kept, expired ones that were not reclaimed yet included.
@@ -203,7 +203,7 @@ impl MemoryStore {
     }
 
     #[inline]
-    fn check_at(&self, read: Timestamp, check: &Check<'_>, lines: &mut Lines) -> Timestamp {
+    fn check_at(&self, read: Timestamp, check: &Check<'_>, lines: &mut LimitStatuses) -> Timestamp {
         match check.demands() {
             [demand] => {
                 let mut at = read;
@@ -217,7 +217,7 @@ impl MemoryStore {
     /// A check of one counter, decided where it stands if it exists. What need not happen under the lock happens after it.
     /// `at` comes as the clock was read, and goes as the time of the decision.
     #[inline(always)]
-    fn decide_one(&self, at: &mut Timestamp, limit: &Limit, key: &Key<'_>, cost: Cost) -> Line {
+    fn decide_one(&self, at: &mut Timestamp, limit: &Limit, key: &Key<'_>, cost: Cost) -> LimitStatus {
         let name = self.naming.name(limit, key);
         let mut shard = self.shard(name).lock();
         let now = shard.arrive(*at, &self.clock);
@@ -260,7 +260,7 @@ impl MemoryStore {
         name: CounterHash,
         now: Timestamp,
         (limit, key, cost): (&Limit, &Key<'_>, Cost),
-    ) -> Line {
+    ) -> LimitStatus {
         let demand = Demand { limit: *limit, key: *key, cost };
         let taken = self.take(&mut shard, name, &demand, true, &[]);
         let allowed = taken.fits(now, &demand);
@@ -270,7 +270,7 @@ impl MemoryStore {
     }
 
     #[inline(never)]
-    fn check_several(&self, read: Timestamp, demands: &[Demand<'_>], lines: &mut Lines) -> Timestamp {
+    fn check_several(&self, read: Timestamp, demands: &[Demand<'_>], lines: &mut LimitStatuses) -> Timestamp {
         match self.admit_in_place(read, demands, lines) {
             Some(at) => at,
             None => self.check_in_general(read, demands, lines),
@@ -278,7 +278,7 @@ impl MemoryStore {
     }
 
     #[inline(never)]
-    fn check_in_general(&self, read: Timestamp, demands: &[Demand<'_>], lines: &mut Lines) -> Timestamp {
+    fn check_in_general(&self, read: Timestamp, demands: &[Demand<'_>], lines: &mut LimitStatuses) -> Timestamp {
         let names: SmallVec<[CounterHash; 4]> =
             demands.iter().map(|demand| self.naming.name(&demand.limit, &demand.key)).collect();
         let mut locked: SmallVec<[usize; 4]> = names.iter().map(|name| self.shard_index(*name)).collect();
@@ -295,7 +295,7 @@ impl MemoryStore {
 
         let mut taken = self.take_all(&mut shards, shard_of, &names, demands);
         let allowed = taken.iter().all(|(index, taken)| taken.fits(now, &demands[*index]));
-        let mut said: SmallVec<[Option<Line>; 4]> = smallvec::smallvec![None; demands.len()];
+        let mut said: SmallVec<[Option<LimitStatus>; 4]> = smallvec::smallvec![None; demands.len()];
         // Those that have a place go back first: an insertion may move it.
         taken.sort_by_key(|(_, taken)| taken.place.is_new());
         for (index, taken) in taken {
@@ -315,8 +315,8 @@ impl MemoryStore {
         shard_of: impl Fn(CounterHash) -> usize,
         names: &[CounterHash],
         demands: &[Demand<'_>],
-    ) -> SmallVec<[(usize, Taken); 4]> {
-        let mut all: SmallVec<[(usize, Taken); 4]> = SmallVec::new();
+    ) -> SmallVec<[(usize, CheckedOut); 4]> {
+        let mut all: SmallVec<[(usize, CheckedOut); 4]> = SmallVec::new();
         let mut known: SmallVec<[usize; 4]> = (0..demands.len()).collect();
         let mut newcomers_before = None;
         while newcomers_before != Some(all.len()) {
@@ -357,8 +357,8 @@ impl MemoryStore {
         name: CounterHash,
         demand: &Demand<'_>,
         may_part: bool,
-        others: &[(usize, Taken)],
-    ) -> Taken {
+        others: &[(usize, CheckedOut)],
+    ) -> CheckedOut {
         let (place, state, name) = match shard.take_known(name) {
             Some((place, state)) => (place, state, name),
             None => shard.take_unknown(&demand.limit, &self.budget, name, may_part, |scope| {
@@ -373,7 +373,7 @@ impl MemoryStore {
             State::Log(log) => log.has_room_for(demand.cost.units()) || shard.log_may_grow(log, &self.budget),
             _ => true,
         };
-        Taken { place, state, name, may_grow }
+        CheckedOut { place, state, name, may_grow }
     }
 
     fn overflow_name(&self, name: CounterHash, demand: &Demand<'_>, scope: OverflowScope, step: usize) -> CounterHash {
@@ -394,14 +394,14 @@ impl MemoryStore {
 }
 
 /// A counter out of its place, between looking and putting it back.
-struct Taken {
-    place: Place,
+struct CheckedOut {
+    place: SlotLocation,
     state: State,
     name: CounterHash,
     may_grow: bool,
 }
 
-impl Taken {
+impl CheckedOut {
     /// Whether there is room for the demand.
     #[inline]
     fn fits(&self, now: Timestamp, demand: &Demand<'_>) -> bool {
@@ -411,7 +411,7 @@ impl Taken {
 
     /// Answers, and goes back into its place, after the whole check was allowed or not.
     #[inline]
-    fn settle(mut self, shard: &mut Shard, now: Timestamp, demand: &Demand<'_>, allowed: bool) -> Line {
+    fn settle(mut self, shard: &mut Shard, now: Timestamp, demand: &Demand<'_>, allowed: bool) -> LimitStatus {
         let line = algorithm::settle(allowed, now, demand, &mut self.state, self.may_grow);
         self.put(shard, demand, allowed);
         line
@@ -419,7 +419,7 @@ impl Taken {
 
     fn put(self, shard: &mut Shard, demand: &Demand<'_>, allowed: bool) {
         let is_charged = allowed || demand.limit.count_denied();
-        if demand.cost.units() > 0 && (is_charged || self.place != Place::Parting) {
+        if demand.cost.units() > 0 && (is_charged || self.place != SlotLocation::Promoted) {
             shard.put(self.place, self.name, &demand.limit, self.state);
         } else {
             shard.put_back(self.place, self.state);
@@ -442,7 +442,7 @@ impl Store for MemoryStore {
         Box::pin(std::future::ready(Ok(())))
     }
 
-    fn inspect<'a>(&'a self, demand: &'a Demand<'a>) -> StoreFuture<'a, Line> {
+    fn inspect<'a>(&'a self, demand: &'a Demand<'a>) -> StoreFuture<'a, LimitStatus> {
         Box::pin(std::future::ready(Ok(MemoryStore::inspect(self, demand))))
     }
 }

@@ -13,7 +13,7 @@ use std::future::Future;
 use std::pin::Pin;
 
 use crate::check::{Check, Demand};
-use crate::decision::{Decision, Line};
+use crate::decision::{Decision, LimitStatus};
 
 /// The future that a store returns. It is boxed, so that a store can be chosen at run time.
 pub type StoreFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send + 'a>>;
@@ -43,7 +43,7 @@ pub trait Store: Send + Sync {
     fn reset<'a>(&'a self, demand: &'a Demand<'a>) -> StoreFuture<'a, ()>;
 
     /// Returns the current status of the counter of `demand` without changing it. The cost is ignored.
-    fn inspect<'a>(&'a self, demand: &'a Demand<'a>) -> StoreFuture<'a, Line>;
+    fn inspect<'a>(&'a self, demand: &'a Demand<'a>) -> StoreFuture<'a, LimitStatus>;
 
     /// Completes once the answers that have already arrived are handed to their callers. A caller whose deadline has passed awaits this before it
     /// falls back: on a busy machine an answer may be there, and the task that would deliver it has not run yet.

@@ -1,13 +1,13 @@
 //! Converts the script's replies to decisions.
 
-use tollgate_core::{Decision, Line, Lines, Source, StoreErrorKind as Kind, Timestamp, Wait};
+use tollgate_core::{Decision, LimitStatus, LimitStatuses, Source, StoreErrorKind as Kind, Timestamp, Wait};
 
 use crate::fault::Fault;
 use crate::reply::Reply;
-use crate::request::{Asked, Step};
+use crate::request::{QuotaAndCost, Step};
 
 /// The decisions of one step of a call, or the fault of this step alone.
-pub(crate) type Answer = Result<Vec<Decision>, Fault>;
+pub(crate) type StepDecisions = Result<Vec<Decision>, Fault>;
 
 /// Converts the reply to a call of checks. Returns one answer per step, in order.
 ///
@@ -16,7 +16,7 @@ pub(crate) type Answer = Result<Vec<Decision>, Fault>;
 ///
 /// # Errors
 /// Returns a fault if the whole call failed or the reply is malformed.
-pub(crate) fn of_checks(reply: Reply, steps: &[(&Step, usize)]) -> Result<Vec<Answer>, Fault> {
+pub(crate) fn of_checks(reply: Reply, steps: &[(&Step, usize)]) -> Result<Vec<StepDecisions>, Fault> {
     let (at, mut numbers) = open(reply)?;
     let mut answers = Vec::with_capacity(steps.len());
     for (step, repeat) in steps {
@@ -27,11 +27,11 @@ pub(crate) fn of_checks(reply: Reply, steps: &[(&Step, usize)]) -> Result<Vec<An
                 let results = (0..results).map(|_| decision(at, &step.asked, &mut numbers));
                 Ok(results.collect::<Result<Vec<Decision>, Fault>>()?)
             }
-            _ => return Err(senseless()),
+            _ => return Err(malformed_reply()),
         };
         answers.push(answer);
     }
-    if numbers.next().is_some() { Err(senseless()) } else { Ok(answers) }
+    if numbers.next().is_some() { Err(malformed_reply()) } else { Ok(answers) }
 }
 
 /// Converts the reply to a call of refunds. Returns one result per step, in order.
@@ -45,7 +45,7 @@ pub(crate) fn of_refunds(reply: Reply, steps: &[(&Step, usize)]) -> Result<Vec<R
         answers.push(match numbers.next() {
             Some(Reply::Error(message)) => Err(Fault::of_reply(&message)),
             Some(Reply::Integer(1)) => Ok(()),
-            _ => return Err(senseless()),
+            _ => return Err(malformed_reply()),
         });
     }
     Ok(answers)
@@ -63,38 +63,38 @@ fn open(reply: Reply) -> Result<(Timestamp, Numbers), Fault> {
             let mut numbers = list.into_iter();
             match numbers.next() {
                 Some(Reply::Integer(now)) if now >= 0 => Ok((Timestamp::from_micros(now as u64), numbers)),
-                _ => Err(senseless()),
+                _ => Err(malformed_reply()),
             }
         }
-        _ => Err(senseless()),
+        _ => Err(malformed_reply()),
     }
 }
 
 /// Reads the five numbers of each limit and builds a decision.
-fn decision(at: Timestamp, asked: &[Asked], numbers: &mut Numbers) -> Result<Decision, Fault> {
-    let mut lines = Lines::with_capacity(asked.len());
+fn decision(at: Timestamp, asked: &[QuotaAndCost], numbers: &mut Numbers) -> Result<Decision, Fault> {
+    let mut lines = LimitStatuses::with_capacity(asked.len());
     for asked in asked {
         let allowed = match numbers.next() {
             Some(Reply::Integer(0)) => false,
             Some(Reply::Integer(1)) => true,
-            _ => return Err(senseless()),
+            _ => return Err(malformed_reply()),
         };
         let remaining = match numbers.next() {
-            Some(Reply::Integer(remaining)) => u32::try_from(remaining).map_err(|_| senseless())?,
-            _ => return Err(senseless()),
+            Some(Reply::Integer(remaining)) => u32::try_from(remaining).map_err(|_| malformed_reply())?,
+            _ => return Err(malformed_reply()),
         };
         let (retry_after, next_after, reset_after) = (wait(numbers)?, wait(numbers)?, wait(numbers)?);
-        let Asked { quota, cost } = *asked;
-        lines.push(Line { allowed, cost, quota, remaining, retry_after, next_after, reset_after });
+        let QuotaAndCost { quota, cost } = *asked;
+        lines.push(LimitStatus { allowed, cost, quota, remaining, retry_after, next_after, reset_after });
     }
-    Ok(Decision { at, source: Source::Store, lines })
+    Ok(Decision { at, source: Source::Store, limits: lines })
 }
 
 /// Builds the denial of a banned subject: no units remain until the ban ends, whatever the counters hold.
 ///
 /// `next_after` is `NEVER`, which no limit reports. Callers recognize a ban by it.
-fn banned(at: Timestamp, asked: &[Asked], ban: Wait) -> Decision {
-    let line = |&Asked { quota, cost }: &Asked| Line {
+fn banned(at: Timestamp, asked: &[QuotaAndCost], ban: Wait) -> Decision {
+    let line = |&QuotaAndCost { quota, cost }: &QuotaAndCost| LimitStatus {
         allowed: false,
         cost,
         quota,
@@ -103,15 +103,15 @@ fn banned(at: Timestamp, asked: &[Asked], ban: Wait) -> Decision {
         next_after: Wait::NEVER,
         reset_after: ban,
     };
-    Decision { at, source: Source::Store, lines: asked.iter().map(line).collect() }
+    Decision { at, source: Source::Store, limits: asked.iter().map(line).collect() }
 }
 
 /// Reads a wait in microseconds; -1 is `NEVER`.
 fn wait(numbers: &mut Numbers) -> Result<Wait, Fault> {
     match numbers.next() {
         Some(Reply::Integer(-1)) => Ok(Wait::NEVER),
-        Some(Reply::Integer(us)) => u64::try_from(us).map(Wait::from_micros).map_err(|_| senseless()),
-        _ => Err(senseless()),
+        Some(Reply::Integer(us)) => u64::try_from(us).map(Wait::from_micros).map_err(|_| malformed_reply()),
+        _ => Err(malformed_reply()),
     }
 }
 
@@ -121,12 +121,12 @@ fn wait(numbers: &mut Numbers) -> Result<Wait, Fault> {
 fn ban_wait(numbers: &mut Numbers) -> Result<Wait, Fault> {
     match numbers.next() {
         Some(Reply::Integer(us)) => Ok(u64::try_from(us).map_or(Wait::NEVER, Wait::from_micros)),
-        _ => Err(senseless()),
+        _ => Err(malformed_reply()),
     }
 }
 
 /// Creates the fault of a reply that does not follow the script's contract.
-fn senseless() -> Fault {
+fn malformed_reply() -> Fault {
     Fault::new(Kind::Protocol, "the script's reply is malformed")
 }
 
@@ -150,10 +150,10 @@ mod tests {
         let step = step();
         let answers = of_checks(list(&[9, 0, 5_000, 0, -1]), &[(&step, 1), (&step, 4)]).unwrap();
         let decisions: Vec<&Decision> = answers.iter().map(|answer| &answer.as_ref().unwrap()[0]).collect();
-        assert!(decisions.iter().all(|decision| !decision.allowed() && decision.lines[0].remaining == 0));
+        assert!(decisions.iter().all(|decision| !decision.allowed() && decision.limits[0].remaining == 0));
         assert_eq!(decisions[0].retry_after(), Wait::from_micros(5_000));
         assert_eq!(decisions[1].retry_after(), Wait::NEVER);
-        assert!(decisions.iter().all(|decision| decision.lines[0].next_after == Wait::NEVER), "the mark of a ban");
+        assert!(decisions.iter().all(|decision| decision.limits[0].next_after == Wait::NEVER), "the mark of a ban");
         let answers = of_checks(list(&[9, 0, i64::MIN]), &[(&step, 1)]).unwrap();
         assert_eq!(answers[0].as_ref().unwrap()[0].retry_after(), Wait::NEVER);
     }

@@ -11,7 +11,7 @@
 //! let limit: Limit = "100/min".parse()?;
 //! let demand = Demand::new(limit, Key::new("user:42")?);
 //! let decision = store.decide(&[Check::one(&demand)]).await?.remove(0);
-//! println!("{} left", decision.lines[0].remaining);
+//! println!("{} left", decision.limits[0].remaining);
 //! # Ok(())
 //! # }
 //! ```
@@ -22,7 +22,7 @@
 //!   RedisStore::decide ─▶ key, request   encodes the check for the script       key.rs, request.rs
 //!        │ queue
 //!        ▼
-//!   lane                  batches waiting checks into calls; (re)connects       lane.rs, lane/, connection.rs
+//!   worker                batches waiting checks into calls; (re)connects       worker.rs, worker/, connection.rs
 //!        │ EVALSHA
 //!        ▼
 //!   lua/tollgate.lua      decides the whole batch by the server's clock
@@ -48,13 +48,13 @@ mod answer;
 mod connection;
 mod fault;
 mod key;
-mod lane;
 mod reply;
 mod request;
 mod server_check;
 mod store;
 mod tls;
 mod url;
+mod worker;
 
 pub use key::PrefixError;
 pub use reply::Reply;

@@ -27,13 +27,13 @@ pub enum Reply {
 
 /// The error for bytes that are not valid RESP2, or that exceed the bounds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Garbled;
+pub(crate) struct ProtocolError;
 
 impl Reply {
     /// Parses the first reply in `bytes`, and returns it with its length in bytes.
     ///
     /// Returns `Ok(None)` while the reply is incomplete.
-    pub(crate) fn parse(bytes: &[u8]) -> Result<Option<(Reply, usize)>, Garbled> {
+    pub(crate) fn parse(bytes: &[u8]) -> Result<Option<(Reply, usize)>, ProtocolError> {
         let mut parser = Parser { bytes, at: 0 };
         Ok(parser.reply(0)?.map(|reply| (reply, parser.at)))
     }
@@ -54,9 +54,9 @@ struct Parser<'a> {
 
 impl Parser<'_> {
     /// Parses one reply at a nesting of `depth` lists; `None` if it is incomplete.
-    fn reply(&mut self, depth: usize) -> Result<Option<Reply>, Garbled> {
+    fn reply(&mut self, depth: usize) -> Result<Option<Reply>, ProtocolError> {
         let Some(line) = self.line()? else { return Ok(None) };
-        let (&kind, rest) = line.split_first().ok_or(Garbled)?;
+        let (&kind, rest) = line.split_first().ok_or(ProtocolError)?;
         match kind {
             b':' => Ok(Some(Reply::Integer(integer(rest)?))),
             b'+' => Ok(Some(Reply::Text(rest.to_vec()))),
@@ -76,30 +76,30 @@ impl Parser<'_> {
                     Ok(Some(Reply::List(list)))
                 }
             },
-            _ => Err(Garbled),
+            _ => Err(ProtocolError),
         }
     }
 
     /// Reads a line, without its CRLF; `None` if it is incomplete.
-    fn line(&mut self) -> Result<Option<&[u8]>, Garbled> {
+    fn line(&mut self) -> Result<Option<&[u8]>, ProtocolError> {
         let rest = &self.bytes[self.at..];
         match memchr::memchr(b'\n', rest) {
             Some(end) => {
                 self.at += end + 1;
-                rest[..end].strip_suffix(b"\r").map(Some).ok_or(Garbled)
+                rest[..end].strip_suffix(b"\r").map(Some).ok_or(ProtocolError)
             }
-            None if rest.len() as i64 > LENGTH_MAX => Err(Garbled),
+            None if rest.len() as i64 > LENGTH_MAX => Err(ProtocolError),
             None => Ok(None),
         }
     }
 
     /// Reads the bytes of a bulk string and its CRLF; `None` if they are incomplete.
-    fn bulk(&mut self, length: usize) -> Result<Option<Vec<u8>>, Garbled> {
+    fn bulk(&mut self, length: usize) -> Result<Option<Vec<u8>>, ProtocolError> {
         let rest = &self.bytes[self.at..];
         let Some(with_end) = rest.get(..length + 2) else { return Ok(None) };
         let (text, end) = with_end.split_at(length);
         if end != b"\r\n" {
-            return Err(Garbled);
+            return Err(ProtocolError);
         }
         self.at += length + 2;
         Ok(Some(text.to_vec()))
@@ -107,16 +107,16 @@ impl Parser<'_> {
 }
 
 /// Parses a decimal integer.
-fn integer(text: &[u8]) -> Result<i64, Garbled> {
-    std::str::from_utf8(text).ok().and_then(|text| text.parse().ok()).ok_or(Garbled)
+fn integer(text: &[u8]) -> Result<i64, ProtocolError> {
+    std::str::from_utf8(text).ok().and_then(|text| text.parse().ok()).ok_or(ProtocolError)
 }
 
 /// Parses a length; `None` for -1, which marks a null reply.
-fn length(text: &[u8]) -> Result<Option<usize>, Garbled> {
+fn length(text: &[u8]) -> Result<Option<usize>, ProtocolError> {
     match integer(text)? {
         -1 => Ok(None),
         length @ 0..=LENGTH_MAX => Ok(Some(length as usize)),
-        _ => Err(Garbled),
+        _ => Err(ProtocolError),
     }
 }
 
@@ -160,8 +160,8 @@ mod tests {
             &deep,
         ];
         for bytes in cases {
-            assert_eq!(Reply::parse(bytes), Err(Garbled), "{}", String::from_utf8_lossy(bytes));
+            assert_eq!(Reply::parse(bytes), Err(ProtocolError), "{}", String::from_utf8_lossy(bytes));
         }
-        assert_eq!(Reply::parse(&vec![b'+'; (LENGTH_MAX + 2) as usize]), Err(Garbled), "an endless line");
+        assert_eq!(Reply::parse(&vec![b'+'; (LENGTH_MAX + 2) as usize]), Err(ProtocolError), "an endless line");
     }
 }

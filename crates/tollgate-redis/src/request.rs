@@ -21,12 +21,12 @@ pub(crate) struct Step {
     argument_count: usize,
     ban_count: usize,
     /// The quota and cost of each limit, which the reply does not repeat.
-    pub(crate) asked: SmallVec<[Asked; 2]>,
+    pub(crate) asked: SmallVec<[QuotaAndCost; 2]>,
 }
 
 /// The quota and the cost of one limit of a step.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Asked {
+pub(crate) struct QuotaAndCost {
     pub(crate) quota: u32,
     pub(crate) cost: u32,
 }
@@ -50,7 +50,7 @@ impl Step {
         for demand in check.demands() {
             step.push_key(&prefix.counter(demand));
             step.push_argument(&limit_line(demand));
-            step.asked.push(Asked { quota: demand.limit.quota(), cost: demand.cost.units() });
+            step.asked.push(QuotaAndCost { quota: demand.limit.quota(), cost: demand.cost.units() });
         }
         step
     }
@@ -61,12 +61,12 @@ impl Step {
         if !decision.allowed() {
             return None;
         }
-        for (demand, line) in check.demands().iter().zip(&decision.lines) {
+        for (demand, line) in check.demands().iter().zip(&decision.limits) {
             let Some(receipt) = tollgate_core::algorithm::Receipt::of(decision.at, line) else { continue };
             step.push_key(&prefix.counter(demand));
             step.push_argument(&limit_line(&demand.cost(receipt.units)));
             step.push_argument(&format!("{} {}", receipt.at.as_micros(), receipt.reset_after_us));
-            step.asked.push(Asked { quota: demand.limit.quota(), cost: receipt.units });
+            step.asked.push(QuotaAndCost { quota: demand.limit.quota(), cost: receipt.units });
         }
         (!step.asked.is_empty()).then_some(step)
     }

@@ -14,17 +14,17 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot};
 use tollgate_core::{
-    Check, Clock, Cost, Decision, Demand, Line, Store, StoreError, StoreErrorKind as Kind, StoreFuture,
+    Check, Clock, Cost, Decision, Demand, LimitStatus, Store, StoreError, StoreErrorKind as Kind, StoreFuture,
 };
 
 use crate::connection::{ConnectFuture, Connector, Stream};
 use crate::fault::Fault;
 use crate::key::{Prefix, PrefixError};
-use crate::lane::{Counters, Lane, STEPS_MAX, Work};
 use crate::reply::Reply;
 use crate::request::{Step, push_command};
 use crate::tls::{Tls, TlsError};
 use crate::url::{Endpoint, UrlError};
+use crate::worker::{Counters, STEPS_MAX, Work, Worker};
 use crate::{SCRIPT, server_check};
 
 /// Long enough for a server that forks or saves; a caller with less patience has a deadline of its own.
@@ -174,7 +174,7 @@ impl RedisStoreBuilder {
         let (queue, mut works) = mpsc::channel(self.queue_length);
         let (turns, turns_asked) = mpsc::unbounded_channel();
         let (counters, panics) = (Arc::new(Counters::default()), Arc::new(AtomicU64::new(0)));
-        let lane = Lane {
+        let lane = Worker {
             endpoint: endpoint.clone(),
             tls,
             connector: self.connector,
@@ -381,11 +381,11 @@ impl Store for RedisStore {
         Box::pin(async move { self.command(&["DEL", &self.0.prefix.counter(demand)]).await.map(drop) })
     }
 
-    fn inspect<'a>(&'a self, demand: &'a Demand<'a>) -> StoreFuture<'a, Line> {
+    fn inspect<'a>(&'a self, demand: &'a Demand<'a>) -> StoreFuture<'a, LimitStatus> {
         Box::pin(async move {
             let peek = demand.cost(Cost::PEEK);
             let decisions = self.decide_all(&[Check::one(&peek)]).await?;
-            let line = decisions.first().and_then(|decision| decision.lines.first().copied());
+            let line = decisions.first().and_then(|decision| decision.limits.first().copied());
             line.ok_or_else(|| StoreError::new(Kind::Protocol, "the script's reply makes no sense"))
         })
     }

@@ -20,10 +20,10 @@ use tokio::sync::{Semaphore, watch};
 use tokio::time::Instant;
 
 use crate::budget::{Budget, Receiving, Reservation};
-use crate::crew::Crew;
-use crate::readiness::Attended;
+use crate::readiness::TaskGuard;
 use crate::stream::Stream;
 use crate::tls::Tls;
+use crate::worker_pool::WorkerPool;
 
 /// After a failure to accept (no file descriptors left, say) the door rests for so long.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
@@ -46,22 +46,22 @@ const LAST_CALL: Duration = Duration::from_millis(500);
 
 /// What a door counts of its connections.
 #[derive(Debug, Default)]
-pub(crate) struct DoorCounts {
+pub(crate) struct ListenerCounts {
     open: AtomicU64,
     accepted: AtomicU64,
     refused: AtomicU64,
     pub(crate) evicted: Arc<AtomicU64>,
 }
 
-impl DoorCounts {
-    /// Open now, accepted ever, refused ever for want of a place, evicted ever to make room for others.
+impl ListenerCounts {
+    /// OpenConnection now, accepted ever, refused ever for want of a place, evicted ever to make room for others.
     pub(crate) fn read(&self) -> [u64; 4] {
         [&self.open, &self.accepted, &self.refused, &self.evicted].map(|count| count.load(Ordering::Relaxed))
     }
 }
 
 /// How a door lets clients in.
-pub(crate) struct Gate {
+pub(crate) struct Acceptor {
     /// For logs.
     pub(crate) door: &'static str,
     pub(crate) places: usize,
@@ -74,17 +74,17 @@ pub(crate) struct Gate {
     /// What a client is told for whom there is no place. Not said over TLS, where it would be noise.
     pub(crate) refusal: &'static [u8],
     pub(crate) tls: Option<Tls>,
-    pub(crate) counts: Arc<DoorCounts>,
+    pub(crate) counts: Arc<ListenerCounts>,
     /// Who serves those who are in.
-    pub(crate) crew: Arc<Crew>,
+    pub(crate) crew: Arc<WorkerPool>,
     /// Goes with the door, whatever ends it.
-    pub(crate) _attended: Attended,
+    pub(crate) _attended: TaskGuard,
 }
 
 /// How far the doors are on their way to being closed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Stage {
-    Open,
+pub(crate) enum ShutdownStage {
+    OpenConnection,
     /// Everybody is served, and told not to ask here again where the protocol has a word for it.
     Leaving,
     /// Nobody new is let in, and what has arrived is answered last.
@@ -93,12 +93,12 @@ pub(crate) enum Stage {
 
 /// What a door knows about its closing.
 #[derive(Clone)]
-pub(crate) struct Closing(watch::Receiver<Stage>);
+pub(crate) struct Closing(watch::Receiver<ShutdownStage>);
 
 impl Closing {
     /// The sender tells the stage. Its going away is closing too.
-    pub(crate) fn channel() -> (watch::Sender<Stage>, Closing) {
-        let (tell, stage) = watch::channel(Stage::Open);
+    pub(crate) fn channel() -> (watch::Sender<ShutdownStage>, Closing) {
+        let (tell, stage) = watch::channel(ShutdownStage::OpenConnection);
         (tell, Closing(stage))
     }
 
@@ -110,13 +110,13 @@ impl Closing {
 
     /// Returns whether the doors have begun to close.
     pub(crate) fn is_closing(&self) -> bool {
-        self.is_leaving() && (*self.0.borrow() == Stage::Closing || self.0.has_changed().is_err())
+        self.is_leaving() && (*self.0.borrow() == ShutdownStage::Closing || self.0.has_changed().is_err())
     }
 
     /// Completes when the doors begin to close.
     pub(crate) async fn begun(mut self) {
         // An error means that the sender is gone.
-        let _ = self.0.wait_for(|stage| *stage == Stage::Closing).await;
+        let _ = self.0.wait_for(|stage| *stage == ShutdownStage::Closing).await;
     }
 
     /// Completes when an idle connection is to end: a little after the doors begin to close.
@@ -136,7 +136,7 @@ pub(crate) struct Context {
 
 impl Context {
     /// For a connection that shares nothing, and the sender that tells it the stage.
-    pub(crate) fn alone() -> (watch::Sender<Stage>, Context) {
+    pub(crate) fn alone() -> (watch::Sender<ShutdownStage>, Context) {
         let (tell, closing) = Closing::channel();
         let receiving = Receiving::new(Budget::new(RECEIVE_BYTES_ALONE, Arc::default()));
         (tell, Context { closing, receiving, place: None })
@@ -147,15 +147,15 @@ impl Context {
 pub(crate) type Serving = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// Lets connections in until the doors close, then waits for them.
-pub(crate) async fn accept<S>(listener: TcpListener, gate: Gate, closing: Closing, serve: S)
+pub(crate) async fn accept<S>(listener: TcpListener, gate: Acceptor, closing: Closing, serve: S)
 where
     S: Fn(Stream, Context) -> Serving + Clone + Send + 'static,
 {
-    let mut acceptor = match Acceptor::new(listener, gate.spares.clone()) {
+    let mut acceptor = match AcceptLoop::new(listener, gate.spares.clone()) {
         Ok(acceptor) => acceptor,
         Err(error) => return tracing::error!(door = gate.door, %error, "the listener cannot be used"),
     };
-    let places = Places::new(&gate);
+    let places = ConnectionPermits::new(&gate);
     let mut begun = pin!(closing.clone().begun());
     loop {
         let accepted = tokio::select! {
@@ -182,7 +182,7 @@ where
 }
 
 /// Hands a connection to the crew, or refuses it.
-async fn admit<S>(stream: StdTcpStream, places: &Places, gate: &Gate, closing: &Closing, serve: &S)
+async fn admit<S>(stream: StdTcpStream, places: &ConnectionPermits, gate: &Acceptor, closing: &Closing, serve: &S)
 where
     S: Fn(Stream, Context) -> Serving + Clone + Send + 'static,
 {
@@ -194,7 +194,7 @@ where
     let (serve, tls) = (serve.clone(), gate.tls.clone());
     let receiving = Receiving::new(gate.receive_budget.clone());
     let context = Context { closing: closing.clone(), receiving, place };
-    let (open, spares) = (Open::new(gate.counts.clone()), gate.spares.clone());
+    let (open, spares) = (OpenConnection::new(gate.counts.clone()), gate.spares.clone());
     gate.crew.serve(move || async move {
         if let Ok(stream) = TcpStream::from_std(stream)
             && let Some(stream) = handshake(stream, tls).await
@@ -208,7 +208,7 @@ where
 }
 
 /// A listener.
-struct Acceptor {
+struct AcceptLoop {
     listener: TcpListener,
     /// The same socket, for connections that wait already. The runtime of `listener` need not know of these: they are served by
     /// another.
@@ -219,12 +219,12 @@ struct Acceptor {
     warned_at: Option<Instant>,
 }
 
-impl Acceptor {
-    fn new(listener: TcpListener, spares: Arc<SpareDescriptors>) -> io::Result<Acceptor> {
+impl AcceptLoop {
+    fn new(listener: TcpListener, spares: Arc<SpareDescriptors>) -> io::Result<AcceptLoop> {
         let listener = listener.into_std()?;
         let direct = listener.try_clone()?;
         let listener = TcpListener::from_std(listener)?;
-        Ok(Acceptor { listener, direct, batch: 0, spares, warned_at: None })
+        Ok(AcceptLoop { listener, direct, batch: 0, spares, warned_at: None })
     }
 
     async fn accept(&mut self) -> io::Result<StdTcpStream> {
@@ -331,16 +331,19 @@ fn is_of_one_connection(error: &io::Error) -> bool {
 }
 
 /// The places of a listener.
-struct Places {
+struct ConnectionPermits {
     all: Arc<Semaphore>,
     /// Which of them an idle connection can be evicted from.
     evictable: Option<Arc<Budget>>,
 }
 
-impl Places {
-    fn new(gate: &Gate) -> Places {
+impl ConnectionPermits {
+    fn new(gate: &Acceptor) -> ConnectionPermits {
         let all = Arc::new(Semaphore::new(gate.places));
-        Places { all, evictable: gate.evicts_idle.then(|| Budget::new(gate.places, gate.counts.evicted.clone())) }
+        ConnectionPermits {
+            all,
+            evictable: gate.evicts_idle.then(|| Budget::new(gate.places, gate.counts.evicted.clone())),
+        }
     }
 
     /// Takes a place, if need be that of an idle connection. Returns `None` if all are taken and none may be evicted.
@@ -364,17 +367,17 @@ impl Places {
 }
 
 /// Counts a connection for as long as it is there.
-struct Open(Arc<DoorCounts>);
+struct OpenConnection(Arc<ListenerCounts>);
 
-impl Open {
-    fn new(counts: Arc<DoorCounts>) -> Open {
+impl OpenConnection {
+    fn new(counts: Arc<ListenerCounts>) -> OpenConnection {
         counts.accepted.fetch_add(1, Ordering::Relaxed);
         counts.open.fetch_add(1, Ordering::Relaxed);
-        Open(counts)
+        OpenConnection(counts)
     }
 }
 
-impl Drop for Open {
+impl Drop for OpenConnection {
     fn drop(&mut self) {
         self.0.open.fetch_sub(1, Ordering::Relaxed);
     }
@@ -397,7 +400,7 @@ async fn handshake(stream: TcpStream, tls: Option<Tls>) -> Option<Stream> {
 }
 
 /// Says that there is no place, if that can be said without waiting.
-async fn refuse(stream: StdTcpStream, gate: &Gate) {
+async fn refuse(stream: StdTcpStream, gate: &Acceptor) {
     if gate.tls.is_none()
         && let Ok(mut stream) = TcpStream::from_std(stream)
     {

@@ -35,10 +35,10 @@ use tokio::time::Instant;
 use self::token::Token;
 use crate::auth_guard::{Attempt, AuthGuard};
 use crate::browser::BrowserPolicy;
-use crate::doors::http::connection::{json, problem, read_body, refused_method};
-use crate::doors::http::foreign_origin;
-use crate::doors::http::question::Question;
 use crate::explain::Explanation;
+use crate::listeners::http::connection::{json, problem, read_body, refused_method};
+use crate::listeners::http::foreign_origin;
+use crate::listeners::http::request::CheckRequest;
 use crate::metrics::{self, ListenerStats, Numbers, Rejection};
 use crate::readiness::Readiness;
 use crate::reload::{ReloadError, Reloader, findings_json, parts_json};
@@ -49,7 +49,7 @@ pub fn is_loopback(address: IpAddr) -> bool {
 }
 
 /// What the admin door needs.
-pub(crate) struct AdminDoor {
+pub(crate) struct AdminListener {
     /// Without one nothing opens but what everybody may ask.
     pub(crate) token: Option<Token>,
     pub(crate) readiness: Readiness,
@@ -67,7 +67,7 @@ const LISTENER: &str = "admin";
 /// Room for the headers of any request that somebody wants explained.
 const BODY_BYTES_MAX: usize = 256 * 1024;
 
-impl AdminDoor {
+impl AdminListener {
     /// Answers one request of a client at `peer`.
     pub(crate) async fn answer<B>(&self, request: Request<B>, peer: IpAddr) -> Response<Bytes>
     where
@@ -117,10 +117,10 @@ impl AdminDoor {
     /// What everybody may ask.
     fn answer_open<B>(&self, request: &Request<B>) -> Option<Response<Bytes>> {
         let is_reading = matches!(*request.method(), Method::GET | Method::HEAD);
-        let answer: fn(&AdminDoor) -> Response<Bytes> = match request.uri().path() {
+        let answer: fn(&AdminListener) -> Response<Bytes> = match request.uri().path() {
             "/healthz" => |_| json(StatusCode::OK, &serde_json::json!({ "alive": true })),
-            "/readyz" => AdminDoor::readyz,
-            "/metrics" => AdminDoor::metrics,
+            "/readyz" => AdminListener::readyz,
+            "/metrics" => AdminListener::metrics,
             _ => return None,
         };
         Some(if is_reading { answer(self) } else { refused_method("GET, HEAD") })
@@ -200,8 +200,8 @@ impl AdminDoor {
             Ok(body) => body,
             Err(refusal) => return refusal,
         };
-        let (described, peer) = match Question::read(&body) {
-            Ok(Question::ByRules(described, peer)) => (described, peer),
+        let (described, peer) = match CheckRequest::read(&body) {
+            Ok(CheckRequest::ByRules(described, peer)) => (described, peer),
             Ok(_) => return bad("expected {\"request\": {\"method\": …, \"path\": …, \"peer\": …}}"),
             Err(error) => return bad(&error.to_string()),
         };

@@ -18,7 +18,7 @@ use bytes::BytesMut;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-use crate::doors::READ_BYTES;
+use crate::listeners::READ_BYTES;
 
 /// A shared bound.
 #[derive(Debug)]

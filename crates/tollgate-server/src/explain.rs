@@ -24,9 +24,9 @@ use serde::Serialize;
 use tollgate::answer::Policy;
 use tollgate::config::Loaded;
 use tollgate::identity::{Caller, Identity, Origin};
-use tollgate::rules::{Mode, PlanLookup, RequestView, Rule, Tariff};
+use tollgate::rules::{LimitSetId, Mode, PlanLookup, RequestView, Rule};
 use tollgate::{
-    Check, CheckOptions, Cost, Demand, Key, Limit, Limiter, Line, OnFailure, Scope, StoreErrorKind, Timestamp,
+    Check, CheckOptions, Cost, Demand, Key, Limit, LimitStatus, Limiter, OnFailure, Scope, StoreErrorKind, Timestamp,
 };
 
 use self::conditions::Conditions;
@@ -52,16 +52,16 @@ pub struct Explanation {
     /// Why no limit applies: `address`, `key` or `path`.
     pub exempt: Option<&'static str>,
     /// The caller's plan, and where that is said. None if no rule goes by plans.
-    pub plan: Option<PlanSaid>,
+    pub plan: Option<PlanExplanation>,
     /// Why nothing is said of what is left, if a store was asked and did not answer.
     pub counters_unknown: Option<String>,
     /// All rules, in the order of the file.
-    pub rules: Vec<RuleSaid>,
+    pub rules: Vec<RuleExplanation>,
 }
 
 /// A plan, and where it is said that the caller has it.
 #[derive(Debug, Serialize)]
-pub struct PlanSaid {
+pub struct PlanExplanation {
     /// Its name.
     pub name: String,
     /// Where that is said.
@@ -71,7 +71,7 @@ pub struct PlanSaid {
 /// What one rule would do.
 #[derive(Debug, Serialize)]
 #[non_exhaustive]
-pub struct RuleSaid {
+pub struct RuleExplanation {
     /// Its name.
     pub name: String,
     /// Whether it applies to this request.
@@ -89,7 +89,7 @@ pub struct RuleSaid {
     /// Whether it is decided in process memory, before everything else.
     pub shield: bool,
     /// What it holds this caller to.
-    pub limits: Vec<LimitSaid>,
+    pub limits: Vec<LimitExplanation>,
     #[serde(skip)]
     subject: Vec<u8>,
 }
@@ -97,7 +97,7 @@ pub struct RuleSaid {
 /// One limit of a rule.
 #[derive(Debug, Serialize)]
 #[non_exhaustive]
-pub struct LimitSaid {
+pub struct LimitExplanation {
     /// Its name.
     pub name: String,
     /// The limit as a text.
@@ -124,7 +124,7 @@ impl Explanation {
         is_revealing: bool,
     ) -> Explanation {
         let asked = match plan::question(loaded, request, peer, now) {
-            Some(question) if !lookups.is_empty() => Some(loaded.rules.look_up_tariff(&question, lookups).await),
+            Some(question) if !lookups.is_empty() => Some(loaded.rules.look_up_limit_set(&question, lookups).await),
             _ => None,
         };
         Explanation::with_plan(loaded, asked, request, peer, now, is_revealing)
@@ -133,7 +133,7 @@ impl Explanation {
     /// The same, once whoever knows plans was asked, if there is anybody.
     fn with_plan<B>(
         loaded: &Loaded,
-        asked: Option<Tariff>,
+        asked: Option<LimitSetId>,
         request: &Request<B>,
         peer: IpAddr,
         now: Timestamp,
@@ -145,7 +145,7 @@ impl Explanation {
         let origin = Origin { peer, headers: request.headers(), path: &path };
         let identity = rules.identifier().identify(origin, rules, now);
         let conditions = Conditions::new(loaded);
-        let (tariff, plan) = plan::of(loaded, asked, &identity);
+        let (limit_set, plan) = plan::of(loaded, asked, &identity);
         let exempt = exempt(loaded, &identity, conditions.is_exempt_path(&view));
         let matched: Vec<u32> = rules.matching(&view).indices().to_vec();
         let mut said = Vec::with_capacity(rules.rules().len());
@@ -155,7 +155,7 @@ impl Explanation {
             because.extend((rule.mode() == Mode::Off).then(|| "it is off".to_owned()));
             because.extend(rules.is_off().then(|| "the kill switch is on".to_owned()));
             because.extend(exempt.map(|what| format!("the {what} is exempt")));
-            said.push(rule_said(rule, tariff, &identity, because, is_revealing));
+            said.push(rule_said(rule, limit_set, &identity, because, is_revealing));
         }
         Explanation {
             method: view.method().to_string(),
@@ -200,7 +200,7 @@ impl Explanation {
 }
 
 /// What a limit would say to this cost, if it were asked for.
-async fn would_say(limiter: &Limiter, limit: Limit, key: Key<'_>, cost: Cost) -> Result<Line, StoreErrorKind> {
+async fn would_say(limiter: &Limiter, limit: Limit, key: Key<'_>, cost: Cost) -> Result<LimitStatus, StoreErrorKind> {
     let broken = StoreErrorKind::Protocol;
     let one: Limit = "1/s".parse().map_err(|_| broken)?;
     // The same subject, so that in a cluster both are asked in one place.
@@ -211,18 +211,18 @@ async fn would_say(limiter: &Limiter, limit: Limit, key: Key<'_>, cost: Cost) ->
     // As if the units could come back: then neither is a remembered denial told, nor this one remembered.
     let options = CheckOptions { on_failure: Some(OnFailure::Deny), refundable: true };
     let decision = limiter.check_with(&check, options).await.map_err(|unavailable| unavailable.kind())?;
-    decision.lines.first().copied().ok_or(broken)
+    decision.limits.first().copied().ok_or(broken)
 }
 
 fn rule_said(
     rule: &Rule,
-    tariff: Tariff,
+    limit_set: LimitSetId,
     identity: &Identity<'_>,
     because: Vec<String>,
     is_revealing: bool,
-) -> RuleSaid {
+) -> RuleExplanation {
     let subject = identity.subject(rule.by());
-    let limits = rule.policies(tariff).iter().map(|policy| LimitSaid {
+    let limits = rule.policies(limit_set).iter().map(|policy| LimitExplanation {
         name: policy.name().to_owned(),
         limit: policy.limit().to_string(),
         remaining: None,
@@ -230,7 +230,7 @@ fn rule_said(
         retry_after_ms: None,
         policy: policy.clone(),
     });
-    RuleSaid {
+    RuleExplanation {
         name: rule.name().to_string(),
         applies: because.is_empty(),
         mode: rule.mode().name(),

@@ -2,11 +2,11 @@
 //!
 //! ```no_run
 //! use tollgate::Limiter;
-//! use tollgate_server::{Doors, Listeners, run};
+//! use tollgate_server::{BoundListeners, Listeners, run};
 //!
 //! # async fn example() -> std::io::Result<()> {
 //! let listeners = Listeners { http: Some(tokio::net::TcpListener::bind("127.0.0.1:8080").await?), ..Listeners::default() };
-//! run(listeners, Doors::new(Limiter::memory()), async { std::future::pending().await }).await;
+//! run(listeners, BoundListeners::new(Limiter::memory()), async { std::future::pending().await }).await;
 //! # Ok(())
 //! # }
 //! ```
@@ -16,9 +16,8 @@ mod admin;
 mod auth_guard;
 mod browser;
 mod budget;
-mod crew;
-pub mod doors;
 mod explain;
+pub mod listeners;
 mod log_limit;
 mod memory_watch;
 mod metrics;
@@ -28,14 +27,15 @@ mod reload;
 mod run;
 mod stream;
 mod tls;
+mod worker_pool;
 
 pub use admin::is_loopback;
-pub use admin::token::{Token, TokenError};
+pub use admin::token::{AdminTokenError, Token};
 pub use browser::{Origin, OriginError};
-pub use explain::{Explanation, LimitSaid, PlanSaid, RuleSaid};
+pub use explain::{Explanation, LimitExplanation, PlanExplanation, RuleExplanation};
 pub use memory_watch::watch_memory;
 pub use metrics::StoreTimes;
 pub use readiness::Readiness;
 pub use reload::{ReloadError, Reloader, findings_json};
-pub use run::{Bounds, Doors, Listeners, run};
+pub use run::{BoundListeners, Bounds, Listeners, run};
 pub use tls::{Tls, TlsError};

@@ -19,12 +19,12 @@ use prometheus_client::encoding::{DescriptorEncoder, text};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Registry;
 use tollgate::engine::Engine;
-use tollgate::{Counted, Limiter, LimiterStats, MemoryStore, Said, Source};
+use tollgate::{Counted, DecisionOutcome, Limiter, LimiterStats, MemoryStore, Source};
 
 use self::histogram::Snapshot;
 pub(crate) use self::listener_stats::{DecisionStats, ListenerStats, Rejection};
 pub use self::store_times::StoreTimes;
-use crate::accept::DoorCounts;
+use crate::accept::ListenerCounts;
 use crate::readiness::Readiness;
 use crate::reload::Reloader;
 
@@ -41,7 +41,7 @@ pub(crate) struct Numbers {
     pub(crate) readiness: Readiness,
     pub(crate) decisions: Arc<DecisionStats>,
     pub(crate) store_times: Arc<StoreTimes>,
-    pub(crate) doors: [(&'static str, Arc<DoorCounts>); 3],
+    pub(crate) doors: [(&'static str, Arc<ListenerCounts>); 3],
     /// In the order of `doors`.
     pub(crate) listeners: [Arc<ListenerStats>; 3],
 }
@@ -177,7 +177,7 @@ impl Page<'_, '_> {
         self.counters("decisions", help, series)?;
 
         let is_degraded = |cell: &Counted| match (cell.said, cell.source) {
-            (Said::Unavailable, _) => Some("unavailable"),
+            (DecisionOutcome::Unavailable, _) => Some("unavailable"),
             (_, Source::Local) => Some("local"),
             (_, Source::None) => Some("allow"),
             _ => None,
@@ -284,7 +284,7 @@ impl Page<'_, '_> {
         self.gauge("store_evicted_keys", help, evicted.unwrap_or(0))
     }
 
-    fn connections(&mut self, doors: &[(&'static str, Arc<DoorCounts>)]) -> std::fmt::Result {
+    fn connections(&mut self, doors: &[(&'static str, Arc<ListenerCounts>)]) -> std::fmt::Result {
         let read = doors.iter().map(|(door, counts)| (vec![("door", Cow::from(*door))], counts.read()));
         let read: Vec<(Vec<Label<'_>>, [u64; 4])> = read.collect();
         let column = |which: usize| read.iter().map(move |(labels, counts)| (labels.clone(), counts[which]));

@@ -15,8 +15,8 @@ use http::{HeaderValue, Response};
 use schemars::generate::{SchemaGenerator, SchemaSettings};
 use serde_json::{Value, json};
 
-use crate::doors::http::answer::{DecisionAnswer, Problem};
-use crate::doors::http::question::Body;
+use crate::listeners::http::answer::{DecisionAnswer, Problem};
+use crate::listeners::http::request::Body;
 
 /// The document, as a response.
 pub(crate) fn document_response() -> Response<Bytes> {

@@ -84,12 +84,12 @@ impl Eviction {
 }
 
 /// Something that goes on for as long as this instance serves. If it ends before, that is told.
-pub(crate) struct Attended {
+pub(crate) struct TaskGuard {
     readiness: Readiness,
     what: &'static str,
 }
 
-impl Drop for Attended {
+impl Drop for TaskGuard {
     fn drop(&mut self) {
         if !self.readiness.is_leaving() {
             tracing::error!(what = self.what, "has ended and should not have; this instance is not ready any more");
@@ -107,8 +107,8 @@ impl Readiness {
     }
 
     /// Something goes on for as long as the value is there.
-    pub(crate) fn attend(&self, what: &'static str) -> Attended {
-        Attended { readiness: self.clone(), what }
+    pub(crate) fn attend(&self, what: &'static str) -> TaskGuard {
+        TaskGuard { readiness: self.clone(), what }
     }
 
     /// Asks the store every now and then whether it answers, until the process ends.
@@ -162,7 +162,7 @@ impl Readiness {
     /// What has ended that should have gone on.
     fn ended(&self) -> Vec<&'static str> {
         let mut ended = self.0.ended.lock().clone();
-        ended.extend(self.0.reloader.is_deaf().then_some("file watch"));
+        ended.extend(self.0.reloader.watch_ended().then_some("file watch"));
         ended
     }
 

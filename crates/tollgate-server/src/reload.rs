@@ -44,7 +44,7 @@ struct Inner {
     history: Mutex<History>,
     /// One at a time, in the order asked.
     turn: tokio::sync::Mutex<()>,
-    is_deaf: AtomicBool,
+    watch_ended: AtomicBool,
     /// The files as they were when they were last read.
     seen: Mutex<Stamps>,
     events: Arc<Events>,
@@ -143,7 +143,7 @@ impl Reloader {
             clock,
             history: Mutex::new(history),
             turn: Default::default(),
-            is_deaf: AtomicBool::new(false),
+            watch_ended: AtomicBool::new(false),
             seen: Mutex::default(),
             events: Arc::default(),
             poll_every: watch::POLL_EVERY,
@@ -179,8 +179,8 @@ impl Reloader {
     }
 
     /// Whether the files were watched and are not any more.
-    pub(crate) fn is_deaf(&self) -> bool {
-        self.0.is_deaf.load(Ordering::Relaxed)
+    pub(crate) fn watch_ended(&self) -> bool {
+        self.0.watch_ended.load(Ordering::Relaxed)
     }
 
     pub(crate) fn history(&self) -> History {

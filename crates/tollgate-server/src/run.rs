@@ -29,19 +29,19 @@ use tokio::task::JoinSet;
 use tollgate::engine::Engine;
 use tollgate::{Limiter, SystemClock};
 
-use crate::accept::{Closing, Context, DoorCounts, Gate, SpareDescriptors, Stage, accept};
+use crate::accept::{Acceptor, Closing, Context, ListenerCounts, ShutdownStage, SpareDescriptors, accept};
 use crate::admin::token::Token;
-use crate::admin::{AdminDoor, is_loopback};
+use crate::admin::{AdminListener, is_loopback};
 use crate::auth_guard::{AuthGuard, UNKNOWN_ADDRESS};
 use crate::browser::{BrowserPolicy, Origin};
 use crate::budget::Budget;
-use crate::crew::Crew;
-use crate::doors::http::{HttpDoor, connection};
-use crate::doors::resp::{RespListener, RespOptions};
+use crate::listeners::http::{HttpListener, connection};
+use crate::listeners::resp::{RespListener, RespOptions};
 use crate::metrics::{DecisionStats, ListenerStats, Numbers, StoreTimes};
 use crate::readiness::Readiness;
 use crate::reload::Reloader;
 use crate::tls::Tls;
+use crate::worker_pool::WorkerPool;
 
 /// Descriptors that the admin door keeps for itself: so many probes are answered when the process has no others.
 const ADMIN_SPARES: usize = 4;
@@ -96,7 +96,7 @@ impl Default for Bounds {
 
 /// What stands behind the listeners.
 #[derive(Debug)]
-pub struct Doors {
+pub struct BoundListeners {
     limiter: Limiter,
     engine: Option<Engine>,
     resp: Arc<RespOptions>,
@@ -110,10 +110,10 @@ pub struct Doors {
     browsers: BrowserPolicy,
 }
 
-impl Doors {
+impl BoundListeners {
     /// All doors, asking this limiter.
-    pub fn new(limiter: Limiter) -> Doors {
-        Doors {
+    pub fn new(limiter: Limiter) -> BoundListeners {
+        BoundListeners {
             limiter,
             engine: None,
             resp: Arc::default(),
@@ -130,62 +130,62 @@ impl Doors {
 
     /// The HTTP door also answers by rules.
     #[must_use]
-    pub fn rules(self, engine: Engine) -> Doors {
-        Doors { engine: Some(engine), ..self }
+    pub fn rules(self, engine: Engine) -> BoundListeners {
+        BoundListeners { engine: Some(engine), ..self }
     }
 
     /// The RESP door with other options.
     #[must_use]
-    pub fn resp(self, options: RespOptions) -> Doors {
-        Doors { resp: Arc::new(options), ..self }
+    pub fn resp(self, options: RespOptions) -> BoundListeners {
+        BoundListeners { resp: Arc::new(options), ..self }
     }
 
     /// Within other bounds.
     #[must_use]
-    pub fn bounds(self, bounds: Bounds) -> Doors {
-        Doors { bounds, ..self }
+    pub fn bounds(self, bounds: Bounds) -> BoundListeners {
+        BoundListeners { bounds, ..self }
     }
 
     /// Encrypted: the HTTP and the RESP door, and the admin door unless only this machine reaches it.
     #[must_use]
-    pub fn tls(self, tls: Tls) -> Doors {
-        Doors { tls: Some(tls), ..self }
+    pub fn tls(self, tls: Tls) -> BoundListeners {
+        BoundListeners { tls: Some(tls), ..self }
     }
 
     /// With what can be read again.
     #[must_use]
-    pub fn reloader(self, reloader: Reloader) -> Doors {
-        Doors { reloader, ..self }
+    pub fn reloader(self, reloader: Reloader) -> BoundListeners {
+        BoundListeners { reloader, ..self }
     }
 
     /// Telling by this whether to send work here.
     #[must_use]
-    pub fn readiness(self, readiness: Readiness) -> Doors {
-        Doors { readiness: Some(readiness), ..self }
+    pub fn readiness(self, readiness: Readiness) -> BoundListeners {
+        BoundListeners { readiness: Some(readiness), ..self }
     }
 
     /// The admin door opens with this token. Without one it stays closed for everything that needs one.
     #[must_use]
-    pub fn token(self, token: Token) -> Doors {
-        Doors { token: Some(token), ..self }
+    pub fn token(self, token: Token) -> BoundListeners {
+        BoundListeners { token: Some(token), ..self }
     }
 
     /// With what watches the limiter's store, for the metrics.
     #[must_use]
-    pub fn store_times(self, store_times: Arc<StoreTimes>) -> Doors {
-        Doors { store_times, ..self }
+    pub fn store_times(self, store_times: Arc<StoreTimes>) -> BoundListeners {
+        BoundListeners { store_times, ..self }
     }
 
     /// Served by so many threads; unless said, one for every two cores.
     #[must_use]
-    pub fn threads(self, threads: NonZeroUsize) -> Doors {
-        Doors { threads: Some(threads), ..self }
+    pub fn threads(self, threads: NonZeroUsize) -> BoundListeners {
+        BoundListeners { threads: Some(threads), ..self }
     }
 
     /// Sets the origins whose web pages may send requests. Defaults to none: a request that a browser sends for a page of
     /// another site is refused.
     #[must_use]
-    pub fn allowed_origins(mut self, origins: Vec<Origin>) -> Doors {
+    pub fn allowed_origins(mut self, origins: Vec<Origin>) -> BoundListeners {
         self.browsers.origins = origins;
         self
     }
@@ -193,13 +193,19 @@ impl Doors {
     /// Sets the domain names under which the admin listener may be asked, besides addresses and names without a dot. Defaults
     /// to none.
     #[must_use]
-    pub fn admin_hosts(mut self, hosts: Vec<String>) -> Doors {
+    pub fn admin_hosts(mut self, hosts: Vec<String>) -> BoundListeners {
         self.browsers.admin_hosts = hosts;
         self
     }
 
-    fn gate(&self, door: &'static str, counts: &Arc<DoorCounts>, crew: &Arc<Crew>, readiness: &Readiness) -> Gate {
-        Gate {
+    fn gate(
+        &self,
+        door: &'static str,
+        counts: &Arc<ListenerCounts>,
+        crew: &Arc<WorkerPool>,
+        readiness: &Readiness,
+    ) -> Acceptor {
+        Acceptor {
             door,
             places: self.bounds.connections,
             evicts_idle: false,
@@ -216,18 +222,18 @@ impl Doors {
 }
 
 /// Serves until `shutdown` is ready, then closes the doors and waits for those inside.
-pub async fn run(listeners: Listeners, doors: Doors, shutdown: impl Future<Output = ()>) {
+pub async fn run(listeners: Listeners, doors: BoundListeners, shutdown: impl Future<Output = ()>) {
     let readiness = doors.readiness.clone();
     let readiness = readiness.unwrap_or_else(|| Readiness::new(doors.limiter.clone(), None, doors.reloader.clone()));
     let decisions = Arc::new(DecisionStats::default());
     let listener_stats: [Arc<ListenerStats>; 3] = std::array::from_fn(|_| Arc::default());
     let auth_guard = Arc::new(AuthGuard::default());
-    let counts: [(&'static str, Arc<DoorCounts>); 3] =
-        ["http", "resp", "admin"].map(|door| (door, Arc::new(DoorCounts::default())));
+    let counts: [(&'static str, Arc<ListenerCounts>); 3] =
+        ["http", "resp", "admin"].map(|door| (door, Arc::new(ListenerCounts::default())));
     let (close, closing) = Closing::channel();
     let (close_admin, closing_admin) = Closing::channel();
 
-    let crew = Arc::new(Crew::new(doors.threads));
+    let crew = Arc::new(WorkerPool::new(doors.threads));
     let mut serving = JoinSet::new();
     if let Some(listener) = listeners.http {
         let gate = doors.gate("http", &counts[0].1, &crew, &readiness);
@@ -261,22 +267,22 @@ pub async fn run(listeners: Listeners, doors: Doors, shutdown: impl Future<Outpu
 
     shutdown.await;
     readiness.leave();
-    let _ = close.send(Stage::Leaving);
+    let _ = close.send(ShutdownStage::Leaving);
     tokio::time::sleep(doors.bounds.drain).await;
-    let _ = close.send(Stage::Closing);
+    let _ = close.send(ShutdownStage::Closing);
     while serving.join_next().await.is_some() {}
-    let _ = close_admin.send(Stage::Closing);
+    let _ = close_admin.send(ShutdownStage::Closing);
     while serving_admin.join_next().await.is_some() {}
 }
 
 fn serve_http(
     listener: TcpListener,
-    doors: &Doors,
-    gate: Gate,
+    doors: &BoundListeners,
+    gate: Acceptor,
     (decisions, stats): (&Arc<DecisionStats>, &Arc<ListenerStats>),
     closing: Closing,
 ) -> impl Future<Output = ()> + Send + use<> {
-    let door = HttpDoor::new(doors.limiter.clone())
+    let door = HttpListener::new(doors.limiter.clone())
         .with_stats(decisions.clone(), stats.clone())
         .with_browsers(doors.browsers.clone());
     let door = Arc::new(match &doors.engine {
@@ -297,7 +303,7 @@ fn serve_http(
 fn serve_resp(
     listener: TcpListener,
     listening: RespListener,
-    gate: Gate,
+    gate: Acceptor,
     closing: Closing,
 ) -> impl Future<Output = ()> + Send + use<> {
     let listening = Arc::new(listening);
@@ -314,8 +320,8 @@ fn serve_resp(
 
 fn serve_admin(
     listener: TcpListener,
-    doors: &Doors,
-    mut gate: Gate,
+    doors: &BoundListeners,
+    mut gate: Acceptor,
     (readiness, auth_guard): (&Readiness, Arc<AuthGuard>),
     numbers: Arc<Numbers>,
     closing: Closing,
@@ -327,7 +333,7 @@ fn serve_admin(
     if is_local {
         gate.tls = None;
     }
-    let door = Arc::new(AdminDoor {
+    let door = Arc::new(AdminListener {
         token: doors.token.clone(),
         readiness: readiness.clone(),
         reloader: doors.reloader.clone(),

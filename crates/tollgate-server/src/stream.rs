@@ -105,15 +105,15 @@ impl AsyncWrite for Stream {
 
 /// A connection whose other end must go on reading: when nothing more of an answer can be sent for so long, it is given up.
 /// A timer is only made when there is something to wait for.
-pub(crate) struct WrittenWithin<S> {
+pub(crate) struct WriteTimeout<S> {
     stream: S,
     limit: Duration,
     stuck: Option<Pin<Box<Sleep>>>,
 }
 
-impl<S> WrittenWithin<S> {
-    pub(crate) fn new(stream: S, limit: Duration) -> WrittenWithin<S> {
-        WrittenWithin { stream, limit, stuck: None }
+impl<S> WriteTimeout<S> {
+    pub(crate) fn new(stream: S, limit: Duration) -> WriteTimeout<S> {
+        WriteTimeout { stream, limit, stuck: None }
     }
 
     fn watch<T>(&mut self, cx: &mut Context<'_>, written: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
@@ -126,13 +126,13 @@ impl<S> WrittenWithin<S> {
     }
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for WrittenWithin<S> {
+impl<S: AsyncRead + Unpin> AsyncRead for WriteTimeout<S> {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.stream).poll_read(cx, buf)
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for WrittenWithin<S> {
+impl<S: AsyncWrite + Unpin> AsyncWrite for WriteTimeout<S> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         let written = Pin::new(&mut self.stream).poll_write(cx, buf);
         self.watch(cx, written)

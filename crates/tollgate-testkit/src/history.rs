@@ -134,8 +134,8 @@ impl History {
             self.uncounted.push(sent_us);
             return;
         }
-        assert_eq!(decision.lines.len(), counters.len(), "a line for each counter of {counters:?}: {decision:?}");
-        for (&counter, line) in counters.iter().zip(&decision.lines) {
+        assert_eq!(decision.limits.len(), counters.len(), "a line for each counter of {counters:?}: {decision:?}");
+        for (&counter, line) in counters.iter().zip(&decision.limits) {
             self.counters[counter].answers.push(Answer {
                 sent_us,
                 received_us,
@@ -156,8 +156,8 @@ impl History {
     /// # Panics
     /// If the decision does not have as many limit statuses as `counters`.
     pub fn note_refund(&mut self, counters: &[usize], decision: &Decision, earliest: Timestamp, latest: Timestamp) {
-        assert_eq!(decision.lines.len(), counters.len(), "a line for each counter of {counters:?}: {decision:?}");
-        for (&counter, line) in counters.iter().zip(&decision.lines) {
+        assert_eq!(decision.limits.len(), counters.len(), "a line for each counter of {counters:?}: {decision:?}");
+        for (&counter, line) in counters.iter().zip(&decision.limits) {
             self.counters[counter].refunds.push(Refund {
                 charged_at_us: decision.at.as_micros(),
                 units: line.cost,

@@ -4,7 +4,7 @@ pub mod conformance;
 pub mod fault;
 pub mod fuzz;
 pub mod history;
-pub mod look;
 pub mod oracle;
+pub mod poll;
 pub mod server;
 pub mod simulated;

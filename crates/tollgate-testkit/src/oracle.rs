@@ -28,7 +28,9 @@ mod pair;
 use bucket::Bucket;
 use log::Log;
 use pair::Pair;
-use tollgate_core::{Algorithm, Check, Decision, Demand, Limit, Line, Lines, Scope, Source, Timestamp, Wait};
+use tollgate_core::{
+    Algorithm, Check, Decision, Demand, Limit, LimitStatus, LimitStatuses, Scope, Source, Timestamp, Wait,
+};
 
 /// The longest wait in any answer, in microseconds.
 const WAIT_US_MAX: i128 = (1 << 52) - 1;
@@ -60,7 +62,7 @@ impl Oracle {
         let admitted = verdicts.iter().all(|&fits| fits);
         let lines = check.demands().iter().zip(verdicts);
         let lines = lines.map(|(demand, fits)| self.settle_line(demand, now_us, fits, admitted));
-        Decision { at: now, source: Source::Store, lines: lines.collect::<Lines>() }
+        Decision { at: now, source: Source::Store, limits: lines.collect::<LimitStatuses>() }
     }
 
     /// Refunds what `decision` charged for `check`, as far as it still counts at `now`.
@@ -70,7 +72,7 @@ impl Oracle {
         if !decision.allowed() {
             return;
         }
-        for (demand, line) in check.demands().iter().zip(&decision.lines) {
+        for (demand, line) in check.demands().iter().zip(&decision.limits) {
             if demand.cost.units() > 0 {
                 let limit = &demand.limit;
                 let mut record = self.record(demand).settled(limit, micros(now));
@@ -116,7 +118,7 @@ impl Oracle {
     /// Updates one counter after the verdict and returns its limit status.
     ///
     /// `own_verdict` is that of this limit, `admitted` that of the whole check.
-    fn settle_line(&mut self, demand: &Demand<'_>, now: i128, own_verdict: bool, admitted: bool) -> Line {
+    fn settle_line(&mut self, demand: &Demand<'_>, now: i128, own_verdict: bool, admitted: bool) -> LimitStatus {
         let (limit, cost) = (&demand.limit, units(demand));
         let before = self.record(demand);
         let settled = before.settled(limit, now);
@@ -133,7 +135,7 @@ impl Oracle {
             }
         }
         let retry_after = retry_after(if admitted { &settled } else { &after }, limit, now, cost);
-        Line { allowed: own_verdict, retry_after, ..line(&after, demand, now) }
+        LimitStatus { allowed: own_verdict, retry_after, ..line(&after, demand, now) }
     }
 
     fn find(&self, demand: &Demand<'_>) -> Option<&Counter> {
@@ -268,12 +270,12 @@ impl Record {
 }
 
 /// Returns the limit status of a settled record, without the verdict and `retry_after`.
-fn line(record: &Record, demand: &Demand<'_>, now: i128) -> Line {
+fn line(record: &Record, demand: &Demand<'_>, now: i128) -> LimitStatus {
     let limit = &demand.limit;
     let remaining = largest_fitting(record, limit, now);
     let next_after =
         if remaining == i128::from(limit.cost_max()) { Wait::ZERO } else { wait(record, limit, now, remaining + 1) };
-    Line {
+    LimitStatus {
         allowed: false,
         cost: demand.cost.units(),
         quota: limit.quota(),

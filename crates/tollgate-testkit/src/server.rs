@@ -35,7 +35,7 @@ use std::thread;
 use rustix::process::{Signal, WaitId, WaitIdOptions, waitid};
 use tempfile::TempDir;
 
-use crate::look::poll;
+use crate::poll::poll;
 use process::Process;
 
 pub use brand::Brand;

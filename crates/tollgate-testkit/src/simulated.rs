@@ -21,7 +21,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
 use tokio::sync::watch;
 use tokio::time::Instant;
 use tollgate_core::{
-    Algorithm, Check, Clock, Cost, Decision, Demand, Key, Limit, Line, MemoryStore, Source, Timestamp, Wait,
+    Algorithm, Check, Clock, Cost, Decision, Demand, Key, Limit, LimitStatus, MemoryStore, Source, Timestamp, Wait,
 };
 
 use crate::fault::Fault;
@@ -207,7 +207,7 @@ impl SimulatedRedis {
             numbers.push(repeat as i64);
             for _ in 0..repeat {
                 let decision = self.0.counters.check(&check);
-                numbers.extend(decision.lines.iter().flat_map(numbers_of));
+                numbers.extend(decision.limits.iter().flat_map(numbers_of));
             }
             checks += repeat;
         }
@@ -216,7 +216,7 @@ impl SimulatedRedis {
 
     fn refund(&self, demand: &Demand<'_>, receipt: &str) {
         let (at_us, reset_after_us) = receipt.split_once(' ').expect("two numbers");
-        let line = Line {
+        let line = LimitStatus {
             allowed: true,
             cost: demand.cost.units(),
             quota: demand.limit.quota(),
@@ -226,12 +226,12 @@ impl SimulatedRedis {
             reset_after: Wait::from_micros(reset_after_us.parse().expect("a number")),
         };
         let at = Timestamp::from_micros(at_us.parse().expect("a number"));
-        let decision = Decision { at, source: Source::Store, lines: [line].into_iter().collect() };
+        let decision = Decision { at, source: Source::Store, limits: [line].into_iter().collect() };
         self.0.counters.refund(&Check::one(demand), &decision);
     }
 }
 
-fn numbers_of(line: &Line) -> [i64; 5] {
+fn numbers_of(line: &LimitStatus) -> [i64; 5] {
     let wait = |wait: Wait| wait.as_micros().map_or(-1, |us| us as i64);
     let [retry, next, reset] = [line.retry_after, line.next_after, line.reset_after].map(wait);
     [line.allowed.into(), line.remaining.into(), retry, next, reset]

@@ -89,7 +89,7 @@ impl Subject for Faulty {
 #[test]
 fn a_faulty_subject_is_found_and_its_trace_shrunk() {
     let fault = |decision: &mut Decision| {
-        for line in decision.lines.iter_mut().filter(|line| line.remaining == 0) {
+        for line in decision.limits.iter_mut().filter(|line| line.remaining == 0) {
             line.allowed = true;
         }
     };

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
 use tollgate_core::{
-    Check, Clock, Decision, Demand, Key, Limit, Line, MemoryStore, Source, SystemClock, Timestamp, Wait,
+    Check, Clock, Decision, Demand, Key, Limit, LimitStatus, MemoryStore, Source, SystemClock, Timestamp, Wait,
 };
 use tollgate_testkit::conformance::{InMemory, Random, Subject};
 use tollgate_testkit::history::{Bounds, History, Report, Violation};
@@ -77,7 +77,7 @@ impl Scene {
 }
 
 fn is_lone_denial(record: &Record) -> bool {
-    record.counters == [0] && !record.decision.allowed() && record.decision.lines[0].retry_after > Wait::ZERO
+    record.counters == [0] && !record.decision.allowed() && record.decision.limits[0].retry_after > Wait::ZERO
 }
 
 fn is_lone_admission(record: &Record) -> bool {
@@ -99,8 +99,8 @@ fn a_clean_history_passes() {
 fn one_unit_too_many_is_found() {
     let mut scene = Scene::new(EXACT, EXACT);
     let denied = scene.find(is_lone_denial);
-    let line = &mut scene.records[denied].decision.lines[0];
-    *line = Line { allowed: true, retry_after: Wait::ZERO, ..*line };
+    let line = &mut scene.records[denied].decision.limits[0];
+    *line = LimitStatus { allowed: true, retry_after: Wait::ZERO, ..*line };
     let report = scene.report();
     assert!(report.violations.iter().any(|v| matches!(v, Violation::Over { counter: 0, .. })), "{report}");
 }
@@ -122,8 +122,13 @@ fn an_unjustified_denial_is_found() {
     let mut scene = Scene::new(EXACT, EXACT);
     let admitted = scene.find(is_lone_admission);
     let decision = &mut scene.records[admitted].decision;
-    let line = &mut decision.lines[0];
-    *line = Line { allowed: false, retry_after: Wait::from_micros(1), remaining: line.remaining + line.cost, ..*line };
+    let line = &mut decision.limits[0];
+    *line = LimitStatus {
+        allowed: false,
+        retry_after: Wait::from_micros(1),
+        remaining: line.remaining + line.cost,
+        ..*line
+    };
     let report = scene.report();
     assert!(report.violations.iter().any(|v| matches!(v, Violation::Unjustified { counter: 0, .. })), "{report}");
 }
@@ -138,7 +143,7 @@ fn a_half_charged_denial_is_found() {
     assert!(!scene.records[denied].decision.allowed());
     scene.ask(&mut oracle, start.plus_micros(20), &[0], 1);
     scene.report().expect_clean();
-    scene.records[denied + 1].decision.lines[0].remaining -= 1;
+    scene.records[denied + 1].decision.limits[0].remaining -= 1;
     let wrong = Violation::Remaining { counter: 0, at_us: start.as_micros() + 20, told: 7, least: 8, most: 8 };
     assert_eq!(scene.report().violations, [wrong]);
 }
@@ -150,7 +155,7 @@ fn a_half_charged_admission_is_found() {
     let (mut oracle, start) = (Oracle::new(), Timestamp::from_micros(1_700_000_000_000_000));
     scene.ask(&mut oracle, start, &[0, 1], 1);
     scene.ask(&mut oracle, start.plus_micros(10), &[1], 1);
-    scene.records[1].decision.lines[0].remaining += 1;
+    scene.records[1].decision.limits[0].remaining += 1;
     assert!(matches!(scene.report().violations[..], [Violation::Remaining { counter: 1, told: 9, .. }]));
 }
 
@@ -159,7 +164,7 @@ fn a_wrong_retry_after_is_found_to_the_microsecond() {
     for off_by in [-1_i64, 1] {
         let mut scene = Scene::new(EXACT, EXACT);
         let denied = scene.find(is_lone_denial);
-        let line = &mut scene.records[denied].decision.lines[0];
+        let line = &mut scene.records[denied].decision.limits[0];
         let told_us = line.retry_after.as_micros().unwrap();
         line.retry_after = Wait::from_micros(told_us.saturating_add_signed(off_by));
         let report = scene.report();
@@ -177,7 +182,7 @@ fn a_tick_is_forgiven_and_no_more() {
     let denied = scene.ask(&mut oracle, start.plus_micros(50_000), &[0], 1);
     scene.report().expect_clean();
     for (told_us, is_found) in [(49_999, true), (50_000, false), (50_099, false), (50_100, true)] {
-        scene.records[denied].decision.lines[0].retry_after = Wait::from_micros(told_us);
+        scene.records[denied].decision.limits[0].retry_after = Wait::from_micros(told_us);
         assert_eq!(!scene.report().violations.is_empty(), is_found, "{told_us}: {}", scene.report());
     }
 }
@@ -221,7 +226,7 @@ fn an_admission_that_nobody_counted_is_found_unless_it_is_allowed() {
     let mut scene = Scene::new(EXACT, EXACT);
     let denied = scene.find(is_lone_denial);
     let record = &mut scene.records[denied];
-    record.decision = Decision { source: Source::None, lines: Default::default(), ..record.decision };
+    record.decision = Decision { source: Source::None, limits: Default::default(), ..record.decision };
     let sent_us = record.sent_us;
     let report = scene.report();
     assert_eq!((&report.violations[..], report.uncounted), (&[Violation::Uncounted { sent_us }][..], 1), "{report}");
@@ -233,7 +238,7 @@ fn an_admission_that_nobody_counted_is_found_unless_it_is_allowed() {
 fn a_decision_that_says_nothing_of_one_counter_is_found() {
     let mut scene = Scene::new(EXACT, EXACT);
     let both = scene.find(|record| record.counters == [0, 1]);
-    scene.records[both].decision.lines.pop();
+    scene.records[both].decision.limits.pop();
     scene.report();
 }
 
@@ -249,7 +254,7 @@ fn remembering(after_us: u64) -> Scene {
     remembered.sent_us += after_us;
     remembered.received_us = remembered.sent_us + 1;
     remembered.decision.source = Source::DenyCache;
-    for line in &mut remembered.decision.lines {
+    for line in &mut remembered.decision.limits {
         let shorter = |wait: Wait| Wait::from_micros(wait.as_micros().unwrap().saturating_sub(after_us));
         (line.retry_after, line.next_after) = (shorter(line.retry_after), shorter(line.next_after));
     }
@@ -271,13 +276,13 @@ fn a_remembered_denial_needs_a_word_of_the_store_that_still_holds() {
 fn a_remembered_wait_that_does_not_end_with_its_word_is_found() {
     for (told_us, is_found) in [(498, true), (499, false), (500, false), (540, false), (541, true)] {
         let mut scene = remembering(100);
-        scene.records.last_mut().unwrap().decision.lines[0].retry_after = Wait::from_micros(told_us);
+        scene.records.last_mut().unwrap().decision.limits[0].retry_after = Wait::from_micros(told_us);
         let report = scene.report();
         let found = report.violations.iter().any(|v| matches!(v, Violation::Misremembered { counter: 0, .. }));
         assert_eq!((found, report.violations.is_empty()), (is_found, !is_found), "{told_us} µs: {report}");
     }
     let mut scene = remembering(100);
-    scene.records.last_mut().unwrap().decision.lines[0].retry_after = Wait::NEVER;
+    scene.records.last_mut().unwrap().decision.limits[0].retry_after = Wait::NEVER;
     assert_eq!(scene.report().violations.len(), 1, "{}", scene.report());
 }
 
@@ -295,7 +300,7 @@ fn a_remembered_wait_that_counts_from_the_send_is_found() {
         let mut remembered = scene.records[denied].clone();
         (remembered.sent_us, remembered.received_us) = (decided_us + 50, decided_us + 50);
         remembered.decision.source = Source::DenyCache;
-        let line = &mut remembered.decision.lines[0];
+        let line = &mut remembered.decision.limits[0];
         line.retry_after = Wait::from_micros(told_us - 50);
         scene.records.push(remembered);
         let report = scene.report();
@@ -308,7 +313,7 @@ fn a_remembered_wait_that_counts_from_the_send_is_found() {
 #[test]
 fn a_remembered_denial_of_another_cost_is_found() {
     let mut scene = remembering(100);
-    scene.records.last_mut().unwrap().decision.lines[0].cost = 3;
+    scene.records.last_mut().unwrap().decision.limits[0].cost = 3;
     assert!(matches!(scene.report().violations[..], [Violation::Remembered { counter: 0, .. }]), "{}", scene.report());
 }
 
@@ -316,14 +321,14 @@ fn a_remembered_denial_of_another_cost_is_found() {
 fn what_a_remembered_denial_says_to_remain_is_what_the_store_said() {
     for counter in [0, 1] {
         let mut scene = remembering(100);
-        scene.records.last_mut().unwrap().decision.lines[counter].remaining += 1;
+        scene.records.last_mut().unwrap().decision.limits[counter].remaining += 1;
         let report = scene.report();
         let [Violation::Misremembered { counter: found, .. }] = report.violations[..] else { panic!("{report}") };
         assert_eq!(found, counter);
     }
     // The next unit of a line that is not refused comes when the store said, too.
     let mut scene = remembering(100);
-    scene.records.last_mut().unwrap().decision.lines[1].next_after = Wait::from_micros(900);
+    scene.records.last_mut().unwrap().decision.limits[1].next_after = Wait::from_micros(900);
     assert!(matches!(scene.report().violations[..], [Violation::Misremembered { counter: 1, .. }]));
 }
 
@@ -336,11 +341,11 @@ fn a_denial_may_stand_on_an_admission_that_left_nothing() {
     let mut remembered = scene.records[last].clone();
     (remembered.sent_us, remembered.received_us) = (remembered.sent_us + 100, remembered.sent_us + 101);
     remembered.decision.source = Source::DenyCache;
-    let line = &mut remembered.decision.lines[0];
-    *line = Line { allowed: false, cost: 1, retry_after: Wait::from_micros(900), ..*line };
+    let line = &mut remembered.decision.limits[0];
+    *line = LimitStatus { allowed: false, cost: 1, retry_after: Wait::from_micros(900), ..*line };
     scene.records.push(remembered);
     scene.report().expect_clean();
-    scene.records[last + 1].decision.lines[0].retry_after = Wait::from_micros(950);
+    scene.records[last + 1].decision.limits[0].retry_after = Wait::from_micros(950);
     assert!(matches!(scene.report().violations[..], [Violation::Misremembered { counter: 0, .. }]));
 }
 

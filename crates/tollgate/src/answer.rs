@@ -71,7 +71,7 @@ mod verdict;
 #[cfg(test)]
 mod tests;
 
-pub use body::{Body, CustomFormat, Format};
+pub use body::{Body, BodyFormat, CustomFormat};
 pub use policies::Policies;
 pub use policy::{Policy, PolicyNameError};
 pub use refusal::Refusal;

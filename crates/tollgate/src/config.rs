@@ -46,6 +46,7 @@ mod compile;
 #[doc(hidden)]
 pub mod file;
 mod finding;
+mod forms;
 mod lint;
 mod load;
 mod mask;
@@ -58,7 +59,6 @@ mod span;
 mod toml;
 mod tree;
 mod types;
-mod written;
 #[cfg(feature = "yaml")]
 mod yaml;
 
@@ -68,11 +68,11 @@ mod tests;
 pub use changes::{Changes, Part, PartKind};
 pub use compile::Settings;
 pub use finding::{Code, Finding, Report, Severity};
+pub use forms::{AnonymizeEntry, HeaderTest, LimitEntry, Limits, OneOrMany, OptionalList, Secret};
 pub use load::{Format, Loaded, Loader};
 pub use span::{Span, Spanned};
 pub use types::{
-    AddressPlan, AlgorithmWord, Anonymize, ApiKeyTable, ApiKeysWord, Ban, BanWord, BodyWord, ChargeWord, Config,
+    AddressPlan, AlgorithmWord, Anonymize, ApiKeyTable, ApiKeysWord, BanEntry, BanWord, BodyWord, ChargeWord, Config,
     Exempt, Expect, Jwt, JwtAlgorithmWord, LimitTable, MatchTable, ModeWord, OnFailureWord, PlanSources, PlanTable,
     RotateWord, RuleStoreWord, RuleTable, StyleWord,
 };
-pub use written::{AnonymizeEntry, HeaderTest, LimitEntry, Limits, OneOrMany, OptionalList, Secret};

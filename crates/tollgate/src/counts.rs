@@ -10,7 +10,7 @@ use crate::failure::Unavailable;
 
 /// Outcome of a decision, as a metrics label.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum Said {
+pub enum DecisionOutcome {
     /// The request was admitted.
     Allow,
     /// A limit denied the request.
@@ -19,19 +19,19 @@ pub enum Said {
     Unavailable,
 }
 
-impl Said {
+impl DecisionOutcome {
     /// Returns the value of the metrics label: `allow`, `deny` or `unavailable`.
     pub const fn name(self) -> &'static str {
         match self {
-            Said::Allow => "allow",
-            Said::Deny => "deny",
-            Said::Unavailable => "unavailable",
+            DecisionOutcome::Allow => "allow",
+            DecisionOutcome::Deny => "deny",
+            DecisionOutcome::Unavailable => "unavailable",
         }
     }
 
     /// Returns `Allow` if `allowed`, else `Deny`.
-    pub const fn of(allowed: bool) -> Said {
-        if allowed { Said::Allow } else { Said::Deny }
+    pub const fn of(allowed: bool) -> DecisionOutcome {
+        if allowed { DecisionOutcome::Allow } else { DecisionOutcome::Deny }
     }
 }
 
@@ -39,7 +39,7 @@ impl Said {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Counted {
     /// The outcome.
-    pub said: Said,
+    pub said: DecisionOutcome,
     /// The source of the decisions.
     pub source: Source,
     /// The number of decisions.
@@ -48,10 +48,10 @@ pub struct Counted {
 
 /// Every combination of outcome and source that occurs.
 #[rustfmt::skip]
-const CELLS: [(Said, Source); 8] = [
-    (Said::Allow, Source::Store), (Said::Allow, Source::Local), (Said::Allow, Source::None),
-    (Said::Deny, Source::Store), (Said::Deny, Source::DenyCache), (Said::Deny, Source::Local), (Said::Deny, Source::None),
-    (Said::Unavailable, Source::None),
+const CELLS: [(DecisionOutcome, Source); 8] = [
+    (DecisionOutcome::Allow, Source::Store), (DecisionOutcome::Allow, Source::Local), (DecisionOutcome::Allow, Source::None),
+    (DecisionOutcome::Deny, Source::Store), (DecisionOutcome::Deny, Source::DenyCache), (DecisionOutcome::Deny, Source::Local), (DecisionOutcome::Deny, Source::None),
+    (DecisionOutcome::Unavailable, Source::None),
 ];
 
 /// Counters of decisions by outcome and source.
@@ -63,16 +63,16 @@ pub struct DecisionCounts([AtomicU64; CELLS.len()]);
 
 impl DecisionCounts {
     /// Counts one decision.
-    pub fn count(&self, said: Said, source: Source) {
+    pub fn count(&self, said: DecisionOutcome, source: Source) {
         let cell = match (said, source) {
-            (Said::Allow, Source::Local) => 1,
-            (Said::Allow, Source::None) => 2,
-            (Said::Allow, _) => 0,
-            (Said::Deny, Source::DenyCache) => 4,
-            (Said::Deny, Source::Local) => 5,
-            (Said::Deny, Source::None) => 6,
-            (Said::Deny, _) => 3,
-            (Said::Unavailable, _) => 7,
+            (DecisionOutcome::Allow, Source::Local) => 1,
+            (DecisionOutcome::Allow, Source::None) => 2,
+            (DecisionOutcome::Allow, _) => 0,
+            (DecisionOutcome::Deny, Source::DenyCache) => 4,
+            (DecisionOutcome::Deny, Source::Local) => 5,
+            (DecisionOutcome::Deny, Source::None) => 6,
+            (DecisionOutcome::Deny, _) => 3,
+            (DecisionOutcome::Unavailable, _) => 7,
         };
         self.0[cell].fetch_add(1, Ordering::Relaxed);
     }
@@ -80,14 +80,14 @@ impl DecisionCounts {
     /// Counts the answer of a [`Limiter`](crate::Limiter).
     pub fn count_answer(&self, answer: &Result<Decision, Unavailable>) {
         match answer {
-            Ok(decision) => self.count(Said::of(decision.allowed()), decision.source),
-            Err(_) => self.count(Said::Unavailable, Source::None),
+            Ok(decision) => self.count(DecisionOutcome::of(decision.allowed()), decision.source),
+            Err(_) => self.count(DecisionOutcome::Unavailable, Source::None),
         }
     }
 
     /// Returns the counts. Those of [`Source::Store`] are always included, all others only if they are not zero.
     pub fn counted(&self) -> Vec<Counted> {
-        let read = |((said, source), times): (&(Said, Source), &AtomicU64)| Counted {
+        let read = |((said, source), times): (&(DecisionOutcome, Source), &AtomicU64)| Counted {
             said: *said,
             source: *source,
             times: times.load(Ordering::Relaxed),

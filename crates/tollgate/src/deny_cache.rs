@@ -35,9 +35,9 @@
 //! denial and lasts as long as one. If nothing is known of one of the lines, the store is asked.
 
 use smallvec::SmallVec;
-use tollgate_core::{Check, Decision, Demand, Line, Lines, Source, Timestamp, Wait};
+use tollgate_core::{Check, Decision, Demand, LimitStatus, LimitStatuses, Source, Timestamp, Wait};
 
-use crate::lately::{Fading, Id, Lately};
+use crate::ttl_cache::{Expire, Id, TtlCache};
 
 /// No denial is remembered longer.
 const REMEMBERED_US_MAX: u64 = 1_000_000;
@@ -50,13 +50,13 @@ const DENIALS_MAX: usize = 4;
 
 #[derive(Debug)]
 pub(crate) struct DenyCache {
-    denials: Lately<Denials>,
-    words: Lately<LastWord>,
+    denials: TtlCache<Denials>,
+    words: TtlCache<LastWord>,
 }
 
 impl Default for DenyCache {
     fn default() -> Self {
-        DenyCache { denials: Lately::new(COUNTERS_MAX), words: Lately::new(COUNTERS_MAX) }
+        DenyCache { denials: TtlCache::new(COUNTERS_MAX), words: TtlCache::new(COUNTERS_MAX) }
     }
 }
 
@@ -73,7 +73,7 @@ struct Denial {
 /// What the store last said of a counter.
 #[derive(Clone, Copy, Debug)]
 struct LastWord {
-    line: Line,
+    line: LimitStatus,
     call: CallSpan,
 }
 
@@ -92,20 +92,20 @@ impl DenyCache {
         let denied = |(demand, &id): (&Demand<'_>, &Id)| {
             self.denials.look(id, |denials| denials.line_of(demand.cost.units(), now)).flatten()
         };
-        let denied: SmallVec<[Option<Line>; 4]> = demands.iter().zip(&ids).map(denied).collect();
+        let denied: SmallVec<[Option<LimitStatus>; 4]> = demands.iter().zip(&ids).map(denied).collect();
         if denied.iter().all(Option::is_none) {
             return None;
         }
         let last_word = |demand, id| self.words.look(id, |word| word.speaking_of(demand, now)).flatten();
         let lines = demands.iter().zip(&ids).zip(&denied);
-        let lines: Option<Lines> =
+        let lines: Option<LimitStatuses> =
             lines.map(|((demand, &id), denied)| denied.or_else(|| last_word(demand, id))).collect();
-        Some(Decision { at: now, source: Source::DenyCache, lines: lines? })
+        Some(Decision { at: now, source: Source::DenyCache, limits: lines? })
     }
 
     /// Learns from the store's answer to a check.
     pub(crate) fn learn(&self, check: &Check<'_>, decision: &Decision, call: CallSpan) {
-        let (demands, lines) = (check.demands(), &decision.lines);
+        let (demands, lines) = (check.demands(), &decision.limits);
         let allowed = decision.allowed();
         if !lines.iter().any(|line| denied_by(line, allowed).is_some()) {
             return;
@@ -139,20 +139,20 @@ impl DenyCache {
 }
 
 /// The denial that a line is, or is as good as, in an answer that admitted the request or not.
-fn denied_by(line: &Line, allowed: bool) -> Option<Line> {
+fn denied_by(line: &LimitStatus, allowed: bool) -> Option<LimitStatus> {
     match line.allowed {
         // A peek is refused by a ban at most, and together with what takes something.
         _ if line.cost == 0 => None,
         false => Some(*line),
         true if allowed && line.remaining == 0 => {
-            Some(Line { allowed: false, cost: 1, retry_after: line.next_after, ..*line })
+            Some(LimitStatus { allowed: false, cost: 1, retry_after: line.next_after, ..*line })
         }
         true => None,
     }
 }
 
 /// Whatever an algorithm refuses, some unit comes back some time.
-fn is_of_a_ban(line: &Line) -> bool {
+fn is_of_a_ban(line: &LimitStatus) -> bool {
     !line.allowed && line.next_after == Wait::NEVER
 }
 
@@ -176,22 +176,22 @@ impl Denials {
     }
 
     /// The denial of this cost as it stands now, if there is one.
-    fn line_of(&self, cost: u32, now: Timestamp) -> Option<Line> {
+    fn line_of(&self, cost: u32, now: Timestamp) -> Option<LimitStatus> {
         let is_known = |denial: &&Denial| denial.word.age_us(now).is_some() && now < denial.forget_at;
         let denial = self.0.iter().filter(is_known).find(|denial| denial.word.line.cost == cost)?;
         Some(denial.word.at(now))
     }
 }
 
-impl Fading for Denials {
-    fn may_go(&self, now: Timestamp) -> bool {
+impl Expire for Denials {
+    fn is_expired(&self, now: Timestamp) -> bool {
         self.0.iter().all(|denial| denial.forget_at <= now)
     }
 }
 
-impl Fading for LastWord {
+impl Expire for LastWord {
     /// Earlier than it loses its meaning: where there is no room, the latest are worth more.
-    fn may_go(&self, now: Timestamp) -> bool {
+    fn is_expired(&self, now: Timestamp) -> bool {
         self.age_us(now).is_none_or(|age_us| age_us >= REMEMBERED_US_MAX)
     }
 }
@@ -203,10 +203,10 @@ impl LastWord {
     }
 
     /// The line as it stands now: every wait is shorter by what has passed since the answer was received.
-    fn at(&self, now: Timestamp) -> Line {
+    fn at(&self, now: Timestamp) -> LimitStatus {
         let passed_us = now.as_micros().saturating_sub(self.call.received.as_micros());
         let shorter = |wait: Wait| wait.as_micros().map_or(wait, |us| Wait::from_micros(us.saturating_sub(passed_us)));
-        Line {
+        LimitStatus {
             retry_after: shorter(self.line.retry_after),
             next_after: shorter(self.line.next_after),
             reset_after: shorter(self.line.reset_after),
@@ -215,9 +215,9 @@ impl LastWord {
     }
 
     /// The line for another demand on the same counter. `None` where it is too old, or would be a refusal of which nothing is known any more.
-    fn speaking_of(&self, demand: &Demand<'_>, now: Timestamp) -> Option<Line> {
+    fn speaking_of(&self, demand: &Demand<'_>, now: Timestamp) -> Option<LimitStatus> {
         let cost = demand.cost.units();
-        let line = Line { cost, allowed: cost <= self.line.remaining, ..self.at(now) };
+        let line = LimitStatus { cost, allowed: cost <= self.line.remaining, ..self.at(now) };
         let age_us = self.age_us(now)?;
         let (age_us_max, retry_after) = match (line.allowed, self.line.allowed) {
             (true, _) if cost == 0 && line.remaining == 0 => (REPEATED_US_MAX, line.next_after),
@@ -227,7 +227,7 @@ impl LastWord {
             (false, true) if cost == 1 => (refused_for_us(self.line.next_after), line.next_after),
             (false, _) => return None,
         };
-        (age_us < age_us_max).then_some(Line { retry_after, ..line })
+        (age_us < age_us_max).then_some(LimitStatus { retry_after, ..line })
     }
 }
 
@@ -279,12 +279,12 @@ mod tests {
         cache.learn(&check, &store.check(&check), CallSpan { sent: START, received });
         let now = START.plus_micros(100_000);
         let recalled = cache.recall(&check, now).unwrap();
-        let waits = |wait: fn(&Line) -> Wait| recalled.lines.iter().map(wait).collect::<Vec<_>>();
+        let waits = |wait: fn(&LimitStatus) -> Wait| recalled.limits.iter().map(wait).collect::<Vec<_>>();
         let until = |us: u64| Wait::from_micros(30_000 + us - 100_000);
         assert_eq!(waits(|line| line.retry_after), [until(500_000), until(300_000), Wait::ZERO]);
         assert_eq!(waits(|line| line.next_after), [until(500_000), until(300_000), until(500_000)]);
         assert_eq!(waits(|line| line.reset_after), [until(500_000), until(300_000), until(500_000)]);
-        for (line, demand) in recalled.lines.iter().zip(&both).filter(|(line, _)| !line.allowed) {
+        for (line, demand) in recalled.limits.iter().zip(&both).filter(|(line, _)| !line.allowed) {
             clock.set(now.plus_micros(line.retry_after.as_micros().unwrap()));
             assert!(store.check(&Check::one(demand)).allowed(), "a client that waits as told is admitted: {demand:?}");
         }
@@ -352,8 +352,8 @@ mod tests {
         let check = Check::new(&both).unwrap();
         cache.learn(&check, &store.check(&check), at(START));
         let recalled = cache.recall(&check, START).unwrap();
-        assert_eq!((recalled.lines[0].allowed, recalled.lines[1].allowed), (false, true));
-        assert_eq!(recalled.lines[1].remaining, 8);
+        assert_eq!((recalled.limits[0].allowed, recalled.limits[1].allowed), (false, true));
+        assert_eq!(recalled.limits[1].remaining, 8);
         let other = [minute, demand("9/day", "b")];
         assert!(cache.recall(&Check::new(&other).unwrap(), START).is_none());
     }
@@ -366,7 +366,7 @@ mod tests {
         let check = Check::new(&both).unwrap();
         cache.learn(&check, &store.check(&check), at(START));
         let recalled = cache.recall(&check, START.plus_micros(99_999)).unwrap();
-        assert_eq!((recalled.lines[1].allowed, recalled.lines[1].retry_after), (false, Wait::from_micros(1)));
+        assert_eq!((recalled.limits[1].allowed, recalled.limits[1].retry_after), (false, Wait::from_micros(1)));
         assert!(cache.recall(&check, START.plus_micros(100_000)).is_none(), "b may be free again");
         let dearer = [both[0], both[1].cost(2)];
         assert!(cache.recall(&Check::new(&dearer).unwrap(), START).is_none(), "nothing was said of two units of b");
@@ -397,7 +397,7 @@ mod tests {
         assert!(ask(&Check::one(&often)).allowed());
         clock.advance(Duration::from_millis(100));
         let denied = ask(&Check::new(&both).unwrap());
-        assert_eq!((denied.allowed(), denied.lines[1].allowed), (false, true));
+        assert_eq!((denied.allowed(), denied.limits[1].allowed), (false, true));
         assert_eq!(denied.retry_after(), Wait::from_micros(9_900_000));
     }
 

@@ -55,8 +55,8 @@ pub use self::passage::{Ending, Passage};
 pub use self::refused::Refused;
 pub use self::rule_counts::RuleStats;
 use self::ruling::Ruling;
-use crate::limiter::{Limiter, guarded, panicked};
-use crate::rules::{Indices, PlanLookup, RequestView, RuleSet, Tariff};
+use crate::limiter::{Limiter, catch_panic, panicked};
+use crate::rules::{Indices, LimitSetId, PlanLookup, RequestView, RuleSet};
 
 /// Decides requests by rules. Cloning it is cheap, and clones share everything.
 ///
@@ -222,7 +222,7 @@ impl Engine {
 
     async fn refund(&self, group: &Group, check: &Check<'_>, decision: &Decision) -> Result<(), StoreError> {
         if group.is_in_process {
-            return guarded(|| self.0.shield.refund(check, decision)).ok_or_else(panicked);
+            return catch_panic(|| self.0.shield.refund(check, decision)).ok_or_else(panicked);
         }
         self.0.limiter.refund(check, decision).await
     }
@@ -232,11 +232,11 @@ impl Asking {
     /// Asks whoever has to be asked. Once a store has been asked, its answer is waited for, by somebody else if need be.
     pub(crate) async fn outcome(self, request: &HeaderMap) -> Outcome {
         let Asking { engine, live, rules, plan, mut asked } = self;
-        let tariff: Tariff = match plan {
-            Plan::Known(tariff) => tariff,
-            Plan::Asked(question) => live.rules.look_up_tariff(&question, &engine.0.lookups).await,
+        let limit_set: LimitSetId = match plan {
+            Plan::Known(limit_set) => limit_set,
+            Plan::Asked(question) => live.rules.look_up_limit_set(&question, &engine.0.lookups).await,
         };
-        let bundle = live.bundle_of(rules, tariff);
+        let bundle = live.bundle_of(rules, limit_set);
         let pending = engine.pending();
         let ruling: Ruling = Assured::new(pending, async move { engine.rule(&bundle, &mut asked).await }).await;
         match ruling {

@@ -40,17 +40,17 @@ impl OnFailure {
 
 /// The failure policies of the limits of a check.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Otherwise<'a> {
+pub(crate) struct FailurePolicy<'a> {
     /// The policies of the first limits, in the order of the check.
     pub(crate) each: &'a [OnFailure],
     /// The policy of all further limits.
     pub(crate) rest: OnFailure,
 }
 
-impl<'a> Otherwise<'a> {
+impl<'a> FailurePolicy<'a> {
     /// Creates failure policies that are the same for all limits.
-    pub(crate) fn whole(policy: OnFailure) -> Otherwise<'static> {
-        Otherwise { each: &[], rest: policy }
+    pub(crate) fn whole(policy: OnFailure) -> FailurePolicy<'static> {
+        FailurePolicy { each: &[], rest: policy }
     }
 
     /// Returns the policy of each limit of a check, in its order.

@@ -32,10 +32,10 @@ mod jwt;
 mod networks;
 mod prefix_table;
 mod proxies;
-mod said;
-pub(crate) mod spelling;
+mod single_value;
 mod subject;
 mod subject_kind;
+pub(crate) mod suggest;
 mod user;
 
 pub use address::{AddressKey, AddressPrefixes, PrefixError};

@@ -76,7 +76,7 @@ type WriteBody = Arc<dyn Fn(&Refusal<'_>) -> Body + Send + Sync>;
 /// Puts rules in front of a service. `M` makes the bodies of refusals; see [`RateLimitLayer::bodies`].
 #[derive(Clone)]
 pub struct RateLimitLayer<M = FromBytes> {
-    gate: Arc<Gate>,
+    gate: Arc<LayerSettings>,
     make_body: M,
 }
 
@@ -84,12 +84,12 @@ pub struct RateLimitLayer<M = FromBytes> {
 #[derive(Clone)]
 pub struct RateLimit<S, M = FromBytes> {
     inner: S,
-    gate: Arc<Gate>,
+    gate: Arc<LayerSettings>,
     make_body: M,
 }
 
 #[derive(Clone)]
-struct Gate {
+struct LayerSettings {
     engine: Engine,
     find_peer: FindPeer,
     find_sent: Option<FindUri>,
@@ -103,7 +103,7 @@ impl RateLimitLayer {
     pub fn new(engine: Engine, find_peer: impl Fn(&Extensions) -> Option<IpAddr> + Send + Sync + 'static) -> Self {
         let find_peer: FindPeer = Arc::new(find_peer);
         let (find_sent, find_cost, write_body) = (None, None, None);
-        let gate = Gate { engine, find_peer, find_sent, find_cost, wait_max: WAIT_MAX_DEFAULT, write_body };
+        let gate = LayerSettings { engine, find_peer, find_sent, find_cost, wait_max: WAIT_MAX_DEFAULT, write_body };
         RateLimitLayer { gate: Arc::new(gate), make_body: FromBytes }
     }
 
@@ -287,7 +287,7 @@ impl<S: Clone, M: Clone> RateLimit<S, M> {
         // The one that was polled ready is the one to call; its clone takes its place.
         let clone = self.inner.clone();
         let inner = std::mem::replace(&mut self.inner, clone);
-        let Gate { wait_max, write_body, .. } = &*self.gate;
+        let LayerSettings { wait_max, write_body, .. } = &*self.gate;
         Bound { inner, request, make_body: self.make_body.clone(), wait_max: *wait_max, write_body: write_body.clone() }
     }
 }

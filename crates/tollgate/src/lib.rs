@@ -35,22 +35,22 @@ pub mod fuzz;
 mod guide;
 #[cfg(feature = "rules")]
 pub mod identity;
-mod lately;
 #[cfg(feature = "tower")]
 pub mod layer;
 mod limiter;
 pub mod observe;
 #[cfg(feature = "rules")]
 pub mod rules;
+mod ttl_cache;
 
-pub use counts::{Counted, DecisionCounts, Said};
+pub use counts::{Counted, DecisionCounts, DecisionOutcome};
 pub use failure::{OnFailure, Unavailable};
 #[cfg(feature = "redis")]
 pub use limiter::StoreUrlError;
 pub use limiter::{CheckOptions, Limiter, LimiterBuilder, LimiterStats, NotReady};
 pub use tollgate_core::{
     Algorithm, Check, CheckError, Clock, Cost, DEMANDS_MAX, Decision, Demand, Key, KeyError, Limit, LimitError,
-    LimitTextError, Line, ManualClock, MemoryStore, RuleScope, RuleScopeBuf, Scope, Source, Store, StoreError,
+    LimitStatus, LimitTextError, ManualClock, MemoryStore, RuleScope, RuleScopeBuf, Scope, Source, Store, StoreError,
     StoreErrorKind, StoreFuture, SystemClock, Timestamp, Wait,
 };
 #[cfg(feature = "redis")]

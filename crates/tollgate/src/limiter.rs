@@ -16,28 +16,28 @@
 //! **Nothing panics through.** A panic in a store, shared or in process, is a failure like any other. So is a call outside a tokio
 //! runtime: nothing there could end a wait for the store, so it is not asked.
 
+mod fair_queue;
 mod probing;
 mod ready;
 mod settle;
 mod shared;
 mod stats;
-mod turns;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
 use tollgate_core::{
-    Check, Clock, Decision, Demand, Line, MemoryStore, Source, Store, StoreError, StoreErrorKind, SystemClock,
+    Check, Clock, Decision, Demand, LimitStatus, MemoryStore, Source, Store, StoreError, StoreErrorKind, SystemClock,
     Timestamp,
 };
 
+use self::fair_queue::FairQueues;
 pub use self::ready::NotReady;
 use self::shared::{Shared, SharedParts};
 use self::stats::Counters;
 pub use self::stats::LimiterStats;
-use self::turns::Turns;
-use crate::failure::{OnFailure, Otherwise, Unavailable};
+use crate::failure::{FailurePolicy, OnFailure, Unavailable};
 use crate::observe::{Observer, Observers};
 
 /// No decision waits longer, unless said otherwise.
@@ -68,7 +68,7 @@ struct Inner {
     clock: Arc<dyn Clock>,
     counters: Counters,
     observers: Observers,
-    turns: Turns,
+    turns: FairQueues,
     on_failure: OnFailure,
 }
 
@@ -182,7 +182,7 @@ impl LimiterBuilder {
                 Backend::Shared(Arc::new(Shared::new(parts)))
             }
         };
-        let (counters, turns) = (Counters::default(), Turns::default());
+        let (counters, turns) = (Counters::default(), FairQueues::default());
         let inner = Inner { backend, clock, counters, observers, turns, on_failure };
         Limiter(Arc::new(inner))
     }
@@ -239,7 +239,7 @@ impl Limiter {
         on_failure: &[OnFailure],
         refundable: bool,
     ) -> Result<Decision, Unavailable> {
-        let otherwise = Otherwise { each: on_failure, rest: self.0.on_failure };
+        let otherwise = FailurePolicy { each: on_failure, rest: self.0.on_failure };
         self.check_one(check, otherwise, refundable).await
     }
 
@@ -254,7 +254,7 @@ impl Limiter {
         decision: &mut Decision,
     ) -> Option<Result<(), Unavailable>> {
         let Backend::Memory(store) = &self.0.backend else { return None };
-        let otherwise = Otherwise { each: on_failure, rest: self.0.on_failure };
+        let otherwise = FailurePolicy { each: on_failure, rest: self.0.on_failure };
         Some(self.check_one_in_memory(store, check, otherwise, decision))
     }
 
@@ -272,8 +272,10 @@ impl Limiter {
         if !observers.is_empty() {
             return false;
         }
-        decision.lines.clear();
-        let Some(at) = guarded(|| store.admit(subject, demands, &mut decision.lines)).flatten() else { return false };
+        decision.limits.clear();
+        let Some(at) = catch_panic(|| store.admit(subject, demands, &mut decision.limits)).flatten() else {
+            return false;
+        };
         (decision.at, decision.source) = (at, Source::Store);
         counters.count_allowed();
         true
@@ -287,11 +289,11 @@ impl Limiter {
     async fn check_one(
         &self,
         check: &Check<'_>,
-        otherwise: Otherwise<'_>,
+        otherwise: FailurePolicy<'_>,
         refundable: bool,
     ) -> Result<Decision, Unavailable> {
         if let Backend::Memory(store) = &self.0.backend {
-            let mut decision = unmade();
+            let mut decision = empty_decision();
             return self.check_one_in_memory(store, check, otherwise, &mut decision).map(|()| decision);
         }
         let mut answers = self.check_all(std::slice::from_ref(check), otherwise, refundable).await;
@@ -301,7 +303,7 @@ impl Limiter {
     async fn check_all(
         &self,
         checks: &[Check<'_>],
-        otherwise: Otherwise<'_>,
+        otherwise: FailurePolicy<'_>,
         refundable: bool,
     ) -> Vec<Result<Decision, Unavailable>> {
         let Inner { clock, counters, observers, .. } = &*self.0;
@@ -316,8 +318,8 @@ impl Limiter {
         answers
     }
 
-    fn otherwise(&self, options: CheckOptions) -> Otherwise<'static> {
-        Otherwise::whole(options.on_failure.unwrap_or(self.0.on_failure))
+    fn otherwise(&self, options: CheckOptions) -> FailurePolicy<'static> {
+        FailurePolicy::whole(options.on_failure.unwrap_or(self.0.on_failure))
     }
 
     /// Decides by this node's share alone, without asking a shared store: for callers with a failure policy of their own.
@@ -325,7 +327,7 @@ impl Limiter {
         let Inner { clock, counters, observers, .. } = &*self.0;
         let begun = observers.begin(&**clock);
         let decision = match &self.0.backend {
-            Backend::Memory(store) => guarded(|| Decision { source: Source::Local, ..store.check(check) }),
+            Backend::Memory(store) => catch_panic(|| Decision { source: Source::Local, ..store.check(check) }),
             Backend::Shared(shared) => Some(shared.check_local(check)),
         };
         let decision = decision.unwrap_or_else(|| uncounted(&**clock));
@@ -345,7 +347,7 @@ impl Limiter {
             return Ok(());
         }
         match &self.0.backend {
-            Backend::Memory(store) => guarded(|| store.refund(check, decision)).ok_or_else(panicked),
+            Backend::Memory(store) => catch_panic(|| store.refund(check, decision)).ok_or_else(panicked),
             Backend::Shared(shared) => shared.refund(check, decision).await,
         }
     }
@@ -356,7 +358,7 @@ impl Limiter {
     /// When the store does not answer.
     pub async fn reset(&self, demand: &Demand<'_>) -> Result<(), StoreError> {
         match &self.0.backend {
-            Backend::Memory(store) => guarded(|| store.reset(demand)).ok_or_else(panicked),
+            Backend::Memory(store) => catch_panic(|| store.reset(demand)).ok_or_else(panicked),
             Backend::Shared(shared) => shared.reset(demand).await,
         }
     }
@@ -365,9 +367,9 @@ impl Limiter {
     ///
     /// # Errors
     /// When the store does not answer: there is no local guess at what a shared counter holds.
-    pub async fn inspect(&self, demand: &Demand<'_>) -> Result<Line, StoreError> {
+    pub async fn inspect(&self, demand: &Demand<'_>) -> Result<LimitStatus, StoreError> {
         match &self.0.backend {
-            Backend::Memory(store) => guarded(|| store.inspect(demand)).ok_or_else(panicked),
+            Backend::Memory(store) => catch_panic(|| store.inspect(demand)).ok_or_else(panicked),
             Backend::Shared(shared) => shared.inspect(demand).await,
         }
     }
@@ -391,13 +393,13 @@ impl Limiter {
         &self,
         store: &MemoryStore,
         check: &Check<'_>,
-        otherwise: Otherwise<'_>,
+        otherwise: FailurePolicy<'_>,
         decision: &mut Decision,
     ) -> Result<(), Unavailable> {
         let Inner { clock, counters, observers, .. } = &*self.0;
         let begun = observers.begin(&**clock);
-        decision.lines.clear();
-        let answer = match guarded(|| store.check_onto(check, &mut decision.lines)) {
+        decision.limits.clear();
+        let answer = match catch_panic(|| store.check_onto(check, &mut decision.limits)) {
             Some(at) => {
                 (decision.at, decision.source) = (at, Source::Store);
                 Ok(())
@@ -414,16 +416,16 @@ impl Limiter {
         &self,
         store: &MemoryStore,
         checks: &[Check<'_>],
-        otherwise: Otherwise<'_>,
+        otherwise: FailurePolicy<'_>,
     ) -> Vec<Result<Decision, Unavailable>> {
-        match guarded(|| store.check_batch(checks)) {
+        match catch_panic(|| store.check_batch(checks)) {
             Some(decisions) => decisions.into_iter().map(Ok).collect(),
             None => checks.iter().map(|check| self.undecided(check, otherwise)).collect(),
         }
     }
 
     /// The answer when the in-process store panicked.
-    fn undecided(&self, check: &Check<'_>, otherwise: Otherwise<'_>) -> Result<Decision, Unavailable> {
+    fn undecided(&self, check: &Check<'_>, otherwise: FailurePolicy<'_>) -> Result<Decision, Unavailable> {
         match otherwise.denies(check) {
             true => Err(Unavailable::new(StoreErrorKind::Protocol)),
             false => Ok(uncounted(&*self.0.clock)),
@@ -432,7 +434,7 @@ impl Limiter {
 }
 
 /// What the in-process store says; nothing if it panicked.
-pub(crate) fn guarded<T>(ask: impl FnOnce() -> T) -> Option<T> {
+pub(crate) fn catch_panic<T>(ask: impl FnOnce() -> T) -> Option<T> {
     let said = catch_unwind(AssertUnwindSafe(ask)).ok();
     if said.is_none() {
         tracing::error!("the in-process store panicked; answering by the failure policy");
@@ -446,17 +448,17 @@ pub(crate) fn panicked() -> StoreError {
 
 /// Whether a decision has a line for each limit of a check. One that was made without some of them must not be taken for the others.
 fn is_of(decision: &Decision, check: &Check<'_>) -> bool {
-    decision.lines.len() == check.demands().len()
+    decision.limits.len() == check.demands().len()
 }
 
 /// A decision of the store that is yet to be made.
-pub(crate) fn unmade() -> Decision {
-    Decision { at: Timestamp::ZERO, source: Source::Store, lines: Default::default() }
+pub(crate) fn empty_decision() -> Decision {
+    Decision { at: Timestamp::ZERO, source: Source::Store, limits: Default::default() }
 }
 
 /// An admission that nobody counted: no line, so nothing is claimed of any quota.
 fn uncounted(clock: &dyn Clock) -> Decision {
-    Decision { at: clock.now(), source: Source::None, lines: Default::default() }
+    Decision { at: clock.now(), source: Source::None, limits: Default::default() }
 }
 
 impl std::fmt::Debug for Limiter {

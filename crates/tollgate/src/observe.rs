@@ -51,7 +51,7 @@ use std::time::Duration;
 use tollgate_core::{Check, Clock, Decision, StoreErrorKind, Timestamp};
 
 pub use self::traced::TracingObserver;
-use crate::counts::Said;
+use crate::counts::DecisionOutcome;
 
 /// Somebody who watches a limiter. Every method does nothing unless it is given.
 pub trait Observer: Send + Sync + 'static {
@@ -98,7 +98,7 @@ pub struct Answered<'a> {
 impl Answered<'_> {
     /// `allow`, `deny` or `unavailable`: the word in metrics and logs.
     pub fn verdict(&self) -> &'static str {
-        self.answer.map_or(Said::Unavailable, |decision| Said::of(decision.allowed())).name()
+        self.answer.map_or(DecisionOutcome::Unavailable, |decision| DecisionOutcome::of(decision.allowed())).name()
     }
 }
 

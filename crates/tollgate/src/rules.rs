@@ -6,7 +6,7 @@
 //! ```text
 //!   request ─▶ RuleSet::matching ─▶ rules, in the order of the file       matcher.rs, host.rs, path.rs, trie.rs
 //!   identity ─▶ RuleSet::ban, is_exempt                                    lists.rs
-//!            └▶ RuleSet::tariff ─▶ Rule::policies ─▶ the limits            plan.rs, rule.rs
+//!            └▶ RuleSet::limit_set ─▶ Rule::policies ─▶ the limits            plan.rs, rule.rs
 //! ```
 //!
 //! ```
@@ -61,7 +61,7 @@ mod tests;
 pub use lists::Ban;
 pub(crate) use matcher::Indices;
 pub(crate) use path::LazyReadings;
-pub use plan::{KeyEntry, Plan, PlanFuture, PlanLookup, PlanQuestion, Tariff};
+pub use plan::{KeyEntry, LimitSetId, Plan, PlanFuture, PlanLookup, PlanQuestion};
 #[cfg(feature = "redis")]
 pub use plan_hash::PlanHash;
 #[cfg(feature = "tower")]

@@ -61,7 +61,7 @@ impl Bench {
         let request = key.into_iter().fold(request, |request, key| request.header("x-api-key", key)).body(()).unwrap();
         let peer: IpAddr = [203, 0, 113, 9].into();
         match self.engine.decide(&RequestView::of(&request), peer).await {
-            Outcome::Pass(passage) => passage.decision().unwrap().lines[0].quota,
+            Outcome::Pass(passage) => passage.decision().unwrap().limits[0].quota,
             refused => panic!("{refused:?}"),
         }
     }

@@ -19,7 +19,7 @@ async fn a_files_store_prefix_deadline_share_and_failure_policy_are_used() {
     let demand = Demand::new("9/h".parse().unwrap(), Key::new("user:42").unwrap());
     let check = Check::one(&demand);
 
-    assert_eq!(local.check(&check).await.unwrap().lines[0].remaining, 8);
+    assert_eq!(local.check(&check).await.unwrap().limits[0].remaining, 8);
     let keys = redis.command(&["KEYS", "*"]);
     assert!(!keys.items().is_empty() && keys.items().iter().all(|key| key.text().starts_with("shop:")), "{keys:?}");
 
@@ -28,7 +28,7 @@ async fn a_files_store_prefix_deadline_share_and_failure_policy_are_used() {
     redis.cont();
     redis.kill9();
     let decision = local.check(&check).await.unwrap();
-    assert_eq!((decision.source, decision.lines[0].quota), (Source::Local, 3), "a third of nine");
+    assert_eq!((decision.source, decision.limits[0].quota), (Source::Local, 3), "a third of nine");
 }
 
 #[tokio::test]

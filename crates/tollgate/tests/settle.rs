@@ -80,7 +80,7 @@ async fn both_limits_of_a_check_are_settled_and_the_units_are_there_for_the_next
     assert!(!limiter.check(&check).await.unwrap().allowed(), "and this denial is remembered");
     limiter.settle(&check, &reserved, Cost::new(50)).await.unwrap();
     let again = limiter.check(&check).await.unwrap();
-    assert_eq!((again.allowed(), again.lines[0].remaining, again.lines[1].remaining), (true, 50, 1_050));
+    assert_eq!((again.allowed(), again.limits[0].remaining, again.limits[1].remaining), (true, 50, 1_050));
     limiter.settle(&check, &again, Cost::new(2_000)).await.unwrap();
     for demand in &demands {
         let line = limiter.inspect(demand).await.unwrap();

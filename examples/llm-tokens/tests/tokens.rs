@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use tollgate_testkit::fault::{Fault, Proxy};
-use tollgate_testkit::look::eventually;
+use tollgate_testkit::poll::eventually;
 use tollgate_testkit::server::Server;
 
 /// Where tokens are counted one by one: a busy machine may take longer than people would wait.

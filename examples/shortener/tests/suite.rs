@@ -12,7 +12,7 @@ use std::time::Duration;
 use exchange::Answer;
 use instance::Instance;
 use serde_json::Value;
-use tollgate_testkit::look::eventually;
+use tollgate_testkit::poll::eventually;
 use tollgate_testkit::server::Server;
 
 /// Where decisions are counted one by one: a busy machine may take longer than people would wait.

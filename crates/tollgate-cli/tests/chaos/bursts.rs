@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio_rustls::rustls::pki_types::ServerName;
 use tokio_rustls::rustls::{ClientConfig, ClientConnection, RootCertStore, crypto};
-use tollgate_testkit::look::poll;
+use tollgate_testkit::poll::poll;
 
 use crate::campaign::{record, scale};
 use crate::serving::{Client, Serving};

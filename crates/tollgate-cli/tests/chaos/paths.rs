@@ -21,7 +21,7 @@ use serde_json::Value;
 use tollgate::config::{Config, Format};
 use tollgate::rules::{RequestView, RuleSet};
 use tollgate_testkit::conformance::Random;
-use tollgate_testkit::look::eventually;
+use tollgate_testkit::poll::eventually;
 
 use crate::campaign::{is_long, random, record, scale};
 use crate::serving::PATIENCE;

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use tollgate::{Clock, SystemClock};
 use tollgate_testkit::conformance::Random;
-use tollgate_testkit::look::eventually;
+use tollgate_testkit::poll::eventually;
 
 use crate::campaign::{random, record, scale};
 use crate::serving::{BindMount, Client, Serving};

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
 
-use tollgate_testkit::look::eventually;
+use tollgate_testkit::poll::eventually;
 use tollgate_testkit::server::Server;
 
 use crate::campaign::{random, record, scale};
@@ -163,8 +163,8 @@ fn nothing_that_was_sent_on_existing_connections_is_lost_by_a_restart() {
             let (connection, command) = (Connection::open(&serving.resp, &answers), command.clone());
             clients.push(std::thread::spawn(move || connection.ask_resp(command, pipeline)));
         }
-        let enough = 500 + random.below(1_500);
-        eventually("load", || answers.load(Ordering::Relaxed), |count| *count >= enough);
+        let ignore_broken_pipe = 500 + random.below(1_500);
+        eventually("load", || answers.load(Ordering::Relaxed), |count| *count >= ignore_broken_pipe);
         serving.signal("TERM");
         let seen: Vec<Seen> = clients.into_iter().map(|client| client.join().unwrap()).collect();
         assert_eq!(serving.end().code(), Some(0));

@@ -9,7 +9,7 @@ use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
-use tollgate_testkit::look::eventually;
+use tollgate_testkit::poll::eventually;
 use tollgate_testkit::server::{Connection, Reply};
 
 /// Nothing that a test waits for takes this long, unless it never comes.

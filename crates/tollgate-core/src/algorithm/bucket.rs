@@ -28,7 +28,7 @@
 //! Twin: `tollgate-redis/lua/tollgate.lua`, section *bucket*. Change both or neither.
 
 use super::Receipt;
-use crate::decision::{Line, Wait};
+use crate::decision::{LimitStatus, Wait};
 use crate::limit::{BucketShape, Limit};
 use crate::time::Timestamp;
 
@@ -59,24 +59,30 @@ impl Bucket {
     }
 
     /// Returns the limit's status for `cost` units at `now`, without charging them.
-    pub(super) fn look(&self, limit: &Limit, shape: &BucketShape, now: Timestamp, cost: u32) -> Line {
+    pub(super) fn look(&self, limit: &Limit, shape: &BucketShape, now: Timestamp, cost: u32) -> LimitStatus {
         View::of(self, limit, shape, now).look(cost).line()
     }
 
     /// Charges `cost` units, which must fit, and returns the status after the charge.
-    pub(super) fn charge(&mut self, limit: &Limit, shape: &BucketShape, now: Timestamp, cost: u32) -> Line {
+    pub(super) fn charge(&mut self, limit: &Limit, shape: &BucketShape, now: Timestamp, cost: u32) -> LimitStatus {
         let view = View::of(self, limit, shape, now);
         self.charge_as_seen(view, cost).line()
     }
 
     /// Returns the status after a denied check. Writes the state only for `count_denied`, or if the clock went back.
-    pub(super) fn refuse(&mut self, limit: &Limit, shape: &BucketShape, now: Timestamp, cost: u32) -> Line {
+    pub(super) fn refuse(&mut self, limit: &Limit, shape: &BucketShape, now: Timestamp, cost: u32) -> LimitStatus {
         let view = View::of(self, limit, shape, now);
         self.refuse_as_seen(view, cost).line()
     }
 
     /// Decides a check that has only this limit. A cost of 0 changes nothing.
-    pub(crate) fn decide_alone(&mut self, limit: &Limit, shape: &BucketShape, now: Timestamp, cost: u32) -> Line {
+    pub(crate) fn decide_alone(
+        &mut self,
+        limit: &Limit,
+        shape: &BucketShape,
+        now: Timestamp,
+        cost: u32,
+    ) -> LimitStatus {
         let view = View::of(self, limit, shape, now);
         let answer = match (cost, view.fits(cost)) {
             (0, _) => view.look(0),
@@ -93,7 +99,7 @@ impl Bucket {
     /// limit is not [plain](BucketShape::is_plain), the level exceeds the capacity, or the clock went back. Then
     /// [`Bucket::decide_alone`] must decide.
     ///
-    /// Does only what must happen before the next check; the divisions are in [`Answer::line_if_plain`], which can run
+    /// Does only what must happen before the next check; the divisions are in [`BucketDecision::line_if_plain`], which can run
     /// after the lock is released.
     #[inline(always)]
     pub(crate) fn decide_in_place<'a>(
@@ -103,7 +109,7 @@ impl Bucket {
         now: Timestamp,
         cost: u32,
         keep: impl FnOnce(u64, u64),
-    ) -> Option<Answer<'a>> {
+    ) -> Option<BucketDecision<'a>> {
         let now_us = now.as_micros();
         let passed_us = now_us.checked_sub(time_us)?;
         if cost == 0 || !shape.is_plain || level > shape.full {
@@ -112,16 +118,16 @@ impl Bucket {
         let leaked = passed_us.saturating_mul(shape.quota.get());
         let mut view = View { level: level.saturating_sub(leaked), now_us, limit, shape };
         if cost > limit.cost_max() {
-            return Some(Answer { view, cost, allowed: false, retry: NEVER });
+            return Some(BucketDecision { view, cost, allowed: false, retry: NEVER });
         }
         let after = view.level + shape.parts(cost.into());
         if after > shape.full {
-            return Some(Answer { view, cost, allowed: false, retry: after - shape.full });
+            return Some(BucketDecision { view, cost, allowed: false, retry: after - shape.full });
         }
         let retry = view.ahead();
         view.level = after;
         keep(after, now_us);
-        Some(Answer { view, cost, allowed: true, retry })
+        Some(BucketDecision { view, cost, allowed: true, retry })
     }
 
     /// Converts the level to the scale of another limit.
@@ -134,14 +140,14 @@ impl Bucket {
         Bucket { time_us: self.time_us, level: shape.parts(units), scale: shape.parts_per_unit.get() }
     }
 
-    fn charge_as_seen<'a>(&mut self, mut view: View<'a>, cost: u32) -> Answer<'a> {
+    fn charge_as_seen<'a>(&mut self, mut view: View<'a>, cost: u32) -> BucketDecision<'a> {
         let retry = view.ahead();
         view.level += view.shape.parts(cost.into());
         *self = view.stored();
-        Answer { view, cost, allowed: true, retry }
+        BucketDecision { view, cost, allowed: true, retry }
     }
 
-    fn refuse_as_seen<'a>(&mut self, mut view: View<'a>, cost: u32) -> Answer<'a> {
+    fn refuse_as_seen<'a>(&mut self, mut view: View<'a>, cost: u32) -> BucketDecision<'a> {
         let allowed = view.fits(cost);
         let went_back = self.time_us > view.now_us;
         if view.limit.count_denied() {
@@ -151,7 +157,7 @@ impl Bucket {
         if went_back || view.limit.count_denied() {
             *self = view.stored();
         }
-        Answer { view, cost, allowed, retry: view.retry(cost) }
+        BucketDecision { view, cost, allowed, retry: view.retry(cost) }
     }
 
     /// Gives back the units of an admission, as far as they have not leaked yet.
@@ -169,7 +175,7 @@ impl Bucket {
 }
 
 /// A decision whose waits are still in parts and not yet in microseconds.
-pub(crate) struct Answer<'a> {
+pub(crate) struct BucketDecision<'a> {
     view: View<'a>,
     cost: u32,
     allowed: bool,
@@ -177,9 +183,9 @@ pub(crate) struct Answer<'a> {
     retry: u64,
 }
 
-impl Answer<'_> {
+impl BucketDecision<'_> {
     /// Converts the decision to a line.
-    fn line(self) -> Line {
+    fn line(self) -> LimitStatus {
         let view = self.view;
         match view.shape.grain_us {
             1 => self.line_by(|parts| Wait::from_micros(view.grains_to_leak(parts).min(WAIT_US_MAX))),
@@ -189,15 +195,15 @@ impl Answer<'_> {
 
     /// Converts the decision to a line. The limit must be [plain](BucketShape::is_plain).
     #[inline(always)]
-    pub(crate) fn line_if_plain(self) -> Line {
+    pub(crate) fn line_if_plain(self) -> LimitStatus {
         let view = self.view;
         self.line_by(|parts| Wait::from_micros(view.grains_to_leak(parts)))
     }
 
     /// Converts the decision to a line. `until_leaked(parts)` returns the time in which so many parts leak.
     #[inline(always)]
-    fn line_by(self, until_leaked: impl Fn(u64) -> Wait) -> Line {
-        let Answer { view: View { level, limit, shape, .. }, cost, allowed, retry } = self;
+    fn line_by(self, until_leaked: impl Fn(u64) -> Wait) -> LimitStatus {
+        let BucketDecision { view: View { level, limit, shape, .. }, cost, allowed, retry } = self;
         let free = shape.full - level;
         // On most denials less than one unit is free; then no division is needed.
         let (whole, part) = match free < shape.parts_per_unit.get() {
@@ -217,7 +223,7 @@ impl Answer<'_> {
             parts => until_leaked(parts),
         };
         let reset_after = until_leaked(level);
-        Line { allowed, cost, quota: limit.quota(), remaining, retry_after, next_after, reset_after }
+        LimitStatus { allowed, cost, quota: limit.quota(), remaining, retry_after, next_after, reset_after }
     }
 }
 
@@ -278,8 +284,8 @@ impl<'a> View<'a> {
     }
 
     /// Returns the decision for `cost` units without charging them.
-    fn look(self, cost: u32) -> Answer<'a> {
-        Answer { view: self, cost, allowed: cost == 0 || self.fits(cost), retry: self.retry(cost.max(1)) }
+    fn look(self, cost: u32) -> BucketDecision<'a> {
+        BucketDecision { view: self, cost, allowed: cost == 0 || self.fits(cost), retry: self.retry(cost.max(1)) }
     }
 
     /// Returns the grains in which `parts` leak, rounded up.

@@ -37,12 +37,12 @@ mod long;
 mod ring;
 
 pub use entries::Log;
-pub(crate) use entries::{Entry, Few, LogParts};
+pub(crate) use entries::{Entry, InlineEntries, LogParts};
 pub(crate) use long::Long;
 pub(crate) use ring::{Ring, RingHead, SHORT_CAPACITIES};
 
 use super::Receipt;
-use crate::decision::{Line, Wait};
+use crate::decision::{LimitStatus, Wait};
 use crate::limit::{Limit, LogShape, SLIDING_EXACT_QUOTA_MAX};
 use crate::time::Timestamp;
 
@@ -51,7 +51,7 @@ impl Log {
         self.total() - self.gone(limit, now).units + u64::from(cost) <= u64::from(limit.quota())
     }
 
-    pub(super) fn look(&self, limit: &Limit, shape: &LogShape, now: Timestamp, cost: u32) -> Line {
+    pub(super) fn look(&self, limit: &Limit, shape: &LogShape, now: Timestamp, cost: u32) -> LimitStatus {
         if self.newest_us().is_some_and(|newest_us| newest_us > now.as_micros()) {
             return self.look_before_newest(limit, shape, now, cost);
         }
@@ -63,7 +63,7 @@ impl Log {
     /// Looks at a log with entries later than now. They would become one entry at now, together with the newest entry
     /// before them if that is in now's tick.
     #[cold]
-    fn look_before_newest(&self, limit: &Limit, shape: &LogShape, now: Timestamp, cost: u32) -> Line {
+    fn look_before_newest(&self, limit: &Limit, shape: &LogShape, now: Timestamp, cost: u32) -> LimitStatus {
         let (now_us, quota) = (now.as_micros(), u64::from(limit.quota()));
         let (gone, past) = (self.gone(limit, now), self.until(now_us));
         let newest_past_us = (past.entries > gone.entries).then(|| self.get(past.entries - 1).time_us);
@@ -78,7 +78,7 @@ impl Log {
             }
         };
         let remaining = quota.saturating_sub(used) as u32;
-        Line {
+        LimitStatus {
             allowed: cost == 0 || used + u64::from(cost) <= quota,
             cost,
             quota: limit.quota(),
@@ -96,7 +96,7 @@ impl Log {
         now: Timestamp,
         cost: u32,
         may_grow: bool,
-    ) -> Line {
+    ) -> LimitStatus {
         self.settle(limit, shape, now, may_grow);
         self.charge_settled(limit, shape, now, cost, may_grow)
     }
@@ -108,7 +108,7 @@ impl Log {
         now: Timestamp,
         cost: u32,
         may_grow: bool,
-    ) -> Line {
+    ) -> LimitStatus {
         self.settle(limit, shape, now, may_grow);
         self.refuse_settled(limit, shape, now, cost, may_grow)
     }
@@ -122,7 +122,7 @@ impl Log {
         now: Timestamp,
         cost: u32,
         may_grow: bool,
-    ) -> Line {
+    ) -> LimitStatus {
         if cost == 0 {
             return self.look(limit, shape, now, 0);
         }
@@ -143,7 +143,7 @@ impl Log {
         shape: &LogShape,
         now: Timestamp,
         cost: u32,
-    ) -> Option<Line> {
+    ) -> Option<LimitStatus> {
         let (quota, now_us, mut settled) = (limit.quota(), now.as_micros(), *head);
         let left_until_us = now_us.checked_sub(limit.window_us())?;
         if cost == 0 || limit.count_denied() || settled.newest_us <= left_until_us || settled.newest_us > now_us {
@@ -173,7 +173,7 @@ impl Log {
         }
         let oldest_leaves = leaves_after(oldest.time_us, limit, now);
         *head = settled;
-        Some(Line {
+        Some(LimitStatus {
             allowed,
             cost,
             quota,
@@ -187,12 +187,12 @@ impl Log {
     /// The same for up to two entries, if it is an admission that leaves no more: what nearly every check of a short log is.
     #[inline(always)]
     pub(crate) fn admit_in_place(
-        few: &mut Few,
+        few: &mut InlineEntries,
         limit: &Limit,
         shape: &LogShape,
         now: Timestamp,
         cost: u32,
-    ) -> Option<Line> {
+    ) -> Option<LimitStatus> {
         let now_us = now.as_micros();
         let (oldest, newest) = (few.entries[0], few.entries[usize::from(few.len).checked_sub(1)?]);
         let left_until_us = now_us.checked_sub(limit.window_us())?;
@@ -204,11 +204,11 @@ impl Log {
         if shape.is_same_tick(newest.time_us, now_us) {
             few.entries[usize::from(few.len) - 1] = Entry { time_us: now_us, units: newest.units + cost };
         } else if few.len == 1 {
-            *few = Few { len: 2, entries: [oldest, Entry { time_us: now_us, units: cost }] };
+            *few = InlineEntries { len: 2, entries: [oldest, Entry { time_us: now_us, units: cost }] };
         } else {
             return None;
         }
-        Some(Line {
+        Some(LimitStatus {
             allowed: true,
             cost,
             quota: limit.quota(),
@@ -220,20 +220,34 @@ impl Log {
     }
 
     #[inline(always)]
-    fn charge_settled(&mut self, limit: &Limit, shape: &LogShape, now: Timestamp, cost: u32, may_grow: bool) -> Line {
+    fn charge_settled(
+        &mut self,
+        limit: &Limit,
+        shape: &LogShape,
+        now: Timestamp,
+        cost: u32,
+        may_grow: bool,
+    ) -> LimitStatus {
         self.append(limit, shape, now, cost, may_grow);
-        self.line(limit, now, Gone::NOTHING, cost, true, Wait::ZERO)
+        self.line(limit, now, Expired::NOTHING, cost, true, Wait::ZERO)
     }
 
     #[inline(always)]
-    fn refuse_settled(&mut self, limit: &Limit, shape: &LogShape, now: Timestamp, cost: u32, may_grow: bool) -> Line {
+    fn refuse_settled(
+        &mut self,
+        limit: &Limit,
+        shape: &LogShape,
+        now: Timestamp,
+        cost: u32,
+        may_grow: bool,
+    ) -> LimitStatus {
         let allowed = self.total() + u64::from(cost) <= u64::from(limit.quota());
         if limit.count_denied() {
             self.append(limit, shape, now, cost.min(limit.quota()), may_grow);
             self.take_oldest(self.total().saturating_sub(u64::from(limit.quota())));
         }
-        let retry_after = self.wait(limit, now, Gone::NOTHING, cost);
-        self.line(limit, now, Gone::NOTHING, cost, allowed, retry_after)
+        let retry_after = self.wait(limit, now, Expired::NOTHING, cost);
+        self.line(limit, now, Expired::NOTHING, cost, allowed, retry_after)
     }
 
     pub(super) fn refund(&mut self, limit: &Limit, shape: &LogShape, now: Timestamp, receipt: Receipt) {
@@ -252,7 +266,7 @@ impl Log {
     pub(crate) fn condensed(&self, limit: &Limit, now: Timestamp) -> Log {
         let units = (self.total() - self.gone(limit, now).units) as u32;
         match self.newest_us() {
-            Some(time_us) if units > 0 => Log::from_few(Few::one(Entry { time_us, units })),
+            Some(time_us) if units > 0 => Log::from_few(InlineEntries::one(Entry { time_us, units })),
             _ => Log::default(),
         }
     }
@@ -281,20 +295,20 @@ impl Log {
 
     /// What of the oldest has left the window.
     #[inline(always)]
-    fn gone(&self, limit: &Limit, now: Timestamp) -> Gone {
+    fn gone(&self, limit: &Limit, now: Timestamp) -> Expired {
         let (Some(left_until_us), Some(newest_us)) = (now.as_micros().checked_sub(limit.window_us()), self.newest_us())
         else {
-            return Gone::NOTHING;
+            return Expired::NOTHING;
         };
         if newest_us <= left_until_us {
-            return Gone { entries: self.len(), units: self.total() };
+            return Expired { entries: self.len(), units: self.total() };
         }
         self.until(left_until_us)
     }
 
     /// When `cost` units would fit if nobody else spent any: the oldest leave until there is room.
     #[inline(always)]
-    fn wait(&self, limit: &Limit, now: Timestamp, gone: Gone, cost: u32) -> Wait {
+    fn wait(&self, limit: &Limit, now: Timestamp, gone: Expired, cost: u32) -> Wait {
         if cost > limit.quota() {
             return Wait::NEVER;
         }
@@ -306,7 +320,15 @@ impl Log {
     }
 
     #[inline(always)]
-    fn line(&self, limit: &Limit, now: Timestamp, gone: Gone, cost: u32, allowed: bool, retry_after: Wait) -> Line {
+    fn line(
+        &self,
+        limit: &Limit,
+        now: Timestamp,
+        gone: Expired,
+        cost: u32,
+        allowed: bool,
+        retry_after: Wait,
+    ) -> LimitStatus {
         let quota = limit.quota();
         let remaining = u64::from(quota).saturating_sub(self.total() - gone.units) as u32;
         let next_after = if remaining == quota { Wait::ZERO } else { self.wait(limit, now, gone, remaining + 1) };
@@ -314,19 +336,19 @@ impl Log {
             Some(newest_us) if remaining < quota => leaves_after(newest_us, limit, now),
             _ => Wait::ZERO,
         };
-        Line { allowed, cost, quota, remaining, retry_after, next_after, reset_after }
+        LimitStatus { allowed, cost, quota, remaining, retry_after, next_after, reset_after }
     }
 }
 
 /// The oldest entries that have left the window, and their units.
 #[derive(Clone, Copy)]
-struct Gone {
+struct Expired {
     entries: usize,
     units: u64,
 }
 
-impl Gone {
-    const NOTHING: Gone = Gone { entries: 0, units: 0 };
+impl Expired {
+    const NOTHING: Expired = Expired { entries: 0, units: 0 };
 }
 
 impl LogShape {

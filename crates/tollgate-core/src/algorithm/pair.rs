@@ -41,7 +41,7 @@
 //! Twin: `tollgate-redis/lua/tollgate.lua`, section *pair*. Change both or neither.
 
 use super::Receipt;
-use crate::decision::{Line, Wait};
+use crate::decision::{LimitStatus, Wait};
 use crate::limit::{Divisor, Limit, PairShape, WindowCut};
 use crate::time::Timestamp;
 
@@ -65,14 +65,14 @@ impl Pair {
     }
 
     /// Returns the limit's status for `cost` units at `now`, without charging them.
-    pub(super) fn look(&self, limit: &Limit, shape: &PairShape, now: Timestamp, cost: u32) -> Line {
+    pub(super) fn look(&self, limit: &Limit, shape: &PairShape, now: Timestamp, cost: u32) -> LimitStatus {
         let view = View::of(self, limit, shape, now);
         let (allowed, retry_after) = view.verdict(cost);
         view.line(cost, allowed, retry_after)
     }
 
     /// Charges `cost` units, which must fit, and returns the status after the charge.
-    pub(super) fn charge(&mut self, limit: &Limit, shape: &PairShape, now: Timestamp, cost: u32) -> Line {
+    pub(super) fn charge(&mut self, limit: &Limit, shape: &PairShape, now: Timestamp, cost: u32) -> LimitStatus {
         let mut view = View::of(self, limit, shape, now);
         let (allowed, retry_after) = self.take(&mut view, cost);
         view.line(cost, allowed, retry_after)
@@ -81,7 +81,7 @@ impl Pair {
     /// Returns the status after a denied check.
     ///
     /// Writes the state only for `count_denied`, or if the clock went back, or if the limit's window has changed.
-    pub(super) fn refuse(&mut self, limit: &Limit, shape: &PairShape, now: Timestamp, cost: u32) -> Line {
+    pub(super) fn refuse(&mut self, limit: &Limit, shape: &PairShape, now: Timestamp, cost: u32) -> LimitStatus {
         let mut view = View::of(self, limit, shape, now);
         let (allowed, retry_after) = self.turn_away(&mut view, limit, cost);
         view.line(cost, allowed, retry_after)
@@ -89,7 +89,7 @@ impl Pair {
 
     /// Decides a check that has only this limit. A cost of 0 changes nothing.
     #[inline(always)]
-    pub(crate) fn decide_alone(&mut self, limit: &Limit, shape: &PairShape, now: Timestamp, cost: u32) -> Line {
+    pub(crate) fn decide_alone(&mut self, limit: &Limit, shape: &PairShape, now: Timestamp, cost: u32) -> LimitStatus {
         let mut view = View::of(self, limit, shape, now);
         let (allowed, retry_after) = match (cost, view.fits(cost)) {
             (0, _) => view.verdict(0),
@@ -255,7 +255,7 @@ impl<'a> View<'a> {
 
     /// Builds the limit's status for a verdict.
     #[inline(always)]
-    fn line(&self, cost: u32, allowed: bool, retry_after: Wait) -> Line {
+    fn line(&self, cost: u32, allowed: bool, retry_after: Wait) -> LimitStatus {
         let remaining = u64::from(self.quota).saturating_sub(self.estimate()) as u32;
         let next_after = match self.quota - remaining {
             0 => Wait::ZERO,
@@ -264,7 +264,7 @@ impl<'a> View<'a> {
             _ => self.wait(remaining + 1),
         };
         let reset_after = self.reset_after();
-        Line { allowed, cost, quota: self.quota, remaining, retry_after, next_after, reset_after }
+        LimitStatus { allowed, cost, quota: self.quota, remaining, retry_after, next_after, reset_after }
     }
 }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::budget::Budget;
-use super::naming::Naming;
+use super::counter_hash::CounterHasher;
 use super::{MemoryStore, Padded};
 use crate::time::{Clock, SystemClock, Timestamp};
 
@@ -75,7 +75,7 @@ impl MemoryStoreBuilder {
         let shards = if shards > SHARDS_MAX { SHARDS_MAX } else { shards };
         MemoryStore {
             shards: (0..shards).map(|_| Padded::default()).collect(),
-            naming: Naming::new(),
+            naming: CounterHasher::new(),
             clock: self.clock,
             budget: Budget::new(self.max_bytes, shards),
         }

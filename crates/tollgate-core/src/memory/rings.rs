@@ -20,7 +20,7 @@ use crate::algorithm::{Long, SHORT_CAPACITIES};
 #[derive(Debug, Default)]
 pub(super) struct Rings {
     /// One for each of [`SHORT_CAPACITIES`], from the first ring on.
-    shelves: Box<[Shelf]>,
+    shelves: Box<[SizeClass]>,
     large: Vec<Block>,
     large_free: Vec<u32>,
     /// The blocks of the large ones and the shelves' memory.
@@ -36,7 +36,7 @@ pub(super) enum Block {
 
 /// Rings of one size.
 #[derive(Debug, Default)]
-struct Shelf {
+struct SizeClass {
     words: Vec<u64>,
     /// The place that was freed last, counted from 1; its first word tells the one before, 0 ends.
     free: u64,
@@ -129,7 +129,7 @@ impl Rings {
 
     /// What may be needed for a moment when the largest shelf becomes larger.
     pub(super) fn moving_bytes(&self) -> usize {
-        self.shelves.iter().map(Shelf::heap_bytes).max().unwrap_or(0)
+        self.shelves.iter().map(SizeClass::heap_bytes).max().unwrap_or(0)
     }
 
     /// Whether a shelf stands mostly empty, and giving its memory back is worth `worth_bytes`.
@@ -144,7 +144,7 @@ impl Rings {
     fn reserve(&mut self, shelf: usize) -> usize {
         if shelf < LARGE {
             if self.shelves.is_empty() {
-                self.shelves = (0..LARGE).map(|_| Shelf::default()).collect();
+                self.shelves = (0..LARGE).map(|_| SizeClass::default()).collect();
             }
             let before = self.shelves[shelf].heap_bytes();
             let place = self.shelves[shelf].reserve(SHORT_CAPACITIES[shelf]);
@@ -162,7 +162,7 @@ impl Rings {
     }
 }
 
-impl Shelf {
+impl SizeClass {
     #[inline]
     fn get_mut(&mut self, place: usize, words: usize) -> &mut [u64] {
         &mut self.words[place * words..][..words]
@@ -185,7 +185,7 @@ impl Shelf {
     fn free(&mut self, place: usize, words: usize) {
         self.len -= 1;
         if self.len == 0 {
-            *self = Shelf::default();
+            *self = SizeClass::default();
             return;
         }
         let next = std::mem::replace(&mut self.free, place as u64 + 1);

@@ -18,7 +18,7 @@
 //! sixty-fourth operation; whatever has expired goes. There is no sweep that pauses and no thread.
 
 use super::budget::Budget;
-use super::naming::CounterHash;
+use super::counter_hash::CounterHash;
 use super::overflow::OverflowScope;
 use super::rings::Rings;
 use super::slot::Slot;
@@ -63,23 +63,26 @@ pub(super) struct Shard {
 /// Where a counter was found, so that it can be put back without another search. Valid until the
 /// next insertion or reclaiming step.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Place {
+pub(super) enum SlotLocation {
     Table(usize),
     Overflow(usize),
     /// Nowhere yet; there is room kept for it in the table.
     NewInTable,
     /// The same, but it holds a copy of an overflow counter's state: kept only if it is charged.
-    Parting,
+    Promoted,
     /// Nowhere yet; it will be an overflow counter.
     NewInOverflow,
     /// Nowhere: there is no room of any kind, so the newcomer is refused.
     Nowhere,
 }
 
-impl Place {
+impl SlotLocation {
     /// Whether putting it there is an insertion.
     pub(super) fn is_new(self) -> bool {
-        matches!(self, Place::NewInTable | Place::Parting | Place::NewInOverflow | Place::Nowhere)
+        matches!(
+            self,
+            SlotLocation::NewInTable | SlotLocation::Promoted | SlotLocation::NewInOverflow | SlotLocation::Nowhere
+        )
     }
 }
 
@@ -118,9 +121,9 @@ impl Shard {
 
     /// Takes the state of a counter that has a slot of its own. [`Shard::put`] must follow.
     #[inline]
-    pub(super) fn take_known(&mut self, name: CounterHash) -> Option<(Place, State)> {
+    pub(super) fn take_known(&mut self, name: CounterHash) -> Option<(SlotLocation, State)> {
         let place = self.table.find(name)?;
-        Some((Place::Table(place), self.table.slot_mut(place).unpack(&mut self.rings)))
+        Some((SlotLocation::Table(place), self.table.slot_mut(place).unpack(&mut self.rings)))
     }
 
     /// Takes the state of a counter without a slot of its own: its overflow counter if that is live, else a
@@ -133,12 +136,12 @@ impl Shard {
         name: CounterHash,
         may_part: bool,
         overflow_name: impl Fn(OverflowScope) -> CounterHash,
-    ) -> (Place, State, CounterHash) {
+    ) -> (SlotLocation, State, CounterHash) {
         if self.overflow.len() > 0 {
             for scope in [OverflowScope::Network, OverflowScope::Limit] {
                 let shared = overflow_name(scope);
                 let Some((place, state)) = self.take_overflow(shared) else { continue };
-                let place = Place::Overflow(place);
+                let place = SlotLocation::Overflow(place);
                 self.ops_to_sweep = 0;
                 if !may_part || !self.has_room_again(budget) {
                     return (place, state, shared);
@@ -146,18 +149,18 @@ impl Shard {
                 let own = state.condensed(limit, self.latest);
                 self.put_back(place, state);
                 self.rooms_kept += 1;
-                return (Place::Parting, own, name);
+                return (SlotLocation::Promoted, own, name);
             }
         }
         if self.make_room(budget) {
             self.rooms_kept += 1;
-            return (Place::NewInTable, State::unused(limit), name);
+            return (SlotLocation::NewInTable, State::unused(limit), name);
         }
         let (taken, max) = (self.overflow.len(), budget.overflow_counters_max());
         let scope = if taken < max - max / 4 { OverflowScope::Network } else { OverflowScope::Limit };
         match taken < max {
-            true => (Place::NewInOverflow, State::unused(limit), overflow_name(scope)),
-            false => (Place::Nowhere, State::full(limit, self.latest), name),
+            true => (SlotLocation::NewInOverflow, State::unused(limit), overflow_name(scope)),
+            false => (SlotLocation::Nowhere, State::full(limit, self.latest), name),
         }
     }
 
@@ -170,15 +173,15 @@ impl Shard {
     }
 
     /// Puts back a state that was only looked at; how long it lives is not for whoever looked to say.
-    pub(super) fn put_back(&mut self, place: Place, state: State) {
+    pub(super) fn put_back(&mut self, place: SlotLocation, state: State) {
         let slot = match place {
-            Place::Table(place) => Some(self.table.slot_mut(place)),
-            Place::Overflow(place) => Some(self.overflow.slot_mut(place)),
-            Place::NewInTable | Place::Parting => {
+            SlotLocation::Table(place) => Some(self.table.slot_mut(place)),
+            SlotLocation::Overflow(place) => Some(self.overflow.slot_mut(place)),
+            SlotLocation::NewInTable | SlotLocation::Promoted => {
                 self.rooms_kept -= 1;
                 None
             }
-            Place::NewInOverflow | Place::Nowhere => None,
+            SlotLocation::NewInOverflow | SlotLocation::Nowhere => None,
         };
         if let (Some(slot), State::Log(log)) = (slot, state) {
             slot.put_back(log, &mut self.rings);
@@ -187,19 +190,19 @@ impl Shard {
 
     /// Puts a state back, or in for the first time. A fresh one that stayed unused takes no place.
     #[inline]
-    pub(super) fn put(&mut self, place: Place, name: CounterHash, limit: &Limit, state: State) {
-        let is_own = matches!(place, Place::Table(_) | Place::NewInTable | Place::Parting);
+    pub(super) fn put(&mut self, place: SlotLocation, name: CounterHash, limit: &Limit, state: State) {
+        let is_own = matches!(place, SlotLocation::Table(_) | SlotLocation::NewInTable | SlotLocation::Promoted);
         let table = if is_own { &mut self.table } else { &mut self.overflow };
         match place {
-            Place::Table(place) | Place::Overflow(place) => {
+            SlotLocation::Table(place) | SlotLocation::Overflow(place) => {
                 let slot = table.slot_mut(place);
                 debug_assert!(slot.is(name), "its place is still its own");
                 slot.pack(limit, state, &mut self.rings);
                 return;
             }
-            Place::NewInTable | Place::Parting => self.rooms_kept -= 1,
-            Place::Nowhere => return,
-            Place::NewInOverflow => {
+            SlotLocation::NewInTable | SlotLocation::Promoted => self.rooms_kept -= 1,
+            SlotLocation::Nowhere => return,
+            SlotLocation::NewInOverflow => {
                 // One that has expired may still stand there.
                 if let Some(place) = table.find(name) {
                     remove(table, place, &mut self.rings);

@@ -26,11 +26,11 @@
 //! and writes only two numbers.
 
 use super::budget::Budget;
+use super::counter_hash::CounterHash;
 use super::lifetime;
-use super::naming::CounterHash;
 use super::rings::{Block, Rings};
-use crate::algorithm::{Bucket, BucketAnswer, Entry, Few, Log, LogParts, Pair, Ring, RingHead, State};
-use crate::decision::Line;
+use crate::algorithm::{Bucket, BucketAnswer, Entry, InlineEntries, Log, LogParts, Pair, Ring, RingHead, State};
+use crate::decision::LimitStatus;
 use crate::limit::{BucketShape, Limit, LogShape, Machine, PairShape};
 use crate::time::Timestamp;
 
@@ -48,17 +48,17 @@ pub(super) struct Slot {
 
 /// The packed kind, lifetime code and wide number of a state, at their positions in a slot.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub(crate) struct Mark {
+pub(crate) struct SlotHeader {
     small: u64,
     time: u64,
     wide: u32,
 }
 
-impl Mark {
+impl SlotHeader {
     #[inline(always)]
-    fn new(kind: u64, code: u8, wide: u64) -> Mark {
+    fn new(kind: u64, code: u8, wide: u64) -> SlotHeader {
         debug_assert!(wide < 1 << 45);
-        Mark {
+        SlotHeader {
             small: kind << KIND_SHIFT | u64::from(code) << CODE_SHIFT | (wide >> 44) << WIDE_TOP_SHIFT,
             time: wide << 52,
             wide: (wide >> 12) as u32,
@@ -66,8 +66,8 @@ impl Mark {
     }
 
     /// Returns the mark of the buckets of a limit.
-    pub(crate) fn of_buckets(quota: u32, grain_us: u64, parts_per_unit: u64) -> Mark {
-        Mark::new(BUCKET, lifetime::rate(quota, grain_us), parts_per_unit)
+    pub(crate) fn of_buckets(quota: u32, grain_us: u64, parts_per_unit: u64) -> SlotHeader {
+        SlotHeader::new(BUCKET, lifetime::rate(quota, grain_us), parts_per_unit)
     }
 
     /// Returns the code of the lifetime or the rate.
@@ -172,7 +172,7 @@ impl Slot {
         shape: &BucketShape,
         now: Timestamp,
         cost: u32,
-    ) -> Option<Line> {
+    ) -> Option<LimitStatus> {
         let mut bucket = self.is_bucket().then(|| self.bucket())?;
         let line = bucket.decide_alone(limit, shape, now, cost);
         self.set_bucket(bucket, shape);
@@ -184,7 +184,13 @@ impl Slot {
     /// Returns `None` without changing anything if the slot holds another kind of state. Only a hash collision causes
     /// this.
     #[inline(never)]
-    pub(super) fn decide_pair(&mut self, limit: &Limit, shape: &PairShape, now: Timestamp, cost: u32) -> Option<Line> {
+    pub(super) fn decide_pair(
+        &mut self,
+        limit: &Limit,
+        shape: &PairShape,
+        now: Timestamp,
+        cost: u32,
+    ) -> Option<LimitStatus> {
         let mut pair = self.is_pair().then(|| self.pair())?;
         let line = pair.decide_alone(limit, shape, now, cost);
         self.set_pair(pair, limit);
@@ -203,7 +209,7 @@ impl Slot {
         now: Timestamp,
         cost: u32,
         rings: &mut Rings,
-    ) -> Option<Line> {
+    ) -> Option<LimitStatus> {
         match self.kind() {
             FEW => self.decide_few_in_place(limit, shape, now, cost),
             _ => self.decide_ring_in_place(limit, shape, now, cost, rings),
@@ -220,7 +226,7 @@ impl Slot {
         shape: &LogShape,
         now: Timestamp,
         cost: u32,
-    ) -> Option<Line> {
+    ) -> Option<LimitStatus> {
         let mut few = (self.kind() == FEW).then(|| self.few())?;
         let line = Log::admit_in_place(&mut few, limit, shape, now, cost)?;
         self.set_few(few, limit);
@@ -238,7 +244,7 @@ impl Slot {
         now: Timestamp,
         cost: u32,
         rings: &mut Rings,
-    ) -> Option<Line> {
+    ) -> Option<LimitStatus> {
         let index = self.ring()?;
         let mut head = self.ring_head();
         let first_before = head.first;
@@ -266,7 +272,7 @@ impl Slot {
         now: Timestamp,
         cost: u32,
         (rings, budget): (&mut Rings, &Budget),
-    ) -> Option<Line> {
+    ) -> Option<LimitStatus> {
         if !self.is_log() {
             return None;
         }
@@ -332,7 +338,7 @@ impl Slot {
     /// Puts back a log that [`Slot::unpack`] returned and that was not changed.
     pub(super) fn put_back(&mut self, log: Log, rings: &mut Rings) {
         let block = match log.into_parts() {
-            LogParts::Few(_) => return,
+            LogParts::InlineEntries(_) => return,
             LogParts::Ring(ring) => Block::Ring(ring.into_parts().1),
             LogParts::Long(long) => Block::Long(long),
         };
@@ -411,7 +417,7 @@ impl Slot {
 
     /// Unpacks the entries of a short log.
     #[inline]
-    fn few(&self) -> Few {
+    fn few(&self) -> InlineEntries {
         let (small, time_us) = (self.small(), self.time_us());
         let first = Entry { time_us, units: (small & UNITS_MASK) as u32 };
         let len = (small >> (2 * UNITS_BITS)) as u8;
@@ -419,12 +425,12 @@ impl Slot {
             2 => Entry { time_us: time_us + self.wide(), units: (small >> UNITS_BITS & UNITS_MASK) as u32 },
             _ => Entry::default(),
         };
-        Few { len, entries: [first, second] }
+        InlineEntries { len, entries: [first, second] }
     }
 
     /// Packs the entries of a short log.
     #[inline]
-    fn set_few(&mut self, Few { len, entries: [first, second] }: Few, limit: &Limit) {
+    fn set_few(&mut self, InlineEntries { len, entries: [first, second] }: InlineEntries, limit: &Limit) {
         let small = u64::from(first.units) | u64::from(second.units) << UNITS_BITS | u64::from(len) << (2 * UNITS_BITS);
         let apart_us = second.time_us.saturating_sub(first.time_us);
         // The lifetime starts at the newest entry, but the slot's time is that of the first.
@@ -456,7 +462,7 @@ impl Slot {
         let lasts_us = self.expires_at_us().saturating_sub(self.newest_us());
         let ends_us = self.expires_at_us().min(newest_us + lasts_us);
         match log.into_parts() {
-            LogParts::Few(few) => {
+            LogParts::InlineEntries(few) => {
                 self.set_few(few, limit);
                 if let Some(index) = place {
                     rings.free(index);
@@ -563,7 +569,7 @@ impl Slot {
     #[inline]
     fn set(&mut self, kind: u64, code: u8, time_us: u64, wide: u64, small: u64) {
         debug_assert!(small <= SMALL_MASK && time_us <= TIME_MASK);
-        let mark = Mark::new(kind, code, wide);
+        let mark = SlotHeader::new(kind, code, wide);
         (self.small, self.time, self.wide) = (mark.small | small, mark.time | time_us, mark.wide);
     }
 
@@ -640,11 +646,14 @@ mod tests {
             ("7/s sliding", State::Log(Log::default())),
             (
                 "7/s sliding",
-                State::Log(Log::from_few(Few { len: 1, entries: [entry(last, 10_000_000), Entry::default()] })),
+                State::Log(Log::from_few(InlineEntries {
+                    len: 1,
+                    entries: [entry(last, 10_000_000), Entry::default()],
+                })),
             ),
             (
                 "7/400day",
-                State::Log(Log::from_few(Few {
+                State::Log(Log::from_few(InlineEntries {
                     len: 2,
                     entries: [entry(last - WINDOW_US_MAX, 1), entry(last, 10_000_000)],
                 })),

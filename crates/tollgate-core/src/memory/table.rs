@@ -19,29 +19,29 @@
 //! table never fills with tombstones that only a rebuild could clear. A line fills from the left: its second place is
 //! in use only if its first is.
 
-use super::naming::CounterHash;
+use super::counter_hash::CounterHash;
 use super::slot::Slot;
 
 /// A hash table of slots. A place is the index of a slot, from 0 to [`Table::places`] − 1.
 #[derive(Debug, Default)]
 pub(super) struct Table {
-    lines: Box<[Line]>,
+    lines: Box<[CacheLine]>,
     len: usize,
 }
 
 /// Two slots in one cache line.
 #[repr(align(64))]
 #[derive(Debug, Default)]
-struct Line([Slot; 2]);
+struct CacheLine([Slot; 2]);
 
 /// The size of a line, in bytes.
-pub(super) const LINE_BYTES: usize = size_of::<Line>();
+pub(super) const LINE_BYTES: usize = size_of::<CacheLine>();
 const LINES_MIN: usize = 2;
 
 impl Table {
     /// Creates a table of `lines` empty lines.
     pub(super) fn with_lines(lines: usize) -> Table {
-        Table { lines: (0..lines).map(|_| Line::default()).collect(), len: 0 }
+        Table { lines: (0..lines).map(|_| CacheLine::default()).collect(), len: 0 }
     }
 
     /// Returns the number of counters.
@@ -79,7 +79,7 @@ impl Table {
     #[inline(always)]
     pub(super) fn find(&self, name: CounterHash) -> Option<usize> {
         let home = self.home(name.table());
-        let Line(line) = self.lines.get(home)?;
+        let CacheLine(line) = self.lines.get(home)?;
         // Most counters are in their home line.
         if line[0].is(name) {
             Some(2 * home)
@@ -96,7 +96,7 @@ impl Table {
     #[inline(always)]
     pub(super) fn find_mut(&mut self, name: CounterHash) -> Option<&mut Slot> {
         let home = self.home(name.table());
-        let Line(line) = self.lines.get(home)?;
+        let CacheLine(line) = self.lines.get(home)?;
         if line[0].is(name) {
             return Some(&mut self.lines[home].0[0]);
         }
@@ -111,12 +111,12 @@ impl Table {
     fn find_after(&self, home: usize, name: CounterHash) -> Option<usize> {
         let mut at = home;
         for _ in 1..self.lines.len() {
-            let Line(line) = &self.lines[at];
+            let CacheLine(line) = &self.lines[at];
             if line[1].is_empty() {
                 return None;
             }
             at = self.after(at);
-            let Line(line) = &self.lines[at];
+            let CacheLine(line) = &self.lines[at];
             if let Some(second) = line.iter().position(|slot| slot.is(name)) {
                 return Some(2 * at + second);
             }
@@ -191,7 +191,7 @@ impl Table {
     /// If they exceed its [capacity](Table::capacity), the new table grows further.
     pub(super) fn resize(&mut self, lines: usize) {
         let old = std::mem::replace(self, Table::with_lines(lines));
-        for Line(slots) in old.lines {
+        for CacheLine(slots) in old.lines {
             for slot in slots {
                 if !slot.is_empty() {
                     self.insert(slot);
@@ -288,7 +288,7 @@ mod tests {
 
     #[test]
     fn line_of_the_table_is_one_cache_line() {
-        assert_eq!((LINE_BYTES, align_of::<Line>()), (64, 64));
+        assert_eq!((LINE_BYTES, align_of::<CacheLine>()), (64, 64));
     }
 
     #[test]

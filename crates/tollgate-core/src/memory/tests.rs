@@ -72,8 +72,8 @@ fn a_denial_under_a_quicker_limit_does_not_let_a_counter_go_early() {
         clock.advance(Duration::from_millis(2_500));
         let before = ask(slow, 0);
         churn(&store, limit("1/s"));
-        assert!(before.lines[0].remaining < limit(slow).quota());
-        assert_eq!(ask(slow, 0).lines[0], before.lines[0], "{slow} after {quick}: {costs:?}");
+        assert!(before.limits[0].remaining < limit(slow).quota());
+        assert_eq!(ask(slow, 0).limits[0], before.limits[0], "{slow} after {quick}: {costs:?}");
     }
 }
 
@@ -111,7 +111,7 @@ fn a_fixed_window_is_remembered_by_the_sliding_counter_that_follows() {
     assert!(ask("10/min fixed-window", 10).allowed());
     clock.advance(Duration::from_secs(32));
     churn(&store, limit("1/s"));
-    assert_eq!(ask("10/min sliding-counter", 0).lines[0].remaining, 5);
+    assert_eq!(ask("10/min sliding-counter", 0).limits[0].remaining, 5);
 }
 
 #[test]
@@ -155,9 +155,9 @@ fn logs_that_stay_are_moved_together_and_lose_nothing() {
     });
     churn(&store, limit("1000/ms token-bucket"));
     for (subject, before) in staying().zip(before) {
-        let (line, before) = (check(&store, long, &subject, 0).lines[0], before.lines[0]);
+        let (line, before) = (check(&store, long, &subject, 0).limits[0], before.limits[0]);
         assert_eq!((line.remaining, before.remaining), (15, 15));
-        let left_us = |line: Line| line.next_after.as_micros().unwrap();
+        let left_us = |line: LimitStatus| line.next_after.as_micros().unwrap();
         assert_eq!(left_us(before) - left_us(line), 60_000_000);
     }
     assert!(rings_bytes() < full_bytes / 4, "{} of {full_bytes} bytes left", rings_bytes());
@@ -301,7 +301,7 @@ fn a_newcomer_for_whom_there_is_no_counter_at_all_is_refused() {
             let (len, bytes) = (store.len(), store.bytes_used());
             let denied = check(&store, limit, "newcomer", 1);
             assert!(!denied.allowed(), "{limit}");
-            assert_eq!(denied.lines[0].remaining, 0, "{limit}");
+            assert_eq!(denied.limits[0].remaining, 0, "{limit}");
             let wait = denied.retry_after().as_micros().unwrap();
             assert!(wait > 0 && wait <= 2 * 7_200_000_000, "{limit}: {wait}");
             assert_eq!((store.len(), store.bytes_used()), (len, bytes), "{limit}");
@@ -371,10 +371,10 @@ fn a_check_over_many_new_keys_at_the_cap_is_still_all_or_nothing() {
         let demands: Vec<Demand<'_>> =
             subjects.iter().map(|subject| Demand::new(limit("2/h"), crate::Key::new(subject).unwrap())).collect();
         let check = Check::new(&demands).unwrap();
-        let before: Vec<Line> = demands.iter().map(|demand| store.inspect(demand)).collect();
+        let before: Vec<LimitStatus> = demands.iter().map(|demand| store.inspect(demand)).collect();
         let decision = store.check(&check);
-        let after: Vec<Line> = demands.iter().map(|demand| store.inspect(demand)).collect();
-        assert_eq!(decision.lines.len(), 32);
+        let after: Vec<LimitStatus> = demands.iter().map(|demand| store.inspect(demand)).collect();
+        assert_eq!(decision.limits.len(), 32);
         if !decision.allowed() {
             for (index, (before, after)) in before.iter().zip(&after).enumerate() {
                 assert_eq!(before, after, "round {round}, {index}: {decision:?}");
@@ -411,7 +411,7 @@ fn a_check_that_makes_room_in_a_full_table_keeps_its_counters_apart() {
             charge(&store, &clock, filler);
         }
         assert!(store.overflow_len() > 0, "the table is full");
-        let used = |subject: &String| 20 - check(&store, filler, subject, 0).lines[0].remaining;
+        let used = |subject: &String| 20 - check(&store, filler, subject, 0).limits[0].remaining;
         let before: Vec<u32> = fillers.iter().map(used).collect();
         clock.advance(Duration::from_secs(5));
         let newcomer_first: Vec<Limit> = [limit("3/min")].into_iter().chain(short).collect();
@@ -507,13 +507,13 @@ fn a_log_lives_on_however_often_its_newest_entry_goes() {
         .collect();
     for (refunded, decision) in charged.iter().rev().take(250).enumerate() {
         store.refund(&Check::one(&demand), decision);
-        let used = 2000 - store.check(&Check::one(&demand.cost(0))).lines[0].remaining;
+        let used = 2000 - store.check(&Check::one(&demand.cost(0))).limits[0].remaining;
         assert_eq!(used, 254 - refunded as u32, "after {} refunds", refunded + 1);
     }
     // The same by a clock that goes back again and again.
     for step in 0..300 {
         at(918_000_000 - step);
-        let used = 2000 - store.check(&Check::one(&demand)).lines[0].remaining;
+        let used = 2000 - store.check(&Check::one(&demand)).limits[0].remaining;
         assert_eq!(used, 6 + step as u32, "after {step} steps back");
     }
 }

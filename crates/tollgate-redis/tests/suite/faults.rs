@@ -24,7 +24,7 @@ async fn decide(store: &RedisStore, subject: &str) -> Result<bool, StoreError> {
 /// What is left of a window of ten.
 async fn decide_sliding(store: &RedisStore) -> Result<u32, StoreError> {
     let demand = Demand::new("10/h".parse().unwrap(), Key::new("k").unwrap());
-    Ok(store.decide(&[Check::one(&demand)]).await?[0].lines[0].remaining)
+    Ok(store.decide(&[Check::one(&demand)]).await?[0].limits[0].remaining)
 }
 
 /// Waits until decisions are made again. Returns the kinds of the errors on the way.
@@ -195,7 +195,7 @@ async fn remaining(store: &RedisStore, name: &str) -> Vec<Result<u32, Kind>> {
         subjects.iter().map(|subject| Demand::new(limit, Key::new(subject.as_str()).unwrap())).collect();
     let checks: Vec<[Check<'_>; 1]> = demands.iter().map(|demand| [Check::one(demand)]).collect();
     let decided = join_all(checks.iter().map(|check| store.decide(check))).await;
-    decided.into_iter().map(|it| it.map(|it| it[0].lines[0].remaining).map_err(|error| error.kind())).collect()
+    decided.into_iter().map(|it| it.map(|it| it[0].limits[0].remaining).map_err(|error| error.kind())).collect()
 }
 
 #[tokio::test]
@@ -238,7 +238,7 @@ async fn with_calls_behind_each_other_everybody_still_hears_the_answer_to_its_ow
                     match store.decide(&[Check::one(&demand)]).await {
                         Ok(decisions) => {
                             answered += 1;
-                            let spent = limit.quota() - decisions[0].lines[0].remaining;
+                            let spent = limit.quota() - decisions[0].limits[0].remaining;
                             assert!((answered..=charged_at_most).contains(&spent), "caller {caller}: {spent}");
                         }
                         Err(error) => {

@@ -66,7 +66,7 @@ async fn a_denial_under_a_slower_limit_makes_a_key_live_as_long_as_it_says() {
             }
             let allowed: Vec<bool> = decisions.iter().map(|decision| decision.allowed()).collect();
             assert_eq!(allowed, [true, false, false, false], "{}", quick.limit);
-            let told_us = decisions[2].at.as_micros() + decisions[2].lines[0].reset_after.as_micros().unwrap();
+            let told_us = decisions[2].at.as_micros() + decisions[2].limits[0].reset_after.as_micros().unwrap();
             assert!(ends_us(&server) >= told_us, "{} after {}, {together} in a call", slow.limit, quick.limit);
         }
     }
@@ -80,6 +80,6 @@ async fn a_fixed_window_is_remembered_by_the_sliding_counter_that_follows() {
     let fixed = in_rule("10/h fixed-window", 10);
     let decision = store.decide(&[Check::one(&fixed)]).await.unwrap().remove(0);
     assert!(decision.allowed());
-    let cut_us = decision.at.as_micros() + decision.lines[0].reset_after.as_micros().unwrap();
+    let cut_us = decision.at.as_micros() + decision.limits[0].reset_after.as_micros().unwrap();
     assert!(ends_us(&server) >= cut_us + fixed.limit.window_us());
 }

@@ -26,7 +26,7 @@ fn lives_too_long_us(server: &Server, limit: &Limit, decision: &Decision) -> i64
     let keys = server.command(&["KEYS", "*"]);
     assert_eq!(keys.items().len(), 1);
     let ends_us = 1_000 * server.command(&["PEXPIRETIME", &keys.items()[0].text()]).integer();
-    let reset_us = decision.lines[0].reset_after.as_micros().unwrap();
+    let reset_us = decision.limits[0].reset_after.as_micros().unwrap();
     let next_us = if limit.algorithm() == Algorithm::FixedWindow { limit.window_us() } else { 0 };
     ends_us - i64::try_from(decision.at.as_micros() + reset_us + next_us).unwrap()
 }
@@ -208,7 +208,7 @@ fn a_log_that_is_spoilt_inside_harms_only_who_asks_for_it() {
     let decided = redis.wait(join_all(checks.iter().map(|check| redis.store.decide(check))));
     for (subject, decided) in subjects.iter().zip(decided) {
         match decided {
-            Ok(decisions) => assert_eq!((subject != "k", decisions[0].lines[0].remaining), (true, 99), "{subject}"),
+            Ok(decisions) => assert_eq!((subject != "k", decisions[0].limits[0].remaining), (true, 99), "{subject}"),
             Err(error) => assert_eq!((subject.as_str(), error.kind()), ("k", StoreErrorKind::Foreign)),
         }
     }
@@ -288,7 +288,7 @@ fn a_full_server_takes_a_refund() {
                     redis.wait(redis.store.decide(&[Check::one(&log)])).unwrap().remove(0)
                 })
                 .collect();
-            let remaining = charged[2].lines[0].remaining;
+            let remaining = charged[2].limits[0].remaining;
             redis.server.command(&["CONFIG", "SET", "maxmemory", "1"]);
             redis.wait(redis.store.refund(&Check::one(&log), &charged[1])).unwrap();
             assert_eq!(redis.wait(redis.store.inspect(&log)).unwrap().remaining, remaining + 1, "{brand} {limit}");
@@ -350,7 +350,7 @@ fn what_was_written_before_the_trouble_is_not_asked_again() {
     // A refund is written at once.
     let (good, bad) = ([Check::one(&fine)], [Check::one(&spoilt)]);
     let charged = redis.wait(redis.store.decide(&good)).unwrap().remove(0);
-    let remaining = charged.lines[0].remaining;
+    let remaining = charged.limits[0].remaining;
     let both = async { tokio::join!(redis.store.refund(&good[0], &charged), redis.store.refund(&bad[0], &charged)) };
     let (good_refund, bad_refund) = redis.wait(both);
     assert!(good_refund.is_err_and(|error| !error.is_unexecuted()) && bad_refund.is_err());
@@ -443,7 +443,7 @@ fn a_denial_that_forgets_on_a_full_server_is_still_a_denial() {
         redis.clock.set(start.plus_micros(1_100_000));
         let all = demand.cost(demand.limit.quota());
         let denied = redis.wait(redis.store.decide(&[Check::one(&all)])).unwrap().remove(0);
-        assert_eq!((denied.allowed(), denied.lines[0].remaining), (false, demand.limit.quota() / 2), "{limit}");
+        assert_eq!((denied.allowed(), denied.limits[0].remaining), (false, demand.limit.quota() / 2), "{limit}");
     }
 }
 

@@ -21,11 +21,11 @@ use percent_encoding::percent_decode_str;
 use serde_json::{Value, json};
 use tollgate::answer::Policy;
 use tollgate::config::Loaded;
-use tollgate::rules::{Rule, RuleSet, Tariff};
-use tollgate::{Demand, Key, Limit, Line, Scope};
+use tollgate::rules::{LimitSetId, Rule, RuleSet};
+use tollgate::{Demand, Key, Limit, LimitStatus, Scope};
 
-use super::AdminDoor;
-use crate::doors::http::connection::{json, problem};
+use super::AdminListener;
+use crate::listeners::http::connection::{json, problem};
 
 /// What the query asks about.
 #[derive(Default)]
@@ -53,7 +53,7 @@ enum Which {
     Every,
 }
 
-pub(super) async fn inspect(door: &AdminDoor, query: &str) -> Response<Bytes> {
+pub(super) async fn inspect(door: &AdminListener, query: &str) -> Response<Bytes> {
     let (key, counters) = match understand(door, query, Which::Holding) {
         Ok(understood) => understood,
         Err(message) => return problem(StatusCode::BAD_REQUEST, "bad_request", &message),
@@ -72,7 +72,7 @@ pub(super) async fn inspect(door: &AdminDoor, query: &str) -> Response<Bytes> {
     json(StatusCode::OK, &json!({ "key": String::from_utf8_lossy(&key), "counters": lines }))
 }
 
-pub(super) async fn reset(door: &AdminDoor, query: &str) -> Response<Bytes> {
+pub(super) async fn reset(door: &AdminListener, query: &str) -> Response<Bytes> {
     let (key, counters) = match understand(door, query, Which::Every) {
         Ok(understood) => understood,
         Err(message) => return problem(StatusCode::BAD_REQUEST, "bad_request", &message),
@@ -106,7 +106,7 @@ impl Counter {
         Ok(Demand::new(self.limit, Key::scoped(key, scope)?))
     }
 
-    fn to_json(&self, line: &Line) -> Value {
+    fn to_json(&self, line: &LimitStatus) -> Value {
         json!({
             "rule": self.rule,
             "name": self.name,
@@ -121,7 +121,7 @@ impl Counter {
     }
 }
 
-fn understand(door: &AdminDoor, query: &str, which: Which) -> Result<(Vec<u8>, Vec<Counter>), String> {
+fn understand(door: &AdminListener, query: &str, which: Which) -> Result<(Vec<u8>, Vec<Counter>), String> {
     let question = read(query)?;
     let counters = match (&question.rule, &question.limit) {
         (None, Some(limit)) => {
@@ -146,9 +146,9 @@ fn of_rule(loaded: &Loaded, rule: &str, question: &Question, which: Which) -> Re
     if rule.is_shield() {
         return Err("a shield's counters are in the process that saw the request, and cannot be looked at".to_owned());
     }
-    let tariff = tariff(rules, rule, question, which)?;
-    let policies: Vec<&Arc<Policy>> = match tariff {
-        Some(tariff) => rule.policies(tariff).iter().collect(),
+    let limit_set = limit_set(rules, rule, question, which)?;
+    let policies: Vec<&Arc<Policy>> = match limit_set {
+        Some(limit_set) => rule.policies(limit_set).iter().collect(),
         None => rule.policies_of_all().collect(),
     };
     let mut seen = HashSet::new();
@@ -167,19 +167,19 @@ fn of_rule(loaded: &Loaded, rule: &str, question: &Question, which: Which) -> Re
     }
 }
 
-/// The tariff by which the counters are meant; none if by every one.
-fn tariff(rules: &RuleSet, rule: &Rule, question: &Question, which: Which) -> Result<Option<Tariff>, String> {
+/// The limit_set by which the counters are meant; none if by every one.
+fn limit_set(rules: &RuleSet, rule: &Rule, question: &Question, which: Which) -> Result<Option<LimitSetId>, String> {
     if !rule.is_by_plan() {
-        return Ok(Some(rules.tariff_otherwise(false)));
+        return Ok(Some(rules.default_limit_set(false)));
     }
     let asked = match &question.plan {
-        Some(plan) => Some(rules.tariff_named(plan).ok_or("there is no such plan")?),
+        Some(plan) => Some(rules.limit_set_named(plan).ok_or("there is no such plan")?),
         None => None,
     };
     if which == Which::Every {
         return Ok(None);
     }
-    let Some(said) = tariff_of_key(rules, &question.key) else {
+    let Some(said) = limit_set_of_key(rules, &question.key) else {
         return asked.map(Some).ok_or_else(|| "this rule goes by plans: expected &plan=NAME too".to_owned());
     };
     let plan = rules.plan(said).map(|plan| &**plan.name()).unwrap_or_default();
@@ -190,13 +190,13 @@ fn tariff(rules: &RuleSet, rule: &Rule, question: &Question, which: Which) -> Re
 }
 
 /// What the keys say of the one that a subject names.
-fn tariff_of_key(rules: &RuleSet, subject: &[u8]) -> Option<Tariff> {
+fn limit_set_of_key(rules: &RuleSet, subject: &[u8]) -> Option<LimitSetId> {
     let parts = std::str::from_utf8(subject).ok()?.split('&');
     let half = parts.filter_map(|part| part.strip_prefix("api_key:#")).next()?;
     // A subject has half of the digest.
     let half = (half.len() == 32).then(|| u128::from_str_radix(half, 16).ok())??.to_be_bytes();
     let (_, entry) = rules.keys().find(|(digest, _)| digest.as_bytes().starts_with(&half))?;
-    entry.tariff()
+    entry.limit_set()
 }
 
 fn read(query: &str) -> Result<Question, String> {

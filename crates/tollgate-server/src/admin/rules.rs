@@ -7,9 +7,9 @@ use http::{Response, StatusCode};
 use serde_json::{Value, json};
 use tollgate::Counted;
 use tollgate::engine::RuleStats;
-use tollgate::rules::{Rule, RuleSet, Tariff};
+use tollgate::rules::{LimitSetId, Rule, RuleSet};
 
-use crate::doors::http::connection::json;
+use crate::listeners::http::connection::json;
 use crate::reload::Reloader;
 
 pub(super) fn list(reloader: &Reloader) -> Response<Bytes> {
@@ -26,9 +26,9 @@ pub(super) fn list(reloader: &Reloader) -> Response<Bytes> {
 fn one(rule: &Rule, rules: &RuleSet, stats: &[RuleStats]) -> Value {
     let by: Vec<String> = rule.by().iter().map(ToString::to_string).collect();
     let limits = match rule.is_by_plan() {
-        false => limits(rule, rules.tariff_otherwise(false)),
+        false => limits(rule, rules.default_limit_set(false)),
         true => {
-            let of_plan = |name: &str| rules.tariff_named(name).map(|tariff| limits(rule, tariff));
+            let of_plan = |name: &str| rules.limit_set_named(name).map(|limit_set| limits(rule, limit_set));
             let plans = rules.plans().iter().map(|plan| (plan.name().to_string(), of_plan(plan.name())));
             json!(plans.collect::<BTreeMap<_, _>>())
         }
@@ -50,9 +50,9 @@ fn one(rule: &Rule, rules: &RuleSet, stats: &[RuleStats]) -> Value {
     })
 }
 
-fn limits(rule: &Rule, tariff: Tariff) -> Value {
+fn limits(rule: &Rule, limit_set: LimitSetId) -> Value {
     let limit = |policy: &std::sync::Arc<tollgate::answer::Policy>| json!({ "name": policy.name(), "limit": policy.limit().to_string() });
-    rule.policies(tariff).iter().map(limit).collect()
+    rule.policies(limit_set).iter().map(limit).collect()
 }
 
 fn counted(mode: &str, cell: &Counted) -> Value {

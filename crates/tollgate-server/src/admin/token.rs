@@ -13,7 +13,7 @@ pub struct Token(String);
 
 /// Why a text is no token.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-pub enum TokenError {
+pub enum AdminTokenError {
     /// It could be guessed.
     #[error("an admin token has at least {CHARACTERS_MIN} characters, this one has {0}")]
     Short(usize),
@@ -30,13 +30,13 @@ impl Token {
     ///
     /// # Errors
     /// When it is too short, or cannot be sent as a bearer token.
-    pub fn given(text: &str) -> Result<Token, TokenError> {
+    pub fn given(text: &str) -> Result<Token, AdminTokenError> {
         let text = text.trim();
         if !text.bytes().all(|byte| byte.is_ascii_graphic()) {
-            return Err(TokenError::Characters);
+            return Err(AdminTokenError::Characters);
         }
         if text.len() < CHARACTERS_MIN {
-            return Err(TokenError::Short(text.len()));
+            return Err(AdminTokenError::Short(text.len()));
         }
         Ok(Token(text.to_owned()))
     }
@@ -45,9 +45,9 @@ impl Token {
     ///
     /// # Errors
     /// When the system gives no random bytes.
-    pub fn made() -> Result<Token, TokenError> {
+    pub fn made() -> Result<Token, AdminTokenError> {
         let mut bytes = [0; MADE_BYTES];
-        getrandom::fill(&mut bytes).map_err(|_| TokenError::Random)?;
+        getrandom::fill(&mut bytes).map_err(|_| AdminTokenError::Random)?;
         Ok(Token(bytes.iter().map(|byte| format!("{byte:02x}")).collect()))
     }
 
@@ -74,8 +74,8 @@ mod tests {
 
     #[test]
     fn a_token_is_long_enough_fits_a_header_and_is_not_printed() {
-        assert_eq!(Token::given("short").unwrap_err(), TokenError::Short(5));
-        assert_eq!(Token::given("has a space in its middle").unwrap_err(), TokenError::Characters);
+        assert_eq!(Token::given("short").unwrap_err(), AdminTokenError::Short(5));
+        assert_eq!(Token::given("has a space in its middle").unwrap_err(), AdminTokenError::Characters);
         let given = Token::given("sixteen-or-more-characters\n").unwrap();
         assert!(given.is(b"sixteen-or-more-characters"));
         assert!(!given.is(b"sixteen-or-more-character") && !given.is(b"sixteen-or-more-characterz"));

@@ -6,49 +6,53 @@ use http::Request;
 use tollgate::Timestamp;
 use tollgate::config::Loaded;
 use tollgate::identity::{Identity, Networks, Origin};
-use tollgate::rules::{PlanQuestion, Tariff};
+use tollgate::rules::{LimitSetId, PlanQuestion};
 
-use super::PlanSaid;
+use super::PlanExplanation;
 
 /// Whom the lookups are asked about: nobody, unless a rule goes by plans and nothing else says which.
 pub(super) fn question<B>(loaded: &Loaded, request: &Request<B>, peer: IpAddr, now: Timestamp) -> Option<PlanQuestion> {
     let rules = &loaded.rules;
     let origin = Origin { peer, headers: request.headers(), path: "" };
     let identity = rules.identifier().identify(origin, rules, now);
-    let is_unknown = rules.needs_tariff() && rules.tariff(&identity).is_none();
+    let is_unknown = rules.needs_limit_set() && rules.limit_set(&identity).is_none();
     is_unknown.then(|| PlanQuestion::about(&identity))
 }
 
-/// The tariff by which the caller is held, and the plan in words; `asked` is what the lookups said. The plan is none if no rule goes
+/// The limit_set by which the caller is held, and the plan in words; `asked` is what the lookups said. The plan is none if no rule goes
 /// by plans.
-pub(super) fn of(loaded: &Loaded, asked: Option<Tariff>, identity: &Identity<'_>) -> (Tariff, Option<PlanSaid>) {
+pub(super) fn of(
+    loaded: &Loaded,
+    asked: Option<LimitSetId>,
+    identity: &Identity<'_>,
+) -> (LimitSetId, Option<PlanExplanation>) {
     let rules = &loaded.rules;
     let is_identified = identity.api_key().is_some() || identity.user().is_some();
-    let otherwise = rules.tariff_otherwise(is_identified);
-    if !rules.needs_tariff() {
+    let otherwise = rules.default_limit_set(is_identified);
+    if !rules.needs_limit_set() {
         return (otherwise, None);
     }
-    let known = rules.tariff(identity);
-    let tariff = known.or(asked).unwrap_or(otherwise);
+    let known = rules.limit_set(identity);
+    let limit_set = known.or(asked).unwrap_or(otherwise);
     // Nobody is asked about a caller without identity.
     let hash = loaded.settings.plan_hash.as_ref().filter(|_| is_identified);
     let source = match (known, hash) {
-        (Some(tariff), _) => source(loaded, identity, tariff).into(),
-        (None, Some(hash)) if tariff != otherwise => format!("the Redis hash {hash}").into(),
+        (Some(limit_set), _) => source(loaded, identity, limit_set).into(),
+        (None, Some(hash)) if limit_set != otherwise => format!("the Redis hash {hash}").into(),
         (None, Some(hash)) if asked.is_none() => format!("default, unless the Redis hash {hash} says another").into(),
         (None, Some(hash)) => format!("default, since the Redis hash {hash} says no other").into(),
-        (None, None) if tariff != otherwise => "a lookup".into(),
+        (None, None) if limit_set != otherwise => "a lookup".into(),
         (None, None) if is_identified => "default, since nothing says another".into(),
         (None, None) => "anonymous, since nobody knows the caller".into(),
     };
-    (tariff, rules.plan(tariff).map(|plan| PlanSaid { name: plan.name().to_string(), source }))
+    (limit_set, rules.plan(limit_set).map(|plan| PlanExplanation { name: plan.name().to_string(), source }))
 }
 
 /// The first source that has an answer, in the order in which they are asked.
-fn source(loaded: &Loaded, identity: &Identity<'_>, tariff: Tariff) -> &'static str {
+fn source(loaded: &Loaded, identity: &Identity<'_>, limit_set: LimitSetId) -> &'static str {
     let rules = &loaded.rules;
     let entry = identity.api_key().and_then(|(digest, _)| rules.key(&digest));
-    let is_own = !rules.plans().iter().any(|plan| rules.tariff_named(plan.name()) == Some(tariff));
+    let is_own = !rules.plans().iter().any(|plan| rules.limit_set_named(plan.name()) == Some(limit_set));
     if is_own {
         return "limits of the key's own";
     }
@@ -65,7 +69,7 @@ fn source(loaded: &Loaded, identity: &Identity<'_>, tariff: Tariff) -> &'static 
     }
     let header = sources.header.as_ref().and_then(|name| name.parse::<http::HeaderName>().ok());
     let said = header.and_then(|name| identity.trusted_header(&name)).and_then(|said| std::str::from_utf8(said).ok());
-    if said.is_some_and(|plan| rules.tariff_named(plan).is_some()) {
+    if said.is_some_and(|plan| rules.limit_set_named(plan).is_some()) {
         return "the trusted proxy's header";
     }
     "the token's claim"

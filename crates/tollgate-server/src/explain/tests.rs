@@ -165,8 +165,8 @@ async fn the_wait_is_that_of_the_whole_cost_in_every_algorithm() {
             let [first, second] = [&said, &again].map(|said| serde_json::to_value(&said.rules[0].limits[0]).unwrap());
             assert_eq!(first, second, "{limit}");
             let line = match engine.decide(&RequestView::of(&request), HERE.into()).await {
-                Outcome::Pass(passage) => passage.decision().unwrap().lines[0],
-                Outcome::Refuse(refused) => refused.decision.unwrap().lines[0],
+                Outcome::Pass(passage) => passage.decision().unwrap().limits[0],
+                Outcome::Refuse(refused) => refused.decision.unwrap().limits[0],
                 _ => panic!("neither yes nor no"),
             };
             let limit_said = &said.rules[0].limits[0];

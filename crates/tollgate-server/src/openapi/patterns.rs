@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 use schemars::{Schema, SchemaGenerator, json_schema};
 use tollgate::DEMANDS_MAX;
 
-use crate::doors::http::question::headers::{HEADER_NAME_BYTES_MAX, HEADERS_MAX};
+use crate::listeners::http::request::headers::{HEADER_NAME_BYTES_MAX, HEADERS_MAX};
 
 /// Space between the words of a limit.
 const SPACE: &str = r"[ \t\n\f\r]";
@@ -152,7 +152,7 @@ pub(crate) fn headers_schema(_: &mut SchemaGenerator) -> Schema {
             },
             {
                 "type": "array",
-                "description": "Pairs of name and value. Lines of one name keep their order.",
+                "description": "Pairs of name and value. LimitStatuses of one name keep their order.",
                 "items": { "type": "array", "prefixItems": [name, value], "minItems": 2, "maxItems": 2 },
                 "maxItems": HEADERS_MAX,
             },
@@ -179,7 +179,7 @@ mod tests {
     use tollgate::Limit;
 
     use super::*;
-    use crate::doors::http::question::Question;
+    use crate::listeners::http::request::CheckRequest;
 
     fn regex(pattern: &str) -> Regex {
         // Our expressions are written for JSON Schema; the crate writes a character by its number differently.
@@ -290,7 +290,7 @@ mod tests {
         let body = serde_json::json!({ "request": {
             "method": method, "path": path, "headers": { name: value }, "peer": "203.0.113.9",
         } });
-        Question::read(body.to_string().as_bytes()).is_ok()
+        CheckRequest::read(body.to_string().as_bytes()).is_ok()
     }
 
     #[test]

@@ -68,7 +68,7 @@ struct Listening(Reloader);
 
 impl Drop for Listening {
     fn drop(&mut self) {
-        self.0.0.is_deaf.store(true, Ordering::Relaxed);
+        self.0.0.watch_ended.store(true, Ordering::Relaxed);
     }
 }
 

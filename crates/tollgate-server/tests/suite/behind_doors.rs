@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::runtime::{Builder, Runtime};
 use tollgate::{Check, CheckOptions, Cost, Decision, Demand, Key, Limiter, ManualClock, OnFailure, Timestamp};
 use tollgate_redis::RedisStore;
-use tollgate_server::{Doors, Listeners, run};
+use tollgate_server::{BoundListeners, Listeners, run};
 use tollgate_testkit::conformance::{Abilities, Subject};
 use tollgate_testkit::server::Server;
 
@@ -50,7 +50,7 @@ impl BehindDoors {
             resp: Some(tokio::net::TcpListener::from_std(resp).unwrap()),
             ..Listeners::default()
         };
-        runtime.spawn(run(listeners, Doors::new(limiter.clone()), std::future::pending()));
+        runtime.spawn(run(listeners, BoundListeners::new(limiter.clone()), std::future::pending()));
         drop(context);
         BehindDoors { limiter, clock, http: addresses.0, resp: addresses.1, runtime, redis }
     }

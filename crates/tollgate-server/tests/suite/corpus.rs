@@ -1,6 +1,6 @@
 //! What fuzzing has found worth keeping, without the fuzzer.
 
-use tollgate_server::doors::{http, resp};
+use tollgate_server::listeners::{http, resp};
 use tollgate_testkit::fuzz;
 
 #[test]

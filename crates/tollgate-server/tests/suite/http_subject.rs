@@ -4,7 +4,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 
 use serde_json::{Value, json};
-use tollgate::{Check, Decision, Demand, Line, Source, Timestamp, Wait};
+use tollgate::{Check, Decision, Demand, LimitStatus, Source, Timestamp, Wait};
 use tollgate_testkit::conformance::{Abilities, Subject};
 
 use crate::behind_doors::{BehindDoors, Names};
@@ -56,14 +56,14 @@ fn question(demands: &[Demand<'_>]) -> String {
     }
 }
 
-fn line(told: &Value, demand: &Demand<'_>) -> Line {
+fn line(told: &Value, demand: &Demand<'_>) -> LimitStatus {
     let number = |name: &str| told[name].as_u64().unwrap_or_else(|| panic!("{name} in {told}"));
     let wait = |name: &str| match told[name].is_null() {
         true => Wait::NEVER,
         false => Wait::from_micros(number(name) * 1_000),
     };
     assert_eq!(number("window_ms"), demand.limit.window_us().div_ceil(1_000), "{told}");
-    Line {
+    LimitStatus {
         allowed: told["allowed"].as_bool().unwrap(),
         cost: demand.cost.units(),
         quota: number("quota") as u32,
@@ -88,7 +88,7 @@ impl Subject for OverHttp<'_> {
             let lines = told["limits"].as_array().unwrap_or_else(|| panic!("{status}: {told}"));
             assert_eq!(lines.len(), demands.len(), "{told}");
             let lines = lines.iter().zip(demands).map(|(told, demand)| line(told, demand)).collect();
-            let decision = Decision { at: now, source: Source::Store, lines };
+            let decision = Decision { at: now, source: Source::Store, limits: lines };
             assert_eq!(told["source"], "store", "{told}");
             assert_eq!(told["allowed"], decision.allowed(), "{told}");
             assert_eq!(status, if decision.allowed() { 200 } else { 429 }, "{told}");
@@ -106,7 +106,7 @@ impl Subject for OverHttp<'_> {
     }
 
     fn as_seen(&self, mut decision: Decision) -> Decision {
-        for line in &mut decision.lines {
+        for line in &mut decision.limits {
             for wait in [&mut line.retry_after, &mut line.next_after, &mut line.reset_after] {
                 *wait = in_whole_ms(*wait);
             }

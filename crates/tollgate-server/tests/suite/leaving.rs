@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tokio::sync::oneshot;
 use tollgate::Limiter;
-use tollgate_server::{Bounds, Doors, Listeners, run};
+use tollgate_server::{BoundListeners, Bounds, Listeners, run};
 
 /// Longer than any of this takes: the doors never close here.
 const DRAIN: Duration = Duration::from_secs(600);
@@ -57,7 +57,7 @@ fn a_busy_client_is_told_with_an_answer_that_it_was_the_last_and_nobody_is_cut_o
     let (end, told_to_end) = oneshot::channel::<()>();
     runtime.spawn(async move {
         let http = Some(tokio::net::TcpListener::from_std(listener).unwrap());
-        let doors = Doors::new(Limiter::memory()).bounds(Bounds { drain: DRAIN, ..Bounds::default() });
+        let doors = BoundListeners::new(Limiter::memory()).bounds(Bounds { drain: DRAIN, ..Bounds::default() });
         run(Listeners { http, ..Listeners::default() }, doors, async move { drop(told_to_end.await) }).await;
     });
 

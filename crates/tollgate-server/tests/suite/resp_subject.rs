@@ -1,6 +1,6 @@
 //! The RESP door as a subject, in both vocabularies.
 
-use tollgate::{Check, Cost, Decision, Demand, Key, Line, Scope, Source, Timestamp, Wait};
+use tollgate::{Check, Cost, Decision, Demand, Key, LimitStatus, Scope, Source, Timestamp, Wait};
 use tollgate_testkit::conformance::{Abilities, Subject};
 use tollgate_testkit::server::{Connection, Reply};
 
@@ -55,8 +55,8 @@ fn told(units: i64, micros: u64) -> Wait {
     u64::try_from(units).map_or(Wait::NEVER, |units| Wait::from_micros(units * micros))
 }
 
-fn decision(now: Timestamp, line: Line) -> Decision {
-    Decision { at: now, source: Source::Store, lines: std::iter::once(line).collect() }
+fn decision(now: Timestamp, line: LimitStatus) -> Decision {
+    Decision { at: now, source: Source::Store, limits: std::iter::once(line).collect() }
 }
 
 impl Subject for OverResp<'_> {
@@ -72,7 +72,7 @@ impl Subject for OverResp<'_> {
         let [allowed, quota, remaining, retry_after, reset_after] = self.numbers(&command);
         decision(
             now,
-            Line {
+            LimitStatus {
                 allowed: allowed == 1,
                 cost: demand.cost.units(),
                 quota: quota as u32,
@@ -96,7 +96,7 @@ impl Subject for OverResp<'_> {
 
     /// Five numbers: `next_after` is not among them.
     fn as_seen(&self, mut decision: Decision) -> Decision {
-        for line in &mut decision.lines {
+        for line in &mut decision.limits {
             line.next_after = Wait::ZERO;
             (line.retry_after, line.reset_after) = (in_whole_ms(line.retry_after), in_whole_ms(line.reset_after));
         }
@@ -127,7 +127,7 @@ impl Subject for OverThrottle<'_> {
         assert!(!allowed || retry_after == -1, "{command:?}: an admission waits {retry_after}");
         decision(
             now,
-            Line {
+            LimitStatus {
                 allowed,
                 cost: demand.cost.units(),
                 quota: limit.quota(),
@@ -153,7 +153,7 @@ impl Subject for OverThrottle<'_> {
     /// Whole seconds, rounded up; what was admitted says no wait, not even an exhausted peek.
     fn as_seen(&self, mut decision: Decision) -> Decision {
         let in_whole_s = |wait: Wait| wait.as_secs_ceil().map_or(Wait::NEVER, |s| Wait::from_micros(s * 1_000_000));
-        for line in &mut decision.lines {
+        for line in &mut decision.limits {
             line.next_after = Wait::ZERO;
             line.retry_after = if line.allowed { Wait::ZERO } else { in_whole_s(line.retry_after) };
             line.reset_after = in_whole_s(line.reset_after);

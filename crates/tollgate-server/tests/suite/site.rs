@@ -11,8 +11,8 @@ use tokio::task::JoinHandle;
 use tollgate::Limiter;
 use tollgate::config::Loader;
 use tollgate::engine::Engine;
-use tollgate_server::{Bounds, Doors, Listeners, Origin, Readiness, Reloader, Token, run};
-use tollgate_testkit::look::eventually;
+use tollgate_server::{BoundListeners, Bounds, Listeners, Origin, Readiness, Reloader, Token, run};
+use tollgate_testkit::poll::eventually;
 
 /// Nothing that a test waits for takes this long, unless it never comes.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
@@ -74,7 +74,7 @@ impl Site {
         let engine = Engine::new(limiter.clone(), loaded.rules.clone());
         let reloader = Reloader::rules(&file, loader, loaded, engine.clone());
         let ((http, http_at), (admin, admin_at)) = (listen(), listen());
-        let doors = Doors::new(limiter.clone())
+        let doors = BoundListeners::new(limiter.clone())
             .rules(engine)
             .bounds(bounds)
             .allowed_origins(origins)

@@ -12,8 +12,8 @@ use tokio_rustls::rustls::pki_types::CertificateDer;
 use tokio_rustls::rustls::pki_types::pem::PemObject;
 use tokio_rustls::rustls::{ClientConfig, RootCertStore, crypto};
 use tollgate::Limiter;
-use tollgate_server::doors::resp::RespOptions;
-use tollgate_server::{Doors, Listeners, Tls, run};
+use tollgate_server::listeners::resp::RespOptions;
+use tollgate_server::{BoundListeners, Listeners, Tls, run};
 
 /// A client inside, of whom the door has heard, and the word to end.
 async fn inside(idle: Duration) -> (TlsStream<TcpStream>, oneshot::Sender<()>) {
@@ -32,7 +32,7 @@ async fn inside(idle: Duration) -> (TlsStream<TcpStream>, oneshot::Sender<()>) {
 
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
-    let doors = Doors::new(Limiter::memory())
+    let doors = BoundListeners::new(Limiter::memory())
         .resp(RespOptions { idle, ..RespOptions::default() })
         .tls(Tls::read(&certificate_file, &key_file).unwrap());
     let (end, told_to_end) = oneshot::channel();

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use tollgate_core::{Check, Decision, Demand, Line, Source, Timestamp};
+use tollgate_core::{Check, Decision, Demand, LimitStatus, Source, Timestamp};
 
 use super::Subject;
 use super::trace::{Ask, NEWEST, Operation, Slot, Trace, demands};
@@ -24,8 +24,8 @@ pub struct Difference {
 impl fmt::Display for Difference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "operation {} at {:?}:", self.operation, self.now)?;
-        for (number, expected) in self.expected.lines.iter().enumerate() {
-            let got = self.got.lines.get(number);
+        for (number, expected) in self.expected.limits.iter().enumerate() {
+            let got = self.got.limits.get(number);
             let mark = if got == Some(expected) { ' ' } else { '!' };
             writeln!(f, "{mark} limit {number} expected {expected:?}")?;
             writeln!(f, "{mark}              got {got:?}")?;
@@ -108,7 +108,7 @@ impl<'t> Run<'t> {
         let ask = Ask { key: 0, slot, cost: 1 };
         self.check(number, &[ask], subject)?;
         let demand = ask.demand(&self.slots);
-        let line = self.oracle.check(self.now, &Check::one(&demand.cost(0))).lines[0];
+        let line = self.oracle.check(self.now, &Check::one(&demand.cost(0))).limits[0];
         let stays_us = line.next_after.as_micros().unwrap_or(0).saturating_sub(1);
         let count = count.min(line.remaining.into()).min(stays_us / step_us.max(1));
         let start = self.now;
@@ -116,8 +116,8 @@ impl<'t> Run<'t> {
         self.oracle.recall(&demand, instants());
         subject.fill(&demand, &mut instants());
         for at in instants() {
-            let line = Line { allowed: true, cost: 1, ..line };
-            let decision = Decision { at, source: Source::Store, lines: std::iter::once(line).collect() };
+            let line = LimitStatus { allowed: true, cost: 1, ..line };
+            let decision = Decision { at, source: Source::Store, limits: std::iter::once(line).collect() };
             self.receipts.push((vec![ask], self.slots.clone(), decision.clone(), decision));
             self.now = at;
         }

@@ -9,7 +9,7 @@
 
 use std::fmt;
 
-use tollgate_core::{Check, Cost, Decision, Demand, Key, Limit, Line, Scope, Timestamp, Wait};
+use tollgate_core::{Check, Cost, Decision, Demand, Key, Limit, LimitStatus, Scope, Timestamp, Wait};
 
 use super::{Abilities, Subject};
 
@@ -332,14 +332,14 @@ impl Step {
             let expected = if self.admitted == Some(true) { "admitted" } else { "denied" };
             return Err(format!("should be {expected}, got {decision:?}"));
         }
-        for (number, (line, expected)) in decision.lines.iter().zip(&self.expected).enumerate() {
+        for (number, (line, expected)) in decision.limits.iter().zip(&self.expected).enumerate() {
             let seen = subject.as_seen(Decision {
                 at: decision.at,
                 source: decision.source,
-                lines: std::iter::once(expected.applied_to(line)).collect(),
+                limits: std::iter::once(expected.applied_to(line)).collect(),
             });
-            if seen.lines[0] != *line {
-                return Err(format!("line {number} should be {:?}, got {line:?}", seen.lines[0]));
+            if seen.limits[0] != *line {
+                return Err(format!("line {number} should be {:?}, got {line:?}", seen.limits[0]));
             }
             if let Some(bound) = expected.retry_at_most
                 && line.retry_after > Wait::from_micros(bound)
@@ -353,8 +353,8 @@ impl Step {
 
 impl Expected {
     /// The line as it should be: what is not expected to be otherwise stays as it is.
-    fn applied_to(&self, line: &Line) -> Line {
-        Line {
+    fn applied_to(&self, line: &LimitStatus) -> LimitStatus {
+        LimitStatus {
             allowed: self.allowed.unwrap_or(line.allowed),
             remaining: self.remaining.unwrap_or(line.remaining),
             retry_after: self.retry.unwrap_or(line.retry_after),

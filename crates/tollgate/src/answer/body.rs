@@ -38,12 +38,12 @@ impl Body {
     }
 }
 
-/// Format of the body of a refusal. Defaults to JSON.
+/// BodyFormat of the body of a refusal. Defaults to JSON.
 ///
 /// ```
-/// use tollgate::answer::{Body, Format, Policy};
+/// use tollgate::answer::{Body, BodyFormat, Policy};
 ///
-/// let page = Format::custom(|refusal| {
+/// let page = BodyFormat::custom(|refusal| {
 ///     Body::new("text/html; charset=utf-8", format!("<p>{}</p>", refusal.message()))
 /// });
 /// let policy = Policy::of("10/min".parse()?).with_format(page);
@@ -51,7 +51,7 @@ impl Body {
 /// ```
 #[derive(Clone, Default)]
 #[non_exhaustive]
-pub enum Format {
+pub enum BodyFormat {
     /// JSON; a problem of RFC 9457 if the request's `Accept` header names `application/problem+json`.
     #[default]
     Json,
@@ -59,45 +59,45 @@ pub enum Format {
     Problem,
     /// Plain text: the message and a newline.
     Text,
-    /// A body made by the application; see [`Format::custom`].
+    /// A body made by the application; see [`BodyFormat::custom`].
     Custom(CustomFormat),
 }
 
-/// A function of the application that makes a body; built by [`Format::custom`].
+/// A function of the application that makes a body; built by [`BodyFormat::custom`].
 #[derive(Clone)]
 pub struct CustomFormat(Arc<dyn Fn(&Refusal<'_>) -> Body + Send + Sync>);
 
-impl Format {
+impl BodyFormat {
     /// Creates a format whose bodies are made by `body`.
     ///
     /// `body` sets the content type and the bytes. Status and all other headers are those of the built-in formats.
-    pub fn custom(body: impl Fn(&Refusal<'_>) -> Body + Send + Sync + 'static) -> Format {
-        Format::Custom(CustomFormat(Arc::new(body)))
+    pub fn custom(body: impl Fn(&Refusal<'_>) -> Body + Send + Sync + 'static) -> BodyFormat {
+        BodyFormat::Custom(CustomFormat(Arc::new(body)))
     }
 
     /// Returns the name: `json`, `problem`, `text` or `custom`. The first three are used in configuration.
     pub fn name(&self) -> &'static str {
         match self {
-            Format::Json => "json",
-            Format::Problem => "problem",
-            Format::Text => "text",
-            Format::Custom(_) => "custom",
+            BodyFormat::Json => "json",
+            BodyFormat::Problem => "problem",
+            BodyFormat::Text => "text",
+            BodyFormat::Custom(_) => "custom",
         }
     }
 
     /// Renders the body of a refusal of a request with these headers.
     pub(super) fn body(&self, refusal: &Refusal<'_>, request: &HeaderMap) -> Body {
         match self {
-            Format::Json if asks_for_problem(request) => problem(refusal),
-            Format::Json => json(refusal),
-            Format::Problem => problem(refusal),
-            Format::Text => Body::new("text/plain; charset=utf-8", refusal.message() + "\n"),
-            Format::Custom(custom) => (custom.0)(refusal),
+            BodyFormat::Json if asks_for_problem(request) => problem(refusal),
+            BodyFormat::Json => json(refusal),
+            BodyFormat::Problem => problem(refusal),
+            BodyFormat::Text => Body::new("text/plain; charset=utf-8", refusal.message() + "\n"),
+            BodyFormat::Custom(custom) => (custom.0)(refusal),
         }
     }
 }
 
-impl fmt::Debug for Format {
+impl fmt::Debug for BodyFormat {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
     }

@@ -6,9 +6,9 @@ use bytes::Bytes;
 use http::header::{ACCESS_CONTROL_EXPOSE_HEADERS, CACHE_CONTROL, CONTENT_TYPE, HeaderName, RETRY_AFTER};
 use http::{HeaderMap, HeaderValue, Response};
 use smallvec::SmallVec;
-use tollgate_core::{Decision, Line, Source, Wait};
+use tollgate_core::{Decision, LimitStatus, Source, Wait};
 
-use super::body::Format;
+use super::body::BodyFormat;
 use super::policy::Policy;
 use super::refusal::{Refusal, retry_after_secs};
 use super::strictest::strictest;
@@ -129,7 +129,7 @@ impl Policies {
                 headers.insert(RETRY_AFTER, HeaderValue::from(secs));
             }
         }
-        if decision.source == Source::None || decision.lines.is_empty() {
+        if decision.source == Source::None || decision.limits.is_empty() {
             return;
         }
         headers.reserve(self.room);
@@ -200,8 +200,8 @@ impl Policies {
     }
 
     /// Pairs each policy with its limit status.
-    fn told<'a>(&'a self, decision: &'a Decision) -> impl Iterator<Item = (&'a Policy, &'a Line)> + Clone {
-        self.policies.iter().map(|policy| &**policy).zip(&decision.lines)
+    fn told<'a>(&'a self, decision: &'a Decision) -> impl Iterator<Item = (&'a Policy, &'a LimitStatus)> + Clone {
+        self.policies.iter().map(|policy| &**policy).zip(&decision.limits)
     }
 
     fn write_x(&self, decision: &Decision, headers: &mut HeaderMap) {
@@ -242,7 +242,7 @@ impl Policies {
     fn render_ietf(&self, decision: &Decision, text: &mut impl Text) -> Option<()> {
         let mut begin = 0;
         for &ToldLine { place, end } in &self.told {
-            let Some(line) = decision.lines.get(place) else { break };
+            let Some(line) = decision.limits.get(place) else { break };
             text.put(&self.told_text[begin..end])?;
             begin = end;
             text.put_number(line.remaining.into())?;
@@ -328,12 +328,12 @@ impl Text for ShortText {
 }
 
 /// Returns `t`: the wait until this request would pass if the limit denied it, else until one more unit is available.
-fn until_next(line: &Line) -> Wait {
+fn until_next(line: &LimitStatus) -> Wait {
     if line.allowed { line.next_after } else { line.retry_after }
 }
 
-fn respond(refusal: &Refusal<'_>, format: Option<&Format>, request: &HeaderMap) -> Response<Bytes> {
-    let body = format.unwrap_or(&Format::Json).body(refusal, request);
+fn respond(refusal: &Refusal<'_>, format: Option<&BodyFormat>, request: &HeaderMap) -> Response<Bytes> {
+    let body = format.unwrap_or(&BodyFormat::Json).body(refusal, request);
     let mut response = Response::new(body.bytes);
     *response.status_mut() = refusal.verdict().http();
     response.headers_mut().insert(CONTENT_TYPE, body.content_type);

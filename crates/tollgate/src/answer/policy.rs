@@ -5,7 +5,7 @@ use std::fmt;
 use http::HeaderValue;
 use tollgate_core::Limit;
 
-use super::body::Format;
+use super::body::BodyFormat;
 use super::style::Styles;
 
 /// A limit as clients see it: its public name, its plan, its header styles and the format of its refusals.
@@ -13,13 +13,13 @@ use super::style::Styles;
 /// The constant parts of its headers are rendered once, when it is created.
 ///
 /// ```
-/// use tollgate::answer::{Format, Policy, Style, Styles};
+/// use tollgate::answer::{BodyFormat, Policy, Style, Styles};
 ///
 /// let policy = Policy::new("free-per-day", "10000/day".parse()?)?
 ///     .with_plan("free")
 ///     .with_upgrade_url("https://example.com/plans")
 ///     .with_styles(Styles::new([Style::Ietf])?)
-///     .with_format(Format::Problem);
+///     .with_format(BodyFormat::Problem);
 /// assert_eq!(policy.name(), "free-per-day");
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -30,7 +30,7 @@ pub struct Policy {
     plan: Option<Box<str>>,
     upgrade_url: Option<Box<str>>,
     styles: Styles,
-    format: Format,
+    format: BodyFormat,
     pub(super) rendered: Rendered,
 }
 
@@ -80,7 +80,7 @@ impl Policy {
             plan: None,
             upgrade_url: None,
             styles: Styles::default(),
-            format: Format::default(),
+            format: BodyFormat::default(),
             rendered: Rendered::new(name, &limit),
         }
     }
@@ -103,9 +103,9 @@ impl Policy {
         Policy { styles, ..self }
     }
 
-    /// Sets the format of the bodies of refusals. Defaults to [`Format::Json`].
+    /// Sets the format of the bodies of refusals. Defaults to [`BodyFormat::Json`].
     #[must_use]
-    pub fn with_format(self, format: Format) -> Policy {
+    pub fn with_format(self, format: BodyFormat) -> Policy {
         Policy { format, ..self }
     }
 
@@ -140,7 +140,7 @@ impl Policy {
     }
 
     /// Returns the format of the bodies of refusals.
-    pub fn format(&self) -> &Format {
+    pub fn format(&self) -> &BodyFormat {
         &self.format
     }
 

@@ -1,7 +1,7 @@
 //! The facts of a refusal, from which every body is rendered.
 
 use smallvec::SmallVec;
-use tollgate_core::{Decision, Line, Wait};
+use tollgate_core::{Decision, LimitStatus, Wait};
 
 use super::policy::Policy;
 use super::strictest::strictest;
@@ -10,12 +10,12 @@ use super::verdict::Verdict;
 /// The wait in a refusal while the store does not answer: about as long as a store needs to be used again.
 const UNAVAILABLE_RETRY_AFTER: Wait = Wait::from_micros(1_000_000);
 
-/// The reason why a request is refused. Input of [`Format::custom`](super::Format::custom).
+/// The reason why a request is refused. Input of [`BodyFormat::custom`](super::BodyFormat::custom).
 #[derive(Clone, Debug)]
 pub struct Refusal<'a> {
     verdict: Verdict,
     retry_after: Wait,
-    strictest: Option<(&'a Policy, &'a Line)>,
+    strictest: Option<(&'a Policy, &'a LimitStatus)>,
     violated: SmallVec<[&'a Policy; 2]>,
 }
 
@@ -23,7 +23,7 @@ impl<'a> Refusal<'a> {
     /// Creates the refusal of a denied request from its decision and the policies with their limit statuses.
     pub(super) fn denied(
         decision: &Decision,
-        told: impl Iterator<Item = (&'a Policy, &'a Line)> + Clone,
+        told: impl Iterator<Item = (&'a Policy, &'a LimitStatus)> + Clone,
     ) -> Refusal<'a> {
         let refusing = told.filter(|(_, line)| !line.allowed);
         Refusal {
@@ -78,7 +78,7 @@ impl<'a> Refusal<'a> {
     }
 
     /// Returns the limit status of [`policy`](Refusal::policy), or `None` if the store did not answer.
-    pub fn line(&self) -> Option<&'a Line> {
+    pub fn line(&self) -> Option<&'a LimitStatus> {
         self.strictest.map(|(_, line)| line)
     }
 

@@ -1,12 +1,12 @@
 //! Selects the most restrictive of several limits.
 
-use tollgate_core::Line;
+use tollgate_core::LimitStatus;
 
 /// Returns whether `one` restricts the client more than `other` does.
 ///
 /// A denial is stricter than an admission. Of two denials the longer wait is stricter (*never* is the longest), of two
 /// admissions the smaller fraction of the quota left. Of two equal ones, neither is stricter.
-fn is_stricter(one: &Line, other: &Line) -> bool {
+fn is_stricter(one: &LimitStatus, other: &LimitStatus) -> bool {
     match (one.allowed, other.allowed) {
         (false, true) => true,
         (true, false) => false,
@@ -19,7 +19,9 @@ fn is_stricter(one: &Line, other: &Line) -> bool {
 }
 
 /// Returns the strictest limit status and its tag; the first one on a tie, `None` if there is none.
-pub(super) fn strictest<'a, P: Copy>(lines: impl Iterator<Item = (P, &'a Line)>) -> Option<(P, &'a Line)> {
+pub(super) fn strictest<'a, P: Copy>(
+    lines: impl Iterator<Item = (P, &'a LimitStatus)>,
+) -> Option<(P, &'a LimitStatus)> {
     lines.reduce(|found, next| if is_stricter(next.1, found.1) { next } else { found })
 }
 
@@ -29,16 +31,24 @@ mod tests {
 
     use super::*;
 
-    fn admitted(remaining: u32, quota: u32) -> Line {
+    fn admitted(remaining: u32, quota: u32) -> LimitStatus {
         let wait = Wait::from_micros(1);
-        Line { allowed: true, cost: 1, quota, remaining, retry_after: Wait::ZERO, next_after: wait, reset_after: wait }
+        LimitStatus {
+            allowed: true,
+            cost: 1,
+            quota,
+            remaining,
+            retry_after: Wait::ZERO,
+            next_after: wait,
+            reset_after: wait,
+        }
     }
 
-    fn refused(retry_after: Wait) -> Line {
-        Line { allowed: false, retry_after, ..admitted(0, 10) }
+    fn refused(retry_after: Wait) -> LimitStatus {
+        LimitStatus { allowed: false, retry_after, ..admitted(0, 10) }
     }
 
-    fn pick(lines: &[Line]) -> usize {
+    fn pick(lines: &[LimitStatus]) -> usize {
         strictest(lines.iter().enumerate()).unwrap().0
     }
 
@@ -67,6 +77,6 @@ mod tests {
         assert_eq!(pick(&[admitted(5, 10), admitted(50, 100)]), 0);
         assert_eq!(pick(&[refused(Wait::from_micros(7)), refused(Wait::from_micros(7))]), 0);
         assert_eq!(pick(&[refused(Wait::NEVER), refused(Wait::NEVER)]), 0);
-        assert!(strictest(std::iter::empty::<((), &Line)>()).is_none());
+        assert!(strictest(std::iter::empty::<((), &LimitStatus)>()).is_none());
     }
 }

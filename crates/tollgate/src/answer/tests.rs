@@ -5,7 +5,7 @@ mod refusals;
 mod together;
 
 use http::{HeaderMap, Response};
-use tollgate_core::{Decision, Limit, Line, Source, Timestamp, Wait};
+use tollgate_core::{Decision, Limit, LimitStatus, Source, Timestamp, Wait};
 
 use super::*;
 
@@ -29,17 +29,25 @@ fn secs(secs: f64) -> Wait {
     Wait::from_micros((secs * 1e6) as u64)
 }
 
-fn admitted(quota: u32, remaining: u32, next_after: Wait) -> Line {
-    Line { allowed: true, cost: 1, quota, remaining, retry_after: Wait::ZERO, next_after, reset_after: next_after }
+fn admitted(quota: u32, remaining: u32, next_after: Wait) -> LimitStatus {
+    LimitStatus {
+        allowed: true,
+        cost: 1,
+        quota,
+        remaining,
+        retry_after: Wait::ZERO,
+        next_after,
+        reset_after: next_after,
+    }
 }
 
-fn refused(quota: u32, remaining: u32, retry_after: Wait) -> Line {
+fn refused(quota: u32, remaining: u32, retry_after: Wait) -> LimitStatus {
     let next_after = secs(3.5);
-    Line { allowed: false, cost: 1, quota, remaining, retry_after, next_after, reset_after: next_after }
+    LimitStatus { allowed: false, cost: 1, quota, remaining, retry_after, next_after, reset_after: next_after }
 }
 
-fn decision(lines: &[Line]) -> Decision {
-    Decision { at: Timestamp::from_micros(NOW_US), source: Source::Store, lines: lines.into() }
+fn decision(lines: &[LimitStatus]) -> Decision {
+    Decision { at: Timestamp::from_micros(NOW_US), source: Source::Store, limits: lines.into() }
 }
 
 /// Formats headers as sorted lines of `name: value`.

@@ -1,10 +1,10 @@
 //! Configurations made in code: the same types, without a file.
 
 use super::finding::Report;
+use super::forms::{LimitEntry, Limits, OneOrMany};
 use super::load::{Loaded, Loader};
 use super::span::Spanned;
 use super::types::{ChargeWord, Config, MatchTable, ModeWord, OnFailureWord, PlanTable, RuleTable};
-use super::written::{LimitEntry, Limits, OneOrMany};
 
 /// ```
 /// use tollgate::config::{Config, RuleTable};

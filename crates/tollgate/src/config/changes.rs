@@ -7,10 +7,10 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
+use super::forms::{LimitEntry, Limits, OneOrMany, Secret};
 use super::load::Loaded;
 use super::span::Spanned;
-use super::types::{ApiKeyTable, Ban, BanWord, Config, Exempt, MatchTable, PlanSources, PlanTable, RuleTable};
-use super::written::{LimitEntry, Limits, OneOrMany, Secret};
+use super::types::{ApiKeyTable, BanEntry, BanWord, Config, Exempt, MatchTable, PlanSources, PlanTable, RuleTable};
 use crate::identity::KeyDigest;
 
 /// A kind of part of a configuration, as a metrics label.
@@ -189,13 +189,13 @@ impl Changes {
         self.has_added |= before != after;
     }
 
-    fn bans(&mut self, before: &[Spanned<Ban>], after: &[Spanned<Ban>]) {
-        let word = |ban: &Ban| match ban.by {
+    fn bans(&mut self, before: &[Spanned<BanEntry>], after: &[Spanned<BanEntry>]) {
+        let word = |ban: &BanEntry| match ban.by {
             BanWord::Ip => "by ip",
             BanWord::ApiKey => "by api_key",
             BanWord::User => "by user",
         };
-        let values: HashMap<(&str, &str), &Ban> =
+        let values: HashMap<(&str, &str), &BanEntry> =
             after.iter().map(|ban| ((word(ban), ban.value.reveal()), &**ban)).collect();
         for ban in before {
             match values.get(&(word(ban), ban.value.reveal())) {

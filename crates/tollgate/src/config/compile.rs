@@ -21,12 +21,12 @@ pub use self::settings::Settings;
 
 use super::changes::Changes;
 use super::finding::{Code, Finding, Report, Severity};
+use super::forms::Secret;
 use super::lint;
 use super::load::{Loaded, Loader};
 use super::source::Source;
 use super::span::{Span, Spanned};
 use super::types::Config;
-use super::written::Secret;
 use crate::rules::{KeyEntry, Mode, RuleSet, SetParts};
 
 /// Compiles a configuration, or reports why it cannot be used.
@@ -105,24 +105,24 @@ impl Compiler<'_> {
 
     fn parts(&mut self, config: &Config, settings: &Settings) -> (SetParts, Traits, KeysFile) {
         let identifier = self.identifier(config, settings);
-        let mut tariffs = self.plans(config);
-        let (keys, keys_file) = self.keys(config, &mut tariffs);
-        let address_plans = self.address_plans(config, &tariffs);
+        let mut limit_sets = self.plans(config);
+        let (keys, keys_file) = self.keys(config, &mut limit_sets);
+        let address_plans = self.address_plans(config, &limit_sets);
         let (exempt, exempt_paths) = self.exempt(config);
         let bans = self.bans(config);
         let plan_header = config.plan_sources.header.as_ref().and_then(|name| self.header_name(name));
-        let (rules, matcher, shields) = self.rules(config, &tariffs);
+        let (rules, matcher, shields) = self.rules(config, &limit_sets);
 
-        let plans_given = tariffs.plans_given();
-        let (default, anonymous) = tariffs.fallbacks();
+        let plans_given = limit_sets.plans_given();
+        let (default, anonymous) = limit_sets.fallbacks();
         let parts = SetParts {
-            needs_tariff: rules.iter().any(|rule| rule.mode() != Mode::Off && rule.is_by_plan()),
+            needs_limit_set: rules.iter().any(|rule| rule.mode() != Mode::Off && rule.is_by_plan()),
             rules,
             matcher,
             shields,
             identifier,
-            plan_of_tariff: tariffs.plan_of_tariff(),
-            plans: tariffs.into_plans(),
+            plan_of_limit_set: limit_sets.plan_of_limit_set(),
+            plans: limit_sets.into_plans(),
             default,
             anonymous,
             exempts_keys: keys.values().any(KeyEntry::is_exempt),

@@ -1,6 +1,6 @@
 //! What is allowed, and probably not meant.
 
-mod together;
+mod overlap;
 
 use std::collections::HashMap;
 
@@ -35,7 +35,7 @@ pub(crate) fn lint(
     exemptions(config, parts, traits, &mut note);
     plans(config, parts, traits, &mut note);
     rules(config, parts, traits, &mut note);
-    together::too_many_limits(config, parts, traits, &mut note);
+    overlap::too_many_limits(config, parts, traits, &mut note);
 }
 
 type Note<'n> = dyn FnMut(Code, Span, String, &str) + 'n;
@@ -131,7 +131,7 @@ fn exemptions(config: &Config, parts: &SetParts, traits: &Traits, note: &mut Not
 
 fn plans(config: &Config, parts: &SetParts, traits: &Traits, note: &mut Note<'_>) {
     let Some((first, _)) = config.plans.first_key_value() else { return };
-    let Some(user) = config.rules.iter().find(|rule| matches!(*rule.limits, super::written::Limits::Plan)) else {
+    let Some(user) = config.rules.iter().find(|rule| matches!(*rule.limits, super::forms::Limits::Plan)) else {
         let message = "no rule takes its limits from plans".to_owned();
         note(Code::PlanUnused, first.span(), message, "write `limits = \"plan\"` in the rules that should");
         return;
@@ -235,7 +235,7 @@ fn subjects(config: &Config, table: &RuleTable, rule: &Rule, parts: &SetParts, n
 fn policies(rule: &Rule) -> impl Iterator<Item = Limit> + '_ {
     let lists: &[_] = match &rule.limits {
         RuleLimits::Own(own) => std::slice::from_ref(own),
-        RuleLimits::Plan(by_tariff) => by_tariff,
+        RuleLimits::Plan(by_limit_set) => by_limit_set,
     };
     lists.iter().flatten().map(|policy| *policy.limit())
 }

@@ -8,12 +8,12 @@ use super::changes::Changes;
 use super::compile::{self, KeysFile, Settings};
 use super::file;
 use super::finding::{Code, Finding, Report, Severity};
+use super::forms::Secret;
 use super::read;
 use super::source::Source;
 use super::toml;
 use super::tree::Node;
 use super::types::Config;
-use super::written::Secret;
 #[cfg(feature = "yaml")]
 use super::yaml;
 #[cfg(feature = "redis")]

@@ -5,9 +5,9 @@
 //! that a rule compares with. In a file that could be parsed they are found by their place in the tree; in one
 //! that could not, by how their line looks, rather too often than too seldom.
 
-mod looks;
+mod heuristic;
 
-pub(crate) use self::looks::by_looks;
+pub(crate) use self::heuristic::by_looks;
 
 use std::ops::Range;
 
@@ -116,7 +116,7 @@ impl Secrets<'_> {
         let mut line_start = 0;
         for line in self.text.split_inclusive('\n') {
             if let Some(at) = line.find('#')
-                && let Some(part) = userinfo(line, looks::value_from(line, at))
+                && let Some(part) = userinfo(line, heuristic::value_from(line, at))
                 && line[at..part.end].contains(':')
             {
                 self.spans.push(Span::new(line_start + part.start, line_start + part.end));

@@ -14,11 +14,11 @@ use serde::de::{
 use serde::forward_to_deserialize_any;
 
 use super::finding::Code;
+use super::forms::LIST;
 use super::mask::may_tell_field;
 use super::span::{SPANNED, Span};
 use super::tree::{Entry, Node, Value};
-use super::written::LIST;
-use crate::identity::spelling::nearest;
+use crate::identity::suggest::nearest;
 
 /// Reads a `T` from a tree.
 pub(crate) fn read<'de, T: Deserialize<'de>>(root: &'de Node) -> Result<T, ReadError> {

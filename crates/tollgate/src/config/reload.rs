@@ -17,9 +17,9 @@
 
 use super::changes::{Changes, PartKind};
 use super::finding::{Code, Finding, Report};
+use super::forms::Secret;
 use super::load::Loaded;
 use super::types::Expect;
-use super::written::Secret;
 
 /// A warning names so many parts, and then how many more there are.
 const NAMES_MAX: usize = 10;

@@ -1,14 +1,14 @@
 //! The configuration as a JSON schema, for editors that complete and check while one writes.
 //!
-//! Most of it follows from the types. Here is what the forms of `written.rs` accept, of which a type knows only one half.
+//! Most of it follows from the types. Here is what the forms of `forms.rs` accept, of which a type knows only one half.
 
 use std::borrow::Cow;
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 
+use super::forms::{AnonymizeEntry, HeaderTest, LimitEntry, Limits, OneOrMany, OptionalList, Secret};
 use super::span::Spanned;
 use super::types::{Anonymize, Config, LimitTable};
-use super::written::{AnonymizeEntry, HeaderTest, LimitEntry, Limits, OneOrMany, OptionalList, Secret};
 
 impl Config {
     /// The JSON schema of a configuration file, for editors.

@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 
 use serde::Deserialize;
 
+use super::forms::{AnonymizeEntry, HeaderTest, LimitEntry, Limits, OneOrMany, OptionalList, Secret};
 use super::span::Spanned;
-use super::written::{AnonymizeEntry, HeaderTest, LimitEntry, Limits, OneOrMany, OptionalList, Secret};
 use crate::answer::Style;
 use crate::failure::OnFailure;
 use crate::identity::{ApiKeys, Rotate};
@@ -64,7 +64,7 @@ pub struct Config {
     /// Who and what is never limited.
     pub exempt: Exempt,
     /// Who is always refused.
-    pub bans: Vec<Spanned<Ban>>,
+    pub bans: Vec<Spanned<BanEntry>>,
     /// Named sets of limits. `default` is for callers without another, `anonymous` for those without identity.
     pub plans: BTreeMap<Spanned<String>, PlanTable>,
     /// API keys, and what each may do.
@@ -281,7 +281,7 @@ pub struct Exempt {
 #[derive(Clone, PartialEq, Debug, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
-pub struct Ban {
+pub struct BanEntry {
     /// What is banned.
     pub by: BanWord,
     /// Which one: a network, a key (or `sha256:` and its digest), or a user.
@@ -366,10 +366,10 @@ words! {
 
 words! {
     /// The body of a refusal.
-    BodyWord => crate::answer::Format {
-        #[default] Json = "json" => crate::answer::Format::Json,
-        Problem = "problem" => crate::answer::Format::Problem,
-        Text = "text" => crate::answer::Format::Text,
+    BodyWord => crate::answer::BodyFormat {
+        #[default] Json = "json" => crate::answer::BodyFormat::Json,
+        Problem = "problem" => crate::answer::BodyFormat::Problem,
+        Text = "text" => crate::answer::BodyFormat::Text,
     }
 }
 

@@ -9,11 +9,11 @@ use super::live::{Asked, Live, Terms};
 use super::ruling::{Refusal, Ruling};
 use super::{Asking, Begun, Engine, Passage, Refused};
 use crate::identity::{Identity, Origin};
-use crate::rules::{LazyReadings, PlanQuestion, RequestView, Rule, Tariff};
+use crate::rules::{LazyReadings, LimitSetId, PlanQuestion, RequestView, Rule};
 
 /// Which limits are a caller's.
 pub(super) enum Plan {
-    Known(Tariff),
+    Known(LimitSetId),
     /// Those of a plan that somebody else knows.
     Asked(PlanQuestion),
 }
@@ -81,8 +81,8 @@ impl Engine {
         asked.by(matched.iter().map(Rule::by), identity);
         let plan = self.plan(live, identity, matched.iter().any(Rule::is_by_plan));
         match plan {
-            Plan::Known(tariff) if self.is_in_process() => {
-                self.rule_at_once(&live.bundle_of(matched.into_indices(), tariff), &mut asked).begun(request)
+            Plan::Known(limit_set) if self.is_in_process() => {
+                self.rule_at_once(&live.bundle_of(matched.into_indices(), limit_set), &mut asked).begun(request)
             }
             plan => {
                 let (engine, rules) = (self.clone(), matched.into_indices());
@@ -107,22 +107,22 @@ impl Engine {
         }
         let mut asked = Asked::new(terms);
         asked.by(shields.iter().map(Rule::by), identity);
-        let bundle = live.bundle_of(shields.into_indices(), live.rules.tariff_otherwise(false));
+        let bundle = live.bundle_of(shields.into_indices(), live.rules.default_limit_set(false));
         let is_exempt = || live.exempts(identity) || live.rules.is_exempt_path(readings);
         self.refused_without_room(&bundle, &asked, is_exempt)
     }
 
     fn plan(&self, live: &Live, identity: &Identity<'_>, matters: bool) -> Plan {
         if !matters {
-            // Rules that are not by plan have the same limits under every tariff.
-            return Plan::Known(live.rules.tariff_otherwise(false));
+            // Rules that are not by plan have the same limits under every limit_set.
+            return Plan::Known(live.rules.default_limit_set(false));
         }
-        if let Some(tariff) = live.rules.tariff(identity) {
-            return Plan::Known(tariff);
+        if let Some(limit_set) = live.rules.limit_set(identity) {
+            return Plan::Known(limit_set);
         }
         let question = PlanQuestion::about(identity);
         match self.0.lookups.is_empty() {
-            true => Plan::Known(live.rules.tariff_otherwise(question.is_identified())),
+            true => Plan::Known(live.rules.default_limit_set(question.is_identified())),
             false => Plan::Asked(question),
         }
     }

@@ -12,15 +12,16 @@ use foldhash::fast::RandomState;
 use parking_lot::RwLock;
 use smallvec::{SmallVec, smallvec};
 use tollgate_core::{
-    Algorithm, Check, CheckError, Cost, Decision, Demand, Key, Limit, Line, RuleScopeBuf, Source, StandingDemand, Wait,
+    Algorithm, Check, CheckError, Cost, Decision, Demand, Key, Limit, LimitStatus, RuleScopeBuf, Source,
+    StandingDemand, Wait,
 };
 
 use super::rule_counts::{RuleCount, RuleCounts, RuleStats};
 use crate::answer::{Policies, Policy};
-use crate::counts::Said;
+use crate::counts::DecisionOutcome;
 use crate::failure::OnFailure;
 use crate::identity::{Identity, Subject, SubjectKinds};
-use crate::rules::{Charge, Indices, Mode, Rule, RuleSet, Tariff};
+use crate::rules::{Charge, Indices, LimitSetId, Mode, Rule, RuleSet};
 
 /// How many combinations of rules and plan are kept. When there are more, all are forgotten and laid out again as
 /// they come.
@@ -43,7 +44,7 @@ pub(super) struct Live {
     pub(super) path_bytes_max: usize,
     uniform: Option<Uniform>,
     counts: RuleCounts,
-    bundles: RwLock<HashMap<(Indices, Tariff), Arc<Bundle>, RandomState>>,
+    bundles: RwLock<HashMap<(Indices, LimitSetId), Arc<Bundle>, RandomState>>,
 }
 
 /// What all requests meet, where rules and plans make no difference between them.
@@ -181,11 +182,11 @@ impl Live {
             bundles: RwLock::default(),
             rules,
         };
-        if !live.rules.needs_tariff()
+        if !live.rules.needs_limit_set()
             && !live.has_shields
             && let Some(all) = live.rules.same_for_all()
         {
-            let bundle = Arc::new(live.lay_out(all, live.rules.tariff_otherwise(false)));
+            let bundle = Arc::new(live.lay_out(all, live.rules.default_limit_set(false)));
             let by = all.iter().map(|index| live.rules.rules()[*index as usize].by().clone()).collect();
             live.uniform = Some(Uniform { bundle, by });
         }
@@ -205,12 +206,12 @@ impl Live {
     }
 
     /// What these rules ask of a caller with this plan.
-    pub(super) fn bundle_of(&self, rules: Indices, tariff: Tariff) -> Arc<Bundle> {
-        let key = (rules, tariff);
+    pub(super) fn bundle_of(&self, rules: Indices, limit_set: LimitSetId) -> Arc<Bundle> {
+        let key = (rules, limit_set);
         if let Some(bundle) = self.bundles.read().get(&key) {
             return bundle.clone();
         }
-        let bundle = Arc::new(self.lay_out(&key.0, tariff));
+        let bundle = Arc::new(self.lay_out(&key.0, limit_set));
         let mut kept = self.bundles.write();
         if kept.len() >= BUNDLES_KEPT_MAX {
             kept.clear();
@@ -219,11 +220,11 @@ impl Live {
         bundle
     }
 
-    fn lay_out(&self, rules: &[u32], tariff: Tariff) -> Bundle {
+    fn lay_out(&self, rules: &[u32], limit_set: LimitSetId) -> Bundle {
         let (mut shield, mut enforced, mut shadow) = (Vec::new(), Vec::new(), Vec::new());
         for (subject, &rule_index) in rules.iter().enumerate() {
             let rule = &self.rules.rules()[rule_index as usize];
-            let parts = rule.policies(tariff).iter().map(|policy| Part {
+            let parts = rule.policies(limit_set).iter().map(|policy| Part {
                 limit: *policy.limit(),
                 scope: RuleScopeBuf::new(rule.name().clone(), policy.name()),
                 counts: self.counts.of(rule_index, rule.mode()),
@@ -282,13 +283,13 @@ impl Group {
     /// Counts a request that every rule let pass.
     #[inline]
     pub(super) fn count_allowed(&self, source: Source) {
-        self.rule_counts.iter().for_each(|counts| counts.count(Said::Allow, source));
+        self.rule_counts.iter().for_each(|counts| counts.count(DecisionOutcome::Allow, source));
     }
 
     /// Counts what each rule said. A rule that was left out because the store is away let the request pass.
     #[inline]
     pub(super) fn count(&self, decision: &Decision, terms: Terms) {
-        let is_plain = !self.may_hold && decision.lines.len() == self.parts.len() && decision.allowed();
+        let is_plain = !self.may_hold && decision.limits.len() == self.parts.len() && decision.allowed();
         match is_plain {
             true => self.count_allowed(decision.source),
             false => self.count_apart(decision, terms),
@@ -296,17 +297,17 @@ impl Group {
     }
 
     fn count_apart(&self, decision: &Decision, terms: Terms) {
-        let is_complete = decision.lines.len() == self.parts.len();
-        let mut lines = decision.lines.iter();
+        let is_complete = decision.limits.len() == self.parts.len();
+        let mut lines = decision.limits.iter();
         // Who is let in but will not wait for it is refused.
-        let goes_on = |line: &Line| line.allowed && !(self.may_hold && terms.exclude(held_for(line)));
+        let goes_on = |line: &LimitStatus| line.allowed && !(self.may_hold && terms.exclude(held_for(line)));
         for rule in by_rule(&self.parts) {
-            let has_lines = is_complete || (!decision.lines.is_empty() && rule[0].is_local());
+            let has_lines = is_complete || (!decision.limits.is_empty() && rule[0].is_local());
             let (allowed, source) = match has_lines {
                 true => (lines.by_ref().take(rule.len()).fold(true, |all, line| all & goes_on(line)), decision.source),
                 false => (true, Source::None),
             };
-            rule[0].counts.count(Said::of(allowed), source);
+            rule[0].counts.count(DecisionOutcome::of(allowed), source);
         }
     }
 
@@ -315,8 +316,8 @@ impl Group {
     pub(super) fn count_the_wait(&self, decision: &mut Decision, terms: Terms) {
         let Some(wait_max) = terms.wait_max.filter(|_| self.may_hold) else { return };
         let wait_max_us = u64::try_from(wait_max.as_micros()).unwrap_or(u64::MAX);
-        let line_count = decision.lines.len();
-        for (_, line) in self.parts_of_lines(line_count).zip(&mut decision.lines).filter(|(part, _)| part.may_hold()) {
+        let line_count = decision.limits.len();
+        for (_, line) in self.parts_of_lines(line_count).zip(&mut decision.limits).filter(|(part, _)| part.may_hold()) {
             // All that is in the bucket goes before.
             let too_long_us = line.reset_after.as_micros().map_or(0, |us| us.saturating_sub(wait_max_us));
             let told = if line.allowed { Wait::ZERO } else { line.retry_after };
@@ -327,7 +328,7 @@ impl Group {
 
     /// Counts a request that was refused because the store is away.
     pub(super) fn count_unavailable(&self) {
-        self.rule_counts.iter().for_each(|counts| counts.count(Said::Unavailable, Source::None));
+        self.rule_counts.iter().for_each(|counts| counts.count(DecisionOutcome::Unavailable, Source::None));
     }
 
     #[cold]
@@ -408,7 +409,7 @@ impl Part {
 }
 
 /// How long a leaky bucket that lets a request pass holds it. Who only looks is told when there would be room, and need not wait for it.
-pub(super) fn held_for(line: &Line) -> Wait {
+pub(super) fn held_for(line: &LimitStatus) -> Wait {
     if line.cost == 0 { Wait::ZERO } else { line.retry_after }
 }
 

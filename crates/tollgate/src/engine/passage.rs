@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use http::{HeaderMap, Response, StatusCode};
-use tollgate_core::{Check, Decision, Limit, Line, Source, Wait};
+use tollgate_core::{Check, Decision, Limit, LimitStatus, Source, Wait};
 
 use super::assured::Assured;
 use super::live::{Asked, Bundle, Demands, Group, held_for};
@@ -119,9 +119,9 @@ impl Passage {
         if group.may_hold {
             told.wait = told.decision.retry_after().as_duration().unwrap_or(Duration::ZERO);
         }
-        if told.decision.lines.len() != group.parts.len() {
+        if told.decision.limits.len() != group.parts.len() {
             // Of those that were left out nothing is known, so nothing is claimed.
-            (told.decision.lines, told.decision.source) = (Default::default(), Source::None);
+            (told.decision.limits, told.decision.source) = (Default::default(), Source::None);
         }
         self.told = Some(told);
     }
@@ -162,7 +162,7 @@ impl Passage {
         let end = End::Ended(Ending::of_response(response));
         let mut decision = told.decision.clone();
         if let Some((group, _)) = owed.told() {
-            let decided = group.parts_of_lines(decision.lines.len()).zip(&mut decision.lines);
+            let decided = group.parts_of_lines(decision.limits.len()).zip(&mut decision.limits);
             for (part, line) in decided.filter(|(part, _)| end.refunds(part.charge)) {
                 given_back(line, part.policy.limit());
             }
@@ -247,13 +247,13 @@ impl Owed {
     async fn give_back(&self, end: End) {
         for Charged { by, decision } in &self.charged {
             let group = self.bundle.group(*by);
-            let line_count = decision.lines.len();
+            let line_count = decision.limits.len();
             let demanded = group.parts.iter().zip(group.demands(&self.asked));
-            let decided = demanded.filter(|(part, _)| group.has_line(part, line_count)).zip(&decision.lines);
+            let decided = demanded.filter(|(part, _)| group.has_line(part, line_count)).zip(&decision.limits);
             let owed = decided.filter(|((part, _), _)| end.refunds(part.charge));
             let (demands, lines): (Demands<'_>, _) = owed.map(|((_, demand), line)| (demand, *line)).unzip();
             let Ok(check) = Check::new(&demands) else { continue };
-            let decision = Decision { lines, ..*decision };
+            let decision = Decision { limits: lines, ..*decision };
             if let Err(error) = self.engine.refund(group, &check, &decision).await {
                 tracing::debug!(kind = error.kind().name(), "a refund was lost");
             }
@@ -265,7 +265,7 @@ impl Owed {
 /// they would say `wait_max`.
 fn withdrawn(mut decision: Decision, policies: &Policies, wait_max: Duration) -> Decision {
     let wait_max_us = u64::try_from(wait_max.as_micros()).unwrap_or(u64::MAX);
-    for (line, policy) in decision.lines.iter_mut().zip(policies.policies()) {
+    for (line, policy) in decision.limits.iter_mut().zip(policies.policies()) {
         let too_long_us = held_for(line).as_micros().and_then(|wait_us| wait_us.checked_sub(wait_max_us));
         line.allowed = too_long_us.is_none_or(|us| us == 0);
         line.retry_after = Wait::from_micros(too_long_us.unwrap_or(0));
@@ -275,7 +275,7 @@ fn withdrawn(mut decision: Decision, policies: &Policies, wait_max: Duration) ->
 }
 
 /// What a limit has left when a request's units have come back.
-fn given_back(line: &mut Line, limit: &Limit) {
+fn given_back(line: &mut LimitStatus, limit: &Limit) {
     let whole = limit.cost_max();
     line.remaining = line.remaining.saturating_add(line.cost).min(whole);
     if line.remaining == whole {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use tollgate_core::Source;
 
-use crate::counts::{Counted, DecisionCounts, Said};
+use crate::counts::{Counted, DecisionCounts, DecisionOutcome};
 use crate::rules::{Mode, RuleSet};
 
 /// What one rule has said in one mode. Of a shadow rule, a denial is what it would have refused.
@@ -22,20 +22,20 @@ pub struct RuleStats {
 impl RuleStats {
     /// Requests it let pass.
     pub fn allowed(&self) -> u64 {
-        self.times(Said::Allow)
+        self.times(DecisionOutcome::Allow)
     }
 
     /// Requests it refused, or would have.
     pub fn denied(&self) -> u64 {
-        self.times(Said::Deny)
+        self.times(DecisionOutcome::Deny)
     }
 
     /// Requests that it could not decide, and refused.
     pub fn unavailable(&self) -> u64 {
-        self.times(Said::Unavailable)
+        self.times(DecisionOutcome::Unavailable)
     }
 
-    fn times(&self, said: Said) -> u64 {
+    fn times(&self, said: DecisionOutcome) -> u64 {
         self.counts.iter().filter(|cell| cell.said == said).map(|cell| cell.times).sum()
     }
 }
@@ -94,7 +94,7 @@ pub(super) struct RuleCount {
 }
 
 impl RuleCount {
-    pub(super) fn count(&self, said: Said, source: Source) {
+    pub(super) fn count(&self, said: DecisionOutcome, source: Source) {
         self.counts.of(self.mode).count(said, source);
     }
 }

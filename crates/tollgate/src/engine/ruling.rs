@@ -12,7 +12,7 @@ use super::passage::{Charged, ChargedBy, Told};
 use super::{Ending, Engine, Passage, Refused};
 use crate::answer::Policies;
 use crate::failure::OnFailure;
-use crate::limiter::{CheckOptions, guarded, unmade};
+use crate::limiter::{CheckOptions, catch_panic, empty_decision};
 
 /// An [`Outcome`](super::Outcome) that is not yet an answer to anybody.
 pub(super) enum Ruling {
@@ -64,7 +64,7 @@ impl Engine {
             return None;
         };
         // The decision is made where it is told from, and moved nowhere.
-        let mut told = Told::by(enforced, unmade());
+        let mut told = Told::by(enforced, empty_decision());
         if !self.0.limiter.admit_at_once(asked.first().as_bytes(), plain, &mut told.decision) {
             return None;
         }
@@ -78,7 +78,7 @@ impl Engine {
         const IN_PROCESS: &str = "nothing waits for counters in process";
         let mut hearing = self.hear_shield(bundle, asked);
         if let Some(enforced) = bundle.enforced.as_ref().filter(|_| hearing.goes_on()) {
-            let (demands, mut told) = (enforced.demands(asked), Told::by(enforced, unmade()));
+            let (demands, mut told) = (enforced.demands(asked), Told::by(enforced, empty_decision()));
             let decided = checked(enforced, &demands).and_then(|check| {
                 let decided = self.0.limiter.check_each_at_once(&check, &enforced.on_failure, &mut told.decision);
                 decided.expect(IN_PROCESS).map_err(|_unavailable| Undecided)
@@ -129,7 +129,7 @@ impl Engine {
             Ok(decision) => {
                 // A unit came free after the look. It is asked for again.
                 if let Ok(check) = Check::new(&demands) {
-                    guarded(|| self.0.shield.refund(&check, &decision));
+                    catch_panic(|| self.0.shield.refund(&check, &decision));
                 }
                 None
             }
@@ -141,8 +141,8 @@ impl Engine {
         let demands = shield.demands(asked);
         let looks: Demands<'_> = demands.iter().map(|demand| demand.cost(Cost::PEEK)).collect();
         let Ok(look) = Check::new(&looks) else { return false };
-        let Some(seen) = guarded(|| self.0.shield.check(&look)) else { return false };
-        seen.lines.iter().zip(&demands).all(|(line, demand)| demand.cost.units() <= line.remaining)
+        let Some(seen) = catch_panic(|| self.0.shield.check(&look)) else { return false };
+        seen.limits.iter().zip(&demands).all(|(line, demand)| demand.cost.units() <= line.remaining)
     }
 
     #[inline]
@@ -163,8 +163,8 @@ impl Engine {
             // A store that panics is one that does not answer.
             let denies = || shield.on_failure.contains(&OnFailure::Deny);
             let undecided =
-                || if denies() { Err(Undecided) } else { Ok(Decision { source: Source::None, ..unmade() }) };
-            guarded(|| self.0.shield.check(&check)).map_or_else(undecided, Ok)
+                || if denies() { Err(Undecided) } else { Ok(Decision { source: Source::None, ..empty_decision() }) };
+            catch_panic(|| self.0.shield.check(&check)).map_or_else(undecided, Ok)
         });
         match decided {
             Ok(decision) if decision.allowed() => Ok(decision),
@@ -192,7 +192,7 @@ impl Engine {
         let demands = group.demands(asked);
         let check = Check::new(&demands).ok()?;
         if group.is_in_process {
-            return guarded(|| self.0.shield.check(&check));
+            return catch_panic(|| self.0.shield.check(&check));
         }
         let refundable = group.is_refundable || bundle.may_be_withdrawn(asked.terms);
         let options = CheckOptions { on_failure: Some(OnFailure::Allow), refundable };
@@ -279,7 +279,7 @@ fn checked<'a>(group: &Group, demands: &'a [Demand<'a>]) -> Result<Check<'a>, Un
 
 /// Whose lines the decision has: all of the group's, or of those rules that are decided without a store.
 pub(super) fn told_of(group: &Group, decision: &Decision) -> Arc<Policies> {
-    match decision.lines.len() == group.parts.len() {
+    match decision.limits.len() == group.parts.len() {
         true => group.policies.clone(),
         false => Arc::new(group.policies.subset(|index| group.parts[index].is_local())),
     }

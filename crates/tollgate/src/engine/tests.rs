@@ -103,7 +103,7 @@ async fn all_matching_rules_are_decided_together_and_headers_list_every_policy()
     assert_eq!(headers["ratelimit"], r#""per-minute";r=99;t=60, "tries";r=0;t=3600"#);
     let Outcome::Refuse(refused) = site.send("GET", "/login", &[], HERE).await else { panic!("the second") };
     assert_eq!(refused.response.headers()["retry-after"], "3600");
-    let remaining = refused.decision.unwrap().lines[0].remaining;
+    let remaining = refused.decision.unwrap().limits[0].remaining;
     assert_eq!(remaining, 99, "the minute was not charged for what the hour refused");
 }
 
@@ -176,7 +176,7 @@ async fn units_come_back_by_how_a_request_ends_and_exactly_once() {
     let Outcome::Pass(dropped) = site.send("POST", "/login", &[], HERE).await else { panic!("there is room") };
     drop(dropped);
     let Outcome::Pass(last) = site.send("POST", "/login", &[], HERE).await else { panic!("there is room") };
-    assert_eq!(last.decision().unwrap().lines[0].remaining, 0);
+    assert_eq!(last.decision().unwrap().limits[0].remaining, 0);
     last.finish(Ending::Success).await;
     assert!(site.passes("POST", "/login", &[], HERE).await);
 }

@@ -17,7 +17,7 @@ use std::sync::Arc;
 use http::{HeaderMap, HeaderName};
 use sha2::{Digest, Sha256};
 
-use super::said::{self, Said};
+use super::single_value::{self, SingleValue};
 
 /// A longer value is no API key.
 pub const API_KEY_BYTES_MAX: usize = 1024;
@@ -122,10 +122,10 @@ impl<'h> ApiKey<'h> {
     /// assert!(!format!("{key:?}").contains("s3cr3t"));
     /// ```
     pub fn shown(headers: &'h HeaderMap, name: &HeaderName) -> Option<ApiKey<'h>> {
-        match said::header(headers, name) {
-            Said::One(value) => ApiKey::new(value, false),
-            Said::Contradiction => None,
-            Said::Nothing => ApiKey::new(bearer_token(headers)?, true),
+        match single_value::header(headers, name) {
+            SingleValue::One(value) => ApiKey::new(value, false),
+            SingleValue::Contradiction => None,
+            SingleValue::Nothing => ApiKey::new(bearer_token(headers)?, true),
         }
     }
 
@@ -177,7 +177,7 @@ impl fmt::Debug for ApiKey<'_> {
 
 /// The token after `Authorization: Bearer`.
 pub(crate) fn bearer_token(headers: &HeaderMap) -> Option<&[u8]> {
-    token_in(said::header(headers, &http::header::AUTHORIZATION).one()?)
+    token_in(single_value::header(headers, &http::header::AUTHORIZATION).one()?)
 }
 
 /// The token in a line of `Authorization`. Behind the scheme there is a space by the book; but servers take a tab as well, and what

@@ -26,7 +26,7 @@ use super::api_key::{ApiKey, ApiKeys, KeyDigest, KeySource, KnownKey, bearer_tok
 #[cfg(feature = "jwt")]
 use super::jwt::TokenVerifier;
 use super::proxies::TrustedProxies;
-use super::said;
+use super::single_value;
 use super::subject::{PartKind, PartValue, Subject, SubjectWriter};
 use super::subject_kind::{SubjectKind, SubjectKinds};
 #[cfg(not(feature = "jwt"))]
@@ -298,13 +298,13 @@ impl<'r> Identity<'r> {
         if !self.identifier.proxies.trusts(self.origin.peer) {
             return None;
         }
-        said::header(self.origin.headers, name).one()
+        single_value::header(self.origin.headers, name).one()
     }
 
     /// What a header says to be counted by. Where proxies are trusted, a request that none of them sent says what it likes.
     fn believed_header(&self, name: &HeaderName) -> Option<&'r [u8]> {
         match self.identifier.proxies.networks().is_empty() {
-            true => said::header(self.origin.headers, name).one(),
+            true => single_value::header(self.origin.headers, name).one(),
             false => self.trusted_header(name),
         }
     }
@@ -351,7 +351,7 @@ impl<'r> Identity<'r> {
             }
             SubjectKind::Cookie(name) => {
                 let kind = PartKind { word: "cookie", name: Some(name) };
-                match said::cookie(self.origin.headers, name).one() {
+                match single_value::cookie(self.origin.headers, name).one() {
                     Some(value) => writer.part(kind, PartValue::Secret(value)),
                     None => self.write_missing(kind, writer),
                 }

@@ -37,7 +37,7 @@ use http::{HeaderMap, HeaderName};
 
 use super::address::parse_node;
 use super::networks::Networks;
-use super::{forwarded, spelling};
+use super::{forwarded, suggest};
 
 /// A longer chain of trusted proxies is not followed further.
 const ENTRIES_MAX: usize = 100;
@@ -115,7 +115,7 @@ impl FromStr for ForwardingHeader {
                 Err(error("this header holds no address".to_owned()))
             }
             // A slip would silently name a header that no proxy writes, and all clients would share one budget.
-            other => match spelling::nearest(other, ["X-Forwarded-For", "Forwarded"]) {
+            other => match suggest::nearest(other, ["X-Forwarded-For", "Forwarded"]) {
                 Some(meant) => Err(error(format!("unknown header; did you mean {meant}?"))),
                 None => Ok(ForwardingHeader { name, syntax: Syntax::List }),
             },

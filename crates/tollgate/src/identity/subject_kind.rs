@@ -6,7 +6,7 @@ use std::str::FromStr;
 use http::HeaderName;
 use smallvec::{SmallVec, smallvec};
 
-use super::spelling;
+use super::suggest;
 
 /// More kinds than this in one subject are refused.
 const KINDS_MAX: usize = 8;
@@ -92,7 +92,7 @@ impl FromStr for SubjectKind {
                 .map_err(|_| error(format!("expected a header's name after header:, found {name:?}"))),
             Some(("cookie", name)) if is_cookie_name(name) => Ok(SubjectKind::Cookie(name.to_owned())),
             Some(("cookie", name)) => Err(error(format!("expected a cookie's name after cookie:, found {name:?}"))),
-            Some((word, name)) => Err(error(match spelling::nearest(word, ["header", "cookie"]) {
+            Some((word, name)) => Err(error(match suggest::nearest(word, ["header", "cookie"]) {
                 Some(meant) => format!("unknown kind of subject {text:?}; did you mean {meant}:{name}?"),
                 None => format!("unknown kind of subject {text:?}; only header and cookie take a name"),
             })),
@@ -111,7 +111,7 @@ fn parse_word(word: &str) -> Result<SubjectKind, SubjectKindError> {
         "header" | "cookie" => return Err(error(format!("expected a name: {word}:NAME"))),
         _ => {
             let words = ["caller", "ip", "api_key", "user", "header:NAME", "cookie:NAME", "path", "global"];
-            return Err(error(match spelling::nearest(word, words) {
+            return Err(error(match suggest::nearest(word, words) {
                 Some(meant) => format!("unknown kind of subject {word:?}; did you mean {meant}?"),
                 None => format!("unknown kind of subject {word:?}"),
             }));

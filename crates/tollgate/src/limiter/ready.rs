@@ -3,7 +3,7 @@
 //! An incoming request is denied with a `retry_after`. Outgoing work can wait instead. `retry_after` is exact, so there
 //! is no polling: check, sleep for that time, check again.
 //!
-//! **Waiting in order.** Checks of this process that wait for the same counters are queued (`turns.rs`). Only the first
+//! **Waiting in order.** Checks of this process that wait for the same counters are queued (`fair_queue.rs`). Only the first
 //! one asks the store, and they are admitted in the order of their arrival.
 //!
 //! **Remaining contention** is between nodes, and between checks that share some counters but not all. A check that is
@@ -22,9 +22,9 @@ use std::time::Duration;
 
 use smallvec::SmallVec;
 use tokio::time::{Instant, sleep, sleep_until};
-use tollgate_core::{Algorithm, Check, Cost, Decision, Demand, Line, Source, Wait};
+use tollgate_core::{Algorithm, Check, Cost, Decision, Demand, LimitStatus, Source, Wait};
 
-use super::turns::Place;
+use super::fair_queue::QueuePosition;
 use super::{CheckOptions, Limiter};
 use crate::failure::Unavailable;
 
@@ -146,25 +146,25 @@ impl Limiter {
     /// Decides a check whose turn did not come in time: peeks, since the units belong to the checks before it.
     ///
     /// Returns `Ok` only if the store does not answer and the failure policy admits uncounted.
-    async fn without_a_turn(&self, check: &Check<'_>, place: &Place<'_>) -> Result<Decision, NotReady> {
+    async fn without_a_turn(&self, check: &Check<'_>, place: &QueuePosition<'_>) -> Result<Decision, NotReady> {
         let until_front_asks =
             place.front_asks_at().map_or(Duration::ZERO, |at| at.saturating_duration_since(Instant::now()));
         let peeks: SmallVec<[Demand<'_>; 2]> = check.demands().iter().map(|demand| demand.cost(Cost::PEEK)).collect();
         let Ok(peek) = Check::new(&peeks) else { return Ok(self.check(check).await?) };
         let mut decision = self.check(&peek).await?;
-        if decision.lines.is_empty() {
+        if decision.limits.is_empty() {
             // The request is admitted without counting, so the checks before it do not matter.
             return Ok(decision);
         }
         let never_fits = |demand: &Demand<'_>| demand.cost.units() > demand.limit.cost_max();
         let front_us = until_front_asks.max(PAUSE_MIN).as_micros() as u64;
-        let taking = |(demand, _): &(&Demand<'_>, &mut Line)| demand.cost != Cost::PEEK;
-        for (demand, line) in check.demands().iter().zip(&mut decision.lines).filter(taking) {
+        let taking = |(demand, _): &(&Demand<'_>, &mut LimitStatus)| demand.cost != Cost::PEEK;
+        for (demand, line) in check.demands().iter().zip(&mut decision.limits).filter(taking) {
             let retry_after = match never_fits(demand) {
                 true => Wait::NEVER,
                 false => line.retry_after.max(Wait::from_micros(front_us)),
             };
-            *line = Line { allowed: false, cost: demand.cost.units(), retry_after, ..*line };
+            *line = LimitStatus { allowed: false, cost: demand.cost.units(), retry_after, ..*line };
         }
         Err(match check.demands().iter().any(never_fits) {
             true => NotReady::Never(decision),

@@ -21,9 +21,9 @@
 //! window ends. A lost overrun leaves too few units charged, by the amount of that one underestimate.
 
 use smallvec::SmallVec;
-use tollgate_core::{Check, Cost, Decision, Demand, Line, Lines, StoreError};
+use tollgate_core::{Check, Cost, Decision, Demand, LimitStatus, LimitStatuses, StoreError};
 
-use super::{Backend, Limiter, guarded, is_of, panicked};
+use super::{Backend, Limiter, catch_panic, is_of, panicked};
 
 impl Limiter {
     /// Corrects the charge of an admitted decision to the cost actually used, on every limit of its check.
@@ -80,12 +80,12 @@ impl Limiter {
         let refunded = match Check::new(&difference.unused) {
             Ok(unused) => {
                 let Decision { at, source, .. } = *decision;
-                self.refund(&unused, &Decision { at, source, lines: difference.unused_lines }).await
+                self.refund(&unused, &Decision { at, source, limits: difference.unused_lines }).await
             }
             Err(_nothing) => Ok(()),
         };
         let charged = match (Check::new(&difference.overrun), &self.0.backend) {
-            (Ok(overrun), Backend::Memory(store)) => guarded(|| drop(store.check(&overrun))).ok_or_else(panicked),
+            (Ok(overrun), Backend::Memory(store)) => catch_panic(|| drop(store.check(&overrun))).ok_or_else(panicked),
             (Ok(overrun), Backend::Shared(shared)) => shared.charge(&overrun, decision.source).await,
             (Err(_nothing), _) => Ok(()),
         };
@@ -111,7 +111,7 @@ struct Difference<'a> {
     /// Limits of which less was used than reserved.
     unused: SmallVec<[Demand<'a>; 2]>,
     /// The limit statuses of `unused`, with the unused units as their cost.
-    unused_lines: Lines,
+    unused_lines: LimitStatuses,
     /// Limits of which more was used than reserved, with the difference as their cost.
     overrun: SmallVec<[Demand<'a>; 2]>,
 }
@@ -119,11 +119,11 @@ struct Difference<'a> {
 impl<'a> Difference<'a> {
     fn between(check: &Check<'a>, decision: &Decision, actual: &[Cost]) -> Difference<'a> {
         let mut difference = Difference::default();
-        for ((demand, line), actual) in check.demands().iter().zip(&decision.lines).zip(actual) {
+        for ((demand, line), actual) in check.demands().iter().zip(&decision.limits).zip(actual) {
             let (reserved, used) = (line.cost, actual.units());
             if used < reserved {
                 difference.unused.push(*demand);
-                difference.unused_lines.push(Line { cost: reserved - used, ..*line });
+                difference.unused_lines.push(LimitStatus { cost: reserved - used, ..*line });
             } else if used > reserved {
                 // `count_denied` does not change the counter. It makes a denial charge, too.
                 let limit = demand.limit.with_count_denied(true);

@@ -10,15 +10,16 @@ use smallvec::SmallVec;
 use tokio::runtime::Handle;
 use tokio::time::{Instant, sleep};
 use tollgate_core::{
-    Check, Clock, Decision, Demand, Line, MemoryStore, Source, Store, StoreError, StoreErrorKind as Kind, Timestamp,
+    Check, Clock, Decision, Demand, LimitStatus, MemoryStore, Source, Store, StoreError, StoreErrorKind as Kind,
+    Timestamp,
 };
 
 use super::stats::{Counters, add};
-use super::{guarded, is_of, panicked, probing, uncounted};
+use super::{catch_panic, is_of, panicked, probing, uncounted};
 use crate::breaker::{Breaker, Phase};
 use crate::deadline::{LATENESS_MAX, answer_by};
 use crate::deny_cache::{CallSpan, DenyCache};
-use crate::failure::{OnFailure, Otherwise, Unavailable, local_share, local_wait};
+use crate::failure::{FailurePolicy, OnFailure, Unavailable, local_share, local_wait};
 use crate::observe::{Observers, StoreCallKind as Call};
 
 pub(super) struct Shared {
@@ -67,7 +68,7 @@ impl Shared {
     pub(super) async fn check_batch(
         self: &Arc<Self>,
         checks: &[Check<'_>],
-        otherwise: Otherwise<'_>,
+        otherwise: FailurePolicy<'_>,
         refundable: bool,
         counters: &Counters,
     ) -> Vec<Result<Decision, Unavailable>> {
@@ -116,7 +117,7 @@ impl Shared {
             Source::Local => {
                 let demands = self.local_demands(check);
                 match Check::new(&demands) {
-                    Ok(check) => guarded(|| self.local.refund(&check, decision)).ok_or_else(panicked),
+                    Ok(check) => catch_panic(|| self.local.refund(&check, decision)).ok_or_else(panicked),
                     Err(_) => Ok(()),
                 }
             }
@@ -142,7 +143,7 @@ impl Shared {
 
     pub(super) async fn reset(self: &Arc<Self>, demand: &Demand<'_>) -> Result<(), StoreError> {
         let local = Demand { limit: local_share(&demand.limit, self.instances), ..*demand };
-        guarded(|| self.local.reset(&local));
+        catch_panic(|| self.local.reset(&local));
         let check = Check::one(demand);
         self.forget(&check);
         let reset = self.call(Call::Reset, 0, async { self.store.reset(demand).await }).await;
@@ -157,7 +158,7 @@ impl Shared {
         }
     }
 
-    pub(super) async fn inspect(self: &Arc<Self>, demand: &Demand<'_>) -> Result<Line, StoreError> {
+    pub(super) async fn inspect(self: &Arc<Self>, demand: &Demand<'_>) -> Result<LimitStatus, StoreError> {
         self.call(Call::Inspect, 1, async { self.store.inspect(demand).await }).await
     }
 
@@ -286,7 +287,7 @@ impl Shared {
     }
 
     /// By this node's share of those limits that say so; those that allow are left out.
-    fn degraded(&self, check: &Check<'_>, otherwise: Otherwise<'_>, kind: Kind) -> Result<Decision, Unavailable> {
+    fn degraded(&self, check: &Check<'_>, otherwise: FailurePolicy<'_>, kind: Kind) -> Result<Decision, Unavailable> {
         if otherwise.denies(check) {
             return Err(Unavailable::new(kind));
         }
@@ -303,9 +304,9 @@ impl Shared {
     pub(super) fn check_local(&self, check: &Check<'_>) -> Decision {
         let demands = self.local_demands(check);
         let Ok(local) = Check::new(&demands) else { return uncounted(&*self.clock) };
-        let Some(mut decision) = guarded(|| self.local.check(&local)) else { return uncounted(&*self.clock) };
+        let Some(mut decision) = catch_panic(|| self.local.check(&local)) else { return uncounted(&*self.clock) };
         decision.source = Source::Local;
-        for (demand, line) in check.demands().iter().zip(&mut decision.lines) {
+        for (demand, line) in check.demands().iter().zip(&mut decision.limits) {
             line.retry_after = local_wait(line.retry_after, demand);
         }
         decision

@@ -55,7 +55,7 @@ impl Store for Moody {
             SHORT => Box::pin(async { Ok(Vec::new()) }),
             WITHOUT_LINES => Box::pin(async {
                 let at = Timestamp::ZERO;
-                let decided = |_: &Check<'_>| Decision { at, source: Source::Store, lines: Default::default() };
+                let decided = |_: &Check<'_>| Decision { at, source: Source::Store, limits: Default::default() };
                 Ok(checks.iter().map(decided).collect())
             }),
             SLOW => self.decide_after(Duration::from_millis(100), checks),
@@ -81,7 +81,7 @@ impl Store for Moody {
             Store::reset(&self.inner, demand).await
         })
     }
-    fn inspect<'a>(&'a self, demand: &'a Demand<'a>) -> StoreFuture<'a, Line> {
+    fn inspect<'a>(&'a self, demand: &'a Demand<'a>) -> StoreFuture<'a, LimitStatus> {
         Store::inspect(&self.inner, demand)
     }
 }
@@ -134,7 +134,7 @@ async fn the_policies_allow_and_deny_say_what_they_mean() {
     let bench = bench(|builder| builder.on_failure(OnFailure::Allow));
     bench.mood(FAILS);
     let decision = bench.ask("1/min", "a").await.unwrap();
-    assert!(decision.allowed() && decision.lines.is_empty() && decision.source == Source::None);
+    assert!(decision.allowed() && decision.limits.is_empty() && decision.source == Source::None);
     let demand = Demand::new("1/min".parse::<Limit>().unwrap(), Key::new("a").unwrap());
     let options = CheckOptions { on_failure: Some(OnFailure::Deny), ..CheckOptions::default() };
     let refused = bench.limiter.check_with(&Check::one(&demand), options).await.unwrap_err();
@@ -157,7 +157,7 @@ async fn no_decision_waits_longer_than_its_deadline_and_an_open_breaker_waits_no
 async fn a_healed_store_is_used_again_within_two_seconds_and_counts_on() {
     for mood in [FAILS, HANGS, PANICS, SHORT, WITHOUT_LINES] {
         let bench = bench(|builder| builder);
-        assert_eq!(bench.ask("10/min", "a").await.unwrap().lines[0].remaining, 9);
+        assert_eq!(bench.ask("10/min", "a").await.unwrap().limits[0].remaining, 9);
         bench.mood(mood);
         for _ in 0..4 {
             bench.ask("10/min", "a").await.unwrap();
@@ -168,7 +168,7 @@ async fn a_healed_store_is_used_again_within_two_seconds_and_counts_on() {
         // A probe that is hanging, and the longest pause. The rest of the two seconds belongs to a store that must connect.
         tokio::time::sleep(Duration::from_millis(250 + 800)).await;
         let decision = bench.ask("10/min", "a").await.unwrap();
-        assert_eq!((decision.source, decision.lines[0].remaining), (Source::Store, 8), "mood {mood}");
+        assert_eq!((decision.source, decision.limits[0].remaining), (Source::Store, 8), "mood {mood}");
     }
 }
 

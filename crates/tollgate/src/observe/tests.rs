@@ -4,7 +4,9 @@ use parking_lot::Mutex;
 
 use super::*;
 use crate::{CheckOptions, Limiter, OnFailure};
-use tollgate_core::{Demand, Key, Limit, Line, ManualClock, MemoryStore, Source, Store, StoreError, StoreFuture};
+use tollgate_core::{
+    Demand, Key, Limit, LimitStatus, ManualClock, MemoryStore, Source, Store, StoreError, StoreFuture,
+};
 
 const START: Timestamp = Timestamp::from_micros(1_700_000_000_000_000);
 
@@ -54,7 +56,7 @@ impl Store for Slow {
     fn reset<'a>(&'a self, demand: &'a Demand<'a>) -> StoreFuture<'a, ()> {
         Store::reset(&self.inner, demand)
     }
-    fn inspect<'a>(&'a self, _: &'a Demand<'a>) -> StoreFuture<'a, Line> {
+    fn inspect<'a>(&'a self, _: &'a Demand<'a>) -> StoreFuture<'a, LimitStatus> {
         Box::pin(pending())
     }
 }

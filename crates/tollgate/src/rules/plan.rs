@@ -4,7 +4,7 @@
 //!
 //! ```text
 //!   1 the API key (its own limits, else its plan)       ┐
-//!   2 address ranges                                    │ in memory:  RuleSet::tariff
+//!   2 address ranges                                    │ in memory:  RuleSet::limit_set
 //!   3 the header that a trusted proxy sets              │
 //!   4 the claim in a verified token                     ┘
 //!   5 lookups: a Redis hash, a Rust closure               async:      PlanLookup
@@ -14,8 +14,8 @@
 //! A source that names a plan that does not exist counts as one that does not know the plan. A removed plan that tokens
 //! in circulation still name must neither fail their requests nor admit them without a limit.
 //!
-//! The result is a [`Tariff`]: an index under which every rule that takes its limits from plans keeps these limits, so
-//! that finding a caller's limits is one slice access. A key with limits of its own has a tariff of its own.
+//! The result is a [`LimitSetId`]: an index under which every rule that takes its limits from plans keeps these limits, so
+//! that finding a caller's limits is one slice access. A key with limits of its own has a limit_set of its own.
 
 use std::future::Future;
 use std::net::IpAddr;
@@ -49,14 +49,14 @@ impl Plan {
 ///
 /// Valid only for the [`RuleSet`](super::RuleSet) that returned it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub struct Tariff(pub(crate) u32);
+pub struct LimitSetId(pub(crate) u32);
 
 /// An API key of the configuration.
 #[derive(Clone, Debug)]
 pub struct KeyEntry {
     pub(crate) name: Option<Box<str>>,
     pub(crate) plan: Option<Arc<str>>,
-    pub(crate) tariff: Option<Tariff>,
+    pub(crate) limit_set: Option<LimitSetId>,
     pub(crate) is_exempt: bool,
 }
 
@@ -71,9 +71,9 @@ impl KeyEntry {
         self.plan.as_ref()
     }
 
-    /// Returns the tariff of the key's own limits, else of its plan. `None` if it has neither.
-    pub fn tariff(&self) -> Option<Tariff> {
-        self.tariff
+    /// Returns the limit_set of the key's own limits, else of its plan. `None` if it has neither.
+    pub fn limit_set(&self) -> Option<LimitSetId> {
+        self.limit_set
     }
 
     /// Returns whether requests with this key are never limited.

@@ -27,7 +27,7 @@ use tollgate_redis::{RedisStore, Reply};
 
 use super::plan::{PlanFuture, PlanLookup, PlanQuestion};
 use crate::deadline::answer_by;
-use crate::lately::{Fading, Lately};
+use crate::ttl_cache::{Expire, TtlCache};
 
 /// Time for which a reply is cached, in microseconds.
 const HOLDS_US: u64 = 1_000_000;
@@ -64,28 +64,28 @@ pub struct PlanHash {
     timeout: Duration,
     clock: Arc<dyn Clock>,
     /// Cached replies, by the name of the field.
-    heard: Lately<Heard>,
+    heard: TtlCache<CachedPlan>,
     /// Until when the hash is not read after a failure, in microseconds since the epoch.
     rests_until_us: AtomicU64,
 }
 
 /// A cached reply.
 #[derive(Clone)]
-struct Heard {
+struct CachedPlan {
     plan: Option<Arc<str>>,
     /// The time at which the command was sent.
     asked: Timestamp,
 }
 
-impl Heard {
+impl CachedPlan {
     fn holds(&self, now: Timestamp) -> bool {
         // A reply from the future means that the clock was set back. It must not stay valid for longer.
         self.asked <= now && now < self.asked.plus_micros(HOLDS_US)
     }
 }
 
-impl Fading for Heard {
-    fn may_go(&self, now: Timestamp) -> bool {
+impl Expire for CachedPlan {
+    fn is_expired(&self, now: Timestamp) -> bool {
         !self.holds(now)
     }
 }
@@ -100,7 +100,7 @@ impl PlanHash {
             name: name.into(),
             timeout: TIMEOUT_DEFAULT,
             clock: Arc::new(SystemClock::new()),
-            heard: Lately::new(CALLERS_MAX),
+            heard: TtlCache::new(CALLERS_MAX),
             rests_until_us: AtomicU64::new(0),
         }
     }
@@ -122,7 +122,7 @@ impl PlanHash {
     /// Returns the plan in a field: from the cache if the reply is valid or Redis fails, else from Redis.
     async fn look_up(&self, field: &str) -> Option<Arc<str>> {
         let (id, now) = (self.heard.id(field), self.clock.now());
-        let heard = self.heard.look(id, Heard::clone);
+        let heard = self.heard.look(id, CachedPlan::clone);
         if let Some(heard) = &heard
             && heard.holds(now)
         {
@@ -138,7 +138,7 @@ impl PlanHash {
         match answered {
             Some(Ok(reply)) => {
                 let plan = name_in(&reply);
-                self.heard.put(id, Heard { plan: plan.clone(), asked: now }, now);
+                self.heard.put(id, CachedPlan { plan: plan.clone(), asked: now }, now);
                 plan
             }
             Some(Err(error)) => {

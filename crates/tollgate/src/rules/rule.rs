@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tollgate_core::Cost;
 
-use super::plan::Tariff;
+use super::plan::LimitSetId;
 use crate::answer::Policy;
 use crate::failure::OnFailure;
 use crate::identity::SubjectKinds;
@@ -94,7 +94,7 @@ pub struct Rule {
 pub(crate) enum RuleLimits {
     /// The limits of the rule itself, for all callers.
     Own(Box<[Arc<Policy>]>),
-    /// The limits of the caller's plan, indexed by [`Tariff`].
+    /// The limits of the caller's plan, indexed by [`LimitSetId`].
     Plan(Box<[Box<[Arc<Policy>]>]>),
 }
 
@@ -109,26 +109,26 @@ impl Rule {
         &self.by
     }
 
-    /// Returns the policies that apply to a caller with this tariff.
+    /// Returns the policies that apply to a caller with this limit_set.
     ///
-    /// The tariff matters only if the limits are those of the caller's plan; an unknown tariff then has no policies.
+    /// The limit_set matters only if the limits are those of the caller's plan; an unknown limit_set then has no policies.
     /// A limit counts on (rule, limit name): see [`Scope::Rule`](crate::Scope::Rule).
-    pub fn policies(&self, tariff: Tariff) -> &[Arc<Policy>] {
+    pub fn policies(&self, limit_set: LimitSetId) -> &[Arc<Policy>] {
         match &self.limits {
             RuleLimits::Own(policies) => policies,
-            RuleLimits::Plan(by_tariff) => by_tariff.get(tariff.0 as usize).map_or(&[], |policies| policies),
+            RuleLimits::Plan(by_limit_set) => by_limit_set.get(limit_set.0 as usize).map_or(&[], |policies| policies),
         }
     }
 
-    /// Iterates over the policies of all tariffs, those of keys with limits of their own included.
+    /// Iterates over the policies of all limit_sets, those of keys with limits of their own included.
     ///
     /// Equal policies may occur several times.
     pub fn policies_of_all(&self) -> impl Iterator<Item = &Arc<Policy>> {
-        let (own, by_tariff) = match &self.limits {
+        let (own, by_limit_set) = match &self.limits {
             RuleLimits::Own(policies) => (&policies[..], &[][..]),
-            RuleLimits::Plan(by_tariff) => (&[][..], &by_tariff[..]),
+            RuleLimits::Plan(by_limit_set) => (&[][..], &by_limit_set[..]),
         };
-        own.iter().chain(by_tariff.iter().flatten())
+        own.iter().chain(by_limit_set.iter().flatten())
     }
 
     /// Returns whether the limits are those of the caller's plan.

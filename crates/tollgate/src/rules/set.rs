@@ -10,7 +10,7 @@ use tollgate_core::Timestamp;
 use super::lists::{Ban, BanList, ExemptList};
 use super::matcher::{Indices, Matcher};
 use super::path::LazyReadings;
-use super::plan::{KeyEntry, Plan, PlanLookup, PlanQuestion, Tariff};
+use super::plan::{KeyEntry, LimitSetId, Plan, PlanLookup, PlanQuestion};
 use super::request::RequestView;
 use super::rule::Rule;
 use crate::identity::{ApiKey, Identifier, Identity, KeyDigest, KeySource, KnownKey, Networks};
@@ -28,21 +28,21 @@ pub(crate) struct SetParts {
     /// The shields that refuse, and no other rule.
     pub(crate) shields: Matcher,
     pub(crate) identifier: Identifier,
-    /// Plans, sorted by name. The first tariffs are those of the plans, in this order.
+    /// Plans, sorted by name. The first limit_sets are those of the plans, in this order.
     pub(crate) plans: Vec<Plan>,
-    /// The index in `plans` of each tariff's plan.
-    pub(crate) plan_of_tariff: Vec<u32>,
-    pub(crate) default: Tariff,
-    pub(crate) anonymous: Tariff,
+    /// The index in `plans` of each limit_set's plan.
+    pub(crate) plan_of_limit_set: Vec<u32>,
+    pub(crate) default: LimitSetId,
+    pub(crate) anonymous: LimitSetId,
     pub(crate) keys: HashMap<KeyDigest, KeyEntry>,
     /// Whether any key is exempt. If not, requests need not be searched for a key to find out.
     pub(crate) exempts_keys: bool,
-    pub(crate) address_plans: Vec<(Networks, Tariff)>,
+    pub(crate) address_plans: Vec<(Networks, LimitSetId)>,
     pub(crate) plan_header: Option<HeaderName>,
     pub(crate) exempt: ExemptList,
     pub(crate) bans: BanList,
     /// Whether any rule takes its limits from plans.
-    pub(crate) needs_tariff: bool,
+    pub(crate) needs_limit_set: bool,
     pub(crate) path_bytes_max: usize,
     pub(crate) is_off: bool,
     pub(crate) exposes_headers: bool,
@@ -52,11 +52,11 @@ pub(crate) struct SetParts {
 #[derive(Clone)]
 pub struct Matched<'s> {
     set: &'s SetParts,
-    places: Places<'s>,
+    places: MatchedIndices<'s>,
 }
 
 #[derive(Clone)]
-enum Places<'s> {
+enum MatchedIndices<'s> {
     /// The same rules apply to all requests.
     Same(&'s [u32]),
     /// The rules were found for this request.
@@ -72,16 +72,16 @@ impl<'s> Matched<'s> {
     /// Returns the indices of the rules in [`RuleSet::rules`], ascending. They identify this combination of rules.
     pub fn indices(&self) -> &[u32] {
         match &self.places {
-            Places::Same(same) => same,
-            Places::Found(found) => found,
+            MatchedIndices::Same(same) => same,
+            MatchedIndices::Found(found) => found,
         }
     }
 
     /// Converts into the indices of the rules in [`RuleSet::rules`], ascending.
     pub(crate) fn into_indices(self) -> Indices {
         match self.places {
-            Places::Same(same) => Indices::from_slice(same),
-            Places::Found(found) => found,
+            MatchedIndices::Same(same) => Indices::from_slice(same),
+            MatchedIndices::Found(found) => found,
         }
     }
 
@@ -110,11 +110,11 @@ impl RuleSet {
     pub(crate) fn matching_read(&self, request: &RequestView<'_>, readings: &LazyReadings<'_>) -> Matched<'_> {
         let set = &*self.0;
         let places = match self.same_for_all() {
-            Some(same) => Places::Same(same),
+            Some(same) => MatchedIndices::Same(same),
             None => {
                 let found = set.matcher.find(request, readings);
                 let is_exempt = !found.is_empty() && set.exempt.has_path(readings);
-                Places::Found(if is_exempt { Indices::new() } else { found })
+                MatchedIndices::Found(if is_exempt { Indices::new() } else { found })
             }
         };
         Matched { set, places }
@@ -124,9 +124,9 @@ impl RuleSet {
     pub(crate) fn matching_shields(&self, request: &RequestView<'_>, readings: &LazyReadings<'_>) -> Matched<'_> {
         let set = &*self.0;
         let places = match set.shields.same_for_all() {
-            _ if set.is_off => Places::Same(&[]),
-            Some(same) => Places::Same(same),
-            None => Places::Found(set.shields.find(request, readings)),
+            _ if set.is_off => MatchedIndices::Same(&[]),
+            Some(same) => MatchedIndices::Same(same),
+            None => MatchedIndices::Found(set.shields.find(request, readings)),
         };
         Matched { set, places }
     }
@@ -239,67 +239,67 @@ impl RuleSet {
         &self.0.plans
     }
 
-    /// Returns the plan of a tariff. For the tariff of a key with limits of its own, it is the plan that they replace.
+    /// Returns the plan of a limit_set. For the limit_set of a key with limits of its own, it is the plan that they replace.
     ///
     /// `None` if there are no plans.
-    pub fn plan(&self, tariff: Tariff) -> Option<&Plan> {
-        self.0.plans.get(*self.0.plan_of_tariff.get(tariff.0 as usize)? as usize)
+    pub fn plan(&self, limit_set: LimitSetId) -> Option<&Plan> {
+        self.0.plans.get(*self.0.plan_of_limit_set.get(limit_set.0 as usize)? as usize)
     }
 
-    /// Returns whether any rule takes its limits from plans. If not, tariffs have no effect.
-    pub fn needs_tariff(&self) -> bool {
-        self.0.needs_tariff
+    /// Returns whether any rule takes its limits from plans. If not, limit_sets have no effect.
+    pub fn needs_limit_set(&self) -> bool {
+        self.0.needs_limit_set
     }
 
-    /// Returns the caller's tariff by its key, address, trusted header or token, in this order.
+    /// Returns the caller's limit_set by its key, address, trusted header or token, in this order.
     ///
-    /// `None` if none of them determines it; use [`look_up_tariff`](RuleSet::look_up_tariff) then.
-    pub fn tariff(&self, identity: &Identity<'_>) -> Option<Tariff> {
+    /// `None` if none of them determines it; use [`look_up_limit_set`](RuleSet::look_up_limit_set) then.
+    pub fn limit_set(&self, identity: &Identity<'_>) -> Option<LimitSetId> {
         let known = identity.api_key();
         if let Some((digest, _)) = known
             && let Some(entry) = self.0.keys.get(&digest)
-            && let Some(tariff) = entry.tariff
+            && let Some(limit_set) = entry.limit_set
         {
-            return Some(tariff);
+            return Some(limit_set);
         }
         // The key may come from another key source than this rule set. An engine has no such source.
-        let by_key = || self.tariff_named(known?.1.plan.as_deref()?);
+        let by_key = || self.limit_set_named(known?.1.plan.as_deref()?);
         let by_address = || {
-            let holds = |(networks, _): &&(Networks, Tariff)| networks.contains(identity.address());
-            self.0.address_plans.iter().find(holds).map(|(_, tariff)| *tariff)
+            let holds = |(networks, _): &&(Networks, LimitSetId)| networks.contains(identity.address());
+            self.0.address_plans.iter().find(holds).map(|(_, limit_set)| *limit_set)
         };
         let by_header = || {
             let name = identity.trusted_header(self.0.plan_header.as_ref()?)?;
-            self.tariff_named(std::str::from_utf8(name).ok()?)
+            self.limit_set_named(std::str::from_utf8(name).ok()?)
         };
-        let by_claim = || self.tariff_named(identity.user()?.plan.as_deref()?);
+        let by_claim = || self.limit_set_named(identity.user()?.plan.as_deref()?);
         by_key().or_else(by_address).or_else(by_header).or_else(by_claim)
     }
 
-    /// Returns the tariff of the plan with this name, or `None` if there is no such plan.
-    pub fn tariff_named(&self, plan: &str) -> Option<Tariff> {
+    /// Returns the limit_set of the plan with this name, or `None` if there is no such plan.
+    pub fn limit_set_named(&self, plan: &str) -> Option<LimitSetId> {
         let place = self.0.plans.binary_search_by(|known| (*known.name).cmp(plan)).ok()?;
-        u32::try_from(place).ok().map(Tariff)
+        u32::try_from(place).ok().map(LimitSetId)
     }
 
-    /// Returns the tariff of a caller without a known plan: `default` if it is identified, else `anonymous`.
-    pub fn tariff_otherwise(&self, is_identified: bool) -> Tariff {
+    /// Returns the limit_set of a caller without a known plan: `default` if it is identified, else `anonymous`.
+    pub fn default_limit_set(&self, is_identified: bool) -> LimitSetId {
         if is_identified { self.0.default } else { self.0.anonymous }
     }
 
-    /// Calls the lookups in order until one names an existing plan, and returns the tariff of that plan.
+    /// Calls the lookups in order until one names an existing plan, and returns the limit_set of that plan.
     ///
-    /// If none does, returns that of [`tariff_otherwise`](RuleSet::tariff_otherwise). Intended for callers for whom
-    /// [`tariff`](RuleSet::tariff) returns `None`.
-    pub async fn look_up_tariff(&self, question: &PlanQuestion, lookups: &[Arc<dyn PlanLookup>]) -> Tariff {
+    /// If none does, returns that of [`default_limit_set`](RuleSet::default_limit_set). Intended for callers for whom
+    /// [`limit_set`](RuleSet::limit_set) returns `None`.
+    pub async fn look_up_limit_set(&self, question: &PlanQuestion, lookups: &[Arc<dyn PlanLookup>]) -> LimitSetId {
         for lookup in lookups {
             if let Some(plan) = lookup.plan(question).await
-                && let Some(tariff) = self.tariff_named(&plan)
+                && let Some(limit_set) = self.limit_set_named(&plan)
             {
-                return tariff;
+                return limit_set;
             }
         }
-        self.tariff_otherwise(question.is_identified())
+        self.default_limit_set(question.is_identified())
     }
 }
 

@@ -1,4 +1,4 @@
 mod corpus;
 mod disguise;
+mod limit_set;
 mod matching;
-mod tariff;

@@ -2,7 +2,7 @@
 
 use std::io::{self, ErrorKind, Read, Write};
 
-use tollgate::{Decision, Line, Source, Timestamp, Wait};
+use tollgate::{Decision, LimitStatus, Source, Timestamp, Wait};
 
 pub(super) struct Record {
     /// Which counter each line is of.
@@ -19,7 +19,7 @@ impl Record {
         for number in [self.sent_us, self.received_us, self.decision.at.as_micros()] {
             out.write_all(&number.to_le_bytes())?;
         }
-        for (counter, line) in self.counters.iter().zip(&self.decision.lines) {
+        for (counter, line) in self.counters.iter().zip(&self.decision.limits) {
             out.write_all(&[*counter as u8, u8::from(line.allowed), line.cost as u8])?;
             out.write_all(&line.remaining.to_le_bytes())?;
             for wait in [line.retry_after, line.next_after] {
@@ -37,7 +37,7 @@ impl Record {
         };
         let [sent_us, received_us, at_us] = [number(input)?, number(input)?, number(input)?];
         let source = if is_remembered == 1 { Source::DenyCache } else { Source::Store };
-        let mut decision = Decision { at: Timestamp::from_micros(at_us), source, lines: Default::default() };
+        let mut decision = Decision { at: Timestamp::from_micros(at_us), source, limits: Default::default() };
         let mut counters = Vec::with_capacity(line_count.into());
         for _ in 0..line_count {
             let [counter, allowed, cost] = bytes(input)?;
@@ -46,7 +46,7 @@ impl Record {
             let [retry_after, next_after] = [wait(input)?, wait(input)?];
             let (quota, reset_after) = (quota_of(counter.into()), next_after);
             let (allowed, cost) = (allowed == 1, cost.into());
-            decision.lines.push(Line { allowed, cost, quota, remaining, retry_after, next_after, reset_after });
+            decision.limits.push(LimitStatus { allowed, cost, quota, remaining, retry_after, next_after, reset_after });
         }
         Ok(Some(Record { counters, sent_us, received_us, decision }))
     }

@@ -39,7 +39,7 @@ async fn ask_one_counter(limiter: Limiter, number: u32, is_over: Arc<AtomicBool>
             continue;
         }
         seen.shared += 1;
-        let remaining = decision.lines[0].remaining;
+        let remaining = decision.limits[0].remaining;
         let asked = seen.shared + seen.late;
         assert!(remaining < quota, "asker {number}: its own unit is charged, {remaining} of {quota} remain");
         assert!(remaining >= quota - asked, "asker {number}: {remaining} of {quota} remain after {asked} requests");
@@ -95,7 +95,7 @@ async fn ask_once(store: &RedisStore, quota: u32, patience: Duration) -> Option<
     let demand = Demand::new(limit, Key::new(&subject).unwrap());
     let limiter = Limiter::builder().store(Arc::new(store.clone())).deadline(patience).build();
     let decision = limiter.check(&Check::one(&demand)).await.unwrap();
-    (decision.source == Source::Store).then(|| decision.lines[0].remaining)
+    (decision.source == Source::Store).then(|| decision.limits[0].remaining)
 }
 
 /// The first question is on its way and is given up; the second is on its way behind it. Then all that was held arrives at once: before

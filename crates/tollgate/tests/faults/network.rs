@@ -92,7 +92,7 @@ async fn replies_in_crumbs_are_put_together() {
         }
         let demand = Demand::new("20/h".parse().unwrap(), Key::new("crumbs").unwrap());
         let decision = limiter.check(&Check::one(&demand)).await.unwrap();
-        assert_eq!((decision.source, decision.lines[0].remaining), (Source::Store, left));
+        assert_eq!((decision.source, decision.limits[0].remaining), (Source::Store, left));
     }
 }
 

@@ -59,7 +59,7 @@ impl Node {
     pub(crate) async fn ledger(&self) -> u32 {
         let decision = self.ask("1000/h", "ledger").await;
         assert_eq!(decision.source, Source::Store);
-        decision.lines[0].remaining
+        decision.limits[0].remaining
     }
 
     /// Asks until the store fails with this kind.

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
 use tokio::runtime::{Builder, Runtime};
-use tollgate::{Check, Decision, Demand, Key, Limit, Limiter, Line, Source, Store, StoreFuture};
+use tollgate::{Check, Decision, Demand, Key, Limit, LimitStatus, Limiter, Source, Store, StoreFuture};
 use tollgate_redis::RedisStore;
 use tollgate_testkit::server::Server;
 
@@ -71,7 +71,7 @@ fn an_answer_that_came_while_the_only_thread_stood_still_counts() {
         let limiter = limiter.clone();
         let decided = runtime.spawn(async move { limiter.check(&Check::one(&demand())).await.unwrap() });
         let decision: Decision = runtime.block_on(decided).unwrap();
-        assert_eq!((decision.source, decision.lines[0].remaining), (Source::Store, 1_000 - round as u32));
+        assert_eq!((decision.source, decision.limits[0].remaining), (Source::Store, 1_000 - round as u32));
     }
     assert_eq!((limiter.stats().store_failures, limiter.stats().breaker_opened), (0, 0));
 }
@@ -92,7 +92,7 @@ impl Store for Watched {
     fn reset<'a>(&'a self, demand: &'a Demand<'a>) -> StoreFuture<'a, ()> {
         self.inner.reset(demand)
     }
-    fn inspect<'a>(&'a self, demand: &'a Demand<'a>) -> StoreFuture<'a, Line> {
+    fn inspect<'a>(&'a self, demand: &'a Demand<'a>) -> StoreFuture<'a, LimitStatus> {
         self.inner.inspect(demand)
     }
     fn catch_up(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
@@ -124,7 +124,7 @@ fn an_answer_that_came_while_the_stores_thread_stood_still_counts() {
             wait_until_answered(&starving, round);
         });
         let decision = callers.block_on(limiter.check(&Check::one(&demand()))).unwrap();
-        assert_eq!((decision.source, decision.lines[0].remaining), (Source::Store, 1_000 - round as u32));
+        assert_eq!((decision.source, decision.limits[0].remaining), (Source::Store, 1_000 - round as u32));
     }
     assert_eq!((limiter.stats().store_failures, limiter.stats().breaker_opened), (0, 0));
 }

@@ -6,7 +6,7 @@ use http::HeaderMap;
 use tokio::net::TcpListener;
 use tollgate::engine::Engine;
 use tollgate::layer::{EmptyBody, RateLimitLayer};
-use tollgate::{Check, Decision, Demand, Limiter, Line, Store, StoreError, StoreErrorKind, StoreFuture};
+use tollgate::{Check, Decision, Demand, LimitStatus, Limiter, Store, StoreError, StoreErrorKind, StoreFuture};
 use tonic::transport::server::{TcpConnectInfo, TcpIncoming};
 use tonic::transport::{Channel, Server};
 use tonic::{Code, Status};
@@ -105,7 +105,7 @@ impl Store for Away {
     fn reset<'a>(&'a self, _: &'a Demand<'a>) -> StoreFuture<'a, ()> {
         away()
     }
-    fn inspect<'a>(&'a self, _: &'a Demand<'a>) -> StoreFuture<'a, Line> {
+    fn inspect<'a>(&'a self, _: &'a Demand<'a>) -> StoreFuture<'a, LimitStatus> {
         away()
     }
 }

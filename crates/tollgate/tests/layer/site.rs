@@ -57,7 +57,7 @@ impl Site {
         }
         let handler = service_fn(|request: Request<()>| async move {
             let decision = request.extensions().get::<Decision>();
-            let remaining = decision.and_then(|decision| decision.lines.first()).map(|line| line.remaining);
+            let remaining = decision.and_then(|decision| decision.limits.first()).map(|line| line.remaining);
             Ok::<_, Infallible>(Response::new(Bytes::from(format!("{remaining:?}"))))
         });
         self.layer.layer(handler).oneshot(request.body(()).unwrap()).await.unwrap()

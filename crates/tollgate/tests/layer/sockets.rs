@@ -36,7 +36,7 @@ fn app() -> Router {
         .route(
             "/shorten",
             post(|axum::Extension(decision): axum::Extension<Decision>| async move {
-                decision.lines.first().map_or_else(String::new, |line| format!("{} left", line.remaining))
+                decision.limits.first().map_or_else(String::new, |line| format!("{} left", line.remaining))
             }),
         )
         .route(

@@ -25,7 +25,7 @@ fn demand(subject: &str) -> Demand<'_> {
 async fn spend(store: RedisStore, subject: String, units: u32) -> Result<u32, Kind> {
     let demand = demand(&subject).cost(units);
     let decided = store.decide(&[Check::one(&demand)]).await.map_err(|error| error.kind())?;
-    Ok(QUOTA - decided[0].lines[0].remaining)
+    Ok(QUOTA - decided[0].limits[0].remaining)
 }
 
 async fn spent(store: &RedisStore, subject: &str) -> u32 {
@@ -208,7 +208,7 @@ async fn refunds_and_commands_between_checks_keep_their_place() {
         );
         refund.unwrap();
         command.unwrap();
-        spent.extend([before, after].map(|decided| QUOTA - decided.unwrap()[0].lines[0].remaining));
+        spent.extend([before, after].map(|decided| QUOTA - decided.unwrap()[0].limits[0].remaining));
     }
     // The first unit, one more, less the first one, and from then on one each.
     assert_eq!(spent, [2].into_iter().chain(2..=20).collect::<Vec<u32>>());

@@ -1,6 +1,6 @@
 //! The entries of a log: two inline, more in a ring, very many in several rings.
 
-use super::Gone;
+use super::Expired;
 use super::long::{Long, SEGMENT_ENTRIES_MAX};
 use super::ring::Ring;
 
@@ -17,35 +17,35 @@ pub struct Log(Entries);
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum Entries {
-    Few(Few),
+    InlineEntries(InlineEntries),
     Many(Ring),
     Long(Box<Long>),
 }
 
 /// The entries of a log, as whoever keeps many logs stores them.
 pub(crate) enum LogParts {
-    Few(Few),
+    InlineEntries(InlineEntries),
     Ring(Ring),
     Long(Box<Long>),
 }
 
 /// Up to two entries, kept where the log itself is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(crate) struct Few {
+pub(crate) struct InlineEntries {
     pub(crate) len: u8,
     pub(crate) entries: [Entry; 2],
 }
 
 impl Default for Log {
     fn default() -> Self {
-        Log(Entries::Few(Few::default()))
+        Log(Entries::InlineEntries(InlineEntries::default()))
     }
 }
 
 impl Log {
     #[inline]
-    pub(crate) fn from_few(few: Few) -> Log {
-        Log(Entries::Few(few))
+    pub(crate) fn from_few(few: InlineEntries) -> Log {
+        Log(Entries::InlineEntries(few))
     }
 
     #[inline]
@@ -61,7 +61,7 @@ impl Log {
     #[inline]
     pub(crate) fn into_parts(self) -> LogParts {
         match self.0 {
-            Entries::Few(few) => LogParts::Few(few),
+            Entries::InlineEntries(few) => LogParts::InlineEntries(few),
             Entries::Many(ring) => LogParts::Ring(ring),
             Entries::Long(long) => LogParts::Long(long),
         }
@@ -71,7 +71,7 @@ impl Log {
     #[inline]
     pub fn len(&self) -> usize {
         match &self.0 {
-            Entries::Few(few) => usize::from(few.len),
+            Entries::InlineEntries(few) => usize::from(few.len),
             Entries::Many(ring) => ring.len(),
             Entries::Long(long) => long.len(),
         }
@@ -86,7 +86,7 @@ impl Log {
     #[inline]
     pub(super) fn total(&self) -> u64 {
         match &self.0 {
-            Entries::Few(few) => few.live().iter().map(|entry| u64::from(entry.units)).sum(),
+            Entries::InlineEntries(few) => few.live().iter().map(|entry| u64::from(entry.units)).sum(),
             Entries::Many(ring) => u64::from(ring.head().total),
             Entries::Long(long) => u64::from(long.total()),
         }
@@ -95,7 +95,7 @@ impl Log {
     #[inline]
     pub(super) fn get(&self, index: usize) -> Entry {
         match &self.0 {
-            Entries::Few(few) => few.live()[index],
+            Entries::InlineEntries(few) => few.live()[index],
             Entries::Many(ring) => ring.get(index),
             Entries::Long(long) => long.get(index),
         }
@@ -105,7 +105,7 @@ impl Log {
     #[inline]
     pub(crate) fn newest_us(&self) -> Option<u64> {
         match &self.0 {
-            Entries::Few(few) => few.live().last().map(|entry| entry.time_us),
+            Entries::InlineEntries(few) => few.live().last().map(|entry| entry.time_us),
             Entries::Many(ring) => Some(ring.head().newest_us),
             Entries::Long(long) => Some(long.newest_us()),
         }
@@ -115,7 +115,7 @@ impl Log {
     #[inline]
     pub(crate) fn has_room_for(&self, units: u32) -> bool {
         match &self.0 {
-            Entries::Few(few) => few.len < 2,
+            Entries::InlineEntries(few) => few.len < 2,
             Entries::Many(ring) => ring.len() < ring.capacity() && ring.takes(units),
             Entries::Long(long) => long.has_room_for(units),
         }
@@ -124,11 +124,11 @@ impl Log {
     #[inline]
     pub(super) fn push(&mut self, entry: Entry, entries_max: usize) {
         match &mut self.0 {
-            Entries::Few(few) if few.len < 2 => {
+            Entries::InlineEntries(few) if few.len < 2 => {
                 few.entries[usize::from(few.len)] = entry;
                 few.len += 1;
             }
-            Entries::Few(few) => {
+            Entries::InlineEntries(few) => {
                 let mut ring = Ring::default();
                 for &older in few.live() {
                     ring.push(older, entries_max);
@@ -151,7 +151,7 @@ impl Log {
         match &self.0 {
             Entries::Many(_) | Entries::Long(_) if !may_grow && !self.takes(units) => {
                 let units = self.total() as u32 + units;
-                self.0 = Entries::Few(Few::one(Entry { time_us, units }));
+                self.0 = Entries::InlineEntries(InlineEntries::one(Entry { time_us, units }));
             }
             _ => self.set(last, Entry { time_us, units: self.get(last).units + units }),
         }
@@ -175,10 +175,10 @@ impl Log {
         let left = self.len().saturating_sub(count);
         match &mut self.0 {
             _ if left == 0 => *self = Log::default(),
-            Entries::Few(few) => *few = Few::one(few.entries[1]),
-            Entries::Many(ring) if left == 1 => *self = Log::from_few(Few::one(ring.get(count))),
+            Entries::InlineEntries(few) => *few = InlineEntries::one(few.entries[1]),
+            Entries::Many(ring) if left == 1 => *self = Log::from_few(InlineEntries::one(ring.get(count))),
             Entries::Many(ring) => ring.drop_front(count),
-            Entries::Long(_) if left == 1 => *self = Log::from_few(Few::one(self.get(count))),
+            Entries::Long(_) if left == 1 => *self = Log::from_few(InlineEntries::one(self.get(count))),
             Entries::Long(long) => {
                 long.drop_front(count);
                 self.shorten();
@@ -205,7 +205,7 @@ impl Log {
     /// Removes the entries after `time_us` and says how many units they held.
     pub(super) fn take_later_than(&mut self, time_us: u64) -> u32 {
         let units = match &mut self.0 {
-            Entries::Few(_) => {
+            Entries::InlineEntries(_) => {
                 let mut units = 0;
                 while self.newest_us().is_some_and(|newest_us| newest_us > time_us) {
                     let newest = self.len() - 1;
@@ -227,11 +227,11 @@ impl Log {
 
     /// Counts the entries that are not later than `time_us`.
     #[inline]
-    pub(super) fn until(&self, time_us: u64) -> Gone {
+    pub(super) fn until(&self, time_us: u64) -> Expired {
         match &self.0 {
-            Entries::Few(few) => {
+            Entries::InlineEntries(few) => {
                 let entries = few.live().iter().take_while(|entry| entry.time_us <= time_us);
-                entries.fold(Gone::NOTHING, |gone, entry| Gone {
+                entries.fold(Expired::NOTHING, |gone, entry| Expired {
                     entries: gone.entries + 1,
                     units: gone.units + u64::from(entry.units),
                 })
@@ -246,7 +246,7 @@ impl Log {
     #[inline]
     pub(super) fn entry_with(&self, unit: u64) -> Entry {
         match &self.0 {
-            Entries::Few(few) => {
+            Entries::InlineEntries(few) => {
                 let [first, second] = few.entries;
                 if few.len < 2 || u64::from(first.units) >= unit { first } else { second }
             }
@@ -258,7 +258,7 @@ impl Log {
     /// Bytes on the heap.
     pub(crate) fn heap_bytes(&self) -> usize {
         match &self.0 {
-            Entries::Few(_) => 0,
+            Entries::InlineEntries(_) => 0,
             Entries::Many(ring) => ring.heap_bytes(),
             Entries::Long(long) => size_of::<Long>() + long.heap_bytes(),
         }
@@ -275,7 +275,7 @@ impl Log {
     /// Whether no entry can become too large for its place when so many units come in.
     fn takes(&self, units: u32) -> bool {
         match &self.0 {
-            Entries::Few(_) => true,
+            Entries::InlineEntries(_) => true,
             Entries::Many(ring) => ring.takes(units),
             Entries::Long(long) => long.takes(units),
         }
@@ -295,7 +295,7 @@ impl Log {
     #[inline]
     fn set(&mut self, index: usize, entry: Entry) {
         match &mut self.0 {
-            Entries::Few(few) => few.entries[index] = entry,
+            Entries::InlineEntries(few) => few.entries[index] = entry,
             Entries::Many(ring) => ring.set(index, entry),
             Entries::Long(long) => long.set(index, entry),
         }
@@ -303,7 +303,7 @@ impl Log {
 
     fn remove(&mut self, index: usize) {
         match &mut self.0 {
-            Entries::Few(few) => {
+            Entries::InlineEntries(few) => {
                 if index == 0 {
                     few.entries[0] = few.entries[1];
                 }
@@ -324,9 +324,9 @@ impl Log {
     }
 }
 
-impl Few {
-    pub(super) fn one(entry: Entry) -> Few {
-        Few { len: 1, entries: [entry, Entry::default()] }
+impl InlineEntries {
+    pub(super) fn one(entry: Entry) -> InlineEntries {
+        InlineEntries { len: 1, entries: [entry, Entry::default()] }
     }
 
     #[inline]

@@ -18,7 +18,7 @@
 use std::collections::VecDeque;
 
 use super::ring::Ring;
-use super::{Entry, Gone};
+use super::{Entry, Expired};
 
 /// A ring of so many entries does not grow: what follows goes to another. Above what a limit with ticks can need, so that
 /// only `sliding-log` has longer logs.
@@ -111,14 +111,15 @@ impl Long {
     }
 
     /// Counts the entries that are not later than `time_us`.
-    pub(super) fn until(&self, time_us: u64) -> Gone {
-        let mut gone = Gone::NOTHING;
+    pub(super) fn until(&self, time_us: u64) -> Expired {
+        let mut gone = Expired::NOTHING;
         for segment in &self.segments {
             if segment.head().newest_us > time_us {
                 let within = segment.until(time_us);
-                return Gone { entries: gone.entries + within.entries, units: gone.units + within.units };
+                return Expired { entries: gone.entries + within.entries, units: gone.units + within.units };
             }
-            gone = Gone { entries: gone.entries + segment.len(), units: gone.units + u64::from(segment.head().total) };
+            gone =
+                Expired { entries: gone.entries + segment.len(), units: gone.units + u64::from(segment.head().total) };
         }
         gone
     }

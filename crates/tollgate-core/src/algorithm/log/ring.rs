@@ -15,7 +15,7 @@
 //! one grows by a quarter, so at most about a fifth of it is spare; its capacity is odd, because an allocator's header takes
 //! the room of one more. A ring gives back what it no longer needs when three quarters stand empty.
 
-use super::{Entry, Gone};
+use super::{Entry, Expired};
 
 const TIME_BITS: u32 = 45;
 const TIME_MASK: u64 = (1 << TIME_BITS) - 1;
@@ -233,14 +233,14 @@ impl Ring {
     }
 
     /// Counts the entries that are not later than `time_us`.
-    pub(super) fn until(&self, time_us: u64) -> Gone {
-        let mut gone = Gone::NOTHING;
+    pub(super) fn until(&self, time_us: u64) -> Expired {
+        let mut gone = Expired::NOTHING;
         while gone.entries < self.len() {
             let entry = self.get(gone.entries);
             if entry.time_us > time_us {
                 break;
             }
-            gone = Gone { entries: gone.entries + 1, units: gone.units + u64::from(entry.units) };
+            gone = Expired { entries: gone.entries + 1, units: gone.units + u64::from(entry.units) };
         }
         gone
     }

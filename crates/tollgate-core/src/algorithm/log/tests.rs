@@ -6,9 +6,9 @@ use crate::check::Demand;
 use crate::key::Key;
 use crate::limit::WINDOW_US_MAX;
 
-fn admit(log: &mut State, limit: &Limit, now_us: u64, cost: u32) -> Line {
+fn admit(log: &mut State, limit: &Limit, now_us: u64, cost: u32) -> LimitStatus {
     let demand = Demand::new(*limit, Key::new("k").unwrap()).cost(cost);
-    crate::algorithm::decide(Timestamp::from_micros(now_us), &[demand], std::slice::from_mut(log)).lines[0]
+    crate::algorithm::decide(Timestamp::from_micros(now_us), &[demand], std::slice::from_mut(log)).limits[0]
 }
 
 fn entries(state: &State) -> usize {

@@ -47,7 +47,7 @@ fn any_wait() -> impl Strategy<Value = Wait> {
     prop_oneof![9 => finite, 1 => Just(Wait::NEVER)]
 }
 
-fn any_told() -> impl Strategy<Value = (Policy, Line)> {
+fn any_told() -> impl Strategy<Value = (Policy, LimitStatus)> {
     let whole_secs = (1..=WINDOW_US_MAX / 1_000_000).prop_map(|secs| secs * 1_000_000);
     let window_us = prop_oneof![whole_secs, 1_000..=WINDOW_US_MAX];
     let finite = (0..1u64 << 52).prop_map(Wait::from_micros);
@@ -55,13 +55,13 @@ fn any_told() -> impl Strategy<Value = (Policy, Line)> {
     told.prop_map(|(name, quota, window_us, allowed, remaining, retry_after, next_after)| {
         let limit = Limit::new(quota.into(), std::time::Duration::from_micros(window_us)).unwrap();
         let remaining = remaining.min(quota);
-        let line = Line { allowed, cost: 1, quota, remaining, retry_after, next_after, reset_after: next_after };
+        let line = LimitStatus { allowed, cost: 1, quota, remaining, retry_after, next_after, reset_after: next_after };
         (Policy::new(&name, limit).unwrap(), line)
     })
 }
 
 /// Returns the expected `t` in seconds, rounded up; implemented from the contract, independently of the renderer.
-fn expected_wait(line: &Line) -> Option<u64> {
+fn expected_wait(line: &LimitStatus) -> Option<u64> {
     let wait = if line.allowed { line.next_after } else { line.retry_after };
     wait.as_duration().map(|wait| wait.as_secs() + u64::from(wait.subsec_micros() > 0))
 }
@@ -76,7 +76,7 @@ proptest! {
     fn ietf_fields_parse_back_to_every_policys_own_numbers(told in prop::collection::vec(any_told(), 1..8)) {
         let styles = styles(&["ietf"]);
         let policies = Policies::new(told.iter().map(|(policy, _)| policy.clone().with_styles(styles)));
-        let lines: Vec<Line> = told.iter().map(|(_, line)| *line).collect();
+        let lines: Vec<LimitStatus> = told.iter().map(|(_, line)| *line).collect();
         let headers = headers(&policies, &decision(&lines));
 
         let advertised = policies.policies().map(|policy| {
@@ -97,7 +97,7 @@ proptest! {
     fn draft_6_fields_parse_back_to_one_line_and_all_policies(told in prop::collection::vec(any_told(), 1..8)) {
         let styles = styles(&["draft-6"]);
         let policies = Policies::new(told.iter().map(|(policy, _)| policy.clone().with_styles(styles)));
-        let lines: Vec<Line> = told.iter().map(|(_, line)| *line).collect();
+        let lines: Vec<LimitStatus> = told.iter().map(|(_, line)| *line).collect();
         let headers = headers(&policies, &decision(&lines));
 
         let whole = told.iter().filter_map(|(policy, _)| {
@@ -122,7 +122,7 @@ proptest! {
         told in prop::collection::vec(any_told(), 1..8), at_us in 0..1u64 << 52,
     ) {
         let policies = Policies::new(told.iter().map(|(policy, _)| policy.clone()));
-        let lines: Vec<Line> = told.iter().map(|(_, line)| *line).collect();
+        let lines: Vec<LimitStatus> = told.iter().map(|(_, line)| *line).collect();
         let decision = Decision { at: Timestamp::from_micros(at_us), ..decision(&lines) };
         let headers = headers(&policies, &decision);
 

@@ -42,7 +42,7 @@ fn an_unknown_plan_and_upgrade_url_are_left_out() {
 #[test]
 fn never_is_null_and_the_message_names_the_largest_cost() {
     let policies = Policies::new([policy("burst", "60/min token-bucket burst=20")]);
-    let line = Line { cost: 70, ..refused(60, 20, Wait::NEVER) };
+    let line = LimitStatus { cost: 70, ..refused(60, 20, Wait::NEVER) };
     let response = policies.refuse(&decision(&[line]), &HeaderMap::new());
     assert_eq!((response.status().as_u16(), response.headers().get("retry-after")), (429, None));
     assert_eq!(
@@ -62,13 +62,13 @@ fn a_problem_is_sent_on_request_or_by_format_and_names_every_violated_policy() {
         body(&asked),
         r#"{"type":"https://iana.org/assignments/http-problem-types#quota-exceeded","title":"The quota is exceeded","status":429,"detail":"the limit of 5000 per day is reached; try again in 90 seconds","violated-policies":["per-minute","per-day"],"limit":5000,"retry_after":90,"retry_after_ms":90000,"policy":"per-day"}"#
     );
-    let by_rule = Policies::new(policies().map(|policy| policy.with_format(Format::Problem)));
+    let by_rule = Policies::new(policies().map(|policy| policy.with_format(BodyFormat::Problem)));
     assert_eq!(by_rule.refuse(&day, &accept("application/json")).body(), asked.body());
 }
 
 #[test]
 fn text_format_ignores_the_accept_header() {
-    let shield = Policies::new([policy("shield", "50/s").with_format(Format::Text)]);
+    let shield = Policies::new([policy("shield", "50/s").with_format(BodyFormat::Text)]);
     let response = shield.refuse(&decision(&[refused(50, 0, secs(0.02))]), &accept("application/problem+json"));
     assert_eq!(response.headers()["content-type"], "text/plain; charset=utf-8");
     assert_eq!(body(&response), "the limit of 50 per second is reached; try again in 1 second\n");
@@ -76,7 +76,7 @@ fn text_format_ignores_the_accept_header() {
 
 #[test]
 fn a_custom_format_gets_the_facts_and_keeps_status_and_headers() {
-    let own = Format::custom(|refusal| {
+    let own = BodyFormat::custom(|refusal| {
         let (policy, line) = (refusal.policy().unwrap(), refusal.line().unwrap());
         let wait = refusal.retry_after();
         Body::new("text/html", format!("<b>{} {} {wait:?}</b>", policy.name(), line.remaining))
@@ -91,8 +91,8 @@ fn a_custom_format_gets_the_facts_and_keeps_status_and_headers() {
 fn the_denying_policy_with_the_longest_wait_chooses_the_body() {
     let policies = Policies::new([
         policy("json", "60/min"),
-        policy("text", "60/h").with_format(Format::Text),
-        policy("problem", "60/day").with_format(Format::Problem),
+        policy("text", "60/h").with_format(BodyFormat::Text),
+        policy("problem", "60/day").with_format(BodyFormat::Problem),
     ]);
     let (yes, no, longer) = (admitted(60, 1, secs(1.0)), refused(60, 0, secs(1.0)), refused(60, 0, secs(2.0)));
     for (lines, content_type) in [

@@ -7,10 +7,10 @@ use tollgate_core::Timestamp;
 
 use super::{Compiler, Settings};
 use crate::config::finding::{Code, Finding};
+use crate::config::forms::{AnonymizeEntry, OneOrMany, Secret};
 use crate::config::mask::is_variable;
 use crate::config::span::{Span, Spanned};
 use crate::config::types::{Anonymize, BanWord, Config};
-use crate::config::written::{AnonymizeEntry, OneOrMany, Secret};
 use crate::identity::{AddressPrefixes, Anonymizer, ForwardingHeader, Identifier, KeyDigest, Networks, TrustedProxies};
 use crate::rules::Ban;
 use crate::rules::lists::{BanList, ExemptList};

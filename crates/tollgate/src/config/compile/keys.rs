@@ -7,14 +7,14 @@ use std::sync::Arc;
 use super::Compiler;
 use super::limits::NamedLimit;
 use crate::config::finding::{Code, Finding};
+use crate::config::forms::{Limits, Secret};
 use crate::config::load;
 use crate::config::source::Source;
 use crate::config::span::Spanned;
 use crate::config::types::{ApiKeyTable, Config, RuleTable};
-use crate::config::written::{Limits, Secret};
-use crate::identity::spelling::nearest;
+use crate::identity::suggest::nearest;
 use crate::identity::{API_KEY_BYTES_MAX, ApiKey, KeyDigest, Networks};
-use crate::rules::{KeyEntry, Plan, Tariff};
+use crate::rules::{KeyEntry, LimitSetId, Plan};
 
 /// A keys file; empty if there is none.
 #[derive(Clone, Debug, Default, serde::Deserialize)]
@@ -28,40 +28,40 @@ pub(crate) struct KeysFile {
 
 /// The sets of limits that a caller may have: those of the plans first, then those that keys have of their own.
 #[derive(Default)]
-pub(super) struct Tariffs {
+pub(super) struct LimitSets {
     plans: Vec<Plan>,
     limits: Vec<(usize, Vec<NamedLimit>)>,
     given: Vec<Arc<str>>,
 }
 
 /// One of them.
-pub(super) struct TariffView<'t> {
+pub(super) struct LimitSetView<'t> {
     pub(super) plan: &'t str,
     pub(super) upgrade_url: Option<&'t str>,
     pub(super) limits: &'t [NamedLimit],
 }
 
-impl Tariffs {
+impl LimitSets {
     pub(super) fn is_empty(&self) -> bool {
         self.plans.is_empty()
     }
 
-    pub(super) fn iter(&self) -> impl Iterator<Item = TariffView<'_>> {
+    pub(super) fn iter(&self) -> impl Iterator<Item = LimitSetView<'_>> {
         self.limits.iter().map(|(plan, limits)| {
             let plan = &self.plans[*plan];
-            TariffView { plan: plan.name(), upgrade_url: plan.upgrade_url(), limits }
+            LimitSetView { plan: plan.name(), upgrade_url: plan.upgrade_url(), limits }
         })
     }
 
     /// `default` and `anonymous`; without the latter callers without identity have `default` too.
-    pub(super) fn fallbacks(&self) -> (Tariff, Tariff) {
+    pub(super) fn fallbacks(&self) -> (LimitSetId, LimitSetId) {
         let default = self.place("default").unwrap_or(0);
         let anonymous = self.place("anonymous").unwrap_or(default);
-        (tariff(default), tariff(anonymous))
+        (limit_set(default), limit_set(anonymous))
     }
 
-    pub(super) fn plan_of_tariff(&self) -> Vec<u32> {
-        self.limits.iter().map(|(plan, _)| tariff(*plan).0).collect()
+    pub(super) fn plan_of_limit_set(&self) -> Vec<u32> {
+        self.limits.iter().map(|(plan, _)| limit_set(*plan).0).collect()
     }
 
     pub(super) fn plans_given(&self) -> Vec<Arc<str>> {
@@ -76,31 +76,31 @@ impl Tariffs {
         self.plans.binary_search_by(|known| (**known.name()).cmp(plan)).ok()
     }
 
-    /// The tariff for limits of a key's own. Keys with the same limits share it.
-    fn own(&mut self, plan: usize, limits: Vec<NamedLimit>) -> Tariff {
+    /// The limit_set for limits of a key's own. Keys with the same limits share it.
+    fn own(&mut self, plan: usize, limits: Vec<NamedLimit>) -> LimitSetId {
         let is_same = |(other_plan, other): &(usize, Vec<NamedLimit>)| {
             *other_plan == plan
                 && other.len() == limits.len()
                 && other.iter().zip(&limits).all(|(a, b)| a.name == b.name && a.limit == b.limit)
         };
-        // Among the plans' own tariffs none is looked for: a key's own limits stay its own when the plan changes.
+        // Among the plans' own limit_sets none is looked for: a key's own limits stay its own when the plan changes.
         let place = self.limits.iter().skip(self.plans.len()).position(is_same);
         let place = place.map_or(self.limits.len(), |place| place + self.plans.len());
         if place == self.limits.len() {
             self.limits.push((plan, limits));
         }
-        tariff(place)
+        limit_set(place)
     }
 }
 
-fn tariff(place: usize) -> Tariff {
-    Tariff(u32::try_from(place).expect("fewer than 2^32 plans and keys"))
+fn limit_set(place: usize) -> LimitSetId {
+    LimitSetId(u32::try_from(place).expect("fewer than 2^32 plans and keys"))
 }
 
 impl Compiler<'_> {
-    pub(super) fn plans(&mut self, config: &Config) -> Tariffs {
+    pub(super) fn plans(&mut self, config: &Config) -> LimitSets {
         let source = self.source.clone();
-        let mut tariffs = Tariffs::default();
+        let mut limit_sets = LimitSets::default();
         // A map is sorted by name, which is what finding a plan by name relies on.
         for (place, (name, table)) in config.plans.iter().enumerate() {
             let is_name_byte = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
@@ -118,33 +118,37 @@ impl Compiler<'_> {
                 self.note(Finding::new(Code::InvalidValue, "expected a URL").at(url.span()));
             }
             let upgrade_url = table.upgrade_url.as_ref().map(|url| url.as_str().into());
-            tariffs.plans.push(Plan { name: name.as_str().into(), upgrade_url });
+            limit_sets.plans.push(Plan { name: name.as_str().into(), upgrade_url });
             let limits = self.limits(&table.limits, &source);
-            tariffs.limits.push((place, limits));
+            limit_sets.limits.push((place, limits));
         }
-        tariffs
+        limit_sets
     }
 
-    pub(super) fn address_plans(&mut self, config: &Config, tariffs: &Tariffs) -> Vec<(Networks, Tariff)> {
+    pub(super) fn address_plans(&mut self, config: &Config, limit_sets: &LimitSets) -> Vec<(Networks, LimitSetId)> {
         let source = self.source.clone();
         let mut plans = Vec::new();
         for entry in &config.plan_sources.addresses {
             let networks = self.networks(&entry.networks);
-            if let Some(place) = self.plan_place(&entry.plan, tariffs, &source) {
-                plans.push((networks, tariff(place)));
+            if let Some(place) = self.plan_place(&entry.plan, limit_sets, &source) {
+                plans.push((networks, limit_set(place)));
             }
         }
         plans
     }
 
     /// The keys of the file, of its keys file, and those that are exempt.
-    pub(super) fn keys(&mut self, config: &Config, tariffs: &mut Tariffs) -> (HashMap<KeyDigest, KeyEntry>, KeysFile) {
+    pub(super) fn keys(
+        &mut self,
+        config: &Config,
+        limit_sets: &mut LimitSets,
+    ) -> (HashMap<KeyDigest, KeyEntry>, KeysFile) {
         let mut keys = HashMap::new();
         let source = self.source.clone();
         let mut with_limits = None;
         for table in &config.keys {
             with_limits = with_limits.or_else(|| Some((table.limits.as_ref()?.span(), source.clone())));
-            self.key(table, &source, tariffs, &mut keys);
+            self.key(table, &source, limit_sets, &mut keys);
         }
         let expect = config.expect.as_ref().and_then(|expect| expect.keys.as_ref());
         let keys_file = config.keys_file.as_ref().map(|name| self.keys_file(name));
@@ -157,7 +161,7 @@ impl Compiler<'_> {
         if let Some((file, file_source)) = keys_file.flatten() {
             for table in &file.keys {
                 with_limits = with_limits.or_else(|| Some((table.limits.as_ref()?.span(), file_source.clone())));
-                self.key(table, &file_source, tariffs, &mut keys);
+                self.key(table, &file_source, limit_sets, &mut keys);
             }
             if expect.is_some() {
                 self.check_line_end_in(file.text.reveal(), &file_source);
@@ -174,10 +178,10 @@ impl Compiler<'_> {
         }
         for exempt in &config.exempt.keys {
             let digest = self.key_or_digest(exempt);
-            let unlisted = || KeyEntry { name: None, plan: None, tariff: None, is_exempt: true };
+            let unlisted = || KeyEntry { name: None, plan: None, limit_set: None, is_exempt: true };
             keys.entry(digest).or_insert_with(unlisted).is_exempt = true;
         }
-        tariffs.given.extend(config.plan_sources.addresses.iter().map(|entry| entry.plan.as_str().into()));
+        limit_sets.given.extend(config.plan_sources.addresses.iter().map(|entry| entry.plan.as_str().into()));
         (keys, of_file)
     }
 
@@ -214,7 +218,7 @@ impl Compiler<'_> {
         &mut self,
         table: &Spanned<ApiKeyTable>,
         source: &Arc<Source>,
-        tariffs: &mut Tariffs,
+        limit_sets: &mut LimitSets,
         keys: &mut HashMap<KeyDigest, KeyEntry>,
     ) {
         let (digest, span) = match (&table.key, &table.sha256) {
@@ -236,7 +240,7 @@ impl Compiler<'_> {
                 (None, table.span())
             }
         };
-        let place = table.plan.as_ref().and_then(|plan| self.plan_place(plan, tariffs, source));
+        let place = table.plan.as_ref().and_then(|plan| self.plan_place(plan, limit_sets, source));
         if let Some(list) = &table.limits
             && list.is_empty()
         {
@@ -245,21 +249,21 @@ impl Compiler<'_> {
             self.note_in(source, finding.help(help).at(list.span()));
         }
         let own = table.limits.as_ref().map(|list| self.limits(list, source));
-        let plan = place.map(|place| tariffs.plans[place].name.clone());
+        let plan = place.map(|place| limit_sets.plans[place].name.clone());
         if let Some(plan) = &plan
-            && !tariffs.given.contains(plan)
+            && !limit_sets.given.contains(plan)
         {
-            tariffs.given.push(plan.clone());
+            limit_sets.given.push(plan.clone());
         }
-        let tariff = match (own, place) {
-            (Some(limits), _) if !tariffs.is_empty() => {
-                let default = tariffs.place("default").unwrap_or(0);
-                Some(tariffs.own(place.unwrap_or(default), limits))
+        let limit_set = match (own, place) {
+            (Some(limits), _) if !limit_sets.is_empty() => {
+                let default = limit_sets.place("default").unwrap_or(0);
+                Some(limit_sets.own(place.unwrap_or(default), limits))
             }
-            (_, Some(place)) => Some(tariff(place)),
+            (_, Some(place)) => Some(limit_set(place)),
             _ => None,
         };
-        let entry = KeyEntry { name: table.name.as_deref().map(Box::from), plan, tariff, is_exempt: table.exempt };
+        let entry = KeyEntry { name: table.name.as_deref().map(Box::from), plan, limit_set, is_exempt: table.exempt };
         match digest.map(|digest| keys.entry(digest)) {
             Some(Entry::Vacant(vacant)) => drop(vacant.insert(entry)),
             Some(Entry::Occupied(_)) => {
@@ -281,13 +285,13 @@ impl Compiler<'_> {
         }
     }
 
-    fn plan_place(&mut self, plan: &Spanned<String>, tariffs: &Tariffs, source: &Arc<Source>) -> Option<usize> {
-        let place = tariffs.place(plan);
+    fn plan_place(&mut self, plan: &Spanned<String>, limit_sets: &LimitSets, source: &Arc<Source>) -> Option<usize> {
+        let place = limit_sets.place(plan);
         if place.is_none() {
-            let names = || tariffs.plans.iter().map(|known| &**known.name());
+            let names = || limit_sets.plans.iter().map(|known| &**known.name());
             let help = match nearest(plan, names()) {
                 Some(name) => format!("did you mean `{name}`?"),
-                None if tariffs.is_empty() => format!("add `[plans.{}]`", **plan),
+                None if limit_sets.is_empty() => format!("add `[plans.{}]`", **plan),
                 None => format!("there are {}", names().collect::<Vec<_>>().join(", ")),
             };
             let finding = Finding::new(Code::UnknownPlan, format!("there is no plan `{}`", **plan));

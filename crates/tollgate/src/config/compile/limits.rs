@@ -7,10 +7,10 @@ use tollgate_core::{Limit, LimitError};
 use super::Compiler;
 use crate::answer::Policy;
 use crate::config::finding::{Code, Finding};
+use crate::config::forms::{LimitEntry, OneOrMany};
 use crate::config::source::Source;
 use crate::config::span::{Span, Spanned};
 use crate::config::types::LimitTable;
-use crate::config::written::{LimitEntry, OneOrMany};
 
 /// A limit by the name under which it counts.
 #[derive(Clone, PartialEq, Debug)]

@@ -4,9 +4,9 @@ use http::{HeaderName, HeaderValue};
 
 use super::Compiler;
 use crate::config::finding::{Code, Finding};
+use crate::config::forms::{HeaderTest, OneOrMany};
 use crate::config::span::Spanned;
 use crate::config::types::MatchTable;
-use crate::config::written::{HeaderTest, OneOrMany};
 use crate::rules::host::HostPattern;
 use crate::rules::matcher::{Conditions, HeaderCondition, HeaderText};
 use crate::rules::method::{MethodError, MethodNames, MethodSet};

@@ -7,13 +7,13 @@ use http::HeaderName;
 use tollgate_core::{Algorithm, Cost};
 
 use super::Compiler;
-use super::keys::Tariffs;
+use super::keys::LimitSets;
 use super::limits::NamedLimit;
-use crate::answer::{Format, Policy, Styles};
+use crate::answer::{BodyFormat, Policy, Styles};
 use crate::config::finding::{Code, Finding};
+use crate::config::forms::Limits;
 use crate::config::span::Spanned;
 use crate::config::types::{Config, RuleTable};
-use crate::config::written::Limits;
 use crate::identity::{SubjectKind, SubjectKinds};
 use crate::rules::matcher::Matcher;
 use crate::rules::method::MethodNames;
@@ -27,11 +27,11 @@ const PATH_BYTES_MAX: u32 = 65_534;
 /// How a rule's limits are told, beside their numbers.
 struct Telling {
     styles: Styles,
-    format: Format,
+    format: BodyFormat,
 }
 
 impl Compiler<'_> {
-    pub(super) fn rules(&mut self, config: &Config, tariffs: &Tariffs) -> (Vec<Rule>, Matcher, Matcher) {
+    pub(super) fn rules(&mut self, config: &Config, limit_sets: &LimitSets) -> (Vec<Rule>, Matcher, Matcher) {
         let styles = self.styles(config.headers.as_ref()).unwrap_or_default();
         let expect = config.expect.as_ref().and_then(|expect| expect.rules.as_ref());
         self.check_count(expect, config.rules.len(), "rule");
@@ -41,7 +41,7 @@ impl Compiler<'_> {
         let mut conditions = Vec::with_capacity(config.rules.len());
         for table in &config.rules {
             let (condition, can_be_met) = self.conditions(&table.matches, &mut names);
-            let rule = self.rule(table, config, styles, tariffs);
+            let rule = self.rule(table, config, styles, limit_sets);
             let is_met = can_be_met && rule.mode != Mode::Off;
             conditions.push((condition, is_met));
             rules.push(rule);
@@ -85,12 +85,12 @@ impl Compiler<'_> {
         }
     }
 
-    fn rule(&mut self, table: &RuleTable, config: &Config, styles: Styles, tariffs: &Tariffs) -> Rule {
+    fn rule(&mut self, table: &RuleTable, config: &Config, styles: Styles, limit_sets: &LimitSets) -> Rule {
         let is_shield = table.store.is_some();
         let format = match (table.body, is_shield) {
             (Some(word), _) => word.into(),
-            (None, true) => Format::Text,
-            (None, false) => Format::Json,
+            (None, true) => BodyFormat::Text,
+            (None, false) => BodyFormat::Json,
         };
         let telling = Telling { styles: self.styles(table.headers.as_ref()).unwrap_or(styles), format };
         let cost = self.cost(table);
@@ -101,7 +101,7 @@ impl Compiler<'_> {
         Rule {
             name: table.name.as_str().into(),
             by: self.subject(table, is_shield),
-            limits: self.rule_limits(table, &telling, cost, tariffs),
+            limits: self.rule_limits(table, &telling, cost, limit_sets),
             mode,
             on_failure: table.on_failure.unwrap_or(config.on_failure).into(),
             charge: (*table.charge).into(),
@@ -142,7 +142,7 @@ impl Compiler<'_> {
         kinds
     }
 
-    fn rule_limits(&mut self, table: &RuleTable, telling: &Telling, cost: Cost, tariffs: &Tariffs) -> RuleLimits {
+    fn rule_limits(&mut self, table: &RuleTable, telling: &Telling, cost: Cost, limit_sets: &LimitSets) -> RuleLimits {
         let source = self.source.clone();
         match &*table.limits {
             Limits::Own(list) => {
@@ -161,21 +161,21 @@ impl Compiler<'_> {
                         Finding::new(Code::ShieldNotByAddress, "a shield has limits of its own, not a plan's");
                     self.note(finding.at(table.limits.span()));
                 }
-                self.check_plans(table, tariffs);
-                let mut by_tariff: Vec<Box<[Arc<Policy>]>> = Vec::new();
-                for tariff in tariffs.iter() {
-                    self.check_cost(table, cost, tariff.limits, Some(tariff.plan));
-                    let policy = |limit| telling.policy(limit, Some(tariff.plan), tariff.upgrade_url);
-                    by_tariff.push(tariff.limits.iter().map(policy).collect());
+                self.check_plans(table, limit_sets);
+                let mut by_limit_set: Vec<Box<[Arc<Policy>]>> = Vec::new();
+                for limit_set in limit_sets.iter() {
+                    self.check_cost(table, cost, limit_set.limits, Some(limit_set.plan));
+                    let policy = |limit| telling.policy(limit, Some(limit_set.plan), limit_set.upgrade_url);
+                    by_limit_set.push(limit_set.limits.iter().map(policy).collect());
                 }
-                RuleLimits::Plan(by_tariff.into())
+                RuleLimits::Plan(by_limit_set.into())
             }
         }
     }
 
-    fn check_plans(&mut self, table: &RuleTable, tariffs: &Tariffs) {
+    fn check_plans(&mut self, table: &RuleTable, limit_sets: &LimitSets) {
         let span = table.limits.span();
-        if tariffs.is_empty() {
+        if limit_sets.is_empty() {
             let finding = Finding::new(Code::PlansMissing, "this rule takes its limits from plans, and there are none");
             self.note(finding.help("add `[plans.default]` with limits").at(span));
         }

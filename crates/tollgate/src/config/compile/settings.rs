@@ -8,10 +8,10 @@ use tollgate_core::Limit;
 use super::Compiler;
 use crate::answer::{Style, Styles};
 use crate::config::finding::{Code, Finding};
+use crate::config::forms::Secret;
 use crate::config::source::Source;
 use crate::config::span::Spanned;
 use crate::config::types::{Config, StyleWord};
-use crate::config::written::Secret;
 use crate::failure::OnFailure;
 #[cfg(feature = "redis")]
 use crate::limiter::{Limiter, LimiterBuilder, StoreUrlError};

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::{load, load_yaml};
-use crate::answer::{Format, Style};
+use crate::answer::{BodyFormat, Style};
 use crate::config::Config;
 use crate::rules::{Charge, Mode, Rule};
 use crate::{Cost, OnFailure};
@@ -14,8 +14,8 @@ fn only_rule(text: &str) -> Rule {
 }
 
 fn limits(rule: &Rule) -> Vec<String> {
-    let tariff = load("[plans]\n").unwrap().rules.tariff_otherwise(true);
-    rule.policies(tariff).iter().map(|policy| format!("{}={}", policy.name(), policy.limit())).collect()
+    let limit_set = load("[plans]\n").unwrap().rules.default_limit_set(true);
+    rule.policies(limit_set).iter().map(|policy| format!("{}={}", policy.name(), policy.limit())).collect()
 }
 
 #[test]
@@ -42,8 +42,8 @@ fn a_rule_says_everything_or_next_to_nothing() {
     );
     assert_eq!((rule.mode(), rule.charge(), rule.cost()), (Mode::Shadow, Charge::OnFailure, Cost::new(3)));
     assert_eq!(rule.on_failure(), OnFailure::Deny);
-    let tariff = load("").unwrap().rules.tariff_otherwise(true);
-    let policy = &rule.policies(tariff)[0];
+    let limit_set = load("").unwrap().rules.default_limit_set(true);
+    let policy = &rule.policies(limit_set)[0];
     assert!(policy.styles().contains(Style::Draft6) && !policy.styles().contains(Style::X));
     assert_eq!(policy.format().name(), "problem");
 }
@@ -103,8 +103,8 @@ fn a_shield_counts_by_address_and_answers_in_text() {
     let rule = only_rule("[[rules]]\nname = 'shield'\nstore = 'memory'\nlimits = ['50/s']");
     assert!(rule.is_shield());
     assert_eq!(rule.by().iter().map(ToString::to_string).collect::<Vec<_>>(), ["ip"]);
-    let tariff = load("").unwrap().rules.tariff_otherwise(true);
-    assert_eq!(rule.policies(tariff)[0].format().name(), "text");
+    let limit_set = load("").unwrap().rules.default_limit_set(true);
+    assert_eq!(rule.policies(limit_set)[0].format().name(), "text");
 }
 
 #[test]
@@ -225,7 +225,7 @@ fn styles_and_formats_are_written_by_their_names() {
         let styles = policy(&format!("headers = ['{style}']")).styles();
         assert_eq!(Style::ALL.into_iter().filter(|each| styles.contains(*each)).collect::<Vec<_>>(), [style]);
     }
-    for format in [Format::Json, Format::Problem, Format::Text] {
+    for format in [BodyFormat::Json, BodyFormat::Problem, BodyFormat::Text] {
         assert_eq!(policy(&format!("body = '{}'", format.name())).format().name(), format.name());
     }
 }

@@ -1,7 +1,7 @@
 //! Counts over reloads, and while the store is away.
 
 use http::Request;
-use tollgate_core::{Check, Decision, Demand, Line, Store, StoreError, StoreErrorKind, StoreFuture};
+use tollgate_core::{Check, Decision, Demand, LimitStatus, Store, StoreError, StoreErrorKind, StoreFuture};
 
 use super::*;
 use crate::Limiter;
@@ -64,7 +64,7 @@ impl Store for Away {
         Box::pin(async { Ok(()) })
     }
 
-    fn inspect<'a>(&'a self, _: &'a Demand<'a>) -> StoreFuture<'a, Line> {
+    fn inspect<'a>(&'a self, _: &'a Demand<'a>) -> StoreFuture<'a, LimitStatus> {
         Box::pin(async { Err(StoreError::new(StoreErrorKind::Unreachable, "away")) })
     }
 }

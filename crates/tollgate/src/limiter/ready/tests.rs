@@ -9,7 +9,8 @@ use parking_lot::Mutex;
 use super::*;
 use crate::{CheckOptions, OnFailure};
 use tollgate_core::{
-    Clock, Cost, Demand, Key, Limit, Line, MemoryStore, Store, StoreError, StoreErrorKind, StoreFuture, Timestamp,
+    Clock, Cost, Demand, Key, Limit, LimitStatus, MemoryStore, Store, StoreError, StoreErrorKind, StoreFuture,
+    Timestamp,
 };
 
 /// Tokio's time, which stands still while anybody works.
@@ -53,7 +54,7 @@ impl Store for Counted {
     fn reset<'a>(&'a self, demand: &'a Demand<'a>) -> StoreFuture<'a, ()> {
         Store::reset(&self.inner, demand)
     }
-    fn inspect<'a>(&'a self, demand: &'a Demand<'a>) -> StoreFuture<'a, Line> {
+    fn inspect<'a>(&'a self, demand: &'a Demand<'a>) -> StoreFuture<'a, LimitStatus> {
         Store::inspect(&self.inner, demand)
     }
 }
@@ -267,7 +268,7 @@ async fn a_store_that_is_away_is_answered_by_the_policy() {
         fn reset<'a>(&'a self, _: &'a Demand<'a>) -> StoreFuture<'a, ()> {
             Box::pin(async { Ok(()) })
         }
-        fn inspect<'a>(&'a self, _: &'a Demand<'a>) -> StoreFuture<'a, Line> {
+        fn inspect<'a>(&'a self, _: &'a Demand<'a>) -> StoreFuture<'a, LimitStatus> {
             Box::pin(std::future::pending())
         }
     }
@@ -312,7 +313,7 @@ async fn who_gets_no_turn_in_time_takes_nothing_from_those_in_front() {
         let refused = limiter.until_ready(&Check::one(&cheap), SECOND / 10).await.unwrap_err();
         assert_eq!(start.elapsed(), SECOND / 2, "told at once");
         let NotReady::TooLate(decision) = refused else { panic!("{refused:?}") };
-        assert_eq!((decision.allowed(), decision.lines[0].cost, decision.lines[0].remaining), (false, 1, 5));
+        assert_eq!((decision.allowed(), decision.limits[0].cost, decision.limits[0].remaining), (false, 1, 5));
         assert_eq!(decision.retry_after().as_duration(), Some(SECOND / 2), "when the one in front asks");
         let too_dear = cheap.cost(11);
         let never = limiter.until_ready(&Check::one(&too_dear), SECOND / 10).await.unwrap_err();
@@ -349,7 +350,7 @@ impl Store for Away {
     fn reset<'a>(&'a self, demand: &'a Demand<'a>) -> StoreFuture<'a, ()> {
         self.or_away(|| Store::reset(&self.inner, demand))
     }
-    fn inspect<'a>(&'a self, demand: &'a Demand<'a>) -> StoreFuture<'a, Line> {
+    fn inspect<'a>(&'a self, demand: &'a Demand<'a>) -> StoreFuture<'a, LimitStatus> {
         self.or_away(|| Store::inspect(&self.inner, demand))
     }
 }

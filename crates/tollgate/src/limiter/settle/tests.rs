@@ -34,11 +34,11 @@ impl Bench {
     }
 
     async fn settle(&self, demand: &Demand<'_>, decision: &Decision, units: u32) {
-        let demand = demand.cost(decision.lines[0].cost);
+        let demand = demand.cost(decision.limits[0].cost);
         self.limiter.settle(&Check::one(&demand), decision, Cost::new(units)).await.unwrap();
     }
 
-    async fn line(&self, demand: &Demand<'_>) -> Line {
+    async fn line(&self, demand: &Demand<'_>) -> LimitStatus {
         self.limiter.inspect(demand).await.unwrap()
     }
 }
@@ -170,7 +170,7 @@ impl Store for Shared {
     fn reset<'a>(&'a self, demand: &'a Demand<'a>) -> StoreFuture<'a, ()> {
         self.or_down(|| Store::reset(&self.inner, demand))
     }
-    fn inspect<'a>(&'a self, demand: &'a Demand<'a>) -> StoreFuture<'a, Line> {
+    fn inspect<'a>(&'a self, demand: &'a Demand<'a>) -> StoreFuture<'a, LimitStatus> {
         self.or_down(|| Store::inspect(&self.inner, demand))
     }
 }
@@ -192,14 +192,14 @@ async fn a_settlement_while_the_store_is_away_is_lost_and_said_to_be() {
 
     // What this node granted by itself is settled by itself: half of 100 less 30, then less 45.
     let by_node = limiter.check_with(&check, REFUNDABLE).await.unwrap();
-    assert_eq!((by_node.source, by_node.lines[0].remaining), (Source::Local, 10));
+    assert_eq!((by_node.source, by_node.limits[0].remaining), (Source::Local, 10));
     limiter.settle(&check, &by_node, Cost::new(30)).await.unwrap();
     let peek = demand.cost(Cost::PEEK);
-    assert_eq!(limiter.check_local(&Check::one(&peek)).lines[0].remaining, 20);
+    assert_eq!(limiter.check_local(&Check::one(&peek)).limits[0].remaining, 20);
     let once_more = demand.cost(5);
     let by_node = limiter.check_with(&Check::one(&once_more), REFUNDABLE).await.unwrap();
     limiter.settle(&Check::one(&once_more), &by_node, Cost::new(15)).await.unwrap();
-    assert_eq!(limiter.check_local(&Check::one(&peek)).lines[0].remaining, 5);
+    assert_eq!(limiter.check_local(&Check::one(&peek)).limits[0].remaining, 5);
 
     store.is_down.store(false, Ordering::SeqCst);
     assert_eq!(limiter.inspect(&demand).await.unwrap().remaining, 60, "the store never heard of it");
@@ -229,7 +229,7 @@ impl Store for Halves {
     fn reset<'a>(&'a self, demand: &'a Demand<'a>) -> StoreFuture<'a, ()> {
         Store::reset(&self.inner, demand)
     }
-    fn inspect<'a>(&'a self, demand: &'a Demand<'a>) -> StoreFuture<'a, Line> {
+    fn inspect<'a>(&'a self, demand: &'a Demand<'a>) -> StoreFuture<'a, LimitStatus> {
         Store::inspect(&self.inner, demand)
     }
 }

@@ -19,13 +19,13 @@ async fn what_is_decided_without_some_limits_has_the_lines_of_the_others_and_can
     bench.limiter.check_each(&check, &words, true).await.unwrap();
     let decision = bench.limiter.check_each(&check, &words, true).await.unwrap();
     assert_eq!((decision.allowed(), decision.source), (true, Source::Local));
-    let said: Vec<_> = decision.lines.iter().map(|line| (line.quota, line.remaining)).collect();
+    let said: Vec<_> = decision.limits.iter().map(|line| (line.quota, line.remaining)).collect();
     assert_eq!(said, [(3, 2), (7, 5)]);
     assert_eq!(decision.retry_after().as_secs_ceil(), Some(20), "a told wait is told");
 
     let left = |n: usize| {
         let peek = demands[n].cost(0);
-        bench.limiter.check_local(&Check::one(&peek)).lines[0].remaining
+        bench.limiter.check_local(&Check::one(&peek)).limits[0].remaining
     };
     bench.limiter.refund(&check, &decision).await.unwrap();
     bench.limiter.settle(&check, &decision, 0.into()).await.unwrap();
@@ -49,7 +49,7 @@ async fn a_limit_without_a_word_has_the_limiters() {
         let bench = bench(|builder| builder.on_failure(own));
         bench.mood(FAILS);
         let answer = bench.limiter.check_each(&check, words, false).await;
-        assert_eq!(answer.ok().map(|decision| decision.lines.len()), lines, "{own:?} {words:?}");
+        assert_eq!(answer.ok().map(|decision| decision.limits.len()), lines, "{own:?} {words:?}");
     }
 }
 

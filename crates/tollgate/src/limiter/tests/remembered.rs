@@ -16,7 +16,7 @@ async fn a_full_limit_that_many_share_is_not_asked_for_again_by_any_of_them() {
             let demands = [demand("100/min", subject), demand("1/min", "global")];
             let decision = bench.limiter.check(&Check::new(&demands).unwrap()).await.unwrap();
             assert_eq!(decision.allowed(), (round, n) == (0, 0), "{subject}");
-            assert_eq!(decision.lines[0].remaining, if n == 0 { 99 } else { 100 }, "{subject}");
+            assert_eq!(decision.limits[0].remaining, if n == 0 { 99 } else { 100 }, "{subject}");
             bench.clock.advance(Duration::from_millis(10));
         }
         assert_eq!(bench.calls() - before, [20, 0][round]);

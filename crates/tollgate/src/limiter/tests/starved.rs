@@ -45,7 +45,7 @@ impl Store for Undelivered {
     fn reset<'a>(&'a self, demand: &'a Demand<'a>) -> StoreFuture<'a, ()> {
         Store::reset(&self.inner, demand)
     }
-    fn inspect<'a>(&'a self, demand: &'a Demand<'a>) -> StoreFuture<'a, Line> {
+    fn inspect<'a>(&'a self, demand: &'a Demand<'a>) -> StoreFuture<'a, LimitStatus> {
         Store::inspect(&self.inner, demand)
     }
     fn catch_up(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
@@ -60,7 +60,7 @@ async fn an_answer_that_has_arrived_by_the_deadline_counts() {
     for n in 1..=5 {
         let begun = tokio::time::Instant::now();
         let decision = limiter.check(&Check::one(&demand)).await.unwrap();
-        assert_eq!((decision.source, decision.lines[0].remaining), (Source::Store, 10 - n));
+        assert_eq!((decision.source, decision.limits[0].remaining), (Source::Store, 10 - n));
         assert_eq!(begun.elapsed(), Duration::from_millis(25), "nothing is waited for beyond the deadline");
         assert_eq!(store.turns.load(Ordering::SeqCst), u64::from(n));
     }
@@ -80,7 +80,7 @@ async fn a_store_that_does_not_catch_up_is_not_waited_for() {
         fn reset<'a>(&'a self, demand: &'a Demand<'a>) -> StoreFuture<'a, ()> {
             self.0.reset(demand)
         }
-        fn inspect<'a>(&'a self, demand: &'a Demand<'a>) -> StoreFuture<'a, Line> {
+        fn inspect<'a>(&'a self, demand: &'a Demand<'a>) -> StoreFuture<'a, LimitStatus> {
             self.0.inspect(demand)
         }
         fn catch_up(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {

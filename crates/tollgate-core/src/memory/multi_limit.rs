@@ -1,0 +1,294 @@
+//! Checks of several counters, decided in place.
+//!
+//! A check of several limits reads all counters before it charges any. In general, each counter is taken out of its
+//! slot and put back later ([`MemoryStore::check_in_general`]), because inserting a new counter may move the others,
+//! and a denial must leave all of them unchanged. Nearly every check needs none of that: its counters exist, and each
+//! slot alone shows that there is room. Then each counter is charged in place, as in a check of a single limit.
+//!
+//! The test for room may fail although the cost fits, because it still counts expired entries of a log. It never
+//! succeeds if the cost does not fit. If it fails for one counter, nothing is charged and the general path decides.
+
+use parking_lot::MutexGuard;
+
+use super::counter_hash::CounterHash;
+use super::rings::Rings;
+use super::shard::Shard;
+use super::slot::Slot;
+use super::{MemoryStore, Padded};
+use crate::check::{Demand, StandingDemand};
+use crate::decision::LimitStatuses;
+use crate::limit::{Limit, Machine};
+use crate::time::{Clock, Timestamp};
+
+/// A limit and the units to charge.
+type LimitAndCost<'a> = (&'a Limit, u32);
+
+impl MemoryStore {
+    /// Admits a request of `subject` under prepared demands, in the frequent case.
+    ///
+    /// If every demand has a counter for this subject with room for its cost, charges all of them, appends one line
+    /// per demand to `lines`, and returns the time of the decision.
+    ///
+    /// Returns `None` without changing anything in all other cases: a counter does not exist yet or has no room, or
+    /// there are no or more than four demands. `None` is not a denial; the caller must decide with
+    /// [`MemoryStore::check`].
+    ///
+    /// The demands must count on different counters. Prepare them once per rule; a request then needs only its
+    /// subject.
+    ///
+    /// ```
+    /// use tollgate_core::{Check, Cost, Demand, Key, LimitStatuses, MemoryStore, Scope, StandingDemand};
+    ///
+    /// let (store, limit, scope) = (MemoryStore::new(), "2/min".parse()?, Scope::rule("login", "per-minute"));
+    /// let standing = [StandingDemand::new(limit, scope, Cost::ONE)];
+    /// let admitted = || store.admit(b"user:42", &standing, &mut LimitStatuses::new()).is_some();
+    ///
+    /// assert!(!admitted(), "a new subject has no counter yet");
+    /// let demand = Demand::new(limit, Key::scoped("user:42", scope)?);
+    /// assert!(store.check(&Check::one(&demand)).allowed());
+    /// assert!(admitted());
+    /// assert!(!admitted(), "there is no room");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[inline]
+    pub fn admit(&self, subject: &[u8], demands: &[StandingDemand], lines: &mut LimitStatuses) -> Option<Timestamp> {
+        match demands {
+            [one] => self.admit_subject(subject, [one], lines),
+            [one, two] => self.admit_subject(subject, [one, two], lines),
+            [one, two, three] => self.admit_subject(subject, [one, two, three], lines),
+            [one, two, three, four] => self.admit_subject(subject, [one, two, three, four], lines),
+            _ => None,
+        }
+    }
+
+    /// Implements [`MemoryStore::admit`] for `N` demands.
+    #[inline(never)]
+    fn admit_subject<const N: usize>(
+        &self,
+        subject: &[u8],
+        demands: [&StandingDemand; N],
+        lines: &mut LimitStatuses,
+    ) -> Option<Timestamp> {
+        let subject = self.naming.subject(subject);
+        let names = demands.map(|demand| self.naming.counter(subject, demand.scope));
+        let asked = demands.map(|demand| (&demand.limit, demand.cost.units()));
+        self.admit_in_shard(names, asked, self.clock.now(), lines)
+    }
+
+    /// Admits a check if all its counters exist and have room, and returns the time of the decision.
+    ///
+    /// `read` is the time that the caller read from the clock. Appends one line per demand to `lines`. Returns `None`
+    /// without changing anything in all other cases, and for a single demand. Checks of more than four limits (two or
+    /// three of the caller's own, and one for its address) always take the general path.
+    #[inline]
+    pub(super) fn admit_in_place(
+        &self,
+        read: Timestamp,
+        demands: &[Demand<'_>],
+        lines: &mut LimitStatuses,
+    ) -> Option<Timestamp> {
+        match demands {
+            [one, two] => self.admit_demands([one, two], read, lines),
+            [one, two, three] => self.admit_demands([one, two, three], read, lines),
+            [one, two, three, four] => self.admit_demands([one, two, three, four], read, lines),
+            _ => None,
+        }
+    }
+
+    /// Implements [`MemoryStore::admit_in_place`] for `N` demands.
+    #[inline]
+    fn admit_demands<const N: usize>(
+        &self,
+        demands: [&Demand<'_>; N],
+        read: Timestamp,
+        lines: &mut LimitStatuses,
+    ) -> Option<Timestamp> {
+        let names = self.naming.names(&demands);
+        let indices = names.map(|name| self.shard_index(name));
+        if indices.iter().any(|index| *index != indices[0]) {
+            return self.admit_apart(demands, (names, indices), read, lines);
+        }
+        self.admit_in_shard(names, demands.map(asked_of), read, lines)
+    }
+
+    /// Admits a check whose counters are all in one shard, as those of one subject are.
+    #[inline(always)]
+    fn admit_in_shard<const N: usize>(
+        &self,
+        names: [CounterHash; N],
+        asked: [LimitAndCost<'_>; N],
+        read: Timestamp,
+        lines: &mut LimitStatuses,
+    ) -> Option<Timestamp> {
+        let mut shard = self.shard(names[0]).lock();
+        let now = shard.arrive(read, &self.clock);
+        shard.set_time(now);
+        let mut places = [0; N];
+        for index in 0..N {
+            places[index] = place_with_room(&mut shard, names[index], asked[index], now)?;
+        }
+        for index in 0..N {
+            self.charge_in_place(shard.slot_at(places[index]), asked[index], now, lines);
+        }
+        // Reclaiming may move slots, so it must wait until every counter is charged.
+        shard.finish(&self.budget);
+        Some(now)
+    }
+
+    /// Admits a check whose counters are in several shards.
+    #[inline(never)]
+    fn admit_apart<const N: usize>(
+        &self,
+        demands: [&Demand<'_>; N],
+        (names, indices): ([CounterHash; N], [usize; N]),
+        read: Timestamp,
+        lines: &mut LimitStatuses,
+    ) -> Option<Timestamp> {
+        let (mut shards, shard_of) = self.lock_together(indices);
+        let now = shards.iter().flatten().map(|shard| shard.arrive(read, &self.clock)).max()?;
+        shards.iter_mut().flatten().for_each(|shard| shard.set_time(now));
+
+        let mut places = [0; N];
+        for index in 0..N {
+            let shard = shards[shard_of[index]].as_mut()?;
+            places[index] = place_with_room(shard, names[index], asked_of(demands[index]), now)?;
+        }
+        for index in 0..N {
+            let slot = shards[shard_of[index]].as_mut()?.slot_at(places[index]);
+            self.charge_in_place(slot, asked_of(demands[index]), now, lines);
+        }
+        shards.iter_mut().flatten().for_each(|shard| shard.finish(&self.budget));
+        Some(now)
+    }
+
+    /// Locks the shards with these indices, each once and in ascending order, so that two checks cannot deadlock.
+    ///
+    /// Returns the locks, and for each index the position of its lock. A lock that serves several indices is at the
+    /// position of one of them; the others are `None`.
+    #[inline(always)]
+    fn lock_together<const N: usize>(&self, indices: [usize; N]) -> ([Option<MutexGuard<'_, Shard>>; N], [usize; N]) {
+        let mut order: [usize; N] = std::array::from_fn(|place| place);
+        for end in 1..N {
+            let mut place = end;
+            while place > 0 && indices[order[place - 1]] > indices[order[place]] {
+                order.swap(place - 1, place);
+                place -= 1;
+            }
+        }
+        let mut shards = [const { None }; N];
+        let mut shard_of = [0; N];
+        let mut before = None;
+        for place in order {
+            let index = indices[place];
+            shard_of[place] = match before {
+                Some((locked, by)) if locked == index => by,
+                _ => {
+                    let Padded(shard) = &self.shards[index];
+                    shards[place] = Some(shard.lock());
+                    place
+                }
+            };
+            before = Some((index, shard_of[place]));
+        }
+        (shards, shard_of)
+    }
+
+    /// Charges one counter, which must exist and have room, and appends its line to `lines`.
+    #[inline(never)]
+    fn charge_in_place(
+        &self,
+        (slot, rings): (&mut Slot, &mut Rings),
+        (limit, units): LimitAndCost<'_>,
+        now: Timestamp,
+        lines: &mut LimitStatuses,
+    ) {
+        let line = match limit.machine() {
+            Machine::Bucket(shape) => match slot.decide_bucket_in_place(limit, shape, now, units) {
+                Some(answer) => return lines.push(answer.line_if_plain()),
+                None => slot.decide_bucket(limit, shape, now, units),
+            },
+            Machine::Pair(shape) => slot.decide_pair(limit, shape, now, units),
+            Machine::Log(shape) => {
+                // The line is pushed where it is built, because moving it costs more than building it.
+                if let Some(line) = slot.decide_few_in_place(limit, shape, now, units) {
+                    return lines.push(line);
+                }
+                if let Some(line) = slot.decide_ring_in_place(limit, shape, now, units, rings) {
+                    return lines.push(line);
+                }
+                slot.decide_log(limit, shape, now, units, (rings, &self.budget))
+            }
+        };
+        lines.push(line.expect("`has_room_for` has checked the kind of the state"));
+    }
+}
+
+/// Returns the place of a counter, or `None` if it does not exist or may have no room for `units`.
+#[inline(always)]
+fn place_with_room(
+    shard: &mut Shard,
+    name: CounterHash,
+    (limit, units): LimitAndCost<'_>,
+    now: Timestamp,
+) -> Option<usize> {
+    let place = shard.find(name)?;
+    let (slot, _) = shard.slot_at(place);
+    slot.has_room_for(limit, now, units).then_some(place)
+}
+
+fn asked_of<'a>(demand: &'a Demand<'_>) -> LimitAndCost<'a> {
+    (&demand.limit, demand.cost.units())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::algorithm::{State, decide};
+    use crate::check::{Check, Cost};
+    use crate::key::{Key, Scope};
+    use crate::time::ManualClock;
+
+    /// Compares decisions, made in place or on the general path, with [`decide`] on plain states.
+    #[test]
+    fn several_limits_are_decided_like_plain_states() {
+        let limits = ["9/100ms", "7/90ms fixed-window", "8/80ms token-bucket", "20/300ms sliding-log"];
+        let limits: Vec<Limit> = limits.iter().map(|text| text.parse().unwrap()).collect();
+        let cases = [&["user:42"; 4], &["user:42", "ip:10.0.0.1", "user:42", "global"]];
+        let cases = (1..=limits.len()).flat_map(|count| cases.map(|subjects| (count, subjects)));
+        for (count, subjects) in cases {
+            let is_one_subject = subjects[..count].iter().all(|subject| *subject == subjects[0]);
+            let clock = Arc::new(ManualClock::new(Timestamp::from_micros(1_000_000)));
+            let store = MemoryStore::builder().clock(clock.clone()).build();
+            let mut states: Vec<State> = limits.iter().map(State::unused).collect();
+            let (mut random, mut in_place) = (count as u64, 0);
+            for step in 0..20_000 {
+                random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                clock.advance(Duration::from_millis(random >> 60));
+                let cost = Cost::new((random >> 40) as u32 % 3);
+                let demand = |(limit, subject): (&Limit, &&'static str)| {
+                    Demand::new(*limit, Key::new(*subject).unwrap()).cost(cost)
+                };
+                let demands: Vec<Demand<'_>> = limits[..count].iter().zip(subjects).map(demand).collect();
+                let now = crate::time::Clock::now(&*clock);
+                let expected = decide(now, &demands, &mut states);
+                let mut lines = LimitStatuses::new();
+                let standing = |limit: &Limit| StandingDemand::new(*limit, Scope::Explicit, cost);
+                let admitted = if is_one_subject && step % 2 == 0 {
+                    let standing: Vec<StandingDemand> = limits[..count].iter().map(standing).collect();
+                    store.admit(subjects[0].as_bytes(), &standing, &mut lines)
+                } else {
+                    store.admit_in_place(now, &demands, &mut lines)
+                };
+                match admitted {
+                    Some(_) => in_place += 1,
+                    None => lines = store.check(&Check::new(&demands).unwrap()).limits,
+                }
+                assert_eq!(lines, expected.limits, "step {step} of {count} limits");
+            }
+            assert!((1_000..19_000).contains(&in_place), "both paths must run: {in_place} in place");
+        }
+    }
+}

@@ -1,0 +1,172 @@
+//! The headers of a described request: an object of texts, or a list of pairs.
+//!
+//! ```json
+//! {"x-api-key": "…", "x-forwarded-for": "198.51.100.7"}
+//! [["x-api-key", "…"], ["x-forwarded-for", "6.6.6.6"], ["X-Forwarded-For", "198.51.100.7"]]
+//! ```
+//!
+//! Names have no case. A request may have several lines of one name, and their order matters: the last entry of a forwarding header
+//! is the one that the nearest proxy wrote. A list has an order, so lines of one name are kept in it. An object has none; two
+//! names that differ only by case are refused, because choosing one of them would choose the client's address.
+//!
+//! Reading stops at the first header beyond a bound, so what a long list costs does not depend on its length.
+
+use std::fmt;
+
+use http::{HeaderMap, HeaderName, HeaderValue};
+use serde::de::{Error, MapAccess, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer};
+
+/// More headers than this are refused. Servers accept 100 (Apache, Envoy) to some hundreds.
+pub(crate) const HEADERS_MAX: usize = 256;
+/// A longer name is refused.
+pub(crate) const HEADER_NAME_BYTES_MAX: usize = 256;
+/// More bytes in all names and values together are refused: as many as this listener reads of its own headers.
+pub(crate) const HEADERS_BYTES_MAX: usize = 64 * 1024;
+
+#[derive(Default)]
+pub(super) struct Headers(pub(super) HeaderMap);
+
+impl<'de> Deserialize<'de> for Headers {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Headers, D::Error> {
+        deserializer.deserialize_any(HeadersVisitor)
+    }
+}
+
+struct HeadersVisitor;
+
+impl<'de> Visitor<'de> for HeadersVisitor {
+    type Value = Headers;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object of texts by the names of headers, or a list of pairs [\"name\", \"value\"]")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Headers, A::Error> {
+        let mut lines = HeaderLines::default();
+        while let Some(name) = map.next_key()? {
+            let name = lines.name(name)?;
+            if lines.headers.contains_key(&name) {
+                return Err(A::Error::custom(format_args!(
+                    "request.headers: `{name}` stands there twice; names have no case; for several lines of one name write a \
+                     list of pairs [[\"name\", \"value\"], …]"
+                )));
+            }
+            lines.add(name, map.next_value()?)?;
+        }
+        Ok(Headers(lines.headers))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Headers, A::Error> {
+        let mut lines = HeaderLines::default();
+        while let Some((name, value)) = list.next_element()? {
+            let name = lines.name(name)?;
+            lines.add(name, value)?;
+        }
+        Ok(Headers(lines.headers))
+    }
+}
+
+/// The headers that were read so far, within the bounds.
+#[derive(Default)]
+struct HeaderLines {
+    headers: HeaderMap,
+    bytes: usize,
+}
+
+impl HeaderLines {
+    fn name<E: Error>(&mut self, name: Text<'_>) -> Result<HeaderName, E> {
+        if self.headers.len() == HEADERS_MAX {
+            return Err(E::custom(format_args!("request.headers has at most {HEADERS_MAX} entries")));
+        }
+        self.count(&name)?;
+        let parsed = HeaderName::from_bytes(name.as_bytes()).ok().filter(|_| name.len() <= HEADER_NAME_BYTES_MAX);
+        parsed.ok_or_else(|| E::custom(format_args!("request.headers: `{}` is no name of a header", shown(&name))))
+    }
+
+    fn add<E: Error>(&mut self, name: HeaderName, value: Text<'_>) -> Result<(), E> {
+        self.count(&value)?;
+        let value = HeaderValue::from_str(&value)
+            .map_err(|_| E::custom(format_args!("request.headers: the value of `{name}` has a control character")))?;
+        self.headers.append(name, value);
+        Ok(())
+    }
+
+    fn count<E: Error>(&mut self, text: &str) -> Result<(), E> {
+        self.bytes += text.len();
+        match self.bytes <= HEADERS_BYTES_MAX {
+            true => Ok(()),
+            false => Err(E::custom(format_args!("request.headers has at most {HEADERS_BYTES_MAX} bytes in all"))),
+        }
+    }
+}
+
+/// Text that is borrowed from the body if nothing in it is escaped.
+#[derive(Deserialize)]
+struct Text<'b>(#[serde(borrow)] std::borrow::Cow<'b, str>);
+
+impl std::ops::Deref for Text<'_> {
+    type Target = str;
+
+    fn deref(&self) -> &str {
+        &self.0
+    }
+}
+
+fn shown(text: &str) -> String {
+    text.chars().take(64).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(text: &str) -> Result<HeaderMap, String> {
+        serde_json::from_str::<Headers>(text).map(|Headers(headers)| headers).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn names_have_no_case_and_lines_keep_their_order() {
+        let headers = read(r#"[["X-Forwarded-For","6.6.6.6"],["x-a","b"],["x-forwarded-FOR","10.0.0.1"]]"#).unwrap();
+        let lines: Vec<_> = headers.get_all("x-forwarded-for").iter().collect();
+        assert_eq!(lines, ["6.6.6.6", "10.0.0.1"]);
+        assert_eq!(read(r#"{"X-API-Key":"k"}"#).unwrap()["x-api-key"], "k");
+        assert!(read("[]").unwrap().is_empty() && read("{}").unwrap().is_empty());
+    }
+
+    #[test]
+    fn names_that_differ_only_by_case_are_refused_in_an_object() {
+        for text in [r#"{"x-a":"1","x-a":"1"}"#, r#"{"x-forwarded-for":"1","y":"","X-Forwarded-For":"2"}"#] {
+            assert!(read(text).unwrap_err().contains("stands there twice; names have no case"), "{text}");
+        }
+    }
+
+    #[test]
+    fn whatever_is_no_header_is_refused() {
+        for (text, phrase) in [
+            (r#"[["a"]]"#, "invalid length 1"),
+            (r#"[["a","b","c"]]"#, "trailing characters"),
+            (r#"["a","b"]"#, "invalid type: string"),
+            (r#"[["a",1]]"#, "invalid type: integer"),
+            (r#"{"a":null}"#, "invalid type: null"),
+            (r#"{"a b":""}"#, "`a b` is no name of a header"),
+            (r#"{"a":"\n"}"#, "the value of `a` has a control character"),
+            ("3", "expected an object of texts"),
+        ] {
+            assert!(read(text).unwrap_err().contains(phrase), "{text}: {:?}", read(text));
+        }
+    }
+
+    #[test]
+    fn as_many_headers_and_bytes_are_read_as_the_bounds_say() {
+        let pairs = |count: usize| {
+            let pairs: Vec<_> = (0..count).map(|n| [format!("x-{n}"), String::new()]).collect();
+            serde_json::to_string(&pairs).unwrap()
+        };
+        assert_eq!(read(&pairs(HEADERS_MAX)).unwrap().len(), HEADERS_MAX);
+        assert!(read(&pairs(HEADERS_MAX + 1)).unwrap_err().contains("at most 256 entries"));
+        let value = |bytes: usize| format!(r#"{{"x":"{}"}}"#, "a".repeat(bytes));
+        assert!(read(&value(HEADERS_BYTES_MAX - 1)).is_ok());
+        assert!(read(&value(HEADERS_BYTES_MAX)).unwrap_err().contains("at most 65536 bytes in all"));
+    }
+}

@@ -1,0 +1,297 @@
+//! What a command means: a check to decide, a counter to forget, or something to say at once.
+//!
+//! | command | is |
+//! |---|---|
+//! | `TOLLGATE.CHECK key limit [COST n]` | a check; answers allowed, quota, remaining, retry_after_ms, reset_after_ms |
+//! | `TOLLGATE.PEEK key limit` | the same for cost 0 |
+//! | `TOLLGATE.RESET key limit` | forgets the counter |
+//! | `CL.THROTTLE key max_burst count period [quantity]` | a token bucket in redis-cell's words: limited, limit, remaining, retry_after, reset_after in seconds |
+//! | `PING` `ECHO` `HELLO` `AUTH` `SELECT 0` `CLIENT` `COMMAND` `INFO` `QUIT` | what clients say to introduce themselves |
+//!
+//! redis-cell counts `max_burst` beyond the first request, so its capacity is `max_burst + 1`. Its seconds are rounded up; a
+//! wait that is floored to 0 invites the client to be denied again. Its answers are written down in `docs/cl-throttle.md`.
+
+use std::time::Duration;
+
+use tollgate::{Algorithm, Cost, Decision, Demand, Key, Limit, LimitStatus, Scope};
+
+use super::frame::Args;
+use super::reply::Replies;
+
+/// A command, understood. Borrowed from the buffer it arrived in.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Command<'b> {
+    Check {
+        demand: Demand<'b>,
+        words: ReplyFormat,
+    },
+    Reset {
+        demand: Demand<'b>,
+    },
+    Session(Session<'b>),
+    /// A blank line.
+    Nothing,
+    /// No command of ours.
+    Unknown,
+}
+
+/// In whose words a verdict is told.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum ReplyFormat {
+    Tollgate,
+    Throttle,
+}
+
+/// Commands about the connection itself.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Session<'b> {
+    Ping(Option<&'b [u8]>),
+    Echo(&'b [u8]),
+    Hello { protocol: Option<&'b [u8]>, password: Option<&'b [u8]> },
+    Auth { password: &'b [u8] },
+    Select,
+    ClientOk,
+    ClientId,
+    ClientGetName,
+    CommandCount,
+    CommandList,
+    CommandDocs,
+    Info,
+    Quit,
+}
+
+/// Limits that were read before, so that a client repeating itself is not parsed anew each time.
+#[derive(Debug, Default)]
+pub(crate) struct LimitMemo {
+    text: Vec<u8>,
+    limit: Option<Limit>,
+    throttle: Option<(Throttle, Limit)>,
+}
+
+/// A longer text is not remembered: it would stay with the connection.
+const MEMO_BYTES_MAX: usize = 256;
+
+/// The numbers of `CL.THROTTLE` that make its limit.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Throttle {
+    max_burst: u32,
+    count: u32,
+    period_s: u32,
+}
+
+impl Throttle {
+    fn limit(self) -> Result<Limit, String> {
+        let limit = Limit::new(self.count.into(), Duration::from_secs(self.period_s.into()));
+        limit
+            .and_then(|limit| limit.with_algorithm(Algorithm::TokenBucket))
+            .and_then(|limit| limit.with_burst(u64::from(self.max_burst) + 1))
+            .map_err(|error| format!("ERR {THROTTLE_USAGE}: {error}"))
+    }
+}
+
+impl LimitMemo {
+    fn throttle(&mut self, numbers: Throttle) -> Result<Limit, String> {
+        match self.throttle {
+            Some((known, limit)) if known == numbers => Ok(limit),
+            _ => {
+                let limit = numbers.limit()?;
+                self.throttle = Some((numbers, limit));
+                Ok(limit)
+            }
+        }
+    }
+
+    fn read(&mut self, text: &[u8]) -> Result<Limit, String> {
+        if let Some(limit) = self.limit.filter(|_| self.text == text) {
+            return Ok(limit);
+        }
+        let readable = std::str::from_utf8(text).map_err(|_| "ERR limit: expected text such as 10/min".to_owned())?;
+        let limit: Limit = readable.parse().map_err(|error| format!("ERR limit: {error}"))?;
+        if text.len() > MEMO_BYTES_MAX {
+            return Ok(limit);
+        }
+        self.text.clear();
+        self.text.extend_from_slice(text);
+        self.limit = Some(limit);
+        Ok(limit)
+    }
+}
+
+/// Understands a command, or says what was expected.
+pub(crate) fn understand<'b>(buffer: &'b [u8], args: &Args, memo: &mut LimitMemo) -> Result<Command<'b>, String> {
+    let Some(name) = args.get(buffer, 0) else { return Ok(Command::Nothing) };
+    let arg = |index| args.get(buffer, index);
+    // Clients repeat themselves exactly; only people type in lower case.
+    let is = |expected: &str| name == expected.as_bytes() || name.eq_ignore_ascii_case(expected.as_bytes());
+    if is("TOLLGATE.CHECK") {
+        let (Some(key), Some(limit)) = (arg(1), arg(2)) else { return Err(usage(CHECK_USAGE)) };
+        let cost = match (arg(3), arg(4), args.len()) {
+            (None, ..) => Cost::ONE,
+            (Some(word), Some(cost), 5) if word.eq_ignore_ascii_case(b"COST") => Cost::new(number(cost, "cost")?),
+            _ => return Err(usage(CHECK_USAGE)),
+        };
+        let demand = explicit(key, memo.read(limit)?)?.cost(cost);
+        return Ok(Command::Check { demand, words: ReplyFormat::Tollgate });
+    }
+    if is("CL.THROTTLE") {
+        return throttle(buffer, args, memo);
+    }
+    if is("TOLLGATE.PEEK") {
+        let (Some(key), Some(limit), 3) = (arg(1), arg(2), args.len()) else {
+            return Err(usage("TOLLGATE.PEEK key limit"));
+        };
+        let demand = explicit(key, memo.read(limit)?)?.cost(Cost::PEEK);
+        return Ok(Command::Check { demand, words: ReplyFormat::Tollgate });
+    }
+    if is("TOLLGATE.RESET") {
+        let (Some(key), Some(limit), 3) = (arg(1), arg(2), args.len()) else {
+            return Err(usage("TOLLGATE.RESET key limit"));
+        };
+        return Ok(Command::Reset { demand: explicit(key, memo.read(limit)?)? });
+    }
+    session(name, buffer, args).map(|session| session.map_or(Command::Unknown, Command::Session))
+}
+
+/// Returns whether an unknown inline command is the request line of an HTTP request, or its `Host` header: what a browser
+/// sends first when a web page makes it send a request to this port.
+pub(crate) fn is_http(buffer: &[u8], args: &Args) -> bool {
+    const METHODS: [&[u8]; 9] =
+        [b"GET", b"HEAD", b"POST", b"PUT", b"DELETE", b"PATCH", b"OPTIONS", b"CONNECT", b"TRACE"];
+    let first = args.get(buffer, 0).unwrap_or_default();
+    let last = args.get(buffer, args.len().saturating_sub(1)).unwrap_or_default();
+    METHODS.iter().any(|method| method.eq_ignore_ascii_case(first))
+        || first.eq_ignore_ascii_case(b"Host:")
+        || last.starts_with(b"HTTP/")
+}
+
+/// The answer to [`Command::Unknown`].
+pub(crate) const UNKNOWN: &str = "ERR unknown command; expected TOLLGATE.CHECK, TOLLGATE.PEEK, TOLLGATE.RESET, CL.THROTTLE, PING, ECHO, HELLO, AUTH, CLIENT, COMMAND or QUIT";
+const CHECK_USAGE: &str = "TOLLGATE.CHECK key limit [COST n]";
+const THROTTLE_USAGE: &str = "CL.THROTTLE key max_burst count period [quantity]";
+
+fn usage(usage: &str) -> String {
+    format!("ERR wrong arguments, expected {usage}")
+}
+
+fn explicit(key: &[u8], limit: Limit) -> Result<Demand<'_>, String> {
+    let key = Key::new(key).map_err(|error| format!("ERR {error}"))?;
+    Ok(Demand::new(limit, key))
+}
+
+fn throttle<'b>(buffer: &'b [u8], args: &Args, memo: &mut LimitMemo) -> Result<Command<'b>, String> {
+    let arg = |index| args.get(buffer, index);
+    let (Some(key), Some(max_burst), Some(count), Some(period), 5..=6) = (arg(1), arg(2), arg(3), arg(4), args.len())
+    else {
+        return Err(usage(THROTTLE_USAGE));
+    };
+    let max_burst = number(max_burst, "max_burst")?;
+    let count = number(count, "count")?;
+    let period_s = number(period, "period")?;
+    let quantity = arg(5).map_or(Ok(1), |quantity| number(quantity, "quantity"))?;
+    let limit = memo.throttle(Throttle { max_burst, count, period_s })?;
+    let key = Key::scoped(key, Scope::Throttle).map_err(|error| format!("ERR {error}"))?;
+    Ok(Command::Check { demand: Demand::new(limit, key).cost(quantity), words: ReplyFormat::Throttle })
+}
+
+fn number(text: &[u8], what: &str) -> Result<u32, String> {
+    let digit = |value: u64, byte: &u8| byte.is_ascii_digit().then(|| value * 10 + u64::from(byte - b'0'));
+    let value = match text.len() {
+        // Ten digits fit by far.
+        1..=10 => text.iter().try_fold(0, digit).and_then(|value| u32::try_from(value).ok()),
+        _ => None,
+    };
+    value.ok_or_else(|| format!("ERR {what} is a whole number from 0 to {}", u32::MAX))
+}
+
+/// A command about the connection; `None` if there is no such command.
+fn session<'b>(name: &[u8], buffer: &'b [u8], args: &Args) -> Result<Option<Session<'b>>, String> {
+    let arg = |index| args.get(buffer, index);
+    let word = |index| arg(index).map(<[u8]>::to_ascii_uppercase);
+    let mut upper = [0_u8; 16];
+    let known = name.len() <= upper.len();
+    if known {
+        upper[..name.len()].copy_from_slice(name);
+        upper.make_ascii_uppercase();
+    }
+    match (&upper[..name.len().min(upper.len())], args.len()) {
+        (b"PING", 1..=2) => Ok(Session::Ping(arg(1))),
+        (b"ECHO", 2) => Ok(Session::Echo(arg(1).unwrap_or_default())),
+        (b"HELLO", _) => hello(buffer, args),
+        (b"AUTH", 2) => Ok(Session::Auth { password: arg(1).unwrap_or_default() }),
+        (b"AUTH", 3) => Ok(Session::Auth { password: arg(2).unwrap_or_default() }),
+        (b"SELECT", 2) if arg(1) == Some(b"0") => Ok(Session::Select),
+        (b"SELECT", 2) => Err("ERR there is only database 0".to_owned()),
+        (b"CLIENT", 2..) => match word(1).as_deref() {
+            Some(b"ID") => Ok(Session::ClientId),
+            Some(b"GETNAME") => Ok(Session::ClientGetName),
+            Some(b"SETINFO" | b"SETNAME" | b"NO-EVICT" | b"NO-TOUCH") => Ok(Session::ClientOk),
+            Some(b"REPLY") => match (word(2).as_deref(), args.len()) {
+                (Some(b"ON"), 3) => Ok(Session::ClientOk),
+                // Whoever asked for silence would take each answer for that to another command.
+                _ => Err("ERR expected CLIENT REPLY ON: every command is answered here".to_owned()),
+            },
+            _ => Err("ERR expected CLIENT ID, GETNAME, SETNAME or SETINFO".to_owned()),
+        },
+        (b"COMMAND", 1) => Ok(Session::CommandList),
+        (b"COMMAND", 2..) => match word(1).as_deref() {
+            Some(b"COUNT") => Ok(Session::CommandCount),
+            Some(b"DOCS") => Ok(Session::CommandDocs),
+            _ => Ok(Session::CommandList),
+        },
+        (b"INFO", _) => Ok(Session::Info),
+        (b"QUIT", _) => Ok(Session::Quit),
+        (b"PING" | b"ECHO" | b"AUTH" | b"SELECT" | b"CLIENT", _) if known => {
+            Err("ERR wrong number of arguments".to_owned())
+        }
+        _ => return Ok(None),
+    }
+    .map(Some)
+}
+
+/// `HELLO [version [AUTH user password] [SETNAME name]]`
+fn hello<'b>(buffer: &'b [u8], args: &Args) -> Result<Session<'b>, String> {
+    let arg = |index| args.get(buffer, index);
+    let (mut index, mut password) = (2, None);
+    while let Some(word) = arg(index) {
+        let taken = if word.eq_ignore_ascii_case(b"AUTH") {
+            password = arg(index + 2);
+            3
+        } else {
+            2
+        };
+        let known = word.eq_ignore_ascii_case(b"AUTH") || word.eq_ignore_ascii_case(b"SETNAME");
+        if !known || arg(index + taken - 1).is_none() {
+            return Err(usage("HELLO [2|3 [AUTH user password] [SETNAME name]]"));
+        }
+        index += taken;
+    }
+    Ok(Session::Hello { protocol: arg(1), password })
+}
+
+/// Tells a verdict in the words of the command that asked.
+pub(crate) fn tell(decision: &Decision, demand: &Demand<'_>, words: ReplyFormat, replies: &mut Replies) {
+    let Some(line) = decision.limits.first() else {
+        replies.error("UNAVAILABLE the store did not answer");
+        return;
+    };
+    replies.verdict(match words {
+        ReplyFormat::Tollgate => tollgate_numbers(line),
+        ReplyFormat::Throttle => throttle_numbers(line, demand),
+    });
+}
+
+fn tollgate_numbers(line: &LimitStatus) -> [i64; 5] {
+    let ms = |wait: tollgate::Wait| wait.as_millis_ceil().map_or(-1, saturating);
+    [i64::from(line.allowed), line.quota.into(), line.remaining.into(), ms(line.retry_after), ms(line.reset_after)]
+}
+
+fn throttle_numbers(line: &LimitStatus, demand: &Demand<'_>) -> [i64; 5] {
+    let secs = |wait: tollgate::Wait| wait.as_secs_ceil().map_or(-1, saturating);
+    let retry_after = if line.allowed { -1 } else { secs(line.retry_after) };
+    let capacity = demand.limit.cost_max().into();
+    [i64::from(!line.allowed), capacity, line.remaining.into(), retry_after, secs(line.reset_after)]
+}
+
+fn saturating(value: u64) -> i64 {
+    i64::try_from(value).unwrap_or(i64::MAX)
+}

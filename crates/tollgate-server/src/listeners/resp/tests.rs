@@ -1,0 +1,468 @@
+//! Transcripts: bytes in, bytes out, on a clock that stands still.
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::sync::watch;
+use tollgate::{ManualClock, MemoryStore, Timestamp};
+
+use super::*;
+use crate::accept::ShutdownStage;
+
+const START: Timestamp = Timestamp::from_micros(1_700_000_000_000_000);
+
+struct Door {
+    client: tokio::io::DuplexStream,
+    clock: Arc<ManualClock>,
+    stage: watch::Sender<ShutdownStage>,
+    listener: Arc<RespListener>,
+}
+
+fn door(options: RespOptions) -> Door {
+    let clock = Arc::new(ManualClock::new(START));
+    let memory = MemoryStore::builder().clock(clock.clone()).build();
+    let listener = Arc::new(RespListener {
+        limiter: Limiter::builder().memory(memory).clock(clock.clone()).build(),
+        options: Arc::new(options),
+        decisions: Arc::default(),
+        stats: Arc::default(),
+        auth_guard: Arc::default(),
+    });
+    let (client, stage) = connect(&listener, "203.0.113.9");
+    Door { client, clock, stage, listener }
+}
+
+/// Connects from that address. Returns the client's end, and the sender that closes the listener when it is dropped.
+fn connect(listener: &Arc<RespListener>, address: &str) -> (tokio::io::DuplexStream, watch::Sender<ShutdownStage>) {
+    let (client, server) = tokio::io::duplex(1 << 20);
+    let (stage, context) = Context::alone();
+    tokio::spawn(listener.clone().serve(server, address.parse().unwrap(), context));
+    (client, stage)
+}
+
+impl Door {
+    /// Sends bytes and reads until so many reply bytes came, or the door closed.
+    async fn say(&mut self, bytes: &[u8], expected: &str) {
+        self.client.write_all(bytes).await.unwrap();
+        let mut got = vec![0; expected.len()];
+        let mut read = 0;
+        while read < got.len() {
+            match self.client.read(&mut got[read..]).await.unwrap() {
+                0 => break,
+                count => read += count,
+            }
+        }
+        let shown = |text: &str| text.replace("\r\n", " ");
+        assert_eq!(
+            shown(&String::from_utf8_lossy(&got[..read])),
+            shown(expected),
+            "after {:?}",
+            String::from_utf8_lossy(bytes)
+        );
+    }
+
+    async fn ends(mut self) -> bool {
+        self.client.read(&mut [0]).await.unwrap() == 0
+    }
+}
+
+fn numbers(numbers: [i64; 5]) -> String {
+    let lines: String = numbers.iter().map(|number| format!(":{number}\r\n")).collect();
+    format!("*5\r\n{lines}")
+}
+
+#[tokio::test]
+async fn check_peek_and_reset() {
+    let mut door = door(RespOptions::default());
+    door.say(b"TOLLGATE.CHECK user:42 2/min\r\n", &numbers([1, 2, 1, 0, 60_000])).await;
+    door.say(b"tollgate.check user:42 2/min cost 1\r\n", &numbers([1, 2, 0, 0, 60_000])).await;
+    door.clock.advance(Duration::from_micros(1_500));
+    door.say(b"TOLLGATE.CHECK user:42 2/min\r\n", &numbers([0, 2, 0, 59_999, 59_999])).await;
+    door.say(b"TOLLGATE.PEEK user:42 2/min\r\n", &numbers([1, 2, 0, 59_999, 59_999])).await;
+    door.say(b"TOLLGATE.CHECK user:42 2/min COST 3\r\n", &numbers([0, 2, 0, -1, 59_999])).await;
+    door.say(b"TOLLGATE.RESET user:42 2/min\r\n", "+OK\r\n").await;
+    door.say(b"TOLLGATE.PEEK user:42 2/min\r\n", &numbers([1, 2, 2, 0, 0])).await;
+}
+
+#[tokio::test]
+async fn extreme_and_senseless_arguments_are_answered_with_what_was_expected() {
+    let mut door = door(RespOptions::default());
+    for (command, phrase) in [
+        ("CL.THROTTLE k 9223372036854775807 1 1", "max_burst is a whole number"),
+        ("CL.THROTTLE k 4294967295 1 1", "burst is 1 to 10000000"),
+        ("CL.THROTTLE k 10000000 1 1", "burst is 1 to 10000000"),
+        ("CL.THROTTLE k 1 0 1", "a quota is 1 to 10000000"),
+        ("CL.THROTTLE k 1 1 0", "a window is 1ms to 400day"),
+        ("CL.THROTTLE k 1 1 4294967295", "a window is 1ms to 400day"),
+        ("CL.THROTTLE k -1 1 1", "max_burst is a whole number"),
+        ("CL.THROTTLE k 1 1 1 99999999999", "quantity is a whole number"),
+        ("CL.THROTTLE k 1 1", "expected CL.THROTTLE key max_burst count period"),
+        ("CL.THROTTLE k 1 1 1 1 1", "expected CL.THROTTLE key max_burst count period"),
+        ("TOLLGATE.CHECK k", "expected TOLLGATE.CHECK key limit"),
+        ("TOLLGATE.CHECK k 10/fortnight", "us, ms, s, min, h, day, week"),
+        ("TOLLGATE.CHECK k 10/min COST", "expected TOLLGATE.CHECK key limit"),
+        ("TOLLGATE.CHECK k 10/min PRICE 1", "expected TOLLGATE.CHECK key limit"),
+        ("TOLLGATE.CHECK k 10/min COST -1", "cost is a whole number"),
+        ("SELECT 1", "only database 0"),
+        ("CLIENT REPLY OFF", "expected CLIENT REPLY ON"),
+        ("CLIENT REPLY skip", "expected CLIENT REPLY ON"),
+        ("CLIENT REPLY", "expected CLIENT REPLY ON"),
+    ] {
+        door.client.write_all(format!("{command}\r\n").as_bytes()).await.unwrap();
+        let mut reply = vec![0; 1024];
+        let read = door.client.read(&mut reply).await.unwrap();
+        let reply = String::from_utf8_lossy(&reply[..read]);
+        assert!(reply.starts_with("-ERR ") && reply.contains(phrase), "{command}: {reply}");
+    }
+    door.say(b"PING\r\n", "+PONG\r\n").await;
+}
+
+#[tokio::test]
+async fn a_pipeline_is_answered_in_order_whatever_is_mixed_into_it() {
+    let mut door = door(RespOptions::default());
+    let pipeline = b"TOLLGATE.CHECK a 1/min\r\nPING\r\nTOLLGATE.CHECK a 1/min\r\nTOLLGATE.RESET a 1/min\r\nTOLLGATE.CHECK a 1/min\r\n*1\r\n$8\r\nNONSENSE\r\nECHO hi\r\n";
+    let error = "-ERR unknown command; expected TOLLGATE.CHECK, TOLLGATE.PEEK, TOLLGATE.RESET, CL.THROTTLE, PING, ECHO, HELLO, AUTH, CLIENT, COMMAND or QUIT\r\n";
+    let expected = [
+        numbers([1, 1, 0, 0, 60_000]),
+        "+PONG\r\n".to_owned(),
+        numbers([0, 1, 0, 60_000, 60_000]),
+        "+OK\r\n".to_owned(),
+        numbers([1, 1, 0, 0, 60_000]),
+        error.to_owned(),
+        "$2\r\nhi\r\n".to_owned(),
+    ]
+    .concat();
+    door.say(pipeline, &expected).await;
+}
+
+#[tokio::test]
+async fn a_command_in_single_bytes_is_a_command() {
+    let mut door = door(RespOptions::default());
+    let frame = b"*3\r\n$14\r\nTOLLGATE.CHECK\r\n$4\r\n\x00\r\n\xff\r\n$6\r\n10/min\r\n";
+    for byte in frame {
+        door.client.write_all(&[*byte]).await.unwrap();
+        tokio::task::yield_now().await;
+    }
+    door.say(b"", &numbers([1, 10, 9, 0, 60_000])).await;
+}
+
+/// A pipeline of every shape: bytes that look like frames inside an argument, a typed line, a command without arguments.
+#[tokio::test]
+async fn a_pipeline_split_anywhere_is_answered_alike() {
+    let pipeline = b"*3\r\n$14\r\nTOLLGATE.CHECK\r\n$6\r\n*1\r\n$4\r\n$6\r\n10/min\r\nPING\r\n*0\r\n\r\n*5\r\n$14\r\nTOLLGATE.CHECK\r\n$1\r\nk\r\n$5\r\n2/min\r\n$4\r\nCOST\r\n$1\r\n2\r\nCL.THROTTLE t 0 1 60\n*2\r\n$4\r\nECHO\r\n$0\r\n\r\n";
+    let expected = [
+        numbers([1, 10, 9, 0, 60_000]),
+        "+PONG\r\n".to_owned(),
+        numbers([1, 2, 0, 0, 60_000]),
+        numbers([0, 1, 0, -1, 60]),
+        "$0\r\n\r\n".to_owned(),
+    ]
+    .concat();
+    for first in 0..pipeline.len() {
+        let second = first + (pipeline.len() - first) / 2;
+        let mut door = door(RespOptions::default());
+        for piece in [&pipeline[..first], &pipeline[first..second]] {
+            door.client.write_all(piece).await.unwrap();
+            // The door's task runs before this one goes on: the piece is read by itself.
+            tokio::task::yield_now().await;
+        }
+        door.say(&pipeline[second..], &expected).await;
+    }
+}
+
+#[tokio::test]
+async fn a_hundred_thousand_pipelined_commands_have_an_exact_count_of_verdicts() {
+    let door = door(RespOptions::default());
+    let commands = b"*3\r\n$14\r\nTOLLGATE.CHECK\r\n$1\r\nk\r\n$8\r\n30000/h\x20\r\n".repeat(100_000);
+    let (mut reader, mut writer) = tokio::io::split(door.client);
+    let sender = tokio::spawn(async move { writer.write_all(&commands).await.map(|()| writer) });
+    let mut admitted = 0;
+    let mut replies = 0;
+    let mut lines = Vec::new();
+    let mut chunk = vec![0; 1 << 16];
+    while replies < 100_000 {
+        let read = reader.read(&mut chunk).await.unwrap();
+        assert!(read > 0, "the door closed after {replies} replies");
+        lines.extend_from_slice(&chunk[..read]);
+        while let Some(end) = memchr::memmem::find(&lines[1..], b"*5")
+            .map(|at| at + 1)
+            .or((lines.ends_with(b"\n") && lines.iter().filter(|byte| **byte == b'\n').count() == 6)
+                .then_some(lines.len()))
+        {
+            admitted += usize::from(lines[..end].starts_with(b"*5\r\n:1\r\n"));
+            replies += 1;
+            lines.drain(..end);
+            if lines.is_empty() {
+                break;
+            }
+        }
+    }
+    assert_eq!((replies, admitted), (100_000, 30_000));
+    sender.await.unwrap().unwrap();
+    door.clock.advance(Duration::from_secs(1));
+}
+
+#[tokio::test]
+async fn hostile_frames_end_the_connection_with_a_word() {
+    for frame in [&b"*99999999\r\n"[..], b"*1\r\n$99999999999\r\n", b"*-5\r\n", b"*1\r\n*1\r\n", b"*1\r\n$1\r\nab\r\n"]
+    {
+        let mut door = door(RespOptions::default());
+        door.say(frame, "-ERR Protocol error").await;
+        let mut rest = Vec::new();
+        door.client.read_to_end(&mut rest).await.unwrap();
+        assert!(door.ends().await, "{:?}", String::from_utf8_lossy(frame));
+    }
+}
+
+#[tokio::test]
+async fn clients_introduce_themselves_in_both_protocols() {
+    let mut door = door(RespOptions::default());
+    let id = |protocol: &str| {
+        format!(
+            "$7\r\nversion\r\n$5\r\n{}\r\n$4\r\nmode\r\n$10\r\nstandalone\r\n$4\r\nrole\r\n$6\r\nmaster\r\n$5\r\nproto\r\n:{protocol}\r\n$2\r\nid\r\n:",
+            env!("CARGO_PKG_VERSION")
+        )
+    };
+    door.client.write_all(b"HELLO 3\r\n").await.unwrap();
+    let mut reply = vec![0; 1024];
+    let read = door.client.read(&mut reply).await.unwrap();
+    let reply = String::from_utf8_lossy(&reply[..read]).into_owned();
+    assert!(reply.starts_with(&format!("%7\r\n$6\r\nserver\r\n$8\r\ntollgate\r\n{}", id("3"))), "{reply}");
+    door.say(b"CLIENT GETNAME\r\n", "_\r\n").await;
+    door.say(b"HELLO 4\r\n", "-NOPROTO unsupported protocol version, expected 2 or 3\r\n").await;
+    door.say(b"CLIENT SETINFO LIB-NAME x\r\n", "+OK\r\n").await;
+    door.say(b"CLIENT SETNAME x\r\n", "+OK\r\n").await;
+    door.say(b"CLIENT REPLY ON\r\n", "+OK\r\n").await;
+    door.say(b"COMMAND DOCS\r\n", "%0\r\n").await;
+    door.say(b"COMMAND COUNT\r\n", ":4\r\n").await;
+    door.say(b"SELECT 0\r\n", "+OK\r\n").await;
+    door.say(b"QUIT\r\n", "+OK\r\n").await;
+    assert!(door.ends().await);
+}
+
+#[tokio::test]
+async fn a_password_stands_before_everything_but_the_introduction() {
+    let options = RespOptions { password: Some("open sesame".to_owned()), ..RespOptions::default() };
+    assert!(!format!("{options:?}").contains("sesame"));
+    let mut door = door(options);
+    door.say(b"TOLLGATE.CHECK k 1/min\r\n", "-NOAUTH Authentication required\r\n").await;
+    door.say(b"PING\r\n", "-NOAUTH Authentication required\r\n").await;
+    door.say(b"HELLO 3\r\n", "-NOAUTH HELLO must be called with AUTH here\r\n").await;
+    door.say(b"AUTH wrong\r\n", "-WRONGPASS invalid password\r\n").await;
+    door.say(b"*2\r\n$4\r\nAUTH\r\n$11\r\nopen sesame\r\n", "+OK\r\n").await;
+    door.say(b"TOLLGATE.CHECK k 1/min\r\n", &numbers([1, 1, 0, 0, 60_000])).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_silent_client_is_let_go() {
+    let door = door(RespOptions { idle: Duration::from_secs(5), ..RespOptions::default() });
+    assert!(door.ends().await);
+}
+
+/// Says a byte every now and then until the door closes: after how long?
+async fn trickle(mut door: Door, bytes: impl IntoIterator<Item = u8>) -> Duration {
+    let start = Instant::now();
+    for byte in bytes.into_iter().take(1_000) {
+        let _ = door.client.write_all(&[byte]).await;
+        // Until its end, the door may say something.
+        let end = async { while door.client.read(&mut [0; 1024]).await.unwrap() > 0 {} };
+        if tokio::time::timeout(Duration::from_millis(700), end).await.is_ok() {
+            return start.elapsed();
+        }
+    }
+    panic!("the door never closes")
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_command_that_trickles_is_not_waited_for_beyond_its_time() {
+    let options = RespOptions { idle: Duration::from_secs(1), ..RespOptions::default() };
+    let mut slow = door(options.clone());
+    slow.say(b"PING\r\n*2\r\n$60000\r\n", "+PONG\r\n").await;
+    let took = trickle(slow, std::iter::repeat(b'x')).await;
+    assert!((COMMAND_WITHIN..COMMAND_WITHIN + Duration::from_secs(1)).contains(&took), "{took:?}");
+
+    // Each command has its own time, even if the next one has begun when it ends.
+    let mut steady = door(options);
+    for byte in b"PING\r\n".repeat(20) {
+        steady.client.write_all(&[byte]).await.unwrap();
+        tokio::time::sleep(Duration::from_millis(700)).await;
+    }
+    steady.say(b"PI", &"+PONG\r\n".repeat(20)).await;
+    for _ in 0..20 {
+        tokio::time::sleep(Duration::from_millis(700)).await;
+        steady.say(b"NG\r\nPI", "+PONG\r\n").await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_that_gives_no_password_is_let_go_whatever_it_says_meanwhile() {
+    let options = RespOptions { password: Some("open sesame".to_owned()), idle: Duration::from_secs(1) };
+    let took = trickle(door(options.clone()), b"PING\r\n".iter().copied().cycle()).await;
+    assert!((PASSWORD_WITHIN..PASSWORD_WITHIN + Duration::from_secs(1)).contains(&took), "{took:?}");
+
+    let mut known = door(options);
+    known.say(b"*2\r\n$4\r\nAUTH\r\n$11\r\nopen sesame\r\n", "+OK\r\n").await;
+    for _ in 0..40 {
+        tokio::time::sleep(Duration::from_millis(700)).await;
+        known.say(b"PING\r\n", "+PONG\r\n").await;
+    }
+}
+
+#[tokio::test]
+async fn a_limit_that_was_read_before_is_used_only_for_the_same_numbers() {
+    let mut door = door(RespOptions::default());
+    for (words, verdict) in [
+        ("CL.THROTTLE a 4 10 60", ":0 :5 :4 :-1 :6"),
+        ("CL.THROTTLE b 4 10 60", ":0 :5 :4 :-1 :6"),
+        ("CL.THROTTLE c 2 10 60", ":0 :3 :2 :-1 :6"),
+        ("CL.THROTTLE d 2 20 60", ":0 :3 :2 :-1 :3"),
+        ("CL.THROTTLE e 2 20 120", ":0 :3 :2 :-1 :6"),
+        ("TOLLGATE.CHECK a 10/min", ":1 :10 :9 :0 :60000"),
+        ("TOLLGATE.CHECK a 9/min", ":1 :9 :7 :0 :60000"),
+    ] {
+        let expected = format!("*5\r\n{}\r\n", verdict.replace(' ', "\r\n"));
+        door.say(format!("{words}\r\n").as_bytes(), &expected).await;
+    }
+}
+
+/// Every line before a command in a request that a browser sends is one that we do not know.
+#[tokio::test]
+async fn a_request_of_a_browser_is_not_answered_and_its_body_not_run() {
+    let reset = "TOLLGATE.RESET user:42 2/min\r\nTOLLGATE.CHECK planted 1/min\r\n";
+    let as_array = "*3\r\n$14\r\nTOLLGATE.RESET\r\n$7\r\nuser:42\r\n$5\r\n2/min\r\n";
+    let header = "Host: 127.0.0.1:6380\r\nConnection: keep-alive\r\nOrigin: https://attacker.example\r\n\r\n";
+    let methods = ["GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "CONNECT", "TRACE", "get", "Post"];
+    let requests = methods.map(|method| format!("{method} / HTTP/1.1\r\n{header}")).into_iter().chain([
+        // Methods that are commands of ours need a name that was pointed here, and still a header follows.
+        format!("TOLLGATE.RESET /user:42 HTTP/1.1\r\n{header}"),
+        format!("PING / HTTP/1.1\r\n{header}"),
+        "host: attacker.example\r\n\r\n".to_owned(),
+        "QUERY / HTTP/2.0\r\n\r\n".to_owned(),
+    ]);
+    let mut rejected = 0;
+    for (request, body) in requests.flat_map(|request| [(request.clone(), reset), (request, as_array)]) {
+        let mut door = door(RespOptions::default());
+        door.say(b"TOLLGATE.CHECK user:42 2/min COST 2\r\n", &numbers([1, 2, 0, 0, 60_000])).await;
+        door.client.write_all(format!("{request}{body}").as_bytes()).await.unwrap();
+        let mut said = String::new();
+        door.client.read_to_string(&mut said).await.unwrap();
+        assert!(!said.contains("+OK") && !said.contains('*'), "{request}{body}: {said}");
+        for key in ["user:42", "planted"] {
+            let demand = Demand::new("2/min".parse().unwrap(), tollgate::Key::new(key).unwrap());
+            let left = door.listener.limiter.inspect(&demand).await.unwrap().remaining;
+            assert_eq!(left, if key == "planted" { 2 } else { 0 }, "{request}{body}");
+        }
+        rejected += door.listener.stats.rejected_for(Rejection::Http);
+    }
+    assert_eq!(rejected, 2 * 15);
+}
+
+#[tokio::test]
+async fn an_unknown_line_ends_the_connection_and_an_unknown_array_does_not() {
+    let mut typed = door(RespOptions::default());
+    typed.say(b"A.VERY.LONG.COMMAND.NAME.INDEED k\r\nPING\r\n", &format!("-{UNKNOWN}\r\n")).await;
+    assert!(typed.ends().await);
+    // A client of Redis, at the wrong port.
+    let mut client = door(RespOptions::default());
+    for name in ["GET", "POST", "Host:"] {
+        let command = format!("*2\r\n${}\r\n{name}\r\n$1\r\nk\r\nPING\r\n", name.len());
+        client.say(command.as_bytes(), &format!("-{UNKNOWN}\r\n+PONG\r\n")).await;
+    }
+    assert_eq!(client.listener.stats.rejected_for(Rejection::Http), 0);
+}
+
+fn with_password() -> RespOptions {
+    RespOptions { password: Some("open sesame".to_owned()), ..RespOptions::default() }
+}
+
+/// One connection after the other, each with a pipeline of guesses.
+#[tokio::test(start_paused = true)]
+async fn guesses_are_slowed_down_by_address_and_the_right_password_still_works() {
+    let Door { listener, .. } = door(with_password());
+    let began = Instant::now();
+    for _ in 0..100 {
+        if began.elapsed() >= Duration::from_secs(60) {
+            break;
+        }
+        let (mut client, _stage) = connect(&listener, "203.0.113.9");
+        client.write_all(&b"AUTH wrong\r\nHELLO 3 AUTH default wrong\r\n".repeat(500)).await.unwrap();
+        client.read_to_string(&mut String::new()).await.unwrap();
+    }
+    let [wrong, refused] = listener.stats.auth_failures.read();
+    assert!((50..=90).contains(&wrong), "{wrong} guesses in a minute");
+    assert_eq!(refused, 0);
+    for (address, within) in [("203.0.113.9", 1_001), ("203.0.113.10", 0)] {
+        let ((mut client, _stage), asked) = (connect(&listener, address), Instant::now());
+        client.write_all(b"*2\r\n$4\r\nAUTH\r\n$11\r\nopen sesame\r\n").await.unwrap();
+        let mut said = [0; 5];
+        client.read_exact(&mut said).await.unwrap();
+        assert_eq!(&said, b"+OK\r\n");
+        assert!(asked.elapsed() <= Duration::from_millis(within), "{:?}", asked.elapsed());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn more_connections_make_no_more_guesses() {
+    let Door { listener, .. } = door(with_password());
+    let began = Instant::now();
+    let clients = (0..200).map(|_| {
+        let listener = listener.clone();
+        tokio::spawn(async move {
+            for _ in 0..1_000 {
+                if began.elapsed() >= Duration::from_secs(20) {
+                    break;
+                }
+                let (mut client, _stage) = connect(&listener, "2001:db8::1");
+                client.write_all(b"AUTH wrong\r\n").await.unwrap();
+                client.read_exact(&mut [0; 10]).await.unwrap();
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        })
+    });
+    for client in clients.collect::<Vec<_>>() {
+        client.await.unwrap();
+    }
+    let [wrong, refused] = listener.stats.auth_failures.read();
+    assert!(wrong <= 16 * 22 && refused > 1_000, "{wrong} guesses in 20 s, {refused} refused");
+}
+
+#[tokio::test]
+async fn a_wrong_password_does_not_end_the_session_of_a_client_that_gave_the_right_one() {
+    let mut door = door(with_password());
+    door.say(b"*2\r\n$4\r\nAUTH\r\n$11\r\nopen sesame\r\n", "+OK\r\n").await;
+    door.say(b"AUTH wrong\r\nPING\r\n", "-WRONGPASS invalid password\r\n+PONG\r\n").await;
+    assert_eq!(door.listener.stats.auth_failures.read(), [1, 0]);
+}
+#[tokio::test(start_paused = true)]
+async fn when_the_doors_close_the_next_answers_are_the_last() {
+    let mut door = door(RespOptions::default());
+    door.say(b"PING\r\n", "+PONG\r\n").await;
+    door.stage.send(ShutdownStage::Leaving).unwrap();
+    door.say(b"PING\r\n", "+PONG\r\n").await;
+    door.say(b"PING\r\n", "+PONG\r\n").await;
+    door.stage.send(ShutdownStage::Closing).unwrap();
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    let start = Instant::now();
+    door.say(b"PING\r\nTOLLGATE.CHECK a 9/min\r\nPI", &("+PONG\r\n".to_owned() + &numbers([1, 9, 8, 0, 60_000]))).await;
+    door.say(b"NG\r\n", "+PONG\r\n").await;
+    assert_eq!(door.client.read(&mut [0]).await.unwrap(), 0, "the end comes with the answer");
+    assert_eq!(start.elapsed(), Duration::ZERO);
+
+    // What comes after the end is not executed.
+    door.client.write_all(b"TOLLGATE.CHECK a 9/min\r\n").await.unwrap();
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    let peek = Demand::new("9/min".parse().unwrap(), tollgate::Key::new("a").unwrap()).cost(0);
+    let decision = door.listener.limiter.check(&Check::one(&peek)).await.unwrap();
+    assert_eq!(decision.limits[0].remaining, 8);
+}
+
+#[tokio::test(start_paused = true)]
+async fn when_the_doors_close_a_silent_connection_ends_soon() {
+    for half in [&b""[..], b"*1\r\n$4\r\nPI"] {
+        let mut door = door(RespOptions::default());
+        door.say(b"PING\r\n", "+PONG\r\n").await;
+        door.client.write_all(half).await.unwrap();
+        door.stage.send(ShutdownStage::Closing).unwrap();
+        let start = Instant::now();
+        assert!(door.ends().await);
+        assert_eq!(start.elapsed().as_millis(), 500);
+    }
+}

@@ -1,0 +1,170 @@
+//! A bounded cache of values that expire.
+//!
+//! Denials, plans and similar facts are cached for about a second per client. A flood of clients must make the cache
+//! neither large nor slow. So its size is fixed, and a new entry that finds no room is not cached. A full shard is
+//! swept for expired entries at most ten times a second. New entries never evict entries that have not expired.
+//!
+//! Entries are found by a seeded 128-bit hash. Names are not stored, and a client that does not know the seed cannot
+//! construct two names with the same hash.
+//!
+//! **One lock at a time.** While a shard is locked, the only foreign code that runs is the caller's closure on one
+//! value.
+
+use std::collections::HashMap;
+use std::hash::{BuildHasher, Hash};
+
+use foldhash::quality::RandomState;
+use parking_lot::Mutex;
+use tollgate_core::Timestamp;
+
+const SHARDS: usize = 16;
+/// Minimum time between two sweeps of a full shard, in microseconds.
+const SWEEP_EVERY_US: u64 = 100_000;
+
+/// A value that expires.
+pub(crate) trait Expire {
+    /// Returns whether the value has expired, so that it may be removed to make room.
+    fn is_expired(&self, now: Timestamp) -> bool;
+}
+
+/// A sharded cache of bounded size, keyed by the hash of a name.
+#[derive(Debug)]
+pub(crate) struct TtlCache<V> {
+    shards: [Mutex<Shard<V>>; SHARDS],
+    hashers: [RandomState; 2],
+    shard_len_max: usize,
+}
+
+/// The key of an entry: the 128-bit hash of its name.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(crate) struct Id(u64, u64);
+
+#[derive(Debug)]
+struct Shard<V> {
+    entries: HashMap<Id, V, RandomState>,
+    /// The time of the last sweep for expired entries.
+    swept: Timestamp,
+}
+
+impl<V: Expire> TtlCache<V> {
+    /// Creates a cache of about `len_max` entries: rounded up to a multiple of 16, and bounded per shard.
+    pub(crate) fn new(len_max: usize) -> TtlCache<V> {
+        let shard = |_| Mutex::new(Shard { entries: HashMap::default(), swept: Timestamp::ZERO });
+        let shards = std::array::from_fn(shard);
+        TtlCache { shards, hashers: Default::default(), shard_len_max: len_max.div_ceil(SHARDS) }
+    }
+
+    /// Hashes a name to the key of its entry. Keys of one cache mean nothing to another.
+    pub(crate) fn id(&self, name: impl Hash) -> Id {
+        let [first, second] = self.hashers.each_ref().map(|hasher| hasher.hash_one(&name));
+        Id(first, second)
+    }
+
+    /// Returns `look(value)` for the entry with this id, or `None` if there is no entry.
+    ///
+    /// An expired entry that was not swept yet is still found; the caller has to check that. The shard is locked
+    /// while `look` runs.
+    pub(crate) fn look<T>(&self, id: Id, look: impl FnOnce(&V) -> T) -> Option<T> {
+        self.shard(id).lock().entries.get(&id).map(look)
+    }
+
+    /// Inserts or replaces the entry with this id. Does nothing if the shard is full and the entry is new.
+    pub(crate) fn put(&self, id: Id, value: V, now: Timestamp) {
+        let mut shard = self.shard(id).lock();
+        if shard.has_room_for(id, self.shard_len_max, now) {
+            shard.entries.insert(id, value);
+        }
+    }
+
+    /// Applies `add` to the entry with this id, which is created with the default value if it does not exist.
+    ///
+    /// Does nothing if the shard is full and the entry is new. The shard is locked while `add` runs.
+    pub(crate) fn add(&self, id: Id, now: Timestamp, add: impl FnOnce(&mut V))
+    where
+        V: Default,
+    {
+        let mut shard = self.shard(id).lock();
+        if shard.has_room_for(id, self.shard_len_max, now) {
+            add(shard.entries.entry(id).or_default());
+        }
+    }
+
+    /// Removes the entry with this id, if there is one.
+    pub(crate) fn forget(&self, id: Id) {
+        self.shard(id).lock().entries.remove(&id);
+    }
+
+    fn shard(&self, id: Id) -> &Mutex<Shard<V>> {
+        &self.shards[id.1 as usize % SHARDS]
+    }
+
+    #[cfg(test)]
+    pub(crate) fn len(&self) -> usize {
+        self.shards.iter().map(|shard| shard.lock().entries.len()).sum()
+    }
+}
+
+impl<V: Expire> Shard<V> {
+    /// Returns whether the entry exists or fits, after sweeping a full shard if its last sweep is long enough ago.
+    fn has_room_for(&mut self, id: Id, len_max: usize, now: Timestamp) -> bool {
+        if self.entries.len() < len_max || self.entries.contains_key(&id) {
+            return true;
+        }
+        // If the clock was set back, the last sweep is in the future. Sweep now instead of waiting for that time.
+        if now < self.swept || now >= self.swept.plus_micros(SWEEP_EVERY_US) {
+            self.swept = now;
+            self.entries.retain(|_, value| !value.is_expired(now));
+        }
+        self.entries.len() < len_max
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const START: Timestamp = Timestamp::from_micros(1_700_000_000_000_000);
+
+    /// A value that expires one second after its timestamp.
+    #[derive(Default)]
+    struct Word(Timestamp);
+
+    impl Expire for Word {
+        fn is_expired(&self, now: Timestamp) -> bool {
+            now >= self.0.plus_micros(1_000_000)
+        }
+    }
+
+    fn knows(lately: &TtlCache<Word>, id: Id) -> bool {
+        lately.look(id, |_| ()).is_some()
+    }
+
+    #[test]
+    fn new_entries_find_no_room_until_old_ones_have_expired() {
+        let lately = TtlCache::new(1_600);
+        for n in 0..100_000 {
+            lately.put(lately.id(n), Word(START), START);
+        }
+        assert_eq!(lately.len(), 1_600);
+        let (early, later) = (START.plus_micros(999_999), START.plus_micros(1_100_000));
+        let late = lately.id("late");
+        lately.put(late, Word(early), early);
+        assert!(!knows(&lately, late));
+        lately.put(late, Word(later), later);
+        assert!(knows(&lately, late));
+    }
+
+    #[test]
+    fn existing_entries_can_change_while_there_is_no_room() {
+        let lately = TtlCache::new(1);
+        let ids: Vec<Id> = (0..10_000).map(|n| lately.id(n)).collect();
+        ids.iter().for_each(|&id| lately.put(id, Word(START), START));
+        assert_eq!(lately.len(), SHARDS, "one in each shard");
+        let known = *ids.iter().find(|&&id| knows(&lately, id)).unwrap();
+        let later = START.plus_micros(5);
+        lately.add(known, later, |word| word.0 = later);
+        assert_eq!(lately.look(known, |word| word.0), Some(later));
+        lately.forget(known);
+        assert!(!knows(&lately, known));
+    }
+}
