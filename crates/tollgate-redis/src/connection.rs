@@ -5,8 +5,8 @@
 //! dropped too, so that a late reply is never read. Nothing else is needed to keep a late reply from being taken for
 //! the reply to another request.
 //!
-//! **Both ways at once.** Requests are put into an outbox, which is sent whenever replies are awaited. So a request
-//! never waits for a reply, and a server that does not read its requests does not keep us from reading its replies. The
+//! **Both ways at once.** Requests are put into an outbox. What the stream does not take at once is sent whenever replies are awaited. So a
+//! request never waits for a reply, and a server that does not read its requests does not keep us from reading its replies. The
 //! caller that queues requests bounds their number.
 
 use std::future::{Future, poll_fn};
@@ -105,7 +105,7 @@ impl Connection {
         push(false, &["ROLE"]);
         push(true, &["SCRIPT", "LOAD", script]);
         let mut replies = Vec::with_capacity(wants_ok.len());
-        self.queue(&request);
+        self.send(&request).await?;
         for is_needed in wants_ok {
             let reply = self.receive().await?;
             if let Reply::Error(message) = &reply {
@@ -148,12 +148,24 @@ impl Connection {
         let _ = self.stream.read(&mut byte).await;
     }
 
-    /// Puts a request into the outbox. [`receive`](Connection::receive) sends it.
-    pub(crate) fn queue(&mut self, request: &[u8]) {
+    /// Puts a request into the outbox and sends as much of it as the stream takes without waiting.
+    /// [`receive`](Connection::receive) sends the rest.
+    ///
+    /// Each request is written on its own. A server that finds two requests in one read executes both before it sends
+    /// the first reply, and then has nothing to do while the callers of both are answered.
+    ///
+    /// # Errors
+    /// Returns a fault if the stream is broken. The connection must be dropped then.
+    pub(crate) async fn send(&mut self, request: &[u8]) -> Result<(), Fault> {
         // Usually everything was sent, and this moves nothing.
         self.outbox.drain(..self.sent);
         self.sent = 0;
         self.outbox.extend_from_slice(request);
+        let send = poll_fn(|context| match self.poll_send(context) {
+            Poll::Ready(result) => Poll::Ready(result),
+            Poll::Pending => Poll::Ready(Ok(())),
+        });
+        send.await.map_err(interrupted)
     }
 
     /// Sends the outbox and receives the next reply: the one to the oldest request without a reply.

@@ -18,7 +18,7 @@
 //! due; the tick also ends calls that take too long. No timer is set per check or per call, and callers do not wake the worker unless they may
 //! fill the second call.
 //!
-//! **Sending and receiving at once.** Requests are put into the connection's outbox, which is sent while replies are received. A server that
+//! **Sending and receiving at once.** Requests are put into the connection's outbox. What the socket does not take at once is sent while replies are received. A server that
 //! does not read cannot keep us from reading. The number of calls in flight bounds the outbox, and the oldest call's time bounds the wait.
 //!
 //! **A reply belongs to the oldest call.** That holds as long as every call gets its reply from this connection. So
@@ -112,7 +112,10 @@ impl<'a> Session<'a> {
         loop {
             self.collect(queue, backlog);
             if let Some((batch, script)) = self.next_call(backlog, worth_a_call) {
-                self.send(batch, script);
+                if let Err(fault) = self.send(batch, script).await {
+                    self.give_up(&fault);
+                    return QueueState::Open;
+                }
                 continue;
             }
             let outcome = if self.in_flight.is_empty() {
@@ -184,18 +187,18 @@ impl<'a> Session<'a> {
         Some((batch, ScriptRef::Sha))
     }
 
-    /// Puts a call into the outbox. It is sent while replies are received.
-    fn send(&mut self, batch: Batch, script: ScriptRef) {
+    /// Sends a call, without waiting for a server that does not read: what it does not take now is sent while replies are received.
+    async fn send(&mut self, batch: Batch, script: ScriptRef) -> Result<(), Fault> {
         let name = match script {
             ScriptRef::Sha | ScriptRef::ShaAgain => Script::Known(self.connection.script_sha()),
             ScriptRef::Source => Script::Whole(self.lane.script),
         };
         let now = self.lane.clock.as_ref().map(|clock| clock.now());
         let request = batch.request(name, now);
-        self.connection.queue(&request);
         let until = Instant::now() + self.lane.call_timeout;
         self.in_flight.push_back(InFlight { batch, script, until });
         self.lane.counters.calls.fetch_add(1, Ordering::Relaxed);
+        self.connection.send(&request).await
     }
 
     fn check_timeout(&self, now: Instant) -> Result<(), Fault> {

@@ -78,6 +78,8 @@ fn a_reload_whose_asker_has_left_is_finished_counted_and_told() {
         let asker = site.ask_to_reload();
         begun.recv_timeout(PATIENCE).expect("the file is being read");
         drop(asker);
+        // The listener notices that the client has hung up: only the connection of this request is open.
+        site.until("/metrics", |answer| answer.body.contains("tollgate_connections{door=\"admin\"} 1\n"));
         drop(closed);
         site.until_reloaded("ok", reloads);
     }
