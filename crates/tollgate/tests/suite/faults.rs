@@ -1,10 +1,9 @@
-//! A store that goes wrong in every way a real server can, and a limiter that goes on deciding.
+//! Faults of a real server, during which the limiter keeps deciding.
 //!
-//! Each test mistreats a real process, or the network in front of it, and heals it again; nothing on our side is restarted.
-//! One binary, so that it is linked once.
+//! Each test breaks a real process, or the network in front of it, and heals it again. Nothing on our side is restarted.
+//! What must hold within a time is tested in virtual time (`round_trips/outages.rs`).
 
 mod clock;
-mod latency;
 mod matching;
 mod network;
 mod node;

@@ -1,10 +1,11 @@
-//! A store that is some milliseconds away decides like one that is near.
+//! A store that is milliseconds away, or that fails, in virtual time.
 //!
-//! Everything here runs in virtual time: the server and the network are simulated, and tokio's clock is paused. So shares and batch sizes
-//! are exact, and the machine's own speed plays no part. The chaos scenario `latency` runs the same matrix on a real server.
+//! The server and the network are simulated, and tokio's clock is paused. So times, shares and batch sizes are exact, and
+//! the speed of the machine has no influence. The chaos scenario `latency` runs the same matrix on a real server.
 
 mod in_flight;
 mod matrix;
+mod outages;
 
 use std::time::Duration;
 

@@ -1,7 +1,7 @@
-//! A node: a limiter on a store that will be mistreated, and the way through every fault.
+//! A limiter on a store that fails and heals.
 //!
 //! ```text
-//!   shared ──▶ fault ──▶ every answer local, none lost ──▶ heal ──▶ shared again, and the ledger is as it was left
+//!   shared ──▶ fault ──▶ every decision is local ──▶ heal ──▶ shared again, with the counters as before the fault
 //! ```
 
 use std::sync::Arc;
@@ -10,13 +10,9 @@ use std::time::Duration;
 use tollgate::{Check, CheckOptions, Decision, Demand, Key, Limit, Limiter, OnFailure, Source, StoreErrorKind};
 use tollgate_redis::RedisStore;
 
-/// How long between two looks, and how many of them a healed store may take: the promise is two seconds on a machine
-/// that has time for us, and twice that fails the test on any. Looks are counted, not time, so that a machine that stands
-/// still does not fail it.
-const LOOK_PAUSE: Duration = Duration::from_millis(10);
-const LOOKS_TO_HEAL_MAX: usize = 400;
-/// A fault need not be noticed at the first look.
-const LOOKS_TO_FAIL_MAX: usize = 1_000;
+/// Pause between two attempts, and their number: 30 seconds, far longer than a healed store needs on a busy machine.
+const PAUSE: Duration = Duration::from_millis(10);
+const ATTEMPTS_MAX: usize = 3_000;
 
 pub(crate) struct Node {
     pub(crate) limiter: Limiter,
@@ -24,7 +20,7 @@ pub(crate) struct Node {
 }
 
 impl Node {
-    /// A node with a deadline that a busy machine keeps, connected.
+    /// Creates a node with a deadline that a busy machine keeps, and waits until its store is connected.
     pub(crate) async fn new(url: String) -> Node {
         let node = Node::with_deadline(url, Duration::from_millis(200));
         node.wait_until_shared("at the start").await;
@@ -37,35 +33,35 @@ impl Node {
         Node { limiter, store }
     }
 
-    pub(crate) async fn ask(&self, limit: &str, subject: &str) -> Decision {
+    pub(crate) async fn check(&self, limit: &str, subject: &str) -> Decision {
         let limit: Limit = limit.parse().unwrap();
         let demand = Demand::new(limit, Key::new(subject).unwrap());
-        self.limiter.check(&Check::one(&demand)).await.expect("`local` always has an answer")
+        self.limiter.check(&Check::one(&demand)).await.expect("on_failure = local decides without the store")
     }
 
-    /// A request of which nothing is expected but an answer.
+    /// Makes a decision on a counter that no test reads. Returns its source.
     pub(crate) async fn traffic(&self) -> Source {
-        self.ask("1000000/h token-bucket", "traffic").await.source
+        self.check("1000000/h token-bucket", "traffic").await.source
     }
 
-    /// The kind of failure that a caller is told who wants no local answer.
+    /// Makes a decision with `on_failure = deny`. Returns the kind of its error, or `None` if the store decided.
     pub(crate) async fn failure(&self) -> Option<StoreErrorKind> {
         let demand = Demand::new("1000000/h token-bucket".parse().unwrap(), Key::new("traffic").unwrap());
         let options = CheckOptions { on_failure: Some(OnFailure::Deny), ..CheckOptions::default() };
         self.limiter.check_with(&Check::one(&demand), options).await.err().map(|unavailable| unavailable.kind())
     }
 
-    /// One unit on a counter that only this asks: what the store says is left.
+    /// Charges one unit to a counter that nothing else uses. Returns what remains of it in the store.
     pub(crate) async fn ledger(&self) -> u32 {
-        let decision = self.ask("1000/h", "ledger").await;
+        let decision = self.check("1000/h", "ledger").await;
         assert_eq!(decision.source, Source::Store);
         decision.limits[0].remaining
     }
 
-    /// Asks until the store fails with this kind.
+    /// Makes decisions until the store fails with this kind.
     pub(crate) async fn wait_until_failing(&self, kind: StoreErrorKind) {
         let mut kinds = Vec::new();
-        for _ in 0..LOOKS_TO_FAIL_MAX {
+        for _ in 0..ATTEMPTS_MAX {
             match self.failure().await {
                 Some(failed) if failed == kind => return,
                 other => kinds.extend(other),
@@ -76,19 +72,21 @@ impl Node {
         panic!("the store never failed as {kind:?}, but as {kinds:?}");
     }
 
-    /// Asks until the store answers.
+    /// Makes decisions until the store makes one.
     pub(crate) async fn wait_until_shared(&self, when: &str) {
-        for look in 0..LOOKS_TO_HEAL_MAX {
+        for attempt in 0..ATTEMPTS_MAX {
             if self.traffic().await == Source::Store {
-                println!("shared again {when} at look {look}");
+                println!("shared again {when} at attempt {attempt}");
                 return;
             }
-            tokio::time::sleep(LOOK_PAUSE).await;
+            tokio::time::sleep(PAUSE).await;
         }
         panic!("{when}: the store is not used again; {:?}", self.limiter.stats());
     }
 
-    /// The way through a fault that leaves the server's data alone.
+    /// Runs `fault`, checks that decisions are local, runs `heal`, and checks that the store is used again.
+    ///
+    /// The fault must leave the server's data as it is.
     pub(crate) async fn outlive(&self, name: &str, kind: StoreErrorKind, fault: impl FnOnce(), heal: impl FnOnce()) {
         let before = self.ledger().await;
         fault();
@@ -96,19 +94,19 @@ impl Node {
         self.assert_local(name).await;
         heal();
         self.wait_until_shared(name).await;
-        assert_eq!(self.ledger().await, before - 1, "{name}: the shared counter goes on");
+        assert_eq!(self.ledger().await, before - 1, "{name}: the counter is as before");
     }
 
-    /// Every request gets an answer from this node's share, and the share is bounded.
+    /// Asserts that all decisions are local and admit exactly this node's share of the quota.
     pub(crate) async fn assert_local(&self, name: &str) {
         let quota = 20;
         let mut allowed = 0;
         for _ in 0..quota + 10 {
-            let decision = self.ask(&format!("{quota}/h"), name).await;
+            let decision = self.check(&format!("{quota}/h"), name).await;
             assert_eq!(decision.source, Source::Local, "{name}");
             allowed += usize::from(decision.allowed());
         }
-        assert_eq!(allowed, quota, "{name}: the local share is kept");
+        assert_eq!(allowed, quota, "{name}: the local share of the quota");
         assert!(self.limiter.stats().breaker_open, "{name}");
     }
 }

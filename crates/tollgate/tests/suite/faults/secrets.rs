@@ -1,4 +1,4 @@
-//! What a URL may be, and that its password is seen nowhere.
+//! URLs of stores: which are accepted, and that their passwords are never shown.
 
 use std::fmt::{Debug, Write};
 use std::sync::{Arc, Mutex};
@@ -14,21 +14,21 @@ use tracing::{Event, Metadata, Subscriber};
 const PASSWORD: &str = "xyzzy-plugh-93";
 const ACCEPTED: &str = "redis://[user:password@]host[:port][/database]";
 
-fn assert_silent(shown: &str) {
+fn assert_hidden(shown: &str) {
     assert!(!shown.contains(PASSWORD) && !shown.contains("plugh"), "{shown}");
 }
 
-fn assert_error_silent(error: &impl std::error::Error) {
-    assert_silent(&format!("{error} {error:?} {error:#?}"));
+fn assert_hidden_in(error: &impl std::error::Error) {
+    assert_hidden(&format!("{error} {error:?} {error:#?}"));
     let mut source = error.source();
     while let Some(error) = source {
-        assert_silent(&format!("{error} {error:?}"));
+        assert_hidden(&format!("{error} {error:?}"));
         source = error.source();
     }
 }
 
 #[tokio::test]
-async fn a_url_that_names_no_store_says_what_is_accepted() {
+async fn error_for_an_invalid_url_lists_the_accepted_forms() {
     let urls = [
         "",
         "memorys",
@@ -53,22 +53,22 @@ async fn a_url_that_names_no_store_says_what_is_accepted() {
         let url = url.replace("HERE", PASSWORD);
         let error = Limiter::builder().url(&url).err().unwrap_or_else(|| panic!("{url} is no store"));
         assert!(error.to_string().contains(ACCEPTED) && error.to_string().contains("`memory`"), "{error}");
-        assert_error_silent(&error);
+        assert_hidden_in(&error);
         let builder = RedisStore::builder(&url);
-        assert_silent(&format!("{builder:?}"));
-        assert_error_silent(&builder.build().unwrap_err());
+        assert_hidden(&format!("{builder:?}"));
+        assert_hidden_in(&builder.build().unwrap_err());
     }
 }
 
 #[tokio::test]
-async fn a_database_that_the_server_does_not_have_is_named_as_the_fault() {
+async fn error_for_a_missing_database_says_so() {
     let server = Server::redis();
     let store = RedisStore::builder(format!("{}/9999", server.url())).build().unwrap();
     let error = store.command(&["PING"]).await.unwrap_err();
     assert!(error.to_string().contains("does not have this database"), "{error}");
 }
 
-/// Everything that is logged, at any level.
+/// Collects all log events and spans, at every level.
 #[derive(Clone, Default)]
 struct Log(Arc<Mutex<String>>);
 
@@ -98,42 +98,42 @@ impl Subscriber for Log {
 }
 
 #[tokio::test]
-async fn a_planted_password_is_in_no_log_no_error_and_no_debug_output() {
+async fn password_is_in_no_log_no_error_and_no_debug_output() {
     let log = Log::default();
-    // For this thread, on which everything here runs.
+    // For this thread. The runtime of this test has no other.
     let _guard = tracing::subscriber::set_default(log.clone());
     let server = Config::new(Brand::Redis).set("user", &format!("ann on >{PASSWORD} ~* +@all")).start();
     let addr = server.addr();
-    let places = [
+    let urls = [
         format!("redis://ann:{PASSWORD}@{addr}"),
         format!("redis://bob:{PASSWORD}@{addr}"),
         format!("redis://:{PASSWORD}@{addr}"),
         format!("redis://ann:{PASSWORD}@{addr}/9999"),
         format!("redis://ann:{PASSWORD}@127.0.0.1:1"),
     ];
-    let mut answered = 0;
-    for url in places {
+    let mut decided = 0;
+    for url in urls {
         let builder = Limiter::builder().url(&url).unwrap().on_failure(OnFailure::Deny);
         let limiter = builder.deadline(Duration::from_secs(5)).build();
         let demand = Demand::new("1000/h".parse().unwrap(), Key::new("k").unwrap());
         for _ in 0..6 {
             match limiter.check(&Check::one(&demand)).await {
-                Ok(_) => answered += 1,
-                Err(error) => assert_error_silent(&error),
+                Ok(_) => decided += 1,
+                Err(error) => assert_hidden_in(&error),
             }
             if let Err(error) = limiter.inspect(&demand).await {
-                assert_error_silent(&error);
+                assert_hidden_in(&error);
             }
         }
-        assert_silent(&format!("{limiter:?} {limiter:#?} {:?}", limiter.stats()));
+        assert_hidden(&format!("{limiter:?} {limiter:#?} {:?}", limiter.stats()));
         let store = RedisStore::builder(&url).build().unwrap();
         if let Err(error) = store.check_server().await {
-            assert_error_silent(&error);
+            assert_hidden_in(&error);
         }
-        assert_silent(&format!("{store:?} {store:#?} {:?} {:?}", RedisStore::builder(&url), store.stats()));
+        assert_hidden(&format!("{store:?} {store:#?} {:?} {:?}", RedisStore::builder(&url), store.stats()));
     }
-    assert_eq!(answered, 6, "one of them lets us in");
+    assert_eq!(decided, 6, "one of the URLs is right");
     let logged = log.0.lock().unwrap().clone();
     assert!(logged.contains("the store is not asked until a probe succeeds"), "something was logged: {logged}");
-    assert_silent(&logged);
+    assert_hidden(&logged);
 }

@@ -1,12 +1,14 @@
-//! What is found out about a server at the start: who it is, whether it is new enough, whether it keeps counters.
+//! The check of a server at start-up: its brand, its version and its eviction policy.
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tollgate_redis::{RedisStore, ServerCheckError};
 use tollgate_testkit::server::{Brand, Config};
 
-/// A server that says of itself what it is told to. It knows what a greeting and a start-up check ask, one word each.
-async fn pretend(listener: TcpListener, info: &'static str) {
+/// Serves connections as a fake server whose INFO reply is `info`.
+///
+/// It recognises the commands of the store's greeting and of the start-up check by one word each.
+async fn serve_fake(listener: TcpListener, info: &'static str) {
     loop {
         let (stream, _) = listener.accept().await.unwrap();
         tokio::spawn(answer(stream, info));
@@ -15,14 +17,14 @@ async fn pretend(listener: TcpListener, info: &'static str) {
 
 async fn answer(mut stream: TcpStream, info: &'static str) {
     let bulk = |text: &str| format!("${}\r\n{text}\r\n", text.len());
-    let mut heard = Vec::new();
-    while stream.read_buf(&mut heard).await.is_ok_and(|count| count > 0) {
-        // A whole request ends in a line; what is in the script itself is never one of these words in capitals.
-        if !heard.ends_with(b"\r\n") {
+    let mut received = Vec::new();
+    while stream.read_buf(&mut received).await.is_ok_and(|count| count > 0) {
+        // A complete request ends with a line break. The script contains none of these words as a line.
+        if !received.ends_with(b"\r\n") {
             continue;
         }
-        let text = String::from_utf8_lossy(&heard).into_owned();
-        heard.clear();
+        let text = String::from_utf8_lossy(&received).into_owned();
+        received.clear();
         let mut reply = String::new();
         for word in text.split("\r\n") {
             match word {
@@ -40,10 +42,10 @@ async fn answer(mut stream: TcpStream, info: &'static str) {
     }
 }
 
-async fn check_pretender(info: &'static str) -> Result<String, ServerCheckError> {
+async fn check_fake(info: &'static str) -> Result<String, ServerCheckError> {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("redis://{}", listener.local_addr().unwrap());
-    let server = tokio::spawn(pretend(listener, info));
+    let server = tokio::spawn(serve_fake(listener, info));
     let store = RedisStore::builder(url).build().unwrap();
     let report = store.check_server().await;
     server.abort();
@@ -51,31 +53,31 @@ async fn check_pretender(info: &'static str) -> Result<String, ServerCheckError>
 }
 
 #[tokio::test]
-async fn a_server_that_is_too_old_is_refused_by_name_and_version() {
+async fn server_that_is_too_old_is_refused_with_its_name_and_version() {
     for (info, named) in [
         ("# Server\r\nredis_version:6.2.14\r\nos:Linux\r\n", "Redis 6.2.14"),
         ("# Server\r\nredis_version:5.0.7\r\n", "Redis 5.0.7"),
         ("# Server\r\nredis_version:7.2.4\r\nserver_name:valkey\r\nvalkey_version:7.1.9\r\n", "Valkey 7.1.9"),
     ] {
-        let error = check_pretender(info).await.unwrap_err();
+        let error = check_fake(info).await.unwrap_err();
         assert!(matches!(error, ServerCheckError::TooOld { .. }), "{error:?}");
-        let said = error.to_string();
+        let message = error.to_string();
         for phrase in [named, "too old", "Redis 7.0", "Valkey 7.2"] {
-            assert!(said.contains(phrase), "{said}");
+            assert!(message.contains(phrase), "{message}");
         }
     }
 }
 
 #[tokio::test]
-async fn a_server_that_is_new_enough_is_named_and_one_that_hides_its_version_is_not_trusted() {
-    assert_eq!(check_pretender("redis_version:7.0.0\r\n").await.unwrap(), "Redis 7.0.0");
+async fn oldest_supported_versions_are_accepted_and_an_unknown_version_is_refused() {
+    assert_eq!(check_fake("redis_version:7.0.0\r\n").await.unwrap(), "Redis 7.0.0");
     let valkey = "redis_version:7.2.4\r\nvalkey_version:7.2.0\r\n";
-    assert_eq!(check_pretender(valkey).await.unwrap(), "Valkey 7.2.0");
-    assert!(matches!(check_pretender("os:Linux\r\n").await, Err(ServerCheckError::Unknown)));
+    assert_eq!(check_fake(valkey).await.unwrap(), "Valkey 7.2.0");
+    assert!(matches!(check_fake("os:Linux\r\n").await, Err(ServerCheckError::Unknown)));
 }
 
 #[tokio::test]
-async fn a_real_server_is_warned_of_for_every_policy_that_forgets_counters() {
+async fn every_policy_that_evicts_counters_causes_a_warning() {
     for brand in Brand::ALL {
         let server = Config::new(brand).start();
         let store = RedisStore::builder(server.url()).build().unwrap();

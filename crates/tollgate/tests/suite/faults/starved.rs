@@ -1,4 +1,4 @@
-//! A process that gets no CPU while the server answers: the answer is used as soon as the process runs again.
+//! A process that gets no CPU while the server replies: the reply is used as soon as the process runs again.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -17,12 +17,12 @@ fn demand() -> Demand<'static> {
     Demand::new(limit, Key::new("starved").unwrap())
 }
 
-/// A runtime with one thread of its own.
+/// Creates a runtime with one thread of its own.
 fn runtime() -> Runtime {
     Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap()
 }
 
-/// A store on that thread, connected. It never gives up a call by itself.
+/// Creates a store whose worker runs on that thread, and connects it. Its calls do not time out.
 fn store_on(runtime: &Runtime, server: &Server) -> RedisStore {
     let build = async { RedisStore::builder(server.url()).call_timeout(Duration::from_secs(60)).build().unwrap() };
     let store = runtime.block_on(build);
@@ -30,33 +30,33 @@ fn store_on(runtime: &Runtime, server: &Server) -> RedisStore {
     store
 }
 
-/// Calls of the script that the server has answered.
-fn answered(server: &Server) -> usize {
+/// Returns the number of script calls that the server has executed.
+fn executed(server: &Server) -> usize {
     let info = server.command(&["INFO", "commandstats"]).text();
     let calls = info.lines().find_map(|line| line.strip_prefix("cmdstat_evalsha:calls=")?.split(',').next());
     calls.map_or(0, |calls| calls.parse().unwrap())
 }
 
-fn wait_until_answered(server: &Server, count: usize) {
-    while answered(server) < count {
+fn wait_until_executed(server: &Server, count: usize) {
+    while executed(server) < count {
         std::thread::sleep(Duration::from_millis(1));
     }
 }
 
-/// Keeps the thread of this runtime busy from the moment at which the next call has left until `is_over` says so.
-fn starve(runtime: &Runtime, store: &RedisStore, is_over: impl FnOnce() + Send + 'static) {
+/// Runs `block` on the thread of this runtime as soon as the next call was sent.
+fn starve(runtime: &Runtime, store: &RedisStore, block: impl FnOnce() + Send + 'static) {
     let (store, calls) = (store.clone(), store.stats().calls);
     runtime.spawn(async move {
         while store.stats().calls == calls {
             tokio::task::yield_now().await;
         }
-        is_over();
+        block();
     });
 }
 
-/// Everything is on one thread, which stands still past the deadline.
+/// Store and limiter share one thread, which is blocked beyond the deadline.
 #[test]
-fn an_answer_that_came_while_the_only_thread_stood_still_counts() {
+fn reply_received_while_the_only_thread_was_blocked_is_used() {
     let server = Arc::new(Server::redis());
     let runtime = runtime();
     let store = store_on(&runtime, &server);
@@ -64,8 +64,8 @@ fn an_answer_that_came_while_the_only_thread_stood_still_counts() {
     for round in 1..=10 {
         let starving = server.clone();
         starve(&runtime, &store, move || {
-            wait_until_answered(&starving, round);
-            // The fault itself: past the deadline.
+            wait_until_executed(&starving, round);
+            // The fault itself: beyond the deadline.
             std::thread::sleep(DEADLINE + Duration::from_millis(5));
         });
         let limiter = limiter.clone();
@@ -76,7 +76,7 @@ fn an_answer_that_came_while_the_only_thread_stood_still_counts() {
     assert_eq!((limiter.stats().store_failures, limiter.stats().breaker_opened), (0, 0));
 }
 
-/// A Redis store that tells when a limiter waits for it to catch up.
+/// A Redis store that sends a message when the limiter calls `catch_up`.
 struct Watched {
     inner: RedisStore,
     catches_up: Mutex<mpsc::Sender<()>>,
@@ -97,7 +97,7 @@ impl Store for Watched {
     }
     fn catch_up(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
         self.catches_up.lock().unwrap().send(()).unwrap();
-        // On a thread of its own, so that it does not depend on how soon the machine schedules the store's.
+        // On a thread of its own, so that it does not depend on when the store's thread is scheduled.
         let inner = self.inner.clone();
         let caught_up = std::thread::spawn(move || {
             Builder::new_current_thread().build().unwrap().block_on(inner.catch_up());
@@ -107,9 +107,9 @@ impl Store for Watched {
     }
 }
 
-/// The store works on a thread of its own, as in the service, and only that thread stands still.
+/// The store runs on a thread of its own, as in the service, and only that thread is blocked.
 #[test]
-fn an_answer_that_came_while_the_stores_thread_stood_still_counts() {
+fn reply_received_while_the_thread_of_the_store_was_blocked_is_used() {
     let server = Arc::new(Server::redis());
     let (stores, callers) = (runtime(), runtime());
     let store = store_on(&stores, &server);
@@ -120,8 +120,8 @@ fn an_answer_that_came_while_the_stores_thread_stood_still_counts() {
     for round in 1..=10 {
         let (starving, deadline_passed) = (server.clone(), deadline_passed.clone());
         starve(&stores, &store, move || {
-            deadline_passed.lock().unwrap().recv_timeout(Duration::from_secs(30)).expect("the limiter asks once more");
-            wait_until_answered(&starving, round);
+            deadline_passed.lock().unwrap().recv_timeout(Duration::from_secs(30)).expect("the limiter calls catch_up");
+            wait_until_executed(&starving, round);
         });
         let decision = callers.block_on(limiter.check(&Check::one(&demand()))).unwrap();
         assert_eq!((decision.source, decision.limits[0].remaining), (Source::Store, 1_000 - round as u32));
