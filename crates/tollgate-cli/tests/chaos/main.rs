@@ -7,7 +7,7 @@
 #![allow(clippy::unwrap_used)] // a failed step fails its test
 #![allow(clippy::disallowed_methods)] // real time is recorded here, not asserted
 
-#[path = "../serving/mod.rs"]
+#[path = "../suite/serving.rs"]
 mod serving;
 
 mod bursts;

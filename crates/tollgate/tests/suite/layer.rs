@@ -1,0 +1,14 @@
+//! The Tower layer as its users meet it.
+
+mod aborts;
+mod bodies;
+mod endings;
+mod forwarding;
+mod grpc;
+mod leaky;
+mod limits;
+mod neighbours;
+mod nested;
+mod outage;
+mod site;
+mod sockets;
