@@ -5,7 +5,7 @@
 //!                        │         api_key()   shown, and known to the key source
 //!                        │         user()      the bearer token, verified
 //!                        │
-//!                        ├───────▶ caller()    the first of: api_key, user, address
+//!                        ├───────▶ caller()    the first of: set by the application, api_key, user, address
 //!                        └───────▶ subject(by) bytes to count on
 //! ```
 //!
@@ -220,6 +220,8 @@ pub struct Identity<'r> {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Caller<'a> {
+    /// The caller that the application has set: [`RequestView::with_caller`].
+    Named(&'a str),
     /// A known API key.
     ApiKey(KeyDigest, &'a KnownKey),
     /// A verified user.
@@ -282,9 +284,16 @@ impl<'r> Identity<'r> {
         verified.as_ref().map(|verified| verified.as_ref().map_err(|error| *error))
     }
 
-    /// The known API key, else the verified user, else the address.
+    /// Returns the caller that the application has set.
+    pub(crate) fn named_caller(&self) -> Option<&'r str> {
+        self.request.and_then(RequestView::caller)
+    }
+
+    /// Returns the caller that the application has set, else the known API key, the verified user or the address.
     pub fn caller(&self) -> Caller<'_> {
-        if let Some((digest, known)) = self.api_key() {
+        if let Some(name) = self.named_caller() {
+            Caller::Named(name)
+        } else if let Some((digest, known)) = self.api_key() {
             Caller::ApiKey(digest, known)
         } else if let Some(user) = self.user() {
             Caller::User(user)
@@ -328,6 +337,7 @@ impl<'r> Identity<'r> {
     fn write_part(&self, kind: &Subject, writer: &mut SubjectWriter<'_>) {
         match kind {
             Subject::Caller => match self.caller() {
+                Caller::Named(name) => writer.part(CALLER, PartValue::Plain(name.as_bytes())),
                 Caller::ApiKey(digest, _) => writer.part(API_KEY, PartValue::Digest(digest.as_bytes())),
                 Caller::User(user) => writer.part(USER, PartValue::Plain(user.subject.as_bytes())),
                 Caller::Address(address) => writer.address(address),
@@ -377,6 +387,7 @@ impl<'r> Identity<'r> {
     }
 }
 
+const CALLER: PartKind<'static> = PartKind { word: "caller", name: None };
 const API_KEY: PartKind<'static> = PartKind { word: "api_key", name: None };
 const USER: PartKind<'static> = PartKind { word: "user", name: None };
 const PATH: PartKind<'static> = PartKind { word: "path", name: None };

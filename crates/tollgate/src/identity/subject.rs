@@ -9,7 +9,7 @@
 //! ```text
 //!   subject = part *( "&" part )              ip:203.0.113.9&user:42
 //!   part    = kind ":" value
-//!   kind    = "ip" | "api_key" | "user" | "header:" name | "cookie:" name | "path" | "global"
+//!   kind    = "ip" | "api_key" | "user" | "caller" | "header:" name | "cookie:" name | "path" | "global"
 //!   value   =     text                        203.0.113.9   2001:db8::/64   /shorten
 //!           | "#" digest                      what is long or secret: SHA-256, 16 bytes in hexadecimal
 //!           | "~" pseudonym                   under `anonymize`

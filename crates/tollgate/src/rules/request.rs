@@ -23,6 +23,7 @@ pub struct RequestView<'r> {
     method: &'r Method,
     headers: &'r HeaderMap,
     target: Target<'r>,
+    caller: Option<&'r str>,
 }
 
 /// How to find the URI that the client sent among a request's extensions.
@@ -42,7 +43,7 @@ enum Target<'r> {
 impl<'r> RequestView<'r> {
     /// A request with this method, path (a query does not matter) and headers, of which Host is one.
     pub fn new(method: &'r Method, path: &'r str, headers: &'r HeaderMap) -> RequestView<'r> {
-        RequestView { method, headers, target: Target::Parts { path, authority: None } }
+        RequestView { method, headers, target: Target::Parts { path, authority: None }, caller: None }
     }
 
     /// The same request, whose URI names a host too.
@@ -51,21 +52,49 @@ impl<'r> RequestView<'r> {
         RequestView { target: Target::Parts { path: self.path(), authority }, ..self }
     }
 
+    /// Sets the caller, in place of the one that API key, token or address determine. `None` removes it.
+    ///
+    /// Rules by [`Subject::Caller`](crate::Subject::Caller) count by it.
+    #[must_use]
+    pub fn with_caller(self, caller: Option<&'r str>) -> RequestView<'r> {
+        RequestView { caller, ..self }
+    }
+
+    /// Returns the caller that [`with_caller`](RequestView::with_caller) has set, if any.
+    pub fn caller(&self) -> Option<&'r str> {
+        self.caller
+    }
+
     /// An HTTP request.
     pub fn of<B>(request: &'r http::Request<B>) -> RequestView<'r> {
-        RequestView { method: request.method(), headers: request.headers(), target: Target::Uri(request.uri(), None) }
+        RequestView {
+            method: request.method(),
+            headers: request.headers(),
+            target: Target::Uri(request.uri(), None),
+            caller: None,
+        }
     }
 
     /// The head of an HTTP request.
     pub fn of_parts(parts: &'r http::request::Parts) -> RequestView<'r> {
-        RequestView { method: &parts.method, headers: &parts.headers, target: Target::Uri(&parts.uri, None) }
+        RequestView {
+            method: &parts.method,
+            headers: &parts.headers,
+            target: Target::Uri(&parts.uri, None),
+            caller: None,
+        }
     }
 
     /// An HTTP request, whose path is that of the URI that is found in its extensions, if one is.
     #[cfg(feature = "tower")]
     pub(crate) fn sent_as<B>(request: &'r http::Request<B>, find_sent: Option<FindUri>) -> RequestView<'r> {
         let sent = find_sent.map(|find_sent| (request.extensions(), find_sent));
-        RequestView { method: request.method(), headers: request.headers(), target: Target::Uri(request.uri(), sent) }
+        RequestView {
+            method: request.method(),
+            headers: request.headers(),
+            target: Target::Uri(request.uri(), sent),
+            caller: None,
+        }
     }
 
     /// The method.
