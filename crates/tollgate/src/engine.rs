@@ -246,6 +246,15 @@ impl Asking {
     }
 }
 
+/// For the layer.
+#[cfg(feature = "tower")]
+impl Engine {
+    /// Returns the rules in use.
+    pub(crate) fn rules(&self) -> RuleSet {
+        self.0.live.load().rules.clone()
+    }
+}
+
 impl std::fmt::Debug for Engine {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Engine").field("limiter", &self.0.limiter).finish_non_exhaustive()

@@ -151,8 +151,12 @@ impl Finding {
         Finding { span, ..self }
     }
 
+    /// Sets the source. Without a file to point into, the message begins with the name of the value.
     pub(crate) fn of(self, source: &Arc<Source>) -> Finding {
-        Finding { source: Some(source.clone()), ..self }
+        match source.value(self.span) {
+            Some(value) => Finding { message: format!("{value}: {}", self.message), span: Span::default(), ..self },
+            None => Finding { source: Some(source.clone()), ..self },
+        }
     }
 
     /// What kind of finding it is.

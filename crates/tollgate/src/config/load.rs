@@ -203,6 +203,11 @@ impl Loader {
         compile::compile(config, Arc::new(Source::unwritten("the configuration")), "", self)
     }
 
+    /// Compiles a configuration that was built in code, whose spans are indices in `values`, the names of its values.
+    pub(crate) fn compile_built(&self, config: Config, values: Vec<String>) -> Result<Loaded, Report> {
+        compile::compile(config, Arc::new(Source::of_values("the rules", values)), "", self)
+    }
+
     /// The store from outside the file.
     pub(crate) fn given_store(&self) -> Option<&Secret> {
         self.store.as_ref()

@@ -8,26 +8,38 @@ use super::mask;
 use super::span::Span;
 use super::tree::Node;
 
-/// A file's name and its masked text.
+/// A file's name and its masked text; or, for a configuration that was built in code, the names of its values.
 pub(crate) struct Source {
     name: String,
     text: String,
+    /// The name of the value whose span starts at this index. Empty for a file.
+    values: Vec<String>,
 }
 
 impl Source {
     /// A file that was understood: the masked values are known from its tree.
     pub(crate) fn of_tree(name: &str, text: &str, root: &Node) -> Source {
-        Source { name: name.to_owned(), text: mask::by_tree(text, root) }
+        Source { name: name.to_owned(), text: mask::by_tree(text, root), values: Vec::new() }
     }
 
     /// A file that was not: whatever looks like a secret is masked.
     pub(crate) fn of_broken(name: &str, text: &str) -> Source {
-        Source { name: name.to_owned(), text: mask::by_looks(text) }
+        Source { name: name.to_owned(), text: mask::by_looks(text), values: Vec::new() }
     }
 
     /// No file at all: a configuration that was made in code.
     pub(crate) fn unwritten(name: &str) -> Source {
-        Source { name: name.to_owned(), text: String::new() }
+        Source::of_values(name, Vec::new())
+    }
+
+    /// Creates the source of a configuration that was built in code. The span of a value is its index in `values`.
+    pub(crate) fn of_values(name: &str, values: Vec<String>) -> Source {
+        Source { name: name.to_owned(), text: String::new(), values }
+    }
+
+    /// Returns the name of the value with this span, or `None` if this is a file or the span is unknown.
+    pub(crate) fn value(&self, span: Span) -> Option<&str> {
+        self.values.get(span.start).filter(|_| !span.is_unknown()).map(String::as_str)
     }
 
     /// A place that can be underlined: at least one character, none of it a line end.

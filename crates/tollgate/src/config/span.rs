@@ -47,6 +47,11 @@ pub struct Spanned<T> {
 }
 
 impl<T> Spanned<T> {
+    /// Creates a value with this place.
+    pub(crate) const fn at(value: T, span: Span) -> Spanned<T> {
+        Spanned { value, span }
+    }
+
     /// The place in the file.
     pub const fn span(&self) -> Span {
         self.span

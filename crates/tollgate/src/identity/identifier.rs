@@ -5,7 +5,7 @@
 //!                        │         api_key()   sent, and known to the key source
 //!                        │         user()      of the verified bearer token
 //!                        │
-//!                        ├───────▶ caller()    the first of: api_key, user, address
+//!                        ├───────▶ caller()    the first of: set by the application, api_key, user, address
 //!                        └───────▶ subject(by) the bytes of the counter's key
 //! ```
 //!
@@ -27,8 +27,8 @@ use super::api_key::{ApiKey, ApiKeys, KeyDigest, KeySource, KnownKey, bearer_tok
 use super::jwt::TokenVerifier;
 use super::proxies::TrustedProxies;
 use super::single_value;
-use super::subject::{PartLabel, PartValue, Subject, SubjectWriter};
-use super::subject_kind::{SubjectKind, SubjectKinds};
+use super::subject::{PartLabel, PartValue, SubjectKey, SubjectWriter};
+use super::subject_kind::{Subject, Subjects};
 #[cfg(not(feature = "jwt"))]
 use super::user::TokenVerifier;
 use super::user::{TokenError, User, looks_like_token};
@@ -46,12 +46,12 @@ const CREDENTIAL_HEADERS: [HeaderName; 3] =
 /// ```
 /// use http::HeaderMap;
 /// use tollgate::Timestamp;
-/// use tollgate::identity::{Identifier, KeyDigest, KeyTable, KnownKey, Origin, SubjectKinds};
+/// use tollgate::identity::{Identifier, KeyDigest, KeyTable, KnownKey, Origin, Subjects};
 ///
 /// let mut keys = KeyTable::new();
 /// keys.insert(KeyDigest::of("s3cr3t"), KnownKey { plan: Some("pro".into()) });
 /// let identifier = Identifier::new();
-/// let by = SubjectKinds::parse(["caller"])?;
+/// let by = Subjects::parse(["caller"])?;
 ///
 /// let subject = |headers: &HeaderMap| {
 ///     let origin = Origin { peer: "203.0.113.9".parse().unwrap(), headers, path: "/shorten" };
@@ -63,7 +63,7 @@ const CREDENTIAL_HEADERS: [HeaderName; 3] =
 /// assert_eq!(subject(&headers), "ip:203.0.113.9");
 /// headers.insert("x-api-key", "s3cr3t".parse().unwrap());
 /// assert_eq!(subject(&headers), "api_key:#4e738ca5563c06cfd0018299933d58db");
-/// # Ok::<(), tollgate::identity::SubjectKindError>(())
+/// # Ok::<(), tollgate::identity::SubjectError>(())
 /// ```
 #[derive(Clone, Debug)]
 pub struct Identifier {
@@ -226,6 +226,8 @@ pub struct Identity<'r> {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Caller<'a> {
+    /// The caller that the application has set: [`RequestView::with_caller`].
+    Named(&'a str),
     /// An API key that identifies a caller, with what is known about it.
     ApiKey(KeyDigest, &'a KnownKey),
     /// A user with a verified token.
@@ -295,9 +297,16 @@ impl<'r> Identity<'r> {
         verified.as_ref().map(|verified| verified.as_ref().map_err(|error| *error))
     }
 
-    /// Returns the caller: the API key, else the verified user, else the client's network.
+    /// Returns the caller that the application has set.
+    pub(crate) fn named_caller(&self) -> Option<&'r str> {
+        self.request.and_then(RequestView::caller)
+    }
+
+    /// Returns the caller that the application has set, else the known API key, the verified user or the address.
     pub fn caller(&self) -> Caller<'_> {
-        if let Some((digest, known)) = self.api_key() {
+        if let Some(name) = self.named_caller() {
+            Caller::Named(name)
+        } else if let Some((digest, known)) = self.api_key() {
             Caller::ApiKey(digest, known)
         } else if let Some(user) = self.user() {
             Caller::User(user)
@@ -328,14 +337,14 @@ impl<'r> Identity<'r> {
     }
 
     /// Returns the subject of the request: the bytes that identify its counter, made of the given kinds in order.
-    pub fn subject(&self, by: &SubjectKinds) -> Subject {
-        let mut subject = Subject::unwritten();
+    pub fn subject(&self, by: &Subjects) -> SubjectKey {
+        let mut subject = SubjectKey::unwritten();
         self.write_subject(by, &mut subject);
         subject
     }
 
     /// Writes the subject of the request into `subject`, which must be empty.
-    pub(crate) fn write_subject(&self, by: &SubjectKinds, subject: &mut Subject) {
+    pub(crate) fn write_subject(&self, by: &Subjects, subject: &mut SubjectKey) {
         let salt = self.identifier.anonymizer.as_ref().map(|a| self.salt.get_or_init(|| a.salt(self.now)));
         let mut writer = SubjectWriter::new(subject, salt);
         for kind in by.iter() {
@@ -343,23 +352,24 @@ impl<'r> Identity<'r> {
         }
     }
 
-    fn write_part(&self, kind: &SubjectKind, writer: &mut SubjectWriter<'_>) {
+    fn write_part(&self, kind: &Subject, writer: &mut SubjectWriter<'_>) {
         match kind {
-            SubjectKind::Caller => match self.caller() {
+            Subject::Caller => match self.caller() {
+                Caller::Named(name) => writer.part(CALLER, PartValue::Plain(name.as_bytes())),
                 Caller::ApiKey(digest, _) => writer.part(API_KEY, PartValue::Digest(digest.as_bytes())),
                 Caller::User(user) => writer.part(USER, PartValue::Plain(user.subject.as_bytes())),
                 Caller::Address(address) => writer.address(address),
             },
-            SubjectKind::Ip => writer.address(self.address_key()),
-            SubjectKind::ApiKey => match self.api_key() {
+            Subject::Ip => writer.address(self.address_key()),
+            Subject::ApiKey => match self.api_key() {
                 Some((digest, _)) => writer.part(API_KEY, PartValue::Digest(digest.as_bytes())),
                 None => self.write_missing(API_KEY, writer),
             },
-            SubjectKind::User => match self.user() {
+            Subject::User => match self.user() {
                 Some(user) => writer.part(USER, PartValue::Plain(user.subject.as_bytes())),
                 None => self.write_missing(USER, writer),
             },
-            SubjectKind::Header(name) => {
+            Subject::Header(name) => {
                 let label = PartLabel { kind: "header", name: Some(name.as_str()) };
                 match self.countable_header(name) {
                     Some(value) if self.is_credential(name) => writer.part(label, PartValue::Secret(value)),
@@ -367,18 +377,18 @@ impl<'r> Identity<'r> {
                     None => self.write_missing(label, writer),
                 }
             }
-            SubjectKind::Cookie(name) => {
+            Subject::Cookie(name) => {
                 let label = PartLabel { kind: "cookie", name: Some(name) };
                 match single_value::cookie(self.origin.headers, name).one() {
                     Some(value) => writer.part(label, PartValue::Secret(value)),
                     None => self.write_missing(label, writer),
                 }
             }
-            SubjectKind::Path => match self.path() {
+            Subject::Path => match self.path() {
                 "" => self.write_missing(PATH, writer),
                 path => writer.part(PATH, PartValue::Public(path.as_bytes())),
             },
-            SubjectKind::Global => writer.kind_alone("global"),
+            Subject::Global => writer.kind_alone("global"),
         }
     }
 
@@ -397,6 +407,7 @@ impl<'r> Identity<'r> {
     }
 }
 
+const CALLER: PartLabel<'static> = PartLabel { kind: "caller", name: None };
 const API_KEY: PartLabel<'static> = PartLabel { kind: "api_key", name: None };
 const USER: PartLabel<'static> = PartLabel { kind: "user", name: None };
 const PATH: PartLabel<'static> = PartLabel { kind: "path", name: None };

@@ -9,7 +9,7 @@
 //! ```text
 //!   subject = part *( "&" part )              ip:203.0.113.9&user:42
 //!   part    = kind ":" value
-//!   kind    = "ip" | "api_key" | "user" | "header:" name | "cookie:" name | "path" | "global"
+//!   kind    = "ip" | "api_key" | "user" | "caller" | "header:" name | "cookie:" name | "path" | "global"
 //!   value   =     text                        203.0.113.9   2001:db8::/64   /shorten
 //!           | "#" digest                      long or secret values: 16 bytes of SHA-256 in hexadecimal
 //!           | "~" pseudonym                   with `anonymize`
@@ -42,12 +42,12 @@ const VALUE_BYTES_MAX: usize = 128;
 ///
 /// Created by [`Identity::subject`](super::Identity::subject). `Display` shows its bytes as text.
 #[derive(Clone, PartialEq, Eq, Hash)]
-pub struct Subject(SubjectBytes);
+pub struct SubjectKey(SubjectBytes);
 
-impl Subject {
+impl SubjectKey {
     /// Creates an empty subject for a [`SubjectWriter`] to fill.
-    pub(crate) fn unwritten() -> Subject {
-        Subject(SubjectBytes::new())
+    pub(crate) fn unwritten() -> SubjectKey {
+        SubjectKey(SubjectBytes::new())
     }
 
     /// Returns the bytes. All of them are visible ASCII.
@@ -60,21 +60,21 @@ impl Subject {
     }
 }
 
-impl AsRef<[u8]> for Subject {
+impl AsRef<[u8]> for SubjectKey {
     fn as_ref(&self) -> &[u8] {
         &self.0
     }
 }
 
-impl fmt::Display for Subject {
+impl fmt::Display for SubjectKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.as_str())
     }
 }
 
-impl fmt::Debug for Subject {
+impl fmt::Debug for SubjectKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Subject({})", self.as_str())
+        write!(f, "SubjectKey({})", self.as_str())
     }
 }
 
@@ -116,7 +116,7 @@ const IP: PartLabel<'static> = PartLabel { kind: "ip", name: None };
 
 impl<'s> SubjectWriter<'s> {
     /// Creates a writer that appends to a subject. With a salt, values are written as pseudonyms.
-    pub(crate) fn new(Subject(bytes): &'s mut Subject, salt: Option<&'s Salt>) -> SubjectWriter<'s> {
+    pub(crate) fn new(SubjectKey(bytes): &'s mut SubjectKey, salt: Option<&'s Salt>) -> SubjectWriter<'s> {
         SubjectWriter { bytes, salt }
     }
 

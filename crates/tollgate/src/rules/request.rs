@@ -23,6 +23,7 @@ pub struct RequestView<'r> {
     method: &'r Method,
     headers: &'r HeaderMap,
     target: RequestTarget<'r>,
+    caller: Option<&'r str>,
 }
 
 /// A function that finds the URI as the client sent it in the extensions of a request.
@@ -42,7 +43,7 @@ enum RequestTarget<'r> {
 impl<'r> RequestView<'r> {
     /// Creates a view from a method, a path and headers. A query in the path is ignored; the host is read from `Host`.
     pub fn new(method: &'r Method, path: &'r str, headers: &'r HeaderMap) -> RequestView<'r> {
-        RequestView { method, headers, target: RequestTarget::Parts { path, authority: None } }
+        RequestView { method, headers, target: RequestTarget::Parts { path, authority: None }, caller: None }
     }
 
     /// Sets the authority of the request's URI (`host[:port]`), which rules match in addition to `Host`.
@@ -51,18 +52,37 @@ impl<'r> RequestView<'r> {
         RequestView { target: RequestTarget::Parts { path: self.path(), authority }, ..self }
     }
 
+    /// Sets the caller, in place of the one that API key, token or address determine. `None` removes it.
+    ///
+    /// Rules by [`Subject::Caller`](crate::Subject::Caller) count by it.
+    #[must_use]
+    pub fn with_caller(self, caller: Option<&'r str>) -> RequestView<'r> {
+        RequestView { caller, ..self }
+    }
+
+    /// Returns the caller that [`with_caller`](RequestView::with_caller) has set, if any.
+    pub fn caller(&self) -> Option<&'r str> {
+        self.caller
+    }
+
     /// Creates a view of an HTTP request.
     pub fn of<B>(request: &'r http::Request<B>) -> RequestView<'r> {
         RequestView {
             method: request.method(),
             headers: request.headers(),
             target: RequestTarget::Uri(request.uri(), None),
+            caller: None,
         }
     }
 
     /// Creates a view of the head of an HTTP request.
     pub fn of_parts(parts: &'r http::request::Parts) -> RequestView<'r> {
-        RequestView { method: &parts.method, headers: &parts.headers, target: RequestTarget::Uri(&parts.uri, None) }
+        RequestView {
+            method: &parts.method,
+            headers: &parts.headers,
+            target: RequestTarget::Uri(&parts.uri, None),
+            caller: None,
+        }
     }
 
     /// Creates a view of an HTTP request whose path is read from the URI that `find_sent` finds in its extensions.
@@ -75,6 +95,7 @@ impl<'r> RequestView<'r> {
             method: request.method(),
             headers: request.headers(),
             target: RequestTarget::Uri(request.uri(), sent),
+            caller: None,
         }
     }
 

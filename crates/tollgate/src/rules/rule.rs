@@ -5,9 +5,9 @@ use std::sync::Arc;
 use tollgate_core::Cost;
 
 use super::plan::LimitSetId;
-use crate::answer::Policy;
+use crate::answer::{BodyFormat, Policy};
 use crate::failure::OnFailure;
-use crate::identity::SubjectKinds;
+use crate::identity::Subjects;
 
 /// The mode of a rule. Defaults to `enforce`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
@@ -78,9 +78,9 @@ impl Charge {
 ///
 /// Which requests it applies to is determined by [`RuleSet::matching`](super::RuleSet::matching).
 #[derive(Clone, Debug)]
-pub struct Rule {
+pub struct CompiledRule {
     pub(crate) name: Arc<str>,
-    pub(crate) by: SubjectKinds,
+    pub(crate) by: Subjects,
     pub(crate) limits: RuleLimits,
     pub(crate) mode: Mode,
     pub(crate) on_failure: OnFailure,
@@ -98,14 +98,25 @@ pub(crate) enum RuleLimits {
     Plan(Box<[Box<[Arc<Policy>]>]>),
 }
 
-impl Rule {
+impl CompiledRule {
+    /// Sets the format of the body of refusals.
+    pub(crate) fn set_body_format(&mut self, format: &BodyFormat) {
+        let lists: &mut [_] = match &mut self.limits {
+            RuleLimits::Own(own) => std::slice::from_mut(own),
+            RuleLimits::Plan(by_limit_set) => by_limit_set,
+        };
+        for policy in lists.iter_mut().flatten() {
+            *policy = Arc::new(Policy::clone(policy).with_format(format.clone()));
+        }
+    }
+
     /// Returns the name. It appears in metrics and logs and is part of the counters' names.
     pub fn name(&self) -> &Arc<str> {
         &self.name
     }
 
     /// Returns the kinds of subject by which requests are counted.
-    pub fn by(&self) -> &SubjectKinds {
+    pub fn by(&self) -> &Subjects {
         &self.by
     }
 

@@ -5,6 +5,7 @@ mod bodies;
 mod endings;
 mod forwarding;
 mod grpc;
+mod in_code;
 mod leaky;
 mod limits;
 mod neighbours;
