@@ -199,7 +199,7 @@ impl State {
 /// assert!(decide(now, &demands, &mut states).allowed());
 /// let denied = decide(now, &demands, &mut states);
 /// assert!(!denied.allowed());
-/// assert_eq!(denied.lines[1].remaining, 1, "a denial by the minute does not charge the day");
+/// assert_eq!(denied.limits[1].remaining, 1, "a denial by the minute does not charge the day");
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///

@@ -1,18 +1,18 @@
-//! Refuses requests that a web page makes a browser send.
+//! Detects requests that a web page makes a browser send.
 //!
-//! A page of any site can make a browser send requests to `http://127.0.0.1:8080`, or to any address that the browser reaches and
-//! the page's author does not. It cannot read the answers, but a check charges a counter without being read. Browsers say
-//! where a request comes from, and a page cannot change what they say:
+//! A page of any site can make a browser send requests to `http://127.0.0.1:8080`, or to any address that the browser reaches
+//! and the page's author does not. The page cannot read the responses, but a check charges a counter all the same. Browsers
+//! send headers that say where a request comes from, and a page cannot change them:
 //!
-//! | header | passes | is refused |
+//! | header | accepted | rejected |
 //! |---|---|---|
-//! | `Origin` | absent; the host that was asked; an allowed origin | any other, `null` included |
+//! | `Origin` | absent; the host of the request; an allowed origin | any other, including `null` |
 //! | `Sec-Fetch-Site` | absent; `same-origin`, `none` | any other, unless `Origin` is allowed |
 //!
-//! **DNS rebinding.** A page of `http://attacker.example:9090` whose name is later pointed to 127.0.0.1 asks its own origin, so these headers
-//! are in order; what gives it away is the name in `Host`. An address cannot be pointed elsewhere, and neither can a name without
-//! a dot (`localhost`, a service in a container network), which nobody can register. Other names are refused unless
-//! they are configured.
+//! **DNS rebinding.** A page of `http://attacker.example:9090`, whose name is later resolved to 127.0.0.1, sends requests to its
+//! own origin, so these headers are accepted. The name in `Host` reveals it. An address cannot be rebound, and neither can a
+//! name without a dot (`localhost`, a service in a container network), because it cannot be registered. Other names are
+//! rejected unless they are configured.
 
 use std::net::IpAddr;
 use std::str::FromStr;
@@ -20,14 +20,14 @@ use std::str::FromStr;
 use http::header::{HOST, HeaderName, ORIGIN};
 use http::{HeaderMap, HeaderValue};
 
-/// Not among the names that crate `http` knows.
+/// A header name that crate `http` does not define.
 pub(crate) const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 
 /// The origin of a web page that may send requests, such as `https://ops.example`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Origin(String);
 
-/// The text is not an origin.
+/// The error of parsing an [`Origin`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("expected an origin such as https://ops.example or http://10.0.0.5:3000, without a path")]
 pub struct OriginError;
@@ -51,7 +51,7 @@ impl FromStr for Origin {
     }
 }
 
-/// The pages that may send requests, and the names under which the admin listener may be asked.
+/// The origins whose pages may send requests, and the names that `Host` may have on the admin listener.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct BrowserPolicy {
     pub(crate) origins: Vec<Origin>,
@@ -59,7 +59,7 @@ pub(crate) struct BrowserPolicy {
 }
 
 impl BrowserPolicy {
-    /// Returns whether a page of another site sent the request.
+    /// Returns whether a page of another site, whose origin is not allowed, made a browser send the request.
     pub(crate) fn is_foreign(&self, headers: &HeaderMap) -> bool {
         let host = headers.get(HOST).map(HeaderValue::as_bytes).unwrap_or_default();
         let is_own = |origin: &[u8]| {
@@ -80,7 +80,8 @@ impl BrowserPolicy {
         !all_fit || crosses_sites && !all_allowed
     }
 
-    /// Returns whether the admin listener may be asked under the name in `Host`. A request without one is not a browser's.
+    /// Returns whether the admin listener accepts the name in `Host`. A request without `Host` does not come from a browser and
+    /// is accepted.
     pub(crate) fn is_admin_host(&self, headers: &HeaderMap) -> bool {
         headers.get_all(HOST).iter().all(|host| {
             let Ok(host) = host.to_str() else { return false };
@@ -92,7 +93,7 @@ impl BrowserPolicy {
     }
 }
 
-/// The name or address in a `Host` header.
+/// Returns the name or address in a `Host` header, without the port.
 fn without_port(host: &str) -> &str {
     match host.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
         Some((address, rest)) if rest.is_empty() || rest.starts_with(':') => address,
@@ -116,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn the_admin_listener_is_asked_by_address_by_a_local_name_or_by_a_configured_one() {
+    fn the_admin_listener_accepts_addresses_names_without_a_dot_and_configured_names() {
         let policy = BrowserPolicy { admin_hosts: vec!["ops.example".to_owned()], ..BrowserPolicy::default() };
         let hosts = |hosts: &[&str]| hosts.iter().map(|host| (HOST, host.parse().unwrap())).collect::<HeaderMap>();
         for good in [
@@ -151,6 +152,6 @@ mod tests {
             assert!(!policy.is_admin_host(&hosts(&[bad])), "{bad}");
         }
         assert!(policy.is_admin_host(&hosts(&[])));
-        assert!(!policy.is_admin_host(&hosts(&["localhost", "attacker.example"])), "every one counts");
+        assert!(!policy.is_admin_host(&hosts(&["localhost", "attacker.example"])), "every Host header is checked");
     }
 }

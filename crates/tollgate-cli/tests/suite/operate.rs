@@ -62,7 +62,7 @@ fn explain_says_which_rules_apply_why_not_the_others_and_whose_plan() {
     for phrase in [
         "POST /shorten\n",
         "caller   identified by ip\n",
-        "plan     anonymous (anonymous, since nobody knows the caller)\n",
+        "plan     anonymous (anonymous, because the caller has no known identity)\n",
         "applies  shorten (enforce), counts ip:***, costs 1\n",
         "  main: 2/h\n",
         "not      api: the path is none of /api/*\n",
@@ -112,8 +112,8 @@ fn explain_asks_the_hash_of_plans_as_a_request_does() {
     };
     let (config, url) = (["--config", &file], redis.url());
     let with_store = [&config[..], &["--store", &url]].concat();
-    let unasked = "plan     default (default, unless the Redis hash tollgate:plans says another)\n";
-    let silent = "plan     default (default, since the Redis hash tollgate:plans says no other)\n";
+    let unasked = "plan     default (default, unless the Redis hash tollgate:plans assigns another)\n";
+    let silent = "plan     default (default, because the Redis hash tollgate:plans assigns no other)\n";
     let sold = "plan     pro (the Redis hash tollgate:plans)\n";
     assert!(explain(&config).contains(unasked), "{}", explain(&config));
     assert!(explain(&with_store).contains(silent), "{}", explain(&with_store));

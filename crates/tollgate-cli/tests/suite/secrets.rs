@@ -16,7 +16,7 @@ const ADMIN_TOKEN: &str = "planted-admin-token-which-is-long";
 const API_KEY: &str = "planted-api-key";
 const OTHER_KEY: &str = "planted-key-in-the-keys-file";
 const UNKNOWN_KEY: &str = "planted-key-that-nobody-knows";
-const JWT_KEY: &str = "planted-jwt-key-which-is-long-ignore_broken_pipe-for-hs256";
+const JWT_KEY: &str = "planted-jwt-key-which-is-long-enough-for-hs256";
 const SALT: &str = "planted-salt-for-pseudonyms";
 const USER: &str = "planted-user";
 const ADDRESSES: [&str; 2] = ["203.0.113.77", "2001:db8:77::1"];
@@ -93,7 +93,7 @@ fn start(redis: &Server, dir: &Path, form: &str) -> Serving {
 /// Requests of every kind: known and unknown callers, users, addresses; until they are refused, and nonsense.
 fn ask_everything(serving: &Serving, seen: &mut Seen, when: &str) {
     let bearer = format!("Bearer {}", token(JWT_KEY));
-    let forged = format!("Bearer {}", token("planted-forger-key-which-is-long-ignore_broken_pipe"));
+    let forged = format!("Bearer {}", token("planted-forger-key-which-is-long-enough"));
     let mut client = Client::open(&serving.http);
     for headers in [
         json!({ "x-api-key": API_KEY }),
@@ -152,10 +152,7 @@ fn planted_secrets_appear_nowhere(form: &str) {
         CONFIG.replace("key = \"planted-api-key\"", "key = \"planted-api-key\" and more"),
         CONFIG.replace("plan = \"default\"", "plan = \"planted-api-key\"\nplam = 1"),
         CONFIG.replace("secret_env = \"PLANTED_SALT\"", "secret = \"planted-salt-for-pseudonyms\"\nrotate = 5"),
-        CONFIG.replace(
-            "key_env = \"PLANTED_JWT_KEY\"",
-            "key = 'planted-jwt-key-which-is-long-ignore_broken_pipe-for-hs256",
-        ),
+        CONFIG.replace("key_env = \"PLANTED_JWT_KEY\"", "key = 'planted-jwt-key-which-is-long-enough-for-hs256"),
     ] {
         std::fs::write(dir.path().join("tollgate.toml"), broken.replace("plan = \"planted-api-key\"", "plan = \"x\""))
             .unwrap();

@@ -1,4 +1,4 @@
-//! Which conditions of a rule a request does not meet.
+//! Finds the conditions of a rule that a request does not meet.
 
 use tollgate::config::{Config, Exempt, HeaderTest, Loaded, Loader, MatchTable, OneOrMany, RuleTable, Spanned};
 use tollgate::rules::{RequestView, RuleSet};
@@ -6,18 +6,19 @@ use tollgate::rules::{RequestView, RuleSet};
 /// The conditions of all rules, each compiled by itself.
 pub(super) struct Conditions {
     of_rules: Vec<Vec<Condition>>,
-    /// A rule for everything, beside the exempt paths.
+    /// A rule without conditions, in a configuration with the exempt paths.
     not_exempt: Option<RuleSet>,
 }
 
 struct Condition {
-    /// What is expected.
-    expected: String,
+    /// The explanation if the condition is not met.
+    unmet: String,
     /// A rule with this condition alone.
     alone: Option<RuleSet>,
 }
 
 impl Conditions {
+    /// Compiles the conditions of all rules.
     pub(super) fn new(loaded: &Loaded) -> Conditions {
         let of_rule = |rule: &Spanned<RuleTable>| conditions(&rule.matches);
         let exempt = Exempt { paths: loaded.config.exempt.paths.clone(), ..Exempt::default() };
@@ -27,14 +28,15 @@ impl Conditions {
         }
     }
 
-    /// What the rule at this place in the file expects and the request does not have.
+    /// Returns explanations for the conditions of the rule at `index` in the file that the request does not meet.
     pub(super) fn unmet(&self, index: usize, request: &RequestView<'_>) -> Vec<String> {
         let conditions = self.of_rules.get(index).map_or(&[][..], |conditions| conditions);
         let is_unmet =
             |condition: &&Condition| condition.alone.as_ref().is_some_and(|rules| rules.matching(request).is_empty());
-        conditions.iter().filter(is_unmet).map(|condition| condition.expected.clone()).collect()
+        conditions.iter().filter(is_unmet).map(|condition| condition.unmet.clone()).collect()
     }
 
+    /// Returns whether the path of the request is exempt.
     pub(super) fn is_exempt_path(&self, request: &RequestView<'_>) -> bool {
         self.not_exempt.as_ref().is_some_and(|rules| rules.matching(request).is_empty())
     }
@@ -42,29 +44,29 @@ impl Conditions {
 
 fn conditions(table: &MatchTable) -> Vec<Condition> {
     let mut conditions = Vec::new();
-    let mut add = |expected: String, table: MatchTable| {
-        conditions.push(Condition { expected, alone: compile(Config::default(), table) });
+    let mut add = |unmet: String, table: MatchTable| {
+        conditions.push(Condition { unmet, alone: compile(Config::default(), table) });
     };
     if let Some(methods) = &table.methods {
-        let expected = format!("the method is none of {}", list(methods));
-        add(expected, MatchTable { methods: Some(methods.clone()), ..MatchTable::default() });
+        let unmet = format!("the method is none of {}", list(methods));
+        add(unmet, MatchTable { methods: Some(methods.clone()), ..MatchTable::default() });
     }
     if let Some(path) = &table.path {
-        let expected = format!("the path is none of {}", list(path));
-        add(expected, MatchTable { path: Some(path.clone()), ..MatchTable::default() });
+        let unmet = format!("the path is none of {}", list(path));
+        add(unmet, MatchTable { path: Some(path.clone()), ..MatchTable::default() });
     }
     if let Some(host) = &table.host {
-        let expected = format!("the host is none of {}", list(host));
-        add(expected, MatchTable { host: Some(host.clone()), ..MatchTable::default() });
+        let unmet = format!("the host is none of {}", list(host));
+        add(unmet, MatchTable { host: Some(host.clone()), ..MatchTable::default() });
     }
     for (name, test) in &table.headers {
-        // What a header is compared with may be a secret.
-        let expected = match test {
+        // The expected value of a header may be a secret.
+        let unmet = match test {
             HeaderTest::Present => format!("there is no header {}", **name),
-            _ => format!("the header {} does not say what is expected", **name),
+            _ => format!("the header {} does not have the expected value", **name),
         };
         let headers = [(name.clone(), test.clone())].into();
-        add(expected, MatchTable { headers, ..MatchTable::default() });
+        add(unmet, MatchTable { headers, ..MatchTable::default() });
     }
     conditions
 }

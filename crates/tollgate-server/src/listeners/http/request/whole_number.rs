@@ -1,26 +1,26 @@
-//! A whole number as JSON has them: `3`, and also `3.0` and `3e0`.
+//! A whole number in JSON: `3`, and also `3.0` and `3e0`.
 //!
-//! JSON knows one kind of number, and JSON Schema calls each an integer that has no fraction, however it is written. Some
-//! languages have only such numbers and write them so.
+//! JSON has one kind of number, and to JSON Schema every number without a fraction is an integer, however it is written. Some
+//! languages have only floating-point numbers and write them so.
 //!
-//! The digits are read as they are written. A float would round first: `1e-400` would be 0, which only looks and is never
-//! refused, and `1.00000000000000000001` would be 1.
+//! The digits are parsed as they are written. A float would round first: `1e-400` would become 0, a peek that is never
+//! denied, and `1.00000000000000000001` would become 1.
 
 use serde::de::Error;
 use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 
-/// A longer text is cut in errors.
+/// The most characters of a value that an error shows.
 const SHOWN_CHARS_MAX: usize = 32;
 
-/// A whole number that is not negative. One that does not fit into 64 bits is the largest that does; every field has a lower bound.
+/// A whole number that is not negative. One that does not fit into 64 bits becomes `u64::MAX`, which every field rejects.
 #[derive(Clone, Copy)]
-pub(super) struct Whole(pub(super) u64);
+pub(super) struct WholeNumber(pub(super) u64);
 
-impl<'de> Deserialize<'de> for Whole {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Whole, D::Error> {
+impl<'de> Deserialize<'de> for WholeNumber {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<WholeNumber, D::Error> {
         let text = <&RawValue>::deserialize(deserializer)?.get();
-        parse(text).map(Whole).ok_or_else(|| {
+        parse(text).map(WholeNumber).ok_or_else(|| {
             let shown: String = text.chars().take(SHOWN_CHARS_MAX).collect();
             D::Error::custom(format_args!("invalid value: {shown}, expected a whole number from 0 to {}", u32::MAX))
         })
@@ -42,7 +42,7 @@ fn parse(text: &str) -> Option<u64> {
     if is_negative {
         return None;
     }
-    // The point stands behind so many of the digits. JSON made sure that an exponent is a number; this one may be a long one.
+    // The number of digits before the decimal point. JSON guarantees that the exponent is a number, but it may be a long one.
     let shift = exponent.parse::<i64>().unwrap_or(if exponent.starts_with('-') { i64::MIN } else { i64::MAX });
     let point = i64::try_from(whole.len()).ok()?.saturating_add(shift);
     let mut value = 0_u64;
@@ -54,7 +54,7 @@ fn parse(text: &str) -> Option<u64> {
         }
     }
     let zeros = point.saturating_sub(i64::try_from(whole.len() + fraction.len()).ok()?);
-    // More than 20 zeros behind any digit do not fit.
+    // A digit followed by more than 20 zeros does not fit into 64 bits.
     (0..zeros.clamp(0, 20)).for_each(|_| value = value.saturating_mul(10));
     Some(value)
 }
@@ -84,12 +84,12 @@ mod tests {
             ("0.0003e4", 3),
             ("1.5e1", 15),
         ] {
-            assert_eq!(serde_json::from_str::<Whole>(text).expect(text).0, number, "{text}");
+            assert_eq!(serde_json::from_str::<WholeNumber>(text).expect(text).0, number, "{text}");
         }
     }
 
     #[test]
-    fn anything_else_is_told_what_was_expected() {
+    fn anything_else_is_rejected_with_what_is_expected() {
         for text in [
             "-1",
             "-1.0",
@@ -109,7 +109,7 @@ mod tests {
             "[3]",
             "{}",
         ] {
-            let error = serde_json::from_str::<Whole>(text).err().expect(text).to_string();
+            let error = serde_json::from_str::<WholeNumber>(text).err().expect(text).to_string();
             assert!(error.contains("expected a whole number from 0 to 4294967295"), "{text}: {error}");
         }
     }

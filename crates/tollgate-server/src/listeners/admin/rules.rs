@@ -1,4 +1,4 @@
-//! `/v1/rules`: the rules in force, and what they have said.
+//! `/v1/rules`: the rules in force, and their decisions so far.
 
 use std::collections::BTreeMap;
 
@@ -12,18 +12,19 @@ use tollgate::rules::{CompiledRule, LimitSetId, RuleSet};
 use crate::listeners::http::connection::json;
 use crate::reload::Reloader;
 
+/// Lists the rules in force, in the order of the file. Empty without a configuration.
 pub(super) fn list(reloader: &Reloader) -> Response<Bytes> {
     let (loaded, stats) = match (reloader.loaded(), reloader.engine()) {
         (Some(loaded), Some(engine)) => (loaded, engine.rule_stats()),
         _ => return json(StatusCode::OK, &json!({ "rules": [], "plans": [] })),
     };
     let rules = &loaded.rules;
-    let listed: Vec<Value> = rules.rules().iter().map(|rule| one(rule, rules, &stats)).collect();
+    let listed: Vec<Value> = rules.rules().iter().map(|rule| rule_json(rule, rules, &stats)).collect();
     let plans: Vec<&str> = rules.plans().iter().map(|plan| &**plan.name()).collect();
     json(StatusCode::OK, &json!({ "rules": listed, "plans": plans, "kill_switch": rules.is_off() }))
 }
 
-fn one(rule: &CompiledRule, rules: &RuleSet, stats: &[RuleStats]) -> Value {
+fn rule_json(rule: &CompiledRule, rules: &RuleSet, stats: &[RuleStats]) -> Value {
     let by: Vec<String> = rule.by().iter().map(ToString::to_string).collect();
     let limits = match rule.is_by_plan() {
         false => limits(rule, rules.default_limit_set(false)),
@@ -33,9 +34,9 @@ fn one(rule: &CompiledRule, rules: &RuleSet, stats: &[RuleStats]) -> Value {
             json!(plans.collect::<BTreeMap<_, _>>())
         }
     };
-    let said = stats.iter().filter(|stats| stats.rule == *rule.name());
-    let said: Vec<Value> =
-        said.flat_map(|stats| stats.counts.iter().map(|cell| counted(stats.mode.name(), cell))).collect();
+    let stats = stats.iter().filter(|stats| stats.rule == *rule.name());
+    let decisions: Vec<Value> =
+        stats.flat_map(|stats| stats.counts.iter().map(|cell| counted(stats.mode.name(), cell))).collect();
     json!({
         "name": &**rule.name(),
         "mode": rule.mode().name(),
@@ -46,7 +47,7 @@ fn one(rule: &CompiledRule, rules: &RuleSet, stats: &[RuleStats]) -> Value {
         "on_failure": rule.on_failure().name(),
         "charge": rule.charge().name(),
         "cost": rule.cost().units(),
-        "decisions": said,
+        "decisions": decisions,
     })
 }
 
