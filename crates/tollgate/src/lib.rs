@@ -28,8 +28,7 @@ mod deny_cache;
 #[cfg(feature = "rules")]
 pub mod engine;
 mod failure;
-#[cfg(all(feature = "rules", feature = "jwt", feature = "yaml"))]
-#[doc(hidden)]
+#[cfg(all(any(fuzzing, test), feature = "rules", feature = "jwt", feature = "yaml"))]
 pub mod fuzz;
 #[cfg(doctest)]
 mod guide;

@@ -40,7 +40,7 @@
 
 pub mod builder;
 pub(crate) mod comparisons;
-#[doc(hidden)]
+#[cfg(any(fuzzing, test))]
 pub mod fuzz;
 pub(crate) mod host;
 pub(crate) mod lists;

@@ -2,7 +2,6 @@
 #![allow(clippy::unwrap_used)] // a step that fails fails its test
 
 mod calls;
-mod corpus;
 mod distributed;
 mod faults;
 mod guide;
