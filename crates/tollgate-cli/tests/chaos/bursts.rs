@@ -19,6 +19,8 @@ use crate::campaign::{record, scale};
 use crate::serving::{Client, Serving};
 
 const QUESTION: &str = r#"{"key":"user:42","limit":"10000000/h"}"#;
+const NEIGHBOUR_QUESTION: &str = r#"{"key":"neighbour","limit":"10000000/h"}"#;
+const NEIGHBOUR_QUOTA: u64 = 10_000_000;
 /// Maximum memory of one connection: 10,000 of them are 200 MB.
 const CONNECTION_BYTES_MAX: u64 = 20 * 1000;
 /// Memory of large unfinished requests: a listener holds up to 32 MiB, and the allocator may need twice as much.
@@ -135,9 +137,16 @@ fn start(kind: &Kind, dir: &Path) -> Serving {
 fn neighbour(kind: &Kind, serving: &Serving, stop: Arc<AtomicBool>) -> std::thread::JoinHandle<Vec<Duration>> {
     let is_admin = matches!(kind.listener, Listener::Https);
     let mut client = Client::open(if is_admin { &serving.admin } else { &serving.http });
-    let mut ask = move || match is_admin {
-        true => client.ask("GET", "/healthz", &[], ""),
-        false => client.ask("POST", "/v1/check", &[], QUESTION),
+    let mut asked = 0;
+    let mut ask = move || {
+        if is_admin {
+            return client.ask("GET", "/healthz", &[], "");
+        }
+        let answer = client.ask("POST", "/v1/check", &[], NEIGHBOUR_QUESTION);
+        asked += 1;
+        // No other client uses this key: every admission is counted exactly once.
+        assert_eq!(answer.headers["x-ratelimit-remaining"], (NEIGHBOUR_QUOTA - asked).to_string());
+        answer
     };
     assert_eq!(ask().status, 200);
     std::thread::spawn(move || {

@@ -11,11 +11,12 @@ use std::thread;
 use std::time::Duration;
 
 use tollgate::redis::RedisStore;
-use tollgate::{Check, Demand, Key, Limiter, Source};
+use tollgate::{Check, Clock, Demand, Key, Limit, Limiter, Source, SystemClock};
 use tollgate_testkit::conformance::Random;
+use tollgate_testkit::history::{Bounds, History};
 use tollgate_testkit::server::{Brand, Config, Connection, Reply, Server};
 
-use super::campaign::{is_long, random, record, scale};
+use super::campaign::{assert_history, is_long, random, record, scale};
 
 const START_US: u64 = 1_760_000_000_000_000;
 const WINDOW_US: u64 = 3_600_000_000;
@@ -365,16 +366,25 @@ async fn client_with_changing_costs_does_not_block_the_store_for_others() {
     // Long enough for a busy machine, and far shorter than the time of that many walks over the log.
     let deadline = scale(Duration::from_millis(250), Duration::from_millis(25));
     let store = RedisStore::builder(url).call_timeout(Duration::from_secs(5)).build().unwrap();
-    let limiter = Limiter::builder().store(Arc::new(store)).deadline(deadline).build();
+    let clock = Arc::new(SystemClock::new());
+    let limiter = Limiter::builder().store(Arc::new(store)).clock(clock.clone()).deadline(deadline).build();
     let (mut by_store, decisions) = (0, scale(100, 2_000));
+    let limit: Limit = "10/min".parse().unwrap();
+    // Ten checks fit into each counter's quota. Some more are denied.
+    let subjects: Vec<String> = (0..decisions / 12).map(|n| format!("neighbour {n}")).collect();
+    let mut history = History::new(vec![limit; subjects.len()]);
     for n in 0..decisions {
-        let subject = format!("neighbour {n}");
-        let demand = Demand::new("10/min".parse().unwrap(), Key::new(&subject).unwrap());
+        let counter = n % subjects.len();
+        let demand = Demand::new(limit, Key::new(&subjects[counter]).unwrap());
+        let sent_us = clock.now().as_micros();
         let decision = limiter.check(&Check::one(&demand)).await.unwrap();
-        by_store += usize::from(decision.source == Source::Store);
+        by_store += usize::from(matches!(decision.source, Source::Store | Source::DenyCache));
+        history.note(&[counter], sent_us, clock.now().as_micros(), &decision);
     }
     is_over.store(true, Ordering::Relaxed);
     let (_script, calls) = hostile.join().unwrap();
+    let report = history.verify(Bounds { local: Some(limit.quota().into()), ..Bounds::default() });
+    assert_history("changing costs", &report, by_store == decisions);
     record(
         "changing costs",
         "decisions of neighbours by the store",
