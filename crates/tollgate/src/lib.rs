@@ -47,7 +47,7 @@ pub use counts::{Counted, DecisionCounts, DecisionOutcome};
 pub use failure::{OnFailure, Unavailable};
 #[cfg(feature = "redis")]
 pub use limiter::StoreUrlError;
-pub use limiter::{CheckOptions, Limiter, LimiterBuilder, LimiterStats, NotReady};
+pub use limiter::{CheckOptions, EachDecision, Limiter, LimiterBuilder, LimiterStats, NotReady, PartialDecision};
 pub use tollgate_core::{
     Algorithm, Check, CheckError, Clock, Cost, DEMANDS_MAX, Decision, Demand, Key, KeyError, Limit, LimitError,
     LimitStatus, LimitTextError, ManualClock, MemoryStore, RuleScope, RuleScopeBuf, Scope, Source, Store, StoreError,

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tollgate::ManualClock;
 use tollgate::config::{Config, Format};
-use tollgate::engine::{Engine, Outcome};
+use tollgate::engine::{Engine, Outcome, RequestOptions};
 
 use super::*;
 
@@ -131,8 +131,8 @@ async fn what_remains_is_what_the_engine_has_left_and_looking_takes_nothing() {
         let limit = &said.rules[0].limits[0];
         assert_eq!((limit.remaining, limit.would_allow), (Some(left), Some(left > 0)));
         assert_eq!(limit.retry_after_ms == Some(0), left > 0);
-        let outcome = engine.decide(&RequestView::of(&request), HERE.into()).await;
-        assert_eq!(matches!(outcome, Outcome::Pass(_)), left > 0);
+        let outcome = engine.check(&RequestView::of(&request), HERE.into(), RequestOptions::default()).await;
+        assert_eq!(matches!(outcome, Outcome::Admitted(_)), left > 0);
     }
 }
 
@@ -164,10 +164,9 @@ async fn the_wait_is_that_of_the_whole_cost_in_every_algorithm() {
             again.look(&limiter).await;
             let [first, second] = [&said, &again].map(|said| serde_json::to_value(&said.rules[0].limits[0]).unwrap());
             assert_eq!(first, second, "{limit}");
-            let line = match engine.decide(&RequestView::of(&request), HERE.into()).await {
-                Outcome::Pass(passage) => passage.decision().unwrap().limits[0],
-                Outcome::Refuse(refused) => refused.decision.unwrap().limits[0],
-                _ => panic!("neither yes nor no"),
+            let line = match engine.check(&RequestView::of(&request), HERE.into(), RequestOptions::default()).await {
+                Outcome::Admitted(permit) => permit.decision().unwrap().limits[0],
+                Outcome::Refused(refusal) => refusal.decision().unwrap().limits[0],
             };
             let limit_said = &said.rules[0].limits[0];
             assert_eq!(limit_said.would_allow, Some(line.allowed), "{limit}");

@@ -22,7 +22,7 @@ use http::{HeaderValue, Method, Request, Response, StatusCode};
 use hyper::body::Body;
 use tokio::time::Instant;
 use tollgate::answer::Policies;
-use tollgate::engine::{Engine, Outcome, Refused};
+use tollgate::engine::{Engine, Outcome, Refusal, RequestOptions};
 use tollgate::rules::RequestView;
 use tollgate::{Check, CheckOptions, Decision, Limiter, OnFailure, Source, Timestamp};
 
@@ -157,26 +157,22 @@ impl HttpListener {
             return problem(StatusCode::BAD_REQUEST, "bad_request", message);
         };
         let began = Instant::now();
-        let outcome = engine.decide(&RequestView::of(request), peer).await;
+        let outcome = engine.check(&RequestView::of(request), peer, RequestOptions::default()).await;
         let decision = match &outcome {
-            Outcome::Pass(passage) => passage.decision(),
-            Outcome::Refuse(refused) => refused.decision.as_ref(),
-            _ => None,
+            Outcome::Admitted(permit) => permit.decision(),
+            Outcome::Refused(refusal) => refusal.decision(),
         };
         self.decisions.record(decision.map_or(Source::None, |decision| decision.source), began.elapsed());
         match outcome {
-            Outcome::Pass(passage) => {
-                let nobody = Decision { at: Timestamp::ZERO, source: Source::None, limits: Default::default() };
-                let response = decided(passage.decision().unwrap_or(&nobody), passage.policies());
-                // Whoever asked over HTTP has no ending to tell: the units stay taken.
-                passage.keep();
+            Outcome::Admitted(permit) => {
+                let unlimited = Decision::uncounted(Timestamp::ZERO);
+                let response = decided(permit.decision().unwrap_or(&unlimited), permit.policies());
+                // The caller does not report how the request ends, so the units stay charged.
+                permit.keep();
                 response
             }
-            Outcome::Refuse(Refused { decision: Some(decision), policies, .. }) => {
-                decided(&decision, policies.as_deref())
-            }
-            Outcome::Refuse(refused) => refused.response,
-            _ => problem(StatusCode::INTERNAL_SERVER_ERROR, "internal", "an outcome that this door does not know"),
+            Outcome::Refused(Refusal::Denied { decision, policies, .. }) => decided(&decision, Some(&policies)),
+            Outcome::Refused(refusal) => refusal.response(request.headers()),
         }
     }
 }

@@ -20,7 +20,7 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{Error, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
-use tollgate::{Check, CheckError, Cost, DEMANDS_MAX, Demand, Key, Limit};
+use tollgate::{CheckError, Cost, DEMANDS_MAX, Demand, Key, Limit};
 
 use self::headers::Headers;
 use self::whole::Whole;
@@ -175,8 +175,11 @@ pub(crate) enum CheckRequest<'b> {
     ByRules(Box<http::Request<()>>, std::net::IpAddr),
 }
 
+/// A list of keys, limits and costs.
 pub(crate) struct Explicit<'b> {
     parts: Vec<(Cow<'b, str>, Limit, Cost)>,
+    /// Whether the body has the form `checks`, so that errors name the index.
+    is_list: bool,
 }
 
 /// Why a body is no question. The text says what was expected.
@@ -223,6 +226,7 @@ impl From<serde_json::Error> for CheckRequestError {
 impl<'b> CheckRequest<'b> {
     pub(crate) fn read(body: &'b [u8]) -> Result<CheckRequest<'b>, CheckRequestError> {
         let Object(body): Object<Body<'b>> = serde_json::from_slice(body)?;
+        let is_list = body.checks.is_some();
         let parts = match body {
             Body { key: None, limit: None, cost: None, checks: None, request: Some(Object(described)) } => {
                 return described.into_question();
@@ -236,13 +240,11 @@ impl<'b> CheckRequest<'b> {
                     return Err(CheckRequestError::NoChecks);
                 }
                 let numbered = checks.into_iter().enumerate();
-                numbered
-                    .map(|(index, Object(one))| part(one, || format!("checks[{index}].")))
-                    .collect::<Result<_, _>>()?
+                numbered.map(|(index, Object(one))| part(one, || place(index))).collect::<Result<_, _>>()?
             }
             _ => return Err(CheckRequestError::Form),
         };
-        Ok(CheckRequest::Explicit(Explicit { parts }))
+        Ok(CheckRequest::Explicit(Explicit { parts, is_list }))
     }
 }
 
@@ -259,20 +261,23 @@ impl Described<'_> {
 }
 
 impl Explicit<'_> {
-    /// The demands, in the order asked.
+    /// Returns the demands, in the order of the body.
+    ///
+    /// # Errors
+    /// Returns an error if a key is too long.
     pub(crate) fn demands(&self) -> Result<Vec<Demand<'_>>, CheckRequestError> {
-        let demands: Result<Vec<Demand<'_>>, CheckRequestError> = self
-            .parts
-            .iter()
-            .map(|(key, limit, cost)| {
-                let key = Key::new(&**key).map_err(|error| CheckRequestError::Key { place: String::new(), error })?;
-                Ok(Demand::new(*limit, key).cost(*cost))
-            })
-            .collect();
-        let demands = demands?;
-        Check::new(&demands)?;
-        Ok(demands)
+        let place = |index| if self.is_list { place(index) } else { String::new() };
+        let parts = self.parts.iter().enumerate().map(|(index, (key, limit, cost))| {
+            let key = Key::new(&**key).map_err(|error| CheckRequestError::Key { place: place(index), error })?;
+            Ok(Demand::new(*limit, key).cost(*cost))
+        });
+        parts.collect()
     }
+}
+
+/// Returns the prefix of errors about an entry of `checks`.
+fn place(index: usize) -> String {
+    format!("checks[{index}].")
 }
 
 fn part<'b>(
@@ -282,18 +287,20 @@ fn part<'b>(
     let limit = limit.parse().map_err(|error| CheckRequestError::Limit { place: place(), error })?;
     let cost = cost.map_or(1, |Whole(units)| units);
     let units = u32::try_from(cost).map_err(|_| CheckRequestError::Cost { place: place(), found: cost })?;
-    Key::new(&*key).map_err(|error| CheckRequestError::Key { place: place(), error })?;
     Ok((key, limit, Cost::new(units)))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use tollgate::Check;
 
     fn demands_of(body: &str) -> Result<Vec<u32>, CheckRequestError> {
         match CheckRequest::read(body.as_bytes())? {
             CheckRequest::Explicit(explicit) => {
-                Ok(explicit.demands()?.iter().map(|demand| demand.cost.units()).collect())
+                let demands = explicit.demands()?;
+                Check::new(&demands)?;
+                Ok(demands.iter().map(|demand| demand.cost.units()).collect())
             }
             CheckRequest::ByRules(..) => Ok(Vec::new()),
         }
@@ -356,6 +363,17 @@ mod tests {
         ] {
             let error = demands_of(body).expect_err(body);
             assert!(error.to_string().contains(phrase), "{body}: {error}");
+        }
+        let long = "x".repeat(64 * 1024 + 1);
+        for (body, phrase) in [
+            (format!(r#"{{"key":"{long}","limit":"1/s"}}"#), "key: a key has at most 65536 bytes"),
+            (
+                format!(r#"{{"checks":[{{"key":"a","limit":"1/s"}},{{"key":"{long}","limit":"1/s"}}]}}"#),
+                "checks[1].key: ",
+            ),
+        ] {
+            let error = demands_of(&body).unwrap_err().to_string();
+            assert!(error.starts_with(phrase), "{error}");
         }
         let many = format!("{{\"checks\":[{}", r#"{"key":"a","limit":"1/s"},"#.repeat(33));
         assert!(demands_of(&many).unwrap_err().to_string().contains("1 to 32 entries, found more"));
