@@ -231,6 +231,11 @@ pub struct Decision {
 }
 
 impl Decision {
+    /// Creates an admission by the failure policy alone: [`Source::None`], without limits.
+    pub fn uncounted(at: Timestamp) -> Decision {
+        Decision { at, source: Source::None, limits: LimitStatuses::new() }
+    }
+
     /// Returns whether the request is admitted: every limit allows it.
     ///
     /// `true` if the decision has no limit statuses.

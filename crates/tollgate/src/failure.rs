@@ -54,14 +54,14 @@ impl<'a> FailurePolicy<'a> {
     }
 
     /// Returns the policy of each limit of a check, in its order.
-    pub(crate) fn words(self, check: &Check<'_>) -> impl Iterator<Item = OnFailure> + use<'a> {
+    pub(crate) fn of_each(self, check: &Check<'_>) -> impl Iterator<Item = OnFailure> + use<'a> {
         let rest = std::iter::repeat(self.rest);
         self.each.iter().copied().chain(rest).take(check.demands().len())
     }
 
     /// Returns whether the check is refused as unavailable: one limit with [`OnFailure::Deny`] is enough.
     pub(crate) fn denies(self, check: &Check<'_>) -> bool {
-        self.words(check).any(|policy| policy == OnFailure::Deny)
+        self.of_each(check).any(|policy| policy == OnFailure::Deny)
     }
 }
 

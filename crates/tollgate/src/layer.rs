@@ -66,13 +66,13 @@ use tower_service::Service;
 
 pub use self::body::{EmptyBody, FromBytes, MakeBody};
 pub use self::future::ResponseFuture;
-use self::future::{Bound, tell};
-use crate::answer::{Body, Refusal, Verdict, grpc};
+use self::future::respond;
+use crate::answer::{Body, RefusalDetails, Verdict, grpc};
 use crate::config::Report;
-use crate::engine::{Begun, Engine, Refused, Terms};
+use crate::engine::{Engine, Refusal};
 use crate::identity::{NetworkError, Networks, TrustedProxies};
 use crate::limiter::Limiter;
-use crate::rules::{FindUri, LimitText, RequestView, Rule, Rules};
+use crate::rules::{FindUri, LimitText, Rule, Rules};
 use tollgate_core::Cost;
 
 /// The default of [`RateLimitLayer::wait_at_most`].
@@ -85,7 +85,7 @@ type FindSubject = Arc<dyn Fn(&Parts) -> Option<String> + Send + Sync>;
 /// Returns the cost of a request; `None` for the cost that its rules set.
 type FindCost = Arc<dyn Fn(&Parts) -> Option<Cost> + Send + Sync>;
 /// Builds the body of a refusal.
-type WriteBody = Arc<dyn Fn(&Refusal<'_>) -> Body + Send + Sync>;
+type WriteBody = Arc<dyn Fn(&RefusalDetails<'_>) -> Body + Send + Sync>;
 
 /// A [`Layer`] that limits the requests of a service.
 ///
@@ -317,7 +317,7 @@ impl<M> RateLimitLayer<M> {
     /// # Ok::<(), tollgate::config::Report>(())
     /// ```
     #[must_use]
-    pub fn body(mut self, write_body: impl Fn(&Refusal<'_>) -> Body + Send + Sync + 'static) -> Self {
+    pub fn body(mut self, write_body: impl Fn(&RefusalDetails<'_>) -> Body + Send + Sync + 'static) -> Self {
         Arc::make_mut(&mut self.gate).write_body = Some(Arc::new(write_body));
         self
     }
@@ -365,7 +365,7 @@ where
 {
     type Response = Response<ResBody>;
     type Error = S::Error;
-    type Future = ResponseFuture<S::Future, ResBody, S::Error>;
+    type Future = ResponseFuture<ResBody, S::Error>;
 
     fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
         self.inner.poll_ready(context)
@@ -373,55 +373,35 @@ where
 
     fn call(&mut self, mut request: Request<ReqBody>) -> Self::Future {
         let Some(peer) = (self.gate.find_peer)(request.extensions()) else {
-            return ResponseFuture::refused(unknown_peer(request.headers()).map(|bytes| self.make_body.make(bytes)));
+            let response = unknown_peer(request.headers()).map(|bytes| self.make_body.make(bytes));
+            return ResponseFuture::new(std::future::ready(Ok(response)));
         };
         let (mut cost, mut caller) = (None, None);
-        let LayerSettings { find_cost, find_subject, find_sent, .. } = &*self.gate;
+        let LayerSettings { find_cost, find_subject, .. } = &*self.gate;
         if find_cost.is_some() || find_subject.is_some() {
             let (parts, body) = request.into_parts();
             cost = find_cost.as_ref().and_then(|find_cost| find_cost(&parts));
             caller = find_subject.as_ref().and_then(|find_subject| find_subject(&parts));
             request = Request::from_parts(parts, body);
         }
-        let terms = Terms { cost, wait_max: Some(self.gate.wait_max) };
-        let view = RequestView::sent_as(&request, *find_sent).with_caller(caller.as_deref());
-        match self.gate.engine.begin(&view, peer, terms) {
-            Begun::Refuse(refused) => {
-                let write_body = self.gate.write_body.as_ref();
-                ResponseFuture::refused(refuse(*refused, request.headers(), write_body, &self.make_body))
-            }
-            Begun::Pass(passage) if passage.wait().is_zero() => {
-                tell(&mut request, &passage);
-                ResponseFuture::called(self.inner.call(request), passage)
-            }
-            Begun::Pass(passage) => ResponseFuture::asking(self.bind(request).pass(passage)),
-            Begun::Asking(asking) => ResponseFuture::asking(self.bind(request).ask(*asking)),
-        }
-    }
-}
-
-impl<S: Clone, M: Clone> RateLimit<S, M> {
-    /// The request with everything that it needs to go on by itself.
-    fn bind<ReqBody>(&mut self, request: Request<ReqBody>) -> Bound<S, ReqBody, M> {
-        // The one that was polled ready is the one to call; its clone takes its place.
+        // The service that was polled ready is the one to call; its clone takes its place.
         let clone = self.inner.clone();
         let inner = std::mem::replace(&mut self.inner, clone);
-        let LayerSettings { wait_max, write_body, .. } = &*self.gate;
-        Bound { inner, request, make_body: self.make_body.clone(), wait_max: *wait_max, write_body: write_body.clone() }
+        ResponseFuture::new(respond(inner, request, peer, cost, caller, self.gate.clone(), self.make_body.clone()))
     }
 }
 
 /// Builds the response to a refused request, in its own protocol.
 fn refuse<B>(
-    refused: Refused,
+    refusal: &Refusal,
     request: &HeaderMap,
     write_body: Option<&WriteBody>,
     make_body: &impl MakeBody<B>,
 ) -> Response<B> {
     let response = match (grpc::content_type(request), write_body) {
-        (Some(content_type), _) => refused.into_grpc(content_type),
-        (None, Some(write_body)) => refused.into_written(&**write_body),
-        (None, None) => refused.response,
+        (Some(content_type), _) => refusal.grpc_response(content_type),
+        (None, Some(write_body)) => refusal.response_with_body(request, &**write_body),
+        (None, None) => refusal.response(request),
     };
     response.map(|bytes| make_body.make(bytes))
 }

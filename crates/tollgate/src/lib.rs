@@ -50,7 +50,7 @@ pub use identity::Subject;
 pub use layer::RateLimitLayer;
 #[cfg(feature = "redis")]
 pub use limiter::StoreUrlError;
-pub use limiter::{CheckOptions, Limiter, LimiterBuilder, LimiterStats, NotReady};
+pub use limiter::{CheckOptions, EachDecision, Limiter, LimiterBuilder, LimiterStats, NotReady, PartialDecision};
 #[cfg(feature = "rules")]
 pub use rules::{Rule, Rules};
 pub use tollgate_core::{

@@ -164,12 +164,6 @@ impl Observers {
         Observers(observers.into_iter().map(watching).collect())
     }
 
-    /// Whether nobody observes.
-    #[cfg(feature = "rules")]
-    pub(crate) fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-
     /// When something begins, if anybody wants to know how long it takes.
     pub(crate) fn begin(&self, clock: &dyn Clock) -> Option<Timestamp> {
         (!self.0.is_empty()).then(|| clock.now())

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tollgate::ManualClock;
 use tollgate::config::{Config, Format};
-use tollgate::engine::{Engine, Outcome};
+use tollgate::engine::{Engine, Outcome, RequestOptions};
 
 use super::*;
 
@@ -134,8 +134,8 @@ async fn remaining_units_match_the_engine_and_reading_them_charges_nothing() {
         let limit = &explanation.rules[0].limits[0];
         assert_eq!((limit.remaining, limit.would_allow), (Some(left), Some(left > 0)));
         assert_eq!(limit.retry_after_ms == Some(0), left > 0);
-        let outcome = engine.decide(&RequestView::of(&request), HERE.into()).await;
-        assert_eq!(matches!(outcome, Outcome::Pass(_)), left > 0);
+        let outcome = engine.check(&RequestView::of(&request), HERE.into(), RequestOptions::default()).await;
+        assert_eq!(matches!(outcome, Outcome::Admitted(_)), left > 0);
     }
 }
 
@@ -168,10 +168,9 @@ async fn the_wait_is_that_of_the_whole_cost_in_every_algorithm() {
             let [first, second] = [&explanation, &again]
                 .map(|explanation| serde_json::to_value(&explanation.rules[0].limits[0]).unwrap());
             assert_eq!(first, second, "{limit}");
-            let status = match engine.decide(&RequestView::of(&request), HERE.into()).await {
-                Outcome::Pass(passage) => passage.decision().unwrap().limits[0],
-                Outcome::Refuse(refused) => refused.decision.unwrap().limits[0],
-                _ => panic!("unknown outcome"),
+            let status = match engine.check(&RequestView::of(&request), HERE.into(), RequestOptions::default()).await {
+                Outcome::Admitted(permit) => permit.decision().unwrap().limits[0],
+                Outcome::Refused(refusal) => refusal.decision().unwrap().limits[0],
             };
             let explained = &explanation.rules[0].limits[0];
             assert_eq!(explained.would_allow, Some(status.allowed), "{limit}");

@@ -23,7 +23,7 @@ use hyper::body::Body;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::Instant;
 use tollgate::answer::Policies;
-use tollgate::engine::{Engine, Outcome, Refused};
+use tollgate::engine::{Engine, Outcome, Refusal, RequestOptions};
 use tollgate::rules::RequestView;
 use tollgate::{Check, CheckOptions, Decision, Limiter, OnFailure, Source, Timestamp};
 
@@ -163,26 +163,24 @@ impl HttpListener {
             return problem(StatusCode::BAD_REQUEST, "bad_request", message);
         };
         let began = Instant::now();
-        let outcome = engine.decide(&RequestView::of(request), peer).await;
+        let outcome = engine.check(&RequestView::of(request), peer, RequestOptions::default()).await;
         let decision = match &outcome {
-            Outcome::Pass(passage) => passage.decision(),
-            Outcome::Refuse(refused) => refused.decision.as_ref(),
-            _ => None,
+            Outcome::Admitted(permit) => permit.decision(),
+            Outcome::Refused(refusal) => refusal.decision(),
         };
         self.decisions.record(decision.map_or(Source::None, |decision| decision.source), began.elapsed());
         match outcome {
-            Outcome::Pass(passage) => {
-                let unlimited = Decision { at: Timestamp::ZERO, source: Source::None, limits: Default::default() };
-                let response = decision_response(passage.decision().unwrap_or(&unlimited), passage.policies());
-                // The outcome of the request is not reported to this listener, so the units stay charged.
-                passage.keep();
+            Outcome::Admitted(permit) => {
+                let unlimited = Decision::uncounted(Timestamp::ZERO);
+                let response = decision_response(permit.decision().unwrap_or(&unlimited), permit.policies());
+                // The caller does not report how the request ends, so the units stay charged.
+                permit.keep();
                 response
             }
-            Outcome::Refuse(Refused { decision: Some(decision), policies, .. }) => {
-                decision_response(&decision, policies.as_deref())
+            Outcome::Refused(Refusal::Denied { decision, policies, .. }) => {
+                decision_response(&decision, Some(&policies))
             }
-            Outcome::Refuse(refused) => refused.response,
-            _ => problem(StatusCode::INTERNAL_SERVER_ERROR, "internal", "unknown outcome of a decision"),
+            Outcome::Refused(refusal) => refusal.response(request.headers()),
         }
     }
 }

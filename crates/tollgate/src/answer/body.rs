@@ -16,7 +16,7 @@ use serde::Serialize;
 
 use super::accept::asks_for_problem;
 use super::policy::Policy;
-use super::refusal::Refusal;
+use super::refusal::RefusalDetails;
 use super::verdict::Verdict;
 
 /// A response body and its content type.
@@ -65,13 +65,13 @@ pub enum BodyFormat {
 
 /// A function of the application that makes a body; built by [`BodyFormat::custom`].
 #[derive(Clone)]
-pub struct CustomFormat(Arc<dyn Fn(&Refusal<'_>) -> Body + Send + Sync>);
+pub struct CustomFormat(Arc<dyn Fn(&RefusalDetails<'_>) -> Body + Send + Sync>);
 
 impl BodyFormat {
     /// Creates a format whose bodies are made by `body`.
     ///
     /// `body` sets the content type and the bytes. Status and all other headers are those of the built-in formats.
-    pub fn custom(body: impl Fn(&Refusal<'_>) -> Body + Send + Sync + 'static) -> BodyFormat {
+    pub fn custom(body: impl Fn(&RefusalDetails<'_>) -> Body + Send + Sync + 'static) -> BodyFormat {
         BodyFormat::Custom(CustomFormat(Arc::new(body)))
     }
 
@@ -86,7 +86,7 @@ impl BodyFormat {
     }
 
     /// Renders the body of a refusal of a request with these headers.
-    pub(super) fn body(&self, refusal: &Refusal<'_>, request: &HeaderMap) -> Body {
+    pub(super) fn body(&self, refusal: &RefusalDetails<'_>, request: &HeaderMap) -> Body {
         match self {
             BodyFormat::Json if asks_for_problem(request) => problem(refusal),
             BodyFormat::Json => json(refusal),
@@ -146,7 +146,7 @@ struct RefusalFields<'a> {
 }
 
 impl<'a> RefusalFields<'a> {
-    fn of(refusal: &Refusal<'a>) -> RefusalFields<'a> {
+    fn of(refusal: &RefusalDetails<'a>) -> RefusalFields<'a> {
         let policy = refusal.policy();
         RefusalFields {
             limit: policy.map(|policy| policy.limit().quota()),
@@ -159,12 +159,12 @@ impl<'a> RefusalFields<'a> {
     }
 }
 
-fn json(refusal: &Refusal<'_>) -> Body {
+fn json(refusal: &RefusalDetails<'_>) -> Body {
     let error = refusal.verdict().error();
     written("application/json", &JsonBody { error, message: refusal.message(), fields: RefusalFields::of(refusal) })
 }
 
-fn problem(refusal: &Refusal<'_>) -> Body {
+fn problem(refusal: &RefusalDetails<'_>) -> Body {
     let (r#type, title) = match refusal.verdict() {
         Verdict::Unavailable => (
             "https://iana.org/assignments/http-problem-types#temporary-reduced-capacity",

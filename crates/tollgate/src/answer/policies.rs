@@ -10,7 +10,7 @@ use tollgate_core::{Decision, LimitStatus, Source, Wait};
 
 use super::body::BodyFormat;
 use super::policy::Policy;
-use super::refusal::{Refusal, retry_after_secs};
+use super::refusal::{RefusalDetails, retry_after_secs};
 use super::strictest::strictest;
 use super::style::{Flavour, Style};
 
@@ -180,15 +180,15 @@ impl Policies {
     }
 
     /// Returns the facts of a denial, for rendering it in another protocol.
-    pub fn refusal<'a>(&'a self, decision: &'a Decision) -> Refusal<'a> {
-        Refusal::denied(decision, self.with_statuses(decision))
+    pub fn refusal<'a>(&'a self, decision: &'a Decision) -> RefusalDetails<'a> {
+        RefusalDetails::denied(decision, self.with_statuses(decision))
     }
 
     /// Builds the response if the store did not answer and the failure policy is `deny`: 503, without quota headers.
     ///
     /// The body is in the first policy's format. `Retry-After` is one second.
     pub fn unavailable(&self, request: &HeaderMap) -> Response<Bytes> {
-        let refusal = Refusal::unavailable();
+        let refusal = RefusalDetails::unavailable();
         let mut response = respond(&refusal, self.policies.first().map(|policy| policy.format()), request);
         let headers = response.headers_mut();
         headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
@@ -335,7 +335,7 @@ fn until_next(status: &LimitStatus) -> Wait {
     if status.allowed { status.next_after } else { status.retry_after }
 }
 
-fn respond(refusal: &Refusal<'_>, format: Option<&BodyFormat>, request: &HeaderMap) -> Response<Bytes> {
+fn respond(refusal: &RefusalDetails<'_>, format: Option<&BodyFormat>, request: &HeaderMap) -> Response<Bytes> {
     let body = format.unwrap_or(&BodyFormat::Json).body(refusal, request);
     let mut response = Response::new(body.bytes);
     *response.status_mut() = refusal.verdict().http();

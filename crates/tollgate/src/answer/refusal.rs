@@ -12,21 +12,21 @@ const UNAVAILABLE_RETRY_AFTER: Wait = Wait::from_micros(1_000_000);
 
 /// The reason why a request is refused. Input of [`BodyFormat::custom`](super::BodyFormat::custom).
 #[derive(Clone, Debug)]
-pub struct Refusal<'a> {
+pub struct RefusalDetails<'a> {
     verdict: Verdict,
     retry_after: Wait,
     strictest: Option<(&'a Policy, &'a LimitStatus)>,
     violated: SmallVec<[&'a Policy; 2]>,
 }
 
-impl<'a> Refusal<'a> {
+impl<'a> RefusalDetails<'a> {
     /// Creates the refusal of a denied request from its decision and the policies with their limit statuses.
     pub(super) fn denied(
         decision: &Decision,
         limits: impl Iterator<Item = (&'a Policy, &'a LimitStatus)> + Clone,
-    ) -> Refusal<'a> {
+    ) -> RefusalDetails<'a> {
         let refusing = limits.filter(|(_, status)| !status.allowed);
-        Refusal {
+        RefusalDetails {
             verdict: Verdict::Denied,
             retry_after: decision.retry_after(),
             strictest: strictest(refusing.clone()),
@@ -35,8 +35,8 @@ impl<'a> Refusal<'a> {
     }
 
     /// Creates the refusal of a request that could not be decided because the store did not answer.
-    pub(crate) fn unavailable() -> Refusal<'a> {
-        Refusal {
+    pub(crate) fn unavailable() -> RefusalDetails<'a> {
+        RefusalDetails {
             verdict: Verdict::Unavailable,
             retry_after: UNAVAILABLE_RETRY_AFTER,
             strictest: None,
@@ -77,7 +77,7 @@ impl<'a> Refusal<'a> {
         self.strictest.map(|(policy, _)| policy)
     }
 
-    /// Returns the limit status of [`policy`](Refusal::policy), or `None` if the store did not answer.
+    /// Returns the limit status of [`policy`](RefusalDetails::policy), or `None` if the store did not answer.
     pub fn line(&self) -> Option<&'a LimitStatus> {
         self.strictest.map(|(_, status)| status)
     }

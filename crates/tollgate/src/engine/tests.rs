@@ -7,7 +7,7 @@ use super::*;
 use crate::answer::Verdict;
 use crate::config::{Config, Format};
 use crate::rules::path::normalisations;
-use http::Request;
+use http::{HeaderMap, Request};
 use tollgate_core::{ManualClock, Timestamp};
 
 struct Site {
@@ -37,26 +37,26 @@ impl Site {
             request = request.header(*name, *value);
         }
         let request = request.body(()).unwrap();
-        self.engine.decide(&RequestView::of(&request), peer).await
+        self.engine.check(&RequestView::of(&request), peer, RequestOptions::default()).await
     }
 
     /// Returns the verdict, and how many paths were normalised for it.
     async fn verdict(&self, path: &str, headers: &[(&str, &str)], peer: [u8; 4]) -> (Verdict, u64) {
         normalisations::take();
         let verdict = match self.send("GET", path, headers, peer).await {
-            Outcome::Pass(_) => Verdict::Allowed,
-            Outcome::Refuse(refused) => refused.verdict,
+            Outcome::Admitted(_) => Verdict::Allowed,
+            Outcome::Refused(refusal) => refusal.verdict(),
         };
         (verdict, normalisations::take())
     }
 
     async fn passes(&self, method: &str, path: &str, headers: &[(&str, &str)], peer: [u8; 4]) -> bool {
         match self.send(method, path, headers, peer).await {
-            Outcome::Pass(passage) => {
-                passage.finish(Ending::Success).await;
+            Outcome::Admitted(permit) => {
+                permit.finish(Ending::Success).await;
                 true
             }
-            Outcome::Refuse(_) => false,
+            Outcome::Refused(_) => false,
         }
     }
 }
@@ -96,14 +96,14 @@ async fn all_matching_rules_are_decided_together_and_headers_list_every_policy()
         limits = [{ name = "tries", limit = "1/h" }]
         "#,
     );
-    let Outcome::Pass(passage) = site.send("GET", "/login", &[], HERE).await else { panic!("the first") };
+    let Outcome::Admitted(permit) = site.send("GET", "/login", &[], HERE).await else { panic!("the first") };
     let mut headers = HeaderMap::new();
-    passage.write_headers(&mut headers);
+    permit.write_headers(&mut headers);
     assert_eq!(headers["ratelimit-policy"], r#""per-minute";q=100;w=60, "tries";q=1;w=3600"#);
     assert_eq!(headers["ratelimit"], r#""per-minute";r=99;t=60, "tries";r=0;t=3600"#);
-    let Outcome::Refuse(refused) = site.send("GET", "/login", &[], HERE).await else { panic!("the second") };
-    assert_eq!(refused.response.headers()["retry-after"], "3600");
-    let remaining = refused.decision.unwrap().limits[0].remaining;
+    let Outcome::Refused(refusal) = site.send("GET", "/login", &[], HERE).await else { panic!("the second") };
+    assert_eq!(refusal.response(&HeaderMap::new()).headers()["retry-after"], "3600");
+    let remaining = refusal.decision().unwrap().limits[0].remaining;
     assert_eq!(remaining, 99, "the minute was not charged for what the hour refused");
 }
 
@@ -171,11 +171,11 @@ async fn units_come_back_by_how_a_request_ends_and_exactly_once() {
     for _ in 0..50 {
         assert!(site.passes("POST", "/login", &[], HERE).await, "a success costs nothing");
     }
-    let Outcome::Pass(failed) = site.send("POST", "/login", &[], HERE).await else { panic!("there is room") };
+    let Outcome::Admitted(failed) = site.send("POST", "/login", &[], HERE).await else { panic!("there is room") };
     failed.finish(Ending::of(http::StatusCode::UNAUTHORIZED)).await;
-    let Outcome::Pass(dropped) = site.send("POST", "/login", &[], HERE).await else { panic!("there is room") };
+    let Outcome::Admitted(dropped) = site.send("POST", "/login", &[], HERE).await else { panic!("there is room") };
     drop(dropped);
-    let Outcome::Pass(last) = site.send("POST", "/login", &[], HERE).await else { panic!("there is room") };
+    let Outcome::Admitted(last) = site.send("POST", "/login", &[], HERE).await else { panic!("there is room") };
     assert_eq!(last.decision().unwrap().limits[0].remaining, 0);
     last.finish(Ending::Success).await;
     assert!(site.passes("POST", "/login", &[], HERE).await);
@@ -186,10 +186,10 @@ async fn a_request_without_a_response_keeps_its_charge_in_every_mode() {
     for charge in ["always", "on_failure", "on_success"] {
         let site = site(&format!("[[rules]]\nname = 'a'\nby = ['ip']\ncharge = '{charge}'\nlimits = ['3/h']"));
         for _ in 0..3 {
-            let Outcome::Pass(passage) = site.send("POST", "/", &[], HERE).await else { panic!("there is room") };
-            drop(passage);
+            let Outcome::Admitted(permit) = site.send("POST", "/", &[], HERE).await else { panic!("there is room") };
+            drop(permit);
         }
-        assert!(matches!(site.send("POST", "/", &[], HERE).await, Outcome::Refuse(_)), "{charge}");
+        assert!(matches!(site.send("POST", "/", &[], HERE).await, Outcome::Refused(_)), "{charge}");
     }
 }
 
@@ -210,9 +210,9 @@ async fn a_shield_refuses_in_process_and_in_plain_text() {
     );
     for n in 0..8 {
         let outcome = site.send("GET", "/", &[], HERE).await;
-        assert_eq!(matches!(outcome, Outcome::Pass(_)), n < 5);
-        if let Outcome::Refuse(refused) = outcome {
-            assert_eq!(refused.response.headers()["content-type"], "text/plain; charset=utf-8");
+        assert_eq!(matches!(outcome, Outcome::Admitted(_)), n < 5);
+        if let Outcome::Refused(refusal) = outcome {
+            assert_eq!(refusal.response(&HeaderMap::new()).headers()["content-type"], "text/plain; charset=utf-8");
         }
     }
     assert_eq!(site.engine.rule_stats()[1].allowed(), 5, "the flood never reached the other rule");
@@ -260,9 +260,9 @@ async fn a_shield_that_panics_is_one_that_does_not_answer() {
         let site = hurried(&text, 0, 0);
         for _ in 0..3 {
             let outcome = site.send("GET", "/", &[], HERE).await;
-            assert_eq!(matches!(outcome, Outcome::Pass(_)), passes, "{on_failure}");
-            if let Outcome::Refuse(refused) = outcome {
-                assert_eq!(refused.verdict, Verdict::Unavailable);
+            assert_eq!(matches!(outcome, Outcome::Admitted(_)), passes, "{on_failure}");
+            if let Outcome::Refused(refusal) = outcome {
+                assert_eq!(refusal.verdict(), Verdict::Unavailable);
             }
         }
     }
@@ -305,11 +305,11 @@ async fn the_banned_are_told_until_when_and_the_exempt_are_not_counted() {
         limits = ["1/h"]
         "#,
     );
-    let Outcome::Refuse(refused) = site.send("GET", "/", &[], [198, 51, 100, 7]).await else { panic!("a ban") };
-    assert_eq!((refused.verdict, refused.response.status().as_u16()), (Verdict::Forbidden, 403));
+    let Outcome::Refused(refusal) = site.send("GET", "/", &[], [198, 51, 100, 7]).await else { panic!("a ban") };
+    assert_eq!((refusal.verdict(), refusal.response(&HeaderMap::new()).status().as_u16()), (Verdict::Forbidden, 403));
     for _ in 0..5 {
-        let Outcome::Pass(passage) = site.send("GET", "/", &[], [192, 0, 2, 77]).await else { panic!("exempt") };
-        assert!(passage.decision().is_none());
+        let Outcome::Admitted(permit) = site.send("GET", "/", &[], [192, 0, 2, 77]).await else { panic!("exempt") };
+        assert!(permit.decision().is_none());
     }
 }
 
@@ -376,9 +376,9 @@ async fn a_path_beyond_the_bound_is_refused_before_it_is_looked_at() {
         let query = format!("/?{}", "x".repeat(bytes_max));
         assert_eq!(site.verdict(&query, &[], HERE).await.0, Verdict::Allowed, "a query is no part of the path");
         assert_eq!(site.verdict(&path(bytes_max + 1), &[], HERE).await, (Verdict::PathTooLong, 0));
-        let Outcome::Refuse(refused) = site.send("GET", &path(bytes_max + 1), &[], HERE).await else { panic!("long") };
-        assert_eq!(refused.response.status(), 414);
-        let body = String::from_utf8_lossy(refused.response.body()).into_owned();
+        let Outcome::Refused(refusal) = site.send("GET", &path(bytes_max + 1), &[], HERE).await else { panic!("long") };
+        assert_eq!(refusal.response(&HeaderMap::new()).status(), 414);
+        let body = String::from_utf8_lossy(refusal.response(&HeaderMap::new()).body()).into_owned();
         assert!(body.contains("path_too_long") && body.contains(&format!("at most {bytes_max} bytes")), "{body}");
     }
     let off = site(&format!("kill_switch = true\n{rule}"));
@@ -462,8 +462,8 @@ async fn an_ipv4_client_is_itself_by_whatever_ipv6_route_it_comes() {
         "#,
     );
     let verdict = async |peer: &str| match site.send_from("GET", "/", &[], peer.parse().unwrap()).await {
-        Outcome::Pass(passage) => passage.decision().map_or("exempt", |_| "counted"),
-        Outcome::Refuse(refused) => refused.verdict.error(),
+        Outcome::Admitted(permit) => permit.decision().map_or("exempt", |_| "counted"),
+        Outcome::Refused(refusal) => refusal.verdict().error(),
     };
     for peer in ["198.51.100.7", "::ffff:198.51.100.7", "64:ff9b::198.51.100.7", "2002:c633:6407::1", "192.0.2.128"] {
         assert_eq!(verdict(peer).await, "forbidden", "{peer}");

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tollgate::config::{Config, Format};
-use tollgate::engine::{Engine, Outcome};
+use tollgate::engine::{Engine, Outcome, RequestOptions};
 use tollgate::rules::{PlanHash, RequestView};
 use tollgate::{Limiter, ManualClock, Timestamp};
 use tollgate_redis::RedisStore;
@@ -58,8 +58,8 @@ impl Bench {
         let request = http::Request::get("/");
         let request = key.into_iter().fold(request, |request, key| request.header("x-api-key", key)).body(()).unwrap();
         let peer: IpAddr = [203, 0, 113, 9].into();
-        match self.engine.decide(&RequestView::of(&request), peer).await {
-            Outcome::Pass(passage) => passage.decision().unwrap().limits[0].quota,
+        match self.engine.check(&RequestView::of(&request), peer, RequestOptions::default()).await {
+            Outcome::Admitted(permit) => permit.decision().unwrap().limits[0].quota,
             refused => panic!("{refused:?}"),
         }
     }

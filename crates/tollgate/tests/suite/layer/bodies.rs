@@ -2,11 +2,11 @@
 
 use bytes::Bytes;
 use http::Response;
-use tollgate::answer::{Body, Refusal, Verdict};
+use tollgate::answer::{Body, RefusalDetails, Verdict};
 
 use super::site::{HERE, Site};
 
-fn page(refusal: &Refusal<'_>) -> Body {
+fn page(refusal: &RefusalDetails<'_>) -> Body {
     let what = match refusal.verdict() {
         Verdict::Unavailable => "closed".to_owned(),
         _ => format!("{}:{:?}", refusal.policy().map_or("?", |policy| policy.name()), refusal.retry_after_secs()),

@@ -40,7 +40,7 @@ async fn after_random_endings_the_remaining_quota_on_redis_is_exactly_what_they_
         while let Some(ended) = under_way.join_next().await {
             ledger.add(ended.unwrap());
         }
-        engine.settled().await;
+        engine.wait_for_pending().await;
         let context = format!("TOLLGATE_SEED={seed}, after round {round}");
         ledger.expect_told(&told(site.clone()).await, &context);
         ledger.expect_counted(&engine, &context).await;
