@@ -2,7 +2,7 @@
 //!
 //! A client behind a trusted proxy forges every header that could name an address. The proxy appends the address that it saw. The
 //! described request lists the headers in any order that keeps the lines of one name in theirs, and in any case. All of them are
-//! one client, who has a budget of two. The layer meets the same requests in `crates/tollgate/tests/layer/forwarding.rs`.
+//! one client, who has a budget of two. The layer meets the same requests in `crates/tollgate/tests/suite/layer/forwarding.rs`.
 
 use tollgate_testkit::conformance::Random;
 

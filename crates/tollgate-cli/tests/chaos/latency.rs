@@ -2,7 +2,7 @@
 //!
 //! The first scenario puts a real Redis behind the fault proxy, which delays every byte, and asks it with one to 64 callers. `store` should decide
 //! nearly everything while the round trip is well below the deadline; the figures say how nearly, and how many decisions share a call. In virtual
-//! time the same matrix is exact and asserted (`tests/round_trips` of crate `tollgate`).
+//! time the same matrix is exact and asserted (`tests/suite/round_trips` of crate `tollgate`).
 //!
 //! The second scenario starves the process of CPU: four busy threads for each core. An answer that has arrived is used although the
 //! deadline has passed, and a deadline that was noticed late does not open the breaker.

@@ -7,7 +7,7 @@
 #![allow(clippy::unwrap_used)] // a step that fails fails its test
 #![allow(clippy::disallowed_methods)] // real time is recorded here, and never asserted
 
-#[path = "../serving/mod.rs"]
+#[path = "../suite/serving.rs"]
 mod serving;
 
 mod bursts;

@@ -1,0 +1,175 @@
+//! Plans from a hash on a real Redis, seen where they matter: in the limits that a request is held to.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tollgate::config::{Config, Format};
+use tollgate::engine::{Engine, Outcome};
+use tollgate::rules::{PlanHash, RequestView};
+use tollgate::{Limiter, ManualClock, Timestamp};
+use tollgate_redis::RedisStore;
+use tollgate_testkit::server::Server;
+
+const START: Timestamp = Timestamp::from_micros(1_760_000_000_000_000);
+/// Only where the store is made to hang does anybody wait.
+const PATIENCE: Duration = Duration::from_secs(30);
+const HASH: &str = "tollgate:plans";
+
+const CONFIG: &str = r#"
+store = "redis://localhost"
+instances = 1
+api_keys = "any"
+
+[plans]
+default = { limits = ["10/h"] }
+anonymous = { limits = ["5/h"] }
+pro = { limits = ["1000/h"] }
+partner = { limits = ["9000/h"] }
+
+[plan_sources]
+redis_hash = "tollgate:plans"
+
+[[rules]]
+name = "api"
+limits = "plan"
+"#;
+
+struct Bench {
+    server: Server,
+    engine: Engine,
+    clock: Arc<ManualClock>,
+}
+
+fn bench(timeout: Duration) -> Bench {
+    let server = Server::redis();
+    let clock = Arc::new(ManualClock::new(START));
+    let store = RedisStore::builder(server.url()).call_timeout(PATIENCE).build().unwrap();
+    let plans = PlanHash::new(store, HASH).timeout(timeout).clock(clock.clone());
+    let loaded = Config::from_text(CONFIG, Format::Toml).unwrap();
+    assert_eq!(loaded.settings.plan_hash.as_deref(), Some(HASH));
+    let engine = Engine::with_lookups(Limiter::memory(), loaded.rules, vec![Arc::new(plans)]);
+    Bench { server, engine, clock }
+}
+
+impl Bench {
+    /// The quota to which a request with this key is held.
+    async fn quota(&self, key: Option<&str>) -> u32 {
+        let request = http::Request::get("/");
+        let request = key.into_iter().fold(request, |request, key| request.header("x-api-key", key)).body(()).unwrap();
+        let peer: IpAddr = [203, 0, 113, 9].into();
+        match self.engine.decide(&RequestView::of(&request), peer).await {
+            Outcome::Pass(passage) => passage.decision().unwrap().limits[0].quota,
+            refused => panic!("{refused:?}"),
+        }
+    }
+
+    fn set(&self, field: &str, plan: &str) {
+        self.server.command(&["HSET", HASH, field, plan]);
+    }
+
+    fn questions(&self) -> u64 {
+        let info = self.server.command(&["INFO", "commandstats"]).text();
+        let line = info.lines().find(|line| line.starts_with("cmdstat_hget:"));
+        line.and_then(|line| line.split("calls=").nth(1)?.split(',').next()?.parse().ok()).unwrap_or(0)
+    }
+}
+
+#[tokio::test]
+async fn the_hash_names_the_plan_and_a_change_is_seen_after_a_second() {
+    let bench = bench(PATIENCE);
+    bench.set(&field_of("key-1"), "pro");
+    bench.set(&field_of("key-2"), "a plan that does not exist");
+    assert_eq!(bench.quota(Some("key-1")).await, 1_000);
+    assert_eq!(bench.quota(Some("key-2")).await, 10, "like one that is not in the hash");
+    assert_eq!(bench.quota(Some("key-3")).await, 10);
+    assert_eq!(bench.quota(None).await, 5, "who has no identity is not asked for");
+    assert_eq!(bench.questions(), 3);
+
+    bench.set(&field_of("key-1"), "partner");
+    bench.set(&field_of("key-3"), "pro");
+    bench.clock.set(START.plus_micros(999_999));
+    for _ in 0..5 {
+        assert_eq!((bench.quota(Some("key-1")).await, bench.quota(Some("key-3")).await), (1_000, 10));
+    }
+    assert_eq!(bench.questions(), 3, "remembered, both what is there and what is not");
+    bench.clock.set(START.plus_micros(1_000_000));
+    assert_eq!((bench.quota(Some("key-1")).await, bench.quota(Some("key-3")).await), (9_000, 1_000));
+}
+
+#[tokio::test]
+async fn while_redis_is_away_the_last_word_holds_and_strangers_have_the_default_plan() {
+    let bench = bench(PATIENCE);
+    bench.set(&field_of("key-1"), "pro");
+    assert_eq!(bench.quota(Some("key-1")).await, 1_000);
+    bench.server.kill9();
+    bench.clock.advance(Duration::from_secs(3_600));
+    assert_eq!(bench.quota(Some("key-1")).await, 1_000);
+    assert_eq!(bench.quota(Some("key-9")).await, 10);
+}
+
+#[tokio::test]
+async fn a_redis_that_hangs_costs_its_timeout_once_and_then_nothing_for_a_while() {
+    let bench = bench(Duration::from_millis(50));
+    bench.set(&field_of("key-1"), "pro");
+    // Whatever this machine is busy with, the first answer comes at last; only then does the server hang.
+    for _ in 0..1_000 {
+        if bench.quota(Some("key-1")).await == 1_000 {
+            break;
+        }
+        bench.clock.advance(Duration::from_secs(2));
+    }
+    bench.server.stop();
+    bench.clock.advance(Duration::from_secs(2));
+    assert_eq!(bench.quota(Some("key-1")).await, 1_000);
+    // The timer is tokio's: a question that nobody asks needs none.
+    tokio::time::pause();
+    let before = tokio::time::Instant::now();
+    for _ in 0..5 {
+        assert_eq!((bench.quota(Some("key-1")).await, bench.quota(Some("key-9")).await), (1_000, 10));
+    }
+    assert_eq!(before.elapsed(), Duration::ZERO);
+    bench.server.cont();
+}
+
+#[tokio::test]
+async fn something_else_under_the_name_of_the_hash_is_no_answer() {
+    let bench = bench(PATIENCE);
+    bench.server.command(&["SET", HASH, "not a hash"]);
+    assert_eq!(bench.quota(Some("key-1")).await, 10);
+}
+
+#[tokio::test]
+async fn a_flood_of_keys_is_remembered_only_up_to_its_bound() {
+    const KEYS: usize = 12_000;
+    let bench = bench(PATIENCE);
+    for number in 0..KEYS {
+        bench.quota(Some(&format!("flood-{number}"))).await;
+    }
+    let asked = bench.questions();
+    for number in 0..KEYS {
+        bench.quota(Some(&format!("flood-{number}"))).await;
+    }
+    let asked_again = bench.questions() - asked;
+    assert!((2_000..4_000).contains(&asked_again), "{asked_again} of {KEYS} were not remembered");
+}
+
+#[tokio::test]
+async fn the_engine_of_a_file_asks_its_hash() {
+    let server = Server::redis();
+    server.command(&["HSET", HASH, &field_of("ann"), "pro"]);
+    let file = CONFIG.replace("redis://localhost", &server.url()).replace("instances = 1", "deadline = \"20s\"");
+    let engine = Config::from_text(&file, Format::Toml).unwrap().engine().unwrap();
+    let bench = Bench { server, engine, clock: Arc::new(ManualClock::new(START)) };
+    assert_eq!(bench.quota(Some("ann")).await, 1000);
+    assert_eq!(bench.quota(Some("bob")).await, 10);
+}
+
+/// As the documentation tells operators to write it.
+fn field_of(key: &str) -> String {
+    let mut sum = std::process::Command::new("sha256sum");
+    let mut child = sum.stdin(std::process::Stdio::piped()).stdout(std::process::Stdio::piped()).spawn().unwrap();
+    std::io::Write::write_all(&mut child.stdin.take().unwrap(), key.as_bytes()).unwrap();
+    let output = child.wait_with_output().unwrap();
+    format!("api_key:{}", &String::from_utf8(output.stdout).unwrap()[..64])
+}
