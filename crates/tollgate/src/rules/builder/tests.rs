@@ -352,7 +352,7 @@ fn all_errors_are_reported_at_once_and_name_their_rule() {
         ("rule `b`, limit `0/min`: ", "a quota of 1 to 10000000"),
         ("rule `b`: two rules are named `b`", "give each rule its own"),
         ("rule `c`, limits: ", "at least one limit"),
-        ("rule `d`, by `cookie:a=b`: ", "expected a cookie's name"),
+        ("rule `d`, by `cookie:a=b`: ", "expected a cookie name"),
         ("rule `e`, by: ", "a shield counts by address"),
         ("rule `f`, cost: ", "which holds 5"),
         ("rule `g`, limits_from_plan: ", "stands alone"),
