@@ -1,5 +1,5 @@
-//! What the scenarios share: how much to do, the seed, and the report.
-#![allow(dead_code)] // each scenario uses its part
+//! Shared by all scenarios: the size of a run, its seed, and its report.
+#![allow(dead_code)] // each scenario uses a part of this
 
 use std::fmt::Display;
 

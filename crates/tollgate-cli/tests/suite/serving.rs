@@ -1,5 +1,5 @@
-//! A running `tollgate serve` on free ports, as a user would start it, and clients for its doors.
-#![allow(dead_code)] // each test file uses its part
+//! A running `tollgate serve` on free ports, started as a user would start it, and clients for its listeners.
+#![allow(dead_code)] // each test file uses a part of this
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
@@ -12,11 +12,11 @@ use std::time::Duration;
 use tollgate_testkit::poll::eventually;
 use tollgate_testkit::server::{Connection, Reply};
 
-/// Nothing that a test waits for takes this long, unless it never comes.
+/// Time after which a test stops waiting for an event and fails.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 const TOKEN: &str = "a-token-for-tests-only";
 
-/// The command without whatever the environment says.
+/// Returns the command `tollgate` without the environment variables that configure it.
 pub(crate) fn command() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tollgate"));
     for variable in ["TOLLGATE_STORE", "REDIS_URL", "TOLLGATE_ADMIN_TOKEN", "TOLLGATE_RESP_PASSWORD", "TOLLGATE_LOG"] {
@@ -25,7 +25,9 @@ pub(crate) fn command() -> Command {
     command
 }
 
-/// What came of a command that should end by itself; one that serves instead is ended, which is a failure of its test.
+/// Runs a command that should exit by itself and returns its output.
+///
+/// A command that starts to serve instead is killed, so that its exit status fails the test.
 pub(crate) fn ended(command: &mut Command) -> Output {
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let mut announced = String::new();
@@ -36,51 +38,54 @@ pub(crate) fn ended(command: &mut Command) -> Output {
     child.wait_with_output().unwrap()
 }
 
-/// A running service; ended by its own id.
+/// A running `tollgate serve`. Dropping it kills the process; if the test has failed, its output is printed.
 pub(crate) struct Serving {
     pub(crate) child: Child,
     pub(crate) http: String,
     pub(crate) resp: String,
     pub(crate) admin: String,
-    /// Everything that it printed before it served.
+    /// The lines that the process printed to standard output until all listeners were announced.
     pub(crate) announced: String,
     logs: Mutex<mpsc::Receiver<String>>,
     said: Arc<Mutex<String>>,
 }
 
 impl Serving {
-    /// With an admin token that the tests know.
+    /// Starts the service with these further arguments and the admin token of the tests, and waits for its listeners.
     pub(crate) fn start(arguments: &[&str]) -> Serving {
         Serving::start_as(Serving::command(), arguments)
     }
 
-    /// The command with an admin token that the tests know.
+    /// Returns the command `tollgate` with the admin token of the tests.
     pub(crate) fn command() -> Command {
         let mut command = command();
         command.env("TOLLGATE_ADMIN_TOKEN", TOKEN);
         command
     }
 
+    /// Starts the service by this command with these further arguments, and waits for its listeners.
     pub(crate) fn start_as(command: Command, arguments: &[&str]) -> Serving {
         Serving::start_logging_to(Stdio::piped(), command, arguments)
     }
 
-    /// Logs that go elsewhere than into a pipe of ours are not heard.
+    /// Starts the service with its standard error connected to `stderr`.
+    ///
+    /// Unless that is a pipe, [`hear`](Serving::hear) and [`said`](Serving::said) do not see its logs.
     pub(crate) fn start_logging_to(stderr: Stdio, mut command: Command, arguments: &[&str]) -> Serving {
         command.args(["serve", "--http", "127.0.0.1:0", "--resp", "127.0.0.1:0", "--admin", "127.0.0.1:0"]);
         command.args(arguments).stdout(Stdio::piped()).stderr(stderr);
         let mut child = command.spawn().expect("the binary runs");
         let said = Arc::new(Mutex::new(String::new()));
-        let lines = heard(child.stdout.take().expect("a pipe"), said.clone());
+        let lines = read_lines(child.stdout.take().expect("a pipe"), said.clone());
         let logs = match child.stderr.take() {
-            Some(pipe) => heard(pipe, said.clone()),
-            None => heard(std::io::empty(), said.clone()),
+            Some(pipe) => read_lines(pipe, said.clone()),
+            None => read_lines(std::io::empty(), said.clone()),
         };
         let mut announced = String::new();
-        let mut address = |door: &str| loop {
-            let line = lines.recv_timeout(PATIENCE).unwrap_or_else(|_| panic!("{door} is not announced: {said:?}"));
+        let mut address = |listener: &str| loop {
+            let line = lines.recv_timeout(PATIENCE).unwrap_or_else(|_| panic!("{listener} is not announced: {said:?}"));
             announced = announced.clone() + &line + "\n";
-            if line.trim_start().starts_with(door) {
+            if line.trim_start().starts_with(listener) {
                 return line.split_whitespace().nth(1).expect("an address").to_owned();
             }
         };
@@ -88,30 +93,30 @@ impl Serving {
         Serving { child, http, resp, admin, announced, logs: Mutex::new(logs), said }
     }
 
-    /// Everything it has written so far, on standard output and standard error.
+    /// Returns everything that the process has written so far to standard output and standard error.
     pub(crate) fn said(&self) -> String {
         self.said.lock().unwrap().clone()
     }
 
-    /// What the kernel knows about it.
+    /// Returns the content of a file in `/proc/PID`.
     pub(crate) fn proc(&self, file: &str) -> String {
         String::from_utf8_lossy(&std::fs::read(format!("/proc/{}/{file}", self.child.id())).unwrap()).into_owned()
     }
 
-    /// The memory that it holds at this moment.
+    /// Returns the resident memory of the process in bytes.
     pub(crate) fn resident_bytes(&self) -> u64 {
         let status = self.proc("status");
         let line = status.lines().find(|line| line.starts_with("VmRSS:")).expect("a resident size");
         line.split_whitespace().nth(1).and_then(|kib| kib.parse::<u64>().ok()).expect("a number") * 1024
     }
 
-    /// Tells it to read its configuration again, and waits until it says what came of it.
-    pub(crate) fn reload(&self, said: &str) {
+    /// Makes the service reload its configuration, and waits for a log line that contains `expected`.
+    pub(crate) fn reload(&self, expected: &str) {
         self.signal("HUP");
-        self.hear(said);
+        self.hear(expected);
     }
 
-    /// One question over HTTP: head and body of the answer.
+    /// Posts a body to `/v1/check` on a new connection. Returns head and body of the response as text.
     pub(crate) fn post(&self, body: &str) -> String {
         let head = format!(
             "POST /v1/check HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {}\r\n\r\n",
@@ -120,18 +125,18 @@ impl Serving {
         self.send(head + body)
     }
 
-    /// Bytes to the HTTP door, and everything that comes back until it closes.
+    /// Sends bytes to the HTTP listener on a new connection. Returns everything received until the connection closes.
     pub(crate) fn send(&self, request: impl AsRef<[u8]>) -> String {
         let mut stream = TcpStream::connect(&self.http).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        // A door that refuses does not read to the end; what it said is heard all the same.
+        // A listener that rejects a request does not read all of it, so that writing may fail. It still responds.
         let _ = stream.write_all(request.as_ref());
         let mut answer = Vec::new();
         let _ = stream.read_to_end(&mut answer);
         String::from_utf8_lossy(&answer).into_owned()
     }
 
-    /// One command at the RESP door, in words.
+    /// Sends an inline command to the RESP listener. Returns the reply with spaces in place of line ends.
     pub(crate) fn say(&self, command: &str) -> String {
         let mut stream = TcpStream::connect(&self.resp).unwrap();
         stream.write_all(format!("{command}\r\nQUIT\r\n").as_bytes()).unwrap();
@@ -140,7 +145,7 @@ impl Serving {
         answer.replace("\r\n", " ")
     }
 
-    /// A connection to the RESP door.
+    /// Opens a connection to the RESP listener.
     pub(crate) fn connect(&self) -> Connection {
         Connection::open(self.resp_addr()).unwrap()
     }
@@ -149,50 +154,51 @@ impl Serving {
         self.resp.parse().unwrap()
     }
 
-    /// Whether it is still there and answers somebody new.
+    /// Returns whether the process is running and answers a PING on a new RESP connection.
     pub(crate) fn is_alive(&mut self) -> bool {
         self.child.try_wait().unwrap().is_none()
             && matches!(self.connect().call(&["PING"]), Ok(Reply::Simple(pong)) if pong == "PONG")
     }
 
-    /// Waits until it logs something that contains this.
+    /// Waits for a log line that contains `phrase` and returns it. Lines before it are skipped for later calls too.
     pub(crate) fn hear(&self, phrase: &str) -> String {
         loop {
             let line =
-                self.logs.lock().unwrap().recv_timeout(PATIENCE).unwrap_or_else(|_| panic!("never said: {phrase}"));
+                self.logs.lock().unwrap().recv_timeout(PATIENCE).unwrap_or_else(|_| panic!("not logged: {phrase}"));
             if line.contains(phrase) {
                 return line;
             }
         }
     }
 
+    /// Sends a signal to the process, by its name without `SIG`.
     pub(crate) fn signal(&self, name: &str) {
         let status = Command::new("kill").args([&format!("-{name}"), &self.child.id().to_string()]).status().unwrap();
         assert!(status.success());
     }
 
-    /// Waits for its end.
+    /// Waits until the process exits.
     pub(crate) fn end(&mut self) -> ExitStatus {
         self.child.wait().unwrap()
     }
 
-    /// One question to the HTTP door.
+    /// Posts a body to `/v1/check` on a new connection.
     pub(crate) fn check(&self, body: &str) -> Answer {
         Client::open(&self.http).ask("POST", "/v1/check", &[], body)
     }
 
-    /// One request to the admin door, with the token.
+    /// Sends a request with the token to the admin listener.
     pub(crate) fn operate(&self, method: &str, path: &str) -> Answer {
         let bearer = format!("Bearer {TOKEN}");
         Client::open(&self.admin).ask(method, path, &[("authorization", &bearer)], "")
     }
 
-    /// One request to the admin door, without.
+    /// Sends a GET request without a token to the admin listener.
     pub(crate) fn visit(&self, path: &str) -> Answer {
         Client::open(&self.admin).ask("GET", path, &[], "")
     }
 
-    /// Waits until the admin door's answer is as expected.
+    /// Repeats a GET request to the admin listener until `holds` is true for the response, and returns that response.
     pub(crate) fn until(&self, path: &str, holds: impl Fn(&Answer) -> bool) -> Answer {
         eventually(path, || self.visit(path), holds)
     }
@@ -203,30 +209,30 @@ impl Drop for Serving {
         let _ = self.child.kill();
         let _ = self.child.wait();
         if std::thread::panicking() {
-            eprintln!("--- tollgate serve said ---\n{}---", self.said());
+            eprintln!("--- output of tollgate serve ---\n{}---", self.said());
         }
     }
 }
 
-/// Reads a pipe to its end, line by line: each is kept, and told to whoever waits.
-fn heard(pipe: impl Read + Send + 'static, said: Arc<Mutex<String>>) -> mpsc::Receiver<String> {
-    let (tell, lines) = mpsc::channel();
+/// Reads lines from a pipe in a thread. Each line is appended to `said` and sent to the returned channel.
+fn read_lines(pipe: impl Read + Send + 'static, said: Arc<Mutex<String>>) -> mpsc::Receiver<String> {
+    let (sender, lines) = mpsc::channel();
     std::thread::spawn(move || {
         for line in BufReader::new(pipe).lines().map_while(Result::ok) {
             let mut said = said.lock().unwrap();
             said.push_str(&line);
             said.push('\n');
-            let _ = tell.send(line);
+            let _ = sender.send(line);
         }
     });
     lines
 }
 
-/// A file that is mounted over another one, until it is dropped.
+/// A bind mount of one file over another. Dropping it unmounts.
 pub(crate) struct BindMount(PathBuf);
 
 impl BindMount {
-    /// Returns `None` if this process may not mount.
+    /// Mounts `source` over `target`. Returns `None` if this process may not mount.
     pub(crate) fn new(source: &Path, target: &Path) -> Option<BindMount> {
         let output = Command::new("mount").arg("--bind").args([source, target]).output().ok()?;
         output.status.success().then(|| BindMount(target.to_owned()))
@@ -239,7 +245,7 @@ impl Drop for BindMount {
     }
 }
 
-/// An HTTP answer.
+/// An HTTP response.
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) status: u16,
@@ -247,21 +253,24 @@ pub(crate) struct Answer {
     pub(crate) body: String,
 }
 
-/// One HTTP connection, kept open.
+/// A persistent HTTP connection.
 pub(crate) struct Client(BufReader<TcpStream>);
 
 impl Client {
+    /// Connects to this address.
     pub(crate) fn open(address: &str) -> Client {
         let stream = TcpStream::connect(address).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
         Client(BufReader::new(stream))
     }
 
+    /// Sends a request and returns its response.
     pub(crate) fn ask(&mut self, method: &str, path: &str, headers: &[(&str, &str)], body: &str) -> Answer {
         self.send(method, path, headers, body);
         self.hear().expect("an answer")
     }
 
+    /// Sends a request without waiting for the response.
     pub(crate) fn send(&mut self, method: &str, path: &str, headers: &[(&str, &str)], body: &str) {
         let mut head = format!("{method} {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n", body.len());
         for (name, value) in headers {
@@ -270,19 +279,23 @@ impl Client {
         self.raw(format!("{head}\r\n{body}").as_bytes());
     }
 
+    /// Sends bytes. Errors are ignored.
     pub(crate) fn raw(&mut self, bytes: &[u8]) {
-        // A door that refuses does not read to the end; what it said is heard all the same.
+        // A listener that rejects a request does not read all of it, so that writing may fail. It still responds.
         let _ = self.0.get_mut().write_all(bytes);
     }
 
-    /// The next answer; `None` if the connection was closed instead.
+    /// Reads the next response. Returns `None` if the connection was closed.
+    ///
+    /// # Panics
+    /// Panics if nothing is received within [`PATIENCE`].
     pub(crate) fn hear(&mut self) -> Option<Answer> {
         let mut line = String::new();
         match self.0.read_line(&mut line) {
             Ok(0) => return None,
             Ok(_) => {}
             Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
-                panic!("neither an answer nor an end")
+                panic!("neither a response nor the end of the connection")
             }
             Err(_) => return None,
         }
