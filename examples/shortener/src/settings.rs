@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use tollgate::Limit;
-use tollgate::config::{Config, OnFailureWord, Report, RuleTable};
+use tollgate::config::{Config, Report, RuleTable};
 use tollgate::identity::Networks;
 use tollgate::rules::RuleSet;
+use tollgate::{Limit, OnFailure};
 
 /// The settings of the service.
 #[derive(PartialEq, Debug)]
@@ -53,7 +53,7 @@ impl Settings {
     pub(crate) fn rules(&self) -> Result<RuleSet, Report> {
         let proxies: Vec<String> = self.trusted_proxies.iter().map(|network| network.to_string()).collect();
         let rule =
-            RuleTable::new("shorten", [&*self.limit.to_string()]).with_by(["ip"]).with_on_failure(OnFailureWord::Allow);
+            RuleTable::new("shorten", [&*self.limit.to_string()]).with_by(["ip"]).with_on_failure(OnFailure::Allow);
         let config = Config::default().with_trusted_proxies(proxies.iter().map(String::as_str)).with_rule(rule);
         let loaded = config.compile()?;
         for finding in &loaded.findings {

@@ -4,7 +4,9 @@ use super::finding::Report;
 use super::forms::{LimitEntry, Limits, OneOrMany};
 use super::load::{Loaded, Loader};
 use super::span::Spanned;
-use super::types::{ChargeWord, Config, MatchTable, ModeWord, OnFailureWord, PlanTable, RuleTable};
+use super::types::{Config, MatchTable, PlanTable, RuleTable};
+use crate::failure::OnFailure;
+use crate::rules::{Charge, Mode};
 
 /// ```
 /// use tollgate::config::{Config, RuleTable};
@@ -67,9 +69,9 @@ impl RuleTable {
             matches: MatchTable::default().into(),
             by: None,
             limits: limits.into(),
-            mode: ModeWord::default(),
+            mode: Mode::default(),
             on_failure: None,
-            charge: ChargeWord::default().into(),
+            charge: Charge::default().into(),
             cost: None,
             headers: None,
             body: None,
@@ -106,19 +108,19 @@ impl RuleTable {
 
     /// Refusing, only counting, or off.
     #[must_use]
-    pub fn with_mode(self, mode: ModeWord) -> RuleTable {
+    pub fn with_mode(self, mode: Mode) -> RuleTable {
         RuleTable { mode, ..self }
     }
 
     /// Giving units back by how a request ends.
     #[must_use]
-    pub fn with_charge(self, charge: ChargeWord) -> RuleTable {
+    pub fn with_charge(self, charge: Charge) -> RuleTable {
         RuleTable { charge: charge.into(), ..self }
     }
 
     /// With this answer when the store gives none.
     #[must_use]
-    pub fn with_on_failure(self, on_failure: OnFailureWord) -> RuleTable {
+    pub fn with_on_failure(self, on_failure: OnFailure) -> RuleTable {
         RuleTable { on_failure: Some(on_failure), ..self }
     }
 
