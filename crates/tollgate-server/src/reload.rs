@@ -21,7 +21,7 @@ use std::time::Duration;
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
-use tollgate::config::{AnonymizeEntry, Config, Finding, Loaded, Loader, Part, PartKind, Report, Settings, Severity};
+use tollgate::config::{Finding, Loaded, Loader, Part, PartKind, Report, Settings, Severity};
 use tollgate::engine::Engine;
 use tollgate::{Clock, SystemClock, Timestamp};
 
@@ -192,31 +192,13 @@ fn stamps_of(files: &[(PathBuf, Metadata)]) -> Stamps {
     files.iter().map(|(file, metadata)| (file.clone(), watch::stamp(metadata))).collect()
 }
 
-/// The files that a configuration names.
-fn named_files(config: &Config) -> impl Iterator<Item = &str> {
-    let jwt = config.jwt.as_ref().and_then(|jwt| jwt.key_file.as_ref());
-    let secret = match &*config.anonymize {
-        AnonymizeEntry::On(anonymize) => anonymize.secret_file.as_ref(),
-        AnonymizeEntry::Off => None,
-    };
-    config.keys_file.iter().chain(jwt).chain(secret).map(|name| name.as_str())
-}
-
 impl Rules {
-    /// The files that a configuration names, found from where its own file is.
-    fn named(&self, config: &Config) -> Vec<PathBuf> {
-        let directory = self.file.parent().unwrap_or(Path::new(""));
-        named_files(config).map(|name| directory.join(name)).collect()
-    }
-
     fn load(&self) -> Result<Loaded, ReloadError> {
         let loaded = self.loader.reload(&self.file, &self.loaded.load());
         let wanted = match &loaded {
             Ok(_) => Vec::new(),
             // One that cannot even be read has to change itself. A pipe is not opened: nobody may ever write to it.
-            Err(_) if self.file.is_file() => {
-                Config::read(&self.file).map(|config| self.named(&config)).unwrap_or_default()
-            }
+            Err(_) if self.file.is_file() => self.loader.referenced_files(&self.file),
             Err(_) => Vec::new(),
         };
         *self.wanted.lock() = wanted;
@@ -225,7 +207,7 @@ impl Rules {
 }
 
 fn empty() -> Loaded {
-    Loader::new().compile(Config::default()).expect("an empty configuration is one")
+    tollgate::Rules::new().compile().expect("a configuration without rules is valid")
 }
 
 /// What came of a reload: the configuration, if there is one.
@@ -272,7 +254,7 @@ impl Inner {
         let mut files: Vec<PathBuf> = Vec::new();
         if let Some(rules) = &self.rules {
             files.push(rules.file.clone());
-            files.extend(rules.named(&rules.loaded.load().config));
+            files.extend_from_slice(&rules.loaded.load().referenced_files);
             files.extend_from_slice(&rules.wanted.lock());
         }
         files.extend(self.tls.iter().flat_map(Tls::files).map(Path::to_owned));
