@@ -10,10 +10,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::net::{TcpListener, TcpSocket};
-use tollgate::config::{ChargeWord, Config, Loaded, Loader, RuleTable, Settings, Spanned};
+use tollgate::config::{Loaded, Loader, Settings};
 use tollgate::engine::Engine;
 use tollgate::observe::TracingObserver;
-use tollgate::rules::PlanLookup;
+use tollgate::rules::{Charge, PlanLookup, RuleSet};
 use tollgate::{Limiter, LimiterBuilder, MemoryStore, Store};
 use tollgate_redis::RedisStore;
 use tollgate_server::listeners::resp::RespOptions;
@@ -43,7 +43,7 @@ pub(crate) async fn serve(arguments: Serve) -> Result<(), Failure> {
     let loader = loader(&arguments)?;
     let loaded = arguments.config.as_deref().map(|file| configuration::load(file, &loader)).transpose()?;
     if let Some(loaded) = &loaded {
-        warn_of_refunds(&loaded.config);
+        warn_of_refunds(&loaded.rules);
     }
     let settings = match &loaded {
         Some(loaded) => loaded.settings.clone(),
@@ -132,9 +132,9 @@ fn loader(arguments: &Serve) -> Result<Loader, Failure> {
 }
 
 /// A door decides before the work and does not learn how it ended, so what a rule would give back stays charged.
-fn warn_of_refunds(config: &Config) {
-    let gives_back = |rule: &&Spanned<RuleTable>| *rule.charge != ChargeWord::Always;
-    let rules: Vec<&str> = config.rules.iter().filter(gives_back).map(|rule| rule.name.as_str()).collect();
+fn warn_of_refunds(rules: &RuleSet) {
+    let refunding = rules.rules().iter().filter(|rule| rule.charge() != Charge::Always);
+    let rules: Vec<&str> = refunding.map(|rule| &**rule.name()).collect();
     if !rules.is_empty() {
         let rules = rules.join(", ");
         tracing::warn!(

@@ -12,7 +12,6 @@
 //!
 //! The values of subjects are masked (`ip:***`) by default.
 
-mod conditions;
 mod plan;
 
 use std::borrow::Cow;
@@ -22,14 +21,12 @@ use std::sync::Arc;
 use http::Request;
 use serde::Serialize;
 use tollgate::answer::Policy;
-use tollgate::config::Loaded;
+use tollgate::config::{Loaded, RuleConditions};
 use tollgate::identity::{Caller, Identity, Origin};
 use tollgate::rules::{CompiledRule, LimitSetId, Mode, PlanLookup, RequestView};
 use tollgate::{
     Check, CheckOptions, Cost, Demand, Key, Limit, LimitStatus, Limiter, OnFailure, Scope, StoreErrorKind, Timestamp,
 };
-
-use self::conditions::Conditions;
 
 /// An explanation of what the rules would do with a request.
 #[derive(Debug, Serialize)]
@@ -145,7 +142,7 @@ impl Explanation {
         let path = view.canonical_path();
         let origin = Origin { peer, headers: request.headers(), path: &path };
         let identity = rules.identifier().identify(origin, rules, now);
-        let conditions = Conditions::new(loaded);
+        let conditions = RuleConditions::new(loaded);
         let (limit_set, plan) = plan::of(loaded, looked_up, &identity);
         let exempt = exempt(loaded, &identity, conditions.is_exempt_path(&view));
         let matched: Vec<u32> = rules.matching(&view).indices().to_vec();

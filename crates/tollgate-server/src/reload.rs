@@ -25,7 +25,7 @@ use std::time::Duration;
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
-use tollgate::config::{AnonymizeEntry, Config, Finding, Loaded, Loader, Part, PartKind, Report, Settings, Severity};
+use tollgate::config::{Finding, Loaded, Loader, Part, PartKind, Report, Settings, Severity};
 use tollgate::engine::Engine;
 use tollgate::{Clock, SystemClock, Timestamp};
 
@@ -211,32 +211,14 @@ fn stamps_of(files: &[(PathBuf, Metadata)]) -> Stamps {
     files.iter().map(|(file, metadata)| (file.clone(), watch::stamp(metadata))).collect()
 }
 
-/// Returns the files that a configuration names.
-fn named_files(config: &Config) -> impl Iterator<Item = &str> {
-    let jwt = config.jwt.as_ref().and_then(|jwt| jwt.key_file.as_ref());
-    let secret = match &*config.anonymize {
-        AnonymizeEntry::On(anonymize) => anonymize.secret_file.as_ref(),
-        AnonymizeEntry::Off => None,
-    };
-    config.keys_file.iter().chain(jwt).chain(secret).map(|name| name.as_str())
-}
-
 impl RulesSource {
-    /// Returns the paths of the files that a configuration names, relative to the directory of its own file.
-    fn named(&self, config: &Config) -> Vec<PathBuf> {
-        let directory = self.file.parent().unwrap_or(Path::new(""));
-        named_files(config).map(|name| directory.join(name)).collect()
-    }
-
     /// Loads and checks the file, without using it.
     fn load(&self) -> Result<Loaded, Report> {
         let loaded = self.loader.reload(&self.file, &self.loaded.load());
         let rejected_files = match &loaded {
             Ok(_) => Vec::new(),
             // A pipe is not opened, because that would wait for a writer.
-            Err(_) if self.file.is_file() => {
-                Config::read(&self.file).map(|config| self.named(&config)).unwrap_or_default()
-            }
+            Err(_) if self.file.is_file() => self.loader.referenced_files(&self.file),
             Err(_) => Vec::new(),
         };
         *self.rejected_files.lock() = rejected_files;
@@ -254,7 +236,7 @@ impl RulesSource {
 }
 
 fn empty() -> Loaded {
-    Loader::new().compile(Config::default()).expect("an empty configuration is valid")
+    tollgate::Rules::new().compile().expect("a configuration without rules is valid")
 }
 
 /// The result of a reload: the new configuration, if there is one.
@@ -325,7 +307,7 @@ impl Inner {
         let mut files: Vec<PathBuf> = Vec::new();
         if let Some(rules) = &self.rules {
             files.push(rules.file.clone());
-            files.extend(rules.named(&rules.loaded.load().config));
+            files.extend_from_slice(&rules.loaded.load().referenced_files);
             files.extend_from_slice(&rules.rejected_files.lock());
         }
         files.extend(self.tls.iter().flat_map(Tls::files).map(Path::to_owned));

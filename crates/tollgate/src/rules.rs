@@ -1,12 +1,12 @@
 //! Compiled rules: find the limits that a request must pass, in a time that does not grow with the number of rules.
 //!
-//! A [`RuleSet`] is compiled from a [`Config`](crate::config::Config) and never changes. A reload compiles another one
+//! A [`RuleSet`] is compiled from a [`Config`](crate::config::Config) or from [`Rules`] in code, and never changes. A reload compiles another one
 //! and replaces the whole set. Cloning it is cheap.
 //!
 //! ```text
 //!   request  ─▶ RuleSet::matching ─▶ rules, in the order of the file        matcher.rs, host.rs, path.rs, trie.rs
 //!   identity ─▶ RuleSet::ban, is_exempt                                     lists.rs
-//!            └▶ RuleSet::limit_set ─▶ CompiledRule::policies ─▶ the limits  plan.rs, rule.rs
+//!            └▶ RuleSet::limit_set ─▶ CompiledRule::policies ─▶ limits      plan.rs, rule.rs
 //! ```
 //!
 //! ```

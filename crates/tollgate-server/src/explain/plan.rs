@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use http::Request;
 use tollgate::Timestamp;
 use tollgate::config::Loaded;
-use tollgate::identity::{Identity, Networks, Origin};
+use tollgate::identity::{Identity, Origin};
 use tollgate::rules::{LimitSetId, PlanQuestion};
 
 use super::PlanExplanation;
@@ -37,7 +37,7 @@ pub(super) fn of(
     // The hash is not asked about a caller without identity.
     let hash = loaded.settings.plan_hash.as_ref().filter(|_| is_identified);
     let source = match (known, hash) {
-        (Some(limit_set), _) => source(loaded, identity, limit_set).into(),
+        (Some(limit_set), _) => loaded.plan_source(identity, limit_set).into(),
         (None, Some(hash)) if limit_set != default => format!("the Redis hash {hash}").into(),
         (None, Some(hash)) if looked_up.is_none() => {
             format!("default, unless the Redis hash {hash} assigns another").into()
@@ -48,32 +48,4 @@ pub(super) fn of(
         (None, None) => "anonymous, because the caller has no known identity".into(),
     };
     (limit_set, rules.plan(limit_set).map(|plan| PlanExplanation { name: plan.name().to_string(), source }))
-}
-
-/// Returns the first source that assigns the limit set, in the order in which sources are consulted.
-fn source(loaded: &Loaded, identity: &Identity<'_>, limit_set: LimitSetId) -> &'static str {
-    let rules = &loaded.rules;
-    let entry = identity.api_key().and_then(|(digest, _)| rules.key(&digest));
-    let is_own = !rules.plans().iter().any(|plan| rules.limit_set_named(plan.name()) == Some(limit_set));
-    if is_own {
-        return "the API key's own limits";
-    }
-    if entry.is_some_and(|entry| entry.plan().is_some()) {
-        return "the API key";
-    }
-    let sources = &loaded.config.plan_sources;
-    let holds = |networks: &[tollgate::config::Spanned<String>]| {
-        let networks = Networks::parse(networks.iter().map(|text| text.as_str()));
-        networks.is_ok_and(|networks| networks.contains(identity.address()))
-    };
-    if sources.addresses.iter().any(|entry| holds(&entry.networks)) {
-        return "the address";
-    }
-    let header = sources.header.as_ref().and_then(|name| name.parse::<http::HeaderName>().ok());
-    let value =
-        header.and_then(|name| identity.trusted_header(&name)).and_then(|value| std::str::from_utf8(value).ok());
-    if value.is_some_and(|plan| rules.limit_set_named(plan).is_some()) {
-        return "the trusted proxy's header";
-    }
-    "the token's claim"
 }

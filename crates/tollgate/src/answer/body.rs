@@ -49,7 +49,7 @@ impl Body {
 /// let policy = Policy::of("10/min".parse()?).with_format(page);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-#[derive(Clone, Default)]
+#[derive(Clone, PartialEq, Default)]
 #[non_exhaustive]
 pub enum BodyFormat {
     /// JSON; a problem of RFC 9457 if the request's `Accept` header names `application/problem+json`.
@@ -94,6 +94,13 @@ impl BodyFormat {
             BodyFormat::Text => Body::new("text/plain; charset=utf-8", refusal.message() + "\n"),
             BodyFormat::Custom(custom) => (custom.0)(refusal),
         }
+    }
+}
+
+/// Two formats are equal if they are the same function.
+impl PartialEq for CustomFormat {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
     }
 }
 

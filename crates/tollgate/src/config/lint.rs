@@ -170,7 +170,7 @@ fn rules(config: &Config, parts: &SetParts, traits: &Traits, note: &mut Note<'_>
         redundant_limits(table, rule, note);
         // What one rule cannot say of two lists of limits tells rules apart.
         let manner = (rule.mode, rule.is_shield, rule.charge, rule.cost, rule.on_failure, rule.is_by_plan());
-        let telling = (table.headers.as_deref(), table.body);
+        let telling = (table.headers.as_deref(), &table.body);
         let key = format!("{conditions:?} {:?} {manner:?} {telling:?}", rule.by);
         if let Some(other) = same.insert(key, &table.name) {
             let message = format!("`{}` matches and counts the same as `{other}`", *table.name);
@@ -206,7 +206,7 @@ fn unreachable_rule(table: &RuleTable, conditions: &Conditions, traits: &Traits,
 
 fn subjects(config: &Config, table: &RuleTable, rule: &CompiledRule, parts: &SetParts, note: &mut Note<'_>) {
     let Some(by) = &table.by else { return };
-    let knows_keys = !parts.keys.is_empty() || ApiKeys::from(config.api_keys) == ApiKeys::Any;
+    let knows_keys = !parts.keys.is_empty() || config.api_keys == ApiKeys::Any;
     for kind in rule.by.iter() {
         let missing = match kind {
             Subject::ApiKey if !knows_keys => "no API key is known",

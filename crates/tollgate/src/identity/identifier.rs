@@ -302,7 +302,8 @@ impl<'r> Identity<'r> {
         self.request.and_then(RequestView::caller)
     }
 
-    /// Returns the caller that the application has set, else the known API key, the verified user or the address.
+    /// Returns the caller: the one that the application has set, else the API key, the verified user or the client's
+    /// network.
     pub fn caller(&self) -> Caller<'_> {
         if let Some(name) = self.named_caller() {
             Caller::Named(name)

@@ -27,7 +27,7 @@ const TEXT_BYTES_MAX: usize = 256;
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum Subject {
-    /// The caller that the application has set, else the known API key, the verified user or the address.
+    /// The caller that the application has set, else the known API key, the verified user or the client's address.
     Caller,
     /// The client's address, truncated to the counted network.
     Ip,

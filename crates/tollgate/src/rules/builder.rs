@@ -314,11 +314,8 @@ impl Rules {
     ///
     /// # Errors
     /// Returns a report with all errors and warnings if there is an error.
-    pub fn compile_with(mut self, loader: &Loader) -> Result<Loaded, Report> {
-        let bodies: Vec<_> = self.rules.iter_mut().map(Rule::take_custom_body).collect();
+    pub fn compile_with(self, loader: &Loader) -> Result<Loaded, Report> {
         let (config, places) = lower::lower(self);
-        let mut loaded = loader.compile_built(config, places)?;
-        loaded.rules.set_body_formats(bodies);
-        Ok(loaded)
+        loader.compile(config, places)
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tollgate_core::Cost;
 
 use super::plan::LimitSetId;
-use crate::answer::{BodyFormat, Policy};
+use crate::answer::Policy;
 use crate::failure::OnFailure;
 use crate::identity::Subjects;
 
@@ -99,17 +99,6 @@ pub(crate) enum RuleLimits {
 }
 
 impl CompiledRule {
-    /// Sets the format of the body of refusals.
-    pub(crate) fn set_body_format(&mut self, format: &BodyFormat) {
-        let lists: &mut [_] = match &mut self.limits {
-            RuleLimits::Own(own) => std::slice::from_mut(own),
-            RuleLimits::Plan(by_limit_set) => by_limit_set,
-        };
-        for policy in lists.iter_mut().flatten() {
-            *policy = Arc::new(Policy::clone(policy).with_format(format.clone()));
-        }
-    }
-
     /// Returns the name. It appears in metrics and logs and is part of the counters' names.
     pub fn name(&self) -> &Arc<str> {
         &self.name

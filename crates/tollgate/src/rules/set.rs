@@ -13,7 +13,6 @@ use super::path::LazyReadings;
 use super::plan::{CompiledPlan, KeyEntry, LimitSetId, PlanLookup, PlanQuestion};
 use super::request::RequestView;
 use super::rule::CompiledRule;
-use crate::answer::BodyFormat;
 #[cfg(feature = "tower")]
 use crate::identity::TrustedProxies;
 use crate::identity::{ApiKey, Identifier, Identity, KeyDigest, KeySource, KnownKey, Networks};
@@ -104,16 +103,6 @@ impl RuleSet {
     #[cfg(test)]
     pub(crate) fn parts(&self) -> &SetParts {
         &self.0
-    }
-
-    /// Sets the format of refusals of each rule that has one in `formats`, which is in the order of the rules.
-    pub(crate) fn set_body_formats(&mut self, formats: Vec<Option<BodyFormat>>) {
-        let parts = Arc::make_mut(&mut self.0);
-        for (rule, format) in parts.rules.iter_mut().zip(formats) {
-            if let Some(format) = format {
-                rule.set_body_format(&format);
-            }
-        }
     }
 
     /// Returns these rules with other trusted proxies.

@@ -87,14 +87,14 @@ impl Compiler<'_> {
 
     fn rule(&mut self, table: &RuleTable, config: &Config, styles: Styles, limit_sets: &LimitSets) -> CompiledRule {
         let is_shield = table.store.is_some();
-        let format = match (table.body, is_shield) {
-            (Some(word), _) => word.into(),
+        let format = match (&table.body, is_shield) {
+            (Some(format), _) => format.clone(),
             (None, true) => BodyFormat::Text,
             (None, false) => BodyFormat::Json,
         };
         let telling = Telling { styles: self.styles(table.headers.as_ref()).unwrap_or(styles), format };
         let cost = self.cost(table);
-        let mode = match Mode::from(table.mode) {
+        let mode = match table.mode {
             Mode::Enforce if *config.shadow => Mode::Shadow,
             mode => mode,
         };
@@ -103,8 +103,8 @@ impl Compiler<'_> {
             by: self.subject(table, is_shield),
             limits: self.rule_limits(table, &telling, cost, limit_sets),
             mode,
-            on_failure: table.on_failure.unwrap_or(config.on_failure).into(),
-            charge: (*table.charge).into(),
+            on_failure: table.on_failure.unwrap_or(config.on_failure),
+            charge: *table.charge,
             cost,
             is_shield,
         }

@@ -8,10 +8,10 @@ use tollgate_core::Limit;
 use super::Compiler;
 use crate::answer::{Style, Styles};
 use crate::config::finding::{Code, Finding};
-use crate::config::forms::Secret;
+use crate::config::forms::{Secret, StoreUrl};
 use crate::config::source::Source;
 use crate::config::span::Spanned;
-use crate::config::types::{Config, StyleWord};
+use crate::config::types::Config;
 use crate::failure::OnFailure;
 #[cfg(feature = "redis")]
 use crate::limiter::{Limiter, LimiterBuilder, StoreUrlError};
@@ -105,7 +105,7 @@ impl Compiler<'_> {
     pub(super) fn settings(&mut self, config: &Config) -> Settings {
         let store = match (self.loader.given_store(), &config.store) {
             (Some(given), _) => Some(given.clone()),
-            (None, Some(written)) => Some((**written).clone()),
+            (None, Some(written)) => Some(written.0.clone()),
             (None, None) => None,
         };
         if let Some(store) = &config.store {
@@ -118,13 +118,13 @@ impl Compiler<'_> {
             prefix: config.prefix.as_ref().map_or("tollgate".to_owned(), |prefix| self.prefix(prefix)),
             instances: self.loader.given_instances().or(instances),
             deadline: deadline.unwrap_or(Duration::from_millis(25)),
-            on_failure: config.on_failure.into(),
+            on_failure: config.on_failure,
             plan_hash: config.plan_sources.redis_hash.as_ref().map(|name| self.plan_hash(name)),
         }
     }
 
-    fn check_store(&mut self, store: &Spanned<Secret>) {
-        let Err(problem) = check_url(store.reveal()) else { return };
+    fn check_store(&mut self, store: &Spanned<StoreUrl>) {
+        let Err(problem) = check_url(store.0.reveal()) else { return };
         let finding = Finding::new(Code::InvalidStore, problem).help("or `memory`, for counters in this process alone");
         self.note(finding.at(store.span()));
     }
@@ -173,11 +173,8 @@ impl Compiler<'_> {
     }
 
     /// The header styles of the file, or of a rule.
-    pub(super) fn styles(&mut self, words: Option<&Spanned<Vec<StyleWord>>>) -> Option<Styles> {
-        let words = words?;
-        let styles = Styles::new(words.iter().map(|word| Style::from(*word)));
-        styles
-            .map_err(|error| self.note(Finding::new(Code::ConflictingHeaders, error.to_string()).at(words.span())))
-            .ok()
+    pub(super) fn styles(&mut self, styles: Option<&Spanned<Vec<Style>>>) -> Option<Styles> {
+        let list = styles?;
+        self.accept(Styles::new(list.iter().copied()), Code::ConflictingHeaders, list.span())
     }
 }

@@ -34,7 +34,7 @@ struct TooMany {
 pub(super) fn too_many_limits(config: &Config, parts: &SetParts, traits: &Traits, note: &mut Note<'_>) {
     let group = |is_in: &dyn Fn(&CompiledRule, Mode) -> bool| {
         let written = parts.rules.iter().zip(&config.rules);
-        Group { parts, traits, members: written.map(|(rule, table)| is_in(rule, table.mode.into())).collect() }
+        Group { parts, traits, members: written.map(|(rule, table)| is_in(rule, table.mode)).collect() }
     };
     let shadows = || group(&|_, mode| mode == Mode::Shadow).first_too_large();
     let shields = || group(&|rule, mode| mode == Mode::Enforce && rule.is_shield).first_too_many();

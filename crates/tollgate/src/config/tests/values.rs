@@ -195,16 +195,6 @@ fn a_reload_keeps_the_pseudonyms_of_a_process() {
 }
 
 #[test]
-fn a_configuration_made_in_code_is_checked_like_a_file() {
-    use crate::config::{Code, RuleTable};
-    let config = Config::default().with_rule(RuleTable::new("a", ["10/min", "0/s"]).with_path(["x"]));
-    let report = config.compile().unwrap_err();
-    let codes: Vec<Code> = report.findings().iter().map(|finding| finding.code()).collect();
-    assert_eq!(codes, [Code::InvalidPath, Code::InvalidLimit]);
-    assert!(report.findings().iter().all(|finding| finding.span().is_none() && finding.place().is_none()));
-}
-
-#[test]
 fn what_a_header_must_equal_is_not_printed() {
     let text = "[[rules]]\nname = 'a'\nmatch.headers = { x-internal = 'planted', x-other = true }\nlimits = ['1/s']";
     let loaded = load(text).unwrap();

@@ -8,18 +8,14 @@ use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use super::Rules;
-use super::callers::{Ban, Banned, JwtAlgorithm, JwtSettings, ListedKey, Plan, SecretSource, Source};
+use super::callers::{Ban, Banned, JwtSettings, ListedKey, Plan, SecretSource, Source};
 use super::rule::{LimitText, Rule};
-use crate::answer::{BodyFormat, Style};
 use crate::config::{
-    AddressPlan, Anonymize, AnonymizeEntry, ApiKeyTable, ApiKeysWord, BanEntry, BanWord, BodyWord, ChargeWord, Config,
-    Exempt, HeaderTest, Jwt, JwtAlgorithmWord, LimitEntry, LimitTable, Limits, MatchTable, ModeWord, OnFailureWord,
-    OneOrMany, OptionalList, PlanSources, PlanTable, RotateWord, RuleStoreWord, RuleTable, Secret, Span, Spanned,
-    StyleWord,
+    AddressPlan, Anonymize, AnonymizeEntry, ApiKeyTable, BanEntry, BanKind, Config, Exempt, HeaderTest, Jwt,
+    LimitEntry, LimitTable, Limits, MatchTable, OneOrMany, OptionalList, PlanSources, PlanTable, RuleStore, RuleTable,
+    Secret, Span, Spanned, StoreUrl,
 };
-use crate::failure::OnFailure;
-use crate::identity::{ApiKeys, Rotate};
-use crate::rules::{Charge, Mode};
+use crate::identity::Rotate;
 
 /// The last second that RFC 3339 can express: 9999-12-31T23:59:59Z.
 const RFC3339_SECS_MAX: u64 = 253_402_300_799;
@@ -31,7 +27,7 @@ pub(super) struct Places(Vec<String>);
 impl Places {
     fn name<T>(&mut self, name: impl Into<String>, value: T) -> Spanned<T> {
         self.0.push(name.into());
-        Spanned::at(value, Span::new(self.0.len() - 1, self.0.len()))
+        Spanned::new(value, Span::new(self.0.len() - 1, self.0.len()))
     }
 
     /// Names each text of a list by the list and the text.
@@ -46,12 +42,12 @@ pub(super) fn lower(rules: Rules) -> (Config, Vec<String>) {
     let at = &mut places;
     let config = Config {
         expect: None,
-        store: rules.store.map(|url| at.name("store", url)),
+        store: rules.store.map(|url| at.name("store", StoreUrl(url))),
         prefix: rules.prefix.map(|prefix| at.name("prefix", prefix)),
         instances: rules.instances.map(|instances| at.name("instances", instances)),
         deadline: rules.deadline.map(|deadline| at.name("deadline", time(deadline))),
-        on_failure: on_failure(rules.on_failure),
-        headers: rules.headers.map(|styles| at.name("headers", styles.into_iter().map(style).collect())),
+        on_failure: rules.on_failure,
+        headers: rules.headers.map(|styles| at.name("headers", styles)),
         expose_headers: rules.expose_headers,
         shadow: at.name("shadow", rules.shadow),
         kill_switch: at.name("kill_switch", rules.kill_switch),
@@ -61,10 +57,7 @@ pub(super) fn lower(rules: Rules) -> (Config, Vec<String>) {
         forwarding_header: rules.forwarding_header.map(|name| at.name("forwarding_header", name)),
         ipv6_prefix: rules.ipv6_prefix.map(|bits| at.name("ipv6_prefix", bits)),
         api_key_header: rules.api_key_header.map(|name| at.name("api_key_header", name)),
-        api_keys: match rules.api_keys {
-            ApiKeys::Known => ApiKeysWord::Known,
-            ApiKeys::Any => ApiKeysWord::Any,
-        },
+        api_keys: rules.api_keys,
         anonymize: anonymize(rules.anonymize, at),
         jwt: rules.jwt.map(|settings| jwt(settings, at)),
         exempt: Exempt {
@@ -130,15 +123,13 @@ fn rule(rule: Rule, places: &mut Places) -> Spanned<RuleTable> {
         matches: places.name(place.clone(), MatchTable { methods, path, host, headers }),
         by,
         limits: places.name(format!("{place}, limits"), limits),
-        mode: mode(rule.mode),
-        on_failure: rule.on_failure.map(on_failure),
-        charge: places.name(format!("{place}, charge"), charge(rule.charge)),
+        mode: rule.mode,
+        on_failure: rule.on_failure,
+        charge: places.name(format!("{place}, charge"), rule.charge),
         cost: rule.cost.map(|cost| places.name(format!("{place}, cost"), cost.units())),
-        headers: rule
-            .headers
-            .map(|styles| places.name(format!("{place}, headers"), styles.into_iter().map(style).collect())),
-        body: rule.body.and_then(|format| body(&format)),
-        store: rule.is_shield.then(|| places.name(format!("{place}, shield"), RuleStoreWord::Memory)),
+        headers: rule.headers.map(|styles| places.name(format!("{place}, headers"), styles)),
+        body: rule.body,
+        store: rule.is_shield.then(|| places.name(format!("{place}, shield"), RuleStore::Memory)),
     };
     places.name(place, table)
 }
@@ -177,9 +168,9 @@ fn key(key: ListedKey, index: usize, places: &mut Places) -> Spanned<ApiKeyTable
 fn ban(ban: Ban, index: usize, places: &mut Places) -> Spanned<BanEntry> {
     let place = format!("ban {}", index + 1);
     let (by, value) = match ban.banned {
-        Banned::Network(network) => (BanWord::Ip, Secret::new(network)),
-        Banned::ApiKey(key) => (BanWord::ApiKey, key),
-        Banned::User(user) => (BanWord::User, Secret::new(user)),
+        Banned::Network(network) => (BanKind::Ip, Secret::new(network)),
+        Banned::ApiKey(key) => (BanKind::ApiKey, key),
+        Banned::User(user) => (BanKind::User, Secret::new(user)),
     };
     let table = BanEntry {
         by,
@@ -214,13 +205,9 @@ fn anonymize(settings: Option<(Rotate, Option<SecretSource>)>, places: &mut Plac
     let entry = match settings {
         None => AnonymizeEntry::Off,
         Some((rotate, secret)) => {
-            let rotate = match rotate {
-                Rotate::Daily => RotateWord::Daily,
-                Rotate::Never => RotateWord::Never,
-            };
-            let [secret, secret_env, secret_file] = secret.map_or([None, None, None], SecretSource::into_ways);
+            let (secret, secret_env, secret_file) = secret.map_or((None, None, None), SecretSource::into_ways);
             AnonymizeEntry::On(Box::new(Anonymize {
-                secret: secret.map(|text| places.name("anonymize, secret", Secret::new(text))),
+                secret: secret.map(|text| places.name("anonymize, secret", text)),
                 secret_env: secret_env.map(|name| places.name("anonymize, secret", name)),
                 secret_file: secret_file.map(|path| places.name("anonymize, secret", path)),
                 rotate,
@@ -231,14 +218,10 @@ fn anonymize(settings: Option<(Rotate, Option<SecretSource>)>, places: &mut Plac
 }
 
 fn jwt(settings: JwtSettings, places: &mut Places) -> Spanned<Jwt> {
-    let [key, key_env, key_file] = settings.key.into_ways();
+    let (key, key_env, key_file) = settings.key.into_ways();
     let table = Jwt {
-        algorithm: match settings.algorithm {
-            JwtAlgorithm::Hs256 => JwtAlgorithmWord::Hs256,
-            JwtAlgorithm::Rs256 => JwtAlgorithmWord::Rs256,
-            JwtAlgorithm::Es256 => JwtAlgorithmWord::Es256,
-        },
-        key: key.map(|text| places.name("jwt, key", Secret::new(text))),
+        algorithm: settings.algorithm,
+        key: key.map(|text| places.name("jwt, key", text)),
         key_env: key_env.map(|name| places.name("jwt, key", name)),
         key_file: key_file.map(|path| places.name("jwt, key", path)),
         plan_claim: settings.plan_claim,
@@ -250,11 +233,11 @@ fn jwt(settings: JwtSettings, places: &mut Places) -> Spanned<Jwt> {
 
 impl SecretSource {
     /// Returns the text, the variable and the file, of which exactly one is set.
-    fn into_ways(self) -> [Option<String>; 3] {
+    fn into_ways(self) -> (Option<Secret>, Option<Secret>, Option<String>) {
         match self.0 {
-            Source::Text(text) => [Some(text.reveal().to_owned()), None, None],
-            Source::Variable(name) => [None, Some(name), None],
-            Source::File(path) => [None, None, Some(path)],
+            Source::Text(text) => (Some(text), None, None),
+            Source::Variable(name) => (None, Some(name), None),
+            Source::File(path) => (None, None, Some(path)),
         }
     }
 }
@@ -268,46 +251,4 @@ fn instant(instant: SystemTime) -> String {
     let since_epoch = instant.duration_since(UNIX_EPOCH).unwrap_or_default();
     let expressible = since_epoch.min(Duration::from_secs(RFC3339_SECS_MAX));
     humantime::format_rfc3339(UNIX_EPOCH + expressible).to_string()
-}
-
-fn mode(mode: Mode) -> ModeWord {
-    match mode {
-        Mode::Enforce => ModeWord::Enforce,
-        Mode::Shadow => ModeWord::Shadow,
-        Mode::Off => ModeWord::Off,
-    }
-}
-
-fn charge(charge: Charge) -> ChargeWord {
-    match charge {
-        Charge::Always => ChargeWord::Always,
-        Charge::OnFailure => ChargeWord::OnFailure,
-        Charge::OnSuccess => ChargeWord::OnSuccess,
-    }
-}
-
-fn on_failure(on_failure: OnFailure) -> OnFailureWord {
-    match on_failure {
-        OnFailure::Local => OnFailureWord::Local,
-        OnFailure::Allow => OnFailureWord::Allow,
-        OnFailure::Deny => OnFailureWord::Deny,
-    }
-}
-
-fn style(style: Style) -> StyleWord {
-    match style {
-        Style::X => StyleWord::X,
-        Style::Ietf => StyleWord::Ietf,
-        Style::Draft6 => StyleWord::Draft6,
-    }
-}
-
-/// Returns `None` for a custom format, which [`Rules::compile_with`](super::Rules::compile_with) applies itself.
-fn body(format: &BodyFormat) -> Option<BodyWord> {
-    match format {
-        BodyFormat::Json => Some(BodyWord::Json),
-        BodyFormat::Problem => Some(BodyWord::Problem),
-        BodyFormat::Text => Some(BodyWord::Text),
-        BodyFormat::Custom(_) => None,
-    }
 }

@@ -227,9 +227,4 @@ impl Rule {
         self.is_shield = true;
         self
     }
-
-    /// Removes and returns a custom format, which the compiler does not know.
-    pub(super) fn take_custom_body(&mut self) -> Option<BodyFormat> {
-        self.body.take_if(|format| matches!(format, BodyFormat::Custom(_)))
-    }
 }
