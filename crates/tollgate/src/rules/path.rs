@@ -392,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn each_path_is_read_in_every_way_it_may_be_understood() {
+    fn path_has_exactly_these_readings() {
         for (path, expected) in [
             ("/", &[""][..]),
             ("", &[""]),
@@ -429,7 +429,7 @@ mod tests {
     }
 
     #[test]
-    fn each_path_has_at_least_these_readings() {
+    fn path_has_at_least_these_readings() {
         for (path, expected) in [
             ("//a//b", &["/a//b", "a/b", "b"][..]),
             ("//evil/login", &["login", "evil/login"]),
@@ -451,7 +451,7 @@ mod tests {
     }
 
     #[test]
-    fn all_spellings_of_a_path_are_counted_as_one() {
+    fn all_spellings_of_a_path_have_one_canonical_form() {
         for (path, expected) in [
             ("/a/b", "/a/b"),
             ("/a/b/", "/a/b"),
@@ -475,7 +475,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_that_may_be_several_is_counted_as_none_of_them() {
+    fn ambiguous_path_has_no_canonical_form() {
         for path in [
             "/1%2Fx/../api/login",
             "/api//../login",
@@ -486,7 +486,7 @@ mod tests {
         ] {
             assert_eq!(canonical(path), None, "{path}");
         }
-        // One path, whether or not the slash in it separates.
+        // The readings differ only in whether the slash separates.
         assert_eq!(canonical("/files/a%2Fb").as_deref(), Some("/files/a/b"));
     }
 

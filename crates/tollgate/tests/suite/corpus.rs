@@ -1,23 +1,23 @@
-//! The inputs that fuzzing has found worth keeping, without the fuzzer.
+//! Replays the fuzzing corpus without the fuzzer.
 
 use tollgate_testkit::fuzz::replay;
 
 #[test]
-fn kept_paths_hold() {
+fn path_corpus_passes() {
     replay("path", tollgate::rules::fuzz::any_path);
 }
 
 #[test]
-fn kept_forwarding_headers_hold() {
+fn forwarded_corpus_passes() {
     replay("forwarded", tollgate::fuzz::forwarded);
 }
 
 #[test]
-fn kept_tokens_hold() {
+fn token_corpus_passes() {
     replay("token", tollgate::fuzz::token);
 }
 
 #[test]
-fn kept_configurations_hold() {
+fn configuration_corpus_passes() {
     replay("configuration", tollgate::fuzz::configuration);
 }
