@@ -100,7 +100,7 @@ impl Oracle {
     /// Charges one unit at each of these instants, without deciding.
     ///
     /// The instants must be ascending. The result is the same as if each unit had been admitted.
-    pub fn recall(&mut self, demand: &Demand<'_>, instants: impl Iterator<Item = Timestamp>) {
+    pub fn charge_at(&mut self, demand: &Demand<'_>, instants: impl Iterator<Item = Timestamp>) {
         let mut record = self.record(demand);
         let mut latest = Timestamp::ZERO;
         for instant in instants {

@@ -1,4 +1,4 @@
-//! Every implementation through the one suite; the oracle first.
+//! The conformance suite on the oracle and on the memory store.
 
 use tollgate_core::{Algorithm, Check, Decision, Demand, Timestamp};
 use tollgate_testkit::conformance::{
@@ -9,12 +9,12 @@ use tollgate_testkit::oracle::Oracle;
 const SEED: u64 = 0x70_11_9a_7e;
 
 #[test]
-fn the_oracle_passes_every_named_case() {
+fn oracle_passes_every_named_case() {
     assert!(cases::run_all(Oracle::new).expect_clean() > 80);
 }
 
 #[test]
-fn the_memory_store_passes_every_named_case() {
+fn memory_store_passes_every_named_case() {
     assert!(cases::run_all(InMemory::new).expect_clean() > 80);
 }
 
@@ -54,7 +54,7 @@ fn memory_agrees_with_the_oracle_on_leaky_bucket() {
     memory_agrees_with_the_oracle(Algorithm::LeakyBucket);
 }
 
-/// Logs of hundreds and thousands of entries, which the store keeps in several rings.
+/// The store keeps logs of hundreds and thousands of entries in several rings.
 #[test]
 fn memory_agrees_with_the_oracle_on_long_logs() {
     if let Err(failure) = long_traces(traces_from_env(10_000) / 100, SEED, InMemory::new) {
@@ -62,7 +62,7 @@ fn memory_agrees_with_the_oracle_on_long_logs() {
     }
 }
 
-/// An oracle with one fault, as a store might have it.
+/// An oracle with a fault.
 struct Faulty {
     oracle: Oracle,
     fault: fn(&mut Decision),
@@ -81,13 +81,13 @@ impl Subject for Faulty {
         self.oracle.reset(demand);
     }
     fn fill(&mut self, demand: &Demand<'_>, instants: &mut dyn Iterator<Item = Timestamp>) {
-        self.oracle.recall(demand, instants);
+        self.oracle.charge_at(demand, instants);
     }
 }
 
-/// A fault that shows only when a line has nothing left is found, and shrunk to the two operations it takes.
+/// The fault shows only when nothing remains, and needs two operations.
 #[test]
-fn a_faulty_subject_is_found_and_its_trace_shrunk() {
+fn fault_of_a_subject_is_found_and_its_trace_is_shrunk() {
     let fault = |decision: &mut Decision| {
         for line in decision.limits.iter_mut().filter(|line| line.remaining == 0) {
             line.allowed = true;
@@ -102,7 +102,7 @@ fn a_faulty_subject_is_found_and_its_trace_shrunk() {
 }
 
 #[test]
-fn any_bytes_are_a_trace_and_always_the_same_one() {
+fn any_bytes_decode_to_a_trace_and_equal_bytes_to_equal_traces() {
     let mut random = Random::new(SEED);
     for length in (0..3_000).step_by(7) {
         let bytes: Vec<u8> = (0..length).map(|_| random.next_u64() as u8).collect();

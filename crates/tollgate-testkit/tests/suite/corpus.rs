@@ -1,13 +1,13 @@
-//! The inputs that fuzzing has found worth keeping, without the fuzzer.
+//! Replays the fuzzing corpus without the fuzzer.
 
 use tollgate_testkit::fuzz;
 
 #[test]
-fn kept_limit_texts_hold() {
+fn limit_text_corpus_passes() {
     fuzz::replay("limit_text", fuzz::limit_text);
 }
 
 #[test]
-fn kept_traces_hold() {
+fn decision_corpus_passes() {
     fuzz::replay("decision", fuzz::decision);
 }

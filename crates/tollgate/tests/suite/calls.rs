@@ -1,8 +1,7 @@
-//! How often the store is called: what waits together goes together, and what is known is not asked.
+//! How often the store is called: waiting checks share a call, and cached denials need none.
 //!
-//! Calls are counted where they arrive, by the server. Where minutes matter they are injected: the store and the node
-//! are given the same clock, which only the test moves. Every answer is also judged by the history checker: a call saved
-//! by a wrong answer saves nothing.
+//! The server counts the calls. Where minutes matter, the store and the node share a manual clock. The history checker
+//! verifies every decision, since a call must not be saved by a wrong decision.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,10 +17,10 @@ use tollgate_testkit::oracle::Oracle;
 use tollgate_testkit::server::Server;
 
 const START: Timestamp = Timestamp::from_micros(1_760_000_000_000_000);
-/// Nothing here is about time: a busy machine must not turn an answer into a local one.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// So long that a busy machine makes no decision local.
+const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// A node whose store goes by the same invented time as itself.
+/// A limiter and a store with the same manual clock.
 struct Node {
     server: Server,
     limiter: Limiter,
@@ -32,14 +31,14 @@ impl Node {
     fn new() -> Node {
         let server = Server::redis();
         let clock = Arc::new(ManualClock::new(START));
-        let store = RedisStore::builder(server.url()).clock_override(clock.clone()).call_timeout(PATIENCE);
+        let store = RedisStore::builder(server.url()).clock_override(clock.clone()).call_timeout(TIMEOUT);
         let store = Arc::new(store.build().unwrap());
-        let limiter = Limiter::builder().store(store).clock(clock.clone()).deadline(PATIENCE).build();
+        let limiter = Limiter::builder().store(store).clock(clock.clone()).deadline(TIMEOUT).build();
         Node { server, limiter, clock }
     }
 
-    /// So many requests of one client under these limits, evenly spread over so long.
-    async fn offer(&self, limits: &[Limit], requests: u32, duration: Duration) -> Report {
+    /// Makes this many checks of one subject under these limits, evenly spread over `duration`.
+    async fn check_evenly(&self, limits: &[Limit], requests: u32, duration: Duration) -> Report {
         let mut history = History::new(limits.iter().copied());
         let counters: Vec<usize> = (0..limits.len()).collect();
         let demand = |limit: &Limit| Demand::new(*limit, Key::new("client").unwrap());
@@ -55,7 +54,7 @@ impl Node {
     }
 }
 
-/// Calls of the script that the server has seen, sent along or known.
+/// Returns how many script calls the server has executed, by source or by hash.
 fn calls_of(server: &Server) -> u64 {
     let info = server.command(&["INFO", "commandstats"]).text();
     let of = |command: &str| {
@@ -66,15 +65,15 @@ fn calls_of(server: &Server) -> u64 {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn callers_of_one_hot_key_share_calls() {
+async fn concurrent_checks_of_one_key_share_calls() {
     const CALLERS: u64 = 64;
     const ROUNDS: u64 = 200;
     let server = Server::redis();
-    let store = Arc::new(RedisStore::builder(server.url()).call_timeout(PATIENCE).build().unwrap());
+    let store = Arc::new(RedisStore::builder(server.url()).call_timeout(TIMEOUT).build().unwrap());
     let clock = Arc::new(SystemClock::new());
-    let limiter = Limiter::builder().store(store).clock(clock.clone()).deadline(PATIENCE).build();
-    // Most of it is admitted, so that it is batches and not remembered denials that save the calls.
-    let limit: Limit = "10000/min sliding-log".parse().unwrap();
+    let limiter = Limiter::builder().store(store).clock(clock.clone()).deadline(TIMEOUT).build();
+    // Most checks are admitted, so that batches save the calls and not cached denials.
+    let limit: Limit = "10000/h sliding-log".parse().unwrap();
     let callers = (0..CALLERS).map(|_| {
         let (limiter, clock) = (limiter.clone(), clock.clone());
         tokio::spawn(async move {
@@ -94,49 +93,49 @@ async fn callers_of_one_hot_key_share_calls() {
     }
     let report = history.verify(Bounds::default());
     report.expect_clean();
-    let (calls, asked) = (calls_of(&server), report.admitted + report.refused);
-    println!("{} decisions, {asked} by the store, {calls} calls", report.checks);
+    let (calls, by_store) = (calls_of(&server), report.admitted + report.refused);
+    println!("{} decisions, {by_store} by the store, {calls} calls", report.checks);
     assert_eq!((report.checks, report.admitted), (CALLERS * ROUNDS, 10_000));
-    assert!(calls * 10 <= asked, "{calls} calls for {asked} decisions of the store");
+    assert!(calls * 10 <= by_store, "{calls} calls for {by_store} decisions of the store");
 }
 
 #[tokio::test]
-async fn a_client_that_hammers_after_a_denial_costs_one_call_a_second() {
+async fn client_that_ignores_denials_costs_one_call_per_second() {
     const SECONDS: u32 = 20;
     for texts in [&["1/h"][..], &["5/h sliding-log"], &["3/h", "100/day"], &["100/day", "3/h"], &["4/h", "4/day"]] {
         let node = Node::new();
         let limits: Vec<Limit> = texts.iter().map(|text| text.parse().unwrap()).collect();
         let quota = u64::from(limits.iter().map(Limit::quota).min().unwrap());
-        let report = node.offer(&limits, SECONDS * 1_000, Duration::from_secs(SECONDS.into())).await;
+        let report = node.check_evenly(&limits, SECONDS * 1_000, Duration::from_secs(SECONDS.into())).await;
         report.expect_clean();
         assert_eq!(report.admitted, quota * limits.len() as u64);
         let calls = calls_of(&node.server);
         println!("{texts:?}: {calls} calls for {} decisions in {SECONDS} s", report.checks);
-        // The last admission says that nothing is left, and is itself the first word to remember.
+        // The last admission leaves nothing, so the next check is already denied from the cache.
         assert!(calls <= u64::from(SECONDS) + quota, "{texts:?}: {calls} calls in {SECONDS} s");
     }
 }
 
 #[tokio::test]
-async fn overload_is_refused_without_asking() {
-    // An admission is a call, and so is a look once a second while refused; so the factors are of quotas above some
-    // fifty a minute. Below, the second dominates, and a client costs no more than one call in it.
+async fn most_denials_of_an_overload_are_cached() {
+    // Each admission is a call, and so is one check per second while denied. So the factors hold for quotas above some
+    // fifty per minute. Below, a client costs at most one call per second.
     for (quota, times, fewer) in [(100, 10, 4), (600, 10, 4), (100, 100, 40), (600, 100, 40)] {
         const MINUTES: u32 = 4;
         let node = Node::new();
         let limit: Limit = format!("{quota}/min").parse().unwrap();
         let requests = quota * times * MINUTES;
-        let report = node.offer(&[limit], requests, Duration::from_secs(60) * MINUTES).await;
+        let report = node.check_evenly(&[limit], requests, Duration::from_secs(60) * MINUTES).await;
         report.expect_clean();
         let calls = calls_of(&node.server);
         println!("{quota}/min at {times} times that: {calls} calls for {requests} decisions");
-        // A request comes between a unit's return and the next, so not every unit is used at once.
+        // A unit that expires between two checks is used a little later, so a window may admit less than its quota.
         assert!(report.admitted >= u64::from(quota * (MINUTES - 1)), "{report}");
         assert!(calls * fewer <= requests.into(), "{quota}/min at {times} times that: {calls} calls for {requests}");
     }
 }
 
-/// One to three demands on few counters, so that checks overlap and compete.
+/// Returns one to three demands on few counters, so that checks compete for units.
 fn random_demands(random: &mut Random) -> Vec<Demand<'static>> {
     const SUBJECTS: [&str; 4] = ["ann", "bob", "cyd", "dan"];
     const LIMITS: [&str; 3] = ["12/s", "30/2s sliding-log", "9/s token-bucket burst=6"];
@@ -153,7 +152,9 @@ fn random_demands(random: &mut Random) -> Vec<Demand<'static>> {
     demands
 }
 
-/// Every answer of the store is the oracle's, field by field; a remembered one has its verdict.
+/// Asserts that decisions of the store equal the oracle's, and that cached denials are denials of the oracle, too.
+///
+/// Counts cached decisions and decisions of the store in `seen`.
 fn assert_in_order(
     node: &Node,
     oracle: &mut Oracle,
@@ -174,7 +175,7 @@ fn assert_in_order(
 }
 
 #[tokio::test]
-async fn mixed_costs_and_overlapping_keys_in_one_batch_are_granted_in_order() {
+async fn checks_of_a_batch_are_decided_in_order() {
     let node = Node::new();
     let (mut oracle, mut random, mut seen) = (Oracle::new(), Random::new(11), [0; 2]);
     for round in 0..300 {
@@ -184,23 +185,23 @@ async fn mixed_costs_and_overlapping_keys_in_one_batch_are_granted_in_order() {
         let decisions: Vec<_> = if round % 2 == 0 {
             node.limiter.check_batch(&checks, CheckOptions::default()).await
         } else {
-            // Callers of their own, who come in this order.
+            // Separate callers, in this order.
             join_all(checks.iter().map(|check| node.limiter.check(check))).await
         };
         let decisions: Vec<Decision> = decisions.into_iter().map(Result::unwrap).collect();
         assert_in_order(&node, &mut oracle, &checks, &decisions, &mut seen);
     }
-    let [remembered, by_store] = seen;
-    assert!(remembered > 100 && by_store > 1_000, "both kinds: {seen:?}");
+    let [cached, by_store] = seen;
+    assert!(cached > 100 && by_store > 1_000, "both kinds: {seen:?}");
     let calls = calls_of(&node.server);
-    assert!(calls <= 2 * 300 + 1, "one call a batch; of callers one for the first and one for the others: {calls}");
+    assert!(calls <= 2 * 300 + 1, "one call per batch; two for separate callers: {calls}");
 }
 
 #[tokio::test]
-async fn a_ban_of_one_subject_is_not_remembered_against_another() {
+async fn cached_ban_of_one_subject_does_not_deny_another() {
     let server = Server::redis();
-    let store = RedisStore::builder(server.url()).bans(true).call_timeout(PATIENCE).build().unwrap();
-    let limiter = Limiter::builder().store(Arc::new(store.clone())).deadline(PATIENCE).build();
+    let store = RedisStore::builder(server.url()).bans(true).call_timeout(TIMEOUT).build().unwrap();
+    let limiter = Limiter::builder().store(Arc::new(store.clone())).deadline(TIMEOUT).build();
     let demand = |limit: &str, subject: &'static str| Demand::new(limit.parse().unwrap(), Key::new(subject).unwrap());
     let (user, global) = (demand("100/min", "user:7"), demand("1000/min", "global"));
     store.ban(b"user:7", Some(Duration::from_secs(3600))).await.unwrap();
@@ -211,7 +212,7 @@ async fn a_ban_of_one_subject_is_not_remembered_against_another() {
             assert_eq!((decision.allowed(), decision.source), (true, Source::Store), "{other:?} after {demands:?}");
         }
     }
-    // Its own counters are the banned subject's.
+    // Other limits of the banned subject are denied from the cache.
     let both = [user, demand("1000/day", "user:7"), demand("9/h", "user:7").cost(0)];
     let check = Check::new(&both).unwrap();
     limiter.check(&check).await.unwrap();

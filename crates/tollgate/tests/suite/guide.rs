@@ -1,11 +1,11 @@
-//! The guide says what is so: its configurations load, its links lead somewhere, and none of its pages is left out.
+//! The guide: its configurations load, its links exist, and all its pages are in the index and compiled as doctests.
 
 use std::fs;
 use std::path::PathBuf;
 
 use tollgate::config::{Format, Loader};
 
-/// The pages by name, in order.
+/// Returns the name and text of each page, sorted by name.
 fn pages() -> Vec<(String, String)> {
     let entries = fs::read_dir(guide()).unwrap().map(|entry| entry.unwrap().path());
     let mut pages: Vec<(String, String)> = entries
@@ -20,17 +20,17 @@ fn guide() -> PathBuf {
     PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/guide"))
 }
 
-/// The blocks of a page in this language.
+/// Returns the code blocks of a page in this language.
 fn blocks(page: &str, language: &str) -> Vec<String> {
     let opening = format!("\n```{language}\n");
     page.split(&opening).skip(1).map(|rest| rest.split("\n```").next().unwrap().to_owned()).collect()
 }
 
 #[test]
-fn every_configuration_loads_without_a_finding() {
+fn every_configuration_loads_without_findings() {
     let loader = Loader::new()
         .directory(concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/plans"))
-        .environment(|name| (name == "TOLLGATE_SALT").then(|| "a secret of a test".to_owned()));
+        .environment(|name| (name == "TOLLGATE_SALT").then(|| "a secret for tests".to_owned()));
     let mut count = 0;
     for (name, page) in pages() {
         for block in blocks(&page, "toml") {
@@ -40,7 +40,7 @@ fn every_configuration_loads_without_a_finding() {
             count += 1;
         }
     }
-    assert!(count >= 9, "only {count} were found: is the guide written differently?");
+    assert!(count >= 9, "only {count} configurations found; does the guide use another fence?");
 }
 
 #[test]
@@ -54,11 +54,11 @@ fn every_page_is_a_doctest_and_in_the_index() {
 }
 
 #[test]
-fn every_link_leads_to_a_file() {
+fn every_link_is_an_existing_file() {
     for (name, page) in pages() {
         let links = page.split("](").skip(1).map(|rest| rest.split(')').next().unwrap());
         for link in links.filter(|link| !link.starts_with("http")) {
-            assert!(guide().join(link).exists(), "{name} links to {link}, which is not there");
+            assert!(guide().join(link).exists(), "{name} links to {link}, which does not exist");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Plans from a hash on a real Redis, seen where they matter: in the limits that a request is held to.
+//! Plans from a hash on a real Redis, as the quota that applies to a request.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -12,8 +12,8 @@ use tollgate_redis::RedisStore;
 use tollgate_testkit::server::Server;
 
 const START: Timestamp = Timestamp::from_micros(1_760_000_000_000_000);
-/// Only where the store is made to hang does anybody wait.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// So long that a busy machine fails no lookup.
+const TIMEOUT: Duration = Duration::from_secs(30);
 const HASH: &str = "tollgate:plans";
 
 const CONFIG: &str = r#"
@@ -44,7 +44,7 @@ struct Bench {
 fn bench(timeout: Duration) -> Bench {
     let server = Server::redis();
     let clock = Arc::new(ManualClock::new(START));
-    let store = RedisStore::builder(server.url()).call_timeout(PATIENCE).build().unwrap();
+    let store = RedisStore::builder(server.url()).call_timeout(TIMEOUT).build().unwrap();
     let plans = PlanHash::new(store, HASH).timeout(timeout).clock(clock.clone());
     let loaded = Config::from_text(CONFIG, Format::Toml).unwrap();
     assert_eq!(loaded.settings.plan_hash.as_deref(), Some(HASH));
@@ -53,7 +53,7 @@ fn bench(timeout: Duration) -> Bench {
 }
 
 impl Bench {
-    /// The quota to which a request with this key is held.
+    /// Returns the quota that applies to a request with this key.
     async fn quota(&self, key: Option<&str>) -> u32 {
         let request = http::Request::get("/");
         let request = key.into_iter().fold(request, |request, key| request.header("x-api-key", key)).body(()).unwrap();
@@ -68,7 +68,8 @@ impl Bench {
         self.server.command(&["HSET", HASH, field, plan]);
     }
 
-    fn questions(&self) -> u64 {
+    /// Returns how many lookups the server has executed.
+    fn lookups(&self) -> u64 {
         let info = self.server.command(&["INFO", "commandstats"]).text();
         let line = info.lines().find(|line| line.starts_with("cmdstat_hget:"));
         line.and_then(|line| line.split("calls=").nth(1)?.split(',').next()?.parse().ok()).unwrap_or(0)
@@ -76,15 +77,15 @@ impl Bench {
 }
 
 #[tokio::test]
-async fn the_hash_names_the_plan_and_a_change_is_seen_after_a_second() {
-    let bench = bench(PATIENCE);
+async fn plan_is_read_from_the_hash_and_cached_for_a_second() {
+    let bench = bench(TIMEOUT);
     bench.set(&field_of("key-1"), "pro");
     bench.set(&field_of("key-2"), "a plan that does not exist");
     assert_eq!(bench.quota(Some("key-1")).await, 1_000);
-    assert_eq!(bench.quota(Some("key-2")).await, 10, "like one that is not in the hash");
+    assert_eq!(bench.quota(Some("key-2")).await, 10, "like a key that is not in the hash");
     assert_eq!(bench.quota(Some("key-3")).await, 10);
-    assert_eq!(bench.quota(None).await, 5, "who has no identity is not asked for");
-    assert_eq!(bench.questions(), 3);
+    assert_eq!(bench.quota(None).await, 5, "a request without an identity needs no lookup");
+    assert_eq!(bench.lookups(), 3);
 
     bench.set(&field_of("key-1"), "partner");
     bench.set(&field_of("key-3"), "pro");
@@ -92,14 +93,14 @@ async fn the_hash_names_the_plan_and_a_change_is_seen_after_a_second() {
     for _ in 0..5 {
         assert_eq!((bench.quota(Some("key-1")).await, bench.quota(Some("key-3")).await), (1_000, 10));
     }
-    assert_eq!(bench.questions(), 3, "remembered, both what is there and what is not");
+    assert_eq!(bench.lookups(), 3, "found and missing entries are both cached");
     bench.clock.set(START.plus_micros(1_000_000));
     assert_eq!((bench.quota(Some("key-1")).await, bench.quota(Some("key-3")).await), (9_000, 1_000));
 }
 
 #[tokio::test]
-async fn while_redis_is_away_the_last_word_holds_and_strangers_have_the_default_plan() {
-    let bench = bench(PATIENCE);
+async fn cached_plan_is_used_while_redis_is_down_and_unknown_keys_get_the_default_plan() {
+    let bench = bench(TIMEOUT);
     bench.set(&field_of("key-1"), "pro");
     assert_eq!(bench.quota(Some("key-1")).await, 1_000);
     bench.server.kill9();
@@ -109,10 +110,10 @@ async fn while_redis_is_away_the_last_word_holds_and_strangers_have_the_default_
 }
 
 #[tokio::test]
-async fn a_redis_that_hangs_costs_its_timeout_once_and_then_nothing_for_a_while() {
+async fn lookups_stop_for_a_while_after_a_timeout() {
     let bench = bench(Duration::from_millis(50));
     bench.set(&field_of("key-1"), "pro");
-    // Whatever this machine is busy with, the first answer comes at last; only then does the server hang.
+    // On a busy machine the first lookups may time out.
     for _ in 0..1_000 {
         if bench.quota(Some("key-1")).await == 1_000 {
             break;
@@ -122,7 +123,7 @@ async fn a_redis_that_hangs_costs_its_timeout_once_and_then_nothing_for_a_while(
     bench.server.stop();
     bench.clock.advance(Duration::from_secs(2));
     assert_eq!(bench.quota(Some("key-1")).await, 1_000);
-    // The timer is tokio's: a question that nobody asks needs none.
+    // A lookup would start a timer of tokio, and the paused clock would advance to it.
     tokio::time::pause();
     let before = tokio::time::Instant::now();
     for _ in 0..5 {
@@ -133,29 +134,29 @@ async fn a_redis_that_hangs_costs_its_timeout_once_and_then_nothing_for_a_while(
 }
 
 #[tokio::test]
-async fn something_else_under_the_name_of_the_hash_is_no_answer() {
-    let bench = bench(PATIENCE);
+async fn key_that_is_not_a_hash_gives_the_default_plan() {
+    let bench = bench(TIMEOUT);
     bench.server.command(&["SET", HASH, "not a hash"]);
     assert_eq!(bench.quota(Some("key-1")).await, 10);
 }
 
 #[tokio::test]
-async fn a_flood_of_keys_is_remembered_only_up_to_its_bound() {
+async fn cache_of_plans_is_bounded() {
     const KEYS: usize = 12_000;
-    let bench = bench(PATIENCE);
+    let bench = bench(TIMEOUT);
     for number in 0..KEYS {
         bench.quota(Some(&format!("flood-{number}"))).await;
     }
-    let asked = bench.questions();
+    let before = bench.lookups();
     for number in 0..KEYS {
         bench.quota(Some(&format!("flood-{number}"))).await;
     }
-    let asked_again = bench.questions() - asked;
-    assert!((2_000..4_000).contains(&asked_again), "{asked_again} of {KEYS} were not remembered");
+    let repeated = bench.lookups() - before;
+    assert!((2_000..4_000).contains(&repeated), "{repeated} of {KEYS} were not cached");
 }
 
 #[tokio::test]
-async fn the_engine_of_a_file_asks_its_hash() {
+async fn engine_of_a_file_reads_its_plan_hash() {
     let server = Server::redis();
     server.command(&["HSET", HASH, &field_of("ann"), "pro"]);
     let file = CONFIG.replace("redis://localhost", &server.url()).replace("instances = 1", "deadline = \"20s\"");
@@ -165,7 +166,7 @@ async fn the_engine_of_a_file_asks_its_hash() {
     assert_eq!(bench.quota(Some("bob")).await, 10);
 }
 
-/// As the documentation tells operators to write it.
+/// Returns the field of a key, computed as the documentation describes.
 fn field_of(key: &str) -> String {
     let mut sum = std::process::Command::new("sha256sum");
     let mut child = sum.stdin(std::process::Stdio::piped()).stdout(std::process::Stdio::piped()).spawn().unwrap();

@@ -1,4 +1,6 @@
-//! A limiter as a file wants it.
+//! Settings of a configuration file, as the limiter uses them.
+
+use std::time::Duration;
 
 use tollgate::config::{Format, Loader, Settings};
 use tollgate::{Check, Demand, Key, Source};
@@ -10,9 +12,9 @@ fn settings(url: &str, file: &str) -> Settings {
 }
 
 #[tokio::test]
-async fn a_files_store_prefix_deadline_share_and_failure_policy_are_used() {
+async fn store_prefix_deadline_instances_and_on_failure_of_a_file_are_used() {
     let redis = Server::redis();
-    // So long a deadline that a busy machine does not matter.
+    // So long a deadline that a busy machine makes no decision local.
     let local = settings(&redis.url(), "prefix = 'shop'\ndeadline = '10s'\ninstances = 3").limiter().unwrap().build();
     let deny = settings(&redis.url(), "deadline = '1ms'\non_failure = 'deny'").limiter().unwrap().build();
     let demand = Demand::new("9/h".parse().unwrap(), Key::new("user:42").unwrap());
@@ -23,7 +25,12 @@ async fn a_files_store_prefix_deadline_share_and_failure_policy_are_used() {
     assert!(!keys.items().is_empty() && keys.items().iter().all(|key| key.text().starts_with("shop:")), "{keys:?}");
 
     redis.stop();
-    assert!(deny.check(&check).await.is_err(), "within a millisecond nobody answers");
+    // Tokio's clock advances to the next timer, since the stopped server sends nothing.
+    tokio::time::pause();
+    let begun = tokio::time::Instant::now();
+    assert!(deny.check(&check).await.is_err(), "on_failure = deny");
+    assert_eq!(begun.elapsed(), Duration::from_millis(1), "the deadline");
+    tokio::time::resume();
     redis.cont();
     redis.kill9();
     let decision = local.check(&check).await.unwrap();
@@ -31,7 +38,7 @@ async fn a_files_store_prefix_deadline_share_and_failure_policy_are_used() {
 }
 
 #[tokio::test]
-async fn a_store_that_is_none_is_refused_and_no_store_is_memory() {
+async fn invalid_store_url_is_an_error_without_its_password_and_memory_is_a_store() {
     let refused = settings("http://:hunter2@127.0.0.1", "").limiter().err().unwrap().to_string();
     assert!(refused.contains("redis://") && !refused.contains("hunter2"), "{refused}");
     let demand = Demand::new("9/h".parse().unwrap(), Key::new("user:42").unwrap());

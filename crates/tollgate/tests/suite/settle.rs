@@ -1,5 +1,4 @@
-//! Settled on a real Redis, an estimate leaves the same counter as in memory: the same calls by the same invented
-//! time, compared line by line.
+//! `settle` on a real Redis and in memory: the same calls at the same times leave equal counters.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,9 +10,10 @@ use tollgate_redis::RedisStore;
 use tollgate_testkit::server::Server;
 
 const START: Timestamp = Timestamp::from_micros(1_760_000_000_000_000);
-/// Nothing here is about time: a busy machine must not turn an answer into a local one.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// So long that a busy machine makes no decision local.
+const TIMEOUT: Duration = Duration::from_secs(30);
 
+/// A limiter on Redis and one in memory, with the same manual clock.
 struct Nodes {
     limiters: [Limiter; 2],
     clock: Arc<ManualClock>,
@@ -22,14 +22,14 @@ struct Nodes {
 impl Nodes {
     fn new(server: &Server) -> Nodes {
         let clock = Arc::new(ManualClock::new(START));
-        let store = RedisStore::builder(server.url()).clock_override(clock.clone()).call_timeout(PATIENCE);
+        let store = RedisStore::builder(server.url()).clock_override(clock.clone()).call_timeout(TIMEOUT);
         let store = Arc::new(store.build().unwrap());
-        let on_redis = Limiter::builder().store(store).clock(clock.clone()).deadline(PATIENCE).build();
+        let on_redis = Limiter::builder().store(store).clock(clock.clone()).deadline(TIMEOUT).build();
         let in_memory = Limiter::builder().clock(clock.clone()).build();
         Nodes { limiters: [on_redis, in_memory], clock }
     }
 
-    /// Reserves, lets time pass, takes a little more, settles; then tells what is left on each.
+    /// Reserves units, advances the clock, charges one more unit and settles; then asserts that both counters are equal.
     async fn settle_on_each(&self, demand: Demand<'_>, reserve: u32, wait_ms: u64, actual: u32) {
         let options = CheckOptions { refundable: true, ..CheckOptions::default() };
         let mut reserved: Vec<Decision> = Vec::new();
@@ -45,13 +45,13 @@ impl Nodes {
             limiter.settle(&Check::one(&estimate), decision, Cost::new(actual)).await.unwrap();
         }
         let [on_redis, in_memory] = &self.limiters;
-        let told = format!("{}: {reserve}, {actual} after {wait_ms} ms", demand.limit);
-        assert_eq!(on_redis.inspect(&demand).await.unwrap(), in_memory.inspect(&demand).await.unwrap(), "{told}");
+        let context = format!("{}: {reserve}, {actual} after {wait_ms} ms", demand.limit);
+        assert_eq!(on_redis.inspect(&demand).await.unwrap(), in_memory.inspect(&demand).await.unwrap(), "{context}");
     }
 }
 
 #[tokio::test]
-async fn an_estimate_is_settled_on_redis_as_it_is_in_memory() {
+async fn settle_on_redis_equals_settle_in_memory() {
     let server = Server::redis();
     for algorithm in Algorithm::ALL {
         let limit: Limit = format!("100/s {}", algorithm.name()).parse().unwrap();
@@ -67,7 +67,7 @@ async fn an_estimate_is_settled_on_redis_as_it_is_in_memory() {
 }
 
 #[tokio::test]
-async fn both_limits_of_a_check_are_settled_and_the_units_are_there_for_the_next() {
+async fn settle_refunds_both_limits_of_a_check_and_clears_cached_denials() {
     let server = Server::redis();
     let nodes = Nodes::new(&server);
     let demand = |limit: &str| Demand::new(limit.parse().unwrap(), Key::new("api-key:7").unwrap()).cost(900);
@@ -75,13 +75,13 @@ async fn both_limits_of_a_check_are_settled_and_the_units_are_there_for_the_next
     let check = Check::new(&demands).unwrap();
     let [limiter, _] = &nodes.limiters;
     let reserved = limiter.check(&check).await.unwrap();
-    assert!(!limiter.check(&check).await.unwrap().allowed(), "and this denial is remembered");
+    assert!(!limiter.check(&check).await.unwrap().allowed(), "this denial is cached");
     limiter.settle(&check, &reserved, Cost::new(50)).await.unwrap();
     let again = limiter.check(&check).await.unwrap();
     assert_eq!((again.allowed(), again.limits[0].remaining, again.limits[1].remaining), (true, 50, 1_050));
     limiter.settle(&check, &again, Cost::new(2_000)).await.unwrap();
     for demand in &demands {
         let line = limiter.inspect(demand).await.unwrap();
-        assert_eq!(line.remaining, 0, "what was really used is more than there was: {line:?}");
+        assert_eq!(line.remaining, 0, "the actual cost is more than the rest: {line:?}");
     }
 }

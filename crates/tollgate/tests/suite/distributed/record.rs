@@ -1,11 +1,11 @@
-//! One decision as a worker saw it, in bytes: what the history checker wants to know and nothing more.
+//! A decision as a worker received it, encoded with the fields that the history checker needs.
 
 use std::io::{self, ErrorKind, Read, Write};
 
 use tollgate::{Decision, LimitStatus, Source, Timestamp, Wait};
 
 pub(super) struct Record {
-    /// Which counter each line is of.
+    /// The counter of each limit status.
     pub(super) counters: Vec<usize>,
     pub(super) sent_us: u64,
     pub(super) received_us: u64,
@@ -14,8 +14,8 @@ pub(super) struct Record {
 
 impl Record {
     pub(super) fn write(&self, out: &mut impl Write) -> io::Result<()> {
-        let is_remembered = self.decision.source == Source::DenyCache;
-        out.write_all(&[self.counters.len() as u8, u8::from(is_remembered)])?;
+        let is_cached = self.decision.source == Source::DenyCache;
+        out.write_all(&[self.counters.len() as u8, u8::from(is_cached)])?;
         for number in [self.sent_us, self.received_us, self.decision.at.as_micros()] {
             out.write_all(&number.to_le_bytes())?;
         }
@@ -29,17 +29,17 @@ impl Record {
         Ok(())
     }
 
-    /// The next record, or `None` at the end.
+    /// Reads the next record. Returns `None` at the end of the input.
     pub(super) fn read(input: &mut impl Read, quota_of: impl Fn(usize) -> u32) -> io::Result<Option<Record>> {
-        let [line_count, is_remembered] = match bytes(input) {
+        let [limit_count, is_cached] = match bytes(input) {
             Err(error) if error.kind() == ErrorKind::UnexpectedEof => return Ok(None),
             head => head?,
         };
         let [sent_us, received_us, at_us] = [number(input)?, number(input)?, number(input)?];
-        let source = if is_remembered == 1 { Source::DenyCache } else { Source::Store };
+        let source = if is_cached == 1 { Source::DenyCache } else { Source::Store };
         let mut decision = Decision { at: Timestamp::from_micros(at_us), source, limits: Default::default() };
-        let mut counters = Vec::with_capacity(line_count.into());
-        for _ in 0..line_count {
+        let mut counters = Vec::with_capacity(limit_count.into());
+        for _ in 0..limit_count {
             let [counter, allowed, cost] = bytes(input)?;
             counters.push(counter.into());
             let remaining = u32::from_le_bytes(bytes(input)?);

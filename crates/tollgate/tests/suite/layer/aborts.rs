@@ -1,11 +1,11 @@
-//! Clients that hang up, over real HTTP/1 connections: how often the handler started, and what each stage cost, exactly.
+//! Clients that close their HTTP/1 connection early: how often the handler starts, and how many units stay charged.
 //!
-//! | the client leaves | handler | `always` | `on_failure` | `on_success` |
+//! | the client closes the connection | handler | `always` | `on_failure` | `on_success` |
 //! |---|---|---|---|---|
-//! | within its head | not started | 0 | 0 | 0 |
-//! | while a leaky bucket holds it | not started | 1 | 1 | 1 |
+//! | within the request head | not started | 0 | 0 | 0 |
+//! | while a leaky bucket delays the request | not started | 1 | 1 | 1 |
 //! | while the handler works | started | 1 | 1 | 1 |
-//! | while it uploads, and the handler responds 400 | started | 1 | 1 | 0 |
+//! | during its upload, and the handler responds 400 | started | 1 | 1 | 0 |
 //! | while the body of a 200 is sent | started | 1 | 0 | 1 |
 //! | while the body of a 500 is sent | started | 1 | 1 | 0 |
 
@@ -33,18 +33,18 @@ const QUOTA: u32 = 1_000;
 const CLIENTS: u32 = 10;
 const CHARGES: [&str; 3] = ["always", "on_failure", "on_success"];
 
-/// When the client leaves.
+/// When the client closes the connection.
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum Stage {
     WithinTheHead,
-    WhileHeld,
+    WhileDelayed,
     WhileHandled,
     WhileUploading,
     WhileReading(u16),
 }
 
 impl Stage {
-    /// How often the handler starts for each client, and the units that stay taken.
+    /// Returns how often the handler starts for each client, and how many units stay charged.
     fn expected(self, charge: &str) -> (u32, u32) {
         let kept_after = |is_success: bool| match charge {
             "on_failure" => u32::from(!is_success),
@@ -53,7 +53,7 @@ impl Stage {
         };
         match self {
             Stage::WithinTheHead => (0, 0),
-            Stage::WhileHeld => (0, 1),
+            Stage::WhileDelayed => (0, 1),
             Stage::WhileHandled => (1, 1),
             Stage::WhileUploading => (1, kept_after(false)),
             Stage::WhileReading(status) => (1, kept_after(status < 400)),
@@ -61,11 +61,11 @@ impl Stage {
     }
 }
 
-/// What the handlers did.
+/// The starts of the handlers.
 struct Seen {
     started: AtomicU32,
     starts: mpsc::UnboundedSender<()>,
-    /// Told when a handler that was uploaded to has seen the end of its body.
+    /// Receives a message when an upload handler has read its body to the end.
     uploads: mpsc::UnboundedSender<()>,
 }
 
@@ -120,8 +120,8 @@ fn app(engine: &Engine, seen: &Arc<Seen>) -> Router {
         )
 }
 
-/// One client, which has come to its stage; dropping the connection is leaving.
-async fn visit(
+/// Opens a connection and brings it to this stage. Dropping the stream closes the connection.
+async fn open(
     address: SocketAddr,
     stage: Stage,
     starts: &mut mpsc::UnboundedReceiver<()>,
@@ -130,7 +130,7 @@ async fn visit(
     let mut connection = TcpStream::connect(address).await.unwrap();
     let path = match stage {
         Stage::WithinTheHead | Stage::WhileHandled => "/handled".to_owned(),
-        Stage::WhileHeld => "/held".to_owned(),
+        Stage::WhileDelayed => "/held".to_owned(),
         Stage::WhileUploading => "/uploaded".to_owned(),
         Stage::WhileReading(status) => format!("/read/{status}"),
     };
@@ -141,11 +141,11 @@ async fn visit(
     };
     connection.write_all(head.as_bytes()).await.unwrap();
     match stage {
-        Stage::WithinTheHead | Stage::WhileHeld => {}
+        Stage::WithinTheHead | Stage::WhileDelayed => {}
         Stage::WhileHandled => starts.recv().await.unwrap(),
         Stage::WhileUploading => {
             starts.recv().await.unwrap();
-            // The end of what is sent, while the answer could still be read.
+            // Closes the sending direction. The response could still be read.
             connection.shutdown().await.unwrap();
             uploads.recv().await.unwrap();
         }
@@ -159,15 +159,15 @@ async fn visit(
     connection
 }
 
-/// Returns how many units of the counted limit are taken.
-async fn kept(engine: &Engine) -> u32 {
+/// Returns how many units of the counted limit are charged.
+async fn charged(engine: &Engine) -> u32 {
     let key = Key::scoped("ip:203.0.113.9", Scope::rule("counted", "day")).unwrap();
     let limit = format!("{QUOTA}/day").parse().unwrap();
     let line = engine.limiter().inspect(&Demand::new(limit, key)).await.unwrap();
     QUOTA - line.remaining
 }
 
-/// Returns how often the handler started and how many units stayed taken.
+/// Returns how often the handler started and how many units stayed charged.
 async fn outcome(charge: &str, stage: Stage) -> (u32, u32) {
     let engine = engine(charge);
     let (starts, mut started) = mpsc::unbounded_channel();
@@ -180,34 +180,34 @@ async fn outcome(charge: &str, stage: Stage) -> (u32, u32) {
         stopped.await.ok();
     });
     let serving = tokio::spawn(async move { serving.await });
-    if stage == Stage::WhileHeld {
-        // It takes the place at which nobody waits.
+    if stage == Stage::WhileDelayed {
+        // The first request into a leaky bucket is not delayed.
         let mut connection = TcpStream::connect(address).await.unwrap();
         connection.write_all(b"GET /held HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").await.unwrap();
         connection.read_to_end(&mut Vec::new()).await.unwrap();
     }
-    // The rule has let the one before pass, and each that is held.
+    // The rule has allowed the first request and each delayed one.
     let decided = || engine.rule_stats().iter().map(tollgate::engine::RuleStats::allowed).max().unwrap_or(0);
     let before = decided();
     for n in 1..=u64::from(CLIENTS) {
-        let connection = visit(address, stage, &mut started, &mut uploaded).await;
-        while stage == Stage::WhileHeld && decided() < before + n {
+        let connection = open(address, stage, &mut started, &mut uploaded).await;
+        while stage == Stage::WhileDelayed && decided() < before + n {
             tokio::task::yield_now().await;
         }
         drop(connection);
     }
-    // Ends when every connection has ended.
+    // The server stops when every connection is closed.
     stop.send(()).unwrap();
     serving.await.unwrap().unwrap();
 
-    (seen.started.load(Ordering::SeqCst), kept(&engine).await)
+    (seen.started.load(Ordering::SeqCst), charged(&engine).await)
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_client_that_hangs_up_pays_unless_a_response_earned_a_refund() {
+async fn closed_connection_stays_charged_unless_a_response_earned_a_refund() {
     let stages = [
         Stage::WithinTheHead,
-        Stage::WhileHeld,
+        Stage::WhileDelayed,
         Stage::WhileHandled,
         Stage::WhileUploading,
         Stage::WhileReading(200),
@@ -215,13 +215,13 @@ async fn a_client_that_hangs_up_pays_unless_a_response_earned_a_refund() {
     ];
     for charge in CHARGES {
         for stage in stages {
-            let (started, kept) = outcome(charge, stage).await;
+            let (started, charged) = outcome(charge, stage).await;
             let (starts, keeps) = stage.expected(charge);
-            // The request that came first and was answered 200.
-            let first = u32::from(stage == Stage::WhileHeld);
+            // The first request, which was answered 200.
+            let first = u32::from(stage == Stage::WhileDelayed);
             let first_kept = if charge == "on_failure" { 0 } else { first };
             let expected = (starts * CLIENTS + first, keeps * CLIENTS + first_kept);
-            assert_eq!((started, kept), expected, "{charge}, {stage:?}");
+            assert_eq!((started, charged), expected, "{charge}, {stage:?}");
         }
     }
 }

@@ -1,10 +1,10 @@
-//! Refusals in the words of whoever puts the layer there.
+//! Refusals with the body that the service sets by `RateLimitLayer::body`.
 
 use bytes::Bytes;
 use http::Response;
 use tollgate::answer::{Body, RefusalDetails, Verdict};
 
-use super::site::{HERE, Site};
+use super::site::{PEER, Site, UnreachableStore, rules};
 
 fn page(refusal: &RefusalDetails<'_>) -> Body {
     let what = match refusal.verdict() {
@@ -25,11 +25,15 @@ fn shown(response: &Response<Bytes>) -> (u16, &str, &[u8]) {
 const HTML: &str = "text/html; charset=utf-8";
 
 #[tokio::test]
-async fn a_refusal_has_the_callers_body_and_its_type_and_all_headers_of_any_refusal() {
+async fn refusal_has_the_custom_body_its_content_type_and_all_usual_headers() {
     let site = site("[[rules]]\nname = 'all'\nby = ['ip']\nlimits = ['1/min']\nbody = 'problem'");
-    let passed = site.send("/", &[], HERE).await;
-    assert_eq!((passed.status().as_u16(), &passed.body()[..]), (200, &b"Some(0)"[..]), "who passes is not spoken to");
-    let refused = site.send("/", &[], HERE).await;
+    let passed = site.send("/", &[], PEER).await;
+    assert_eq!(
+        (passed.status().as_u16(), &passed.body()[..]),
+        (200, &b"Some(0)"[..]),
+        "an admitted request keeps its response"
+    );
+    let refused = site.send("/", &[], PEER).await;
     assert_eq!(shown(&refused), (429, HTML, &b"<p>per-minute:Some(60)</p>"[..]));
     let headers = refused.headers();
     assert_eq!(
@@ -40,21 +44,21 @@ async fn a_refusal_has_the_callers_body_and_its_type_and_all_headers_of_any_refu
     assert_eq!(headers.get_all("content-type").iter().count(), 1);
 }
 
-/// A leaky bucket's wait that is too long, a shield, a ban: each comes another way.
+/// A leaky bucket with too long a wait, a shield and a ban refuse in different places of the code.
 #[tokio::test]
-async fn whichever_way_a_refusal_comes_the_body_is_the_callers_except_for_a_ban() {
+async fn custom_body_is_used_for_every_kind_of_refusal_except_a_ban() {
     let held = Site::new("[[rules]]\nname = 'slow'\nby = ['ip']\nlimits = ['1/min leaky-bucket']")
         .layered(|layer| layer.wait_at_most(std::time::Duration::ZERO).body(page));
-    assert_eq!(held.status("/", &[], HERE).await, 200);
-    let refused = held.send("/", &[], HERE).await;
+    assert_eq!(held.status("/", &[], PEER).await, 200);
+    let refused = held.send("/", &[], PEER).await;
     assert_eq!((refused.status().as_u16(), &refused.headers()["content-type"]), (429, &HTML.parse().unwrap()));
 
     let shield = site("[[rules]]\nname = 'flood'\nby = ['ip']\nlimits = ['1/h']\nstore = 'memory'");
-    assert_eq!(shield.status("/", &[], HERE).await, 200);
-    assert_eq!(shown(&shield.send("/", &[], HERE).await), (429, HTML, &b"<p>per-hour:Some(3600)</p>"[..]));
+    assert_eq!(shield.status("/", &[], PEER).await, 200);
+    assert_eq!(shown(&shield.send("/", &[], PEER).await), (429, HTML, &b"<p>per-hour:Some(3600)</p>"[..]));
 
     let banned = site("[[bans]]\nby = 'ip'\nvalue = '203.0.113.9'\n[[rules]]\nname = 'all'\nlimits = ['1/h']");
-    let refused = banned.send("/", &[], HERE).await;
+    let refused = banned.send("/", &[], PEER).await;
     assert_eq!(
         (refused.status().as_u16(), &refused.headers()["content-type"]),
         (403, &"application/json".parse().unwrap())
@@ -62,11 +66,11 @@ async fn whichever_way_a_refusal_comes_the_body_is_the_callers_except_for_a_ban(
 }
 
 #[tokio::test]
-async fn a_grpc_client_is_told_in_its_own_protocol() {
+async fn grpc_refusal_has_a_status_and_no_custom_body() {
     let site = site("[[rules]]\nname = 'all'\nby = ['ip']\nlimits = ['1/min']");
     let grpc = [("content-type", "application/grpc")];
-    assert_eq!(site.status("/", &grpc, HERE).await, 200);
-    let refused = site.send("/", &grpc, HERE).await;
+    assert_eq!(site.status("/", &grpc, PEER).await, 200);
+    let refused = site.send("/", &grpc, PEER).await;
     assert_eq!(
         (refused.status().as_u16(), &refused.headers()["content-type"]),
         (200, &"application/grpc".parse().unwrap())
@@ -74,9 +78,8 @@ async fn a_grpc_client_is_told_in_its_own_protocol() {
     assert_eq!((&refused.headers()["grpc-status"], refused.body().len()), (&"8".parse().unwrap(), 0));
 }
 
-#[cfg(feature = "redis")]
 #[tokio::test]
-async fn a_store_that_is_away_is_told_in_the_callers_words_too() {
+async fn custom_body_is_used_when_the_store_is_unreachable() {
     use std::sync::Arc;
 
     use tollgate::Limiter;
@@ -84,11 +87,9 @@ async fn a_store_that_is_away_is_told_in_the_callers_words_too() {
     use tollgate::layer::RateLimitLayer;
     use tower::{Layer, ServiceExt, service_fn};
 
-    // Nobody listens on port 1.
-    let store = tollgate_redis::RedisStore::builder("redis://127.0.0.1:1").build().unwrap();
-    let limiter = Limiter::builder().store(Arc::new(store)).build();
-    let rules = super::site::rules("[[rules]]\nname = 'all'\nby = ['ip']\nlimits = ['1/min']\non_failure = 'deny'");
-    let layer = RateLimitLayer::new(Engine::new(limiter, rules), |_| Some(HERE.into())).body(page);
+    let limiter = Limiter::builder().store(Arc::new(UnreachableStore)).build();
+    let rules = rules("[[rules]]\nname = 'all'\nby = ['ip']\nlimits = ['1/min']\non_failure = 'deny'");
+    let layer = RateLimitLayer::new(Engine::new(limiter, rules), |_| Some(PEER.into())).body(page);
     let inner =
         service_fn(|_: http::Request<()>| async { Ok::<_, std::convert::Infallible>(Response::new(Bytes::new())) });
     let refused = layer.layer(inner).oneshot(http::Request::new(())).await.unwrap();

@@ -1,4 +1,4 @@
-//! However requests end, what is left of every quota is exactly what their endings say.
+//! Requests that end in random ways, and exactly the charges that their endings require.
 //!
 //! | `charge` | keeps the units of |
 //! |---|---|
@@ -6,10 +6,10 @@
 //! | `on_failure` | those whose response was a failure (a status from 400, an error of the service), and those without a response |
 //! | `on_success` | those whose response was a success, and those without a response |
 //!
-//! A request has no response if its client left before, an outer timeout cut it off, or the service panicked.
+//! A request has no response if its client closed the connection, an outer timeout dropped it, or the service panicked.
 //!
-//! Random requests end in random ways behind the layer. A ledger is kept of what each ending must have cost, and compared with
-//! what the layer says afterwards, and with the counters of shadow rules, which nobody is told of.
+//! A ledger records what each ending must cost. It is compared with the `RateLimit` header afterwards, and with the counters
+//! of shadow rules, which no header shows.
 
 mod in_process;
 mod ledger;

@@ -1,4 +1,4 @@
-//! No order and no case of headers on a connection changes the address that the layer counts.
+//! Neither the order nor the letter case of headers changes the address that is counted.
 
 use std::net::SocketAddr;
 
@@ -32,7 +32,7 @@ async fn status(address: SocketAddr, headers: &str) -> u16 {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn no_permutation_of_headers_changes_the_address() {
+async fn order_and_case_of_headers_do_not_change_the_address() {
     let layer = RateLimitLayer::axum(Engine::new(Limiter::memory(), rules(RULES)));
     let app = Router::new().route("/", get(|| async {})).layer(layer);
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -44,7 +44,7 @@ async fn no_permutation_of_headers_changes_the_address() {
     let mut admitted = 0;
     for number in 0..200 {
         let forgery = format!("6.6.6.{number}");
-        // What the client forged, with the line that the proxy appended somewhere behind the client's own.
+        // Headers forged by the client, and the header of the proxy somewhere after the client's own.
         let mut lines = vec![
             ("x-real-ip", forgery.clone()),
             ("forwarded", format!("for={forgery}")),
@@ -55,11 +55,11 @@ async fn no_permutation_of_headers_changes_the_address() {
             let place = after + random.below((lines.len() - after + 1) as u64) as usize;
             lines.insert(place, ("x-forwarded-for", own));
         }
-        let in_some_case = |name: &str, random: &mut Random| -> String {
+        let with_random_case = |name: &str, random: &mut Random| -> String {
             name.chars().map(|letter| if random.below(2) == 0 { letter.to_ascii_uppercase() } else { letter }).collect()
         };
         let headers: String =
-            lines.iter().map(|(name, value)| format!("{}: {value}\r\n", in_some_case(name, &mut random))).collect();
+            lines.iter().map(|(name, value)| format!("{}: {value}\r\n", with_random_case(name, &mut random))).collect();
         admitted += u32::from(status(address, &headers).await == 200);
     }
     assert_eq!(admitted, 2);

@@ -1,12 +1,12 @@
-//! A tonic service behind the layer, asked by a tonic client over a socket.
+//! A tonic service behind the layer, called by a tonic client over a socket.
 
 use std::sync::Arc;
 
 use http::HeaderMap;
 use tokio::net::TcpListener;
+use tollgate::Limiter;
 use tollgate::engine::Engine;
 use tollgate::layer::{EmptyBody, RateLimitLayer};
-use tollgate::{Check, Decision, Demand, LimitStatus, Limiter, Store, StoreError, StoreErrorKind, StoreFuture};
 use tonic::transport::server::{TcpConnectInfo, TcpIncoming};
 use tonic::transport::{Channel, Server};
 use tonic::{Code, Status};
@@ -14,7 +14,7 @@ use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_client::HealthClient;
 use tower::{Layer, ServiceExt, service_fn};
 
-use super::site::{rules, told};
+use super::site::{UnreachableStore, parse_ratelimit, rules};
 
 /// Serves the health service with this engine in front of it, until the runtime ends.
 async fn serve(engine: Engine) -> HealthClient<Channel> {
@@ -33,19 +33,19 @@ async fn serve_behind(layer: RateLimitLayer<EmptyBody>) -> HealthClient<Channel>
     HealthClient::new(Channel::from_shared(url).unwrap().connect().await.unwrap())
 }
 
-/// Asks after a service. The one without a name is known, others are NOT_FOUND.
+/// Requests the health of a service. The one without a name is known, others are NOT_FOUND.
 async fn check(client: &mut HealthClient<Channel>, service: &str) -> Result<HeaderMap, Status> {
     let answer = client.check(HealthCheckRequest { service: service.into() }).await?;
     Ok(answer.into_parts().0.into_headers())
 }
 
 #[tokio::test]
-async fn a_denial_is_resource_exhausted_with_the_same_facts_as_metadata() {
+async fn denial_is_resource_exhausted_with_the_rate_limit_headers_as_metadata() {
     let rules = rules("[[rules]]\nname = 'rpc'\nby = ['ip']\nlimits = ['2/h', '100/day']");
     let mut client = serve(Engine::new(Limiter::memory(), rules)).await;
     for n in 1..=2 {
         let metadata = check(&mut client, "").await.unwrap();
-        assert_eq!(told(metadata["ratelimit"].to_str().unwrap())[0].remaining, 2 - n);
+        assert_eq!(parse_ratelimit(metadata["ratelimit"].to_str().unwrap())[0].remaining, 2 - n);
     }
     for _ in 0..3 {
         let status = check(&mut client, "").await.unwrap_err();
@@ -53,9 +53,9 @@ async fn a_denial_is_resource_exhausted_with_the_same_facts_as_metadata() {
         assert!(status.message().starts_with("the limit of 2 per hour is reached; try again in 3"), "{status}");
         let metadata = status.metadata().clone().into_headers();
         assert_eq!(metadata["ratelimit-policy"], r#""per-hour";q=2;w=3600, "per-day";q=100;w=86400"#);
-        let told: Vec<i64> =
-            told(metadata["ratelimit"].to_str().unwrap()).into_iter().map(|told| told.remaining).collect();
-        assert_eq!(told, [0, 98], "the day is not charged for what the hour refused");
+        let policies = parse_ratelimit(metadata["ratelimit"].to_str().unwrap());
+        let remaining: Vec<i64> = policies.iter().map(|policy| policy.remaining).collect();
+        assert_eq!(remaining, [0, 98], "a denial per hour is not charged per day");
         let retry_after: u64 = metadata["retry-after"].to_str().unwrap().parse().unwrap();
         assert!((1..=3_600).contains(&retry_after));
         assert_eq!(metadata["x-ratelimit-remaining"], "0");
@@ -63,57 +63,35 @@ async fn a_denial_is_resource_exhausted_with_the_same_facts_as_metadata() {
 }
 
 #[tokio::test]
-async fn an_rpc_that_fails_is_a_failure_although_its_http_status_is_200() {
+async fn failed_rpc_counts_as_a_failure_although_its_http_status_is_200() {
     let rules = rules("[[rules]]\nname = 'rpc'\nby = ['ip']\ncharge = 'on_failure'\nlimits = ['3/h']");
     let mut client = serve(Engine::new(Limiter::memory(), rules)).await;
     for _ in 0..10 {
         check(&mut client, "").await.expect("a success costs nothing");
     }
     for _ in 0..3 {
-        assert_eq!(check(&mut client, "unheard of").await.unwrap_err().code(), Code::NotFound);
+        assert_eq!(check(&mut client, "unknown").await.unwrap_err().code(), Code::NotFound);
     }
     assert_eq!(check(&mut client, "").await.unwrap_err().code(), Code::ResourceExhausted);
 }
 
 #[tokio::test]
-async fn the_banned_are_denied_permission_and_an_unknown_peer_is_our_fault() {
+async fn banned_client_gets_permission_denied_and_a_missing_peer_address_gets_internal() {
     let text = "[[bans]]\nby = 'ip'\nvalue = '127.0.0.1'\n[[rules]]\nname = 'rpc'\nby = ['ip']\nlimits = ['3/h']";
     let engine = Engine::new(Limiter::memory(), rules(text));
     let status = check(&mut serve(engine.clone()).await, "").await.unwrap_err();
     assert_eq!((status.code(), status.message()), (Code::PermissionDenied, "this caller is banned"));
 
-    let blind = RateLimitLayer::new(engine, |_| None).bodies(EmptyBody);
-    let status = check(&mut serve_behind(blind).await, "").await.unwrap_err();
+    let without_peer = RateLimitLayer::new(engine, |_| None).bodies(EmptyBody);
+    let status = check(&mut serve_behind(without_peer).await, "").await.unwrap_err();
     assert_eq!(status.code(), Code::Internal);
     assert!(status.message().contains("connect info"), "{status}");
 }
 
-/// A store that is never there.
-struct Away;
-
-fn away<'a, T: Send + 'a>() -> StoreFuture<'a, T> {
-    Box::pin(async { Err(StoreError::new(StoreErrorKind::Unreachable, "away")) })
-}
-
-impl Store for Away {
-    fn decide<'a>(&'a self, _: &'a [Check<'a>]) -> StoreFuture<'a, Vec<Decision>> {
-        away()
-    }
-    fn refund<'a>(&'a self, _: &'a Check<'a>, _: &'a Decision) -> StoreFuture<'a, ()> {
-        away()
-    }
-    fn reset<'a>(&'a self, _: &'a Demand<'a>) -> StoreFuture<'a, ()> {
-        away()
-    }
-    fn inspect<'a>(&'a self, _: &'a Demand<'a>) -> StoreFuture<'a, LimitStatus> {
-        away()
-    }
-}
-
 #[tokio::test]
-async fn a_store_that_is_away_is_unavailable_where_the_rule_says_deny() {
+async fn unreachable_store_is_unavailable_under_on_failure_deny() {
     let rules = rules("[[rules]]\nname = 'rpc'\nby = ['ip']\non_failure = 'deny'\nlimits = ['3/h']");
-    let engine = Engine::new(Limiter::builder().store(Arc::new(Away)).build(), rules);
+    let engine = Engine::new(Limiter::builder().store(Arc::new(UnreachableStore)).build(), rules);
     let status = check(&mut serve(engine).await, "").await.unwrap_err();
     assert_eq!(status.code(), Code::Unavailable);
     let metadata = status.metadata().clone().into_headers();
@@ -121,7 +99,7 @@ async fn a_store_that_is_away_is_unavailable_where_the_rule_says_deny() {
 }
 
 #[tokio::test]
-async fn a_refusal_is_trailers_alone_for_grpc_and_a_plain_429_for_everybody_else() {
+async fn refusal_is_trailers_only_for_grpc_and_429_for_other_clients() {
     let rules = rules("[[rules]]\nname = 'rpc'\nby = ['global']\nlimits = [{ name = 'none', limit = '1/h' }]");
     let layer = RateLimitLayer::new(Engine::new(Limiter::memory(), rules), |_| Some([127, 0, 0, 1].into()));
     let service = layer.bodies(EmptyBody).layer(service_fn(|_: http::Request<()>| async {

@@ -1,4 +1,4 @@
-//! Whom a leaky bucket holds, and for how long.
+//! Leaky buckets: which requests are delayed, and for how long.
 
 use std::convert::Infallible;
 use std::future::{Ready, ready};
@@ -16,7 +16,7 @@ use tollgate::Cost;
 use tollgate::layer::RateLimitLayer;
 use tower::{Service, ServiceExt};
 
-use super::site::{HERE, Site, told_by};
+use super::site::{PEER, Site, policies_of};
 
 const RULES: &str = r#"
 [[rules]]
@@ -25,54 +25,54 @@ by = ["ip"]
 limits = ["60/min leaky-bucket queue=60", "1000/day"]
 "#;
 
-// The limiter's clock stands still, tokio's jumps to whoever waits next.
+// The limiter's clock is manual. Tokio's clock is paused and advances to the next timer.
 #[tokio::test(start_paused = true)]
-async fn requests_wait_as_they_are_told_and_who_would_wait_too_long_is_refused_and_not_charged() {
+async fn requests_are_delayed_and_too_long_a_delay_is_refused_without_a_charge() {
     let site = Site::new(RULES).layered(|layer| layer.wait_at_most(Duration::from_secs(3)));
     for seconds in 0..=3 {
         let begun = Instant::now();
-        assert_eq!(site.status("/", &[], HERE).await, 200);
+        assert_eq!(site.status("/", &[], PEER).await, 200);
         assert_eq!(begun.elapsed().as_secs(), seconds);
     }
     for _ in 0..10 {
         let begun = Instant::now();
-        let refused = site.send("/", &[], HERE).await;
+        let refused = site.send("/", &[], PEER).await;
         assert_eq!((refused.status().as_u16(), begun.elapsed()), (429, Duration::ZERO));
-        assert_eq!(refused.headers()["retry-after"], "1", "then the wait is three seconds again");
-        assert_eq!(told_by(&refused)[1].remaining, 996, "nobody was charged");
+        assert_eq!(refused.headers()["retry-after"], "1", "after a second the wait is three seconds");
+        assert_eq!(policies_of(&refused)[1].remaining, 996, "refusals are not charged");
     }
     site.clock.advance(Duration::from_secs(1));
-    assert_eq!(site.status("/", &[], HERE).await, 200, "as it was told");
+    assert_eq!(site.status("/", &[], PEER).await, 200, "after its retry-after");
 }
 
-/// Costs what its `units` header says.
+/// Sets the cost to the value of the `units` header.
 fn priced(layer: RateLimitLayer) -> RateLimitLayer {
     layer.cost(|parts| Some(Cost::new(parts.headers.get("units")?.to_str().ok()?.parse().ok()?)))
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_only_looks_at_a_full_bucket_passes_at_once_and_is_counted_so() {
+async fn request_with_cost_zero_is_not_delayed_and_counts_as_allowed() {
     let site = Site::new(RULES).layered(|layer| priced(layer).wait_at_most(Duration::from_millis(500)));
-    assert_eq!(site.status("/", &[], HERE).await, 200);
+    assert_eq!(site.status("/", &[], PEER).await, 200);
     let begun = Instant::now();
-    assert_eq!((site.status("/", &[("units", "0")], HERE).await, begun.elapsed()), (200, Duration::ZERO));
-    assert_eq!(site.status("/", &[], HERE).await, 429, "it would wait");
+    assert_eq!((site.status("/", &[("units", "0")], PEER).await, begun.elapsed()), (200, Duration::ZERO));
+    assert_eq!(site.status("/", &[], PEER).await, 429, "it would wait");
     let stats = site.engine.rule_stats();
     assert_eq!((stats[0].allowed(), stats[0].denied()), (2, 1));
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_would_not_wait_is_refused_by_the_store_and_counted_as_refused() {
+async fn request_with_too_long_a_delay_counts_as_denied() {
     let site = Site::new(RULES).layered(|layer| layer.wait_at_most(Duration::from_secs(3)));
     for _ in 0..14 {
-        let _ = site.status("/", &[], HERE).await;
+        let _ = site.status("/", &[], PEER).await;
     }
     let stats = site.engine.rule_stats();
     assert_eq!((stats[0].allowed(), stats[0].denied()), (4, 10));
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_dear_request_that_would_not_wait_leaves_everything_as_it_was_and_is_told_so() {
+async fn refused_request_with_a_high_cost_changes_no_limit() {
     let site = Site::new(
         r#"
         [[rules]]
@@ -92,56 +92,56 @@ async fn a_dear_request_that_would_not_wait_leaves_everything_as_it_was_and_is_t
         "#,
     )
     .layered(|layer| priced(layer.wait_at_most(Duration::from_secs(30))));
-    assert_eq!(site.status("/", &[("units", "40")], HERE).await, 200);
+    assert_eq!(site.status("/", &[("units", "40")], PEER).await, 200);
     for _ in 0..20 {
-        let refused = site.send("/", &[("units", "5")], HERE).await;
+        let refused = site.send("/", &[("units", "5")], PEER).await;
         assert_eq!((refused.status().as_u16(), &refused.headers()["retry-after"]), (429, &"10".parse().unwrap()));
-        let remaining: Vec<i64> = told_by(&refused).iter().map(|told| told.remaining).collect();
-        assert_eq!(remaining, [561, 60, 960], "what the others have left is as it was");
+        let remaining: Vec<i64> = policies_of(&refused).iter().map(|policy| policy.remaining).collect();
+        assert_eq!(remaining, [561, 60, 960], "no limit is charged");
     }
     let stats = site.engine.rule_stats();
-    let said: Vec<(u64, u64)> = stats.iter().map(|rule| (rule.allowed(), rule.denied())).collect();
-    assert_eq!(said[1], (1, 20), "they were refused, whoever found out");
-    assert_eq!(said[2].1, 0, "a shadow is not charged for requests that did not go on");
+    let counts: Vec<(u64, u64)> = stats.iter().map(|rule| (rule.allowed(), rule.denied())).collect();
+    assert_eq!(counts[1], (1, 20));
+    assert_eq!(counts[2].1, 0, "refused requests do not reach the shadow rule");
     site.clock.advance(Duration::from_secs(10));
-    assert_eq!(site.status("/", &[("units", "5")], HERE).await, 200, "as it was told");
+    assert_eq!(site.status("/", &[("units", "5")], PEER).await, 200, "after its retry-after");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_dear_request_is_told_when_there_is_a_place_and_the_wait_is_short_enough() {
+async fn retry_after_of_a_high_cost_is_when_the_queue_has_room() {
     let rules = "[[rules]]\nname = 'jobs'\nby = ['ip']\nlimits = ['60/min leaky-bucket']";
     let site = Site::new(rules).layered(priced);
-    assert_eq!(site.status("/", &[("units", "50")], HERE).await, 200);
-    let refused = site.send("/", &[("units", "20")], HERE).await;
+    assert_eq!(site.status("/", &[("units", "50")], PEER).await, 200);
+    let refused = site.send("/", &[("units", "20")], PEER).await;
     assert_eq!((refused.status().as_u16(), &refused.headers()["retry-after"]), (429, &"20".parse().unwrap()));
     site.clock.advance(Duration::from_secs(19));
-    assert_eq!(site.status("/", &[("units", "20")], HERE).await, 429);
+    assert_eq!(site.status("/", &[("units", "20")], PEER).await, 429);
     site.clock.advance(Duration::from_secs(1));
-    assert_eq!(site.status("/", &[("units", "20")], HERE).await, 200, "as it was told");
+    assert_eq!(site.status("/", &[("units", "20")], PEER).await, 200, "after its retry-after");
 }
 
-/// Serves one at a time: to be ready is to have the only place.
-struct OnePlace {
-    places: Arc<Semaphore>,
-    place: Option<OwnedSemaphorePermit>,
+/// A service for one request at a time: it is ready when it holds the only permit.
+struct OneAtATime {
+    permits: Arc<Semaphore>,
+    permit: Option<OwnedSemaphorePermit>,
 }
 
-impl Clone for OnePlace {
-    fn clone(&self) -> OnePlace {
-        OnePlace { places: self.places.clone(), place: None }
+impl Clone for OneAtATime {
+    fn clone(&self) -> OneAtATime {
+        OneAtATime { permits: self.permits.clone(), permit: None }
     }
 }
 
-impl Service<Request<()>> for OnePlace {
+impl Service<Request<()>> for OneAtATime {
     type Response = Response<Bytes>;
     type Error = Infallible;
     type Future = Ready<Result<Response<Bytes>, Infallible>>;
 
     fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
-        if self.place.is_none() {
-            self.place = self.places.clone().try_acquire_owned().ok();
+        if self.permit.is_none() {
+            self.permit = self.permits.clone().try_acquire_owned().ok();
         }
-        if self.place.is_some() {
+        if self.permit.is_some() {
             return Poll::Ready(Ok(()));
         }
         context.waker().wake_by_ref();
@@ -149,25 +149,25 @@ impl Service<Request<()>> for OnePlace {
     }
 
     fn call(&mut self, _: Request<()>) -> Self::Future {
-        drop(self.place.take().expect("it was ready"));
+        drop(self.permit.take().expect("it was ready"));
         ready(Ok(Response::new(Bytes::new())))
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn whoever_is_held_does_not_hold_a_place_that_others_need() {
+async fn delayed_request_does_not_keep_the_service_from_others() {
     let site = Site::new(RULES);
-    let service = site.layered_over(OnePlace { places: Arc::new(Semaphore::new(1)), place: None });
-    let ask = |peer: [u8; 4]| {
+    let service = site.layered_over(OneAtATime { permits: Arc::new(Semaphore::new(1)), permit: None });
+    let send = |peer: [u8; 4]| {
         let request = Request::post("/").extension(IpAddr::from(peer)).body(()).unwrap();
         Box::pin(service.clone().oneshot(request))
     };
-    assert!(ask(HERE).await.is_ok());
-    let mut held = ask(HERE);
-    assert!((&mut held).now_or_never().is_none(), "it waits for a second");
+    assert!(send(PEER).await.is_ok());
+    let mut delayed = send(PEER);
+    assert!((&mut delayed).now_or_never().is_none(), "it is delayed for a second");
     let begun = Instant::now();
-    assert!(ask([203, 0, 113, 10]).await.is_ok());
-    assert_eq!(begun.elapsed(), Duration::ZERO, "somebody else does not");
-    assert!(held.await.is_ok());
+    assert!(send([203, 0, 113, 10]).await.is_ok());
+    assert_eq!(begun.elapsed(), Duration::ZERO, "another client is not delayed");
+    assert!(delayed.await.is_ok());
     assert_eq!(begun.elapsed(), Duration::from_secs(1));
 }

@@ -1,4 +1,4 @@
-//! Several limits at once, shadow rules, plans by closure.
+//! Several limits in one request, shadow rules, shields, and plans from a closure.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -8,38 +8,45 @@ use std::time::Duration;
 use sfv::{BareItem, ListEntry, Parser};
 use tollgate::rules::PlanQuestion;
 
-use super::site::{HERE, Site, Told, told_by};
+use super::site::{PEER, PolicyStatus, Site, policies_of};
 
 const DAY: Duration = Duration::from_secs(86_400);
 
-fn one(name: &str, remaining: i64, next_secs: i64) -> Told {
-    Told { name: name.into(), remaining, next_secs: Some(next_secs) }
+fn policy(name: &str, remaining: i64, next_secs: i64) -> PolicyStatus {
+    PolicyStatus { name: name.into(), remaining, next_secs: Some(next_secs) }
 }
 
 #[tokio::test]
-async fn headers_list_every_policy_and_a_denial_by_the_day_leaves_the_minute_as_it_was() {
+async fn headers_list_every_policy_and_a_denial_per_day_is_not_charged_per_minute() {
     let site = Site::new("[[rules]]\nname = 'api'\nby = ['ip']\nlimits = ['100/min', '5/day']");
     for n in 1..=5 {
-        let response = site.send("/", &[], HERE).await;
+        let response = site.send("/", &[], PEER).await;
         assert_eq!(response.status(), 200);
-        assert_eq!(told_by(&response), [one("per-minute", 100 - n, 60), one("per-day", 5 - n, 86_400)]);
+        assert_eq!(policies_of(&response), [policy("per-minute", 100 - n, 60), policy("per-day", 5 - n, 86_400)]);
         assert_eq!(response.headers()["x-ratelimit-limit"], "5", "the strictest of them");
     }
     for _ in 0..50 {
-        let denied = site.send("/", &[], HERE).await;
+        let denied = site.send("/", &[], PEER).await;
         assert_eq!(denied.status(), 429);
-        assert_eq!(told_by(&denied), [one("per-minute", 95, 60), one("per-day", 0, 86_400)]);
+        assert_eq!(policies_of(&denied), [policy("per-minute", 95, 60), policy("per-day", 0, 86_400)]);
         assert_eq!(denied.headers()["retry-after"], "86400");
     }
     site.clock.advance(Duration::from_secs(60));
-    let denied = site.send("/", &[], HERE).await;
-    assert_eq!(told_by(&denied), [one("per-minute", 100, 0), one("per-day", 0, 86_340)], "the minute is whole");
+    let denied = site.send("/", &[], PEER).await;
+    assert_eq!(
+        policies_of(&denied),
+        [policy("per-minute", 100, 0), policy("per-day", 0, 86_340)],
+        "no unit of the minute is used"
+    );
     site.clock.advance(DAY - Duration::from_secs(60));
-    assert_eq!(told_by(&site.send("/", &[], HERE).await), [one("per-minute", 99, 60), one("per-day", 4, 86_400)]);
+    assert_eq!(
+        policies_of(&site.send("/", &[], PEER).await),
+        [policy("per-minute", 99, 60), policy("per-day", 4, 86_400)]
+    );
 }
 
 #[tokio::test]
-async fn the_policies_of_a_response_parse_back_to_the_limits_of_all_rules() {
+async fn ratelimit_policy_header_lists_the_limits_of_all_rules() {
     let site = Site::new(
         r#"
         [[rules]]
@@ -53,7 +60,7 @@ async fn the_policies_of_a_response_parse_back_to_the_limits_of_all_rules() {
         limits = ["7/min", { name = "tries", limit = "250/500ms" }]
         "#,
     );
-    let response = site.send("/login", &[], HERE).await;
+    let response = site.send("/login", &[], PEER).await;
     let header = response.headers()["ratelimit-policy"].to_str().unwrap();
     let parsed = Parser::new(header).parse::<sfv::List>().unwrap();
     let policies: Vec<(String, i64, Option<i64>)> = parsed
@@ -68,17 +75,17 @@ async fn the_policies_of_a_response_parse_back_to_the_limits_of_all_rules() {
     let expected = [
         ("per-minute", 100, Some(60)),
         ("per-hour", 1_000, Some(3_600)),
-        // Two rules have a limit by the minute; nobody shall take one's numbers for the other's.
+        // Two rules have a limit per minute, so their policies need different names.
         ("per-minute-2", 7, Some(60)),
         ("tries", 250, None),
     ];
     assert_eq!(policies, expected.map(|(name, q, w)| (name.to_owned(), q, w)));
-    let names: Vec<String> = told_by(&response).into_iter().map(|told| told.name).collect();
+    let names: Vec<String> = policies_of(&response).into_iter().map(|policy| policy.name).collect();
     assert_eq!(names, ["per-minute", "per-hour", "per-minute-2", "tries"]);
 }
 
 #[tokio::test]
-async fn a_shadow_rule_never_blocks_is_not_told_and_counts_what_it_would_have_denied() {
+async fn shadow_rule_denies_nothing_is_not_in_the_headers_and_counts_its_denials() {
     let site = Site::new(
         r#"
         [[rules]]
@@ -99,19 +106,19 @@ async fn a_shadow_rule_never_blocks_is_not_told_and_counts_what_it_would_have_de
         "#,
     );
     for n in 1..=30 {
-        let response = site.send("/", &[], HERE).await;
+        let response = site.send("/", &[], PEER).await;
         assert_eq!(response.status().as_u16(), if n <= 20 { 200 } else { 429 }, "request {n}");
-        assert_eq!(told_by(&response).len(), 1, "only the rule that is enforced is told");
+        assert_eq!(policies_of(&response).len(), 1, "only the enforced rule is in the headers");
     }
     let stats = site.engine.rule_stats();
     let counted: Vec<(&str, u64, u64)> =
         stats.iter().map(|rule| (&*rule.rule, rule.allowed(), rule.denied())).collect();
-    // What the real rule refused never reached the others. Successes cost the login rule nothing, in shadow too.
+    // Requests that the real rule denies do not reach the others. The login rule charges no success, in shadow mode too.
     assert_eq!(counted, [("real", 20, 10), ("planned", 3, 17), ("login", 20, 0)]);
 }
 
 #[tokio::test]
-async fn a_shadow_shield_counts_in_process_and_a_shield_gives_back_like_any_rule() {
+async fn shields_count_in_process_memory_in_shadow_mode_and_with_refunds() {
     let site = Site::new(
         r#"
         [[rules]]
@@ -127,15 +134,15 @@ async fn a_shadow_shield_counts_in_process_and_a_shield_gives_back_like_any_rule
         "#,
     );
     for _ in 0..20 {
-        assert_eq!(site.status("/", &[], HERE).await, 200, "a success costs nothing");
+        assert_eq!(site.status("/", &[], PEER).await, 200, "a success costs nothing");
     }
     let planned = &site.engine.rule_stats()[0];
     assert_eq!((planned.allowed(), planned.denied()), (5, 15));
-    assert_eq!(site.engine.limiter().stats().decisions, 0, "no shield asks the store that others share");
+    assert_eq!(site.engine.limiter().stats().decisions, 0, "shields do not use the shared limiter");
 }
 
 #[tokio::test]
-async fn plans_can_come_from_a_closure() {
+async fn closure_can_look_up_plans() {
     let lookup = |question: &PlanQuestion| (question.address == IpAddr::from([192, 0, 2, 1])).then(|| Arc::from("pro"));
     let site = Site::with_lookups(
         r#"
@@ -152,7 +159,7 @@ async fn plans_can_come_from_a_closure() {
         "#,
         vec![Arc::new(lookup)],
     );
-    for (peer, quota) in [(HERE, 2), ([192, 0, 2, 1], 5)] {
+    for (peer, quota) in [(PEER, 2), ([192, 0, 2, 1], 5)] {
         for n in 0..10 {
             assert_eq!(site.status("/", &[], peer).await, if n < quota { 200 } else { 429 });
         }
@@ -160,11 +167,11 @@ async fn plans_can_come_from_a_closure() {
 }
 
 #[tokio::test]
-async fn whom_a_shield_refuses_is_not_asked_about() {
-    let questions = Arc::new(AtomicU64::new(0));
-    let asked = questions.clone();
+async fn plan_lookup_is_not_called_for_requests_that_a_shield_refuses() {
+    let lookups = Arc::new(AtomicU64::new(0));
+    let counter = lookups.clone();
     let lookup = move |_: &PlanQuestion| -> Option<Arc<str>> {
-        asked.fetch_add(1, Ordering::Relaxed);
+        counter.fetch_add(1, Ordering::Relaxed);
         None
     };
     let site = Site::with_lookups(
@@ -188,36 +195,40 @@ async fn whom_a_shield_refuses_is_not_asked_about() {
     );
     for n in 0..50 {
         let key = format!("invented-{n}");
-        let answered = site.send("/", &[("x-api-key", &key)], HERE).await;
-        assert_eq!(answered.status().as_u16(), if n < 5 { 200 } else { 429 });
+        let response = site.send("/", &[("x-api-key", &key)], PEER).await;
+        assert_eq!(response.status().as_u16(), if n < 5 { 200 } else { 429 });
     }
-    assert_eq!(questions.load(Ordering::Relaxed), 5, "the flood ends at the shield");
+    assert_eq!(lookups.load(Ordering::Relaxed), 5, "one for each request that passed the shield");
     let stats = site.engine.rule_stats();
     assert_eq!((stats[0].allowed(), stats[0].denied(), stats[1].allowed()), (5, 45, 5));
 }
 
 #[tokio::test]
-async fn a_request_that_only_a_shield_limits_is_told_its_numbers() {
+async fn shield_is_in_the_headers_if_it_is_the_only_rule() {
     let site = Site::new("[[rules]]\nname = 'flood'\nstore = 'memory'\nby = ['ip']\nlimits = ['5/min']");
-    let answered = site.send("/", &[], HERE).await;
-    assert_eq!((answered.status().as_u16(), told_by(&answered)[0].remaining), (200, 4));
+    let response = site.send("/", &[], PEER).await;
+    assert_eq!((response.status().as_u16(), policies_of(&response)[0].remaining), (200, 4));
 }
 
 #[tokio::test]
-async fn what_a_request_does_not_owe_is_told_as_given_back() {
+async fn refunded_units_are_counted_as_remaining_in_the_headers() {
     let rules = "[[rules]]\nname = 'login'\nby = ['ip']\nlimits = ['1/h']\ncharge = '";
     let shield = Site::new(&format!("{rules}on_failure'\nstore = 'memory'"));
     for _ in 0..3 {
-        let answered = shield.send("/", &[], HERE).await;
-        assert_eq!((answered.status().as_u16(), told_by(&answered)[0].remaining), (200, 1), "by a shield too");
+        let response = shield.send("/", &[], PEER).await;
+        assert_eq!(
+            (response.status().as_u16(), policies_of(&response)[0].remaining),
+            (200, 1),
+            "a shield refunds, too"
+        );
     }
     let on_failure = Site::new(&format!("{rules}on_failure'"));
     let on_success = Site::new(&format!("{rules}on_success'"));
     for _ in 0..3 {
-        let answered = on_failure.send("/", &[], HERE).await;
-        let told = &told_by(&answered)[0];
-        assert_eq!((answered.status().as_u16(), told.remaining, told.next_secs), (200, 1, Some(0)));
-        assert_eq!(answered.headers()["x-ratelimit-remaining"], "1", "the next one passes at once");
+        let response = on_failure.send("/", &[], PEER).await;
+        let policy = &policies_of(&response)[0];
+        assert_eq!((response.status().as_u16(), policy.remaining, policy.next_secs), (200, 1, Some(0)));
+        assert_eq!(response.headers()["x-ratelimit-remaining"], "1", "the next request is allowed at once");
     }
-    assert_eq!(told_by(&on_success.send("/", &[], HERE).await)[0].remaining, 0);
+    assert_eq!(policies_of(&on_success.send("/", &[], PEER).await)[0].remaining, 0);
 }

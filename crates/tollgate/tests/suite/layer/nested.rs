@@ -1,4 +1,4 @@
-//! Inside a router that is nested into another, axum takes the prefix off the path. Rules speak of the path that was sent.
+//! In a nested router, axum removes the prefix from the path. Rules match the path that the client sent.
 
 use std::net::SocketAddr;
 
@@ -13,15 +13,15 @@ use tollgate::engine::Engine;
 use tollgate::layer::RateLimitLayer;
 use tower::{Layer, ServiceExt};
 
-use super::site::{HERE, rules};
+use super::site::{PEER, rules};
 
 fn engine(text: &str) -> Engine {
     Engine::new(Limiter::memory(), rules(text))
 }
 
-/// The statuses of these paths, asked for in this order.
+/// Requests these paths in order and returns the statuses.
 async fn statuses<'p>(app: Router, paths: impl IntoIterator<Item = &'p str>) -> Vec<u16> {
-    let app = app.layer(MockConnectInfo(SocketAddr::from((HERE, 4711))));
+    let app = app.layer(MockConnectInfo(SocketAddr::from((PEER, 4711))));
     let mut statuses = Vec::new();
     for path in paths {
         let request = Request::post(path).body(Body::empty()).unwrap();
@@ -39,14 +39,14 @@ limits = ["5/min"]
 "#;
 
 #[tokio::test]
-async fn a_rule_for_the_whole_path_holds_inside_a_nested_router() {
+async fn rule_matches_the_full_path_in_a_nested_router() {
     let api = Router::new().route("/login", post(|| async { "welcome" })).layer(RateLimitLayer::axum(engine(LOGIN)));
     let app = Router::new().nest("/api", api);
     assert_eq!(statuses(app, ["/api/login"; 6]).await, [200, 200, 200, 200, 200, 429]);
 }
 
 #[tokio::test]
-async fn a_router_nested_twice_behind_a_parameter_is_known_by_its_whole_path() {
+async fn rule_matches_the_full_path_in_a_router_nested_twice() {
     let text = LOGIN.replace("/api/login", "/tenants/{name}/v1/login").replace("5/min", "1/min");
     let login = Router::new().route("/login", post(|| async { "welcome" }));
     let v1 = Router::new().nest("/v1", login.layer(RateLimitLayer::axum(engine(&text))));
@@ -55,7 +55,7 @@ async fn a_router_nested_twice_behind_a_parameter_is_known_by_its_whole_path() {
 }
 
 #[tokio::test]
-async fn what_is_exempt_outside_is_not_exempt_inside() {
+async fn exempt_path_is_not_exempt_under_the_prefix_of_a_nested_router() {
     let text = "exempt.paths = ['/health']\n[[rules]]\nname = 'all'\nby = ['ip']\nlimits = ['1/min']";
     let layer = RateLimitLayer::axum(engine(text));
     let health = Router::new().route("/health", any(|| async { "well" }));
@@ -65,7 +65,7 @@ async fn what_is_exempt_outside_is_not_exempt_inside() {
 }
 
 #[tokio::test]
-async fn the_same_path_in_two_nested_routers_is_counted_as_two() {
+async fn equal_paths_in_two_nested_routers_have_two_counters() {
     let layer = RateLimitLayer::axum(engine("[[rules]]\nname = 'each'\nby = ['ip', 'path']\nlimits = ['1/min']"));
     let api = Router::new().route("/x", any(|| async { "x" })).layer(layer);
     let app = Router::new().nest("/v1", api.clone()).nest("/v2", api);
@@ -73,9 +73,9 @@ async fn the_same_path_in_two_nested_routers_is_counted_as_two() {
 }
 
 #[tokio::test]
-async fn a_layer_that_finds_peers_in_its_own_way_can_be_told_where_the_path_is() {
-    let shortened = RateLimitLayer::new(engine(LOGIN), |_| Some(HERE.into()));
-    let whole = RateLimitLayer::new(engine(LOGIN), |_| Some(HERE.into()))
+async fn sent_uri_gives_a_layer_the_full_path() {
+    let shortened = RateLimitLayer::new(engine(LOGIN), |_| Some(PEER.into()));
+    let whole = RateLimitLayer::new(engine(LOGIN), |_| Some(PEER.into()))
         .sent_uri(|extensions| extensions.get::<OriginalUri>().map(|uri| &uri.0));
     for (layer, sixth) in [(shortened, 200), (whole, 429)] {
         let api = Router::new().route("/login", post(|| async { "welcome" })).layer(layer);
@@ -85,12 +85,12 @@ async fn a_layer_that_finds_peers_in_its_own_way_can_be_told_where_the_path_is()
 }
 
 #[tokio::test]
-async fn around_a_router_there_is_no_other_path_than_the_requests_own() {
+async fn layer_around_the_router_uses_the_path_of_the_request() {
     let layer = RateLimitLayer::axum(engine(&LOGIN.replace("5/min", "1/min")));
     let api = Router::new().route("/login", post(|| async { "welcome" }));
     let app = layer.layer(Router::new().nest("/api", api));
     for expected in [200, 429] {
-        let request = Request::post("/api/login").extension(ConnectInfo(SocketAddr::from((HERE, 4711))));
+        let request = Request::post("/api/login").extension(ConnectInfo(SocketAddr::from((PEER, 4711))));
         let response = app.clone().oneshot(request.body(Body::empty()).unwrap()).await.unwrap();
         assert_eq!(response.status(), expected);
     }

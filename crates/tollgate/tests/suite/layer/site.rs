@@ -1,4 +1,4 @@
-//! A service behind the layer, called in process, on a clock that stands still.
+//! A service behind the layer, called in process, with a manual clock; and a parser of its headers.
 
 use std::convert::Infallible;
 use std::net::IpAddr;
@@ -11,17 +11,23 @@ use tollgate::config::{Config, Format};
 use tollgate::engine::Engine;
 use tollgate::layer::{RateLimit, RateLimitLayer};
 use tollgate::rules::{PlanLookup, RuleSet};
-use tollgate::{Decision, Limiter, ManualClock, MemoryStore, Timestamp};
+use tollgate::{
+    Check, Decision, Demand, LimitStatus, Limiter, ManualClock, MemoryStore, Store, StoreError, StoreErrorKind,
+    StoreFuture, Timestamp,
+};
 use tower::{Layer, ServiceExt, service_fn};
 
-pub(crate) const HERE: [u8; 4] = [203, 0, 113, 9];
+/// The address of the client, unless a test passes another one.
+pub(crate) const PEER: [u8; 4] = [203, 0, 113, 9];
 
+/// A layer with its engine and clock.
 pub(crate) struct Site {
     pub(crate) engine: Engine,
     pub(crate) clock: Arc<ManualClock>,
     layer: RateLimitLayer,
 }
 
+/// Compiles rules from TOML. Panics with the report if the text is invalid.
 pub(crate) fn rules(text: &str) -> RuleSet {
     Config::from_text(text, Format::Toml).unwrap_or_else(|report| panic!("{report:?}")).rules
 }
@@ -44,12 +50,12 @@ impl Site {
         Site { layer: configure(self.layer), ..self }
     }
 
-    /// The layer around a service of the test's own.
+    /// Wraps `inner` with the layer.
     pub(crate) fn layered_over<S>(&self, inner: S) -> RateLimit<S> {
         self.layer.layer(inner)
     }
 
-    /// Sends a request, whose handler answers 200 and what the decision in its extensions says remains.
+    /// Sends a POST. The handler answers 200, with the `remaining` of the decision in its extensions as the body.
     pub(crate) async fn send(&self, path: &str, headers: &[(&str, &str)], peer: [u8; 4]) -> Response<Bytes> {
         let mut request = Request::post(path).extension(IpAddr::from(peer));
         for (name, value) in headers {
@@ -63,39 +69,61 @@ impl Site {
         self.layer.layer(handler).oneshot(request.body(()).unwrap()).await.unwrap()
     }
 
-    /// The same, as its status.
+    /// Sends a POST and returns the status of the response.
     pub(crate) async fn status(&self, path: &str, headers: &[(&str, &str)], peer: [u8; 4]) -> u16 {
         self.send(path, headers, peer).await.status().as_u16()
     }
 }
 
-/// What a `RateLimit` header says of one policy.
+/// One policy of a `RateLimit` header.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct Told {
+pub(crate) struct PolicyStatus {
     pub(crate) name: String,
     pub(crate) remaining: i64,
     pub(crate) next_secs: Option<i64>,
 }
 
-/// A `RateLimit` header, read by a parser of structured fields.
-pub(crate) fn told(ratelimit: &str) -> Vec<Told> {
+/// Parses a `RateLimit` header with a parser of structured fields.
+pub(crate) fn parse_ratelimit(ratelimit: &str) -> Vec<PolicyStatus> {
     let number = |value: &BareItem| match value {
         BareItem::Integer(number) => i64::from(*number),
-        other => panic!("{other:?} is no integer in {ratelimit}"),
+        other => panic!("{other:?} is not an integer in {ratelimit}"),
     };
     let list = Parser::new(ratelimit).parse::<sfv::List>().unwrap();
     let policy = |entry: &ListEntry| match entry {
-        ListEntry::Item(item) => Told {
+        ListEntry::Item(item) => PolicyStatus {
             name: item.bare_item.as_string().expect("a name").as_str().to_owned(),
             remaining: number(&item.params["r"]),
             next_secs: item.params.get("t").map(number),
         },
-        ListEntry::InnerList(_) => panic!("{ratelimit} is no list of items"),
+        ListEntry::InnerList(_) => panic!("{ratelimit} is not a list of items"),
     };
     list.iter().map(policy).collect()
 }
 
-/// What a response tells of every policy.
-pub(crate) fn told_by(response: &Response<Bytes>) -> Vec<Told> {
-    told(response.headers()["ratelimit"].to_str().unwrap())
+/// Parses the `RateLimit` header of a response.
+pub(crate) fn policies_of(response: &Response<Bytes>) -> Vec<PolicyStatus> {
+    parse_ratelimit(response.headers()["ratelimit"].to_str().unwrap())
+}
+
+/// A store that fails every call at once.
+pub(crate) struct UnreachableStore;
+
+fn unreachable<'a, T: Send + 'a>() -> StoreFuture<'a, T> {
+    Box::pin(async { Err(StoreError::new(StoreErrorKind::Unreachable, "no server")) })
+}
+
+impl Store for UnreachableStore {
+    fn decide<'a>(&'a self, _: &'a [Check<'a>]) -> StoreFuture<'a, Vec<Decision>> {
+        unreachable()
+    }
+    fn refund<'a>(&'a self, _: &'a Check<'a>, _: &'a Decision) -> StoreFuture<'a, ()> {
+        unreachable()
+    }
+    fn reset<'a>(&'a self, _: &'a Demand<'a>) -> StoreFuture<'a, ()> {
+        unreachable()
+    }
+    fn inspect<'a>(&'a self, _: &'a Demand<'a>) -> StoreFuture<'a, LimitStatus> {
+        unreachable()
+    }
 }

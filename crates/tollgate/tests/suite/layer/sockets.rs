@@ -43,7 +43,7 @@ fn app() -> Router {
             "/login",
             post(|body: String| async move { if body == "right" { StatusCode::OK } else { StatusCode::UNAUTHORIZED } }),
         )
-        .route("/panic", get(|| async { "never limited" }))
+        .route("/free", get(|| async { "never limited" }))
         .layer(layer())
 }
 
@@ -69,7 +69,7 @@ async fn send(address: SocketAddr, head: &str, body: &str) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn ten_pass_and_the_rest_are_told_when_to_come_back() {
+async fn ten_requests_pass_and_the_rest_get_429_with_retry_after() {
     let address = serve(app()).await;
     for n in 0..15 {
         let forged = format!("POST /shorten HTTP/1.1\r\nx-forwarded-for: 198.51.100.{n}");
@@ -82,15 +82,15 @@ async fn ten_pass_and_the_rest_are_told_when_to_come_back() {
             assert!(answer.starts_with("HTTP/1.1 200 OK") && answer.ends_with(&format!("{} left", 9 - n)), "{answer}");
         } else {
             assert!(answer.starts_with("HTTP/1.1 429 ") && answer.contains("\r\nretry-after: 3"), "{answer}");
-            assert!(answer.contains("\"per-day\";r=990;"), "the day is charged only for what passed: {answer}");
+            assert!(answer.contains("\"per-day\";r=990;"), "the day is charged for admitted requests only: {answer}");
         }
     }
-    let free = send(address, "GET /panic HTTP/1.1", "").await;
+    let free = send(address, "GET /free HTTP/1.1", "").await;
     assert!(free.ends_with("never limited") && !free.contains("ratelimit"), "{free}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_login_that_succeeds_costs_nothing() {
+async fn successful_login_is_not_charged() {
     let address = serve(app()).await;
     for _ in 0..20 {
         assert!(send(address, "POST /login HTTP/1.1", "right").await.starts_with("HTTP/1.1 200"));
@@ -103,7 +103,7 @@ async fn a_login_that_succeeds_costs_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_service_that_does_not_know_its_peers_says_so() {
+async fn missing_connect_info_is_a_500_that_names_it() {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     tokio::spawn(async move { axum::serve(listener, app()).await });
@@ -112,7 +112,7 @@ async fn a_service_that_does_not_know_its_peers_says_so() {
 }
 
 #[tokio::test]
-async fn a_mocked_address_counts_only_where_no_socket_says_another() {
+async fn mocked_address_is_used_only_without_a_real_one() {
     use axum::body::Body;
     use axum::extract::connect_info::{ConnectInfo, MockConnectInfo};
     use tower::ServiceExt;
@@ -127,5 +127,5 @@ async fn a_mocked_address_counts_only_where_no_socket_says_another() {
         }
         statuses.push(service.clone().oneshot(request).await.unwrap().status().as_u16());
     }
-    assert_eq!(statuses, [401, 401, 401, 401, 401, 429], "three failures each");
+    assert_eq!(statuses, [401, 401, 401, 401, 401, 429], "three failures of each address");
 }

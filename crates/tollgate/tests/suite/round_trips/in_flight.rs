@@ -1,4 +1,4 @@
-//! Many calls in flight: order, lost connections, late replies, forgotten scripts.
+//! Many calls in flight: order, lost connections, late replies, flushed scripts.
 
 use std::time::Duration;
 
@@ -21,25 +21,26 @@ fn demand(subject: &str) -> Demand<'_> {
     Demand::new(limit, Key::new(subject).unwrap())
 }
 
-/// Asks for some units of a subject's counter. Returns how many of them are spent by then.
+/// Charges units to a subject's counter. Returns how many units are used then.
 async fn spend(store: RedisStore, subject: String, units: u32) -> Result<u32, Kind> {
     let demand = demand(&subject).cost(units);
     let decided = store.decide(&[Check::one(&demand)]).await.map_err(|error| error.kind())?;
     Ok(QUOTA - decided[0].limits[0].remaining)
 }
 
+/// Returns how many units of a subject's counter are used.
 async fn spent(store: &RedisStore, subject: &str) -> u32 {
     QUOTA - store.inspect(&demand(subject)).await.unwrap().remaining
 }
 
-/// A server and a store that is connected to it.
+/// Creates a server and a store that is connected to it.
 async fn pair() -> (SimulatedRedis, RedisStore) {
     let server = SimulatedRedis::new(VirtualClock::start());
     let store = connected(&server, |builder| builder).await;
     (server, store)
 }
 
-/// Starts one check after another, 2 ms apart, each of which becomes a call of its own. Each spends one unit of its subject.
+/// Starts checks 2 ms apart, so that each is a call of its own. Each charges one unit to its subject.
 async fn one_by_one(
     store: &RedisStore,
     count: usize,
@@ -62,11 +63,11 @@ async fn checks_of_one_key_are_decided_in_order_with_many_calls_in_flight() {
     let spent: Vec<u32> = join_all(checks).await.into_iter().map(|it| it.unwrap().unwrap()).collect();
     assert_eq!(spent, (1..=100).collect::<Vec<u32>>());
     let calls = server.calls().len() - before;
-    assert!(calls >= 90, "each in its own call, so that calls overlapped: {calls}");
+    assert!(calls >= 90, "{calls} calls for 100 checks");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_check_pays_its_own_round_trip_and_two_milliseconds_at_most() {
+async fn check_takes_at_most_two_milliseconds_more_than_its_round_trip() {
     let (server, store) = pair().await;
     let round_trip = ms(20.0);
     server.set_round_trip(round_trip);
@@ -84,24 +85,24 @@ async fn a_check_pays_its_own_round_trip_and_two_milliseconds_at_most() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_connection_cut_with_32_calls_in_flight_leaves_all_unknown_and_none_is_sent_again() {
+async fn calls_in_flight_on_a_cut_connection_are_interrupted_and_not_sent_again() {
     let (server, store) = pair().await;
     server.set(Fault::Hold);
     let before = store.stats();
     let checks = one_by_one(&store, 40, |number| format!("caller {number}")).await;
-    assert_eq!(store.stats().calls - before.calls, CALLS_MAX, "no more of them are in flight");
+    assert_eq!(store.stats().calls - before.calls, CALLS_MAX, "calls in flight");
     server.set(Fault::Cut);
     sleep(ms(10.0)).await;
     server.set(Fault::Pass);
     let outcomes: Vec<_> = join_all(checks).await.into_iter().map(Result::unwrap).collect();
     assert!(outcomes[..32].iter().all(|outcome| *outcome == Err(Kind::Interrupted)), "{outcomes:?}");
-    assert!(outcomes[32..].iter().all(|outcome| *outcome == Err(Kind::Unreachable)), "never sent: {outcomes:?}");
+    assert!(outcomes[32..].iter().all(|outcome| *outcome == Err(Kind::Unreachable)), "not sent: {outcomes:?}");
     sleep(ms(1_000.0)).await;
     for number in 0..32 {
         assert_eq!(
             spent(&store, &format!("caller {number}")).await,
             0,
-            "{number}: held by the network, never sent again"
+            "{number}: lost by the network and not sent again"
         );
     }
 }
@@ -111,7 +112,7 @@ async fn late_replies_reach_no_other_caller() {
     let server = SimulatedRedis::new(VirtualClock::start());
     let store = connected(&server, |builder| builder.call_timeout(ms(200.0))).await;
     server.set_round_trip(ms(60.0));
-    // Each has spent another number of units, so an answer tells whose it is.
+    // Each has used another number of units, so a reply shows whose it is.
     for (subject, units) in (0..20).map(|number| (format!("caller {number}"), 100 * (number + 1))) {
         assert_eq!(spend(store.clone(), subject, units).await, Ok(units));
     }
@@ -121,7 +122,7 @@ async fn late_replies_reach_no_other_caller() {
     for (number, check) in checks.drain(..).enumerate().skip(1).step_by(2) {
         assert_eq!(check.await.unwrap(), Ok(100 * (number as u32 + 1) + 1));
     }
-    // And all of them, because the server takes longer than a call may.
+    // Then all calls time out.
     let connects = store.stats().connects;
     server.set(Fault::Hold);
     let checks = one_by_one(&store, 20, |number| format!("caller {number}")).await;
@@ -132,11 +133,11 @@ async fn late_replies_reach_no_other_caller() {
     }
     sleep(ms(1_000.0)).await;
     assert_eq!(spend(store.clone(), "another".into(), 7).await, Ok(7));
-    assert!(store.stats().connects > connects, "the connection on which they come is not used again");
+    assert!(store.stats().connects > connects, "the connection of the late replies is not used again");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_script_flushed_with_many_calls_in_flight_fails_no_caller_and_is_sent_once() {
+async fn script_flush_with_many_calls_in_flight_fails_no_call_and_the_source_is_sent_once() {
     let (server, store) = pair().await;
     server.set_round_trip(ms(50.0));
     let half = one_by_one(&store, 12, |_| "one".into()).await;
@@ -146,8 +147,7 @@ async fn a_script_flushed_with_many_calls_in_flight_fails_no_caller_and_is_sent_
         join_all(half.into_iter().chain(rest)).await.into_iter().map(|it| it.unwrap().unwrap()).collect();
     let mut sorted = spent.clone();
     sorted.sort_unstable();
-    assert_eq!(sorted, (1..=72).collect::<Vec<u32>>(), "each is charged once");
-    // Those that were refused keep their order, and so do those that were not.
+    assert_eq!(sorted, (1..=72).collect::<Vec<u32>>(), "each check is charged once");
     let refused = server.noscripts();
     assert!(refused >= 20, "{refused}");
     assert_eq!(server.sources(), 1, "one source is enough for {refused} calls");
@@ -155,18 +155,18 @@ async fn a_script_flushed_with_many_calls_in_flight_fails_no_caller_and_is_sent_
 }
 
 #[tokio::test(start_paused = true)]
-async fn calls_that_the_server_refused_are_sent_again_in_their_order() {
+async fn calls_refused_with_noscript_are_sent_again_in_order() {
     let (server, store) = pair().await;
     server.set_round_trip(ms(50.0));
     server.flush_scripts();
-    // All of them are in flight before the first refusal comes back.
+    // All calls are in flight before the first error arrives.
     let checks = one_by_one(&store, 20, |_| "one".into()).await;
     let spent: Vec<u32> = join_all(checks).await.into_iter().map(|it| it.unwrap().unwrap()).collect();
     assert_eq!((spent, server.noscripts()), ((1..=20).collect(), 20));
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_foreign_key_fails_its_own_callers_alone_with_many_calls_in_flight() {
+async fn foreign_value_fails_only_its_own_checks_with_many_calls_in_flight() {
     let (server, store) = pair().await;
     server.set_round_trip(ms(30.0));
     server.plant_foreign("bad");
@@ -190,7 +190,7 @@ async fn a_foreign_key_fails_its_own_callers_alone_with_many_calls_in_flight() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn refunds_and_commands_between_checks_keep_their_place() {
+async fn refunds_and_commands_between_checks_keep_their_order() {
     let (server, store) = pair().await;
     server.set_round_trip(ms(40.0));
     let demand = demand("one");
@@ -210,12 +210,12 @@ async fn refunds_and_commands_between_checks_keep_their_place() {
         command.unwrap();
         spent.extend([before, after].map(|decided| QUOTA - decided.unwrap()[0].limits[0].remaining));
     }
-    // The first unit, one more, less the first one, and from then on one each.
+    // The first unit and one more; then the refund of the first, and one unit for each check.
     assert_eq!(spent, [2].into_iter().chain(2..=20).collect::<Vec<u32>>());
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_caller_who_gives_up_before_its_call_leaves_is_not_charged() {
+async fn check_abandoned_before_its_call_is_sent_is_not_charged() {
     let (server, store) = pair().await;
     server.set(Fault::Hold);
     let in_flight = one_by_one(&store, CALLS_MAX as usize, |number| format!("caller {number}")).await;
@@ -230,7 +230,7 @@ async fn a_caller_who_gives_up_before_its_call_leaves_is_not_charged() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_server_that_reads_no_more_does_not_keep_its_replies_from_being_read() {
+async fn replies_are_read_while_the_server_reads_nothing() {
     const REPLY: &[u8] = b"*7\r\n:9\r\n:1\r\n:1\r\n:9\r\n:0\r\n:5\r\n:5\r\n";
     let greeting = format!("+OK\r\n*0\r\n$40\r\n{}\r\n", "a".repeat(40));
     let (client, mut server) = duplex(1 << 10);
@@ -250,7 +250,7 @@ async fn a_server_that_reads_no_more_does_not_keep_its_replies_from_being_read()
             server.write_all(reply).await.unwrap();
             received.clear();
         }
-        // The next call is longer than the pipe takes, and nobody reads it.
+        // The next call does not fit into the pipe, and the server does not read it.
         sleep(ms(50.0)).await;
         server.write_all(REPLY).await.unwrap();
         sleep(ms(5_000.0)).await;

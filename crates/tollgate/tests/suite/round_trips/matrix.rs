@@ -1,4 +1,4 @@
-//! Round trips, deadlines and numbers of callers: who decides, and in how many calls.
+//! Round trips, deadlines and numbers of callers: how many decisions the store makes, and in how many calls.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,11 +10,11 @@ use tollgate_testkit::simulated::{SimulatedRedis, VirtualClock};
 
 use super::{connected, ms};
 
-/// How soon a caller asks again after an answer.
+/// The pause of a caller between two checks.
 #[derive(Clone, Copy, Debug)]
 enum Pace {
-    AtOnce,
-    /// After a random pause of up to a round trip, so that callers do not move in step.
+    None,
+    /// A random pause of up to a round trip, so that callers do not run in step.
     Random,
 }
 
@@ -26,15 +26,16 @@ struct Case {
     pace: Pace,
 }
 
+/// How the decisions of a case were made.
 #[derive(Debug)]
-struct Outcome {
+struct Shares {
     decisions: u64,
     by_store: u64,
-    /// Decisions in each call.
+    /// The number of decisions in each call.
     calls: Vec<usize>,
 }
 
-impl Outcome {
+impl Shares {
     fn share_by_store(&self) -> f64 {
         self.by_store as f64 / self.decisions as f64
     }
@@ -44,8 +45,8 @@ impl Outcome {
     }
 }
 
-/// Runs a case to its end, judges its history, and returns what came of it.
-async fn run(case: Case, rounds: u64) -> Outcome {
+/// Runs a case and verifies its history.
+async fn run(case: Case, rounds: u64) -> Shares {
     let clock = VirtualClock::start();
     let server = SimulatedRedis::new(clock.clone());
     let store = connected(&server, |builder| builder).await;
@@ -56,7 +57,7 @@ async fn run(case: Case, rounds: u64) -> Outcome {
         .deadline(case.deadline)
         .deny_cache(false)
         .build();
-    // Less than 64 callers ask for, so that there are denials.
+    // Less than 64 callers use, so that there are denials.
     let limit: Limit = "2000/s".parse().unwrap();
     let callers: Vec<_> = (0..case.callers)
         .map(|caller| {
@@ -80,16 +81,16 @@ async fn run(case: Case, rounds: u64) -> Outcome {
         .collect();
     let (mut history, mut by_store) = (History::new([limit]), 0);
     for caller in callers {
-        let (theirs, theirs_by_store) = caller.await.unwrap();
-        history.merge(theirs);
-        by_store += theirs_by_store;
+        let (own, own_by_store) = caller.await.unwrap();
+        history.merge(own);
+        by_store += own_by_store;
     }
-    // The witness needs every charge; a decision that the store made and nobody received is not in the history.
+    // The checker needs every charge. A decision of the store that arrived too late is not in the history.
     let decisions = case.callers as u64 * rounds;
     if by_store == decisions {
         history.verify(Bounds::default()).expect_clean();
     }
-    Outcome { decisions, by_store, calls: server.calls() }
+    Shares { decisions, by_store, calls: server.calls() }
 }
 
 #[tokio::test(start_paused = true)]
@@ -98,11 +99,11 @@ async fn store_decides_while_the_round_trip_is_at_most_seven_tenths_of_the_deadl
     for deadline_ms in [25.0, 50.0, 100.0] {
         for part in [0.3, 0.7] {
             for callers in [1, 4, 16, 64] {
-                for pace in [Pace::AtOnce, Pace::Random] {
+                for pace in [Pace::None, Pace::Random] {
                     let (round_trip, deadline) = (ms(deadline_ms * part), ms(deadline_ms));
                     let case = Case { callers, round_trip, deadline, pace };
-                    let outcome = run(case, 1_600 / callers as u64).await;
-                    let (share, per_call) = (outcome.share_by_store(), outcome.decisions_per_call());
+                    let shares = run(case, 1_600 / callers as u64).await;
+                    let (share, per_call) = (shares.share_by_store(), shares.decisions_per_call());
                     println!("{case:?}: {share:.4} by the store, {per_call:.1} decisions per call");
                     if share < 0.999 {
                         failed.push((case, share));
@@ -118,19 +119,18 @@ async fn store_decides_while_the_round_trip_is_at_most_seven_tenths_of_the_deadl
 async fn callers_share_calls_at_every_distance() {
     let deadline = ms(100.0);
     for (round_trip_ms, callers, per_call_min) in [(0.0, 64, 30.0), (1.0, 64, 20.0), (5.0, 64, 8.0), (15.0, 64, 8.0)] {
-        let case = Case { callers, round_trip: ms(round_trip_ms), deadline, pace: Pace::AtOnce };
-        let outcome = run(case, 100).await;
-        let per_call = outcome.decisions_per_call();
+        let case = Case { callers, round_trip: ms(round_trip_ms), deadline, pace: Pace::None };
+        let shares = run(case, 100).await;
+        let per_call = shares.decisions_per_call();
         println!("{case:?}: {per_call:.1} decisions per call");
-        assert_eq!(outcome.by_store, outcome.decisions, "{case:?}");
+        assert_eq!(shares.by_store, shares.decisions, "{case:?}");
         assert!(per_call >= per_call_min, "{case:?}: {per_call}");
     }
 }
 
-/// Waits as each remembered denial says, then asks again. Some calls are slow and the next ones are quick, so a wait that counts from the
-/// wrong end of a call would be too short.
+/// Some calls are slow and the next ones are quick, so a wait counted from the wrong end of a call would be too short.
 #[tokio::test(start_paused = true)]
-async fn a_client_that_waits_as_a_remembered_denial_says_is_admitted() {
+async fn client_that_waits_for_the_retry_after_of_a_cached_denial_is_admitted() {
     let clock = VirtualClock::start();
     let server = SimulatedRedis::new(clock.clone());
     let store = connected(&server, |builder| builder).await;
@@ -138,7 +138,7 @@ async fn a_client_that_waits_as_a_remembered_denial_says_is_admitted() {
     let limit: Limit = "1/400ms".parse().unwrap();
     let demand = Demand::new(limit, Key::new("shared").unwrap());
     let mut history = History::new([limit]);
-    let mut ask = async |round_trip_ms: f64| {
+    let mut check = async |round_trip_ms: f64| {
         server.set_round_trip(ms(round_trip_ms));
         let sent_us = clock.now().as_micros();
         let decision = limiter.check(&Check::one(&demand)).await.unwrap();
@@ -146,22 +146,22 @@ async fn a_client_that_waits_as_a_remembered_denial_says_is_admitted() {
         decision
     };
     for round_trip_ms in [0.0, 2.0, 20.0, 40.0, 60.0] {
-        assert!(ask(round_trip_ms).await.allowed());
+        assert!(check(round_trip_ms).await.allowed());
         for pause_ms in [1.0, 30.0, 100.0] {
             tokio::time::sleep(ms(pause_ms)).await;
-            let denied = ask(0.0).await;
+            let denied = check(0.0).await;
             assert_eq!((denied.allowed(), denied.source), (false, Source::DenyCache));
         }
-        let told = ask(0.0).await.retry_after().as_duration().unwrap();
-        tokio::time::sleep(told).await;
-        assert!(ask(0.0).await.allowed(), "after a call of {round_trip_ms} ms");
+        let wait = check(0.0).await.retry_after().as_duration().unwrap();
+        tokio::time::sleep(wait).await;
+        assert!(check(0.0).await.allowed(), "after a call of {round_trip_ms} ms");
         tokio::time::sleep(ms(500.0)).await;
     }
     history.verify(Bounds::default()).expect_clean();
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_check_that_needs_no_wait_is_ready_however_far_the_store_is() {
+async fn until_ready_admits_a_check_that_needs_no_wait_at_any_round_trip() {
     for (round_trip_ms, wait_max_ms) in [(1.0, 0.0), (15.0, 0.0), (15.0, 5.0)] {
         let server = SimulatedRedis::new(VirtualClock::start());
         let store = connected(&server, |builder| builder).await;
@@ -171,6 +171,6 @@ async fn a_check_that_needs_no_wait_is_ready_however_far_the_store_is() {
         let check = Check::one(&demand);
         let ready = limiter.until_ready(&check, ms(wait_max_ms)).await;
         assert!(ready.is_ok(), "{round_trip_ms} ms away, {wait_max_ms} ms to wait: {ready:?}");
-        assert!(limiter.until_ready(&check, ms(wait_max_ms)).await.is_err(), "its unit is taken");
+        assert!(limiter.until_ready(&check, ms(wait_max_ms)).await.is_err(), "its unit is used");
     }
 }

@@ -1,17 +1,17 @@
-//! Counters in memory, on a clock that stands still: refunds happen where the ending does.
+//! Counters in memory, with a manual clock: refunds are made at once.
 
 use std::time::Duration;
 
 use tollgate_testkit::conformance::Random;
 
 use super::ledger::{Ledger, engine_in_process, seed};
-use super::scripted::{Ending, silence_planned_panics, site, told};
+use super::scripted::{Ending, ratelimit_header, silence_planned_panics, site};
 
 const ENDINGS: usize = 10_000;
 
-// Timeouts strike when nothing else is left to do: tokio's clock is a manual one, too.
+// Tokio's clock is paused, so timeouts occur when nothing else can run.
 #[tokio::test(start_paused = true)]
-async fn after_ten_thousand_random_endings_the_remaining_quota_is_exactly_what_they_say() {
+async fn ten_thousand_random_endings_leave_exactly_their_charges() {
     silence_planned_panics();
     let engine = engine_in_process();
     let site = site(&engine);
@@ -21,11 +21,11 @@ async fn after_ten_thousand_random_endings_the_remaining_quota_is_exactly_what_t
     let mut ledger = Ledger::default();
     for n in 1..=ENDINGS {
         let ending = Ending::random(&mut random, Duration::from_millis(5));
-        ledger.add(ending.happen(site.clone(), false).await);
+        ledger.add(ending.run(site.clone(), false).await);
         if n % 100 == 0 {
             let context = format!("TOLLGATE_SEED={seed}, after {n} endings");
-            ledger.expect_told(&told(site.clone()).await, &context);
-            ledger.expect_counted(&engine, &context).await;
+            ledger.expect_header(&ratelimit_header(site.clone()).await, &context);
+            ledger.expect_counters(&engine, &context).await;
         }
     }
     let Ledger { succeeded, failed, unanswered } = ledger;

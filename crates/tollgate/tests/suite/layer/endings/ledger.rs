@@ -1,4 +1,4 @@
-//! What the endings must have cost, and what the counters say they did.
+//! The expected charges of the endings, and their comparison with headers and counters.
 
 use std::fmt::Write;
 use std::sync::Arc;
@@ -8,21 +8,21 @@ use tollgate::engine::Engine;
 use tollgate::rules::RuleSet;
 use tollgate::{Demand, Key, Limiter, ManualClock, MemoryStore, Scope, Timestamp};
 
-use crate::layer::site::told;
+use crate::layer::site::parse_ratelimit;
 
-/// Above what all requests of a run cost together, so that nobody is refused for want of units.
+/// More than the cost of all requests of a run, so that none is refused.
 pub(crate) const QUOTA: u32 = 100_000;
-/// Who makes all the requests.
+/// The client of all requests.
 pub(crate) const PEER: [u8; 4] = [203, 0, 113, 9];
 const SUBJECT: &str = "ip:203.0.113.9";
 
 const CHARGES: [&str; 3] = ["always", "on_failure", "on_success"];
 const MODES: [&str; 2] = ["enforce", "shadow"];
-/// One of each state machine. A day: nothing comes back while a run takes its time.
+/// One limit of each state machine. No unit expires during a run.
 const LIMITS: [(&str, &str); 3] =
     [("log", "100000/day"), ("pair", "100000/day fixed-window"), ("bucket", "100000/365day token-bucket burst=100000")];
 
-/// A rule for every charge and mode, with a limit of every kind.
+/// Returns a rule for every charge and mode, with a limit of every kind.
 pub(crate) fn rules() -> RuleSet {
     let mut text = String::new();
     for (charge, mode) in CHARGES.iter().flat_map(|charge| MODES.map(|mode| (charge, mode))) {
@@ -35,12 +35,12 @@ pub(crate) fn rules() -> RuleSet {
     Config::from_text(&text, Format::Toml).unwrap_or_else(|report| panic!("{report:?}")).rules
 }
 
-/// A clock that stands still, so that nothing comes back by itself, and no day ends.
+/// Creates a clock that does not advance, so that no unit expires.
 pub(crate) fn clock() -> Arc<ManualClock> {
     Arc::new(ManualClock::new(Timestamp::from_micros(1_700_000_000_000_000)))
 }
 
-/// An engine for these rules, with counters in memory.
+/// Creates an engine with these rules and counters in memory.
 pub(crate) fn engine_in_process() -> Engine {
     let clock = clock();
     let memory = MemoryStore::builder().clock(clock.clone()).build();
@@ -52,12 +52,12 @@ fn rule_name(charge: &str, mode: &str) -> String {
     format!("{charge}-{mode}").replace('_', "-")
 }
 
-/// Units that were taken for good, by how their requests ended.
+/// Units of admitted requests, by how the requests ended.
 #[derive(Clone, Copy, Default, Debug)]
 pub(crate) struct Ledger {
     pub(crate) succeeded: u32,
     pub(crate) failed: u32,
-    /// Of requests that had no response.
+    /// Units of requests without a response.
     pub(crate) unanswered: u32,
 }
 
@@ -82,19 +82,20 @@ impl Ledger {
             }
     }
 
-    /// Compares with what a response tells of the enforced rules.
-    pub(crate) fn expect_told(&self, ratelimit: &str, context: &str) {
-        let told: Vec<(String, i64)> = told(ratelimit).into_iter().map(|told| (told.name, told.remaining)).collect();
+    /// Asserts that a `RateLimit` header shows these charges for the enforced rules.
+    pub(crate) fn expect_header(&self, ratelimit: &str, context: &str) {
+        let policies = parse_ratelimit(ratelimit).into_iter();
+        let got: Vec<(String, i64)> = policies.map(|policy| (policy.name, policy.remaining)).collect();
         let expected: Vec<(String, i64)> = CHARGES
             .iter()
             .flat_map(|charge| LIMITS.map(|(kind, _)| (charge, kind)))
             .map(|(charge, kind)| (format!("{charge}-{kind}").replace('_', "-"), self.remaining(charge).into()))
             .collect();
-        assert_eq!(told, expected, "{context}; {self:?}");
+        assert_eq!(got, expected, "{context}; {self:?}");
     }
 
-    /// Compares with the counters themselves, those of the shadow rules too.
-    pub(crate) async fn expect_counted(&self, engine: &Engine, context: &str) {
+    /// Asserts that the counters of all rules, shadow rules included, show these charges.
+    pub(crate) async fn expect_counters(&self, engine: &Engine, context: &str) {
         for (charge, mode) in CHARGES.iter().flat_map(|charge| MODES.map(|mode| (charge, mode))) {
             for (kind, limit) in LIMITS {
                 let (rule, name) = (rule_name(charge, mode), format!("{charge}-{kind}").replace('_', "-"));
@@ -106,7 +107,7 @@ impl Ledger {
     }
 }
 
-/// The seed of a run: another one by `TOLLGATE_SEED`.
+/// Returns the seed of the run: `TOLLGATE_SEED`, or 1 if it is not set.
 pub(crate) fn seed() -> u64 {
     std::env::var("TOLLGATE_SEED").map_or(1, |text| text.parse().expect("TOLLGATE_SEED is a number"))
 }

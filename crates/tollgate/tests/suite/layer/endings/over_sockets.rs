@@ -1,7 +1,7 @@
-//! Real connections, some of which are closed before their answer comes.
+//! Real connections, some of which are closed before the response.
 //!
-//! Whether a request was read before its client left, and whether its answer was ready by then, only the service knows. So
-//! the service itself keeps the ledger: a witness between layer and handler notes how each of its futures ended.
+//! Only the service knows whether a request was read before its connection was closed, and whether a response was ready. So a
+//! service between layer and handler records how each future ended.
 
 use std::future::Future;
 use std::io::{Read, Write};
@@ -47,14 +47,14 @@ struct Witness<S> {
     seen: Arc<Seen>,
 }
 
-/// A request that has no response unless one is seen.
+/// Records on drop how a request ended: without a response unless `note` was called.
 struct Watched {
     seen: Arc<Seen>,
     status: Option<StatusCode>,
 }
 
 impl Watched {
-    // Not by its field, which alone would be moved into the future.
+    // A method, since an assignment to the field would capture only the field in the future.
     fn note(&mut self, status: StatusCode) {
         self.status = Some(status);
     }
@@ -102,7 +102,7 @@ fn app(engine: &Engine, seen: &Arc<Seen>) -> Router {
     Router::new()
         .route("/status/{status}", get(status))
         .route("/hang", get(hang))
-        // As one: axum would put a box between them, in which a request may be dropped after the one and before the other.
+        // As one layer: axum would box them separately, and a request could be dropped between the two.
         .layer((
             RateLimitLayer::new(engine.clone(), |_| Some(PEER.into())),
             layer_fn(move |inner| Witness { inner, seen: seen.clone() }),
@@ -115,8 +115,8 @@ fn send(address: SocketAddr, path: &str) -> TcpStream {
     stream
 }
 
-/// Makes all connections, one after the other; some leave early.
-fn visit(address: SocketAddr, seed: u64) {
+/// Opens all connections one after the other, and closes some early.
+fn run_clients(address: SocketAddr, seed: u64) {
     let mut random = Random::new(seed);
     let statuses = [200, 204, 302, 400, 404, 500];
     let mut hanging = Vec::new();
@@ -132,7 +132,7 @@ fn visit(address: SocketAddr, seed: u64) {
                 assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{answer}");
             }
         }
-        // Some are left alone for a while, so that their handlers have begun.
+        // Some stay open for a while, so that their handlers start.
         if random.below(8) == 0 {
             hanging.clear();
         }
@@ -140,7 +140,7 @@ fn visit(address: SocketAddr, seed: u64) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn connections_that_are_closed_early_leave_the_quota_exactly_right() {
+async fn connections_closed_early_leave_exactly_their_charges() {
     let engine = engine_in_process();
     let seen = Arc::new(Seen::default());
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -152,13 +152,13 @@ async fn connections_that_are_closed_early_leave_the_quota_exactly_right() {
     let serving = tokio::spawn(async move { serving.await });
 
     let seed = seed();
-    tokio::task::spawn_blocking(move || visit(address, seed)).await.unwrap();
-    // Ends when every connection has ended.
+    tokio::task::spawn_blocking(move || run_clients(address, seed)).await.unwrap();
+    // The server stops when every connection is closed.
     stop.send(()).unwrap();
     serving.await.unwrap().unwrap();
 
     let ledger = seen.ledger();
-    ledger.expect_counted(&engine, &format!("TOLLGATE_SEED={seed}")).await;
+    ledger.expect_counters(&engine, &format!("TOLLGATE_SEED={seed}")).await;
     let Ledger { succeeded, failed, unanswered } = ledger;
     assert!(succeeded.min(failed).min(unanswered) > 50, "every kind of ending: {ledger:?}");
 }

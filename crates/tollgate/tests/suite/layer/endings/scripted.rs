@@ -1,4 +1,4 @@
-//! A service whose requests say how they end, and the ways in which one may wait for them.
+//! A service whose requests choose how they end, and clients that wait, leave or time out.
 
 use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
@@ -16,10 +16,10 @@ use tower::{Layer, Service, ServiceExt};
 
 use super::ledger::{Ledger, PEER, QUOTA};
 
-/// How a request ends, as far as the service has a say. It is the request's body.
+/// How the service ends a request. It is the body of the request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Script {
-    /// How often the handler gives way before it ends.
+    /// How often the handler yields before it ends.
     yields: u64,
     end: End,
 }
@@ -29,22 +29,24 @@ enum End {
     Status(u16),
     Error,
     Panic,
-    /// Not even a future.
+    /// Panics in `call`, before there is a future.
     PanicInCall,
     Never,
 }
 
-/// What the client does meanwhile.
+/// How the client waits.
 #[derive(Clone, Copy, Debug)]
 enum Client {
     Waits,
-    /// Leaves after so many polls of its future.
+    /// Drops the future after this many polls.
     Leaves(u64),
-    /// A timeout around the layer cuts it off.
+    /// A timeout around the layer drops the future.
     TimesOut(Duration),
 }
 
-/// The status that the handler has answered, 0 before. A client may leave after that and before it hears of it: while its units are given back.
+/// The status with which the handler responded; 0 before.
+///
+/// A client may leave between the response of the handler and that of the layer, during a refund.
 #[derive(Clone, Default)]
 struct Answered(Arc<AtomicU16>);
 
@@ -86,10 +88,10 @@ impl Service<Request<Script>> for Handler {
     }
 }
 
-const PLANNED: &str = "a panic that the test wanted";
+const PLANNED: &str = "a panic planned by the test";
 const COST: &str = "x-cost";
 
-/// The service behind the layer.
+/// The handler behind the layer.
 pub(crate) type Site = RateLimit<Handler>;
 
 pub(crate) fn site(engine: &Engine) -> Site {
@@ -104,8 +106,8 @@ fn request(cost: u32, script: Script) -> Request<Script> {
     Request::post("/").header(COST, cost).body(script).unwrap()
 }
 
-/// What a request that costs nothing is told about the quotas.
-pub(crate) async fn told(site: Site) -> String {
+/// Sends a request with cost 0 and returns its `RateLimit` header.
+pub(crate) async fn ratelimit_header(site: Site) -> String {
     let script = Script { yields: 0, end: End::Status(200) };
     let response = site.oneshot(request(0, script)).await.unwrap();
     response.headers()["ratelimit"].to_str().unwrap().to_owned()
@@ -119,8 +121,8 @@ pub(crate) struct Ending {
 }
 
 impl Ending {
-    /// `patience` is how long a timeout around the layer waits.
-    pub(crate) fn random(random: &mut Random, patience: Duration) -> Ending {
+    /// Returns a random ending. `timeout` is that of a client that times out.
+    pub(crate) fn random(random: &mut Random, timeout: Duration) -> Ending {
         let statuses = [200, 201, 204, 302, 304, 400, 401, 404, 429, 500, 503];
         let status = End::Status(statuses[random.below(statuses.len() as u64) as usize]);
         let (end, client) = match random.below(10) {
@@ -128,30 +130,31 @@ impl Ending {
             3 => (End::Error, Client::Waits),
             4 => (End::Panic, Client::Waits),
             5 => (End::PanicInCall, Client::Waits),
-            // It may be over before the client leaves.
+            // The response may come before the client leaves.
             6 | 7 => (status, Client::Leaves(random.below(8))),
             8 => (End::Never, Client::Leaves(random.below(8))),
-            _ => (End::Never, Client::TimesOut(patience)),
+            _ => (End::Never, Client::TimesOut(timeout)),
         };
-        // Now and then more than the quota can ever hold: refused, and nobody is charged.
+        // Sometimes more than the quota: refused, and not charged.
         let cost = if random.below(20) == 0 { QUOTA + 1 } else { 1 + random.below(3) as u32 };
         Ending { cost, script: Script { yields: random.below(4), end }, client }
     }
 
-    /// Lets it happen, and notes what it must have cost. Where a request is charged when its future is first polled rather than when it
-    /// is made, one that nobody ever polls costs nothing.
-    pub(crate) async fn happen(self, mut site: Site, charged_when_polled: bool) -> Ledger {
+    /// Sends the request and returns what it must have cost.
+    ///
+    /// With `charged_when_polled`, a request is charged at the first poll of its future, so an unpolled one costs nothing.
+    pub(crate) async fn run(self, mut site: Site, charged_when_polled: bool) -> Ledger {
         let mut ledger = Ledger::default();
         let Ending { cost, script, client } = self;
         let (mut request, answered) = (request(cost, script), Answered::default());
         request.extensions_mut().insert(answered.clone());
-        // A task of its own, because it may panic.
+        // In a task of its own, since it may panic.
         let response = tokio::spawn(async move {
             let future = site.ready().await.unwrap().call(request);
             match client {
                 Client::Waits => Some(future.await),
                 Client::Leaves(polls) => polled_at_most(polls, future).await,
-                Client::TimesOut(patience) => tokio::time::timeout(patience, future).await.ok(),
+                Client::TimesOut(timeout) => tokio::time::timeout(timeout, future).await.ok(),
             }
         });
         let response = response.await;
@@ -180,7 +183,7 @@ impl Ending {
     }
 }
 
-/// The future's output, if it has one after so many polls.
+/// Returns the output of the future, or `None` if it is not ready after this many polls.
 async fn polled_at_most<F: Future>(polls: u64, future: F) -> Option<F::Output> {
     let mut future = pin!(future);
     let mut left = polls;
@@ -191,7 +194,7 @@ async fn polled_at_most<F: Future>(polls: u64, future: F) -> Option<F::Output> {
         left -= 1;
         match future.as_mut().poll(context) {
             Poll::Ready(output) => Poll::Ready(Some(output)),
-            // Leaving is what is waited for: somebody has to come back for it.
+            // Wake at once, so that the polls are counted even if the future is never woken.
             Poll::Pending => {
                 context.waker().wake_by_ref();
                 Poll::Pending
@@ -201,7 +204,7 @@ async fn polled_at_most<F: Future>(polls: u64, future: F) -> Option<F::Output> {
     .await
 }
 
-/// Keeps the panics that a test wanted out of its output.
+/// Keeps planned panics out of the test output.
 pub(crate) fn silence_planned_panics() {
     let print = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {

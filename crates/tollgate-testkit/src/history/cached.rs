@@ -9,7 +9,7 @@
 //!   cached answer                        sent ├┤ received, and these + its wait must overlap that interval
 //! ```
 //!
-//! **Never too early.** A client that waits as long as it was told must find its units. If the offset between the
+//! **Never too early.** A client that waits for its `retry_after` must find its units. If the offset between the
 //! callers' clock and the store's is known, so is the time of each decision, and a reported end before the true one is
 //! a violation even if it lies in the interval. Every answer of the store bounds the offset, because the store decided
 //! between sending and receiving. The bound that all answers of a counter give together is as narrow as the quickest of
@@ -35,86 +35,92 @@ const DRIFT_PARTS: u64 = 1_000;
 
 /// Verifies all answers from the deny cache for this counter.
 pub(super) fn verify(number: usize, counter: &Counter, report: &mut Report) {
-    let mut remembered: Vec<&Answer> = counter.answers.iter().filter(|a| a.source == Source::DenyCache).collect();
-    if remembered.is_empty() {
+    let mut cached: Vec<&Answer> = counter.answers.iter().filter(|a| a.source == Source::DenyCache).collect();
+    if cached.is_empty() {
         return;
     }
-    remembered.sort_unstable_by_key(|answer| answer.received_us);
-    let mut words: Vec<&Answer> = counter.answers.iter().filter(|answer| answer.source == Source::Store).collect();
-    words.sort_unstable_by_key(|answer| answer.received_us);
-    let offset_us_max = offset_us_max(&words);
-    let mut words = words.into_iter().peekable();
-    let (mut refusals, mut lines) = (Words::default(), Words::default());
-    for answer in remembered {
-        while let Some(word) = words.next_if(|word| word.received_us <= answer.received_us) {
-            if let Some((cost, wait_us)) = refused_by(word) {
-                refusals.hear(cost, wait_us, word, offset_us_max);
+    cached.sort_unstable_by_key(|answer| answer.received_us);
+    let mut by_store: Vec<&Answer> = counter.answers.iter().filter(|answer| answer.source == Source::Store).collect();
+    by_store.sort_unstable_by_key(|answer| answer.received_us);
+    let offset_us_max = offset_us_max(&by_store);
+    let mut by_store = by_store.into_iter().peekable();
+    let (mut denials, mut statuses) = (StoreAnswers::default(), StoreAnswers::default());
+    for answer in cached {
+        while let Some(own) = by_store.next_if(|own| own.received_us <= answer.received_us) {
+            if let Some((cost, wait_us)) = denied_by(own) {
+                denials.add(cost, wait_us, own, offset_us_max);
             }
-            lines.hear(word.remaining, word.next_after_us, word, offset_us_max);
+            statuses.add(own.remaining, own.next_after_us, own, offset_us_max);
         }
         let (counter, sent_us) = (number, answer.sent_us);
-        let told_us = match answer.allowed {
+        let reported_us = match answer.allowed {
             true => Some(answer.next_after_us),
             false => answer.retry_after_us,
         };
-        let is_true = match (answer.allowed, told_us) {
-            (true, Some(0)) => lines.has_ended(answer.remaining, answer),
-            (true, _) => lines.any_ends_in(answer.remaining, told_us, answer),
-            (false, _) => refusals.any_ends_in(answer.cost, told_us, answer),
+        let is_repeated = match (answer.allowed, reported_us) {
+            (true, Some(0)) => statuses.any_has_ended(answer.remaining, answer),
+            (true, _) => statuses.any_ends_in(answer.remaining, reported_us, answer),
+            (false, _) => denials.any_ends_in(answer.cost, reported_us, answer),
         };
-        report.remembered += u64::from(!answer.allowed);
-        if !answer.allowed && !refusals.any_holds(answer.cost, sent_us) {
-            report.add(Violation::Remembered { counter, sent_us });
-        } else if !is_true {
-            report.add(Violation::Misremembered { counter, sent_us, remaining: answer.remaining.into(), told_us });
+        report.cached += u64::from(!answer.allowed);
+        if !answer.allowed && !denials.any_holds(answer.cost, sent_us) {
+            report.add(Violation::InvalidCachedDenial { counter, sent_us });
+        } else if !is_repeated {
+            report.add(Violation::AlteredCachedAnswer {
+                counter,
+                sent_us,
+                remaining: answer.remaining.into(),
+                reported_us,
+            });
         }
     }
 }
 
 /// Returns the most by which the store's clock can be ahead of the callers', or `None` if no offset fits all answers.
-fn offset_us_max(words: &[&Answer]) -> Option<i64> {
+fn offset_us_max(by_store: &[&Answer]) -> Option<i64> {
     let offset_us = |at_us: u64, us: u64| at_us as i64 - us as i64;
-    let most = words.iter().map(|word| offset_us(word.at_us, word.sent_us)).min()?;
-    let least = words.iter().map(|word| offset_us(word.at_us, word.received_us)).max()?;
-    let run_us = words.last()?.received_us - words.iter().map(|word| word.sent_us).min()?;
+    let most = by_store.iter().map(|answer| offset_us(answer.at_us, answer.sent_us)).min()?;
+    let least = by_store.iter().map(|answer| offset_us(answer.at_us, answer.received_us)).max()?;
+    let run_us = by_store.last()?.received_us - by_store.iter().map(|answer| answer.sent_us).min()?;
     (least <= most).then_some(most + (run_us / DRIFT_PARTS) as i64)
 }
 
 /// Returns the cost that an answer of the store denies and for how long, or `None` if it denies none.
-fn refused_by(word: &Answer) -> Option<(u32, u64)> {
-    match word.retry_after_us {
-        None => Some((word.cost, u64::MAX)),
-        Some(wait_us) if !word.allowed => Some((word.cost, wait_us)),
-        Some(_) if word.remaining == 0 => Some((1, word.next_after_us)),
+fn denied_by(answer: &Answer) -> Option<(u32, u64)> {
+    match answer.retry_after_us {
+        None => Some((answer.cost, u64::MAX)),
+        Some(wait_us) if !answer.allowed => Some((answer.cost, wait_us)),
+        Some(_) if answer.remaining == 0 => Some((1, answer.next_after_us)),
         Some(_) => None,
     }
 }
 
 /// Answers of the store, indexed by the cost or `remaining` (`by`) and the end of their validity.
 #[derive(Default)]
-struct Words {
+struct StoreAnswers {
     /// From (`by`, earliest end, number of the answer) to what is known of the answer.
-    ends: BTreeMap<(u32, u64, usize), Word>,
+    ends: BTreeMap<(u32, u64, usize), Validity>,
     /// The largest difference between an earliest and a latest end.
     span_us_max: u64,
 }
 
-struct Word {
-    /// No end before this one is true.
+/// How long an answer of the store is valid, by the callers' clock.
+struct Validity {
+    /// The earliest end that the offset of the clocks allows.
     true_end_us_min: u64,
     latest_end_us: u64,
     remaining: u32,
 }
 
-impl Words {
+impl StoreAnswers {
     /// Adds an answer that is valid for `wait_us` after its decision.
-    fn hear(&mut self, by: u32, wait_us: u64, word: &Answer, offset_us_max: Option<i64>) {
-        let [earliest_us, latest_us] = [word.sent_us, word.received_us].map(|us| us.saturating_add(wait_us));
+    fn add(&mut self, by: u32, wait_us: u64, answer: &Answer, offset_us_max: Option<i64>) {
+        let [earliest_us, latest_us] = [answer.sent_us, answer.received_us].map(|us| us.saturating_add(wait_us));
         let decided_us_min =
-            offset_us_max.map_or(word.sent_us, |offset_us| word.at_us.saturating_add_signed(-offset_us));
+            offset_us_max.map_or(answer.sent_us, |offset_us| answer.at_us.saturating_add_signed(-offset_us));
         let true_end_us_min = decided_us_min.saturating_add(wait_us);
-        let heard = Word { true_end_us_min, latest_end_us: latest_us, remaining: word.remaining };
-        self.ends.insert((by, earliest_us, self.ends.len()), heard);
+        let validity = Validity { true_end_us_min, latest_end_us: latest_us, remaining: answer.remaining };
+        self.ends.insert((by, earliest_us, self.ends.len()), validity);
         self.span_us_max = self.span_us_max.max(latest_us - earliest_us);
     }
 
@@ -124,19 +130,21 @@ impl Words {
     }
 
     /// Returns whether any answer has the same `remaining` and may end at the same time as this one.
-    fn any_ends_in(&self, by: u32, told_us: Option<u64>, answer: &Answer) -> bool {
+    fn any_ends_in(&self, by: u32, reported_us: Option<u64>, answer: &Answer) -> bool {
         let [from_us, to_us] =
-            [answer.sent_us, answer.received_us].map(|us| us.saturating_add(told_us.unwrap_or(u64::MAX)));
+            [answer.sent_us, answer.received_us].map(|us| us.saturating_add(reported_us.unwrap_or(u64::MAX)));
         let range = (by, from_us.saturating_sub(self.span_us_max), 0)..=(by, to_us, usize::MAX);
-        let fits = |word: &Word| {
-            word.latest_end_us >= from_us && word.true_end_us_min <= to_us && word.remaining == answer.remaining
+        let fits = |validity: &Validity| {
+            validity.latest_end_us >= from_us
+                && validity.true_end_us_min <= to_us
+                && validity.remaining == answer.remaining
         };
-        self.ends.range(range).any(|(_, word)| fits(word))
+        self.ends.range(range).any(|(_, validity)| fits(validity))
     }
 
     /// Returns whether the validity of any answer may have ended before this one was received.
-    fn has_ended(&self, by: u32, answer: &Answer) -> bool {
-        let mut words = self.ends.range((by, 0, 0)..=(by, answer.received_us, usize::MAX));
-        words.any(|(_, word)| word.true_end_us_min <= answer.received_us)
+    fn any_has_ended(&self, by: u32, answer: &Answer) -> bool {
+        let mut ended = self.ends.range((by, 0, 0)..=(by, answer.received_us, usize::MAX));
+        ended.any(|(_, validity)| validity.true_end_us_min <= answer.received_us)
     }
 }
