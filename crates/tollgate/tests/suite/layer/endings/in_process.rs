@@ -21,7 +21,7 @@ async fn ten_thousand_random_endings_leave_exactly_their_charges() {
     let mut ledger = Ledger::default();
     for n in 1..=ENDINGS {
         let ending = Ending::random(&mut random, Duration::from_millis(5));
-        ledger.add(ending.run(site.clone(), false).await);
+        ledger.add(ending.run(site.clone()).await);
         if n % 100 == 0 {
             let context = format!("TOLLGATE_SEED={seed}, after {n} endings");
             ledger.expect_header(&ratelimit_header(site.clone()).await, &context);

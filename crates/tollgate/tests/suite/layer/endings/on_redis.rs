@@ -35,7 +35,7 @@ async fn random_endings_leave_exactly_their_charges_on_redis() {
         let mut under_way = JoinSet::new();
         for _ in 0..TOGETHER {
             let timeout = Duration::from_micros(random.below(3_000));
-            under_way.spawn(Ending::random(&mut random, timeout).run(site.clone(), true));
+            under_way.spawn(Ending::random(&mut random, timeout).run(site.clone()));
         }
         while let Some(ended) = under_way.join_next().await {
             ledger.add(ended.unwrap());

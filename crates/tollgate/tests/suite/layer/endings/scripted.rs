@@ -142,8 +142,8 @@ impl Ending {
 
     /// Sends the request and returns what it must have cost.
     ///
-    /// With `charged_when_polled`, a request is charged at the first poll of its future, so an unpolled one costs nothing.
-    pub(crate) async fn run(self, mut site: Site, charged_when_polled: bool) -> Ledger {
+    /// A request is charged at the first poll of its future, so an unpolled one costs nothing.
+    pub(crate) async fn run(self, mut site: Site) -> Ledger {
         let mut ledger = Ledger::default();
         let Ending { cost, script, client } = self;
         let (mut request, answered) = (request(cost, script), Answered::default());
@@ -162,7 +162,7 @@ impl Ending {
             let panicked = matches!(script.end, End::Panic | End::PanicInCall);
             assert!(ended.is_panic() && panicked, "{script:?}: {ended}");
         }
-        let is_charged = cost <= QUOTA && !(charged_when_polled && matches!(client, Client::Leaves(0)));
+        let is_charged = cost <= QUOTA && !matches!(client, Client::Leaves(0));
         match response {
             Ok(Some(Ok(response))) if cost > QUOTA => assert_eq!(response.status(), 429),
             Ok(Some(Ok(response))) => {
