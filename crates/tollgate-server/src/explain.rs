@@ -29,7 +29,7 @@ use tollgate::{
     Check, CheckOptions, Cost, Demand, Key, Limit, LimitStatus, Limiter, OnFailure, Scope, StoreErrorKind, Timestamp,
 };
 
-use self::conditions::Conditions;
+use self::conditions::RuleConditions;
 
 /// An explanation of what the rules would do with a request.
 #[derive(Debug, Serialize)]
@@ -145,7 +145,7 @@ impl Explanation {
         let path = view.canonical_path();
         let origin = Origin { peer, headers: request.headers(), path: &path };
         let identity = rules.identifier().identify(origin, rules, now);
-        let conditions = Conditions::new(loaded);
+        let conditions = RuleConditions::new(loaded);
         let (limit_set, plan) = plan::of(loaded, looked_up, &identity);
         let exempt = exempt(loaded, &identity, conditions.is_exempt_path(&view));
         let matched: Vec<u32> = rules.matching(&view).indices().to_vec();

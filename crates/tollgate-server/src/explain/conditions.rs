@@ -4,7 +4,7 @@ use tollgate::config::{Config, Exempt, HeaderTest, Loaded, Loader, MatchTable, O
 use tollgate::rules::{RequestView, RuleSet};
 
 /// The conditions of all rules, each compiled by itself.
-pub(super) struct Conditions {
+pub(super) struct RuleConditions {
     of_rules: Vec<Vec<Condition>>,
     /// A rule without conditions, in a configuration with the exempt paths.
     not_exempt: Option<RuleSet>,
@@ -17,12 +17,12 @@ struct Condition {
     alone: Option<RuleSet>,
 }
 
-impl Conditions {
+impl RuleConditions {
     /// Compiles the conditions of all rules.
-    pub(super) fn new(loaded: &Loaded) -> Conditions {
+    pub(super) fn new(loaded: &Loaded) -> RuleConditions {
         let of_rule = |rule: &Spanned<RuleTable>| conditions(&rule.matches);
         let exempt = Exempt { paths: loaded.config.exempt.paths.clone(), ..Exempt::default() };
-        Conditions {
+        RuleConditions {
             of_rules: loaded.config.rules.iter().map(of_rule).collect(),
             not_exempt: compile(Config { exempt, ..Config::default() }, MatchTable::default()),
         }
