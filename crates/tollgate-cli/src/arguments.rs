@@ -108,7 +108,7 @@ pub(crate) struct Serve {
     pub(crate) tls_key: Option<PathBuf>,
     /// The origins of web pages that may send requests to http and admin, such as `https://ops.example` [default: none]
     #[arg(long, value_name = "ORIGIN", value_delimiter = ',')]
-    pub(crate) allow_origin: Vec<tollgate_server::Origin>,
+    pub(crate) allow_origin: Vec<tollgate_server::WebOrigin>,
     /// Domain names under which the admin listener may be asked, besides addresses and names without a dot [default: none]
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     pub(crate) admin_host: Vec<String>,

@@ -39,7 +39,7 @@ pub(crate) enum Failure {
     #[diagnostic(help("a secret in the environment must be UTF-8; encode other bytes as hex or base64"))]
     NotText { variable: String },
     #[error("{0}")]
-    Tls(#[from] tollgate_server::TlsError),
+    Tls(#[from] tollgate_server::CertificateError),
     #[error("the admin listener on {address} is reachable from other machines and needs a token")]
     #[diagnostic(help("set $TOLLGATE_ADMIN_TOKEN or --admin-token-file FILE, or listen on 127.0.0.1"))]
     AdminExposed { address: SocketAddr },

@@ -19,11 +19,11 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 
-use crate::budget::{Budget, Receiving, Reservation};
-use crate::listener::{ConnectionContext, Listener, Role, Shared};
+use crate::budget::{EvictingBudget, Receiving, Reservation};
+use crate::listener::{ConnectionContext, Listener, Role, ServerState};
 use crate::listeners::admin::is_loopback;
 use crate::shutdown::Shutdown;
-use crate::stream::Stream;
+use crate::stream::ClientStream;
 use crate::tls::Tls;
 use crate::worker_pool::WorkerPool;
 
@@ -52,7 +52,7 @@ struct Acceptor {
     slots: ConnectionSlots,
     spares: Arc<SpareDescriptors>,
     /// Bounds the bytes that all connections together hold of requests that are not complete.
-    receive_budget: Arc<Budget>,
+    receive_budget: Arc<EvictingBudget>,
     grace: Duration,
     tls: Option<Tls>,
     workers: Arc<WorkerPool>,
@@ -64,7 +64,7 @@ struct Acceptor {
 pub(crate) async fn accept(
     listener: Arc<dyn Listener>,
     socket: TcpListener,
-    shared: Arc<Shared>,
+    shared: Arc<ServerState>,
     workers: Arc<WorkerPool>,
     shutdown: Shutdown,
 ) {
@@ -77,7 +77,12 @@ impl Acceptor {
     ///
     /// # Panics
     /// If the limit on connections exceeds what a semaphore can hold.
-    fn new(listener: Arc<dyn Listener>, socket: &TcpListener, shared: &Shared, workers: Arc<WorkerPool>) -> Acceptor {
+    fn new(
+        listener: Arc<dyn Listener>,
+        socket: &TcpListener,
+        shared: &ServerState,
+        workers: Arc<WorkerPool>,
+    ) -> Acceptor {
         let (bounds, evictions) = (&shared.options.bounds, &listener.stats().connections.evicted);
         let is_local = socket.local_addr().is_ok_and(|address| is_loopback(address.ip()));
         let (slots, spares, is_plain) = match listener.role() {
@@ -90,7 +95,7 @@ impl Acceptor {
         Acceptor {
             slots,
             spares,
-            receive_budget: Budget::new(bounds.receive_bytes, evictions.clone()),
+            receive_budget: EvictingBudget::new(bounds.receive_bytes, evictions.clone()),
             grace: bounds.grace,
             tls: shared.options.tls.clone().filter(|_| !is_plain),
             workers,
@@ -297,7 +302,7 @@ struct ConnectionSlots {
     max_connections: usize,
     permits: Arc<Semaphore>,
     /// The same slots as a budget that evicts idle connections; `None` if a connection over the limit is rejected.
-    evictable: Option<Arc<Budget>>,
+    evictable: Option<Arc<EvictingBudget>>,
 }
 
 impl ConnectionSlots {
@@ -307,7 +312,7 @@ impl ConnectionSlots {
 
     /// Creates slots that idle connections are evicted from, counted in `evictions`.
     fn evicting(max_connections: usize, evictions: Arc<std::sync::atomic::AtomicU64>) -> ConnectionSlots {
-        let evictable = Some(Budget::new(max_connections, evictions));
+        let evictable = Some(EvictingBudget::new(max_connections, evictions));
         ConnectionSlots { evictable, ..ConnectionSlots::new(max_connections) }
     }
 
@@ -339,11 +344,11 @@ impl ConnectionSlots {
 }
 
 /// Performs the TLS handshake if there is a certificate. Returns `None` if it failed or took too long.
-async fn handshake(stream: TcpStream, tls: Option<Tls>) -> Option<Stream> {
-    let Some(tls) = tls else { return Some(Stream::Plain(stream)) };
+async fn handshake(stream: TcpStream, tls: Option<Tls>) -> Option<ClientStream> {
+    let Some(tls) = tls else { return Some(ClientStream::Plain(stream)) };
     // A large future, for which a connection that is not encrypted needs no room.
     match tokio::time::timeout(HANDSHAKE_TIMEOUT, Box::pin(tls.accept(stream))).await {
-        Ok(Ok(stream)) => Some(Stream::Tls(Box::new(stream))),
+        Ok(Ok(stream)) => Some(ClientStream::Tls(Box::new(stream))),
         Ok(Err(error)) => {
             tracing::debug!(%error, "TLS handshake failed");
             None

@@ -25,17 +25,17 @@ pub(crate) const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch
 
 /// The origin of a web page that may send requests, such as `https://ops.example`.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Origin(String);
+pub struct WebOrigin(String);
 
-/// The error of parsing an [`Origin`].
+/// The error of parsing a [`WebOrigin`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("expected an origin such as https://ops.example or http://10.0.0.5:3000, without a path")]
-pub struct OriginError;
+pub struct WebOriginError;
 
-impl FromStr for Origin {
-    type Err = OriginError;
+impl FromStr for WebOrigin {
+    type Err = WebOriginError;
 
-    fn from_str(text: &str) -> Result<Origin, OriginError> {
+    fn from_str(text: &str) -> Result<WebOrigin, WebOriginError> {
         let is_host = |byte: u8| byte.is_ascii_alphanumeric() || b"-._:[]".contains(&byte);
         match text.split_once("://") {
             Some((scheme, host))
@@ -44,9 +44,9 @@ impl FromStr for Origin {
                     && !host.is_empty()
                     && host.bytes().all(is_host) =>
             {
-                Ok(Origin(text.to_ascii_lowercase()))
+                Ok(WebOrigin(text.to_ascii_lowercase()))
             }
-            _ => Err(OriginError),
+            _ => Err(WebOriginError),
         }
     }
 }
@@ -54,7 +54,7 @@ impl FromStr for Origin {
 /// The origins whose pages may send requests, and the names that `Host` may have on the admin listener.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct BrowserPolicy {
-    pub(crate) origins: Vec<Origin>,
+    pub(crate) origins: Vec<WebOrigin>,
     pub(crate) admin_hosts: Vec<String>,
 }
 
@@ -67,7 +67,7 @@ impl BrowserPolicy {
             after_scheme.is_some_and(|origin| origin.eq_ignore_ascii_case(host))
         };
         let is_allowed =
-            |origin: &[u8]| self.origins.iter().any(|Origin(one)| one.as_bytes().eq_ignore_ascii_case(origin));
+            |origin: &[u8]| self.origins.iter().any(|WebOrigin(one)| one.as_bytes().eq_ignore_ascii_case(origin));
         let mut origins = headers.get_all(ORIGIN).iter().map(HeaderValue::as_bytes).peekable();
         let names_an_origin = origins.peek().is_some();
         let (mut all_fit, mut all_allowed) = (true, names_an_origin);
@@ -108,11 +108,11 @@ mod tests {
     #[test]
     fn an_origin_has_a_scheme_and_a_host_and_no_path() {
         for good in ["https://ops.example", "http://10.0.0.5:3000", "HTTP://[::1]:80", "chrome-extension://abcdef"] {
-            assert_eq!(good.parse(), Ok(Origin(good.to_ascii_lowercase())));
+            assert_eq!(good.parse(), Ok(WebOrigin(good.to_ascii_lowercase())));
         }
         for bad in ["", "null", "*", "ops.example", "https://", "https://ops.example/", "https://a b", "://a", "1x://a"]
         {
-            assert_eq!(bad.parse::<Origin>(), Err(OriginError), "{bad}");
+            assert_eq!(bad.parse::<WebOrigin>(), Err(WebOriginError), "{bad}");
         }
     }
 

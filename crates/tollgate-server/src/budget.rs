@@ -23,15 +23,15 @@ use crate::listeners::io::READ_BYTES;
 
 /// An amount that reservations are taken from.
 #[derive(Debug)]
-pub(crate) struct Budget {
+pub(crate) struct EvictingBudget {
     max: usize,
     /// Counts evicted reservations. Several budgets may share it.
     evictions: Arc<AtomicU64>,
-    state: Mutex<BudgetState>,
+    state: Mutex<EvictingBudgetState>,
 }
 
 #[derive(Debug, Default)]
-struct BudgetState {
+struct EvictingBudgetState {
     /// The sum of all reservations, including evicted ones that are not given back yet.
     used: usize,
     /// The part of `used` that belongs to evicted reservations.
@@ -59,15 +59,15 @@ enum HolderStatus {
     Evicted,
 }
 
-impl Budget {
+impl EvictingBudget {
     /// Creates a budget of `max` in all. Evictions are counted in `evictions`.
-    pub(crate) fn new(max: usize, evictions: Arc<AtomicU64>) -> Arc<Budget> {
-        Arc::new(Budget { max, evictions, state: Mutex::default() })
+    pub(crate) fn new(max: usize, evictions: Arc<AtomicU64>) -> Arc<EvictingBudget> {
+        Arc::new(EvictingBudget { max, evictions, state: Mutex::default() })
     }
 
     /// Reserves `amount`. If there is not enough left, evicts the oldest reservations and waits until they are given back.
     /// Returns `None` if that is not enough, or if this reservation is evicted meanwhile.
-    pub(crate) async fn reserve(self: &Arc<Budget>, amount: usize) -> Option<Reservation> {
+    pub(crate) async fn reserve(self: &Arc<EvictingBudget>, amount: usize) -> Option<Reservation> {
         let reservation = self.enter();
         poll_fn(|cx| reservation.poll_resize(cx, amount)).await.then_some(reservation)
     }
@@ -81,7 +81,7 @@ impl Budget {
     }
 
     /// Adds a reservation of zero, as the youngest.
-    fn enter(self: &Arc<Budget>) -> Reservation {
+    fn enter(self: &Arc<EvictingBudget>) -> Reservation {
         let notice = Arc::<Notify>::default();
         let holder = Holder { amount: 0, status: HolderStatus::Evictable, notice: notice.clone() };
         let id = self.state.lock().add(holder);
@@ -89,7 +89,7 @@ impl Budget {
     }
 
     /// Evicts the oldest reservations until `more` will fit. Returns false, and evicts none, if it cannot fit.
-    fn make_room(&self, state: &mut BudgetState, more: usize) -> bool {
+    fn make_room(&self, state: &mut EvictingBudgetState, more: usize) -> bool {
         if state.protected + more > self.max {
             return false;
         }
@@ -102,7 +102,7 @@ impl Budget {
     }
 
     /// Evicts the oldest reservation that can be evicted. Returns false if there is none.
-    fn evict(&self, state: &mut BudgetState) -> bool {
+    fn evict(&self, state: &mut EvictingBudgetState) -> bool {
         let Some(holder) = state.holders.values_mut().find(|holder| holder.status == HolderStatus::Evictable) else {
             return false;
         };
@@ -116,7 +116,7 @@ impl Budget {
     }
 }
 
-impl BudgetState {
+impl EvictingBudgetState {
     fn add(&mut self, holder: Holder) -> u64 {
         let id = self.next_id;
         self.next_id += 1;
@@ -158,7 +158,7 @@ impl BudgetState {
 /// An amount taken from a budget, given back when this value is dropped.
 #[derive(Debug)]
 pub(crate) struct Reservation {
-    budget: Arc<Budget>,
+    budget: Arc<EvictingBudget>,
     id: AtomicU64,
     notice: Arc<Notify>,
 }
@@ -239,13 +239,13 @@ const SMALL_BYTES: usize = 4 * 1024;
 /// Accounts for the bytes that one connection holds of a request that is not complete.
 #[derive(Debug)]
 pub(crate) struct Receiving {
-    budget: Arc<Budget>,
+    budget: Arc<EvictingBudget>,
     reservation: Option<Reservation>,
 }
 
 impl Receiving {
     /// Creates an account without a reservation.
-    pub(crate) fn new(budget: Arc<Budget>) -> Receiving {
+    pub(crate) fn new(budget: Arc<EvictingBudget>) -> Receiving {
         Receiving { budget, reservation: None }
     }
 
@@ -337,14 +337,14 @@ mod tests {
     }
 
     /// Reserves without waiting.
-    fn reserve(budget: &Arc<Budget>, amount: usize) -> Reservation {
+    fn reserve(budget: &Arc<EvictingBudget>, amount: usize) -> Reservation {
         now(budget.reserve(amount)).flatten().unwrap()
     }
 
     #[test]
     fn the_oldest_reservation_is_evicted_and_a_protected_one_is_not() {
         let evictions = Arc::new(AtomicU64::new(0));
-        let budget = Budget::new(10, evictions.clone());
+        let budget = EvictingBudget::new(10, evictions.clone());
         let [first, second, third] = [4, 4, 2].map(|amount| reserve(&budget, amount));
         first.protect();
         let mut fourth = pin!(budget.reserve(5));
@@ -369,7 +369,7 @@ mod tests {
 
     #[test]
     fn a_resized_reservation_keeps_its_age_and_an_unprotected_one_becomes_the_youngest() {
-        let budget = Budget::new(6, Arc::default());
+        let budget = EvictingBudget::new(6, Arc::default());
         let [first, second] = [2, 2].map(|amount| reserve(&budget, amount));
         assert_eq!(resize(&first, 3), Some(true));
         assert!(now(budget.reserve(2)).is_none());
@@ -384,7 +384,7 @@ mod tests {
 
     #[test]
     fn small_requests_need_no_reservation() {
-        let budget = Budget::new(3 * SMALL_BYTES, Arc::default());
+        let budget = EvictingBudget::new(3 * SMALL_BYTES, Arc::default());
         let mut all: Vec<Receiving> = (0..5).map(|_| Receiving::new(budget.clone())).collect();
         let hold = |receiving: &mut Receiving, bytes: usize| now(poll_fn(|cx| receiving.poll_hold(cx, bytes)));
         assert!(all.iter_mut().all(|receiving| hold(receiving, SMALL_BYTES) == Some(true)));

@@ -31,7 +31,7 @@ mod stream;
 mod tls;
 mod worker_pool;
 
-pub use browser::{Origin, OriginError};
+pub use browser::{WebOrigin, WebOriginError};
 pub use explain::{Explanation, LimitExplanation, PlanExplanation, RuleExplanation};
 pub use listener::Listeners;
 pub use listeners::admin::is_loopback;
@@ -41,4 +41,4 @@ pub use metrics::StoreTimes;
 pub use readiness::Readiness;
 pub use reload::{ReloadError, Reloader, findings_json};
 pub use run::{Bounds, ServerOptions, run};
-pub use tls::{Tls, TlsError};
+pub use tls::{CertificateError, Tls};

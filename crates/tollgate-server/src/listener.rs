@@ -20,7 +20,7 @@ use std::sync::Arc;
 use tokio::net::TcpListener;
 
 use crate::auth_guard::AuthGuard;
-use crate::budget::{Budget, Receiving, Reservation};
+use crate::budget::{EvictingBudget, Receiving, Reservation};
 use crate::listeners::admin::AdminListener;
 use crate::listeners::http::HttpListener;
 use crate::listeners::resp::{RespListener, RespOptions};
@@ -28,7 +28,7 @@ use crate::metrics::{DecisionStats, ListenerStats, Metrics};
 use crate::readiness::Readiness;
 use crate::run::ServerOptions;
 use crate::shutdown::{Shutdown, ShutdownStage};
-use crate::stream::Stream;
+use crate::stream::ClientStream;
 
 /// Any error that ends a connection.
 pub(crate) type BoxError = Box<dyn std::error::Error + Send + Sync>;
@@ -61,7 +61,7 @@ pub(crate) trait Listener: Send + Sync + 'static {
     /// Serves the connection of the client at `peer` until it ends.
     ///
     /// The implementation must end the connection when `context.shutdown` says so; after the grace period it is dropped.
-    fn serve(self: Arc<Self>, stream: Stream, peer: SocketAddr, context: ConnectionContext) -> ServeFuture;
+    fn serve(self: Arc<Self>, stream: ClientStream, peer: SocketAddr, context: ConnectionContext) -> ServeFuture;
 }
 
 /// Whom a listener serves, which decides its limits and its place in the order of shutdown.
@@ -88,13 +88,13 @@ impl ConnectionContext {
     /// Creates the context of a connection that shares nothing, and the sender of its shutdown signal.
     pub(crate) fn unshared() -> (tokio::sync::watch::Sender<ShutdownStage>, ConnectionContext) {
         let (stage, shutdown) = Shutdown::channel();
-        let receiving = Receiving::new(Budget::new(OWN_BUDGET_BYTES, Arc::default()));
+        let receiving = Receiving::new(EvictingBudget::new(OWN_BUDGET_BYTES, Arc::default()));
         (stage, ConnectionContext { shutdown, receiving, slot: None })
     }
 }
 
 /// What listeners are built from.
-pub(crate) struct Shared {
+pub(crate) struct ServerState {
     pub(crate) options: ServerOptions,
     pub(crate) readiness: Readiness,
     pub(crate) decisions: Arc<DecisionStats>,
@@ -102,7 +102,7 @@ pub(crate) struct Shared {
     pub(crate) metrics: Arc<Metrics>,
 }
 
-type BuildListener = Box<dyn FnOnce(&Shared) -> Arc<dyn Listener> + Send>;
+type BuildListener = Box<dyn FnOnce(&ServerState) -> Arc<dyn Listener> + Send>;
 
 /// The sockets that [`run`](crate::run()) serves, each with its protocol. Defaults to none.
 #[derive(Default)]
@@ -132,7 +132,7 @@ impl Listeners {
     pub(crate) fn add<L: Listener>(
         mut self,
         socket: impl Into<Option<TcpListener>>,
-        build: impl FnOnce(&Shared) -> L + Send + 'static,
+        build: impl FnOnce(&ServerState) -> L + Send + 'static,
     ) -> Listeners {
         if let Some(socket) = socket.into() {
             self.0.push((socket, Box::new(|shared| Arc::new(build(shared)))));
@@ -141,7 +141,7 @@ impl Listeners {
     }
 
     /// Builds the listeners, in the order in which they were added.
-    pub(crate) fn build(self, shared: &Shared) -> Vec<(TcpListener, Arc<dyn Listener>)> {
+    pub(crate) fn build(self, shared: &ServerState) -> Vec<(TcpListener, Arc<dyn Listener>)> {
         self.0.into_iter().map(|(socket, build)| (socket, build(shared))).collect()
     }
 }

@@ -16,7 +16,7 @@ use schemars::generate::{SchemaGenerator, SchemaSettings};
 use serde_json::{Value, json};
 
 use crate::listeners::http::request::CheckBody;
-use crate::listeners::http::response::{DecisionBody, Problem};
+use crate::listeners::http::response::{DecisionBody, ErrorBody};
 
 /// Returns the response of `/openapi.json`.
 pub(crate) fn document_response() -> Response<Bytes> {
@@ -81,7 +81,7 @@ fn document() -> Value {
 
 fn responses(schemas: &mut SchemaGenerator) -> Value {
     let decision = schemas.subschema_for::<DecisionBody>();
-    let problem = schemas.subschema_for::<Problem>();
+    let problem = schemas.subschema_for::<ErrorBody>();
     let (limits, retry) = (limit_headers(), retry_after());
     let mut denied_headers = limits.clone();
     denied_headers["Retry-After"] = retry.clone();

@@ -49,19 +49,19 @@ struct Inner {
     is_shutting_down: AtomicBool,
     /// The tasks that have ended before the shutdown.
     ended: Mutex<Vec<&'static str>>,
-    eviction: Mutex<Eviction>,
+    eviction: Mutex<EvictionState>,
 }
 
 /// What the store's server reports about evicting keys.
 #[derive(Clone, Default, Debug)]
-struct Eviction {
+struct EvictionState {
     policy: Option<String>,
     evicted_keys: Option<u64>,
     /// The number of readings for which the last eviction still counts.
     readings_left: u32,
 }
 
-impl Eviction {
+impl EvictionState {
     fn read(&mut self, policy: Option<&str>, evicted_keys: Option<u64>) {
         let has_grown = self.evicted_keys.zip(evicted_keys).is_some_and(|(before, now)| now > before);
         self.readings_left = if has_grown { READINGS_WITHOUT_EVICTION } else { self.readings_left.saturating_sub(1) };

@@ -31,7 +31,7 @@ use tollgate::{Clock, SystemClock, Timestamp};
 
 use self::watch::Events;
 pub(crate) use self::watch::{Stamps, stamp};
-use crate::tls::{Tls, TlsError};
+use crate::tls::{CertificateError, Tls};
 
 /// The most parts that a response or a log line names.
 const PARTS_MAX: usize = 100;
@@ -46,7 +46,7 @@ struct Inner {
     rules: Option<RulesSource>,
     tls: Option<Tls>,
     clock: SystemClock,
-    history: Mutex<History>,
+    history: Mutex<ReloadHistory>,
     /// Held during a reload, so that there is one at a time.
     turn: tokio::sync::Mutex<()>,
     watch_ended: AtomicBool,
@@ -68,7 +68,7 @@ struct RulesSource {
 
 /// The results of the reloads so far.
 #[derive(Clone, Debug)]
-pub(crate) struct History {
+pub(crate) struct ReloadHistory {
     pub(crate) succeeded: u64,
     pub(crate) failed: u64,
     /// The time of the last successful reload, or of the start.
@@ -88,14 +88,14 @@ pub enum ReloadError {
     Configuration(Report),
     /// The certificate cannot be used. The old one stays in use; a new configuration is in force.
     #[error("{0}")]
-    Tls(#[from] TlsError),
+    Tls(#[from] CertificateError),
     /// Neither the configuration nor the certificate can be used. Nothing has changed.
     #[error("{configuration}; {tls}")]
     ConfigurationAndTls {
         /// What is wrong with the configuration.
         configuration: Report,
         /// What is wrong with the certificate.
-        tls: TlsError,
+        tls: CertificateError,
     },
     /// The server was started with neither a configuration nor a certificate.
     #[error("nothing to reload: the server was started without --config and without --tls-cert")]
@@ -146,7 +146,7 @@ impl Reloader {
     fn new(rules: Option<RulesSource>, tls: Option<Tls>) -> Reloader {
         let clock = SystemClock::new();
         let kinds = PartKind::ALL.map(PartKind::name).into_iter().chain([CERTIFICATE]);
-        let history = History {
+        let history = ReloadHistory {
             succeeded: 0,
             failed: 0,
             last_success: clock.now(),
@@ -202,7 +202,7 @@ impl Reloader {
     }
 
     /// Returns the results of the reloads so far.
-    pub(crate) fn history(&self) -> History {
+    pub(crate) fn history(&self) -> ReloadHistory {
         self.0.history.lock().clone()
     }
 }
@@ -246,7 +246,7 @@ type ReloadResult = Result<Option<Arc<Loaded>>, Arc<ReloadError>>;
 struct BothParts {
     rules: Option<Result<Arc<Loaded>, Report>>,
     /// By how many certificates the chain is shorter than before.
-    tls: Option<Result<usize, TlsError>>,
+    tls: Option<Result<usize, CertificateError>>,
 }
 
 impl BothParts {

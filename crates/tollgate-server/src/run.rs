@@ -32,8 +32,8 @@ use tollgate::Limiter;
 use tollgate::engine::Engine;
 
 use crate::accept::accept;
-use crate::browser::{BrowserPolicy, Origin};
-use crate::listener::{Listeners, Role, Shared};
+use crate::browser::{BrowserPolicy, WebOrigin};
+use crate::listener::{Listeners, Role, ServerState};
 use crate::listeners::admin::token::Token;
 use crate::metrics::{DecisionStats, Metrics, StoreTimes};
 use crate::readiness::Readiness;
@@ -159,7 +159,7 @@ impl ServerOptions {
     /// Sets the origins whose web pages may send requests. Defaults to none: a request that a browser sends for a page of
     /// another site is rejected.
     #[must_use]
-    pub fn allowed_origins(mut self, origins: Vec<Origin>) -> ServerOptions {
+    pub fn allowed_origins(mut self, origins: Vec<WebOrigin>) -> ServerOptions {
         self.browsers.origins = origins;
         self
     }
@@ -172,7 +172,7 @@ impl ServerOptions {
         self
     }
 
-    fn into_shared(self) -> Shared {
+    fn into_shared(self) -> ServerState {
         let readiness = self.readiness.clone();
         let readiness = readiness.unwrap_or_else(|| Readiness::new(self.limiter.clone(), None, self.reloader.clone()));
         let decisions = Arc::new(DecisionStats::default());
@@ -183,7 +183,7 @@ impl ServerOptions {
             decisions.clone(),
             self.store_times.clone(),
         );
-        Shared { options: self, readiness, decisions, auth_guard: Arc::default(), metrics: Arc::new(metrics) }
+        ServerState { options: self, readiness, decisions, auth_guard: Arc::default(), metrics: Arc::new(metrics) }
     }
 }
 

@@ -14,7 +14,7 @@ use tokio_rustls::server::TlsStream;
 use crate::tls::HandshakeStream;
 
 /// The connection of a client.
-pub(crate) enum Stream {
+pub(crate) enum ClientStream {
     Plain(TcpStream),
     Tls(Box<TlsStream<HandshakeStream>>),
 }
@@ -25,11 +25,11 @@ pub(crate) trait Cork {
     fn cork(&self) {}
 }
 
-impl Cork for Stream {
+impl Cork for ClientStream {
     fn cork(&self) {
         let socket = match self {
-            Stream::Plain(stream) => stream,
-            Stream::Tls(stream) => stream.get_ref().0.socket(),
+            ClientStream::Plain(stream) => stream,
+            ClientStream::Tls(stream) => stream.get_ref().0.socket(),
         };
         // If this fails, the end follows in a packet of its own.
         #[cfg(any(target_os = "linux", target_os = "android"))]
@@ -42,29 +42,29 @@ impl Cork for Stream {
 #[cfg(test)]
 impl Cork for tokio::io::DuplexStream {}
 
-impl Stream {
+impl ClientStream {
     fn read_half(&mut self) -> Pin<&mut (dyn AsyncRead + Unpin)> {
         Pin::new(match self {
-            Stream::Plain(stream) => stream,
-            Stream::Tls(stream) => stream,
+            ClientStream::Plain(stream) => stream,
+            ClientStream::Tls(stream) => stream,
         })
     }
 
     fn write_half(&mut self) -> Pin<&mut (dyn AsyncWrite + Unpin)> {
         Pin::new(match self {
-            Stream::Plain(stream) => stream,
-            Stream::Tls(stream) => stream,
+            ClientStream::Plain(stream) => stream,
+            ClientStream::Tls(stream) => stream,
         })
     }
 }
 
-impl AsyncRead for Stream {
+impl AsyncRead for ClientStream {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         self.read_half().poll_read(cx, buf)
     }
 }
 
-impl AsyncWrite for Stream {
+impl AsyncWrite for ClientStream {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         self.write_half().poll_write(cx, buf)
     }
@@ -79,8 +79,8 @@ impl AsyncWrite for Stream {
 
     fn is_write_vectored(&self) -> bool {
         match self {
-            Stream::Plain(stream) => stream.is_write_vectored(),
-            Stream::Tls(stream) => stream.is_write_vectored(),
+            ClientStream::Plain(stream) => stream.is_write_vectored(),
+            ClientStream::Tls(stream) => stream.is_write_vectored(),
         }
     }
 

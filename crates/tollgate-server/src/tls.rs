@@ -53,7 +53,7 @@ const FILE_BYTES_MAX: u64 = 1024 * 1024;
 
 /// The reason why a certificate or a key cannot be used. Names the files, and nothing of their contents.
 #[derive(Debug, thiserror::Error)]
-pub enum TlsError {
+pub enum CertificateError {
     /// A file cannot be read.
     #[error("cannot read {}: {error}", .file.display())]
     Unreadable {
@@ -85,7 +85,7 @@ impl Tls {
     ///
     /// # Errors
     /// If a file cannot be read, holds no certificate or key, or the two do not belong together.
-    pub fn read(certificate: &Path, key: &Path) -> Result<Tls, TlsError> {
+    pub fn read(certificate: &Path, key: &Path) -> Result<Tls, CertificateError> {
         let pair = ArcSwap::from_pointee(CertificatePair::read(certificate, key)?);
         Ok(Tls(Arc::new(Inner { certificate: certificate.to_owned(), key: key.to_owned(), pair })))
     }
@@ -95,7 +95,7 @@ impl Tls {
     ///
     /// # Errors
     /// If the new pair cannot be used. The old pair then stays in use.
-    pub fn read_again(&self) -> Result<usize, TlsError> {
+    pub fn read_again(&self) -> Result<usize, CertificateError> {
         let pair = CertificatePair::read(&self.0.certificate, &self.0.key)?;
         let now = pair.certificates;
         let before = self.0.pair.swap(Arc::new(pair)).certificates;
@@ -185,21 +185,21 @@ impl AsyncWrite for HandshakeStream {
 }
 
 impl CertificatePair {
-    fn read(certificate: &Path, key: &Path) -> Result<CertificatePair, TlsError> {
+    fn read(certificate: &Path, key: &Path) -> Result<CertificatePair, CertificateError> {
         let read = |file: &Path| {
             let read = tollgate::config::file::read(file, FILE_BYTES_MAX);
-            read.map_err(|error| TlsError::Unreadable { file: file.to_owned(), error })
+            read.map_err(|error| CertificateError::Unreadable { file: file.to_owned(), error })
         };
         let ((certificate_pem, certificate_data), (key_pem, key_data)) = (read(certificate)?, read(key)?);
         let chain: Vec<CertificateDer<'static>> = CertificateDer::pem_slice_iter(&certificate_pem)
             .collect::<Result<_, _>>()
-            .map_err(|_| TlsError::NoCertificate(certificate.to_owned()))?;
+            .map_err(|_| CertificateError::NoCertificate(certificate.to_owned()))?;
         if chain.is_empty() {
-            return Err(TlsError::NoCertificate(certificate.to_owned()));
+            return Err(CertificateError::NoCertificate(certificate.to_owned()));
         }
         let certificates = chain.len();
-        let private = PrivateKeyDer::from_pem_slice(&key_pem).map_err(|_| TlsError::NoKey(key.to_owned()))?;
-        let mismatch = |error: tokio_rustls::rustls::Error| TlsError::Mismatch {
+        let private = PrivateKeyDer::from_pem_slice(&key_pem).map_err(|_| CertificateError::NoKey(key.to_owned()))?;
+        let mismatch = |error: tokio_rustls::rustls::Error| CertificateError::Mismatch {
             certificate: certificate.to_owned(),
             key: key.to_owned(),
             reason: error.to_string(),

@@ -37,7 +37,7 @@ use self::token::Token;
 use crate::auth_guard::{Attempt, AuthGuard};
 use crate::browser::BrowserPolicy;
 use crate::explain::Explanation;
-use crate::listener::{BoxError, ConnectionContext, Listener, Role, ServeFuture, Shared};
+use crate::listener::{BoxError, ConnectionContext, Listener, Role, ServeFuture, ServerState};
 use crate::listeners::http::connection::{self, OVER_LIMIT_RESPONSE, json, method_not_allowed, problem, read_body};
 use crate::listeners::http::foreign_origin;
 use crate::listeners::http::general::{ResponseBody, complete};
@@ -45,7 +45,7 @@ use crate::listeners::http::request::CheckRequest;
 use crate::metrics::{self, ListenerStats, Metrics, Rejection};
 use crate::readiness::Readiness;
 use crate::reload::{ReloadError, Reloader, findings_json, parts_json};
-use crate::stream::Stream;
+use crate::stream::ClientStream;
 
 /// The longest time that a client has to send a complete request header, even if `Bounds::http_idle` is longer.
 const IDLE_MAX: Duration = Duration::from_secs(10);
@@ -85,7 +85,7 @@ impl Listener for AdminListener {
         Role::Operator
     }
 
-    fn serve(self: Arc<Self>, stream: Stream, peer: SocketAddr, context: ConnectionContext) -> ServeFuture {
+    fn serve(self: Arc<Self>, stream: ClientStream, peer: SocketAddr, context: ConnectionContext) -> ServeFuture {
         Box::pin(async move {
             let handler = |request| self.answer(request, peer.ip());
             connection::serve(stream, self.idle, context, None, handler).await
@@ -95,7 +95,7 @@ impl Listener for AdminListener {
 
 impl AdminListener {
     /// Creates the listener of a server.
-    pub(crate) fn build(shared: &Shared) -> AdminListener {
+    pub(crate) fn build(shared: &ServerState) -> AdminListener {
         let options = &shared.options;
         AdminListener {
             limiter: options.limiter.clone(),

@@ -11,6 +11,8 @@ pub(crate) mod general;
 mod policy_cache;
 pub(crate) mod request;
 pub(crate) mod response;
+#[cfg(test)]
+pub(crate) mod test_support;
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -32,10 +34,10 @@ use self::general::{ResponseBody, complete};
 use self::policy_cache::PolicyCache;
 use self::request::{CheckRequest, CheckRequestError, ExplicitCheck};
 use crate::browser::BrowserPolicy;
-use crate::listener::{BoxError, ConnectionContext, Listener, ServeFuture, Shared};
+use crate::listener::{BoxError, ConnectionContext, Listener, ServeFuture, ServerState};
 use crate::metrics::{DecisionStats, ListenerStats, Rejection};
 use crate::openapi;
-use crate::stream::Stream;
+use crate::stream::ClientStream;
 
 /// The most bytes of a body: a key of 64 KiB in which every byte is escaped, and the rest.
 const BODY_BYTES_MAX: usize = 512 * 1024;
@@ -61,7 +63,7 @@ impl Listener for HttpListener {
         OVER_LIMIT_RESPONSE
     }
 
-    fn serve(self: Arc<Self>, stream: Stream, _: SocketAddr, context: ConnectionContext) -> ServeFuture {
+    fn serve(self: Arc<Self>, stream: ClientStream, _: SocketAddr, context: ConnectionContext) -> ServeFuture {
         Box::pin(async move { self.serve_stream(stream, context).await })
     }
 }
@@ -82,7 +84,7 @@ impl HttpListener {
     }
 
     /// Creates the listener of a server.
-    pub(crate) fn build(shared: &Shared) -> HttpListener {
+    pub(crate) fn build(shared: &ServerState) -> HttpListener {
         let options = &shared.options;
         HttpListener {
             engine: options.engine.clone(),
@@ -93,7 +95,7 @@ impl HttpListener {
     }
 
     /// Serves one connection until it ends.
-    async fn serve_stream<S>(&self, stream: S, context: ConnectionContext) -> Result<(), BoxError>
+    pub(crate) async fn serve_stream<S>(&self, stream: S, context: ConnectionContext) -> Result<(), BoxError>
     where
         S: AsyncRead + AsyncWrite + Unpin,
     {

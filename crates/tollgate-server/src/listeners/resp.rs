@@ -37,14 +37,14 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::Instant;
 use tollgate::{Check, CheckOptions, Decision, Demand, Limiter, OnFailure, Unavailable};
 
-use self::command::{Command, ConnectionCommand, LimitCache, ReplyFormat, UNKNOWN, is_http, parse_command, reply};
+use self::command::{ConnectionCommand, LimitCache, ReplyFormat, RespCommand, UNKNOWN, is_http, parse_command, reply};
 use self::frame::{Args, parse};
 use self::reply::{Replies, RespVersion};
 use super::io::{IdleTimeout, ReadOutcome, close, read_waiting, send, send_last, shrink};
 use crate::auth_guard::{Attempt, AuthGuard};
-use crate::listener::{ConnectionContext, Listener, ServeFuture, Shared};
+use crate::listener::{ConnectionContext, Listener, ServeFuture, ServerState};
 use crate::metrics::{DecisionStats, ListenerStats, Rejection};
-use crate::stream::{Cork, Stream};
+use crate::stream::{ClientStream, Cork};
 
 /// The most commands that are decided together. Larger pipelines are answered in several writes.
 const BATCH_COMMANDS_MAX: usize = 512;
@@ -102,7 +102,7 @@ impl Listener for RespListener {
         OVER_LIMIT_REPLY
     }
 
-    fn serve(self: Arc<Self>, stream: Stream, peer: SocketAddr, context: ConnectionContext) -> ServeFuture {
+    fn serve(self: Arc<Self>, stream: ClientStream, peer: SocketAddr, context: ConnectionContext) -> ServeFuture {
         Box::pin(async move { Ok(self.serve_stream(stream, peer.ip(), context).await?) })
     }
 }
@@ -114,7 +114,7 @@ impl RespListener {
     }
 
     /// Creates the listener of a server.
-    pub(crate) fn build(shared: &Shared, options: RespOptions) -> RespListener {
+    pub(crate) fn build(shared: &ServerState, options: RespOptions) -> RespListener {
         RespListener {
             decisions: shared.decisions.clone(),
             auth_guard: shared.auth_guard.clone(),
@@ -285,9 +285,11 @@ impl<S: AsyncRead + AsyncWrite + Cork + Unpin> RespConnection<S> {
             }
             match parse_command(frame, args, &mut self.client.limits) {
                 // Decided together with its neighbours.
-                Ok(Command::Check { demand, format }) if self.client.is_authenticated => pending.push((demand, format)),
-                Ok(Command::Nothing) => {}
-                Ok(Command::Unknown) if !frame.starts_with(b"*") => {
+                Ok(RespCommand::Check { demand, format }) if self.client.is_authenticated => {
+                    pending.push((demand, format))
+                }
+                Ok(RespCommand::Nothing) => {}
+                Ok(RespCommand::Unknown) if !frame.starts_with(b"*") => {
                     self.decide(&mut pending, last_read_at).await;
                     self.reject_inline(frame, args);
                     return (at, AfterBatch::Close);
@@ -308,25 +310,25 @@ impl<S: AsyncRead + AsyncWrite + Cork + Unpin> RespConnection<S> {
     }
 
     /// Answers a command that is not a check, or a check of a client that is not authenticated.
-    async fn other(&mut self, command: Result<Command<'_>, String>) -> AfterBatch {
+    async fn other(&mut self, command: Result<RespCommand<'_>, String>) -> AfterBatch {
         match command {
-            Ok(Command::Connection(ConnectionCommand::Quit)) => {
+            Ok(RespCommand::Connection(ConnectionCommand::Quit)) => {
                 self.replies.simple("OK");
                 return AfterBatch::Close;
             }
-            Ok(Command::Connection(ConnectionCommand::Auth { password })) => return self.auth(password).await,
-            Ok(Command::Connection(ConnectionCommand::Hello { protocol, password })) => {
+            Ok(RespCommand::Connection(ConnectionCommand::Auth { password })) => return self.auth(password).await,
+            Ok(RespCommand::Connection(ConnectionCommand::Hello { protocol, password })) => {
                 return self.hello(protocol, password).await;
             }
             _ if !self.client.is_authenticated => self.replies.error(NOAUTH),
-            Ok(Command::Connection(command)) => self.connection_command(command),
-            Ok(Command::Unknown) => self.replies.error(UNKNOWN),
-            Ok(Command::Reset { demand }) => match self.listener.limiter.reset(&demand).await {
+            Ok(RespCommand::Connection(command)) => self.connection_command(command),
+            Ok(RespCommand::Unknown) => self.replies.error(UNKNOWN),
+            Ok(RespCommand::Reset { demand }) => match self.listener.limiter.reset(&demand).await {
                 Ok(()) => self.replies.simple("OK"),
                 Err(error) => self.replies.error(&format!("UNAVAILABLE {error}")),
             },
             // Handled by the caller: a check waits for its batch, and a blank line has no reply.
-            Ok(Command::Check { .. } | Command::Nothing) => {}
+            Ok(RespCommand::Check { .. } | RespCommand::Nothing) => {}
             Err(error) => self.replies.error(&error),
         }
         AfterBatch::KeepOpen

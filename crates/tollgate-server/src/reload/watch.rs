@@ -1,6 +1,6 @@
 //! Notices that a file has changed, and waits until it is complete.
 //!
-//! **Problem.** A file is seldom changed by writing into it. Editors write another file and rename it over the first. Kubernetes
+//! **ErrorBody.** A file is seldom changed by writing into it. Editors write another file and rename it over the first. Kubernetes
 //! mounts a directory in which everything is a symbolic link, and replaces the link that all others lead through:
 //!
 //! ```text

@@ -1,6 +1,6 @@
 //! Access to the admin listener besides the token: web pages, unknown names in `Host`, and clients that guess tokens.
 
-use tollgate_server::Origin;
+use tollgate_server::WebOrigin;
 
 use crate::site::{Site, TOKEN};
 
@@ -8,7 +8,7 @@ const RULES: &str = "[[rules]]\nname = \"all\"\nby = [\"ip\"]\nlimits = [\"5/h\"
 
 fn site() -> Site {
     Site::start_with(RULES, |setup| {
-        setup.origins = vec!["https://ops.example".parse::<Origin>().unwrap()];
+        setup.origins = vec!["https://ops.example".parse::<WebOrigin>().unwrap()];
         setup.admin_hosts = vec!["gate.example".to_owned()];
     })
 }

@@ -13,4 +13,5 @@ mod shutdown;
 mod site;
 mod throttle;
 mod tls_end;
+mod tls_reload;
 mod watching;

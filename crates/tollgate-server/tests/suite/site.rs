@@ -11,7 +11,7 @@ use tokio::task::JoinHandle;
 use tollgate::Limiter;
 use tollgate::config::Loader;
 use tollgate::engine::Engine;
-use tollgate_server::{Bounds, Listeners, Origin, Readiness, Reloader, ServerOptions, Token, run};
+use tollgate_server::{Bounds, Listeners, Readiness, Reloader, ServerOptions, Token, WebOrigin, run};
 use tollgate_testkit::poll::eventually;
 
 /// The longest time that a test waits for anything.
@@ -23,7 +23,7 @@ pub(crate) struct Setup {
     pub(crate) limiter: Limiter,
     pub(crate) loader: Loader,
     pub(crate) bounds: Bounds,
-    pub(crate) origins: Vec<Origin>,
+    pub(crate) origins: Vec<WebOrigin>,
     pub(crate) admin_hosts: Vec<String>,
 }
 

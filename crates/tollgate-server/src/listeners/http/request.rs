@@ -22,7 +22,7 @@ use serde::de::{Error, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 use tollgate::{CheckError, Cost, DEMANDS_MAX, Demand, Key, Limit};
 
-use self::headers::Headers;
+use self::headers::{Headers, JsonString};
 use self::whole_number::WholeNumber;
 use crate::openapi::schemas as field_schemas;
 
@@ -95,9 +95,7 @@ fn present<'de, D: Deserializer<'de>, T: Deserialize<'de>>(deserializer: D) -> R
 
 /// Deserializes a string, borrowed from the body if it contains no escapes. A plain `Cow` field would always be a copy.
 fn present_text<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Cow<'de, str>>, D::Error> {
-    #[derive(Deserialize)]
-    struct Text<'b>(#[serde(borrow)] Cow<'b, str>);
-    Text::deserialize(deserializer).map(|Text(text)| Some(text))
+    JsonString::deserialize(deserializer).map(|JsonString(text)| Some(text))
 }
 
 /// A value that is read from a JSON object only. A plain struct would also accept an array of its fields.

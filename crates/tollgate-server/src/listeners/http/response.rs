@@ -64,7 +64,8 @@ fn or_null(schema: &mut Schema) {
 /// The reason why there is no decision.
 #[derive(JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Problem {
+#[schemars(rename = "Problem")]
+pub(crate) struct ErrorBody {
     /// A code for programs.
     pub(crate) error: String,
     /// What is wrong, and what would be accepted.

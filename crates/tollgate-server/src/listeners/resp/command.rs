@@ -20,7 +20,7 @@ use super::reply::Replies;
 
 /// A parsed command, borrowed from the buffer in which it arrived.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Command<'b> {
+pub(crate) enum RespCommand<'b> {
     Check {
         demand: Demand<'b>,
         format: ReplyFormat,
@@ -120,8 +120,12 @@ impl LimitCache {
 }
 
 /// Parses a command. `Err` is the error reply, which says what is expected.
-pub(crate) fn parse_command<'b>(buffer: &'b [u8], args: &Args, limits: &mut LimitCache) -> Result<Command<'b>, String> {
-    let Some(name) = args.get(buffer, 0) else { return Ok(Command::Nothing) };
+pub(crate) fn parse_command<'b>(
+    buffer: &'b [u8],
+    args: &Args,
+    limits: &mut LimitCache,
+) -> Result<RespCommand<'b>, String> {
+    let Some(name) = args.get(buffer, 0) else { return Ok(RespCommand::Nothing) };
     let arg = |index| args.get(buffer, index);
     // Clients send upper case, so the exact comparison mostly succeeds.
     let is = |expected: &str| name == expected.as_bytes() || name.eq_ignore_ascii_case(expected.as_bytes());
@@ -133,7 +137,7 @@ pub(crate) fn parse_command<'b>(buffer: &'b [u8], args: &Args, limits: &mut Limi
             _ => return Err(usage(CHECK_USAGE)),
         };
         let demand = explicit(key, limits.parse(limit)?)?.cost(cost);
-        return Ok(Command::Check { demand, format: ReplyFormat::Tollgate });
+        return Ok(RespCommand::Check { demand, format: ReplyFormat::Tollgate });
     }
     if is("CL.THROTTLE") {
         return throttle(buffer, args, limits);
@@ -143,15 +147,15 @@ pub(crate) fn parse_command<'b>(buffer: &'b [u8], args: &Args, limits: &mut Limi
             return Err(usage("TOLLGATE.PEEK key limit"));
         };
         let demand = explicit(key, limits.parse(limit)?)?.cost(Cost::PEEK);
-        return Ok(Command::Check { demand, format: ReplyFormat::Tollgate });
+        return Ok(RespCommand::Check { demand, format: ReplyFormat::Tollgate });
     }
     if is("TOLLGATE.RESET") {
         let (Some(key), Some(limit), 3) = (arg(1), arg(2), args.len()) else {
             return Err(usage("TOLLGATE.RESET key limit"));
         };
-        return Ok(Command::Reset { demand: explicit(key, limits.parse(limit)?)? });
+        return Ok(RespCommand::Reset { demand: explicit(key, limits.parse(limit)?)? });
     }
-    connection_command(name, buffer, args).map(|command| command.map_or(Command::Unknown, Command::Connection))
+    connection_command(name, buffer, args).map(|command| command.map_or(RespCommand::Unknown, RespCommand::Connection))
 }
 
 /// Returns whether an unknown inline command is the request line of an HTTP request, or its `Host` header: what a browser
@@ -166,7 +170,7 @@ pub(crate) fn is_http(buffer: &[u8], args: &Args) -> bool {
         || last.starts_with(b"HTTP/")
 }
 
-/// The error reply to [`Command::Unknown`].
+/// The error reply to [`RespCommand::Unknown`].
 pub(crate) const UNKNOWN: &str = "ERR unknown command; expected TOLLGATE.CHECK, TOLLGATE.PEEK, TOLLGATE.RESET, CL.THROTTLE, PING, ECHO, HELLO, AUTH, CLIENT, COMMAND or QUIT";
 const CHECK_USAGE: &str = "TOLLGATE.CHECK key limit [COST n]";
 const THROTTLE_USAGE: &str = "CL.THROTTLE key max_burst count period [quantity]";
@@ -180,7 +184,7 @@ fn explicit(key: &[u8], limit: Limit) -> Result<Demand<'_>, String> {
     Ok(Demand::new(limit, key))
 }
 
-fn throttle<'b>(buffer: &'b [u8], args: &Args, limits: &mut LimitCache) -> Result<Command<'b>, String> {
+fn throttle<'b>(buffer: &'b [u8], args: &Args, limits: &mut LimitCache) -> Result<RespCommand<'b>, String> {
     let arg = |index| args.get(buffer, index);
     let (Some(key), Some(max_burst), Some(count), Some(period), 5..=6) = (arg(1), arg(2), arg(3), arg(4), args.len())
     else {
@@ -192,7 +196,7 @@ fn throttle<'b>(buffer: &'b [u8], args: &Args, limits: &mut LimitCache) -> Resul
     let quantity = arg(5).map_or(Ok(1), |quantity| number(quantity, "quantity"))?;
     let limit = limits.throttle(Throttle { max_burst, count, period_s })?;
     let key = Key::scoped(key, Scope::Throttle).map_err(|error| format!("ERR {error}"))?;
-    Ok(Command::Check { demand: Demand::new(limit, key).cost(quantity), format: ReplyFormat::RedisCell })
+    Ok(RespCommand::Check { demand: Demand::new(limit, key).cost(quantity), format: ReplyFormat::RedisCell })
 }
 
 fn number(text: &[u8], what: &str) -> Result<u32, String> {

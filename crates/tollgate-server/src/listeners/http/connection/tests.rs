@@ -7,6 +7,7 @@ use tokio::time::{Instant, sleep};
 use tollgate::Limiter;
 
 use super::*;
+use crate::listeners::http::general::complete;
 
 const IDLE: Duration = Duration::from_secs(60);
 /// The pause between two bytes of a slow client.
@@ -127,4 +128,94 @@ async fn the_future_of_a_connection_is_small() {
     let listener = HttpListener::new(Limiter::memory(), IDLE);
     let size = size_of_val(&listener.serve_stream(server, context));
     assert!(size < 4 * 1024, "{size} bytes");
+}
+
+/// A body that sends what it gets from a channel.
+struct ChannelBody(tokio::sync::mpsc::UnboundedReceiver<&'static str>);
+
+impl Body for ChannelBody {
+    type Data = Bytes;
+    type Error = BoxError;
+
+    fn poll_frame(
+        mut self: std::pin::Pin<&mut Self>,
+        cx: &mut std::task::Context<'_>,
+    ) -> std::task::Poll<Option<Result<hyper::body::Frame<Bytes>, BoxError>>> {
+        self.0.poll_recv(cx).map(|chunk| chunk.map(|chunk| Ok(hyper::body::Frame::data(chunk.into()))))
+    }
+}
+
+/// Reads until the bytes so far end with `end`.
+async fn read_until(client: &mut DuplexStream, end: &str) -> String {
+    let mut received = Vec::new();
+    let reading = async {
+        while !received.ends_with(end.as_bytes()) {
+            received.push(client.read_u8().await.expect("the connection is open"));
+        }
+    };
+    let in_time = tokio::time::timeout(IDLE / 2, reading).await.is_ok();
+    let received = String::from_utf8(received).unwrap();
+    assert!(in_time, "{end:?} is not sent; received {received:?}");
+    received
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_response_body_is_sent_as_it_is_produced_and_the_connection_continues() {
+    let (mut client, server) = tokio::io::duplex(64 * 1024);
+    let (chunks, body) = tokio::sync::mpsc::unbounded_channel();
+    let body = parking_lot::Mutex::new(Some(body));
+    tokio::spawn(async move {
+        let (_stage, context) = ConnectionContext::unshared();
+        let handler = |_: Request<RequestBody>| {
+            let body =
+                body.lock().take().map_or_else(|| complete("after".into()), |body| ChannelBody(body).boxed_unsync());
+            std::future::ready(Response::new(body))
+        };
+        drop(serve(server, IDLE, context, None, handler).await);
+    });
+    // The second request is there before the first is answered.
+    client.write_all(&b"GET /events HTTP/1.1\r\nhost: x\r\n\r\n".repeat(2)).await.unwrap();
+    for (chunk, end) in [("one", "3\r\none\r\n"), ("three", "5\r\nthree\r\n")] {
+        chunks.send(chunk).unwrap();
+        let received = read_until(&mut client, end).await;
+        assert_eq!(received.contains("transfer-encoding: chunked"), chunk == "one", "{received}");
+    }
+    drop(chunks);
+    read_until(&mut client, "0\r\n\r\n").await;
+    let next = read_until(&mut client, "\r\n\r\nafter").await;
+    assert!(next.starts_with("HTTP/1.1 200 OK\r\n"), "{next}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_that_does_not_read_stops_the_producer_of_a_body() {
+    struct Endless(Arc<std::sync::atomic::AtomicUsize>);
+
+    impl Body for Endless {
+        type Data = Bytes;
+        type Error = BoxError;
+
+        fn poll_frame(
+            self: std::pin::Pin<&mut Self>,
+            _: &mut std::task::Context<'_>,
+        ) -> std::task::Poll<Option<Result<hyper::body::Frame<Bytes>, BoxError>>> {
+            self.0.fetch_add(1_024, std::sync::atomic::Ordering::Relaxed);
+            std::task::Poll::Ready(Some(Ok(hyper::body::Frame::data(Bytes::from_static(&[b'x'; 1_024])))))
+        }
+    }
+
+    let (mut client, server) = tokio::io::duplex(64 * 1024);
+    let produced = Arc::new(std::sync::atomic::AtomicUsize::new(0));
+    let body = produced.clone();
+    let start = Instant::now();
+    let serving = tokio::spawn(async move {
+        let (_stage, context) = ConnectionContext::unshared();
+        let handler = |_: Request<RequestBody>| std::future::ready(Response::new(Endless(body.clone()).boxed_unsync()));
+        serve(server, IDLE, context, None, handler).await
+    });
+    client.write_all(b"GET /endless HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
+    let error = serving.await.unwrap().expect_err("the client accepts nothing");
+    assert_eq!(error.downcast_ref::<std::io::Error>().map(std::io::Error::kind), Some(std::io::ErrorKind::TimedOut));
+    assert!((IDLE..IDLE + STEP).contains(&start.elapsed()), "{:?}", start.elapsed());
+    let produced = produced.load(std::sync::atomic::Ordering::Relaxed);
+    assert!(produced < 512 * 1024, "{produced} bytes for a client that reads none");
 }

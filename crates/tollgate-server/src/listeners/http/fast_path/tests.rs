@@ -6,28 +6,20 @@ use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 use tokio::sync::watch;
-use tollgate::config::{Config, Format};
-use tollgate::engine::Engine;
-use tollgate::{
-    Check, Decision, Demand, LimitStatus, Limiter, ManualClock, Store, StoreError, StoreErrorKind, Timestamp,
-};
+use tollgate::Limiter;
 
 use super::*;
 use crate::browser::BrowserPolicy;
-use crate::budget::{Budget, Receiving};
+use crate::budget::{EvictingBudget, Receiving};
+use crate::listeners::http::test_support::{IDLE, UnreachableStore, clock, described, listener_with_rules};
 use crate::shutdown::{Shutdown, ShutdownStage};
 
 const GOOD: &str = r#"{"key":"user:42","limit":"10/min"}"#;
 /// A header that is harmless, and keeps a request from being plain.
 const BY_HYPER: &str = "connection: keep-alive, te\r\n";
-const IDLE: Duration = Duration::from_secs(60);
 
 fn post(headers: &str, body: &str) -> String {
     format!("POST /v1/check HTTP/1.1\r\nhost: x\r\n{headers}content-length: {}\r\n\r\n{body}", body.len())
-}
-
-fn clock() -> Arc<ManualClock> {
-    Arc::new(ManualClock::new(Timestamp::from_micros(1_700_000_000_000_000)))
 }
 
 /// Returns a listener whose clock stands still.
@@ -86,127 +78,6 @@ async fn both_paths_give_the_same_response_to_explicit_checks() {
         assert!(fast.starts_with(&format!("HTTP/1.1 {status}\r\n")), "{fast}");
         assert_eq!(fast, responses(&[&post(BY_HYPER, body)]).await);
     }
-}
-
-/// A store that cannot be reached.
-struct UnreachableStore;
-
-fn unreachable<'a, T: Send + 'a>() -> tollgate::StoreFuture<'a, T> {
-    Box::pin(async { Err(StoreError::new(StoreErrorKind::Unreachable, "planted")) })
-}
-
-impl Store for UnreachableStore {
-    fn decide<'a>(&'a self, _: &'a [Check<'a>]) -> tollgate::StoreFuture<'a, Vec<Decision>> {
-        unreachable()
-    }
-
-    fn refund<'a>(&'a self, _: &'a Check<'a>, _: &'a Decision) -> tollgate::StoreFuture<'a, ()> {
-        unreachable()
-    }
-
-    fn reset<'a>(&'a self, _: &'a Demand<'a>) -> tollgate::StoreFuture<'a, ()> {
-        unreachable()
-    }
-
-    fn inspect<'a>(&'a self, _: &'a Demand<'a>) -> tollgate::StoreFuture<'a, LimitStatus> {
-        unreachable()
-    }
-}
-
-/// Every kind of answer that rules can give: bans with and without an end, exemptions, plans, costs, shields, shadow mode,
-/// header sets, body formats and failure policies.
-const RULES: &str = r#"
-path_bytes_max = 64
-headers = ["x", "draft-6"]
-[exempt]
-paths = ["/health"]
-[[bans]]
-by = "ip"
-value = "198.51.100.7"
-reason = "scraping"
-[[bans]]
-by = "ip"
-value = "198.51.100.8"
-until = "2099-01-01T00:00:00Z"
-[plans.anonymous]
-limits = ["2/h"]
-[plans.pro]
-limits = ["3/h", "5/day"]
-upgrade_url = "https://example.com/upgrade"
-[[keys]]
-key = "planted-pro"
-plan = "pro"
-[[rules]]
-name = "json"
-match = { path = "/json" }
-by = ["ip"]
-limits = ["1/h"]
-on_failure = "deny"
-headers = ["ietf", "x"]
-[[rules]]
-name = "problem"
-match = { path = "/problem" }
-by = ["ip"]
-limits = ["1/h"]
-on_failure = "deny"
-body = "problem"
-[[rules]]
-name = "text"
-match = { path = "/text" }
-by = ["ip"]
-limits = ["1/h"]
-on_failure = "deny"
-body = "text"
-[[rules]]
-name = "local"
-match = { path = "/local" }
-by = ["ip"]
-limits = ["1/h"]
-[[rules]]
-name = "allow"
-match = { path = "/allow" }
-by = ["ip"]
-limits = ["1/h"]
-on_failure = "allow"
-[[rules]]
-name = "costly"
-match = { path = "/costly" }
-by = ["ip"]
-cost = 5
-limits = ["8/h", "4/min"]
-[[rules]]
-name = "plan"
-match = { path = "/plan" }
-limits = "plan"
-[[rules]]
-name = "shadow"
-match = { path = "/shadow" }
-mode = "shadow"
-by = ["ip"]
-limits = ["1/h"]
-[[rules]]
-name = "shield"
-match = { path = "/shield" }
-store = "memory"
-by = ["ip"]
-limits = ["1/h"]
-"#;
-
-fn listener_with_rules(store: Option<Arc<dyn Store>>) -> Arc<HttpListener> {
-    let clock = clock();
-    let builder = Limiter::builder().clock(clock.clone());
-    let limiter = match store {
-        Some(store) => builder.store(store),
-        None => builder,
-    };
-    let limiter = limiter.build();
-    let loaded = Config::from_text(RULES, Format::Toml).unwrap_or_else(|report| panic!("{report:?}"));
-    let engine = Engine::on_clock(limiter.clone(), loaded.rules, Vec::new(), clock);
-    Arc::new(HttpListener::new(limiter, IDLE).with_rules(engine))
-}
-
-fn described(path: &str, peer: &str, headers: &str) -> String {
-    format!(r#"{{"request":{{"method":"GET","path":"{path}","peer":"{peer}","headers":{headers}}}}}"#)
 }
 
 /// Sends the same sequence of requests to one listener by the fast path and to an identical one by the general path, and
@@ -511,7 +382,7 @@ async fn unfinished_requests_are_bounded_in_bytes_for_all_connections_together()
     const LARGE: usize = 50_000;
     let evictions = Arc::new(AtomicU64::new(0));
     // Five of them, and what hyper needs for two.
-    let budget = Budget::new(5 * LARGE + 90_000, evictions.clone());
+    let budget = EvictingBudget::new(5 * LARGE + 90_000, evictions.clone());
     let (_stage, shutdown) = Shutdown::channel();
     let connect = || {
         let (client, server) = tokio::io::duplex(1 << 20);

@@ -76,7 +76,7 @@ struct HeaderLines {
 }
 
 impl HeaderLines {
-    fn name<E: Error>(&mut self, name: Text<'_>) -> Result<HeaderName, E> {
+    fn name<E: Error>(&mut self, name: JsonString<'_>) -> Result<HeaderName, E> {
         if self.headers.len() == HEADERS_MAX {
             return Err(E::custom(format_args!("request.headers has at most {HEADERS_MAX} entries")));
         }
@@ -85,7 +85,7 @@ impl HeaderLines {
         parsed.ok_or_else(|| E::custom(format_args!("request.headers: `{}` is not a header name", shown(&name))))
     }
 
-    fn add<E: Error>(&mut self, name: HeaderName, value: Text<'_>) -> Result<(), E> {
+    fn add<E: Error>(&mut self, name: HeaderName, value: JsonString<'_>) -> Result<(), E> {
         self.count(&value)?;
         let value = HeaderValue::from_str(&value)
             .map_err(|_| E::custom(format_args!("request.headers: the value of `{name}` has a control character")))?;
@@ -104,9 +104,9 @@ impl HeaderLines {
 
 /// A string, borrowed from the body if it contains no escapes.
 #[derive(Deserialize)]
-struct Text<'b>(#[serde(borrow)] std::borrow::Cow<'b, str>);
+pub(super) struct JsonString<'b>(#[serde(borrow)] pub(super) std::borrow::Cow<'b, str>);
 
-impl std::ops::Deref for Text<'_> {
+impl std::ops::Deref for JsonString<'_> {
     type Target = str;
 
     fn deref(&self) -> &str {
