@@ -1,4 +1,4 @@
-//! What the scenarios share: how much to do, the seed, and the report.
+//! Shared by the scenarios: their size, the seed, and the report.
 #![allow(dead_code)] // each scenario uses its part
 
 use std::fmt::Display;

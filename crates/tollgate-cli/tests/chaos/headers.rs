@@ -1,8 +1,8 @@
-//! No order and no case of headers changes the address that is counted.
+//! Neither the order nor the letter case of headers changes the address that is counted.
 //!
-//! A client behind a trusted proxy forges every header that could name an address. The proxy appends the address that it saw. The
-//! described request lists the headers in any order that keeps the lines of one name in theirs, and in any case. All of them are
-//! one client, who has a budget of two. The layer meets the same requests in `crates/tollgate/tests/suite/layer/forwarding.rs`.
+//! A client behind a trusted proxy forges every header that could contain an address, and the proxy appends the real one. The
+//! described requests have the headers in every order that keeps equal names in order, and in random letter case. All are
+//! requests of one client with a quota of two. The layer is tested with the same requests in `crates/tollgate/tests/suite/layer/forwarding.rs`.
 
 use tollgate_testkit::conformance::Random;
 
@@ -19,7 +19,7 @@ by = ["ip"]
 limits = ["2/h"]
 "#;
 
-/// Every order of these that keeps equal names in their order.
+/// Returns every order of these lines that keeps equal names in order.
 fn orders(lines: &[(String, String)]) -> Vec<Vec<(String, String)>> {
     if lines.is_empty() {
         return vec![Vec::new()];
@@ -34,13 +34,13 @@ fn orders(lines: &[(String, String)]) -> Vec<Vec<(String, String)>> {
     firsts.flat_map(with_first).collect()
 }
 
-/// The name with each letter in either case.
-fn in_some_case(name: &str, random: &mut Random) -> String {
+/// Returns the name with each letter in random case.
+fn with_random_case(name: &str, random: &mut Random) -> String {
     name.chars().map(|letter| if random.below(2) == 0 { letter.to_ascii_uppercase() } else { letter }).collect()
 }
 
 #[test]
-fn no_permutation_of_described_headers_changes_the_address() {
+fn order_and_case_of_described_headers_do_not_change_the_address() {
     let mut random = random(SCENARIO);
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("tollgate.toml");
@@ -69,13 +69,13 @@ fn no_permutation_of_described_headers_changes_the_address() {
         };
         for order in orders {
             let pairs: Vec<_> =
-                order.iter().map(|(name, value)| [in_some_case(name, &mut random), value.clone()]).collect();
+                order.iter().map(|(name, value)| [with_random_case(name, &mut random), value.clone()]).collect();
             match ask(serde_json::json!(pairs)).status {
                 200 => admitted += 1,
                 429 => denied += 1,
                 status => panic!("{status} for {pairs:?}"),
             }
-            // An object has no order, so it may not have both.
+            // An object has no order, so it may not have two equal names.
             let object: serde_json::Map<_, _> =
                 pairs.iter().map(|[name, value]| (name.clone(), value.clone().into())).collect();
             let names: std::collections::BTreeSet<String> =
@@ -88,7 +88,7 @@ fn no_permutation_of_described_headers_changes_the_address() {
     }
     record(SCENARIO, "permutations", admitted + denied);
     assert_eq!(admitted, 2, "{denied} were denied");
-    // The same as one line, as a proxy writes it.
+    // All addresses in one line, as a proxy writes it.
     assert_eq!(ask(serde_json::json!({ "X-Forwarded-For": "6.6.6.6, 198.51.100.7" })).status, 429);
     assert_eq!(ask(serde_json::json!({ "X-Forwarded-For": "198.51.100.8" })).status, 200, "another client");
 }

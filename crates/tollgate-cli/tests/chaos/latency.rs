@@ -1,11 +1,11 @@
-//! A store that is milliseconds away, and a machine that has no time.
+//! A store with a round trip of milliseconds, and a machine without idle CPU.
 //!
-//! The first scenario puts a real Redis behind the fault proxy, which delays every byte, and asks it with one to 64 callers. `store` should decide
-//! nearly everything while the round trip is well below the deadline; the figures say how nearly, and how many decisions share a call. In virtual
-//! time the same matrix is exact and asserted (`tests/suite/round_trips` of crate `tollgate`).
+//! The first scenario puts a real Redis behind the fault proxy, which delays every byte, and runs 1 to 64 callers. The store
+//! should make nearly all decisions while the round trip is well below the deadline. The figures are its share, and the number
+//! of decisions per call. In virtual time the same matrix is exact and asserted (`tests/suite/round_trips` of crate `tollgate`).
 //!
-//! The second scenario starves the process of CPU: four busy threads for each core. An answer that has arrived is used although the
-//! deadline has passed, and a deadline that was noticed late does not open the breaker.
+//! The second scenario runs four busy threads per core. A reply that has arrived is used although the deadline has passed, and a
+//! deadline that is noticed late does not open the breaker.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -23,10 +23,10 @@ use crate::campaign::{random, record, scale};
 
 const DEADLINE: Duration = Duration::from_millis(25);
 const LIMIT: &str = "500/s";
-/// Counters that the callers of a run share.
+/// The number of counters that the callers of a run share.
 const COUNTERS: usize = 4;
 
-/// What came of a run.
+/// The result of a run.
 struct Outcome {
     decisions: u64,
     by_store: u64,
@@ -46,14 +46,14 @@ impl Outcome {
         record(scenario, what, figure);
     }
 
-    /// Whatever the machine does: every check is answered, and no counter admits more than it may.
+    /// Asserts what holds on any machine: every check is decided, and no counter admits more than its bound.
     fn assert_holds(&self, what: &str) {
         assert_eq!(self.report.checks, self.decisions, "{what}");
         if self.by_store == self.decisions {
             self.report.expect_clean();
             return;
         }
-        // What the store charged after its caller had given up is not in the history, so its counts need not add up; its bounds hold.
+        // Charges of late decisions are not in the history, so only the upper bounds can be checked.
         let breaks_a_bound = |violation: &&Violation| {
             matches!(violation, Violation::Over { .. } | Violation::Witness { .. } | Violation::Local { .. })
         };
@@ -62,9 +62,9 @@ impl Outcome {
     }
 }
 
-/// Callers that ask for some rounds each, with random pauses in between.
+/// Callers that make some checks each, with random pauses in between.
 struct Run<'a> {
-    /// Also the name of its counters, so that runs do not share any.
+    /// The name of the run and of its counters, so that runs do not share counters.
     what: &'a str,
     callers: usize,
     rounds: u64,
@@ -72,7 +72,7 @@ struct Run<'a> {
 }
 
 impl Run<'_> {
-    /// Runs all callers and judges what they were answered.
+    /// Runs all callers and verifies their decisions.
     fn outcome(&self, callers_on: &Runtime, store: &RedisStore, random: &mut Random) -> Outcome {
         let clock = Arc::new(SystemClock::new());
         let limiter = Limiter::builder().store(Arc::new(store.clone())).clock(clock.clone()).deadline(DEADLINE);
@@ -128,7 +128,7 @@ fn connected(runtime: &Runtime, url: String) -> RedisStore {
 }
 
 #[test]
-fn a_store_that_is_milliseconds_away_decides() {
+fn store_with_a_round_trip_of_milliseconds_decides() {
     let server = Server::redis();
     let proxy = Proxy::start(server.addr());
     let runtime = runtime();
@@ -150,7 +150,7 @@ fn a_store_that_is_milliseconds_away_decides() {
     assert_eq!(store.stats().panics, 0);
 }
 
-/// Threads that do nothing but take time, until this is dropped.
+/// Busy threads, which end when this is dropped.
 struct Load {
     is_over: Arc<AtomicBool>,
     threads: Vec<std::thread::JoinHandle<()>>,
@@ -180,11 +180,11 @@ impl Drop for Load {
 }
 
 #[test]
-fn a_process_that_is_starved_of_cpu_still_asks_its_store() {
+fn starved_process_still_uses_its_store() {
     let server = Server::redis();
     let mut random = random("starved");
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    // All on one runtime, as in a service of one's own; and the store on another than its callers, as in `tollgate serve`.
+    // Store and callers on one runtime, as in a service; and on two, as in `tollgate serve`.
     let (stores, apart) = (runtime(), Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap());
     for (shape, callers_on) in [("one runtime", &stores), ("the store on another thread", &apart)] {
         let store = connected(&stores, server.url());

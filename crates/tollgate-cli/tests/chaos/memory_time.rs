@@ -12,8 +12,8 @@ use super::campaign::{random, record};
 
 const START_US: u64 = 1_760_000_000_000_000;
 const STEP_US: u64 = 7;
-/// A long log may cost so many times what a short one does: giving back the memory of a hundred segments is the most. Walking over all
-/// entries costs hundreds of times as much.
+/// Maximum ratio of the times on a long and a short log. Freeing the memory of a hundred segments needs the most. A walk over all
+/// entries would take hundreds of times as long.
 const RATIO_MAX: u32 = 100;
 
 struct Log {
@@ -77,8 +77,9 @@ impl Log {
         start.elapsed()
     }
 
-    /// The cheapest of some runs of each operation: another process may have had the processor. Those that change much go last,
-    /// each on a log that is filled again.
+    /// Returns the shortest time of several runs of each operation, since other processes may interrupt a run.
+    ///
+    /// Operations that change the log go last, each on a refilled log.
     fn costs(&mut self, random: &mut tollgate_testkit::conformance::Random) -> Vec<(&'static str, Duration)> {
         let (n, full) = (self.entries, limit(self.entries, false));
         let mut costs: Vec<(&'static str, Duration)> = Vec::new();
@@ -124,7 +125,7 @@ impl Log {
 }
 
 #[test]
-fn an_operation_on_the_longest_log_in_memory_is_bounded() {
+fn time_of_an_operation_on_the_longest_log_in_memory_is_bounded() {
     let mut random = random("memory time");
     let short = Log::new(100).costs(&mut random);
     let long = Log::new(99_900).costs(&mut random);

@@ -1,11 +1,11 @@
-//! No spelling of a path reaches a handler without meeting the handler's rule.
+//! Every spelling of a path that reaches a handler matches the rule for that handler.
 //!
-//! Real servers are asked: Node, Python and PHP directly, and behind nginx, which forwards either its normalised `$uri` or the
+//! Requests go to real servers: Node, Python and PHP directly, and behind nginx, which forwards either its normalised `$uri` or the
 //! `$request_uri` as it was sent; Go, too, in the long form and where it is installed. Every handler prints the paths by which its program would
-//! commonly route. If one of them is a protected path, the rule for that path must match the request as it was sent.
+//! commonly route. If one of them is a protected path, the rule for that path must match the path that was sent.
 //!
-//! What the long form prints as `reached` is where `crates/tollgate/src/rules/tests/corpus.tsv` comes from, which a unit test
-//! replays without servers.
+//! The lines that the long form prints as `reached` are the source of `crates/tollgate/src/rules/tests/corpus.tsv`, which a
+//! unit test replays without servers.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -28,7 +28,7 @@ use crate::serving::PATIENCE;
 
 const SCENARIO: &str = "paths";
 const PROTECTED: [&str; 3] = ["/login", "/api/v1/items", "/account/reset"];
-/// What is put into a path, anywhere.
+/// Pieces that are inserted anywhere into a path.
 const PIECES: [&str; 44] = [
     "/",
     "//",
@@ -161,7 +161,7 @@ impl Backend {
         let mut process = Process::start(&mut command);
         let mut stdout = process.stdout();
         let mut stderr = process.stderr();
-        // PHP says it in words, on its standard error.
+        // PHP prints it in a sentence on its standard error.
         let mut announced = String::new();
         let port = match name {
             "php" => {
@@ -205,9 +205,9 @@ impl Backend {
     }
 }
 
-/// Sends one request and reads to the end of the connection. What comes back does not matter; whether the handler ran does.
+/// Sends one request and reads to the end of the connection. The test uses whether the handler ran, not the response.
 fn exchange(mut stream: impl Read + Write, path: &str) -> Vec<u8> {
-    // In one piece: PHP calls a request line malformed that comes in several.
+    // In one write: PHP rejects a request line that arrives in pieces.
     let request = format!("GET {path} HTTP/1.1\r\nHost: host\r\nConnection: close\r\n\r\n");
     let _ = stream.write_all(request.as_bytes());
     let mut answer = Vec::new();
@@ -287,7 +287,7 @@ fn guarded(rules: &RuleSet, path: &str) -> Vec<&'static str> {
     matched.indices().iter().map(|index| PROTECTED[*index as usize]).collect()
 }
 
-/// A path that may or may not be another spelling of a protected one.
+/// Returns a path that may be another spelling of a protected one.
 fn spelling(random: &mut Random) -> String {
     let below = |random: &mut Random, bound: usize| random.below(bound as u64) as usize;
     let mut path = PROTECTED[below(random, PROTECTED.len())].to_owned();
@@ -298,7 +298,7 @@ fn spelling(random: &mut Random) -> String {
             _ => below(random, path.len()),
         };
         match random.below(4) {
-            // A character as an escape, once or twice.
+            // A character escaped once or twice.
             0 => {
                 let at = at.min(path.len() - 1);
                 let percent = if random.below(4) == 0 { "%25" } else { "%" };
@@ -312,10 +312,10 @@ fn spelling(random: &mut Random) -> String {
 }
 
 #[test]
-fn whatever_reaches_a_handler_meets_its_rule() {
+fn rule_matches_every_path_that_reaches_its_handler() {
     let mut random = random(SCENARIO);
     let rules = rules();
-    // Each piece alone behind each path, then mixtures.
+    // Each piece alone after each path, then random combinations.
     let mut paths: Vec<String> =
         PROTECTED[..scale(1, 3)].iter().flat_map(|path| PIECES.map(|piece| format!("{path}{piece}"))).collect();
     paths.extend((0..scale(150, 5_000)).map(|_| spelling(&mut random)));

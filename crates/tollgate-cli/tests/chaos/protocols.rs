@@ -1,6 +1,6 @@
-//! One protocol's bytes on the other's listener: HTTP on RESP, as a web page makes a browser send it, and RESP on HTTP.
+//! Bytes of the wrong protocol: HTTP on the RESP listener, as a web page makes a browser send it, and RESP on the HTTP listener.
 //!
-//! Nothing that stands in such bytes is executed, the connection is closed, and the service goes on.
+//! Nothing in such bytes is executed, the connection is closed, and the service keeps running.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -11,12 +11,12 @@ use tollgate_testkit::server::Reply;
 use crate::campaign::{random, record, scale};
 use crate::serving::{PATIENCE, Serving};
 
-/// A counter that is used up, and one that nobody has used.
+/// A counter that is used up, and one that is unused.
 const SPENT: &str = "spent";
 const UNUSED: &str = "unused";
 const LIMIT: &str = "1/day";
 
-/// What an attacker would like to run.
+/// Commands that an attacker would like to run.
 const COMMANDS: [&str; 4] = [
     "TOLLGATE.RESET spent 1/day\r\n",
     "TOLLGATE.CHECK unused 1/day\r\n",
@@ -94,7 +94,7 @@ fn nothing_in_the_bytes_of_another_protocol_is_executed() {
     assert_eq!(serving.connect().call(&["TOLLGATE.CHECK", SPENT, LIMIT]).unwrap().items()[0], Reply::Integer(1));
     let rounds = scale(300, 20_000);
     for _ in 0..rounds {
-        // The body is what the page chose; the head is what its browser wrote, and then some.
+        // The page chooses the body; the browser writes the head, which is mutated here.
         let body = COMMANDS[random.below(4) as usize].repeat(1 + random.below(3) as usize);
         let mut request = head(&mut random, body.len()).into_bytes();
         let is_whole = {
@@ -102,7 +102,7 @@ fn nothing_in_the_bytes_of_another_protocol_is_executed() {
             mutate(&mut random, &mut request);
             request == before
         };
-        // Without any of the head, what is left is no request but commands.
+        // Without a head, the bytes would be plain commands.
         if request.iter().all(u8::is_ascii_whitespace) {
             continue;
         }
@@ -119,14 +119,14 @@ fn nothing_in_the_bytes_of_another_protocol_is_executed() {
         let http =
             format!("POST /v1/check HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n{question}", question.len());
         let command = COMMANDS[random.below(4) as usize];
-        // A client of Redis that was given the wrong port: its keys hold what somebody else chose.
+        // A Redis client with the wrong port, whose keys are chosen by an attacker.
         let mut bytes = match random.below(3) {
             0 => command.repeat(3).into_bytes(),
             1 => format!("*2\r\n$4\r\nECHO\r\n${}\r\n{http}\r\n", http.len()).into_bytes(),
             _ => format!("{command}{http}").into_bytes(),
         };
         bytes[0] ^= random.below(2) as u8;
-        // Bytes that come in pieces are only judged once a whole head may be there.
+        // Bytes that arrive in pieces are rejected once they may be a complete head.
         bytes.extend_from_slice(b"\r\n\r\n");
         let said = answer(&serving.http, &mut random, &bytes);
         assert!(said.is_empty() || said.starts_with("HTTP/1.1 400 "), "{said}");

@@ -1,6 +1,6 @@
-//! Careless deploys: the configuration of a running service is rewritten in every way in which files are, and cut off in
-//! between, while a client that has used up its limit keeps asking. It must never be admitted, whatever is in the file; and
-//! each whole version must come into force.
+//! Careless deploys: the configuration of a running service is rewritten in many ways, and truncated in between, while a client
+//! that has used up its limit keeps sending requests. None may be admitted, whatever is in the file, and each complete version
+//! must take effect.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -20,8 +20,8 @@ use crate::serving::{BindMount, Client, Serving};
 const SCENARIO: &str = "reloads";
 const EXHAUSTED: &str = r#"{"request":{"method":"GET","path":"/","peer":"203.0.113.9"}}"#;
 
-/// A whole configuration: a limit that must hold, and one whose quota is the number of the version. `expect` stands in front or
-/// at the end.
+/// Returns a complete configuration: a limit that must hold, and one whose quota is the version. `expect` is at the start or the
+/// end.
 fn version(number: u64, random: &mut Random) -> String {
     let rules = format!(
         "[[rules]]\nname = \"filler\"\nmatch = {{ path = \"/filler\" }}\nlimits = [\"9/min\"]\n\n\
@@ -34,7 +34,7 @@ fn version(number: u64, random: &mut Random) -> String {
     }
 }
 
-/// The version in force, asked on behalf of an address that has never asked.
+/// Returns the version in effect, by a request from an unused address.
 fn version_in_force(serving: &Serving) -> Option<u64> {
     static PEERS: AtomicU64 = AtomicU64::new(1);
     let [.., a, b, c] = PEERS.fetch_add(1, Ordering::Relaxed).to_be_bytes();
@@ -44,17 +44,17 @@ fn version_in_force(serving: &Serving) -> Option<u64> {
     quotas.max()
 }
 
-/// Somewhere in the text.
+/// Returns a random position in the text.
 fn cut<'t>(text: &'t str, random: &mut Random) -> &'t [u8] {
     &text.as_bytes()[..random.below(text.len() as u64) as usize]
 }
 
-/// How slow a writer is: sometimes longer than a file has to stand still.
+/// Pauses as a slow writer does: sometimes longer than a file must be unchanged before it is read.
 fn pause(random: &mut Random) {
     thread::sleep(Duration::from_millis(random.below(4) * 100));
 }
 
-/// One way to rewrite a file. Each leaves it whole.
+/// One way to rewrite a file. Each leaves it complete.
 type Way = fn(&Path, &str, &mut Random);
 
 const IN_PLACE: [(&str, Way); 3] = [
@@ -108,7 +108,7 @@ fn rename_over(file: &Path, text: &[u8]) {
     fs::rename(&draft, file).unwrap();
 }
 
-/// What Kubernetes makes of a ConfigMap: the file is a link through `..data`, which is swapped. Sometimes for half a file.
+/// Replaces a file as Kubernetes does for a ConfigMap: it is a link through `..data`, which is swapped; sometimes to half a file.
 fn swap_links(file: &Path, text: &str, random: &mut Random) {
     static VERSIONS: AtomicU64 = AtomicU64::new(0);
     let mount = file.parent().unwrap();
@@ -160,7 +160,11 @@ fn rewrite(what: &str, read: &Path, written: &Path, ways: &[(&str, Way)], random
             std::panic::resume_unwind(panic);
         }
     });
-    eventually("a whole file is healthy", || serving.visit("/readyz").body, |body| body.contains("\"result\":\"ok\""));
+    eventually(
+        "a complete file is healthy",
+        || serving.visit("/readyz").body,
+        |body| body.contains("\"result\":\"ok\""),
+    );
     let metrics = serving.visit("/metrics").body;
     let count = |result: &str| {
         let line = format!("tollgate_reloads_total{{result=\"{result}\"}} ");
@@ -169,7 +173,7 @@ fn rewrite(what: &str, read: &Path, written: &Path, ways: &[(&str, Way)], random
     record(SCENARIO, &format!("{what}: decisions, all refused"), asked.load(Ordering::Relaxed));
     record(SCENARIO, &format!("{what}: reloads done"), count("ok"));
     record(SCENARIO, &format!("{what}: reloads refused"), count("failed"));
-    record(SCENARIO, &format!("{what}: longest until a version was in force"), format!("{} ms", longest_us / 1_000));
+    record(SCENARIO, &format!("{what}: longest until a version was in effect"), format!("{} ms", longest_us / 1_000));
 }
 
 fn site(random: &mut Random) -> (tempfile::TempDir, PathBuf) {
@@ -180,14 +184,14 @@ fn site(random: &mut Random) -> (tempfile::TempDir, PathBuf) {
 }
 
 #[test]
-fn the_limit_is_never_off_while_the_file_is_rewritten() {
+fn limit_holds_while_the_file_is_rewritten() {
     let mut random = random(SCENARIO);
     let (_dir, file) = site(&mut random);
     rewrite("a file", &file, &file, &[&IN_PLACE[..], &BY_NAME].concat(), &mut random);
 }
 
 #[test]
-fn the_limit_is_never_off_while_links_are_swapped() {
+fn limit_holds_while_links_are_swapped() {
     let mut random = random(SCENARIO);
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("tollgate.toml");
@@ -197,12 +201,12 @@ fn the_limit_is_never_off_while_links_are_swapped() {
 }
 
 #[test]
-fn the_limit_is_never_off_while_a_bind_mounted_file_is_rewritten() {
+fn limit_holds_while_a_bind_mounted_file_is_rewritten() {
     let mut random = random(SCENARIO);
     let (_outside, source) = site(&mut random);
     let (_inside, target) = site(&mut random);
     let Some(_mount) = BindMount::new(&source, &target) else {
-        record(SCENARIO, "a bind mount", "not shown: this process may not mount");
+        record(SCENARIO, "a bind mount", "skipped: this process may not mount");
         return;
     };
     rewrite("a bind mount", &target, &source, &IN_PLACE, &mut random);

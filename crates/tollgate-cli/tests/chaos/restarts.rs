@@ -1,9 +1,9 @@
-//! SIGTERM under load: what clients had sent on their connections before they were told to leave is answered, and what was
-//! admitted is what they saw.
+//! SIGTERM under load: requests sent before the server announced its shutdown are answered, and the store has charged exactly the
+//! admitted ones.
 //!
-//! Over HTTP a client is told by `connection: close`, over RESP by the end of the connection, which comes with the last answers. A client here
-//! looks for that end before it sends, as the pools of client libraries do, and then waits for its answers.
-//! A request is lost if it was sent and the connection ended without its answer.
+//! Over HTTP the announcement is `connection: close`, over RESP the end of the connection after the last replies. The clients check
+//! for that end before they send, as the pools of client libraries do, and then wait for their responses. A request is lost if
+//! the connection ended without its response.
 
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::TcpStream;
@@ -21,7 +21,7 @@ use crate::serving::{PATIENCE, Serving};
 const LIMIT: &str = "10000000/day";
 const QUOTA: u64 = 10_000_000;
 
-/// What one client saw.
+/// The results of one client.
 #[derive(Clone, Copy, Default, Debug)]
 struct Seen {
     admitted: u64,
@@ -56,7 +56,7 @@ impl Connection {
         self.stream.read_line(&mut line).ok().filter(|read| *read > 0).map(|_| line)
     }
 
-    /// Asks over HTTP until an answer says that it is the last.
+    /// Sends HTTP requests until a response has `connection: close`.
     fn ask_http(mut self, request: String) -> Seen {
         loop {
             let sent = self.stream.get_mut().write_all(request.as_bytes());
@@ -66,7 +66,7 @@ impl Connection {
                     return self.seen;
                 }
                 Some(true) => {
-                    assert_eq!(self.stream.read(&mut [0]).unwrap(), 0, "nothing but the end follows");
+                    assert_eq!(self.stream.read(&mut [0]).unwrap(), 0, "the server closes the connection");
                     return self.seen;
                 }
                 Some(false) => {}
@@ -74,7 +74,7 @@ impl Connection {
         }
     }
 
-    /// Reads an answer: whether it is the last, `None` if there is none.
+    /// Reads a response. Returns whether it has `connection: close`, or `None` if the connection ended.
     fn http_answer(&mut self) -> Option<bool> {
         let status = self.line()?;
         let (mut is_last, mut length) = (false, 0);
@@ -94,7 +94,7 @@ impl Connection {
         Some(is_last)
     }
 
-    /// Asks over RESP, `pipeline` commands at a time, until the connection ends.
+    /// Sends RESP commands, `pipeline` at a time, until the connection ends.
     fn ask_resp(mut self, command: String, pipeline: usize) -> Seen {
         let commands = command.repeat(pipeline);
         while !self.has_ended() {
@@ -122,7 +122,7 @@ impl Connection {
     }
 }
 
-/// The usual request, and two for the general HTTP server.
+/// Returns a request for the fast path and two for the general HTTP server.
 fn http_requests(key: &str) -> [String; 3] {
     let question = format!(r#"{{"key":"{key}","limit":"{LIMIT}"}}"#);
     let length = question.len();
@@ -134,7 +134,7 @@ fn http_requests(key: &str) -> [String; 3] {
     ]
 }
 
-/// An instance that counts on Redis, and never without it however slow this machine is.
+/// Starts an instance on Redis, with a deadline so long that a busy machine makes no decision local.
 fn start(dir: &Path, redis: &Server, drain: &str) -> Serving {
     let file = dir.join("tollgate.toml");
     std::fs::write(&file, "deadline = \"30s\"\nrules = []\n").unwrap();
@@ -142,7 +142,7 @@ fn start(dir: &Path, redis: &Server, drain: &str) -> Serving {
 }
 
 #[test]
-fn nothing_that_was_sent_on_existing_connections_is_lost_by_a_restart() {
+fn restart_loses_no_request_of_existing_connections() {
     let (dir, redis) = (tempfile::tempdir().unwrap(), Server::redis());
     let mut random = random("restarts");
     let (mut all, rounds) = (Seen::default(), scale(3, 100));
@@ -176,7 +176,7 @@ fn nothing_that_was_sent_on_existing_connections_is_lost_by_a_restart() {
         let mut connection = next.connect();
         let peek = connection.call(&["TOLLGATE.PEEK", &key, LIMIT]).unwrap();
         let counted = QUOTA - u64::try_from(peek.items()[2].integer()).unwrap();
-        assert_eq!(counted, admitted, "round {round}, drain {drain}: what was admitted and what clients saw");
+        assert_eq!(counted, admitted, "round {round}, drain {drain}: charged units and admitted requests");
         all = Seen { admitted: all.admitted + admitted, lost: all.lost + lost };
     }
     record("restarts", "rounds, answers, lost", format!("{rounds}, {}, {}", all.admitted, all.lost));

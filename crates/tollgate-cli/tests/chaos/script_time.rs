@@ -1,8 +1,8 @@
-//! How long one call of the script keeps the server at the largest states, under the worst arguments.
+//! How long one call of the script takes with the largest states and the worst arguments.
 //!
-//! A server runs one script at a time, so the longest call of one client is how long all others wait. Each operation runs
-//! on a small state and on a large one in the same run: the large one may take a few times as long, because lookups
-//! take some steps more, but not in proportion to its entries. How many commands a call runs is bounded as well.
+//! A server runs one script at a time, so all clients wait for the longest call of one. Each operation runs on a small and on a
+//! large state in the same run. The large one may take a few times as long, because a search takes more steps, but not in
+//! proportion to its entries. The number of commands in a call is bounded as well.
 //! The long form records microseconds by the server's own count (`INFO commandstats`).
 
 use std::sync::Arc;
@@ -20,11 +20,11 @@ use super::campaign::{is_long, random, record, scale};
 const START_US: u64 = 1_760_000_000_000_000;
 const WINDOW_US: u64 = 3_600_000_000;
 const STEP_US: u64 = 7;
-/// More than a plain list holds at one time: the entries of the list then carry units.
+/// More entries than a plain list has: the entries of the list then have units.
 const FIRST_UNITS: u64 = 5;
-/// A call runs at most so many commands for one check or refund: reads, writes, and the binary search in a plain list.
+/// Maximum number of commands for one check or refund: reads, writes, and the binary search in a plain list.
 const COMMANDS_MAX: f64 = 24.0;
-/// A large state may cost so many times what a small one does. Walking over all entries costs hundreds of times as much.
+/// Maximum ratio of the times on a large and a small state. A walk over all entries would take hundreds of times as long.
 const RATIO_MAX: f64 = 20.0;
 
 /// One call of the script on one key.
@@ -32,11 +32,11 @@ struct Call {
     key: String,
     at_us: u64,
     arguments: Vec<String>,
-    /// How many checks or refunds it holds.
+    /// The number of checks or refunds in the call.
     steps: usize,
 }
 
-/// What calls cost, for each check or refund in them.
+/// The cost of calls, per check or refund.
 #[derive(Clone, Copy)]
 struct Cost {
     us: f64,
@@ -112,7 +112,7 @@ impl Script {
         }
     }
 
-    /// The cheapest of three runs, each on copies of the state: another process may have had the processor.
+    /// Returns the lowest cost of three runs, each on copies of the state, since other processes may interrupt a run.
     fn cost(&mut self, state: &State, operation: &Operation, random: &mut Random) -> Cost {
         let runs = (0..3).map(|_| {
             let mut calls = operation.calls(state, random);
@@ -131,13 +131,13 @@ fn repeats(call: &Call) -> usize {
     call.arguments[0].strip_prefix("check 1 0 ").map_or(1, |repeats| repeats.parse().unwrap())
 }
 
-/// A log with so many entries of one unit each, but for the first, which has some more.
+/// A log with entries of one unit each, except for the first, which has more.
 #[derive(Clone, Copy)]
 struct State {
     algorithm: &'static str,
     entries: u64,
     step_us: u64,
-    /// Whether half of the entries are refunded, so that there are as many chunks as there can be.
+    /// Whether half of the entries are refunded, which gives the most chunks.
     is_sparse: bool,
 }
 
@@ -150,7 +150,7 @@ impl State {
         self.at_us(self.entries)
     }
 
-    /// The next entry from this one on that was not refunded.
+    /// Returns the first entry from this one on that was not refunded.
     fn alive(&self, entry: u64) -> u64 {
         if self.is_sparse { entry.max(entry / 256 * 256 + 127) } else { entry }
     }
@@ -229,7 +229,7 @@ impl Operation {
         Operation::HalfTheWindow,
     ];
 
-    /// Whether each call needs a copy of the state of its own.
+    /// Returns whether each call needs its own copy of the state.
     fn changes(self) -> bool {
         !matches!(
             self,
@@ -318,20 +318,20 @@ fn stays_bounded(brand: Brand) {
 }
 
 #[test]
-fn a_call_of_the_script_is_bounded_at_the_largest_states_on_redis() {
+fn script_time_is_bounded_with_the_largest_states_on_redis() {
     stays_bounded(Brand::Redis);
 }
 
 #[test]
-fn a_call_of_the_script_is_bounded_at_the_largest_states_on_valkey() {
+fn script_time_is_bounded_with_the_largest_states_on_valkey() {
     stays_bounded(Brand::Valkey);
 }
 
-/// One connection asks a full log for changing costs, as fast as it can and with many calls on the way at once. The others still get
-/// their decisions from the store. (A call that walks over all entries takes milliseconds, and the others wait for all of
-/// those before their own.)
+/// One connection checks a full log with changing costs, as fast as it can and with many calls in flight. The store still makes the
+/// decisions of the other clients. If each call walked over all entries, it would take milliseconds, and the others would wait
+/// for all of those calls.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn one_client_with_changing_costs_does_not_take_the_store_from_others() {
+async fn client_with_changing_costs_does_not_keep_others_from_the_store() {
     const CALLS_IN_FLIGHT: usize = 64;
     let mut script = Script::new(Brand::Redis);
     let log = State { algorithm: "sliding-log", entries: scale(30_000, 99_900), step_us: STEP_US, is_sparse: false };
@@ -350,7 +350,7 @@ async fn one_client_with_changing_costs_does_not_take_the_store_from_others() {
             (script, calls)
         }
     });
-    // So long that a busy machine does not exceed it, and far less than so many walks over the log.
+    // So long that a busy machine does not exceed it, and far less than that many walks over the log.
     let deadline = scale(Duration::from_millis(250), Duration::from_millis(25));
     let store = RedisStore::builder(url).call_timeout(Duration::from_secs(5)).build().unwrap();
     let limiter = Limiter::builder().store(Arc::new(store)).deadline(deadline).build();
@@ -365,7 +365,7 @@ async fn one_client_with_changing_costs_does_not_take_the_store_from_others() {
     let (_script, calls) = hostile.join().unwrap();
     record(
         "changing costs",
-        "decisions of neighbours by the store",
+        "decisions of other clients by the store",
         format!("{by_store} of {decisions}, beside {calls} calls"),
     );
     assert!(
