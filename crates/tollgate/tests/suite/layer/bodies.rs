@@ -1,5 +1,7 @@
 //! Refusals in the words of whoever puts the layer there.
 
+use std::time::Duration;
+
 use bytes::Bytes;
 use http::Response;
 use tollgate::answer::{Body, RefusalDetails, Verdict};
@@ -44,7 +46,7 @@ async fn a_refusal_has_the_callers_body_and_its_type_and_all_headers_of_any_refu
 #[tokio::test]
 async fn whichever_way_a_refusal_comes_the_body_is_the_callers_except_for_a_ban() {
     let held = Site::new("[[rules]]\nname = 'slow'\nby = ['ip']\nlimits = ['1/min leaky-bucket']")
-        .layered(|layer| layer.wait_at_most(std::time::Duration::ZERO).body(page));
+        .layered(|layer| layer.wait_at_most(Duration::ZERO).body(page));
     assert_eq!(held.status("/", &[], HERE).await, 200);
     let refused = held.send("/", &[], HERE).await;
     assert_eq!((refused.status().as_u16(), &refused.headers()["content-type"]), (429, &HTML.parse().unwrap()));
@@ -59,6 +61,22 @@ async fn whichever_way_a_refusal_comes_the_body_is_the_callers_except_for_a_ban(
         (refused.status().as_u16(), &refused.headers()["content-type"]),
         (403, &"application/json".parse().unwrap())
     );
+}
+
+#[tokio::test]
+async fn ban_in_the_store_is_403_through_the_layer_until_it_ends() {
+    let site = site("[[rules]]\nname = 'all'\nby = ['ip']\nlimits = ['1/h']");
+    site.engine.limiter().ban(b"ip:203.0.113.9", Some(Duration::from_secs(60))).await.unwrap();
+    let refused = site.send("/", &[], HERE).await;
+    let told = (refused.status().as_u16(), refused.headers()["retry-after"].to_str().unwrap());
+    assert_eq!(told, (403, "60"));
+    let body: serde_json::Value = serde_json::from_slice(refused.body()).unwrap();
+    assert_eq!((&body["error"], &body["retry_after_ms"]), (&"banned".into(), &60_000.into()));
+    assert!(!refused.headers().contains_key("ratelimit"), "no limit decided");
+    let grpc = site.send("/", &[("content-type", "application/grpc")], HERE).await;
+    assert_eq!(grpc.headers()["grpc-status"], "7", "PERMISSION_DENIED");
+    site.clock.advance(Duration::from_secs(60));
+    assert_eq!(site.status("/", &[], HERE).await, 200);
 }
 
 #[tokio::test]
