@@ -66,9 +66,14 @@ pub(crate) enum Failure {
     #[error("there are no rules to explain")]
     #[diagnostic(help("give a configuration with --config FILE, or a running instance with --admin URL"))]
     NoRules,
-    #[error("the memory store is empty in every new command, so there are no counters to inspect or reset")]
+    #[error(
+        "the memory store is empty in every new command, so there are no counters to inspect or reset, and no bans"
+    )]
     #[diagnostic(help("give the store with --store URL or --config FILE, or a running instance with --admin URL"))]
     NothingCounted,
+    #[error("the subject is masked (***), so that it names no client")]
+    #[diagnostic(help("give the subject that `tollgate explain --reveal` prints, such as ip:203.0.113.9"))]
+    MaskedSubject,
     #[cfg(feature = "otlp")]
     #[error("invalid --otlp URL: expected http or https, without user and password, such as http://127.0.0.1:4318")]
     OtlpUrl,

@@ -11,9 +11,10 @@
 
 use std::future::Future;
 use std::pin::Pin;
+use std::time::Duration;
 
 use crate::check::{Check, Demand};
-use crate::decision::{Decision, LimitStatus};
+use crate::decision::{Decision, LimitStatus, Wait};
 
 /// The future that a store returns. It is boxed, so that a store can be chosen at run time.
 pub type StoreFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send + 'a>>;
@@ -44,6 +45,32 @@ pub trait Store: Send + Sync {
 
     /// Returns the current status of the counter of `demand` without changing it. The cost is ignored.
     fn inspect<'a>(&'a self, demand: &'a Demand<'a>) -> StoreFuture<'a, LimitStatus>;
+
+    /// Bans `subject` for `duration`, or for good if `None`. A new ban replaces an earlier one of the subject.
+    ///
+    /// Until the ban ends, every check that counts the subject is refused with [`Decision::ban`] set, on every node that
+    /// shares the store, and nothing is charged. A check whose costs are all 0 is not refused. The default
+    /// implementation returns an error of the kind [`StoreErrorKind::Forbidden`]: the store has no bans.
+    fn ban<'a>(&'a self, subject: &'a [u8], duration: Option<Duration>) -> StoreFuture<'a, ()> {
+        let _ = (subject, duration);
+        Box::pin(std::future::ready(Err(StoreError::without_bans())))
+    }
+
+    /// Lifts the ban of `subject`. Returns whether it was banned.
+    ///
+    /// The default implementation returns an error of the kind [`StoreErrorKind::Forbidden`].
+    fn unban<'a>(&'a self, subject: &'a [u8]) -> StoreFuture<'a, bool> {
+        let _ = subject;
+        Box::pin(std::future::ready(Err(StoreError::without_bans())))
+    }
+
+    /// Returns the time until the ban of `subject` ends, [`Wait::NEVER`] for good, or `None` if it is not banned.
+    ///
+    /// The default implementation returns an error of the kind [`StoreErrorKind::Forbidden`].
+    fn ban_of<'a>(&'a self, subject: &'a [u8]) -> StoreFuture<'a, Option<Wait>> {
+        let _ = subject;
+        Box::pin(std::future::ready(Err(StoreError::without_bans())))
+    }
 
     /// Completes once the answers that have already arrived are handed to their callers. A caller whose deadline has passed awaits this before it
     /// falls back: on a busy machine an answer may be there, and the task that would deliver it has not run yet.
@@ -109,6 +136,11 @@ impl StoreError {
     /// Creates an error. The message must not contain a key, a client's address or a secret.
     pub fn new(kind: StoreErrorKind, message: impl Into<String>) -> StoreError {
         StoreError { kind, message: message.into(), source: None }
+    }
+
+    /// Creates the error of a store that does not implement bans.
+    fn without_bans() -> StoreError {
+        StoreError::new(StoreErrorKind::Forbidden, "this store has no bans")
     }
 
     /// Sets the underlying error, which [`Error::source`](std::error::Error::source) returns.

@@ -35,8 +35,7 @@ impl Step {
     /// Encodes a check. With `reads_bans`, the script also reads the ban of each subject, except for a pure peek.
     pub(crate) fn check(check: &Check<'_>, prefix: &Prefix, reads_bans: bool) -> Step {
         let mut step = Step::empty();
-        let charges = check.demands().iter().any(|demand| demand.cost.units() > 0);
-        if reads_bans && charges {
+        if reads_bans && check.charges() {
             let mut subjects: SmallVec<[&[u8]; 2]> = SmallVec::new();
             for demand in check.demands() {
                 if !subjects.contains(&demand.key.subject()) {

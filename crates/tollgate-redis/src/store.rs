@@ -14,7 +14,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot};
 use tollgate_core::{
-    Check, Clock, Cost, Decision, Demand, LimitStatus, Store, StoreError, StoreErrorKind as Kind, StoreFuture,
+    Check, Clock, Cost, Decision, Demand, LimitStatus, Store, StoreError, StoreErrorKind as Kind, StoreFuture, Wait,
 };
 
 use crate::connection::{ConnectFuture, Connector, Stream};
@@ -31,7 +31,7 @@ use crate::{SCRIPT, server_check};
 const CALL_TIMEOUT_DEFAULT: Duration = Duration::from_millis(250);
 /// Whoever would wait longer for one call waits for something else.
 const CALL_TIMEOUT_MAX: Duration = Duration::from_secs(24 * 3600);
-/// As long as the script's numbers count microseconds exactly, some 285 years. Whoever is banned for longer is banned for good.
+/// The longest ban, some 285 years: the script counts microseconds exactly up to 2^53.
 const BAN_MS_MAX: u128 = (1 << 53) / 1_000;
 /// Turns that are confirmed together.
 const TURNS_MAX: usize = 1_024;
@@ -125,7 +125,8 @@ impl RedisStoreBuilder {
         self
     }
 
-    /// Whether each check also looks for a ban of its subjects; not unless said.
+    /// Sets whether each check also reads the bans of its subjects, which costs the server one key more per subject.
+    /// Defaults to `false`; [`Store::ban`] works either way. A limiter built from a configuration or a URL reads bans.
     #[must_use]
     pub fn bans(mut self, reads_bans: bool) -> Self {
         self.reads_bans = reads_bans;
@@ -254,28 +255,6 @@ impl RedisStore {
         }
     }
 
-    /// Refuses every check of a subject, for so long (285 years at most) or for good, on all nodes that read bans.
-    ///
-    /// # Errors
-    /// When the server does not answer.
-    pub async fn ban(&self, subject: &[u8], duration: Option<Duration>) -> Result<(), StoreError> {
-        let key = self.0.prefix.ban(subject);
-        let ms = duration.map(|duration| duration.as_millis().clamp(1, BAN_MS_MAX).to_string());
-        match &ms {
-            Some(ms) => self.command(&["SET", &key, "1", "PX", ms]).await.map(drop),
-            None => self.command(&["SET", &key, "1"]).await.map(drop),
-        }
-    }
-
-    /// Ends a ban. Whether there was one.
-    ///
-    /// # Errors
-    /// When the server does not answer.
-    pub async fn lift_ban(&self, subject: &[u8]) -> Result<bool, StoreError> {
-        let reply = self.command(&["DEL", &self.0.prefix.ban(subject)]).await?;
-        Ok(reply == Reply::Integer(1))
-    }
-
     /// Which server this is, and whether it can be relied on. For the start of a service.
     ///
     /// # Errors
@@ -387,6 +366,39 @@ impl Store for RedisStore {
             let decisions = self.decide_all(&[Check::one(&peek)]).await?;
             let line = decisions.first().and_then(|decision| decision.limits.first().copied());
             line.ok_or_else(|| StoreError::new(Kind::Protocol, "the script's reply makes no sense"))
+        })
+    }
+
+    /// Longer than 285 years is 285 years.
+    fn ban<'a>(&'a self, subject: &'a [u8], duration: Option<Duration>) -> StoreFuture<'a, ()> {
+        Box::pin(async move {
+            let key = self.0.prefix.ban(subject);
+            let ms = duration.map(|duration| duration.as_millis().clamp(1, BAN_MS_MAX).to_string());
+            match &ms {
+                Some(ms) => self.command(&["SET", &key, "1", "PX", ms]).await.map(drop),
+                None => self.command(&["SET", &key, "1"]).await.map(drop),
+            }
+        })
+    }
+
+    fn unban<'a>(&'a self, subject: &'a [u8]) -> StoreFuture<'a, bool> {
+        Box::pin(async move {
+            let reply = self.command(&["DEL", &self.0.prefix.ban(subject)]).await?;
+            Ok(reply == Reply::Integer(1))
+        })
+    }
+
+    fn ban_of<'a>(&'a self, subject: &'a [u8]) -> StoreFuture<'a, Option<Wait>> {
+        Box::pin(async move {
+            match self.command(&["PTTL", &self.0.prefix.ban(subject)]).await? {
+                Reply::Integer(-2) => Ok(None),
+                Reply::Integer(-1) => Ok(Some(Wait::NEVER)),
+                Reply::Integer(ms) => {
+                    let us = u64::try_from(ms).ok().and_then(|ms| ms.checked_mul(1_000));
+                    Ok(Some(us.map_or(Wait::NEVER, Wait::from_micros)))
+                }
+                _ => Err(StoreError::new(Kind::Protocol, "the reply to PTTL is not a number")),
+            }
         })
     }
 

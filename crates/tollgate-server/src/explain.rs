@@ -25,7 +25,7 @@ use tollgate::config::{Loaded, RuleConditions};
 use tollgate::identity::{Caller, Identity, Origin};
 use tollgate::rules::{CompiledRule, LimitSetId, Mode, PlanLookup, RequestView};
 use tollgate::{
-    Check, CheckOptions, Cost, Demand, Key, Limit, LimitStatus, Limiter, OnFailure, Scope, StoreErrorKind, Timestamp,
+    Check, CheckOptions, Cost, Decision, Demand, Key, Limit, Limiter, OnFailure, Scope, StoreErrorKind, Timestamp, Wait,
 };
 
 /// An explanation of what the rules would do with a request.
@@ -176,19 +176,24 @@ impl Explanation {
     }
 
     /// Reads the counters of the rules that apply, except those of shield rules, which are in the memory of other processes. If
-    /// the store does not answer, sets [`Explanation::counters_unknown`] and stops.
+    /// a subject is banned in the store, sets [`Explanation::banned`] and leaves its counters unknown. If the store does not answer, sets [`Explanation::counters_unknown`] and stops.
     pub async fn read_counters(&mut self, limiter: &Limiter) {
         for rule in self.rules.iter_mut().filter(|rule| rule.applies && !rule.shield) {
             for limit in &mut rule.limits {
                 let scope = Scope::rule(&rule.name, &limit.name);
                 let Ok(key) = Key::scoped(&rule.subject, scope) else { continue };
-                let status = match status_for(limiter, *limit.policy.limit(), key, Cost::new(rule.cost)).await {
-                    Ok(status) => status,
+                let decision = match decision_for(limiter, *limit.policy.limit(), key, Cost::new(rule.cost)).await {
+                    Ok(decision) => decision,
                     Err(kind) => {
                         self.counters_unknown = Some(format!("the store did not answer ({})", kind.name()));
                         return;
                     }
                 };
+                if let Some(ban) = decision.ban {
+                    self.banned.get_or_insert_with(|| banned_in_store(&rule.counts, ban));
+                    break;
+                }
+                let Some(status) = decision.limits.first() else { continue };
                 limit.remaining = Some(status.remaining);
                 limit.would_allow = Some(status.allowed);
                 limit.retry_after_ms = if status.allowed { Some(0) } else { status.retry_after.as_millis_ceil() };
@@ -197,8 +202,16 @@ impl Explanation {
     }
 }
 
-/// Returns the status of a limit for a request of this cost, without charging it.
-async fn status_for(limiter: &Limiter, limit: Limit, key: Key<'_>, cost: Cost) -> Result<LimitStatus, StoreErrorKind> {
+/// Describes a ban of a subject in the store.
+fn banned_in_store(subject: &str, ban: Wait) -> String {
+    match ban.as_secs_ceil() {
+        Some(seconds) => format!("{subject} is banned in the store for {seconds} s"),
+        None => format!("{subject} is banned in the store for good"),
+    }
+}
+
+/// Returns the decision on a request of this cost, without charging it. The status of the limit is the first one.
+async fn decision_for(limiter: &Limiter, limit: Limit, key: Key<'_>, cost: Cost) -> Result<Decision, StoreErrorKind> {
     let broken = StoreErrorKind::Protocol;
     let one: Limit = "1/s".parse().map_err(|_| broken)?;
     // The same subject, so that both counters are on one node of a cluster.
@@ -208,8 +221,7 @@ async fn status_for(limiter: &Limiter, limit: Limit, key: Key<'_>, cost: Cost) -
     let check = Check::new(&demands).map_err(|_| broken)?;
     // A refundable check neither uses the deny cache nor fills it.
     let options = CheckOptions { on_failure: Some(OnFailure::Deny), refundable: true };
-    let decision = limiter.check_with(&check, options).await.map_err(|unavailable| unavailable.kind())?;
-    decision.limits.first().copied().ok_or(broken)
+    limiter.check_with(&check, options).await.map_err(|unavailable| unavailable.kind())
 }
 
 fn explain_rule(

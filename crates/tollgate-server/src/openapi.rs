@@ -16,7 +16,7 @@ use schemars::generate::{SchemaGenerator, SchemaSettings};
 use serde_json::{Value, json};
 
 use crate::listeners::http::request::CheckBody;
-use crate::listeners::http::response::{DecisionBody, ErrorBody};
+use crate::listeners::http::response::{BanBody, DecisionBody, ErrorBody};
 
 /// Returns the response of `/openapi.json`.
 pub(crate) fn document_response() -> Response<Bytes> {
@@ -88,8 +88,10 @@ fn responses(schemas: &mut SchemaGenerator) -> Value {
     denied_headers["Cache-Control"] = header("`no-store`", json!({ "type": "string" }));
     let rejected = |description: &str| json!({ "description": description, "content": { "application/json": { "schema": problem } } });
     let mut forbidden = rejected(
-        "The described caller is banned, or a browser sent the request for a web page whose origin is not allowed.",
+        "The key or the described caller is banned, or a browser sent the request for a web page whose origin is not allowed.",
     );
+    let ban = schemas.subschema_for::<BanBody>();
+    forbidden["content"]["application/json"]["schema"] = json!({ "anyOf": [ban, problem] });
     forbidden["headers"] = json!({
         "Retry-After": retry,
         "Cache-Control": header("`no-store`, if the caller is banned.", json!({ "type": "string" })),

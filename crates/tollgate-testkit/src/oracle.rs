@@ -62,7 +62,7 @@ impl Oracle {
         let admitted = verdicts.iter().all(|&fits| fits);
         let lines = check.demands().iter().zip(verdicts);
         let lines = lines.map(|(demand, fits)| self.settle_line(demand, now_us, fits, admitted));
-        Decision { at: now, source: Source::Store, limits: lines.collect::<LimitStatuses>() }
+        Decision { at: now, source: Source::Store, ban: None, limits: lines.collect::<LimitStatuses>() }
     }
 
     /// Refunds what `decision` charged for `check`, as far as it still counts at `now`.

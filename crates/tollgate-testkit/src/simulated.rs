@@ -226,7 +226,7 @@ impl SimulatedRedis {
             reset_after: Wait::from_micros(reset_after_us.parse().expect("a number")),
         };
         let at = Timestamp::from_micros(at_us.parse().expect("a number"));
-        let decision = Decision { at, source: Source::Store, limits: [line].into_iter().collect() };
+        let decision = Decision { at, source: Source::Store, ban: None, limits: [line].into_iter().collect() };
         self.0.counters.refund(&Check::one(demand), &decision);
     }
 }

@@ -24,8 +24,11 @@
 //! key.
 //!
 //! **Exceptions.** If a refund can free units early, or denials are charged (`count_denied`), the limiter does not use
-//! this cache. A changed limit is a different entry. A ban is cached only if all demands of the check have the same
-//! subject: otherwise the decision does not tell which subject is banned.
+//! this cache. A changed limit is a different entry.
+//!
+//! **Bans** are cached by subject, apart from denials: a ban refuses every check of its subject, whatever the limit and the
+//! cost, except a peek. A ban is cached only if all demands of the check have the same subject: otherwise the decision does
+//! not tell which subject is banned.
 //!
 //! **Checks of several limits.** The statuses of the other limits are repeated from the last decision of the store,
 //! which is cached for each counter separately:
@@ -39,6 +42,8 @@
 //! is that a repeated status misses what other checks have taken from the counter since. It is repeated for at most ten
 //! seconds. A repeated status that denies follows the rules of denials. If there is no status for one of the limits,
 //! the store is called.
+
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use smallvec::SmallVec;
 use tollgate_core::{Check, Decision, Demand, LimitStatus, LimitStatuses, Source, Timestamp, Wait};
@@ -59,12 +64,27 @@ const DENIALS_MAX: usize = 4;
 pub(crate) struct DenyCache {
     denials: TtlCache<Denials>,
     statuses: TtlCache<CachedStatus>,
+    bans: TtlCache<CachedBan>,
+    /// Whether a ban was ever cached. Until then, no check looks for one.
+    has_bans: AtomicBool,
 }
 
 impl Default for DenyCache {
     fn default() -> Self {
-        DenyCache { denials: TtlCache::new(COUNTERS_MAX), statuses: TtlCache::new(COUNTERS_MAX) }
+        DenyCache {
+            denials: TtlCache::new(COUNTERS_MAX),
+            statuses: TtlCache::new(COUNTERS_MAX),
+            bans: TtlCache::new(COUNTERS_MAX),
+            has_bans: AtomicBool::new(false),
+        }
     }
+}
+
+/// The ban of a subject as the store last reported it.
+#[derive(Clone, Copy, Debug)]
+struct CachedBan {
+    ban: Wait,
+    call: CallSpan,
 }
 
 /// The cached denials of one counter under one version of its limit, at most one per cost.
@@ -97,6 +117,9 @@ impl DenyCache {
     /// The decision is made at `now`, has source [`Source::DenyCache`] and one status per demand. `None` is returned
     /// unless a denial is cached for at least one demand and a status for each of the others.
     pub(crate) fn recall(&self, check: &Check<'_>, now: Timestamp) -> Option<Decision> {
+        if let Some(ban) = self.ban_of(check, now) {
+            return Some(Decision::banned(now, Source::DenyCache, ban, check));
+        }
         let demands = check.demands();
         let ids: SmallVec<[Id; 4]> = demands.iter().map(|demand| self.id(demand)).collect();
         let denied = |(demand, &id): (&Demand<'_>, &Id)| {
@@ -110,7 +133,7 @@ impl DenyCache {
         let statuses = demands.iter().zip(&ids).zip(&denied);
         let statuses: Option<LimitStatuses> =
             statuses.map(|((demand, &id), denied)| denied.or_else(|| repeated(demand, id))).collect();
-        Some(Decision { at: now, source: Source::DenyCache, limits: statuses? })
+        Some(Decision { at: now, source: Source::DenyCache, ban: None, limits: statuses? })
     }
 
     /// Caches what the store's decision says about the counters of a check.
@@ -118,13 +141,12 @@ impl DenyCache {
     /// Does nothing if the decision neither denies nor exhausts a limit, or if it is a ban and the demands have
     /// different subjects.
     pub(crate) fn learn(&self, check: &Check<'_>, decision: &Decision, call: CallSpan) {
+        if let Some(ban) = decision.ban {
+            return self.learn_ban(check, ban, call);
+        }
         let (demands, statuses) = (check.demands(), &decision.limits);
         let allowed = decision.allowed();
         if !statuses.iter().any(|status| denied_by(status, allowed).is_some()) {
-            return;
-        }
-        let is_ban = statuses.iter().any(is_of_a_ban);
-        if is_ban && has_several_subjects(check) {
             return;
         }
         for (demand, status) in demands.iter().zip(statuses) {
@@ -132,10 +154,7 @@ impl DenyCache {
             if let Some(status) = denied_by(status, allowed) {
                 self.denials.add(id, call.sent, |denials| denials.add(CachedStatus { status, call }));
             }
-            // The statuses of a ban do not show the state of the counters.
-            if !is_ban {
-                self.statuses.put(id, CachedStatus { status: *status, call }, call.sent);
-            }
+            self.statuses.put(id, CachedStatus { status: *status, call }, call.sent);
         }
     }
 
@@ -144,6 +163,32 @@ impl DenyCache {
         let id = self.id(demand);
         self.denials.forget(id);
         self.statuses.forget(id);
+    }
+
+    /// Caches a ban, if it is known whose it is.
+    fn learn_ban(&self, check: &Check<'_>, ban: Wait, call: CallSpan) {
+        if !has_several_subjects(check) {
+            let id = self.bans.id(check.demands()[0].key.subject());
+            self.bans.put(id, CachedBan { ban, call }, call.sent);
+            self.has_bans.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Returns the longest cached ban of the check's subjects as of `now`, or `None`. A peek is not banned.
+    fn ban_of(&self, check: &Check<'_>, now: Timestamp) -> Option<Wait> {
+        if !self.has_bans.load(Ordering::Relaxed) || !check.charges() {
+            return None;
+        }
+        let of_subject = |demand: &Demand<'_>| {
+            let id = self.bans.id(demand.key.subject());
+            self.bans.look(id, |cached| cached.at(now)).flatten()
+        };
+        check.demands().iter().filter_map(of_subject).max()
+    }
+
+    /// Removes the ban of a subject.
+    pub(crate) fn forget_ban(&self, subject: &[u8]) {
+        self.bans.forget(self.bans.id(subject));
     }
 
     fn id(&self, demand: &Demand<'_>) -> Id {
@@ -157,7 +202,7 @@ impl DenyCache {
 /// unit until `next_after`.
 fn denied_by(status: &LimitStatus, allowed: bool) -> Option<LimitStatus> {
     match status.allowed {
-        // A limit never denies a peek; only a ban does, and a check that takes units is denied with it.
+        // A limit never denies a peek.
         _ if status.cost == 0 => None,
         false => Some(*status),
         true if allowed && status.remaining == 0 => {
@@ -165,11 +210,6 @@ fn denied_by(status: &LimitStatus, allowed: bool) -> Option<LimitStatus> {
         }
         true => None,
     }
-}
-
-/// Returns whether the status is of a ban: its `next_after` is `NEVER`, which no limit reports.
-fn is_of_a_ban(status: &LimitStatus) -> bool {
-    !status.allowed && status.next_after == Wait::NEVER
 }
 
 fn has_several_subjects(check: &Check<'_>) -> bool {
@@ -212,6 +252,28 @@ impl Expire for CachedStatus {
     }
 }
 
+impl Expire for CachedBan {
+    fn is_expired(&self, now: Timestamp) -> bool {
+        self.at(now).is_none()
+    }
+}
+
+impl CachedBan {
+    /// Returns the time from `now` until the ban ends, or `None` if the entry has expired.
+    fn at(&self, now: Timestamp) -> Option<Wait> {
+        let age_us = now.as_micros().checked_sub(self.call.sent.as_micros())?;
+        (age_us < denied_for_us(self.ban)).then(|| self.call.left(self.ban, now))
+    }
+}
+
+impl CallSpan {
+    /// Returns what is left at `now` of a wait that the store reported: it counts from when the reply was received.
+    fn left(&self, wait: Wait, now: Timestamp) -> Wait {
+        let passed_us = now.as_micros().saturating_sub(self.received.as_micros());
+        wait.as_micros().map_or(wait, |us| Wait::from_micros(us.saturating_sub(passed_us)))
+    }
+}
+
 impl CachedStatus {
     /// Returns the microseconds since the call was sent, or `None` if that is after `now` (the clock was set back).
     fn age_us(&self, now: Timestamp) -> Option<u64> {
@@ -220,8 +282,7 @@ impl CachedStatus {
 
     /// Returns the status as of `now`: each wait is shorter by the time since the reply was received.
     fn at(&self, now: Timestamp) -> LimitStatus {
-        let passed_us = now.as_micros().saturating_sub(self.call.received.as_micros());
-        let shorter = |wait: Wait| wait.as_micros().map_or(wait, |us| Wait::from_micros(us.saturating_sub(passed_us)));
+        let shorter = |wait: Wait| self.call.left(wait, now);
         LimitStatus {
             retry_after: shorter(self.status.retry_after),
             next_after: shorter(self.status.next_after),
@@ -323,6 +384,35 @@ mod tests {
         let recalled = cache.recall(&check, START.plus_micros(999_999)).unwrap();
         assert_eq!(recalled.retry_after(), Wait::from_micros(3_600_000_000 - 999_999));
         assert!(cache.recall(&check, START.plus_micros(1_000_000)).is_none());
+    }
+
+    #[test]
+    fn ban_is_cached_for_at_most_one_second_against_its_own_subject_alone() {
+        let (store, _clock) = store();
+        let cache = DenyCache::default();
+        let (ann, other_limit, bob) = (demand("5/min", "ann"), demand("9/h", "ann").cost(3), demand("5/min", "bob"));
+        store.ban(b"ann", Some(Duration::from_secs(60))).unwrap();
+        let both = [ann, bob];
+        let check = Check::new(&both).unwrap();
+        cache.learn(&check, &store.check(&check), at(START));
+        assert!(cache.recall(&check, START).is_none(), "not known whose ban it is");
+        cache.learn(&Check::one(&ann), &store.check(&Check::one(&ann)), at(START));
+        let now = START.plus_micros(999_999);
+        for check in [Check::one(&ann), Check::one(&other_limit), check] {
+            let recalled = cache.recall(&check, now).expect("a check of a banned subject");
+            let left = Wait::from_micros(60_000_000 - 999_999);
+            assert_eq!(recalled, Decision::banned(now, Source::DenyCache, left, &check));
+        }
+        for check in [Check::one(&bob), Check::one(&ann.cost(0))] {
+            assert!(cache.recall(&check, now).is_none(), "another subject, and a peek");
+        }
+        assert!(cache.recall(&Check::one(&ann), START.plus_micros(1_000_000)).is_none());
+        cache.forget_ban(b"ann");
+        assert!(cache.recall(&Check::one(&ann), now).is_none(), "the ban was lifted here");
+        store.ban(b"ann", Some(Duration::from_millis(200))).unwrap();
+        cache.learn(&Check::one(&ann), &store.check(&Check::one(&ann)), at(START));
+        assert!(cache.recall(&Check::one(&ann), START.plus_micros(199_999)).is_some());
+        assert!(cache.recall(&Check::one(&ann), START.plus_micros(200_000)).is_none(), "the ban has ended");
     }
 
     #[test]

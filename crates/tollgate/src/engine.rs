@@ -26,6 +26,10 @@
 //! refund. A check of a shared store that has started runs to completion without the client, so a client that resets
 //! its requests as fast as it sends them is charged like any other. [`Engine::wait_for_pending`] waits for such checks.
 //!
+//! **A ban in the store** ([`Store::ban`](crate::Store::ban)) refuses a request if a rule that applies counts the banned
+//! subject in the store, also in shadow mode. It is read with the counters. Bans of the configuration need no store and
+//! come first.
+//!
 //! **A reload** replaces the whole rule set. Requests in progress finish by the rules they started with. Counters are
 //! identified by rule and limit, so they survive.
 
@@ -295,6 +299,7 @@ impl Engine {
     }
 
     /// Checks the shields, then all other enforced limits together, then the shadow rules. Stops at the first refusal.
+    /// The limits of a shadow rule never refuse; a ban in the store does.
     ///
     /// Returns the decision that the client is shown, or `None` if only shadow rules apply. Adds what may have to be
     /// refunded to `charges`.
@@ -321,10 +326,18 @@ impl Engine {
         if !plan.shadow.is_empty() {
             // At the same time: a request waits for all shadow rules once.
             let checks = plan.shadow.iter().map(|shadow| self.check_group(shadow, context, may_be_withdrawn));
+            let mut banned = None;
             for (index, result) in join_all(checks).await.into_iter().enumerate() {
                 let Ok(decided) = result else { continue };
-                plan.shadow[index].count(&decided, options);
+                match Refusal::by_ban(decided.decision()) {
+                    Some(refusal) => banned = Some(refusal),
+                    None => plan.shadow[index].count(&decided, options),
+                }
                 charge(GroupId::Shadow(index), &plan.shadow[index], &decided);
+            }
+            // Shadow mode turns off limits, not bans.
+            if let Some(banned) = banned {
+                return Err(Box::new(banned));
             }
         }
         Ok(shown)

@@ -31,7 +31,7 @@ use std::time::Duration;
 
 use tollgate_core::{
     Check, Clock, Decision, Demand, Key, Limit, LimitStatus, MemoryStore, Source, Store, StoreError, StoreErrorKind,
-    SystemClock,
+    SystemClock, Wait,
 };
 
 pub use self::each_decision::{EachDecision, PartialDecision};
@@ -118,7 +118,7 @@ impl LimiterBuilder {
 
     /// Sets the store that `url` names: `memory`, `redis://[user:password@]host[:port][/database]` or `rediss://…`.
     ///
-    /// Does not wait for the connection; the store may be down.
+    /// Does not wait for the connection; the store may be down. Checks read the bans of their subjects.
     ///
     /// # Errors
     /// Returns an error if the URL names no store, or outside a tokio runtime.
@@ -127,7 +127,7 @@ impl LimiterBuilder {
         if url == "memory" {
             return Ok(LimiterBuilder { store: None, ..self });
         }
-        let store = tollgate_redis::RedisStore::builder(url).build()?;
+        let store = tollgate_redis::RedisStore::builder(url).bans(true).build()?;
         Ok(self.store(Arc::new(store)))
     }
 
@@ -383,6 +383,43 @@ impl Limiter {
         match &self.0.backend {
             Backend::Memory(store) => catch_panic(|| store.inspect(demand)).ok_or_else(panicked),
             Backend::Shared(shared) => shared.inspect(demand).await,
+        }
+    }
+
+    /// Bans `subject` for `duration`, or for good if `None`. A new ban replaces an earlier one of the subject.
+    ///
+    /// Until the ban ends, every check that counts the subject and takes units is refused with [`Decision::ban`] set, and
+    /// nothing is charged. With a shared store, the ban holds on all nodes that read bans, at the latest after a second.
+    /// While the store does not answer, its bans do not apply.
+    ///
+    /// # Errors
+    /// Returns an error if the store does not answer, has no bans, or has no room for another one.
+    pub async fn ban(&self, subject: &[u8], duration: Option<Duration>) -> Result<(), StoreError> {
+        match &self.0.backend {
+            Backend::Memory(store) => catch_panic(|| store.ban(subject, duration)).ok_or_else(panicked)?,
+            Backend::Shared(shared) => shared.ban(subject, duration).await,
+        }
+    }
+
+    /// Lifts the ban of `subject`. Returns whether it was banned. Other nodes follow within a second.
+    ///
+    /// # Errors
+    /// Returns an error if the store does not answer or has no bans.
+    pub async fn unban(&self, subject: &[u8]) -> Result<bool, StoreError> {
+        match &self.0.backend {
+            Backend::Memory(store) => catch_panic(|| store.unban(subject)).ok_or_else(panicked),
+            Backend::Shared(shared) => shared.unban(subject).await,
+        }
+    }
+
+    /// Returns the time until the ban of `subject` ends, [`Wait::NEVER`] for good, or `None` if it is not banned.
+    ///
+    /// # Errors
+    /// Returns an error if the store does not answer or has no bans.
+    pub async fn ban_of(&self, subject: &[u8]) -> Result<Option<Wait>, StoreError> {
+        match &self.0.backend {
+            Backend::Memory(store) => catch_panic(|| store.ban_of(subject)).ok_or_else(panicked),
+            Backend::Shared(shared) => shared.ban_of(subject).await,
         }
     }
 

@@ -2,6 +2,7 @@
 //! raises the process's limit of open files.
 
 mod admin;
+mod bans;
 mod clients;
 mod command;
 mod doors;

@@ -25,7 +25,7 @@ use crate::key::{Key, machine_tag, short_subject};
 use crate::limit::Limit;
 
 /// The name of a counter: 95 bits of a seeded hash, and 32 bits that select its shard.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub(super) struct CounterHash {
     /// Determines the place in the table. Always odd, because a hash of zero marks an empty slot.
     table: u64,
@@ -132,6 +132,11 @@ impl CounterHasher {
     pub(super) fn counter(&self, SubjectHash { low, high, shard }: SubjectHash, scope: u64) -> CounterHash {
         let (low, high) = product(low ^ scope ^ self.seeds[2], high ^ self.seeds[3]);
         CounterHash::new(low ^ high, (high >> 32) as u32, shard)
+    }
+
+    /// Returns the name under which the ban of a subject is stored. Bans have a table of their own.
+    pub(super) fn ban(&self, subject: &[u8]) -> CounterHash {
+        self.counter(self.subject(subject), 0)
     }
 
     /// Returns the name of the overflow counter in the newcomer's shard.

@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use tollgate_core::{Algorithm, Check, Cost, Decision, Demand, Key, Limit, Scope, Store, StoreErrorKind, Timestamp};
+use tollgate_core::{
+    Algorithm, Check, Cost, Decision, Demand, Key, Limit, Scope, Source, Store, StoreErrorKind, Timestamp, Wait,
+};
 use tollgate_redis::RedisStore;
 use tollgate_testkit::server::{Brand, Config, Server};
 
@@ -456,19 +458,25 @@ async fn a_ban_refuses_until_it_ends_and_charges_nothing() {
     store.ban(b"ann", Some(Duration::from_secs(60))).await.unwrap();
     let denied = store.decide(&[check]).await.unwrap().remove(0);
     assert!(!denied.allowed());
-    let retry_ms = denied.retry_after().as_millis_ceil().unwrap();
-    assert!((50_000..=60_000).contains(&retry_ms), "{retry_ms}");
+    for ban in [denied.ban, store.ban_of(b"ann").await.unwrap()] {
+        let ban_ms = ban.and_then(Wait::as_millis_ceil).unwrap();
+        assert!((50_000..=60_000).contains(&ban_ms), "{ban_ms}");
+    }
+    assert_eq!(denied, Decision::banned(denied.at, Source::Store, denied.retry_after(), &check));
     for demand in &demands {
         assert_eq!(store.inspect(demand).await.unwrap().remaining, demand.limit.quota(), "a peek sees past the ban");
     }
-    assert!(store.lift_ban(b"ann").await.unwrap());
-    assert!(store.decide(&[check]).await.unwrap()[0].allowed());
+    assert!(store.unban(b"ann").await.unwrap());
+    let admitted = store.decide(&[check]).await.unwrap().remove(0);
+    assert_eq!((admitted.ban, admitted.allowed()), (None, true));
+    assert_eq!(store.ban_of(b"ann").await.unwrap(), None);
 
     store.ban(b"bob", None).await.unwrap();
     let denied = store.decide(&[check]).await.unwrap().remove(0);
-    assert_eq!(denied.retry_after(), tollgate_core::Wait::NEVER);
-    assert!(store.lift_ban(b"bob").await.unwrap());
-    assert!(!store.lift_ban(b"bob").await.unwrap());
+    assert_eq!(denied.ban, Some(Wait::NEVER));
+    assert_eq!(store.ban_of(b"bob").await.unwrap(), Some(Wait::NEVER));
+    assert!(store.unban(b"bob").await.unwrap());
+    assert!(!store.unban(b"bob").await.unwrap());
 }
 
 #[tokio::test]

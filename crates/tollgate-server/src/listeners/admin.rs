@@ -8,6 +8,9 @@
 //! | `/v1/rules` | GET | yes | the rules in force, and their decisions so far |
 //! | `/v1/keys?key=…` | GET | yes | the counters of a key |
 //! | `/v1/keys?key=…` | DELETE | yes | deletes them |
+//! | `/v1/bans?subject=…` | GET | yes | whether a subject is banned |
+//! | `/v1/bans?subject=…&for=1h` | PUT | yes | bans it, without `for` for good |
+//! | `/v1/bans?subject=…` | DELETE | yes | lifts the ban |
 //! | `/v1/explain` | POST | yes | what the rules would do with a request |
 //! | `/v1/reload` | POST | yes | reloads the configuration and the certificate |
 //!
@@ -17,6 +20,7 @@
 //! have made a browser send are rejected first (`browser.rs`), and a client that guesses tokens waits for its responses
 //! (`auth_guard.rs`).
 
+mod bans;
 mod keys;
 mod rules;
 pub(crate) mod token;
@@ -183,12 +187,17 @@ impl AdminListener {
             (&Method::GET | &Method::HEAD, "/v1/keys") => keys::inspect(self, &query).await,
             (&Method::DELETE, "/v1/keys") => keys::reset(self, &query).await,
             (_, "/v1/keys") => method_not_allowed("GET, HEAD, DELETE"),
+            (&Method::GET | &Method::HEAD, "/v1/bans") => bans::inspect(self, &query).await,
+            (&Method::PUT, "/v1/bans") => bans::set(self, &query).await,
+            (&Method::DELETE, "/v1/bans") => bans::lift(self, &query).await,
+            (_, "/v1/bans") => method_not_allowed("GET, HEAD, PUT, DELETE"),
             (&Method::POST, "/v1/explain") => self.explain(request, &query).await,
             (_, "/v1/explain") => method_not_allowed("POST"),
             (&Method::POST, "/v1/reload") => self.reload().await,
             (_, "/v1/reload") => method_not_allowed("POST"),
             _ => {
-                let message = "expected /v1/rules, /v1/keys, /v1/explain, /v1/reload, /metrics, /healthz or /readyz";
+                let message =
+                    "expected /v1/rules, /v1/keys, /v1/bans, /v1/explain, /v1/reload, /metrics, /healthz or /readyz";
                 problem(StatusCode::NOT_FOUND, "not_found", message)
             }
         }

@@ -1,7 +1,8 @@
 //! The HTTP listener: `POST /v1/check`.
 //!
 //! One JSON request, one JSON decision, with the headers that a limited service would send. A denial is 429 with the decision
-//! as its body, so that a caller can go by the status alone.
+//! as its body, so that a caller can go by the status alone. A ban is 403, whether it is in the configuration or in the
+//! store.
 
 pub(crate) mod connection;
 mod fast_path;
@@ -20,7 +21,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::header::CONTENT_TYPE;
-use http::{HeaderValue, Method, Request, Response, StatusCode};
+use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode};
 use hyper::body::Body;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::Instant;
@@ -151,10 +152,10 @@ impl HttpListener {
         let answer = self.limiter.check_with(&check, options).await;
         self.decisions.record_explicit(&answer, began.elapsed());
         Ok(match answer {
-            Ok(decision) => {
-                let policies = self.policies.of(&demands);
-                decision_response(&decision, Some(&policies))
-            }
+            Ok(decision) => match Refusal::by_ban(&decision) {
+                Some(banned) => banned.response(&HeaderMap::new()),
+                None => decision_response(&decision, Some(&self.policies.of(&demands))),
+            },
             Err(unavailable) => problem(StatusCode::SERVICE_UNAVAILABLE, "unavailable", &unavailable.to_string()),
         })
     }
@@ -166,11 +167,11 @@ impl HttpListener {
         };
         let began = Instant::now();
         let outcome = engine.check(&RequestView::of(request), peer, RequestOptions::default()).await;
-        let decision = match &outcome {
-            Outcome::Admitted(permit) => permit.decision(),
-            Outcome::Refused(refusal) => refusal.decision(),
+        let source = match &outcome {
+            Outcome::Admitted(permit) => permit.decision().map_or(Source::None, |decision| decision.source),
+            Outcome::Refused(refusal) => refusal.source(),
         };
-        self.decisions.record(decision.map_or(Source::None, |decision| decision.source), began.elapsed());
+        self.decisions.record(source, began.elapsed());
         match outcome {
             Outcome::Admitted(permit) => {
                 let unlimited = Decision::uncounted(Timestamp::ZERO);

@@ -4,12 +4,13 @@ use tollgate::observe::{Observer, StoreCall, StoreCallKind};
 
 use super::histogram::{Histogram, Snapshot};
 
-const KINDS: [StoreCallKind; 6] = [
+const KINDS: [StoreCallKind; 7] = [
     StoreCallKind::Decide,
     StoreCallKind::Refund,
     StoreCallKind::Settle,
     StoreCallKind::Reset,
     StoreCallKind::Inspect,
+    StoreCallKind::Ban,
     StoreCallKind::Probe,
 ];
 

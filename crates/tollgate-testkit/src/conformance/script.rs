@@ -340,6 +340,7 @@ impl Step {
             let seen = subject.as_seen(Decision {
                 at: decision.at,
                 source: decision.source,
+                ban: decision.ban,
                 limits: std::iter::once(expected.applied_to(line)).collect(),
             });
             if seen.limits[0] != *line {

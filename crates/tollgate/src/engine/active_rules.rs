@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use foldhash::fast::RandomState;
 use parking_lot::RwLock;
-use tollgate_core::{Clock, Timestamp, Wait};
+use tollgate_core::{Clock, Source, Timestamp, Wait};
 
 use super::Refusal;
 use super::check_plan::CheckPlan;
@@ -155,5 +155,5 @@ impl ActiveRules {
 fn refuse_banned(ban: Option<&CompiledBan>, now: Timestamp) -> Result<(), Box<Refusal>> {
     let Some(ban) = ban else { return Ok(()) };
     let until = |end: Timestamp| Wait::from_micros(end.as_micros().saturating_sub(now.as_micros()));
-    Err(Box::new(Refusal::Banned { remaining: ban.until().map_or(Wait::NEVER, until) }))
+    Err(Box::new(Refusal::Banned { remaining: ban.until().map_or(Wait::NEVER, until), source: Source::None }))
 }

@@ -186,7 +186,8 @@ impl LimitGroup {
         self.on_failure.contains(&OnFailure::Deny)
     }
 
-    /// Counts the result of a check, and converts a denial or a failure to a refusal.
+    /// Counts the result of a check, and converts a denial, a ban or a failure to a refusal. A ban is not counted: it is
+    /// no decision of a rule.
     pub(super) fn conclude(
         &self,
         result: Result<EachDecision, Undecided>,
@@ -196,6 +197,9 @@ impl LimitGroup {
             self.rules.iter().for_each(|(_, count)| count.count(DecisionOutcome::Unavailable, Source::None));
             return Err(Box::new(Refusal::Unavailable { policies: self.policies.clone() }));
         };
+        if let Some(banned) = Refusal::by_ban(decided.decision()) {
+            return Err(Box::new(banned));
+        }
         self.count(&decided, options);
         match decided.decision().allowed() {
             true => Ok(decided),

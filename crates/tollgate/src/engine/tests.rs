@@ -8,7 +8,7 @@ use crate::answer::Verdict;
 use crate::config::{Config, Format};
 use crate::rules::path::normalisations;
 use http::{HeaderMap, Request};
-use tollgate_core::{ManualClock, Timestamp};
+use tollgate_core::{ManualClock, Source, Timestamp};
 
 struct Site {
     engine: Engine,
@@ -306,11 +306,92 @@ async fn the_banned_are_told_until_when_and_the_exempt_are_not_counted() {
         "#,
     );
     let Outcome::Refused(refusal) = site.send("GET", "/", &[], [198, 51, 100, 7]).await else { panic!("a ban") };
-    assert_eq!((refusal.verdict(), refusal.response(&HeaderMap::new()).status().as_u16()), (Verdict::Forbidden, 403));
+    assert_eq!((refusal.verdict(), refusal.response(&HeaderMap::new()).status().as_u16()), (Verdict::Banned, 403));
     for _ in 0..5 {
         let Outcome::Admitted(permit) = site.send("GET", "/", &[], [192, 0, 2, 77]).await else { panic!("exempt") };
         assert!(permit.decision().is_none());
     }
+}
+
+/// The fields of a response to a banned client: status, `Retry-After`, and the body.
+fn shown(refusal: &Refusal) -> (u16, Option<String>, serde_json::Value) {
+    let response = refusal.response(&HeaderMap::new());
+    let retry_after = response.headers().get("retry-after").map(|value| value.to_str().unwrap().to_owned());
+    (response.status().as_u16(), retry_after, serde_json::from_slice(response.body()).unwrap())
+}
+
+#[tokio::test]
+async fn ban_in_the_store_is_refused_like_a_ban_of_the_configuration() {
+    let site = site(
+        r#"
+        [[bans]]
+        by = "ip"
+        value = "198.51.100.7"
+        [[bans]]
+        by = "ip"
+        value = "198.51.100.8"
+        until = "2023-11-14T23:13:20Z"
+        [[rules]]
+        name = "all"
+        by = ["ip"]
+        limits = ["1/h"]
+        "#,
+    );
+    let refused = async |peer: [u8; 4]| match site.send("GET", "/", &[], peer).await {
+        Outcome::Refused(refusal) => Some(refusal),
+        Outcome::Admitted(_) => None,
+    };
+    site.engine.limiter().ban(b"ip:203.0.113.9", Some(Duration::from_secs(3_600))).await.unwrap();
+    let (by_store, configured) = (refused(HERE).await.unwrap(), refused([198, 51, 100, 8]).await.unwrap());
+    assert_eq!(shown(&by_store), shown(&configured));
+    let body = serde_json::json!({
+        "error": "banned", "message": "this caller is banned", "retry_after": 3_600, "retry_after_ms": 3_600_000,
+    });
+    assert_eq!(shown(&by_store), (403, Some("3600".to_owned()), body));
+    assert_eq!((by_store.source(), configured.source()), (Source::Store, Source::None));
+
+    site.engine.limiter().ban(b"ip:203.0.113.9", None).await.unwrap();
+    let (by_store, configured) = (refused(HERE).await.unwrap(), refused([198, 51, 100, 7]).await.unwrap());
+    assert_eq!(shown(&by_store), shown(&configured));
+    assert_eq!((shown(&by_store).1, &shown(&by_store).2["retry_after"]), (None, &serde_json::Value::Null));
+    assert_eq!(
+        (site.engine.rule_stats()[0].allowed(), site.engine.rule_stats()[0].denied()),
+        (0, 0),
+        "no rule decided"
+    );
+
+    assert!(site.engine.limiter().unban(b"ip:203.0.113.9").await.unwrap());
+    assert!(refused(HERE).await.is_none(), "the ban charged nothing");
+    assert_eq!(refused(HERE).await.unwrap().verdict(), Verdict::Denied);
+}
+
+#[tokio::test]
+async fn ban_in_the_store_holds_in_shadow_mode_and_for_the_whole_subject_alone() {
+    let site = site(
+        r#"
+        [[rules]]
+        name = "watched"
+        match = { path = "/watched" }
+        by = ["ip"]
+        limits = ["1/h"]
+        mode = "shadow"
+        [[rules]]
+        name = "pairs"
+        match = { path = "/pairs" }
+        by = ["ip", "path"]
+        limits = ["1/h"]
+        "#,
+    );
+    let verdict = async |path: &str| site.verdict(path, &[], HERE).await.0;
+    site.engine.limiter().ban(b"ip:203.0.113.9", Some(Duration::from_secs(60))).await.unwrap();
+    assert_eq!(verdict("/watched").await, Verdict::Banned);
+    assert_eq!(site.engine.rule_stats()[0].denied(), 0, "a shadow rule would not have denied it");
+    assert_eq!(verdict("/pairs").await, Verdict::Allowed, "the rule counts another subject");
+    assert_eq!(verdict("/").await, Verdict::Allowed, "no rule counts anything");
+    site.engine.limiter().ban(b"ip:203.0.113.9&path:/pairs", None).await.unwrap();
+    assert_eq!(verdict("/pairs").await, Verdict::Banned);
+    site.clock.advance(Duration::from_secs(60));
+    assert_eq!(verdict("/watched").await, Verdict::Allowed, "the ban has ended");
 }
 
 /// A path that costs much to normalise and is within the bound.
@@ -335,7 +416,7 @@ async fn what_is_refused_by_address_or_shield_costs_no_normalisation() {
         limits = ["1/h"]
         "#,
     );
-    assert_eq!(site.verdict(&hostile(), &[], [198, 51, 100, 7]).await, (Verdict::Forbidden, 0), "banned");
+    assert_eq!(site.verdict(&hostile(), &[], [198, 51, 100, 7]).await, (Verdict::Banned, 0), "banned");
     assert_eq!(site.verdict("/login;v=1", &[], HERE).await, (Verdict::Allowed, 2), "matched, and counted by path");
     assert_eq!(site.verdict("/login", &[], HERE).await, (Verdict::Denied, 0), "plain");
     assert_eq!(site.verdict("/login;v=1", &[], HERE).await.0, Verdict::Denied);
@@ -440,7 +521,7 @@ async fn a_banned_key_is_refused_whatever_the_rules_and_exemptions_say() {
     );
     for (path, peer) in [("/login", HERE), ("/unlimited", HERE), ("/health", HERE), ("/", [192, 0, 2, 7])] {
         let key = [("x-api-key", "a-banned-key-00001")];
-        assert_eq!(site.verdict(path, &key, peer).await.0, Verdict::Forbidden, "{path}");
+        assert_eq!(site.verdict(path, &key, peer).await.0, Verdict::Banned, "{path}");
         assert_eq!(site.verdict(path, &[], peer).await.0, Verdict::Allowed, "{path}");
     }
 }
@@ -466,7 +547,7 @@ async fn an_ipv4_client_is_itself_by_whatever_ipv6_route_it_comes() {
         Outcome::Refused(refusal) => refusal.verdict().error(),
     };
     for peer in ["198.51.100.7", "::ffff:198.51.100.7", "64:ff9b::198.51.100.7", "2002:c633:6407::1", "192.0.2.128"] {
-        assert_eq!(verdict(peer).await, "forbidden", "{peer}");
+        assert_eq!(verdict(peer).await, "banned", "{peer}");
     }
     for peer in ["192.0.2.7", "64:ff9b::192.0.2.7", "2002:c000:207:1::9"] {
         assert_eq!(verdict(peer).await, "exempt", "{peer}");

@@ -11,7 +11,7 @@ use tokio::runtime::Handle;
 use tokio::time::{Instant, sleep};
 use tollgate_core::{
     Check, Clock, Decision, Demand, LimitStatus, MemoryStore, Source, Store, StoreError, StoreErrorKind as Kind,
-    Timestamp,
+    Timestamp, Wait,
 };
 
 use super::stats::{Counters, add};
@@ -150,6 +150,30 @@ impl Shared {
         let reset = self.call(Call::Reset, 0, async { self.store.reset(demand).await }).await;
         self.forget(&check);
         reset
+    }
+
+    pub(super) async fn ban(&self, subject: &[u8], duration: Option<Duration>) -> Result<(), StoreError> {
+        self.forget_ban(subject);
+        let banned = self.call(Call::Ban, 0, async { self.store.ban(subject, duration).await }).await;
+        self.forget_ban(subject);
+        banned
+    }
+
+    pub(super) async fn unban(&self, subject: &[u8]) -> Result<bool, StoreError> {
+        self.forget_ban(subject);
+        let was_banned = self.call(Call::Ban, 0, async { self.store.unban(subject).await }).await;
+        // Forgets a ban that was cached during the call.
+        self.forget_ban(subject);
+        was_banned
+    }
+
+    pub(super) async fn ban_of(&self, subject: &[u8]) -> Result<Option<Wait>, StoreError> {
+        self.call(Call::Ban, 0, async { self.store.ban_of(subject).await }).await
+    }
+
+    /// Removes the ban of a subject from the deny cache.
+    fn forget_ban(&self, subject: &[u8]) {
+        self.deny_cache.iter().for_each(|cache| cache.forget_ban(subject));
     }
 
     /// Removes the counters of a check from the deny cache.

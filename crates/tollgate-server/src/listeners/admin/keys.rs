@@ -95,7 +95,8 @@ pub(super) async fn reset(listener: &AdminListener, query: &str) -> Response<Byt
     json(StatusCode::OK, &json!({ "reset": true, "counters": names.len() }))
 }
 
-fn unavailable(error: &tollgate::StoreError) -> Response<Bytes> {
+/// Returns the response to a request that the store did not serve.
+pub(super) fn unavailable(error: &tollgate::StoreError) -> Response<Bytes> {
     let message = format!("the store did not answer ({})", error.kind().name());
     problem(StatusCode::SERVICE_UNAVAILABLE, "unavailable", &message)
 }

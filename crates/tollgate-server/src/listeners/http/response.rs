@@ -71,3 +71,20 @@ pub(crate) struct ErrorBody {
     /// What is wrong, and what would be accepted.
     pub(crate) message: String,
 }
+
+/// The refusal of a banned caller.
+#[derive(JsonSchema)]
+#[serde(deny_unknown_fields)]
+#[schemars(rename = "Ban")]
+pub(crate) struct BanBody {
+    /// Always `banned`.
+    pub(crate) error: String,
+    /// What is wrong.
+    pub(crate) message: String,
+    /// Seconds until the ban ends, rounded up; null if it has no end.
+    #[schemars(required, transform = or_null)]
+    pub(crate) retry_after: Option<u64>,
+    /// Milliseconds until the ban ends; null if it has no end.
+    #[schemars(required, transform = or_null)]
+    pub(crate) retry_after_ms: Option<u64>,
+}

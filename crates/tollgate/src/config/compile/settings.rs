@@ -65,7 +65,7 @@ impl Settings {
     #[cfg(feature = "redis")]
     pub fn redis(&self) -> Result<Option<RedisStore>, StoreUrlError> {
         let Some(url) = self.store.as_ref().filter(|_| self.is_shared()) else { return Ok(None) };
-        Ok(Some(RedisStore::builder(url.reveal()).prefix(self.prefix.clone()).build()?))
+        Ok(Some(RedisStore::builder(url.reveal()).prefix(self.prefix.clone()).bans(true).build()?))
     }
 
     /// A limiter on this store, or in memory without one; and who is asked for plans that the rules do not know.

@@ -1,5 +1,7 @@
 //! Refusals with the body that the service sets by `RateLimitLayer::body`.
 
+use std::time::Duration;
+
 use bytes::Bytes;
 use http::Response;
 use tollgate::answer::{Body, RefusalDetails, Verdict};
@@ -48,7 +50,7 @@ async fn refusal_has_the_custom_body_its_content_type_and_all_usual_headers() {
 #[tokio::test]
 async fn custom_body_is_used_for_every_kind_of_refusal_except_a_ban() {
     let held = Site::new("[[rules]]\nname = 'slow'\nby = ['ip']\nlimits = ['1/min leaky-bucket']")
-        .layered(|layer| layer.wait_at_most(std::time::Duration::ZERO).body(page));
+        .layered(|layer| layer.wait_at_most(Duration::ZERO).body(page));
     assert_eq!(held.status("/", &[], PEER).await, 200);
     let refused = held.send("/", &[], PEER).await;
     assert_eq!((refused.status().as_u16(), &refused.headers()["content-type"]), (429, &HTML.parse().unwrap()));
@@ -63,6 +65,22 @@ async fn custom_body_is_used_for_every_kind_of_refusal_except_a_ban() {
         (refused.status().as_u16(), &refused.headers()["content-type"]),
         (403, &"application/json".parse().unwrap())
     );
+}
+
+#[tokio::test]
+async fn ban_in_the_store_is_403_through_the_layer_until_it_ends() {
+    let site = site("[[rules]]\nname = 'all'\nby = ['ip']\nlimits = ['1/h']");
+    site.engine.limiter().ban(b"ip:203.0.113.9", Some(Duration::from_secs(60))).await.unwrap();
+    let refused = site.send("/", &[], PEER).await;
+    let told = (refused.status().as_u16(), refused.headers()["retry-after"].to_str().unwrap());
+    assert_eq!(told, (403, "60"));
+    let body: serde_json::Value = serde_json::from_slice(refused.body()).unwrap();
+    assert_eq!((&body["error"], &body["retry_after_ms"]), (&"banned".into(), &60_000.into()));
+    assert!(!refused.headers().contains_key("ratelimit"), "no limit decided");
+    let grpc = site.send("/", &[("content-type", "application/grpc")], PEER).await;
+    assert_eq!(grpc.headers()["grpc-status"], "7", "PERMISSION_DENIED");
+    site.clock.advance(Duration::from_secs(60));
+    assert_eq!(site.status("/", &[], PEER).await, 200);
 }
 
 #[tokio::test]
