@@ -79,9 +79,6 @@ pub struct LimitStatus {
     /// (cost 0), the time until one unit fits. [`Wait::NEVER`] if the cost can never fit, or a ban has no end.
     pub retry_after: Wait,
     /// The time until one more unit becomes available; zero if none is missing.
-    ///
-    /// [`Wait::NEVER`] means that the denial comes from a ban and not from the limit. The other values then describe
-    /// the ban and not the counter.
     pub next_after: Wait,
     /// The time until the limit is unused again; zero if it is.
     pub reset_after: Wait,
@@ -95,6 +92,9 @@ pub enum Source {
     Store,
     /// The cache of denials that the store returned earlier and that still hold.
     DenyCache,
+    /// A ban of one of the subjects, read by the store or cached. No counter was read and nothing was charged: the limit
+    /// statuses describe the ban.
+    Ban,
     /// A local counter with this instance's share of the quota, because the store did not answer.
     Local,
     /// No counter: the failure policy alone decided.
@@ -107,6 +107,7 @@ impl Source {
         match self {
             Source::Store => "store",
             Source::DenyCache => "deny_cache",
+            Source::Ban => "ban",
             Source::Local => "local",
             Source::None => "none",
         }
@@ -135,6 +136,13 @@ impl Clone for Decision {
 }
 
 impl Decision {
+    /// Returns how long the ban lasts that denied the request, or `None` if no ban did.
+    ///
+    /// [`Wait::NEVER`] if the ban has no end.
+    pub fn banned_for(&self) -> Option<Wait> {
+        (self.source == Source::Ban).then(|| self.retry_after())
+    }
+
     /// Creates an admission by the failure policy alone: [`Source::None`], without limits.
     pub fn uncounted(at: Timestamp) -> Decision {
         Decision { at, source: Source::None, limits: LimitStatuses::new() }

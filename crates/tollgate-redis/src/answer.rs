@@ -91,8 +91,6 @@ fn decision(at: Timestamp, asked: &[QuotaAndCost], numbers: &mut Numbers) -> Res
 }
 
 /// Builds the denial of a banned subject: no units remain until the ban ends, whatever the counters hold.
-///
-/// `next_after` is `NEVER`, which no limit reports. Callers recognize a ban by it.
 fn banned(at: Timestamp, asked: &[QuotaAndCost], ban: Wait) -> Decision {
     let line = |&QuotaAndCost { quota, cost }: &QuotaAndCost| LimitStatus {
         allowed: false,
@@ -100,10 +98,10 @@ fn banned(at: Timestamp, asked: &[QuotaAndCost], ban: Wait) -> Decision {
         quota,
         remaining: 0,
         retry_after: ban,
-        next_after: Wait::NEVER,
+        next_after: ban,
         reset_after: ban,
     };
-    Decision { at, source: Source::Store, limits: asked.iter().map(line).collect() }
+    Decision { at, source: Source::Ban, limits: asked.iter().map(line).collect() }
 }
 
 /// Reads a wait in microseconds; -1 is `NEVER`.
@@ -153,7 +151,8 @@ mod tests {
         assert!(decisions.iter().all(|decision| !decision.allowed() && decision.limits[0].remaining == 0));
         assert_eq!(decisions[0].retry_after(), Wait::from_micros(5_000));
         assert_eq!(decisions[1].retry_after(), Wait::NEVER);
-        assert!(decisions.iter().all(|decision| decision.limits[0].next_after == Wait::NEVER), "the mark of a ban");
+        assert_eq!(decisions[0].banned_for(), Some(Wait::from_micros(5_000)));
+        assert_eq!(decisions[1].banned_for(), Some(Wait::NEVER));
         let answers = of_checks(list(&[9, 0, i64::MIN]), &[(&step, 1)]).unwrap();
         assert_eq!(answers[0].as_ref().unwrap()[0].retry_after(), Wait::NEVER);
     }

@@ -48,10 +48,11 @@ pub struct Counted {
 
 /// Every combination of outcome and source that occurs.
 #[rustfmt::skip]
-const CELLS: [(DecisionOutcome, Source); 8] = [
+const CELLS: [(DecisionOutcome, Source); 9] = [
     (DecisionOutcome::Allow, Source::Store), (DecisionOutcome::Allow, Source::Local), (DecisionOutcome::Allow, Source::None),
     (DecisionOutcome::Deny, Source::Store), (DecisionOutcome::Deny, Source::DenyCache), (DecisionOutcome::Deny, Source::Local), (DecisionOutcome::Deny, Source::None),
     (DecisionOutcome::Unavailable, Source::None),
+    (DecisionOutcome::Deny, Source::Ban),
 ];
 
 /// Counters of decisions by outcome and source.
@@ -71,6 +72,7 @@ impl DecisionCounts {
             (DecisionOutcome::Deny, Source::DenyCache) => 4,
             (DecisionOutcome::Deny, Source::Local) => 5,
             (DecisionOutcome::Deny, Source::None) => 6,
+            (DecisionOutcome::Deny, Source::Ban) => 8,
             (DecisionOutcome::Deny, _) => 3,
             (DecisionOutcome::Unavailable, _) => 7,
         };

@@ -74,6 +74,8 @@ struct Denial {
 #[derive(Clone, Copy, Debug)]
 struct LastWord {
     line: LimitStatus,
+    /// The source of the store's decision: [`Source::Ban`] if a ban denied the request.
+    source: Source,
     call: CallSpan,
 }
 
@@ -92,15 +94,18 @@ impl DenyCache {
         let denied = |(demand, &id): (&Demand<'_>, &Id)| {
             self.denials.look(id, |denials| denials.line_of(demand.cost.units(), now)).flatten()
         };
-        let denied: SmallVec<[Option<LimitStatus>; 4]> = demands.iter().zip(&ids).map(denied).collect();
+        let denied: SmallVec<[Option<(LimitStatus, Source)>; 4]> = demands.iter().zip(&ids).map(denied).collect();
         if denied.iter().all(Option::is_none) {
             return None;
         }
+        let is_ban = denied.iter().flatten().any(|(_, source)| *source == Source::Ban);
         let last_word = |demand, id| self.words.look(id, |word| word.speaking_of(demand, now)).flatten();
         let lines = demands.iter().zip(&ids).zip(&denied);
-        let lines: Option<LimitStatuses> =
-            lines.map(|((demand, &id), denied)| denied.or_else(|| last_word(demand, id))).collect();
-        Some(Decision { at: now, source: Source::DenyCache, limits: lines? })
+        let lines: Option<LimitStatuses> = lines
+            .map(|((demand, &id), denied)| denied.map(|(line, _)| line).or_else(|| last_word(demand, id)))
+            .collect();
+        let source = if is_ban { Source::Ban } else { Source::DenyCache };
+        Some(Decision { at: now, source, limits: lines? })
     }
 
     /// Learns from the store's answer to a check.
@@ -110,18 +115,19 @@ impl DenyCache {
         if !lines.iter().any(|line| denied_by(line, allowed).is_some()) {
             return;
         }
-        let is_ban = lines.iter().any(is_of_a_ban);
+        let source = decision.source;
+        let is_ban = source == Source::Ban;
         if is_ban && has_several_subjects(check) {
             return;
         }
         for (demand, line) in demands.iter().zip(lines) {
             let id = self.id(demand);
             if let Some(line) = denied_by(line, allowed) {
-                self.denials.add(id, call.sent, |denials| denials.remember(LastWord { line, call }));
+                self.denials.add(id, call.sent, |denials| denials.remember(LastWord { line, source, call }));
             }
             // A ban hides what the counters hold.
             if !is_ban {
-                self.words.put(id, LastWord { line: *line, call }, call.sent);
+                self.words.put(id, LastWord { line: *line, source, call }, call.sent);
             }
         }
     }
@@ -151,11 +157,6 @@ fn denied_by(line: &LimitStatus, allowed: bool) -> Option<LimitStatus> {
     }
 }
 
-/// Whatever an algorithm refuses, some unit comes back some time.
-fn is_of_a_ban(line: &LimitStatus) -> bool {
-    !line.allowed && line.next_after == Wait::NEVER
-}
-
 fn has_several_subjects(check: &Check<'_>) -> bool {
     check.demands().windows(2).any(|pair| pair[0].key.subject() != pair[1].key.subject())
 }
@@ -175,11 +176,11 @@ impl Denials {
         self.0.push(Denial { forget_at, word });
     }
 
-    /// The denial of this cost as it stands now, if there is one.
-    fn line_of(&self, cost: u32, now: Timestamp) -> Option<LimitStatus> {
+    /// Returns the denial of this cost as it stands now and the source of the store's decision, if there is one.
+    fn line_of(&self, cost: u32, now: Timestamp) -> Option<(LimitStatus, Source)> {
         let is_known = |denial: &&Denial| denial.word.age_us(now).is_some() && now < denial.forget_at;
         let denial = self.0.iter().filter(is_known).find(|denial| denial.word.line.cost == cost)?;
-        Some(denial.word.at(now))
+        Some((denial.word.at(now), denial.word.source))
     }
 }
 

@@ -43,7 +43,7 @@ use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 use futures_util::future::join_all;
-use tollgate_core::{Check, Clock, Cost, Decision, MemoryStore, StoreError, SystemClock};
+use tollgate_core::{Check, Clock, Cost, Decision, MemoryStore, StoreError, SystemClock, Timestamp};
 
 use self::active_rules::ActiveRules;
 use self::check_plan::{CheckPlan, Demands, LimitGroup, Undecided};
@@ -337,7 +337,8 @@ impl Engine {
         match catch_panic(|| self.0.shield.check(&check)) {
             Some(decision) => Ok(EachDecision::Complete(decision)),
             None if group.denies_on_failure() => Err(Undecided),
-            None => Ok(EachDecision::uncounted(self.0.clock.now())),
+            // The store may have panicked because its clock did, so the clock is not read.
+            None => Ok(EachDecision::uncounted(Timestamp::ZERO)),
         }
     }
 

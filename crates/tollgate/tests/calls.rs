@@ -220,7 +220,7 @@ async fn a_ban_of_one_subject_is_not_remembered_against_another() {
     let calls = calls_of(&server);
     for demands in [&both[..2], &both[..1]] {
         let decision = limiter.check(&Check::new(demands).unwrap()).await.unwrap();
-        assert_eq!((decision.allowed(), decision.source), (false, Source::DenyCache), "{demands:?}");
+        assert_eq!((decision.allowed(), decision.source), (false, Source::Ban), "{demands:?}");
     }
     assert_eq!(calls_of(&server), calls);
     assert!(limiter.check(&Check::one(&both[2])).await.unwrap().allowed(), "a peek is never denied");

@@ -455,8 +455,8 @@ async fn a_ban_refuses_until_it_ends_and_charges_nothing() {
     let check = Check::new(&demands).unwrap();
     store.ban(b"ann", Some(Duration::from_secs(60))).await.unwrap();
     let denied = store.decide(&[check]).await.unwrap().remove(0);
-    assert!(!denied.allowed());
-    let retry_ms = denied.retry_after().as_millis_ceil().unwrap();
+    assert_eq!((denied.allowed(), denied.source), (false, tollgate_core::Source::Ban));
+    let retry_ms = denied.banned_for().and_then(|wait| wait.as_millis_ceil()).unwrap();
     assert!((50_000..=60_000).contains(&retry_ms), "{retry_ms}");
     for demand in &demands {
         assert_eq!(store.inspect(demand).await.unwrap().remaining, demand.limit.quota(), "a peek sees past the ban");

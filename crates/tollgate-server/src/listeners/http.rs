@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::header::CONTENT_TYPE;
-use http::{HeaderValue, Method, Request, Response, StatusCode};
+use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode};
 use hyper::body::Body;
 use tokio::time::Instant;
 use tollgate::answer::Policies;
@@ -141,6 +141,9 @@ impl HttpListener {
         let began = Instant::now();
         let answer = self.limiter.check_with(&check, options).await;
         self.decisions.record_explicit(&answer, began.elapsed());
+        if let Some(remaining) = answer.as_ref().ok().and_then(Decision::banned_for) {
+            return Ok(Refusal::banned(remaining).response(&HeaderMap::new()));
+        }
         Ok(match answer {
             Ok(decision) => {
                 let policies = self.known.policies(&demands);

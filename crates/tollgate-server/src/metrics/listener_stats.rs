@@ -62,7 +62,7 @@ impl ListenerStats {
     }
 }
 
-const SOURCES: [Source; 4] = [Source::Store, Source::DenyCache, Source::Local, Source::None];
+const SOURCES: [Source; 5] = [Source::Store, Source::DenyCache, Source::Ban, Source::Local, Source::None];
 
 /// Counts the decisions on limits that the request named itself, and times all decisions.
 #[derive(Debug, Default)]

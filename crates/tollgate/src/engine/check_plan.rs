@@ -197,9 +197,10 @@ impl LimitGroup {
             return Err(Box::new(Refusal::Unavailable { policies: self.policies.clone() }));
         };
         self.count(&decided, options);
-        match decided.decision().allowed() {
-            true => Ok(decided),
-            false => Err(Box::new(self.denial(decided, options))),
+        match (decided.decision().banned_for(), decided.decision().allowed()) {
+            (Some(remaining), _) => Err(Box::new(Refusal::Banned { remaining })),
+            (None, true) => Ok(decided),
+            (None, false) => Err(Box::new(self.denial(decided, options))),
         }
     }
 

@@ -47,6 +47,11 @@ pub enum Refusal {
 }
 
 impl Refusal {
+    /// Creates the refusal of a caller whose ban ends after `remaining`, or never.
+    pub fn banned(remaining: Wait) -> Refusal {
+        Refusal::Banned { remaining }
+    }
+
     /// Returns the verdict, which determines status codes and error names.
     pub fn verdict(&self) -> Verdict {
         match self {
