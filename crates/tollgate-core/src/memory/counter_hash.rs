@@ -139,13 +139,13 @@ impl CounterHasher {
         self.counter(self.subject(subject), 0)
     }
 
-    /// Returns the name of the overflow counter in the newcomer's shard.
+    /// Returns the name of an overflow counter of `demand`, in the shard of the new key.
     ///
     /// `cell` is called only for [`OverflowScope::Network`]. Step 0 is the counter itself; further steps try the ones
     /// behind it.
     pub(super) fn overflow_name(
         &self,
-        newcomer: CounterHash,
+        new_key: CounterHash,
         demand: &Demand<'_>,
         scope: OverflowScope,
         cell: impl FnOnce() -> usize,
@@ -159,13 +159,14 @@ impl CounterHasher {
         let shared = self.hashers[0].hash_one(overflow::of_one_limit(limit));
         // No real subject has this length, so an overflow counter never has the name of a subject's counter.
         let subject = self.subject_of((which as u64, shared << 2 | u64::from(machine_tag(limit))), usize::MAX);
-        self.counter(subject, demand.key.scope().number(limit)).in_shard_of(newcomer)
+        self.counter(subject, demand.key.scope().number(limit)).in_shard_of(new_key)
     }
 
-    /// A newcomer's cell in its shard, where a limit has so many of them. A network has another row in every shard, so that none
-    /// meets a flooded one in all of them.
-    pub(super) fn cell(&self, newcomer: CounterHash, shard: usize, subject: &[u8], cells: usize) -> usize {
-        let Some(network) = Network::of_subject(subject) else { return newcomer.rest() as usize % cells };
+    /// Returns the index of a new key's cell in its shard, of `cells`.
+    ///
+    /// A network has another row in every shard, so two networks do not share a row in all of them.
+    pub(super) fn cell(&self, new_key: CounterHash, shard: usize, subject: &[u8], cells: usize) -> usize {
+        let Some(network) = Network::of_subject(subject) else { return new_key.rest() as usize % cells };
         let columns = COLUMNS.min(cells);
         let row = self.hashers[0].hash_one((shard, network.wide)) as usize % (cells / columns);
         row * columns + self.hashers[1].hash_one((shard, network)) as usize % columns
