@@ -72,10 +72,13 @@ pub trait Store: Send + Sync {
         Box::pin(std::future::ready(Err(StoreError::without_bans())))
     }
 
-    /// Completes once the answers that have already arrived are handed to their callers. A caller whose deadline has passed awaits this before it
-    /// falls back: on a busy machine an answer may be there, and the task that would deliver it has not run yet.
+    /// Completes when all answers that have already arrived have been delivered to their callers. Does not wait for answers
+    /// that have not arrived.
     ///
-    /// Does not wait for answers that are still under way. Does nothing by default, which is right for a store without a task of its own.
+    /// A caller awaits this after its deadline and then polls its call once more: on a busy machine an answer may have arrived
+    /// while the task that delivers it has not run. Use a timeout, because that task may still not run.
+    ///
+    /// The default implementation does nothing. That is correct for a store without a task of its own.
     fn catch_up(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
         Box::pin(std::future::ready(()))
     }

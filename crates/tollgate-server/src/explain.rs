@@ -210,7 +210,13 @@ fn banned_in_store(subject: &str, ban: Wait) -> String {
     }
 }
 
-/// Returns the decision on a request of this cost, without charging it. The status of the limit is the first one.
+/// Returns how `limit` would decide a request of this cost, without charging it: in `limits[0]` of the decision.
+///
+/// The decision as a whole is always a denial, because the check includes a second demand that never passes; so nothing is
+/// charged. Use only `limits[0]`, or `ban` if it is set. `count_denied` is ignored.
+///
+/// # Errors
+/// Returns an error if the store does not answer, or `Protocol` if the check cannot be built.
 async fn decision_for(limiter: &Limiter, limit: Limit, key: Key<'_>, cost: Cost) -> Result<Decision, StoreErrorKind> {
     let broken = StoreErrorKind::Protocol;
     let one: Limit = "1/s".parse().map_err(|_| broken)?;

@@ -107,7 +107,10 @@ impl fmt::Debug for Anonymizer {
 pub struct Salt(Hmac<Sha256>);
 
 impl Salt {
-    /// Returns the pseudonym of a value of a kind, such as `ip` and `203.0.113.9`.
+    /// Computes a pseudonym from a kind and a value, such as `ip` and `203.0.113.9`: 16 bytes of an HMAC-SHA-256 of
+    /// `kind:value`. The same salt, kind and value always give the same pseudonym.
+    ///
+    /// (`a`, `b:c`) and (`a:b`, `c`) give the same pseudonym, so kinds must be chosen so that this cannot occur.
     pub fn pseudonym(&self, kind: impl AsRef<[u8]>, value: &[u8]) -> Pseudonym {
         let mut mac = self.0.clone();
         mac.update(kind.as_ref());

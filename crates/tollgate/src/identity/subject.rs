@@ -187,7 +187,7 @@ fn write_value(value: PartValue<'_>, bytes: &mut SubjectBytes) {
     }
 }
 
-/// Appends `value` with separators, marks and everything but visible ASCII written as `%XX`.
+/// Appends `value`. Writes `% & # ~ ! { }` and everything except visible ASCII as `%XX` (upper-case hexadecimal).
 fn escape(value: &[u8], bytes: &mut SubjectBytes) {
     for &byte in value {
         if byte.is_ascii_graphic() && !b"%&#~!{}".contains(&byte) {
