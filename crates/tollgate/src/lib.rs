@@ -49,9 +49,9 @@ pub use failure::{OnFailure, Unavailable};
 pub use limiter::StoreUrlError;
 pub use limiter::{CheckOptions, Limiter, LimiterBuilder, LimiterStats, NotReady};
 pub use tollgate_core::{
-    Algorithm, Check, CheckError, Clock, Cost, DEMANDS_MAX, Decision, Demand, Key, KeyError, Limit, LimitError,
-    LimitStatus, LimitTextError, ManualClock, MemoryStore, RuleScope, RuleScopeBuf, Scope, Source, Store, StoreError,
-    StoreErrorKind, StoreFuture, SystemClock, Timestamp, Wait,
+    Algorithm, Atomicity, Check, CheckError, Clock, Cost, DEMANDS_MAX, Decision, Demand, Key, KeyError, Limit,
+    LimitError, LimitStatus, LimitTextError, ManualClock, MemoryStore, RuleScope, RuleScopeBuf, Scope, ScopeName,
+    Source, StateMachine, Store, StoreError, StoreErrorKind, StoreFuture, SystemClock, Timestamp, Wait,
 };
 #[cfg(feature = "redis")]
 pub use tollgate_redis as redis;

@@ -1,6 +1,6 @@
 //! The RESP door as a subject, in both vocabularies.
 
-use tollgate::{Check, Cost, Decision, Demand, Key, LimitStatus, Scope, Source, Timestamp, Wait};
+use tollgate::{Check, Cost, Decision, Demand, Key, LimitStatus, Scope, ScopeName, Source, Timestamp, Wait};
 use tollgate_testkit::conformance::{Abilities, Subject};
 use tollgate_testkit::server::{Connection, Reply};
 
@@ -146,7 +146,7 @@ impl Subject for OverThrottle<'_> {
     /// redis-cell knows no such command: the limiter behind the door is told.
     fn reset(&mut self, now: Timestamp, demand: &Demand<'_>) {
         let name = self.0.names.name(demand);
-        let key = Key::scoped(&name, Scope::Throttle).unwrap();
+        let key = Key::scoped(&name, Scope::Named(ScopeName::new("throttle"))).unwrap();
         self.0.behind.reset(now, &Demand { key, ..*demand });
     }
 
