@@ -15,7 +15,7 @@ pub(crate) enum Failure {
     #[error(transparent)]
     #[diagnostic(transparent)]
     Configuration(tollgate::config::Report),
-    #[error("the store did not answer: {0}")]
+    #[error("{0}")]
     #[diagnostic(help("check that the store is running, and that --store (or $TOLLGATE_STORE, $REDIS_URL) is right"))]
     Unanswered(#[from] tollgate::StoreError),
     #[error("{0}")]

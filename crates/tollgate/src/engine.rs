@@ -45,6 +45,7 @@ use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 use http::HeaderMap;
+use tokio::time::Instant;
 use tollgate_core::{Check, Clock, Cost, Decision, MemoryStore, StoreError, SystemClock};
 
 use self::assured::{Assured, Pending};
@@ -234,7 +235,12 @@ impl Asking {
         let Asking { engine, live, rules, plan, mut asked } = self;
         let limit_set: LimitSetId = match plan {
             Plan::Known(limit_set) => limit_set,
-            Plan::Asked(question) => live.rules.look_up_limit_set(&question, &engine.0.lookups).await,
+            Plan::Asked(question) => {
+                let begun = Instant::now();
+                let limit_set = live.rules.look_up_limit_set(&question, &engine.0.lookups).await;
+                asked.spent = begun.elapsed();
+                limit_set
+            }
         };
         let bundle = live.bundle_of(rules, limit_set);
         let pending = engine.pending();

@@ -221,7 +221,7 @@ impl Limiter {
     /// # Errors
     /// Only when the store does not answer and the policy is [`OnFailure::Deny`].
     pub async fn check_with(&self, check: &Check<'_>, options: CheckOptions) -> Result<Decision, Unavailable> {
-        self.check_one(check, self.otherwise(options), options.refundable).await
+        self.check_one(check, self.otherwise(options), options.refundable, Duration::ZERO).await
     }
 
     /// Decides a check whose limits each have a word of their own, in their order, for a store that does not answer: if one
@@ -239,8 +239,22 @@ impl Limiter {
         on_failure: &[OnFailure],
         refundable: bool,
     ) -> Result<Decision, Unavailable> {
+        self.check_each_after(Duration::ZERO, check, on_failure, refundable).await
+    }
+
+    /// Decides like [`Limiter::check_each`], for a caller that has already used the time `spent` of the decision's deadline.
+    ///
+    /// The store gets the rest of the deadline. If it does not answer in a shortened time, this does not count as a
+    /// failure of the store.
+    pub(crate) async fn check_each_after(
+        &self,
+        spent: Duration,
+        check: &Check<'_>,
+        on_failure: &[OnFailure],
+        refundable: bool,
+    ) -> Result<Decision, Unavailable> {
         let otherwise = FailurePolicy { each: on_failure, rest: self.0.on_failure };
-        self.check_one(check, otherwise, refundable).await
+        self.check_one(check, otherwise, refundable, spent).await
     }
 
     /// The same where all counters are in this process, so that nothing is waited for: writes the decision where it is to be. `None` where
@@ -283,7 +297,7 @@ impl Limiter {
 
     /// Decides many checks, in order, as one call to the store where it is asked at all.
     pub async fn check_batch(&self, checks: &[Check<'_>], options: CheckOptions) -> Vec<Result<Decision, Unavailable>> {
-        self.check_all(checks, self.otherwise(options), options.refundable).await
+        self.check_all(checks, self.otherwise(options), options.refundable, Duration::ZERO).await
     }
 
     async fn check_one(
@@ -291,13 +305,14 @@ impl Limiter {
         check: &Check<'_>,
         otherwise: FailurePolicy<'_>,
         refundable: bool,
+        spent: Duration,
     ) -> Result<Decision, Unavailable> {
         if let Backend::Memory(store) = &self.0.backend {
             let mut decision = empty_decision();
             return self.check_one_in_memory(store, check, otherwise, &mut decision).map(|()| decision);
         }
-        let mut answers = self.check_all(std::slice::from_ref(check), otherwise, refundable).await;
-        answers.pop().unwrap_or(Err(Unavailable::new(StoreErrorKind::Protocol)))
+        let mut answers = self.check_all(std::slice::from_ref(check), otherwise, refundable, spent).await;
+        answers.pop().unwrap_or_else(|| Err(Unavailable::from(&panicked())))
     }
 
     async fn check_all(
@@ -305,12 +320,13 @@ impl Limiter {
         checks: &[Check<'_>],
         otherwise: FailurePolicy<'_>,
         refundable: bool,
+        spent: Duration,
     ) -> Vec<Result<Decision, Unavailable>> {
         let Inner { clock, counters, observers, .. } = &*self.0;
         let begun = observers.begin(&**clock);
         let answers = match &self.0.backend {
             Backend::Memory(store) => self.check_in_memory(store, checks, otherwise),
-            Backend::Shared(shared) => shared.check_batch(checks, otherwise, refundable, counters).await,
+            Backend::Shared(shared) => shared.check_batch(checks, otherwise, refundable, spent, counters).await,
         };
         answers.iter().for_each(|answer| counters.count(answer.as_ref()));
         let told = answers.iter().map(|answer| answer.as_ref().map_err(Unavailable::kind));
@@ -427,7 +443,7 @@ impl Limiter {
     /// The answer when the in-process store panicked.
     fn undecided(&self, check: &Check<'_>, otherwise: FailurePolicy<'_>) -> Result<Decision, Unavailable> {
         match otherwise.denies(check) {
-            true => Err(Unavailable::new(StoreErrorKind::Protocol)),
+            true => Err(Unavailable::from(&panicked())),
             false => Ok(uncounted(&*self.0.clock)),
         }
     }

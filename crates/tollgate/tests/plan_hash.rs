@@ -1,4 +1,4 @@
-//! Plans from a hash on a real Redis, seen where they matter: in the limits that a request is held to.
+//! Plans from a hash on a real Redis: they determine the limits of a request.
 
 #![allow(clippy::unwrap_used)] // a step that fails fails its test
 
@@ -14,7 +14,7 @@ use tollgate_redis::RedisStore;
 use tollgate_testkit::server::Server;
 
 const START: Timestamp = Timestamp::from_micros(1_760_000_000_000_000);
-/// Only where the store is made to hang does anybody wait.
+/// A timeout that does not pass unless the store is made to hang.
 const PATIENCE: Duration = Duration::from_secs(30);
 const HASH: &str = "tollgate:plans";
 
@@ -55,7 +55,7 @@ fn bench(timeout: Duration) -> Bench {
 }
 
 impl Bench {
-    /// The quota to which a request with this key is held.
+    /// Returns the quota under which a request with this key is decided.
     async fn quota(&self, key: Option<&str>) -> u32 {
         let request = http::Request::get("/");
         let request = key.into_iter().fold(request, |request, key| request.header("x-api-key", key)).body(()).unwrap();
@@ -70,7 +70,8 @@ impl Bench {
         self.server.command(&["HSET", HASH, field, plan]);
     }
 
-    fn questions(&self) -> u64 {
+    /// Returns how many lookups the server has received.
+    fn lookups(&self) -> u64 {
         let info = self.server.command(&["INFO", "commandstats"]).text();
         let line = info.lines().find(|line| line.starts_with("cmdstat_hget:"));
         line.and_then(|line| line.split("calls=").nth(1)?.split(',').next()?.parse().ok()).unwrap_or(0)
@@ -78,29 +79,43 @@ impl Bench {
 }
 
 #[tokio::test]
-async fn the_hash_names_the_plan_and_a_change_is_seen_after_a_second() {
+async fn plan_comes_from_the_hash_and_a_change_applies_after_a_second() {
     let bench = bench(PATIENCE);
     bench.set(&field_of("key-1"), "pro");
     bench.set(&field_of("key-2"), "a plan that does not exist");
     assert_eq!(bench.quota(Some("key-1")).await, 1_000);
     assert_eq!(bench.quota(Some("key-2")).await, 10, "like one that is not in the hash");
     assert_eq!(bench.quota(Some("key-3")).await, 10);
-    assert_eq!(bench.quota(None).await, 5, "who has no identity is not asked for");
-    assert_eq!(bench.questions(), 3);
+    assert_eq!(bench.quota(None).await, 5, "callers without identity are not looked up");
+    assert_eq!(bench.lookups(), 3);
 
     bench.set(&field_of("key-1"), "partner");
     bench.set(&field_of("key-3"), "pro");
-    bench.clock.set(START.plus_micros(999_999));
+    bench.clock.set(START.plus_micros(499_999));
     for _ in 0..5 {
         assert_eq!((bench.quota(Some("key-1")).await, bench.quota(Some("key-3")).await), (1_000, 10));
     }
-    assert_eq!(bench.questions(), 3, "remembered, both what is there and what is not");
+    assert_eq!(bench.lookups(), 3, "cached, both what is there and what is not");
     bench.clock.set(START.plus_micros(1_000_000));
     assert_eq!((bench.quota(Some("key-1")).await, bench.quota(Some("key-3")).await), (9_000, 1_000));
 }
 
 #[tokio::test]
-async fn while_redis_is_away_the_last_word_holds_and_strangers_have_the_default_plan() {
+async fn request_in_the_second_half_of_the_second_refreshes_the_plan_without_waiting() {
+    let bench = bench(PATIENCE);
+    bench.set(&field_of("key-1"), "pro");
+    assert_eq!(bench.quota(Some("key-1")).await, 1_000);
+    bench.set(&field_of("key-1"), "partner");
+    bench.clock.set(START.plus_micros(500_000));
+    assert_eq!(bench.quota(Some("key-1")).await, 1_000, "the cached plan, while the new one is read");
+    while bench.quota(Some("key-1")).await != 9_000 {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    assert_eq!(bench.lookups(), 2, "read once, however many requests came meanwhile");
+}
+
+#[tokio::test]
+async fn while_redis_is_unreachable_callers_keep_their_last_plan_and_new_ones_have_the_default_plan() {
     let bench = bench(PATIENCE);
     bench.set(&field_of("key-1"), "pro");
     assert_eq!(bench.quota(Some("key-1")).await, 1_000);
@@ -111,10 +126,10 @@ async fn while_redis_is_away_the_last_word_holds_and_strangers_have_the_default_
 }
 
 #[tokio::test]
-async fn a_redis_that_hangs_costs_its_timeout_once_and_then_nothing_for_a_while() {
+async fn hung_redis_costs_its_timeout_once_and_then_nothing_for_a_while() {
     let bench = bench(Duration::from_millis(50));
     bench.set(&field_of("key-1"), "pro");
-    // Whatever this machine is busy with, the first answer comes at last; only then does the server hang.
+    // On a busy machine the first lookups may time out; the server hangs only after one has succeeded.
     for _ in 0..1_000 {
         if bench.quota(Some("key-1")).await == 1_000 {
             break;
@@ -124,7 +139,7 @@ async fn a_redis_that_hangs_costs_its_timeout_once_and_then_nothing_for_a_while(
     bench.server.stop();
     bench.clock.advance(Duration::from_secs(2));
     assert_eq!(bench.quota(Some("key-1")).await, 1_000);
-    // The timer is tokio's: a question that nobody asks needs none.
+    // Under tokio's paused clock, time passes only if a timer is awaited.
     tokio::time::pause();
     let before = tokio::time::Instant::now();
     for _ in 0..5 {
@@ -135,29 +150,29 @@ async fn a_redis_that_hangs_costs_its_timeout_once_and_then_nothing_for_a_while(
 }
 
 #[tokio::test]
-async fn something_else_under_the_name_of_the_hash_is_no_answer() {
+async fn key_that_is_not_a_hash_gives_no_plan() {
     let bench = bench(PATIENCE);
     bench.server.command(&["SET", HASH, "not a hash"]);
     assert_eq!(bench.quota(Some("key-1")).await, 10);
 }
 
 #[tokio::test]
-async fn a_flood_of_keys_is_remembered_only_up_to_its_bound() {
+async fn cache_is_bounded_under_a_flood_of_keys() {
     const KEYS: usize = 12_000;
     let bench = bench(PATIENCE);
     for number in 0..KEYS {
         bench.quota(Some(&format!("flood-{number}"))).await;
     }
-    let asked = bench.questions();
+    let before = bench.lookups();
     for number in 0..KEYS {
         bench.quota(Some(&format!("flood-{number}"))).await;
     }
-    let asked_again = bench.questions() - asked;
-    assert!((2_000..4_000).contains(&asked_again), "{asked_again} of {KEYS} were not remembered");
+    let again = bench.lookups() - before;
+    assert!((2_000..4_000).contains(&again), "{again} of {KEYS} were not cached");
 }
 
 #[tokio::test]
-async fn the_engine_of_a_file_asks_its_hash() {
+async fn engine_of_a_configuration_reads_its_hash() {
     let server = Server::redis();
     server.command(&["HSET", HASH, &field_of("ann"), "pro"]);
     let file = CONFIG.replace("redis://localhost", &server.url()).replace("instances = 1", "deadline = \"20s\"");
@@ -167,7 +182,7 @@ async fn the_engine_of_a_file_asks_its_hash() {
     assert_eq!(bench.quota(Some("bob")).await, 10);
 }
 
-/// As the documentation tells operators to write it.
+/// Returns the field of an API key, computed as the documentation tells operators to.
 fn field_of(key: &str) -> String {
     let mut sum = std::process::Command::new("sha256sum");
     let mut child = sum.stdin(std::process::Stdio::piped()).stdout(std::process::Stdio::piped()).spawn().unwrap();

@@ -146,7 +146,7 @@ impl HttpListener {
                 let policies = self.known.policies(&demands);
                 decided(&decision, Some(&policies))
             }
-            Err(unavailable) => problem(StatusCode::SERVICE_UNAVAILABLE, "unavailable", &unavailable.to_string()),
+            Err(unavailable) => problem(StatusCode::SERVICE_UNAVAILABLE, "unavailable", &unavailable.client_message()),
         })
     }
 

@@ -293,7 +293,9 @@ impl<S: AsyncRead + AsyncWrite + Cork + Unpin> Connection<S> {
             Ok(Command::Unknown) => self.replies.error(UNKNOWN),
             Ok(Command::Reset { demand }) => match self.listener.limiter.reset(&demand).await {
                 Ok(()) => self.replies.simple("OK"),
-                Err(error) => self.replies.error(&format!("UNAVAILABLE {error}")),
+                Err(error) => {
+                    self.replies.error(&format!("UNAVAILABLE the store did not answer ({})", error.kind().name()))
+                }
             },
             // Neither comes here: a check waits for its batch, and a blank line needs no answer.
             Ok(Command::Check { .. } | Command::Nothing) => {}
@@ -350,7 +352,7 @@ impl<S: AsyncRead + AsyncWrite + Cork + Unpin> Connection<S> {
         self.listener.decisions.record_explicit(answer, took);
         match answer {
             Ok(decision) => tell(decision, demand, words, &mut self.replies),
-            Err(unavailable) => self.replies.error(&format!("UNAVAILABLE {unavailable}")),
+            Err(unavailable) => self.replies.error(&format!("UNAVAILABLE {}", unavailable.client_message())),
         }
     }
 

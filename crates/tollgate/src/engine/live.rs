@@ -102,12 +102,14 @@ pub(super) struct Asked {
     first: Subject,
     others: Vec<Subject>,
     pub(super) terms: Terms,
+    /// The time that the lookup of the plan took. It counts against the deadline of the decision.
+    pub(super) spent: Duration,
 }
 
 impl Asked {
     /// By nobody yet.
     pub(super) fn new(terms: Terms) -> Asked {
-        Asked { first: Subject::unwritten(), others: Vec::new(), terms }
+        Asked { first: Subject::unwritten(), others: Vec::new(), terms, spent: Duration::ZERO }
     }
 
     /// By whom, for rules that count so.

@@ -184,7 +184,7 @@ impl Engine {
         let demands = group.demands(asked);
         let check = checked(group, &demands)?;
         let is_refundable = group.is_refundable || bundle.may_be_withdrawn(asked.terms);
-        let decided = self.0.limiter.check_each(&check, &group.on_failure, is_refundable).await;
+        let decided = self.0.limiter.check_each_after(asked.spent, &check, &group.on_failure, is_refundable).await;
         decided.map_err(|_unavailable| Undecided)
     }
 

@@ -7,6 +7,7 @@
 
 mod in_flight;
 mod matrix;
+mod plans;
 
 use std::time::Duration;
 
