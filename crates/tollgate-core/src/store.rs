@@ -5,6 +5,9 @@
 //! [`StoreError::is_unexecuted`] is true. Only then may the caller retry; otherwise a failure policy must decide.
 //! Dropping the future discards the decisions, but the checks may still be charged.
 //!
+//! **Atomicity.** A check is decided as if no other check ran at the same time. A store whose counters are on several
+//! servers can guarantee this only for counters of one subject, and says so with [`Store::atomicity`].
+//!
 //! **Errors of a batch.** `decide` fails as a whole if the store cannot decide one of the checks, and the decisions of
 //! the others are lost. `decide_each` returns one result per check. A caller that decides for several requests in one
 //! call should use it.
@@ -46,6 +49,13 @@ pub trait Store: Send + Sync {
     /// Returns the current status of the counter of `demand` without changing it. The cost is ignored.
     fn inspect<'a>(&'a self, demand: &'a Demand<'a>) -> StoreFuture<'a, LimitStatus>;
 
+    /// Returns the unit that the store decides atomically. Defaults to [`Atomicity::Check`].
+    ///
+    /// The value must not change during the life of the store.
+    fn atomicity(&self) -> Atomicity {
+        Atomicity::Check
+    }
+
     /// Bans `subject` for `duration`, or for good if `None`. A new ban replaces an earlier one of the subject.
     ///
     /// Until the ban ends, every check that counts the subject is refused with [`Decision::ban`] set, on every node that
@@ -84,6 +94,24 @@ pub trait Store: Send + Sync {
     }
 }
 
+/// The unit that a [`Store`] decides atomically.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[non_exhaustive]
+pub enum Atomicity {
+    /// A check. It is charged as a whole or not at all, whatever subjects its demands name, and no other check sees a
+    /// state in between.
+    Check,
+    /// The demands of a check that name the same subject.
+    ///
+    /// A check with one subject is decided as with [`Atomicity::Check`]. The store may reject a check with several
+    /// subjects with [`StoreErrorKind::Forbidden`]. If it decides such a check, then:
+    ///
+    /// - it never admits more than a quota, and a denied check keeps no charge;
+    /// - other checks may see units that a denied check has not given back yet, and be denied because of them;
+    /// - after an error, a part of the check may stay charged.
+    Subject,
+}
+
 /// The error of a store that did not answer, or whose answer is unusable.
 #[derive(Debug, thiserror::Error)]
 #[error("{message}")]
@@ -117,6 +145,9 @@ pub enum StoreErrorKind {
     ForeignInPart,
     /// The store sent an invalid or unknown reply. The call may have been executed.
     Protocol,
+    /// The store's own program, such as a script on the server, failed with an internal error: a bug in Tollgate. The
+    /// call may have been executed.
+    Script,
 }
 
 impl StoreErrorKind {
@@ -131,6 +162,35 @@ impl StoreErrorKind {
             StoreErrorKind::Foreign => "foreign",
             StoreErrorKind::ForeignInPart => "foreign_in_part",
             StoreErrorKind::Protocol => "protocol",
+            StoreErrorKind::Script => "script",
+        }
+    }
+
+    /// Returns whether certainly nothing was executed, so that a retry cannot charge twice.
+    pub const fn is_unexecuted(self) -> bool {
+        match self {
+            StoreErrorKind::Unreachable
+            | StoreErrorKind::Unavailable
+            | StoreErrorKind::Forbidden
+            | StoreErrorKind::Foreign => true,
+            StoreErrorKind::TimedOut
+            | StoreErrorKind::Interrupted
+            | StoreErrorKind::ForeignInPart
+            | StoreErrorKind::Protocol
+            | StoreErrorKind::Script => false,
+        }
+    }
+
+    /// Returns the kind of a failure after which another part of the request may have been executed.
+    ///
+    /// [`StoreErrorKind::Foreign`] becomes [`StoreErrorKind::ForeignInPart`]; the other kinds that guarantee that
+    /// nothing was executed become [`StoreErrorKind::Interrupted`]. The remaining kinds stay as they are.
+    #[must_use]
+    pub const fn in_part(self) -> StoreErrorKind {
+        match self {
+            StoreErrorKind::Foreign => StoreErrorKind::ForeignInPart,
+            kind if kind.is_unexecuted() => StoreErrorKind::Interrupted,
+            kind => kind,
         }
     }
 }
@@ -159,30 +219,30 @@ impl StoreError {
 
     /// Returns whether certainly nothing was executed, so that a retry cannot charge twice.
     pub const fn is_unexecuted(&self) -> bool {
-        use StoreErrorKind as Kind;
-        matches!(self.kind, Kind::Unreachable | Kind::Unavailable | Kind::Forbidden | Kind::Foreign)
+        self.kind.is_unexecuted()
     }
 
     /// Converts the error of one call into the error of a request that made several calls.
     ///
     /// Another of the calls may have been executed, so [`StoreError::is_unexecuted`] of the result is always `false`.
-    /// [`StoreErrorKind::Foreign`] becomes [`StoreErrorKind::ForeignInPart`]; the other kinds that guarantee that
-    /// nothing was executed become [`StoreErrorKind::Interrupted`]. The remaining kinds stay as they are.
+    /// The kind changes as in [`StoreErrorKind::in_part`]. If it changes, the message says so; the source stays.
     #[must_use]
     pub fn in_part(self) -> StoreError {
-        use StoreErrorKind as Kind;
-        let kind = match self.kind {
-            Kind::Foreign => Kind::ForeignInPart,
-            _ if self.is_unexecuted() => Kind::Interrupted,
-            _ => return self,
-        };
-        StoreError::new(kind, format!("the request may have been executed in part: {self}")).with_source(self)
+        let kind = self.kind.in_part();
+        if kind == self.kind {
+            return self;
+        }
+        let message = format!("{}; other parts of the request may have been executed", self.message);
+        StoreError { kind, message, ..self }
     }
 
     /// Returns whether the failure may go away without intervention.
     pub const fn is_transient(&self) -> bool {
         use StoreErrorKind as Kind;
-        matches!(self.kind, Kind::Unreachable | Kind::TimedOut | Kind::Interrupted | Kind::Unavailable)
+        match self.kind {
+            Kind::Unreachable | Kind::TimedOut | Kind::Interrupted | Kind::Unavailable => true,
+            Kind::Forbidden | Kind::Foreign | Kind::ForeignInPart | Kind::Protocol | Kind::Script => false,
+        }
     }
 }
 
@@ -202,10 +262,14 @@ mod tests {
             (Kind::Foreign, Kind::ForeignInPart),
             (Kind::ForeignInPart, Kind::ForeignInPart),
             (Kind::Protocol, Kind::Protocol),
+            (Kind::Script, Kind::Script),
         ] {
             let error = StoreError::new(kind, "original message").in_part();
             assert_eq!(error.kind(), in_part, "{kind:?}");
-            assert!(!error.is_unexecuted() && error.to_string().ends_with("original message"), "{error}");
+            assert!(!error.is_unexecuted(), "{kind:?}");
+            let report = std::iter::successors(Some(&error as &dyn std::error::Error), |error| error.source());
+            let report: String = report.map(|error| format!("{error}\n")).collect();
+            assert_eq!(report.matches("original message").count(), 1, "{report}");
         }
     }
 }

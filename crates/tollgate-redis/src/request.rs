@@ -93,6 +93,15 @@ impl Step {
         &self.keys[self.ban_bytes..]
     }
 
+    /// Returns the escaped subject of the first limit, which is the hash tag of its key.
+    pub(crate) fn subject(&self) -> &[u8] {
+        let keys = self.order();
+        // The key layout has no braces but those of the hash tag.
+        let start = memchr::memchr(b'{', keys).map_or(0, |at| at + 1);
+        let end = memchr::memchr(b'}', keys).unwrap_or(keys.len());
+        &keys[start..end]
+    }
+
     /// Returns whether the step has exactly one limit.
     pub(crate) fn has_one_limit(&self) -> bool {
         self.asked.len() == 1
@@ -240,5 +249,15 @@ mod tests {
             ["EVALSHA", "sha", "2", keys[0], keys[1], "7", "check 1 1 3", "sliding 2 1000000 1 window=fixed"];
         assert_eq!(words, expected);
         assert!(call.starts_with(b"*8\r\n"));
+    }
+
+    #[test]
+    fn subject_of_a_step_is_the_hash_tag_of_its_counters() {
+        let limit: Limit = "2/s".parse().unwrap();
+        for (subject, expected) in [("user:42", "user:42"), ("a}b{c", "a%7Db%7Bc"), ("", "%e")] {
+            let demand = Demand::new(limit, Key::new(subject).unwrap());
+            let step = Step::check(&Check::one(&demand), &Prefix::new("p").unwrap(), true);
+            assert_eq!(step.subject(), expected.as_bytes());
+        }
     }
 }

@@ -204,7 +204,7 @@ impl Engine {
         options: RequestOptions,
     ) -> Result<Permit, Box<Refusal>> {
         let active = self.0.active.load();
-        let (rules, limits, context) = {
+        let (rules, limits, mut context) = {
             let now = active.now(&*self.0.clock);
             let identity = active.resolve_address(request, peer, now);
             active.refuse_banned_address(&identity, now)?;
@@ -220,7 +220,8 @@ impl Engine {
             let context = RequestContext::new(rules.iter().map(CompiledRule::by), &identity, options);
             (rules.into_indices(), limits, context)
         };
-        let limit_set = active.limit_set(limits, &self.0.lookups).await;
+        let (limit_set, spent) = active.limit_set(limits, &self.0.lookups).await;
+        context.spent = spent;
         let plan = active.check_plan(rules, limit_set);
         drop(active);
         match self.0.limiter.is_in_process() {
@@ -368,7 +369,8 @@ impl Engine {
         let demands = group.demands(context);
         let check = group.check(&demands)?;
         let refundable = group.is_refundable || may_be_withdrawn;
-        self.0.limiter.check_each(&check, &group.on_failure, refundable).await.map_err(|_unavailable| Undecided)
+        let decided = self.0.limiter.check_each_after(context.spent, &check, &group.on_failure, refundable).await;
+        decided.map_err(|_unavailable| Undecided)
     }
 
     /// Refunds a decision on limits of a group.

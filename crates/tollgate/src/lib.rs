@@ -54,9 +54,9 @@ pub use limiter::{CheckOptions, EachDecision, Limiter, LimiterBuilder, LimiterSt
 #[cfg(feature = "rules")]
 pub use rules::{Rule, Rules};
 pub use tollgate_core::{
-    Algorithm, Check, CheckError, Clock, Cost, DEMANDS_MAX, Decision, Demand, Key, KeyError, Limit, LimitError,
-    LimitStatus, LimitStatuses, LimitTextError, ManualClock, MemoryStore, RuleScope, RuleScopeBuf, Scope, Source,
-    Store, StoreError, StoreErrorKind, StoreFuture, SystemClock, Timestamp, Wait,
+    Algorithm, Atomicity, Check, CheckError, Clock, Cost, DEMANDS_MAX, Decision, Demand, Key, KeyError, Limit,
+    LimitError, LimitStatus, LimitStatuses, LimitTextError, ManualClock, MemoryStore, RuleScope, RuleScopeBuf, Scope,
+    ScopeName, Source, StateMachine, Store, StoreError, StoreErrorKind, StoreFuture, SystemClock, Timestamp, Wait,
 };
 #[cfg(feature = "redis")]
 pub use tollgate_redis as redis;

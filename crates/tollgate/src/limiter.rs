@@ -233,7 +233,7 @@ impl Limiter {
     /// # Errors
     /// Returns an error only if the store does not answer and the failure policy is [`OnFailure::Deny`].
     pub async fn check_with(&self, check: &Check<'_>, options: CheckOptions) -> Result<Decision, Unavailable> {
-        let decided = self.check_by(check, self.failure_policy(options), options.refundable).await;
+        let decided = self.check_by(check, self.failure_policy(options), options.refundable, Duration::ZERO).await;
         decided.map(EachDecision::into_decision)
     }
 
@@ -254,12 +254,27 @@ impl Limiter {
         on_failure: &[OnFailure],
         refundable: bool,
     ) -> Result<EachDecision, Unavailable> {
-        self.check_by(check, FailurePolicy { each: on_failure, rest: self.0.on_failure }, refundable).await
+        self.check_each_after(Duration::ZERO, check, on_failure, refundable).await
+    }
+
+    /// Decides like [`Limiter::check_each`], for a caller that has already used the time `spent` of the decision's deadline.
+    ///
+    /// The store gets the rest of the deadline. If it does not answer in a shortened time, this does not count as a
+    /// failure of the store.
+    pub(crate) async fn check_each_after(
+        &self,
+        spent: Duration,
+        check: &Check<'_>,
+        on_failure: &[OnFailure],
+        refundable: bool,
+    ) -> Result<EachDecision, Unavailable> {
+        let policy = FailurePolicy { each: on_failure, rest: self.0.on_failure };
+        self.check_by(check, policy, refundable, spent).await
     }
 
     /// Decides many checks, in order, with at most one call to the store. Returns one result per check.
     pub async fn check_batch(&self, checks: &[Check<'_>], options: CheckOptions) -> Vec<Result<Decision, Unavailable>> {
-        let decided = self.check_all(checks, self.failure_policy(options), options.refundable).await;
+        let decided = self.check_all(checks, self.failure_policy(options), options.refundable, Duration::ZERO).await;
         decided.into_iter().map(|decided| decided.map(EachDecision::into_decision)).collect()
     }
 
@@ -269,12 +284,13 @@ impl Limiter {
         check: &Check<'_>,
         policy: FailurePolicy<'_>,
         refundable: bool,
+        spent: Duration,
     ) -> Result<EachDecision, Unavailable> {
         match &self.0.backend {
             Backend::Memory(store) => self.check_in_memory(store, check, policy),
             Backend::Shared(_) => {
-                let mut decided = self.check_all(std::slice::from_ref(check), policy, refundable).await;
-                decided.pop().unwrap_or(Err(Unavailable::new(StoreErrorKind::Protocol)))
+                let mut decided = self.check_all(std::slice::from_ref(check), policy, refundable, spent).await;
+                decided.pop().unwrap_or_else(|| Err(Unavailable::from(&panicked())))
             }
         }
     }
@@ -284,6 +300,7 @@ impl Limiter {
         checks: &[Check<'_>],
         policy: FailurePolicy<'_>,
         refundable: bool,
+        spent: Duration,
     ) -> Vec<Result<EachDecision, Unavailable>> {
         let Inner { clock, counters, observers, .. } = &*self.0;
         let begun = observers.begin(&**clock);
@@ -292,7 +309,7 @@ impl Limiter {
                 Some(decisions) => decisions.into_iter().map(|decision| Ok(EachDecision::Complete(decision))).collect(),
                 None => checks.iter().map(|check| self.undecided(check, policy)).collect(),
             },
-            Backend::Shared(shared) => shared.check_batch(checks, policy, refundable, counters).await,
+            Backend::Shared(shared) => shared.check_batch(checks, policy, refundable, spent, counters).await,
         };
         let decisions = || decided.iter().map(|decided| decided.as_ref().map(EachDecision::decision));
         decisions().for_each(|decision| counters.count(decision));
@@ -321,7 +338,7 @@ impl Limiter {
     /// Returns the result of a check if the in-process store panicked.
     fn undecided(&self, check: &Check<'_>, policy: FailurePolicy<'_>) -> Result<EachDecision, Unavailable> {
         match policy.denies(check) {
-            true => Err(Unavailable::new(StoreErrorKind::Protocol)),
+            true => Err(Unavailable::from(&panicked())),
             false => Ok(EachDecision::uncounted(self.0.clock.now())),
         }
     }

@@ -195,7 +195,7 @@ fn check_of_a_banned_key_says_so_and_bad_input_is_explained() {
         (&["ban", "user:42", "--for", "0s", "--store", &url], "at least 1ms"),
         (&["ban", "user:42"], "the memory store is empty"),
         (&["unban", "user:42", "--store", "memory"], "the memory store is empty"),
-        (&["ban", &long, "--store", &url], "64 KiB"),
+        (&["ban", &long, "--store", &url], "at most 65536 bytes"),
         (&["ban"], "<SUBJECT>"),
         (&["ban", "user:42", "--store", "redis://127.0.0.1:1"], "127.0.0.1:1"),
     ] {

@@ -195,7 +195,7 @@ fn product(one: u64, other: u64) -> (u64, u64) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::key::Scope;
+    use crate::key::{Scope, ScopeName};
     use std::collections::HashSet;
 
     #[test]
@@ -207,7 +207,8 @@ mod tests {
             .flat_map(|len| [vec![0; len], vec![b'a'; len], (0..len as u8).collect(), (0..len as u8).rev().collect()])
             .collect();
         let subjects: HashSet<Vec<u8>> = subjects.into_iter().collect();
-        let scopes = [Scope::Explicit, Scope::Throttle, Scope::rule("a", "b_c"), Scope::rule("a_b", "c")];
+        let named = ["named", "other"].map(|name| Scope::Named(ScopeName::new(name)));
+        let scopes = [Scope::Explicit, named[0], named[1], Scope::rule("a", "b_c"), Scope::rule("a_b", "c")];
         let mut names = HashSet::new();
         let mut counters = 0;
         for scope in scopes {

@@ -156,7 +156,7 @@ impl HttpListener {
                 Some(banned) => banned.response(&HeaderMap::new()),
                 None => decision_response(&decision, Some(&self.policies.of(&demands))),
             },
-            Err(unavailable) => problem(StatusCode::SERVICE_UNAVAILABLE, "unavailable", &unavailable.to_string()),
+            Err(unavailable) => problem(StatusCode::SERVICE_UNAVAILABLE, "unavailable", &unavailable.client_message()),
         })
     }
 

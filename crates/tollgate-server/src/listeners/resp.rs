@@ -325,7 +325,9 @@ impl<S: AsyncRead + AsyncWrite + Cork + Unpin> RespConnection<S> {
             Ok(RespCommand::Unknown) => self.replies.error(UNKNOWN),
             Ok(RespCommand::Reset { demand }) => match self.listener.limiter.reset(&demand).await {
                 Ok(()) => self.replies.simple("OK"),
-                Err(error) => self.replies.error(&format!("UNAVAILABLE {error}")),
+                Err(error) => {
+                    self.replies.error(&format!("UNAVAILABLE the store did not answer ({})", error.kind().name()))
+                }
             },
             // Handled by the caller: a check waits for its batch, and a blank line has no reply.
             Ok(RespCommand::Check { .. } | RespCommand::Nothing) => {}
@@ -385,7 +387,7 @@ impl<S: AsyncRead + AsyncWrite + Cork + Unpin> RespConnection<S> {
         self.listener.decisions.record_explicit(answer, took);
         match answer {
             Ok(decision) => reply(decision, demand, format, &mut self.replies),
-            Err(unavailable) => self.replies.error(&format!("UNAVAILABLE {unavailable}")),
+            Err(unavailable) => self.replies.error(&format!("UNAVAILABLE {}", unavailable.client_message())),
         }
     }
 

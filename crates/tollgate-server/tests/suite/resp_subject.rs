@@ -1,6 +1,6 @@
 //! The RESP listener as a subject of the conformance suite, by its own commands and by `CL.THROTTLE`.
 
-use tollgate::{Check, Cost, Decision, Demand, Key, LimitStatus, Scope, Source, Timestamp, Wait};
+use tollgate::{Check, Cost, Decision, Demand, Key, LimitStatus, Scope, ScopeName, Source, Timestamp, Wait};
 use tollgate_testkit::conformance::{Abilities, Subject};
 use tollgate_testkit::server::{Connection, Reply};
 
@@ -147,7 +147,7 @@ impl Subject for OverThrottle<'_> {
     /// Resets by the limiter, because redis-cell has no such command.
     fn reset(&mut self, now: Timestamp, demand: &Demand<'_>) {
         let name = self.0.names.name(demand);
-        let key = Key::scoped(&name, Scope::Throttle).unwrap();
+        let key = Key::scoped(&name, Scope::Named(ScopeName::new("throttle"))).unwrap();
         self.0.fixture.reset(now, &Demand { key, ..*demand });
     }
 

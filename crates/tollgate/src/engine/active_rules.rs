@@ -3,9 +3,11 @@
 use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use foldhash::fast::RandomState;
 use parking_lot::RwLock;
+use tokio::time::Instant;
 use tollgate_core::{Clock, Source, Timestamp, Wait};
 
 use super::Refusal;
@@ -128,11 +130,15 @@ impl ActiveRules {
         }
     }
 
-    /// Returns the caller's limit set, which may take a lookup.
-    pub(super) async fn limit_set(&self, limits: Limits, lookups: &[Arc<dyn PlanLookup>]) -> LimitSetId {
+    /// Returns the caller's limit set, which may take a lookup, and the time that the lookup took.
+    pub(super) async fn limit_set(&self, limits: Limits, lookups: &[Arc<dyn PlanLookup>]) -> (LimitSetId, Duration) {
         match limits {
-            Limits::Known(limit_set) => limit_set,
-            Limits::Lookup(question) => self.rules.look_up_limit_set(&question, lookups).await,
+            Limits::Known(limit_set) => (limit_set, Duration::ZERO),
+            Limits::Lookup(question) => {
+                let start = Instant::now();
+                let limit_set = self.rules.look_up_limit_set(&question, lookups).await;
+                (limit_set, start.elapsed())
+            }
         }
     }
 

@@ -30,6 +30,8 @@ pub(super) struct RequestContext {
     /// The subject that each rule of the plan counts, in the order of the rules.
     pub(super) subjects: SmallVec<[SubjectKey; 1]>,
     pub(super) options: RequestOptions,
+    /// The part of the decision's deadline that the lookup of the plan has used.
+    pub(super) spent: Duration,
 }
 
 impl RequestContext {
@@ -39,6 +41,10 @@ impl RequestContext {
         identity: &Identity<'_>,
         options: RequestOptions,
     ) -> RequestContext {
-        RequestContext { subjects: kinds.map(|kinds| identity.subject(kinds)).collect(), options }
+        RequestContext {
+            subjects: kinds.map(|kinds| identity.subject(kinds)).collect(),
+            options,
+            spent: Duration::ZERO,
+        }
     }
 }

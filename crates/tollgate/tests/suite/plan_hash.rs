@@ -89,13 +89,27 @@ async fn plan_is_read_from_the_hash_and_cached_for_a_second() {
 
     bench.set(&field_of("key-1"), "partner");
     bench.set(&field_of("key-3"), "pro");
-    bench.clock.set(START.plus_micros(999_999));
+    bench.clock.set(START.plus_micros(499_999));
     for _ in 0..5 {
         assert_eq!((bench.quota(Some("key-1")).await, bench.quota(Some("key-3")).await), (1_000, 10));
     }
     assert_eq!(bench.lookups(), 3, "found and missing entries are both cached");
     bench.clock.set(START.plus_micros(1_000_000));
     assert_eq!((bench.quota(Some("key-1")).await, bench.quota(Some("key-3")).await), (9_000, 1_000));
+}
+
+#[tokio::test]
+async fn request_in_the_second_half_of_the_second_refreshes_the_plan_without_waiting() {
+    let bench = bench(TIMEOUT);
+    bench.set(&field_of("key-1"), "pro");
+    assert_eq!(bench.quota(Some("key-1")).await, 1_000);
+    bench.set(&field_of("key-1"), "partner");
+    bench.clock.set(START.plus_micros(500_000));
+    assert_eq!(bench.quota(Some("key-1")).await, 1_000, "the cached plan, while the new one is read");
+    while bench.quota(Some("key-1")).await != 9_000 {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    assert_eq!(bench.lookups(), 2, "read once, however many requests came meanwhile");
 }
 
 #[tokio::test]

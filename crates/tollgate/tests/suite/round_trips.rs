@@ -6,6 +6,7 @@
 mod in_flight;
 mod matrix;
 mod outages;
+mod plans;
 
 use std::time::Duration;
 

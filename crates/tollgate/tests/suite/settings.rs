@@ -1,6 +1,5 @@
 //! Settings of a configuration file, as the limiter uses them.
 
-use std::time::Duration;
 
 use tollgate::config::{Format, Loader, Settings};
 use tollgate::{Check, Demand, Key, Source};
@@ -29,7 +28,8 @@ async fn store_prefix_deadline_instances_and_on_failure_of_a_file_are_used() {
     tokio::time::pause();
     let begun = tokio::time::Instant::now();
     assert!(deny.check(&check).await.is_err(), "on_failure = deny");
-    assert_eq!(begun.elapsed(), Duration::from_millis(1), "the deadline");
+    // Tokio rounds timers up to whole milliseconds of its own clock.
+    assert!((1..=2).contains(&begun.elapsed().as_millis()), "the deadline: {:?}", begun.elapsed());
     tokio::time::resume();
     redis.cont();
     redis.kill9();

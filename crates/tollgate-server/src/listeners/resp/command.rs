@@ -13,10 +13,13 @@
 
 use std::time::Duration;
 
-use tollgate::{Algorithm, Cost, Decision, Demand, Key, Limit, LimitStatus, Scope};
+use tollgate::{Algorithm, Cost, Decision, Demand, Key, Limit, LimitStatus, Scope, ScopeName};
 
 use super::frame::Args;
 use super::reply::Replies;
+
+/// The scope of `CL.THROTTLE`: like redis-cell, it has one counter per key, whatever the limit.
+const THROTTLE: ScopeName = ScopeName::new("throttle");
 
 /// A parsed command, borrowed from the buffer in which it arrived.
 #[derive(Clone, Copy, Debug)]
@@ -195,7 +198,7 @@ fn throttle<'b>(buffer: &'b [u8], args: &Args, limits: &mut LimitCache) -> Resul
     let period_s = number(period, "period")?;
     let quantity = arg(5).map_or(Ok(1), |quantity| number(quantity, "quantity"))?;
     let limit = limits.throttle(Throttle { max_burst, count, period_s })?;
-    let key = Key::scoped(key, Scope::Throttle).map_err(|error| format!("ERR {error}"))?;
+    let key = Key::scoped(key, Scope::Named(THROTTLE)).map_err(|error| format!("ERR {error}"))?;
     Ok(RespCommand::Check { demand: Demand::new(limit, key).cost(quantity), format: ReplyFormat::RedisCell })
 }
 

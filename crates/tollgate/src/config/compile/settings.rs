@@ -71,17 +71,16 @@ impl Settings {
     /// A limiter on this store, or in memory without one; and who is asked for plans that the rules do not know.
     #[cfg(feature = "redis")]
     pub fn limiter_on(&self, store: Option<RedisStore>) -> (LimiterBuilder, Vec<Arc<dyn PlanLookup>>) {
-        let mut builder = Limiter::builder()
+        let builder = Limiter::builder()
             .deadline(self.deadline)
             .on_failure(self.on_failure)
             .instances(self.instances.unwrap_or(1));
         let mut lookups: Vec<Arc<dyn PlanLookup>> = Vec::new();
         let Some(store) = store else { return (builder, lookups) };
         if let Some(name) = &self.plan_hash {
-            // The question for the plan comes before the decision, and both together keep the deadline.
-            let for_plan = self.deadline / 4;
-            lookups.push(Arc::new(PlanHash::new(store.clone(), name.as_str()).timeout(for_plan)));
-            builder = builder.deadline(self.deadline - for_plan);
+            // The lookup and the check that follows it share the deadline.
+            let timeout = PlanHash::timeout_for(self.deadline);
+            lookups.push(Arc::new(PlanHash::new(store.clone(), name.as_str()).timeout(timeout)));
         }
         (builder.store(Arc::new(store)), lookups)
     }
