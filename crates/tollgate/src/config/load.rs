@@ -80,7 +80,7 @@ impl Loaded {
         let rules = &self.rules;
         let is_own = !rules.plans().iter().any(|plan| rules.limit_set_named(plan.name()) == Some(limit_set));
         if is_own {
-            return "limits of the key's own";
+            return "the API key's own limits";
         }
         let entry = identity.api_key().and_then(|(digest, _)| rules.key(&digest));
         if entry.is_some_and(|entry| entry.plan().is_some()) {

@@ -1,6 +1,5 @@
 //! Settings of a configuration file, as the limiter uses them.
 
-
 use tollgate::config::{Format, Loader, Settings};
 use tollgate::{Check, Demand, Key, Source};
 use tollgate_testkit::server::Server;
