@@ -17,8 +17,8 @@
 //! the interval is used.
 //!
 //! **A denied limit** needs a denial by the store of the same cost (the wait of a larger cost would be longer by an
-//! amount that only the store knows), or, for one unit, an answer that left no unit. That answer must have been
-//! received before and still be valid. **The other limits** of the check repeat what the store answered for them: the
+//! amount that only the store knows), or, for one unit, an answer that left no unit. Its check must have
+//! been sent before, and it must still be valid. **The other limits** of the check repeat what the store answered for them: the
 //! same `remaining`, and `next_after` ending at the same time, or zero if that time has passed.
 //!
 //! Answers of the store are indexed by cost or `remaining`, and then by the end of their validity. Only those whose
@@ -41,12 +41,14 @@ pub(super) fn verify(number: usize, counter: &Counter, report: &mut Report) {
     }
     cached.sort_unstable_by_key(|answer| answer.received_us);
     let mut by_store: Vec<&Answer> = counter.answers.iter().filter(|answer| answer.source == Source::Store).collect();
-    by_store.sort_unstable_by_key(|answer| answer.received_us);
+    by_store.sort_unstable_by_key(|answer| answer.sent_us);
     let offset_us_max = offset_us_max(&by_store);
     let mut by_store = by_store.into_iter().peekable();
     let (mut denials, mut statuses) = (StoreAnswers::default(), StoreAnswers::default());
     for answer in cached {
-        while let Some(own) = by_store.next_if(|own| own.received_us <= answer.received_us) {
+        // The limiter caches an answer before its caller has read the clock: that caller may be preempted in between. So
+        // any answer counts whose check was sent before.
+        while let Some(own) = by_store.next_if(|own| own.sent_us <= answer.received_us) {
             if let Some((cost, wait_us)) = denied_by(own) {
                 denials.add(cost, wait_us, own, offset_us_max);
             }
@@ -81,7 +83,8 @@ fn offset_us_max(by_store: &[&Answer]) -> Option<i64> {
     let offset_us = |at_us: u64, us: u64| at_us as i64 - us as i64;
     let most = by_store.iter().map(|answer| offset_us(answer.at_us, answer.sent_us)).min()?;
     let least = by_store.iter().map(|answer| offset_us(answer.at_us, answer.received_us)).max()?;
-    let run_us = by_store.last()?.received_us - by_store.iter().map(|answer| answer.sent_us).min()?;
+    let last_us = by_store.iter().map(|answer| answer.received_us).max()?;
+    let run_us = last_us - by_store.first()?.sent_us;
     (least <= most).then_some(most + (run_us / DRIFT_PARTS) as i64)
 }
 
