@@ -43,7 +43,7 @@ impl Fault {
             "NOPERM" => (Kind::Forbidden, "the Redis user lacks permission to run the script or to access its keys"),
             "CROSSSLOT" => (Kind::Forbidden, "the keys of one check are in different slots of the cluster"),
             "TOLLGATE_FOREIGN" => (Kind::Foreign, "a counter's key holds data that Tollgate did not write"),
-            "TOLLGATE_PARTLY" => return Fault::of_reply(&reply[word.len()..].trim_start()).in_part(),
+            "TOLLGATE_PARTLY" => return Fault::of_reply(reply[word.len()..].trim_start()).in_part(),
             "TOLLGATE_INTERNAL" => return Fault::of_script(reply),
             "ERR" => return Fault::of_plain_error(reply),
             _ => (Kind::Protocol, "the server returned an unknown error"),

@@ -96,6 +96,9 @@ fn responses(schemas: &mut SchemaGenerator) -> Value {
         "Retry-After": retry,
         "Cache-Control": header("`no-store`, if the caller is banned.", json!({ "type": "string" })),
     });
+    let mut path_too_long =
+        rejected("The path of the described request is longer than the rules accept (`path_bytes_max`).");
+    path_too_long["headers"] = json!({ "Cache-Control": header("`no-store`", json!({ "type": "string" })) });
     let mut not_allowed = rejected("The method is not POST.");
     not_allowed["headers"] = json!({ "Allow": header("The allowed methods.", json!({ "type": "string" })) });
     json!({
@@ -109,7 +112,7 @@ fn responses(schemas: &mut SchemaGenerator) -> Value {
         "405": not_allowed,
         "408": rejected("The body did not arrive in time."),
         "413": rejected("The body is too large."),
-        "414": rejected("The path of the described request is longer than the rules accept (`path_bytes_max`)."),
+        "414": path_too_long,
         "429": {
             "description": "A limit denies the request. The body is the decision, as for 200.",
             "headers": denied_headers,

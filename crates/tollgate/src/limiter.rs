@@ -77,6 +77,7 @@ struct Inner {
     on_failure: OnFailure,
 }
 
+#[allow(clippy::large_enum_variant)] // one per limiter, in an Arc
 enum Backend {
     Memory(MemoryStore),
     Shared(Arc<Shared>),

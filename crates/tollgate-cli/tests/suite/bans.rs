@@ -1,5 +1,6 @@
 //! Bans at run time: set and lifted through one instance or on the store, enforced by all instances within a second.
 #![allow(clippy::unwrap_used)] // a step that fails fails its test
+#![allow(clippy::disallowed_methods)] // real time bounds how long a ban may be cached
 
 use std::process::Output;
 use std::time::{Duration, Instant};

@@ -100,12 +100,14 @@ async fn every_caller_gets_its_own_reply_under_all_faults() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn connection_that_was_closed_while_idle_is_replaced_at_once() {
+async fn connection_that_was_closed_while_idle_is_replaced_before_the_next_check() {
     let (server, store) = pair(ms(10_000)).await;
     let cut = async || {
         server.set(Fault::Cut);
-        server.set(Fault::Pass);
         sleep(ms(1)).await;
+        server.set(Fault::Pass);
+        // Longer than the longest pause between two attempts to connect.
+        sleep(ms(400)).await;
     };
     for time in 1..=3 {
         // Longer than the pause after which a closed connection counts as idle.

@@ -175,7 +175,8 @@ fn the_example_in_code_compiles_to_the_same_as_the_file() {
 #[test]
 fn every_setting_of_the_builder_changes_the_compiled_set() {
     let same = describe(&from_code(example()));
-    let everything: Vec<(&str, fn(Rules) -> Rules)> = vec![
+    type Change = fn(Rules) -> Rules;
+    let everything: Vec<(&str, Change)> = vec![
         ("store", |rules| rules.store("redis://127.0.0.1:6380/0")),
         ("prefix", |rules| rules.prefix("other")),
         ("instances", |rules| rules.instances(4)),
@@ -216,7 +217,8 @@ fn every_setting_of_the_builder_changes_the_compiled_set() {
     let rule = || Rule::new("more").get("/more").limit("7/min");
     let of_rule = |rule: Rule| describe(&from_code(example().rule(rule)));
     let same = of_rule(rule());
-    let everything: Vec<(&str, fn(Rule) -> Rule)> = vec![
+    type RuleChange = fn(Rule) -> Rule;
+    let everything: Vec<(&str, RuleChange)> = vec![
         ("get", |rule| rule.get("/other")),
         ("post", |rule| rule.post("/more")),
         ("put", |rule| rule.put("/more")),
