@@ -16,7 +16,7 @@
 //! # Ok::<(), tollgate::config::Report>(())
 //! ```
 //!
-//! [`RateLimitLayer::per_ip`] is one limit for all requests. [`Rules`](crate::Rules) set limits by route, caller or plan:
+//! [`RateLimitLayer::per_ip`] is one limit for all requests. [`Rules`] set limits by route, caller or plan:
 //!
 //! ```
 //! use axum::Router;
