@@ -153,6 +153,9 @@ fn limit_headers() -> Value {
         "X-RateLimit-Reset": header("When more units of that limit are available, in Unix seconds.", number()),
         "RateLimit-Policy": header("The name, quota (q) and window in seconds (w) of every limit.", text()),
         "RateLimit": header("The remaining units (r) of every limit, and the seconds until more are available (t).", text()),
+        "RateLimit-Limit": header("Of rules with `draft-6`: the quota of the most restrictive limit.", number()),
+        "RateLimit-Remaining": header("Of rules with `draft-6`: the remaining units of that limit.", number()),
+        "RateLimit-Reset": header("Of rules with `draft-6`: the seconds until more units of that limit are available.", number()),
     })
 }
 

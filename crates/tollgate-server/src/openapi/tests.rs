@@ -160,6 +160,7 @@ async fn all_responses() -> Vec<Received> {
         ("429", post("", one).repeat(2)),
         ("429", post("", r#"{"key":"a","limit":"1/min","cost":2}"#)),
         ("429", by_rules("/json", HERE).repeat(2)),
+        ("429", by_rules("/local", HERE).repeat(2)),
         ("431", format!("GET / HTTP/1.1\r\nhost: x\r\nlarge: {}\r\n\r\n", "x".repeat(100_000))),
     ];
     let mut all = Vec::new();
