@@ -12,7 +12,9 @@ use http::{HeaderMap, Response, StatusCode};
 use tollgate_core::{Check, Decision};
 
 use super::Engine;
-use super::check_plan::{CheckPlan, Demands, LimitGroup, refund_status};
+#[cfg(feature = "tower")]
+use super::check_plan::refund_status;
+use super::check_plan::{CheckPlan, Demands, LimitGroup};
 use super::request::RequestContext;
 use crate::answer::{Policies, grpc};
 use crate::limiter::EachDecision;
