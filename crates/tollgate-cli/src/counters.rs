@@ -16,8 +16,19 @@ pub(crate) async fn check(arguments: arguments::Check) -> Result<bool, Failure> 
     let demand = Demand::new(arguments.limit, Key::new(&arguments.key)?).cost(Cost::new(arguments.cost));
     let decision = limiter.check(&Check::one(&demand)).await?;
     for line in &decision.limits {
-        let verdict = if line.allowed { "allowed" } else { "denied" };
-        output::print(told(verdict, &arguments.limit, line, arguments.json))?;
+        let verdict = match (decision.ban, line.allowed) {
+            (Some(_), _) => "banned",
+            (None, true) => "allowed",
+            (None, false) => "denied",
+        };
+        match arguments.json {
+            true => {
+                let mut json = to_json(&arguments.limit, line);
+                json["banned"] = decision.ban.is_some().into();
+                output::print_line(json)?;
+            }
+            false => output::print(told(verdict, &arguments.limit, line, false))?,
+        }
     }
     Ok(decision.allowed())
 }
@@ -85,19 +96,22 @@ fn counter(counter: &Value) -> String {
 /// Formats a limit status, as JSON or as a table.
 fn told(heading: &str, limit: &Limit, line: &LimitStatus, as_json: bool) -> String {
     if as_json {
-        let json = serde_json::json!({
-            "allowed": line.allowed,
-            "limit": limit.to_string(),
-            "quota": line.quota,
-            "remaining": line.remaining,
-            "retry_after_ms": line.retry_after.as_millis_ceil(),
-            "next_after_ms": line.next_after.as_millis_ceil(),
-            "reset_after_ms": line.reset_after.as_millis_ceil(),
-        });
-        return format!("{json}\n");
+        return format!("{}\n", to_json(limit, line));
     }
     let left = format!("{} of {}", line.remaining, line.quota);
     table(heading, &limit.to_string(), &left, [line.retry_after, line.next_after, line.reset_after])
+}
+
+fn to_json(limit: &Limit, line: &LimitStatus) -> Value {
+    serde_json::json!({
+        "allowed": line.allowed,
+        "limit": limit.to_string(),
+        "quota": line.quota,
+        "remaining": line.remaining,
+        "retry_after_ms": line.retry_after.as_millis_ceil(),
+        "next_after_ms": line.next_after.as_millis_ceil(),
+        "reset_after_ms": line.reset_after.as_millis_ceil(),
+    })
 }
 
 /// Formats a table for people: a heading and a row per field.

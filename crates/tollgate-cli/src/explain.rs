@@ -59,7 +59,7 @@ async fn work_out(file: &Path, arguments: &Explain, headers: &[(String, String)]
     let mut said = Explanation::new(&loaded, &lookups, &request, arguments.peer, now, arguments.reveal).await;
     if let Some(store) = store {
         let (limiter, _) = settings.limiter_on(Some(store));
-        said.look(&limiter.deadline(COMMAND_DEADLINE).build()).await;
+        said.read_counters(&limiter.deadline(COMMAND_DEADLINE).build()).await;
     }
     serde_json::to_value(&said).map_err(|error| Failure::Runtime(error.into()))
 }

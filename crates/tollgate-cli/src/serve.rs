@@ -10,19 +10,19 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::net::{TcpListener, TcpSocket};
-use tollgate::config::{ChargeWord, Config, Loaded, Loader, RuleTable, Settings, Spanned};
+use tollgate::config::{Loaded, Loader, Settings};
 use tollgate::engine::Engine;
 use tollgate::observe::TracingObserver;
-use tollgate::rules::PlanLookup;
+use tollgate::rules::{Charge, PlanLookup, RuleSet};
 use tollgate::{Limiter, LimiterBuilder, MemoryStore, Store};
 use tollgate_redis::RedisStore;
 use tollgate_server::listeners::resp::RespOptions;
 use tollgate_server::{
-    BoundListeners, Bounds, Listeners, Readiness, Reloader, StoreTimes, Tls, Token, is_loopback, run, watch_memory,
+    Bounds, Listeners, Readiness, Reloader, ServerOptions, StoreTimes, Tls, Token, is_loopback, run, watch_memory,
 };
 use tracing_subscriber::EnvFilter;
 
-use self::announce::{Announcement, TokenWord};
+use self::announce::{Addresses, Announcement, TokenWord};
 use self::signals::Signals;
 use crate::arguments::Serve;
 use crate::{Failure, configuration, secrets};
@@ -43,7 +43,7 @@ pub(crate) async fn serve(arguments: Serve) -> Result<(), Failure> {
     let loader = loader(&arguments)?;
     let loaded = arguments.config.as_deref().map(|file| configuration::load(file, &loader)).transpose()?;
     if let Some(loaded) = &loaded {
-        warn_of_refunds(&loaded.config);
+        warn_of_refunds(&loaded.rules);
     }
     let settings = match &loaded {
         Some(loaded) => loaded.settings.clone(),
@@ -69,19 +69,21 @@ pub(crate) async fn serve(arguments: Serve) -> Result<(), Failure> {
 
     let token = secrets::admin_token(arguments.admin_token_file.as_deref())?;
     let (admin, admin_closed) = listen_admin(arguments.admin.as_deref(), token.is_some()).await?;
-    let listeners =
-        Listeners { http: listen("http", &arguments.http).await?, resp: listen("resp", &arguments.resp).await?, admin };
+    let http = listen("http", &arguments.http).await?;
+    let resp = listen("resp", &arguments.resp).await?;
+    let address = |socket: &Option<TcpListener>| socket.as_ref().map(TcpListener::local_addr).transpose();
+    let addresses = Addresses { http: address(&http)?, resp: address(&resp)?, admin: address(&admin)? };
     let given = token.is_some();
     let token =
         token.map_or_else(Token::made, Ok).map_err(|error| Failure::Token { place: "--admin".into(), error })?;
 
-    let served = [&listeners.http, &listeners.resp].into_iter().flatten().count();
+    let served = [&http, &resp].into_iter().flatten().count();
     let bounds = descriptors::fit(bounds(&arguments), served, descriptors::raise_limit());
     let (engine, reloader) = rules(&arguments, loader, loaded, &limiter, (lookups, memory.shield_bytes), tls.clone());
     let shared = store.clone().map(|store| Arc::new(store) as Arc<dyn Store>);
     let readiness = Readiness::new(limiter.clone(), shared, reloader.clone());
-    let mut doors = BoundListeners::new(limiter.clone())
-        .resp(resp_options(&arguments)?)
+    let listeners = Listeners::default().http(http).resp(resp, resp_options(&arguments)?).admin(admin);
+    let mut options = ServerOptions::new(limiter.clone())
         .bounds(bounds)
         .reloader(reloader.clone())
         .readiness(readiness.clone())
@@ -90,7 +92,7 @@ pub(crate) async fn serve(arguments: Serve) -> Result<(), Failure> {
         .admin_hosts(arguments.admin_host.clone())
         .token(token.clone());
     let announcement = Announcement {
-        listeners: &listeners,
+        addresses,
         is_shared: store.is_some(),
         is_encrypted: tls.is_some(),
         token: if given { TokenWord::Given } else { TokenWord::Made(&token) },
@@ -99,20 +101,20 @@ pub(crate) async fn serve(arguments: Serve) -> Result<(), Failure> {
     tokio::spawn(reloader.clone().watch());
     tokio::spawn(readiness.clone().watch_store());
     tokio::spawn(watch_memory(limiter.clone(), engine.clone()));
-    announcement.print()?;
+    announcement.print();
     if let Some(engine) = engine {
-        doors = doors.rules(engine);
+        options = options.rules(engine);
     }
     if let Some(tls) = tls {
-        doors = doors.tls(tls);
+        options = options.tls(tls);
     }
     if let Some(threads) = arguments.threads {
-        doors = doors.threads(threads);
+        options = options.threads(threads);
     }
     if let Some(store) = store {
         tokio::spawn(look_at_the_server(store, readiness));
     }
-    run(listeners, doors, signals.until_told_to_end(reloader)).await;
+    run(listeners, options, signals.until_told_to_end(reloader)).await;
     #[cfg(feature = "otlp")]
     if let Some(traces) = traces {
         let _ = tokio::task::spawn_blocking(|| traces.finish()).await;
@@ -130,9 +132,9 @@ fn loader(arguments: &Serve) -> Result<Loader, Failure> {
 }
 
 /// A door decides before the work and does not learn how it ended, so what a rule would give back stays charged.
-fn warn_of_refunds(config: &Config) {
-    let gives_back = |rule: &&Spanned<RuleTable>| *rule.charge != ChargeWord::Always;
-    let rules: Vec<&str> = config.rules.iter().filter(gives_back).map(|rule| rule.name.as_str()).collect();
+fn warn_of_refunds(rules: &RuleSet) {
+    let refunding = rules.rules().iter().filter(|rule| rule.charge() != Charge::Always);
+    let rules: Vec<&str> = refunding.map(|rule| &**rule.name()).collect();
     if !rules.is_empty() {
         let rules = rules.join(", ");
         tracing::warn!(

@@ -212,7 +212,7 @@ pub fn decide(now: Timestamp, demands: &[Demand<'_>], states: &mut [State]) -> D
     };
     let allowed = demands.iter().zip(states.iter()).all(fits);
     let lines = demands.iter().zip(states).map(|(demand, state)| apply(allowed, now, demand, state, true)).collect();
-    Decision { at: now, source: Source::Store, limits: lines }
+    Decision { at: now, source: Source::Store, ban: None, limits: lines }
 }
 
 /// Applies the verdict on the whole check to one demand, and returns the status of its limit.

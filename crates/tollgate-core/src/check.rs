@@ -110,6 +110,11 @@ pub enum CheckError {
 }
 
 impl<'a> Check<'a> {
+    /// Returns whether the check takes units: at least one cost is not 0. Only such a check is refused by a ban.
+    pub fn charges(&self) -> bool {
+        self.demands.iter().any(|demand| demand.cost.units() > 0)
+    }
+
     /// Creates a check of `demands`. The decision has one status per demand, in the same order.
     ///
     /// # Errors

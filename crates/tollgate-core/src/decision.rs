@@ -1,10 +1,12 @@
 //! The result of a check: one [`LimitStatus`] per limit, and the overall verdict.
 
 use std::fmt;
+use std::ops::{Deref, DerefMut};
 use std::time::Duration;
 
 use smallvec::SmallVec;
 
+use crate::check::{Check, Cost};
 use crate::time::Timestamp;
 
 /// A duration in whole microseconds, or *never*.
@@ -78,10 +80,27 @@ pub struct LimitStatus {
     /// Zero for an admission, except in a leaky bucket, where it is the time to wait before proceeding. For a peek
     /// (cost 0), the time until one unit fits. [`Wait::NEVER`] if the cost can never fit, or a ban has no end.
     pub retry_after: Wait,
-    /// The time until one more unit becomes available; zero if none is missing.
+    /// The time until one more unit becomes available; zero if none is missing. After a ban, the time until it ends.
     pub next_after: Wait,
-    /// The time until the limit is unused again; zero if it is.
+    /// The time until the limit is unused again; zero if it is. After a ban, the time until it ends.
     pub reset_after: Wait,
+}
+
+impl LimitStatus {
+    /// Creates the status of a limit in a refusal by a ban that ends after `ban`: denied, with no units left until then.
+    ///
+    /// It says nothing about the counter, which was not read. [`Decision::ban`] tells it from a denial by the limit.
+    pub fn banned(quota: u32, cost: Cost, ban: Wait) -> LimitStatus {
+        LimitStatus {
+            allowed: false,
+            cost: cost.units(),
+            quota,
+            remaining: 0,
+            retry_after: ban,
+            next_after: ban,
+            reset_after: ban,
+        }
+    }
 }
 
 /// The component that made a decision.
@@ -92,9 +111,6 @@ pub enum Source {
     Store,
     /// The cache of denials that the store returned earlier and that still hold.
     DenyCache,
-    /// A ban of one of the subjects, read by the store or cached. No counter was read and nothing was charged: the limit
-    /// statuses describe the ban.
-    Ban,
     /// A local counter with this instance's share of the quota, because the store did not answer.
     Local,
     /// No counter: the failure policy alone decided.
@@ -107,61 +123,171 @@ impl Source {
         match self {
             Source::Store => "store",
             Source::DenyCache => "deny_cache",
-            Source::Ban => "ban",
             Source::Local => "local",
             Source::None => "none",
         }
     }
 }
 
-/// A list of [`LimitStatus`]s. Up to two are stored inline, without an allocation, which covers most checks.
-pub type LimitStatuses = SmallVec<[LimitStatus; 2]>;
+/// The statuses of all limits of a decision, in the order of the check. Dereferences to a slice.
+///
+/// ```
+/// use tollgate_core::{LimitStatuses, MemoryStore};
+///
+/// let decision = MemoryStore::new().check_key(&"10/min".parse()?, "user:42")?;
+/// let limits: &LimitStatuses = &decision.limits;
+/// assert_eq!(limits.len(), 1);
+/// assert_eq!(limits[0].remaining, 9);
+/// assert!(limits.iter().all(|status| status.allowed));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+// Up to two statuses are stored inline, which covers most checks without an allocation.
+#[derive(PartialEq, Eq, Default)]
+pub struct LimitStatuses(SmallVec<[LimitStatus; 2]>);
+
+impl LimitStatuses {
+    /// Creates an empty list. Does not allocate.
+    pub fn new() -> LimitStatuses {
+        LimitStatuses::default()
+    }
+
+    /// Creates an empty list with room for `capacity` statuses.
+    pub fn with_capacity(capacity: usize) -> LimitStatuses {
+        LimitStatuses(SmallVec::with_capacity(capacity))
+    }
+
+    /// Appends a status.
+    #[inline]
+    pub fn push(&mut self, status: LimitStatus) {
+        self.0.push(status);
+    }
+
+    /// Removes all statuses and keeps the capacity.
+    #[inline]
+    pub fn clear(&mut self) {
+        self.0.clear();
+    }
+}
+
+impl Clone for LimitStatuses {
+    fn clone(&self) -> LimitStatuses {
+        // `LimitStatus` is `Copy`: `from_slice` copies the bytes at once, `SmallVec::clone` clones one element at a time.
+        LimitStatuses(SmallVec::from_slice(&self.0))
+    }
+}
+
+impl Deref for LimitStatuses {
+    type Target = [LimitStatus];
+
+    #[inline]
+    fn deref(&self) -> &[LimitStatus] {
+        &self.0
+    }
+}
+
+impl DerefMut for LimitStatuses {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut [LimitStatus] {
+        &mut self.0
+    }
+}
+
+impl Extend<LimitStatus> for LimitStatuses {
+    #[inline]
+    fn extend<I: IntoIterator<Item = LimitStatus>>(&mut self, statuses: I) {
+        self.0.extend(statuses);
+    }
+}
+
+impl FromIterator<LimitStatus> for LimitStatuses {
+    #[inline]
+    fn from_iter<I: IntoIterator<Item = LimitStatus>>(statuses: I) -> LimitStatuses {
+        LimitStatuses(statuses.into_iter().collect())
+    }
+}
+
+impl<'a> IntoIterator for &'a LimitStatuses {
+    type Item = &'a LimitStatus;
+    type IntoIter = std::slice::Iter<'a, LimitStatus>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.iter()
+    }
+}
+
+impl<'a> IntoIterator for &'a mut LimitStatuses {
+    type Item = &'a mut LimitStatus;
+    type IntoIter = std::slice::IterMut<'a, LimitStatus>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.iter_mut()
+    }
+}
+
+impl fmt::Debug for LimitStatuses {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
 
 /// The result of a check. A denial is a decision, not an error.
-#[derive(PartialEq, Eq, Debug)]
+///
+/// The caller must look at [`allowed`](Decision::allowed): a decision that is dropped limits nothing.
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Decision {
     /// The time of the decision, by the store's clock.
     pub at: Timestamp,
     /// The component that decided.
     pub source: Source,
-    /// One line per demand, in the order of the check.
+    /// The time until the ban ends, if a ban of a subject of the check refused the request; [`Wait::NEVER`] if it has no
+    /// end.
+    ///
+    /// `None` if no ban applies: the limits alone decided. If a ban applies, no counter was read or charged, and each
+    /// status in `limits` denies until the ban ends.
+    pub ban: Option<Wait>,
+    /// One status per demand, in the order of the check.
+    ///
+    /// Empty if no counter was read: the store did not answer, and the failure policy admitted the request.
     pub limits: LimitStatuses,
 }
 
-impl Clone for Decision {
-    fn clone(&self) -> Decision {
-        // `LimitStatus` is `Copy`: `from_slice` copies the bytes at once, `SmallVec::clone` clones one element at a time.
-        Decision { limits: LimitStatuses::from_slice(&self.limits), ..*self }
-    }
-}
-
 impl Decision {
-    /// Returns how long the ban lasts that denied the request, or `None` if no ban did.
-    ///
-    /// [`Wait::NEVER`] if the ban has no end.
-    pub fn banned_for(&self) -> Option<Wait> {
-        (self.source == Source::Ban).then(|| self.retry_after())
-    }
-
     /// Creates an admission by the failure policy alone: [`Source::None`], without limits.
     pub fn uncounted(at: Timestamp) -> Decision {
-        Decision { at, source: Source::None, limits: LimitStatuses::new() }
+        Decision { at, source: Source::None, ban: None, limits: LimitStatuses::new() }
     }
 
-    /// Returns whether the request is admitted: every limit allows it.
+    /// Creates the refusal of `check` by a ban that ends after `ban`: every limit denies until then, with no units left.
+    pub fn banned(at: Timestamp, source: Source, ban: Wait, check: &Check<'_>) -> Decision {
+        let limits = check.demands().iter().map(|demand| LimitStatus::banned(demand.limit.quota(), demand.cost, ban));
+        Decision { at, source, ban: Some(ban), limits: limits.collect() }
+    }
+
+    /// Returns whether the request is admitted: no ban applies, and every limit allows it.
     ///
-    /// `true` if the decision has no lines.
+    /// `true` if there is neither a ban nor a limit status.
     pub fn allowed(&self) -> bool {
-        self.limits.iter().all(|line| line.allowed)
+        self.ban.is_none() && self.limits.iter().all(|status| status.allowed)
+    }
+
+    /// Returns the units left: the fewest of any limit, after this request was charged.
+    ///
+    /// `None` if the decision has no limit statuses, because no counter was read.
+    pub fn remaining(&self) -> Option<u32> {
+        self.limits.iter().map(|status| status.remaining).min()
     }
 
     /// Returns how long the client should wait before it retries or proceeds.
     ///
+    /// - Banned: the time until the ban ends; [`Wait::NEVER`] if it has no end.
     /// - Denied: the longest `retry_after` of the limits that deny; [`Wait::NEVER`] if waiting does not help.
     /// - Admitted: the longest wait that a leaky bucket asks for, else zero. Peeks (cost 0) are ignored.
     pub fn retry_after(&self) -> Wait {
+        if let Some(ban) = self.ban {
+            return ban;
+        }
         let allowed = self.allowed();
-        let relevant = self.limits.iter().filter(|line| line.allowed == allowed && (line.cost > 0 || !allowed));
-        relevant.map(|line| line.retry_after).max().unwrap_or(Wait::ZERO)
+        let relevant = self.limits.iter().filter(|status| status.allowed == allowed && (status.cost > 0 || !allowed));
+        relevant.map(|status| status.retry_after).max().unwrap_or(Wait::ZERO)
     }
 }

@@ -70,11 +70,11 @@ mod time;
 
 pub use check::{Check, CheckError, Cost, DEMANDS_MAX, Demand};
 pub use decision::{Decision, LimitStatus, LimitStatuses, Source, Wait};
-pub use key::{Key, KeyError, RuleScope, RuleScopeBuf, SUBJECT_BYTES_MAX, Scope};
+pub use key::{Key, KeyError, RuleScope, RuleScopeBuf, SUBJECT_BYTES_MAX, Scope, ScopeName, StateMachine};
 pub use limit::{
     Algorithm, Limit, LimitError, LimitTextError, QUOTA_MAX, SLIDING_EXACT_QUOTA_MAX, SLIDING_LOG_QUOTA_MAX,
     WINDOW_US_MAX, WINDOW_US_MIN,
 };
 pub use memory::{MemoryStore, MemoryStoreBuilder};
-pub use store::{Store, StoreError, StoreErrorKind, StoreFuture};
+pub use store::{Atomicity, Store, StoreError, StoreErrorKind, StoreFuture};
 pub use time::{Clock, ManualClock, SystemClock, Timestamp};

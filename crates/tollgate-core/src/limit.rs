@@ -386,7 +386,10 @@ impl Machine {
 }
 
 impl BucketShape {
-    /// Computes the parameters of a bucket without `count_denied`. All values must be in range.
+    /// Computes the parameters of a bucket. `capacity` is the burst, or the queue plus 1; `spaces` is `true` for a leaky
+    /// bucket. All values must have been validated.
+    ///
+    /// Ignores `count_denied`: if it is set, the caller must set `is_plain` to `false`.
     fn new(quota: u32, capacity: u64, window_us: u64, spaces: bool) -> BucketShape {
         // capacity ≤ 1e7 + 1 and ⌈window / 2^20⌉ < 2^25: the product is below 2^49.
         let grain_us = capacity * window_us.div_ceil(1 << 20) / GRAIN_DIVISOR + 1;

@@ -31,7 +31,10 @@
 //! chosen by the network of an address or else by hash, so a flood of invented keys competes mostly with itself, and no
 //! counter at its limit is dropped (`memory/overflow.rs`). As soon as there is room, new keys get counters of their own
 //! again. A log that may not grow adds to its newest entry instead, which errs towards denial.
+//!
+//! **Bans** are looked up before the counters, and only if there are any (`memory/bans.rs`).
 
+mod bans;
 mod budget;
 mod builder;
 mod counter_hash;
@@ -43,9 +46,12 @@ mod shard;
 mod slot;
 mod table;
 
+use std::time::Duration;
+
 use parking_lot::{Mutex, MutexGuard};
 use smallvec::SmallVec;
 
+use self::bans::Bans;
 use self::budget::Budget;
 pub use self::builder::MemoryStoreBuilder;
 use self::builder::StoreClock;
@@ -54,10 +60,10 @@ use self::overflow::{CELLS_MAX, OverflowScope};
 use self::shard::{Shard, SlotLocation};
 use crate::algorithm::{self, Receipt, State};
 use crate::check::{Check, Cost, Demand};
-use crate::decision::{Decision, LimitStatus, LimitStatuses, Source};
-use crate::key::Key;
+use crate::decision::{Decision, LimitStatus, LimitStatuses, Source, Wait};
+use crate::key::{Key, KeyError};
 use crate::limit::{Limit, Machine};
-use crate::store::{Store, StoreFuture};
+use crate::store::{Store, StoreError, StoreFuture};
 use crate::time::{Clock, Timestamp};
 
 /// A store in process memory.
@@ -81,6 +87,7 @@ pub struct MemoryStore {
     naming: CounterHasher,
     clock: StoreClock,
     budget: Budget,
+    bans: Bans,
 }
 
 /// A shard, aligned to two cache lines, so that two shards never share one.
@@ -112,6 +119,8 @@ impl MemoryStore {
 
     /// Decides a check of one limit and returns its status, which shows whether the request is admitted.
     ///
+    /// The status of a banned subject is [`LimitStatus::banned`]; [`MemoryStore::check`] tells a ban from a denial.
+    ///
     /// ```
     /// use tollgate_core::{Cost, Key, Limit, MemoryStore};
     ///
@@ -122,7 +131,13 @@ impl MemoryStore {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn check_one(&self, limit: &Limit, key: Key<'_>, cost: Cost) -> LimitStatus {
-        self.decide_one(&mut self.clock.now(), limit, &key, cost)
+        let mut now = self.clock.now();
+        if !self.bans.is_empty()
+            && let Some(ban) = self.ban_of_check(now, &Check::one(&Demand { limit: *limit, key, cost }))
+        {
+            return LimitStatus::banned(limit.quota(), cost, ban);
+        }
+        self.decide_one(&mut now, limit, &key, cost)
     }
 
     /// Decides checks in order, reading the clock once. Returns one decision per check.
@@ -159,6 +174,39 @@ impl MemoryStore {
         self.check(&Check::one(&demand)).limits[0]
     }
 
+    /// Bans `subject` for `duration`, or for good if `None`: every check that counts it is refused, and nothing is charged.
+    ///
+    /// Checks that only peek (all costs 0) are not refused. A new ban replaces an earlier one of the subject.
+    ///
+    /// # Errors
+    /// Returns an error if 65,536 other subjects are banned.
+    pub fn ban(&self, subject: &[u8], duration: Option<Duration>) -> Result<(), StoreError> {
+        let now = self.clock.now();
+        let end = duration.and_then(|duration| u64::try_from(duration.as_micros()).ok());
+        let end = end.and_then(|us| now.as_micros().checked_add(us)).filter(|&us| us < Timestamp::MAX.as_micros());
+        self.bans.add(self.naming.ban(subject), end.map(Timestamp::from_micros), now)
+    }
+
+    /// Lifts the ban of `subject`. Returns whether it was banned.
+    pub fn unban(&self, subject: &[u8]) -> bool {
+        self.bans.remove(self.naming.ban(subject), self.clock.now())
+    }
+
+    /// Returns the time until the ban of `subject` ends, [`Wait::NEVER`] for good, or `None` if it is not banned.
+    pub fn ban_of(&self, subject: &[u8]) -> Option<Wait> {
+        self.bans.longest(std::iter::once(self.naming.ban(subject)), self.clock.now())
+    }
+
+    /// Returns the longest ban of the check's subjects, or `None` if none of them is banned or the check only peeks.
+    #[cold]
+    fn ban_of_check(&self, now: Timestamp, check: &Check<'_>) -> Option<Wait> {
+        if !check.charges() {
+            return None;
+        }
+        let subjects = check.demands().iter().map(|demand| self.naming.ban(demand.key.subject()));
+        self.bans.longest(subjects, now)
+    }
+
     /// Returns the number of counters, including expired ones that were not reclaimed yet.
     pub fn len(&self) -> usize {
         self.shards.iter().map(|shard| shard.0.lock().len()).sum()
@@ -187,7 +235,12 @@ impl MemoryStore {
     /// Decides a check. `read` is the time that the caller read from the clock.
     #[inline]
     fn check_at(&self, read: Timestamp, check: &Check<'_>) -> Decision {
-        let mut decision = Decision { at: read, source: Source::Store, limits: LimitStatuses::new() };
+        if !self.bans.is_empty()
+            && let Some(ban) = self.ban_of_check(read, check)
+        {
+            return Decision::banned(read, Source::Store, ban, check);
+        }
+        let mut decision = Decision { at: read, source: Source::Store, ban: None, limits: LimitStatuses::new() };
         match check.demands() {
             [demand] => {
                 let status = self.decide_one(&mut decision.at, &demand.limit, &demand.key, demand.cost);
@@ -437,6 +490,50 @@ impl Store for MemoryStore {
 
     fn inspect<'a>(&'a self, demand: &'a Demand<'a>) -> StoreFuture<'a, LimitStatus> {
         Box::pin(std::future::ready(Ok(MemoryStore::inspect(self, demand))))
+    }
+
+    fn ban<'a>(&'a self, subject: &'a [u8], duration: Option<Duration>) -> StoreFuture<'a, ()> {
+        Box::pin(std::future::ready(MemoryStore::ban(self, subject, duration)))
+    }
+
+    fn unban<'a>(&'a self, subject: &'a [u8]) -> StoreFuture<'a, bool> {
+        Box::pin(std::future::ready(Ok(MemoryStore::unban(self, subject))))
+    }
+
+    fn ban_of<'a>(&'a self, subject: &'a [u8]) -> StoreFuture<'a, Option<Wait>> {
+        Box::pin(std::future::ready(Ok(MemoryStore::ban_of(self, subject))))
+    }
+}
+
+/// The shortest way to a decision: one limit, one key, one unit.
+impl MemoryStore {
+    /// Charges `key` one unit of `limit`, if the limit has one left, and returns the decision.
+    ///
+    /// Two keys with the same bytes and limits with the same algorithm and window share a counter. For other costs, or
+    /// several limits at once, use [`MemoryStore::check`].
+    ///
+    /// ```
+    /// use tollgate_core::{Limit, MemoryStore};
+    ///
+    /// let store = MemoryStore::new();
+    /// let limit: Limit = "2/min".parse()?;
+    ///
+    /// let decision = store.check_key(&limit, "user:42")?;
+    /// assert!(decision.allowed());
+    /// assert_eq!(decision.remaining(), Some(1));
+    ///
+    /// assert!(store.check_key(&limit, "user:42")?.allowed());
+    /// let denied = store.check_key(&limit, "user:42")?;
+    /// assert!(!denied.allowed());
+    /// println!("try again in {:?}", denied.retry_after());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Returns an error if the key is longer than 64 KiB. Nothing is charged then.
+    pub fn check_key<K: AsRef<[u8]> + ?Sized>(&self, limit: &Limit, key: &K) -> Result<Decision, KeyError> {
+        let demand = Demand::new(*limit, Key::new(key)?);
+        Ok(self.check(&Check::one(&demand)))
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   file ─▶ tree ─▶ Config ─▶ RuleSet + Settings + findings         or a Report
-//!           toml.rs  read.rs   compile/, lint.rs                     finding.rs, source.rs
+//!           toml.rs  read.rs   compile/, lint.rs                     finding.rs, source.rs, mask.rs
 //!           yaml.rs  types.rs
 //! ```
 //!
@@ -40,9 +40,9 @@
 //!
 //! **No secret in a report.** Reports show lines of the file; secrets in them are masked (`mask.rs`).
 
-mod build;
 mod changes;
 mod compile;
+mod conditions;
 #[doc(hidden)]
 pub mod file;
 mod finding;
@@ -67,12 +67,17 @@ mod tests;
 
 pub use changes::{Changes, Part, PartKind};
 pub use compile::Settings;
+pub use conditions::RuleConditions;
 pub use finding::{Code, Finding, Report, Severity};
-pub use forms::{AnonymizeEntry, HeaderTest, LimitEntry, Limits, OneOrMany, OptionalList, Secret};
+pub use forms::Secret;
 pub use load::{Format, Loaded, Loader};
-pub use span::{Span, Spanned};
-pub use types::{
-    AddressPlan, AlgorithmWord, Anonymize, ApiKeyTable, ApiKeysWord, BanEntry, BanWord, BodyWord, ChargeWord, Config,
-    Exempt, Expect, Jwt, JwtAlgorithmWord, LimitTable, MatchTable, ModeWord, OnFailureWord, PlanSources, PlanTable,
-    RotateWord, RuleStoreWord, RuleTable, StyleWord,
+pub use span::Span;
+pub use types::Config;
+pub(crate) use {
+    forms::{AnonymizeEntry, HeaderTest, LimitEntry, Limits, OneOrMany, OptionalList, StoreUrl},
+    span::Spanned,
+    types::{
+        AddressPlan, Anonymize, ApiKeyTable, BanEntry, BanKind, Exempt, Jwt, JwtAlgorithm, LimitTable, MatchTable,
+        PlanSources, PlanTable, RuleStore, RuleTable,
+    },
 };

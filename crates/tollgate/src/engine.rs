@@ -26,6 +26,10 @@
 //! refund. A check of a shared store that has started runs to completion without the client, so a client that resets
 //! its requests as fast as it sends them is charged like any other. [`Engine::wait_for_pending`] waits for such checks.
 //!
+//! **A ban in the store** ([`Store::ban`](crate::Store::ban)) refuses a request if a rule that applies counts the banned
+//! subject in the store, also in shadow mode. It is read with the counters. Bans of the configuration need no store and
+//! come first.
+//!
 //! **A reload** replaces the whole rule set. Requests in progress finish by the rules they started with. Counters are
 //! identified by rule and limit, so they survive.
 
@@ -56,7 +60,7 @@ pub use self::rule_counts::RuleStats;
 use self::run_to_completion::{PendingWork, RunToCompletion};
 use crate::identity::Identity;
 use crate::limiter::{EachDecision, Limiter, catch_panic, panicked};
-use crate::rules::{LazyReadings, PlanLookup, RequestView, Rule, RuleSet};
+use crate::rules::{CompiledRule, LazyReadings, PlanLookup, RequestView, RuleSet};
 
 /// Decides requests by rules.
 ///
@@ -200,7 +204,7 @@ impl Engine {
         options: RequestOptions,
     ) -> Result<Permit, Box<Refusal>> {
         let active = self.0.active.load();
-        let (rules, limits, context) = {
+        let (rules, limits, mut context) = {
             let now = active.now(&*self.0.clock);
             let identity = active.resolve_address(request, peer, now);
             active.refuse_banned_address(&identity, now)?;
@@ -213,10 +217,11 @@ impl Engine {
                 return Ok(Permit::unlimited());
             }
             let limits = active.resolve_limits(&identity, &rules, !self.0.lookups.is_empty());
-            let context = RequestContext::new(rules.iter().map(Rule::by), &identity, options);
+            let context = RequestContext::new(rules.iter().map(CompiledRule::by), &identity, options);
             (rules.into_indices(), limits, context)
         };
-        let limit_set = active.limit_set(limits, &self.0.lookups).await;
+        let (limit_set, spent) = active.limit_set(limits, &self.0.lookups).await;
+        context.spent = spent;
         let plan = active.check_plan(rules, limit_set);
         drop(active);
         match self.0.limiter.is_in_process() {
@@ -247,7 +252,7 @@ impl Engine {
         if rules.is_empty() {
             return Ok(());
         }
-        let context = RequestContext::new(rules.iter().map(Rule::by), identity, options);
+        let context = RequestContext::new(rules.iter().map(CompiledRule::by), identity, options);
         let plan = active.check_plan(rules.into_indices(), active.rules.default_limit_set(false));
         let Some(shield) = plan.shield.as_ref().filter(|shield| !self.has_room(shield, &context)) else {
             return Ok(());
@@ -295,6 +300,7 @@ impl Engine {
     }
 
     /// Checks the shields, then all other enforced limits together, then the shadow rules. Stops at the first refusal.
+    /// The limits of a shadow rule never refuse; a ban in the store does.
     ///
     /// Returns the decision that the client is shown, or `None` if only shadow rules apply. Adds what may have to be
     /// refunded to `charges`.
@@ -321,10 +327,18 @@ impl Engine {
         if !plan.shadow.is_empty() {
             // At the same time: a request waits for all shadow rules once.
             let checks = plan.shadow.iter().map(|shadow| self.check_group(shadow, context, may_be_withdrawn));
+            let mut banned = None;
             for (index, result) in join_all(checks).await.into_iter().enumerate() {
                 let Ok(decided) = result else { continue };
-                plan.shadow[index].count(&decided, options);
+                match Refusal::by_ban(decided.decision()) {
+                    Some(refusal) => banned = Some(refusal),
+                    None => plan.shadow[index].count(&decided, options),
+                }
                 charge(GroupId::Shadow(index), &plan.shadow[index], &decided);
+            }
+            // Shadow mode turns off limits, not bans.
+            if let Some(banned) = banned {
+                return Err(Box::new(banned));
             }
         }
         Ok(shown)
@@ -337,7 +351,7 @@ impl Engine {
         match catch_panic(|| self.0.shield.check(&check)) {
             Some(decision) => Ok(EachDecision::Complete(decision)),
             None if group.denies_on_failure() => Err(Undecided),
-            // The store may have panicked because its clock did, so the clock is not read.
+            // Not the time: the clock may be what panicked.
             None => Ok(EachDecision::uncounted(Timestamp::ZERO)),
         }
     }
@@ -355,7 +369,8 @@ impl Engine {
         let demands = group.demands(context);
         let check = group.check(&demands)?;
         let refundable = group.is_refundable || may_be_withdrawn;
-        self.0.limiter.check_each(&check, &group.on_failure, refundable).await.map_err(|_unavailable| Undecided)
+        let decided = self.0.limiter.check_each_after(context.spent, &check, &group.on_failure, refundable).await;
+        decided.map_err(|_unavailable| Undecided)
     }
 
     /// Refunds a decision on limits of a group.
@@ -372,6 +387,15 @@ impl Engine {
         work: impl Future<Output = T> + Send + 'static,
     ) -> RunToCompletion<T> {
         RunToCompletion::new(self.0.pending.clone(), work)
+    }
+}
+
+/// For the layer.
+#[cfg(feature = "tower")]
+impl Engine {
+    /// Returns the rules in use.
+    pub(crate) fn rules(&self) -> RuleSet {
+        self.0.active.load().rules.clone()
     }
 }
 

@@ -28,8 +28,7 @@ mod deny_cache;
 #[cfg(feature = "rules")]
 pub mod engine;
 mod failure;
-#[cfg(all(feature = "rules", feature = "jwt", feature = "yaml"))]
-#[doc(hidden)]
+#[cfg(all(any(fuzzing, test), feature = "rules", feature = "jwt", feature = "yaml"))]
 pub mod fuzz;
 #[cfg(doctest)]
 mod guide;
@@ -44,14 +43,20 @@ pub mod rules;
 mod ttl_cache;
 
 pub use counts::{Counted, DecisionCounts, DecisionOutcome};
-pub use failure::{OnFailure, Unavailable};
+pub use failure::{CheckKeyError, OnFailure, Unavailable};
+#[cfg(feature = "rules")]
+pub use identity::Subject;
+#[cfg(feature = "tower")]
+pub use layer::RateLimitLayer;
 #[cfg(feature = "redis")]
 pub use limiter::StoreUrlError;
 pub use limiter::{CheckOptions, EachDecision, Limiter, LimiterBuilder, LimiterStats, NotReady, PartialDecision};
+#[cfg(feature = "rules")]
+pub use rules::{Rule, Rules};
 pub use tollgate_core::{
-    Algorithm, Check, CheckError, Clock, Cost, DEMANDS_MAX, Decision, Demand, Key, KeyError, Limit, LimitError,
-    LimitStatus, LimitTextError, ManualClock, MemoryStore, RuleScope, RuleScopeBuf, Scope, Source, Store, StoreError,
-    StoreErrorKind, StoreFuture, SystemClock, Timestamp, Wait,
+    Algorithm, Atomicity, Check, CheckError, Clock, Cost, DEMANDS_MAX, Decision, Demand, Key, KeyError, Limit,
+    LimitError, LimitStatus, LimitStatuses, LimitTextError, ManualClock, MemoryStore, RuleScope, RuleScopeBuf, Scope,
+    ScopeName, Source, StateMachine, Store, StoreError, StoreErrorKind, StoreFuture, SystemClock, Timestamp, Wait,
 };
 #[cfg(feature = "redis")]
 pub use tollgate_redis as redis;

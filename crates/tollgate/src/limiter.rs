@@ -30,7 +30,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tollgate_core::{
-    Check, Clock, Decision, Demand, LimitStatus, MemoryStore, Source, Store, StoreError, StoreErrorKind, SystemClock,
+    Check, Clock, Decision, Demand, Key, Limit, LimitStatus, MemoryStore, Source, Store, StoreError, StoreErrorKind,
+    SystemClock, Wait,
 };
 
 pub use self::each_decision::{EachDecision, PartialDecision};
@@ -39,7 +40,7 @@ pub use self::ready::NotReady;
 use self::shared::{Shared, SharedParts};
 use self::stats::Counters;
 pub use self::stats::LimiterStats;
-use crate::failure::{FailurePolicy, OnFailure, Unavailable};
+use crate::failure::{CheckKeyError, FailurePolicy, OnFailure, Unavailable};
 use crate::observe::{Observer, Observers};
 
 /// The default deadline for an answer of the shared store.
@@ -76,6 +77,7 @@ struct Inner {
     on_failure: OnFailure,
 }
 
+#[allow(clippy::large_enum_variant)] // one per limiter, in an Arc
 enum Backend {
     Memory(MemoryStore),
     Shared(Arc<Shared>),
@@ -117,7 +119,7 @@ impl LimiterBuilder {
 
     /// Sets the store that `url` names: `memory`, `redis://[user:password@]host[:port][/database]` or `rediss://…`.
     ///
-    /// Does not wait for the connection; the store may be down.
+    /// Does not wait for the connection; the store may be down. Checks read the bans of their subjects.
     ///
     /// # Errors
     /// Returns an error if the URL names no store, or outside a tokio runtime.
@@ -126,7 +128,7 @@ impl LimiterBuilder {
         if url == "memory" {
             return Ok(LimiterBuilder { store: None, ..self });
         }
-        let store = tollgate_redis::RedisStore::builder(url).build()?;
+        let store = tollgate_redis::RedisStore::builder(url).bans(true).build()?;
         Ok(self.store(Arc::new(store)))
     }
 
@@ -232,7 +234,7 @@ impl Limiter {
     /// # Errors
     /// Returns an error only if the store does not answer and the failure policy is [`OnFailure::Deny`].
     pub async fn check_with(&self, check: &Check<'_>, options: CheckOptions) -> Result<Decision, Unavailable> {
-        let decided = self.check_by(check, self.failure_policy(options), options.refundable).await;
+        let decided = self.check_by(check, self.failure_policy(options), options.refundable, Duration::ZERO).await;
         decided.map(EachDecision::into_decision)
     }
 
@@ -253,12 +255,27 @@ impl Limiter {
         on_failure: &[OnFailure],
         refundable: bool,
     ) -> Result<EachDecision, Unavailable> {
-        self.check_by(check, FailurePolicy { each: on_failure, rest: self.0.on_failure }, refundable).await
+        self.check_each_after(Duration::ZERO, check, on_failure, refundable).await
+    }
+
+    /// Decides like [`Limiter::check_each`], for a caller that has already used the time `spent` of the decision's deadline.
+    ///
+    /// The store gets the rest of the deadline. If it does not answer in a shortened time, this does not count as a
+    /// failure of the store.
+    pub(crate) async fn check_each_after(
+        &self,
+        spent: Duration,
+        check: &Check<'_>,
+        on_failure: &[OnFailure],
+        refundable: bool,
+    ) -> Result<EachDecision, Unavailable> {
+        let policy = FailurePolicy { each: on_failure, rest: self.0.on_failure };
+        self.check_by(check, policy, refundable, spent).await
     }
 
     /// Decides many checks, in order, with at most one call to the store. Returns one result per check.
     pub async fn check_batch(&self, checks: &[Check<'_>], options: CheckOptions) -> Vec<Result<Decision, Unavailable>> {
-        let decided = self.check_all(checks, self.failure_policy(options), options.refundable).await;
+        let decided = self.check_all(checks, self.failure_policy(options), options.refundable, Duration::ZERO).await;
         decided.into_iter().map(|decided| decided.map(EachDecision::into_decision)).collect()
     }
 
@@ -268,12 +285,13 @@ impl Limiter {
         check: &Check<'_>,
         policy: FailurePolicy<'_>,
         refundable: bool,
+        spent: Duration,
     ) -> Result<EachDecision, Unavailable> {
         match &self.0.backend {
             Backend::Memory(store) => self.check_in_memory(store, check, policy),
             Backend::Shared(_) => {
-                let mut decided = self.check_all(std::slice::from_ref(check), policy, refundable).await;
-                decided.pop().unwrap_or(Err(Unavailable::new(StoreErrorKind::Protocol)))
+                let mut decided = self.check_all(std::slice::from_ref(check), policy, refundable, spent).await;
+                decided.pop().unwrap_or_else(|| Err(Unavailable::from(&panicked())))
             }
         }
     }
@@ -283,6 +301,7 @@ impl Limiter {
         checks: &[Check<'_>],
         policy: FailurePolicy<'_>,
         refundable: bool,
+        spent: Duration,
     ) -> Vec<Result<EachDecision, Unavailable>> {
         let Inner { clock, counters, observers, .. } = &*self.0;
         let begun = observers.begin(&**clock);
@@ -291,7 +310,7 @@ impl Limiter {
                 Some(decisions) => decisions.into_iter().map(|decision| Ok(EachDecision::Complete(decision))).collect(),
                 None => checks.iter().map(|check| self.undecided(check, policy)).collect(),
             },
-            Backend::Shared(shared) => shared.check_batch(checks, policy, refundable, counters).await,
+            Backend::Shared(shared) => shared.check_batch(checks, policy, refundable, spent, counters).await,
         };
         let decisions = || decided.iter().map(|decided| decided.as_ref().map(EachDecision::decision));
         decisions().for_each(|decision| counters.count(decision));
@@ -320,7 +339,7 @@ impl Limiter {
     /// Returns the result of a check if the in-process store panicked.
     fn undecided(&self, check: &Check<'_>, policy: FailurePolicy<'_>) -> Result<EachDecision, Unavailable> {
         match policy.denies(check) {
-            true => Err(Unavailable::new(StoreErrorKind::Protocol)),
+            true => Err(Unavailable::from(&panicked())),
             false => Ok(EachDecision::uncounted(self.0.clock.now())),
         }
     }
@@ -385,6 +404,43 @@ impl Limiter {
         }
     }
 
+    /// Bans `subject` for `duration`, or for good if `None`. A new ban replaces an earlier one of the subject.
+    ///
+    /// Until the ban ends, every check that counts the subject and takes units is refused with [`Decision::ban`] set, and
+    /// nothing is charged. With a shared store, the ban holds on all nodes that read bans, at the latest after a second.
+    /// While the store does not answer, its bans do not apply.
+    ///
+    /// # Errors
+    /// Returns an error if the store does not answer, has no bans, or has no room for another one.
+    pub async fn ban(&self, subject: &[u8], duration: Option<Duration>) -> Result<(), StoreError> {
+        match &self.0.backend {
+            Backend::Memory(store) => catch_panic(|| store.ban(subject, duration)).ok_or_else(panicked)?,
+            Backend::Shared(shared) => shared.ban(subject, duration).await,
+        }
+    }
+
+    /// Lifts the ban of `subject`. Returns whether it was banned. Other nodes follow within a second.
+    ///
+    /// # Errors
+    /// Returns an error if the store does not answer or has no bans.
+    pub async fn unban(&self, subject: &[u8]) -> Result<bool, StoreError> {
+        match &self.0.backend {
+            Backend::Memory(store) => catch_panic(|| store.unban(subject)).ok_or_else(panicked),
+            Backend::Shared(shared) => shared.unban(subject).await,
+        }
+    }
+
+    /// Returns the time until the ban of `subject` ends, [`Wait::NEVER`] for good, or `None` if it is not banned.
+    ///
+    /// # Errors
+    /// Returns an error if the store does not answer or has no bans.
+    pub async fn ban_of(&self, subject: &[u8]) -> Result<Option<Wait>, StoreError> {
+        match &self.0.backend {
+            Backend::Memory(store) => catch_panic(|| store.ban_of(subject)).ok_or_else(panicked),
+            Backend::Shared(shared) => shared.ban_of(subject).await,
+        }
+    }
+
     /// Returns the limiter's statistics since it was created.
     pub fn stats(&self) -> LimiterStats {
         match &self.0.backend {
@@ -417,6 +473,42 @@ pub(crate) fn panicked() -> StoreError {
 /// Returns whether a decision has one status per limit of a check.
 fn is_of(decision: &Decision, check: &Check<'_>) -> bool {
     decision.limits.len() == check.demands().len()
+}
+
+/// The shortest way to a decision: one limit, one key, one unit.
+impl Limiter {
+    /// Charges `key` one unit of `limit`, if the limit has one left, and returns the decision.
+    ///
+    /// Two keys with the same bytes and limits with the same algorithm and window share a counter. For other costs, or
+    /// several limits at once, use [`Limiter::check`].
+    ///
+    /// ```
+    /// use tollgate::{Limit, Limiter};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let limiter = Limiter::memory();
+    /// let limit: Limit = "2/min".parse()?;
+    ///
+    /// let decision = limiter.check_key(&limit, "user:42").await?;
+    /// assert!(decision.allowed());
+    /// assert_eq!(decision.remaining(), Some(1));
+    ///
+    /// assert!(limiter.check_key(&limit, "user:42").await?.allowed());
+    /// let denied = limiter.check_key(&limit, "user:42").await?;
+    /// assert!(!denied.allowed());
+    /// println!("try again in {:?}", denied.retry_after());
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// - If the key is longer than 64 KiB.
+    /// - If the store does not answer and the limiter's failure policy is [`OnFailure::Deny`].
+    pub async fn check_key<K: AsRef<[u8]> + ?Sized>(&self, limit: &Limit, key: &K) -> Result<Decision, CheckKeyError> {
+        let demand = Demand::new(*limit, Key::new(key)?);
+        Ok(self.check(&Check::one(&demand)).await?)
+    }
 }
 
 impl std::fmt::Debug for Limiter {

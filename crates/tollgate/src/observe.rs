@@ -130,6 +130,8 @@ pub enum StoreCallKind {
     Reset,
     /// To look at a counter.
     Inspect,
+    /// To set, lift or read a ban.
+    Ban,
     /// To see whether a store that was away is back.
     Probe,
 }
@@ -143,6 +145,7 @@ impl StoreCallKind {
             StoreCallKind::Settle => "settle",
             StoreCallKind::Reset => "reset",
             StoreCallKind::Inspect => "inspect",
+            StoreCallKind::Ban => "ban",
             StoreCallKind::Probe => "probe",
         }
     }

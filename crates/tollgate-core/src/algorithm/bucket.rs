@@ -160,7 +160,9 @@ impl Bucket {
         BucketDecision { view, cost, allowed, retry: view.retry(cost) }
     }
 
-    /// Gives back the units of an admission, as far as they have not leaked yet.
+    /// Removes the units of an admission from the bucket, except those that have leaked by `now`. Moves the state to `now`.
+    ///
+    /// Charges leak in the order in which they were made. This one has leaked completely `reset_after_us` after it.
     pub(super) fn refund(&mut self, limit: &Limit, shape: &BucketShape, now: Timestamp, receipt: Receipt) {
         let mut view = View::of(self, limit, shape, now);
         let grain = |us: u64| us / shape.grain_us();

@@ -38,7 +38,7 @@ impl Body {
     }
 }
 
-/// BodyFormat of the body of a refusal. Defaults to JSON.
+/// The format of the body of a refusal. Defaults to JSON.
 ///
 /// ```
 /// use tollgate::answer::{Body, BodyFormat, Policy};
@@ -49,7 +49,7 @@ impl Body {
 /// let policy = Policy::of("10/min".parse()?).with_format(page);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-#[derive(Clone, Default)]
+#[derive(Clone, PartialEq, Default)]
 #[non_exhaustive]
 pub enum BodyFormat {
     /// JSON; a problem of RFC 9457 if the request's `Accept` header names `application/problem+json`.
@@ -97,6 +97,13 @@ impl BodyFormat {
     }
 }
 
+/// Two formats are equal if they are the same function.
+impl PartialEq for CustomFormat {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
 impl fmt::Debug for BodyFormat {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
@@ -110,16 +117,16 @@ impl fmt::Debug for CustomFormat {
 }
 
 #[derive(Serialize)]
-struct Json<'a> {
+struct JsonBody<'a> {
     error: &'static str,
     message: String,
     #[serde(flatten)]
-    facts: Facts<'a>,
+    fields: RefusalFields<'a>,
 }
 
 /// A problem of RFC 9457, with the member that the RateLimit draft adds for its problem types.
 #[derive(Serialize)]
-struct Problem<'a> {
+struct ProblemBody<'a> {
     r#type: &'static str,
     title: &'static str,
     status: u16,
@@ -127,12 +134,12 @@ struct Problem<'a> {
     #[serde(rename = "violated-policies", skip_serializing_if = "Vec::is_empty")]
     violated_policies: Vec<&'a str>,
     #[serde(flatten)]
-    facts: Facts<'a>,
+    fields: RefusalFields<'a>,
 }
 
-/// The fields that [`Json`] and [`Problem`] have in common.
+/// The fields that [`JsonBody`] and [`ProblemBody`] have in common.
 #[derive(Serialize)]
-struct Facts<'a> {
+struct RefusalFields<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     limit: Option<u32>,
     retry_after: Option<u64>,
@@ -145,10 +152,10 @@ struct Facts<'a> {
     upgrade_url: Option<&'a str>,
 }
 
-impl<'a> Facts<'a> {
-    fn of(refusal: &RefusalDetails<'a>) -> Facts<'a> {
+impl<'a> RefusalFields<'a> {
+    fn of(refusal: &RefusalDetails<'a>) -> RefusalFields<'a> {
         let policy = refusal.policy();
-        Facts {
+        RefusalFields {
             limit: policy.map(|policy| policy.limit().quota()),
             retry_after: refusal.retry_after_secs(),
             retry_after_ms: refusal.retry_after_ms(),
@@ -161,7 +168,7 @@ impl<'a> Facts<'a> {
 
 fn json(refusal: &RefusalDetails<'_>) -> Body {
     let error = refusal.verdict().error();
-    written("application/json", &Json { error, message: refusal.message(), facts: Facts::of(refusal) })
+    written("application/json", &JsonBody { error, message: refusal.message(), fields: RefusalFields::of(refusal) })
 }
 
 fn problem(refusal: &RefusalDetails<'_>) -> Body {
@@ -172,13 +179,13 @@ fn problem(refusal: &RefusalDetails<'_>) -> Body {
         ),
         _ => ("https://iana.org/assignments/http-problem-types#quota-exceeded", "The quota is exceeded"),
     };
-    let problem = Problem {
+    let problem = ProblemBody {
         r#type,
         title,
         status: refusal.verdict().http().as_u16(),
         detail: refusal.message(),
         violated_policies: refusal.violated().iter().map(|policy| policy.name()).collect(),
-        facts: Facts::of(refusal),
+        fields: RefusalFields::of(refusal),
     };
     written("application/problem+json", &problem)
 }

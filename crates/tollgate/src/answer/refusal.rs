@@ -23,9 +23,9 @@ impl<'a> RefusalDetails<'a> {
     /// Creates the refusal of a denied request from its decision and the policies with their limit statuses.
     pub(super) fn denied(
         decision: &Decision,
-        told: impl Iterator<Item = (&'a Policy, &'a LimitStatus)> + Clone,
+        limits: impl Iterator<Item = (&'a Policy, &'a LimitStatus)> + Clone,
     ) -> RefusalDetails<'a> {
-        let refusing = told.filter(|(_, line)| !line.allowed);
+        let refusing = limits.filter(|(_, status)| !status.allowed);
         RefusalDetails {
             verdict: Verdict::Denied,
             retry_after: decision.retry_after(),
@@ -79,7 +79,7 @@ impl<'a> RefusalDetails<'a> {
 
     /// Returns the limit status of [`policy`](RefusalDetails::policy), or `None` if the store did not answer.
     pub fn line(&self) -> Option<&'a LimitStatus> {
-        self.strictest.map(|(_, line)| line)
+        self.strictest.map(|(_, status)| status)
     }
 
     /// Returns all policies that denied the request, in the order of the check. Empty if the store did not answer.
@@ -92,13 +92,13 @@ impl<'a> RefusalDetails<'a> {
         if self.verdict == Verdict::Unavailable {
             return "the rate limiter cannot decide at the moment; try again shortly".to_owned();
         }
-        let Some((policy, line)) = self.strictest else {
+        let Some((policy, status)) = self.strictest else {
             return "too many requests".to_owned();
         };
         match self.retry_after_secs() {
             None => {
                 let cost_max = policy.limit().cost_max();
-                let (cost, limit) = (line.cost, policy.in_words());
+                let (cost, limit) = (status.cost, policy.in_words());
                 format!("a request that costs {cost} can never pass: the limit is {limit}, at most {cost_max} at once")
             }
             Some(1) => format!("the limit of {} is reached; try again in 1 second", policy.in_words()),

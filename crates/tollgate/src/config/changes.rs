@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use super::forms::{LimitEntry, Limits, OneOrMany, Secret};
 use super::load::Loaded;
 use super::span::Spanned;
-use super::types::{ApiKeyTable, BanEntry, BanWord, Config, Exempt, MatchTable, PlanSources, PlanTable, RuleTable};
+use super::types::{ApiKeyTable, BanEntry, BanKind, Config, Exempt, MatchTable, PlanSources, PlanTable, RuleTable};
 use crate::identity::KeyDigest;
 
 /// A kind of part of a configuration, as a metrics label.
@@ -191,9 +191,9 @@ impl Changes {
 
     fn bans(&mut self, before: &[Spanned<BanEntry>], after: &[Spanned<BanEntry>]) {
         let word = |ban: &BanEntry| match ban.by {
-            BanWord::Ip => "by ip",
-            BanWord::ApiKey => "by api_key",
-            BanWord::User => "by user",
+            BanKind::Ip => "by ip",
+            BanKind::ApiKey => "by api_key",
+            BanKind::User => "by user",
         };
         let values: HashMap<(&str, &str), &BanEntry> =
             after.iter().map(|ban| ((word(ban), ban.value.reveal()), &**ban)).collect();
@@ -422,7 +422,7 @@ fn window_of(limit: &str) -> &str {
 fn keys(loaded: &Loaded) -> impl Iterator<Item = (KeyDigest, &ApiKeyTable)> {
     let digest = |table: &ApiKeyTable| match (&table.key, &table.sha256) {
         (Some(key), _) => Some(KeyDigest::of(Secret::reveal(key))),
-        (None, Some(digest)) => digest.parse().ok(),
+        (None, Some(digest)) => digest.reveal().parse().ok(),
         (None, None) => None,
     };
     let tables = loaded.config.keys.iter().chain(&loaded.keys_file.keys);

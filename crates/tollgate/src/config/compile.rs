@@ -45,6 +45,7 @@ pub(crate) fn compile(config: Config, source: Arc<Source>, text: &str, loader: &
         return Err(Report::new(&name, findings));
     }
     Ok(Loaded {
+        referenced_files: config.named_files().map(|name| loader.path(name)).collect(),
         rules: RuleSet::new(parts),
         settings,
         findings,

@@ -45,6 +45,14 @@ macro_rules! codes {
             pub const fn severity(self) -> Severity {
                 match self { $(Code::$variant => Severity::$severity,)* }
             }
+
+            /// Returns whether an error with this code holds even if other parts of the file could not be read.
+            pub(crate) fn holds_without_the_rest(self) -> bool {
+                use Code::{DefaultPlanMissing, ExpectationUnmet, PlansMissing, SecretMissing, UnknownPlan};
+                let is_absence =
+                    matches!(self, DefaultPlanMissing | ExpectationUnmet | PlansMissing | SecretMissing | UnknownPlan);
+                self.severity() == Severity::Error && !is_absence
+            }
         }
     };
 }
@@ -151,8 +159,18 @@ impl Finding {
         Finding { span, ..self }
     }
 
+    /// Sets the source of the finding. If it is not a file, the message begins with the name of the value.
     pub(crate) fn of(self, source: &Arc<Source>) -> Finding {
-        Finding { source: Some(source.clone()), ..self }
+        match source.value(self.span) {
+            Some(value) => Finding { message: format!("{value}: {}", self.message), span: Span::default(), ..self },
+            None => Finding { source: Some(source.clone()), ..self },
+        }
+    }
+
+    /// Sets the file of the finding, and moves an empty span to a character of the file.
+    pub(crate) fn located(self, source: &Arc<Source>) -> Finding {
+        let span = source.visible(self.span);
+        self.at(span).of(source)
     }
 
     /// What kind of finding it is.
@@ -186,11 +204,21 @@ impl Finding {
         let (line, column) = source.line_and_column(self.span()?.start);
         Some((source.name(), line, column))
     }
+
+    /// The file, if reports may quote it.
+    fn quoted_source(&self) -> Option<&Source> {
+        self.source.as_deref().filter(|source| source.is_quoted())
+    }
 }
 
+/// The message; and the place, if the file is not quoted because it cannot be parsed.
 impl fmt::Display for Finding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.message)
+        f.write_str(&self.message)?;
+        match (self.quoted_source(), self.place()) {
+            (None, Some((name, line, column))) => write!(f, ", in {name}, line {line}, column {column}"),
+            _ => Ok(()),
+        }
     }
 }
 
@@ -224,12 +252,12 @@ impl Diagnostic for Finding {
     }
 
     fn source_code(&self) -> Option<&dyn SourceCode> {
-        self.source.as_deref().map(|source| source as &dyn SourceCode)
+        self.quoted_source().map(|source| source as &dyn SourceCode)
     }
 
     fn labels(&self) -> Option<Box<dyn Iterator<Item = LabeledSpan> + '_>> {
         let span = self.span()?;
-        self.source.as_ref()?;
+        self.quoted_source()?;
         Some(Box::new(std::iter::once(LabeledSpan::new_with_span(Some(self.label.clone()), span))))
     }
 }
@@ -250,6 +278,11 @@ impl Report {
     /// Everything that was found, in the order of the file.
     pub fn findings(&self) -> &[Finding] {
         &self.findings
+    }
+
+    /// Returns all findings, in the order of the file.
+    pub(crate) fn into_findings(self) -> Vec<Finding> {
+        self.findings
     }
 
     /// How many of the findings are errors.

@@ -1,20 +1,15 @@
-//! The small forms in which values are written: one or many, text or table, true or table, secrets.
+//! The forms in which values may be written: one value or a list, a string or a table, `true` or a table; and secrets.
 
 use std::fmt;
-use std::marker::PhantomData;
 
-use serde::de::value::MapAccessDeserializer;
-use serde::de::{Deserialize, Deserializer, Error, MapAccess, SeqAccess, Visitor};
-
+use super::read::{FromNode, Reader};
 use super::span::Spanned;
+use super::tree::{Node, Value};
 use super::types::{Anonymize, LimitTable};
-
-/// The newtype name by which a [`OneOrMany`] asks to be given a list even if there is a single value.
-pub(crate) const LIST: &str = "$tollgate::List";
 
 /// A list, which may be written as a single value.
 #[derive(Clone, PartialEq, Debug)]
-pub struct OneOrMany<T>(pub Vec<T>);
+pub(crate) struct OneOrMany<T>(pub(crate) Vec<T>);
 
 impl<T> Default for OneOrMany<T> {
     fn default() -> Self {
@@ -30,25 +25,30 @@ impl<T> std::ops::Deref for OneOrMany<T> {
     }
 }
 
-impl<'de, T: Deserialize<'de>> Deserialize<'de> for OneOrMany<T> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_newtype_struct(LIST, ListVisitor(PhantomData))
+impl<T: FromNode> FromNode for OneOrMany<T> {
+    fn from_node(node: &Node, reader: &mut Reader<'_>) -> Option<Self> {
+        let items = match &node.value {
+            Value::List(items) => items,
+            _ => std::slice::from_ref(node),
+        };
+        reader.all(items).map(OneOrMany)
+    }
+
+    fn absent() -> Option<Self> {
+        Some(OneOrMany::default())
     }
 }
 
-/// A list that may be absent, which differs from an empty one: `rules = []` says that there are none. It reads as a slice.
+/// A list that may be absent, which differs from an empty one: `rules = []` states that there are none.
+///
+/// Dereferences to a slice, which is empty if the list is absent.
 #[derive(Clone, PartialEq, Debug)]
-pub struct OptionalList<T>(pub Option<Vec<T>>);
+pub(crate) struct OptionalList<T>(pub(crate) Option<Vec<T>>);
 
 impl<T> OptionalList<T> {
     /// Returns whether the file does not have the list, not even an empty one.
-    pub const fn is_absent(&self) -> bool {
+    pub(crate) const fn is_absent(&self) -> bool {
         self.0.is_none()
-    }
-
-    /// Appends an entry.
-    pub fn push(&mut self, entry: T) {
-        self.0.get_or_insert_default().push(entry);
     }
 }
 
@@ -75,45 +75,33 @@ impl<'l, T> IntoIterator for &'l OptionalList<T> {
     }
 }
 
-impl<'de, T: Deserialize<'de>> Deserialize<'de> for OptionalList<T> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        Vec::deserialize(deserializer).map(|list| OptionalList(Some(list)))
-    }
-}
-
-struct ListVisitor<T>(PhantomData<T>);
-
-impl<'de, T: Deserialize<'de>> Visitor<'de> for ListVisitor<T> {
-    type Value = OneOrMany<T>;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a list")
-    }
-
-    fn visit_newtype_struct<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
-        Vec::deserialize(deserializer).map(OneOrMany)
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Self::Value, A::Error> {
-        let mut list = Vec::with_capacity(items.size_hint().unwrap_or(0).min(1024));
-        while let Some(item) = items.next_element()? {
-            list.push(item);
+/// Entries with errors are left out, so that the others are still checked.
+impl<T: FromNode> FromNode for OptionalList<T> {
+    fn from_node(node: &Node, reader: &mut Reader<'_>) -> Option<Self> {
+        match &node.value {
+            Value::List(items) => {
+                Some(OptionalList(Some(items.iter().filter_map(|item| reader.whole(item)).collect())))
+            }
+            _ => reader.wrong_type(node, "a list"),
         }
-        Ok(OneOrMany(list))
+    }
+
+    fn absent() -> Option<Self> {
+        Some(OptionalList::default())
     }
 }
 
-/// A text that is never printed.
+/// A string that is never printed: its `Debug` is `***`, and no report quotes it.
 #[derive(Clone, PartialEq, Eq, Default)]
 pub struct Secret(String);
 
 impl Secret {
-    /// A secret text.
+    /// Creates a secret.
     pub fn new(text: impl Into<String>) -> Secret {
         Secret(text.into())
     }
 
-    /// The text itself. Not for messages.
+    /// Returns the secret itself. Not for messages.
     pub fn reveal(&self) -> &str {
         &self.0
     }
@@ -125,49 +113,50 @@ impl fmt::Debug for Secret {
     }
 }
 
-impl<'de> Deserialize<'de> for Secret {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        String::deserialize(deserializer).map(Secret)
+impl FromNode for Secret {
+    fn from_node(node: &Node, reader: &mut Reader<'_>) -> Option<Secret> {
+        match &node.value {
+            Value::Text(text) => Some(Secret::new(text)),
+            _ => reader.wrong_type(node, "a string"),
+        }
     }
 }
 
-/// A limit, as a text or as a table.
+/// The URL of a store, or `memory`. Its user and password are secret: reports quote only the rest.
 #[derive(Clone, PartialEq, Debug)]
-pub enum LimitEntry {
+pub(crate) struct StoreUrl(pub(crate) Secret);
+
+impl FromNode for StoreUrl {
+    fn from_node(node: &Node, reader: &mut Reader<'_>) -> Option<StoreUrl> {
+        let secret = Secret::from_node(node, reader)?;
+        reader.show_url(node.span, secret.reveal());
+        Some(StoreUrl(secret))
+    }
+}
+
+/// A limit, as a string or as a table.
+#[derive(Clone, PartialEq, Debug)]
+pub(crate) enum LimitEntry {
     /// `"10/min"`
     Text(String),
     /// `{ name = "burst", limit = "10/s" }` or `{ quota = 10, window = "1min" }`
     Table(Box<LimitTable>),
 }
 
-impl<'de> Deserialize<'de> for LimitEntry {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(LimitVisitor)
-    }
-}
-
-struct LimitVisitor;
-
-impl<'de> Visitor<'de> for LimitVisitor {
-    type Value = LimitEntry;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a limit: a text such as \"10/min\", or a table with quota and window")
-    }
-
-    fn visit_str<E>(self, text: &str) -> Result<LimitEntry, E> {
-        Ok(LimitEntry::Text(text.to_owned()))
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<LimitEntry, A::Error> {
-        let table = LimitTable::deserialize(MapAccessDeserializer::new(map))?;
-        Ok(LimitEntry::Table(Box::new(table)))
+impl FromNode for LimitEntry {
+    fn from_node(node: &Node, reader: &mut Reader<'_>) -> Option<LimitEntry> {
+        reader.show(node);
+        match &node.value {
+            Value::Text(text) => Some(LimitEntry::Text(text.clone())),
+            Value::Table(_) => LimitTable::from_node(node, reader).map(Box::new).map(LimitEntry::Table),
+            _ => reader.wrong_type(node, "a limit: a string such as \"10/min\", or a table with quota and window"),
+        }
     }
 }
 
 /// Where a rule's limits come from.
 #[derive(Clone, PartialEq, Debug)]
-pub enum Limits {
+pub(crate) enum Limits {
     /// `"plan"`: from the caller's plan.
     Plan,
     /// One limit, or a list of them.
@@ -180,22 +169,22 @@ impl Default for Limits {
     }
 }
 
-impl<'de> Deserialize<'de> for Limits {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let list: OneOrMany<Spanned<LimitEntry>> = OneOrMany::deserialize(deserializer)?;
-        Ok(match list.0.as_slice() {
+impl FromNode for Limits {
+    fn from_node(node: &Node, reader: &mut Reader<'_>) -> Option<Limits> {
+        let list: OneOrMany<Spanned<LimitEntry>> = OneOrMany::from_node(node, reader)?;
+        Some(match list.0.as_slice() {
             [only] if matches!(&**only, LimitEntry::Text(text) if text == "plan") => Limits::Plan,
             _ => Limits::Own(list),
         })
     }
 }
 
-/// What a header must be for a rule to match. What it must equal may be a secret, and is never printed.
+/// The condition on a header for a rule to match. The value may be a secret: its `Debug` is `***`, and no report quotes it.
 #[derive(Clone, PartialEq, Eq)]
-pub enum HeaderTest {
-    /// `true`: it is there, whatever it says.
+pub(crate) enum HeaderTest {
+    /// `true`: the header is present, with any value.
     Present,
-    /// It says exactly this.
+    /// The header has exactly this value.
     Equals(String),
 }
 
@@ -208,63 +197,43 @@ impl fmt::Debug for HeaderTest {
     }
 }
 
-impl<'de> Deserialize<'de> for HeaderTest {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(HeaderTestVisitor)
-    }
-}
-
-struct HeaderTestVisitor;
-
-impl Visitor<'_> for HeaderTestVisitor {
-    type Value = HeaderTest;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("true (the header is there) or the text that it must equal")
-    }
-
-    fn visit_bool<E: Error>(self, present: bool) -> Result<HeaderTest, E> {
-        match present {
-            true => Ok(HeaderTest::Present),
-            false => Err(E::invalid_value(serde::de::Unexpected::Bool(false), &self)),
+impl FromNode for HeaderTest {
+    fn from_node(node: &Node, reader: &mut Reader<'_>) -> Option<HeaderTest> {
+        const EXPECTED: &str = "true (the header is present) or the string that it must equal";
+        match &node.value {
+            Value::Bool(true) => {
+                reader.show(node);
+                Some(HeaderTest::Present)
+            }
+            Value::Bool(false) => reader.invalid(node, format!("expected {EXPECTED}, found false")),
+            Value::Text(text) => Some(HeaderTest::Equals(text.clone())),
+            _ => reader.wrong_type(node, EXPECTED),
         }
     }
-
-    fn visit_str<E>(self, text: &str) -> Result<HeaderTest, E> {
-        Ok(HeaderTest::Equals(text.to_owned()))
-    }
 }
 
-/// `anonymize = true`, `false`, or a table that says more.
+/// `anonymize = true`, `false`, or a table with its settings.
 #[derive(Clone, PartialEq, Debug, Default)]
-pub enum AnonymizeEntry {
+pub(crate) enum AnonymizeEntry {
     /// Addresses and keys are stored as they are.
     #[default]
     Off,
-    /// They are not.
+    /// Addresses and keys are stored as pseudonyms.
     On(Box<Anonymize>),
 }
 
-impl<'de> Deserialize<'de> for AnonymizeEntry {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(AnonymizeVisitor)
-    }
-}
-
-struct AnonymizeVisitor;
-
-impl<'de> Visitor<'de> for AnonymizeVisitor {
-    type Value = AnonymizeEntry;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("true, false, or a table with a secret")
+impl FromNode for AnonymizeEntry {
+    fn from_node(node: &Node, reader: &mut Reader<'_>) -> Option<AnonymizeEntry> {
+        reader.show(node);
+        match node.value {
+            Value::Bool(true) => Some(AnonymizeEntry::On(Box::default())),
+            Value::Bool(false) => Some(AnonymizeEntry::Off),
+            Value::Table(_) => Anonymize::from_node(node, reader).map(Box::new).map(AnonymizeEntry::On),
+            _ => reader.wrong_type(node, "true, false, or a table with a secret"),
+        }
     }
 
-    fn visit_bool<E>(self, on: bool) -> Result<AnonymizeEntry, E> {
-        Ok(if on { AnonymizeEntry::On(Box::default()) } else { AnonymizeEntry::Off })
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<AnonymizeEntry, A::Error> {
-        Anonymize::deserialize(MapAccessDeserializer::new(map)).map(|table| AnonymizeEntry::On(Box::new(table)))
+    fn absent() -> Option<AnonymizeEntry> {
+        Some(AnonymizeEntry::Off)
     }
 }

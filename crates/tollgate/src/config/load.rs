@@ -7,20 +7,23 @@ use std::sync::Arc;
 use super::changes::Changes;
 use super::compile::{self, KeysFile, Settings};
 use super::file;
-use super::finding::{Code, Finding, Report, Severity};
-use super::forms::Secret;
-use super::read;
+use super::finding::{Code, Finding, Report};
+use super::forms::{AnonymizeEntry, Secret};
+use super::mask::mask;
+use super::read::{FromNode, Reader};
 use super::source::Source;
+use super::span::Spanned;
 use super::toml;
-use super::tree::Node;
+use super::tree::SyntaxError;
 use super::types::Config;
 #[cfg(feature = "yaml")]
 use super::yaml;
 #[cfg(feature = "redis")]
 use crate::engine::Engine;
+use crate::identity::{Identity, Networks};
 #[cfg(feature = "redis")]
 use crate::limiter::StoreUrlError;
-use crate::rules::RuleSet;
+use crate::rules::{LimitSetId, RuleSet};
 
 /// The language of a file.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -54,17 +57,50 @@ pub struct Loaded {
     /// What is odd about it: warnings and advice, in the order of the file.
     pub findings: Vec<Finding>,
     /// The configuration as it was written.
-    pub config: Config,
+    pub(crate) config: Config,
     /// What differs from the configuration that it was loaded in place of, by [`Loader::reload`].
     pub changes: Changes,
     /// The files that were read, each with its metadata at that time.
     pub files: Vec<(PathBuf, Metadata)>,
+    /// The files that the configuration names: keys and secrets.
+    pub referenced_files: Vec<PathBuf>,
     /// The file's text, which the next one is compared with.
     pub(crate) text: Secret,
     pub(crate) keys_file: KeysFile,
     /// The secrets that were read from files, by the names of these.
     pub(crate) secret_files: Vec<(String, Secret)>,
     pub(crate) source: Arc<Source>,
+}
+
+impl Loaded {
+    /// Returns where the caller's plan comes from, such as `the API key`.
+    ///
+    /// `limit_set` is what [`RuleSet::limit_set`] returned for this caller.
+    pub fn plan_source(&self, identity: &Identity<'_>, limit_set: LimitSetId) -> &'static str {
+        let rules = &self.rules;
+        let is_own = !rules.plans().iter().any(|plan| rules.limit_set_named(plan.name()) == Some(limit_set));
+        if is_own {
+            return "the API key's own limits";
+        }
+        let entry = identity.api_key().and_then(|(digest, _)| rules.key(&digest));
+        if entry.is_some_and(|entry| entry.plan().is_some()) {
+            return "the API key";
+        }
+        let sources = &self.config.plan_sources;
+        let holds = |networks: &[Spanned<String>]| {
+            let networks = Networks::parse(networks.iter().map(|text| text.as_str()));
+            networks.is_ok_and(|networks| networks.contains(identity.address()))
+        };
+        if sources.addresses.iter().any(|entry| holds(&entry.networks)) {
+            return "the address";
+        }
+        let header = sources.header.as_ref().and_then(|name| name.parse::<http::HeaderName>().ok());
+        let value = header.and_then(|name| identity.trusted_header(&name));
+        if value.and_then(|plan| rules.limit_set_named(std::str::from_utf8(plan).ok()?)).is_some() {
+            return "the trusted proxy's header";
+        }
+        "the token's claim"
+    }
 }
 
 #[cfg(feature = "redis")]
@@ -185,22 +221,38 @@ impl Loader {
         Loader { is_reload: true, ..self.clone() }.load(path)?.replacing(running)
     }
 
+    /// Returns the files that a configuration file names: keys and secrets. Relative names are relative to the file.
+    ///
+    /// The configuration need not be valid otherwise. Returns an empty list if it cannot be read.
+    pub fn referenced_files(&self, path: impl AsRef<Path>) -> Vec<PathBuf> {
+        let path = path.as_ref();
+        let Ok((text, format, _)) = self.read_file(path) else { return Vec::new() };
+        let directory = path.parent().unwrap_or(Path::new(""));
+        let (config, ..) = read::<Config>("", &text, format);
+        config.iter().flat_map(Config::named_files).map(|name| directory.join(name)).collect()
+    }
+
     /// Checks and compiles a text, which reports call `name`.
     ///
     /// # Errors
-    /// When it cannot be used. The report has everything that was found, each with its place.
+    /// If it cannot be used. The report has all findings, each with its place.
     pub fn load_text(&self, name: &str, text: &str, format: Format) -> Result<Loaded, Report> {
-        let (root, source) = parse(name, text, format).map_err(|findings| Report::new(name, findings))?;
-        let config: Config = read_tree(&root, &source).map_err(|finding| Report::new(name, vec![*finding]))?;
-        compile::compile(config, source, text, self)
+        let (config, source, mut errors) = read::<Config>(name, text, format);
+        let Some(config) = config else { return Err(Report::new(name, errors)) };
+        let compiled = compile::compile(config, source, text, self);
+        if errors.is_empty() {
+            return compiled;
+        }
+        // The values that were read are checked too, so that one attempt reports all errors.
+        let others = compiled.map_or_else(Report::into_findings, |loaded| loaded.findings);
+        errors.extend(others.into_iter().filter(|finding| finding.code().holds_without_the_rest()));
+        errors.sort_by_key(|finding| finding.span().unwrap_or_default());
+        Err(Report::new(name, errors))
     }
 
-    /// Compiles a configuration that was made in code.
-    ///
-    /// # Errors
-    /// When it cannot be used.
-    pub fn compile(&self, config: Config) -> Result<Loaded, Report> {
-        compile::compile(config, Arc::new(Source::unwritten("the configuration")), "", self)
+    /// Compiles a configuration that was built in code. The spans of its values are indices in `values`, their names.
+    pub(crate) fn compile(&self, config: Config, values: Vec<String>) -> Result<Loaded, Report> {
+        compile::compile(config, Arc::new(Source::of_values("the rules", values)), "", self)
     }
 
     /// The store from outside the file.
@@ -247,24 +299,22 @@ impl Loader {
 }
 
 impl Config {
+    /// Returns the names of the files that this configuration refers to.
+    pub(crate) fn named_files(&self) -> impl Iterator<Item = &str> {
+        let jwt = self.jwt.as_ref().and_then(|jwt| jwt.key_file.as_ref());
+        let secret = match &*self.anonymize {
+            AnonymizeEntry::On(anonymize) => anonymize.secret_file.as_ref(),
+            AnonymizeEntry::Off => None,
+        };
+        self.keys_file.iter().chain(jwt).chain(secret).map(|name| name.as_str())
+    }
+
     /// Reads, checks and compiles a file: TOML or YAML by its name.
     ///
     /// # Errors
     /// When it cannot be read or used. The report has everything that was found, each with its place.
     pub fn load(path: impl AsRef<Path>) -> Result<Loaded, Report> {
         Loader::new().load(path)
-    }
-
-    /// Reads a file as it is written: its language and its fields are right, what it says is not checked.
-    ///
-    /// # Errors
-    /// When it cannot be read.
-    pub fn read(path: impl AsRef<Path>) -> Result<Config, Report> {
-        let path = path.as_ref();
-        let name = path.display().to_string();
-        let (text, format, _) = Loader::new().read_file(path).map_err(|finding| Report::new(&name, vec![*finding]))?;
-        let (root, source) = parse(&name, &text, format).map_err(|findings| Report::new(&name, findings))?;
-        read_tree(&root, &source).map_err(|finding| Report::new(&name, vec![*finding]))
     }
 
     /// Checks and compiles a text.
@@ -276,45 +326,35 @@ impl Config {
     }
 }
 
-/// The tree of a text, and the source for reports about it.
-pub(crate) fn parse(name: &str, text: &str, format: Format) -> Result<(Node, Arc<Source>), Vec<Finding>> {
+/// Parses a text and reads a value from it, with all errors in the order of the file.
+///
+/// The value is absent if the text cannot be parsed, or not even a part of the value can be read.
+pub(crate) fn read<T: FromNode>(name: &str, text: &str, format: Format) -> (Option<T>, Arc<Source>, Vec<Finding>) {
     let parsed = match format {
         Format::Toml => toml::parse(text),
         #[cfg(feature = "yaml")]
         Format::Yaml => yaml::parse(text),
         #[cfg(not(feature = "yaml"))]
         Format::Yaml => {
-            let finding = Finding::new(Code::UnknownFormat, format!("{name}: this program reads no YAML"));
-            return Err(vec![finding.help("write it as TOML, or build with the feature `yaml`")]);
+            let finding = Finding::new(Code::UnknownFormat, format!("{name}: this program is built without YAML"));
+            let finding = finding.help("write it as TOML, or build with the feature `yaml`");
+            return (None, Arc::new(Source::unquoted(name, text)), vec![finding]);
         }
     };
-    match parsed {
+    let (value, source, mut errors) = match parsed {
         Ok(root) => {
-            let source = Arc::new(Source::of_tree(name, text, &root));
-            Ok((root, source))
+            let mut reader = Reader::new(text);
+            let value = T::from_node(&root, &mut reader);
+            let (errors, shown) = reader.finish();
+            (value, Source::masked(name, text, mask(text, &root, &shown)), errors)
         }
         Err(errors) => {
-            let source = Arc::new(Source::of_broken(name, text));
-            let finding = |error: super::tree::SyntaxError| {
-                Finding::new(Code::Syntax, error.message).at(source.visible(error.span)).of(&source)
-            };
-            Err(errors.into_iter().map(finding).collect())
+            let finding = |error: SyntaxError| Finding::new(Code::Syntax, error.message).at(error.span);
+            (None, Source::unquoted(name, text), errors.into_iter().map(finding).collect())
         }
-    }
-}
-
-/// A typed value from a tree, or the finding that says why not.
-pub(crate) fn read_tree<'n, T: serde::Deserialize<'n>>(
-    root: &'n Node,
-    source: &Arc<Source>,
-) -> Result<T, Box<Finding>> {
-    read::read(root).map_err(|error| {
-        let span = source.visible(error.span.unwrap_or(root.span));
-        let finding = Finding::new(error.code, error.message).at(span).of(source);
-        debug_assert_eq!(finding.severity(), Severity::Error);
-        Box::new(match error.help {
-            Some(help) => finding.help(help),
-            None => finding,
-        })
-    })
+    };
+    let source = Arc::new(source);
+    errors = errors.into_iter().map(|finding| finding.located(&source)).collect();
+    errors.sort_by_key(|finding| finding.span().unwrap_or_default());
+    (value, source, errors)
 }

@@ -1,342 +1,333 @@
-//! From a tree of values to typed configuration, by serde, with the place of whatever is wrong.
+//! Reads typed values from a tree, and collects every error on the way.
 //!
-//! The first error ends the reading; it takes the place of the innermost value that was being read. A field that is
-//! not known is shown with the nearest one that is. Messages name kinds ("a text"), never values:
-//! a value may be a secret.
+//! A type that implements [`FromNode`] reads itself from a node. A value that cannot be read is noted, and reading
+//! continues with the next one, so that one attempt reports all errors of a file. Messages name types ("a string"), never
+//! values: a value may be a secret.
+//!
+//! The reader also collects what reports may quote: the names of known fields, and the values of fields that hold no
+//! secret. Everything else stays masked (see [`mask`](super::mask)): secrets, unknown fields with their values, comments.
 
-use std::fmt;
+use std::collections::BTreeMap;
 
-use serde::de::value::U64Deserializer;
-use serde::de::{
-    self, Deserialize, DeserializeSeed, Deserializer, EnumAccess, Expected, IntoDeserializer, MapAccess, SeqAccess,
-    Unexpected, VariantAccess, Visitor,
-};
-use serde::forward_to_deserialize_any;
-
-use super::finding::Code;
-use super::forms::LIST;
-use super::mask::may_tell_field;
-use super::span::{SPANNED, Span};
+use super::finding::{Code, Finding};
+use super::span::{Span, Spanned};
 use super::tree::{Entry, Node, Value};
 use crate::identity::suggest::nearest;
 
-/// Reads a `T` from a tree.
-pub(crate) fn read<'de, T: Deserialize<'de>>(root: &'de Node) -> Result<T, ReadError> {
-    T::deserialize(Reader(root))
+/// A type that can be read from a node of a tree.
+pub(crate) trait FromNode: Sized {
+    /// Reads the value. Returns `None` if it cannot be read, after noting why.
+    fn from_node(node: &Node, reader: &mut Reader<'_>) -> Option<Self>;
+
+    /// Returns the value of a field that is absent from its table, or `None` if the field is required.
+    fn absent() -> Option<Self> {
+        None
+    }
 }
 
-/// What could not be read, and where.
-#[derive(Clone, Debug)]
-pub(crate) struct ReadError {
-    pub(crate) code: Code,
-    pub(crate) message: String,
-    pub(crate) help: Option<String>,
-    pub(crate) span: Option<Span>,
+/// A type whose values are written as one of a few names.
+pub(crate) trait Named: Clone + 'static {
+    /// The names, each with its value.
+    const NAMES: &'static [(&'static str, Self)];
+
+    /// Returns the value of an absent field, or `None` if the field is required.
+    fn absent() -> Option<Self> {
+        None
+    }
+
+    /// Returns the names, separated by commas.
+    fn names() -> String {
+        Self::NAMES.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", ")
+    }
 }
 
-impl ReadError {
-    fn new(code: Code, message: String) -> ReadError {
-        ReadError { code, message, help: None, span: None }
+/// The errors found so far in a file, and what reports may quote of it.
+pub(crate) struct Reader<'t> {
+    text: &'t str,
+    errors: Vec<Finding>,
+    shown: Vec<Span>,
+}
+
+/// A table that is being read.
+pub(crate) struct Fields<'n> {
+    entries: &'n [Entry],
+    span: Span,
+    /// The known fields that unknown ones resemble. They are not reported as missing.
+    misspelt: Vec<&'static str>,
+}
+
+impl<'t> Reader<'t> {
+    /// Creates a reader for a tree that was parsed from `text`.
+    pub(crate) fn new(text: &'t str) -> Reader<'t> {
+        Reader { text, errors: Vec::new(), shown: Vec::new() }
     }
 
-    /// The innermost place is told first and stays.
-    fn at(mut self, span: Span) -> ReadError {
-        self.span.get_or_insert(span);
-        self
+    /// Returns the errors, and the places that reports may quote.
+    pub(crate) fn finish(self) -> (Vec<Finding>, Vec<Span>) {
+        (self.errors, self.shown)
     }
 
-    fn suggest(mut self, found: &str, known: &[&str]) -> ReadError {
-        self.help = Some(match nearest(found, known.iter().copied()) {
-            Some(name) => format!("did you mean `{name}`?"),
-            None => format!("accepted here: {}", known.join(", ")),
+    /// Notes that a node has another type than expected. Returns `None`, for the caller to return.
+    pub(crate) fn wrong_type<T>(&mut self, node: &Node, expected: &str) -> Option<T> {
+        let message = format!("expected {expected}, found {}", node.value.kind());
+        let finding = Finding::new(Code::WrongType, message).at(node.span);
+        let is_unquoted = matches!(node.value, Value::Int(_) | Value::Float | Value::Bool(_));
+        self.errors.push(match is_unquoted && expected.contains("string") {
+            true => finding.help("put it in quotes"),
+            false => finding,
         });
-        self
-    }
-}
-
-impl fmt::Display for ReadError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.message)
-    }
-}
-
-impl std::error::Error for ReadError {}
-
-impl de::Error for ReadError {
-    fn custom<T: fmt::Display>(message: T) -> Self {
-        ReadError::new(Code::InvalidValue, message.to_string())
+        None
     }
 
-    fn invalid_type(found: Unexpected<'_>, expected: &dyn Expected) -> Self {
-        let expected = expected.to_string().replace("a string", "a text");
-        let mut error = ReadError::new(Code::WrongType, format!("expected {expected}, found {}", kind(&found)));
-        if expected.contains("text")
-            && matches!(found, Unexpected::Signed(_) | Unexpected::Float(_) | Unexpected::Bool(_))
-        {
-            error.help = Some("put it in quotes".to_owned());
-        }
-        error
+    /// Notes that a node has the right type and a value that is not accepted. Returns `None`, for the caller to return.
+    pub(crate) fn invalid<T>(&mut self, node: &Node, message: String) -> Option<T> {
+        self.errors.push(Finding::new(Code::InvalidValue, message).at(node.span));
+        None
     }
 
-    fn invalid_value(found: Unexpected<'_>, expected: &dyn Expected) -> Self {
-        let found = match found {
-            // Only where a number is expected is a number out of range, and no number is a secret there.
-            Unexpected::Unsigned(number) => number.to_string(),
-            Unexpected::Signed(number) => number.to_string(),
-            other => kind(&other).to_owned(),
-        };
-        ReadError::new(Code::InvalidValue, format!("expected {expected}, found {found}"))
-    }
-
-    fn unknown_field(field: &str, known: &'static [&'static str]) -> Self {
-        let message = match may_tell_field(field, known) {
-            true => format!("unknown field `{field}`"),
-            false => "unknown field, which may be a secret".to_owned(),
-        };
-        ReadError::new(Code::UnknownField, message).suggest(field, known)
-    }
-
-    fn unknown_variant(variant: &str, known: &'static [&'static str]) -> Self {
-        let message = format!("expected one of {}", known.join(", "));
-        let mut error = ReadError::new(Code::InvalidValue, message);
-        error.help = nearest(variant, known.iter().copied()).map(|name| format!("did you mean `{name}`?"));
-        error
-    }
-
-    fn missing_field(field: &'static str) -> Self {
-        let mut error = ReadError::new(Code::MissingField, format!("missing field `{field}`"));
-        error.help = Some(format!("add `{field}` to this table"));
-        error
-    }
-}
-
-fn kind(found: &Unexpected<'_>) -> &'static str {
-    match found {
-        Unexpected::Bool(_) => "true or false",
-        Unexpected::Unsigned(_) | Unexpected::Signed(_) | Unexpected::Float(_) => "a number",
-        Unexpected::Str(_) => "a text",
-        Unexpected::Seq => "a list",
-        Unexpected::Map => "a table",
-        Unexpected::Unit | Unexpected::Option => "nothing",
-        _ => "something else",
-    }
-}
-
-#[derive(Clone, Copy)]
-struct Reader<'de>(&'de Node);
-
-impl<'de> Reader<'de> {
-    fn visit<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, ReadError> {
-        match &self.0.value {
-            Value::Null => visitor.visit_unit(),
-            Value::Bool(value) => visitor.visit_bool(*value),
-            Value::Int(value) => visitor.visit_i64(*value),
-            Value::Float(value) => visitor.visit_f64(*value),
-            Value::Text(value) => visitor.visit_borrowed_str(value),
-            Value::List(items) => visitor.visit_seq(Items(items.iter())),
-            Value::Table(entries) => visitor.visit_map(Entries { entries: entries.iter(), current: None }),
-        }
-    }
-}
-
-impl<'de> Reader<'de> {
-    fn visit_as_list<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, ReadError> {
-        match &self.0.value {
-            Value::List(items) => visitor.visit_seq(Items(items.iter())),
-            _ => visitor.visit_seq(Items(std::slice::from_ref(self.0).iter())),
-        }
-    }
-}
-
-impl<'de> Deserializer<'de> for Reader<'de> {
-    type Error = ReadError;
-
-    fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, ReadError> {
-        self.visit(visitor).map_err(|error| error.at(self.0.span))
-    }
-
-    fn deserialize_option<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, ReadError> {
-        match self.0.value {
-            Value::Null => visitor.visit_none(),
-            _ => visitor.visit_some(self),
+    /// Lets reports quote a value, if it is not a list or a table.
+    pub(crate) fn show(&mut self, node: &Node) {
+        match &node.value {
+            Value::List(_) | Value::Table(_) => {}
+            Value::Text(text) => self.show_text(node.span, text),
+            Value::Null | Value::Bool(_) | Value::Int(_) | Value::Float => self.shown.push(node.span),
         }
     }
 
-    fn deserialize_newtype_struct<V: Visitor<'de>>(
-        self,
-        name: &'static str,
-        visitor: V,
-    ) -> Result<V::Value, ReadError> {
-        match name {
-            SPANNED => visitor.visit_seq(PlaceAndValue { node: self.0, next: 0 }),
-            LIST => self.visit_as_list(visitor),
-            _ => visitor.visit_newtype_struct(self),
+    /// Lets reports quote a text, except a user and a password in it, as in `redis://user:password@host`.
+    fn show_text(&mut self, span: Span, text: &str) {
+        match text.rsplit_once('@') {
+            Some((before, _)) if before.contains(':') => self.show_host(span),
+            _ => self.shown.push(span),
         }
     }
 
-    fn deserialize_enum<V: Visitor<'de>>(
-        self,
-        _name: &'static str,
-        variants: &'static [&'static str],
-        visitor: V,
-    ) -> Result<V::Value, ReadError> {
-        let result = match &self.0.value {
-            Value::Text(name) => visitor.visit_enum(Word(name)),
-            other => {
-                let message = format!("expected one of {}, found {}", variants.join(", "), other.kind());
-                Err(ReadError::new(Code::WrongType, message))
+    /// Lets reports quote a store's URL, except everything before its last `@` other than the scheme.
+    pub(crate) fn show_url(&mut self, span: Span, url: &str) {
+        if url.contains('@') { self.show_host(span) } else { self.shown.push(span) }
+    }
+
+    /// Lets reports quote the scheme, and the host with what follows it.
+    fn show_host(&mut self, span: Span) {
+        let written = self.text.get(span.start..span.end).unwrap_or_default();
+        // Without an `@` it is written with escapes: nothing is shown.
+        let Some(at) = written.rfind('@') else { return };
+        let is_scheme_byte = |byte: u8| byte.is_ascii_alphanumeric() || b"+-.\"'".contains(&byte);
+        if let Some(scheme) = written[..at].find("://").filter(|end| written[..*end].bytes().all(is_scheme_byte)) {
+            self.shown.push(Span::new(span.start, span.start + scheme + "://".len()));
+        }
+        self.shown.push(Span::new(span.start + at, span.end));
+    }
+
+    /// Starts to read a table. Notes its unknown fields, and returns `None` if the node is not a table.
+    ///
+    /// The name of an unknown field is quoted only if it resembles a known one, and its value never: a secret may stand in
+    /// either place.
+    pub(crate) fn table<'n>(&mut self, node: &'n Node, known: &[&'static str]) -> Option<Fields<'n>> {
+        let Value::Table(entries) = &node.value else { return self.wrong_type(node, "a table") };
+        let written = self.text.get(node.span.start..node.span.end).unwrap_or_default();
+        if written.starts_with('[') {
+            // The header of a table in TOML, whose names were all known.
+            self.show_text(node.span, written);
+        }
+        let mut misspelt = Vec::new();
+        for Entry { key, key_span, .. } in entries {
+            if known.contains(&key.as_str()) {
+                self.shown.push(*key_span);
+                continue;
             }
-        };
-        result.map_err(|error| error.at(self.0.span))
+            let finding = match nearest(key, known.iter().copied()) {
+                Some(meant) => {
+                    self.shown.push(*key_span);
+                    misspelt.push(meant);
+                    Finding::new(Code::UnknownField, format!("unknown field `{key}`"))
+                        .help(format!("did you mean `{meant}`?"))
+                }
+                None => Finding::new(Code::UnknownField, "unknown field")
+                    .help(format!("accepted here: {}", known.join(", "))),
+            };
+            self.errors.push(finding.at(*key_span));
+        }
+        Some(Fields { entries, span: node.span, misspelt })
     }
 
-    forward_to_deserialize_any! {
-        bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf
-        unit unit_struct seq tuple tuple_struct map struct identifier ignored_any
-    }
-}
-
-struct Items<'de>(std::slice::Iter<'de, Node>);
-
-impl<'de> SeqAccess<'de> for Items<'de> {
-    type Error = ReadError;
-
-    fn next_element_seed<T: DeserializeSeed<'de>>(&mut self, seed: T) -> Result<Option<T::Value>, ReadError> {
-        self.0.next().map(|node| seed.deserialize(Reader(node))).transpose()
-    }
-
-    fn size_hint(&self) -> Option<usize> {
-        Some(self.0.len())
-    }
-}
-
-struct Entries<'de> {
-    entries: std::slice::Iter<'de, Entry>,
-    current: Option<&'de Entry>,
-}
-
-impl<'de> MapAccess<'de> for Entries<'de> {
-    type Error = ReadError;
-
-    fn next_key_seed<K: DeserializeSeed<'de>>(&mut self, seed: K) -> Result<Option<K::Value>, ReadError> {
-        self.current = self.entries.next();
-        let Some(entry) = self.current else { return Ok(None) };
-        seed.deserialize(FieldName(entry)).map(Some).map_err(|error| error.at(entry.key_span))
-    }
-
-    fn next_value_seed<V: DeserializeSeed<'de>>(&mut self, seed: V) -> Result<V::Value, ReadError> {
-        let entry = self.current.take().expect("serde asks for a value after its key");
-        seed.deserialize(Reader(&entry.node))
-    }
-}
-
-/// A key is a text with a place too.
-struct FieldName<'de>(&'de Entry);
-
-impl<'de> Deserializer<'de> for FieldName<'de> {
-    type Error = ReadError;
-
-    fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, ReadError> {
-        visitor.visit_borrowed_str(&self.0.key)
-    }
-
-    fn deserialize_newtype_struct<V: Visitor<'de>>(
-        self,
+    /// Reads a field of a table. A field that is absent or cannot be read has the value `absent`; `None` if it is required.
+    pub(crate) fn field<T: FromNode>(
+        &mut self,
+        fields: &Fields<'_>,
         name: &'static str,
-        visitor: V,
-    ) -> Result<V::Value, ReadError> {
-        match name {
-            SPANNED => visitor.visit_seq(PlaceAndName { entry: self.0, next: 0 }),
-            _ => visitor.visit_newtype_struct(self),
+        absent: Option<T>,
+    ) -> Option<T> {
+        if let Some(entry) = fields.entries.iter().find(|entry| entry.key == name) {
+            return T::from_node(&entry.node, self).or(absent);
+        }
+        if absent.is_none() && !fields.misspelt.contains(&name) {
+            let finding = Finding::new(Code::MissingField, format!("missing field `{name}`"));
+            self.errors.push(finding.help(format!("add `{name}` to this table")).at(fields.span));
+        }
+        absent
+    }
+
+    /// Reads a value. Returns `None` if any part of it has an error.
+    pub(crate) fn whole<T: FromNode>(&mut self, node: &Node) -> Option<T> {
+        let before = self.errors.len();
+        let value = T::from_node(node, self);
+        value.filter(|_| self.errors.len() == before)
+    }
+
+    /// Reads all values of a list. Returns `None` if any of them has an error.
+    pub(crate) fn all<T: FromNode>(&mut self, nodes: &[Node]) -> Option<Vec<T>> {
+        let values: Vec<Option<T>> = nodes.iter().map(|node| self.whole(node)).collect();
+        values.into_iter().collect()
+    }
+}
+
+impl FromNode for bool {
+    fn from_node(node: &Node, reader: &mut Reader<'_>) -> Option<bool> {
+        reader.show(node);
+        match node.value {
+            Value::Bool(value) => Some(value),
+            _ => reader.wrong_type(node, "true or false"),
         }
     }
 
-    forward_to_deserialize_any! {
-        bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf option
-        unit unit_struct seq tuple tuple_struct map struct enum identifier ignored_any
+    fn absent() -> Option<bool> {
+        Some(false)
     }
 }
 
-/// Start, end, value: what a [`Spanned`](super::span::Spanned) is told.
-struct PlaceAndValue<'de> {
-    node: &'de Node,
-    next: u8,
-}
-
-impl<'de> SeqAccess<'de> for PlaceAndValue<'de> {
-    type Error = ReadError;
-
-    fn next_element_seed<T: DeserializeSeed<'de>>(&mut self, seed: T) -> Result<Option<T::Value>, ReadError> {
-        self.next += 1;
-        match self.next {
-            1 | 2 => seed.deserialize(edge(self.node.span, self.next)).map(Some),
-            _ => seed.deserialize(Reader(self.node)).map(Some),
+impl FromNode for String {
+    fn from_node(node: &Node, reader: &mut Reader<'_>) -> Option<String> {
+        reader.show(node);
+        match &node.value {
+            Value::Text(text) => Some(text.clone()),
+            _ => reader.wrong_type(node, "a string"),
         }
     }
 }
 
-/// The same for the key of a table.
-struct PlaceAndName<'de> {
-    entry: &'de Entry,
-    next: u8,
+macro_rules! whole_numbers {
+    ($($type:ident)*) => {$(
+        impl FromNode for $type {
+            fn from_node(node: &Node, reader: &mut Reader<'_>) -> Option<$type> {
+                reader.show(node);
+                let Value::Int(number) = node.value else { return reader.wrong_type(node, "a whole number") };
+                $type::try_from(number).ok().or_else(|| {
+                    let max = $type::MAX;
+                    reader.invalid(node, format!("expected a whole number from 0 to {max}, found {number}"))
+                })
+            }
+        }
+    )*};
 }
 
-impl<'de> SeqAccess<'de> for PlaceAndName<'de> {
-    type Error = ReadError;
+whole_numbers! { u8 u32 u64 }
 
-    fn next_element_seed<T: DeserializeSeed<'de>>(&mut self, seed: T) -> Result<Option<T::Value>, ReadError> {
-        self.next += 1;
-        match self.next {
-            1 | 2 => seed.deserialize(edge(self.entry.key_span, self.next)).map(Some),
-            _ => seed.deserialize(FieldName(self.entry)).map(Some),
+impl<T: Named> FromNode for T {
+    fn from_node(node: &Node, reader: &mut Reader<'_>) -> Option<T> {
+        reader.show(node);
+        let expected = format!("one of {}", T::names());
+        let Value::Text(text) = &node.value else { return reader.wrong_type(node, &expected) };
+        let found = T::NAMES.iter().find(|(name, _)| name == text);
+        found.map(|(_, value)| value.clone()).or_else(|| {
+            let finding = Finding::new(Code::InvalidValue, format!("expected {expected}")).at(node.span);
+            let meant = nearest(text, T::NAMES.iter().map(|(name, _)| *name));
+            reader.errors.push(match meant {
+                Some(name) => finding.help(format!("did you mean `{name}`?")),
+                None => finding,
+            });
+            None
+        })
+    }
+
+    fn absent() -> Option<T> {
+        <T as Named>::absent()
+    }
+}
+
+impl<T: FromNode> FromNode for Option<T> {
+    fn from_node(node: &Node, reader: &mut Reader<'_>) -> Option<Option<T>> {
+        match node.value {
+            Value::Null => Some(None),
+            _ => T::from_node(node, reader).map(Some),
         }
     }
-}
 
-fn edge(span: Span, which: u8) -> U64Deserializer<ReadError> {
-    let at = if which == 1 { span.start } else { span.end };
-    (at as u64).into_deserializer()
-}
-
-/// An enum written as one word.
-struct Word<'de>(&'de str);
-
-impl<'de> EnumAccess<'de> for Word<'de> {
-    type Error = ReadError;
-    type Variant = Self;
-
-    fn variant_seed<V: DeserializeSeed<'de>>(self, seed: V) -> Result<(V::Value, Self), ReadError> {
-        let name = de::value::BorrowedStrDeserializer::new(self.0);
-        seed.deserialize(name).map(|variant| (variant, self))
+    fn absent() -> Option<Option<T>> {
+        Some(None)
     }
 }
 
-impl<'de> VariantAccess<'de> for Word<'de> {
-    type Error = ReadError;
-
-    fn unit_variant(self) -> Result<(), ReadError> {
-        Ok(())
+impl<T: FromNode> FromNode for Vec<T> {
+    fn from_node(node: &Node, reader: &mut Reader<'_>) -> Option<Vec<T>> {
+        match &node.value {
+            Value::List(items) => reader.all(items),
+            _ => reader.wrong_type(node, "a list"),
+        }
     }
 
-    fn newtype_variant_seed<T: DeserializeSeed<'de>>(self, _seed: T) -> Result<T::Value, ReadError> {
-        Err(self.no_content())
-    }
-
-    fn tuple_variant<V: Visitor<'de>>(self, _len: usize, _visitor: V) -> Result<V::Value, ReadError> {
-        Err(self.no_content())
-    }
-
-    fn struct_variant<V: Visitor<'de>>(
-        self,
-        _fields: &'static [&'static str],
-        _visitor: V,
-    ) -> Result<V::Value, ReadError> {
-        Err(self.no_content())
+    fn absent() -> Option<Vec<T>> {
+        Some(Vec::new())
     }
 }
 
-impl Word<'_> {
-    fn no_content(&self) -> ReadError {
-        ReadError::new(Code::WrongType, "expected a word".to_owned())
+/// Entries with errors are left out.
+impl<T: FromNode> FromNode for BTreeMap<Spanned<String>, T> {
+    fn from_node(node: &Node, reader: &mut Reader<'_>) -> Option<Self> {
+        let Value::Table(entries) = &node.value else { return reader.wrong_type(node, "a table") };
+        let mut map = BTreeMap::new();
+        for Entry { key, key_span, node } in entries {
+            reader.show_text(*key_span, key);
+            if let Some(value) = reader.whole(node) {
+                map.insert(Spanned::new(key.clone(), *key_span), value);
+            }
+        }
+        Some(map)
+    }
+
+    fn absent() -> Option<Self> {
+        Some(BTreeMap::new())
     }
 }
+
+impl<T: FromNode> FromNode for Spanned<T> {
+    fn from_node(node: &Node, reader: &mut Reader<'_>) -> Option<Spanned<T>> {
+        T::from_node(node, reader).map(|value| Spanned::new(value, node.span))
+    }
+
+    fn absent() -> Option<Spanned<T>> {
+        T::absent().map(Spanned::from)
+    }
+}
+
+/// Implements [`FromNode`] for tables, given the names of their fields.
+///
+/// A field is required if it is marked so or its type has no value for an absent field. A table may be absent if none of its
+/// fields is required.
+macro_rules! tables {
+    (@name $field:ident) => { stringify!($field) };
+    (@name $field:ident $name:literal) => { $name };
+    (@absent) => { $crate::config::read::FromNode::absent() };
+    (@absent required) => { None };
+    ($($table:ident { $($field:ident $(as $name:literal)? $(: $required:ident)?),* $(,)? })*) => {$(
+        impl $crate::config::read::FromNode for $table {
+            fn from_node(
+                node: &$crate::config::tree::Node,
+                reader: &mut $crate::config::read::Reader<'_>,
+            ) -> Option<$table> {
+                use $crate::config::read::tables;
+                let fields = reader.table(node, &[$(tables!(@name $field $($name)?)),*])?;
+                $(let $field = reader.field(&fields, tables!(@name $field $($name)?), tables!(@absent $($required)?));)*
+                // Every field was read, with its errors, before a missing one ends the reading of the table.
+                Some($table { $($field: $field?),* })
+            }
+
+            fn absent() -> Option<$table> {
+                use $crate::config::read::tables;
+                Some($table { $($field: tables!(@absent $($required)?)?),* })
+            }
+        }
+    )*};
+}
+
+pub(crate) use tables;

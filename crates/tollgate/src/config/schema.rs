@@ -1,23 +1,28 @@
-//! The configuration as a JSON schema, for editors that complete and check while one writes.
+//! The JSON schema of a configuration file, for editors that complete and check it.
 //!
-//! Most of it follows from the types. Here is what the forms of `forms.rs` accept, of which a type knows only one half.
+//! Most of it is derived from the tables. Here are the forms of `forms.rs` and the types with names.
 
 use std::borrow::Cow;
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 
-use super::forms::{AnonymizeEntry, HeaderTest, LimitEntry, Limits, OneOrMany, OptionalList, Secret};
+use super::forms::{AnonymizeEntry, HeaderTest, LimitEntry, Limits, OneOrMany, OptionalList, Secret, StoreUrl};
+use super::read::Named;
 use super::span::Spanned;
-use super::types::{Anonymize, Config, LimitTable};
+use super::types::{Anonymize, BanKind, Config, JwtAlgorithm, LimitTable, RuleStore};
+use crate::answer::{BodyFormat, Style};
+use crate::failure::OnFailure;
+use crate::identity::{ApiKeys, Rotate};
+use crate::rules::{Charge, Mode};
 
 impl Config {
-    /// The JSON schema of a configuration file, for editors.
+    /// Returns the JSON schema of a configuration file, for editors.
     pub fn schema() -> Schema {
         schemars::schema_for!(Config)
     }
 }
 
-/// In a schema there are no places.
+/// A schema has no places.
 impl<T: JsonSchema> JsonSchema for Spanned<T> {
     fn inline_schema() -> bool {
         T::inline_schema()
@@ -79,6 +84,20 @@ impl JsonSchema for Secret {
     }
 }
 
+impl JsonSchema for StoreUrl {
+    fn schema_name() -> Cow<'static, str> {
+        "StoreUrl".into()
+    }
+
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+        Secret::json_schema(generator)
+    }
+}
+
 impl JsonSchema for LimitEntry {
     fn schema_name() -> Cow<'static, str> {
         "Limit".into()
@@ -124,3 +143,30 @@ impl JsonSchema for AnonymizeEntry {
         json_schema!({ "anyOf": [{ "type": "boolean" }, table] })
     }
 }
+
+/// Returns the schema of a type with names.
+fn named<T: Named>() -> Schema {
+    let names: Vec<&str> = T::NAMES.iter().map(|(name, _)| *name).collect();
+    json_schema!({ "type": "string", "enum": names })
+}
+
+/// Returns the schema of an algorithm, whose type is in another crate.
+pub(super) fn algorithm(_: &mut SchemaGenerator) -> Schema {
+    named::<tollgate_core::Algorithm>()
+}
+
+macro_rules! named_schemas {
+    ($($type:ident)*) => {$(
+        impl JsonSchema for $type {
+            fn schema_name() -> Cow<'static, str> {
+                stringify!($type).into()
+            }
+
+            fn json_schema(_: &mut SchemaGenerator) -> Schema {
+                named::<$type>()
+            }
+        }
+    )*};
+}
+
+named_schemas! { OnFailure Style ApiKeys Rotate Mode Charge BodyFormat RuleStore JwtAlgorithm BanKind }

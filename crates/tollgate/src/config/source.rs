@@ -1,66 +1,81 @@
-//! A file as reports may show it: the text with every secret masked, byte for byte, so that places stay true.
+//! A file as reports quote it, or the names of values that were set in code.
 
 use std::fmt;
 
 use miette::{MietteError, MietteSpanContents, SourceCode, SourceSpan, SpanContents};
 
-use super::mask;
+use super::forms::Secret;
 use super::span::Span;
-use super::tree::Node;
 
-/// A file's name and its masked text.
+/// The name of a file, its text, and what reports may quote of it.
 pub(crate) struct Source {
     name: String,
-    text: String,
+    text: Secret,
+    /// The text with its secrets masked, byte for byte. `None` if no part of the text may be quoted.
+    masked: Option<String>,
+    /// The name of the value whose span starts at this index, for rules that were built in code. Empty for a file.
+    values: Vec<String>,
 }
 
 impl Source {
-    /// A file that was understood: the masked values are known from its tree.
-    pub(crate) fn of_tree(name: &str, text: &str, root: &Node) -> Source {
-        Source { name: name.to_owned(), text: mask::by_tree(text, root) }
+    /// Creates the source of a file that was parsed: reports quote `masked`.
+    pub(crate) fn masked(name: &str, text: &str, masked: String) -> Source {
+        Source { name: name.to_owned(), text: Secret::new(text), masked: Some(masked), values: Vec::new() }
     }
 
-    /// A file that was not: whatever looks like a secret is masked.
-    pub(crate) fn of_broken(name: &str, text: &str) -> Source {
-        Source { name: name.to_owned(), text: mask::by_looks(text) }
+    /// Creates the source of a file that could not be parsed: reports give lines and columns and quote nothing.
+    pub(crate) fn unquoted(name: &str, text: &str) -> Source {
+        Source { name: name.to_owned(), text: Secret::new(text), masked: None, values: Vec::new() }
     }
 
-    /// No file at all: a configuration that was made in code.
-    pub(crate) fn unwritten(name: &str) -> Source {
-        Source { name: name.to_owned(), text: String::new() }
+    /// Creates the source of rules that were built in code. The span of a value starts at its index in `values`.
+    pub(crate) fn of_values(name: &str, values: Vec<String>) -> Source {
+        Source { values, ..Source::unquoted(name, "") }
     }
 
-    /// A place that can be underlined: at least one character, none of it a line end.
+    /// Returns the name of the value with this span, or `None` if this is a file or the span is unknown.
+    pub(crate) fn value(&self, span: Span) -> Option<&str> {
+        self.values.get(span.start).filter(|_| !span.is_unknown()).map(String::as_str)
+    }
+
+    /// Returns whether reports may quote the text.
+    pub(crate) fn is_quoted(&self) -> bool {
+        self.masked.is_some()
+    }
+
+    /// Returns the span itself, or the nearest character that can be underlined if the span is empty.
     pub(crate) fn visible(&self, span: Span) -> Span {
-        if span.end > span.start || self.text.is_empty() {
+        let text = self.text.reveal();
+        if span.end > span.start || text.is_empty() {
             return span;
         }
-        let start = span.start.min(self.text.len() - 1);
-        let before = self.text.as_bytes()[..=start].iter().rposition(|byte| !byte.is_ascii_whitespace()).unwrap_or(0);
-        let at = if self.text.as_bytes()[start].is_ascii_whitespace() { before } else { start };
-        let at = self.text.floor_char_boundary(at);
-        Span::new(at, self.text.ceil_char_boundary(at + 1))
+        let start = span.start.min(text.len() - 1);
+        let before = text.as_bytes()[..=start].iter().rposition(|byte| !byte.is_ascii_whitespace()).unwrap_or(0);
+        let at = if text.as_bytes()[start].is_ascii_whitespace() { before } else { start };
+        let at = text.floor_char_boundary(at);
+        Span::new(at, text.ceil_char_boundary(at + 1))
     }
 
+    /// Returns the name of the file.
     pub(crate) fn name(&self) -> &str {
         &self.name
     }
 
-    /// Line and column, both from 1, of a byte.
+    /// Returns line and column of a byte, both from 1. Columns count characters.
     pub(crate) fn line_and_column(&self, at: usize) -> (usize, usize) {
-        let before = &self.text.as_bytes()[..at.min(self.text.len())];
+        let text = self.text.reveal().as_bytes();
+        let before = &text[..at.min(text.len())];
         let line_start = before.iter().rposition(|&byte| byte == b'\n').map_or(0, |newline| newline + 1);
         let line = before.iter().filter(|&&byte| byte == b'\n').count() + 1;
         (line, String::from_utf8_lossy(&before[line_start..]).chars().count() + 1)
     }
 
-    /// The place of a part of a text value: exact if the value stands in the file as it is, with or without quotes,
-    /// else the whole value.
+    /// Returns the place of a part of a string value: exact if the value is written without escapes, else the whole value.
     pub(crate) fn inside(&self, value_span: Span, value: &str, part: std::ops::Range<usize>) -> Span {
-        let written = self.text.get(value_span.start..value_span.end).unwrap_or_default();
+        let written = self.text.reveal().get(value_span.start..value_span.end).unwrap_or_default();
         let Some(at) = written.find(value).filter(|_| !value.is_empty()) else { return value_span };
         let start = value_span.start + at;
-        // An empty part is where something is missing: show the character before it.
+        // An empty part is where something is missing: the character before it is underlined.
         let end = start + part.end.max(part.start + 1).min(value.len());
         Span::new((start + part.start).min(end.saturating_sub(1)), end)
     }
@@ -79,7 +94,8 @@ impl SourceCode for Source {
         context_lines_before: usize,
         context_lines_after: usize,
     ) -> Result<Box<dyn SpanContents<'a> + 'a>, MietteError> {
-        let inner = self.text.read_span(span, context_lines_before, context_lines_after)?;
+        let masked = self.masked.as_deref().unwrap_or_default();
+        let inner = masked.read_span(span, context_lines_before, context_lines_after)?;
         Ok(Box::new(MietteSpanContents::new_named(
             self.name.clone(),
             inner.data(),

@@ -1,4 +1,4 @@
-//! TOML into a tree.
+//! Parses TOML into a tree.
 
 use toml::Spanned;
 use toml::de::{DeInteger, DeTable, DeValue};
@@ -6,7 +6,10 @@ use toml::de::{DeInteger, DeTable, DeValue};
 use super::span::Span;
 use super::tree::{DEPTH_MAX, Entry, Node, SyntaxError, Value};
 
-/// The tree of a TOML text, or everything that is wrong with it.
+/// Parses a TOML text.
+///
+/// # Errors
+/// All syntax errors.
 pub(crate) fn parse(text: &str) -> Result<Node, Vec<SyntaxError>> {
     let (table, errors) = DeTable::parse_recoverable(text);
     if !errors.is_empty() {
@@ -22,11 +25,11 @@ fn syntax_error(error: &toml::de::Error, text: &str) -> SyntaxError {
 }
 
 fn node(spanned: &Spanned<DeValue<'_>>, depth: usize) -> Result<Node, SyntaxError> {
-    let span = place(spanned.span());
+    let span = span_of(spanned.span());
     let value = match spanned.get_ref() {
         DeValue::String(text) => Value::Text(text.to_string()),
         DeValue::Integer(number) => integer(number, span)?,
-        DeValue::Float(number) => Value::Float(number.as_str().parse().unwrap_or(f64::NAN)),
+        DeValue::Float(_) => Value::Float,
         DeValue::Boolean(value) => Value::Bool(*value),
         DeValue::Datetime(time) => Value::Text(time.to_string()),
         _ if depth == DEPTH_MAX => return Err(too_deep(span)),
@@ -38,10 +41,10 @@ fn node(spanned: &Spanned<DeValue<'_>>, depth: usize) -> Result<Node, SyntaxErro
 
 fn table_value(table: &DeTable<'_>, depth: usize) -> Result<Value, SyntaxError> {
     let entry = |(key, value): (&Spanned<std::borrow::Cow<'_, str>>, &Spanned<DeValue<'_>>)| {
-        Ok(Entry { key: key.get_ref().to_string(), key_span: place(key.span()), node: node(value, depth)? })
+        Ok(Entry { key: key.get_ref().to_string(), key_span: span_of(key.span()), node: node(value, depth)? })
     };
     let mut entries = table.iter().map(entry).collect::<Result<Vec<_>, SyntaxError>>()?;
-    // The parser sorts by name; people read from the top.
+    // The parser sorts by name; errors are reported in the order of the file.
     entries.sort_by_key(|entry| entry.key_span);
     Ok(Value::Table(entries))
 }
@@ -55,6 +58,6 @@ fn too_deep(span: Span) -> SyntaxError {
     SyntaxError { message: format!("nested deeper than {DEPTH_MAX} levels"), span }
 }
 
-fn place(range: std::ops::Range<usize>) -> Span {
+fn span_of(range: std::ops::Range<usize>) -> Span {
     Span::new(range.start, range.end)
 }

@@ -1,17 +1,18 @@
 //! A file as a tree of values, each with its place: what TOML and YAML have in common.
 //!
 //! ```text
-//!   TOML text ─▶ toml.rs ─┐
-//!                         ├─▶ tree ─▶ read.rs ─▶ Config, or an error with a place
-//!   YAML text ─▶ yaml.rs ─┘     └───▶ mask.rs ─▶ the text that reports may show
+//!   TOML text ─▶ toml.rs ─┐              ┌─▶ Config, and every error with its place
+//!                         ├─▶ tree ─▶ read.rs
+//!   YAML text ─▶ yaml.rs ─┘              └─▶ what reports may quote ─▶ mask.rs
 //! ```
 //!
-//! Both formats have their own serde deserializer, but each reports places in its own way and loses them in
-//! its own cases. One tree gives one reader, one kind of error, and one place that knows which values are secret.
+//! Both formats have a serde deserializer of their own, but each reports places in its own way, loses them in its own
+//! cases, and stops at the first error. With one tree there is one reader, one kind of error, and one place that decides
+//! which values are secret.
 
 use super::span::Span;
 
-/// Deeper files are refused; ours need six levels.
+/// The maximum depth of a file. A configuration needs six levels.
 pub(crate) const DEPTH_MAX: usize = 32;
 
 /// A value and its place.
@@ -21,14 +22,14 @@ pub(crate) struct Node {
     pub(crate) value: Value,
 }
 
+/// A value of a file. TOML has no `Null`. No field takes a fraction, so its value is not kept.
 #[derive(Clone, Debug)]
 pub(crate) enum Value {
-    /// Only YAML has it.
     #[cfg_attr(not(feature = "yaml"), allow(dead_code))]
     Null,
     Bool(bool),
     Int(i64),
-    Float(f64),
+    Float,
     Text(String),
     List(Vec<Node>),
     Table(Vec<Entry>),
@@ -42,7 +43,7 @@ pub(crate) struct Entry {
     pub(crate) node: Node,
 }
 
-/// Why a text is no tree.
+/// An error of a text that is not valid TOML or YAML. The message contains nothing of the text.
 #[derive(Clone, Debug)]
 pub(crate) struct SyntaxError {
     pub(crate) message: String,
@@ -50,14 +51,13 @@ pub(crate) struct SyntaxError {
 }
 
 impl Value {
-    /// The kind, as messages call it.
+    /// Returns the type, as messages call it.
     pub(crate) const fn kind(&self) -> &'static str {
         match self {
             Value::Null => "nothing",
             Value::Bool(_) => "true or false",
-            Value::Int(_) => "a whole number",
-            Value::Float(_) => "a number",
-            Value::Text(_) => "a text",
+            Value::Int(_) | Value::Float => "a number",
+            Value::Text(_) => "a string",
             Value::List(_) => "a list",
             Value::Table(_) => "a table",
         }

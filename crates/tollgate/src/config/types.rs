@@ -1,404 +1,284 @@
-//! The configuration as it is written. Everything here may still be wrong: compiling it says what is.
+//! The tables of a configuration file. Their values may still be invalid: compiling them finds out.
 //!
-//! Texts with a grammar of their own (limits, times, networks, patterns) stay texts here, so that all
-//! that are wrong are reported together and not one per attempt.
+//! Strings with a grammar of their own (limits, times, networks, patterns) stay strings here, so that all invalid ones are
+//! reported together, by the step that compiles them.
 
 use std::collections::BTreeMap;
 
-use serde::Deserialize;
+use tollgate_core::Algorithm;
 
-use super::forms::{AnonymizeEntry, HeaderTest, LimitEntry, Limits, OneOrMany, OptionalList, Secret};
+use super::forms::{AnonymizeEntry, HeaderTest, LimitEntry, Limits, OneOrMany, OptionalList, Secret, StoreUrl};
+use super::read::{Named, tables};
 use super::span::Spanned;
-use crate::answer::Style;
+use crate::answer::{BodyFormat, Style};
 use crate::failure::OnFailure;
 use crate::identity::{ApiKeys, Rotate};
+use crate::rules::{Charge, Mode};
 
-/// A configuration file: the same for the layer and the server.
-#[derive(Clone, PartialEq, Debug, Default, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[serde(default, deny_unknown_fields)]
+/// A configuration: of a file, which is the same for the layer and the server, or made in code.
+#[derive(Clone, PartialEq, Debug, Default)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema), schemars(default, deny_unknown_fields))]
 #[cfg_attr(feature = "schema", schemars(title = "Tollgate configuration"))]
 pub struct Config {
-    /// How many rules and keys there are. A file with another number of them, because it was cut off say, is not used.
-    pub expect: Option<Spanned<Expect>>,
-    /// Where counters live: `memory`, or a `redis://` or `rediss://` URL.
-    pub store: Option<Spanned<Secret>>,
-    /// What every key in the store begins with; `tollgate` unless said.
-    pub prefix: Option<Spanned<String>>,
-    /// How many nodes share the quotas while the store is away.
-    pub instances: Option<Spanned<u32>>,
-    /// No decision waits longer for the store; `25ms` unless said.
-    pub deadline: Option<Spanned<String>>,
-    /// What happens when the store does not answer; `local` unless said.
-    pub on_failure: OnFailureWord,
-    /// Which headers tell the numbers; `x` and `ietf` unless said.
-    pub headers: Option<Spanned<Vec<StyleWord>>>,
+    /// The number of rules and keys. A file with another number of them, for example because it was cut off, is rejected.
+    pub(crate) expect: Option<Spanned<Expect>>,
+    /// The store of the counters: `memory`, or a `redis://` or `rediss://` URL.
+    pub(crate) store: Option<Spanned<StoreUrl>>,
+    /// The prefix of every key in the store. Defaults to `tollgate`.
+    pub(crate) prefix: Option<Spanned<String>>,
+    /// The number of instances that share the quotas while the store is unavailable.
+    pub(crate) instances: Option<Spanned<u32>>,
+    /// The deadline for a decision of the store. Defaults to `25ms`.
+    pub(crate) deadline: Option<Spanned<String>>,
+    /// The decision while the store is unavailable. Defaults to `local`.
+    pub(crate) on_failure: OnFailure,
+    /// The header fields that report the limits. Defaults to `x` and `ietf`.
+    pub(crate) headers: Option<Spanned<Vec<Style>>>,
     /// Whether browsers may read those headers (`Access-Control-Expose-Headers`).
-    pub expose_headers: bool,
-    /// Whether every rule is in shadow mode: counted, and nothing refused.
-    pub shadow: Spanned<bool>,
+    pub(crate) expose_headers: bool,
+    /// Whether every rule is in shadow mode: counted, and nothing denied.
+    pub(crate) shadow: Spanned<bool>,
     /// Whether limiting is off altogether.
-    pub kill_switch: Spanned<bool>,
+    pub(crate) kill_switch: Spanned<bool>,
 
-    /// The most bytes that a path may have, without its query; a request with a longer one is refused with 414. Defaults to 8192.
-    pub path_bytes_max: Option<Spanned<u32>>,
-    /// Headers in which a request may name another method, which rules then read as well as its own, such as
+    /// The maximum length of a path in bytes, without its query; a request with a longer one is rejected with 414. Defaults to 8192.
+    pub(crate) path_bytes_max: Option<Spanned<u32>>,
+    /// Headers in which a request may name another method, which rules then match as well as its own, such as
     /// `x-http-method-override`. Defaults to none.
-    pub method_override_headers: OneOrMany<Spanned<String>>,
+    pub(crate) method_override_headers: OneOrMany<Spanned<String>>,
 
-    /// Networks of the proxies whose word about the client's address is taken; nobody unless said.
-    pub trusted_proxies: OneOrMany<Spanned<String>>,
-    /// The one header in which they give it; `x-forwarded-for` unless said.
-    pub forwarding_header: Option<Spanned<String>>,
-    /// How many bits of an IPv6 address are one client; 64 unless said.
-    pub ipv6_prefix: Option<Spanned<u8>>,
-    /// The header in which a request shows its API key; `x-api-key` unless said.
-    pub api_key_header: Option<Spanned<String>>,
-    /// Which API keys are an identity: those that are listed (`known`) or all (`any`).
-    pub api_keys: ApiKeysWord,
+    /// Networks of the proxies that may report the client's address. Defaults to none.
+    pub(crate) trusted_proxies: OneOrMany<Spanned<String>>,
+    /// The header in which they report it. Defaults to `x-forwarded-for`.
+    pub(crate) forwarding_header: Option<Spanned<String>>,
+    /// The number of bits of an IPv6 address that identify a client. Defaults to 64.
+    pub(crate) ipv6_prefix: Option<Spanned<u8>>,
+    /// The header with a request's API key. Defaults to `x-api-key`.
+    pub(crate) api_key_header: Option<Spanned<String>>,
+    /// The API keys that identify a caller: those that are listed (`known`) or all (`any`). Defaults to `known`.
+    pub(crate) api_keys: ApiKeys,
     /// Whether addresses and keys are stored as pseudonyms.
-    pub anonymize: Spanned<AnonymizeEntry>,
+    pub(crate) anonymize: Spanned<AnonymizeEntry>,
     /// How users' tokens are verified.
-    pub jwt: Option<Spanned<Jwt>>,
+    pub(crate) jwt: Option<Spanned<Jwt>>,
 
-    /// Who and what is never limited.
-    pub exempt: Exempt,
-    /// Who is always refused.
-    pub bans: Vec<Spanned<BanEntry>>,
-    /// Named sets of limits. `default` is for callers without another, `anonymous` for those without identity.
-    pub plans: BTreeMap<Spanned<String>, PlanTable>,
-    /// API keys, and what each may do.
-    pub keys: OptionalList<Spanned<ApiKeyTable>>,
-    /// A file with more of them, as a list `keys`; relative to this file.
-    pub keys_file: Option<Spanned<String>>,
+    /// Requests that are never limited.
+    pub(crate) exempt: Exempt,
+    /// Clients that are always refused.
+    pub(crate) bans: Vec<Spanned<BanEntry>>,
+    /// Named sets of limits. `default` is for callers without another plan, `anonymous` for callers without identity.
+    pub(crate) plans: BTreeMap<Spanned<String>, PlanTable>,
+    /// API keys, with the plan or the limits of each.
+    pub(crate) keys: OptionalList<Spanned<ApiKeyTable>>,
+    /// A file with more keys, as a list `keys`. A relative name is relative to this file.
+    pub(crate) keys_file: Option<Spanned<String>>,
     /// Where else a caller's plan comes from.
-    pub plan_sources: PlanSources,
-    /// Which requests are limited, and how. A reload that has none any more fails unless it says `rules = []`.
-    pub rules: OptionalList<Spanned<RuleTable>>,
+    pub(crate) plan_sources: PlanSources,
+    /// Which requests are limited, and how. A reload without any rules fails unless the file has `rules = []`.
+    pub(crate) rules: OptionalList<Spanned<RuleTable>>,
 }
 
-/// How many rules and keys a configuration has. What is left out is not checked.
-#[derive(Clone, PartialEq, Debug, Default, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[serde(default, deny_unknown_fields)]
-pub struct Expect {
+/// The expected number of rules and keys. A number that is absent is not checked.
+#[derive(Clone, PartialEq, Debug, Default)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema), schemars(default, deny_unknown_fields))]
+pub(crate) struct Expect {
     /// The number of rules.
-    pub rules: Option<Spanned<u32>>,
-    /// The number of keys, those of the keys file included.
-    pub keys: Option<Spanned<u32>>,
+    pub(crate) rules: Option<Spanned<u32>>,
+    /// The number of keys, with those of the keys file.
+    pub(crate) keys: Option<Spanned<u32>>,
 }
 
 /// A rule: which requests, counted by which subject, against which limits.
-#[derive(Clone, PartialEq, Debug, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[serde(deny_unknown_fields)]
-pub struct RuleTable {
-    /// The name: in metrics and logs, and part of the counter's name, so a renamed rule begins anew.
-    pub name: Spanned<String>,
-    /// Which requests; all unless said.
-    #[serde(default, rename = "match")]
-    pub matches: Spanned<MatchTable>,
-    /// What is counted, all together; `caller` unless said.
-    #[serde(default)]
-    pub by: Option<Spanned<OneOrMany<Spanned<String>>>>,
-    /// A list of limits, or `plan`: those of the caller's plan.
-    pub limits: Spanned<Limits>,
-    /// Whether it refuses (`enforce`), only counts (`shadow`), or neither (`off`).
-    #[serde(default)]
-    pub mode: ModeWord,
-    /// What happens when the store does not answer, for this rule.
-    #[serde(default)]
-    pub on_failure: Option<OnFailureWord>,
-    /// Whether a request's units are given back by how it ends.
-    #[serde(default)]
-    pub charge: Spanned<ChargeWord>,
-    /// The units that a request takes; 1 unless said.
-    #[serde(default)]
-    pub cost: Option<Spanned<u32>>,
-    /// Which headers tell this rule's numbers.
-    #[serde(default)]
-    pub headers: Option<Spanned<Vec<StyleWord>>>,
-    /// What the body of its refusals is.
-    #[serde(default)]
-    pub body: Option<BodyWord>,
-    /// `memory`: a shield, decided in process before everything else.
-    #[serde(default)]
-    pub store: Option<Spanned<RuleStoreWord>>,
+#[derive(Clone, PartialEq, Debug)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema), schemars(deny_unknown_fields))]
+pub(crate) struct RuleTable {
+    /// The name. It is used in metrics and logs and is part of the counters' keys, so a renamed rule starts with new counters.
+    pub(crate) name: Spanned<String>,
+    /// Which requests the rule matches. Defaults to all.
+    #[cfg_attr(feature = "schema", schemars(default, rename = "match"))]
+    pub(crate) matches: Spanned<MatchTable>,
+    /// The subjects that are counted, in combination. Defaults to `caller`.
+    pub(crate) by: Option<Spanned<OneOrMany<Spanned<String>>>>,
+    /// A list of limits, or `plan` for the limits of the caller's plan.
+    pub(crate) limits: Spanned<Limits>,
+    /// Whether the rule denies (`enforce`), only counts (`shadow`), or is ignored (`off`). Defaults to `enforce`.
+    #[cfg_attr(feature = "schema", schemars(default))]
+    pub(crate) mode: Mode,
+    /// The decision of this rule while the store is unavailable. Defaults to the `on_failure` of the file.
+    pub(crate) on_failure: Option<OnFailure>,
+    /// Which requests are charged, by their outcome. Defaults to `always`.
+    #[cfg_attr(feature = "schema", schemars(default))]
+    pub(crate) charge: Spanned<Charge>,
+    /// The units that a request costs. Defaults to 1.
+    pub(crate) cost: Option<Spanned<u32>>,
+    /// The header fields that report this rule's limits. Defaults to the `headers` of the file.
+    pub(crate) headers: Option<Spanned<Vec<Style>>>,
+    /// The format of the body of a refusal. Defaults to `json`, for a shield to `text`.
+    pub(crate) body: Option<BodyFormat>,
+    /// `memory` makes the rule a shield, which is decided in process memory before everything else.
+    pub(crate) store: Option<Spanned<RuleStore>>,
 }
 
-/// Which requests a rule is for. What is not said matches everything.
-#[derive(Clone, PartialEq, Debug, Default, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[serde(default, deny_unknown_fields)]
-pub struct MatchTable {
-    /// Any of these methods. `GET` means `HEAD` too.
-    pub methods: Option<Spanned<OneOrMany<Spanned<String>>>>,
+/// Which requests a rule matches: those that meet all conditions. A condition that is absent is met by all.
+#[derive(Clone, PartialEq, Debug, Default)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema), schemars(default, deny_unknown_fields))]
+pub(crate) struct MatchTable {
+    /// Any of these methods. `GET` also matches `HEAD`.
+    pub(crate) methods: Option<Spanned<OneOrMany<Spanned<String>>>>,
     /// Any of these paths: `/shorten`, `/users/{id}`, `/api/*`.
-    pub path: Option<Spanned<OneOrMany<Spanned<String>>>>,
+    pub(crate) path: Option<Spanned<OneOrMany<Spanned<String>>>>,
     /// Any of these hosts: `api.example.com`, `*.example.com`.
-    pub host: Option<Spanned<OneOrMany<Spanned<String>>>>,
-    /// All of these headers: `true` for *is there*, or the text it must equal.
-    pub headers: BTreeMap<Spanned<String>, HeaderTest>,
+    pub(crate) host: Option<Spanned<OneOrMany<Spanned<String>>>>,
+    /// All of these headers: `true` if it must be present, or the string that it must equal.
+    pub(crate) headers: BTreeMap<Spanned<String>, HeaderTest>,
 }
 
-/// A limit as a table: either `limit`, or `quota` and `window` and what belongs to them.
-#[derive(Clone, PartialEq, Debug, Default, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[serde(default, deny_unknown_fields)]
-pub struct LimitTable {
-    /// The name that clients see, and part of the counter's; after the window unless said.
-    pub name: Option<Spanned<String>>,
-    /// The whole limit as a text.
-    pub limit: Option<Spanned<String>>,
+/// A limit as a table: either `limit`, or `quota` and `window` with their options.
+#[derive(Clone, PartialEq, Debug, Default)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema), schemars(default, deny_unknown_fields))]
+pub(crate) struct LimitTable {
+    /// The name, which clients see and which is part of the counter's key. Defaults to a name made of the window.
+    pub(crate) name: Option<Spanned<String>>,
+    /// The whole limit as a string.
+    pub(crate) limit: Option<Spanned<String>>,
     /// The units per window.
-    pub quota: Option<Spanned<u64>>,
+    pub(crate) quota: Option<Spanned<u64>>,
     /// The window, such as `10s`.
-    pub window: Option<Spanned<String>>,
-    /// How it counts; `sliding` unless said.
-    pub algorithm: Option<Spanned<AlgorithmWord>>,
+    pub(crate) window: Option<Spanned<String>>,
+    /// The algorithm. Defaults to `sliding`.
+    #[cfg_attr(feature = "schema", schemars(schema_with = "super::schema::algorithm"))]
+    pub(crate) algorithm: Option<Spanned<Algorithm>>,
     /// The capacity of a `token-bucket`.
-    pub burst: Option<Spanned<u64>>,
-    /// How many units may wait in a `leaky-bucket`.
-    pub queue: Option<Spanned<u64>>,
-    /// Whether refused requests are charged too.
-    pub count_denied: Option<Spanned<bool>>,
+    pub(crate) burst: Option<Spanned<u64>>,
+    /// The number of units that may wait in a `leaky-bucket`.
+    pub(crate) queue: Option<Spanned<u64>>,
+    /// Whether denied requests are charged too.
+    pub(crate) count_denied: Option<Spanned<bool>>,
 }
 
-/// A plan: a named set of limits that belongs to a caller.
-#[derive(Clone, PartialEq, Debug, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[serde(deny_unknown_fields)]
-pub struct PlanTable {
-    /// Its limits.
-    pub limits: Spanned<OneOrMany<Spanned<LimitEntry>>>,
+/// A plan: a named set of limits for callers.
+#[derive(Clone, PartialEq, Debug)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema), schemars(deny_unknown_fields))]
+pub(crate) struct PlanTable {
+    /// The limits.
+    pub(crate) limits: Spanned<OneOrMany<Spanned<LimitEntry>>>,
     /// Where a refused client can get a larger plan.
-    #[serde(default)]
-    pub upgrade_url: Option<Spanned<String>>,
+    pub(crate) upgrade_url: Option<Spanned<String>>,
 }
 
-/// An API key and what it may do. Either `key` or `sha256` says which.
-#[derive(Clone, PartialEq, Debug, Default, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[serde(default, deny_unknown_fields)]
-pub struct ApiKeyTable {
+/// An API key, given by either `key` or `sha256`.
+#[derive(Clone, PartialEq, Debug, Default)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema), schemars(default, deny_unknown_fields))]
+pub(crate) struct ApiKeyTable {
     /// The key itself.
-    pub key: Option<Spanned<Secret>>,
-    /// Its SHA-256 digest in hexadecimal, so that the file holds no key.
-    pub sha256: Option<Spanned<String>>,
-    /// Whose it is; for people.
-    pub name: Option<String>,
-    /// The plan; `default` unless said.
-    pub plan: Option<Spanned<String>>,
-    /// Limits of its own, instead of the plan's.
-    pub limits: Option<Spanned<OneOrMany<Spanned<LimitEntry>>>>,
-    /// Whether it is never limited.
-    pub exempt: bool,
+    pub(crate) key: Option<Spanned<Secret>>,
+    /// The SHA-256 digest of the key in hexadecimal, so that the file does not contain the key.
+    pub(crate) sha256: Option<Spanned<Secret>>,
+    /// A name for people.
+    pub(crate) name: Option<String>,
+    /// The plan. Defaults to `default`.
+    pub(crate) plan: Option<Spanned<String>>,
+    /// Limits of this key, instead of the plan's.
+    pub(crate) limits: Option<Spanned<OneOrMany<Spanned<LimitEntry>>>>,
+    /// Whether requests with this key are never limited.
+    pub(crate) exempt: bool,
 }
 
-/// Where a caller's plan comes from, beside the keys and the token's claim.
-#[derive(Clone, PartialEq, Debug, Default, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[serde(default, deny_unknown_fields)]
-pub struct PlanSources {
+/// Where a caller's plan comes from, besides the keys and the token's claim.
+#[derive(Clone, PartialEq, Debug, Default)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema), schemars(default, deny_unknown_fields))]
+pub(crate) struct PlanSources {
     /// Plans by address.
-    pub addresses: Vec<AddressPlan>,
-    /// A header that names the plan. Only believed from a trusted proxy.
-    pub header: Option<Spanned<String>>,
-    /// A Redis hash, on the store, from callers to the names of their plans: field `api_key:` and the key's SHA-256, or `user:` and the
-    /// user. A change is seen within a second.
-    pub redis_hash: Option<Spanned<String>>,
+    pub(crate) addresses: Vec<AddressPlan>,
+    /// A header that names the plan. Ignored unless a trusted proxy sent the request.
+    pub(crate) header: Option<Spanned<String>>,
+    /// A Redis hash in the store, from callers to the names of their plans: field `api_key:` and the key's SHA-256, or
+    /// `user:` and the user. A change takes effect within a second.
+    pub(crate) redis_hash: Option<Spanned<String>>,
 }
 
-/// The plan of everybody in some networks.
-#[derive(Clone, PartialEq, Debug, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[serde(deny_unknown_fields)]
-pub struct AddressPlan {
+/// The plan of all clients in some networks.
+#[derive(Clone, PartialEq, Debug)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema), schemars(deny_unknown_fields))]
+pub(crate) struct AddressPlan {
     /// The networks.
-    pub networks: OneOrMany<Spanned<String>>,
-    /// Their plan.
-    pub plan: Spanned<String>,
+    pub(crate) networks: OneOrMany<Spanned<String>>,
+    /// The plan.
+    pub(crate) plan: Spanned<String>,
 }
 
 /// How users' tokens (JWT) are verified.
-#[derive(Clone, PartialEq, Debug, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[serde(deny_unknown_fields)]
-pub struct Jwt {
-    /// The one algorithm that is accepted.
-    pub algorithm: JwtAlgorithmWord,
+#[derive(Clone, PartialEq, Debug)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema), schemars(deny_unknown_fields))]
+pub(crate) struct Jwt {
+    /// The only algorithm that is accepted.
+    pub(crate) algorithm: JwtAlgorithm,
     /// The secret (HS256) or the public key as PEM (RS256, ES256).
-    #[serde(default)]
-    pub key: Option<Spanned<Secret>>,
-    /// The environment variable that holds it.
-    #[serde(default)]
-    pub key_env: Option<Spanned<String>>,
-    /// The file that holds it.
-    #[serde(default)]
-    pub key_file: Option<Spanned<String>>,
+    pub(crate) key: Option<Spanned<Secret>>,
+    /// The environment variable that holds the key.
+    pub(crate) key_env: Option<Spanned<Secret>>,
+    /// The file that holds the key.
+    pub(crate) key_file: Option<Spanned<String>>,
     /// The claim that names the plan.
-    #[serde(default)]
-    pub plan_claim: Option<String>,
+    pub(crate) plan_claim: Option<String>,
     /// The issuer that a token must name.
-    #[serde(default)]
-    pub issuer: Option<String>,
+    pub(crate) issuer: Option<String>,
     /// The audience that a token must name.
-    #[serde(default)]
-    pub audience: Option<String>,
+    pub(crate) audience: Option<String>,
 }
 
 /// How pseudonyms are made. The secret is given in one of three ways.
-#[derive(Clone, PartialEq, Debug, Default, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[serde(default, deny_unknown_fields)]
-pub struct Anonymize {
-    /// The secret that all nodes share.
-    pub secret: Option<Spanned<Secret>>,
-    /// The environment variable that holds it.
-    pub secret_env: Option<Spanned<String>>,
-    /// The file that holds it.
-    pub secret_file: Option<Spanned<String>>,
-    /// When the pseudonyms change; `daily` unless said.
-    pub rotate: RotateWord,
+#[derive(Clone, PartialEq, Debug, Default)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema), schemars(default, deny_unknown_fields))]
+pub(crate) struct Anonymize {
+    /// The secret that all instances share.
+    pub(crate) secret: Option<Spanned<Secret>>,
+    /// The environment variable that holds the secret.
+    pub(crate) secret_env: Option<Spanned<Secret>>,
+    /// The file that holds the secret.
+    pub(crate) secret_file: Option<Spanned<String>>,
+    /// When the pseudonyms change. Defaults to `daily`.
+    pub(crate) rotate: Rotate,
 }
 
-/// Who and what is never limited.
-#[derive(Clone, PartialEq, Debug, Default, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[serde(default, deny_unknown_fields)]
-pub struct Exempt {
-    /// Networks.
-    pub addresses: OneOrMany<Spanned<String>>,
-    /// API keys, as they are or as `sha256:` and their digest.
-    pub keys: Vec<Spanned<Secret>>,
+/// Requests that are never limited.
+#[derive(Clone, PartialEq, Debug, Default)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema), schemars(default, deny_unknown_fields))]
+pub(crate) struct Exempt {
+    /// Networks of clients.
+    pub(crate) addresses: OneOrMany<Spanned<String>>,
+    /// API keys: the key itself, or `sha256:` and its digest.
+    pub(crate) keys: Vec<Spanned<Secret>>,
     /// Path patterns.
-    pub paths: OneOrMany<Spanned<String>>,
+    pub(crate) paths: OneOrMany<Spanned<String>>,
 }
 
-/// Somebody who is always refused.
+/// A ban: a network, an API key or a user whose requests are always refused.
 ///
-/// There is no `for = "1h"`: a file has no moment from which to count, and each reload would begin anew.
-#[derive(Clone, PartialEq, Debug, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[serde(deny_unknown_fields)]
-pub struct BanEntry {
+/// There is no `for = "1h"`: a file has no time at which it starts, and each reload would start it again.
+#[derive(Clone, PartialEq, Debug)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema), schemars(deny_unknown_fields))]
+pub(crate) struct BanEntry {
     /// What is banned.
-    pub by: BanWord,
-    /// Which one: a network, a key (or `sha256:` and its digest), or a user.
-    pub value: Spanned<Secret>,
-    /// Until when, in UTC, such as `2030-01-31T12:00:00Z`; for good unless said.
-    #[serde(default)]
-    pub until: Option<Spanned<String>>,
-    /// Why; for people.
-    #[serde(default)]
-    pub reason: Option<String>,
+    pub(crate) by: BanKind,
+    /// The network, the key (or `sha256:` and its digest), or the user.
+    pub(crate) value: Spanned<Secret>,
+    /// The end of the ban in UTC, such as `2030-01-31T12:00:00Z`. Defaults to no end.
+    pub(crate) until: Option<Spanned<String>>,
+    /// The reason, for people.
+    pub(crate) reason: Option<String>,
 }
 
-/// Declares an enum of words, each of which means something in the library.
-macro_rules! words {
-    ($(#[$doc:meta])* $name:ident => $meaning:ty { $($(#[$attr:meta])* $variant:ident = $word:literal => $value:expr,)* }) => {
-        $(#[$doc])*
-        #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize)]
-        #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-        pub enum $name {
-            $(#[doc = concat!("`", $word, "`")] #[serde(rename = $word)] $(#[$attr])* $variant,)*
-        }
-
-        impl From<$name> for $meaning {
-            fn from(word: $name) -> $meaning {
-                match word { $($name::$variant => $value,)* }
-            }
-        }
-    };
-}
-
-words! {
-    /// What happens when the store does not answer.
-    OnFailureWord => OnFailure {
-        #[default] Local = "local" => OnFailure::Local,
-        Allow = "allow" => OnFailure::Allow,
-        Deny = "deny" => OnFailure::Deny,
-    }
-}
-
-words! {
-    /// A family of headers.
-    StyleWord => Style {
-        #[default] X = "x" => Style::X,
-        Ietf = "ietf" => Style::Ietf,
-        Draft6 = "draft-6" => Style::Draft6,
-    }
-}
-
-words! {
-    /// Which API keys are an identity.
-    ApiKeysWord => ApiKeys {
-        #[default] Known = "known" => ApiKeys::Known,
-        Any = "any" => ApiKeys::Any,
-    }
-}
-
-words! {
-    /// When pseudonyms change.
-    RotateWord => Rotate {
-        #[default] Daily = "daily" => Rotate::Daily,
-        Never = "never" => Rotate::Never,
-    }
-}
-
-words! {
-    /// Whether a rule refuses.
-    ModeWord => crate::rules::Mode {
-        #[default] Enforce = "enforce" => crate::rules::Mode::Enforce,
-        Shadow = "shadow" => crate::rules::Mode::Shadow,
-        Off = "off" => crate::rules::Mode::Off,
-    }
-}
-
-words! {
-    /// Whether units are given back by how a request ends.
-    ChargeWord => crate::rules::Charge {
-        #[default] Always = "always" => crate::rules::Charge::Always,
-        OnFailure = "on_failure" => crate::rules::Charge::OnFailure,
-        OnSuccess = "on_success" => crate::rules::Charge::OnSuccess,
-    }
-}
-
-words! {
-    /// The body of a refusal.
-    BodyWord => crate::answer::BodyFormat {
-        #[default] Json = "json" => crate::answer::BodyFormat::Json,
-        Problem = "problem" => crate::answer::BodyFormat::Problem,
-        Text = "text" => crate::answer::BodyFormat::Text,
-    }
-}
-
-words! {
-    /// How a limit counts.
-    AlgorithmWord => tollgate_core::Algorithm {
-        #[default] Sliding = "sliding" => tollgate_core::Algorithm::Sliding,
-        SlidingLog = "sliding-log" => tollgate_core::Algorithm::SlidingLog,
-        SlidingCounter = "sliding-counter" => tollgate_core::Algorithm::SlidingCounter,
-        FixedWindow = "fixed-window" => tollgate_core::Algorithm::FixedWindow,
-        TokenBucket = "token-bucket" => tollgate_core::Algorithm::TokenBucket,
-        LeakyBucket = "leaky-bucket" => tollgate_core::Algorithm::LeakyBucket,
-    }
-}
-
-/// Where a rule counts, if not in the store of all.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[serde(rename_all = "lowercase")]
-pub enum RuleStoreWord {
-    /// In process memory, before everything else: a shield.
+/// The store of a rule that does not use the store of the file.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum RuleStore {
+    /// Process memory, checked before everything else: a shield.
     Memory,
 }
 
-/// The algorithms of tokens.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[serde(rename_all = "UPPERCASE")]
-pub enum JwtAlgorithmWord {
+/// The algorithm of tokens.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum JwtAlgorithm {
     /// HMAC with a shared secret.
     Hs256,
     /// RSA.
@@ -407,15 +287,71 @@ pub enum JwtAlgorithmWord {
     Es256,
 }
 
-/// What can be banned.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[serde(rename_all = "snake_case")]
-pub enum BanWord {
+/// The kind of a banned subject.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum BanKind {
     /// A network.
     Ip,
     /// An API key.
     ApiKey,
     /// A user.
     User,
+}
+
+tables! {
+    Config {
+        expect, store, prefix, instances, deadline, on_failure, headers, expose_headers, shadow, kill_switch,
+        path_bytes_max, method_override_headers, trusted_proxies, forwarding_header, ipv6_prefix, api_key_header,
+        api_keys, anonymize, jwt, exempt, bans, plans, keys, keys_file, plan_sources, rules,
+    }
+    Expect { rules, keys }
+    RuleTable { name, matches as "match", by, limits, mode, on_failure, charge, cost, headers, body, store }
+    MatchTable { methods, path, host, headers }
+    LimitTable { name, limit, quota, window, algorithm, burst, queue, count_denied }
+    PlanTable { limits: required, upgrade_url }
+    ApiKeyTable { key, sha256, name, plan, limits, exempt }
+    PlanSources { addresses, header, redis_hash }
+    AddressPlan { networks: required, plan }
+    Jwt { algorithm, key, key_env, key_file, plan_claim, issuer, audience }
+    Anonymize { secret, secret_env, secret_file, rotate }
+    Exempt { addresses, keys, paths }
+    BanEntry { by, value, until, reason }
+}
+
+/// Implements [`Named`]. A type with `default` may be absent.
+macro_rules! named {
+    (@absent) => {};
+    (@absent default) => {
+        fn absent() -> Option<Self> {
+            Some(Self::default())
+        }
+    };
+    ($($type:ident $($absent:ident)? { $($name:literal => $variant:ident,)* })*) => {$(
+        impl Named for $type {
+            const NAMES: &'static [(&'static str, $type)] = &[$(($name, $type::$variant),)*];
+
+            named!(@absent $($absent)?);
+        }
+    )*};
+}
+
+named! {
+    OnFailure default { "local" => Local, "allow" => Allow, "deny" => Deny, }
+    Style { "x" => X, "ietf" => Ietf, "draft-6" => Draft6, }
+    ApiKeys default { "known" => Known, "any" => Any, }
+    Rotate default { "daily" => Daily, "never" => Never, }
+    Mode default { "enforce" => Enforce, "shadow" => Shadow, "off" => Off, }
+    Charge default { "always" => Always, "on_failure" => OnFailure, "on_success" => OnSuccess, }
+    BodyFormat { "json" => Json, "problem" => Problem, "text" => Text, }
+    Algorithm {
+        "sliding" => Sliding,
+        "sliding-log" => SlidingLog,
+        "sliding-counter" => SlidingCounter,
+        "fixed-window" => FixedWindow,
+        "token-bucket" => TokenBucket,
+        "leaky-bucket" => LeakyBucket,
+    }
+    RuleStore { "memory" => Memory, }
+    JwtAlgorithm { "HS256" => Hs256, "RS256" => Rs256, "ES256" => Es256, }
+    BanKind { "ip" => Ip, "api_key" => ApiKey, "user" => User, }
 }

@@ -1,9 +1,8 @@
-//! YAML into a tree.
+//! Parses YAML into a tree.
 //!
-//! The parser knows the place of every scalar, but of a list or a table only where it begins; the
-//! place of a table is therefore its first field. `yes`, `no`, `on` and `off` are texts: only
-//! `true` and `false` are not. What the parser would show of the file in its messages is turned off, for
-//! it knows nothing of secrets.
+//! The parser reports the place of every scalar, but only the start of a list or a table, so the place of a table is that of
+//! its first field. Only `true` and `false` are booleans; `yes`, `no`, `on` and `off` are strings. Messages of the parser that
+//! may contain a part of the file are replaced, because the part may be a secret.
 
 use std::fmt;
 
@@ -13,7 +12,10 @@ use serde_saphyr::{Location, Spanned};
 use super::span::Span;
 use super::tree::{DEPTH_MAX, Entry, Node, SyntaxError, Value};
 
-/// The tree of a YAML text, or what is wrong with it.
+/// Parses a YAML text. An empty text is an empty table, as in TOML.
+///
+/// # Errors
+/// The first syntax error.
 pub(crate) fn parse(text: &str) -> Result<Node, Vec<SyntaxError>> {
     let options = serde_saphyr::options! {
         strict_booleans: true,
@@ -23,27 +25,35 @@ pub(crate) fn parse(text: &str) -> Result<Node, Vec<SyntaxError>> {
         serde_saphyr::from_str_with_options(text, options).map_err(|error| vec![syntax_error(&error, text)])?;
     let root = node(root, text, 0).map_err(|error| vec![error])?;
     match root.value {
-        // An empty file is an empty table, as in TOML.
         Value::Null => Ok(Node { span: root.span, value: Value::Table(Vec::new()) }),
         _ => Ok(root),
     }
 }
 
 fn syntax_error(error: &serde_saphyr::Error, text: &str) -> SyntaxError {
-    let mut message = error.without_snippet().to_string();
-    // The place is shown, not told.
+    use serde_saphyr::Error;
+    let mut message = match error.without_snippet() {
+        Error::DuplicateMappingKey { .. } => "duplicate key".to_owned(),
+        // These contain nothing of the file.
+        error @ (Error::Message { .. }
+        | Error::ExternalMessage { .. }
+        | Error::Eof { .. }
+        | Error::MultipleDocuments { .. }
+        | Error::Unexpected { .. }
+        | Error::UnknownAnchor { .. }
+        | Error::IndentationError { .. }
+        | Error::Budget { .. }) => error.to_string(),
+        _ => "expected a string, a number, true, false, a list or a table".to_owned(),
+    };
     if let Some(at) = message.rfind(" at line ") {
         message.truncate(at);
     }
-    if message.starts_with("duplicate mapping key") {
-        message = "duplicate key".to_owned();
-    }
-    let span = error.location().map_or(Span::new(0, text.len()), |location| place(&location, text));
+    let span = error.location().map_or(Span::new(0, text.len()), |location| span_of(&location, text));
     SyntaxError { message, span }
 }
 
 fn node(spanned: Spanned<Raw>, text: &str, depth: usize) -> Result<Node, SyntaxError> {
-    let mut span = place(&spanned.referenced, text);
+    let mut span = span_of(&spanned.referenced, text);
     if depth > DEPTH_MAX {
         return Err(SyntaxError { message: format!("nested deeper than {DEPTH_MAX} levels"), span });
     }
@@ -54,7 +64,7 @@ fn node(spanned: Spanned<Raw>, text: &str, depth: usize) -> Result<Node, SyntaxE
         }
         Raw::Table(entries) => {
             let entry = |(key, value): (Spanned<String>, Spanned<Raw>)| {
-                let key_span = place(&key.referenced, text);
+                let key_span = span_of(&key.referenced, text);
                 Ok(Entry { key: key.value, key_span, node: node(value, text, depth + 1)? })
             };
             let entries = entries.into_iter().map(entry).collect::<Result<Vec<_>, SyntaxError>>()?;
@@ -67,16 +77,16 @@ fn node(spanned: Spanned<Raw>, text: &str, depth: usize) -> Result<Node, SyntaxE
     Ok(Node { span, value })
 }
 
-fn place(location: &Location, text: &str) -> Span {
+fn span_of(location: &Location, text: &str) -> Span {
     let span = location.span();
     if let (Some(start), Some(bytes)) = (span.byte_offset(), span.byte_len()) {
         let clip = |at: u64| usize::try_from(at).map_or(text.len(), |at| at.min(text.len()));
         let (start, end) = (clip(start), clip(start.saturating_add(bytes)));
-        // A block text reaches to the indentation of whatever follows it.
+        // A block string reaches to the indentation of the line after it.
         let inside = text.get(start..end).unwrap_or_default();
         return Span::new(start, start + inside.trim_end().len());
     }
-    // Errors tell characters only.
+    // Errors have offsets in characters only.
     let byte_at = |chars: u64| {
         let chars = usize::try_from(chars).unwrap_or(usize::MAX);
         text.char_indices().nth(chars).map_or(text.len(), |(at, _)| at)
@@ -118,8 +128,8 @@ impl<'de> Visitor<'de> for RawVisitor {
         Ok(Raw::Scalar(Value::Int(value)))
     }
 
-    fn visit_f64<E>(self, value: f64) -> Result<Raw, E> {
-        Ok(Raw::Scalar(Value::Float(value)))
+    fn visit_f64<E>(self, _: f64) -> Result<Raw, E> {
+        Ok(Raw::Scalar(Value::Float))
     }
 
     fn visit_str<E>(self, value: &str) -> Result<Raw, E> {

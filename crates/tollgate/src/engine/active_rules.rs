@@ -3,17 +3,20 @@
 use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use foldhash::fast::RandomState;
 use parking_lot::RwLock;
-use tollgate_core::{Clock, Timestamp, Wait};
+use tokio::time::Instant;
+use tollgate_core::{Clock, Source, Timestamp, Wait};
 
 use super::Refusal;
 use super::check_plan::CheckPlan;
 use super::rule_counts::{RuleCounts, RuleStats};
 use crate::identity::{Identity, Origin};
 use crate::rules::{
-    Ban, Indices, LazyReadings, LimitSetId, Matched, PlanLookup, PlanQuestion, RequestView, Rule, RuleSet,
+    CompiledBan, CompiledRule, Indices, LazyReadings, LimitSetId, Matched, PlanLookup, PlanQuestion, RequestView,
+    RuleSet,
 };
 
 /// The maximum number of cached plans. When it is reached, all are dropped and laid out again on demand.
@@ -44,7 +47,7 @@ impl ActiveRules {
     pub(super) fn new(rules: RuleSet, before: Option<&ActiveRules>) -> ActiveRules {
         ActiveRules {
             needs_time: rules.tells_time(),
-            has_shields: rules.rules().iter().any(Rule::is_shield),
+            has_shields: rules.rules().iter().any(CompiledRule::is_shield),
             bans_addresses: rules.bans_addresses(),
             bans_callers: rules.bans_callers(),
             has_exemptions: rules.has_exemptions(),
@@ -113,7 +116,7 @@ impl ActiveRules {
 
     /// Resolves the caller's limit set, as far as that needs no lookup.
     pub(super) fn resolve_limits(&self, identity: &Identity<'_>, rules: &Matched<'_>, has_lookups: bool) -> Limits {
-        if !rules.iter().any(Rule::is_by_plan) {
+        if !rules.iter().any(CompiledRule::is_by_plan) {
             // The limits of rules that are not by plan are the same in every limit set.
             return Limits::Known(self.rules.default_limit_set(false));
         }
@@ -127,11 +130,15 @@ impl ActiveRules {
         }
     }
 
-    /// Returns the caller's limit set, which may take a lookup.
-    pub(super) async fn limit_set(&self, limits: Limits, lookups: &[Arc<dyn PlanLookup>]) -> LimitSetId {
+    /// Returns the caller's limit set, which may take a lookup, and the time that the lookup took.
+    pub(super) async fn limit_set(&self, limits: Limits, lookups: &[Arc<dyn PlanLookup>]) -> (LimitSetId, Duration) {
         match limits {
-            Limits::Known(limit_set) => limit_set,
-            Limits::Lookup(question) => self.rules.look_up_limit_set(&question, lookups).await,
+            Limits::Known(limit_set) => (limit_set, Duration::ZERO),
+            Limits::Lookup(question) => {
+                let start = Instant::now();
+                let limit_set = self.rules.look_up_limit_set(&question, lookups).await;
+                (limit_set, start.elapsed())
+            }
         }
     }
 
@@ -151,8 +158,8 @@ impl ActiveRules {
     }
 }
 
-fn refuse_banned(ban: Option<&Ban>, now: Timestamp) -> Result<(), Box<Refusal>> {
+fn refuse_banned(ban: Option<&CompiledBan>, now: Timestamp) -> Result<(), Box<Refusal>> {
     let Some(ban) = ban else { return Ok(()) };
     let until = |end: Timestamp| Wait::from_micros(end.as_micros().saturating_sub(now.as_micros()));
-    Err(Box::new(Refusal::Banned { remaining: ban.until().map_or(Wait::NEVER, until) }))
+    Err(Box::new(Refusal::Banned { remaining: ban.until().map_or(Wait::NEVER, until), source: Source::None }))
 }

@@ -16,9 +16,9 @@ use super::rule_counts::{RuleCount, RuleCounts};
 use crate::answer::{Policies, Policy};
 use crate::counts::DecisionOutcome;
 use crate::failure::OnFailure;
-use crate::identity::Subject;
+use crate::identity::SubjectKey;
 use crate::limiter::EachDecision;
-use crate::rules::{Charge, LimitSetId, Mode, Rule, RuleSet};
+use crate::rules::{Charge, CompiledRule, LimitSetId, Mode, RuleSet};
 
 /// The limits of a combination of rules, for callers with one limit set.
 pub(super) struct CheckPlan {
@@ -101,7 +101,7 @@ impl CheckPlan {
 
 /// A rule on its way into a group.
 struct PlannedRule<'a> {
-    rule: &'a Rule,
+    rule: &'a CompiledRule,
     subject: usize,
     limit_set: LimitSetId,
     count: RuleCount,
@@ -186,7 +186,8 @@ impl LimitGroup {
         self.on_failure.contains(&OnFailure::Deny)
     }
 
-    /// Counts the result of a check, and converts a denial or a failure to a refusal.
+    /// Counts the result of a check, and converts a denial, a ban or a failure to a refusal. A ban is not counted: it is
+    /// no decision of a rule.
     pub(super) fn conclude(
         &self,
         result: Result<EachDecision, Undecided>,
@@ -196,11 +197,13 @@ impl LimitGroup {
             self.rules.iter().for_each(|(_, count)| count.count(DecisionOutcome::Unavailable, Source::None));
             return Err(Box::new(Refusal::Unavailable { policies: self.policies.clone() }));
         };
+        if let Some(banned) = Refusal::by_ban(decided.decision()) {
+            return Err(Box::new(banned));
+        }
         self.count(&decided, options);
-        match (decided.decision().banned_for(), decided.decision().allowed()) {
-            (Some(remaining), _) => Err(Box::new(Refusal::Banned { remaining })),
-            (None, true) => Ok(decided),
-            (None, false) => Err(Box::new(self.denial(decided, options))),
+        match decided.decision().allowed() {
+            true => Ok(decided),
+            false => Err(Box::new(self.denial(decided, options))),
         }
     }
 
@@ -287,8 +290,8 @@ impl PlannedLimit {
 
 /// Returns whether no two limits count on one counter. If that holds for one subject, it does for all.
 fn has_distinct_counters(limits: &[PlannedLimit], last_subject: usize) -> bool {
-    let subjects = smallvec::smallvec![Subject::unwritten(); last_subject + 1];
-    let one_subject = RequestContext { subjects, options: RequestOptions::default() };
+    let subjects = smallvec::smallvec![SubjectKey::unwritten(); last_subject + 1];
+    let one_subject = RequestContext { subjects, options: RequestOptions::default(), spent: Duration::ZERO };
     let demands: Demands<'_> = limits.iter().map(|limit| limit.demand(&one_subject)).collect();
     Check::new(&demands).is_ok()
 }

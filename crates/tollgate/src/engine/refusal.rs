@@ -5,7 +5,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use http::header::{CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER};
 use http::{HeaderMap, HeaderValue, Response};
-use tollgate_core::{Decision, Wait};
+use tollgate_core::{Decision, Source, Wait};
 
 #[cfg(feature = "tower")]
 use crate::answer::Body;
@@ -32,11 +32,14 @@ pub enum Refusal {
         /// The policies of the limits that could not be decided.
         policies: Arc<Policies>,
     },
-    /// The client's address, its API key or its user is banned.
+    /// The client's address, its API key or its user is banned by the configuration, or a subject of the request in the
+    /// store.
     #[non_exhaustive]
     Banned {
         /// The time until the ban ends; [`Wait::NEVER`] if it has no end.
         remaining: Wait,
+        /// The component that reported the ban. [`Source::None`] for a ban of the configuration.
+        source: Source,
     },
     /// The path is longer than the rules accept.
     #[non_exhaustive]
@@ -47,9 +50,9 @@ pub enum Refusal {
 }
 
 impl Refusal {
-    /// Creates the refusal of a caller whose ban ends after `remaining`, or never.
-    pub fn banned(remaining: Wait) -> Refusal {
-        Refusal::Banned { remaining }
+    /// Creates the refusal of a decision by a ban in the store, or `None` if no ban refused it.
+    pub fn by_ban(decision: &Decision) -> Option<Refusal> {
+        decision.ban.map(|remaining| Refusal::Banned { remaining, source: decision.source })
     }
 
     /// Returns the verdict, which determines status codes and error names.
@@ -57,7 +60,7 @@ impl Refusal {
         match self {
             Refusal::Denied { .. } => Verdict::Denied,
             Refusal::Unavailable { .. } => Verdict::Unavailable,
-            Refusal::Banned { .. } => Verdict::Forbidden,
+            Refusal::Banned { .. } => Verdict::Banned,
             Refusal::PathTooLong { .. } => Verdict::PathTooLong,
         }
     }
@@ -70,6 +73,15 @@ impl Refusal {
         }
     }
 
+    /// Returns the component that decided. [`Source::None`] if neither a store nor the deny cache did.
+    pub fn source(&self) -> Source {
+        match self {
+            Refusal::Denied { decision, .. } => decision.source,
+            Refusal::Banned { source, .. } => *source,
+            Refusal::Unavailable { .. } | Refusal::PathTooLong { .. } => Source::None,
+        }
+    }
+
     /// Builds the HTTP response: status, headers and body.
     ///
     /// `request` holds the request's headers; its `Accept` header may change the format of the body.
@@ -77,16 +89,23 @@ impl Refusal {
         match self {
             Refusal::Denied { decision, policies } => policies.refuse(decision, request),
             Refusal::Unavailable { policies } => policies.unavailable(request),
-            Refusal::Banned { remaining } => {
-                let mut response = self.without_limits(BANNED);
-                if let Some(seconds) = remaining.as_secs_ceil() {
-                    response.headers_mut().insert(RETRY_AFTER, HeaderValue::from(seconds.max(1)));
+            Refusal::Banned { remaining, .. } => {
+                let seconds = remaining.as_secs_ceil().map(|seconds| seconds.max(1));
+                let mut response = self.without_limits(serde_json::json!({
+                    "error": self.verdict().error(),
+                    "message": BANNED,
+                    "retry_after": seconds,
+                    "retry_after_ms": remaining.as_millis_ceil().map(|ms| ms.max(1)),
+                }));
+                if let Some(seconds) = seconds {
+                    response.headers_mut().insert(RETRY_AFTER, HeaderValue::from(seconds));
                 }
                 response
             }
-            Refusal::PathTooLong { max_bytes } => {
-                self.without_limits(&format!("{PATH_TOO_LONG}; at most {max_bytes} bytes are accepted"))
-            }
+            Refusal::PathTooLong { max_bytes } => self.without_limits(serde_json::json!({
+                "error": self.verdict().error(),
+                "message": format!("{PATH_TOO_LONG}; at most {max_bytes} bytes are accepted"),
+            })),
         }
     }
 
@@ -127,11 +146,9 @@ impl Refusal {
     }
 
     /// Builds a JSON response without rate-limit headers.
-    fn without_limits(&self, message: &str) -> Response<Bytes> {
-        let verdict = self.verdict();
-        let body = serde_json::json!({ "error": verdict.error(), "message": message });
+    fn without_limits(&self, body: serde_json::Value) -> Response<Bytes> {
         let mut response = Response::new(Bytes::from(body.to_string()));
-        *response.status_mut() = verdict.http();
+        *response.status_mut() = self.verdict().http();
         let headers = response.headers_mut();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
         headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));

@@ -5,7 +5,7 @@ use std::time::Duration;
 use smallvec::SmallVec;
 use tollgate_core::{Cost, Wait};
 
-use crate::identity::{Identity, Subject, SubjectKinds};
+use crate::identity::{Identity, SubjectKey, Subjects};
 
 /// Options of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -28,17 +28,23 @@ impl RequestOptions {
 /// The part of a request that varies within a [`CheckPlan`](super::check_plan::CheckPlan).
 pub(super) struct RequestContext {
     /// The subject that each rule of the plan counts, in the order of the rules.
-    pub(super) subjects: SmallVec<[Subject; 1]>,
+    pub(super) subjects: SmallVec<[SubjectKey; 1]>,
     pub(super) options: RequestOptions,
+    /// The part of the decision's deadline that the lookup of the plan has used.
+    pub(super) spent: Duration,
 }
 
 impl RequestContext {
     /// Creates the context of a request whose rules count by `kinds`.
     pub(super) fn new<'a>(
-        kinds: impl Iterator<Item = &'a SubjectKinds>,
+        kinds: impl Iterator<Item = &'a Subjects>,
         identity: &Identity<'_>,
         options: RequestOptions,
     ) -> RequestContext {
-        RequestContext { subjects: kinds.map(|kinds| identity.subject(kinds)).collect(), options }
+        RequestContext {
+            subjects: kinds.map(|kinds| identity.subject(kinds)).collect(),
+            options,
+            spent: Duration::ZERO,
+        }
     }
 }

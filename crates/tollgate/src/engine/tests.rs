@@ -8,7 +8,7 @@ use crate::answer::Verdict;
 use crate::config::{Config, Format};
 use crate::rules::path::normalisations;
 use http::{HeaderMap, Request};
-use tollgate_core::{ManualClock, Timestamp};
+use tollgate_core::{ManualClock, Source, Timestamp};
 
 struct Site {
     engine: Engine,
@@ -64,7 +64,7 @@ impl Site {
 const HERE: [u8; 4] = [203, 0, 113, 9];
 
 #[tokio::test]
-async fn request_that_matches_no_rule_is_not_limited() {
+async fn only_what_a_rule_matches_is_limited() {
     let site = site(
         r#"
         [[rules]]
@@ -79,96 +79,6 @@ async fn request_that_matches_no_rule_is_not_limited() {
         assert!(site.passes("GET", "/abc", &[], HERE).await);
     }
     assert!(site.passes("POST", "/shorten", &[], [203, 0, 113, 10]).await, "another address has its own");
-}
-
-const EVERY_KIND_OF_RULE: &str = r#"
-    bans = [{ by = "ip", value = "198.51.100.7" }]
-    [[rules]]
-    name = "shield"
-    store = "memory"
-    limits = ["3/h"]
-    [[rules]]
-    name = "login"
-    match = { path = "/login" }
-    by = ["ip"]
-    charge = "on_failure"
-    limits = ["2/h", "5/min leaky-bucket"]
-    [[rules]]
-    name = "shadow"
-    mode = "shadow"
-    by = ["ip"]
-    charge = "on_success"
-    limits = ["1/h"]
-"#;
-
-/// Counts decisions, and reads the clock for it.
-#[derive(Default)]
-struct CountDecisions(AtomicU64);
-
-impl crate::observe::Observer for CountDecisions {
-    fn decided(&self, _answered: &crate::observe::Answered<'_>) {
-        self.0.fetch_add(1, Ordering::Relaxed);
-    }
-}
-
-/// Sends requests without a runtime, each polled once. Returns the verdict and the decision of each.
-fn verdicts_at_the_first_poll(site: &Site) -> Vec<(Verdict, Option<tollgate_core::Decision>)> {
-    use futures_util::FutureExt;
-
-    let requests = [("/login", HERE), ("/", HERE), ("/login", HERE), ("/login", HERE), ("/", [198, 51, 100, 7])];
-    let send = |(path, peer): (&str, [u8; 4])| {
-        let outcome = site.send("GET", path, &[], peer).now_or_never().expect("ready at the first poll");
-        match outcome {
-            Outcome::Admitted(permit) => {
-                let decision = permit.decision().cloned();
-                permit.finish(Ending::Failure).now_or_never().expect("ready at the first poll");
-                (Verdict::Allowed, decision)
-            }
-            Outcome::Refused(refusal) => (refusal.verdict(), refusal.decision().cloned()),
-        }
-    };
-    requests.into_iter().map(send).collect()
-}
-
-#[test]
-fn check_in_memory_is_ready_at_the_first_poll() {
-    let verdicts = verdicts_at_the_first_poll(&site(EVERY_KIND_OF_RULE));
-    let verdicts: Vec<Verdict> = verdicts.into_iter().map(|(verdict, _)| verdict).collect();
-    use Verdict::{Allowed, Denied, Forbidden};
-    assert_eq!(verdicts, [Allowed, Allowed, Allowed, Denied, Forbidden]);
-}
-
-#[test]
-fn observer_changes_no_decision() {
-    let plain = site(EVERY_KIND_OF_RULE);
-    let observer = Arc::new(CountDecisions::default());
-    let clock = plain.clock.clone();
-    let memory = MemoryStore::builder().clock(clock.clone()).build();
-    let limiter = Limiter::builder().memory(memory).clock(clock.clone()).observer(observer.clone()).build();
-    let observed = Engine::on_clock(limiter, rules(EVERY_KIND_OF_RULE), Vec::new(), clock.clone());
-    let observed = Site { engine: observed, clock };
-    assert_eq!(verdicts_at_the_first_poll(&observed), verdicts_at_the_first_poll(&plain));
-    assert_eq!(observed.engine.rule_stats(), plain.engine.rule_stats());
-    assert_eq!(observer.0.load(Ordering::Relaxed), 5, "two enforced checks and three shadow checks");
-}
-
-#[tokio::test]
-async fn request_that_would_wait_too_long_is_refused_and_refunded() {
-    let site = site("[[rules]]\nname = 'a'\nby = ['ip']\nlimits = ['1/s leaky-bucket queue=10']");
-    let request = Request::get("/").body(()).unwrap();
-    let send = async |cost: u32, max_wait: u64| {
-        let options = RequestOptions { cost: Some(Cost::new(cost)), max_wait: Some(Duration::from_secs(max_wait)) };
-        site.engine.check(&RequestView::of(&request), HERE.into(), options).await
-    };
-    let Outcome::Admitted(permit) = send(5, 3).await else { panic!("the bucket is empty") };
-    assert_eq!(permit.wait(), Duration::ZERO);
-    for (cost, max_wait) in [(2, 3), (1, 3), (2, 0)] {
-        let Outcome::Refused(refusal) = send(cost, max_wait).await else { panic!("5 s of work are ahead") };
-        let wait = refusal.decision().unwrap().retry_after().as_duration();
-        assert_eq!(wait, Some(Duration::from_secs(5 - max_wait)), "cost {cost}, at most {max_wait} s");
-    }
-    let Outcome::Admitted(permit) = send(1, 5).await else { panic!("5 s are accepted") };
-    assert_eq!(permit.wait(), Duration::from_secs(5), "the refused requests left no units behind");
 }
 
 #[tokio::test]
@@ -216,7 +126,7 @@ async fn a_shadow_rule_never_blocks_and_counts_what_it_would_have_denied() {
 }
 
 #[tokio::test]
-async fn invented_keys_share_the_anonymous_budget_of_their_address() {
+async fn plans_keys_and_strangers() {
     let site = site(
         r#"
         [plans.anonymous]
@@ -248,7 +158,7 @@ async fn invented_keys_share_the_anonymous_budget_of_their_address() {
 }
 
 #[tokio::test]
-async fn ending_decides_about_the_refund_and_refunds_once() {
+async fn units_come_back_by_how_a_request_ends_and_exactly_once() {
     let site = site(
         r#"
         [[rules]]
@@ -318,7 +228,7 @@ struct Hurried {
 impl Clock for Hurried {
     fn now(&self) -> Timestamp {
         let now_us = self.now_us.fetch_add(self.step_us, Ordering::Relaxed);
-        assert!(now_us < self.panics_at_us, "the clock panics");
+        assert!(now_us < self.panics_at_us, "no clock goes on for ever");
         Timestamp::from_micros(now_us)
     }
 }
@@ -334,18 +244,17 @@ fn hurried(text: &str, step_us: u64, panics_at_us: u64) -> Site {
 const SHIELD: &str = "[[rules]]\nname = 'flood'\nby = ['ip']\nstore = 'memory'\n";
 
 #[tokio::test]
-async fn unit_freed_between_the_shields_peek_and_check_is_charged_once() {
-    // The first request peeks at 1.0 s and is charged at 1.4 s. The second peeks at 1.8 s, is charged at 2.2 s and
-    // refunded, and charged again at 3.0 s.
+async fn a_unit_that_comes_free_between_the_look_and_the_question_is_taken_once() {
+    // Looked at and taken at 1.0 and 1.4 s; the second looks at 1.8 s, asks at 2.2 s and, since that leaves room, again at 3.0 s.
     let site = hurried(&format!("{SHIELD}limits = ['1/800ms']"), 400_000, u64::MAX);
     assert!(site.passes("GET", "/", &[], HERE).await);
-    assert!(site.passes("GET", "/", &[], HERE).await, "its own check did not use up the unit");
+    assert!(site.passes("GET", "/", &[], HERE).await, "it was not refused by its own first question");
     let stats = site.engine.rule_stats();
     assert_eq!((stats[0].allowed(), stats[0].denied()), (2, 0));
 }
 
 #[tokio::test]
-async fn panic_in_the_shield_store_is_handled_by_the_failure_policy() {
+async fn a_shield_that_panics_is_one_that_does_not_answer() {
     for (on_failure, passes) in [("local", true), ("allow", true), ("deny", false)] {
         let text = format!("{SHIELD}limits = ['1/h']\non_failure = '{on_failure}'\ncharge = 'on_failure'");
         let site = hurried(&text, 0, 0);
@@ -382,7 +291,7 @@ async fn a_reload_changes_the_rules_and_keeps_the_counters() {
 }
 
 #[tokio::test]
-async fn banned_address_gets_403_and_exempt_address_is_not_counted() {
+async fn the_banned_are_told_until_when_and_the_exempt_are_not_counted() {
     let site = site(
         r#"
         [[bans]]
@@ -397,11 +306,92 @@ async fn banned_address_gets_403_and_exempt_address_is_not_counted() {
         "#,
     );
     let Outcome::Refused(refusal) = site.send("GET", "/", &[], [198, 51, 100, 7]).await else { panic!("a ban") };
-    assert_eq!((refusal.verdict(), refusal.response(&HeaderMap::new()).status().as_u16()), (Verdict::Forbidden, 403));
+    assert_eq!((refusal.verdict(), refusal.response(&HeaderMap::new()).status().as_u16()), (Verdict::Banned, 403));
     for _ in 0..5 {
         let Outcome::Admitted(permit) = site.send("GET", "/", &[], [192, 0, 2, 77]).await else { panic!("exempt") };
         assert!(permit.decision().is_none());
     }
+}
+
+/// The fields of a response to a banned client: status, `Retry-After`, and the body.
+fn shown(refusal: &Refusal) -> (u16, Option<String>, serde_json::Value) {
+    let response = refusal.response(&HeaderMap::new());
+    let retry_after = response.headers().get("retry-after").map(|value| value.to_str().unwrap().to_owned());
+    (response.status().as_u16(), retry_after, serde_json::from_slice(response.body()).unwrap())
+}
+
+#[tokio::test]
+async fn ban_in_the_store_is_refused_like_a_ban_of_the_configuration() {
+    let site = site(
+        r#"
+        [[bans]]
+        by = "ip"
+        value = "198.51.100.7"
+        [[bans]]
+        by = "ip"
+        value = "198.51.100.8"
+        until = "2023-11-14T23:13:20Z"
+        [[rules]]
+        name = "all"
+        by = ["ip"]
+        limits = ["1/h"]
+        "#,
+    );
+    let refused = async |peer: [u8; 4]| match site.send("GET", "/", &[], peer).await {
+        Outcome::Refused(refusal) => Some(refusal),
+        Outcome::Admitted(_) => None,
+    };
+    site.engine.limiter().ban(b"ip:203.0.113.9", Some(Duration::from_secs(3_600))).await.unwrap();
+    let (by_store, configured) = (refused(HERE).await.unwrap(), refused([198, 51, 100, 8]).await.unwrap());
+    assert_eq!(shown(&by_store), shown(&configured));
+    let body = serde_json::json!({
+        "error": "banned", "message": "this caller is banned", "retry_after": 3_600, "retry_after_ms": 3_600_000,
+    });
+    assert_eq!(shown(&by_store), (403, Some("3600".to_owned()), body));
+    assert_eq!((by_store.source(), configured.source()), (Source::Store, Source::None));
+
+    site.engine.limiter().ban(b"ip:203.0.113.9", None).await.unwrap();
+    let (by_store, configured) = (refused(HERE).await.unwrap(), refused([198, 51, 100, 7]).await.unwrap());
+    assert_eq!(shown(&by_store), shown(&configured));
+    assert_eq!((shown(&by_store).1, &shown(&by_store).2["retry_after"]), (None, &serde_json::Value::Null));
+    assert_eq!(
+        (site.engine.rule_stats()[0].allowed(), site.engine.rule_stats()[0].denied()),
+        (0, 0),
+        "no rule decided"
+    );
+
+    assert!(site.engine.limiter().unban(b"ip:203.0.113.9").await.unwrap());
+    assert!(refused(HERE).await.is_none(), "the ban charged nothing");
+    assert_eq!(refused(HERE).await.unwrap().verdict(), Verdict::Denied);
+}
+
+#[tokio::test]
+async fn ban_in_the_store_holds_in_shadow_mode_and_for_the_whole_subject_alone() {
+    let site = site(
+        r#"
+        [[rules]]
+        name = "watched"
+        match = { path = "/watched" }
+        by = ["ip"]
+        limits = ["1/h"]
+        mode = "shadow"
+        [[rules]]
+        name = "pairs"
+        match = { path = "/pairs" }
+        by = ["ip", "path"]
+        limits = ["1/h"]
+        "#,
+    );
+    let verdict = async |path: &str| site.verdict(path, &[], HERE).await.0;
+    site.engine.limiter().ban(b"ip:203.0.113.9", Some(Duration::from_secs(60))).await.unwrap();
+    assert_eq!(verdict("/watched").await, Verdict::Banned);
+    assert_eq!(site.engine.rule_stats()[0].denied(), 0, "a shadow rule would not have denied it");
+    assert_eq!(verdict("/pairs").await, Verdict::Allowed, "the rule counts another subject");
+    assert_eq!(verdict("/").await, Verdict::Allowed, "no rule counts anything");
+    site.engine.limiter().ban(b"ip:203.0.113.9&path:/pairs", None).await.unwrap();
+    assert_eq!(verdict("/pairs").await, Verdict::Banned);
+    site.clock.advance(Duration::from_secs(60));
+    assert_eq!(verdict("/watched").await, Verdict::Allowed, "the ban has ended");
 }
 
 /// A path that costs much to normalise and is within the bound.
@@ -410,7 +400,7 @@ fn hostile() -> String {
 }
 
 #[tokio::test]
-async fn refusal_by_address_or_shield_normalises_no_path() {
+async fn what_is_refused_by_address_or_shield_costs_no_normalisation() {
     let site = site(
         r#"
         bans = [{ by = "ip", value = "198.51.100.7" }]
@@ -426,7 +416,7 @@ async fn refusal_by_address_or_shield_normalises_no_path() {
         limits = ["1/h"]
         "#,
     );
-    assert_eq!(site.verdict(&hostile(), &[], [198, 51, 100, 7]).await, (Verdict::Forbidden, 0), "banned");
+    assert_eq!(site.verdict(&hostile(), &[], [198, 51, 100, 7]).await, (Verdict::Banned, 0), "banned");
     assert_eq!(site.verdict("/login;v=1", &[], HERE).await, (Verdict::Allowed, 2), "matched, and counted by path");
     assert_eq!(site.verdict("/login", &[], HERE).await, (Verdict::Denied, 0), "plain");
     assert_eq!(site.verdict("/login;v=1", &[], HERE).await.0, Verdict::Denied);
@@ -434,7 +424,7 @@ async fn refusal_by_address_or_shield_normalises_no_path() {
 }
 
 #[tokio::test]
-async fn path_is_normalised_only_if_a_rule_matches_paths() {
+async fn a_path_is_normalised_only_if_a_rule_looks_at_it() {
     let site = site(
         r#"
         [[rules]]
@@ -458,7 +448,7 @@ async fn path_is_normalised_only_if_a_rule_matches_paths() {
 }
 
 #[tokio::test]
-async fn path_beyond_the_bound_is_refused_before_it_is_normalised() {
+async fn a_path_beyond_the_bound_is_refused_before_it_is_looked_at() {
     let rule = "[[rules]]\nname = 'login'\nmatch = { path = '/login' }\nby = ['ip']\nlimits = ['5/h']";
     for (setting, bytes_max) in [("", 8_192), ("path_bytes_max = 100", 100)] {
         let site = site(&format!("{setting}\n{rule}"));
@@ -477,7 +467,7 @@ async fn path_beyond_the_bound_is_refused_before_it_is_normalised() {
 }
 
 #[tokio::test]
-async fn shield_never_refuses_an_exempt_request() {
+async fn a_shield_never_refuses_what_is_exempt() {
     let site = site(
         r#"
         [exempt]
@@ -501,7 +491,7 @@ async fn shield_never_refuses_an_exempt_request() {
 }
 
 #[tokio::test]
-async fn shield_matches_paths_like_other_rules() {
+async fn a_shield_that_looks_at_paths_reads_them_as_rules_do() {
     let site = site(
         r#"
         [[rules]]
@@ -531,13 +521,13 @@ async fn a_banned_key_is_refused_whatever_the_rules_and_exemptions_say() {
     );
     for (path, peer) in [("/login", HERE), ("/unlimited", HERE), ("/health", HERE), ("/", [192, 0, 2, 7])] {
         let key = [("x-api-key", "a-banned-key-00001")];
-        assert_eq!(site.verdict(path, &key, peer).await.0, Verdict::Forbidden, "{path}");
+        assert_eq!(site.verdict(path, &key, peer).await.0, Verdict::Banned, "{path}");
         assert_eq!(site.verdict(path, &[], peer).await.0, Verdict::Allowed, "{path}");
     }
 }
 
 #[tokio::test]
-async fn ipv4_client_has_one_budget_over_all_ipv6_transitions() {
+async fn an_ipv4_client_is_itself_by_whatever_ipv6_route_it_comes() {
     let site = site(
         r#"
         bans = [{ by = "ip", value = "198.51.100.0/24" }, { by = "ip", value = "2002:c000:280::/48" }]
@@ -557,7 +547,7 @@ async fn ipv4_client_has_one_budget_over_all_ipv6_transitions() {
         Outcome::Refused(refusal) => refusal.verdict().error(),
     };
     for peer in ["198.51.100.7", "::ffff:198.51.100.7", "64:ff9b::198.51.100.7", "2002:c633:6407::1", "192.0.2.128"] {
-        assert_eq!(verdict(peer).await, "forbidden", "{peer}");
+        assert_eq!(verdict(peer).await, "banned", "{peer}");
     }
     for peer in ["192.0.2.7", "64:ff9b::192.0.2.7", "2002:c000:207:1::9"] {
         assert_eq!(verdict(peer).await, "exempt", "{peer}");

@@ -1,4 +1,4 @@
-//! Whom a limit counts: the words of `by = [...]`.
+//! Kinds of subjects: the values of `by = [...]`.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,77 +8,79 @@ use smallvec::{SmallVec, smallvec};
 
 use super::suggest;
 
-/// More kinds than this in one subject are refused.
+/// Maximum number of kinds in one subject.
 const KINDS_MAX: usize = 8;
-/// A longer text is refused unread.
+/// Maximum length of the text of one kind.
 const TEXT_BYTES_MAX: usize = 256;
 
-/// By what a request is counted.
+/// A property of a request by which it is counted. Parsed from the values of `by` in configuration.
 ///
 /// ```
-/// use tollgate::identity::SubjectKind;
+/// use tollgate::identity::Subject;
 ///
-/// let kind: SubjectKind = "header:X-Tenant".parse()?;
+/// let kind: Subject = "header:X-Tenant".parse()?;
 /// assert_eq!(kind.to_string(), "header:x-tenant");
-/// let error = "api-key".parse::<SubjectKind>().unwrap_err();
+/// let error = "api-key".parse::<Subject>().unwrap_err();
 /// assert!(error.to_string().contains("did you mean api_key?"));
-/// # Ok::<(), tollgate::identity::SubjectKindError>(())
+/// # Ok::<(), tollgate::identity::SubjectError>(())
 /// ```
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
-pub enum SubjectKind {
-    /// The known API key, else the verified user, else the address.
+pub enum Subject {
+    /// The caller that the application has set, else the known API key, the verified user or the client's address.
     Caller,
-    /// The client's address.
+    /// The client's address, truncated to the counted network.
     Ip,
-    /// The known API key.
+    /// The known API key. Without one, the request is counted by address.
     ApiKey,
-    /// The verified user.
+    /// The verified user. Without one, the request is counted by address.
     User,
-    /// What the request says in a header. The client chooses it, unless a proxy sets it: where proxies are trusted, only they are
-    /// believed, and who comes by another way is counted by address.
+    /// The value of a header, which clients can choose unless a proxy sets it.
+    ///
+    /// If trusted proxies are configured, only their requests are counted by it, all others by address. A request
+    /// without the header is counted by address too.
     Header(HeaderName),
-    /// What the request says in a cookie. The client chooses it.
+    /// The value of a cookie, which clients can choose. Without it, the request is counted by address.
     Cookie(String),
-    /// The path of the request.
+    /// The canonical path of the request. If it is ambiguous, the request is counted by address.
     Path,
-    /// Everybody together.
+    /// All requests together, in one counter.
     Global,
 }
 
-/// A text that names no [`SubjectKind`], or a list of them that makes no sense.
+/// The error for a text that is not a [`Subject`], or for an invalid list of them.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{problem}; accepted are caller, ip, api_key, user, header:NAME, cookie:NAME, path, global")]
-pub struct SubjectKindError {
+pub struct SubjectError {
     problem: String,
 }
 
-impl SubjectKind {
-    /// Whether the client can choose the value freely, so that a rule by this alone holds nobody.
+impl Subject {
+    /// Returns whether the client can choose the value freely, so that a rule by this kind alone limits no client.
     pub const fn is_chosen_by_client(&self) -> bool {
-        matches!(self, SubjectKind::Header(_) | SubjectKind::Cookie(_) | SubjectKind::Path)
+        matches!(self, Subject::Header(_) | Subject::Cookie(_) | Subject::Path)
     }
 }
 
-impl fmt::Display for SubjectKind {
+impl fmt::Display for Subject {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            SubjectKind::Caller => f.write_str("caller"),
-            SubjectKind::Ip => f.write_str("ip"),
-            SubjectKind::ApiKey => f.write_str("api_key"),
-            SubjectKind::User => f.write_str("user"),
-            SubjectKind::Header(name) => write!(f, "header:{name}"),
-            SubjectKind::Cookie(name) => write!(f, "cookie:{name}"),
-            SubjectKind::Path => f.write_str("path"),
-            SubjectKind::Global => f.write_str("global"),
+            Subject::Caller => f.write_str("caller"),
+            Subject::Ip => f.write_str("ip"),
+            Subject::ApiKey => f.write_str("api_key"),
+            Subject::User => f.write_str("user"),
+            Subject::Header(name) => write!(f, "header:{name}"),
+            Subject::Cookie(name) => write!(f, "cookie:{name}"),
+            Subject::Path => f.write_str("path"),
+            Subject::Global => f.write_str("global"),
         }
     }
 }
 
-impl FromStr for SubjectKind {
-    type Err = SubjectKindError;
+impl FromStr for Subject {
+    type Err = SubjectError;
 
-    fn from_str(text: &str) -> Result<SubjectKind, SubjectKindError> {
+    fn from_str(text: &str) -> Result<Subject, SubjectError> {
         if text.len() > TEXT_BYTES_MAX {
             return Err(error(format!(
                 "a kind of subject has at most {TEXT_BYTES_MAX} bytes, this one has {}",
@@ -88,10 +90,10 @@ impl FromStr for SubjectKind {
         match text.split_once(':') {
             None => parse_word(text),
             Some(("header", name)) => HeaderName::from_str(name)
-                .map(SubjectKind::Header)
-                .map_err(|_| error(format!("expected a header's name after header:, found {name:?}"))),
-            Some(("cookie", name)) if is_cookie_name(name) => Ok(SubjectKind::Cookie(name.to_owned())),
-            Some(("cookie", name)) => Err(error(format!("expected a cookie's name after cookie:, found {name:?}"))),
+                .map(Subject::Header)
+                .map_err(|_| error(format!("expected a header name after header:, found {name:?}"))),
+            Some(("cookie", name)) if is_cookie_name(name) => Ok(Subject::Cookie(name.to_owned())),
+            Some(("cookie", name)) => Err(error(format!("expected a cookie name after cookie:, found {name:?}"))),
             Some((word, name)) => Err(error(match suggest::nearest(word, ["header", "cookie"]) {
                 Some(meant) => format!("unknown kind of subject {text:?}; did you mean {meant}:{name}?"),
                 None => format!("unknown kind of subject {text:?}; only header and cookie take a name"),
@@ -100,14 +102,14 @@ impl FromStr for SubjectKind {
     }
 }
 
-fn parse_word(word: &str) -> Result<SubjectKind, SubjectKindError> {
+fn parse_word(word: &str) -> Result<Subject, SubjectError> {
     Ok(match word {
-        "caller" => SubjectKind::Caller,
-        "ip" => SubjectKind::Ip,
-        "api_key" => SubjectKind::ApiKey,
-        "user" => SubjectKind::User,
-        "path" => SubjectKind::Path,
-        "global" => SubjectKind::Global,
+        "caller" => Subject::Caller,
+        "ip" => Subject::Ip,
+        "api_key" => Subject::ApiKey,
+        "user" => Subject::User,
+        "path" => Subject::Path,
+        "global" => Subject::Global,
         "header" | "cookie" => return Err(error(format!("expected a name: {word}:NAME"))),
         _ => {
             let words = ["caller", "ip", "api_key", "user", "header:NAME", "cookie:NAME", "path", "global"];
@@ -119,34 +121,34 @@ fn parse_word(word: &str) -> Result<SubjectKind, SubjectKindError> {
     })
 }
 
-fn error(problem: String) -> SubjectKindError {
-    SubjectKindError { problem }
+fn error(problem: String) -> SubjectError {
+    SubjectError { problem }
 }
 
-/// A token of RFC 9110, which is what RFC 6265 allows as a cookie's name.
+/// Returns whether `name` is a token of RFC 9110, as RFC 6265 requires of a cookie name.
 fn is_cookie_name(name: &str) -> bool {
     !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte))
 }
 
-/// By what a request is counted: one kind, or several at once.
+/// The properties of a request by which it is counted: one kind, or a combination. Defaults to `caller`.
 ///
 /// ```
-/// use tollgate::identity::SubjectKinds;
+/// use tollgate::identity::Subjects;
 ///
-/// let login = SubjectKinds::parse(["ip", "user", "cookie:device"])?;
+/// let login = Subjects::parse(["ip", "user", "cookie:device"])?;
 /// assert_eq!(login.iter().count(), 3);
-/// assert!(SubjectKinds::parse([]).is_err());
-/// # Ok::<(), tollgate::identity::SubjectKindError>(())
+/// assert!(Subjects::parse([]).is_err());
+/// # Ok::<(), tollgate::identity::SubjectError>(())
 /// ```
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
-pub struct SubjectKinds(SmallVec<[SubjectKind; 1]>);
+pub struct Subjects(SmallVec<[Subject; 1]>);
 
-impl SubjectKinds {
-    /// Counts by all of these at once: two requests share a counter only if all of them agree.
+impl Subjects {
+    /// Creates a combination of kinds. Two requests share a counter only if all of their values are equal.
     ///
     /// # Errors
-    /// When there are none or too many, one stands there twice, or `global` stands beside others.
-    pub fn new(kinds: Vec<SubjectKind>) -> Result<SubjectKinds, SubjectKindError> {
+    /// Fails if there are no kinds or more than 8, if one is listed twice, or if `global` is combined with others.
+    pub fn new(kinds: Vec<Subject>) -> Result<Subjects, SubjectError> {
         if kinds.is_empty() {
             return Err(error("expected at least one kind of subject".to_owned()));
         }
@@ -155,38 +157,38 @@ impl SubjectKinds {
         }
         for (at, kind) in kinds.iter().enumerate() {
             if kinds[..at].contains(kind) {
-                return Err(error(format!("{kind} stands there twice")));
+                return Err(error(format!("{kind} is listed twice")));
             }
         }
-        if kinds.len() > 1 && kinds.contains(&SubjectKind::Global) {
-            return Err(error("global is everybody together and stands alone".to_owned()));
+        if kinds.len() > 1 && kinds.contains(&Subject::Global) {
+            return Err(error("global cannot be combined with other kinds of subject".to_owned()));
         }
-        Ok(SubjectKinds(kinds.into_iter().collect()))
+        Ok(Subjects(kinds.into_iter().collect()))
     }
 
-    /// The kinds with these texts.
+    /// Parses the kinds in these texts, such as `["ip", "header:x-tenant"]`.
     ///
     /// # Errors
-    /// As [`SubjectKinds::new`], or when a text names no kind.
-    pub fn parse<'a>(texts: impl IntoIterator<Item = &'a str>) -> Result<SubjectKinds, SubjectKindError> {
-        SubjectKinds::new(texts.into_iter().map(str::parse).collect::<Result<_, _>>()?)
+    /// Fails if a text is not a kind, and where [`Subjects::new`] fails.
+    pub fn parse<'a>(texts: impl IntoIterator<Item = &'a str>) -> Result<Subjects, SubjectError> {
+        Subjects::new(texts.into_iter().map(str::parse).collect::<Result<_, _>>()?)
     }
 
-    /// The kinds, in the order given.
-    pub fn iter(&self) -> impl Iterator<Item = &SubjectKind> {
+    /// Returns the kinds in the order given.
+    pub fn iter(&self) -> impl Iterator<Item = &Subject> {
         self.0.iter()
     }
 
-    /// Whether the client can choose every part freely, so that it is held by nothing.
+    /// Returns whether the client can choose all values freely, so that a rule by these kinds limits no client.
     pub fn is_chosen_by_client(&self) -> bool {
-        self.0.iter().all(SubjectKind::is_chosen_by_client)
+        self.0.iter().all(Subject::is_chosen_by_client)
     }
 }
 
-impl Default for SubjectKinds {
-    /// `caller`.
+impl Default for Subjects {
+    /// Returns the kind `caller` alone.
     fn default() -> Self {
-        SubjectKinds(smallvec![SubjectKind::Caller])
+        Subjects(smallvec![Subject::Caller])
     }
 }
 
@@ -199,13 +201,13 @@ mod tests {
         for text in
             ["caller", "ip", "api_key", "user", "header:x-tenant", "cookie:device", "cookie:A.b", "path", "global"]
         {
-            assert_eq!(text.parse::<SubjectKind>().unwrap().to_string(), text);
+            assert_eq!(text.parse::<Subject>().unwrap().to_string(), text);
         }
     }
 
     #[test]
-    fn a_slip_is_told_what_was_meant() {
-        for (text, said) in [
+    fn error_suggests_the_nearest_kind() {
+        for (text, expected) in [
             ("Caller", "did you mean caller?"),
             ("api-key", "did you mean api_key?"),
             ("apikey", "did you mean api_key?"),
@@ -214,42 +216,42 @@ mod tests {
             ("headers:x-tenant", "did you mean header:x-tenant?"),
             ("header", "header:NAME"),
             ("cookie", "cookie:NAME"),
-            ("header:", "a header's name"),
-            ("header:x tenant", "a header's name"),
-            ("cookie:", "a cookie's name"),
-            ("cookie:a=b", "a cookie's name"),
+            ("header:", "a header name"),
+            ("header:x tenant", "a header name"),
+            ("cookie:", "a cookie name"),
+            ("cookie:a=b", "a cookie name"),
             ("ip:v6", "only header and cookie take a name"),
             ("tenant", "unknown kind of subject \"tenant\""),
             ("", "unknown kind of subject \"\""),
         ] {
-            let message = text.parse::<SubjectKind>().unwrap_err().to_string();
-            assert!(message.contains(said), "{text:?}: {message}");
+            let message = text.parse::<Subject>().unwrap_err().to_string();
+            assert!(message.contains(expected), "{text:?}: {message}");
             assert!(message.contains("accepted are caller, ip"), "{message}");
         }
-        let message = "x".repeat(10_000).parse::<SubjectKind>().unwrap_err().to_string();
+        let message = "x".repeat(10_000).parse::<Subject>().unwrap_err().to_string();
         assert!(message.len() < 200, "{message}");
     }
 
     #[test]
-    fn a_list_that_makes_no_sense_is_refused() {
-        for (texts, said) in [
+    fn invalid_list_of_kinds_is_refused() {
+        for (texts, expected) in [
             (&[][..], "at least one"),
-            (&["ip", "ip"], "ip stands there twice"),
-            (&["header:X-A", "header:x-a"], "header:x-a stands there twice"),
-            (&["global", "ip"], "stands alone"),
+            (&["ip", "ip"], "ip is listed twice"),
+            (&["header:X-A", "header:x-a"], "header:x-a is listed twice"),
+            (&["global", "ip"], "cannot be combined"),
             (
                 &["header:a", "header:b", "header:c", "header:d", "header:e", "header:f", "header:g", "header:h", "ip"],
                 "at most 8",
             ),
         ] {
-            let message = SubjectKinds::parse(texts.iter().copied()).unwrap_err().to_string();
-            assert!(message.contains(said), "{texts:?}: {message}");
+            let message = Subjects::parse(texts.iter().copied()).unwrap_err().to_string();
+            assert!(message.contains(expected), "{texts:?}: {message}");
         }
     }
 
     #[test]
-    fn kinds_that_a_client_chooses_are_told_apart() {
-        let is_chosen = |texts: &[&str]| SubjectKinds::parse(texts.iter().copied()).unwrap().is_chosen_by_client();
+    fn kinds_that_a_client_can_choose_are_recognised() {
+        let is_chosen = |texts: &[&str]| Subjects::parse(texts.iter().copied()).unwrap().is_chosen_by_client();
         assert!(is_chosen(&["header:x-tenant"]) && is_chosen(&["cookie:device", "path"]));
         assert!(!is_chosen(&["cookie:device", "ip"]) && !is_chosen(&["caller"]) && !is_chosen(&["global"]));
     }

@@ -52,6 +52,7 @@ pub(super) async fn respond<S, ReqBody, ResBody, M>(
     mut request: Request<ReqBody>,
     peer: IpAddr,
     cost: Option<Cost>,
+    caller: Option<String>,
     settings: Arc<LayerSettings>,
     make_body: M,
 ) -> Result<Response<ResBody>, S::Error>
@@ -60,7 +61,7 @@ where
     M: MakeBody<ResBody>,
 {
     let options = RequestOptions { cost, max_wait: Some(settings.wait_max) };
-    let view = RequestView::sent_as(&request, settings.find_sent);
+    let view = RequestView::sent_as(&request, settings.find_sent).with_caller(caller.as_deref());
     let permit = match settings.engine.check(&view, peer, options).await {
         Outcome::Admitted(permit) => permit,
         Outcome::Refused(refusal) => {

@@ -2,7 +2,8 @@
 
 use tollgate_core::{Decision, Timestamp};
 
-/// A decision on all limits of a check, or on some of them. The result of [`Limiter::check_each`](super::Limiter::check_each).
+/// The result of [`Limiter::check_each`](super::Limiter::check_each): a decision on all limits of a check, or, if the store
+/// did not answer, only on those whose failure policy is not [`OnFailure::Allow`](crate::OnFailure::Allow).
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[must_use]
 pub enum EachDecision {

@@ -80,7 +80,7 @@ impl Limiter {
         let refunded = match Check::new(&difference.unused) {
             Ok(unused) => {
                 let Decision { at, source, .. } = *decision;
-                self.refund(&unused, &Decision { at, source, limits: difference.unused_lines }).await
+                self.refund(&unused, &Decision { at, source, ban: None, limits: difference.unused_lines }).await
             }
             Err(_nothing) => Ok(()),
         };

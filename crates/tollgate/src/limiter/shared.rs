@@ -6,12 +6,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt;
+use parking_lot::Mutex;
 use smallvec::SmallVec;
 use tokio::runtime::Handle;
 use tokio::time::{Instant, sleep};
 use tollgate_core::{
     Check, Clock, Decision, Demand, LimitStatus, MemoryStore, Source, Store, StoreError, StoreErrorKind as Kind,
-    Timestamp,
+    Timestamp, Wait,
 };
 
 use super::stats::{Counters, add};
@@ -22,6 +23,9 @@ use crate::deny_cache::{CallSpan, DenyCache};
 use crate::failure::{FailurePolicy, OnFailure, Unavailable, local_share, local_wait};
 use crate::observe::{Observers, StoreCallKind as Call};
 
+const NO_TIMER: &str = "the store can be used only inside a tokio runtime that has a timer";
+const NOT_ASKED: &str = "the store is not asked until a probe succeeds";
+
 pub(super) struct Shared {
     store: Arc<dyn Store>,
     local: MemoryStore,
@@ -29,6 +33,8 @@ pub(super) struct Shared {
     pub(super) observers: Observers,
     deny_cache: Option<DenyCache>,
     breaker: Breaker,
+    /// The failure that opened the breaker last.
+    last_failure: Mutex<Option<Unavailable>>,
     pub(super) deadline: Duration,
     instances: u32,
 }
@@ -48,7 +54,8 @@ impl Shared {
     pub(super) fn new(parts: SharedParts) -> Shared {
         let SharedParts { store, local, clock, observers, deadline, instances, has_deny_cache } = parts;
         let deny_cache = has_deny_cache.then(DenyCache::default);
-        Shared { store, local, clock, observers, deny_cache, breaker: Breaker::default(), deadline, instances }
+        let (breaker, last_failure) = (Breaker::default(), Mutex::default());
+        Shared { store, local, clock, observers, deny_cache, breaker, last_failure, deadline, instances }
     }
 
     /// Returns the memory store that holds this node's shares.
@@ -70,6 +77,7 @@ impl Shared {
         checks: &[Check<'_>],
         policy: FailurePolicy<'_>,
         refundable: bool,
+        spent: Duration,
         counters: &Counters,
     ) -> Vec<Result<EachDecision, Unavailable>> {
         let sent = self.clock.now();
@@ -87,10 +95,10 @@ impl Shared {
         }
 
         let asked = match self.breaker.lets_ask(sent) {
-            Some(phase) => self.ask(&unknown, phase, sent, counters).await,
-            None => Err(Kind::Unreachable),
+            Some(phase) => self.ask(&unknown, phase, sent, spent, counters).await,
+            None => Err(self.last_failure()),
         };
-        let asked = asked.unwrap_or_else(|kind| unknown.iter().map(|_| Err(kind)).collect());
+        let asked = asked.unwrap_or_else(|failure| unknown.iter().map(|_| Err(failure.clone())).collect());
         let call = CallSpan { sent, received: self.clock.now().max(sent) };
         let mut fresh = unknown.iter().zip(asked).map(|(check, asked)| match asked {
             Ok(decision) => {
@@ -99,7 +107,7 @@ impl Shared {
                 }
                 Ok(EachDecision::Complete(decision))
             }
-            Err(kind) => self.degraded(check, policy, kind),
+            Err(failure) => self.degraded(check, policy, failure),
         });
         answers.iter_mut().filter(|answer| answer.is_none()).for_each(|answer| *answer = fresh.next());
         answers.into_iter().flatten().collect()
@@ -152,6 +160,30 @@ impl Shared {
         reset
     }
 
+    pub(super) async fn ban(&self, subject: &[u8], duration: Option<Duration>) -> Result<(), StoreError> {
+        self.forget_ban(subject);
+        let banned = self.call(Call::Ban, 0, async { self.store.ban(subject, duration).await }).await;
+        self.forget_ban(subject);
+        banned
+    }
+
+    pub(super) async fn unban(&self, subject: &[u8]) -> Result<bool, StoreError> {
+        self.forget_ban(subject);
+        let was_banned = self.call(Call::Ban, 0, async { self.store.unban(subject).await }).await;
+        // Forgets a ban that was cached during the call.
+        self.forget_ban(subject);
+        was_banned
+    }
+
+    pub(super) async fn ban_of(&self, subject: &[u8]) -> Result<Option<Wait>, StoreError> {
+        self.call(Call::Ban, 0, async { self.store.ban_of(subject).await }).await
+    }
+
+    /// Removes the ban of a subject from the deny cache.
+    fn forget_ban(&self, subject: &[u8]) {
+        self.deny_cache.iter().for_each(|cache| cache.forget_ban(subject));
+    }
+
     /// Removes the counters of a check from the deny cache.
     fn forget(&self, check: &Check<'_>) {
         if let Some(cache) = &self.deny_cache {
@@ -168,11 +200,16 @@ impl Shared {
         checks: &[Check<'_>],
         phase: Phase,
         sent: Timestamp,
+        spent: Duration,
         counters: &Counters,
-    ) -> Result<Vec<Result<Decision, Kind>>, Kind> {
-        let Some(call) = self.begin(Call::Decide, checks.len(), self.decide(checks)) else {
-            // Without a call, nothing is known about the store.
-            return Err(Kind::Unreachable);
+    ) -> Result<Vec<Result<Decision, Unavailable>>, Unavailable> {
+        let deadline = self.deadline.saturating_sub(spent);
+        if deadline.is_zero() && !spent.is_zero() {
+            return Err(Unavailable::new(Kind::TimedOut, "the deadline passed before the store was called"));
+        }
+        let Some(call) = self.begin(Call::Decide, checks.len(), deadline, self.decide(checks)) else {
+            // The store was not called, so this says nothing about it.
+            return Err(Unavailable::new(Kind::Unreachable, NO_TIMER));
         };
         add(&counters.store_calls);
         let begun = Instant::now();
@@ -182,24 +219,34 @@ impl Shared {
                     self.tell_of_healing();
                 }
                 let undecided = |error: StoreError| {
-                    tracing::debug!(kind = error.kind().name(), %error, "the store did not decide one of several checks");
-                    error.kind()
+                    log_failure(&error, "the store did not decide one of several checks");
+                    Unavailable::from(&error)
                 };
                 return Ok(answers.into_iter().map(|answer| answer.map_err(undecided)).collect());
             }
             Err(error) => error,
         };
         add(&counters.store_failures);
-        tracing::debug!(kind = error.kind().name(), %error, "the store did not answer");
+        log_failure(&error, "the store did not decide");
+        let failure = Unavailable::from(&error);
         // A deadline that this process noticed late says nothing about the store. If the store is down, the next error
         // of the connection opens the breaker.
-        let was_starved = error.kind() == Kind::TimedOut && begun.elapsed() > self.deadline + LATENESS_MAX;
-        if !is_foreign(&error) && !was_starved && self.breaker.failed(phase, sent, self.clock.now()) {
-            tracing::warn!(kind = error.kind().name(), "the store is not asked until a probe succeeds");
+        let was_starved = begun.elapsed() > deadline + LATENESS_MAX;
+        // Nor does a store that did not answer in a part of the deadline.
+        let is_inconclusive = error.kind() == Kind::TimedOut && (was_starved || !spent.is_zero());
+        if !is_foreign(&error) && !is_inconclusive && self.breaker.failed(phase, sent, self.clock.now()) {
+            tracing::warn!(kind = error.kind().name(), %error, "the store is not asked until a probe succeeds");
+            *self.last_failure.lock() = Some(failure.clone());
             self.observers.breaker_changed(true);
             probing::start(self);
         }
-        Err(error.kind())
+        Err(failure)
+    }
+
+    /// Returns the failure that opened the circuit breaker.
+    fn last_failure(&self) -> Unavailable {
+        let known = self.last_failure.lock().clone();
+        known.unwrap_or_else(|| Unavailable::new(Kind::Unreachable, NOT_ASKED))
     }
 
     /// Calls the store and validates its reply: one result per check, and one status per limit of each check.
@@ -229,12 +276,10 @@ impl Shared {
         checks: usize,
         call: impl Future<Output = Result<T, StoreError>>,
     ) -> Result<T, StoreError> {
-        match self.begin(kind, checks, call) {
+        let deadline = if kind == Call::Probe { probing::deadline(self.deadline) } else { self.deadline };
+        match self.begin(kind, checks, deadline, call) {
             Some(call) => call.await,
-            None => {
-                const NO_TIMER: &str = "the store is asked inside a tokio runtime that has a timer";
-                Err(StoreError::new(Kind::Unreachable, NO_TIMER))
-            }
+            None => Err(StoreError::new(Kind::Unreachable, NO_TIMER)),
         }
     }
 
@@ -243,9 +288,9 @@ impl Shared {
         &self,
         kind: Call,
         checks: usize,
+        deadline: Duration,
         call: impl Future<Output = Result<T, StoreError>>,
     ) -> Option<impl Future<Output = Result<T, StoreError>>> {
-        let deadline = if kind == Call::Probe { probing::deadline(self.deadline) } else { self.deadline };
         let call = self.within(deadline, call)?;
         Some(async move {
             let begun = self.observers.begin(&*self.clock);
@@ -278,7 +323,7 @@ impl Shared {
     /// Returns an error if the breaker is open, so that callers do not wait for a store that is down.
     fn not_open(&self) -> Result<(), StoreError> {
         match self.breaker.is_open() {
-            true => Err(StoreError::new(Kind::Unreachable, "the store is not asked until a probe succeeds")),
+            true => Err(StoreError::new(Kind::Unreachable, NOT_ASKED)),
             false => Ok(()),
         }
     }
@@ -289,9 +334,14 @@ impl Shared {
     }
 
     /// Decides a check without the store, by the failure policy of each limit.
-    fn degraded(&self, check: &Check<'_>, policy: FailurePolicy<'_>, kind: Kind) -> Result<EachDecision, Unavailable> {
+    fn degraded(
+        &self,
+        check: &Check<'_>,
+        policy: FailurePolicy<'_>,
+        failure: Unavailable,
+    ) -> Result<EachDecision, Unavailable> {
         if policy.denies(check) {
-            return Err(Unavailable::new(kind));
+            return Err(failure);
         }
         let is_local = |(_, policy): &(usize, OnFailure)| *policy == OnFailure::Local;
         let decided: Vec<usize> = policy.of_each(check).enumerate().filter(is_local).map(|(index, _)| index).collect();
@@ -322,6 +372,14 @@ impl Shared {
     fn local_demands<'a>(&self, check: &Check<'a>) -> SmallVec<[Demand<'a>; 2]> {
         let share = |demand: &Demand<'a>| Demand { limit: local_share(&demand.limit, self.instances), ..*demand };
         check.demands().iter().map(share).collect()
+    }
+}
+
+/// Logs the error of a store: a bug in Tollgate as an error, any other failure for debugging.
+fn log_failure(error: &StoreError, what: &'static str) {
+    match error.kind() {
+        Kind::Script => tracing::error!(kind = error.kind().name(), %error, "{what}"),
+        _ => tracing::debug!(kind = error.kind().name(), %error, "{what}"),
     }
 }
 

@@ -281,7 +281,10 @@ impl Ring {
         }
     }
 
-    /// Moves the entries to a block with room for `capacity` of them, the oldest first.
+    /// Moves the entries to a new block for `capacity` entries, the oldest at index 0. `is_wide` selects two words per entry
+    /// instead of one.
+    ///
+    /// `capacity` must be at least `len`. Without `is_wide`, the units of every entry must fit into one word.
     #[cold]
     fn rebuild(&mut self, capacity: usize, is_wide: bool) {
         let words = vec![0; if is_wide { 2 * capacity } else { capacity }].into_boxed_slice();

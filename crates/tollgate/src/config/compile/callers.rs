@@ -8,11 +8,10 @@ use tollgate_core::Timestamp;
 use super::{Compiler, Settings};
 use crate::config::finding::{Code, Finding};
 use crate::config::forms::{AnonymizeEntry, OneOrMany, Secret};
-use crate::config::mask::is_variable;
 use crate::config::span::{Span, Spanned};
-use crate::config::types::{Anonymize, BanWord, Config};
+use crate::config::types::{Anonymize, BanKind, Config};
 use crate::identity::{AddressPrefixes, Anonymizer, ForwardingHeader, Identifier, KeyDigest, Networks, TrustedProxies};
-use crate::rules::Ban;
+use crate::rules::CompiledBan;
 use crate::rules::lists::{BanList, ExemptList};
 use crate::rules::method::MethodSet;
 use crate::rules::pattern::Pattern;
@@ -27,7 +26,7 @@ impl Compiler<'_> {
         });
         let mut identifier = Identifier::new()
             .with_proxies(TrustedProxies::new(networks, header.unwrap_or_default()))
-            .with_api_keys(config.api_keys.into());
+            .with_api_keys(config.api_keys);
         if let Some(bits) = &config.ipv6_prefix
             && let Some(prefixes) = self.accept(AddressPrefixes::new(32, **bits), Code::InvalidNetwork, bits.span())
         {
@@ -65,7 +64,7 @@ impl Compiler<'_> {
             true => (Secret::new(process_secret()), span),
             false => self.secret("a secret for anonymize", names, ways, span)??,
         };
-        let anonymizer = Anonymizer::new(secret.reveal().as_bytes(), table.rotate.into());
+        let anonymizer = Anonymizer::new(secret.reveal().as_bytes(), table.rotate);
         self.accept(anonymizer, Code::InvalidValue, span)
     }
 
@@ -84,12 +83,12 @@ impl Compiler<'_> {
         };
         match (ways.text, ways.variable, ways.file) {
             (Some(text), None, None) => Some(Some(((**text).clone(), text.span()))),
-            (None, Some(name), None) => match self.loader.variable(name) {
+            (None, Some(name), None) => match self.loader.variable(name.reveal()) {
                 Some(value) => Some(Some((Secret::new(value), name.span()))),
                 None => {
-                    // Somebody may have written the secret itself there.
-                    let message = match is_variable(name) {
-                        true => format!("the environment variable `{}` is not set", **name),
+                    // The secret itself may stand in place of the name of its variable.
+                    let message = match is_variable(name.reveal()) {
+                        true => format!("the environment variable `{}` is not set", name.reveal()),
                         false => format!("the environment variable that `{}` names is not set", names[1]),
                     };
                     fail(self, Code::SecretMissing, message, name.span())
@@ -125,17 +124,17 @@ impl Compiler<'_> {
         let (mut bans, mut banned_networks) = (BanList::default(), Vec::new());
         for entry in &config.bans {
             let until = entry.until.as_ref().and_then(|text| self.instant(text));
-            let ban = Ban { until, reason: entry.reason.as_deref().map(Box::from) };
+            let ban = CompiledBan { until, reason: entry.reason.as_deref().map(Box::from) };
             let (value, span) = (entry.value.reveal(), entry.value.span());
             match entry.by {
-                BanWord::Ip => {
+                BanKind::Ip => {
                     let networks = Networks::parse([value]);
                     if let Some(networks) = self.accept(networks, Code::InvalidNetwork, span) {
                         banned_networks.extend(networks.iter().map(|network| (network, ban.clone())));
                     }
                 }
-                BanWord::ApiKey => bans.add_key(self.key_or_digest(&entry.value), ban),
-                BanWord::User => bans.add_user(value, ban),
+                BanKind::ApiKey => bans.add_key(self.key_or_digest(&entry.value), ban),
+                BanKind::User => bans.add_user(value, ban),
             }
         }
         bans.set_networks(banned_networks);
@@ -170,7 +169,7 @@ impl Compiler<'_> {
 #[derive(Clone, Copy)]
 pub(super) struct Ways<'c> {
     pub(super) text: &'c Option<Spanned<Secret>>,
-    pub(super) variable: &'c Option<Spanned<String>>,
+    pub(super) variable: &'c Option<Spanned<Secret>>,
     pub(super) file: &'c Option<Spanned<String>>,
 }
 
@@ -178,6 +177,13 @@ impl Ways<'_> {
     fn are_all_absent(&self) -> bool {
         self.text.is_none() && self.variable.is_none() && self.file.is_none()
     }
+}
+
+/// Returns whether a text looks like the name of an environment variable, and so is not a secret: at most 64 uppercase
+/// letters, digits and underscores, the first of them not a digit.
+fn is_variable(name: &str) -> bool {
+    let is_name_byte = |byte: u8| byte.is_ascii_uppercase() || byte.is_ascii_digit() || byte == b'_';
+    name.len() <= 64 && !name.starts_with(|first: char| first.is_ascii_digit()) && name.bytes().all(is_name_byte)
 }
 
 /// A secret for counters that live and die with this process. One for the whole process: a reload must not change

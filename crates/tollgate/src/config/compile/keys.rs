@@ -9,27 +9,35 @@ use super::limits::NamedLimit;
 use crate::config::finding::{Code, Finding};
 use crate::config::forms::{Limits, Secret};
 use crate::config::load;
+use crate::config::read::{FromNode, Reader};
 use crate::config::source::Source;
 use crate::config::span::Spanned;
+use crate::config::tree::Node;
 use crate::config::types::{ApiKeyTable, Config, RuleTable};
 use crate::identity::suggest::nearest;
 use crate::identity::{API_KEY_BYTES_MAX, ApiKey, KeyDigest, Networks};
-use crate::rules::{KeyEntry, LimitSetId, Plan};
+use crate::rules::{CompiledPlan, KeyEntry, LimitSetId};
 
 /// A keys file; empty if there is none.
-#[derive(Clone, Debug, Default, serde::Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct KeysFile {
     pub(crate) keys: Vec<Spanned<ApiKeyTable>>,
-    /// Its text, which that of a reload is compared with.
-    #[serde(skip)]
+    /// The text of the file, to compare with that of a reload.
     pub(crate) text: Secret,
+}
+
+impl FromNode for KeysFile {
+    fn from_node(node: &Node, reader: &mut Reader<'_>) -> Option<KeysFile> {
+        let fields = reader.table(node, &["keys"])?;
+        let keys = reader.field(&fields, "keys", None)?;
+        Some(KeysFile { keys, text: Secret::default() })
+    }
 }
 
 /// The sets of limits that a caller may have: those of the plans first, then those that keys have of their own.
 #[derive(Default)]
 pub(super) struct LimitSets {
-    plans: Vec<Plan>,
+    plans: Vec<CompiledPlan>,
     limits: Vec<(usize, Vec<NamedLimit>)>,
     given: Vec<Arc<str>>,
 }
@@ -68,7 +76,7 @@ impl LimitSets {
         self.given.clone()
     }
 
-    pub(super) fn into_plans(self) -> Vec<Plan> {
+    pub(super) fn into_plans(self) -> Vec<CompiledPlan> {
         self.plans
     }
 
@@ -118,7 +126,7 @@ impl Compiler<'_> {
                 self.note(Finding::new(Code::InvalidValue, "expected a URL").at(url.span()));
             }
             let upgrade_url = table.upgrade_url.as_ref().map(|url| url.as_str().into());
-            limit_sets.plans.push(Plan { name: name.as_str().into(), upgrade_url });
+            limit_sets.plans.push(CompiledPlan { name: name.as_str().into(), upgrade_url });
             let limits = self.limits(&table.limits, &source);
             limit_sets.limits.push((place, limits));
         }
@@ -198,20 +206,10 @@ impl Compiler<'_> {
                 return None;
             }
         };
-        let (root, source) = match load::parse(&shown, &text, format) {
-            Ok(parsed) => parsed,
-            Err(findings) => {
-                self.findings.extend(findings);
-                return None;
-            }
-        };
-        match load::read_tree(&root, &source) {
-            Ok(KeysFile { keys, .. }) => Some((KeysFile { keys, text: Secret::new(text) }, source)),
-            Err(finding) => {
-                self.findings.push(*finding);
-                None
-            }
-        }
+        let (file, source, errors) = load::read::<KeysFile>(&shown, &text, format);
+        let is_whole = errors.is_empty();
+        self.findings.extend(errors);
+        file.filter(|_| is_whole).map(|file| (KeysFile { text: Secret::new(text), ..file }, source))
     }
 
     fn key(
@@ -227,7 +225,7 @@ impl Compiler<'_> {
                 (Some(KeyDigest::of(key.reveal())), key.span())
             }
             (None, Some(digest)) => {
-                let parsed = digest.parse::<KeyDigest>();
+                let parsed = digest.reveal().parse::<KeyDigest>();
                 if let Err(error) = &parsed {
                     self.note_in(source, Finding::new(Code::InvalidKey, error.to_string()).at(digest.span()));
                 }

@@ -124,7 +124,7 @@ impl Compiler<'_> {
         let limit = Limit::new(**quota, time);
         let mut limit = self.accept_limit(limit, quota.span(), window.span(), source)?;
         if let Some(algorithm) = &table.algorithm {
-            let by_algorithm = limit.with_algorithm((**algorithm).into());
+            let by_algorithm = limit.with_algorithm(**algorithm);
             limit = self.accept_limit(by_algorithm, algorithm.span(), window.span(), source)?;
         }
         if let Some(burst) = &table.burst {

@@ -8,10 +8,10 @@ use tollgate_core::Limit;
 use super::Compiler;
 use crate::answer::{Style, Styles};
 use crate::config::finding::{Code, Finding};
-use crate::config::forms::Secret;
+use crate::config::forms::{Secret, StoreUrl};
 use crate::config::source::Source;
 use crate::config::span::Spanned;
-use crate::config::types::{Config, StyleWord};
+use crate::config::types::Config;
 use crate::failure::OnFailure;
 #[cfg(feature = "redis")]
 use crate::limiter::{Limiter, LimiterBuilder, StoreUrlError};
@@ -65,23 +65,22 @@ impl Settings {
     #[cfg(feature = "redis")]
     pub fn redis(&self) -> Result<Option<RedisStore>, StoreUrlError> {
         let Some(url) = self.store.as_ref().filter(|_| self.is_shared()) else { return Ok(None) };
-        Ok(Some(RedisStore::builder(url.reveal()).prefix(self.prefix.clone()).build()?))
+        Ok(Some(RedisStore::builder(url.reveal()).prefix(self.prefix.clone()).bans(true).build()?))
     }
 
     /// A limiter on this store, or in memory without one; and who is asked for plans that the rules do not know.
     #[cfg(feature = "redis")]
     pub fn limiter_on(&self, store: Option<RedisStore>) -> (LimiterBuilder, Vec<Arc<dyn PlanLookup>>) {
-        let mut builder = Limiter::builder()
+        let builder = Limiter::builder()
             .deadline(self.deadline)
             .on_failure(self.on_failure)
             .instances(self.instances.unwrap_or(1));
         let mut lookups: Vec<Arc<dyn PlanLookup>> = Vec::new();
         let Some(store) = store else { return (builder, lookups) };
         if let Some(name) = &self.plan_hash {
-            // The question for the plan comes before the decision, and both together keep the deadline.
-            let for_plan = self.deadline / 4;
-            lookups.push(Arc::new(PlanHash::new(store.clone(), name.as_str()).timeout(for_plan)));
-            builder = builder.deadline(self.deadline - for_plan);
+            // The lookup and the check that follows it share the deadline.
+            let timeout = PlanHash::timeout_for(self.deadline);
+            lookups.push(Arc::new(PlanHash::new(store.clone(), name.as_str()).timeout(timeout)));
         }
         (builder.store(Arc::new(store)), lookups)
     }
@@ -105,7 +104,7 @@ impl Compiler<'_> {
     pub(super) fn settings(&mut self, config: &Config) -> Settings {
         let store = match (self.loader.given_store(), &config.store) {
             (Some(given), _) => Some(given.clone()),
-            (None, Some(written)) => Some((**written).clone()),
+            (None, Some(written)) => Some(written.0.clone()),
             (None, None) => None,
         };
         if let Some(store) = &config.store {
@@ -118,13 +117,13 @@ impl Compiler<'_> {
             prefix: config.prefix.as_ref().map_or("tollgate".to_owned(), |prefix| self.prefix(prefix)),
             instances: self.loader.given_instances().or(instances),
             deadline: deadline.unwrap_or(Duration::from_millis(25)),
-            on_failure: config.on_failure.into(),
+            on_failure: config.on_failure,
             plan_hash: config.plan_sources.redis_hash.as_ref().map(|name| self.plan_hash(name)),
         }
     }
 
-    fn check_store(&mut self, store: &Spanned<Secret>) {
-        let Err(problem) = check_url(store.reveal()) else { return };
+    fn check_store(&mut self, store: &Spanned<StoreUrl>) {
+        let Err(problem) = check_url(store.0.reveal()) else { return };
         let finding = Finding::new(Code::InvalidStore, problem).help("or `memory`, for counters in this process alone");
         self.note(finding.at(store.span()));
     }
@@ -173,11 +172,8 @@ impl Compiler<'_> {
     }
 
     /// The header styles of the file, or of a rule.
-    pub(super) fn styles(&mut self, words: Option<&Spanned<Vec<StyleWord>>>) -> Option<Styles> {
-        let words = words?;
-        let styles = Styles::new(words.iter().map(|word| Style::from(*word)));
-        styles
-            .map_err(|error| self.note(Finding::new(Code::ConflictingHeaders, error.to_string()).at(words.span())))
-            .ok()
+    pub(super) fn styles(&mut self, styles: Option<&Spanned<Vec<Style>>>) -> Option<Styles> {
+        let list = styles?;
+        self.accept(Styles::new(list.iter().copied()), Code::ConflictingHeaders, list.span())
     }
 }

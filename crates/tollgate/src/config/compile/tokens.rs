@@ -9,7 +9,7 @@ use crate::config::finding::Finding;
 use crate::config::span::Spanned;
 use crate::config::types::Jwt;
 #[cfg(feature = "jwt")]
-use crate::config::types::JwtAlgorithmWord;
+use crate::config::types::JwtAlgorithm;
 use crate::identity::Identifier;
 #[cfg(feature = "jwt")]
 use crate::identity::TokenVerifier;
@@ -36,9 +36,9 @@ impl Compiler<'_> {
         let ways = Ways { text: &jwt.key, variable: &jwt.key_env, file: &jwt.key_file };
         let (key, span) = self.secret("a key for JWT", ["key", "key_env", "key_file"], ways, jwt.span())??;
         let verifier = match jwt.algorithm {
-            JwtAlgorithmWord::Hs256 => TokenVerifier::hs256(key.reveal().as_bytes()),
-            JwtAlgorithmWord::Rs256 => TokenVerifier::rs256(key.reveal().as_bytes()),
-            JwtAlgorithmWord::Es256 => TokenVerifier::es256(key.reveal().as_bytes()),
+            JwtAlgorithm::Hs256 => TokenVerifier::hs256(key.reveal().as_bytes()),
+            JwtAlgorithm::Rs256 => TokenVerifier::rs256(key.reveal().as_bytes()),
+            JwtAlgorithm::Es256 => TokenVerifier::es256(key.reveal().as_bytes()),
         };
         let mut verifier = self.accept(verifier, Code::InvalidJwt, span)?;
         if let Some(issuer) = &jwt.issuer {

@@ -25,7 +25,7 @@ fn a_misspelt_field_is_underlined_with_the_nearest_spelling() {
   × unknown field `limts`
    ╭─[tollgate.toml:3:1]
  2 │ name = "shorten"
- 3 │ limts = ["10/min"]
+ 3 │ limts = ["******"]
    · ──┬──
    ·   ╰── here
    ╰────
@@ -71,15 +71,19 @@ fn a_warning_is_drawn_as_one() {
 }
 
 #[test]
-fn a_report_of_several_errors_tells_all_of_them_in_words_too() {
+fn all_errors_of_reading_and_of_checking_are_in_one_report() {
     let report = load("deadline = \"soon\"\n[[rules]]\nname = \"a\"\nlimits = [10]\n").unwrap_err();
-    let said = report.to_string();
-    assert!(said.starts_with("tollgate.toml cannot be used: 1 error: wrong-type: expected a limit: "), "{said}");
-    assert!(said.ends_with(", found a number (tollgate.toml:4:11)"), "{said}");
+    let shown = report.to_string();
+    assert!(
+        shown.starts_with("tollgate.toml cannot be used: 2 errors, the first: invalid-time: expected a time"),
+        "{shown}"
+    );
+    assert!(shown.ends_with(" (tollgate.toml:1:12)") && !shown.contains('\n'), "{shown}");
+    let report = load("[[rules]]\nname = \"a\"\nlimits = [10]\n").unwrap_err();
+    let shown = report.to_string();
+    assert!(shown.starts_with("tollgate.toml cannot be used: 1 error: wrong-type: expected a limit: "), "{shown}");
+    assert!(shown.ends_with(", found a number (tollgate.toml:3:11)"), "{shown}");
     let report = load("deadline = \"soon\"\n[[rules]]\nname = \"a\"\nlimits = [\"10\"]\n").unwrap_err();
-    let said = report.to_string();
-    assert!(said.starts_with("tollgate.toml cannot be used: 2 errors, the first: invalid-time: "), "{said}");
-    assert!(said.ends_with(" (tollgate.toml:1:12)") && !said.contains('\n'), "{said}");
     let mut text = String::new();
     NarratableReportHandler::new().render_report(&mut text, &report).unwrap();
     for part in
@@ -184,6 +188,99 @@ fn a_syntax_error_in_yaml_is_underlined_where_it_is() {
         let finding = &report.findings()[0];
         assert_eq!(finding.code(), crate::config::Code::Syntax, "{text}: {report:?}");
         assert_eq!(finding.place().map(|(_, line, _)| line), Some(line), "{text}: {report:?}");
+    }
+}
+
+/// The same errors for both formats, each underlined where it is.
+#[test]
+fn all_errors_of_a_file_are_read_at_once() {
+    let toml = "prefix = 7\ninstances = -1\napi_keys = 'some'\nshadow = 'yes'\nexempt.paths = [1, '/x', 2]\nexempt.adresses = 'x'\n\
+                [anonymize]\nsecret = 5\nrotate = 'hourly'\n[plans.free]\nlimit = '1/s'\n[plans.pro]\n\
+                [[rules]]\nname = 'a'\nlimits = ['1/s', { quotta = 1 }]\nmode = 'of'\n[[rules]]\nlimits = 'plan'\nzzz = 1\n\
+                [[rules]]\nname = 'b'\nmatch.path = 'x'\nlimits = '0/s'\nby = ['user', 'usre']\n\
+                [[keys]]\nkey = 5\nplan = []\n[[keys]]\nkey = ' k'\n";
+    let yaml = "
+prefix: 7
+instances: -1
+api_keys: some
+shadow: 'yes'
+exempt:
+  paths: [1, /x, 2]
+  adresses: x
+anonymize:
+  secret: 5
+  rotate: hourly
+plans:
+  free:
+    limit: 1/s
+  pro: {}
+rules:
+  - name: a
+    limits: [1/s, { quotta: 1 }]
+    mode: of
+  - limits: plan
+    zzz: 1
+  - name: b
+    match: { path: x }
+    limits: 0/s
+    by: [user, usre]
+keys:
+  - key: 5
+    plan: []
+  - key: ' k'
+";
+    use crate::config::Code::{
+        InvalidKey, InvalidLimit, InvalidPath, InvalidSubject, InvalidValue, MissingField, UnknownField, WrongType,
+    };
+    let expected = [
+        (WrongType, "7"),
+        (InvalidValue, "-1"),
+        (InvalidValue, "some"),
+        (WrongType, "yes"),
+        (WrongType, "1"),
+        (WrongType, "2"),
+        (UnknownField, "adresses"),
+        (WrongType, "5"),
+        (InvalidValue, "hourly"),
+        (UnknownField, "limit"),
+        (MissingField, "pro"),
+        (UnknownField, "quotta"),
+        (InvalidValue, "of"),
+        (MissingField, "rule"),
+        (UnknownField, "zzz"),
+        (InvalidPath, "x"),
+        (InvalidLimit, "0"),
+        (InvalidSubject, "usre"),
+        (WrongType, "5"),
+        (WrongType, "[]"),
+        (InvalidKey, " k"),
+    ];
+    for (text, report) in [(toml, load(toml).unwrap_err()), (yaml, load_yaml(yaml).unwrap_err())] {
+        let found: Vec<_> = report.findings().iter().map(|finding| (finding.code(), finding.span().unwrap())).collect();
+        let codes: Vec<_> = found.iter().map(|(code, _)| *code).collect();
+        assert_eq!(codes, expected.map(|(code, _)| code), "{report:?}");
+        for ((code, span), (_, part)) in found.iter().zip(expected).filter(|((code, _), _)| *code != MissingField) {
+            let underlined = text[span.start..span.end].trim_matches(['\'', '"']);
+            // Only the start of a list is known in YAML.
+            assert!(underlined == part || part.starts_with(underlined), "{code:?}: {underlined} instead of {part}");
+        }
+    }
+}
+
+#[test]
+fn a_file_that_cannot_be_parsed_is_reported_by_line_and_column_and_not_quoted() {
+    for (report, place) in [
+        (load("store = 'memory'\nprefix = = 'planted'\n").unwrap_err(), "tollgate.toml, line 2, column 10"),
+        (load("prefix = 'é' 'planted'\n").unwrap_err(), "tollgate.toml, line 1, column 14"),
+        (load_yaml("rules:\n  - name: planted\n   b: c\n").unwrap_err(), "tollgate.yaml, line 3, column 4"),
+        (load_yaml("prefix: &planted x\nstore: *plante\n").unwrap_err(), "tollgate.yaml, line 2, column 8"),
+        (load_yaml("[planted]: planted\n").unwrap_err(), "tollgate.yaml, line 1, column 1"),
+        (load_yaml("prefix: !planted x\n? {planted: 1}\n: 2\n").unwrap_err(), "tollgate.yaml, line 2, column"),
+    ] {
+        let shown = drawn(&report).replace("\n  │ ", " ");
+        assert!(shown.contains("expected") || shown.contains("unknown anchor"), "{shown}");
+        assert!(shown.contains(place) && !shown.contains("plante") && !shown.contains('╭'), "{place}: {shown}");
+        assert!(!format!("{report:?} {report}").contains("plante"), "{report:?}");
     }
 }
 

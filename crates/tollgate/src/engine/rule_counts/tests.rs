@@ -24,7 +24,7 @@ fn one(name: &str, rest: &str) -> String {
 }
 
 #[tokio::test]
-async fn counts_survive_reloads_and_a_change_of_mode() {
+async fn what_a_rule_has_said_survives_reloads_and_a_change_of_its_mode() {
     let [other, all] = [one("other", "limits = [\"9/h\"]"), one("all", "limits = [\"2/h\"]")];
     let engine = Engine::new(Limiter::memory(), rules(&all));
     for n in 0..3 {
@@ -70,7 +70,7 @@ impl Store for Away {
 }
 
 #[tokio::test]
-async fn each_rule_is_counted_by_its_failure_policy_while_the_store_is_down() {
+async fn while_the_store_is_away_each_rule_is_counted_by_its_own_word() {
     let [local, open] =
         ["local", "allow"].map(|word| one(word, &format!("limits = [\"1/h\"]\non_failure = \"{word}\"")));
     let limiter = || Limiter::builder().store(Arc::new(Away)).build();

@@ -1,0 +1,106 @@
+//! Which conditions of a rule a request does not meet, for an explanation.
+//!
+//! Each condition is compiled as a rule that has this condition alone. So the matcher of the rules answers, and there is no
+//! second one that could disagree with it.
+
+use super::forms::{HeaderTest, LimitEntry, Limits, OneOrMany, OptionalList};
+use super::load::{Loaded, Loader};
+use super::span::Spanned;
+use super::types::{Config, Exempt, MatchTable, RuleTable};
+use crate::rules::{Charge, Mode, RequestView, RuleSet};
+
+/// The conditions of all rules of a configuration, each compiled by itself.
+#[derive(Debug)]
+pub struct RuleConditions {
+    of_rules: Vec<Vec<Condition>>,
+    /// A rule for all requests, with the exempt paths.
+    not_exempt: Option<RuleSet>,
+}
+
+#[derive(Debug)]
+struct Condition {
+    /// Why a request does not meet it.
+    unmet: String,
+    /// A rule with this condition alone.
+    alone: Option<RuleSet>,
+}
+
+impl RuleConditions {
+    /// Compiles the conditions of a configuration.
+    pub fn new(loaded: &Loaded) -> RuleConditions {
+        let exempt = Exempt { paths: loaded.config.exempt.paths.clone(), ..Exempt::default() };
+        RuleConditions {
+            of_rules: loaded.config.rules.iter().map(|rule| conditions(&rule.matches)).collect(),
+            not_exempt: compile(Config { exempt, ..Config::default() }, MatchTable::default()),
+        }
+    }
+
+    /// Returns the conditions of a rule that a request does not meet, each as a sentence such as `the method is none of GET`.
+    ///
+    /// `index` is that of the rule in [`RuleSet::rules`]. Returns an empty list if there is no such rule. No sentence contains
+    /// the value that a header is compared with.
+    pub fn unmet(&self, index: usize, request: &RequestView<'_>) -> Vec<String> {
+        let conditions = self.of_rules.get(index).map_or(&[][..], |conditions| conditions);
+        let is_unmet =
+            |condition: &&Condition| condition.alone.as_ref().is_some_and(|rules| rules.matching(request).is_empty());
+        conditions.iter().filter(is_unmet).map(|condition| condition.unmet.clone()).collect()
+    }
+
+    /// Returns whether the path of a request is exempt from all rules.
+    pub fn is_exempt_path(&self, request: &RequestView<'_>) -> bool {
+        self.not_exempt.as_ref().is_some_and(|rules| rules.matching(request).is_empty())
+    }
+}
+
+fn conditions(table: &MatchTable) -> Vec<Condition> {
+    let mut conditions = Vec::new();
+    let mut add = |unmet: String, table: MatchTable| {
+        conditions.push(Condition { unmet, alone: compile(Config::default(), table) });
+    };
+    if let Some(methods) = &table.methods {
+        let unmet = format!("the method is none of {}", list(methods));
+        add(unmet, MatchTable { methods: Some(methods.clone()), ..MatchTable::default() });
+    }
+    if let Some(path) = &table.path {
+        let unmet = format!("the path is none of {}", list(path));
+        add(unmet, MatchTable { path: Some(path.clone()), ..MatchTable::default() });
+    }
+    if let Some(host) = &table.host {
+        let unmet = format!("the host is none of {}", list(host));
+        add(unmet, MatchTable { host: Some(host.clone()), ..MatchTable::default() });
+    }
+    for (name, test) in &table.headers {
+        let unmet = match test {
+            HeaderTest::Present => format!("there is no header {}", **name),
+            HeaderTest::Equals(_) => format!("the header {} does not have the expected value", **name),
+        };
+        let headers = [(name.clone(), test.clone())].into();
+        add(unmet, MatchTable { headers, ..MatchTable::default() });
+    }
+    conditions
+}
+
+/// Compiles a rule with these conditions and any limit.
+fn compile(config: Config, matches: MatchTable) -> Option<RuleSet> {
+    let limit = LimitEntry::Text("1/s".to_owned());
+    let rule = RuleTable {
+        name: "alone".to_owned().into(),
+        matches: matches.into(),
+        by: None,
+        limits: Limits::Own(OneOrMany(vec![limit.into()])).into(),
+        mode: Mode::default(),
+        on_failure: None,
+        charge: Charge::default().into(),
+        cost: None,
+        headers: None,
+        body: None,
+        store: None,
+    };
+    let config = Config { rules: OptionalList(Some(vec![rule.into()])), ..config };
+    let loader = Loader::new().environment(|_| None);
+    loader.compile(config, Vec::new()).ok().map(|loaded| loaded.rules)
+}
+
+fn list(texts: &OneOrMany<Spanned<String>>) -> String {
+    texts.iter().map(|text| text.as_str()).collect::<Vec<_>>().join(", ")
+}
