@@ -7,7 +7,7 @@
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use tollgate_bench::contestant::{Contestant, GovernorText, Terms, Throttlecrab, Tollgate};
+use tollgate_bench::contestant::{Contestant, GovernorText, Terms, Throttlecrab, Tollgate, TollgateTwoLimits};
 use tollgate_bench::measure::print_table;
 use tollgate_bench::traffic::{self, Request};
 use tollgate_core::Algorithm;
@@ -16,6 +16,7 @@ const WARM_UP: usize = 5_000;
 const CHECKS: usize = 50_000;
 
 const ADMITTED: Terms = Terms { quota: 1_000_000, window: Duration::from_millis(1) };
+const TWO_LIMITS: &str = "two sliding limits";
 const DENIED: Terms = Terms { quota: 100, window: Duration::from_secs(60) };
 
 fn main() {
@@ -25,7 +26,7 @@ fn main() {
         make_checks(contestant, terms);
         return;
     }
-    let names = Algorithm::ALL.iter().map(|algorithm| algorithm.name()).chain(["governor", "throttlecrab"]);
+    let names = Algorithm::ALL.iter().map(|algorithm| algorithm.name()).chain([TWO_LIMITS, "governor", "throttlecrab"]);
     // sliding-log keeps an entry per admission: nothing hot is ever all admitted by it.
     let rows: Vec<Vec<String>> = names
         .map(|name| {
@@ -41,6 +42,7 @@ fn make_checks(contestant: &str, terms: Terms) {
     let contestant: Box<dyn Contestant> = match contestant {
         "governor" => Box::new(GovernorText::new(terms)),
         "throttlecrab" => Box::new(Throttlecrab::new(terms)),
+        TWO_LIMITS => Box::new(TollgateTwoLimits::new(terms)),
         name => Box::new(Tollgate::new(terms, Algorithm::from_name(name).expect("an algorithm"))),
     };
     let requests = traffic::hot(1_024);

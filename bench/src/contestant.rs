@@ -12,7 +12,7 @@ use std::time::{Duration, SystemTime};
 
 use governor::{DefaultKeyedRateLimiter, Quota, RateLimiter};
 use throttlecrab::PeriodicStore;
-use tollgate_core::{Algorithm, Cost, Key, Limit, MemoryStore};
+use tollgate_core::{Algorithm, Check, Cost, Demand, Key, Limit, MemoryStore};
 
 use crate::traffic::Request;
 
@@ -60,6 +60,33 @@ impl Contestant for Tollgate {
     fn check(&self, request: &Request) -> bool {
         let key = Key::new(&request.text).expect("a short key");
         self.store.check_one(&self.limit, key, Cost::ONE).allowed
+    }
+}
+
+/// Tollgate's memory store with two limits of one subject, decided together.
+pub struct TollgateTwoLimits {
+    store: MemoryStore,
+    limits: [Limit; 2],
+}
+
+impl TollgateTwoLimits {
+    /// Creates a store for a `sliding` limit of these terms, and one of 10,000,000 a day.
+    ///
+    /// # Panics
+    /// Panics if the terms are out of range.
+    pub fn new(terms: Terms) -> TollgateTwoLimits {
+        let limits = [(terms.quota, terms.window), (10_000_000, Duration::from_secs(86_400))];
+        let limits = limits.map(|(quota, window)| Limit::new(quota.into(), window).expect("terms in range"));
+        TollgateTwoLimits { store: MemoryStore::new(), limits }
+    }
+}
+
+impl Contestant for TollgateTwoLimits {
+    #[inline]
+    fn check(&self, request: &Request) -> bool {
+        let key = Key::new(&request.text).expect("a short key");
+        let demands = self.limits.map(|limit| Demand::new(limit, key));
+        self.store.check(&Check::of_distinct(&demands)).allowed()
     }
 }
 

@@ -12,13 +12,9 @@
 //! 2^-95 per pair, and two limits of one subject with 2^-64, under random seeds.
 //!
 //! **Fast paths.** Two paths are shorter than the general one, [`MemoryStore::check_in_general`]:
-//!
-//! | fast path | used for | instructions per check, of the general path |
-//! |---|---|---|
-//! | [`MemoryStore::decide_one`] | one limit | MEASURED_ONE |
-//! | `memory/multi_limit.rs` | two to four limits that all have room | MEASURED_TWO |
-//!
-//! `memory/fast_path_tests.rs` compares them with the general path.
+//! [`MemoryStore::decide_one`] for a check of one limit, and `memory/multi_limit.rs` for two to four limits that all have
+//! room. `memory/fast_path_tests.rs` compares their decisions with those of the general path, and the benchmark
+//! `instructions` counts what they cost.
 //!
 //! **One decision, several limits.** All counters of a subject are behind one lock. If a check has several subjects,
 //! their shards are locked in ascending order, so two checks cannot deadlock. All counters are read before any is
