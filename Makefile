@@ -28,8 +28,10 @@ lint: ## format check, and clippy with warnings denied
 	cargo clippy --workspace --all-targets --locked --features tollgate-cli/otlp -- -D warnings
 	cargo clippy -p tollgate --no-default-features --locked -- -D warnings
 
+# The targets and features are those of clippy, so that the dependencies are checked once. Only `--examples` makes cargo
+# include the features of dev-dependencies.
 doc: ## the documentation; a broken link is an error
-	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked
+	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked --features tollgate-cli/otlp --lib --bins --examples
 
 features: ## the library with each of its features alone
 	@for feature in redis rules jwt yaml schema tower axum; do \

@@ -3,8 +3,7 @@
 //! The contract is a time: the deadline while the breaker is closed, none once it is open, and two seconds after the
 //! server has healed. In virtual time these are exact, and an outage of ten minutes takes no time.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
@@ -18,7 +17,7 @@ use super::ms;
 const DEADLINE: Duration = Duration::from_millis(25);
 
 /// What happens to the server or to the network in front of it.
-#[derive(Clone, Copy, PartialEq, Debug)]
+#[derive(Clone, Copy, Debug)]
 enum Outage {
     /// Open connections stay open, new ones are accepted, and no reply arrives until the outage ends.
     Hangs,
@@ -35,8 +34,7 @@ const OUTAGES: [Outage; 4] = [Outage::Hangs, Outage::LosesEverything, Outage::Re
 /// A limiter on a simulated server.
 struct Node {
     server: SimulatedRedis,
-    refuses: Arc<AtomicBool>,
-    never_connects: Arc<AtomicBool>,
+    outage: Arc<Mutex<Option<Outage>>>,
     store: RedisStore,
     limiter: Limiter,
 }
@@ -46,27 +44,26 @@ impl Node {
     async fn connected() -> Node {
         let clock = VirtualClock::start();
         let server = SimulatedRedis::new(clock.clone());
-        let (refuses, never_connects) = (Arc::<AtomicBool>::default(), Arc::<AtomicBool>::default());
-        let (dial, is_refused, is_stuck) = (server.clone(), refuses.clone(), never_connects.clone());
+        let outage = Arc::<Mutex<Option<Outage>>>::default();
+        let (dial, current) = (server.clone(), outage.clone());
         let connector = move || {
-            let (dial, is_refused) = (dial.clone(), is_refused.load(Ordering::SeqCst));
-            let is_stuck = is_stuck.load(Ordering::SeqCst);
+            let (dial, outage) = (dial.clone(), *current.lock().unwrap());
             async move {
-                if is_stuck {
-                    std::future::pending::<()>().await;
+                match outage {
+                    Some(Outage::Refuses) => Err(std::io::ErrorKind::ConnectionRefused.into()),
+                    Some(Outage::NeverConnects) => std::future::pending().await,
+                    Some(Outage::Hangs | Outage::LosesEverything) | None => Ok(dial.connect()),
                 }
-                if is_refused { Err(std::io::ErrorKind::ConnectionRefused.into()) } else { Ok(dial.connect()) }
             }
         };
         let store = RedisStore::builder("redis://simulated").connector(connector).build().unwrap();
         store.command(&["PING"]).await.unwrap();
         let limiter = Limiter::builder().store(Arc::new(store.clone())).clock(clock).deadline(DEADLINE).build();
-        Node { server, refuses, never_connects, store, limiter }
+        Node { server, outage, store, limiter }
     }
 
     fn begin(&self, outage: Outage) {
-        self.refuses.store(outage == Outage::Refuses, Ordering::SeqCst);
-        self.never_connects.store(outage == Outage::NeverConnects, Ordering::SeqCst);
+        *self.outage.lock().unwrap() = Some(outage);
         self.server.set(match outage {
             Outage::Hangs => Fault::Hold,
             Outage::LosesEverything => Fault::Blackhole,
@@ -75,8 +72,7 @@ impl Node {
     }
 
     fn heal(&self) {
-        self.refuses.store(false, Ordering::SeqCst);
-        self.never_connects.store(false, Ordering::SeqCst);
+        *self.outage.lock().unwrap() = None;
         self.server.set(Fault::Pass);
     }
 
