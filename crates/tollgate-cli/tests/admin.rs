@@ -85,9 +85,9 @@ fn what_it_does_not_know_is_told_with_what_it_does() {
         ("GET", "/v1/keys?key=a", 400, "limit=10/min"),
         ("GET", "/v1/keys?key=a&limit=10/fortnight", 400, "us, ms, s, min"),
         ("GET", "/v1/keys?key=a&rule=shortn", 400, "shorten"),
-        ("GET", "/v1/keys?key=a&rule=api", 400, "&plan=NAME"),
-        ("GET", "/v1/keys?key=a&rule=api&plan=gold", 400, "no such plan"),
-        ("GET", "/v1/keys?key=a&rule=shorten&limit=week", 400, "no limit of that name"),
+        ("GET", "/v1/keys?key=a&rule=api", 400, "--plan NAME"),
+        ("GET", "/v1/keys?key=a&rule=api&plan=gold", 400, "unknown plan"),
+        ("GET", "/v1/keys?key=a&rule=shorten&limit=week", 400, "no limit with this name"),
         ("DELETE", "/v1/keys?kye=a", 400, "unknown parameter"),
     ] {
         let answer = serving.operate(method, path);

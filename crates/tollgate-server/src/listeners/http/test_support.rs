@@ -61,6 +61,8 @@ value = "198.51.100.8"
 until = "2099-01-01T00:00:00Z"
 [plans.anonymous]
 limits = ["2/h"]
+[plans.default]
+limits = ["2/h"]
 [plans.pro]
 limits = ["3/h", "5/day"]
 upgrade_url = "https://example.com/upgrade"
@@ -104,7 +106,7 @@ name = "costly"
 match = { path = "/costly" }
 by = ["ip"]
 cost = 5
-limits = ["8/h", "4/min"]
+limits = ["8/h", "7/min"]
 [[rules]]
 name = "plan"
 match = { path = "/plan" }
