@@ -61,7 +61,7 @@ pub fn is_loopback(address: IpAddr) -> bool {
     address.to_canonical().is_loopback()
 }
 
-/// The admin listener.
+/// The admin listener: answers probes, metrics, and the operator's requests.
 pub(crate) struct AdminListener {
     limiter: Limiter,
     /// `None` rejects every request that needs a token.
@@ -98,7 +98,7 @@ impl Listener for AdminListener {
 }
 
 impl AdminListener {
-    /// Creates the listener of a server.
+    /// Creates the admin listener of a server from the state that its listeners share.
     pub(crate) fn build(shared: &ServerState) -> AdminListener {
         let options = &shared.options;
         AdminListener {
@@ -261,7 +261,7 @@ impl AdminListener {
             Err(error) => return bad(&error.to_string()),
         };
         let Some(loaded) = self.reloader.loaded() else {
-            return bad("this instance has no rules to explain; start it with --config FILE");
+            return bad("this instance has no rules to explain; start with --config FILE");
         };
         let lookups = self.reloader.engine().map(Engine::lookups).unwrap_or_default();
         let mut explanation =

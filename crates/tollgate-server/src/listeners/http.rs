@@ -43,7 +43,7 @@ use crate::stream::ClientStream;
 /// The most bytes of a body: a key of 64 KiB in which every byte is escaped, and the rest.
 const BODY_BYTES_MAX: usize = 512 * 1024;
 
-/// The HTTP listener.
+/// The HTTP listener: answers `POST /v1/check`, `/openapi.json` and `/docs`.
 #[derive(Clone, Debug)]
 pub(crate) struct HttpListener {
     limiter: Limiter,
@@ -84,7 +84,7 @@ impl HttpListener {
         }
     }
 
-    /// Creates the listener of a server.
+    /// Creates the HTTP listener of a server from the state that its listeners share.
     pub(crate) fn build(shared: &ServerState) -> HttpListener {
         let options = &shared.options;
         HttpListener {
@@ -162,7 +162,7 @@ impl HttpListener {
 
     async fn check_by_rules(&self, request: &Request<()>, peer: IpAddr) -> Response<Bytes> {
         let Some(engine) = &self.engine else {
-            let message = "this instance has no rules; start it with --config FILE, or send key and limit";
+            let message = "this instance has no rules; start with --config FILE, or send key and limit";
             return problem(StatusCode::BAD_REQUEST, "bad_request", message);
         };
         let began = Instant::now();

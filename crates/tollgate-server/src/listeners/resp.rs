@@ -84,7 +84,7 @@ impl std::fmt::Debug for RespOptions {
     }
 }
 
-/// The RESP listener.
+/// The RESP listener: answers the commands of Redis clients.
 pub(crate) struct RespListener {
     limiter: Limiter,
     options: RespOptions,
@@ -113,7 +113,7 @@ impl RespListener {
         RespListener { limiter, options, decisions: Arc::default(), stats, auth_guard: Arc::default() }
     }
 
-    /// Creates the listener of a server.
+    /// Creates the RESP listener of a server from the state that its listeners share.
     pub(crate) fn build(shared: &ServerState, options: RespOptions) -> RespListener {
         RespListener {
             decisions: shared.decisions.clone(),

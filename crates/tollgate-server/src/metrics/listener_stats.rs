@@ -139,13 +139,13 @@ pub(crate) struct DecisionStats {
 }
 
 impl DecisionStats {
-    /// Counts and times the decision on an explicit check.
+    /// Counts the decision on an explicit check by its verdict, and records its duration.
     pub(crate) fn record_explicit(&self, answer: &Result<Decision, Unavailable>, took: Duration) {
         self.explicit.count_answer(answer);
         self.record(answer.as_ref().map_or(Source::None, |decision| decision.source), took);
     }
 
-    /// Times a decision.
+    /// Records the duration of a decision, by its source.
     pub(crate) fn record(&self, source: Source, took: Duration) {
         if let Some(index) = SOURCES.iter().position(|known| *known == source) {
             self.times[index].record(took);

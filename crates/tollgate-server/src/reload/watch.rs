@@ -51,7 +51,7 @@ pub(super) const POLL_EVERY: Duration = Duration::from_secs(2);
 /// The most symbolic links that are followed on the way to one file, as many as the system follows.
 const LINKS_MAX: usize = 40;
 
-/// Reloads whenever a file changes. Returns at once if there are no files.
+/// Returns a future that reloads whenever a file changes. It completes at once if there are no files, and never otherwise.
 pub(super) fn watch(reloader: Reloader) -> impl Future<Output = ()> + Send + 'static {
     let files = reloader.0.files();
     let watches = Watches::new(reloader.0.events.clone(), &files);

@@ -134,7 +134,7 @@ fn select(listener: &AdminListener, query: &str, selection: Selection) -> Result
             vec![CounterRef { rule: None, name: Policy::of(limit).name().to_owned(), limit }]
         }
         (Some(rule), _) => {
-            let loaded = listener.reloader.loaded().ok_or("this instance has no rules; start it with --config FILE")?;
+            let loaded = listener.reloader.loaded().ok_or("this instance has no rules; start with --config FILE")?;
             of_rule(&loaded, rule, &query, selection)?
         }
         (None, None) => return Err("expected ?key=…&limit=10/min, or ?key=…&rule=NAME".to_owned()),
