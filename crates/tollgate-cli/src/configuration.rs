@@ -2,7 +2,8 @@
 
 use std::path::Path;
 
-use tollgate::config::{Config, Finding, Loaded, Loader, Settings};
+use tollgate::Rules;
+use tollgate::config::{Finding, Loaded, Loader, Settings};
 use tollgate_redis::{BuildError, RedisStore};
 
 use crate::arguments::{StoreChoice, Validate};
@@ -20,7 +21,7 @@ pub(crate) fn loader(store: &StoreChoice) -> Result<Loader, Failure> {
 
 /// What is set up by a file, or without one. Nothing odd is told.
 pub(crate) fn settings(file: Option<&Path>, loader: &Loader) -> Result<Settings, Failure> {
-    let loaded = file.map_or_else(|| loader.compile(Config::default()), |file| loader.load(file));
+    let loaded = file.map_or_else(|| Rules::new().compile_with(loader), |file| loader.load(file));
     Ok(loaded.map_err(Failure::Configuration)?.settings)
 }
 

@@ -1,6 +1,7 @@
 //! The result of a check: one [`LimitStatus`] per limit, and the overall verdict.
 
 use std::fmt;
+use std::ops::{Deref, DerefMut};
 use std::time::Duration;
 
 use smallvec::SmallVec;
@@ -113,33 +114,135 @@ impl Source {
     }
 }
 
-/// A list of [`LimitStatus`]s. Up to two are stored inline, without an allocation, which covers most checks.
-pub type LimitStatuses = SmallVec<[LimitStatus; 2]>;
+/// The statuses of all limits of a decision, in the order of the check. Dereferences to a slice.
+///
+/// ```
+/// use tollgate_core::{LimitStatuses, MemoryStore};
+///
+/// let decision = MemoryStore::new().check_key(&"10/min".parse()?, "user:42")?;
+/// let limits: &LimitStatuses = &decision.limits;
+/// assert_eq!(limits.len(), 1);
+/// assert_eq!(limits[0].remaining, 9);
+/// assert!(limits.iter().all(|status| status.allowed));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+// Up to two statuses are stored inline, which covers most checks without an allocation.
+#[derive(PartialEq, Eq, Default)]
+pub struct LimitStatuses(SmallVec<[LimitStatus; 2]>);
+
+impl LimitStatuses {
+    /// Creates an empty list. Does not allocate.
+    pub fn new() -> LimitStatuses {
+        LimitStatuses::default()
+    }
+
+    /// Creates an empty list with room for `capacity` statuses.
+    pub fn with_capacity(capacity: usize) -> LimitStatuses {
+        LimitStatuses(SmallVec::with_capacity(capacity))
+    }
+
+    /// Appends a status.
+    #[inline]
+    pub fn push(&mut self, status: LimitStatus) {
+        self.0.push(status);
+    }
+
+    /// Removes all statuses and keeps the capacity.
+    #[inline]
+    pub fn clear(&mut self) {
+        self.0.clear();
+    }
+}
+
+impl Clone for LimitStatuses {
+    fn clone(&self) -> LimitStatuses {
+        // `LimitStatus` is `Copy`: `from_slice` copies the bytes at once, `SmallVec::clone` clones one element at a time.
+        LimitStatuses(SmallVec::from_slice(&self.0))
+    }
+}
+
+impl Deref for LimitStatuses {
+    type Target = [LimitStatus];
+
+    #[inline]
+    fn deref(&self) -> &[LimitStatus] {
+        &self.0
+    }
+}
+
+impl DerefMut for LimitStatuses {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut [LimitStatus] {
+        &mut self.0
+    }
+}
+
+impl Extend<LimitStatus> for LimitStatuses {
+    #[inline]
+    fn extend<I: IntoIterator<Item = LimitStatus>>(&mut self, statuses: I) {
+        self.0.extend(statuses);
+    }
+}
+
+impl FromIterator<LimitStatus> for LimitStatuses {
+    #[inline]
+    fn from_iter<I: IntoIterator<Item = LimitStatus>>(statuses: I) -> LimitStatuses {
+        LimitStatuses(statuses.into_iter().collect())
+    }
+}
+
+impl<'a> IntoIterator for &'a LimitStatuses {
+    type Item = &'a LimitStatus;
+    type IntoIter = std::slice::Iter<'a, LimitStatus>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.iter()
+    }
+}
+
+impl<'a> IntoIterator for &'a mut LimitStatuses {
+    type Item = &'a mut LimitStatus;
+    type IntoIter = std::slice::IterMut<'a, LimitStatus>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.iter_mut()
+    }
+}
+
+impl fmt::Debug for LimitStatuses {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
 
 /// The result of a check. A denial is a decision, not an error.
-#[derive(PartialEq, Eq, Debug)]
+///
+/// The caller must look at [`allowed`](Decision::allowed): a decision that is dropped limits nothing.
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Decision {
     /// The time of the decision, by the store's clock.
     pub at: Timestamp,
     /// The component that decided.
     pub source: Source,
-    /// One line per demand, in the order of the check.
+    /// One status per demand, in the order of the check.
+    ///
+    /// Empty if no counter was read: the store did not answer, and the failure policy admitted the request.
     pub limits: LimitStatuses,
-}
-
-impl Clone for Decision {
-    fn clone(&self) -> Decision {
-        // `LimitStatus` is `Copy`: `from_slice` copies the bytes at once, `SmallVec::clone` clones one element at a time.
-        Decision { limits: LimitStatuses::from_slice(&self.limits), ..*self }
-    }
 }
 
 impl Decision {
     /// Returns whether the request is admitted: every limit allows it.
     ///
-    /// `true` if the decision has no lines.
+    /// `true` if the decision has no limit statuses.
     pub fn allowed(&self) -> bool {
-        self.limits.iter().all(|line| line.allowed)
+        self.limits.iter().all(|status| status.allowed)
+    }
+
+    /// Returns the units left: the fewest of any limit, after this request was charged.
+    ///
+    /// `None` if the decision has no limit statuses, because no counter was read.
+    pub fn remaining(&self) -> Option<u32> {
+        self.limits.iter().map(|status| status.remaining).min()
     }
 
     /// Returns how long the client should wait before it retries or proceeds.
@@ -148,7 +251,7 @@ impl Decision {
     /// - Admitted: the longest wait that a leaky bucket asks for, else zero. Peeks (cost 0) are ignored.
     pub fn retry_after(&self) -> Wait {
         let allowed = self.allowed();
-        let relevant = self.limits.iter().filter(|line| line.allowed == allowed && (line.cost > 0 || !allowed));
-        relevant.map(|line| line.retry_after).max().unwrap_or(Wait::ZERO)
+        let relevant = self.limits.iter().filter(|status| status.allowed == allowed && (status.cost > 0 || !allowed));
+        relevant.map(|status| status.retry_after).max().unwrap_or(Wait::ZERO)
     }
 }

@@ -51,7 +51,7 @@ pub(crate) use self::slot::SlotHeader;
 use crate::algorithm::{self, Receipt, State};
 use crate::check::{Check, Cost, Demand};
 use crate::decision::{Decision, LimitStatus, LimitStatuses, Source};
-use crate::key::Key;
+use crate::key::{Key, KeyError};
 use crate::limit::{Limit, Machine};
 use crate::store::{Store, StoreFuture};
 use crate::time::{Clock, Timestamp};
@@ -444,6 +444,38 @@ impl Store for MemoryStore {
 
     fn inspect<'a>(&'a self, demand: &'a Demand<'a>) -> StoreFuture<'a, LimitStatus> {
         Box::pin(std::future::ready(Ok(MemoryStore::inspect(self, demand))))
+    }
+}
+
+/// The shortest way to a decision: one limit, one key, one unit.
+impl MemoryStore {
+    /// Charges `key` one unit of `limit`, if the limit has one left, and returns the decision.
+    ///
+    /// Two keys with the same bytes and limits with the same algorithm and window share a counter. For other costs, or
+    /// several limits at once, use [`MemoryStore::check`].
+    ///
+    /// ```
+    /// use tollgate_core::{Limit, MemoryStore};
+    ///
+    /// let store = MemoryStore::new();
+    /// let limit: Limit = "2/min".parse()?;
+    ///
+    /// let decision = store.check_key(&limit, "user:42")?;
+    /// assert!(decision.allowed());
+    /// assert_eq!(decision.remaining(), Some(1));
+    ///
+    /// assert!(store.check_key(&limit, "user:42")?.allowed());
+    /// let denied = store.check_key(&limit, "user:42")?;
+    /// assert!(!denied.allowed());
+    /// println!("try again in {:?}", denied.retry_after());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Returns an error if the key is longer than 64 KiB. Nothing is charged then.
+    pub fn check_key<K: AsRef<[u8]> + ?Sized>(&self, limit: &Limit, key: &K) -> Result<Decision, KeyError> {
+        let demand = Demand::new(*limit, Key::new(key)?);
+        Ok(self.check(&Check::one(&demand)))
     }
 }
 

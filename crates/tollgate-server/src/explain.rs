@@ -23,7 +23,7 @@ use serde::Serialize;
 use tollgate::answer::Policy;
 use tollgate::config::{Loaded, RuleConditions};
 use tollgate::identity::{Caller, Identity, Origin};
-use tollgate::rules::{LimitSetId, Mode, PlanLookup, RequestView, Rule};
+use tollgate::rules::{CompiledRule, LimitSetId, Mode, PlanLookup, RequestView};
 use tollgate::{
     Check, CheckOptions, Cost, Demand, Key, Limit, LimitStatus, Limiter, OnFailure, Scope, StoreErrorKind, Timestamp,
 };
@@ -212,7 +212,7 @@ async fn would_say(limiter: &Limiter, limit: Limit, key: Key<'_>, cost: Cost) ->
 }
 
 fn rule_said(
-    rule: &Rule,
+    rule: &CompiledRule,
     limit_set: LimitSetId,
     identity: &Identity<'_>,
     because: Vec<String>,

@@ -21,7 +21,7 @@ use std::time::Duration;
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
-use tollgate::config::{Config, Finding, Loaded, Loader, Part, PartKind, Report, Settings, Severity};
+use tollgate::config::{Finding, Loaded, Loader, Part, PartKind, Report, Settings, Severity};
 use tollgate::engine::Engine;
 use tollgate::{Clock, SystemClock, Timestamp};
 
@@ -207,7 +207,7 @@ impl Rules {
 }
 
 fn empty() -> Loaded {
-    Loader::new().compile(Config::default()).expect("an empty configuration is one")
+    tollgate::Rules::new().compile().expect("no rules are a valid configuration")
 }
 
 /// What came of a reload: the configuration, if there is one.

@@ -238,7 +238,8 @@ fn an_admission_that_nobody_counted_is_found_unless_it_is_allowed() {
 fn a_decision_that_says_nothing_of_one_counter_is_found() {
     let mut scene = Scene::new(EXACT, EXACT);
     let both = scene.find(|record| record.counters == [0, 1]);
-    scene.records[both].decision.limits.pop();
+    let decision = &mut scene.records[both].decision;
+    decision.limits = decision.limits[..1].iter().copied().collect();
     scene.report();
 }
 

@@ -40,14 +40,13 @@
 //!
 //! **No secret in a report.** Reports show lines of the file; secrets in them are masked (`mask.rs`).
 
-mod build;
 mod changes;
 mod compile;
 mod conditions;
 #[doc(hidden)]
 pub mod file;
 mod finding;
-mod forms;
+pub(crate) mod forms;
 mod lint;
 mod load;
 mod mask;
@@ -56,10 +55,10 @@ mod reload;
 #[cfg(feature = "schema")]
 mod schema;
 mod source;
-mod span;
+pub(crate) mod span;
 mod toml;
 mod tree;
-mod types;
+pub(crate) mod types;
 #[cfg(feature = "yaml")]
 mod yaml;
 
@@ -73,4 +72,4 @@ pub use finding::{Code, Finding, Report, Severity};
 pub use forms::Secret;
 pub use load::{Format, Loaded, Loader};
 pub use span::Span;
-pub use types::{Config, RuleTable};
+pub use types::Config;

@@ -12,7 +12,7 @@
 //! A cost above the share but within the whole limit never fits into the share, but will fit when the store is back.
 //! The time of that is unknown, so such a denial has the limit's window as its `retry_after`.
 
-use tollgate_core::{Check, Demand, Limit, StoreErrorKind, Wait};
+use tollgate_core::{Check, Demand, KeyError, Limit, StoreErrorKind, Wait};
 
 /// The failure policy: how a check is decided when the store does not answer.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
@@ -81,6 +81,18 @@ impl Unavailable {
     pub const fn kind(&self) -> StoreErrorKind {
         self.kind
     }
+}
+
+/// The error of [`Limiter::check_key`](crate::Limiter::check_key).
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CheckKeyError {
+    /// The key is longer than 64 KiB. Nothing was charged.
+    #[error(transparent)]
+    Key(#[from] KeyError),
+    /// The store did not answer, and the limiter's failure policy is [`OnFailure::Deny`].
+    #[error(transparent)]
+    Unavailable(#[from] Unavailable),
 }
 
 /// Returns the share of a limit that one of `instances` nodes grants without the store.

@@ -47,6 +47,6 @@ pub use jwt::{TokenKeyError, TokenVerifier};
 pub use networks::{NetworkError, Networks};
 pub(crate) use prefix_table::PrefixTable;
 pub use proxies::{ForwardingHeader, ForwardingHeaderError, TrustedProxies};
-pub use subject::Subject;
-pub use subject_kind::{SubjectKind, SubjectKindError, SubjectKinds};
+pub use subject::SubjectKey;
+pub use subject_kind::{Subject, SubjectError, Subjects};
 pub use user::{TOKEN_BYTES_MAX, TokenError, User};

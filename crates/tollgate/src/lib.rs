@@ -44,14 +44,20 @@ pub mod rules;
 mod ttl_cache;
 
 pub use counts::{Counted, DecisionCounts, DecisionOutcome};
-pub use failure::{OnFailure, Unavailable};
+pub use failure::{CheckKeyError, OnFailure, Unavailable};
+#[cfg(feature = "rules")]
+pub use identity::Subject;
+#[cfg(feature = "tower")]
+pub use layer::RateLimitLayer;
 #[cfg(feature = "redis")]
 pub use limiter::StoreUrlError;
 pub use limiter::{CheckOptions, Limiter, LimiterBuilder, LimiterStats, NotReady};
+#[cfg(feature = "rules")]
+pub use rules::{Rule, Rules};
 pub use tollgate_core::{
     Algorithm, Check, CheckError, Clock, Cost, DEMANDS_MAX, Decision, Demand, Key, KeyError, Limit, LimitError,
-    LimitStatus, LimitTextError, ManualClock, MemoryStore, RuleScope, RuleScopeBuf, Scope, Source, Store, StoreError,
-    StoreErrorKind, StoreFuture, SystemClock, Timestamp, Wait,
+    LimitStatus, LimitStatuses, LimitTextError, ManualClock, MemoryStore, RuleScope, RuleScopeBuf, Scope, Source,
+    Store, StoreError, StoreErrorKind, StoreFuture, SystemClock, Timestamp, Wait,
 };
 #[cfg(feature = "redis")]
 pub use tollgate_redis as redis;

@@ -28,8 +28,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tollgate_core::{
-    Check, Clock, Decision, Demand, LimitStatus, MemoryStore, Source, Store, StoreError, StoreErrorKind, SystemClock,
-    Timestamp,
+    Check, Clock, Decision, Demand, Key, Limit, LimitStatus, MemoryStore, Source, Store, StoreError, StoreErrorKind,
+    SystemClock, Timestamp,
 };
 
 use self::fair_queue::FairQueues;
@@ -37,7 +37,7 @@ pub use self::ready::NotReady;
 use self::shared::{Shared, SharedParts};
 use self::stats::Counters;
 pub use self::stats::LimiterStats;
-use crate::failure::{FailurePolicy, OnFailure, Unavailable};
+use crate::failure::{CheckKeyError, FailurePolicy, OnFailure, Unavailable};
 use crate::observe::{Observer, Observers};
 
 /// No decision waits longer, unless said otherwise.
@@ -459,6 +459,42 @@ pub(crate) fn empty_decision() -> Decision {
 /// An admission that nobody counted: no line, so nothing is claimed of any quota.
 fn uncounted(clock: &dyn Clock) -> Decision {
     Decision { at: clock.now(), source: Source::None, limits: Default::default() }
+}
+
+/// The shortest way to a decision: one limit, one key, one unit.
+impl Limiter {
+    /// Charges `key` one unit of `limit`, if the limit has one left, and returns the decision.
+    ///
+    /// Two keys with the same bytes and limits with the same algorithm and window share a counter. For other costs, or
+    /// several limits at once, use [`Limiter::check`].
+    ///
+    /// ```
+    /// use tollgate::{Limit, Limiter};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let limiter = Limiter::memory();
+    /// let limit: Limit = "2/min".parse()?;
+    ///
+    /// let decision = limiter.check_key(&limit, "user:42").await?;
+    /// assert!(decision.allowed());
+    /// assert_eq!(decision.remaining(), Some(1));
+    ///
+    /// assert!(limiter.check_key(&limit, "user:42").await?.allowed());
+    /// let denied = limiter.check_key(&limit, "user:42").await?;
+    /// assert!(!denied.allowed());
+    /// println!("try again in {:?}", denied.retry_after());
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// - If the key is longer than 64 KiB.
+    /// - If the store does not answer and the limiter's failure policy is [`OnFailure::Deny`].
+    pub async fn check_key<K: AsRef<[u8]> + ?Sized>(&self, limit: &Limit, key: &K) -> Result<Decision, CheckKeyError> {
+        let demand = Demand::new(*limit, Key::new(key)?);
+        Ok(self.check(&Check::one(&demand)).await?)
+    }
 }
 
 impl std::fmt::Debug for Limiter {

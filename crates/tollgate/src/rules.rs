@@ -6,7 +6,7 @@
 //! ```text
 //!   request ─▶ RuleSet::matching ─▶ rules, in the order of the file       matcher.rs, host.rs, path.rs, trie.rs
 //!   identity ─▶ RuleSet::ban, is_exempt                                    lists.rs
-//!            └▶ RuleSet::limit_set ─▶ Rule::policies ─▶ the limits            plan.rs, rule.rs
+//!            └▶ RuleSet::limit_set ─▶ CompiledRule::policies ─▶ the limits            plan.rs, rule.rs
 //! ```
 //!
 //! ```
@@ -38,6 +38,7 @@
 //! that spelling it differently does not help, is told in `path.rs`: **a rule applies if it matches any
 //! reading of the path; an exemption holds only if it matches all of them.**
 
+pub mod builder;
 pub(crate) mod comparisons;
 #[doc(hidden)]
 pub mod fuzz;
@@ -58,16 +59,17 @@ pub(crate) mod trie;
 #[cfg(test)]
 mod tests;
 
-pub use lists::Ban;
+pub use builder::{Ban, JwtSettings, LimitText, ListedKey, Plan, Rule, Rules, SecretSource};
+pub use lists::CompiledBan;
 pub(crate) use matcher::Indices;
 pub(crate) use path::LazyReadings;
-pub use plan::{KeyEntry, LimitSetId, Plan, PlanFuture, PlanLookup, PlanQuestion};
+pub use plan::{CompiledPlan, KeyEntry, LimitSetId, PlanFuture, PlanLookup, PlanQuestion};
 #[cfg(feature = "redis")]
 pub use plan_hash::PlanHash;
 #[cfg(feature = "tower")]
 pub(crate) use request::FindUri;
 pub use request::RequestView;
 pub(crate) use rule::RuleLimits;
-pub use rule::{Charge, Mode, Rule};
+pub use rule::{Charge, CompiledRule, Mode};
 pub(crate) use set::SetParts;
 pub use set::{Matched, RuleSet};

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use tollgate::config::{Config, Report, RuleTable};
+use tollgate::config::Report;
 use tollgate::identity::Networks;
 use tollgate::rules::RuleSet;
-use tollgate::{Limit, OnFailure};
+use tollgate::{Limit, OnFailure, Rule, Rules, Subject};
 
 /// The settings of the service.
 #[derive(PartialEq, Debug)]
@@ -52,10 +52,8 @@ impl Settings {
     /// Builds the only rule: a limit per address, which is not applied while Redis is unavailable.
     pub(crate) fn rules(&self) -> Result<RuleSet, Report> {
         let proxies: Vec<String> = self.trusted_proxies.iter().map(|network| network.to_string()).collect();
-        let rule =
-            RuleTable::new("shorten", [&*self.limit.to_string()]).with_by(["ip"]).with_on_failure(OnFailure::Allow);
-        let config = Config::default().with_trusted_proxies(proxies.iter().map(String::as_str)).with_rule(rule);
-        let loaded = config.compile()?;
+        let rule = Rule::new("shorten").by(Subject::Ip).limit(self.limit).on_failure(OnFailure::Allow);
+        let loaded = Rules::new().trusted_proxies(proxies).rule(rule).compile()?;
         for finding in &loaded.findings {
             tracing::warn!("{finding}");
         }

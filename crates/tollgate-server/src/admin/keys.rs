@@ -21,7 +21,7 @@ use percent_encoding::percent_decode_str;
 use serde_json::{Value, json};
 use tollgate::answer::Policy;
 use tollgate::config::Loaded;
-use tollgate::rules::{LimitSetId, Rule, RuleSet};
+use tollgate::rules::{CompiledRule, LimitSetId, RuleSet};
 use tollgate::{Demand, Key, Limit, LimitStatus, Scope};
 
 use super::AdminListener;
@@ -168,7 +168,12 @@ fn of_rule(loaded: &Loaded, rule: &str, question: &Question, which: Which) -> Re
 }
 
 /// The limit_set by which the counters are meant; none if by every one.
-fn limit_set(rules: &RuleSet, rule: &Rule, question: &Question, which: Which) -> Result<Option<LimitSetId>, String> {
+fn limit_set(
+    rules: &RuleSet,
+    rule: &CompiledRule,
+    question: &Question,
+    which: Which,
+) -> Result<Option<LimitSetId>, String> {
     if !rule.is_by_plan() {
         return Ok(Some(rules.default_limit_set(false)));
     }

@@ -7,7 +7,7 @@ use http::{Response, StatusCode};
 use serde_json::{Value, json};
 use tollgate::Counted;
 use tollgate::engine::RuleStats;
-use tollgate::rules::{LimitSetId, Rule, RuleSet};
+use tollgate::rules::{CompiledRule, LimitSetId, RuleSet};
 
 use crate::listeners::http::connection::json;
 use crate::reload::Reloader;
@@ -23,7 +23,7 @@ pub(super) fn list(reloader: &Reloader) -> Response<Bytes> {
     json(StatusCode::OK, &json!({ "rules": listed, "plans": plans, "kill_switch": rules.is_off() }))
 }
 
-fn one(rule: &Rule, rules: &RuleSet, stats: &[RuleStats]) -> Value {
+fn one(rule: &CompiledRule, rules: &RuleSet, stats: &[RuleStats]) -> Value {
     let by: Vec<String> = rule.by().iter().map(ToString::to_string).collect();
     let limits = match rule.is_by_plan() {
         false => limits(rule, rules.default_limit_set(false)),
@@ -50,7 +50,7 @@ fn one(rule: &Rule, rules: &RuleSet, stats: &[RuleStats]) -> Value {
     })
 }
 
-fn limits(rule: &Rule, limit_set: LimitSetId) -> Value {
+fn limits(rule: &CompiledRule, limit_set: LimitSetId) -> Value {
     let limit = |policy: &std::sync::Arc<tollgate::answer::Policy>| json!({ "name": policy.name(), "limit": policy.limit().to_string() });
     rule.policies(limit_set).iter().map(limit).collect()
 }

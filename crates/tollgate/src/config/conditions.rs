@@ -3,11 +3,11 @@
 //! Each condition is compiled as a rule that has this condition alone. So the matcher of the rules answers, and there is no
 //! second one that could disagree with it.
 
-use super::forms::{HeaderTest, OneOrMany};
+use super::forms::{HeaderTest, LimitEntry, Limits, OneOrMany, OptionalList};
 use super::load::{Loaded, Loader};
 use super::span::Spanned;
 use super::types::{Config, Exempt, MatchTable, RuleTable};
-use crate::rules::{RequestView, RuleSet};
+use crate::rules::{Charge, Mode, RequestView, RuleSet};
 
 /// The conditions of all rules of a configuration, each compiled by itself.
 #[derive(Debug)]
@@ -81,10 +81,23 @@ fn conditions(table: &MatchTable) -> Vec<Condition> {
 }
 
 fn compile(config: Config, matches: MatchTable) -> Option<RuleSet> {
-    let mut rule = RuleTable::new("alone", ["1/s"]).with_by(["ip"]);
-    rule.matches = matches.into();
+    let limits = OneOrMany(vec![LimitEntry::Text("1/s".to_owned()).into()]);
+    let rule = RuleTable {
+        name: "alone".to_owned().into(),
+        matches: matches.into(),
+        by: Some(OneOrMany(vec!["ip".to_owned().into()]).into()),
+        limits: Limits::Own(limits).into(),
+        mode: Mode::Enforce,
+        on_failure: None,
+        charge: Charge::Always.into(),
+        cost: None,
+        headers: None,
+        body: None,
+        store: None,
+    };
+    let config = Config { rules: OptionalList(Some(vec![rule.into()])), ..config };
     let loader = Loader::new().environment(|_| None);
-    loader.compile(config.with_rule(rule)).ok().map(|loaded| loaded.rules)
+    loader.compile_built(config, Vec::new()).ok().map(|loaded| loaded.rules)
 }
 
 fn list(texts: &OneOrMany<Spanned<String>>) -> String {

@@ -159,9 +159,12 @@ impl Finding {
         Finding { span, ..self }
     }
 
-    /// Sets the file of the finding.
+    /// Sets the source. Without a file to point into, the message begins with the name of the value.
     pub(crate) fn of(self, source: &Arc<Source>) -> Finding {
-        Finding { source: Some(source.clone()), ..self }
+        match source.value(self.span) {
+            Some(value) => Finding { message: format!("{value}: {}", self.message), span: Span::default(), ..self },
+            None => Finding { source: Some(source.clone()), ..self },
+        }
     }
 
     /// Sets the file of the finding, and moves an empty span to a character of the file.

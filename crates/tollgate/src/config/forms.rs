@@ -50,11 +50,6 @@ impl<T> OptionalList<T> {
     pub(crate) const fn is_absent(&self) -> bool {
         self.0.is_none()
     }
-
-    /// Appends an entry.
-    pub(crate) fn push(&mut self, entry: T) {
-        self.0.get_or_insert_default().push(entry);
-    }
 }
 
 impl<T> Default for OptionalList<T> {

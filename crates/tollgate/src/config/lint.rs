@@ -10,10 +10,10 @@ use super::compile::{Compiler, Settings, Traits};
 use super::finding::{Code, Finding};
 use super::span::Span;
 use super::types::{Config, MatchTable, RuleTable};
-use crate::identity::{ApiKeys, SubjectKind};
+use crate::identity::{ApiKeys, Subject};
 use crate::rules::matcher::Conditions;
 use crate::rules::pattern::Pattern;
-use crate::rules::{Rule, RuleLimits, SetParts};
+use crate::rules::{CompiledRule, RuleLimits, SetParts};
 
 /// A longer deadline is felt by people.
 const DEADLINE_MS_MAX: u128 = 1_000;
@@ -204,13 +204,13 @@ fn unreachable_rule(table: &RuleTable, conditions: &Conditions, traits: &Traits,
     }
 }
 
-fn subjects(config: &Config, table: &RuleTable, rule: &Rule, parts: &SetParts, note: &mut Note<'_>) {
+fn subjects(config: &Config, table: &RuleTable, rule: &CompiledRule, parts: &SetParts, note: &mut Note<'_>) {
     let Some(by) = &table.by else { return };
     let knows_keys = !parts.keys.is_empty() || config.api_keys == ApiKeys::Any;
     for kind in rule.by.iter() {
         let missing = match kind {
-            SubjectKind::ApiKey if !knows_keys => "no API key is known",
-            SubjectKind::User if config.jwt.is_none() => "no token is verified",
+            Subject::ApiKey if !knows_keys => "no API key is known",
+            Subject::User if config.jwt.is_none() => "no token is verified",
             _ => continue,
         };
         let message = format!("`{}` counts by {kind}, and {missing}: everybody is counted by address", *table.name);
@@ -218,10 +218,10 @@ fn subjects(config: &Config, table: &RuleTable, rule: &Rule, parts: &SetParts, n
         note(Code::SubjectUnknowable, by.span(), message, help);
     }
     let proxies = parts.identifier.proxies().networks();
-    let is_free = |kind: &SubjectKind| match kind {
+    let is_free = |kind: &Subject| match kind {
         // A proxy that is trusted is responsible for what it lets through; nobody else is believed.
-        SubjectKind::Header(_) => proxies.is_empty() || proxies.is_everybody(),
-        kind => matches!(kind, SubjectKind::Cookie(_)),
+        Subject::Header(_) => proxies.is_empty() || proxies.is_everybody(),
+        kind => matches!(kind, Subject::Cookie(_)),
     };
     if rule.by.is_chosen_by_client() && rule.by.iter().any(is_free) {
         let message = format!("`{}` counts only by what the client itself writes", *table.name);
@@ -232,7 +232,7 @@ fn subjects(config: &Config, table: &RuleTable, rule: &Rule, parts: &SetParts, n
 }
 
 /// The limits of a rule, of every plan.
-fn policies(rule: &Rule) -> impl Iterator<Item = Limit> + '_ {
+fn policies(rule: &CompiledRule) -> impl Iterator<Item = Limit> + '_ {
     let lists: &[_] = match &rule.limits {
         RuleLimits::Own(own) => std::slice::from_ref(own),
         RuleLimits::Plan(by_limit_set) => by_limit_set,
@@ -240,7 +240,7 @@ fn policies(rule: &Rule) -> impl Iterator<Item = Limit> + '_ {
     lists.iter().flatten().map(|policy| *policy.limit())
 }
 
-fn redundant_limits(table: &RuleTable, rule: &Rule, note: &mut Note<'_>) {
+fn redundant_limits(table: &RuleTable, rule: &CompiledRule, note: &mut Note<'_>) {
     let RuleLimits::Own(policies) = &rule.limits else { return };
     for (place, policy) in policies.iter().enumerate() {
         let never_decides = |(other_place, other): &(usize, &std::sync::Arc<crate::answer::Policy>)| {

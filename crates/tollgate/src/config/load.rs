@@ -250,12 +250,9 @@ impl Loader {
         Err(Report::new(name, errors))
     }
 
-    /// Compiles a configuration that was made in code.
-    ///
-    /// # Errors
-    /// If it cannot be used.
-    pub fn compile(&self, config: Config) -> Result<Loaded, Report> {
-        compile::compile(config, Arc::new(Source::unquoted("the configuration", "")), "", self)
+    /// Compiles a configuration that was built in code, whose spans are indices in `values`, the names of its values.
+    pub(crate) fn compile_built(&self, config: Config, values: Vec<String>) -> Result<Loaded, Report> {
+        compile::compile(config, Arc::new(Source::of_values("the rules", values)), "", self)
     }
 
     /// The store from outside the file.

@@ -7,23 +7,36 @@ use miette::{MietteError, MietteSpanContents, SourceCode, SourceSpan, SpanConten
 use super::forms::Secret;
 use super::span::Span;
 
-/// The name of a file, its text, and what reports may quote of it.
+/// The name of a file, its text, and what reports may quote of it; or, for a configuration that was built in code, the names
+/// of its values.
 pub(crate) struct Source {
     name: String,
     text: Secret,
     /// The text with its secrets masked, byte for byte. `None` if no part of the text may be quoted.
     masked: Option<String>,
+    /// The name of the value whose span starts at this index. Empty for a file.
+    values: Vec<String>,
 }
 
 impl Source {
     /// Creates the source of a file that was parsed: reports quote `masked`.
     pub(crate) fn masked(name: &str, text: &str, masked: String) -> Source {
-        Source { name: name.to_owned(), text: Secret::new(text), masked: Some(masked) }
+        Source { masked: Some(masked), ..Source::unquoted(name, text) }
     }
 
     /// Creates the source of a file that could not be parsed: reports give lines and columns and quote nothing.
     pub(crate) fn unquoted(name: &str, text: &str) -> Source {
-        Source { name: name.to_owned(), text: Secret::new(text), masked: None }
+        Source { name: name.to_owned(), text: Secret::new(text), masked: None, values: Vec::new() }
+    }
+
+    /// Creates the source of a configuration that was built in code. The span of a value is its index in `values`.
+    pub(crate) fn of_values(name: &str, values: Vec<String>) -> Source {
+        Source { values, ..Source::unquoted(name, "") }
+    }
+
+    /// Returns the name of the value with this span, or `None` if this is a file or the span is unknown.
+    pub(crate) fn value(&self, span: Span) -> Option<&str> {
+        self.values.get(span.start).filter(|_| !span.is_unknown()).map(String::as_str)
     }
 
     /// Returns whether reports may quote the text.

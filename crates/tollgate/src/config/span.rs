@@ -48,11 +48,6 @@ impl<T> Spanned<T> {
     pub(crate) const fn span(&self) -> Span {
         self.span
     }
-
-    /// Returns the value without its place.
-    pub(crate) fn into_value(self) -> T {
-        self.value
-    }
 }
 
 impl<T> From<T> for Spanned<T> {

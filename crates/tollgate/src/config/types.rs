@@ -91,7 +91,7 @@ pub(crate) struct Expect {
 /// A rule: which requests, counted by which subject, against which limits.
 #[derive(Clone, PartialEq, Debug)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema), schemars(deny_unknown_fields))]
-pub struct RuleTable {
+pub(crate) struct RuleTable {
     /// The name. It is used in metrics and logs and is part of the counters' keys, so a renamed rule starts with new counters.
     pub(crate) name: Spanned<String>,
     /// Which requests the rule matches. Defaults to all.

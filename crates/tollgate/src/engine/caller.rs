@@ -9,7 +9,7 @@ use super::live::{Asked, Live, Terms};
 use super::ruling::{Refusal, Ruling};
 use super::{Asking, Begun, Engine, Passage, Refused};
 use crate::identity::{Identity, Origin};
-use crate::rules::{LazyReadings, LimitSetId, PlanQuestion, RequestView, Rule};
+use crate::rules::{CompiledRule, LazyReadings, LimitSetId, PlanQuestion, RequestView};
 
 /// Which limits are a caller's.
 pub(super) enum Plan {
@@ -78,8 +78,8 @@ impl Engine {
             return Begun::Pass(Passage::unlimited());
         }
         let mut asked = Asked::new(terms);
-        asked.by(matched.iter().map(Rule::by), identity);
-        let plan = self.plan(live, identity, matched.iter().any(Rule::is_by_plan));
+        asked.by(matched.iter().map(CompiledRule::by), identity);
+        let plan = self.plan(live, identity, matched.iter().any(CompiledRule::is_by_plan));
         match plan {
             Plan::Known(limit_set) if self.is_in_process() => {
                 self.rule_at_once(&live.bundle_of(matched.into_indices(), limit_set), &mut asked).begun(request)
@@ -106,7 +106,7 @@ impl Engine {
             return None;
         }
         let mut asked = Asked::new(terms);
-        asked.by(shields.iter().map(Rule::by), identity);
+        asked.by(shields.iter().map(CompiledRule::by), identity);
         let bundle = live.bundle_of(shields.into_indices(), live.rules.default_limit_set(false));
         let is_exempt = || live.exempts(identity) || live.rules.is_exempt_path(readings);
         self.refused_without_room(&bundle, &asked, is_exempt)

@@ -20,8 +20,8 @@ use super::rule_counts::{RuleCount, RuleCounts, RuleStats};
 use crate::answer::{Policies, Policy};
 use crate::counts::DecisionOutcome;
 use crate::failure::OnFailure;
-use crate::identity::{Identity, Subject, SubjectKinds};
-use crate::rules::{Charge, Indices, LimitSetId, Mode, Rule, RuleSet};
+use crate::identity::{Identity, SubjectKey, Subjects};
+use crate::rules::{Charge, CompiledRule, Indices, LimitSetId, Mode, RuleSet};
 
 /// How many combinations of rules and plan are kept. When there are more, all are forgotten and laid out again as
 /// they come.
@@ -51,7 +51,7 @@ pub(super) struct Live {
 pub(super) struct Uniform {
     pub(super) bundle: Arc<Bundle>,
     /// Whom each rule counts.
-    pub(super) by: SmallVec<[SubjectKinds; 1]>,
+    pub(super) by: SmallVec<[Subjects; 1]>,
 }
 
 /// What a combination of rules asks of a caller with a certain plan.
@@ -99,20 +99,20 @@ pub(super) struct Part {
 pub(super) struct Asked {
     /// Whom the first of the matching rules counts, and whom the others. The first, which mostly is the only one, is written where it
     /// is kept: to move what was just written is slow.
-    first: Subject,
-    others: Vec<Subject>,
+    first: SubjectKey,
+    others: Vec<SubjectKey>,
     pub(super) terms: Terms,
 }
 
 impl Asked {
     /// By nobody yet.
     pub(super) fn new(terms: Terms) -> Asked {
-        Asked { first: Subject::unwritten(), others: Vec::new(), terms }
+        Asked { first: SubjectKey::unwritten(), others: Vec::new(), terms }
     }
 
     /// By whom, for rules that count so.
     #[inline]
-    pub(super) fn by<'a>(&mut self, mut by: impl Iterator<Item = &'a SubjectKinds>, identity: &Identity<'_>) {
+    pub(super) fn by<'a>(&mut self, mut by: impl Iterator<Item = &'a Subjects>, identity: &Identity<'_>) {
         if let Some(first) = by.next() {
             identity.write_subject(first, &mut self.first);
         }
@@ -120,7 +120,7 @@ impl Asked {
     }
 
     #[inline]
-    fn subject(&self, place: usize) -> &Subject {
+    fn subject(&self, place: usize) -> &SubjectKey {
         match place.checked_sub(1) {
             None => &self.first,
             Some(place) => &self.others[place],
@@ -129,7 +129,7 @@ impl Asked {
 
     /// Whom the first rule counts.
     #[inline]
-    pub(super) fn first(&self) -> &Subject {
+    pub(super) fn first(&self) -> &SubjectKey {
         &self.first
     }
 }
@@ -172,7 +172,7 @@ impl Live {
     pub(super) fn new(rules: RuleSet, before: Option<&Live>) -> Live {
         let mut live = Live {
             tells_time: rules.tells_time(),
-            has_shields: rules.rules().iter().any(Rule::is_shield),
+            has_shields: rules.rules().iter().any(CompiledRule::is_shield),
             bans_addresses: rules.bans_addresses(),
             bans_callers: rules.bans_callers(),
             path_bytes_max: if rules.is_off() { usize::MAX } else { rules.path_bytes_max() },
@@ -253,7 +253,7 @@ impl Live {
         // If they count on different counters for one subject, then for any.
         let mut asked = Asked::new(Terms::default());
         asked.others =
-            parts.iter().map(|part| part.subject).max().map_or(vec![], |last| vec![Subject::unwritten(); last]);
+            parts.iter().map(|part| part.subject).max().map_or(vec![], |last| vec![SubjectKey::unwritten(); last]);
         let is_one_check = Check::new(&parts.iter().map(|part| part.demand(&asked)).collect::<Demands<'_>>()).is_ok();
         let rule_counts = by_rule(&parts).map(|rule| rule[0].counts.clone()).collect();
         (!parts.is_empty()).then_some(Group {

@@ -27,8 +27,8 @@ use super::api_key::{ApiKey, ApiKeys, KeyDigest, KeySource, KnownKey, bearer_tok
 use super::jwt::TokenVerifier;
 use super::proxies::TrustedProxies;
 use super::single_value;
-use super::subject::{PartKind, PartValue, Subject, SubjectWriter};
-use super::subject_kind::{SubjectKind, SubjectKinds};
+use super::subject::{PartKind, PartValue, SubjectKey, SubjectWriter};
+use super::subject_kind::{Subject, Subjects};
 #[cfg(not(feature = "jwt"))]
 use super::user::TokenVerifier;
 use super::user::{TokenError, User, looks_like_token};
@@ -46,12 +46,12 @@ const CREDENTIAL_HEADERS: [HeaderName; 3] =
 /// ```
 /// use http::HeaderMap;
 /// use tollgate::Timestamp;
-/// use tollgate::identity::{Identifier, KeyDigest, KeyTable, KnownKey, Origin, SubjectKinds};
+/// use tollgate::identity::{Identifier, KeyDigest, KeyTable, KnownKey, Origin, Subjects};
 ///
 /// let mut keys = KeyTable::new();
 /// keys.insert(KeyDigest::of("s3cr3t"), KnownKey { plan: Some("pro".into()) });
 /// let identifier = Identifier::new();
-/// let by = SubjectKinds::parse(["caller"])?;
+/// let by = Subjects::parse(["caller"])?;
 ///
 /// let subject = |headers: &HeaderMap| {
 ///     let origin = Origin { peer: "203.0.113.9".parse().unwrap(), headers, path: "/shorten" };
@@ -63,7 +63,7 @@ const CREDENTIAL_HEADERS: [HeaderName; 3] =
 /// assert_eq!(subject(&headers), "ip:203.0.113.9");
 /// headers.insert("x-api-key", "s3cr3t".parse().unwrap());
 /// assert_eq!(subject(&headers), "api_key:#4e738ca5563c06cfd0018299933d58db");
-/// # Ok::<(), tollgate::identity::SubjectKindError>(())
+/// # Ok::<(), tollgate::identity::SubjectError>(())
 /// ```
 #[derive(Clone, Debug)]
 pub struct Identifier {
@@ -310,14 +310,14 @@ impl<'r> Identity<'r> {
     }
 
     /// The bytes to count on.
-    pub fn subject(&self, by: &SubjectKinds) -> Subject {
-        let mut subject = Subject::unwritten();
+    pub fn subject(&self, by: &Subjects) -> SubjectKey {
+        let mut subject = SubjectKey::unwritten();
         self.write_subject(by, &mut subject);
         subject
     }
 
     /// The same, written where it is to be.
-    pub(crate) fn write_subject(&self, by: &SubjectKinds, subject: &mut Subject) {
+    pub(crate) fn write_subject(&self, by: &Subjects, subject: &mut SubjectKey) {
         let salt = self.identifier.anonymizer.as_ref().map(|a| self.salt.get_or_init(|| a.salt(self.now)));
         let mut writer = SubjectWriter::new(subject, salt);
         for kind in by.iter() {
@@ -325,23 +325,23 @@ impl<'r> Identity<'r> {
         }
     }
 
-    fn write_part(&self, kind: &SubjectKind, writer: &mut SubjectWriter<'_>) {
+    fn write_part(&self, kind: &Subject, writer: &mut SubjectWriter<'_>) {
         match kind {
-            SubjectKind::Caller => match self.caller() {
+            Subject::Caller => match self.caller() {
                 Caller::ApiKey(digest, _) => writer.part(API_KEY, PartValue::Digest(digest.as_bytes())),
                 Caller::User(user) => writer.part(USER, PartValue::Plain(user.subject.as_bytes())),
                 Caller::Address(address) => writer.address(address),
             },
-            SubjectKind::Ip => writer.address(self.address_key()),
-            SubjectKind::ApiKey => match self.api_key() {
+            Subject::Ip => writer.address(self.address_key()),
+            Subject::ApiKey => match self.api_key() {
                 Some((digest, _)) => writer.part(API_KEY, PartValue::Digest(digest.as_bytes())),
                 None => self.write_missing(API_KEY, writer),
             },
-            SubjectKind::User => match self.user() {
+            Subject::User => match self.user() {
                 Some(user) => writer.part(USER, PartValue::Plain(user.subject.as_bytes())),
                 None => self.write_missing(USER, writer),
             },
-            SubjectKind::Header(name) => {
+            Subject::Header(name) => {
                 let kind = PartKind { word: "header", name: Some(name.as_str()) };
                 match self.believed_header(name) {
                     Some(value) if self.is_credential(name) => writer.part(kind, PartValue::Secret(value)),
@@ -349,18 +349,18 @@ impl<'r> Identity<'r> {
                     None => self.write_missing(kind, writer),
                 }
             }
-            SubjectKind::Cookie(name) => {
+            Subject::Cookie(name) => {
                 let kind = PartKind { word: "cookie", name: Some(name) };
                 match single_value::cookie(self.origin.headers, name).one() {
                     Some(value) => writer.part(kind, PartValue::Secret(value)),
                     None => self.write_missing(kind, writer),
                 }
             }
-            SubjectKind::Path => match self.path() {
+            Subject::Path => match self.path() {
                 "" => self.write_missing(PATH, writer),
                 path => writer.part(PATH, PartValue::Public(path.as_bytes())),
             },
-            SubjectKind::Global => writer.word("global"),
+            Subject::Global => writer.word("global"),
         }
     }
 

@@ -40,12 +40,12 @@ const VALUE_BYTES_MAX: usize = 128;
 
 /// Who is counted. Made by [`Identity::subject`](super::Identity::subject); goes into a [`Key`](crate::Key).
 #[derive(Clone, PartialEq, Eq, Hash)]
-pub struct Subject(Bytes);
+pub struct SubjectKey(Bytes);
 
-impl Subject {
+impl SubjectKey {
     /// Nobody yet: what a [`SubjectWriter`] begins with.
-    pub(crate) fn unwritten() -> Subject {
-        Subject(Bytes::new())
+    pub(crate) fn unwritten() -> SubjectKey {
+        SubjectKey(Bytes::new())
     }
 
     /// The bytes, all of them visible ASCII.
@@ -58,21 +58,21 @@ impl Subject {
     }
 }
 
-impl AsRef<[u8]> for Subject {
+impl AsRef<[u8]> for SubjectKey {
     fn as_ref(&self) -> &[u8] {
         &self.0
     }
 }
 
-impl fmt::Display for Subject {
+impl fmt::Display for SubjectKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.as_str())
     }
 }
 
-impl fmt::Debug for Subject {
+impl fmt::Debug for SubjectKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Subject({})", self.as_str())
+        write!(f, "SubjectKey({})", self.as_str())
     }
 }
 
@@ -114,7 +114,7 @@ const IP: PartKind<'static> = PartKind { word: "ip", name: None };
 
 impl<'s> SubjectWriter<'s> {
     /// With a salt, values become pseudonyms.
-    pub(crate) fn new(Subject(bytes): &'s mut Subject, salt: Option<&'s Salt>) -> SubjectWriter<'s> {
+    pub(crate) fn new(SubjectKey(bytes): &'s mut SubjectKey, salt: Option<&'s Salt>) -> SubjectWriter<'s> {
         SubjectWriter { bytes, salt }
     }
 

@@ -16,17 +16,17 @@ const TEXT_BYTES_MAX: usize = 256;
 /// By what a request is counted.
 ///
 /// ```
-/// use tollgate::identity::SubjectKind;
+/// use tollgate::identity::Subject;
 ///
-/// let kind: SubjectKind = "header:X-Tenant".parse()?;
+/// let kind: Subject = "header:X-Tenant".parse()?;
 /// assert_eq!(kind.to_string(), "header:x-tenant");
-/// let error = "api-key".parse::<SubjectKind>().unwrap_err();
+/// let error = "api-key".parse::<Subject>().unwrap_err();
 /// assert!(error.to_string().contains("did you mean api_key?"));
-/// # Ok::<(), tollgate::identity::SubjectKindError>(())
+/// # Ok::<(), tollgate::identity::SubjectError>(())
 /// ```
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
-pub enum SubjectKind {
+pub enum Subject {
     /// The known API key, else the verified user, else the address.
     Caller,
     /// The client's address.
@@ -46,39 +46,39 @@ pub enum SubjectKind {
     Global,
 }
 
-/// A text that names no [`SubjectKind`], or a list of them that makes no sense.
+/// A text that names no [`Subject`], or a list of them that makes no sense.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{problem}; accepted are caller, ip, api_key, user, header:NAME, cookie:NAME, path, global")]
-pub struct SubjectKindError {
+pub struct SubjectError {
     problem: String,
 }
 
-impl SubjectKind {
+impl Subject {
     /// Whether the client can choose the value freely, so that a rule by this alone holds nobody.
     pub const fn is_chosen_by_client(&self) -> bool {
-        matches!(self, SubjectKind::Header(_) | SubjectKind::Cookie(_) | SubjectKind::Path)
+        matches!(self, Subject::Header(_) | Subject::Cookie(_) | Subject::Path)
     }
 }
 
-impl fmt::Display for SubjectKind {
+impl fmt::Display for Subject {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            SubjectKind::Caller => f.write_str("caller"),
-            SubjectKind::Ip => f.write_str("ip"),
-            SubjectKind::ApiKey => f.write_str("api_key"),
-            SubjectKind::User => f.write_str("user"),
-            SubjectKind::Header(name) => write!(f, "header:{name}"),
-            SubjectKind::Cookie(name) => write!(f, "cookie:{name}"),
-            SubjectKind::Path => f.write_str("path"),
-            SubjectKind::Global => f.write_str("global"),
+            Subject::Caller => f.write_str("caller"),
+            Subject::Ip => f.write_str("ip"),
+            Subject::ApiKey => f.write_str("api_key"),
+            Subject::User => f.write_str("user"),
+            Subject::Header(name) => write!(f, "header:{name}"),
+            Subject::Cookie(name) => write!(f, "cookie:{name}"),
+            Subject::Path => f.write_str("path"),
+            Subject::Global => f.write_str("global"),
         }
     }
 }
 
-impl FromStr for SubjectKind {
-    type Err = SubjectKindError;
+impl FromStr for Subject {
+    type Err = SubjectError;
 
-    fn from_str(text: &str) -> Result<SubjectKind, SubjectKindError> {
+    fn from_str(text: &str) -> Result<Subject, SubjectError> {
         if text.len() > TEXT_BYTES_MAX {
             return Err(error(format!(
                 "a kind of subject has at most {TEXT_BYTES_MAX} bytes, this one has {}",
@@ -88,9 +88,9 @@ impl FromStr for SubjectKind {
         match text.split_once(':') {
             None => parse_word(text),
             Some(("header", name)) => HeaderName::from_str(name)
-                .map(SubjectKind::Header)
+                .map(Subject::Header)
                 .map_err(|_| error(format!("expected a header's name after header:, found {name:?}"))),
-            Some(("cookie", name)) if is_cookie_name(name) => Ok(SubjectKind::Cookie(name.to_owned())),
+            Some(("cookie", name)) if is_cookie_name(name) => Ok(Subject::Cookie(name.to_owned())),
             Some(("cookie", name)) => Err(error(format!("expected a cookie's name after cookie:, found {name:?}"))),
             Some((word, name)) => Err(error(match suggest::nearest(word, ["header", "cookie"]) {
                 Some(meant) => format!("unknown kind of subject {text:?}; did you mean {meant}:{name}?"),
@@ -100,14 +100,14 @@ impl FromStr for SubjectKind {
     }
 }
 
-fn parse_word(word: &str) -> Result<SubjectKind, SubjectKindError> {
+fn parse_word(word: &str) -> Result<Subject, SubjectError> {
     Ok(match word {
-        "caller" => SubjectKind::Caller,
-        "ip" => SubjectKind::Ip,
-        "api_key" => SubjectKind::ApiKey,
-        "user" => SubjectKind::User,
-        "path" => SubjectKind::Path,
-        "global" => SubjectKind::Global,
+        "caller" => Subject::Caller,
+        "ip" => Subject::Ip,
+        "api_key" => Subject::ApiKey,
+        "user" => Subject::User,
+        "path" => Subject::Path,
+        "global" => Subject::Global,
         "header" | "cookie" => return Err(error(format!("expected a name: {word}:NAME"))),
         _ => {
             let words = ["caller", "ip", "api_key", "user", "header:NAME", "cookie:NAME", "path", "global"];
@@ -119,8 +119,8 @@ fn parse_word(word: &str) -> Result<SubjectKind, SubjectKindError> {
     })
 }
 
-fn error(problem: String) -> SubjectKindError {
-    SubjectKindError { problem }
+fn error(problem: String) -> SubjectError {
+    SubjectError { problem }
 }
 
 /// A token of RFC 9110, which is what RFC 6265 allows as a cookie's name.
@@ -131,22 +131,22 @@ fn is_cookie_name(name: &str) -> bool {
 /// By what a request is counted: one kind, or several at once.
 ///
 /// ```
-/// use tollgate::identity::SubjectKinds;
+/// use tollgate::identity::Subjects;
 ///
-/// let login = SubjectKinds::parse(["ip", "user", "cookie:device"])?;
+/// let login = Subjects::parse(["ip", "user", "cookie:device"])?;
 /// assert_eq!(login.iter().count(), 3);
-/// assert!(SubjectKinds::parse([]).is_err());
-/// # Ok::<(), tollgate::identity::SubjectKindError>(())
+/// assert!(Subjects::parse([]).is_err());
+/// # Ok::<(), tollgate::identity::SubjectError>(())
 /// ```
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
-pub struct SubjectKinds(SmallVec<[SubjectKind; 1]>);
+pub struct Subjects(SmallVec<[Subject; 1]>);
 
-impl SubjectKinds {
+impl Subjects {
     /// Counts by all of these at once: two requests share a counter only if all of them agree.
     ///
     /// # Errors
     /// When there are none or too many, one stands there twice, or `global` stands beside others.
-    pub fn new(kinds: Vec<SubjectKind>) -> Result<SubjectKinds, SubjectKindError> {
+    pub fn new(kinds: Vec<Subject>) -> Result<Subjects, SubjectError> {
         if kinds.is_empty() {
             return Err(error("expected at least one kind of subject".to_owned()));
         }
@@ -158,35 +158,35 @@ impl SubjectKinds {
                 return Err(error(format!("{kind} stands there twice")));
             }
         }
-        if kinds.len() > 1 && kinds.contains(&SubjectKind::Global) {
+        if kinds.len() > 1 && kinds.contains(&Subject::Global) {
             return Err(error("global is everybody together and stands alone".to_owned()));
         }
-        Ok(SubjectKinds(kinds.into_iter().collect()))
+        Ok(Subjects(kinds.into_iter().collect()))
     }
 
     /// The kinds with these texts.
     ///
     /// # Errors
-    /// As [`SubjectKinds::new`], or when a text names no kind.
-    pub fn parse<'a>(texts: impl IntoIterator<Item = &'a str>) -> Result<SubjectKinds, SubjectKindError> {
-        SubjectKinds::new(texts.into_iter().map(str::parse).collect::<Result<_, _>>()?)
+    /// As [`Subjects::new`], or when a text names no kind.
+    pub fn parse<'a>(texts: impl IntoIterator<Item = &'a str>) -> Result<Subjects, SubjectError> {
+        Subjects::new(texts.into_iter().map(str::parse).collect::<Result<_, _>>()?)
     }
 
     /// The kinds, in the order given.
-    pub fn iter(&self) -> impl Iterator<Item = &SubjectKind> {
+    pub fn iter(&self) -> impl Iterator<Item = &Subject> {
         self.0.iter()
     }
 
     /// Whether the client can choose every part freely, so that it is held by nothing.
     pub fn is_chosen_by_client(&self) -> bool {
-        self.0.iter().all(SubjectKind::is_chosen_by_client)
+        self.0.iter().all(Subject::is_chosen_by_client)
     }
 }
 
-impl Default for SubjectKinds {
+impl Default for Subjects {
     /// `caller`.
     fn default() -> Self {
-        SubjectKinds(smallvec![SubjectKind::Caller])
+        Subjects(smallvec![Subject::Caller])
     }
 }
 
@@ -199,7 +199,7 @@ mod tests {
         for text in
             ["caller", "ip", "api_key", "user", "header:x-tenant", "cookie:device", "cookie:A.b", "path", "global"]
         {
-            assert_eq!(text.parse::<SubjectKind>().unwrap().to_string(), text);
+            assert_eq!(text.parse::<Subject>().unwrap().to_string(), text);
         }
     }
 
@@ -222,11 +222,11 @@ mod tests {
             ("tenant", "unknown kind of subject \"tenant\""),
             ("", "unknown kind of subject \"\""),
         ] {
-            let message = text.parse::<SubjectKind>().unwrap_err().to_string();
+            let message = text.parse::<Subject>().unwrap_err().to_string();
             assert!(message.contains(said), "{text:?}: {message}");
             assert!(message.contains("accepted are caller, ip"), "{message}");
         }
-        let message = "x".repeat(10_000).parse::<SubjectKind>().unwrap_err().to_string();
+        let message = "x".repeat(10_000).parse::<Subject>().unwrap_err().to_string();
         assert!(message.len() < 200, "{message}");
     }
 
@@ -242,14 +242,14 @@ mod tests {
                 "at most 8",
             ),
         ] {
-            let message = SubjectKinds::parse(texts.iter().copied()).unwrap_err().to_string();
+            let message = Subjects::parse(texts.iter().copied()).unwrap_err().to_string();
             assert!(message.contains(said), "{texts:?}: {message}");
         }
     }
 
     #[test]
     fn kinds_that_a_client_chooses_are_told_apart() {
-        let is_chosen = |texts: &[&str]| SubjectKinds::parse(texts.iter().copied()).unwrap().is_chosen_by_client();
+        let is_chosen = |texts: &[&str]| Subjects::parse(texts.iter().copied()).unwrap().is_chosen_by_client();
         assert!(is_chosen(&["header:x-tenant"]) && is_chosen(&["cookie:device", "path"]));
         assert!(!is_chosen(&["cookie:device", "ip"]) && !is_chosen(&["caller"]) && !is_chosen(&["global"]));
     }

@@ -33,12 +33,12 @@ impl ExemptList {
 
 /// A ban from the configuration, temporary or permanent.
 #[derive(Clone, Debug)]
-pub struct Ban {
+pub struct CompiledBan {
     pub(crate) until: Option<Timestamp>,
     pub(crate) reason: Option<Box<str>>,
 }
 
-impl Ban {
+impl CompiledBan {
     /// Returns when the ban ends, or `None` if it is permanent.
     pub fn until(&self) -> Option<Timestamp> {
         self.until
@@ -62,14 +62,14 @@ impl Ban {
 /// The bans of the configuration, by network, key and user.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct BanList {
-    pub(crate) networks: PrefixTable<Ban>,
-    pub(crate) keys: HashMap<KeyDigest, Ban>,
-    pub(crate) users: HashMap<Box<str>, Ban>,
+    pub(crate) networks: PrefixTable<CompiledBan>,
+    pub(crate) keys: HashMap<KeyDigest, CompiledBan>,
+    pub(crate) users: HashMap<Box<str>, CompiledBan>,
 }
 
 impl BanList {
     /// Sets the bans of networks. Of two bans of one network the longer one is kept.
-    pub(crate) fn set_networks(&mut self, bans: Vec<(IpNet, Ban)>) {
+    pub(crate) fn set_networks(&mut self, bans: Vec<(IpNet, CompiledBan)>) {
         self.networks = PrefixTable::new(bans, |kept, ban| {
             if kept.end() < ban.end() {
                 *kept = ban;
@@ -78,12 +78,12 @@ impl BanList {
     }
 
     /// Adds the ban of a key. Of two bans of one key the longer one is kept.
-    pub(crate) fn add_key(&mut self, key: KeyDigest, ban: Ban) {
+    pub(crate) fn add_key(&mut self, key: KeyDigest, ban: CompiledBan) {
         keep_longer(self.keys.entry(key), ban);
     }
 
     /// Adds the ban of a user. Of two bans of one user the longer one is kept.
-    pub(crate) fn add_user(&mut self, user: &str, ban: Ban) {
+    pub(crate) fn add_user(&mut self, user: &str, ban: CompiledBan) {
         keep_longer(self.users.entry(user.into()), ban);
     }
 
@@ -97,22 +97,22 @@ impl BanList {
     }
 
     /// Returns the first ban that applies to an address at `now`.
-    pub(crate) fn of_address(&self, address: IpAddr, now: Timestamp) -> Option<&Ban> {
+    pub(crate) fn of_address(&self, address: IpAddr, now: Timestamp) -> Option<&CompiledBan> {
         self.networks.covering(address).find(|ban| ban.holds_at(now))
     }
 
     /// Returns the ban that applies to a key at `now`.
-    pub(crate) fn of_key(&self, key: &KeyDigest, now: Timestamp) -> Option<&Ban> {
+    pub(crate) fn of_key(&self, key: &KeyDigest, now: Timestamp) -> Option<&CompiledBan> {
         self.keys.get(key).filter(|ban| ban.holds_at(now))
     }
 
     /// Returns the ban that applies to a user at `now`.
-    pub(crate) fn of_user(&self, user: &str, now: Timestamp) -> Option<&Ban> {
+    pub(crate) fn of_user(&self, user: &str, now: Timestamp) -> Option<&CompiledBan> {
         self.users.get(user).filter(|ban| ban.holds_at(now))
     }
 }
 
-fn keep_longer<K>(entry: Entry<'_, K, Ban>, ban: Ban) {
+fn keep_longer<K>(entry: Entry<'_, K, CompiledBan>, ban: CompiledBan) {
     match entry {
         Entry::Occupied(mut kept) if kept.get().end() < ban.end() => drop(kept.insert(ban)),
         Entry::Occupied(_) => {}

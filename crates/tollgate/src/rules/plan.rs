@@ -26,14 +26,14 @@ use crate::identity::{Identity, KeyDigest};
 
 /// A plan: a named set of limits.
 ///
-/// The limits themselves are kept per rule; see [`Rule::policies`](super::Rule::policies).
+/// The limits themselves are kept per rule; see [`CompiledRule::policies`](super::CompiledRule::policies).
 #[derive(Clone, Debug)]
-pub struct Plan {
+pub struct CompiledPlan {
     pub(crate) name: Arc<str>,
     pub(crate) upgrade_url: Option<Box<str>>,
 }
 
-impl Plan {
+impl CompiledPlan {
     /// Returns the name of the plan.
     pub fn name(&self) -> &Arc<str> {
         &self.name

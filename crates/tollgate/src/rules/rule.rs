@@ -7,7 +7,7 @@ use tollgate_core::Cost;
 use super::plan::LimitSetId;
 use crate::answer::Policy;
 use crate::failure::OnFailure;
-use crate::identity::SubjectKinds;
+use crate::identity::Subjects;
 
 /// The mode of a rule. Defaults to `enforce`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
@@ -78,9 +78,9 @@ impl Charge {
 ///
 /// Which requests it applies to is determined by [`RuleSet::matching`](super::RuleSet::matching).
 #[derive(Clone, Debug)]
-pub struct Rule {
+pub struct CompiledRule {
     pub(crate) name: Arc<str>,
-    pub(crate) by: SubjectKinds,
+    pub(crate) by: Subjects,
     pub(crate) limits: RuleLimits,
     pub(crate) mode: Mode,
     pub(crate) on_failure: OnFailure,
@@ -98,14 +98,14 @@ pub(crate) enum RuleLimits {
     Plan(Box<[Box<[Arc<Policy>]>]>),
 }
 
-impl Rule {
+impl CompiledRule {
     /// Returns the name. It appears in metrics and logs and is part of the counters' names.
     pub fn name(&self) -> &Arc<str> {
         &self.name
     }
 
     /// Returns the kinds of subject by which requests are counted.
-    pub fn by(&self) -> &SubjectKinds {
+    pub fn by(&self) -> &Subjects {
         &self.by
     }
 

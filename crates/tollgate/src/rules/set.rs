@@ -7,12 +7,14 @@ use std::sync::Arc;
 use http::HeaderName;
 use tollgate_core::Timestamp;
 
-use super::lists::{Ban, BanList, ExemptList};
+use super::lists::{BanList, CompiledBan, ExemptList};
 use super::matcher::{Indices, Matcher};
 use super::path::LazyReadings;
-use super::plan::{KeyEntry, LimitSetId, Plan, PlanLookup, PlanQuestion};
+use super::plan::{CompiledPlan, KeyEntry, LimitSetId, PlanLookup, PlanQuestion};
 use super::request::RequestView;
-use super::rule::Rule;
+use super::rule::CompiledRule;
+#[cfg(feature = "tower")]
+use crate::identity::TrustedProxies;
 use crate::identity::{ApiKey, Identifier, Identity, KeyDigest, KeySource, KnownKey, Networks};
 
 /// Rules, plans, keys, exemptions and bans, compiled and immutable.
@@ -22,14 +24,15 @@ use crate::identity::{ApiKey, Identifier, Identity, KeyDigest, KeySource, KnownK
 pub struct RuleSet(Arc<SetParts>);
 
 /// The parts of a [`RuleSet`].
+#[derive(Clone)]
 pub(crate) struct SetParts {
-    pub(crate) rules: Vec<Rule>,
+    pub(crate) rules: Vec<CompiledRule>,
     pub(crate) matcher: Matcher,
     /// The shields that refuse, and no other rule.
     pub(crate) shields: Matcher,
     pub(crate) identifier: Identifier,
     /// Plans, sorted by name. The first limit_sets are those of the plans, in this order.
-    pub(crate) plans: Vec<Plan>,
+    pub(crate) plans: Vec<CompiledPlan>,
     /// The index in `plans` of each limit_set's plan.
     pub(crate) plan_of_limit_set: Vec<u32>,
     pub(crate) default: LimitSetId,
@@ -65,7 +68,7 @@ enum MatchedIndices<'s> {
 
 impl<'s> Matched<'s> {
     /// Iterates over the rules.
-    pub fn iter(&self) -> impl ExactSizeIterator<Item = &'s Rule> + '_ {
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = &'s CompiledRule> + '_ {
         self.indices().iter().map(|index| &self.set.rules[*index as usize])
     }
 
@@ -96,8 +99,22 @@ impl RuleSet {
         RuleSet(Arc::new(parts))
     }
 
+    /// Returns the parts, so that tests can compare them.
+    #[cfg(test)]
+    pub(crate) fn parts(&self) -> &SetParts {
+        &self.0
+    }
+
+    /// Returns these rules with other trusted proxies.
+    #[cfg(feature = "tower")]
+    pub(crate) fn with_proxies(&self, proxies: TrustedProxies) -> RuleSet {
+        let mut parts = SetParts::clone(&self.0);
+        parts.identifier = parts.identifier.with_proxies(proxies);
+        RuleSet::new(parts)
+    }
+
     /// Returns all rules in the order of the configuration, including those with the mode `off`.
-    pub fn rules(&self) -> &[Rule] {
+    pub fn rules(&self) -> &[CompiledRule] {
         &self.0.rules
     }
 
@@ -190,18 +207,18 @@ impl RuleSet {
     /// Returns the ban of the configuration that applies to this caller at `now`: by address, else key, else user.
     ///
     /// `None` if no ban applies or the kill switch is on.
-    pub fn ban(&self, identity: &Identity<'_>, now: Timestamp) -> Option<&Ban> {
+    pub fn ban(&self, identity: &Identity<'_>, now: Timestamp) -> Option<&CompiledBan> {
         let of_address = || self.ban_of_address(identity, now).filter(|_| self.bans_addresses());
         of_address().or_else(|| self.ban_of_caller(identity, now).filter(|_| self.bans_callers()))
     }
 
     /// Returns the ban of the client's address that holds at `now`.
-    pub(crate) fn ban_of_address(&self, identity: &Identity<'_>, now: Timestamp) -> Option<&Ban> {
+    pub(crate) fn ban_of_address(&self, identity: &Identity<'_>, now: Timestamp) -> Option<&CompiledBan> {
         self.0.bans.of_address(identity.address(), now)
     }
 
     /// Returns the ban of a key or the user of the request that holds at `now`.
-    pub(crate) fn ban_of_caller(&self, identity: &Identity<'_>, now: Timestamp) -> Option<&Ban> {
+    pub(crate) fn ban_of_caller(&self, identity: &Identity<'_>, now: Timestamp) -> Option<&CompiledBan> {
         let bans = &self.0.bans;
         // Finding the user may cost a signature check, so keys and users are only determined if any are banned. A
         // banned key is refused in whatever header it is sent: the upstream may read another header, and know more
@@ -235,14 +252,14 @@ impl RuleSet {
     }
 
     /// Returns all plans, sorted by name.
-    pub fn plans(&self) -> &[Plan] {
+    pub fn plans(&self) -> &[CompiledPlan] {
         &self.0.plans
     }
 
     /// Returns the plan of a limit_set. For the limit_set of a key with limits of its own, it is the plan that they replace.
     ///
     /// `None` if there are no plans.
-    pub fn plan(&self, limit_set: LimitSetId) -> Option<&Plan> {
+    pub fn plan(&self, limit_set: LimitSetId) -> Option<&CompiledPlan> {
         self.0.plans.get(*self.0.plan_of_limit_set.get(limit_set.0 as usize)? as usize)
     }
 

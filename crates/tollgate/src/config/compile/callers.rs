@@ -11,7 +11,7 @@ use crate::config::forms::{AnonymizeEntry, OneOrMany, Secret};
 use crate::config::span::{Span, Spanned};
 use crate::config::types::{Anonymize, BanKind, Config};
 use crate::identity::{AddressPrefixes, Anonymizer, ForwardingHeader, Identifier, KeyDigest, Networks, TrustedProxies};
-use crate::rules::Ban;
+use crate::rules::CompiledBan;
 use crate::rules::lists::{BanList, ExemptList};
 use crate::rules::method::MethodSet;
 use crate::rules::pattern::Pattern;
@@ -124,7 +124,7 @@ impl Compiler<'_> {
         let (mut bans, mut banned_networks) = (BanList::default(), Vec::new());
         for entry in &config.bans {
             let until = entry.until.as_ref().and_then(|text| self.instant(text));
-            let ban = Ban { until, reason: entry.reason.as_deref().map(Box::from) };
+            let ban = CompiledBan { until, reason: entry.reason.as_deref().map(Box::from) };
             let (value, span) = (entry.value.reveal(), entry.value.span());
             match entry.by {
                 BanKind::Ip => {

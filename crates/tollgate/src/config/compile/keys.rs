@@ -16,7 +16,7 @@ use crate::config::tree::Node;
 use crate::config::types::{ApiKeyTable, Config, RuleTable};
 use crate::identity::suggest::nearest;
 use crate::identity::{API_KEY_BYTES_MAX, ApiKey, KeyDigest, Networks};
-use crate::rules::{KeyEntry, LimitSetId, Plan};
+use crate::rules::{CompiledPlan, KeyEntry, LimitSetId};
 
 /// A keys file; empty if there is none.
 #[derive(Clone, Debug, Default)]
@@ -37,7 +37,7 @@ impl FromNode for KeysFile {
 /// The sets of limits that a caller may have: those of the plans first, then those that keys have of their own.
 #[derive(Default)]
 pub(super) struct LimitSets {
-    plans: Vec<Plan>,
+    plans: Vec<CompiledPlan>,
     limits: Vec<(usize, Vec<NamedLimit>)>,
     given: Vec<Arc<str>>,
 }
@@ -76,7 +76,7 @@ impl LimitSets {
         self.given.clone()
     }
 
-    pub(super) fn into_plans(self) -> Vec<Plan> {
+    pub(super) fn into_plans(self) -> Vec<CompiledPlan> {
         self.plans
     }
 
@@ -126,7 +126,7 @@ impl Compiler<'_> {
                 self.note(Finding::new(Code::InvalidValue, "expected a URL").at(url.span()));
             }
             let upgrade_url = table.upgrade_url.as_ref().map(|url| url.as_str().into());
-            limit_sets.plans.push(Plan { name: name.as_str().into(), upgrade_url });
+            limit_sets.plans.push(CompiledPlan { name: name.as_str().into(), upgrade_url });
             let limits = self.limits(&table.limits, &source);
             limit_sets.limits.push((place, limits));
         }

@@ -14,10 +14,10 @@ use crate::config::finding::{Code, Finding};
 use crate::config::forms::Limits;
 use crate::config::span::Spanned;
 use crate::config::types::{Config, RuleTable};
-use crate::identity::{SubjectKind, SubjectKinds};
+use crate::identity::{Subject, Subjects};
 use crate::rules::matcher::Matcher;
 use crate::rules::method::MethodNames;
-use crate::rules::{Mode, Rule, RuleLimits};
+use crate::rules::{CompiledRule, Mode, RuleLimits};
 
 /// What common servers accept as a whole request line.
 const PATH_BYTES_MAX_DEFAULT: usize = 8 * 1024;
@@ -31,7 +31,7 @@ struct Telling {
 }
 
 impl Compiler<'_> {
-    pub(super) fn rules(&mut self, config: &Config, limit_sets: &LimitSets) -> (Vec<Rule>, Matcher, Matcher) {
+    pub(super) fn rules(&mut self, config: &Config, limit_sets: &LimitSets) -> (Vec<CompiledRule>, Matcher, Matcher) {
         let styles = self.styles(config.headers.as_ref()).unwrap_or_default();
         let expect = config.expect.as_ref().and_then(|expect| expect.rules.as_ref());
         self.check_count(expect, config.rules.len(), "rule");
@@ -85,7 +85,7 @@ impl Compiler<'_> {
         }
     }
 
-    fn rule(&mut self, table: &RuleTable, config: &Config, styles: Styles, limit_sets: &LimitSets) -> Rule {
+    fn rule(&mut self, table: &RuleTable, config: &Config, styles: Styles, limit_sets: &LimitSets) -> CompiledRule {
         let is_shield = table.store.is_some();
         let format = match (&table.body, is_shield) {
             (Some(format), _) => format.clone(),
@@ -98,7 +98,7 @@ impl Compiler<'_> {
             Mode::Enforce if *config.shadow => Mode::Shadow,
             mode => mode,
         };
-        Rule {
+        CompiledRule {
             name: table.name.as_str().into(),
             by: self.subject(table, is_shield),
             limits: self.rule_limits(table, &telling, cost, limit_sets),
@@ -119,21 +119,21 @@ impl Compiler<'_> {
         Cost::new(**cost)
     }
 
-    fn subject(&mut self, table: &RuleTable, is_shield: bool) -> SubjectKinds {
-        let by_address = || SubjectKinds::parse(["ip"]).unwrap_or_default();
+    fn subject(&mut self, table: &RuleTable, is_shield: bool) -> Subjects {
+        let by_address = || Subjects::parse(["ip"]).unwrap_or_default();
         let Some(by) = &table.by else {
-            return if is_shield { by_address() } else { SubjectKinds::default() };
+            return if is_shield { by_address() } else { Subjects::default() };
         };
         let before = self.findings.len();
         let parse = |text: &Spanned<String>| {
-            let parsed = text.parse::<SubjectKind>();
+            let parsed = text.parse::<Subject>();
             self.accept(parsed, Code::InvalidSubject, text.span())
         };
-        let kinds: Vec<SubjectKind> = by.iter().filter_map(parse).collect();
+        let kinds: Vec<Subject> = by.iter().filter_map(parse).collect();
         if self.findings.len() > before {
-            return SubjectKinds::default();
+            return Subjects::default();
         }
-        let kinds = self.accept(SubjectKinds::new(kinds), Code::InvalidSubject, by.span()).unwrap_or_default();
+        let kinds = self.accept(Subjects::new(kinds), Code::InvalidSubject, by.span()).unwrap_or_default();
         if is_shield && kinds != by_address() && self.findings.len() == before {
             let message = "a shield counts by address, before anybody is identified";
             let help = "write `by = [\"ip\"]`, or leave out `store = \"memory\"`";

@@ -18,7 +18,7 @@ use crate::config::compile::Traits;
 use crate::config::finding::Code;
 use crate::config::types::Config;
 use crate::rules::matcher::Conditions;
-use crate::rules::{Mode, Rule, RuleLimits, SetParts};
+use crate::rules::{CompiledRule, Mode, RuleLimits, SetParts};
 
 /// How many pairs are tried, those with the most limits first: all pairs of about 200 patterns, in tens of milliseconds.
 const PAIRS_MAX: usize = 20_000;
@@ -32,7 +32,7 @@ struct TooMany {
 }
 
 pub(super) fn too_many_limits(config: &Config, parts: &SetParts, traits: &Traits, note: &mut Note<'_>) {
-    let group = |is_in: &dyn Fn(&Rule, Mode) -> bool| {
+    let group = |is_in: &dyn Fn(&CompiledRule, Mode) -> bool| {
         let written = parts.rules.iter().zip(&config.rules);
         Group { parts, traits, members: written.map(|(rule, table)| is_in(rule, table.mode)).collect() }
     };
@@ -54,7 +54,7 @@ pub(super) fn too_many_limits(config: &Config, parts: &SetParts, traits: &Traits
 }
 
 /// The most limits that a rule holds anybody to.
-fn limits_of(rule: &Rule) -> usize {
+fn limits_of(rule: &CompiledRule) -> usize {
     match &rule.limits {
         RuleLimits::Own(own) => own.len(),
         RuleLimits::Plan(by_limit_set) => by_limit_set.iter().map(|policies| policies.len()).max().unwrap_or(0),

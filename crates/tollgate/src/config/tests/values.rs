@@ -5,15 +5,15 @@ use std::time::Duration;
 use super::{load, load_yaml};
 use crate::answer::{BodyFormat, Style};
 use crate::config::Config;
-use crate::rules::{Charge, Mode, Rule};
+use crate::rules::{Charge, CompiledRule, Mode};
 use crate::{Cost, OnFailure};
 
-fn only_rule(text: &str) -> Rule {
+fn only_rule(text: &str) -> CompiledRule {
     let loaded = load(text).unwrap_or_else(|report| panic!("{report:?}"));
     loaded.rules.rules()[0].clone()
 }
 
-fn limits(rule: &Rule) -> Vec<String> {
+fn limits(rule: &CompiledRule) -> Vec<String> {
     let limit_set = load("[plans]\n").unwrap().rules.default_limit_set(true);
     rule.policies(limit_set).iter().map(|policy| format!("{}={}", policy.name(), policy.limit())).collect()
 }
@@ -86,7 +86,7 @@ fn a_table_says_the_same_as_a_text() {
 fn shadow_for_all_takes_the_veto_from_every_rule() {
     let text =
         "shadow = true\n[[rules]]\nname = 'a'\nlimits = ['1/s']\n[[rules]]\nname = 'b'\nmode = 'off'\nlimits = ['2/s']";
-    let modes: Vec<Mode> = load(text).unwrap().rules.rules().iter().map(Rule::mode).collect();
+    let modes: Vec<Mode> = load(text).unwrap().rules.rules().iter().map(CompiledRule::mode).collect();
     assert_eq!(modes, [Mode::Shadow, Mode::Off]);
 }
 
@@ -192,16 +192,6 @@ fn a_reload_keeps_the_pseudonyms_of_a_process() {
     };
     assert_eq!(subject(), subject());
     assert!(subject().to_string().starts_with("ip:~"));
-}
-
-#[test]
-fn a_configuration_made_in_code_is_checked_like_a_file() {
-    use crate::config::{Code, RuleTable};
-    let config = Config::default().with_rule(RuleTable::new("a", ["10/min", "0/s"]).with_path(["x"]));
-    let report = config.compile().unwrap_err();
-    let codes: Vec<Code> = report.findings().iter().map(|finding| finding.code()).collect();
-    assert_eq!(codes, [Code::InvalidPath, Code::InvalidLimit]);
-    assert!(report.findings().iter().all(|finding| finding.span().is_none() && finding.place().is_none()));
 }
 
 #[test]

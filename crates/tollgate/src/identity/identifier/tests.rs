@@ -46,7 +46,7 @@ fn origin(headers: &HeaderMap) -> Origin<'_> {
 }
 
 fn subject(identifier: &Identifier, by: &[&str], lines: &[(&'static str, &str)]) -> String {
-    let by = SubjectKinds::parse(by.iter().copied()).unwrap();
+    let by = Subjects::parse(by.iter().copied()).unwrap();
     identifier.identify(origin(&headers(lines)), &keys(), NOW).subject(&by).to_string()
 }
 
@@ -83,7 +83,7 @@ fn the_caller_is_the_known_key_else_the_user_else_the_address() {
 #[test]
 fn ten_thousand_invented_keys_are_one_caller() {
     let identifier = Identifier::new();
-    let by = SubjectKinds::default();
+    let by = Subjects::default();
     let table = keys();
     for number in 0..10_000 {
         let headers = headers(&[("x-api-key", &format!("invented-{number}"))]);
@@ -180,9 +180,9 @@ fn each_answer_is_worked_out_once_and_only_if_asked_for() {
     let headers = headers(&[("x-api-key", "known-key")]);
     let identifier = Identifier::new();
     let identity = identifier.identify(origin(&headers), &source, NOW);
-    identity.subject(&SubjectKinds::parse(["ip", "path"]).unwrap());
+    identity.subject(&Subjects::parse(["ip", "path"]).unwrap());
     assert_eq!(lookups.load(Ordering::Relaxed), 0);
-    identity.subject(&SubjectKinds::parse(["caller", "api_key"]).unwrap());
+    identity.subject(&Subjects::parse(["caller", "api_key"]).unwrap());
     identity.caller();
     assert_eq!(lookups.load(Ordering::Relaxed), 1);
 }
@@ -192,7 +192,7 @@ fn anonymized_subjects_hold_no_value_and_change_at_midnight() {
     let identifier = Identifier::new()
         .with_tokens(tokens())
         .with_anonymizer(Anonymizer::new(b"0123456789abcdef0123456789abcdef", Rotate::Daily).unwrap());
-    let by = SubjectKinds::parse(["ip", "user", "header:x-tenant", "path"]).unwrap();
+    let by = Subjects::parse(["ip", "user", "header:x-tenant", "path"]).unwrap();
     let headers = headers(&[("x-tenant", "acme"), ("authorization", &format!("Bearer {}", token_for("alice")))]);
     let table = keys();
     let at = |now: Timestamp| identifier.identify(origin(&headers), &table, now).subject(&by).to_string();
@@ -223,7 +223,7 @@ fn planted_secrets_appear_in_no_debug_output_and_no_subject() {
     let shown = identifier.shown_key(&headers).unwrap();
     let salt = Anonymizer::new(b"planted-salt-secret", Rotate::Daily).unwrap().salt(NOW);
     let identity = identifier.identify(origin(&headers), &table, NOW);
-    let by = SubjectKinds::parse([
+    let by = Subjects::parse([
         "caller",
         "user",
         "cookie:session",
@@ -291,7 +291,7 @@ proptest! {
         let table = keys();
         let identity = identifier.identify(Origin { peer, headers: &headers, path: "/" }, &table, NOW);
         prop_assert_eq!(identity.address(), peer);
-        prop_assert_eq!(identity.subject(&SubjectKinds::default()).to_string(), format!("ip:{peer}"));
+        prop_assert_eq!(identity.subject(&Subjects::default()).to_string(), format!("ip:{peer}"));
     }
 }
 
@@ -300,7 +300,7 @@ fn where_proxies_are_trusted_a_header_of_anybody_else_is_no_subject() {
     let proxies = TrustedProxies::new(Networks::parse(["10.0.0.0/8"]).unwrap(), ForwardingHeader::x_forwarded_for());
     let identifier = Identifier::new().with_proxies(proxies);
     let lines = headers(&[("x-tenant", "7"), ("x-forwarded-for", "198.51.100.1")]);
-    let by = SubjectKinds::parse(["header:x-tenant"]).unwrap();
+    let by = Subjects::parse(["header:x-tenant"]).unwrap();
     let subject = |identifier: &Identifier, peer: &str| {
         let origin = Origin { peer: peer.parse().unwrap(), headers: &lines, path: "/" };
         identifier.identify(origin, &keys(), NOW).subject(&by).to_string()

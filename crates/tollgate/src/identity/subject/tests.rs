@@ -14,7 +14,7 @@ fn address() -> AddressKey {
 }
 
 fn write(salt: Option<&Salt>, parts: &[(PartKind<'_>, PartValue<'_>)]) -> String {
-    let mut subject = Subject::unwritten();
+    let mut subject = SubjectKey::unwritten();
     let mut writer = SubjectWriter::new(&mut subject, salt);
     for (kind, value) in parts {
         writer.part(*kind, *value);
@@ -30,7 +30,7 @@ fn an_address_is_the_same_part_whichever_way_it_is_written() {
     }) {
         let key = prefixes.key(address.parse().unwrap());
         for before in [None, Some((USER, PartValue::Plain(b"42")))] {
-            let (mut quick, mut slow) = (Subject::unwritten(), Subject::unwritten());
+            let (mut quick, mut slow) = (SubjectKey::unwritten(), SubjectKey::unwritten());
             let writers = [SubjectWriter::new(&mut quick, None), SubjectWriter::new(&mut slow, None)];
             for (mut writer, is_quick) in writers.into_iter().zip([true, false]) {
                 before.into_iter().for_each(|(kind, value)| writer.part(kind, value));
@@ -114,7 +114,7 @@ fn part() -> impl Strategy<Value = Part> {
 }
 
 fn written(parts: &[Part]) -> String {
-    let mut subject = Subject::unwritten();
+    let mut subject = SubjectKey::unwritten();
     let mut writer = SubjectWriter::new(&mut subject, None);
     for (kind, is_there, value) in parts {
         let kind = [USER, TENANT, PartKind { word: "header", name: Some("x-tenant&user") }][usize::from(*kind)];

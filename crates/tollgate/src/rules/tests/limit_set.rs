@@ -217,9 +217,9 @@ fn of_two_bans_of_one_caller_the_longer_one_holds() {
     }
     let mut bans = crate::rules::lists::BanList::default();
     for until in [Some(5), None, Some(7)] {
-        bans.add_user("eve", crate::rules::Ban { until: until.map(Timestamp::from_micros), reason: None });
+        bans.add_user("eve", crate::rules::CompiledBan { until: until.map(Timestamp::from_micros), reason: None });
     }
-    assert_eq!(bans.of_user("eve", Timestamp::from_micros(9)).map(crate::rules::Ban::until), Some(None));
+    assert_eq!(bans.of_user("eve", Timestamp::from_micros(9)).map(crate::rules::CompiledBan::until), Some(None));
 }
 
 #[test]
