@@ -129,7 +129,7 @@ impl Reloader {
 
     fn new(rules: Option<Rules>, tls: Option<Tls>) -> Reloader {
         let clock = SystemClock::new();
-        let kinds = PartKind::ALL.map(PartKind::name).into_iter().chain([CERTIFICATE]);
+        let kinds = PartKind::ALL.map(PartKind::as_str).into_iter().chain([CERTIFICATE]);
         let history = History {
             succeeded: 0,
             failed: 0,
@@ -293,10 +293,10 @@ impl Inner {
                 history.last_success = now;
                 history.failure = None;
                 for finding in loaded.iter().flat_map(|loaded| &loaded.findings) {
-                    tracing::warn!(code = finding.code().name(), "{}", finding.message());
+                    tracing::warn!(code = finding.code().as_str(), "{}", finding.message());
                 }
                 for part in loaded.iter().flat_map(|loaded| &loaded.changes.removed) {
-                    *history.removed.entry(part.kind.name()).or_default() += 1;
+                    *history.removed.entry(part.kind.as_str()).or_default() += 1;
                 }
                 let changed = loaded.as_ref().map(|loaded| names(&loaded.changes.changed)).unwrap_or_default();
                 tracing::info!(changed, "the configuration was read again");
@@ -335,13 +335,13 @@ impl ReloadError {
 
 /// Parts of a configuration, as programs read them. At most 100 are named.
 pub(crate) fn parts_json(parts: &[Part]) -> Value {
-    parts.iter().take(PARTS_MAX).map(|part| json!({ "kind": part.kind.name(), "name": part.name })).collect()
+    parts.iter().take(PARTS_MAX).map(|part| json!({ "kind": part.kind.as_str(), "name": part.name })).collect()
 }
 
 /// The parts in one line, such as `rule login, setting deadline`.
 fn names(parts: &[Part]) -> String {
     let names: Vec<String> =
-        parts.iter().take(PARTS_MAX).map(|part| format!("{} {}", part.kind.name(), part.name)).collect();
+        parts.iter().take(PARTS_MAX).map(|part| format!("{} {}", part.kind.as_str(), part.name)).collect();
     names.join(", ")
 }
 
@@ -355,7 +355,7 @@ pub fn findings_json(findings: &[Finding]) -> Value {
                 Severity::Warning => "warning",
                 _ => "advice",
             },
-            "code": finding.code().name(),
+            "code": finding.code().as_str(),
             "message": finding.message(),
             "help": finding.help_text(),
             "file": place.map(|(file, ..)| file),

@@ -18,7 +18,7 @@ const RULES: &str = "[[rules]]\nname = \"all\"\nby = [\"ip\"]\nlimits = [\"10000
 const CHECKS: [&str; 4] = ["--checks", "all", "--exclude-checks", "positive_data_acceptance"];
 
 #[test]
-fn the_document_and_the_door_agree_on_what_is_accepted_and_what_is_answered() {
+fn the_openapi_document_describes_requests_and_responses() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("tollgate.toml");
     std::fs::write(&file, RULES).unwrap();

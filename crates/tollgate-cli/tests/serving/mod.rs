@@ -1,4 +1,4 @@
-//! A running `tollgate serve` on free ports, as a user would start it, and clients for its doors.
+//! A running `tollgate serve` on free ports, as a user would start it, and clients for its listeners.
 #![allow(dead_code)] // each test file uses its part
 
 use std::collections::BTreeMap;
@@ -12,11 +12,11 @@ use std::time::Duration;
 use tollgate_testkit::poll::eventually;
 use tollgate_testkit::server::{Connection, Reply};
 
-/// Nothing that a test waits for takes this long, unless it never comes.
+/// Timeout of everything that a test waits for.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 const TOKEN: &str = "a-token-for-tests-only";
 
-/// The command without whatever the environment says.
+/// Returns the command, without the variables of the environment that it reads.
 pub(crate) fn command() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tollgate"));
     for variable in ["TOLLGATE_STORE", "REDIS_URL", "TOLLGATE_ADMIN_TOKEN", "TOLLGATE_RESP_PASSWORD", "TOLLGATE_LOG"] {
@@ -25,7 +25,7 @@ pub(crate) fn command() -> Command {
     command
 }
 
-/// What came of a command that should end by itself; one that serves instead is ended, which is a failure of its test.
+/// Runs a command that should exit by itself. If it starts to serve instead, it is killed, which fails the test.
 pub(crate) fn ended(command: &mut Command) -> Output {
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let mut announced = String::new();
@@ -36,7 +36,7 @@ pub(crate) fn ended(command: &mut Command) -> Output {
     child.wait_with_output().unwrap()
 }
 
-/// A running service; ended by its own id.
+/// A running service. Dropping it kills the process.
 pub(crate) struct Serving {
     pub(crate) child: Child,
     pub(crate) http: String,
@@ -49,23 +49,24 @@ pub(crate) struct Serving {
 }
 
 impl Serving {
-    /// With an admin token that the tests know.
+    /// Starts the service with an admin token that the tests know.
     pub(crate) fn start(arguments: &[&str]) -> Serving {
         Serving::start_as(Serving::command(), arguments)
     }
 
-    /// The command with an admin token that the tests know.
+    /// Returns the command with an admin token that the tests know.
     pub(crate) fn command() -> Command {
         let mut command = command();
         command.env("TOLLGATE_ADMIN_TOKEN", TOKEN);
         command
     }
 
+    /// Starts the service with this command.
     pub(crate) fn start_as(command: Command, arguments: &[&str]) -> Serving {
         Serving::start_logging_to(Stdio::piped(), command, arguments)
     }
 
-    /// Logs that go elsewhere than into a pipe of ours are not heard.
+    /// Starts the service with its logs going to `stderr`. Unless that is a pipe, `hear` finds nothing.
     pub(crate) fn start_logging_to(stderr: Stdio, mut command: Command, arguments: &[&str]) -> Serving {
         command.args(["serve", "--http", "127.0.0.1:0", "--resp", "127.0.0.1:0", "--admin", "127.0.0.1:0"]);
         command.args(arguments).stdout(Stdio::piped()).stderr(stderr);
@@ -77,10 +78,10 @@ impl Serving {
             None => heard(std::io::empty(), said.clone()),
         };
         let mut announced = String::new();
-        let mut address = |door: &str| loop {
-            let line = lines.recv_timeout(PATIENCE).unwrap_or_else(|_| panic!("{door} is not announced: {said:?}"));
+        let mut address = |listener: &str| loop {
+            let line = lines.recv_timeout(PATIENCE).unwrap_or_else(|_| panic!("{listener} is not announced: {said:?}"));
             announced = announced.clone() + &line + "\n";
-            if line.trim_start().starts_with(door) {
+            if line.trim_start().starts_with(listener) {
                 return line.split_whitespace().nth(1).expect("an address").to_owned();
             }
         };
@@ -88,30 +89,30 @@ impl Serving {
         Serving { child, http, resp, admin, announced, logs: Mutex::new(logs), said }
     }
 
-    /// Everything it has written so far, on standard output and standard error.
+    /// Returns everything that it has written so far to standard output and standard error.
     pub(crate) fn said(&self) -> String {
         self.said.lock().unwrap().clone()
     }
 
-    /// What the kernel knows about it.
+    /// Returns a file of the process in `/proc`.
     pub(crate) fn proc(&self, file: &str) -> String {
         String::from_utf8_lossy(&std::fs::read(format!("/proc/{}/{file}", self.child.id())).unwrap()).into_owned()
     }
 
-    /// The memory that it holds at this moment.
+    /// Returns its resident memory.
     pub(crate) fn resident_bytes(&self) -> u64 {
         let status = self.proc("status");
         let line = status.lines().find(|line| line.starts_with("VmRSS:")).expect("a resident size");
         line.split_whitespace().nth(1).and_then(|kib| kib.parse::<u64>().ok()).expect("a number") * 1024
     }
 
-    /// Tells it to read its configuration again, and waits until it says what came of it.
+    /// Sends SIGHUP, and waits for a log line that contains `said`.
     pub(crate) fn reload(&self, said: &str) {
         self.signal("HUP");
         self.hear(said);
     }
 
-    /// One question over HTTP: head and body of the answer.
+    /// Sends a check over HTTP and returns the whole response.
     pub(crate) fn post(&self, body: &str) -> String {
         let head = format!(
             "POST /v1/check HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {}\r\n\r\n",
@@ -120,18 +121,18 @@ impl Serving {
         self.send(head + body)
     }
 
-    /// Bytes to the HTTP door, and everything that comes back until it closes.
+    /// Sends bytes to the HTTP listener, and returns everything that it sends until it closes the connection.
     pub(crate) fn send(&self, request: impl AsRef<[u8]>) -> String {
         let mut stream = TcpStream::connect(&self.http).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        // A door that refuses does not read to the end; what it said is heard all the same.
+        // A listener that refuses a request does not read it to the end; its response is read all the same.
         let _ = stream.write_all(request.as_ref());
         let mut answer = Vec::new();
         let _ = stream.read_to_end(&mut answer);
         String::from_utf8_lossy(&answer).into_owned()
     }
 
-    /// One command at the RESP door, in words.
+    /// Sends an inline command to the RESP listener and returns the reply, with spaces in place of line ends.
     pub(crate) fn say(&self, command: &str) -> String {
         let mut stream = TcpStream::connect(&self.resp).unwrap();
         stream.write_all(format!("{command}\r\nQUIT\r\n").as_bytes()).unwrap();
@@ -140,7 +141,7 @@ impl Serving {
         answer.replace("\r\n", " ")
     }
 
-    /// A connection to the RESP door.
+    /// Connects to the RESP listener.
     pub(crate) fn connect(&self) -> Connection {
         Connection::open(self.resp_addr()).unwrap()
     }
@@ -149,17 +150,17 @@ impl Serving {
         self.resp.parse().unwrap()
     }
 
-    /// Whether it is still there and answers somebody new.
+    /// Returns whether it is running and answers on a new connection.
     pub(crate) fn is_alive(&mut self) -> bool {
         self.child.try_wait().unwrap().is_none()
             && matches!(self.connect().call(&["PING"]), Ok(Reply::Simple(pong)) if pong == "PONG")
     }
 
-    /// Waits until it logs something that contains this.
+    /// Waits for a log line that contains this, and returns it. Earlier lines are dropped.
     pub(crate) fn hear(&self, phrase: &str) -> String {
         loop {
             let line =
-                self.logs.lock().unwrap().recv_timeout(PATIENCE).unwrap_or_else(|_| panic!("never said: {phrase}"));
+                self.logs.lock().unwrap().recv_timeout(PATIENCE).unwrap_or_else(|_| panic!("not logged: {phrase}"));
             if line.contains(phrase) {
                 return line;
             }
@@ -171,28 +172,28 @@ impl Serving {
         assert!(status.success());
     }
 
-    /// Waits for its end.
+    /// Waits until it exits.
     pub(crate) fn end(&mut self) -> ExitStatus {
         self.child.wait().unwrap()
     }
 
-    /// One question to the HTTP door.
+    /// Sends a check to the HTTP listener.
     pub(crate) fn check(&self, body: &str) -> Answer {
         Client::open(&self.http).ask("POST", "/v1/check", &[], body)
     }
 
-    /// One request to the admin door, with the token.
+    /// Sends a request to the admin listener, with the token.
     pub(crate) fn operate(&self, method: &str, path: &str) -> Answer {
         let bearer = format!("Bearer {TOKEN}");
         Client::open(&self.admin).ask(method, path, &[("authorization", &bearer)], "")
     }
 
-    /// One request to the admin door, without.
+    /// Sends a request to the admin listener, without the token.
     pub(crate) fn visit(&self, path: &str) -> Answer {
         Client::open(&self.admin).ask("GET", path, &[], "")
     }
 
-    /// Waits until the admin door's answer is as expected.
+    /// Sends requests to the admin listener until the response is as expected.
     pub(crate) fn until(&self, path: &str, holds: impl Fn(&Answer) -> bool) -> Answer {
         eventually(path, || self.visit(path), holds)
     }
@@ -203,12 +204,12 @@ impl Drop for Serving {
         let _ = self.child.kill();
         let _ = self.child.wait();
         if std::thread::panicking() {
-            eprintln!("--- tollgate serve said ---\n{}---", self.said());
+            eprintln!("--- output of tollgate serve ---\n{}---", self.said());
         }
     }
 }
 
-/// Reads a pipe to its end, line by line: each is kept, and told to whoever waits.
+/// Reads a pipe to its end, and sends each line to the returned channel.
 fn heard(pipe: impl Read + Send + 'static, said: Arc<Mutex<String>>) -> mpsc::Receiver<String> {
     let (tell, lines) = mpsc::channel();
     std::thread::spawn(move || {
@@ -239,7 +240,7 @@ impl Drop for BindMount {
     }
 }
 
-/// An HTTP answer.
+/// An HTTP response.
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) status: u16,
@@ -247,7 +248,7 @@ pub(crate) struct Answer {
     pub(crate) body: String,
 }
 
-/// One HTTP connection, kept open.
+/// An HTTP connection, kept open.
 pub(crate) struct Client(BufReader<TcpStream>);
 
 impl Client {
@@ -271,11 +272,11 @@ impl Client {
     }
 
     pub(crate) fn raw(&mut self, bytes: &[u8]) {
-        // A door that refuses does not read to the end; what it said is heard all the same.
+        // A listener that refuses a request does not read it to the end; its response is read all the same.
         let _ = self.0.get_mut().write_all(bytes);
     }
 
-    /// The next answer; `None` if the connection was closed instead.
+    /// Reads the next response; `None` if the connection was closed instead.
     pub(crate) fn hear(&mut self) -> Option<Answer> {
         let mut line = String::new();
         match self.0.read_line(&mut line) {

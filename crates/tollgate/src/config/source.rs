@@ -62,6 +62,11 @@ impl Source {
         &self.name
     }
 
+    /// Returns the text. It may contain secrets.
+    pub(crate) fn text(&self) -> &str {
+        self.text.reveal()
+    }
+
     /// Returns line and column of a byte, both from 1. Columns count characters.
     pub(crate) fn line_and_column(&self, at: usize) -> (usize, usize) {
         let text = self.text.reveal().as_bytes();
