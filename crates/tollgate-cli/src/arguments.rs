@@ -49,6 +49,16 @@ pub(crate) enum Command {
         after_help = "Example:\n  tollgate reset user:42 10/min --store redis://127.0.0.1:6379\n  tollgate reset user:42 10/min --config tollgate.toml\n  tollgate reset ip:203.0.113.9 --rule shorten --admin http://127.0.0.1:9090"
     )]
     Reset(Inspect),
+    /// Refuse all requests of a subject (HTTP 403), on all instances of the store
+    #[command(
+        after_help = "Example:\n  tollgate ban ip:203.0.113.9 --for 1h --store redis://127.0.0.1:6379\n  tollgate ban user:42 --config tollgate.toml\n  tollgate ban user:42 --admin http://127.0.0.1:9090\n\nSUBJECT is what a rule counts, as `tollgate explain --reveal` prints it after `counts`, or the key of explicit checks."
+    )]
+    Ban(Ban),
+    /// Lift the ban of a subject
+    #[command(
+        after_help = "Example:\n  tollgate unban ip:203.0.113.9 --store redis://127.0.0.1:6379\n  tollgate unban user:42 --admin http://127.0.0.1:9090"
+    )]
+    Unban(Unban),
     /// Print the Lua script that runs on Redis, for clients in any language
     #[command(after_help = "Example:\n  tollgate script\n  redis-cli SCRIPT LOAD \"$(tollgate script)\"")]
     Script,
@@ -108,7 +118,7 @@ pub(crate) struct Serve {
     pub(crate) tls_key: Option<PathBuf>,
     /// Origins of web pages that may send requests to the HTTP and admin listeners, such as `https://ops.example` [default: none]
     #[arg(long, value_name = "ORIGIN", value_delimiter = ',')]
-    pub(crate) allow_origin: Vec<tollgate_server::Origin>,
+    pub(crate) allow_origin: Vec<tollgate_server::WebOrigin>,
     /// Domain names that the admin listener accepts in `Host`, besides addresses and names without a dot [default: none]
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     pub(crate) admin_host: Vec<String>,
@@ -256,6 +266,41 @@ pub(crate) struct Inspect {
     pub(crate) counters: CountersChoice,
     #[command(flatten)]
     pub(crate) admin: AdminChoice,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct Ban {
+    /// The subject to ban, such as ip:203.0.113.9 or user:42
+    pub(crate) subject: String,
+    /// How long the ban lasts, such as 30s, 10min or 1h [default: for good]
+    #[arg(long = "for", value_name = "TIME", value_parser = ban_time)]
+    pub(crate) duration: Option<Duration>,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) counters: CountersChoice,
+    #[command(flatten)]
+    pub(crate) admin: AdminChoice,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct Unban {
+    /// The subject whose ban is lifted, such as ip:203.0.113.9 or user:42
+    pub(crate) subject: String,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) counters: CountersChoice,
+    #[command(flatten)]
+    pub(crate) admin: AdminChoice,
+}
+
+/// Parses the duration of a ban: at least one millisecond.
+fn ban_time(text: &str) -> Result<Duration, String> {
+    let parsed = humantime::parse_duration(text).ok().filter(|duration| *duration >= Duration::from_millis(1));
+    parsed.ok_or_else(|| "expected a time of at least 1ms, such as 30s, 10min or 1h".to_owned())
 }
 
 #[cfg(test)]

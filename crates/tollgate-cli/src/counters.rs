@@ -16,8 +16,19 @@ pub(crate) async fn check(arguments: arguments::Check) -> Result<bool, Failure> 
     let demand = Demand::new(arguments.limit, Key::new(&arguments.key)?).cost(Cost::new(arguments.cost));
     let decision = limiter.check(&Check::one(&demand)).await?;
     for status in &decision.limits {
-        let verdict = if status.allowed { "allowed" } else { "denied" };
-        output::print(format_status(verdict, &arguments.limit, status, arguments.json))?;
+        let verdict = match (decision.ban, status.allowed) {
+            (Some(_), _) => "banned",
+            (None, true) => "allowed",
+            (None, false) => "denied",
+        };
+        match arguments.json {
+            true => {
+                let mut json = to_json(&arguments.limit, status);
+                json["banned"] = decision.ban.is_some().into();
+                output::print_line(json)?;
+            }
+            false => output::print(format_status(verdict, &arguments.limit, status, false))?,
+        }
     }
     Ok(decision.allowed())
 }
@@ -87,19 +98,23 @@ fn format_counter(counter: &Value) -> String {
 /// Formats a limit status, as JSON or as a table.
 fn format_status(heading: &str, limit: &Limit, status: &LimitStatus, as_json: bool) -> String {
     if as_json {
-        let json = serde_json::json!({
-            "allowed": status.allowed,
-            "limit": limit.to_string(),
-            "quota": status.quota,
-            "remaining": status.remaining,
-            "retry_after_ms": status.retry_after.as_millis_ceil(),
-            "next_after_ms": status.next_after.as_millis_ceil(),
-            "reset_after_ms": status.reset_after.as_millis_ceil(),
-        });
-        return format!("{json}\n");
+        return format!("{}\n", to_json(limit, status));
     }
     let left = format!("{} of {}", status.remaining, status.quota);
     table(heading, &limit.to_string(), &left, [status.retry_after, status.next_after, status.reset_after])
+}
+
+/// Returns a limit status as JSON.
+fn to_json(limit: &Limit, status: &LimitStatus) -> Value {
+    serde_json::json!({
+        "allowed": status.allowed,
+        "limit": limit.to_string(),
+        "quota": status.quota,
+        "remaining": status.remaining,
+        "retry_after_ms": status.retry_after.as_millis_ceil(),
+        "next_after_ms": status.next_after.as_millis_ceil(),
+        "reset_after_ms": status.reset_after.as_millis_ceil(),
+    })
 }
 
 /// Formats a table for people: a heading and a row per field.

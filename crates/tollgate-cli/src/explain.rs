@@ -59,7 +59,7 @@ async fn compute(file: &Path, arguments: &Explain, headers: &[(String, String)])
     let mut explanation = Explanation::new(&loaded, &lookups, &request, arguments.peer, now, arguments.reveal).await;
     if let Some(store) = store {
         let (limiter, _) = settings.limiter_on(Some(store));
-        explanation.look(&limiter.deadline(COMMAND_DEADLINE).build()).await;
+        explanation.read_counters(&limiter.deadline(COMMAND_DEADLINE).build()).await;
     }
     serde_json::to_value(&explanation).map_err(|error| Failure::Runtime(error.into()))
 }

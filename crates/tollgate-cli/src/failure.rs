@@ -9,21 +9,21 @@ use miette::{Diagnostic, MietteHandlerOpts};
 /// An error of the command. No message contains a secret.
 #[derive(Debug, thiserror::Error, Diagnostic)]
 pub(crate) enum Failure {
-    #[error("{0}")]
+    #[error(transparent)]
     Store(#[from] tollgate::StoreUrlError),
     /// A configuration with errors. Its findings underline the place in the file.
     #[error(transparent)]
     #[diagnostic(transparent)]
     Configuration(tollgate::config::Report),
-    #[error("{0}")]
+    #[error(transparent)]
     #[diagnostic(help("check that the store is running, and that --store (or $TOLLGATE_STORE, $REDIS_URL) is right"))]
     StoreFailed(#[from] tollgate::StoreError),
-    #[error("{0}")]
+    #[error(transparent)]
     #[diagnostic(help("check that the store is running, and that --store (or $TOLLGATE_STORE, $REDIS_URL) is right"))]
     Unavailable(#[from] tollgate::Unavailable),
-    #[error("{0}")]
+    #[error(transparent)]
     Key(#[from] tollgate::KeyError),
-    #[error("{0}")]
+    #[error(transparent)]
     Limit(#[from] tollgate::LimitTextError),
     #[error("cannot read {}: {error}", .file.display())]
     #[diagnostic(help("check the name and the permissions of the file"))]
@@ -38,8 +38,8 @@ pub(crate) enum Failure {
     #[error("${variable} is not valid UTF-8")]
     #[diagnostic(help("a secret in the environment must be UTF-8; encode other bytes as hex or base64"))]
     NotText { variable: String },
-    #[error("{0}")]
-    Tls(#[from] tollgate_server::TlsError),
+    #[error(transparent)]
+    Tls(#[from] tollgate_server::CertificateError),
     #[error("the admin listener on {address} is reachable from other machines and needs a token")]
     #[diagnostic(help("set $TOLLGATE_ADMIN_TOKEN or --admin-token-file FILE, or listen on 127.0.0.1"))]
     AdminExposed { address: SocketAddr },
@@ -69,9 +69,14 @@ pub(crate) enum Failure {
     #[error("there are no rules to explain")]
     #[diagnostic(help("give a configuration with --config FILE, or a running instance with --admin URL"))]
     NoRules,
-    #[error("the memory store is empty in every new command, so there are no counters to inspect or reset")]
+    #[error(
+        "the memory store is empty in every new command, so there are no counters to inspect or reset, and no bans"
+    )]
     #[diagnostic(help("give the store with --store URL or --config FILE, or a running instance with --admin URL"))]
     NothingCounted,
+    #[error("the subject is masked (***), so that it names no client")]
+    #[diagnostic(help("give the subject that `tollgate explain --reveal` prints, such as ip:203.0.113.9"))]
+    MaskedSubject,
     #[cfg(feature = "otlp")]
     #[error("invalid --otlp URL: expected http or https, without user and password, such as http://127.0.0.1:4318")]
     OtlpUrl,

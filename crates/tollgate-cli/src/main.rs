@@ -3,6 +3,7 @@
 
 mod admin;
 mod arguments;
+mod ban;
 mod boundary;
 mod client;
 mod configuration;
@@ -56,6 +57,8 @@ fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
         Some(Command::Explain(explain)) => in_runtime(explain::explain(explain))?,
         Some(Command::Inspect(inspect)) => in_runtime(counters::inspect(inspect))?,
         Some(Command::Reset(reset)) => in_runtime(counters::reset(reset))?,
+        Some(Command::Ban(ban)) => in_runtime(ban::ban(ban))?,
+        Some(Command::Unban(unban)) => in_runtime(ban::unban(unban))?,
         Some(Command::Script) => output::print(tollgate_redis::SCRIPT)?,
         Some(Command::Completions { shell }) => {
             let mut script = Vec::new();

@@ -18,11 +18,11 @@ use tollgate::{Limiter, LimiterBuilder, MemoryStore, Store};
 use tollgate_redis::RedisStore;
 use tollgate_server::listeners::resp::RespOptions;
 use tollgate_server::{
-    BoundListeners, Bounds, Listeners, Readiness, Reloader, StoreTimes, Tls, Token, is_loopback, run, watch_memory,
+    Bounds, Listeners, Readiness, Reloader, ServerOptions, StoreTimes, Tls, Token, is_loopback, run, watch_memory,
 };
 use tracing_subscriber::EnvFilter;
 
-use self::announce::{AdminToken, Announcement};
+use self::announce::{Addresses, AdminToken, Announcement};
 use self::signals::Signals;
 use crate::arguments::Serve;
 use crate::{Failure, configuration, secrets};
@@ -70,19 +70,21 @@ pub(crate) async fn serve(arguments: Serve) -> Result<(), Failure> {
 
     let token = secrets::admin_token(arguments.admin_token_file.as_deref())?;
     let (admin, admin_disabled) = listen_admin(arguments.admin.as_deref(), token.is_some()).await?;
-    let listeners =
-        Listeners { http: listen("http", &arguments.http).await?, resp: listen("resp", &arguments.resp).await?, admin };
+    let http = listen("http", &arguments.http).await?;
+    let resp = listen("resp", &arguments.resp).await?;
+    let address = |socket: &Option<TcpListener>| socket.as_ref().map(TcpListener::local_addr).transpose();
+    let addresses = Addresses { http: address(&http)?, resp: address(&resp)?, admin: address(&admin)? };
     let is_token_given = token.is_some();
     let token =
         token.map_or_else(Token::made, Ok).map_err(|error| Failure::Token { place: "--admin".into(), error })?;
 
-    let served = [&listeners.http, &listeners.resp].into_iter().flatten().count();
+    let served = [&http, &resp].into_iter().flatten().count();
     let bounds = descriptors::fit(bounds(&arguments), served, descriptors::raise_limit());
     let (engine, reloader) = rules(&arguments, loader, loaded, &limiter, (lookups, memory.shield_bytes), tls.clone());
     let shared = store.clone().map(|store| Arc::new(store) as Arc<dyn Store>);
     let readiness = Readiness::new(limiter.clone(), shared, reloader.clone());
-    let mut bound = BoundListeners::new(limiter.clone())
-        .resp(resp_options(&arguments)?)
+    let listeners = Listeners::default().http(http).resp(resp, resp_options(&arguments)?).admin(admin);
+    let mut options = ServerOptions::new(limiter.clone())
         .bounds(bounds)
         .reloader(reloader.clone())
         .readiness(readiness.clone())
@@ -91,7 +93,7 @@ pub(crate) async fn serve(arguments: Serve) -> Result<(), Failure> {
         .admin_hosts(arguments.admin_host.clone())
         .token(token.clone());
     let announcement = Announcement {
-        listeners: &listeners,
+        addresses,
         is_shared: store.is_some(),
         is_encrypted: tls.is_some(),
         token: if is_token_given { AdminToken::Given } else { AdminToken::Generated(&token) },
@@ -100,20 +102,20 @@ pub(crate) async fn serve(arguments: Serve) -> Result<(), Failure> {
     tokio::spawn(reloader.clone().watch());
     tokio::spawn(readiness.clone().watch_store());
     tokio::spawn(watch_memory(limiter.clone(), engine.clone()));
-    announcement.print()?;
+    announcement.print();
     if let Some(engine) = engine {
-        bound = bound.rules(engine);
+        options = options.rules(engine);
     }
     if let Some(tls) = tls {
-        bound = bound.tls(tls);
+        options = options.tls(tls);
     }
     if let Some(threads) = arguments.threads {
-        bound = bound.threads(threads);
+        options = options.threads(threads);
     }
     if let Some(store) = store {
         tokio::spawn(watch_server(store, readiness));
     }
-    run(listeners, bound, signals.until_shutdown(reloader)).await;
+    run(listeners, options, signals.until_shutdown(reloader)).await;
     #[cfg(feature = "otlp")]
     if let Some(traces) = traces {
         let _ = tokio::task::spawn_blocking(|| traces.finish()).await;

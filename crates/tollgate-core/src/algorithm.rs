@@ -199,7 +199,7 @@ impl State {
 /// assert!(decide(now, &demands, &mut states).allowed());
 /// let denied = decide(now, &demands, &mut states);
 /// assert!(!denied.allowed());
-/// assert_eq!(denied.lines[1].remaining, 1, "a denial by the minute does not charge the day");
+/// assert_eq!(denied.limits[1].remaining, 1, "a denial by the minute does not charge the day");
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
@@ -211,13 +211,13 @@ pub fn decide(now: Timestamp, demands: &[Demand<'_>], states: &mut [State]) -> D
         demand.cost.units() == 0 || state.fits(&demand.limit, now, demand.cost.units())
     };
     let allowed = demands.iter().zip(states.iter()).all(fits);
-    let lines = demands.iter().zip(states).map(|(demand, state)| settle(allowed, now, demand, state, true)).collect();
-    Decision { at: now, source: Source::Store, limits: lines }
+    let lines = demands.iter().zip(states).map(|(demand, state)| apply(allowed, now, demand, state, true)).collect();
+    Decision { at: now, source: Source::Store, ban: None, limits: lines }
 }
 
 /// Applies the verdict on the whole check to one demand, and returns the status of its limit.
 #[inline]
-pub(crate) fn settle(
+pub(crate) fn apply(
     allowed: bool,
     now: Timestamp,
     demand: &Demand<'_>,

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::key::{Key, Scope};
+use crate::key::Key;
 use crate::limit::Limit;
 
 /// The maximum number of demands in one check.
@@ -78,25 +78,6 @@ impl<'a> Demand<'a> {
     }
 }
 
-/// A demand without a subject, prepared once and used for many requests.
-///
-/// It holds what stays the same from one request to the next. The subject is passed to
-/// [`MemoryStore::admit`](crate::MemoryStore::admit) with each request.
-#[derive(Clone, Copy, Debug)]
-pub struct StandingDemand {
-    pub(crate) limit: Limit,
-    /// The scope as a number: see [`Scope::number`].
-    pub(crate) scope: u64,
-    pub(crate) cost: Cost,
-}
-
-impl StandingDemand {
-    /// Creates a demand for `cost` units of `limit`, counted in `scope`.
-    pub fn new(limit: Limit, scope: Scope<'_>, cost: Cost) -> StandingDemand {
-        StandingDemand { limit, scope: scope.number(&limit), cost }
-    }
-}
-
 /// All demands of one request, decided together: the request passes every limit, or none is charged.
 #[derive(Clone, Copy, Debug)]
 pub struct Check<'a> {
@@ -129,7 +110,12 @@ pub enum CheckError {
 }
 
 impl<'a> Check<'a> {
-    /// Creates a check of `demands`. The decision has one line per demand, in the same order.
+    /// Returns whether the check takes units: at least one cost is not 0. Only such a check is refused by a ban.
+    pub fn charges(&self) -> bool {
+        self.demands.iter().any(|demand| demand.cost.units() > 0)
+    }
+
+    /// Creates a check of `demands`. The decision has one status per demand, in the same order.
     ///
     /// # Errors
     /// Returns an error if the list is empty, has more than [`DEMANDS_MAX`] demands, or has two demands that count on
@@ -179,6 +165,7 @@ impl<'a> Check<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::key::Scope;
 
     fn limit(text: &str) -> Limit {
         text.parse().unwrap()

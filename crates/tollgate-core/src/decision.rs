@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use smallvec::SmallVec;
 
+use crate::check::{Check, Cost};
 use crate::time::Timestamp;
 
 /// A duration in whole microseconds, or *never*.
@@ -79,13 +80,27 @@ pub struct LimitStatus {
     /// Zero for an admission, except in a leaky bucket, where it is the time to wait before proceeding. For a peek
     /// (cost 0), the time until one unit fits. [`Wait::NEVER`] if the cost can never fit, or a ban has no end.
     pub retry_after: Wait,
-    /// The time until one more unit becomes available; zero if none is missing.
-    ///
-    /// [`Wait::NEVER`] means that the denial comes from a ban and not from the limit. The other values then describe
-    /// the ban and not the counter.
+    /// The time until one more unit becomes available; zero if none is missing. After a ban, the time until it ends.
     pub next_after: Wait,
-    /// The time until the limit is unused again; zero if it is.
+    /// The time until the limit is unused again; zero if it is. After a ban, the time until it ends.
     pub reset_after: Wait,
+}
+
+impl LimitStatus {
+    /// Creates the status of a limit in a refusal by a ban that ends after `ban`: denied, with no units left until then.
+    ///
+    /// It says nothing about the counter, which was not read. [`Decision::ban`] tells it from a denial by the limit.
+    pub fn banned(quota: u32, cost: Cost, ban: Wait) -> LimitStatus {
+        LimitStatus {
+            allowed: false,
+            cost: cost.units(),
+            quota,
+            remaining: 0,
+            retry_after: ban,
+            next_after: ban,
+            reset_after: ban,
+        }
+    }
 }
 
 /// The component that made a decision.
@@ -224,6 +239,12 @@ pub struct Decision {
     pub at: Timestamp,
     /// The component that decided.
     pub source: Source,
+    /// The time until the ban ends, if a ban of a subject of the check refused the request; [`Wait::NEVER`] if it has no
+    /// end.
+    ///
+    /// `None` if no ban applies: the limits alone decided. If a ban applies, no counter was read or charged, and each
+    /// status in `limits` denies until the ban ends.
+    pub ban: Option<Wait>,
     /// One status per demand, in the order of the check.
     ///
     /// Empty if no counter was read: the store did not answer, and the failure policy admitted the request.
@@ -231,11 +252,22 @@ pub struct Decision {
 }
 
 impl Decision {
-    /// Returns whether the request is admitted: every limit allows it.
+    /// Creates an admission by the failure policy alone: [`Source::None`], without limits.
+    pub fn uncounted(at: Timestamp) -> Decision {
+        Decision { at, source: Source::None, ban: None, limits: LimitStatuses::new() }
+    }
+
+    /// Creates the refusal of `check` by a ban that ends after `ban`: every limit denies until then, with no units left.
+    pub fn banned(at: Timestamp, source: Source, ban: Wait, check: &Check<'_>) -> Decision {
+        let limits = check.demands().iter().map(|demand| LimitStatus::banned(demand.limit.quota(), demand.cost, ban));
+        Decision { at, source, ban: Some(ban), limits: limits.collect() }
+    }
+
+    /// Returns whether the request is admitted: no ban applies, and every limit allows it.
     ///
-    /// `true` if the decision has no limit statuses.
+    /// `true` if there is neither a ban nor a limit status.
     pub fn allowed(&self) -> bool {
-        self.limits.iter().all(|status| status.allowed)
+        self.ban.is_none() && self.limits.iter().all(|status| status.allowed)
     }
 
     /// Returns the units left: the fewest of any limit, after this request was charged.
@@ -247,9 +279,13 @@ impl Decision {
 
     /// Returns how long the client should wait before it retries or proceeds.
     ///
+    /// - Banned: the time until the ban ends; [`Wait::NEVER`] if it has no end.
     /// - Denied: the longest `retry_after` of the limits that deny; [`Wait::NEVER`] if waiting does not help.
     /// - Admitted: the longest wait that a leaky bucket asks for, else zero. Peeks (cost 0) are ignored.
     pub fn retry_after(&self) -> Wait {
+        if let Some(ban) = self.ban {
+            return ban;
+        }
         let allowed = self.allowed();
         let relevant = self.limits.iter().filter(|status| status.allowed == allowed && (status.cost > 0 || !allowed));
         relevant.map(|status| status.retry_after).max().unwrap_or(Wait::ZERO)

@@ -6,7 +6,7 @@
 //! |---|---|---|
 //! | [`Scope::Explicit`] | (subject, algorithm, window) | a changed quota keeps what was used |
 //! | [`Scope::Rule`] | (rule, limit name, subject) | quota *and* window may change |
-//! | [`Scope::Throttle`] | the subject alone | `CL.THROTTLE` behaves like redis-cell |
+//! | [`Scope::Named`] | (name, subject) | quota *and* window may change; separate from all rules |
 //!
 //! The parts are never joined with a separator. They are hashed separately (in memory) or escaped (on Redis), so
 //! `("a", "b_c")` and `("a_b", "c")` are different counters whatever bytes they contain. The state machine is part of
@@ -31,15 +31,17 @@ pub struct Key<'a> {
 }
 
 /// Selects one of a subject's counters.
+///
+/// The enum is exhaustive on purpose. Every store must give each scope counters of its own, so a new scope must fail to
+/// compile in a store that does not know it, instead of sharing the counters of another scope.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-#[non_exhaustive]
 pub enum Scope<'a> {
     /// The counter for the limit's algorithm and window.
     Explicit,
     /// The counter of a named limit within a rule.
     Rule(RuleScope<'a>),
-    /// The counter of `CL.THROTTLE`, whatever the window.
-    Throttle,
+    /// The counter of a named use, such as one command of a protocol, whatever the window.
+    Named(ScopeName),
 }
 
 impl<'a> Scope<'a> {
@@ -58,7 +60,73 @@ impl<'a> Scope<'a> {
         match self {
             Scope::Explicit => limit.scope(),
             Scope::Rule(scope) => scope.digest ^ u64::from(machine_tag(limit)),
-            Scope::Throttle => THROTTLE_SCOPE | u64::from(machine_tag(limit)),
+            Scope::Named(name) => name.digest | u64::from(machine_tag(limit)),
+        }
+    }
+}
+
+/// The name of a [`Scope::Named`].
+///
+/// ```
+/// use tollgate_core::{Scope, ScopeName};
+///
+/// const THROTTLE: ScopeName = ScopeName::new("throttle");
+/// assert_eq!(THROTTLE.as_str(), "throttle");
+/// assert_ne!(Scope::Named(THROTTLE), Scope::Named(ScopeName::new("other")));
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct ScopeName {
+    name: &'static str,
+    /// A hash of the name. The highest bit is set, which no [`Limit::scope`] has; the lowest two are free for the state
+    /// machine.
+    digest: u64,
+}
+
+impl ScopeName {
+    /// Creates a name. In a `const`, an invalid name is a compile error.
+    ///
+    /// # Panics
+    /// If the name is empty or has other characters than `a` to `z` and `-`.
+    pub const fn new(name: &'static str) -> ScopeName {
+        let bytes = name.as_bytes();
+        assert!(!bytes.is_empty(), "the name of a scope is not empty");
+        // FNV-1a. Names are written in code, so no client can construct a collision.
+        let (mut digest, mut at) = (0xcbf2_9ce4_8422_2325_u64, 0);
+        while at < bytes.len() {
+            assert!(matches!(bytes[at], b'a'..=b'z' | b'-'), "the name of a scope has only a to z and -");
+            digest = (digest ^ bytes[at] as u64).wrapping_mul(0x0000_0100_0000_01b3);
+            at += 1;
+        }
+        ScopeName { name, digest: (digest | 1 << 63) & !0b11 }
+    }
+
+    /// Returns the name.
+    pub const fn as_str(&self) -> &'static str {
+        self.name
+    }
+}
+
+/// The kind of state that a limit keeps.
+///
+/// It is part of a counter's identity: a rule that changes to an algorithm of another kind gets a new counter.
+/// Exhaustive for the same reason as [`Scope`].
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum StateMachine {
+    /// A log of admissions: `sliding`, `sliding-log`.
+    Log,
+    /// The counts of two windows: `sliding-counter`, `fixed-window`.
+    Pair,
+    /// The level of a bucket: `token-bucket`, `leaky-bucket`.
+    Bucket,
+}
+
+impl StateMachine {
+    /// Returns the state machine of a limit.
+    pub const fn of(limit: &Limit) -> StateMachine {
+        match limit.machine() {
+            Machine::Log(_) => StateMachine::Log,
+            Machine::Pair(_) => StateMachine::Pair,
+            Machine::Bucket(_) => StateMachine::Bucket,
         }
     }
 }
@@ -164,14 +232,15 @@ impl<'a> Key<'a> {
 
     /// Returns whether this key under `limit` and `other` under `other_limit` identify the same counter.
     pub(crate) fn is_same_counter(&self, limit: &Limit, other: &Key<'_>, other_limit: &Limit) -> bool {
-        let is_same_scope = match (self.scope, other.scope) {
-            (Scope::Explicit, Scope::Explicit) => limit.scope() == other_limit.scope(),
+        let is_same_machine = || machine_tag(limit) == machine_tag(other_limit);
+        let is_same_scope = match self.scope {
+            Scope::Explicit => other.scope == Scope::Explicit && limit.scope() == other_limit.scope(),
             // Equal names have equal digests, so most different names are told apart by the digest alone.
-            (Scope::Rule(scope), Scope::Rule(other)) => {
-                scope.digest == other.digest && scope == other && machine_tag(limit) == machine_tag(other_limit)
+            Scope::Rule(scope) => {
+                matches!(other.scope, Scope::Rule(other) if scope.digest == other.digest && scope == other)
+                    && is_same_machine()
             }
-            (Scope::Throttle, Scope::Throttle) => machine_tag(limit) == machine_tag(other_limit),
-            _ => false,
+            Scope::Named(_) => self.scope == other.scope && is_same_machine(),
         };
         is_same_scope && self.subject == other.subject
     }
@@ -190,9 +259,6 @@ pub(crate) fn short_subject(subject: &[u8]) -> Option<(u64, u64)> {
     }
 }
 
-/// The scope number of `CL.THROTTLE`, without the state machine. No [`Limit::scope`] has all of these bits.
-const THROTTLE_SCOPE: u64 = u64::MAX << 2;
-
 /// Packs a subject of at most 7 bytes into two words.
 fn short_ends(subject: &[u8]) -> (u64, u64) {
     if let (Some(head), Some(tail)) = (subject.first_chunk(), subject.last_chunk()) {
@@ -208,9 +274,9 @@ fn short_ends(subject: &[u8]) -> (u64, u64) {
 
 /// Returns a number from 0 to 2 for the limit's state machine.
 pub(crate) fn machine_tag(limit: &Limit) -> u8 {
-    match limit.machine() {
-        Machine::Log(_) => 0,
-        Machine::Pair(_) => 1,
-        Machine::Bucket(_) => 2,
+    match StateMachine::of(limit) {
+        StateMachine::Log => 0,
+        StateMachine::Pair => 1,
+        StateMachine::Bucket => 2,
     }
 }

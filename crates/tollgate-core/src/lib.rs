@@ -1,7 +1,7 @@
 //! The decision core of the Tollgate rate limiter: limits, checks, algorithms and an in-memory store.
 //!
 //! A **limit** is at most `quota` units per `window`, by an algorithm. A **check** is every (limit, key, cost) that
-//! one request must pass; it passes all of them or is charged by none. The **decision** has one line per limit.
+//! one request must pass; it passes all of them or is charged by none. The **decision** has one status per limit.
 //!
 //! ```
 //! use tollgate_core::{Check, Demand, Key, Limit, MemoryStore};
@@ -68,13 +68,13 @@ mod memory;
 mod store;
 mod time;
 
-pub use check::{Check, CheckError, Cost, DEMANDS_MAX, Demand, StandingDemand};
+pub use check::{Check, CheckError, Cost, DEMANDS_MAX, Demand};
 pub use decision::{Decision, LimitStatus, LimitStatuses, Source, Wait};
-pub use key::{Key, KeyError, RuleScope, RuleScopeBuf, SUBJECT_BYTES_MAX, Scope};
+pub use key::{Key, KeyError, RuleScope, RuleScopeBuf, SUBJECT_BYTES_MAX, Scope, ScopeName, StateMachine};
 pub use limit::{
     Algorithm, Limit, LimitError, LimitTextError, QUOTA_MAX, SLIDING_EXACT_QUOTA_MAX, SLIDING_LOG_QUOTA_MAX,
     WINDOW_US_MAX, WINDOW_US_MIN,
 };
 pub use memory::{MemoryStore, MemoryStoreBuilder};
-pub use store::{Store, StoreError, StoreErrorKind, StoreFuture};
+pub use store::{Atomicity, Store, StoreError, StoreErrorKind, StoreFuture};
 pub use time::{Clock, ManualClock, SystemClock, Timestamp};

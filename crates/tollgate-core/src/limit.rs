@@ -11,7 +11,6 @@ use std::time::Duration;
 pub(crate) use divisor::Divisor;
 pub use text::LimitTextError;
 
-use crate::memory::SlotHeader;
 use crate::time::Timestamp;
 
 /// The largest quota, burst or queue. 24 bits: multiplied by 2^20 parts of a window it is below 2^53.
@@ -124,22 +123,18 @@ pub(crate) struct WindowCut {
 /// The parameters of a bucket.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct BucketShape {
-    /// The largest level, in units: the burst, or the queue plus the unit in service.
-    pub(crate) capacity: u64,
-    /// The largest level, in parts: `capacity × parts_per_unit`.
+    /// The largest level, in parts: the burst, or the queue plus the unit in service, times `parts_per_unit`.
     pub(crate) full: u64,
-    /// The resolution of time, in microseconds.
-    pub(crate) grain_us: u64,
     /// The number of parts in one unit. A grain leaks `quota` parts.
     pub(crate) parts_per_unit: Divisor,
     pub(crate) quota: Divisor,
+    /// The resolution of time, in microseconds.
+    grain_us: u32,
     /// Whether an admission carries a wait (`leaky-bucket`).
     pub(crate) spaces: bool,
     /// Whether every wait is simply parts / quota: grains of 1 µs, no wait above the longest [`Timestamp`], and no
     /// `count_denied`.
     pub(crate) is_plain: bool,
-    /// The mark of the slots in which the memory store keeps buckets of this limit.
-    pub(crate) mark: SlotHeader,
 }
 
 /// At most `quota` units per `window`, by an [`Algorithm`].
@@ -165,8 +160,6 @@ pub struct Limit {
     cost_max: u32,
     algorithm: Algorithm,
     count_denied: bool,
-    /// Algorithm and window in one number: see [`Limit::scope`].
-    scope: u64,
 }
 
 /// The reason why a limit is invalid.
@@ -322,12 +315,9 @@ impl Limit {
     }
 
     /// Returns a number that identifies the algorithm and the window: the scope of explicit keys.
+    #[inline(always)]
     pub(crate) const fn scope(&self) -> u64 {
-        self.scope
-    }
-
-    const fn scope_of(algorithm: Algorithm, window_us: u64) -> u64 {
-        window_us << 8 | 0x10 | algorithm as u64
+        self.window_us << 8 | 0x10 | self.algorithm as u64
     }
 
     /// Returns the state machine and its parameters.
@@ -369,8 +359,7 @@ impl Limit {
             }
         };
         let machine = Machine::of(algorithm, quota, window_us, cost_max, count_denied);
-        let scope = Limit::scope_of(algorithm, window_us);
-        Ok(Limit { window_us, machine, quota, cost_max, algorithm, count_denied, scope })
+        Ok(Limit { window_us, machine, quota, cost_max, algorithm, count_denied })
     }
 }
 
@@ -397,16 +386,30 @@ impl Machine {
 }
 
 impl BucketShape {
-    /// Computes the parameters of a bucket without `count_denied`. All values must be in range.
+    /// Computes the parameters of a bucket. `capacity` is the burst, or the queue plus 1; `spaces` is `true` for a leaky
+    /// bucket. All values must have been validated.
+    ///
+    /// Ignores `count_denied`: if it is set, the caller must set `is_plain` to `false`.
     fn new(quota: u32, capacity: u64, window_us: u64, spaces: bool) -> BucketShape {
         // capacity ≤ 1e7 + 1 and ⌈window / 2^20⌉ < 2^25: the product is below 2^49.
         let grain_us = capacity * window_us.div_ceil(1 << 20) / GRAIN_DIVISOR + 1;
         let parts_per_unit = Divisor::new(window_us.div_ceil(grain_us));
         let full = capacity * parts_per_unit.get();
-        let mark = SlotHeader::of_buckets(quota, grain_us, parts_per_unit.get());
         let is_plain = grain_us == 1 && full / u64::from(quota) < Timestamp::MAX.as_micros();
         let quota = Divisor::new(quota.into());
-        BucketShape { capacity, full, grain_us, parts_per_unit, quota, spaces, is_plain, mark }
+        let grain_us = u32::try_from(grain_us).expect("a grain is at most 39,480 µs");
+        BucketShape { full, parts_per_unit, quota, grain_us, spaces, is_plain }
+    }
+
+    /// Returns the largest level, in units: the burst, or the queue plus the unit in service.
+    pub(crate) const fn capacity(&self) -> u64 {
+        self.parts_per_unit.div(self.full)
+    }
+
+    /// Returns the resolution of time, in microseconds.
+    #[inline(always)]
+    pub(crate) const fn grain_us(&self) -> u64 {
+        self.grain_us as u64
     }
 }
 
@@ -435,9 +438,16 @@ mod tests {
                 let shape = BucketShape::new(1, capacity, window_us, true);
                 let level_max = u128::from(capacity) * u128::from(shape.parts_per_unit.get());
                 assert!(level_max + u128::from(QUOTA_MAX) < 1 << 53, "{capacity} in {window_us}: {shape:?}");
-                assert!(shape.parts_per_unit.get() * shape.grain_us >= window_us, "rounding favours refusal");
+                assert!(shape.parts_per_unit.get() * shape.grain_us() >= window_us, "rounding favours refusal");
+                assert_eq!(shape.capacity(), capacity);
             }
         }
+    }
+
+    /// A check copies its limits, so their size is part of its cost.
+    #[test]
+    fn limit_is_at_most_88_bytes() {
+        assert!(size_of::<Limit>() <= 88, "{}", size_of::<Limit>());
     }
 
     #[test]
@@ -445,7 +455,7 @@ mod tests {
         let day = Limit::new(100_000, Duration::from_secs(86_400)).unwrap();
         let day = day.with_algorithm(Algorithm::TokenBucket).unwrap();
         let Machine::Bucket(shape) = day.machine() else { panic!("a bucket") };
-        assert_eq!((shape.grain_us, shape.parts_per_unit.get()), (1, 86_400_000_000));
+        assert_eq!((shape.grain_us(), shape.parts_per_unit.get()), (1, 86_400_000_000));
     }
 
     #[test]

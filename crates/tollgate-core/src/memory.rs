@@ -5,28 +5,36 @@
 //!                                                           └▶ rings of the long logs
 //! ```
 //!
-//! **A check in place.** The key is hashed, never copied, and a known counter is decided where it stands: no allocation, and
-//! one or two cache lines (the slot, the entries of a long log) to wait for. So are several, where all of them have room; only a check
-//! that may be refused takes its states out for its duration, short rings as copies. Only hashes are kept; two subjects share a counter with a probability of about
-//! 2^-95 per pair, and two rules' limits one of a subject's with 2^-64, under seeds that nobody outside knows.
+//! **Counters are decided in place.** The key is hashed, never copied, and an existing counter is decided in its slot:
+//! no allocation, and one or two cache lines to load (the slot, the entries of a long log). Several counters are decided
+//! in place if all of them have room (`memory/multi_limit.rs`). Only a check that may be denied takes its states out of
+//! their slots while it is decided. Only hashes are stored: two subjects share a counter with a probability of about
+//! 2^-95 per pair, and two limits of one subject with 2^-64, under random seeds.
 //!
-//! **The usual is short.** Whatever can be worked out with a limit (reciprocals to divide by, how its slots are marked) is,
-//! and each state machine has a path for the check that has nothing unusual about it: a few hundred instructions are most of
-//! what a hot key costs. Times are put into words after the lock is given back.
+//! **Fast paths.** Two paths are shorter than the general one, [`MemoryStore::check_in_general`]:
 //!
-//! **One decision, several limits.** All counters of a subject are behind one lock. Where a check names several subjects, their shards are
-//! locked together, in ascending order, so that two checks never wait for each other in a circle. All or none is then a matter of looking before charging.
+//! | fast path | used for | instructions per check, of the general path |
+//! |---|---|---|
+//! | [`MemoryStore::decide_one`] | one limit | MEASURED_ONE |
+//! | `memory/multi_limit.rs` | two to four limits that all have room | MEASURED_TWO |
 //!
-//! **Time** is read before the lock and read again under it only if the shard has meanwhile seen
-//! a later one. So no counter ever runs backwards because of a race, and a clock that really went back is
-//! repaired as the algorithms say.
+//! `memory/fast_path_tests.rs` compares them with the general path.
 //!
-//! **A hard cap in bytes.** At the cap only keys whose state has expired make room. Other newcomers
-//! share overflow counters, chosen by the network of an address or else by hash: a flood of invented keys then
-//! competes mostly with itself, and no key at its limit is forgotten (`memory/overflow.rs`). As soon as there is room, newcomers have
-//! counters of their own again. A log that may not grow stretches
-//! its newest entry instead, which errs towards refusal.
+//! **One decision, several limits.** All counters of a subject are behind one lock. If a check has several subjects,
+//! their shards are locked in ascending order, so two checks cannot deadlock. All counters are read before any is
+//! charged.
+//!
+//! **Time** is read before the lock is taken, and again under the lock only if the shard has seen a later time. So a
+//! race never makes a counter run backwards, and a clock that really went back is handled by the algorithms.
+//!
+//! **A hard cap in bytes.** At the cap, only expired counters make room. Further new keys share overflow counters,
+//! chosen by the network of an address or else by hash, so a flood of invented keys competes mostly with itself, and no
+//! counter at its limit is dropped (`memory/overflow.rs`). As soon as there is room, new keys get counters of their own
+//! again. A log that may not grow adds to its newest entry instead, which errs towards denial.
+//!
+//! **Bans** are looked up before the counters, and only if there are any (`memory/bans.rs`).
 
+mod bans;
 mod budget;
 mod builder;
 mod counter_hash;
@@ -38,22 +46,24 @@ mod shard;
 mod slot;
 mod table;
 
+use std::time::Duration;
+
 use parking_lot::{Mutex, MutexGuard};
 use smallvec::SmallVec;
 
+use self::bans::Bans;
 use self::budget::Budget;
 pub use self::builder::MemoryStoreBuilder;
 use self::builder::StoreClock;
 use self::counter_hash::{CounterHash, CounterHasher};
 use self::overflow::{CELLS_MAX, OverflowScope};
 use self::shard::{Shard, SlotLocation};
-pub(crate) use self::slot::SlotHeader;
 use crate::algorithm::{self, Receipt, State};
 use crate::check::{Check, Cost, Demand};
-use crate::decision::{Decision, LimitStatus, LimitStatuses, Source};
+use crate::decision::{Decision, LimitStatus, LimitStatuses, Source, Wait};
 use crate::key::{Key, KeyError};
 use crate::limit::{Limit, Machine};
-use crate::store::{Store, StoreFuture};
+use crate::store::{Store, StoreError, StoreFuture};
 use crate::time::{Clock, Timestamp};
 
 /// A store in process memory.
@@ -77,9 +87,10 @@ pub struct MemoryStore {
     naming: CounterHasher,
     clock: StoreClock,
     budget: Budget,
+    bans: Bans,
 }
 
-/// One shard per cache line pair, so that two cores on two shards do not fight over one line.
+/// A shard, aligned to two cache lines, so that two shards never share one.
 #[repr(align(128))]
 #[derive(Default)]
 struct Padded(Mutex<Shard>);
@@ -91,42 +102,24 @@ impl Default for MemoryStore {
 }
 
 impl MemoryStore {
-    /// A store on the system's clock with the default cap.
+    /// Creates a store with the default settings: the system's clock and a cap of 256 MiB.
     pub fn new() -> MemoryStore {
         MemoryStore::builder().build()
     }
 
-    /// A store with another clock or cap.
+    /// Returns a builder with the default settings.
     pub fn builder() -> MemoryStoreBuilder {
         MemoryStoreBuilder::new()
     }
 
-    /// Decides one check, now.
+    /// Decides a check at the current time of the store's clock.
     pub fn check(&self, check: &Check<'_>) -> Decision {
-        let mut lines = LimitStatuses::new();
-        let at = self.check_onto(check, &mut lines);
-        Decision { at, source: Source::Store, limits: lines }
+        self.check_at(self.clock.now(), check)
     }
 
-    /// The same for whoever has a place for the lines: adds them there, and says when it was decided.
+    /// Decides a check of one limit and returns its status, which shows whether the request is admitted.
     ///
-    /// ```
-    /// use tollgate_core::{Check, Demand, Key, LimitStatuses, MemoryStore};
-    ///
-    /// let (store, mut lines) = (MemoryStore::new(), LimitStatuses::new());
-    /// let demand = Demand::new("1/min".parse()?, Key::new("user:42")?);
-    /// store.check_onto(&Check::one(&demand), &mut lines);
-    /// store.check_onto(&Check::one(&demand), &mut lines);
-    /// assert_eq!([lines[0].allowed, lines[1].allowed], [true, false]);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    #[inline]
-    pub fn check_onto(&self, check: &Check<'_>, lines: &mut LimitStatuses) -> Timestamp {
-        self.check_at(self.clock.now(), check, lines)
-    }
-
-    /// Decides for one key by one limit, now: the same as [`MemoryStore::check`] with a single demand, without the
-    /// wrapping of a check and of a decision.
+    /// The status of a banned subject is [`LimitStatus::banned`]; [`MemoryStore::check`] tells a ban from a denial.
     ///
     /// ```
     /// use tollgate_core::{Cost, Key, Limit, MemoryStore};
@@ -138,21 +131,24 @@ impl MemoryStore {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn check_one(&self, limit: &Limit, key: Key<'_>, cost: Cost) -> LimitStatus {
-        self.decide_one(&mut self.clock.now(), limit, &key, cost)
+        let mut now = self.clock.now();
+        if !self.bans.is_empty()
+            && let Some(ban) = self.ban_of_check(now, &Check::one(&Demand { limit: *limit, key, cost }))
+        {
+            return LimitStatus::banned(limit.quota(), cost, ban);
+        }
+        self.decide_one(&mut now, limit, &key, cost)
     }
 
-    /// Decides many checks, in order, with one reading of the clock.
+    /// Decides checks in order, reading the clock once. Returns one decision per check.
     pub fn check_batch(&self, checks: &[Check<'_>]) -> Vec<Decision> {
         let read = self.clock.now();
-        let decide = |check| {
-            let mut lines = LimitStatuses::new();
-            let at = self.check_at(read, check, &mut lines);
-            Decision { at, source: Source::Store, limits: lines }
-        };
-        checks.iter().map(decide).collect()
+        checks.iter().map(|check| self.check_at(read, check)).collect()
     }
 
-    /// Gives back what an admitted decision charged, as far as it still counts. Once per decision.
+    /// Refunds the units that an admitted decision charged, as far as they still count.
+    ///
+    /// `check` must be the check of the decision. A denied decision refunds nothing. Call it at most once per decision.
     pub fn refund(&self, check: &Check<'_>, decision: &Decision) {
         if !decision.allowed() {
             return;
@@ -164,30 +160,64 @@ impl MemoryStore {
         }
     }
 
-    /// Forgets a counter: the key is as if never seen. What it has spent on a counter that it shares with others, because there was no room for one of
-    /// its own, stays spent: to forget that would be to forget what the others have spent.
+    /// Deletes the counter of `demand`, as if its key had never been used. The cost is ignored.
+    ///
+    /// Units that the key charged to an overflow counter stay charged, since other keys share that counter.
     pub fn reset(&self, demand: &Demand<'_>) {
         let name = self.naming.name(&demand.limit, &demand.key);
         self.shard(name).lock().remove(name, &self.budget);
     }
 
-    /// Looks at a counter without changing it.
+    /// Returns the status of the counter of `demand` without changing it. The cost is ignored.
     pub fn inspect(&self, demand: &Demand<'_>) -> LimitStatus {
         let demand = Demand { cost: Cost::PEEK, ..*demand };
         self.check(&Check::one(&demand)).limits[0]
     }
 
-    /// How many counters are kept, expired ones that were not reclaimed yet included.
+    /// Bans `subject` for `duration`, or for good if `None`: every check that counts it is refused, and nothing is charged.
+    ///
+    /// Checks that only peek (all costs 0) are not refused. A new ban replaces an earlier one of the subject.
+    ///
+    /// # Errors
+    /// Returns an error if 65,536 other subjects are banned.
+    pub fn ban(&self, subject: &[u8], duration: Option<Duration>) -> Result<(), StoreError> {
+        let now = self.clock.now();
+        let end = duration.and_then(|duration| u64::try_from(duration.as_micros()).ok());
+        let end = end.and_then(|us| now.as_micros().checked_add(us)).filter(|&us| us < Timestamp::MAX.as_micros());
+        self.bans.add(self.naming.ban(subject), end.map(Timestamp::from_micros), now)
+    }
+
+    /// Lifts the ban of `subject`. Returns whether it was banned.
+    pub fn unban(&self, subject: &[u8]) -> bool {
+        self.bans.remove(self.naming.ban(subject), self.clock.now())
+    }
+
+    /// Returns the time until the ban of `subject` ends, [`Wait::NEVER`] for good, or `None` if it is not banned.
+    pub fn ban_of(&self, subject: &[u8]) -> Option<Wait> {
+        self.bans.longest(std::iter::once(self.naming.ban(subject)), self.clock.now())
+    }
+
+    /// Returns the longest ban of the check's subjects, or `None` if none of them is banned or the check only peeks.
+    #[cold]
+    fn ban_of_check(&self, now: Timestamp, check: &Check<'_>) -> Option<Wait> {
+        if !check.charges() {
+            return None;
+        }
+        let subjects = check.demands().iter().map(|demand| self.naming.ban(demand.key.subject()));
+        self.bans.longest(subjects, now)
+    }
+
+    /// Returns the number of counters, including expired ones that were not reclaimed yet.
     pub fn len(&self) -> usize {
         self.shards.iter().map(|shard| shard.0.lock().len()).sum()
     }
 
-    /// Whether no counter is kept.
+    /// Returns whether the store holds no counter.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// How many of the counters are shared ones, because there was no room for newcomers.
+    /// Returns the number of overflow counters, which new keys share because there is no room for counters of their own.
     pub fn overflow_len(&self) -> usize {
         self.shards.iter().map(|shard| shard.0.lock().overflow_len()).sum()
     }
@@ -197,25 +227,34 @@ impl MemoryStore {
         self.budget.cap()
     }
 
-    /// Bytes on the heap that hold counters.
+    /// Returns the bytes on the heap that hold counters.
     pub fn bytes_used(&self) -> usize {
         self.budget.used() + self.shards.len() * size_of::<Padded>()
     }
 
+    /// Decides a check. `read` is the time that the caller read from the clock.
     #[inline]
-    fn check_at(&self, read: Timestamp, check: &Check<'_>, lines: &mut LimitStatuses) -> Timestamp {
+    fn check_at(&self, read: Timestamp, check: &Check<'_>) -> Decision {
+        if !self.bans.is_empty()
+            && let Some(ban) = self.ban_of_check(read, check)
+        {
+            return Decision::banned(read, Source::Store, ban, check);
+        }
+        let mut decision = Decision { at: read, source: Source::Store, ban: None, limits: LimitStatuses::new() };
         match check.demands() {
             [demand] => {
-                let mut at = read;
-                lines.push(self.decide_one(&mut at, &demand.limit, &demand.key, demand.cost));
-                at
+                let status = self.decide_one(&mut decision.at, &demand.limit, &demand.key, demand.cost);
+                decision.limits.push(status);
             }
-            demands => self.check_several(read, demands, lines),
+            demands => decision.at = self.check_several(read, demands, &mut decision.limits),
         }
+        decision
     }
 
-    /// A check of one counter, decided where it stands if it exists. What need not happen under the lock happens after it.
-    /// `at` comes as the clock was read, and goes as the time of the decision.
+    /// Decides a check of one counter, in its slot if it exists.
+    ///
+    /// `at` is the time that was read from the clock, and becomes the time of the decision. What need not happen under
+    /// the lock happens after it is released.
     #[inline(always)]
     fn decide_one(&self, at: &mut Timestamp, limit: &Limit, key: &Key<'_>, cost: Cost) -> LimitStatus {
         let name = self.naming.name(limit, key);
@@ -253,6 +292,7 @@ impl MemoryStore {
         line
     }
 
+    /// Decides a check of one counter that does not exist yet.
     #[cold]
     fn decide_newcomer(
         &self,
@@ -264,11 +304,12 @@ impl MemoryStore {
         let demand = Demand { limit: *limit, key: *key, cost };
         let taken = self.take(&mut shard, name, &demand, true, &[]);
         let allowed = taken.fits(now, &demand);
-        let line = taken.settle(&mut shard, now, &demand, allowed);
+        let line = taken.apply(&mut shard, now, &demand, allowed);
         shard.finish(&self.budget);
         line
     }
 
+    /// Decides a check of several counters: in place if possible, else in general.
     #[inline(never)]
     fn check_several(&self, read: Timestamp, demands: &[Demand<'_>], lines: &mut LimitStatuses) -> Timestamp {
         match self.admit_in_place(read, demands, lines) {
@@ -277,6 +318,7 @@ impl MemoryStore {
         }
     }
 
+    /// Decides a check of any number of counters: takes their states out, decides, and puts them back.
     #[inline(never)]
     fn check_in_general(&self, read: Timestamp, demands: &[Demand<'_>], lines: &mut LimitStatuses) -> Timestamp {
         let names: SmallVec<[CounterHash; 4]> =
@@ -295,20 +337,22 @@ impl MemoryStore {
 
         let mut taken = self.take_all(&mut shards, shard_of, &names, demands);
         let allowed = taken.iter().all(|(index, taken)| taken.fits(now, &demands[*index]));
-        let mut said: SmallVec<[Option<LimitStatus>; 4]> = smallvec::smallvec![None; demands.len()];
-        // Those that have a place go back first: an insertion may move it.
+        let mut statuses: SmallVec<[Option<LimitStatus>; 4]> = smallvec::smallvec![None; demands.len()];
+        // States that have a slot go back first, because an insertion may move slots.
         taken.sort_by_key(|(_, taken)| taken.place.is_new());
         for (index, taken) in taken {
             let shard = &mut shards[shard_of(names[index])];
-            said[index] = Some(taken.settle(shard, now, &demands[index], allowed));
+            statuses[index] = Some(taken.apply(shard, now, &demands[index], allowed));
         }
         shards.iter_mut().for_each(|shard| shard.finish(&self.budget));
-        lines.extend(said.into_iter().flatten());
+        lines.extend(statuses.into_iter().flatten());
         now
     }
 
-    /// Takes the counters of all demands out of their shards, newcomers first: making room for one may move the places of the others, or
-    /// sweep one away that has expired. That one is then a newcomer too.
+    /// Takes the counters of all demands out of their shards, new ones first.
+    ///
+    /// Making room for a new counter may move the slots of the others, or drop one that has expired. That one is then
+    /// new, too.
     fn take_all(
         &self,
         shards: &mut [MutexGuard<'_, Shard>],
@@ -337,6 +381,7 @@ impl MemoryStore {
         all
     }
 
+    /// Applies `change` to the state of a counter.
     fn change(&self, demand: &Demand<'_>, change: impl FnOnce(&mut State, Timestamp)) {
         let name = self.naming.name(&demand.limit, &demand.key);
         let mut shard = self.shard(name).lock();
@@ -348,8 +393,9 @@ impl MemoryStore {
         shard.finish(&self.budget);
     }
 
-    /// Takes the demand's counter out of its shard. Two demands of one check never share an
-    /// overflow counter: the later one moves on to another.
+    /// Takes the demand's counter out of its shard.
+    ///
+    /// Two demands of one check never share an overflow counter: the later one uses another.
     #[inline]
     fn take(
         &self,
@@ -367,7 +413,7 @@ impl MemoryStore {
                 free.next().expect("one more candidate than there are others")
             }),
         };
-        // Only a collision of hashes gives another kind of state.
+        // Only a hash collision gives a state of another kind.
         let state = if state.belongs_to(&demand.limit) { state } else { State::unused(&demand.limit) };
         let may_grow = match &state {
             State::Log(log) => log.has_room_for(demand.cost.units()) || shard.log_may_grow(log, &self.budget),
@@ -393,7 +439,7 @@ impl MemoryStore {
     }
 }
 
-/// A counter out of its place, between looking and putting it back.
+/// A counter whose state is out of its slot.
 struct CheckedOut {
     place: SlotLocation,
     state: State,
@@ -402,17 +448,17 @@ struct CheckedOut {
 }
 
 impl CheckedOut {
-    /// Whether there is room for the demand.
+    /// Returns whether the demand's cost fits.
     #[inline]
     fn fits(&self, now: Timestamp, demand: &Demand<'_>) -> bool {
         let cost = demand.cost.units();
         cost == 0 || self.state.fits(&demand.limit, now, cost)
     }
 
-    /// Answers, and goes back into its place, after the whole check was allowed or not.
+    /// Applies the verdict on the whole check, puts the state back, and returns the status of the limit.
     #[inline]
-    fn settle(mut self, shard: &mut Shard, now: Timestamp, demand: &Demand<'_>, allowed: bool) -> LimitStatus {
-        let line = algorithm::settle(allowed, now, demand, &mut self.state, self.may_grow);
+    fn apply(mut self, shard: &mut Shard, now: Timestamp, demand: &Demand<'_>, allowed: bool) -> LimitStatus {
+        let line = algorithm::apply(allowed, now, demand, &mut self.state, self.may_grow);
         self.put(shard, demand, allowed);
         line
     }
@@ -444,6 +490,18 @@ impl Store for MemoryStore {
 
     fn inspect<'a>(&'a self, demand: &'a Demand<'a>) -> StoreFuture<'a, LimitStatus> {
         Box::pin(std::future::ready(Ok(MemoryStore::inspect(self, demand))))
+    }
+
+    fn ban<'a>(&'a self, subject: &'a [u8], duration: Option<Duration>) -> StoreFuture<'a, ()> {
+        Box::pin(std::future::ready(MemoryStore::ban(self, subject, duration)))
+    }
+
+    fn unban<'a>(&'a self, subject: &'a [u8]) -> StoreFuture<'a, bool> {
+        Box::pin(std::future::ready(Ok(MemoryStore::unban(self, subject))))
+    }
+
+    fn ban_of<'a>(&'a self, subject: &'a [u8]) -> StoreFuture<'a, Option<Wait>> {
+        Box::pin(std::future::ready(Ok(MemoryStore::ban_of(self, subject))))
     }
 }
 
@@ -485,5 +543,7 @@ impl std::fmt::Debug for MemoryStore {
     }
 }
 
+#[cfg(test)]
+mod fast_path_tests;
 #[cfg(test)]
 mod tests;

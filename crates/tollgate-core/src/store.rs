@@ -5,15 +5,19 @@
 //! [`StoreError::is_unexecuted`] is true. Only then may the caller retry; otherwise a failure policy must decide.
 //! Dropping the future discards the decisions, but the checks may still be charged.
 //!
+//! **Atomicity.** A check is decided as if no other check ran at the same time. A store whose counters are on several
+//! servers can guarantee this only for counters of one subject, and says so with [`Store::atomicity`].
+//!
 //! **Errors of a batch.** `decide` fails as a whole if the store cannot decide one of the checks, and the decisions of
 //! the others are lost. `decide_each` returns one result per check. A caller that decides for several requests in one
 //! call should use it.
 
 use std::future::Future;
 use std::pin::Pin;
+use std::time::Duration;
 
 use crate::check::{Check, Demand};
-use crate::decision::{Decision, LimitStatus};
+use crate::decision::{Decision, LimitStatus, Wait};
 
 /// The future that a store returns. It is boxed, so that a store can be chosen at run time.
 pub type StoreFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send + 'a>>;
@@ -45,13 +49,67 @@ pub trait Store: Send + Sync {
     /// Returns the current status of the counter of `demand` without changing it. The cost is ignored.
     fn inspect<'a>(&'a self, demand: &'a Demand<'a>) -> StoreFuture<'a, LimitStatus>;
 
-    /// Completes once the answers that have already arrived are handed to their callers. A caller whose deadline has passed awaits this before it
-    /// falls back: on a busy machine an answer may be there, and the task that would deliver it has not run yet.
+    /// Returns the unit that the store decides atomically. Defaults to [`Atomicity::Check`].
     ///
-    /// Does not wait for answers that are still under way. Does nothing by default, which is right for a store without a task of its own.
+    /// The value must not change during the life of the store.
+    fn atomicity(&self) -> Atomicity {
+        Atomicity::Check
+    }
+
+    /// Bans `subject` for `duration`, or for good if `None`. A new ban replaces an earlier one of the subject.
+    ///
+    /// Until the ban ends, every check that counts the subject is refused with [`Decision::ban`] set, on every node that
+    /// shares the store, and nothing is charged. A check whose costs are all 0 is not refused. The default
+    /// implementation returns an error of the kind [`StoreErrorKind::Forbidden`]: the store has no bans.
+    fn ban<'a>(&'a self, subject: &'a [u8], duration: Option<Duration>) -> StoreFuture<'a, ()> {
+        let _ = (subject, duration);
+        Box::pin(std::future::ready(Err(StoreError::without_bans())))
+    }
+
+    /// Lifts the ban of `subject`. Returns whether it was banned.
+    ///
+    /// The default implementation returns an error of the kind [`StoreErrorKind::Forbidden`].
+    fn unban<'a>(&'a self, subject: &'a [u8]) -> StoreFuture<'a, bool> {
+        let _ = subject;
+        Box::pin(std::future::ready(Err(StoreError::without_bans())))
+    }
+
+    /// Returns the time until the ban of `subject` ends, [`Wait::NEVER`] for good, or `None` if it is not banned.
+    ///
+    /// The default implementation returns an error of the kind [`StoreErrorKind::Forbidden`].
+    fn ban_of<'a>(&'a self, subject: &'a [u8]) -> StoreFuture<'a, Option<Wait>> {
+        let _ = subject;
+        Box::pin(std::future::ready(Err(StoreError::without_bans())))
+    }
+
+    /// Completes when all answers that have already arrived have been delivered to their callers. Does not wait for answers
+    /// that have not arrived.
+    ///
+    /// A caller awaits this after its deadline and then polls its call once more: on a busy machine an answer may have arrived
+    /// while the task that delivers it has not run. Use a timeout, because that task may still not run.
+    ///
+    /// The default implementation does nothing. That is correct for a store without a task of its own.
     fn catch_up(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
         Box::pin(std::future::ready(()))
     }
+}
+
+/// The unit that a [`Store`] decides atomically.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[non_exhaustive]
+pub enum Atomicity {
+    /// A check. It is charged as a whole or not at all, whatever subjects its demands name, and no other check sees a
+    /// state in between.
+    Check,
+    /// The demands of a check that name the same subject.
+    ///
+    /// A check with one subject is decided as with [`Atomicity::Check`]. The store may reject a check with several
+    /// subjects with [`StoreErrorKind::Forbidden`]. If it decides such a check, then:
+    ///
+    /// - it never admits more than a quota, and a denied check keeps no charge;
+    /// - other checks may see units that a denied check has not given back yet, and be denied because of them;
+    /// - after an error, a part of the check may stay charged.
+    Subject,
 }
 
 /// The error of a store that did not answer, or whose answer is unusable.
@@ -87,6 +145,9 @@ pub enum StoreErrorKind {
     ForeignInPart,
     /// The store sent an invalid or unknown reply. The call may have been executed.
     Protocol,
+    /// The store's own program, such as a script on the server, failed with an internal error: a bug in Tollgate. The
+    /// call may have been executed.
+    Script,
 }
 
 impl StoreErrorKind {
@@ -101,6 +162,35 @@ impl StoreErrorKind {
             StoreErrorKind::Foreign => "foreign",
             StoreErrorKind::ForeignInPart => "foreign_in_part",
             StoreErrorKind::Protocol => "protocol",
+            StoreErrorKind::Script => "script",
+        }
+    }
+
+    /// Returns whether certainly nothing was executed, so that a retry cannot charge twice.
+    pub const fn is_unexecuted(self) -> bool {
+        match self {
+            StoreErrorKind::Unreachable
+            | StoreErrorKind::Unavailable
+            | StoreErrorKind::Forbidden
+            | StoreErrorKind::Foreign => true,
+            StoreErrorKind::TimedOut
+            | StoreErrorKind::Interrupted
+            | StoreErrorKind::ForeignInPart
+            | StoreErrorKind::Protocol
+            | StoreErrorKind::Script => false,
+        }
+    }
+
+    /// Returns the kind of a failure after which another part of the request may have been executed.
+    ///
+    /// [`StoreErrorKind::Foreign`] becomes [`StoreErrorKind::ForeignInPart`]; the other kinds that guarantee that
+    /// nothing was executed become [`StoreErrorKind::Interrupted`]. The remaining kinds stay as they are.
+    #[must_use]
+    pub const fn in_part(self) -> StoreErrorKind {
+        match self {
+            StoreErrorKind::Foreign => StoreErrorKind::ForeignInPart,
+            kind if kind.is_unexecuted() => StoreErrorKind::Interrupted,
+            kind => kind,
         }
     }
 }
@@ -109,6 +199,11 @@ impl StoreError {
     /// Creates an error. The message must not contain a key, a client's address or a secret.
     pub fn new(kind: StoreErrorKind, message: impl Into<String>) -> StoreError {
         StoreError { kind, message: message.into(), source: None }
+    }
+
+    /// Creates the error of a store that does not implement bans.
+    fn without_bans() -> StoreError {
+        StoreError::new(StoreErrorKind::Forbidden, "this store has no bans")
     }
 
     /// Sets the underlying error, which [`Error::source`](std::error::Error::source) returns.
@@ -124,30 +219,30 @@ impl StoreError {
 
     /// Returns whether certainly nothing was executed, so that a retry cannot charge twice.
     pub const fn is_unexecuted(&self) -> bool {
-        use StoreErrorKind as Kind;
-        matches!(self.kind, Kind::Unreachable | Kind::Unavailable | Kind::Forbidden | Kind::Foreign)
+        self.kind.is_unexecuted()
     }
 
     /// Converts the error of one call into the error of a request that made several calls.
     ///
     /// Another of the calls may have been executed, so [`StoreError::is_unexecuted`] of the result is always `false`.
-    /// [`StoreErrorKind::Foreign`] becomes [`StoreErrorKind::ForeignInPart`]; the other kinds that guarantee that
-    /// nothing was executed become [`StoreErrorKind::Interrupted`]. The remaining kinds stay as they are.
+    /// The kind changes as in [`StoreErrorKind::in_part`]. If it changes, the message says so; the source stays.
     #[must_use]
     pub fn in_part(self) -> StoreError {
-        use StoreErrorKind as Kind;
-        let kind = match self.kind {
-            Kind::Foreign => Kind::ForeignInPart,
-            _ if self.is_unexecuted() => Kind::Interrupted,
-            _ => return self,
-        };
-        StoreError::new(kind, format!("the request may have been executed in part: {self}")).with_source(self)
+        let kind = self.kind.in_part();
+        if kind == self.kind {
+            return self;
+        }
+        let message = format!("{}; other parts of the request may have been executed", self.message);
+        StoreError { kind, message, ..self }
     }
 
     /// Returns whether the failure may go away without intervention.
     pub const fn is_transient(&self) -> bool {
         use StoreErrorKind as Kind;
-        matches!(self.kind, Kind::Unreachable | Kind::TimedOut | Kind::Interrupted | Kind::Unavailable)
+        match self.kind {
+            Kind::Unreachable | Kind::TimedOut | Kind::Interrupted | Kind::Unavailable => true,
+            Kind::Forbidden | Kind::Foreign | Kind::ForeignInPart | Kind::Protocol | Kind::Script => false,
+        }
     }
 }
 
@@ -167,10 +262,14 @@ mod tests {
             (Kind::Foreign, Kind::ForeignInPart),
             (Kind::ForeignInPart, Kind::ForeignInPart),
             (Kind::Protocol, Kind::Protocol),
+            (Kind::Script, Kind::Script),
         ] {
             let error = StoreError::new(kind, "original message").in_part();
             assert_eq!(error.kind(), in_part, "{kind:?}");
-            assert!(!error.is_unexecuted() && error.to_string().ends_with("original message"), "{error}");
+            assert!(!error.is_unexecuted(), "{kind:?}");
+            let report = std::iter::successors(Some(&error as &dyn std::error::Error), |error| error.source());
+            let report: String = report.map(|error| format!("{error}\n")).collect();
+            assert_eq!(report.matches("original message").count(), 1, "{report}");
         }
     }
 }

@@ -166,6 +166,7 @@ impl Clock for ManualClock {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::Arc;
 
     #[test]
     fn timestamps_saturate_instead_of_wrapping() {
@@ -175,10 +176,53 @@ mod tests {
     }
 
     #[test]
-    fn system_clock_starts_at_wall_time_and_does_not_go_back() {
+    #[allow(clippy::disallowed_methods)] // compares with the clock that `SystemClock` reads
+    fn system_clock_starts_at_wall_time() {
+        let wall_us = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_micros() as u64;
+        let apart_us = SystemClock::new().now().as_micros().abs_diff(wall_us);
+        assert!(apart_us < 60_000_000, "{apart_us} µs apart");
+    }
+
+    /// Compares the clock with another one between the same two readings, so that a pause of the process moves both.
+    #[test]
+    #[allow(clippy::disallowed_methods)] // compares with the clock that `SystemClock` reads
+    fn system_clock_keeps_pace_with_the_monotonic_clock() {
         let clock = SystemClock::new();
-        let first = clock.now();
-        assert!(first > Timestamp::from_micros(1_700_000_000_000_000));
-        assert!(clock.now_at_least(first) >= first);
+        let (outer, first) = (std::time::Instant::now(), clock.now());
+        let inner = std::time::Instant::now();
+        let mut last = first;
+        while inner.elapsed() < Duration::from_millis(20) {
+            let now = clock.now();
+            assert!(now >= last, "{now:?} after {last:?}");
+            last = now;
+        }
+        let least_us = inner.elapsed().as_micros() as u64;
+        let passed_us = clock.now().as_micros() - first.as_micros();
+        let most_us = outer.elapsed().as_micros() as u64;
+        // The counter's rate is calibrated at the start, to much better than a hundredth.
+        let range_us = least_us * 99 / 100..=most_us * 101 / 100;
+        assert!(range_us.contains(&passed_us), "{passed_us} µs, expected {range_us:?}");
+    }
+
+    #[test]
+    fn system_clock_returns_the_floor_while_it_reads_less() {
+        let clock = Arc::new(SystemClock::new());
+        let now = clock.now();
+        assert!(clock.now_at_least(now.minus_micros(1_000_000)) >= now);
+        let later = now.plus_micros(3_600_000_000);
+        assert_eq!(clock.now_at_least(later), later);
+        assert_eq!((*clock).now_at_least(later), later);
+    }
+
+    #[test]
+    fn manual_clock_returns_what_it_reads_whatever_the_floor() {
+        let clock = Arc::new(ManualClock::new(Timestamp::from_micros(7)));
+        assert_eq!(clock.now_at_least(Timestamp::from_micros(9)), Timestamp::from_micros(7));
+        clock.advance(Duration::from_micros(5));
+        assert_eq!(clock.now(), Timestamp::from_micros(12));
+        clock.set(Timestamp::from_micros(3));
+        assert_eq!(clock.now(), Timestamp::from_micros(3));
+        clock.advance(Duration::MAX);
+        assert_eq!(clock.now(), Timestamp::MAX);
     }
 }

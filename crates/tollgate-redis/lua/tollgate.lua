@@ -1,71 +1,90 @@
 --[==[ Tollgate: decide, charge and refund, in one call, by the server's clock.
 
-A rate limit that several nodes share is one counter that several nodes want to read, judge and
-change. Reading first and writing later lets two of them pass on the same last unit, so the whole
-decision runs here, where nothing can come between: all limits of a request, all or nothing. The call
-itself costs Redis more than the arithmetic, so one call may carry many checks; they are run
-in order, as if each had come alone.
+A rate limit that several nodes share is a counter that several nodes read, judge and change. If one of them
+read first and wrote later, two nodes could both admit a request on the same last unit. So the whole decision
+runs here, where no other command comes between: all limits of a request, all or nothing. The call itself costs
+Redis more than the arithmetic, so one call may carry many checks. They are decided in order, as if each were a
+call of its own.
 
     read ──▶ decide in memory, check after check ──▶ write what has changed
              (a counter is read once a call)          first what grows, then what shrinks
 
-Writing last has three reasons. A counter that ten checks of a batch share is read and written once. A
-key that does not hold what it should is found before anything is written. And Redis looks at
-`maxmemory` only before the first write of a script, and only if that command can grow
-(RPUSH, LSET, SET): a script that begins by trimming would go on to grow without being asked. So what
-grows goes first, and a full server refuses the call as a whole.
+Writing last has three reasons. A counter that ten checks of a batch share is read and written once. A key that
+holds foreign data is found before anything is written. And Redis compares its memory with `maxmemory` only before
+the first write of a script, and only if that command can grow (RPUSH, LSET, SET): a script that began by trimming
+could then grow without a check. So what grows is written first, and a server that is out of memory rejects the
+call as a whole.
 
 KEYS
-    per step its ban keys, then one key per limit, in the order of the steps. All in one slot of a Cluster.
+    for each step its ban keys, then one key per limit, in the order of the steps. In a Cluster all of them must be in
+    one slot.
 
 ARGV
-    [1]  the time in microseconds since the epoch, for tests; empty: the server's clock. With a time
-         given, keys live ten minutes at least, so that real time does not eat an invented trace.
-    then per step either
-         a limit line                     a check of that one limit
-         check LIMITS [BANS [REPEAT]]     how many limits and ban keys it has (BANS 0 unless said), and how
-           and a line per limit           often to run it (1 unless said, 1000 at most): first come, first served
-         refund LIMITS
-           and per limit its line, with the cost that was charged, and a receipt: AT RESET_AFTER, the time
-           of the decision and the reset_after that it answered, both in microseconds
-    A key stands once in a step: no counter is charged twice by one check.
+    [1]  the time in microseconds since the epoch, for tests; empty for the server's clock. With a time, keys live for
+         at least ten minutes, so that they do not expire in real time during a test.
+    then for each step either
+         a limit line                     a check of that limit
+         check LIMITS [BANS [REPEAT]]     a check of LIMITS limits, each with its limit line, after BANS ban keys
+           and a line per limit           (default: 0), decided REPEAT times (default: 1; at most 1000), in order
+         refund LIMITS                    a refund; for each limit
+           and two lines per limit        its limit line, with the cost that was charged, and a receipt: AT RESET_AFTER,
+                                          the time of the decision and its reset_after, both in microseconds
+    A key occurs at most once in a step, so no counter is charged twice by one check.
     A limit line is  ALGORITHM QUOTA WINDOW_US COST [burst=N] [queue=N] [count_denied=1] [window=fixed]
     (window=fixed promises that this key is never used with another window). A call holds checks or refunds, not both.
 
-RETURNS one flat list of integers:
-    the time of the decisions in microseconds, then per step
-         check     how many results follow, and for each result and each of its limits five numbers:
+RETURNS a flat list of integers:
+    the time of the decisions in microseconds, then for each step
+         check     the number of results, then for each result and each of its limits five numbers:
                    allowed (1 or 0), remaining, retry_after, next_after, reset_after (µs; -1: never).
-                   If REPEAT is more than the results, all others are the same as the last.
-                   Or 0 and one number: the subject is banned for so many µs (-1: for good); nothing was charged.
+                   If there are fewer results than REPEAT, all others are equal to the last.
+                   Or 0 and one number: the subject is banned for this many µs (-1: without an end). Nothing was
+                   charged.
          refund    1
-    A step whose key holds something else answers an error `TOLLGATE_FOREIGN …` in place of its count, and the
-    other steps run. That error is the whole reply if it is the only step, or if the something was found late, inside
-    a list; then nothing was written, and each step may be asked again alone. A request that makes no sense is an
-    error `TOLLGATE_ARGUMENT …`, and nothing was written either. Where steps before the trouble had to be written at once
-    (refunds, or two windows on one counter), the error begins with `TOLLGATE_PARTLY`: none of them may be asked again.
+    ERRORS: the first word is one of
+         TOLLGATE_FOREIGN    a key holds data that this script did not write. In place of a step's count: only this
+                             step failed. As the whole reply: nothing was written, and each step may be retried
+                             alone.
+         TOLLGATE_ARGUMENT   the call is malformed. Nothing was written.
+         TOLLGATE_INTERNAL   the script has a bug; the text has the line. Nothing was written.
+         TOLLGATE_PARTLY     followed by one of the above, or by an error of the server: earlier steps of the call were
+                             already written (refunds, or two windows on one counter). No step may be retried.
+    Any other error is the server's.
 
-To forget a counter, DEL its key. A ban is any value under its ban key, for as long as it lives.
+To delete a counter, DEL its key. A ban is any value under its ban key, for as long as the key exists.
 
-STATE (docs/redis-state.md has it byte by byte; every key has a TTL that ends when it stops to matter)
+STATE (docs/redis-state.md documents every byte; every key has a TTL that ends when its state stops to matter)
     log      a list    time time time …              one for each unit, oldest first
-                       directory chunk … open chunk   packed, where there are or may be many
+                       directory chunk … open chunk   packed, for many units
     pair     a string  start window current previous
     bucket   a string  time level scale
+
+FAST PATHS. Each decides exactly what the general path decides, with fewer commands or less Lua. tests/suite/fast_paths.rs
+runs both on the same calls and compares replies and bytes; `USES_FAST_PATHS = false` is the general path alone.
+    quick            one unit against one limit on a plain log from which nothing has left: three reads, no state table
+    check_one        a check of one limit, without the tables that several limits need
+    known options    the options of nearly all limit lines are not parsed
+    oldest entry     the wait for one unit is known without a search
+    tick of now      the last entry of the open chunk is joined with the new one without a search
+    first chunk      what has left the window is looked for in the first chunk before the directory is read
+    plain push       a few units at the end of a plain log are pushed without a plan
+    open chunk       an admission that changes only the open chunk of a log rewrites it without a plan
 
 TWIN OF tollgate-core/src/algorithm/{log,pair,bucket}.rs. The integers are those of docs/algorithms.md: all
 of them below 2^53, which a Lua number holds exactly. Change both or neither.
 ]==]
 
+local USES_FAST_PATHS = true
+
 local call, try, format, match, floor = redis.call, redis.pcall, string.format, string.match, math.floor
 
--- Each function and each local that a function uses from outside is made anew at every call, so what few checks need is
--- made inside what needs it.
+-- Redis runs this chunk anew for every call, so each function and each captured local is created again. What few checks
+-- need is created by the function that needs it.
 
--- Lua prints 1.76e+15 for a time, and how Redis prints a number depends on its version: print it here.
+-- Formats a whole number. Lua prints 1.76e+15 for a time, and how Redis prints a number depends on its version.
 local function text_of(whole) return format('%.0f', whole) end
 
--- nil unless the text is a whole number that a Lua number holds.
+-- Parses a whole number from 0 to 2^53 - 1. Returns nil for any other text.
 local function whole_of(text)
     local number = tonumber(text)
     if number and number >= 0 and number < 2 ^ 53 and number % 1 == 0 then return number end
@@ -75,7 +94,7 @@ local function ceil_div(a, b) return a > 0 and floor((a - 1) / b) + 1 or 0 end
 
 local function fail(message) error({ err = message }) end
 
--- What to answer where a read has failed.
+-- Returns the error of a step whose read has failed, or nil if `reply` is no error. Raises errors other than a wrong type.
 local function unreadable(reply)
     if not reply.err then return end
     if not match(reply.err, '^WRONGTYPE') then fail(reply.err) end
@@ -93,22 +112,23 @@ else
 end
 local now_text = text_of(now)
 
--- A TTL in milliseconds. One more than needed: the server may count it from the millisecond before `now`.
+-- Converts a reset_after to a TTL in milliseconds. One more than needed: the server may count from the millisecond before
+-- `now`.
 local function ttl_of(reset_after)
     local ms = ceil_div(reset_after, 1000) + 1
     if is_time_given and ms < 600000 then ms = 600000 end
     return text_of(ms)
 end
 
--- The states this call has read, by key; and those that must be written, in order.
+-- The states that this call has read, by key, and those that must be written, in order.
 local states, changed, changed_count = {}, {}, 0
 
 local reply, reply_count = { now }, 1
 
--- What a state machine writes by itself in the end, before all others: growth only.
+-- Writes the charges of the fast path `quick`, before all others: these writes only grow. Set by new_log.
 local write_quick
 
--- Says how a state has changed. It is written in the end; writing it earlier clears this.
+-- Marks a state as changed, so that it is written at the end of the call.
 local function change(state, how)
     if not state.change then
         changed_count = changed_count + 1
@@ -117,9 +137,10 @@ local function change(state, how)
     state.change = how
 end
 
--- Whether something was written before all was decided.
+-- Whether something was written before all steps were decided.
 local has_written = false
 
+-- Writes a state before the end of the call.
 local function write(state)
     local machine = state.limit.machine
     if machine.prepare then machine.prepare(state) end
@@ -137,36 +158,37 @@ end
 --     chunked    directory  chunk  chunk  open chunk    a chunk packs up to CHUNK_ENTRIES_MAX entries
 --                or only an open chunk
 --
--- A list of up to 500 units is plain: appending to it is one command, everything else is a few. More units, more than four
--- of them at once, or a limit with ticks make it chunked; it is plain again after all has left. New entries go to the open chunk, whose header holds the totals; when it is full it is closed. The directory holds
--- for each closed chunk the time of its newest entry and the sum of its units. So an entry is found by its time or by
--- the units before it without a walk over all entries: one lookup in the directory and one in a chunk. A refund
--- changes one chunk, the directory and the header, and nothing behind them. Few bytes are handled at
--- a time, because the server's Lua hashes every byte of every string it makes.
+-- A list of up to 500 units is plain: appending to it is one command, everything else is a few. More units, more than
+-- four of them at once, or a limit with ticks make it chunked. It is plain again after all entries have left the
+-- window. New entries go to the open chunk, whose header holds the totals; when it is full it is closed. The directory
+-- holds for each closed chunk the time of its newest entry and the sum of its units. So an entry is found by its time,
+-- or by the units before it, without a walk over all entries: one search in the directory and one in a chunk. A refund
+-- changes one chunk, the directory and the header, and nothing behind them. Few bytes are handled at a time, because
+-- the server's Lua hashes every byte of every string that it creates.
 --
--- Both are the same to a decision, which counts the units of the list from its front, as they were read:
+-- Both forms are the same to a decision, which counts the units of the list from its front, as they were read:
 --
---     1 ······ low ─────── the list's own ─────── high ·· then our entry: `units` at now
---     have left or              count                 became part of our entry
---     were taken
+--     1 ······ low ─────── kept of the list ─────── high ·· then the new entry: `units` at now
+--     have left or                                      became part of the
+--     were removed                                      new entry
 --
--- All decisions of a call share one `now`, so one entry of ours is enough; `units` is false while there is none. The list
--- is written when all is decided.
+-- All decisions of a call have the same `now`, so there is one new entry. `units` is false while there is none. The list
+-- is written when all steps are decided.
 --
--- A plain list whose newest entry is in the past, with nothing to drop, is what nearly every check meets: this is what
--- the fields of a fresh state and the first branch of each function are for.
+-- Nearly every check finds a plain list whose newest entry is in the past, with nothing to drop. The fields of a fresh
+-- state and the first branch of each function are made for it.
 
 local function new_log()
     local NEVER, FOREVER, EXACT_QUOTA_MAX, PLAIN_UNITS_MAX = -1, math.huge, 1000, 500
-    -- How the lifetime of a key is said: to the next multiple of 0.9 s. An admission that ends in the same step as
-    -- the one before it need not say it again, and no key lives a second too long.
+    -- The end of a key's life is rounded up to a multiple of 0.9 s. An admission whose life ends in the same step as that of
+    -- the one before need not set it again, and no key lives a second too long.
     local LIFE_STEP = 900000
     local NOT_A_LOG = 'TOLLGATE_FOREIGN the list is not a log'
 
-    -- The keys that quick checks have charged, in order, and the limit of each. Those whose life must be said anew.
+    -- The keys that quick checks have charged, in order, the limit of each, and the keys whose TTL must be set.
     local quick_count, quick_keys, quick_limit_of, renewed_count, renewed_keys = 0, {}, {}, 0, {}
 
-    -- With `GT` for `if_longer` a life is never shortened.
+    -- Sets the TTL of a key whose newest entry is at `time`. With `GT` for `if_longer` a TTL is never shortened.
     local function live(key, time, window, if_longer)
         local command, ends = 'PEXPIREAT', nil
         if is_time_given then
@@ -178,25 +200,24 @@ local function new_log()
         call(command, key, ends)
     end
 
-    -- The check that nearly every check is: one unit against one limit, on a plain list that is in order and of which
-    -- nothing has left. It needs no state, unless the key is met again. Answers into the reply from `at` on. False if it is
-    -- not that check.
+    -- Fast path: decides a check of one unit on a plain list that is in order and from which nothing has left. It needs no
+    -- state unless the key occurs again. Writes the result into the reply from `at` on. Returns false if the check needs the
+    -- general path.
     local function quick(key, limit, at)
         local last_text, left_until = try('LINDEX', key, '-1'), now - limit.window
         -- A time has up to 16 digits, a chunk more bytes, an error none.
         if not last_text or #last_text > 16 or #last_text == 0 or quick_limit_of[key] then return false end
-        -- A text that is no number ends the call here, as TOLLGATE_FOREIGN: that costs half of what asking would.
-        local time = last_text + 0
-        if not (time < now and time > left_until and time >= 0) then return false end
-        local first_text = call('LINDEX', key, '0')
-        local oldest = first_text + 0
-        if oldest <= left_until then return false end
+        -- The general path finds out what a text is that is no number.
+        local time = tonumber(last_text)
+        if not time or not (time < now and time > left_until and time >= 0) then return false end
+        local oldest = tonumber(call('LINDEX', key, '0'))
+        if not oldest or oldest <= left_until then return false end
         local total, next_after = call('LLEN', key), oldest - left_until
         local room = limit.quota - total
         if room > 0 and total < PLAIN_UNITS_MAX then
             quick_count = quick_count + 1
             quick_keys[quick_count], quick_limit_of[key] = key, limit
-            if time < limit.said_from then
+            if time < limit.ttl_set_from then
                 renewed_count = renewed_count + 1
                 renewed_keys[renewed_count] = key
             end
@@ -221,8 +242,8 @@ local function new_log()
         end
     end
 
-    -- What only a check that is not quick needs.
-    local function add_slow_path(machine)
+    -- Adds the general path to the state machine. Calls in which all checks are quick do not need it.
+    local function add_general_path(machine)
         local OPEN, OPEN_HEADER_BYTES, OPEN_ENTRIES_MAX = 79, 17, 64
 
         local function is_in_tick_of_now(time, limit) return floor(time / limit.tick) == floor(now / limit.tick) end
@@ -231,11 +252,12 @@ local function new_log()
         local function new_chunked()
             local CHUNK_ENTRIES_MAX, RECORDS_DECODED = 256, 32
             local pack, unpack_from, sub, rep, byte = struct.pack, struct.unpack, string.sub, string.rep, string.byte
-            -- The letters that a closed chunk and the directory begin with.
+            -- The first bytes of a closed chunk and of the directory.
             local C, D = 67, 68
             local many_records
 
-            -- A text of records: entries (time, units) of a chunk, or (time of the newest entry, units) of chunks in the directory.
+            -- Creates a node: the records of a chunk (time and units of entries), or of the directory (newest time and units of
+            -- chunks).
             local function node_of(text, header_bytes)
                 local count = (#text - header_bytes) / 10
                 if count < 1 or count % 1 ~= 0 then fail(NOT_A_LOG) end
@@ -248,7 +270,7 @@ local function new_log()
 
             local function rows_of(node, from, to) return sub(node.text, node.at + 10 * from, node.at + 10 * to + 9) end
 
-            -- How many records are not later than `time`.
+            -- Returns the number of records that are not later than `time`.
             local function count_until(node, time)
                 local low, high = 0, node.count
                 while low < high do
@@ -258,7 +280,7 @@ local function new_log()
                 return low
             end
 
-            -- Adds up the units of some more records: `sums` has those of all up to a record.
+            -- Decodes some more records, and adds their units to `sums`: the units of all records up to each.
             local function decode_more(node)
                 local decoded, sums, count, layout = node.decoded, node.sums, RECORDS_DECODED, many_records
                 if decoded + count > node.count then
@@ -283,7 +305,7 @@ local function new_log()
                 return node.sums[index]
             end
 
-            -- Which record holds the unit of that number.
+            -- Returns the index of the record that holds the unit with this number.
             local function record_at(node, unit)
                 local sums = node.sums or { [0] = 0 }
                 node.sums = sums
@@ -309,7 +331,7 @@ local function new_log()
                 return tree.directory
             end
 
-            -- A closed chunk; the tree keeps those that were read by their index.
+            -- Returns a closed chunk. The tree caches the chunks that were read, by their index.
             local function chunk_at(tree, index)
                 local chunk = tree[index]
                 if chunk then return chunk end
@@ -321,7 +343,7 @@ local function new_log()
                 return chunk
             end
 
-            -- The entries of a chunk from `from` to `to`, packed, without its first `left` units; and how many entries that are.
+            -- Returns the entries of a chunk up to `to`, packed, without its first `left` units, and their number.
             local function rows_after(chunk, left, to)
                 if left == 0 then return rows_of(chunk, 1, to), to end
                 local from = record_at(chunk, left + 1)
@@ -335,14 +357,15 @@ local function new_log()
 
             local chunked = {}
 
-            -- How many units stand in entries that are not later than `time`, and the time of the next entry, if there is one.
+            -- Returns the number of units in entries that are not later than `time`, the time of the next entry in that chunk
+            -- (false if there is none), and whether that chunk is the first one.
             function chunked.units_until(state, time)
                 local tree = state.tree
                 local chunk, before = tree, tree.left + tree.closed
                 if tree.closed > 0 and time_of(chunk, 1) > time then
-                    -- What leaves is mostly in the first chunk.
+                    -- Fast path: what leaves is mostly in the first chunk.
                     chunk, before = chunk_at(tree, 1), 0
-                    if time_of(chunk, chunk.count) <= time then
+                    if not USES_FAST_PATHS or time_of(chunk, chunk.count) <= time then
                         local directory = directory_of(tree)
                         local index = count_until(directory, time)
                         before = sum_until(directory, index)
@@ -353,7 +376,7 @@ local function new_log()
                 return before + sum_until(chunk, entry), entry < chunk.count and time_of(chunk, entry + 1), before == 0
             end
 
-            -- The time of the entry that holds the unit of that number.
+            -- Returns the time of the entry that holds the unit with this number.
             function chunked.time_at(state, unit)
                 local tree = state.tree
                 local chunk, before = tree, tree.left + tree.closed
@@ -365,9 +388,9 @@ local function new_log()
                 return time_of(chunk, record_at(chunk, unit - before))
             end
 
-            -- Finds the last entry that stays as it is: not later than now, and not in now's tick. What follows becomes part
-            -- of our own entry. Returns how many units stand up to it. The state keeps where it is: `cut_chunk` is
-            -- 0 if nothing stays, and nil for the open chunk.
+            -- Finds the last entry that stays as it is: not later than now, and not in now's tick. The entries behind it become
+            -- part of the new entry. Returns the number of units up to it. Sets `cut_chunk` (0 if nothing stays, nil for the
+            -- open chunk) and `cut_entry` of the state.
             function chunked.cut(state, limit)
                 local tree = state.tree
                 local open, before = tree, tree.left + tree.closed
@@ -394,8 +417,8 @@ local function new_log()
                 return index > 0 and sum_until(directory, index - 1) + sum_until(chunk_at(tree, index), entry) or 0
             end
 
-            -- Plans how to write a chunked list of which something stays: `sets` by index, a directory to put in front,
-            -- `pushes` behind, and what to keep of the list then.
+            -- Plans the write of a chunked list of which something stays: `sets` by index, a directory to push in front,
+            -- `pushes` at the end, and which elements to keep.
             function chunked.plan(state)
                 local tree, low, own, cut = state.tree, state.low, state.units, state.cut_chunk
                 local sets, pushes = {}, {}
@@ -462,22 +485,21 @@ local function new_log()
                         put('C' .. closing)
                     end
                     put(open)
-                    -- In place of the last element that goes, so that the list need not grow to hold it.
+                    -- In place of the last element that is dropped, so that the list need not grow to hold it.
                     sets[first - 1] = 'D' .. records
                     if first > 1 or index <= count_before + 1 then state.keep_from, state.keep_to = first - 1, index - 1 end
                 end
             end
 
-            -- Plans how to write a list anew in place of the one that is there: times from a plain list, and our own entry.
+            -- Plans a chunked list that replaces the present list: the times of a plain list (`items`), and the new entry.
             function chunked.plan_anew(state, items)
                 -- Times and units in turn.
                 local values, count = {}, 0
                 for i = 1, #items do
-                    local time_text = items[i]
-                    if time_text == items[i - 1] then
+                    if items[i] == items[i - 1] then
                         values[count] = values[count] + 1
                     else
-                        values[count + 1], values[count + 2], count = time_text + 0, 1, count + 2
+                        values[count + 1], values[count + 2], count = tonumber(items[i]) or fail(NOT_A_LOG), 1, count + 2
                     end
                 end
                 values[count + 1], values[count + 2], count = now, state.units, count + 2
@@ -500,12 +522,14 @@ local function new_log()
                 if not state.is_new then state.keep_from, state.keep_to = -#elements, -1 end
             end
 
+            -- Deletes an element of a list, searching from the nearer end.
             local function delete(key, index, count)
                 call('LSET', key, text_of(index), '')
                 call('LREM', key, index * 2 > count and '-1' or '1', '')
             end
 
-            -- Where the newest entry of a tick is: the index of its chunk (nil for the open one), and its place in there.
+            -- Finds the newest entry of a tick. Returns its chunk, its index there, and the index of the chunk (nil for the open
+            -- one); nothing if the tick has no entry.
             local function entry_of(state, limit, tick)
                 local tree, until_time, index = state.tree, (tick + 1) * limit.tick - 1, nil
                 local chunk = tree
@@ -523,22 +547,22 @@ local function new_log()
                 if entry > 0 and floor(time_of(chunk, entry) / limit.tick) == tick then return chunk, entry, index end
             end
 
-            -- The entries of a chunk without some units of one of them. That goes if nothing is left of it.
+            -- Returns the entries of a chunk, packed, with `taken` units less in one of them. An entry without units is dropped.
             local function rows_without(chunk, entry, taken)
                 local time, units = unpack_from('>I7I3', chunk.text, chunk.at + 10 * entry)
                 local row = units > taken and pack('>I7I3', time, units - taken) or ''
                 return rows_of(chunk, 1, entry - 1) .. row .. rows_of(chunk, entry + 1, chunk.count)
             end
 
-            -- Takes up to the limit's cost from the newest entry of a tick. How long the key lives is said before anything else: a
-            -- server that is full does not refuse that, nor what follows it. Closed chunks are joined where two
-            -- neighbours fit into one, so that there are never many small ones.
+            -- Takes up to the limit's cost from the newest entry of a tick. The TTL is set first: a server that is out of memory
+            -- accepts that command, and then the writes that follow it. Two neighbouring closed chunks that fit into one are
+            -- joined, so that there are never many small ones.
             function chunked.give_back(state, limit, tick, live)
                 local key, tree, oldest = state.key, state.tree, state.oldest
                 local closed, left = tree.closed, tree.left
                 local chunk, entry, index = entry_of(state, limit, tick)
                 if index == 1 and left > 0 then
-                    -- What has left this chunk goes now.
+                    -- Drop what has left this chunk.
                     local rows, count = rows_after(chunk, left, chunk.count)
                     entry = entry - (chunk.count - count)
                     if entry < 1 then chunk = nil else chunk = node_of('C' .. rows, 1) end
@@ -578,7 +602,7 @@ local function new_log()
                 end
                 local sum = units_of(directory, index) - taken
                 if index == 1 then sum, left = sum - left, 0 end
-                -- The directory's records on both sides of those that become one.
+                -- The chunks that become one, and the element to delete.
                 local from, to, deleted = index, index, nil
                 if #rows == 0 then
                     deleted = index
@@ -614,9 +638,9 @@ local function new_log()
             return chunked
         end
 
-        -- What a log needs less often.
-        local function new_depths()
-            local depths = {}
+        -- Operations that most checks do not need: on plain lists, and on both forms.
+        local function new_slow_path()
+            local slow_path = {}
 
             local function number_at(key, index)
                 local number = tonumber(call('LINDEX', key, text_of(index)))
@@ -624,8 +648,8 @@ local function new_log()
                 return number
             end
 
-            -- Times ascend: by doubling steps, then by halving.
-            function depths.units_until(state, time)
+            -- Returns the number of units that are not later than `time`: by doubling steps, then by halving.
+            function slow_path.units_until(state, time)
                 -- All up to `low` are not later, what follows `high` is.
                 local low, high, step = 0, state.high, 1
                 while low < high do
@@ -640,19 +664,19 @@ local function new_log()
                 return low
             end
 
-            function depths.time_at(state, unit) return number_at(state.key, unit - 1) end
+            function slow_path.time_at(state, unit) return number_at(state.key, unit - 1) end
 
-            -- How many units stand in entries that are neither later than now nor, if the newest of them, in now's tick.
-            function depths.cut(state, limit)
-                local high = state.time > now and depths.units_until(state, now) or state.high
+            -- Returns the number of units that stay as they are: not later than now, and not in now's tick.
+            function slow_path.cut(state, limit)
+                local high = state.time > now and slow_path.units_until(state, now) or state.high
                 local time = high > 0 and number_at(state.key, high - 1)
-                return time and is_in_tick_of_now(time, limit) and depths.units_until(state, time - 1) or high
+                return time and is_in_tick_of_now(time, limit) and slow_path.units_until(state, time - 1) or high
             end
 
-            -- Takes up to the limit's cost from the newest entry of a tick, from the nearer end.
+            -- Takes up to the limit's cost from the newest entry of a tick, searching from the nearer end.
             local function give_back_plain(state, limit, tick, live)
                 local key, length = state.key, state.high
-                local unit = depths.units_until(state, (tick + 1) * limit.tick - 1)
+                local unit = slow_path.units_until(state, (tick + 1) * limit.tick - 1)
                 local time = unit > 0 and number_at(key, unit - 1)
                 if time and floor(time / limit.tick) == tick then
                     has_written = true
@@ -663,9 +687,9 @@ local function new_log()
                 live(key, state.time, limit.window)
             end
 
-            -- Plans how to write a plain list, or a list of which nothing stays. It becomes chunked if it is to hold more than
-            -- suits a plain one.
-            function depths.plan_plain(state)
+            -- Plans the write of a plain list, or of a list of which nothing stays. The list becomes chunked if it is to hold more
+            -- than a plain one may.
+            function slow_path.plan_plain(state)
                 local low, high, units = state.low or 0, state.high or 0, state.units
                 local is_kept, length = high > low, state.length or high
                 if not units then
@@ -688,31 +712,31 @@ local function new_log()
                 end
             end
 
-            function depths.set_and_push(state)
+            function slow_path.set_and_push(state)
                 local key = state.key
                 for index, text in pairs(state.sets) do call('LSET', key, text_of(index), text) end
                 if state.front then call('LPUSH', key, state.front) end
                 if #state.pushes > 0 then call('RPUSH', key, unpack(state.pushes)) end
             end
 
-            local function form_of(state) return state.tree and chunks() or depths end
+            local function form_of(state) return state.tree and chunks() or slow_path end
 
-            -- Drops what has left.
-            function depths.forget(state, left_until)
+            -- Drops the entries that have left the window.
+            function slow_path.forget(state, left_until)
                 local form = form_of(state)
                 local low, oldest, is_in_first = form.units_until(state, left_until)
                 state.total, state.low, state.is_low_in_first = state.total - (low - (state.low or 0)), low, is_in_first
                 state.oldest = low < state.high and (oldest or form.time_at(state, low + 1)) or state.time
             end
 
-            -- When the entry goes with which `units` have left, the oldest first.
-            function depths.time_of(state, units)
+            -- Returns the time of the entry with which `units` units have left, the oldest first.
+            function slow_path.time_of(state, units)
                 local unit = (state.low or 0) + units
                 return unit <= (state.high or 0) and form_of(state).time_at(state, unit) or state.time
             end
 
-            -- Takes units from the oldest entries, at last from our own.
-            function depths.take_oldest(state, excess)
+            -- Takes `excess` units from the oldest entries, and in the end from the new one.
+            function slow_path.take_oldest(state, excess)
                 local low, high = (state.low or 0) + excess, state.high or 0
                 state.total, state.is_low_in_first = state.total - excess, false
                 if low < high then
@@ -722,28 +746,28 @@ local function new_log()
                 end
             end
 
-            function depths.give_back(state, limit, tick, live)
+            function slow_path.give_back(state, limit, tick, live)
                 return (state.tree and chunks().give_back or give_back_plain)(state, limit, tick, live)
             end
 
-            return depths
+            return slow_path
         end
 
-        local depths
-        local function deep()
-            depths = depths or new_depths()
-            return depths
+        local slow_path
+        local function slow()
+            slow_path = slow_path or new_slow_path()
+            return slow_path
         end
 
-        -- Makes one entry at now of all that is later than now and of the newest entry before, if that is in now's tick.
+        -- Joins into the new entry, at now, all entries later than now, and the newest entry before if it is in now's tick.
         local function gather(state, limit)
             local tree, low, length, high = state.tree, state.low or 0, state.high, nil
-            if tree and state.time <= now then
-                -- The last entry of the open chunk is in now's tick.
+            if USES_FAST_PATHS and tree and state.time <= now then
+                -- Fast path: the last entry of the open chunk is in now's tick.
                 state.cut_entry = tree.count - 1
                 high = length - struct.unpack('>I3', tree.text, #tree.text - 2)
             else
-                high = (tree and chunks() or deep()).cut(state, limit)
+                high = (tree and chunks() or slow()).cut(state, limit)
             end
             if high <= low then high, state.oldest = low, now end
             state.units, state.time, state.high, state.length = length - high, now, high, length
@@ -790,7 +814,7 @@ local function new_log()
                 state.is_settled = true
             end
             if oldest <= left_until then
-                deep().forget(state, left_until)
+                slow().forget(state, left_until)
                 state.is_settled = true
             end
             return state
@@ -802,7 +826,7 @@ local function new_log()
             if cost > limit.quota then return NEVER end
             local must_leave = state.total + cost - limit.quota
             if must_leave <= 0 then return 0 end
-            local time = must_leave == 1 and state.oldest or deep().time_of(state, must_leave)
+            local time = USES_FAST_PATHS and must_leave == 1 and state.oldest or slow().time_of(state, must_leave)
             return time + limit.window - now
         end
 
@@ -813,19 +837,19 @@ local function new_log()
             if time == now or time and limit.tick > 1 and is_in_tick_of_now(time, limit) then
                 if not state.units then gather(state, limit) end
                 state.units = state.units + units
-                if state.change == 'written within its life' then how = state.change end
+                if state.change == 'written within its TTL' then how = state.change end
             else
                 state.time, state.units = now, units
                 if not time then
                     state.oldest = now
-                elseif time >= limit.said_from then
-                    how = 'written within its life'
+                elseif time >= limit.ttl_set_from then
+                    how = 'written within its TTL'
                 end
             end
             change(state, how)
         end
 
-        -- Like load; a key that a quick check has charged is from here on charged by its state.
+        -- Loads a state. If a quick check of this call has charged the key, that charge becomes part of the state.
         local function load_charged(key, limit)
             local quick_limit = quick_limit_of[key]
             if not quick_limit then return load(key, limit) end
@@ -853,16 +877,16 @@ local function new_log()
         local function refuse(state, limit, cost)
             if limit.count_denied then
                 append(state, limit, cost < limit.quota and cost or limit.quota)
-                if state.total > limit.quota then deep().take_oldest(state, state.total - limit.quota) end
+                if state.total > limit.quota then slow().take_oldest(state, state.total - limit.quota) end
             elseif state.is_settled or state.time and not limit.is_window_fixed then
-                change(state, state.change or 'looked at')
+                change(state, state.change or 'read')
             end
             return wait(state, limit, cost), report(state, limit)
         end
 
         local function peek(state, limit) return wait(state, limit, 1), report(state, limit) end
 
-        -- Reads what the write needs. A few units at the end of a plain list need nothing.
+        -- Reads what the write of a state needs, and plans the write.
         local function prepare(state)
             local units, high = state.units, state.high
             if not units and not state.is_settled then return end
@@ -870,27 +894,29 @@ local function new_log()
             if tree and high > low then
                 local count = state.cut_entry or tree.count
                 local are_closed_same = low == tree.left or state.is_low_in_first and tree.closed > 0
-                if units and not state.cut_chunk and are_closed_same and count < OPEN_ENTRIES_MAX then
-                    -- Mostly the open chunk is all that changes.
+                if USES_FAST_PATHS and units and not state.cut_chunk and are_closed_same and count < OPEN_ENTRIES_MAX then
+                    -- Fast path: only the open chunk changes.
                     state.open = struct.pack('>c1I7I3I3I3', 'O', state.oldest, state.total, tree.left + tree.closed - low, low)
                         .. string.sub(tree.text, OPEN_HEADER_BYTES + 1, OPEN_HEADER_BYTES + 10 * count)
                         .. struct.pack('>I7I3', now, units)
                 else
                     chunks().plan(state)
                 end
-            elseif units and (units > 4 or state.has_ticks or state.total > PLAIN_UNITS_MAX) or state.is_settled or state.low or state.length then
-                deep().plan_plain(state)
+            elseif not USES_FAST_PATHS or state.is_settled or state.low or state.length
+                or units > 4 or state.has_ticks or state.total > PLAIN_UNITS_MAX then
+                slow().plan_plain(state)
             end
+            -- Fast path: a few units at the end of a plain list need no plan; see grow().
         end
 
         local function grow(state)
             local key, units = state.key, state.units
-            -- What was only looked at does not grow.
-            if not units or state.change == 'looked at' then return end
+            -- A state that was only read does not grow.
+            if not units or state.change == 'read' then return end
             if state.open then
                 call('LSET', key, '-1', state.open)
             elseif state.sets then
-                deep().set_and_push(state)
+                slow().set_and_push(state)
             elseif units == 1 then
                 call('RPUSH', key, now_text)
             else
@@ -899,30 +925,30 @@ local function new_log()
         end
 
         local function shrink(state)
-            local key, was_seen = state.key, state.change == 'looked at'
+            local key, was_read = state.key, state.change == 'read'
             if state.is_stale and not state.units then return call('DEL', key) end
-            if was_seen then
-                -- To a limit with a longer window, what this one refuses matters longer than to this one. This goes first:
-                -- a server that is full does not refuse it, nor what follows it.
+            if was_read then
+                -- Another limit with a longer window may need the entries for longer, so the TTL only grows. It is set first: a
+                -- server that is out of memory accepts that command, and then the writes that follow it.
                 live(key, state.time, state.limit.window, 'GT')
                 if not state.sets and not state.open then return end
-                if state.open then call('LSET', key, '-1', state.open) else deep().set_and_push(state) end
+                if state.open then call('LSET', key, '-1', state.open) else slow().set_and_push(state) end
             end
             if state.keep_from then call('LTRIM', key, text_of(state.keep_from), text_of(state.keep_to)) end
-            if was_seen or state.change == 'written within its life' then return end
+            if was_read or state.change == 'written within its TTL' then return end
             live(key, state.time, state.limit.window)
         end
 
-        -- Written at once, because it may touch any entry.
+        -- Refunds are written at once, because they may change any entry.
         local function refund(state, limit, at)
             local key = state.key
-            if state.is_settled then change(state, state.change or 'looked at') end
+            if state.is_settled then change(state, state.change or 'read') end
             if state.change then
                 write(state)
                 state = load(key, limit)
             end
             states[key] = nil
-            if state.time then deep().give_back(state, limit, floor(at / limit.tick), live) end
+            if state.time then slow().give_back(state, limit, floor(at / limit.tick), live) end
         end
 
         machine.load, machine.serves, machine.fits, machine.peek = load_charged, serves, fits, peek
@@ -934,15 +960,15 @@ local function new_log()
         if limit.algorithm == 'sliding' and limit.quota > EXACT_QUOTA_MAX then
             limit.tick = ceil_div(limit.window, EXACT_QUOTA_MAX)
         end
-        -- An entry since then has said already how long the key lives.
-        local can_stand = limit.is_window_fixed and not is_time_given
-        limit.said_from = can_stand and floor((now + limit.window) / LIFE_STEP) * LIFE_STEP - limit.window or FOREVER
-        if limit.tick == 1 and limit.cost == 1 and limit.is_window_fixed and not limit.count_denied then limit.quick = quick end
+        -- An entry not older than this has already set the TTL that a new entry would set.
+        local can_keep_ttl = limit.is_window_fixed and not is_time_given
+        limit.ttl_set_from = can_keep_ttl and floor((now + limit.window) / LIFE_STEP) * LIFE_STEP - limit.window or FOREVER
+        if USES_FAST_PATHS and limit.tick == 1 and limit.cost == 1 and limit.is_window_fixed and not limit.count_denied then limit.quick = quick end
     end
 
     local machine = { shape = shape }
     function machine.load(key, limit)
-        add_slow_path(machine)
+        add_general_path(machine)
         return machine.load(key, limit)
     end
     return machine
@@ -980,7 +1006,7 @@ local function new_pair()
         return current + ceil_div(previous * weight, parts)
     end
 
-    -- The state as it stands now under this limit, kept beside what was read: a peek writes nothing.
+    -- Computes the state at now under this limit, beside the state that was read: a peek writes nothing.
     local function view(state, limit)
         if state.viewed == limit then return end
         local window = limit.window
@@ -1001,7 +1027,7 @@ local function new_pair()
     local function keep(state, limit)
         state.start, state.window = state.v_start, limit.window
         state.current, state.previous = state.v_current, state.v_previous
-        -- Also a fixed window's: the rule may change to a sliding counter, to which it is the previous one.
+        -- For a fixed window, too: the rule may change to a sliding counter, for which this count is the previous one.
         local windows = state.current > 0 and 2 or 1
         state.lives_for = state.start + windows * limit.window - now
         change(state, 'written')
@@ -1059,7 +1085,7 @@ local function new_pair()
 
     function pair.refuse(state, limit, cost)
         view(state, limit)
-        -- Re-bucketed anew at every look, a changed window would move the moment told away as it is approached.
+        -- If a changed window were applied anew by every check, the retry_after would move away as it is approached.
         local must_keep = state.start > now or state.window > 0 and state.window ~= limit.window
         if limit.count_denied then
             local charged = state.v_current + cost
@@ -1197,11 +1223,11 @@ local function new_bucket()
         if has_gone_back or limit.count_denied then
             keep(state, limit)
         elseif state.v_level > 0 then
-            -- It may leak more slowly than when it was written, and must live until it is empty. It may leak more quickly
-            -- too, but not for whoever wrote it.
+            -- This limit may leak more slowly than the one that wrote the state, which must live until it is empty. It may leak
+            -- more quickly, too, but not for the limit that wrote it, so the TTL only grows.
             local reset_after = until_leaked(limit, state.v_level)
             if not state.change or reset_after > state.reset_after then state.reset_after = reset_after end
-            change(state, state.change or 'looked at')
+            change(state, state.change or 'read')
         end
         return bucket.wait(state, limit, cost), bucket.report(state, limit)
     end
@@ -1233,7 +1259,7 @@ local function new_bucket()
     end
 
     function bucket.grow(state)
-        if state.reset_after == 0 or state.change == 'looked at' then return end
+        if state.reset_after == 0 or state.change == 'read' then return end
         local text = format('%.0f %.0f %.0f', state.time, state.level, state.scale)
         call('SET', state.key, text, 'PX', ttl_of(state.reset_after))
     end
@@ -1241,7 +1267,7 @@ local function new_bucket()
     function bucket.shrink(state)
         if state.reset_after == 0 then
             call('DEL', state.key)
-        elseif state.change == 'looked at' then
+        elseif state.change == 'read' then
             call('PEXPIRE', state.key, ttl_of(state.reset_after), 'GT')
         end
     end
@@ -1251,15 +1277,16 @@ end
 
 -- ── limits ───────────────────────────────────────────────────────────────────────────────────────────
 
--- A state machine is made when the first limit of the call needs it.
+-- A state machine is created when the first limit of the call needs it.
 local makers = {
     ['sliding'] = new_log, ['sliding-log'] = new_log,
     ['sliding-counter'] = new_pair, ['fixed-window'] = new_pair,
     ['token-bucket'] = new_bucket, ['leaky-bucket'] = new_bucket,
 }
--- By line: most lines of a batch are the same text. And by maker: its state machine.
+-- The parsed limits by their lines, since most lines of a batch are equal; and the state machines by their makers.
 local limits = {}
 
+-- Parses a limit line.
 local function limit_of(text)
     if limits[text] then return limits[text] end
     local algorithm, quota, window, cost, options = match(text or '', '^(%S+) (%d+) (%d+) (%d+)(.*)$')
@@ -1275,8 +1302,8 @@ local function limit_of(text)
     end
     local machine = limits[maker] or maker()
     local limit = {
-        machine = machine, algorithm = algorithm, quota = quota, window = window, cost = cost, tick = 1, said_from = 0, quick = false,
-        is_window_fixed = options == ' window=fixed', count_denied = false,
+        machine = machine, algorithm = algorithm, quota = quota, window = window, cost = cost, tick = 1, ttl_set_from = 0, quick = false,
+        is_window_fixed = USES_FAST_PATHS and options == ' window=fixed', count_denied = false,
     }
     local capacity = quota
     if not limit.is_window_fixed then
@@ -1300,7 +1327,7 @@ local function limit_of(text)
     return limit
 end
 
--- The state of the next key for this limit. The problem instead, if the key holds something else.
+-- Returns the state of the next key for this limit; or nil and an error if the key holds foreign data.
 local key_at = 0
 local function next_state(limit)
     key_at = key_at + 1
@@ -1311,7 +1338,7 @@ local function next_state(limit)
         if state.limit == limit then return state end
         if state.limit.machine ~= machine then return nil, 'TOLLGATE_FOREIGN one key is used by limits of different kinds' end
         if machine.serves(state, limit) then return state end
-        -- Two windows on one counter in one call: the second reads what the first has left.
+        -- Two windows on one counter in one call: the second reads what the first has written.
         if state.change then write(state) end
     elseif not key then
         fail('TOLLGATE_ARGUMENT there are fewer keys than limits')
@@ -1326,7 +1353,7 @@ end
 
 local arg_at, arg_count, steps = 1, #ARGV, 0
 
--- A check of one limit.
+-- Fast path: runs a check of one limit.
 local function check_one(limit, repeats)
     local head = reply_count + 1
     if limit.quick and repeats == 1 then
@@ -1362,15 +1389,15 @@ local function check_one(limit, repeats)
     reply[head], reply_count = results, at
 end
 
--- Steps that begin with a head. Returned is what finds the step for a head.
+-- Creates the steps that begin with a head. Returns the function that parses a head, and check_several.
 local function new_steps()
     local NOT_BOTH = 'TOLLGATE_ARGUMENT a call holds checks or refunds, not both'
 
-    -- In which step each key was named last.
+    -- The last step that named each key.
     local named_in = {}
 
-    -- Like next_state, where a step has several limits. Each must have a counter of its own: all are looked at before any is
-    -- charged, so of two on one counter the second would not see what the first takes.
+    -- Returns the next state of a step with several limits. Each must have a counter of its own: all are read before any is
+    -- charged, so of two on one counter the second would not see the charge of the first.
     local function next_own_state(limit)
         local key = KEYS[key_at + 1]
         if key then
@@ -1380,7 +1407,7 @@ local function new_steps()
         return next_state(limit)
     end
 
-    -- A check of several limits: all are looked at before any is charged.
+    -- Runs a check of any number of limits: all are read before any is charged.
     local function check_several(count, repeats)
         local head, line_limits, line_states, problem = reply_count + 1, {}, {}, nil
         reply_count = head
@@ -1422,7 +1449,7 @@ local function new_steps()
         reply[head], reply_count = results, at
     end
 
-    -- The longest ban among the next `count` keys in microseconds, or nothing.
+    -- Returns the longest ban of the next `count` keys in microseconds, -1 for a ban without an end, nil without a ban.
     local function banned_for(count)
         local longest
         for _ = 1, count do
@@ -1442,7 +1469,7 @@ local function new_steps()
         if ban then
             key_at, arg_at = key_at + head.count, arg_at + head.count
             reply[reply_count + 1], reply[reply_count + 2], reply_count = 0, ban, reply_count + 2
-        elseif head.count == 1 then
+        elseif USES_FAST_PATHS and head.count == 1 then
             arg_at = arg_at + 1
             check_one(limit_of(ARGV[arg_at]), head.repeats)
         else
@@ -1461,7 +1488,7 @@ local function new_steps()
             problem, arg_at = problem or trouble, arg_at + 2
             lines[j] = { limit = limit, state = state, at = at, reset_after = reset_after }
         end
-        -- A head is asked when it is read; a check may have none.
+        -- head_of rejects a check with a head; a check may have none.
         if arg_at < arg_count and not match(ARGV[arg_at + 1], '^refund ') then fail(NOT_BOTH) end
         reply_count = reply_count + 1
         reply[reply_count] = problem and { err = problem } or 1
@@ -1482,31 +1509,37 @@ local function new_steps()
             fail('TOLLGATE_ARGUMENT a step is a limit line, check LIMITS [BANS [REPEAT]] with a REPEAT of 1 to 1000, or refund LIMITS')
         end
         head = { run = verb == 'check' and check or refund, count = count, bans = bans, repeats = repeats }
-        -- What stood before the first head were checks.
+        -- Steps before the first head are checks.
         first_verb = first_verb or steps > 1 and 'check' or verb
         if verb ~= first_verb then fail(NOT_BOTH) end
         heads[text] = head
         return head
     end
 
-    return head_of
+    return head_of, check_several
 end
 
-local head_of
+-- Decides all steps. Writes nothing, except where `has_written` says so.
+local head_of, check_several
 local function run()
     while arg_at < arg_count do
         arg_at, steps = arg_at + 1, steps + 1
         local text = ARGV[arg_at]
         local limit = limits[text]
+        if not head_of and (not USES_FAST_PATHS or not limit and match(text, '^[cr]')) then
+            head_of, check_several = new_steps()
+        end
         if not limit and match(text, '^[cr]') then
-            head_of = head_of or new_steps()
             local head = head_of(text)
             head.run(head)
-        else
+        elseif USES_FAST_PATHS then
             check_one(limit or limit_of(text), 1)
+        else
+            arg_at = arg_at - 1
+            check_several(1, 1)
         end
     end
-    -- What a write needs to know is read before the first one.
+    -- What the writes need is read before the first one.
     for i = 1, changed_count do
         local state = changed[i]
         local prepare = state.change and state.limit.machine.prepare
@@ -1514,14 +1547,12 @@ local function run()
     end
 end
 
--- Nothing has been written yet, whatever happens here, unless `has_written` says so.
 local is_done, problem = pcall(run)
 if not is_done then
-    local text = type(problem) == 'table' and problem.err or problem
-    -- Only what is read from a plain list is called a text.
-    if match(text, "arithmetic on local '%a+_text'") then text = 'TOLLGATE_FOREIGN a list holds something else than numbers' end
-    if has_written then text = 'TOLLGATE_PARTLY ' .. text end
-    return { err = match(text, '^%u[%u_]+ ') and text or 'ERR ' .. text }
+    local text = type(problem) == 'table' and problem.err or tostring(problem)
+    -- Errors of this script and of the server begin with a code. An error of Lua begins with its line: a bug in this script.
+    if not match(text, '^%u[%u_]+ ') then text = 'TOLLGATE_INTERNAL ' .. text end
+    return { err = has_written and 'TOLLGATE_PARTLY ' .. text or text }
 end
 
 if write_quick then write_quick() end

@@ -1,6 +1,6 @@
 //! Converts the script's replies to decisions.
 
-use tollgate_core::{Decision, LimitStatus, LimitStatuses, Source, StoreErrorKind as Kind, Timestamp, Wait};
+use tollgate_core::{Cost, Decision, LimitStatus, LimitStatuses, Source, StoreErrorKind as Kind, Timestamp, Wait};
 
 use crate::fault::Fault;
 use crate::reply::Reply;
@@ -87,23 +87,13 @@ fn decision(at: Timestamp, asked: &[QuotaAndCost], numbers: &mut Numbers) -> Res
         let QuotaAndCost { quota, cost } = *asked;
         lines.push(LimitStatus { allowed, cost, quota, remaining, retry_after, next_after, reset_after });
     }
-    Ok(Decision { at, source: Source::Store, limits: lines })
+    Ok(Decision { at, source: Source::Store, ban: None, limits: lines })
 }
 
-/// Builds the denial of a banned subject: no units remain until the ban ends, whatever the counters hold.
-///
-/// `next_after` is `NEVER`, which no limit reports. Callers recognize a ban by it.
+/// Builds the refusal by a ban.
 fn banned(at: Timestamp, asked: &[QuotaAndCost], ban: Wait) -> Decision {
-    let line = |&QuotaAndCost { quota, cost }: &QuotaAndCost| LimitStatus {
-        allowed: false,
-        cost,
-        quota,
-        remaining: 0,
-        retry_after: ban,
-        next_after: Wait::NEVER,
-        reset_after: ban,
-    };
-    Decision { at, source: Source::Store, limits: asked.iter().map(line).collect() }
+    let status = |&QuotaAndCost { quota, cost }: &QuotaAndCost| LimitStatus::banned(quota, Cost::new(cost), ban);
+    Decision { at, source: Source::Store, ban: Some(ban), limits: asked.iter().map(status).collect() }
 }
 
 /// Reads a wait in microseconds; -1 is `NEVER`.
@@ -153,9 +143,12 @@ mod tests {
         assert!(decisions.iter().all(|decision| !decision.allowed() && decision.limits[0].remaining == 0));
         assert_eq!(decisions[0].retry_after(), Wait::from_micros(5_000));
         assert_eq!(decisions[1].retry_after(), Wait::NEVER);
-        assert!(decisions.iter().all(|decision| decision.limits[0].next_after == Wait::NEVER), "the mark of a ban");
+        assert_eq!(decisions[0].ban, Some(Wait::from_micros(5_000)));
+        assert_eq!(decisions[1].ban, Some(Wait::NEVER));
         let answers = of_checks(list(&[9, 0, i64::MIN]), &[(&step, 1)]).unwrap();
-        assert_eq!(answers[0].as_ref().unwrap()[0].retry_after(), Wait::NEVER);
+        assert_eq!(answers[0].as_ref().unwrap()[0].ban, Some(Wait::NEVER));
+        let answers = of_checks(list(&[9, 1, 0, 0, 7, 7, 7]), &[(&step, 1)]).unwrap();
+        assert_eq!(answers[0].as_ref().unwrap()[0].ban, None, "a limit denied it");
     }
 
     #[test]

@@ -5,8 +5,8 @@
 //! dropped too, so that a late reply is never read. Nothing else is needed to keep a late reply from being taken for
 //! the reply to another request.
 //!
-//! **Both ways at once.** Requests are put into an outbox, which is sent whenever replies are awaited. So a request
-//! never waits for a reply, and a server that does not read its requests does not keep us from reading its replies. The
+//! **Both ways at once.** Requests are put into an outbox. What the stream does not take at once is sent whenever replies are awaited. So a
+//! request never waits for a reply, and a server that does not read its requests does not keep us from reading its replies. The
 //! caller that queues requests bounds their number.
 
 use std::future::{Future, poll_fn};
@@ -69,16 +69,14 @@ impl Connection {
         until: Instant,
     ) -> Result<Connection, Fault> {
         let stream = match connector {
-            Some(connect) => connect().await.map_err(|_| unreachable())?,
+            Some(connect) => connect().await.map_err(unreachable)?,
             None => connect_tcp(endpoint, tls, until).await?,
         };
         let (inbox, outbox, script_sha) = (Vec::new(), Vec::new(), String::new());
         let mut connection = Connection { stream, inbox, outbox, sent: 0, is_flushed: true, script_sha };
         connection.greet(endpoint, script).await.map_err(|fault| match fault.kind {
             // No check has been sent yet, so nothing was executed.
-            Kind::Interrupted | Kind::TimedOut => {
-                Fault::new(Kind::Unreachable, "the connection broke before it was ready")
-            }
+            Kind::Interrupted | Kind::TimedOut => Fault::new(Kind::Unreachable, fault.message),
             _ => fault,
         })?;
         Ok(connection)
@@ -136,7 +134,7 @@ impl Connection {
     }
 
     /// Returns whether bytes were received beyond the replies that [`Connection::receive`] has returned.
-    pub(crate) fn has_said_more(&self) -> bool {
+    pub(crate) fn has_unread_bytes(&self) -> bool {
         !self.inbox.is_empty()
     }
 
@@ -148,7 +146,8 @@ impl Connection {
         let _ = self.stream.read(&mut byte).await;
     }
 
-    /// Puts a request into the outbox. [`receive`](Connection::receive) sends it.
+    /// Puts a request into the outbox, which [`send_queued`](Connection::send_queued) and
+    /// [`receive`](Connection::receive) send.
     pub(crate) fn queue(&mut self, request: &[u8]) {
         // Usually everything was sent, and this moves nothing.
         self.outbox.drain(..self.sent);
@@ -156,23 +155,38 @@ impl Connection {
         self.outbox.extend_from_slice(request);
     }
 
+    /// Sends as much of the outbox as the stream takes without waiting. [`receive`](Connection::receive) sends the rest.
+    ///
+    /// Call this after each batch. A server that finds two batches in one read executes both before it sends the first
+    /// reply, and then has nothing to do while the callers of both are answered.
+    ///
+    /// # Errors
+    /// Returns a fault if the stream is broken. The connection must be dropped then.
+    pub(crate) async fn send_queued(&mut self) -> Result<(), Fault> {
+        let send = poll_fn(|context| match self.poll_send(context) {
+            Poll::Ready(result) => Poll::Ready(result),
+            Poll::Pending => Poll::Ready(Ok(())),
+        });
+        send.await.map_err(interrupted)
+    }
+
     /// Sends the outbox and receives the next reply: the one to the oldest request without a reply.
     ///
     /// Cancel safe: the future may be dropped and the method called again. If it fails, the connection must be
     /// dropped.
     pub(crate) async fn receive(&mut self) -> Result<Reply, Fault> {
-        let garbled = || Fault::new(Kind::Protocol, "the server's reply is not valid RESP2");
+        let invalid = || Fault::new(Kind::Protocol, "the server's reply is not valid RESP2");
         loop {
-            if let Some((reply, length)) = Reply::parse(&self.inbox).map_err(|_| garbled())? {
+            if let Some((reply, length)) = Reply::parse(&self.inbox).map_err(|_| invalid())? {
                 self.inbox.drain(..length);
                 return Ok(reply);
             }
             if self.inbox.len() > INBOX_BYTES_MAX {
-                return Err(garbled());
+                return Err(invalid());
             }
             self.inbox.reserve(16 << 10);
             if poll_fn(|context| self.poll_both_ways(context)).await.map_err(interrupted)? == 0 {
-                return Err(interrupted(io::ErrorKind::UnexpectedEof.into()));
+                return Err(Fault::new(Kind::Interrupted, "the server closed the connection"));
             }
         }
     }
@@ -205,34 +219,51 @@ impl Connection {
     }
 }
 
-fn unreachable() -> Fault {
-    Fault::new(Kind::Unreachable, "cannot connect to the server")
+/// Converts an I/O error before the first call to a fault: nothing was executed.
+fn unreachable(error: io::Error) -> Fault {
+    Fault::new(Kind::Unreachable, reason(&error))
+}
+
+/// Returns the operating system's reason, such as `connection refused`.
+fn reason(error: &io::Error) -> String {
+    let kind = error.kind().to_string();
+    // The standard library has no name for some codes of the operating system, which has a text for each.
+    match error.raw_os_error() {
+        Some(_) if kind != "uncategorized error" => kind,
+        _ => error.to_string(),
+    }
 }
 
 async fn connect_tcp(endpoint: &Endpoint, tls: Option<&Tls>, until: Instant) -> Result<Box<dyn Stream>, Fault> {
-    let addresses = lookup_host((endpoint.host.as_str(), endpoint.port)).await.map_err(|_| unreachable())?;
-    let tcp = reach_any(addresses.collect(), until).await.ok_or_else(unreachable)?;
-    tcp.set_nodelay(true).map_err(|_| unreachable())?;
+    let addresses = lookup_host((endpoint.host.as_str(), endpoint.port)).await.map_err(unreachable)?;
+    let tcp = reach_any(addresses.collect(), until).await.map_err(unreachable)?;
+    tcp.set_nodelay(true).map_err(unreachable)?;
     match tls {
         Some(tls) => tls.wrap(tcp, &endpoint.host).await,
         None => Ok(Box::new(tcp)),
     }
 }
 
-/// Connects to the first address that accepts a connection, or returns `None` if all of them fail.
+/// Connects to the first address that accepts a connection.
 ///
 /// Tries the addresses in order. The next attempt starts when one fails, or in parallel when an attempt has taken its
 /// share of the time until `until`, so an address that does not respond does not block the others.
-async fn reach_any(addresses: Vec<SocketAddr>, until: Instant) -> Option<TcpStream> {
+///
+/// # Errors
+/// Returns the error of the last attempt if all of them fail.
+async fn reach_any(addresses: Vec<SocketAddr>, until: Instant) -> io::Result<TcpStream> {
     // One share more than there are addresses: the last one is for preparing the connection.
     let share = until.saturating_duration_since(Instant::now()) / (addresses.len() as u32 + 1);
     let mut untried = addresses.into_iter();
     let mut attempts = FuturesUnordered::new();
+    let mut last_error = io::Error::other("the host has no address");
     loop {
         attempts.extend(untried.next().map(TcpStream::connect));
         tokio::select! {
-            tried = attempts.next() => if let Ok(stream) = tried? {
-                return Some(stream);
+            tried = attempts.next() => match tried {
+                Some(Ok(stream)) => return Ok(stream),
+                Some(Err(error)) => last_error = error,
+                None => return Err(last_error),
             },
             () = sleep(share), if untried.len() > 0 => {}
         }
@@ -240,8 +271,8 @@ async fn reach_any(addresses: Vec<SocketAddr>, until: Instant) -> Option<TcpStre
 }
 
 /// Converts an I/O error during a call to a fault: the call may have been executed.
-fn interrupted(_: io::Error) -> Fault {
-    Fault::new(Kind::Interrupted, "the connection broke during a call")
+fn interrupted(error: io::Error) -> Fault {
+    Fault::new(Kind::Interrupted, format!("the connection broke: {}", reason(&error)))
 }
 
 #[cfg(test)]
@@ -256,7 +287,7 @@ mod tests {
     async fn reached(addresses: &[SocketAddr]) -> Option<SocketAddr> {
         let until = Instant::now() + Duration::from_secs(2);
         let reached = tokio::time::timeout_at(until, reach_any(addresses.to_vec(), until)).await;
-        reached.expect("in time").map(|stream| stream.peer_addr().unwrap())
+        reached.expect("in time").ok().map(|stream| stream.peer_addr().unwrap())
     }
 
     #[tokio::test]

@@ -7,11 +7,17 @@ use std::borrow::Cow;
 
 use tollgate_core::{StoreError, StoreErrorKind as Kind};
 
+use crate::url::Endpoint;
+
+/// The text before the line number in errors of scripts.
+const SCRIPT_POSITION: &str = "user_script:";
+
 /// The failure of a call. It can be cloned for every caller of a batch.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Fault {
     pub(crate) kind: Kind,
-    message: Cow<'static, str>,
+    /// The reason. It does not name the server: [`Fault::into_error`] adds the address.
+    pub(crate) message: Cow<'static, str>,
 }
 
 impl Fault {
@@ -37,10 +43,8 @@ impl Fault {
             "NOPERM" => (Kind::Forbidden, "the Redis user lacks permission to run the script or to access its keys"),
             "CROSSSLOT" => (Kind::Forbidden, "the keys of one check are in different slots of the cluster"),
             "TOLLGATE_FOREIGN" => (Kind::Foreign, "a counter's key holds data that Tollgate did not write"),
-            "TOLLGATE_PARTLY" => (
-                Kind::ForeignInPart,
-                "a counter's key holds data that Tollgate did not write; other checks of the call were decided",
-            ),
+            "TOLLGATE_PARTLY" => return Fault::of_reply(&reply[word.len()..].trim_start()).in_part(),
+            "TOLLGATE_INTERNAL" => return Fault::of_script(reply),
             "ERR" => return Fault::of_plain_error(reply),
             _ => (Kind::Protocol, "the server returned an unknown error"),
         };
@@ -58,25 +62,44 @@ impl Fault {
         } else if reply.contains("ACL failure in script") || reply.contains("The user executing the script can't") {
             // The message depends on the version of Redis or Valkey.
             Fault::new(Kind::Forbidden, "the Redis user lacks permission to run the script or to access its keys")
+        } else if reply.contains(SCRIPT_POSITION) {
+            Fault::of_script(reply)
         } else {
             Fault::new(Kind::Protocol, "the server returned an unknown error")
         }
     }
 
-    /// Returns whether the connection must be dropped after this fault.
-    ///
-    /// `true` if its state is unknown, the server does not follow the protocol, or the server has become a replica.
-    pub(crate) fn ends_connection(&self) -> bool {
-        match self.kind {
-            Kind::TimedOut | Kind::Interrupted | Kind::Unreachable | Kind::Protocol => true,
-            _ => *self == Fault::of_reply("READONLY"),
-        }
+    /// Converts an internal error of the script to a fault that names the line of the script.
+    fn of_script(reply: &str) -> Fault {
+        let line = reply.split(SCRIPT_POSITION).nth(1).unwrap_or_default();
+        let digits: String = line.chars().take_while(char::is_ascii_digit).take(6).collect();
+        let place = if digits.is_empty() { String::new() } else { format!(" at line {digits}") };
+        Fault::new(Kind::Script, format!("the Lua script failed{place}; this is a bug in Tollgate"))
     }
-}
 
-impl From<Fault> for StoreError {
-    fn from(fault: Fault) -> StoreError {
-        StoreError::new(fault.kind, fault.message)
+    /// Converts the fault of a call of which a part was executed before.
+    fn in_part(self) -> Fault {
+        Fault { kind: self.kind.in_part(), ..self }
+    }
+
+    /// Returns whether the server has become a replica, so that it must not be used any more.
+    pub(crate) fn is_of_a_replica(&self) -> bool {
+        *self == Fault::of_reply("READONLY")
+    }
+
+    /// Returns whether the connection must be dropped at once: its state is unknown, or the server does not follow the
+    /// protocol.
+    pub(crate) fn ends_connection(&self) -> bool {
+        matches!(self.kind, Kind::TimedOut | Kind::Interrupted | Kind::Unreachable | Kind::Protocol)
+    }
+
+    /// Converts the fault to an error that names the server.
+    pub(crate) fn into_error(self, endpoint: &Endpoint) -> StoreError {
+        let message = match self.kind {
+            Kind::Unreachable => format!("cannot reach the store {endpoint}: {}", self.message),
+            _ => format!("store {endpoint}: {}", self.message),
+        };
+        StoreError::new(self.kind, message)
     }
 }
 
@@ -99,15 +122,30 @@ mod tests {
             ("ERR ACL failure in script: User ann has no permissions to run the 'set' command", Kind::Forbidden),
             ("ERR The user executing the script can't run this command or subcommand script: abc", Kind::Forbidden),
             ("TOLLGATE_FOREIGN the key holds another type", Kind::Foreign),
-            ("TOLLGATE_PARTLY a list holds something else than numbers", Kind::ForeignInPart),
+            ("TOLLGATE_PARTLY TOLLGATE_FOREIGN a list holds something else than numbers", Kind::ForeignInPart),
+            ("TOLLGATE_PARTLY TOLLGATE_INTERNAL user_script:7: attempt to index a nil value", Kind::Script),
+            ("TOLLGATE_PARTLY NOPERM No permissions to access a key", Kind::Interrupted),
+            ("TOLLGATE_INTERNAL user_script:7: attempt to index a nil value", Kind::Script),
+            ("ERR user_script:7: bad argument #1 to 'pack' script: abc, on @user_script:7.", Kind::Script),
             ("TOLLGATE_ARGUMENT a cost is 0 to 4294967295", Kind::Protocol),
             ("ERR something else about secret-key", Kind::Protocol),
             ("", Kind::Protocol),
         ];
+        let endpoint = Endpoint::parse("redis://localhost").unwrap();
         for (reply, kind) in cases {
-            let error = StoreError::from(Fault::of_reply(reply));
+            let error = Fault::of_reply(reply).into_error(&endpoint);
             assert_eq!(error.kind(), kind, "{reply}");
             assert!(!error.to_string().contains("10.9.8.7") && !error.to_string().contains("secret-key"), "{error}");
         }
+    }
+
+    #[test]
+    fn error_names_the_server_and_the_reason_once() {
+        let endpoint = Endpoint::parse("redis://ann:hunter2@127.0.0.1:1").unwrap();
+        let error = Fault::new(Kind::Unreachable, "connection refused").into_error(&endpoint);
+        assert_eq!(error.to_string(), "cannot reach the store redis://127.0.0.1:1: connection refused");
+        let error = Fault::of_reply("TOLLGATE_INTERNAL user_script:417: attempt to index nil").into_error(&endpoint);
+        let expected = "store redis://127.0.0.1:1: the Lua script failed at line 417; this is a bug in Tollgate";
+        assert_eq!(error.to_string(), expected);
     }
 }

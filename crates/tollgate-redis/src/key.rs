@@ -1,4 +1,4 @@
-//! The names of our keys, which every language must spell alike.
+//! The names of the keys in Redis, which clients in every language must construct alike.
 //!
 //! ```text
 //!   tollgate:tg2:{user:42}:sliding:60000000
@@ -6,39 +6,42 @@
 //!            state version; two versions can run side by side during a deploy
 //! ```
 //!
-//! **The hash tag is the subject**, so that all limits of one caller live in one slot of a Cluster and can be decided
-//! together. Redis takes what stands between the first `{` and the next `}`; a brace from outside would choose the
-//! slot, so braces are escaped, and a prefix may not have any.
+//! **The hash tag is the subject**, so that all limits of one subject are in one slot of a Cluster and can be decided
+//! together. The hash tag is the text between the first `{` and the next `}`. A brace in a subject could choose the slot,
+//! so braces are escaped, and a prefix must not contain any.
 //!
-//! **Nothing collides.** Within a part every byte that is not printable ASCII, and `%`, `{`, `}` and space, becomes `%`
-//! and two upper-case hex digits; in the parts of a scope `:` does, too, because it separates them. A part whose escaped
-//! form is longer than 128 bytes becomes `%h` and the SHA-256 of the part as it was, in hex; an empty one
-//! becomes `%e`. Neither can be an escape, because those have two upper-case hex digits.
+//! **Nothing collides.** Within a part, every byte that is not printable ASCII, and `%`, `{`, `}` and space, becomes `%`
+//! and two upper-case hex digits. In the parts of a scope so does `:`, because it separates them. A part whose escaped
+//! form is longer than 128 bytes becomes `%h` and the SHA-256 of the original part in hex. An empty part becomes `%e`.
+//! Neither can be an escape, because those have two upper-case hex digits.
 //!
 //! | scope | text |
 //! |---|---|
 //! | explicit | algorithm `:` window in µs |
 //! | rule | `rule:` rule `:` limit `:` state machine (`log`, `pair`, `bucket`) |
-//! | throttle | `throttle:` state machine |
+//! | named | name `:` state machine; `throttle` is the name of `CL.THROTTLE` |
 //! | a ban of the subject | `ban` |
 //!
-//! `docs/redis-state.md` says the same for other languages, and `tests/key-vectors.tsv` has examples for all of it.
+//! A name has only `a` to `z` and `-`, so no named scope has the text of another scope: an explicit one ends with digits,
+//! one of a rule has three separators, and a ban has none.
+//!
+//! `docs/redis-state.md` documents the layout for other languages, and `tests/key-vectors.tsv` has examples for all of it.
 
 use std::fmt::Write;
 
 use sha2::{Digest, Sha256};
-use tollgate_core::{Algorithm, Demand, Scope};
+use tollgate_core::{Demand, Limit, Scope, StateMachine};
 
-/// Longer than this, escaped, and a part is hashed: short enough for a list of keys to be read, long enough for an
-/// address, an e-mail address or a token identifier.
+/// The maximum length of an escaped part; a longer part is hashed. Short enough for a list of keys to be read, long enough
+/// for an address, an e-mail address or a token identifier.
 const PART_BYTES_MAX: usize = 128;
 const PREFIX_BYTES_MAX: usize = 64;
 
-/// What stands before the subject: the prefix and the version of the state.
+/// The text before the subject: the configured prefix and the version of the state.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Prefix(String);
 
-/// The prefix would break the layout of the keys.
+/// The error of a key prefix that is empty, too long, or has characters that would break the layout of the keys.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("a key prefix is 1 to {PREFIX_BYTES_MAX} printable ASCII characters without braces and spaces, got {got:?}")]
 pub struct PrefixError {
@@ -46,6 +49,7 @@ pub struct PrefixError {
 }
 
 impl Prefix {
+    /// Creates a prefix: 1 to 64 printable ASCII characters without braces and spaces.
     pub(crate) fn new(prefix: &str) -> Result<Prefix, PrefixError> {
         let is_plain = prefix.bytes().all(|byte| byte.is_ascii_graphic() && !matches!(byte, b'{' | b'}'));
         if prefix.is_empty() || prefix.len() > PREFIX_BYTES_MAX || !is_plain {
@@ -54,7 +58,7 @@ impl Prefix {
         Ok(Prefix(format!("{prefix}:tg2:{{")))
     }
 
-    /// The key of the counter that a demand counts on.
+    /// Returns the key of a demand's counter.
     pub(crate) fn counter(&self, demand: &Demand<'_>) -> String {
         let mut key = self.subject(demand.key.subject());
         let limit = &demand.limit;
@@ -65,14 +69,14 @@ impl Prefix {
                 key.push(':');
                 push_part(&mut key, scope.limit().as_bytes(), true);
                 key.push(':');
-                key.push_str(machine(limit.algorithm()));
+                key.push_str(machine(limit));
             }
-            Scope::Throttle => {
-                key.push_str("throttle:");
-                key.push_str(machine(limit.algorithm()));
+            Scope::Named(name) => {
+                key.push_str(name.as_str());
+                key.push(':');
+                key.push_str(machine(limit));
             }
-            // Explicit; whatever scope is added to the core gets its own text before it is used here.
-            _ => {
+            Scope::Explicit => {
                 key.push_str(limit.algorithm().name());
                 key.push(':');
                 key.push_str(itoa::Buffer::new().format(limit.window_us()));
@@ -81,11 +85,12 @@ impl Prefix {
         key
     }
 
-    /// The key that bans a subject while it exists.
+    /// Returns the key that bans a subject while it exists.
     pub(crate) fn ban(&self, subject: &[u8]) -> String {
         self.subject(subject) + "ban"
     }
 
+    /// Returns the first part of a subject's keys, up to the separator after the hash tag.
     fn subject(&self, subject: &[u8]) -> String {
         let mut key = String::with_capacity(self.0.len() + subject.len() + 32);
         key.push_str(&self.0);
@@ -95,15 +100,16 @@ impl Prefix {
     }
 }
 
-fn machine(algorithm: Algorithm) -> &'static str {
-    match algorithm {
-        Algorithm::Sliding | Algorithm::SlidingLog => "log",
-        Algorithm::SlidingCounter | Algorithm::FixedWindow => "pair",
-        Algorithm::TokenBucket | Algorithm::LeakyBucket => "bucket",
-        other => other.name(),
+/// Returns the text of the limit's state machine.
+fn machine(limit: &Limit) -> &'static str {
+    match StateMachine::of(limit) {
+        StateMachine::Log => "log",
+        StateMachine::Pair => "pair",
+        StateMachine::Bucket => "bucket",
     }
 }
 
+/// Appends a part, escaped or hashed. `is_in_scope` escapes `:` as well.
 fn push_part(key: &mut String, part: &[u8], is_in_scope: bool) {
     let is_literal =
         |byte: u8| byte.is_ascii_graphic() && !matches!(byte, b'%' | b'{' | b'}') && !(byte == b':' && is_in_scope);

@@ -35,8 +35,7 @@ impl Step {
     /// Encodes a check. With `reads_bans`, the script also reads the ban of each subject, except for a pure peek.
     pub(crate) fn check(check: &Check<'_>, prefix: &Prefix, reads_bans: bool) -> Step {
         let mut step = Step::empty();
-        let charges = check.demands().iter().any(|demand| demand.cost.units() > 0);
-        if reads_bans && charges {
+        if reads_bans && check.charges() {
             let mut subjects: SmallVec<[&[u8]; 2]> = SmallVec::new();
             for demand in check.demands() {
                 if !subjects.contains(&demand.key.subject()) {
@@ -92,6 +91,15 @@ impl Step {
     /// those. Ban keys are left out, because not every step on a counter reads them.
     pub(crate) fn order(&self) -> &[u8] {
         &self.keys[self.ban_bytes..]
+    }
+
+    /// Returns the escaped subject of the first limit, which is the hash tag of its key.
+    pub(crate) fn subject(&self) -> &[u8] {
+        let keys = self.order();
+        // The key layout has no braces but those of the hash tag.
+        let start = memchr::memchr(b'{', keys).map_or(0, |at| at + 1);
+        let end = memchr::memchr(b'}', keys).unwrap_or(keys.len());
+        &keys[start..end]
     }
 
     /// Returns whether the step has exactly one limit.
@@ -241,5 +249,15 @@ mod tests {
             ["EVALSHA", "sha", "2", keys[0], keys[1], "7", "check 1 1 3", "sliding 2 1000000 1 window=fixed"];
         assert_eq!(words, expected);
         assert!(call.starts_with(b"*8\r\n"));
+    }
+
+    #[test]
+    fn subject_of_a_step_is_the_hash_tag_of_its_counters() {
+        let limit: Limit = "2/s".parse().unwrap();
+        for (subject, expected) in [("user:42", "user:42"), ("a}b{c", "a%7Db%7Bc"), ("", "%e")] {
+            let demand = Demand::new(limit, Key::new(subject).unwrap());
+            let step = Step::check(&Check::one(&demand), &Prefix::new("p").unwrap(), true);
+            assert_eq!(step.subject(), expected.as_bytes());
+        }
     }
 }

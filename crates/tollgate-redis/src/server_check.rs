@@ -1,4 +1,4 @@
-//! Which server answers, and whether it will keep its promises.
+//! The version of the server, and settings of it that would lose counters.
 
 use tollgate_core::StoreError;
 
@@ -7,50 +7,50 @@ use crate::reply::Reply;
 const REDIS_MIN: (u32, u32) = (7, 0);
 const VALKEY_MIN: (u32, u32) = (7, 2);
 
-/// What was found at the start.
+/// The server that a store uses, and warnings about its configuration.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct ServerReport {
     /// `Redis` or `Valkey`.
     pub name: &'static str,
-    /// Its version, as it says it.
+    /// The version that the server reports.
     pub version: String,
-    /// What should be changed: each a sentence for an operator.
+    /// What an operator should change, one sentence each.
     pub warnings: Vec<String>,
 }
 
-/// Why this server will not do.
+/// The error of a server that cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ServerCheckError {
-    /// It lacks what the script needs.
-    #[error("{name} {version} is too old; Tollgate needs Redis {}.{} or Valkey {}.{} at least", REDIS_MIN.0, REDIS_MIN.1, VALKEY_MIN.0, VALKEY_MIN.1)]
+    /// The server is too old for the script.
+    #[error("{name} {version} is too old; Tollgate needs at least Redis {}.{} or Valkey {}.{}", REDIS_MIN.0, REDIS_MIN.1, VALKEY_MIN.0, VALKEY_MIN.1)]
     TooOld {
         /// `Redis` or `Valkey`.
         name: &'static str,
-        /// Its version, as it says it.
+        /// The version that the server reports.
         version: String,
     },
-    /// It does not say which version it has.
-    #[error("the server does not say its version; Tollgate needs Redis {}.{} or Valkey {}.{} at least", REDIS_MIN.0, REDIS_MIN.1, VALKEY_MIN.0, VALKEY_MIN.1)]
+    /// The server does not report its version.
+    #[error("the server does not report its version; Tollgate needs at least Redis {}.{} or Valkey {}.{}", REDIS_MIN.0, REDIS_MIN.1, VALKEY_MIN.0, VALKEY_MIN.1)]
     Unknown,
-    /// It did not answer.
+    /// The server did not answer.
     #[error(transparent)]
     Store(#[from] StoreError),
 }
 
-/// Whether a server forgets keys when its memory is full. What it does not say is `None`.
+/// How a server evicts keys when its memory is full. A field that the server does not report is `None`.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct Eviction {
-    /// Its `maxmemory-policy`.
+    /// The `maxmemory-policy`.
     pub policy: Option<String>,
-    /// How many keys it has evicted since it started.
+    /// The number of keys evicted since the server started.
     pub evicted_keys: Option<u64>,
 }
 
 impl Eviction {
-    /// Reads the reply to `INFO memory stats`.
+    /// Parses the reply to `INFO memory stats`.
     pub(crate) fn read(info: &Reply) -> Eviction {
         let info = info.as_text().unwrap_or_default();
         Eviction {
@@ -60,17 +60,17 @@ impl Eviction {
     }
 }
 
-/// Returns a field of a reply to `INFO`.
+/// Returns the value of a field in a reply to `INFO`.
 fn field<'i>(info: &'i str, name: &str) -> Option<&'i str> {
     let value = info.lines().find_map(|line| line.split_once(':').filter(|(key, _)| *key == name));
     value.map(|(_, value)| value.trim())
 }
 
-/// The report on a server that answered `INFO server` and perhaps `CONFIG GET maxmemory-policy`.
+/// Creates the report from the reply to `INFO server`, and to `CONFIG GET maxmemory-policy` if there is one.
 pub(crate) fn report(info: &Reply, policy: Option<&Reply>) -> Result<ServerReport, ServerCheckError> {
     let info = info.as_text().unwrap_or_default();
-    // Valkey says both, its redis_version being the one it is compatible with.
-    let (name, version, least) = match (field(info, "valkey_version"), field(info, "redis_version")) {
+    // Valkey reports both; its redis_version is the one that it is compatible with.
+    let (name, version, minimum) = match (field(info, "valkey_version"), field(info, "redis_version")) {
         (Some(version), _) => ("Valkey", version, VALKEY_MIN),
         (None, Some(version)) => ("Redis", version, REDIS_MIN),
         (None, None) => return Err(ServerCheckError::Unknown),
@@ -79,7 +79,7 @@ pub(crate) fn report(info: &Reply, policy: Option<&Reply>) -> Result<ServerRepor
     let (Some(Some(major)), Some(Some(minor))) = (numbers.next(), numbers.next()) else {
         return Err(ServerCheckError::Unknown);
     };
-    if (major, minor) < least {
+    if (major, minor) < minimum {
         return Err(ServerCheckError::TooOld { name, version: version.into() });
     }
     Ok(ServerReport { name, version: version.into(), warnings: warnings(policy) })
@@ -93,11 +93,11 @@ fn warnings(policy: Option<&Reply>) -> Vec<String> {
     match policy {
         Some("noeviction") => Vec::new(),
         Some(policy) => vec![format!(
-            "maxmemory-policy is {policy}: when memory is full the server forgets counters, and whoever was at a limit starts \
-             afresh; set it to noeviction"
+            "maxmemory-policy is {policy}: when memory is full, the server evicts counters, which then start again at zero; \
+             set it to noeviction"
         )],
         None => {
-            vec!["maxmemory-policy is unknown, because the server does not let us ask; it should be noeviction".into()]
+            vec!["maxmemory-policy is unknown, because the user may not run CONFIG GET; it should be noeviction".into()]
         }
     }
 }
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn servers_are_named_with_their_own_version() {
+    fn report_has_the_name_and_version_of_the_server() {
         let redis = report(&info("# Server\nredis_version:7.0.15\nos:x"), Some(&policy("noeviction"))).unwrap();
         assert_eq!((redis.name, redis.version.as_str(), redis.warnings.len()), ("Redis", "7.0.15", 0));
         let valkey = info("# Server\nredis_version:7.2.4\nserver_name:valkey\nvalkey_version:9.1.2");
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_that_is_too_old_is_refused_by_name() {
+    fn too_old_server_is_an_error_with_its_version() {
         let old = report(&info("redis_version:6.2.14"), None).unwrap_err().to_string();
         assert!(old.contains("Redis 6.2.14 is too old") && old.contains("Redis 7.0"), "{old}");
         let old = report(&info("redis_version:7.2.4\nvalkey_version:7.1.0"), None).unwrap_err().to_string();
@@ -134,15 +134,15 @@ mod tests {
     }
 
     #[test]
-    fn what_a_server_evicts_is_read_and_what_it_hides_is_unknown() {
-        let said = info("# Memory\nmaxmemory:0\nmaxmemory_policy:allkeys-lru\n# Stats\nevicted_keys:17\n");
+    fn eviction_is_parsed_and_missing_fields_are_none() {
+        let reply = info("# Memory\nmaxmemory:0\nmaxmemory_policy:allkeys-lru\n# Stats\nevicted_keys:17\n");
         let expected = Eviction { policy: Some("allkeys-lru".into()), evicted_keys: Some(17) };
-        assert_eq!(Eviction::read(&said), expected);
+        assert_eq!(Eviction::read(&reply), expected);
         assert_eq!(Eviction::read(&info("evicted_keys:many")), Eviction::default());
     }
 
     #[test]
-    fn a_policy_that_forgets_counters_is_warned_of() {
+    fn policy_that_evicts_counters_gives_a_warning() {
         for name in ["allkeys-lru", "volatile-ttl", "allkeys-random", "volatile-lfu"] {
             let report = report(&info("redis_version:7.0.15"), Some(&policy(name))).unwrap();
             assert!(report.warnings[0].contains(name) && report.warnings[0].contains("noeviction"));

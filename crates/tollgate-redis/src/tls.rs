@@ -61,11 +61,11 @@ mod with_rustls {
 
         /// Performs the TLS handshake and verifies the server's certificate for `host`.
         pub(crate) async fn wrap(&self, tcp: TcpStream, host: &str) -> Result<Box<dyn Stream>, Fault> {
-            let fault = |message| Fault::new(Kind::Unreachable, message);
+            let fault = |message: String| Fault::new(Kind::Unreachable, message);
             let name = ServerName::try_from(host.to_owned())
-                .map_err(|_| fault("the host is not a valid name for a TLS certificate"))?;
+                .map_err(|_| fault("the host is not a valid name for a TLS certificate".into()))?;
             let stream = self.0.connect(name, tcp).await;
-            Ok(Box::new(stream.map_err(|_| fault("the TLS handshake failed or the certificate is not trusted"))?))
+            Ok(Box::new(stream.map_err(|error| fault(format!("the TLS handshake failed: {error}")))?))
         }
     }
 }

@@ -1,6 +1,6 @@
 //! The URL of a server: `redis://[user:password@]host[:port][/database]`.
 //!
-//! `Debug` output and error messages never contain the password.
+//! `Display` and `Debug` output and error messages never contain the user or the password.
 
 use std::fmt;
 
@@ -136,11 +136,26 @@ fn unescape(text: &str) -> Result<String, UrlError> {
     String::from_utf8(bytes).map_err(|_| UrlError::new("user and password must be UTF-8"))
 }
 
-impl fmt::Debug for Endpoint {
+/// Formats the URL for error messages: without user and password, and without the database if it is 0.
+impl fmt::Display for Endpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let scheme = if self.is_tls { "rediss" } else { "redis" };
-        let login = if self.password.is_some() { "***@" } else { "" };
-        write!(f, "{scheme}://{login}{}:{}/{}", self.host, self.port, self.database)
+        match self.host.contains(':') {
+            true => write!(f, "{scheme}://[{}]:{}", self.host, self.port)?,
+            false => write!(f, "{scheme}://{}:{}", self.host, self.port)?,
+        }
+        if self.database == 0 { Ok(()) } else { write!(f, "/{}", self.database) }
+    }
+}
+
+/// Formats the URL as [`fmt::Display`] does, with `***@` in place of the user and the password.
+impl fmt::Debug for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let shown = self.to_string();
+        match &self.password {
+            Some(_) => f.write_str(&shown.replacen("://", "://***@", 1)),
+            None => f.write_str(&shown),
+        }
     }
 }
 
@@ -197,8 +212,14 @@ mod tests {
     }
 
     #[test]
-    fn debug_output_hides_the_password() {
-        let shown = format!("{:?}", endpoint("redis://ann:hunter2@h/1"));
-        assert!(!shown.contains("hunter2") && shown.contains("h:6379"), "{shown}");
+    fn formatted_url_has_no_user_and_no_password() {
+        for (url, display, debug) in [
+            ("redis://h", "redis://h:6379", "redis://h:6379"),
+            ("redis://ann:hunter2@h/1", "redis://h:6379/1", "redis://***@h:6379/1"),
+            ("redis://:hunter2@[::1]:7000", "redis://[::1]:7000", "redis://***@[::1]:7000"),
+        ] {
+            let endpoint = endpoint(url);
+            assert_eq!((endpoint.to_string().as_str(), format!("{endpoint:?}").as_str()), (display, debug));
+        }
     }
 }

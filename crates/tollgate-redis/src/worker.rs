@@ -6,20 +6,20 @@
 //!      └──────────────────────── answers, in the order of the calls ◀───────────────┘
 //! ```
 //!
-//! **Batches.** A check that finds the connection idle leaves at once, alone. Checks that come while calls are in flight are collected and leave
-//! together, after a millisecond at most, without waiting for a reply (`session.rs` says when). The busier the store, the larger the batches, and nothing
-//! has to be tuned.
+//! **Batches.** A check that finds the connection idle leaves at once, alone. Checks that arrive while calls are in flight
+//! are collected and leave together, after a millisecond at most, without waiting for a reply (see `session.rs`). The
+//! busier the store, the larger the batches. There is nothing to tune.
 //!
-//! **Order.** Within a lane, checks are decided in the order in which they came, except when the server makes us ask again.
-//! Checks with one limit each may change places with checks of other counters, which nobody can see; so the same check
-//! from many callers becomes one step with a repeat count (`batch.rs`).
+//! **Order.** The checks of a worker are decided in the order in which they arrived, except when the server makes it
+//! resend a call. Checks with one limit each may change places with checks of other counters, which has no visible
+//! effect. So equal checks of many callers become one step with a repeat count (see `batch.rs`).
 //!
-//! **Callers that gave up are not charged** if they did so before their call left. One that gives up during the call may have been charged.
+//! **A caller that gives up** before its call leaves is not charged. One that gives up during the call may be charged.
 //!
-//! **The connection** is the lane's own. It is opened before it is needed, watched while idle, dropped when a
-//! call fails in a way that leaves its state unknown, and opened again, at growing distances, for as long as
-//! that fails. While there is none, callers are told at once. A server or a balancer that hangs up on who has been idle for a while has
-//! not failed: it is called again without a pause.
+//! **The connection** belongs to the worker. It is opened before it is needed, watched while idle, dropped when a call
+//! fails in a way that leaves its state unknown, and reopened with growing pauses for as long as that fails. While there
+//! is none, callers get an error at once. A server or a load balancer that closes an idle connection has not failed: the
+//! connection is reopened without a pause.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -41,24 +41,36 @@ use crate::url::Endpoint;
 mod batch;
 mod session;
 
-/// The most checks in one call: past this a call takes so long that others wait for it, and gains nothing more.
+/// The maximum number of checks in one call. A larger call delays others and saves nothing more.
 pub(crate) const STEPS_MAX: usize = 128;
-/// The first pause after a failed attempt to connect; it doubles up to the last. A healed server must be in use again within
-/// two seconds: an attempt that hangs (250 ms), this pause with its jitter (300 ms) and what a breaker waits before it asks
-/// again (800 ms) leave half a second for the greeting and the question.
+/// The pause after the first failed attempt to connect. It doubles up to [`PAUSE_LAST`]. A recovered server must be in use
+/// again within two seconds: an attempt that hangs (250 ms), the last pause with its jitter (300 ms) and the pause of a
+/// circuit breaker (800 ms) leave half a second for connecting and the call.
 const PAUSE_FIRST: Duration = Duration::from_millis(50);
 const PAUSE_LAST: Duration = Duration::from_millis(200);
 
-/// Something to be done, and who waits for it.
+/// A request of a caller, and the channel for its result.
 pub(crate) enum Work {
-    /// At most [`STEPS_MAX`] checks, answered together, each with its own answer.
+    /// At most [`STEPS_MAX`] checks, answered together, each with its own result. With [`CallScope::Subject`] all of them
+    /// have the same subject.
     Checks(Vec<Step>, oneshot::Sender<Result<Vec<Result<Decision, Fault>>, Fault>>),
+    /// The refund of one decision.
     Refund(Step, oneshot::Sender<Result<(), Fault>>),
-    /// A plain command, encoded.
+    /// A command other than a call of the script, encoded.
     Command(Vec<u8>, oneshot::Sender<Result<Reply, Fault>>),
 }
 
-/// What a lane has done so far.
+/// The keys that one call of the script may name.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) enum CallScope {
+    /// Any keys: all of them are on one server.
+    #[default]
+    Server,
+    /// The keys of one subject, which share a hash tag and therefore a slot.
+    Subject,
+}
+
+/// Counts of a worker's work.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
     pub(crate) calls: AtomicU64,
@@ -67,18 +79,20 @@ pub(crate) struct Counters {
     pub(crate) scripts_sent: AtomicU64,
 }
 
+/// The task that owns the connection to one server.
 pub(crate) struct Worker {
     pub(crate) endpoint: Endpoint,
     pub(crate) tls: Option<Tls>,
     pub(crate) connector: Option<Connector>,
     pub(crate) script: &'static str,
+    pub(crate) call_scope: CallScope,
     pub(crate) call_timeout: Duration,
     pub(crate) clock: Option<Arc<dyn Clock>>,
     pub(crate) counters: Arc<Counters>,
 }
 
 impl Worker {
-    /// Serves until the queue is closed.
+    /// Serves the queue until it is closed.
     pub(crate) async fn run(&self, queue: &mut mpsc::Receiver<Work>) {
         let mut backlog = VecDeque::new();
         let mut pause = PAUSE_FIRST;
@@ -89,18 +103,18 @@ impl Worker {
                     if Session::new(self, connection).serve(queue, &mut backlog).await.is_closed() {
                         return;
                     }
-                    // One that takes us in only to throw us out again is not called at the pace at which it does so.
-                    let was_of_use = self.counters.calls.load(Ordering::Relaxed) > calls_before;
-                    if was_of_use || connected_at.elapsed() > PAUSE_LAST {
+                    // A server that accepts connections only to close them is not reconnected without a pause.
+                    let was_used = self.counters.calls.load(Ordering::Relaxed) > calls_before;
+                    if was_used || connected_at.elapsed() > PAUSE_LAST {
                         pause = PAUSE_FIRST;
                         continue;
                     }
-                    Fault::new(Kind::Unreachable, "the server hung up on us")
+                    Fault::new(Kind::Unreachable, "the server closed the connection")
                 }
                 Err(fault) => fault,
             };
             backlog.drain(..).for_each(|work| refuse(work, &fault));
-            // Up to half as long again, so that many nodes do not come back at the same instant.
+            // Up to half as long again, so that many nodes do not reconnect at the same instant.
             let jittered = pause.mul_f64(1.0 + fastrand::f64() / 2.0);
             if self.refuse_for(jittered, queue, &fault).await.is_closed() {
                 return;
@@ -113,12 +127,13 @@ impl Worker {
         self.counters.connects.fetch_add(1, Ordering::Relaxed);
         let until = Instant::now() + self.call_timeout;
         let open = Connection::open(&self.endpoint, self.tls.as_ref(), self.connector.as_ref(), self.script, until);
-        timeout_at(until, open)
-            .await
-            .unwrap_or_else(|_| Err(Fault::new(Kind::Unreachable, "the server did not greet us in time")))
+        timeout_at(until, open).await.unwrap_or_else(|_| {
+            let message = format!("no connection within {:?}", self.call_timeout);
+            Err(Fault::new(Kind::Unreachable, message))
+        })
     }
 
-    /// Tells everyone who comes within `pause` that there is no connection.
+    /// Fails all work that arrives within `pause`. Returns whether the queue was closed meanwhile.
     async fn refuse_for(&self, pause: Duration, queue: &mut mpsc::Receiver<Work>, fault: &Fault) -> QueueState {
         let refuse_all = async {
             while let Some(work) = queue.recv().await {
@@ -132,6 +147,7 @@ impl Worker {
     }
 }
 
+/// Whether more work may arrive.
 enum QueueState {
     Open,
     Closed,
@@ -143,6 +159,7 @@ impl QueueState {
     }
 }
 
+/// Sends a fault to the caller.
 fn refuse(work: Work, fault: &Fault) {
     let fault = fault.clone();
     match work {

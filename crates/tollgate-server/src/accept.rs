@@ -1,251 +1,216 @@
-//! Letting connections in: never more than there are places, none that dawdles over its handshake, and none after the doors
-//! have begun to close.
+//! Accepts connections: never more than the limit, none that takes too long for its TLS handshake, and none after the
+//! listener has begun to close.
 //!
-//! Accepting is cheap and serving is not, so connections are accepted in batches and handed to the [crew](crate::crew), which
-//! takes a few of them at a time. A burst of connections waits there, not in front of those that are being served.
+//! Accepting is cheap and serving is not. So connections are accepted in batches and handed to the
+//! [worker pool](crate::worker_pool), which starts to serve a few of them at a time. A burst of connections waits there
+//! and does not delay the connections that are being served.
 
-use std::future::{Future, poll_fn};
+use std::future::poll_fn;
 use std::io;
-use std::net::TcpStream as StdTcpStream;
-use std::pin::{Pin, pin};
+use std::net::{SocketAddr, TcpStream as StdTcpStream};
+use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::task::{Context as TaskContext, Poll, ready};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 
-use crate::budget::{Budget, Receiving, Reservation};
-use crate::readiness::TaskGuard;
-use crate::stream::Stream;
+use crate::budget::{EvictingBudget, Receiving, Reservation};
+use crate::listener::{ConnectionContext, Listener, Role, ServerState};
+use crate::listeners::admin::is_loopback;
+use crate::shutdown::Shutdown;
+use crate::stream::ClientStream;
 use crate::tls::Tls;
 use crate::worker_pool::WorkerPool;
 
-/// After a failure to accept (no file descriptors left, say) the door rests for so long.
+/// The pause after a failure to accept, such as a lack of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
-/// Failures to accept are logged no more often: there may be one for each pause.
-const ACCEPT_WARNING_EVERY: Duration = Duration::from_secs(10);
-/// Connections that are accepted before other tasks have a turn.
+/// The least time between two warnings about failures to accept: there may be one failure for each pause.
+const ACCEPT_WARNING_INTERVAL: Duration = Duration::from_secs(10);
+/// The number of connections that are accepted before other tasks run.
 const ACCEPT_BATCH: usize = 64;
-/// A client that takes longer to agree on a cipher is not served.
-const HANDSHAKE_WITHIN: Duration = Duration::from_secs(10);
-/// How long the word that there is no place may take to be said.
-const REFUSAL_WITHIN: Duration = Duration::from_millis(10);
-/// An evicted connection has ended by then, unless its thread is busy.
-const EVICTED_WITHIN: Duration = Duration::from_secs(1);
-/// What a connection may hold of a request if it shares nothing.
-const RECEIVE_BYTES_ALONE: usize = 1024 * 1024;
-/// How long a connection is still served after the doors begin to close, if its client asks for nothing. A client that asks
-/// more often than this gets an answer together with the end of the connection. A client that asks
-/// less often may be sending a request at the very moment of the end, which it then sees unanswered.
-const LAST_CALL: Duration = Duration::from_millis(500);
+/// The time that a client has for its TLS handshake.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long a connection over the limit may take to receive the reply that says so.
+const OVER_LIMIT_TIMEOUT: Duration = Duration::from_millis(10);
+/// How long an evicted connection has to end. Its worker thread may be busy.
+const EVICTION_TIMEOUT: Duration = Duration::from_secs(1);
+/// File descriptors that a listener for the operator keeps in reserve, so that this many probes are answered when the
+/// process has no others.
+const OPERATOR_SPARE_DESCRIPTORS: usize = 4;
 
-/// What a door counts of its connections.
-#[derive(Debug, Default)]
-pub(crate) struct ListenerCounts {
-    open: AtomicU64,
-    accepted: AtomicU64,
-    refused: AtomicU64,
-    pub(crate) evicted: Arc<AtomicU64>,
+/// A connection that was accepted, and the address of its client.
+type Accepted = (StdTcpStream, SocketAddr);
+
+/// Accepts the connections of one listener.
+struct Acceptor {
+    listener: Arc<dyn Listener>,
+    slots: ConnectionSlots,
+    spares: Arc<SpareDescriptors>,
+    /// Bounds the bytes that all connections together hold of requests that are not complete.
+    receive_budget: Arc<EvictingBudget>,
+    grace: Duration,
+    tls: Option<Tls>,
+    workers: Arc<WorkerPool>,
 }
 
-impl ListenerCounts {
-    /// OpenConnection now, accepted ever, refused ever for want of a place, evicted ever to make room for others.
-    pub(crate) fn read(&self) -> [u64; 4] {
-        [&self.open, &self.accepted, &self.refused, &self.evicted].map(|count| count.load(Ordering::Relaxed))
-    }
+/// Accepts the connections of `listener` until `shutdown` closes it, then waits for them to end, up to the grace period.
+///
+/// If this ends in any other way, `/readyz` reports it.
+pub(crate) async fn accept(
+    listener: Arc<dyn Listener>,
+    socket: TcpListener,
+    shared: Arc<ServerState>,
+    workers: Arc<WorkerPool>,
+    shutdown: Shutdown,
+) {
+    let _guard = shared.readiness.guard(listener.name());
+    Acceptor::new(listener, &socket, &shared, workers).run(socket, shutdown).await;
 }
 
-/// How a door lets clients in.
-pub(crate) struct Acceptor {
-    /// For logs.
-    pub(crate) door: &'static str,
-    pub(crate) places: usize,
-    /// Evicts the idle connection that was served longest ago when there is no place for a new one.
-    pub(crate) evicts_idle: bool,
-    pub(crate) spares: Arc<SpareDescriptors>,
-    /// For what is being received on all connections together.
-    pub(crate) receive_budget: Arc<Budget>,
-    pub(crate) grace: Duration,
-    /// What a client is told for whom there is no place. Not said over TLS, where it would be noise.
-    pub(crate) refusal: &'static [u8],
-    pub(crate) tls: Option<Tls>,
-    pub(crate) counts: Arc<ListenerCounts>,
-    /// Who serves those who are in.
-    pub(crate) crew: Arc<WorkerPool>,
-    /// Goes with the door, whatever ends it.
-    pub(crate) _attended: TaskGuard,
-}
-
-/// How far the doors are on their way to being closed.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum ShutdownStage {
-    OpenConnection,
-    /// Everybody is served, and told not to ask here again where the protocol has a word for it.
-    Leaving,
-    /// Nobody new is let in, and what has arrived is answered last.
-    Closing,
-}
-
-/// What a door knows about its closing.
-#[derive(Clone)]
-pub(crate) struct Closing(watch::Receiver<ShutdownStage>);
-
-impl Closing {
-    /// The sender tells the stage. Its going away is closing too.
-    pub(crate) fn channel() -> (watch::Sender<ShutdownStage>, Closing) {
-        let (tell, stage) = watch::channel(ShutdownStage::OpenConnection);
-        (tell, Closing(stage))
-    }
-
-    /// Whether an answer should be the last on its connection. Asked for each: looking whether anything was told since the doors
-    /// opened locks nothing, and this value never takes note of it.
-    pub(crate) fn is_leaving(&self) -> bool {
-        self.0.has_changed().unwrap_or(true)
-    }
-
-    /// Returns whether the doors have begun to close.
-    pub(crate) fn is_closing(&self) -> bool {
-        self.is_leaving() && (*self.0.borrow() == ShutdownStage::Closing || self.0.has_changed().is_err())
-    }
-
-    /// Completes when the doors begin to close.
-    pub(crate) async fn begun(mut self) {
-        // An error means that the sender is gone.
-        let _ = self.0.wait_for(|stage| *stage == ShutdownStage::Closing).await;
-    }
-
-    /// Completes when an idle connection is to end: a little after the doors begin to close.
-    pub(crate) async fn last_call(self) {
-        self.begun().await;
-        tokio::time::sleep(LAST_CALL).await;
-    }
-}
-
-/// What a connection shares with the others of its listener.
-pub(crate) struct Context {
-    pub(crate) closing: Closing,
-    pub(crate) receiving: Receiving,
-    /// The connection's place, if it can be evicted from it while it is idle.
-    pub(crate) place: Option<Reservation>,
-}
-
-impl Context {
-    /// For a connection that shares nothing, and the sender that tells it the stage.
-    pub(crate) fn alone() -> (watch::Sender<ShutdownStage>, Context) {
-        let (tell, closing) = Closing::channel();
-        let receiving = Receiving::new(Budget::new(RECEIVE_BYTES_ALONE, Arc::default()));
-        (tell, Context { closing, receiving, place: None })
-    }
-}
-
-/// Serves one connection.
-pub(crate) type Serving = Pin<Box<dyn Future<Output = ()> + Send>>;
-
-/// Lets connections in until the doors close, then waits for them.
-pub(crate) async fn accept<S>(listener: TcpListener, gate: Acceptor, closing: Closing, serve: S)
-where
-    S: Fn(Stream, Context) -> Serving + Clone + Send + 'static,
-{
-    let mut acceptor = match AcceptLoop::new(listener, gate.spares.clone()) {
-        Ok(acceptor) => acceptor,
-        Err(error) => return tracing::error!(door = gate.door, %error, "the listener cannot be used"),
-    };
-    let places = ConnectionPermits::new(&gate);
-    let mut begun = pin!(closing.clone().begun());
-    loop {
-        let accepted = tokio::select! {
-            accepted = acceptor.accept() => accepted,
-            () = &mut begun => break,
+impl Acceptor {
+    /// Creates an acceptor with the limits of the listener's [`Role`].
+    ///
+    /// # Panics
+    /// If the limit on connections exceeds what a semaphore can hold.
+    fn new(
+        listener: Arc<dyn Listener>,
+        socket: &TcpListener,
+        shared: &ServerState,
+        workers: Arc<WorkerPool>,
+    ) -> Acceptor {
+        let (bounds, evictions) = (&shared.options.bounds, &listener.stats().connections.evicted);
+        let is_local = socket.local_addr().is_ok_and(|address| is_loopback(address.ip()));
+        let (slots, spares, is_plain) = match listener.role() {
+            Role::Service => (ConnectionSlots::new(bounds.connections), Arc::default(), false),
+            Role::Operator => {
+                let slots = ConnectionSlots::evicting(bounds.admin_connections, Arc::clone(evictions));
+                (slots, SpareDescriptors::new(OPERATOR_SPARE_DESCRIPTORS), is_local)
+            }
         };
-        match accepted {
-            Ok(stream) => admit(stream, &places, &gate, &closing, &serve).await,
-            Err(error) => {
-                places.evict_idle();
-                acceptor.rest(gate.door, &error).await;
+        Acceptor {
+            slots,
+            spares,
+            receive_budget: EvictingBudget::new(bounds.receive_bytes, evictions.clone()),
+            grace: bounds.grace,
+            tls: shared.options.tls.clone().filter(|_| !is_plain),
+            workers,
+            listener,
+        }
+    }
+
+    async fn run(self, socket: TcpListener, shutdown: Shutdown) {
+        let name = self.listener.name();
+        let mut accepting = match AcceptLoop::new(socket, self.spares.clone()) {
+            Ok(accepting) => accepting,
+            Err(error) => return tracing::error!(listener = name, %error, "cannot use the listening socket"),
+        };
+        let mut closing = pin!(shutdown.clone().closing());
+        loop {
+            let accepted = tokio::select! {
+                accepted = accepting.accept() => accepted,
+                () = &mut closing => break,
+            };
+            match accepted {
+                Ok(accepted) => self.admit(accepted, &shutdown).await,
+                Err(error) => {
+                    self.slots.evict_idle();
+                    accepting.pause(name, &error).await;
+                }
             }
         }
-    }
-    // The kernel has completed these connections, and their clients may have sent a request. To close the listener would reset them.
-    while let Ok(Some(stream)) = acceptor.accept_waiting() {
-        admit(stream, &places, &gate, &closing, &serve).await;
-    }
-    drop(acceptor);
-    let everybody = places.all.acquire_many(u32::try_from(gate.places).unwrap_or(u32::MAX));
-    if tokio::time::timeout(gate.grace, everybody).await.is_err() {
-        tracing::warn!(door = gate.door, "some connections did not finish in time and were dropped");
-    }
-}
-
-/// Hands a connection to the crew, or refuses it.
-async fn admit<S>(stream: StdTcpStream, places: &ConnectionPermits, gate: &Acceptor, closing: &Closing, serve: &S)
-where
-    S: Fn(Stream, Context) -> Serving + Clone + Send + 'static,
-{
-    let _ = stream.set_nodelay(true);
-    let Some((permit, place)) = places.take().await else {
-        gate.counts.refused.fetch_add(1, Ordering::Relaxed);
-        return refuse(stream, gate).await;
-    };
-    let (serve, tls) = (serve.clone(), gate.tls.clone());
-    let receiving = Receiving::new(gate.receive_budget.clone());
-    let context = Context { closing: closing.clone(), receiving, place };
-    let (open, spares) = (OpenConnection::new(gate.counts.clone()), gate.spares.clone());
-    gate.crew.serve(move || async move {
-        if let Ok(stream) = TcpStream::from_std(stream)
-            && let Some(stream) = handshake(stream, tls).await
-        {
-            serve(stream, context).await;
+        // The kernel has completed these connections, and their clients may have sent a request. To close the listening
+        // socket would reset them.
+        while let Ok(Some(accepted)) = accepting.accept_waiting() {
+            self.admit(accepted, &shutdown).await;
         }
-        // Before anything else can take the connection's descriptor.
-        spares.refill();
-        drop((open, permit));
-    });
+        drop(accepting);
+        if tokio::time::timeout(self.grace, self.slots.all_free()).await.is_err() {
+            tracing::warn!(listener = name, "dropping connections that did not finish within the grace period");
+        }
+    }
+
+    /// Hands a connection to the worker pool, or rejects it if there is no free slot.
+    async fn admit(&self, (stream, peer): Accepted, shutdown: &Shutdown) {
+        let _ = stream.set_nodelay(true);
+        let Some((permit, slot)) = self.slots.take().await else {
+            self.listener.stats().connections.count_refused();
+            return self.reject(stream).await;
+        };
+        let (listener, tls) = (self.listener.clone(), self.tls.clone());
+        let receiving = Receiving::new(self.receive_budget.clone());
+        let context = ConnectionContext { shutdown: shutdown.clone(), receiving, slot };
+        let (open, spares) = (listener.stats().connections.open(), self.spares.clone());
+        self.workers.serve(move || async move {
+            if let Ok(stream) = TcpStream::from_std(stream)
+                && let Some(stream) = handshake(stream, tls).await
+            {
+                let name = listener.name();
+                if let Err(error) = listener.serve(stream, peer, context).await {
+                    tracing::debug!(listener = name, %error, "connection failed");
+                }
+            }
+            // Before anything else can take the connection's descriptor.
+            spares.refill();
+            drop((open, permit));
+        });
+    }
+
+    /// Sends the reply for a connection over the limit, if that is possible without waiting, and closes the connection.
+    async fn reject(&self, stream: StdTcpStream) {
+        if self.tls.is_none()
+            && let Ok(mut stream) = TcpStream::from_std(stream)
+        {
+            let reply = self.listener.over_limit_reply();
+            let _ = tokio::time::timeout(OVER_LIMIT_TIMEOUT, stream.write_all(reply)).await;
+        }
+    }
 }
 
-/// A listener.
+/// A listening socket.
 struct AcceptLoop {
-    listener: TcpListener,
-    /// The same socket, for connections that wait already. The runtime of `listener` need not know of these: they are served by
-    /// another.
+    socket: TcpListener,
+    /// The same socket, for connections that wait already. These are served by another runtime, so the runtime of
+    /// `socket` need not register them.
     direct: std::net::TcpListener,
-    /// Connections accepted since other tasks had a turn.
+    /// The number of connections accepted since other tasks ran.
     batch: usize,
     spares: Arc<SpareDescriptors>,
     warned_at: Option<Instant>,
 }
 
 impl AcceptLoop {
-    fn new(listener: TcpListener, spares: Arc<SpareDescriptors>) -> io::Result<AcceptLoop> {
-        let listener = listener.into_std()?;
-        let direct = listener.try_clone()?;
-        let listener = TcpListener::from_std(listener)?;
-        Ok(AcceptLoop { listener, direct, batch: 0, spares, warned_at: None })
+    fn new(socket: TcpListener, spares: Arc<SpareDescriptors>) -> io::Result<AcceptLoop> {
+        let socket = socket.into_std()?;
+        let direct = socket.try_clone()?;
+        let socket = TcpListener::from_std(socket)?;
+        Ok(AcceptLoop { socket, direct, batch: 0, spares, warned_at: None })
     }
 
-    async fn accept(&mut self) -> io::Result<StdTcpStream> {
+    /// Waits for a connection. Errors that concern a single connection are skipped.
+    async fn accept(&mut self) -> io::Result<Accepted> {
         loop {
             if self.batch == ACCEPT_BATCH {
                 self.batch = 0;
                 tokio::task::yield_now().await;
             }
             let accepted = match self.accept_waiting() {
-                Ok(Some(stream)) => Ok(stream),
-                // Without descriptors it cannot be told whether a connection waits.
+                Ok(Some(accepted)) => Ok(accepted),
+                // Without descriptors it is unknown whether a connection waits.
                 Ok(None) | Err(_) => {
                     self.batch = 0;
                     poll_fn(|cx| self.poll_accept(cx)).await
                 }
             };
             match accepted {
-                Ok(stream) => {
+                Ok(accepted) => {
                     self.spares.refill();
                     self.batch += 1;
-                    return Ok(stream);
+                    return Ok(accepted);
                 }
                 Err(error) if is_of_one_connection(&error) => {}
                 Err(error) => return Err(error),
@@ -254,9 +219,9 @@ impl AcceptLoop {
     }
 
     /// Waits for a connection. If there are no descriptors left, accepts it with a spare one.
-    fn poll_accept(&self, cx: &mut TaskContext<'_>) -> Poll<io::Result<StdTcpStream>> {
-        let accept = |cx: &mut TaskContext<'_>| match ready!(self.listener.poll_accept(cx)) {
-            Ok((stream, _)) => Poll::Ready(stream.into_std()),
+    fn poll_accept(&self, cx: &mut Context<'_>) -> Poll<io::Result<Accepted>> {
+        let accept = |cx: &mut Context<'_>| match ready!(self.socket.poll_accept(cx)) {
+            Ok((stream, peer)) => Poll::Ready(stream.into_std().map(|stream| (stream, peer))),
             Err(error) => Poll::Ready(Err(error)),
         };
         match accept(cx) {
@@ -271,44 +236,46 @@ impl AcceptLoop {
         }
     }
 
-    /// Returns a connection that can be accepted without waiting.
-    fn accept_waiting(&self) -> io::Result<Option<StdTcpStream>> {
+    /// Returns a connection that can be accepted without waiting, or `None` if there is none.
+    fn accept_waiting(&self) -> io::Result<Option<Accepted>> {
         match self.direct.accept() {
-            Ok((stream, _)) => stream.set_nonblocking(true).map(|()| Some(stream)),
+            Ok((stream, peer)) => stream.set_nonblocking(true).map(|()| Some((stream, peer))),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
             Err(error) => Err(error),
         }
     }
 
-    /// Waits a moment after a failure.
-    async fn rest(&mut self, door: &'static str, error: &io::Error) {
+    /// Logs a failure to accept, at most every ten seconds, and waits 50 ms.
+    async fn pause(&mut self, name: &'static str, error: &io::Error) {
         let now = Instant::now();
-        if self.warned_at.is_none_or(|at| now - at >= ACCEPT_WARNING_EVERY) {
+        if self.warned_at.is_none_or(|at| now - at >= ACCEPT_WARNING_INTERVAL) {
             self.warned_at = Some(now);
-            tracing::warn!(door, %error, "connections cannot be accepted");
+            tracing::warn!(listener = name, %error, "cannot accept connections");
         }
         tokio::time::sleep(ACCEPT_PAUSE).await;
     }
 }
 
-/// Descriptors that are kept to accept connections with when the process has no others.
+/// File descriptors that are kept to accept connections with when the process has no others.
 #[derive(Debug, Default)]
-pub(crate) struct SpareDescriptors {
+struct SpareDescriptors {
     max: usize,
     files: Mutex<Vec<std::fs::File>>,
 }
 
 impl SpareDescriptors {
-    pub(crate) fn new(max: usize) -> Arc<SpareDescriptors> {
+    fn new(max: usize) -> Arc<SpareDescriptors> {
         let spares = Arc::new(SpareDescriptors { max, files: Mutex::default() });
         spares.refill();
         spares
     }
 
+    /// Closes one of the descriptors. Returns false if there is none.
     fn give_up_one(&self) -> bool {
         self.files.lock().pop().is_some()
     }
 
+    /// Opens descriptors up to the maximum, as far as the system has any.
     fn refill(&self) {
         let mut files = self.files.lock();
         while files.len() < self.max
@@ -325,37 +292,41 @@ fn is_out_of_descriptors(error: &io::Error) -> bool {
     matches!(Errno::from_io_error(error), Some(Errno::MFILE | Errno::NFILE))
 }
 
-/// Returns whether the error is about the connection that would have been accepted, which its client has given up.
+/// Returns whether the error concerns only the connection that would have been accepted, which its client has aborted.
 fn is_of_one_connection(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::ConnectionAborted | io::ErrorKind::ConnectionReset)
 }
 
-/// The places of a listener.
-struct ConnectionPermits {
-    all: Arc<Semaphore>,
-    /// Which of them an idle connection can be evicted from.
-    evictable: Option<Arc<Budget>>,
+/// The limit on the open connections of a listener.
+struct ConnectionSlots {
+    max_connections: usize,
+    permits: Arc<Semaphore>,
+    /// The same slots as a budget that evicts idle connections; `None` if a connection over the limit is rejected.
+    evictable: Option<Arc<EvictingBudget>>,
 }
 
-impl ConnectionPermits {
-    fn new(gate: &Acceptor) -> ConnectionPermits {
-        let all = Arc::new(Semaphore::new(gate.places));
-        ConnectionPermits {
-            all,
-            evictable: gate.evicts_idle.then(|| Budget::new(gate.places, gate.counts.evicted.clone())),
-        }
+impl ConnectionSlots {
+    fn new(max_connections: usize) -> ConnectionSlots {
+        ConnectionSlots { max_connections, permits: Arc::new(Semaphore::new(max_connections)), evictable: None }
     }
 
-    /// Takes a place, if need be that of an idle connection. Returns `None` if all are taken and none may be evicted.
-    async fn take(&self) -> Option<(tokio::sync::OwnedSemaphorePermit, Option<Reservation>)> {
+    /// Creates slots that idle connections are evicted from, counted in `evictions`.
+    fn evicting(max_connections: usize, evictions: Arc<std::sync::atomic::AtomicU64>) -> ConnectionSlots {
+        let evictable = Some(EvictingBudget::new(max_connections, evictions));
+        ConnectionSlots { evictable, ..ConnectionSlots::new(max_connections) }
+    }
+
+    /// Takes a slot, if need be that of the connection that was idle for longest. Returns `None` if all are taken and none
+    /// can be evicted within a second.
+    async fn take(&self) -> Option<(OwnedSemaphorePermit, Option<Reservation>)> {
         let Some(evictable) = &self.evictable else {
-            return Some((self.all.clone().try_acquire_owned().ok()?, None));
+            return Some((self.permits.clone().try_acquire_owned().ok()?, None));
         };
         let taking = async {
-            let place = evictable.reserve(1).await?;
-            Some((self.all.clone().acquire_owned().await.ok()?, Some(place)))
+            let slot = evictable.reserve(1).await?;
+            Some((self.permits.clone().acquire_owned().await.ok()?, Some(slot)))
         };
-        tokio::time::timeout(EVICTED_WITHIN, taking).await.ok()?
+        tokio::time::timeout(EVICTION_TIMEOUT, taking).await.ok()?
     }
 
     /// Ends an idle connection, so that its descriptor can be used.
@@ -364,46 +335,27 @@ impl ConnectionPermits {
             evictable.evict_oldest();
         }
     }
-}
 
-/// Counts a connection for as long as it is there.
-struct OpenConnection(Arc<ListenerCounts>);
-
-impl OpenConnection {
-    fn new(counts: Arc<ListenerCounts>) -> OpenConnection {
-        counts.accepted.fetch_add(1, Ordering::Relaxed);
-        counts.open.fetch_add(1, Ordering::Relaxed);
-        OpenConnection(counts)
+    /// Completes when no connection is open.
+    async fn all_free(&self) {
+        let all = u32::try_from(self.max_connections).unwrap_or(u32::MAX);
+        drop(self.permits.acquire_many(all).await);
     }
 }
 
-impl Drop for OpenConnection {
-    fn drop(&mut self) {
-        self.0.open.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
-async fn handshake(stream: TcpStream, tls: Option<Tls>) -> Option<Stream> {
-    let Some(tls) = tls else { return Some(Stream::Plain(stream)) };
+/// Performs the TLS handshake if there is a certificate. Returns `None` if it failed or took too long.
+async fn handshake(stream: TcpStream, tls: Option<Tls>) -> Option<ClientStream> {
+    let Some(tls) = tls else { return Some(ClientStream::Plain(stream)) };
     // A large future, for which a connection that is not encrypted needs no room.
-    match tokio::time::timeout(HANDSHAKE_WITHIN, Box::pin(tls.accept(stream))).await {
-        Ok(Ok(stream)) => Some(Stream::Tls(Box::new(stream))),
+    match tokio::time::timeout(HANDSHAKE_TIMEOUT, Box::pin(tls.accept(stream))).await {
+        Ok(Ok(stream)) => Some(ClientStream::Tls(Box::new(stream))),
         Ok(Err(error)) => {
-            tracing::debug!(%error, "a TLS handshake failed");
+            tracing::debug!(%error, "TLS handshake failed");
             None
         }
         Err(_) => {
-            tracing::debug!("a TLS handshake took too long");
+            tracing::debug!("TLS handshake timed out");
             None
         }
-    }
-}
-
-/// Says that there is no place, if that can be said without waiting.
-async fn refuse(stream: StdTcpStream, gate: &Acceptor) {
-    if gate.tls.is_none()
-        && let Ok(mut stream) = TcpStream::from_std(stream)
-    {
-        let _ = tokio::time::timeout(REFUSAL_WITHIN, stream.write_all(gate.refusal)).await;
     }
 }

@@ -2,22 +2,22 @@
 //!
 //! ```text
 //!   failed attempts of an address   1 … 5    6      7      8     …    12      13 and more
-//!   each further answer waits         0    10 ms  20 ms  40 ms  …   640 ms      1 s
+//!   delay of each further answer      0    10 ms  20 ms  40 ms  …   640 ms      1 s
 //! ```
 //!
-//! **Every attempt of that address waits**, right or wrong: if only wrong ones did, an answer that does not come at once would
-//! be a wrong one, and nobody would wait for it. A correct password still works; it is answered late for as long as the
-//! penalty holds, which is 60 s from the last failure. Connections that are authenticated already are not affected.
+//! **Every attempt of that address waits**, right or wrong. If only wrong ones did, an attacker would take a missing answer for
+//! a wrong one and not wait for it. A correct password still works; it is answered late until 60 s after the last failure.
+//! Connections that are authenticated already are not affected.
 //!
 //! **Few wait at once.** The delay alone would let an address guess once a second on each of its connections. So at most 16
-//! attempts of an address wait at the same time, which is 16 guesses a second in all. Further ones are refused without looking
-//! at the password.
+//! attempts of an address wait at the same time, which is 16 guesses a second in all. Further ones are refused without
+//! checking the password.
 //!
-//! **Bounded.** Addresses (networks of 64 bits in IPv6, where a client has that many to choose from) are hashed into a table of
-//! fixed size. Two that meet in it share a delay of at most a second, which is not worth remembering whole addresses for.
+//! **Bounded.** Addresses (in IPv6 /64 networks, because a client can choose the rest) are hashed into a table of fixed size.
+//! Two addresses in one slot share a delay of at most a second, which does not justify storing whole addresses.
 
 use std::hash::{BuildHasher, RandomState};
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -26,26 +26,27 @@ use tokio::time::Instant;
 
 use crate::log_limit::LogLimit;
 
-/// Failed attempts of an address that are answered at once: typing errors, a deployment with the old password.
+/// The failed attempts of an address that are answered without delay: typing errors, a deployment with the old password.
 const FREE_FAILURES: u32 = 5;
 const FIRST_DELAY: Duration = Duration::from_millis(10);
 const DELAY_MAX: Duration = Duration::from_secs(1);
-/// Failures are forgotten when none was added for this long.
+/// The time after the last failure for which failures count.
 const PENALTY: Duration = Duration::from_secs(60);
-/// Attempts of one address that wait at the same time.
+/// The most attempts of one address that wait at the same time.
 const WAITING_MAX: u32 = 16;
-/// 24 bytes each.
+/// The size of the table, in slots of 24 bytes.
 const SLOTS: usize = 4_096;
 
 /// Delays authentication attempts by the failures of their address.
 #[derive(Debug)]
 pub(crate) struct AuthGuard {
     seeds: RandomState,
-    slots: Mutex<Box<[Slot]>>,
+    slots: Mutex<Box<[AddressSlot]>>,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Slot {
+/// The attempts of the addresses that hash to one slot.
+struct AddressSlot {
     failures: u32,
     waiting: u32,
     failed_at: Option<Instant>,
@@ -56,7 +57,7 @@ struct Slot {
 pub(crate) enum Attempt {
     Right,
     Wrong,
-    /// Too many attempts of this address wait already; the secret was not looked at.
+    /// Too many attempts of this address wait already. The secret was not checked.
     Refused,
 }
 
@@ -69,7 +70,7 @@ pub(crate) struct AuthFailures {
 }
 
 impl AuthFailures {
-    /// Returns how many attempts were wrong, and how many were refused unseen.
+    /// Returns how many attempts were wrong, and how many were refused without checking the secret.
     pub(crate) fn read(&self) -> [u64; 2] {
         [&self.wrong, &self.refused].map(|count| count.load(Ordering::Relaxed))
     }
@@ -84,12 +85,12 @@ impl AuthFailures {
 
 impl Default for AuthGuard {
     fn default() -> Self {
-        AuthGuard { seeds: RandomState::new(), slots: Mutex::new(vec![Slot::default(); SLOTS].into()) }
+        AuthGuard { seeds: RandomState::new(), slots: Mutex::new(vec![AddressSlot::default(); SLOTS].into()) }
     }
 }
 
 impl AuthGuard {
-    /// Looks at a secret that a client at `address` gave, and returns when the answer may be sent.
+    /// Checks a secret with `is_right`, counts and logs a failure, and returns the result after the delay for this address.
     pub(crate) async fn attempt(
         &self,
         listener: &'static str,
@@ -123,17 +124,17 @@ impl AuthGuard {
         self.seeds.hash_one((address.is_ipv4(), network)) as usize % SLOTS
     }
 
-    /// Takes one of the slot's places for attempts that wait, until the value is dropped. `None` if all are taken.
-    fn enter(&self, slot: usize) -> Option<Waiting<'_>> {
+    /// Counts an attempt as waiting until the value is dropped. Returns `None` if 16 attempts of the slot wait already.
+    fn enter(&self, slot: usize) -> Option<WaitingAttempt<'_>> {
         let waiting = &mut self.slots.lock()[slot].waiting;
         if *waiting >= WAITING_MAX {
             return None;
         }
         *waiting += 1;
-        Some(Waiting { guard: self, slot })
+        Some(WaitingAttempt { guard: self, slot })
     }
 
-    /// Counts a failure, and returns how long the answer waits.
+    /// Counts the attempt if it failed, and returns the delay of its answer.
     fn delay(&self, slot: usize, is_right: bool) -> Duration {
         let now = Instant::now();
         let slot = &mut self.slots.lock()[slot];
@@ -151,19 +152,16 @@ impl AuthGuard {
     }
 }
 
-struct Waiting<'g> {
+struct WaitingAttempt<'g> {
     guard: &'g AuthGuard,
     slot: usize,
 }
 
-impl Drop for Waiting<'_> {
+impl Drop for WaitingAttempt<'_> {
     fn drop(&mut self) {
         self.guard.slots.lock()[self.slot].waiting -= 1;
     }
 }
-
-/// The address of a connection whose socket does not tell it any more.
-pub(crate) const UNKNOWN_ADDRESS: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
 
 #[cfg(test)]
 mod tests {
@@ -171,52 +169,53 @@ mod tests {
 
     use super::*;
 
-    async fn took(guard: &AuthGuard, address: &str, is_right: bool) -> (Attempt, Duration) {
+    /// Makes an attempt, and returns its result and how long it took.
+    async fn attempt(guard: &AuthGuard, address: &str, is_right: bool) -> (Attempt, Duration) {
         let began = Instant::now();
         let failures = AuthFailures::default();
-        let attempt = guard.attempt("test", address.parse().unwrap(), &failures, || is_right).await;
-        (attempt, began.elapsed())
+        let result = guard.attempt("test", address.parse().unwrap(), &failures, || is_right).await;
+        (result, began.elapsed())
     }
 
     #[tokio::test(start_paused = true)]
-    async fn answers_slow_down_by_address_up_to_a_second_and_a_correct_secret_still_works() {
+    async fn answers_are_delayed_by_address_up_to_a_second_and_a_correct_secret_still_works() {
         let guard = AuthGuard::default();
         let mut delays_ms = Vec::new();
         for _ in 0..16 {
-            let (attempt, delay) = took(&guard, "203.0.113.9", false).await;
-            assert_eq!(attempt, Attempt::Wrong);
+            let (result, delay) = attempt(&guard, "203.0.113.9", false).await;
+            assert_eq!(result, Attempt::Wrong);
             delays_ms.push(delay.as_millis());
         }
         // tokio's timer counts in milliseconds, and rounds up.
         let expected = [0, 0, 0, 0, 0, 10, 20, 40, 80, 160, 320, 640, 1_000, 1_000, 1_000, 1_000];
         let is_near = |(took, expected): (&u128, u128)| (expected..=expected + 1).contains(took);
         assert!(delays_ms.iter().zip(expected).all(is_near), "{delays_ms:?}");
-        let (attempt, delay) = took(&guard, "::ffff:203.0.113.9", true).await;
-        assert_eq!(attempt, Attempt::Right, "the same address, written differently");
+        let (result, delay) = attempt(&guard, "::ffff:203.0.113.9", true).await;
+        assert_eq!(result, Attempt::Right, "the same address, written differently");
         assert!(delay >= DELAY_MAX, "{delay:?}");
-        // A success takes nothing back: else a guesser who shares an address with a client would be forgiven all the time.
-        assert!(took(&guard, "203.0.113.9", false).await.1 >= DELAY_MAX);
-        assert_eq!(took(&guard, "198.51.100.7", false).await, (Attempt::Wrong, Duration::ZERO), "another address");
+        // A success does not reset the failures: else a client at the same address would reset those of an attacker.
+        assert!(attempt(&guard, "203.0.113.9", false).await.1 >= DELAY_MAX);
+        assert_eq!(attempt(&guard, "198.51.100.7", false).await, (Attempt::Wrong, Duration::ZERO), "another address");
         tokio::time::advance(PENALTY).await;
-        assert_eq!(took(&guard, "203.0.113.9", true).await, (Attempt::Right, Duration::ZERO));
-        assert_eq!(took(&guard, "203.0.113.9", false).await, (Attempt::Wrong, Duration::ZERO));
+        assert_eq!(attempt(&guard, "203.0.113.9", true).await, (Attempt::Right, Duration::ZERO));
+        assert_eq!(attempt(&guard, "203.0.113.9", false).await, (Attempt::Wrong, Duration::ZERO));
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_network_of_64_bits_is_one_client() {
+    async fn an_ipv6_network_of_64_bits_counts_as_one_address() {
         let guard = AuthGuard::default();
         for host in 0..20 {
-            took(&guard, &format!("2001:db8::{host:x}"), false).await;
+            attempt(&guard, &format!("2001:db8::{host:x}"), false).await;
         }
-        assert!(took(&guard, "2001:db8::ffff:1", true).await.1 >= DELAY_MAX);
-        assert_eq!(took(&guard, "2001:db8:0:1::1", true).await.1, Duration::ZERO);
+        assert!(attempt(&guard, "2001:db8::ffff:1", true).await.1 >= DELAY_MAX);
+        assert_eq!(attempt(&guard, "2001:db8:0:1::1", true).await.1, Duration::ZERO);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_address_guesses_no_faster_with_more_connections() {
+    async fn more_connections_of_an_address_do_not_allow_more_guesses() {
         let (guard, failures) = (Arc::new(AuthGuard::default()), Arc::new(AuthFailures::default()));
         for _ in 0..20 {
-            took(&guard, "203.0.113.9", false).await;
+            attempt(&guard, "203.0.113.9", false).await;
         }
         let began = Instant::now();
         let clients = (0..1_000).map(|_| {
@@ -239,6 +238,6 @@ mod tests {
         let [wrong, refused] = failures.read();
         assert!((100..=16 * 12).contains(&wrong), "{wrong} guesses in ten seconds");
         assert!(refused > 10_000, "{refused}");
-        assert!(guard.slots.lock().iter().all(|slot| slot.waiting == 0), "every place is given back");
+        assert!(guard.slots.lock().iter().all(|slot| slot.waiting == 0), "no attempt is left waiting");
     }
 }

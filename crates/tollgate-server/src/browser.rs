@@ -1,18 +1,18 @@
-//! Refuses requests that a web page makes a browser send.
+//! Detects requests that a web page makes a browser send.
 //!
-//! A page of any site can make a browser send requests to `http://127.0.0.1:8080`, or to any address that the browser reaches and
-//! the page's author does not. It cannot read the answers, but a check charges a counter without being read. Browsers say
-//! where a request comes from, and a page cannot change what they say:
+//! A page of any site can make a browser send requests to `http://127.0.0.1:8080`, or to any address that the browser reaches
+//! and the page's author does not. The page cannot read the responses, but a check charges a counter all the same. Browsers
+//! send headers that say where a request comes from, and a page cannot change them:
 //!
-//! | header | passes | is refused |
+//! | header | accepted | rejected |
 //! |---|---|---|
-//! | `Origin` | absent; the host that was asked; an allowed origin | any other, `null` included |
+//! | `Origin` | absent; the host of the request; an allowed origin | any other, including `null` |
 //! | `Sec-Fetch-Site` | absent; `same-origin`, `none` | any other, unless `Origin` is allowed |
 //!
-//! **DNS rebinding.** A page of `http://attacker.example:9090` whose name is later pointed to 127.0.0.1 asks its own origin, so these headers
-//! are in order; what gives it away is the name in `Host`. An address cannot be pointed elsewhere, and neither can a name without
-//! a dot (`localhost`, a service in a container network), which nobody can register. Other names are refused unless
-//! they are configured.
+//! **DNS rebinding.** A page of `http://attacker.example:9090`, whose name is later resolved to 127.0.0.1, sends requests to its
+//! own origin, so these headers are accepted. The name in `Host` reveals it. An address cannot be rebound, and neither can a
+//! name without a dot (`localhost`, a service in a container network), because it cannot be registered. Other names are
+//! rejected unless they are configured.
 
 use std::net::IpAddr;
 use std::str::FromStr;
@@ -20,22 +20,22 @@ use std::str::FromStr;
 use http::header::{HOST, HeaderName, ORIGIN};
 use http::{HeaderMap, HeaderValue};
 
-/// Not among the names that crate `http` knows.
+/// A header name that crate `http` does not define.
 pub(crate) const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 
 /// The origin of a web page that may send requests, such as `https://ops.example`.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Origin(String);
+pub struct WebOrigin(String);
 
-/// The text is not an origin.
+/// The error of parsing a [`WebOrigin`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("expected an origin such as https://ops.example or http://10.0.0.5:3000, without a path")]
-pub struct OriginError;
+pub struct WebOriginError;
 
-impl FromStr for Origin {
-    type Err = OriginError;
+impl FromStr for WebOrigin {
+    type Err = WebOriginError;
 
-    fn from_str(text: &str) -> Result<Origin, OriginError> {
+    fn from_str(text: &str) -> Result<WebOrigin, WebOriginError> {
         let is_host = |byte: u8| byte.is_ascii_alphanumeric() || b"-._:[]".contains(&byte);
         match text.split_once("://") {
             Some((scheme, host))
@@ -44,22 +44,22 @@ impl FromStr for Origin {
                     && !host.is_empty()
                     && host.bytes().all(is_host) =>
             {
-                Ok(Origin(text.to_ascii_lowercase()))
+                Ok(WebOrigin(text.to_ascii_lowercase()))
             }
-            _ => Err(OriginError),
+            _ => Err(WebOriginError),
         }
     }
 }
 
-/// The pages that may send requests, and the names under which the admin listener may be asked.
+/// The origins whose pages may send requests, and the names that `Host` may have on the admin listener.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct BrowserPolicy {
-    pub(crate) origins: Vec<Origin>,
+    pub(crate) origins: Vec<WebOrigin>,
     pub(crate) admin_hosts: Vec<String>,
 }
 
 impl BrowserPolicy {
-    /// Returns whether a page of another site sent the request.
+    /// Returns whether a page of another site, whose origin is not allowed, made a browser send the request.
     pub(crate) fn is_foreign(&self, headers: &HeaderMap) -> bool {
         let host = headers.get(HOST).map(HeaderValue::as_bytes).unwrap_or_default();
         let is_own = |origin: &[u8]| {
@@ -67,7 +67,7 @@ impl BrowserPolicy {
             after_scheme.is_some_and(|origin| origin.eq_ignore_ascii_case(host))
         };
         let is_allowed =
-            |origin: &[u8]| self.origins.iter().any(|Origin(one)| one.as_bytes().eq_ignore_ascii_case(origin));
+            |origin: &[u8]| self.origins.iter().any(|WebOrigin(one)| one.as_bytes().eq_ignore_ascii_case(origin));
         let mut origins = headers.get_all(ORIGIN).iter().map(HeaderValue::as_bytes).peekable();
         let names_an_origin = origins.peek().is_some();
         let (mut all_fit, mut all_allowed) = (true, names_an_origin);
@@ -80,7 +80,8 @@ impl BrowserPolicy {
         !all_fit || crosses_sites && !all_allowed
     }
 
-    /// Returns whether the admin listener may be asked under the name in `Host`. A request without one is not a browser's.
+    /// Returns whether the admin listener accepts the name in `Host`. A request without `Host` does not come from a browser and
+    /// is accepted.
     pub(crate) fn is_admin_host(&self, headers: &HeaderMap) -> bool {
         headers.get_all(HOST).iter().all(|host| {
             let Ok(host) = host.to_str() else { return false };
@@ -92,7 +93,7 @@ impl BrowserPolicy {
     }
 }
 
-/// The name or address in a `Host` header.
+/// Returns the name or address in a `Host` header, without the port.
 fn without_port(host: &str) -> &str {
     match host.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
         Some((address, rest)) if rest.is_empty() || rest.starts_with(':') => address,
@@ -107,16 +108,16 @@ mod tests {
     #[test]
     fn an_origin_has_a_scheme_and_a_host_and_no_path() {
         for good in ["https://ops.example", "http://10.0.0.5:3000", "HTTP://[::1]:80", "chrome-extension://abcdef"] {
-            assert_eq!(good.parse(), Ok(Origin(good.to_ascii_lowercase())));
+            assert_eq!(good.parse(), Ok(WebOrigin(good.to_ascii_lowercase())));
         }
         for bad in ["", "null", "*", "ops.example", "https://", "https://ops.example/", "https://a b", "://a", "1x://a"]
         {
-            assert_eq!(bad.parse::<Origin>(), Err(OriginError), "{bad}");
+            assert_eq!(bad.parse::<WebOrigin>(), Err(WebOriginError), "{bad}");
         }
     }
 
     #[test]
-    fn the_admin_listener_is_asked_by_address_by_a_local_name_or_by_a_configured_one() {
+    fn the_admin_listener_accepts_addresses_names_without_a_dot_and_configured_names() {
         let policy = BrowserPolicy { admin_hosts: vec!["ops.example".to_owned()], ..BrowserPolicy::default() };
         let hosts = |hosts: &[&str]| hosts.iter().map(|host| (HOST, host.parse().unwrap())).collect::<HeaderMap>();
         for good in [
@@ -151,6 +152,6 @@ mod tests {
             assert!(!policy.is_admin_host(&hosts(&[bad])), "{bad}");
         }
         assert!(policy.is_admin_host(&hosts(&[])));
-        assert!(!policy.is_admin_host(&hosts(&["localhost", "attacker.example"])), "every one counts");
+        assert!(!policy.is_admin_host(&hosts(&["localhost", "attacker.example"])), "every Host header is checked");
     }
 }

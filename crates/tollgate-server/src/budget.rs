@@ -1,12 +1,13 @@
-//! A bound that many connections share, where the oldest holder gives way to a newcomer.
+//! A budget that many connections share, in which a new reservation evicts the oldest one.
 //!
-//! Two things are bounded this way: the bytes that a listener holds of requests which are not complete yet, and the connections
-//! of the admin listener. In both cases refusing the newcomer would let an attacker lock everybody else out by holding on to
-//! what it has: a half-sent body, a silent connection. An honest client needs its share for milliseconds, so the oldest
-//! holder is the one that is most likely not honest, and to evict an honest one an attacker has to fill the whole budget in the
-//! time that one request takes to arrive.
+//! Two things are bounded this way: the bytes that a listener holds of requests that are not complete, and the connections
+//! of the admin listener. In both cases, rejecting the new reservation would let an attacker lock out all other clients by
+//! keeping what it has: a half-sent body, a silent connection. An honest client needs its reservation for milliseconds. So
+//! the oldest reservation is the one that is most likely not honest, and to evict an honest one an attacker has to fill the
+//! whole budget in the time that one request takes to arrive.
 //!
-//! A holder that is being served is *protected* and is never evicted. If everything is protected, the newcomer is refused.
+//! The reservation of a connection that is being served is *protected* and is never evicted. If all are protected, the new
+//! reservation is rejected.
 
 use std::collections::BTreeMap;
 use std::future::poll_fn;
@@ -18,60 +19,60 @@ use bytes::BytesMut;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-use crate::listeners::READ_BYTES;
+use crate::listeners::io::READ_BYTES;
 
-/// A shared bound.
+/// An amount that reservations are taken from.
 #[derive(Debug)]
-pub(crate) struct Budget {
+pub(crate) struct EvictingBudget {
     max: usize,
-    /// How many holders were evicted, counted for several budgets together.
+    /// Counts evicted reservations. Several budgets may share it.
     evictions: Arc<AtomicU64>,
-    state: Mutex<State>,
+    state: Mutex<EvictingBudgetState>,
 }
 
 #[derive(Debug, Default)]
-struct State {
-    /// What all holders have together, those included that are evicted and have not given it back yet.
+struct EvictingBudgetState {
+    /// The sum of all reservations, including evicted ones that are not given back yet.
     used: usize,
-    /// The part of `used` that is being given back.
+    /// The part of `used` that belongs to evicted reservations.
     evicted: usize,
-    /// The part of `used` that cannot be evicted.
+    /// The part of `used` that belongs to protected reservations.
     protected: usize,
     next_id: u64,
-    /// In the order of their age.
+    /// Ordered by age, oldest first.
     holders: BTreeMap<u64, Holder>,
-    /// Those that wait until something is given back.
+    /// The tasks that wait until something is given back.
     waiting: Vec<Waker>,
 }
 
 #[derive(Debug)]
 struct Holder {
     amount: usize,
-    status: Status,
+    status: HolderStatus,
     notice: Arc<Notify>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Status {
+enum HolderStatus {
     Evictable,
     Protected,
     Evicted,
 }
 
-impl Budget {
-    /// Creates a budget of `max` that counts its evictions in `evictions`.
-    pub(crate) fn new(max: usize, evictions: Arc<AtomicU64>) -> Arc<Budget> {
-        Arc::new(Budget { max, evictions, state: Mutex::default() })
+impl EvictingBudget {
+    /// Creates a budget of `max` in all. Evictions are counted in `evictions`.
+    pub(crate) fn new(max: usize, evictions: Arc<AtomicU64>) -> Arc<EvictingBudget> {
+        Arc::new(EvictingBudget { max, evictions, state: Mutex::default() })
     }
 
-    /// Reserves `amount`. If there is not enough left, evicts the oldest holders and waits until they have given back what they
-    /// have. Returns `None` if that is not enough, or if this reservation is evicted meanwhile.
-    pub(crate) async fn reserve(self: &Arc<Budget>, amount: usize) -> Option<Reservation> {
+    /// Reserves `amount`. If there is not enough left, evicts the oldest reservations and waits until they are given back.
+    /// Returns `None` if that is not enough, or if this reservation is evicted meanwhile.
+    pub(crate) async fn reserve(self: &Arc<EvictingBudget>, amount: usize) -> Option<Reservation> {
         let reservation = self.enter();
         poll_fn(|cx| reservation.poll_resize(cx, amount)).await.then_some(reservation)
     }
 
-    /// Evicts the oldest holder that is not protected, but not the only one.
+    /// Evicts the oldest reservation that is not protected. Does nothing if there is only one reservation.
     pub(crate) fn evict_oldest(&self) {
         let mut state = self.state.lock();
         if state.holders.len() > 1 {
@@ -79,16 +80,16 @@ impl Budget {
         }
     }
 
-    /// Adds a holder of nothing, as the youngest.
-    fn enter(self: &Arc<Budget>) -> Reservation {
+    /// Adds a reservation of zero, as the youngest.
+    fn enter(self: &Arc<EvictingBudget>) -> Reservation {
         let notice = Arc::<Notify>::default();
-        let holder = Holder { amount: 0, status: Status::Evictable, notice: notice.clone() };
+        let holder = Holder { amount: 0, status: HolderStatus::Evictable, notice: notice.clone() };
         let id = self.state.lock().add(holder);
         Reservation { budget: self.clone(), id: AtomicU64::new(id), notice }
     }
 
-    /// Evicts the oldest holders until `more` will fit. Evicts none if it cannot fit.
-    fn make_room(&self, state: &mut State, more: usize) -> bool {
+    /// Evicts the oldest reservations until `more` will fit. Returns false, and evicts none, if it cannot fit.
+    fn make_room(&self, state: &mut EvictingBudgetState, more: usize) -> bool {
         if state.protected + more > self.max {
             return false;
         }
@@ -100,21 +101,22 @@ impl Budget {
         true
     }
 
-    fn evict(&self, state: &mut State) -> bool {
-        let Some(holder) = state.holders.values_mut().find(|holder| holder.status == Status::Evictable) else {
+    /// Evicts the oldest reservation that can be evicted. Returns false if there is none.
+    fn evict(&self, state: &mut EvictingBudgetState) -> bool {
+        let Some(holder) = state.holders.values_mut().find(|holder| holder.status == HolderStatus::Evictable) else {
             return false;
         };
-        holder.status = Status::Evicted;
+        holder.status = HolderStatus::Evicted;
         holder.notice.notify_one();
         state.evicted += holder.amount;
-        // It may be waiting itself.
+        // The evicted reservation may be waiting itself.
         state.wake();
         self.evictions.fetch_add(1, Ordering::Relaxed);
         true
     }
 }
 
-impl State {
+impl EvictingBudgetState {
     fn add(&mut self, holder: Holder) -> u64 {
         let id = self.next_id;
         self.next_id += 1;
@@ -124,8 +126,8 @@ impl State {
 
     fn insert(&mut self, id: u64, holder: Holder) {
         self.used += holder.amount;
-        if let Some(part) = self.part(holder.status) {
-            *part += holder.amount;
+        if let Some(total) = self.total_of(holder.status) {
+            *total += holder.amount;
         }
         self.holders.insert(id, holder);
     }
@@ -133,17 +135,18 @@ impl State {
     fn remove(&mut self, id: u64) -> Option<Holder> {
         let holder = self.holders.remove(&id)?;
         self.used -= holder.amount;
-        if let Some(part) = self.part(holder.status) {
-            *part -= holder.amount;
+        if let Some(total) = self.total_of(holder.status) {
+            *total -= holder.amount;
         }
         Some(holder)
     }
 
-    fn part(&mut self, status: Status) -> Option<&mut usize> {
+    /// Returns the sum that a status is counted in besides `used`.
+    fn total_of(&mut self, status: HolderStatus) -> Option<&mut usize> {
         match status {
-            Status::Evictable => None,
-            Status::Protected => Some(&mut self.protected),
-            Status::Evicted => Some(&mut self.evicted),
+            HolderStatus::Evictable => None,
+            HolderStatus::Protected => Some(&mut self.protected),
+            HolderStatus::Evicted => Some(&mut self.evicted),
         }
     }
 
@@ -152,27 +155,27 @@ impl State {
     }
 }
 
-/// A part of a budget, given back when this value is dropped.
+/// An amount taken from a budget, given back when this value is dropped.
 #[derive(Debug)]
 pub(crate) struct Reservation {
-    budget: Arc<Budget>,
+    budget: Arc<EvictingBudget>,
     id: AtomicU64,
     notice: Arc<Notify>,
 }
 
 impl Reservation {
-    /// Changes the reserved amount and keeps the age. Ready with false if there is no room for it, or if this reservation was
-    /// evicted, before or by this call. Pending while what others were evicted from is not given back yet.
+    /// Changes the reserved amount and keeps the age. Ready with `true` if the new amount is reserved, and with `false` if
+    /// there is no room for it or this reservation is evicted. Pending until the reservations that it evicts are given back.
     fn poll_resize(&self, cx: &mut Context<'_>, amount: usize) -> Poll<bool> {
         let (mut state, id) = (self.budget.state.lock(), self.id());
         let Some(holder) = state.holders.get(&id) else { return Poll::Ready(false) };
         let more = amount.saturating_sub(holder.amount);
-        if holder.status == Status::Evicted || !self.budget.make_room(&mut state, more) {
+        if holder.status == HolderStatus::Evicted || !self.budget.make_room(&mut state, more) {
             return Poll::Ready(false);
         }
         if state.used + more > self.budget.max {
-            // Making room may have evicted this one.
-            if state.holders.get(&id).is_some_and(|holder| holder.status == Status::Evicted) {
+            // Making room may have evicted this reservation.
+            if state.holders.get(&id).is_some_and(|holder| holder.status == HolderStatus::Evicted) {
                 return Poll::Ready(false);
             }
             state.waiting.push(cx.waker().clone());
@@ -188,20 +191,20 @@ impl Reservation {
         Poll::Ready(true)
     }
 
-    /// Keeps this reservation from being evicted, if it has not been yet.
+    /// Keeps this reservation from being evicted. Has no effect if it is evicted already.
     pub(crate) fn protect(&self) {
-        self.become_youngest(Status::Protected);
+        self.become_youngest(HolderStatus::Protected);
     }
 
-    /// Allows eviction again, with this reservation as the youngest.
+    /// Allows eviction again, and makes this reservation the youngest.
     pub(crate) fn unprotect(&self) {
-        self.become_youngest(Status::Evictable);
+        self.become_youngest(HolderStatus::Evictable);
     }
 
-    fn become_youngest(&self, status: Status) {
+    fn become_youngest(&self, status: HolderStatus) {
         let mut state = self.budget.state.lock();
         if let Some(holder) = state.remove(self.id()) {
-            let status = if holder.status == Status::Evicted { Status::Evicted } else { status };
+            let status = if holder.status == HolderStatus::Evicted { HolderStatus::Evicted } else { status };
             self.id.store(state.add(Holder { status, ..holder }), Ordering::Relaxed);
         }
     }
@@ -211,9 +214,10 @@ impl Reservation {
         self.notice.notified().await;
     }
 
+    /// Returns whether this reservation is evicted, so that its holder should give it back.
     pub(crate) fn is_evicted(&self) -> bool {
         let state = self.budget.state.lock();
-        state.holders.get(&self.id()).is_some_and(|holder| holder.status == Status::Evicted)
+        state.holders.get(&self.id()).is_some_and(|holder| holder.status == HolderStatus::Evicted)
     }
 
     fn id(&self) -> u64 {
@@ -229,40 +233,42 @@ impl Drop for Reservation {
     }
 }
 
-/// A request that is not complete needs no reservation up to this many bytes. A usual request has a few hundred.
+/// The bytes of an unfinished request that need no reservation. A typical request has a few hundred.
 const SMALL_BYTES: usize = 4 * 1024;
 
-/// The bytes that one connection holds of a request that is not complete.
+/// Accounts for the bytes that one connection holds of a request that is not complete.
 #[derive(Debug)]
 pub(crate) struct Receiving {
-    budget: Arc<Budget>,
+    budget: Arc<EvictingBudget>,
     reservation: Option<Reservation>,
 }
 
 impl Receiving {
-    pub(crate) fn new(budget: Arc<Budget>) -> Receiving {
+    /// Creates an account without a reservation.
+    pub(crate) fn new(budget: Arc<EvictingBudget>) -> Receiving {
         Receiving { budget, reservation: None }
     }
 
-    /// Accounts for `bytes` in all, once there is room for them. Returns false if the listener has no room, or needed it for
-    /// others.
+    /// Accounts for `bytes` in all, once there is room for them. Returns false if there is no room, or if the reservation was
+    /// evicted: the request must then be dropped.
     pub(crate) async fn hold(&mut self, bytes: usize) -> bool {
         if bytes > SMALL_BYTES {
-            // A client that sends as fast as it is read would keep others waiting until all of it is there.
+            // A client that sends as fast as it is read would otherwise delay the other connections of this thread.
             tokio::task::yield_now().await;
         }
         poll_fn(|cx| self.poll_hold(cx, bytes)).await
     }
 
-    /// Accounts for a buffer with the beginning of a request that ends after `announced` bytes, or nobody knows where if that is not
-    /// more than there is. Then makes room in the buffer for what is read next: nothing is allocated that is not accounted for.
+    /// Accounts for a buffer with the beginning of a request, then makes room in it for the next read. So nothing is allocated
+    /// that is not accounted for. `announced` is the length of the whole request, or anything up to the length of the buffer
+    /// if it is unknown. Returns false in the cases of [`hold`](Self::hold).
     pub(crate) async fn hold_buffer(&mut self, buffer: &mut BytesMut, announced: usize) -> bool {
         let length = buffer.len();
         if length <= SMALL_BYTES {
             return self.hold(length).await;
         }
-        // What is announced is believed up to four times of what has come. In smaller steps a buffer would leave memory of many sizes
-        // behind that only buffers of the same size can use again.
+        // The announced length is trusted up to four times of what has arrived. In smaller steps a growing buffer would leave
+        // freed blocks of many sizes behind, which only buffers of the same size can reuse.
         let most = 4 * length.max(READ_BYTES);
         let needed = if announced > length { announced.min(most) } else { most };
         let is_enough = buffer.capacity() >= needed.min(length + READ_BYTES);
@@ -278,7 +284,8 @@ impl Receiving {
         true
     }
 
-    /// As [`hold`](Self::hold).
+    /// Accounts for `bytes` in all. Ready with `true` once there is room for them, and with `false` if there is no room or the
+    /// reservation was evicted.
     pub(crate) fn poll_hold(&mut self, cx: &mut Context<'_>, bytes: usize) -> Poll<bool> {
         if bytes <= SMALL_BYTES {
             self.reservation = None;
@@ -292,7 +299,7 @@ impl Receiving {
         self.reservation = None;
     }
 
-    /// Completes when the listener needs the room for others.
+    /// Completes when the reservation is evicted. Never completes without one.
     pub(crate) async fn evicted(&self) {
         match &self.reservation {
             Some(reservation) => reservation.evicted().await,
@@ -300,11 +307,12 @@ impl Receiving {
         }
     }
 
+    /// Returns whether the reservation is evicted, so that the request must be dropped.
     pub(crate) fn is_evicted(&self) -> bool {
         self.reservation.as_ref().is_some_and(Reservation::is_evicted)
     }
 
-    /// What is notified when the listener needs the room for others; `None` if nothing is held.
+    /// Returns what is notified when the reservation is evicted, or `None` without a reservation.
     pub(crate) fn notice(&self) -> Option<Arc<Notify>> {
         self.reservation.as_ref().map(|reservation| reservation.notice.clone())
     }
@@ -316,7 +324,7 @@ mod tests {
 
     use super::*;
 
-    /// Looks at a future once.
+    /// Polls a future once.
     fn now<T>(future: impl Future<Output = T>) -> Option<T> {
         match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
             Poll::Ready(value) => Some(value),
@@ -328,40 +336,40 @@ mod tests {
         now(poll_fn(|cx| reservation.poll_resize(cx, amount)))
     }
 
-    /// A reservation that is there at once.
-    fn reserve(budget: &Arc<Budget>, amount: usize) -> Reservation {
+    /// Reserves without waiting.
+    fn reserve(budget: &Arc<EvictingBudget>, amount: usize) -> Reservation {
         now(budget.reserve(amount)).flatten().unwrap()
     }
 
     #[test]
-    fn the_oldest_holder_gives_way_and_a_protected_one_does_not() {
+    fn the_oldest_reservation_is_evicted_and_a_protected_one_is_not() {
         let evictions = Arc::new(AtomicU64::new(0));
-        let budget = Budget::new(10, evictions.clone());
+        let budget = EvictingBudget::new(10, evictions.clone());
         let [first, second, third] = [4, 4, 2].map(|amount| reserve(&budget, amount));
         first.protect();
         let mut fourth = pin!(budget.reserve(5));
         assert!(now(fourth.as_mut()).is_none(), "nothing is given back yet");
         assert_eq!([&first, &second, &third].map(Reservation::is_evicted), [false, true, true]);
         assert_eq!([&first, &second].map(|holder| now(holder.evicted())), [None, Some(())]);
-        assert_eq!(resize(&second, 1), Some(false), "what was evicted stays evicted");
+        assert_eq!(resize(&second, 1), Some(false), "an evicted reservation stays evicted");
         drop(second);
-        assert!(now(fourth.as_mut()).is_none(), "5 of 10 are in use, and another is about to");
+        assert!(now(fourth.as_mut()).is_none(), "5 of 10 are still in use");
         drop(third);
         let fourth = now(fourth.as_mut()).flatten().unwrap();
-        assert_eq!(evictions.load(Ordering::Relaxed), 2, "nobody is evicted while it waits");
+        assert_eq!(evictions.load(Ordering::Relaxed), 2, "no further reservation is evicted while it waits");
 
         assert!(now(budget.reserve(7)).unwrap().is_none(), "4 are protected");
-        assert!(!fourth.is_evicted(), "nothing is evicted in vain");
+        assert!(!fourth.is_evicted(), "nothing is evicted if that makes not enough room");
         assert_eq!(resize(&fourth, 6), Some(true));
-        assert_eq!(resize(&fourth, 7), Some(false), "there is nobody else to evict");
+        assert_eq!(resize(&fourth, 7), Some(false), "there is no other reservation to evict");
         first.unprotect();
         assert!(now(budget.reserve(10)).is_none());
         assert!(first.is_evicted() && fourth.is_evicted());
     }
 
     #[test]
-    fn growing_keeps_the_age_and_serving_makes_a_holder_the_youngest() {
-        let budget = Budget::new(6, Arc::default());
+    fn a_resized_reservation_keeps_its_age_and_an_unprotected_one_becomes_the_youngest() {
+        let budget = EvictingBudget::new(6, Arc::default());
         let [first, second] = [2, 2].map(|amount| reserve(&budget, amount));
         assert_eq!(resize(&first, 3), Some(true));
         assert!(now(budget.reserve(2)).is_none());
@@ -375,22 +383,22 @@ mod tests {
     }
 
     #[test]
-    fn small_requests_need_no_room() {
-        let budget = Budget::new(3 * SMALL_BYTES, Arc::default());
+    fn small_requests_need_no_reservation() {
+        let budget = EvictingBudget::new(3 * SMALL_BYTES, Arc::default());
         let mut all: Vec<Receiving> = (0..5).map(|_| Receiving::new(budget.clone())).collect();
         let hold = |receiving: &mut Receiving, bytes: usize| now(poll_fn(|cx| receiving.poll_hold(cx, bytes)));
         assert!(all.iter_mut().all(|receiving| hold(receiving, SMALL_BYTES) == Some(true)));
         assert_eq!(hold(&mut all[0], 2 * SMALL_BYTES), Some(true));
-        assert_eq!(hold(&mut all[1], 2 * SMALL_BYTES), None, "the older large one gives way");
+        assert_eq!(hold(&mut all[1], 2 * SMALL_BYTES), None, "the older large one is evicted");
         assert!(all[0].is_evicted());
         assert_eq!(hold(&mut all[0], 2 * SMALL_BYTES), Some(false));
         assert!(
             all[2..].iter_mut().all(|receiving| hold(receiving, SMALL_BYTES) == Some(true)),
-            "small ones do not notice"
+            "small ones are not affected"
         );
         all[0].release();
         assert_eq!(hold(&mut all[1], 2 * SMALL_BYTES), Some(true));
-        assert_eq!(hold(&mut all[2], 4 * SMALL_BYTES), Some(false), "more than there is");
+        assert_eq!(hold(&mut all[2], 4 * SMALL_BYTES), Some(false), "more than the budget");
         assert!(!all[1].is_evicted());
     }
 }

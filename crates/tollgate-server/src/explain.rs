@@ -1,16 +1,16 @@
-//! What the rules would do with a request, and why: for the operator who has to explain a rejection.
+//! Explains what the rules would do with a request, and why, for an operator who has to explain a rejection.
 //!
-//! Nothing is decided and nothing charged. The answer goes through the same steps as a request does (who asks, banned, exempt, which
-//! rules, which plan), by the same code, and writes down what came of each; counters are only looked at.
+//! Nothing is charged. An explanation takes the same steps as a request (identity, bans, exemptions, rules, plan), by the same
+//! code, and records the result of each. Counters are only read.
 //!
-//! **What a limit would say to this cost.** A peek speaks of one unit, and five of them may have to be waited for longer. So the whole
-//! cost is asked for, together with something that is always refused: two units of a quota of one. A request passes all its limits or
-//! is charged by none, so each limit says what it would have said, and none is charged.
+//! **The status of a limit for the whole cost.** A peek reports the wait for one unit, and the wait for five may be longer. So
+//! the whole cost is checked, together with a demand that is always denied: two units of a quota of one. A check passes all
+//! its limits or is charged by none. So each limit reports its status for this cost, and none is charged.
 //!
-//! Why a rule does not match is found by asking its conditions one by one: for each of them a rule is compiled that has this
-//! condition alone. So there is one matcher, and no second one here that could disagree with it.
+//! **Why a rule does not match** is found by compiling one rule per condition, with that condition alone, and matching each. So
+//! there is one matcher, and no second one here that could disagree with it.
 //!
-//! Whom a rule counts is shown without the value (`ip:***`) unless it is asked for.
+//! The values of subjects are masked (`ip:***`) by default.
 
 mod plan;
 
@@ -25,93 +25,94 @@ use tollgate::config::{Loaded, RuleConditions};
 use tollgate::identity::{Caller, Identity, Origin};
 use tollgate::rules::{CompiledRule, LimitSetId, Mode, PlanLookup, RequestView};
 use tollgate::{
-    Check, CheckOptions, Cost, Demand, Key, Limit, LimitStatus, Limiter, OnFailure, Scope, StoreErrorKind, Timestamp,
+    Check, CheckOptions, Cost, Decision, Demand, Key, Limit, Limiter, OnFailure, Scope, StoreErrorKind, Timestamp, Wait,
 };
 
-/// What the rules would do with a request.
+/// An explanation of what the rules would do with a request.
 #[derive(Debug, Serialize)]
 #[non_exhaustive]
 pub struct Explanation {
-    /// Its method.
+    /// The method of the request.
     pub method: String,
-    /// Its path, as rules read it.
+    /// The normalised path of the request, as rules match it.
     pub path: String,
-    /// Who asks, by kind: `api_key`, `user` or `ip`.
+    /// The kind of the caller's identity: `api_key`, `user` or `ip`.
     pub caller: &'static str,
-    /// Whose API key it is, if that is written down.
+    /// The name of the API key in the configuration. `None` without a known key, or if it has no name.
     pub key_name: Option<String>,
-    /// Why the token that it shows is not believed.
+    /// Why the JWT of the request is invalid. `None` if it is valid or there is none.
     pub token_refused: Option<String>,
-    /// Whether the kill switch is on, so that nothing is limited.
+    /// Whether the kill switch is on, so that no request is limited.
     pub kill_switch: bool,
-    /// Why it is refused whatever the limits say.
+    /// Why the request is refused regardless of limits: a ban, or a path that is too long. `None` if it is not.
     pub banned: Option<String>,
-    /// Why no limit applies: `address`, `key` or `path`.
+    /// What exempts the request from all limits: `address`, `key` or `path`. `None` if it is not exempt.
     pub exempt: Option<&'static str>,
-    /// The caller's plan, and where that is said. None if no rule goes by plans.
+    /// The caller's plan and its source. `None` if no rule has limits per plan.
     pub plan: Option<PlanExplanation>,
-    /// Why nothing is said of what is left, if a store was asked and did not answer.
+    /// Why the counters are unknown. `None` unless the store was asked and did not answer.
     pub counters_unknown: Option<String>,
-    /// All rules, in the order of the file.
+    /// All rules of the configuration, in the order of the file.
     pub rules: Vec<RuleExplanation>,
 }
 
-/// A plan, and where it is said that the caller has it.
+/// The plan of a caller.
 #[derive(Debug, Serialize)]
 pub struct PlanExplanation {
-    /// Its name.
+    /// The name of the plan.
     pub name: String,
-    /// Where that is said.
+    /// Where the plan is assigned to the caller, such as `the API key`.
     pub source: Cow<'static, str>,
 }
 
-/// What one rule would do.
+/// An explanation of what one rule would do.
 #[derive(Debug, Serialize)]
 #[non_exhaustive]
 pub struct RuleExplanation {
-    /// Its name.
+    /// The name of the rule.
     pub name: String,
-    /// Whether it applies to this request.
+    /// Whether the rule applies to this request.
     pub applies: bool,
-    /// `enforce`, `shadow` or `off`.
+    /// The mode of the rule: `enforce`, `shadow` or `off`.
     pub mode: &'static str,
-    /// What keeps it from applying.
+    /// Why the rule does not apply. Empty if it does.
     pub because: Vec<String>,
-    /// What it counts by.
+    /// The kinds of subjects that the rule counts by, as in the configuration.
     pub by: Vec<String>,
-    /// Whom it counts here.
+    /// The subject that the rule counts for this request, masked unless values are revealed.
     pub counts: String,
-    /// The units that the request takes.
+    /// The units that the request costs.
     pub cost: u32,
-    /// Whether it is decided in process memory, before everything else.
+    /// Whether this is a shield rule, which is decided in process memory before all others.
     pub shield: bool,
-    /// What it holds this caller to.
+    /// The limits of the rule for this caller.
     pub limits: Vec<LimitExplanation>,
     #[serde(skip)]
     subject: Vec<u8>,
 }
 
-/// One limit of a rule.
+/// An explanation of one limit of a rule.
 #[derive(Debug, Serialize)]
 #[non_exhaustive]
 pub struct LimitExplanation {
-    /// Its name.
+    /// The name of the limit.
     pub name: String,
-    /// The limit as a text.
+    /// The limit as text, such as `10/min`.
     pub limit: String,
-    /// What is left of it, if a store was asked and answered.
+    /// The remaining units. `None` until [`Explanation::read_counters`] has read them.
     pub remaining: Option<u32>,
-    /// Whether the request would pass it; none like `remaining`.
+    /// Whether the limit would allow the request. `None` like `remaining`.
     pub would_allow: Option<bool>,
-    /// For how long it would not, in milliseconds; none if the request takes more than ever fits, and like `remaining`.
+    /// The milliseconds until the limit would allow the request: 0 if it would now. `None` if the cost exceeds the limit, and
+    /// like `remaining`.
     pub retry_after_ms: Option<u64>,
     #[serde(skip)]
     policy: Arc<Policy>,
 }
 
 impl Explanation {
-    /// What `loaded` says of a request that came from `peer`. Who knows plans that the rules do not know is asked among
-    /// `lookups`. Values of subjects are shown only if `is_revealing`.
+    /// Explains what the configuration would do with a request from `peer`. If the rules do not determine the caller's plan, the
+    /// `lookups` are asked in turn. The values of subjects are shown only if `is_revealing`. Does not read counters.
     pub async fn new<B>(
         loaded: &Loaded,
         lookups: &[Arc<dyn PlanLookup>],
@@ -120,17 +121,17 @@ impl Explanation {
         now: Timestamp,
         is_revealing: bool,
     ) -> Explanation {
-        let asked = match plan::question(loaded, request, peer, now) {
+        let looked_up = match plan::question(loaded, request, peer, now) {
             Some(question) if !lookups.is_empty() => Some(loaded.rules.look_up_limit_set(&question, lookups).await),
             _ => None,
         };
-        Explanation::with_plan(loaded, asked, request, peer, now, is_revealing)
+        Explanation::with_plan(loaded, looked_up, request, peer, now, is_revealing)
     }
 
-    /// The same, once whoever knows plans was asked, if there is anybody.
+    /// Explains a request. `looked_up` is the result of the lookups; `None` if there are none or the rules determine the plan.
     fn with_plan<B>(
         loaded: &Loaded,
-        asked: Option<LimitSetId>,
+        looked_up: Option<LimitSetId>,
         request: &Request<B>,
         peer: IpAddr,
         now: Timestamp,
@@ -142,21 +143,21 @@ impl Explanation {
         let origin = Origin { peer, headers: request.headers(), path: &path };
         let identity = rules.identifier().identify(origin, rules, now);
         let conditions = RuleConditions::new(loaded);
-        let (limit_set, plan) = plan::of(loaded, asked, &identity);
+        let (limit_set, plan) = plan::of(loaded, looked_up, &identity);
         let exempt = exempt(loaded, &identity, conditions.is_exempt_path(&view));
         let matched: Vec<u32> = rules.matching(&view).indices().to_vec();
-        let mut said = Vec::with_capacity(rules.rules().len());
+        let mut explained = Vec::with_capacity(rules.rules().len());
         for (index, rule) in rules.rules().iter().enumerate() {
             let is_matched = matched.iter().any(|matched| *matched as usize == index);
             let mut because = if is_matched { Vec::new() } else { conditions.unmet(index, &view) };
-            because.extend((rule.mode() == Mode::Off).then(|| "it is off".to_owned()));
+            because.extend((rule.mode() == Mode::Off).then(|| "the rule is off".to_owned()));
             because.extend(rules.is_off().then(|| "the kill switch is on".to_owned()));
             because.extend(exempt.map(|what| format!("the {what} is exempt")));
-            said.push(rule_said(rule, limit_set, &identity, because, is_revealing));
+            explained.push(explain_rule(rule, limit_set, &identity, because, is_revealing));
         }
         Explanation {
             method: view.method().to_string(),
-            // One that may be several has no single spelling.
+            // A path that may mean several has no normal form.
             path: if path.is_empty() { view.path().to_owned() } else { path.to_string() },
             caller: match identity.caller() {
                 Caller::ApiKey(..) => "api_key",
@@ -170,48 +171,66 @@ impl Explanation {
             exempt,
             plan,
             counters_unknown: None,
-            rules: said,
+            rules: explained,
         }
     }
 
-    /// Looks at the counters of the rules that apply. A shield's are in another process, and are left out. If the store does not
-    /// answer, that is said, and nothing of them.
-    pub async fn look(&mut self, limiter: &Limiter) {
+    /// Reads the counters of the rules that apply, except those of shield rules, which are in the memory of other processes. If
+    /// a subject is banned in the store, sets [`Explanation::banned`] and leaves its counters unknown. If the store does not answer, sets [`Explanation::counters_unknown`] and stops.
+    pub async fn read_counters(&mut self, limiter: &Limiter) {
         for rule in self.rules.iter_mut().filter(|rule| rule.applies && !rule.shield) {
             for limit in &mut rule.limits {
                 let scope = Scope::rule(&rule.name, &limit.name);
                 let Ok(key) = Key::scoped(&rule.subject, scope) else { continue };
-                let line = match would_say(limiter, *limit.policy.limit(), key, Cost::new(rule.cost)).await {
-                    Ok(line) => line,
+                let decision = match decision_for(limiter, *limit.policy.limit(), key, Cost::new(rule.cost)).await {
+                    Ok(decision) => decision,
                     Err(kind) => {
                         self.counters_unknown = Some(format!("the store did not answer ({})", kind.name()));
                         return;
                     }
                 };
-                limit.remaining = Some(line.remaining);
-                limit.would_allow = Some(line.allowed);
-                limit.retry_after_ms = if line.allowed { Some(0) } else { line.retry_after.as_millis_ceil() };
+                if let Some(ban) = decision.ban {
+                    self.banned.get_or_insert_with(|| banned_in_store(&rule.counts, ban));
+                    break;
+                }
+                let Some(status) = decision.limits.first() else { continue };
+                limit.remaining = Some(status.remaining);
+                limit.would_allow = Some(status.allowed);
+                limit.retry_after_ms = if status.allowed { Some(0) } else { status.retry_after.as_millis_ceil() };
             }
         }
     }
 }
 
-/// What a limit would say to this cost, if it were asked for.
-async fn would_say(limiter: &Limiter, limit: Limit, key: Key<'_>, cost: Cost) -> Result<LimitStatus, StoreErrorKind> {
-    let broken = StoreErrorKind::Protocol;
-    let one: Limit = "1/s".parse().map_err(|_| broken)?;
-    // The same subject, so that in a cluster both are asked in one place.
-    let refused = Demand::new(one, Key::new(key.subject()).map_err(|_| broken)?).cost(Cost::new(2));
-    // One that charges what is refused would charge this, too. Which counter it is does not depend on it.
-    let demands = [Demand::new(limit.with_count_denied(false), key).cost(cost), refused];
-    let check = Check::new(&demands).map_err(|_| broken)?;
-    // As if the units could come back: then neither is a remembered denial told, nor this one remembered.
-    let options = CheckOptions { on_failure: Some(OnFailure::Deny), refundable: true };
-    let decision = limiter.check_with(&check, options).await.map_err(|unavailable| unavailable.kind())?;
-    decision.limits.first().copied().ok_or(broken)
+/// Describes a ban of a subject in the store.
+fn banned_in_store(subject: &str, ban: Wait) -> String {
+    match ban.as_secs_ceil() {
+        Some(seconds) => format!("{subject} is banned in the store for {seconds} s"),
+        None => format!("{subject} is banned in the store for good"),
+    }
 }
 
-fn rule_said(
+/// Returns how `limit` would decide a request of this cost, without charging it: in `limits[0]` of the decision.
+///
+/// The decision as a whole is always a denial, because the check includes a second demand that never passes; so nothing is
+/// charged. Use only `limits[0]`, or `ban` if it is set. `count_denied` is ignored.
+///
+/// # Errors
+/// Returns an error if the store does not answer, or `Protocol` if the check cannot be built.
+async fn decision_for(limiter: &Limiter, limit: Limit, key: Key<'_>, cost: Cost) -> Result<Decision, StoreErrorKind> {
+    let broken = StoreErrorKind::Protocol;
+    let one: Limit = "1/s".parse().map_err(|_| broken)?;
+    // The same subject, so that both counters are on one node of a cluster.
+    let denied = Demand::new(one, Key::new(key.subject()).map_err(|_| broken)?).cost(Cost::new(2));
+    // With `count_denied` the denial would be charged. The option does not select the counter.
+    let demands = [Demand::new(limit.with_count_denied(false), key).cost(cost), denied];
+    let check = Check::new(&demands).map_err(|_| broken)?;
+    // A refundable check neither uses the deny cache nor fills it.
+    let options = CheckOptions { on_failure: Some(OnFailure::Deny), refundable: true };
+    limiter.check_with(&check, options).await.map_err(|unavailable| unavailable.kind())
+}
+
+fn explain_rule(
     rule: &CompiledRule,
     limit_set: LimitSetId,
     identity: &Identity<'_>,
@@ -241,7 +260,8 @@ fn rule_said(
     }
 }
 
-/// A subject without its values. `&` separates parts and nothing else, and a kind has no `:` but the one before a name.
+/// Returns a subject without its values. `&` occurs only between parts, and a kind contains no `:` except the one before the
+/// name of a header or cookie.
 fn masked(subject: &str) -> String {
     let part = |part: &str| {
         let names = if part.starts_with("header:") || part.starts_with("cookie:") { 2 } else { 1 };
@@ -253,7 +273,7 @@ fn masked(subject: &str) -> String {
     subject.split('&').map(part).collect::<Vec<_>>().join("&")
 }
 
-/// Why the request is refused whatever the limits say.
+/// Returns why the request is refused regardless of limits, or `None` if it is not.
 fn refused(loaded: &Loaded, request: &RequestView<'_>, identity: &Identity<'_>, now: Timestamp) -> Option<String> {
     let rules = &loaded.rules;
     if let Some(ban) = rules.ban(identity, now) {
@@ -264,9 +284,10 @@ fn refused(loaded: &Loaded, request: &RequestView<'_>, identity: &Identity<'_>, 
         });
     }
     let is_too_long = request.path().len() > rules.path_bytes_max() && !rules.is_off();
-    is_too_long.then(|| format!("its path has more than {} bytes", rules.path_bytes_max()))
+    is_too_long.then(|| format!("the path has more than {} bytes", rules.path_bytes_max()))
 }
 
+/// Returns what exempts the request from all limits.
 fn exempt(loaded: &Loaded, identity: &Identity<'_>, is_exempt_path: bool) -> Option<&'static str> {
     let is_exempt_key = || {
         let entry = identity.api_key().and_then(|(digest, _)| loaded.rules.key(&digest));

@@ -1,22 +1,23 @@
-//! The doors of the Tollgate decision service, and the loop that holds them open.
+//! The listeners of the Tollgate decision service (HTTP, RESP, admin), and the loop that serves them.
 //!
 //! ```no_run
 //! use tollgate::Limiter;
-//! use tollgate_server::{BoundListeners, Listeners, run};
+//! use tollgate_server::{Listeners, ServerOptions, run};
 //!
 //! # async fn example() -> std::io::Result<()> {
-//! let listeners = Listeners { http: Some(tokio::net::TcpListener::bind("127.0.0.1:8080").await?), ..Listeners::default() };
-//! run(listeners, BoundListeners::new(Limiter::memory()), async { std::future::pending().await }).await;
+//! let socket = tokio::net::TcpListener::bind("127.0.0.1:8080").await?;
+//! let shutdown = std::future::pending();
+//! run(Listeners::default().http(socket), ServerOptions::new(Limiter::memory()), shutdown).await;
 //! # Ok(())
 //! # }
 //! ```
 
 mod accept;
-mod admin;
 mod auth_guard;
 mod browser;
 mod budget;
 mod explain;
+mod listener;
 pub mod listeners;
 mod log_limit;
 mod memory_watch;
@@ -25,17 +26,19 @@ mod openapi;
 mod readiness;
 mod reload;
 mod run;
+mod shutdown;
 mod stream;
 mod tls;
 mod worker_pool;
 
-pub use admin::is_loopback;
-pub use admin::token::{AdminTokenError, Token};
-pub use browser::{Origin, OriginError};
+pub use browser::{WebOrigin, WebOriginError};
 pub use explain::{Explanation, LimitExplanation, PlanExplanation, RuleExplanation};
+pub use listener::Listeners;
+pub use listeners::admin::is_loopback;
+pub use listeners::admin::token::{AdminTokenError, Token};
 pub use memory_watch::watch_memory;
 pub use metrics::StoreTimes;
 pub use readiness::Readiness;
 pub use reload::{ReloadError, Reloader, findings_json};
-pub use run::{BoundListeners, Bounds, Listeners, run};
-pub use tls::{Tls, TlsError};
+pub use run::{Bounds, ServerOptions, run};
+pub use tls::{CertificateError, Tls};

@@ -5,21 +5,22 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-/// At most one line in this time, per limit.
+/// The least time between two lines of one limit.
 const INTERVAL: Duration = Duration::from_secs(10);
 
-/// Limits the log lines of one kind of event, which a client can cause as often as it likes.
+/// Limits the log lines about one kind of event that clients can cause, to one line in ten seconds.
 #[derive(Debug, Default)]
-pub(crate) struct LogLimit(Mutex<State>);
+pub(crate) struct LogLimit(Mutex<LogState>);
 
 #[derive(Debug, Default)]
-struct State {
+struct LogState {
     logged_at: Option<Instant>,
     unlogged: u64,
 }
 
 impl LogLimit {
-    /// Returns the number of events that were not logged since the last line, or `None` if this event is not logged either.
+    /// Returns `Some` if this event may be logged, with the number of events since the last line that were not. Returns `None`
+    /// if it may not.
     pub(crate) fn admit(&self) -> Option<u64> {
         let now = Instant::now();
         let mut state = self.0.lock();
@@ -37,7 +38,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn one_line_per_interval_says_how_many_were_left_out() {
+    async fn one_event_per_interval_is_logged_with_the_number_of_those_left_out() {
         let limit = LogLimit::default();
         assert_eq!(limit.admit(), Some(0));
         for _ in 0..1_000 {

@@ -1,18 +1,19 @@
-//! `/metrics`: everything that is counted, read when somebody asks.
+//! `/metrics`: everything that is counted, read at each scrape.
 //!
-//! Nothing is kept twice. The engine, the limiter, the doors and the reloader count what they do; a scrape reads them and
-//! writes OpenMetrics text, which Prometheus and everything after it reads. `docs/metrics.md` explains each name; a test
-//! compares the two.
+//! Nothing is kept twice. The engine, the limiter, the listeners and the reloader count what they do. A scrape reads their
+//! counters and writes OpenMetrics text, which Prometheus reads. `docs/metrics.md` explains each name; a test compares the
+//! two.
 //!
-//! **Bounded, and nobody's name.** Labels are names of rules (as many as the configuration has) and words of ours. No key, address or
-//! plan is ever a label: that would be a series per caller, and a list of callers for whoever reads the metrics.
+//! **Labels are bounded and identify no caller.** Label values are names of rules (as many as the configuration has) and
+//! fixed words. No key, address or plan is a label: that would create a series per caller, and disclose callers to anyone
+//! who reads the metrics.
 
 mod histogram;
 mod listener_stats;
 mod store_times;
 
 use std::borrow::Cow;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, text};
@@ -22,49 +23,60 @@ use tollgate::engine::Engine;
 use tollgate::{Counted, DecisionOutcome, Limiter, LimiterStats, MemoryStore, Source};
 
 use self::histogram::Snapshot;
-pub(crate) use self::listener_stats::{DecisionStats, ListenerStats, Rejection};
+pub(crate) use self::listener_stats::{DecisionStats, ListenerStats, Rejection, SOURCES};
 pub use self::store_times::StoreTimes;
-use crate::accept::ListenerCounts;
 use crate::readiness::Readiness;
 use crate::reload::Reloader;
 
-/// What the answer says that it is.
+/// The content type of the response.
 pub(crate) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// The rule under which decisions without rules are counted. No rule can have this name.
+/// The `rule` label of explicit checks. No rule can have this name.
 const EXPLICIT: &str = "";
+/// The label that names a listener.
+const LISTENER: &str = "door";
 
-/// Where the numbers come from.
-pub(crate) struct Numbers {
-    pub(crate) limiter: Limiter,
-    pub(crate) reloader: Reloader,
-    pub(crate) readiness: Readiness,
-    pub(crate) decisions: Arc<DecisionStats>,
-    pub(crate) store_times: Arc<StoreTimes>,
-    pub(crate) doors: [(&'static str, Arc<ListenerCounts>); 3],
-    /// In the order of `doors`.
-    pub(crate) listeners: [Arc<ListenerStats>; 3],
+/// The sources of all metrics.
+pub(crate) struct Metrics {
+    limiter: Limiter,
+    reloader: Reloader,
+    readiness: Readiness,
+    decisions: Arc<DecisionStats>,
+    store_times: Arc<StoreTimes>,
+    listeners: OnceLock<Vec<Arc<ListenerStats>>>,
 }
 
-impl Numbers {
-    pub(crate) fn limiter(&self) -> &Limiter {
-        &self.limiter
+impl Metrics {
+    /// Creates metrics without listeners.
+    pub(crate) fn new(
+        limiter: Limiter,
+        reloader: Reloader,
+        readiness: Readiness,
+        decisions: Arc<DecisionStats>,
+        store_times: Arc<StoreTimes>,
+    ) -> Metrics {
+        Metrics { limiter, reloader, readiness, decisions, store_times, listeners: OnceLock::new() }
     }
 
-    fn listeners_by_name(&self) -> [(&'static str, &ListenerStats); 3] {
-        std::array::from_fn(|index| (self.doors[index].0, &*self.listeners[index]))
+    /// Sets the listeners to report, in this order. Has no effect when called again.
+    pub(crate) fn set_listeners(&self, listeners: Vec<Arc<ListenerStats>>) {
+        let _ = self.listeners.set(listeners);
     }
 
-    /// All of them, as text.
-    pub(crate) fn text(self: &Arc<Self>) -> Option<String> {
+    /// Returns all metrics as OpenMetrics text, or `None` if they cannot be encoded.
+    pub(crate) fn encode(self: &Arc<Self>) -> Option<String> {
         let mut registry = Registry::with_prefix("tollgate");
         registry.register_collector(Box::new(Scrape(self.clone())));
-        let mut written = String::with_capacity(8 * 1024);
-        text::encode(&mut written, &registry).ok()?;
-        Some(written)
+        let mut encoded = String::with_capacity(8 * 1024);
+        text::encode(&mut encoded, &registry).ok()?;
+        Some(encoded)
     }
 
-    /// (rule, mode, what was said) of everybody who decides.
+    fn listeners(&self) -> &[Arc<ListenerStats>] {
+        self.listeners.get().map_or(&[], Vec::as_slice)
+    }
+
+    /// Returns the decisions of explicit checks and of every rule, each with the rule's name and mode.
     fn decisions(&self) -> Vec<(Cow<'static, str>, &'static str, Counted)> {
         let explicit = self.decisions.explicit.counted().into_iter();
         let mut decisions: Vec<_> = explicit.map(|cell| (EXPLICIT.into(), "enforce", cell)).collect();
@@ -77,8 +89,8 @@ impl Numbers {
     }
 }
 
-/// One reading of all numbers.
-struct Scrape(Arc<Numbers>);
+/// One reading of all metrics.
+struct Scrape(Arc<Metrics>);
 
 impl std::fmt::Debug for Scrape {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -86,42 +98,37 @@ impl std::fmt::Debug for Scrape {
     }
 }
 
-/// A label's name and value.
+/// The name and value of a label.
 type Label<'a> = (&'static str, Cow<'a, str>);
 
 impl Collector for Scrape {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> std::fmt::Result {
-        let numbers = &*self.0;
-        let mut page = Page(&mut encoder);
-        page.decisions(&numbers.decisions())?;
-        let stats = numbers.limiter.stats();
+        let metrics = &*self.0;
+        let mut page = MetricsPage(&mut encoder);
+        page.decisions(&metrics.decisions())?;
+        let stats = metrics.limiter.stats();
         page.limiter(&stats)?;
-        page.memory(&stats, numbers.reloader.engine().map(Engine::shield))?;
-        page.histograms("decision_seconds", "Duration of decisions, by source.", "source", numbers.decisions.times())?;
-        let help = "How long calls of the shared store took, by what they were for.";
-        page.histograms("store_call_seconds", help, "call", numbers.store_times.read())?;
-        page.reloads(&numbers.reloader)?;
-        page.eviction(&numbers.readiness)?;
-        page.connections(&numbers.doors)?;
-        page.listeners(&numbers.listeners_by_name())?;
-        page.gauge("ready", "Whether work should be sent here: 1 or 0.", u64::from(numbers.readiness.is_ready()))?;
-        let version = [("version", env!("CARGO_PKG_VERSION"))];
-        self::info(page.0, "build", "What is running.", &version)
+        page.memory(&stats, metrics.reloader.engine().map(Engine::shield))?;
+        page.histograms("decision_seconds", "Duration of decisions, by source.", "source", metrics.decisions.times())?;
+        let help = "Duration of calls to the shared store, by kind of call.";
+        page.histograms("store_call_seconds", help, "call", metrics.store_times.read())?;
+        page.reloads(&metrics.reloader)?;
+        page.eviction(&metrics.readiness)?;
+        page.connections(metrics.listeners())?;
+        page.requests(metrics.listeners())?;
+        let help = "Whether requests should be sent to this instance: 1 or 0.";
+        page.gauge("ready", help, u64::from(metrics.readiness.is_ready()))?;
+        page.info("build", "The version that is running.", &[("version", env!("CARGO_PKG_VERSION"))])
     }
 }
 
-fn info(
-    encoder: &mut DescriptorEncoder<'_>,
-    name: &str,
-    help: &str,
-    labels: &[(&'static str, &'static str); 1],
-) -> std::fmt::Result {
-    encoder.encode_descriptor(name, help, None, MetricType::Info)?.encode_info(labels)
-}
+struct MetricsPage<'p, 'e>(&'p mut DescriptorEncoder<'e>);
 
-struct Page<'p, 'e>(&'p mut DescriptorEncoder<'e>);
+impl MetricsPage<'_, '_> {
+    fn info(&mut self, name: &str, help: &str, labels: &[(&'static str, &'static str); 1]) -> std::fmt::Result {
+        self.0.encode_descriptor(name, help, None, MetricType::Info)?.encode_info(labels)
+    }
 
-impl Page<'_, '_> {
     fn counter(&mut self, name: &str, help: &str, value: u64) -> std::fmt::Result {
         self.counters(name, help, [(Vec::new(), value)])
     }
@@ -164,7 +171,7 @@ impl Page<'_, '_> {
     }
 
     fn decisions(&mut self, decisions: &[(Cow<'static, str>, &'static str, Counted)]) -> std::fmt::Result {
-        let help = "Decisions by rule (empty: by limits that the question named), verdict, source and mode.";
+        let help = "Decisions by rule (empty for explicit checks), verdict, source and mode.";
         let series = decisions.iter().map(|(rule, mode, cell)| {
             let labels: Vec<Label<'_>> = vec![
                 ("rule", Cow::Borrowed(&**rule)),
@@ -176,15 +183,15 @@ impl Page<'_, '_> {
         });
         self.counters("decisions", help, series)?;
 
-        let is_degraded = |cell: &Counted| match (cell.said, cell.source) {
+        let policy_of = |cell: &Counted| match (cell.said, cell.source) {
             (DecisionOutcome::Unavailable, _) => Some("unavailable"),
             (_, Source::Local) => Some("local"),
             (_, Source::None) => Some("allow"),
             _ => None,
         };
-        let help = "Decisions that were made without the store, by the policy that made them.";
+        let help = "Decisions made without the store, by failure policy.";
         let series = ["local", "allow", "unavailable"].map(|policy| {
-            let cells = decisions.iter().filter(|(.., cell)| is_degraded(cell) == Some(policy));
+            let cells = decisions.iter().filter(|(.., cell)| policy_of(cell) == Some(policy));
             (vec![("policy", policy.into())], cells.map(|(.., cell)| cell.times).sum())
         });
         self.counters("degraded", help, series)
@@ -193,12 +200,16 @@ impl Page<'_, '_> {
     fn limiter(&mut self, stats: &LimiterStats) -> std::fmt::Result {
         self.counter("store_calls", "Calls to the shared store.", stats.store_calls)?;
         self.counter("store_failures", "Calls to the shared store that failed.", stats.store_failures)?;
-        self.gauge("breaker_open", "Whether the store is not being asked: 1 or 0.", u64::from(stats.breaker_open))?;
-        self.counter("breaker_opened", "How often the breaker opened.", stats.breaker_opened)?;
-        self.counter("deny_cache_hits", "Denials that were remembered.", stats.deny_cache_hits)
+        self.gauge(
+            "breaker_open",
+            "Whether the circuit breaker is open, so that the store is not called: 1 or 0.",
+            u64::from(stats.breaker_open),
+        )?;
+        self.counter("breaker_opened", "Times that the circuit breaker opened.", stats.breaker_opened)?;
+        self.counter("deny_cache_hits", "Denials answered from the deny cache.", stats.deny_cache_hits)
     }
 
-    /// Two stores in this process: the limiter's own, and that of the shield rules, which is there once there are rules.
+    /// Writes the memory of the limiter's store, and that of the store for shield rules if there is an engine.
     fn memory(&mut self, stats: &LimiterStats, shield: Option<&MemoryStore>) -> std::fmt::Result {
         let limits = [stats.memory_keys, stats.memory_overflow_keys, stats.memory_bytes, stats.memory_max_bytes];
         let shield = shield
@@ -207,11 +218,11 @@ impl Page<'_, '_> {
             [("limits", limits)].into_iter().chain(shield.map(|read| ("shield", read))).collect();
         let column =
             |which: usize| read.iter().map(move |(kind, read)| (vec![("kind", Cow::from(*kind))], read[which]));
-        let help = "Counters in process memory: of limits (beside a shared store those of the local shares), and of shield rules.";
+        let help = "Counters in process memory: of limits (with a shared store, those of the local shares), and of shield rules.";
         self.gauges("memory_keys", help, column(0))?;
-        self.gauges("memory_overflow_keys", "Those of them that several keys share, for want of room.", column(1))?;
-        self.gauges("memory_bytes", "The bytes that they take.", column(2))?;
-        self.gauges("memory_max_bytes", "The most bytes that they may take.", column(3))
+        self.gauges("memory_overflow_keys", "Counters that several keys share because the memory is full.", column(1))?;
+        self.gauges("memory_bytes", "Bytes used by counters in process memory.", column(2))?;
+        self.gauges("memory_max_bytes", "Bytes that counters in process memory may use.", column(3))
     }
 
     fn histograms(
@@ -230,32 +241,22 @@ impl Page<'_, '_> {
         Ok(())
     }
 
-    fn listeners(&mut self, listeners: &[(&'static str, &ListenerStats)]) -> std::fmt::Result {
-        let times = listeners.iter().map(|(door, stats)| (*door, stats.request_times.read()));
-        let help = "Time from a whole request to its answer, by listener.";
-        self.histograms("request_seconds", help, "door", times)?;
-        // Each listener has its own reasons.
-        let reasons = |door: &str| match door {
-            "resp" => &[Rejection::Http][..],
-            "http" => &[Rejection::Origin],
-            _ => &[Rejection::Origin, Rejection::Host],
-        };
-        let rejected = listeners.iter().flat_map(|(door, stats)| {
-            let is_its_own = move |(reason, _): &(Rejection, u64)| reasons(door).contains(reason);
-            stats
-                .rejected()
-                .into_iter()
-                .filter(is_its_own)
-                .map(|(reason, times)| (vec![("door", Cow::from(*door)), ("reason", reason.name().into())], times))
+    fn requests(&mut self, listeners: &[Arc<ListenerStats>]) -> std::fmt::Result {
+        let times = listeners.iter().map(|stats| (stats.name, stats.request_times.read()));
+        let help = "Time from a complete request to its response, by listener.";
+        self.histograms("request_seconds", help, LISTENER, times)?;
+        let rejected = listeners.iter().flat_map(|stats| {
+            let labels = |reason: Rejection| vec![(LISTENER, stats.name.into()), ("reason", reason.name().into())];
+            stats.rejected().map(move |(reason, times)| (labels(reason), times))
         });
-        let help = "Requests that were rejected because a web page seems to have sent them, by listener and reason.";
+        let help = "Requests rejected because a web page may have sent them, by listener and reason.";
         self.counters("requests_rejected", help, rejected)?;
-        let authenticating = listeners.iter().filter(|(door, _)| *door != "http");
-        let failures = authenticating.flat_map(|(door, stats)| {
-            let read = ["wrong", "refused"].into_iter().zip(stats.auth_failures.read());
-            read.map(|(result, times)| (vec![("door", Cow::from(*door)), ("result", result.into())], times))
+        let failures = listeners.iter().flat_map(|stats| {
+            let labels = |result: &'static str| vec![(LISTENER, stats.name.into()), ("result", result.into())];
+            stats.auth_failures().map(move |(result, times)| (labels(result), times))
         });
-        let help = "Failed authentication attempts: with a wrong secret, or refused unseen because too many wait.";
+        let help =
+            "Failed authentication attempts: a wrong secret, or refused because too many attempts of the address wait.";
         self.counters("auth_failures", help, failures)
     }
 
@@ -263,38 +264,36 @@ impl Page<'_, '_> {
         let history = reloader.history();
         let series = [("ok", history.succeeded), ("failed", history.failed)]
             .map(|(result, times)| (vec![("result", Cow::from(result))], times));
-        self.counters("reloads", "Times that the configuration was read again, by result.", series)?;
+        self.counters("reloads", "Reloads of the configuration, by result.", series)?;
         let series = history.removed.iter().map(|(kind, count)| (vec![("kind", Cow::from(*kind))], *count));
-        self.counters("reload_removed", "Parts of the configuration that reloads have removed, by kind.", series)?;
+        self.counters("reload_removed", "Parts of the configuration that reloads removed, by kind.", series)?;
         let is_failed = u64::from(history.failure.is_some());
-        self.gauge(
-            "reload_failed",
-            "Whether the last reload failed, so that older rules are in force: 1 or 0.",
-            is_failed,
-        )?;
+        self.gauge("reload_failed", "Whether the last reload failed: 1 or 0.", is_failed)?;
         let seconds = history.last_success.as_micros() / 1_000_000;
-        self.gauge("reload_last_success_timestamp_seconds", "When what is in force was read, in Unix seconds.", seconds)
+        self.gauge(
+            "reload_last_success_timestamp_seconds",
+            "Unix time of the last successful reload, or of the start.",
+            seconds,
+        )
     }
 
     fn eviction(&mut self, readiness: &Readiness) -> std::fmt::Result {
-        let (may_forget, evicted) = readiness.eviction();
-        let help = "Whether the shared store forgets counters when its memory is full: 1 or 0.";
-        self.gauge("store_evicts", help, u64::from(may_forget))?;
-        let help = "Keys that the shared store says it has evicted since it started.";
+        let (evicts, evicted) = readiness.eviction();
+        let help = "Whether the shared store evicts counters when its memory is full: 1 or 0.";
+        self.gauge("store_evicts", help, u64::from(evicts))?;
+        let help = "Keys that the shared store reports as evicted since it started.";
         self.gauge("store_evicted_keys", help, evicted.unwrap_or(0))
     }
 
-    fn connections(&mut self, doors: &[(&'static str, Arc<ListenerCounts>)]) -> std::fmt::Result {
-        let read = doors.iter().map(|(door, counts)| (vec![("door", Cow::from(*door))], counts.read()));
-        let read: Vec<(Vec<Label<'_>>, [u64; 4])> = read.collect();
-        let column = |which: usize| read.iter().map(move |(labels, counts)| (labels.clone(), counts[which]));
-        self.gauges("connections", "Connections that are open, by door.", column(0))?;
-        self.counters("connections_accepted", "Connections that were let in, by door.", column(1))?;
-        self.counters("connections_refused", "Connections for which there was no place, by door.", column(2))?;
-        self.counters(
-            "connections_evicted",
-            "Connections that were closed to make room for others, by door.",
-            column(3),
-        )
+    fn connections(&mut self, listeners: &[Arc<ListenerStats>]) -> std::fmt::Result {
+        let read: Vec<(&'static str, [u64; 4])> =
+            listeners.iter().map(|stats| (stats.name, stats.connections.read())).collect();
+        let column = |which: usize| {
+            read.iter().map(move |(listener, counts)| (vec![(LISTENER, Cow::from(*listener))], counts[which]))
+        };
+        self.gauges("connections", "Open connections, by listener.", column(0))?;
+        self.counters("connections_accepted", "Connections accepted, by listener.", column(1))?;
+        self.counters("connections_refused", "Connections refused because of the limit, by listener.", column(2))?;
+        self.counters("connections_evicted", "Connections closed to make room for others, by listener.", column(3))
     }
 }

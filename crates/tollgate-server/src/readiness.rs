@@ -1,19 +1,19 @@
-//! Whether to send work here: `/healthz` and `/readyz`.
+//! The state that `/healthz` and `/readyz` report.
 //!
-//! *Alive* means that the process answers. *Ready* means that an answer is worth having from here:
+//! *Alive* means that the process answers. *Ready* means that a load balancer should send requests to this instance:
 //!
-//! | | ready | why |
+//! | state | ready | because |
 //! |---|---|---|
 //! | the store answers, or counters are in memory | yes | |
-//! | the store does not answer | no | decisions are this node's share until it does |
-//! | a reload failed | yes | the old rules are in force; the body says what is wrong |
-//! | the store forgets keys when its memory is full | yes | `degraded`: a counter that is forgotten starts afresh |
-//! | the doors are about to close | no | so that nobody new is sent here while the others are served |
-//! | a door, or a watch over the store or the files, has ended | no | it does not come back by itself; the body says which |
+//! | the store does not answer | no | until it does, decisions are made from this node's local share |
+//! | a reload failed | yes | the old rules are in force; the response says what is wrong |
+//! | the store evicts keys when its memory is full | yes | reported as `degraded`: an evicted counter starts from zero |
+//! | the instance shuts down | no | new requests should go elsewhere while open connections are served |
+//! | a listener, or the watch on the store or the files, has ended | no | it does not restart; the response says which |
 //!
-//! The store is asked here and not only watched: an instance without traffic would otherwise not know. The question is
-//! a decision like any other, on a counter of its own; a store that answers PING but cannot run the script, or cannot write,
-//! is not one that answers.
+//! The store is probed, not only observed: without traffic there would be nothing to observe. The probe is a decision like
+//! any other, on a counter of its own. So a store that answers PING but cannot run the script, or cannot write, counts as
+//! one that does not answer.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -25,17 +25,18 @@ use tollgate::{Check, Demand, Key, Limit, Limiter, Store, Timestamp};
 
 use crate::reload::Reloader;
 
-/// Two of these and the breaker's longest pause are less than the two seconds after which a healed store must be known to be.
-const ASK_EVERY: Duration = Duration::from_millis(500);
-/// Nobody waits for this answer, so it may take longer than a decision.
-const ASK_WITHIN: Duration = Duration::from_millis(400);
-/// One answer that did not come may be a blip.
-const FAILURES_TO_BE_AWAY: u32 = 2;
+/// The interval between two probes. Two of them and the breaker's longest pause are less than the two seconds within which a
+/// store that is back must be noticed.
+const PROBE_INTERVAL: Duration = Duration::from_millis(500);
+/// The deadline of a probe. No request waits for it, so it may take longer than a decision.
+const PROBE_TIMEOUT: Duration = Duration::from_millis(400);
+/// The number of consecutive failed probes after which the store counts as unreachable. A single one may be a blip.
+const UNREACHABLE_AFTER: u32 = 2;
 
-/// A store that has evicted no key in so many looks is taken to have stopped.
-const LOOKS_WITHOUT_EVICTION: u32 = 12;
+/// The number of readings without an eviction after which the store counts as not evicting any more.
+const READINGS_WITHOUT_EVICTION: u32 = 12;
 
-/// Whether to send work here. Cloning it is cheap, and clones share everything.
+/// The readiness of an instance, as `/readyz` reports it. Clones share their state.
 #[derive(Clone)]
 pub struct Readiness(Arc<Inner>);
 
@@ -43,80 +44,80 @@ struct Inner {
     limiter: Limiter,
     store: Option<Arc<dyn Store>>,
     reloader: Reloader,
-    /// In a row; until the first answer it counts as away.
+    /// Consecutive failed probes. Starts so that the store counts as unreachable until the first answer.
     failures: AtomicU32,
-    is_leaving: AtomicBool,
-    /// What should have gone on.
+    is_shutting_down: AtomicBool,
+    /// The tasks that have ended before the shutdown.
     ended: Mutex<Vec<&'static str>>,
-    eviction: Mutex<Eviction>,
+    eviction: Mutex<EvictionState>,
 }
 
-/// What the store's server says about forgetting keys.
+/// What the store's server reports about evicting keys.
 #[derive(Clone, Default, Debug)]
-struct Eviction {
+struct EvictionState {
     policy: Option<String>,
     evicted_keys: Option<u64>,
-    /// How many more looks the last eviction counts for.
-    looks_left: u32,
+    /// The number of readings for which the last eviction still counts.
+    readings_left: u32,
 }
 
-impl Eviction {
-    fn look(&mut self, policy: Option<&str>, evicted_keys: Option<u64>) {
+impl EvictionState {
+    fn read(&mut self, policy: Option<&str>, evicted_keys: Option<u64>) {
         let has_grown = self.evicted_keys.zip(evicted_keys).is_some_and(|(before, now)| now > before);
-        self.looks_left = if has_grown { LOOKS_WITHOUT_EVICTION } else { self.looks_left.saturating_sub(1) };
+        self.readings_left = if has_grown { READINGS_WITHOUT_EVICTION } else { self.readings_left.saturating_sub(1) };
         self.policy = policy.map(str::to_owned);
         self.evicted_keys = evicted_keys;
     }
 
-    /// Why counters may be forgotten, if they may.
+    /// Returns why counters may be lost, or `None` if they are safe.
     fn reason(&self) -> Option<String> {
         match &self.policy {
-            _ if self.looks_left > 0 => Some(
-                "the store evicts keys, and with them counters: give it memory, and set maxmemory-policy to noeviction"
+            _ if self.readings_left > 0 => Some(
+                "the store evicts keys, and with them counters: give it more memory, and set maxmemory-policy to noeviction"
                     .into(),
             ),
             Some(policy) if policy != "noeviction" => Some(format!(
-                "maxmemory-policy is {policy}: when memory is full, the store forgets counters; set it to noeviction"
+                "maxmemory-policy is {policy}: when its memory is full, the store evicts counters; set it to noeviction"
             )),
             _ => None,
         }
     }
 }
 
-/// Something that goes on for as long as this instance serves. If it ends before, that is told.
+/// Belongs to a task that should run until the shutdown. If it is dropped earlier, the instance is not ready any more.
 pub(crate) struct TaskGuard {
     readiness: Readiness,
-    what: &'static str,
+    task: &'static str,
 }
 
 impl Drop for TaskGuard {
     fn drop(&mut self) {
-        if !self.readiness.is_leaving() {
-            tracing::error!(what = self.what, "has ended and should not have; this instance is not ready any more");
-            self.readiness.0.ended.lock().push(self.what);
+        if !self.readiness.is_shutting_down() {
+            tracing::error!(task = self.task, "a task has ended unexpectedly; this instance is not ready any more");
+            self.readiness.0.ended.lock().push(self.task);
         }
     }
 }
 
 impl Readiness {
-    /// Of an instance whose limiter asks this store, if it is a shared one.
+    /// Creates the readiness of an instance. `store` is the shared store to probe, or `None` if counters are in memory.
     pub fn new(limiter: Limiter, store: Option<Arc<dyn Store>>, reloader: Reloader) -> Readiness {
-        let failures = AtomicU32::new(FAILURES_TO_BE_AWAY);
-        let (is_leaving, ended, eviction) = (AtomicBool::new(false), Mutex::default(), Mutex::default());
-        Readiness(Arc::new(Inner { limiter, store, reloader, failures, is_leaving, ended, eviction }))
+        let failures = AtomicU32::new(UNREACHABLE_AFTER);
+        let (is_shutting_down, ended, eviction) = (AtomicBool::new(false), Mutex::default(), Mutex::default());
+        Readiness(Arc::new(Inner { limiter, store, reloader, failures, is_shutting_down, ended, eviction }))
     }
 
-    /// Something goes on for as long as the value is there.
-    pub(crate) fn attend(&self, what: &'static str) -> TaskGuard {
-        TaskGuard { readiness: self.clone(), what }
+    /// Returns a guard for a task that should run until the shutdown. `task` is its name on `/readyz`.
+    pub(crate) fn guard(&self, task: &'static str) -> TaskGuard {
+        TaskGuard { readiness: self.clone(), task }
     }
 
-    /// Asks the store every now and then whether it answers, until the process ends.
+    /// Probes the store every 500 ms. Returns at once without a shared store, and never otherwise.
     pub async fn watch_store(self) {
         let Some(store) = &self.0.store else { return };
-        let _attended = self.attend("store watch");
+        let _guard = self.guard("store watch");
         loop {
-            let answers = matches!(tokio::time::timeout(ASK_WITHIN, ask(&**store)).await, Ok(true));
+            let answers = matches!(tokio::time::timeout(PROBE_TIMEOUT, probe(&**store)).await, Ok(true));
             match answers {
                 true => self.0.failures.store(0, Ordering::Relaxed),
                 false => {
@@ -124,64 +125,64 @@ impl Readiness {
                     let _ = self.0.failures.fetch_update(Ordering::Relaxed, Ordering::Relaxed, count);
                 }
             }
-            tokio::time::sleep(ASK_EVERY).await;
+            tokio::time::sleep(PROBE_INTERVAL).await;
         }
     }
 
-    /// Notes what the store's server said about forgetting keys: its `maxmemory-policy`, and how many keys it has evicted.
-    /// Logs a warning when it begins to.
+    /// Records what the store's server reports: its `maxmemory-policy`, and how many keys it has evicted since it started.
+    /// `None` means unknown. Logs a warning when counters may be lost from now on, except at the first call.
     pub fn note_eviction(&self, policy: Option<&str>, evicted_keys: Option<u64>) {
         let mut eviction = self.0.eviction.lock();
-        // What holds from the beginning is logged by whoever looks at the server at the start.
+        // The state at the start is logged by the check of the server at the start.
         let is_first = eviction.policy.is_none() && eviction.evicted_keys.is_none();
         let before = eviction.reason();
-        eviction.look(policy, evicted_keys);
+        eviction.read(policy, evicted_keys);
         match eviction.reason() {
             Some(reason) if !is_first && before.as_ref() != Some(&reason) => tracing::warn!(evicted_keys, "{reason}"),
-            None if before.is_some() => tracing::info!("the store does not forget keys any more"),
+            None if before.is_some() => tracing::info!("the store does not evict keys any more"),
             _ => {}
         }
     }
 
-    /// Returns whether the store may forget counters, and how many keys it has evicted if that is known.
+    /// Returns whether the store may lose counters, and how many keys it has evicted (`None` if unknown).
     pub(crate) fn eviction(&self) -> (bool, Option<u64>) {
         let eviction = self.0.eviction.lock();
         (eviction.reason().is_some(), eviction.evicted_keys)
     }
 
-    /// The doors are about to close.
+    /// Reports from now on that the instance shuts down, and is therefore not ready.
     pub fn leave(&self) {
-        self.0.is_leaving.store(true, Ordering::Relaxed);
+        self.0.is_shutting_down.store(true, Ordering::Relaxed);
     }
 
-    /// Whether work should be sent here.
+    /// Returns whether requests should be sent to this instance.
     pub fn is_ready(&self) -> bool {
-        !self.is_leaving() && self.is_store_there() && self.ended().is_empty()
+        !self.is_shutting_down() && self.is_store_reachable() && self.ended().is_empty()
     }
 
-    /// What has ended that should have gone on.
+    /// Returns the names of the tasks that have ended unexpectedly.
     fn ended(&self) -> Vec<&'static str> {
         let mut ended = self.0.ended.lock().clone();
         ended.extend(self.0.reloader.watch_ended().then_some("file watch"));
         ended
     }
 
-    fn is_leaving(&self) -> bool {
-        self.0.is_leaving.load(Ordering::Relaxed)
+    fn is_shutting_down(&self) -> bool {
+        self.0.is_shutting_down.load(Ordering::Relaxed)
     }
 
-    fn is_store_there(&self) -> bool {
-        let answers = || self.0.failures.load(Ordering::Relaxed) < FAILURES_TO_BE_AWAY;
+    fn is_store_reachable(&self) -> bool {
+        let answers = || self.0.failures.load(Ordering::Relaxed) < UNREACHABLE_AFTER;
         self.0.store.is_none() || (answers() && !self.0.limiter.stats().breaker_open)
     }
 
-    /// Everything behind that word.
+    /// Returns the body of `/readyz`.
     pub(crate) fn to_json(&self) -> Value {
         let store = match self.0.store {
             None => json!({ "kind": "memory", "reachable": true }),
             Some(_) => json!({
                 "kind": "redis",
-                "reachable": self.is_store_there(),
+                "reachable": self.is_store_reachable(),
                 "breaker": if self.0.limiter.stats().breaker_open { "open" } else { "closed" },
             }),
         };
@@ -195,7 +196,7 @@ impl Readiness {
         json!({
             "ready": self.is_ready(),
             "degraded": self.0.eviction.lock().reason().into_iter().collect::<Vec<_>>(),
-            "shutting_down": self.is_leaving(),
+            "shutting_down": self.is_shutting_down(),
             "ended": self.ended(),
             "store": store,
             "reload": reload,
@@ -203,13 +204,14 @@ impl Readiness {
     }
 }
 
-/// Unix seconds.
+/// Returns Unix seconds.
 fn seconds(at: Timestamp) -> u64 {
     at.as_micros() / 1_000_000
 }
 
-async fn ask(store: &dyn Store) -> bool {
-    // Nobody can exhaust it, so every answer is one.
+/// Returns whether the store decides a check.
+async fn probe(store: &dyn Store) -> bool {
+    // The limit is never reached, and a denial would be an answer as well.
     let Ok(limit) = "10000000/s fixed-window".parse::<Limit>() else { return false };
     let Ok(key) = Key::new("tollgate-readiness") else { return false };
     let demand = Demand::new(limit, key);
@@ -227,16 +229,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_store_that_evicts_is_degraded_until_it_has_stopped_for_a_while() {
+    fn a_store_that_evicts_is_degraded_until_twelve_readings_without_an_eviction() {
         let readiness = Readiness::new(Limiter::memory(), None, Reloader::nothing());
         let degraded = || readiness.to_json()["degraded"].to_string();
         assert_eq!(degraded(), "[]");
         readiness.note_eviction(Some("noeviction"), Some(7));
-        assert_eq!(degraded(), "[]", "what was evicted before this instance looked");
+        assert_eq!(degraded(), "[]", "evicted before the first reading");
         readiness.note_eviction(Some("noeviction"), Some(8));
         assert!(degraded().contains("evicts keys"), "{}", degraded());
         assert!(readiness.is_ready());
-        for _ in 0..LOOKS_WITHOUT_EVICTION {
+        for _ in 0..READINGS_WITHOUT_EVICTION {
             assert_eq!(readiness.eviction(), (true, Some(8)));
             readiness.note_eviction(Some("noeviction"), Some(8));
         }
@@ -246,6 +248,6 @@ mod tests {
         readiness.note_eviction(Some("volatile-ttl"), Some(0));
         assert!(degraded().contains("maxmemory-policy is volatile-ttl"), "{}", degraded());
         readiness.note_eviction(None, None);
-        assert_eq!(readiness.eviction(), (false, None), "what is unknown is no alarm; the start warns of it");
+        assert_eq!(readiness.eviction(), (false, None), "unknown is not reported; the check at the start warns of it");
     }
 }

@@ -1,13 +1,17 @@
-//! Reading the configuration again while the doors are open.
+//! Reloads the configuration and the certificate while the server runs.
 //!
-//! Whoever asks (the file itself by changing, a SIGHUP, `POST /v1/reload`), the same happens: the file and all files that it
-//! names are read once they have stood still, checked and compiled as a whole, and only then are the rules swapped, in one
-//! step. A file that cannot be used changes nothing; the rules in force stay, and the failure is reported in the log, on
-//! `/readyz` and as a metric, until a later reload succeeds. The same holds for one that may be half a file (see
-//! `Loader::reload`). What a reload removes is named in a warning and counted.
+//! The trigger makes no difference: a changed file, a SIGHUP, or `POST /v1/reload`. The configuration file and all files that
+//! it names are read once they have stopped changing. They are checked and compiled as a whole, and only then are the rules
+//! replaced, in one step. A configuration that cannot be used changes nothing: the rules in force stay, and the failure is
+//! reported in the log, on `/readyz` and as a metric until a later reload succeeds. The same holds for a file that may be
+//! truncated (see `Loader::reload`). What a reload removes is named in a warning and counted.
 //!
-//! Rules, plans, keys, exemptions and bans change with a reload, and so does the certificate of the doors. The store
-//! and how it is asked are set up once; a reload that finds them changed says so.
+//! Configuration and certificate are independent. A broken configuration does not keep a renewed certificate from being used,
+//! which would end all connections when the old one expires; and half a pair of certificate and key does not keep new rules
+//! from being used. If either fails, the reload counts as failed.
+//!
+//! Rules, plans, keys, exemptions and bans change with a reload. The store and how it is called are set up at the start; a
+//! reload that finds them changed logs a warning.
 
 mod watch;
 
@@ -25,101 +29,113 @@ use tollgate::config::{Finding, Loaded, Loader, Part, PartKind, Report, Settings
 use tollgate::engine::Engine;
 use tollgate::{Clock, SystemClock, Timestamp};
 
-use self::watch::{Events, Stamps};
-use crate::tls::{Tls, TlsError};
+use self::watch::Events;
+pub(crate) use self::watch::{Stamps, stamp};
+use crate::tls::{CertificateError, Tls};
 
-/// Answers and log lines name so many parts at most.
+/// The most parts that a response or a log line names.
 const PARTS_MAX: usize = 100;
-/// The kind under which certificates are counted that are gone from the chain.
+/// The kind under which removed certificates of a chain are counted.
 const CERTIFICATE: &str = "certificate";
 
-/// Everything that can be read again. Cloning it is cheap, and clones share everything.
+/// Reloads the configuration and the certificate. Clones share their state.
 #[derive(Clone)]
 pub struct Reloader(Arc<Inner>);
 
 struct Inner {
-    rules: Option<Rules>,
+    rules: Option<RulesSource>,
     tls: Option<Tls>,
     clock: SystemClock,
-    history: Mutex<History>,
-    /// One at a time, in the order asked.
+    history: Mutex<ReloadHistory>,
+    /// Held during a reload, so that there is one at a time.
     turn: tokio::sync::Mutex<()>,
     watch_ended: AtomicBool,
-    /// The files as they were when they were last read.
+    /// The stamps of the files when they were last read.
     seen: Mutex<Stamps>,
     events: Arc<Events>,
     poll_every: Duration,
 }
 
-/// A configuration file, and the engine that goes by it.
-struct Rules {
+/// A configuration file, and the engine that uses it.
+struct RulesSource {
     file: PathBuf,
     loader: Loader,
     engine: Engine,
     loaded: ArcSwap<Loaded>,
-    /// The files that a configuration names which could not be used: one of them may be why.
-    wanted: Mutex<Vec<PathBuf>>,
+    /// The files that a rejected configuration names. One of them may be the reason.
+    rejected_files: Mutex<Vec<PathBuf>>,
 }
 
-/// What came of reloads so far.
+/// The results of the reloads so far.
 #[derive(Clone, Debug)]
-pub(crate) struct History {
+pub(crate) struct ReloadHistory {
     pub(crate) succeeded: u64,
     pub(crate) failed: u64,
-    /// When what is in force was read.
+    /// The time of the last successful reload, or of the start.
     pub(crate) last_success: Timestamp,
-    /// How many parts of each kind reloads have removed.
+    /// The number of parts that reloads have removed, by kind.
     pub(crate) removed: BTreeMap<&'static str, u64>,
-    /// The last one, if it failed.
+    /// The time and the error of the last reload, if it failed.
     pub(crate) failure: Option<(Timestamp, Arc<ReloadError>)>,
 }
 
-/// Why a reload changed nothing.
+/// The reason why a reload failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReloadError {
-    /// The configuration cannot be used.
+    /// The configuration cannot be used. The old one stays in force; a new certificate is in use.
     #[error("{0}")]
     Configuration(Report),
-    /// The certificate cannot be used.
+    /// The certificate cannot be used. The old one stays in use; a new configuration is in force.
     #[error("{0}")]
-    Tls(#[from] TlsError),
-    /// There is no file to read.
-    #[error("there is nothing to read again: no configuration and no certificate was given at the start")]
+    Tls(#[from] CertificateError),
+    /// Neither the configuration nor the certificate can be used. Nothing has changed.
+    #[error("{configuration}; {tls}")]
+    ConfigurationAndTls {
+        /// What is wrong with the configuration.
+        configuration: Report,
+        /// What is wrong with the certificate.
+        tls: CertificateError,
+    },
+    /// The server was started with neither a configuration nor a certificate.
+    #[error("nothing to reload: the server was started without --config and without --tls-cert")]
     Nothing,
-    /// Reading panicked.
-    #[error("reading the configuration failed for a reason of our own, which is a defect; what was in force stays")]
+    /// The reload panicked. Nothing has changed.
+    #[error("the reload failed because of a defect in Tollgate; the old configuration stays in force")]
     Panicked,
 }
 
 impl Reloader {
-    /// With nothing to read again.
+    /// Creates a reloader without files. Its reloads fail with [`ReloadError::Nothing`].
     pub fn nothing() -> Reloader {
         Reloader::new(None, None)
     }
 
-    /// For a configuration that was `loaded` from `file` by `loader`, and that `engine` goes by.
+    /// Creates a reloader for the configuration that `loader` has loaded from `file` and that `engine` uses.
     pub fn rules(file: &Path, loader: Loader, loaded: Loaded, engine: Engine) -> Reloader {
         let seen = stamps_of(&loaded.files);
         let (file, loaded) = (file.to_owned(), ArcSwap::from_pointee(loaded));
-        let reloader = Reloader::new(Some(Rules { file, loader, engine, loaded, wanted: Mutex::default() }), None);
+        let reloader =
+            Reloader::new(Some(RulesSource { file, loader, engine, loaded, rejected_files: Mutex::default() }), None);
         reloader.0.seen.lock().extend(seen);
         reloader
     }
 
-    /// The same, with the certificate of the doors.
+    /// Also reloads this certificate. Has no effect on a reloader that was cloned.
     #[must_use]
     pub fn tls(self, tls: Tls) -> Reloader {
-        self.0.seen.lock().extend(stamps_of(&tls.files_read()));
+        self.0.seen.lock().extend(tls.stamps());
         self.with(|inner| Inner { tls: Some(tls), ..inner })
     }
 
-    /// Sets how often files are looked at where the system reports no events (network file systems). Defaults to 2 s.
+    /// Sets the interval at which files are checked for changes besides the events of the system, which network file systems do
+    /// not report. Defaults to 2 s. Has no effect on a reloader that was cloned.
     #[must_use]
     pub fn poll_every(self, interval: Duration) -> Reloader {
         self.with(|inner| Inner { poll_every: interval, ..inner })
     }
 
+    /// Changes the state, if it is not shared.
     fn with(self, change: impl FnOnce(Inner) -> Inner) -> Reloader {
         match Arc::try_unwrap(self.0) {
             Ok(inner) => Reloader(Arc::new(change(inner))),
@@ -127,10 +143,10 @@ impl Reloader {
         }
     }
 
-    fn new(rules: Option<Rules>, tls: Option<Tls>) -> Reloader {
+    fn new(rules: Option<RulesSource>, tls: Option<Tls>) -> Reloader {
         let clock = SystemClock::new();
         let kinds = PartKind::ALL.map(PartKind::as_str).into_iter().chain([CERTIFICATE]);
-        let history = History {
+        let history = ReloadHistory {
             succeeded: 0,
             failed: 0,
             last_success: clock.now(),
@@ -150,40 +166,43 @@ impl Reloader {
         }))
     }
 
-    /// Reads everything again. What was found odd about the configuration is logged and returned.
+    /// Reloads the configuration and the certificate. Returns the new configuration, or an empty one if there is none. Its
+    /// findings are also logged.
     ///
-    /// Whoever asked may leave: what was begun is finished, counted and told all the same.
+    /// Takes at least 100 ms, in which the files must not change. A reload that was started is completed even if the future is
+    /// dropped.
     ///
     /// # Errors
-    /// When something cannot be used. Nothing has then changed.
+    /// If the configuration or the certificate cannot be used. The error says which; the other one is in use.
     pub async fn reload(&self) -> Result<Arc<Loaded>, Arc<ReloadError>> {
         let reloading = tokio::spawn(self.0.clone().reload());
         let outcome = reloading.await.unwrap_or_else(|_| Err(Arc::new(ReloadError::Panicked)));
         outcome.map(|loaded| loaded.unwrap_or_else(|| Arc::new(empty())))
     }
 
-    /// Reads again whenever one of the files changes, until the process ends. Changes are noticed from this call on, even if
-    /// what it returns is not polled yet.
+    /// Reloads whenever one of the files changes. The future never completes, unless there are no files. Changes are noticed from
+    /// this call on, even before the future is polled.
     pub fn watch(self) -> impl Future<Output = ()> + Send + 'static {
         watch::watch(self)
     }
 
-    /// The configuration in force, if there is one.
+    /// Returns the configuration in force, or `None` without one.
     pub(crate) fn loaded(&self) -> Option<Arc<Loaded>> {
         self.0.rules.as_ref().map(|rules| rules.loaded.load_full())
     }
 
-    /// The engine that goes by it.
+    /// Returns the engine that uses the configuration, or `None` without one.
     pub(crate) fn engine(&self) -> Option<&Engine> {
         self.0.rules.as_ref().map(|rules| &rules.engine)
     }
 
-    /// Whether the files were watched and are not any more.
+    /// Returns whether the files were watched and are not any more.
     pub(crate) fn watch_ended(&self) -> bool {
         self.0.watch_ended.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn history(&self) -> History {
+    /// Returns the results of the reloads so far.
+    pub(crate) fn history(&self) -> ReloadHistory {
         self.0.history.lock().clone()
     }
 }
@@ -192,35 +211,64 @@ fn stamps_of(files: &[(PathBuf, Metadata)]) -> Stamps {
     files.iter().map(|(file, metadata)| (file.clone(), watch::stamp(metadata))).collect()
 }
 
-impl Rules {
-    fn load(&self) -> Result<Loaded, ReloadError> {
+impl RulesSource {
+    /// Loads and checks the file, without using it.
+    fn load(&self) -> Result<Loaded, Report> {
         let loaded = self.loader.reload(&self.file, &self.loaded.load());
-        let wanted = match &loaded {
+        let rejected_files = match &loaded {
             Ok(_) => Vec::new(),
-            // One that cannot even be read has to change itself. A pipe is not opened: nobody may ever write to it.
+            // A pipe is not opened, because that would wait for a writer.
             Err(_) if self.file.is_file() => self.loader.referenced_files(&self.file),
             Err(_) => Vec::new(),
         };
-        *self.wanted.lock() = wanted;
-        loaded.map_err(ReloadError::Configuration)
+        *self.rejected_files.lock() = rejected_files;
+        loaded
+    }
+
+    /// Replaces the rules in force.
+    fn apply(&self, loaded: &Arc<Loaded>) {
+        for setting in changed_settings(&self.loaded.load().settings, &loaded.settings) {
+            tracing::warn!(setting, "this setting has changed; it takes effect at the next start");
+        }
+        self.engine.reload(loaded.rules.clone());
+        self.loaded.store(loaded.clone());
     }
 }
 
 fn empty() -> Loaded {
-    tollgate::Rules::new().compile().expect("no rules are a valid configuration")
+    tollgate::Rules::new().compile().expect("a configuration without rules is valid")
 }
 
-/// What came of a reload: the configuration, if there is one.
-type Outcome = Result<Option<Arc<Loaded>>, Arc<ReloadError>>;
+/// The result of a reload: the new configuration, if there is one.
+type ReloadResult = Result<Option<Arc<Loaded>>, Arc<ReloadError>>;
+
+/// The results of both parts of a reload. `None` for a part that the server does not have.
+struct BothParts {
+    rules: Option<Result<Arc<Loaded>, Report>>,
+    /// By how many certificates the chain is shorter than before.
+    tls: Option<Result<usize, CertificateError>>,
+}
+
+impl BothParts {
+    fn into_result(self) -> Result<Option<Arc<Loaded>>, ReloadError> {
+        let (loaded, tls) = (self.rules.transpose(), self.tls.transpose());
+        match (loaded, tls) {
+            (Ok(loaded), Ok(_)) => Ok(loaded),
+            (Err(report), Ok(_)) => Err(ReloadError::Configuration(report)),
+            (Ok(_), Err(error)) => Err(ReloadError::Tls(error)),
+            (Err(configuration), Err(tls)) => Err(ReloadError::ConfigurationAndTls { configuration, tls }),
+        }
+    }
+}
 
 impl Inner {
-    async fn reload(self: Arc<Self>) -> Outcome {
+    async fn reload(self: Arc<Self>) -> ReloadResult {
         let _turn = self.turn.lock().await;
         self.reload_in_turn().await
     }
 
     /// Reloads if the files differ from those that were last read; else returns `None`.
-    async fn reload_if_changed(self: Arc<Self>) -> Option<Outcome> {
+    async fn reload_if_changed(self: Arc<Self>) -> Option<ReloadResult> {
         let _turn = self.turn.lock().await;
         match self.is_unchanged().await {
             true => None,
@@ -228,76 +276,83 @@ impl Inner {
         }
     }
 
-    async fn reload_in_turn(self: &Arc<Self>) -> Outcome {
-        let mut seen = self.settle().await;
+    async fn reload_in_turn(self: &Arc<Self>) -> ReloadResult {
+        let mut seen = self.wait_until_stable().await;
         let inner = self.clone();
-        // Files are read where waiting for a disk keeps nobody waiting.
+        // Files are read on a thread where waiting for a disk delays no connection.
         let read = tokio::task::spawn_blocking(move || inner.read()).await;
-        let outcome = read.unwrap_or(Err(ReloadError::Panicked)).map_err(Arc::new);
-        if outcome.is_err() {
-            // A file that is named for the first time and missing is known to be.
+        let result = match read.unwrap_or(Err(ReloadError::Panicked)) {
+            Ok(parts) => {
+                seen.extend(parts.rules.iter().flatten().flat_map(|loaded| stamps_of(&loaded.files)));
+                seen.extend(self.tls.iter().filter(|_| matches!(parts.tls, Some(Ok(_)))).flat_map(Tls::stamps));
+                self.record_parts(&parts);
+                parts.into_result()
+            }
+            Err(error) => Err(error),
+        };
+        let result = result.map_err(Arc::new);
+        if result.is_err() {
+            // A file that is named for the first time and is missing has not changed until it exists.
             for (file, stamp) in self.stamps().await.into_iter().filter(|(_, stamp)| stamp.is_none()) {
                 seen.entry(file).or_insert(stamp);
             }
         }
-        if let Ok(loaded) = &outcome {
-            seen.extend(loaded.iter().flat_map(|loaded| stamps_of(&loaded.files)));
-            seen.extend(self.tls.iter().flat_map(|tls| stamps_of(&tls.files_read())));
-        }
         *self.seen.lock() = seen;
-        self.remember(&outcome);
-        outcome
+        self.record_result(&result);
+        result
     }
 
-    /// All files that what is in force was read from, and those that something which could not be used would be read from.
+    /// Returns the files of the configuration in force, those of a rejected one, and those of the certificate.
     fn files(&self) -> Vec<PathBuf> {
         let mut files: Vec<PathBuf> = Vec::new();
         if let Some(rules) = &self.rules {
             files.push(rules.file.clone());
             files.extend_from_slice(&rules.loaded.load().referenced_files);
-            files.extend_from_slice(&rules.wanted.lock());
+            files.extend_from_slice(&rules.rejected_files.lock());
         }
         files.extend(self.tls.iter().flat_map(Tls::files).map(Path::to_owned));
         files
     }
 
-    /// Checks everything before anything is swapped.
-    fn read(&self) -> Result<Option<Arc<Loaded>>, ReloadError> {
+    /// Reads both parts, and uses each that is valid.
+    fn read(&self) -> Result<BothParts, ReloadError> {
         if self.rules.is_none() && self.tls.is_none() {
             return Err(ReloadError::Nothing);
         }
-        let loaded = match &self.rules {
-            Some(rules) => Some(rules.load()?),
-            None => None,
-        };
-        if let Some(tls) = &self.tls {
-            let lost = tls.read_again()?;
-            *self.history.lock().removed.entry(CERTIFICATE).or_default() += lost as u64;
-        }
-        let Some((rules, loaded)) = self.rules.as_ref().zip(loaded) else { return Ok(None) };
-        for changed in changed_settings(&rules.loaded.load().settings, &loaded.settings) {
-            tracing::warn!(setting = changed, "this setting changed; it takes effect at the next start");
-        }
-        let loaded = Arc::new(loaded);
-        rules.engine.reload(loaded.rules.clone());
-        rules.loaded.store(loaded.clone());
-        Ok(Some(loaded))
+        let tls = self.tls.as_ref().map(Tls::read_again);
+        let rules = self.rules.as_ref().map(|rules| {
+            let loaded = Arc::new(rules.load()?);
+            rules.apply(&loaded);
+            Ok(loaded)
+        });
+        Ok(BothParts { rules, tls })
     }
 
-    fn remember(&self, outcome: &Outcome) {
+    /// Counts what a reload has removed, and logs what the new configuration changes.
+    fn record_parts(&self, parts: &BothParts) {
+        let mut history = self.history.lock();
+        if let Some(Ok(removed)) = &parts.tls {
+            *history.removed.entry(CERTIFICATE).or_default() += *removed as u64;
+        }
+        if let Some(Ok(loaded)) = &parts.rules {
+            for finding in &loaded.findings {
+                tracing::warn!(code = finding.code().as_str(), "{}", finding.message());
+            }
+            for part in &loaded.changes.removed {
+                *history.removed.entry(part.kind.as_str()).or_default() += 1;
+            }
+        }
+    }
+
+    /// Counts and logs the result of a reload.
+    fn record_result(&self, result: &ReloadResult) {
         let now = self.clock.now();
         let mut history = self.history.lock();
-        match outcome {
+        match result {
             Ok(loaded) => {
                 history.succeeded += 1;
                 history.last_success = now;
                 history.failure = None;
-                for finding in loaded.iter().flat_map(|loaded| &loaded.findings) {
-                    tracing::warn!(code = finding.code().as_str(), "{}", finding.message());
-                }
-                for part in loaded.iter().flat_map(|loaded| &loaded.changes.removed) {
-                    *history.removed.entry(part.kind.as_str()).or_default() += 1;
-                }
                 let changed = loaded.as_ref().map(|loaded| names(&loaded.changes.changed)).unwrap_or_default();
                 tracing::info!(changed, "the configuration was read again");
             }
@@ -306,48 +361,63 @@ impl Inner {
                 history.failed += 1;
                 history.failure = Some((now, error.clone()));
                 let reason = error.first();
-                tracing::error!(%error, reason, "the configuration is broken; the old rules stay in force");
+                tracing::error!(%error, reason, "{}", error.consequence());
             }
         }
     }
 }
 
 impl ReloadError {
-    /// The first thing that is wrong, in one line without any secret.
-    fn first(&self) -> String {
+    fn report(&self) -> Option<&Report> {
         match self {
-            ReloadError::Configuration(report) => {
-                report.findings().first().map(|finding| format!("{finding:?}")).unwrap_or_default()
+            ReloadError::Configuration(configuration) | ReloadError::ConfigurationAndTls { configuration, .. } => {
+                Some(configuration)
             }
-            other => other.to_string(),
+            ReloadError::Tls(_) | ReloadError::Nothing | ReloadError::Panicked => None,
         }
     }
 
-    /// Everything that is wrong, for the answers of the admin door.
+    /// Returns the first error in one line, without any secret.
+    fn first(&self) -> String {
+        match self.report() {
+            Some(report) => report.findings().first().map(|finding| format!("{finding:?}")).unwrap_or_default(),
+            None => self.to_string(),
+        }
+    }
+
+    /// Returns what the failure means for the running server.
+    fn consequence(&self) -> &'static str {
+        match self {
+            ReloadError::Configuration(_) => "the configuration is broken; the old rules stay in force",
+            ReloadError::Tls(_) => "the certificate cannot be used; the old one stays in use",
+            ReloadError::ConfigurationAndTls { .. } | ReloadError::Nothing | ReloadError::Panicked => {
+                "the reload failed; the old rules stay in force, and the old certificate stays in use"
+            }
+        }
+    }
+
+    /// Returns the error as JSON, for responses of the admin listener.
     pub(crate) fn to_json(&self) -> Value {
-        let findings = match self {
-            ReloadError::Configuration(report) => findings_json(report.findings()),
-            _ => json!([]),
-        };
+        let findings = self.report().map_or_else(|| json!([]), |report| findings_json(report.findings()));
         json!({ "message": self.to_string(), "findings": findings })
     }
 }
 
-/// Parts of a configuration, as programs read them. At most 100 are named.
+/// Returns parts of a configuration as JSON, at most 100 of them.
 pub(crate) fn parts_json(parts: &[Part]) -> Value {
     parts.iter().take(PARTS_MAX).map(|part| json!({ "kind": part.kind.as_str(), "name": part.name })).collect()
 }
 
-/// The parts in one line, such as `rule login, setting deadline`.
+/// Returns the names of parts in one line, such as `rule login, setting deadline`. At most 100 are named.
 fn names(parts: &[Part]) -> String {
     let names: Vec<String> =
         parts.iter().take(PARTS_MAX).map(|part| format!("{} {}", part.kind.as_str(), part.name)).collect();
     names.join(", ")
 }
 
-/// Findings, as programs read them.
+/// Returns findings as JSON: severity, code, message, help and the place in the file.
 pub fn findings_json(findings: &[Finding]) -> Value {
-    let one = |finding: &Finding| {
+    let to_json = |finding: &Finding| {
         let place = finding.place();
         json!({
             "severity": match finding.severity() {
@@ -363,10 +433,10 @@ pub fn findings_json(findings: &[Finding]) -> Value {
             "column": place.map(|(.., column)| column),
         })
     };
-    findings.iter().map(one).collect()
+    findings.iter().map(to_json).collect()
 }
 
-/// The settings that a reload found changed and cannot change.
+/// Returns the settings that differ and that a reload cannot change.
 fn changed_settings(before: &Settings, after: &Settings) -> impl Iterator<Item = &'static str> {
     let changes = [
         ("store", before.store != after.store),

@@ -1,7 +1,6 @@
-//! A connection as the doors see it: plain or encrypted.
+//! The byte streams that listeners serve: plain or encrypted.
 
 use std::io::{self, IoSlice};
-use std::net::IpAddr;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -14,23 +13,23 @@ use tokio_rustls::server::TlsStream;
 
 use crate::tls::HandshakeStream;
 
-/// A client's connection.
-pub(crate) enum Stream {
+/// The connection of a client.
+pub(crate) enum ClientStream {
     Plain(TcpStream),
     Tls(Box<TlsStream<HandshakeStream>>),
 }
 
-/// A connection that can send its last bytes and its end in one packet.
+/// A stream that can send its last bytes and its end in one packet.
 pub(crate) trait Cork {
-    /// Holds back what is written until the connection is shut down or so much is written that it fills packets.
+    /// Holds back written bytes until they fill a packet or the stream is shut down. Does nothing by default.
     fn cork(&self) {}
 }
 
-impl Cork for Stream {
+impl Cork for ClientStream {
     fn cork(&self) {
         let socket = match self {
-            Stream::Plain(stream) => stream,
-            Stream::Tls(stream) => stream.get_ref().0.socket(),
+            ClientStream::Plain(stream) => stream,
+            ClientStream::Tls(stream) => stream.get_ref().0.socket(),
         };
         // If this fails, the end follows in a packet of its own.
         #[cfg(any(target_os = "linux", target_os = "android"))]
@@ -43,38 +42,29 @@ impl Cork for Stream {
 #[cfg(test)]
 impl Cork for tokio::io::DuplexStream {}
 
-impl Stream {
-    /// Returns the client's address; `None` if the socket is closed already.
-    pub(crate) fn peer(&self) -> Option<IpAddr> {
-        let socket = match self {
-            Stream::Plain(stream) => stream,
-            Stream::Tls(stream) => stream.get_ref().0.socket(),
-        };
-        socket.peer_addr().ok().map(|address| address.ip())
-    }
-
+impl ClientStream {
     fn read_half(&mut self) -> Pin<&mut (dyn AsyncRead + Unpin)> {
         Pin::new(match self {
-            Stream::Plain(stream) => stream,
-            Stream::Tls(stream) => stream,
+            ClientStream::Plain(stream) => stream,
+            ClientStream::Tls(stream) => stream,
         })
     }
 
     fn write_half(&mut self) -> Pin<&mut (dyn AsyncWrite + Unpin)> {
         Pin::new(match self {
-            Stream::Plain(stream) => stream,
-            Stream::Tls(stream) => stream,
+            ClientStream::Plain(stream) => stream,
+            ClientStream::Tls(stream) => stream,
         })
     }
 }
 
-impl AsyncRead for Stream {
+impl AsyncRead for ClientStream {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         self.read_half().poll_read(cx, buf)
     }
 }
 
-impl AsyncWrite for Stream {
+impl AsyncWrite for ClientStream {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         self.write_half().poll_write(cx, buf)
     }
@@ -89,8 +79,8 @@ impl AsyncWrite for Stream {
 
     fn is_write_vectored(&self) -> bool {
         match self {
-            Stream::Plain(stream) => stream.is_write_vectored(),
-            Stream::Tls(stream) => stream.is_write_vectored(),
+            ClientStream::Plain(stream) => stream.is_write_vectored(),
+            ClientStream::Tls(stream) => stream.is_write_vectored(),
         }
     }
 
@@ -103,26 +93,32 @@ impl AsyncWrite for Stream {
     }
 }
 
-/// A connection whose other end must go on reading: when nothing more of an answer can be sent for so long, it is given up.
-/// A timer is only made when there is something to wait for.
+/// A stream that fails with `TimedOut` when the other end accepts no bytes for the whole of a time limit.
+///
+/// The timer is created when a write has to wait, and dropped when it continues.
 pub(crate) struct WriteTimeout<S> {
     stream: S,
     limit: Duration,
-    stuck: Option<Pin<Box<Sleep>>>,
+    timer: Option<Pin<Box<Sleep>>>,
 }
 
 impl<S> WriteTimeout<S> {
     pub(crate) fn new(stream: S, limit: Duration) -> WriteTimeout<S> {
-        WriteTimeout { stream, limit, stuck: None }
+        WriteTimeout { stream, limit, timer: None }
     }
 
-    fn watch<T>(&mut self, cx: &mut Context<'_>, written: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
+    /// Returns the underlying stream.
+    pub(crate) fn get_mut(&mut self) -> &mut S {
+        &mut self.stream
+    }
+
+    fn with_timer<T>(&mut self, cx: &mut Context<'_>, written: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
         if written.is_ready() {
-            self.stuck = None;
+            self.timer = None;
             return written;
         }
-        let stuck = self.stuck.get_or_insert_with(|| Box::pin(tokio::time::sleep(self.limit)));
-        stuck.as_mut().poll(cx).map(|()| Err(io::ErrorKind::TimedOut.into()))
+        let timer = self.timer.get_or_insert_with(|| Box::pin(tokio::time::sleep(self.limit)));
+        timer.as_mut().poll(cx).map(|()| Err(io::ErrorKind::TimedOut.into()))
     }
 }
 
@@ -135,16 +131,16 @@ impl<S: AsyncRead + Unpin> AsyncRead for WriteTimeout<S> {
 impl<S: AsyncWrite + Unpin> AsyncWrite for WriteTimeout<S> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         let written = Pin::new(&mut self.stream).poll_write(cx, buf);
-        self.watch(cx, written)
+        self.with_timer(cx, written)
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let flushed = Pin::new(&mut self.stream).poll_flush(cx);
-        self.watch(cx, flushed)
+        self.with_timer(cx, flushed)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let shut = Pin::new(&mut self.stream).poll_shutdown(cx);
-        self.watch(cx, shut)
+        self.with_timer(cx, shut)
     }
 }

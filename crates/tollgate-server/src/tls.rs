@@ -1,7 +1,7 @@
-//! TLS on the doors: one certificate for all of them, read anew with every reload.
+//! TLS for the listeners: one certificate for all of them, read again with every reload.
 //!
-//! A certificate lives for weeks and a connection to a limiter for months, so what is read at the start is not what is
-//! shown for ever: [`Tls::read_again`] swaps it, whole or not at all, and connections that are open stay as they are.
+//! A certificate is valid for weeks and a process runs for months. So [`Tls::read_again`] replaces the pair of certificate
+//! and key at run time. Open connections are not affected.
 //!
 //! Certificate and key are two files, which are replaced one after the other. In between they do not match, or one of them
 //! is half written: then the old pair stays in use until both can be used.
@@ -22,57 +22,60 @@ use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio_rustls::rustls::{ServerConfig, crypto};
 use tokio_rustls::server::TlsStream;
 
-/// What a client may send before the handshake is done. A client hello with a post-quantum key share and a session ticket has
-/// 2 to 4 KiB; without this bound one handshake message may have 64 KiB, all of which is held until it is complete.
+use crate::reload::{Stamps, stamp};
+
+/// The bytes that a client may send before the handshake is done. A client hello with a post-quantum key share and a session
+/// ticket has 2 to 4 KiB. Without this bound one handshake message may have 64 KiB, all of which is held until it is
+/// complete.
 const HANDSHAKE_BYTES_MAX: usize = 8 * 1024;
 
-/// A certificate and its key, in use.
+/// A certificate and its key. Clones share the pair, also after [`Tls::read_again`].
 #[derive(Clone)]
 pub struct Tls(Arc<Inner>);
 
 struct Inner {
     certificate: PathBuf,
     key: PathBuf,
-    pair: ArcSwap<Pair>,
+    pair: ArcSwap<CertificatePair>,
 }
 
-/// What was read from the two files.
-struct Pair {
+/// The contents of the two files.
+struct CertificatePair {
     config: Arc<ServerConfig>,
-    /// How many certificates the chain has.
+    /// The number of certificates in the chain.
     certificates: usize,
-    /// Of the certificate's file and of the key's, when they were read.
+    /// The metadata of the certificate's file and of the key's file, when they were read.
     metadata: [Metadata; 2],
 }
 
-/// A larger file is not read: a chain of certificates has some kilobytes.
+/// The largest file that is read. A chain of certificates has some kilobytes.
 const FILE_BYTES_MAX: u64 = 1024 * 1024;
 
-/// Why a certificate cannot be shown. It names the file and nothing of what stands in it.
+/// The reason why a certificate or a key cannot be used. Names the files, and nothing of their contents.
 #[derive(Debug, thiserror::Error)]
-pub enum TlsError {
+pub enum CertificateError {
     /// A file cannot be read.
-    #[error("{} cannot be read: {error}", .file.display())]
+    #[error("cannot read {}: {error}", .file.display())]
     Unreadable {
-        /// Which one.
+        /// The file.
         file: PathBuf,
-        /// Why not.
+        /// The reason from the operating system.
         error: std::io::Error,
     },
-    /// There is no certificate in the file.
+    /// The file holds no certificate.
     #[error("{} holds no certificate; expected PEM: -----BEGIN CERTIFICATE-----", .0.display())]
     NoCertificate(PathBuf),
-    /// There is no private key in the file.
+    /// The file holds no private key.
     #[error("{} holds no private key; expected PEM: -----BEGIN PRIVATE KEY----- (not encrypted)", .0.display())]
     NoKey(PathBuf),
-    /// The two do not belong together, or one of them makes no sense.
+    /// The key does not belong to the certificate, or one of them is malformed.
     #[error("the certificate in {} and the key in {} cannot be used together: {reason}", .certificate.display(), .key.display())]
     Mismatch {
         /// The certificate's file.
         certificate: PathBuf,
         /// The key's file.
         key: PathBuf,
-        /// What is wrong with them.
+        /// The reason from the TLS library.
         reason: String,
     },
 }
@@ -81,41 +84,42 @@ impl Tls {
     /// Reads a certificate chain and its private key, both as PEM.
     ///
     /// # Errors
-    /// When they cannot be read or do not belong together.
-    pub fn read(certificate: &Path, key: &Path) -> Result<Tls, TlsError> {
-        let pair = ArcSwap::from_pointee(Pair::read(certificate, key)?);
+    /// If a file cannot be read, holds no certificate or key, or the two do not belong together.
+    pub fn read(certificate: &Path, key: &Path) -> Result<Tls, CertificateError> {
+        let pair = ArcSwap::from_pointee(CertificatePair::read(certificate, key)?);
         Ok(Tls(Arc::new(Inner { certificate: certificate.to_owned(), key: key.to_owned(), pair })))
     }
 
-    /// Reads the same files again. Connections made from here on are shown what they say. Returns by how many
-    /// certificates the chain is shorter than before, which is a sign of half a file.
+    /// Reads the files again and uses the new pair for connections accepted from now on. Returns by how many certificates the
+    /// chain is shorter than before, which may mean that the file is truncated.
     ///
     /// # Errors
-    /// When they cannot be used; what was shown so far is then shown on.
-    pub fn read_again(&self) -> Result<usize, TlsError> {
-        let pair = Pair::read(&self.0.certificate, &self.0.key)?;
+    /// If the new pair cannot be used. The old pair then stays in use.
+    pub fn read_again(&self) -> Result<usize, CertificateError> {
+        let pair = CertificatePair::read(&self.0.certificate, &self.0.key)?;
         let now = pair.certificates;
         let before = self.0.pair.swap(Arc::new(pair)).certificates;
         if now < before {
             let file = self.0.certificate.display();
-            tracing::warn!(%file, before, now, "the certificate chain is shorter than before; check that the file is whole");
+            tracing::warn!(%file, before, now, "the certificate chain is shorter than before; check that the file is complete");
         }
         Ok(before.saturating_sub(now))
     }
 
-    /// The files that it was read from.
+    /// Returns the paths of the certificate's file and of the key's file.
     pub fn files(&self) -> [&Path; 2] {
         [&self.0.certificate, &self.0.key]
     }
 
-    /// The files and their metadata when they were last read with success.
-    pub(crate) fn files_read(&self) -> Vec<(PathBuf, Metadata)> {
+    /// Returns the stamps of the files of the pair in use, at the time of reading.
+    pub(crate) fn stamps(&self) -> Stamps {
         let pair = self.0.pair.load();
-        self.files().into_iter().map(Path::to_owned).zip(pair.metadata.iter().cloned()).collect()
+        self.files().into_iter().map(Path::to_owned).zip(pair.metadata.iter().map(stamp)).collect()
     }
 
+    /// Performs the handshake. Fails if the client sends more than 8 KiB before it is done.
     pub(crate) async fn accept(&self, stream: TcpStream) -> io::Result<TlsStream<HandshakeStream>> {
-        // Until the client says something, the connection needs no state of TLS.
+        // Until the client sends something, the connection needs no TLS state.
         stream.readable().await?;
         let stream = HandshakeStream { stream, bytes_left: HANDSHAKE_BYTES_MAX };
         let mut stream = TlsAcceptor::from(self.0.pair.load().config.clone()).accept(stream).await?;
@@ -124,13 +128,14 @@ impl Tls {
     }
 }
 
-/// A connection on which a client can send a bounded number of bytes during its handshake.
+/// A TCP stream on which a client can send a bounded number of bytes during its handshake.
 pub(crate) struct HandshakeStream {
     stream: TcpStream,
     bytes_left: usize,
 }
 
 impl HandshakeStream {
+    /// Returns the TCP stream.
     pub(crate) fn socket(&self) -> &TcpStream {
         &self.stream
     }
@@ -144,9 +149,9 @@ impl AsyncRead for HandshakeStream {
         if self.bytes_left == 0 {
             return Poll::Ready(Err(io::Error::new(io::ErrorKind::InvalidData, "the TLS handshake is too long")));
         }
-        let mut part = ReadBuf::new(buf.initialize_unfilled_to(self.bytes_left.min(buf.remaining())));
-        let read = Pin::new(&mut self.stream).poll_read(cx, &mut part);
-        let count = part.filled().len();
+        let mut bounded = ReadBuf::new(buf.initialize_unfilled_to(self.bytes_left.min(buf.remaining())));
+        let read = Pin::new(&mut self.stream).poll_read(cx, &mut bounded);
+        let count = bounded.filled().len();
         buf.advance(count);
         self.bytes_left -= count;
         read
@@ -179,22 +184,22 @@ impl AsyncWrite for HandshakeStream {
     }
 }
 
-impl Pair {
-    fn read(certificate: &Path, key: &Path) -> Result<Pair, TlsError> {
+impl CertificatePair {
+    fn read(certificate: &Path, key: &Path) -> Result<CertificatePair, CertificateError> {
         let read = |file: &Path| {
             let read = tollgate::config::file::read(file, FILE_BYTES_MAX);
-            read.map_err(|error| TlsError::Unreadable { file: file.to_owned(), error })
+            read.map_err(|error| CertificateError::Unreadable { file: file.to_owned(), error })
         };
         let ((certificate_pem, certificate_data), (key_pem, key_data)) = (read(certificate)?, read(key)?);
         let chain: Vec<CertificateDer<'static>> = CertificateDer::pem_slice_iter(&certificate_pem)
             .collect::<Result<_, _>>()
-            .map_err(|_| TlsError::NoCertificate(certificate.to_owned()))?;
+            .map_err(|_| CertificateError::NoCertificate(certificate.to_owned()))?;
         if chain.is_empty() {
-            return Err(TlsError::NoCertificate(certificate.to_owned()));
+            return Err(CertificateError::NoCertificate(certificate.to_owned()));
         }
         let certificates = chain.len();
-        let private = PrivateKeyDer::from_pem_slice(&key_pem).map_err(|_| TlsError::NoKey(key.to_owned()))?;
-        let mismatch = |error: tokio_rustls::rustls::Error| TlsError::Mismatch {
+        let private = PrivateKeyDer::from_pem_slice(&key_pem).map_err(|_| CertificateError::NoKey(key.to_owned()))?;
+        let mismatch = |error: tokio_rustls::rustls::Error| CertificateError::Mismatch {
             certificate: certificate.to_owned(),
             key: key.to_owned(),
             reason: error.to_string(),
@@ -205,7 +210,7 @@ impl Pair {
             .with_no_client_auth()
             .with_single_cert(chain, private)
             .map_err(mismatch)?;
-        Ok(Pair { config: Arc::new(config), certificates, metadata: [certificate_data, key_data] })
+        Ok(CertificatePair { config: Arc::new(config), certificates, metadata: [certificate_data, key_data] })
     }
 }
 

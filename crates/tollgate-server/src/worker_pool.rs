@@ -1,25 +1,25 @@
-//! Who serves the connections: a few threads, each with a runtime of its own.
+//! The threads that serve connections, each with a runtime of its own.
 //!
 //! ```text
-//!                     ┌─▶ thread 1: epoll, its connections, nobody else's
+//!                     ┌─▶ thread 1: epoll, its own connections and no others
 //!   accept ─▶ in turn ┼─▶ thread 2
 //!                     └─▶ thread n
 //! ```
 //!
-//! Most of an answer's cost is the system: a read, a write, and being woken. A runtime that moves tasks between threads adds to
-//! it: a thread that finds two connections ready wakes another one to take the second, which then finds what it
-//! needs in somebody else's cache. Here a connection stays on the thread that was given it, and whatever is ready when that
-//! thread looks is served before it looks again.
+//! Most of the cost of a response is the system: a read, a write, and a wake-up. A runtime that moves tasks between threads
+//! adds to it: a thread that finds two connections ready wakes another thread to take the second, whose data is then in the
+//! wrong cache. Here a connection stays on the thread that it was given to, and all connections that are ready at one poll
+//! are served before the next poll.
 //!
-//! **How many.** One for every two cores unless said. An answer is mostly the kernel's work, which also runs beside these threads;
-//! and a thread with more connections finds more of them ready at once and is woken less often. Measured on two cores with eight
-//! connections, a second thread made each answer dearer by a third to a half.
+//! **How many.** One thread for every two cores by default. A response is mostly the kernel's work, which also runs beside
+//! these threads. A thread with more connections finds more of them ready at once and is woken less often. Measured on two
+//! cores with eight connections, a second thread made each response a third to a half more expensive.
 //!
-//! **Bursts.** A thread takes a few new connections at a time and serves what is ready in between, so thousands of newcomers
-//! do not delay those that are being served.
+//! **Bursts.** A thread starts to serve a few new connections at a time and serves the ready ones in between, so thousands
+//! of new connections do not delay those that are being served.
 //!
-//! A connection that keeps its thread busy delays its neighbours, not everybody; a batch of commands is bounded, so not for
-//! long either.
+//! A connection that keeps its thread busy delays the other connections of that thread. A batch of commands is bounded, so
+//! the delay is short.
 
 use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -28,14 +28,14 @@ use std::thread;
 use tokio::runtime::Builder;
 use tokio::sync::mpsc::{self, UnboundedSender};
 
-/// Connections that a thread begins to serve at once. In a burst of thousands the others wait until those that are served
-/// already have had a turn; a runtime looks for new events after 61 tasks.
+/// The number of new connections that a thread starts to serve before the others run. A runtime polls for new events after
+/// 61 tasks.
 const NEW_BATCH: usize = 16;
 
-/// Run on a thread of the crew, inside its runtime.
+/// A function that runs on a worker thread, inside its runtime.
 type Job = Box<dyn FnOnce() + Send>;
 
-/// Threads that serve connections, for as long as this value lives; what they then still serve is dropped.
+/// Threads that serve connections until this value is dropped. Connections that are then still open are dropped too.
 #[derive(Debug)]
 pub(crate) struct WorkerPool {
     threads: Vec<UnboundedSender<Job>>,
@@ -43,14 +43,15 @@ pub(crate) struct WorkerPool {
 }
 
 impl WorkerPool {
-    /// So many threads; unless said, one for every two cores.
+    /// Starts `threads` threads. `None` starts one for every two cores.
     pub(crate) fn new(threads: Option<NonZeroUsize>) -> WorkerPool {
         let cores = || thread::available_parallelism().map_or(1, usize::from);
         let count = threads.map_or_else(|| cores().div_ceil(2), usize::from);
         WorkerPool { threads: (0..count).filter_map(start).collect(), next: AtomicUsize::new(0) }
     }
 
-    /// Serves on the thread whose turn it is. The future is made there, because sockets belong to the runtime they are made in.
+    /// Runs a future on the next thread in turn. `make` is called on that thread, because a socket belongs to the runtime in
+    /// which it is created. If no thread could be started, runs it on the caller's runtime.
     pub(crate) fn serve<F>(&self, make: impl FnOnce() -> F + Send + 'static)
     where
         F: Future<Output = ()> + Send + 'static,
@@ -60,10 +61,9 @@ impl WorkerPool {
         match turn.checked_rem(self.threads.len()).map(|n| &self.threads[n]) {
             Some(thread) => match thread.send(job) {
                 Ok(()) => {}
-                // It has ended, though it should not have before the crew.
+                // The thread has ended, which it should not before the pool is dropped.
                 Err(mpsc::error::SendError(job)) => job(),
             },
-            // No thread could be had: whoever lets connections in serves them too.
             None => job(),
         }
     }
@@ -76,7 +76,7 @@ fn start(number: usize) -> Option<UnboundedSender<Job>> {
             let mut batch = Vec::with_capacity(NEW_BATCH);
             while queue.recv_many(&mut batch, NEW_BATCH).await > 0 {
                 batch.drain(..).for_each(|job| job());
-                // Those that are being served have a turn before the next newcomers.
+                // The connections that are being served run before the next new ones.
                 tokio::task::yield_now().await;
             }
         });
@@ -88,7 +88,7 @@ fn start(number: usize) -> Option<UnboundedSender<Job>> {
     match started {
         Ok(()) => Some(jobs),
         Err(error) => {
-            tracing::warn!(%error, "a thread to serve connections could not be started");
+            tracing::warn!(%error, "cannot start a worker thread");
             None
         }
     }
@@ -103,31 +103,31 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn connections_go_round_and_end_with_the_crew() {
-        let crew = WorkerPool::new(NonZeroUsize::new(3));
+    async fn connections_are_spread_over_all_threads_and_dropped_with_the_pool() {
+        let pool = WorkerPool::new(NonZeroUsize::new(3));
         let mut threads = HashSet::new();
-        for _ in 0..2 * crew.threads.len() {
-            let (tell, told) = oneshot::channel();
-            crew.serve(move || async move { tell.send(thread::current().id()).unwrap() });
-            threads.insert(told.await.unwrap());
+        for _ in 0..2 * pool.threads.len() {
+            let (sender, receiver) = oneshot::channel();
+            pool.serve(move || async move { sender.send(thread::current().id()).unwrap() });
+            threads.insert(receiver.await.unwrap());
         }
         assert_eq!(threads.len(), 3);
         assert!(!threads.contains(&thread::current().id()));
 
         let (held, dropped) = oneshot::channel::<()>();
-        crew.serve(move || async move {
+        pool.serve(move || async move {
             let _held = held;
             std::future::pending::<()>().await;
         });
-        drop(crew);
-        assert!(dropped.await.is_err(), "what is still served is dropped");
+        drop(pool);
+        assert!(dropped.await.is_err(), "an open connection is dropped");
     }
 
     #[tokio::test]
-    async fn without_threads_whoever_hands_over_serves() {
-        let crew = WorkerPool { threads: Vec::new(), next: AtomicUsize::new(0) };
-        let (tell, told) = oneshot::channel();
-        crew.serve(move || async move { tell.send(thread::current().id()).unwrap() });
-        assert_eq!(told.await.unwrap(), thread::current().id());
+    async fn a_pool_without_threads_serves_on_the_runtime_of_the_caller() {
+        let pool = WorkerPool { threads: Vec::new(), next: AtomicUsize::new(0) };
+        let (sender, receiver) = oneshot::channel();
+        pool.serve(move || async move { sender.send(thread::current().id()).unwrap() });
+        assert_eq!(receiver.await.unwrap(), thread::current().id());
     }
 }

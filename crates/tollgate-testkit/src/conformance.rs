@@ -41,7 +41,7 @@ pub use compare::{Difference, compare};
 pub use memory::InMemory;
 pub use random::{Failure, Random, long_traces, random_traces, random_traces_of, traces_from_env};
 pub use script::{Case, CaseFailure};
-pub use trace::{Ask, Operation, Slot, Step, Trace};
+pub use trace::{Operation, Slot, Step, Trace, TraceDemand};
 
 use tollgate_core::{Check, Cost, Decision, Demand, Timestamp};
 
@@ -137,6 +137,6 @@ impl Subject for Oracle {
         Oracle::reset(self, demand);
     }
     fn fill(&mut self, demand: &Demand<'_>, instants: &mut dyn Iterator<Item = Timestamp>) {
-        self.recall(demand, instants);
+        self.charge_at(demand, instants);
     }
 }

@@ -31,7 +31,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 
 use gauge::Gauge;
-use relay::Wish;
+use relay::FaultState;
 
 mod gauge;
 pub(crate) mod relay;
@@ -63,7 +63,7 @@ pub enum Fault {
 #[derive(Debug)]
 pub struct Proxy {
     addr: SocketAddr,
-    wish: watch::Sender<Wish>,
+    state: watch::Sender<FaultState>,
     gauge: Arc<Gauge>,
     thread: Option<JoinHandle<()>>,
 }
@@ -79,12 +79,12 @@ impl Proxy {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port on 127.0.0.1");
         listener.set_nonblocking(true).expect("a non-blocking socket");
         let addr = listener.local_addr().expect("a bound socket");
-        let (wish, wishes) = watch::channel(Wish { fault: Some(Fault::Pass), turn: 0 });
+        let (state, receiver) = watch::channel(FaultState { fault: Some(Fault::Pass), change: 0 });
         let gauge = Arc::new(Gauge::default());
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
-        let accept = relay::accept(listener, upstream, wishes, Arc::clone(&gauge));
+        let accept = relay::accept(listener, upstream, receiver, Arc::clone(&gauge));
         let thread = thread::Builder::new().name("fault proxy".into()).spawn(move || runtime.block_on(accept));
-        Proxy { addr, wish, gauge, thread: Some(thread.expect("a thread")) }
+        Proxy { addr, state, gauge, thread: Some(thread.expect("a thread")) }
     }
 
     /// Returns the address on which the proxy listens.
@@ -107,12 +107,12 @@ impl Proxy {
     /// # Panics
     /// If that takes longer than 10 seconds.
     pub fn set(&self, fault: Fault) {
-        let mut turn = 0;
-        self.wish.send_modify(|wish| {
-            turn = wish.turn + 1;
-            *wish = Wish { fault: Some(fault), turn };
+        let mut change = 0;
+        self.state.send_modify(|state| {
+            change = state.change + 1;
+            *state = FaultState { fault: Some(fault), change };
         });
-        self.gauge.wait_until_seen(turn);
+        self.gauge.wait_until_applied(change);
         if matches!(fault, Fault::Cut | Fault::Reset) {
             self.gauge.wait_until_none_open();
         }
@@ -141,7 +141,7 @@ impl Proxy {
 
 impl Drop for Proxy {
     fn drop(&mut self) {
-        self.wish.send_modify(|wish| wish.fault = None);
+        self.state.send_modify(|state| state.fault = None);
         if let Some(thread) = self.thread.take() {
             // Joining fails only after a panic, whose message has been printed.
             let _ = thread.join();

@@ -1,8 +1,7 @@
-//! What must hold for any bytes whatever.
+//! Fuzz targets: properties of any input.
 //!
-//! Each function here is the whole of a fuzz target in `fuzz/`: it takes what the fuzzer invents and panics when
-//! something is wrong with it. The targets need a nightly compiler and time; the inputs worth keeping are in
-//! `fuzz/corpus`, and a plain test puts them through the same functions.
+//! Each function is the body of a target in `fuzz/`, and panics if its property does not hold. The targets need a nightly
+//! compiler. Inputs worth keeping are in `fuzz/corpus`, and tests run the same functions on them ([`replay`]).
 
 use std::path::{Path, PathBuf};
 use std::{fs, panic, str};
@@ -11,10 +10,10 @@ use tollgate_core::Limit;
 
 use crate::conformance::{InMemory, Trace, compare};
 
-/// The longest that an error may grow, whatever the text: it ends up in log lines and answers.
+/// Maximum length of an error message for any text, since it is used in logs and responses.
 const MESSAGE_BYTES_MAX: usize = 600;
 
-/// A limit's text is read and printed back, or refused with a place and a bounded message.
+/// Checks that a parsed limit survives display and parsing, and that an error has a valid span and a short message.
 pub fn limit_text(bytes: &[u8]) {
     let Ok(text) = str::from_utf8(bytes) else { return };
     match text.parse::<Limit>() {
@@ -26,12 +25,12 @@ pub fn limit_text(bytes: &[u8]) {
         Err(error) => {
             let message = error.to_string();
             assert!(message.len() < MESSAGE_BYTES_MAX, "{} bytes: {message}", message.len());
-            assert!(text.get(error.span()).is_some(), "{:?} is no part of {text:?}", error.span());
+            assert!(text.get(error.span()).is_some(), "{:?} is not a range of {text:?}", error.span());
         }
     }
 }
 
-/// The memory store and the oracle answer the trace that the bytes mean alike, in every field.
+/// Checks that the memory store and the oracle make equal decisions on the trace of these bytes.
 pub fn decision(bytes: &[u8]) {
     let trace = Trace::from_bytes(bytes);
     if let Err(difference) = compare(&trace, &mut InMemory::new()) {
@@ -39,15 +38,15 @@ pub fn decision(bytes: &[u8]) {
     }
 }
 
-/// Puts every kept input of a target through it.
+/// Runs `run` on every file in the corpus of a target.
 ///
 /// # Panics
-/// When some fail, with their names; when the corpus is not there.
+/// If it panics for any of them, with their names; or if the corpus is missing or has fewer than ten files.
 pub fn replay(target: &str, run: impl Fn(&[u8]) + panic::RefUnwindSafe) {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus").join(target);
     let entries = fs::read_dir(&dir).unwrap_or_else(|error| panic!("{}: {error}", dir.display()));
     let paths: Vec<_> = entries.map(|entry| entry.expect("a readable directory").path()).collect();
-    assert!(paths.len() >= 10, "the corpus of {target} is not there: {paths:?}");
+    assert!(paths.len() >= 10, "the corpus of {target} is missing or incomplete: {paths:?}");
     let failed = |path: &&PathBuf| {
         let bytes = fs::read(path).expect("a readable file");
         panic::catch_unwind(|| run(&bytes)).is_err()

@@ -31,8 +31,8 @@
 //! was received before and is still valid, for the same cost, with the same `remaining` and a wait that ends at the
 //! same time.
 
+mod cached;
 mod counter;
-mod remembered;
 mod violation;
 mod witness;
 
@@ -191,7 +191,7 @@ impl History {
         for (number, counter) in self.counters.iter_mut().enumerate() {
             counter::verify(number, counter, &mut report);
             witness::verify(number, counter, bounds, &mut report);
-            remembered::verify(number, counter, &mut report);
+            cached::verify(number, counter, &mut report);
         }
         report
     }

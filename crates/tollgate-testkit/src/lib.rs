@@ -1,4 +1,4 @@
-//! What proves Tollgate right.
+//! Test tools of Tollgate: oracle, conformance suite, history checker, real and simulated servers, fault injection.
 
 pub mod conformance;
 pub mod fault;

@@ -62,7 +62,7 @@ impl Oracle {
         let admitted = verdicts.iter().all(|&fits| fits);
         let lines = check.demands().iter().zip(verdicts);
         let lines = lines.map(|(demand, fits)| self.settle_line(demand, now_us, fits, admitted));
-        Decision { at: now, source: Source::Store, limits: lines.collect::<LimitStatuses>() }
+        Decision { at: now, source: Source::Store, ban: None, limits: lines.collect::<LimitStatuses>() }
     }
 
     /// Refunds what `decision` charged for `check`, as far as it still counts at `now`.
@@ -100,7 +100,7 @@ impl Oracle {
     /// Charges one unit at each of these instants, without deciding.
     ///
     /// The instants must be ascending. The result is the same as if each unit had been admitted.
-    pub fn recall(&mut self, demand: &Demand<'_>, instants: impl Iterator<Item = Timestamp>) {
+    pub fn charge_at(&mut self, demand: &Demand<'_>, instants: impl Iterator<Item = Timestamp>) {
         let mut record = self.record(demand);
         let mut latest = Timestamp::ZERO;
         for instant in instants {

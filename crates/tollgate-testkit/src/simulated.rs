@@ -1,18 +1,18 @@
 //! A Redis in memory behind a network in memory, for tests in virtual time.
 //!
-//! A real server answers in real time, and so does the [fault proxy](crate::fault). What a store does with a round trip of
-//! 14 ms can be shown exactly only where a millisecond passes when the test says so. This server speaks as
-//! much of RESP as a `RedisStore` needs, decides by a [`MemoryStore`], and is reached through the same relay as the proxy, over an
-//! in-memory pipe. Under tokio's paused clock a run of minutes takes no time and is the same every time.
+//! Real servers and the [fault proxy](crate::fault) take real time. How a store behaves with a round trip of 14 ms can be
+//! tested exactly only if the test controls the clock. This server implements as much of RESP as a `RedisStore` needs, decides
+//! with a [`MemoryStore`], and is connected through the relay of the proxy, over an in-memory pipe. With tokio's clock paused,
+//! a run of minutes takes no time and always has the same result.
 //!
 //! ```text
 //!   RedisStore ──► pipe ──[ fault ]──► pipe ──► SimulatedRedis
 //!              ◄──      ──[ fault ]◄──      ◄──
 //! ```
 //!
-//! **Time.** Tokio's timer counts whole milliseconds and rounds up, so a delay of 8.75 ms takes 9 here.
+//! **Time.** Tokio's timer rounds up to whole milliseconds, so a delay of 8.75 ms takes 9 ms.
 //!
-//! **Not simulated:** bans, TTLs, the time that a script takes, other commands than the script's (each is answered `OK`).
+//! **Not simulated:** bans, TTLs, and the run time of the script. Commands other than those of the script get `OK`.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -25,20 +25,20 @@ use tollgate_core::{
 };
 
 use crate::fault::Fault;
-use crate::fault::relay::{Wish, relay_streams};
+use crate::fault::relay::{FaultState, relay_streams};
 
 const START: Timestamp = Timestamp::from_micros(1_760_000_000_000_000);
 const PIPE_BYTES: usize = 256 << 10;
 const SHA: &str = "0123456789abcdef0123456789abcdef01234567";
 
-/// A clock that goes with tokio's, paused or not.
+/// A clock that follows tokio's clock, paused or not.
 #[derive(Debug)]
 pub struct VirtualClock {
     start: Instant,
 }
 
 impl VirtualClock {
-    /// Creates a clock that starts now. Needs a tokio runtime if that is paused.
+    /// Creates a clock that starts at a fixed time. If tokio's clock is paused, call it inside that runtime.
     pub fn start() -> Arc<VirtualClock> {
         Arc::new(VirtualClock { start: Instant::now() })
     }
@@ -50,39 +50,39 @@ impl Clock for VirtualClock {
     }
 }
 
-/// A server that any number of connections share.
+/// A simulated server. Clones share its state.
 #[derive(Clone)]
 pub struct SimulatedRedis(Arc<Inner>);
 
 struct Inner {
     counters: MemoryStore,
     clock: Arc<VirtualClock>,
-    network: watch::Sender<Wish>,
+    network: watch::Sender<FaultState>,
     state: Mutex<State>,
 }
 
 #[derive(Default)]
 struct State {
     knows_script: bool,
-    /// A call that names such a key is refused as a whole.
+    /// A call with a key that contains this text fails.
     foreign: Option<String>,
-    /// Checks in each call of the script that was run.
+    /// The number of checks in each executed call of the script.
     calls: Vec<usize>,
-    /// Calls that were refused because the script was not known.
+    /// The number of calls refused with NOSCRIPT.
     noscripts: u64,
-    /// Calls that came with the script's source.
+    /// The number of calls by EVAL, with the source of the script.
     sources: u64,
 }
 
 impl SimulatedRedis {
-    /// Creates a server without counters, whose time is `clock`.
+    /// Creates a server without counters, with this clock.
     pub fn new(clock: Arc<VirtualClock>) -> SimulatedRedis {
         let counters = MemoryStore::builder().clock(clock.clone()).build();
-        let (network, _) = watch::channel(Wish { fault: Some(Fault::Pass), turn: 0 });
+        let (network, _) = watch::channel(FaultState { fault: Some(Fault::Pass), change: 0 });
         SimulatedRedis(Arc::new(Inner { counters, clock, network, state: Mutex::default() }))
     }
 
-    /// Opens a connection. For the `connector` of a `RedisStore`.
+    /// Opens a connection, for the `connector` of a `RedisStore`. Must be called inside a tokio runtime.
     pub fn connect(&self) -> DuplexStream {
         let (client, near) = duplex(PIPE_BYTES);
         let (far, server) = duplex(PIPE_BYTES);
@@ -91,9 +91,9 @@ impl SimulatedRedis {
         client
     }
 
-    /// Switches the fault of the network, for open connections and new ones.
+    /// Sets the fault of the network, for open and new connections.
     pub fn set(&self, fault: Fault) {
-        self.0.network.send_modify(|wish| *wish = Wish { fault: Some(fault), turn: wish.turn + 1 });
+        self.0.network.send_modify(|state| *state = FaultState { fault: Some(fault), change: state.change + 1 });
     }
 
     /// Sets the round-trip time of the network. Half of it is spent in each direction.
@@ -101,27 +101,27 @@ impl SimulatedRedis {
         self.set(Fault::Delay(round_trip / 2));
     }
 
-    /// Forgets the script, as `SCRIPT FLUSH` does.
+    /// Deletes the script, as `SCRIPT FLUSH` does.
     pub fn flush_scripts(&self) {
         self.state().knows_script = false;
     }
 
-    /// Refuses calls that name a key with this in it, as if the key held something else.
+    /// Makes calls fail whose keys contain this text, as if such a key held a foreign value.
     pub fn plant_foreign(&self, part_of_key: &str) {
         self.state().foreign = Some(part_of_key.into());
     }
 
-    /// Returns how many checks each call of the script held, in the order in which the server ran them.
+    /// Returns the number of checks in each call of the script, in the order of execution.
     pub fn calls(&self) -> Vec<usize> {
         self.state().calls.clone()
     }
 
-    /// Returns how many calls were refused because the script was not known.
+    /// Returns the number of calls refused with NOSCRIPT.
     pub fn noscripts(&self) -> u64 {
         self.state().noscripts
     }
 
-    /// Returns how many calls came with the script's source.
+    /// Returns the number of calls by EVAL, with the source of the script.
     pub fn sources(&self) -> u64 {
         self.state().sources
     }
@@ -179,7 +179,7 @@ impl SimulatedRedis {
         }
     }
 
-    /// Runs the steps of a call. Returns the numbers of the reply and how many checks there were.
+    /// Executes a call. Returns the numbers of the reply and the number of checks.
     fn run(&self, keys: &[&str], arguments: &[&str]) -> (Vec<i64>, usize) {
         let mut numbers = vec![self.0.clock.now().as_micros() as i64];
         let (mut keys, mut lines, mut checks) = (keys.iter(), arguments.iter(), 0);
@@ -226,7 +226,7 @@ impl SimulatedRedis {
             reset_after: Wait::from_micros(reset_after_us.parse().expect("a number")),
         };
         let at = Timestamp::from_micros(at_us.parse().expect("a number"));
-        let decision = Decision { at, source: Source::Store, limits: [line].into_iter().collect() };
+        let decision = Decision { at, source: Source::Store, ban: None, limits: [line].into_iter().collect() };
         self.0.counters.refund(&Check::one(demand), &decision);
     }
 }
@@ -237,7 +237,7 @@ fn numbers_of(line: &LimitStatus) -> [i64; 5] {
     [line.allowed.into(), line.remaining.into(), retry, next, reset]
 }
 
-/// The demand of a key and its limit line.
+/// Parses the demand of a key and its argument.
 fn demand<'a>(key: Option<&&'a str>, line: Option<&&str>) -> Demand<'a> {
     let (key, line) = (key.expect("a key for each limit"), line.expect("a line for each limit"));
     let words: Vec<&str> = line.split(' ').collect();
@@ -257,7 +257,7 @@ fn demand<'a>(key: Option<&&'a str>, line: Option<&&str>) -> Demand<'a> {
     Demand::new(limit, Key::new(*key).expect("a key")).cost(cost)
 }
 
-/// The first command in `bytes` and its length, if it is complete.
+/// Returns the first command in `bytes` and its length, or `None` if it is incomplete.
 fn parse_command(bytes: &[u8]) -> Option<(Vec<String>, usize)> {
     let mut at = 0;
     let mut number_after = |kind: u8, skip: usize| -> Option<(usize, usize)> {

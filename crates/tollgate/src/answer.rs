@@ -74,6 +74,6 @@ mod tests;
 pub use body::{Body, BodyFormat, CustomFormat};
 pub use policies::Policies;
 pub use policy::{Policy, PolicyNameError};
-pub use refusal::Refusal;
+pub use refusal::RefusalDetails;
 pub use style::{Style, StyleError, Styles};
 pub use verdict::{GrpcCode, Verdict};

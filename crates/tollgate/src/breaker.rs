@@ -1,7 +1,7 @@
-//! The circuit breaker: who asks a broken store, and how often.
+//! Circuit breaker of the shared store.
 //!
-//! Every caller that waits for a dead store pays its deadline. After a few failures in a row it is known
-//! to be dead, and callers stop asking:
+//! A call to a store that does not answer costs its caller the whole deadline. After a few consecutive failures the
+//! breaker opens, and callers skip the store until a probe succeeds:
 //!
 //! ```text
 //!              3 failures in a row
@@ -11,49 +11,53 @@
 //!         a probe is answered in time
 //! ```
 //!
-//! While somebody probes, no real request is the guinea pig: probes run in the background and do what a
-//! decision does (a store that answers PING but cannot run the script, or cannot write, is not healed; nor is one that
-//! answers later than decisions wait).
+//! Probes run in a background task, so that no request has to test a failed store. A probe is a real decision: a store
+//! that answers PING but cannot run the script or cannot write does not pass, nor does one that answers after the
+//! deadline of decisions.
 //!
-//! **Somebody must probe.** The probe is a task on the runtime of the caller whose failure opened the breaker. That runtime may
-//! end, or stand still between the calls of a caller who drives it only to wait for an answer. If the probe ends without having
-//! healed anything, the breaker is left ajar: closed, and opened again by the next failure, whose caller then probes. If it
-//! is overdue, the caller who notices asks the store itself, one in two seconds.
+//! **A probe task that stops.** The probe is a task on the runtime of the caller whose failure opened the breaker. That
+//! runtime may end, or make no progress between two calls of a caller that drives it only while it waits for an answer.
+//! If the task ends before the store has recovered, the breaker closes with the failure count one below the threshold:
+//! the next failure opens it again, and that caller starts a new probe. If a probe is overdue, one caller every two
+//! seconds calls the store itself.
 //!
-//! **In a row, not at once.** Calls overlap, and many callers share one call. If one answer is late, all of them fail, and that is one failure. So
-//! a failure counts only if its call was sent after the failure before it was noticed.
+//! **Concurrent failures count once.** Calls overlap, and one batch carries the checks of many callers. If one reply is
+//! late, all of these callers fail, which is one failure of the store. So a failure counts only if its call was sent
+//! after the previous failure was counted.
 //!
-//! **Phases.** A success resets the count. An answer counts only if the breaker has not changed since its call was sent: a
-//! burst of late answers can neither close nor reopen it.
+//! **Phases.** A success resets the failure count. A result counts only if the breaker has not opened or closed since
+//! its call was sent, so a burst of late results can neither close nor reopen it.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use tollgate_core::Timestamp;
 
-/// So many failures in a row open the breaker: one may be a blip and two a coincidence.
+/// Consecutive failures that open the breaker. Fewer could be a short network disturbance.
 const FAILURES_TO_OPEN: u32 = 3;
-/// The first probe comes this soon, later ones twice as late each, up to the longest.
+/// Delay before the first probe. It doubles with each probe, up to [`PROBE_AFTER_MAX`].
 const PROBE_AFTER_MIN: Duration = Duration::from_millis(100);
-/// Of the two seconds within which a healed store must be used again, this leaves more than one to a store that has to
-/// connect first, and to the probes themselves: one that hangs, one that pays for the connection, one that is in time.
+/// Longest delay between two probes.
+///
+/// A store that has recovered must be in use within two seconds. This delay leaves 1.2 s of them for the probes: one
+/// that times out, one that has to connect, and one that is answered in time.
 const PROBE_AFTER_MAX: Duration = Duration::from_millis(800);
-/// A probe that is so much later than it should be is not counted on.
+/// Time after its due time at which a probe is overdue and a caller replaces it, in microseconds.
 const PROBE_OVERDUE_US: u64 = 2_000_000;
 
-/// Whether the store is asked.
+/// A circuit breaker: counts failures of the store and says whether callers may call it.
 #[derive(Debug, Default)]
 pub(crate) struct Breaker {
-    /// How often it has opened or closed. Odd while it is open.
+    /// Number of times the breaker has opened or closed. Odd while it is open.
     changes: AtomicU64,
     failures_in_a_row: AtomicU32,
-    /// When the latest of these was counted, in microseconds.
+    /// Time of the latest counted failure, in microseconds.
     failed_us: AtomicU64,
-    /// By when the next probe should have been made, in microseconds. Of no meaning while it is closed.
+    /// Time by which the next probe should be complete, in microseconds. Meaningless while the breaker is closed.
     probe_due_us: AtomicU64,
 }
 
-/// The time between two changes of a breaker.
+/// The period between two changes of a breaker, in which it is either open or closed throughout.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Phase(u64);
 
@@ -64,52 +68,63 @@ impl Phase {
 }
 
 impl Breaker {
+    /// Returns the current phase. A caller keeps it to report the result of its call.
     pub(crate) fn phase(&self) -> Phase {
         Phase(self.changes.load(Ordering::Acquire))
     }
 
+    /// Returns whether the breaker is open, so that callers skip the store.
     pub(crate) fn is_open(&self) -> bool {
         self.phase().is_open()
     }
 
-    /// How often it has opened.
+    /// Returns how many times the breaker has opened since it was created.
     pub(crate) fn times_opened(&self) -> u64 {
         self.phase().0.div_ceil(2)
     }
 
-    /// The phase in which this caller asks the store; `None` if it does not.
+    /// Returns the current phase if this caller may call the store, or `None` if it must skip the store.
+    ///
+    /// While the breaker is closed, every caller may. While it is open and a probe is overdue, one caller every two
+    /// seconds may; its success closes the breaker.
     pub(crate) fn lets_ask(&self, now: Timestamp) -> Option<Phase> {
         let phase = self.phase();
         if !phase.is_open() {
             return Some(phase);
         }
         let due_us = self.probe_due_us.load(Ordering::Acquire);
-        let stands_in = now.as_micros() >= due_us.saturating_add(PROBE_OVERDUE_US)
+        let replaces_probe = now.as_micros() >= due_us.saturating_add(PROBE_OVERDUE_US)
             && self.probe_due_us.compare_exchange(due_us, now.as_micros(), Ordering::AcqRel, Ordering::Relaxed).is_ok();
-        stands_in.then_some(phase)
+        replaces_probe.then_some(phase)
     }
 
-    /// Counts a success. True if it closed the breaker, because its caller stood in for the probe.
+    /// Counts a successful call that was sent in phase `sent_in`. Returns whether it closed the breaker.
+    ///
+    /// Only a call that replaced an overdue probe can close it. In the current closed phase a success resets the
+    /// failure count. A success of an earlier phase changes nothing.
     #[must_use]
     pub(crate) fn succeeded(&self, sent_in: Phase) -> bool {
         if sent_in.is_open() {
             return self.close(sent_in);
         }
-        // The common case only reads, so that callers on many cores share the line.
+        // The common case only reads, so that callers on many cores do not contend for the cache line.
         if self.failures_in_a_row.load(Ordering::Relaxed) != 0 && sent_in == self.phase() {
             self.failures_in_a_row.store(0, Ordering::Relaxed);
         }
         false
     }
 
-    /// Counts a failure of a call that was sent at `sent`. True for the one caller whose failure opened the breaker: it starts the probe.
+    /// Counts a failed call that was sent at `sent` in phase `sent_in`. Returns whether it opened the breaker.
+    ///
+    /// `true` is returned to exactly one caller, which must start the probe. A failure is not counted if the breaker
+    /// has changed since the call was sent, or if the call was sent before the previous counted failure.
     #[must_use]
     pub(crate) fn failed(&self, sent_in: Phase, sent: Timestamp, now: Timestamp) -> bool {
         if sent_in.is_open() || sent_in != self.phase() {
             return false;
         }
         let failed_us = self.failed_us.load(Ordering::Acquire);
-        // One from after `now` is from before the clock was set back.
+        // A failure time later than `now` means that the clock was set back since; it is ignored.
         let is_same_failure = sent.as_micros() < failed_us && failed_us <= now.as_micros();
         let is_counted_by_another = || {
             self.failed_us.compare_exchange(failed_us, now.as_micros(), Ordering::AcqRel, Ordering::Relaxed).is_err()
@@ -121,44 +136,53 @@ impl Breaker {
         if failures < FAILURES_TO_OPEN {
             return false;
         }
-        // Before it opens, so that nobody finds a probe overdue that was never due.
+        // Set before the breaker opens, so that no caller finds the due time of an earlier phase and calls it overdue.
         self.probe_is_due_at(now);
         self.change(sent_in)
     }
 
-    /// Says by when the next probe will have been made.
+    /// Sets the time by which the next probe should be complete.
     pub(crate) fn probe_is_due_at(&self, due: Timestamp) {
         self.probe_due_us.store(due.as_micros(), Ordering::Release);
     }
 
-    /// A probe of this phase succeeded: the store is asked again. Whether that ended the phase.
+    /// Closes the breaker after a successful call of this open phase. Returns whether this call closed it.
+    ///
+    /// Returns `false` and changes nothing if `phase` is closed or has ended.
     #[must_use]
     pub(crate) fn close(&self, phase: Phase) -> bool {
         self.close_after(0, phase)
     }
 
-    /// Nobody probes in this phase any more: the store is asked again, until the next failure. Whether that ended the phase.
+    /// Closes the breaker because the probe task of this open phase has ended. Returns whether this call closed it.
+    ///
+    /// The next counted failure opens the breaker again. Returns `false` and changes nothing if `phase` is closed or
+    /// has ended.
     #[must_use]
     pub(crate) fn leave_ajar(&self, phase: Phase) -> bool {
         self.close_after(FAILURES_TO_OPEN - 1, phase)
     }
 
+    /// Ends this open phase with the given failure count. Returns `false` if `phase` is closed or has ended.
     fn close_after(&self, failures: u32, phase: Phase) -> bool {
         if !phase.is_open() || phase != self.phase() {
             return false;
         }
-        // While it is open nobody counts.
+        // No failure is counted while the breaker is open, so this store races with no addition.
         self.failures_in_a_row.store(failures, Ordering::Release);
         self.change(phase)
     }
 
+    /// Ends this phase and begins the next one. Returns `false` if another thread did so first.
     fn change(&self, phase: Phase) -> bool {
         self.changes.compare_exchange(phase.0, phase.0 + 1, Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
 }
 
-/// How long to wait before the `attempt`th probe (from 0); `jitter` is in 0.0 ..= 1.0 and takes up to a
-/// quarter off, so that the nodes of a fleet do not knock all at once.
+/// Returns the delay before probe number `attempt`, counted from 0.
+///
+/// `jitter` is clamped to 0.0 ..= 1.0 and shortens the delay by up to a quarter, so that the nodes of a fleet do not
+/// probe at the same moment.
 pub(crate) fn probe_after(attempt: u32, jitter: f64) -> Duration {
     let doubled = PROBE_AFTER_MIN.saturating_mul(1 << attempt.min(10)).min(PROBE_AFTER_MAX);
     doubled.mul_f64(1.0 - jitter.clamp(0.0, 1.0) / 4.0)
@@ -170,7 +194,7 @@ mod tests {
 
     const NOW: Timestamp = Timestamp::from_micros(1_700_000_000_000_000);
 
-    /// A failure of a call that was sent just before.
+    /// Reports a failure of a call sent in the current phase. Returns whether it opened the breaker.
     fn fails(breaker: &Breaker) -> bool {
         breaker.failed(breaker.phase(), NOW, NOW)
     }
@@ -182,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn three_failures_in_a_row_open_it_and_only_one_caller_learns_of_it() {
+    fn three_consecutive_failures_open_the_breaker_once() {
         let breaker = Breaker::default();
         let phase = breaker.phase();
         assert!(!fails(&breaker) && !fails(&breaker));
@@ -194,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn calls_that_fail_together_are_one_failure() {
+    fn concurrent_failures_count_once() {
         let breaker = Breaker::default();
         let fails_at = |sent_ms: u64, failed_ms: u64| {
             let [sent, failed] = [sent_ms, failed_ms].map(|ms| NOW.plus_micros(1_000 * ms));
@@ -211,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn a_late_success_does_not_close_it_but_a_probe_does() {
+    fn success_of_an_earlier_phase_does_not_close_the_breaker() {
         let breaker = Breaker::default();
         let sent_in = breaker.phase();
         let _ = (fails(&breaker), fails(&breaker), fails(&breaker));
@@ -223,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn failures_of_calls_that_were_sent_before_it_closed_do_not_open_it_again() {
+    fn failures_of_an_earlier_phase_do_not_reopen_the_breaker() {
         let breaker = Breaker::default();
         let sent_in = breaker.phase();
         let _ = (fails(&breaker), fails(&breaker), fails(&breaker));
@@ -232,36 +256,36 @@ mod tests {
         for phase in [sent_in, sent_while_open] {
             assert!((0..10).all(|_| !breaker.failed(phase, NOW, NOW)));
         }
-        assert!(!fails(&breaker) && !fails(&breaker) && fails(&breaker), "those that are sent after it count");
+        assert!(!fails(&breaker) && !fails(&breaker) && fails(&breaker), "failures of the current phase count");
         assert_eq!(breaker.times_opened(), 2);
     }
 
     #[test]
-    fn a_breaker_that_is_left_ajar_lets_all_ask_and_opens_at_the_next_failure() {
+    fn breaker_left_ajar_lets_all_callers_through_and_opens_at_the_next_failure() {
         let breaker = opened();
         assert_eq!(breaker.lets_ask(NOW), None);
         let phase = breaker.phase();
         assert!(breaker.leave_ajar(phase));
         assert!(breaker.lets_ask(NOW).is_some());
-        assert!(fails(&breaker), "and its caller probes");
-        assert!(!breaker.leave_ajar(phase), "who probed in an earlier phase has no say in this one");
+        assert!(fails(&breaker), "one failure opens it, and its caller starts the probe");
+        assert!(!breaker.leave_ajar(phase), "the probe task of an earlier phase cannot close this one");
     }
 
     #[test]
-    fn one_caller_in_two_seconds_stands_in_for_a_probe_that_does_not_come() {
+    fn one_caller_every_two_seconds_replaces_an_overdue_probe() {
         let breaker = opened();
         breaker.probe_is_due_at(NOW.plus_micros(300_000));
         let at_ms = |ms: u64| breaker.lets_ask(NOW.plus_micros(ms * 1_000));
         assert_eq!(at_ms(2_299), None);
-        let phase = at_ms(2_300).expect("it is overdue");
+        let phase = at_ms(2_300).expect("the probe is overdue");
         assert_eq!((at_ms(2_300), at_ms(4_299)), (None, None));
         assert!(!breaker.failed(phase, NOW, NOW) && breaker.is_open());
-        let phase = at_ms(4_300).expect("it still is");
+        let phase = at_ms(4_300).expect("the probe is overdue again");
         assert!(breaker.succeeded(phase) && !breaker.is_open());
     }
 
     #[test]
-    fn probes_come_after_a_tenth_of_a_second_and_never_a_second_apart() {
+    fn probe_delay_doubles_from_100_ms_up_to_800_ms() {
         assert_eq!(probe_after(0, 0.0), Duration::from_millis(100));
         assert_eq!(probe_after(2, 0.0), Duration::from_millis(400));
         assert_eq!(probe_after(99, 0.0), Duration::from_millis(800));

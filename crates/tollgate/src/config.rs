@@ -47,7 +47,7 @@ mod conditions;
 #[doc(hidden)] // for the server's and the command's own files
 pub mod file;
 mod finding;
-pub(crate) mod forms;
+mod forms;
 mod lint;
 mod load;
 mod mask;
@@ -56,10 +56,10 @@ mod reload;
 #[cfg(feature = "schema")]
 mod schema;
 mod source;
-pub(crate) mod span;
+mod span;
 mod toml;
 mod tree;
-pub(crate) mod types;
+mod types;
 #[cfg(feature = "yaml")]
 mod yaml;
 
@@ -74,3 +74,11 @@ pub use forms::Secret;
 pub use load::{Format, Loaded, Loader};
 pub use span::Span;
 pub use types::Config;
+pub(crate) use {
+    forms::{AnonymizeEntry, HeaderTest, LimitEntry, Limits, OneOrMany, OptionalList, StoreUrl},
+    span::Spanned,
+    types::{
+        AddressPlan, Anonymize, ApiKeyTable, BanEntry, BanKind, Exempt, Jwt, JwtAlgorithm, LimitTable, MatchTable,
+        PlanSources, PlanTable, RuleStore, RuleTable,
+    },
+};

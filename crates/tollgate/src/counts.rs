@@ -42,7 +42,7 @@ pub struct Counted {
     pub said: DecisionOutcome,
     /// The source of the decisions.
     pub source: Source,
-    /// The number of decisions.
+    /// The number of such decisions since the counters were created.
     pub times: u64,
 }
 
@@ -63,8 +63,8 @@ pub struct DecisionCounts([AtomicU64; CELLS.len()]);
 
 impl DecisionCounts {
     /// Counts one decision.
-    pub fn count(&self, said: DecisionOutcome, source: Source) {
-        let cell = match (said, source) {
+    pub fn count(&self, outcome: DecisionOutcome, source: Source) {
+        let cell = match (outcome, source) {
             (DecisionOutcome::Allow, Source::Local) => 1,
             (DecisionOutcome::Allow, Source::None) => 2,
             (DecisionOutcome::Allow, _) => 0,
@@ -87,8 +87,8 @@ impl DecisionCounts {
 
     /// Returns the counts. Those of [`Source::Store`] are always included, all others only if they are not zero.
     pub fn counted(&self) -> Vec<Counted> {
-        let read = |((said, source), times): (&(DecisionOutcome, Source), &AtomicU64)| Counted {
-            said: *said,
+        let read = |((outcome, source), times): (&(DecisionOutcome, Source), &AtomicU64)| Counted {
+            said: *outcome,
             source: *source,
             times: times.load(Ordering::Relaxed),
         };
@@ -107,12 +107,12 @@ mod tests {
 
     #[test]
     fn every_outcome_and_source_is_read_as_it_was_counted() {
-        for (said, source) in CELLS {
+        for (outcome, source) in CELLS {
             let counts = DecisionCounts::default();
             assert!(counts.is_empty());
-            counts.count(said, source);
+            counts.count(outcome, source);
             let counted: Vec<Counted> = counts.counted().into_iter().filter(|cell| cell.times > 0).collect();
-            assert_eq!(counted, [Counted { said, source, times: 1 }]);
+            assert_eq!(counted, [Counted { said: outcome, source, times: 1 }]);
         }
     }
 }

@@ -1,16 +1,17 @@
-//! The deadline of a call to a store, on a machine that may be too busy to keep time.
+//! Deadline of a call to a store, on a machine whose CPU may be overloaded.
 //!
-//! A deadline that passes is meant to say that the store is slow. It also passes if this process got no CPU: the answer lies in the
-//! socket, and neither the task that reads it nor the timer has run. Then both become ready at the same moment, and which of them runs first is
-//! chance. So when the deadline passes, the store [catches up](Store::catch_up) once, and the call is looked at again before it is given up:
+//! A deadline should expire because the store is slow. It also expires if this process gets no CPU time: the reply is
+//! already in the socket, but neither the task that reads it nor the timer has run. Then both become ready at the same
+//! moment, and their order is random. So when the deadline expires, the store [catches up](Store::catch_up) once, and
+//! the call is polled again before it is abandoned:
 //!
 //! ```text
-//!   call ──────────────────▶ deadline ──▶ store catches up ──▶ answer there? ──▶ yes: it counts
-//!                                                                            └─▶ no:  timed out
+//!   call ──────────────▶ deadline ──▶ store catches up ──▶ reply received? ──▶ yes: it counts
+//!                                                                          └─▶ no:  timed out
 //! ```
 //!
-//! A store that is not starved catches up in microseconds, so a store that hangs still costs the deadline and no more. Where the
-//! store's task is starved, this waits for it to be scheduled, but no longer than [`CATCH_UP_MAX`].
+//! A store whose task gets CPU time catches up in microseconds, so a call to a store that hangs ends at its deadline.
+//! If the store's task has to wait for the CPU, the call waits for it too, but at most [`CATCH_UP_MAX`].
 
 use std::future::Future;
 use std::pin::pin;
@@ -20,26 +21,31 @@ use futures_util::future::{Either, poll_immediate, select};
 use tokio::time::{Sleep, timeout};
 use tollgate_core::Store;
 
-/// How long a call waits for the store's own task to be scheduled after the deadline has passed.
+/// Longest time that a call waits, after its deadline, for the store's task to be scheduled.
 const CATCH_UP_MAX: Duration = Duration::from_millis(25);
-/// If a deadline is noticed later than this, the process was starved of CPU. Timers tick every millisecond, and waking up
-/// takes less than that on a machine with time to spare.
+/// Delay of a timeout above which the process was short of CPU time, so that the timeout does not count against the
+/// store.
+///
+/// Timers tick every millisecond, and a wake-up takes less than a millisecond on a machine that is not overloaded.
 pub(crate) const LATENESS_MAX: Duration = Duration::from_millis(5);
 
-/// Waits for a call to this store until `deadline`. Returns `None` if there is no answer by then.
+/// Waits for a call to `store` until `deadline`. Returns `None` if no reply has been received by then.
+///
+/// A reply that has already reached this process when the deadline expires counts. To find it, the wait may exceed the
+/// deadline by up to [`CATCH_UP_MAX`].
 pub(crate) async fn answer_by<T>(deadline: Sleep, store: &dyn Store, call: impl Future<Output = T>) -> Option<T> {
     let mut call = pin!(call);
     if let Either::Left((answer, _)) = select(call.as_mut(), pin!(deadline)).await {
         return Some(answer);
     }
     let catch_up = async {
-        // For stores whose task runs in this runtime.
+        // Lets a store whose task runs on this thread of the runtime read its socket.
         tokio::task::yield_now().await;
         store.catch_up().await;
     };
     if let Either::Left((answer, _)) = select(call.as_mut(), pin!(timeout(CATCH_UP_MAX, catch_up))).await {
         return Some(answer);
     }
-    // The answer may have come between the two looks of the last poll.
+    // The reply may have arrived after the last poll of the call and before the catch-up completed.
     poll_immediate(call).await
 }

@@ -1,83 +1,110 @@
-//! Denials that are remembered for as long as they are certainly true.
+//! Cache of recent denials of the shared store.
 //!
-//! A client that is denied usually asks again at once. The store has already said when that could succeed: not before
-//! `retry_after`. Until then every further denial of the same cost on the same counter is known, and asking the store
-//! for it is waste.
+//! A denied client usually retries at once. The store has already reported when a retry can succeed: not before
+//! `retry_after`. Until then, every further check of the same cost on the same counter is denied too, so the limiter
+//! answers it without a call to the store.
 //!
-//! **Exact.** The store decides at some moment between the send and the receipt of its answer, and the wait counts from that moment.
-//! A denial is remembered until *send time* + `retry_after`, which is never too long. The wait that a remembered denial reports ends at
-//! *receipt time* + `retry_after`, which is never too short: a client that waits so long is admitted. So is `next_after`, and `reset_after`.
+//! **Exact.** The store decides at some moment between sending the call and receiving its reply, and its waits count
+//! from that moment. A denial is cached until *send time* + `retry_after`, so it never outlasts the real one. The wait
+//! reported for a cached denial ends at *receive time* + `retry_after`, so a client that waits that long is admitted.
+//! `next_after` and `reset_after` are counted from the receive time as well.
 //!
 //! ```text
 //!   sent ├───────── decided ────┤ received
-//!        denied here until sent + retry_after ┤        │ the client is told to come at received + retry_after
+//!        │                      │
+//!        └─ the cached denial expires at sent + retry_after
+//!                               └─ the reported wait ends at received + retry_after
 //! ```
 //!
-//! An admission that left nothing is as good as a denial of one unit until `next_after`. A remembered denial is given only for the very cost that
-//! the store spoke of, because for a larger one the wait is longer by an amount that only the store knows.
+//! An admission that left no units is cached as a denial of one unit until `next_after`. A cached denial is used only
+//! for exactly the cost that the store denied. A larger cost has to wait longer, and only the store knows how long.
 //!
-//! **At most a second.** A reset, a grant or a lifted ban elsewhere ends a denial early. So a denial is forgotten
-//! after a second, even if it says to wait for an hour: one call a second and key is what a hammering client costs.
+//! **At most one second.** A reset or a lifted ban on another node ends a denial early. So a denial is cached for at
+//! most a second, even if its wait is an hour. A client that retries without pause costs one store call per second and
+//! key.
 //!
-//! **Not for everything.** Where a refund can free units early, or a denial itself is charged (`count_denied`),
-//! the store's word does not last, and nothing is remembered. A changed limit is another entry. Of a ban it is known whose it is only
-//! if the check has one subject; else nothing is remembered, or one subject's ban would be held against another.
+//! **Exceptions.** If a refund can free units early, or denials are charged (`count_denied`), the limiter does not use
+//! this cache. A changed limit is a different entry.
 //!
-//! **The other lines** of a multi-limit answer repeat the store's last word, which is kept for each counter by itself:
+//! **Bans** are cached by subject, apart from denials: a ban refuses every check of its subject, whatever the limit and the
+//! cost, except a peek. A ban is cached only if all demands of the check have the same subject: otherwise the decision does
+//! not tell which subject is banned.
+//!
+//! **Checks of several limits.** The statuses of the other limits are repeated from the last decision of the store,
+//! which is cached for each counter separately:
 //!
 //! ```text
-//!   denials:  global 1000/min ─▶ cost 1, until 12:00:05            found first, or nothing is looked for further
-//!   words:    user:1 100/min ─▶ 93 left │ user:2 100/min ─▶ 100 left │ …
+//!   denials:   global 1000/min ─▶ cost 1, until 12:00:05         if there is none, the store is called
+//!   statuses:  user:1 100/min ─▶ 93 left │ user:2 100/min ─▶ 100 left │ …
 //! ```
 //!
-//! So a full limit that many subjects share is asked for once a second, not once for each of them. The price is age: what a check
-//! of other limits took from a counter since is not seen here, so a word is repeated for ten seconds. Where it would refuse, it is a
-//! denial and lasts as long as one. If nothing is known of one of the lines, the store is asked.
+//! So an exhausted limit that many subjects share costs one call per second, not one per second and subject. The price
+//! is that a repeated status misses what other checks have taken from the counter since. It is repeated for at most ten
+//! seconds. A repeated status that denies follows the rules of denials. If there is no status for one of the limits,
+//! the store is called.
+
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use smallvec::SmallVec;
 use tollgate_core::{Check, Decision, Demand, LimitStatus, LimitStatuses, Source, Timestamp, Wait};
 
 use crate::ttl_cache::{Expire, Id, TtlCache};
 
-/// No denial is remembered longer.
-const REMEMBERED_US_MAX: u64 = 1_000_000;
-/// No line beside a denial is repeated longer.
+/// Longest time that a denial is cached, in microseconds.
+const DENIED_US_MAX: u64 = 1_000_000;
+/// Longest time that the status of a limit is repeated beside a denial, in microseconds.
 const REPEATED_US_MAX: u64 = 10_000_000;
-/// Counters with a denial, and counters with a last word; some tens of megabytes at the very most.
+/// Maximum number of counters with cached denials, and of counters with a cached status: some tens of megabytes.
 const COUNTERS_MAX: usize = 65_536;
-/// Different costs remembered per counter.
+/// Maximum number of costs with a cached denial per counter.
 const DENIALS_MAX: usize = 4;
 
+/// A bounded cache of denials and of the last known status of their counters.
 #[derive(Debug)]
 pub(crate) struct DenyCache {
     denials: TtlCache<Denials>,
-    words: TtlCache<LastWord>,
+    statuses: TtlCache<CachedStatus>,
+    bans: TtlCache<CachedBan>,
+    /// Whether a ban was ever cached. Until then, no check looks for one.
+    has_bans: AtomicBool,
 }
 
 impl Default for DenyCache {
     fn default() -> Self {
-        DenyCache { denials: TtlCache::new(COUNTERS_MAX), words: TtlCache::new(COUNTERS_MAX) }
+        DenyCache {
+            denials: TtlCache::new(COUNTERS_MAX),
+            statuses: TtlCache::new(COUNTERS_MAX),
+            bans: TtlCache::new(COUNTERS_MAX),
+            has_bans: AtomicBool::new(false),
+        }
     }
 }
 
-/// The denials of a counter under one version of its limit, each of another cost.
+/// The ban of a subject as the store last reported it.
+#[derive(Clone, Copy, Debug)]
+struct CachedBan {
+    ban: Wait,
+    call: CallSpan,
+}
+
+/// The cached denials of one counter under one version of its limit, at most one per cost.
 #[derive(Debug, Default)]
 struct Denials(SmallVec<[Denial; 1]>);
 
 #[derive(Clone, Copy, Debug)]
 struct Denial {
-    forget_at: Timestamp,
-    word: LastWord,
+    expires_at: Timestamp,
+    cached: CachedStatus,
 }
 
-/// What the store last said of a counter.
+/// The status of a counter as the store last reported it.
 #[derive(Clone, Copy, Debug)]
-struct LastWord {
-    line: LimitStatus,
+struct CachedStatus {
+    status: LimitStatus,
     call: CallSpan,
 }
 
-/// When the store was asked and when its answer was received. It decided in between.
+/// The send and receive time of a call to the store. The store decided in between.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CallSpan {
     pub(crate) sent: Timestamp,
@@ -85,52 +112,83 @@ pub(crate) struct CallSpan {
 }
 
 impl DenyCache {
-    /// The denial that the store would give, if it is certain.
+    /// Returns the cached denial of a check, or `None` if the store has to be called.
+    ///
+    /// The decision is made at `now`, has source [`Source::DenyCache`] and one status per demand. `None` is returned
+    /// unless a denial is cached for at least one demand and a status for each of the others.
     pub(crate) fn recall(&self, check: &Check<'_>, now: Timestamp) -> Option<Decision> {
+        if let Some(ban) = self.ban_of(check, now) {
+            return Some(Decision::banned(now, Source::DenyCache, ban, check));
+        }
         let demands = check.demands();
         let ids: SmallVec<[Id; 4]> = demands.iter().map(|demand| self.id(demand)).collect();
         let denied = |(demand, &id): (&Demand<'_>, &Id)| {
-            self.denials.look(id, |denials| denials.line_of(demand.cost.units(), now)).flatten()
+            self.denials.look(id, |denials| denials.status_of(demand.cost.units(), now)).flatten()
         };
         let denied: SmallVec<[Option<LimitStatus>; 4]> = demands.iter().zip(&ids).map(denied).collect();
         if denied.iter().all(Option::is_none) {
             return None;
         }
-        let last_word = |demand, id| self.words.look(id, |word| word.speaking_of(demand, now)).flatten();
-        let lines = demands.iter().zip(&ids).zip(&denied);
-        let lines: Option<LimitStatuses> =
-            lines.map(|((demand, &id), denied)| denied.or_else(|| last_word(demand, id))).collect();
-        Some(Decision { at: now, source: Source::DenyCache, limits: lines? })
+        let repeated = |demand, id| self.statuses.look(id, |cached| cached.status_for(demand, now)).flatten();
+        let statuses = demands.iter().zip(&ids).zip(&denied);
+        let statuses: Option<LimitStatuses> =
+            statuses.map(|((demand, &id), denied)| denied.or_else(|| repeated(demand, id))).collect();
+        Some(Decision { at: now, source: Source::DenyCache, ban: None, limits: statuses? })
     }
 
-    /// Learns from the store's answer to a check.
+    /// Caches what the store's decision says about the counters of a check.
+    ///
+    /// Does nothing if the decision neither denies nor exhausts a limit, or if it is a ban and the demands have
+    /// different subjects.
     pub(crate) fn learn(&self, check: &Check<'_>, decision: &Decision, call: CallSpan) {
-        let (demands, lines) = (check.demands(), &decision.limits);
+        if let Some(ban) = decision.ban {
+            return self.learn_ban(check, ban, call);
+        }
+        let (demands, statuses) = (check.demands(), &decision.limits);
         let allowed = decision.allowed();
-        if !lines.iter().any(|line| denied_by(line, allowed).is_some()) {
+        if !statuses.iter().any(|status| denied_by(status, allowed).is_some()) {
             return;
         }
-        let is_ban = lines.iter().any(is_of_a_ban);
-        if is_ban && has_several_subjects(check) {
-            return;
-        }
-        for (demand, line) in demands.iter().zip(lines) {
+        for (demand, status) in demands.iter().zip(statuses) {
             let id = self.id(demand);
-            if let Some(line) = denied_by(line, allowed) {
-                self.denials.add(id, call.sent, |denials| denials.remember(LastWord { line, call }));
+            if let Some(status) = denied_by(status, allowed) {
+                self.denials.add(id, call.sent, |denials| denials.add(CachedStatus { status, call }));
             }
-            // A ban hides what the counters hold.
-            if !is_ban {
-                self.words.put(id, LastWord { line: *line, call }, call.sent);
-            }
+            self.statuses.put(id, CachedStatus { status: *status, call }, call.sent);
         }
     }
 
-    /// Forgets what is known of a counter, under this version of its limit.
+    /// Removes the entries of a counter under this version of its limit.
     pub(crate) fn forget(&self, demand: &Demand<'_>) {
         let id = self.id(demand);
         self.denials.forget(id);
-        self.words.forget(id);
+        self.statuses.forget(id);
+    }
+
+    /// Caches a ban, if it is known whose it is.
+    fn learn_ban(&self, check: &Check<'_>, ban: Wait, call: CallSpan) {
+        if !has_several_subjects(check) {
+            let id = self.bans.id(check.demands()[0].key.subject());
+            self.bans.put(id, CachedBan { ban, call }, call.sent);
+            self.has_bans.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Returns the longest cached ban of the check's subjects as of `now`, or `None`. A peek is not banned.
+    fn ban_of(&self, check: &Check<'_>, now: Timestamp) -> Option<Wait> {
+        if !self.has_bans.load(Ordering::Relaxed) || !check.charges() {
+            return None;
+        }
+        let of_subject = |demand: &Demand<'_>| {
+            let id = self.bans.id(demand.key.subject());
+            self.bans.look(id, |cached| cached.at(now)).flatten()
+        };
+        check.demands().iter().filter_map(of_subject).max()
+    }
+
+    /// Removes the ban of a subject.
+    pub(crate) fn forget_ban(&self, subject: &[u8]) {
+        self.bans.forget(self.bans.id(subject));
     }
 
     fn id(&self, demand: &Demand<'_>) -> Id {
@@ -138,96 +196,117 @@ impl DenyCache {
     }
 }
 
-/// The denial that a line is, or is as good as, in an answer that admitted the request or not.
-fn denied_by(line: &LimitStatus, allowed: bool) -> Option<LimitStatus> {
-    match line.allowed {
-        // A peek is refused by a ban at most, and together with what takes something.
-        _ if line.cost == 0 => None,
-        false => Some(*line),
-        true if allowed && line.remaining == 0 => {
-            Some(LimitStatus { allowed: false, cost: 1, retry_after: line.next_after, ..*line })
+/// Returns the denial to cache for a limit, or `None` if its status implies none.
+///
+/// A denied status is cached as it is. If the request was `allowed` and left no units, the result is a denial of one
+/// unit until `next_after`.
+fn denied_by(status: &LimitStatus, allowed: bool) -> Option<LimitStatus> {
+    match status.allowed {
+        // A limit never denies a peek.
+        _ if status.cost == 0 => None,
+        false => Some(*status),
+        true if allowed && status.remaining == 0 => {
+            Some(LimitStatus { allowed: false, cost: 1, retry_after: status.next_after, ..*status })
         }
         true => None,
     }
-}
-
-/// Whatever an algorithm refuses, some unit comes back some time.
-fn is_of_a_ban(line: &LimitStatus) -> bool {
-    !line.allowed && line.next_after == Wait::NEVER
 }
 
 fn has_several_subjects(check: &Check<'_>) -> bool {
     check.demands().windows(2).any(|pair| pair[0].key.subject() != pair[1].key.subject())
 }
 
-/// How long after the send a refusal with this wait is certain.
-fn refused_for_us(wait: Wait) -> u64 {
-    // "Never" is as true in a second as it is now; it is forgotten by the same clock.
-    wait.as_micros().map_or(REMEMBERED_US_MAX, |us| us.min(REMEMBERED_US_MAX))
+/// Returns for how long after the send time a denial with this wait is cached, in microseconds.
+fn denied_for_us(wait: Wait) -> u64 {
+    wait.as_micros().map_or(DENIED_US_MAX, |us| us.min(DENIED_US_MAX))
 }
 
 impl Denials {
-    fn remember(&mut self, word: LastWord) {
-        let sent = word.call.sent;
-        let forget_at = sent.plus_micros(refused_for_us(word.line.retry_after));
-        self.0.retain(|other| other.word.line.cost != word.line.cost && other.forget_at > sent);
+    /// Adds a denial. Replaces the one of the same cost, and drops expired ones and the last one if there are too many.
+    fn add(&mut self, cached: CachedStatus) {
+        let sent = cached.call.sent;
+        let expires_at = sent.plus_micros(denied_for_us(cached.status.retry_after));
+        self.0.retain(|other| other.cached.status.cost != cached.status.cost && other.expires_at > sent);
         self.0.truncate(DENIALS_MAX - 1);
-        self.0.push(Denial { forget_at, word });
+        self.0.push(Denial { expires_at, cached });
     }
 
-    /// The denial of this cost as it stands now, if there is one.
-    fn line_of(&self, cost: u32, now: Timestamp) -> Option<LimitStatus> {
-        let is_known = |denial: &&Denial| denial.word.age_us(now).is_some() && now < denial.forget_at;
-        let denial = self.0.iter().filter(is_known).find(|denial| denial.word.line.cost == cost)?;
-        Some(denial.word.at(now))
+    /// Returns the status of the denial of this cost as of `now`, or `None` if there is none that has not expired.
+    fn status_of(&self, cost: u32, now: Timestamp) -> Option<LimitStatus> {
+        let is_live = |denial: &&Denial| denial.cached.age_us(now).is_some() && now < denial.expires_at;
+        let denial = self.0.iter().filter(is_live).find(|denial| denial.cached.status.cost == cost)?;
+        Some(denial.cached.at(now))
     }
 }
 
 impl Expire for Denials {
     fn is_expired(&self, now: Timestamp) -> bool {
-        self.0.iter().all(|denial| denial.forget_at <= now)
+        self.0.iter().all(|denial| denial.expires_at <= now)
     }
 }
 
-impl Expire for LastWord {
-    /// Earlier than it loses its meaning: where there is no room, the latest are worth more.
+impl Expire for CachedStatus {
+    /// Returns whether the status is older than a second. It may be repeated for longer, but is removed to make room.
     fn is_expired(&self, now: Timestamp) -> bool {
-        self.age_us(now).is_none_or(|age_us| age_us >= REMEMBERED_US_MAX)
+        self.age_us(now).is_none_or(|age_us| age_us >= DENIED_US_MAX)
     }
 }
 
-impl LastWord {
-    /// How long ago it was asked for. By a clock that was set back, what was learned later has not been said yet.
+impl Expire for CachedBan {
+    fn is_expired(&self, now: Timestamp) -> bool {
+        self.at(now).is_none()
+    }
+}
+
+impl CachedBan {
+    /// Returns the time from `now` until the ban ends, or `None` if the entry has expired.
+    fn at(&self, now: Timestamp) -> Option<Wait> {
+        let age_us = now.as_micros().checked_sub(self.call.sent.as_micros())?;
+        (age_us < denied_for_us(self.ban)).then(|| self.call.left(self.ban, now))
+    }
+}
+
+impl CallSpan {
+    /// Returns what is left at `now` of a wait that the store reported: it counts from when the reply was received.
+    fn left(&self, wait: Wait, now: Timestamp) -> Wait {
+        let passed_us = now.as_micros().saturating_sub(self.received.as_micros());
+        wait.as_micros().map_or(wait, |us| Wait::from_micros(us.saturating_sub(passed_us)))
+    }
+}
+
+impl CachedStatus {
+    /// Returns the microseconds since the call was sent, or `None` if that is after `now` (the clock was set back).
     fn age_us(&self, now: Timestamp) -> Option<u64> {
         now.as_micros().checked_sub(self.call.sent.as_micros())
     }
 
-    /// The line as it stands now: every wait is shorter by what has passed since the answer was received.
+    /// Returns the status as of `now`: each wait is shorter by the time since the reply was received.
     fn at(&self, now: Timestamp) -> LimitStatus {
-        let passed_us = now.as_micros().saturating_sub(self.call.received.as_micros());
-        let shorter = |wait: Wait| wait.as_micros().map_or(wait, |us| Wait::from_micros(us.saturating_sub(passed_us)));
+        let shorter = |wait: Wait| self.call.left(wait, now);
         LimitStatus {
-            retry_after: shorter(self.line.retry_after),
-            next_after: shorter(self.line.next_after),
-            reset_after: shorter(self.line.reset_after),
-            ..self.line
+            retry_after: shorter(self.status.retry_after),
+            next_after: shorter(self.status.next_after),
+            reset_after: shorter(self.status.reset_after),
+            ..self.status
         }
     }
 
-    /// The line for another demand on the same counter. `None` where it is too old, or would be a refusal of which nothing is known any more.
-    fn speaking_of(&self, demand: &Demand<'_>, now: Timestamp) -> Option<LimitStatus> {
+    /// Returns the status as of `now` for a demand on this counter, whose cost may differ from the cached one.
+    ///
+    /// Returns `None` if the status is too old, or if it would deny a cost whose wait is unknown.
+    fn status_for(&self, demand: &Demand<'_>, now: Timestamp) -> Option<LimitStatus> {
         let cost = demand.cost.units();
-        let line = LimitStatus { cost, allowed: cost <= self.line.remaining, ..self.at(now) };
+        let status = LimitStatus { cost, allowed: cost <= self.status.remaining, ..self.at(now) };
         let age_us = self.age_us(now)?;
-        let (age_us_max, retry_after) = match (line.allowed, self.line.allowed) {
-            (true, _) if cost == 0 && line.remaining == 0 => (REPEATED_US_MAX, line.next_after),
-            (true, true) => (REPEATED_US_MAX, line.retry_after),
+        let (age_us_max, retry_after) = match (status.allowed, self.status.allowed) {
+            (true, _) if cost == 0 && status.remaining == 0 => (REPEATED_US_MAX, status.next_after),
+            (true, true) => (REPEATED_US_MAX, status.retry_after),
             (true, false) => (REPEATED_US_MAX, Wait::ZERO),
-            (false, false) if self.line.cost == cost => (refused_for_us(self.line.retry_after), line.retry_after),
-            (false, true) if cost == 1 => (refused_for_us(self.line.next_after), line.next_after),
+            (false, false) if self.status.cost == cost => (denied_for_us(self.status.retry_after), status.retry_after),
+            (false, true) if cost == 1 => (denied_for_us(self.status.next_after), status.next_after),
             (false, _) => return None,
         };
-        (age_us < age_us_max).then_some(LimitStatus { retry_after, ..line })
+        (age_us < age_us_max).then_some(LimitStatus { retry_after, ..status })
     }
 }
 
@@ -244,7 +323,7 @@ mod tests {
         Demand::new(limit.parse::<Limit>().unwrap(), Key::new(subject).unwrap())
     }
 
-    /// A call that took no time.
+    /// Returns the span of a call that was sent and answered at `now`.
     fn at(now: Timestamp) -> CallSpan {
         CallSpan { sent: now, received: now }
     }
@@ -255,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn a_denial_is_recalled_until_its_retry_after_with_the_wait_that_is_left() {
+    fn denial_is_cached_until_its_retry_after_and_reports_the_remaining_wait() {
         let (store, _clock) = store();
         let cache = DenyCache::default();
         let demand = demand("1/500ms", "a");
@@ -269,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn a_denial_ends_by_the_send_and_the_reported_wait_by_the_receipt() {
+    fn denial_expires_by_the_send_time_and_its_wait_ends_by_the_receive_time() {
         let (store, clock) = store();
         let cache = DenyCache::default();
         let both = [demand("1/500ms", "a"), demand("1/300ms", "b"), demand("9/500ms", "c")];
@@ -281,12 +360,12 @@ mod tests {
         let recalled = cache.recall(&check, now).unwrap();
         let waits = |wait: fn(&LimitStatus) -> Wait| recalled.limits.iter().map(wait).collect::<Vec<_>>();
         let until = |us: u64| Wait::from_micros(30_000 + us - 100_000);
-        assert_eq!(waits(|line| line.retry_after), [until(500_000), until(300_000), Wait::ZERO]);
-        assert_eq!(waits(|line| line.next_after), [until(500_000), until(300_000), until(500_000)]);
-        assert_eq!(waits(|line| line.reset_after), [until(500_000), until(300_000), until(500_000)]);
-        for (line, demand) in recalled.limits.iter().zip(&both).filter(|(line, _)| !line.allowed) {
-            clock.set(now.plus_micros(line.retry_after.as_micros().unwrap()));
-            assert!(store.check(&Check::one(demand)).allowed(), "a client that waits as told is admitted: {demand:?}");
+        assert_eq!(waits(|status| status.retry_after), [until(500_000), until(300_000), Wait::ZERO]);
+        assert_eq!(waits(|status| status.next_after), [until(500_000), until(300_000), until(500_000)]);
+        assert_eq!(waits(|status| status.reset_after), [until(500_000), until(300_000), until(500_000)]);
+        for (status, demand) in recalled.limits.iter().zip(&both).filter(|(status, _)| !status.allowed) {
+            clock.set(now.plus_micros(status.retry_after.as_micros().unwrap()));
+            assert!(store.check(&Check::one(demand)).allowed(), "admitted after the reported wait: {demand:?}");
         }
         assert!(cache.recall(&check, START.plus_micros(299_999)).is_some());
         assert!(cache.recall(&check, START.plus_micros(300_000)).is_none(), "b may be free again");
@@ -295,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn no_denial_is_remembered_longer_than_a_second() {
+    fn denial_is_cached_for_at_most_one_second() {
         let (store, _clock) = store();
         let cache = DenyCache::default();
         let demand = demand("1/h", "a");
@@ -308,7 +387,36 @@ mod tests {
     }
 
     #[test]
-    fn a_clock_that_is_set_back_does_not_make_a_denial_last() {
+    fn ban_is_cached_for_at_most_one_second_against_its_own_subject_alone() {
+        let (store, _clock) = store();
+        let cache = DenyCache::default();
+        let (ann, other_limit, bob) = (demand("5/min", "ann"), demand("9/h", "ann").cost(3), demand("5/min", "bob"));
+        store.ban(b"ann", Some(Duration::from_secs(60))).unwrap();
+        let both = [ann, bob];
+        let check = Check::new(&both).unwrap();
+        cache.learn(&check, &store.check(&check), at(START));
+        assert!(cache.recall(&check, START).is_none(), "not known whose ban it is");
+        cache.learn(&Check::one(&ann), &store.check(&Check::one(&ann)), at(START));
+        let now = START.plus_micros(999_999);
+        for check in [Check::one(&ann), Check::one(&other_limit), check] {
+            let recalled = cache.recall(&check, now).expect("a check of a banned subject");
+            let left = Wait::from_micros(60_000_000 - 999_999);
+            assert_eq!(recalled, Decision::banned(now, Source::DenyCache, left, &check));
+        }
+        for check in [Check::one(&bob), Check::one(&ann.cost(0))] {
+            assert!(cache.recall(&check, now).is_none(), "another subject, and a peek");
+        }
+        assert!(cache.recall(&Check::one(&ann), START.plus_micros(1_000_000)).is_none());
+        cache.forget_ban(b"ann");
+        assert!(cache.recall(&Check::one(&ann), now).is_none(), "the ban was lifted here");
+        store.ban(b"ann", Some(Duration::from_millis(200))).unwrap();
+        cache.learn(&Check::one(&ann), &store.check(&Check::one(&ann)), at(START));
+        assert!(cache.recall(&Check::one(&ann), START.plus_micros(199_999)).is_some());
+        assert!(cache.recall(&Check::one(&ann), START.plus_micros(200_000)).is_none(), "the ban has ended");
+    }
+
+    #[test]
+    fn clock_that_is_set_back_does_not_prolong_a_denial() {
         let (store, _clock) = store();
         let cache = DenyCache::default();
         let demand = demand("1/h", "a");
@@ -320,7 +428,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_cost_that_the_store_spoke_of_is_recalled() {
+    fn denial_is_recalled_only_for_the_cost_that_was_denied() {
         let (store, _clock) = store();
         let cache = DenyCache::default();
         let (five, six, one) = (demand("10/min", "a").cost(5), demand("10/min", "a").cost(6), demand("10/min", "a"));
@@ -332,7 +440,7 @@ mod tests {
     }
 
     #[test]
-    fn another_version_of_the_limit_and_a_reset_ask_the_store() {
+    fn changed_limit_or_reset_is_not_answered_from_the_cache() {
         let (store, _clock) = store();
         let cache = DenyCache::default();
         let (old, new) = (demand("1/min", "a"), demand("2/min", "a"));
@@ -344,7 +452,7 @@ mod tests {
     }
 
     #[test]
-    fn the_other_lines_repeat_the_last_word_and_are_never_invented() {
+    fn other_limits_repeat_their_last_status_or_the_store_is_called() {
         let (store, _clock) = store();
         let cache = DenyCache::default();
         let (minute, day) = (demand("1/min", "a"), demand("9/day", "a"));
@@ -359,7 +467,7 @@ mod tests {
     }
 
     #[test]
-    fn another_line_is_refused_only_for_as_long_as_the_store_said() {
+    fn another_limit_is_denied_only_until_its_own_retry_after() {
         let (store, _clock) = store();
         let cache = DenyCache::default();
         let both = [demand("1/h", "a"), demand("1/100ms", "b")];
@@ -369,11 +477,11 @@ mod tests {
         assert_eq!((recalled.limits[1].allowed, recalled.limits[1].retry_after), (false, Wait::from_micros(1)));
         assert!(cache.recall(&check, START.plus_micros(100_000)).is_none(), "b may be free again");
         let dearer = [both[0], both[1].cost(2)];
-        assert!(cache.recall(&Check::new(&dearer).unwrap(), START).is_none(), "nothing was said of two units of b");
+        assert!(cache.recall(&Check::new(&dearer).unwrap(), START).is_none(), "the wait of two units of b is unknown");
     }
 
     #[test]
-    fn a_refusal_of_another_line_is_forgotten_after_a_second_too() {
+    fn denial_of_another_limit_is_cached_for_at_most_one_second() {
         let (store, clock) = store();
         let cache = DenyCache::default();
         let ask = |check: &Check<'_>| {
@@ -391,7 +499,7 @@ mod tests {
         assert!(ask(&Check::one(&often)).allowed());
         assert!(!ask(&Check::new(&both).unwrap()).allowed());
         clock.advance(Duration::from_secs(5));
-        // On another node, so nobody here is told.
+        // On another node, so that this cache is not updated.
         store.reset(&daily);
         clock.advance(Duration::from_secs(5));
         assert!(ask(&Check::one(&often)).allowed());
@@ -402,23 +510,23 @@ mod tests {
     }
 
     #[test]
-    fn a_word_of_another_line_is_repeated_for_ten_seconds() {
+    fn status_of_another_limit_is_repeated_for_ten_seconds() {
         let cache = DenyCache::default();
         let (store, clock) = store();
         let both = [demand("1/min", "shared"), demand("9/day", "a")];
         let check = Check::new(&both).unwrap();
         cache.learn(&check, &store.check(&check), at(clock.now()));
-        // Others keep the denial known.
-        for (seconds, is_known) in [(5, true), (9, true), (10, false)] {
+        // Checks of the shared limit alone keep its denial in the cache.
+        for (seconds, is_cached) in [(5, true), (9, true), (10, false)] {
             let now = START.plus_micros(seconds * 1_000_000);
             clock.set(now);
             cache.learn(&Check::one(&both[0]), &store.check(&Check::one(&both[0])), at(now));
-            assert_eq!(cache.recall(&check, now).is_some(), is_known, "{seconds}");
+            assert_eq!(cache.recall(&check, now).is_some(), is_cached, "{seconds}");
         }
     }
 
     #[test]
-    fn a_flood_of_denied_keys_stays_within_the_bound() {
+    fn flood_of_denied_keys_stays_within_the_bound() {
         let (store, _clock) = store();
         let cache = DenyCache::default();
         for n in 0..200_000 {
@@ -426,10 +534,10 @@ mod tests {
             let demand = demand("1/h", &subject);
             cache.learn(&Check::one(&demand), &store.check(&Check::one(&demand)), at(START));
         }
-        assert_eq!((cache.denials.len(), cache.words.len()), (COUNTERS_MAX, COUNTERS_MAX));
-        let (subject, later) = ("late".to_owned(), START.plus_micros(REMEMBERED_US_MAX));
+        assert_eq!((cache.denials.len(), cache.statuses.len()), (COUNTERS_MAX, COUNTERS_MAX));
+        let (subject, later) = ("late".to_owned(), START.plus_micros(DENIED_US_MAX));
         let demand = demand("1/h", &subject);
         cache.learn(&Check::one(&demand), &store.check(&Check::one(&demand)), at(later));
-        assert!(cache.recall(&Check::one(&demand), later).is_some(), "what was forgotten makes room");
+        assert!(cache.recall(&Check::one(&demand), later).is_some(), "expired entries make room");
     }
 }

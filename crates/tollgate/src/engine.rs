@@ -1,69 +1,75 @@
-//! The engine: a request in, an answer out, by the rules.
+//! The engine: decides requests by rules.
 //!
 //! ```text
-//!   address ─▶ banned? ─▶ path too long? ─▶ shields without room? ─▶ which rules match ─▶ key or user banned? ─▶ exempt? ─▶ which plan
-//!                                                                                                                      │
-//!        ┌─────────────────────────────────────────────────────────────────────────────────────────────────────────────┘
-//!        ▼
-//!   shield rules, in process ─▶ all enforced rules, one decision ─▶ shadow rules, each for itself
-//!        │ denied                    │ denied                            (only if admitted; never a veto)
-//!        ▼                           ▼
-//!      refusal                     refusal
+//!   resolve_address ─▶ banned address? ─▶ path too long? ─▶ shield without room? ─▶ match_rules ─▶ banned key or user?
+//!                                                                                                        │
+//!   Outcome ◀─ decide ◀─ check_plan ◀─ limit_set (may ask a PlanLookup) ◀─ subjects, limits ◀─ exempt? ◀─┘
+//!
+//!   decide:  shields, in process ─▶ all other enforced limits, one check ─▶ shadow rules (never refuse)
 //! ```
 //!
-//! Whoever serves requests (the Tower layer, the decision service) calls [`Engine::decide`] before the work and
-//! [`Passage::finish`] after it, and translates; there is no other way through.
+//! [`Engine::check`] runs these steps in order, in one function. Its caller (the Tower layer, the HTTP service) calls
+//! [`Permit::finish`] after the work. With counters in memory and plans that need no lookup, the future is ready at its
+//! first poll.
 //!
-//! **What refuses cheaply comes first.** A request from a banned address, with a path beyond the bound, or for which a shield has no
-//! room is refused before its path is normalised, its key hashed, its token verified or its plan looked up.
+//! **Cheap refusals come first.** A request from a banned address, with a path beyond the bound, or for which a shield
+//! has no room is refused before its path is normalised, its key hashed, its token verified or its plan looked up.
 //!
-//! **One decision.** All enforced rules that match are decided together: the request passes all their limits or is charged by none.
+//! **One decision.** All enforced limits that apply are decided together: the request passes all of them, or none is
+//! charged.
 //!
-//! **When the store does not answer**, each rule's own word counts: if one of them says `deny`, the request is unavailable; those that say
-//! `local` are decided by this node's share, together; those that say `allow` are left out.
+//! **If the store does not answer**, the failure policy of each rule applies. One rule with `deny` refuses the request
+//! as unavailable. The limits of rules with `local` are decided together by this node's share. Those of rules with
+//! `allow` are left out.
 //!
-//! **A client that leaves** before the response keeps its charge, whatever `charge` says: only a response earns a refund. A check of a
-//! shared store that was begun is finished without the client ([`Engine::settled`] waits for these). So a client that resets its
-//! requests as fast as it sends them is charged like any other.
+//! **A client that disconnects** before the response keeps its charge, whatever `charge` says: only a response earns a
+//! refund. A check of a shared store that has started runs to completion without the client, so a client that resets
+//! its requests as fast as it sends them is charged like any other. [`Engine::wait_for_pending`] waits for such checks.
 //!
-//! **In process nothing waits.** With counters in memory, and plans that need no lookup, a decision is made where it is asked for, without a task or
-//! an await, and in the place from which it will be told: moving what was just written is a good part of what such a decision costs.
+//! **A ban in the store** ([`Store::ban`](crate::Store::ban)) refuses a request if a rule that applies counts the banned
+//! subject in the store, also in shadow mode. It is read with the counters. Bans of the configuration need no store and
+//! come first.
 //!
-//! **A reload** swaps the rules whole. Requests that are under way finish by the rules they began with; counters are named by rule
-//! and limit, so they live on.
+//! **A reload** replaces the whole rule set. Requests in progress finish by the rules they started with. Counters are
+//! identified by rule and limit, so they survive.
 
-mod assured;
-mod caller;
-mod live;
-mod passage;
-mod refused;
+mod active_rules;
+mod check_plan;
+mod permit;
+mod refusal;
+mod request;
 mod rule_counts;
-mod ruling;
+mod run_to_completion;
 
+use std::future::Future;
 use std::net::IpAddr;
 use std::sync::Arc;
 
 use arc_swap::ArcSwap;
-use http::HeaderMap;
-use tollgate_core::{Check, Clock, Cost, Decision, MemoryStore, StoreError, SystemClock};
+use futures_util::future::join_all;
+use tollgate_core::{Check, Clock, Cost, Decision, MemoryStore, StoreError, SystemClock, Timestamp};
 
-use self::assured::{Assured, Pending};
-use self::caller::Plan;
-pub(crate) use self::live::Terms;
-use self::live::{Asked, Group, Live};
-pub use self::passage::{Ending, Passage};
-pub use self::refused::Refused;
+use self::active_rules::ActiveRules;
+use self::check_plan::{CheckPlan, Demands, LimitGroup, Undecided};
+use self::permit::{ChargeList, Charges, GroupId, RefundReason};
+pub use self::permit::{Ending, Permit};
+pub use self::refusal::Refusal;
+use self::request::RequestContext;
+pub use self::request::RequestOptions;
 pub use self::rule_counts::RuleStats;
-use self::ruling::Ruling;
-use crate::limiter::{Limiter, catch_panic, panicked};
-use crate::rules::{Indices, LimitSetId, PlanLookup, RequestView, RuleSet};
+use self::run_to_completion::{PendingWork, RunToCompletion};
+use crate::identity::Identity;
+use crate::limiter::{EachDecision, Limiter, catch_panic, panicked};
+use crate::rules::{CompiledRule, LazyReadings, PlanLookup, RequestView, RuleSet};
 
-/// Decides requests by rules. Cloning it is cheap, and clones share everything.
+/// Decides requests by rules.
+///
+/// Clones are cheap and share everything.
 ///
 /// ```
 /// use tollgate::Limiter;
 /// use tollgate::config::{Config, Format};
-/// use tollgate::engine::{Engine, Outcome};
+/// use tollgate::engine::{Engine, Outcome, RequestOptions};
 /// use tollgate::rules::RequestView;
 ///
 /// # #[tokio::main(flavor = "current_thread")]
@@ -72,10 +78,10 @@ use crate::rules::{Indices, LimitSetId, PlanLookup, RequestView, RuleSet};
 /// let engine = Engine::new(Limiter::memory(), loaded.rules);
 ///
 /// let request = http::Request::get("/").body(())?;
-/// let peer = [203, 0, 113, 9].into();
-/// assert!(matches!(engine.decide(&RequestView::of(&request), peer).await, Outcome::Pass(_)));
-/// let Outcome::Refuse(refusal) = engine.decide(&RequestView::of(&request), peer).await else { panic!("a second one") };
-/// assert_eq!(refusal.response.status(), 429);
+/// let (view, peer) = (RequestView::of(&request), [203, 0, 113, 9].into());
+/// assert!(matches!(engine.check(&view, peer, RequestOptions::default()).await, Outcome::Admitted(_)));
+/// let Outcome::Refused(refusal) = engine.check(&view, peer, RequestOptions::default()).await else { panic!() };
+/// assert_eq!(refusal.response(request.headers()).status(), 429);
 /// # Ok(())
 /// # }
 /// ```
@@ -85,56 +91,38 @@ pub struct Engine(Arc<Inner>);
 struct Inner {
     limiter: Limiter,
     shield: MemoryStore,
-    live: ArcSwap<Live>,
+    active: ArcSwap<ActiveRules>,
     lookups: Vec<Arc<dyn PlanLookup>>,
     clock: Arc<dyn Clock>,
-    pending: Arc<Pending>,
+    pending: Arc<PendingWork>,
 }
 
-/// What became of a request.
+/// The result of [`Engine::check`].
 #[derive(Debug)]
-#[non_exhaustive]
-#[allow(clippy::large_enum_variant)] // whoever asks takes it apart at once; a box would only be in the way
+#[must_use]
+#[allow(clippy::large_enum_variant)] // callers match on it at once; boxing the refusal would only be in their way
 pub enum Outcome {
-    /// It goes on.
-    Pass(Passage),
-    /// It does not.
-    Refuse(Refused),
-}
-
-/// A request that was looked at. What is rare is boxed, so that what is common moves few bytes.
-pub(crate) enum Begun {
-    /// It goes on.
-    Pass(Passage),
-    /// It does not.
-    Refuse(Box<Refused>),
-    /// Somebody has to be asked.
-    Asking(Box<Asking>),
-}
-
-/// A request whose plan or whose counters are not here.
-pub(crate) struct Asking {
-    engine: Engine,
-    live: Arc<Live>,
-    /// The rules that match.
-    rules: Indices,
-    plan: Plan,
-    asked: Asked,
+    /// The request may proceed.
+    Admitted(Permit),
+    /// The request must not proceed.
+    Refused(Refusal),
 }
 
 impl Engine {
-    /// An engine for these rules.
+    /// Creates an engine with these rules.
     pub fn new(limiter: Limiter, rules: RuleSet) -> Engine {
         Engine::with_lookups(limiter, rules, Vec::new())
     }
 
-    /// An engine that asks these for plans that the rules do not know, in turn.
+    /// Creates an engine that calls `lookups`, in order, for the plans of callers that the rules do not know.
     pub fn with_lookups(limiter: Limiter, rules: RuleSet, lookups: Vec<Arc<dyn PlanLookup>>) -> Engine {
         let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
         Engine::on_clock(limiter, rules, lookups, clock)
     }
 
-    /// The same, on a clock of the caller's, which also times the shield rules. For tests.
+    /// Creates an engine whose bans, identities and shield rules are timed by `clock`. For tests.
+    ///
+    /// The limiter keeps its own clock.
     pub fn on_clock(
         limiter: Limiter,
         rules: RuleSet,
@@ -145,7 +133,7 @@ impl Engine {
         Engine::of_parts(limiter, rules, lookups, clock, shield)
     }
 
-    /// Builds an engine whose shield rules count in `shield`. Defaults to a store with the default cap.
+    /// Creates an engine whose shield rules count in `shield`. Defaults to a store with the default cap.
     pub fn with_shield(
         limiter: Limiter,
         rules: RuleSet,
@@ -162,87 +150,252 @@ impl Engine {
         clock: Arc<dyn Clock>,
         shield: MemoryStore,
     ) -> Engine {
-        let live = ArcSwap::from_pointee(Live::new(rules, None));
-        Engine(Arc::new(Inner { limiter, shield, live, lookups, clock, pending: Arc::default() }))
+        let active = ArcSwap::from_pointee(ActiveRules::new(rules, None));
+        Engine(Arc::new(Inner { limiter, shield, active, lookups, clock, pending: Arc::default() }))
     }
 
-    /// From here on these rules hold. Requests under way finish by the old ones; counters live on.
+    /// Replaces the rules. Requests in progress finish by the old ones; counters and statistics are kept.
     pub fn reload(&self, rules: RuleSet) {
-        self.0.live.rcu(|before| Live::new(rules.clone(), Some(before)));
+        self.0.active.rcu(|before| ActiveRules::new(rules.clone(), Some(before)));
     }
 
-    /// The limiter that it asks.
+    /// Returns the limiter.
     pub fn limiter(&self) -> &Limiter {
         &self.0.limiter
     }
 
-    /// Who is asked for plans that the rules do not know.
+    /// Returns the lookups for plans that the rules do not know, in the order in which they are called.
     pub fn lookups(&self) -> &[Arc<dyn PlanLookup>] {
         &self.0.lookups
     }
 
-    /// Where the counters of shield rules are: in this process, whatever the limiter's store.
+    /// Returns the store of the shield rules' counters, which is in this process whatever the limiter's store is.
     pub fn shield(&self) -> &MemoryStore {
         &self.0.shield
     }
 
-    /// What each rule has said, over all reloads that kept its name.
+    /// Returns the statistics of each rule. A rule that a reload keeps, by its name, continues its statistics.
     pub fn rule_stats(&self) -> Vec<RuleStats> {
-        self.0.live.load().stats()
+        self.0.active.load().stats()
     }
 
-    /// Waits until everything is given back that requests left behind which nobody waited for to their end. Before a
-    /// process ends, it should; the wait is no longer than the limiter's deadline allows.
-    pub async fn settled(&self) {
-        self.0.pending.none().await;
+    /// Waits for checks and refunds whose caller is gone to complete. Call it before the process exits.
+    ///
+    /// Takes no longer than the limiter's deadline allows.
+    pub async fn wait_for_pending(&self) {
+        self.0.pending.wait().await;
     }
 
-    /// Decides a request that came from `peer`, the other end of its socket.
-    pub async fn decide(&self, request: &RequestView<'_>, peer: IpAddr) -> Outcome {
-        self.decide_with_cost(request, peer, None).await
-    }
-
-    /// The same for a request that costs more or less than its rules say.
-    pub async fn decide_with_cost(&self, request: &RequestView<'_>, peer: IpAddr, cost: Option<Cost>) -> Outcome {
-        match self.begin(request, peer, Terms { cost, wait_max: None }) {
-            Begun::Pass(passage) => Outcome::Pass(passage),
-            Begun::Refuse(refused) => Outcome::Refuse(*refused),
-            Begun::Asking(asking) => asking.outcome(request.headers()).await,
+    /// Decides a request from `peer`, the remote address of its connection.
+    ///
+    /// If the returned future is dropped while it waits for a shared store, the check runs to completion and its charge
+    /// is kept.
+    pub async fn check(&self, request: &RequestView<'_>, peer: IpAddr, options: RequestOptions) -> Outcome {
+        match self.run_check(request, peer, options).await {
+            Ok(permit) => Outcome::Admitted(permit),
+            Err(refusal) => Outcome::Refused(*refusal),
         }
     }
 
-    /// Whether every counter is in this process, so that no decision waits for anybody.
-    fn is_in_process(&self) -> bool {
-        self.0.limiter.is_in_process()
-    }
-
-    fn pending(&self) -> Arc<Pending> {
-        self.0.pending.clone()
-    }
-
-    async fn refund(&self, group: &Group, check: &Check<'_>, decision: &Decision) -> Result<(), StoreError> {
-        if group.is_in_process {
-            return catch_panic(|| self.0.shield.refund(check, decision)).ok_or_else(panicked);
+    async fn run_check(
+        &self,
+        request: &RequestView<'_>,
+        peer: IpAddr,
+        options: RequestOptions,
+    ) -> Result<Permit, Box<Refusal>> {
+        let active = self.0.active.load();
+        let (rules, limits, mut context) = {
+            let now = active.now(&*self.0.clock);
+            let identity = active.resolve_address(request, peer, now);
+            active.refuse_banned_address(&identity, now)?;
+            active.refuse_long_path(request)?;
+            let path = LazyReadings::of(request.path());
+            self.refuse_by_shield(&active, request, &path, &identity, options)?;
+            let rules = active.match_rules(request, &path);
+            active.refuse_banned_caller(&identity, now)?;
+            if rules.is_empty() || active.is_exempt(&identity) {
+                return Ok(Permit::unlimited());
+            }
+            let limits = active.resolve_limits(&identity, &rules, !self.0.lookups.is_empty());
+            let context = RequestContext::new(rules.iter().map(CompiledRule::by), &identity, options);
+            (rules.into_indices(), limits, context)
+        };
+        let (limit_set, spent) = active.limit_set(limits, &self.0.lookups).await;
+        context.spent = spent;
+        let plan = active.check_plan(rules, limit_set);
+        drop(active);
+        match self.0.limiter.is_in_process() {
+            true => self.decide(plan, context).await,
+            false => {
+                let engine = self.clone();
+                self.run_to_completion(async move { engine.decide(plan, context).await }).await
+            }
         }
-        self.0.limiter.refund(check, decision).await
+    }
+
+    /// Refuses a request for which the shields have no room, unless it is exempt.
+    ///
+    /// Charges nothing: if there is room, [`Engine::decide`] charges the shields with all other limits. Exemptions are
+    /// only looked up if the shields would refuse.
+    fn refuse_by_shield(
+        &self,
+        active: &ActiveRules,
+        request: &RequestView<'_>,
+        path: &LazyReadings<'_>,
+        identity: &Identity<'_>,
+        options: RequestOptions,
+    ) -> Result<(), Box<Refusal>> {
+        if !active.has_shields {
+            return Ok(());
+        }
+        let rules = active.rules.matching_shields(request, path);
+        if rules.is_empty() {
+            return Ok(());
+        }
+        let context = RequestContext::new(rules.iter().map(CompiledRule::by), identity, options);
+        let plan = active.check_plan(rules.into_indices(), active.rules.default_limit_set(false));
+        let Some(shield) = plan.shield.as_ref().filter(|shield| !self.has_room(shield, &context)) else {
+            return Ok(());
+        };
+        if active.is_exempt(identity) || active.rules.is_exempt_path(path) {
+            return Ok(());
+        }
+        match self.check_shield(shield, &context) {
+            Ok(decided) if decided.decision().allowed() => {
+                // A unit became available after the peek. It is charged with all other limits.
+                if let Ok(check) = shield.check(&shield.demands(&context)) {
+                    catch_panic(|| self.0.shield.refund(&check, decided.decision()));
+                }
+                Ok(())
+            }
+            refused => shield.conclude(refused, &options).map(drop),
+        }
+    }
+
+    /// Returns whether the shields have room for a request, without charging them.
+    fn has_room(&self, shield: &LimitGroup, context: &RequestContext) -> bool {
+        let demands = shield.demands(context);
+        let peeks: Demands<'_> = demands.iter().map(|demand| demand.cost(Cost::PEEK)).collect();
+        let Ok(peek) = Check::new(&peeks) else { return false };
+        let Some(decision) = catch_panic(|| self.0.shield.check(&peek)) else { return false };
+        decision.limits.iter().zip(&demands).all(|(status, demand)| demand.cost.units() <= status.remaining)
+    }
+
+    /// Decides all limits of a plan. Charges of a request that is then refused are refunded.
+    async fn decide(&self, plan: Arc<CheckPlan>, context: RequestContext) -> Result<Permit, Box<Refusal>> {
+        let (options, mut charges) = (context.options, ChargeList::new());
+        let decided = self.check_groups(&plan, &context, &mut charges).await;
+        let charges = Charges::new(self, &plan, context, charges);
+        let (reason, refusal) = match (decided, options.max_wait, plan.shown()) {
+            (Ok(Some(decided)), Some(max_wait), Some(shown)) if charges.is_some() && plan.wait(&decided) > max_wait => {
+                (RefundReason::Withdrawn, Box::new(shown.withdrawal(decided, max_wait)))
+            }
+            (Ok(decided), ..) => return Ok(Permit::new(plan, decided, charges)),
+            (Err(refusal), ..) => (RefundReason::Ended(Ending::Failure), refusal),
+        };
+        if let Some(charges) = charges {
+            charges.refund(reason).await;
+        }
+        Err(refusal)
+    }
+
+    /// Checks the shields, then all other enforced limits together, then the shadow rules. Stops at the first refusal.
+    /// The limits of a shadow rule never refuse; a ban in the store does.
+    ///
+    /// Returns the decision that the client is shown, or `None` if only shadow rules apply. Adds what may have to be
+    /// refunded to `charges`.
+    async fn check_groups(
+        &self,
+        plan: &CheckPlan,
+        context: &RequestContext,
+        charges: &mut ChargeList,
+    ) -> Result<Option<EachDecision>, Box<Refusal>> {
+        let options = &context.options;
+        let may_be_withdrawn = plan.may_be_withdrawn(options);
+        let mut charge = |id: GroupId, group: &LimitGroup, decided: &EachDecision| {
+            if (group.is_refundable || may_be_withdrawn) && decided.decision().allowed() {
+                charges.push((id, decided.clone()));
+            }
+        };
+        let mut shown = None;
+        for (id, group) in [(GroupId::Shield, &plan.shield), (GroupId::Enforced, &plan.enforced)] {
+            let Some(group) = group else { continue };
+            let decided = group.conclude(self.check_group(group, context, may_be_withdrawn).await, options)?;
+            charge(id, group, &decided);
+            shown = Some(decided);
+        }
+        if !plan.shadow.is_empty() {
+            // At the same time: a request waits for all shadow rules once.
+            let checks = plan.shadow.iter().map(|shadow| self.check_group(shadow, context, may_be_withdrawn));
+            let mut banned = None;
+            for (index, result) in join_all(checks).await.into_iter().enumerate() {
+                let Ok(decided) = result else { continue };
+                match Refusal::by_ban(decided.decision()) {
+                    Some(refusal) => banned = Some(refusal),
+                    None => plan.shadow[index].count(&decided, options),
+                }
+                charge(GroupId::Shadow(index), &plan.shadow[index], &decided);
+            }
+            // Shadow mode turns off limits, not bans.
+            if let Some(banned) = banned {
+                return Err(Box::new(banned));
+            }
+        }
+        Ok(shown)
+    }
+
+    /// Checks limits whose counters are in the shield's store. A panic in the store is handled by the failure policy.
+    fn check_shield(&self, group: &LimitGroup, context: &RequestContext) -> Result<EachDecision, Undecided> {
+        let demands = group.demands(context);
+        let check = group.check(&demands)?;
+        match catch_panic(|| self.0.shield.check(&check)) {
+            Some(decision) => Ok(EachDecision::Complete(decision)),
+            None if group.denies_on_failure() => Err(Undecided),
+            // Not the time: the clock may be what panicked.
+            None => Ok(EachDecision::uncounted(Timestamp::ZERO)),
+        }
+    }
+
+    /// Checks the limits of a group together.
+    async fn check_group(
+        &self,
+        group: &LimitGroup,
+        context: &RequestContext,
+        may_be_withdrawn: bool,
+    ) -> Result<EachDecision, Undecided> {
+        if group.is_shield {
+            return self.check_shield(group, context);
+        }
+        let demands = group.demands(context);
+        let check = group.check(&demands)?;
+        let refundable = group.is_refundable || may_be_withdrawn;
+        let decided = self.0.limiter.check_each_after(context.spent, &check, &group.on_failure, refundable).await;
+        decided.map_err(|_unavailable| Undecided)
+    }
+
+    /// Refunds a decision on limits of a group.
+    async fn refund(&self, group: &LimitGroup, check: &Check<'_>, decision: &Decision) -> Result<(), StoreError> {
+        match group.is_shield {
+            true => catch_panic(|| self.0.shield.refund(check, decision)).ok_or_else(panicked),
+            false => self.0.limiter.refund(check, decision).await,
+        }
+    }
+
+    /// Runs work on a shared store to completion, even if the returned future is dropped.
+    fn run_to_completion<T: Send + 'static>(
+        &self,
+        work: impl Future<Output = T> + Send + 'static,
+    ) -> RunToCompletion<T> {
+        RunToCompletion::new(self.0.pending.clone(), work)
     }
 }
 
-impl Asking {
-    /// Asks whoever has to be asked. Once a store has been asked, its answer is waited for, by somebody else if need be.
-    pub(crate) async fn outcome(self, request: &HeaderMap) -> Outcome {
-        let Asking { engine, live, rules, plan, mut asked } = self;
-        let limit_set: LimitSetId = match plan {
-            Plan::Known(limit_set) => limit_set,
-            Plan::Asked(question) => live.rules.look_up_limit_set(&question, &engine.0.lookups).await,
-        };
-        let bundle = live.bundle_of(rules, limit_set);
-        let pending = engine.pending();
-        let ruling: Ruling = Assured::new(pending, async move { engine.rule(&bundle, &mut asked).await }).await;
-        match ruling {
-            Ruling::Pass(passage) => Outcome::Pass(passage),
-            Ruling::Refuse(refusal) => Outcome::Refuse(refusal.told(request)),
-        }
+/// For the layer.
+#[cfg(feature = "tower")]
+impl Engine {
+    /// Returns the rules in use.
+    pub(crate) fn rules(&self) -> RuleSet {
+        self.0.active.load().rules.clone()
     }
 }
 

@@ -12,7 +12,9 @@
 //! A cost above the share but within the whole limit never fits into the share, but will fit when the store is back.
 //! The time of that is unknown, so such a denial has the limit's window as its `retry_after`.
 
-use tollgate_core::{Check, Demand, KeyError, Limit, StoreErrorKind, Wait};
+use std::sync::Arc;
+
+use tollgate_core::{Check, Demand, KeyError, Limit, StoreError, StoreErrorKind, Wait};
 
 /// The failure policy: how a check is decided when the store does not answer.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
@@ -54,37 +56,55 @@ impl<'a> FailurePolicy<'a> {
     }
 
     /// Returns the policy of each limit of a check, in its order.
-    pub(crate) fn words(self, check: &Check<'_>) -> impl Iterator<Item = OnFailure> + use<'a> {
+    pub(crate) fn of_each(self, check: &Check<'_>) -> impl Iterator<Item = OnFailure> + use<'a> {
         let rest = std::iter::repeat(self.rest);
         self.each.iter().copied().chain(rest).take(check.demands().len())
     }
 
     /// Returns whether the check is refused as unavailable: one limit with [`OnFailure::Deny`] is enough.
     pub(crate) fn denies(self, check: &Check<'_>) -> bool {
-        self.words(check).any(|policy| policy == OnFailure::Deny)
+        self.of_each(check).any(|policy| policy == OnFailure::Deny)
     }
 }
 
 /// The error of a check whose store did not answer and whose failure policy is [`OnFailure::Deny`].
-#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("the store did not answer ({})", .kind.name())]
+///
+/// Its message is that of the store's error, such as `cannot reach the store redis://127.0.0.1:6379: connection refused`.
+/// It may name the store's address, so it is for logs and operators; clients get [`Unavailable::client_message`]. It
+/// contains no key, no client's address and no secret.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("{message}")]
 pub struct Unavailable {
     kind: StoreErrorKind,
+    // Shared by all checks of a batch, and by all checks while the circuit breaker is open.
+    message: Arc<str>,
 }
 
 impl Unavailable {
-    pub(crate) fn new(kind: StoreErrorKind) -> Unavailable {
-        Unavailable { kind }
+    /// Creates the error. The message must not contain a key, a client's address or a secret.
+    pub(crate) fn new(kind: StoreErrorKind, message: &str) -> Unavailable {
+        Unavailable { kind, message: message.into() }
     }
 
     /// Returns the kind of the store's error.
     pub const fn kind(&self) -> StoreErrorKind {
         self.kind
     }
+
+    /// Returns a message for clients, such as `the store did not answer (unreachable)`. It does not name the store.
+    pub fn client_message(&self) -> String {
+        format!("the store did not answer ({})", self.kind.name())
+    }
+}
+
+impl From<&StoreError> for Unavailable {
+    fn from(error: &StoreError) -> Unavailable {
+        Unavailable::new(error.kind(), &error.to_string())
+    }
 }
 
 /// The error of [`Limiter::check_key`](crate::Limiter::check_key).
-#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CheckKeyError {
     /// The key is longer than 64 KiB. Nothing was charged.
@@ -125,7 +145,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_share_is_rounded_up_and_never_zero() {
+    fn local_share_is_rounded_up_and_never_zero() {
         for (text, instances, share) in [
             ("10/min", 1, "10/min"),
             ("10/min", 3, "4/min"),
@@ -136,5 +156,91 @@ mod tests {
             let limit: Limit = text.parse().unwrap();
             assert_eq!(local_share(&limit, instances).to_string(), share, "{text} over {instances}");
         }
+    }
+
+    use std::io::Write;
+    use std::sync::Mutex;
+
+    use tollgate_core::{Decision, Key, LimitStatus, Store, StoreFuture};
+
+    use crate::limiter::Limiter;
+
+    /// A store that fails every call with this kind.
+    struct Failing(StoreErrorKind);
+
+    impl Failing {
+        fn error<T: Send + 'static>(&self) -> StoreFuture<'_, T> {
+            let error = StoreError::new(self.0, "cannot reach the store redis://127.0.0.1:1: connection refused");
+            Box::pin(std::future::ready(Err(error)))
+        }
+    }
+
+    impl Store for Failing {
+        fn decide<'a>(&'a self, _: &'a [Check<'a>]) -> StoreFuture<'a, Vec<Decision>> {
+            self.error()
+        }
+        fn refund<'a>(&'a self, _: &'a Check<'a>, _: &'a Decision) -> StoreFuture<'a, ()> {
+            self.error()
+        }
+        fn reset<'a>(&'a self, _: &'a Demand<'a>) -> StoreFuture<'a, ()> {
+            self.error()
+        }
+        fn inspect<'a>(&'a self, _: &'a Demand<'a>) -> StoreFuture<'a, LimitStatus> {
+            self.error()
+        }
+    }
+
+    /// Fails five checks with this kind. Returns the last error, whether the circuit breaker is open, and the log.
+    fn failed_five_times(kind: StoreErrorKind) -> (Unavailable, bool, String) {
+        #[derive(Clone, Default)]
+        struct Log(Arc<Mutex<Vec<u8>>>);
+        impl Write for Log {
+            fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+                self.0.lock().unwrap().write(bytes)
+            }
+            fn flush(&mut self) -> std::io::Result<()> {
+                Ok(())
+            }
+        }
+        let log = Log::default();
+        let writer = log.clone();
+        let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone()).finish();
+        let (error, is_open) = tracing::subscriber::with_default(subscriber, || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            runtime.block_on(async {
+                let store = Arc::new(Failing(kind));
+                let limiter = Limiter::builder().store(store).on_failure(OnFailure::Deny).build();
+                let demand = Demand::new("5/min".parse().unwrap(), Key::new("k").unwrap());
+                let mut last = None;
+                for _ in 0..5 {
+                    last = Some(limiter.check(&Check::one(&demand)).await.unwrap_err());
+                }
+                (last.unwrap(), limiter.stats().breaker_open)
+            })
+        });
+        let text = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
+        (error, is_open, text)
+    }
+
+    #[test]
+    fn error_has_the_message_of_the_store_also_while_the_breaker_is_open() {
+        let (error, is_open, log) = failed_five_times(StoreErrorKind::Unreachable);
+        assert_eq!(error.kind(), StoreErrorKind::Unreachable);
+        assert_eq!(error.to_string(), "cannot reach the store redis://127.0.0.1:1: connection refused");
+        assert_eq!(error.client_message(), "the store did not answer (unreachable)");
+        assert!(is_open && log.contains("WARN") && !log.contains("ERROR"), "{log}");
+    }
+
+    #[test]
+    fn internal_error_of_a_script_opens_the_breaker_and_is_logged_as_an_error() {
+        let (error, is_open, log) = failed_five_times(StoreErrorKind::Script);
+        assert_eq!(error.kind(), StoreErrorKind::Script);
+        assert!(is_open && log.contains("ERROR"), "{log}");
+    }
+
+    #[test]
+    fn foreign_data_neither_opens_the_breaker_nor_is_logged_as_an_error() {
+        let (_, is_open, log) = failed_five_times(StoreErrorKind::Foreign);
+        assert!(!is_open && !log.contains("ERROR"), "{log}");
     }
 }

@@ -1,7 +1,8 @@
-//! What must hold for anything that is said about who asks, and for any configuration.
+//! Properties of identities and configurations that must hold for any input.
 //!
-//! Each function here is the whole of a fuzz target in `fuzz/`: it takes what the fuzzer invents and panics when something is wrong
-//! with it. That of the paths is beside them, in `rules/fuzz.rs`.
+//! Each function is a whole fuzz target of `fuzz/`: it takes the fuzzer's bytes and panics if a property does not hold.
+//! The target for paths is in `rules/fuzz.rs`. Compiled only for fuzzing (`--cfg fuzzing`) and for tests, which replay
+//! the corpus.
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -18,14 +19,14 @@ use crate::identity::{ForwardingHeader, Networks, TokenVerifier, TrustedProxies}
 
 const PROXY: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));
 const CLIENT: IpAddr = IpAddr::V4(Ipv4Addr::new(198, 51, 100, 7));
-/// As many lines of one header as anybody sends.
+/// The most lines of one header that are tried.
 const LINES_MAX: usize = 200;
 
-/// The lines of a forwarding header, whatever is in them, move nobody: a peer that is no proxy is itself, and behind a proxy the client is
-/// whom the proxy has written behind them.
+/// Checks that no content of a forwarding header changes a client's address: a peer that is not a trusted proxy is the
+/// client itself, and behind a trusted proxy the client is the address that the proxy has appended.
 ///
 /// # Panics
-/// When somebody is somebody else.
+/// If a client gets another address.
 pub fn forwarded(bytes: &[u8]) {
     let lines: Vec<&[u8]> = bytes.split(|&byte| byte == b'\n').take(LINES_MAX).collect();
     for (header, entry) in
@@ -51,10 +52,10 @@ pub fn forwarded(bytes: &[u8]) {
     }
 }
 
-/// A token that we have not signed is not believed; one that we have is no more than it says.
+/// Checks that a token with a wrong signature is rejected, and that an accepted one has exactly the claims it carries.
 ///
 /// # Panics
-/// When it is otherwise.
+/// If a property does not hold.
 pub fn token(bytes: &[u8]) {
     const SECRET: &[u8] = b"a secret of more than thirty-two bytes";
     let now = Timestamp::from_micros(1_770_120_000_000_000);
@@ -73,10 +74,11 @@ pub fn token(bytes: &[u8]) {
     }
 }
 
-/// A text is a configuration, or it gets a report that can be shown: with an error, and with places that are in the text.
+/// Checks that a text either loads, or fails with a report that can be rendered, contains an error, and points only to
+/// places inside the text.
 ///
 /// # Panics
-/// When there is neither.
+/// If a property does not hold.
 pub fn configuration(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else { return };
     let loader = Loader::new().environment(|_| None).directory("no such directory");
@@ -103,5 +105,25 @@ pub fn configuration(bytes: &[u8]) {
                 );
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tollgate_testkit::fuzz::replay;
+
+    #[test]
+    fn corpus_of_forwarding_headers_holds() {
+        replay("forwarded", super::forwarded);
+    }
+
+    #[test]
+    fn corpus_of_tokens_holds() {
+        replay("token", super::token);
+    }
+
+    #[test]
+    fn corpus_of_configurations_holds() {
+        replay("configuration", super::configuration);
     }
 }

@@ -1,10 +1,14 @@
-//! The guide, whose Rust blocks are doctests of this crate. Compiled for them alone: the pages lie outside of what is published.
+//! The README and the guide, whose Rust blocks are doctests of this crate. Compiled for doctests alone, because the pages
+//! are outside of the published package.
 
 macro_rules! pages {
     ($($name:ident $file:literal)*) => {
         $(#[doc = include_str!(concat!("../../../docs/guide/", $file))] struct $name;)*
     };
 }
+
+#[doc = include_str!("../../../README.md")]
+struct Readme;
 
 pages! {
     FiveMinutes "01-five-minutes.md"

@@ -1,26 +1,27 @@
-//! Who makes a request: addresses, API keys, users, and the subject that is counted.
+//! Client identity: addresses, API keys, users, and the subject under which a request is counted.
 //!
-//! The rule of this module: **nobody chooses their own identity.** What a client can write freely (a forwarding
-//! header, an invented key, an unsigned token, a second copy of a header) is not believed, and
-//! where something is in doubt, the request is counted by the address that we know for sure. Erring
-//! this way, a client can lose a budget of its own but never gain a second one.
+//! The rule of this module: **a client cannot choose its own identity.** Everything that a client can write freely (a
+//! forwarding header, an invented key, an unsigned token, a second copy of a header) is ignored. In case of doubt the
+//! request is counted by the address that is known for certain. So a client may share a budget with others, but never
+//! gets a second one.
 //!
-//! | question | answer | where |
+//! | what is determined | how | where |
 //! |---|---|---|
-//! | whose address? | [`TrustedProxies`] walks one header from the right | `proxies.rs`, `forwarded.rs` |
-//! | one client or many? | [`AddressPrefixes`] cuts an address to the network that is counted | `address.rs` |
-//! | whose key? | [`KeySource`] knows it by digest, or it is nobody's | `api_key.rs` |
-//! | which user? | `TokenVerifier`: the key decides the algorithm, never the token | `jwt.rs` |
-//! | counted as? | [`Identity::subject`] writes parts that cannot collide | `subject.rs` |
-//! | stored as? | [`Anonymizer`]: HMAC pseudonyms that change at midnight | `anonymize.rs` |
+//! | client address | [`TrustedProxies`] walks one header from the right | `proxies.rs`, `forwarded.rs` |
+//! | counted network | [`AddressPrefixes`] truncates an address to a network | `address.rs` |
+//! | API key | [`KeySource`] finds it by its digest; an unknown key is ignored | `api_key.rs` |
+//! | user | `TokenVerifier` checks a JWT; the key decides the algorithm, never the token | `jwt.rs` |
+//! | subject | [`Identity::subject`] encodes the parts without collisions | `subject.rs` |
+//! | stored value | [`Anonymizer`] replaces values by HMAC pseudonyms that change at midnight | `anonymize.rs` |
 //!
-//! All of it is pure: no I/O, no clock (time is an argument), nothing asynchronous. A key source that has to be asked
-//! over a network is asked first ([`Identifier::shown_key`]) and its answer passed in as a closure. This is for who calls
-//! [`Identifier::identify`]; an [`Engine`](crate::engine::Engine), and so the layer and the server, knows the keys of its rules (`keys`,
-//! `keys_file`) and no others. Keys that come and go are a new rule set for [`Engine::reload`](crate::engine::Engine::reload); keys that the upstream
-//! checks are [`ApiKeys::Any`].
+//! The module is pure: it does no I/O, reads no clock (time is an argument) and is not asynchronous. To use a key
+//! source behind a network, an application that calls [`Identifier::identify`] itself reads the key with
+//! [`Identifier::shown_key`], looks it up, and passes the result as a closure. An [`Engine`](crate::engine::Engine),
+//! and so the layer and the server, only knows the keys of its rules (`keys`, `keys_file`). If keys change at run time,
+//! pass a new rule set to [`Engine::reload`](crate::engine::Engine::reload). If the upstream verifies keys, use
+//! [`ApiKeys::Any`].
 //!
-//! Deliberately absent: a `Debug` or an error that shows a key, a token or a secret.
+//! No `Debug` output and no error of this module shows a key, a token or a secret.
 
 mod address;
 mod anonymize;

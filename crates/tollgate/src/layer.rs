@@ -1,86 +1,102 @@
-//! The Tower layer: rules in front of any HTTP service.
+//! The Tower layer: limits in front of any HTTP service.
 //!
 //! ```
 //! use std::net::SocketAddr;
 //!
 //! use axum::Router;
 //! use axum::routing::post;
-//! use tollgate::Limiter;
-//! use tollgate::config::{Config, Format};
-//! use tollgate::engine::Engine;
-//! use tollgate::layer::RateLimitLayer;
+//! use tollgate::RateLimitLayer;
 //!
-//! let rules = Config::from_text(
-//!     r#"
-//!     [[rules]]
-//!     name = "shorten"
-//!     match = { methods = ["POST"], path = "/shorten" }
-//!     by = ["ip"]
-//!     limits = ["10/min"]
-//!     "#,
-//!     Format::Toml,
-//! )?
-//! .rules;
+//! let app: Router = Router::new()
+//!     .route("/shorten", post(|| async { "…" }))
+//!     .layer(RateLimitLayer::per_ip("10/min")?);
+//! // The layer needs the remote address of the connection:
+//! let service = app.into_make_service_with_connect_info::<SocketAddr>();
+//! # drop(service);
+//! # Ok::<(), tollgate::config::Report>(())
+//! ```
+//!
+//! [`RateLimitLayer::per_ip`] is one limit for all requests. [`Rules`](crate::Rules) set limits by route, caller or plan:
+//!
+//! ```
+//! use axum::Router;
+//! use axum::routing::post;
+//! use tollgate::engine::Engine;
+//! use tollgate::{Limiter, RateLimitLayer, Rule, Rules, Subject};
+//!
+//! let rules = Rules::new()
+//!     .trusted_proxies(["10.0.0.0/8"])
+//!     .rule(Rule::new("shorten").post("/shorten").by(Subject::Ip).limit("10/min"))
+//!     .build()?;
 //! let app: Router = Router::new()
 //!     .route("/shorten", post(|| async { "…" }))
 //!     .layer(RateLimitLayer::axum(Engine::new(Limiter::memory(), rules)));
-//! // The layer needs to know the other end of the socket:
-//! let service = app.into_make_service_with_connect_info::<SocketAddr>();
-//! # drop(service);
-//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! # drop(app);
+//! # Ok::<(), tollgate::config::Report>(())
 //! ```
 //!
-//! A refusal is a *response*; the inner service's error type stays as it is. The decision stands in the request's extensions, and its
-//! numbers on every response. A leaky bucket's wait is waited; who would wait longer than a bound is refused. What a rule gives
-//! back it gives back when the head of the response is known, or when the inner service returns an error, which is a failure. A request
-//! whose future is dropped before that (the client left, an outer timeout fired, the inner service panicked) keeps its charge.
+//! A refusal is a *response*; the error type of the inner service is unchanged. The decision is in the request's
+//! extensions, and its numbers are in the headers of every response. If a leaky bucket admits a request with a wait, the
+//! layer waits, up to [`RateLimitLayer::wait_at_most`].
 //!
-//! **Whoever is not known is not guessed.** If nothing says where a request came from, it is answered with 500 and an error that says
-//! what to do; counting all such requests together would let one client lock out all.
+//! Refunds of a rule (`charge`) are decided by the head of the response. An error of the inner service counts as a
+//! failure. If the request's future is dropped before that, because the client disconnected, an outer timeout expired or
+//! the inner service panicked, the charge is kept.
+//!
+//! **An unknown peer is an error.** If a request does not carry the remote address of its connection, it is answered
+//! with 500 and an error that says what to do. Counting all such requests together would let one client lock out all
+//! others.
 //!
 #![doc = include_str!("layer/recipes.md")]
 
 mod body;
 mod future;
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
 use http::header::CONTENT_TYPE;
+use http::request::Parts;
 use http::{Extensions, HeaderMap, HeaderValue, Request, Response, Uri};
 use tower_layer::Layer;
 use tower_service::Service;
 
 pub use self::body::{EmptyBody, FromBytes, MakeBody};
 pub use self::future::ResponseFuture;
-use self::future::{Bound, tell};
-use crate::answer::{Body, Refusal, Verdict, grpc};
-use crate::engine::{Begun, Engine, Refused, Terms};
-use crate::rules::{FindUri, RequestView};
+use self::future::respond;
+use crate::answer::{Body, RefusalDetails, Verdict, grpc};
+use crate::config::Report;
+use crate::engine::{Engine, Refusal};
+use crate::identity::{NetworkError, Networks, TrustedProxies};
+use crate::limiter::Limiter;
+use crate::rules::{FindUri, LimitText, Rule, Rules};
 use tollgate_core::Cost;
 
-/// No request is held longer for a leaky bucket, however long its queue.
+/// The default of [`RateLimitLayer::wait_at_most`].
 const WAIT_MAX_DEFAULT: Duration = Duration::from_secs(30);
 
-/// How to find the other end of a request's socket.
+/// Returns the remote address of a request's connection.
 type FindPeer = Arc<dyn Fn(&Extensions) -> Option<IpAddr> + Send + Sync>;
-/// How many units a request costs; `None` for what the rules say.
-type FindCost = Arc<dyn Fn(&http::request::Parts) -> Option<Cost> + Send + Sync>;
+/// Returns the caller of a request; `None` for the caller that the rules determine.
+type FindSubject = Arc<dyn Fn(&Parts) -> Option<String> + Send + Sync>;
+/// Returns the cost of a request; `None` for the cost that its rules set.
+type FindCost = Arc<dyn Fn(&Parts) -> Option<Cost> + Send + Sync>;
+/// Builds the body of a refusal.
+type WriteBody = Arc<dyn Fn(&RefusalDetails<'_>) -> Body + Send + Sync>;
 
-/// What the body of a refusal is.
-type WriteBody = Arc<dyn Fn(&Refusal<'_>) -> Body + Send + Sync>;
-
-/// Puts rules in front of a service. `M` makes the bodies of refusals; see [`RateLimitLayer::bodies`].
+/// A [`Layer`] that limits the requests of a service.
+///
+/// `M` makes the bodies of refusals; see [`RateLimitLayer::bodies`]. Clones share the engine and so the counters.
 #[derive(Clone)]
 pub struct RateLimitLayer<M = FromBytes> {
     gate: Arc<LayerSettings>,
     make_body: M,
 }
 
-/// A service with rules in front of it.
+/// A service whose requests are limited, made by [`RateLimitLayer`].
 #[derive(Clone)]
 pub struct RateLimit<S, M = FromBytes> {
     inner: S,
@@ -93,55 +109,157 @@ struct LayerSettings {
     engine: Engine,
     find_peer: FindPeer,
     find_sent: Option<FindUri>,
+    find_subject: Option<FindSubject>,
     find_cost: Option<FindCost>,
     wait_max: Duration,
     write_body: Option<WriteBody>,
 }
 
 impl RateLimitLayer {
-    /// A layer that finds the other end of the socket in a request's extensions by this closure.
+    /// Creates a layer with one limit for each client address, counted in process memory.
+    ///
+    /// The remote address of the connection is found where axum puts it (feature `axum`), else as a [`SocketAddr`] in
+    /// the request's extensions; [`RateLimitLayer::peer`] finds it elsewhere. IPv6 addresses are counted by /64.
+    /// Behind a proxy, add [`RateLimitLayer::trusted_proxies`], or all clients share one limit.
+    ///
+    /// ```
+    /// use tollgate::RateLimitLayer;
+    ///
+    /// let layer = RateLimitLayer::per_ip("10/min")?.trusted_proxies(["10.0.0.0/8"])?;
+    /// # drop(layer);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// For several limits, limits by route, or counters on Redis, build [`Rules`].
+    ///
+    /// # Errors
+    /// If the text is not a limit.
+    pub fn per_ip(limit: impl Into<LimitText>) -> Result<Self, Report> {
+        // Counted by caller, which is the address: these rules know neither keys nor tokens. So `subject` can name it.
+        let rules = Rules::new().rule(Rule::new("per-ip").limit(limit)).build()?;
+        let engine = Engine::new(Limiter::memory(), rules);
+        #[cfg(feature = "axum")]
+        return Ok(RateLimitLayer::axum(engine));
+        #[cfg(not(feature = "axum"))]
+        Ok(RateLimitLayer::new(engine, |extensions| extensions.get::<SocketAddr>().map(SocketAddr::ip)))
+    }
+
+    /// Creates a layer that finds the remote address of a connection in a request's extensions by `find_peer`.
+    ///
+    /// A request for which it returns `None` is answered with 500.
     pub fn new(engine: Engine, find_peer: impl Fn(&Extensions) -> Option<IpAddr> + Send + Sync + 'static) -> Self {
-        let find_peer: FindPeer = Arc::new(find_peer);
-        let (find_sent, find_cost, write_body) = (None, None, None);
-        let gate = LayerSettings { engine, find_peer, find_sent, find_cost, wait_max: WAIT_MAX_DEFAULT, write_body };
+        let gate = LayerSettings {
+            engine,
+            find_peer: Arc::new(find_peer),
+            find_sent: None,
+            find_subject: None,
+            find_cost: None,
+            wait_max: WAIT_MAX_DEFAULT,
+            write_body: None,
+        };
         RateLimitLayer { gate: Arc::new(gate), make_body: FromBytes }
     }
 
-    /// A layer for axum, served with `into_make_service_with_connect_info::<SocketAddr>()`. In tests that call the router without
-    /// a socket, axum's `MockConnectInfo` around the layer says where requests come from. Rules see the path that the client sent,
-    /// inside a nested router too.
+    /// Creates a layer for axum, served with `into_make_service_with_connect_info::<SocketAddr>()`.
+    ///
+    /// In tests that call the router without a socket, add axum's `MockConnectInfo` around the layer. Rules match the
+    /// path that the client sent, inside a nested router too.
     #[cfg(feature = "axum")]
     pub fn axum(engine: Engine) -> Self {
-        use std::net::SocketAddr;
-
         use axum::extract::OriginalUri;
         use axum::extract::connect_info::{ConnectInfo, MockConnectInfo};
 
-        let layer = RateLimitLayer::new(engine, |extensions| match extensions.get::<ConnectInfo<SocketAddr>>() {
-            Some(ConnectInfo(address)) => Some(address.ip()),
-            None => extensions.get::<MockConnectInfo<SocketAddr>>().map(|MockConnectInfo(address)| address.ip()),
+        let layer = RateLimitLayer::new(engine, |extensions| {
+            let connected = extensions.get().map(|ConnectInfo(address): &ConnectInfo<SocketAddr>| address);
+            let mocked = || extensions.get().map(|MockConnectInfo(address): &MockConnectInfo<SocketAddr>| address);
+            connected.or_else(mocked).or_else(|| extensions.get()).map(SocketAddr::ip)
         });
         layer.sent_uri(|extensions| extensions.get().map(|OriginalUri(uri)| uri))
     }
 }
 
 impl<M> RateLimitLayer<M> {
-    /// Rules see the path of the URI that this finds in a request's extensions, instead of the request's own; where it finds none,
-    /// the request's own. For services behind something that shortens or rewrites paths: a rule or an exemption means the path
-    /// that the client sent. It is asked only if a rule looks at the path. [`RateLimitLayer::axum`] finds axum's `OriginalUri`.
+    /// Trusts proxies in these networks to report the client's address in `X-Forwarded-For`.
+    ///
+    /// Replaces the trusted proxies in the rules of the layer's engine, until these are reloaded. The forwarding header
+    /// that the rules name stays; [`Rules::forwarding_header`] sets another.
+    ///
+    /// # Errors
+    /// If a text is not a network such as `10.0.0.0/8` or an address.
+    pub fn trusted_proxies<'t>(self, networks: impl IntoIterator<Item = &'t str>) -> Result<Self, NetworkError> {
+        let networks = Networks::parse(networks)?;
+        let rules = self.gate.engine.rules();
+        let header = rules.identifier().proxies().header().clone();
+        self.gate.engine.reload(rules.with_proxies(TrustedProxies::new(networks, header)));
+        Ok(self)
+    }
+
+    /// Sets how the layer finds the remote address of a connection in a request's extensions.
+    ///
+    /// A request for which it returns `None` is answered with 500.
+    ///
+    /// ```
+    /// use tollgate::RateLimitLayer;
+    /// use tonic::transport::server::TcpConnectInfo;
+    ///
+    /// let layer = RateLimitLayer::per_ip("600/min")?.peer(|extensions| {
+    ///     extensions.get::<TcpConnectInfo>()?.remote_addr().map(|address| address.ip())
+    /// });
+    /// # drop(layer);
+    /// # Ok::<(), tollgate::config::Report>(())
+    /// ```
+    #[must_use]
+    pub fn peer(mut self, find_peer: impl Fn(&Extensions) -> Option<IpAddr> + Send + Sync + 'static) -> Self {
+        Arc::make_mut(&mut self.gate).find_peer = Arc::new(find_peer);
+        self
+    }
+
+    /// Sets the caller of each request in code: a session, a tenant, a user of the application.
+    ///
+    /// Rules that count by [`Subject::Caller`](crate::Subject::Caller), as rules do by default and
+    /// [`RateLimitLayer::per_ip`] does, count by the returned value. If it returns `None`, they count by API key, user or
+    /// address, as without this method. Rules by another subject and shields are not affected. With plans, a caller that
+    /// is set here has the plan `default` unless its key, address or a [`PlanLookup`](crate::rules::PlanLookup) has
+    /// another.
+    ///
+    /// The value is stored in the counter's key (as a pseudonym under `anonymize`), so it should not be a secret.
+    ///
+    /// ```
+    /// use tollgate::RateLimitLayer;
+    ///
+    /// #[derive(Clone)]
+    /// struct Session {
+    ///     user_id: u64,
+    /// }
+    ///
+    /// // 10 requests a minute per user who is logged in, and per address otherwise.
+    /// let layer = RateLimitLayer::per_ip("10/min")?
+    ///     .subject(|parts| parts.extensions.get::<Session>().map(|session| session.user_id.to_string()));
+    /// # drop(layer);
+    /// # Ok::<(), tollgate::config::Report>(())
+    /// ```
+    #[must_use]
+    pub fn subject(mut self, find_subject: impl Fn(&Parts) -> Option<String> + Send + Sync + 'static) -> Self {
+        Arc::make_mut(&mut self.gate).find_subject = Some(Arc::new(find_subject));
+        self
+    }
+
+    /// Sets where the URI that the client sent is found, for services behind something that rewrites paths.
+    ///
+    /// Rules and exemptions then match the path of that URI; if `find_sent` returns `None`, the path of the request. It
+    /// is called only if a rule matches by path. [`RateLimitLayer::axum`] finds axum's `OriginalUri`.
     ///
     /// ```
     /// use axum::extract::OriginalUri;
-    /// use tollgate::layer::RateLimitLayer;
-    /// # use tollgate::{Limiter, config::{Config, Format}, engine::Engine};
-    /// # let text = "[[rules]]\nname = 'all'\nby = ['ip']\nlimits = ['60/min']";
-    /// # let engine = Engine::new(Limiter::memory(), Config::from_text(text, Format::Toml)?.rules);
+    /// use tollgate::RateLimitLayer;
+    /// # use tollgate::{Limiter, Rule, Rules, engine::Engine};
+    /// # let engine = Engine::new(Limiter::memory(), Rules::new().rule(Rule::new("all").limit("60/min")).build()?);
     ///
-    /// // In axum, with peers that are found in another way: all that comes by a Unix socket is this machine.
+    /// // axum on a Unix socket: all requests come from this machine.
     /// let layer = RateLimitLayer::new(engine, |_| Some([127, 0, 0, 1].into()))
     ///     .sent_uri(|extensions| extensions.get::<OriginalUri>().map(|uri| &uri.0));
     /// # drop(layer);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// # Ok::<(), tollgate::config::Report>(())
     /// ```
     #[must_use]
     pub fn sent_uri(mut self, find_sent: fn(&Extensions) -> Option<&Uri>) -> Self {
@@ -149,81 +267,79 @@ impl<M> RateLimitLayer<M> {
         self
     }
 
-    /// Requests cost what this says; where it says nothing, what their rules say. What costs 0 only looks, and always passes.
+    /// Sets the cost of each request, in units. If `find_cost` returns `None`, the cost is that of the rules.
+    ///
+    /// A cost of 0 is a peek: the request is charged nothing and never denied by a limit.
     ///
     /// ```
-    /// use tollgate::Cost;
-    /// use tollgate::layer::RateLimitLayer;
-    /// # use tollgate::{Limiter, config::{Config, Format}, engine::Engine};
-    /// # let text = "[[rules]]\nname = 'upload'\nby = ['ip']\nlimits = ['1000/min']";
-    /// # let engine = Engine::new(Limiter::memory(), Config::from_text(text, Format::Toml)?.rules);
+    /// use tollgate::{Cost, RateLimitLayer};
     ///
-    /// // One unit for every 64 KiB of an upload.
-    /// let layer = RateLimitLayer::axum(engine).cost(|parts| {
+    /// // One unit for every 64 KiB of an upload, and at least one.
+    /// let layer = RateLimitLayer::per_ip("1000/min")?.cost(|parts| {
     ///     let bytes: u64 = parts.headers.get("content-length")?.to_str().ok()?.parse().ok()?;
-    ///     // At least one: what costs nothing only looks, and is never refused.
     ///     let units = bytes.div_ceil(64 * 1024).max(1);
     ///     Some(Cost::new(u32::try_from(units).unwrap_or(u32::MAX)))
     /// });
     /// # drop(layer);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// # Ok::<(), tollgate::config::Report>(())
     /// ```
     #[must_use]
-    pub fn cost(mut self, find_cost: impl Fn(&http::request::Parts) -> Option<Cost> + Send + Sync + 'static) -> Self {
+    pub fn cost(mut self, find_cost: impl Fn(&Parts) -> Option<Cost> + Send + Sync + 'static) -> Self {
         Arc::make_mut(&mut self.gate).find_cost = Some(Arc::new(find_cost));
         self
     }
 
-    /// The longest that a leaky bucket may hold a request; 30 s unless said. Who would have to wait longer is refused, and told
-    /// when the wait will be short enough.
+    /// Sets the longest time for which a leaky bucket may delay a request. Defaults to 30 s.
+    ///
+    /// A request that would have to wait longer is refused and charged nothing. Its `Retry-After` is the time until the
+    /// wait is short enough.
     #[must_use]
     pub fn wait_at_most(mut self, wait_max: Duration) -> Self {
         Arc::make_mut(&mut self.gate).wait_max = wait_max;
         self
     }
 
-    /// Refuses with bodies of your own, whatever format the rules name. Status and headers stay as they are, except for the body's
-    /// type. It is asked when a limit refuses, and when the store is away and a rule says `deny`; a ban is told as ever, and what a gRPC client is
-    /// told has no body.
+    /// Sets a function that writes the bodies of refusals, whatever format the rules name.
+    ///
+    /// It is called if a limit denies a request, and if the store does not answer and the failure policy is `deny`.
+    /// Status and headers are unchanged, except for the content type. Bans keep their own body, and refusals of gRPC
+    /// requests have none.
     ///
     /// ```
+    /// use tollgate::RateLimitLayer;
     /// use tollgate::answer::Body;
-    /// use tollgate::layer::RateLimitLayer;
-    /// # use tollgate::{Limiter, config::{Config, Format}, engine::Engine};
-    /// # let text = "[[rules]]\nname = 'all'\nby = ['ip']\nlimits = ['60/min']";
-    /// # let engine = Engine::new(Limiter::memory(), Config::from_text(text, Format::Toml)?.rules);
     ///
-    /// let layer = RateLimitLayer::axum(engine).body(|refusal| {
+    /// let layer = RateLimitLayer::per_ip("60/min")?.body(|refusal| {
     ///     let seconds = refusal.retry_after_secs().unwrap_or(3600);
     ///     Body::new("text/html; charset=utf-8", format!("<p>Please come back in {seconds} s.</p>"))
     /// });
     /// # drop(layer);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// # Ok::<(), tollgate::config::Report>(())
     /// ```
     #[must_use]
-    pub fn body(mut self, write_body: impl Fn(&Refusal<'_>) -> Body + Send + Sync + 'static) -> Self {
+    pub fn body(mut self, write_body: impl Fn(&RefusalDetails<'_>) -> Body + Send + Sync + 'static) -> Self {
         Arc::make_mut(&mut self.gate).write_body = Some(Arc::new(write_body));
         self
     }
 
-    /// Makes the bodies of refusals so: for services whose bodies cannot be made from bytes. tonic's can be empty, and need not be more:
-    /// what a gRPC client is told stands in headers.
+    /// Sets how the bytes of a refusal become a body of the service's type. Defaults to [`FromBytes`].
+    ///
+    /// For services whose body type is not made from bytes. tonic's can be empty, which is enough: a refusal of a gRPC
+    /// request is in its headers.
     ///
     /// ```
-    /// use tollgate::layer::{EmptyBody, RateLimitLayer};
+    /// use tollgate::RateLimitLayer;
+    /// use tollgate::layer::EmptyBody;
     /// use tonic::transport::Server;
     /// use tonic::transport::server::TcpConnectInfo;
-    /// # use tollgate::{Limiter, config::{Config, Format}, engine::Engine};
-    /// # let text = "[[rules]]\nname = 'rpc'\nby = ['ip']\nlimits = ['600/min']";
-    /// # let engine = Engine::new(Limiter::memory(), Config::from_text(text, Format::Toml)?.rules);
     ///
-    /// let layer = RateLimitLayer::new(engine, |extensions| {
+    /// let layer = RateLimitLayer::per_ip("600/min")?.peer(|extensions| {
     ///     extensions.get::<TcpConnectInfo>()?.remote_addr().map(|address| address.ip())
     /// });
     /// let (_, health) = tonic_health::server::health_reporter();
     /// let server = Server::builder().layer(layer.bodies(EmptyBody)).add_service(health);
     /// # drop(server);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// # Ok::<(), tollgate::config::Report>(())
     /// ```
     pub fn bodies<N>(self, make_body: N) -> RateLimitLayer<N> {
         RateLimitLayer { gate: self.gate, make_body }
@@ -249,7 +365,7 @@ where
 {
     type Response = Response<ResBody>;
     type Error = S::Error;
-    type Future = ResponseFuture<S::Future, ResBody, S::Error>;
+    type Future = ResponseFuture<ResBody, S::Error>;
 
     fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
         self.inner.poll_ready(context)
@@ -257,63 +373,44 @@ where
 
     fn call(&mut self, mut request: Request<ReqBody>) -> Self::Future {
         let Some(peer) = (self.gate.find_peer)(request.extensions()) else {
-            return ResponseFuture::refused(unknown_peer(request.headers()).map(|bytes| self.make_body.make(bytes)));
+            let response = unknown_peer(request.headers()).map(|bytes| self.make_body.make(bytes));
+            return ResponseFuture::new(std::future::ready(Ok(response)));
         };
-        let mut cost = None;
-        if let Some(find_cost) = &self.gate.find_cost {
+        let (mut cost, mut caller) = (None, None);
+        let LayerSettings { find_cost, find_subject, .. } = &*self.gate;
+        if find_cost.is_some() || find_subject.is_some() {
             let (parts, body) = request.into_parts();
-            cost = find_cost(&parts);
+            cost = find_cost.as_ref().and_then(|find_cost| find_cost(&parts));
+            caller = find_subject.as_ref().and_then(|find_subject| find_subject(&parts));
             request = Request::from_parts(parts, body);
         }
-        let terms = Terms { cost, wait_max: Some(self.gate.wait_max) };
-        match self.gate.engine.begin(&RequestView::sent_as(&request, self.gate.find_sent), peer, terms) {
-            Begun::Refuse(refused) => {
-                let write_body = self.gate.write_body.as_ref();
-                ResponseFuture::refused(refuse(*refused, request.headers(), write_body, &self.make_body))
-            }
-            Begun::Pass(passage) if passage.wait().is_zero() => {
-                tell(&mut request, &passage);
-                ResponseFuture::called(self.inner.call(request), passage)
-            }
-            Begun::Pass(passage) => ResponseFuture::asking(self.bind(request).pass(passage)),
-            Begun::Asking(asking) => ResponseFuture::asking(self.bind(request).ask(*asking)),
-        }
-    }
-}
-
-impl<S: Clone, M: Clone> RateLimit<S, M> {
-    /// The request with everything that it needs to go on by itself.
-    fn bind<ReqBody>(&mut self, request: Request<ReqBody>) -> Bound<S, ReqBody, M> {
-        // The one that was polled ready is the one to call; its clone takes its place.
+        // The service that was polled ready is the one to call; its clone takes its place.
         let clone = self.inner.clone();
         let inner = std::mem::replace(&mut self.inner, clone);
-        let LayerSettings { wait_max, write_body, .. } = &*self.gate;
-        Bound { inner, request, make_body: self.make_body.clone(), wait_max: *wait_max, write_body: write_body.clone() }
+        ResponseFuture::new(respond(inner, request, peer, cost, caller, self.gate.clone(), self.make_body.clone()))
     }
 }
 
-/// The answer to a request that does not go on, in its own protocol.
+/// Builds the response to a refused request, in its own protocol.
 fn refuse<B>(
-    refused: Refused,
+    refusal: &Refusal,
     request: &HeaderMap,
     write_body: Option<&WriteBody>,
     make_body: &impl MakeBody<B>,
 ) -> Response<B> {
     let response = match (grpc::content_type(request), write_body) {
-        (Some(content_type), _) => refused.into_grpc(content_type),
-        (None, Some(write_body)) => refused.into_written(&**write_body),
-        (None, None) => refused.response,
+        (Some(content_type), _) => refusal.grpc_response(content_type),
+        (None, Some(write_body)) => refusal.response_with_body(request, &**write_body),
+        (None, None) => refusal.response(request),
     };
     response.map(|bytes| make_body.make(bytes))
 }
 
-/// 500, and what to do about it.
+/// Builds the response to a request without a remote address: 500, and what to do about it.
 fn unknown_peer(request: &HeaderMap) -> Response<Bytes> {
-    const MESSAGE: &str = "the service does not know where this request came from; it must be served with connect info";
+    const MESSAGE: &str = "the remote address of this request is unknown; the service must be served with connect info";
     let verdict = Verdict::Internal;
-    tracing::error!(
-        "a request without the address of its peer; serve with connect info, or find the peer by a closure"
-    );
+    tracing::error!("a request without its remote address; serve with connect info, or set `RateLimitLayer::peer`");
     if let Some(content_type) = grpc::content_type(request) {
         return grpc::refusal(verdict, MESSAGE, HeaderMap::new(), content_type);
     }

@@ -28,8 +28,7 @@ mod deny_cache;
 #[cfg(feature = "rules")]
 pub mod engine;
 mod failure;
-#[cfg(all(feature = "rules", feature = "jwt", feature = "yaml"))]
-#[doc(hidden)]
+#[cfg(all(any(fuzzing, test), feature = "rules", feature = "jwt", feature = "yaml"))]
 pub mod fuzz;
 #[cfg(doctest)]
 mod guide;
@@ -51,13 +50,13 @@ pub use identity::Subject;
 pub use layer::RateLimitLayer;
 #[cfg(feature = "redis")]
 pub use limiter::StoreUrlError;
-pub use limiter::{CheckOptions, Limiter, LimiterBuilder, LimiterStats, NotReady};
+pub use limiter::{CheckOptions, EachDecision, Limiter, LimiterBuilder, LimiterStats, NotReady, PartialDecision};
 #[cfg(feature = "rules")]
 pub use rules::{Rule, Rules};
 pub use tollgate_core::{
-    Algorithm, Check, CheckError, Clock, Cost, DEMANDS_MAX, Decision, Demand, Key, KeyError, Limit, LimitError,
-    LimitStatus, LimitStatuses, LimitTextError, ManualClock, MemoryStore, RuleScope, RuleScopeBuf, Scope, Source,
-    Store, StoreError, StoreErrorKind, StoreFuture, SystemClock, Timestamp, Wait,
+    Algorithm, Atomicity, Check, CheckError, Clock, Cost, DEMANDS_MAX, Decision, Demand, Key, KeyError, Limit,
+    LimitError, LimitStatus, LimitStatuses, LimitTextError, ManualClock, MemoryStore, RuleScope, RuleScopeBuf, Scope,
+    ScopeName, Source, StateMachine, Store, StoreError, StoreErrorKind, StoreFuture, SystemClock, Timestamp, Wait,
 };
 #[cfg(feature = "redis")]
 pub use tollgate_redis as redis;

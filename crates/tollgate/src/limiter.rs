@@ -1,4 +1,4 @@
-//! The limiter: a store, and everything that keeps a service alive when the store is not.
+//! The limiter: a store, with a deadline, a circuit breaker, a deny cache and a fallback for when the store does not answer.
 //!
 //! ```text
 //!   check ─▶ deny cache ─▶ breaker ─▶ store, within the deadline ─▶ decision
@@ -7,15 +7,17 @@
 //!            denial
 //! ```
 //!
-//! In process memory none of this is needed and none of it is there: the decision is a function call.
+//! With counters in process memory there is none of this: the decision is a function call, and a future that is ready
+//! at its first poll.
 //!
-//! **One deadline for the whole decision**, the connection included. An answer that comes later is thrown away by
-//! whoever made the call; it can never be taken for the answer to another request, because each call owns
-//! its own future. Whether a call that timed out was executed is unknown, so it is never repeated.
+//! **One deadline for the whole decision**, including the connection. A reply that arrives later is dropped. It can
+//! never be taken for the reply to another request, because each call owns its own future. Whether a call that timed
+//! out was executed is unknown, so it is never repeated.
 //!
-//! **Nothing panics through.** A panic in a store, shared or in process, is a failure like any other. So is a call outside a tokio
-//! runtime: nothing there could end a wait for the store, so it is not asked.
+//! **Panics do not propagate.** A panic in a store, shared or in process, is handled like any other failure. So is a
+//! call outside a tokio runtime: without a timer there is no deadline, so the store is not called.
 
+mod each_decision;
 mod fair_queue;
 mod probing;
 mod ready;
@@ -29,9 +31,10 @@ use std::time::Duration;
 
 use tollgate_core::{
     Check, Clock, Decision, Demand, Key, Limit, LimitStatus, MemoryStore, Source, Store, StoreError, StoreErrorKind,
-    SystemClock, Timestamp,
+    SystemClock, Wait,
 };
 
+pub use self::each_decision::{EachDecision, PartialDecision};
 use self::fair_queue::FairQueues;
 pub use self::ready::NotReady;
 use self::shared::{Shared, SharedParts};
@@ -40,10 +43,12 @@ pub use self::stats::LimiterStats;
 use crate::failure::{CheckKeyError, FailurePolicy, OnFailure, Unavailable};
 use crate::observe::{Observer, Observers};
 
-/// No decision waits longer, unless said otherwise.
+/// The default deadline for an answer of the shared store.
 const DEADLINE_DEFAULT: Duration = Duration::from_millis(25);
 
-/// Decides requests, in memory or on a shared store. Cloning it is cheap, and clones share everything.
+/// Decides checks, in process memory or on a shared store.
+///
+/// Clones are cheap and share everything.
 ///
 /// ```
 /// use tollgate::{Check, Demand, Key, Limit, Limiter};
@@ -77,22 +82,22 @@ enum Backend {
     Shared(Arc<Shared>),
 }
 
-/// What a check says beyond its demands.
+/// Options of a check.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct CheckOptions {
-    /// What happens when the store does not answer; the limiter's own choice unless said.
+    /// How the check is decided if the store does not answer. Defaults to the limiter's own policy.
     pub on_failure: Option<OnFailure>,
-    /// Whether units may be given back later. Denials of such checks are not remembered, since a refund ends them early.
+    /// Whether units may be refunded later. Denials of such checks are not cached, since a refund ends them early.
     pub refundable: bool,
 }
 
-/// Why a URL names no store.
+/// The error of a URL that names no store.
 #[cfg(feature = "redis")]
 #[derive(Debug, thiserror::Error)]
 #[error("{0} (or `memory`)")]
 pub struct StoreUrlError(#[from] tollgate_redis::BuildError);
 
-/// How a [`Limiter`] is made.
+/// Builds a [`Limiter`]. See [`Limiter::builder`].
 pub struct LimiterBuilder {
     store: Option<Arc<dyn Store>>,
     memory: Option<MemoryStore>,
@@ -105,32 +110,39 @@ pub struct LimiterBuilder {
 }
 
 impl LimiterBuilder {
-    /// A shared store, such as Redis. Without one, counters live in process memory.
+    /// Sets a shared store, such as Redis. Defaults to counters in process memory.
     #[must_use]
     pub fn store(self, store: Arc<dyn Store>) -> Self {
         LimiterBuilder { store: Some(store), ..self }
     }
 
-    /// The store that this URL names: `memory`, `redis://[user:password@]host[:port][/database]` or `rediss://…`. It need not be up.
+    /// Sets the store that `url` names: `memory`, `redis://[user:password@]host[:port][/database]` or `rediss://…`.
+    ///
+    /// Does not wait for the connection; the store may be down. Checks read the bans of their subjects.
     ///
     /// # Errors
-    /// When the URL names no store, with what would be accepted; or outside a tokio runtime.
+    /// Returns an error if the URL names no store, or outside a tokio runtime.
     #[cfg(feature = "redis")]
     pub fn url(self, url: &str) -> Result<Self, StoreUrlError> {
         if url == "memory" {
             return Ok(LimiterBuilder { store: None, ..self });
         }
-        let store = tollgate_redis::RedisStore::builder(url).build()?;
+        let store = tollgate_redis::RedisStore::builder(url).bans(true).build()?;
         Ok(self.store(Arc::new(store)))
     }
 
-    /// The memory store to use: for everything without a shared store, for local shares beside one.
+    /// Sets the memory store. It holds all counters, or with a shared store only this node's local shares.
+    ///
+    /// Defaults to a store with the default cap that runs on the limiter's clock.
     #[must_use]
     pub fn memory(self, memory: MemoryStore) -> Self {
         LimiterBuilder { memory: Some(memory), ..self }
     }
 
-    /// The clock by which remembered denials end; the system's unless said.
+    /// Sets the clock. Defaults to [`SystemClock`].
+    ///
+    /// It times the deny cache, the circuit breaker and the observers, and drives the default memory store. It does not
+    /// affect a store passed to [`memory`](Self::memory) or [`store`](Self::store).
     #[must_use]
     pub fn clock(self, clock: Arc<dyn Clock>) -> Self {
         LimiterBuilder { clock, ..self }
@@ -144,32 +156,32 @@ impl LimiterBuilder {
         LimiterBuilder { deadline, ..self }
     }
 
-    /// How many nodes share the quota while the store is away; 1 unless said (and at least).
+    /// Sets the number of nodes that share the quota while the store does not answer. Defaults to 1; 0 counts as 1.
     #[must_use]
     pub fn instances(self, instances: u32) -> Self {
         LimiterBuilder { instances: instances.max(1), ..self }
     }
 
-    /// What happens when the store does not answer; `local` unless said.
+    /// Sets how checks are decided if the store does not answer. Defaults to [`OnFailure::Local`].
     #[must_use]
     pub fn on_failure(self, on_failure: OnFailure) -> Self {
         LimiterBuilder { on_failure, ..self }
     }
 
-    /// Whether denials are remembered while they are certainly true; they are unless said.
+    /// Sets whether denials are cached for as long as they certainly hold, at most one second. Defaults to `true`.
     #[must_use]
     pub fn deny_cache(self, deny_cache: bool) -> Self {
         LimiterBuilder { deny_cache, ..self }
     }
 
-    /// Somebody who is told of every answer. Several may be added; see [`observe`](crate::observe).
+    /// Adds an observer, which is called after every decision. See [`observe`](crate::observe).
     #[must_use]
     pub fn observer(mut self, observer: impl Observer) -> Self {
         self.observers.push(Box::new(observer));
         self
     }
 
-    /// The limiter.
+    /// Creates the limiter.
     pub fn build(self) -> Limiter {
         let LimiterBuilder { clock, deadline, instances, on_failure, .. } = self;
         let local = self.memory.unwrap_or_else(|| MemoryStore::builder().clock(clock.clone()).build());
@@ -189,12 +201,12 @@ impl LimiterBuilder {
 }
 
 impl Limiter {
-    /// A limiter in process memory.
+    /// Creates a limiter with counters in process memory and the default settings.
     pub fn memory() -> Limiter {
         Limiter::builder().build()
     }
 
-    /// A limiter with a shared store, or other choices.
+    /// Returns a builder with the default settings.
     pub fn builder() -> LimiterBuilder {
         LimiterBuilder {
             store: None,
@@ -211,118 +223,133 @@ impl Limiter {
     /// Decides a check. A denial is an `Ok`.
     ///
     /// # Errors
-    /// Only when the store does not answer and the policy is [`OnFailure::Deny`].
+    /// Returns an error only if the store does not answer and the failure policy is [`OnFailure::Deny`].
     pub async fn check(&self, check: &Check<'_>) -> Result<Decision, Unavailable> {
         self.check_with(check, CheckOptions::default()).await
     }
 
-    /// Decides a check that says more than its demands.
+    /// Decides a check with options. A denial is an `Ok`.
     ///
     /// # Errors
-    /// Only when the store does not answer and the policy is [`OnFailure::Deny`].
+    /// Returns an error only if the store does not answer and the failure policy is [`OnFailure::Deny`].
     pub async fn check_with(&self, check: &Check<'_>, options: CheckOptions) -> Result<Decision, Unavailable> {
-        self.check_one(check, self.otherwise(options), options.refundable).await
+        let decided = self.check_by(check, self.failure_policy(options), options.refundable, Duration::ZERO).await;
+        decided.map(EachDecision::into_decision)
     }
 
-    /// Decides a check whose limits each have a word of their own, in their order, for a store that does not answer: if one
-    /// says [`OnFailure::Deny`], nobody decides; those that say [`OnFailure::Local`] are decided by this node's share, together; those that
-    /// say [`OnFailure::Allow`] are left out. A limit without a word has the limiter's.
+    /// Decides a check whose limits each have their own failure policy.
     ///
-    /// With some left out, the decision is [`Source::Local`] and has the lines of those that were decided, in their order. To give
-    /// it back or to settle it, ask with a check of these alone; with none decided it has no line, and nothing goes back.
+    /// `on_failure` holds the policies in the order of the check. Limits beyond its end have the limiter's own policy.
+    /// If the store does not answer, one limit with [`OnFailure::Deny`] refuses the check as unavailable. Otherwise the
+    /// limits with [`OnFailure::Local`] are decided together by this node's share, and those with [`OnFailure::Allow`]
+    /// are left out; the result is [`EachDecision::Partial`] if any is left out.
+    ///
+    /// `refundable` says whether units may be refunded later, as in [`CheckOptions`].
     ///
     /// # Errors
-    /// Only when the store does not answer and one of the limits says [`OnFailure::Deny`].
+    /// Returns an error only if the store does not answer and one of the limits has [`OnFailure::Deny`].
     pub async fn check_each(
         &self,
         check: &Check<'_>,
         on_failure: &[OnFailure],
         refundable: bool,
-    ) -> Result<Decision, Unavailable> {
-        let otherwise = FailurePolicy { each: on_failure, rest: self.0.on_failure };
-        self.check_one(check, otherwise, refundable).await
+    ) -> Result<EachDecision, Unavailable> {
+        self.check_each_after(Duration::ZERO, check, on_failure, refundable).await
     }
 
-    /// The same where all counters are in this process, so that nothing is waited for: writes the decision where it is to be. `None` where
-    /// they are not.
-    #[cfg(feature = "rules")]
-    #[inline]
-    pub(crate) fn check_each_at_once(
+    /// Decides like [`Limiter::check_each`], for a caller that has already used the time `spent` of the decision's deadline.
+    ///
+    /// The store gets the rest of the deadline. If it does not answer in a shortened time, this does not count as a
+    /// failure of the store.
+    pub(crate) async fn check_each_after(
         &self,
+        spent: Duration,
         check: &Check<'_>,
         on_failure: &[OnFailure],
-        decision: &mut Decision,
-    ) -> Option<Result<(), Unavailable>> {
-        let Backend::Memory(store) = &self.0.backend else { return None };
-        let otherwise = FailurePolicy { each: on_failure, rest: self.0.on_failure };
-        Some(self.check_one_in_memory(store, check, otherwise, decision))
+        refundable: bool,
+    ) -> Result<EachDecision, Unavailable> {
+        let policy = FailurePolicy { each: on_failure, rest: self.0.on_failure };
+        self.check_by(check, policy, refundable, spent).await
     }
 
-    /// Admits where all counters are in this process, exist and have room, and nobody observes: see [`MemoryStore::admit`]. `false` if there
-    /// is more to it; then nothing has happened.
-    #[cfg(feature = "rules")]
-    #[inline]
-    pub(crate) fn admit_at_once(
-        &self,
-        subject: &[u8],
-        demands: &[tollgate_core::StandingDemand],
-        decision: &mut Decision,
-    ) -> bool {
-        let Inner { backend: Backend::Memory(store), counters, observers, .. } = &*self.0 else { return false };
-        if !observers.is_empty() {
-            return false;
-        }
-        decision.limits.clear();
-        let Some(at) = catch_panic(|| store.admit(subject, demands, &mut decision.limits)).flatten() else {
-            return false;
-        };
-        (decision.at, decision.source) = (at, Source::Store);
-        counters.count_allowed();
-        true
-    }
-
-    /// Decides many checks, in order, as one call to the store where it is asked at all.
+    /// Decides many checks, in order, with at most one call to the store. Returns one result per check.
     pub async fn check_batch(&self, checks: &[Check<'_>], options: CheckOptions) -> Vec<Result<Decision, Unavailable>> {
-        self.check_all(checks, self.otherwise(options), options.refundable).await
+        let decided = self.check_all(checks, self.failure_policy(options), options.refundable, Duration::ZERO).await;
+        decided.into_iter().map(|decided| decided.map(EachDecision::into_decision)).collect()
     }
 
-    async fn check_one(
+    /// Decides one check by a failure policy.
+    async fn check_by(
         &self,
         check: &Check<'_>,
-        otherwise: FailurePolicy<'_>,
+        policy: FailurePolicy<'_>,
         refundable: bool,
-    ) -> Result<Decision, Unavailable> {
-        if let Backend::Memory(store) = &self.0.backend {
-            let mut decision = empty_decision();
-            return self.check_one_in_memory(store, check, otherwise, &mut decision).map(|()| decision);
+        spent: Duration,
+    ) -> Result<EachDecision, Unavailable> {
+        match &self.0.backend {
+            Backend::Memory(store) => self.check_in_memory(store, check, policy),
+            Backend::Shared(_) => {
+                let mut decided = self.check_all(std::slice::from_ref(check), policy, refundable, spent).await;
+                decided.pop().unwrap_or_else(|| Err(Unavailable::from(&panicked())))
+            }
         }
-        let mut answers = self.check_all(std::slice::from_ref(check), otherwise, refundable).await;
-        answers.pop().unwrap_or(Err(Unavailable::new(StoreErrorKind::Protocol)))
     }
 
     async fn check_all(
         &self,
         checks: &[Check<'_>],
-        otherwise: FailurePolicy<'_>,
+        policy: FailurePolicy<'_>,
         refundable: bool,
-    ) -> Vec<Result<Decision, Unavailable>> {
+        spent: Duration,
+    ) -> Vec<Result<EachDecision, Unavailable>> {
         let Inner { clock, counters, observers, .. } = &*self.0;
         let begun = observers.begin(&**clock);
-        let answers = match &self.0.backend {
-            Backend::Memory(store) => self.check_in_memory(store, checks, otherwise),
-            Backend::Shared(shared) => shared.check_batch(checks, otherwise, refundable, counters).await,
+        let decided: Vec<Result<EachDecision, Unavailable>> = match &self.0.backend {
+            Backend::Memory(store) => match catch_panic(|| store.check_batch(checks)) {
+                Some(decisions) => decisions.into_iter().map(|decision| Ok(EachDecision::Complete(decision))).collect(),
+                None => checks.iter().map(|check| self.undecided(check, policy)).collect(),
+            },
+            Backend::Shared(shared) => shared.check_batch(checks, policy, refundable, spent, counters).await,
         };
-        answers.iter().for_each(|answer| counters.count(answer.as_ref()));
-        let told = answers.iter().map(|answer| answer.as_ref().map_err(Unavailable::kind));
-        observers.decided(begun, &**clock, checks, told);
-        answers
+        let decisions = || decided.iter().map(|decided| decided.as_ref().map(EachDecision::decision));
+        decisions().for_each(|decision| counters.count(decision));
+        observers.decided(begun, &**clock, checks, decisions().map(|decision| decision.map_err(Unavailable::kind)));
+        decided
     }
 
-    fn otherwise(&self, options: CheckOptions) -> FailurePolicy<'static> {
+    fn check_in_memory(
+        &self,
+        store: &MemoryStore,
+        check: &Check<'_>,
+        policy: FailurePolicy<'_>,
+    ) -> Result<EachDecision, Unavailable> {
+        let Inner { clock, counters, observers, .. } = &*self.0;
+        let begun = observers.begin(&**clock);
+        let decided = match catch_panic(|| store.check(check)) {
+            Some(decision) => Ok(EachDecision::Complete(decision)),
+            None => self.undecided(check, policy),
+        };
+        let decision = decided.as_ref().map(EachDecision::decision);
+        counters.count(decision);
+        observers.decided(begun, &**clock, std::slice::from_ref(check), [decision.map_err(Unavailable::kind)]);
+        decided
+    }
+
+    /// Returns the result of a check if the in-process store panicked.
+    fn undecided(&self, check: &Check<'_>, policy: FailurePolicy<'_>) -> Result<EachDecision, Unavailable> {
+        match policy.denies(check) {
+            true => Err(Unavailable::from(&panicked())),
+            false => Ok(EachDecision::uncounted(self.0.clock.now())),
+        }
+    }
+
+    fn failure_policy(&self, options: CheckOptions) -> FailurePolicy<'static> {
         FailurePolicy::whole(options.on_failure.unwrap_or(self.0.on_failure))
     }
 
-    /// Decides by this node's share alone, without asking a shared store: for callers with a failure policy of their own.
+    /// Decides a check by this node's share of its limits, without calling a shared store.
+    ///
+    /// The decision has [`Source::Local`]. For callers with a failure policy of their own.
     pub fn check_local(&self, check: &Check<'_>) -> Decision {
         let Inner { clock, counters, observers, .. } = &*self.0;
         let begun = observers.begin(&**clock);
@@ -330,18 +357,20 @@ impl Limiter {
             Backend::Memory(store) => catch_panic(|| Decision { source: Source::Local, ..store.check(check) }),
             Backend::Shared(shared) => Some(shared.check_local(check)),
         };
-        let decision = decision.unwrap_or_else(|| uncounted(&**clock));
+        let decision = decision.unwrap_or_else(|| Decision::uncounted(clock.now()));
         counters.count(Ok(&decision));
         observers.decided(begun, &**clock, std::slice::from_ref(check), [Ok(&decision)]);
         decision
     }
 
-    /// Gives back what an admitted decision charged. Once per decision; what the store did not
-    /// charge (a local answer, a remembered denial) is given back where it was charged, or not at all. The check is the one of the
-    /// decision: where the numbers of limits and lines differ, nothing is given back.
+    /// Refunds the units that an admitted decision charged. Call it at most once per decision.
+    ///
+    /// `check` must be the check of the decision; if their numbers of limits differ, nothing is refunded. Units are
+    /// refunded where they were charged: in the store, or in this node's share for [`Source::Local`]. Nothing is
+    /// refunded for a denial or an uncounted admission.
     ///
     /// # Errors
-    /// When the store does not answer. The refund is then lost, never repeated: the error is on the side of refusal.
+    /// Returns an error if the store does not answer. The refund is then lost; it is not repeated.
     pub async fn refund(&self, check: &Check<'_>, decision: &Decision) -> Result<(), StoreError> {
         if !is_of(decision, check) {
             return Ok(());
@@ -352,10 +381,10 @@ impl Limiter {
         }
     }
 
-    /// Forgets a counter: the key is as if never seen.
+    /// Deletes the counter of `demand`, as if its key had never been used. The cost is ignored.
     ///
     /// # Errors
-    /// When the store does not answer.
+    /// Returns an error if the store does not answer.
     pub async fn reset(&self, demand: &Demand<'_>) -> Result<(), StoreError> {
         match &self.0.backend {
             Backend::Memory(store) => catch_panic(|| store.reset(demand)).ok_or_else(panicked),
@@ -363,10 +392,10 @@ impl Limiter {
         }
     }
 
-    /// Looks at a counter without changing it.
+    /// Returns the status of the counter of `demand` without changing it. The cost is ignored.
     ///
     /// # Errors
-    /// When the store does not answer: there is no local guess at what a shared counter holds.
+    /// Returns an error if the store does not answer. The local share is not consulted.
     pub async fn inspect(&self, demand: &Demand<'_>) -> Result<LimitStatus, StoreError> {
         match &self.0.backend {
             Backend::Memory(store) => catch_panic(|| store.inspect(demand)).ok_or_else(panicked),
@@ -374,7 +403,44 @@ impl Limiter {
         }
     }
 
-    /// What has happened so far.
+    /// Bans `subject` for `duration`, or for good if `None`. A new ban replaces an earlier one of the subject.
+    ///
+    /// Until the ban ends, every check that counts the subject and takes units is refused with [`Decision::ban`] set, and
+    /// nothing is charged. With a shared store, the ban holds on all nodes that read bans, at the latest after a second.
+    /// While the store does not answer, its bans do not apply.
+    ///
+    /// # Errors
+    /// Returns an error if the store does not answer, has no bans, or has no room for another one.
+    pub async fn ban(&self, subject: &[u8], duration: Option<Duration>) -> Result<(), StoreError> {
+        match &self.0.backend {
+            Backend::Memory(store) => catch_panic(|| store.ban(subject, duration)).ok_or_else(panicked)?,
+            Backend::Shared(shared) => shared.ban(subject, duration).await,
+        }
+    }
+
+    /// Lifts the ban of `subject`. Returns whether it was banned. Other nodes follow within a second.
+    ///
+    /// # Errors
+    /// Returns an error if the store does not answer or has no bans.
+    pub async fn unban(&self, subject: &[u8]) -> Result<bool, StoreError> {
+        match &self.0.backend {
+            Backend::Memory(store) => catch_panic(|| store.unban(subject)).ok_or_else(panicked),
+            Backend::Shared(shared) => shared.unban(subject).await,
+        }
+    }
+
+    /// Returns the time until the ban of `subject` ends, [`Wait::NEVER`] for good, or `None` if it is not banned.
+    ///
+    /// # Errors
+    /// Returns an error if the store does not answer or has no bans.
+    pub async fn ban_of(&self, subject: &[u8]) -> Result<Option<Wait>, StoreError> {
+        match &self.0.backend {
+            Backend::Memory(store) => catch_panic(|| store.ban_of(subject)).ok_or_else(panicked),
+            Backend::Shared(shared) => shared.ban_of(subject).await,
+        }
+    }
+
+    /// Returns the limiter's statistics since it was created.
     pub fn stats(&self) -> LimiterStats {
         match &self.0.backend {
             Backend::Memory(store) => self.0.counters.stats(store, None),
@@ -382,83 +448,30 @@ impl Limiter {
         }
     }
 
-    /// Whether every counter is in this process, so that no decision waits for anybody.
+    /// Returns whether all counters are in this process, so that every decision is ready at its first poll.
     #[cfg(feature = "rules")]
     pub(crate) fn is_in_process(&self) -> bool {
         matches!(self.0.backend, Backend::Memory(_))
     }
-
-    /// The same as a batch of one, without an allocation.
-    fn check_one_in_memory(
-        &self,
-        store: &MemoryStore,
-        check: &Check<'_>,
-        otherwise: FailurePolicy<'_>,
-        decision: &mut Decision,
-    ) -> Result<(), Unavailable> {
-        let Inner { clock, counters, observers, .. } = &*self.0;
-        let begun = observers.begin(&**clock);
-        decision.limits.clear();
-        let answer = match catch_panic(|| store.check_onto(check, &mut decision.limits)) {
-            Some(at) => {
-                (decision.at, decision.source) = (at, Source::Store);
-                Ok(())
-            }
-            None => self.undecided(check, otherwise).map(|undecided| *decision = undecided),
-        };
-        let told = answer.as_ref().map(|()| &*decision);
-        counters.count(told);
-        observers.decided(begun, &**clock, std::slice::from_ref(check), [told.map_err(Unavailable::kind)]);
-        answer
-    }
-
-    fn check_in_memory(
-        &self,
-        store: &MemoryStore,
-        checks: &[Check<'_>],
-        otherwise: FailurePolicy<'_>,
-    ) -> Vec<Result<Decision, Unavailable>> {
-        match catch_panic(|| store.check_batch(checks)) {
-            Some(decisions) => decisions.into_iter().map(Ok).collect(),
-            None => checks.iter().map(|check| self.undecided(check, otherwise)).collect(),
-        }
-    }
-
-    /// The answer when the in-process store panicked.
-    fn undecided(&self, check: &Check<'_>, otherwise: FailurePolicy<'_>) -> Result<Decision, Unavailable> {
-        match otherwise.denies(check) {
-            true => Err(Unavailable::new(StoreErrorKind::Protocol)),
-            false => Ok(uncounted(&*self.0.clock)),
-        }
-    }
 }
 
-/// What the in-process store says; nothing if it panicked.
-pub(crate) fn catch_panic<T>(ask: impl FnOnce() -> T) -> Option<T> {
-    let said = catch_unwind(AssertUnwindSafe(ask)).ok();
-    if said.is_none() {
-        tracing::error!("the in-process store panicked; answering by the failure policy");
+/// Returns the result of `call`, a call to the in-process store; `None` if it panicked.
+pub(crate) fn catch_panic<T>(call: impl FnOnce() -> T) -> Option<T> {
+    let result = catch_unwind(AssertUnwindSafe(call)).ok();
+    if result.is_none() {
+        tracing::error!("the in-process store panicked; deciding by the failure policy");
     }
-    said
+    result
 }
 
+/// Creates the error of a panic in the in-process store.
 pub(crate) fn panicked() -> StoreError {
     StoreError::new(StoreErrorKind::Protocol, "the in-process store panicked")
 }
 
-/// Whether a decision has a line for each limit of a check. One that was made without some of them must not be taken for the others.
+/// Returns whether a decision has one status per limit of a check.
 fn is_of(decision: &Decision, check: &Check<'_>) -> bool {
     decision.limits.len() == check.demands().len()
-}
-
-/// A decision of the store that is yet to be made.
-pub(crate) fn empty_decision() -> Decision {
-    Decision { at: Timestamp::ZERO, source: Source::Store, limits: Default::default() }
-}
-
-/// An admission that nobody counted: no line, so nothing is claimed of any quota.
-fn uncounted(clock: &dyn Clock) -> Decision {
-    Decision { at: clock.now(), source: Source::None, limits: Default::default() }
 }
 
 /// The shortest way to a decision: one limit, one key, one unit.

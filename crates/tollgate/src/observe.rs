@@ -130,6 +130,8 @@ pub enum StoreCallKind {
     Reset,
     /// To look at a counter.
     Inspect,
+    /// To set, lift or read a ban.
+    Ban,
     /// To see whether a store that was away is back.
     Probe,
 }
@@ -143,6 +145,7 @@ impl StoreCallKind {
             StoreCallKind::Settle => "settle",
             StoreCallKind::Reset => "reset",
             StoreCallKind::Inspect => "inspect",
+            StoreCallKind::Ban => "ban",
             StoreCallKind::Probe => "probe",
         }
     }
@@ -162,12 +165,6 @@ impl Observers {
     pub(crate) fn new(observers: Vec<Box<dyn Observer>>) -> Observers {
         let watching = |observer| Watching { observer, has_panicked: AtomicBool::new(false) };
         Observers(observers.into_iter().map(watching).collect())
-    }
-
-    /// Whether nobody observes.
-    #[cfg(feature = "rules")]
-    pub(crate) fn is_empty(&self) -> bool {
-        self.0.is_empty()
     }
 
     /// When something begins, if anybody wants to know how long it takes.

@@ -1,12 +1,12 @@
-//! Rules, compiled: which limits a request must pass, found in a time that does not grow with the number of rules.
+//! Compiled rules: find the limits that a request must pass, in a time that does not grow with the number of rules.
 //!
-//! A [`RuleSet`] is made from a [`Config`](crate::config::Config) (see there) and never changes: a reload makes another
-//! and swaps it in whole. Cloning it is cheap.
+//! A [`RuleSet`] is compiled from a [`Config`](crate::config::Config) or from [`Rules`] in code, and never changes. A reload compiles another one
+//! and replaces the whole set. Cloning it is cheap.
 //!
 //! ```text
-//!   request ─▶ RuleSet::matching ─▶ rules, in the order of the file       matcher.rs, host.rs, path.rs, trie.rs
-//!   identity ─▶ RuleSet::ban, is_exempt                                    lists.rs
-//!            └▶ RuleSet::limit_set ─▶ CompiledRule::policies ─▶ the limits            plan.rs, rule.rs
+//!   request  ─▶ RuleSet::matching ─▶ rules, in the order of the file        matcher.rs, host.rs, path.rs, trie.rs
+//!   identity ─▶ RuleSet::ban, is_exempt                                     lists.rs
+//!            └▶ RuleSet::limit_set ─▶ CompiledRule::policies ─▶ limits      plan.rs, rule.rs
 //! ```
 //!
 //! ```
@@ -34,13 +34,13 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! Deliberately absent: I/O, clocks, and any way for a request to choose which rules it meets. How a path is read, so
-//! that spelling it differently does not help, is told in `path.rs`: **a rule applies if it matches any
-//! reading of the path; an exemption holds only if it matches all of them.**
+//! This module does no I/O and reads no clock, and a request cannot choose the rules that apply to it. `path.rs`
+//! explains why another spelling of a path does not evade a rule: **a rule applies if it matches any reading of the
+//! path. An exemption applies only if it matches all of them.**
 
 pub mod builder;
 pub(crate) mod comparisons;
-#[doc(hidden)]
+#[cfg(any(fuzzing, test))]
 pub mod fuzz;
 pub(crate) mod host;
 pub(crate) mod lists;

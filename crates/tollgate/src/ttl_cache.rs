@@ -17,6 +17,7 @@ use foldhash::quality::RandomState;
 use parking_lot::Mutex;
 use tollgate_core::Timestamp;
 
+/// Number of shards, each with a lock of its own.
 const SHARDS: usize = 16;
 /// Minimum time between two sweeps of a full shard, in microseconds.
 const SWEEP_EVERY_US: u64 = 100_000;
@@ -30,7 +31,7 @@ pub(crate) trait Expire {
 /// A sharded cache of bounded size, keyed by the hash of a name.
 #[derive(Debug)]
 pub(crate) struct TtlCache<V> {
-    shards: [Mutex<Shard<V>>; SHARDS],
+    shards: [Mutex<CacheShard<V>>; SHARDS],
     hashers: [RandomState; 2],
     shard_len_max: usize,
 }
@@ -39,8 +40,9 @@ pub(crate) struct TtlCache<V> {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct Id(u64, u64);
 
+/// One part of the cache, with a lock of its own.
 #[derive(Debug)]
-struct Shard<V> {
+struct CacheShard<V> {
     entries: HashMap<Id, V, RandomState>,
     /// The time of the last sweep for expired entries.
     swept: Timestamp,
@@ -49,7 +51,7 @@ struct Shard<V> {
 impl<V: Expire> TtlCache<V> {
     /// Creates a cache of about `len_max` entries: rounded up to a multiple of 16, and bounded per shard.
     pub(crate) fn new(len_max: usize) -> TtlCache<V> {
-        let shard = |_| Mutex::new(Shard { entries: HashMap::default(), swept: Timestamp::ZERO });
+        let shard = |_| Mutex::new(CacheShard { entries: HashMap::default(), swept: Timestamp::ZERO });
         let shards = std::array::from_fn(shard);
         TtlCache { shards, hashers: Default::default(), shard_len_max: len_max.div_ceil(SHARDS) }
     }
@@ -60,12 +62,12 @@ impl<V: Expire> TtlCache<V> {
         Id(first, second)
     }
 
-    /// Returns `look(value)` for the entry with this id, or `None` if there is no entry.
+    /// Returns `read(value)` for the entry with this id, or `None` if there is no entry.
     ///
     /// An expired entry that was not swept yet is still found; the caller has to check that. The shard is locked
-    /// while `look` runs.
-    pub(crate) fn look<T>(&self, id: Id, look: impl FnOnce(&V) -> T) -> Option<T> {
-        self.shard(id).lock().entries.get(&id).map(look)
+    /// while `read` runs.
+    pub(crate) fn look<T>(&self, id: Id, read: impl FnOnce(&V) -> T) -> Option<T> {
+        self.shard(id).lock().entries.get(&id).map(read)
     }
 
     /// Inserts or replaces the entry with this id. Does nothing if the shard is full and the entry is new.
@@ -94,17 +96,18 @@ impl<V: Expire> TtlCache<V> {
         self.shard(id).lock().entries.remove(&id);
     }
 
-    fn shard(&self, id: Id) -> &Mutex<Shard<V>> {
+    fn shard(&self, id: Id) -> &Mutex<CacheShard<V>> {
         &self.shards[id.1 as usize % SHARDS]
     }
 
+    /// Returns the number of entries, expired ones included.
     #[cfg(test)]
     pub(crate) fn len(&self) -> usize {
         self.shards.iter().map(|shard| shard.lock().entries.len()).sum()
     }
 }
 
-impl<V: Expire> Shard<V> {
+impl<V: Expire> CacheShard<V> {
     /// Returns whether the entry exists or fits, after sweeping a full shard if its last sweep is long enough ago.
     fn has_room_for(&mut self, id: Id, len_max: usize, now: Timestamp) -> bool {
         if self.entries.len() < len_max || self.entries.contains_key(&id) {
@@ -127,44 +130,44 @@ mod tests {
 
     /// A value that expires one second after its timestamp.
     #[derive(Default)]
-    struct Word(Timestamp);
+    struct Stamped(Timestamp);
 
-    impl Expire for Word {
+    impl Expire for Stamped {
         fn is_expired(&self, now: Timestamp) -> bool {
             now >= self.0.plus_micros(1_000_000)
         }
     }
 
-    fn knows(lately: &TtlCache<Word>, id: Id) -> bool {
-        lately.look(id, |_| ()).is_some()
+    fn contains(cache: &TtlCache<Stamped>, id: Id) -> bool {
+        cache.look(id, |_| ()).is_some()
     }
 
     #[test]
     fn new_entries_find_no_room_until_old_ones_have_expired() {
-        let lately = TtlCache::new(1_600);
+        let cache = TtlCache::new(1_600);
         for n in 0..100_000 {
-            lately.put(lately.id(n), Word(START), START);
+            cache.put(cache.id(n), Stamped(START), START);
         }
-        assert_eq!(lately.len(), 1_600);
+        assert_eq!(cache.len(), 1_600);
         let (early, later) = (START.plus_micros(999_999), START.plus_micros(1_100_000));
-        let late = lately.id("late");
-        lately.put(late, Word(early), early);
-        assert!(!knows(&lately, late));
-        lately.put(late, Word(later), later);
-        assert!(knows(&lately, late));
+        let late = cache.id("late");
+        cache.put(late, Stamped(early), early);
+        assert!(!contains(&cache, late));
+        cache.put(late, Stamped(later), later);
+        assert!(contains(&cache, late));
     }
 
     #[test]
     fn existing_entries_can_change_while_there_is_no_room() {
-        let lately = TtlCache::new(1);
-        let ids: Vec<Id> = (0..10_000).map(|n| lately.id(n)).collect();
-        ids.iter().for_each(|&id| lately.put(id, Word(START), START));
-        assert_eq!(lately.len(), SHARDS, "one in each shard");
-        let known = *ids.iter().find(|&&id| knows(&lately, id)).unwrap();
+        let cache = TtlCache::new(1);
+        let ids: Vec<Id> = (0..10_000).map(|n| cache.id(n)).collect();
+        ids.iter().for_each(|&id| cache.put(id, Stamped(START), START));
+        assert_eq!(cache.len(), SHARDS, "one entry in each shard");
+        let cached = *ids.iter().find(|&&id| contains(&cache, id)).unwrap();
         let later = START.plus_micros(5);
-        lately.add(known, later, |word| word.0 = later);
-        assert_eq!(lately.look(known, |word| word.0), Some(later));
-        lately.forget(known);
-        assert!(!knows(&lately, known));
+        cache.add(cached, later, |value| value.0 = later);
+        assert_eq!(cache.look(cached, |value| value.0), Some(later));
+        cache.forget(cached);
+        assert!(!contains(&cache, cached));
     }
 }

@@ -51,8 +51,8 @@ impl Settings {
 
     /// Builds the only rule: a limit per address, which is not applied while Redis is unavailable.
     pub(crate) fn rules(&self) -> Result<RuleSet, Report> {
-        let proxies: Vec<String> = self.trusted_proxies.iter().map(|network| network.to_string()).collect();
         let rule = Rule::new("shorten").by(Subject::Ip).limit(self.limit).on_failure(OnFailure::Allow);
+        let proxies = self.trusted_proxies.iter().map(|network| network.to_string());
         let loaded = Rules::new().trusted_proxies(proxies).rule(rule).compile()?;
         for finding in &loaded.findings {
             tracing::warn!("{finding}");

@@ -1,7 +1,7 @@
-//! Thousands of connections that begin something and do not finish it, beside a client that goes on asking.
+//! Thousands of connections with unfinished requests, beside a client that keeps sending requests.
 //!
-//! What such a connection costs is bounded: a few KiB each, and for what is larger a budget of bytes that all connections of a
-//! listener share. The client beside them is answered throughout.
+//! The memory of such connections is bounded: a few KiB each, and for larger requests a budget of bytes that all
+//! connections of a listener share. The client beside them receives its responses throughout.
 
 use std::io::Write;
 use std::net::TcpStream;
@@ -19,13 +19,15 @@ use crate::campaign::{record, scale};
 use crate::serving::{Client, Serving};
 
 const QUESTION: &str = r#"{"key":"user:42","limit":"10000000/h"}"#;
-/// What one connection may cost: 10,000 of them are 200 MB.
+const NEIGHBOUR_QUESTION: &str = r#"{"key":"neighbour","limit":"10000000/h"}"#;
+const NEIGHBOUR_QUOTA: u64 = 10_000_000;
+/// Maximum memory of one connection: 10,000 of them are 200 MB.
 const CONNECTION_BYTES_MAX: u64 = 20 * 1000;
-/// What a listener holds of unfinished requests beside that is 32 MiB; an allocator needs up to twice as much for it.
+/// Memory of large unfinished requests: a listener holds up to 32 MiB, and the allocator may need twice as much.
 const BUDGET_BYTES: u64 = 2 * 32 * 1024 * 1024;
-/// What all connections together may cost.
+/// Maximum memory of all connections together.
 const ALL_BYTES_MAX: u64 = 200 * 1000 * 1000;
-/// What a process grows by that has more to do than before, whatever it is.
+/// Growth of a process under load that does not depend on the number of connections.
 const SLACK_BYTES: u64 = 6 * 1024 * 1024;
 
 enum Listener {
@@ -34,11 +36,12 @@ enum Listener {
     Https,
 }
 
+/// A kind of connection: the listener, and the bytes that it sends.
 struct Kind {
     name: &'static str,
     listener: Listener,
     bytes: Vec<u8>,
-    /// Whether to wait for an answer before the next connection.
+    /// Whether to wait for a response before the next connection is opened.
     is_answered: bool,
 }
 
@@ -50,7 +53,7 @@ fn post(headers: &str, length: usize) -> String {
     format!("POST /v1/check HTTP/1.1\r\nhost: x\r\n{headers}content-length: {length}\r\n\r\n")
 }
 
-/// Small beginnings, of which a listener holds all.
+/// Returns the kinds with small unfinished requests, all of which a listener holds.
 fn small_kinds() -> Vec<Kind> {
     let whole = post("", QUESTION.len()) + QUESTION;
     let chunked = "POST /v1/check HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n";
@@ -80,7 +83,7 @@ fn small_kinds() -> Vec<Kind> {
     ]
 }
 
-/// Large ones, of which it holds as many as fit into its budget.
+/// Returns the kinds with large unfinished requests, of which a listener holds as many as fit into its budget.
 fn large_kinds() -> Vec<Kind> {
     let bulk = format!("$65000\r\n{}\r\n", "x".repeat(65_000));
     let chunk = "POST /v1/check HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n7a120\r\n";
@@ -98,7 +101,7 @@ fn large_kinds() -> Vec<Kind> {
     ]
 }
 
-/// What a client says first when it wants TLS.
+/// Returns the first TLS message of a client.
 fn client_hello() -> Vec<u8> {
     let provider = Arc::new(crypto::ring::default_provider());
     let config = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
@@ -109,12 +112,13 @@ fn client_hello() -> Vec<u8> {
     hello
 }
 
-/// Both ends of a connection take a descriptor each, this process has one of them.
+/// Raises the descriptor limit of this process, which holds one end of each connection.
 fn allow_descriptors() {
     let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
     setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }).unwrap();
 }
 
+/// Starts the service, with TLS if the kind needs it.
 fn start(kind: &Kind, dir: &Path) -> Serving {
     if !matches!(kind.listener, Listener::Https) {
         return Serving::start(&["--idle", "10min"]);
@@ -127,13 +131,22 @@ fn start(kind: &Kind, dir: &Path) -> Serving {
     Serving::start(&["--idle", "10min", "--tls-cert", &certificate, "--tls-key", &key])
 }
 
-/// Asks until it is told to stop: how long each answer took. With TLS it asks the admin listener, which is not encrypted here.
+/// Starts a client that sends requests until `stop` is set, and returns the duration of each.
+///
+/// With TLS it uses the admin listener, which is not encrypted here.
 fn neighbour(kind: &Kind, serving: &Serving, stop: Arc<AtomicBool>) -> std::thread::JoinHandle<Vec<Duration>> {
     let is_admin = matches!(kind.listener, Listener::Https);
     let mut client = Client::open(if is_admin { &serving.admin } else { &serving.http });
-    let mut ask = move || match is_admin {
-        true => client.ask("GET", "/healthz", &[], ""),
-        false => client.ask("POST", "/v1/check", &[], QUESTION),
+    let mut asked = 0;
+    let mut ask = move || {
+        if is_admin {
+            return client.ask("GET", "/healthz", &[], "");
+        }
+        let answer = client.ask("POST", "/v1/check", &[], NEIGHBOUR_QUESTION);
+        asked += 1;
+        // No other client uses this key: every admission is counted exactly once.
+        assert_eq!(answer.headers["x-ratelimit-remaining"], (NEIGHBOUR_QUOTA - asked).to_string());
+        answer
     };
     assert_eq!(ask().status, 200);
     std::thread::spawn(move || {
@@ -142,14 +155,14 @@ fn neighbour(kind: &Kind, serving: &Serving, stop: Arc<AtomicBool>) -> std::thre
             let start = Instant::now();
             assert_eq!(ask().status, 200);
             took.push(start.elapsed());
-            // A client that asks as fast as it can would be a burst of its own.
+            // Without a pause, this client would be a burst of its own.
             std::thread::sleep(Duration::from_millis(1));
         }
         took
     })
 }
 
-/// Opens connections of a kind: they, how long it took, and what the neighbour waited for its answers meanwhile.
+/// Opens connections of a kind. Returns the connections, the time to open them, and the neighbour's response times.
 fn burst(kind: &Kind, serving: &Serving, count: usize) -> (Vec<TcpStream>, Duration, Vec<Duration>) {
     let stop = Arc::new(AtomicBool::new(false));
     let neighbour = neighbour(kind, serving, stop.clone());
@@ -158,7 +171,7 @@ fn burst(kind: &Kind, serving: &Serving, count: usize) -> (Vec<TcpStream>, Durat
     let held = (0..count).map(|_| {
         let mut stream = TcpStream::connect(address).unwrap();
         stream.set_write_timeout(Some(Duration::from_secs(30))).unwrap();
-        // A listener that has no room for more of it may close in the middle.
+        // A listener without memory for more may close the connection before it has read everything.
         let _ = stream.write_all(&kind.bytes);
         if kind.is_answered {
             let mut first = [0];
@@ -169,9 +182,9 @@ fn burst(kind: &Kind, serving: &Serving, count: usize) -> (Vec<TcpStream>, Durat
     });
     let held = held.collect();
     let took = start.elapsed();
-    // Until all of them were seen, the burst is not over for the server.
-    let door = if matches!(kind.listener, Listener::Resp) { "resp" } else { "http" };
-    let accepted = format!("tollgate_connections_accepted_total{{door=\"{door}\"}} ");
+    // The burst is over once the server has accepted all connections.
+    let listener = if matches!(kind.listener, Listener::Resp) { "resp" } else { "http" };
+    let accepted = format!("tollgate_connections_accepted_total{{door=\"{listener}\"}} ");
     serving.until("/metrics", |answer| {
         let line = answer.body.lines().find_map(|line| line.strip_prefix(&accepted)).unwrap_or("0");
         line.parse::<usize>().unwrap() >= count
@@ -180,7 +193,7 @@ fn burst(kind: &Kind, serving: &Serving, count: usize) -> (Vec<TcpStream>, Durat
     (held, took, neighbour.join().unwrap())
 }
 
-/// The memory that it holds when what came last has gone through it: once it stands still.
+/// Waits until the memory of the process no longer changes, and returns it in bytes.
 fn settled_bytes(serving: &Serving) -> u64 {
     let mut last = 0;
     let mut is_still = || {
@@ -189,7 +202,7 @@ fn settled_bytes(serving: &Serving) -> u64 {
         last = now;
         is_still
     };
-    // Several looks in a row: between two of them it may have had no turn.
+    // Several equal readings in a row, because the process may not have run between two of them.
     let mut still = 0;
     poll(|| {
         still = if is_still() { still + 1 } else { 0 };
@@ -198,6 +211,7 @@ fn settled_bytes(serving: &Serving) -> u64 {
     last
 }
 
+/// Runs a burst of each kind and panics if the memory grows by more than `bound(count)` bytes.
 fn run(kinds: Vec<Kind>, count: usize, bound: impl Fn(u64) -> u64) {
     allow_descriptors();
     let dir = tempfile::tempdir().unwrap();
@@ -215,19 +229,19 @@ fn run(kinds: Vec<Kind>, count: usize, bound: impl Fn(u64) -> u64) {
             format!("{count}, {took:.1?}, {}, {p99:.1?}, {worst:.1?}, {}, {grown}", waits.len(), grown / count as u64),
         );
         assert!(grown <= bound(count as u64), "{}: {grown} bytes for {count} connections", kind.name);
-        assert!(serving.child.try_wait().unwrap().is_none(), "{}: it still runs", kind.name);
+        assert!(serving.child.try_wait().unwrap().is_none(), "{}: the process has exited", kind.name);
         drop(held);
     }
 }
 
 #[test]
-fn connections_that_do_not_finish_cost_little_and_disturb_nobody() {
+fn unfinished_small_requests_use_little_memory_and_delay_no_client() {
     run(small_kinds(), scale(500, 9_900), |count| count * CONNECTION_BYTES_MAX + SLACK_BYTES);
 }
 
 #[test]
 fn unfinished_large_requests_are_bounded_together() {
-    // An allocator keeps freed memory for a while: with few connections as much as the bound.
+    // The allocator keeps freed memory for a while. With few connections that is as much as the bound.
     const KEPT_BYTES: u64 = 64 * 1024 * 1024;
     run(large_kinds(), scale(400, 3_000), |count| {
         let bound = count * CONNECTION_BYTES_MAX + BUDGET_BYTES + KEPT_BYTES;
@@ -235,9 +249,9 @@ fn unfinished_large_requests_are_bounded_together() {
     });
 }
 
-/// The oldest unfinished request gives way, so a large request of an honest client is received beside any number of them.
+/// The oldest unfinished request is evicted, so that a large request of another client is received.
 #[test]
-fn a_large_request_is_answered_beside_unfinished_ones() {
+fn large_request_is_answered_beside_unfinished_ones() {
     allow_descriptors();
     let serving = Serving::start(&[]);
     let question = format!("{}{QUESTION}", " ".repeat(300_000));
@@ -251,7 +265,7 @@ fn a_large_request_is_answered_beside_unfinished_ones() {
         assert_eq!(serving.check(&question).status, 200);
         assert_eq!(serving.check(QUESTION).status, 200);
     }
-    // What was sent last may not be received yet.
+    // The last requests may not have been received yet.
     serving.until("/metrics", |answer| {
         let name = "tollgate_connections_evicted_total{door=\"http\"} ";
         let evicted = answer.body.lines().find_map(|line| line.strip_prefix(name)).unwrap();

@@ -1,9 +1,10 @@
-//! What the scenarios share: how much to do, the seed, and the report.
-#![allow(dead_code)] // each scenario uses its part
+//! Shared by all scenarios: the size of a run, its seed, and its report.
+#![allow(dead_code)] // each scenario uses a part of this
 
 use std::fmt::Display;
 
 use tollgate_testkit::conformance::Random;
+use tollgate_testkit::history::{Report, Violation};
 
 /// Selects the long form when set to `long`.
 const FORM_VARIABLE: &str = "TOLLGATE_CHAOS";
@@ -30,4 +31,18 @@ pub(crate) fn random(scenario: &str) -> Random {
 /// Records one figure of the campaign's report.
 pub(crate) fn record(scenario: &str, what: &str, figure: impl Display) {
     println!("chaos: {scenario}: {what}: {figure}");
+}
+
+/// Asserts that a history has no violation if the store made all its decisions, else that no bound was broken.
+///
+/// Charges of calls that timed out are not in a history, so its counts may differ. The bounds hold all the same.
+pub(crate) fn assert_history(what: &str, report: &Report, is_all_by_store: bool) {
+    if is_all_by_store {
+        report.expect_clean();
+    }
+    let breaks_a_bound = |violation: &&Violation| {
+        matches!(violation, Violation::Over { .. } | Violation::Witness { .. } | Violation::Local { .. })
+    };
+    let broken: Vec<&Violation> = report.violations.iter().filter(breaks_a_bound).collect();
+    assert!(broken.is_empty(), "{what}: {broken:?}");
 }

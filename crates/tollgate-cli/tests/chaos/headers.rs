@@ -1,8 +1,9 @@
-//! No order and no case of headers changes the address that is counted.
+//! The order and case of headers does not change the address that is counted.
 //!
-//! A client behind a trusted proxy forges every header that could name an address. The proxy appends the address that it saw. The
-//! described request lists the headers in any order that keeps the lines of one name in theirs, and in any case. All of them are
-//! one client, who has a budget of two. The layer meets the same requests in `crates/tollgate/tests/layer/forwarding.rs`.
+//! A client behind a trusted proxy forges every header that could contain an address. The proxy appends the client's
+//! real address. The requests list the headers in all orders that keep lines of the same name in sequence, in any case.
+//! All of them come from one client with a quota of two. `crates/tollgate/tests/suite/layer/forwarding.rs` sends the same
+//! requests to the layer.
 
 use tollgate_testkit::conformance::Random;
 
@@ -19,12 +20,12 @@ by = ["ip"]
 limits = ["2/h"]
 "#;
 
-/// Every order of these that keeps equal names in their order.
+/// Returns all orders of these lines that keep lines of the same name in sequence.
 fn orders(lines: &[(String, String)]) -> Vec<Vec<(String, String)>> {
     if lines.is_empty() {
         return vec![Vec::new()];
     }
-    let is_first_of_its_name = |place: &usize| !lines[..*place].iter().any(|(name, _)| *name == lines[*place].0);
+    let is_first_of_its_name = |index: &usize| !lines[..*index].iter().any(|(name, _)| *name == lines[*index].0);
     let firsts = (0..lines.len()).filter(is_first_of_its_name);
     let with_first = |first: usize| {
         let mut rest = lines.to_vec();
@@ -34,13 +35,13 @@ fn orders(lines: &[(String, String)]) -> Vec<Vec<(String, String)>> {
     firsts.flat_map(with_first).collect()
 }
 
-/// The name with each letter in either case.
+/// Returns the name with each letter in upper or lower case at random.
 fn in_some_case(name: &str, random: &mut Random) -> String {
     name.chars().map(|letter| if random.below(2) == 0 { letter.to_ascii_uppercase() } else { letter }).collect()
 }
 
 #[test]
-fn no_permutation_of_described_headers_changes_the_address() {
+fn order_and_case_of_described_headers_do_not_change_the_address() {
     let mut random = random(SCENARIO);
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("tollgate.toml");
@@ -75,20 +76,20 @@ fn no_permutation_of_described_headers_changes_the_address() {
                 429 => denied += 1,
                 status => panic!("{status} for {pairs:?}"),
             }
-            // An object has no order, so it may not have both.
+            // An object has no order, so names that differ only in case are rejected.
             let object: serde_json::Map<_, _> =
                 pairs.iter().map(|[name, value]| (name.clone(), value.clone().into())).collect();
             let names: std::collections::BTreeSet<String> =
                 object.keys().map(|name| name.to_ascii_lowercase()).collect();
             if names.len() < object.len() {
                 let answer = ask(object.into());
-                assert!(answer.status == 400 && answer.body.contains("names have no case"), "{answer:?}");
+                assert!(answer.status == 400 && answer.body.contains("names are case-insensitive"), "{answer:?}");
             }
         }
     }
     record(SCENARIO, "permutations", admitted + denied);
     assert_eq!(admitted, 2, "{denied} were denied");
-    // The same as one line, as a proxy writes it.
+    // Both addresses in one line, as proxies write them.
     assert_eq!(ask(serde_json::json!({ "X-Forwarded-For": "6.6.6.6, 198.51.100.7" })).status, 429);
     assert_eq!(ask(serde_json::json!({ "X-Forwarded-For": "198.51.100.8" })).status, 200, "another client");
 }

@@ -4,10 +4,10 @@
 //! verdicts and bounds. `make chaos` runs the long form and also records latencies and rates, as lines that begin
 //! with `chaos:`. Random choices come from one seed, which every run prints, so that a failure can be replayed:
 //! `TOLLGATE_CHAOS_SEED=7 make chaos`.
-#![allow(clippy::unwrap_used)] // a step that fails fails its test
-#![allow(clippy::disallowed_methods)] // real time is recorded here, and never asserted
+#![allow(clippy::unwrap_used)] // a failed step fails its test
+#![allow(clippy::disallowed_methods)] // real time is recorded here, not asserted
 
-#[path = "../serving/mod.rs"]
+#[path = "../suite/serving.rs"]
 mod serving;
 
 mod bursts;

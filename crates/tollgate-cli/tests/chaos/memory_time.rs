@@ -1,7 +1,7 @@
-//! How long one operation holds the lock of the memory store, on the longest log, under the worst arguments.
+//! Duration of one operation of the memory store on the longest log, with the worst arguments.
 //!
-//! The same operations as in `script_time`, each on a short log and on a long one in the same run. The long form records
-//! nanoseconds.
+//! A shard is locked during an operation. Each operation runs on a short log and on a long one, as in `script_time`.
+//! The times in nanoseconds are recorded.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,11 +12,12 @@ use super::campaign::{random, record};
 
 const START_US: u64 = 1_760_000_000_000_000;
 const STEP_US: u64 = 7;
-/// A long log may cost so many times what a short one does: giving back the memory of a hundred segments is the most. Walking over all
-/// entries costs hundreds of times as much.
+/// Maximum ratio of the times on a long and on a short log. The largest real one comes from freeing a hundred segments.
+/// A walk over all entries would take hundreds of times as long.
 const RATIO_MAX: u32 = 100;
 
-struct Log {
+/// A memory store with one full log, and the decisions that filled it.
+struct FilledLog {
     clock: Arc<ManualClock>,
     store: MemoryStore,
     entries: u64,
@@ -32,11 +33,11 @@ fn demand(limit: Limit, cost: u64) -> Demand<'static> {
     Demand::new(limit, Key::new("k").unwrap()).cost(u32::try_from(cost).unwrap())
 }
 
-impl Log {
-    fn new(entries: u64) -> Log {
+impl FilledLog {
+    fn new(entries: u64) -> FilledLog {
         let clock = Arc::new(ManualClock::default());
         let store = MemoryStore::builder().clock(clock.clone()).build();
-        let mut log = Log { clock, store, entries, receipts: Vec::new() };
+        let mut log = FilledLog { clock, store, entries, receipts: Vec::new() };
         log.fill();
         log
     }
@@ -77,8 +78,9 @@ impl Log {
         start.elapsed()
     }
 
-    /// The cheapest of some runs of each operation: another process may have had the processor. Those that change much go last,
-    /// each on a log that is filled again.
+    /// Returns the shortest of several runs of each operation, because other processes may interrupt a run.
+    ///
+    /// Operations that change much of the log run last, each on a log that is filled again.
     fn costs(&mut self, random: &mut tollgate_testkit::conformance::Random) -> Vec<(&'static str, Duration)> {
         let (n, full) = (self.entries, limit(self.entries, false));
         let mut costs: Vec<(&'static str, Duration)> = Vec::new();
@@ -93,7 +95,7 @@ impl Log {
         add("refund near the oldest", &mut (0..9).map(|nth| self.refund(30 + nth)));
         add("refund in the middle", &mut (0..9).map(|nth| self.refund(n / 2 + nth)));
         add("refund of the newest", &mut (0..9).map(|nth| self.refund(n - 1 - nth)));
-        let mut again = |name, run: &mut dyn FnMut(&Log) -> Duration| {
+        let mut again = |name, run: &mut dyn FnMut(&FilledLog) -> Duration| {
             let runs = (0..3).map(|_| {
                 self.fill();
                 run(self)
@@ -124,10 +126,10 @@ impl Log {
 }
 
 #[test]
-fn an_operation_on_the_longest_log_in_memory_is_bounded() {
+fn time_of_an_operation_on_the_longest_log_in_memory_is_bounded() {
     let mut random = random("memory time");
-    let short = Log::new(100).costs(&mut random);
-    let long = Log::new(99_900).costs(&mut random);
+    let short = FilledLog::new(100).costs(&mut random);
+    let long = FilledLog::new(99_900).costs(&mut random);
     let mut unbounded = Vec::new();
     for ((name, short), (_, long)) in short.into_iter().zip(long) {
         let figure = format!("{} ns (100 entries: {} ns)", long.as_nanos(), short.as_nanos());

@@ -1,11 +1,12 @@
-//! No spelling of a path reaches a handler without meeting the handler's rule.
+//! No spelling of a path reaches a handler without matching the rule of that handler.
 //!
-//! Real servers are asked: Node, Python and PHP directly, and behind nginx, which forwards either its normalised `$uri` or the
-//! `$request_uri` as it was sent; Go, too, in the long form and where it is installed. Every handler prints the paths by which its program would
-//! commonly route. If one of them is a protected path, the rule for that path must match the request as it was sent.
+//! The requests go to real servers: Node, Python and PHP, directly and behind nginx, which forwards either its
+//! normalized `$uri` or the original `$request_uri`. The long form adds Go, if it is installed. Every handler prints
+//! the paths by which programs on that server commonly route. If one of them is a protected path, the rule for that
+//! path must match the request as it was sent.
 //!
-//! What the long form prints as `reached` is where `crates/tollgate/src/rules/tests/corpus.tsv` comes from, which a unit test
-//! replays without servers.
+//! The lines `reached` of the long form are the source of `crates/tollgate/src/rules/tests/corpus.tsv`, which a unit
+//! test replays without servers.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -28,7 +29,7 @@ use crate::serving::PATIENCE;
 
 const SCENARIO: &str = "paths";
 const PROTECTED: [&str; 3] = ["/login", "/api/v1/items", "/account/reset"];
-/// What is put into a path, anywhere.
+/// Texts that are inserted into a path.
 const PIECES: [&str; 44] = [
     "/",
     "//",
@@ -83,6 +84,7 @@ fn program(name: &str) -> Option<PathBuf> {
     std::iter::once(tools).chain(std::env::split_paths(&path)).map(|dir| dir.join(name)).find(|path| path.is_file())
 }
 
+/// Returns the command of a program. Panics if it is not installed.
 fn required(name: &str) -> Command {
     Command::new(program(name).unwrap_or_else(|| panic!("no {name} in .tools/bin or in the PATH: run `make setup`")))
 }
@@ -95,21 +97,21 @@ fn built(source: &Path, dir: &Path) -> PathBuf {
     binary
 }
 
-/// A process that ends with the test, also if the test is killed.
-struct Process {
+/// A child process that is killed when the test ends, even if the test itself is killed.
+struct TestProcess {
     child: Child,
-    /// Ends the child when its standard input is closed.
-    leash: Child,
+    /// A shell that kills the child when its standard input is closed.
+    watchdog: Child,
 }
 
-impl Process {
-    fn start(command: &mut Command) -> Process {
+impl TestProcess {
+    fn start(command: &mut Command) -> TestProcess {
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
         let child = command.spawn().unwrap_or_else(|error| panic!("{command:?} does not start: {error}"));
-        let mut leash = Command::new("sh");
-        leash.args(["-c", r#"read -r _; kill -9 "$1""#, "leash"]).arg(child.id().to_string()).process_group(0);
-        let leash = leash.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
-        Process { child, leash }
+        let mut watchdog = Command::new("sh");
+        watchdog.args(["-c", r#"read -r _; kill -9 "$1""#, "watchdog"]).arg(child.id().to_string()).process_group(0);
+        let watchdog = watchdog.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        TestProcess { child, watchdog }
     }
 
     fn stdout(&mut self) -> BufReader<ChildStdout> {
@@ -121,9 +123,9 @@ impl Process {
     }
 }
 
-impl Drop for Process {
+impl Drop for TestProcess {
     fn drop(&mut self) {
-        for child in [&mut self.leash, &mut self.child] {
+        for child in [&mut self.watchdog, &mut self.child] {
             let _ = child.kill();
             let _ = child.wait();
         }
@@ -131,19 +133,19 @@ impl Drop for Process {
 }
 
 /// A server whose handler prints the paths of every request that reaches it.
-struct Backend {
+struct PathServer {
     name: &'static str,
     port: u16,
     lines: mpsc::Receiver<String>,
-    /// What the server wrote to its standard error.
+    /// The output of the server on standard error.
     log: Arc<Mutex<String>>,
     sentinels: u32,
-    _process: Process,
+    _process: TestProcess,
     _dir: tempfile::TempDir,
 }
 
-impl Backend {
-    fn start(name: &'static str) -> Backend {
+impl PathServer {
+    fn start(name: &'static str) -> PathServer {
         let scripts = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/chaos/paths");
         let dir = tempfile::tempdir().unwrap();
         let mut command = match name {
@@ -158,10 +160,10 @@ impl Backend {
             "php" => command.args(["-S", "127.0.0.1:0"]).arg(scripts.join("server.php")),
             _ => command.args(PROTECTED),
         };
-        let mut process = Process::start(&mut command);
+        let mut process = TestProcess::start(&mut command);
         let mut stdout = process.stdout();
         let mut stderr = process.stderr();
-        // PHP says it in words, on its standard error.
+        // PHP prints its port in a sentence on standard error, the others print the number on standard output.
         let mut announced = String::new();
         let port = match name {
             "php" => {
@@ -182,7 +184,7 @@ impl Backend {
         std::thread::spawn(move || {
             stderr.lines().map_while(Result::ok).for_each(|line| *written.lock().unwrap() += &(line + "\n"));
         });
-        Backend { name, port, lines, log, sentinels: 0, _process: process, _dir: dir }
+        PathServer { name, port, lines, log, sentinels: 0, _process: process, _dir: dir }
     }
 
     /// Returns the paths of all requests that have reached the handler since the last call.
@@ -205,9 +207,9 @@ impl Backend {
     }
 }
 
-/// Sends one request and reads to the end of the connection. What comes back does not matter; whether the handler ran does.
+/// Sends one request and returns everything received until the connection ends.
 fn exchange(mut stream: impl Read + Write, path: &str) -> Vec<u8> {
-    // In one piece: PHP calls a request line malformed that comes in several.
+    // In one write: PHP rejects a request line that arrives in several pieces.
     let request = format!("GET {path} HTTP/1.1\r\nHost: host\r\nConnection: close\r\n\r\n");
     let _ = stream.write_all(request.as_bytes());
     let mut answer = Vec::new();
@@ -215,20 +217,20 @@ fn exchange(mut stream: impl Read + Write, path: &str) -> Vec<u8> {
     answer
 }
 
-/// nginx with a Unix socket for every way of forwarding.
+/// An nginx with a Unix socket for each server and way of forwarding.
 struct Nginx {
     dir: tempfile::TempDir,
-    _process: Process,
+    _process: TestProcess,
 }
 
 impl Nginx {
-    fn start(backends: &[Backend]) -> Nginx {
+    fn start(backends: &[PathServer]) -> Nginx {
         let dir = tempfile::tempdir().unwrap();
         let at = dir.path().display();
         let locations: String =
             PROTECTED.iter().map(|path| format!("location = {path} {{ return 200 '[\"{path}\"]'; }}\n")).collect();
         let mut servers = format!("server {{ listen unix:{at}/itself;\n{locations}location / {{ return 404; }} }}\n");
-        for Backend { name, port, .. } in backends {
+        for PathServer { name, port, .. } in backends {
             for variable in ["uri", "request_uri"] {
                 servers += &format!(
                     "server {{ listen unix:{at}/{name}-{variable};\n\
@@ -248,7 +250,7 @@ impl Nginx {
         let mut nginx = required("nginx");
         nginx.arg("-p").arg(dir.path()).arg("-c").arg(dir.path().join("nginx.conf"));
         nginx.arg("-e").arg(dir.path().join("error.log"));
-        let process = Process::start(&mut nginx);
+        let process = TestProcess::start(&mut nginx);
         let nginx = Nginx { dir, _process: process };
         eventually("nginx listens", || UnixStream::connect(nginx.dir.path().join("itself")).is_ok(), |is_up| *is_up);
         nginx
@@ -260,7 +262,7 @@ impl Nginx {
         stream
     }
 
-    /// Returns the location that nginx itself serves for this path.
+    /// Returns the protected location that nginx itself serves for this path, or `None` for any other response.
     fn location(&self, path: &str) -> Option<String> {
         let answer = String::from_utf8_lossy(&exchange(self.connect("itself"), path)).into_owned();
         let body = answer.split("\r\n\r\n").nth(1)?;
@@ -269,6 +271,7 @@ impl Nginx {
     }
 }
 
+/// Returns a rule set with one rule for each protected path.
 fn rules() -> RuleSet {
     let rule = |path: &&str| {
         format!(
@@ -287,7 +290,7 @@ fn guarded(rules: &RuleSet, path: &str) -> Vec<&'static str> {
     matched.indices().iter().map(|index| PROTECTED[*index as usize]).collect()
 }
 
-/// A path that may or may not be another spelling of a protected one.
+/// Returns a random variation of a protected path, which may or may not be another spelling of it.
 fn spelling(random: &mut Random) -> String {
     let below = |random: &mut Random, bound: usize| random.below(bound as u64) as usize;
     let mut path = PROTECTED[below(random, PROTECTED.len())].to_owned();
@@ -298,7 +301,7 @@ fn spelling(random: &mut Random) -> String {
             _ => below(random, path.len()),
         };
         match random.below(4) {
-            // A character as an escape, once or twice.
+            // Escapes a character, once or twice.
             0 => {
                 let at = at.min(path.len() - 1);
                 let percent = if random.below(4) == 0 { "%25" } else { "%" };
@@ -312,16 +315,16 @@ fn spelling(random: &mut Random) -> String {
 }
 
 #[test]
-fn whatever_reaches_a_handler_meets_its_rule() {
+fn request_that_reaches_a_handler_matches_its_rule() {
     let mut random = random(SCENARIO);
     let rules = rules();
-    // Each piece alone behind each path, then mixtures.
+    // Each piece alone after each path, then random variations.
     let mut paths: Vec<String> =
         PROTECTED[..scale(1, 3)].iter().flat_map(|path| PIECES.map(|piece| format!("{path}{piece}"))).collect();
     paths.extend((0..scale(150, 5_000)).map(|_| spelling(&mut random)));
-    let mut backends: Vec<Backend> = ["node", "python", "php"].map(Backend::start).into_iter().collect();
+    let mut backends: Vec<PathServer> = ["node", "python", "php"].map(PathServer::start).into_iter().collect();
     if is_long() && program("go").is_some() {
-        backends.push(Backend::start("go"));
+        backends.push(PathServer::start("go"));
     }
     let nginx = Nginx::start(&backends);
 
@@ -355,6 +358,6 @@ fn whatever_reaches_a_handler_meets_its_rule() {
     }
     record(SCENARIO, "asked", asked);
     record(SCENARIO, "reached a protected handler", reached);
-    assert!(escaped.is_empty(), "{} of {reached} escape their rule: {escaped:#?}", escaped.len());
-    assert!(reached > paths.len() / 2, "the spellings are good ones: {reached} of {asked}");
+    assert!(escaped.is_empty(), "{} of {reached} evade their rule: {escaped:#?}", escaped.len());
+    assert!(reached > paths.len() / 2, "too few spellings reach a handler: {reached} of {asked}");
 }

@@ -1,4 +1,6 @@
-//! `/healthz` and `/readyz` are answered whatever else is full: an orchestrator that gets no answer restarts the instance.
+//! `/healthz` and `/readyz` respond even when connections or descriptors are exhausted.
+//!
+//! An orchestrator restarts an instance whose probes get no response.
 
 use std::net::TcpStream;
 use std::process::Command;
@@ -14,6 +16,7 @@ fn connect(address: &str, count: usize) -> Vec<TcpStream> {
     (0..count).map(|_| TcpStream::connect(address).unwrap()).collect()
 }
 
+/// Requests both probes and panics unless they respond with 200.
 fn probe(serving: &Serving) {
     for path in ["/healthz", "/readyz"] {
         let answer = serving.visit(path);
@@ -21,7 +24,8 @@ fn probe(serving: &Serving) {
     }
 }
 
-/// The command under a limit of descriptors, which `option` makes soft (`-S`), hard (`-H`) or both (empty).
+/// Returns the command with a limit of descriptors. `option` selects the soft (`-S`), hard (`-H`) or both limits
+/// (empty).
 fn limited(option: &str, descriptors: usize) -> Command {
     let mut command = Command::new("sh");
     let binary = env!("CARGO_BIN_EXE_tollgate");
@@ -30,14 +34,15 @@ fn limited(option: &str, descriptors: usize) -> Command {
     command
 }
 
+/// Returns the number of open descriptors of the process.
 fn descriptors(serving: &Serving) -> usize {
     std::fs::read_dir(format!("/proc/{}/fd", serving.child.id())).unwrap().count()
 }
 
 #[test]
-fn probes_are_answered_while_all_places_of_every_listener_are_taken() {
+fn probes_respond_while_every_listener_is_at_its_connection_limit() {
     let serving = Serving::start(&["--connections", "8"]);
-    // One that scrapes now and then, and keeps its connection.
+    // A scraper that keeps its connection between scrapes.
     let mut scraper = Client::open(&serving.admin);
     assert_eq!(scraper.ask("GET", "/metrics", &[], "").status, 200);
     let mut busy = Client::open(&serving.http);
@@ -46,18 +51,18 @@ fn probes_are_answered_while_all_places_of_every_listener_are_taken() {
     let rounds = scale(10, 1_000);
     for round in 0..rounds {
         probe(&serving);
-        // Half a request is as idle as none.
+        // A connection with half a request counts as idle too.
         let mut half = Client::open(&serving.admin);
         half.raw(b"GET /metrics HTTP/1.1\r\nhost:");
         assert_eq!(busy.ask("POST", "/v1/check", &[], QUESTION).status, 200, "round {round}");
         std::mem::forget(half);
     }
-    record("probes/places", "answered", format!("{} of {}", 2 * rounds, 2 * rounds));
+    record("probes/connections", "answered", format!("{} of {}", 2 * rounds, 2 * rounds));
     drop(silent);
 }
 
 #[test]
-fn the_soft_limit_of_descriptors_is_raised_and_connections_fit_into_the_hard_one() {
+fn soft_descriptor_limit_is_raised_and_connections_fit_into_the_hard_limit() {
     let serving = Serving::start_as(limited("-S", 64), &[]);
     let limits = serving.proc("limits");
     let line = limits.lines().find(|line| line.starts_with("Max open files")).unwrap();
@@ -75,23 +80,23 @@ fn the_soft_limit_of_descriptors_is_raised_and_connections_fit_into_the_hard_one
         busy.iter_mut().for_each(|client| assert_eq!(client.ask("POST", "/v1/check", &[], QUESTION).status, 200));
         resp.call(&["PING"]).unwrap();
     }
-    // Who found no place is told so, and is not left to wait.
+    // Connections above the limit are refused at once, not left waiting.
     assert!(serving.visit("/metrics").body.contains("tollgate_connections_refused_total{door=\"http\"} 2"));
     assert!(
         !serving.said().contains("connections cannot be accepted"),
-        "there were descriptors for all that are let in"
+        "there are descriptors for all accepted connections"
     );
     drop(silent);
 }
 
 #[test]
-fn probes_are_answered_when_the_process_has_no_descriptors_left() {
+fn probes_respond_when_the_process_has_no_descriptors_left() {
     let serving = Serving::start(&[]);
     probe(&serving);
     let silent = [connect(&serving.http, 50), connect(&serving.resp, 50)];
     serving.until("/metrics", |answer| answer.body.contains("tollgate_connections{door=\"resp\"} 50\n"));
     let pid = Pid::from_raw(i32::try_from(serving.child.id()).unwrap());
-    // So many are open, and no more may be: the limit is above the highest number in use by a few at most.
+    // Sets the limit to the number of open descriptors, so that at most a few more can be opened.
     let now = Some(descriptors(&serving) as u64);
     let was = prlimit(pid, Resource::Nofile, Rlimit { current: now, maximum: now }).unwrap();
     let rounds = scale(10, 200);
@@ -100,7 +105,7 @@ fn probes_are_answered_when_the_process_has_no_descriptors_left() {
         probe(&serving);
     }
     record("probes/descriptors", "answered", format!("{} of {}", 2 * rounds, 2 * rounds));
-    // And when there are some again, everybody is served.
+    // Once descriptors are available again, all clients are served.
     drop(silent);
     let _ = prlimit(pid, Resource::Nofile, was);
     waiting.clear();

@@ -1,6 +1,7 @@
-//! One protocol's bytes on the other's listener: HTTP on RESP, as a web page makes a browser send it, and RESP on HTTP.
+//! Bytes of one protocol on the listener of another: HTTP on RESP, as a web page can make a browser send it, and RESP
+//! on HTTP.
 //!
-//! Nothing that stands in such bytes is executed, the connection is closed, and the service goes on.
+//! No command in such bytes is executed, the connection is closed, and the service continues.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -11,12 +12,12 @@ use tollgate_testkit::server::Reply;
 use crate::campaign::{random, record, scale};
 use crate::serving::{PATIENCE, Serving};
 
-/// A counter that is used up, and one that nobody has used.
+/// The key of an exhausted counter, and of one that was never used.
 const SPENT: &str = "spent";
 const UNUSED: &str = "unused";
 const LIMIT: &str = "1/day";
 
-/// What an attacker would like to run.
+/// Commands that an attacker would like to run.
 const COMMANDS: [&str; 4] = [
     "TOLLGATE.RESET spent 1/day\r\n",
     "TOLLGATE.CHECK unused 1/day\r\n",
@@ -24,7 +25,7 @@ const COMMANDS: [&str; 4] = [
     "*3\r\n$14\r\nTOLLGATE.CHECK\r\n$6\r\nunused\r\n$5\r\n1/day\r\n",
 ];
 
-/// The head of a browser's request.
+/// Returns the head of a request as a browser sends it.
 fn head(random: &mut Random, length: usize) -> String {
     let methods = ["GET", "POST", "PUT", "DELETE", "OPTIONS", "HEAD", "PATCH"];
     let method = methods[random.below(methods.len() as u64) as usize];
@@ -40,7 +41,7 @@ fn head(random: &mut Random, length: usize) -> String {
     format!("{method} / HTTP/1.1\r\nHost: 127.0.0.1:6380\r\n{chosen}Content-Length: {length}\r\n\r\n")
 }
 
-/// Changes, removes, repeats or inserts a few bytes.
+/// Changes, removes, repeats or inserts up to three bytes, or truncates.
 fn mutate(random: &mut Random, bytes: &mut Vec<u8>) {
     for _ in 0..random.below(4) {
         let at = random.below(bytes.len() as u64) as usize;
@@ -58,23 +59,23 @@ fn mutate(random: &mut Random, bytes: &mut Vec<u8>) {
     }
 }
 
-/// Sends bytes, in one piece or cut in two, and returns what came back until the server closed the connection.
+/// Sends bytes, in one piece or cut in two, and returns everything received until the server closes the connection.
 fn answer(address: &str, random: &mut Random, bytes: &[u8]) -> String {
     let mut stream = TcpStream::connect(address).unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
     let cut = random.below(bytes.len() as u64 + 1) as usize;
     // A server that closes does not read to the end.
     let _ = stream.write_all(&bytes[..cut]).and_then(|()| stream.write_all(&bytes[cut..]));
-    let (mut said, mut chunk) = (Vec::new(), [0; 4096]);
+    let (mut received, mut chunk) = (Vec::new(), [0; 4096]);
     loop {
         match stream.read(&mut chunk) {
             Ok(0) => break,
-            Ok(read) => said.extend_from_slice(&chunk[..read]),
+            Ok(read) => received.extend_from_slice(&chunk[..read]),
             Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => break,
             Err(error) => panic!("not closed: {error} after {:?}", String::from_utf8_lossy(bytes)),
         }
     }
-    String::from_utf8_lossy(&said).into_owned()
+    String::from_utf8_lossy(&received).into_owned()
 }
 
 /// Panics if one of the two counters was changed.
@@ -88,13 +89,13 @@ fn assert_nothing_ran(serving: &Serving, bytes: &[u8]) {
 }
 
 #[test]
-fn nothing_in_the_bytes_of_another_protocol_is_executed() {
+fn commands_in_bytes_of_another_protocol_are_not_executed() {
     let mut random = random("protocols");
     let mut serving = Serving::start(&[]);
     assert_eq!(serving.connect().call(&["TOLLGATE.CHECK", SPENT, LIMIT]).unwrap().items()[0], Reply::Integer(1));
     let rounds = scale(300, 20_000);
     for _ in 0..rounds {
-        // The body is what the page chose; the head is what its browser wrote, and then some.
+        // The page chooses the body, and its browser writes the head, which is mutated here.
         let body = COMMANDS[random.below(4) as usize].repeat(1 + random.below(3) as usize);
         let mut request = head(&mut random, body.len()).into_bytes();
         let is_whole = {
@@ -102,7 +103,7 @@ fn nothing_in_the_bytes_of_another_protocol_is_executed() {
             mutate(&mut random, &mut request);
             request == before
         };
-        // Without any of the head, what is left is no request but commands.
+        // Without any of the head, only commands remain, which are valid RESP.
         if request.iter().all(u8::is_ascii_whitespace) {
             continue;
         }
@@ -110,8 +111,8 @@ fn nothing_in_the_bytes_of_another_protocol_is_executed() {
             request.extend_from_slice(b"\r\n");
         }
         request.extend_from_slice(body.as_bytes());
-        let said = answer(&serving.resp, &mut random, &request);
-        assert!(said.is_empty() || !is_whole, "{said}");
+        let received = answer(&serving.resp, &mut random, &request);
+        assert!(received.is_empty() || !is_whole, "{received}");
         assert_nothing_ran(&serving, &request);
     }
     for _ in 0..rounds {
@@ -119,17 +120,17 @@ fn nothing_in_the_bytes_of_another_protocol_is_executed() {
         let http =
             format!("POST /v1/check HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n{question}", question.len());
         let command = COMMANDS[random.below(4) as usize];
-        // A client of Redis that was given the wrong port: its keys hold what somebody else chose.
+        // A Redis client with the wrong port. An attacker chooses its keys.
         let mut bytes = match random.below(3) {
             0 => command.repeat(3).into_bytes(),
             1 => format!("*2\r\n$4\r\nECHO\r\n${}\r\n{http}\r\n", http.len()).into_bytes(),
             _ => format!("{command}{http}").into_bytes(),
         };
         bytes[0] ^= random.below(2) as u8;
-        // Bytes that come in pieces are only judged once a whole head may be there.
+        // The listener rejects bytes once they may contain a whole head, so this completes it.
         bytes.extend_from_slice(b"\r\n\r\n");
-        let said = answer(&serving.http, &mut random, &bytes);
-        assert!(said.is_empty() || said.starts_with("HTTP/1.1 400 "), "{said}");
+        let received = answer(&serving.http, &mut random, &bytes);
+        assert!(received.is_empty() || received.starts_with("HTTP/1.1 400 "), "{received}");
         assert_nothing_ran(&serving, &bytes);
     }
     assert!(serving.is_alive());

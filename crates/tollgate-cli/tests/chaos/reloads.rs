@@ -1,6 +1,8 @@
-//! Careless deploys: the configuration of a running service is rewritten in every way in which files are, and cut off in
-//! between, while a client that has used up its limit keeps asking. It must never be admitted, whatever is in the file; and
-//! each whole version must come into force.
+//! Unsafe deployments: the configuration file of a running service is rewritten in many ways, some of which leave it
+//! incomplete for a while.
+//!
+//! A client that has exhausted its limit keeps sending requests. It must never be admitted, whatever the file contains,
+//! and each complete version must come into force.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -20,8 +22,9 @@ use crate::serving::{BindMount, Client, Serving};
 const SCENARIO: &str = "reloads";
 const EXHAUSTED: &str = r#"{"request":{"method":"GET","path":"/","peer":"203.0.113.9"}}"#;
 
-/// A whole configuration: a limit that must hold, and one whose quota is the number of the version. `expect` stands in front or
-/// at the end.
+/// Returns a complete configuration with a rule that must hold and a rule whose quota is the number of the version.
+///
+/// `expect` is at the beginning or at the end.
 fn version(number: u64, random: &mut Random) -> String {
     let rules = format!(
         "[[rules]]\nname = \"filler\"\nmatch = {{ path = \"/filler\" }}\nlimits = [\"9/min\"]\n\n\
@@ -34,7 +37,7 @@ fn version(number: u64, random: &mut Random) -> String {
     }
 }
 
-/// The version in force, asked on behalf of an address that has never asked.
+/// Returns the version in force, from a check for an address that was not used before.
 fn version_in_force(serving: &Serving) -> Option<u64> {
     static PEERS: AtomicU64 = AtomicU64::new(1);
     let [.., a, b, c] = PEERS.fetch_add(1, Ordering::Relaxed).to_be_bytes();
@@ -44,21 +47,21 @@ fn version_in_force(serving: &Serving) -> Option<u64> {
     quotas.max()
 }
 
-/// Somewhere in the text.
+/// Returns the beginning of the text, up to a random place.
 fn cut<'t>(text: &'t str, random: &mut Random) -> &'t [u8] {
     &text.as_bytes()[..random.below(text.len() as u64) as usize]
 }
 
-/// How slow a writer is: sometimes longer than a file has to stand still.
+/// Sleeps for up to 300 ms, sometimes longer than a file has to be unchanged before it is read.
 fn pause(random: &mut Random) {
     thread::sleep(Duration::from_millis(random.below(4) * 100));
 }
 
-/// One way to rewrite a file. Each leaves it whole.
+/// A way to rewrite a file. Each leaves the file complete.
 type Way = fn(&Path, &str, &mut Random);
 
 const IN_PLACE: [(&str, Way); 3] = [
-    ("cut off, then whole", |file, text, random| {
+    ("truncated, then complete", |file, text, random| {
         fs::write(file, cut(text, random)).unwrap();
         pause(random);
         fs::write(file, text).unwrap();
@@ -70,7 +73,7 @@ const IN_PLACE: [(&str, Way); 3] = [
             pause(random);
         }
     }),
-    ("emptied, then whole", |file, text, random| {
+    ("emptied, then complete", |file, text, random| {
         File::create(file).unwrap();
         pause(random);
         fs::write(file, text).unwrap();
@@ -79,7 +82,7 @@ const IN_PLACE: [(&str, Way); 3] = [
 
 const BY_NAME: [(&str, Way); 4] = [
     ("renamed over", |file, text, _| rename_over(file, text.as_bytes())),
-    ("cut off and renamed over, then whole", |file, text, random| {
+    ("truncated and renamed over, then complete", |file, text, random| {
         rename_over(file, cut(text, random));
         pause(random);
         rename_over(file, text.as_bytes());
@@ -102,13 +105,16 @@ const BY_NAME: [(&str, Way); 4] = [
     }),
 ];
 
+/// Writes another file and renames it to this one.
 fn rename_over(file: &Path, text: &[u8]) {
     let draft = file.with_extension("draft");
     fs::write(&draft, text).unwrap();
     fs::rename(&draft, file).unwrap();
 }
 
-/// What Kubernetes makes of a ConfigMap: the file is a link through `..data`, which is swapped. Sometimes for half a file.
+/// Updates a file as Kubernetes updates a ConfigMap: the file is a link through `..data`, which is replaced.
+///
+/// Sometimes an incomplete file is installed first.
 fn swap_links(file: &Path, text: &str, random: &mut Random) {
     static VERSIONS: AtomicU64 = AtomicU64::new(0);
     let mount = file.parent().unwrap();
@@ -124,7 +130,7 @@ fn swap_links(file: &Path, text: &str, random: &mut Random) {
     }
 }
 
-/// Rewrites `written`, which the service reads as `read`, again and again.
+/// Rewrites the file `written`, which the service reads as `read`, many times and waits for each version.
 fn rewrite(what: &str, read: &Path, written: &Path, ways: &[(&str, Way)], random: &mut Random) {
     let serving = Serving::start(&["--config", read.to_str().unwrap()]);
     while serving.check(EXHAUSTED).status != 429 {}
@@ -135,12 +141,12 @@ fn rewrite(what: &str, read: &Path, written: &Path, ways: &[(&str, Way)], random
             let mut client = Client::open(&serving.http);
             while !is_over.load(Ordering::Relaxed) {
                 let answer = client.ask("POST", "/v1/check", &[], EXHAUSTED);
-                assert_eq!(answer.status, 429, "the limit is off: {answer:?}");
+                assert_eq!(answer.status, 429, "the limit is not enforced: {answer:?}");
                 asked.fetch_add(1, Ordering::Relaxed);
             }
         });
         for number in 0..scale(10, 150) {
-            // No version has the quota of another rule.
+            // Larger than the quotas of the other rules.
             let number = 1_000 + number;
             let (way, rewrite) = ways[random.below(ways.len() as u64) as usize];
             rewrite(written, &version(number, random), random);
@@ -160,7 +166,11 @@ fn rewrite(what: &str, read: &Path, written: &Path, ways: &[(&str, Way)], random
             std::panic::resume_unwind(panic);
         }
     });
-    eventually("a whole file is healthy", || serving.visit("/readyz").body, |body| body.contains("\"result\":\"ok\""));
+    eventually(
+        "the last reload has succeeded",
+        || serving.visit("/readyz").body,
+        |body| body.contains("\"result\":\"ok\""),
+    );
     let metrics = serving.visit("/metrics").body;
     let count = |result: &str| {
         let line = format!("tollgate_reloads_total{{result=\"{result}\"}} ");
@@ -172,6 +182,7 @@ fn rewrite(what: &str, read: &Path, written: &Path, ways: &[(&str, Way)], random
     record(SCENARIO, &format!("{what}: longest until a version was in force"), format!("{} ms", longest_us / 1_000));
 }
 
+/// Creates a directory with a first version of the file.
 fn site(random: &mut Random) -> (tempfile::TempDir, PathBuf) {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("tollgate.toml");
@@ -180,14 +191,14 @@ fn site(random: &mut Random) -> (tempfile::TempDir, PathBuf) {
 }
 
 #[test]
-fn the_limit_is_never_off_while_the_file_is_rewritten() {
+fn limit_is_enforced_while_the_file_is_rewritten() {
     let mut random = random(SCENARIO);
     let (_dir, file) = site(&mut random);
     rewrite("a file", &file, &file, &[&IN_PLACE[..], &BY_NAME].concat(), &mut random);
 }
 
 #[test]
-fn the_limit_is_never_off_while_links_are_swapped() {
+fn limit_is_enforced_while_links_are_swapped() {
     let mut random = random(SCENARIO);
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("tollgate.toml");
@@ -197,7 +208,7 @@ fn the_limit_is_never_off_while_links_are_swapped() {
 }
 
 #[test]
-fn the_limit_is_never_off_while_a_bind_mounted_file_is_rewritten() {
+fn limit_is_enforced_while_a_bind_mounted_file_is_rewritten() {
     let mut random = random(SCENARIO);
     let (_outside, source) = site(&mut random);
     let (_inside, target) = site(&mut random);

@@ -1,9 +1,9 @@
-//! How long one call of the script keeps the server at the largest states, under the worst arguments.
+//! Duration of one call of the script on the largest states, with the worst arguments.
 //!
-//! A server runs one script at a time, so the longest call of one client is how long all others wait. Each operation runs
-//! on a small state and on a large one in the same run: the large one may take a few times as long, because lookups
-//! take some steps more, but not in proportion to its entries. How many commands a call runs is bounded as well.
-//! The long form records microseconds by the server's own count (`INFO commandstats`).
+//! A server runs one script at a time, so all other clients wait for the longest call of one client. Each operation
+//! runs on a small state and on a large one in the same run. The large one may take a few times as long, because
+//! searches take some more steps, but not in proportion to its entries. The number of commands per call is bounded as
+//! well. Times are in microseconds, as the server counts them (`INFO commandstats`).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,20 +11,21 @@ use std::thread;
 use std::time::Duration;
 
 use tollgate::redis::RedisStore;
-use tollgate::{Check, Demand, Key, Limiter, Source};
+use tollgate::{Check, Clock, Demand, Key, Limit, Limiter, Source, SystemClock};
 use tollgate_testkit::conformance::Random;
+use tollgate_testkit::history::{Bounds, History};
 use tollgate_testkit::server::{Brand, Config, Connection, Reply, Server};
 
-use super::campaign::{is_long, random, record, scale};
+use super::campaign::{assert_history, is_long, random, record, scale};
 
 const START_US: u64 = 1_760_000_000_000_000;
 const WINDOW_US: u64 = 3_600_000_000;
 const STEP_US: u64 = 7;
-/// More than a plain list holds at one time: the entries of the list then carry units.
+/// Units of the first entry: more than a plain list stores at one time, so that the entries of the list have units.
 const FIRST_UNITS: u64 = 5;
-/// A call runs at most so many commands for one check or refund: reads, writes, and the binary search in a plain list.
+/// Maximum number of commands for one check or refund: reads, writes, and the binary search in a plain list.
 const COMMANDS_MAX: f64 = 24.0;
-/// A large state may cost so many times what a small one does. Walking over all entries costs hundreds of times as much.
+/// Maximum ratio of the times on a large and a small state. A walk over all entries takes hundreds of times as long.
 const RATIO_MAX: f64 = 20.0;
 
 /// One call of the script on one key.
@@ -32,31 +33,33 @@ struct Call {
     key: String,
     at_us: u64,
     arguments: Vec<String>,
-    /// How many checks or refunds it holds.
+    /// Number of checks or refunds in the call.
     steps: usize,
 }
 
-/// What calls cost, for each check or refund in them.
+/// Time and number of commands per check or refund.
 #[derive(Clone, Copy)]
-struct Cost {
+struct CallCost {
     us: f64,
     commands: f64,
 }
 
-struct Script {
+/// A server with the script loaded.
+struct ScriptServer {
     server: Server,
     connection: Connection,
     sha: String,
 }
 
-impl Script {
-    fn new(brand: Brand) -> Script {
+impl ScriptServer {
+    fn new(brand: Brand) -> ScriptServer {
         let server = Config::new(brand).start();
         let mut connection = server.connect().unwrap();
         let sha = connection.call(&["SCRIPT", "LOAD", tollgate_redis::SCRIPT]).unwrap().text();
-        Script { server, connection, sha }
+        ScriptServer { server, connection, sha }
     }
 
+    /// Runs calls, up to 500 in one pipeline.
     fn run(&mut self, calls: &[Call]) {
         for calls in calls.chunks(500) {
             for call in calls {
@@ -77,7 +80,8 @@ impl Script {
         }
     }
 
-    fn measure(&mut self, calls: &[Call]) -> Cost {
+    /// Runs calls and returns their average cost.
+    fn measure(&mut self, calls: &[Call]) -> CallCost {
         self.connection.call(&["CONFIG", "RESETSTAT"]).unwrap();
         self.run(calls);
         let (mut us, mut commands) = (0.0, 0.0);
@@ -96,10 +100,11 @@ impl Script {
             }
         }
         let steps: usize = calls.iter().map(|call| call.steps * repeats(call)).sum();
-        Cost { us: us / steps as f64, commands: commands / steps as f64 }
+        CallCost { us: us / steps as f64, commands: commands / steps as f64 }
     }
 
-    fn fill(&mut self, state: &State) {
+    /// Empties the server and creates this state.
+    fn fill(&mut self, state: &LogState) {
         self.connection.call(&["FLUSHALL"]).unwrap();
         let line = |cost| state.line(state.quota_max(), cost, "");
         let check = |entry| state.check(state.at_us(entry), line(if entry == 0 { FIRST_UNITS } else { 1 }));
@@ -112,8 +117,10 @@ impl Script {
         }
     }
 
-    /// The cheapest of three runs, each on copies of the state: another process may have had the processor.
-    fn cost(&mut self, state: &State, operation: &Operation, random: &mut Random) -> Cost {
+    /// Returns the cost of the fastest of three runs, because other processes may interrupt a run.
+    ///
+    /// Each run works on copies of the state.
+    fn cost(&mut self, state: &LogState, operation: &LogOperation, random: &mut Random) -> CallCost {
         let runs = (0..3).map(|_| {
             let mut calls = operation.calls(state, random);
             for (nth, call) in calls.iter_mut().enumerate() {
@@ -122,26 +129,27 @@ impl Script {
             }
             self.measure(&calls)
         });
-        let runs: Vec<Cost> = runs.collect();
+        let runs: Vec<CallCost> = runs.collect();
         runs.into_iter().min_by(|a, b| a.us.total_cmp(&b.us)).unwrap()
     }
 }
 
+/// Returns how often the script repeats the check of this call.
 fn repeats(call: &Call) -> usize {
     call.arguments[0].strip_prefix("check 1 0 ").map_or(1, |repeats| repeats.parse().unwrap())
 }
 
-/// A log with so many entries of one unit each, but for the first, which has some more.
+/// A log of entries with one unit each, except the first, which has [`FIRST_UNITS`].
 #[derive(Clone, Copy)]
-struct State {
+struct LogState {
     algorithm: &'static str,
     entries: u64,
     step_us: u64,
-    /// Whether half of the entries are refunded, so that there are as many chunks as there can be.
+    /// Whether half of the entries are refunded, so that the log has the maximum number of chunks.
     is_sparse: bool,
 }
 
-impl State {
+impl LogState {
     fn at_us(&self, entry: u64) -> u64 {
         START_US + entry * self.step_us
     }
@@ -150,11 +158,12 @@ impl State {
         self.at_us(self.entries)
     }
 
-    /// The next entry from this one on that was not refunded.
+    /// Returns the first entry from this one on that was not refunded.
     fn alive(&self, entry: u64) -> u64 {
         if self.is_sparse { entry.max(entry / 256 * 256 + 127) } else { entry }
     }
 
+    /// Returns the number of units in the log.
     fn used(&self) -> u64 {
         let entries = if self.is_sparse {
             (0..self.entries).filter(|&entry| self.alive(entry) == entry).count() as u64 + 1
@@ -183,8 +192,9 @@ impl State {
     }
 }
 
+/// An operation of the script whose cost is measured.
 #[derive(Clone, Copy, Debug)]
-enum Operation {
+enum LogOperation {
     Peek,
     DenyOne,
     DenyAnyCost,
@@ -206,73 +216,74 @@ enum Operation {
     HalfTheWindow,
 }
 
-impl Operation {
-    const ALL: [Operation; 19] = [
-        Operation::Peek,
-        Operation::DenyOne,
-        Operation::DenyAnyCost,
-        Operation::DenyAll,
-        Operation::DenyUnderHalfTheQuota,
-        Operation::DenyUnderOne,
-        Operation::BatchOfCosts,
-        Operation::Admit,
-        Operation::AdmitMany,
-        Operation::CountDenied,
-        Operation::RepeatCountDenied,
-        Operation::RefundOldest,
-        Operation::RefundMiddle,
-        Operation::RefundNewest,
-        Operation::ClockBackALittle,
-        Operation::ClockBackByHalf,
-        Operation::ExpireHalf,
-        Operation::ExpireAll,
-        Operation::HalfTheWindow,
+impl LogOperation {
+    const ALL: [LogOperation; 19] = [
+        LogOperation::Peek,
+        LogOperation::DenyOne,
+        LogOperation::DenyAnyCost,
+        LogOperation::DenyAll,
+        LogOperation::DenyUnderHalfTheQuota,
+        LogOperation::DenyUnderOne,
+        LogOperation::BatchOfCosts,
+        LogOperation::Admit,
+        LogOperation::AdmitMany,
+        LogOperation::CountDenied,
+        LogOperation::RepeatCountDenied,
+        LogOperation::RefundOldest,
+        LogOperation::RefundMiddle,
+        LogOperation::RefundNewest,
+        LogOperation::ClockBackALittle,
+        LogOperation::ClockBackByHalf,
+        LogOperation::ExpireHalf,
+        LogOperation::ExpireAll,
+        LogOperation::HalfTheWindow,
     ];
 
-    /// Whether each call needs a copy of the state of its own.
+    /// Returns whether the operation changes the state, so that each call needs its own copy.
     fn changes(self) -> bool {
         !matches!(
             self,
-            Operation::Peek
-                | Operation::DenyOne
-                | Operation::DenyAnyCost
-                | Operation::DenyAll
-                | Operation::BatchOfCosts
+            LogOperation::Peek
+                | LogOperation::DenyOne
+                | LogOperation::DenyAnyCost
+                | LogOperation::DenyAll
+                | LogOperation::BatchOfCosts
         )
     }
 
-    fn calls(self, state: &State, random: &mut Random) -> Vec<Call> {
+    /// Returns the calls of this operation on a state.
+    fn calls(self, state: &LogState, random: &mut Random) -> Vec<Call> {
         let (now_us, used, max) = (state.now_us(), state.used(), state.quota_max());
         let span_us = now_us - START_US;
         let any_cost = |random: &mut Random| 1 + random.below(used);
         let check =
             |at_us: u64, quota: u64, cost: u64, options: &str| state.check(at_us, state.line(quota, cost, options));
         let call = |nth: u64, random: &mut Random| match self {
-            Operation::Peek => check(now_us, used, 0, ""),
-            Operation::DenyOne => check(now_us, used, 1, ""),
-            Operation::DenyAnyCost => check(now_us, used, any_cost(random), ""),
-            Operation::DenyAll => check(now_us, used, used, ""),
-            Operation::DenyUnderHalfTheQuota => check(now_us, used / 2, 1, ""),
-            Operation::DenyUnderOne => check(now_us, 1, 1, ""),
-            Operation::BatchOfCosts => {
+            LogOperation::Peek => check(now_us, used, 0, ""),
+            LogOperation::DenyOne => check(now_us, used, 1, ""),
+            LogOperation::DenyAnyCost => check(now_us, used, any_cost(random), ""),
+            LogOperation::DenyAll => check(now_us, used, used, ""),
+            LogOperation::DenyUnderHalfTheQuota => check(now_us, used / 2, 1, ""),
+            LogOperation::DenyUnderOne => check(now_us, 1, 1, ""),
+            LogOperation::BatchOfCosts => {
                 let arguments: Vec<String> = (0..128).map(|_| state.line(used, any_cost(random), "")).collect();
                 Call { key: "k".into(), at_us: now_us, steps: arguments.len(), arguments }
             }
-            Operation::Admit => check(now_us + nth, max, 1, ""),
-            Operation::AdmitMany => check(now_us + nth, max, max - used, ""),
-            Operation::CountDenied => check(now_us, used, any_cost(random), " count_denied=1"),
-            Operation::RepeatCountDenied => {
+            LogOperation::Admit => check(now_us + nth, max, 1, ""),
+            LogOperation::AdmitMany => check(now_us + nth, max, max - used, ""),
+            LogOperation::CountDenied => check(now_us, used, any_cost(random), " count_denied=1"),
+            LogOperation::RepeatCountDenied => {
                 let line = state.line(used, used / 100 + 1, " count_denied=1");
                 Call { key: "k".into(), at_us: now_us, arguments: vec!["check 1 0 1000".into(), line], steps: 1 }
             }
-            Operation::RefundOldest => state.refund(state.alive(nth)),
-            Operation::RefundMiddle => state.refund(state.alive(state.entries / 2 + nth)),
-            Operation::RefundNewest => state.refund(state.entries - 1 - nth),
-            Operation::ClockBackALittle => check(now_us - 3 * state.step_us, max, 1, ""),
-            Operation::ClockBackByHalf => check(now_us - span_us / 2, max, 1, ""),
-            Operation::ExpireHalf => check(START_US + WINDOW_US + span_us / 2, max, 1, ""),
-            Operation::ExpireAll => check(now_us + WINDOW_US, max, 1, ""),
-            Operation::HalfTheWindow => {
+            LogOperation::RefundOldest => state.refund(state.alive(nth)),
+            LogOperation::RefundMiddle => state.refund(state.alive(state.entries / 2 + nth)),
+            LogOperation::RefundNewest => state.refund(state.entries - 1 - nth),
+            LogOperation::ClockBackALittle => check(now_us - 3 * state.step_us, max, 1, ""),
+            LogOperation::ClockBackByHalf => check(now_us - span_us / 2, max, 1, ""),
+            LogOperation::ExpireHalf => check(START_US + WINDOW_US + span_us / 2, max, 1, ""),
+            LogOperation::ExpireAll => check(now_us + WINDOW_US, max, 1, ""),
+            LogOperation::HalfTheWindow => {
                 let line = format!("{} {max} {} 1", state.algorithm, WINDOW_US / 2);
                 state.check(START_US + WINDOW_US / 2 + span_us / 2, line)
             }
@@ -282,21 +293,22 @@ impl Operation {
     }
 }
 
+/// Measures all operations on all states, and panics if one is not bounded.
 fn stays_bounded(brand: Brand) {
     let mut random = random("script time");
-    let mut script = Script::new(brand);
-    let log = State { algorithm: "sliding-log", entries: 100, step_us: STEP_US, is_sparse: false };
+    let mut script = ScriptServer::new(brand);
+    let log = LogState { algorithm: "sliding-log", entries: 100, step_us: STEP_US, is_sparse: false };
     let mut states = vec![
-        ("sliding-log, 1,000 entries", State { entries: 1_000, ..log }),
-        ("sliding-log, full", State { entries: scale(20_000, 99_900), ..log }),
-        ("sliding, 1,000 ticks", State { algorithm: "sliding", entries: 1_000, step_us: WINDOW_US / 1_000, ..log }),
+        ("sliding-log, 1,000 entries", LogState { entries: 1_000, ..log }),
+        ("sliding-log, full", LogState { entries: scale(20_000, 99_900), ..log }),
+        ("sliding, 1,000 ticks", LogState { algorithm: "sliding", entries: 1_000, step_us: WINDOW_US / 1_000, ..log }),
     ];
     if is_long() {
-        states.push(("sliding-log, chunks half empty", State { entries: 99_900, is_sparse: true, ..log }));
+        states.push(("sliding-log, chunks half empty", LogState { entries: 99_900, is_sparse: true, ..log }));
     }
     let mut unbounded = Vec::new();
     script.fill(&log);
-    let small = Operation::ALL.map(|operation| script.cost(&log, &operation, &mut random));
+    let small = LogOperation::ALL.map(|operation| script.cost(&log, &operation, &mut random));
     for (name, state) in states {
         script.fill(&state);
         let bytes = script.server.command(&["MEMORY", "USAGE", "k", "SAMPLES", "0"]).integer();
@@ -305,7 +317,7 @@ fn stays_bounded(brand: Brand) {
             &format!("{brand}, {name}: bytes per entry"),
             format!("{:.1}", bytes as f64 / state.used() as f64),
         );
-        for (operation, small) in Operation::ALL.into_iter().zip(small) {
+        for (operation, small) in LogOperation::ALL.into_iter().zip(small) {
             let cost = script.cost(&state, &operation, &mut random);
             let figure = format!("{:.0} µs, {:.1} commands (100 entries: {:.0} µs)", cost.us, cost.commands, small.us);
             record("script time", &format!("{brand}, {name}: {operation:?}"), &figure);
@@ -318,23 +330,24 @@ fn stays_bounded(brand: Brand) {
 }
 
 #[test]
-fn a_call_of_the_script_is_bounded_at_the_largest_states_on_redis() {
+fn time_of_a_call_on_the_largest_states_is_bounded_on_redis() {
     stays_bounded(Brand::Redis);
 }
 
 #[test]
-fn a_call_of_the_script_is_bounded_at_the_largest_states_on_valkey() {
+fn time_of_a_call_on_the_largest_states_is_bounded_on_valkey() {
     stays_bounded(Brand::Valkey);
 }
 
-/// One connection asks a full log for changing costs, as fast as it can and with many calls on the way at once. The others still get
-/// their decisions from the store. (A call that walks over all entries takes milliseconds, and the others wait for all of
-/// those before their own.)
+/// One connection checks a full log with changing costs, as fast as it can, with many calls in flight.
+///
+/// Other clients must still get decisions from the store. A call that walked over all entries would take milliseconds,
+/// and other clients would wait for all calls before theirs.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn one_client_with_changing_costs_does_not_take_the_store_from_others() {
+async fn client_with_changing_costs_does_not_block_the_store_for_others() {
     const CALLS_IN_FLIGHT: usize = 64;
-    let mut script = Script::new(Brand::Redis);
-    let log = State { algorithm: "sliding-log", entries: scale(30_000, 99_900), step_us: STEP_US, is_sparse: false };
+    let mut script = ScriptServer::new(Brand::Redis);
+    let log = LogState { algorithm: "sliding-log", entries: scale(30_000, 99_900), step_us: STEP_US, is_sparse: false };
     script.fill(&log);
     let url = script.server.url();
     let is_over = Arc::new(AtomicBool::new(false));
@@ -350,19 +363,28 @@ async fn one_client_with_changing_costs_does_not_take_the_store_from_others() {
             (script, calls)
         }
     });
-    // So long that a busy machine does not exceed it, and far less than so many walks over the log.
+    // Long enough for a busy machine, and far shorter than the time of that many walks over the log.
     let deadline = scale(Duration::from_millis(250), Duration::from_millis(25));
     let store = RedisStore::builder(url).call_timeout(Duration::from_secs(5)).build().unwrap();
-    let limiter = Limiter::builder().store(Arc::new(store)).deadline(deadline).build();
+    let clock = Arc::new(SystemClock::new());
+    let limiter = Limiter::builder().store(Arc::new(store)).clock(clock.clone()).deadline(deadline).build();
     let (mut by_store, decisions) = (0, scale(100, 2_000));
+    let limit: Limit = "10/min".parse().unwrap();
+    // Ten checks fit into each counter's quota. Some more are denied.
+    let subjects: Vec<String> = (0..decisions / 12).map(|n| format!("neighbour {n}")).collect();
+    let mut history = History::new(vec![limit; subjects.len()]);
     for n in 0..decisions {
-        let subject = format!("neighbour {n}");
-        let demand = Demand::new("10/min".parse().unwrap(), Key::new(&subject).unwrap());
+        let counter = n % subjects.len();
+        let demand = Demand::new(limit, Key::new(&subjects[counter]).unwrap());
+        let sent_us = clock.now().as_micros();
         let decision = limiter.check(&Check::one(&demand)).await.unwrap();
-        by_store += usize::from(decision.source == Source::Store);
+        by_store += usize::from(matches!(decision.source, Source::Store | Source::DenyCache));
+        history.note(&[counter], sent_us, clock.now().as_micros(), &decision);
     }
     is_over.store(true, Ordering::Relaxed);
     let (_script, calls) = hostile.join().unwrap();
+    let report = history.verify(Bounds { local: Some(limit.quota().into()), ..Bounds::default() });
+    assert_history("changing costs", &report, by_store == decisions);
     record(
         "changing costs",
         "decisions of neighbours by the store",

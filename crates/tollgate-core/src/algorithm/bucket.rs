@@ -136,7 +136,7 @@ impl Bucket {
     #[cold]
     pub(crate) fn rescaled(&self, shape: &BucketShape) -> Bucket {
         // The scale of a bucket that was never used is 0.
-        let units = self.level.div_ceil(self.scale.max(1)).min(shape.capacity);
+        let units = self.level.div_ceil(self.scale.max(1)).min(shape.capacity());
         Bucket { time_us: self.time_us, level: shape.parts(units), scale: shape.parts_per_unit.get() }
     }
 
@@ -151,7 +151,7 @@ impl Bucket {
         let allowed = view.fits(cost);
         let went_back = self.time_us > view.now_us;
         if view.limit.count_denied() {
-            let charged = view.level + view.shape.parts(u64::from(cost).min(view.shape.capacity));
+            let charged = view.level + view.shape.parts(u64::from(cost).min(view.shape.capacity()));
             view.level = charged.min(view.shape.full);
         }
         if went_back || view.limit.count_denied() {
@@ -160,15 +160,17 @@ impl Bucket {
         BucketDecision { view, cost, allowed, retry: view.retry(cost) }
     }
 
-    /// Gives back the units of an admission, as far as they have not leaked yet.
+    /// Removes the units of an admission from the bucket, except those that have leaked by `now`. Moves the state to `now`.
+    ///
+    /// Charges leak in the order in which they were made. This one has leaked completely `reset_after_us` after it.
     pub(super) fn refund(&mut self, limit: &Limit, shape: &BucketShape, now: Timestamp, receipt: Receipt) {
         let mut view = View::of(self, limit, shape, now);
-        let grain = |us: u64| us / shape.grain_us;
+        let grain = |us: u64| us / shape.grain_us();
         let charged_at = receipt.at.as_micros();
         let lasted = grain(charged_at + receipt.reset_after_us) - grain(charged_at);
         let passed = grain(now.as_micros()).saturating_sub(grain(charged_at));
         let still_there = lasted.saturating_sub(passed).saturating_mul(u64::from(limit.quota()));
-        let give_back = shape.parts(u64::from(receipt.units).min(shape.capacity)).min(still_there);
+        let give_back = shape.parts(u64::from(receipt.units).min(shape.capacity())).min(still_there);
         view.level = view.level.saturating_sub(give_back);
         *self = view.stored();
     }
@@ -187,7 +189,7 @@ impl BucketDecision<'_> {
     /// Converts the decision to a line.
     fn line(self) -> LimitStatus {
         let view = self.view;
-        match view.shape.grain_us {
+        match view.shape.grain_us() {
             1 => self.line_by(|parts| Wait::from_micros(view.grains_to_leak(parts).min(WAIT_US_MAX))),
             _ => self.line_by(|parts| view.until_leaked_in_grains(parts)),
         }
@@ -301,7 +303,7 @@ impl<'a> View<'a> {
             return Wait::ZERO;
         }
         let at_grain = grains(self.now_us, self.shape) + grains_needed;
-        Wait::from_micros((at_grain.saturating_mul(self.shape.grain_us) - self.now_us).min(WAIT_US_MAX))
+        Wait::from_micros((at_grain.saturating_mul(self.shape.grain_us()) - self.now_us).min(WAIT_US_MAX))
     }
 }
 
@@ -316,5 +318,5 @@ impl BucketShape {
 /// Converts microseconds to whole grains, rounded down.
 #[inline(always)]
 fn grains(us: u64, shape: &BucketShape) -> u64 {
-    if shape.grain_us == 1 { us } else { us / shape.grain_us }
+    if shape.grain_us() == 1 { us } else { us / shape.grain_us() }
 }

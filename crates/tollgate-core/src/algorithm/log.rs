@@ -1,34 +1,34 @@
 //! The sliding window, exact.
 //!
-//! A fixed window forgets everything at its edge: 100 requests at 11:59:59 and 100 more at 12:00:00
-//! are both "100 per minute". What people mean is the window that ends *now*:
+//! A fixed window drops its count at its boundary: 100 requests at 11:59:59 and 100 more at 12:00:00 are both
+//! "100 per minute". The window that users mean is the one that ends *now*:
 //!
 //! ```text
 //!        ├──────────────── window ────────────────┤
 //!   ··x··│·x··x·····xx···············x··x·········│ now
-//!   gone │         these count                    │
+//! expired│         these count                    │
 //! ```
 //!
-//! **Idea.** Keep the admissions, oldest first, as (time, units) with their total. Before a decision,
-//! whatever is a window old or older leaves. Admit if the total and the cost fit into the quota.
+//! **Idea.** Keep the admissions, oldest first, as (time, units) with their total. Before a decision, drop the entries
+//! that are a window old or older. Admit if the total and the cost fit into the quota.
 //!
-//! **Never early.** Admissions in one tick share an entry, and the entry keeps the *latest* of their
-//! times. It can leave late, so a request may be refused up to one tick too long; it can never leave
-//! early, so no trailing window ever holds more than the quota. With a tick of 1 µs (`sliding-log`, and
-//! `sliding` up to a quota of 1,000) this is exact. Above, a tick is a thousandth of the window, and
-//! since the live ticks of a window number at most 1,001, so do the entries.
+//! **Never early.** Admissions in one tick share an entry, and the entry keeps the *latest* of their times. It can
+//! expire late, so a request may be denied for up to one tick too long. It can never expire early, so no trailing window
+//! ever holds more than the quota. With a tick of 1 µs (`sliding-log`, and `sliding` up to a quota of 1,000) this is
+//! exact. Above, a tick is a thousandth of the window. A window has at most 1,001 ticks, so a log has at most 1,001
+//! entries.
 //!
-//! **Cost.** Each admission enters once and leaves once: O(1) amortised. If even the newest entry has
-//! left, all go at once, however many there are.
+//! **Cost.** Each admission is added once and dropped once: O(1) amortised. If even the newest entry has expired, all
+//! are dropped at once, however many there are.
 //!
-//! **The clock going back.** Clamping time to the newest entry would freeze the key until the clock catches
-//! up. Instead entries from the future become one entry at the present: they count, and leave a window from now.
+//! **The clock going back.** Clamping time to the newest entry would freeze the key until the clock catches up. Instead,
+//! entries in the future become one entry at the present. They count, and expire a window from now.
 //!
-//! **Layout.** Up to two entries live inline, which is all that most keys of a flood ever need; more live in
-//! a ring of eight bytes an entry; more than a thousand in several rings, so that no operation walks over all of them.
+//! **Layout.** Up to two entries are stored inline, which is all that most keys of a flood need. More are in a ring of
+//! eight bytes per entry, and more than a thousand in several rings, so that no operation walks over all of them.
 //!
-//! **Why not two counters?** They assume that the previous window was evenly filled; a client that
-//! is not even gets up to twice the quota (see [`Pair`](super::Pair)).
+//! **Why not two counters?** They assume that the previous window was evenly filled. A client that sends unevenly gets
+//! up to twice the quota (see [`Pair`](super::Pair)).
 //!
 //! Twin: `tollgate-redis/lua/tollgate.lua`, section *log*. Change both or neither.
 
@@ -60,8 +60,9 @@ impl Log {
         self.line(limit, now, gone, cost, allowed, self.wait(limit, now, gone, cost.max(1)))
     }
 
-    /// Looks at a log with entries later than now. They would become one entry at now, together with the newest entry
-    /// before them if that is in now's tick.
+    /// Returns the status of a log with entries later than now.
+    ///
+    /// They count as one entry at now, together with the newest entry before them if that is in now's tick.
     #[cold]
     fn look_before_newest(&self, limit: &Limit, shape: &LogShape, now: Timestamp, cost: u32) -> LimitStatus {
         let (now_us, quota) = (now.as_micros(), u64::from(limit.quota()));
@@ -113,7 +114,7 @@ impl Log {
         self.refuse_settled(limit, shape, now, cost, may_grow)
     }
 
-    /// The whole decision of a check with this limit alone: settled and looked at once.
+    /// Decides a check that has only this limit. A cost of 0 changes nothing.
     #[inline(always)]
     pub(crate) fn decide_alone(
         &mut self,
@@ -134,8 +135,11 @@ impl Log {
         }
     }
 
-    /// The same for a ring, in place, as long as it stays one of this size: what nearly every check of a long log is.
-    /// `None` if there is more to it; then nothing was changed.
+    /// Decides a check that has only this limit on a ring, in place, as nearly every check of a long log allows.
+    ///
+    /// Returns `None` without changing the log in all other cases: a peek, `count_denied`, a clock that went back, a log
+    /// whose entries have all expired, a ring that would have to change its size, or a denial whose wait depends on more
+    /// than the oldest entry. Then [`Log::decide_alone`] must decide.
     #[inline(always)]
     pub(crate) fn decide_in_place(
         (head, words): (&mut RingHead, &mut [u64]),
@@ -160,7 +164,7 @@ impl Log {
             let is_same_tick = shape.is_same_tick(settled.newest_us, now_us);
             settled.append_in_place(Entry { time_us: now_us, units: cost }, is_same_tick, words)
         } else {
-            // The oldest entry alone must make room, and a ring must be left with memory that suits it.
+            // The expiry of the oldest entry alone must make room, and the ring must have the right size.
             let is_freed_by_oldest = after <= u64::from(quota) + u64::from(oldest.units);
             let is_left_as_it_was = settled.first == head.first;
             cost <= quota
@@ -184,7 +188,9 @@ impl Log {
         })
     }
 
-    /// The same for up to two entries, if it is an admission that leaves no more: what nearly every check of a short log is.
+    /// Admits a check that has only this limit, in place, if at most two entries are left.
+    ///
+    /// Returns `None` without changing anything in all other cases. Then [`Log::decide_alone`] must decide.
     #[inline(always)]
     pub(crate) fn admit_in_place(
         few: &mut InlineEntries,
@@ -262,7 +268,9 @@ impl Log {
         }
     }
 
-    /// What counts now as one entry at the latest of its times: it takes no memory, and leaves late, never early.
+    /// Returns the units that count now as one entry at the latest of their times.
+    ///
+    /// It takes no heap memory, and expires late, never early.
     pub(crate) fn condensed(&self, limit: &Limit, now: Timestamp) -> Log {
         let units = (self.total() - self.gone(limit, now).units) as u32;
         match self.newest_us() {
@@ -271,7 +279,7 @@ impl Log {
         }
     }
 
-    /// Forgets what has left the window; moves what the clock says is yet to come to the present.
+    /// Drops expired entries, and moves entries in the future to the present.
     #[inline(always)]
     fn settle(&mut self, limit: &Limit, shape: &LogShape, now: Timestamp, may_grow: bool) {
         self.drop_front(self.gone(limit, now).entries);
@@ -293,7 +301,7 @@ impl Log {
         }
     }
 
-    /// What of the oldest has left the window.
+    /// Returns the oldest entries that have expired.
     #[inline(always)]
     fn gone(&self, limit: &Limit, now: Timestamp) -> Expired {
         let (Some(left_until_us), Some(newest_us)) = (now.as_micros().checked_sub(limit.window_us()), self.newest_us())
@@ -306,7 +314,7 @@ impl Log {
         self.until(left_until_us)
     }
 
-    /// When `cost` units would fit if nobody else spent any: the oldest leave until there is room.
+    /// Returns the wait until `cost` units fit if no others are charged: the oldest entries expire until there is room.
     #[inline(always)]
     fn wait(&self, limit: &Limit, now: Timestamp, gone: Expired, cost: u32) -> Wait {
         if cost > limit.quota() {
@@ -340,7 +348,7 @@ impl Log {
     }
 }
 
-/// The oldest entries that have left the window, and their units.
+/// The number of the oldest entries that have expired, and their units.
 #[derive(Clone, Copy)]
 struct Expired {
     entries: usize,
@@ -357,7 +365,7 @@ impl LogShape {
         if self.tick.get() == 1 { us } else { self.tick.div(us) }
     }
 
-    /// Whether a tick had begun at `earlier_us`, which is not later, and goes on now.
+    /// Returns whether `earlier_us`, which must not be later than now, is in the same tick as now.
     #[inline(always)]
     fn is_same_tick(&self, earlier_us: u64, now_us: u64) -> bool {
         let begun_us = if self.tick.get() == 1 { 0 } else { self.tick.div_rem(now_us).1 };
@@ -365,14 +373,14 @@ impl LogShape {
     }
 }
 
-/// An entry from the future counts as one of the present.
+/// Returns the time of an entry; the present if it is in the future.
 #[inline(always)]
 fn leaves_after(time_us: u64, limit: &Limit, now: Timestamp) -> Wait {
     let now_us = now.as_micros();
     Wait::from_micros(time_us.min(now_us) + limit.window_us() - now_us)
 }
 
-/// More entries than this never live at once under this limit, so a ring need not be larger.
+/// Returns the most entries that a log of this limit can have at once, so that a ring need not be larger.
 fn entries_max(limit: &Limit) -> usize {
     match limit.machine() {
         crate::limit::Machine::Log(shape) if shape.tick.get() == 1 => limit.quota() as usize,

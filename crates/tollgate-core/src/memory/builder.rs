@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::bans::Bans;
 use super::budget::Budget;
 use super::counter_hash::CounterHasher;
 use super::{MemoryStore, Padded};
@@ -78,6 +79,7 @@ impl MemoryStoreBuilder {
             naming: CounterHasher::new(),
             clock: self.clock,
             budget: Budget::new(self.max_bytes, shards),
+            bans: Bans::default(),
         }
     }
 }

@@ -25,7 +25,7 @@ use crate::key::{Key, machine_tag, short_subject};
 use crate::limit::Limit;
 
 /// The name of a counter: 95 bits of a seeded hash, and 32 bits that select its shard.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub(super) struct CounterHash {
     /// Determines the place in the table. Always odd, because a hash of zero marks an empty slot.
     table: u64,
@@ -134,13 +134,18 @@ impl CounterHasher {
         CounterHash::new(low ^ high, (high >> 32) as u32, shard)
     }
 
-    /// Returns the name of the overflow counter in the newcomer's shard.
+    /// Returns the name under which the ban of a subject is stored. Bans have a table of their own.
+    pub(super) fn ban(&self, subject: &[u8]) -> CounterHash {
+        self.counter(self.subject(subject), 0)
+    }
+
+    /// Returns the name of an overflow counter of `demand`, in the shard of the new key.
     ///
     /// `cell` is called only for [`OverflowScope::Network`]. Step 0 is the counter itself; further steps try the ones
     /// behind it.
     pub(super) fn overflow_name(
         &self,
-        newcomer: CounterHash,
+        new_key: CounterHash,
         demand: &Demand<'_>,
         scope: OverflowScope,
         cell: impl FnOnce() -> usize,
@@ -154,13 +159,14 @@ impl CounterHasher {
         let shared = self.hashers[0].hash_one(overflow::of_one_limit(limit));
         // No real subject has this length, so an overflow counter never has the name of a subject's counter.
         let subject = self.subject_of((which as u64, shared << 2 | u64::from(machine_tag(limit))), usize::MAX);
-        self.counter(subject, demand.key.scope().number(limit)).in_shard_of(newcomer)
+        self.counter(subject, demand.key.scope().number(limit)).in_shard_of(new_key)
     }
 
-    /// A newcomer's cell in its shard, where a limit has so many of them. A network has another row in every shard, so that none
-    /// meets a flooded one in all of them.
-    pub(super) fn cell(&self, newcomer: CounterHash, shard: usize, subject: &[u8], cells: usize) -> usize {
-        let Some(network) = Network::of_subject(subject) else { return newcomer.rest() as usize % cells };
+    /// Returns the index of a new key's cell in its shard, of `cells`.
+    ///
+    /// A network has another row in every shard, so two networks do not share a row in all of them.
+    pub(super) fn cell(&self, new_key: CounterHash, shard: usize, subject: &[u8], cells: usize) -> usize {
+        let Some(network) = Network::of_subject(subject) else { return new_key.rest() as usize % cells };
         let columns = COLUMNS.min(cells);
         let row = self.hashers[0].hash_one((shard, network.wide)) as usize % (cells / columns);
         row * columns + self.hashers[1].hash_one((shard, network)) as usize % columns
@@ -189,7 +195,7 @@ fn product(one: u64, other: u64) -> (u64, u64) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::key::Scope;
+    use crate::key::{Scope, ScopeName};
     use std::collections::HashSet;
 
     #[test]
@@ -201,7 +207,8 @@ mod tests {
             .flat_map(|len| [vec![0; len], vec![b'a'; len], (0..len as u8).collect(), (0..len as u8).rev().collect()])
             .collect();
         let subjects: HashSet<Vec<u8>> = subjects.into_iter().collect();
-        let scopes = [Scope::Explicit, Scope::Throttle, Scope::rule("a", "b_c"), Scope::rule("a_b", "c")];
+        let named = ["named", "other"].map(|name| Scope::Named(ScopeName::new(name)));
+        let scopes = [Scope::Explicit, named[0], named[1], Scope::rule("a", "b_c"), Scope::rule("a_b", "c")];
         let mut names = HashSet::new();
         let mut counters = 0;
         for scope in scopes {

@@ -12,9 +12,9 @@ const RATE_SHIFT: u32 = 20;
 pub(super) const GRAIN_US_MAX: u64 = 40_000;
 
 /// Returns the code of the rate of `quota` parts per `grain_us` microseconds, rounded down.
-#[inline]
-pub(super) fn rate(quota: u32, grain_us: u64) -> u8 {
-    let rate = u64::from(quota) << RATE_SHIFT;
+#[inline(always)]
+pub(super) fn rate(quota: u64, grain_us: u64) -> u8 {
+    let rate = quota << RATE_SHIFT;
     code_down(if grain_us == 1 { rate } else { rate / grain_us })
 }
 
@@ -40,9 +40,10 @@ pub(super) fn code_up(value: u64) -> u8 {
 }
 
 /// Returns the code of the largest coded number that is at most `value`. `value` must be at least 4.
-#[inline]
+#[inline(always)]
 fn code_down(value: u64) -> u8 {
-    let exponent = value.ilog2() - 2;
+    // The lowest bit makes no difference, and spares the test for zero.
+    let exponent = (value | 1).ilog2() - 2;
     (exponent << 2) as u8 | (value >> exponent & 3) as u8
 }
 

@@ -15,66 +15,15 @@ use super::rings::Rings;
 use super::shard::Shard;
 use super::slot::Slot;
 use super::{MemoryStore, Padded};
-use crate::check::{Demand, StandingDemand};
+use crate::check::Demand;
 use crate::decision::LimitStatuses;
 use crate::limit::{Limit, Machine};
-use crate::time::{Clock, Timestamp};
+use crate::time::Timestamp;
 
 /// A limit and the units to charge.
 type LimitAndCost<'a> = (&'a Limit, u32);
 
 impl MemoryStore {
-    /// Admits a request of `subject` under prepared demands, in the frequent case.
-    ///
-    /// If every demand has a counter for this subject with room for its cost, charges all of them, appends one line
-    /// per demand to `lines`, and returns the time of the decision.
-    ///
-    /// Returns `None` without changing anything in all other cases: a counter does not exist yet or has no room, or
-    /// there are no or more than four demands. `None` is not a denial; the caller must decide with
-    /// [`MemoryStore::check`].
-    ///
-    /// The demands must count on different counters. Prepare them once per rule; a request then needs only its
-    /// subject.
-    ///
-    /// ```
-    /// use tollgate_core::{Check, Cost, Demand, Key, LimitStatuses, MemoryStore, Scope, StandingDemand};
-    ///
-    /// let (store, limit, scope) = (MemoryStore::new(), "2/min".parse()?, Scope::rule("login", "per-minute"));
-    /// let standing = [StandingDemand::new(limit, scope, Cost::ONE)];
-    /// let admitted = || store.admit(b"user:42", &standing, &mut LimitStatuses::new()).is_some();
-    ///
-    /// assert!(!admitted(), "a new subject has no counter yet");
-    /// let demand = Demand::new(limit, Key::scoped("user:42", scope)?);
-    /// assert!(store.check(&Check::one(&demand)).allowed());
-    /// assert!(admitted());
-    /// assert!(!admitted(), "there is no room");
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    #[inline]
-    pub fn admit(&self, subject: &[u8], demands: &[StandingDemand], lines: &mut LimitStatuses) -> Option<Timestamp> {
-        match demands {
-            [one] => self.admit_subject(subject, [one], lines),
-            [one, two] => self.admit_subject(subject, [one, two], lines),
-            [one, two, three] => self.admit_subject(subject, [one, two, three], lines),
-            [one, two, three, four] => self.admit_subject(subject, [one, two, three, four], lines),
-            _ => None,
-        }
-    }
-
-    /// Implements [`MemoryStore::admit`] for `N` demands.
-    #[inline(never)]
-    fn admit_subject<const N: usize>(
-        &self,
-        subject: &[u8],
-        demands: [&StandingDemand; N],
-        lines: &mut LimitStatuses,
-    ) -> Option<Timestamp> {
-        let subject = self.naming.subject(subject);
-        let names = demands.map(|demand| self.naming.counter(subject, demand.scope));
-        let asked = demands.map(|demand| (&demand.limit, demand.cost.units()));
-        self.admit_in_shard(names, asked, self.clock.now(), lines)
-    }
-
     /// Admits a check if all its counters exist and have room, and returns the time of the decision.
     ///
     /// `read` is the time that the caller read from the clock. Appends one line per demand to `lines`. Returns `None`
@@ -238,57 +187,4 @@ fn place_with_room(
 
 fn asked_of<'a>(demand: &'a Demand<'_>) -> LimitAndCost<'a> {
     (&demand.limit, demand.cost.units())
-}
-
-#[cfg(test)]
-mod tests {
-    use std::sync::Arc;
-    use std::time::Duration;
-
-    use super::*;
-    use crate::algorithm::{State, decide};
-    use crate::check::{Check, Cost};
-    use crate::key::{Key, Scope};
-    use crate::time::ManualClock;
-
-    /// Compares decisions, made in place or on the general path, with [`decide`] on plain states.
-    #[test]
-    fn several_limits_are_decided_like_plain_states() {
-        let limits = ["9/100ms", "7/90ms fixed-window", "8/80ms token-bucket", "20/300ms sliding-log"];
-        let limits: Vec<Limit> = limits.iter().map(|text| text.parse().unwrap()).collect();
-        let cases = [&["user:42"; 4], &["user:42", "ip:10.0.0.1", "user:42", "global"]];
-        let cases = (1..=limits.len()).flat_map(|count| cases.map(|subjects| (count, subjects)));
-        for (count, subjects) in cases {
-            let is_one_subject = subjects[..count].iter().all(|subject| *subject == subjects[0]);
-            let clock = Arc::new(ManualClock::new(Timestamp::from_micros(1_000_000)));
-            let store = MemoryStore::builder().clock(clock.clone()).build();
-            let mut states: Vec<State> = limits.iter().map(State::unused).collect();
-            let (mut random, mut in_place) = (count as u64, 0);
-            for step in 0..20_000 {
-                random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-                clock.advance(Duration::from_millis(random >> 60));
-                let cost = Cost::new((random >> 40) as u32 % 3);
-                let demand = |(limit, subject): (&Limit, &&'static str)| {
-                    Demand::new(*limit, Key::new(*subject).unwrap()).cost(cost)
-                };
-                let demands: Vec<Demand<'_>> = limits[..count].iter().zip(subjects).map(demand).collect();
-                let now = crate::time::Clock::now(&*clock);
-                let expected = decide(now, &demands, &mut states);
-                let mut lines = LimitStatuses::new();
-                let standing = |limit: &Limit| StandingDemand::new(*limit, Scope::Explicit, cost);
-                let admitted = if is_one_subject && step % 2 == 0 {
-                    let standing: Vec<StandingDemand> = limits[..count].iter().map(standing).collect();
-                    store.admit(subjects[0].as_bytes(), &standing, &mut lines)
-                } else {
-                    store.admit_in_place(now, &demands, &mut lines)
-                };
-                match admitted {
-                    Some(_) => in_place += 1,
-                    None => lines = store.check(&Check::new(&demands).unwrap()).limits,
-                }
-                assert_eq!(lines, expected.limits, "step {step} of {count} limits");
-            }
-            assert!((1_000..19_000).contains(&in_place), "both paths must run: {in_place} in place");
-        }
-    }
 }

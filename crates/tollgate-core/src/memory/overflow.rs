@@ -1,11 +1,13 @@
-//! Counters that newcomers share when there is no room for counters of their own.
+//! Overflow counters, which new keys share when there is no room for counters of their own.
 //!
-//! **Guarantee.** A newcomer never gets more from a shared counter than from one of its own. So whatever it has spent there must
-//! count for as long as its limit says, whoever else uses the counter. A log that is judged by a shorter window forgets, a bucket
-//! that is judged by a quicker rate drains, and the penalty of a small quota takes the oldest units away. Hence only newcomers of one
-//! limit share a counter; of logs and pairs, also those of another quota with the same window, except where refusals are charged.
+//! **Guarantee.** A key never gets more from a shared counter than from one of its own. So its units must count for as
+//! long as its limit requires, whichever keys share the counter. Under a shorter window a log would drop entries early,
+//! under a higher rate a bucket would leak faster, and with `count_denied` a smaller quota would displace the oldest
+//! units. So only keys of one limit share a counter. Logs and pairs are also shared by limits with the same window and
+//! another quota, except with `count_denied`.
 //!
-//! **A flood must not fill all of them.** A shard has up to 1,024 cells for each limit, and a newcomer uses the cell of its network:
+//! **A flood must not fill all of them.** A shard has up to 1,024 cells per limit, and a new key uses the cell of its
+//! network:
 //!
 //! ```text
 //!                  column: by the narrow network (/24, /48)
@@ -16,46 +18,46 @@
 //!   network    …  [   ][   ][   ][   ]
 //! ```
 //!
-//! Newcomers from other networks find their cells as they left them. A subject that is not an address has the cell that its hash
-//! chooses, so that there a flood of invented subjects fills all cells. Nothing but its name tells such a flood from other newcomers.
+//! The cells of other networks are not affected. The cell of a subject that is not an address is selected by its hash, so
+//! a flood of invented subjects fills all cells: only its name distinguishes such a subject from others.
 //!
-//! **Bounded.** Only cells in use take memory. When three quarters of a shard's overflow counters are taken, a limit that has no
-//! cell for a newcomer has one counter for all of them, which is used until it has expired; when all are taken (there are many
-//! limits, or somebody invents them), the newcomer is refused.
+//! **Bounded.** Only cells in use take memory. When three quarters of a shard's overflow counters are in use, all new keys
+//! of a limit that have no cell share one counter until it expires. When all are in use (there are many limits, or a
+//! client invents limits), a new key is denied.
 //!
-//! | scope | shared by the newcomers of a shard, of one limit |
+//! | scope | shared by the new keys of one limit in a shard |
 //! |---|---|
-//! | [`OverflowScope::Network`] | in one cell |
-//! | [`OverflowScope::Limit`] | in all cells that have no counter of their own |
+//! | [`OverflowScope::Network`] | that belong to one cell |
+//! | [`OverflowScope::Limit`] | whose cell has no counter of its own |
 //!
-//! The wider counter covers the cells. As long as it lives, no new cell is begun, so that nothing that was spent on it is forgotten.
+//! While a counter of the wider scope exists, no new cell is created, so no unit charged to it is lost.
 
 use std::hash::Hash;
 use std::net::IpAddr;
 
 use crate::limit::{Limit, Machine};
 
-/// What an overflow counter is shared by.
+/// The keys that share an overflow counter.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum OverflowScope {
-    /// The newcomers of one limit, of one network or hash.
+    /// The new keys of one limit, and of one network or hash.
     Network,
-    /// The newcomers of one limit.
+    /// The new keys of one limit.
     Limit,
 }
 
-/// The most cells of a limit in one shard.
+/// The maximum number of cells of a limit in one shard.
 pub(super) const CELLS_MAX: usize = 1_024;
-/// Of the cells of a wide network, how many its narrow networks are spread over.
+/// The number of cells over which the narrow networks of one wide network are spread.
 pub(super) const COLUMNS: usize = 4;
 
-/// Tells the overflow counters of one limit apart from those of another.
+/// Returns what identifies the limits that may share overflow counters.
 pub(super) fn of_one_limit(limit: &Limit) -> impl Hash {
     let is_shared = !limit.count_denied() && !matches!(limit.machine(), Machine::Bucket(_));
     (limit.window_us(), (!is_shared).then(|| (limit.quota(), limit.cost_max(), limit.count_denied())))
 }
 
-/// The networks of an address: what addresses that one sender can choose from have in common.
+/// The networks of an address. A client that can choose among many addresses usually has them in one network.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(super) struct Network {
     /// 8 bits of an IPv4 address, 32 of an IPv6 address.
@@ -68,7 +70,7 @@ impl Network {
     /// Returns the network of the first address in a subject such as `203.0.113.9`, `ip:2001:db8::/64` or `user:!203.0.113.9&path:/`;
     /// `None` if there is no address.
     pub(super) fn of_subject(subject: &[u8]) -> Option<Network> {
-        /// Longer parts are not looked at: the longest address has 45 characters.
+        /// The length of the longest address. Longer parts are skipped.
         const PART_BYTES_MAX: usize = 64;
         let parts = subject.split(|byte| *byte == b'&').take(4).filter(|part| part.len() <= PART_BYTES_MAX);
         parts.filter_map(|part| std::str::from_utf8(part).ok()).find_map(|part| {

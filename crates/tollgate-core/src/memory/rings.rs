@@ -1,33 +1,33 @@
-//! The entries of a shard's long logs, by number, so that a slot needs four bytes for one.
+//! The entries of a shard's long logs. Each ring has a number, so a slot needs four bytes to refer to it.
 //!
 //! ```text
-//!   shelf of 4   │ ring │ ring │ free │ ring │        a ring's number: │ place on its shelf │ which shelf │
-//!   shelf of 6   │ ring   │ ring   │
+//!   class of 4   │ ring │ ring │ free │ ring │        a ring's number: │ index in its class │ which class │
+//!   class of 6   │ ring   │ ring   │
 //!     ···
 //!   large        → a block of its own each, of a ring or of the several rings of a very long log
 //! ```
 //!
-//! Short rings, which most are, stand side by side on a shelf, one shelf for each size: where a ring is follows from its
-//! number, so a check waits for the entries alone and not for a pointer to them first. Free places are
-//! linked through the memory they leave. A large ring is worth a block and a pointer of its own.
+//! Short rings are stored side by side in size classes. The position of a ring follows from its number, so a check loads
+//! the entries without loading a pointer first. Free places form a linked list in their own memory. A large ring has a
+//! block and a pointer of its own.
 //!
-//! **Giving back.** A shelf on which nobody is left goes at once. When three of four places on one are free, the shard moves
-//! all its rings together, by way of its slots, which are the only ones to know their numbers; that walks over the whole
-//! table, so there must be something to gain.
+//! **Freeing memory.** A size class without rings is freed at once. When three quarters of a class are free, the shard
+//! moves all its rings together. Only the slots store the numbers of rings, so that walks over the whole table, and is
+//! done only if it frees enough.
 
 use crate::algorithm::{Long, SHORT_CAPACITIES};
 
 #[derive(Debug, Default)]
 pub(super) struct Rings {
-    /// One for each of [`SHORT_CAPACITIES`], from the first ring on.
+    /// One for each of [`SHORT_CAPACITIES`]; empty until the first ring is stored.
     shelves: Box<[SizeClass]>,
     large: Vec<Block>,
     large_free: Vec<u32>,
-    /// The blocks of the large ones and the shelves' memory.
+    /// The bytes of the large blocks and of the size classes.
     bytes: usize,
 }
 
-/// The entries of one log that is not short.
+/// The entries of one log that are not inline.
 #[derive(Debug)]
 pub(super) enum Block {
     Ring(Box<[u64]>),
@@ -38,20 +38,20 @@ pub(super) enum Block {
 #[derive(Debug, Default)]
 struct SizeClass {
     words: Vec<u64>,
-    /// The place that was freed last, counted from 1; its first word tells the one before, 0 ends.
+    /// The place that was freed last, counted from 1; its first word is the one freed before it. 0 ends the list.
     free: u64,
     len: usize,
 }
 
-/// What an allocator adds to a block, near enough.
+/// The approximate overhead of an allocation, in bytes.
 const BLOCK_OVERHEAD_BYTES: usize = 16;
 const SHELF_BITS: u32 = 3;
-/// The number of the shelf of those that stand on none.
+/// The number of the class of large rings.
 const LARGE: usize = SHORT_CAPACITIES.len();
 const _: () = assert!(LARGE < 1 << SHELF_BITS);
 
 impl Rings {
-    /// Takes a ring out; its number stays taken until [`Rings::put`] or [`Rings::free`].
+    /// Takes the entries of a ring out. Its number stays reserved until [`Rings::put`] or [`Rings::free`].
     pub(super) fn take(&mut self, ring: u32) -> Block {
         let (shelf, place) = parts(ring);
         if let Some(rings) = self.shelves.get_mut(shelf) {
@@ -62,7 +62,7 @@ impl Rings {
         block
     }
 
-    /// The words of one ring. `None` for a log of several.
+    /// Returns the words of a ring, or `None` for a log of several rings.
     #[inline]
     pub(super) fn get_mut(&mut self, ring: u32) -> Option<&mut [u64]> {
         let (shelf, place) = parts(ring);
@@ -75,7 +75,7 @@ impl Rings {
         }
     }
 
-    /// Puts a ring where its number says, or in another place if it has none or another size now.
+    /// Stores a ring under its number, or under a new one if it has none or its size has changed. Returns the number.
     pub(super) fn put(&mut self, ring: Option<u32>, block: Block) -> u32 {
         let shelf = match &block {
             Block::Ring(words) => {
@@ -103,7 +103,7 @@ impl Rings {
         (place << SHELF_BITS | shelf) as u32
     }
 
-    /// Forgets a ring, or the place of one that was taken out for good.
+    /// Frees the number of a ring, and its entries if they were not taken out.
     pub(super) fn free(&mut self, ring: u32) {
         let (shelf, place) = parts(ring);
         if shelf < LARGE {
@@ -127,12 +127,12 @@ impl Rings {
             + self.large_free.capacity() * size_of::<u32>()
     }
 
-    /// What may be needed for a moment when the largest shelf becomes larger.
+    /// Returns the bytes that may be needed for a moment while the largest size class grows.
     pub(super) fn moving_bytes(&self) -> usize {
         self.shelves.iter().map(SizeClass::heap_bytes).max().unwrap_or(0)
     }
 
-    /// Whether a shelf stands mostly empty, and giving its memory back is worth `worth_bytes`.
+    /// Returns whether a size class is mostly free and moving its rings together frees `worth_bytes`.
     pub(super) fn is_sparse(&self, worth_bytes: usize) -> bool {
         self.shelves.iter().zip(SHORT_CAPACITIES).any(|(shelf, words)| {
             let (all, used) = (shelf.words.len(), shelf.len * words);
@@ -140,7 +140,7 @@ impl Rings {
         })
     }
 
-    /// A free place on a shelf, or among the large.
+    /// Returns a free number for a ring of this size.
     fn reserve(&mut self, shelf: usize) -> usize {
         if shelf < LARGE {
             if self.shelves.is_empty() {
@@ -197,7 +197,7 @@ impl SizeClass {
     }
 }
 
-/// Which shelf a ring stands on, and where.
+/// Splits a ring's number into its class and its index.
 #[inline(always)]
 fn parts(ring: u32) -> (usize, usize) {
     ((ring & ((1 << SHELF_BITS) - 1)) as usize, (ring >> SHELF_BITS) as usize)

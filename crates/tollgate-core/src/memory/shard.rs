@@ -10,12 +10,12 @@
 //!        │ yes ──▶ a slot of its own        │ no ──▶ an overflow counter, shared by network or hash, while there are any
 //! ```
 //!
-//! A key that was sent to an overflow counter may have spent up to all that this counter holds. When there is room
-//! again, it parts with a copy of that state: a fresh one would give it its quota twice. Nobody charges the
-//! overflow counter meanwhile, so that it expires, and then everybody starts afresh.
+//! A key that used an overflow counter may have charged all units in it. When there is room again, the key gets a slot
+//! with a copy of that state: an empty one would give it its quota twice. The overflow counter is not charged by it any
+//! more, so it expires.
 //!
-//! **Reclaiming.** Every insertion looks at a few slots further along the table, and so does every
-//! sixty-fourth operation; whatever has expired goes. There is no sweep that pauses and no thread.
+//! **Reclaiming.** Every insertion and every 64th operation inspects the next few slots of the table and drops expired
+//! ones. There is no pause and no thread.
 
 use super::budget::Budget;
 use super::counter_hash::CounterHash;
@@ -27,57 +27,60 @@ use crate::algorithm::{Log, State};
 use crate::limit::Limit;
 use crate::time::{Clock, Timestamp};
 
-/// How many slots one reclaiming step looks at: eight cache lines in a row.
+/// The number of slots that one reclaiming step inspects: eight consecutive cache lines.
 const SWEEP_SLOTS: usize = 16;
-/// How many more when there is no room for a newcomer.
+/// The number of slots to inspect if there is no room for a new key.
 const SWEEP_SLOTS_WHEN_FULL: usize = 64;
-/// Every so many operations on known keys take a reclaiming step too.
+/// The number of operations on existing keys between two reclaiming steps.
 const SWEEP_EVERY_OPS: u32 = 64;
 
-/// Less is not worth moving rings for, nor is less than an eighth of what must be walked over.
+/// The least that moving rings must free, in bytes; also at least an eighth of the tables, which are walked for it.
 const RINGS_WORTH_BYTES: usize = 1_024;
 
-/// In the order of how often a field is touched: what every check needs shares a cache line with the lock.
+/// A part of the store behind one lock.
+///
+/// The fields that every check needs come first, so that they share a cache line with the lock.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub(super) struct Shard {
     table: Table,
-    /// The latest time this shard has decided at.
+    /// The latest time of a decision in this shard.
     latest: Timestamp,
-    /// So many operations until the next reclaiming step.
+    /// The number of operations until the next reclaiming step.
     ops_to_sweep: u32,
     rings: Rings,
-    /// What the tables took when they were last changed.
+    /// The bytes of the tables when they were last resized.
     tables_bytes: usize,
-    /// What the budget was last told about this shard.
+    /// The bytes of this shard that were last reported to the budget.
     bytes_reported: usize,
-    /// Where the next reclaiming step begins.
+    /// The place at which the next reclaiming step begins.
     cursor: usize,
-    /// The same for the overflow counters.
+    /// The place in the overflow table at which the next reclaiming step begins.
     overflow_cursor: usize,
-    /// Newcomers that were promised room and have not come in yet.
+    /// The number of new keys for which room is reserved and which are not inserted yet.
     rooms_kept: usize,
     overflow: Table,
 }
 
-/// Where a counter was found, so that it can be put back without another search. Valid until the
-/// next insertion or reclaiming step.
+/// The location of a counter, so that it can be put back without another search.
+///
+/// Valid until the next insertion or reclaiming step.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum SlotLocation {
     Table(usize),
     Overflow(usize),
-    /// Nowhere yet; there is room kept for it in the table.
+    /// Not stored yet; room is reserved in the table.
     NewInTable,
-    /// The same, but it holds a copy of an overflow counter's state: kept only if it is charged.
+    /// Not stored yet; room is reserved in the table. Holds a copy of an overflow counter, stored only if it is charged.
     Promoted,
-    /// Nowhere yet; it will be an overflow counter.
+    /// Not stored yet; it will be an overflow counter.
     NewInOverflow,
-    /// Nowhere: there is no room of any kind, so the newcomer is refused.
+    /// Never stored: there is no room of any kind, so the new key is denied.
     Nowhere,
 }
 
 impl SlotLocation {
-    /// Whether putting it there is an insertion.
+    /// Returns whether putting a counter there is an insertion.
     pub(super) fn is_new(self) -> bool {
         matches!(
             self,
@@ -87,47 +90,49 @@ impl SlotLocation {
 }
 
 impl Shard {
-    /// The time to decide at: `read`, unless the shard has already seen later. Then the clock is
-    /// asked again, under the shard's lock: either the caller was merely overtaken between reading the
-    /// clock and getting here, or the clock really went back.
+    /// Returns the time at which to decide: `read`, unless the shard has decided at a later time.
+    ///
+    /// Then the clock is read again under the shard's lock. Either another check was faster between the reading of the
+    /// clock and the lock, or the clock went back.
     #[inline]
     pub(super) fn arrive(&self, read: Timestamp, clock: &impl Clock) -> Timestamp {
         if read < self.latest { ask_again(clock, self.latest) } else { read }
     }
 
-    /// From here on the shard has seen `now`.
+    /// Records that the shard decides at `now`.
     #[inline]
     pub(super) fn set_time(&mut self, now: Timestamp) {
         self.latest = now;
     }
 
-    /// Where the counter of that name is, if it has a slot of its own.
+    /// Returns the place of the counter with this name, or `None` if it has no slot of its own.
     #[inline(always)]
     pub(super) fn find(&self, name: CounterHash) -> Option<usize> {
         self.table.find(name)
     }
 
-    /// The slot of a counter that has one of its own, and the entries of the long logs.
+    /// Returns the slot of the counter with this name and the rings, or `None` if it has no slot of its own.
     #[inline(always)]
     pub(super) fn slot_of(&mut self, name: CounterHash) -> Option<(&mut Slot, &mut Rings)> {
         Some((self.table.find_mut(name)?, &mut self.rings))
     }
 
-    /// The slot at a place that [`Shard::find`] told, and the entries of the long logs.
+    /// Returns the slot at a place that [`Shard::find`] returned, and the rings.
     #[inline(always)]
     pub(super) fn slot_at(&mut self, place: usize) -> (&mut Slot, &mut Rings) {
         (self.table.slot_mut(place), &mut self.rings)
     }
 
-    /// Takes the state of a counter that has a slot of its own. [`Shard::put`] must follow.
+    /// Takes the state of a counter out of its slot, or returns `None` if it has none. [`Shard::put`] must follow.
     #[inline]
     pub(super) fn take_known(&mut self, name: CounterHash) -> Option<(SlotLocation, State)> {
         let place = self.table.find(name)?;
         Some((SlotLocation::Table(place), self.table.slot_mut(place).unpack(&mut self.rings)))
     }
 
-    /// Takes the state of a counter without a slot of its own: its overflow counter if that is live, else a
-    /// fresh one. [`Shard::put`] must follow, for a fresh one under the name answered here.
+    /// Takes the state of a counter without a slot of its own: its overflow counter if that is live, else a new one.
+    ///
+    /// [`Shard::put`] must follow, with the returned location and name.
     #[cold]
     pub(super) fn take_unknown(
         &mut self,
@@ -164,7 +169,7 @@ impl Shard {
         }
     }
 
-    /// The overflow counter of that name, unless it has expired.
+    /// Takes the state of the overflow counter with this name, unless it has expired.
     fn take_overflow(&mut self, name: CounterHash) -> Option<(usize, State)> {
         let place = self.overflow.find(name)?;
         let slot = self.overflow.slot_mut(place);
@@ -172,7 +177,7 @@ impl Shard {
         is_live.then(|| (place, slot.unpack(&mut self.rings)))
     }
 
-    /// Puts back a state that was only looked at; how long it lives is not for whoever looked to say.
+    /// Puts back a state that was not changed. Its lifetime stays as it is.
     pub(super) fn put_back(&mut self, place: SlotLocation, state: State) {
         let slot = match place {
             SlotLocation::Table(place) => Some(self.table.slot_mut(place)),
@@ -188,7 +193,7 @@ impl Shard {
         }
     }
 
-    /// Puts a state back, or in for the first time. A fresh one that stayed unused takes no place.
+    /// Stores a state in its slot, or inserts it. A new state that is unused is not inserted.
     #[inline]
     pub(super) fn put(&mut self, place: SlotLocation, name: CounterHash, limit: &Limit, state: State) {
         let is_own = matches!(place, SlotLocation::Table(_) | SlotLocation::NewInTable | SlotLocation::Promoted);
@@ -203,7 +208,7 @@ impl Shard {
             SlotLocation::NewInTable | SlotLocation::Promoted => self.rooms_kept -= 1,
             SlotLocation::Nowhere => return,
             SlotLocation::NewInOverflow => {
-                // One that has expired may still stand there.
+                // An expired one may still be stored.
                 if let Some(place) = table.find(name) {
                     remove(table, place, &mut self.rings);
                 }
@@ -215,14 +220,14 @@ impl Shard {
         }
     }
 
-    /// After a decision: reclaims a little, and tells the budget what has changed.
+    /// Completes a decision: reclaims a few slots, and reports changes to the budget.
     #[inline]
     pub(super) fn finish(&mut self, budget: &Budget) {
         self.finish_in_slot(budget);
         self.report(budget);
     }
 
-    /// After a decision that changed nothing but a slot.
+    /// Completes a decision that changed only a slot.
     #[inline(always)]
     pub(super) fn finish_in_slot(&mut self, budget: &Budget) {
         let is_time = self.ops_to_sweep == 0;
@@ -244,7 +249,7 @@ impl Shard {
         self.report(budget);
     }
 
-    /// Forgets a counter.
+    /// Removes a counter, if it has a slot of its own.
     pub(super) fn remove(&mut self, name: CounterHash, budget: &Budget) {
         if let Some(place) = self.table.find(name) {
             remove(&mut self.table, place, &mut self.rings);
@@ -256,7 +261,7 @@ impl Shard {
         self.table.len() + self.overflow.len()
     }
 
-    /// Overflow counters, expired ones that were not reclaimed yet included.
+    /// Returns the number of overflow counters, including expired ones that were not reclaimed yet.
     pub(super) fn overflow_len(&self) -> usize {
         self.overflow.len()
     }
@@ -270,12 +275,12 @@ impl Shard {
         self.table.len() + self.rooms_kept < self.table.capacity()
     }
 
-    /// Whether those who share overflow counters may part: cheap to ask while there is no room.
+    /// Returns whether a key that uses an overflow counter can get its own. Cheap while there is no room.
     fn has_room_again(&mut self, budget: &Budget) -> bool {
         self.has_room() || self.grow(budget)
     }
 
-    /// Whether the table can take one more without breaking the budget; makes it so if possible.
+    /// Makes room for one more counter within the budget. Returns whether there is room.
     fn make_room(&mut self, budget: &Budget) -> bool {
         if self.has_room_again(budget) {
             return true;
@@ -284,7 +289,7 @@ impl Shard {
         self.has_room()
     }
 
-    /// Moves to a table that is larger by half, or by what the budget allows if that is worth the move.
+    /// Grows the table by half, or by what the budget allows if that is worth it. Returns whether there is room.
     fn grow(&mut self, budget: &Budget) -> bool {
         let lines = self.table.lines();
         let allowed = budget.table_bytes_max(self.table.heap_bytes()) / LINE_BYTES;
@@ -303,8 +308,7 @@ impl Shard {
         self.measure_tables();
     }
 
-    /// Drops what has expired among the next few places; after a whole round of a table that has become
-    /// far too large, gives memory back.
+    /// Drops expired counters among the next `places`. After a whole round, shrinks a table that is far too large.
     fn sweep(&mut self, places: usize) {
         self.cursor = drop_expired(&mut self.table, self.cursor, places, self.latest, &mut self.rings);
         if self.cursor >= self.table.places() {
@@ -315,7 +319,7 @@ impl Shard {
         }
     }
 
-    /// The same for overflow counters. Only after a decision: no place of theirs is in use.
+    /// Drops expired overflow counters among the next `places`. Only after a decision, when no location is in use.
     fn sweep_overflow(&mut self, places: usize) {
         let (overflow, cursor) = (&mut self.overflow, self.overflow_cursor);
         self.overflow_cursor = drop_expired(overflow, cursor, places, self.latest, &mut self.rings);
@@ -327,7 +331,7 @@ impl Shard {
         }
     }
 
-    /// Moves what is left of the rings together.
+    /// Moves all rings together, to free unused memory.
     #[cold]
     fn gather_rings(&mut self) {
         let mut scattered = std::mem::take(&mut self.rings);
@@ -336,7 +340,7 @@ impl Shard {
         }
     }
 
-    /// Whether a log may take another entry's memory.
+    /// Returns whether the budget allows a log to take memory for another entry.
     pub(super) fn log_may_grow(&self, log: &Log, budget: &Budget) -> bool {
         budget.allows_log(log.moved_bytes() + self.rings.moving_bytes())
     }
@@ -345,7 +349,7 @@ impl Shard {
         self.tables_bytes = self.table.heap_bytes() + self.overflow.heap_bytes();
     }
 
-    /// Tells the budget what has changed.
+    /// Reports a change of this shard's memory to the budget.
     #[inline]
     pub(super) fn report(&mut self, budget: &Budget) {
         let bytes = self.tables_bytes + self.rings.heap_bytes();
@@ -367,10 +371,10 @@ fn remove(table: &mut Table, place: usize, rings: &mut Rings) {
     }
 }
 
-/// Drops what has expired in the next few places from `cursor`, and says where to go on.
+/// Drops expired counters in the next `places` from `cursor`, and returns the place at which to continue.
 fn drop_expired(table: &mut Table, cursor: usize, places: usize, now: Timestamp, rings: &mut Rings) -> usize {
     let (mut place, end) = (cursor, (cursor + places).min(table.places()));
-    // Whoever moves up into a gap is looked at too, but not without end.
+    // A slot that moves into a gap is inspected, too. The bound keeps the loop finite.
     for _ in 0..2 * places {
         if place >= end {
             break;

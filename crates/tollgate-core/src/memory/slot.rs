@@ -21,9 +21,8 @@
 //! down by at most a quarter. The lifetime of a bucket is its level divided by its rate; one division per sweep is
 //! cheaper than one per check.
 //!
-//! Everything of the state but time and small is the slot's **mark**. All buckets of a limit have the same mark, which
-//! is computed once with the limit. A slot with this mark holds a bucket of the same rate and scale, so a check reads
-//! and writes only two numbers.
+//! Everything of the state but time and small is the slot's **header**. All buckets of a limit have the same header. A
+//! slot with this header holds a bucket of the same rate and scale, so a check reads and writes only two numbers.
 
 use super::budget::Budget;
 use super::counter_hash::CounterHash;
@@ -47,8 +46,8 @@ pub(super) struct Slot {
 }
 
 /// The packed kind, lifetime code and wide number of a state, at their positions in a slot.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub(crate) struct SlotHeader {
+#[derive(Clone, Copy)]
+struct SlotHeader {
     small: u64,
     time: u64,
     wide: u32,
@@ -65,15 +64,16 @@ impl SlotHeader {
         }
     }
 
-    /// Returns the mark of the buckets of a limit.
-    pub(crate) fn of_buckets(quota: u32, grain_us: u64, parts_per_unit: u64) -> SlotHeader {
-        SlotHeader::new(BUCKET, lifetime::rate(quota, grain_us), parts_per_unit)
+    /// Returns the header of the buckets of a limit whose grains are 1 µs.
+    #[inline(always)]
+    fn of_plain_bucket(shape: &BucketShape) -> SlotHeader {
+        SlotHeader::new(BUCKET, lifetime::rate(shape.quota.get(), 1), shape.parts_per_unit.get())
     }
+}
 
-    /// Returns the code of the lifetime or the rate.
-    fn code(self) -> u8 {
-        (self.small >> CODE_SHIFT) as u8
-    }
+/// Returns the code of the rate at which the buckets of a limit leak.
+fn rate_code(shape: &BucketShape) -> u8 {
+    lifetime::rate(shape.quota.get(), shape.grain_us())
 }
 
 // The kinds of state.
@@ -140,8 +140,8 @@ impl Slot {
 
     /// Decides a check that has only this bucket, in place, in the frequent case.
     ///
-    /// Returns `None` without changing anything if the slot does not have the limit's mark, or if
-    /// [`Bucket::decide_in_place`] returns `None`. Then [`Slot::decide_bucket`] must decide.
+    /// Returns `None` without changing anything if the limit is not [plain](BucketShape::is_plain), if the slot does not
+    /// have the header of its buckets, or if [`Bucket::decide_in_place`] returns `None`. Then [`Slot::decide_bucket`] must decide.
     #[inline(always)]
     pub(super) fn decide_bucket_in_place<'a>(
         &mut self,
@@ -150,14 +150,14 @@ impl Slot {
         now: Timestamp,
         cost: u32,
     ) -> Option<BucketAnswer<'a>> {
-        let mark = &shape.mark;
-        // If the marks are equal, the XOR leaves only the two numbers.
-        let (level, time_us) = (self.small ^ mark.small, self.time ^ mark.time);
-        if level > SMALL_MASK || time_us > TIME_MASK || self.wide != mark.wide {
+        let header = SlotHeader::of_plain_bucket(shape);
+        // If the headers are equal, the XOR leaves only the two numbers.
+        let (level, time_us) = (self.small ^ header.small, self.time ^ header.time);
+        if !shape.is_plain || level > SMALL_MASK || time_us > TIME_MASK || self.wide != header.wide {
             return None;
         }
         Bucket::decide_in_place((level, time_us), limit, shape, now, cost, |level, time_us| {
-            (self.small, self.time) = (level | mark.small, time_us | mark.time);
+            (self.small, self.time) = (level | header.small, time_us | header.time);
         })
     }
 
@@ -358,21 +358,21 @@ impl Slot {
         if self.is_bucket() && bucket == self.bucket() {
             return self.keep_bucket(bucket, shape);
         }
-        self.set(BUCKET, shape.mark.code(), bucket.time_us, bucket.scale, bucket.level);
+        self.set(BUCKET, rate_code(shape), bucket.time_us, bucket.scale, bucket.level);
     }
 
     /// Extends the lifetime of an unchanged bucket if it matters longer under this limit. Never shortens it.
     #[inline(never)]
     fn keep_bucket(&mut self, bucket: Bucket, shape: &BucketShape) {
         if bucket.scale == shape.parts_per_unit.get() {
-            if shape.mark.code() < self.code() {
-                self.set_code(shape.mark.code());
+            if rate_code(shape) < self.code() {
+                self.set_code(rate_code(shape));
             }
             return;
         }
         // The limit has another scale than the bucket, so the rates are not comparable. The times are.
         let rescaled = bucket.rescaled(shape);
-        let leaks_us = shape.quota.div_ceil(rescaled.level).saturating_mul(shape.grain_us);
+        let leaks_us = shape.quota.div_ceil(rescaled.level).saturating_mul(shape.grain_us());
         if lifetime::time_to_leak_us(bucket.level, self.code()) >= leaks_us.saturating_add(lifetime::GRAIN_US_MAX) {
             return;
         }
@@ -569,8 +569,8 @@ impl Slot {
     #[inline]
     fn set(&mut self, kind: u64, code: u8, time_us: u64, wide: u64, small: u64) {
         debug_assert!(small <= SMALL_MASK && time_us <= TIME_MASK);
-        let mark = SlotHeader::new(kind, code, wide);
-        (self.small, self.time, self.wide) = (mark.small | small, mark.time | time_us, mark.wide);
+        let header = SlotHeader::new(kind, code, wide);
+        (self.small, self.time, self.wide) = (header.small | small, header.time | time_us, header.wide);
     }
 
     #[inline]

@@ -1,5 +1,5 @@
 use super::*;
-use tollgate_core::{Key, Limit};
+use tollgate_core::{Key, ScopeName};
 
 fn key_of(prefix: &str, subject: &[u8], scope: Scope<'_>, limit: &str) -> String {
     let limit: Limit = limit.parse().unwrap();
@@ -8,7 +8,7 @@ fn key_of(prefix: &str, subject: &[u8], scope: Scope<'_>, limit: &str) -> String
 
 /// The columns: prefix, subject (hex), scope, rule, limit name, limit, key.
 #[test]
-fn every_vector_gives_its_key() {
+fn key_vectors_match() {
     let vectors = include_str!("../../tests/key-vectors.tsv");
     let mut count = 0;
     for line in vectors.lines().filter(|line| !line.starts_with('#') && !line.is_empty()) {
@@ -22,7 +22,7 @@ fn every_vector_gives_its_key() {
         let key = match scope {
             "ban" => Prefix::new(prefix).unwrap().ban(&subject),
             "explicit" => key_of(prefix, &subject, Scope::Explicit, limit),
-            "throttle" => key_of(prefix, &subject, Scope::Throttle, limit),
+            "throttle" => key_of(prefix, &subject, Scope::Named(ScopeName::new("throttle")), limit),
             "rule" => key_of(prefix, &subject, Scope::rule(rule, name), limit),
             other => panic!("no such scope: {other}"),
         };
@@ -33,7 +33,7 @@ fn every_vector_gives_its_key() {
 }
 
 #[test]
-fn parts_cannot_be_shifted_into_each_other() {
+fn different_parts_give_different_keys() {
     let rule = |rule, limit| key_of("p", b"s", Scope::rule(rule, limit), "1/s");
     assert_ne!(rule("a", "b:c"), rule("a:b", "c"));
     assert_ne!(rule("a", "b_c"), rule("a_b", "c"));
@@ -44,7 +44,7 @@ fn parts_cannot_be_shifted_into_each_other() {
 }
 
 #[test]
-fn a_hash_cannot_be_written_as_a_literal() {
+fn hashed_part_cannot_be_written_as_a_literal() {
     let long = vec![b'x'; 129];
     let hashed = key_of("p", &long, Scope::Explicit, "1/s");
     let tag = hashed.split_once('{').unwrap().1.split_once('}').unwrap().0;
@@ -54,20 +54,32 @@ fn a_hash_cannot_be_written_as_a_literal() {
 }
 
 #[test]
-fn braces_from_outside_cannot_choose_the_slot() {
+fn braces_in_a_subject_cannot_choose_the_slot() {
     for subject in ["}", "{", "}{x}", "a}:b", "{}"] {
         let key = key_of("p", subject.as_bytes(), Scope::rule("{r}", "}"), "1/s");
         assert_eq!(key.matches('{').count(), 1, "{key}");
         assert_eq!(key.matches('}').count(), 1, "{key}");
         let (_, tag) = key.split_once('{').unwrap();
-        assert!(!tag.starts_with('}'), "an empty tag is no tag: {key}");
+        assert!(!tag.starts_with('}'), "the tag is not empty: {key}");
     }
 }
 
 #[test]
-fn a_prefix_with_a_brace_is_refused_and_says_what_is_accepted() {
+fn invalid_prefix_is_an_error_that_says_what_is_accepted() {
     for prefix in ["", "a{b", "a b", "ü", &"x".repeat(65)] {
         let error = Prefix::new(prefix).unwrap_err().to_string();
         assert!(error.contains("without braces"), "{error}");
     }
+}
+
+#[test]
+fn every_scope_has_a_key_of_its_own() {
+    let names = ["rule", "ban", "sliding", "throttle"].map(|name| Scope::Named(ScopeName::new(name)));
+    let scopes = [Scope::Explicit, Scope::rule("rule", "log"), Scope::rule("throttle", "log")];
+    let mut keys: Vec<String> = scopes.into_iter().chain(names).map(|scope| key_of("p", b"s", scope, "1/s")).collect();
+    keys.push(Prefix::new("p").unwrap().ban(b"s"));
+    let count = keys.len();
+    keys.sort();
+    keys.dedup();
+    assert_eq!(keys.len(), count, "{keys:?}");
 }

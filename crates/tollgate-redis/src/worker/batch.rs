@@ -1,41 +1,43 @@
-//! What goes in one call, and who is told what came of it.
+//! The work of one call, and the callers that wait for its results.
 
 use std::collections::VecDeque;
 
 use tokio::sync::oneshot::Sender;
 use tollgate_core::{Decision, Timestamp};
 
-use super::{STEPS_MAX, Work};
+use super::{CallScope, STEPS_MAX, Work};
 use crate::answer::{self, StepDecisions};
 use crate::fault::Fault;
 use crate::reply::Reply;
 use crate::request::{Script, Step, encode_call};
 
-/// One call's worth of work.
+/// Work that is sent together: checks, refunds, or one command.
 pub(super) enum Batch {
     Checks(Checks),
     Refunds(Refunds),
     Command(Vec<u8>, Sender<Result<Reply, Fault>>),
 }
 
-/// Checks, and who waits for them.
+/// Checks, and the callers that wait for them.
 pub(super) struct Checks {
     steps: Vec<Step>,
-    /// Of the steps, in order, so many are this one's.
+    /// The callers, and how many of the steps belong to each, in order.
     waiters: Vec<ChecksWaiter>,
     grouping: Grouping,
 }
 
 type ChecksWaiter = (usize, Sender<Result<Vec<Result<Decision, Fault>>, Fault>>);
 
-/// Refunds, and who waits for them.
+/// Refunds, and the callers that wait for them.
 pub(super) struct Refunds(Vec<(Step, Sender<Result<(), Fault>>)>);
 
 impl Batch {
-    /// Takes from the front what can go in one call, at most so many callers' checks, leaving out whoever does not wait
-    /// any more.
+    /// Takes work from the front of the backlog that can be sent together: checks of at most `callers_max` callers, or
+    /// refunds, or one command. Returns `None` if no work is left.
+    ///
+    /// Drops checks and commands whose callers have given up.
     pub(super) fn next(backlog: &mut VecDeque<Work>, callers_max: usize) -> Option<Batch> {
-        while backlog.pop_front_if(|work| has_left(work)).is_some() {}
+        while backlog.pop_front_if(|work| is_abandoned(work)).is_some() {}
         Some(match backlog.pop_front()? {
             Work::Checks(mut steps, waiter) => {
                 let mut waiters = vec![(steps.len(), waiter)];
@@ -65,7 +67,7 @@ impl Batch {
         })
     }
 
-    /// How many wait for it.
+    /// Returns the number of callers that wait.
     pub(super) fn callers(&self) -> usize {
         match self {
             Batch::Checks(checks) => checks.callers(),
@@ -74,7 +76,7 @@ impl Batch {
         }
     }
 
-    /// How many checks it holds.
+    /// Returns the number of checks; zero for refunds and commands.
     pub(super) fn checks(&self) -> usize {
         match self {
             Batch::Checks(checks) => checks.steps.len(),
@@ -82,7 +84,7 @@ impl Batch {
         }
     }
 
-    /// The bytes of the call.
+    /// Encodes the call.
     pub(super) fn request(&self, script: Script<'_>, now: Option<Timestamp>) -> Vec<u8> {
         match self {
             Batch::Checks(checks) => encode_call(script, now, "check", &checks.distinct()),
@@ -91,12 +93,39 @@ impl Batch {
         }
     }
 
-    /// Whether the script is called, or a command of somebody's own.
+    /// Splits the batch into the calls in which it is sent.
+    ///
+    /// With [`CallScope::Server`] that is the batch itself. With [`CallScope::Subject`] it is one call for each subject, in
+    /// the order in which the subjects first occur; work of one subject keeps its order.
+    pub(super) fn into_calls(self, scope: CallScope) -> Vec<Batch> {
+        match (scope, self) {
+            (CallScope::Server, batch) | (CallScope::Subject, batch @ Batch::Command(..)) => vec![batch],
+            (CallScope::Subject, Batch::Checks(checks)) => {
+                let mut steps = checks.steps.into_iter();
+                let callers = checks.waiters.into_iter().map(|waiter| {
+                    let own: Vec<Step> = steps.by_ref().take(waiter.0).collect();
+                    (own.first().map(|step| step.subject().to_vec()), (own, waiter))
+                });
+                let calls = group_in_order(callers).into_iter();
+                let call = |callers: Vec<(Vec<Step>, ChecksWaiter)>| {
+                    let (steps, waiters): (Vec<_>, Vec<_>) = callers.into_iter().unzip();
+                    Batch::Checks(Checks::new(steps.into_iter().flatten().collect(), waiters))
+                };
+                calls.map(call).collect()
+            }
+            (CallScope::Subject, Batch::Refunds(Refunds(refunds))) => {
+                let refunds = refunds.into_iter().map(|refund| (refund.0.subject().to_vec(), refund));
+                group_in_order(refunds).into_iter().map(|refunds| Batch::Refunds(Refunds(refunds))).collect()
+            }
+        }
+    }
+
+    /// Returns whether this is a call of the script.
     pub(super) fn calls_script(&self) -> bool {
         !matches!(self, Batch::Command(..))
     }
 
-    /// Whether it holds different questions of different callers.
+    /// Returns whether it holds different checks of different callers, so that [`Batch::halves`] separates some.
     pub(super) fn is_divisible(&self) -> bool {
         match self {
             Batch::Checks(checks) => checks.callers() > 1 && checks.grouping.groups.len() > 1,
@@ -105,7 +134,10 @@ impl Batch {
         }
     }
 
-    /// One half of the callers, and the other.
+    /// Splits the callers into two batches.
+    ///
+    /// # Panics
+    /// If this is a command, which has one caller.
     pub(super) fn halves(self) -> (Batch, Batch) {
         match self {
             Batch::Checks(checks) => {
@@ -116,11 +148,14 @@ impl Batch {
                 let second = first.split_off(first.len() / 2);
                 (Batch::Refunds(Refunds(first)), Batch::Refunds(Refunds(second)))
             }
-            Batch::Command(..) => unreachable!("a command is one caller's"),
+            Batch::Command(..) => unreachable!("a command has one caller"),
         }
     }
 
-    /// Tells all who wait what the reply says. The fault, if that is all it says.
+    /// Sends the results in `reply` to the callers.
+    ///
+    /// # Errors
+    /// Returns the fault if the whole call failed. The callers have received it, too.
     pub(super) fn answer(self, reply: Reply) -> Result<(), Fault> {
         match self {
             Batch::Checks(checks) => {
@@ -143,7 +178,7 @@ impl Batch {
         }
     }
 
-    /// Tells all who wait that there is no answer.
+    /// Sends a fault to all callers.
     pub(super) fn refuse(self, fault: &Fault) {
         match self {
             Batch::Checks(checks) => checks.hand_out(&Err(fault.clone())),
@@ -163,8 +198,8 @@ impl Checks {
         self.waiters.len()
     }
 
-    /// One half of the callers, and the other. Who asks the same stays together, so that the one question that cannot be answered is
-    /// alone after a few halvings, however many ask it.
+    /// Splits the callers into two halves. Callers with equal checks stay together, so that a check that the server
+    /// cannot decide is alone after a few halvings, however many callers have sent it.
     fn halves(self) -> (Checks, Checks) {
         let Checks { steps, waiters, grouping } = self;
         let (mut steps, mut groups) = (steps.into_iter(), grouping.group_of.into_iter());
@@ -188,12 +223,12 @@ impl Checks {
         (first, second)
     }
 
-    /// Each check once, in the order of the call, and how often it was asked.
+    /// Returns each distinct check, in the order of the call, with its repeat count.
     fn distinct(&self) -> Vec<(&Step, usize)> {
         self.grouping.groups.iter().map(|&(index, count)| (&self.steps[index], count)).collect()
     }
 
-    /// Gives each caller its part of the answers to the distinct checks.
+    /// Sends each caller its part of the answers to the distinct checks.
     fn hand_out(self, answers: &Result<Vec<StepDecisions>, Fault>) {
         let answers = match answers {
             Ok(answers) => answers,
@@ -226,8 +261,8 @@ impl Refunds {
     }
 }
 
-/// Whether nobody waits for this any more. A refund is owed even then.
-fn has_left(work: &Work) -> bool {
+/// Returns whether the caller has given up. A refund is executed even then.
+fn is_abandoned(work: &Work) -> bool {
     match work {
         Work::Checks(_, waiter) => waiter.is_closed(),
         Work::Command(_, waiter) => waiter.is_closed(),
@@ -235,6 +270,7 @@ fn has_left(work: &Work) -> bool {
     }
 }
 
+/// Returns whether work can be added to a call with these steps.
 fn fits_behind(steps: &[Step], work: &Work) -> bool {
     match work {
         Work::Checks(more, _) => steps.len() + more.len() <= STEPS_MAX,
@@ -242,11 +278,23 @@ fn fits_behind(steps: &[Step], work: &Work) -> bool {
     }
 }
 
-/// Equal steps put together.
+/// Groups values by key, in the order in which the keys first occur.
+fn group_in_order<K: PartialEq, V>(values: impl Iterator<Item = (K, V)>) -> Vec<Vec<V>> {
+    let mut groups: Vec<(K, Vec<V>)> = Vec::new();
+    for (key, value) in values {
+        match groups.iter_mut().find(|(group, _)| *group == key) {
+            Some((_, values)) => values.push(value),
+            None => groups.push((key, vec![value])),
+        }
+    }
+    groups.into_iter().map(|(_, values)| values).collect()
+}
+
+/// Groups of equal steps.
 struct Grouping {
-    /// For each distinct step, the first of its kind and how many there are.
+    /// For each distinct step, the index of its first occurrence and the number of occurrences.
     groups: Vec<(usize, usize)>,
-    /// To which of the groups each step belongs.
+    /// The group of each step.
     group_of: Vec<usize>,
 }
 

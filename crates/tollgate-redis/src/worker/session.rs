@@ -1,35 +1,47 @@
-//! The time with one connection: calls go out, and their replies come in the same order.
+//! One connection in use: calls are sent, and their replies arrive in the same order.
 //!
-//! **When a call leaves.** A check that finds the connection idle leaves at once. While calls are in flight, checks are collected, because a
-//! batch of 32 costs the server a third of 32 calls. They leave together at the first of these moments:
+//! **When a batch leaves.** A check that finds the connection idle leaves at once. While calls are in flight, checks are
+//! collected, because a call with 32 checks costs the server a third of 32 calls. They leave together at the first of
+//! these moments:
 //!
 //! ```text
-//!   nothing is in flight     the next call leaves at once, with everything that waits
-//!   one call is in flight    a second leaves as soon as 16 callers wait: the server finds it when it has done the first
-//!   1 to 31 are in flight    the next leaves when its oldest caller has waited for 1 ms, or when it is full
+//!   nothing is in flight       the next batch leaves at once, with everything that waits
+//!   one batch is in flight     a second leaves as soon as 16 callers wait, so that the server finds it when it is done
+//!   1 to 31 are in flight      the next leaves when its oldest caller has waited for 1 ms, or when it is full
 //! ```
 //!
-//! The second line keeps a near server busy while we distribute its answers. Callers are shared between the two calls, since two of 32
-//! cost less than many small ones. The third line is for a server that is far away. Its replies are not waited for, so a check pays
-//! its own round trip and a millisecond, however long the round trip is. With a near server the reply comes before the millisecond is over, and
-//! the timer has no effect.
+//! The second line keeps a nearby server busy while the worker distributes its replies. Callers are divided between the
+//! two batches, because two calls of 32 cost less than many small ones. The third line is for a distant server: a check
+//! waits for its own round trip and a millisecond, however long the round trip is. A nearby server replies before the
+//! millisecond is over, so the timer has no effect.
 //!
-//! **One timer.** It ticks every millisecond while calls are in flight. At each tick the worker takes what has come into the queue, and sends it if it is
-//! due; the tick also ends calls that take too long. No timer is set per check or per call, and callers do not wake the worker unless they may
-//! fill the second call.
+//! **A batch is one call or several.** A server that runs scripts with any keys gets one call. Where all keys of a call
+//! must belong to one subject ([`CallScope::Subject`]), the batch becomes one call per subject. All of them are put
+//! into the outbox together, so they usually leave in one write. Limits on what is in flight count batches.
 //!
-//! **Sending and receiving at once.** Requests are put into the connection's outbox, which is sent while replies are received. A server that
-//! does not read cannot keep us from reading. The number of calls in flight bounds the outbox, and the oldest call's time bounds the wait.
+//! **One timer.** It ticks every millisecond while calls are in flight. At each tick the worker takes what has come into
+//! the queue, and sends it if it is due. The tick also detects calls that take too long. No timer is set per check or
+//! per call, and callers do not wake the worker unless they may fill the second batch.
 //!
-//! **A reply belongs to the oldest call.** That holds as long as every call gets its reply from this connection. So
-//! whatever casts doubt on that (silence, garbage, a broken stream) ends the session, and all calls in flight with it. It is unknown whether
-//! they were run; their callers get an error that says so. What the server still sends is not read.
+//! **Sending and receiving at once.** Requests are put into the connection's outbox. What the socket does not take at
+//! once is sent while replies are received. So a server that does not read cannot keep the worker from reading. The number of batches in flight
+//! bounds the outbox, and the timeout of the oldest call bounds the wait.
 //!
-//! **Time for a call** counts from when it is put into the outbox, so it includes the time behind the calls before it.
+//! **A reply belongs to the oldest call.** That holds as long as every call gets its reply from this connection.
+//! Whatever casts doubt on that (a timeout, invalid bytes, a broken stream) ends the session and all calls in flight.
+//! It is unknown whether they were executed, and their callers get an error that says so. Later replies are not read.
 //!
-//! **Sent again** is only what the server says it has not run: a call of a script that it has forgotten; and a batch in which some key
-//! holds something that is not ours, which goes in halves until the checks of that key are alone. Such calls go in the order of
-//! their first attempt and before new ones, but behind the calls that were already in flight.
+//! **A server that became a replica** (`READONLY`) must not be used any more, but the order of its replies is not in
+//! doubt. So nothing more is sent, and the calls in flight get their own replies, which usually say that they were not
+//! executed. Then the session ends.
+//!
+//! **The timeout of a call** starts when the call is put into the outbox, so it includes the time that earlier calls
+//! take.
+//!
+//! **Resent** are only calls that the server has not executed: a call of a script that the server does not have
+//! cached, and a batch with a foreign key, which is resent in halves until the checks of that key are alone. Such calls
+//! are resent in the order of their first attempt and before new ones, but behind the calls that were already in
+//! flight.
 
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
@@ -46,79 +58,103 @@ use crate::fault::Fault;
 use crate::reply::Reply;
 use crate::request::Script;
 
-/// Calls in flight at once. With a call each millisecond this covers a round trip of 32 ms; farther away, batches grow instead.
-const CALLS_MAX: usize = 32;
-/// Up to so many calls in flight, one leaves as soon as it has [`CALLERS_WORTH_A_CALL`]: one that the server works on, and one that it
-/// finds when it has done so.
-const EAGER_CALLS_MAX: usize = 2;
-/// So many callers are worth a second call behind the first. Measured with 64 callers: calls of 32 beat smaller ones.
-const CALLERS_WORTH_A_CALL: usize = 16;
-/// No caller waits longer for others to share its call, while there is room for one more call.
+/// The maximum number of batches in flight. With one each millisecond this covers a round trip of 32 ms; at a longer
+/// one, batches grow instead.
+const BATCHES_MAX: usize = 32;
+/// With fewer batches in flight than this, the next one leaves as soon as it has [`CALLERS_WORTH_A_BATCH`]: one that the
+/// server works on, and one that it finds when it is done.
+const EAGER_BATCHES_MAX: usize = 2;
+/// The number of callers that are worth a second batch behind the first. Measured with 64 callers: calls of 32 beat
+/// smaller ones.
+const CALLERS_WORTH_A_BATCH: usize = 16;
+/// The maximum time for which a caller waits for others to share its call, while another batch may leave.
 const WAIT_MAX: Duration = Duration::from_millis(1);
-/// Tokio's timer counts whole milliseconds and rounds up: this ticks every millisecond.
+/// The period of the timer. Tokio's timer counts whole milliseconds and rounds up, so it ticks every millisecond.
 const TICK: Duration = Duration::from_micros(500);
 
+/// The use of one connection by a worker.
 pub(super) struct Session<'a> {
-    lane: &'a Worker,
+    worker: &'a Worker,
     connection: Connection,
-    /// Calls whose replies have not come yet, the oldest first.
+    /// Calls without a reply, the oldest first.
     in_flight: VecDeque<InFlight>,
-    /// What the server has refused to run, to be sent again.
+    /// The number of batches of which a call is in flight.
+    batches_in_flight: usize,
+    /// Calls to be resent.
     again: VecDeque<(Batch, ScriptRef)>,
-    /// How many callers the latest reply was for.
-    answered_last: usize,
+    /// The number of callers of the latest reply.
+    callers_answered: usize,
     /// When the queue was last emptied. Whatever is found in it came later.
-    looked_at: Instant,
+    collected_at: Instant,
     /// Since when the oldest caller in the backlog may have waited.
     waiting_since: Option<Instant>,
     tick: Interval,
+    /// Why nothing more is sent on this connection, if so.
+    draining: Option<Fault>,
 }
 
 struct InFlight {
     batch: Batch,
     script: ScriptRef,
     until: Instant,
+    /// Whether this is the last call of its batch.
+    ends_batch: bool,
 }
 
-/// How a call names the script.
+/// How a call refers to the script.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum ScriptRef {
+    /// By its SHA-1.
     Sha,
-    /// By its hash once more, because a call with the source went out in the meantime.
+    /// By its SHA-1 in a second attempt, after another call has sent the source.
     ShaAgain,
+    /// By its source.
     Source,
 }
 
 impl<'a> Session<'a> {
-    pub(super) fn new(lane: &'a Worker, connection: Connection) -> Session<'a> {
+    pub(super) fn new(worker: &'a Worker, connection: Connection) -> Session<'a> {
         let mut tick = interval(TICK);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         Session {
-            lane,
+            worker,
             connection,
             in_flight: VecDeque::new(),
+            batches_in_flight: 0,
             again: VecDeque::new(),
-            answered_last: 0,
-            looked_at: Instant::now(),
+            callers_answered: 0,
+            collected_at: Instant::now(),
             waiting_since: None,
             tick,
+            draining: None,
         }
     }
 
     /// Uses the connection until it must be dropped or the queue is closed.
     pub(super) async fn serve(mut self, queue: &mut mpsc::Receiver<Work>, backlog: &mut VecDeque<Work>) -> QueueState {
-        // The backlog is outside the queue: no more callers wait there for a second call than the queue may hold.
-        let worth_a_call = CALLERS_WORTH_A_CALL.min(queue.max_capacity());
+        // The backlog is outside the queue: no more callers wait there for a second batch than the queue may hold.
+        let worth_a_batch = CALLERS_WORTH_A_BATCH.min(queue.max_capacity());
         loop {
             self.collect(queue, backlog);
-            if let Some((batch, script)) = self.next_call(backlog, worth_a_call) {
-                self.send(batch, script);
+            let sent = match self.send_next(backlog, worth_a_batch).await {
+                Ok(sent) => sent,
+                Err(fault) => {
+                    self.give_up(&fault);
+                    return QueueState::Open;
+                }
+            };
+            if sent {
                 continue;
             }
             let outcome = if self.in_flight.is_empty() {
+                if let Some(fault) = self.draining.take() {
+                    self.give_up(&fault);
+                    return QueueState::Open;
+                }
                 let mut arrived = Vec::new();
                 tokio::select! {
-                    // First: who comes when the server has just hung up waits for the next connection, and is not sent into this one.
+                    // The connection first: a check that arrives when the server has just closed it must wait for the next
+                    // connection.
                     biased;
                     () = self.connection.hung_up() => return QueueState::Open,
                     count = queue.recv_many(&mut arrived, STEPS_MAX) => if count == 0 { return QueueState::Closed },
@@ -126,17 +162,19 @@ impl<'a> Session<'a> {
                 backlog.extend(arrived);
                 Ok(())
             } else {
-                // The callers that were just answered may be back soon. Were they too few for a call, each of them would wake us in vain.
-                let may_fill_a_call =
-                    self.in_flight.len() < EAGER_CALLS_MAX && self.answered_last + backlog.len() >= worth_a_call;
+                // The callers that were just answered may be back soon. If they were too few for a batch, each of them
+                // would wake the worker for nothing.
+                let may_fill_a_batch = self.batches_in_flight < EAGER_BATCHES_MAX
+                    && self.callers_answered + backlog.len() >= worth_a_batch
+                    && self.draining.is_none();
                 tokio::select! {
                     biased;
                     reply = self.connection.receive() => self.receive(reply),
-                    Some(work) = queue.recv(), if may_fill_a_call => {
+                    Some(work) = queue.recv(), if may_fill_a_batch => {
                         backlog.push_back(work);
                         Ok(())
                     }
-                    // By when it was due, not by when we got to run: if we are late, the reply may be here already.
+                    // The time at which the tick was due, not the present: if this task runs late, the reply may have arrived.
                     due = self.tick.tick() => self.check_timeout(due),
                 }
             };
@@ -147,68 +185,83 @@ impl<'a> Session<'a> {
         }
     }
 
+    /// Returns whether another batch may be sent.
     fn has_room(&self) -> bool {
-        self.in_flight.len() < CALLS_MAX
+        self.batches_in_flight < BATCHES_MAX && self.draining.is_none()
     }
 
-    /// Moves what has come from the queue to the backlog, if a call could leave with it.
+    /// Moves work from the queue to the backlog, if a batch could leave with it.
     fn collect(&mut self, queue: &mut mpsc::Receiver<Work>, backlog: &mut VecDeque<Work>) {
-        let looked_before = std::mem::replace(&mut self.looked_at, Instant::now());
+        let collected_before = std::mem::replace(&mut self.collected_at, Instant::now());
         while self.has_room()
             && backlog.len() < STEPS_MAX
             && let Ok(work) = queue.try_recv()
         {
             backlog.push_back(work);
         }
-        self.waiting_since = (!backlog.is_empty()).then(|| self.waiting_since.unwrap_or(looked_before));
+        self.waiting_since = (!backlog.is_empty()).then(|| self.waiting_since.unwrap_or(collected_before));
     }
 
-    /// Returns the call that should leave now, if any.
-    fn next_call(&mut self, backlog: &mut VecDeque<Work>, worth_a_call: usize) -> Option<(Batch, ScriptRef)> {
+    /// Sends the batch that should leave now. Returns whether there was one.
+    ///
+    /// # Errors
+    /// Returns a fault if the connection is broken.
+    async fn send_next(&mut self, backlog: &mut VecDeque<Work>, worth_a_batch: usize) -> Result<bool, Fault> {
         if !self.has_room() {
-            return None;
+            return Ok(false);
         }
-        if let Some(again) = self.again.pop_front() {
-            return Some(again);
+        if let Some((call, script)) = self.again.pop_front() {
+            self.queue(call, script, true);
+            return self.connection.send_queued().await.map(|()| true);
         }
-        let is_eager = self.in_flight.len() < EAGER_CALLS_MAX;
-        let is_full = backlog.len() >= if is_eager { worth_a_call } else { STEPS_MAX };
-        let is_due = self.waiting_since.is_some_and(|since| self.looked_at.duration_since(since) >= WAIT_MAX);
+        let is_eager = self.batches_in_flight < EAGER_BATCHES_MAX;
+        let is_full = backlog.len() >= if is_eager { worth_a_batch } else { STEPS_MAX };
+        let is_due = self.waiting_since.is_some_and(|since| self.collected_at.duration_since(since) >= WAIT_MAX);
         if !(self.in_flight.is_empty() || is_full || is_due) {
-            return None;
+            return Ok(false);
         }
         let callers = backlog.len() + self.in_flight.iter().map(|call| call.batch.callers()).sum::<usize>();
-        let is_shared = is_eager && callers / EAGER_CALLS_MAX >= worth_a_call;
-        let batch = Batch::next(backlog, if is_shared { callers.div_ceil(EAGER_CALLS_MAX) } else { STEPS_MAX })?;
-        self.lane.counters.decisions.fetch_add(batch.checks() as u64, Ordering::Relaxed);
-        Some((batch, ScriptRef::Sha))
+        let is_shared = is_eager && callers / EAGER_BATCHES_MAX >= worth_a_batch;
+        let callers_max = if is_shared { callers.div_ceil(EAGER_BATCHES_MAX) } else { STEPS_MAX };
+        let Some(batch) = Batch::next(backlog, callers_max) else { return Ok(false) };
+        self.worker.counters.decisions.fetch_add(batch.checks() as u64, Ordering::Relaxed);
+        let mut calls = batch.into_calls(self.worker.call_scope).into_iter().peekable();
+        while let Some(call) = calls.next() {
+            self.queue(call, ScriptRef::Sha, calls.peek().is_none());
+        }
+        self.connection.send_queued().await.map(|()| true)
     }
 
-    /// Puts a call into the outbox. It is sent while replies are received.
-    fn send(&mut self, batch: Batch, script: ScriptRef) {
+    /// Puts a call into the outbox.
+    fn queue(&mut self, batch: Batch, script: ScriptRef, ends_batch: bool) {
         let name = match script {
             ScriptRef::Sha | ScriptRef::ShaAgain => Script::Known(self.connection.script_sha()),
-            ScriptRef::Source => Script::Whole(self.lane.script),
+            ScriptRef::Source => Script::Whole(self.worker.script),
         };
-        let now = self.lane.clock.as_ref().map(|clock| clock.now());
+        let now = self.worker.clock.as_ref().map(|clock| clock.now());
         let request = batch.request(name, now);
         self.connection.queue(&request);
-        let until = Instant::now() + self.lane.call_timeout;
-        self.in_flight.push_back(InFlight { batch, script, until });
-        self.lane.counters.calls.fetch_add(1, Ordering::Relaxed);
+        let until = Instant::now() + self.worker.call_timeout;
+        self.in_flight.push_back(InFlight { batch, script, until, ends_batch });
+        self.batches_in_flight += usize::from(ends_batch);
+        self.worker.counters.calls.fetch_add(1, Ordering::Relaxed);
     }
 
     fn check_timeout(&self, now: Instant) -> Result<(), Fault> {
         match self.in_flight.front() {
-            Some(oldest) if oldest.until <= now => Err(Fault::new(Kind::TimedOut, "the server did not answer in time")),
+            Some(oldest) if oldest.until <= now => {
+                let message = format!("no answer within {:?}", self.worker.call_timeout);
+                Err(Fault::new(Kind::TimedOut, message))
+            }
             _ => Ok(()),
         }
     }
 
-    /// Gives the callers of the oldest call what was received.
+    /// Passes what was received to the callers of the oldest call.
     fn receive(&mut self, reply: Result<Reply, Fault>) -> Result<(), Fault> {
         let Some(oldest) = self.in_flight.pop_front() else { return Ok(()) };
-        self.answered_last = oldest.batch.callers();
+        self.batches_in_flight -= usize::from(oldest.ends_batch);
+        self.callers_answered = oldest.batch.callers();
         match reply {
             Ok(reply) => self.answer(oldest, reply)?,
             Err(fault) => {
@@ -216,8 +269,8 @@ impl<'a> Session<'a> {
                 return Err(fault);
             }
         }
-        if self.in_flight.is_empty() && self.connection.has_said_more() {
-            return Err(Fault::new(Kind::Protocol, "the server answers what nobody asked"));
+        if self.in_flight.is_empty() && self.connection.has_unread_bytes() {
+            return Err(Fault::new(Kind::Protocol, "the server sent a reply without a request"));
         }
         Ok(())
     }
@@ -227,8 +280,9 @@ impl<'a> Session<'a> {
             && batch.calls_script()
         {
             if message.starts_with("NOSCRIPT") && script != ScriptRef::Source {
-                self.lane.counters.scripts_sent.fetch_add(1, Ordering::Relaxed);
-                // One source is enough for all calls that the server refuses at this moment; whatever is in flight is behind this one.
+                self.worker.counters.scripts_sent.fetch_add(1, Ordering::Relaxed);
+                // One source is enough for all calls that the server rejects at this moment: the calls in flight were sent
+                // after this one.
                 let source_is_sent = self.in_flight.iter().any(|call| call.script == ScriptRef::Source);
                 let is_first = script == ScriptRef::Sha;
                 let script = if is_first && source_is_sent { ScriptRef::ShaAgain } else { ScriptRef::Source };
@@ -243,19 +297,24 @@ impl<'a> Session<'a> {
             }
         }
         match batch.answer(reply) {
+            Err(fault) if fault.is_of_a_replica() => {
+                self.draining.get_or_insert(fault);
+                Ok(())
+            }
             Err(fault) if fault.ends_connection() => Err(fault),
             _ => Ok(()),
         }
     }
 
-    /// Tells all callers that no reply will come.
+    /// Ends all calls without a reply: those in flight may have been executed, those to be resent were not.
     fn give_up(self, fault: &Fault) {
         let in_flight = match fault.kind {
-            Kind::TimedOut => fault.clone(),
-            _ => Fault::new(Kind::Interrupted, "the connection was given up during a call"),
+            Kind::TimedOut | Kind::Interrupted => fault.clone(),
+            _ => Fault::new(Kind::Interrupted, format!("the connection was dropped during a call: {}", fault.message)),
         };
         self.in_flight.into_iter().for_each(|call| call.batch.refuse(&in_flight));
-        let unexecuted = Fault::new(Kind::Unreachable, "the connection was given up before the call");
+        let message = format!("the connection was dropped before the call was sent: {}", fault.message);
+        let unexecuted = Fault::new(Kind::Unreachable, message);
         self.again.into_iter().for_each(|(batch, _)| batch.refuse(&unexecuted));
     }
 }

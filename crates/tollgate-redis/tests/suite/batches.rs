@@ -1,4 +1,4 @@
-//! Many checks in one call are decided as if they had come one by one.
+//! The checks of one call are decided as if each were a call of its own.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,7 +29,7 @@ const LIMITS: [&str; 14] = [
 ];
 const SUBJECTS: [&str; 3] = ["ann", "bob", "cyd"];
 
-/// One to three demands on different counters; small numbers, so that limits are met and checks meet each other.
+/// Creates one to three demands on different counters. Few counters and small quotas, so that checks affect each other.
 fn random_demands(random: &mut Random) -> Vec<Demand<'static>> {
     let mut demands: Vec<Demand<'static>> = Vec::new();
     let wanted = 1 + random.below(8) / 6;
@@ -47,7 +47,7 @@ fn random_demands(random: &mut Random) -> Vec<Demand<'static>> {
     demands
 }
 
-/// A batch in which some checks come several times in a row.
+/// Creates a batch in which some checks are repeated.
 fn random_batch(random: &mut Random) -> Vec<Vec<Demand<'static>>> {
     let mut batch = Vec::new();
     while batch.len() < 24 {
@@ -94,7 +94,7 @@ fn valkey_decides_batches_in_order() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn many_callers_on_one_key_share_calls_and_are_granted_exactly_the_quota() {
     let server = Server::redis();
-    let store = RedisStore::builder(server.url()).build().unwrap();
+    let store = RedisStore::builder(server.url()).call_timeout(Duration::from_secs(10)).build().unwrap();
     store.command(&["PING"]).await.unwrap();
     let before = store.stats();
     let limit: Limit = "1000/h".parse().unwrap();
@@ -121,7 +121,7 @@ async fn many_callers_on_one_key_share_calls_and_are_granted_exactly_the_quota()
 }
 
 #[tokio::test]
-async fn a_caller_who_left_the_queue_is_not_charged() {
+async fn caller_that_gives_up_in_the_queue_is_not_charged() {
     let server = Server::redis();
     let store = Arc::new(RedisStore::builder(server.url()).call_timeout(Duration::from_secs(5)).build().unwrap());
     store.command(&["PING"]).await.unwrap();
@@ -132,7 +132,7 @@ async fn a_caller_who_left_the_queue_is_not_charged() {
     server.stop();
     let give_up_after = |ms| tokio::time::timeout(Duration::from_millis(ms), store.decide(&checks));
     let before = store.stats();
-    // As many calls as may be in flight.
+    // Fill the calls that may be in flight.
     while store.stats().calls - before.calls < 32 {
         assert!(give_up_after(5).await.is_err(), "the server is stopped");
     }

@@ -7,10 +7,9 @@ use tollgate_redis::{RedisStore, Reply};
 use tollgate_testkit::server::{Brand, Config};
 
 #[tokio::test]
-async fn a_command_is_answered_on_the_connection_that_decides() {
+async fn command_runs_on_the_connection_of_the_decisions() {
     for brand in Brand::ALL {
         let server = Config::new(brand).start();
-        // Nothing here is about time: a busy machine may take long to connect.
         let store = RedisStore::builder(server.url()).call_timeout(Duration::from_secs(10)).build().unwrap();
         let demand = Demand::new("1/h".parse().unwrap(), Key::new("user:42").unwrap());
         assert!(store.decide(&[Check::one(&demand)]).await.unwrap()[0].allowed());
@@ -18,7 +17,7 @@ async fn a_command_is_answered_on_the_connection_that_decides() {
         let any_bytes: &[u8] = b"\r\n$5\r\n\0\xff";
         let set: [&[u8]; 4] = [b"SET", b"own", any_bytes, b"NX"];
         assert_eq!(store.command(&set).await.unwrap().as_text(), Some("OK"));
-        assert_eq!(store.command(&set).await.unwrap(), Reply::Nil, "NX: it is there already");
+        assert_eq!(store.command(&set).await.unwrap(), Reply::Nil, "NX: the key exists");
         assert_eq!(store.command(&["GET", "own"]).await.unwrap(), Reply::Text(any_bytes.to_vec()));
         assert_eq!(store.command(&["DEL", "own", "other"]).await.unwrap(), Reply::Integer(1));
 
@@ -28,9 +27,9 @@ async fn a_command_is_answered_on_the_connection_that_decides() {
 }
 
 #[tokio::test]
-async fn a_command_that_fails_harms_nobody_else() {
+async fn failed_command_leaves_the_connection_usable() {
     let server = Config::new(Brand::Redis).start();
-    let store = RedisStore::builder(server.url()).build().unwrap();
+    let store = RedisStore::builder(server.url()).call_timeout(Duration::from_secs(10)).build().unwrap();
     store.command(&["SET", "secret-key", "secret-value"]).await.unwrap();
     for wrong in [&["LPUSH", "secret-key", "x"][..], &["NO-SUCH-COMMAND", "secret-value"], &["GET"], &[]] {
         let error = store.command(wrong).await.unwrap_err();

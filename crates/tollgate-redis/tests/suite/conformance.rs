@@ -62,7 +62,7 @@ fn valkey_agrees_with_the_oracle_on_buckets() {
     agrees_with_the_oracle(Brand::Valkey, [Algorithm::TokenBucket, Algorithm::LeakyBucket]);
 }
 
-/// Logs of hundreds and thousands of entries, which a list keeps packed.
+/// Logs of hundreds and thousands of entries, which are chunked.
 fn agrees_with_the_oracle_on_long_logs(brand: Brand) {
     let redis = OnServer::new(brand);
     if let Err(failure) = long_traces(traces_from_env(4_000) / 100, SEED, || redis.verified().emptied()) {

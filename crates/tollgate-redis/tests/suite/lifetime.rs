@@ -1,17 +1,17 @@
-//! How long a key lives when several limits use it. Only the server's clock shows that: with a time of their own, calls keep
-//! every key for minutes.
+//! The lifetime of a key that several limits use. Only the server's clock shows it: with a given time, every key lives for
+//! minutes.
 
 use tollgate_core::{Check, Cost, Demand, Key, Limit, Scope, Store};
 use tollgate_redis::RedisStore;
 use tollgate_testkit::server::{Brand, Config, Server};
 
-/// A rule's counter is one whatever the limit: two versions of a rule may be in use at once.
+/// Creates a demand on a rule's counter, which is the same for all limits: two versions of a rule may be in use at once.
 fn in_rule(limit: &str, cost: u32) -> Demand<'static> {
     let key = Key::scoped("k", Scope::rule("rule", "limit")).unwrap();
     Demand::new(limit.parse().unwrap(), key).cost(Cost::new(cost))
 }
 
-/// When the only key ends, by the server's clock.
+/// Returns the time at which the only key expires, by the server's clock.
 fn ends_us(server: &Server) -> u64 {
     let keys = server.command(&["KEYS", "*"]);
     assert_eq!(keys.items().len(), 1);
@@ -23,10 +23,10 @@ async fn allows(store: &RedisStore, demand: &Demand<'_>) -> bool {
 }
 
 #[tokio::test]
-async fn a_denial_under_a_quicker_limit_does_not_let_a_key_end_early() {
+async fn denial_under_a_faster_limit_does_not_shorten_the_ttl() {
     for brand in Brand::ALL {
         let server = Config::new(brand).start();
-        let store = RedisStore::builder(server.url()).build().unwrap();
+        let store = RedisStore::builder(server.url()).call_timeout(std::time::Duration::from_secs(10)).build().unwrap();
         for (slow, quick, costs) in [
             ("10/h", "10/s", &[10][..]),
             ("4/h", "4/s", &[1, 1, 1, 1]),
@@ -47,9 +47,9 @@ async fn a_denial_under_a_quicker_limit_does_not_let_a_key_end_early() {
 }
 
 #[tokio::test]
-async fn a_denial_under_a_slower_limit_makes_a_key_live_as_long_as_it_says() {
+async fn denial_under_a_slower_limit_extends_the_ttl_to_its_reset_after() {
     let server = Server::redis();
-    let store = RedisStore::builder(server.url()).build().unwrap();
+    let store = RedisStore::builder(server.url()).call_timeout(std::time::Duration::from_secs(10)).build().unwrap();
     for (quick, slow) in [
         ("10/s", "10/h"),
         ("600/min token-bucket burst=10", "10/min token-bucket"),
@@ -72,11 +72,11 @@ async fn a_denial_under_a_slower_limit_makes_a_key_live_as_long_as_it_says() {
     }
 }
 
-/// The count of a fixed window is the previous one of the sliding counter that the rule changes to.
+/// The count of a fixed window is the previous count of the sliding counter that a rule changes to.
 #[tokio::test]
-async fn a_fixed_window_is_remembered_by_the_sliding_counter_that_follows() {
+async fn count_of_a_fixed_window_lives_on_for_a_sliding_counter() {
     let server = Server::redis();
-    let store = RedisStore::builder(server.url()).build().unwrap();
+    let store = RedisStore::builder(server.url()).call_timeout(std::time::Duration::from_secs(10)).build().unwrap();
     let fixed = in_rule("10/h fixed-window", 10);
     let decision = store.decide(&[Check::one(&fixed)]).await.unwrap().remove(0);
     assert!(decision.allowed());

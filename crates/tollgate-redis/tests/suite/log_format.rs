@@ -1,4 +1,4 @@
-//! What `docs/redis-state.md` says of a log, checked of a list.
+//! Verifies that a list has the log format of `docs/redis-state.md`.
 
 use tollgate_testkit::server::Server;
 
@@ -7,7 +7,10 @@ const CHUNK_ENTRIES_MAX: usize = 256;
 const OPEN_HEADER_BYTES: usize = 17;
 const RECORD_BYTES: usize = 10;
 
-/// Panics if a list on this server is not a log as documented. Returns how many closed chunks there are.
+/// Returns the number of closed chunks of all logs on this server.
+///
+/// # Panics
+/// If a list is not a log as documented.
 pub(crate) fn verify_logs(server: &Server) -> usize {
     let keys = server.command(&["KEYS", "*"]);
     let mut connection = server.connect().unwrap();

@@ -1,4 +1,4 @@
-//! The store on real servers. One binary, so that it is linked once.
+//! Tests of the store on real and simulated servers. One binary, so that it is linked once.
 
 #![allow(clippy::unwrap_used)] // all of it is test code
 
@@ -6,9 +6,12 @@ mod batches;
 mod commands;
 mod conformance;
 mod encrypted;
+mod fast_paths;
 mod faults;
 mod lifetime;
 mod log_format;
 mod on_server;
 mod script;
 mod state;
+mod subjects;
+mod virtual_time;

@@ -1,4 +1,4 @@
-//! A store on a server of its own, with the clock in the test's hand.
+//! A store on a server of its own, with a clock that the test sets.
 
 use std::cell::Cell;
 use std::future::Future;
@@ -17,7 +17,7 @@ pub(crate) struct OnServer {
     pub(crate) server: Server,
     pub(crate) store: RedisStore,
     pub(crate) clock: Arc<ManualClock>,
-    /// How many closed chunks the logs had when they were looked at.
+    /// The number of closed chunks in the logs that were verified.
     chunks_seen: Cell<usize>,
     runtime: Runtime,
 }
@@ -28,7 +28,7 @@ impl OnServer {
         let runtime = Builder::new_current_thread().enable_all().build().unwrap();
         let clock = Arc::new(ManualClock::default());
         let _context = runtime.enter();
-        // What is decided is the question here, not how soon: a machine that is busy must not fail it.
+        // A timeout that does not pass on a busy machine.
         let builder = RedisStore::builder(server.url()).call_timeout(Duration::from_secs(5));
         let store = builder.clock_override(clock.clone()).build().unwrap();
         drop(_context);
@@ -39,13 +39,13 @@ impl OnServer {
         self.runtime.block_on(future)
     }
 
-    /// The same server with nothing on it.
+    /// Deletes all keys.
     pub(crate) fn emptied(&self) -> &OnServer {
         self.server.command(&["FLUSHALL"]);
         self
     }
 
-    /// Panics if a log is not kept as documented.
+    /// Verifies the format of all logs; panics if one is not as documented.
     pub(crate) fn verified(&self) -> &OnServer {
         self.chunks_seen.set(self.chunks_seen.get() + log_format::verify_logs(&self.server));
         self

@@ -1,4 +1,4 @@
-//! Which plan a caller has, and where that is said.
+//! Finds the plan of a caller, and where it is assigned.
 
 use std::net::IpAddr;
 
@@ -10,7 +10,7 @@ use tollgate::rules::{LimitSetId, PlanQuestion};
 
 use super::PlanExplanation;
 
-/// Whom the lookups are asked about: nobody, unless a rule goes by plans and nothing else says which.
+/// Returns the question for the lookups, or `None` if no rule has limits per plan or the rules determine the plan.
 pub(super) fn question<B>(loaded: &Loaded, request: &Request<B>, peer: IpAddr, now: Timestamp) -> Option<PlanQuestion> {
     let rules = &loaded.rules;
     let origin = Origin { peer, headers: request.headers(), path: "" };
@@ -19,31 +19,33 @@ pub(super) fn question<B>(loaded: &Loaded, request: &Request<B>, peer: IpAddr, n
     is_unknown.then(|| PlanQuestion::about(&identity))
 }
 
-/// The limit_set by which the caller is held, and the plan in words; `asked` is what the lookups said. The plan is none if no rule goes
-/// by plans.
+/// Returns the limit set of the caller and an explanation of its plan, which is `None` if no rule has limits per plan.
+/// `looked_up` is the result of the lookups.
 pub(super) fn of(
     loaded: &Loaded,
-    asked: Option<LimitSetId>,
+    looked_up: Option<LimitSetId>,
     identity: &Identity<'_>,
 ) -> (LimitSetId, Option<PlanExplanation>) {
     let rules = &loaded.rules;
     let is_identified = identity.api_key().is_some() || identity.user().is_some();
-    let otherwise = rules.default_limit_set(is_identified);
+    let default = rules.default_limit_set(is_identified);
     if !rules.needs_limit_set() {
-        return (otherwise, None);
+        return (default, None);
     }
     let known = rules.limit_set(identity);
-    let limit_set = known.or(asked).unwrap_or(otherwise);
-    // Nobody is asked about a caller without identity.
+    let limit_set = known.or(looked_up).unwrap_or(default);
+    // The hash is not asked about a caller without identity.
     let hash = loaded.settings.plan_hash.as_ref().filter(|_| is_identified);
     let source = match (known, hash) {
         (Some(limit_set), _) => loaded.plan_source(identity, limit_set).into(),
-        (None, Some(hash)) if limit_set != otherwise => format!("the Redis hash {hash}").into(),
-        (None, Some(hash)) if asked.is_none() => format!("default, unless the Redis hash {hash} says another").into(),
-        (None, Some(hash)) => format!("default, since the Redis hash {hash} says no other").into(),
-        (None, None) if limit_set != otherwise => "a lookup".into(),
-        (None, None) if is_identified => "default, since nothing says another".into(),
-        (None, None) => "anonymous, since nobody knows the caller".into(),
+        (None, Some(hash)) if limit_set != default => format!("the Redis hash {hash}").into(),
+        (None, Some(hash)) if looked_up.is_none() => {
+            format!("default, unless the Redis hash {hash} assigns another").into()
+        }
+        (None, Some(hash)) => format!("default, because the Redis hash {hash} assigns no other").into(),
+        (None, None) if limit_set != default => "a lookup".into(),
+        (None, None) if is_identified => "default, because no source assigns another".into(),
+        (None, None) => "anonymous, because the caller has no known identity".into(),
     };
     (limit_set, rules.plan(limit_set).map(|plan| PlanExplanation { name: plan.name().to_string(), source }))
 }

@@ -1,10 +1,10 @@
-//! Explanations, against what the engine does.
+//! Compares explanations with the decisions of the engine.
 
 use std::time::Duration;
 
 use tollgate::ManualClock;
 use tollgate::config::{Config, Format};
-use tollgate::engine::{Engine, Outcome};
+use tollgate::engine::{Engine, Outcome, RequestOptions};
 
 use super::*;
 
@@ -67,20 +67,20 @@ async fn explain(request: &Request<()>, peer: [u8; 4]) -> Explanation {
 const HERE: [u8; 4] = [203, 0, 113, 9];
 
 #[tokio::test]
-async fn each_rule_says_whether_it_applies_and_what_keeps_it_from_it() {
-    let said = explain(&request("GET", "/shorten", &[("x-tenant", "a")]), HERE).await;
-    let because: Vec<&[String]> = said.rules.iter().map(|rule| &rule.because[..]).collect();
-    assert_eq!(because[0], ["the method is none of POST", "the header x-kind does not say what is expected"]);
+async fn each_rule_explains_whether_it_applies_and_why_not() {
+    let explanation = explain(&request("GET", "/shorten", &[("x-tenant", "a")]), HERE).await;
+    let because: Vec<&[String]> = explanation.rules.iter().map(|rule| &rule.because[..]).collect();
+    assert_eq!(because[0], ["the method is none of POST", "the header x-kind does not have the expected value"]);
     assert_eq!(because[1], ["the path is none of /api/*", "the host is none of api.example.com"]);
-    assert_eq!(because[2], ["it is off"]);
+    assert_eq!(because[2], ["the rule is off"]);
     let headers = [("x-tenant", "a"), ("x-kind", "planted-kind")];
-    let said = explain(&request("POST", "//shorten/", &headers), HERE).await;
-    assert!(said.rules[0].applies && said.rules[0].because.is_empty());
-    assert_eq!(said.rules[0].counts, "ip:***&header:x-tenant:***");
-    let text = serde_json::to_string(&said).unwrap();
+    let explanation = explain(&request("POST", "//shorten/", &headers), HERE).await;
+    assert!(explanation.rules[0].applies && explanation.rules[0].because.is_empty());
+    assert_eq!(explanation.rules[0].counts, "ip:***&header:x-tenant:***");
+    let text = serde_json::to_string(&explanation).unwrap();
     assert!(!text.contains("planted") && !text.contains("203.0.113"), "{text}");
     let request = request("POST", "/shorten", &headers);
-    // A tenant is whom a trusted proxy names, not who says so.
+    // The tenant is the value that a trusted proxy sends. That of another client is ignored.
     for (peer, counts) in
         [(HERE, "ip:203.0.113.9&header:x-tenant:!203.0.113.9"), ([10; 4], "ip:10.10.10.10&header:x-tenant:a")]
     {
@@ -89,29 +89,32 @@ async fn each_rule_says_whether_it_applies_and_what_keeps_it_from_it() {
     }
 }
 
-/// The plan, where it is said, the limit by it, and the caller.
+/// Returns the plan, its source, its limit, and the kind of the caller.
 async fn api(headers: &[(&str, &str)], peer: [u8; 4]) -> (String, String, String, &'static str) {
     let headers: Vec<(&str, &str)> = [("host", "api.example.com")].iter().chain(headers).copied().collect();
-    let said = explain(&request("GET", "/api/x", &headers), peer).await;
-    let plan = said.plan.unwrap();
-    (plan.name, plan.source.into_owned(), said.rules[1].limits[0].limit.clone(), said.caller)
+    let explanation = explain(&request("GET", "/api/x", &headers), peer).await;
+    let plan = explanation.plan.unwrap();
+    (plan.name, plan.source.into_owned(), explanation.rules[1].limits[0].limit.clone(), explanation.caller)
 }
 
 #[tokio::test]
-async fn the_plan_comes_with_where_it_is_said() {
+async fn the_plan_is_explained_with_its_source() {
     let own =
         |name: &str, source: &str, limit: &str, caller| (name.to_owned(), source.to_owned(), limit.to_owned(), caller);
-    assert_eq!(api(&[], HERE).await, own("anonymous", "anonymous, since nobody knows the caller", "1/h", "ip"));
+    assert_eq!(
+        api(&[], HERE).await,
+        own("anonymous", "anonymous, because the caller has no known identity", "1/h", "ip")
+    );
     assert_eq!(api(&[("x-api-key", "planted-pro")], HERE).await, own("pro", "the API key", "3/h", "api_key"));
-    let of_its_own = own("default", "limits of the key's own", "9/h", "api_key");
+    let of_its_own = own("default", "the API key's own limits", "9/h", "api_key");
     assert_eq!(api(&[("x-api-key", "planted-own")], HERE).await, of_its_own);
     assert_eq!(api(&[("x-api-key", "invented")], [203, 0, 113, 200]).await, own("pro", "the address", "3/h", "ip"));
     assert_eq!(api(&[("x-plan", "pro")], [10, 0, 0, 1]).await, own("pro", "the trusted proxy's header", "3/h", "ip"));
-    assert_eq!(api(&[("x-plan", "pro")], HERE).await.1, "anonymous, since nobody knows the caller");
+    assert_eq!(api(&[("x-plan", "pro")], HERE).await.1, "anonymous, because the caller has no known identity");
 }
 
 #[tokio::test]
-async fn bans_and_exemptions_are_told() {
+async fn bans_and_exemptions_are_explained() {
     let banned = explain(&request("GET", "/", &[]), [198, 51, 100, 7]).await.banned;
     assert_eq!(banned.as_deref(), Some("banned: scraping"));
     assert_eq!(explain(&request("GET", "/health", &[]), HERE).await.exempt, Some("path"));
@@ -121,22 +124,22 @@ async fn bans_and_exemptions_are_told() {
 }
 
 #[tokio::test]
-async fn what_remains_is_what_the_engine_has_left_and_looking_takes_nothing() {
+async fn remaining_units_match_the_engine_and_reading_them_charges_nothing() {
     let (loaded, limiter) = (loaded(), Limiter::memory());
     let engine = Engine::new(limiter.clone(), loaded.rules.clone());
     let request = request("POST", "/shorten", &[("x-tenant", "a"), ("x-kind", "planted-kind")]);
     for left in [2, 1, 0, 0] {
-        let mut said = Explanation::new(&loaded, &[], &request, HERE.into(), Timestamp::ZERO, false).await;
-        said.look(&limiter).await;
-        let limit = &said.rules[0].limits[0];
+        let mut explanation = Explanation::new(&loaded, &[], &request, HERE.into(), Timestamp::ZERO, false).await;
+        explanation.read_counters(&limiter).await;
+        let limit = &explanation.rules[0].limits[0];
         assert_eq!((limit.remaining, limit.would_allow), (Some(left), Some(left > 0)));
         assert_eq!(limit.retry_after_ms == Some(0), left > 0);
-        let outcome = engine.decide(&RequestView::of(&request), HERE.into()).await;
-        assert_eq!(matches!(outcome, Outcome::Pass(_)), left > 0);
+        let outcome = engine.check(&RequestView::of(&request), HERE.into(), RequestOptions::default()).await;
+        assert_eq!(matches!(outcome, Outcome::Admitted(_)), left > 0);
     }
 }
 
-/// Whether a request would pass, and what it would be told if not, is what the next request finds out, whatever it costs.
+/// The next request gets exactly the verdict and the wait that the explanation predicts, whatever its cost.
 #[tokio::test]
 async fn the_wait_is_that_of_the_whole_cost_in_every_algorithm() {
     for limit in [
@@ -157,35 +160,35 @@ async fn the_wait_is_that_of_the_whole_cost_in_every_algorithm() {
         let request = request("GET", "/", &[]);
         for _ in 0..3 {
             clock.advance(Duration::from_secs(1));
-            let mut said = Explanation::new(&loaded, &[], &request, HERE.into(), Timestamp::ZERO, false).await;
-            said.look(&limiter).await;
-            // Looking has taken nothing, or the second look would say something else.
+            let mut explanation = Explanation::new(&loaded, &[], &request, HERE.into(), Timestamp::ZERO, false).await;
+            explanation.read_counters(&limiter).await;
+            // The first reading has charged nothing, or the second would differ.
             let mut again = Explanation::new(&loaded, &[], &request, HERE.into(), Timestamp::ZERO, false).await;
-            again.look(&limiter).await;
-            let [first, second] = [&said, &again].map(|said| serde_json::to_value(&said.rules[0].limits[0]).unwrap());
+            again.read_counters(&limiter).await;
+            let [first, second] = [&explanation, &again]
+                .map(|explanation| serde_json::to_value(&explanation.rules[0].limits[0]).unwrap());
             assert_eq!(first, second, "{limit}");
-            let line = match engine.decide(&RequestView::of(&request), HERE.into()).await {
-                Outcome::Pass(passage) => passage.decision().unwrap().limits[0],
-                Outcome::Refuse(refused) => refused.decision.unwrap().limits[0],
-                _ => panic!("neither yes nor no"),
+            let status = match engine.check(&RequestView::of(&request), HERE.into(), RequestOptions::default()).await {
+                Outcome::Admitted(permit) => permit.decision().unwrap().limits[0],
+                Outcome::Refused(refusal) => refusal.decision().unwrap().limits[0],
             };
-            let limit_said = &said.rules[0].limits[0];
-            assert_eq!(limit_said.would_allow, Some(line.allowed), "{limit}");
-            let wait = if line.allowed { Some(0) } else { line.retry_after.as_millis_ceil() };
-            // Who is charged for being refused has to wait longer for having asked.
+            let explained = &explanation.rules[0].limits[0];
+            assert_eq!(explained.would_allow, Some(status.allowed), "{limit}");
+            let wait = if status.allowed { Some(0) } else { status.retry_after.as_millis_ceil() };
+            // With `count_denied` the denied request itself lengthens the wait.
             if !limit.contains("count_denied") {
-                assert_eq!(limit_said.retry_after_ms, wait, "{limit}");
+                assert_eq!(explained.retry_after_ms, wait, "{limit}");
             }
         }
-        let look = async || {
-            let mut said = Explanation::new(&loaded, &[], &request, HERE.into(), Timestamp::ZERO, false).await;
-            said.look(&limiter).await;
-            (said.rules[0].limits[0].would_allow, said.rules[0].limits[0].retry_after_ms)
+        let read = async || {
+            let mut explanation = Explanation::new(&loaded, &[], &request, HERE.into(), Timestamp::ZERO, false).await;
+            explanation.read_counters(&limiter).await;
+            (explanation.rules[0].limits[0].would_allow, explanation.rules[0].limits[0].retry_after_ms)
         };
-        let (Some(false), Some(wait_ms @ 1..)) = look().await else { panic!("{limit} refuses nothing") };
+        let (Some(false), Some(wait_ms @ 1..)) = read().await else { panic!("{limit} refuses nothing") };
         clock.advance(Duration::from_millis(wait_ms - 1));
-        assert_eq!(look().await.0, Some(false), "{limit}");
+        assert_eq!(read().await.0, Some(false), "{limit}");
         clock.advance(Duration::from_millis(1));
-        assert_eq!(look().await, (Some(true), Some(0)), "{limit}");
+        assert_eq!(read().await, (Some(true), Some(0)), "{limit}");
     }
 }

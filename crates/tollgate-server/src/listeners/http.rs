@@ -1,121 +1,131 @@
-//! The HTTP door: `POST /v1/check`.
+//! The HTTP listener: `POST /v1/check`.
 //!
-//! One JSON question, one JSON decision, with the same headers that a limited service would send. A denial is 429 with the
-//! decision as its body, so that a caller may look at the status alone.
+//! One JSON request, one JSON decision, with the headers that a limited service would send. A denial is 429 with the decision
+//! as its body, so that a caller can go by the status alone. A ban is 403, whether it is in the configuration or in the
+//! store.
 
-pub(crate) mod answer;
 pub(crate) mod connection;
 mod fast_path;
 #[doc(hidden)]
 pub mod fuzz;
-mod general;
-mod known_policies;
+pub(crate) mod general;
+mod policy_cache;
 pub(crate) mod request;
+pub(crate) mod response;
+#[cfg(test)]
+pub(crate) mod test_support;
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use http::header::CONTENT_TYPE;
-use http::{HeaderValue, Method, Request, Response, StatusCode};
+use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode};
 use hyper::body::Body;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::Instant;
 use tollgate::answer::Policies;
-use tollgate::engine::{Engine, Outcome, Refused};
+use tollgate::engine::{Engine, Outcome, Refusal, RequestOptions};
 use tollgate::rules::RequestView;
 use tollgate::{Check, CheckOptions, Decision, Limiter, OnFailure, Source, Timestamp};
 
-use self::connection::{problem, read_body, refused_method};
-use self::known_policies::KnownPolicies;
-use self::request::{CheckRequest, CheckRequestError, Explicit};
-use crate::accept::Context;
+use self::connection::{OVER_LIMIT_RESPONSE, method_not_allowed, problem, read_body};
+use self::general::{ResponseBody, complete};
+use self::policy_cache::PolicyCache;
+use self::request::{CheckRequest, CheckRequestError, ExplicitCheck};
 use crate::browser::BrowserPolicy;
+use crate::listener::{BoxError, ConnectionContext, Listener, ServeFuture, ServerState};
 use crate::metrics::{DecisionStats, ListenerStats, Rejection};
 use crate::openapi;
+use crate::stream::ClientStream;
 
-/// A key of 64 KiB, escaped at its worst, and the rest.
+/// The most bytes of a body: a key of 64 KiB in which every byte is escaped, and the rest.
 const BODY_BYTES_MAX: usize = 512 * 1024;
 
-/// What the HTTP door needs.
+/// The HTTP listener.
 #[derive(Clone, Debug)]
-pub struct HttpListener {
+pub(crate) struct HttpListener {
     limiter: Limiter,
     engine: Option<Engine>,
     decisions: Arc<DecisionStats>,
     stats: Arc<ListenerStats>,
     browsers: BrowserPolicy,
-    known: Arc<KnownPolicies>,
+    policies: Arc<PolicyCache>,
+    idle: Duration,
+}
+
+impl Listener for HttpListener {
+    fn stats(&self) -> &Arc<ListenerStats> {
+        &self.stats
+    }
+
+    fn over_limit_reply(&self) -> &'static [u8] {
+        OVER_LIMIT_RESPONSE
+    }
+
+    fn serve(self: Arc<Self>, stream: ClientStream, _: SocketAddr, context: ConnectionContext) -> ServeFuture {
+        Box::pin(async move { self.serve_stream(stream, context).await })
+    }
 }
 
 impl HttpListener {
-    /// A door that asks this limiter.
-    pub fn new(limiter: Limiter) -> HttpListener {
+    /// Creates a listener that decides explicit checks by `limiter`. It has no rules, allows no foreign origin, and closes
+    /// connections that are idle for `idle`.
+    pub(crate) fn new(limiter: Limiter, idle: Duration) -> HttpListener {
         HttpListener {
             limiter,
             engine: None,
             decisions: Arc::default(),
-            stats: Arc::default(),
+            stats: ListenerStats::new("http", &[Rejection::Origin], false),
             browsers: BrowserPolicy::default(),
-            known: Arc::default(),
+            policies: Arc::default(),
+            idle,
         }
     }
 
-    /// The same door, which also answers by rules.
-    #[must_use]
-    pub fn with_rules(self, engine: Engine) -> HttpListener {
-        HttpListener { engine: Some(engine), ..self }
+    /// Creates the listener of a server.
+    pub(crate) fn build(shared: &ServerState) -> HttpListener {
+        let options = &shared.options;
+        HttpListener {
+            engine: options.engine.clone(),
+            decisions: shared.decisions.clone(),
+            browsers: options.browsers.clone(),
+            ..HttpListener::new(options.limiter.clone(), options.bounds.http_idle)
+        }
     }
 
-    /// Counts and times decisions and requests here.
-    #[must_use]
-    pub(crate) fn with_stats(self, decisions: Arc<DecisionStats>, stats: Arc<ListenerStats>) -> HttpListener {
-        HttpListener { decisions, stats, ..self }
-    }
-
-    /// Sets which web pages may send requests. Defaults to none.
-    #[must_use]
-    pub(crate) fn with_browsers(self, browsers: BrowserPolicy) -> HttpListener {
-        HttpListener { browsers, ..self }
-    }
-
-    /// Serves one connection until the client leaves.
-    pub(crate) async fn serve<S>(
-        &self,
-        stream: S,
-        idle: Duration,
-        context: Context,
-    ) -> Result<(), Box<dyn std::error::Error + Send + Sync>>
+    /// Serves one connection until it ends.
+    pub(crate) async fn serve_stream<S>(&self, stream: S, context: ConnectionContext) -> Result<(), BoxError>
     where
-        S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin,
+        S: AsyncRead + AsyncWrite + Unpin,
     {
-        connection::serve(stream, idle, context, Some(self), |request| self.answer(request)).await
+        connection::serve(stream, self.idle, context, Some(self), |request| self.answer(request)).await
     }
 
     /// Answers one request.
-    pub async fn answer<B>(&self, request: Request<B>) -> Response<Bytes>
+    pub(crate) async fn answer<B>(&self, request: Request<B>) -> Response<ResponseBody>
     where
         B: Body<Data = Bytes>,
-        B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+        B::Error: Into<BoxError>,
     {
-        match (request.method(), request.uri().path()) {
+        let response = match (request.method(), request.uri().path()) {
             // A check charges counters, so a page of another site must not send one. The other routes change nothing.
-            (&Method::POST, "/v1/check") if self.browsers.is_foreign(request.headers()) => {
-                foreign_origin("http", &self.stats)
-            }
+            (&Method::POST, "/v1/check") if self.browsers.is_foreign(request.headers()) => foreign_origin(&self.stats),
             (&Method::POST, "/v1/check") => match read_body(request.into_body(), BODY_BYTES_MAX).await {
                 Ok(body) => self.check(&body).await,
-                Err(refusal) => refusal,
+                Err(rejection) => rejection,
             },
-            (_, "/v1/check") => refused_method("POST"),
+            (_, "/v1/check") => method_not_allowed("POST"),
             (&Method::GET | &Method::HEAD, "/openapi.json") => openapi::document_response(),
             (&Method::GET | &Method::HEAD, "/docs") => openapi::page_response(),
-            (_, "/openapi.json" | "/docs") => refused_method("GET, HEAD"),
+            (_, "/openapi.json" | "/docs") => method_not_allowed("GET, HEAD"),
             _ => problem(StatusCode::NOT_FOUND, "not_found", "expected POST /v1/check, GET /openapi.json or GET /docs"),
-        }
+        };
+        response.map(complete)
     }
 
-    /// Answers the body of a question.
+    /// Answers `POST /v1/check` with this body, and times it.
     async fn check(&self, body: &[u8]) -> Response<Bytes> {
         let began = Instant::now();
         let response = self.check_body(body).await;
@@ -124,17 +134,17 @@ impl HttpListener {
     }
 
     async fn check_body(&self, body: &[u8]) -> Response<Bytes> {
-        match CheckRequest::read(body) {
+        match CheckRequest::parse(body) {
             Ok(CheckRequest::Explicit(explicit)) => {
-                self.check_explicit(&explicit).await.unwrap_or_else(|error| refused(&error))
+                self.check_explicit(&explicit).await.unwrap_or_else(|error| bad_request(&error))
             }
-            // A large future, which would otherwise be moved about with every question that needs no rules.
+            // A large future, which would otherwise be moved with every explicit check.
             Ok(CheckRequest::ByRules(request, peer)) => Box::pin(self.check_by_rules(&request, peer)).await,
-            Err(error) => refused(&error),
+            Err(error) => bad_request(&error),
         }
     }
 
-    async fn check_explicit(&self, explicit: &Explicit<'_>) -> Result<Response<Bytes>, CheckRequestError> {
+    async fn check_explicit(&self, explicit: &ExplicitCheck<'_>) -> Result<Response<Bytes>, CheckRequestError> {
         let demands = explicit.demands()?;
         let check = Check::new(&demands)?;
         let options = CheckOptions { on_failure: Some(OnFailure::Local), ..CheckOptions::default() };
@@ -142,49 +152,59 @@ impl HttpListener {
         let answer = self.limiter.check_with(&check, options).await;
         self.decisions.record_explicit(&answer, began.elapsed());
         Ok(match answer {
-            Ok(decision) => {
-                let policies = self.known.policies(&demands);
-                decided(&decision, Some(&policies))
-            }
-            Err(unavailable) => problem(StatusCode::SERVICE_UNAVAILABLE, "unavailable", &unavailable.to_string()),
+            Ok(decision) => match Refusal::by_ban(&decision) {
+                Some(banned) => banned.response(&HeaderMap::new()),
+                None => decision_response(&decision, Some(&self.policies.of(&demands))),
+            },
+            Err(unavailable) => problem(StatusCode::SERVICE_UNAVAILABLE, "unavailable", &unavailable.client_message()),
         })
     }
 
     async fn check_by_rules(&self, request: &Request<()>, peer: IpAddr) -> Response<Bytes> {
         let Some(engine) = &self.engine else {
-            let message =
-                "there are no rules to decide a request by; start with --config FILE, or ask with key and limit";
+            let message = "this instance has no rules; start it with --config FILE, or send key and limit";
             return problem(StatusCode::BAD_REQUEST, "bad_request", message);
         };
         let began = Instant::now();
-        let outcome = engine.decide(&RequestView::of(request), peer).await;
-        let decision = match &outcome {
-            Outcome::Pass(passage) => passage.decision(),
-            Outcome::Refuse(refused) => refused.decision.as_ref(),
-            _ => None,
+        let outcome = engine.check(&RequestView::of(request), peer, RequestOptions::default()).await;
+        let source = match &outcome {
+            Outcome::Admitted(permit) => permit.decision().map_or(Source::None, |decision| decision.source),
+            Outcome::Refused(refusal) => refusal.source(),
         };
-        self.decisions.record(decision.map_or(Source::None, |decision| decision.source), began.elapsed());
+        self.decisions.record(source, began.elapsed());
         match outcome {
-            Outcome::Pass(passage) => {
-                let nobody = Decision { at: Timestamp::ZERO, source: Source::None, limits: Default::default() };
-                let response = decided(passage.decision().unwrap_or(&nobody), passage.policies());
-                // Whoever asked over HTTP has no ending to tell: the units stay taken.
-                passage.keep();
+            Outcome::Admitted(permit) => {
+                let unlimited = Decision::uncounted(Timestamp::ZERO);
+                let response = decision_response(permit.decision().unwrap_or(&unlimited), permit.policies());
+                // The caller does not report how the request ends, so the units stay charged.
+                permit.keep();
                 response
             }
-            Outcome::Refuse(Refused { decision: Some(decision), policies, .. }) => {
-                decided(&decision, policies.as_deref())
+            Outcome::Refused(Refusal::Denied { decision, policies, .. }) => {
+                decision_response(&decision, Some(&policies))
             }
-            Outcome::Refuse(refused) => refused.response,
-            _ => problem(StatusCode::INTERNAL_SERVER_ERROR, "internal", "an outcome that this door does not know"),
+            Outcome::Refused(refusal) => refusal.response(request.headers()),
         }
     }
 }
 
-fn decided(decision: &Decision, policies: Option<&Policies>) -> Response<Bytes> {
+#[cfg(test)]
+impl HttpListener {
+    /// Sets the engine that decides described requests.
+    pub(crate) fn with_rules(self, engine: Engine) -> HttpListener {
+        HttpListener { engine: Some(engine), ..self }
+    }
+
+    /// Sets which web pages may send requests.
+    pub(crate) fn with_browsers(self, browsers: BrowserPolicy) -> HttpListener {
+        HttpListener { browsers, ..self }
+    }
+}
+
+fn decision_response(decision: &Decision, policies: Option<&Policies>) -> Response<Bytes> {
     let mut response = Response::new(decision_body(decision, policies));
     let headers = response.headers_mut();
-    // Room for all of a denial's, so that they are not moved while they are written.
+    // Room for the headers of a denial, so that the map does not grow while they are written.
     headers.reserve(8);
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
     if let Some(policies) = policies {
@@ -196,21 +216,22 @@ fn decided(decision: &Decision, policies: Option<&Policies>) -> Response<Bytes> 
     response
 }
 
-/// The decision as JSON, written directly: this is the hot path of the door.
+/// Writes the decision as JSON, without an intermediate value: this is the hot path of the listener.
+/// [`DecisionBody`](response::DecisionBody) describes the result.
 fn decision_body(decision: &Decision, policies: Option<&Policies>) -> Bytes {
     let mut json = JsonText(Vec::with_capacity(64 + 192 * decision.limits.len()));
     json.raw("{\"allowed\":").flag(decision.allowed());
     json.raw(",\"source\":\"").raw(decision.source.name()).raw("\",\"limits\":[");
-    let told = policies.into_iter().flat_map(Policies::policies).zip(&decision.limits);
-    for (index, (policy, line)) in told.enumerate() {
+    let limits = policies.into_iter().flat_map(Policies::policies).zip(&decision.limits);
+    for (index, (policy, status)) in limits.enumerate() {
         json.raw(if index == 0 { "{\"name\":\"" } else { ",{\"name\":\"" }).raw(policy.name());
-        json.raw("\",\"quota\":").number(Some(line.quota.into()));
+        json.raw("\",\"quota\":").number(Some(status.quota.into()));
         json.raw(",\"window_ms\":").number(Some(policy.limit().window_us().div_ceil(1_000)));
-        json.raw(",\"remaining\":").number(Some(line.remaining.into()));
-        json.raw(",\"retry_after_ms\":").number(line.retry_after.as_millis_ceil());
-        json.raw(",\"next_after_ms\":").number(line.next_after.as_millis_ceil());
-        json.raw(",\"reset_after_ms\":").number(line.reset_after.as_millis_ceil());
-        json.raw(",\"allowed\":").flag(line.allowed).raw("}");
+        json.raw(",\"remaining\":").number(Some(status.remaining.into()));
+        json.raw(",\"retry_after_ms\":").number(status.retry_after.as_millis_ceil());
+        json.raw(",\"next_after_ms\":").number(status.next_after.as_millis_ceil());
+        json.raw(",\"reset_after_ms\":").number(status.reset_after.as_millis_ceil());
+        json.raw(",\"allowed\":").flag(status.allowed).raw("}");
     }
     json.raw("]}");
     Bytes::from(json.0)
@@ -236,14 +257,14 @@ impl JsonText {
     }
 }
 
-/// Rejects a request that a page of another site made a browser send.
-pub(crate) fn foreign_origin(listener: &'static str, stats: &ListenerStats) -> Response<Bytes> {
-    let what = "a browser sent a request for a web page of another site, which was refused; allow the page with --allow-origin";
-    stats.reject(listener, Rejection::Origin, what);
-    let message = "requests from web pages of other sites are refused; start with --allow-origin to allow one";
+/// Counts and logs a request that a page of another site made a browser send, and returns the 403 response.
+pub(crate) fn foreign_origin(stats: &ListenerStats) -> Response<Bytes> {
+    let warning = "rejected a request that a browser sent for a web page of another site; --allow-origin allows a page";
+    stats.reject(Rejection::Origin, warning);
+    let message = "requests from web pages of other sites are rejected; start with --allow-origin to allow one";
     problem(StatusCode::FORBIDDEN, "foreign_origin", message)
 }
 
-fn refused(error: &CheckRequestError) -> Response<Bytes> {
+fn bad_request(error: &CheckRequestError) -> Response<Bytes> {
     problem(StatusCode::BAD_REQUEST, "bad_request", &error.to_string())
 }

@@ -1,21 +1,21 @@
-//! The RESP door: any Redis client can ask.
+//! The RESP listener, for Redis clients.
 //!
-//! Everything that has arrived on a connection is decided as one batch and answered in one write. A client that
-//! pipelines pays one system call each way and, on Redis, one call to the store for the whole pipeline.
+//! All commands that have arrived on a connection are decided as one batch and answered in one write. A client that pipelines
+//! costs one system call each way and, with Redis as the store, one call to the store for the whole pipeline.
 //!
 //! ```text
-//!   read ──▶ frame::parse ──▶ command::understand ──▶ Limiter::check_batch ──▶ reply ──▶ write
-//!            as often as the buffer has a whole command             in the order asked
+//!   read ──▶ frame::parse ──▶ command::parse_command ──▶ Limiter::check_batch ──▶ reply ──▶ write
+//!            once per complete command in the buffer                in the same order
 //! ```
 //!
-//! Bounds: bytes per argument and command, commands per batch, reply bytes held, connections, idle time, the time that a command
-//! takes to arrive, and the time until the password is given: one byte now and then keeps no place. A frame that makes
-//! no sense is answered with an error, and the connection is closed; a command that makes no sense is answered with an error
-//! that says what was expected, and the connection goes on.
+//! Bounds: bytes per argument and command, commands per batch, bytes of unsent replies, connections, idle time, the time in
+//! which a command must arrive, and the time in which the password must be given. So a client that sends single bytes does not
+//! keep its connection. A malformed frame is answered with an error, and the connection is closed. A malformed command is
+//! answered with an error that says what is expected, and the connection stays open.
 //!
-//! **Cross-protocol requests.** A web page can make a browser send an HTTP request to this port, with commands in its body. So an unknown *inline*
-//! command ends the connection before the next line is read, whatever it is: a request line, a header, a STUN message.
-//! Clients send commands as arrays; an unknown one among these is only answered with an error.
+//! **Cross-protocol requests.** A web page can make a browser send an HTTP request to this port, with commands in its body. So
+//! an unknown *inline* command ends the connection before the next line is read, whatever it is: a request line, a header, a
+//! STUN message. Clients send commands as arrays; an unknown command in an array is only answered with an error.
 
 mod command;
 mod frame;
@@ -24,7 +24,7 @@ pub mod fuzz;
 mod reply;
 
 use std::future::poll_fn;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -37,35 +37,37 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::Instant;
 use tollgate::{Check, CheckOptions, Decision, Demand, Limiter, OnFailure, Unavailable};
 
-use self::command::{Command, LimitMemo, ReplyFormat, Session, UNKNOWN, is_http, tell, understand};
+use self::command::{ConnectionCommand, LimitCache, ReplyFormat, RespCommand, UNKNOWN, is_http, parse_command, reply};
 use self::frame::{Args, parse};
-use self::reply::{Protocol, Replies};
-use super::{IdleTimeout, ReadOutcome, finish, read_waiting, send, send_last, shrink};
-use crate::accept::Context;
+use self::reply::{Replies, RespVersion};
+use super::io::{IdleTimeout, ReadOutcome, close, read_waiting, send, send_last, shrink};
 use crate::auth_guard::{Attempt, AuthGuard};
+use crate::listener::{ConnectionContext, Listener, ServeFuture, ServerState};
 use crate::metrics::{DecisionStats, ListenerStats, Rejection};
-use crate::stream::Cork;
+use crate::stream::{ClientStream, Cork};
 
-/// Commands decided together. Larger pipelines are answered in several writes.
+/// The most commands that are decided together. Larger pipelines are answered in several writes.
 const BATCH_COMMANDS_MAX: usize = 512;
-/// Replies are written out when there are this many bytes of them, whatever else has arrived.
+/// The size at which replies are written although more commands have arrived.
 const REPLY_BYTES_MAX: usize = 64 * 1024;
-/// A command that was begun is waited for no longer, as is a body over HTTP.
-const COMMAND_WITHIN: Duration = Duration::from_secs(10);
-/// Nor is a client that does not give the password.
-const PASSWORD_WITHIN: Duration = Duration::from_secs(10);
-/// What a short check takes on the wire, and how many are expected at most before they are counted.
+/// The time from the first byte of a command to its last. A body over HTTP has the same.
+const COMMAND_TIMEOUT: Duration = Duration::from_secs(10);
+/// The time in which a client must give the password, if one is set.
+const PASSWORD_TIMEOUT: Duration = Duration::from_secs(10);
+/// The bytes of a short check on the wire, from which the number of commands in a buffer is estimated.
 const CHECK_BYTES_MIN: usize = 48;
-const GUESS_MAX: usize = 64;
-/// What a client is told whose command was dropped before it was complete, because others need the room.
+const ESTIMATE_MAX: usize = 64;
+/// The error reply to a command that was dropped before it was complete, because its bytes were evicted.
 const EVICTED: &str = "ERR too much is being received; the command was dropped before it was complete";
+const NOAUTH: &str = "NOAUTH Authentication required";
+const OVER_LIMIT_REPLY: &[u8] = b"-ERR max number of clients reached\r\n";
 
-/// What the RESP door needs to know.
+/// Options of the RESP listener.
 #[derive(Clone)]
 pub struct RespOptions {
-    /// The password that AUTH must give; without one, everybody may ask.
+    /// The password that clients must give with `AUTH` or `HELLO`. Defaults to none.
     pub password: Option<String>,
-    /// A connection that is silent for longer is closed.
+    /// The time after which a silent connection is closed. Defaults to 300 s.
     pub idle: Duration,
 }
 
@@ -82,121 +84,148 @@ impl std::fmt::Debug for RespOptions {
     }
 }
 
-const NOAUTH: &str = "NOAUTH Authentication required";
-/// The listener's name in logs.
-const LISTENER: &str = "resp";
-
-/// The state that the connections of the RESP listener share.
+/// The RESP listener.
 pub(crate) struct RespListener {
-    pub(crate) limiter: Limiter,
-    pub(crate) options: Arc<RespOptions>,
-    pub(crate) decisions: Arc<DecisionStats>,
-    pub(crate) stats: Arc<ListenerStats>,
-    pub(crate) auth_guard: Arc<AuthGuard>,
+    limiter: Limiter,
+    options: RespOptions,
+    decisions: Arc<DecisionStats>,
+    stats: Arc<ListenerStats>,
+    auth_guard: Arc<AuthGuard>,
 }
 
-impl RespListener {
-    /// Serves one connection until the client closes it, is idle or takes too long, breaks the protocol, or the
-    /// listener closes.
-    ///
-    /// When the listener closes, the next replies are sent together with the end of the connection. RESP cannot mark a
-    /// reply as the last one, so the end itself is the signal: what a client sends after it is discarded and never
-    /// executed.
-    pub(crate) async fn serve<S>(self: Arc<Self>, stream: S, peer: IpAddr, context: Context) -> std::io::Result<()>
-    where
-        S: AsyncRead + AsyncWrite + Cork + Unpin,
-    {
-        Connection::new(stream, peer, context, self).run().await
+impl Listener for RespListener {
+    fn stats(&self) -> &Arc<ListenerStats> {
+        &self.stats
+    }
+
+    fn over_limit_reply(&self) -> &'static [u8] {
+        OVER_LIMIT_REPLY
+    }
+
+    fn serve(self: Arc<Self>, stream: ClientStream, peer: SocketAddr, context: ConnectionContext) -> ServeFuture {
+        Box::pin(async move { Ok(self.serve_stream(stream, peer.ip(), context).await?) })
     }
 }
 
-struct Connection<S> {
+impl RespListener {
+    fn new(limiter: Limiter, options: RespOptions) -> RespListener {
+        let stats = ListenerStats::new("resp", &[Rejection::Http], true);
+        RespListener { limiter, options, decisions: Arc::default(), stats, auth_guard: Arc::default() }
+    }
+
+    /// Creates the listener of a server.
+    pub(crate) fn build(shared: &ServerState, options: RespOptions) -> RespListener {
+        RespListener {
+            decisions: shared.decisions.clone(),
+            auth_guard: shared.auth_guard.clone(),
+            ..RespListener::new(shared.options.limiter.clone(), options)
+        }
+    }
+
+    /// Serves one connection until the client ends it, is silent or too slow, violates the protocol, or the listener closes.
+    ///
+    /// When the listener closes, the next replies are sent together with the end of the connection. RESP cannot mark a reply
+    /// as the last one, so the end itself is the signal: what a client sends after it is discarded and never executed.
+    async fn serve_stream<S>(
+        self: Arc<Self>,
+        stream: S,
+        peer: IpAddr,
+        context: ConnectionContext,
+    ) -> std::io::Result<()>
+    where
+        S: AsyncRead + AsyncWrite + Cork + Unpin,
+    {
+        RespConnection::new(stream, peer, context, self).run().await
+    }
+}
+
+struct RespConnection<S> {
     stream: S,
-    context: Context,
+    context: ConnectionContext,
     listener: Arc<RespListener>,
-    client: Client,
+    client: RespClient,
     replies: Replies,
     /// Reused from batch to batch.
     args: Args,
 }
 
-/// What is remembered of a client between commands.
+/// The state of a client between commands.
 #[derive(Debug)]
-struct Client {
+struct RespClient {
     id: u64,
     address: IpAddr,
     is_authenticated: bool,
-    /// The client must be authenticated by then.
-    password_by: Instant,
-    memo: LimitMemo,
+    /// When the client must be authenticated.
+    password_deadline: Instant,
+    limits: LimitCache,
 }
 
-/// Whether to go on after a batch.
+/// Whether a connection stays open after a batch.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Next {
-    Read,
+enum AfterBatch {
+    KeepOpen,
     Close,
 }
 
-impl<S: AsyncRead + AsyncWrite + Cork + Unpin> Connection<S> {
-    fn new(stream: S, address: IpAddr, context: Context, listener: Arc<RespListener>) -> Connection<S> {
+impl<S: AsyncRead + AsyncWrite + Cork + Unpin> RespConnection<S> {
+    fn new(stream: S, address: IpAddr, context: ConnectionContext, listener: Arc<RespListener>) -> RespConnection<S> {
         static IDS: AtomicU64 = AtomicU64::new(1);
-        let client = Client {
+        let client = RespClient {
             id: IDS.fetch_add(1, Ordering::Relaxed),
             address,
             is_authenticated: listener.options.password.is_none(),
-            password_by: Instant::now() + PASSWORD_WITHIN,
-            memo: LimitMemo::default(),
+            password_deadline: Instant::now() + PASSWORD_TIMEOUT,
+            limits: LimitCache::default(),
         };
         let (replies, args) = (Replies::default(), Args::default());
-        Connection { stream, context, listener, client, replies, args }
+        RespConnection { stream, context, listener, client, replies, args }
     }
 
     async fn run(mut self) -> std::io::Result<()> {
         let mut buffer = BytesMut::new();
         let idle = self.listener.options.idle;
-        let mut patience = IdleTimeout::new(idle);
-        let mut last_call = pin!(self.context.closing.clone().last_call());
-        let mut command_by = None;
+        let mut timeout = IdleTimeout::new(idle);
+        let mut shutdown = pin!(self.context.shutdown.clone().idle_grace_over());
+        let mut command_deadline = None;
         loop {
-            let password_by = (!self.client.is_authenticated).then_some(self.client.password_by);
-            patience.until(command_by.into_iter().chain(password_by).min());
-            let heard = if buffer.is_empty() {
-                patience.read(&mut self.stream, &mut buffer, last_call.as_mut()).await?
+            let password_deadline = (!self.client.is_authenticated).then_some(self.client.password_deadline);
+            timeout.set_deadline(command_deadline.into_iter().chain(password_deadline).min());
+            let outcome = if buffer.is_empty() {
+                timeout.read(&mut self.stream, &mut buffer, shutdown.as_mut()).await?
             } else {
                 let mut evicted = pin!(self.context.receiving.evicted());
-                let interrupt = poll_fn(|cx| match last_call.as_mut().poll(cx) {
+                let interrupt = poll_fn(|cx| match shutdown.as_mut().poll(cx) {
                     Poll::Ready(()) => Poll::Ready(()),
                     Poll::Pending => evicted.as_mut().poll(cx),
                 });
-                patience.read(&mut self.stream, &mut buffer, pin!(interrupt)).await?
+                timeout.read(&mut self.stream, &mut buffer, pin!(interrupt)).await?
             };
-            match heard {
+            match outcome {
                 ReadOutcome::Bytes => {}
                 ReadOutcome::Interrupted if self.context.receiving.is_evicted() => {
                     return self.drop_command(buffer).await;
                 }
-                ReadOutcome::End | ReadOutcome::Late | ReadOutcome::Interrupted => break,
+                ReadOutcome::End | ReadOutcome::TimedOut | ReadOutcome::Interrupted => break,
             }
             let bytes_before = buffer.len();
-            if self.answer(&mut buffer, patience.last_read_at()).await? == Next::Close {
+            if self.answer(&mut buffer, timeout.last_read_at()).await? == AfterBatch::Close {
                 return Ok(());
             }
-            // What is left is a command in the middle: a new one, if any before it was whole.
-            command_by = match (buffer.len(), command_by) {
+            // The rest is the beginning of a command. It is a new one if a command before it was complete.
+            command_deadline = match (buffer.len(), command_deadline) {
                 (0, _) => None,
-                (left, Some(by)) if left == bytes_before => Some(by),
-                _ => Some(Instant::now() + COMMAND_WITHIN),
+                (rest, Some(deadline)) if rest == bytes_before => Some(deadline),
+                _ => Some(Instant::now() + COMMAND_TIMEOUT),
             };
             shrink(&mut buffer, bytes_before);
             if !self.context.receiving.hold_buffer(&mut buffer, 0).await {
                 return self.drop_command(buffer).await;
             }
         }
-        finish(&mut self.stream, idle).await
+        close(&mut self.stream, idle).await
     }
 
-    /// Ends the connection because there is no room for the command that is being received.
+    /// Ends the connection with an error because there is no room for the command that is being received.
     async fn drop_command(mut self, buffer: BytesMut) -> std::io::Result<()> {
         drop(buffer);
         self.context.receiving.release();
@@ -204,44 +233,44 @@ impl<S: AsyncRead + AsyncWrite + Cork + Unpin> Connection<S> {
         send_last(&mut self.stream, self.replies.as_bytes(), self.listener.options.idle).await
     }
 
-    /// Decides and answers every whole command in the buffer, whose last bytes were received at `last_read_at`.
+    /// Answers every complete command in the buffer, whose last bytes were received at `last_read_at`.
     ///
-    /// After [`Next::Close`] the connection has ended.
-    async fn answer(&mut self, buffer: &mut BytesMut, last_read_at: Instant) -> std::io::Result<Next> {
+    /// After [`AfterBatch::Close`] the connection has ended.
+    async fn answer(&mut self, buffer: &mut BytesMut, last_read_at: Instant) -> std::io::Result<AfterBatch> {
         let idle = self.listener.options.idle;
         loop {
-            let (consumed, next) = self.batch(buffer, last_read_at).await;
+            let (consumed, after) = self.batch(buffer, last_read_at).await;
             buffer.advance(consumed);
-            let is_last = next == Next::Close
+            let is_last = after == AfterBatch::Close
                 || buffer.is_empty()
-                    && self.context.closing.is_closing()
+                    && self.context.shutdown.is_closing()
                     && !read_waiting(&mut self.stream, buffer).await?;
             if is_last {
                 send_last(&mut self.stream, self.replies.as_bytes(), idle).await?;
-                return Ok(Next::Close);
+                return Ok(AfterBatch::Close);
             }
             if self.replies.len() > 0 {
                 send(&mut self.stream, self.replies.as_bytes(), idle).await?;
                 self.replies.clear();
             }
             if consumed == 0 || buffer.is_empty() {
-                return Ok(next);
+                return Ok(after);
             }
         }
     }
 
-    /// One batch from the front of the buffer: how many bytes it took.
-    async fn batch(&mut self, buffer: &[u8], last_read_at: Instant) -> (usize, Next) {
+    /// Decides one batch from the front of the buffer. Returns the length of its commands.
+    async fn batch(&mut self, buffer: &[u8], last_read_at: Instant) -> (usize, AfterBatch) {
         let mut args = std::mem::take(&mut self.args);
         let batch = self.batch_with(buffer, last_read_at, &mut args).await;
         self.args = args;
         batch
     }
 
-    async fn batch_with(&mut self, buffer: &[u8], last_read_at: Instant, args: &mut Args) -> (usize, Next) {
-        // A guess at how many there are, so that a pipeline is not moved while it is read.
-        let guess = (buffer.len() / CHECK_BYTES_MIN).clamp(1, GUESS_MAX);
-        let mut pending: Vec<(Demand<'_>, ReplyFormat)> = Vec::with_capacity(guess);
+    async fn batch_with(&mut self, buffer: &[u8], last_read_at: Instant, args: &mut Args) -> (usize, AfterBatch) {
+        // An estimate of the number of commands, so that the list does not grow while a pipeline is parsed.
+        let estimate = (buffer.len() / CHECK_BYTES_MIN).clamp(1, ESTIMATE_MAX);
+        let mut pending: Vec<(Demand<'_>, ReplyFormat)> = Vec::with_capacity(estimate);
         let mut at = 0;
         for _ in 0..BATCH_COMMANDS_MAX {
             let frame = &buffer[at..];
@@ -251,22 +280,24 @@ impl<S: AsyncRead + AsyncWrite + Cork + Unpin> Connection<S> {
                 Err(error) => {
                     self.decide(&mut pending, last_read_at).await;
                     self.replies.error(&format!("ERR Protocol error: {error}"));
-                    return (at, Next::Close);
+                    return (at, AfterBatch::Close);
                 }
             }
-            match understand(frame, args, &mut self.client.memo) {
-                // Put aside, to be decided with its neighbours.
-                Ok(Command::Check { demand, words }) if self.client.is_authenticated => pending.push((demand, words)),
-                Ok(Command::Nothing) => {}
-                Ok(Command::Unknown) if !frame.starts_with(b"*") => {
+            match parse_command(frame, args, &mut self.client.limits) {
+                // Decided together with its neighbours.
+                Ok(RespCommand::Check { demand, format }) if self.client.is_authenticated => {
+                    pending.push((demand, format))
+                }
+                Ok(RespCommand::Nothing) => {}
+                Ok(RespCommand::Unknown) if !frame.starts_with(b"*") => {
                     self.decide(&mut pending, last_read_at).await;
                     self.reject_inline(frame, args);
-                    return (at, Next::Close);
+                    return (at, AfterBatch::Close);
                 }
                 other => {
                     self.decide(&mut pending, last_read_at).await;
-                    if self.other(other).await == Next::Close {
-                        return (at, Next::Close);
+                    if self.other(other).await == AfterBatch::Close {
+                        return (at, AfterBatch::Close);
                     }
                     if self.replies.len() > REPLY_BYTES_MAX {
                         break;
@@ -275,43 +306,48 @@ impl<S: AsyncRead + AsyncWrite + Cork + Unpin> Connection<S> {
             }
         }
         self.decide(&mut pending, last_read_at).await;
-        (at, Next::Read)
+        (at, AfterBatch::KeepOpen)
     }
 
-    /// Answers what is no check, or may not be one, in its turn.
-    async fn other(&mut self, command: Result<Command<'_>, String>) -> Next {
-        let is_open = self.client.is_authenticated;
+    /// Answers a command that is not a check, or a check of a client that is not authenticated.
+    async fn other(&mut self, command: Result<RespCommand<'_>, String>) -> AfterBatch {
         match command {
-            Ok(Command::Session(Session::Quit)) => {
+            Ok(RespCommand::Connection(ConnectionCommand::Quit)) => {
                 self.replies.simple("OK");
-                return Next::Close;
+                return AfterBatch::Close;
             }
-            Ok(Command::Session(Session::Auth { password })) => return self.auth(password).await,
-            Ok(Command::Session(Session::Hello { protocol, password })) => return self.hello(protocol, password).await,
-            _ if !is_open => self.replies.error(NOAUTH),
-            Ok(Command::Session(session)) => self.session(session),
-            Ok(Command::Unknown) => self.replies.error(UNKNOWN),
-            Ok(Command::Reset { demand }) => match self.listener.limiter.reset(&demand).await {
+            Ok(RespCommand::Connection(ConnectionCommand::Auth { password })) => return self.auth(password).await,
+            Ok(RespCommand::Connection(ConnectionCommand::Hello { protocol, password })) => {
+                return self.hello(protocol, password).await;
+            }
+            _ if !self.client.is_authenticated => self.replies.error(NOAUTH),
+            Ok(RespCommand::Connection(command)) => self.connection_command(command),
+            Ok(RespCommand::Unknown) => self.replies.error(UNKNOWN),
+            Ok(RespCommand::Reset { demand }) => match self.listener.limiter.reset(&demand).await {
                 Ok(()) => self.replies.simple("OK"),
-                Err(error) => self.replies.error(&format!("UNAVAILABLE {error}")),
+                Err(error) => {
+                    self.replies.error(&format!("UNAVAILABLE the store did not answer ({})", error.kind().name()))
+                }
             },
-            // Neither comes here: a check waits for its batch, and a blank line needs no answer.
-            Ok(Command::Check { .. } | Command::Nothing) => {}
+            // Handled by the caller: a check waits for its batch, and a blank line has no reply.
+            Ok(RespCommand::Check { .. } | RespCommand::Nothing) => {}
             Err(error) => self.replies.error(&error),
         }
-        Next::Read
+        AfterBatch::KeepOpen
     }
 
-    /// Answers an unknown inline command. An HTTP request has no answer, as from Redis.
+    /// Answers an unknown inline command. An HTTP request gets no reply, as from Redis.
     fn reject_inline(&mut self, frame: &[u8], args: &Args) {
         if is_http(frame, args) {
-            let what = "an HTTP request came to the RESP listener, possibly from a web page; its connection was closed";
-            self.listener.stats.reject(LISTENER, Rejection::Http, what);
+            let warning =
+                "closed a connection that sent an HTTP request to the RESP listener, possibly from a web page";
+            self.listener.stats.reject(Rejection::Http, warning);
         } else {
             self.replies.error(if self.client.is_authenticated { UNKNOWN } else { NOAUTH });
         }
     }
 
+    /// Decides the pending checks and appends their replies.
     async fn decide(&mut self, pending: &mut Vec<(Demand<'_>, ReplyFormat)>, last_read_at: Instant) {
         if pending.is_empty() {
             return;
@@ -320,19 +356,20 @@ impl<S: AsyncRead + AsyncWrite + Cork + Unpin> Connection<S> {
         let options = CheckOptions { on_failure: Some(OnFailure::Local), ..CheckOptions::default() };
         let limiter = &self.listener.limiter;
         let done_at = match &pending[..] {
-            // Without the lists that a batch needs.
-            [(demand, words)] => {
+            // Avoids the lists that a batch needs.
+            [(demand, format)] => {
                 let answer = limiter.check_with(&Check::one(demand), options).await;
                 let done_at = Instant::now();
-                self.tell(demand, *words, &answer, done_at - began);
+                self.reply(demand, *format, &answer, done_at - began);
                 done_at
             }
             _ => {
                 let checks: Vec<Check<'_>> = pending.iter().map(|(demand, _)| Check::one(demand)).collect();
                 let answers = limiter.check_batch(&checks, options).await;
                 let done_at = Instant::now();
-                let told = pending.iter().zip(&answers);
-                told.for_each(|((demand, words), answer)| self.tell(demand, *words, answer, done_at - began));
+                for ((demand, format), answer) in pending.iter().zip(&answers) {
+                    self.reply(demand, *format, answer, done_at - began);
+                }
                 done_at
             }
         };
@@ -340,31 +377,31 @@ impl<S: AsyncRead + AsyncWrite + Cork + Unpin> Connection<S> {
         pending.clear();
     }
 
-    fn tell(
+    fn reply(
         &mut self,
         demand: &Demand<'_>,
-        words: ReplyFormat,
+        format: ReplyFormat,
         answer: &Result<Decision, Unavailable>,
         took: Duration,
     ) {
         self.listener.decisions.record_explicit(answer, took);
         match answer {
-            Ok(decision) => tell(decision, demand, words, &mut self.replies),
-            Err(unavailable) => self.replies.error(&format!("UNAVAILABLE {unavailable}")),
+            Ok(decision) => reply(decision, demand, format, &mut self.replies),
+            Err(unavailable) => self.replies.error(&format!("UNAVAILABLE {}", unavailable.client_message())),
         }
     }
 
-    fn session(&mut self, session: Session<'_>) {
-        match session {
-            Session::Ping(None) => self.replies.simple("PONG"),
-            Session::Ping(Some(text)) | Session::Echo(text) => self.replies.bulk(text),
-            Session::Select | Session::ClientOk => self.replies.simple("OK"),
-            Session::ClientId => self.replies.integer(self.client.id as i64),
-            Session::ClientGetName => self.replies.null(),
-            Session::CommandCount => self.replies.integer(4),
-            Session::CommandList => self.replies.array(0),
-            Session::CommandDocs => self.replies.map(0),
-            Session::Info => self.replies.bulk(
+    fn connection_command(&mut self, command: ConnectionCommand<'_>) {
+        match command {
+            ConnectionCommand::Ping(None) => self.replies.simple("PONG"),
+            ConnectionCommand::Ping(Some(text)) | ConnectionCommand::Echo(text) => self.replies.bulk(text),
+            ConnectionCommand::Select | ConnectionCommand::ClientOk => self.replies.simple("OK"),
+            ConnectionCommand::ClientId => self.replies.integer(self.client.id as i64),
+            ConnectionCommand::ClientGetName => self.replies.null(),
+            ConnectionCommand::CommandCount => self.replies.integer(4),
+            ConnectionCommand::CommandList => self.replies.array(0),
+            ConnectionCommand::CommandDocs => self.replies.map(0),
+            ConnectionCommand::Info => self.replies.bulk(
                 concat!(
                     "# Server\r\nserver_name:tollgate\r\ntollgate_version:",
                     env!("CARGO_PKG_VERSION"),
@@ -372,70 +409,71 @@ impl<S: AsyncRead + AsyncWrite + Cork + Unpin> Connection<S> {
                 )
                 .as_bytes(),
             ),
-            // Answered where they can wait, or close the connection.
-            Session::Hello { .. } | Session::Auth { .. } | Session::Quit => {}
+            // Handled by the caller, because they wait or close the connection.
+            ConnectionCommand::Hello { .. } | ConnectionCommand::Auth { .. } | ConnectionCommand::Quit => {}
         }
     }
 
-    async fn auth(&mut self, password: &[u8]) -> Next {
+    async fn auth(&mut self, password: &[u8]) -> AfterBatch {
         if self.listener.options.password.is_none() {
             self.replies.error("ERR AUTH was sent, but no password is set");
-            return Next::Read;
+            return AfterBatch::KeepOpen;
         }
         match self.authenticate(password).await {
             Ok(()) => {
                 self.replies.simple("OK");
-                Next::Read
+                AfterBatch::KeepOpen
             }
-            Err(next) => next,
+            Err(after) => after,
         }
     }
 
-    async fn hello(&mut self, protocol: Option<&[u8]>, password: Option<&[u8]>) -> Next {
+    async fn hello(&mut self, protocol: Option<&[u8]>, password: Option<&[u8]>) -> AfterBatch {
         if let Some(password) = password
-            && let Err(next) = self.authenticate(password).await
+            && let Err(after) = self.authenticate(password).await
         {
-            return next;
+            return after;
         }
         self.greet(protocol);
-        Next::Read
+        AfterBatch::KeepOpen
     }
 
-    /// Looks at a password. Replies with an error if it is not the right one, and returns whether the connection goes on.
-    async fn authenticate(&mut self, given: &[u8]) -> Result<(), Next> {
+    /// Checks a password. If it is wrong, appends an error and returns whether the connection stays open.
+    async fn authenticate(&mut self, given: &[u8]) -> Result<(), AfterBatch> {
         let RespListener { options, stats, auth_guard, .. } = &*self.listener;
         let Some(password) = &options.password else { return Ok(()) };
-        // Takes the same time wherever they differ.
+        // Constant time, whatever the position of the first difference.
         let is_right = || password.as_bytes().ct_eq(given).into();
-        match auth_guard.attempt(LISTENER, self.client.address, &stats.auth_failures, is_right).await {
+        match auth_guard.attempt(stats.name, self.client.address, &stats.auth_failures, is_right).await {
             Attempt::Right => {
                 self.client.is_authenticated = true;
                 Ok(())
             }
             Attempt::Wrong => {
                 self.replies.error("WRONGPASS invalid password");
-                // A pipeline of guesses is not answered beyond the time that a client has for the right one.
-                let is_late = !self.client.is_authenticated && self.client.password_by <= Instant::now();
-                Err(if is_late { Next::Close } else { Next::Read })
+                // A pipeline of guesses is not answered beyond the time in which the password must be given.
+                let is_late = !self.client.is_authenticated && self.client.password_deadline <= Instant::now();
+                Err(if is_late { AfterBatch::Close } else { AfterBatch::KeepOpen })
             }
             Attempt::Refused => {
                 self.replies.error("ERR too many failed attempts from this address, try again later");
-                Err(Next::Close)
+                Err(AfterBatch::Close)
             }
         }
     }
 
+    /// Answers `HELLO` of a client that is authenticated.
     fn greet(&mut self, protocol: Option<&[u8]>) {
         if !self.client.is_authenticated {
             return self.replies.error("NOAUTH HELLO must be called with AUTH here");
         }
         match protocol {
             None => {}
-            Some(b"2") => self.replies.protocol = Protocol::Resp2,
-            Some(b"3") => self.replies.protocol = Protocol::Resp3,
+            Some(b"2") => self.replies.version = RespVersion::Resp2,
+            Some(b"3") => self.replies.version = RespVersion::Resp3,
             Some(_) => return self.replies.error("NOPROTO unsupported protocol version, expected 2 or 3"),
         }
-        let version = if self.replies.protocol == Protocol::Resp3 { 3 } else { 2 };
+        let version = if self.replies.version == RespVersion::Resp3 { 3 } else { 2 };
         let replies = &mut self.replies;
         replies.map(7);
         for (name, value) in

@@ -1,26 +1,26 @@
-//! Histograms of durations.
+//! A histogram of durations.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Upper bounds of the buckets in microseconds. A decision in process memory falls into the first bucket, a store nearby answers
-/// within the next few, the deadline of a decision (25 ms by default) is a bound of its own, and a probe ends within the last.
+/// Upper bounds of the buckets in microseconds. A decision in process memory falls into the first bucket, and a nearby store
+/// answers within the next few. The default deadline of a decision, 25 ms, is a bound. A probe ends within the last one.
 const BOUNDS_US: [u64; 16] =
     [10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 25_000, 50_000, 100_000, 250_000, 500_000, 1_000_000];
 
-/// A histogram of durations. Recording one is two additions.
+/// A histogram of durations. To record one costs two atomic additions.
 #[derive(Debug, Default)]
 pub(crate) struct Histogram {
-    /// The last one has no bound.
+    /// The last bucket has no bound.
     buckets: [AtomicU64; BOUNDS_US.len() + 1],
     sum_ns: AtomicU64,
 }
 
-/// The numbers of a histogram, as the encoder takes them.
+/// The values of a histogram, in the form that the encoder takes.
 pub(super) struct Snapshot {
     pub(super) sum_seconds: f64,
     pub(super) count: u64,
-    /// Upper bound in seconds, and how many durations fell below it and above the bound before.
+    /// For each bucket its upper bound in seconds, and the number of durations in it (not cumulative).
     pub(super) buckets: Vec<(f64, u64)>,
 }
 
@@ -30,7 +30,7 @@ impl Histogram {
         self.record_many(took, 1);
     }
 
-    /// Records the duration that `times` requests took together, once for each.
+    /// Records the same duration `times` times.
     pub(crate) fn record_many(&self, took: Duration, times: u64) {
         let ns = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
         let bucket = BOUNDS_US.partition_point(|bound| *bound * 1_000 < ns);
@@ -38,6 +38,7 @@ impl Histogram {
         self.sum_ns.fetch_add(ns.saturating_mul(times), Ordering::Relaxed);
     }
 
+    /// Returns the current values.
     pub(super) fn read(&self) -> Snapshot {
         let bounds = BOUNDS_US.iter().map(|us| *us as f64 / 1e6).chain([f64::MAX]);
         let counts = self.buckets.iter().map(|bucket| bucket.load(Ordering::Relaxed));

@@ -1,5 +1,6 @@
-//! What the listeners count and time.
+//! Counters and histograms of the listeners.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -16,13 +17,14 @@ pub(crate) enum Rejection {
     Http,
     /// A request that a page of another site made a browser send.
     Origin,
-    /// A request to the admin listener under a name that is not its own.
+    /// A request to the admin listener with an unknown name in `Host`.
     Host,
 }
 
 impl Rejection {
-    pub(super) const ALL: [Rejection; 3] = [Rejection::Http, Rejection::Origin, Rejection::Host];
+    const COUNT: usize = 3;
 
+    /// Returns the name used in metrics and logs.
     pub(super) fn name(self) -> &'static str {
         match self {
             Rejection::Http => "http",
@@ -32,47 +34,112 @@ impl Rejection {
     }
 }
 
-/// Counts and times the requests of one listener.
-#[derive(Debug, Default)]
+/// Counters and histograms of one listener.
+#[derive(Debug)]
 pub(crate) struct ListenerStats {
-    /// The time from a whole request to its answer, without the time that either takes on the wire.
+    /// The listener's name in logs, metrics and `/readyz`.
+    pub(crate) name: &'static str,
+    pub(crate) connections: ConnectionCounts,
+    /// The time from a complete request to its response, without the time that either takes on the wire.
     pub(crate) request_times: Histogram,
     pub(crate) auth_failures: AuthFailures,
-    rejected: [AtomicU64; Rejection::ALL.len()],
+    authenticates: bool,
+    rejections: &'static [Rejection],
+    rejected: [AtomicU64; Rejection::COUNT],
     log: LogLimit,
 }
 
 impl ListenerStats {
-    /// Counts a rejected request, and logs it if no other was logged lately. `what` tells the operator what to look for.
-    pub(crate) fn reject(&self, listener: &'static str, reason: Rejection, what: &str) {
+    /// Creates counters for a listener that can reject requests for these reasons. `authenticates` says whether its
+    /// clients can fail to authenticate.
+    pub(crate) fn new(name: &'static str, rejections: &'static [Rejection], authenticates: bool) -> Arc<ListenerStats> {
+        Arc::new(ListenerStats {
+            name,
+            connections: ConnectionCounts::default(),
+            request_times: Histogram::default(),
+            auth_failures: AuthFailures::default(),
+            authenticates,
+            rejections,
+            rejected: Default::default(),
+            log: LogLimit::default(),
+        })
+    }
+
+    /// Counts a rejected request, and logs `message` unless another rejection was logged in the last ten seconds.
+    pub(crate) fn reject(&self, reason: Rejection, message: &str) {
         self.rejected[reason as usize].fetch_add(1, Ordering::Relaxed);
         if let Some(unlogged) = self.log.admit() {
-            tracing::warn!(listener, reason = reason.name(), unlogged, "{what}");
+            tracing::warn!(listener = self.name, reason = reason.name(), unlogged, "{message}");
         }
     }
 
+    /// Returns the number of requests rejected for this reason.
     #[cfg(test)]
     pub(crate) fn rejected_for(&self, reason: Rejection) -> u64 {
         self.rejected[reason as usize].load(Ordering::Relaxed)
     }
 
-    /// Returns the rejected requests of each reason.
-    pub(super) fn rejected(&self) -> [(Rejection, u64); Rejection::ALL.len()] {
-        Rejection::ALL.map(|reason| (reason, self.rejected[reason as usize].load(Ordering::Relaxed)))
+    /// Returns the number of rejected requests for each reason that this listener knows.
+    pub(super) fn rejected(&self) -> impl Iterator<Item = (Rejection, u64)> {
+        self.rejections.iter().map(|reason| (*reason, self.rejected[*reason as usize].load(Ordering::Relaxed)))
+    }
+
+    /// Returns the failed authentication attempts by result, or nothing if clients do not authenticate.
+    pub(super) fn auth_failures(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        let results = ["wrong", "refused"].into_iter().zip(self.auth_failures.read());
+        results.filter(|_| self.authenticates)
     }
 }
 
-const SOURCES: [Source; 4] = [Source::Store, Source::DenyCache, Source::Local, Source::None];
+/// Counts the connections of one listener.
+#[derive(Debug, Default)]
+pub(crate) struct ConnectionCounts {
+    open: Arc<AtomicU64>,
+    accepted: AtomicU64,
+    refused: AtomicU64,
+    pub(crate) evicted: Arc<AtomicU64>,
+}
 
-/// Counts the decisions on limits that the request named itself, and times all decisions.
+impl ConnectionCounts {
+    /// Counts an accepted connection, which is open until the value is dropped.
+    pub(crate) fn open(&self) -> OpenConnection {
+        self.accepted.fetch_add(1, Ordering::Relaxed);
+        self.open.fetch_add(1, Ordering::Relaxed);
+        OpenConnection(self.open.clone())
+    }
+
+    /// Counts a connection that was rejected because of the limit.
+    pub(crate) fn count_refused(&self) {
+        self.refused.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Returns the number of connections: open now, accepted, refused because of the limit, evicted to make room.
+    pub(super) fn read(&self) -> [u64; 4] {
+        [&*self.open, &self.accepted, &self.refused, &*self.evicted].map(|count| count.load(Ordering::Relaxed))
+    }
+}
+
+/// Counts a connection as open until it is dropped.
+pub(crate) struct OpenConnection(Arc<AtomicU64>);
+
+impl Drop for OpenConnection {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// All sources of a decision.
+pub(crate) const SOURCES: [Source; 4] = [Source::Store, Source::DenyCache, Source::Local, Source::None];
+
+/// Counts the explicit checks, and times all decisions.
 #[derive(Debug, Default)]
 pub(crate) struct DecisionStats {
-    pub(crate) explicit: DecisionCounts,
+    pub(super) explicit: DecisionCounts,
     times: [Histogram; SOURCES.len()],
 }
 
 impl DecisionStats {
-    /// Counts and times a decision on limits that the request named itself.
+    /// Counts and times the decision on an explicit check.
     pub(crate) fn record_explicit(&self, answer: &Result<Decision, Unavailable>, took: Duration) {
         self.explicit.count_answer(answer);
         self.record(answer.as_ref().map_or(Source::None, |decision| decision.source), took);
@@ -80,12 +147,12 @@ impl DecisionStats {
 
     /// Times a decision.
     pub(crate) fn record(&self, source: Source, took: Duration) {
-        if let Some(index) = SOURCES.iter().position(|one| *one == source) {
+        if let Some(index) = SOURCES.iter().position(|known| *known == source) {
             self.times[index].record(took);
         }
     }
 
-    /// Returns the times of the store, and those of every other source that ever decided.
+    /// Returns the times of the store, and those of every other source that has decided.
     pub(super) fn times(&self) -> Vec<(&'static str, Snapshot)> {
         let read = SOURCES.iter().zip(&self.times).map(|(source, times)| (*source, times.read()));
         let read = read.filter(|(source, times)| times.count > 0 || *source == Source::Store);

@@ -1,24 +1,28 @@
-//! How long the shared store takes.
+//! Durations of calls to the shared store.
 
 use tollgate::observe::{Observer, StoreCall, StoreCallKind};
 
 use super::histogram::{Histogram, Snapshot};
 
-const KINDS: [StoreCallKind; 6] = [
+const KINDS: [StoreCallKind; 7] = [
     StoreCallKind::Decide,
     StoreCallKind::Refund,
     StoreCallKind::Settle,
     StoreCallKind::Reset,
     StoreCallKind::Inspect,
+    StoreCallKind::Ban,
     StoreCallKind::Probe,
 ];
 
-/// Watches a limiter: how long each call of its store took, by what it was for.
+/// An observer that records how long the calls to the store take, by kind. For [`LimiterBuilder::observer`] and
+/// [`ServerOptions::store_times`](crate::ServerOptions::store_times).
+///
+/// [`LimiterBuilder::observer`]: tollgate::LimiterBuilder::observer
 #[derive(Debug, Default)]
 pub struct StoreTimes([Histogram; KINDS.len()]);
 
 impl StoreTimes {
-    /// One for deciding, and one for whatever else was ever done.
+    /// Returns the durations of calls that decide, and those of every other kind that was called.
     pub(super) fn read(&self) -> Vec<(&'static str, Snapshot)> {
         let histograms = KINDS.into_iter().zip(&self.0).map(|(kind, times)| (kind.name(), times.read()));
         histograms.filter(|(call, times)| times.count > 0 || *call == StoreCallKind::Decide.name()).collect()

@@ -1,4 +1,4 @@
-//! The document as a page: one file, no script, nothing to load.
+//! Renders the document as an HTML page: one file, no script, nothing to load.
 
 use std::fmt::Write;
 
@@ -10,11 +10,9 @@ const STYLE: &str = "body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;mar
     text-align:left;vertical-align:top}h2{margin-top:2.5rem}h2 b{color:#067}\
     @media(prefers-color-scheme:dark){body{color:#ddd;background:#181818}code,pre{background:#282828}td,th{border-color:#444}h2 b{color:#6cc}}";
 
-/// Longer patterns are in the document alone: nobody reads them.
-const PATTERN_SHOWN_MAX: usize = 80;
-
+/// Renders the document.
 pub(super) fn render(document: &Value) -> String {
-    let mut page = Page(String::new());
+    let mut page = HtmlPage(String::new());
     let title = page.text(&document["info"]["title"]);
     page.0 += &format!(
         "<!doctype html><html lang=\"en\"><head><meta charset=\"utf-8\"><meta name=\"viewport\" content=\"width=device-width\">\
@@ -35,9 +33,9 @@ pub(super) fn render(document: &Value) -> String {
     page.0 + "</body></html>\n"
 }
 
-struct Page(String);
+struct HtmlPage(String);
 
-impl Page {
+impl HtmlPage {
     fn operation(&mut self, method: &str, path: &str, operation: &Value) {
         let (summary, description) = (self.text(&operation["summary"]), self.text(&operation["description"]));
         self.line(format_args!("<h2><b>{}</b> {}</h2>", method.to_uppercase(), escape(path)));
@@ -47,7 +45,7 @@ impl Page {
             let summary = self.text(&example["summary"]);
             self.line(format_args!("<h3>{summary}</h3><pre>{}</pre>", escape(&body)));
         }
-        self.line(format_args!("<h3>Answers</h3><table><tr><th>Status<th>Meaning<th>Headers<th>Body"));
+        self.line(format_args!("<h3>Responses</h3><table><tr><th>Status<th>Meaning<th>Headers<th>Body"));
         for (status, response) in entries(&operation["responses"]) {
             let headers: Vec<String> = entries(&response["headers"])
                 .map(|(name, header)| format!("<code>{}</code> {}", escape(name), self.text(&header["description"])))
@@ -74,9 +72,9 @@ impl Page {
             }
             let required: Vec<&str> =
                 form["required"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
-            self.0 += "<table><tr><th>Field<th>Type<th>What it is";
+            self.0 += "<table><tr><th>Field<th>Type<th>Meaning";
             for (field, property) in entries(&form["properties"]) {
-                let must = if required.contains(&field) { "" } else { " <em>may be left out</em>" };
+                let must = if required.contains(&field) { "" } else { " <em>optional</em>" };
                 let (kind, what) = (self.kind(property), self.text(&property["description"]));
                 self.line(format_args!("<tr><td><code>{}</code>{must}<td>{kind}<td>{what}", escape(field)));
             }
@@ -84,7 +82,7 @@ impl Page {
         }
     }
 
-    /// What a schema allows, in a few words.
+    /// Returns a short description of what a schema allows.
     fn kind(&self, schema: &Value) -> String {
         if let Some(reference) = schema["$ref"].as_str() {
             let name = escape(reference.rsplit('/').next().unwrap_or_default());
@@ -113,13 +111,13 @@ impl Page {
             let choices: Vec<String> = choices.iter().map(|choice| self.text(choice)).collect();
             kind += &format!(": {}", choices.join(", "));
         }
-        if let Some(pattern) = schema["pattern"].as_str().filter(|pattern| pattern.len() <= PATTERN_SHOWN_MAX) {
+        if let Some(pattern) = schema["pattern"].as_str() {
             kind += &format!(" <code>{}</code>", escape(pattern));
         }
         if let Some(examples) = schema["examples"].as_array() {
             let examples: Vec<String> =
                 examples.iter().map(|example| format!("<code>{}</code>", self.text(example))).collect();
-            kind += &format!(", such as {}", examples.join(", "));
+            kind += &format!(", for example {}", examples.join(", "));
         }
         kind
     }

@@ -1,29 +1,29 @@
-//! Noticing that a file changed, and waiting until it is whole.
+//! Notices that a file has changed, and waits until it is complete.
 //!
-//! **Problem.** A file is seldom changed by writing into it. Editors write another and rename it over the first. Kubernetes mounts a
-//! directory in which everything is a symbolic link, and swaps the one that all others lead through:
+//! **ErrorBody.** A file is seldom changed by writing into it. Editors write another file and rename it over the first. Kubernetes
+//! mounts a directory in which everything is a symbolic link, and replaces the link that all others lead through:
 //!
 //! ```text
 //!   tollgate.toml ──▶ ..data/tollgate.toml        ..data ──▶ ..2025_01_01/   (before)
-//!                                                 ..data ──▶ ..2025_01_02/   (after: no file of ours was touched)
+//!                                                 ..data ──▶ ..2025_01_02/   (after: the file itself was not touched)
 //! ```
 //!
 //! A watch on the file alone stays with the one that was replaced. A watch on its directory alone misses a file that is
 //! bind-mounted, as containers do: it is written through another directory. And a network file system reports nothing.
 //!
-//! **Idea.** Three ways to notice, one way to decide. The directory of the file is watched, and on the way there each one that holds
-//! a symbolic link; so is the file itself; and every few seconds the files are looked at without being told. Each of these
-//! only means *look*, and looking means comparing what the files are (device, inode, size, times) with what they were when they were
-//! last read. So events about other files cost nothing, and it does not matter which kind of event came.
+//! **Idea.** Three triggers, one decision. The file itself is watched, and its directory, and on the way there each directory that
+//! holds a symbolic link. Besides, the files are checked every few seconds. Each trigger only causes a check, which compares the
+//! stamps of the files (device, inode, size, times) with those when they were last read. So events about other files cost
+//! nothing, and the kind of an event does not matter.
 //!
-//! **Watched anew.** A watch stays with the file or directory that it was set on, not with the name. So before each look those whose
-//! name leads elsewhere now are set again. A file that is not there yet is watched for as well: one that a configuration
-//! names which could not be used for want of it.
+//! **Watches are renewed.** A watch stays with the file or directory that it was set on, not with the name. So before each check,
+//! watches whose name now leads elsewhere are set again. A file that does not exist yet is watched for as well, if a rejected
+//! configuration names it.
 //!
-//! **Whole first.** In the middle of a change a file is half a file. Before anything is read, by whatever cause, all files must have
-//! stood still for a moment and none may be open in the hands of somebody who has written to it, as far as the system
-//! reports that. A file that never stands still is read all the same after a while; whether what it says may take the place of what
-//! is in force is decided there.
+//! **Complete files.** In the middle of a change a file is truncated. Before a reload reads anything, all files must have been
+//! unchanged for a moment, and none may be open in a process that has written to it, as far as the system reports that. A file
+//! that never stops changing is read after five seconds; the loader then decides whether it may replace the configuration in
+//! force.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ffi::OsString;
@@ -42,13 +42,13 @@ use tokio::time::Instant;
 
 use super::{Inner, Reloader};
 
-/// Files that stood still for so long are whole.
-const STILL: Duration = Duration::from_millis(100);
-/// Files that have not stood still for so long are read all the same.
-const SETTLE_MAX: Duration = Duration::from_secs(5);
-/// Where no events are reported, a change is noticed after so long.
+/// The time for which files must be unchanged to count as complete.
+const STABLE: Duration = Duration::from_millis(100);
+/// The time after which files are read although they keep changing.
+const STABLE_WAIT_MAX: Duration = Duration::from_secs(5);
+/// The interval between two checks without an event.
 pub(super) const POLL_EVERY: Duration = Duration::from_secs(2);
-/// Symbolic links that are followed on the way to one file, as many as the system follows.
+/// The most symbolic links that are followed on the way to one file, as many as the system follows.
 const LINKS_MAX: usize = 40;
 
 /// Reloads whenever a file changes. Returns at once if there are no files.
@@ -57,22 +57,23 @@ pub(super) fn watch(reloader: Reloader) -> impl Future<Output = ()> + Send + 'st
     let watches = Watches::new(reloader.0.events.clone(), &files);
     async move {
         if !files.is_empty() {
-            let _listening = Listening(reloader.clone());
-            look_whenever(watches, reloader).await;
+            let _guard = WatchGuard(reloader.clone());
+            reload_on_change(watches, reloader).await;
         }
     }
 }
 
-/// Somebody listens for changes. If it ends, that is remembered.
-struct Listening(Reloader);
+/// Belongs to the task that watches the files. When it is dropped, `/readyz` reports it.
+struct WatchGuard(Reloader);
 
-impl Drop for Listening {
+impl Drop for WatchGuard {
     fn drop(&mut self) {
         self.0.0.watch_ended.store(true, Ordering::Relaxed);
     }
 }
 
-async fn look_whenever(mut watches: Watches, reloader: Reloader) {
+/// Reloads whenever a file has changed. Never returns.
+async fn reload_on_change(mut watches: Watches, reloader: Reloader) {
     let inner = &reloader.0;
     loop {
         let _ = tokio::time::timeout(inner.poll_every, inner.events.changed.notified()).await;
@@ -85,61 +86,63 @@ async fn look_whenever(mut watches: Watches, reloader: Reloader) {
         // A failure is reported by the reload itself.
         match inner.clone().reload_if_changed().await {
             Some(_) => watches.follow(&inner.files()),
-            // A directory in which others write all the time is not looked at for each of their events.
-            None => tokio::time::sleep(STILL).await,
+            // At most ten checks a second in a directory in which other programs write all the time.
+            None => tokio::time::sleep(STABLE).await,
         }
     }
 }
 
 impl Inner {
-    /// Waits until all files have stood still for a moment, and returns what they are.
-    pub(super) async fn settle(&self) -> Stamps {
+    /// Waits until all files were unchanged for 100 ms, for five seconds at most, and returns their stamps.
+    pub(super) async fn wait_until_stable(&self) -> Stamps {
         let began = Instant::now();
         let mut found = self.stamps().await;
         loop {
-            tokio::time::sleep(STILL).await;
+            tokio::time::sleep(STABLE).await;
             let now = self.stamps().await;
-            let is_still = now == found && !self.events.is_writing();
+            let is_stable = now == found && !self.events.is_writing();
             found = now;
-            if is_still || began.elapsed() >= SETTLE_MAX {
+            if is_stable || began.elapsed() >= STABLE_WAIT_MAX {
                 return found;
             }
         }
     }
 
-    /// Whether the files are those that were last read.
+    /// Returns whether the stamps of all files are those when they were last read.
     pub(super) async fn is_unchanged(&self) -> bool {
         let found = self.stamps().await;
         let seen = self.seen.lock();
         found.iter().all(|(file, stamp)| seen.get(file) == Some(stamp))
     }
 
+    /// Returns the current stamps of all files.
     pub(super) async fn stamps(&self) -> Stamps {
         let files = self.files();
-        // A network file system may keep one waiting.
+        // A network file system may block.
         tokio::task::spawn_blocking(move || stamps(&files)).await.expect("looking at files does not panic")
     }
 }
 
-/// What the system reports about the files.
+/// The events that the system reports about the files.
 #[derive(Default)]
 pub(super) struct Events {
     changed: Notify,
-    writing: Mutex<Writing>,
+    writing: Mutex<OpenFiles>,
 }
 
-/// Which files are open in the hands of somebody who has written to them.
+/// The files that are open in a process that has written to them.
 #[derive(Default)]
-struct Writing {
-    /// The files that matter, under their real names.
+struct OpenFiles {
+    /// The canonical paths of the files to watch.
     watched: BTreeSet<PathBuf>,
     open: BTreeSet<PathBuf>,
 }
 
 impl Events {
-    fn take(&self, event: notify::Result<notify::Event>) {
+    /// Handles an event of the system.
+    fn handle(&self, event: notify::Result<notify::Event>) {
         let Ok(event) = event else {
-            // There were too many, say: something may have changed.
+            // For example, the queue has overflowed: something may have changed.
             self.changed.notify_one();
             return;
         };
@@ -155,16 +158,18 @@ impl Events {
                 writing.open.remove(&path);
             }
         }
-        // Reading is no change.
+        // Reading a file does not change it.
         if is_closed || !matches!(event.kind, EventKind::Access(_)) {
             self.changed.notify_one();
         }
     }
 
+    /// Returns whether a watched file is open in a process that has written to it.
     fn is_writing(&self) -> bool {
         !self.writing.lock().open.is_empty()
     }
 
+    /// Sets the files to watch, by canonical path.
     fn watch_for(&self, files: BTreeSet<PathBuf>) {
         let mut writing = self.writing.lock();
         writing.open.retain(|file| files.contains(file));
@@ -172,26 +177,27 @@ impl Events {
     }
 }
 
+/// The watches of the system.
 struct Watches {
-    /// `None` if the system has no more watches; then changes are noticed by looking.
+    /// `None` if the system provides no watches. Then changes are noticed by the regular checks.
     watcher: Option<RecommendedWatcher>,
     events: Arc<Events>,
-    /// What is watched, and which file or directory that was then.
+    /// The watched paths, with device and inode when the watch was set.
     watched: BTreeMap<PathBuf, (u64, u64)>,
 }
 
 impl Watches {
     fn new(events: Arc<Events>, files: &[PathBuf]) -> Watches {
-        let told = events.clone();
-        let watcher = notify::recommended_watcher(move |event| told.take(event));
+        let handler = events.clone();
+        let watcher = notify::recommended_watcher(move |event| handler.handle(event));
         let watcher =
-            watcher.inspect_err(|error| tracing::warn!(%error, "files cannot be watched; they are polled")).ok();
+            watcher.inspect_err(|error| tracing::warn!(%error, "cannot watch files; polling them instead")).ok();
         let mut watches = Watches { watcher, events, watched: BTreeMap::new() };
         watches.follow(files);
         watches
     }
 
-    /// Watches what these files depend on, as it is now, and nothing else. What happens meanwhile may go unnoticed.
+    /// Sets the watches that these files need now, and removes all others. A change during this call may go unnoticed.
     fn follow(&mut self, files: &[PathBuf]) {
         let real: BTreeSet<PathBuf> = files.iter().filter_map(|file| file.canonicalize().ok()).collect();
         let needed: BTreeSet<PathBuf> = files.iter().flat_map(|file| directories(file)).chain(real.clone()).collect();
@@ -202,7 +208,7 @@ impl Watches {
         let Some(watcher) = &mut self.watcher else { return };
         for (path, at) in &self.watched {
             if needed.get(path) != Some(at) {
-                // It may be gone, and its watch with it.
+                // The path may not exist any more, and its watch neither.
                 let _ = watcher.unwatch(path);
             }
         }
@@ -214,13 +220,15 @@ impl Watches {
             }
             match watcher.watch(&path, RecursiveMode::NonRecursive) {
                 Ok(()) => drop(self.watched.insert(path, at)),
-                Err(error) => tracing::warn!(path = %path.display(), %error, "cannot be watched; it is polled"),
+                Err(error) => {
+                    tracing::warn!(path = %path.display(), %error, "cannot watch this file; polling it instead")
+                }
             }
         }
     }
 }
 
-/// The directories in which a change can make `file` another one: its own, and those of all links on the way.
+/// Returns the directories in which a change can make `file` another one: its own, and those of all links on the way.
 fn directories(file: &Path) -> BTreeSet<PathBuf> {
     let mut directories = BTreeSet::new();
     let Ok(absolute) = std::path::absolute(file) else { return directories };
@@ -244,7 +252,7 @@ fn directories(file: &Path) -> BTreeSet<PathBuf> {
                 names = self::names(&target).chain(rest).collect();
             }
             _ if next.is_dir() => real = next,
-            // The file itself, or the place where it is missing.
+            // The file itself, or the directory in which it is missing.
             _ => {
                 directories.insert(real);
                 return directories;
@@ -262,11 +270,13 @@ fn names(path: &Path) -> impl Iterator<Item = OsString> + '_ {
     })
 }
 
-/// What tells one content of a file from another without reading it; `None` where there is no file.
-pub(super) type Stamp = Option<[i128; 7]>;
-pub(super) type Stamps = BTreeMap<PathBuf, Stamp>;
+/// Device, inode, size, and times of change, which differ for each content of a file. `None` if there is no file.
+pub(crate) type Stamp = Option<[i128; 7]>;
+/// The stamps of files, by path.
+pub(crate) type Stamps = BTreeMap<PathBuf, Stamp>;
 
-pub(super) fn stamp(data: &Metadata) -> Stamp {
+/// Returns the stamp of a file with this metadata.
+pub(crate) fn stamp(data: &Metadata) -> Stamp {
     let [dev, ino, size] = [data.dev(), data.ino(), data.size()].map(i128::from);
     let [mtime, mtime_nsec, ctime, ctime_nsec] =
         [data.mtime(), data.mtime_nsec(), data.ctime(), data.ctime_nsec()].map(i128::from);
@@ -274,8 +284,8 @@ pub(super) fn stamp(data: &Metadata) -> Stamp {
 }
 
 fn stamps(files: &[PathBuf]) -> Stamps {
-    let look = |file: &PathBuf| std::fs::metadata(file).ok().as_ref().and_then(stamp);
-    files.iter().map(|file| (file.clone(), look(file))).collect()
+    let stamp_of = |file: &PathBuf| std::fs::metadata(file).ok().as_ref().and_then(stamp);
+    files.iter().map(|file| (file.clone(), stamp_of(file))).collect()
 }
 
 #[cfg(test)]
@@ -304,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn a_circle_of_links_ends() {
+    fn a_cycle_of_links_is_not_followed_forever() {
         let dir = tempfile::tempdir().unwrap();
         let root = dir.path().canonicalize().unwrap();
         symlink("b", root.join("a")).unwrap();
@@ -316,7 +326,7 @@ mod tests {
         format!("[[rules]]\nname = 'all'\nby = 'ip'\nlimits = ['{quota}/h']\n")
     }
 
-    /// A configuration file, and what reloads it.
+    /// Creates a configuration file and its reloader.
     fn site() -> (tempfile::TempDir, PathBuf, Reloader) {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().canonicalize().unwrap().join("tollgate.toml");
@@ -332,7 +342,7 @@ mod tests {
         loaded.rules.rules()[0].policies_of_all().map(|policy| policy.limit().to_string()).collect()
     }
 
-    /// Time is virtual: it passes when nothing else is left to do.
+    /// Waits for a condition. Time is virtual: it passes when nothing else is left to do.
     async fn until(what: &str, holds: impl Fn() -> bool) {
         let waiting = async {
             while !holds() {
@@ -355,10 +365,10 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_change_is_noticed_though_no_event_is_reported() {
+    async fn a_change_is_noticed_without_an_event() {
         let (_dir, file, reloader) = site();
         let watches = Watches { watcher: None, events: reloader.0.events.clone(), watched: BTreeMap::new() };
-        let watching = tokio::spawn(look_whenever(watches, reloader.clone()));
+        let watching = tokio::spawn(reload_on_change(watches, reloader.clone()));
         for changed in 2..5 {
             std::fs::write(&file, rules(changed)).unwrap();
             let began = Instant::now();
@@ -366,62 +376,62 @@ mod tests {
             assert_eq!(quota(&reloader), format!("{changed}/h"));
             assert!(began.elapsed() <= POLL_EVERY + Duration::from_secs(1), "{:?}", began.elapsed());
         }
-        // What has not changed is not read again.
+        // Unchanged files are not read again.
         tokio::time::sleep(POLL_EVERY * 10).await;
         assert_eq!((reloader.history().succeeded, reloader.history().failed), (3, 0));
         watching.abort();
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_file_that_is_being_written_is_read_once_it_is_closed() {
+    async fn a_file_that_is_being_written_is_read_after_it_is_closed() {
         let (_dir, file, reloader) = site();
         reloader.0.events.watch_for([file.clone()].into());
         std::fs::write(&file, "# half a file").unwrap();
-        reloader.0.events.take(written(&file));
+        reloader.0.events.handle(written(&file));
         let reloading = tokio::spawn({
             let reloader = reloader.clone();
             async move { reloader.reload().await.map(|_| ()) }
         });
-        tokio::time::sleep(SETTLE_MAX - Duration::from_secs(1)).await;
+        tokio::time::sleep(STABLE_WAIT_MAX - Duration::from_secs(1)).await;
         assert_eq!((reloader.history().succeeded, reloader.history().failed), (0, 0), "it is still being written");
         std::fs::write(&file, rules(2)).unwrap();
-        reloader.0.events.take(closed(&file));
+        reloader.0.events.handle(closed(&file));
         reloading.await.unwrap().unwrap();
         assert_eq!(quota(&reloader), "2/h");
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_file_that_is_never_closed_is_read_in_the_end_and_what_it_lacks_is_refused() {
+    async fn a_file_that_is_never_closed_is_read_after_five_seconds_and_rejected_if_truncated() {
         let (_dir, file, reloader) = site();
         reloader.0.events.watch_for([file.clone()].into());
         std::fs::write(&file, "# half a file\n").unwrap();
-        reloader.0.events.take(written(&file));
+        reloader.0.events.handle(written(&file));
         let began = Instant::now();
         let error = reloader.reload().await.unwrap_err();
         assert!(error.to_string().contains("rules-gone"), "{error}");
-        assert!(began.elapsed() >= SETTLE_MAX && began.elapsed() <= SETTLE_MAX * 2, "{:?}", began.elapsed());
+        assert!(began.elapsed() >= STABLE_WAIT_MAX && began.elapsed() <= STABLE_WAIT_MAX * 2, "{:?}", began.elapsed());
         assert_eq!(quota(&reloader), "1/h");
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_file_that_grows_is_read_once_it_has_stood_still() {
+    async fn a_file_that_grows_is_read_after_it_has_stopped() {
         let (_dir, file, reloader) = site();
         let whole = rules(2);
         let growing = tokio::spawn(async move {
             let mut pieces = (0..=whole.len()).step_by(7).map(|end| &whole[..end]).chain([whole.as_str()]);
             for piece in pieces.by_ref() {
                 std::fs::write(&file, piece).unwrap();
-                tokio::time::sleep(STILL / 2).await;
+                tokio::time::sleep(STABLE / 2).await;
             }
         });
         reloader.reload().await.unwrap();
-        assert!(growing.is_finished(), "it was read before it stood still");
+        assert!(growing.is_finished(), "it was read while it grew");
         assert_eq!(quota(&reloader), "2/h");
     }
 
-    /// Opening it would wait for a writer, and every later reload with it.
+    /// To open it would wait for a writer, and block every later reload.
     #[tokio::test(start_paused = true)]
-    async fn a_pipe_in_place_of_the_file_is_refused() {
+    async fn a_pipe_in_place_of_the_file_is_rejected() {
         let (_dir, file, reloader) = site();
         std::fs::remove_file(&file).unwrap();
         assert!(std::process::Command::new("mkfifo").arg(&file).status().unwrap().success());
@@ -431,18 +441,18 @@ mod tests {
     }
 
     #[test]
-    fn only_files_that_matter_are_waited_for() {
+    fn only_watched_files_count_as_being_written() {
         let events = Events::default();
         let (ours, other) = (Path::new("/etc/tollgate.toml"), Path::new("/etc/other.log"));
         events.watch_for([ours.to_owned()].into());
-        events.take(written(other));
+        events.handle(written(other));
         assert!(!events.is_writing());
-        events.take(written(ours));
+        events.handle(written(ours));
         assert!(events.is_writing());
-        events.take(event(EventKind::Modify(ModifyKind::Name(notify::event::RenameMode::To)), ours));
+        events.handle(event(EventKind::Modify(ModifyKind::Name(notify::event::RenameMode::To)), ours));
         assert!(!events.is_writing(), "another file was renamed over it");
-        events.take(written(ours));
+        events.handle(written(ours));
         events.watch_for([other.to_owned()].into());
-        assert!(!events.is_writing(), "it does not matter any more");
+        assert!(!events.is_writing(), "the file is not watched any more");
     }
 }

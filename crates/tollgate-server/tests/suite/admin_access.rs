@@ -1,6 +1,6 @@
-//! Who may ask the admin listener, beyond the token: no web page, under no foreign name, and no client that guesses.
+//! Access to the admin listener besides the token: web pages, unknown names in `Host`, and clients that guess tokens.
 
-use tollgate_server::Origin;
+use tollgate_server::WebOrigin;
 
 use crate::site::{Site, TOKEN};
 
@@ -8,19 +8,19 @@ const RULES: &str = "[[rules]]\nname = \"all\"\nby = [\"ip\"]\nlimits = [\"5/h\"
 
 fn site() -> Site {
     Site::start_with(RULES, |setup| {
-        setup.origins = vec!["https://ops.example".parse::<Origin>().unwrap()];
+        setup.origins = vec!["https://ops.example".parse::<WebOrigin>().unwrap()];
         setup.admin_hosts = vec!["gate.example".to_owned()];
     })
 }
 
-/// The samples of a metric, as the text has them.
+/// Returns the samples of a metric.
 fn samples(site: &Site, metric: &str) -> Vec<String> {
     let text = site.operate("GET", "/metrics", "").body;
     text.lines().filter(|line| line.starts_with(metric)).map(str::to_owned).collect()
 }
 
 #[test]
-fn web_pages_and_foreign_names_are_refused_on_every_path_that_tells_or_changes_something() {
+fn web_pages_and_unknown_hosts_are_rejected_on_every_path_except_healthz() {
     let site = site();
     for (headers, status) in [
         ("host: 127.0.0.1:9090", 200),
@@ -45,7 +45,7 @@ fn web_pages_and_foreign_names_are_refused_on_every_path_that_tells_or_changes_s
             let answer = site.ask_admin(method, path, &headers);
             assert_eq!(answer.status, status, "{method} {path} {headers}: {answer:?}");
         }
-        // It tells nothing but that the process is alive.
+        // It discloses only that the process is alive.
         assert_eq!(site.ask_admin("GET", "/healthz", &format!("{headers}\r\n")).status, 200, "{headers}");
     }
     let rejected = samples(&site, "tollgate_requests_rejected_total");
@@ -57,13 +57,13 @@ fn web_pages_and_foreign_names_are_refused_on_every_path_that_tells_or_changes_s
 }
 
 #[test]
-fn wrong_tokens_are_counted_and_slowed_down_and_the_right_one_still_works() {
+fn wrong_tokens_are_counted_and_delayed_and_the_right_one_still_works() {
     let site = site();
     let wrong = "host: x\r\nauthorization: Bearer a-token-that-is-not-it\r\n";
     for _ in 0..8 {
         assert_eq!(site.ask_admin("GET", "/v1/rules", wrong).status, 401);
     }
-    // No token is no guess.
+    // A request without a token is not a guess.
     assert_eq!(site.ask_admin("GET", "/v1/rules", "host: x\r\n").status, 401);
     assert_eq!(site.operate("GET", "/v1/rules", "").status, 200);
     let failures = samples(&site, "tollgate_auth_failures_total");
@@ -72,7 +72,7 @@ fn wrong_tokens_are_counted_and_slowed_down_and_the_right_one_still_works() {
         "{failures:?}"
     );
 
-    // Many at once: few are looked at, the others are told to come again.
+    // Of many at once, few are checked, and the others are refused.
     let clients: Vec<u16> = std::thread::scope(|scope| {
         let clients: Vec<_> =
             (0..40).map(|_| scope.spawn(|| site.ask_admin("GET", "/v1/rules", wrong).status)).collect();

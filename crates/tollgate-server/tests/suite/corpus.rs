@@ -1,14 +1,14 @@
-//! What fuzzing has found worth keeping, without the fuzzer.
+//! Replays the fuzzing corpus.
 
 use tollgate_server::listeners::{http, resp};
 use tollgate_testkit::fuzz;
 
 #[test]
-fn kept_requests_hold() {
+fn the_http_corpus_passes() {
     fuzz::replay("http", http::fuzz::any_bytes);
 }
 
 #[test]
-fn kept_streams_hold() {
+fn the_resp_corpus_passes() {
     fuzz::replay("resp", resp::fuzz::any_bytes);
 }

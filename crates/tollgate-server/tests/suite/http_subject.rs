@@ -1,4 +1,4 @@
-//! The HTTP door as a subject: one keep-alive connection, every check a question in JSON.
+//! The HTTP listener as a subject of the conformance suite: one keep-alive connection, one request per check.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -7,22 +7,22 @@ use serde_json::{Value, json};
 use tollgate::{Check, Decision, Demand, LimitStatus, Source, Timestamp, Wait};
 use tollgate_testkit::conformance::{Abilities, Subject};
 
-use crate::behind_doors::{BehindDoors, Names};
+use crate::fixture::{Fixture, Names};
 
 pub(crate) struct OverHttp<'d> {
-    behind: &'d BehindDoors,
+    fixture: &'d Fixture,
     names: Names,
     stream: BufReader<TcpStream>,
 }
 
 impl<'d> OverHttp<'d> {
-    pub(crate) fn new(behind: &'d BehindDoors) -> OverHttp<'d> {
-        let stream = TcpStream::connect(behind.http).unwrap();
+    pub(crate) fn new(fixture: &'d Fixture) -> OverHttp<'d> {
+        let stream = TcpStream::connect(fixture.http).unwrap();
         stream.set_nodelay(true).unwrap();
-        OverHttp { behind, names: Names::unused(), stream: BufReader::new(stream) }
+        OverHttp { fixture, names: Names::unused(), stream: BufReader::new(stream) }
     }
 
-    /// The status and the body.
+    /// Sends a request, and returns the status and the body of the response.
     fn post(&mut self, body: &str) -> (u16, Value) {
         let request =
             format!("POST /v1/check HTTP/1.1\r\nhost: tollgate\r\ncontent-length: {}\r\n\r\n{body}", body.len());
@@ -44,27 +44,28 @@ impl<'d> OverHttp<'d> {
     }
 }
 
-/// One demand in the shorter form, several in the longer.
-fn question(demands: &[Demand<'_>]) -> String {
-    let one = |demand: &Demand<'_>| {
+/// Returns the body of a check: the short form for one demand, the list for several.
+fn check_body(demands: &[Demand<'_>]) -> String {
+    let entry = |demand: &Demand<'_>| {
         let key = std::str::from_utf8(demand.key.subject()).unwrap();
         json!({ "key": key, "limit": demand.limit.to_string(), "cost": demand.cost.units() })
     };
     match demands {
-        [demand] => one(demand).to_string(),
-        demands => json!({ "checks": demands.iter().map(one).collect::<Vec<_>>() }).to_string(),
+        [demand] => entry(demand).to_string(),
+        demands => json!({ "checks": demands.iter().map(entry).collect::<Vec<_>>() }).to_string(),
     }
 }
 
-fn line(told: &Value, demand: &Demand<'_>) -> LimitStatus {
-    let number = |name: &str| told[name].as_u64().unwrap_or_else(|| panic!("{name} in {told}"));
-    let wait = |name: &str| match told[name].is_null() {
+/// Parses an entry of `limits`.
+fn limit_status(entry: &Value, demand: &Demand<'_>) -> LimitStatus {
+    let number = |name: &str| entry[name].as_u64().unwrap_or_else(|| panic!("{name} in {entry}"));
+    let wait = |name: &str| match entry[name].is_null() {
         true => Wait::NEVER,
         false => Wait::from_micros(number(name) * 1_000),
     };
-    assert_eq!(number("window_ms"), demand.limit.window_us().div_ceil(1_000), "{told}");
+    assert_eq!(number("window_ms"), demand.limit.window_us().div_ceil(1_000), "{entry}");
     LimitStatus {
-        allowed: told["allowed"].as_bool().unwrap(),
+        allowed: entry["allowed"].as_bool().unwrap(),
         cost: demand.cost.units(),
         quota: number("quota") as u32,
         remaining: number("remaining") as u32,
@@ -74,35 +75,35 @@ fn line(told: &Value, demand: &Demand<'_>) -> LimitStatus {
     }
 }
 
-/// A wait as a door tells it: whole milliseconds, rounded up.
+/// Returns a wait as a listener reports it: whole milliseconds, rounded up.
 pub(crate) fn in_whole_ms(wait: Wait) -> Wait {
     wait.as_millis_ceil().map_or(Wait::NEVER, |ms| Wait::from_micros(ms * 1_000))
 }
 
 impl Subject for OverHttp<'_> {
     fn check(&mut self, now: Timestamp, check: &Check<'_>) -> Decision {
-        self.behind.clock.set(now);
+        self.fixture.clock.set(now);
         let names = self.names.clone();
         names.with(check.demands(), |demands| {
-            let (status, told) = self.post(&question(demands));
-            let lines = told["limits"].as_array().unwrap_or_else(|| panic!("{status}: {told}"));
-            assert_eq!(lines.len(), demands.len(), "{told}");
-            let lines = lines.iter().zip(demands).map(|(told, demand)| line(told, demand)).collect();
-            let decision = Decision { at: now, source: Source::Store, limits: lines };
-            assert_eq!(told["source"], "store", "{told}");
-            assert_eq!(told["allowed"], decision.allowed(), "{told}");
-            assert_eq!(status, if decision.allowed() { 200 } else { 429 }, "{told}");
+            let (status, body) = self.post(&check_body(demands));
+            let limits = body["limits"].as_array().unwrap_or_else(|| panic!("{status}: {body}"));
+            assert_eq!(limits.len(), demands.len(), "{body}");
+            let limits = limits.iter().zip(demands).map(|(entry, demand)| limit_status(entry, demand)).collect();
+            let decision = Decision { at: now, source: Source::Store, ban: None, limits };
+            assert_eq!(body["source"], "store", "{body}");
+            assert_eq!(body["allowed"], decision.allowed(), "{body}");
+            assert_eq!(status, if decision.allowed() { 200 } else { 429 }, "{body}");
             decision
         })
     }
 
     fn refund(&mut self, _: Timestamp, _: &Check<'_>, _: &Decision) {
-        unreachable!("the door takes no refunds");
+        unreachable!("this listener has no refunds");
     }
 
-    /// There is no such question at this door: the limiter behind it is told.
+    /// Resets by the limiter, because this listener has no resets.
     fn reset(&mut self, now: Timestamp, demand: &Demand<'_>) {
-        self.names.with(&[*demand], |demands| self.behind.reset(now, &demands[0]));
+        self.names.with(&[*demand], |demands| self.fixture.reset(now, &demands[0]));
     }
 
     fn as_seen(&self, mut decision: Decision) -> Decision {
@@ -115,11 +116,11 @@ impl Subject for OverHttp<'_> {
     }
 
     fn abilities(&self) -> Abilities {
-        let fills = self.behind.is_in_memory();
+        let fills = self.fixture.is_in_memory();
         Abilities { refunds: false, rules: false, microseconds: false, fills, ..Abilities::default() }
     }
 
     fn fill(&mut self, demand: &Demand<'_>, instants: &mut dyn Iterator<Item = Timestamp>) {
-        self.names.with(&[*demand], |demands| self.behind.fill(&demands[0], instants));
+        self.names.with(&[*demand], |demands| self.fixture.fill(&demands[0], instants));
     }
 }

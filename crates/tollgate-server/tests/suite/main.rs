@@ -1,16 +1,17 @@
-//! The doors from outside: bytes over a socket, on a clock in the test's hand.
+//! Tests of the listeners from outside: bytes over a socket, on a clock that the test moves.
 #![allow(clippy::unwrap_used)] // a step that fails fails its test
 
 mod admin_access;
-mod behind_doors;
 mod conformance;
 mod corpus;
-mod ended;
+mod ended_tasks;
+mod fixture;
 mod http_subject;
-mod leaving;
 mod operator;
 mod resp_subject;
+mod shutdown;
 mod site;
 mod throttle;
 mod tls_end;
+mod tls_reload;
 mod watching;

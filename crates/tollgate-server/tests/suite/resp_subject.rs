@@ -1,10 +1,10 @@
-//! The RESP door as a subject, in both vocabularies.
+//! The RESP listener as a subject of the conformance suite, by its own commands and by `CL.THROTTLE`.
 
-use tollgate::{Check, Cost, Decision, Demand, Key, LimitStatus, Scope, Source, Timestamp, Wait};
+use tollgate::{Check, Cost, Decision, Demand, Key, LimitStatus, Scope, ScopeName, Source, Timestamp, Wait};
 use tollgate_testkit::conformance::{Abilities, Subject};
 use tollgate_testkit::server::{Connection, Reply};
 
-use crate::behind_doors::{BehindDoors, Names};
+use crate::fixture::{Fixture, Names};
 use crate::http_subject::in_whole_ms;
 
 const ONE_LIMIT: Abilities = Abilities {
@@ -18,7 +18,7 @@ const ONE_LIMIT: Abilities = Abilities {
 
 /// `TOLLGATE.CHECK`, `TOLLGATE.PEEK` and `TOLLGATE.RESET`.
 pub(crate) struct OverResp<'d> {
-    behind: &'d BehindDoors,
+    fixture: &'d Fixture,
     names: Names,
     connection: Connection,
 }
@@ -27,8 +27,8 @@ pub(crate) struct OverResp<'d> {
 pub(crate) struct OverThrottle<'d>(OverResp<'d>);
 
 impl<'d> OverResp<'d> {
-    pub(crate) fn new(behind: &'d BehindDoors) -> OverResp<'d> {
-        OverResp { behind, names: Names::unused(), connection: Connection::open(behind.resp).unwrap() }
+    pub(crate) fn new(fixture: &'d Fixture) -> OverResp<'d> {
+        OverResp { fixture, names: Names::unused(), connection: Connection::open(fixture.resp).unwrap() }
     }
 
     fn numbers(&mut self, command: &[String]) -> [i64; 5] {
@@ -40,28 +40,29 @@ impl<'d> OverResp<'d> {
 }
 
 impl<'d> OverThrottle<'d> {
-    pub(crate) fn new(behind: &'d BehindDoors) -> OverThrottle<'d> {
-        OverThrottle(OverResp::new(behind))
+    pub(crate) fn new(fixture: &'d Fixture) -> OverThrottle<'d> {
+        OverThrottle(OverResp::new(fixture))
     }
 }
 
-/// The only demand of a check.
+/// Returns the only demand of a check.
 fn only<'c>(check: &Check<'c>) -> &'c Demand<'c> {
     let [demand] = check.demands() else { panic!("one limit at a time") };
     demand
 }
 
-fn told(units: i64, micros: u64) -> Wait {
+/// Converts a wait of the reply, in units of `micros`. A negative one is [`Wait::NEVER`].
+fn wait(units: i64, micros: u64) -> Wait {
     u64::try_from(units).map_or(Wait::NEVER, |units| Wait::from_micros(units * micros))
 }
 
-fn decision(now: Timestamp, line: LimitStatus) -> Decision {
-    Decision { at: now, source: Source::Store, limits: std::iter::once(line).collect() }
+fn decision(now: Timestamp, status: LimitStatus) -> Decision {
+    Decision { at: now, source: Source::Store, ban: None, limits: std::iter::once(status).collect() }
 }
 
 impl Subject for OverResp<'_> {
     fn check(&mut self, now: Timestamp, check: &Check<'_>) -> Decision {
-        self.behind.clock.set(now);
+        self.fixture.clock.set(now);
         let demand = only(check);
         let (name, limit) = (self.names.name(demand), demand.limit.to_string());
         let command = match demand.cost {
@@ -77,24 +78,24 @@ impl Subject for OverResp<'_> {
                 cost: demand.cost.units(),
                 quota: quota as u32,
                 remaining: remaining as u32,
-                retry_after: told(retry_after, 1_000),
+                retry_after: wait(retry_after, 1_000),
                 next_after: Wait::ZERO,
-                reset_after: told(reset_after, 1_000),
+                reset_after: wait(reset_after, 1_000),
             },
         )
     }
 
     fn refund(&mut self, _: Timestamp, _: &Check<'_>, _: &Decision) {
-        unreachable!("the door takes no refunds");
+        unreachable!("this listener has no refunds");
     }
 
     fn reset(&mut self, now: Timestamp, demand: &Demand<'_>) {
-        self.behind.clock.set(now);
+        self.fixture.clock.set(now);
         let command = ["TOLLGATE.RESET".to_owned(), self.names.name(demand), demand.limit.to_string()];
         assert_eq!(self.connection.call(&command).unwrap().text(), "OK");
     }
 
-    /// Five numbers: `next_after` is not among them.
+    /// Removes `next_after`, which the reply does not contain.
     fn as_seen(&self, mut decision: Decision) -> Decision {
         for line in &mut decision.limits {
             line.next_after = Wait::ZERO;
@@ -104,17 +105,17 @@ impl Subject for OverResp<'_> {
     }
 
     fn abilities(&self) -> Abilities {
-        Abilities { fills: self.behind.is_in_memory(), ..ONE_LIMIT }
+        Abilities { fills: self.fixture.is_in_memory(), ..ONE_LIMIT }
     }
 
     fn fill(&mut self, demand: &Demand<'_>, instants: &mut dyn Iterator<Item = Timestamp>) {
-        self.names.with(&[*demand], |demands| self.behind.fill(&demands[0], instants));
+        self.names.with(&[*demand], |demands| self.fixture.fill(&demands[0], instants));
     }
 }
 
 impl Subject for OverThrottle<'_> {
     fn check(&mut self, now: Timestamp, check: &Check<'_>) -> Decision {
-        self.0.behind.clock.set(now);
+        self.0.fixture.clock.set(now);
         let demand = only(check);
         let (limit, name) = (&demand.limit, self.0.names.name(demand));
         let period = limit.window_us() / 1_000_000;
@@ -132,25 +133,25 @@ impl Subject for OverThrottle<'_> {
                 cost: demand.cost.units(),
                 quota: limit.quota(),
                 remaining: remaining as u32,
-                retry_after: if allowed { Wait::ZERO } else { told(retry_after, 1_000_000) },
+                retry_after: if allowed { Wait::ZERO } else { wait(retry_after, 1_000_000) },
                 next_after: Wait::ZERO,
-                reset_after: told(reset_after, 1_000_000),
+                reset_after: wait(reset_after, 1_000_000),
             },
         )
     }
 
     fn refund(&mut self, _: Timestamp, _: &Check<'_>, _: &Decision) {
-        unreachable!("the door takes no refunds");
+        unreachable!("this listener has no refunds");
     }
 
-    /// redis-cell knows no such command: the limiter behind the door is told.
+    /// Resets by the limiter, because redis-cell has no such command.
     fn reset(&mut self, now: Timestamp, demand: &Demand<'_>) {
         let name = self.0.names.name(demand);
-        let key = Key::scoped(&name, Scope::Throttle).unwrap();
-        self.0.behind.reset(now, &Demand { key, ..*demand });
+        let key = Key::scoped(&name, Scope::Named(ScopeName::new("throttle"))).unwrap();
+        self.0.fixture.reset(now, &Demand { key, ..*demand });
     }
 
-    /// Whole seconds, rounded up; what was admitted says no wait, not even an exhausted peek.
+    /// Rounds waits up to whole seconds. An admission reports no wait, not even an exhausted peek.
     fn as_seen(&self, mut decision: Decision) -> Decision {
         let in_whole_s = |wait: Wait| wait.as_secs_ceil().map_or(Wait::NEVER, |s| Wait::from_micros(s * 1_000_000));
         for line in &mut decision.limits {

@@ -1,4 +1,4 @@
-//! A service that goes by a file, whole: its doors on free ports, its files watched, and an operator who asks.
+//! A complete server with a configuration file: listeners on free ports, watched files, and a client for the admin API.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -11,19 +11,19 @@ use tokio::task::JoinHandle;
 use tollgate::Limiter;
 use tollgate::config::Loader;
 use tollgate::engine::Engine;
-use tollgate_server::{BoundListeners, Bounds, Listeners, Origin, Readiness, Reloader, Token, run};
+use tollgate_server::{Bounds, Listeners, Readiness, Reloader, ServerOptions, Token, WebOrigin, run};
 use tollgate_testkit::poll::eventually;
 
-/// Nothing that a test waits for takes this long, unless it never comes.
+/// The longest time that a test waits for anything.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 pub(crate) const TOKEN: &str = "a-token-for-tests-only";
 
-/// What a test may want otherwise.
+/// The options that a test can change.
 pub(crate) struct Setup {
     pub(crate) limiter: Limiter,
     pub(crate) loader: Loader,
     pub(crate) bounds: Bounds,
-    pub(crate) origins: Vec<Origin>,
+    pub(crate) origins: Vec<WebOrigin>,
     pub(crate) admin_hosts: Vec<String>,
 }
 
@@ -35,7 +35,7 @@ pub(crate) struct Site {
     _runtime: Runtime,
 }
 
-/// What a door said.
+/// A response.
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) status: u16,
@@ -53,7 +53,7 @@ impl Site {
         Site::start_with(rules, |_| {})
     }
 
-    /// With something that is otherwise; it is chosen inside the runtime.
+    /// Starts a server. `choose` changes its options, inside the runtime.
     pub(crate) fn start_with(rules: &str, choose: impl FnOnce(&mut Setup)) -> Site {
         let dir = tempfile::tempdir().unwrap();
         std::fs::create_dir(dir.path().join("etc")).unwrap();
@@ -74,7 +74,7 @@ impl Site {
         let engine = Engine::new(limiter.clone(), loaded.rules.clone());
         let reloader = Reloader::rules(&file, loader, loaded, engine.clone());
         let ((http, http_at), (admin, admin_at)) = (listen(), listen());
-        let doors = BoundListeners::new(limiter.clone())
+        let options = ServerOptions::new(limiter.clone())
             .rules(engine)
             .bounds(bounds)
             .allowed_origins(origins)
@@ -83,13 +83,13 @@ impl Site {
             .token(Token::given(TOKEN).unwrap())
             .reloader(reloader.clone());
         let watching = tokio::spawn(reloader.watch());
-        let listeners = Listeners { http: Some(http), admin: Some(admin), ..Listeners::default() };
-        tokio::spawn(run(listeners, doors, std::future::pending()));
+        let listeners = Listeners::default().http(http).admin(admin);
+        tokio::spawn(run(listeners, options, std::future::pending()));
         drop(context);
         Site { dir, http: http_at, admin: admin_at, watching, _runtime: runtime }
     }
 
-    /// A file of the service.
+    /// Returns the path of a file of the server.
     pub(crate) fn file(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }
@@ -103,34 +103,34 @@ impl Site {
         self.watching.abort();
     }
 
-    /// The HTTP door's word on a question.
-    pub(crate) fn check(&self, question: &Value) -> Answer {
-        ask(self.http, "POST", "/v1/check", &question.to_string())
+    /// Sends `POST /v1/check`.
+    pub(crate) fn check(&self, body: &Value) -> Answer {
+        send(self.http, "POST", "/v1/check", &body.to_string())
     }
 
-    /// The admin door's answer, with the token.
+    /// Sends a request with the token to the admin listener.
     pub(crate) fn operate(&self, method: &str, path: &str, body: &str) -> Answer {
-        ask(self.admin, method, path, body)
+        send(self.admin, method, path, body)
     }
 
-    /// The admin door's answer to a request with these header lines and no others.
+    /// Sends a request with these header lines and no others to the admin listener.
     pub(crate) fn ask_admin(&self, method: &str, path: &str, headers: &str) -> Answer {
         exchange(self.admin, &format!("{method} {path} HTTP/1.1\r\nconnection: close\r\n{headers}\r\n"))
     }
 
-    /// Asks to have the files read again, without waiting for an answer.
-    pub(crate) fn ask_to_reload(&self) -> TcpStream {
+    /// Sends `POST /v1/reload`, without waiting for the response.
+    pub(crate) fn start_reload(&self) -> TcpStream {
         let mut stream = TcpStream::connect(self.admin).unwrap();
         stream.write_all(request("POST", "/v1/reload", "").as_bytes()).unwrap();
         stream
     }
 
-    /// Waits until the admin door's answer is as expected.
+    /// Waits until the response of the admin listener is as expected.
     pub(crate) fn until(&self, path: &str, holds: impl Fn(&Answer) -> bool) -> Answer {
         eventually(path, || self.operate("GET", path, ""), holds)
     }
 
-    /// Waits until so many reloads have had this result.
+    /// Waits until this many reloads have had this result.
     pub(crate) fn until_reloaded(&self, result: &str, times: u64) {
         let line = format!("tollgate_reloads_total{{result=\"{result}\"}} {times}\n");
         self.until("/metrics", |answer| answer.body.contains(&line));
@@ -151,17 +151,17 @@ fn request(method: &str, path: &str, body: &str) -> String {
     )
 }
 
-fn ask(door: SocketAddr, method: &str, path: &str, body: &str) -> Answer {
-    exchange(door, &request(method, path, body))
+fn send(address: SocketAddr, method: &str, path: &str, body: &str) -> Answer {
+    exchange(address, &request(method, path, body))
 }
 
-fn exchange(door: SocketAddr, request: &str) -> Answer {
-    let mut stream = TcpStream::connect(door).unwrap();
+fn exchange(address: SocketAddr, request: &str) -> Answer {
+    let mut stream = TcpStream::connect(address).unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
     stream.write_all(request.as_bytes()).unwrap();
-    let mut said = String::new();
-    stream.read_to_string(&mut said).unwrap();
-    let (head, body) = said.split_once("\r\n\r\n").unwrap_or_else(|| panic!("no answer: {said:?}"));
+    let mut received = String::new();
+    stream.read_to_string(&mut received).unwrap();
+    let (head, body) = received.split_once("\r\n\r\n").unwrap_or_else(|| panic!("no response: {received:?}"));
     let status = head.split(' ').nth(1).and_then(|status| status.parse().ok()).expect("a status line");
     Answer { status, body: body.to_owned() }
 }

@@ -1,4 +1,4 @@
-//! `CL.THROTTLE` in redis-cell's words: the written-down answers, and redis-cell's arithmetic on random traffic.
+//! `CL.THROTTLE`: the replies in the documentation, and redis-cell's arithmetic on random traffic.
 
 use std::collections::HashMap;
 
@@ -6,30 +6,30 @@ use tollgate::Timestamp;
 use tollgate_testkit::conformance::Random;
 use tollgate_testkit::server::{Connection, Reply};
 
-use crate::behind_doors::BehindDoors;
+use crate::fixture::Fixture;
 
 const START: Timestamp = Timestamp::from_micros(1_700_000_000_000_000);
 const PAGE: &str = include_str!("../../../../docs/cl-throttle.md");
 
 struct Throttle<'d> {
-    behind: &'d BehindDoors,
+    fixture: &'d Fixture,
     connection: Connection,
 }
 
 impl Throttle<'_> {
-    fn of(behind: &BehindDoors) -> Throttle<'_> {
-        Throttle { behind, connection: Connection::open(behind.resp).unwrap() }
+    fn of(fixture: &Fixture) -> Throttle<'_> {
+        Throttle { fixture, connection: Connection::open(fixture.resp).unwrap() }
     }
 
     fn at(&mut self, ms: u64, arguments: &str) -> Vec<i64> {
-        self.behind.clock.set(START.plus_micros(ms * 1_000));
+        self.fixture.clock.set(START.plus_micros(ms * 1_000));
         let command: Vec<&str> = std::iter::once("CL.THROTTLE").chain(arguments.split(' ')).collect();
         self.connection.call(&command).unwrap().items().iter().map(Reply::integer).collect()
     }
 }
 
-/// The rows of the page: when, what is asked, and the five numbers.
-fn written_down() -> Vec<(u64, String, Vec<i64>)> {
+/// Returns the rows of the page: the time, the arguments, and the five numbers of the reply.
+fn documented() -> Vec<(u64, String, Vec<i64>)> {
     let row = |line: &str| {
         let cells: Vec<&str> = line.split('|').map(str::trim).collect();
         let [_, at, arguments, answer @ .., _] = cells.as_slice() else { return None };
@@ -39,9 +39,9 @@ fn written_down() -> Vec<(u64, String, Vec<i64>)> {
     PAGE.lines().filter_map(row).collect()
 }
 
-fn the_written_answers_are_given(behind: &BehindDoors) {
-    let mut throttle = Throttle::of(behind);
-    let rows = written_down();
+fn assert_documented_replies(fixture: &Fixture) {
+    let mut throttle = Throttle::of(fixture);
+    let rows = documented();
     assert!(rows.len() > 30, "{rows:?}");
     for (ms, arguments, answer) in rows {
         assert_eq!(throttle.at(ms, &arguments), answer, "CL.THROTTLE {arguments} at {ms} ms");
@@ -49,13 +49,13 @@ fn the_written_answers_are_given(behind: &BehindDoors) {
 }
 
 #[test]
-fn cl_throttle_gives_the_written_answers_in_memory() {
-    the_written_answers_are_given(&BehindDoors::in_memory());
+fn cl_throttle_gives_the_documented_replies_in_memory() {
+    assert_documented_replies(&Fixture::in_memory());
 }
 
 #[test]
-fn cl_throttle_gives_the_written_answers_on_redis() {
-    the_written_answers_are_given(&BehindDoors::on_redis());
+fn cl_throttle_gives_the_documented_replies_on_redis() {
+    assert_documented_replies(&Fixture::on_redis());
 }
 
 /// redis-cell's arithmetic, in milliseconds: per key the theoretical arrival time and nothing else.
@@ -84,8 +84,8 @@ impl RedisCell {
 /// Rates whose interval is whole milliseconds, so that nothing is rounded before the seconds are.
 #[test]
 fn cl_throttle_follows_redis_cells_arithmetic_on_random_traffic() {
-    let behind = BehindDoors::in_memory();
-    let (mut throttle, mut cell, mut random) = (Throttle::of(&behind), RedisCell::default(), Random::new(5));
+    let fixture = Fixture::in_memory();
+    let (mut throttle, mut cell, mut random) = (Throttle::of(&fixture), RedisCell::default(), Random::new(5));
     let rates = [(1, 1), (30, 60), (100, 1), (1_000, 1), (5, 2), (1, 3_600), (8, 1)];
     let mut now = 0;
     for _ in 0..20_000 {

@@ -1,4 +1,5 @@
-//! The end of an encrypted connection is said inside it: whoever hears only the socket close cannot tell it from a cut.
+//! The end of a TLS connection is sent as close_notify. A client that only sees the socket close cannot distinguish it from a
+//! truncation.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,10 +14,11 @@ use tokio_rustls::rustls::pki_types::pem::PemObject;
 use tokio_rustls::rustls::{ClientConfig, RootCertStore, crypto};
 use tollgate::Limiter;
 use tollgate_server::listeners::resp::RespOptions;
-use tollgate_server::{BoundListeners, Listeners, Tls, run};
+use tollgate_server::{Listeners, ServerOptions, Tls, run};
 
-/// A client inside, of whom the door has heard, and the word to end.
-async fn inside(idle: Duration) -> (TlsStream<TcpStream>, oneshot::Sender<()>) {
+/// Connects a client to a listener with this idle timeout. Returns the client, which has received a reply, and the sender that
+/// shuts the listener down.
+async fn connect(idle: Duration) -> (TlsStream<TcpStream>, oneshot::Sender<()>) {
     let dir = tempfile::tempdir().unwrap();
     let (certificate_file, key_file) = (dir.path().join("cert.pem"), dir.path().join("key.pem"));
     let made = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).unwrap();
@@ -32,12 +34,10 @@ async fn inside(idle: Duration) -> (TlsStream<TcpStream>, oneshot::Sender<()>) {
 
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
-    let doors = BoundListeners::new(Limiter::memory())
-        .resp(RespOptions { idle, ..RespOptions::default() })
-        .tls(Tls::read(&certificate_file, &key_file).unwrap());
-    let (end, told_to_end) = oneshot::channel();
-    let listeners = Listeners { resp: Some(listener), ..Listeners::default() };
-    tokio::spawn(run(listeners, doors, async move { drop(told_to_end.await) }));
+    let options = ServerOptions::new(Limiter::memory()).tls(Tls::read(&certificate_file, &key_file).unwrap());
+    let (end, ended) = oneshot::channel();
+    let listeners = Listeners::default().resp(listener, RespOptions { idle, ..RespOptions::default() });
+    tokio::spawn(run(listeners, options, async move { drop(ended.await) }));
 
     let stream = TcpStream::connect(address).await.unwrap();
     let connector = TlsConnector::from(Arc::new(config));
@@ -50,14 +50,14 @@ async fn inside(idle: Duration) -> (TlsStream<TcpStream>, oneshot::Sender<()>) {
 }
 
 #[tokio::test]
-async fn a_silent_redis_client_is_told_that_the_connection_ends() {
-    let (mut client, _end) = inside(Duration::from_millis(50)).await;
-    assert_eq!(client.read(&mut [0]).await.expect("an end, not a cut"), 0);
+async fn an_idle_timeout_ends_tls_with_close_notify() {
+    let (mut client, _end) = connect(Duration::from_millis(50)).await;
+    assert_eq!(client.read(&mut [0]).await.expect("close_notify"), 0);
 }
 
 #[tokio::test]
-async fn a_redis_client_is_told_when_the_doors_close() {
-    let (mut client, end) = inside(Duration::from_secs(300)).await;
+async fn a_shutdown_ends_tls_with_close_notify() {
+    let (mut client, end) = connect(Duration::from_secs(300)).await;
     end.send(()).unwrap();
-    assert_eq!(client.read(&mut [0]).await.expect("an end, not a cut"), 0);
+    assert_eq!(client.read(&mut [0]).await.expect("close_notify"), 0);
 }

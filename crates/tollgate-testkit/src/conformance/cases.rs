@@ -43,7 +43,7 @@ pub struct Report {
     /// The cases that failed.
     pub failures: Vec<CaseFailure>,
     /// Names of the cases that were skipped because the subject lacks an ability.
-    pub beyond: Vec<String>,
+    pub skipped: Vec<String>,
 }
 
 impl Report {
@@ -64,7 +64,7 @@ pub fn run_all<S: Subject>(mut fresh: impl FnMut() -> S) -> Report {
     for case in all() {
         let mut subject = fresh();
         if !subject.abilities().cover(case.needs()) {
-            report.beyond.push(case.name().to_owned());
+            report.skipped.push(case.name().to_owned());
             continue;
         }
         match case.run(&mut subject) {

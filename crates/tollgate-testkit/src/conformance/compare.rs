@@ -5,7 +5,7 @@ use std::fmt;
 use tollgate_core::{Check, Decision, Demand, LimitStatus, Source, Timestamp};
 
 use super::Subject;
-use super::trace::{Ask, NEWEST, Operation, Slot, Trace, demands};
+use super::trace::{NEWEST, Operation, Slot, Trace, TraceDemand, demands};
 use crate::oracle::Oracle;
 
 /// The first decision in which a subject differs from the oracle.
@@ -57,7 +57,7 @@ struct Run<'t> {
     retry_at: Timestamp,
     slots: Vec<Slot>,
     /// The admitted checks that are not refunded yet, with the limits then, the oracle's and the subject's decision.
-    receipts: Vec<(Vec<Ask>, Vec<Slot>, Decision, Decision)>,
+    receipts: Vec<(Vec<TraceDemand>, Vec<Slot>, Decision, Decision)>,
 }
 
 impl<'t> Run<'t> {
@@ -70,7 +70,7 @@ impl<'t> Run<'t> {
         match operation {
             Operation::Move(step) => {
                 self.now = step.from(self.now, self.retry_at, &self.slots);
-                self.forget_what_may_be_forgotten(subject);
+                self.reset_expired_counters(subject);
             }
             Operation::Check(asks) => self.check(number, asks, subject)?,
             Operation::Fill { slot, count, step_us } => self.fill(number, *slot, (*count, *step_us), subject)?,
@@ -81,7 +81,7 @@ impl<'t> Run<'t> {
         Ok(())
     }
 
-    fn check(&mut self, number: usize, asks: &[Ask], subject: &mut dyn Subject) -> Result<(), Box<Difference>> {
+    fn check(&mut self, number: usize, asks: &[TraceDemand], subject: &mut dyn Subject) -> Result<(), Box<Difference>> {
         let demands = demands(asks, &self.slots);
         let check = Check::new(&demands).expect("no counter twice");
         let by_oracle = self.oracle.check(self.now, &check);
@@ -97,7 +97,9 @@ impl<'t> Run<'t> {
         Ok(())
     }
 
-    /// Each unit leaves a receipt of its own. A check goes first, so that everybody has forgotten what has left by now.
+    /// Fills a log with single units, each with a receipt of its own.
+    ///
+    /// A check goes first, so that oracle and subject have dropped the expired entries.
     fn fill(
         &mut self,
         number: usize,
@@ -105,7 +107,7 @@ impl<'t> Run<'t> {
         (count, step_us): (u64, u64),
         subject: &mut dyn Subject,
     ) -> Result<(), Box<Difference>> {
-        let ask = Ask { key: 0, slot, cost: 1 };
+        let ask = TraceDemand { key: 0, slot, cost: 1 };
         self.check(number, &[ask], subject)?;
         let demand = ask.demand(&self.slots);
         let line = self.oracle.check(self.now, &Check::one(&demand.cost(0))).limits[0];
@@ -113,11 +115,11 @@ impl<'t> Run<'t> {
         let count = count.min(line.remaining.into()).min(stays_us / step_us.max(1));
         let start = self.now;
         let instants = || (1..=count).map(move |nth| start.plus_micros(nth * step_us));
-        self.oracle.recall(&demand, instants());
+        self.oracle.charge_at(&demand, instants());
         subject.fill(&demand, &mut instants());
         for at in instants() {
             let line = LimitStatus { allowed: true, cost: 1, ..line };
-            let decision = Decision { at, source: Source::Store, limits: std::iter::once(line).collect() };
+            let decision = Decision { at, source: Source::Store, ban: None, limits: std::iter::once(line).collect() };
             self.receipts.push((vec![ask], self.slots.clone(), decision.clone(), decision));
             self.now = at;
         }
@@ -142,12 +144,12 @@ impl<'t> Run<'t> {
     /// A store may or may not have deleted a counter that has expired under the limit it was written with. While time
     /// goes forward and limits do not change, that makes no difference. In a wandering trace it could, so there such
     /// counters are always deleted.
-    fn forget_what_may_be_forgotten(&mut self, subject: &mut dyn Subject) {
+    fn reset_expired_counters(&mut self, subject: &mut dyn Subject) {
         if !self.trace.wandering {
             return;
         }
         for slot in 0..self.slots.len() {
-            let demand = Ask { key: 0, slot, cost: 0 }.demand(&self.slots);
+            let demand = TraceDemand { key: 0, slot, cost: 0 }.demand(&self.slots);
             if self.oracle.is_expired(self.now, &demand) {
                 self.oracle.reset(&demand);
                 subject.reset(self.now, &demand);
@@ -156,9 +158,9 @@ impl<'t> Run<'t> {
     }
 
     /// Resets a counter. A wandering trace uses all its counters in every operation, so there all are reset.
-    fn reset(&mut self, ask: &Ask, subject: &mut dyn Subject) {
-        let every = (0..self.slots.len()).map(|slot| Ask { slot, ..*ask });
-        let asks: Vec<Ask> = if self.trace.wandering { every.collect() } else { vec![*ask] };
+    fn reset(&mut self, ask: &TraceDemand, subject: &mut dyn Subject) {
+        let every = (0..self.slots.len()).map(|slot| TraceDemand { slot, ..*ask });
+        let asks: Vec<TraceDemand> = if self.trace.wandering { every.collect() } else { vec![*ask] };
         for ask in asks {
             let demand = ask.demand(&self.slots);
             self.oracle.reset(&demand);

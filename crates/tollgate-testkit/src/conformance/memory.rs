@@ -6,7 +6,7 @@ use tollgate_core::{Check, Decision, Demand, ManualClock, MemoryStore, Timestamp
 
 use super::Subject;
 
-/// A [`MemoryStore`] whose clock the suite holds.
+/// A [`MemoryStore`] with a manual clock, which each call sets.
 #[derive(Debug)]
 pub struct InMemory {
     clock: Arc<ManualClock>,
@@ -14,7 +14,7 @@ pub struct InMemory {
 }
 
 impl InMemory {
-    /// An empty one.
+    /// Creates a store without counters.
     pub fn new() -> InMemory {
         let clock = Arc::new(ManualClock::default());
         let store = MemoryStore::builder().clock(clock.clone()).build();

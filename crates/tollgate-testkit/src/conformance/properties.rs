@@ -13,7 +13,7 @@
 
 use tollgate_core::{Algorithm, Check, Decision, Limit, SLIDING_EXACT_QUOTA_MAX, Timestamp};
 
-use super::trace::{Ask, Operation, Step, Trace, demands};
+use super::trace::{Operation, Step, Trace, TraceDemand, demands};
 use super::{Random, Subject, shrink};
 
 /// The description of a violated property, with the shrunk trace.
@@ -77,7 +77,7 @@ pub fn solo(trace: Trace) -> Option<Trace> {
         match operation {
             Operation::Check(asks) => {
                 asks.truncate(1);
-                asks[0] = Ask { key: 0, slot: 0, ..asks[0] };
+                asks[0] = TraceDemand { key: 0, slot: 0, ..asks[0] };
             }
             Operation::Move(Step::ToEdge { slot, .. }) => *slot = 0,
             _ => {}
@@ -120,7 +120,7 @@ fn for_all(
 /// A check of a trace and its decision.
 struct Event {
     now: Timestamp,
-    asks: Vec<Ask>,
+    asks: Vec<TraceDemand>,
     decision: Decision,
 }
 
@@ -147,7 +147,7 @@ fn walk<S: Subject>(
     Ok(())
 }
 
-fn ask(trace: &Trace, subject: &mut impl Subject, now: Timestamp, asks: &[Ask]) -> Decision {
+fn ask(trace: &Trace, subject: &mut impl Subject, now: Timestamp, asks: &[TraceDemand]) -> Decision {
     let demands = demands(asks, &trace.slots);
     subject.check(now, &Check::new(&demands).expect("no counter twice"))
 }
@@ -179,8 +179,8 @@ fn denial_changes_nothing<S: Subject>(trace: &Trace, fresh: &mut impl FnMut() ->
 fn retry_after_is_exact<S: Subject>(trace: &Trace, subject: &mut S, seed: u64) -> Result<(), Violation> {
     let mut random = Random::new(seed);
     walk(trace, subject, |event, subject| {
-        let told = event.decision.retry_after().as_micros();
-        let Some(wait_us) = told.filter(|_| !event.decision.allowed()) else {
+        let wait = event.decision.retry_after().as_micros();
+        let Some(wait_us) = wait.filter(|_| !event.decision.allowed()) else {
             return Ok(event.now);
         };
         if wait_us == 0 {
@@ -236,13 +236,13 @@ fn at_most_a_tick_early<S: Subject>(trace: &Trace, subject: &mut S) -> Result<()
     let tick_us = limit.window_us().div_ceil(u64::from(SLIDING_EXACT_QUOTA_MAX));
     let mut admitted = Admitted::default();
     walk(trace, subject, |event, _| {
-        let told = event.decision.retry_after().as_micros().filter(|_| !event.decision.allowed());
-        if let Some(wait_us) = told {
+        let wait = event.decision.retry_after().as_micros().filter(|_| !event.decision.allowed());
+        if let Some(wait_us) = wait {
             let exact = admitted.exact_retry_at(event.asks[0].cost, limit);
-            let told_at = event.now.as_micros() + wait_us;
-            if told_at < exact || told_at >= exact + tick_us {
+            let ends_at = event.now.as_micros() + wait_us;
+            if ends_at < exact || ends_at >= exact + tick_us {
                 return Err(format!(
-                    "at {:?} retry_after ends at {told_at}, the exact time is {exact}, a tick is {tick_us}",
+                    "at {:?} retry_after ends at {ends_at}, the exact time is {exact}, a tick is {tick_us}",
                     event.now
                 ));
             }
@@ -262,8 +262,8 @@ fn starts_are_spaced<S: Subject>(trace: &Trace, subject: &mut S) -> Result<(), V
     walk(trace, subject, |event, _| {
         let cost = event.asks[0].cost;
         // The longest wait only means that the start is not before that.
-        let told = event.decision.retry_after().as_micros().filter(|wait_us| *wait_us < (1 << 52) - 1);
-        if let (true, 1.., Some(wait_us)) = (event.decision.allowed(), cost, told) {
+        let wait = event.decision.retry_after().as_micros().filter(|wait_us| *wait_us < (1 << 52) - 1);
+        if let (true, 1.., Some(wait_us)) = (event.decision.allowed(), cost, wait) {
             let start = u128::from(event.now.as_micros() + wait_us);
             if start + grain_us < next_start {
                 return Err(format!("admitted at {:?} to start at {start}, before {next_start}", event.now));

@@ -62,16 +62,18 @@ pub fn random_traces_of<S: Subject>(
     Ok(())
 }
 
-/// Puts a fresh subject through `count` random traces on one long log each, beside the oracle: up to thousands of
-/// entries, changing costs, refunds of old entries, clock steps, and quotas that change across those where a store changes
-/// how it keeps a log.
+/// Compares subjects with the oracle on `count` random traces of one long log each.
+///
+/// The logs have up to thousands of entries. The traces change costs, refund old entries, step the clock back, and change
+/// the quota across the values at which a store changes its representation of a log. `fresh` creates a subject without
+/// counters.
 ///
 /// # Errors
 /// With the first trace on which they differ, shrunk.
 pub fn long_traces<S: Subject>(count: usize, seed: u64, mut fresh: impl FnMut() -> S) -> Result<(), Box<Failure>> {
     let mut random = Random::new(seed);
     for number in 0..count {
-        let trace = Trace::of_a_long_log(&mut random);
+        let trace = Trace::long_log(&mut random);
         if let Err(difference) = compare(&trace, &mut fresh()) {
             return Err(Box::new(shrunk(trace, difference, number, &mut fresh)));
         }

@@ -1,11 +1,11 @@
-//! A named case: steps in time, each with what is expected of it.
+//! A named case: a list of steps, each with its time and its expected result.
 //!
 //! ```text
 //!   Case::new("…").on("10/s").at(0).take(10).admitted().remaining(0).at(SECOND - 1).take(1).denied().retry(1)
 //! ```
 //!
-//! Times count from [`EPOCH_US`], which is the edge of every window that the cases use. Expectations
-//! belong to the step before them; what is not said is not compared.
+//! Times count from [`EPOCH_US`], which is the edge of every window that the cases use. An expectation belongs to the step
+//! before it. Fields without an expectation are not compared.
 
 use std::fmt;
 
@@ -16,19 +16,19 @@ use super::{Abilities, Subject};
 /// Fifty times the longest window after 1970: aligned to it, and to everything that divides 400 days.
 pub(crate) const EPOCH_US: u64 = 50 * tollgate_core::WINDOW_US_MAX;
 
-/// A script that any [`Subject`] can be put through.
+/// A script that can run on any [`Subject`].
 #[derive(Clone, Debug)]
 pub struct Case {
     name: String,
     steps: Vec<Step>,
-    /// What the next step is asked of.
-    demands: Vec<Wanted>,
+    /// The demands of the next step.
+    demands: Vec<CaseDemand>,
     in_rule: bool,
     when: When,
     focus: usize,
 }
 
-/// How a subject failed a case.
+/// A step in which a subject did not meet the expectation.
 #[derive(Clone, Debug)]
 pub struct CaseFailure {
     case: String,
@@ -53,33 +53,33 @@ struct Step {
 #[derive(Clone, Copy, Debug)]
 enum When {
     At(Timestamp),
-    /// This long after (or before) the moment that the last answer named.
+    /// This many microseconds after the end of the last `retry_after`.
     AtRetry(i64),
-    /// When the step before happened.
-    Still,
+    /// The time of the previous step.
+    Unchanged,
 }
 
 #[derive(Clone, Debug)]
 enum Action {
-    Check(Vec<Wanted>),
-    /// So many checks in a row, of which so many are admitted.
-    Burst(Wanted, u32, u32),
-    /// One unit a microsecond, from the step's time on.
-    Fill(Wanted, u64),
-    /// What the nth check charged; under the limits of then, or under these.
-    Refund(usize, Option<Vec<Wanted>>),
-    Reset(Wanted),
+    Check(Vec<CaseDemand>),
+    /// A number of checks in a row, and how many of them are admitted.
+    Burst(CaseDemand, u32, u32),
+    /// One unit per microsecond, from the time of the step.
+    Fill(CaseDemand, u64),
+    /// A refund of the nth check, with the limits of that check or with these.
+    Refund(usize, Option<Vec<CaseDemand>>),
+    Reset(CaseDemand),
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Wanted {
+struct CaseDemand {
     limit: Limit,
     subject: &'static str,
     rule: Option<&'static str>,
     cost: u32,
 }
 
-/// What one line must say.
+/// The expected fields of a limit status.
 #[derive(Clone, Copy, Debug, Default)]
 struct Expected {
     allowed: Option<bool>,
@@ -90,88 +90,90 @@ struct Expected {
     reset: Option<Wait>,
 }
 
-/// The building of a case.
+/// Steps.
 impl Case {
     pub(crate) fn new(name: impl Into<String>) -> Case {
         let when = When::At(Timestamp::from_micros(EPOCH_US));
         Case { name: name.into(), steps: Vec::new(), demands: Vec::new(), in_rule: false, when, focus: 0 }
     }
 
-    /// From here on, checks are against this limit.
+    /// Sets the limit of the following checks.
     pub(crate) fn on(self, limit: &str) -> Case {
         self.on_all(&[limit])
     }
 
-    /// From here on, checks are against all of these.
+    /// Sets the limits of the following checks.
     pub(crate) fn on_all(self, limits: &[&str]) -> Case {
         const NAMES: [&str; 3] = ["first", "second", "third"];
         let rule = |i: usize| self.in_rule.then_some(NAMES[i]);
         let wanted =
-            |(i, text): (usize, &&str)| Wanted { limit: limit(text), subject: "someone", rule: rule(i), cost: 1 };
+            |(i, text): (usize, &&str)| CaseDemand { limit: limit(text), subject: "client", rule: rule(i), cost: 1 };
         let demands = limits.iter().enumerate().map(wanted).collect();
         Case { demands, ..self }
     }
 
-    /// The counters are those of a rule: they survive a changed window.
+    /// Puts the limits into the scope of a rule, whose counters are kept when the window changes.
     pub(crate) fn in_rule(self) -> Case {
         Case { in_rule: true, ..self }
     }
 
-    /// The nth limit counts somebody else.
+    /// Sets the subject of the nth limit.
     pub(crate) fn by(mut self, line: usize, subject: &'static str) -> Case {
         self.demands[line].subject = subject;
         self
     }
 
-    /// The steps that follow happen at this time.
+    /// Sets the time of the following steps.
     pub(crate) fn at(self, offset_us: u64) -> Case {
         Case { when: When::At(Timestamp::from_micros(EPOCH_US + offset_us)), ..self }
     }
 
-    /// … or this long after the moment that the last `retry_after` named.
+    /// Sets the time of the following steps to this many microseconds after the end of the last `retry_after`.
     pub(crate) fn at_retry(self, offset_us: i64) -> Case {
         Case { when: When::AtRetry(offset_us), ..self }
     }
 
-    /// A check of so many units on each limit.
+    /// Adds a check of `cost` units on each limit.
     pub(crate) fn take(self, cost: u32) -> Case {
         let costs = vec![cost; self.demands.len()];
         self.take_each(&costs)
     }
 
-    /// A check of so many units on one limit each.
+    /// Adds a check with a cost for each limit.
     pub(crate) fn take_each(self, costs: &[u32]) -> Case {
-        let demands = self.demands.iter().zip(costs).map(|(wanted, &cost)| Wanted { cost, ..*wanted }).collect();
+        let demands = self.demands.iter().zip(costs).map(|(wanted, &cost)| CaseDemand { cost, ..*wanted }).collect();
         self.step(Action::Check(demands))
     }
 
+    /// Adds a check with cost 0, which must be admitted.
     pub(crate) fn peek(self) -> Case {
         self.take(0).admitted()
     }
 
-    /// So many checks of one unit, of which so many are admitted.
+    /// Adds `count` checks of one unit, of which exactly `admitted` must be admitted.
     pub(crate) fn burst(self, count: u32, admitted: u32) -> Case {
         let wanted = self.demands[0];
         self.step(Action::Burst(wanted, count, admitted))
     }
 
-    /// One unit a microsecond, so many times, all admitted.
+    /// Adds `count` admissions of one unit, one per microsecond.
     pub(crate) fn fill(self, count: u64) -> Case {
         let wanted = self.demands[0];
         self.step(Action::Fill(wanted, count))
     }
 
-    /// Takes back what the nth check (from 0; bursts and fills not counted) charged.
+    /// Adds a refund of the nth check, from 0. Bursts and fills are not counted.
     pub(crate) fn refund(self, nth: usize) -> Case {
         self.step(Action::Refund(nth, None))
     }
 
-    /// The same, under the limits as they are by now.
+    /// Adds a refund of the nth check with the present limits.
     pub(crate) fn refund_under_present_limits(self, nth: usize) -> Case {
         let present = self.demands.clone();
         self.step(Action::Refund(nth, Some(present)))
     }
 
+    /// Adds a reset of the counter of the first limit.
     pub(crate) fn reset_counter(self) -> Case {
         let wanted = self.demands[0];
         self.step(Action::Reset(wanted))
@@ -179,11 +181,11 @@ impl Case {
 
     fn step(mut self, action: Action) -> Case {
         self.steps.push(Step { when: self.when, action, expected: vec![Expected::default(); 3], admitted: None });
-        Case { focus: 0, when: When::Still, ..self }
+        Case { focus: 0, when: When::Unchanged, ..self }
     }
 }
 
-/// What is expected of the last step.
+/// Expectations of the last step.
 impl Case {
     pub(crate) fn admitted(mut self) -> Case {
         self.last().admitted = Some(true);
@@ -195,7 +197,7 @@ impl Case {
         self
     }
 
-    /// What follows is about the nth line.
+    /// Selects the limit of the following expectations.
     pub(crate) fn line(self, focus: usize) -> Case {
         Case { focus, ..self }
     }
@@ -228,28 +230,28 @@ impl Case {
         self.expect(|line| line.reset = Some(Wait::from_micros(us)))
     }
 
-    fn expect(mut self, say: impl FnOnce(&mut Expected)) -> Case {
+    fn expect(mut self, set: impl FnOnce(&mut Expected)) -> Case {
         let focus = self.focus;
-        say(&mut self.last().expected[focus]);
+        set(&mut self.last().expected[focus]);
         self
     }
 
     fn last(&mut self) -> &mut Step {
-        self.steps.last_mut().expect("an expectation follows a step")
+        self.steps.last_mut().expect("an expectation must follow a step")
     }
 }
 
-/// The running of a case.
+/// Running a case.
 impl Case {
-    /// What this case shows.
+    /// Returns the name, which describes the behaviour.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// What a subject must be able to do for this case.
+    /// Returns the abilities that a subject needs for this case.
     pub fn needs(&self) -> Abilities {
         let refunds = self.steps.iter().any(|step| matches!(step.action, Action::Refund(..)));
-        let several = |wanted: &[Wanted]| wanted.iter().any(|one| one.subject != wanted[0].subject);
+        let several = |wanted: &[CaseDemand]| wanted.iter().any(|one| one.subject != wanted[0].subject);
         let several_subjects =
             self.steps.iter().any(|step| matches!(&step.action, Action::Check(wanted) if several(wanted)));
         let several_limits =
@@ -259,13 +261,13 @@ impl Case {
         Abilities { refunds, rules: self.in_rule, several_limits, several_subjects, microseconds, fills }
     }
 
-    /// Puts a fresh subject through the case.
+    /// Runs the case on a subject without counters.
     ///
     /// # Errors
-    /// At the first answer that is not the expected one.
+    /// With the first result that differs from its expectation.
     pub fn run(&self, subject: &mut dyn Subject) -> Result<(), CaseFailure> {
         let mut now = Timestamp::from_micros(EPOCH_US);
-        let mut checks: Vec<(&[Wanted], Decision)> = Vec::new();
+        let mut checks: Vec<(&[CaseDemand], Decision)> = Vec::new();
         let mut retry_at = now;
         for (number, step) in self.steps.iter().enumerate() {
             let failed = |what: String| CaseFailure { case: self.name.clone(), step: number, what };
@@ -282,7 +284,9 @@ impl Case {
                     let decide = |_| with_check(wanted, |check| subject.check(now, check).allowed());
                     let admitted = (0..*count).map(decide).filter(|&admitted| admitted).count();
                     if admitted != *expected as usize {
-                        return Err(failed(format!("of a burst of {count}, {expected} should pass, {admitted} did")));
+                        return Err(failed(format!(
+                            "{admitted} checks of a burst of {count} were admitted, expected {expected}"
+                        )));
                     }
                 }
                 Action::Fill(wanted, count) => {
@@ -291,8 +295,8 @@ impl Case {
                 Action::Refund(nth, present) => {
                     let (then, decision) = &checks[*nth];
                     let limits = present.as_deref().unwrap_or(then).iter().map(|wanted| wanted.limit);
-                    let wanted: Vec<Wanted> =
-                        then.iter().zip(limits).map(|(then, limit)| Wanted { limit, ..*then }).collect();
+                    let wanted: Vec<CaseDemand> =
+                        then.iter().zip(limits).map(|(then, limit)| CaseDemand { limit, ..*then }).collect();
                     with_check(&wanted, |check| subject.refund(now, check, decision));
                 }
                 Action::Reset(wanted) => subject.reset(now, &wanted.demand()),
@@ -305,7 +309,7 @@ impl Case {
 impl When {
     fn instant(self, now: Timestamp, retry_at: Timestamp) -> Timestamp {
         match self {
-            When::Still => now,
+            When::Unchanged => now,
             When::At(instant) => instant,
             When::AtRetry(us) if us < 0 => retry_at.minus_micros(us.unsigned_abs()),
             When::AtRetry(us) => retry_at.plus_micros(us.unsigned_abs()),
@@ -313,7 +317,7 @@ impl When {
     }
 }
 
-impl Wanted {
+impl CaseDemand {
     fn demand(&self) -> Demand<'_> {
         let scope = self.rule.map_or(Scope::Explicit, |limit| Scope::rule("case", limit));
         let key = Key::scoped(self.subject, scope).expect("the subjects of cases are short");
@@ -321,8 +325,8 @@ impl Wanted {
     }
 }
 
-fn with_check<R>(wanted: &[Wanted], run: impl FnOnce(&Check<'_>) -> R) -> R {
-    let demands: Vec<Demand<'_>> = wanted.iter().map(Wanted::demand).collect();
+fn with_check<R>(wanted: &[CaseDemand], run: impl FnOnce(&Check<'_>) -> R) -> R {
+    let demands: Vec<Demand<'_>> = wanted.iter().map(CaseDemand::demand).collect();
     run(&Check::new(&demands).expect("a case names different counters"))
 }
 
@@ -336,15 +340,16 @@ impl Step {
             let seen = subject.as_seen(Decision {
                 at: decision.at,
                 source: decision.source,
+                ban: decision.ban,
                 limits: std::iter::once(expected.applied_to(line)).collect(),
             });
             if seen.limits[0] != *line {
-                return Err(format!("line {number} should be {:?}, got {line:?}", seen.limits[0]));
+                return Err(format!("limit {number} should be {:?}, got {line:?}", seen.limits[0]));
             }
             if let Some(bound) = expected.retry_at_most
                 && line.retry_after > Wait::from_micros(bound)
             {
-                return Err(format!("line {number}: retry_after should be at most {bound}µs, got {line:?}"));
+                return Err(format!("limit {number}: retry_after should be at most {bound}µs, got {line:?}"));
             }
         }
         Ok(())
@@ -352,7 +357,7 @@ impl Step {
 }
 
 impl Expected {
-    /// The line as it should be: what is not expected to be otherwise stays as it is.
+    /// Returns the limit status with the expected fields. Other fields are those of `line`.
     fn applied_to(&self, line: &LimitStatus) -> LimitStatus {
         LimitStatus {
             allowed: self.allowed.unwrap_or(line.allowed),

@@ -4,7 +4,7 @@
 //! simplifies the remaining operations. It starts again with each smaller trace that fails, until no candidate fails.
 //! Each candidate is run on a new subject, so their number is bounded.
 
-use super::trace::{Ask, Operation, Step, Trace};
+use super::trace::{Operation, Step, Trace, TraceDemand};
 
 /// Maximum number of candidates.
 const TRIES_MAX: usize = 4_000;
@@ -94,13 +94,13 @@ fn simpler_operations(operation: &Operation, wandering: bool) -> Vec<Operation> 
     }
 }
 
-fn simpler_checks(asks: &[Ask], wandering: bool) -> Vec<Operation> {
+fn simpler_checks(asks: &[TraceDemand], wandering: bool) -> Vec<Operation> {
     let mut simpler = Vec::new();
     if asks.len() > 1 && !wandering {
         let without = |n: usize| asks.iter().enumerate().filter(|(i, _)| *i != n).map(|(_, ask)| *ask).collect();
         simpler.extend((0..asks.len()).map(|n| Operation::Check(without(n))));
     }
-    let with = |n: usize, ask: Ask| {
+    let with = |n: usize, ask: TraceDemand| {
         let mut asks = asks.to_vec();
         asks[n] = ask;
         Operation::Check(asks)
@@ -108,11 +108,11 @@ fn simpler_checks(asks: &[Ask], wandering: bool) -> Vec<Operation> {
     for (n, ask) in asks.iter().enumerate() {
         for cost in [1, ask.cost / 2] {
             if cost < ask.cost {
-                simpler.push(with(n, Ask { cost, ..*ask }));
+                simpler.push(with(n, TraceDemand { cost, ..*ask }));
             }
         }
         if ask.key > 0 {
-            simpler.push(with(n, Ask { key: 0, ..*ask }));
+            simpler.push(with(n, TraceDemand { key: 0, ..*ask }));
         }
     }
     simpler

@@ -1,13 +1,13 @@
-//! A trace: a few limits, and operations on them in time. Made from bytes, so that a seed or a fuzzer can make one.
+//! A trace: a few limits and a list of operations on them. Any bytes give a trace, so that a seed or a fuzzer can make one.
 //!
-//! **Two kinds of time.** A store may forget a counter once it has expired under the limit it was last written with. While time
-//! only goes forward nobody can tell; if the clock then steps back, or the limit changes to one that would have kept
-//! the counter alive, one can. So a trace is one of two kinds:
+//! **Two kinds of traces.** A store may delete a counter that has expired under the limit it was last written with. While
+//! time goes forward, that makes no difference. It does if the clock then steps back, or if the limit changes to one under
+//! which the counter would not have expired. So there are two kinds of traces, for which the decisions are determined:
 //!
 //! | | keys | clock | limits change | expired counters |
 //! |---|---|---|---|---|
-//! | forward | several | only forward | quotas, where the state's life does not depend on them | stay, or not |
-//! | wandering | one fixed set, all asked in each check | forward and back | quota, options and (of rules) window | are reset |
+//! | forward | several | only forward | quotas, where the lifetime does not depend on them | may exist or not |
+//! | wandering | one fixed set, all used in each check | forward and back | quota, options and (of rules) window | are reset |
 
 mod bytes;
 mod long;
@@ -20,100 +20,100 @@ use tollgate_core::{Check, CheckError, Cost, Demand, Key, Limit, Scope, Timestam
 use super::Abilities;
 
 const SLOT_NAMES: [&str; 3] = ["a", "b", "c"];
-/// The number of the newest receipt, however many there are.
+/// As `nth` of a refund: the newest admitted check.
 pub(super) const NEWEST: usize = usize::MAX;
 const SUBJECTS: [&str; 4] = ["k0", "k1", "k2", "k3"];
 
-/// Limits, a starting time, and what happens.
+/// Limits, a start time, and operations.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Trace {
-    /// When it begins.
+    /// The time of the first operation.
     pub start: Timestamp,
-    /// Whether the clock may step back; then every check asks for every slot of the first key.
+    /// Whether the clock may step back. Every check then uses every slot, with the first key.
     pub wandering: bool,
-    /// The limits at the beginning.
+    /// The limits at the start.
     pub slots: Vec<Slot>,
-    /// What happens, in order.
+    /// The operations, in order.
     pub operations: Vec<Operation>,
 }
 
-/// A place for a limit. The limit may change; the place keeps its name.
+/// A named limit of a trace. The limit may change, the name does not.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Slot {
-    /// What is asked.
+    /// The limit.
     pub limit: Limit,
-    /// Whether it counts as a rule's limit (by name) or as an explicit one (by algorithm and window).
+    /// Whether it has the scope of a rule (counted by name) or is explicit (counted by algorithm and window).
     pub in_rule: bool,
 }
 
-/// One thing that happens.
+/// One operation of a trace.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Operation {
-    /// Time moves.
+    /// Moves the clock.
     Move(Step),
-    /// A request asks.
-    Check(Vec<Ask>),
-    /// Many units are admitted one after the other, for the first key: as many as fit, and before anything leaves.
+    /// Checks these demands together.
+    Check(Vec<TraceDemand>),
+    /// Admits single units for the first key, one after the other: as many as fit before the next unit expires.
     Fill {
-        /// Against what.
+        /// The slot of the limit.
         slot: usize,
-        /// How many at most.
+        /// The most units.
         count: u64,
-        /// Microseconds from one to the next.
+        /// The time from one unit to the next, in microseconds.
         step_us: u64,
     },
-    /// One of the admitted and not yet refunded checks is taken back: the nth, counted around.
+    /// Refunds one of the admitted and not yet refunded checks: the nth, modulo their number.
     Refund {
-        /// Which; `usize::MAX` is the last.
+        /// The index of the check; `usize::MAX` is the newest.
         nth: usize,
-        /// With the slots' limits as they are by then, not as they were.
+        /// Whether the refund uses the present limits of the slots, not those of the check.
         with_present_limits: bool,
     },
-    /// A counter is forgotten (in a wandering trace: all of them).
-    Reset(Ask),
-    /// A limit changes.
+    /// Deletes a counter; in a wandering trace, all counters.
+    Reset(TraceDemand),
+    /// Changes a limit.
     Change {
-        /// Whose.
+        /// The slot of the limit.
         slot: usize,
-        /// To what.
+        /// The new limit.
         limit: Limit,
     },
 }
 
-/// One line of a check.
+/// One demand of a check in a trace.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub struct Ask {
-    /// Who.
+pub struct TraceDemand {
+    /// The index of the subject.
     pub key: usize,
-    /// Against what.
+    /// The index of the slot.
     pub slot: usize,
-    /// For how much.
+    /// The units.
     pub cost: u32,
 }
 
-/// How time moves.
+/// A movement of the clock.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Step {
-    /// Forward.
+    /// Forward by microseconds.
     By(u64),
-    /// Backward.
+    /// Back by microseconds.
     Back(u64),
-    /// To the next edge of a slot's window, or this far from it; never backward.
+    /// To the next edge of a slot's window plus an offset, but never back.
     ToEdge {
-        /// Whose window.
+        /// The slot of the window.
         slot: usize,
         /// Microseconds after the edge.
         offset_us: i64,
     },
-    /// To the moment that the last decision named, or this far from it; never backward.
+    /// To the end of the last `retry_after` plus an offset, but never back.
     ToRetry {
-        /// Microseconds after that moment.
+        /// Microseconds after that time.
         offset_us: i64,
     },
 }
 
 impl Step {
-    /// Where the clock then stands, given where it stands, what moment was last named, and the limits.
+    /// Returns the time after this movement. `retry_at` is the end of the last `retry_after`.
     pub fn from(self, now: Timestamp, retry_at: Timestamp, slots: &[Slot]) -> Timestamp {
         let shifted = |instant: Timestamp, us: i64| match us {
             0.. => instant.plus_micros(us.unsigned_abs()),
@@ -133,7 +133,7 @@ impl Step {
 }
 
 impl Trace {
-    /// What a subject must be able to do for this trace.
+    /// Returns the abilities that a subject needs for this trace.
     pub fn needs(&self) -> Abilities {
         let checks = || {
             self.operations.iter().filter_map(|operation| match operation {
@@ -141,7 +141,7 @@ impl Trace {
                 _ => None,
             })
         };
-        let several = |asks: &[Ask]| asks.iter().any(|ask| ask.key != asks[0].key);
+        let several = |asks: &[TraceDemand]| asks.iter().any(|ask| ask.key != asks[0].key);
         Abilities {
             refunds: self.operations.iter().any(|operation| matches!(operation, Operation::Refund { .. })),
             rules: self.slots.iter().any(|slot| slot.in_rule),
@@ -153,8 +153,8 @@ impl Trace {
     }
 }
 
-impl Ask {
-    /// The demand that this means under these limits.
+impl TraceDemand {
+    /// Returns the demand under these limits.
     pub fn demand(&self, slots: &[Slot]) -> Demand<'static> {
         let slot = &slots[self.slot];
         let rule = Scope::rule("trace", SLOT_NAMES[self.slot]);
@@ -164,8 +164,8 @@ impl Ask {
     }
 }
 
-/// The demands of these asks, without those that would count on a counter a second time.
-pub(super) fn demands(asks: &[Ask], slots: &[Slot]) -> Vec<Demand<'static>> {
+/// Returns the demands of a check, without those of a counter that the check already has.
+pub(super) fn demands(asks: &[TraceDemand], slots: &[Slot]) -> Vec<Demand<'static>> {
     let mut demands: Vec<Demand<'static>> = asks.iter().map(|ask| ask.demand(slots)).collect();
     while let Err(CheckError::SameCounter { second, .. }) = Check::new(&demands) {
         demands.remove(second);
@@ -204,7 +204,7 @@ impl fmt::Display for Operation {
                 write!(f, "fill {} with up to {count}, one every {step_us}µs", SLOT_NAMES[*slot])
             }
             Operation::Refund { nth, with_present_limits } => {
-                write!(f, "refund #{nth}{}", if *with_present_limits { " by the present limits" } else { "" })
+                write!(f, "refund #{nth}{}", if *with_present_limits { " with the present limits" } else { "" })
             }
             Operation::Reset(ask) => write!(f, "reset {} {}", SUBJECTS[ask.key], SLOT_NAMES[ask.slot]),
             Operation::Change { slot, limit } => write!(f, "{} becomes {limit}", SLOT_NAMES[*slot]),
@@ -212,7 +212,7 @@ impl fmt::Display for Operation {
     }
 }
 
-impl fmt::Display for Ask {
+impl fmt::Display for TraceDemand {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {}×{}", SUBJECTS[self.key], SLOT_NAMES[self.slot], self.cost)
     }

@@ -21,23 +21,23 @@ pub(super) struct Gauge {
 struct Progress {
     open: u64,
     /// The number of the last change of the fault that the proxy has applied.
-    turn_seen: u64,
+    applied_change: u64,
 }
 
 /// A guard that counts one open connection until it is dropped.
-pub(super) struct Open(Arc<Gauge>);
+pub(super) struct OpenGuard(Arc<Gauge>);
 
 impl Gauge {
     /// Counts an accepted connection, which counts as open until the guard is dropped.
-    pub(super) fn count_accepted(self: &Arc<Gauge>) -> Open {
+    pub(super) fn count_accepted(self: &Arc<Gauge>) -> OpenGuard {
         self.accepted.fetch_add(1, Ordering::Relaxed);
         self.lock().open += 1;
-        Open(Arc::clone(self))
+        OpenGuard(Arc::clone(self))
     }
 
     /// Records that the proxy has applied this change of the fault.
-    pub(super) fn see_turn(&self, turn: u64) {
-        self.lock().turn_seen = turn;
+    pub(super) fn mark_applied(&self, change: u64) {
+        self.lock().applied_change = change;
         self.progressed.notify_all();
     }
 
@@ -66,8 +66,8 @@ impl Gauge {
     }
 
     /// Waits until the proxy has applied this change of the fault. Panics after [`PROGRESS_MAX`].
-    pub(super) fn wait_until_seen(&self, turn: u64) {
-        self.wait_while(|progress| progress.turn_seen < turn);
+    pub(super) fn wait_until_applied(&self, change: u64) {
+        self.wait_while(|progress| progress.applied_change < change);
     }
 
     /// Waits until no connection is open. Panics after [`PROGRESS_MAX`].
@@ -86,13 +86,13 @@ impl Gauge {
     }
 }
 
-impl Open {
+impl OpenGuard {
     pub(super) fn gauge(&self) -> &Gauge {
         &self.0
     }
 }
 
-impl Drop for Open {
+impl Drop for OpenGuard {
     fn drop(&mut self) {
         self.0.lock().open -= 1;
         self.0.progressed.notify_all();

@@ -16,7 +16,7 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until};
 
 use super::Fault;
-use super::gauge::{Gauge, Open};
+use super::gauge::{Gauge, OpenGuard};
 
 const CHUNK_BYTES: usize = 16 * 1024;
 /// Maximum number of chunks queued in one direction. A faster sender is slowed down by TCP's back-pressure.
@@ -24,41 +24,42 @@ const CHUNKS_WAITING_MAX: usize = 1_024;
 /// Pause between two slices. Without it the kernel would deliver them to the receiver as one.
 const SLICE_PAUSE: Duration = Duration::from_millis(1);
 
-/// The state requested by the owner of the proxy.
+/// The fault that the owner of the proxy has set.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Wish {
+pub(crate) struct FaultState {
     /// The fault; `None` ends the proxy.
     pub(crate) fault: Option<Fault>,
     /// The number of changes so far.
-    pub(crate) turn: u64,
+    pub(crate) change: u64,
 }
 
-pub(crate) type Wishes = watch::Receiver<Wish>;
+/// Receives the current fault and its changes.
+pub(crate) type FaultReceiver = watch::Receiver<FaultState>;
 
-/// Accepts and forwards connections until the requested fault is `None`. All connections are closed then.
-pub(super) async fn accept(listener: TcpListener, upstream: SocketAddr, mut wishes: Wishes, gauge: Arc<Gauge>) {
+/// Accepts and forwards connections until the fault is `None`. All connections are closed then.
+pub(super) async fn accept(listener: TcpListener, upstream: SocketAddr, mut faults: FaultReceiver, gauge: Arc<Gauge>) {
     let backlog = listener.try_clone().expect("a second handle of the listener");
     let listener = tokio::net::TcpListener::from_std(listener).expect("a listener inside a runtime");
     let mut connections = JoinSet::new();
     loop {
         tokio::select! {
             biased;
-            _ = wishes.changed() => {
-                let wish = *wishes.borrow_and_update();
-                if wish.fault.is_none() {
+            _ = faults.changed() => {
+                let state = *faults.borrow_and_update();
+                if state.fault.is_none() {
                     return;
                 }
                 // The change applies to all connections opened before it. Some may still be in the kernel's backlog.
                 while let Ok((client, _)) = backlog.accept() {
                     if client.set_nonblocking(true).is_ok() && let Ok(client) = TcpStream::from_std(client) {
-                        connections.spawn(connection(client, upstream, wishes.clone(), gauge.count_accepted()));
+                        connections.spawn(connection(client, upstream, faults.clone(), gauge.count_accepted()));
                     }
                 }
-                gauge.see_turn(wish.turn);
+                gauge.mark_applied(state.change);
             }
             // Accepting fails if the client has closed again or no file descriptor is left. The next one may succeed.
             Ok((client, _)) = listener.accept() => {
-                connections.spawn(connection(client, upstream, wishes.clone(), gauge.count_accepted()));
+                connections.spawn(connection(client, upstream, faults.clone(), gauge.count_accepted()));
             }
             Some(_) = connections.join_next() => {}
         }
@@ -68,24 +69,24 @@ pub(super) async fn accept(listener: TcpListener, upstream: SocketAddr, mut wish
 /// Forwards one connection until it ends or a fault closes it.
 ///
 /// `open` counts the connection. It is dropped last, so that the sockets are closed when the count falls.
-async fn connection(mut client: TcpStream, upstream: SocketAddr, wishes: Wishes, open: Open) {
-    let mut fatal_wishes = wishes.clone();
+async fn connection(mut client: TcpStream, upstream: SocketAddr, faults: FaultReceiver, open: OpenGuard) {
+    let mut fatal_faults = faults.clone();
     tokio::select! {
         biased;
-        fatal = fatal(&mut fatal_wishes) => {
+        fatal = fatal(&mut fatal_faults) => {
             if fatal == Fault::Reset {
                 reset_on_close(&client);
             }
         }
-        _ = relay(&mut client, upstream, &wishes, open.gauge()) => {}
+        _ = relay(&mut client, upstream, &faults, open.gauge()) => {}
     }
     drop(client);
     drop(open);
 }
 
 /// Waits for a fault that closes connections.
-async fn fatal(wishes: &mut Wishes) -> Fault {
-    fault_when(wishes, |fault| matches!(fault, Fault::Cut | Fault::Reset)).await
+async fn fatal(faults: &mut FaultReceiver) -> Fault {
+    fault_when(faults, |fault| matches!(fault, Fault::Cut | Fault::Reset)).await
 }
 
 /// Makes closing the socket send RST instead of FIN: a linger time of zero does that.
@@ -93,33 +94,33 @@ fn reset_on_close(client: &TcpStream) {
     SockRef::from(client).set_linger(Some(Duration::ZERO)).expect("a TCP socket");
 }
 
-async fn relay(client: &mut TcpStream, upstream: SocketAddr, wishes: &Wishes, gauge: &Gauge) -> io::Result<()> {
+async fn relay(client: &mut TcpStream, upstream: SocketAddr, faults: &FaultReceiver, gauge: &Gauge) -> io::Result<()> {
     let mut server = TcpStream::connect(upstream).await?;
     client.set_nodelay(true)?;
     server.set_nodelay(true)?;
     let (client_reader, client_writer) = client.split();
     let (server_reader, server_writer) = server.split();
     tokio::try_join!(
-        pump(client_reader, server_writer, wishes.clone(), |bytes| gauge.count_up(bytes)),
-        pump(server_reader, client_writer, wishes.clone(), |bytes| gauge.count_down(bytes)),
+        pump(client_reader, server_writer, faults.clone(), |bytes| gauge.count_up(bytes)),
+        pump(server_reader, client_writer, faults.clone(), |bytes| gauge.count_down(bytes)),
     )?;
     Ok(())
 }
 
 /// Relays between two in-memory streams until one of them ends or the fault ends them.
-pub(crate) async fn relay_streams(client: DuplexStream, server: DuplexStream, wishes: Wishes) {
-    let mut fatal_wishes = wishes.clone();
+pub(crate) async fn relay_streams(client: DuplexStream, server: DuplexStream, faults: FaultReceiver) {
+    let mut fatal_faults = faults.clone();
     let (client_reader, client_writer) = io::split(client);
     let (server_reader, server_writer) = io::split(server);
     let relay = async {
         tokio::try_join!(
-            pump(client_reader, server_writer, wishes.clone(), |_| {}),
-            pump(server_reader, client_writer, wishes.clone(), |_| {}),
+            pump(client_reader, server_writer, faults.clone(), |_| {}),
+            pump(server_reader, client_writer, faults.clone(), |_| {}),
         )
     };
     tokio::select! {
         biased;
-        _ = fatal(&mut fatal_wishes) => {}
+        _ = fatal(&mut fatal_faults) => {}
         _ = relay => {}
     }
 }
@@ -128,11 +129,11 @@ pub(crate) async fn relay_streams(client: DuplexStream, server: DuplexStream, wi
 async fn pump(
     reader: impl AsyncRead + Unpin,
     writer: impl AsyncWrite + Unpin,
-    wishes: Wishes,
+    faults: FaultReceiver,
     count: impl Fn(usize),
 ) -> io::Result<()> {
     let (sender, receiver) = mpsc::channel(CHUNKS_WAITING_MAX);
-    tokio::try_join!(read(reader, sender, wishes.clone()), write(receiver, writer, wishes, count))?;
+    tokio::try_join!(read(reader, sender, faults.clone()), write(receiver, writer, faults, count))?;
     Ok(())
 }
 
@@ -141,11 +142,15 @@ struct Chunk {
     bytes: Vec<u8>,
 }
 
-async fn read(mut reader: impl AsyncRead + Unpin, chunks: mpsc::Sender<Chunk>, wishes: Wishes) -> io::Result<()> {
+async fn read(
+    mut reader: impl AsyncRead + Unpin,
+    chunks: mpsc::Sender<Chunk>,
+    faults: FaultReceiver,
+) -> io::Result<()> {
     let mut buffer = vec![0; CHUNK_BYTES];
     loop {
         let count = reader.read(&mut buffer).await?;
-        let delay = match wishes.borrow().fault {
+        let delay = match faults.borrow().fault {
             Some(Fault::Delay(delay)) => delay,
             _ => Duration::ZERO,
         };
@@ -160,13 +165,13 @@ async fn read(mut reader: impl AsyncRead + Unpin, chunks: mpsc::Sender<Chunk>, w
 async fn write(
     mut chunks: mpsc::Receiver<Chunk>,
     mut writer: impl AsyncWrite + Unpin,
-    mut wishes: Wishes,
+    mut faults: FaultReceiver,
     count: impl Fn(usize),
 ) -> io::Result<()> {
     while let Some(Chunk { due, bytes }) = chunks.recv().await {
         sleep_until(due).await;
-        match fault_when(&mut wishes, |fault| fault != Fault::Hold).await {
-            Fault::Blackhole => return swallow(chunks, wishes).await,
+        match fault_when(&mut faults, |fault| fault != Fault::Hold).await {
+            Fault::Blackhole => return discard(chunks, faults).await,
             _ if bytes.is_empty() => writer.shutdown().await?,
             Fault::Slice(size) => {
                 for slice in bytes.chunks(size.max(1)) {
@@ -186,17 +191,17 @@ async fn write(
 }
 
 /// Discards all chunks until the fault ends, then returns an error, which closes the connection.
-async fn swallow(mut chunks: mpsc::Receiver<Chunk>, mut wishes: Wishes) -> io::Result<()> {
+async fn discard(mut chunks: mpsc::Receiver<Chunk>, mut faults: FaultReceiver) -> io::Result<()> {
     tokio::select! {
-        _ = fault_when(&mut wishes, |fault| fault != Fault::Blackhole) => {}
+        _ = fault_when(&mut faults, |fault| fault != Fault::Blackhole) => {}
         // At the end of the stream, keep waiting for the end of the fault.
         () = async { while chunks.recv().await.is_some() {} std::future::pending().await } => {}
     }
-    Err(io::Error::new(io::ErrorKind::ConnectionAborted, "bytes of this connection were swallowed"))
+    Err(io::Error::new(io::ErrorKind::ConnectionAborted, "bytes of this connection were discarded"))
 }
 
-/// Waits for a fault for which `such` is true, and returns it. The end of the proxy counts as [`Fault::Cut`].
-async fn fault_when(wishes: &mut Wishes, such: impl Fn(Fault) -> bool) -> Fault {
-    let wish = wishes.wait_for(|wish| such(wish.fault.unwrap_or(Fault::Cut))).await;
-    wish.ok().and_then(|wish| wish.fault).unwrap_or(Fault::Cut)
+/// Waits for a fault for which `condition` is true, and returns it. The end of the proxy counts as [`Fault::Cut`].
+async fn fault_when(faults: &mut FaultReceiver, condition: impl Fn(Fault) -> bool) -> Fault {
+    let state = faults.wait_for(|state| condition(state.fault.unwrap_or(Fault::Cut))).await;
+    state.ok().and_then(|state| state.fault).unwrap_or(Fault::Cut)
 }

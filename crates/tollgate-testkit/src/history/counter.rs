@@ -37,7 +37,7 @@ pub(super) fn verify(number: usize, counter: &mut Counter, report: &mut Report) 
         } else if !answer.allowed {
             report.refused += 1;
         }
-        view.judge(answer, report);
+        view.verify(answer, report);
     }
 }
 
@@ -70,7 +70,7 @@ struct View {
 
 impl View {
     /// Verifies one answer. Answers must come in the order of their time.
-    fn judge(&mut self, answer: &Answer, report: &mut Report) {
+    fn verify(&mut self, answer: &Answer, report: &mut Report) {
         for window in [&mut self.least, &mut self.exact, &mut self.most] {
             window.move_to(answer.at_us);
         }
@@ -80,20 +80,20 @@ impl View {
             report.add(Violation::Over { counter, at_us, units: self.exact.total, quota: self.quota });
         }
         if !answer.allowed && self.most.total + cost <= self.quota {
-            report.add(Violation::Unjustified { counter, at_us, cost, counted: self.most.total });
+            report.add(Violation::UnjustifiedDenial { counter, at_us, cost, counted: self.most.total });
         }
         if answer.allowed && !answer.admitted && cost > 0 && self.least.total + cost > self.quota {
-            report.add(Violation::Unfounded { counter, at_us });
+            report.add(Violation::UnjustifiedAllowance { counter, at_us });
         }
         let least = self.quota.saturating_sub(self.most.total);
         let most = self.quota.saturating_sub(self.least.total + own);
         if !(least..=most).contains(&answer.remaining.into()) {
-            report.add(Violation::Remaining { counter, at_us, told: answer.remaining.into(), least, most });
+            report.add(Violation::Remaining { counter, at_us, reported: answer.remaining.into(), least, most });
         }
-        self.judge_retry_after(answer, report);
+        self.verify_retry_after(answer, report);
     }
 
-    fn judge_retry_after(&self, answer: &Answer, report: &mut Report) {
+    fn verify_retry_after(&self, answer: &Answer, report: &mut Report) {
         let (at_us, cost) = (answer.at_us, u64::from(answer.cost));
         let (least_us, most_us) = match (answer.allowed, cost) {
             (_, 0) => return,
@@ -101,15 +101,15 @@ impl View {
             (false, _) if cost > self.quota => (u64::MAX, u64::MAX),
             (false, _) => {
                 let room = self.quota - cost;
-                let leaves_us = |charged_us: u64| charged_us + self.window_us;
-                let earliest_us = self.least.must_leave(room).map_or(at_us + 1, leaves_us).max(at_us + 1);
-                let latest_us = self.most.must_leave(room).map_or(at_us + 1, leaves_us) + self.held_us;
+                let expires_us = |charged_us: u64| charged_us + self.window_us;
+                let earliest_us = self.least.must_expire(room).map_or(at_us + 1, expires_us).max(at_us + 1);
+                let latest_us = self.most.must_expire(room).map_or(at_us + 1, expires_us) + self.held_us;
                 (earliest_us - at_us, latest_us.saturating_sub(at_us))
             }
         };
-        let told_us = answer.retry_after_us;
-        if !(least_us..=most_us).contains(&told_us.unwrap_or(u64::MAX)) {
-            report.add(Violation::RetryAfter { counter: self.number, at_us, told_us, least_us, most_us });
+        let reported_us = answer.retry_after_us;
+        if !(least_us..=most_us).contains(&reported_us.unwrap_or(u64::MAX)) {
+            report.add(Violation::RetryAfter { counter: self.number, at_us, reported_us, least_us, most_us });
         }
     }
 }
@@ -139,12 +139,12 @@ impl Window {
     }
 
     fn move_to(&mut self, now_us: u64) {
-        while self.charges.get(self.next).is_some_and(|charge| self.has_come(charge, now_us)) {
+        while self.charges.get(self.next).is_some_and(|charge| self.has_started(charge, now_us)) {
             self.total += self.charges[self.next].units;
             self.next += 1;
         }
         while let Some(refund) = self.refunds.due(now_us) {
-            self.take_back(refund);
+            self.apply_refund(refund);
         }
         while self.first < self.next && self.charges[self.first].at_us + self.window_us <= now_us {
             self.total -= self.charges[self.first].units;
@@ -152,12 +152,12 @@ impl Window {
         }
     }
 
-    fn has_come(&self, charge: &Charge, now_us: u64) -> bool {
+    fn has_started(&self, charge: &Charge, now_us: u64) -> bool {
         charge.at_us < now_us || (charge.at_us == now_us && self.ties == Ties::In)
     }
 
     /// Removes the refunded units from the charges made at the time of the refunded decision.
-    fn take_back(&mut self, refund: Refund) {
+    fn apply_refund(&mut self, refund: Refund) {
         let mut units = u64::from(refund.units);
         let from = self.charges.partition_point(|charge| charge.at_us < refund.charged_at_us);
         let charged_then = self.charges[from..].iter_mut().take_while(|charge| charge.at_us == refund.charged_at_us);
@@ -172,7 +172,7 @@ impl Window {
     }
 
     /// Returns the time of the charge whose expiry leaves at most `room` units. `None` if no more than that count.
-    fn must_leave(&self, room: u64) -> Option<u64> {
+    fn must_expire(&self, room: u64) -> Option<u64> {
         let mut excess = self.total.checked_sub(room).filter(|excess| *excess > 0)?;
         for charge in &self.charges[self.first..self.next] {
             if charge.units >= excess {
@@ -191,15 +191,15 @@ struct Refunds {
 }
 
 impl Refunds {
-    fn new(refunds: &[Refund], moment: impl Fn(&Refund) -> u64) -> Refunds {
-        let mut due: Vec<(u64, Refund)> = refunds.iter().map(|refund| (moment(refund), *refund)).collect();
-        due.sort_unstable_by_key(|(moment, _)| *moment);
+    fn new(refunds: &[Refund], time_us: impl Fn(&Refund) -> u64) -> Refunds {
+        let mut due: Vec<(u64, Refund)> = refunds.iter().map(|refund| (time_us(refund), *refund)).collect();
+        due.sort_unstable_by_key(|(time_us, _)| *time_us);
         Refunds { due, next: 0 }
     }
 
     fn due(&mut self, now_us: u64) -> Option<Refund> {
-        let (moment, refund) = *self.due.get(self.next)?;
-        if moment > now_us {
+        let (time_us, refund) = *self.due.get(self.next)?;
+        if time_us > now_us {
             return None;
         }
         self.next += 1;

@@ -23,7 +23,7 @@ pub enum Violation {
         quota: u64,
     },
     /// A limit denied a cost although there was room.
-    Unjustified {
+    UnjustifiedDenial {
         /// The counter.
         counter: usize,
         /// The time of the decision, by the store's clock.
@@ -34,7 +34,7 @@ pub enum Violation {
         counted: u64,
     },
     /// A limit allowed a cost although there was no room, in a check that another limit denied.
-    Unfounded {
+    UnjustifiedAllowance {
         /// The counter.
         counter: usize,
         /// The time of the decision, by the store's clock.
@@ -47,7 +47,7 @@ pub enum Violation {
         /// The time of the decision, by the store's clock.
         at_us: u64,
         /// The `retry_after` of the answer; `None` is *never*.
-        told_us: Option<u64>,
+        reported_us: Option<u64>,
         /// The shortest correct value.
         least_us: u64,
         /// The longest correct value.
@@ -60,7 +60,7 @@ pub enum Violation {
         /// The time of the decision, by the store's clock.
         at_us: u64,
         /// The `remaining` of the answer.
-        told: u64,
+        reported: u64,
         /// The smallest correct value.
         least: u64,
         /// The largest correct value.
@@ -89,14 +89,14 @@ pub enum Violation {
         bound: u64,
     },
     /// A cached denial is not based on any valid decision of the store.
-    Remembered {
+    InvalidCachedDenial {
         /// The counter.
         counter: usize,
         /// The time at which the check was sent, by the caller's clock.
         sent_us: u64,
     },
     /// An answer from the deny cache differs from the answer of the store that it repeats.
-    Misremembered {
+    AlteredCachedAnswer {
         /// The counter.
         counter: usize,
         /// The time at which the check was sent, by the caller's clock.
@@ -104,7 +104,7 @@ pub enum Violation {
         /// The `remaining` of the answer.
         remaining: u64,
         /// The `retry_after` of a denied limit (`None` is *never*), or the `next_after` of an allowed one.
-        told_us: Option<u64>,
+        reported_us: Option<u64>,
     },
     /// A check was admitted without counting, and [`Bounds::uncounted`](super::Bounds::uncounted) is not set.
     Uncounted {
@@ -123,7 +123,7 @@ pub struct Report {
     /// Number of limit statuses in which the store denied.
     pub refused: u64,
     /// Number of limit statuses denied from the deny cache.
-    pub remembered: u64,
+    pub cached: u64,
     /// Number of limit statuses of local decisions.
     pub local: u64,
     /// Number of checks admitted without counting.
@@ -157,13 +157,7 @@ impl fmt::Display for Report {
         write!(
             f,
             "{} checks, {} uncounted; limits: {} admitted, {} denied, {} from the deny cache, {} local; {} violations",
-            self.checks,
-            self.uncounted,
-            self.admitted,
-            self.refused,
-            self.remembered,
-            self.local,
-            self.violations_total
+            self.checks, self.uncounted, self.admitted, self.refused, self.cached, self.local, self.violations_total
         )?;
         self.violations.iter().take(20).try_for_each(|violation| write!(f, "\n  {violation:?}"))
     }

@@ -60,7 +60,10 @@ fn crowd(answers: &[&Answer], window_us: u64, bound: u64) -> Option<(u64, u64)> 
     None
 }
 
-/// Verifies local decisions by their own clock. They must be in its order.
+/// Verifies that at most `bound` units were admitted locally within any window. Adds a violation to `report` for each
+/// answer that exceeds it.
+///
+/// `local` must contain only admissions, sorted by `at_us`. `number` is the index of the counter.
 fn verify_local(number: usize, local: &[&Answer], window_us: u64, bound: u64, report: &mut Report) {
     let (mut first, mut units) = (0, 0);
     for answer in local {

@@ -16,7 +16,7 @@ use serde::Serialize;
 
 use super::accept::asks_for_problem;
 use super::policy::Policy;
-use super::refusal::Refusal;
+use super::refusal::RefusalDetails;
 use super::verdict::Verdict;
 
 /// A response body and its content type.
@@ -38,7 +38,7 @@ impl Body {
     }
 }
 
-/// BodyFormat of the body of a refusal. Defaults to JSON.
+/// The format of the body of a refusal. Defaults to JSON.
 ///
 /// ```
 /// use tollgate::answer::{Body, BodyFormat, Policy};
@@ -65,13 +65,13 @@ pub enum BodyFormat {
 
 /// A function of the application that makes a body; built by [`BodyFormat::custom`].
 #[derive(Clone)]
-pub struct CustomFormat(Arc<dyn Fn(&Refusal<'_>) -> Body + Send + Sync>);
+pub struct CustomFormat(Arc<dyn Fn(&RefusalDetails<'_>) -> Body + Send + Sync>);
 
 impl BodyFormat {
     /// Creates a format whose bodies are made by `body`.
     ///
     /// `body` sets the content type and the bytes. Status and all other headers are those of the built-in formats.
-    pub fn custom(body: impl Fn(&Refusal<'_>) -> Body + Send + Sync + 'static) -> BodyFormat {
+    pub fn custom(body: impl Fn(&RefusalDetails<'_>) -> Body + Send + Sync + 'static) -> BodyFormat {
         BodyFormat::Custom(CustomFormat(Arc::new(body)))
     }
 
@@ -86,7 +86,7 @@ impl BodyFormat {
     }
 
     /// Renders the body of a refusal of a request with these headers.
-    pub(super) fn body(&self, refusal: &Refusal<'_>, request: &HeaderMap) -> Body {
+    pub(super) fn body(&self, refusal: &RefusalDetails<'_>, request: &HeaderMap) -> Body {
         match self {
             BodyFormat::Json if asks_for_problem(request) => problem(refusal),
             BodyFormat::Json => json(refusal),
@@ -117,16 +117,16 @@ impl fmt::Debug for CustomFormat {
 }
 
 #[derive(Serialize)]
-struct Json<'a> {
+struct JsonBody<'a> {
     error: &'static str,
     message: String,
     #[serde(flatten)]
-    facts: Facts<'a>,
+    fields: RefusalFields<'a>,
 }
 
 /// A problem of RFC 9457, with the member that the RateLimit draft adds for its problem types.
 #[derive(Serialize)]
-struct Problem<'a> {
+struct ProblemBody<'a> {
     r#type: &'static str,
     title: &'static str,
     status: u16,
@@ -134,12 +134,12 @@ struct Problem<'a> {
     #[serde(rename = "violated-policies", skip_serializing_if = "Vec::is_empty")]
     violated_policies: Vec<&'a str>,
     #[serde(flatten)]
-    facts: Facts<'a>,
+    fields: RefusalFields<'a>,
 }
 
-/// The fields that [`Json`] and [`Problem`] have in common.
+/// The fields that [`JsonBody`] and [`ProblemBody`] have in common.
 #[derive(Serialize)]
-struct Facts<'a> {
+struct RefusalFields<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     limit: Option<u32>,
     retry_after: Option<u64>,
@@ -152,10 +152,10 @@ struct Facts<'a> {
     upgrade_url: Option<&'a str>,
 }
 
-impl<'a> Facts<'a> {
-    fn of(refusal: &Refusal<'a>) -> Facts<'a> {
+impl<'a> RefusalFields<'a> {
+    fn of(refusal: &RefusalDetails<'a>) -> RefusalFields<'a> {
         let policy = refusal.policy();
-        Facts {
+        RefusalFields {
             limit: policy.map(|policy| policy.limit().quota()),
             retry_after: refusal.retry_after_secs(),
             retry_after_ms: refusal.retry_after_ms(),
@@ -166,12 +166,12 @@ impl<'a> Facts<'a> {
     }
 }
 
-fn json(refusal: &Refusal<'_>) -> Body {
+fn json(refusal: &RefusalDetails<'_>) -> Body {
     let error = refusal.verdict().error();
-    written("application/json", &Json { error, message: refusal.message(), facts: Facts::of(refusal) })
+    written("application/json", &JsonBody { error, message: refusal.message(), fields: RefusalFields::of(refusal) })
 }
 
-fn problem(refusal: &Refusal<'_>) -> Body {
+fn problem(refusal: &RefusalDetails<'_>) -> Body {
     let (r#type, title) = match refusal.verdict() {
         Verdict::Unavailable => (
             "https://iana.org/assignments/http-problem-types#temporary-reduced-capacity",
@@ -179,13 +179,13 @@ fn problem(refusal: &Refusal<'_>) -> Body {
         ),
         _ => ("https://iana.org/assignments/http-problem-types#quota-exceeded", "The quota is exceeded"),
     };
-    let problem = Problem {
+    let problem = ProblemBody {
         r#type,
         title,
         status: refusal.verdict().http().as_u16(),
         detail: refusal.message(),
         violated_policies: refusal.violated().iter().map(|policy| policy.name()).collect(),
-        facts: Facts::of(refusal),
+        fields: RefusalFields::of(refusal),
     };
     written("application/problem+json", &problem)
 }

@@ -10,7 +10,7 @@ use tollgate_core::{Decision, LimitStatus, Source, Wait};
 
 use super::body::BodyFormat;
 use super::policy::Policy;
-use super::refusal::{Refusal, retry_after_secs};
+use super::refusal::{RefusalDetails, retry_after_secs};
 use super::strictest::strictest;
 use super::style::{Flavour, Style};
 
@@ -37,10 +37,10 @@ pub struct Policies {
     policies: Box<[Arc<Policy>]>,
     shows_x: bool,
     flavour: Option<Flavour>,
-    /// The limit statuses that are shown in `RateLimit`. Each refers to a part of `told_text`.
-    told: SmallVec<[ToldLine; 2]>,
+    /// The limit statuses that are shown in `RateLimit`. Each refers to a part of `shown_text`.
+    shown: SmallVec<[ShownLimit; 2]>,
     /// The constant parts of `RateLimit`, concatenated.
-    told_text: Box<[u8]>,
+    shown_text: Box<[u8]>,
     /// The value of `RateLimit-Policy`, if not empty.
     advertised: Option<HeaderValue>,
     exposed: Option<Exposed>,
@@ -52,10 +52,10 @@ pub struct Policies {
 
 /// A limit status of a decision that is shown in `RateLimit`.
 #[derive(Clone, Debug)]
-struct ToldLine {
+struct ShownLimit {
     /// The index of the limit status in the decision.
-    place: usize,
-    /// The end of its constant part in `told_text`.
+    index: usize,
+    /// The end of its constant part in `shown_text`.
     ///
     /// The part is `"per-minute";r=`, after a comma and a space unless it is the first. The remaining units follow it.
     end: usize,
@@ -83,15 +83,15 @@ impl Policies {
             None => 0,
         };
         let room = 1 + 3 * usize::from(shows_x) + of_flavour + usize::from(advertised.is_some());
-        let (mut told, mut told_text) = (SmallVec::new(), Vec::new());
-        for (place, policy) in policies.iter().enumerate().filter(|(_, policy)| policy.styles().flavour().is_some()) {
-            let comma = if told.is_empty() { "" } else { ", " };
-            told_text.extend_from_slice(comma.as_bytes());
-            told_text.extend_from_slice(policy.rendered.ietf_open.as_bytes());
-            told.push(ToldLine { place, end: told_text.len() });
+        let (mut shown, mut shown_text) = (SmallVec::new(), Vec::new());
+        for (index, policy) in policies.iter().enumerate().filter(|(_, policy)| policy.styles().flavour().is_some()) {
+            let comma = if shown.is_empty() { "" } else { ", " };
+            shown_text.extend_from_slice(comma.as_bytes());
+            shown_text.extend_from_slice(policy.rendered.ietf_open.as_bytes());
+            shown.push(ShownLimit { index, end: shown_text.len() });
         }
-        let (policies, told_text) = (policies.into(), told_text.into());
-        Policies { policies, shows_x, flavour, told, told_text, advertised, exposed: None, room }
+        let (policies, shown_text) = (policies.into(), shown_text.into());
+        Policies { policies, shows_x, flavour, shown, shown_text, advertised, exposed: None, room }
     }
 
     /// Sets whether browsers let scripts of other origins read the rate-limit headers. Defaults to `false`.
@@ -180,15 +180,15 @@ impl Policies {
     }
 
     /// Returns the facts of a denial, for rendering it in another protocol.
-    pub fn refusal<'a>(&'a self, decision: &'a Decision) -> Refusal<'a> {
-        Refusal::denied(decision, self.told(decision))
+    pub fn refusal<'a>(&'a self, decision: &'a Decision) -> RefusalDetails<'a> {
+        RefusalDetails::denied(decision, self.with_statuses(decision))
     }
 
     /// Builds the response if the store did not answer and the failure policy is `deny`: 503, without quota headers.
     ///
     /// The body is in the first policy's format. `Retry-After` is one second.
     pub fn unavailable(&self, request: &HeaderMap) -> Response<Bytes> {
-        let refusal = Refusal::unavailable();
+        let refusal = RefusalDetails::unavailable();
         let mut response = respond(&refusal, self.policies.first().map(|policy| policy.format()), request);
         let headers = response.headers_mut();
         headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
@@ -200,16 +200,19 @@ impl Policies {
     }
 
     /// Pairs each policy with its limit status.
-    fn told<'a>(&'a self, decision: &'a Decision) -> impl Iterator<Item = (&'a Policy, &'a LimitStatus)> + Clone {
+    fn with_statuses<'a>(
+        &'a self,
+        decision: &'a Decision,
+    ) -> impl Iterator<Item = (&'a Policy, &'a LimitStatus)> + Clone {
         self.policies.iter().map(|policy| &**policy).zip(&decision.limits)
     }
 
     fn write_x(&self, decision: &Decision, headers: &mut HeaderMap) {
-        let shown = self.told(decision).filter(|(policy, _)| policy.styles().contains(Style::X));
-        let Some((policy, line)) = strictest(shown) else { return };
+        let shown = self.with_statuses(decision).filter(|(policy, _)| policy.styles().contains(Style::X));
+        let Some((policy, status)) = strictest(shown) else { return };
         headers.insert(&X_LIMIT, policy.rendered.quota.clone());
-        headers.insert(&X_REMAINING, HeaderValue::from(line.remaining));
-        match until_next(line).as_micros() {
+        headers.insert(&X_REMAINING, HeaderValue::from(status.remaining));
+        match until_next(status).as_micros() {
             Some(wait_us) => {
                 let reset_us = decision.at.as_micros().saturating_add(wait_us);
                 headers.insert(&X_RESET, HeaderValue::from(reset_us.div_ceil(1_000_000)));
@@ -222,7 +225,7 @@ impl Policies {
 
     fn write_ietf(&self, decision: &Decision, headers: &mut HeaderMap) {
         // The value of a few policies fits into the stack buffer, so that the header value is the only allocation.
-        let mut short = ShortText { bytes: [0; STACK_BYTES], len: 0 };
+        let mut short = StackText { bytes: [0; STACK_BYTES], len: 0 };
         let value = match self.render_ietf(decision, &mut short) {
             Some(()) => HeaderValue::from_bytes(&short.bytes[..short.len]),
             None => {
@@ -239,14 +242,14 @@ impl Policies {
 
     /// Writes the value of `RateLimit` to `text`. Returns `None` if it does not fit.
     #[inline]
-    fn render_ietf(&self, decision: &Decision, text: &mut impl Text) -> Option<()> {
+    fn render_ietf(&self, decision: &Decision, text: &mut impl TextBuffer) -> Option<()> {
         let mut begin = 0;
-        for &ToldLine { place, end } in &self.told {
-            let Some(line) = decision.limits.get(place) else { break };
-            text.put(&self.told_text[begin..end])?;
+        for &ShownLimit { index, end } in &self.shown {
+            let Some(status) = decision.limits.get(index) else { break };
+            text.put(&self.shown_text[begin..end])?;
             begin = end;
-            text.put_number(line.remaining.into())?;
-            if let Some(secs) = until_next(line).as_secs_ceil() {
+            text.put_number(status.remaining.into())?;
+            if let Some(secs) = until_next(status).as_secs_ceil() {
                 text.put(b";t=")?;
                 text.put_number(secs)?;
             }
@@ -255,13 +258,13 @@ impl Policies {
     }
 
     fn write_draft_6(&self, decision: &Decision, headers: &mut HeaderMap) {
-        let shown = self.told(decision).filter(|(policy, _)| policy.styles().flavour().is_some());
-        let Some((policy, line)) = strictest(shown) else { return };
+        let shown = self.with_statuses(decision).filter(|(policy, _)| policy.styles().flavour().is_some());
+        let Some((policy, status)) = strictest(shown) else { return };
         // This style requires a reset. For a request that can never pass it is the time until one more unit is
         // available.
-        let wait = until_next(line).as_secs_ceil().or(line.next_after.as_secs_ceil());
+        let wait = until_next(status).as_secs_ceil().or(status.next_after.as_secs_ceil());
         headers.insert(&RATE_LIMIT_LIMIT, policy.rendered.quota.clone());
-        headers.insert(&RATE_LIMIT_REMAINING, HeaderValue::from(line.remaining));
+        headers.insert(&RATE_LIMIT_REMAINING, HeaderValue::from(status.remaining));
         headers.insert(&RATE_LIMIT_RESET, HeaderValue::from(wait.unwrap_or(i32::MAX as u64)));
         self.write_advertised(headers);
     }
@@ -296,7 +299,7 @@ impl Policies {
 }
 
 /// A buffer to which text is appended.
-trait Text {
+trait TextBuffer {
     /// Appends bytes. Returns `None` if they do not fit.
     fn put(&mut self, piece: &[u8]) -> Option<()>;
 
@@ -306,19 +309,19 @@ trait Text {
     }
 }
 
-impl Text for Vec<u8> {
+impl TextBuffer for Vec<u8> {
     fn put(&mut self, piece: &[u8]) -> Option<()> {
         self.extend_from_slice(piece);
         Some(())
     }
 }
 
-struct ShortText {
+struct StackText {
     bytes: [u8; STACK_BYTES],
     len: usize,
 }
 
-impl Text for ShortText {
+impl TextBuffer for StackText {
     #[inline]
     fn put(&mut self, piece: &[u8]) -> Option<()> {
         self.bytes.get_mut(self.len..self.len + piece.len())?.copy_from_slice(piece);
@@ -328,11 +331,11 @@ impl Text for ShortText {
 }
 
 /// Returns `t`: the wait until this request would pass if the limit denied it, else until one more unit is available.
-fn until_next(line: &LimitStatus) -> Wait {
-    if line.allowed { line.next_after } else { line.retry_after }
+fn until_next(status: &LimitStatus) -> Wait {
+    if status.allowed { status.next_after } else { status.retry_after }
 }
 
-fn respond(refusal: &Refusal<'_>, format: Option<&BodyFormat>, request: &HeaderMap) -> Response<Bytes> {
+fn respond(refusal: &RefusalDetails<'_>, format: Option<&BodyFormat>, request: &HeaderMap) -> Response<Bytes> {
     let body = format.unwrap_or(&BodyFormat::Json).body(refusal, request);
     let mut response = Response::new(body.bytes);
     *response.status_mut() = refusal.verdict().http();
@@ -342,10 +345,10 @@ fn respond(refusal: &Refusal<'_>, format: Option<&BodyFormat>, request: &HeaderM
 
 /// Renders `RateLimit-Policy`. Returns `None` if it would be empty.
 fn advertise(flavour: Flavour, policies: &[Arc<Policy>]) -> Option<HeaderValue> {
-    let told = policies.iter().filter(|policy| policy.styles().flavour().is_some());
+    let shown = policies.iter().filter(|policy| policy.styles().flavour().is_some());
     let texts: Vec<&str> = match flavour {
-        Flavour::Ietf => told.map(|policy| &*policy.rendered.ietf_policy).collect(),
-        Flavour::Draft6 => told.filter_map(|policy| policy.rendered.draft_6_policy.as_deref()).collect(),
+        Flavour::Ietf => shown.map(|policy| &*policy.rendered.ietf_policy).collect(),
+        Flavour::Draft6 => shown.filter_map(|policy| policy.rendered.draft_6_policy.as_deref()).collect(),
     };
     HeaderValue::try_from(texts.join(", ")).ok().filter(|value| !value.is_empty())
 }

@@ -12,21 +12,21 @@ const UNAVAILABLE_RETRY_AFTER: Wait = Wait::from_micros(1_000_000);
 
 /// The reason why a request is refused. Input of [`BodyFormat::custom`](super::BodyFormat::custom).
 #[derive(Clone, Debug)]
-pub struct Refusal<'a> {
+pub struct RefusalDetails<'a> {
     verdict: Verdict,
     retry_after: Wait,
     strictest: Option<(&'a Policy, &'a LimitStatus)>,
     violated: SmallVec<[&'a Policy; 2]>,
 }
 
-impl<'a> Refusal<'a> {
+impl<'a> RefusalDetails<'a> {
     /// Creates the refusal of a denied request from its decision and the policies with their limit statuses.
     pub(super) fn denied(
         decision: &Decision,
-        told: impl Iterator<Item = (&'a Policy, &'a LimitStatus)> + Clone,
-    ) -> Refusal<'a> {
-        let refusing = told.filter(|(_, line)| !line.allowed);
-        Refusal {
+        limits: impl Iterator<Item = (&'a Policy, &'a LimitStatus)> + Clone,
+    ) -> RefusalDetails<'a> {
+        let refusing = limits.filter(|(_, status)| !status.allowed);
+        RefusalDetails {
             verdict: Verdict::Denied,
             retry_after: decision.retry_after(),
             strictest: strictest(refusing.clone()),
@@ -35,8 +35,8 @@ impl<'a> Refusal<'a> {
     }
 
     /// Creates the refusal of a request that could not be decided because the store did not answer.
-    pub(crate) fn unavailable() -> Refusal<'a> {
-        Refusal {
+    pub(crate) fn unavailable() -> RefusalDetails<'a> {
+        RefusalDetails {
             verdict: Verdict::Unavailable,
             retry_after: UNAVAILABLE_RETRY_AFTER,
             strictest: None,
@@ -77,9 +77,9 @@ impl<'a> Refusal<'a> {
         self.strictest.map(|(policy, _)| policy)
     }
 
-    /// Returns the limit status of [`policy`](Refusal::policy), or `None` if the store did not answer.
+    /// Returns the limit status of [`policy`](RefusalDetails::policy), or `None` if the store did not answer.
     pub fn line(&self) -> Option<&'a LimitStatus> {
-        self.strictest.map(|(_, line)| line)
+        self.strictest.map(|(_, status)| status)
     }
 
     /// Returns all policies that denied the request, in the order of the check. Empty if the store did not answer.
@@ -92,13 +92,13 @@ impl<'a> Refusal<'a> {
         if self.verdict == Verdict::Unavailable {
             return "the rate limiter cannot decide at the moment; try again shortly".to_owned();
         }
-        let Some((policy, line)) = self.strictest else {
+        let Some((policy, status)) = self.strictest else {
             return "too many requests".to_owned();
         };
         match self.retry_after_secs() {
             None => {
                 let cost_max = policy.limit().cost_max();
-                let (cost, limit) = (line.cost, policy.in_words());
+                let (cost, limit) = (status.cost, policy.in_words());
                 format!("a request that costs {cost} can never pass: the limit is {limit}, at most {cost_max} at once")
             }
             Some(1) => format!("the limit of {} is reached; try again in 1 second", policy.in_words()),

@@ -20,9 +20,9 @@ fn is_stricter(one: &LimitStatus, other: &LimitStatus) -> bool {
 
 /// Returns the strictest limit status and its tag; the first one on a tie, `None` if there is none.
 pub(super) fn strictest<'a, P: Copy>(
-    lines: impl Iterator<Item = (P, &'a LimitStatus)>,
+    statuses: impl Iterator<Item = (P, &'a LimitStatus)>,
 ) -> Option<(P, &'a LimitStatus)> {
-    lines.reduce(|found, next| if is_stricter(next.1, found.1) { next } else { found })
+    statuses.reduce(|found, next| if is_stricter(next.1, found.1) { next } else { found })
 }
 
 #[cfg(test)]
@@ -48,8 +48,8 @@ mod tests {
         LimitStatus { allowed: false, retry_after, ..admitted(0, 10) }
     }
 
-    fn pick(lines: &[LimitStatus]) -> usize {
-        strictest(lines.iter().enumerate()).unwrap().0
+    fn pick(statuses: &[LimitStatus]) -> usize {
+        strictest(statuses.iter().enumerate()).unwrap().0
     }
 
     #[test]
@@ -61,14 +61,14 @@ mod tests {
     }
 
     #[test]
-    fn of_refusals_the_longest_wait_wins_and_never_is_longest() {
+    fn of_denials_the_longest_wait_wins_and_never_is_longest() {
         let (short, long) = (Wait::from_micros(1_000_000), Wait::from_micros(1_000_001));
         assert_eq!(pick(&[refused(short), refused(long)]), 1);
         assert_eq!(pick(&[refused(long), refused(Wait::NEVER), refused(long)]), 1);
     }
 
     #[test]
-    fn a_refusal_is_stricter_than_any_admission() {
+    fn denial_is_stricter_than_any_admission() {
         assert_eq!(pick(&[admitted(0, 10), refused(Wait::from_micros(1)), admitted(0, 10)]), 1);
     }
 

@@ -47,7 +47,12 @@ fn refused(quota: u32, remaining: u32, retry_after: Wait) -> LimitStatus {
 }
 
 fn decision(lines: &[LimitStatus]) -> Decision {
-    Decision { at: Timestamp::from_micros(NOW_US), source: Source::Store, limits: lines.iter().copied().collect() }
+    Decision {
+        at: Timestamp::from_micros(NOW_US),
+        source: Source::Store,
+        ban: None,
+        limits: lines.iter().copied().collect(),
+    }
 }
 
 /// Formats headers as sorted lines of `name: value`.

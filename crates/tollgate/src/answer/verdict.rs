@@ -1,6 +1,6 @@
 //! Maps each verdict and each error to HTTP, gRPC and RESP.
 //!
-//! A denial is an answer, not an error: in RESP it is an ordinary reply, so it has no error code. An unavailable store
+//! A denial or a ban is an answer, not an error: in RESP it is an ordinary reply, so it has no error code. An unavailable store
 //! is never reported as a denial: a client that receives 429 has to slow down, one that receives 503 does not.
 
 use http::StatusCode;
@@ -24,6 +24,8 @@ pub enum Verdict {
     Allowed,
     /// At least one limit denied the request.
     Denied,
+    /// A ban refused the request, whatever its limits hold.
+    Banned,
     /// The store did not answer, and the failure policy is to refuse.
     Unavailable,
     /// The request is malformed: a bad limit, key, field or argument.
@@ -51,9 +53,10 @@ struct Row {
 
 impl Verdict {
     /// All verdicts.
-    pub const ALL: [Verdict; 10] = [
+    pub const ALL: [Verdict; 11] = [
         Verdict::Allowed,
         Verdict::Denied,
+        Verdict::Banned,
         Verdict::Unavailable,
         Verdict::Invalid,
         Verdict::TooLarge,
@@ -72,6 +75,7 @@ impl Verdict {
             //                            error in bodies     HTTP                        gRPC                   RESP
             Verdict::Allowed         => ("allowed",           H::OK,                    G::Ok,                None),
             Verdict::Denied          => ("rate_limited",      H::TOO_MANY_REQUESTS,     G::ResourceExhausted, None),
+            Verdict::Banned          => ("banned",            H::FORBIDDEN,             G::PermissionDenied,  None),
             Verdict::Unavailable     => ("unavailable",       H::SERVICE_UNAVAILABLE,   G::Unavailable,       Some("UNAVAILABLE")),
             Verdict::Invalid         => ("invalid",           H::BAD_REQUEST,           G::InvalidArgument,   Some("ERR")),
             Verdict::TooLarge        => ("too_large",         H::PAYLOAD_TOO_LARGE,     G::OutOfRange,        Some("ERR")),
@@ -107,7 +111,11 @@ impl Verdict {
 
 impl From<&Decision> for Verdict {
     fn from(decision: &Decision) -> Verdict {
-        if decision.allowed() { Verdict::Allowed } else { Verdict::Denied }
+        match (decision.ban, decision.allowed()) {
+            (Some(_), _) => Verdict::Banned,
+            (None, true) => Verdict::Allowed,
+            (None, false) => Verdict::Denied,
+        }
     }
 }
 
@@ -195,7 +203,7 @@ mod tests {
     #[test]
     fn only_decisions_have_no_resp_error_and_only_allowed_is_a_success() {
         for verdict in Verdict::ALL {
-            let is_answer = matches!(verdict, Verdict::Allowed | Verdict::Denied);
+            let is_answer = matches!(verdict, Verdict::Allowed | Verdict::Denied | Verdict::Banned);
             assert_eq!(verdict.resp().is_none(), is_answer, "{verdict:?}");
             assert_eq!(verdict.http().is_success(), verdict == Verdict::Allowed, "{verdict:?}");
             assert_eq!(verdict.grpc().number() == 0, verdict == Verdict::Allowed, "{verdict:?}");

@@ -80,16 +80,17 @@ fn conditions(table: &MatchTable) -> Vec<Condition> {
     conditions
 }
 
+/// Compiles a rule with these conditions and any limit.
 fn compile(config: Config, matches: MatchTable) -> Option<RuleSet> {
-    let limits = OneOrMany(vec![LimitEntry::Text("1/s".to_owned()).into()]);
+    let limit = LimitEntry::Text("1/s".to_owned());
     let rule = RuleTable {
         name: "alone".to_owned().into(),
         matches: matches.into(),
-        by: Some(OneOrMany(vec!["ip".to_owned().into()]).into()),
-        limits: Limits::Own(limits).into(),
-        mode: Mode::Enforce,
+        by: None,
+        limits: Limits::Own(OneOrMany(vec![limit.into()])).into(),
+        mode: Mode::default(),
         on_failure: None,
-        charge: Charge::Always.into(),
+        charge: Charge::default().into(),
         cost: None,
         headers: None,
         body: None,
@@ -97,7 +98,7 @@ fn compile(config: Config, matches: MatchTable) -> Option<RuleSet> {
     };
     let config = Config { rules: OptionalList(Some(vec![rule.into()])), ..config };
     let loader = Loader::new().environment(|_| None);
-    loader.compile_built(config, Vec::new()).ok().map(|loaded| loaded.rules)
+    loader.compile(config, Vec::new()).ok().map(|loaded| loaded.rules)
 }
 
 fn list(texts: &OneOrMany<Spanned<String>>) -> String {

@@ -189,7 +189,7 @@ impl Finding {
         Finding { span, ..self }
     }
 
-    /// Sets the source. Without a file to point into, the message begins with the name of the value.
+    /// Sets the source of the finding. If it is not a file, the message begins with the name of the value.
     pub(crate) fn of(self, source: &Arc<Source>) -> Finding {
         match source.value(self.span) {
             Some(value) => Finding { message: format!("{value}: {}", self.message), span: Span::default(), ..self },

@@ -78,7 +78,7 @@ impl Loaded {
         let rules = &self.rules;
         let is_own = !rules.plans().iter().any(|plan| rules.limit_set_named(plan.name()) == Some(limit_set));
         if is_own {
-            return "limits of the key's own";
+            return "the API key's own limits";
         }
         let entry = identity.api_key().and_then(|(digest, _)| rules.key(&digest));
         if entry.is_some_and(|entry| entry.plan().is_some()) {
@@ -249,8 +249,8 @@ impl Loader {
         Err(Report::new(name, errors))
     }
 
-    /// Compiles a configuration that was built in code, whose spans are indices in `values`, the names of its values.
-    pub(crate) fn compile_built(&self, config: Config, values: Vec<String>) -> Result<Loaded, Report> {
+    /// Compiles a configuration that was built in code. The spans of its values are indices in `values`, their names.
+    pub(crate) fn compile(&self, config: Config, values: Vec<String>) -> Result<Loaded, Report> {
         compile::compile(config, Arc::new(Source::of_values("the rules", values)), self)
     }
 

@@ -1,4 +1,4 @@
-//! A file as reports quote it.
+//! A file as reports quote it, or the names of values that were set in code.
 
 use std::fmt;
 

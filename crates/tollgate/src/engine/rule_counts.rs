@@ -1,4 +1,4 @@
-//! What each rule has said, kept by its name: a reload changes the rules and not what they have said so far.
+//! Counts of the decisions of each rule. They are kept by the rule's name, so they survive a reload.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -8,29 +8,29 @@ use tollgate_core::Source;
 use crate::counts::{Counted, DecisionCounts, DecisionOutcome};
 use crate::rules::{Mode, RuleSet};
 
-/// What one rule has said in one mode. Of a shadow rule, a denial is what it would have refused.
+/// The decisions of one rule in one mode. A denial of a shadow rule is a request that it would have refused.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct RuleStats {
     /// The rule's name.
     pub rule: Arc<str>,
-    /// How it was applied.
+    /// The mode in which the rule was applied.
     pub mode: Mode,
-    /// How often it said what.
+    /// The number of decisions by outcome and source.
     pub counts: Vec<Counted>,
 }
 
 impl RuleStats {
-    /// Requests it let pass.
+    /// Returns the number of requests that the rule admitted.
     pub fn allowed(&self) -> u64 {
         self.times(DecisionOutcome::Allow)
     }
 
-    /// Requests it refused, or would have.
+    /// Returns the number of requests that the rule denied or, as a shadow rule, would have denied.
     pub fn denied(&self) -> u64 {
         self.times(DecisionOutcome::Deny)
     }
 
-    /// Requests that it could not decide, and refused.
+    /// Returns the number of requests that were refused because the store did not answer.
     pub fn unavailable(&self) -> u64 {
         self.times(DecisionOutcome::Unavailable)
     }
@@ -40,7 +40,7 @@ impl RuleStats {
     }
 }
 
-/// The counts of one rule, apart by mode, so that none ever falls because a rule changed its mode.
+/// The counts of one rule by mode, so that no count decreases when a rule changes its mode.
 #[derive(Default)]
 struct ByMode {
     enforce: DecisionCounts,
@@ -53,11 +53,13 @@ impl ByMode {
     }
 }
 
-/// The counts of all rules of a set, in its order.
+/// The counts of all rules of a set, in the order of the set.
 pub(super) struct RuleCounts(Vec<Arc<ByMode>>);
 
 impl RuleCounts {
-    /// For these rules, going on with what those of the same name have counted. Bounded by the rules: who is gone is forgotten.
+    /// Creates counts for these rules. A rule with the name of an earlier rule continues its counts.
+    ///
+    /// The counts of earlier rules that are not in the set any more are dropped.
     pub(super) fn new(rules: &RuleSet, before: Option<(&RuleSet, &RuleCounts)>) -> RuleCounts {
         let known: HashMap<&str, &Arc<ByMode>> = before
             .map(|(rules, counts)| rules.rules().iter().map(|rule| &**rule.name()).zip(&counts.0).collect())
@@ -66,7 +68,7 @@ impl RuleCounts {
         RuleCounts(rules.rules().iter().map(|rule| counts(rule.name())).collect())
     }
 
-    /// One entry per rule and mode: the mode it has, and the one it had if anything was counted then.
+    /// Returns one entry per rule and mode: the rule's current mode, and another mode if decisions were counted in it.
     pub(super) fn stats(&self, rules: &RuleSet) -> Vec<RuleStats> {
         let mut stats = Vec::with_capacity(self.0.len());
         for (rule, counts) in rules.rules().iter().zip(&self.0) {
@@ -80,7 +82,7 @@ impl RuleCounts {
         stats
     }
 
-    /// Those of the rule at this place, applied so.
+    /// Returns the counts of the rule at this index, in this mode.
     pub(super) fn of(&self, index: u32, mode: Mode) -> RuleCount {
         RuleCount { counts: self.0[index as usize].clone(), mode }
     }
@@ -94,6 +96,7 @@ pub(super) struct RuleCount {
 }
 
 impl RuleCount {
+    /// Counts one decision.
     pub(super) fn count(&self, said: DecisionOutcome, source: Source) {
         self.counts.of(self.mode).count(said, source);
     }

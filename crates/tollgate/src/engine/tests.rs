@@ -7,8 +7,8 @@ use super::*;
 use crate::answer::Verdict;
 use crate::config::{Config, Format};
 use crate::rules::path::normalisations;
-use http::Request;
-use tollgate_core::{ManualClock, Timestamp};
+use http::{HeaderMap, Request};
+use tollgate_core::{ManualClock, Source, Timestamp};
 
 struct Site {
     engine: Engine,
@@ -37,26 +37,26 @@ impl Site {
             request = request.header(*name, *value);
         }
         let request = request.body(()).unwrap();
-        self.engine.decide(&RequestView::of(&request), peer).await
+        self.engine.check(&RequestView::of(&request), peer, RequestOptions::default()).await
     }
 
     /// Returns the verdict, and how many paths were normalised for it.
     async fn verdict(&self, path: &str, headers: &[(&str, &str)], peer: [u8; 4]) -> (Verdict, u64) {
         normalisations::take();
         let verdict = match self.send("GET", path, headers, peer).await {
-            Outcome::Pass(_) => Verdict::Allowed,
-            Outcome::Refuse(refused) => refused.verdict,
+            Outcome::Admitted(_) => Verdict::Allowed,
+            Outcome::Refused(refusal) => refusal.verdict(),
         };
         (verdict, normalisations::take())
     }
 
     async fn passes(&self, method: &str, path: &str, headers: &[(&str, &str)], peer: [u8; 4]) -> bool {
         match self.send(method, path, headers, peer).await {
-            Outcome::Pass(passage) => {
-                passage.finish(Ending::Success).await;
+            Outcome::Admitted(permit) => {
+                permit.finish(Ending::Success).await;
                 true
             }
-            Outcome::Refuse(_) => false,
+            Outcome::Refused(_) => false,
         }
     }
 }
@@ -96,14 +96,14 @@ async fn all_matching_rules_are_decided_together_and_headers_list_every_policy()
         limits = [{ name = "tries", limit = "1/h" }]
         "#,
     );
-    let Outcome::Pass(passage) = site.send("GET", "/login", &[], HERE).await else { panic!("the first") };
+    let Outcome::Admitted(permit) = site.send("GET", "/login", &[], HERE).await else { panic!("the first") };
     let mut headers = HeaderMap::new();
-    passage.write_headers(&mut headers);
+    permit.write_headers(&mut headers);
     assert_eq!(headers["ratelimit-policy"], r#""per-minute";q=100;w=60, "tries";q=1;w=3600"#);
     assert_eq!(headers["ratelimit"], r#""per-minute";r=99;t=60, "tries";r=0;t=3600"#);
-    let Outcome::Refuse(refused) = site.send("GET", "/login", &[], HERE).await else { panic!("the second") };
-    assert_eq!(refused.response.headers()["retry-after"], "3600");
-    let remaining = refused.decision.unwrap().limits[0].remaining;
+    let Outcome::Refused(refusal) = site.send("GET", "/login", &[], HERE).await else { panic!("the second") };
+    assert_eq!(refusal.response(&HeaderMap::new()).headers()["retry-after"], "3600");
+    let remaining = refusal.decision().unwrap().limits[0].remaining;
     assert_eq!(remaining, 99, "the minute was not charged for what the hour refused");
 }
 
@@ -171,11 +171,11 @@ async fn units_come_back_by_how_a_request_ends_and_exactly_once() {
     for _ in 0..50 {
         assert!(site.passes("POST", "/login", &[], HERE).await, "a success costs nothing");
     }
-    let Outcome::Pass(failed) = site.send("POST", "/login", &[], HERE).await else { panic!("there is room") };
+    let Outcome::Admitted(failed) = site.send("POST", "/login", &[], HERE).await else { panic!("there is room") };
     failed.finish(Ending::of(http::StatusCode::UNAUTHORIZED)).await;
-    let Outcome::Pass(dropped) = site.send("POST", "/login", &[], HERE).await else { panic!("there is room") };
+    let Outcome::Admitted(dropped) = site.send("POST", "/login", &[], HERE).await else { panic!("there is room") };
     drop(dropped);
-    let Outcome::Pass(last) = site.send("POST", "/login", &[], HERE).await else { panic!("there is room") };
+    let Outcome::Admitted(last) = site.send("POST", "/login", &[], HERE).await else { panic!("there is room") };
     assert_eq!(last.decision().unwrap().limits[0].remaining, 0);
     last.finish(Ending::Success).await;
     assert!(site.passes("POST", "/login", &[], HERE).await);
@@ -186,10 +186,10 @@ async fn a_request_without_a_response_keeps_its_charge_in_every_mode() {
     for charge in ["always", "on_failure", "on_success"] {
         let site = site(&format!("[[rules]]\nname = 'a'\nby = ['ip']\ncharge = '{charge}'\nlimits = ['3/h']"));
         for _ in 0..3 {
-            let Outcome::Pass(passage) = site.send("POST", "/", &[], HERE).await else { panic!("there is room") };
-            drop(passage);
+            let Outcome::Admitted(permit) = site.send("POST", "/", &[], HERE).await else { panic!("there is room") };
+            drop(permit);
         }
-        assert!(matches!(site.send("POST", "/", &[], HERE).await, Outcome::Refuse(_)), "{charge}");
+        assert!(matches!(site.send("POST", "/", &[], HERE).await, Outcome::Refused(_)), "{charge}");
     }
 }
 
@@ -210,9 +210,9 @@ async fn a_shield_refuses_in_process_and_in_plain_text() {
     );
     for n in 0..8 {
         let outcome = site.send("GET", "/", &[], HERE).await;
-        assert_eq!(matches!(outcome, Outcome::Pass(_)), n < 5);
-        if let Outcome::Refuse(refused) = outcome {
-            assert_eq!(refused.response.headers()["content-type"], "text/plain; charset=utf-8");
+        assert_eq!(matches!(outcome, Outcome::Admitted(_)), n < 5);
+        if let Outcome::Refused(refusal) = outcome {
+            assert_eq!(refusal.response(&HeaderMap::new()).headers()["content-type"], "text/plain; charset=utf-8");
         }
     }
     assert_eq!(site.engine.rule_stats()[1].allowed(), 5, "the flood never reached the other rule");
@@ -260,9 +260,9 @@ async fn a_shield_that_panics_is_one_that_does_not_answer() {
         let site = hurried(&text, 0, 0);
         for _ in 0..3 {
             let outcome = site.send("GET", "/", &[], HERE).await;
-            assert_eq!(matches!(outcome, Outcome::Pass(_)), passes, "{on_failure}");
-            if let Outcome::Refuse(refused) = outcome {
-                assert_eq!(refused.verdict, Verdict::Unavailable);
+            assert_eq!(matches!(outcome, Outcome::Admitted(_)), passes, "{on_failure}");
+            if let Outcome::Refused(refusal) = outcome {
+                assert_eq!(refusal.verdict(), Verdict::Unavailable);
             }
         }
     }
@@ -305,12 +305,93 @@ async fn the_banned_are_told_until_when_and_the_exempt_are_not_counted() {
         limits = ["1/h"]
         "#,
     );
-    let Outcome::Refuse(refused) = site.send("GET", "/", &[], [198, 51, 100, 7]).await else { panic!("a ban") };
-    assert_eq!((refused.verdict, refused.response.status().as_u16()), (Verdict::Forbidden, 403));
+    let Outcome::Refused(refusal) = site.send("GET", "/", &[], [198, 51, 100, 7]).await else { panic!("a ban") };
+    assert_eq!((refusal.verdict(), refusal.response(&HeaderMap::new()).status().as_u16()), (Verdict::Banned, 403));
     for _ in 0..5 {
-        let Outcome::Pass(passage) = site.send("GET", "/", &[], [192, 0, 2, 77]).await else { panic!("exempt") };
-        assert!(passage.decision().is_none());
+        let Outcome::Admitted(permit) = site.send("GET", "/", &[], [192, 0, 2, 77]).await else { panic!("exempt") };
+        assert!(permit.decision().is_none());
     }
+}
+
+/// The fields of a response to a banned client: status, `Retry-After`, and the body.
+fn shown(refusal: &Refusal) -> (u16, Option<String>, serde_json::Value) {
+    let response = refusal.response(&HeaderMap::new());
+    let retry_after = response.headers().get("retry-after").map(|value| value.to_str().unwrap().to_owned());
+    (response.status().as_u16(), retry_after, serde_json::from_slice(response.body()).unwrap())
+}
+
+#[tokio::test]
+async fn ban_in_the_store_is_refused_like_a_ban_of_the_configuration() {
+    let site = site(
+        r#"
+        [[bans]]
+        by = "ip"
+        value = "198.51.100.7"
+        [[bans]]
+        by = "ip"
+        value = "198.51.100.8"
+        until = "2023-11-14T23:13:20Z"
+        [[rules]]
+        name = "all"
+        by = ["ip"]
+        limits = ["1/h"]
+        "#,
+    );
+    let refused = async |peer: [u8; 4]| match site.send("GET", "/", &[], peer).await {
+        Outcome::Refused(refusal) => Some(refusal),
+        Outcome::Admitted(_) => None,
+    };
+    site.engine.limiter().ban(b"ip:203.0.113.9", Some(Duration::from_secs(3_600))).await.unwrap();
+    let (by_store, configured) = (refused(HERE).await.unwrap(), refused([198, 51, 100, 8]).await.unwrap());
+    assert_eq!(shown(&by_store), shown(&configured));
+    let body = serde_json::json!({
+        "error": "banned", "message": "this caller is banned", "retry_after": 3_600, "retry_after_ms": 3_600_000,
+    });
+    assert_eq!(shown(&by_store), (403, Some("3600".to_owned()), body));
+    assert_eq!((by_store.source(), configured.source()), (Source::Store, Source::None));
+
+    site.engine.limiter().ban(b"ip:203.0.113.9", None).await.unwrap();
+    let (by_store, configured) = (refused(HERE).await.unwrap(), refused([198, 51, 100, 7]).await.unwrap());
+    assert_eq!(shown(&by_store), shown(&configured));
+    assert_eq!((shown(&by_store).1, &shown(&by_store).2["retry_after"]), (None, &serde_json::Value::Null));
+    assert_eq!(
+        (site.engine.rule_stats()[0].allowed(), site.engine.rule_stats()[0].denied()),
+        (0, 0),
+        "no rule decided"
+    );
+
+    assert!(site.engine.limiter().unban(b"ip:203.0.113.9").await.unwrap());
+    assert!(refused(HERE).await.is_none(), "the ban charged nothing");
+    assert_eq!(refused(HERE).await.unwrap().verdict(), Verdict::Denied);
+}
+
+#[tokio::test]
+async fn ban_in_the_store_holds_in_shadow_mode_and_for_the_whole_subject_alone() {
+    let site = site(
+        r#"
+        [[rules]]
+        name = "watched"
+        match = { path = "/watched" }
+        by = ["ip"]
+        limits = ["1/h"]
+        mode = "shadow"
+        [[rules]]
+        name = "pairs"
+        match = { path = "/pairs" }
+        by = ["ip", "path"]
+        limits = ["1/h"]
+        "#,
+    );
+    let verdict = async |path: &str| site.verdict(path, &[], HERE).await.0;
+    site.engine.limiter().ban(b"ip:203.0.113.9", Some(Duration::from_secs(60))).await.unwrap();
+    assert_eq!(verdict("/watched").await, Verdict::Banned);
+    assert_eq!(site.engine.rule_stats()[0].denied(), 0, "a shadow rule would not have denied it");
+    assert_eq!(verdict("/pairs").await, Verdict::Allowed, "the rule counts another subject");
+    assert_eq!(verdict("/").await, Verdict::Allowed, "no rule counts anything");
+    site.engine.limiter().ban(b"ip:203.0.113.9&path:/pairs", None).await.unwrap();
+    assert_eq!(verdict("/pairs").await, Verdict::Banned);
+    site.clock.advance(Duration::from_secs(60));
+    assert_eq!(verdict("/watched").await, Verdict::Allowed, "the ban has ended");
 }
 
 /// A path that costs much to normalise and is within the bound.
@@ -335,7 +416,7 @@ async fn what_is_refused_by_address_or_shield_costs_no_normalisation() {
         limits = ["1/h"]
         "#,
     );
-    assert_eq!(site.verdict(&hostile(), &[], [198, 51, 100, 7]).await, (Verdict::Forbidden, 0), "banned");
+    assert_eq!(site.verdict(&hostile(), &[], [198, 51, 100, 7]).await, (Verdict::Banned, 0), "banned");
     assert_eq!(site.verdict("/login;v=1", &[], HERE).await, (Verdict::Allowed, 2), "matched, and counted by path");
     assert_eq!(site.verdict("/login", &[], HERE).await, (Verdict::Denied, 0), "plain");
     assert_eq!(site.verdict("/login;v=1", &[], HERE).await.0, Verdict::Denied);
@@ -376,9 +457,9 @@ async fn a_path_beyond_the_bound_is_refused_before_it_is_looked_at() {
         let query = format!("/?{}", "x".repeat(bytes_max));
         assert_eq!(site.verdict(&query, &[], HERE).await.0, Verdict::Allowed, "a query is no part of the path");
         assert_eq!(site.verdict(&path(bytes_max + 1), &[], HERE).await, (Verdict::PathTooLong, 0));
-        let Outcome::Refuse(refused) = site.send("GET", &path(bytes_max + 1), &[], HERE).await else { panic!("long") };
-        assert_eq!(refused.response.status(), 414);
-        let body = String::from_utf8_lossy(refused.response.body()).into_owned();
+        let Outcome::Refused(refusal) = site.send("GET", &path(bytes_max + 1), &[], HERE).await else { panic!("long") };
+        assert_eq!(refusal.response(&HeaderMap::new()).status(), 414);
+        let body = String::from_utf8_lossy(refusal.response(&HeaderMap::new()).body()).into_owned();
         assert!(body.contains("path_too_long") && body.contains(&format!("at most {bytes_max} bytes")), "{body}");
     }
     let off = site(&format!("kill_switch = true\n{rule}"));
@@ -440,7 +521,7 @@ async fn a_banned_key_is_refused_whatever_the_rules_and_exemptions_say() {
     );
     for (path, peer) in [("/login", HERE), ("/unlimited", HERE), ("/health", HERE), ("/", [192, 0, 2, 7])] {
         let key = [("x-api-key", "a-banned-key-00001")];
-        assert_eq!(site.verdict(path, &key, peer).await.0, Verdict::Forbidden, "{path}");
+        assert_eq!(site.verdict(path, &key, peer).await.0, Verdict::Banned, "{path}");
         assert_eq!(site.verdict(path, &[], peer).await.0, Verdict::Allowed, "{path}");
     }
 }
@@ -462,11 +543,11 @@ async fn an_ipv4_client_is_itself_by_whatever_ipv6_route_it_comes() {
         "#,
     );
     let verdict = async |peer: &str| match site.send_from("GET", "/", &[], peer.parse().unwrap()).await {
-        Outcome::Pass(passage) => passage.decision().map_or("exempt", |_| "counted"),
-        Outcome::Refuse(refused) => refused.verdict.error(),
+        Outcome::Admitted(permit) => permit.decision().map_or("exempt", |_| "counted"),
+        Outcome::Refused(refusal) => refusal.verdict().error(),
     };
     for peer in ["198.51.100.7", "::ffff:198.51.100.7", "64:ff9b::198.51.100.7", "2002:c633:6407::1", "192.0.2.128"] {
-        assert_eq!(verdict(peer).await, "forbidden", "{peer}");
+        assert_eq!(verdict(peer).await, "banned", "{peer}");
     }
     for peer in ["192.0.2.7", "64:ff9b::192.0.2.7", "2002:c000:207:1::9"] {
         assert_eq!(verdict(peer).await, "exempt", "{peer}");

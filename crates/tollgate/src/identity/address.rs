@@ -1,18 +1,17 @@
-//! Addresses: the forms in which proxies write them, and the part of them that is counted.
+//! Client addresses: the notations that proxies use, and the network by which a client is counted.
 //!
 //! **One address, many notations.** `203.0.113.9`, `203.0.113.9:4711`, `::ffff:203.0.113.9`,
-//! `::ffff:cb00:7109` and `[::ffff:cb00:7109]:4711` are one client. So an address is parsed into
-//! bits first, and an IPv4-mapped one becomes IPv4 by looking at the bits: looking at the notation
-//! would let the same client through under another spelling. What is not exactly one of the known forms is
-//! not an address; nothing is guessed or repaired.
+//! `::ffff:cb00:7109` and `[::ffff:cb00:7109]:4711` are one client. So an address is first parsed into bits, and an
+//! IPv4-mapped address is recognised by its bits. A test of the notation would give the same client several budgets. A
+//! text that is not exactly one of the known forms is not an address. Nothing is guessed or repaired.
 //!
 //! **One IPv4 host, three IPv6 networks.** An IPv4 host also reaches an IPv6 server through a translator, as
 //! `64:ff9b::203.0.113.9` (RFC 6052), or through a tunnel, as any address in `2002:cb00:7109::/48` (6to4, RFC 3056).
-//! [`embedded_v4`] finds the IPv4 address in these bits. Limits, bans, exemptions and address ranges all use it, so a client
-//! cannot leave its IPv4 budget or ban by taking such a route.
+//! [`embedded_v4`] finds the IPv4 address in these bits. Limits, bans, exemptions and address ranges all use it, so a
+//! client cannot evade its IPv4 budget or ban by such a route.
 //!
-//! **One client, many addresses.** An IPv6 host owns a whole network, usually a /64, and may use another address
-//! for every request. Counting single addresses would give it 2^64 budgets. [`AddressKey`] is the network.
+//! **One client, many addresses.** An IPv6 host owns a whole network, usually a /64, and may use another address for
+//! every request. Counting single addresses would give it 2^64 budgets. So the network is counted: [`AddressKey`].
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -20,16 +19,16 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use ipnet::IpNet;
 use smallvec::SmallVec;
 
-/// Longer entries are no address: the longest has 45 characters, and brackets, zone and port besides.
+/// Maximum length of an entry in a forwarding header: an address of up to 45 characters, brackets, zone and port.
 const NODE_BYTES_MAX: usize = 128;
 
-/// IPv6 networks whose addresses carry an IPv4 address, and how many bits stand before it: IPv4-mapped `::ffff:0:0/96`,
-/// translated `64:ff9b::/96`, and 6to4 `2002::/16`.
+/// IPv6 networks whose addresses contain an IPv4 address, and the number of bits before it: IPv4-mapped
+/// `::ffff:0:0/96`, translated `64:ff9b::/96`, and 6to4 `2002::/16`.
 const EMBEDDING: [(u128, u8); 3] = [(0xffff << 32, 96), (0x0064_ff9b << 96, 96), (0x2002 << 112, 16)];
 
-/// Returns the IPv4 network that an IPv6 network carries, as an address and a prefix length, or `None` if it carries none.
+/// Returns the IPv4 network inside an IPv6 network, as an address and a prefix length, or `None` if there is none.
 ///
-/// What follows the IPv4 address (the inside of a 6to4 site) is dropped.
+/// Bits after the IPv4 address (the subnet and host of a 6to4 site) are dropped.
 pub(crate) fn embedded_v4_network(network: Ipv6Addr, prefix: u8) -> Option<(Ipv4Addr, u8)> {
     let bits = network.to_bits();
     let is_in = |&&(embedding, before): &&(u128, u8)| prefix >= before && (bits ^ embedding) >> (128 - before) == 0;
@@ -37,7 +36,7 @@ pub(crate) fn embedded_v4_network(network: Ipv6Addr, prefix: u8) -> Option<(Ipv4
     Some((Ipv4Addr::from_bits((bits >> (96 - before)) as u32), (prefix - before).min(32)))
 }
 
-/// Returns the IPv4 address that an IPv6 address carries, or the address itself if it carries none.
+/// Returns the IPv4 address inside an IPv6 address, or `address` itself if there is none.
 #[inline]
 pub(crate) fn embedded_v4(address: IpAddr) -> IpAddr {
     match address {
@@ -46,16 +45,16 @@ pub(crate) fn embedded_v4(address: IpAddr) -> IpAddr {
     }
 }
 
-/// How much of an address is counted: single IPv4 addresses and /64 networks of IPv6 unless said.
+/// The sizes of the networks by which clients are counted. Defaults to /32 for IPv4 and /64 for IPv6.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct AddressPrefixes {
     v4: u8,
     v6: u8,
 }
 
-/// A prefix length that is not 1 to 32 (IPv4) or 1 to 128 (IPv6).
+/// The error for a prefix length outside 1 to 32 (IPv4) or 1 to 128 (IPv6).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("an {family} prefix has 1 to {max} bits, not {bits}")]
+#[error("an {family} prefix must have 1 to {max} bits, not {bits}")]
 pub struct PrefixError {
     family: &'static str,
     max: u8,
@@ -63,10 +62,10 @@ pub struct PrefixError {
 }
 
 impl AddressPrefixes {
-    /// Counts networks of these sizes, given in bits.
+    /// Creates prefixes of `v4` and `v6` bits.
     ///
     /// # Errors
-    /// When a size is 0, which would count everybody as one, or more than the address has.
+    /// Fails if a length is 0, which would count all clients as one, or above 32 (IPv4) or 128 (IPv6).
     pub const fn new(v4: u8, v6: u8) -> Result<AddressPrefixes, PrefixError> {
         if v4 == 0 || v4 > 32 {
             return Err(PrefixError { family: "IPv4", max: 32, bits: v4 });
@@ -77,8 +76,10 @@ impl AddressPrefixes {
         Ok(AddressPrefixes { v4, v6 })
     }
 
-    /// Returns the network of `address` that is counted. An address that carries an IPv4 address (mapped, `64:ff9b::/96`,
-    /// `2002::/16`) is counted as that IPv4 address.
+    /// Returns the network by which a client at `address` is counted.
+    ///
+    /// An IPv6 address that contains an IPv4 address (mapped, `64:ff9b::/96`, `2002::/16`) is counted as the IPv4
+    /// address.
     ///
     /// ```
     /// use tollgate::identity::AddressPrefixes;
@@ -110,15 +111,18 @@ impl Default for AddressPrefixes {
     }
 }
 
-/// The network that stands for a client. Made by [`AddressPrefixes::key`], so it never carries an IPv4 address in IPv6 form.
+/// The network by which a client is counted, created by [`AddressPrefixes::key`].
+///
+/// It never contains an IPv4 address in IPv6 form.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct AddressKey {
     network: IpAddr,
     prefix: u8,
 }
 
-/// An octet in decimal with a dot after it, and how long that is. By arithmetic: a table would have to be fetched from memory, piece by
-/// piece, by everybody who comes after something else has used the cache.
+/// Returns an octet in decimal followed by a dot, and the length of that text.
+///
+/// Computed, because a lookup table would cause cache misses when other code has used the cache in between.
 #[inline]
 fn octet_text(octet: u8) -> ([u8; 4], usize) {
     let zeros = usize::from(octet < 10) + usize::from(octet < 100);
@@ -127,18 +131,19 @@ fn octet_text(octet: u8) -> ([u8; 4], usize) {
 }
 
 impl AddressKey {
-    /// The first address of the network.
+    /// Returns the first address of the network.
     pub const fn network(&self) -> IpAddr {
         self.network
     }
 
-    /// The size of the network, in bits that are the same for all of it.
+    /// Returns the prefix length of the network in bits.
     pub const fn prefix(&self) -> u8 {
         self.prefix
     }
 
-    /// What `Display` shows, as bytes. Most clients are single IPv4 addresses, and every request of theirs comes by here, so their
-    /// digits are written without the machinery of formatting.
+    /// Appends the text that `Display` shows.
+    ///
+    /// Single IPv4 addresses, which are most clients, are written without `fmt`, because this runs on every request.
     pub(super) fn write(&self, bytes: &mut SmallVec<[u8; 64]>) {
         match self.single_v4_text() {
             Some((text, len)) => bytes.extend_from_slice(&text[..len]),
@@ -146,13 +151,13 @@ impl AddressKey {
         }
     }
 
-    /// What `Display` shows of a single IPv4 address, and how long that is.
+    /// Returns the text that `Display` shows and its length, or `None` if this is not a single IPv4 address.
     #[inline]
     pub(super) fn single_v4_text(&self) -> Option<([u8; V4_TEXT_BYTES], usize)> {
         let (IpAddr::V4(v4), 32) = (self.network, self.prefix) else { return None };
         let (mut text, mut end) = ([0; V4_TEXT_BYTES], 0);
         for octet in v4.octets() {
-            // Four bytes each time, of which the next octet overwrites what is not this one's.
+            // Copies four bytes. The next octet overwrites those after the dot.
             let (digits, count) = octet_text(octet);
             text[end..end + 4].copy_from_slice(&digits);
             end += count;
@@ -161,10 +166,10 @@ impl AddressKey {
     }
 }
 
-/// The longest IPv4 address, and the dot that [`octet_text`] puts behind it.
+/// Length of the longest IPv4 address and the dot that [`octet_text`] writes after it.
 pub(super) const V4_TEXT_BYTES: usize = "255.255.255.255.".len();
 
-/// A single address as itself, a network with its size: `203.0.113.9`, `2001:db8::/64`.
+/// Shows a single address as it is and a network with its size: `203.0.113.9`, `2001:db8::/64`.
 impl fmt::Display for AddressKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match IpNet::new_assert(self.network, self.prefix) {
@@ -174,9 +179,10 @@ impl fmt::Display for AddressKey {
     }
 }
 
-/// The address in an entry of a forwarding header: with or without port, brackets and zone.
+/// Parses an entry of a forwarding header: an address, with or without port, brackets and zone.
 ///
-/// `None` for everything else, host names and the deliberately unknown (`unknown`, `_hidden`) included.
+/// IPv4-mapped addresses are returned as IPv4. Returns `None` for everything else, including host names and the
+/// obscured identifiers of RFC 7239 (`unknown`, `_hidden`).
 pub(crate) fn parse_node(entry: &[u8]) -> Option<IpAddr> {
     if entry.len() > NODE_BYTES_MAX {
         return None;
@@ -201,7 +207,7 @@ pub(crate) fn parse_node(entry: &[u8]) -> Option<IpAddr> {
     Some(IpAddr::to_canonical(&address))
 }
 
-/// An IPv6 address, its zone dropped: which of our interfaces a packet came by is no property of the client.
+/// Parses an IPv6 address and drops its zone, which names an interface of the proxy and says nothing about the client.
 fn parse_v6(text: &str) -> Option<Ipv6Addr> {
     match text.split_once('%') {
         Some((address, zone)) if is_zone(zone) => address.parse().ok(),
@@ -210,12 +216,12 @@ fn parse_v6(text: &str) -> Option<Ipv6Addr> {
     }
 }
 
-/// `eth0`, or `25eth0` where the percent sign was itself escaped (RFC 6874).
+/// Returns whether this is a zone: `eth0`, or `25eth0` if the percent sign was escaped itself (RFC 6874).
 fn is_zone(zone: &str) -> bool {
     !zone.is_empty() && zone.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte))
 }
 
-/// A number, or the obfuscated form that RFC 7239 allows (`_gazonk`).
+/// Returns whether this is a port: a number up to 65535, or the obfuscated form of RFC 7239 (`_gazonk`).
 fn is_port(port: &str) -> bool {
     match port.strip_prefix('_') {
         Some(hidden) => is_zone(hidden),

@@ -1,17 +1,17 @@
-//! Pseudonyms for addresses and keys, so that the store holds no personal data.
+//! Pseudonyms for addresses and keys, so that the store contains no personal data.
 //!
-//! A plain hash of an IPv4 address is no protection: there are only 2^32 of them, and all can be tried in minutes. So the
-//! pseudonym is an HMAC, and without the secret nothing can be tried. The salt changes at midnight UTC, and without
-//! the secret nobody can tell which of yesterday's pseudonyms is which of today's.
+//! A plain hash of an IPv4 address does not protect it: there are only 2^32 addresses, and all of them can be tried in
+//! minutes. So the pseudonym is an HMAC. Without the secret, addresses cannot be tried. The salt changes at midnight
+//! UTC, so that pseudonyms of different days cannot be linked without the secret.
 //!
 //! ```text
 //!   salt      = HMAC-SHA-256(secret, "tollgate anonymize " date)      date: 2026-02-03, or "never"
 //!   pseudonym = HMAC-SHA-256(salt, kind ":" value), its first 16 bytes in hexadecimal
 //! ```
 //!
-//! Nodes with the same secret and the same date agree. The kind is part of it, so an address and a user who is named
-//! like one are strangers. Keys change at midnight: across it a caller may use up to twice its
-//! quota, which is the price of forgetting. [`Rotate::Never`] does not pay it and does not forget.
+//! Nodes with the same secret compute the same pseudonyms on the same date. The kind is part of the input, so an
+//! address and a user with the same text have different pseudonyms. Counters change at midnight, so a caller may use up
+//! to twice its quota around midnight. [`Rotate::Never`] avoids that, but then pseudonyms can be linked over any time.
 
 use std::fmt;
 
@@ -19,24 +19,24 @@ use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
 use tollgate_core::Timestamp;
 
-/// A shorter secret is refused: 16 bytes are what cannot be tried through.
+/// Minimum length of the secret in bytes. All values of 16 random bytes cannot be tried.
 const SECRET_BYTES_MIN: usize = 16;
 
 const DAY_US: u64 = 86_400_000_000;
 
-/// When the salt changes.
+/// The time at which pseudonyms change. Defaults to daily.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 #[non_exhaustive]
 pub enum Rotate {
-    /// At midnight UTC.
+    /// Pseudonyms change at midnight UTC.
     #[default]
     Daily,
-    /// Not at all.
+    /// Pseudonyms never change.
     Never,
 }
 
 impl Rotate {
-    /// The name used in configuration.
+    /// Returns the name used in configuration: `daily` or `never`.
     pub const fn name(self) -> &'static str {
         match self {
             Rotate::Daily => "daily",
@@ -45,14 +45,14 @@ impl Rotate {
     }
 }
 
-/// The secret is too short to keep one.
+/// The error for a secret that is too short.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("the secret for anonymize has at least {SECRET_BYTES_MIN} bytes, this one has {bytes}")]
+#[error("the secret for anonymize must have at least {SECRET_BYTES_MIN} bytes, this one has {bytes}")]
 pub struct SecretError {
     bytes: usize,
 }
 
-/// Turns addresses and keys into pseudonyms.
+/// Computes pseudonyms of addresses and keys under a secret. Its `Debug` output does not show the secret.
 ///
 /// ```
 /// use tollgate::Timestamp;
@@ -67,16 +67,16 @@ pub struct SecretError {
 /// ```
 #[derive(Clone)]
 pub struct Anonymizer {
-    /// Has taken in the secret.
+    /// An HMAC that is keyed with the secret.
     keyed: Hmac<Sha256>,
     rotate: Rotate,
 }
 
 impl Anonymizer {
-    /// Pseudonyms under `secret`.
+    /// Creates an anonymizer. Nodes that share a store need the same `secret`.
     ///
     /// # Errors
-    /// When the secret is shorter than 16 bytes.
+    /// Fails if the secret is shorter than 16 bytes.
     pub fn new(secret: &[u8], rotate: Rotate) -> Result<Anonymizer, SecretError> {
         if secret.len() < SECRET_BYTES_MIN {
             return Err(SecretError { bytes: secret.len() });
@@ -84,7 +84,7 @@ impl Anonymizer {
         Ok(Anonymizer { keyed: keyed(secret), rotate })
     }
 
-    /// The salt of the day in which `now` lies.
+    /// Returns the salt of the UTC day of `now`, or a constant salt with [`Rotate::Never`].
     pub fn salt(&self, now: Timestamp) -> Salt {
         let mut mac = self.keyed.clone();
         mac.update(b"tollgate anonymize ");
@@ -102,12 +102,15 @@ impl fmt::Debug for Anonymizer {
     }
 }
 
-/// The salt of one day.
+/// The salt from which the pseudonyms of one day are computed.
 #[derive(Clone)]
 pub struct Salt(Hmac<Sha256>);
 
 impl Salt {
-    /// The pseudonym of a value of some kind.
+    /// Computes a pseudonym from a kind and a value, such as `ip` and `203.0.113.9`: 16 bytes of an HMAC-SHA-256 of
+    /// `kind:value`. The same salt, kind and value always give the same pseudonym.
+    ///
+    /// (`a`, `b:c`) and (`a:b`, `c`) give the same pseudonym, so kinds must be chosen so that this cannot occur.
     pub fn pseudonym(&self, kind: impl AsRef<[u8]>, value: &[u8]) -> Pseudonym {
         let mut mac = self.0.clone();
         mac.update(kind.as_ref());
@@ -126,7 +129,7 @@ impl fmt::Debug for Salt {
     }
 }
 
-/// What stands for an address or a key. Printed as 32 hexadecimal digits.
+/// A pseudonym of an address or a key. `Display` shows 32 hexadecimal digits.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Pseudonym([u8; 16]);
 
@@ -140,10 +143,10 @@ fn keyed(key: &[u8]) -> Hmac<Sha256> {
     Hmac::new_from_slice(key).expect("HMAC takes a key of any length")
 }
 
-/// The UTC date of an instant, as `2026-02-03`.
+/// Returns the UTC date of a timestamp, as `2026-02-03`.
 ///
-/// Counts years from March: the leap day is then the last of its year, and the months before it have the lengths
-/// that ⌊(153 m + 2) / 5⌋ sums up.
+/// Years are counted from March. So the leap day is the last day of its year, and ⌊(153 m + 2) / 5⌋ is the number of
+/// days before month `m`.
 fn utc_date(now: Timestamp) -> String {
     /// Days from 0000-03-01 to 1970-01-01.
     const EPOCH: u64 = 719_468;
@@ -151,7 +154,7 @@ fn utc_date(now: Timestamp) -> String {
 
     let days = now.as_micros() / DAY_US + EPOCH;
     let (era, day) = (days / DAYS_IN_400_YEARS, days % DAYS_IN_400_YEARS);
-    // Without the leap days (every 4 years, not every 100, every 400), each year has 365.
+    // Subtracts the leap days (every 4 years, not every 100, but every 400), so that each year has 365 days.
     let year = (day - day / 1_460 + day / 36_524 - day / 146_096) / 365;
     let day = day - (365 * year + year / 4 - year / 100);
     let month = (5 * day + 2) / 153;
@@ -171,8 +174,9 @@ mod tests {
     }
 
     #[test]
-    fn all_nodes_agree_on_this_vector() {
-        // printf '%s' 'tollgate anonymize 2026-02-03' | openssl dgst -sha256 -hmac SECRET, then once more under that.
+    fn pseudonyms_match_those_computed_with_openssl() {
+        // printf '%s' 'tollgate anonymize 2026-02-03' | openssl dgst -sha256 -hmac SECRET gives the salt; the same
+        // command with the salt as key and 'ip:203.0.113.9' as text gives the pseudonym.
         let noon = at(1_770_120_000_000_000);
         assert_eq!(utc_date(noon), "2026-02-03");
         let daily = Anonymizer::new(SECRET, Rotate::Daily).unwrap().salt(noon);
@@ -206,14 +210,14 @@ mod tests {
     }
 
     #[test]
-    fn a_short_secret_is_refused() {
+    fn short_secret_is_refused() {
         let error = Anonymizer::new(b"fifteen bytes..", Rotate::Daily).unwrap_err();
-        assert_eq!(error.to_string(), "the secret for anonymize has at least 16 bytes, this one has 15");
+        assert_eq!(error.to_string(), "the secret for anonymize must have at least 16 bytes, this one has 15");
     }
 
     #[test]
     fn dates_are_those_of_the_calendar() {
-        // `date -u -d @SECONDS +%F`, around leap days, centuries, and both ends of time.
+        // From `date -u -d @SECONDS +%F`: around leap days and centuries, and the first and last representable day.
         for (days, date) in [
             (0, "1970-01-01"),
             (58, "1970-02-28"),
@@ -237,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn every_day_until_the_end_of_time_follows_the_one_before() {
+    fn every_representable_day_follows_the_previous_one() {
         let is_leap = |year: u32| year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400));
         let (mut year, mut month, mut day) = (1970_u32, 1_u32, 1_u32);
         for days in 0..=Timestamp::MAX.as_micros() / DAY_US {

@@ -1,13 +1,12 @@
-//! API keys: where a request shows one, and who knows it.
+//! API keys: how they are read from a request, and which of them identify a caller.
 //!
-//! Anybody can invent a key. If an invented key were an identity, ten thousand of them would be ten thousand
-//! budgets. So a key counts only when a [`KeySource`] knows it (or when the service says that its
-//! upstream refuses unknown keys by itself: [`ApiKeys::Any`]).
+//! Every client can invent keys. If an invented key identified a caller, ten thousand of them would have ten thousand
+//! budgets. So a key counts only if a [`KeySource`] knows it, or if the configuration states that the upstream refuses
+//! unknown keys itself ([`ApiKeys::Any`]).
 //!
-//! **Nothing here keeps, compares or prints a key.** [`KeyTable`] holds SHA-256 digests and looks keys up
-//! by digest: how long that takes depends on the digest of the guess, which tells a guesser nothing about a key that
-//! is near. The digest, not the key, becomes the subject, so credentials do not reach the
-//! store either.
+//! **Keys are not stored, compared or printed.** [`KeyTable`] holds SHA-256 digests and finds keys by digest. The time
+//! of a lookup depends on the digest of the guess, which reveals nothing about similar keys. The subject contains the
+//! digest, so keys do not reach the store either.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -19,22 +18,22 @@ use sha2::{Digest, Sha256};
 
 use super::single_value::{self, SingleValue};
 
-/// A longer value is no API key.
+/// Maximum length of an API key in bytes. A longer value is not read as a key.
 pub const API_KEY_BYTES_MAX: usize = 1024;
 
-/// Which API keys are an identity.
+/// Which API keys identify a caller.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 #[non_exhaustive]
 pub enum ApiKeys {
-    /// Those that a [`KeySource`] knows.
+    /// Only keys that a [`KeySource`] knows. The default.
     #[default]
     Known,
-    /// All. For services whose upstream refuses the unknown ones itself.
+    /// All keys. For services whose upstream refuses unknown keys itself.
     Any,
 }
 
 impl ApiKeys {
-    /// The name used in configuration.
+    /// Returns the name used in configuration: `known` or `any`.
     pub const fn name(self) -> &'static str {
         match self {
             ApiKeys::Known => "known",
@@ -45,27 +44,27 @@ impl ApiKeys {
 
 /// The SHA-256 digest of an API key.
 ///
-/// Its text form is 64 hexadecimal digits, with or without `sha256:` before them: what
-/// `printf %s KEY | sha256sum` prints, so that a keys file needs to hold no key.
+/// Parsed from 64 hexadecimal digits, optionally after `sha256:`. `printf %s KEY | sha256sum` prints these digits, so a
+/// keys file does not have to contain keys.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct KeyDigest([u8; 32]);
 
-/// A text that is no digest of a key. It does not repeat the text, which may be a key.
+/// The error for a text that is not a key digest. It does not contain the text, which may be a key.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error(
-    "expected the SHA-256 digest of a key: 64 hexadecimal digits, optionally after sha256:, not {bytes} bytes of something else"
+    "expected the SHA-256 digest of a key: 64 hexadecimal digits, optionally after sha256:, but found {bytes} bytes in another form"
 )]
 pub struct KeyDigestError {
     bytes: usize,
 }
 
 impl KeyDigest {
-    /// The digest of `key`.
+    /// Computes the digest of `key`.
     pub fn of(key: &str) -> KeyDigest {
         KeyDigest(Sha256::digest(key.as_bytes()).into())
     }
 
-    /// The digest's bytes.
+    /// Returns the 32 bytes of the digest.
     pub const fn as_bytes(&self) -> &[u8; 32] {
         &self.0
     }
@@ -89,7 +88,7 @@ impl FromStr for KeyDigest {
     }
 }
 
-/// The first eight digits: enough to recognise a key by, far too few to find one.
+/// Shows the first eight digits: enough to recognise a key, too few to recover it.
 impl fmt::Debug for KeyDigest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let [a, b, c, d, ..] = self.0;
@@ -97,7 +96,7 @@ impl fmt::Debug for KeyDigest {
     }
 }
 
-/// The API key that a request shows. Whether anybody knows it is another question.
+/// An API key as sent in a request, known or not. Its `Debug` output shows a part of the digest, never the key.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct ApiKey<'h> {
     text: &'h str,
@@ -106,10 +105,10 @@ pub struct ApiKey<'h> {
 }
 
 impl<'h> ApiKey<'h> {
-    /// The key in the header `name`, else the token after `Authorization: Bearer`.
+    /// Returns the key in the header `name`, else the token after `Authorization: Bearer`, or `None`.
     ///
-    /// The first of the two that is there is the only one considered. A key that is too long, not visible ASCII, or
-    /// contradicted by a second line of the same header is no key.
+    /// If the header `name` has a value, `Authorization` is not read. Returns `None` if the value is longer than
+    /// [`API_KEY_BYTES_MAX`], contains anything but printable ASCII, or if lines of the same header differ.
     ///
     /// ```
     /// use http::{HeaderMap, HeaderName};
@@ -129,8 +128,9 @@ impl<'h> ApiKey<'h> {
         }
     }
 
-    /// Every key that a request shows in any place, whoever reads only one of them: each line of the header `name`, and
-    /// each bearer token.
+    /// Returns all keys in a request: one for each line of the header `name`, and one for each bearer token.
+    ///
+    /// Used to find banned keys, wherever the client has put them.
     pub(crate) fn all_shown(headers: &'h HeaderMap, name: &HeaderName) -> impl Iterator<Item = ApiKey<'h>> {
         let lines = headers.get_all(name).into_iter().map(|line| (line.as_bytes().trim_ascii(), false));
         let tokens = headers.get_all(http::header::AUTHORIZATION).into_iter();
@@ -138,13 +138,14 @@ impl<'h> ApiKey<'h> {
         lines.chain(tokens).filter_map(|(value, is_bearer)| ApiKey::new(value, is_bearer))
     }
 
-    /// Whether a request can show this key.
+    /// Returns whether a request can contain this key: not empty, no spaces around it, and valid as a key.
     pub(crate) fn can_be(key: &str) -> bool {
         let key = key.as_bytes();
         let is_spaced = key.trim_ascii().len() < key.len();
         !key.is_empty() && !is_spaced && ApiKey::new(key, false).is_some()
     }
 
+    /// Creates a key from a header value. Returns `None` if it is too long or contains anything but printable ASCII.
     fn new(value: &'h [u8], is_bearer: bool) -> Option<ApiKey<'h>> {
         if value.len() > API_KEY_BYTES_MAX || !value.iter().all(|byte| (b' '..=b'~').contains(byte)) {
             return None;
@@ -153,17 +154,17 @@ impl<'h> ApiKey<'h> {
         Some(ApiKey { text, digest: KeyDigest::of(text), is_bearer })
     }
 
-    /// The key itself, for a lookup. Nothing that comes from here may be logged or stored.
+    /// Returns the key itself, for a lookup. The caller must neither log nor store it.
     pub const fn expose(&self) -> &'h str {
         self.text
     }
 
-    /// The key's digest.
+    /// Returns the digest of the key.
     pub const fn digest(&self) -> KeyDigest {
         self.digest
     }
 
-    /// Whether it came as a bearer token, which may be a JWT as well.
+    /// Returns whether the key was sent as a bearer token, so that it may also be a JWT.
     pub const fn is_bearer(&self) -> bool {
         self.is_bearer
     }
@@ -175,33 +176,36 @@ impl fmt::Debug for ApiKey<'_> {
     }
 }
 
-/// The token after `Authorization: Bearer`.
+/// Returns the token after `Authorization: Bearer`, or `None` if there is none or if several lines differ.
 pub(crate) fn bearer_token(headers: &HeaderMap) -> Option<&[u8]> {
     token_in(single_value::header(headers, &http::header::AUTHORIZATION).one()?)
 }
 
-/// The token in a line of `Authorization`. Behind the scheme there is a space by the book; but servers take a tab as well, and what
-/// they read must not escape us.
+/// Returns the bearer token in a line of `Authorization`, or `None` for another scheme or an empty token.
+///
+/// The RFC allows only a space after the scheme. Servers accept a tab as well, so it is accepted here too: otherwise a
+/// client could hide its token from the limiter, but not from the upstream.
 fn token_in(value: &[u8]) -> Option<&[u8]> {
     let (scheme, token) = value.split_at_checked(value.iter().position(u8::is_ascii_whitespace)?)?;
     let token = token.trim_ascii();
     (scheme.eq_ignore_ascii_case(b"bearer") && !token.is_empty()).then_some(token)
 }
 
-/// What is known of a key.
+/// The attributes of a known API key.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
 pub struct KnownKey {
-    /// The plan it belongs to; `None` for the default plan.
+    /// The plan of the key's owner, or `None` for the default plan.
     pub plan: Option<Arc<str>>,
 }
 
-/// Who knows which API keys there are: a [`RuleSet`](crate::rules::RuleSet), a [`KeyTable`], a closure, or the answer that was fetched beforehand.
+/// A source of known API keys: a [`RuleSet`](crate::rules::RuleSet), a [`KeyTable`], or a closure.
 ///
-/// An [`Engine`](crate::engine::Engine) asks its rules alone. The others are for who calls [`Identifier::identify`](super::Identifier::identify).
+/// An [`Engine`](crate::engine::Engine) uses its rule set. The other sources are for applications that call
+/// [`Identifier::identify`](super::Identifier::identify).
 ///
-/// Implementations must not let the time they take depend on how nearly a key matches another: look up by digest.
+/// The time of a lookup must not depend on how similar a key is to a known one. Look keys up by digest.
 pub trait KeySource: Send + Sync {
-    /// What is known of `key`; `None` if it is a stranger.
+    /// Returns the attributes of `key`, or `None` if the key is unknown.
     fn find(&self, key: &ApiKey<'_>) -> Option<KnownKey>;
 }
 
@@ -211,7 +215,7 @@ impl<F: Fn(&ApiKey<'_>) -> Option<KnownKey> + Send + Sync> KeySource for F {
     }
 }
 
-/// API keys in memory, as digests: for an [`Identifier`](super::Identifier) without rules.
+/// A table of API keys in memory, stored as digests. For use with an [`Identifier`](super::Identifier) without rules.
 ///
 /// ```
 /// use tollgate::identity::{KeyDigest, KeyTable, KnownKey};
@@ -226,22 +230,22 @@ pub struct KeyTable {
 }
 
 impl KeyTable {
-    /// A table that knows no key.
+    /// Creates an empty table.
     pub fn new() -> KeyTable {
         KeyTable::default()
     }
 
-    /// Adds a key; returns what was known of it before.
+    /// Inserts or replaces a key. Returns its previous attributes, or `None` if the key is new.
     pub fn insert(&mut self, key: KeyDigest, known: KnownKey) -> Option<KnownKey> {
         self.keys.insert(key, known)
     }
 
-    /// How many keys it knows.
+    /// Returns the number of keys.
     pub fn len(&self) -> usize {
         self.keys.len()
     }
 
-    /// Whether it knows none.
+    /// Returns whether the table has no keys.
     pub fn is_empty(&self) -> bool {
         self.keys.is_empty()
     }
@@ -274,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_place_that_holds_a_key_is_the_only_one_asked() {
+    fn authorization_is_read_only_if_the_key_header_is_empty() {
         let long = [b'k'; API_KEY_BYTES_MAX + 1];
         for (lines, expected) in [
             (&[][..], None),
@@ -307,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_knows_its_keys_and_no_others() {
+    fn table_finds_its_keys_and_no_others() {
         let mut table = KeyTable::new();
         assert!(table.is_empty());
         table.insert(KeyDigest::of("k1"), KnownKey { plan: Some("pro".into()) });
@@ -323,14 +327,14 @@ mod tests {
     }
 
     #[test]
-    fn a_digest_is_what_sha256sum_prints() {
+    fn digest_is_parsed_from_the_output_of_sha256sum() {
         let printed = "4e738ca5563c06cfd0018299933d58db1dd8bf97f6973dc99bf6cdc64b5550bd";
         assert_eq!(printed.parse(), Ok(KeyDigest::of("s3cr3t")));
         assert_eq!(format!("sha256:{}", printed.to_uppercase()).parse(), Ok(KeyDigest::of("s3cr3t")));
         for text in ["", "s3cr3t", &printed[1..], &format!("{printed}0"), &printed.replace('4', "g")] {
             let message = text.parse::<KeyDigest>().unwrap_err().to_string();
             assert!(message.contains("64 hexadecimal digits"), "{message}");
-            assert!(text.is_empty() || !message.contains(text), "a refused text may be a key: {message}");
+            assert!(text.is_empty() || !message.contains(text), "the refused text may be a key: {message}");
         }
     }
 }

@@ -1,26 +1,26 @@
-//! The `Forwarded` header (RFC 7239), read from the right.
+//! Parses the `Forwarded` header (RFC 7239) from the right.
 //!
 //! ```text
 //!   Forwarded: for=192.0.2.43;proto=http, for="[2001:db8::1]:4711";host="a,b"
 //!              └─────── element ───────┘  └──────────── element ────────────┘
 //! ```
 //!
-//! Elements are separated by commas, and a comma inside quotes separates nothing. Reading from the left would
-//! let a client open a quote that swallows what our proxies append: `for="` + `, for=198.51.100.7`.
-//! Read from the right, whether a comma separates depends only on what stands to its right, and
-//! that was written by the proxy: a quote that ends a value is open until its partner on the left.
+//! Elements are separated by commas, but a comma inside quotes is not a separator. If the header were read from the
+//! left, a client could open a quote that includes the element a proxy appends: `for="` + `, for=198.51.100.7`. Read
+//! from the right, whether a comma is a separator depends only on the text to its right, which the proxy wrote. A quote
+//! at the end of a value then extends to its partner on the left.
 //!
-//! An element that is not exactly `name=value` pairs, or does not say `for` exactly once, is refused whole.
+//! An element is rejected as a whole if it is not a list of `name=value` pairs, or has not exactly one `for`.
 
 use std::borrow::Cow;
 
-/// The last comma of `line` that separates two elements.
+/// Returns the position of the last comma in `line` that separates two elements, or `None` if there is one element.
 pub(crate) fn last_comma(line: &[u8]) -> Option<usize> {
     let mut is_quoted = false;
     for (at, &byte) in line.iter().enumerate().rev() {
         match byte {
             b',' if !is_quoted => return Some(at),
-            // Inside quotes a quote is either escaped or the one that opens them, which stands after a `=`.
+            // Inside quotes, a quote is either escaped or the opening one, which follows a `=`.
             b'"' if !is_quoted || !line[..at].ends_with(b"\\") => is_quoted = !is_quoted,
             _ => {}
         }
@@ -28,7 +28,9 @@ pub(crate) fn last_comma(line: &[u8]) -> Option<usize> {
     None
 }
 
-/// The value of the element's one `for` parameter, without its quotes.
+/// Returns the value of the `for` parameter of an element, without quotes.
+///
+/// Returns `None` if the element is malformed, or has no `for` or more than one.
 pub(crate) fn parse_for(element: &[u8]) -> Option<Cow<'_, [u8]>> {
     let mut rest = element.trim_ascii();
     let mut node = None;
@@ -50,7 +52,10 @@ pub(crate) fn parse_for(element: &[u8]) -> Option<Cow<'_, [u8]>> {
     }
 }
 
-/// A value and what follows it. Quotes are required around brackets and colons, and often left out.
+/// Splits text into the value at its beginning, without quotes, and the rest. Returns `None` if the value is malformed.
+///
+/// RFC 7239 requires quotes around values with brackets and colons. They are optional here, because many proxies omit
+/// them.
 fn split_value(text: &[u8]) -> Option<(Cow<'_, [u8]>, &[u8])> {
     let Some(quoted) = text.strip_prefix(b"\"") else {
         let end = text.iter().position(|byte| b"; \t".contains(byte)).unwrap_or(text.len());
@@ -83,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn the_for_parameter_is_found_in_any_place_and_case() {
+    fn for_parameter_is_found_in_any_position_and_case() {
         for (element, expected) in [
             ("for=192.0.2.43", Some("192.0.2.43")),
             (" FOR=192.0.2.43 ", Some("192.0.2.43")),
@@ -100,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn an_element_with_anything_odd_is_refused_whole() {
+    fn malformed_element_is_rejected_as_a_whole() {
         for element in [
             "",
             "for",
@@ -127,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn a_comma_separates_unless_it_is_quoted_by_what_stands_right_of_it() {
+    fn comma_separates_unless_the_text_to_its_right_quotes_it() {
         for (line, left) in [
             ("for=a, for=b", Some("for=a")),
             ("for=a", None),

@@ -1,16 +1,16 @@
-//! Who makes a request: from socket and headers to a subject.
+//! Determines the identity behind a request, from its socket and headers to its subject.
 //!
 //! ```text
-//!   peer, headers ──▶ Identity ──▶ address()   the trusted-proxy walk
-//!                        │         api_key()   shown, and known to the key source
-//!                        │         user()      the bearer token, verified
+//!   peer, headers ──▶ Identity ──▶ address()   by the trusted-proxy walk
+//!                        │         api_key()   sent, and known to the key source
+//!                        │         user()      of the verified bearer token
 //!                        │
-//!                        ├───────▶ caller()    the first of: api_key, user, address
-//!                        └───────▶ subject(by) bytes to count on
+//!                        ├───────▶ caller()    the first of: set by the application, api_key, user, address
+//!                        └───────▶ subject(by) the bytes of the counter's key
 //! ```
 //!
-//! Each answer is worked out when it is first asked for, and kept. A rule by address then costs no signature
-//! check, and a flood of forged tokens costs nothing where a shield rule by address has refused it before.
+//! Each part is computed on first use and kept. So a rule by address costs no signature check, and forged tokens cost
+//! nothing if a shield rule by address refuses the requests first.
 
 use std::borrow::Cow;
 use std::cell::OnceCell;
@@ -27,21 +27,21 @@ use super::api_key::{ApiKey, ApiKeys, KeyDigest, KeySource, KnownKey, bearer_tok
 use super::jwt::TokenVerifier;
 use super::proxies::TrustedProxies;
 use super::single_value;
-use super::subject::{PartKind, PartValue, SubjectKey, SubjectWriter};
+use super::subject::{PartLabel, PartValue, SubjectKey, SubjectWriter};
 use super::subject_kind::{Subject, Subjects};
 #[cfg(not(feature = "jwt"))]
 use super::user::TokenVerifier;
 use super::user::{TokenError, User, looks_like_token};
 use crate::rules::RequestView;
 
-/// Headers whose values are credentials, and so are never written into a subject.
+/// Headers whose values are credentials. A subject contains only their digests.
 const CREDENTIAL_HEADERS: [HeaderName; 3] =
     [http::header::AUTHORIZATION, http::header::PROXY_AUTHORIZATION, http::header::COOKIE];
 
-/// How requests are identified. Made once, from configuration; shared by all requests.
+/// The settings by which requests are identified. Created once and shared by all requests.
 ///
-/// Unless said: no proxy is trusted, IPv6 is counted by /64, API keys are read from `X-API-Key` and must be
-/// known, tokens are nobody's, and nothing is anonymized.
+/// By default, no proxy is trusted, IPv6 clients are counted by /64, API keys are read from `X-API-Key` (else from
+/// `Authorization: Bearer`) and must be known, tokens are not verified, and nothing is anonymized.
 ///
 /// ```
 /// use http::HeaderMap;
@@ -72,7 +72,7 @@ pub struct Identifier {
     api_key_header: HeaderName,
     api_keys: ApiKeys,
     tokens: Option<TokenVerifier>,
-    // Boxed, so that the rest stands together: most do without, and everybody looks whether it is there.
+    // Boxed to keep this struct small: most configurations have none, but every request checks for it.
     anonymizer: Option<Box<Anonymizer>>,
 }
 
@@ -90,70 +90,76 @@ impl Default for Identifier {
 }
 
 impl Identifier {
-    /// Identifies by peer address and known API keys alone.
+    /// Creates an identifier with the default settings: clients are known by peer address and by known API keys.
     pub fn new() -> Identifier {
         Identifier::default()
     }
 
-    /// Believes these proxies about addresses.
+    /// Sets the proxies that are trusted to report client addresses. Defaults to none.
     #[must_use]
     pub fn with_proxies(self, proxies: TrustedProxies) -> Identifier {
         Identifier { proxies, ..self }
     }
 
-    /// Counts networks of these sizes.
+    /// Sets the network sizes by which clients are counted. Defaults to /32 for IPv4 and /64 for IPv6.
     #[must_use]
     pub fn with_prefixes(self, prefixes: AddressPrefixes) -> Identifier {
         Identifier { prefixes, ..self }
     }
 
-    /// Reads the API key from this header.
+    /// Sets the header that holds the API key. Defaults to `X-API-Key`.
     #[must_use]
     pub fn with_api_key_header(self, api_key_header: HeaderName) -> Identifier {
         Identifier { api_key_header, ..self }
     }
 
-    /// Says which API keys are an identity.
+    /// Sets which API keys identify a caller. Defaults to [`ApiKeys::Known`].
     #[must_use]
     pub fn with_api_keys(self, api_keys: ApiKeys) -> Identifier {
         Identifier { api_keys, ..self }
     }
 
-    /// Recognises users by tokens.
+    /// Identifies users by bearer tokens that `tokens` verifies. By default tokens are ignored.
     #[cfg(feature = "jwt")]
     #[must_use]
     pub fn with_tokens(self, tokens: TokenVerifier) -> Identifier {
         Identifier { tokens: Some(tokens), ..self }
     }
 
-    /// Writes pseudonyms into subjects.
+    /// Replaces the values in subjects by pseudonyms, except paths. By default subjects are not anonymized.
     #[must_use]
     pub fn with_anonymizer(self, anonymizer: Anonymizer) -> Identifier {
         Identifier { anonymizer: Some(Box::new(anonymizer)), ..self }
     }
 
-    /// The proxies that are believed.
+    /// Returns the trusted proxies.
     pub fn proxies(&self) -> &TrustedProxies {
         &self.proxies
     }
 
-    /// Whether an identity depends on the time: tokens end, and pseudonyms change.
+    /// Returns whether identities depend on the time, because tokens expire or pseudonyms change.
     pub(crate) fn tells_time(&self) -> bool {
         self.tokens.is_some() || self.anonymizer.is_some()
     }
 
-    /// The API key that a request shows, known or not. For key sources that must be asked beforehand.
+    /// Returns the API key in these headers, known or not, or `None` if there is no valid one.
+    ///
+    /// For applications that have to look the key up before they call [`Identifier::identify`].
     pub fn shown_key<'h>(&self, headers: &'h HeaderMap) -> Option<ApiKey<'h>> {
         ApiKey::shown(headers, &self.api_key_header)
     }
 
-    /// Who makes the request that came from `origin` at `now`.
+    /// Identifies the request described by `origin` at time `now`. Reads nothing yet: parts are computed on first use.
     pub fn identify<'r>(&'r self, origin: Origin<'r>, keys: &'r dyn KeySource, now: Timestamp) -> Identity<'r> {
         let path = OnceCell::from(Cow::Borrowed(origin.path));
         Identity { path, ..self.identify_request(None, origin, keys, now) }
     }
 
-    /// Identifies a request whose [canonical path](RequestView::canonical_path) is worked out when a subject first needs it.
+    /// Identifies a request whose [canonical path](RequestView::canonical_path) is computed when a subject first needs
+    /// it.
+    ///
+    /// `origin.path` is ignored. Without a `request` the path is missing, and a subject by path falls back to the
+    /// address.
     pub(crate) fn identify_request<'r>(
         &'r self,
         request: Option<&'r RequestView<'r>>,
@@ -161,7 +167,7 @@ impl Identifier {
         keys: &'r dyn KeySource,
         now: Timestamp,
     ) -> Identity<'r> {
-        // Whoever is not believed about addresses is the client itself; else there are headers to be read, if anybody asks.
+        // A peer that is not a trusted proxy is the client. Behind a proxy, the headers are read on first use.
         let address = match self.proxies.trusts(origin.peer) {
             false => OnceCell::from(origin.peer.to_canonical()),
             true => OnceCell::new(),
@@ -181,31 +187,31 @@ impl Identifier {
     }
 }
 
-/// What a request tells about where it comes from.
+/// The parts of a request from which its identity is determined.
 #[derive(Clone, Copy)]
 pub struct Origin<'r> {
-    /// The other end of the socket.
+    /// The peer address of the socket.
     pub peer: IpAddr,
-    /// All headers.
+    /// All request headers.
     pub headers: &'r HeaderMap,
-    /// The path, in the one spelling under which it is counted:
-    /// [`canonical_path`](crate::rules::RequestView::canonical_path). Empty if nobody can say which it is; the address
-    /// stands in then.
+    /// The path in its canonical form, see [`canonical_path`](crate::rules::RequestView::canonical_path).
+    ///
+    /// Empty if the path is ambiguous. A subject by path then uses the client's address instead.
     pub path: &'r str,
 }
 
-/// Headers hold credentials, and so are not printed.
+/// Shows the peer only: headers contain credentials.
 impl fmt::Debug for Origin<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Origin").field("peer", &self.peer).finish_non_exhaustive()
     }
 }
 
-/// Who makes a request. Each part is worked out when it is first asked for.
+/// The identity of one request. Each part is computed on first use and kept.
 pub struct Identity<'r> {
     identifier: &'r Identifier,
     origin: Origin<'r>,
-    /// Where the path comes from that is not worked out yet.
+    /// The source of `path`, if that is not computed yet.
     request: Option<&'r RequestView<'r>>,
     keys: &'r dyn KeySource,
     now: Timestamp,
@@ -216,32 +222,37 @@ pub struct Identity<'r> {
     salt: OnceCell<Salt>,
 }
 
-/// The identity that stands for a request as a whole.
+/// The caller of a request: the strongest identity that it has.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Caller<'a> {
-    /// A known API key.
+    /// The caller that the application has set: [`RequestView::with_caller`].
+    Named(&'a str),
+    /// An API key that identifies a caller, with what is known about it.
     ApiKey(KeyDigest, &'a KnownKey),
-    /// A verified user.
+    /// A user with a verified token.
     User(&'a User),
-    /// Nobody we know: counted by address, under the anonymous plan.
+    /// A caller without key or user, counted by its network under the `anonymous` plan.
     Address(AddressKey),
 }
 
 impl<'r> Identity<'r> {
-    /// The client's address.
+    /// Returns the client's address: the peer, or the address reported by trusted proxies. Never IPv4-mapped.
     #[inline]
     pub fn address(&self) -> IpAddr {
         *self.address.get_or_init(|| self.identifier.proxies.client_address(self.origin.peer, self.origin.headers))
     }
 
-    /// The network of the client's address that is counted.
+    /// Returns the network by which the client is counted.
     #[inline]
     pub fn address_key(&self) -> AddressKey {
         self.identifier.prefixes.key(self.address())
     }
 
-    /// The API key, if it is an identity.
+    /// Returns the API key of the request, or `None` if it has none that identifies a caller.
+    ///
+    /// With [`ApiKeys::Known`] only keys in the key source do. With [`ApiKeys::Any`] every key does, except bearer
+    /// tokens that look like a JWT while tokens are verified.
     pub fn api_key(&self) -> Option<(KeyDigest, &KnownKey)> {
         let found = self.api_key.get_or_init(|| {
             let shown = self.identifier.shown_key(self.origin.headers)?;
@@ -255,24 +266,28 @@ impl<'r> Identity<'r> {
         found.as_ref().map(|(digest, known)| (*digest, known))
     }
 
-    /// The digest of every key that the request shows, known or not, in whichever place.
+    /// Returns the digests of all API keys in the request, known or not: every header line and every bearer token.
     pub(crate) fn shown_keys(&self) -> impl Iterator<Item = KeyDigest> + '_ {
         ApiKey::all_shown(self.origin.headers, &self.identifier.api_key_header).map(|key| key.digest())
     }
 
-    /// Whether a key that nobody knows is an identity. A bearer token that may be a JWT is not, where tokens are
-    /// verified: it changes with every login, and the user in it does not.
+    /// Returns whether an unknown key identifies a caller, because all keys do ([`ApiKeys::Any`]).
+    ///
+    /// While tokens are verified, a bearer token that may be a JWT does not: it changes with every login, whereas its
+    /// user does not.
     fn is_any_key(&self, key: &ApiKey<'_>) -> bool {
         let may_be_token = || key.is_bearer() && looks_like_token(key.expose().as_bytes());
         self.identifier.api_keys == ApiKeys::Any && !(self.identifier.tokens.is_some() && may_be_token())
     }
 
-    /// The verified user.
+    /// Returns the user of the bearer token, or `None` if there is no valid token or tokens are not verified.
     pub fn user(&self) -> Option<&User> {
         self.token().and_then(|verified| verified.ok())
     }
 
-    /// What came of the bearer token, if tokens are verified and there is one that may be a JWT.
+    /// Returns the result of verifying the bearer token.
+    ///
+    /// Returns `None` if tokens are not verified, or if the request has no bearer token that looks like a JWT.
     pub fn token(&self) -> Option<Result<&User, TokenError>> {
         let verified = self.token.get_or_init(|| {
             let verifier = self.identifier.tokens.as_ref()?;
@@ -282,9 +297,17 @@ impl<'r> Identity<'r> {
         verified.as_ref().map(|verified| verified.as_ref().map_err(|error| *error))
     }
 
-    /// The known API key, else the verified user, else the address.
+    /// Returns the caller that the application has set.
+    pub(crate) fn named_caller(&self) -> Option<&'r str> {
+        self.request.and_then(RequestView::caller)
+    }
+
+    /// Returns the caller: the one that the application has set, else the API key, the verified user or the client's
+    /// network.
     pub fn caller(&self) -> Caller<'_> {
-        if let Some((digest, known)) = self.api_key() {
+        if let Some(name) = self.named_caller() {
+            Caller::Named(name)
+        } else if let Some((digest, known)) = self.api_key() {
             Caller::ApiKey(digest, known)
         } else if let Some(user) = self.user() {
             Caller::User(user)
@@ -293,7 +316,9 @@ impl<'r> Identity<'r> {
         }
     }
 
-    /// What a header says, if the peer is a trusted proxy, which is then responsible for what stands in it.
+    /// Returns the value of a header if the peer is a trusted proxy, which is responsible for setting or removing it.
+    ///
+    /// Returns `None` if the peer is not trusted, or if the header is absent, empty, or repeated with different values.
     pub fn trusted_header(&self, name: &HeaderName) -> Option<&'r [u8]> {
         if !self.identifier.proxies.trusts(self.origin.peer) {
             return None;
@@ -301,22 +326,25 @@ impl<'r> Identity<'r> {
         single_value::header(self.origin.headers, name).one()
     }
 
-    /// What a header says to be counted by. Where proxies are trusted, a request that none of them sent says what it likes.
-    fn believed_header(&self, name: &HeaderName) -> Option<&'r [u8]> {
+    /// Returns the value of a header by which a rule counts.
+    ///
+    /// If proxies are configured, the header counts only when one of them is the peer: a client that connects directly
+    /// could choose the value. Without proxies it always counts.
+    fn countable_header(&self, name: &HeaderName) -> Option<&'r [u8]> {
         match self.identifier.proxies.networks().is_empty() {
             true => single_value::header(self.origin.headers, name).one(),
             false => self.trusted_header(name),
         }
     }
 
-    /// The bytes to count on.
+    /// Returns the subject of the request: the bytes that identify its counter, made of the given kinds in order.
     pub fn subject(&self, by: &Subjects) -> SubjectKey {
         let mut subject = SubjectKey::unwritten();
         self.write_subject(by, &mut subject);
         subject
     }
 
-    /// The same, written where it is to be.
+    /// Writes the subject of the request into `subject`, which must be empty.
     pub(crate) fn write_subject(&self, by: &Subjects, subject: &mut SubjectKey) {
         let salt = self.identifier.anonymizer.as_ref().map(|a| self.salt.get_or_init(|| a.salt(self.now)));
         let mut writer = SubjectWriter::new(subject, salt);
@@ -328,6 +356,7 @@ impl<'r> Identity<'r> {
     fn write_part(&self, kind: &Subject, writer: &mut SubjectWriter<'_>) {
         match kind {
             Subject::Caller => match self.caller() {
+                Caller::Named(name) => writer.part(CALLER, PartValue::Plain(name.as_bytes())),
                 Caller::ApiKey(digest, _) => writer.part(API_KEY, PartValue::Digest(digest.as_bytes())),
                 Caller::User(user) => writer.part(USER, PartValue::Plain(user.subject.as_bytes())),
                 Caller::Address(address) => writer.address(address),
@@ -342,34 +371,36 @@ impl<'r> Identity<'r> {
                 None => self.write_missing(USER, writer),
             },
             Subject::Header(name) => {
-                let kind = PartKind { word: "header", name: Some(name.as_str()) };
-                match self.believed_header(name) {
-                    Some(value) if self.is_credential(name) => writer.part(kind, PartValue::Secret(value)),
-                    Some(value) => writer.part(kind, PartValue::Plain(value)),
-                    None => self.write_missing(kind, writer),
+                let label = PartLabel { kind: "header", name: Some(name.as_str()) };
+                match self.countable_header(name) {
+                    Some(value) if self.is_credential(name) => writer.part(label, PartValue::Secret(value)),
+                    Some(value) => writer.part(label, PartValue::Plain(value)),
+                    None => self.write_missing(label, writer),
                 }
             }
             Subject::Cookie(name) => {
-                let kind = PartKind { word: "cookie", name: Some(name) };
+                let label = PartLabel { kind: "cookie", name: Some(name) };
                 match single_value::cookie(self.origin.headers, name).one() {
-                    Some(value) => writer.part(kind, PartValue::Secret(value)),
-                    None => self.write_missing(kind, writer),
+                    Some(value) => writer.part(label, PartValue::Secret(value)),
+                    None => self.write_missing(label, writer),
                 }
             }
             Subject::Path => match self.path() {
                 "" => self.write_missing(PATH, writer),
                 path => writer.part(PATH, PartValue::Public(path.as_bytes())),
             },
-            Subject::Global => writer.word("global"),
+            Subject::Global => writer.kind_alone("global"),
         }
     }
 
+    /// Returns the canonical path, or an empty string if it is ambiguous or unknown.
     fn path(&self) -> &str {
         self.path.get_or_init(|| self.request.map(RequestView::canonical_path).unwrap_or_default())
     }
 
-    fn write_missing(&self, kind: PartKind<'_>, writer: &mut SubjectWriter<'_>) {
-        writer.part(kind, PartValue::Missing(self.address_key()));
+    /// Writes a part that the request does not have: the client's network, marked as a substitute.
+    fn write_missing(&self, label: PartLabel<'_>, writer: &mut SubjectWriter<'_>) {
+        writer.part(label, PartValue::Missing(self.address_key()));
     }
 
     fn is_credential(&self, name: &HeaderName) -> bool {
@@ -377,9 +408,10 @@ impl<'r> Identity<'r> {
     }
 }
 
-const API_KEY: PartKind<'static> = PartKind { word: "api_key", name: None };
-const USER: PartKind<'static> = PartKind { word: "user", name: None };
-const PATH: PartKind<'static> = PartKind { word: "path", name: None };
+const CALLER: PartLabel<'static> = PartLabel { kind: "caller", name: None };
+const API_KEY: PartLabel<'static> = PartLabel { kind: "api_key", name: None };
+const USER: PartLabel<'static> = PartLabel { kind: "user", name: None };
+const PATH: PartLabel<'static> = PartLabel { kind: "path", name: None };
 
 impl fmt::Debug for Identity<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -1,16 +1,16 @@
-//! Users, by the token that somebody we know has signed for them (JWT, RFC 7519).
+//! Verifies JSON web tokens (JWT, RFC 7519), which identify users.
 //!
-//! **The key decides the algorithm.** A token names its algorithm itself, and believing it is the classic hole: a
-//! token that says `none`, or one that says HS256 and is signed with the bytes of a *public* RSA key. Here a
-//! verifier is made for one algorithm with one key; the token's word is only compared with it. A
-//! public key given as an HS256 secret is refused when the verifier is made.
+//! **The key decides the algorithm.** A token names its own algorithm. To trust that name is a well-known
+//! vulnerability: a token may name `none`, or name HS256 and be signed with the bytes of a *public* RSA key. Here a
+//! verifier is created for one algorithm with one key, and a token that names another algorithm is rejected. A public
+//! key that is passed as an HS256 secret is refused when the verifier is created.
 //!
-//! **The order.** Size, shape, algorithm, signature; only then are the claims parsed, so nothing that is unsigned
-//! reaches the JSON of a caller. `exp` is required: a token that is valid for good is a password. Times are compared
-//! with the `now` that was passed in; no clock is read here.
+//! **Order.** Size, structure, algorithm and signature are checked first. Claims are parsed only after that, so
+//! unsigned claims are never parsed. `exp` is required: a token that never expires is a password. Times are compared
+//! with the `now` argument; no clock is read.
 //!
-//! The signature check goes to `jsonwebtoken`'s pure Rust backend by name, not through its process-wide
-//! default: another crate in the same program may have chosen a different one, or none.
+//! The signature is checked by the pure Rust backend of `jsonwebtoken`, which is named explicitly. Its process-wide
+//! default is not used: another crate in the same program may have installed a different one, or none.
 
 use std::fmt;
 use std::sync::Arc;
@@ -25,14 +25,14 @@ use tollgate_core::Timestamp;
 
 use super::user::{TOKEN_BYTES_MAX, TokenError, User};
 
-/// HMAC keys shorter than the digest weaken it, and RFC 7518 forbids them for HS256.
+/// Minimum length of an HS256 secret. RFC 7518 forbids keys shorter than the digest.
 const HS256_SECRET_BYTES_MIN: usize = 32;
-/// RFC 7518 forbids RSA keys of fewer bits for RS256.
+/// Minimum size of an RSA modulus for RS256, as RFC 7518 requires.
 const RSA_MODULUS_BYTES_MIN: usize = 2048 / 8;
-/// A longer subject is no user's name.
+/// Maximum length of a token's subject. A token with a longer one is rejected.
 const SUBJECT_BYTES_MAX: usize = 1024;
 
-/// A key that cannot verify tokens. Does not repeat the key.
+/// The error for a key that cannot be used to verify tokens. It does not contain the key.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{problem}; {accepted}")]
 pub struct TokenKeyError {
@@ -40,7 +40,7 @@ pub struct TokenKeyError {
     accepted: &'static str,
 }
 
-/// Verifies tokens of one algorithm with one key.
+/// Verifies tokens of one algorithm with one key. Its `Debug` output does not show the key.
 ///
 /// ```
 /// use tollgate::identity::{TokenError, TokenVerifier};
@@ -64,14 +64,14 @@ pub struct TokenVerifier {
 }
 
 impl TokenVerifier {
-    /// Verifies HS256 tokens with the secret they were signed with.
+    /// Creates a verifier for HS256 tokens, with the secret that signs them.
     ///
     /// # Errors
-    /// When the secret is shorter than 32 bytes, or is a PEM file, which RS256 and ES256 take.
+    /// Fails if the secret is shorter than 32 bytes, or if it is a PEM file (use RS256 or ES256 for those).
     pub fn hs256(secret: &[u8]) -> Result<TokenVerifier, TokenKeyError> {
         let accepted = "HS256 takes a secret of at least 32 bytes";
         if secret.trim_ascii_start().starts_with(b"-----BEGIN") {
-            let problem = "this is a PEM file, not a secret: whoever has the public key could sign tokens with it";
+            let problem = "the secret is a PEM file: anyone who knows the public key could sign tokens with it";
             return Err(TokenKeyError { problem, accepted });
         }
         if secret.len() < HS256_SECRET_BYTES_MIN {
@@ -80,10 +80,10 @@ impl TokenVerifier {
         Ok(TokenVerifier::new(Algorithm::HS256, DecodingKey::from_secret(secret)))
     }
 
-    /// Verifies RS256 tokens with the issuer's public key, in PEM form.
+    /// Creates a verifier for RS256 tokens, with the issuer's public key in PEM form.
     ///
     /// # Errors
-    /// When it is no RSA public key, or has fewer than 2,048 bits.
+    /// Fails if this is not an RSA public key of at least 2,048 bits.
     pub fn rs256(public_key_pem: &[u8]) -> Result<TokenVerifier, TokenKeyError> {
         let error = |problem| TokenKeyError {
             problem,
@@ -100,10 +100,10 @@ impl TokenVerifier {
         Ok(TokenVerifier::new(Algorithm::RS256, key))
     }
 
-    /// Verifies ES256 tokens with the issuer's public key, in PEM form.
+    /// Creates a verifier for ES256 tokens, with the issuer's public key in PEM form.
     ///
     /// # Errors
-    /// When it is no public key on the curve P-256.
+    /// Fails if this is not a public key on the curve P-256.
     pub fn es256(public_key_pem: &[u8]) -> Result<TokenVerifier, TokenKeyError> {
         let error = TokenKeyError {
             problem: "expected a public key on the curve P-256",
@@ -118,34 +118,36 @@ impl TokenVerifier {
         TokenVerifier { algorithm, key, issuer: None, audience: None, plan_claim: None, leeway_us: 60_000_000 }
     }
 
-    /// Only tokens whose `iss` is this.
+    /// Requires that the claim `iss` equals `issuer`. By default `iss` is not checked.
     #[must_use]
     pub fn with_issuer(self, issuer: impl Into<String>) -> TokenVerifier {
         TokenVerifier { issuer: Some(issuer.into()), ..self }
     }
 
-    /// Only tokens whose `aud` is this or has this among others. Unless said, `aud` is not looked at.
+    /// Requires that the claim `aud` is `audience`, or a list that contains it. By default `aud` is not checked.
     #[must_use]
     pub fn with_audience(self, audience: impl Into<String>) -> TokenVerifier {
         TokenVerifier { audience: Some(audience.into()), ..self }
     }
 
-    /// Reads the user's plan from this claim, a string.
+    /// Reads the user's plan from this claim. A claim that is not a string is ignored. By default no plan is read.
     #[must_use]
     pub fn with_plan_claim(self, claim: impl Into<String>) -> TokenVerifier {
         TokenVerifier { plan_claim: Some(claim.into()), ..self }
     }
 
-    /// Allows this much between the issuer's clock and ours: a minute unless said.
+    /// Sets the tolerated difference between the issuer's clock and the local one. Defaults to 60 s.
+    ///
+    /// A token is accepted from `leeway` before its `nbf` until `leeway` after its `exp`.
     #[must_use]
     pub fn with_leeway(self, leeway: Duration) -> TokenVerifier {
         TokenVerifier { leeway_us: u64::try_from(leeway.as_micros()).unwrap_or(u64::MAX), ..self }
     }
 
-    /// The user whom the token was signed for.
+    /// Verifies a token at time `now` and returns its user.
     ///
     /// # Errors
-    /// When any part of the token is not as it should be; [`TokenError`] says which.
+    /// Returns the first problem found: size, structure, algorithm, signature, times, issuer, audience, or subject.
     pub fn verify(&self, token: &[u8], now: Timestamp) -> Result<User, TokenError> {
         let claims = self.verified_claims(token)?;
         self.check_times(&claims, now)?;
@@ -158,7 +160,7 @@ impl TokenVerifier {
         Ok(User { subject, plan })
     }
 
-    /// The claims, once the signature over them is known to be good.
+    /// Verifies the signature of a token and returns its claims.
     fn verified_claims(&self, token: &[u8]) -> Result<Map<String, Value>, TokenError> {
         if token.len() > TOKEN_BYTES_MAX {
             return Err(TokenError::TooLong);
@@ -180,6 +182,7 @@ impl TokenVerifier {
         decode_object(claims)
     }
 
+    /// Checks `exp`, which is required, and `nbf`, which is optional.
     fn check_times(&self, claims: &Map<String, Value>, now: Timestamp) -> Result<(), TokenError> {
         let now_us = now.as_micros();
         let expires_us = numeric_date_us(claims, "exp")?.ok_or(TokenError::Expired)?;
@@ -192,6 +195,7 @@ impl TokenVerifier {
         }
     }
 
+    /// Checks `iss` and `aud`, if they are configured.
     fn check_parties(&self, claims: &Map<String, Value>) -> Result<(), TokenError> {
         if let Some(issuer) = &self.issuer
             && claims.get("iss").and_then(Value::as_str) != Some(issuer)
@@ -224,23 +228,27 @@ fn algorithm_name(algorithm: Algorithm) -> &'static str {
         Algorithm::HS256 => "HS256",
         Algorithm::RS256 => "RS256",
         Algorithm::ES256 => "ES256",
-        _ => unreachable!("a verifier is made for one of the three"),
+        _ => unreachable!("a verifier is created for one of these three"),
     }
 }
 
+/// Decodes a base64url part that contains a JSON object.
 fn decode_object(part: &[u8]) -> Result<Map<String, Value>, TokenError> {
     let json = URL_SAFE_NO_PAD.decode(part).map_err(|_| TokenError::Malformed)?;
     serde_json::from_slice(&json).map_err(|_| TokenError::Malformed)
 }
 
-/// Seconds since the epoch, whole or with a fraction, in microseconds. Rounded down; beyond the end of time is the end.
+/// Returns a claim that is a date (seconds since the epoch, possibly with a fraction) in microseconds, rounded down.
+///
+/// Returns `None` if the claim is absent, and an error if it is not a number or negative. Dates that are too large
+/// saturate.
 fn numeric_date_us(claims: &Map<String, Value>, name: &str) -> Result<Option<u64>, TokenError> {
     let Some(value) = claims.get(name) else { return Ok(None) };
     if let Some(seconds) = value.as_u64() {
         return Ok(Some(seconds.saturating_mul(1_000_000)));
     }
     match value.as_f64() {
-        // `as` saturates, which is what is wanted of a number that is too large.
+        // `as` saturates, so a date that is too large becomes the latest one.
         Some(seconds) if seconds >= 0.0 => Ok(Some((seconds * 1e6) as u64)),
         _ => Err(TokenError::Malformed),
     }

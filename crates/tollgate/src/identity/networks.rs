@@ -1,4 +1,4 @@
-//! Sets of networks: trusted proxies, exempt addresses, address ranges of a plan.
+//! Sets of networks, for trusted proxies, exempt addresses and the address ranges of plans.
 
 use std::net::IpAddr;
 use std::str::FromStr;
@@ -7,10 +7,10 @@ use ipnet::{IpNet, Ipv4Net};
 
 use super::address::{embedded_v4, embedded_v4_network};
 
-/// Longer texts are refused unread.
+/// Maximum length of the text of one network.
 const TEXT_BYTES_MAX: usize = 64;
 
-/// A set of networks. Asking costs a binary search, however many there are.
+/// A set of networks. A lookup is a binary search.
 ///
 /// ```
 /// use tollgate::identity::Networks;
@@ -23,11 +23,11 @@ const TEXT_BYTES_MAX: usize = 64;
 /// ```
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Networks {
-    /// Disjoint and in order, IPv4 first; a network that carries IPv4 is written as IPv4.
+    /// Disjoint and sorted, IPv4 first. An IPv6 network that contains an IPv4 network is stored as the IPv4 network.
     networks: Vec<IpNet>,
 }
 
-/// A text that is no network.
+/// The error for a text that is not a network.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error(
     "{problem} (found {found:?}); accepted are networks and addresses: 10.0.0.0/8, 203.0.113.7, 2001:db8::/32, ::1"
@@ -38,18 +38,20 @@ pub struct NetworkError {
 }
 
 impl Networks {
-    /// The set of networks with these texts: `ADDRESS/BITS`, or a single address.
+    /// Parses a set of networks. Each text is `ADDRESS/BITS` or a single address.
     ///
     /// # Errors
-    /// When one of them is no network, or has address bits beyond its size: of `10.1.2.3/8`, one of the
-    /// two numbers must be a slip, and to guess which would be to guess whom to trust.
+    /// Fails if a text is not a network, or if its address has bits after the prefix. In `10.1.2.3/8` either the
+    /// address or the size is wrong, and the choice decides which machines are trusted.
     pub fn parse<'a>(texts: impl IntoIterator<Item = &'a str>) -> Result<Networks, NetworkError> {
         let networks: Vec<IpNet> = texts.into_iter().map(parse_network).collect::<Result<_, _>>()?;
         Ok(networks.into_iter().collect())
     }
 
-    /// Returns whether `address` is in one of the networks. An IPv4-mapped address counts as IPv4. An address in `64:ff9b::/96` or
-    /// `2002::/16` counts as the IPv4 address that it carries, and as itself in wider networks such as `2000::/3`.
+    /// Returns whether `address` is in one of the networks.
+    ///
+    /// An IPv4-mapped address is treated as IPv4. An address in `64:ff9b::/96` or `2002::/16` matches networks of the
+    /// IPv4 address that it contains, and also wider IPv6 networks such as `2000::/3`.
     #[inline]
     pub fn contains(&self, address: IpAddr) -> bool {
         !self.networks.is_empty() && readings(address).any(|address| self.find(address))
@@ -60,17 +62,17 @@ impl Networks {
         after.checked_sub(1).is_some_and(|before| self.networks[before].contains(&address))
     }
 
-    /// Whether the set has no network.
+    /// Returns whether the set has no networks.
     pub fn is_empty(&self) -> bool {
         self.networks.is_empty()
     }
 
-    /// Whether every IPv4 or every IPv6 address is in it.
+    /// Returns whether the set contains all IPv4 addresses or all IPv6 addresses.
     pub fn is_everybody(&self) -> bool {
         self.networks.iter().any(|network| network.prefix_len() == 0)
     }
 
-    /// The networks, merged where they touch, in order.
+    /// Returns the networks in order. Overlapping networks, and adjacent ones that form a larger network, are merged.
     pub fn iter(&self) -> impl Iterator<Item = IpNet> + '_ {
         self.networks.iter().copied()
     }
@@ -88,7 +90,7 @@ impl FromIterator<IpNet> for Networks {
 impl FromStr for Networks {
     type Err = NetworkError;
 
-    /// Several networks, separated by commas or spaces, as in an environment variable.
+    /// Parses networks separated by commas or spaces, as in an environment variable. An empty text is an empty set.
     fn from_str(text: &str) -> Result<Networks, NetworkError> {
         Networks::parse(text.split([',', ' ']).filter(|word| !word.is_empty()))
     }
@@ -112,12 +114,12 @@ fn parse_network(text: &str) -> Result<IpNet, NetworkError> {
         .flatten()
         .ok_or_else(|| error(&format!("expected a size of 0 to {bits_max} bits after the /")))?;
     if network.trunc() != network {
-        return Err(error(&format!("the address goes on after its first {bits} bits; write {}", network.trunc())));
+        return Err(error(&format!("the address has bits set after its first {bits}; write {}", network.trunc())));
     }
     Ok(unmap(network))
 }
 
-/// Returns the IPv4 network that a network carries, or the network itself.
+/// Returns the IPv4 network inside an IPv6 network, or the network itself if there is none.
 fn unmap(network: IpNet) -> IpNet {
     let IpNet::V6(v6) = network else { return network };
     match embedded_v4_network(v6.network(), v6.prefix_len()) {
@@ -126,12 +128,12 @@ fn unmap(network: IpNet) -> IpNet {
     }
 }
 
-/// Returns the addresses by which networks are searched: the IPv4 address that `address` carries, if any, and `address` itself
-/// unless it is IPv4-mapped.
+/// Returns the addresses by which networks are searched: the IPv4 address inside `address`, if any, and `address`
+/// itself unless it is IPv4-mapped.
 pub(crate) fn readings(address: IpAddr) -> impl Iterator<Item = IpAddr> {
-    let carried = embedded_v4(address);
-    let itself = Some(address.to_canonical()).filter(|address| *address != carried);
-    std::iter::once(carried).chain(itself)
+    let embedded = embedded_v4(address);
+    let itself = Some(address.to_canonical()).filter(|address| *address != embedded);
+    std::iter::once(embedded).chain(itself)
 }
 
 #[cfg(test)]
@@ -143,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn membership_agrees_with_asking_each_network() {
+    fn membership_agrees_with_a_search_of_each_network() {
         let texts = ["10.0.0.0/8", "10.1.0.0/16", "11.0.0.0/8", "192.0.2.7", "::1", "2001:db8::/32", "fe80::/10"];
         let set = Networks::parse(texts).unwrap();
         let single: Vec<IpNet> = texts.iter().map(|text| parse_network(text).unwrap()).collect();
@@ -179,11 +181,11 @@ mod tests {
         assert_eq!(networks("::ffff:10.0.0.0/104"), networks("10.0.0.0/8"));
         assert_eq!(networks("::ffff:a00:1"), networks("10.0.0.1"));
         assert!(networks("10.0.0.0/8").contains("::ffff:10.9.9.9".parse().unwrap()));
-        assert!(!networks("::/0").contains("10.9.9.9".parse().unwrap()), "an IPv6 network holds no IPv4");
+        assert!(!networks("::/0").contains("10.9.9.9".parse().unwrap()), "an IPv6 network contains no IPv4 address");
     }
 
     #[test]
-    fn networks_that_carry_ipv4_are_that_ipv4() {
+    fn ipv6_networks_that_contain_ipv4_are_stored_as_ipv4() {
         for (text, same) in [
             ("64:ff9b::10.0.0.0/104", "10.0.0.0/8"),
             ("64:ff9b::10.0.0.1", "10.0.0.1"),
@@ -200,9 +202,10 @@ mod tests {
             assert!(ten.contains(text.parse().unwrap()), "{text}");
         }
         for text in ["64:ff9b:1::10.9.9.9", "::10.9.9.9", "2003:a09:909::1", "64:ff9a::10.9.9.9"] {
-            assert!(!ten.contains(text.parse().unwrap()), "{text} carries no IPv4 address");
+            assert!(!ten.contains(text.parse().unwrap()), "{text} contains no IPv4 address");
         }
-        // A wider IPv6 network is no IPv4 network, and still holds the addresses that carry one.
+        // A wider IPv6 network contains no IPv4 address, but it contains the IPv6 addresses with an IPv4 address
+        // inside.
         let wide = networks("2000::/3, 64::/16");
         assert!(!wide.contains("10.9.9.9".parse().unwrap()));
         assert!(
@@ -211,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn everybody_is_noticed_even_in_halves() {
+    fn set_of_all_addresses_is_recognised_even_in_two_halves() {
         for text in ["0.0.0.0/0", "::/0", "0.0.0.0/1 128.0.0.0/1", "10.0.0.0/8,::ffff:0:0/96"] {
             assert!(networks(text).is_everybody(), "{text}");
         }
@@ -220,8 +223,8 @@ mod tests {
     }
 
     #[test]
-    fn a_text_that_is_no_network_is_told_what_would_be() {
-        for (text, said) in [
+    fn error_says_what_a_network_looks_like() {
+        for (text, expected) in [
             ("10.0.0.0/33", "0 to 32 bits"),
             ("::/129", "0 to 128 bits"),
             ("10.0.0.0/", "0 to 32 bits"),
@@ -235,7 +238,7 @@ mod tests {
             ("*", "expected a network"),
         ] {
             let message = Networks::parse([text]).unwrap_err().to_string();
-            assert!(message.contains(said) && message.contains(text), "{text}: {message}");
+            assert!(message.contains(expected) && message.contains(text), "{text}: {message}");
             assert!(message.contains("accepted are"), "{message}");
         }
         let message = Networks::parse(["9".repeat(10_000).as_str()]).unwrap_err().to_string();

@@ -1,15 +1,16 @@
-//! Values by network, found by address in a few lookups, however many networks there are.
+//! Finds the values of all networks that contain an address.
 //!
 //! ```text
-//!   10.0.0.0/8      ◀──────┐        sorted by first address, then by size;
-//!   10.1.0.0/16     ◀───┐  │        each knows the network around it
+//!   10.0.0.0/8      ◀──────┐        sorted by first address, then by prefix length;
+//!   10.1.0.0/16     ◀───┐  │        each entry refers to the smallest network that contains it
 //!   10.1.2.0/24     ────┘  │
 //!   10.9.0.0/16     ───────┘
 //!   192.0.2.7/32
 //! ```
 //!
-//! Two networks are nested or disjoint. So all networks that cover an address are the last one that begins at or before it, if that
-//! covers it, and those around it: a binary search and a walk outwards, which is as long as networks are nested.
+//! Two networks are nested or disjoint. So the networks that contain an address are found among the last network that
+//! begins at or before the address and the networks around that one. A lookup is a binary search and one step per level
+//! of nesting, however many networks there are.
 
 use std::net::IpAddr;
 
@@ -18,18 +19,18 @@ use ipnet::IpNet;
 use super::networks::readings;
 use crate::rules::comparisons;
 
-/// A map from networks to values.
+/// A map from networks to values, searched by address.
 #[derive(Clone, Debug)]
 pub(crate) struct PrefixTable<T> {
-    entries: Vec<Entry<T>>,
+    entries: Vec<PrefixEntry<T>>,
 }
 
 #[derive(Clone, Debug)]
-struct Entry<T> {
+struct PrefixEntry<T> {
     network: IpNet,
     value: T,
-    /// The place of the smallest network around this one.
-    around: Option<usize>,
+    /// Index of the smallest network that contains this one.
+    parent: Option<usize>,
 }
 
 impl<T> Default for PrefixTable<T> {
@@ -39,31 +40,34 @@ impl<T> Default for PrefixTable<T> {
 }
 
 impl<T> PrefixTable<T> {
-    /// Builds a table. Of two values of one network, `merge` changes the first to what is kept.
+    /// Creates a table. If a network occurs twice, `merge` combines the second value into the first.
     pub(crate) fn new(values: impl IntoIterator<Item = (IpNet, T)>, merge: impl Fn(&mut T, T)) -> PrefixTable<T> {
         let mut values: Vec<(IpNet, T)> = values.into_iter().collect();
         values.sort_by_key(|(network, _)| *network);
-        let mut entries: Vec<Entry<T>> = Vec::with_capacity(values.len());
+        let mut entries: Vec<PrefixEntry<T>> = Vec::with_capacity(values.len());
         for (network, value) in values {
-            // Those around it begin before it or are larger, so they are there already.
-            let mut around = entries.len().checked_sub(1);
-            while let Some(place) = around.filter(|place| !entries[*place].network.contains(&network)) {
-                around = entries[place].around;
+            // Networks that contain this one sort before it, so they are in the table already.
+            let mut parent = entries.len().checked_sub(1);
+            while let Some(index) = parent.filter(|index| !entries[*index].network.contains(&network)) {
+                parent = entries[index].parent;
             }
-            match around.map(|place| &mut entries[place]) {
+            match parent.map(|index| &mut entries[index]) {
                 Some(same) if same.network == network => merge(&mut same.value, value),
-                _ => entries.push(Entry { network, value, around }),
+                _ => entries.push(PrefixEntry { network, value, parent }),
             }
         }
         PrefixTable { entries }
     }
 
+    /// Returns whether the table has no networks.
     pub(crate) fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
 
-    /// Returns the values of all networks that cover the address, the smallest network first. An address that carries an IPv4 address
-    /// is covered by networks of both.
+    /// Returns the values of all networks that contain `address`, the smallest network first.
+    ///
+    /// For an IPv6 address that contains an IPv4 address, the values of its IPv4 networks come first, then those of its
+    /// IPv6 networks.
     pub(crate) fn covering(&self, address: IpAddr) -> impl Iterator<Item = &T> {
         readings(address).flat_map(|address| self.covering_exactly(address))
     }
@@ -73,11 +77,11 @@ impl<T> PrefixTable<T> {
             comparisons::count();
             entry.network.network() <= address
         });
-        let outwards = std::iter::successors(after.checked_sub(1), |place| {
+        let outwards = std::iter::successors(after.checked_sub(1), |index| {
             comparisons::count();
-            self.entries[*place].around
+            self.entries[*index].parent
         });
-        let entries = outwards.map(|place| &self.entries[place]);
+        let entries = outwards.map(|index| &self.entries[index]);
         entries.filter(move |entry| entry.network.contains(&address)).map(|entry| &entry.value)
     }
 }
@@ -96,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_finds_all_networks_around_it_and_no_others() {
+    fn address_finds_all_networks_that_contain_it_and_no_others() {
         let table = table_of(&[
             "10.0.0.0/8",
             "10.1.2.0/24",
@@ -139,13 +143,13 @@ mod tests {
     }
 
     #[test]
-    fn it_agrees_with_asking_each_network() {
+    fn lookup_agrees_with_a_search_of_each_network() {
         let mut state = 1_u32;
         let mut next = move || {
             state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
             state
         };
-        // In a small part of the space, so that networks meet.
+        // In a small part of the address space, so that networks overlap.
         let networks: Vec<IpNet> = (0..2_000)
             .map(|_| {
                 let bits = 8 + (next() >> 24) as u8 % 25;

@@ -1,34 +1,33 @@
-//! Which address is the client's, when proxies stand in between.
+//! Determines the client's address behind proxies.
 //!
-//! **Problem.** Behind a proxy every request comes from the proxy, and the client's address is in a header. But
-//! a header is text that anybody can send. Who believes the leftmost entry of `X-Forwarded-For`, or the first of
-//! eight headers that happens to be there, lets every client choose its own identity.
+//! **Problem.** Behind a proxy the peer of every connection is the proxy, and the client's address is in a header. But
+//! a client can send that header too. A service that uses the leftmost entry of `X-Forwarded-For`, or the first of
+//! eight headers that is present, lets every client choose its own address.
 //!
-//! **Idea.** Each proxy *appends* the address it was talked to from. So the entries on the right
-//! were written by machines we know, and the walk begins there:
+//! **Idea.** Each proxy *appends* the address of its own peer. So the entries on the right were written by trusted
+//! machines, and the walk begins there:
 //!
 //! ```text
-//!   X-Forwarded-For:  6.6.6.6,    198.51.100.7,     10.0.0.2         peer 10.0.0.1
-//!                     whatever    what 10.0.0.2     what 10.0.0.1    the socket
-//!                     was sent    was talked to     was talked to
-//!                                 from: not ours,   from: one of
-//!                                 the client        ours, go on    ◀── the walk
+//!   X-Forwarded-For:  6.6.6.6,         198.51.100.7,      10.0.0.2          peer 10.0.0.1
+//!                     sent by the      peer of 10.0.0.2:  peer of 10.0.0.1: of the socket:
+//!                     client: ignored  not trusted,       trusted,          trusted
+//!                                      so the client      continue          ◀── the walk begins here
 //! ```
 //!
-//! 1. The peer of the socket is not trusted: it is the client, and no header is read.
-//! 2. Else the entries of *one* header, all its lines in order, from the right: the first that is not trusted
-//!    is the client. What stands further left was sent by it and is never looked at.
-//! 3. An entry that is no address stops the walk, and the hop before it counts. Skipping it would expose the
-//!    forged entry to its left. An empty entry is no address either: it is what a proxy
-//!    writes that does not know whom it talked to.
-//! 4. If all entries are trusted, the leftmost of them counts; if there are none, the peer.
+//! 1. If the peer of the socket is not trusted, it is the client, and no header is read.
+//! 2. Otherwise the entries of *one* header are read from the right, across all its lines. The first that is not trusted
+//!    is the client. Entries further left come from the client and are not read.
+//! 3. An entry that is not an address ends the walk, and the previous hop is the client. Skipping the entry would expose
+//!    a forged entry to its left. An empty entry is not an address either: proxies write it when they do not know
+//!    their peer.
+//! 4. If all entries are trusted, the leftmost one is the client. If there are no entries, the peer is.
 //!
-//! Every wrong turn therefore ends at an address *nearer* to us: too many clients may share a
-//! budget, none can leave its own.
+//! So every mistake ends at an address that is *nearer* to this server. Clients may then share a budget, but no client
+//! can escape its own.
 //!
-//! **Bounds.** No more than [`ENTRIES_MAX`] entries and [`HEADER_BYTES_MAX`] bytes are looked at, from the right.
+//! **Bounds.** At most [`ENTRIES_MAX`] entries and [`HEADER_BYTES_MAX`] bytes are read, from the right.
 //!
-//! Headers that hold a single address (`CF-Connecting-IP`, `X-Real-IP`) are lists of one.
+//! Headers with a single address (`CF-Connecting-IP`, `X-Real-IP`) are read as lists of one entry.
 
 use std::net::IpAddr;
 use std::str::FromStr;
@@ -39,12 +38,12 @@ use super::address::parse_node;
 use super::networks::Networks;
 use super::{forwarded, suggest};
 
-/// A longer chain of trusted proxies is not followed further.
+/// Maximum number of entries that are read.
 const ENTRIES_MAX: usize = 100;
-/// A longer forwarding header is not read further.
+/// Maximum number of bytes that are read of all lines of the header.
 const HEADER_BYTES_MAX: usize = 16 * 1024;
 
-/// The one header in which trusted proxies tell the client's address: `X-Forwarded-For` unless said.
+/// The header in which trusted proxies report the client's address. Defaults to `X-Forwarded-For`.
 ///
 /// ```
 /// use tollgate::identity::ForwardingHeader;
@@ -60,16 +59,16 @@ pub struct ForwardingHeader {
     syntax: Syntax,
 }
 
-/// How the entries are written.
+/// The syntax of a forwarding header.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 enum Syntax {
-    /// Addresses, separated by commas.
+    /// Addresses separated by commas.
     List,
-    /// RFC 7239.
+    /// Elements as in RFC 7239.
     Forwarded,
 }
 
-/// A text that does not name one forwarding header.
+/// The error for a text that is not the name of one forwarding header.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error(
     "{problem} (found {found:?}); accepted is exactly one header: X-Forwarded-For, Forwarded, or one that holds the client's address, such as CF-Connecting-IP"
@@ -80,17 +79,17 @@ pub struct ForwardingHeaderError {
 }
 
 impl ForwardingHeader {
-    /// `X-Forwarded-For`, to which each proxy appends an address.
+    /// Returns `X-Forwarded-For`, to which each proxy appends an address.
     pub fn x_forwarded_for() -> ForwardingHeader {
         ForwardingHeader { name: HeaderName::from_static("x-forwarded-for"), syntax: Syntax::List }
     }
 
-    /// `Forwarded` (RFC 7239), to which each proxy appends `for=ADDRESS` and more.
+    /// Returns `Forwarded` (RFC 7239), to which each proxy appends an element with `for=ADDRESS`.
     pub fn forwarded() -> ForwardingHeader {
         ForwardingHeader { name: http::header::FORWARDED, syntax: Syntax::Forwarded }
     }
 
-    /// The header's name, in lower case.
+    /// Returns the name of the header, in lower case.
     pub fn name(&self) -> &HeaderName {
         &self.name
     }
@@ -107,14 +106,14 @@ impl FromStr for ForwardingHeader {
 
     fn from_str(text: &str) -> Result<ForwardingHeader, ForwardingHeaderError> {
         let error = |problem: String| ForwardingHeaderError { problem, found: text.chars().take(64).collect() };
-        let name = HeaderName::from_str(text).map_err(|_| error("expected a header's name".to_owned()))?;
+        let name = HeaderName::from_str(text).map_err(|_| error("expected a header name".to_owned()))?;
         match name.as_str() {
             "x-forwarded-for" => Ok(ForwardingHeader::x_forwarded_for()),
             "forwarded" => Ok(ForwardingHeader::forwarded()),
             "x-forwarded-host" | "x-forwarded-port" | "x-forwarded-proto" => {
-                Err(error("this header holds no address".to_owned()))
+                Err(error("this header contains no address".to_owned()))
             }
-            // A slip would silently name a header that no proxy writes, and all clients would share one budget.
+            // A misspelt name would be a header that no proxy writes, so that all clients would share one budget.
             other => match suggest::nearest(other, ["X-Forwarded-For", "Forwarded"]) {
                 Some(meant) => Err(error(format!("unknown header; did you mean {meant}?"))),
                 None => Ok(ForwardingHeader { name, syntax: Syntax::List }),
@@ -123,9 +122,9 @@ impl FromStr for ForwardingHeader {
     }
 }
 
-/// The proxies whose word about the client's address is taken, and the header in which they give it.
+/// The proxies that are trusted to report client addresses, and the header in which they do.
 ///
-/// Nobody is trusted unless said.
+/// By default no proxy is trusted, and the client is always the peer of the socket.
 ///
 /// ```
 /// use http::HeaderMap;
@@ -147,33 +146,36 @@ pub struct TrustedProxies {
 }
 
 impl TrustedProxies {
-    /// Trusts the machines in `networks` about what they write into `header`.
+    /// Trusts the proxies in `networks` to report client addresses in `header`.
     pub fn new(networks: Networks, header: ForwardingHeader) -> TrustedProxies {
         TrustedProxies { networks, header }
     }
 
-    /// Whether the machine at `address` is one of the proxies.
+    /// Returns whether `address` belongs to a trusted proxy.
     pub fn trusts(&self, address: IpAddr) -> bool {
         self.networks.contains(address)
     }
 
-    /// The networks of the proxies.
+    /// Returns the networks of the trusted proxies.
     pub fn networks(&self) -> &Networks {
         &self.networks
     }
 
-    /// The header that is read.
+    /// Returns the header in which the proxies report client addresses.
     pub fn header(&self) -> &ForwardingHeader {
         &self.header
     }
 
-    /// The client's address, given the socket's peer and the request's headers. Never IPv4-mapped.
+    /// Returns the client's address, given the peer of the socket and the request headers.
+    ///
+    /// Returns `peer` if it is not a trusted proxy, or if the header has no usable entry. IPv4-mapped addresses are
+    /// returned as IPv4.
     pub fn client_address(&self, peer: IpAddr, headers: &HeaderMap) -> IpAddr {
         let mut hop = peer.to_canonical();
         if !self.trusts(hop) {
             return hop;
         }
-        for entry in Entries::new(&self.header, headers) {
+        for entry in HopsFromRight::new(&self.header, headers) {
             let Some(address) = entry else { break };
             hop = address;
             if !self.trusts(hop) {
@@ -184,22 +186,22 @@ impl TrustedProxies {
     }
 }
 
-/// The entries of a forwarding header from right to left: addresses, or `None` for what is none.
-struct Entries<'h> {
-    /// The lines not yet begun.
+/// Iterates over the entries of a forwarding header from right to left. Yields `None` for an entry that is no address.
+struct HopsFromRight<'h> {
+    /// The lines that have not been read yet.
     lines: http::header::ValueIter<'h, http::HeaderValue>,
-    /// What is left of the line at hand.
+    /// The unread part of the current line.
     line: Option<&'h [u8]>,
-    /// Whether the line's beginning was cut off, so that its leftmost entry may be half an entry.
+    /// Whether the beginning of the current line exceeds the byte limit, so that its leftmost entry may be incomplete.
     is_cut: bool,
     syntax: Syntax,
     entries_left: usize,
     bytes_left: usize,
 }
 
-impl<'h> Entries<'h> {
-    fn new(header: &ForwardingHeader, headers: &'h HeaderMap) -> Entries<'h> {
-        Entries {
+impl<'h> HopsFromRight<'h> {
+    fn new(header: &ForwardingHeader, headers: &'h HeaderMap) -> HopsFromRight<'h> {
+        HopsFromRight {
             lines: headers.get_all(&header.name).into_iter(),
             line: None,
             is_cut: false,
@@ -209,16 +211,17 @@ impl<'h> Entries<'h> {
         }
     }
 
+    /// Returns the next line from the end, without the bytes at its beginning that exceed the byte limit.
     fn next_line(&mut self) -> Option<&'h [u8]> {
         let line = self.lines.next_back()?.as_bytes();
-        let seen = &line[line.len().saturating_sub(self.bytes_left)..];
-        self.is_cut = seen.len() < line.len();
-        self.bytes_left -= seen.len();
-        Some(seen)
+        let kept = &line[line.len().saturating_sub(self.bytes_left)..];
+        self.is_cut = kept.len() < line.len();
+        self.bytes_left -= kept.len();
+        Some(kept)
     }
 }
 
-impl Iterator for Entries<'_> {
+impl Iterator for HopsFromRight<'_> {
     type Item = Option<IpAddr>;
 
     fn next(&mut self) -> Option<Option<IpAddr>> {

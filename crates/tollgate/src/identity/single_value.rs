@@ -1,26 +1,27 @@
-//! What a request says under a name, if it says one thing.
+//! Reads the single value of a header or cookie.
 //!
-//! A request may carry a header or a cookie several times. Servers differ in which of them they read: the first,
-//! the last, or all joined. A limiter that counts one while the upstream believes another can be
-//! walked around. So a name that is said twice, differently, is not said at all.
+//! A request may contain a header or a cookie several times. Servers differ in which of them they use: the first, the
+//! last, or all joined. If the limiter counted by one value and the upstream used another, a client could evade its
+//! limit. So a name with several different values is treated as absent.
 
 use http::{HeaderMap, HeaderName};
 
-/// Longer `Cookie` headers are not searched, as if the request had no cookies.
+/// Maximum total length of all `Cookie` headers. If they are longer, the request is treated as one without cookies.
 const COOKIE_BYTES_MAX: usize = 16 * 1024;
 
-/// The one value of a header.
+/// The value of a header or cookie that may occur several times.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SingleValue<'h> {
-    /// Not there, or empty.
+    /// No value, or only empty ones.
     Nothing,
-    /// There, once or several times the same.
+    /// One value, which may occur several times.
     One(&'h [u8]),
-    /// There with values that differ.
+    /// Several different values.
     Contradiction,
 }
 
 impl<'h> SingleValue<'h> {
+    /// Returns the value, or `None` if there is none or if values differ.
     pub(crate) fn one(self) -> Option<&'h [u8]> {
         match self {
             SingleValue::One(value) => Some(value),
@@ -28,25 +29,27 @@ impl<'h> SingleValue<'h> {
         }
     }
 
+    /// Reduces values to a single one. Spaces around values and empty values are ignored.
     fn among(values: impl Iterator<Item = &'h [u8]>) -> SingleValue<'h> {
-        let mut said = SingleValue::Nothing;
+        let mut single = SingleValue::Nothing;
         for value in values.map(<[u8]>::trim_ascii).filter(|value| !value.is_empty()) {
-            match said {
-                SingleValue::Nothing => said = SingleValue::One(value),
+            match single {
+                SingleValue::Nothing => single = SingleValue::One(value),
                 SingleValue::One(first) if first == value => {}
                 SingleValue::One(_) | SingleValue::Contradiction => return SingleValue::Contradiction,
             }
         }
-        said
+        single
     }
 }
 
-/// What the request says in the header `name`.
+/// Returns the value of the header `name`, without spaces around it.
 pub(crate) fn header<'h>(headers: &'h HeaderMap, name: &HeaderName) -> SingleValue<'h> {
     SingleValue::among(headers.get_all(name).into_iter().map(|value| value.as_bytes()))
 }
 
-/// What the request says in the cookie `name`.
+/// Returns the value of the cookie `name`, which is compared with case. `Nothing` if the cookies are too long to
+/// search.
 pub(crate) fn cookie<'h>(headers: &'h HeaderMap, name: &str) -> SingleValue<'h> {
     let lines = || headers.get_all(http::header::COOKIE).into_iter().map(|line| line.as_bytes());
     if lines().map(<[u8]>::len).sum::<usize>() > COOKIE_BYTES_MAX {
@@ -72,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn a_header_said_twice_counts_only_if_both_agree() {
+    fn repeated_header_counts_only_if_all_values_are_equal() {
         let tenant = HeaderName::from_static("x-tenant");
         for (lines, expected) in [
             (&[][..], None),
@@ -88,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cookie_is_found_by_its_whole_name_on_any_line() {
+    fn cookie_is_found_by_its_whole_name_on_any_line() {
         for (lines, expected) in [
             (&[("cookie", "device=abc")][..], Some("abc")),
             (&[("cookie", "a=1; device=abc; b=2")], Some("abc")),

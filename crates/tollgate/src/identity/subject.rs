@@ -1,31 +1,31 @@
-//! The subject: who is counted, as bytes that cannot be confused with anybody else's.
+//! The subject: the identity that is counted, encoded without collisions.
 //!
-//! **Problem.** A limiter that joins parts with a separator counts `("a", "b_c")` and `("a_b", "c")` as one, and
-//! whoever may choose a part may choose to be somebody else. A limiter that drops a missing part puts all
-//! who lack it into one bucket, where a few can starve the rest.
+//! **Problem.** A limiter that joins parts with a separator counts `("a", "b_c")` and `("a_b", "c")` as one subject, so
+//! a client that can choose one part can impersonate another client. A limiter that drops missing parts counts all
+//! clients without the part together, so that a few of them can use up the quota of the rest.
 //!
-//! **Layout.** Readable, because an operator will meet it in `redis-cli` at three in the morning:
+//! **Layout.** It is readable text, because operators see it in `redis-cli`:
 //!
 //! ```text
 //!   subject = part *( "&" part )              ip:203.0.113.9&user:42
 //!   part    = kind ":" value
-//!   kind    = "ip" | "api_key" | "user" | "header:" name | "cookie:" name | "path" | "global"
+//!   kind    = "ip" | "api_key" | "user" | "caller" | "header:" name | "cookie:" name | "path" | "global"
 //!   value   =     text                        203.0.113.9   2001:db8::/64   /shorten
-//!           | "#" digest                      what is long or secret: SHA-256, 16 bytes in hexadecimal
-//!           | "~" pseudonym                   under `anonymize`
-//!           | "!" value                       not there; the address stands in
+//!           | "#" digest                      long or secret values: 16 bytes of SHA-256 in hexadecimal
+//!           | "~" pseudonym                   with `anonymize`
+//!           | "!" value                       the part is missing; the value is the client's network
 //! ```
 //!
-//! In texts and names everything but visible ASCII, and the characters `% & # ~ ! { }`, is written as `%XX`. So an `&`
-//! always separates, a mark is always ours, and the bytes can be read back into the parts in only one way: different
-//! parts, different subjects. `global` has no value.
+//! In texts and names, everything except visible ASCII, and the characters `% & # ~ ! { }`, is written as `%XX`. So an
+//! `&` is always a separator, the marks `#`, `~` and `!` never come from a client, and the bytes can be decoded in only
+//! one way. Different parts always give different subjects. `global` has no value.
 //!
-//! **A missing part** (no such header, no known key, no user, a path that may be several) is replaced by the address
-//! behind a mark. Those who leave it out are counted by address: never all together, never uncounted, and never in the bucket of somebody
-//! who did say it, not even if that one's value reads like an address.
+//! **A missing part** (no such header, no known key, no user, an ambiguous path) is replaced by the client's network
+//! behind a `!`. Clients that omit the part are counted by address. They are never counted together, never uncounted,
+//! and never share a counter with a client that sent the part, even if its value looks like an address.
 //!
-//! **Credentials.** API keys, cookies and the headers that carry credentials are never written out: their digest
-//! is the subject. `anonymize` replaces each value but `path` by a pseudonym of what would have stood there.
+//! **Credentials.** API keys, cookies and headers that carry credentials are written as digests. `anonymize` replaces
+//! each value except `path` by a pseudonym of the value that would have been written.
 
 use std::fmt::{self, Write};
 
@@ -35,20 +35,22 @@ use smallvec::SmallVec;
 use super::address::{AddressKey, V4_TEXT_BYTES};
 use super::anonymize::Salt;
 
-/// A longer value is written as its digest.
+/// Longest value that is written as text. A longer one is written as its digest.
 const VALUE_BYTES_MAX: usize = 128;
 
-/// Who is counted. Made by [`Identity::subject`](super::Identity::subject); goes into a [`Key`](crate::Key).
+/// The identity under which a request is counted, for use in a [`Key`](crate::Key).
+///
+/// Created by [`Identity::subject`](super::Identity::subject). `Display` shows its bytes as text.
 #[derive(Clone, PartialEq, Eq, Hash)]
-pub struct SubjectKey(Bytes);
+pub struct SubjectKey(SubjectBytes);
 
 impl SubjectKey {
-    /// Nobody yet: what a [`SubjectWriter`] begins with.
+    /// Creates an empty subject for a [`SubjectWriter`] to fill.
     pub(crate) fn unwritten() -> SubjectKey {
-        SubjectKey(Bytes::new())
+        SubjectKey(SubjectBytes::new())
     }
 
-    /// The bytes, all of them visible ASCII.
+    /// Returns the bytes. All of them are visible ASCII.
     pub fn as_bytes(&self) -> &[u8] {
         &self.0
     }
@@ -76,78 +78,79 @@ impl fmt::Debug for SubjectKey {
     }
 }
 
-/// The kind of one part, with the name that `header` and `cookie` have.
+/// The text before the value of a part: its kind, and the name of a header or cookie.
 #[derive(Clone, Copy)]
-pub(crate) struct PartKind<'a> {
-    pub(crate) word: &'static str,
+pub(crate) struct PartLabel<'a> {
+    pub(crate) kind: &'static str,
     pub(crate) name: Option<&'a str>,
 }
 
-/// The value of one part.
+/// The value of one part, with how it may be written.
 #[derive(Clone, Copy)]
 pub(crate) enum PartValue<'a> {
     /// A client's network.
     Address(AddressKey),
-    /// May be read by whoever can read the store.
+    /// A value that may be stored in plain text. Written as text if it is short, else as its digest.
     Plain(&'a [u8]),
-    /// Must not be read: its digest is written.
+    /// A credential. Written as its digest.
     Secret(&'a [u8]),
-    /// The digest of what must not be read.
+    /// The digest of a credential.
     Digest(&'a [u8; 32]),
-    /// Nobody's secret and nobody's data, written out under `anonymize` too.
+    /// A value that is neither secret nor personal. With `anonymize` it is still written as text.
     Public(&'a [u8]),
-    /// Not there; this network is counted instead.
+    /// A part that the request does not have, with the client's network that replaces it.
     Missing(AddressKey),
 }
 
 /// Writes a subject, part by part.
 pub(crate) struct SubjectWriter<'s> {
-    bytes: &'s mut Bytes,
+    bytes: &'s mut SubjectBytes,
     salt: Option<&'s Salt>,
 }
 
-/// A subject of one or two parts fits without an allocation.
-type Bytes = SmallVec<[u8; INLINE_BYTES]>;
+/// The bytes of a subject. One or two parts fit without an allocation.
+type SubjectBytes = SmallVec<[u8; INLINE_BYTES]>;
 const INLINE_BYTES: usize = 64;
 
-const IP: PartKind<'static> = PartKind { word: "ip", name: None };
+const IP: PartLabel<'static> = PartLabel { kind: "ip", name: None };
 
 impl<'s> SubjectWriter<'s> {
-    /// With a salt, values become pseudonyms.
+    /// Creates a writer that appends to a subject. With a salt, values are written as pseudonyms.
     pub(crate) fn new(SubjectKey(bytes): &'s mut SubjectKey, salt: Option<&'s Salt>) -> SubjectWriter<'s> {
         SubjectWriter { bytes, salt }
     }
 
-    /// A part that is its kind alone.
-    pub(crate) fn word(&mut self, word: &'static str) {
+    /// Writes a part that has a kind and no value.
+    pub(crate) fn kind_alone(&mut self, kind: &'static str) {
         self.separate();
-        self.bytes.extend_from_slice(word.as_bytes());
+        self.bytes.extend_from_slice(kind.as_bytes());
     }
 
-    /// The part that is a client's network.
+    /// Writes a part `ip` with a client's network.
     #[inline]
     pub(crate) fn address(&mut self, address: AddressKey) {
         match address.single_v4_text() {
-            // What most subjects are: written in one go.
+            // The most frequent subject is a single IPv4 address, so it is written in one copy.
             Some((v4, len)) if self.bytes.is_empty() && self.salt.is_none() => {
                 let mut text = [0; INLINE_BYTES];
                 text[..3].copy_from_slice(b"ip:");
                 text[3..3 + V4_TEXT_BYTES].copy_from_slice(&v4);
-                *self.bytes = Bytes::from_buf_and_len(text, 3 + len);
+                *self.bytes = SubjectBytes::from_buf_and_len(text, 3 + len);
             }
             _ => self.part(IP, PartValue::Address(address)),
         }
     }
 
-    pub(crate) fn part(&mut self, kind: PartKind<'_>, value: PartValue<'_>) {
+    /// Writes a part with a value, which becomes a pseudonym if there is a salt and the value is not public.
+    pub(crate) fn part(&mut self, label: PartLabel<'_>, value: PartValue<'_>) {
         self.separate();
-        let kind_from = self.bytes.len();
-        self.bytes.extend_from_slice(kind.word.as_bytes());
-        if let Some(name) = kind.name {
+        let label_from = self.bytes.len();
+        self.bytes.extend_from_slice(label.kind.as_bytes());
+        if let Some(name) = label.name {
             self.bytes.push(b':');
             escape(name.as_bytes(), self.bytes);
         }
-        let kind_range = kind_from..self.bytes.len();
+        let label_range = label_from..self.bytes.len();
         self.bytes.push(b':');
         if matches!(value, PartValue::Missing(_)) {
             self.bytes.push(b'!');
@@ -158,12 +161,13 @@ impl<'s> SubjectWriter<'s> {
         if let Some(salt) = self.salt
             && !matches!(value, PartValue::Public(_))
         {
-            let pseudonym = salt.pseudonym(&self.bytes[kind_range], &self.bytes[value_from..]);
+            let pseudonym = salt.pseudonym(&self.bytes[label_range], &self.bytes[value_from..]);
             self.bytes.truncate(value_from);
             print(format_args!("~{pseudonym}"), self.bytes);
         }
     }
 
+    /// Writes the separator, unless this is the first part.
     fn separate(&mut self) {
         if !self.bytes.is_empty() {
             self.bytes.push(b'&');
@@ -171,9 +175,9 @@ impl<'s> SubjectWriter<'s> {
     }
 }
 
-fn write_value(value: PartValue<'_>, bytes: &mut Bytes) {
+fn write_value(value: PartValue<'_>, bytes: &mut SubjectBytes) {
     match value {
-        // Digits, letters, `.`, `:` and `/`: nothing to escape.
+        // Contains only digits, letters, `.`, `:` and `/`, none of which is escaped.
         PartValue::Address(address) | PartValue::Missing(address) => address.write(bytes),
         PartValue::Plain(value) | PartValue::Public(value) if value.len() <= VALUE_BYTES_MAX => escape(value, bytes),
         PartValue::Plain(value) | PartValue::Public(value) | PartValue::Secret(value) => {
@@ -183,8 +187,8 @@ fn write_value(value: PartValue<'_>, bytes: &mut Bytes) {
     }
 }
 
-/// Writes `value` so that it holds no separator, no mark and nothing invisible.
-fn escape(value: &[u8], bytes: &mut Bytes) {
+/// Appends `value`. Writes `% & # ~ ! { }` and everything except visible ASCII as `%XX` (upper-case hexadecimal).
+fn escape(value: &[u8], bytes: &mut SubjectBytes) {
     for &byte in value {
         if byte.is_ascii_graphic() && !b"%&#~!{}".contains(&byte) {
             bytes.push(byte);
@@ -194,15 +198,15 @@ fn escape(value: &[u8], bytes: &mut Bytes) {
     }
 }
 
-/// Writes 16 bytes of a digest: two values that share them would have to be searched for among 2^64.
-fn write_digest(digest: &[u8; 32], bytes: &mut Bytes) {
+/// Appends the first 16 bytes of a digest. Finding two values that share them takes about 2^64 attempts.
+fn write_digest(digest: &[u8; 32], bytes: &mut SubjectBytes) {
     let half = digest.first_chunk().map_or(0, |half| u128::from_be_bytes(*half));
     print(format_args!("#{half:032x}"), bytes);
 }
 
-fn print(text: fmt::Arguments<'_>, bytes: &mut Bytes) {
-    /// Lets text be formatted into bytes.
-    struct Ascii<'b>(&'b mut Bytes);
+/// Appends formatted text.
+fn print(text: fmt::Arguments<'_>, bytes: &mut SubjectBytes) {
+    struct Ascii<'b>(&'b mut SubjectBytes);
 
     impl Write for Ascii<'_> {
         fn write_str(&mut self, text: &str) -> fmt::Result {

@@ -1,4 +1,4 @@
-//! Whom a limit counts: the words of `by = [...]`.
+//! Kinds of subjects: the values of `by = [...]`.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,12 +8,12 @@ use smallvec::{SmallVec, smallvec};
 
 use super::suggest;
 
-/// More kinds than this in one subject are refused.
+/// Maximum number of kinds in one subject.
 const KINDS_MAX: usize = 8;
-/// A longer text is refused unread.
+/// Maximum length of the text of one kind.
 const TEXT_BYTES_MAX: usize = 256;
 
-/// By what a request is counted.
+/// A property of a request by which it is counted. Parsed from the values of `by` in configuration.
 ///
 /// ```
 /// use tollgate::identity::Subject;
@@ -27,26 +27,28 @@ const TEXT_BYTES_MAX: usize = 256;
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum Subject {
-    /// The known API key, else the verified user, else the address.
+    /// The caller that the application has set, else the known API key, the verified user or the client's address.
     Caller,
-    /// The client's address.
+    /// The client's address, truncated to the counted network.
     Ip,
-    /// The known API key.
+    /// The known API key. Without one, the request is counted by address.
     ApiKey,
-    /// The verified user.
+    /// The verified user. Without one, the request is counted by address.
     User,
-    /// What the request says in a header. The client chooses it, unless a proxy sets it: where proxies are trusted, only they are
-    /// believed, and who comes by another way is counted by address.
+    /// The value of a header, which clients can choose unless a proxy sets it.
+    ///
+    /// If trusted proxies are configured, only their requests are counted by it, all others by address. A request
+    /// without the header is counted by address too.
     Header(HeaderName),
-    /// What the request says in a cookie. The client chooses it.
+    /// The value of a cookie, which clients can choose. Without it, the request is counted by address.
     Cookie(String),
-    /// The path of the request.
+    /// The canonical path of the request. If it is ambiguous, the request is counted by address.
     Path,
-    /// Everybody together.
+    /// All requests together, in one counter.
     Global,
 }
 
-/// A text that names no [`Subject`], or a list of them that makes no sense.
+/// The error for a text that is not a [`Subject`], or for an invalid list of them.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{problem}; accepted are caller, ip, api_key, user, header:NAME, cookie:NAME, path, global")]
 pub struct SubjectError {
@@ -54,7 +56,7 @@ pub struct SubjectError {
 }
 
 impl Subject {
-    /// Whether the client can choose the value freely, so that a rule by this alone holds nobody.
+    /// Returns whether the client can choose the value freely, so that a rule by this kind alone limits no client.
     pub const fn is_chosen_by_client(&self) -> bool {
         matches!(self, Subject::Header(_) | Subject::Cookie(_) | Subject::Path)
     }
@@ -89,9 +91,9 @@ impl FromStr for Subject {
             None => parse_word(text),
             Some(("header", name)) => HeaderName::from_str(name)
                 .map(Subject::Header)
-                .map_err(|_| error(format!("expected a header's name after header:, found {name:?}"))),
+                .map_err(|_| error(format!("expected a header name after header:, found {name:?}"))),
             Some(("cookie", name)) if is_cookie_name(name) => Ok(Subject::Cookie(name.to_owned())),
-            Some(("cookie", name)) => Err(error(format!("expected a cookie's name after cookie:, found {name:?}"))),
+            Some(("cookie", name)) => Err(error(format!("expected a cookie name after cookie:, found {name:?}"))),
             Some((word, name)) => Err(error(match suggest::nearest(word, ["header", "cookie"]) {
                 Some(meant) => format!("unknown kind of subject {text:?}; did you mean {meant}:{name}?"),
                 None => format!("unknown kind of subject {text:?}; only header and cookie take a name"),
@@ -123,12 +125,12 @@ fn error(problem: String) -> SubjectError {
     SubjectError { problem }
 }
 
-/// A token of RFC 9110, which is what RFC 6265 allows as a cookie's name.
+/// Returns whether `name` is a token of RFC 9110, as RFC 6265 requires of a cookie name.
 fn is_cookie_name(name: &str) -> bool {
     !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte))
 }
 
-/// By what a request is counted: one kind, or several at once.
+/// The properties of a request by which it is counted: one kind, or a combination. Defaults to `caller`.
 ///
 /// ```
 /// use tollgate::identity::Subjects;
@@ -142,10 +144,10 @@ fn is_cookie_name(name: &str) -> bool {
 pub struct Subjects(SmallVec<[Subject; 1]>);
 
 impl Subjects {
-    /// Counts by all of these at once: two requests share a counter only if all of them agree.
+    /// Creates a combination of kinds. Two requests share a counter only if all of their values are equal.
     ///
     /// # Errors
-    /// When there are none or too many, one stands there twice, or `global` stands beside others.
+    /// Fails if there are no kinds or more than 8, if one is listed twice, or if `global` is combined with others.
     pub fn new(kinds: Vec<Subject>) -> Result<Subjects, SubjectError> {
         if kinds.is_empty() {
             return Err(error("expected at least one kind of subject".to_owned()));
@@ -155,36 +157,36 @@ impl Subjects {
         }
         for (at, kind) in kinds.iter().enumerate() {
             if kinds[..at].contains(kind) {
-                return Err(error(format!("{kind} stands there twice")));
+                return Err(error(format!("{kind} is listed twice")));
             }
         }
         if kinds.len() > 1 && kinds.contains(&Subject::Global) {
-            return Err(error("global is everybody together and stands alone".to_owned()));
+            return Err(error("global cannot be combined with other kinds of subject".to_owned()));
         }
         Ok(Subjects(kinds.into_iter().collect()))
     }
 
-    /// The kinds with these texts.
+    /// Parses the kinds in these texts, such as `["ip", "header:x-tenant"]`.
     ///
     /// # Errors
-    /// As [`Subjects::new`], or when a text names no kind.
+    /// Fails if a text is not a kind, and where [`Subjects::new`] fails.
     pub fn parse<'a>(texts: impl IntoIterator<Item = &'a str>) -> Result<Subjects, SubjectError> {
         Subjects::new(texts.into_iter().map(str::parse).collect::<Result<_, _>>()?)
     }
 
-    /// The kinds, in the order given.
+    /// Returns the kinds in the order given.
     pub fn iter(&self) -> impl Iterator<Item = &Subject> {
         self.0.iter()
     }
 
-    /// Whether the client can choose every part freely, so that it is held by nothing.
+    /// Returns whether the client can choose all values freely, so that a rule by these kinds limits no client.
     pub fn is_chosen_by_client(&self) -> bool {
         self.0.iter().all(Subject::is_chosen_by_client)
     }
 }
 
 impl Default for Subjects {
-    /// `caller`.
+    /// Returns the kind `caller` alone.
     fn default() -> Self {
         Subjects(smallvec![Subject::Caller])
     }
@@ -204,8 +206,8 @@ mod tests {
     }
 
     #[test]
-    fn a_slip_is_told_what_was_meant() {
-        for (text, said) in [
+    fn error_suggests_the_nearest_kind() {
+        for (text, expected) in [
             ("Caller", "did you mean caller?"),
             ("api-key", "did you mean api_key?"),
             ("apikey", "did you mean api_key?"),
@@ -214,16 +216,16 @@ mod tests {
             ("headers:x-tenant", "did you mean header:x-tenant?"),
             ("header", "header:NAME"),
             ("cookie", "cookie:NAME"),
-            ("header:", "a header's name"),
-            ("header:x tenant", "a header's name"),
-            ("cookie:", "a cookie's name"),
-            ("cookie:a=b", "a cookie's name"),
+            ("header:", "a header name"),
+            ("header:x tenant", "a header name"),
+            ("cookie:", "a cookie name"),
+            ("cookie:a=b", "a cookie name"),
             ("ip:v6", "only header and cookie take a name"),
             ("tenant", "unknown kind of subject \"tenant\""),
             ("", "unknown kind of subject \"\""),
         ] {
             let message = text.parse::<Subject>().unwrap_err().to_string();
-            assert!(message.contains(said), "{text:?}: {message}");
+            assert!(message.contains(expected), "{text:?}: {message}");
             assert!(message.contains("accepted are caller, ip"), "{message}");
         }
         let message = "x".repeat(10_000).parse::<Subject>().unwrap_err().to_string();
@@ -231,24 +233,24 @@ mod tests {
     }
 
     #[test]
-    fn a_list_that_makes_no_sense_is_refused() {
-        for (texts, said) in [
+    fn invalid_list_of_kinds_is_refused() {
+        for (texts, expected) in [
             (&[][..], "at least one"),
-            (&["ip", "ip"], "ip stands there twice"),
-            (&["header:X-A", "header:x-a"], "header:x-a stands there twice"),
-            (&["global", "ip"], "stands alone"),
+            (&["ip", "ip"], "ip is listed twice"),
+            (&["header:X-A", "header:x-a"], "header:x-a is listed twice"),
+            (&["global", "ip"], "cannot be combined"),
             (
                 &["header:a", "header:b", "header:c", "header:d", "header:e", "header:f", "header:g", "header:h", "ip"],
                 "at most 8",
             ),
         ] {
             let message = Subjects::parse(texts.iter().copied()).unwrap_err().to_string();
-            assert!(message.contains(said), "{texts:?}: {message}");
+            assert!(message.contains(expected), "{texts:?}: {message}");
         }
     }
 
     #[test]
-    fn kinds_that_a_client_chooses_are_told_apart() {
+    fn kinds_that_a_client_can_choose_are_recognised() {
         let is_chosen = |texts: &[&str]| Subjects::parse(texts.iter().copied()).unwrap().is_chosen_by_client();
         assert!(is_chosen(&["header:x-tenant"]) && is_chosen(&["cookie:device", "path"]));
         assert!(!is_chosen(&["cookie:device", "ip"]) && !is_chosen(&["caller"]) && !is_chosen(&["global"]));

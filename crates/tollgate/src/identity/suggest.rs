@@ -1,10 +1,11 @@
-//! "Did you mean …?" for words that people type into configuration files.
+//! Suggestions ("did you mean …?") for misspelt words in configuration.
 
-/// The accepted word that `word` was most likely meant to be, if any is near enough to be a slip.
+/// Returns the accepted word that is most similar to `word`, or `None` if none is similar enough to be a misspelling.
 ///
-/// Case and the choice between `-` and `_` are no distance at all: they are what people confuse most.
+/// Similar enough means an edit distance of at most a third of the accepted word's length. Case and the difference
+/// between `-` and `_` are ignored. Returns `None` for words of more than 64 characters.
 pub(crate) fn nearest<'a>(word: &str, accepted: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
-    /// More than the longest word we know, and a bound on the quadratic work.
+    /// Longer than every accepted word. Bounds the distance computation, which takes quadratic time.
     const CHARS_MAX: usize = 64;
 
     if word.chars().count() > CHARS_MAX {
@@ -25,7 +26,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_slip_finds_its_word_and_a_stranger_finds_none() {
+    fn misspelt_word_finds_its_correction_and_other_words_find_none() {
         let words = ["caller", "ip", "api_key", "user", "path", "global"];
         for (word, meant) in [
             ("calller", Some("caller")),

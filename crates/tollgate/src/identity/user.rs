@@ -1,8 +1,8 @@
-//! What is known of a user, and why a token is not believed. How tokens are verified is told in `jwt.rs`.
+//! Users of verified tokens, and the reasons to reject a token. `jwt.rs` verifies tokens.
 
 use std::sync::Arc;
 
-/// A longer token is refused unread.
+/// Maximum length of a token in bytes. A longer one is rejected without being parsed.
 pub const TOKEN_BYTES_MAX: usize = 8 * 1024;
 
 /// A user whose token was verified.
@@ -10,49 +10,49 @@ pub const TOKEN_BYTES_MAX: usize = 8 * 1024;
 pub struct User {
     /// The token's subject (`sub`).
     pub subject: Arc<str>,
-    /// What the plan claim says, if the verifier has one and the token too.
+    /// The plan named by the token, or `None` if no plan claim is configured or the token has none that is a string.
     pub plan: Option<Arc<str>>,
 }
 
-/// Why a token is not believed. None of them repeats anything of the token.
+/// The reason why a token was rejected. Its text contains nothing of the token.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TokenError {
-    /// Longer than [`TOKEN_BYTES_MAX`].
-    #[error("a token has at most {TOKEN_BYTES_MAX} bytes")]
+    /// The token is longer than [`TOKEN_BYTES_MAX`].
+    #[error("the token has more than {TOKEN_BYTES_MAX} bytes")]
     TooLong,
-    /// Not three base64url parts with JSON objects in the first two, or a claim of the wrong type.
-    #[error("expected a signed JSON web token")]
+    /// The token is not three base64url parts with JSON objects in the first two, or `exp` or `nbf` is not a date.
+    #[error("the token is not a signed JSON web token")]
     Malformed,
-    /// Another algorithm than the verifier's, `none` included, or an extension we do not know (`crit`).
+    /// The token's algorithm is not the verifier's (`none`, for example), or it uses an extension (`crit`).
     #[error("the token's algorithm is not the configured one")]
     Algorithm,
-    /// Signed by somebody else, or changed.
+    /// The signature does not match the token and the configured key.
     #[error("the token's signature does not match")]
     Signature,
-    /// Without an `exp`, or past it.
-    #[error("the token has expired or does not say when it does")]
+    /// The token has expired, or has no `exp`.
+    #[error("the token has expired or has no expiration time (exp)")]
     Expired,
-    /// Before its `nbf`.
+    /// The time is before the token's `nbf`.
     #[error("the token is not valid yet")]
     NotYet,
-    /// From another issuer.
+    /// The token's `iss` is not the configured issuer.
     #[error("the token's issuer is not the configured one")]
     Issuer,
-    /// For another audience.
+    /// The token's `aud` is not the configured audience and does not contain it.
     #[error("the token is for another audience")]
     Audience,
-    /// Without a `sub`, or with an empty or endless one.
-    #[error("the token names no subject")]
+    /// The token's `sub` is missing, not a string, empty, or longer than 1,024 bytes.
+    #[error("the token has no valid subject (sub)")]
     Subject,
 }
 
-/// Whether a bearer token could be a JWT: three parts, with dots between them.
+/// Returns whether a bearer token could be a JWT: three parts separated by dots.
 pub(crate) fn looks_like_token(text: &[u8]) -> bool {
     text.iter().filter(|&&byte| byte == b'.').count() == 2
 }
 
-/// Nobody, in a program that verifies no tokens: it was built without the feature `jwt`.
+/// A type without values that replaces the verifier in builds without the feature `jwt`.
 #[cfg(not(feature = "jwt"))]
 #[derive(Clone, Debug)]
 pub(crate) enum TokenVerifier {}

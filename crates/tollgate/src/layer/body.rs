@@ -1,8 +1,10 @@
-//! A refusal's bytes as a body of the inner service's type.
+//! Converts the bytes of a refusal into a body of the inner service's type.
 
 use bytes::Bytes;
 
-/// Makes a body of type `B` for a refusal. [`FromBytes`] does for most; a closure `Fn(Bytes) -> B` is one, too.
+/// Makes a body of type `B` for a refusal.
+///
+/// [`FromBytes`] suits most services. A closure `Fn(Bytes) -> B` implements it, too.
 ///
 /// ```
 /// use bytes::Bytes;
@@ -14,11 +16,11 @@ use bytes::Bytes;
 /// makes::<String>(|bytes: Bytes| String::from_utf8_lossy(&bytes).into_owned());
 /// ```
 pub trait MakeBody<B>: Clone {
-    /// The body that holds these bytes, as far as it can.
+    /// Makes a body with these bytes. An implementation may drop them, as [`EmptyBody`] does.
     fn make(&self, bytes: Bytes) -> B;
 }
 
-/// Bodies that can be made from bytes: axum's, `Full`, `Vec<u8>`.
+/// Makes bodies by `From<Bytes>`: axum's `Body`, `Full<Bytes>`, `Vec<u8>`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct FromBytes;
 
@@ -28,7 +30,7 @@ impl<B: From<Bytes>> MakeBody<B> for FromBytes {
     }
 }
 
-/// Empty bodies: for tonic, whose refusals are all headers. A plain HTTP request is told by status and headers alone.
+/// Makes empty bodies by `Default`, for tonic. A refusal is then its status and headers alone.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct EmptyBody;
 

@@ -1,11 +1,11 @@
-//! Who finds out that a store is back: a task that asks it what a decision would ask.
+//! Probes: a task that calls a store which failed, with the same script as a decision, until it answers again.
 //!
-//! **In time, or not at all.** A store that answers, but later than decisions wait, is of no use to them: if its answer closed the breaker, three
-//! requests would wait in vain and open it again, several times a second and for as long as it is slow. So only an answer within the
-//! limiter's deadline counts. A probe is given longer than that because the first one may have to pay for a connection, and it must not be cut off
-//! from one; then it is repeated at once, and the second has no such excuse.
+//! **Only an answer in time counts.** Decisions cannot use a store that answers after their deadline. If a late answer
+//! closed the breaker, three requests would wait in vain and open it again, several times a second. So only an answer
+//! within the limiter's deadline closes it. A probe may take longer, because the first one may have to connect. A late
+//! probe is repeated at once, on the connection that it opened.
 //!
-//! **Something else under the probe's key** is an answer of a store that works. What that says of one key is not said of the others.
+//! **Foreign data under the probe's key** is an answer of a store that works, so it counts as a success.
 
 use std::pin::pin;
 use std::sync::{Arc, Weak};
@@ -20,28 +20,27 @@ use crate::breaker::{Phase, probe_after};
 use crate::deadline::answer_by;
 use crate::observe::StoreCallKind as Call;
 
-/// Nobody waits for a probe but the next one, and a store that hangs and then heals must be found out.
+/// The bounds of a probe's deadline: long enough to connect, short enough that a store which hangs is probed again.
 const DEADLINE_MIN: Duration = Duration::from_millis(250);
 const DEADLINE_MAX: Duration = Duration::from_secs(1);
-/// What a probe spends: one unit of a limit that nobody can exhaust, so that it writes like a decision does.
+/// The counter that a probe charges, so that it writes as a decision does. The limit is too large to be used up.
 const SUBJECT: &str = "tollgate-probe";
 const LIMIT: &str = "10000000/s token-bucket";
 
-/// How long a probe may take where decisions may take so long.
+/// Returns the deadline of a probe for this deadline of decisions.
 pub(super) fn deadline(of_decisions: Duration) -> Duration {
     of_decisions.clamp(DEADLINE_MIN, DEADLINE_MAX)
 }
 
-/// Begins to probe, on the runtime of the caller.
+/// Starts to probe on the caller's tokio runtime.
 pub(super) fn start(shared: &Arc<Shared>) {
     let probing = Probing { shared: Arc::downgrade(shared), phase: shared.breaker().phase() };
-    // Without a runtime there is nobody to probe.
     if let Ok(runtime) = Handle::try_current() {
         drop(runtime.spawn(probe_until_healed(probing)));
     }
 }
 
-/// Somebody probes. If it ends and the store was not found healed, because a runtime ended, the next callers find out themselves.
+/// A running probe task. If it ends without success, because its runtime ended, the next checks call the store.
 struct Probing {
     shared: Weak<Shared>,
     phase: Phase,
@@ -52,13 +51,15 @@ impl Drop for Probing {
         if let Some(shared) = self.shared.upgrade()
             && shared.breaker().leave_ajar(self.phase)
         {
-            tracing::warn!("nobody probes the store any more; it is asked again");
+            tracing::warn!("the task that probes the store has ended; the next checks call the store");
             shared.observers.breaker_changed(false);
         }
     }
 }
 
-/// Asks the store every now and then until it answers in time, then closes the breaker. Ends with the limiter, or with the phase.
+/// Probes the store at intervals until it answers in time, then closes the breaker.
+///
+/// Also ends when the limiter is dropped or the breaker has changed its phase.
 async fn probe_until_healed(probing: Probing) {
     for attempt in 0_u32.. {
         let pause = probe_after(attempt, fastrand::f64());
@@ -100,7 +101,7 @@ async fn probe(shared: &Shared) -> Probed {
     let demand = Demand::new(limit, Key::new(SUBJECT).expect("a short key"));
     let check = Check::one(&demand);
     let mut call = pin!(shared.call(Call::Probe, 1, shared.decide(std::slice::from_ref(&check))));
-    // By the same measure as a decision: an answer that is there when the deadline is noticed is in time.
+    // As for a decision, an answer that has arrived when the deadline is noticed is in time.
     let (answered, probed) = match answer_by(sleep(shared.deadline), shared.store(), call.as_mut()).await {
         Some(answered) => (answered, Probed::InTime),
         None => (call.await, Probed::Late),

@@ -40,8 +40,10 @@ const LOCAL_PAUSE_MAX: Duration = Duration::from_secs(1);
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum NotReady {
-    /// A cost exceeds what its limit can ever hold, so waiting does not help.
-    #[error("the request can never be admitted: its cost exceeds what the limit can ever hold")]
+    /// A cost exceeds what its limit can ever hold, or a subject is banned for good, so waiting does not help.
+    #[error(
+        "the request can never be admitted: its cost exceeds what the limit can ever hold, or it is banned for good"
+    )]
     Never(Decision),
     /// The check would be admitted only after `wait_max`, and not before the decision's `retry_after`.
     #[error("the request would be admitted only after the maximum wait")]

@@ -44,7 +44,7 @@ impl Limiter {
     /// let options = CheckOptions { refundable: true, ..CheckOptions::default() };
     ///
     /// let reserved = limiter.check_with(&check, options).await?;
-    /// assert_eq!(reserved.lines[0].remaining, 500);
+    /// assert_eq!(reserved.limits[0].remaining, 500);
     /// // … the work turns out to be smaller …
     /// limiter.settle(&check, &reserved, Cost::new(320)).await?;
     /// assert_eq!(limiter.inspect(&tokens).await?.remaining, 680);
@@ -80,7 +80,7 @@ impl Limiter {
         let refunded = match Check::new(&difference.unused) {
             Ok(unused) => {
                 let Decision { at, source, .. } = *decision;
-                self.refund(&unused, &Decision { at, source, limits: difference.unused_lines }).await
+                self.refund(&unused, &Decision { at, source, ban: None, limits: difference.unused_lines }).await
             }
             Err(_nothing) => Ok(()),
         };

@@ -1,4 +1,4 @@
-//! A store that may be away: deadline, breaker, remembered denials, local share.
+//! A shared store, which may not answer: deadline, circuit breaker, deny cache, local share.
 
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -6,21 +6,25 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt;
+use parking_lot::Mutex;
 use smallvec::SmallVec;
 use tokio::runtime::Handle;
 use tokio::time::{Instant, sleep};
 use tollgate_core::{
     Check, Clock, Decision, Demand, LimitStatus, MemoryStore, Source, Store, StoreError, StoreErrorKind as Kind,
-    Timestamp,
+    Timestamp, Wait,
 };
 
 use super::stats::{Counters, add};
-use super::{catch_panic, is_of, panicked, probing, uncounted};
+use super::{EachDecision, catch_panic, is_of, panicked, probing};
 use crate::breaker::{Breaker, Phase};
 use crate::deadline::{LATENESS_MAX, answer_by};
 use crate::deny_cache::{CallSpan, DenyCache};
 use crate::failure::{FailurePolicy, OnFailure, Unavailable, local_share, local_wait};
 use crate::observe::{Observers, StoreCallKind as Call};
+
+const NO_TIMER: &str = "the store can be used only inside a tokio runtime that has a timer";
+const NOT_ASKED: &str = "the store is not asked until a probe succeeds";
 
 pub(super) struct Shared {
     store: Arc<dyn Store>,
@@ -29,11 +33,13 @@ pub(super) struct Shared {
     pub(super) observers: Observers,
     deny_cache: Option<DenyCache>,
     breaker: Breaker,
+    /// The failure that opened the breaker last.
+    last_failure: Mutex<Option<Unavailable>>,
     pub(super) deadline: Duration,
     instances: u32,
 }
 
-/// What a [`Shared`] is made of.
+/// The parts of a [`Shared`].
 pub(super) struct SharedParts {
     pub(super) store: Arc<dyn Store>,
     pub(super) local: MemoryStore,
@@ -48,10 +54,11 @@ impl Shared {
     pub(super) fn new(parts: SharedParts) -> Shared {
         let SharedParts { store, local, clock, observers, deadline, instances, has_deny_cache } = parts;
         let deny_cache = has_deny_cache.then(DenyCache::default);
-        Shared { store, local, clock, observers, deny_cache, breaker: Breaker::default(), deadline, instances }
+        let (breaker, last_failure) = (Breaker::default(), Mutex::default());
+        Shared { store, local, clock, observers, deny_cache, breaker, last_failure, deadline, instances }
     }
 
-    /// The memory store that holds this node's shares.
+    /// Returns the memory store that holds this node's shares.
     pub(super) fn local(&self) -> &MemoryStore {
         &self.local
     }
@@ -64,21 +71,23 @@ impl Shared {
         &self.breaker
     }
 
-    /// Answers what is remembered, asks the store for the rest in one call, and answers what it does not by policy.
+    /// Decides the checks by the deny cache, else by one call to the store, else by the failure policy.
     pub(super) async fn check_batch(
         self: &Arc<Self>,
         checks: &[Check<'_>],
-        otherwise: FailurePolicy<'_>,
+        policy: FailurePolicy<'_>,
         refundable: bool,
+        spent: Duration,
         counters: &Counters,
-    ) -> Vec<Result<Decision, Unavailable>> {
+    ) -> Vec<Result<EachDecision, Unavailable>> {
         let sent = self.clock.now();
         let cache_for = |check: &Check<'_>| {
             let lasts = !refundable && !check.demands().iter().any(|demand| demand.limit.count_denied());
             self.deny_cache.as_ref().filter(|_| lasts)
         };
-        let recall = |check: &Check<'_>| cache_for(check).and_then(|cache| cache.recall(check, sent)).map(Ok);
-        let mut answers: Vec<Option<Result<Decision, Unavailable>>> = checks.iter().map(recall).collect();
+        let recall = |check: &Check<'_>| cache_for(check).and_then(|cache| cache.recall(check, sent));
+        let recalled = checks.iter().map(|check| recall(check).map(|decision| Ok(EachDecision::Complete(decision))));
+        let mut answers: Vec<Option<Result<EachDecision, Unavailable>>> = recalled.collect();
         let unknown: SmallVec<[Check<'_>; 1]> =
             checks.iter().zip(&answers).filter(|(_, answer)| answer.is_none()).map(|(check, _)| *check).collect();
         if unknown.is_empty() {
@@ -86,19 +95,19 @@ impl Shared {
         }
 
         let asked = match self.breaker.lets_ask(sent) {
-            Some(phase) => self.ask(&unknown, phase, sent, counters).await,
-            None => Err(Kind::Unreachable),
+            Some(phase) => self.ask(&unknown, phase, sent, spent, counters).await,
+            None => Err(self.last_failure()),
         };
-        let asked = asked.unwrap_or_else(|kind| unknown.iter().map(|_| Err(kind)).collect());
+        let asked = asked.unwrap_or_else(|failure| unknown.iter().map(|_| Err(failure.clone())).collect());
         let call = CallSpan { sent, received: self.clock.now().max(sent) };
         let mut fresh = unknown.iter().zip(asked).map(|(check, asked)| match asked {
             Ok(decision) => {
                 if let Some(cache) = cache_for(check) {
                     cache.learn(check, &decision, call);
                 }
-                Ok(decision)
+                Ok(EachDecision::Complete(decision))
             }
-            Err(kind) => self.degraded(check, otherwise, kind),
+            Err(failure) => self.degraded(check, policy, failure),
         });
         answers.iter_mut().filter(|answer| answer.is_none()).for_each(|answer| *answer = fresh.next());
         answers.into_iter().flatten().collect()
@@ -110,7 +119,7 @@ impl Shared {
                 self.forget(check);
                 self.not_open()?;
                 let refunded = self.call(Call::Refund, 1, async { self.store.refund(check, decision).await }).await;
-                // A denial that was learned while the units were on their way back.
+                // Forgets a denial that was cached during the refund.
                 self.forget(check);
                 refunded
             }
@@ -125,7 +134,7 @@ impl Shared {
         }
     }
 
-    /// Charges what was used beyond a decision of that source. The answer is of no interest: it is used already.
+    /// Charges units that were used beyond a decision of this source, whether or not they fit.
     pub(super) async fn charge(&self, check: &Check<'_>, source: Source) -> Result<(), StoreError> {
         match source {
             Source::Store => {
@@ -151,7 +160,31 @@ impl Shared {
         reset
     }
 
-    /// Forgets the denials of these counters.
+    pub(super) async fn ban(&self, subject: &[u8], duration: Option<Duration>) -> Result<(), StoreError> {
+        self.forget_ban(subject);
+        let banned = self.call(Call::Ban, 0, async { self.store.ban(subject, duration).await }).await;
+        self.forget_ban(subject);
+        banned
+    }
+
+    pub(super) async fn unban(&self, subject: &[u8]) -> Result<bool, StoreError> {
+        self.forget_ban(subject);
+        let was_banned = self.call(Call::Ban, 0, async { self.store.unban(subject).await }).await;
+        // Forgets a ban that was cached during the call.
+        self.forget_ban(subject);
+        was_banned
+    }
+
+    pub(super) async fn ban_of(&self, subject: &[u8]) -> Result<Option<Wait>, StoreError> {
+        self.call(Call::Ban, 0, async { self.store.ban_of(subject).await }).await
+    }
+
+    /// Removes the ban of a subject from the deny cache.
+    fn forget_ban(&self, subject: &[u8]) {
+        self.deny_cache.iter().for_each(|cache| cache.forget_ban(subject));
+    }
+
+    /// Removes the counters of a check from the deny cache.
     fn forget(&self, check: &Check<'_>) {
         if let Some(cache) = &self.deny_cache {
             check.demands().iter().for_each(|demand| cache.forget(demand));
@@ -167,11 +200,16 @@ impl Shared {
         checks: &[Check<'_>],
         phase: Phase,
         sent: Timestamp,
+        spent: Duration,
         counters: &Counters,
-    ) -> Result<Vec<Result<Decision, Kind>>, Kind> {
-        let Some(call) = self.begin(Call::Decide, checks.len(), self.decide(checks)) else {
-            // Whoever has not asked the store says nothing about it.
-            return Err(Kind::Unreachable);
+    ) -> Result<Vec<Result<Decision, Unavailable>>, Unavailable> {
+        let deadline = self.deadline.saturating_sub(spent);
+        if deadline.is_zero() && !spent.is_zero() {
+            return Err(Unavailable::new(Kind::TimedOut, "the deadline passed before the store was called"));
+        }
+        let Some(call) = self.begin(Call::Decide, checks.len(), deadline, self.decide(checks)) else {
+            // The store was not called, so this says nothing about it.
+            return Err(Unavailable::new(Kind::Unreachable, NO_TIMER));
         };
         add(&counters.store_calls);
         let begun = Instant::now();
@@ -181,28 +219,40 @@ impl Shared {
                     self.tell_of_healing();
                 }
                 let undecided = |error: StoreError| {
-                    tracing::debug!(kind = error.kind().name(), %error, "the store did not decide one of several checks");
-                    error.kind()
+                    log_failure(&error, "the store did not decide one of several checks");
+                    Unavailable::from(&error)
                 };
                 return Ok(answers.into_iter().map(|answer| answer.map_err(undecided)).collect());
             }
             Err(error) => error,
         };
         add(&counters.store_failures);
-        tracing::debug!(kind = error.kind().name(), %error, "the store did not answer");
-        // A deadline that we noticed late says nothing about the store. One that is away is found out all the same: the next error of
-        // its connection is not ours.
-        let was_starved = error.kind() == Kind::TimedOut && begun.elapsed() > self.deadline + LATENESS_MAX;
-        if !is_foreign(&error) && !was_starved && self.breaker.failed(phase, sent, self.clock.now()) {
-            tracing::warn!(kind = error.kind().name(), "the store is not asked until a probe succeeds");
+        log_failure(&error, "the store did not decide");
+        let failure = Unavailable::from(&error);
+        // A deadline that this process noticed late says nothing about the store. If the store is down, the next error
+        // of the connection opens the breaker.
+        let was_starved = begun.elapsed() > deadline + LATENESS_MAX;
+        // Nor does a store that did not answer in a part of the deadline.
+        let is_inconclusive = error.kind() == Kind::TimedOut && (was_starved || !spent.is_zero());
+        if !is_foreign(&error) && !is_inconclusive && self.breaker.failed(phase, sent, self.clock.now()) {
+            tracing::warn!(kind = error.kind().name(), %error, "the store is not asked until a probe succeeds");
+            *self.last_failure.lock() = Some(failure.clone());
             self.observers.breaker_changed(true);
             probing::start(self);
         }
-        Err(error.kind())
+        Err(failure)
     }
 
-    /// The store's answers: one for each check, and in a decision a line for each of its limits. Anything else would let pass what nobody
-    /// decided. Where it decided none of them, it has failed.
+    /// Returns the failure that opened the circuit breaker.
+    fn last_failure(&self) -> Unavailable {
+        let known = self.last_failure.lock().clone();
+        known.unwrap_or_else(|| Unavailable::new(Kind::Unreachable, NOT_ASKED))
+    }
+
+    /// Calls the store and validates its reply: one result per check, and one status per limit of each check.
+    ///
+    /// Without that, a limit that the store did not decide would pass. If every result is an error, returns one of them
+    /// as the error of the call.
     pub(super) async fn decide(&self, checks: &[Check<'_>]) -> Result<Vec<Result<Decision, StoreError>>, StoreError> {
         let mut answers = self.store.decide_each(checks).await?;
         let is_whole = |(check, answer): (&Check<'_>, &Result<Decision, StoreError>)| {
@@ -219,30 +269,28 @@ impl Shared {
         Ok(answers)
     }
 
-    /// Calls the store, within the deadline and before the eyes of the observers.
+    /// Awaits a call to the store, at most for the deadline, and reports it to the observers.
     pub(super) async fn call<T>(
         &self,
         kind: Call,
         checks: usize,
         call: impl Future<Output = Result<T, StoreError>>,
     ) -> Result<T, StoreError> {
-        match self.begin(kind, checks, call) {
+        let deadline = if kind == Call::Probe { probing::deadline(self.deadline) } else { self.deadline };
+        match self.begin(kind, checks, deadline, call) {
             Some(call) => call.await,
-            None => {
-                const NO_TIMER: &str = "the store is asked inside a tokio runtime that has a timer";
-                Err(StoreError::new(Kind::Unreachable, NO_TIMER))
-            }
+            None => Err(StoreError::new(Kind::Unreachable, NO_TIMER)),
         }
     }
 
-    /// The same for who must know whether there was a call at all. `None` where nothing could end it.
+    /// Prepares a call to the store with a deadline, reported to the observers. Returns `None` without a tokio timer.
     fn begin<T>(
         &self,
         kind: Call,
         checks: usize,
+        deadline: Duration,
         call: impl Future<Output = Result<T, StoreError>>,
     ) -> Option<impl Future<Output = Result<T, StoreError>>> {
-        let deadline = if kind == Call::Probe { probing::deadline(self.deadline) } else { self.deadline };
         let call = self.within(deadline, call)?;
         Some(async move {
             let begun = self.observers.begin(&*self.clock);
@@ -253,8 +301,7 @@ impl Shared {
         })
     }
 
-    /// Waits for the store no longer than the deadline; a panic in it is a failure like any other. `None` where nothing could end the wait:
-    /// it does not begin.
+    /// Adds a deadline to a call, and converts a panic to an error. Returns `None` without a tokio timer.
     fn within<T>(
         &self,
         deadline: Duration,
@@ -273,10 +320,10 @@ impl Shared {
         })
     }
 
-    /// A store that is known to be away is not asked: its callers would wait for nothing.
+    /// Returns an error if the breaker is open, so that callers do not wait for a store that is down.
     fn not_open(&self) -> Result<(), StoreError> {
         match self.breaker.is_open() {
-            true => Err(StoreError::new(Kind::Unreachable, "the store is not asked until a probe succeeds")),
+            true => Err(StoreError::new(Kind::Unreachable, NOT_ASKED)),
             false => Ok(()),
         }
     }
@@ -286,25 +333,34 @@ impl Shared {
         self.observers.breaker_changed(false);
     }
 
-    /// By this node's share of those limits that say so; those that allow are left out.
-    fn degraded(&self, check: &Check<'_>, otherwise: FailurePolicy<'_>, kind: Kind) -> Result<Decision, Unavailable> {
-        if otherwise.denies(check) {
-            return Err(Unavailable::new(kind));
+    /// Decides a check without the store, by the failure policy of each limit.
+    fn degraded(
+        &self,
+        check: &Check<'_>,
+        policy: FailurePolicy<'_>,
+        failure: Unavailable,
+    ) -> Result<EachDecision, Unavailable> {
+        if policy.denies(check) {
+            return Err(failure);
         }
-        let is_local = |(_, word): &(&Demand<'_>, OnFailure)| *word == OnFailure::Local;
-        let words = check.demands().iter().zip(otherwise.words(check));
-        let local: SmallVec<[Demand<'_>; 2]> = words.filter(is_local).map(|(demand, _)| *demand).collect();
-        Ok(match Check::new(&local) {
-            Ok(local) => self.check_local(&local),
-            Err(_none) => uncounted(&*self.clock),
+        let is_local = |(_, policy): &(usize, OnFailure)| *policy == OnFailure::Local;
+        let decided: Vec<usize> = policy.of_each(check).enumerate().filter(is_local).map(|(index, _)| index).collect();
+        let local: SmallVec<[Demand<'_>; 2]> = decided.iter().map(|&index| check.demands()[index]).collect();
+        let Ok(local) = Check::new(&local) else { return Ok(EachDecision::uncounted(self.clock.now())) };
+        let decision = self.check_local(&local);
+        Ok(match decision.source {
+            Source::Local if decided.len() == check.demands().len() => EachDecision::Complete(decision),
+            Source::Local => EachDecision::partial(decision, decided),
+            // The local share panicked.
+            _ => EachDecision::partial(decision, Vec::new()),
         })
     }
 
-    /// By this node's share of each limit.
+    /// Decides a check by this node's share of each limit. If the memory store panics, admits it uncounted.
     pub(super) fn check_local(&self, check: &Check<'_>) -> Decision {
         let demands = self.local_demands(check);
-        let Ok(local) = Check::new(&demands) else { return uncounted(&*self.clock) };
-        let Some(mut decision) = catch_panic(|| self.local.check(&local)) else { return uncounted(&*self.clock) };
+        let decided = Check::new(&demands).ok().and_then(|local| catch_panic(|| self.local.check(&local)));
+        let Some(mut decision) = decided else { return Decision::uncounted(self.clock.now()) };
         decision.source = Source::Local;
         for (demand, line) in check.demands().iter().zip(&mut decision.limits) {
             line.retry_after = local_wait(line.retry_after, demand);
@@ -312,14 +368,22 @@ impl Shared {
         decision
     }
 
-    /// The demands of a check against this node's share of each limit.
+    /// Returns the demands of a check, with this node's share of each limit.
     fn local_demands<'a>(&self, check: &Check<'a>) -> SmallVec<[Demand<'a>; 2]> {
         let share = |demand: &Demand<'a>| Demand { limit: local_share(&demand.limit, self.instances), ..*demand };
         check.demands().iter().map(share).collect()
     }
 }
 
-/// A stranger under one key says nothing about the store.
+/// Logs the error of a store: a bug in Tollgate as an error, any other failure for debugging.
+fn log_failure(error: &StoreError, what: &'static str) {
+    match error.kind() {
+        Kind::Script => tracing::error!(kind = error.kind().name(), %error, "{what}"),
+        _ => tracing::debug!(kind = error.kind().name(), %error, "{what}"),
+    }
+}
+
+/// Returns whether the error concerns the data of one key and not the store.
 pub(super) fn is_foreign(error: &StoreError) -> bool {
     matches!(error.kind(), Kind::Foreign | Kind::ForeignInPart)
 }

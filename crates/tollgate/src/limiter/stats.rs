@@ -56,12 +56,6 @@ pub(super) struct Counters {
 }
 
 impl Counters {
-    /// Counts an admission whose source is the store.
-    #[cfg(feature = "rules")]
-    pub(super) fn count_allowed(&self) {
-        add(&self.allowed);
-    }
-
     /// Counts a decision by its outcome and source, or a check refused as unavailable.
     pub(super) fn count(&self, answer: Result<&Decision, &Unavailable>) {
         let Ok(decision) = answer else { return add(&self.unavailable) };

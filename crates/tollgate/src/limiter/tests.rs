@@ -55,7 +55,8 @@ impl Store for Moody {
             SHORT => Box::pin(async { Ok(Vec::new()) }),
             WITHOUT_LINES => Box::pin(async {
                 let at = Timestamp::ZERO;
-                let decided = |_: &Check<'_>| Decision { at, source: Source::Store, limits: Default::default() };
+                let decided =
+                    |_: &Check<'_>| Decision { at, source: Source::Store, ban: None, limits: Default::default() };
                 Ok(checks.iter().map(decided).collect())
             }),
             SLOW => self.decide_after(Duration::from_millis(100), checks),

@@ -245,7 +245,8 @@ async fn an_outage_is_one_answer_for_each_request_whatever_its_rules_say() {
         let engine = crate::engine::Engine::new(limiter.clone(), rules);
         let request = http::Request::get("/").body(()).unwrap();
         for expected in told {
-            engine.decide(&crate::rules::RequestView::of(&request), [203, 0, 113, 9].into()).await;
+            let options = crate::engine::RequestOptions::default();
+            let _ = engine.check(&crate::rules::RequestView::of(&request), [203, 0, 113, 9].into(), options).await;
             assert_eq!(notes.take(), ["decide of 1 unreachable 2ms", expected], "{words:?}");
         }
         let stats = limiter.stats();

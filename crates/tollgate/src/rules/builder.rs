@@ -316,6 +316,6 @@ impl Rules {
     /// Returns a report with all errors and warnings if there is an error.
     pub fn compile_with(self, loader: &Loader) -> Result<Loaded, Report> {
         let (config, places) = lower::lower(self);
-        loader.compile_built(config, places)
+        loader.compile(config, places)
     }
 }

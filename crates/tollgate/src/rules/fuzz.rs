@@ -1,11 +1,12 @@
-//! What must hold for any path whatever.
+//! Properties of paths that must hold for any input. Compiled only for fuzzing and for tests.
 
 use super::path::{Readings, canonical, readings};
 
-/// The whole of a fuzz target: takes what the fuzzer invents as a path, and panics when something is wrong with it.
+/// Checks that a path has at least one reading and none twice, and that another spelling of the canonical path has the
+/// same canonical path.
 ///
 /// # Panics
-/// When a path has no reading or one twice, or when another spelling of what is counted is counted otherwise.
+/// If a property does not hold.
 pub fn any_path(bytes: &[u8]) {
     let Ok(path) = std::str::from_utf8(bytes) else { return };
     if let Readings::Each(readings) = readings(path) {
@@ -26,4 +27,12 @@ fn spelt_otherwise(path: &str) -> String {
         _ => format!("%{byte:02x}"),
     };
     path.bytes().enumerate().map(spell).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn corpus_of_paths_holds() {
+        tollgate_testkit::fuzz::replay("path", super::any_path);
+    }
 }

@@ -1,9 +1,8 @@
-//! Host patterns: `api.example.com`, `*.example.com`.
+//! Matches hosts against patterns: `api.example.com`, `*.example.com`.
 //!
-//! A host is compared as DNS compares it: without case, without the port, without dots at its end. A request may
-//! name several (the authority of its URI, one or more Host headers); a server may listen to any of them, so a rule
-//! applies if any matches. `a:b@host` is `host` for a server that parses it as an authority, and `a` for one that cuts
-//! at the first colon; both are read.
+//! Hosts are compared as in DNS: without case, port and trailing dots. A request may name several hosts (in its URI and
+//! in one or more `Host` headers). The upstream may use any of them, so a rule applies if any matches. `a:b@host` is
+//! `host` for a server that parses an authority, and `a` for a server that cuts at the first colon. Both are matched.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -12,22 +11,22 @@ use foldhash::fast::RandomState;
 
 use super::comparisons;
 
-/// Which hosts a pattern is for.
+/// A pattern for hosts.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub(crate) enum HostPattern {
-    /// This one.
+    /// Matches this host.
     Exact(Box<str>),
-    /// Every host below this one, at any depth.
+    /// Matches every host below this domain at any depth, but not the domain itself.
     Below(Box<str>),
 }
 
 impl HostPattern {
-    /// Reads a pattern, or says what would be one.
+    /// Parses a pattern. The error says what to write instead.
     pub(crate) fn parse(text: &str) -> Result<HostPattern, &'static str> {
-        let expected = "write a host alone: `api.example.com`, or `*.example.com` for all below";
+        let expected = "write only a host: `api.example.com`, or `*.example.com` for all hosts below it";
         if !text.is_ascii() {
-            // Clients send names with other letters in this form only, so nothing else could ever match.
-            return Err("write it as `xn--…`, the form in which clients send it");
+            // Clients send such names in this form only, so another form would never match.
+            return Err("write the name as `xn--…`, the form in which clients send it");
         }
         let lower = text.to_ascii_lowercase();
         let name = lower.strip_prefix("*.").unwrap_or(&lower);
@@ -43,7 +42,7 @@ impl HostPattern {
         })
     }
 
-    /// The pattern for what both match, if there is anything.
+    /// Returns the pattern that matches exactly the hosts matched by both, or `None` if there are none.
     pub(crate) fn shared(&self, other: &HostPattern) -> Option<HostPattern> {
         use HostPattern::{Below, Exact};
         let is_below = |name: &str, top: &str| name.strip_suffix(top).is_some_and(|rest| rest.ends_with('.'));
@@ -56,7 +55,7 @@ impl HostPattern {
         Some(narrow.clone())
     }
 
-    /// A host that matches.
+    /// Returns a host that the pattern matches.
     pub(crate) fn example(&self) -> String {
         match self {
             HostPattern::Exact(name) => name.to_string(),
@@ -65,13 +64,13 @@ impl HostPattern {
     }
 }
 
-/// Returns what servers may take a Host header for, as DNS compares it.
+/// Returns the hosts that servers may understand by a `Host` header, normalized.
 pub(crate) fn readings(host: &str) -> impl Iterator<Item = Cow<'_, str>> {
     let behind_user = host.rsplit_once('@').map(|(_, host)| normal(host));
     std::iter::once(normal(host)).chain(behind_user)
 }
 
-/// Returns a host without spaces around it, port, final dots and case.
+/// Returns a host in lower case, without surrounding spaces, port and trailing dots.
 fn normal(host: &str) -> Cow<'_, str> {
     let host = host.trim();
     // An IPv6 address has colons of its own, within brackets.
@@ -86,18 +85,18 @@ fn normal(host: &str) -> Cow<'_, str> {
     }
 }
 
-/// Something for every host, for single hosts, and for all hosts below a name.
+/// Values for all hosts, for single hosts, and for all hosts below a domain.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ByHost<T> {
     any: T,
     exact: HashMap<Box<str>, T, RandomState>,
     below: HashMap<Box<str>, T, RandomState>,
-    /// The most labels that a name in `below` has: longer hosts need not be looked at from further left.
+    /// Maximum number of labels of a name in `below`. No more labels of a host are tried.
     labels_max: usize,
 }
 
 impl<T: Default> ByHost<T> {
-    /// What belongs to a pattern, or to every host.
+    /// Returns the value of a pattern, or of all hosts for `None`. Creates it if it does not exist.
     pub(crate) fn entry(&mut self, pattern: Option<&HostPattern>) -> &mut T {
         match pattern {
             None => &mut self.any,
@@ -109,17 +108,20 @@ impl<T: Default> ByHost<T> {
         }
     }
 
-    /// Whether there is anything that is not for every host.
+    /// Returns whether there are values for particular hosts.
     pub(crate) fn tells_hosts_apart(&self) -> bool {
         !self.exact.is_empty() || !self.below.is_empty()
     }
 
-    /// What is for every host.
+    /// Returns the value for all hosts.
     pub(crate) fn for_any(&self) -> &T {
         &self.any
     }
 
-    /// Hands over what is for this host in particular, which is one of its [`readings`].
+    /// Calls `found` for each value whose pattern matches this host. `host` must be one of the [`readings`] of a
+    /// header.
+    ///
+    /// The value for all hosts is not included.
     pub(crate) fn for_host<'s>(&'s self, host: &str, mut found: impl FnMut(&'s T)) {
         if !self.exact.is_empty() {
             comparisons::count();
@@ -142,7 +144,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_host_has_one_normal_form() {
+    fn spellings_of_a_host_have_one_normal_form() {
         for (host, expected) in [
             ("api.example.com", "api.example.com"),
             ("API.Example.COM:8080", "api.example.com"),
@@ -163,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn a_user_before_the_host_hides_neither() {
+    fn host_with_a_user_has_two_readings() {
         for (host, expected) in [
             ("user@api.example.com", ["user@api.example.com", "api.example.com"]),
             ("user:secret@API.example.com.:80", ["user", "api.example.com"]),
@@ -175,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_host_is_refused() {
+    fn invalid_host_pattern_is_refused() {
         for text in [
             "münchen.example",
             "",
@@ -197,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn what_two_patterns_share_is_matched_by_both() {
+    fn shared_pattern_is_the_intersection() {
         for (one, other, expected) in [
             ("*.example.com", "api.example.com", Some("api.example.com")),
             ("*.example.com", "*.eu.example.com", Some("*.eu.example.com")),
@@ -214,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn below_means_any_depth_and_not_the_name_itself() {
+    fn wildcard_matches_any_depth_but_not_the_domain_itself() {
         let mut hosts: ByHost<Vec<u8>> = ByHost::default();
         for (number, text) in ["*.example.com", "api.example.com", "*.eu.example.com", "*.com"].into_iter().enumerate()
         {
@@ -235,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_of_a_thousand_labels_is_looked_at_from_the_right_only() {
+    fn host_of_a_thousand_labels_costs_two_lookups() {
         let mut hosts: ByHost<Vec<u8>> = ByHost::default();
         hosts.entry(Some(&HostPattern::parse("*.example.com").unwrap())).push(0);
         let mut found = 0;

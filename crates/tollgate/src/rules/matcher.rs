@@ -1,10 +1,10 @@
-//! Which rules a request meets: by host, then path, then method, then headers.
+//! Finds the rules that apply to a request: by host, then path, then method, then headers.
 //!
 //! ```text
-//!   host ─▶ tries: any host, this host, *.domain     a lookup each
-//!   path ─▶ the readings walk each trie              a lookup per segment
-//!   method ─▶ a bit                                  per rule whose path fits
-//!   headers ─▶ compared                              per rule that is left
+//!   host    ─▶ tries of any host, this host, *.domain    one lookup each
+//!   path    ─▶ each reading is searched in these tries   one lookup per segment
+//!   method  ─▶ a bit test                                per rule whose path matches
+//!   headers ─▶ a comparison                              per rule that remains
 //! ```
 
 use std::collections::BTreeMap;
@@ -20,10 +20,10 @@ use super::pattern::Pattern;
 use super::request::RequestView;
 use super::trie::{Candidate, Trie};
 
-/// Rules by their places.
+/// Indices of rules in their rule set.
 pub(crate) type Indices = SmallVec<[u32; 8]>;
 
-/// What a request must be for a rule to apply. Empty lists of paths and hosts mean all.
+/// The conditions of a rule. An empty list of paths or hosts matches all of them.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Conditions {
     pub(crate) methods: MethodSet,
@@ -32,14 +32,16 @@ pub(crate) struct Conditions {
     pub(crate) headers: BTreeMap<HeaderText, HeaderCondition>,
 }
 
-/// A header's name, ordered by its text.
+/// A header name in lower case that can be ordered.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct HeaderText(pub(crate) Box<str>);
 
-/// What a header must be.
+/// The condition on one header.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum HeaderCondition {
+    /// The header is present, with any value.
     Present,
+    /// At least one line of the header has this value.
     Equals(HeaderValue),
 }
 
@@ -50,7 +52,7 @@ impl Default for Conditions {
 }
 
 impl Conditions {
-    /// These conditions for each path with each host alone: what meets one of them meets the rule.
+    /// Returns one set of conditions for each combination of a path and a host. Together they equal these conditions.
     pub(crate) fn alternatives(&self) -> impl Iterator<Item = Conditions> + '_ {
         let or_all = |count: usize| 0..count.max(1);
         or_all(self.paths.len()).flat_map(move |path| {
@@ -63,7 +65,10 @@ impl Conditions {
         })
     }
 
-    /// Conditions for requests that meet both of two alternatives, if there are any.
+    /// Returns the conditions of requests that match both, or `None` if there are none.
+    ///
+    /// Both must be [alternatives](Conditions::alternatives): with several paths or hosts, only the first is
+    /// considered.
     pub(crate) fn shared(&self, other: &Conditions) -> Option<Conditions> {
         let methods = self.methods.shared(other.methods);
         if methods == MethodSet::NONE {
@@ -84,6 +89,7 @@ impl Conditions {
         Some(Conditions { methods, paths, hosts, headers })
     }
 
+    /// Returns whether the headers meet all header conditions.
     fn headers_fit(&self, headers: &HeaderMap) -> bool {
         self.headers.iter().all(|(name, condition)| {
             comparisons::count();
@@ -95,7 +101,7 @@ impl Conditions {
     }
 }
 
-/// What two lists of one pattern, or of none for all, share.
+/// Returns the intersection of two lists, each of one pattern or empty (which matches everything).
 fn shared<T: Clone>(one: &[T], other: &[T], shared: impl Fn(&T, &T) -> Option<T>) -> Option<Vec<T>> {
     match (one, other) {
         ([], list) | (list, []) => Some(list.to_vec()),
@@ -103,32 +109,38 @@ fn shared<T: Clone>(one: &[T], other: &[T], shared: impl Fn(&T, &T) -> Option<T>
     }
 }
 
-/// Rules by what their requests must be.
+/// An index of rules by their conditions.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Matcher {
     by_host: ByHost<Trie>,
     conditions: Vec<Conditions>,
     methods: MethodNames,
-    /// Headers whose value is another method that the request may be meant for.
+    /// Headers that override the method, such as `X-HTTP-Method-Override`.
     override_headers: Vec<HeaderName>,
-    /// The methods of rules that look at paths.
+    /// All methods of rules with a path condition.
     path_methods: MethodSet,
-    /// The rules that every request meets.
+    /// The rules without conditions.
     unconditional: Indices,
-    /// Whether there are others that some requests meet.
+    /// Whether there are rules with conditions.
     has_conditional: bool,
 }
 
 impl Matcher {
-    /// Returns a matcher for rules whose methods were named by `methods`, which also reads methods from `override_headers`.
+    /// Creates a matcher without rules.
+    ///
+    /// `methods` must be the one that parsed the methods of the rules. The values of `override_headers` count as
+    /// further methods of a request.
     pub(crate) fn new(methods: MethodNames, override_headers: Vec<HeaderName>) -> Matcher {
         Matcher { methods, override_headers, ..Matcher::default() }
     }
 
-    /// Adds the next rule. One that no request is to meet is only counted.
-    pub(crate) fn push(&mut self, conditions: Conditions, is_met: bool) {
+    /// Adds the next rule. If it is not active, it takes up an index but never matches.
+    ///
+    /// # Panics
+    /// Panics at 2^32 rules.
+    pub(crate) fn push(&mut self, conditions: Conditions, is_active: bool) {
         let rule = u32::try_from(self.conditions.len()).expect("fewer than 2^32 rules");
-        if is_met {
+        if is_active {
             match conditions == Conditions::default() {
                 true => self.unconditional.push(rule),
                 false => self.has_conditional = true,
@@ -150,16 +162,19 @@ impl Matcher {
         self.conditions.push(conditions);
     }
 
+    /// Returns the conditions of all rules, in the order of their indices.
     pub(crate) fn conditions(&self) -> &[Conditions] {
         &self.conditions
     }
 
-    /// The rules that apply to every request, if no others apply to any: then nothing of a request has to be looked at.
+    /// Returns the active rules if none of them has conditions, so that they apply to every request. Otherwise `None`.
     pub(crate) fn same_for_all(&self) -> Option<&[u32]> {
         (!self.has_conditional).then_some(&*self.unconditional)
     }
 
-    /// The rules that apply, in their order.
+    /// Returns the rules that apply to a request, in ascending order.
+    ///
+    /// A request with override headers matches the rules of each method that it names.
     pub(crate) fn find(&self, request: &RequestView<'_>, readings: &LazyReadings<'_>) -> Indices {
         let overrides = self.override_headers.iter().flat_map(|name| request.headers().get_all(name));
         let overrides = overrides.filter_map(|value| value.to_str().ok());
@@ -168,7 +183,7 @@ impl Matcher {
         self.search(methods, readings, request.hosts(), request.headers())
     }
 
-    /// The rules that apply to a request that just meets these conditions: to ask what goes together.
+    /// Returns the rules that apply to an example request that meets these conditions and as little else as possible.
     pub(crate) fn find_like(&self, conditions: &Conditions) -> Indices {
         let path = conditions.paths.first().map_or("/".to_owned(), Pattern::example);
         let host = conditions.hosts.first().map(HostPattern::example);
@@ -178,7 +193,7 @@ impl Matcher {
                 HeaderCondition::Present => HeaderValue::from_static("x"),
                 HeaderCondition::Equals(value) => value.clone(),
             };
-            headers.insert(HeaderName::from_bytes(name.0.as_bytes()).expect("a name that was one"), value);
+            headers.insert(HeaderName::from_bytes(name.0.as_bytes()).expect("a valid header name"), value);
         }
         self.search(conditions.methods.first(), &LazyReadings::of(&path), host.as_deref().into_iter(), &headers)
     }
@@ -193,7 +208,7 @@ impl Matcher {
         let mut found = Indices::new();
         let readings = self.path_methods.overlaps(method).then(|| readings.get());
         let mut search = |trie: &Trie| match readings {
-            // No rule for this method looks at the path.
+            // No rule for this method has a path condition.
             None => trie.find(b"", method, |rule| found.push(rule)),
             Some(Readings::Each(texts)) => {
                 texts.iter().for_each(|text| trie.find(text, method, |rule| found.push(rule)));
@@ -206,7 +221,7 @@ impl Matcher {
                 self.by_host.for_host(&name, &mut search);
             }
         }
-        // One rule may be found by several readings, patterns or hosts.
+        // A rule may be found several times, by several readings, patterns or hosts.
         found.sort_unstable();
         found.dedup();
         found.retain(|rule| self.conditions[*rule as usize].headers_fit(headers));
@@ -215,6 +230,7 @@ impl Matcher {
 }
 
 impl HeaderText {
+    /// Creates the ordered form of a header name.
     pub(crate) fn of(name: &HeaderName) -> HeaderText {
         HeaderText(name.as_str().into())
     }

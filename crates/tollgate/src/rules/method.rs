@@ -1,61 +1,69 @@
-//! Sets of methods, as bits.
+//! Sets of HTTP methods, as bits.
 
 use http::Method;
 
-/// Standard methods, each with the bit of its place.
+/// Standard methods. The index of each is its bit.
 const STANDARD: [&str; 9] = ["GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "CONNECT", "TRACE"];
-/// The bit of every method that no rule names.
+/// The bit shared by all methods that no rule names.
 const UNNAMED: u32 = 1 << 31;
-/// How many further methods the rules of a set may name between them.
+/// Maximum number of other methods that the rules of a rule set may name.
 const FURTHER_MAX: usize = 31 - STANDARD.len();
 
-/// A set of methods.
+/// A set of methods. Its bits are those assigned by one [`MethodNames`].
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub(crate) struct MethodSet(u32);
 
 impl MethodSet {
+    /// All methods, including those that no rule names.
     pub(crate) const ALL: MethodSet = MethodSet(u32::MAX);
+    /// No methods.
     pub(crate) const NONE: MethodSet = MethodSet(0);
 
+    /// Returns whether the sets have a method in common.
     pub(crate) const fn overlaps(self, other: MethodSet) -> bool {
         self.0 & other.0 != 0
     }
 
-    /// One of them.
+    /// Returns a set with one method of this set, or an empty set if this one is empty.
     pub(crate) const fn first(self) -> MethodSet {
         MethodSet(self.0 & self.0.wrapping_neg())
     }
 
-    /// What is in both.
+    /// Returns the intersection of the sets.
     #[must_use]
     pub(crate) const fn shared(self, other: MethodSet) -> MethodSet {
         MethodSet(self.0 & other.0)
     }
 
+    /// Returns the union of the sets.
     #[must_use]
     pub(crate) const fn and(self, other: MethodSet) -> MethodSet {
         MethodSet(self.0 | other.0)
     }
 }
 
-/// The methods that the rules of one set name.
+/// The names of all methods used by the rules of one rule set, and the bit of each.
 ///
-/// Names are compared without case: a method's name has case, but there are servers that forget it, and a rule for POST
-/// must hold against `post`.
+/// Names are compared without case. Methods are case-sensitive by the RFC, but some servers ignore case, and a rule for
+/// `POST` must apply to `post` too.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct MethodNames {
     further: Vec<Box<str>>,
 }
 
-/// Why a text names no method.
+/// The reason why a method cannot be used in a rule.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum MethodError {
+    /// The text is not a method name.
     Malformed,
+    /// The rules already name the maximum number of methods that are not standard.
     TooMany,
 }
 
 impl MethodNames {
-    /// The set of one method for a rule. Servers answer HEAD by running the handler of GET, so a rule for GET is for both.
+    /// Returns the set for a method in a rule, and assigns a bit to a new method.
+    ///
+    /// The set for GET includes HEAD, because servers answer HEAD by running the handler of GET.
     pub(crate) fn named(&mut self, name: &str) -> Result<MethodSet, MethodError> {
         let upper = name.to_ascii_uppercase();
         if Method::from_bytes(upper.as_bytes()).is_err() {
@@ -72,16 +80,16 @@ impl MethodNames {
         Ok(self.of_name(&upper))
     }
 
-    /// The set of a request's method.
+    /// Returns the set with the method of a request.
     pub(crate) fn of(&self, method: &Method) -> MethodSet {
         self.of_name(method.as_str())
     }
 
-    /// Returns the set of the method with this name.
+    /// Returns the set with the method of this name. All methods that no rule names give the same set.
     pub(crate) fn of_name(&self, name: &str) -> MethodSet {
         let all = STANDARD.into_iter().chain(self.further.iter().map(|name| &**name));
-        let place = all.into_iter().position(|known| known.eq_ignore_ascii_case(name));
-        MethodSet(place.map_or(UNNAMED, |place| 1 << place))
+        let bit = all.into_iter().position(|known| known.eq_ignore_ascii_case(name));
+        MethodSet(bit.map_or(UNNAMED, |bit| 1 << bit))
     }
 }
 
@@ -94,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rule_for_get_holds_for_head_and_case_is_no_escape() {
+    fn get_includes_head_and_case_is_ignored() {
         let mut names = MethodNames::default();
         let (get, post) = (names.named("get").unwrap(), names.named("POST").unwrap());
         assert!(get.overlaps(of(&names, "GET")) && get.overlaps(of(&names, "HEAD")));
@@ -103,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn methods_of_ones_own_are_told_apart_up_to_a_bound() {
+    fn other_methods_get_their_own_bits_up_to_a_maximum() {
         let mut names = MethodNames::default();
         let purge = names.named("PURGE").unwrap();
         assert!(purge.overlaps(of(&names, "purge")) && !purge.overlaps(of(&names, "BREW")));

@@ -1,26 +1,27 @@
-//! Path patterns: `/shorten`, `/users/{id}`, `/api/*`.
+//! Parses path patterns: `/shorten`, `/users/{id}`, `/api/*`.
 
 use std::ops::Range;
 
 use super::path::{decode, escape};
 
-/// A path pattern, ready for the trie.
+/// A parsed path pattern.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct Pattern {
     pub(crate) segments: Vec<Segment>,
-    /// Whether it ends in `/*`: it matches its own path and everything below.
+    /// Whether the pattern ends in `/*`, so that it matches the path before it and everything below.
     pub(crate) is_prefix: bool,
 }
 
+/// One segment of a pattern.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub(crate) enum Segment {
-    /// Exactly these bytes.
+    /// Matches exactly these bytes, after decoding.
     Exact(Box<[u8]>),
-    /// `{name}`: anything but nothing.
+    /// `{name}`: matches any segment that is not empty.
     Any,
 }
 
-/// Why a text is no pattern: where, what, and what would be accepted.
+/// The error for a text that is not a pattern: the place of the problem, a message, and what to write instead.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct PatternError {
     pub(crate) span: Range<usize>,
@@ -29,6 +30,7 @@ pub(crate) struct PatternError {
 }
 
 impl Pattern {
+    /// Parses a pattern. A trailing slash is ignored, and names of variables have no effect.
     pub(crate) fn parse(text: &str) -> Result<Pattern, PatternError> {
         let whole = 0..text.len();
         let Some(rest) = text.strip_prefix('/') else {
@@ -39,8 +41,8 @@ impl Pattern {
             return Err(error(whole, "a path begins with /", help));
         };
         if let Some(at) = text.find(['?', '#']) {
-            let help = "a rule matches the path alone; leave out what follows it";
-            return Err(error(at..text.len(), "a query or a fragment is no part of a path", help));
+            let help = "a rule matches the path alone; remove the query or fragment";
+            return Err(error(at..text.len(), "a path pattern has no query and no fragment", help));
         }
         let (rest, is_prefix) = match rest.strip_suffix('*') {
             Some(before) if before.is_empty() || before.ends_with('/') => (before, true),
@@ -57,7 +59,7 @@ impl Pattern {
         Ok(Pattern { segments, is_prefix })
     }
 
-    /// A path that matches.
+    /// Returns a path that the pattern matches.
     pub(crate) fn example(&self) -> String {
         let mut path = String::new();
         for segment in &self.segments {
@@ -73,7 +75,7 @@ impl Pattern {
         path
     }
 
-    /// The pattern for what both match, if there is anything.
+    /// Returns the pattern that matches exactly the paths matched by both, or `None` if there are none.
     pub(crate) fn shared(&self, other: &Pattern) -> Option<Pattern> {
         let (long, short) = match self.segments.len() >= other.segments.len() {
             true => (self, other),
@@ -94,7 +96,7 @@ impl Pattern {
         Some(Pattern { segments, is_prefix: long.is_prefix && short.is_prefix })
     }
 
-    /// Whether every path that `other` matches is matched by this one too.
+    /// Returns whether this pattern matches every path that `other` matches.
     pub(crate) fn covers(&self, other: &Pattern) -> bool {
         let is_long_enough = match self.is_prefix {
             true => other.segments.len() >= self.segments.len(),
@@ -105,29 +107,29 @@ impl Pattern {
     }
 }
 
+/// Parses one segment, which begins at byte `start` of the pattern.
 fn parse_segment(text: &str, start: usize) -> Result<Segment, PatternError> {
     let span = start..start + text.len();
     let refuse = |message: &str, help: &str| Err(error(span.clone(), message, help));
     if let Some(name) = text.strip_prefix('{').and_then(|rest| rest.strip_suffix('}')) {
         return match name {
-            "" => refuse("a variable has a name", "write for example `{id}`"),
-            _ if name.starts_with('*') => refuse("a pattern ends in /* without a name", "write `*`"),
+            "" => refuse("a variable needs a name", "write for example `{id}`"),
+            _ if name.starts_with('*') => refuse("the wildcard at the end has no name", "write `*`"),
             _ if name.contains(['{', '}', '*', ':']) => refuse("a variable is a name in braces", "write `{id}`"),
             _ => Ok(Segment::Any),
         };
     }
     match text {
         "" => refuse("an empty segment", "write one / between segments"),
-        "." | ".." => refuse("a dot segment", "write the path that it means"),
-        "**" => refuse("** is not known here", "a single `*` at the end matches everything below"),
-        _ if text.contains('*') => refuse(
-            "a * stands alone, as the last segment",
-            "write `/api/*` for everything below, `{id}` for one segment",
-        ),
+        "." | ".." => refuse("a dot segment", "write the path without dot segments"),
+        "**" => refuse("** is not supported", "a single `*` at the end matches everything below"),
+        _ if text.contains('*') => {
+            refuse("a * must be the whole last segment", "write `/api/*` for everything below, `{id}` for one segment")
+        }
         _ if text.contains(['{', '}']) => refuse("a variable is a whole segment", "write `/{id}/`, not `/v{id}/`"),
         _ if text.starts_with(':') => refuse("a variable is written in braces", "write `{id}`, not `:id`"),
         _ => match text.to_ascii_lowercase().contains("%2f") {
-            true => refuse("a slash inside a segment", "use `{id}` for a segment that holds one"),
+            true => refuse("an escaped slash in a segment", "use `{id}` for a segment that contains one"),
             false => Ok(Segment::Exact(decode(text.as_bytes()).into())),
         },
     }
@@ -146,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn patterns_that_mean_the_same_are_the_same() {
+    fn equivalent_patterns_are_equal() {
         for (one, other) in
             [("/a/b", "/a/b/"), ("/users/{id}", "/users/{name}"), ("/log%69n", "/login"), ("/*", "/*"), ("/", "/")]
         {
@@ -157,14 +159,14 @@ mod tests {
     }
 
     #[test]
-    fn a_text_that_is_no_pattern_says_where_and_what_to_write() {
+    fn error_says_where_the_problem_is_and_what_to_write() {
         for (text, span, help) in [
             ("shorten", 0..7, "write `/shorten`"),
             ("", 0..0, "write `/*`"),
             ("*", 0..1, "write `/*`"),
             ("/a?x=1", 2..6, "the path alone"),
             ("/a//b", 3..3, "one /"),
-            ("/a/../b", 3..5, "the path that it means"),
+            ("/a/../b", 3..5, "without dot segments"),
             ("/a*/b", 1..3, "`/api/*`"),
             ("/a/*/b", 3..4, "`/api/*`"),
             ("/a*", 1..3, "`/api/*`"),
@@ -182,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pattern_covers_what_is_narrower() {
+    fn pattern_covers_narrower_patterns() {
         for (wide, narrow, expected) in [
             ("/*", "/a/b", true),
             ("/a/*", "/a", true),
@@ -197,8 +199,9 @@ mod tests {
             assert_eq!(pattern(wide).covers(&pattern(narrow)), expected, "{wide} over {narrow}");
         }
     }
+
     #[test]
-    fn what_two_patterns_share_is_matched_by_both() {
+    fn shared_pattern_is_the_intersection() {
         for (one, other, expected) in [
             ("/{x}/b", "/a/{y}", Some("/a/b")),
             ("/*", "/a/{y}", Some("/a/{y}")),

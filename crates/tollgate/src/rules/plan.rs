@@ -90,6 +90,8 @@ pub struct PlanQuestion {
     pub api_key: Option<KeyDigest>,
     /// The subject of the verified token, if any.
     pub user: Option<Arc<str>>,
+    /// The caller that the application has set, if any: `RateLimitLayer::subject`.
+    pub caller: Option<Arc<str>>,
     /// The client's address.
     pub address: IpAddr,
 }
@@ -100,28 +102,30 @@ impl PlanQuestion {
         PlanQuestion {
             api_key: identity.api_key().map(|(digest, _)| digest),
             user: identity.user().map(|user| user.subject.clone()),
+            caller: identity.named_caller().map(Arc::from),
             address: identity.address(),
         }
     }
 
-    /// Returns whether the caller has an identity other than its address: an API key or a user.
+    /// Returns whether the caller has an identity other than its address: an API key, a user or a name.
     pub fn is_identified(&self) -> bool {
-        self.api_key.is_some() || self.user.is_some()
+        self.api_key.is_some() || self.user.is_some() || self.caller.is_some()
     }
 
     /// Returns the field of the Redis hash that holds the caller's plan.
     ///
-    /// It is `api_key:` and the key's SHA-256 in hexadecimal, else `user:` and the user. `None` for callers without
-    /// identity, which are not in the hash.
+    /// It is `api_key:` and the key's SHA-256 in hexadecimal, else `user:` and the user, else `caller:` and the caller
+    /// that the application has set. `None` for callers without identity, which are not in the hash.
     pub fn field(&self) -> Option<String> {
-        match (&self.api_key, &self.user) {
-            (Some(digest), _) => {
+        match (&self.api_key, &self.user, &self.caller) {
+            (Some(digest), ..) => {
                 let hex =
                     |byte: &u8| [byte >> 4, byte & 15].map(|digit| char::from(b"0123456789abcdef"[usize::from(digit)]));
                 Some("api_key:".chars().chain(digest.as_bytes().iter().flat_map(hex)).collect())
             }
-            (None, Some(user)) => Some(format!("user:{user}")),
-            (None, None) => None,
+            (None, Some(user), _) => Some(format!("user:{user}")),
+            (None, None, Some(caller)) => Some(format!("caller:{caller}")),
+            (None, None, None) => None,
         }
     }
 }

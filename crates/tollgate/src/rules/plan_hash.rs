@@ -5,39 +5,52 @@
 //!   HSET tollgate:plans  user:ann           free       by the verified user
 //! ```
 //!
-//! **Cached**, because lookups are on the request path. A reply, also *no such field*, is cached for a second; the next
-//! request of that caller then reads the hash again. At most 10,000 callers are cached. While the cache is full, the
-//! hash is read for every request of a caller that is not in it.
+//! **Cached**, because lookups are on the request path. A reply, also *no such field*, is cached for a second. Requests in
+//! the second half of that second start a lookup in the background, so a caller with two requests a second or more
+//! never waits for one. At most 10,000 callers are cached. While the cache is full, the hash is read for every request
+//! of a caller that is not in it.
 //!
-//! **Does not block requests.** The command uses the store's connection and has a timeout of its own. After a failure
-//! no request reads the hash for 250 ms, so that few requests pay for the timeout. Meanwhile the last reply for a
+//! **Does not block requests.** The command uses the store's connection and has a timeout. The time it takes counts
+//! against the deadline of the decision: the check that follows gets what is left. So a caller that is not cached is
+//! decided by the store, under its plan, while two round trips fit into the deadline.
+//!
+//! ```text
+//!   decision   ├────────────── deadline ──────────────┤
+//!   lookup     ├─────── timeout: 3/4 ───────┤
+//!   check              ├───── what is left ───────────┤
+//! ```
+//!
+//! A lookup that times out goes on in the background, and its reply is cached. After a failure or a timeout no
+//! request reads the hash for 250 ms, so that few requests pay for the timeout. Meanwhile the last reply for a
 //! caller stays valid, even if it has expired. A caller without a cached reply has no plan from here and gets the
 //! `default` plan unless another lookup knows its plan. So callers keep their plans during an outage, as long as they
-//! are in the cache.
+//! are in the cache. The first failure is logged as a warning.
 //!
 //! **Why not in the same call as the decision?** The plan determines which limits are decided.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::time::sleep;
-use tollgate_core::{Clock, SystemClock, Timestamp};
+use tollgate_core::{Clock, StoreError, SystemClock, Timestamp};
 use tollgate_redis::{RedisStore, Reply};
 
 use super::plan::{PlanFuture, PlanLookup, PlanQuestion};
 use crate::deadline::answer_by;
-use crate::ttl_cache::{Expire, TtlCache};
+use crate::ttl_cache::{Expire, Id, TtlCache};
 
 /// Time for which a reply is cached, in microseconds.
-const HOLDS_US: u64 = 1_000_000;
+const VALID_US: u64 = 1_000_000;
+/// Age from which a request refreshes a cached reply, in microseconds.
+const REFRESH_US: u64 = 500_000;
 /// Time after a failure during which the hash is not read, in microseconds.
-const REST_US: u64 = 250_000;
+const PAUSE_US: u64 = 250_000;
 const CALLERS_MAX: usize = 10_000;
 /// Maximum length of a plan's name. A longer value names no plan and is not cached.
 const NAME_BYTES_MAX: usize = 64;
-/// Default timeout: shorter than the deadline of a decision, which follows the lookup.
-const TIMEOUT_DEFAULT: Duration = Duration::from_millis(10);
+/// The deadline of a decision unless it is configured.
+const DEADLINE_DEFAULT: Duration = Duration::from_millis(25);
 
 /// A Redis hash that maps callers to the names of their plans. Its fields are those of [`PlanQuestion::field`].
 ///
@@ -59,14 +72,21 @@ const TIMEOUT_DEFAULT: Duration = Duration::from_millis(10);
 /// # }
 /// ```
 pub struct PlanHash {
+    reader: Arc<Reader>,
+    timeout: Duration,
+}
+
+/// Reads the hash and caches its replies. Shared with lookups in the background.
+struct Reader {
     store: RedisStore,
     name: Box<str>,
-    timeout: Duration,
     clock: Arc<dyn Clock>,
     /// Cached replies, by the name of the field.
-    heard: TtlCache<CachedPlan>,
+    cache: TtlCache<CachedPlan>,
     /// Until when the hash is not read after a failure, in microseconds since the epoch.
-    rests_until_us: AtomicU64,
+    paused_until_us: AtomicU64,
+    /// Whether the last lookup failed.
+    is_failing: AtomicBool,
 }
 
 /// A cached reply.
@@ -74,19 +94,22 @@ pub struct PlanHash {
 struct CachedPlan {
     plan: Option<Arc<str>>,
     /// The time at which the command was sent.
-    asked: Timestamp,
+    sent: Timestamp,
+    /// Whether a lookup that replaces this reply has started.
+    is_refreshing: bool,
 }
 
 impl CachedPlan {
-    fn holds(&self, now: Timestamp) -> bool {
+    /// Returns whether the reply is younger than `age_us`.
+    fn is_younger(&self, age_us: u64, now: Timestamp) -> bool {
         // A reply from the future means that the clock was set back. It must not stay valid for longer.
-        self.asked <= now && now < self.asked.plus_micros(HOLDS_US)
+        self.sent <= now && now < self.sent.plus_micros(age_us)
     }
 }
 
 impl Expire for CachedPlan {
     fn is_expired(&self, now: Timestamp) -> bool {
-        !self.holds(now)
+        !self.is_younger(VALID_US, now)
     }
 }
 
@@ -95,72 +118,109 @@ impl PlanHash {
     ///
     /// The store's key prefix is not added to `name`.
     pub fn new(store: RedisStore, name: impl Into<Box<str>>) -> PlanHash {
-        PlanHash {
-            store,
-            name: name.into(),
-            timeout: TIMEOUT_DEFAULT,
-            clock: Arc::new(SystemClock::new()),
-            heard: TtlCache::new(CALLERS_MAX),
-            rests_until_us: AtomicU64::new(0),
-        }
+        let reader = Reader::new(store, name.into(), Arc::new(SystemClock::new()));
+        PlanHash { reader: Arc::new(reader), timeout: PlanHash::timeout_for(DEADLINE_DEFAULT) }
     }
 
-    /// Sets the timeout of a lookup. Defaults to 10 ms.
+    /// Returns the timeout of a lookup that suits a limiter with this deadline: three quarters of it.
     ///
-    /// The lookup precedes the decision, so it adds to the decision's own deadline.
+    /// The lookup takes its time from the decision's deadline. The last quarter is left to the check, so that a store
+    /// that does not answer the lookup is still asked.
+    pub fn timeout_for(deadline: Duration) -> Duration {
+        deadline / 4 * 3
+    }
+
+    /// Sets the timeout of a lookup. Defaults to 18.75 ms, which suits a limiter with the default deadline of 25 ms.
+    ///
+    /// See [`PlanHash::timeout_for`] for limiters with another deadline.
     #[must_use]
     pub fn timeout(self, timeout: Duration) -> PlanHash {
         PlanHash { timeout, ..self }
     }
 
-    /// Sets the clock by which cached replies expire. Defaults to [`SystemClock`].
+    /// Sets the clock by which cached replies expire, and empties the cache. Defaults to [`SystemClock`].
     #[must_use]
     pub fn clock(self, clock: Arc<dyn Clock>) -> PlanHash {
-        PlanHash { clock, ..self }
+        let reader = Reader::new(self.reader.store.clone(), self.reader.name.clone(), clock);
+        PlanHash { reader: Arc::new(reader), ..self }
     }
 
     /// Returns the plan in a field: from the cache if the reply is valid or Redis fails, else from Redis.
-    async fn look_up(&self, field: &str) -> Option<Arc<str>> {
-        let (id, now) = (self.heard.id(field), self.clock.now());
-        let heard = self.heard.look(id, CachedPlan::clone);
-        if let Some(heard) = &heard
-            && heard.holds(now)
+    async fn look_up(&self, field: String) -> Option<Arc<str>> {
+        let reader = &self.reader;
+        let (id, now) = (reader.cache.id(&field), reader.clock.now());
+        let cached = reader.cache.look(id, CachedPlan::clone);
+        if let Some(cached) = &cached
+            && cached.is_younger(VALID_US, now)
         {
-            return heard.plan.clone();
-        }
-        let last_word = || heard.and_then(|heard| heard.plan);
-        let rests_until_us = self.rests_until_us.load(Ordering::Relaxed);
-        if (now.as_micros()..=now.plus_micros(REST_US).as_micros()).contains(&rests_until_us) {
-            return last_word();
-        }
-        let answered =
-            answer_by(sleep(self.timeout), &self.store, self.store.command(&["HGET", &self.name, field])).await;
-        match answered {
-            Some(Ok(reply)) => {
-                let plan = name_in(&reply);
-                self.heard.put(id, CachedPlan { plan: plan.clone(), asked: now }, now);
-                plan
+            if !cached.is_younger(REFRESH_US, now) && !cached.is_refreshing && !reader.is_paused(now) {
+                reader.cache.put(id, CachedPlan { is_refreshing: true, ..cached.clone() }, now);
+                tokio::spawn(reader.clone().read(id, field));
             }
-            Some(Err(error)) => {
-                tracing::debug!(
-                    kind = error.kind().name(),
-                    "cannot read the plan from Redis; using the cached plan, if any"
-                );
-                self.rest();
-                last_word()
-            }
+            return cached.plan.clone();
+        }
+        let last_plan = cached.and_then(|cached| cached.plan);
+        if reader.is_paused(now) {
+            return last_plan;
+        }
+        let mut reading = Box::pin(reader.clone().read(id, field));
+        match answer_by(sleep(self.timeout), &reader.store, &mut reading).await {
+            Some(Ok(plan)) => plan,
+            Some(Err(_failed)) => last_plan,
             None => {
-                tracing::debug!("reading the plan from Redis timed out; using the cached plan, if any");
-                self.rest();
-                last_word()
+                reader.failed("it did not answer in time");
+                tokio::spawn(reading);
+                last_plan
+            }
+        }
+    }
+}
+
+impl Reader {
+    fn new(store: RedisStore, name: Box<str>, clock: Arc<dyn Clock>) -> Reader {
+        Reader {
+            store,
+            name,
+            clock,
+            cache: TtlCache::new(CALLERS_MAX),
+            paused_until_us: AtomicU64::new(0),
+            is_failing: AtomicBool::new(false),
+        }
+    }
+
+    /// Reads a field and caches the reply under `id`.
+    async fn read(self: Arc<Self>, id: Id, field: String) -> Result<Option<Arc<str>>, StoreError> {
+        let sent = self.clock.now();
+        match self.store.command(&["HGET", &self.name, &field]).await {
+            Ok(reply) => {
+                let plan = name_in(&reply);
+                let cached = CachedPlan { plan: plan.clone(), sent, is_refreshing: false };
+                self.cache.put(id, cached, self.clock.now());
+                if self.is_failing.swap(false, Ordering::Relaxed) {
+                    tracing::info!("plans are read from Redis again");
+                }
+                Ok(plan)
+            }
+            Err(error) => {
+                self.failed(&error);
+                Err(error)
             }
         }
     }
 
-    /// Suspends reading the hash for [`REST_US`].
-    fn rest(&self) {
-        let until = self.clock.now().plus_micros(REST_US);
-        self.rests_until_us.store(until.as_micros(), Ordering::Relaxed);
+    fn is_paused(&self, now: Timestamp) -> bool {
+        let until_us = self.paused_until_us.load(Ordering::Relaxed);
+        // A later time means that the clock was set back.
+        (now.as_micros()..=now.plus_micros(PAUSE_US).as_micros()).contains(&until_us)
+    }
+
+    /// Pauses reading for [`PAUSE_US`], and logs the first of several failures.
+    fn failed(&self, reason: impl std::fmt::Display) {
+        let until = self.clock.now().plus_micros(PAUSE_US);
+        self.paused_until_us.store(until.as_micros(), Ordering::Relaxed);
+        if !self.is_failing.swap(true, Ordering::Relaxed) {
+            tracing::warn!(%reason, "cannot read plans from Redis; callers keep their last plan, others get `default`");
+        }
     }
 }
 
@@ -171,12 +231,15 @@ fn name_in(reply: &Reply) -> Option<Arc<str>> {
 
 impl PlanLookup for PlanHash {
     fn plan<'a>(&'a self, question: &'a PlanQuestion) -> PlanFuture<'a> {
-        Box::pin(async move { self.look_up(&question.field()?).await })
+        Box::pin(async move { self.look_up(question.field()?).await })
     }
 }
 
 impl std::fmt::Debug for PlanHash {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("PlanHash").field("store", &self.store).field("name", &self.name).finish_non_exhaustive()
+        f.debug_struct("PlanHash")
+            .field("store", &self.reader.store)
+            .field("name", &self.reader.name)
+            .finish_non_exhaustive()
     }
 }

@@ -1,4 +1,4 @@
-//! What a rule looks at in a request.
+//! The parts of a request that rules match.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -7,7 +7,7 @@ use http::{Extensions, HeaderMap, Method, Uri};
 
 use super::path;
 
-/// A request as rules see it.
+/// A borrowed view of the parts of a request that rules match: method, path, host and headers.
 ///
 /// ```
 /// use tollgate::rules::RequestView;
@@ -22,16 +22,17 @@ use super::path;
 pub struct RequestView<'r> {
     method: &'r Method,
     headers: &'r HeaderMap,
-    target: Target<'r>,
+    target: RequestTarget<'r>,
+    caller: Option<&'r str>,
 }
 
-/// How to find the URI that the client sent among a request's extensions.
+/// A function that finds the URI as the client sent it in the extensions of a request.
 pub(crate) type FindUri = fn(&Extensions) -> Option<&Uri>;
 
-/// Where a request goes. A URI is looked for, and taken apart, when a rule looks at it.
+/// The target of a request: its path and authority. Read from a URI only when a rule needs them.
 #[derive(Clone, Copy)]
-enum Target<'r> {
-    /// With the place of the URI that was sent, if this one was changed on the way.
+enum RequestTarget<'r> {
+    /// The URI of the request, and a way to find the original one if a router may have changed it.
     Uri(&'r Uri, Option<(&'r Extensions, FindUri)>),
     Parts {
         path: &'r str,
@@ -40,72 +41,105 @@ enum Target<'r> {
 }
 
 impl<'r> RequestView<'r> {
-    /// A request with this method, path (a query does not matter) and headers, of which Host is one.
+    /// Creates a view from a method, a path and headers. A query in the path is ignored; the host is read from `Host`.
     pub fn new(method: &'r Method, path: &'r str, headers: &'r HeaderMap) -> RequestView<'r> {
-        RequestView { method, headers, target: Target::Parts { path, authority: None } }
+        RequestView { method, headers, target: RequestTarget::Parts { path, authority: None }, caller: None }
     }
 
-    /// The same request, whose URI names a host too.
+    /// Sets the authority of the request's URI (`host[:port]`), which rules match in addition to `Host`.
     #[must_use]
     pub fn with_authority(self, authority: Option<&'r str>) -> RequestView<'r> {
-        RequestView { target: Target::Parts { path: self.path(), authority }, ..self }
+        RequestView { target: RequestTarget::Parts { path: self.path(), authority }, ..self }
     }
 
-    /// An HTTP request.
+    /// Sets the caller, in place of the one that API key, token or address determine. `None` removes it.
+    ///
+    /// Rules by [`Subject::Caller`](crate::Subject::Caller) count by it.
+    #[must_use]
+    pub fn with_caller(self, caller: Option<&'r str>) -> RequestView<'r> {
+        RequestView { caller, ..self }
+    }
+
+    /// Returns the caller that [`with_caller`](RequestView::with_caller) has set, if any.
+    pub fn caller(&self) -> Option<&'r str> {
+        self.caller
+    }
+
+    /// Creates a view of an HTTP request.
     pub fn of<B>(request: &'r http::Request<B>) -> RequestView<'r> {
-        RequestView { method: request.method(), headers: request.headers(), target: Target::Uri(request.uri(), None) }
+        RequestView {
+            method: request.method(),
+            headers: request.headers(),
+            target: RequestTarget::Uri(request.uri(), None),
+            caller: None,
+        }
     }
 
-    /// The head of an HTTP request.
+    /// Creates a view of the head of an HTTP request.
     pub fn of_parts(parts: &'r http::request::Parts) -> RequestView<'r> {
-        RequestView { method: &parts.method, headers: &parts.headers, target: Target::Uri(&parts.uri, None) }
+        RequestView {
+            method: &parts.method,
+            headers: &parts.headers,
+            target: RequestTarget::Uri(&parts.uri, None),
+            caller: None,
+        }
     }
 
-    /// An HTTP request, whose path is that of the URI that is found in its extensions, if one is.
+    /// Creates a view of an HTTP request whose path is read from the URI that `find_sent` finds in its extensions.
+    ///
+    /// Without `find_sent`, or if it finds none, the path is that of the request's URI.
     #[cfg(feature = "tower")]
     pub(crate) fn sent_as<B>(request: &'r http::Request<B>, find_sent: Option<FindUri>) -> RequestView<'r> {
         let sent = find_sent.map(|find_sent| (request.extensions(), find_sent));
-        RequestView { method: request.method(), headers: request.headers(), target: Target::Uri(request.uri(), sent) }
+        RequestView {
+            method: request.method(),
+            headers: request.headers(),
+            target: RequestTarget::Uri(request.uri(), sent),
+            caller: None,
+        }
     }
 
-    /// The method.
+    /// Returns the method.
     pub fn method(&self) -> &'r Method {
         self.method
     }
 
-    /// The path as it was sent.
+    /// Returns the path as the client sent it. A view created from a text includes the query of that text.
     pub fn path(&self) -> &'r str {
         match self.target {
-            Target::Uri(uri, None) => uri.path(),
-            Target::Uri(uri, Some((extensions, find_sent))) => find_sent(extensions).unwrap_or(uri).path(),
-            Target::Parts { path, .. } => path,
+            RequestTarget::Uri(uri, None) => uri.path(),
+            RequestTarget::Uri(uri, Some((extensions, find_sent))) => find_sent(extensions).unwrap_or(uri).path(),
+            RequestTarget::Parts { path, .. } => path,
         }
     }
 
-    /// Returns whether the path that was sent has more bytes than this, without its query.
+    /// Returns whether the path that the client sent, without its query, has more than `bytes_max` bytes.
     pub(crate) fn is_path_longer_than(&self, bytes_max: usize) -> bool {
         is_longer(self.path(), bytes_max)
     }
 
-    /// Returns whether the path that the service received, which something before it may have shortened, has more bytes than this.
-    /// Cheaper than [`RequestView::is_path_longer_than`].
+    /// Returns whether the path in the request's URI, which a router may have shortened, has more than `bytes_max`
+    /// bytes.
+    ///
+    /// Cheaper than [`RequestView::is_path_longer_than`], because it does not search the extensions.
     pub(crate) fn is_received_path_longer_than(&self, bytes_max: usize) -> bool {
         match self.target {
-            Target::Uri(uri, _) => uri.path().len() > bytes_max,
-            Target::Parts { path, .. } => is_longer(path, bytes_max),
+            RequestTarget::Uri(uri, _) => uri.path().len() > bytes_max,
+            RequestTarget::Parts { path, .. } => is_longer(path, bytes_max),
         }
     }
 
     fn authority(&self) -> Option<&'r str> {
         match self.target {
-            Target::Uri(uri, _) => uri.authority().map(|authority| authority.as_str()),
-            Target::Parts { authority, .. } => authority,
+            RequestTarget::Uri(uri, _) => uri.authority().map(|authority| authority.as_str()),
+            RequestTarget::Parts { authority, .. } => authority,
         }
     }
 
-    /// The one spelling under which the path is counted, whatever the client wrote: for `by = ["path"]`, as the
-    /// [`Origin`](crate::identity::Origin) of a request wants it. Empty if servers would understand the path as different
-    /// ones, so that nobody can say which it is.
+    /// Returns the canonical form of the path, under which `by = ["path"]` counts it, however the client spelled it.
+    ///
+    /// Used as the path of an [`Origin`](crate::identity::Origin). Empty if the path is ambiguous, because servers may
+    /// understand it as different paths.
     ///
     /// ```
     /// use tollgate::rules::RequestView;
@@ -120,26 +154,27 @@ impl<'r> RequestView<'r> {
         path::canonical(self.path()).unwrap_or_default()
     }
 
-    /// The headers.
+    /// Returns the headers.
     pub fn headers(&self) -> &'r HeaderMap {
         self.headers
     }
 
-    /// Every host that the request names: in its URI, in Host.
+    /// Returns all hosts that the request names, as sent: in its URI and in each `Host` line.
     pub fn hosts(&self) -> impl Iterator<Item = &'r str> {
-        // `user@host` is an authority too.
+        // Drops the user of an authority `user@host`.
         let authority = self.authority().map(|authority| authority.rsplit('@').next().unwrap_or(authority));
-        // Looked up when it is asked for: most rules are for every host.
+        // Lazy, because most rules match every host.
         let lines = std::iter::once(self.headers).flat_map(|headers| headers.get_all(http::header::HOST));
         authority.into_iter().chain(lines.filter_map(|line| line.to_str().ok()))
     }
 }
 
+/// Returns whether the path without query and fragment has more than `bytes_max` bytes.
 fn is_longer(path: &str, bytes_max: usize) -> bool {
     path.len() > bytes_max && path.find(['?', '#']).unwrap_or(path.len()) > bytes_max
 }
 
-/// Headers, authority and query hold credentials, and so are not printed.
+/// Shows method and path only: headers, authority and query may contain credentials.
 impl fmt::Debug for RequestView<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let path = self.path().split(['?', '#']).next().unwrap_or_default();
@@ -152,7 +187,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_credential_of_a_request_is_printed() {
+    fn debug_output_contains_no_credentials() {
         let request = http::Request::get("https://planted:planted@example.com/reset?token=planted")
             .header("authorization", "Bearer planted")
             .header("x-api-key", "planted")

@@ -153,14 +153,16 @@ impl RuleSet {
         self.0.exempt.has_path(readings)
     }
 
-    /// Returns the most bytes that a path may have, without its query. A request with a longer one is refused.
+    /// Returns the maximum length of a path in bytes, without the query.
+    ///
+    /// A longer path is refused with 414, unless the kill switch is on ([`is_off`](Self::is_off)).
     pub fn path_bytes_max(&self) -> usize {
         self.0.path_bytes_max
     }
 
-    /// Returns the rules that apply to all requests alike, or `None` if they depend on the request.
+    /// Returns the indices of the active rules if the same rules apply to every request, else `None`.
     ///
-    /// Empty if the kill switch is on or there are no rules. `None` if any path is exempt.
+    /// Empty if the kill switch is on or there are no rules. Otherwise `None` if a rule has conditions or a path is exempt.
     pub(crate) fn same_for_all(&self) -> Option<&[u32]> {
         let set = &*self.0;
         if set.is_off || set.rules.is_empty() {

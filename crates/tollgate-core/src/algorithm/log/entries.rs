@@ -22,14 +22,14 @@ enum Entries {
     Long(Box<Long>),
 }
 
-/// The entries of a log, as whoever keeps many logs stores them.
+/// The entries of a log in the form in which the memory store keeps them.
 pub(crate) enum LogParts {
     InlineEntries(InlineEntries),
     Ring(Ring),
     Long(Box<Long>),
 }
 
-/// Up to two entries, kept where the log itself is.
+/// Up to two entries, stored inline.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct InlineEntries {
     pub(crate) len: u8,
@@ -67,7 +67,7 @@ impl Log {
         }
     }
 
-    /// How many entries there are, those that have left but were not yet dropped included.
+    /// Returns the number of entries, including expired ones that were not dropped yet.
     #[inline]
     pub fn len(&self) -> usize {
         match &self.0 {
@@ -77,12 +77,12 @@ impl Log {
         }
     }
 
-    /// Whether nothing is remembered.
+    /// Returns whether there are no entries.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The units of all entries together.
+    /// Returns the units of all entries.
     #[inline]
     pub(super) fn total(&self) -> u64 {
         match &self.0 {
@@ -101,7 +101,7 @@ impl Log {
         }
     }
 
-    /// The time of the newest entry.
+    /// Returns the time of the newest entry, or `None` if there are no entries.
     #[inline]
     pub(crate) fn newest_us(&self) -> Option<u64> {
         match &self.0 {
@@ -111,7 +111,7 @@ impl Log {
         }
     }
 
-    /// Whether one more entry of so many units needs no more memory.
+    /// Returns whether one more entry with this many units needs no more memory.
     #[inline]
     pub(crate) fn has_room_for(&self, units: u32) -> bool {
         match &self.0 {
@@ -144,8 +144,9 @@ impl Log {
         }
     }
 
-    /// Adds units to the newest entry and moves it to `time_us`. If that takes more memory and there is none,
-    /// everything becomes one entry.
+    /// Adds units to the newest entry and moves it to `time_us`.
+    ///
+    /// If that takes more memory and there is none, all entries become one.
     pub(super) fn stretch_newest(&mut self, time_us: u64, units: u32, may_grow: bool) {
         let Some(last) = self.len().checked_sub(1) else { return };
         match &self.0 {
@@ -157,7 +158,7 @@ impl Log {
         }
     }
 
-    /// Changes the units of an entry; one without units goes.
+    /// Sets the units of an entry. An entry without units is removed.
     pub(super) fn set_units(&mut self, index: usize, units: u32) {
         let entry = self.get(index);
         self.set(index, Entry { units, ..entry });
@@ -166,7 +167,7 @@ impl Log {
         }
     }
 
-    /// Forgets the `count` oldest entries. A ring of which at most one is left gives its memory back.
+    /// Removes the `count` oldest entries. A ring with at most one entry left becomes inline.
     #[inline]
     pub(super) fn drop_front(&mut self, count: usize) {
         if count == 0 {
@@ -186,14 +187,14 @@ impl Log {
         }
     }
 
-    /// Takes units from the oldest entries.
+    /// Removes units from the oldest entries.
     pub(super) fn take_oldest(&mut self, units: u64) {
         if units >= self.total() {
             *self = Log::default();
         } else if units > 0 {
             let cut = self.entry_with(units);
             let kept = self.until(cut.time_us);
-            // The last of those entries may be left in part.
+            // A part of the last of these entries may be left.
             let left = (kept.units - units) as u32;
             self.drop_front(if left > 0 { kept.entries - 1 } else { kept.entries });
             if left > 0 {
@@ -202,7 +203,7 @@ impl Log {
         }
     }
 
-    /// Removes the entries after `time_us` and says how many units they held.
+    /// Removes the entries after `time_us` and returns their units.
     pub(super) fn take_later_than(&mut self, time_us: u64) -> u32 {
         let units = match &mut self.0 {
             Entries::InlineEntries(_) => {
@@ -255,7 +256,7 @@ impl Log {
         }
     }
 
-    /// Bytes on the heap.
+    /// Returns the bytes on the heap.
     pub(crate) fn heap_bytes(&self) -> usize {
         match &self.0 {
             Entries::InlineEntries(_) => 0,
@@ -264,7 +265,7 @@ impl Log {
         }
     }
 
-    /// Bytes on the heap that must be moved for one more entry.
+    /// Returns the bytes on the heap that must be moved for one more entry.
     pub(crate) fn moved_bytes(&self) -> usize {
         match &self.0 {
             Entries::Long(long) => long.moved_bytes(),
@@ -272,7 +273,7 @@ impl Log {
         }
     }
 
-    /// Whether no entry can become too large for its place when so many units come in.
+    /// Returns whether no entry can become too large for one word when this many units are added.
     fn takes(&self, units: u32) -> bool {
         match &self.0 {
             Entries::InlineEntries(_) => true,
@@ -281,7 +282,7 @@ impl Log {
         }
     }
 
-    /// Makes one ring of a long log that has become short.
+    /// Converts a long log that has become short to one ring.
     fn shorten(&mut self) {
         if let Entries::Long(long) = &mut self.0 {
             if long.len() == 0 {

@@ -5,28 +5,27 @@
 //!               newest time, units    newest time, units          newest time, units
 //! ```
 //!
-//! **Problem.** A log of 100,000 entries is asked when 50,000 units will have left, or an entry in its middle is refunded. One ring would
-//! have to be walked or shifted for that, for hundreds of microseconds, while the lock of its shard keeps all
-//! others of that shard waiting.
+//! **Problem.** A check asks a log of 100,000 entries when 50,000 units will have expired, or an entry in its middle is
+//! refunded. With one ring, that takes hundreds of microseconds, during which all other checks of the shard wait for its
+//! lock.
 //!
-//! **Idea.** Each segment knows its newest time and its units. An operation walks over the segments, of which there are at most a few
-//! hundred, and then within one of them. The log grows by a segment, so nothing that is there has to move.
+//! **Idea.** Each segment stores its newest time and its units. An operation walks over the segments, of which there are
+//! at most a few hundred, and then within one of them. The log grows by a segment, so no entry has to move.
 //!
-//! **Few segments.** When an entry goes from the middle, two neighbours that together fill at most half a segment become one. So any
-//! two neighbours hold more than that, but for the first two and the last two, which the window's edges cut.
+//! **Few segments.** When an entry is removed from the middle, two neighbours that together fill at most half a segment
+//! are merged. So any two neighbours hold more than that, except for the first two and the last two.
 
 use std::collections::VecDeque;
 
 use super::ring::Ring;
 use super::{Entry, Expired};
 
-/// A ring of so many entries does not grow: what follows goes to another. Above what a limit with ticks can need, so that
-/// only `sliding-log` has longer logs.
+/// The maximum number of entries in a segment. Above what a limit with ticks can need, so only `sliding-log` has more.
 pub(super) const SEGMENT_ENTRIES_MAX: usize = 1_024;
-/// Neighbours with no more entries than this become one.
+/// Neighbours with at most this many entries are merged.
 const JOINED_ENTRIES_MAX: usize = SEGMENT_ENTRIES_MAX / 2;
 
-/// At least two rings, none of them empty.
+/// A log of at least two rings, none of them empty.
 #[derive(Clone, Debug)]
 pub(crate) struct Long {
     segments: VecDeque<Ring>,
@@ -35,7 +34,7 @@ pub(crate) struct Long {
 }
 
 impl Long {
-    /// Returns a log of the entries of `ring` and `entry`.
+    /// Creates a log of the entries of `ring` and `entry`.
     pub(super) fn new(ring: Ring, entry: Entry) -> Long {
         let (len, total) = (ring.len(), ring.head().total);
         let mut long = Long { segments: VecDeque::from([ring]), len, total };
@@ -43,7 +42,7 @@ impl Long {
         long
     }
 
-    /// Takes the only ring out, if one is left.
+    /// Takes the ring out if only one is left, else returns `None`.
     pub(super) fn take_only_ring(&mut self) -> Option<Ring> {
         if self.segments.len() == 1 { self.segments.pop_front() } else { None }
     }
@@ -69,7 +68,7 @@ impl Long {
         self.segments.len()
     }
 
-    /// Bytes that must be moved for one more entry.
+    /// Returns the bytes that must be moved for one more entry.
     pub(super) fn moved_bytes(&self) -> usize {
         self.segments.back().map_or(0, Ring::heap_bytes)
     }
@@ -78,7 +77,7 @@ impl Long {
         self.segments.back().is_some_and(|last| last.len() < last.capacity() && last.takes(units))
     }
 
-    /// Whether no entry can become too large for its place when so many units come in.
+    /// Returns whether no entry can become too large for one word when this many units are added.
     pub(super) fn takes(&self, units: u32) -> bool {
         self.segments.back().is_some_and(|last| last.takes(units))
     }
@@ -157,7 +156,7 @@ impl Long {
     /// Removes the entries after `time_us` and returns how many units they held.
     pub(super) fn take_later_than(&mut self, time_us: u64) -> u32 {
         let before = self.total;
-        // If the segment before the last one ends later than that, all of the last one is later.
+        // If the segment before the last one ends after `time_us`, so do all entries of the last one.
         while self.segments.len() > 1 && self.segments[self.segments.len() - 2].head().newest_us > time_us {
             if let Some(last) = self.segments.pop_back() {
                 self.len -= last.len();
@@ -202,7 +201,7 @@ impl Long {
         }
     }
 
-    /// Where the entry `index` places after the oldest is: its segment, and its place in there.
+    /// Returns the segment of the entry `index` places after the oldest, and its index within the segment.
     fn place(&self, mut index: usize) -> (usize, usize) {
         for (segment, ring) in self.segments.iter().enumerate() {
             if index < ring.len() {
@@ -215,7 +214,7 @@ impl Long {
 }
 
 impl PartialEq for Long {
-    /// The same entries, however they are cut into segments.
+    /// Compares the entries, however they are divided into segments.
     fn eq(&self, other: &Self) -> bool {
         self.len == other.len && (0..self.len).all(|index| self.get(index) == other.get(index))
     }

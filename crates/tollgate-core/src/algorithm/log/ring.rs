@@ -1,27 +1,28 @@
-//! The entries of a long log: a queue in a circle, eight bytes an entry.
+//! The entries of a long log: a ring buffer with eight bytes per entry.
 //!
 //! ```text
 //!   words  │ e4 │ e5 │ ·· │ ·· │ e1 │ e2 │ e3 │        an entry: │ units: 19 bits │ time: 45 bits │
 //!                               └ first, len = 5
 //! ```
 //!
-//! **Times in 45 bits.** Only the newest time is kept whole. Whenever it moves, whatever is a window older has
-//! left, and the longest window is below 2^45 µs; so the low 45 bits of a time say how much earlier than the newest it is.
+//! **Times in 45 bits.** Only the newest time is stored in full. When it moves, entries that are a window older have
+//! expired, and the longest window is below 2^45 µs. So the low 45 bits of a time determine how much earlier than the
+//! newest it is.
 //!
-//! **Units in 19 bits** are enough unless half a million are admitted in one tick. A ring that meets such an
-//! entry becomes wide: two words an entry, until it is emptied.
+//! **Units in 19 bits** are enough unless half a million are admitted in one tick. A ring with such an entry becomes
+//! wide: two words per entry, until it is empty.
 //!
-//! **Sizes.** A short ring has one of a few sizes, so that whoever keeps many can put those of one size together. A longer
-//! one grows by a quarter, so at most about a fifth of it is spare; its capacity is odd, because an allocator's header takes
-//! the room of one more. A ring gives back what it no longer needs when three quarters stand empty.
+//! **Sizes.** A short ring has one of a few sizes, so that a store can put rings of one size together. A longer one grows
+//! by a quarter, so at most about a fifth of it is unused. Its capacity is odd, because an allocator's header takes the
+//! room of one more entry. A ring shrinks when three quarters of it are unused.
 
 use super::{Entry, Expired};
 
 const TIME_BITS: u32 = 45;
 const TIME_MASK: u64 = (1 << TIME_BITS) - 1;
-/// From so many units on, an entry takes two words.
+/// The number of units from which an entry takes two words.
 const UNITS_WIDE: u32 = 1 << (u64::BITS - TIME_BITS);
-/// A ring of no more entries than this is not worth shrinking.
+/// The largest ring that is never shrunk, in entries.
 const CAPACITY_SMALL: usize = 8;
 /// The capacities of short rings: steps of a third to a half.
 pub(crate) const SHORT_CAPACITIES: [usize; 7] = [4, 6, 8, 12, 16, 24, 32];
@@ -32,12 +33,12 @@ pub(crate) struct Ring {
     words: Box<[u64]>,
 }
 
-/// What there is to know of a ring besides its entries. Whoever keeps many rings packs it.
+/// Everything about a ring except its entries. The memory store packs it into a slot.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct RingHead {
     /// The time of the newest entry.
     pub(crate) newest_us: u64,
-    /// Where the oldest entry is.
+    /// The index of the oldest entry.
     pub(crate) first: u32,
     pub(crate) len: u32,
     /// The units of all entries.
@@ -47,13 +48,13 @@ pub(crate) struct RingHead {
 }
 
 impl RingHead {
-    /// The oldest entry, of which there must be one.
+    /// Returns the oldest entry. The ring must not be empty.
     #[inline]
     pub(super) fn oldest(&self, words: &[u64]) -> Entry {
         self.entry_at(self.first as usize, words)
     }
 
-    /// Forgets the oldest entry, which must be that one.
+    /// Removes the oldest entry, which must be `oldest`.
     #[inline]
     pub(super) fn drop_oldest(&mut self, oldest: Entry, words: &[u64]) {
         self.first = self.place(1, words) as u32;
@@ -61,14 +62,14 @@ impl RingHead {
         self.total -= oldest.units;
     }
 
-    /// Whether one more entry of so many units finds its place, and needs all the places there are for the moment.
+    /// Returns whether one more entry with this many units fits, and the ring is not too large afterwards.
     #[inline]
     pub(super) fn suits(&self, units: u32, words: &[u64]) -> bool {
         let capacity = self.capacity(words);
         (self.len as usize) < capacity && self.takes(units) && !self.is_sparse(capacity)
     }
 
-    /// Appends an entry, or lets it join the newest; says whether that was possible where the entries are.
+    /// Appends an entry, or adds it to the newest. Returns `false` without changing anything if there is no room.
     #[inline]
     pub(super) fn append_in_place(&mut self, entry: Entry, joins_newest: bool, words: &mut [u64]) -> bool {
         match joins_newest {
@@ -101,19 +102,19 @@ impl RingHead {
         if self.is_wide { words.len() / 2 } else { words.len() }
     }
 
-    /// Whether no entry can become too large for its place when so many units come in.
+    /// Returns whether no entry can become too large for one word when this many units are added.
     #[inline]
     fn takes(&self, units: u32) -> bool {
         self.is_wide || u64::from(self.total) + u64::from(units) < u64::from(UNITS_WIDE)
     }
 
-    /// Whether so much stands empty that the memory should be given back.
+    /// Returns whether so much is unused that the ring should shrink.
     #[inline]
     fn is_sparse(&self, capacity: usize) -> bool {
         self.len <= 1 || (capacity > CAPACITY_SMALL && self.len as usize <= capacity / 4)
     }
 
-    /// Where in the circle the entry `index` places after the oldest is.
+    /// Returns the position of the entry `index` places after the oldest.
     #[inline]
     fn place(&self, index: usize, words: &[u64]) -> usize {
         let (place, capacity) = (self.first as usize + index, self.capacity(words));
@@ -171,19 +172,19 @@ impl Ring {
         size_of_val(&*self.words)
     }
 
-    /// Whether no entry can become too large for its place when so many units come in.
+    /// Returns whether no entry can become too large for one word when this many units are added.
     #[inline]
     pub(super) fn takes(&self, units: u32) -> bool {
         self.head.takes(units)
     }
 
-    /// The entry `index` places after the oldest.
+    /// Returns the entry `index` places after the oldest.
     #[inline]
     pub(super) fn get(&self, index: usize) -> Entry {
         self.head.entry_at(self.head.place(index, &self.words), &self.words)
     }
 
-    /// Appends an entry; `entries_max` is the most that can live at once, so a larger ring is never needed.
+    /// Appends an entry. `entries_max` is the most entries that can exist at once, so the ring never grows beyond it.
     pub(super) fn push(&mut self, entry: Entry, entries_max: usize) {
         if self.len() == self.capacity() {
             self.rebuild(roomy(self.len(), entries_max), self.head.is_wide);
@@ -202,7 +203,7 @@ impl Ring {
         self.write(index, entry);
     }
 
-    /// Forgets the `count` oldest entries, of which there are more.
+    /// Removes the `count` oldest entries. There must be more.
     pub(super) fn drop_front(&mut self, count: usize) {
         for _ in 0..count {
             self.head.drop_oldest(self.head.oldest(&self.words), &self.words);
@@ -212,7 +213,7 @@ impl Ring {
         }
     }
 
-    /// Removes an entry. Those on its shorter side move up.
+    /// Removes an entry. The entries on its shorter side move.
     pub(super) fn remove(&mut self, index: usize) {
         let last = self.len() - 1;
         self.head.total -= self.get(index).units;
@@ -262,7 +263,7 @@ impl Ring {
     /// Removes the entries after `time_us` and returns how many units they held.
     pub(super) fn take_later_than(&mut self, time_us: u64) -> u32 {
         let (before, kept) = (self.head.total, self.until(time_us));
-        // Times are kept relative to the newest: read before that moves.
+        // Times are relative to the newest, so they are read before it changes.
         let newest_us = kept.entries.checked_sub(1).map_or(0, |newest| self.get(newest).time_us);
         let (len, total) = (kept.entries as u32, kept.units as u32);
         self.head = RingHead { newest_us, len, total, ..self.head };
@@ -280,7 +281,10 @@ impl Ring {
         }
     }
 
-    /// Moves the entries to a block with room for `capacity` of them, the oldest in front.
+    /// Moves the entries to a new block for `capacity` entries, the oldest at index 0. `is_wide` selects two words per entry
+    /// instead of one.
+    ///
+    /// `capacity` must be at least `len`. Without `is_wide`, the units of every entry must fit into one word.
     #[cold]
     fn rebuild(&mut self, capacity: usize, is_wide: bool) {
         let words = vec![0; if is_wide { 2 * capacity } else { capacity }].into_boxed_slice();
@@ -292,14 +296,14 @@ impl Ring {
     }
 }
 
-/// The capacity to take for one more than `len` entries, of which there are never more than `entries_max`.
+/// Returns the capacity of a ring that grows beyond `len` entries and never holds more than `entries_max`.
 fn roomy(len: usize, entries_max: usize) -> usize {
     let short = SHORT_CAPACITIES.into_iter().find(|&capacity| capacity > len);
     short.unwrap_or_else(|| ((len + len / 4 + 1) | 1).min(entries_max.max(len + 1)))
 }
 
 impl PartialEq for Ring {
-    /// The same entries, wherever in the circle they stand.
+    /// Compares the entries, wherever in the ring they are.
     fn eq(&self, other: &Self) -> bool {
         self.len() == other.len() && (0..self.len()).all(|index| self.get(index) == other.get(index))
     }

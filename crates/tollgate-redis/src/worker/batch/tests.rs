@@ -18,7 +18,7 @@ fn counts(steps: &[Step]) -> (Vec<usize>, Vec<usize>) {
 }
 
 #[test]
-fn the_same_check_from_many_callers_is_one_step() {
+fn equal_checks_of_many_callers_become_one_step() {
     let steps: Vec<Step> = ["b", "a", "b", "c", "a", "b"].map(|subject| step(&[(subject, "5/s")])).into();
     let (counts, group_of) = counts(&steps);
     assert_eq!(counts, [2, 3, 1]);
@@ -32,7 +32,7 @@ fn different_checks_of_one_counter_keep_their_order() {
 }
 
 #[test]
-fn a_peek_which_looks_for_no_ban_keeps_its_place_among_charges_of_its_counter() {
+fn peek_without_a_ban_key_keeps_its_place_among_charges_of_its_counter() {
     let step_of = |cost: u32| {
         let demand = Demand::new("5/s".parse().unwrap(), Key::new("a").unwrap()).cost(cost);
         Step::check(&Check::one(&demand), &Prefix::new("p").unwrap(), true)
@@ -42,7 +42,7 @@ fn a_peek_which_looks_for_no_ban_keeps_its_place_among_charges_of_its_counter() 
 }
 
 #[test]
-fn a_check_of_several_limits_stays_where_it_is() {
+fn check_of_several_limits_keeps_its_place() {
     let several = || step(&[("a", "5/s"), ("b", "5/s")]);
     let steps = [step(&[("b", "5/s")]), several(), step(&[("a", "5/s")]), several(), several()];
     assert_eq!(counts(&steps), (vec![1, 1, 1, 2], vec![0, 1, 2, 3, 3]));
@@ -55,7 +55,7 @@ fn checks(count: usize) -> (Work, Answered) {
     (Work::Checks((0..count).map(|_| step(&[("a", "5/s")])).collect(), waiter), answer)
 }
 
-/// How many checks each caller of the next batch has; none for a refund.
+/// Returns the number of checks of each caller of the next batch; zero for a refund.
 fn next_sizes(backlog: &mut VecDeque<Work>, callers_max: usize) -> Vec<usize> {
     match Batch::next(backlog, callers_max) {
         Some(Batch::Checks(checks)) => checks.waiters.iter().map(|(step_count, _)| *step_count).collect(),
@@ -65,7 +65,7 @@ fn next_sizes(backlog: &mut VecDeque<Work>, callers_max: usize) -> Vec<usize> {
 }
 
 #[test]
-fn who_has_left_is_left_out_and_kinds_do_not_mix() {
+fn abandoned_checks_are_dropped_and_kinds_do_not_mix() {
     let (left, answer) = checks(1);
     let (left_later, answer_later) = checks(1);
     drop((answer, answer_later));
@@ -80,20 +80,20 @@ fn who_has_left_is_left_out_and_kinds_do_not_mix() {
 
     assert_eq!(next_sizes(&mut backlog, STEPS_MAX), [100, 28], "no more than {STEPS_MAX} in one call");
     assert_eq!(next_sizes(&mut backlog, STEPS_MAX), [1]);
-    assert_eq!(next_sizes(&mut backlog, STEPS_MAX), [0], "a refund is owed although nobody waits");
+    assert_eq!(next_sizes(&mut backlog, STEPS_MAX), [0], "a refund is executed although its caller has given up");
     assert_eq!(next_sizes(&mut backlog, STEPS_MAX), [1]);
     assert!(Batch::next(&mut backlog, STEPS_MAX).is_none());
 }
 
 #[test]
-fn a_batch_is_for_no_more_callers_than_it_may() {
+fn batch_has_at_most_callers_max_callers() {
     let (mut backlog, _answers): (VecDeque<Work>, Vec<Answered>) = [3, 1, 2, 1, 1].map(checks).into_iter().unzip();
     assert_eq!(next_sizes(&mut backlog, 2), [3, 1]);
     assert_eq!(next_sizes(&mut backlog, 2), [2, 1]);
     assert_eq!(next_sizes(&mut backlog, 2), [1]);
 }
 
-/// The callers of a batch of checks by their subjects.
+/// Creates a batch of checks: for each caller the subjects of its checks.
 fn batch_of(callers: &[&[&str]]) -> (Batch, Vec<Answered>) {
     let (mut backlog, answers): (VecDeque<Work>, Vec<Answered>) = callers
         .iter()
@@ -111,7 +111,7 @@ fn sizes(batch: &Batch) -> (Vec<usize>, usize) {
 }
 
 #[test]
-fn halves_keep_together_what_is_one_callers_and_what_is_the_same() {
+fn halves_keep_the_checks_of_a_caller_and_equal_checks_together() {
     let (batch, _answers) = batch_of(&[&["a", "b", "c"], &["d"], &["e", "f"], &["g"], &["h"]]);
     let (first, second) = batch.halves();
     assert_eq!((sizes(&first), sizes(&second)), ((vec![3, 1], 4), (vec![2, 1, 1], 4)));
@@ -122,7 +122,7 @@ fn halves_keep_together_what_is_one_callers_and_what_is_the_same() {
     assert!(!first.is_divisible() && second.is_divisible());
     let (first, second) = second.halves();
     assert_eq!((sizes(&first), sizes(&second)), ((vec![1; 4], 1), (vec![1], 1)));
-    assert!(!first.is_divisible(), "four callers, one question");
+    assert!(!first.is_divisible(), "four callers, one check");
 
     let (batch, _answers) = batch_of(&[&["a", "b"], &["a", "b"], &[]]);
     let (first, second) = batch.halves();
@@ -130,10 +130,21 @@ fn halves_keep_together_what_is_one_callers_and_what_is_the_same() {
 }
 
 #[test]
-fn a_fault_of_the_whole_call_is_told_to_everybody_even_to_who_asked_for_nothing() {
+fn fault_of_the_whole_call_reaches_every_caller() {
     let (batch, answers) = batch_of(&[&[], &["a"], &["a", "b"]]);
     batch.refuse(&Fault::of_reply("BUSY"));
     for mut answer in answers {
         assert_eq!(answer.try_recv().unwrap().unwrap_err().kind, Kind::Unavailable);
     }
+}
+
+#[test]
+fn batch_is_one_call_or_one_call_per_subject() {
+    let callers: &[&[&str]] = &[&["a", "a"], &["b"], &["a"], &["c"], &["b"]];
+    let (batch, _answers) = batch_of(callers);
+    let calls: Vec<_> = batch.into_calls(CallScope::Server).iter().map(sizes).collect();
+    assert_eq!(calls, [(vec![2, 1, 1, 1, 1], 3)]);
+    let (batch, _answers) = batch_of(callers);
+    let calls: Vec<_> = batch.into_calls(CallScope::Subject).iter().map(sizes).collect();
+    assert_eq!(calls, [(vec![2, 1], 1), (vec![1, 1], 1), (vec![1], 1)]);
 }

@@ -1,4 +1,4 @@
-//! One HTTP connection, with its bounds; the same for every door that speaks HTTP.
+//! One HTTP/1.1 connection with its bounds, for every listener that speaks HTTP.
 
 use std::pin::pin;
 use std::time::Duration;
@@ -10,56 +10,62 @@ use http_body_util::BodyExt;
 use hyper::body::Body;
 use tokio::io::{AsyncRead, AsyncWrite};
 
-use super::general::RequestBody;
+use super::general::{RequestBody, ResponseBody};
 use super::{HttpListener, fast_path, general};
-use crate::accept::Context;
-use crate::listeners::within;
+use crate::listener::{BoxError, ConnectionContext};
+use crate::listeners::io::within;
 
-/// The request line and all headers together.
+/// What a connection over the limit is sent.
+pub(crate) const OVER_LIMIT_RESPONSE: &[u8] =
+    b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\nconnection: close\r\nretry-after: 1\r\n\r\n";
+/// The most bytes of a request line and all headers together.
 pub(super) const HEADER_BYTES_MAX: usize = 64 * 1024;
-/// A body that takes longer is not waited for.
-pub(super) const BODY_WITHIN: Duration = Duration::from_secs(10);
+/// The time that a client has to send a body.
+pub(super) const BODY_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Serves one connection until the client leaves, is silent for `idle`, reads no answer for as long, or the doors close; then the answer that is
-/// being given is the last. Before that, a client that asks while they are about to close is told so with its answer: whoever
-/// is cut off between two questions loses the second.
+/// Serves one connection. `handler` answers requests; its response bodies may be streams. Plain checks are answered by
+/// `fast_path` instead, if there is one.
 ///
-/// Usual requests are answered by `door`, if there is one, and all others by `answer`.
+/// The connection ends when the client ends it, is silent for `idle`, or accepts no response for `idle`. On shutdown the
+/// response that is being sent is the last one; while the instance drains, every response says `connection: close`. The
+/// connection also ends when its slot is evicted while it is idle, or the bytes of its request before that is complete.
 ///
-/// The connection ends when its place, while it is idle, or the bytes of its request, while it is not complete, are needed
-/// for others.
-pub(crate) async fn serve<S, A, F>(
+/// # Errors
+/// If the connection breaks.
+pub(crate) async fn serve<S, H, F>(
     mut stream: S,
     idle: Duration,
-    mut context: Context,
-    door: Option<&HttpListener>,
-    answer: A,
-) -> Result<(), Box<dyn std::error::Error + Send + Sync>>
+    mut context: ConnectionContext,
+    fast_path: Option<&HttpListener>,
+    handler: H,
+) -> Result<(), BoxError>
 where
     S: AsyncRead + AsyncWrite + Unpin,
-    A: Fn(Request<RequestBody>) -> F,
-    F: Future<Output = Response<Bytes>>,
+    H: Fn(Request<RequestBody>) -> F,
+    F: Future<Output = Response<ResponseBody>>,
 {
-    let Some(begun) = fast_path::serve(door, &answer, &mut stream, idle, &mut context).await? else { return Ok(()) };
-    // A large future, for which a connection that stays with the usual needs no room.
-    Ok(Box::pin(general::last(&mut stream, begun, idle, context, &answer)).await?)
+    let Some(begin) = fast_path::serve(fast_path, &handler, &mut stream, idle, &mut context).await? else {
+        return Ok(());
+    };
+    // A large future, for which a connection that never needs it has no room.
+    Ok(Box::pin(general::serve_last(&mut stream, begin, idle, context, &handler)).await?)
 }
 
-/// The whole body, or the answer that it is too long or too late.
+/// Reads a whole body. `Err` is the response to a body that is too long (413), too slow (408) or broken off (400).
 pub(crate) async fn read_body<B>(body: B, bytes_max: usize) -> Result<Bytes, Response<Bytes>>
 where
     B: Body<Data = Bytes>,
-    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+    B::Error: Into<BoxError>,
 {
     if body.size_hint().lower() > bytes_max as u64 {
         return Err(too_large(bytes_max));
     }
     let mut body = pin!(body);
     let reading = async {
-        // Copied together, so that nothing keeps the buffers that they were received in.
+        // Copied, so that the buffers in which the pieces were received can be freed.
         let mut whole = BytesMut::new();
         while let Some(frame) = body.frame().await {
-            let broken = |_| problem(StatusCode::BAD_REQUEST, "bad_request", "the body broke off");
+            let broken = |_| problem(StatusCode::BAD_REQUEST, "bad_request", "the body is incomplete");
             let Ok(data) = frame.map_err(broken)?.into_data() else { continue };
             if whole.len() + data.len() > bytes_max {
                 return Err(too_large(bytes_max));
@@ -68,18 +74,18 @@ where
         }
         Ok(whole.freeze())
     };
-    match within(BODY_WITHIN, reading).await {
+    match within(BODY_TIMEOUT, reading).await {
         Ok(read) => read,
-        Err(_) => Err(late("the body did not come in time")),
+        Err(_) => Err(timed_out("the body did not arrive in time")),
     }
 }
 
-/// 408.
-pub(super) fn late(message: &str) -> Response<Bytes> {
+/// Returns a 408 response.
+pub(super) fn timed_out(message: &str) -> Response<Bytes> {
     problem(StatusCode::REQUEST_TIMEOUT, "timeout", message)
 }
 
-/// 503: the request was dropped before it was complete, because others need the room.
+/// Returns the 503 response to a request that was dropped before it was complete, because its bytes were evicted.
 pub(super) fn evicted() -> Response<Bytes> {
     let message = "too much is being received; the request was dropped before it was complete";
     let mut response = problem(StatusCode::SERVICE_UNAVAILABLE, "overloaded", message);
@@ -92,7 +98,7 @@ fn too_large(bytes_max: usize) -> Response<Bytes> {
     problem(StatusCode::PAYLOAD_TOO_LARGE, "too_large", &message)
 }
 
-/// A JSON answer.
+/// Returns a response with `body` as JSON.
 pub(crate) fn json(status: StatusCode, body: &impl serde::Serialize) -> Response<Bytes> {
     let body = serde_json::to_vec(body).unwrap_or_default();
     let mut response = Response::new(Bytes::from(body));
@@ -101,13 +107,13 @@ pub(crate) fn json(status: StatusCode, body: &impl serde::Serialize) -> Response
     response
 }
 
-/// Why there is no other answer: a word for programs and a sentence for people.
+/// Returns an error response: `error` is a code for programs, `message` a sentence for people.
 pub(crate) fn problem(status: StatusCode, error: &str, message: &str) -> Response<Bytes> {
     json(status, &serde_json::json!({ "error": error, "message": message }))
 }
 
-/// 405, with what would have been accepted.
-pub(crate) fn refused_method(allowed: &'static str) -> Response<Bytes> {
+/// Returns a 405 response that lists the allowed methods.
+pub(crate) fn method_not_allowed(allowed: &'static str) -> Response<Bytes> {
     let message = format!("expected {allowed}");
     let mut response = problem(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", &message);
     response.headers_mut().insert(ALLOW, HeaderValue::from_static(allowed));

@@ -1,25 +1,28 @@
-//! The short way for the usual question.
+//! The fast path for plain checks.
 //!
-//! Nearly all requests of this door are alike: `POST /v1/check` with a few headers and a small body, all of it in one packet or two,
-//! asked again and again on one connection. Of each of them a general HTTP server makes a map of headers, a stream of the
-//! body, a timer and a few tasks in between, which together cost more than the decision. The short way reads such a request where it
-//! lies in the buffer and writes the answer behind the last one.
+//! Nearly all requests of the HTTP listener are alike: `POST /v1/check` with a few headers and a small body, all of it in one
+//! packet or two, sent again and again on one connection. For each of them a general HTTP server builds a map of headers, a
+//! stream for the body, a timer and a few tasks in between, which together cost more than the decision. The fast path reads
+//! such a request where it lies in the buffer and appends the response to the previous one.
 //!
 //! ```text
-//!   read ─▶ is the first request whole? ─ yes ─▶ is it usual? ─ yes ─▶ decide ─▶ write ─▶ read …
-//!             │ not yet ─▶ read …                    └ no ─▶ hyper answers it ─▶ write ─▶ read …
-//!             └ cannot be told ─▶ hyper, which gets what was read, and the connection until it ends
+//!   read ─▶ is the first request complete? ─ yes ─▶ is it plain? ─ yes ─▶ decide ─▶ write ─▶ read …
+//!             │ not yet ─▶ read …                      └ no ─▶ hyper answers it ─▶ read …
+//!             └ its end is unknown ─▶ hyper, which gets what was read, and the connection until it ends
 //! ```
 //!
-//! **Usual** is what needs no judgement: HTTP/1.1, exactly this method and path, one plain `content-length`,
-//! and no header that says how to go on, except to keep the connection. Whatever is not is not refused here but left to
-//! [hyper](super::general), untouched: other paths and versions, chunks, nonsense. So there is one place that
-//! understands HTTP, and this is not it; this one only knows a single form when it sees it, and where a request of a plain form ends.
+//! **Plain** is a request that needs no interpretation: HTTP/1.1, exactly this method and path, one plain `content-length`,
+//! and no header about the connection except to keep it open. All others are not rejected here but left to
+//! [hyper](super::general), unchanged: other paths and versions, chunked bodies, malformed requests. So one place
+//! implements HTTP, and this is not it; the fast path only recognises a single form, and finds the end of requests whose
+//! framing is simple.
 //!
-//! **Not yet whole.** hyper costs a connection some 16 KiB and as much time as several answers. A client that has
-//! sent half a head, or a head and half of a body, has not earned that: its bytes wait here, in a buffer
-//! that grows with what came, until the request is whole, late, or too long. From 4 KiB on they
-//! count towards what the listener [may hold](crate::budget) of all unfinished requests.
+//! **Incomplete requests.** hyper costs a connection some 16 KiB and as much time as several responses. A client that has
+//! sent half a head, or a head and half of a body, does not get that yet: its bytes wait here, in a buffer that grows with
+//! what arrives, until the request is complete, late, or too long. From 4 KiB on they count towards the bytes that the
+//! listener [may hold](crate::budget) of all unfinished requests.
+//!
+//! `tests.rs` compares the responses of both paths byte by byte, with and without rules.
 
 use std::future::poll_fn;
 use std::ops::Range;
@@ -34,113 +37,115 @@ use httpdate::HttpDate;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::Instant;
 
-use super::connection::{BODY_WITHIN, HEADER_BYTES_MAX, evicted, late};
-use super::general::{GENERAL_BYTES, RequestBody, exchange};
+use super::connection::{BODY_TIMEOUT, HEADER_BYTES_MAX, evicted, timed_out};
+use super::general::{AfterExchange, GENERAL_BYTES, RequestBody, ResponseBody, exchange};
 use super::{BODY_BYTES_MAX, HttpListener};
-use crate::accept::Context;
 use crate::budget::Reservation;
-use crate::listeners::{IdleTimeout, KEPT_BYTES_MAX, ReadOutcome, finish, read_waiting, send, shrink, until_end};
+use crate::listener::ConnectionContext;
+use crate::listeners::io::{IdleTimeout, KEPT_BYTES_MAX, ReadOutcome, close, read_waiting, send, shrink};
 
-/// A request with more headers is left to hyper on its connection.
+/// The most headers that are parsed here. A connection whose request has more is handed to hyper.
 const HEADERS_MAX: usize = 64;
-/// Answers are written out when there are this many bytes of them.
-const ANSWER_BYTES_MAX: usize = 64 * 1024;
+/// The size at which collected responses are written although more requests have arrived.
+const RESPONSE_BYTES_MAX: usize = 64 * 1024;
 
-/// Serves a connection for as long as it can be told where its requests end: usual ones by `door`, others by `answer`. What was read of
-/// one whose end cannot be told goes to the caller, with the
-/// connection; nothing if the client has left, was silent for too long, was told that the doors are about to close, or they close.
-pub(super) async fn serve<S, A, F>(
-    door: Option<&HttpListener>,
-    answer: &A,
+/// Serves a connection while the ends of its requests can be found: plain checks by `listener`, others by `handler`.
+///
+/// Returns what was read of a request whose end cannot be found; the caller continues with the connection. Returns `None`
+/// if the connection has ended: the client ended it or was silent for too long, the slot was evicted, or the instance
+/// shuts down.
+///
+/// # Errors
+/// If the connection breaks, or the client accepts no response for as long as `idle`.
+pub(super) async fn serve<S, H, F>(
+    listener: Option<&HttpListener>,
+    handler: &H,
     stream: &mut S,
     idle: Duration,
-    context: &mut Context,
+    context: &mut ConnectionContext,
 ) -> std::io::Result<Option<BytesMut>>
 where
     S: AsyncRead + AsyncWrite + Unpin,
-    A: Fn(Request<RequestBody>) -> F,
-    F: Future<Output = Response<Bytes>>,
+    H: Fn(Request<RequestBody>) -> F,
+    F: Future<Output = Response<ResponseBody>>,
 {
-    let mut last_call = pin!(context.closing.clone().last_call());
-    let mut patience = IdleTimeout::new(idle);
+    let mut shutdown = pin!(context.shutdown.clone().idle_grace_over());
+    let mut timeout = IdleTimeout::new(idle);
     let mut buffer = BytesMut::new();
-    let mut answers = Answers::default();
-    let mut unfinished: Option<Unfinished> = None;
+    let mut responses = ResponseBuffer::default();
+    let mut partial: Option<PartialRequest> = None;
     let mut is_last = false;
     while !is_last {
-        patience.until(unfinished.as_ref().map(|unfinished| unfinished.deadline));
-        let part = unfinished.as_ref().map(|unfinished| unfinished.part);
-        let heard = match (part, &context.place) {
-            (None, None) => patience.read(stream, &mut buffer, last_call.as_mut()).await?,
-            (part, place) => {
-                let (mut no_room, mut no_place) =
-                    (pin!(context.receiving.evicted()), pin!(evicted_from(place.as_ref())));
+        timeout.set_deadline(partial.as_ref().map(|partial| partial.deadline));
+        let missing = partial.as_ref().map(|partial| partial.missing);
+        let outcome = match (missing, &context.slot) {
+            (None, None) => timeout.read(stream, &mut buffer, shutdown.as_mut()).await?,
+            (missing, slot) => {
+                let (mut no_room, mut no_slot) = (pin!(context.receiving.evicted()), pin!(slot_evicted(slot.as_ref())));
                 let interrupt = poll_fn(|cx| {
-                    // Once a head is whole, its body is waited for though the doors close.
-                    let is_over = part != Some(Part::Body) && last_call.as_mut().poll(cx).is_ready();
+                    // Once a head is complete, its body is awaited even during a shutdown.
+                    let is_over = missing != Some(RequestPart::Body) && shutdown.as_mut().poll(cx).is_ready();
                     match is_over || no_room.as_mut().poll(cx).is_ready() {
                         true => Poll::Ready(()),
-                        false => no_place.as_mut().poll(cx),
+                        false => no_slot.as_mut().poll(cx),
                     }
                 });
-                patience.read(stream, &mut buffer, pin!(interrupt)).await?
+                timeout.read(stream, &mut buffer, pin!(interrupt)).await?
             }
         };
         let mut is_for_hyper = false;
-        match (heard, part) {
+        match (outcome, missing) {
             (ReadOutcome::Bytes, _) => {}
-            // An end in the middle of a request is for hyper to judge.
+            // How to answer half a request is hyper's decision.
             (ReadOutcome::End, Some(_)) => is_for_hyper = true,
-            (ReadOutcome::Late, Some(part)) => {
+            (ReadOutcome::TimedOut, Some(missing)) => {
                 is_last = true;
-                answers.add(&late(part.late()), is_last);
+                responses.add(&timed_out(missing.timeout_message()), is_last);
             }
             (ReadOutcome::Interrupted, Some(_)) if context.receiving.is_evicted() => {}
-            // Another connection waits for the place.
-            (ReadOutcome::Interrupted, _) if context.place.as_ref().is_some_and(Reservation::is_evicted) => {
+            // Another connection waits for the slot.
+            (ReadOutcome::Interrupted, _) if context.slot.as_ref().is_some_and(Reservation::is_evicted) => {
                 return Ok(None);
             }
             (ReadOutcome::Interrupted, Some(_))
-            | (ReadOutcome::End | ReadOutcome::Late | ReadOutcome::Interrupted, None) => break,
+            | (ReadOutcome::End | ReadOutcome::TimedOut | ReadOutcome::Interrupted, None) => break,
         }
         let bytes_before = buffer.len();
-        while heard == ReadOutcome::Bytes && !buffer.is_empty() {
-            let request = match next(&buffer, unfinished.take(), idle) {
-                Next::Usual(body) => body,
-                Next::Plain(end) => 0..end,
-                Next::Unfinished(now) => {
-                    unfinished = Some(now);
+        while outcome == ReadOutcome::Bytes && !buffer.is_empty() {
+            let request = match next_request(&buffer, partial.take(), idle) {
+                NextRequest::Plain(body) => body,
+                NextRequest::Complete(end) => 0..end,
+                NextRequest::Partial(now) => {
+                    partial = Some(now);
                     break;
                 }
-                Next::Other => {
+                NextRequest::Unknown => {
                     is_for_hyper = true;
                     break;
                 }
             };
-            if let Some(door) = door.filter(|_| request.start > 0) {
-                let response = door.check(&buffer[request.clone()]).await;
+            if let Some(listener) = listener.filter(|_| request.start > 0) {
+                let response = listener.check(&buffer[request.clone()]).await;
                 buffer.advance(request.end);
-                is_last = is_leaving(context, stream, &mut buffer).await?;
-                answers.add(&response, is_last);
+                is_last = closes_after(context, stream, &mut buffer).await?;
+                responses.add(&response, is_last);
             } else {
                 let whole = buffer.split_to(request.end).freeze();
-                let closes = is_leaving(context, stream, &mut buffer).await?;
-                // A large future, for which a connection that stays with the usual needs no room.
-                let exchanging = Box::pin(exchange(whole, closes, idle, context, answer));
-                let (bytes, was_last) = tokio::select! {
-                    biased;
-                    exchanged = exchanging => exchanged,
-                    () = until_end(stream, &mut buffer) => return Ok(None),
-                };
-                answers.bytes.extend_from_slice(&bytes);
-                is_last = was_last;
+                let closes = closes_after(context, stream, &mut buffer).await?;
+                responses.send(stream, idle).await?;
+                // A large future, for which a connection that never needs it has no room.
+                let exchanging = Box::pin(exchange(whole, stream, &mut buffer, closes, idle, context, handler));
+                match exchanging.await? {
+                    AfterExchange::KeepAlive => {}
+                    AfterExchange::Close => is_last = true,
+                    AfterExchange::ClientLeft => return Ok(None),
+                }
             }
             if is_last {
                 break;
             }
-            if answers.bytes.len() > ANSWER_BYTES_MAX {
-                send(stream, &answers.bytes, idle).await?;
-                answers.clear();
+            if responses.bytes.len() > RESPONSE_BYTES_MAX {
+                responses.send(stream, idle).await?;
             }
         }
         shrink(&mut buffer, bytes_before);
@@ -148,268 +153,275 @@ where
             (true, _) => true,
             (false, true) => context.receiving.hold(buffer.len() + GENERAL_BYTES).await,
             (false, false) => {
-                let body_ends = unfinished.as_ref().filter(|unfinished| unfinished.part == Part::Body);
-                let announced = body_ends.map_or(0, |unfinished| unfinished.look_at);
+                let of_body = partial.as_ref().filter(|partial| partial.missing == RequestPart::Body);
+                let announced = of_body.map_or(0, |partial| partial.parse_at);
                 context.receiving.hold_buffer(&mut buffer, announced).await
             }
         };
         if !is_held {
             is_last = true;
-            answers.add(&evicted(), is_last);
+            responses.add(&evicted(), is_last);
         }
         if is_last {
             buffer = BytesMut::new();
             context.receiving.release();
         }
-        if !answers.bytes.is_empty() {
-            send(stream, &answers.bytes, idle).await?;
-            answers.clear();
-        }
+        responses.send(stream, idle).await?;
         if is_for_hyper && !is_last {
             return Ok(Some(buffer));
         }
     }
-    finish(stream, idle).await?;
+    close(stream, idle).await?;
     Ok(None)
 }
 
-/// Returns whether the next answer is to be the last, because the doors are about to close: what was asked together is answered whole.
-async fn is_leaving<S>(context: &Context, stream: &mut S, buffer: &mut BytesMut) -> std::io::Result<bool>
+/// Returns whether the next response is to be the last one because the instance shuts down. Requests that were pipelined
+/// are all answered first.
+async fn closes_after<S>(context: &ConnectionContext, stream: &mut S, buffer: &mut BytesMut) -> std::io::Result<bool>
 where
     S: AsyncRead + Unpin,
 {
-    Ok(buffer.is_empty() && context.closing.is_leaving() && !read_waiting(stream, buffer).await?)
+    Ok(buffer.is_empty() && context.shutdown.is_draining() && !read_waiting(stream, buffer).await?)
 }
 
-async fn evicted_from(place: Option<&Reservation>) {
-    match place {
-        Some(place) => place.evicted().await,
+/// Completes when the slot is evicted. Never completes without one.
+async fn slot_evicted(slot: Option<&Reservation>) {
+    match slot {
+        Some(slot) => slot.evicted().await,
         None => std::future::pending().await,
     }
 }
 
-/// What is missing of a request.
+/// A part of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Part {
+enum RequestPart {
     Head,
     Body,
 }
 
-impl Part {
-    fn late(self) -> &'static str {
+impl RequestPart {
+    fn timeout_message(self) -> &'static str {
         match self {
-            Part::Head => "the request's head did not come in time",
-            Part::Body => "the body did not come in time",
+            RequestPart::Head => "the request header did not arrive in time",
+            RequestPart::Body => "the body did not arrive in time",
         }
     }
 }
 
-/// What a buffer begins with.
+/// The request at the beginning of a buffer.
 #[derive(Debug)]
-enum Next {
-    /// A whole request that is usual, and where its body is. The request ends with it.
-    Usual(Range<usize>),
-    /// Another whole request, which ends there.
-    Plain(usize),
-    /// A part of a request that may become one of these.
-    Unfinished(Unfinished),
-    /// Anything else.
-    Other,
+enum NextRequest {
+    /// A complete plain check, and the range of its body. The request ends with it.
+    Plain(Range<usize>),
+    /// Another complete request, and its length.
+    Complete(usize),
+    /// The beginning of a request that may become one of these.
+    Partial(PartialRequest),
+    /// A request whose end cannot be found here.
+    Unknown,
 }
 
+/// The progress of a request that is not complete.
 #[derive(Debug)]
-struct Unfinished {
-    part: Part,
+struct PartialRequest {
+    missing: RequestPart,
     deadline: Instant,
-    /// How much there was.
+    /// The length of the buffer at the last look.
     seen: usize,
-    /// Once the head is there, what it says.
-    head: Option<Head>,
-    /// When there is so much, the part may be whole. To parse a long head again for each of its bytes would cost more than to answer it.
-    look_at: usize,
-    /// Where the first chunk begins that is not whole.
+    /// The head, once it is complete.
+    head: Option<RequestHead>,
+    /// The length of the buffer from which on it is parsed again. To parse a long head again for each of its bytes would cost
+    /// more than to answer it.
+    parse_at: usize,
+    /// Where the first incomplete chunk begins.
     chunk_at: usize,
 }
 
-/// Looks at what a buffer begins with, of which `before` is known.
-fn next(buffer: &[u8], before: Option<Unfinished>, idle: Duration) -> Next {
-    if let Some(before) = before.as_ref().filter(|before| !before.may_be_whole(buffer)) {
-        return Next::Unfinished(Unfinished { seen: buffer.len(), ..*before });
+/// Finds the first request in a buffer. `before` is the progress from an earlier call on the same request.
+fn next_request(buffer: &[u8], before: Option<PartialRequest>, idle: Duration) -> NextRequest {
+    if let Some(before) = before.as_ref().filter(|before| !before.may_be_complete(buffer)) {
+        return NextRequest::Partial(PartialRequest { seen: buffer.len(), ..*before });
     }
-    let unfinished = |part: Part, head: Option<Head>, look_at: usize, chunk_at: usize| {
-        let kept = before.as_ref().filter(|before| before.part == part).map(|before| before.deadline);
-        let deadline = kept.unwrap_or_else(|| Instant::now() + if part == Part::Head { idle } else { BODY_WITHIN });
-        Next::Unfinished(Unfinished { part, deadline, seen: buffer.len(), head, look_at, chunk_at })
+    let partial = |missing: RequestPart, head: Option<RequestHead>, parse_at: usize, chunk_at: usize| {
+        let limit = if missing == RequestPart::Head { idle } else { BODY_TIMEOUT };
+        let kept = before.as_ref().filter(|before| before.missing == missing).map(|before| before.deadline);
+        let deadline = kept.unwrap_or_else(|| Instant::now() + limit);
+        NextRequest::Partial(PartialRequest { missing, deadline, seen: buffer.len(), head, parse_at, chunk_at })
     };
-    let head = match before.as_ref().and_then(|before| before.head).map_or_else(|| Head::parse(buffer), Parsed::Head) {
-        Parsed::Head(head) => head,
-        Parsed::Partial if buffer.len() < HEADER_BYTES_MAX => {
-            return unfinished(Part::Head, None, HEADER_BYTES_MAX.min(2 * buffer.len()), 0);
+    let known = before.as_ref().and_then(|before| before.head);
+    let head = match known.map_or_else(|| RequestHead::parse(buffer), ParsedHead::Complete) {
+        ParsedHead::Complete(head) => head,
+        ParsedHead::Partial if buffer.len() < HEADER_BYTES_MAX => {
+            return partial(RequestPart::Head, None, HEADER_BYTES_MAX.min(2 * buffer.len()), 0);
         }
-        Parsed::Partial | Parsed::Other => return Next::Other,
+        ParsedHead::Partial | ParsedHead::Unknown => return NextRequest::Unknown,
     };
     match head.length {
-        Length::Bytes(length) if length > BODY_BYTES_MAX => Next::Other,
-        Length::Bytes(length) => match (head.body_at + length, head.is_usual) {
-            (end, _) if end > buffer.len() => unfinished(Part::Body, Some(head), end, 0),
-            (end, true) => Next::Usual(head.body_at..end),
-            (end, false) => Next::Plain(end),
+        BodyLength::Bytes(length) if length > BODY_BYTES_MAX => NextRequest::Unknown,
+        BodyLength::Bytes(length) => match (head.body_at + length, head.is_plain) {
+            (end, _) if end > buffer.len() => partial(RequestPart::Body, Some(head), end, 0),
+            (end, true) => NextRequest::Plain(head.body_at..end),
+            (end, false) => NextRequest::Complete(end),
         },
-        Length::Chunks => {
+        BodyLength::Chunked => {
             let at = before.as_ref().map_or(head.body_at, |before| before.chunk_at.max(head.body_at));
-            match Chunks::of(buffer, at) {
-                Chunks::Whole(end) => Next::Plain(end),
-                Chunks::Partial { at, until } if until - head.body_at <= BODY_BYTES_MAX => {
-                    unfinished(Part::Body, Some(head), until, at)
+            match ChunkedBody::find_end(buffer, at) {
+                ChunkedBody::Complete(end) => NextRequest::Complete(end),
+                ChunkedBody::Partial { at, until } if until - head.body_at <= BODY_BYTES_MAX => {
+                    partial(RequestPart::Body, Some(head), until, at)
                 }
-                Chunks::Partial { .. } | Chunks::Other => Next::Other,
+                ChunkedBody::Partial { .. } | ChunkedBody::Unknown => NextRequest::Unknown,
             }
         }
     }
 }
 
-impl Unfinished {
-    /// Returns false if what came since cannot have made the part whole.
-    fn may_be_whole(&self, buffer: &[u8]) -> bool {
-        buffer.len() >= self.look_at || self.part == Part::Head && ends_head(&buffer[self.seen.saturating_sub(3)..])
+impl PartialRequest {
+    /// Returns false if what arrived since the last look cannot have completed the missing part.
+    fn may_be_complete(&self, buffer: &[u8]) -> bool {
+        let has_head = || self.missing == RequestPart::Head && ends_head(&buffer[self.seen.saturating_sub(3)..]);
+        buffer.len() >= self.parse_at || has_head()
     }
 }
 
-/// Returns whether there is an empty line.
+/// Returns whether the bytes contain an empty line.
 fn ends_head(bytes: &[u8]) -> bool {
     memchr::memchr_iter(b'\n', bytes).any(|at| matches!(bytes[at + 1..], [b'\n', ..] | [b'\r', b'\n', ..]))
 }
 
-/// Where the body of a request is.
+/// What the fast path needs to know of a request's head.
 #[derive(Clone, Copy, Debug)]
-struct Head {
+struct RequestHead {
     body_at: usize,
-    length: Length,
-    is_usual: bool,
+    length: BodyLength,
+    is_plain: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Length {
+enum BodyLength {
     Bytes(usize),
-    Chunks,
+    Chunked,
 }
 
-/// What came of parsing a head.
-enum Parsed {
-    Head(Head),
+/// The result of parsing a head.
+enum ParsedHead {
+    Complete(RequestHead),
     Partial,
-    Other,
+    /// Malformed, or with framing that is left to hyper.
+    Unknown,
 }
 
-impl Head {
-    fn parse(buffer: &[u8]) -> Parsed {
+impl RequestHead {
+    fn parse(buffer: &[u8]) -> ParsedHead {
         let mut headers = [httparse::EMPTY_HEADER; HEADERS_MAX];
         let mut request = httparse::Request::new(&mut headers);
         let body_at = match request.parse(buffer) {
             Ok(httparse::Status::Complete(head)) => head,
-            Ok(httparse::Status::Partial) => return Parsed::Partial,
-            Err(_) => return Parsed::Other,
+            Ok(httparse::Status::Partial) => return ParsedHead::Partial,
+            Err(_) => return ParsedHead::Unknown,
         };
         let is_latest = request.version == Some(1);
-        let mut is_usual = is_latest && (request.method, request.path) == (Some("POST"), Some("/v1/check"));
+        let mut is_plain = is_latest && (request.method, request.path) == (Some("POST"), Some("/v1/check"));
         let (mut length, mut is_chunked) = (None, false);
         for header in request.headers {
             let is = |name: &str| header.name.eq_ignore_ascii_case(name);
             if is("content-length") {
-                let Some(given) = plain_number(header.value) else { return Parsed::Other };
+                let Some(given) = plain_number(header.value) else { return ParsedHead::Unknown };
                 if length.replace(given).is_some() {
-                    return Parsed::Other;
+                    return ParsedHead::Unknown;
                 }
             } else if is("transfer-encoding") {
                 if is_chunked || !is_latest || !header.value.eq_ignore_ascii_case(b"chunked") {
-                    return Parsed::Other;
+                    return ParsedHead::Unknown;
                 }
                 is_chunked = true;
             } else if is("expect") {
-                return Parsed::Other;
+                return ParsedHead::Unknown;
             } else if is("origin") || is("sec-fetch-site") {
-                // Whether a web page may send this request is decided in one place, on the general path.
-                is_usual = false;
+                // Whether a web page may send this request is decided on the general path.
+                is_plain = false;
             } else if is("upgrade") || is("connection") && !header.value.eq_ignore_ascii_case(b"keep-alive") {
-                is_usual = false;
+                is_plain = false;
             }
         }
-        is_usual = is_usual && length.is_some();
+        is_plain = is_plain && length.is_some();
         let length = match (length, is_chunked) {
-            (Some(_), true) => return Parsed::Other,
-            (None, true) => Length::Chunks,
-            (length, false) => Length::Bytes(length.unwrap_or(0)),
+            (Some(_), true) => return ParsedHead::Unknown,
+            (None, true) => BodyLength::Chunked,
+            (length, false) => BodyLength::Bytes(length.unwrap_or(0)),
         };
-        Parsed::Head(Head { body_at, length, is_usual })
+        ParsedHead::Complete(RequestHead { body_at, length, is_plain })
     }
 }
 
-/// Where the body of the first request is or will be, if that is usual. The request ends with it.
-pub(super) fn usual(buffer: &[u8]) -> Option<Range<usize>> {
-    match Head::parse(buffer) {
-        Parsed::Head(Head { body_at, length: Length::Bytes(length), is_usual: true }) => {
+/// Returns the range of the body of the first request, or `None` if that is not a plain check. The body need not be complete;
+/// the request ends with it.
+pub(super) fn plain_check(buffer: &[u8]) -> Option<Range<usize>> {
+    match RequestHead::parse(buffer) {
+        ParsedHead::Complete(RequestHead { body_at, length: BodyLength::Bytes(length), is_plain: true }) => {
             Some(body_at..body_at + length)
         }
-        Parsed::Head(_) | Parsed::Partial | Parsed::Other => None,
+        ParsedHead::Complete(_) | ParsedHead::Partial | ParsedHead::Unknown => None,
     }
 }
 
-/// How far a body in chunks has come.
+/// The progress of a chunked body.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Chunks {
-    /// It ends there.
-    Whole(usize),
-    /// The chunk that begins at `at` is not whole before `until`.
+enum ChunkedBody {
+    /// The body ends at this position.
+    Complete(usize),
+    /// The chunk that begins at `at` is not complete before position `until`.
     Partial { at: usize, until: usize },
-    /// It has extensions or trailers, or makes no sense: hyper knows.
-    Other,
+    /// The body has extensions or trailers, or is malformed: left to hyper.
+    Unknown,
 }
 
-impl Chunks {
-    /// Looks at the chunks from `at` on, where one begins.
-    fn of(buffer: &[u8], mut at: usize) -> Chunks {
+impl ChunkedBody {
+    /// Follows the chunks from `at` on, where one begins.
+    fn find_end(buffer: &[u8], mut at: usize) -> ChunkedBody {
         loop {
             let rest = &buffer[at..];
             let digits = rest.iter().take_while(|byte| byte.is_ascii_hexdigit()).count();
             let size = std::str::from_utf8(&rest[..digits]).ok().and_then(|text| u32::from_str_radix(text, 16).ok());
-            let more = Chunks::Partial { at, until: buffer.len() + 1 };
+            let more = ChunkedBody::Partial { at, until: buffer.len() + 1 };
             let size = match (&rest[digits..], size) {
                 ([] | [b'\r'], size) => {
-                    let is_sound = size.is_some() || rest.is_empty();
-                    return if is_sound && digits <= 8 { more } else { Chunks::Other };
+                    let is_valid = size.is_some() || rest.is_empty();
+                    return if is_valid && digits <= 8 { more } else { ChunkedBody::Unknown };
                 }
                 ([b'\r', b'\n', ..], Some(size)) => size as usize,
-                _ => return Chunks::Other,
+                _ => return ChunkedBody::Unknown,
             };
             let end = at + digits + 2 + size + 2;
             match buffer.get(end - 2..end) {
-                None => return Chunks::Partial { at, until: end },
-                Some(b"\r\n") if size == 0 => return Chunks::Whole(end),
+                None => return ChunkedBody::Partial { at, until: end },
+                Some(b"\r\n") if size == 0 => return ChunkedBody::Complete(end),
                 Some(b"\r\n") => at = end,
-                Some(_) => return Chunks::Other,
+                Some(_) => return ChunkedBody::Unknown,
             }
         }
     }
 }
 
-/// A few digits and nothing else.
+/// Parses one to six digits. Returns `None` for anything else, such as a sign or a space.
 fn plain_number(text: &[u8]) -> Option<usize> {
     let digit = |value: usize, byte: &u8| byte.is_ascii_digit().then(|| value * 10 + usize::from(byte - b'0'));
     (1..=6).contains(&text.len()).then(|| text.iter().try_fold(0, digit))?
 }
 
-/// Answers on their way to one client.
+/// Responses that are to be written.
 #[derive(Default)]
-struct Answers {
+struct ResponseBuffer {
     bytes: Vec<u8>,
-    /// The second that `date` tells.
+    /// The Unix second of `date`.
     second: u64,
     date: String,
 }
 
-impl Answers {
+impl ResponseBuffer {
+    /// Appends a response. `is_last` adds `connection: close`.
     fn add(&mut self, response: &Response<Bytes>, is_last: bool) {
-        self.keep_date();
+        self.update_date();
         let (status, body) = (response.status(), response.body());
         self.text("HTTP/1.1 ").text(status.as_str());
         self.text(" ").text(status.canonical_reason().unwrap_or_default()).text("\r\n");
@@ -428,9 +440,9 @@ impl Answers {
         self.bytes.extend_from_slice(body);
     }
 
-    /// A date is a second old at most.
-    #[allow(clippy::disallowed_methods)] // what the wall clock says is what is told, and nothing is decided by it
-    fn keep_date(&mut self) {
+    /// Formats the date again if the second has changed.
+    #[allow(clippy::disallowed_methods)] // the header shows the wall clock, and nothing is decided by it
+    fn update_date(&mut self) {
         let now = SystemTime::now();
         let second = now.duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs());
         if second != self.second || self.date.is_empty() {
@@ -439,9 +451,14 @@ impl Answers {
         }
     }
 
-    fn clear(&mut self) {
-        self.bytes.clear();
-        self.bytes.shrink_to(KEPT_BYTES_MAX);
+    /// Writes the responses, if there are any, and empties the buffer.
+    async fn send<S: AsyncWrite + Unpin>(&mut self, stream: &mut S, limit: Duration) -> std::io::Result<()> {
+        if !self.bytes.is_empty() {
+            send(stream, &self.bytes, limit).await?;
+            self.bytes.clear();
+            self.bytes.shrink_to(KEPT_BYTES_MAX);
+        }
+        Ok(())
     }
 
     fn text(&mut self, text: &str) -> &mut Self {

@@ -1,55 +1,58 @@
-//! What must hold for any bytes whatever that arrive at the door.
+//! Properties that hold for any bytes that arrive on the HTTP listener.
 
 use std::cell::RefCell;
 use std::time::Duration;
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use http::{Method, Request, Response};
 use tollgate::Limiter;
 
 use super::connection::read_body;
-use super::fast_path::usual;
-use super::general::{RequestBody, exchange};
+use super::fast_path::plain_check;
+use super::general::{AfterExchange, RequestBody, complete, exchange};
 use super::{BODY_BYTES_MAX, HttpListener};
-use crate::accept::Context;
+use crate::listener::ConnectionContext;
 
-/// The longest that an answer may grow, whatever was asked: it goes back over the wire.
-const ANSWER_BYTES_MAX: usize = 64 * 1024;
-/// Nobody waits for anything here.
+/// The most bytes of a response body, whatever the request contains.
+const RESPONSE_BYTES_MAX: usize = 64 * 1024;
+/// Longer than anything takes here.
 const IDLE: Duration = Duration::from_secs(60);
 
-/// The whole of a fuzz target: takes what the fuzzer invents, as the beginning of a connection, and panics when something is wrong with it.
+/// Runs a fuzz target on the beginning of a connection.
 ///
 /// # Panics
-/// When what is taken for a usual request is another one for hyper, or when a question is not answered with JSON.
+/// If the fast path takes the bytes for a plain check and hyper reads them differently, or if a check is not answered with
+/// JSON of bounded length.
 pub fn any_bytes(bytes: &[u8]) {
-    let Some(body) = usual(bytes) else { return };
+    let Some(body) = plain_check(bytes) else { return };
     assert!(body.start <= bytes.len(), "a body from {} of {} bytes on", body.start, bytes.len());
-    // One whose body is still to come is the same request once it is there.
-    let Some(question) = bytes.get(body.clone()) else { return };
+    // A request whose body is incomplete is covered by the same request with the whole body.
+    let Some(check) = bytes.get(body.clone()) else { return };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime");
-    let heard = runtime.block_on(read_by_hyper(&bytes[..body.end]));
-    let is_same = matches!(&heard[..], [(Method::POST, path, body)] if path == "/v1/check" && body == question);
-    assert!(is_same, "hyper reads {heard:?}");
+    let requests = runtime.block_on(read_by_hyper(&bytes[..body.end]));
+    let is_same = matches!(&requests[..], [(Method::POST, path, body)] if path == "/v1/check" && body == check);
+    assert!(is_same, "hyper reads {requests:?}");
 
-    let answer = runtime.block_on(HttpListener::new(Limiter::memory()).check(question));
-    assert!(matches!(answer.status().as_u16(), 200 | 400 | 429), "{answer:?}");
-    assert!(answer.body().len() <= ANSWER_BYTES_MAX, "{} bytes", answer.body().len());
-    assert!(serde_json::from_slice::<serde_json::Value>(answer.body()).is_ok(), "{answer:?}");
+    let response = runtime.block_on(HttpListener::new(Limiter::memory(), IDLE).check(check));
+    assert!(matches!(response.status().as_u16(), 200 | 400 | 429), "{response:?}");
+    assert!(response.body().len() <= RESPONSE_BYTES_MAX, "{} bytes", response.body().len());
+    assert!(serde_json::from_slice::<serde_json::Value>(response.body()).is_ok(), "{response:?}");
 }
 
-/// The requests in these bytes, as the long way understands them.
+/// Returns the requests in these bytes, as the general path reads them.
 async fn read_by_hyper(bytes: &[u8]) -> Vec<(Method, String, Bytes)> {
-    let heard = RefCell::new(Vec::new());
-    let answer = async |request: Request<RequestBody>| {
+    let requests = RefCell::new(Vec::new());
+    let handler = async |request: Request<RequestBody>| {
         let (head, body) = request.into_parts();
         if let Ok(body) = read_body(body, BODY_BYTES_MAX).await {
-            heard.borrow_mut().push((head.method, head.uri.to_string(), body));
+            requests.borrow_mut().push((head.method, head.uri.to_string(), body));
         }
-        Response::new(Bytes::new())
+        Response::new(complete(Bytes::new()))
     };
-    let (_open, context) = Context::alone();
-    let (_, is_last) = exchange(Bytes::copy_from_slice(bytes), false, IDLE, &context, &answer).await;
-    assert!(!is_last, "a usual request is never the last");
-    heard.take()
+    let (_stage, context) = ConnectionContext::unshared();
+    let (_client, mut server) = tokio::io::duplex(RESPONSE_BYTES_MAX);
+    let (request, mut rest) = (Bytes::copy_from_slice(bytes), BytesMut::new());
+    let after = exchange(request, &mut server, &mut rest, false, IDLE, &context, &handler).await;
+    assert!(matches!(after, Ok(AfterExchange::KeepAlive)), "a plain check is never the last request: {after:?}");
+    requests.take()
 }

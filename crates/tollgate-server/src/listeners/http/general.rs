@@ -1,22 +1,29 @@
-//! The general way: hyper answers a request.
+//! The general path: hyper answers a request.
 //!
-//! hyper takes some 16 KiB for a connection, whether anything is asked on it or not. So it does not get the connection but one whole request,
-//! in memory, and is gone when that is answered; ten thousand silent connections cost ten thousand small buffers. What cannot be
-//! told to be whole without judging it (`expect`, odd framing, nonsense) gets hyper on the connection itself, and is the last on it.
+//! hyper takes some 16 KiB for a connection, whether a request is under way or not. So it does not get the connection but
+//! one complete request, and is dropped when that is answered: ten thousand silent connections cost ten thousand small
+//! buffers. A request whose end cannot be found without interpreting it (`expect`, unusual framing, malformed input) gets
+//! hyper on the connection itself, and is the last request on it.
 //!
-//! Whether the connection goes on after a request is hyper's judgement in both cases: it goes on if hyper would read another one.
+//! Whether the connection continues after a request is hyper's decision in both cases: it does if hyper would read another
+//! request.
+//!
+//! Response bodies are streams. hyper writes to the connection directly, so a body is sent as it is produced, and a client
+//! that reads slowly slows down its producer.
 
+use std::future::poll_fn;
 use std::io;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::task::{Context as TaskContext, Poll, Waker, ready};
+use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 
 use bytes::{Buf, Bytes, BytesMut};
 use http::header::CONNECTION;
 use http::{HeaderValue, Request, Response};
-use http_body_util::Full;
+use http_body_util::combinators::UnsyncBoxBody;
+use http_body_util::{BodyExt, Full};
 use hyper::body::{Body, Frame, Incoming, SizeHint};
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -25,35 +32,33 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::Notify;
 
 use super::connection::HEADER_BYTES_MAX;
-use crate::accept::Context;
 use crate::budget::{Receiving, Reservation};
-use crate::listeners::finish;
+use crate::listener::{BoxError, ConnectionContext};
+use crate::listeners::io::{close, poll_end};
 use crate::stream::WriteTimeout;
 
-/// What hyper holds for a connection besides what it has read: two buffers of 8 KiB, and what belongs to a request.
+/// What hyper holds for a connection besides what it has read: two buffers of 8 KiB, and the state of a request.
 pub(super) const GENERAL_BYTES: usize = 32 * 1024;
 
-/// A request's body. It remembers whether it was read to its end.
+/// The body of a response: complete, or a stream of frames.
+pub(crate) type ResponseBody = UnsyncBoxBody<Bytes, BoxError>;
+
+/// Returns a complete body.
+pub(crate) fn complete(bytes: Bytes) -> ResponseBody {
+    Full::new(bytes).map_err(|never| match never {}).boxed_unsync()
+}
+
+/// The body of a request. It records whether it was read to its end.
 pub(crate) struct RequestBody {
     body: Incoming,
     has_ended: Arc<AtomicBool>,
-}
-
-impl RequestBody {
-    fn new(body: Incoming) -> (RequestBody, Arc<AtomicBool>) {
-        let has_ended = Arc::new(AtomicBool::new(body.is_end_stream()));
-        (RequestBody { body, has_ended: has_ended.clone() }, has_ended)
-    }
 }
 
 impl Body for RequestBody {
     type Data = Bytes;
     type Error = hyper::Error;
 
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        cx: &mut TaskContext<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
         let frame = ready!(Pin::new(&mut self.body).poll_frame(cx));
         if frame.is_none() || self.body.is_end_stream() {
             self.has_ended.store(true, Ordering::Relaxed);
@@ -70,27 +75,55 @@ impl Body for RequestBody {
     }
 }
 
-/// Answers one whole request. Returns the bytes of the answer, and whether it is the last on its connection: because `closes` says
-/// so, or hyper.
-pub(super) async fn exchange<A, F>(
+/// What follows a request that was answered.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum AfterExchange {
+    /// Another request may follow on the connection.
+    KeepAlive,
+    /// The response was the last one.
+    Close,
+    /// The client left before the response.
+    ClientLeft,
+}
+
+/// Answers one complete request on the connection. `closes` makes the response the last one.
+///
+/// What the client sends meanwhile is appended to `buffer`. A client that ends the connection before the response begins
+/// has left, and the handler is dropped.
+///
+/// # Errors
+/// If the response cannot be written, or the client accepts none of it for as long as `idle`.
+pub(super) async fn exchange<S, H, F>(
     request: Bytes,
+    stream: &mut S,
+    buffer: &mut BytesMut,
     closes: bool,
     idle: Duration,
-    context: &Context,
-    answer: &A,
-) -> (Vec<u8>, bool)
+    context: &ConnectionContext,
+    handler: &H,
+) -> io::Result<AfterExchange>
 where
-    A: Fn(Request<RequestBody>) -> F,
-    F: Future<Output = Response<Bytes>>,
+    S: AsyncRead + AsyncWrite + Unpin,
+    H: Fn(Request<RequestBody>) -> F,
+    F: Future<Output = Response<ResponseBody>>,
 {
-    let state = Arc::new(Mutex::new(Exchange { request, ..Exchange::default() }));
+    let _protected = Protected::new(context.slot.as_ref());
+    let state = Mutex::new(ExchangeState {
+        request,
+        stream: WriteTimeout::new(stream, idle),
+        is_answered: false,
+        is_last: false,
+        has_written: false,
+        reads_next: false,
+        reader: None,
+        error: None,
+    });
     let service = hyper::service::service_fn(|request: Request<Incoming>| {
-        let (request, has_ended) = watched(request);
-        let (answer, state) = (answer(request), &state);
+        let (request, has_ended) = with_request_body(request);
+        let (response, state) = (handler(request), &state);
         async move {
-            let _protected = Protected::new(context.place.as_ref());
-            let mut response = answer.await.map(Full::new);
-            // What is left of a body would be taken for a request.
+            let mut response = response.await;
+            // The rest of an unread body would be taken for a request.
             let is_last = closes || !has_ended.load(Ordering::Relaxed);
             if is_last {
                 close_after(&mut response);
@@ -100,48 +133,68 @@ where
             Ok::<_, std::convert::Infallible>(response)
         }
     });
-    let connection = builder(idle).serve_connection(TokioIo::new(InMemory(state.clone())), service);
-    let served = connection.await;
-    let state = &mut *state.lock();
-    (std::mem::take(&mut state.answer), served.is_err() || state.is_last || !state.would_go_on)
+    let io = TokioIo::new(ExchangeIo(&state));
+    let mut serving = pin!(builder(idle).serve_connection(io, service));
+    let mut watches_client = true;
+    let served = poll_fn(|cx| {
+        if let Poll::Ready(served) = serving.as_mut().poll(cx) {
+            return Poll::Ready(Some(served));
+        }
+        let state = &mut *state.lock();
+        if watches_client && let Poll::Ready(end) = poll_end(*state.stream.get_mut(), cx, buffer) {
+            watches_client = false;
+            // A client that only ended its own direction still reads a response that has begun.
+            if end.is_err() || !state.has_written {
+                return Poll::Ready(None);
+            }
+        }
+        Poll::Pending
+    });
+    let Some(served) = served.await else { return Ok(AfterExchange::ClientLeft) };
+    let state = state.lock();
+    match state.error {
+        Some(kind) => Err(kind.into()),
+        None if served.is_err() || state.is_last || !state.reads_next => Ok(AfterExchange::Close),
+        None => Ok(AfterExchange::KeepAlive),
+    }
 }
 
-/// Answers on the connection itself, of which `begun` was read already, and ends it.
-pub(super) async fn last<S, A, F>(
+/// Answers a request on the connection itself, of which `begin` was read already, and ends the connection.
+pub(super) async fn serve_last<S, H, F>(
     stream: &mut S,
-    begun: BytesMut,
+    begin: BytesMut,
     idle: Duration,
-    context: Context,
-    answer: &A,
+    context: ConnectionContext,
+    handler: &H,
 ) -> Result<(), hyper::Error>
 where
     S: AsyncRead + AsyncWrite + Unpin,
-    A: Fn(Request<RequestBody>) -> F,
-    F: Future<Output = Response<Bytes>>,
+    H: Fn(Request<RequestBody>) -> F,
+    F: Future<Output = Response<ResponseBody>>,
 {
-    let Context { receiving, place, .. } = context;
+    let ConnectionContext { receiving, slot, .. } = context;
     let evicted = receiving.notice();
     let service = hyper::service::service_fn(|request: Request<Incoming>| {
-        let answer = answer(watched(request).0);
+        let response = handler(with_request_body(request).0);
         async {
-            let _protected = Protected::new(place.as_ref());
-            let mut response = answer.await.map(Full::new);
+            let _protected = Protected::new(slot.as_ref());
+            let mut response = response.await;
             close_after(&mut response);
             Ok::<_, std::convert::Infallible>(response)
         }
     });
     let served = {
-        let bytes = GENERAL_BYTES + begun.len();
-        let io = OnConnection { begun, stream: WriteTimeout::new(&mut *stream, idle), bytes, receiving };
-        let mut connection = pin!(builder(idle).serve_connection(TokioIo::new(io), service));
+        let bytes = GENERAL_BYTES + begin.len();
+        let io = Rewind { begin, stream: WriteTimeout::new(&mut *stream, idle), bytes, receiving };
+        let mut serving = pin!(builder(idle).serve_connection(TokioIo::new(io), service));
         tokio::select! {
             biased;
-            served = &mut connection => served,
+            served = &mut serving => served,
             () = notified(evicted) => Ok(()),
         }
     };
-    // What hyper has answered must not be destroyed by what it has not read.
-    let _ = finish(stream, idle).await;
+    // Unread bytes would reset the connection and destroy the response.
+    let _ = close(stream, idle).await;
     served
 }
 
@@ -158,106 +211,125 @@ fn builder(idle: Duration) -> http1::Builder {
         .timer(TokioTimer::new())
         .header_read_timeout(idle)
         .max_buf_size(HEADER_BYTES_MAX)
-        // A client that sends its end behind its request still gets the answer.
+        // A client that ends its direction behind its request still gets the response.
         .half_close(true)
-        // Answers are short: copied behind their headers they go out for less than a list of two pieces.
+        // Bodies are short: copied behind their headers they cost less to write than a list of two slices.
         .writev(false);
     builder
 }
 
-fn watched(request: Request<Incoming>) -> (Request<RequestBody>, Arc<AtomicBool>) {
+fn with_request_body(request: Request<Incoming>) -> (Request<RequestBody>, Arc<AtomicBool>) {
     let (head, body) = request.into_parts();
-    let (body, has_ended) = RequestBody::new(body);
-    (Request::from_parts(head, body), has_ended)
+    let has_ended = Arc::new(AtomicBool::new(body.is_end_stream()));
+    (Request::from_parts(head, RequestBody { body, has_ended: has_ended.clone() }), has_ended)
 }
 
-/// hyper goes by it, too.
+/// Makes a response the last one of its connection, also for hyper.
 fn close_after<B>(response: &mut Response<B>) {
     response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
 }
 
-/// Keeps a connection from being evicted while a request is answered.
+/// Keeps a connection from being evicted until it is dropped.
 struct Protected<'p>(Option<&'p Reservation>);
 
 impl<'p> Protected<'p> {
-    fn new(place: Option<&'p Reservation>) -> Protected<'p> {
-        place.iter().for_each(|place| place.protect());
-        Protected(place)
+    fn new(slot: Option<&'p Reservation>) -> Protected<'p> {
+        slot.iter().for_each(|slot| slot.protect());
+        Protected(slot)
     }
 }
 
 impl Drop for Protected<'_> {
     fn drop(&mut self) {
-        self.0.iter().for_each(|place| place.unprotect());
+        self.0.iter().for_each(|slot| slot.unprotect());
     }
 }
 
-/// One request and its answer, in memory.
-#[derive(Default)]
-struct Exchange {
+/// The state of one request and its response.
+struct ExchangeState<'s, S> {
+    /// What hyper has not read of the request.
     request: Bytes,
-    answer: Vec<u8>,
+    stream: WriteTimeout<&'s mut S>,
     is_answered: bool,
-    /// Whether the answer says that it is the last.
+    /// Whether the response says that it is the last one.
     is_last: bool,
-    /// Whether hyper would read another request.
-    would_go_on: bool,
-    /// Waits for more than there is.
+    has_written: bool,
+    /// Whether hyper tried to read another request.
+    reads_next: bool,
+    /// The task that waits for more than the request.
     reader: Option<Waker>,
+    error: Option<io::ErrorKind>,
 }
 
-/// What hyper takes for a connection: the request, and the end once its answer is written.
-struct InMemory(Arc<Mutex<Exchange>>);
+impl<S> ExchangeState<'_, S> {
+    /// Records the error of a write, and that bytes were written.
+    fn written<T>(&mut self, written: io::Result<T>) -> io::Result<T> {
+        match &written {
+            Ok(_) => {
+                self.has_written = true;
+                self.reader.take().into_iter().for_each(Waker::wake);
+            }
+            Err(error) => self.error = Some(error.kind()),
+        }
+        written
+    }
+}
 
-impl AsyncRead for InMemory {
-    fn poll_read(self: Pin<&mut Self>, cx: &mut TaskContext<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        let exchange = &mut *self.0.lock();
-        let count = exchange.request.len().min(buf.remaining());
+/// What hyper takes for a connection: it reads one request, and the end once the response is written; it writes to the
+/// connection itself.
+struct ExchangeIo<'e, 's, S>(&'e Mutex<ExchangeState<'s, S>>);
+
+impl<S> AsyncRead for ExchangeIo<'_, '_, S> {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let state = &mut *self.0.lock();
+        let count = state.request.len().min(buf.remaining());
         if count > 0 {
-            buf.put_slice(&exchange.request[..count]);
-            exchange.request.advance(count);
-        } else if exchange.is_answered && !exchange.answer.is_empty() {
-            exchange.would_go_on = true;
+            buf.put_slice(&state.request[..count]);
+            state.request.advance(count);
+        } else if state.is_answered && state.has_written {
+            state.reads_next = true;
         } else {
-            exchange.reader = Some(cx.waker().clone());
+            state.reader = Some(cx.waker().clone());
             return Poll::Pending;
         }
         Poll::Ready(Ok(()))
     }
 }
 
-impl AsyncWrite for InMemory {
-    fn poll_write(self: Pin<&mut Self>, _: &mut TaskContext<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        let exchange = &mut *self.0.lock();
-        exchange.answer.extend_from_slice(buf);
-        exchange.reader.take().into_iter().for_each(Waker::wake);
-        Poll::Ready(Ok(buf.len()))
+impl<S: AsyncWrite + Unpin> AsyncWrite for ExchangeIo<'_, '_, S> {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        let state = &mut *self.0.lock();
+        let written = ready!(Pin::new(&mut state.stream).poll_write(cx, buf));
+        Poll::Ready(state.written(written))
     }
 
-    fn poll_flush(self: Pin<&mut Self>, _: &mut TaskContext<'_>) -> Poll<io::Result<()>> {
-        Poll::Ready(Ok(()))
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let state = &mut *self.0.lock();
+        let flushed = ready!(Pin::new(&mut state.stream).poll_flush(cx));
+        flushed.inspect_err(|error| state.error = Some(error.kind())).into()
     }
 
-    fn poll_shutdown(self: Pin<&mut Self>, _: &mut TaskContext<'_>) -> Poll<io::Result<()>> {
+    /// Does nothing: the connection may continue.
+    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
         Poll::Ready(Ok(()))
     }
 }
 
-/// A connection of which something was read already. Everything that hyper reads is accounted for before it reads more.
-struct OnConnection<S> {
-    begun: BytesMut,
+/// A connection of which `begin` was read already. All that hyper reads is accounted for before it reads more.
+struct Rewind<S> {
+    begin: BytesMut,
     stream: S,
     bytes: usize,
     receiving: Receiving,
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for OnConnection<S> {
-    fn poll_read(mut self: Pin<&mut Self>, cx: &mut TaskContext<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+impl<S: AsyncRead + Unpin> AsyncRead for Rewind<S> {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let this = &mut *self;
-        if !this.begun.is_empty() {
-            let count = this.begun.len().min(buf.remaining());
-            buf.put_slice(&this.begun[..count]);
-            this.begun.advance(count);
+        if !this.begin.is_empty() {
+            let count = this.begin.len().min(buf.remaining());
+            buf.put_slice(&this.begin[..count]);
+            this.begin.advance(count);
             return Poll::Ready(Ok(()));
         }
         if !ready!(this.receiving.poll_hold(cx, this.bytes)) {
@@ -270,16 +342,16 @@ impl<S: AsyncRead + Unpin> AsyncRead for OnConnection<S> {
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for OnConnection<S> {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut TaskContext<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+impl<S: AsyncWrite + Unpin> AsyncWrite for Rewind<S> {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         Pin::new(&mut self.stream).poll_write(cx, buf)
     }
 
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut TaskContext<'_>) -> Poll<io::Result<()>> {
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.stream).poll_flush(cx)
     }
 
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut TaskContext<'_>) -> Poll<io::Result<()>> {
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.stream).poll_shutdown(cx)
     }
 }

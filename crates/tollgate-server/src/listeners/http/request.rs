@@ -1,4 +1,4 @@
-//! What a body of `POST /v1/check` asks.
+//! The request body of `POST /v1/check`.
 //!
 //! ```json
 //! {"key": "user:42", "limit": "10/min", "cost": 1}
@@ -7,11 +7,11 @@
 //! {"request": {"method": "GET", "path": "/", "headers": [["cookie", "a=1"], ["cookie", "b=2"]], "peer": "203.0.113.9"}}
 //! ```
 //!
-//! The second form is decided together: all limits pass, or none is charged. The third is decided by the rules. Anything else in the body is refused with what was
-//! expected; a misspelt field must never mean "no limit".
+//! The checks of the second form are decided together: all limits pass, or none is charged. The third form is decided by the
+//! rules. Anything else is rejected with what is expected; a misspelt field must never mean "no limit".
 
 pub(crate) mod headers;
-mod whole;
+mod whole_number;
 
 use std::borrow::Cow;
 use std::marker::PhantomData;
@@ -20,43 +20,43 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{Error, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
-use tollgate::{Check, CheckError, Cost, DEMANDS_MAX, Demand, Key, Limit};
+use tollgate::{CheckError, Cost, DEMANDS_MAX, Demand, Key, Limit};
 
-use self::headers::Headers;
-use self::whole::Whole;
-use crate::openapi::patterns;
+use self::headers::{Headers, JsonString};
+use self::whole_number::WholeNumber;
+use crate::openapi::schemas as field_schemas;
 
-/// The whole body, before it is known which form it has. A field that is there is never null.
+/// A body of any form. A field that is present is never null.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Body<'b> {
+pub(crate) struct CheckBody<'b> {
     #[serde(borrow, default, deserialize_with = "present_text")]
     key: Option<Cow<'b, str>>,
     #[serde(borrow, default, deserialize_with = "present_text")]
     limit: Option<Cow<'b, str>>,
     #[serde(default, deserialize_with = "present")]
-    cost: Option<Whole>,
+    cost: Option<WholeNumber>,
     #[serde(borrow, default, deserialize_with = "present")]
-    checks: Option<Checks<'b>>,
+    checks: Option<CheckList<'b>>,
     #[serde(borrow, default, deserialize_with = "present")]
-    request: Option<Object<Described<'b>>>,
+    request: Option<Object<DescribedRequest<'b>>>,
 }
 
-/// The three forms, of which a body has one.
-impl JsonSchema for Body<'_> {
+/// The schema has one alternative per form.
+impl JsonSchema for CheckBody<'_> {
     fn schema_name() -> Cow<'static, str> {
         "CheckRequest".into()
     }
 
     fn json_schema(schemas: &mut SchemaGenerator) -> Schema {
-        let one = schemas.subschema_for::<One<'_>>();
-        let request = schemas.subschema_for::<Described<'_>>();
+        let one = schemas.subschema_for::<CheckEntry<'_>>();
+        let request = schemas.subschema_for::<DescribedRequest<'_>>();
         let checks = json_schema!({
             "type": "array",
-            "description": "All limits pass, or none is charged. No two of them may count on the same counter.",
+            "description": "Checks that are decided together: all limits pass, or none is charged. No two of them may use the same counter.",
             "items": one,
             "minItems": 1,
-            "maxItems": patterns::CHECKS_MAX,
+            "maxItems": DEMANDS_MAX,
         });
         let form = |field: &str, schema: Schema| {
             json_schema!({
@@ -70,37 +70,35 @@ impl JsonSchema for Body<'_> {
     }
 }
 
-/// A request that somebody else received.
+/// A request that another program received.
 #[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[schemars(rename = "Request")]
-struct Described<'b> {
+struct DescribedRequest<'b> {
     #[serde(borrow)]
-    #[schemars(schema_with = "patterns::method_schema")]
+    #[schemars(schema_with = "field_schemas::method")]
     method: Cow<'b, str>,
     #[serde(borrow)]
-    #[schemars(schema_with = "patterns::path_schema")]
+    #[schemars(schema_with = "field_schemas::path")]
     path: Cow<'b, str>,
     #[serde(default)]
-    #[schemars(schema_with = "patterns::headers_schema")]
+    #[schemars(schema_with = "field_schemas::headers")]
     headers: Headers,
-    #[schemars(schema_with = "patterns::peer_schema")]
+    #[schemars(schema_with = "field_schemas::peer")]
     peer: std::net::IpAddr,
 }
 
-/// A value that is there, and not null.
+/// Deserializes a value that is not null.
 fn present<'de, D: Deserializer<'de>, T: Deserialize<'de>>(deserializer: D) -> Result<Option<T>, D::Error> {
     T::deserialize(deserializer).map(Some)
 }
 
-/// Text that is there, borrowed from the body if nothing in it is escaped. By itself a `Cow` would be a copy.
+/// Deserializes a string, borrowed from the body if it contains no escapes. A plain `Cow` field would always be a copy.
 fn present_text<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Cow<'de, str>>, D::Error> {
-    #[derive(Deserialize)]
-    struct Text<'b>(#[serde(borrow)] Cow<'b, str>);
-    Text::deserialize(deserializer).map(|Text(text)| Some(text))
+    JsonString::deserialize(deserializer).map(|JsonString(text)| Some(text))
 }
 
-/// A JSON object and nothing else; by itself a struct would also be read from an array of its fields.
+/// A value that is read from a JSON object only. A plain struct would also accept an array of its fields.
 struct Object<T>(T);
 
 impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
@@ -121,14 +119,15 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
     }
 }
 
-/// The entries of `checks`. Reading stops at the first one too many, so what a long list costs does not depend on its length.
-struct Checks<'b>(Vec<Object<One<'b>>>);
+/// The entries of `checks`. Reading stops at the first entry beyond the maximum, so the cost of a long list does not depend on
+/// its length.
+struct CheckList<'b>(Vec<Object<CheckEntry<'b>>>);
 
-impl<'de: 'b, 'b> Deserialize<'de> for Checks<'b> {
+impl<'de: 'b, 'b> Deserialize<'de> for CheckList<'b> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct ChecksVisitor<'b>(PhantomData<&'b ()>);
-        impl<'de: 'b, 'b> Visitor<'de> for ChecksVisitor<'b> {
-            type Value = Checks<'b>;
+        struct CheckListVisitor<'b>(PhantomData<&'b ()>);
+        impl<'de: 'b, 'b> Visitor<'de> for CheckListVisitor<'b> {
+            type Value = CheckList<'b>;
 
             fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
                 write!(f, "a list of 1 to {DEMANDS_MAX} objects with key and limit")
@@ -144,48 +143,51 @@ impl<'de: 'b, 'b> Deserialize<'de> for Checks<'b> {
                     }
                     checks.push(check);
                 }
-                Ok(Checks(checks))
+                Ok(CheckList(checks))
             }
         }
-        deserializer.deserialize_seq(ChecksVisitor(PhantomData))
+        deserializer.deserialize_seq(CheckListVisitor(PhantomData))
     }
 }
 
-/// Whether somebody may take so many units of one limit.
+/// A check of one limit: whether `cost` units of it may be used by `key`.
 #[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[schemars(rename = "Check")]
-struct One<'b> {
+struct CheckEntry<'b> {
     #[serde(borrow)]
-    #[schemars(schema_with = "patterns::key_schema")]
+    #[schemars(schema_with = "field_schemas::key")]
     key: Cow<'b, str>,
     #[serde(borrow)]
-    #[schemars(schema_with = "patterns::limit_schema")]
+    #[schemars(schema_with = "field_schemas::limit")]
     limit: Cow<'b, str>,
     #[serde(default, deserialize_with = "present")]
-    #[schemars(schema_with = "patterns::cost_schema")]
-    cost: Option<Whole>,
+    #[schemars(schema_with = "field_schemas::cost")]
+    cost: Option<WholeNumber>,
 }
 
-/// What was asked.
+/// A parsed body.
 pub(crate) enum CheckRequest<'b> {
-    /// Limits, whom they count, and how much.
-    Explicit(Explicit<'b>),
-    /// What the rules say of a request that came from somewhere.
+    /// One or several checks that name their limits.
+    Explicit(ExplicitCheck<'b>),
+    /// A described request and the address of its peer, to be decided by the rules.
     ByRules(Box<http::Request<()>>, std::net::IpAddr),
 }
 
-pub(crate) struct Explicit<'b> {
-    parts: Vec<(Cow<'b, str>, Limit, Cost)>,
+/// The checks of a body that names its limits.
+pub(crate) struct ExplicitCheck<'b> {
+    entries: Vec<(Cow<'b, str>, Limit, Cost)>,
+    /// Whether the body has the form with `checks`, whose errors name the entry.
+    is_list: bool,
 }
 
-/// Why a body is no question. The text says what was expected.
+/// The reason why a body is rejected. The message says what is expected.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CheckRequestError {
-    /// JSON, but not of this shape: the text says which field, and what it should be.
+    /// JSON with an unknown, missing or malformed field. The message names the field.
     #[error("{0}")]
     Shape(serde_json::Error),
-    /// No JSON at all.
+    /// Not JSON.
     #[error("{0}; expected a JSON object such as {{\"key\": \"user:42\", \"limit\": \"10/min\"}}")]
     Json(serde_json::Error),
     #[error(
@@ -196,17 +198,17 @@ pub(crate) enum CheckRequestError {
     #[error("request: {0}")]
     Request(#[from] http::Error),
     #[error(
-        "request.path: expected a path such as /shorten?x=1, which begins with / and has no # and no control character"
+        "request.path: expected a path such as /shorten?x=1, which begins with / and contains no # and no control character"
     )]
     Path,
     #[error("checks has 1 to {DEMANDS_MAX} entries, found none")]
     NoChecks,
-    #[error("{place}limit: {error}")]
-    Limit { place: String, error: tollgate::LimitTextError },
-    #[error("{place}key: {error}")]
-    Key { place: String, error: tollgate::KeyError },
-    #[error("{place}cost is a whole number from 0 to {}, found {found}", u32::MAX)]
-    Cost { place: String, found: u64 },
+    #[error("{entry}limit: {error}")]
+    Limit { entry: String, error: tollgate::LimitTextError },
+    #[error("{entry}key: {error}")]
+    Key { entry: String, error: tollgate::KeyError },
+    #[error("{entry}cost is a whole number from 0 to {}, found {found}", u32::MAX)]
+    Cost { entry: String, found: u64 },
     #[error("{0}")]
     Check(#[from] CheckError),
 }
@@ -221,33 +223,40 @@ impl From<serde_json::Error> for CheckRequestError {
 }
 
 impl<'b> CheckRequest<'b> {
-    pub(crate) fn read(body: &'b [u8]) -> Result<CheckRequest<'b>, CheckRequestError> {
-        let Object(body): Object<Body<'b>> = serde_json::from_slice(body)?;
-        let parts = match body {
-            Body { key: None, limit: None, cost: None, checks: None, request: Some(Object(described)) } => {
-                return described.into_question();
+    /// Parses a body. Does not check the lengths of keys, nor whether two checks use the same counter.
+    ///
+    /// # Errors
+    /// If the body has none of the three forms, or a field is malformed.
+    pub(crate) fn parse(body: &'b [u8]) -> Result<CheckRequest<'b>, CheckRequestError> {
+        let Object(body): Object<CheckBody<'b>> = serde_json::from_slice(body)?;
+        match body {
+            CheckBody { key: None, limit: None, cost: None, checks: None, request: Some(Object(described)) } => {
+                described.into_check_request()
             }
-            Body { key: Some(key), limit: Some(limit), cost, checks: None, request: None } => {
-                vec![part(One { key, limit, cost }, String::new)?]
+            CheckBody { key: Some(key), limit: Some(limit), cost, checks: None, request: None } => {
+                let entries = vec![CheckEntry { key, limit, cost }.parse(String::new)?];
+                Ok(CheckRequest::Explicit(ExplicitCheck { entries, is_list: false }))
             }
-            Body { key: None, limit: None, cost: None, checks: Some(checks), request: None } => {
-                let Checks(checks) = checks;
+            CheckBody { key: None, limit: None, cost: None, checks: Some(CheckList(checks)), request: None } => {
                 if checks.is_empty() {
                     return Err(CheckRequestError::NoChecks);
                 }
-                let numbered = checks.into_iter().enumerate();
-                numbered
-                    .map(|(index, Object(one))| part(one, || format!("checks[{index}].")))
-                    .collect::<Result<_, _>>()?
+                let parse = |(index, Object(entry)): (usize, Object<CheckEntry<'b>>)| entry.parse(|| of_entry(index));
+                let entries = checks.into_iter().enumerate().map(parse).collect::<Result<_, _>>()?;
+                Ok(CheckRequest::Explicit(ExplicitCheck { entries, is_list: true }))
             }
-            _ => return Err(CheckRequestError::Form),
-        };
-        Ok(CheckRequest::Explicit(Explicit { parts }))
+            _ => Err(CheckRequestError::Form),
+        }
     }
 }
 
-impl Described<'_> {
-    fn into_question<'b>(self) -> Result<CheckRequest<'b>, CheckRequestError> {
+/// Returns the prefix of errors about an entry of `checks`.
+fn of_entry(index: usize) -> String {
+    format!("checks[{index}].")
+}
+
+impl DescribedRequest<'_> {
+    fn into_check_request<'b>(self) -> Result<CheckRequest<'b>, CheckRequestError> {
         if !self.path.starts_with('/') || self.path.bytes().any(|byte| byte == b'#' || byte == 0x7f) {
             return Err(CheckRequestError::Path);
         }
@@ -258,56 +267,59 @@ impl Described<'_> {
     }
 }
 
-impl Explicit<'_> {
-    /// The demands, in the order asked.
+impl ExplicitCheck<'_> {
+    /// Returns one demand per check, in the same order.
+    ///
+    /// # Errors
+    /// If a key is too long.
     pub(crate) fn demands(&self) -> Result<Vec<Demand<'_>>, CheckRequestError> {
-        let demands: Result<Vec<Demand<'_>>, CheckRequestError> = self
-            .parts
-            .iter()
-            .map(|(key, limit, cost)| {
-                let key = Key::new(&**key).map_err(|error| CheckRequestError::Key { place: String::new(), error })?;
-                Ok(Demand::new(*limit, key).cost(*cost))
-            })
-            .collect();
-        let demands = demands?;
-        Check::new(&demands)?;
+        let mut demands = Vec::with_capacity(self.entries.len());
+        for (index, (key, limit, cost)) in self.entries.iter().enumerate() {
+            let entry = || if self.is_list { of_entry(index) } else { String::new() };
+            let key = Key::new(&**key).map_err(|error| CheckRequestError::Key { entry: entry(), error })?;
+            demands.push(Demand::new(*limit, key).cost(*cost));
+        }
         Ok(demands)
     }
 }
 
-fn part<'b>(
-    One { key, limit, cost }: One<'b>,
-    place: impl Fn() -> String,
-) -> Result<(Cow<'b, str>, Limit, Cost), CheckRequestError> {
-    let limit = limit.parse().map_err(|error| CheckRequestError::Limit { place: place(), error })?;
-    let cost = cost.map_or(1, |Whole(units)| units);
-    let units = u32::try_from(cost).map_err(|_| CheckRequestError::Cost { place: place(), found: cost })?;
-    Key::new(&*key).map_err(|error| CheckRequestError::Key { place: place(), error })?;
-    Ok((key, limit, Cost::new(units)))
+impl<'b> CheckEntry<'b> {
+    /// Parses the limit and the cost. `entry` is the prefix of errors.
+    fn parse(self, entry: impl Fn() -> String) -> Result<(Cow<'b, str>, Limit, Cost), CheckRequestError> {
+        let limit = self.limit.parse().map_err(|error| CheckRequestError::Limit { entry: entry(), error })?;
+        let cost = self.cost.map_or(1, |WholeNumber(units)| units);
+        let units = u32::try_from(cost).map_err(|_| CheckRequestError::Cost { entry: entry(), found: cost })?;
+        Ok((self.key, limit, Cost::new(units)))
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use tollgate::Check;
+
     use super::*;
 
-    fn demands_of(body: &str) -> Result<Vec<u32>, CheckRequestError> {
-        match CheckRequest::read(body.as_bytes())? {
+    /// Returns the costs of the checks in a body.
+    fn costs_of(body: &str) -> Result<Vec<u32>, CheckRequestError> {
+        match CheckRequest::parse(body.as_bytes())? {
             CheckRequest::Explicit(explicit) => {
-                Ok(explicit.demands()?.iter().map(|demand| demand.cost.units()).collect())
+                let demands = explicit.demands()?;
+                Check::new(&demands)?;
+                Ok(demands.iter().map(|demand| demand.cost.units()).collect())
             }
             CheckRequest::ByRules(..) => Ok(Vec::new()),
         }
     }
 
     #[test]
-    fn all_three_forms_are_read() {
-        assert_eq!(demands_of(r#"{"key":"user:42","limit":"10/min","cost":3}"#).unwrap(), [3]);
+    fn all_three_forms_are_parsed() {
+        assert_eq!(costs_of(r#"{"key":"user:42","limit":"10/min","cost":3}"#).unwrap(), [3]);
         let together = r#"{"checks":[{"key":"a","limit":"1/s"},{"key":"a","limit":"9/day","cost":0}]}"#;
-        assert_eq!(demands_of(together).unwrap(), [1, 0]);
-        assert_eq!(demands_of(r#"{"checks":[{"key":"a","limit":"9/s","cost":3.0}]}"#).unwrap(), [3]);
+        assert_eq!(costs_of(together).unwrap(), [1, 0]);
+        assert_eq!(costs_of(r#"{"checks":[{"key":"a","limit":"9/s","cost":3.0}]}"#).unwrap(), [3]);
         let described =
             br#"{"request":{"method":"POST","path":"/shorten","headers":{"x-a":"b"},"peer":"203.0.113.9"}}"#;
-        let CheckRequest::ByRules(request, peer) = CheckRequest::read(described).unwrap() else { panic!("by rules") };
+        let CheckRequest::ByRules(request, peer) = CheckRequest::parse(described).unwrap() else { panic!("by rules") };
         assert_eq!(
             (request.uri().path(), request.headers()["x-a"].as_bytes(), peer),
             ("/shorten", &b"b"[..], [203, 0, 113, 9].into())
@@ -315,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_else_stands_there_is_refused_with_what_was_expected() {
+    fn any_other_body_is_rejected_with_what_is_expected() {
         for (body, phrase) in [
             ("", "EOF"),
             ("[]", "expected an object with key and limit"),
@@ -341,11 +353,11 @@ mod tests {
             (r#"{"request":{"method":"GET","path":"http://x/","peer":"::1"}}"#, "request.path: expected a path"),
             (
                 r#"{"request":{"method":"GET","path":"/","headers":{"x-a":"b","x-b":"","x-a":"c"},"peer":"::1"}}"#,
-                "request.headers: `x-a` stands there twice",
+                "request.headers: duplicate name `x-a`",
             ),
             (
                 r#"{"request":{"method":"GET","path":"/","headers":{"x-a":"b","X-A":"c"},"peer":"::1"}}"#,
-                "request.headers: `x-a` stands there twice; names have no case",
+                "request.headers: duplicate name `x-a` (names are case-insensitive)",
             ),
             (r#"{"request":{"method":"GET","path":"/","headers":[1],"peer":"::1"}}"#, "invalid type: integer"),
             (r#"{"key":"a","limit":"1/s","cost":1e-400}"#, "invalid value: 1e-400, expected a whole number"),
@@ -354,12 +366,15 @@ mod tests {
             (r#"{"key":"a","limit":"1/s","request":null}"#, "invalid type: null"),
             (r#"{"checks":[{"key":"a","limit":"1/s"},{"key":"a","limit":"2/s"}]}"#, "same counter"),
         ] {
-            let error = demands_of(body).expect_err(body);
+            let error = costs_of(body).expect_err(body);
             assert!(error.to_string().contains(phrase), "{body}: {error}");
         }
+        let long_key =
+            format!(r#"{{"checks":[{{"key":"a","limit":"1/s"}},{{"key":"{}","limit":"1/s"}}]}}"#, "k".repeat(1 << 17));
+        assert!(costs_of(&long_key).unwrap_err().to_string().starts_with("checks[1].key: "));
         let many = format!("{{\"checks\":[{}", r#"{"key":"a","limit":"1/s"},"#.repeat(33));
-        assert!(demands_of(&many).unwrap_err().to_string().contains("1 to 32 entries, found more"));
+        assert!(costs_of(&many).unwrap_err().to_string().contains("1 to 32 entries, found more"));
         let deep = format!("{{\"key\":{}{}}}", "[".repeat(100_000), "]".repeat(100_000));
-        assert!(CheckRequest::read(deep.as_bytes()).is_err());
+        assert!(CheckRequest::parse(deep.as_bytes()).is_err());
     }
 }

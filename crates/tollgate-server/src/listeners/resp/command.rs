@@ -1,50 +1,55 @@
-//! What a command means: a check to decide, a counter to forget, or something to say at once.
+//! Parses commands: checks, resets, and commands about the connection.
 //!
-//! | command | is |
+//! | command | effect |
 //! |---|---|
-//! | `TOLLGATE.CHECK key limit [COST n]` | a check; answers allowed, quota, remaining, retry_after_ms, reset_after_ms |
-//! | `TOLLGATE.PEEK key limit` | the same for cost 0 |
-//! | `TOLLGATE.RESET key limit` | forgets the counter |
-//! | `CL.THROTTLE key max_burst count period [quantity]` | a token bucket in redis-cell's words: limited, limit, remaining, retry_after, reset_after in seconds |
-//! | `PING` `ECHO` `HELLO` `AUTH` `SELECT 0` `CLIENT` `COMMAND` `INFO` `QUIT` | what clients say to introduce themselves |
+//! | `TOLLGATE.CHECK key limit [COST n]` | a check; replies allowed, quota, remaining, retry_after_ms, reset_after_ms |
+//! | `TOLLGATE.PEEK key limit` | a check of cost 0 |
+//! | `TOLLGATE.RESET key limit` | deletes the counter |
+//! | `CL.THROTTLE key max_burst count period [quantity]` | a check of a token bucket; replies as redis-cell does: limited, limit, remaining, retry_after, reset_after in seconds |
+//! | `PING` `ECHO` `HELLO` `AUTH` `SELECT 0` `CLIENT` `COMMAND` `INFO` `QUIT` | connection setup, which clients send by themselves |
 //!
-//! redis-cell counts `max_burst` beyond the first request, so its capacity is `max_burst + 1`. Its seconds are rounded up; a
-//! wait that is floored to 0 invites the client to be denied again. Its answers are written down in `docs/cl-throttle.md`.
+//! redis-cell counts `max_burst` beyond the first request, so the capacity is `max_burst + 1`. Seconds are rounded up: a client
+//! that is told to wait 0 s would be denied again. `docs/cl-throttle.md` has examples of the replies.
 
 use std::time::Duration;
 
-use tollgate::{Algorithm, Cost, Decision, Demand, Key, Limit, LimitStatus, Scope};
+use tollgate::{Algorithm, Cost, Decision, Demand, Key, Limit, LimitStatus, Scope, ScopeName};
 
 use super::frame::Args;
 use super::reply::Replies;
 
-/// A command, understood. Borrowed from the buffer it arrived in.
+/// The scope of `CL.THROTTLE`: like redis-cell, it has one counter per key, whatever the limit.
+const THROTTLE: ScopeName = ScopeName::new("throttle");
+
+/// A parsed command, borrowed from the buffer in which it arrived.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Command<'b> {
+pub(crate) enum RespCommand<'b> {
     Check {
         demand: Demand<'b>,
-        words: ReplyFormat,
+        format: ReplyFormat,
     },
     Reset {
         demand: Demand<'b>,
     },
-    Session(Session<'b>),
-    /// A blank line.
+    Connection(ConnectionCommand<'b>),
+    /// A blank status.
     Nothing,
-    /// No command of ours.
+    /// Not a command of this listener.
     Unknown,
 }
 
-/// In whose words a verdict is told.
+/// The form of the reply to a check.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum ReplyFormat {
+    /// Allowed, quota, remaining, and waits in milliseconds.
     Tollgate,
-    Throttle,
+    /// As redis-cell: limited, capacity, remaining, and waits in seconds.
+    RedisCell,
 }
 
 /// Commands about the connection itself.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Session<'b> {
+pub(crate) enum ConnectionCommand<'b> {
     Ping(Option<&'b [u8]>),
     Echo(&'b [u8]),
     Hello { protocol: Option<&'b [u8]>, password: Option<&'b [u8]> },
@@ -60,18 +65,18 @@ pub(crate) enum Session<'b> {
     Quit,
 }
 
-/// Limits that were read before, so that a client repeating itself is not parsed anew each time.
+/// The last limit of each kind on a connection, so that a client that repeats it does not cause it to be parsed again.
 #[derive(Debug, Default)]
-pub(crate) struct LimitMemo {
+pub(crate) struct LimitCache {
     text: Vec<u8>,
     limit: Option<Limit>,
     throttle: Option<(Throttle, Limit)>,
 }
 
-/// A longer text is not remembered: it would stay with the connection.
-const MEMO_BYTES_MAX: usize = 256;
+/// The most bytes of a limit text that is cached. It stays allocated as long as the connection.
+const CACHED_TEXT_BYTES_MAX: usize = 256;
 
-/// The numbers of `CL.THROTTLE` that make its limit.
+/// The arguments of `CL.THROTTLE` that define its limit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Throttle {
     max_burst: u32,
@@ -89,7 +94,7 @@ impl Throttle {
     }
 }
 
-impl LimitMemo {
+impl LimitCache {
     fn throttle(&mut self, numbers: Throttle) -> Result<Limit, String> {
         match self.throttle {
             Some((known, limit)) if known == numbers => Ok(limit),
@@ -101,13 +106,13 @@ impl LimitMemo {
         }
     }
 
-    fn read(&mut self, text: &[u8]) -> Result<Limit, String> {
+    fn parse(&mut self, text: &[u8]) -> Result<Limit, String> {
         if let Some(limit) = self.limit.filter(|_| self.text == text) {
             return Ok(limit);
         }
         let readable = std::str::from_utf8(text).map_err(|_| "ERR limit: expected text such as 10/min".to_owned())?;
         let limit: Limit = readable.parse().map_err(|error| format!("ERR limit: {error}"))?;
-        if text.len() > MEMO_BYTES_MAX {
+        if text.len() > CACHED_TEXT_BYTES_MAX {
             return Ok(limit);
         }
         self.text.clear();
@@ -117,11 +122,15 @@ impl LimitMemo {
     }
 }
 
-/// Understands a command, or says what was expected.
-pub(crate) fn understand<'b>(buffer: &'b [u8], args: &Args, memo: &mut LimitMemo) -> Result<Command<'b>, String> {
-    let Some(name) = args.get(buffer, 0) else { return Ok(Command::Nothing) };
+/// Parses a command. `Err` is the error reply, which says what is expected.
+pub(crate) fn parse_command<'b>(
+    buffer: &'b [u8],
+    args: &Args,
+    limits: &mut LimitCache,
+) -> Result<RespCommand<'b>, String> {
+    let Some(name) = args.get(buffer, 0) else { return Ok(RespCommand::Nothing) };
     let arg = |index| args.get(buffer, index);
-    // Clients repeat themselves exactly; only people type in lower case.
+    // Clients send upper case, so the exact comparison mostly succeeds.
     let is = |expected: &str| name == expected.as_bytes() || name.eq_ignore_ascii_case(expected.as_bytes());
     if is("TOLLGATE.CHECK") {
         let (Some(key), Some(limit)) = (arg(1), arg(2)) else { return Err(usage(CHECK_USAGE)) };
@@ -130,26 +139,26 @@ pub(crate) fn understand<'b>(buffer: &'b [u8], args: &Args, memo: &mut LimitMemo
             (Some(word), Some(cost), 5) if word.eq_ignore_ascii_case(b"COST") => Cost::new(number(cost, "cost")?),
             _ => return Err(usage(CHECK_USAGE)),
         };
-        let demand = explicit(key, memo.read(limit)?)?.cost(cost);
-        return Ok(Command::Check { demand, words: ReplyFormat::Tollgate });
+        let demand = explicit(key, limits.parse(limit)?)?.cost(cost);
+        return Ok(RespCommand::Check { demand, format: ReplyFormat::Tollgate });
     }
     if is("CL.THROTTLE") {
-        return throttle(buffer, args, memo);
+        return throttle(buffer, args, limits);
     }
     if is("TOLLGATE.PEEK") {
         let (Some(key), Some(limit), 3) = (arg(1), arg(2), args.len()) else {
             return Err(usage("TOLLGATE.PEEK key limit"));
         };
-        let demand = explicit(key, memo.read(limit)?)?.cost(Cost::PEEK);
-        return Ok(Command::Check { demand, words: ReplyFormat::Tollgate });
+        let demand = explicit(key, limits.parse(limit)?)?.cost(Cost::PEEK);
+        return Ok(RespCommand::Check { demand, format: ReplyFormat::Tollgate });
     }
     if is("TOLLGATE.RESET") {
         let (Some(key), Some(limit), 3) = (arg(1), arg(2), args.len()) else {
             return Err(usage("TOLLGATE.RESET key limit"));
         };
-        return Ok(Command::Reset { demand: explicit(key, memo.read(limit)?)? });
+        return Ok(RespCommand::Reset { demand: explicit(key, limits.parse(limit)?)? });
     }
-    session(name, buffer, args).map(|session| session.map_or(Command::Unknown, Command::Session))
+    connection_command(name, buffer, args).map(|command| command.map_or(RespCommand::Unknown, RespCommand::Connection))
 }
 
 /// Returns whether an unknown inline command is the request line of an HTTP request, or its `Host` header: what a browser
@@ -164,7 +173,7 @@ pub(crate) fn is_http(buffer: &[u8], args: &Args) -> bool {
         || last.starts_with(b"HTTP/")
 }
 
-/// The answer to [`Command::Unknown`].
+/// The error reply to [`RespCommand::Unknown`].
 pub(crate) const UNKNOWN: &str = "ERR unknown command; expected TOLLGATE.CHECK, TOLLGATE.PEEK, TOLLGATE.RESET, CL.THROTTLE, PING, ECHO, HELLO, AUTH, CLIENT, COMMAND or QUIT";
 const CHECK_USAGE: &str = "TOLLGATE.CHECK key limit [COST n]";
 const THROTTLE_USAGE: &str = "CL.THROTTLE key max_burst count period [quantity]";
@@ -178,7 +187,7 @@ fn explicit(key: &[u8], limit: Limit) -> Result<Demand<'_>, String> {
     Ok(Demand::new(limit, key))
 }
 
-fn throttle<'b>(buffer: &'b [u8], args: &Args, memo: &mut LimitMemo) -> Result<Command<'b>, String> {
+fn throttle<'b>(buffer: &'b [u8], args: &Args, limits: &mut LimitCache) -> Result<RespCommand<'b>, String> {
     let arg = |index| args.get(buffer, index);
     let (Some(key), Some(max_burst), Some(count), Some(period), 5..=6) = (arg(1), arg(2), arg(3), arg(4), args.len())
     else {
@@ -188,23 +197,23 @@ fn throttle<'b>(buffer: &'b [u8], args: &Args, memo: &mut LimitMemo) -> Result<C
     let count = number(count, "count")?;
     let period_s = number(period, "period")?;
     let quantity = arg(5).map_or(Ok(1), |quantity| number(quantity, "quantity"))?;
-    let limit = memo.throttle(Throttle { max_burst, count, period_s })?;
-    let key = Key::scoped(key, Scope::Throttle).map_err(|error| format!("ERR {error}"))?;
-    Ok(Command::Check { demand: Demand::new(limit, key).cost(quantity), words: ReplyFormat::Throttle })
+    let limit = limits.throttle(Throttle { max_burst, count, period_s })?;
+    let key = Key::scoped(key, Scope::Named(THROTTLE)).map_err(|error| format!("ERR {error}"))?;
+    Ok(RespCommand::Check { demand: Demand::new(limit, key).cost(quantity), format: ReplyFormat::RedisCell })
 }
 
 fn number(text: &[u8], what: &str) -> Result<u32, String> {
     let digit = |value: u64, byte: &u8| byte.is_ascii_digit().then(|| value * 10 + u64::from(byte - b'0'));
     let value = match text.len() {
-        // Ten digits fit by far.
+        // Ten digits fit into 64 bits.
         1..=10 => text.iter().try_fold(0, digit).and_then(|value| u32::try_from(value).ok()),
         _ => None,
     };
     value.ok_or_else(|| format!("ERR {what} is a whole number from 0 to {}", u32::MAX))
 }
 
-/// A command about the connection; `None` if there is no such command.
-fn session<'b>(name: &[u8], buffer: &'b [u8], args: &Args) -> Result<Option<Session<'b>>, String> {
+/// Parses a command about the connection. Returns `None` if there is no such command.
+fn connection_command<'b>(name: &[u8], buffer: &'b [u8], args: &Args) -> Result<Option<ConnectionCommand<'b>>, String> {
     let arg = |index| args.get(buffer, index);
     let word = |index| arg(index).map(<[u8]>::to_ascii_uppercase);
     let mut upper = [0_u8; 16];
@@ -214,32 +223,32 @@ fn session<'b>(name: &[u8], buffer: &'b [u8], args: &Args) -> Result<Option<Sess
         upper.make_ascii_uppercase();
     }
     match (&upper[..name.len().min(upper.len())], args.len()) {
-        (b"PING", 1..=2) => Ok(Session::Ping(arg(1))),
-        (b"ECHO", 2) => Ok(Session::Echo(arg(1).unwrap_or_default())),
+        (b"PING", 1..=2) => Ok(ConnectionCommand::Ping(arg(1))),
+        (b"ECHO", 2) => Ok(ConnectionCommand::Echo(arg(1).unwrap_or_default())),
         (b"HELLO", _) => hello(buffer, args),
-        (b"AUTH", 2) => Ok(Session::Auth { password: arg(1).unwrap_or_default() }),
-        (b"AUTH", 3) => Ok(Session::Auth { password: arg(2).unwrap_or_default() }),
-        (b"SELECT", 2) if arg(1) == Some(b"0") => Ok(Session::Select),
+        (b"AUTH", 2) => Ok(ConnectionCommand::Auth { password: arg(1).unwrap_or_default() }),
+        (b"AUTH", 3) => Ok(ConnectionCommand::Auth { password: arg(2).unwrap_or_default() }),
+        (b"SELECT", 2) if arg(1) == Some(b"0") => Ok(ConnectionCommand::Select),
         (b"SELECT", 2) => Err("ERR there is only database 0".to_owned()),
         (b"CLIENT", 2..) => match word(1).as_deref() {
-            Some(b"ID") => Ok(Session::ClientId),
-            Some(b"GETNAME") => Ok(Session::ClientGetName),
-            Some(b"SETINFO" | b"SETNAME" | b"NO-EVICT" | b"NO-TOUCH") => Ok(Session::ClientOk),
+            Some(b"ID") => Ok(ConnectionCommand::ClientId),
+            Some(b"GETNAME") => Ok(ConnectionCommand::ClientGetName),
+            Some(b"SETINFO" | b"SETNAME" | b"NO-EVICT" | b"NO-TOUCH") => Ok(ConnectionCommand::ClientOk),
             Some(b"REPLY") => match (word(2).as_deref(), args.len()) {
-                (Some(b"ON"), 3) => Ok(Session::ClientOk),
-                // Whoever asked for silence would take each answer for that to another command.
+                (Some(b"ON"), 3) => Ok(ConnectionCommand::ClientOk),
+                // A client that expects no replies would take each reply for that to another command.
                 _ => Err("ERR expected CLIENT REPLY ON: every command is answered here".to_owned()),
             },
             _ => Err("ERR expected CLIENT ID, GETNAME, SETNAME or SETINFO".to_owned()),
         },
-        (b"COMMAND", 1) => Ok(Session::CommandList),
+        (b"COMMAND", 1) => Ok(ConnectionCommand::CommandList),
         (b"COMMAND", 2..) => match word(1).as_deref() {
-            Some(b"COUNT") => Ok(Session::CommandCount),
-            Some(b"DOCS") => Ok(Session::CommandDocs),
-            _ => Ok(Session::CommandList),
+            Some(b"COUNT") => Ok(ConnectionCommand::CommandCount),
+            Some(b"DOCS") => Ok(ConnectionCommand::CommandDocs),
+            _ => Ok(ConnectionCommand::CommandList),
         },
-        (b"INFO", _) => Ok(Session::Info),
-        (b"QUIT", _) => Ok(Session::Quit),
+        (b"INFO", _) => Ok(ConnectionCommand::Info),
+        (b"QUIT", _) => Ok(ConnectionCommand::Quit),
         (b"PING" | b"ECHO" | b"AUTH" | b"SELECT" | b"CLIENT", _) if known => {
             Err("ERR wrong number of arguments".to_owned())
         }
@@ -248,8 +257,8 @@ fn session<'b>(name: &[u8], buffer: &'b [u8], args: &Args) -> Result<Option<Sess
     .map(Some)
 }
 
-/// `HELLO [version [AUTH user password] [SETNAME name]]`
-fn hello<'b>(buffer: &'b [u8], args: &Args) -> Result<Session<'b>, String> {
+/// Parses `HELLO [version [AUTH user password] [SETNAME name]]`.
+fn hello<'b>(buffer: &'b [u8], args: &Args) -> Result<ConnectionCommand<'b>, String> {
     let arg = |index| args.get(buffer, index);
     let (mut index, mut password) = (2, None);
     while let Some(word) = arg(index) {
@@ -265,31 +274,37 @@ fn hello<'b>(buffer: &'b [u8], args: &Args) -> Result<Session<'b>, String> {
         }
         index += taken;
     }
-    Ok(Session::Hello { protocol: arg(1), password })
+    Ok(ConnectionCommand::Hello { protocol: arg(1), password })
 }
 
-/// Tells a verdict in the words of the command that asked.
-pub(crate) fn tell(decision: &Decision, demand: &Demand<'_>, words: ReplyFormat, replies: &mut Replies) {
-    let Some(line) = decision.limits.first() else {
+/// Appends the reply to a check.
+pub(crate) fn reply(decision: &Decision, demand: &Demand<'_>, format: ReplyFormat, replies: &mut Replies) {
+    let Some(status) = decision.limits.first() else {
         replies.error("UNAVAILABLE the store did not answer");
         return;
     };
-    replies.verdict(match words {
-        ReplyFormat::Tollgate => tollgate_numbers(line),
-        ReplyFormat::Throttle => throttle_numbers(line, demand),
+    replies.decision(match format {
+        ReplyFormat::Tollgate => tollgate_numbers(status),
+        ReplyFormat::RedisCell => redis_cell_numbers(status, demand),
     });
 }
 
-fn tollgate_numbers(line: &LimitStatus) -> [i64; 5] {
+fn tollgate_numbers(status: &LimitStatus) -> [i64; 5] {
     let ms = |wait: tollgate::Wait| wait.as_millis_ceil().map_or(-1, saturating);
-    [i64::from(line.allowed), line.quota.into(), line.remaining.into(), ms(line.retry_after), ms(line.reset_after)]
+    [
+        i64::from(status.allowed),
+        status.quota.into(),
+        status.remaining.into(),
+        ms(status.retry_after),
+        ms(status.reset_after),
+    ]
 }
 
-fn throttle_numbers(line: &LimitStatus, demand: &Demand<'_>) -> [i64; 5] {
+fn redis_cell_numbers(status: &LimitStatus, demand: &Demand<'_>) -> [i64; 5] {
     let secs = |wait: tollgate::Wait| wait.as_secs_ceil().map_or(-1, saturating);
-    let retry_after = if line.allowed { -1 } else { secs(line.retry_after) };
+    let retry_after = if status.allowed { -1 } else { secs(status.retry_after) };
     let capacity = demand.limit.cost_max().into();
-    [i64::from(!line.allowed), capacity, line.remaining.into(), retry_after, secs(line.reset_after)]
+    [i64::from(!status.allowed), capacity, status.remaining.into(), retry_after, secs(status.reset_after)]
 }
 
 fn saturating(value: u64) -> i64 {

@@ -1,46 +1,48 @@
-//! Reading commands: arrays of bulk strings, or a line of words.
+//! Parses commands: arrays of bulk strings, or inline commands.
 //!
 //! ```text
-//!   *3\r\n $14\r\n TOLLGATE.CHECK\r\n $7\r\n user:42\r\n $6\r\n 10/min\r\n      what clients send
-//!   PING\r\n                                                                    what people type
+//!   *3\r\n $14\r\n TOLLGATE.CHECK\r\n $7\r\n user:42\r\n $6\r\n 10/min\r\n      from clients
+//!   PING\r\n                                                                    typed by people
 //! ```
 //!
-//! The parser looks at a buffer and says where the arguments of the first complete command are; it copies nothing
-//! and keeps nothing between calls. Every number in a frame is bounded before it is believed, so a frame can neither make
-//! us wait for gigabytes nor allocate on its say-so: a length that is too large is an error at once, not after the
-//! bytes have come.
+//! The parser returns where the arguments of the first complete command are in a buffer. It copies nothing and keeps no state
+//! between calls. Every number in a frame is checked against a bound as soon as it is read, so a frame can neither make the
+//! listener wait for gigabytes nor allocate by announcing a length: a length that is too large is an error at once.
 
 use std::ops::Range;
 
 use memchr::memchr;
 
-/// A command's arguments, its name included. Ours have at most eight; clients introduce themselves with a few more.
+/// The most arguments of a command, including its name. Commands of Tollgate have at most eight; `HELLO` and `CLIENT` a few more.
 pub(crate) const ARGS_MAX: usize = 64;
-/// One argument: a key of 64 KiB is the longest thing that makes sense.
+/// The most bytes of one argument, which is the longest key.
 pub(crate) const ARG_BYTES_MAX: usize = 64 * 1024;
-/// A whole command.
+/// The most bytes of a command.
 pub(crate) const COMMAND_BYTES_MAX: usize = 256 * 1024;
-/// A typed line, or the line that announces a length.
+/// The most bytes of an inline command.
 const LINE_BYTES_MAX: usize = 64 * 1024;
+/// The most bytes of a line with a length.
 const LENGTH_LINE_BYTES_MAX: usize = 16;
 
-/// Where the arguments of a command are in the buffer. Reused, so that parsing allocates nothing.
+/// The positions of a command's arguments in the buffer. Reused between commands, so that parsing allocates nothing.
 #[derive(Debug, Default)]
 pub(crate) struct Args {
     ranges: Vec<Range<usize>>,
 }
 
 impl Args {
+    /// Returns the number of arguments, including the command's name.
     pub(crate) fn len(&self) -> usize {
         self.ranges.len()
     }
 
+    /// Returns the argument at `index`, or `None` beyond the last one. `buffer` must be the one that was parsed.
     pub(crate) fn get<'b>(&self, buffer: &'b [u8], index: usize) -> Option<&'b [u8]> {
         self.ranges.get(index).map(|range| &buffer[range.clone()])
     }
 }
 
-/// The frame makes no sense; after it nothing in the stream can be trusted, so the connection ends.
+/// A malformed frame. The position of the next frame is unknown after it, so the connection ends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub(crate) enum FrameError {
     #[error("expected '*' and a number of arguments from 0 to {ARGS_MAX}")]
@@ -52,11 +54,14 @@ pub(crate) enum FrameError {
     #[error("a command has at most {COMMAND_BYTES_MAX} bytes")]
     TooLarge,
     #[error("a line has at most {LINE_BYTES_MAX} bytes")]
-    LimitStatus,
+    LineTooLong,
 }
 
-/// Finds the first complete command in `buffer`. Answers how many bytes it takes, or `None` if more must come.
-/// A blank line and an empty array are commands without arguments.
+/// Finds the first complete command in `buffer` and stores the positions of its arguments in `args`. Returns the length of
+/// the command, or `None` if it is not complete. A blank line and an empty array are commands without arguments.
+///
+/// # Errors
+/// If the frame is malformed or exceeds a bound.
 pub(crate) fn parse(buffer: &[u8], args: &mut Args) -> Result<Option<usize>, FrameError> {
     args.ranges.clear();
     match buffer.first() {
@@ -94,7 +99,8 @@ fn parse_array(buffer: &[u8], args: &mut Args) -> Result<Option<usize>, FrameErr
     Ok(Some(at))
 }
 
-/// A type byte, digits, CR LF: the number and where the next byte is. Nearly every number has one digit or two.
+/// Parses a type byte, digits and CR LF. Returns the number and the position after it, or `None` if the line is not complete.
+/// Nearly every number has one digit or two.
 #[inline(always)]
 fn length_line(buffer: &[u8], at: usize, max: usize, error: FrameError) -> Result<Option<(usize, usize)>, FrameError> {
     let (value, after) = match &buffer[at..] {
@@ -139,7 +145,7 @@ fn long_length_line(
 fn parse_line(buffer: &[u8], args: &mut Args) -> Result<Option<usize>, FrameError> {
     let window = &buffer[..buffer.len().min(LINE_BYTES_MAX)];
     let Some(newline) = memchr(b'\n', window) else {
-        return if window.len() < LINE_BYTES_MAX { Ok(None) } else { Err(FrameError::LimitStatus) };
+        return if window.len() < LINE_BYTES_MAX { Ok(None) } else { Err(FrameError::LineTooLong) };
     };
     let mut start = None;
     for (index, &byte) in buffer[..=newline].iter().enumerate() {

@@ -1,17 +1,18 @@
-//! What must hold for any bytes whatever that arrive at the door.
+//! Properties that hold for any bytes that arrive on the RESP listener.
 
-use super::command::{LimitMemo, understand};
+use super::command::{LimitCache, parse_command};
 use super::frame::{ARG_BYTES_MAX, ARGS_MAX, Args, COMMAND_BYTES_MAX, parse};
 
-/// The longest that an error may grow, whatever was sent: it goes back over the wire.
+/// The most bytes of an error, whatever the command contains.
 const ERROR_BYTES_MAX: usize = 1_000;
 
-/// The whole of a fuzz target: takes what the fuzzer invents, as one stream, and panics when something is wrong with it.
+/// Runs a fuzz target on the bytes of one connection.
 ///
 /// # Panics
-/// When a bound is passed, when a command reads differently once more bytes have come, or when an error grows with its input.
+/// If a bound is exceeded, if a command is parsed differently after more bytes have arrived, or if an error grows with its
+/// input.
 pub fn any_bytes(bytes: &[u8]) {
-    let (mut args, mut memo) = (Args::default(), LimitMemo::default());
+    let (mut args, mut limits) = (Args::default(), LimitCache::default());
     let mut rest = bytes;
     loop {
         match parse(rest, &mut args) {
@@ -19,31 +20,31 @@ pub fn any_bytes(bytes: &[u8]) {
                 assert!((1..=rest.len().min(COMMAND_BYTES_MAX)).contains(&consumed), "{consumed} of {}", rest.len());
                 assert!(args.len() <= ARGS_MAX);
                 assert!((0..args.len()).all(|n| args.get(rest, n).is_some_and(|arg| arg.len() <= ARG_BYTES_MAX)));
-                if let Err(error) = understand(rest, &args, &mut memo) {
+                if let Err(error) = parse_command(rest, &args, &mut limits) {
                     assert!(error.len() <= ERROR_BYTES_MAX, "{} bytes: {error}", error.len());
                 }
-                waits_until_it_is_whole(&rest[..consumed]);
+                assert_prefixes_are_incomplete(&rest[..consumed]);
                 rest = &rest[consumed..];
             }
             Ok(None) => {
                 assert!(rest.len() < COMMAND_BYTES_MAX, "{} bytes are no command yet", rest.len());
                 return;
             }
-            Err(error) => return stays_an_error(rest, error),
+            Err(error) => return assert_stays_malformed(rest, error),
         }
     }
 }
 
-/// Every shorter piece of a command is no command and no error yet.
-fn waits_until_it_is_whole(command: &[u8]) {
+/// Asserts that every prefix of a command is incomplete, and no error.
+fn assert_prefixes_are_incomplete(command: &[u8]) {
     let mut args = Args::default();
     for cut in (0..command.len()).rev().take(64).chain([0, command.len() / 2]) {
         assert_eq!(parse(&command[..cut], &mut args), Ok(None), "after {cut} of {} bytes", command.len());
     }
 }
 
-/// More bytes do not mend a broken frame.
-fn stays_an_error(rest: &[u8], error: super::frame::FrameError) {
+/// Asserts that a malformed frame stays malformed when more bytes arrive.
+fn assert_stays_malformed(rest: &[u8], error: super::frame::FrameError) {
     let longer = [rest, b"\r\n"].concat();
     assert_eq!(parse(&longer, &mut Args::default()), Err(error));
 }

@@ -1,46 +1,42 @@
-//! Transcripts: bytes in, bytes out, on a clock that stands still.
+//! Transcripts of connections: bytes in, bytes out, on a clock that stands still.
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::watch;
 use tollgate::{ManualClock, MemoryStore, Timestamp};
 
 use super::*;
-use crate::accept::ShutdownStage;
+use crate::shutdown::ShutdownStage;
 
 const START: Timestamp = Timestamp::from_micros(1_700_000_000_000_000);
 
-struct Door {
+struct Transcript {
     client: tokio::io::DuplexStream,
     clock: Arc<ManualClock>,
     stage: watch::Sender<ShutdownStage>,
     listener: Arc<RespListener>,
 }
 
-fn door(options: RespOptions) -> Door {
+fn open(options: RespOptions) -> Transcript {
     let clock = Arc::new(ManualClock::new(START));
     let memory = MemoryStore::builder().clock(clock.clone()).build();
-    let listener = Arc::new(RespListener {
-        limiter: Limiter::builder().memory(memory).clock(clock.clone()).build(),
-        options: Arc::new(options),
-        decisions: Arc::default(),
-        stats: Arc::default(),
-        auth_guard: Arc::default(),
-    });
+    let limiter = Limiter::builder().memory(memory).clock(clock.clone()).build();
+    let listener = Arc::new(RespListener::new(limiter, options));
     let (client, stage) = connect(&listener, "203.0.113.9");
-    Door { client, clock, stage, listener }
+    Transcript { client, clock, stage, listener }
 }
 
-/// Connects from that address. Returns the client's end, and the sender that closes the listener when it is dropped.
+/// Connects from `address`. Returns the client's end, and the sender of the shutdown signal, which closes the listener when it
+/// is dropped.
 fn connect(listener: &Arc<RespListener>, address: &str) -> (tokio::io::DuplexStream, watch::Sender<ShutdownStage>) {
     let (client, server) = tokio::io::duplex(1 << 20);
-    let (stage, context) = Context::alone();
-    tokio::spawn(listener.clone().serve(server, address.parse().unwrap(), context));
+    let (stage, context) = ConnectionContext::unshared();
+    tokio::spawn(listener.clone().serve_stream(server, address.parse().unwrap(), context));
     (client, stage)
 }
 
-impl Door {
-    /// Sends bytes and reads until so many reply bytes came, or the door closed.
-    async fn say(&mut self, bytes: &[u8], expected: &str) {
+impl Transcript {
+    /// Sends bytes, and asserts that the next replies are `expected`.
+    async fn exchange(&mut self, bytes: &[u8], expected: &str) {
         self.client.write_all(bytes).await.unwrap();
         let mut got = vec![0; expected.len()];
         let mut read = 0;
@@ -71,20 +67,20 @@ fn numbers(numbers: [i64; 5]) -> String {
 
 #[tokio::test]
 async fn check_peek_and_reset() {
-    let mut door = door(RespOptions::default());
-    door.say(b"TOLLGATE.CHECK user:42 2/min\r\n", &numbers([1, 2, 1, 0, 60_000])).await;
-    door.say(b"tollgate.check user:42 2/min cost 1\r\n", &numbers([1, 2, 0, 0, 60_000])).await;
-    door.clock.advance(Duration::from_micros(1_500));
-    door.say(b"TOLLGATE.CHECK user:42 2/min\r\n", &numbers([0, 2, 0, 59_999, 59_999])).await;
-    door.say(b"TOLLGATE.PEEK user:42 2/min\r\n", &numbers([1, 2, 0, 59_999, 59_999])).await;
-    door.say(b"TOLLGATE.CHECK user:42 2/min COST 3\r\n", &numbers([0, 2, 0, -1, 59_999])).await;
-    door.say(b"TOLLGATE.RESET user:42 2/min\r\n", "+OK\r\n").await;
-    door.say(b"TOLLGATE.PEEK user:42 2/min\r\n", &numbers([1, 2, 2, 0, 0])).await;
+    let mut connection = open(RespOptions::default());
+    connection.exchange(b"TOLLGATE.CHECK user:42 2/min\r\n", &numbers([1, 2, 1, 0, 60_000])).await;
+    connection.exchange(b"tollgate.check user:42 2/min cost 1\r\n", &numbers([1, 2, 0, 0, 60_000])).await;
+    connection.clock.advance(Duration::from_micros(1_500));
+    connection.exchange(b"TOLLGATE.CHECK user:42 2/min\r\n", &numbers([0, 2, 0, 59_999, 59_999])).await;
+    connection.exchange(b"TOLLGATE.PEEK user:42 2/min\r\n", &numbers([1, 2, 0, 59_999, 59_999])).await;
+    connection.exchange(b"TOLLGATE.CHECK user:42 2/min COST 3\r\n", &numbers([0, 2, 0, -1, 59_999])).await;
+    connection.exchange(b"TOLLGATE.RESET user:42 2/min\r\n", "+OK\r\n").await;
+    connection.exchange(b"TOLLGATE.PEEK user:42 2/min\r\n", &numbers([1, 2, 2, 0, 0])).await;
 }
 
 #[tokio::test]
-async fn extreme_and_senseless_arguments_are_answered_with_what_was_expected() {
-    let mut door = door(RespOptions::default());
+async fn extreme_and_malformed_arguments_are_answered_with_what_is_expected() {
+    let mut connection = open(RespOptions::default());
     for (command, phrase) in [
         ("CL.THROTTLE k 9223372036854775807 1 1", "max_burst is a whole number"),
         ("CL.THROTTLE k 4294967295 1 1", "burst is 1 to 10000000"),
@@ -106,18 +102,18 @@ async fn extreme_and_senseless_arguments_are_answered_with_what_was_expected() {
         ("CLIENT REPLY skip", "expected CLIENT REPLY ON"),
         ("CLIENT REPLY", "expected CLIENT REPLY ON"),
     ] {
-        door.client.write_all(format!("{command}\r\n").as_bytes()).await.unwrap();
+        connection.client.write_all(format!("{command}\r\n").as_bytes()).await.unwrap();
         let mut reply = vec![0; 1024];
-        let read = door.client.read(&mut reply).await.unwrap();
+        let read = connection.client.read(&mut reply).await.unwrap();
         let reply = String::from_utf8_lossy(&reply[..read]);
         assert!(reply.starts_with("-ERR ") && reply.contains(phrase), "{command}: {reply}");
     }
-    door.say(b"PING\r\n", "+PONG\r\n").await;
+    connection.exchange(b"PING\r\n", "+PONG\r\n").await;
 }
 
 #[tokio::test]
-async fn a_pipeline_is_answered_in_order_whatever_is_mixed_into_it() {
-    let mut door = door(RespOptions::default());
+async fn a_pipeline_of_checks_and_other_commands_is_answered_in_order() {
+    let mut connection = open(RespOptions::default());
     let pipeline = b"TOLLGATE.CHECK a 1/min\r\nPING\r\nTOLLGATE.CHECK a 1/min\r\nTOLLGATE.RESET a 1/min\r\nTOLLGATE.CHECK a 1/min\r\n*1\r\n$8\r\nNONSENSE\r\nECHO hi\r\n";
     let error = "-ERR unknown command; expected TOLLGATE.CHECK, TOLLGATE.PEEK, TOLLGATE.RESET, CL.THROTTLE, PING, ECHO, HELLO, AUTH, CLIENT, COMMAND or QUIT\r\n";
     let expected = [
@@ -130,23 +126,23 @@ async fn a_pipeline_is_answered_in_order_whatever_is_mixed_into_it() {
         "$2\r\nhi\r\n".to_owned(),
     ]
     .concat();
-    door.say(pipeline, &expected).await;
+    connection.exchange(pipeline, &expected).await;
 }
 
 #[tokio::test]
-async fn a_command_in_single_bytes_is_a_command() {
-    let mut door = door(RespOptions::default());
+async fn a_command_that_arrives_in_single_bytes_is_answered() {
+    let mut connection = open(RespOptions::default());
     let frame = b"*3\r\n$14\r\nTOLLGATE.CHECK\r\n$4\r\n\x00\r\n\xff\r\n$6\r\n10/min\r\n";
     for byte in frame {
-        door.client.write_all(&[*byte]).await.unwrap();
+        connection.client.write_all(&[*byte]).await.unwrap();
         tokio::task::yield_now().await;
     }
-    door.say(b"", &numbers([1, 10, 9, 0, 60_000])).await;
+    connection.exchange(b"", &numbers([1, 10, 9, 0, 60_000])).await;
 }
 
-/// A pipeline of every shape: bytes that look like frames inside an argument, a typed line, a command without arguments.
+/// The pipeline has bytes that look like frames inside an argument, an inline command, and a command without arguments.
 #[tokio::test]
-async fn a_pipeline_split_anywhere_is_answered_alike() {
+async fn a_pipeline_gets_the_same_replies_wherever_it_is_split() {
     let pipeline = b"*3\r\n$14\r\nTOLLGATE.CHECK\r\n$6\r\n*1\r\n$4\r\n$6\r\n10/min\r\nPING\r\n*0\r\n\r\n*5\r\n$14\r\nTOLLGATE.CHECK\r\n$1\r\nk\r\n$5\r\n2/min\r\n$4\r\nCOST\r\n$1\r\n2\r\nCL.THROTTLE t 0 1 60\n*2\r\n$4\r\nECHO\r\n$0\r\n\r\n";
     let expected = [
         numbers([1, 10, 9, 0, 60_000]),
@@ -158,21 +154,21 @@ async fn a_pipeline_split_anywhere_is_answered_alike() {
     .concat();
     for first in 0..pipeline.len() {
         let second = first + (pipeline.len() - first) / 2;
-        let mut door = door(RespOptions::default());
+        let mut connection = open(RespOptions::default());
         for piece in [&pipeline[..first], &pipeline[first..second]] {
-            door.client.write_all(piece).await.unwrap();
-            // The door's task runs before this one goes on: the piece is read by itself.
+            connection.client.write_all(piece).await.unwrap();
+            // The listener's task runs before this one continues, so that the piece is read by itself.
             tokio::task::yield_now().await;
         }
-        door.say(&pipeline[second..], &expected).await;
+        connection.exchange(&pipeline[second..], &expected).await;
     }
 }
 
 #[tokio::test]
-async fn a_hundred_thousand_pipelined_commands_have_an_exact_count_of_verdicts() {
-    let door = door(RespOptions::default());
+async fn a_hundred_thousand_pipelined_checks_admit_exactly_the_quota() {
+    let connection = open(RespOptions::default());
     let commands = b"*3\r\n$14\r\nTOLLGATE.CHECK\r\n$1\r\nk\r\n$8\r\n30000/h\x20\r\n".repeat(100_000);
-    let (mut reader, mut writer) = tokio::io::split(door.client);
+    let (mut reader, mut writer) = tokio::io::split(connection.client);
     let sender = tokio::spawn(async move { writer.write_all(&commands).await.map(|()| writer) });
     let mut admitted = 0;
     let mut replies = 0;
@@ -180,7 +176,7 @@ async fn a_hundred_thousand_pipelined_commands_have_an_exact_count_of_verdicts()
     let mut chunk = vec![0; 1 << 16];
     while replies < 100_000 {
         let read = reader.read(&mut chunk).await.unwrap();
-        assert!(read > 0, "the door closed after {replies} replies");
+        assert!(read > 0, "the connection ended after {replies} replies");
         lines.extend_from_slice(&chunk[..read]);
         while let Some(end) = memchr::memmem::find(&lines[1..], b"*5")
             .map(|at| at + 1)
@@ -197,119 +193,119 @@ async fn a_hundred_thousand_pipelined_commands_have_an_exact_count_of_verdicts()
     }
     assert_eq!((replies, admitted), (100_000, 30_000));
     sender.await.unwrap().unwrap();
-    door.clock.advance(Duration::from_secs(1));
+    connection.clock.advance(Duration::from_secs(1));
 }
 
 #[tokio::test]
-async fn hostile_frames_end_the_connection_with_a_word() {
+async fn hostile_frames_end_the_connection_with_an_error() {
     for frame in [&b"*99999999\r\n"[..], b"*1\r\n$99999999999\r\n", b"*-5\r\n", b"*1\r\n*1\r\n", b"*1\r\n$1\r\nab\r\n"]
     {
-        let mut door = door(RespOptions::default());
-        door.say(frame, "-ERR Protocol error").await;
+        let mut connection = open(RespOptions::default());
+        connection.exchange(frame, "-ERR Protocol error").await;
         let mut rest = Vec::new();
-        door.client.read_to_end(&mut rest).await.unwrap();
-        assert!(door.ends().await, "{:?}", String::from_utf8_lossy(frame));
+        connection.client.read_to_end(&mut rest).await.unwrap();
+        assert!(connection.ends().await, "{:?}", String::from_utf8_lossy(frame));
     }
 }
 
 #[tokio::test]
-async fn clients_introduce_themselves_in_both_protocols() {
-    let mut door = door(RespOptions::default());
+async fn connection_setup_works_in_both_versions_of_the_protocol() {
+    let mut connection = open(RespOptions::default());
     let id = |protocol: &str| {
         format!(
             "$7\r\nversion\r\n$5\r\n{}\r\n$4\r\nmode\r\n$10\r\nstandalone\r\n$4\r\nrole\r\n$6\r\nmaster\r\n$5\r\nproto\r\n:{protocol}\r\n$2\r\nid\r\n:",
             env!("CARGO_PKG_VERSION")
         )
     };
-    door.client.write_all(b"HELLO 3\r\n").await.unwrap();
+    connection.client.write_all(b"HELLO 3\r\n").await.unwrap();
     let mut reply = vec![0; 1024];
-    let read = door.client.read(&mut reply).await.unwrap();
+    let read = connection.client.read(&mut reply).await.unwrap();
     let reply = String::from_utf8_lossy(&reply[..read]).into_owned();
     assert!(reply.starts_with(&format!("%7\r\n$6\r\nserver\r\n$8\r\ntollgate\r\n{}", id("3"))), "{reply}");
-    door.say(b"CLIENT GETNAME\r\n", "_\r\n").await;
-    door.say(b"HELLO 4\r\n", "-NOPROTO unsupported protocol version, expected 2 or 3\r\n").await;
-    door.say(b"CLIENT SETINFO LIB-NAME x\r\n", "+OK\r\n").await;
-    door.say(b"CLIENT SETNAME x\r\n", "+OK\r\n").await;
-    door.say(b"CLIENT REPLY ON\r\n", "+OK\r\n").await;
-    door.say(b"COMMAND DOCS\r\n", "%0\r\n").await;
-    door.say(b"COMMAND COUNT\r\n", ":4\r\n").await;
-    door.say(b"SELECT 0\r\n", "+OK\r\n").await;
-    door.say(b"QUIT\r\n", "+OK\r\n").await;
-    assert!(door.ends().await);
+    connection.exchange(b"CLIENT GETNAME\r\n", "_\r\n").await;
+    connection.exchange(b"HELLO 4\r\n", "-NOPROTO unsupported protocol version, expected 2 or 3\r\n").await;
+    connection.exchange(b"CLIENT SETINFO LIB-NAME x\r\n", "+OK\r\n").await;
+    connection.exchange(b"CLIENT SETNAME x\r\n", "+OK\r\n").await;
+    connection.exchange(b"CLIENT REPLY ON\r\n", "+OK\r\n").await;
+    connection.exchange(b"COMMAND DOCS\r\n", "%0\r\n").await;
+    connection.exchange(b"COMMAND COUNT\r\n", ":4\r\n").await;
+    connection.exchange(b"SELECT 0\r\n", "+OK\r\n").await;
+    connection.exchange(b"QUIT\r\n", "+OK\r\n").await;
+    assert!(connection.ends().await);
 }
 
 #[tokio::test]
-async fn a_password_stands_before_everything_but_the_introduction() {
+async fn without_the_password_only_authentication_is_answered() {
     let options = RespOptions { password: Some("open sesame".to_owned()), ..RespOptions::default() };
     assert!(!format!("{options:?}").contains("sesame"));
-    let mut door = door(options);
-    door.say(b"TOLLGATE.CHECK k 1/min\r\n", "-NOAUTH Authentication required\r\n").await;
-    door.say(b"PING\r\n", "-NOAUTH Authentication required\r\n").await;
-    door.say(b"HELLO 3\r\n", "-NOAUTH HELLO must be called with AUTH here\r\n").await;
-    door.say(b"AUTH wrong\r\n", "-WRONGPASS invalid password\r\n").await;
-    door.say(b"*2\r\n$4\r\nAUTH\r\n$11\r\nopen sesame\r\n", "+OK\r\n").await;
-    door.say(b"TOLLGATE.CHECK k 1/min\r\n", &numbers([1, 1, 0, 0, 60_000])).await;
+    let mut connection = open(options);
+    connection.exchange(b"TOLLGATE.CHECK k 1/min\r\n", "-NOAUTH Authentication required\r\n").await;
+    connection.exchange(b"PING\r\n", "-NOAUTH Authentication required\r\n").await;
+    connection.exchange(b"HELLO 3\r\n", "-NOAUTH HELLO must be called with AUTH here\r\n").await;
+    connection.exchange(b"AUTH wrong\r\n", "-WRONGPASS invalid password\r\n").await;
+    connection.exchange(b"*2\r\n$4\r\nAUTH\r\n$11\r\nopen sesame\r\n", "+OK\r\n").await;
+    connection.exchange(b"TOLLGATE.CHECK k 1/min\r\n", &numbers([1, 1, 0, 0, 60_000])).await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_silent_client_is_let_go() {
-    let door = door(RespOptions { idle: Duration::from_secs(5), ..RespOptions::default() });
-    assert!(door.ends().await);
+async fn a_silent_client_is_disconnected() {
+    let connection = open(RespOptions { idle: Duration::from_secs(5), ..RespOptions::default() });
+    assert!(connection.ends().await);
 }
 
-/// Says a byte every now and then until the door closes: after how long?
-async fn trickle(mut door: Door, bytes: impl IntoIterator<Item = u8>) -> Duration {
+/// Sends a byte every 700 ms. Returns the time until the connection ended.
+async fn trickle(mut connection: Transcript, bytes: impl IntoIterator<Item = u8>) -> Duration {
     let start = Instant::now();
     for byte in bytes.into_iter().take(1_000) {
-        let _ = door.client.write_all(&[byte]).await;
-        // Until its end, the door may say something.
-        let end = async { while door.client.read(&mut [0; 1024]).await.unwrap() > 0 {} };
+        let _ = connection.client.write_all(&[byte]).await;
+        // Replies may come before the end.
+        let end = async { while connection.client.read(&mut [0; 1024]).await.unwrap() > 0 {} };
         if tokio::time::timeout(Duration::from_millis(700), end).await.is_ok() {
             return start.elapsed();
         }
     }
-    panic!("the door never closes")
+    panic!("the connection never ends")
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_command_that_trickles_is_not_waited_for_beyond_its_time() {
+async fn a_command_that_arrives_too_slowly_ends_the_connection() {
     let options = RespOptions { idle: Duration::from_secs(1), ..RespOptions::default() };
-    let mut slow = door(options.clone());
-    slow.say(b"PING\r\n*2\r\n$60000\r\n", "+PONG\r\n").await;
+    let mut slow = open(options.clone());
+    slow.exchange(b"PING\r\n*2\r\n$60000\r\n", "+PONG\r\n").await;
     let took = trickle(slow, std::iter::repeat(b'x')).await;
-    assert!((COMMAND_WITHIN..COMMAND_WITHIN + Duration::from_secs(1)).contains(&took), "{took:?}");
+    assert!((COMMAND_TIMEOUT..COMMAND_TIMEOUT + Duration::from_secs(1)).contains(&took), "{took:?}");
 
-    // Each command has its own time, even if the next one has begun when it ends.
-    let mut steady = door(options);
+    // Each command has its own deadline, even if the next one begins in the same packet.
+    let mut steady = open(options);
     for byte in b"PING\r\n".repeat(20) {
         steady.client.write_all(&[byte]).await.unwrap();
         tokio::time::sleep(Duration::from_millis(700)).await;
     }
-    steady.say(b"PI", &"+PONG\r\n".repeat(20)).await;
+    steady.exchange(b"PI", &"+PONG\r\n".repeat(20)).await;
     for _ in 0..20 {
         tokio::time::sleep(Duration::from_millis(700)).await;
-        steady.say(b"NG\r\nPI", "+PONG\r\n").await;
+        steady.exchange(b"NG\r\nPI", "+PONG\r\n").await;
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_client_that_gives_no_password_is_let_go_whatever_it_says_meanwhile() {
+async fn a_client_that_gives_no_password_is_disconnected_whatever_it_sends() {
     let options = RespOptions { password: Some("open sesame".to_owned()), idle: Duration::from_secs(1) };
-    let took = trickle(door(options.clone()), b"PING\r\n".iter().copied().cycle()).await;
-    assert!((PASSWORD_WITHIN..PASSWORD_WITHIN + Duration::from_secs(1)).contains(&took), "{took:?}");
+    let took = trickle(open(options.clone()), b"PING\r\n".iter().copied().cycle()).await;
+    assert!((PASSWORD_TIMEOUT..PASSWORD_TIMEOUT + Duration::from_secs(1)).contains(&took), "{took:?}");
 
-    let mut known = door(options);
-    known.say(b"*2\r\n$4\r\nAUTH\r\n$11\r\nopen sesame\r\n", "+OK\r\n").await;
+    let mut known = open(options);
+    known.exchange(b"*2\r\n$4\r\nAUTH\r\n$11\r\nopen sesame\r\n", "+OK\r\n").await;
     for _ in 0..40 {
         tokio::time::sleep(Duration::from_millis(700)).await;
-        known.say(b"PING\r\n", "+PONG\r\n").await;
+        known.exchange(b"PING\r\n", "+PONG\r\n").await;
     }
 }
 
 #[tokio::test]
-async fn a_limit_that_was_read_before_is_used_only_for_the_same_numbers() {
-    let mut door = door(RespOptions::default());
-    for (words, verdict) in [
+async fn a_cached_limit_is_used_only_for_the_same_arguments() {
+    let mut connection = open(RespOptions::default());
+    for (command, reply) in [
         ("CL.THROTTLE a 4 10 60", ":0 :5 :4 :-1 :6"),
         ("CL.THROTTLE b 4 10 60", ":0 :5 :4 :-1 :6"),
         ("CL.THROTTLE c 2 10 60", ":0 :3 :2 :-1 :6"),
@@ -318,20 +314,20 @@ async fn a_limit_that_was_read_before_is_used_only_for_the_same_numbers() {
         ("TOLLGATE.CHECK a 10/min", ":1 :10 :9 :0 :60000"),
         ("TOLLGATE.CHECK a 9/min", ":1 :9 :7 :0 :60000"),
     ] {
-        let expected = format!("*5\r\n{}\r\n", verdict.replace(' ', "\r\n"));
-        door.say(format!("{words}\r\n").as_bytes(), &expected).await;
+        let expected = format!("*5\r\n{}\r\n", reply.replace(' ', "\r\n"));
+        connection.exchange(format!("{command}\r\n").as_bytes(), &expected).await;
     }
 }
 
-/// Every line before a command in a request that a browser sends is one that we do not know.
+/// The first line of an HTTP request is an unknown inline command, or is followed by one.
 #[tokio::test]
-async fn a_request_of_a_browser_is_not_answered_and_its_body_not_run() {
+async fn an_http_request_is_not_answered_and_commands_in_its_body_are_not_executed() {
     let reset = "TOLLGATE.RESET user:42 2/min\r\nTOLLGATE.CHECK planted 1/min\r\n";
     let as_array = "*3\r\n$14\r\nTOLLGATE.RESET\r\n$7\r\nuser:42\r\n$5\r\n2/min\r\n";
     let header = "Host: 127.0.0.1:6380\r\nConnection: keep-alive\r\nOrigin: https://attacker.example\r\n\r\n";
     let methods = ["GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "CONNECT", "TRACE", "get", "Post"];
     let requests = methods.map(|method| format!("{method} / HTTP/1.1\r\n{header}")).into_iter().chain([
-        // Methods that are commands of ours need a name that was pointed here, and still a header follows.
+        // A page can send a method that is a command only to its own origin, after DNS rebinding. A header still follows.
         format!("TOLLGATE.RESET /user:42 HTTP/1.1\r\n{header}"),
         format!("PING / HTTP/1.1\r\n{header}"),
         "host: attacker.example\r\n\r\n".to_owned(),
@@ -339,32 +335,32 @@ async fn a_request_of_a_browser_is_not_answered_and_its_body_not_run() {
     ]);
     let mut rejected = 0;
     for (request, body) in requests.flat_map(|request| [(request.clone(), reset), (request, as_array)]) {
-        let mut door = door(RespOptions::default());
-        door.say(b"TOLLGATE.CHECK user:42 2/min COST 2\r\n", &numbers([1, 2, 0, 0, 60_000])).await;
-        door.client.write_all(format!("{request}{body}").as_bytes()).await.unwrap();
-        let mut said = String::new();
-        door.client.read_to_string(&mut said).await.unwrap();
-        assert!(!said.contains("+OK") && !said.contains('*'), "{request}{body}: {said}");
+        let mut connection = open(RespOptions::default());
+        connection.exchange(b"TOLLGATE.CHECK user:42 2/min COST 2\r\n", &numbers([1, 2, 0, 0, 60_000])).await;
+        connection.client.write_all(format!("{request}{body}").as_bytes()).await.unwrap();
+        let mut received = String::new();
+        connection.client.read_to_string(&mut received).await.unwrap();
+        assert!(!received.contains("+OK") && !received.contains('*'), "{request}{body}: {received}");
         for key in ["user:42", "planted"] {
             let demand = Demand::new("2/min".parse().unwrap(), tollgate::Key::new(key).unwrap());
-            let left = door.listener.limiter.inspect(&demand).await.unwrap().remaining;
+            let left = connection.listener.limiter.inspect(&demand).await.unwrap().remaining;
             assert_eq!(left, if key == "planted" { 2 } else { 0 }, "{request}{body}");
         }
-        rejected += door.listener.stats.rejected_for(Rejection::Http);
+        rejected += connection.listener.stats.rejected_for(Rejection::Http);
     }
     assert_eq!(rejected, 2 * 15);
 }
 
 #[tokio::test]
-async fn an_unknown_line_ends_the_connection_and_an_unknown_array_does_not() {
-    let mut typed = door(RespOptions::default());
-    typed.say(b"A.VERY.LONG.COMMAND.NAME.INDEED k\r\nPING\r\n", &format!("-{UNKNOWN}\r\n")).await;
+async fn an_unknown_inline_command_ends_the_connection_and_an_unknown_array_does_not() {
+    let mut typed = open(RespOptions::default());
+    typed.exchange(b"A.VERY.LONG.COMMAND.NAME.INDEED k\r\nPING\r\n", &format!("-{UNKNOWN}\r\n")).await;
     assert!(typed.ends().await);
-    // A client of Redis, at the wrong port.
-    let mut client = door(RespOptions::default());
+    // A Redis client on the wrong port.
+    let mut client = open(RespOptions::default());
     for name in ["GET", "POST", "Host:"] {
         let command = format!("*2\r\n${}\r\n{name}\r\n$1\r\nk\r\nPING\r\n", name.len());
-        client.say(command.as_bytes(), &format!("-{UNKNOWN}\r\n+PONG\r\n")).await;
+        client.exchange(command.as_bytes(), &format!("-{UNKNOWN}\r\n+PONG\r\n")).await;
     }
     assert_eq!(client.listener.stats.rejected_for(Rejection::Http), 0);
 }
@@ -373,10 +369,10 @@ fn with_password() -> RespOptions {
     RespOptions { password: Some("open sesame".to_owned()), ..RespOptions::default() }
 }
 
-/// One connection after the other, each with a pipeline of guesses.
+/// Opens one connection after the other, each with a pipeline of guesses.
 #[tokio::test(start_paused = true)]
-async fn guesses_are_slowed_down_by_address_and_the_right_password_still_works() {
-    let Door { listener, .. } = door(with_password());
+async fn guesses_are_delayed_by_address_and_the_right_password_still_works() {
+    let Transcript { listener, .. } = open(with_password());
     let began = Instant::now();
     for _ in 0..100 {
         if began.elapsed() >= Duration::from_secs(60) {
@@ -392,16 +388,16 @@ async fn guesses_are_slowed_down_by_address_and_the_right_password_still_works()
     for (address, within) in [("203.0.113.9", 1_001), ("203.0.113.10", 0)] {
         let ((mut client, _stage), asked) = (connect(&listener, address), Instant::now());
         client.write_all(b"*2\r\n$4\r\nAUTH\r\n$11\r\nopen sesame\r\n").await.unwrap();
-        let mut said = [0; 5];
-        client.read_exact(&mut said).await.unwrap();
-        assert_eq!(&said, b"+OK\r\n");
+        let mut received = [0; 5];
+        client.read_exact(&mut received).await.unwrap();
+        assert_eq!(&received, b"+OK\r\n");
         assert!(asked.elapsed() <= Duration::from_millis(within), "{:?}", asked.elapsed());
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn more_connections_make_no_more_guesses() {
-    let Door { listener, .. } = door(with_password());
+async fn more_connections_do_not_allow_more_guesses() {
+    let Transcript { listener, .. } = open(with_password());
     let began = Instant::now();
     let clients = (0..200).map(|_| {
         let listener = listener.clone();
@@ -425,44 +421,47 @@ async fn more_connections_make_no_more_guesses() {
 }
 
 #[tokio::test]
-async fn a_wrong_password_does_not_end_the_session_of_a_client_that_gave_the_right_one() {
-    let mut door = door(with_password());
-    door.say(b"*2\r\n$4\r\nAUTH\r\n$11\r\nopen sesame\r\n", "+OK\r\n").await;
-    door.say(b"AUTH wrong\r\nPING\r\n", "-WRONGPASS invalid password\r\n+PONG\r\n").await;
-    assert_eq!(door.listener.stats.auth_failures.read(), [1, 0]);
+async fn a_wrong_password_does_not_undo_an_earlier_authentication() {
+    let mut connection = open(with_password());
+    connection.exchange(b"*2\r\n$4\r\nAUTH\r\n$11\r\nopen sesame\r\n", "+OK\r\n").await;
+    connection.exchange(b"AUTH wrong\r\nPING\r\n", "-WRONGPASS invalid password\r\n+PONG\r\n").await;
+    assert_eq!(connection.listener.stats.auth_failures.read(), [1, 0]);
 }
+
 #[tokio::test(start_paused = true)]
-async fn when_the_doors_close_the_next_answers_are_the_last() {
-    let mut door = door(RespOptions::default());
-    door.say(b"PING\r\n", "+PONG\r\n").await;
-    door.stage.send(ShutdownStage::Leaving).unwrap();
-    door.say(b"PING\r\n", "+PONG\r\n").await;
-    door.say(b"PING\r\n", "+PONG\r\n").await;
-    door.stage.send(ShutdownStage::Closing).unwrap();
+async fn on_shutdown_the_next_replies_are_the_last() {
+    let mut connection = open(RespOptions::default());
+    connection.exchange(b"PING\r\n", "+PONG\r\n").await;
+    connection.stage.send(ShutdownStage::Draining).unwrap();
+    connection.exchange(b"PING\r\n", "+PONG\r\n").await;
+    connection.exchange(b"PING\r\n", "+PONG\r\n").await;
+    connection.stage.send(ShutdownStage::Closing).unwrap();
     tokio::time::sleep(Duration::from_millis(100)).await;
     let start = Instant::now();
-    door.say(b"PING\r\nTOLLGATE.CHECK a 9/min\r\nPI", &("+PONG\r\n".to_owned() + &numbers([1, 9, 8, 0, 60_000]))).await;
-    door.say(b"NG\r\n", "+PONG\r\n").await;
-    assert_eq!(door.client.read(&mut [0]).await.unwrap(), 0, "the end comes with the answer");
+    connection
+        .exchange(b"PING\r\nTOLLGATE.CHECK a 9/min\r\nPI", &("+PONG\r\n".to_owned() + &numbers([1, 9, 8, 0, 60_000])))
+        .await;
+    connection.exchange(b"NG\r\n", "+PONG\r\n").await;
+    assert_eq!(connection.client.read(&mut [0]).await.unwrap(), 0, "the end arrives with the reply");
     assert_eq!(start.elapsed(), Duration::ZERO);
 
-    // What comes after the end is not executed.
-    door.client.write_all(b"TOLLGATE.CHECK a 9/min\r\n").await.unwrap();
+    // A command after the end is not executed.
+    connection.client.write_all(b"TOLLGATE.CHECK a 9/min\r\n").await.unwrap();
     tokio::time::sleep(Duration::from_secs(5)).await;
     let peek = Demand::new("9/min".parse().unwrap(), tollgate::Key::new("a").unwrap()).cost(0);
-    let decision = door.listener.limiter.check(&Check::one(&peek)).await.unwrap();
+    let decision = connection.listener.limiter.check(&Check::one(&peek)).await.unwrap();
     assert_eq!(decision.limits[0].remaining, 8);
 }
 
 #[tokio::test(start_paused = true)]
-async fn when_the_doors_close_a_silent_connection_ends_soon() {
+async fn on_shutdown_a_silent_connection_ends_after_half_a_second() {
     for half in [&b""[..], b"*1\r\n$4\r\nPI"] {
-        let mut door = door(RespOptions::default());
-        door.say(b"PING\r\n", "+PONG\r\n").await;
-        door.client.write_all(half).await.unwrap();
-        door.stage.send(ShutdownStage::Closing).unwrap();
+        let mut connection = open(RespOptions::default());
+        connection.exchange(b"PING\r\n", "+PONG\r\n").await;
+        connection.client.write_all(half).await.unwrap();
+        connection.stage.send(ShutdownStage::Closing).unwrap();
         let start = Instant::now();
-        assert!(door.ends().await);
+        assert!(connection.ends().await);
         assert_eq!(start.elapsed().as_millis(), 500);
     }
 }

@@ -13,8 +13,8 @@ pub(super) fn cases() -> Vec<Case> {
     cases.push(ticks_begin_and_end_with_the_quota());
     cases.push(burst_lowered_and_raised());
     cases.push(algorithm_of_a_rule_changes());
-    cases.extend(a_glance_under_another_limit());
-    cases.extend(told_after_a_change());
+    cases.extend(peeks_with_a_shorter_window());
+    cases.extend(retry_after_after_a_window_change());
     cases
 }
 
@@ -109,7 +109,7 @@ fn algorithm_of_a_rule_changes() -> Case {
 }
 
 /// Peeks write nothing, so peeking with a shorter window does not change what the longer one counts.
-fn a_glance_under_another_limit() -> Vec<Case> {
+fn peeks_with_a_shorter_window() -> Vec<Case> {
     per_algorithm("peeking with a shorter window deletes nothing", |case, algorithm| {
         let (long, short) = (text("10/h", algorithm), text("10/s", algorithm));
         let case = case.in_rule().on(&long).take(10).admitted();
@@ -125,7 +125,7 @@ fn a_glance_under_another_limit() -> Vec<Case> {
 }
 
 /// The `retry_after` of a request denied after its window changed is exact, although nothing was charged.
-fn told_after_a_change() -> Vec<Case> {
+fn retry_after_after_a_window_change() -> Vec<Case> {
     per_algorithm("retry_after is exact after a change of the window", |case, algorithm| {
         let case = case.in_rule().on(&text("10/h", algorithm)).take(10).admitted();
         let case = case.at(300 * MS).on(&text("2/s", algorithm)).take(2).denied().retry_at_most(2 * SECOND);

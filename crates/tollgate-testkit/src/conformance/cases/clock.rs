@@ -16,7 +16,7 @@ pub(super) fn cases() -> Vec<Case> {
     cases.extend(step_back("the clock steps back by an hour", HOUR));
     cases.extend(peek_in_the_past());
     cases.extend(denial_in_the_past());
-    cases.extend(what_was_forgotten_stays_forgotten());
+    cases.extend(expired_units_stay_expired());
     cases.push(repair_shares_a_tick());
     cases
 }
@@ -67,7 +67,7 @@ fn denial_in_the_past() -> Vec<Case> {
 }
 
 /// Units that expired before the clock stepped back do not count again.
-fn what_was_forgotten_stays_forgotten() -> Vec<Case> {
+fn expired_units_stay_expired() -> Vec<Case> {
     per_algorithm("expired units do not count again after the clock steps back", |case, algorithm| {
         let remaining = if algorithm == LeakyBucket { 10 } else { 9 };
         let case = exhausted(case, algorithm, 0).at(2 * MINUTE).take(1).admitted();

@@ -4,7 +4,7 @@ use super::{HOUR, MINUTE, MS, SECOND};
 use crate::conformance::Case;
 
 pub(super) fn cases() -> Vec<Case> {
-    vec![evenly_spaced(), costs_are_spaced_too(), what_a_peek_is_told(), idle_token_bucket(), steady_rate()]
+    vec![evenly_spaced(), costs_are_spaced_too(), peek_returns_the_delay(), idle_token_bucket(), steady_rate()]
 }
 
 fn evenly_spaced() -> Case {
@@ -25,7 +25,7 @@ fn costs_are_spaced_too() -> Case {
     case.at(2 * SECOND).take(2).admitted().retry(9 * SECOND).at(10 * MINUTE).take(10).admitted().retry(0)
 }
 
-fn what_a_peek_is_told() -> Case {
+fn peek_returns_the_delay() -> Case {
     let case = Case::new("a peek of a leaky bucket returns the delay of one unit").on("10/s leaky-bucket queue=2");
     let case = case.peek().retry(0).take(1).admitted().peek().retry(100 * MS).take(2).admitted().retry(100 * MS);
     case.peek().remaining(0).retry(100 * MS).at(100 * MS).peek().remaining(1).retry(200 * MS)

@@ -1,15 +1,14 @@
-//! From bytes to traces.
+//! Decodes traces from bytes.
 //!
-//! A header says which limits, where time starts and how it moves; then every eight bytes are one operation. Every
-//! byte string is a trace, and cutting one short only drops operations. Numbers come from short lists of
-//! the places where arithmetic breaks (0, 1, the quota, one more; one microsecond, an edge, one before it) rather
-//! than from all there are.
+//! A header has the limits, the start time and the kind of the trace. Each of the following eight bytes is one operation. Any
+//! bytes are a trace, and a shorter prefix only has fewer operations. Numbers are chosen from short lists of values at which
+//! arithmetic tends to fail: 0, 1, the quota and one more; one microsecond, an edge and one before it.
 
 use std::time::Duration;
 
 use tollgate_core::{Algorithm, Limit, SLIDING_LOG_QUOTA_MAX, Timestamp, WINDOW_US_MAX};
 
-use super::{Ask, Operation, SUBJECTS, Slot, Step, Trace};
+use super::{Operation, SUBJECTS, Slot, Step, Trace, TraceDemand};
 
 const OPERATIONS_MAX: usize = 256;
 const QUOTAS: [u64; 16] =
@@ -40,12 +39,12 @@ const STARTS_US: [u64; 8] = [
     1_700_000_000_000_000,
     1_728_000_000_000_000,
     1_760_123_456_789_123,
-    // A second before the end of time: from there the clock stands.
+    // A second before the latest timestamp, at which the clock stops.
     (1 << 52) - 1_000_001,
 ];
 
 impl Trace {
-    /// The trace that these bytes mean. Any bytes mean one.
+    /// Decodes a trace. Any bytes are valid, and equal bytes give equal traces.
     pub fn from_bytes(bytes: &[u8]) -> Trace {
         let mut source = Bytes { bytes, next: 0 };
         let (first, shape, start) = (source.take(), source.take(), source.take());
@@ -70,8 +69,10 @@ impl Trace {
 }
 
 impl Slot {
-    /// Two explicit buckets of one window are one counter, which then changes its limit from check to check. How long it
-    /// lives depends on who wrote it last, so that a store may have forgotten it or not: the later one becomes a rule's.
+    /// Returns this slot in the scope of a rule if it would share a counter with one of the others.
+    ///
+    /// Two explicit buckets with the same window share a counter, whose limit then changes from check to check. Its lifetime
+    /// would depend on the last write, so a store may have deleted it or not.
     pub(super) fn apart_from(self, others: &[Slot]) -> Slot {
         let shares = |other: &&Slot| !other.in_rule && other.limit.window_us() == self.limit.window_us();
         let shared = is_bucket(&self.limit) && others.iter().filter(shares).any(|other| is_bucket(&other.limit));
@@ -83,7 +84,7 @@ fn is_bucket(limit: &Limit) -> bool {
     matches!(limit.algorithm(), Algorithm::TokenBucket | Algorithm::LeakyBucket)
 }
 
-/// The bytes not yet read. After the end, zeros.
+/// A reader of bytes. After the end it returns zeros.
 struct Bytes<'a> {
     bytes: &'a [u8],
     next: usize,
@@ -125,20 +126,20 @@ impl Bytes<'_> {
         }
     }
 
-    /// One to three lines; in a wandering trace one for every slot, always in this order.
-    fn asks(&self, bytes: [u8; 7], trace: &Trace, present: &[Slot]) -> Vec<Ask> {
+    /// Returns one to three demands; in a wandering trace one for every slot, in order.
+    fn asks(&self, bytes: [u8; 7], trace: &Trace, present: &[Slot]) -> Vec<TraceDemand> {
         if trace.wandering {
-            let line = |slot: usize| Ask { key: 0, slot, cost: self.cost(bytes[slot], &present[slot].limit) };
+            let line = |slot: usize| TraceDemand { key: 0, slot, cost: self.cost(bytes[slot], &present[slot].limit) };
             return (0..present.len()).map(line).collect();
         }
         let line = |n: usize| self.ask(bytes[2 * n], bytes[2 * n] >> 2, bytes[2 * n + 1], trace, present);
         (0..1 + usize::from(bytes[6]) % 3).map(line).collect()
     }
 
-    fn ask(&self, key: u8, slot: u8, cost: u8, trace: &Trace, present: &[Slot]) -> Ask {
+    fn ask(&self, key: u8, slot: u8, cost: u8, trace: &Trace, present: &[Slot]) -> TraceDemand {
         let key = if trace.wandering { 0 } else { usize::from(key) % SUBJECTS.len() };
         let slot = usize::from(slot) % present.len();
-        Ask { key, slot, cost: self.cost(cost, &present[slot].limit) }
+        TraceDemand { key, slot, cost: self.cost(cost, &present[slot].limit) }
     }
 
     fn cost(&self, byte: u8, limit: &Limit) -> u32 {
@@ -202,7 +203,7 @@ impl Bytes<'_> {
     }
 }
 
-/// The other algorithm with the same kind of state.
+/// Returns the other algorithm with the same kind of state.
 fn sibling(algorithm: Algorithm) -> Algorithm {
     match algorithm {
         Algorithm::Sliding => Algorithm::SlidingLog,
@@ -233,15 +234,16 @@ mod tests {
     use crate::conformance::Random;
     use crate::conformance::trace::demands;
 
-    /// Otherwise what a store may forget and what it may not would depend on which of the limits wrote last.
+    /// Two buckets with one counter would make its lifetime depend on the last write.
     #[test]
-    fn no_bucket_counts_for_two_limits() {
+    fn no_two_buckets_share_a_counter() {
         let mut random = Random::new(7);
         let mut two_buckets = 0;
         for _ in 0..10_000 {
             let trace = random.trace(Algorithm::TokenBucket);
             let buckets: Vec<usize> = (0..trace.slots.len()).filter(|n| is_bucket(&trace.slots[*n].limit)).collect();
-            let asks: Vec<Ask> = buckets.iter().map(|slot| Ask { key: 0, slot: *slot, cost: 1 }).collect();
+            let asks: Vec<TraceDemand> =
+                buckets.iter().map(|slot| TraceDemand { key: 0, slot: *slot, cost: 1 }).collect();
             two_buckets += usize::from(buckets.len() > 1);
             assert_eq!(demands(&asks, &trace.slots).len(), buckets.len(), "{trace}");
         }

@@ -1,15 +1,15 @@
 //! Traces on one long log.
 //!
-//! A store keeps a long log otherwise than a short one: packed, in pieces, with sums beside them. What goes wrong there
-//! needs hundreds or thousands of entries, and then refunds, costs and clock steps that meet the edges of the pieces. So a trace
-//! here fills first and then takes its operations from a list that is about these.
+//! A store represents a long log differently from a short one: packed, in pieces, with sums of the pieces. Errors there need
+//! hundreds or thousands of entries, and then refunds, costs and clock steps at the edges of the pieces. So these traces fill
+//! a log first, and then choose operations that reach those edges.
 
 use std::time::Duration;
 
 use tollgate_core::{Algorithm, Limit, Timestamp};
 
 use super::super::Random;
-use super::{Ask, NEWEST, Operation, Slot, Step, Trace};
+use super::{NEWEST, Operation, Slot, Step, Trace, TraceDemand};
 
 const QUOTAS: [u64; 12] = [300, 1_000, 1_001, 1_500, 2_000, 3_000, 5_000, 5_000, 20_000, 20_000, 100_000, 100_000];
 const WINDOWS_US: [u64; 3] = [1_000_000, 60_000_000, 3_600_000_000];
@@ -17,8 +17,8 @@ const FILLS: [u64; 12] = [1, 10, 63, 64, 65, 200, 255, 257, 320, 700, 1_100, 4_5
 const COSTS: [u32; 10] = [1, 1, 1, 2, 3, 4, 5, 17, 100, 400];
 
 impl Trace {
-    /// A random trace on one long log.
-    pub(in super::super) fn of_a_long_log(random: &mut Random) -> Trace {
+    /// Returns a random trace of one long log.
+    pub(in super::super) fn long_log(random: &mut Random) -> Trace {
         let start = Timestamp::from_micros(1_760_123_456_789_123);
         let window_us = pick(random, &WINDOWS_US);
         let limit = limit(random, window_us);
@@ -32,7 +32,7 @@ impl Trace {
             match random.below(100) {
                 0..=34 => trace.operations.push(check(random, &limit)),
                 35..=49 => trace.operations.push(refund(random)),
-                // So many that whole pieces go.
+                // So many refunds that whole pieces become empty.
                 50..=56 => {
                     let one = refund(random);
                     trace.operations.extend((0..10 + random.below(300)).map(|_| one.clone()));
@@ -78,11 +78,11 @@ fn check(random: &mut Random, limit: &Limit) -> Operation {
         6 => pick(random, &[0, quota / 3, quota / 2, quota - 1, quota, quota + 1]),
         _ => random.below(u64::from(quota)) as u32 + 1,
     };
-    Operation::Check(vec![Ask { key: 0, slot: 0, cost }])
+    Operation::Check(vec![TraceDemand { key: 0, slot: 0, cost }])
 }
 
 fn refund(random: &mut Random) -> Operation {
-    // The oldest, the newest, or any: it is counted around.
+    // The oldest, the newest, or any.
     let nth = match random.below(4) {
         0 => 0,
         1 => NEWEST,

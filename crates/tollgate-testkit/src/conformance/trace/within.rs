@@ -1,30 +1,29 @@
-//! A trace, cut to what a subject can be asked for.
+//! Reduces a trace to the abilities of a subject.
 //!
-//! Most random traces hold a refund, a rule or a check of several limits somewhere. A door that translates none of these would be
-//! left with hardly any, so what it cannot be asked is taken out and the rest stays. The cut keeps what makes
-//! a trace decidable (see the table of the two kinds of time): a wandering trace still asks every counter it has in each
-//! check, and no bucket counts for two limits.
+//! Most random traces contain a refund, a rule or a check of several limits. An endpoint that supports none of these could run
+//! hardly any of them. So the unsupported operations are removed, and the rest stays. The reduced trace still determines its
+//! decisions (see the two kinds of traces): a wandering trace uses every counter in each check, and no two buckets share one.
 
 use tollgate_core::Limit;
 
-use super::{Abilities, Ask, Operation, Slot, Step, Trace};
+use super::{Abilities, Operation, Slot, Step, Trace, TraceDemand};
 
 impl Trace {
-    /// What is left of this trace for a subject with these abilities; `None` if nothing sensible is.
+    /// Removes what a subject with these abilities does not support. Returns `None` if the rest is not a valid trace.
     pub fn within(mut self, abilities: Abilities) -> Option<Trace> {
         if !abilities.refunds {
             self.operations.retain(|operation| !matches!(operation, Operation::Refund { .. }));
         }
         if !abilities.several_limits {
-            self.ask_for_one_limit_at_a_time();
+            self.check_one_limit_at_a_time();
         }
         if !abilities.rules {
-            self.leave_rules()?;
+            self.remove_rules()?;
         }
         abilities.cover(self.needs()).then_some(self)
     }
 
-    fn ask_for_one_limit_at_a_time(&mut self) {
+    fn check_one_limit_at_a_time(&mut self) {
         if self.wandering {
             self.slots.truncate(1);
         }
@@ -38,15 +37,15 @@ impl Trace {
                 *slot %= slots;
                 true
             }
-            Operation::Reset(Ask { slot, .. }) | Operation::Change { slot, .. } | Operation::Fill { slot, .. } => {
-                *slot < slots
-            }
+            Operation::Reset(TraceDemand { slot, .. })
+            | Operation::Change { slot, .. }
+            | Operation::Fill { slot, .. } => *slot < slots,
             Operation::Move(_) | Operation::Refund { .. } => true,
         });
     }
 
-    /// Every limit counts by its algorithm and window, so these may not change.
-    fn leave_rules(&mut self) -> Option<()> {
+    /// Makes all limits explicit. They are counted by algorithm and window, so these may not change.
+    fn remove_rules(&mut self) -> Option<()> {
         for n in 0..self.slots.len() {
             self.slots[n].in_rule = false;
             if self.slots[n].apart_from(&self.slots[..n]).in_rule {
@@ -82,7 +81,7 @@ mod tests {
     };
 
     #[test]
-    fn most_of_the_traces_are_left_and_still_mean_one_thing() {
+    fn most_reduced_traces_are_kept_and_memory_agrees_with_the_oracle_on_them() {
         let (mut random, mut left, mut checks) = (Random::new(11), 0, 0);
         for number in 0..2_000 {
             let algorithm = Algorithm::ALL[number % Algorithm::ALL.len()];
@@ -98,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_can_everything_is_asked_everything() {
+    fn subject_with_all_abilities_gets_the_unchanged_trace() {
         let trace = Random::new(12).trace(Algorithm::Sliding);
         assert_eq!(trace.clone().within(Abilities::default()), Some(trace));
     }

@@ -66,24 +66,23 @@ impl Settings {
     #[cfg(feature = "redis")]
     pub fn redis(&self) -> Result<Option<RedisStore>, StoreUrlError> {
         let Some(url) = self.store.as_ref().filter(|_| self.is_shared()) else { return Ok(None) };
-        Ok(Some(RedisStore::builder(url.reveal()).prefix(self.prefix.clone()).build()?))
+        Ok(Some(RedisStore::builder(url.reveal()).prefix(self.prefix.clone()).bans(true).build()?))
     }
 
     /// Returns a builder for a limiter on this store, or in memory without one; and the lookups of plans that the rules do not
     /// assign.
     #[cfg(feature = "redis")]
     pub fn limiter_on(&self, store: Option<RedisStore>) -> (LimiterBuilder, Vec<Arc<dyn PlanLookup>>) {
-        let mut builder = Limiter::builder()
+        let builder = Limiter::builder()
             .deadline(self.deadline)
             .on_failure(self.on_failure)
             .instances(self.instances.unwrap_or(1));
         let mut lookups: Vec<Arc<dyn PlanLookup>> = Vec::new();
         let Some(store) = store else { return (builder, lookups) };
         if let Some(name) = &self.plan_hash {
-            // The lookup of the plan comes before the decision, and both together have one deadline.
-            let for_plan = self.deadline / 4;
-            lookups.push(Arc::new(PlanHash::new(store.clone(), name.as_str()).timeout(for_plan)));
-            builder = builder.deadline(self.deadline - for_plan);
+            // The lookup and the check that follows it share the deadline.
+            let timeout = PlanHash::timeout_for(self.deadline);
+            lookups.push(Arc::new(PlanHash::new(store.clone(), name.as_str()).timeout(timeout)));
         }
         (builder.store(Arc::new(store)), lookups)
     }

@@ -6,7 +6,7 @@ use tollgate_core::{Check, Decision, Demand, LimitStatus, Store, StoreError, Sto
 use super::*;
 use crate::Limiter;
 use crate::config::{Config, Format};
-use crate::engine::{Engine, Outcome};
+use crate::engine::{Engine, Outcome, RequestOptions};
 use crate::rules::RequestView;
 
 fn rules(text: &str) -> RuleSet {
@@ -15,8 +15,8 @@ fn rules(text: &str) -> RuleSet {
 
 async fn passes(engine: &Engine) -> bool {
     let request = Request::get("/").body(()).unwrap();
-    let outcome = engine.decide(&RequestView::of(&request), [203, 0, 113, 9].into()).await;
-    matches!(outcome, Outcome::Pass(_))
+    let outcome = engine.check(&RequestView::of(&request), [203, 0, 113, 9].into(), RequestOptions::default()).await;
+    matches!(outcome, Outcome::Admitted(_))
 }
 
 fn one(name: &str, rest: &str) -> String {

@@ -1,6 +1,6 @@
 use super::*;
 
-/// As written by a proxy, and the address in it; `None` for what is none.
+/// Entries as proxies write them, and the address that each contains (`None` if it is not an address).
 const FORMS: [(&str, Option<&str>); 100] = [
     // IPv4
     ("203.0.113.9", Some("203.0.113.9")),
@@ -50,12 +50,12 @@ const FORMS: [(&str, Option<&str>); 100] = [
     ("[::ffff:203.0.113.9]", Some("203.0.113.9")),
     ("[::ffff:cb00:7109]:80", Some("203.0.113.9")),
     ("::ffff:203.0.113.9%eth0", Some("203.0.113.9")),
-    // near the mapped range, and not in it
+    // similar to the mapped range, but outside it
     ("::203.0.113.9", Some("::cb00:7109")),
     ("::fffe:203.0.113.9", Some("::fffe:cb00:7109")),
     ("::ffff:0:203.0.113.9", Some("::ffff:0:cb00:7109")),
     ("1::ffff:203.0.113.9", Some("1::ffff:cb00:7109")),
-    // deliberately unknown
+    // obscured identifiers
     ("unknown", None),
     ("_hidden", None),
     ("_SEVKISEK", None),
@@ -68,7 +68,7 @@ const FORMS: [(&str, Option<&str>); 100] = [
     ("[]", None),
     ("[]:80", None),
     ("%eth0", None),
-    // IPv4 that is none
+    // malformed IPv4
     ("203.0.113", None),
     ("203.0.113.", None),
     ("203.0.113.9.", None),
@@ -85,7 +85,7 @@ const FORMS: [(&str, Option<&str>); 100] = [
     ("２０３.0.113.9", None),
     ("203.0.113.9\u{a0}", None),
     ("203.0.113.9\0", None),
-    // ports that are none
+    // malformed ports
     ("203.0.113.9:", None),
     ("203.0.113.9:65536", None),
     ("203.0.113.9:-1", None),
@@ -96,7 +96,7 @@ const FORMS: [(&str, Option<&str>); 100] = [
     ("[2001:db8::9]:", None),
     ("[2001:db8::9]:65536", None),
     ("[2001:db8::9]80", None),
-    // brackets that are none
+    // malformed brackets
     ("[203.0.113.9]", None),
     ("[203.0.113.9]:80", None),
     ("[2001:db8::9", None),
@@ -105,7 +105,7 @@ const FORMS: [(&str, Option<&str>); 100] = [
     ("[2001:db8::9]]", None),
     ("(2001:db8::9)", None),
     ("\"2001:db8::9\"", None),
-    // IPv6 that is none
+    // malformed IPv6
     (":::", None),
     ("2001:db8::9::", None),
     ("2001:db8:1:2:3:4:5:6:7", None),
@@ -114,13 +114,13 @@ const FORMS: [(&str, Option<&str>); 100] = [
     ("fe80::1%", None),
     ("fe80::1%eth0%eth1", None),
     ("[fe80::1%]:80", None),
-    // names and addresses in other words
+    // names, and addresses with a prefix
     ("localhost", None),
     ("for=203.0.113.9", None),
 ];
 
 #[test]
-fn every_form_of_an_address_is_that_address_and_nothing_else_is_one() {
+fn every_known_form_is_parsed_and_everything_else_is_rejected() {
     for (text, expected) in FORMS {
         let expected: Option<IpAddr> = expected.map(|address| address.parse().unwrap());
         assert_eq!(parse_node(text.as_bytes()), expected, "{text:?}");
@@ -157,7 +157,7 @@ fn ipv4_clients_on_an_ipv6_socket_keep_their_own_keys() {
 }
 
 #[test]
-fn an_address_that_carries_an_ipv4_address_is_counted_as_that_one() {
+fn ipv6_address_that_contains_an_ipv4_address_is_counted_as_ipv4() {
     let prefixes = AddressPrefixes::new(24, 56).unwrap();
     let key = |text: &str| prefixes.key(text.parse().unwrap()).to_string();
     for text in
@@ -171,13 +171,13 @@ fn an_address_that_carries_an_ipv4_address_is_counted_as_that_one() {
 }
 
 #[test]
-fn a_prefix_that_counts_everybody_as_one_is_refused() {
-    for (v4, v6, said) in [
-        (0, 64, "an IPv4 prefix has 1 to 32 bits, not 0"),
-        (33, 64, "an IPv4 prefix has 1 to 32 bits, not 33"),
-        (32, 0, "an IPv6 prefix has 1 to 128 bits, not 0"),
-        (32, 129, "an IPv6 prefix has 1 to 128 bits, not 129"),
+fn prefix_length_out_of_range_is_refused() {
+    for (v4, v6, expected) in [
+        (0, 64, "an IPv4 prefix must have 1 to 32 bits, not 0"),
+        (33, 64, "an IPv4 prefix must have 1 to 32 bits, not 33"),
+        (32, 0, "an IPv6 prefix must have 1 to 128 bits, not 0"),
+        (32, 129, "an IPv6 prefix must have 1 to 128 bits, not 129"),
     ] {
-        assert_eq!(AddressPrefixes::new(v4, v6).unwrap_err().to_string(), said);
+        assert_eq!(AddressPrefixes::new(v4, v6).unwrap_err().to_string(), expected);
     }
 }

@@ -56,7 +56,7 @@ fn digest_of(secret: &str) -> String {
 }
 
 #[test]
-fn the_caller_is_the_known_key_else_the_user_else_the_address() {
+fn caller_is_the_known_key_else_the_user_else_the_address() {
     let identifier = Identifier::new().with_tokens(tokens());
     let bearer = format!("Bearer {}", token_for("42"));
     let forged = format!("Bearer {}x", token_for("42"));
@@ -76,7 +76,7 @@ fn the_caller_is_the_known_key_else_the_user_else_the_address() {
     ] {
         assert_eq!(subject(&identifier, &["caller"], lines), expected, "{lines:?}");
     }
-    // Without a verifier a token is nobody's.
+    // Without a verifier, tokens are ignored.
     assert_eq!(subject(&Identifier::new(), &["caller"], &[("authorization", &bearer)]), "ip:203.0.113.9");
 }
 
@@ -94,12 +94,12 @@ fn ten_thousand_invented_keys_are_one_caller() {
 }
 
 #[test]
-fn any_key_is_an_identity_only_where_that_is_said() {
+fn unknown_key_identifies_a_caller_only_with_api_keys_any() {
     let any = Identifier::new().with_api_keys(ApiKeys::Any);
     let invented = format!("api_key:{}", digest_of("invented"));
     assert_eq!(subject(&any, &["caller"], &[("x-api-key", "invented")]), invented);
     assert_eq!(subject(&any, &["caller"], &[("authorization", "Bearer invented")]), invented);
-    // A token changes with every login; where it can be verified, the user in it counts, and a forged one does not.
+    // A token changes with every login. While tokens are verified, its user counts, and a forged token is ignored.
     let verified = any.with_tokens(tokens());
     let bearer = format!("Bearer {}", token_for("42"));
     assert_eq!(subject(&verified, &["caller"], &[("authorization", &bearer)]), "user:42");
@@ -108,7 +108,7 @@ fn any_key_is_an_identity_only_where_that_is_said() {
 }
 
 #[test]
-fn a_plan_comes_with_the_key_or_the_user() {
+fn key_and_user_carry_their_plan() {
     let identifier = Identifier::new().with_tokens(tokens());
     let (table, headers) =
         (keys(), headers(&[("x-api-key", "known-key"), ("authorization", &format!("Bearer {}", token_for("42")))]));
@@ -135,7 +135,7 @@ fn several_kinds_are_counted_together() {
 }
 
 #[test]
-fn a_missing_part_falls_back_to_the_address_behind_a_mark() {
+fn missing_part_is_replaced_by_the_marked_address() {
     let identifier = Identifier::new();
     for (by, expected) in [
         ("header:x-tenant", "header:x-tenant:!203.0.113.9"),
@@ -149,7 +149,7 @@ fn a_missing_part_falls_back_to_the_address_behind_a_mark() {
             expected
         );
     }
-    // Saying what the fallback looks like is not the fallback.
+    // A value that looks like the substitute is escaped, so it cannot be confused with it.
     assert_eq!(
         subject(&identifier, &["header:x-tenant"], &[("x-tenant", "!203.0.113.9")]),
         "header:x-tenant:%21203.0.113.9"
@@ -161,7 +161,7 @@ fn a_missing_part_falls_back_to_the_address_behind_a_mark() {
 }
 
 #[test]
-fn a_trusted_header_is_read_from_trusted_peers_alone() {
+fn trusted_header_is_read_only_from_trusted_peers() {
     let proxies = TrustedProxies::new("203.0.113.0/24".parse().unwrap(), ForwardingHeader::default());
     let (name, table) = (HeaderName::from_static("x-plan"), keys());
     let headers = headers(&[("x-plan", "enterprise")]);
@@ -171,7 +171,7 @@ fn a_trusted_header_is_read_from_trusted_peers_alone() {
 }
 
 #[test]
-fn each_answer_is_worked_out_once_and_only_if_asked_for() {
+fn key_is_looked_up_at_most_once_and_only_if_needed() {
     let lookups = AtomicUsize::new(0);
     let source = |_: &ApiKey<'_>| {
         lookups.fetch_add(1, Ordering::Relaxed);
@@ -188,7 +188,7 @@ fn each_answer_is_worked_out_once_and_only_if_asked_for() {
 }
 
 #[test]
-fn anonymized_subjects_hold_no_value_and_change_at_midnight() {
+fn anonymized_subjects_contain_no_values_and_change_at_midnight() {
     let identifier = Identifier::new()
         .with_tokens(tokens())
         .with_anonymizer(Anonymizer::new(b"0123456789abcdef0123456789abcdef", Rotate::Daily).unwrap());
@@ -253,7 +253,7 @@ fn planted_secrets_appear_in_no_debug_output_and_no_subject() {
 }
 
 #[test]
-fn a_header_that_carries_the_configured_key_is_hidden_too() {
+fn configured_key_header_is_written_as_a_digest() {
     let identifier = Identifier::new().with_api_key_header(HeaderName::from_static("x-token"));
     let by = ["header:x-token", "api_key"];
     let known = digest_of("known-key");
@@ -268,7 +268,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 2_000, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn whatever_headers_a_stranger_sends_it_is_counted_by_its_socket_address(
+    fn client_without_known_key_or_token_is_counted_by_its_socket_address(
         peer in any::<[u8; 4]>(),
         lines in prop::collection::vec((
             prop::sample::select(vec![
@@ -296,7 +296,7 @@ proptest! {
 }
 
 #[test]
-fn where_proxies_are_trusted_a_header_of_anybody_else_is_no_subject() {
+fn with_trusted_proxies_a_header_from_another_peer_is_ignored() {
     let proxies = TrustedProxies::new(Networks::parse(["10.0.0.0/8"]).unwrap(), ForwardingHeader::x_forwarded_for());
     let identifier = Identifier::new().with_proxies(proxies);
     let lines = headers(&[("x-tenant", "7"), ("x-forwarded-for", "198.51.100.1")]);
@@ -306,7 +306,7 @@ fn where_proxies_are_trusted_a_header_of_anybody_else_is_no_subject() {
         identifier.identify(origin, &keys(), NOW).subject(&by).to_string()
     };
     assert_eq!(subject(&identifier, "10.0.0.1"), "header:x-tenant:7");
-    assert_eq!(subject(&identifier, "203.0.113.9"), "header:x-tenant:!203.0.113.9", "as if it were not there");
-    // Without proxies there is nobody else who could have set it; a finding says what that is worth.
+    assert_eq!(subject(&identifier, "203.0.113.9"), "header:x-tenant:!203.0.113.9", "the header is treated as missing");
+    // Without trusted proxies, headers are always read. The configuration check warns about such a rule.
     assert_eq!(subject(&Identifier::new(), "203.0.113.9"), "header:x-tenant:7");
 }

@@ -1,4 +1,4 @@
-//! The tokens in `vectors/` were signed with OpenSSL; their private keys were thrown away. Both say
+//! The tokens in `vectors/` were signed with OpenSSL, and their private keys deleted. Both have the claims
 //! `{"sub":"42","plan":"pro","exp":1770120000}`.
 
 use hmac::{Hmac, KeyInit, Mac};
@@ -38,7 +38,7 @@ fn verifier() -> TokenVerifier {
 }
 
 #[test]
-fn a_token_of_each_algorithm_names_its_user_and_plan() {
+fn valid_token_of_each_algorithm_gives_its_user_and_plan() {
     let claims = json!({"sub": "42", "plan": "pro", "exp": EXP_S});
     for (verifier, token) in [
         (TokenVerifier::hs256(SECRET).unwrap(), hs256(&claims).as_str()),
@@ -52,7 +52,7 @@ fn a_token_of_each_algorithm_names_its_user_and_plan() {
 }
 
 #[test]
-fn no_bit_of_a_token_can_be_changed() {
+fn changed_token_is_rejected() {
     let claims = json!({"sub": "42", "exp": EXP_S});
     for (verifier, token) in [
         (TokenVerifier::hs256(SECRET).unwrap(), hs256(&claims).as_str()),
@@ -71,7 +71,7 @@ fn no_bit_of_a_token_can_be_changed() {
 }
 
 #[test]
-fn the_key_decides_the_algorithm_whatever_the_token_says() {
+fn token_that_names_another_algorithm_is_rejected() {
     let claims = json!({"sub": "admin", "exp": EXP_S});
     let none = |alg: &str| format!("{}.{}.", encode(&json!({"alg": alg})), encode(&claims));
     let verifiers = [
@@ -85,7 +85,7 @@ fn the_key_decides_the_algorithm_whatever_the_token_says() {
             assert_eq!(verifier.verify(token.as_bytes(), at(0)), Err(TokenError::Algorithm), "{verifier:?} {alg}");
         }
     }
-    // Signed with the bytes of the public key, as an HMAC secret.
+    // Signed with the bytes of the public key as an HMAC secret.
     for (verifier, pem) in [(&verifiers[1], RS256_PEM), (&verifiers[2], ES256_PEM)] {
         let forged = sign(pem, &json!({"alg": "HS256"}), &claims);
         assert_eq!(verifier.verify(forged.as_bytes(), at(0)), Err(TokenError::Algorithm));
@@ -101,7 +101,7 @@ fn the_key_decides_the_algorithm_whatever_the_token_says() {
 }
 
 #[test]
-fn extensions_that_must_be_understood_are_refused() {
+fn token_with_a_critical_extension_is_rejected() {
     let token =
         sign(SECRET, &json!({"alg": "HS256", "crit": ["b64"], "b64": false}), &json!({"sub": "42", "exp": EXP_S}));
     assert_eq!(verifier().verify(token.as_bytes(), at(0)), Err(TokenError::Algorithm));
@@ -125,7 +125,7 @@ fn times_are_compared_with_the_time_passed_in_to_the_microsecond() {
 }
 
 #[test]
-fn claims_of_the_wrong_kind_are_refused() {
+fn invalid_claims_are_rejected() {
     use TokenError::{Audience, Expired, Issuer, Malformed, NotYet, Subject};
     let verifier = verifier().with_issuer("https://login.example").with_audience("api").with_plan_claim("plan");
     let good = json!({"sub": "42", "exp": EXP_S, "iss": "https://login.example", "aud": "api"});
@@ -172,7 +172,7 @@ fn claims_of_the_wrong_kind_are_refused() {
 }
 
 #[test]
-fn what_is_no_token_is_refused_before_it_costs_anything() {
+fn malformed_token_is_rejected_before_its_signature_is_checked() {
     let good = hs256(&json!({"sub": "42", "exp": EXP_S}));
     for token in
         ["", ".", "..", "...", "a.b", "a.b.c", "a.b.c.d", &format!("{good}."), &format!(" {good}"), &format!("{good}=")]
@@ -186,10 +186,10 @@ fn what_is_no_token_is_refused_before_it_costs_anything() {
 }
 
 #[test]
-fn a_key_that_cannot_verify_is_told_what_is_taken() {
+fn unusable_key_is_refused_with_the_accepted_form() {
     let short = include_bytes!("vectors/rs256_1024_bits.pem");
     let other_curve = include_bytes!("vectors/es384.pem");
-    for (result, said) in [
+    for (result, expected) in [
         (TokenVerifier::hs256(&SECRET[1..]), "at least 32 bytes"),
         (TokenVerifier::hs256(b""), "at least 32 bytes"),
         (TokenVerifier::rs256(short), "2048 bits"),
@@ -200,6 +200,6 @@ fn a_key_that_cannot_verify_is_told_what_is_taken() {
         (TokenVerifier::es256(RS256_PEM), "P-256"),
     ] {
         let message = result.unwrap_err().to_string();
-        assert!(message.contains(said), "{message}");
+        assert!(message.contains(expected), "{message}");
     }
 }

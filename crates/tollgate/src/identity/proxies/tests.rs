@@ -16,14 +16,14 @@ fn client(proxies: &TrustedProxies, peer: &str, lines: &[&[u8]]) -> String {
 }
 
 #[test]
-fn the_first_untrusted_entry_from_the_right_is_the_client() {
+fn first_untrusted_entry_from_the_right_is_the_client() {
     let proxies = proxies("10.0.0.0/8 2001:db8:ffff::/48", "X-Forwarded-For");
     for (peer, lines, expected) in [
         // The peer is not trusted: no header is read.
         ("203.0.113.9", &[&b"6.6.6.6"[..]][..], "203.0.113.9"),
         ("::ffff:203.0.113.9", &[b"6.6.6.6"], "203.0.113.9"),
         ("2001:db8::9", &[b"6.6.6.6"], "2001:db8::9"),
-        // It is.
+        // The peer is trusted.
         ("10.0.0.1", &[b"203.0.113.9"], "203.0.113.9"),
         ("::ffff:10.0.0.1", &[b"203.0.113.9"], "203.0.113.9"),
         ("2001:db8:ffff::1", &[b"2001:db8::9"], "2001:db8::9"),
@@ -35,7 +35,7 @@ fn the_first_untrusted_entry_from_the_right_is_the_client() {
         ("10.0.0.1", &[b"6.6.6.6", b"203.0.113.9"], "203.0.113.9"),
         ("10.0.0.1", &[b"203.0.113.9", b"10.0.0.2"], "203.0.113.9"),
         ("10.0.0.1", &[b"6.6.6.6, 203.0.113.9", b"10.0.0.3, 10.0.0.2"], "203.0.113.9"),
-        // Garbage stops the walk at the hop before it.
+        // An entry that is not an address ends the walk at the previous hop.
         ("10.0.0.1", &[b"6.6.6.6, unknown"], "10.0.0.1"),
         ("10.0.0.1", &[b"6.6.6.6, unknown, 10.0.0.2"], "10.0.0.2"),
         ("10.0.0.1", &[b"6.6.6.6, unknown, 203.0.113.9"], "203.0.113.9"),
@@ -46,7 +46,7 @@ fn the_first_untrusted_entry_from_the_right_is_the_client() {
         ("10.0.0.1", &[b"6.6.6.6 10.0.0.2"], "10.0.0.1"),
         ("10.0.0.1", &[b"6.6.6.6; 10.0.0.2"], "10.0.0.1"),
         ("10.0.0.1", &[b"for=203.0.113.9"], "10.0.0.1"),
-        // Nobody untrusted: the leftmost.
+        // All entries are trusted: the leftmost one is the client.
         ("10.0.0.1", &[b"10.0.0.3, 10.0.0.2"], "10.0.0.3"),
         ("10.0.0.1", &[], "10.0.0.1"),
     ] {
@@ -55,7 +55,7 @@ fn the_first_untrusted_entry_from_the_right_is_the_client() {
 }
 
 #[test]
-fn the_forwarded_header_is_walked_the_same_way() {
+fn forwarded_header_is_walked_from_the_right() {
     let proxies = proxies("10.0.0.0/8", "Forwarded");
     for (lines, expected) in [
         (&[&b"for=203.0.113.9"[..]][..], "203.0.113.9"),
@@ -92,17 +92,17 @@ fn only_the_one_named_header_is_read() {
 }
 
 #[test]
-fn a_header_without_end_is_read_from_the_right_up_to_the_bounds() {
+fn long_header_is_read_from_the_right_up_to_the_bounds() {
     let proxies = proxies("10.0.0.0/8", "X-Forwarded-For");
     let chain = |hops: usize| format!("203.0.113.9{}", ",10.0.0.2".repeat(hops));
     assert_eq!(client(&proxies, "10.0.0.1", &[chain(ENTRIES_MAX - 1).as_bytes()]), "203.0.113.9");
     assert_eq!(client(&proxies, "10.0.0.1", &[chain(ENTRIES_MAX).as_bytes()]), "10.0.0.2");
     assert_eq!(client(&proxies, "10.0.0.1", &vec![&b"10.0.0.2"[..]; 10_000]), "10.0.0.2");
 
-    // What is far to the left is not looked at, so that it costs nothing and changes nothing.
+    // Entries far to the left are not read: they cost nothing and change nothing.
     let long = format!("{},203.0.113.9", "6.6.6.6,".repeat(1_000_000));
     assert_eq!(client(&proxies, "10.0.0.1", &[long.as_bytes()]), "203.0.113.9");
-    // An entry that the byte bound cuts in two is garbage, even if what is left of it reads like one.
+    // An entry that the byte limit cuts in two is invalid, even if its second half looks like an entry.
     let forwarded = TrustedProxies::new(proxies.networks().clone(), ForwardingHeader::forwarded());
     let padded =
         |first: &str| format!("{first}for=203.0.113.9;x={}", "x".repeat(HEADER_BYTES_MAX - "for=203.0.113.9;x=".len()));
@@ -119,19 +119,19 @@ fn a_header_without_end_is_read_from_the_right_up_to_the_bounds() {
 }
 
 #[test]
-fn a_text_that_is_no_forwarding_header_is_told_what_would_be() {
-    for (text, said) in [
+fn error_names_the_accepted_forwarding_headers() {
+    for (text, expected) in [
         ("X-Forwarded-For, X-Real-IP", "exactly one header"),
-        ("", "expected a header's name"),
-        ("x forwarded for", "expected a header's name"),
+        ("", "expected a header name"),
+        ("x forwarded for", "expected a header name"),
         ("X-Forward-For", "did you mean X-Forwarded-For?"),
         ("x_forwarded_for", "did you mean X-Forwarded-For?"),
         ("Forwarded-For", "did you mean X-Forwarded-For?"),
         ("Forwared", "did you mean Forwarded?"),
-        ("X-Forwarded-Host", "holds no address"),
+        ("X-Forwarded-Host", "contains no address"),
     ] {
         let message = text.parse::<ForwardingHeader>().unwrap_err().to_string();
-        assert!(message.contains(said), "{text:?}: {message}");
+        assert!(message.contains(expected), "{text:?}: {message}");
     }
     for name in ["X-Real-IP", "True-Client-IP", "CF-Connecting-IP", "Fly-Client-IP", "X-Client-IP", "X-Azure-ClientIP"]
     {
@@ -139,7 +139,7 @@ fn a_text_that_is_no_forwarding_header_is_told_what_would_be() {
     }
 }
 
-/// Bytes that a header may hold, often those that mean something in one.
+/// Generates header values, many of which contain addresses and separators.
 fn header_text() -> impl Strategy<Value = Vec<u8>> {
     let piece = prop_oneof![
         Just(b"10.0.0.2".to_vec()),
@@ -180,7 +180,7 @@ fn any_header() -> impl Strategy<Value = &'static str> {
     prop::sample::select(vec!["X-Forwarded-For", "Forwarded", "CF-Connecting-IP"])
 }
 
-/// How a proxy writes the address it was talked to from.
+/// Returns the entry that a proxy appends for its peer `client`.
 fn written_by_proxy(header: &str, client: IpAddr, style: u8) -> String {
     let node = match (client, style % 3) {
         (IpAddr::V6(v6), 1) => format!("[{v6}]"),
@@ -199,7 +199,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 5_000, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn whatever_an_untrusted_peer_sends_it_is_its_socket_address(
+    fn untrusted_peer_is_the_client_whatever_headers_it_sends(
         peer in any_address(), header in any_header(), lines in header_lines(), trusts_some in any::<bool>(),
     ) {
         let proxies = proxies(if trusts_some { "10.0.0.0/8 2001:db8::/32" } else { "" }, header);
@@ -208,7 +208,7 @@ proptest! {
     }
 
     #[test]
-    fn nothing_left_of_what_a_trusted_proxy_wrote_changes_the_client(
+    fn text_left_of_a_trusted_proxys_entry_never_changes_the_client(
         client in any_address(), header in any_header(), style in 0..6_u8, hops in 0..4_usize, lines in header_lines(),
         prefix in header_text(), is_own_line in any::<bool>(), is_prefixed in any::<bool>(),
     ) {
@@ -219,7 +219,7 @@ proptest! {
             written = format!("{written}, {}", written_by_proxy(header, "10.0.0.2".parse().unwrap(), style));
         }
 
-        // The client's own headers first; then what the proxies wrote, on a line of its own or appended to the client's.
+        // The client's headers come first. The proxies' entries follow, on a line of their own or appended.
         let mut headers = header_map(&lines);
         let own = if is_prefixed && !is_own_line { [&prefix[..], b", ", written.as_bytes()].concat() } else { written.into_bytes() };
         if is_prefixed && is_own_line {
@@ -230,11 +230,11 @@ proptest! {
     }
 
     #[test]
-    fn the_client_is_never_an_address_left_of_garbage(
-        left in header_text(), garbage in "[a-z_]{1,8}", hops in 0..4_usize,
+    fn address_left_of_an_invalid_entry_is_never_the_client(
+        left in header_text(), invalid in "[a-z_]{1,8}", hops in 0..4_usize,
     ) {
         let proxies = proxies("10.0.0.0/8", "X-Forwarded-For");
-        let line = [&left[..], b",", garbage.as_bytes(), &b",10.0.0.2".repeat(hops)].concat();
+        let line = [&left[..], b",", invalid.as_bytes(), &b",10.0.0.2".repeat(hops)].concat();
         let expected = if hops == 0 { "10.0.0.1" } else { "10.0.0.2" };
         prop_assert_eq!(client(&proxies, "10.0.0.1", &[&line]), expected);
     }

@@ -6,24 +6,24 @@ use super::super::{AddressPrefixes, Anonymizer, Rotate};
 use super::*;
 use tollgate_core::Timestamp;
 
-const USER: PartKind<'static> = PartKind { word: "user", name: None };
-const TENANT: PartKind<'static> = PartKind { word: "header", name: Some("x-tenant") };
+const USER: PartLabel<'static> = PartLabel { kind: "user", name: None };
+const TENANT: PartLabel<'static> = PartLabel { kind: "header", name: Some("x-tenant") };
 
 fn address() -> AddressKey {
     AddressPrefixes::default().key("203.0.113.9".parse().unwrap())
 }
 
-fn write(salt: Option<&Salt>, parts: &[(PartKind<'_>, PartValue<'_>)]) -> String {
+fn write(salt: Option<&Salt>, parts: &[(PartLabel<'_>, PartValue<'_>)]) -> String {
     let mut subject = SubjectKey::unwritten();
     let mut writer = SubjectWriter::new(&mut subject, salt);
-    for (kind, value) in parts {
-        writer.part(*kind, *value);
+    for (label, value) in parts {
+        writer.part(*label, *value);
     }
     subject.to_string()
 }
 
 #[test]
-fn an_address_is_the_same_part_whichever_way_it_is_written() {
+fn address_written_by_the_short_way_equals_the_general_part() {
     let addresses = ["0.0.0.0", "203.0.113.9", "255.255.255.255", "10.1.22.100", "2001:db8::7"];
     for (address, prefixes) in addresses.iter().flat_map(|address| {
         [AddressPrefixes::default(), AddressPrefixes::new(24, 48).unwrap()].map(|prefixes| (address, prefixes))
@@ -33,7 +33,7 @@ fn an_address_is_the_same_part_whichever_way_it_is_written() {
             let (mut quick, mut slow) = (SubjectKey::unwritten(), SubjectKey::unwritten());
             let writers = [SubjectWriter::new(&mut quick, None), SubjectWriter::new(&mut slow, None)];
             for (mut writer, is_quick) in writers.into_iter().zip([true, false]) {
-                before.into_iter().for_each(|(kind, value)| writer.part(kind, value));
+                before.into_iter().for_each(|(label, value)| writer.part(label, value));
                 match is_quick {
                     true => writer.address(key),
                     false => writer.part(IP, PartValue::Address(key)),
@@ -46,7 +46,7 @@ fn an_address_is_the_same_part_whichever_way_it_is_written() {
 }
 
 #[test]
-fn parts_are_written_so_that_people_can_read_them() {
+fn values_are_readable_and_escaped() {
     for (value, expected) in [
         (PartValue::Address(address()), "user:203.0.113.9"),
         (PartValue::Plain(b"42"), "user:42"),
@@ -61,7 +61,7 @@ fn parts_are_written_so_that_people_can_read_them() {
     ] {
         assert_eq!(write(None, &[(USER, value)]), expected);
     }
-    let odd_name = PartKind { word: "cookie", name: Some("a&b!") };
+    let odd_name = PartLabel { kind: "cookie", name: Some("a&b!") };
     assert_eq!(
         write(None, &[(odd_name, PartValue::Plain(b"x")), (USER, PartValue::Plain(b"y"))]),
         "cookie:a%26b%21:x&user:y"
@@ -69,7 +69,7 @@ fn parts_are_written_so_that_people_can_read_them() {
 }
 
 #[test]
-fn a_long_value_is_written_as_its_digest() {
+fn long_value_is_written_as_its_digest() {
     let longest = "x".repeat(VALUE_BYTES_MAX);
     assert_eq!(write(None, &[(USER, PartValue::Plain(longest.as_bytes()))]), format!("user:{longest}"));
     let longer = "x".repeat(VALUE_BYTES_MAX + 1);
@@ -80,7 +80,7 @@ fn a_long_value_is_written_as_its_digest() {
 }
 
 #[test]
-fn a_pseudonym_hides_the_value_and_differs_by_kind() {
+fn pseudonym_hides_the_value_and_differs_by_kind() {
     let salt = Anonymizer::new(b"0123456789abcdef", Rotate::Never).unwrap().salt(Timestamp::ZERO);
     let values = [
         PartValue::Address(address()),
@@ -98,10 +98,10 @@ fn a_pseudonym_hides_the_value_and_differs_by_kind() {
     assert_eq!(write(Some(&salt), &[(USER, PartValue::Public(b"/shorten"))]), "user:/shorten");
 }
 
-/// A part as the test sees it: kind, whether the value is there, and the value.
-type Part = (u8, bool, Vec<u8>);
+/// A random part: the index of its label, whether it is present, and its value.
+type RandomPart = (u8, bool, Vec<u8>);
 
-fn part() -> impl Strategy<Value = Part> {
+fn part() -> impl Strategy<Value = RandomPart> {
     let value = prop_oneof![
         prop::collection::vec(prop::sample::select(b"ab:&!#~%_{}=".to_vec()), 0..6),
         Just(b"203.0.113.9".to_vec()),
@@ -113,25 +113,25 @@ fn part() -> impl Strategy<Value = Part> {
     (0..3_u8, any::<bool>(), value)
 }
 
-fn written(parts: &[Part]) -> String {
+fn written(parts: &[RandomPart]) -> String {
     let mut subject = SubjectKey::unwritten();
     let mut writer = SubjectWriter::new(&mut subject, None);
-    for (kind, is_there, value) in parts {
-        let kind = [USER, TENANT, PartKind { word: "header", name: Some("x-tenant&user") }][usize::from(*kind)];
-        if *is_there {
-            writer.part(kind, PartValue::Plain(value));
+    for (label, is_present, value) in parts {
+        let label = [USER, TENANT, PartLabel { kind: "header", name: Some("x-tenant&user") }][usize::from(*label)];
+        if *is_present {
+            writer.part(label, PartValue::Plain(value));
         } else {
-            writer.part(kind, PartValue::Missing(address()));
+            writer.part(label, PartValue::Missing(address()));
         }
     }
     subject.to_string()
 }
 
-/// What must differ for subjects to differ: of a missing part, the value says nothing.
+/// The parts as far as they determine a subject: a missing part has no value.
 type Meaning = Vec<(u8, Option<Vec<u8>>)>;
 
-fn meaning(parts: &[Part]) -> Meaning {
-    parts.iter().map(|(kind, is_there, value)| (*kind, is_there.then(|| value.clone()))).collect()
+fn meaning(parts: &[RandomPart]) -> Meaning {
+    parts.iter().map(|(label, is_present, value)| (*label, is_present.then(|| value.clone()))).collect()
 }
 
 proptest! {
@@ -152,7 +152,7 @@ proptest! {
 }
 
 #[test]
-fn moving_a_byte_from_one_part_to_the_next_is_noticed() {
+fn moving_a_byte_from_one_part_to_the_next_changes_the_subject() {
     let pairs: [(&[u8], &[u8]); 6] = [
         (b"a", b"b_c"),
         (b"a_b", b"c"),

@@ -16,8 +16,11 @@ async fn what_is_decided_without_some_limits_has_the_lines_of_the_others_and_can
     let demands = [demand("5/min", "a"), demand("3/min leaky-bucket", "b"), demand("7/min", "c")];
     let check = Check::new(&demands).unwrap();
     let words = [Allow, Local, Local];
-    bench.limiter.check_each(&check, &words, true).await.unwrap();
-    let decision = bench.limiter.check_each(&check, &words, true).await.unwrap();
+    let _ = bench.limiter.check_each(&check, &words, true).await.unwrap();
+    let decided = bench.limiter.check_each(&check, &words, true).await.unwrap();
+    let EachDecision::Partial(partial) = decided else { panic!("the first limit is left out") };
+    assert_eq!(partial.decided, [1, 2]);
+    let decision = partial.decision;
     assert_eq!((decision.allowed(), decision.source), (true, Source::Local));
     let said: Vec<_> = decision.limits.iter().map(|line| (line.quota, line.remaining)).collect();
     assert_eq!(said, [(3, 2), (7, 5)]);
@@ -38,18 +41,21 @@ async fn what_is_decided_without_some_limits_has_the_lines_of_the_others_and_can
 async fn a_limit_without_a_word_has_the_limiters() {
     let demands = [demand("5/min", "a"), demand("1/min", "b")];
     let check = Check::new(&demands).unwrap();
-    for (own, words, lines) in [
-        (Local, &[Allow][..], Some(1)),
-        (Local, &[], Some(2)),
-        (Allow, &[], Some(0)),
-        (Allow, &[Local], Some(1)),
+    for (own, words, is_covered) in [
+        (Local, &[Allow][..], Some([false, true])),
+        (Local, &[], Some([true, true])),
+        (Allow, &[], Some([false, false])),
+        (Allow, &[Local], Some([true, false])),
         (Deny, &[Allow], None),
-        (Deny, &[Allow, Allow, Deny], Some(0)),
+        (Deny, &[Allow, Allow, Deny], Some([false, false])),
     ] {
         let bench = bench(|builder| builder.on_failure(own));
         bench.mood(FAILS);
         let answer = bench.limiter.check_each(&check, words, false).await;
-        assert_eq!(answer.ok().map(|decision| decision.limits.len()), lines, "{own:?} {words:?}");
+        let is_decided = answer.as_ref().ok().map(|decided| [decided.covers(0), decided.covers(1)]);
+        assert_eq!(is_decided, is_covered, "{own:?} {words:?}");
+        let is_complete = answer.as_ref().is_ok_and(|decided| matches!(decided, EachDecision::Complete(_)));
+        assert_eq!(is_complete, is_covered == Some([true, true]), "{own:?} {words:?}");
     }
 }
 

@@ -3,8 +3,7 @@
 use std::time::SystemTime;
 
 use super::rule::LimitText;
-use crate::config::Secret;
-use crate::config::types::JwtAlgorithm;
+use crate::config::{JwtAlgorithm, Secret};
 
 /// A named set of limits that belongs to a caller. Rules with `limits_from_plan` use it.
 ///
@@ -65,7 +64,7 @@ impl Plan {
 #[derive(Clone, Debug)]
 #[must_use = "a key has no effect until it is added to `Rules`"]
 pub struct ListedKey {
-    pub(super) key: Result<Secret, String>,
+    pub(super) key: Result<Secret, Secret>,
     pub(super) name: Option<String>,
     pub(super) plan: Option<String>,
     pub(super) limits: Vec<(Option<String>, LimitText)>,
@@ -80,10 +79,10 @@ impl ListedKey {
 
     /// Creates an entry for the key with this SHA-256 digest in hexadecimal.
     pub fn sha256(digest: impl Into<String>) -> ListedKey {
-        ListedKey::of(Err(digest.into()))
+        ListedKey::of(Err(Secret::new(digest)))
     }
 
-    fn of(key: Result<Secret, String>) -> ListedKey {
+    fn of(key: Result<Secret, Secret>) -> ListedKey {
         ListedKey { key, name: None, plan: None, limits: Vec::new(), is_exempt: false }
     }
 
@@ -185,7 +184,7 @@ pub struct SecretSource(pub(super) Source);
 #[derive(Clone, Debug)]
 pub(super) enum Source {
     Text(Secret),
-    Variable(String),
+    Variable(Secret),
     File(String),
 }
 
@@ -197,7 +196,7 @@ impl SecretSource {
 
     /// Reads the secret from an environment variable. Building fails if it is not set or empty.
     pub fn env(name: impl Into<String>) -> SecretSource {
-        SecretSource(Source::Variable(name.into()))
+        SecretSource(Source::Variable(Secret::new(name)))
     }
 
     /// Reads the secret from a file, without trailing white space. Building fails if it cannot be read.

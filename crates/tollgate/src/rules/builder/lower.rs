@@ -10,12 +10,10 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use super::Rules;
 use super::callers::{Ban, Banned, JwtSettings, ListedKey, Plan, SecretSource, Source};
 use super::rule::{LimitText, Rule};
-use crate::config::Secret;
-use crate::config::forms::{AnonymizeEntry, HeaderTest, LimitEntry, Limits, OneOrMany, OptionalList, StoreUrl};
-use crate::config::span::{Span, Spanned};
-use crate::config::types::{
-    AddressPlan, Anonymize, ApiKeyTable, BanEntry, BanKind, Config, Exempt, Jwt, LimitTable, MatchTable, PlanSources,
-    PlanTable, RuleStore, RuleTable,
+use crate::config::{
+    AddressPlan, Anonymize, AnonymizeEntry, ApiKeyTable, BanEntry, BanKind, Config, Exempt, HeaderTest, Jwt,
+    LimitEntry, LimitTable, Limits, MatchTable, OneOrMany, OptionalList, PlanSources, PlanTable, RuleStore, RuleTable,
+    Secret, Span, Spanned, StoreUrl,
 };
 use crate::identity::Rotate;
 
@@ -207,10 +205,10 @@ fn anonymize(settings: Option<(Rotate, Option<SecretSource>)>, places: &mut Plac
     let entry = match settings {
         None => AnonymizeEntry::Off,
         Some((rotate, secret)) => {
-            let [secret, secret_env, secret_file] = secret.map_or([None, None, None], SecretSource::into_ways);
+            let (secret, secret_env, secret_file) = secret.map_or((None, None, None), SecretSource::into_ways);
             AnonymizeEntry::On(Box::new(Anonymize {
-                secret: secret.map(|text| places.name("anonymize, secret", Secret::new(text))),
-                secret_env: secret_env.map(|name| places.name("anonymize, secret", Secret::new(name))),
+                secret: secret.map(|text| places.name("anonymize, secret", text)),
+                secret_env: secret_env.map(|name| places.name("anonymize, secret", name)),
                 secret_file: secret_file.map(|path| places.name("anonymize, secret", path)),
                 rotate,
             }))
@@ -220,11 +218,11 @@ fn anonymize(settings: Option<(Rotate, Option<SecretSource>)>, places: &mut Plac
 }
 
 fn jwt(settings: JwtSettings, places: &mut Places) -> Spanned<Jwt> {
-    let [key, key_env, key_file] = settings.key.into_ways();
+    let (key, key_env, key_file) = settings.key.into_ways();
     let table = Jwt {
         algorithm: settings.algorithm,
-        key: key.map(|text| places.name("jwt, key", Secret::new(text))),
-        key_env: key_env.map(|name| places.name("jwt, key", Secret::new(name))),
+        key: key.map(|text| places.name("jwt, key", text)),
+        key_env: key_env.map(|name| places.name("jwt, key", name)),
         key_file: key_file.map(|path| places.name("jwt, key", path)),
         plan_claim: settings.plan_claim,
         issuer: settings.issuer,
@@ -235,11 +233,11 @@ fn jwt(settings: JwtSettings, places: &mut Places) -> Spanned<Jwt> {
 
 impl SecretSource {
     /// Returns the text, the variable and the file, of which exactly one is set.
-    fn into_ways(self) -> [Option<String>; 3] {
+    fn into_ways(self) -> (Option<Secret>, Option<Secret>, Option<String>) {
         match self.0 {
-            Source::Text(text) => [Some(text.reveal().to_owned()), None, None],
-            Source::Variable(name) => [None, Some(name), None],
-            Source::File(path) => [None, None, Some(path)],
+            Source::Text(text) => (Some(text), None, None),
+            Source::Variable(name) => (None, Some(name), None),
+            Source::File(path) => (None, None, Some(path)),
         }
     }
 }

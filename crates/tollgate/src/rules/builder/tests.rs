@@ -3,13 +3,13 @@
 use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 
-use http::{HeaderName, Request};
+use http::{HeaderMap, HeaderName, Request};
 use tollgate_core::{Limit, ManualClock, MemoryStore, Timestamp};
 
 use super::*;
 use crate::answer::{Body, BodyFormat};
 use crate::config::{Code, Finding, Format, Severity};
-use crate::engine::{Engine, Outcome};
+use crate::engine::{Engine, Outcome, RequestOptions};
 use crate::identity::{Origin, Subject};
 use crate::limiter::Limiter;
 use crate::rules::{Charge, Mode, RequestView, SetParts};
@@ -282,8 +282,9 @@ async fn the_example_in_code_decides_like_the_file() {
             }
             let request = request.body(()).unwrap();
             let (view, peer) = (RequestView::of(&request), peer.parse().unwrap());
-            let by_file = outcome(by_file.decide(&view, peer).await);
-            assert_eq!(outcome(by_code.decide(&view, peer).await), by_file, "{method} {uri} {headers:?} {peer}");
+            let by_file = outcome(by_file.check(&view, peer, RequestOptions::default()).await, request.headers());
+            let by_code = outcome(by_code.check(&view, peer, RequestOptions::default()).await, request.headers());
+            assert_eq!(by_code, by_file, "{method} {uri} {headers:?} {peer}");
             refused += usize::from(by_file.starts_with("refused"));
 
             let path = view.canonical_path();
@@ -300,15 +301,15 @@ async fn the_example_in_code_decides_like_the_file() {
     assert!((100..1000).contains(&refused), "{refused} of 1040 were refused");
 }
 
-fn outcome(outcome: Outcome) -> String {
+fn outcome(outcome: Outcome, request: &HeaderMap) -> String {
     match outcome {
-        Outcome::Pass(passage) => {
-            let mut headers = http::HeaderMap::new();
-            passage.write_headers(&mut headers);
-            passage.keep();
+        Outcome::Admitted(permit) => {
+            let mut headers = HeaderMap::new();
+            permit.write_headers(&mut headers);
+            permit.keep();
             format!("passed {headers:?}")
         }
-        Outcome::Refuse(refused) => format!("refused {:?}", refused.response),
+        Outcome::Refused(refusal) => format!("refused {:?}", refusal.response(request)),
     }
 }
 
@@ -351,7 +352,7 @@ fn all_errors_are_reported_at_once_and_name_their_rule() {
         ("rule `b`, limit `0/min`: ", "a quota of 1 to 10000000"),
         ("rule `b`: two rules are named `b`", "give each rule its own"),
         ("rule `c`, limits: ", "at least one limit"),
-        ("rule `d`, by `cookie:a=b`: ", "expected a cookie's name"),
+        ("rule `d`, by `cookie:a=b`: ", "expected a cookie name"),
         ("rule `e`, by: ", "a shield counts by address"),
         ("rule `f`, cost: ", "which holds 5"),
         ("rule `g`, limits_from_plan: ", "stands alone"),
@@ -401,8 +402,10 @@ async fn a_custom_body_is_that_of_its_rule_alone() {
     let mut types = Vec::new();
     for path in ["/page", "/page", "/api", "/api"] {
         let request = Request::get(path).body(()).unwrap();
-        if let Outcome::Refuse(refused) = engine.decide(&RequestView::of(&request), [192, 0, 2, 7].into()).await {
-            types.push(refused.response.headers()["content-type"].clone());
+        let peer = [192, 0, 2, 7].into();
+        let outcome = engine.check(&RequestView::of(&request), peer, RequestOptions::default()).await;
+        if let Outcome::Refused(refusal) = outcome {
+            types.push(refusal.response(request.headers()).headers()["content-type"].clone());
         }
     }
     assert_eq!(types, ["text/html", "application/json"]);

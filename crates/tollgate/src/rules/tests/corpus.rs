@@ -1,4 +1,4 @@
-//! Paths that reached the handler of a protected path on real servers. Each must meet the rule for that path.
+//! Paths that reached the handler of a protected path on real servers. The rule for that path must match each.
 
 use std::collections::HashMap;
 
@@ -8,7 +8,7 @@ use crate::rules::{RequestView, RuleSet};
 const CORPUS: &str = include_str!("corpus.tsv");
 
 #[test]
-fn whatever_reached_a_handler_on_a_real_server_meets_its_rule() {
+fn rule_matches_every_path_that_reached_its_handler_on_a_real_server() {
     let rows: Vec<Vec<&str>> =
         CORPUS.lines().filter(|line| !line.starts_with('#')).map(|line| line.split('\t').collect()).collect();
     let mut rules: HashMap<&str, RuleSet> = HashMap::new();

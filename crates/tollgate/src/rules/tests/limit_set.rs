@@ -1,4 +1,4 @@
-//! Who has which limits.
+//! Plans, exemptions and bans: which apply to a request.
 
 use std::sync::Arc;
 
@@ -65,19 +65,19 @@ fn loaded() -> Loaded {
     Config::from_text(TEXT, Format::Toml).unwrap_or_else(|report| panic!("{report:?}"))
 }
 
-/// Asks about a request from `peer` with these headers, at a second.
+/// Identifies a request from `peer` with these headers at this time, and calls `question` with the identity.
 fn ask<T>(
     rules: &RuleSet,
     peer: &str,
     lines: &[(&'static str, &str)],
-    second: u64,
+    now_us: u64,
     question: impl FnOnce(&Identity<'_>, Timestamp) -> T,
 ) -> T {
     let mut headers = HeaderMap::new();
     for (name, value) in lines {
         headers.append(*name, value.parse().unwrap());
     }
-    let now = Timestamp::from_micros(second * 1_000_000);
+    let now = Timestamp::from_micros(now_us);
     let origin = Origin { peer: peer.parse().unwrap(), headers: &headers, path: "/" };
     question(&rules.identifier().identify(origin, rules, now), now)
 }
@@ -88,7 +88,7 @@ fn limits(rules: &RuleSet, limit_set: LimitSetId) -> String {
 }
 
 #[test]
-fn the_first_source_that_knows_the_caller_decides() {
+fn first_source_with_a_plan_for_the_client_decides() {
     let rules = loaded().rules;
     for (peer, lines, expected) in [
         ("198.51.100.1", &[][..], None),
@@ -110,7 +110,7 @@ fn the_first_source_that_knows_the_caller_decides() {
 }
 
 #[test]
-fn whose_plan_nobody_knows_has_the_default_or_the_anonymous_one() {
+fn identity_without_a_plan_gets_the_default_or_the_anonymous_plan() {
     let rules = loaded().rules;
     assert_eq!(limits(&rules, rules.default_limit_set(true)), "default 60/min");
     assert_eq!(limits(&rules, rules.default_limit_set(false)), "anonymous 30/min");
@@ -120,7 +120,7 @@ fn whose_plan_nobody_knows_has_the_default_or_the_anonymous_one() {
 }
 
 #[tokio::test]
-async fn lookups_are_asked_in_turn_and_an_unknown_plan_is_no_answer() {
+async fn lookups_are_called_in_order_and_an_unknown_plan_is_skipped() {
     let rules = loaded().rules;
     let question = |lines: &[(&'static str, &str)]| {
         ask(&rules, "198.51.100.1", lines, 0, |identity, _| PlanQuestion::about(identity))
@@ -139,7 +139,7 @@ async fn lookups_are_asked_in_turn_and_an_unknown_plan_is_no_answer() {
 }
 
 #[test]
-fn keys_with_the_same_limits_of_their_own_share_a_limit_set() {
+fn keys_with_equal_limits_share_a_limit_set() {
     let rules = loaded().rules;
     let limit_set =
         |key: &str| ask(&rules, "198.51.100.1", &[("x-api-key", key)], 0, |identity, _| rules.limit_set(identity));
@@ -148,7 +148,7 @@ fn keys_with_the_same_limits_of_their_own_share_a_limit_set() {
 }
 
 #[test]
-fn exempt_are_the_listed_addresses_and_keys_alone() {
+fn only_listed_addresses_and_keys_are_exempt() {
     let rules = loaded().rules;
     let is_exempt = |peer: &str, lines: &[(&'static str, &str)]| {
         ask(&rules, peer, lines, 0, |identity, _| rules.is_exempt(identity))
@@ -161,13 +161,13 @@ fn exempt_are_the_listed_addresses_and_keys_alone() {
 }
 
 #[test]
-fn a_ban_holds_until_its_end_and_not_a_microsecond_longer() {
+fn ban_ends_at_its_time_to_the_microsecond() {
     let rules = loaded().rules;
-    let is_banned = |peer: &str, lines: &[(&'static str, &str)], second| {
-        ask(&rules, peer, lines, second, |identity, now| rules.ban(identity, now).is_some())
+    let is_banned = |peer: &str, lines: &[(&'static str, &str)], now_us| {
+        ask(&rules, peer, lines, now_us, |identity, now| rules.ban(identity, now).is_some())
     };
-    assert!(is_banned("198.51.100.66", &[], 999_999_999));
-    assert!(!is_banned("198.51.100.66", &[], 1_000_000_000));
+    assert!(is_banned("198.51.100.66", &[], 999_999_999_999_999));
+    assert!(!is_banned("198.51.100.66", &[], 1_000_000_000_000_000));
     assert!(!is_banned("198.51.100.67", &[], 0));
     assert!(is_banned("198.51.100.67", &[("x-api-key", "of-free")], 0));
     ask(&rules, "198.51.100.66", &[], 0, |identity, now| {
@@ -176,7 +176,7 @@ fn a_ban_holds_until_its_end_and_not_a_microsecond_longer() {
 }
 
 #[test]
-fn a_banned_key_is_refused_wherever_it_is_shown_and_whoever_knows_it() {
+fn banned_key_is_recognised_in_every_header_and_beside_valid_keys() {
     let text =
         "[[bans]]\nby = 'api_key'\nvalue = 'leaked'\n[[rules]]\nname = 'a'\nlimits = ['1/s']\n[[keys]]\nkey = 'good'";
     let rules = Config::from_text(text, Format::Toml).unwrap().rules;
@@ -201,7 +201,7 @@ fn a_banned_key_is_refused_wherever_it_is_shown_and_whoever_knows_it() {
 }
 
 #[test]
-fn of_two_bans_of_one_caller_the_longer_one_holds() {
+fn longer_of_two_bans_applies() {
     let ban = |by: &str, value: &str, until: &str| format!("[[bans]]\nby = '{by}'\nvalue = '{value}'\n{until}\n");
     let (short, long) = ("until = '2001-01-01T00:00:00Z'", "until = '2002-01-01T00:00:00Z'");
     for (first, second) in [(short, long), (long, short), (short, ""), ("", short)] {
@@ -209,9 +209,9 @@ fn of_two_bans_of_one_caller_the_longer_one_holds() {
             let text = ban(by, value, first) + &ban(by, value, second) + "[[rules]]\nname = 'a'\nlimits = ['1/s']";
             let rules = Config::from_text(&text, Format::Toml).unwrap().rules;
             let lines = [("x-api-key", "k")];
-            let second_2001_07 = 994_000_000;
+            let july_2001_us = 994_000_000_000_000;
             let is_banned =
-                ask(&rules, "198.51.100.1", &lines, second_2001_07, |identity, now| rules.ban(identity, now).is_some());
+                ask(&rules, "198.51.100.1", &lines, july_2001_us, |identity, now| rules.ban(identity, now).is_some());
             assert!(is_banned, "{text}");
         }
     }
@@ -223,7 +223,7 @@ fn of_two_bans_of_one_caller_the_longer_one_holds() {
 }
 
 #[test]
-fn the_kill_switch_limits_and_bans_nobody() {
+fn kill_switch_turns_limits_and_bans_off() {
     let text = format!("kill_switch = true\n{TEXT}");
     let rules = Config::from_text(&text, Format::Toml).unwrap().rules;
     assert!(rules.is_off());

@@ -1,4 +1,4 @@
-//! Whoever takes too long is shown out, by a clock that the test moves.
+//! Time limits of a connection, on a clock that the test moves.
 
 use std::sync::Arc;
 
@@ -7,10 +7,10 @@ use tokio::time::{Instant, sleep};
 use tollgate::Limiter;
 
 use super::*;
-use crate::listeners::http::HttpListener;
+use crate::listeners::http::general::complete;
 
 const IDLE: Duration = Duration::from_secs(60);
-/// Between two pieces of what comes slowly.
+/// The pause between two bytes of a slow client.
 const STEP: Duration = Duration::from_secs(1);
 const BODY: &str = r#"{"key":"a","limit":"10/min"}"#;
 
@@ -18,23 +18,23 @@ fn head(length: usize) -> String {
     format!("POST /v1/check HTTP/1.1\r\nhost: x\r\ncontent-length: {length}\r\n\r\n")
 }
 
-/// The client's end of a connection to a door.
+/// Returns the client's end of a connection to a listener of its own.
 fn connect(limiter: &Limiter) -> DuplexStream {
     let (client, server) = tokio::io::duplex(64 * 1024);
-    let door = Arc::new(HttpListener::new(limiter.clone()));
+    let listener = Arc::new(HttpListener::new(limiter.clone(), IDLE));
     tokio::spawn(async move {
-        let (_open, context) = Context::alone();
-        drop(door.serve(server, IDLE, context).await);
+        let (_stage, context) = ConnectionContext::unshared();
+        drop(listener.serve_stream(server, context).await);
     });
     client
 }
 
-/// Sends a byte at a time with a pause after each, until the door closes or all is sent; then what was answered.
+/// Sends a byte at a time with a pause after each, until the connection ends. Returns what was received.
 async fn trickle(client: DuplexStream, text: String, step: Duration) -> String {
-    let (mut hearing, mut speaking) = tokio::io::split(client);
-    let speaking = tokio::spawn(async move {
+    let (mut reader, mut writer) = tokio::io::split(client);
+    let sending = tokio::spawn(async move {
         for byte in text.bytes() {
-            if speaking.write_all(&[byte]).await.is_err() {
+            if writer.write_all(&[byte]).await.is_err() {
                 return;
             }
             sleep(step).await;
@@ -42,9 +42,9 @@ async fn trickle(client: DuplexStream, text: String, step: Duration) -> String {
         std::future::pending::<()>().await;
     });
     let mut answer = String::new();
-    let heard = tokio::time::timeout(20 * IDLE, hearing.read_to_string(&mut answer)).await;
-    assert!(heard.is_ok(), "the door never closes; so far it said {answer:?}");
-    speaking.abort();
+    let ended = tokio::time::timeout(20 * IDLE, reader.read_to_string(&mut answer)).await;
+    assert!(ended.is_ok(), "the connection never ends; received {answer:?}");
+    sending.abort();
     answer
 }
 
@@ -60,32 +60,32 @@ async fn remaining(limiter: &Limiter) -> String {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_body_that_trickles_is_refused_after_its_time_and_charges_nothing() {
+async fn a_body_that_arrives_too_slowly_is_rejected_and_charges_nothing() {
     let limiter = Limiter::memory();
     let mut client = connect(&limiter);
     client.write_all(head(BODY.len()).as_bytes()).await.unwrap();
     let start = Instant::now();
     let answer = trickle(client, BODY.to_owned(), STEP).await;
     assert!(answer.starts_with("HTTP/1.1 408 "), "{answer}");
-    assert!(answer.contains("the body did not come in time"), "{answer}");
-    assert!((BODY_WITHIN..BODY_WITHIN + STEP).contains(&start.elapsed()), "{:?}", start.elapsed());
+    assert!(answer.contains("the body did not arrive in time"), "{answer}");
+    assert!((BODY_TIMEOUT..BODY_TIMEOUT + STEP).contains(&start.elapsed()), "{:?}", start.elapsed());
     assert_eq!(remaining(&limiter).await, "10");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_body_that_comes_slowly_but_in_time_is_answered() {
+async fn a_body_that_arrives_slowly_but_in_time_is_answered() {
     let limiter = Limiter::memory();
     let mut client = connect(&limiter);
     client.write_all(head(BODY.len()).as_bytes()).await.unwrap();
-    let step = BODY_WITHIN / (BODY.len() as u32 + 1);
+    let step = BODY_TIMEOUT / (BODY.len() as u32 + 1);
     let answer = trickle(client, BODY.to_owned(), step).await;
     assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
     assert_eq!(remaining(&limiter).await, "9");
 }
 
-/// Each byte is a sign of life, but the header as a whole has its time.
+/// Each byte ends the silence, but the header as a whole has a deadline.
 #[tokio::test(start_paused = true)]
-async fn a_header_that_trickles_is_shown_out_after_its_time() {
+async fn a_header_that_arrives_too_slowly_ends_the_connection() {
     let client = connect(&Limiter::memory());
     let start = Instant::now();
     let endless = format!("POST /v1/check HTTP/1.1\r\nhost: {}", "x".repeat(600));
@@ -95,10 +95,10 @@ async fn a_header_that_trickles_is_shown_out_after_its_time() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_connection_on_which_nothing_is_asked_is_closed_after_its_time() {
+async fn an_idle_connection_is_closed() {
     let limiter = Limiter::memory();
     let start = Instant::now();
-    assert_eq!(trickle(connect(&limiter), String::new(), STEP).await, "", "before its first question");
+    assert_eq!(trickle(connect(&limiter), String::new(), STEP).await, "", "before its first request");
     assert_eq!(start.elapsed().as_secs(), IDLE.as_secs());
 
     let mut client = connect(&limiter);
@@ -109,23 +109,113 @@ async fn a_connection_on_which_nothing_is_asked_is_closed_after_its_time() {
     assert_eq!(start.elapsed().as_secs(), IDLE.as_secs());
 }
 
-/// One who asks and asks, and never reads what is answered, would hold a place for ever.
+/// A client that sends requests and never reads responses would otherwise hold its connection forever.
 #[tokio::test(start_paused = true)]
-async fn a_client_that_reads_no_answers_is_let_go() {
+async fn a_client_that_reads_no_responses_is_disconnected() {
     let mut client = connect(&Limiter::memory());
-    let question = head(BODY.len()) + BODY;
-    let asking = async { while client.write_all(question.as_bytes()).await.is_ok() {} };
+    let request = head(BODY.len()) + BODY;
+    let sending = async { while client.write_all(request.as_bytes()).await.is_ok() {} };
     let start = Instant::now();
-    tokio::time::timeout(10 * IDLE, asking).await.expect("the door closes");
+    tokio::time::timeout(10 * IDLE, sending).await.expect("the connection ends");
     assert!(start.elapsed() < 2 * IDLE, "{:?}", start.elapsed());
 }
 
-/// There may be ten thousand of them.
+/// An instance may have ten thousand connections.
 #[tokio::test]
-async fn a_connection_takes_little_room() {
+async fn the_future_of_a_connection_is_small() {
     let (_client, server) = tokio::io::duplex(64);
-    let (_open, context) = Context::alone();
-    let door = HttpListener::new(Limiter::memory());
-    let size = size_of_val(&door.serve(server, IDLE, context));
+    let (_stage, context) = ConnectionContext::unshared();
+    let listener = HttpListener::new(Limiter::memory(), IDLE);
+    let size = size_of_val(&listener.serve_stream(server, context));
     assert!(size < 4 * 1024, "{size} bytes");
+}
+
+/// A body that sends what it gets from a channel.
+struct ChannelBody(tokio::sync::mpsc::UnboundedReceiver<&'static str>);
+
+impl Body for ChannelBody {
+    type Data = Bytes;
+    type Error = BoxError;
+
+    fn poll_frame(
+        mut self: std::pin::Pin<&mut Self>,
+        cx: &mut std::task::Context<'_>,
+    ) -> std::task::Poll<Option<Result<hyper::body::Frame<Bytes>, BoxError>>> {
+        self.0.poll_recv(cx).map(|chunk| chunk.map(|chunk| Ok(hyper::body::Frame::data(chunk.into()))))
+    }
+}
+
+/// Reads until the bytes so far end with `end`.
+async fn read_until(client: &mut DuplexStream, end: &str) -> String {
+    let mut received = Vec::new();
+    let reading = async {
+        while !received.ends_with(end.as_bytes()) {
+            received.push(client.read_u8().await.expect("the connection is open"));
+        }
+    };
+    let in_time = tokio::time::timeout(IDLE / 2, reading).await.is_ok();
+    let received = String::from_utf8(received).unwrap();
+    assert!(in_time, "{end:?} is not sent; received {received:?}");
+    received
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_response_body_is_sent_as_it_is_produced_and_the_connection_continues() {
+    let (mut client, server) = tokio::io::duplex(64 * 1024);
+    let (chunks, body) = tokio::sync::mpsc::unbounded_channel();
+    let body = parking_lot::Mutex::new(Some(body));
+    tokio::spawn(async move {
+        let (_stage, context) = ConnectionContext::unshared();
+        let handler = |_: Request<RequestBody>| {
+            let body =
+                body.lock().take().map_or_else(|| complete("after".into()), |body| ChannelBody(body).boxed_unsync());
+            std::future::ready(Response::new(body))
+        };
+        drop(serve(server, IDLE, context, None, handler).await);
+    });
+    // The second request is there before the first is answered.
+    client.write_all(&b"GET /events HTTP/1.1\r\nhost: x\r\n\r\n".repeat(2)).await.unwrap();
+    for (chunk, end) in [("one", "3\r\none\r\n"), ("three", "5\r\nthree\r\n")] {
+        chunks.send(chunk).unwrap();
+        let received = read_until(&mut client, end).await;
+        assert_eq!(received.contains("transfer-encoding: chunked"), chunk == "one", "{received}");
+    }
+    drop(chunks);
+    read_until(&mut client, "0\r\n\r\n").await;
+    let next = read_until(&mut client, "\r\n\r\nafter").await;
+    assert!(next.starts_with("HTTP/1.1 200 OK\r\n"), "{next}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_that_does_not_read_stops_the_producer_of_a_body() {
+    struct Endless(Arc<std::sync::atomic::AtomicUsize>);
+
+    impl Body for Endless {
+        type Data = Bytes;
+        type Error = BoxError;
+
+        fn poll_frame(
+            self: std::pin::Pin<&mut Self>,
+            _: &mut std::task::Context<'_>,
+        ) -> std::task::Poll<Option<Result<hyper::body::Frame<Bytes>, BoxError>>> {
+            self.0.fetch_add(1_024, std::sync::atomic::Ordering::Relaxed);
+            std::task::Poll::Ready(Some(Ok(hyper::body::Frame::data(Bytes::from_static(&[b'x'; 1_024])))))
+        }
+    }
+
+    let (mut client, server) = tokio::io::duplex(64 * 1024);
+    let produced = Arc::new(std::sync::atomic::AtomicUsize::new(0));
+    let body = produced.clone();
+    let start = Instant::now();
+    let serving = tokio::spawn(async move {
+        let (_stage, context) = ConnectionContext::unshared();
+        let handler = |_: Request<RequestBody>| std::future::ready(Response::new(Endless(body.clone()).boxed_unsync()));
+        serve(server, IDLE, context, None, handler).await
+    });
+    client.write_all(b"GET /endless HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
+    let error = serving.await.unwrap().expect_err("the client accepts nothing");
+    assert_eq!(error.downcast_ref::<std::io::Error>().map(std::io::Error::kind), Some(std::io::ErrorKind::TimedOut));
+    assert!((IDLE..IDLE + STEP).contains(&start.elapsed()), "{:?}", start.elapsed());
+    let produced = produced.load(std::sync::atomic::Ordering::Relaxed);
+    assert!(produced < 512 * 1024, "{produced} bytes for a client that reads none");
 }

@@ -1,50 +1,52 @@
+//! The fast path against the general one, and the ends of requests and connections.
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 use tokio::sync::watch;
-use tollgate::{Limiter, ManualClock, Timestamp};
+use tollgate::Limiter;
 
 use super::*;
-use crate::accept::{Closing, ShutdownStage};
 use crate::browser::BrowserPolicy;
-use crate::budget::{Budget, Receiving};
+use crate::budget::{EvictingBudget, Receiving};
+use crate::listeners::http::test_support::{IDLE, UnreachableStore, clock, described, listener_with_rules};
+use crate::shutdown::{Shutdown, ShutdownStage};
 
 const GOOD: &str = r#"{"key":"user:42","limit":"10/min"}"#;
+/// A header that is harmless, and keeps a request from being plain.
+const BY_HYPER: &str = "connection: keep-alive, te\r\n";
 
 fn post(headers: &str, body: &str) -> String {
     format!("POST /v1/check HTTP/1.1\r\nhost: x\r\n{headers}content-length: {}\r\n\r\n{body}", body.len())
 }
 
-const IDLE: Duration = Duration::from_secs(60);
-
-/// A listener whose clock stands still.
+/// Returns a listener whose clock stands still.
 fn listener() -> Arc<HttpListener> {
-    let clock = Arc::new(ManualClock::new(Timestamp::from_micros(1_700_000_000_000_000)));
     let browsers = BrowserPolicy { origins: vec!["https://ops.example".parse().unwrap()], ..BrowserPolicy::default() };
-    Arc::new(HttpListener::new(Limiter::builder().clock(clock).build()).with_browsers(browsers))
+    Arc::new(HttpListener::new(Limiter::builder().clock(clock()).build(), IDLE).with_browsers(browsers))
 }
 
-/// A connection to a listener of its own, and the sender that closes it.
+/// Connects to a listener of its own. Returns the client's end, and the sender of the shutdown signal.
 fn connect() -> (DuplexStream, watch::Sender<ShutdownStage>) {
     connect_to(listener())
 }
 
-fn connect_to(door: Arc<HttpListener>) -> (DuplexStream, watch::Sender<ShutdownStage>) {
-    let (tell, context) = Context::alone();
+fn connect_to(listener: Arc<HttpListener>) -> (DuplexStream, watch::Sender<ShutdownStage>) {
+    let (stage, context) = ConnectionContext::unshared();
     let (client, server) = tokio::io::duplex(1 << 20);
-    tokio::spawn(async move { drop(door.serve(server, IDLE, context).await) });
-    (client, tell)
+    tokio::spawn(async move { drop(listener.serve_stream(server, context).await) });
+    (client, stage)
 }
 
-/// What is answered to these pieces, each sent when the one before was taken, and then nothing more. Without dates.
-async fn answers(pieces: &[&str]) -> String {
-    answers_of(listener(), pieces).await
+/// Returns the responses to these pieces, each sent after the one before was read. Dates are removed.
+async fn responses(pieces: &[&str]) -> String {
+    responses_of(listener(), pieces).await
 }
 
-async fn answers_of(door: Arc<HttpListener>, pieces: &[&str]) -> String {
-    let (mut client, _open) = connect_to(door);
+async fn responses_of(listener: Arc<HttpListener>, pieces: &[&str]) -> String {
+    let (mut client, _stage) = connect_to(listener);
     for piece in pieces {
         client.write_all(piece.as_bytes()).await.unwrap();
         for _ in 0..10 {
@@ -52,35 +54,86 @@ async fn answers_of(door: Arc<HttpListener>, pieces: &[&str]) -> String {
         }
     }
     client.shutdown().await.unwrap();
-    let mut said = String::new();
-    client.read_to_string(&mut said).await.unwrap();
-    let (dates, lines): (Vec<&str>, Vec<&str>) = said.split("\r\n").partition(|line| line.starts_with("date: "));
+    let mut received = String::new();
+    client.read_to_string(&mut received).await.unwrap();
+    let (dates, lines): (Vec<&str>, Vec<&str>) = received.split("\r\n").partition(|line| line.starts_with("date: "));
     assert!(dates.iter().all(|date| date.ends_with(" GMT")), "{dates:?}");
-    assert_eq!(dates.len(), said.matches("HTTP/1.").count(), "every answer has a date: {said}");
+    assert_eq!(dates.len(), received.matches("HTTP/1.").count(), "every response has a date: {received}");
     lines.join("\r\n")
 }
 
 #[tokio::test]
-async fn both_ways_give_the_same_answer() {
+async fn both_paths_give_the_same_response_to_explicit_checks() {
     for (body, status) in [
         (GOOD, "200 OK"),
         (r#"{"key":"a","limit":"1/h","cost":2}"#, "429 Too Many Requests"),
+        (r#"{"key":"a","limit":"5/h leaky-bucket","cost":2}"#, "200 OK"),
         (r#"{"checks":[{"key":"a","limit":"1/s"},{"key":"a","limit":"9/day"}]}"#, "200 OK"),
+        (r#"{"checks":[{"key":"a","limit":"1/s"},{"key":"a","limit":"2/s"}]}"#, "400 Bad Request"),
         (r#"{"request":{"method":"GET","path":"/","peer":"::1"}}"#, "400 Bad Request"),
         ("nonsense", "400 Bad Request"),
         ("", "400 Bad Request"),
     ] {
-        let usual_way = answers(&[&post("", body)]).await;
-        assert!(usual_way.starts_with(&format!("HTTP/1.1 {status}\r\n")), "{usual_way}");
-        // Harmless, and not usual.
-        assert_eq!(usual_way, answers(&[&post("connection: keep-alive, te\r\n", body)]).await);
+        let fast = responses(&[&post("", body)]).await;
+        assert!(fast.starts_with(&format!("HTTP/1.1 {status}\r\n")), "{fast}");
+        assert_eq!(fast, responses(&[&post(BY_HYPER, body)]).await);
     }
 }
 
-/// Both ways, because a rule that holds on one of them only is no rule.
+/// Sends the same sequence of requests to one listener by the fast path and to an identical one by the general path, and
+/// compares the responses byte by byte. Returns the statuses.
+async fn assert_paths_agree(listener: impl Fn() -> Arc<HttpListener>, bodies: &[String]) -> Vec<String> {
+    let send = |headers: &'static str| {
+        let (listener, requests) = (listener(), bodies.iter().map(move |body| post(headers, body)));
+        async move { responses_of(listener, &requests.collect::<Vec<_>>().iter().map(|r| &**r).collect::<Vec<_>>()).await }
+    };
+    let (fast, general) = (send("").await, send(BY_HYPER).await);
+    assert_eq!(fast, general);
+    let statuses: Vec<String> = fast.split("HTTP/1.1 ").skip(1).map(|response| response[..3].to_owned()).collect();
+    assert_eq!(statuses.len(), bodies.len(), "{fast}");
+    statuses
+}
+
 #[tokio::test]
-async fn a_page_of_another_site_may_not_ask_by_either_way() {
-    for (headers, is_let_in) in [
+async fn both_paths_give_the_same_responses_by_rules() {
+    let (here, banned, banned_for_a_time) = ("203.0.113.9", "198.51.100.7", "198.51.100.8");
+    let twice = |path: &str| [described(path, here, "{}"), described(path, here, "{}")];
+    let mut bodies: Vec<String> = ["/json", "/problem", "/text", "/local", "/allow", "/costly", "/shadow", "/shield"]
+        .iter()
+        .flat_map(|path| twice(path))
+        .collect();
+    bodies.extend([
+        described("/json", banned, "{}"),
+        described("/json", banned_for_a_time, "{}"),
+        described("/health", here, "{}"),
+        described("/unmatched", here, "{}"),
+        described(&"/long".repeat(20), here, "{}"),
+        described("/plan", here, r#"{"x-api-key":"planted-pro"}"#),
+        described("/plan", here, r#"[["x-api-key","invented"]]"#),
+        GOOD.to_owned(),
+    ]);
+    let statuses = assert_paths_agree(|| listener_with_rules(None), &bodies).await;
+    let denied_second = ["200", "429"].repeat(5);
+    let rest = ["200", "429", "200", "200", "200", "429", "403", "403", "200", "200", "414", "200", "200", "200"];
+    assert_eq!(statuses, [&denied_second[..], &rest].concat());
+}
+
+#[tokio::test]
+async fn both_paths_give_the_same_responses_without_a_store() {
+    let bodies: Vec<String> =
+        ["/json", "/problem", "/text", "/local", "/local", "/allow", "/plan", "/shield", "/shield"]
+            .iter()
+            .map(|path| described(path, "203.0.113.9", "{}"))
+            .chain([described("/json", "198.51.100.7", "{}"), GOOD.to_owned()])
+            .collect();
+    let statuses = assert_paths_agree(|| listener_with_rules(Some(Arc::new(UnreachableStore))), &bodies).await;
+    assert_eq!(statuses, ["503", "503", "503", "200", "429", "200", "200", "200", "429", "403", "200"]);
+}
+
+/// The rule must hold on both paths.
+#[tokio::test]
+async fn a_page_of_another_site_is_rejected_on_both_paths() {
+    for (headers, is_accepted) in [
         ("", true),
         ("origin: http://x\r\n", true),
         ("Origin: HTTPS://X\r\nSec-Fetch-Site: same-origin\r\n", true),
@@ -108,56 +161,58 @@ async fn a_page_of_another_site_may_not_ask_by_either_way() {
         ("origin: http://x\r\nsec-fetch-site: cross-site\r\n", false),
         ("sec-fetch-site: a word of the future\r\n", false),
     ] {
-        let usual_way = answers(&[&post(headers, GOOD)]).await;
-        // Harmless, and not usual.
-        let by_hyper = format!("{headers}connection: keep-alive, te\r\n");
-        assert_eq!(usual_way, answers(&[&post(&by_hyper, GOOD)]).await, "{headers}");
-        let told = if is_let_in { "HTTP/1.1 200 OK\r\n" } else { "HTTP/1.1 403 Forbidden\r\n" };
-        assert!(usual_way.starts_with(told), "{headers}: {usual_way}");
-        // What is refused was not counted.
-        let door = listener();
-        answers_of(door.clone(), &[&post(headers, GOOD)]).await;
-        let left = if is_let_in { "\"remaining\":8" } else { "\"remaining\":9" };
-        assert!(answers_of(door, &[&post("", GOOD)]).await.contains(left), "{headers}");
-        // What changes nothing may be read by anybody, as a link on another site does.
+        let fast = responses(&[&post(headers, GOOD)]).await;
+        let by_hyper = format!("{headers}{BY_HYPER}");
+        assert_eq!(fast, responses(&[&post(&by_hyper, GOOD)]).await, "{headers}");
+        let expected = if is_accepted { "HTTP/1.1 200 OK\r\n" } else { "HTTP/1.1 403 Forbidden\r\n" };
+        assert!(fast.starts_with(expected), "{headers}: {fast}");
+        // A rejected request is not charged.
+        let listener = listener();
+        responses_of(listener.clone(), &[&post(headers, GOOD)]).await;
+        let left = if is_accepted { "\"remaining\":8" } else { "\"remaining\":9" };
+        assert!(responses_of(listener, &[&post("", GOOD)]).await.contains(left), "{headers}");
+        // Routes that change nothing may be read, as a link on another site does.
         let page = format!("GET /openapi.json HTTP/1.1\r\nhost: x\r\n{headers}\r\n");
-        assert!(answers(&[&page]).await.starts_with("HTTP/1.1 200 OK\r\n"), "{headers}");
+        assert!(responses(&[&page]).await.starts_with("HTTP/1.1 200 OK\r\n"), "{headers}");
     }
 }
 
 #[tokio::test]
-async fn wherever_a_request_is_cut_its_answer_is_the_same() {
+async fn a_request_in_two_packets_gets_the_same_response_wherever_it_is_cut() {
     let request = post("user-agent: test\r\n", GOOD);
-    let whole = answers(&[&request]).await;
+    let whole = responses(&[&request]).await;
     for (at, _) in request.char_indices().skip(1) {
         let (one, other) = request.split_at(at);
-        assert_eq!(answers(&[one, other]).await, whole, "cut at {at}");
+        assert_eq!(responses(&[one, other]).await, whole, "cut at {at}");
     }
 }
 
 #[tokio::test]
-async fn whatever_comes_together_is_answered_in_order() {
+async fn pipelined_requests_are_answered_in_order() {
     let ask = post("", GOOD);
     let other = "GET /v1/check HTTP/1.1\r\nhost: x\r\n\r\n";
-    let said = answers(&[&format!("{ask}{ask}{other}{ask}")]).await;
-    let statuses: Vec<&str> =
-        said.split("\r\n").filter_map(|line| line.rsplit_once("HTTP/1.1 ")).map(|(_, status)| &status[..3]).collect();
+    let received = responses(&[&format!("{ask}{ask}{other}{ask}")]).await;
+    let statuses: Vec<&str> = received
+        .split("\r\n")
+        .filter_map(|line| line.rsplit_once("HTTP/1.1 "))
+        .map(|(_, status)| &status[..3])
+        .collect();
     assert_eq!(statuses, ["200", "200", "405", "200"]);
-    let remaining: Vec<&str> = said.split("\"remaining\":").skip(1).map(|rest| &rest[..1]).collect();
-    assert_eq!(remaining, ["9", "8", "7"], "{said}");
+    let remaining: Vec<&str> = received.split("\"remaining\":").skip(1).map(|rest| &rest[..1]).collect();
+    assert_eq!(remaining, ["9", "8", "7"], "{received}");
 }
 
 #[test]
-fn only_what_needs_no_judgement_is_usual() {
-    let usual_ones = [
+fn only_requests_without_anything_to_interpret_are_plain() {
+    let plain = [
         post("", GOOD),
         post("", ""),
         post("Connection: Keep-Alive\r\nX-Other: yes\r\n", GOOD),
         post("", GOOD).replace("content-length", "CONTENT-Length"),
-        post("", GOOD) + "what follows",
+        post("", GOOD) + "the next request",
     ];
-    for request in usual_ones {
-        let body = usual(request.as_bytes()).unwrap_or_else(|| panic!("{request}"));
+    for request in plain {
+        let body = plain_check(request.as_bytes()).unwrap_or_else(|| panic!("{request}"));
         assert_eq!(body.start, request.find("\r\n\r\n").unwrap() + 4);
         assert!(["", GOOD].contains(&&request[body]), "{request}");
     }
@@ -191,21 +246,21 @@ fn only_what_needs_no_judgement_is_usual() {
         "nonsense\r\n\r\n".to_owned(),
         String::new(),
     ] {
-        assert_eq!(usual(request.as_bytes()), None, "{request}");
+        assert_eq!(plain_check(request.as_bytes()), None, "{request}");
     }
 }
 
-/// A general HTTP server is not set up for a request that is not whole, and not for a usual one at all.
+/// hyper is not used for an incomplete request, and never for a plain one.
 #[tokio::test(start_paused = true)]
-async fn a_usual_request_is_usual_however_it_is_cut() {
+async fn a_plain_request_stays_on_the_fast_path_wherever_it_is_cut() {
     let request = post("", GOOD);
     let head = request.len() - GOOD.len();
     for cuts in [vec![], vec![head], vec![1], vec![head - 1], vec![head + 1], vec![head, head + 1], vec![2, head - 3]] {
-        let door = HttpListener::new(Limiter::memory());
+        let listener = HttpListener::new(Limiter::memory(), IDLE);
         let (mut client, mut server) = tokio::io::duplex(1 << 20);
         let serving = tokio::spawn(async move {
-            let (_open, mut context) = Context::alone();
-            serve_alone(&door, &mut server, &mut context).await.unwrap()
+            let (_stage, mut context) = ConnectionContext::unshared();
+            serve_fast_path(&listener, &mut server, &mut context).await.unwrap()
         });
         for _ in 0..2 {
             let mut from = 0;
@@ -216,25 +271,25 @@ async fn a_usual_request_is_usual_however_it_is_cut() {
             }
         }
         client.shutdown().await.unwrap();
-        let mut said = String::new();
-        client.read_to_string(&mut said).await.unwrap();
-        assert_eq!(said.matches("HTTP/1.1 200 OK").count(), 2, "cut at {cuts:?}: {said}");
+        let mut received = String::new();
+        client.read_to_string(&mut received).await.unwrap();
+        assert_eq!(received.matches("HTTP/1.1 200 OK").count(), 2, "cut at {cuts:?}: {received}");
         assert_eq!(serving.await.unwrap(), None, "cut at {cuts:?}");
     }
 }
 
-/// Serves a connection until it ends or goes to hyper.
-async fn serve_alone(
-    door: &HttpListener,
+/// Serves a connection until it ends or is handed to hyper.
+async fn serve_fast_path(
+    listener: &HttpListener,
     server: &mut DuplexStream,
-    context: &mut Context,
+    context: &mut ConnectionContext,
 ) -> std::io::Result<Option<BytesMut>> {
-    serve(Some(door), &|request| door.answer(request), server, IDLE, context).await
+    serve(Some(listener), &|request| listener.answer(request), server, IDLE, context).await
 }
 
-/// hyper gets a connection only if it cannot be told where a request ends.
+/// hyper gets a connection only if the end of a request cannot be found.
 #[tokio::test(start_paused = true)]
-async fn a_request_goes_to_hyper_alone_if_its_end_can_be_told() {
+async fn hyper_gets_a_single_request_if_its_end_can_be_found() {
     let close = post("connection: close\r\n", GOOD);
     let chunked = format!(
         "POST /v1/check HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n10\r\n{}\r\n{:X}\r\n{}\r\n0\r\n\r\n",
@@ -245,7 +300,7 @@ async fn a_request_goes_to_hyper_alone_if_its_end_can_be_told() {
     let get = "GET /docs HTTP/1.1\r\nhost: x\r\n\r\n";
     let upgrade = post("connection: upgrade, http2-settings\r\nupgrade: h2c\r\nhttp2-settings: x\r\n", GOOD);
     let chunk = |body: &str| format!("POST /v1/check HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n{body}");
-    for (sent, answers, goes_to_hyper) in [
+    for (sent, answered, goes_to_hyper) in [
         (close[..20].to_owned(), 0, false),
         (close[..close.len() - 1].to_owned(), 0, false),
         (close.clone(), 1, false),
@@ -269,27 +324,27 @@ async fn a_request_goes_to_hyper_alone_if_its_end_can_be_told() {
         ("POST /v1/check HTTP/1.1\r\ncontent-length: 600000\r\n\r\n".to_owned(), 0, true),
         ("nonsense\r\n".to_owned(), 0, true),
     ] {
-        let door = HttpListener::new(Limiter::memory());
+        let listener = HttpListener::new(Limiter::memory(), IDLE);
         let (mut client, mut server) = tokio::io::duplex(1 << 20);
-        let (_open, mut context) = Context::alone();
+        let (_stage, mut context) = ConnectionContext::unshared();
         client.write_all(sent.as_bytes()).await.unwrap();
-        let served = tokio::time::timeout(IDLE / 20, serve_alone(&door, &mut server, &mut context)).await;
-        let begun = served.map_or(None, Result::unwrap);
-        assert_eq!(begun.as_ref().map(|begun| &begun[..]), goes_to_hyper.then_some(sent.as_bytes()), "{sent}");
+        let served = tokio::time::timeout(IDLE / 20, serve_fast_path(&listener, &mut server, &mut context)).await;
+        let begin = served.map_or(None, Result::unwrap);
+        assert_eq!(begin.as_ref().map(|begin| &begin[..]), goes_to_hyper.then_some(sent.as_bytes()), "{sent}");
         drop(server);
-        let mut said = Vec::new();
-        client.read_to_end(&mut said).await.unwrap();
-        let said = String::from_utf8_lossy(&said);
-        assert_eq!(said.matches("HTTP/1.1 200 OK").count(), answers, "{sent}: {said}");
+        let mut received = Vec::new();
+        client.read_to_end(&mut received).await.unwrap();
+        let received = String::from_utf8_lossy(&received);
+        assert_eq!(received.matches("HTTP/1.1 200 OK").count(), answered, "{sent}: {received}");
     }
 }
 
-/// A client that has left needs no answer, and keeps no place.
+/// The handler is dropped, and the connection does not count towards the limit any more.
 #[tokio::test]
-async fn a_connection_ends_when_its_client_leaves_before_the_answer() {
+async fn a_connection_ends_when_its_client_leaves_before_the_response() {
     for request in ["GET /slow HTTP/1.1\r\n\r\n", "GET /slow HTTP/1.1\r\n\r\nGET /slow HTTP/1.1\r\nhal"] {
         let (mut client, mut server) = tokio::io::duplex(1 << 20);
-        let (_open, mut context) = Context::alone();
+        let (_stage, mut context) = ConnectionContext::unshared();
         client.write_all(request.as_bytes()).await.unwrap();
         let never = |_: Request<RequestBody>| std::future::pending();
         let serving = serve(None, &never, &mut server, IDLE, &mut context);
@@ -303,10 +358,10 @@ async fn a_connection_ends_when_its_client_leaves_before_the_answer() {
 }
 
 #[tokio::test]
-async fn a_connection_goes_on_after_hyper_has_answered_and_ends_if_hyper_says_so() {
+async fn a_connection_continues_after_hyper_has_answered_unless_hyper_would_close_it() {
     let ask = post("", GOOD);
     let get = "GET /v1/check HTTP/1.1\r\nhost: x\r\n\r\n";
-    for (first, goes_on) in [
+    for (first, continues) in [
         (get.to_owned(), true),
         (ask.replace("/v1/check", "/v1/other"), false),
         (get.replace("host: x", "connection: close"), false),
@@ -314,33 +369,34 @@ async fn a_connection_goes_on_after_hyper_has_answered_and_ends_if_hyper_says_so
         (get.replace("HTTP/1.1", "HTTP/1.0").replace("host: x", "connection: keep-alive"), true),
         ("HEAD /docs HTTP/1.1\r\nhost: x\r\n\r\n".to_owned(), true),
     ] {
-        let said = answers(&[&first, &ask]).await;
-        assert_eq!(said.matches("\"remaining\":9").count(), usize::from(goes_on), "{first}: {said}");
-        let says_close = said.to_ascii_lowercase().contains("\r\nconnection: close\r\n");
-        assert_eq!(says_close, !goes_on && !first.contains("HTTP/1.0"), "{first}: {said}");
+        let received = responses(&[&first, &ask]).await;
+        assert_eq!(received.matches("\"remaining\":9").count(), usize::from(continues), "{first}: {received}");
+        let says_close = received.to_ascii_lowercase().contains("\r\nconnection: close\r\n");
+        assert_eq!(says_close, !continues && !first.contains("HTTP/1.0"), "{first}: {received}");
     }
 }
 
-/// The oldest unfinished request gives way, and small ones do not notice.
+/// The oldest large unfinished request is dropped, and small ones are not affected.
 #[tokio::test(start_paused = true)]
 async fn unfinished_requests_are_bounded_in_bytes_for_all_connections_together() {
     const LARGE: usize = 50_000;
     let evictions = Arc::new(AtomicU64::new(0));
     // Five of them, and what hyper needs for two.
-    let budget = Budget::new(5 * LARGE + 90_000, evictions.clone());
-    let (_open, closing) = Closing::channel();
+    let budget = EvictingBudget::new(5 * LARGE + 90_000, evictions.clone());
+    let (_stage, shutdown) = Shutdown::channel();
     let connect = || {
         let (client, server) = tokio::io::duplex(1 << 20);
-        let context = Context { closing: closing.clone(), receiving: Receiving::new(budget.clone()), place: None };
-        let door = Arc::new(HttpListener::new(Limiter::memory()));
-        tokio::spawn(async move { drop(door.serve(server, IDLE, context).await) });
+        let receiving = Receiving::new(budget.clone());
+        let context = ConnectionContext { shutdown: shutdown.clone(), receiving, slot: None };
+        let listener = Arc::new(HttpListener::new(Limiter::memory(), IDLE));
+        tokio::spawn(async move { drop(listener.serve_stream(server, context).await) });
         client
     };
     let body = format!("{}{GOOD}", " ".repeat(LARGE));
     let large = |headers: &str| post(headers, &body);
     let half = |headers: &str| large(headers)[..LARGE].to_owned();
     let mut all = Vec::new();
-    // By the short way and by the long one.
+    // On the fast path and on the general one.
     for headers in ["", "", "", "expect: 100-continue\r\n", "", "expect: 100-continue\r\n", ""] {
         let mut client = connect();
         client.write_all(half(headers).as_bytes()).await.unwrap();
@@ -354,79 +410,82 @@ async fn unfinished_requests_are_bounded_in_bytes_for_all_connections_together()
     for (index, mut client) in all.into_iter().enumerate() {
         let _ = client.write_all(&large("").as_bytes()[LARGE..]).await;
         client.shutdown().await.unwrap();
-        let mut said = String::new();
-        client.read_to_string(&mut said).await.unwrap();
+        let mut received = String::new();
+        client.read_to_string(&mut received).await.unwrap();
         match index {
-            0 | 1 => assert!(said.starts_with("HTTP/1.1 503 ") && said.contains("\r\nconnection: close\r\n"), "{said}"),
-            2 | 4 | 6 => assert!(said.starts_with("HTTP/1.1 200 "), "{index}: {said}"),
+            0 | 1 => assert!(
+                received.starts_with("HTTP/1.1 503 ") && received.contains("\r\nconnection: close\r\n"),
+                "{received}"
+            ),
+            2 | 4 | 6 => assert!(received.starts_with("HTTP/1.1 200 "), "{index}: {received}"),
             _ => {}
         }
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_request_that_was_begun_is_heard_to_its_end_and_not_for_ever() {
+async fn a_body_is_awaited_during_a_shutdown_and_no_longer_than_its_deadline() {
     let request = post("", GOOD);
     let head = request.len() - GOOD.len();
-    // Who has begun when the doors close is heard to the end.
-    let (mut client, tell) = connect();
+    let (mut client, stage) = connect();
     client.write_all(&request.as_bytes()[..head]).await.unwrap();
     tokio::time::sleep(Duration::from_millis(1)).await;
-    tell.send(ShutdownStage::Closing).unwrap();
+    stage.send(ShutdownStage::Closing).unwrap();
     tokio::time::sleep(Duration::from_millis(1)).await;
     client.write_all(GOOD.as_bytes()).await.unwrap();
-    let mut said = String::new();
-    client.read_to_string(&mut said).await.unwrap();
-    assert!(said.starts_with("HTTP/1.1 200 "), "{said}");
+    let mut received = String::new();
+    client.read_to_string(&mut received).await.unwrap();
+    assert!(received.starts_with("HTTP/1.1 200 "), "{received}");
 
-    let (mut client, _open) = connect();
+    let (mut client, _stage) = connect();
     client.write_all(&request.as_bytes()[..head]).await.unwrap();
     let asked = tokio::time::Instant::now();
-    let mut said = String::new();
-    client.read_to_string(&mut said).await.unwrap();
-    assert!(said.starts_with("HTTP/1.1 408 "), "{said}");
+    let mut received = String::new();
+    client.read_to_string(&mut received).await.unwrap();
+    assert!(received.starts_with("HTTP/1.1 408 "), "{received}");
     assert!(asked.elapsed() <= Duration::from_secs(11), "{:?}", asked.elapsed());
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_silent_connection_ends_and_so_does_one_when_the_doors_close() {
-    let mut heard = [0; 9];
-    let (mut client, _open) = connect();
+async fn an_idle_connection_ends_after_its_time_and_on_shutdown() {
+    let mut begin = [0; 9];
+    let (mut client, _stage) = connect();
     client.write_all(post("", GOOD).as_bytes()).await.unwrap();
-    client.read_exact(&mut heard).await.unwrap();
+    client.read_exact(&mut begin).await.unwrap();
     let mut rest = String::new();
     tokio::time::sleep(Duration::from_secs(50)).await;
     client.write_all(post("", GOOD).as_bytes()).await.unwrap();
     let asked = tokio::time::Instant::now();
     client.read_to_string(&mut rest).await.unwrap();
     assert!(rest.contains("\"remaining\":8"), "{rest}");
-    assert_eq!(asked.elapsed().as_secs(), 60, "silence ends it, from the last question on");
+    assert_eq!(asked.elapsed().as_secs(), 60, "from the last request on");
 
-    let (mut client, tell) = connect();
+    let (mut client, stage) = connect();
     client.write_all(post("", GOOD).as_bytes()).await.unwrap();
-    client.read_exact(&mut heard).await.unwrap();
-    tell.send(ShutdownStage::Closing).unwrap();
+    client.read_exact(&mut begin).await.unwrap();
+    stage.send(ShutdownStage::Closing).unwrap();
     let ended = tokio::time::timeout(Duration::from_secs(59), client.read_to_string(&mut rest)).await;
-    ended.expect("the closing ends it").unwrap();
-    assert_eq!(&heard, b"HTTP/1.1 ");
+    ended.expect("the shutdown ends it").unwrap();
+    assert_eq!(&begin, b"HTTP/1.1 ");
 }
 
 #[tokio::test(start_paused = true)]
-async fn once_it_leaves_whatever_was_asked_together_is_answered_and_the_last_answer_says_so() {
+async fn while_draining_pipelined_requests_are_all_answered_and_the_last_response_says_close() {
     let other = "GET /v1/check HTTP/1.1\r\nhost: x\r\n\r\n";
-    for (asked, statuses) in
+    for (sent, statuses) in
         [(post("", GOOD) + &post("", GOOD), ["200", "200"]), (post("", GOOD) + other, ["200", "405"])]
     {
-        let (mut client, tell) = connect();
-        tell.send(ShutdownStage::Leaving).unwrap();
+        let (mut client, stage) = connect();
+        stage.send(ShutdownStage::Draining).unwrap();
         tokio::time::sleep(IDLE / 2).await;
-        client.write_all(asked.as_bytes()).await.unwrap();
-        let mut said = String::new();
-        let ended = tokio::time::timeout(IDLE / 4, client.read_to_string(&mut said)).await;
-        ended.expect("it ends with its answer").unwrap();
-        let answers: Vec<&str> = said.split("HTTP/1.1 ").skip(1).collect();
-        assert_eq!(answers.iter().map(|answer| &answer[..3]).collect::<Vec<_>>(), statuses, "{said}");
-        let are_last: Vec<bool> = answers.iter().map(|answer| answer.contains("\r\nconnection: close\r\n")).collect();
-        assert_eq!(are_last, [false, true], "{said}");
+        client.write_all(sent.as_bytes()).await.unwrap();
+        let mut received = String::new();
+        let ended = tokio::time::timeout(IDLE / 4, client.read_to_string(&mut received)).await;
+        ended.expect("the connection ends with the response").unwrap();
+        let responses: Vec<&str> = received.split("HTTP/1.1 ").skip(1).collect();
+        assert_eq!(responses.iter().map(|response| &response[..3]).collect::<Vec<_>>(), statuses, "{received}");
+        let are_last: Vec<bool> =
+            responses.iter().map(|response| response.contains("\r\nconnection: close\r\n")).collect();
+        assert_eq!(are_last, [false, true], "{received}");
     }
 }

@@ -5,11 +5,11 @@
 //! [["x-api-key", "…"], ["x-forwarded-for", "6.6.6.6"], ["X-Forwarded-For", "198.51.100.7"]]
 //! ```
 //!
-//! Names have no case. A request may have several lines of one name, and their order matters: the last entry of a forwarding header
-//! is the one that the nearest proxy wrote. A list has an order, so lines of one name are kept in it. An object has none; two
-//! names that differ only by case are refused, because choosing one of them would choose the client's address.
+//! Names are case-insensitive. A request may have several headers of one name, and their order matters: the last entry of a
+//! forwarding header is the one that the nearest proxy wrote. A list has an order, which is kept. An object has none, so two
+//! names that differ only by case are rejected: choosing one of them would choose the client's address.
 //!
-//! Reading stops at the first header beyond a bound, so what a long list costs does not depend on its length.
+//! Reading stops at the first header beyond a bound, so the cost of a long list does not depend on its length.
 
 use std::fmt;
 
@@ -17,13 +17,14 @@ use http::{HeaderMap, HeaderName, HeaderValue};
 use serde::de::{Error, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
-/// More headers than this are refused. Servers accept 100 (Apache, Envoy) to some hundreds.
+/// The most headers of a described request. Servers accept 100 (Apache, Envoy) to some hundreds.
 pub(crate) const HEADERS_MAX: usize = 256;
-/// A longer name is refused.
+/// The most bytes of a header name.
 pub(crate) const HEADER_NAME_BYTES_MAX: usize = 256;
-/// More bytes in all names and values together are refused: as many as this listener reads of its own headers.
+/// The most bytes of all names and values together: as many as this listener reads of its own headers.
 pub(crate) const HEADERS_BYTES_MAX: usize = 64 * 1024;
 
+/// The headers of a described request.
 #[derive(Default)]
 pub(super) struct Headers(pub(super) HeaderMap);
 
@@ -39,7 +40,7 @@ impl<'de> Visitor<'de> for HeadersVisitor {
     type Value = Headers;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("an object of texts by the names of headers, or a list of pairs [\"name\", \"value\"]")
+        f.write_str("an object of strings by header name, or a list of pairs [\"name\", \"value\"]")
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Headers, A::Error> {
@@ -48,7 +49,7 @@ impl<'de> Visitor<'de> for HeadersVisitor {
             let name = lines.name(name)?;
             if lines.headers.contains_key(&name) {
                 return Err(A::Error::custom(format_args!(
-                    "request.headers: `{name}` stands there twice; names have no case; for several lines of one name write a \
+                    "request.headers: duplicate name `{name}` (names are case-insensitive); for several headers of one name send a \
                      list of pairs [[\"name\", \"value\"], …]"
                 )));
             }
@@ -67,7 +68,7 @@ impl<'de> Visitor<'de> for HeadersVisitor {
     }
 }
 
-/// The headers that were read so far, within the bounds.
+/// The headers read so far, within the bounds.
 #[derive(Default)]
 struct HeaderLines {
     headers: HeaderMap,
@@ -75,16 +76,16 @@ struct HeaderLines {
 }
 
 impl HeaderLines {
-    fn name<E: Error>(&mut self, name: Text<'_>) -> Result<HeaderName, E> {
+    fn name<E: Error>(&mut self, name: JsonString<'_>) -> Result<HeaderName, E> {
         if self.headers.len() == HEADERS_MAX {
             return Err(E::custom(format_args!("request.headers has at most {HEADERS_MAX} entries")));
         }
         self.count(&name)?;
         let parsed = HeaderName::from_bytes(name.as_bytes()).ok().filter(|_| name.len() <= HEADER_NAME_BYTES_MAX);
-        parsed.ok_or_else(|| E::custom(format_args!("request.headers: `{}` is no name of a header", shown(&name))))
+        parsed.ok_or_else(|| E::custom(format_args!("request.headers: `{}` is not a header name", shown(&name))))
     }
 
-    fn add<E: Error>(&mut self, name: HeaderName, value: Text<'_>) -> Result<(), E> {
+    fn add<E: Error>(&mut self, name: HeaderName, value: JsonString<'_>) -> Result<(), E> {
         self.count(&value)?;
         let value = HeaderValue::from_str(&value)
             .map_err(|_| E::custom(format_args!("request.headers: the value of `{name}` has a control character")))?;
@@ -101,11 +102,11 @@ impl HeaderLines {
     }
 }
 
-/// Text that is borrowed from the body if nothing in it is escaped.
+/// A string, borrowed from the body if it contains no escapes.
 #[derive(Deserialize)]
-struct Text<'b>(#[serde(borrow)] std::borrow::Cow<'b, str>);
+pub(super) struct JsonString<'b>(#[serde(borrow)] pub(super) std::borrow::Cow<'b, str>);
 
-impl std::ops::Deref for Text<'_> {
+impl std::ops::Deref for JsonString<'_> {
     type Target = str;
 
     fn deref(&self) -> &str {
@@ -126,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn names_have_no_case_and_lines_keep_their_order() {
+    fn names_are_case_insensitive_and_headers_keep_their_order() {
         let headers = read(r#"[["X-Forwarded-For","6.6.6.6"],["x-a","b"],["x-forwarded-FOR","10.0.0.1"]]"#).unwrap();
         let lines: Vec<_> = headers.get_all("x-forwarded-for").iter().collect();
         assert_eq!(lines, ["6.6.6.6", "10.0.0.1"]);
@@ -135,30 +136,30 @@ mod tests {
     }
 
     #[test]
-    fn names_that_differ_only_by_case_are_refused_in_an_object() {
+    fn names_that_differ_only_by_case_are_rejected_in_an_object() {
         for text in [r#"{"x-a":"1","x-a":"1"}"#, r#"{"x-forwarded-for":"1","y":"","X-Forwarded-For":"2"}"#] {
-            assert!(read(text).unwrap_err().contains("stands there twice; names have no case"), "{text}");
+            assert!(read(text).unwrap_err().contains("are case-insensitive"), "{text}");
         }
     }
 
     #[test]
-    fn whatever_is_no_header_is_refused() {
+    fn malformed_headers_are_rejected() {
         for (text, phrase) in [
             (r#"[["a"]]"#, "invalid length 1"),
             (r#"[["a","b","c"]]"#, "trailing characters"),
             (r#"["a","b"]"#, "invalid type: string"),
             (r#"[["a",1]]"#, "invalid type: integer"),
             (r#"{"a":null}"#, "invalid type: null"),
-            (r#"{"a b":""}"#, "`a b` is no name of a header"),
+            (r#"{"a b":""}"#, "`a b` is not a header name"),
             (r#"{"a":"\n"}"#, "the value of `a` has a control character"),
-            ("3", "expected an object of texts"),
+            ("3", "expected an object of strings"),
         ] {
             assert!(read(text).unwrap_err().contains(phrase), "{text}: {:?}", read(text));
         }
     }
 
     #[test]
-    fn as_many_headers_and_bytes_are_read_as_the_bounds_say() {
+    fn headers_are_accepted_up_to_the_bounds() {
         let pairs = |count: usize| {
             let pairs: Vec<_> = (0..count).map(|n| [format!("x-{n}"), String::new()]).collect();
             serde_json::to_string(&pairs).unwrap()

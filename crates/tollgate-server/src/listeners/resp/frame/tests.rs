@@ -1,4 +1,4 @@
-//! The parser by itself: what it reads, what it refuses, and beside another parser.
+//! Tests of the parser by itself, and against another parser.
 
 use proptest::prelude::*;
 use redis_protocol::resp2::decode::decode;
@@ -6,7 +6,7 @@ use redis_protocol::resp2::types::OwnedFrame;
 
 use super::*;
 
-/// How many bytes were taken, and the words in them.
+/// The length of a command, and its arguments.
 type Parsed = Option<(usize, Vec<Vec<u8>>)>;
 
 fn parsed(buffer: &[u8]) -> Result<Parsed, FrameError> {
@@ -29,7 +29,7 @@ fn array(words: &[Vec<u8>]) -> Vec<u8> {
 }
 
 #[test]
-fn arrays_and_lines_are_read() {
+fn arrays_and_inline_commands_are_parsed() {
     let ping = Ok(Some((14, vec![b"PING".to_vec()])));
     assert_eq!(parsed(b"*1\r\n$4\r\nPING\r\n*1\r\n"), ping);
     assert_eq!(parsed(b"PING\r\nmore"), Ok(Some((6, vec![b"PING".to_vec()]))));
@@ -39,7 +39,7 @@ fn arrays_and_lines_are_read() {
 }
 
 #[test]
-fn hostile_frames_are_refused_before_their_bytes_come() {
+fn hostile_frames_are_rejected_before_their_bytes_arrive() {
     for (frame, error) in [
         (&b"*-1\r\n"[..], FrameError::Arguments),
         (b"*65\r\n", FrameError::Arguments),
@@ -58,14 +58,14 @@ fn hostile_frames_are_refused_before_their_bytes_come() {
     }
     let many_large = array(&vec![vec![b'x'; ARG_BYTES_MAX]; 5]);
     assert_eq!(parsed(&many_large[..many_large.len() - 70_000]), Err(FrameError::TooLarge));
-    assert_eq!(parsed(&vec![b'x'; LINE_BYTES_MAX]), Err(FrameError::LimitStatus));
+    assert_eq!(parsed(&vec![b'x'; LINE_BYTES_MAX]), Err(FrameError::LineTooLong));
     assert_eq!(parsed(&vec![b'x'; LINE_BYTES_MAX - 1]), Ok(None));
     assert_eq!(parsed(&b"x ".repeat(65).into_iter().chain(*b"\n").collect::<Vec<_>>()), Err(FrameError::Arguments));
 }
 
 proptest! {
     #[test]
-    fn a_command_reads_back_and_every_shorter_piece_asks_for_more(
+    fn a_command_is_parsed_and_every_prefix_of_it_is_incomplete(
         words in proptest::collection::vec(proptest::collection::vec(any::<u8>(), 0..40), 1..8),
     ) {
         let frame = array(&words);
@@ -76,14 +76,14 @@ proptest! {
     }
 
     #[test]
-    fn no_bytes_make_it_panic_or_read_past_the_end(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+    fn arbitrary_bytes_neither_panic_nor_are_read_past_the_end(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
         if let Ok(Some((consumed, _))) = parsed(&bytes) {
             prop_assert!(consumed <= bytes.len());
         }
     }
 
-    /// Frames as clients send them, with a few bytes changed, cut off or put in: whatever this parser reads, the other one reads
-    /// alike; what it waits for, the other waits for too; and it refuses only what no client may send here.
+    /// Valid frames with a few bytes changed, cut off or inserted. What this parser accepts, the other one parses alike. What is
+    /// incomplete for one is incomplete for the other. This one rejects only what no client may send.
     #[test]
     fn the_parser_agrees_with_redis_protocol(
         words in proptest::collection::vec(proptest::collection::vec(any::<u8>(), 0..24), 0..8),
@@ -110,11 +110,11 @@ proptest! {
                 prop_assert_eq!(words.into_iter().map(OwnedFrame::BulkString).collect::<Vec<_>>(), items);
             }
             (Ok(None), Ok(None)) => {}
-            // The other one takes any two bytes for the end of an argument.
+            // The other parser accepts any two bytes after an argument.
             (Err(FrameError::Terminator), _) => {}
-            // Null or negative, nested, of another type, too many, or with digits that nobody writes: legal as a reply at most.
+            // Null or negative, nested, of another type, too many, or with leading zeros: valid in replies at most.
             (Err(FrameError::Arguments | FrameError::Length), _) => {}
-            // A length is believed only after its bytes have come: the other one says so earlier or later.
+            // The other parser may reject a length before its bytes have arrived.
             (Ok(None), Err(_)) => {}
             (ours, theirs) => prop_assert!(false, "{:?}: {ours:?}, {theirs:?}", String::from_utf8_lossy(&frame)),
         }
@@ -127,7 +127,7 @@ enum Change {
     Insert(u8),
 }
 
-/// Mostly bytes that mean something to the protocol.
+/// Generates mostly bytes that have a meaning in the protocol.
 fn change() -> impl Strategy<Value = Change> {
     let byte = prop_oneof![proptest::sample::select(b"*$:+-_%~,#0123456789\r\n\0".to_vec()), any::<u8>()];
     (any::<bool>(), byte).prop_map(|(insert, byte)| if insert { Change::Insert(byte) } else { Change::Replace(byte) })

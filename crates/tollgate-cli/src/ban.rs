@@ -1,0 +1,62 @@
+//! The commands `ban` and `unban`, on a store or a running instance.
+
+use std::time::Duration;
+
+use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
+use serde_json::json;
+use tollgate::Key;
+
+use crate::admin::Admin;
+use crate::arguments::{Ban, Unban};
+use crate::{Failure, output};
+
+/// Runs `tollgate ban`: refuses all checks of a subject, for a time or for good.
+pub(crate) async fn ban(arguments: Ban) -> Result<(), Failure> {
+    let Ban { subject, duration, .. } = &arguments;
+    check_subject(subject)?;
+    match Admin::from_options(&arguments.admin)? {
+        Some(admin) => drop(admin.send("PUT", &path(subject, *duration), None).await?),
+        None => arguments.counters.shared_limiter()?.ban(subject.as_bytes(), *duration).await?,
+    }
+    let ms = duration.map(|duration| u64::try_from(duration.as_millis()).unwrap_or(u64::MAX));
+    match (arguments.json, duration) {
+        (true, _) => output::print_line(json!({ "subject": subject, "banned": true, "retry_after_ms": ms })),
+        (false, Some(duration)) => {
+            output::print_line(format_args!("{subject} is banned for {}", humantime::format_duration(*duration)))
+        }
+        (false, None) => output::print_line(format_args!("{subject} is banned for good")),
+    }
+}
+
+/// Runs `tollgate unban`: lifts the ban of a subject.
+pub(crate) async fn unban(arguments: Unban) -> Result<(), Failure> {
+    let subject = &arguments.subject;
+    check_subject(subject)?;
+    let was_banned = match Admin::from_options(&arguments.admin)? {
+        Some(admin) => admin.send("DELETE", &path(subject, None), None).await?["was_banned"] == true,
+        None => arguments.counters.shared_limiter()?.unban(subject.as_bytes()).await?,
+    };
+    match (arguments.json, was_banned) {
+        (true, _) => output::print_line(json!({ "subject": subject, "banned": false, "was_banned": was_banned })),
+        (false, true) => output::print_line(format_args!("{subject} is no longer banned")),
+        (false, false) => output::print_line(format_args!("{subject} was not banned")),
+    }
+}
+
+/// Rejects a subject that is too long, or masked as `explain` without `--reveal` prints it.
+fn check_subject(subject: &str) -> Result<(), Failure> {
+    Key::new(subject)?;
+    match subject.split('&').any(|part| part.ends_with(":***")) {
+        true => Err(Failure::MaskedSubject),
+        false => Ok(()),
+    }
+}
+
+/// Returns the path and query of a ban in the admin API.
+fn path(subject: &str, duration: Option<Duration>) -> String {
+    let mut path = format!("/v1/bans?subject={}", utf8_percent_encode(subject, NON_ALPHANUMERIC));
+    if let Some(duration) = duration {
+        path += &format!("&for={}ms", duration.as_millis());
+    }
+    path
+}

@@ -1,0 +1,103 @@
+//! Clients that people use, against the RESP door of the real binary: they connect without complaint, and count exactly.
+//!
+//! Each script asks the same things and prints what it was told as one line of JSON. What they need is installed by
+//! `scripts/setup.sh`, into `.tools` or from Debian.
+#![allow(clippy::unwrap_used)] // a step that fails fails its test
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use crate::serving::Serving;
+use serde_json::{Value, json};
+
+fn tools() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.tools")
+}
+
+fn script(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/suite/clients").join(name)
+}
+
+fn port(serving: &Serving) -> String {
+    serving.resp_addr().port().to_string()
+}
+
+/// What a program printed. A missing one fails with how to get it.
+fn printed(command: &mut Command, input: &[u8]) -> String {
+    let started = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+    let mut child = started.unwrap_or_else(|error| panic!("{command:?}: {error}; scripts/setup.sh installs it"));
+    child.stdin.take().unwrap().write_all(input).unwrap();
+    let output = child.wait_with_output().unwrap();
+    let (said, complained) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(
+        output.status.success() && complained.is_empty(),
+        "{command:?} (scripts/setup.sh installs what it needs): {}\n{said}{complained}",
+        output.status
+    );
+    said.into_owned()
+}
+
+fn counts_exactly(command: &mut Command) {
+    let said: Value = serde_json::from_str(&printed(command, b"")).unwrap();
+    let error = said["error"].as_str().unwrap_or_default();
+    assert!(error.starts_with("ERR limit: unknown unit of time"), "{said}");
+    let expected = json!({
+        "pong": "PONG",
+        "check": [1, 5, 4, 0],
+        "throttle": [0, 2, 1, -1, 3600],
+        "error": error,
+        "admitted": 37,
+        "throttled": 81,
+    });
+    assert_eq!(said, expected);
+}
+
+#[test]
+fn redis_py_in_both_protocols() {
+    let serving = Serving::start(&[]);
+    for protocol in ["2", "3"] {
+        let mut python = Command::new("python3");
+        python.env("PYTHONPATH", tools().join("python")).arg(script("redis-py.py"));
+        counts_exactly(python.args([&*port(&serving), protocol]));
+    }
+}
+
+#[test]
+fn ioredis() {
+    let serving = Serving::start(&[]);
+    let mut node = Command::new("node");
+    counts_exactly(node.env("NODE_PATH", tools().join("node_modules")).arg(script("ioredis.js")).arg(port(&serving)));
+}
+
+#[test]
+fn phpredis() {
+    let serving = Serving::start(&[]);
+    counts_exactly(Command::new("php").arg(script("phpredis.php")).arg(port(&serving)));
+}
+
+#[test]
+fn redis_cli_one_by_one_in_both_protocols() {
+    let serving = Serving::start(&[]);
+    for protocol in ["-2", "-3"] {
+        let mut redis_cli = Command::new("redis-cli");
+        redis_cli.args([protocol, "--raw", "-p", &port(&serving)]);
+        let script = format!(
+            "PING\nTOLLGATE.CHECK cli{protocol} 2/h\nCL.THROTTLE cli{protocol} 3 1 3600\nTOLLGATE.RESET cli{protocol} 2/h\n"
+        );
+        let said = printed(&mut redis_cli, script.as_bytes());
+        let words: Vec<&str> = said.split_whitespace().collect();
+        assert_eq!(words.join(" "), "PONG 1 2 1 0 3600000 0 4 3 -1 3600 OK");
+    }
+}
+
+/// `--pipe` sends everything at once and counts the replies; what they were is asked afterwards.
+#[test]
+fn redis_cli_in_bulk() {
+    let serving = Serving::start(&[]);
+    let command = b"*3\r\n$14\r\nTOLLGATE.CHECK\r\n$4\r\nbulk\r\n$10\r\n100000/day\r\n";
+    let mut redis_cli = Command::new("redis-cli");
+    let said = printed(redis_cli.args(["--pipe", "-p", &port(&serving)]), &command.repeat(30_000));
+    assert!(said.contains("errors: 0, replies: 30000"), "{said}");
+    assert_eq!(serving.connect().call(&["TOLLGATE.PEEK", "bulk", "100000/day"]).unwrap().items()[2].integer(), 70_000);
+}

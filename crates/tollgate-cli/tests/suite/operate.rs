@@ -1,0 +1,323 @@
+//! The command line beside a running instance: explain, inspect, reset, validate, completions.
+#![allow(clippy::unwrap_used)] // a step that fails fails its test
+
+use std::process::Output;
+
+use crate::serving::{Serving, command, ended};
+use tollgate_testkit::server::Server;
+
+const RULES: &str = r#"
+[plans.anonymous]
+limits = ["2/h"]
+[plans.default]
+limits = ["3/h"]
+[plans.pro]
+limits = ["30/h"]
+[[keys]]
+key = "planted-key-of-acme"
+name = "acme"
+plan = "pro"
+[[rules]]
+name = "shorten"
+match = { methods = ["POST"], path = "/shorten" }
+by = ["ip"]
+limits = [{ name = "main", limit = "2/h" }]
+[[rules]]
+name = "api"
+match = { path = "/api/*" }
+limits = "plan"
+"#;
+
+const POSTED: &str = r#"{"request":{"method":"POST","path":"/shorten","peer":"203.0.113.9"}}"#;
+
+fn tollgate(arguments: &[&str]) -> Output {
+    command().args(arguments).output().unwrap()
+}
+
+fn with_token(arguments: &[&str]) -> Output {
+    command().env("TOLLGATE_ADMIN_TOKEN", "a-token-for-tests-only").args(arguments).output().unwrap()
+}
+
+fn out(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+fn err(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+fn rules_file() -> (tempfile::TempDir, String) {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("tollgate.toml");
+    std::fs::write(&file, RULES).unwrap();
+    let name = file.to_str().unwrap().to_owned();
+    (dir, name)
+}
+
+#[test]
+fn explain_shows_which_rules_apply_why_others_do_not_and_the_plan() {
+    let (dir, file) = rules_file();
+    let said = tollgate(&["explain", "--config", &file, "POST", "/shorten", "--peer", "203.0.113.9"]);
+    assert_eq!(said.status.code(), Some(0), "{}", err(&said));
+    for phrase in [
+        "POST /shorten\n",
+        "caller   identified by ip\n",
+        "plan     anonymous (anonymous, because the caller has no known identity)\n",
+        "applies  shorten (enforce), counts ip:***, costs 1\n",
+        "  main: 2/h\n",
+        "not      api: the path is none of /api/*\n",
+    ] {
+        assert!(out(&said).contains(phrase), "{phrase}: {}", out(&said));
+    }
+    let headers = dir.path().join("headers");
+    std::fs::write(&headers, "x-api-key: planted-key-of-acme\n").unwrap();
+    let headers = format!("@{}", headers.to_str().unwrap());
+    let said = tollgate(&["explain", "--config", &file, "GET", "/api/x?y=1", "-H", &headers, "--json"]);
+    let json = out(&said);
+    assert!(
+        json.contains(r#""key_name":"acme""#) && json.contains(r#"{"name":"pro","source":"the API key"}"#),
+        "{json}"
+    );
+    assert!(json.contains("api_key:***") && !json.contains("planted"), "{json}");
+    let said = tollgate(&["explain", "--config", &file, "POST", "/shorten", "--peer", "203.0.113.9", "--reveal"]);
+    assert!(out(&said).contains("counts ip:203.0.113.9"), "{}", out(&said));
+}
+
+#[test]
+fn explain_reads_counters_and_charges_nothing() {
+    let (_dir, file) = rules_file();
+    let redis = Server::redis();
+    let serving = Serving::start(&["--config", &file, "--store", &redis.url()]);
+    let explain = ["explain", "--config", &file, "POST", "/shorten", "--peer", "203.0.113.9", "--store", &redis.url()];
+    for left in ["2 left", "1 left", "0 left: denied for "] {
+        for _ in 0..2 {
+            let said = tollgate(&explain);
+            assert!(out(&said).contains(left), "{left}: {}{}", out(&said), err(&said));
+        }
+        serving.check(POSTED);
+    }
+}
+
+/// A plan that only a hash in Redis knows: whoever explains asks there, or says that it would have to be asked.
+#[test]
+fn explain_reads_the_plan_from_the_redis_hash() {
+    let (_dir, file) = rules_file();
+    let plans = "instances = 1\napi_keys = \"any\"\n[plan_sources]\nredis_hash = \"tollgate:plans\"\n";
+    std::fs::write(&file, format!("{plans}{RULES}")).unwrap();
+    let redis = Server::redis();
+    let explain = |more: &[&str]| {
+        let said =
+            with_token(&[&["explain", "GET", "/api/x", "-H", "x-api-key: planted-key-of-globex"], more].concat());
+        out(&said) + &err(&said)
+    };
+    let (config, url) = (["--config", &file], redis.url());
+    let with_store = [&config[..], &["--store", &url]].concat();
+    let unasked = "plan     default (default, unless the Redis hash tollgate:plans assigns another)\n";
+    let silent = "plan     default (default, because the Redis hash tollgate:plans assigns no other)\n";
+    let sold = "plan     pro (the Redis hash tollgate:plans)\n";
+    assert!(explain(&config).contains(unasked), "{}", explain(&config));
+    assert!(explain(&with_store).contains(silent), "{}", explain(&with_store));
+
+    let digest = "4b868c7c6c7d62fb93fb00e8825f1a1f2536099c83759aedeebef2ecb4fbafe2";
+    redis.command(&["HSET", "tollgate:plans", &format!("api_key:{digest}"), "pro"]);
+    let said = explain(&with_store);
+    assert!(said.contains(sold) && said.contains("30/h, 30 left"), "{said}");
+    let serving = Serving::start(&with_store);
+    let admin = format!("http://{}", serving.admin);
+    let said = explain(&["--admin", &admin]);
+    assert!(said.contains(sold) && said.contains("30/h, 30 left") && !said.contains("planted"), "{said}");
+}
+
+#[test]
+fn a_running_instance_explains_inspects_and_resets() {
+    let (_dir, file) = rules_file();
+    let serving = Serving::start(&["--config", &file]);
+    (0..3).for_each(|_| drop(serving.check(POSTED)));
+    let url = format!("http://{}", serving.admin);
+    let said = with_token(&["explain", "--admin", &url, "POST", "/shorten", "--peer", "203.0.113.9", "--reveal"]);
+    assert!(
+        out(&said).contains("counts ip:203.0.113.9") && out(&said).contains("0 left: denied"),
+        "{}{}",
+        out(&said),
+        err(&said)
+    );
+
+    let seen = with_token(&["inspect", "ip:203.0.113.9", "--rule", "shorten", "--admin", &url]);
+    assert!(out(&seen).contains("shorten main") && out(&seen).contains("0 of 2"), "{}{}", out(&seen), err(&seen));
+    let reset = with_token(&["reset", "ip:203.0.113.9", "main", "--rule", "shorten", "--admin", &url, "--json"]);
+    assert_eq!((reset.status.code(), out(&reset).as_str()), (Some(0), "{\"reset\":true}\n"));
+    assert_eq!(serving.check(POSTED).status, 200);
+
+    serving.check(r#"{"key":"user 42&x","limit":"5/min token-bucket"}"#);
+    let seen = with_token(&["inspect", "user 42&x", "5/min token-bucket", "--admin", &url, "--json"]);
+    assert!(out(&seen).contains(r#""remaining":4"#), "{}{}", out(&seen), err(&seen));
+    let plan = with_token(&["inspect", "ip:::1", "--rule", "api", "--plan", "pro", "--admin", &url]);
+    assert!(out(&plan).contains("30 of 30"), "{}{}", out(&plan), err(&plan));
+}
+
+/// A header may come in several lines, and every line counts, whoever is asked.
+#[test]
+fn explain_takes_every_line_of_a_header_from_a_file_and_from_an_instance() {
+    let (_dir, file) = rules_file();
+    let proxies = "trusted_proxies = [\"127.0.0.1\", \"10.0.0.0/8\"]\n";
+    std::fs::write(&file, format!("{proxies}{RULES}")).unwrap();
+    let serving = Serving::start(&["--config", &file]);
+    let url = format!("http://{}", serving.admin);
+    for lines in [["203.0.113.9", "10.0.0.1"], ["198.51.100.7", "203.0.113.9, 10.0.0.1"]] {
+        let [first, second] = [format!("x-forwarded-for: {}", lines[0]), format!("X-Forwarded-For: {}", lines[1])];
+        let request = ["explain", "POST", "/shorten", "--peer", "127.0.0.1", "--reveal", "-H", &first, "-H", &second];
+        for place in [["--config", &file], ["--admin", &url]] {
+            let said = with_token(&[&request[..], &place[..]].concat());
+            assert!(out(&said).contains("counts ip:203.0.113.9"), "{place:?}: {}{}", out(&said), err(&said));
+        }
+    }
+}
+
+#[test]
+fn a_refusal_of_an_instance_exits_with_two_and_its_message() {
+    let serving = Serving::start(&[]);
+    let url = format!("http://{}", serving.admin);
+    let inspect = |url: &str| ["inspect", "k", "1/h", "--admin", url].map(str::to_owned);
+    let run = |arguments: [String; 5], token: &str| {
+        command().env("TOLLGATE_ADMIN_TOKEN", token).args(arguments).output().unwrap()
+    };
+    for (output, phrase) in [
+        (tollgate(&["inspect", "k", "1/h", "--admin", &url]), "$TOLLGATE_ADMIN_TOKEN"),
+        (run(inspect(&url), "planted-wrong-token-x"), "responded with status 401"),
+        (
+            run(inspect("http://127.0.0.1:1"), "planted-wrong-token-x"),
+            "cannot reach the admin endpoint http://127.0.0.1:1: connection refused",
+        ),
+        (run(inspect("ftp://127.0.0.1"), "planted-wrong-token-x"), "http://127.0.0.1:9090"),
+        (run(inspect("http://ann:planted@127.0.0.1:1"), "planted-wrong-token-x"), "without user and password"),
+        (run(inspect("http://planted@127.0.0.1:1"), "planted-wrong-token-x"), "without user and password"),
+        (with_token(&["inspect", "k", "1/fortnight", "--admin", &url]), "us, ms, s, min, h, day, week"),
+        (with_token(&["explain", "GET", "/", "--admin", &url]), "start it with --config FILE"),
+        (tollgate(&["inspect", "k", "--rule", "x"]), "--admin"),
+        (tollgate(&["explain", "GET", "/"]), "--config"),
+        (tollgate(&["explain", "--config", "absent.toml", "GET", "/"]), "absent.toml"),
+        (tollgate(&["explain", "--config", "absent.toml", "GET", "/", "-H", "planted"]), "NAME: VALUE"),
+    ] {
+        let said = err(&output);
+        assert_eq!(output.status.code(), Some(2), "{said}");
+        assert!(said.contains(phrase), "{phrase}: {said}");
+        assert!(!said.contains("planted"), "{said}");
+    }
+}
+
+/// Whoever counts under another prefix is looked at, and forgotten, under that prefix.
+#[test]
+fn inspect_reset_and_check_use_the_store_and_prefix_of_the_configuration() {
+    let redis = Server::redis();
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("tollgate.toml");
+    std::fs::write(&file, format!("store = \"{}\"\nprefix = \"shop\"\ninstances = 1\n", redis.url())).unwrap();
+    let config = ["--config", file.to_str().unwrap()];
+    let serving = Serving::start(&config);
+    serving.check(r#"{"key":"user:42","limit":"10/h","cost":4}"#);
+    let ask = |command: &str, more: &[&str]| {
+        let said = tollgate(&[&[command, "user:42", "10/h"], more].concat());
+        assert_eq!(said.status.code(), Some(0), "{}", err(&said));
+        out(&said) + &err(&said)
+    };
+    assert!(ask("inspect", &config).contains("6 of 10"), "{}", ask("inspect", &config));
+    assert!(ask("inspect", &["--store", &redis.url()]).contains("10 of 10"), "another prefix is another counter");
+    assert!(ask("check", &config).contains("5 of 10"));
+    assert_eq!(ask("reset", &config), "the counter was reset\n", "and nothing but that");
+    assert!(serving.check(r#"{"key":"user:42","limit":"10/h"}"#).body.contains(r#""remaining":9"#));
+}
+
+#[test]
+fn inspect_and_reset_refuse_the_memory_store() {
+    let (_dir, file) = rules_file();
+    for command in ["inspect", "reset"] {
+        for store in [&[][..], &["--store", "memory"], &["--config", &file]] {
+            let said = tollgate(&[&[command, "user:42", "10/h"], store].concat());
+            assert_eq!((said.status.code(), out(&said).as_str()), (Some(2), ""), "{command} {store:?}");
+            for way_out in ["--store URL", "--config FILE", "--admin URL"] {
+                assert!(err(&said).contains(way_out), "{}", err(&said));
+            }
+        }
+    }
+    assert_eq!(tollgate(&["check", "user:42", "10/h"]).status.code(), Some(0), "a check may count for itself alone");
+}
+
+/// What `serve` could not open, nobody calls usable: neither before it starts nor while it runs.
+#[test]
+fn a_store_that_serve_refuses_is_refused_by_validate_and_by_a_reload() {
+    let (_dir, file) = rules_file();
+    let serving = Serving::start(&["--config", &file]);
+    for url in ["redis+cluster://:planted@h:1", "redis+sentinel://:planted@h", "redis://u:planted@h:xx"] {
+        let text = format!("store = \"{url}\"\ninstances = 1\n{RULES}");
+        std::fs::write(&file, text).unwrap();
+        let reloaded = serving.operate("POST", "/v1/reload");
+        assert_eq!(reloaded.status, 422, "{reloaded:?}");
+        assert!(reloaded.body.contains("invalid-store") && !reloaded.body.contains("planted"), "{reloaded:?}");
+        let closed = ["--http", "off", "--resp", "off", "--admin", "off"];
+        let written = command().args(["validate", &file]).output().unwrap();
+        let served = ended(command().args(["serve", "--config", &file]).args(closed));
+        std::fs::write(&file, RULES).unwrap();
+        let given = command().args(["validate", &file]).env("TOLLGATE_STORE", url).output().unwrap();
+        for said in [written, served, given] {
+            assert_eq!(said.status.code(), Some(2), "{}", err(&said));
+            let said = out(&said) + &err(&said);
+            assert!(said.contains("accepted is redis://[user:password@]host[:port][/database]"), "{said}");
+            assert!(said.contains("memory") && !said.contains("planted"), "{said}");
+        }
+    }
+}
+
+#[test]
+fn validate_prints_counts_and_the_first_error() {
+    let (_dir, file) = rules_file();
+    let validate = |text: &str| {
+        std::fs::write(&file, text).unwrap();
+        let said = tollgate(&["validate", &file]);
+        out(&said) + &err(&said)
+    };
+    assert!(validate(RULES).contains(" can be used: 2 rules, 3 plans\n"));
+    let one = "[plans.default]\nlimits = [\"1/h\"]\n[[rules]]\nname = \"a\"\nlimits = \"plan\"\n";
+    assert!(validate(one).contains(" can be used: 1 rule, 1 plan\n"), "{}", validate(one));
+    let said = validate(&RULES.replace("30/h", "0/h"));
+    assert!(said.contains(" cannot be used: 1 error: invalid-limit: expected a quota"), "{said}");
+}
+
+#[test]
+fn validate_prints_json() {
+    let (_dir, file) = rules_file();
+    let good = tollgate(&["validate", "--json", &file]);
+    assert_eq!(good.status.code(), Some(0));
+    assert!(out(&good).contains(r#""usable":true"#) && out(&good).contains(r#""rules":2"#), "{}", out(&good));
+    std::fs::write(&file, RULES.replace("2/h", "0/h")).unwrap();
+    let bad = tollgate(&["validate", "--json", &file]);
+    assert_eq!(bad.status.code(), Some(2));
+    let said = out(&bad);
+    assert!(said.contains(r#""usable":false"#) && said.contains(r#""code":"invalid-limit""#), "{said}");
+    assert!(said.contains(r#""line":3"#) && !said.contains("planted"), "{said}");
+}
+
+#[test]
+fn completions_are_printed_for_every_shell() {
+    for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
+        let printed = tollgate(&["completions", shell]);
+        assert!(out(&printed).contains("explain") && out(&printed).contains("admin-token-file"), "{shell}");
+    }
+    assert_eq!(tollgate(&["completions", "csh"]).status.code(), Some(2));
+}
+
+#[test]
+fn success_exits_with_zero_and_invalid_arguments_with_two() {
+    for (arguments, code) in [
+        (&["--help"][..], 0),
+        (&["--version"], 0),
+        (&["serve", "--help"], 0),
+        (&["--nonsense"], 2),
+        (&["check"], 2),
+        (&["check", "k"], 2),
+        (&["serve", "--drain", "soon"], 2),
+        (&["serve", "--connections", "0"], 2),
+        (&["inspect", "k", "1/h", "--admin", "http://x", "--store", "memory"], 2),
+    ] {
+        assert_eq!(tollgate(arguments).status.code(), Some(code), "{arguments:?}");
+    }
+}

@@ -1,0 +1,154 @@
+//! The seam between the server and its protocols.
+//!
+//! A protocol is one file with one implementation of [`Listener`], and one line in [`Listeners`] that builds it.
+//! Everything else is the same for all of them: accepting, the limit on connections, TLS, worker threads, metrics,
+//! readiness and the order of shutdown.
+//!
+//! ```text
+//!   Listeners ──▶ Listener::serve(stream, peer, context)      one task per connection, on a worker thread
+//!                    ▲                        │
+//!   accept.rs ───────┘                        └─ shutdown signal, receive budget, evictable slot
+//! ```
+//!
+//! A listener gets the stream itself, so it can speak any protocol on it. Those that speak HTTP/1.1 pass it to
+//! [`connection::serve`](crate::listeners::http::connection::serve) with a handler whose response bodies may be streams.
+
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+
+use tokio::net::TcpListener;
+
+use crate::auth_guard::AuthGuard;
+use crate::budget::{EvictingBudget, Receiving, Reservation};
+use crate::listeners::admin::AdminListener;
+use crate::listeners::http::HttpListener;
+use crate::listeners::resp::{RespListener, RespOptions};
+use crate::metrics::{DecisionStats, ListenerStats, Metrics};
+use crate::readiness::Readiness;
+use crate::run::ServerOptions;
+use crate::shutdown::{Shutdown, ShutdownStage};
+use crate::stream::ClientStream;
+
+/// Any error that ends a connection.
+pub(crate) type BoxError = Box<dyn std::error::Error + Send + Sync>;
+
+/// A future that serves one connection. An error is logged at debug level.
+pub(crate) type ServeFuture = Pin<Box<dyn Future<Output = Result<(), BoxError>> + Send>>;
+
+/// The bytes that one connection may hold of an unfinished request if it has a budget of its own.
+const OWN_BUDGET_BYTES: usize = 1024 * 1024;
+
+/// A protocol that is served on a port.
+pub(crate) trait Listener: Send + Sync + 'static {
+    /// Returns the name of the listener in logs, metrics and `/readyz`. Unique within an instance.
+    fn name(&self) -> &'static str {
+        self.stats().name
+    }
+
+    /// Returns the counters of this listener, which the metrics report.
+    fn stats(&self) -> &Arc<ListenerStats>;
+
+    /// Returns what a connection over the limit is sent before it is closed. Over TLS nothing is sent, because there was
+    /// no handshake.
+    fn over_limit_reply(&self) -> &'static [u8];
+
+    /// Returns whether this listener serves clients or the operator.
+    fn role(&self) -> Role {
+        Role::Service
+    }
+
+    /// Serves the connection of the client at `peer` until it ends.
+    ///
+    /// The implementation must end the connection when `context.shutdown` says so; after the grace period it is dropped.
+    fn serve(self: Arc<Self>, stream: ClientStream, peer: SocketAddr, context: ConnectionContext) -> ServeFuture;
+}
+
+/// Whom a listener serves, which decides its limits and its place in the order of shutdown.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Role {
+    /// Clients. At most `Bounds::connections` connections; one more is rejected.
+    Service,
+    /// The operator and probes. At most `Bounds::admin_connections` connections; one more evicts the connection that was
+    /// idle for longest. It keeps a few file descriptors in reserve, is not encrypted on a loopback address, and closes
+    /// after all listeners of role `Service`.
+    Operator,
+}
+
+/// What a connection shares with the other connections of its listener.
+pub(crate) struct ConnectionContext {
+    pub(crate) shutdown: Shutdown,
+    /// Accounts for the bytes of requests that are not complete.
+    pub(crate) receiving: Receiving,
+    /// The slot that the connection occupies, if it can be evicted while it is idle.
+    pub(crate) slot: Option<Reservation>,
+}
+
+impl ConnectionContext {
+    /// Creates the context of a connection that shares nothing, and the sender of its shutdown signal.
+    pub(crate) fn unshared() -> (tokio::sync::watch::Sender<ShutdownStage>, ConnectionContext) {
+        let (stage, shutdown) = Shutdown::channel();
+        let receiving = Receiving::new(EvictingBudget::new(OWN_BUDGET_BYTES, Arc::default()));
+        (stage, ConnectionContext { shutdown, receiving, slot: None })
+    }
+}
+
+/// What listeners are built from.
+pub(crate) struct ServerState {
+    pub(crate) options: ServerOptions,
+    pub(crate) readiness: Readiness,
+    pub(crate) decisions: Arc<DecisionStats>,
+    pub(crate) auth_guard: Arc<AuthGuard>,
+    pub(crate) metrics: Arc<Metrics>,
+}
+
+type BuildListener = Box<dyn FnOnce(&ServerState) -> Arc<dyn Listener> + Send>;
+
+/// The sockets that [`run`](crate::run()) serves, each with its protocol. Defaults to none.
+#[derive(Default)]
+pub struct Listeners(Vec<(TcpListener, BuildListener)>);
+
+impl Listeners {
+    /// Serves HTTP on the socket: `POST /v1/check`, `/openapi.json` and `/docs`. Does nothing if it is `None`.
+    #[must_use]
+    pub fn http(self, socket: impl Into<Option<TcpListener>>) -> Listeners {
+        self.add(socket, HttpListener::build)
+    }
+
+    /// Serves RESP, the protocol of Redis clients, on the socket. Does nothing if it is `None`.
+    #[must_use]
+    pub fn resp(self, socket: impl Into<Option<TcpListener>>, options: RespOptions) -> Listeners {
+        self.add(socket, |shared| RespListener::build(shared, options))
+    }
+
+    /// Serves the operator's HTTP API on the socket: probes, metrics, rules, counters and reloads. Does nothing if it is
+    /// `None`.
+    #[must_use]
+    pub fn admin(self, socket: impl Into<Option<TcpListener>>) -> Listeners {
+        self.add(socket, AdminListener::build)
+    }
+
+    /// Serves the protocol that `build` returns on the socket. Does nothing if it is `None`.
+    pub(crate) fn add<L: Listener>(
+        mut self,
+        socket: impl Into<Option<TcpListener>>,
+        build: impl FnOnce(&ServerState) -> L + Send + 'static,
+    ) -> Listeners {
+        if let Some(socket) = socket.into() {
+            self.0.push((socket, Box::new(|shared| Arc::new(build(shared)))));
+        }
+        self
+    }
+
+    /// Builds the listeners, in the order in which they were added.
+    pub(crate) fn build(self, shared: &ServerState) -> Vec<(TcpListener, Arc<dyn Listener>)> {
+        self.0.into_iter().map(|(socket, build)| (socket, build(shared))).collect()
+    }
+}
+
+impl std::fmt::Debug for Listeners {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let sockets = self.0.iter().map(|(socket, _)| socket);
+        f.debug_list().entries(sockets).finish()
+    }
+}

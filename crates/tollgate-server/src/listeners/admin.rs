@@ -1,0 +1,306 @@
+//! The admin listener: the HTTP API for the operator.
+//!
+//! | path | method | token | response |
+//! |---|---|---|---|
+//! | `/healthz` | GET | no | 200 while the process is alive |
+//! | `/readyz` | GET | no | 200 or 503, and why |
+//! | `/metrics` | GET | no | metrics for Prometheus |
+//! | `/v1/rules` | GET | yes | the rules in force, and their decisions so far |
+//! | `/v1/keys?key=…` | GET | yes | the counters of a key |
+//! | `/v1/keys?key=…` | DELETE | yes | deletes them |
+//! | `/v1/bans?subject=…` | GET | yes | whether a subject is banned |
+//! | `/v1/bans?subject=…&for=1h` | PUT | yes | bans it, without `for` for good |
+//! | `/v1/bans?subject=…` | DELETE | yes | lifts the ban |
+//! | `/v1/explain` | POST | yes | what the rules would do with a request |
+//! | `/v1/reload` | POST | yes | reloads the configuration and the certificate |
+//!
+//! Orchestrators and scrapers have no token, and the first three paths identify no caller. So these are open to every client
+//! that reaches the listener, which binds to loopback by default. Everything else needs the token; without it, an unknown path
+//! and a known one get the same response. Bodies and headers are bounded as on the HTTP listener. Requests that a web page may
+//! have made a browser send are rejected first (`browser.rs`), and a client that guesses tokens waits for its responses
+//! (`auth_guard.rs`).
+
+mod bans;
+mod keys;
+mod rules;
+pub(crate) mod token;
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::header::{AUTHORIZATION, CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
+use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode};
+use hyper::body::Body;
+use tokio::time::Instant;
+use tollgate::engine::Engine;
+use tollgate::{Clock, Limiter, SystemClock};
+
+use self::token::Token;
+use crate::auth_guard::{Attempt, AuthGuard};
+use crate::browser::BrowserPolicy;
+use crate::explain::Explanation;
+use crate::listener::{BoxError, ConnectionContext, Listener, Role, ServeFuture, ServerState};
+use crate::listeners::http::connection::{self, OVER_LIMIT_RESPONSE, json, method_not_allowed, problem, read_body};
+use crate::listeners::http::foreign_origin;
+use crate::listeners::http::general::{ResponseBody, complete};
+use crate::listeners::http::request::CheckRequest;
+use crate::metrics::{self, ListenerStats, Metrics, Rejection};
+use crate::readiness::Readiness;
+use crate::reload::{ReloadError, Reloader, findings_json, parts_json};
+use crate::stream::ClientStream;
+
+/// The longest time that a client has to send a complete request header, even if `Bounds::http_idle` is longer.
+const IDLE_MAX: Duration = Duration::from_secs(10);
+/// The most bytes of a body: enough for all headers of a request to explain.
+const BODY_BYTES_MAX: usize = 256 * 1024;
+
+/// Returns whether an address can be reached from this machine alone.
+pub fn is_loopback(address: IpAddr) -> bool {
+    address.to_canonical().is_loopback()
+}
+
+/// The admin listener.
+pub(crate) struct AdminListener {
+    limiter: Limiter,
+    /// `None` rejects every request that needs a token.
+    token: Option<Token>,
+    readiness: Readiness,
+    reloader: Reloader,
+    metrics: Arc<Metrics>,
+    clock: SystemClock,
+    stats: Arc<ListenerStats>,
+    browsers: BrowserPolicy,
+    auth_guard: Arc<AuthGuard>,
+    idle: Duration,
+}
+
+impl Listener for AdminListener {
+    fn stats(&self) -> &Arc<ListenerStats> {
+        &self.stats
+    }
+
+    fn over_limit_reply(&self) -> &'static [u8] {
+        OVER_LIMIT_RESPONSE
+    }
+
+    fn role(&self) -> Role {
+        Role::Operator
+    }
+
+    fn serve(self: Arc<Self>, stream: ClientStream, peer: SocketAddr, context: ConnectionContext) -> ServeFuture {
+        Box::pin(async move {
+            let handler = |request| self.answer(request, peer.ip());
+            connection::serve(stream, self.idle, context, None, handler).await
+        })
+    }
+}
+
+impl AdminListener {
+    /// Creates the listener of a server.
+    pub(crate) fn build(shared: &ServerState) -> AdminListener {
+        let options = &shared.options;
+        AdminListener {
+            limiter: options.limiter.clone(),
+            token: options.token.clone(),
+            readiness: shared.readiness.clone(),
+            reloader: options.reloader.clone(),
+            metrics: shared.metrics.clone(),
+            clock: SystemClock::new(),
+            stats: ListenerStats::new("admin", &[Rejection::Origin, Rejection::Host], true),
+            browsers: options.browsers.clone(),
+            auth_guard: shared.auth_guard.clone(),
+            idle: options.bounds.http_idle.min(IDLE_MAX),
+        }
+    }
+
+    /// Answers one request of the client at `peer`.
+    async fn answer<B>(&self, request: Request<B>, peer: IpAddr) -> Response<ResponseBody>
+    where
+        B: Body<Data = Bytes>,
+        B::Error: Into<BoxError>,
+    {
+        let mut response = match self.reject(&request) {
+            Some(rejection) => rejection,
+            None => self.route(request, peer).await,
+        };
+        response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+        response.map(complete)
+    }
+
+    /// Returns the response to a request that a web page may have made a browser send, or `None` if it is not such a request.
+    /// `/healthz` discloses nothing and is never rejected.
+    fn reject<B>(&self, request: &Request<B>) -> Option<Response<Bytes>> {
+        if request.uri().path() == "/healthz" {
+            return None;
+        }
+        if !self.browsers.is_admin_host(request.headers()) {
+            let warning =
+                "rejected a request to the admin listener with an unknown Host; --admin-host NAME allows a name";
+            self.stats.reject(Rejection::Host, warning);
+            let message = "unknown Host; use the address of the listener, or start with --admin-host NAME";
+            return Some(problem(StatusCode::MISDIRECTED_REQUEST, "unknown_host", message));
+        }
+        self.browsers.is_foreign(request.headers()).then(|| foreign_origin(&self.stats))
+    }
+
+    async fn route<B>(&self, request: Request<B>, peer: IpAddr) -> Response<Bytes>
+    where
+        B: Body<Data = Bytes>,
+        B::Error: Into<BoxError>,
+    {
+        let began = Instant::now();
+        let (began, response) = match self.answer_public(&request) {
+            Some(response) => (began, response),
+            None => match self.authenticate(request.headers(), peer).await {
+                // Timed from here on, without the delay after failed attempts.
+                Ok(()) => (Instant::now(), self.answer_authenticated(request).await),
+                Err(rejection) => return rejection,
+            },
+        };
+        self.stats.request_times.record(began.elapsed());
+        response
+    }
+
+    /// Answers a request that needs no token, or returns `None` if it needs one.
+    fn answer_public<B>(&self, request: &Request<B>) -> Option<Response<Bytes>> {
+        let is_get = matches!(*request.method(), Method::GET | Method::HEAD);
+        let answer: fn(&AdminListener) -> Response<Bytes> = match request.uri().path() {
+            "/healthz" => |_| json(StatusCode::OK, &serde_json::json!({ "alive": true })),
+            "/readyz" => AdminListener::readyz,
+            "/metrics" => AdminListener::metrics,
+            _ => return None,
+        };
+        Some(if is_get { answer(self) } else { method_not_allowed("GET, HEAD") })
+    }
+
+    async fn answer_authenticated<B>(&self, request: Request<B>) -> Response<Bytes>
+    where
+        B: Body<Data = Bytes>,
+        B::Error: Into<BoxError>,
+    {
+        let query = request.uri().query().unwrap_or_default().to_owned();
+        match (request.method(), request.uri().path()) {
+            (&Method::GET | &Method::HEAD, "/v1/rules") => rules::list(&self.reloader),
+            (_, "/v1/rules") => method_not_allowed("GET, HEAD"),
+            (&Method::GET | &Method::HEAD, "/v1/keys") => keys::inspect(self, &query).await,
+            (&Method::DELETE, "/v1/keys") => keys::reset(self, &query).await,
+            (_, "/v1/keys") => method_not_allowed("GET, HEAD, DELETE"),
+            (&Method::GET | &Method::HEAD, "/v1/bans") => bans::inspect(self, &query).await,
+            (&Method::PUT, "/v1/bans") => bans::set(self, &query).await,
+            (&Method::DELETE, "/v1/bans") => bans::lift(self, &query).await,
+            (_, "/v1/bans") => method_not_allowed("GET, HEAD, PUT, DELETE"),
+            (&Method::POST, "/v1/explain") => self.explain(request, &query).await,
+            (_, "/v1/explain") => method_not_allowed("POST"),
+            (&Method::POST, "/v1/reload") => self.reload().await,
+            (_, "/v1/reload") => method_not_allowed("POST"),
+            _ => {
+                let message =
+                    "expected /v1/rules, /v1/keys, /v1/bans, /v1/explain, /v1/reload, /metrics, /healthz or /readyz";
+                problem(StatusCode::NOT_FOUND, "not_found", message)
+            }
+        }
+    }
+
+    /// Checks the token. `Err` is the response to a request without the right one.
+    async fn authenticate(&self, headers: &HeaderMap, peer: IpAddr) -> Result<(), Response<Bytes>> {
+        let authorization = headers.get(AUTHORIZATION).map(HeaderValue::as_bytes);
+        let bearer = authorization
+            .and_then(|value| value.split_at_checked(7))
+            .filter(|(scheme, _)| scheme.eq_ignore_ascii_case(b"bearer "));
+        // A request without a token is not a guess.
+        let Some(((_, given), token)) = bearer.zip(self.token.as_ref()) else { return Err(unauthorized()) };
+        let attempt =
+            self.auth_guard.attempt(self.stats.name, peer, &self.stats.auth_failures, || token.matches(given));
+        match attempt.await {
+            Attempt::Right => Ok(()),
+            Attempt::Wrong => Err(unauthorized()),
+            Attempt::Refused => {
+                let message = "too many failed attempts from this address, try again later";
+                let mut response = problem(StatusCode::TOO_MANY_REQUESTS, "too_many_attempts", message);
+                response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));
+                Err(response)
+            }
+        }
+    }
+
+    fn readyz(&self) -> Response<Bytes> {
+        let status = if self.readiness.is_ready() { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+        json(status, &self.readiness.to_json())
+    }
+
+    fn metrics(&self) -> Response<Bytes> {
+        let Some(text) = self.metrics.encode() else {
+            return problem(StatusCode::INTERNAL_SERVER_ERROR, "internal", "the metrics cannot be encoded");
+        };
+        let mut response = Response::new(Bytes::from(text));
+        response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(metrics::CONTENT_TYPE));
+        response
+    }
+
+    /// Explains what the rules would do with the request that the body describes. `?reveal=true` shows the values of subjects.
+    async fn explain<B>(&self, request: Request<B>, query: &str) -> Response<Bytes>
+    where
+        B: Body<Data = Bytes>,
+        B::Error: Into<BoxError>,
+    {
+        let bad = |message: &str| problem(StatusCode::BAD_REQUEST, "bad_request", message);
+        let is_revealing = match query {
+            "" | "reveal=false" => false,
+            "reveal=true" => true,
+            _ => return bad("unknown parameter; expected reveal=true or nothing"),
+        };
+        let body = match read_body(request.into_body(), BODY_BYTES_MAX).await {
+            Ok(body) => body,
+            Err(rejection) => return rejection,
+        };
+        let (described, peer) = match CheckRequest::parse(&body) {
+            Ok(CheckRequest::ByRules(described, peer)) => (described, peer),
+            Ok(_) => return bad("expected {\"request\": {\"method\": …, \"path\": …, \"peer\": …}}"),
+            Err(error) => return bad(&error.to_string()),
+        };
+        let Some(loaded) = self.reloader.loaded() else {
+            return bad("this instance has no rules to explain; start it with --config FILE");
+        };
+        let lookups = self.reloader.engine().map(Engine::lookups).unwrap_or_default();
+        let mut explanation =
+            Explanation::new(&loaded, lookups, &described, peer, self.clock.now(), is_revealing).await;
+        explanation.read_counters(&self.limiter).await;
+        json(StatusCode::OK, &explanation)
+    }
+
+    async fn reload(&self) -> Response<Bytes> {
+        match self.reloader.reload().await {
+            Ok(loaded) => {
+                let body = serde_json::json!({
+                    "reloaded": true,
+                    "rules": loaded.rules.rules().len(),
+                    "removed": parts_json(&loaded.changes.removed),
+                    "changed": parts_json(&loaded.changes.changed),
+                    "findings": findings_json(&loaded.findings),
+                });
+                json(StatusCode::OK, &body)
+            }
+            Err(error) if matches!(*error, ReloadError::Nothing) => {
+                problem(StatusCode::CONFLICT, "nothing_to_reload", &error.to_string())
+            }
+            Err(error) if matches!(*error, ReloadError::Panicked) => {
+                problem(StatusCode::INTERNAL_SERVER_ERROR, "internal", &error.to_string())
+            }
+            Err(error) => {
+                let mut body = error.to_json();
+                body["error"] = "configuration_broken".into();
+                body["reloaded"] = false.into();
+                json(StatusCode::UNPROCESSABLE_ENTITY, &body)
+            }
+        }
+    }
+}
+
+fn unauthorized() -> Response<Bytes> {
+    let message = "expected Authorization: Bearer and the admin token";
+    let mut response = problem(StatusCode::UNAUTHORIZED, "unauthenticated", message);
+    response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer realm=\"tollgate admin\""));
+    response
+}

@@ -1,0 +1,137 @@
+//! `/v1/bans`: the bans of subjects in the store.
+//!
+//! ```text
+//!   PUT    ?subject=ip:203.0.113.9&for=1h     bans a subject for an hour; without `for`, for good
+//!   GET    ?subject=ip:203.0.113.9            whether it is banned, and for how long
+//!   DELETE ?subject=ip:203.0.113.9            lifts the ban
+//! ```
+//!
+//! The subject is what a rule counts, as `explain` shows it, or the key of explicit checks.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{Response, StatusCode};
+use percent_encoding::percent_decode_str;
+use serde_json::{Value, json};
+use tollgate::{Key, Wait};
+
+use super::AdminListener;
+use super::keys::unavailable;
+use crate::listeners::http::connection::{json, problem};
+
+/// The parameters of a query.
+#[derive(Debug, PartialEq, Eq)]
+struct BanQuery {
+    subject: Vec<u8>,
+    duration: Option<Duration>,
+}
+
+/// Bans the subject of the query.
+pub(super) async fn set(listener: &AdminListener, query: &str) -> Response<Bytes> {
+    let BanQuery { subject, duration } = match BanQuery::parse(query, true) {
+        Ok(query) => query,
+        Err(message) => return problem(StatusCode::BAD_REQUEST, "bad_request", &message),
+    };
+    if let Err(error) = listener.limiter.ban(&subject, duration).await {
+        return unavailable(&error);
+    }
+    tracing::info!("the operator banned a subject");
+    let ends_after = duration
+        .map_or(Wait::NEVER, |duration| Wait::from_micros(u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)));
+    json(StatusCode::OK, &to_json(&subject, Some(ends_after)))
+}
+
+/// Answers whether the subject of the query is banned.
+pub(super) async fn inspect(listener: &AdminListener, query: &str) -> Response<Bytes> {
+    let subject = match BanQuery::parse(query, false) {
+        Ok(query) => query.subject,
+        Err(message) => return problem(StatusCode::BAD_REQUEST, "bad_request", &message),
+    };
+    match listener.limiter.ban_of(&subject).await {
+        Ok(ban) => json(StatusCode::OK, &to_json(&subject, ban)),
+        Err(error) => unavailable(&error),
+    }
+}
+
+/// Lifts the ban of the subject of the query, and answers whether there was one.
+pub(super) async fn lift(listener: &AdminListener, query: &str) -> Response<Bytes> {
+    let subject = match BanQuery::parse(query, false) {
+        Ok(query) => query.subject,
+        Err(message) => return problem(StatusCode::BAD_REQUEST, "bad_request", &message),
+    };
+    match listener.limiter.unban(&subject).await {
+        Ok(was_banned) => {
+            tracing::info!(was_banned, "the operator lifted a ban");
+            let mut body = to_json(&subject, None);
+            body["was_banned"] = was_banned.into();
+            json(StatusCode::OK, &body)
+        }
+        Err(error) => unavailable(&error),
+    }
+}
+
+/// Returns the body of a response. `retry_after_ms` is null without a ban, and for a ban without an end.
+fn to_json(subject: &[u8], ban: Option<Wait>) -> Value {
+    json!({
+        "subject": String::from_utf8_lossy(subject),
+        "banned": ban.is_some(),
+        "retry_after_ms": ban.and_then(Wait::as_millis_ceil),
+    })
+}
+
+impl BanQuery {
+    /// Parses a percent-encoded query. `Err` says what is wrong with it. `for` is accepted only if `sets` is true.
+    fn parse(text: &str, sets: bool) -> Result<BanQuery, String> {
+        let (mut subject, mut duration) = (None, None);
+        for pair in text.split('&').filter(|pair| !pair.is_empty()) {
+            let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+            let plain = value.replace('+', " ");
+            let bytes: Vec<u8> = percent_decode_str(&plain).collect();
+            match name {
+                "subject" => subject = Some(bytes),
+                "for" if sets => duration = Some(parse_duration(&bytes)?),
+                _ if sets => return Err("unknown parameter; expected subject or for".to_owned()),
+                _ => return Err("unknown parameter; expected subject".to_owned()),
+            }
+        }
+        let subject = subject.ok_or("expected ?subject=…")?;
+        Key::new(&subject).map_err(|error| format!("subject: {error}"))?;
+        Ok(BanQuery { subject, duration })
+    }
+}
+
+fn parse_duration(text: &[u8]) -> Result<Duration, String> {
+    let text = std::str::from_utf8(text).ok();
+    let duration = text.and_then(|text| humantime::parse_duration(text).ok());
+    duration
+        .filter(|duration| *duration >= Duration::from_millis(1))
+        .ok_or_else(|| "for: expected a time of at least 1ms, such as 30s, 10min or 1h".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn query_is_decoded_and_invalid_parameters_are_rejected() {
+        let query = BanQuery::parse("subject=ip%3A203.0.113.9%26user%3A42&for=1h+30min", true).unwrap();
+        let duration = Some(Duration::from_secs(5_400));
+        assert_eq!(query, BanQuery { subject: b"ip:203.0.113.9&user:42".to_vec(), duration });
+        assert_eq!(BanQuery::parse("subject=a", true).unwrap().duration, None);
+        for (query, sets, phrase) in [
+            ("", true, "subject="),
+            ("for=1h", true, "subject="),
+            ("subject=a&for=soon", true, "such as 30s"),
+            ("subject=a&for=0s", true, "at least 1ms"),
+            ("subject=a&for=", true, "such as 30s"),
+            ("subject=a&until=tomorrow", true, "subject or for"),
+            ("subject=a&for=1h", false, "expected subject"),
+        ] {
+            let refused = BanQuery::parse(query, sets);
+            assert!(refused.is_err_and(|message| message.contains(phrase)), "{query}");
+        }
+        let long = format!("subject={}", "a".repeat(65_537));
+        assert!(BanQuery::parse(&long, true).is_err_and(|message| message.starts_with("subject: ")));
+    }
+}

@@ -1,0 +1,86 @@
+//! The token of the admin API.
+
+use subtle::ConstantTimeEq;
+
+/// The fewest characters of a token. A shorter one could be guessed.
+const CHARACTERS_MIN: usize = 16;
+/// The random bytes of a generated token.
+const GENERATED_BYTES: usize = 24;
+
+/// The token of the admin API. `Debug` does not show it.
+#[derive(Clone)]
+pub struct Token(String);
+
+/// The reason why a token cannot be used.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum AdminTokenError {
+    /// The token is too short; the field is its length.
+    #[error("an admin token has at least {CHARACTERS_MIN} characters, this one has {0}")]
+    Short(usize),
+    /// The token contains a character that a bearer token cannot contain.
+    #[error("an admin token is made of visible ASCII characters, without spaces")]
+    Characters,
+    /// No token can be generated, because the system provides no random bytes.
+    #[error("cannot generate an admin token: the system provides no random bytes")]
+    Random,
+}
+
+impl Token {
+    /// Creates a token from text that the operator chose. Surrounding white space is removed, so that a file may end in a newline.
+    ///
+    /// # Errors
+    /// If it has fewer than 16 characters, or characters that a bearer token cannot contain.
+    pub fn given(text: &str) -> Result<Token, AdminTokenError> {
+        let text = text.trim();
+        if !text.bytes().all(|byte| byte.is_ascii_graphic()) {
+            return Err(AdminTokenError::Characters);
+        }
+        if text.len() < CHARACTERS_MIN {
+            return Err(AdminTokenError::Short(text.len()));
+        }
+        Ok(Token(text.to_owned()))
+    }
+
+    /// Generates a random token of 48 characters.
+    ///
+    /// # Errors
+    /// If the system provides no random bytes.
+    pub fn made() -> Result<Token, AdminTokenError> {
+        let mut bytes = [0; GENERATED_BYTES];
+        getrandom::fill(&mut bytes).map_err(|_| AdminTokenError::Random)?;
+        Ok(Token(bytes.iter().map(|byte| format!("{byte:02x}")).collect()))
+    }
+
+    /// Returns the token as text. Not for logs.
+    pub fn reveal(&self) -> &str {
+        &self.0
+    }
+
+    /// Returns whether `given` is this token, in constant time for equal lengths.
+    pub(crate) fn matches(&self, given: &[u8]) -> bool {
+        self.0.as_bytes().ct_eq(given).into()
+    }
+}
+
+impl std::fmt::Debug for Token {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Token(***)")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_token_has_sixteen_characters_fits_into_a_header_and_is_not_shown_by_debug() {
+        assert_eq!(Token::given("short").unwrap_err(), AdminTokenError::Short(5));
+        assert_eq!(Token::given("has a space in its middle").unwrap_err(), AdminTokenError::Characters);
+        let given = Token::given("sixteen-or-more-characters\n").unwrap();
+        assert!(given.matches(b"sixteen-or-more-characters"));
+        assert!(!given.matches(b"sixteen-or-more-character") && !given.matches(b"sixteen-or-more-characterz"));
+        assert_eq!(format!("{given:?}"), "Token(***)");
+        let (one, other) = (Token::made().unwrap(), Token::made().unwrap());
+        assert!(one.reveal().len() == 48 && one.reveal() != other.reveal());
+    }
+}

@@ -1,0 +1,56 @@
+//! A cache of policies.
+//!
+//! An explicit check names its limit each time, and mostly one of the same few limits. What the headers say about a limit is
+//! the same for all keys, so it is rendered once and kept. When the cache is full, further limits are rendered for each
+//! request.
+
+use std::collections::HashMap;
+use std::sync::{Arc, PoisonError, RwLock};
+
+use foldhash::quality::RandomState;
+use tollgate::answer::{Policies, Policy};
+use tollgate::{Demand, Limit};
+
+/// The number of cached limits, some hundred bytes each. A service uses a few.
+const POLICIES_MAX: usize = 1_024;
+
+/// Policies of explicit checks, by limit.
+#[derive(Debug, Default)]
+pub(super) struct PolicyCache(RwLock<HashMap<Limit, Arc<Policies>, RandomState>>);
+
+impl PolicyCache {
+    /// Returns the policies of the demands, in the same order. Those of several demands are not cached.
+    pub(super) fn of(&self, demands: &[Demand<'_>]) -> Arc<Policies> {
+        let new = || Arc::new(Policies::new(demands.iter().map(|demand| Policy::of(demand.limit))));
+        let [Demand { limit, .. }] = demands else { return new() };
+        if let Some(policies) = self.0.read().unwrap_or_else(PoisonError::into_inner).get(limit) {
+            return policies.clone();
+        }
+        let mut cache = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        match cache.len() < POLICIES_MAX {
+            true => cache.entry(*limit).or_insert_with(new).clone(),
+            false => new(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tollgate::Key;
+
+    #[test]
+    fn a_limit_is_rendered_once_and_a_full_cache_does_not_grow() {
+        let cache = PolicyCache::default();
+        let key = Key::new("user:42").unwrap();
+        let of = |quota: usize| {
+            let demand = Demand::new(format!("{quota}/min").parse().unwrap(), key);
+            cache.of(&[demand])
+        };
+        assert!(Arc::ptr_eq(&of(1), &of(1)));
+        assert!(!Arc::ptr_eq(&of(1), &of(2)), "another quota is another policy");
+        (0..2 * POLICIES_MAX).for_each(|n| drop(of(n + 1)));
+        assert_eq!(cache.0.read().unwrap().len(), POLICIES_MAX);
+        assert_eq!(of(2 * POLICIES_MAX).policies().len(), 1, "a limit beyond the cache has a policy");
+    }
+}

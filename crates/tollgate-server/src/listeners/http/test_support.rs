@@ -1,0 +1,145 @@
+//! Listeners with rules, for tests.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tollgate::config::{Config, Format};
+use tollgate::engine::Engine;
+use tollgate::{
+    Check, Decision, Demand, LimitStatus, Limiter, ManualClock, Store, StoreError, StoreErrorKind, StoreFuture,
+    Timestamp,
+};
+
+use super::HttpListener;
+
+pub(crate) const IDLE: Duration = Duration::from_secs(60);
+
+/// Returns a clock that stands still.
+pub(crate) fn clock() -> Arc<ManualClock> {
+    Arc::new(ManualClock::new(Timestamp::from_micros(1_700_000_000_000_000)))
+}
+
+/// A store that cannot be reached.
+pub(crate) struct UnreachableStore;
+
+fn unreachable<'a, T: Send + 'a>() -> StoreFuture<'a, T> {
+    Box::pin(async { Err(StoreError::new(StoreErrorKind::Unreachable, "planted")) })
+}
+
+impl Store for UnreachableStore {
+    fn decide<'a>(&'a self, _: &'a [Check<'a>]) -> StoreFuture<'a, Vec<Decision>> {
+        unreachable()
+    }
+
+    fn refund<'a>(&'a self, _: &'a Check<'a>, _: &'a Decision) -> StoreFuture<'a, ()> {
+        unreachable()
+    }
+
+    fn reset<'a>(&'a self, _: &'a Demand<'a>) -> StoreFuture<'a, ()> {
+        unreachable()
+    }
+
+    fn inspect<'a>(&'a self, _: &'a Demand<'a>) -> StoreFuture<'a, LimitStatus> {
+        unreachable()
+    }
+}
+
+/// Every kind of answer that rules can give: bans with and without an end, exemptions, plans, costs, shields, shadow mode,
+/// header sets, body formats and failure policies.
+pub(crate) const RULES: &str = r#"
+path_bytes_max = 64
+headers = ["x", "draft-6"]
+[exempt]
+paths = ["/health"]
+[[bans]]
+by = "ip"
+value = "198.51.100.7"
+reason = "scraping"
+[[bans]]
+by = "ip"
+value = "198.51.100.8"
+until = "2099-01-01T00:00:00Z"
+[plans.anonymous]
+limits = ["2/h"]
+[plans.default]
+limits = ["2/h"]
+[plans.pro]
+limits = ["3/h", "5/day"]
+upgrade_url = "https://example.com/upgrade"
+[[keys]]
+key = "planted-pro"
+plan = "pro"
+[[rules]]
+name = "json"
+match = { path = "/json" }
+by = ["ip"]
+limits = ["1/h"]
+on_failure = "deny"
+headers = ["ietf", "x"]
+[[rules]]
+name = "problem"
+match = { path = "/problem" }
+by = ["ip"]
+limits = ["1/h"]
+on_failure = "deny"
+body = "problem"
+[[rules]]
+name = "text"
+match = { path = "/text" }
+by = ["ip"]
+limits = ["1/h"]
+on_failure = "deny"
+body = "text"
+[[rules]]
+name = "local"
+match = { path = "/local" }
+by = ["ip"]
+limits = ["1/h"]
+[[rules]]
+name = "allow"
+match = { path = "/allow" }
+by = ["ip"]
+limits = ["1/h"]
+on_failure = "allow"
+[[rules]]
+name = "costly"
+match = { path = "/costly" }
+by = ["ip"]
+cost = 5
+limits = ["8/h", "7/min"]
+[[rules]]
+name = "plan"
+match = { path = "/plan" }
+limits = "plan"
+[[rules]]
+name = "shadow"
+match = { path = "/shadow" }
+mode = "shadow"
+by = ["ip"]
+limits = ["1/h"]
+[[rules]]
+name = "shield"
+match = { path = "/shield" }
+store = "memory"
+by = ["ip"]
+limits = ["1/h"]
+"#;
+
+/// Returns a listener with [`RULES`] whose clock stands still. Counters are in memory if there is no store.
+pub(crate) fn listener_with_rules(store: Option<Arc<dyn Store>>) -> Arc<HttpListener> {
+    let clock = clock();
+    let builder = Limiter::builder().clock(clock.clone());
+    let limiter = match store {
+        Some(store) => builder.store(store),
+        None => builder,
+    };
+    let limiter = limiter.build();
+    let loaded = Config::from_text(RULES, Format::Toml).unwrap_or_else(|report| panic!("{report:?}"));
+    let engine = Engine::on_clock(limiter.clone(), loaded.rules, Vec::new(), clock);
+    Arc::new(HttpListener::new(limiter, IDLE).with_rules(engine))
+}
+
+/// Returns the body of a check by rules.
+pub(crate) fn described(path: &str, peer: &str, headers: &str) -> String {
+    format!(r#"{{"request":{{"method":"GET","path":"{path}","peer":"{peer}","headers":{headers}}}}}"#)
+}

@@ -1,0 +1,111 @@
+//! Adds a listener of another protocol, as a gateway or a gRPC listener will be: one type, and one call of `Listeners::add`.
+
+use std::net::SocketAddr;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::oneshot;
+
+use super::*;
+use crate::listener::{ConnectionContext, Listener, ServeFuture};
+use crate::metrics::ListenerStats;
+use crate::stream::ClientStream;
+
+const DEADLINE: Duration = Duration::from_secs(30);
+
+/// Sends each client its own address, and ends on shutdown.
+struct AddressListener(Arc<ListenerStats>);
+
+impl Listener for AddressListener {
+    fn stats(&self) -> &Arc<ListenerStats> {
+        &self.0
+    }
+
+    fn over_limit_reply(&self) -> &'static [u8] {
+        b"full"
+    }
+
+    fn serve(self: Arc<Self>, mut stream: ClientStream, peer: SocketAddr, context: ConnectionContext) -> ServeFuture {
+        Box::pin(async move {
+            stream.write_all(format!("{peer}\n").as_bytes()).await?;
+            context.shutdown.closing().await;
+            Ok(stream.write_all(b"closing").await?)
+        })
+    }
+}
+
+fn address_listener(_: &ServerState) -> AddressListener {
+    AddressListener(ListenerStats::new("address", &[], false))
+}
+
+async fn bind() -> (TcpListener, SocketAddr) {
+    let socket = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = socket.local_addr().unwrap();
+    (socket, address)
+}
+
+async fn get(address: SocketAddr, path: &str) -> String {
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    stream.write_all(format!("GET {path} HTTP/1.1\r\nconnection: close\r\n\r\n").as_bytes()).await.unwrap();
+    let mut response = String::new();
+    stream.read_to_string(&mut response).await.unwrap();
+    response
+}
+
+#[tokio::test]
+async fn another_listener_gets_the_peer_the_limit_metrics_and_the_shutdown() {
+    let ((own, own_address), (admin, admin_address)) = (bind().await, bind().await);
+    let bounds = Bounds { connections: 1, ..Bounds::default() };
+    let (end, ended) = oneshot::channel::<()>();
+    let listeners = Listeners::default().add(own, address_listener).admin(admin);
+    let options = ServerOptions::new(Limiter::memory()).bounds(bounds);
+    let running = tokio::spawn(run(listeners, options, async move { drop(ended.await) }));
+
+    let mut client = TcpStream::connect(own_address).await.unwrap();
+    let expected = format!("{}\n", client.local_addr().unwrap());
+    let mut line = vec![0; expected.len()];
+    client.read_exact(&mut line).await.unwrap();
+    assert_eq!(String::from_utf8_lossy(&line), expected, "the peer's address");
+
+    let mut rejected = String::new();
+    TcpStream::connect(own_address).await.unwrap().read_to_string(&mut rejected).await.unwrap();
+    assert_eq!(rejected, "full", "a connection over the limit");
+
+    let metrics = get(admin_address, "/metrics").await;
+    for sample in [
+        "tollgate_connections{door=\"address\"} 1\n",
+        "tollgate_connections_refused_total{door=\"address\"} 1\n",
+        "tollgate_request_seconds_count{door=\"address\"} 0\n",
+        "tollgate_connections{door=\"admin\"} 1\n",
+    ] {
+        assert!(metrics.contains(sample), "{sample}{metrics}");
+    }
+    assert!(!metrics.contains("\"http\"") && !metrics.contains("\"resp\""), "closed listeners: {metrics}");
+    assert!(get(admin_address, "/readyz").await.starts_with("HTTP/1.1 200 "));
+
+    end.send(()).unwrap();
+    let mut rest = String::new();
+    client.read_to_string(&mut rest).await.unwrap();
+    assert_eq!(rest, "closing");
+    tokio::time::timeout(DEADLINE, running).await.expect("all connections have ended").unwrap();
+}
+
+#[tokio::test]
+async fn readiness_names_another_listener_that_has_ended() {
+    let ((own, _), (admin, admin_address)) = (bind().await, bind().await);
+    // More connections than a semaphore can hold: the task of the listener panics.
+    let bounds = Bounds { connections: usize::MAX, ..Bounds::default() };
+    let options = ServerOptions::new(Limiter::memory()).bounds(bounds);
+    tokio::spawn(run(Listeners::default().add(own, address_listener).admin(admin), options, std::future::pending()));
+    let waiting = async {
+        loop {
+            let response = get(admin_address, "/readyz").await;
+            if response.starts_with("HTTP/1.1 503 ") {
+                return response;
+            }
+            tokio::task::yield_now().await;
+        }
+    };
+    let response = tokio::time::timeout(DEADLINE, waiting).await.expect("not ready");
+    assert!(response.contains("\"ended\":[\"address\"]"), "{response}");
+}

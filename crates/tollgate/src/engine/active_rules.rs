@@ -1,0 +1,165 @@
+//! The rules in use, with the check plans that were laid out for them.
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use foldhash::fast::RandomState;
+use parking_lot::RwLock;
+use tokio::time::Instant;
+use tollgate_core::{Clock, Source, Timestamp, Wait};
+
+use super::Refusal;
+use super::check_plan::CheckPlan;
+use super::rule_counts::{RuleCounts, RuleStats};
+use crate::identity::{Identity, Origin};
+use crate::rules::{
+    CompiledBan, CompiledRule, Indices, LazyReadings, LimitSetId, Matched, PlanLookup, PlanQuestion, RequestView,
+    RuleSet,
+};
+
+/// The maximum number of cached plans. When it is reached, all are dropped and laid out again on demand.
+const PLANS_MAX: usize = 4_096;
+
+/// A rule set in use.
+pub(super) struct ActiveRules {
+    pub(super) rules: RuleSet,
+    /// Whether bans or identities depend on the time. If not, the engine does not read its clock.
+    needs_time: bool,
+    pub(super) has_shields: bool,
+    bans_addresses: bool,
+    bans_callers: bool,
+    has_exemptions: bool,
+    path_bytes_max: usize,
+    counts: RuleCounts,
+    plans: RwLock<HashMap<(Indices, LimitSetId), Arc<CheckPlan>, RandomState>>,
+}
+
+/// The limit set of a caller, or the question that a [`PlanLookup`] must answer first.
+pub(super) enum Limits {
+    Known(LimitSetId),
+    Lookup(PlanQuestion),
+}
+
+impl ActiveRules {
+    /// Puts rules into use. Rules with a name of `before` continue the counts of that rule.
+    pub(super) fn new(rules: RuleSet, before: Option<&ActiveRules>) -> ActiveRules {
+        ActiveRules {
+            needs_time: rules.tells_time(),
+            has_shields: rules.rules().iter().any(CompiledRule::is_shield),
+            bans_addresses: rules.bans_addresses(),
+            bans_callers: rules.bans_callers(),
+            has_exemptions: rules.has_exemptions(),
+            path_bytes_max: if rules.is_off() { usize::MAX } else { rules.path_bytes_max() },
+            counts: RuleCounts::new(&rules, before.map(|before| (&before.rules, &before.counts))),
+            plans: RwLock::default(),
+            rules,
+        }
+    }
+
+    /// Returns the statistics of each rule.
+    pub(super) fn stats(&self) -> Vec<RuleStats> {
+        self.counts.stats(&self.rules)
+    }
+
+    /// Reads the clock, or returns zero if nothing before the limits depends on the time.
+    pub(super) fn now(&self, clock: &dyn Clock) -> Timestamp {
+        if self.needs_time { clock.now() } else { Timestamp::ZERO }
+    }
+
+    /// Resolves the client's address. Key, user and path are resolved when a rule first needs them.
+    pub(super) fn resolve_address<'r>(
+        &'r self,
+        request: &'r RequestView<'r>,
+        peer: IpAddr,
+        now: Timestamp,
+    ) -> Identity<'r> {
+        let origin = Origin { peer, headers: request.headers(), path: "" };
+        self.rules.identifier().identify_request(Some(request), origin, &self.rules, now)
+    }
+
+    /// Refuses a banned address.
+    pub(super) fn refuse_banned_address(&self, identity: &Identity<'_>, now: Timestamp) -> Result<(), Box<Refusal>> {
+        match self.bans_addresses {
+            true => refuse_banned(self.rules.ban_of_address(identity, now), now),
+            false => Ok(()),
+        }
+    }
+
+    /// Refuses a banned API key or user.
+    pub(super) fn refuse_banned_caller(&self, identity: &Identity<'_>, now: Timestamp) -> Result<(), Box<Refusal>> {
+        match self.bans_callers {
+            true => refuse_banned(self.rules.ban_of_caller(identity, now), now),
+            false => Ok(()),
+        }
+    }
+
+    /// Refuses a path that is longer than the rules accept, as the service received it or as the client sent it.
+    pub(super) fn refuse_long_path(&self, request: &RequestView<'_>) -> Result<(), Box<Refusal>> {
+        let max_bytes = self.path_bytes_max;
+        match request.is_received_path_longer_than(max_bytes) || request.is_path_longer_than(max_bytes) {
+            true => Err(Box::new(Refusal::PathTooLong { max_bytes })),
+            false => Ok(()),
+        }
+    }
+
+    /// Returns the rules that apply to a request. Empty if its path is exempt.
+    pub(super) fn match_rules(&self, request: &RequestView<'_>, path: &LazyReadings<'_>) -> Matched<'_> {
+        self.rules.matching_read(request, path)
+    }
+
+    /// Returns whether the caller is exempt from all limits, by its address or its API key.
+    pub(super) fn is_exempt(&self, identity: &Identity<'_>) -> bool {
+        self.has_exemptions && self.rules.is_exempt(identity)
+    }
+
+    /// Resolves the caller's limit set, as far as that needs no lookup.
+    pub(super) fn resolve_limits(&self, identity: &Identity<'_>, rules: &Matched<'_>, has_lookups: bool) -> Limits {
+        if !rules.iter().any(CompiledRule::is_by_plan) {
+            // The limits of rules that are not by plan are the same in every limit set.
+            return Limits::Known(self.rules.default_limit_set(false));
+        }
+        if let Some(limit_set) = self.rules.limit_set(identity) {
+            return Limits::Known(limit_set);
+        }
+        let question = PlanQuestion::about(identity);
+        match has_lookups {
+            true => Limits::Lookup(question),
+            false => Limits::Known(self.rules.default_limit_set(question.is_identified())),
+        }
+    }
+
+    /// Returns the caller's limit set, which may take a lookup, and the time that the lookup took.
+    pub(super) async fn limit_set(&self, limits: Limits, lookups: &[Arc<dyn PlanLookup>]) -> (LimitSetId, Duration) {
+        match limits {
+            Limits::Known(limit_set) => (limit_set, Duration::ZERO),
+            Limits::Lookup(question) => {
+                let start = Instant::now();
+                let limit_set = self.rules.look_up_limit_set(&question, lookups).await;
+                (limit_set, start.elapsed())
+            }
+        }
+    }
+
+    /// Returns the plan of the rules with these indices for callers with this limit set. Plans are cached.
+    pub(super) fn check_plan(&self, rules: Indices, limit_set: LimitSetId) -> Arc<CheckPlan> {
+        let key = (rules, limit_set);
+        if let Some(plan) = self.plans.read().get(&key) {
+            return plan.clone();
+        }
+        let plan = Arc::new(CheckPlan::new(&self.rules, &key.0, limit_set, &self.counts));
+        let mut plans = self.plans.write();
+        if plans.len() >= PLANS_MAX {
+            plans.clear();
+        }
+        plans.insert(key, plan.clone());
+        plan
+    }
+}
+
+fn refuse_banned(ban: Option<&CompiledBan>, now: Timestamp) -> Result<(), Box<Refusal>> {
+    let Some(ban) = ban else { return Ok(()) };
+    let until = |end: Timestamp| Wait::from_micros(end.as_micros().saturating_sub(now.as_micros()));
+    Err(Box::new(Refusal::Banned { remaining: ban.until().map_or(Wait::NEVER, until), source: Source::None }))
+}

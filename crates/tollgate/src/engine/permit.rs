@@ -1,0 +1,235 @@
+//! An admitted request: what its response reports, and what is refunded when it ends.
+//!
+//! Units are charged at the start. A rule with `charge = "on_failure"` or `"on_success"` refunds them, exactly once,
+//! depending on how the request ends: [`Permit::finish`] takes the ending. Only a response earns a refund. A permit that
+//! is dropped without one (the client disconnected, the handler panicked, a timeout fired) keeps every charge, because
+//! the work may have been done. If disconnecting refunded units, a client could run the handler for free.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::{HeaderMap, Response, StatusCode};
+use tollgate_core::{Check, Decision};
+
+use super::Engine;
+use super::check_plan::{CheckPlan, Demands, LimitGroup, refund_status};
+use super::request::RequestContext;
+use crate::answer::{Policies, grpc};
+use crate::limiter::EachDecision;
+use crate::rules::Charge;
+
+/// How a request ended, by its response.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Ending {
+    /// The service responded with a success.
+    Success,
+    /// The service responded with a failure, or returned an error.
+    Failure,
+}
+
+impl Ending {
+    /// Returns the ending for a status: `Failure` from 400, else `Success`.
+    pub fn of(status: StatusCode) -> Ending {
+        if status.is_client_error() || status.is_server_error() { Ending::Failure } else { Ending::Success }
+    }
+
+    /// Returns the ending for the head of a response: its status, and for gRPC a `grpc-status` in the headers.
+    ///
+    /// A gRPC stream that fails later, in its trailers, is a success.
+    pub fn of_response<B>(response: &Response<B>) -> Ending {
+        if grpc::has_failed(response.headers()) { Ending::Failure } else { Ending::of(response.status()) }
+    }
+}
+
+/// The reason for a refund.
+#[derive(Clone, Copy)]
+pub(super) enum RefundReason {
+    /// The request ended.
+    Ended(Ending),
+    /// The request was refused after it had been charged, because its wait exceeds the bound.
+    Withdrawn,
+}
+
+impl RefundReason {
+    /// Returns whether units of a rule with this charge mode are refunded.
+    fn refunds(self, charge: Charge) -> bool {
+        match self {
+            RefundReason::Ended(ending) => charge.refunds(ending == Ending::Success),
+            RefundReason::Withdrawn => true,
+        }
+    }
+}
+
+/// An admitted request.
+///
+/// Call [`Permit::finish`] when the response is known. A permit that is dropped keeps every charge.
+#[must_use = "a permit that is dropped keeps every charge; call `finish` to refund what the response earned"]
+pub struct Permit(Option<Box<Granted>>);
+
+/// A permit under at least one rule. Boxed, because a permit is moved several times.
+struct Granted {
+    plan: Arc<CheckPlan>,
+    /// The decision that the client is shown, or `None` if only shadow rules apply.
+    decision: Option<Decision>,
+    wait: Duration,
+    charges: Option<Charges>,
+}
+
+impl Permit {
+    /// Creates the permit of a request to which no limit applies.
+    pub(super) fn unlimited() -> Permit {
+        Permit(None)
+    }
+
+    /// Creates the permit of a request that these limits admitted.
+    pub(super) fn new(plan: Arc<CheckPlan>, decided: Option<EachDecision>, charges: Option<Charges>) -> Permit {
+        let wait = decided.as_ref().map_or(Duration::ZERO, |decided| plan.wait(decided));
+        let decision = decided.map(|decided| match decided {
+            EachDecision::Complete(decision) => decision,
+            // The limits that were left out may be used up, so the response reports none of them.
+            EachDecision::Partial(partial) => Decision::uncounted(partial.decision.at),
+        });
+        Permit(Some(Box::new(Granted { plan, decision, wait, charges })))
+    }
+
+    /// Returns the decision, or `None` if no enforced rule applies.
+    ///
+    /// If the store did not answer and a limit was left out, the decision has no limits.
+    pub fn decision(&self) -> Option<&Decision> {
+        self.0.as_ref()?.decision.as_ref()
+    }
+
+    /// Returns the policies of the decision's limits, in the same order. `None` if no enforced rule applies.
+    pub fn policies(&self) -> Option<&Policies> {
+        self.0.as_ref()?.plan.shown().map(|group| &*group.policies)
+    }
+
+    /// Returns how long a leaky bucket delays the request: the caller should wait this long before it proceeds.
+    pub fn wait(&self) -> Duration {
+        self.0.as_ref().map_or(Duration::ZERO, |granted| granted.wait)
+    }
+
+    /// Writes the rate-limit headers of the response.
+    pub fn write_headers(&self, headers: &mut HeaderMap) {
+        if let Some((decision, policies)) = self.decision().zip(self.policies()) {
+            policies.write_headers(decision, headers);
+        }
+    }
+
+    /// Writes the rate-limit headers of `response`, which ends the request. Units that it refunds are shown as refunded.
+    #[cfg(feature = "tower")]
+    pub(crate) fn write_headers_of<B>(&self, response: &mut Response<B>) {
+        let shown = self.0.as_ref().and_then(|granted| granted.plan.shown());
+        let Some((decision, group)) = self.decision().zip(shown).filter(|(_, group)| group.is_refundable) else {
+            return self.write_headers(response.headers_mut());
+        };
+        let reason = RefundReason::Ended(Ending::of_response(response));
+        let mut decision = decision.clone();
+        for (planned, status) in group.limits.iter().zip(&mut decision.limits) {
+            if reason.refunds(planned.charge) {
+                refund_status(status, planned.policy.limit());
+            }
+        }
+        group.policies.write_headers(&decision, response.headers_mut());
+    }
+
+    /// Keeps every charge, as dropping the permit does. For callers that will not learn how the request ends.
+    pub fn keep(self) {}
+
+    /// Refunds what the rules refund for this ending.
+    ///
+    /// If the returned future is dropped after its first poll, the refund still completes.
+    pub async fn finish(self, ending: Ending) {
+        if let Some(charges) = self.0.and_then(|granted| granted.charges) {
+            charges.refund(RefundReason::Ended(ending)).await;
+        }
+    }
+}
+
+impl CheckPlan {
+    /// Returns how long a leaky bucket delays a request with this decision.
+    pub(super) fn wait(&self, decided: &EachDecision) -> Duration {
+        match self.shown().is_some_and(|group| group.may_delay) {
+            true => decided.decision().retry_after().as_duration().unwrap_or(Duration::ZERO),
+            false => Duration::ZERO,
+        }
+    }
+}
+
+/// Selects one group of limits of a plan.
+#[derive(Clone, Copy)]
+pub(super) enum GroupId {
+    Shield,
+    Enforced,
+    Shadow(usize),
+}
+
+impl CheckPlan {
+    fn group(&self, id: GroupId) -> Option<&LimitGroup> {
+        match id {
+            GroupId::Shield => self.shield.as_ref(),
+            GroupId::Enforced => self.enforced.as_ref(),
+            GroupId::Shadow(index) => self.shadow.get(index),
+        }
+    }
+}
+
+/// The charges of one request that may be refunded, by group of limits.
+pub(super) type ChargeList = Vec<(GroupId, EachDecision)>;
+
+/// The charges of one request that may be refunded, with everything that a refund needs.
+pub(super) struct Charges {
+    engine: Engine,
+    plan: Arc<CheckPlan>,
+    context: RequestContext,
+    list: ChargeList,
+}
+
+impl Charges {
+    /// Returns the charges, or `None` if the list is empty.
+    pub(super) fn new(
+        engine: &Engine,
+        plan: &Arc<CheckPlan>,
+        context: RequestContext,
+        list: ChargeList,
+    ) -> Option<Charges> {
+        (!list.is_empty()).then(|| Charges { engine: engine.clone(), plan: plan.clone(), context, list })
+    }
+
+    /// Refunds the charges of all rules that refund for this reason. Runs to completion once polled.
+    pub(super) async fn refund(self, reason: RefundReason) {
+        let groups = self.list.iter().filter_map(|(id, _)| self.plan.group(*id));
+        if !groups.flat_map(|group| &group.limits).any(|limit| reason.refunds(limit.charge)) {
+            return;
+        }
+        match self.engine.limiter().is_in_process() {
+            true => self.refund_each(reason).await,
+            false => {
+                let engine = self.engine.clone();
+                engine.run_to_completion(async move { self.refund_each(reason).await }).await;
+            }
+        }
+    }
+
+    async fn refund_each(&self, reason: RefundReason) {
+        for (id, decided) in &self.list {
+            let Some(group) = self.plan.group(*id) else { continue };
+            let all = group.limits.iter().zip(group.demands(&self.context)).enumerate();
+            let decision = decided.decision();
+            let charged = all.filter(|(index, _)| decided.covers(*index)).map(|(_, limit)| limit).zip(&decision.limits);
+            let due = charged.filter(|((limit, _), _)| reason.refunds(limit.charge));
+            let (demands, limits): (Demands<'_>, _) = due.map(|((_, demand), status)| (demand, *status)).unzip();
+            // Nothing is due from this group if the check is empty.
+            let Ok(check) = Check::new(&demands) else { continue };
+            if let Err(error) = self.engine.refund(group, &check, &Decision { limits, ..*decision }).await {
+                tracing::debug!(kind = error.kind().name(), "a refund was lost");
+            }
+        }
+    }
+}
+
+impl std::fmt::Debug for Permit {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Permit").field("decision", &self.decision()).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,157 @@
+//! A refused request: the reason, and the responses that report it.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http::header::{CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER};
+use http::{HeaderMap, HeaderValue, Response};
+use tollgate_core::{Decision, Source, Wait};
+
+#[cfg(feature = "tower")]
+use crate::answer::Body;
+use crate::answer::{Policies, RefusalDetails, Verdict, grpc};
+
+const BANNED: &str = "this caller is banned";
+const PATH_TOO_LONG: &str = "the path of this request is too long";
+
+/// The reason why a request was refused.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum Refusal {
+    /// A limit denied the request.
+    #[non_exhaustive]
+    Denied {
+        /// The decision.
+        decision: Decision,
+        /// The policies of the decision's limits, in the same order.
+        policies: Arc<Policies>,
+    },
+    /// The store did not answer, and the failure policy of a rule is `deny`.
+    #[non_exhaustive]
+    Unavailable {
+        /// The policies of the limits that could not be decided.
+        policies: Arc<Policies>,
+    },
+    /// The client's address, its API key or its user is banned by the configuration, or a subject of the request in the
+    /// store.
+    #[non_exhaustive]
+    Banned {
+        /// The time until the ban ends; [`Wait::NEVER`] if it has no end.
+        remaining: Wait,
+        /// The component that reported the ban. [`Source::None`] for a ban of the configuration.
+        source: Source,
+    },
+    /// The path is longer than the rules accept.
+    #[non_exhaustive]
+    PathTooLong {
+        /// The most bytes that a path may have, without its query.
+        max_bytes: usize,
+    },
+}
+
+impl Refusal {
+    /// Creates the refusal of a decision by a ban in the store, or `None` if no ban refused it.
+    pub fn by_ban(decision: &Decision) -> Option<Refusal> {
+        decision.ban.map(|remaining| Refusal::Banned { remaining, source: decision.source })
+    }
+
+    /// Returns the verdict, which determines status codes and error names.
+    pub fn verdict(&self) -> Verdict {
+        match self {
+            Refusal::Denied { .. } => Verdict::Denied,
+            Refusal::Unavailable { .. } => Verdict::Unavailable,
+            Refusal::Banned { .. } => Verdict::Banned,
+            Refusal::PathTooLong { .. } => Verdict::PathTooLong,
+        }
+    }
+
+    /// Returns the decision if a limit denied the request, else `None`.
+    pub fn decision(&self) -> Option<&Decision> {
+        match self {
+            Refusal::Denied { decision, .. } => Some(decision),
+            Refusal::Unavailable { .. } | Refusal::Banned { .. } | Refusal::PathTooLong { .. } => None,
+        }
+    }
+
+    /// Returns the component that decided. [`Source::None`] if neither a store nor the deny cache did.
+    pub fn source(&self) -> Source {
+        match self {
+            Refusal::Denied { decision, .. } => decision.source,
+            Refusal::Banned { source, .. } => *source,
+            Refusal::Unavailable { .. } | Refusal::PathTooLong { .. } => Source::None,
+        }
+    }
+
+    /// Builds the HTTP response: status, headers and body.
+    ///
+    /// `request` holds the request's headers; its `Accept` header may change the format of the body.
+    pub fn response(&self, request: &HeaderMap) -> Response<Bytes> {
+        match self {
+            Refusal::Denied { decision, policies } => policies.refuse(decision, request),
+            Refusal::Unavailable { policies } => policies.unavailable(request),
+            Refusal::Banned { remaining, .. } => {
+                let seconds = remaining.as_secs_ceil().map(|seconds| seconds.max(1));
+                let mut response = self.without_limits(serde_json::json!({
+                    "error": self.verdict().error(),
+                    "message": BANNED,
+                    "retry_after": seconds,
+                    "retry_after_ms": remaining.as_millis_ceil().map(|ms| ms.max(1)),
+                }));
+                if let Some(seconds) = seconds {
+                    response.headers_mut().insert(RETRY_AFTER, HeaderValue::from(seconds));
+                }
+                response
+            }
+            Refusal::PathTooLong { max_bytes } => self.without_limits(serde_json::json!({
+                "error": self.verdict().error(),
+                "message": format!("{PATH_TOO_LONG}; at most {max_bytes} bytes are accepted"),
+            })),
+        }
+    }
+
+    /// Builds the HTTP response with a body by `write_body`. A ban and a path that is too long keep their own body.
+    #[cfg(feature = "tower")]
+    pub(crate) fn response_with_body(
+        &self,
+        request: &HeaderMap,
+        write_body: &dyn Fn(&RefusalDetails<'_>) -> Body,
+    ) -> Response<Bytes> {
+        let mut response = self.response(request);
+        if let Some(details) = self.details() {
+            let Body { content_type, bytes } = write_body(&details);
+            response.headers_mut().insert(CONTENT_TYPE, content_type);
+            *response.body_mut() = bytes;
+        }
+        response
+    }
+
+    /// Builds the gRPC response to a request of this [content type](grpc::content_type): status and metadata.
+    pub fn grpc_response(&self, content_type: &HeaderValue) -> Response<Bytes> {
+        let message = match self.details() {
+            Some(details) => details.message(),
+            None if self.verdict() == Verdict::PathTooLong => PATH_TOO_LONG.to_owned(),
+            None => BANNED.to_owned(),
+        };
+        let (head, _) = self.response(&HeaderMap::new()).into_parts();
+        grpc::refusal(self.verdict(), &message, head.headers, content_type)
+    }
+
+    /// Returns the input of custom bodies; `None` for a ban and for a path that is too long.
+    fn details(&self) -> Option<RefusalDetails<'_>> {
+        match self {
+            Refusal::Denied { decision, policies } => Some(policies.refusal(decision)),
+            Refusal::Unavailable { .. } => Some(RefusalDetails::unavailable()),
+            Refusal::Banned { .. } | Refusal::PathTooLong { .. } => None,
+        }
+    }
+
+    /// Builds a JSON response without rate-limit headers.
+    fn without_limits(&self, body: serde_json::Value) -> Response<Bytes> {
+        let mut response = Response::new(Bytes::from(body.to_string()));
+        *response.status_mut() = self.verdict().http();
+        let headers = response.headers_mut();
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+        response
+    }
+}

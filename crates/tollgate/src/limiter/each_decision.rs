@@ -1,0 +1,62 @@
+//! The result of a check whose limits each have their own failure policy.
+
+use tollgate_core::{Decision, Timestamp};
+
+/// The result of [`Limiter::check_each`](super::Limiter::check_each): a decision on all limits of a check, or, if the store
+/// did not answer, only on those whose failure policy is not [`OnFailure::Allow`](crate::OnFailure::Allow).
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[must_use]
+pub enum EachDecision {
+    /// All limits were decided: the decision has one status per limit of the check, in its order.
+    Complete(Decision),
+    /// The store did not answer, and the limits whose policy is [`OnFailure::Allow`](crate::OnFailure::Allow) were left
+    /// out.
+    Partial(Box<PartialDecision>),
+}
+
+/// A decision on some of the limits of a check.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct PartialDecision {
+    /// The decision on the limits in `decided`, in their order. If there are none, an uncounted admission.
+    ///
+    /// To refund it or to settle it, pass a check of these limits alone.
+    pub decision: Decision,
+    /// The indices within the check of the limits that were decided, ascending.
+    pub decided: Vec<usize>,
+}
+
+impl EachDecision {
+    /// Creates the admission of a check none of whose limits was decided.
+    pub(crate) fn uncounted(at: Timestamp) -> EachDecision {
+        EachDecision::partial(Decision::uncounted(at), Vec::new())
+    }
+
+    pub(crate) fn partial(decision: Decision, decided: Vec<usize>) -> EachDecision {
+        EachDecision::Partial(Box::new(PartialDecision { decision, decided }))
+    }
+
+    /// Returns the decision on the limits that were decided.
+    pub fn decision(&self) -> &Decision {
+        match self {
+            EachDecision::Complete(decision) => decision,
+            EachDecision::Partial(partial) => &partial.decision,
+        }
+    }
+
+    /// Converts into the decision on the limits that were decided.
+    pub fn into_decision(self) -> Decision {
+        match self {
+            EachDecision::Complete(decision) => decision,
+            EachDecision::Partial(partial) => partial.decision,
+        }
+    }
+
+    /// Returns whether the limit at this index of the check was decided.
+    pub fn covers(&self, index: usize) -> bool {
+        match self {
+            EachDecision::Complete(_) => true,
+            EachDecision::Partial(partial) => partial.decided.contains(&index),
+        }
+    }
+}

@@ -1,0 +1,12 @@
+//! The library as its users call it, against real and simulated servers. One test binary, so that it is linked once.
+#![allow(clippy::unwrap_used)] // a step that fails fails its test
+
+mod calls;
+mod distributed;
+mod faults;
+mod guide;
+mod layer;
+mod plan_hash;
+mod round_trips;
+mod settings;
+mod settle;
