@@ -13,7 +13,7 @@ use crate::arguments::AdminChoice;
 use crate::{Failure, client, secrets};
 
 /// Timeout of a request: longer than between services, since a person waits for it.
-const ANSWER_WITHIN: Duration = Duration::from_secs(10);
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The admin API of a running instance.
 pub(crate) struct Admin {
@@ -26,7 +26,7 @@ impl Admin {
     ///
     /// # Errors
     /// If the URL is not that of an admin endpoint, or no token is given.
-    pub(crate) fn chosen(choice: &AdminChoice) -> Result<Option<Admin>, Failure> {
+    pub(crate) fn from_options(choice: &AdminChoice) -> Result<Option<Admin>, Failure> {
         let Some(url) = &choice.admin else { return Ok(None) };
         let url: Uri = url.parse().map_err(|_| Failure::AdminUrl)?;
         if !client::is_web(&url) || url.path() != "/" {
@@ -39,26 +39,26 @@ impl Admin {
     /// Sends a request and returns the JSON body of the response; `Null` if the body is not JSON.
     ///
     /// # Errors
-    /// If there is no response within [`ANSWER_WITHIN`], or its status is not 2xx. The error has the instance's
+    /// If there is no response within [`RESPONSE_TIMEOUT`], or its status is not 2xx. The error has the instance's
     /// message.
-    pub(crate) async fn ask(&self, method: &str, path: &str, body: Option<&Value>) -> Result<Value, Failure> {
+    pub(crate) async fn send(&self, method: &str, path: &str, body: Option<&Value>) -> Result<Value, Failure> {
         let mut bearer =
             HeaderValue::try_from(format!("Bearer {}", self.token.reveal())).map_err(|_| Failure::AdminUrl)?;
         bearer.set_sensitive(true);
         let body = body.map(ToString::to_string).unwrap_or_default();
         let request = Request::builder().method(method).uri(path).header(AUTHORIZATION, bearer);
         let request = request.body(Full::new(Bytes::from(body))).map_err(Failure::Request)?;
-        let answered = tokio::time::timeout(ANSWER_WITHIN, client::send(&self.url, request)).await;
-        let answered = answered.unwrap_or_else(|_| Err("timed out".to_owned()));
-        let (status, text) = answered.map_err(|why| {
-            let place = self.url.authority().map(ToString::to_string).unwrap_or_default();
-            Failure::AdminUnreachable { place, why }
+        let response = tokio::time::timeout(RESPONSE_TIMEOUT, client::send(&self.url, request)).await;
+        let response = response.unwrap_or_else(|_| Err("timed out".to_owned()));
+        let (status, text) = response.map_err(|reason| {
+            let url = self.url.to_string().trim_end_matches('/').to_owned();
+            Failure::AdminUnreachable { url, reason }
         })?;
-        let answer: Value = serde_json::from_slice(&text).unwrap_or_default();
+        let body: Value = serde_json::from_slice(&text).unwrap_or_default();
         if !status.is_success() {
-            let said = answer["message"].as_str().unwrap_or("the response has no message").to_owned();
-            return Err(Failure::AdminRefused { status: status.as_u16(), said });
+            let message = body["message"].as_str().unwrap_or("the response has no message").to_owned();
+            return Err(Failure::AdminRefused { status: status.as_u16(), message });
         }
-        Ok(answer)
+        Ok(body)
     }
 }

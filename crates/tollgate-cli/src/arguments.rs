@@ -1,5 +1,5 @@
-//! What can be said on the command line.
-#![allow(rustdoc::broken_intra_doc_links)] // the comments are help texts, where brackets mean "may be left out"
+//! Arguments of the command line.
+#![allow(rustdoc::broken_intra_doc_links)] // the comments are help texts, where brackets mark what is optional
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use tollgate::Limit;
     name = "tollgate",
     version,
     about,
-    after_help = "Without a command it shows the boundary burst; start with: tollgate serve"
+    after_help = "Without a command, prints the picture of `tollgate boundary`. To start the service: tollgate serve"
 )]
 pub(crate) struct Arguments {
     #[command(subcommand)]
@@ -22,29 +22,29 @@ pub(crate) struct Arguments {
 
 #[derive(Subcommand, Debug)]
 pub(crate) enum Command {
-    /// Decide for others, over HTTP and RESP
+    /// Run the rate-limit service (HTTP and RESP)
     #[command(
         args_override_self = true,
         after_help = "Example:\n  tollgate serve --config tollgate.toml --store redis://127.0.0.1:6379\n  curl -d '{\"key\":\"user:42\",\"limit\":\"10/min\"}' http://127.0.0.1:8080/v1/check"
     )]
     Serve(Box<Serve>),
-    /// Read a configuration and say what is wrong or odd about it: exit 0 if it can be used, 2 if not
+    /// Check a configuration file and report errors and warnings: exit 0 if it can be used, 2 if not
     #[command(after_help = "Example:\n  tollgate validate tollgate.toml --json")]
     Validate(Validate),
-    /// Say what the rules would do with a request, and why
+    /// Show which rules apply to a request, and why
     #[command(
         after_help = "Example:\n  tollgate explain --config tollgate.toml POST /shorten --peer 203.0.113.9 -H 'x-api-key: KEY'\n  tollgate explain --admin http://127.0.0.1:9090 GET /api/items --peer 203.0.113.9"
     )]
     Explain(Explain),
-    /// Decide once, and say so by the exit code: 0 allowed, 1 denied, 2 error
+    /// Check a key against a limit once: exit 0 if allowed, 1 if denied, 2 on error
     #[command(after_help = "Example:\n  tollgate check user:42 10/min --cost 3 --store redis://127.0.0.1:6379")]
     Check(Check),
-    /// Look at a counter without changing it
+    /// Show a counter without changing it
     #[command(
         after_help = "Example:\n  tollgate inspect user:42 10/min --store redis://127.0.0.1:6379\n  tollgate inspect user:42 10/min --config tollgate.toml\n  tollgate inspect ip:203.0.113.9 --rule shorten --admin http://127.0.0.1:9090"
     )]
     Inspect(Inspect),
-    /// Forget a counter
+    /// Delete a counter
     #[command(
         after_help = "Example:\n  tollgate reset user:42 10/min --store redis://127.0.0.1:6379\n  tollgate reset user:42 10/min --config tollgate.toml\n  tollgate reset ip:203.0.113.9 --rule shorten --admin http://127.0.0.1:9090"
     )]
@@ -59,34 +59,34 @@ pub(crate) enum Command {
         after_help = "Example:\n  tollgate unban ip:203.0.113.9 --store redis://127.0.0.1:6379\n  tollgate unban user:42 --admin http://127.0.0.1:9090"
     )]
     Unban(Unban),
-    /// Print the Lua script that decides on Redis, for any language
+    /// Print the Lua script that runs on Redis, for clients in any language
     #[command(after_help = "Example:\n  tollgate script\n  redis-cli SCRIPT LOAD \"$(tollgate script)\"")]
     Script,
-    /// Show the same burst at a window's edge under fixed-window and under sliding
+    /// Show a burst at the edge of a window under fixed-window and sliding limits
     #[command(after_help = "Example:\n  tollgate boundary")]
     Boundary,
-    /// Print what makes a shell complete this command
+    /// Print a completion script for a shell
     #[command(after_help = "Example:\n  tollgate completions bash\n  source <(tollgate completions bash)")]
     Completions {
-        /// Which shell
+        /// The shell
         shell: clap_complete::Shell,
     },
 }
 
-/// Where the counters are.
+/// The option `--store`.
 #[derive(Args, Debug)]
 pub(crate) struct StoreChoice {
-    /// memory, redis://[user:password@]host[:port][/database] or rediss://… [default: $TOLLGATE_STORE, else $REDIS_URL, else memory]
+    /// Store of the counters: memory, redis://[user:password@]host[:port][/database] or rediss://… [default: $TOLLGATE_STORE, else $REDIS_URL, else memory]
     #[arg(long, value_name = "URL")]
     pub(crate) store: Option<String>,
 }
 
-/// Where the counters are, and what their keys begin with.
+/// The options `--store` and `--config`, for a command that uses counters.
 #[derive(Args, Debug)]
 pub(crate) struct CountersChoice {
     #[command(flatten)]
     pub(crate) store: StoreChoice,
-    /// The configuration that says which store, unless --store does, and which prefix its keys have
+    /// Configuration file with the store, unless --store is given, and the prefix of its keys
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
 }
@@ -95,72 +95,72 @@ pub(crate) struct CountersChoice {
 pub(crate) struct Serve {
     #[command(flatten)]
     pub(crate) store: StoreChoice,
-    /// Where to answer POST /v1/check; `off` closes the door
+    /// Address of the HTTP listener (POST /v1/check); `off` disables it
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8080")]
     pub(crate) http: String,
-    /// Where to answer Redis clients; `off` closes the door
+    /// Address of the RESP listener, for Redis clients; `off` disables it
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:6380")]
     pub(crate) resp: String,
-    /// Where to answer the operator: metrics, health, keys, rules, reload; `off` closes the door [default: 127.0.0.1:9090]
+    /// Address of the admin listener (metrics, health, keys, rules, reload); `off` disables it [default: 127.0.0.1:9090]
     #[arg(long, value_name = "ADDRESS")]
     pub(crate) admin: Option<String>,
-    /// A file with the token that opens the admin door [default: $TOLLGATE_ADMIN_TOKEN, else one is made and printed]
+    /// File with the token of the admin API [default: $TOLLGATE_ADMIN_TOKEN, else a token is generated and printed]
     #[arg(long, value_name = "FILE")]
     pub(crate) admin_token_file: Option<PathBuf>,
-    /// A file with the password that Redis clients must give [default: $TOLLGATE_RESP_PASSWORD, else none]
+    /// File with the password that Redis clients must send [default: $TOLLGATE_RESP_PASSWORD, else none]
     #[arg(long, value_name = "FILE")]
     pub(crate) resp_password_file: Option<PathBuf>,
-    /// Encrypt the doors: the certificate chain as PEM. The admin door stays plain on loopback
+    /// File with the certificate chain in PEM, which enables TLS. The admin listener stays unencrypted on loopback
     #[arg(long, value_name = "FILE", requires = "tls_key")]
     pub(crate) tls_cert: Option<PathBuf>,
-    /// Its private key as PEM
+    /// File with the private key of the certificate in PEM
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     pub(crate) tls_key: Option<PathBuf>,
-    /// The origins of web pages that may send requests to http and admin, such as `https://ops.example` [default: none]
+    /// Origins of web pages that may send requests to the HTTP and admin listeners, such as `https://ops.example` [default: none]
     #[arg(long, value_name = "ORIGIN", value_delimiter = ',')]
     pub(crate) allow_origin: Vec<tollgate_server::WebOrigin>,
-    /// Domain names under which the admin listener may be asked, besides addresses and names without a dot [default: none]
+    /// Domain names that the admin listener accepts in `Host`, besides addresses and names without a dot [default: none]
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     pub(crate) admin_host: Vec<String>,
-    /// Rules, plans and settings (.toml, .yaml); read again when it changes, and on SIGHUP
+    /// Configuration file with rules, plans and settings (.toml, .yaml); reloaded when it changes and on SIGHUP
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
-    /// The most memory for counters in this process, such as 512MiB or 2GB [default: an eighth of the machine's, at most 1GiB]
+    /// Maximum memory for counters in this process, such as 512MiB or 2GB [default: an eighth of the machine's, at most 1GiB]
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub(crate) memory: Option<usize>,
-    /// How many threads serve connections [default: one for every two cores]
+    /// Number of threads that serve connections [default: one for every two cores]
     #[arg(long, value_name = "N")]
     pub(crate) threads: Option<std::num::NonZeroUsize>,
-    /// How many instances share the quota while the store is away [default: as configured, else 1]
+    /// Number of instances that share the quotas while the store is unavailable [default: as configured, else 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) instances: Option<u32>,
-    /// Connections that each door lets in at once
+    /// Maximum number of connections per listener
     #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub(crate) connections: u32,
-    /// A connection that is silent for so long is closed [default: 60s on http and admin, 300s on resp]
+    /// Idle timeout of connections [default: 60s for HTTP and admin, 300s for RESP]
     #[arg(long, value_name = "TIME", value_parser = time)]
     pub(crate) idle: Option<Duration>,
-    /// After SIGTERM: how long to go on serving while /readyz says that this instance is leaving
+    /// Time to keep serving after SIGTERM, while /readyz reports that the instance shuts down
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = time)]
     pub(crate) drain: Duration,
-    /// Send a span per decision to the OpenTelemetry collector there, such as http://127.0.0.1:4318
+    /// URL of an OpenTelemetry collector that gets a span per decision, such as http://127.0.0.1:4318
     #[cfg(feature = "otlp")]
     #[arg(long, value_name = "URL")]
     pub(crate) otlp: Option<String>,
-    /// How to write logs
-    #[arg(long, value_name = "FORM", default_value = "text", value_parser = ["text", "json"])]
+    /// Format of the logs
+    #[arg(long, value_name = "FORMAT", default_value = "text", value_parser = ["text", "json"])]
     pub(crate) log: String,
 }
 
-/// A time such as 500ms, 10s or 1min.
+/// Parses a time such as 500ms, 10s or 1min.
 fn time(text: &str) -> Result<Duration, String> {
     humantime::parse_duration(text).map_err(|_| "expected a time such as 500ms, 10s or 1min".to_owned())
 }
 
-/// The smallest memory for counters that makes sense.
+/// Minimum memory for counters.
 const MEMORY_BYTES_MIN: usize = 1 << 20;
 
-/// Reads a number of bytes such as 512MiB, 2GB or 536870912.
+/// Parses a number of bytes such as 512MiB, 2GB or 536870912.
 fn size(text: &str) -> Result<usize, String> {
     let expected = || "expected a size of at least 1MiB, such as 512MiB, 2GB or 536870912".to_owned();
     let digits = text.bytes().take_while(u8::is_ascii_digit).count();
@@ -181,22 +181,22 @@ fn size(text: &str) -> Result<usize, String> {
     bytes.filter(|bytes| *bytes >= MEMORY_BYTES_MIN).ok_or_else(expected)
 }
 
-/// A running instance, asked instead of a store.
+/// The options `--admin` and `--admin-token-file`, for a command that may use a running instance instead of a store.
 #[derive(Args, Debug)]
 pub(crate) struct AdminChoice {
-    /// Ask the running instance whose admin door is there, such as http://127.0.0.1:9090
+    /// URL of the admin listener of a running instance to use, such as http://127.0.0.1:9090
     #[arg(long, value_name = "URL", conflicts_with_all = ["store", "config"])]
     pub(crate) admin: Option<String>,
-    /// A file with its token [default: $TOLLGATE_ADMIN_TOKEN]
+    /// File with the token of its admin API [default: $TOLLGATE_ADMIN_TOKEN]
     #[arg(long, value_name = "FILE", requires = "admin")]
     pub(crate) admin_token_file: Option<PathBuf>,
 }
 
 #[derive(Args, Debug)]
 pub(crate) struct Validate {
-    /// The configuration
+    /// Configuration file
     pub(crate) file: PathBuf,
-    /// Print JSON instead of words
+    /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
     #[command(flatten)]
@@ -205,23 +205,23 @@ pub(crate) struct Validate {
 
 #[derive(Args, Debug)]
 pub(crate) struct Explain {
-    /// The request's method
+    /// Method of the request
     pub(crate) method: String,
-    /// Its path, with the query if there is one
+    /// Path of the request, with its query
     pub(crate) path: String,
-    /// The address at the other end of the socket on which it came
+    /// Peer address of the connection
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1")]
     pub(crate) peer: std::net::IpAddr,
-    /// A header, as `NAME: VALUE`; @FILE reads lines of them, so that a key need not stand here for all to see
+    /// Header of the request, as `NAME: VALUE`; @FILE reads one header per line, which keeps keys out of the process list
     #[arg(short = 'H', long = "header", value_name = "HEADER")]
     pub(crate) headers: Vec<String>,
-    /// The configuration whose rules are meant
+    /// Configuration file with the rules
     #[arg(long, value_name = "FILE", required_unless_present = "admin", conflicts_with = "admin")]
     pub(crate) config: Option<PathBuf>,
-    /// Show whom the rules count, not only by what kind
+    /// Show the values of the counted subjects, such as addresses, and not only their kinds
     #[arg(long)]
     pub(crate) reveal: bool,
-    /// Print JSON instead of words
+    /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
     #[command(flatten)]
@@ -232,14 +232,14 @@ pub(crate) struct Explain {
 
 #[derive(Args, Debug)]
 pub(crate) struct Check {
-    /// Who is counted
+    /// Key to count, such as user:42
     pub(crate) key: String,
-    /// Against what: QUOTA/WINDOW [ALGORITHM] [option=value …]
+    /// Limit: QUOTA/WINDOW [ALGORITHM] [option=value …]
     pub(crate) limit: Limit,
-    /// How many units; 0 only looks
+    /// Units that the check costs; 0 charges nothing
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub(crate) cost: u32,
-    /// Print JSON instead of a table
+    /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
     #[command(flatten)]
@@ -248,18 +248,18 @@ pub(crate) struct Check {
 
 #[derive(Args, Debug)]
 pub(crate) struct Inspect {
-    /// Who is counted; with --rule a subject, as `explain --reveal` shows it
+    /// Key of the counter; with --rule a subject, as `explain --reveal` prints it
     pub(crate) key: String,
-    /// Against what: QUOTA/WINDOW [ALGORITHM] [option=value …]; with --rule the name of one of its limits
+    /// Limit: QUOTA/WINDOW [ALGORITHM] [option=value …]; with --rule the name of one of its limits
     #[arg(required_unless_present = "rule")]
     pub(crate) limit: Option<String>,
-    /// The rule whose counters are meant
+    /// Rule of the counters
     #[arg(long, value_name = "NAME", requires = "admin")]
     pub(crate) rule: Option<String>,
-    /// The caller's plan, for a rule that goes by plans
+    /// Plan of the caller, for a rule with limits from plans
     #[arg(long, value_name = "NAME", requires = "rule")]
     pub(crate) plan: Option<String>,
-    /// Print JSON instead of a table
+    /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
     #[command(flatten)]
@@ -309,7 +309,7 @@ mod tests {
 
     use super::*;
 
-    /// The words of a command line, as a shell takes them apart; quotes hold words together.
+    /// Splits a command line into words like a shell. Quotes hold words together.
     fn words(line: &str) -> Vec<String> {
         let (mut words, mut quote) = (vec![String::new()], None);
         for character in line.chars() {
@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn the_arguments_make_sense() {
+    fn arguments_are_consistent() {
         Arguments::command().debug_assert();
     }
 
@@ -363,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn every_example_in_a_help_text_is_a_command_that_can_be_given() {
+    fn every_example_in_a_help_text_can_be_parsed() {
         for command in Arguments::command().get_subcommands() {
             let help = command.get_after_help().map(ToString::to_string).unwrap_or_default();
             let examples: Vec<&str> =

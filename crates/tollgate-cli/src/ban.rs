@@ -14,8 +14,8 @@ use crate::{Failure, output};
 pub(crate) async fn ban(arguments: Ban) -> Result<(), Failure> {
     let Ban { subject, duration, .. } = &arguments;
     check_subject(subject)?;
-    match Admin::chosen(&arguments.admin)? {
-        Some(admin) => drop(admin.ask("PUT", &path(subject, *duration), None).await?),
+    match Admin::from_options(&arguments.admin)? {
+        Some(admin) => drop(admin.send("PUT", &path(subject, *duration), None).await?),
         None => arguments.counters.shared_limiter()?.ban(subject.as_bytes(), *duration).await?,
     }
     let ms = duration.map(|duration| u64::try_from(duration.as_millis()).unwrap_or(u64::MAX));
@@ -32,8 +32,8 @@ pub(crate) async fn ban(arguments: Ban) -> Result<(), Failure> {
 pub(crate) async fn unban(arguments: Unban) -> Result<(), Failure> {
     let subject = &arguments.subject;
     check_subject(subject)?;
-    let was_banned = match Admin::chosen(&arguments.admin)? {
-        Some(admin) => admin.ask("DELETE", &path(subject, None), None).await?["was_banned"] == true,
+    let was_banned = match Admin::from_options(&arguments.admin)? {
+        Some(admin) => admin.send("DELETE", &path(subject, None), None).await?["was_banned"] == true,
         None => arguments.counters.shared_limiter()?.unban(subject.as_bytes()).await?,
     };
     match (arguments.json, was_banned) {

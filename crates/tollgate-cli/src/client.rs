@@ -13,7 +13,7 @@ use tokio_rustls::rustls::pki_types::ServerName;
 use tokio_rustls::rustls::{ClientConfig, RootCertStore, crypto};
 
 /// Maximum size of a response body.
-const ANSWER_BYTES_MAX: usize = 16 * 1024 * 1024;
+const RESPONSE_BYTES_MAX: usize = 16 * 1024 * 1024;
 
 /// Returns whether [`send`] accepts this URL: `http` or `https`, with a host and without a user.
 ///
@@ -41,13 +41,21 @@ pub(crate) async fn send(url: &Uri, mut request: Request<Full<Bytes>>) -> Result
     *request.uri_mut() = path.map_err(|_| "invalid path".to_owned())?;
 
     let bare = host.trim_start_matches('[').trim_end_matches(']');
-    let stream = TcpStream::connect((bare, port)).await.map_err(|error| error.to_string())?;
+    let stream = TcpStream::connect((bare, port)).await.map_err(reason)?;
     if !is_encrypted {
         return exchange(stream, request).await;
     }
     let name = ServerName::try_from(bare.to_owned()).map_err(|_| "invalid host name for TLS".to_owned())?;
-    let stream = connector().connect(name, stream).await.map_err(|error| error.to_string())?;
+    let stream = connector().connect(name, stream).await.map_err(reason)?;
     exchange(stream, request).await
+}
+
+/// Returns the reason of an error, such as `connection refused`, without the number of the operating system.
+fn reason(error: std::io::Error) -> String {
+    match error.raw_os_error() {
+        Some(_) => error.kind().to_string(),
+        None => error.to_string(),
+    }
 }
 
 /// Sends a request over an open connection and reads the response.
@@ -60,7 +68,7 @@ where
     tokio::spawn(connection);
     let response = sender.send_request(request).await.map_err(|error| error.to_string())?;
     let status = response.status();
-    let body = Limited::new(response.into_body(), ANSWER_BYTES_MAX).collect().await;
+    let body = Limited::new(response.into_body(), RESPONSE_BYTES_MAX).collect().await;
     Ok((status, body.map_err(|error| error.to_string())?.to_bytes()))
 }
 

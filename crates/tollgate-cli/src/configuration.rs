@@ -1,40 +1,43 @@
-//! Reading a configuration, and telling what was found in it.
+//! Loads configuration files and prints their findings.
 
 use std::path::Path;
 
 use tollgate::Rules;
-use tollgate::config::{Finding, Loaded, Loader, Settings};
+use tollgate::config::{Loaded, Loader, Settings};
 use tollgate_redis::{BuildError, RedisStore};
 
 use crate::arguments::{StoreChoice, Validate};
 use crate::store::MEMORY;
 use crate::{Failure, output};
 
-/// What reads a configuration for the store that will be used.
+/// Creates a loader with the store given by `--store` or the environment.
+///
+/// # Errors
+/// If the URL of the store is invalid.
 pub(crate) fn loader(store: &StoreChoice) -> Result<Loader, Failure> {
-    let Some(url) = store.said() else { return Ok(Loader::new()) };
+    let Some(url) = store.url() else { return Ok(Loader::new()) };
     if url != MEMORY {
         RedisStore::check_url(&url).map_err(|error| tollgate::StoreUrlError::from(BuildError::from(error)))?;
     }
     Ok(Loader::new().store(url))
 }
 
-/// What is set up by a file, or without one. Nothing odd is told.
+/// Loads the settings of a file, or the defaults without one. Warnings are not printed.
 pub(crate) fn settings(file: Option<&Path>, loader: &Loader) -> Result<Settings, Failure> {
     let loaded = file.map_or_else(|| Rules::new().compile_with(loader), |file| loader.load(file));
     Ok(loaded.map_err(Failure::Configuration)?.settings)
 }
 
-/// Reads a configuration; what is odd about it goes to standard error.
+/// Loads a configuration file, and prints its warnings to standard error.
 pub(crate) fn load(file: &Path, loader: &Loader) -> Result<Loaded, Failure> {
     let mut loaded = loader.load(file).map_err(Failure::Configuration)?;
     for finding in loaded.findings.drain(..) {
-        tell(finding);
+        output::print_error(format_args!("{:?}", miette::Report::new(finding)));
     }
     Ok(loaded)
 }
 
-/// Whether the configuration can be used.
+/// Runs `tollgate validate`. Returns whether the configuration can be used.
 pub(crate) fn validate(arguments: &Validate) -> Result<bool, Failure> {
     let loader = loader(&arguments.store)?;
     if arguments.json {
@@ -47,7 +50,7 @@ pub(crate) fn validate(arguments: &Validate) -> Result<bool, Failure> {
     Ok(true)
 }
 
-/// `1 rule`, `2 rules`.
+/// Formats a count, such as `1 rule` or `2 rules`.
 fn counted(count: usize, noun: &str) -> String {
     format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
 }
@@ -70,8 +73,4 @@ fn validate_as_json(arguments: &Validate, loader: &Loader) -> Result<bool, Failu
     });
     output::print_line(body)?;
     Ok(loaded.is_ok())
-}
-
-fn tell(finding: Finding) {
-    output::print_error(format_args!("{:?}", miette::Report::new(finding)));
 }

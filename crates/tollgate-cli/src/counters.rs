@@ -15,19 +15,19 @@ pub(crate) async fn check(arguments: arguments::Check) -> Result<bool, Failure> 
     let limiter = arguments.counters.limiter()?;
     let demand = Demand::new(arguments.limit, Key::new(&arguments.key)?).cost(Cost::new(arguments.cost));
     let decision = limiter.check(&Check::one(&demand)).await?;
-    for line in &decision.limits {
-        let verdict = match (decision.ban, line.allowed) {
+    for status in &decision.limits {
+        let verdict = match (decision.ban, status.allowed) {
             (Some(_), _) => "banned",
             (None, true) => "allowed",
             (None, false) => "denied",
         };
         match arguments.json {
             true => {
-                let mut json = to_json(&arguments.limit, line);
+                let mut json = to_json(&arguments.limit, status);
                 json["banned"] = decision.ban.is_some().into();
                 output::print_line(json)?;
             }
-            false => output::print(told(verdict, &arguments.limit, line, false))?,
+            false => output::print(format_status(verdict, &arguments.limit, status, false))?,
         }
     }
     Ok(decision.allowed())
@@ -35,23 +35,25 @@ pub(crate) async fn check(arguments: arguments::Check) -> Result<bool, Failure> 
 
 /// Runs `tollgate inspect`: prints a counter without changing it.
 pub(crate) async fn inspect(arguments: arguments::Inspect) -> Result<(), Failure> {
-    if let Some(admin) = Admin::chosen(&arguments.admin)? {
-        let seen = admin.ask("GET", &counters(&arguments), None).await?;
+    if let Some(admin) = Admin::from_options(&arguments.admin)? {
+        let response = admin.send("GET", &counters_path(&arguments), None).await?;
         return match arguments.json {
-            true => output::print_line(seen),
-            false => output::print(seen["counters"].as_array().into_iter().flatten().map(counter).collect::<String>()),
+            true => output::print_line(response),
+            false => output::print(
+                response["counters"].as_array().into_iter().flatten().map(format_counter).collect::<String>(),
+            ),
         };
     }
     let limiter = arguments.counters.shared_limiter()?;
     let limit = limit(&arguments)?;
-    let line = limiter.inspect(&Demand::new(limit, Key::new(&arguments.key)?)).await?;
-    output::print(told(Policy::of(limit).name(), &limit, &line, arguments.json))
+    let status = limiter.inspect(&Demand::new(limit, Key::new(&arguments.key)?)).await?;
+    output::print(format_status(Policy::of(limit).name(), &limit, &status, arguments.json))
 }
 
 /// Runs `tollgate reset`: deletes a counter.
 pub(crate) async fn reset(arguments: arguments::Inspect) -> Result<(), Failure> {
-    match Admin::chosen(&arguments.admin)? {
-        Some(admin) => drop(admin.ask("DELETE", &counters(&arguments), None).await?),
+    match Admin::from_options(&arguments.admin)? {
+        Some(admin) => drop(admin.send("DELETE", &counters_path(&arguments), None).await?),
         None => {
             let limiter = arguments.counters.shared_limiter()?;
             limiter.reset(&Demand::new(limit(&arguments)?, Key::new(&arguments.key)?)).await?;
@@ -68,7 +70,7 @@ fn limit(arguments: &arguments::Inspect) -> Result<Limit, Failure> {
 }
 
 /// Returns the path and query of the counters in the admin API.
-fn counters(arguments: &arguments::Inspect) -> String {
+fn counters_path(arguments: &arguments::Inspect) -> String {
     let parts = [("limit", &arguments.limit), ("rule", &arguments.rule), ("plan", &arguments.plan)];
     let encode = |text: &str| utf8_percent_encode(text, NON_ALPHANUMERIC).to_string();
     let mut path = format!("/v1/keys?key={}", encode(&arguments.key));
@@ -81,7 +83,7 @@ fn counters(arguments: &arguments::Inspect) -> String {
 }
 
 /// Formats a counter from a response of the admin API.
-fn counter(counter: &Value) -> String {
+fn format_counter(counter: &Value) -> String {
     let wait = |field: &str| match counter[field].as_u64() {
         Some(ms) => Wait::from_micros(ms.saturating_mul(1_000)),
         None => Wait::NEVER,
@@ -94,36 +96,38 @@ fn counter(counter: &Value) -> String {
 }
 
 /// Formats a limit status, as JSON or as a table.
-fn told(heading: &str, limit: &Limit, line: &LimitStatus, as_json: bool) -> String {
+fn format_status(heading: &str, limit: &Limit, status: &LimitStatus, as_json: bool) -> String {
     if as_json {
-        return format!("{}\n", to_json(limit, line));
+        return format!("{}\n", to_json(limit, status));
     }
-    let left = format!("{} of {}", line.remaining, line.quota);
-    table(heading, &limit.to_string(), &left, [line.retry_after, line.next_after, line.reset_after])
+    let left = format!("{} of {}", status.remaining, status.quota);
+    table(heading, &limit.to_string(), &left, [status.retry_after, status.next_after, status.reset_after])
 }
 
-fn to_json(limit: &Limit, line: &LimitStatus) -> Value {
+/// Returns a limit status as JSON.
+fn to_json(limit: &Limit, status: &LimitStatus) -> Value {
     serde_json::json!({
-        "allowed": line.allowed,
+        "allowed": status.allowed,
         "limit": limit.to_string(),
-        "quota": line.quota,
-        "remaining": line.remaining,
-        "retry_after_ms": line.retry_after.as_millis_ceil(),
-        "next_after_ms": line.next_after.as_millis_ceil(),
-        "reset_after_ms": line.reset_after.as_millis_ceil(),
+        "quota": status.quota,
+        "remaining": status.remaining,
+        "retry_after_ms": status.retry_after.as_millis_ceil(),
+        "next_after_ms": status.next_after.as_millis_ceil(),
+        "reset_after_ms": status.reset_after.as_millis_ceil(),
     })
 }
 
 /// Formats a table for people: a heading and a row per field.
 fn table(heading: &str, limit: &str, left: &str, waits: [Wait; 3]) -> String {
-    let [retry_after, next_after, reset_after] = waits.map(in_words);
+    let [retry_after, next_after, reset_after] = waits.map(format_wait);
     format!(
         "{heading}\n  limit        {limit}\n  remaining    {left}\n  retry after  {retry_after}\n  \
          next after   {next_after}\n  reset after  {reset_after}\n"
     )
 }
 
-fn in_words(wait: Wait) -> String {
+/// Formats a wait for people.
+fn format_wait(wait: Wait) -> String {
     match wait.as_duration() {
         None => "never".to_owned(),
         Some(Duration::ZERO) => "0s".to_owned(),

@@ -17,30 +17,30 @@ use crate::{Failure, configuration, output};
 /// Runs `tollgate explain`, on a running instance or a configuration file.
 pub(crate) async fn explain(arguments: Explain) -> Result<(), Failure> {
     let headers = headers(&arguments.headers)?;
-    let said = match (Admin::chosen(&arguments.admin)?, &arguments.config) {
-        (Some(admin), _) => ask(&admin, &arguments, &headers).await?,
-        (None, Some(file)) => work_out(file, &arguments, &headers).await?,
+    let explanation = match (Admin::from_options(&arguments.admin)?, &arguments.config) {
+        (Some(admin), _) => request(&admin, &arguments, &headers).await?,
+        (None, Some(file)) => compute(file, &arguments, &headers).await?,
         (None, None) => return Err(Failure::NoRules),
     };
     match arguments.json {
-        true => output::print_line(said),
-        false => output::print(in_words(&said)),
+        true => output::print_line(explanation),
+        false => output::print(format_explanation(&explanation)),
     }
 }
 
 /// Requests the explanation from a running instance.
-async fn ask(admin: &Admin, arguments: &Explain, headers: &[(String, String)]) -> Result<Value, Failure> {
-    let question = json!({ "request": {
+async fn request(admin: &Admin, arguments: &Explain, headers: &[(String, String)]) -> Result<Value, Failure> {
+    let body = json!({ "request": {
         "method": arguments.method, "path": arguments.path, "headers": headers, "peer": arguments.peer,
     } });
     let path = if arguments.reveal { "/v1/explain?reveal=true" } else { "/v1/explain" };
-    admin.ask("POST", path, Some(&question)).await
+    admin.send("POST", path, Some(&body)).await
 }
 
 /// Explains by a configuration file.
 ///
 /// Remaining units and plans in a Redis hash are read only if a Redis store is given by `--store` or the environment.
-async fn work_out(file: &Path, arguments: &Explain, headers: &[(String, String)]) -> Result<Value, Failure> {
+async fn compute(file: &Path, arguments: &Explain, headers: &[(String, String)]) -> Result<Value, Failure> {
     let loaded = configuration::load(file, &configuration::loader(&arguments.store)?)?;
     let mut request = Request::builder().method(&*arguments.method).uri(&*arguments.path);
     for (name, value) in headers {
@@ -48,7 +48,7 @@ async fn work_out(file: &Path, arguments: &Explain, headers: &[(String, String)]
     }
     let request = request.body(()).map_err(Failure::Request)?;
     let settings = &loaded.settings;
-    let store = match arguments.store.said() {
+    let store = match arguments.store.url() {
         Some(url) if url != MEMORY => settings.redis()?,
         _ => None,
     };
@@ -56,12 +56,12 @@ async fn work_out(file: &Path, arguments: &Explain, headers: &[(String, String)]
     let plans = hash.map(|(store, name)| Arc::new(PlanHash::new(store, name).timeout(COMMAND_DEADLINE)));
     let lookups: Vec<Arc<dyn PlanLookup>> = plans.into_iter().map(|plans| plans as Arc<dyn PlanLookup>).collect();
     let now = SystemClock::new().now();
-    let mut said = Explanation::new(&loaded, &lookups, &request, arguments.peer, now, arguments.reveal).await;
+    let mut explanation = Explanation::new(&loaded, &lookups, &request, arguments.peer, now, arguments.reveal).await;
     if let Some(store) = store {
         let (limiter, _) = settings.limiter_on(Some(store));
-        said.read_counters(&limiter.deadline(COMMAND_DEADLINE).build()).await;
+        explanation.read_counters(&limiter.deadline(COMMAND_DEADLINE).build()).await;
     }
-    serde_json::to_value(&said).map_err(|error| Failure::Runtime(error.into()))
+    serde_json::to_value(&explanation).map_err(|error| Failure::Runtime(error.into()))
 }
 
 /// Parses `--header` options: `NAME: VALUE`, or `@FILE` with one such header per line.
@@ -88,30 +88,30 @@ fn header(text: &str) -> Result<(String, String), Failure> {
 }
 
 /// Formats an explanation for people.
-fn in_words(said: &Value) -> String {
+fn format_explanation(explanation: &Value) -> String {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-    let mut words = format!("{} {}\n", text(&said["method"]), text(&said["path"]));
-    let mut line = |word: &str, rest: String| words += &format!("  {word:<8} {rest}\n");
-    let known = said["key_name"].as_str().map(|name| format!(" ({name})")).unwrap_or_default();
-    line("caller", format!("identified by {}{known}", text(&said["caller"])));
-    for (word, field) in [("token", "token_refused"), ("refused", "banned")] {
-        if let Some(why) = said[field].as_str() {
-            line(word, why.to_owned());
+    let mut lines = format!("{} {}\n", text(&explanation["method"]), text(&explanation["path"]));
+    let mut line = |label: &str, rest: String| lines += &format!("  {label:<8} {rest}\n");
+    let known = explanation["key_name"].as_str().map(|name| format!(" ({name})")).unwrap_or_default();
+    line("caller", format!("identified by {}{known}", text(&explanation["caller"])));
+    for (label, field) in [("token", "token_refused"), ("refused", "banned")] {
+        if let Some(reason) = explanation[field].as_str() {
+            line(label, reason.to_owned());
         }
     }
-    if let Some(what) = said["exempt"].as_str() {
+    if let Some(what) = explanation["exempt"].as_str() {
         line("exempt", format!("by its {what}: nothing is counted"));
     }
-    if said["kill_switch"] == true {
+    if explanation["kill_switch"] == true {
         line("off", "the kill switch is on: nothing is limited".to_owned());
     }
-    if let Some(plan) = said["plan"].as_object() {
+    if let Some(plan) = explanation["plan"].as_object() {
         line("plan", format!("{} ({})", text(&plan["name"]), text(&plan["source"])));
     }
-    if let Some(why) = said["counters_unknown"].as_str() {
-        line("unknown", format!("remaining units: {why}"));
+    if let Some(reason) = explanation["counters_unknown"].as_str() {
+        line("unknown", format!("remaining units: {reason}"));
     }
-    let rules: Vec<&Value> = said["rules"].as_array().into_iter().flatten().collect();
+    let rules: Vec<&Value> = explanation["rules"].as_array().into_iter().flatten().collect();
     let (applying, others): (Vec<&Value>, Vec<&Value>) = rules.into_iter().partition(|rule| rule["applies"] == true);
     if applying.is_empty() {
         line("applies", "no rule".to_owned());
@@ -135,7 +135,7 @@ fn in_words(said: &Value) -> String {
         let because: Vec<String> = rule["because"].as_array().into_iter().flatten().map(text).collect();
         line("not", format!("{}: {}", text(&rule["name"]), because.join("; ")));
     }
-    words
+    lines
 }
 
 #[cfg(test)]
@@ -144,7 +144,7 @@ mod tests {
 
     #[test]
     fn remaining_units_are_shown_with_the_verdict_of_the_limit() {
-        for (would_allow, retry_after_ms, words) in [
+        for (would_allow, retry_after_ms, expected) in [
             (json!(true), json!(0), "main: 8/h, 3 left\n"),
             (json!(false), json!(3_600_000), "main: 8/h, 3 left: denied for 3600000 ms\n"),
             (json!(false), Value::Null, "main: 8/h, 3 left: this cost never fits\n"),
@@ -154,10 +154,12 @@ mod tests {
                 "name": "main", "limit": "8/h", "remaining": 3,
                 "would_allow": would_allow, "retry_after_ms": retry_after_ms,
             });
-            let said = json!({ "rules": [{ "name": "all", "applies": true, "cost": 5, "limits": [limit] }] });
-            assert!(in_words(&said).contains(words), "{}", in_words(&said));
+            let explanation = json!({ "rules": [{ "name": "all", "applies": true, "cost": 5, "limits": [limit] }] });
+            assert!(format_explanation(&explanation).contains(expected), "{}", format_explanation(&explanation));
         }
-        let away = json!({ "counters_unknown": "the store did not answer (unreachable)" });
-        assert!(in_words(&away).contains("unknown  remaining units: the store did not answer (unreachable)\n"));
+        let unknown = json!({ "counters_unknown": "the store did not answer (unreachable)" });
+        assert!(
+            format_explanation(&unknown).contains("unknown  remaining units: the store did not answer (unreachable)\n")
+        );
     }
 }

@@ -17,7 +17,7 @@ pub(crate) enum Failure {
     Configuration(tollgate::config::Report),
     #[error(transparent)]
     #[diagnostic(help("check that the store is running, and that --store (or $TOLLGATE_STORE, $REDIS_URL) is right"))]
-    Unanswered(#[from] tollgate::StoreError),
+    StoreFailed(#[from] tollgate::StoreError),
     #[error(transparent)]
     #[diagnostic(help("check that the store is running, and that --store (or $TOLLGATE_STORE, $REDIS_URL) is right"))]
     Unavailable(#[from] tollgate::Unavailable),
@@ -43,9 +43,11 @@ pub(crate) enum Failure {
     #[error("the admin listener on {address} is reachable from other machines and needs a token")]
     #[diagnostic(help("set $TOLLGATE_ADMIN_TOKEN or --admin-token-file FILE, or listen on 127.0.0.1"))]
     AdminExposed { address: SocketAddr },
-    #[error("cannot listen on {address} for {door}: {error}")]
-    #[diagnostic(help("choose another address with --{door} ADDRESS, or turn this listener off with --{door} off"))]
-    Listen { door: &'static str, address: String, error: std::io::Error },
+    #[error("cannot listen on {address} for {listener}: {error}")]
+    #[diagnostic(help(
+        "choose another address with --{listener} ADDRESS, or disable this listener with --{listener} off"
+    ))]
+    Listen { listener: &'static str, address: String, error: std::io::Error },
     #[error("invalid --admin URL: expected http or https, without user and password, such as http://127.0.0.1:9090")]
     #[diagnostic(help("give the admin token in $TOLLGATE_ADMIN_TOKEN or by --admin-token-file FILE, not in the URL"))]
     AdminUrl,
@@ -54,10 +56,11 @@ pub(crate) enum Failure {
         "set $TOLLGATE_ADMIN_TOKEN or --admin-token-file FILE; serve prints the token if it generated one"
     ))]
     AdminTokenMissing,
-    #[error("no response from the admin endpoint on {place}: {why}")]
-    AdminUnreachable { place: String, why: String },
-    #[error("the admin endpoint responded with status {status}: {said}")]
-    AdminRefused { status: u16, said: String },
+    #[error("cannot reach the admin endpoint {url}: {reason}")]
+    #[diagnostic(help("check that the instance is running, and that --admin is the URL of its admin listener"))]
+    AdminUnreachable { url: String, reason: String },
+    #[error("the admin endpoint responded with status {status}: {message}")]
+    AdminRefused { status: u16, message: String },
     #[error("invalid request: {0}")]
     #[diagnostic(help("expected METHOD PATH, such as POST /shorten"))]
     Request(http::Error),

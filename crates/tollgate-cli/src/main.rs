@@ -1,5 +1,5 @@
 //! The `tollgate` command: arguments, the choice of a store, and what is printed.
-#![warn(clippy::print_stdout, clippy::print_stderr)] // they panic where nobody reads: see `output`
+#![warn(clippy::print_stdout, clippy::print_stderr)] // they panic if the pipe is closed: see `output`
 
 mod admin;
 mod arguments;
@@ -24,30 +24,31 @@ use clap::{CommandFactory, Parser};
 use self::arguments::{Arguments, Command};
 pub(crate) use self::failure::Failure;
 
-/// An answer over HTTP takes a few dozen small allocations, which are a tenth of its cost with the system's allocator.
+/// An HTTP response takes a few dozen small allocations, a tenth of its cost with the system's allocator.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// Exit codes: 0 for yes, 1 for a denial (`check`), 2 for whatever went wrong.
+/// Exit code of a denied `check`. An allowed one, and every other command that succeeds, exits with 0.
 const DENIED: u8 = 1;
+/// Exit code of an error.
 const FAILED: u8 = 2;
 
 fn main() -> ExitCode {
     failure::set_up_reports();
-    let said = Arguments::try_parse().map_or_else(tell, run);
-    said.unwrap_or_else(|failure| {
+    let outcome = Arguments::try_parse().map_or_else(print_usage, run);
+    outcome.unwrap_or_else(|failure| {
         output::print_error(format_args!("{:?}", miette::Report::new(failure)));
         ExitCode::from(FAILED)
     })
 }
 
-/// What cannot be understood, and what only asks for help or the version.
-fn tell(answer: clap::Error) -> Result<ExitCode, Failure> {
-    let said = output::ignore_broken_pipe(answer.print());
-    if !answer.use_stderr() {
-        said.map_err(Failure::Output)?;
+/// Prints the help, the version, or why the arguments are invalid.
+fn print_usage(usage: clap::Error) -> Result<ExitCode, Failure> {
+    let printed = output::ignore_broken_pipe(usage.print());
+    if !usage.use_stderr() {
+        printed.map_err(Failure::Output)?;
     }
-    Ok(if answer.use_stderr() { ExitCode::from(FAILED) } else { ExitCode::SUCCESS })
+    Ok(if usage.use_stderr() { ExitCode::from(FAILED) } else { ExitCode::SUCCESS })
 }
 
 fn run(arguments: Arguments) -> Result<ExitCode, Failure> {

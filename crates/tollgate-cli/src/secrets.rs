@@ -8,13 +8,13 @@ use tollgate_server::Token;
 use crate::Failure;
 
 const TOKEN_VARIABLE: &str = "TOLLGATE_ADMIN_TOKEN";
-/// A device may never end.
+/// Maximum size of a file with a secret. A device may never end.
 const FILE_BYTES_MAX: u64 = 64 * 1024;
 const PASSWORD_VARIABLE: &str = "TOLLGATE_RESP_PASSWORD";
 
 /// Reads the admin token from `file`, else from `TOLLGATE_ADMIN_TOKEN`. `None` if neither is given.
 pub(crate) fn admin_token(file: Option<&Path>) -> Result<Option<Token>, Failure> {
-    let Some((place, text)) = said(file, TOKEN_VARIABLE)? else { return Ok(None) };
+    let Some((place, text)) = read_secret(file, TOKEN_VARIABLE)? else { return Ok(None) };
     Token::given(&text).map(Some).map_err(|error| Failure::Token { place, error })
 }
 
@@ -22,7 +22,7 @@ pub(crate) fn admin_token(file: Option<&Path>) -> Result<Option<Token>, Failure>
 ///
 /// `None` if neither is given; an empty variable counts as not given. An empty file is an error.
 pub(crate) fn resp_password(file: Option<&Path>) -> Result<Option<String>, Failure> {
-    let Some((place, text)) = said(file, PASSWORD_VARIABLE)? else { return Ok(None) };
+    let Some((place, text)) = read_secret(file, PASSWORD_VARIABLE)? else { return Ok(None) };
     // A file was given, so a password is wanted. An empty file must not turn authentication off.
     match text.trim_end_matches(['\r', '\n']) {
         "" => Err(Failure::PasswordMissing { place }),
@@ -33,7 +33,7 @@ pub(crate) fn resp_password(file: Option<&Path>) -> Result<Option<String>, Failu
 /// Reads a secret from the file, else from the variable. Returns its place, for messages, and its text.
 ///
 /// `None` if there is no file and the variable is not set or empty.
-fn said(file: Option<&Path>, variable: &str) -> Result<Option<(String, String)>, Failure> {
+fn read_secret(file: Option<&Path>, variable: &str) -> Result<Option<(String, String)>, Failure> {
     if let Some(file) = file {
         let read = tollgate::config::file::read(file, FILE_BYTES_MAX);
         let text = read.and_then(|(bytes, _)| String::from_utf8(bytes).map_err(std::io::Error::other));

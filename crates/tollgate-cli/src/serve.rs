@@ -1,4 +1,4 @@
-//! `tollgate serve`: listeners, a limiter, and an orderly end.
+//! `tollgate serve`: creates the store, the limiter, the rules and the listeners, and runs them until a signal.
 
 mod announce;
 mod descriptors;
@@ -22,21 +22,22 @@ use tollgate_server::{
 };
 use tracing_subscriber::EnvFilter;
 
-use self::announce::{Addresses, Announcement, TokenWord};
+use self::announce::{Addresses, AdminToken, Announcement};
 use self::signals::Signals;
 use crate::arguments::Serve;
 use crate::{Failure, configuration, secrets};
 
 const ADMIN_DEFAULT: &str = "127.0.0.1:9090";
-/// How often the store's server is asked whether it evicts counters.
-const EVICTION_LOOK_EVERY: Duration = Duration::from_secs(5);
-/// Connections that wait to be accepted. A client beyond them waits for a second before it tries again; Linux allows 4,096.
+/// Interval of the check whether the store's server evicts counters.
+const EVICTION_CHECK_INTERVAL: Duration = Duration::from_secs(5);
+/// Maximum number of connections that wait to be accepted. A client beyond them retries after a second. Linux allows 4,096.
 const BACKLOG: u32 = 4_096;
-/// In place of an address: the door stays closed.
+/// The value of an address option that disables the listener.
 const OFF: &str = "off";
 
 type Lookups = Vec<Arc<dyn PlanLookup>>;
 
+/// Runs `tollgate serve` until SIGTERM or SIGINT.
 pub(crate) async fn serve(arguments: Serve) -> Result<(), Failure> {
     let signals = Signals::install()?;
     start_logs(&arguments.log);
@@ -68,12 +69,12 @@ pub(crate) async fn serve(arguments: Serve) -> Result<(), Failure> {
     };
 
     let token = secrets::admin_token(arguments.admin_token_file.as_deref())?;
-    let (admin, admin_closed) = listen_admin(arguments.admin.as_deref(), token.is_some()).await?;
+    let (admin, admin_disabled) = listen_admin(arguments.admin.as_deref(), token.is_some()).await?;
     let http = listen("http", &arguments.http).await?;
     let resp = listen("resp", &arguments.resp).await?;
     let address = |socket: &Option<TcpListener>| socket.as_ref().map(TcpListener::local_addr).transpose();
     let addresses = Addresses { http: address(&http)?, resp: address(&resp)?, admin: address(&admin)? };
-    let given = token.is_some();
+    let is_token_given = token.is_some();
     let token =
         token.map_or_else(Token::made, Ok).map_err(|error| Failure::Token { place: "--admin".into(), error })?;
 
@@ -95,8 +96,8 @@ pub(crate) async fn serve(arguments: Serve) -> Result<(), Failure> {
         addresses,
         is_shared: store.is_some(),
         is_encrypted: tls.is_some(),
-        token: if given { TokenWord::Given } else { TokenWord::Made(&token) },
-        admin_closed,
+        token: if is_token_given { AdminToken::Given } else { AdminToken::Generated(&token) },
+        admin_disabled,
     };
     tokio::spawn(reloader.clone().watch());
     tokio::spawn(readiness.clone().watch_store());
@@ -112,9 +113,9 @@ pub(crate) async fn serve(arguments: Serve) -> Result<(), Failure> {
         options = options.threads(threads);
     }
     if let Some(store) = store {
-        tokio::spawn(look_at_the_server(store, readiness));
+        tokio::spawn(watch_server(store, readiness));
     }
-    run(listeners, options, signals.until_told_to_end(reloader)).await;
+    run(listeners, options, signals.until_shutdown(reloader)).await;
     #[cfg(feature = "otlp")]
     if let Some(traces) = traces {
         let _ = tokio::task::spawn_blocking(|| traces.finish()).await;
@@ -122,7 +123,7 @@ pub(crate) async fn serve(arguments: Serve) -> Result<(), Failure> {
     Ok(())
 }
 
-/// What reads the configuration, now and later: what the command line says holds whatever the file says.
+/// Creates the loader of the configuration. Options of the command line override the file, at the start and in reloads.
 fn loader(arguments: &Serve) -> Result<Loader, Failure> {
     let loader = configuration::loader(&arguments.store)?;
     Ok(match arguments.instances {
@@ -131,7 +132,9 @@ fn loader(arguments: &Serve) -> Result<Loader, Failure> {
     })
 }
 
-/// A door decides before the work and does not learn how it ended, so what a rule would give back stays charged.
+/// Logs a warning about rules that refund by the outcome of a request.
+///
+/// The service decides before the request is served and never gets to know its outcome, so nothing is refunded.
 fn warn_of_refunds(rules: &RuleSet) {
     let refunding = rules.rules().iter().filter(|rule| rule.charge() != Charge::Always);
     let rules: Vec<&str> = refunding.map(|rule| &**rule.name()).collect();
@@ -139,12 +142,12 @@ fn warn_of_refunds(rules: &RuleSet) {
         let rules = rules.join(", ");
         tracing::warn!(
             rules,
-            "these rules charge by how a request ends, which no door learns: all of it stays charged"
+            "these rules charge by the outcome of a request, which the service does not know: every request stays charged"
         );
     }
 }
 
-/// The limiter, and who is asked for plans that the rules do not know.
+/// Creates the limiter, and the lookups of plans that the rules do not know.
 fn limiter(store: Option<RedisStore>, settings: &Settings, store_times: &Arc<StoreTimes>) -> (LimiterBuilder, Lookups) {
     let is_shared = store.is_some();
     let (mut builder, lookups) = settings.limiter_on(store);
@@ -157,7 +160,7 @@ fn limiter(store: Option<RedisStore>, settings: &Settings, store_times: &Arc<Sto
     (builder, lookups)
 }
 
-/// The engine, if there are rules, and what can be read again.
+/// Creates the engine, if there is a configuration file, and the reloader of the files.
 fn rules(
     arguments: &Serve,
     loader: Loader,
@@ -180,12 +183,14 @@ fn rules(
     }
 }
 
+/// Returns the options of the RESP listener.
 fn resp_options(arguments: &Serve) -> Result<RespOptions, Failure> {
     let password = secrets::resp_password(arguments.resp_password_file.as_deref())?;
     let default = RespOptions::default();
     Ok(RespOptions { password, idle: arguments.idle.unwrap_or(default.idle) })
 }
 
+/// Returns the limits and timeouts of connections.
 fn bounds(arguments: &Serve) -> Bounds {
     let default = Bounds::default();
     Bounds {
@@ -196,7 +201,7 @@ fn bounds(arguments: &Serve) -> Bounds {
     }
 }
 
-/// As `TcpListener::bind`, with a longer queue.
+/// Binds a listener like `TcpListener::bind`, with a longer queue of connections.
 async fn bind(address: &str) -> std::io::Result<TcpListener> {
     let mut failure = None;
     for address in tokio::net::lookup_host(address).await? {
@@ -210,16 +215,19 @@ async fn bind(address: &str) -> std::io::Result<TcpListener> {
     Err(failure.unwrap_or_else(|| ErrorKind::AddrNotAvailable.into()))
 }
 
-async fn listen(door: &'static str, address: &str) -> Result<Option<TcpListener>, Failure> {
+/// Binds a listener; `None` if the address is `off`. `listener` is the name of its option.
+async fn listen(listener: &'static str, address: &str) -> Result<Option<TcpListener>, Failure> {
     if address == OFF {
         return Ok(None);
     }
     let bound = bind(address).await;
-    bound.map(Some).map_err(|error| Failure::Listen { door, address: address.to_owned(), error })
+    bound.map(Some).map_err(|error| Failure::Listen { listener, address: address.to_owned(), error })
 }
 
-/// The admin door, or why it is closed. An address that nobody asked for is no reason not to serve: a second instance on a
-/// machine goes without.
+/// Binds the admin listener, or returns why it is disabled.
+///
+/// If the default address is in use and no other was given, the service runs without the admin listener: a second instance
+/// on one machine must start without options.
 async fn listen_admin(
     address: Option<&str>,
     has_token: bool,
@@ -240,33 +248,34 @@ async fn listen_admin(
     Ok((listener, None))
 }
 
-/// Names the server behind the store and what to know about it. It may be down: the doors are open all the same. Then looks
-/// every few seconds whether the server forgets counters, until the process ends.
-async fn look_at_the_server(store: RedisStore, readiness: Readiness) {
+/// Logs the version of the store's server and warnings about its settings, then checks every few seconds whether it evicts
+/// counters. Never returns. The service runs even if the server is down.
+async fn watch_server(store: RedisStore, readiness: Readiness) {
     match store.check_server().await {
         Ok(report) => {
-            tracing::info!(server = report.name, version = report.version, "the store answers");
+            tracing::info!(server = report.name, version = report.version, "connected to the store");
             for warning in report.warnings {
                 tracing::warn!("{warning}");
             }
         }
-        Err(error) => tracing::warn!(%error, "the store cannot be relied on"),
+        Err(error) => tracing::warn!("{error}; until the store responds, `on_failure` of each rule applies"),
     }
     loop {
-        // A server that does not answer is noticed elsewhere.
+        // The circuit breaker notices a server that does not respond.
         if let Ok(eviction) = store.eviction().await {
             readiness.note_eviction(eviction.policy.as_deref(), eviction.evicted_keys);
         }
-        tokio::time::sleep(EVICTION_LOOK_EVERY).await;
+        tokio::time::sleep(EVICTION_CHECK_INTERVAL).await;
     }
 }
 
-fn start_logs(form: &str) {
+/// Starts logging to standard error, as `text` or `json`. `TOLLGATE_LOG` sets the level; it defaults to `info`.
+fn start_logs(format: &str) {
     let filter = EnvFilter::try_from_env("TOLLGATE_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
     let logs = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
-    // Whoever logs goes on though nobody can hear it; to tell that on the same broken stream would be a panic.
+    // If standard error cannot be written to, log lines are dropped. Reporting that on the same stream would panic.
     let logs = logs.log_internal_errors(false);
-    match form {
+    match format {
         "json" => logs.json().init(),
         _ => logs.init(),
     }

@@ -17,7 +17,7 @@ impl StoreChoice {
     /// Returns the store URL: `--store`, else `TOLLGATE_STORE`, else `REDIS_URL`, else `None`.
     ///
     /// Empty variables are ignored.
-    pub(crate) fn said(&self) -> Option<String> {
+    pub(crate) fn url(&self) -> Option<String> {
         let from = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
         self.store.clone().or_else(|| from("TOLLGATE_STORE")).or_else(|| from("REDIS_URL"))
     }

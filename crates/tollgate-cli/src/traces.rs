@@ -25,7 +25,7 @@ use tollgate::{Clock, Scope, Source, SystemClock};
 use crate::{Failure, client};
 
 /// Timeout of sending a batch.
-const SENT_WITHIN: Duration = Duration::from_secs(5);
+const SEND_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The exporter of spans. Dropping it sends the queued spans.
 pub(crate) struct Traces(SdkTracerProvider);
@@ -47,7 +47,7 @@ impl Traces {
             .with_http()
             .with_http_client(Collector(Handle::current()))
             .with_endpoint(url.to_string())
-            .with_timeout(SENT_WITHIN)
+            .with_timeout(SEND_TIMEOUT)
             .build()
             .map_err(|_| Failure::OtlpUrl)?;
         let resource = Resource::builder().with_service_name("tollgate").build();
@@ -108,7 +108,7 @@ impl HttpClient for Collector {
     async fn send_bytes(&self, request: Request<Bytes>) -> Result<Response<Bytes>, HttpError> {
         let sending = self.0.spawn(async move {
             let url = request.uri().clone();
-            tokio::time::timeout(SENT_WITHIN, client::send(&url, request.map(Full::new))).await
+            tokio::time::timeout(SEND_TIMEOUT, client::send(&url, request.map(Full::new))).await
         });
         let (status, body) = sending.await??.map_err(|why| -> HttpError { why.into() })?;
         Ok(Response::builder().status(status).body(body)?)

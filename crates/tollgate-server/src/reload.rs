@@ -145,7 +145,7 @@ impl Reloader {
 
     fn new(rules: Option<RulesSource>, tls: Option<Tls>) -> Reloader {
         let clock = SystemClock::new();
-        let kinds = PartKind::ALL.map(PartKind::name).into_iter().chain([CERTIFICATE]);
+        let kinds = PartKind::ALL.map(PartKind::as_str).into_iter().chain([CERTIFICATE]);
         let history = ReloadHistory {
             succeeded: 0,
             failed: 0,
@@ -336,10 +336,10 @@ impl Inner {
         }
         if let Some(Ok(loaded)) = &parts.rules {
             for finding in &loaded.findings {
-                tracing::warn!(code = finding.code().name(), "{}", finding.message());
+                tracing::warn!(code = finding.code().as_str(), "{}", finding.message());
             }
             for part in &loaded.changes.removed {
-                *history.removed.entry(part.kind.name()).or_default() += 1;
+                *history.removed.entry(part.kind.as_str()).or_default() += 1;
             }
         }
     }
@@ -405,13 +405,13 @@ impl ReloadError {
 
 /// Returns parts of a configuration as JSON, at most 100 of them.
 pub(crate) fn parts_json(parts: &[Part]) -> Value {
-    parts.iter().take(PARTS_MAX).map(|part| json!({ "kind": part.kind.name(), "name": part.name })).collect()
+    parts.iter().take(PARTS_MAX).map(|part| json!({ "kind": part.kind.as_str(), "name": part.name })).collect()
 }
 
 /// Returns the names of parts in one line, such as `rule login, setting deadline`. At most 100 are named.
 fn names(parts: &[Part]) -> String {
     let names: Vec<String> =
-        parts.iter().take(PARTS_MAX).map(|part| format!("{} {}", part.kind.name(), part.name)).collect();
+        parts.iter().take(PARTS_MAX).map(|part| format!("{} {}", part.kind.as_str(), part.name)).collect();
     names.join(", ")
 }
 
@@ -425,7 +425,7 @@ pub fn findings_json(findings: &[Finding]) -> Value {
                 Severity::Warning => "warning",
                 _ => "advice",
             },
-            "code": finding.code().name(),
+            "code": finding.code().as_str(),
             "message": finding.message(),
             "help": finding.help_text(),
             "file": place.map(|(file, ..)| file),

@@ -1,4 +1,4 @@
-//! The configuration file: TOML or YAML, checked as a whole, with the place of whatever is wrong.
+//! Configuration files: TOML or YAML, checked as a whole, with the place of every error.
 //!
 //! ```text
 //!   file ─▶ tree ─▶ Config ─▶ RuleSet + Settings + findings         or a Report
@@ -6,8 +6,8 @@
 //!           yaml.rs  types.rs
 //! ```
 //!
-//! The same file drives the layer and the server. `docs/configuration.toml` is an example with everything in
-//! it, `docs/findings.md` explains every finding.
+//! The layer and the server use the same files. `docs/configuration.toml` is an example with every field,
+//! `docs/findings.md` explains every finding. To build rules in code, see [`Rules`](crate::rules::Rules).
 //!
 //! ```
 //! use tollgate::config::{Code, Config, Format};
@@ -33,17 +33,18 @@
 //! # Ok::<(), tollgate::config::Report>(())
 //! ```
 //!
-//! **All or nothing.** A file with an error is not used at all, and all of its errors are told at once (those of the reading
-//! one by one: what cannot be read cannot be checked). A broken reload therefore changes nothing.
+//! **All or nothing.** A file with an error is not used at all, and all of its errors are reported at once. An invalid reload
+//! changes nothing.
 //!
-//! **No surprise by zero or by absence.** 0 is an error and never *no limit*; a misspelt field is an error and never ignored.
+//! **Strict.** 0 is an error and never means *no limit*; an unknown field is an error and never ignored.
 //!
-//! **No secret in a report.** Reports show lines of the file; secrets in them are masked (`mask.rs`).
+//! **No secrets in reports.** Reports quote lines of the file with all secrets masked. A file that cannot be parsed is not
+//! quoted.
 
 mod changes;
 mod compile;
 mod conditions;
-#[doc(hidden)]
+#[doc(hidden)] // for the server's and the command's own files
 pub mod file;
 mod finding;
 mod forms;
@@ -68,7 +69,7 @@ mod tests;
 pub use changes::{Changes, Part, PartKind};
 pub use compile::Settings;
 pub use conditions::RuleConditions;
-pub use finding::{Code, Finding, Report, Severity};
+pub use finding::{Code, CodeError, Finding, Report, Severity};
 pub use forms::Secret;
 pub use load::{Format, Loaded, Loader};
 pub use span::Span;

@@ -1,4 +1,4 @@
-//! What is printed at the start: where the doors are, and a line to try each.
+//! The text that is printed at the start: the address of each listener, and a command to try it.
 
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -6,12 +6,12 @@ use std::net::SocketAddr;
 
 use tollgate_server::Token;
 
-/// What is said about the admin door's token.
-pub(super) enum TokenWord<'t> {
-    /// The operator knows it.
+/// The token of the admin API.
+pub(super) enum AdminToken<'t> {
+    /// The operator gave it. It is not printed.
     Given,
-    /// Only we do: this is the one time that it is printed.
-    Made(&'t Token),
+    /// It was generated. It is printed once, at the start.
+    Generated(&'t Token),
 }
 
 /// The addresses of the open listeners.
@@ -21,17 +21,18 @@ pub(super) struct Addresses {
     pub(super) admin: Option<SocketAddr>,
 }
 
+/// What is printed at the start.
 pub(super) struct Announcement<'a> {
     pub(super) addresses: Addresses,
     pub(super) is_shared: bool,
     pub(super) is_encrypted: bool,
-    pub(super) token: TokenWord<'a>,
-    /// Why there is no admin door though nobody closed it.
-    pub(super) admin_closed: Option<String>,
+    pub(super) token: AdminToken<'a>,
+    /// Why there is no admin listener although it was not turned off.
+    pub(super) admin_disabled: Option<String>,
 }
 
 impl Announcement<'_> {
-    /// Prints it, in one piece: whoever reads it may stop reading anywhere, and we go on.
+    /// Prints the text to standard output. Ignores errors of writing, such as a closed pipe.
     pub(super) fn print(&self) {
         let text = self.text();
         let mut out = std::io::stdout().lock();
@@ -41,13 +42,13 @@ impl Announcement<'_> {
     fn text(&self) -> String {
         let kind = if self.is_shared { "on Redis" } else { "in memory" };
         let mut text = format!("tollgate {} serves, counters {kind}\n", env!("CARGO_PKG_VERSION"));
-        let mut line = |door: &str, rest: std::fmt::Arguments<'_>| {
-            writeln!(text, "  {door:<5} {rest}").expect("writing to memory does not fail");
+        let mut line = |listener: &str, rest: std::fmt::Arguments<'_>| {
+            writeln!(text, "  {listener:<5} {rest}").expect("writing to memory does not fail");
         };
         if let Some(address) = self.addresses.http {
             let scheme = if self.is_encrypted { "https" } else { "http" };
-            let question = r#"{"key":"user:42","limit":"10/min"}"#;
-            line("http", format_args!("{address}   try: curl -d '{question}' {scheme}://{address}/v1/check"));
+            let check = r#"{"key":"user:42","limit":"10/min"}"#;
+            line("http", format_args!("{address}   try: curl -d '{check}' {scheme}://{address}/v1/check"));
         }
         if let Some(address) = self.addresses.resp {
             let (ip, port) = (address.ip(), address.port());
@@ -61,10 +62,10 @@ impl Announcement<'_> {
             let is_local = tollgate_server::is_loopback(address.ip());
             let scheme = if self.is_encrypted && !is_local { "https" } else { "http" };
             let token = match self.token {
-                TokenWord::Given => "$TOLLGATE_ADMIN_TOKEN",
-                TokenWord::Made(token) => token.reveal(),
+                AdminToken::Given => "$TOLLGATE_ADMIN_TOKEN",
+                AdminToken::Generated(token) => token.reveal(),
             };
-            let quote = if matches!(self.token, TokenWord::Given) { '"' } else { '\'' };
+            let quote = if matches!(self.token, AdminToken::Given) { '"' } else { '\'' };
             line(
                 "admin",
                 format_args!(
@@ -72,8 +73,8 @@ impl Announcement<'_> {
                 ),
             );
         }
-        if let Some(why) = &self.admin_closed {
-            line("admin", format_args!("closed: {why}; choose another address with --admin ADDRESS"));
+        if let Some(reason) = &self.admin_disabled {
+            line("admin", format_args!("off: {reason}; choose another address with --admin ADDRESS"));
         }
         text
     }

@@ -1,17 +1,17 @@
-//! File descriptors: as many as the system allows, and enough of them kept for the admin listener.
+//! File descriptors: raises their limit, and reserves enough of them for the admin listener.
 //!
-//! Each connection takes one. When a process has none left, it can neither accept a connection nor open a file, and an orchestrator that
-//! gets no answer from `/healthz` restarts it, which helps nobody. So the listeners are given no more connections than
-//! there are descriptors, and what the process itself needs is set apart first.
+//! Each connection takes one. A process without free descriptors can neither accept a connection nor open a file, and an
+//! orchestrator whose request to `/healthz` fails restarts it, which does not help. So the connections of all listeners are
+//! limited to the descriptors that remain after those for the process itself are reserved.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tollgate_server::Bounds;
 
-/// What the process needs besides connections: the runtimes, the listeners, logs, the store's connections, files that are read
-/// again, and connections that are being refused.
+/// Descriptors for everything but connections: runtimes, listeners, logs, connections to the store, reloaded files, and
+/// connections that are being rejected.
 const OWN: usize = 64;
 
-/// Raises the soft limit to the hard one and returns it; `None` if there is no limit.
+/// Raises the soft limit of descriptors to the hard limit and returns it; `None` if there is no limit.
 pub(super) fn raise_limit() -> Option<usize> {
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
     let raised = Rlimit { current: maximum, maximum };
@@ -19,8 +19,10 @@ pub(super) fn raise_limit() -> Option<usize> {
     current.map(|limit| usize::try_from(limit).unwrap_or(usize::MAX))
 }
 
-/// Returns bounds whose connections fit into `limit` descriptors, with `listeners` beside that of the operator. The admin listener keeps its
-/// connections, the others get what is left; each gets one at least.
+/// Returns bounds whose connections fit into `limit` descriptors.
+///
+/// `listeners` is the number of listeners besides the admin listener. The admin listener keeps its connections, as far as an
+/// eighth of the limit allows; the others share the rest. Each listener gets at least one.
 pub(super) fn fit(bounds: Bounds, listeners: usize, limit: Option<usize>) -> Bounds {
     let Some(limit) = limit else { return bounds };
     let admin_connections = bounds.admin_connections.min(limit / 8).max(4);
@@ -31,7 +33,7 @@ pub(super) fn fit(bounds: Bounds, listeners: usize, limit: Option<usize>) -> Bou
             limit,
             wanted = bounds.connections,
             connections = fitting,
-            "the limit of open files (ulimit -n) is too low for --connections; each listener lets in fewer"
+            "the limit of open files (ulimit -n) is too low for --connections; each listener accepts fewer connections"
         );
     }
     Bounds { admin_connections, connections: bounds.connections.min(fitting), ..bounds }
@@ -55,6 +57,6 @@ mod tests {
         assert_eq!(fitted(Some(1_024), 2), (448, 64));
         assert_eq!(fitted(Some(128), 2), (24, 16));
         assert_eq!(fitted(Some(16), 2), (1, 4));
-        assert_eq!(fitted(Some(1_024), 0), (896, 64), "no listener but the operator's");
+        assert_eq!(fitted(Some(1_024), 0), (896, 64), "only the admin listener");
     }
 }

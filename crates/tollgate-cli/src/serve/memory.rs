@@ -1,16 +1,17 @@
-//! How much memory the counters of this process may take.
+//! The memory for counters in this process.
 //!
-//! The default is an eighth of what the process may use (the memory of the machine, or the limit of its control group, such as a container
-//! or a systemd unit, if that is less), and at most 1 GiB, which holds some 20 million counters. Three quarters are for the counters of limits, which beside a shared store are those of
-//! the local shares; one quarter is for those of shield rules.
+//! Defaults to an eighth of the memory that the process may use, and at most 1 GiB, which holds some 20 million counters. The
+//! process may use the memory of the machine or, if that is less, the limit of its control group, such as a container or a
+//! systemd unit. Three quarters are for the counters of limits; with a shared store these are the local shares. One quarter is
+//! for those of shield rules.
 
 use std::path::Path;
 
-/// Where the memory of the machine cannot be found out.
+/// The default if the memory of the machine is unknown.
 const FALLBACK_BYTES: usize = 256 << 20;
-/// An eighth of less than 128 MiB is not worth having.
+/// The minimum of the default, for machines with less than 128 MiB.
 const DEFAULT_BYTES_MIN: usize = 16 << 20;
-/// A store has 256 tables, and to grow one it moves it under its lock. With more memory than this, that takes milliseconds.
+/// The maximum of the default. A store has 256 tables and grows each under a lock; with more memory that takes milliseconds.
 const DEFAULT_BYTES_MAX: usize = 1 << 30;
 
 /// The memory of the two stores in a process.
@@ -20,6 +21,7 @@ pub(super) struct Share {
 }
 
 impl Share {
+    /// Divides this much memory.
     pub(super) fn of(bytes: usize) -> Share {
         let shield_bytes = bytes / 4;
         Share { limits_bytes: bytes - shield_bytes, shield_bytes }
@@ -39,7 +41,7 @@ fn usable_bytes(root: &Path) -> Option<usize> {
         let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
         line.trim().strip_suffix(" kB")?.trim().parse::<usize>().ok()?.checked_mul(1024)
     });
-    // A line per hierarchy: its number, its controllers (none for version 2), the path of the group in it.
+    // A line per hierarchy: its number, its controllers (none for version 2), and the path of the group.
     let groups = read("proc/self/cgroup".to_owned()).unwrap_or_default();
     let limits = groups.lines().flat_map(|line| {
         let mut fields = line.splitn(3, ':').skip(1);
@@ -49,7 +51,7 @@ fn usable_bytes(root: &Path) -> Option<usize> {
             _ => ("sys/fs/cgroup/memory", "memory.limit_in_bytes"),
         };
         let is_of_memory = controllers.is_empty() || controllers.split(',').any(|one| one == "memory");
-        // What holds for a group above holds for this one. In a container the path may be one of the machine's, which is not there.
+        // The limit of a parent group applies too. In a container the path may be that of the host, which does not exist there.
         let above = Path::new(path).ancestors().map(|group| group.to_string_lossy().into_owned());
         let files = above.map(move |group| format!("{hierarchy}/{}/{file}", group.trim_matches('/')));
         files.filter(move |_| is_of_memory).collect::<Vec<_>>()
@@ -76,7 +78,7 @@ mod tests {
     const MACHINE: (&str, &str) = ("proc/meminfo", "MemTotal:       16384 kB\nMemFree:          100 kB\n");
 
     #[test]
-    fn the_least_of_machine_and_control_groups_counts() {
+    fn the_smallest_limit_of_machine_and_control_groups_applies() {
         assert_eq!(usable(&[]), None);
         assert_eq!(usable(&[("proc/meminfo", "nonsense\n")]), None);
         assert_eq!(usable(&[MACHINE]), Some(16 << 20));
@@ -100,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn all_of_it_is_shared_out() {
+    fn all_memory_is_divided() {
         let Share { limits_bytes, shield_bytes } = Share::of(1_000_001);
         assert_eq!((limits_bytes, shield_bytes), (750_001, 250_000));
         assert!((DEFAULT_BYTES_MIN..=DEFAULT_BYTES_MAX).contains(&default_bytes()));

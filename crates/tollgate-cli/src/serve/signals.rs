@@ -1,9 +1,9 @@
-//! What the process is told from outside: end (TERM, INT), end at once (either of them again), read again (HUP).
+//! Signals: TERM and INT shut down, either of them again exits at once, HUP reloads the configuration.
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tollgate_server::Reloader;
 
-/// The signals, heard from the moment this exists.
+/// Handlers of the signals.
 pub(super) struct Signals {
     interrupt: Signal,
     terminate: Signal,
@@ -11,7 +11,7 @@ pub(super) struct Signals {
 }
 
 impl Signals {
-    /// Before anything is announced: whoever reads the announcement may signal at once, and must not end the process by it.
+    /// Installs the handlers. Must be called before the start is announced: a signal that arrives earlier ends the process.
     pub(super) fn install() -> std::io::Result<Signals> {
         Ok(Signals {
             interrupt: signal(SignalKind::interrupt())?,
@@ -20,30 +20,30 @@ impl Signals {
         })
     }
 
-    /// Reads again on every HUP; ready when the process is to end. After that, being told again ends it at once.
-    pub(super) async fn until_told_to_end(mut self, reloader: Reloader) {
+    /// Reloads on every HUP, and completes at TERM or INT. After that, another TERM or INT exits the process with code 1.
+    pub(super) async fn until_shutdown(mut self, reloader: Reloader) {
         loop {
             tokio::select! {
                 _ = self.interrupt.recv() => break,
                 _ = self.terminate.recv() => break,
                 _ = self.hangup.recv() => {
-                    // What came of it is logged where it is done. Another signal is heard meanwhile.
+                    // In a task, so that other signals are received meanwhile. The reloader logs the outcome.
                     let reloader = reloader.clone();
                     tokio::spawn(async move {
                         if let Err(error) = reloader.reload().await {
-                            tracing::debug!(%error, "told to read again");
+                            tracing::debug!(%error, "cannot reload on SIGHUP");
                         }
                     });
                 }
             }
         }
-        tracing::info!("closing the doors");
+        tracing::info!("shutting down");
         tokio::spawn(async move {
             tokio::select! {
                 _ = self.interrupt.recv() => {}
                 _ = self.terminate.recv() => {}
             }
-            tracing::warn!("told again: ending at once");
+            tracing::warn!("second signal: exiting at once");
             std::process::exit(1);
         });
     }

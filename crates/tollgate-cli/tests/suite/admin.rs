@@ -46,7 +46,7 @@ fn with_rules() -> (Serving, tempfile::TempDir) {
 }
 
 #[test]
-fn the_admin_door_opens_only_with_its_token() {
+fn admin_requests_need_the_token() {
     let serving = Serving::start(&[]);
     for path in ["/v1/rules", "/v1/keys?key=a&limit=1/s", "/nothing/here", "/"] {
         let answer = serving.visit(path);
@@ -71,7 +71,7 @@ fn the_admin_door_opens_only_with_its_token() {
 }
 
 #[test]
-fn what_it_does_not_know_is_told_with_what_it_does() {
+fn an_unknown_request_is_refused_with_what_is_accepted() {
     let (serving, _dir) = with_rules();
     for (method, path, status, phrase) in [
         ("GET", "/v1/nothing", 404, "/v1/rules"),
@@ -99,7 +99,7 @@ fn what_it_does_not_know_is_told_with_what_it_does() {
 }
 
 #[test]
-fn the_token_comes_from_a_file_or_the_environment_and_is_shown_nowhere() {
+fn the_token_is_read_from_a_file_or_the_environment_and_never_printed() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("token");
     std::fs::write(&file, "planted-token-0123456789\n").unwrap();
@@ -117,7 +117,7 @@ fn the_token_comes_from_a_file_or_the_environment_and_is_shown_nowhere() {
 }
 
 #[test]
-fn without_a_token_one_is_made_for_this_run_and_printed_once() {
+fn without_a_token_one_is_generated_and_printed_once() {
     let serving = Serving::start_as(command(), &[]);
     let made = serving.announced.split("Bearer ").nth(1).unwrap().split('\'').next().unwrap().to_owned();
     let bearer = format!("Bearer {made}");
@@ -128,7 +128,7 @@ fn without_a_token_one_is_made_for_this_run_and_printed_once() {
 }
 
 #[test]
-fn an_admin_door_that_other_machines_reach_needs_a_token_that_somebody_chose() {
+fn an_admin_listener_that_other_machines_can_reach_requires_a_given_token() {
     let doors = ["serve", "--http", "127.0.0.1:0", "--resp", "127.0.0.1:0", "--admin"];
     let output = command().args(doors).arg("0.0.0.0:0").output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr).replace("\n", " ");
@@ -143,7 +143,7 @@ fn an_admin_door_that_other_machines_reach_needs_a_token_that_somebody_chose() {
 }
 
 #[test]
-fn the_operator_sees_what_a_caller_has_left_and_gives_it_back() {
+fn counters_are_shown_and_reset_over_the_admin_api() {
     let (serving, _dir) = with_rules();
     let statuses: Vec<u16> = (0..3).map(|_| serving.check(POSTED).status).collect();
     assert_eq!(statuses, [200, 200, 429]);
@@ -165,7 +165,7 @@ fn the_operator_sees_what_a_caller_has_left_and_gives_it_back() {
 }
 
 #[test]
-fn the_rules_are_listed_with_what_they_have_said_and_without_any_key() {
+fn rules_are_listed_with_their_decisions_and_without_keys() {
     let (serving, _dir) = with_rules();
     (0..3).for_each(|_| drop(serving.check(POSTED)));
     let rules = serving.operate("GET", "/v1/rules").body;
@@ -226,7 +226,7 @@ fn samples(text: &str) -> BTreeMap<(String, BTreeMap<String, String>), f64> {
 }
 
 #[test]
-fn every_metric_is_documented_and_every_documented_metric_is_there() {
+fn every_metric_is_documented_and_every_documented_metric_exists() {
     let (serving, _dir) = with_rules();
     let answer = serving.visit("/metrics");
     assert_eq!(answer.headers["content-type"], "application/openmetrics-text; version=1.0.0; charset=utf-8");
@@ -245,7 +245,7 @@ fn every_metric_is_documented_and_every_documented_metric_is_there() {
 }
 
 #[test]
-fn the_memory_of_shield_rules_is_told_apart() {
+fn memory_of_shield_rules_is_reported_separately() {
     let (serving, _dir) = with_rules();
     let memory = |what: &str, kind: &str| {
         let samples = samples(&serving.visit("/metrics").body);
@@ -262,7 +262,7 @@ fn the_memory_of_shield_rules_is_told_apart() {
 }
 
 #[test]
-fn the_memory_for_counters_is_what_was_asked_for() {
+fn memory_for_counters_is_set_by_an_option() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("tollgate.toml");
     std::fs::write(&file, RULES).unwrap();
@@ -323,7 +323,7 @@ fn decisions_are_counted_exactly_and_name_no_caller() {
 }
 
 #[test]
-fn a_store_that_forgets_counters_is_degraded_until_it_does_not() {
+fn a_store_that_evicts_counters_is_reported_as_degraded_until_it_stops() {
     let redis = Config::new(Brand::Redis).set("maxmemory-policy", "allkeys-lru").start();
     let serving = Serving::start(&["--store", &redis.url()]);
     // Degraded, and still ready: the store was found to answer, too.

@@ -1,4 +1,4 @@
-//! Beginning and ending: ready when it is, gone when it said so.
+//! Start and shutdown.
 #![allow(clippy::unwrap_used)] // a step that fails fails its test
 
 use std::io::{Read, Write};
@@ -10,7 +10,7 @@ use tollgate_testkit::server::Server;
 const QUESTION: &str = r#"{"key":"user:42","limit":"1000/h"}"#;
 
 #[test]
-fn in_memory_it_is_ready_from_the_start() {
+fn with_the_memory_store_serve_is_ready_at_once() {
     let serving = Serving::start(&[]);
     let ready = serving.visit("/readyz");
     assert_eq!(ready.status, 200, "{ready:?}");
@@ -19,7 +19,7 @@ fn in_memory_it_is_ready_from_the_start() {
 }
 
 #[test]
-fn it_starts_while_redis_is_down_says_so_and_is_ready_soon_after_redis_is_up() {
+fn serve_starts_while_redis_is_down_and_is_ready_after_redis_is_up() {
     let redis = Server::redis();
     redis.kill9();
     let serving = Serving::start(&["--store", &redis.url()]);
@@ -42,24 +42,30 @@ fn it_starts_while_redis_is_down_says_so_and_is_ready_soon_after_redis_is_up() {
 }
 
 #[test]
-fn told_to_end_it_first_says_that_it_is_leaving_and_serves_on_meanwhile() {
-    let mut serving = Serving::start(&["--drain", "700ms"]);
+fn after_sigterm_readyz_fails_while_requests_are_still_served() {
+    let serving = Serving::start(&["--drain", "1h"]);
     let mut inside = Client::open(&serving.http);
     assert_eq!(inside.ask("POST", "/v1/check", &[], QUESTION).status, 200);
     serving.signal("TERM");
     let leaving = serving.until("/readyz", |answer| answer.status == 503);
     assert!(leaving.body.contains(r#""shutting_down":true"#), "{leaving:?}");
     assert_eq!(serving.visit("/healthz").status, 200);
-    assert_eq!(inside.ask("POST", "/v1/check", &[], QUESTION).status, 200, "those inside are served");
-    assert_eq!(serving.check(QUESTION).status, 200, "and so are those who come while it drains");
+    assert_eq!(inside.ask("POST", "/v1/check", &[], QUESTION).status, 200, "on an open connection");
+    assert_eq!(serving.check(QUESTION).status, 200, "and on a new one");
+}
+
+#[test]
+fn serve_exits_with_zero_after_the_drain_time() {
+    let mut serving = Serving::start(&["--drain", "100ms"]);
+    serving.signal("TERM");
     assert_eq!(serving.end().code(), Some(0));
 }
 
 #[test]
-fn whoever_is_inside_when_the_doors_close_gets_an_answer() {
+fn a_request_that_was_started_before_shutdown_is_answered() {
     let mut serving = Serving::start(&["--drain", "0s"]);
     let mut http = Client::open(&serving.http);
-    // Who has heard an answer is inside; a connection by itself may still be waiting for the door to open.
+    // A connection that got a response was accepted; one that only connected may still be in the queue.
     assert_eq!(http.ask("POST", "/v1/check", &[], QUESTION).status, 200);
     let half = format!("POST /v1/check HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n", QUESTION.len());
     http.raw(half.as_bytes());
@@ -69,32 +75,32 @@ fn whoever_is_inside_when_the_doors_close_gets_an_answer() {
     resp.read_exact(&mut pong).unwrap();
 
     serving.signal("TERM");
-    serving.hear("closing the doors");
+    serving.hear("shutting down");
     let mut rest = String::new();
     resp.read_to_string(&mut rest).unwrap();
     assert_eq!(rest, "", "an idle connection is closed, not reset");
     http.raw(QUESTION.as_bytes());
-    let answer = http.hear().expect("a question that was begun is answered");
+    let answer = http.hear().expect("a request that was started is answered");
     assert_eq!(answer.status, 200, "{answer:?}");
     assert!(http.hear().is_none(), "and it was the last");
     assert_eq!(serving.end().code(), Some(0));
 }
 
 #[test]
-fn told_twice_it_ends_at_once() {
+fn a_second_signal_exits_at_once() {
     let mut serving = Serving::start(&["--drain", "1h"]);
     serving.signal("TERM");
-    serving.hear("closing the doors");
+    serving.hear("shutting down");
     serving.signal("INT");
     assert_eq!(serving.end().code(), Some(1));
 }
 
 #[test]
-fn a_door_lets_in_as_many_as_it_has_places_and_tells_the_next_one() {
+fn a_connection_over_the_limit_is_rejected_with_an_answer() {
     let serving = Serving::start(&["--connections", "2"]);
     let mut inside: Vec<Client> = (0..2).map(|_| Client::open(&serving.http)).collect();
     inside.iter_mut().for_each(|client| assert_eq!(client.ask("POST", "/v1/check", &[], QUESTION).status, 200));
-    let refused = Client::open(&serving.http).hear().expect("it is told");
+    let refused = Client::open(&serving.http).hear().expect("an answer");
     assert_eq!((refused.status, refused.headers["connection"].as_str()), (503, "close"));
     let resp: Vec<TcpStream> = (0..2).map(|_| TcpStream::connect(&serving.resp).unwrap()).collect();
     let mut said = String::new();
@@ -109,8 +115,8 @@ fn a_door_lets_in_as_many_as_it_has_places_and_tells_the_next_one() {
 }
 
 #[test]
-fn whoever_is_silent_for_too_long_is_shown_out() {
-    let serving = Serving::start(&["--idle", "200ms"]);
+fn an_idle_connection_is_closed() {
+    let serving = Serving::start(&["--idle", "1s"]);
     let mut http = Client::open(&serving.http);
     assert_eq!(http.ask("POST", "/v1/check", &[], QUESTION).status, 200);
     assert!(http.hear().is_none(), "a connection that asks nothing more");
@@ -126,12 +132,12 @@ fn whoever_is_silent_for_too_long_is_shown_out() {
 }
 
 #[test]
-fn what_is_larger_than_any_question_is_refused() {
+fn a_request_that_is_too_large_is_refused() {
     let serving = Serving::start(&[]);
     let mut http = Client::open(&serving.http);
     let long = "x".repeat(1024 * 1024);
     http.raw(format!("POST /v1/check HTTP/1.1\r\nhost: x\r\nx-long: {long}\r\n\r\n").as_bytes());
-    // The door stops listening in the middle of it, so the answer may be lost on the way.
+    // The listener stops reading in the middle of the request, so the response may be lost.
     assert!(http.hear().is_none_or(|answer| answer.status == 431));
     let large = format!(r#"{{"key":"{}","limit":"1/s"}}"#, "k".repeat(600 * 1024));
     let mut http = Client::open(&serving.http);
@@ -139,11 +145,11 @@ fn what_is_larger_than_any_question_is_refused() {
     let mut admin = Client::open(&serving.admin);
     admin.raw(format!("GET /healthz HTTP/1.1\r\nhost: x\r\nx-long: {long}\r\n\r\n").as_bytes());
     assert!(admin.hear().is_none_or(|answer| answer.status == 431));
-    assert_eq!(serving.check(QUESTION).status, 200, "and it goes on");
+    assert_eq!(serving.check(QUESTION).status, 200, "it still serves");
 }
 
 #[test]
-fn a_door_can_stay_closed_and_a_place_that_is_taken_is_told() {
+fn a_listener_can_be_off_and_an_address_in_use_is_reported() {
     let serving = Serving::start(&[]);
     let output =
         command().args(["serve", "--http", &serving.http, "--resp", "off", "--admin", "off"]).output().unwrap();

@@ -55,7 +55,7 @@ fn rules_file() -> (tempfile::TempDir, String) {
 }
 
 #[test]
-fn explain_says_which_rules_apply_why_not_the_others_and_whose_plan() {
+fn explain_shows_which_rules_apply_why_others_do_not_and_the_plan() {
     let (dir, file) = rules_file();
     let said = tollgate(&["explain", "--config", &file, "POST", "/shorten", "--peer", "203.0.113.9"]);
     assert_eq!(said.status.code(), Some(0), "{}", err(&said));
@@ -84,7 +84,7 @@ fn explain_says_which_rules_apply_why_not_the_others_and_whose_plan() {
 }
 
 #[test]
-fn explain_looks_into_a_store_and_takes_nothing_from_it() {
+fn explain_reads_counters_and_charges_nothing() {
     let (_dir, file) = rules_file();
     let redis = Server::redis();
     let serving = Serving::start(&["--config", &file, "--store", &redis.url()]);
@@ -100,7 +100,7 @@ fn explain_looks_into_a_store_and_takes_nothing_from_it() {
 
 /// A plan that only a hash in Redis knows: whoever explains asks there, or says that it would have to be asked.
 #[test]
-fn explain_asks_the_hash_of_plans_as_a_request_does() {
+fn explain_reads_the_plan_from_the_redis_hash() {
     let (_dir, file) = rules_file();
     let plans = "instances = 1\napi_keys = \"any\"\n[plan_sources]\nredis_hash = \"tollgate:plans\"\n";
     std::fs::write(&file, format!("{plans}{RULES}")).unwrap();
@@ -174,7 +174,7 @@ fn explain_takes_every_line_of_a_header_from_a_file_and_from_an_instance() {
 }
 
 #[test]
-fn what_an_instance_refuses_is_exit_two_and_told() {
+fn a_refusal_of_an_instance_exits_with_two_and_its_message() {
     let serving = Serving::start(&[]);
     let url = format!("http://{}", serving.admin);
     let inspect = |url: &str| ["inspect", "k", "1/h", "--admin", url].map(str::to_owned);
@@ -186,7 +186,7 @@ fn what_an_instance_refuses_is_exit_two_and_told() {
         (run(inspect(&url), "planted-wrong-token-x"), "responded with status 401"),
         (
             run(inspect("http://127.0.0.1:1"), "planted-wrong-token-x"),
-            "no response from the admin endpoint on 127.0.0.1:1",
+            "cannot reach the admin endpoint http://127.0.0.1:1: connection refused",
         ),
         (run(inspect("ftp://127.0.0.1"), "planted-wrong-token-x"), "http://127.0.0.1:9090"),
         (run(inspect("http://ann:planted@127.0.0.1:1"), "planted-wrong-token-x"), "without user and password"),
@@ -207,7 +207,7 @@ fn what_an_instance_refuses_is_exit_two_and_told() {
 
 /// Whoever counts under another prefix is looked at, and forgotten, under that prefix.
 #[test]
-fn inspect_reset_and_check_go_where_the_configuration_says() {
+fn inspect_reset_and_check_use_the_store_and_prefix_of_the_configuration() {
     let redis = Server::redis();
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("tollgate.toml");
@@ -228,7 +228,7 @@ fn inspect_reset_and_check_go_where_the_configuration_says() {
 }
 
 #[test]
-fn the_memory_of_a_command_is_no_place_to_look() {
+fn inspect_and_reset_refuse_the_memory_store() {
     let (_dir, file) = rules_file();
     for command in ["inspect", "reset"] {
         for store in [&[][..], &["--store", "memory"], &["--config", &file]] {
@@ -268,7 +268,7 @@ fn a_store_that_serve_refuses_is_refused_by_validate_and_by_a_reload() {
 }
 
 #[test]
-fn validate_counts_in_words_and_names_the_first_error() {
+fn validate_prints_counts_and_the_first_error() {
     let (_dir, file) = rules_file();
     let validate = |text: &str| {
         std::fs::write(&file, text).unwrap();
@@ -283,7 +283,7 @@ fn validate_counts_in_words_and_names_the_first_error() {
 }
 
 #[test]
-fn validate_tells_programs_too() {
+fn validate_prints_json() {
     let (_dir, file) = rules_file();
     let good = tollgate(&["validate", "--json", &file]);
     assert_eq!(good.status.code(), Some(0));
@@ -306,7 +306,7 @@ fn completions_are_printed_for_every_shell() {
 }
 
 #[test]
-fn yes_is_zero_and_whatever_cannot_be_understood_is_two() {
+fn success_exits_with_zero_and_invalid_arguments_with_two() {
     for (arguments, code) in [
         (&["--help"][..], 0),
         (&["--version"], 0),

@@ -48,7 +48,7 @@ impl Site {
 }
 
 #[test]
-fn a_file_that_is_written_into_is_read_again() {
+fn a_file_that_is_written_in_place_is_reloaded() {
     let site = Site::start();
     assert_eq!(quota(&site.serving), Some(2));
     std::fs::write(site.file(), rules(3)).unwrap();
@@ -57,7 +57,7 @@ fn a_file_that_is_written_into_is_read_again() {
 }
 
 #[test]
-fn a_file_that_another_is_renamed_over_is_read_again_and_so_is_the_next() {
+fn a_file_that_is_replaced_by_rename_is_reloaded_each_time() {
     let site = Site::start();
     for renamed in 3..6 {
         let draft = site.dir.path().join(".tollgate.toml.swp");
@@ -77,7 +77,7 @@ fn swap_in(mount: &Path, version: &str, text: &str) {
 }
 
 #[test]
-fn a_directory_whose_links_are_swapped_is_read_again() {
+fn a_file_behind_swapped_symlinks_is_reloaded() {
     let dir = tempfile::tempdir().unwrap();
     swap_in(dir.path(), "..1", &rules(2));
     symlink("..data/tollgate.toml", dir.path().join("tollgate.toml")).unwrap();
@@ -91,7 +91,7 @@ fn a_directory_whose_links_are_swapped_is_read_again() {
 }
 
 #[test]
-fn a_broken_file_changes_nothing_and_is_told_everywhere_until_it_is_mended() {
+fn an_invalid_file_changes_nothing_and_is_reported_until_it_is_fixed() {
     let site = Site::start();
     let statuses: Vec<u16> = (0..3).map(|_| site.serving.check(&asked("203.0.113.9")).status).collect();
     assert_eq!(statuses, [200, 200, 429]);
@@ -144,7 +144,7 @@ fn an_emptied_file_keeps_the_rules_in_force_and_is_reported_until_it_is_whole() 
 }
 
 #[test]
-fn what_a_reload_removes_is_named_in_the_log_the_answer_and_a_metric() {
+fn removed_parts_are_in_the_log_the_response_and_a_metric() {
     let site = Site::start();
     let bans = "[[bans]]\nby = \"user\"\nvalue = \"planted-user\"\n";
     let keys = "[[keys]]\nkey = \"planted-key\"\nname = \"acme\"\n[[keys]]\nkey = \"planted-other\"\n";
@@ -188,7 +188,7 @@ fn a_file_with_an_expectation_is_refused_when_it_is_cut_off_anywhere() {
 
 /// A writer that pauses longer than a file has to stand still, and holds it open.
 #[test]
-fn a_file_that_is_written_in_pieces_is_read_when_it_is_closed() {
+fn a_file_that_is_written_slowly_is_reloaded_once_after_it_is_closed() {
     let site = Site::start();
     let whole = rules(2) + &rules(3).replace("all", "login");
     let mut file = std::fs::File::create(site.file()).unwrap();
@@ -205,7 +205,7 @@ fn a_file_that_is_written_in_pieces_is_read_when_it_is_closed() {
 
 /// As containers mount a single file: it is written through another directory than the one that is watched.
 #[test]
-fn a_file_that_is_bind_mounted_is_read_again() {
+fn a_bind_mounted_file_is_reloaded() {
     let [outside, inside] = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
     let [source, mounted] = [&outside, &inside].map(|dir| dir.path().join("tollgate.toml"));
     std::fs::write(&source, rules(2)).unwrap();
@@ -223,7 +223,7 @@ fn a_file_that_is_bind_mounted_is_read_again() {
 }
 
 #[test]
-fn a_keys_file_that_is_cut_off_is_refused_or_named() {
+fn a_truncated_keys_file_is_refused_or_its_removed_keys_are_named() {
     let site = Site::start();
     let keys = "[[keys]]\nkey = \"planted-1\"\nname = \"first\"\n[[keys]]\nkey = \"planted-2\"\nname = \"second\"\n";
     let cut = keys.rfind("[[keys]]").unwrap();
@@ -244,7 +244,7 @@ fn a_keys_file_that_is_cut_off_is_refused_or_named() {
 }
 
 #[test]
-fn it_is_also_read_again_at_a_signal_and_at_the_operators_word() {
+fn a_signal_and_the_admin_api_reload() {
     let site = Site::start();
     site.serving.signal("HUP");
     site.serving.hear("was read again");
@@ -255,7 +255,7 @@ fn it_is_also_read_again_at_a_signal_and_at_the_operators_word() {
 }
 
 #[test]
-fn a_keys_file_is_watched_too_and_from_when_it_is_named() {
+fn a_keys_file_is_watched_from_when_it_is_named() {
     let site = Site::start();
     let plans = "keys_file = \"keys.toml\"\n[plans.default]\nlimits = [\"2/h\"]\n[plans.pro]\nlimits = [\"7/h\"]\n";
     let by_plan = format!("{plans}[[rules]]\nname = \"all\"\nlimits = \"plan\"\n");

@@ -1,4 +1,4 @@
-//! Secrets that were planted appear nowhere: no log at any level, no answer, no metric, no command line, no key in the store.
+//! Planted secrets appear nowhere: in no log at any level, no response, no metric, no command line, no key in the store.
 #![allow(clippy::unwrap_used)] // a step that fails fails its test
 
 use std::ffi::OsStr;
@@ -56,7 +56,7 @@ on_failure = "deny"
 
 const KEYS: &str = "[[keys]]\nkey = \"planted-key-in-the-keys-file\"\nplan = \"default\"\n";
 
-/// Everything that was seen from outside, with where it was seen.
+/// All output, with where it was seen.
 #[derive(Default)]
 struct Seen(Vec<(String, String)>);
 
@@ -90,8 +90,8 @@ fn start(redis: &Server, dir: &Path, form: &str) -> Serving {
     Serving::start_as(command, &["--config", dir.join("tollgate.toml").to_str().unwrap(), "--log", form])
 }
 
-/// Requests of every kind: known and unknown callers, users, addresses; until they are refused, and nonsense.
-fn ask_everything(serving: &Serving, seen: &mut Seen, when: &str) {
+/// Sends requests of every kind: known and unknown callers, users, addresses, until they are denied, and invalid ones.
+fn send_everything(serving: &Serving, seen: &mut Seen, when: &str) {
     let bearer = format!("Bearer {}", token(JWT_KEY));
     let forged = format!("Bearer {}", token("planted-forger-key-which-is-long-enough"));
     let mut client = Client::open(&serving.http);
@@ -143,7 +143,7 @@ fn planted_secrets_appear_nowhere(form: &str) {
     let dir = tempfile::tempdir().unwrap();
     let mut serving = start(&redis, dir.path(), form);
     let mut seen = Seen::default();
-    ask_everything(&serving, &mut seen, "while all is well");
+    send_everything(&serving, &mut seen, "while all is well");
     seen.add("the store's keys", format!("{:?}", redis.command(&["KEYS", "*"])));
 
     // A broken file, with the breakage right beside the secrets.
@@ -166,11 +166,11 @@ fn planted_secrets_appear_nowhere(form: &str) {
     std::fs::write(dir.path().join("keys.toml"), KEYS.replace("plan =", "plan")).unwrap();
     let _ = serving.operate("POST", "/v1/reload");
 
-    // A store that lets nobody in, then none at all.
+    // A store that rejects the password, then none at all.
     redis.command(&["CONFIG", "SET", "requirepass", "another-password"]);
-    ask_everything(&serving, &mut seen, "while the store forbids");
+    send_everything(&serving, &mut seen, "while the store forbids");
     redis.kill9();
-    ask_everything(&serving, &mut seen, "while the store is away");
+    send_everything(&serving, &mut seen, "while the store is away");
     seen.add("the command line", serving.proc("cmdline"));
     serving.signal("TERM");
     serving.end();
@@ -203,7 +203,7 @@ fn planted_secrets_appear_nowhere_with_logs_as_json() {
 }
 
 #[test]
-fn a_start_that_fails_tells_no_secret() {
+fn a_failed_start_prints_no_secret() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("tollgate.toml");
     for (config, store) in [
@@ -220,14 +220,14 @@ fn a_start_that_fails_tells_no_secret() {
         let output = command.output().unwrap();
         assert_eq!(output.status.code(), Some(2), "{}", String::from_utf8_lossy(&output.stderr));
         let mut seen = Seen::default();
-        seen.add("its last words", String::from_utf8_lossy(&output.stderr));
+        seen.add("its errors", String::from_utf8_lossy(&output.stderr));
         seen.add("its output", String::from_utf8_lossy(&output.stdout));
         seen.holds_none_of(&secrets());
     }
 }
 
 #[test]
-fn a_file_without_a_password_does_not_open_the_resp_door_to_everybody() {
+fn an_empty_password_file_does_not_disable_authentication() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("password");
     for text in ["", "\n", "\r\n"] {
@@ -254,7 +254,7 @@ fn a_file_without_a_password_does_not_open_the_resp_door_to_everybody() {
 
 #[test]
 #[should_panic(expected = "planted-user in the log")]
-fn a_secret_that_is_told_is_found() {
+fn a_printed_secret_is_found_by_this_test() {
     let mut seen = Seen::default();
     seen.add("the log", format!("a line\nand {USER} in another"));
     seen.holds_none_of(&secrets());

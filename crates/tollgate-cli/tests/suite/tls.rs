@@ -92,7 +92,7 @@ fn shown(serving: &Serving) -> String {
 }
 
 #[test]
-fn curl_and_redis_cli_are_answered_over_tls_and_in_the_clear_they_are_not() {
+fn curl_and_redis_cli_are_served_over_tls_only() {
     let authority = Authority::new();
     authority.issue(1);
     let serving = authority.serve(&[]);
@@ -113,7 +113,7 @@ fn curl_and_redis_cli_are_answered_over_tls_and_in_the_clear_they_are_not() {
 }
 
 #[test]
-fn an_admin_door_that_other_machines_reach_is_encrypted_too() {
+fn an_admin_listener_that_other_machines_can_reach_is_encrypted() {
     let authority = Authority::new();
     authority.issue(1);
     let serving = authority.serve(&["--admin", "0.0.0.0:0"]);
@@ -130,7 +130,7 @@ fn an_admin_door_that_other_machines_reach_is_encrypted_too() {
 }
 
 #[test]
-fn a_certificate_that_was_renewed_is_shown_and_a_broken_one_is_not() {
+fn a_renewed_certificate_is_used_and_a_broken_one_is_not() {
     let authority = Authority::new();
     authority.issue(1);
     let serving = authority.serve(&[]);
@@ -147,7 +147,7 @@ fn a_certificate_that_was_renewed_is_shown_and_a_broken_one_is_not() {
 
 /// Each step leaves files that cannot be used: half a certificate, half a key, a pair that does not match.
 #[test]
-fn while_a_pair_is_replaced_step_by_step_the_old_one_is_shown() {
+fn the_old_pair_is_used_while_certificate_and_key_are_replaced() {
     let authority = Authority::new();
     authority.issue(1);
     let serving = authority.serve(&[]);
@@ -187,7 +187,7 @@ fn a_chain_that_lost_a_certificate_is_reported() {
 }
 
 #[test]
-fn files_that_cannot_be_used_are_told_by_name_before_anything_is_served() {
+fn unusable_tls_files_are_named_before_anything_is_served() {
     let authority = Authority::new();
     authority.issue(1);
     let other = Authority::new();
@@ -212,7 +212,7 @@ fn files_that_cannot_be_used_are_told_by_name_before_anything_is_served() {
 }
 
 #[test]
-fn whoever_never_says_hello_holds_no_more_than_a_place() {
+fn a_connection_without_a_tls_hello_holds_only_its_place() {
     let authority = Authority::new();
     authority.issue(1);
     let serving = authority.serve(&["--connections", "2"]);

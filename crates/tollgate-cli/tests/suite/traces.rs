@@ -1,4 +1,4 @@
-//! Spans of decisions, as a collector receives them.
+//! Spans of decisions, as an OpenTelemetry collector receives them.
 #![cfg(feature = "otlp")]
 #![allow(clippy::unwrap_used)] // a step that fails fails its test
 
@@ -8,7 +8,7 @@ use std::sync::mpsc;
 
 use crate::serving::{PATIENCE, Serving};
 
-/// A collector that keeps the bodies of what it is sent.
+/// Starts a collector that returns the bodies of the requests it receives.
 fn collector() -> (String, mpsc::Receiver<Vec<u8>>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = format!("http://{}", listener.local_addr().unwrap());
@@ -46,7 +46,7 @@ fn times(body: &[u8], text: &str) -> usize {
 const RULES: &str = "[[rules]]\nname = \"shorten\"\nby = [\"ip\"]\nlimits = [\"2/h\"]\n";
 
 #[test]
-fn each_decision_is_a_span_with_verdict_source_and_rule_and_without_the_caller() {
+fn each_decision_is_a_span_without_the_caller() {
     let (address, bodies) = collector();
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("tollgate.toml");
@@ -67,7 +67,7 @@ fn each_decision_is_a_span_with_verdict_source_and_rule_and_without_the_caller()
 }
 
 #[test]
-fn a_collector_that_is_away_is_no_reason_not_to_decide() {
+fn decisions_do_not_need_the_collector() {
     let serving = Serving::start(&["--otlp", "http://127.0.0.1:1"]);
     (0..20).for_each(|_| assert_eq!(serving.check(r#"{"key":"a","limit":"100/h"}"#).status, 200));
     for url in ["planted", "http://ann:planted@127.0.0.1:1"] {

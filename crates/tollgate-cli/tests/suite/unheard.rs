@@ -1,5 +1,5 @@
-//! Nobody hears it: a pipe that was closed, a disk that is full. The service goes on, and a command still says its verdict by
-//! the exit code.
+//! Output that cannot be written: a closed pipe, a full disk. The service continues, and a command still exits with its
+//! verdict.
 #![allow(clippy::unwrap_used)] // a step that fails fails its test
 
 use std::fs::OpenOptions;
@@ -11,7 +11,7 @@ use tollgate_testkit::poll::eventually;
 const RULES: &str = "[[rules]]\nname = \"all\"\nby = [\"ip\"]\nlimits = [\"QUOTA/h\"]\n";
 const ASKED: &str = r#"{"request":{"method":"GET","path":"/","peer":"203.0.113.9"}}"#;
 
-/// A pipe that nobody reads.
+/// A pipe whose reading end is closed.
 fn closed_pipe() -> Stdio {
     let (_, writer) = std::io::pipe().unwrap();
     writer.into()
@@ -22,7 +22,7 @@ fn full_disk() -> Stdio {
     OpenOptions::new().write(true).open("/dev/full").unwrap().into()
 }
 
-fn serve_goes_on_when_its_logs_are_lost(stderr: Stdio) {
+fn serve_continues_when_its_logs_are_lost(stderr: Stdio) {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("tollgate.toml");
     let write = |quota: &str| std::fs::write(&file, RULES.replace("QUOTA", quota)).unwrap();
@@ -36,7 +36,7 @@ fn serve_goes_on_when_its_logs_are_lost(stderr: Stdio) {
     assert_eq!(serving.operate("POST", "/v1/reload").status, 422, "and so is one that fails");
     for quota in [300, 400] {
         write(&quota.to_string());
-        // The watcher reads what changed, and goes on.
+        // The watcher reloads what changed.
         eventually(
             "the new rules hold",
             || serving.check(ASKED),
@@ -46,17 +46,17 @@ fn serve_goes_on_when_its_logs_are_lost(stderr: Stdio) {
     let mut inside = Client::open(&serving.http);
     assert_eq!(inside.ask("POST", "/v1/check", &[], ASKED).status, 200);
     serving.signal("TERM");
-    assert_eq!(serving.end().code(), Some(0), "it ends in order");
+    assert_eq!(serving.end().code(), Some(0), "it shuts down in order");
 }
 
 #[test]
-fn serve_goes_on_when_nobody_reads_its_logs() {
-    serve_goes_on_when_its_logs_are_lost(closed_pipe());
+fn serve_continues_when_its_log_pipe_is_closed() {
+    serve_continues_when_its_logs_are_lost(closed_pipe());
 }
 
 #[test]
-fn serve_goes_on_when_its_logs_find_no_space() {
-    serve_goes_on_when_its_logs_are_lost(full_disk());
+fn serve_continues_when_its_log_disk_is_full() {
+    serve_continues_when_its_logs_are_lost(full_disk());
 }
 
 /// Commands that print, and the exit code of each.
@@ -89,7 +89,7 @@ fn run(arguments: &[&str], stdout: Stdio, stderr: Stdio) -> Output {
 }
 
 #[test]
-fn a_command_whose_reader_is_gone_ends_quietly_with_its_verdict() {
+fn a_command_with_a_closed_pipe_exits_quietly_with_its_verdict() {
     let (_dir, config) = rules_file();
     for (arguments, code) in printing(&config) {
         let output = run(&arguments, closed_pipe(), Stdio::piped());
@@ -99,7 +99,7 @@ fn a_command_whose_reader_is_gone_ends_quietly_with_its_verdict() {
 }
 
 #[test]
-fn a_command_that_cannot_write_says_so_and_ends_with_two() {
+fn a_command_that_cannot_write_exits_with_two_and_reports_it() {
     let (_dir, config) = rules_file();
     for (arguments, _) in printing(&config) {
         let output = run(&arguments, full_disk(), Stdio::piped());
@@ -110,7 +110,7 @@ fn a_command_that_cannot_write_says_so_and_ends_with_two() {
 }
 
 #[test]
-fn a_failure_that_cannot_be_told_is_still_two() {
+fn an_error_that_cannot_be_printed_exits_with_two() {
     for stderr in [closed_pipe, full_disk] {
         for arguments in [&["check", "k", "1/fortnight"][..], &["validate", "absent.toml"], &["chekc"]] {
             assert_eq!(run(arguments, Stdio::null(), stderr()).status.code(), Some(2), "{arguments:?}");

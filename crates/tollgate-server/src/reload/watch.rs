@@ -436,7 +436,7 @@ mod tests {
         std::fs::remove_file(&file).unwrap();
         assert!(std::process::Command::new("mkfifo").arg(&file).status().unwrap().success());
         let error = reloader.reload().await.unwrap_err();
-        assert!(error.to_string().contains("no regular file"), "{error}");
+        assert!(error.to_string().contains("not a regular file"), "{error}");
         assert_eq!(quota(&reloader), "1/h");
     }
 

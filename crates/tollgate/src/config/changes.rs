@@ -1,11 +1,12 @@
-//! The difference between two configurations: which parts a reload removes, and which it changes.
+//! The difference between two configurations: the parts that a reload removes, and those that it changes.
 //!
-//! Half a file is still a valid file: a truncated TOML parses, and means fewer rules. So a reload compares what it has
-//! read with what is in force. A part counts as removed when it is absent now: a rule, one limit of a rule, a key, an
-//! entry of a list, a field that falls back to its default. Everything else that differs counts as changed. Names are
-//! those of the configuration (rules, plans, keys' names, fields); no key, address or secret value is among them.
+//! A truncated file may still be valid: it has fewer rules. So a reload compares the new configuration with the active one. A
+//! part is removed if it is absent in the new one: a rule, a limit of a rule, a key, an entry of a list, a field that falls back
+//! to its default. Everything else that differs is changed. Names are those of the configuration (rules, plans, names of keys,
+//! fields); they contain no key, no address and no secret.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::fmt;
 
 use super::forms::{LimitEntry, Limits, OneOrMany, Secret};
 use super::load::Loaded;
@@ -45,8 +46,8 @@ impl PartKind {
         PartKind::Setting,
     ];
 
-    /// Returns the name in metrics and in JSON.
-    pub const fn name(self) -> &'static str {
+    /// Returns the name in metrics and in JSON, such as `rule`.
+    pub const fn as_str(self) -> &'static str {
         match self {
             PartKind::Rule => "rule",
             PartKind::Limit => "limit",
@@ -56,6 +57,12 @@ impl PartKind {
             PartKind::Exemption => "exemption",
             PartKind::Setting => "setting",
         }
+    }
+}
+
+impl fmt::Display for PartKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
     }
 }
 
@@ -69,20 +76,20 @@ pub struct Part {
     pub name: String,
 }
 
-/// What a reload changes. Empty for a configuration that was not loaded in place of another one.
+/// The differences between a configuration and the one that it replaces. Empty for one that replaces none.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct Changes {
-    /// The parts that were in force and are absent now.
+    /// The parts that the replaced configuration has and the new one lacks.
     pub removed: Vec<Part>,
-    /// The parts that were in force and say something else now. Parts that are new are not listed.
+    /// The parts that both have and that differ. New parts are not listed.
     pub changed: Vec<Part>,
     /// Whether anything was added.
     has_added: bool,
 }
 
 impl Changes {
-    /// Returns whether both configurations say the same.
+    /// Returns whether both configurations are equal, apart from their layout.
     pub fn is_empty(&self) -> bool {
         self.removed.is_empty() && self.changed.is_empty() && !self.has_added
     }
@@ -92,6 +99,7 @@ impl Changes {
         self.removed.iter().filter(move |part| part.kind == kind).map(|part| part.name.as_str())
     }
 
+    /// Compares two configurations.
     pub(crate) fn between(before: &Loaded, after: &Loaded) -> Changes {
         let mut changes = Changes::default();
         changes.config(&before.config, &after.config);
@@ -115,9 +123,9 @@ impl Changes {
     }
 
     fn config(&mut self, before: &Config, after: &Config) {
-        // Every field is named here, so that a new one cannot be forgotten.
+        // The pattern names every field, so that a new one cannot be forgotten.
         let Config {
-            expect: _, // checked by itself: see `reload`
+            expect: _, // checked by `reload`
             store,
             prefix,
             instances,
@@ -190,18 +198,18 @@ impl Changes {
     }
 
     fn bans(&mut self, before: &[Spanned<BanEntry>], after: &[Spanned<BanEntry>]) {
-        let word = |ban: &BanEntry| match ban.by {
+        let name = |ban: &BanEntry| match ban.by {
             BanKind::Ip => "by ip",
             BanKind::ApiKey => "by api_key",
             BanKind::User => "by user",
         };
         let values: HashMap<(&str, &str), &BanEntry> =
-            after.iter().map(|ban| ((word(ban), ban.value.reveal()), &**ban)).collect();
+            after.iter().map(|ban| ((name(ban), ban.value.reveal()), &**ban)).collect();
         for ban in before {
-            match values.get(&(word(ban), ban.value.reveal())) {
-                None => self.remove(PartKind::Ban, word(ban)),
+            match values.get(&(name(ban), ban.value.reveal())) {
+                None => self.remove(PartKind::Ban, name(ban)),
                 Some(other) if other.until != ban.until => {
-                    self.changed.push(Part { kind: PartKind::Ban, name: word(ban).to_owned() });
+                    self.changed.push(Part { kind: PartKind::Ban, name: name(ban).to_owned() });
                 }
                 Some(_) => {}
             }
@@ -271,7 +279,7 @@ impl Changes {
                 Some(_) => {}
             }
         }
-        // Which rule comes first changes nothing that is decided, but an answer may name another one.
+        // The order of rules does not change decisions, but an answer may name another rule.
         self.has_added |= before != after;
     }
 
@@ -319,7 +327,7 @@ impl Changes {
     }
 }
 
-/// How a value differs from the one in force.
+/// How a value differs from that of the replaced configuration.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Difference {
     None,
@@ -330,7 +338,7 @@ enum Difference {
 }
 
 impl Difference {
-    /// For fields of a part that is listed as changed by itself.
+    /// Drops all but `Lost`, for fields of a part that is itself listed as changed.
     fn only_lost(self) -> Difference {
         if self == Difference::Lost { Difference::Lost } else { Difference::None }
     }
@@ -362,7 +370,7 @@ fn value<T: PartialEq + Default>(before: &T, after: &T) -> Difference {
 }
 
 fn list<T: PartialEq>(before: &[T], after: &[T]) -> Difference {
-    // What both begin with is skipped, so that a long list costs its length and not the square of it.
+    // The common beginning is skipped, so that the work for a long list is not quadratic.
     let same = before.iter().zip(after).take_while(|(before, after)| before == after).count();
     let (rest, others) = (&before[same..], &after[same..]);
     match rest.iter().all(|entry| others.contains(entry)) {
@@ -381,13 +389,13 @@ fn lost_entries(before: &Texts, after: &Texts) -> Difference {
     }
 }
 
-/// The texts that are not among the others.
+/// Returns the texts of `before` that are not in `after`.
 fn missing<'t>(before: impl Iterator<Item = &'t str>, after: impl Iterator<Item = &'t str>) -> Vec<&'t str> {
     let after: BTreeSet<&str> = after.collect();
     before.filter(|text| !after.contains(text)).collect()
 }
 
-/// The limits by name, else by window as it is written; with a number, because two may have the same window.
+/// Returns the limits by name, or by window if they have none; with a number, because two may have the same window.
 fn numbered(limits: &[Spanned<LimitEntry>]) -> BTreeMap<(&str, usize), &LimitEntry> {
     let mut counts: HashMap<&str, usize> = HashMap::new();
     let mut by_name = BTreeMap::new();
@@ -412,13 +420,13 @@ fn limit_name(limit: &LimitEntry) -> &str {
     }
 }
 
-/// The `min` of `10/min token-bucket`.
+/// Returns the window of a limit: `min` of `10/min token-bucket`.
 fn window_of(limit: &str) -> &str {
     let behind_quota = limit.split_once('/').map_or(limit, |(_, rest)| rest);
     behind_quota.split_whitespace().next().unwrap_or(limit)
 }
 
-/// All listed keys, of the file and of its keys file.
+/// Returns all keys of the file and of its keys file.
 fn keys(loaded: &Loaded) -> impl Iterator<Item = (KeyDigest, &ApiKeyTable)> {
     let digest = |table: &ApiKeyTable| match (&table.key, &table.sha256) {
         (Some(key), _) => Some(KeyDigest::of(Secret::reveal(key))),

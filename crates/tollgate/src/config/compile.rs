@@ -1,7 +1,7 @@
-//! From what is written to what runs: every text parsed, every name resolved, every problem noted.
+//! Compiles the tables of a file, or of rules built in code, to a rule set: parses every string and resolves every name.
 //!
-//! The parts note their findings and go on with what they have, so that one attempt shows everything. Only at the
-//! end does an error decide: then there is a report and no rule set.
+//! Each step notes its findings and continues with what is valid, so that one attempt reports everything. If any of the
+//! findings is an error, the result is a report instead of a rule set.
 
 mod callers;
 mod expect;
@@ -29,11 +29,14 @@ use super::span::{Span, Spanned};
 use super::types::Config;
 use crate::rules::{KeyEntry, Mode, RuleSet, SetParts};
 
-/// Compiles a configuration, or reports why it cannot be used.
-pub(crate) fn compile(config: Config, source: Arc<Source>, text: &str, loader: &Loader) -> Result<Loaded, Report> {
+/// Compiles a configuration.
+///
+/// # Errors
+/// If it cannot be used. The report has all findings.
+pub(crate) fn compile(config: Config, source: Arc<Source>, loader: &Loader) -> Result<Loaded, Report> {
     let name = source.name().to_owned();
     let mut compiler = Compiler { source, loader, findings: Vec::new(), files: Vec::new(), secret_files: Vec::new() };
-    compiler.check_line_end(&config, text);
+    compiler.check_line_end(&config);
     let settings = compiler.settings(&config);
     let (parts, traits, keys_file) = compiler.parts(&config, &settings);
     lint::lint(&config, &settings, &parts, &traits, &mut compiler);
@@ -52,28 +55,27 @@ pub(crate) fn compile(config: Config, source: Arc<Source>, text: &str, loader: &
         config,
         changes: Changes::default(),
         files,
-        text: Secret::new(text),
         keys_file,
         secret_files,
         source,
     })
 }
 
-/// What the findings are noted in.
+/// The state of a compilation: its findings, and the files that were read.
 pub(crate) struct Compiler<'l> {
     source: Arc<Source>,
     loader: &'l Loader,
     findings: Vec<Finding>,
-    /// The files that the configuration names and that were read.
+    /// The files that were read, besides the configuration itself.
     files: Vec<(PathBuf, Metadata)>,
     secret_files: Vec<(String, Secret)>,
 }
 
-/// What only the checks need to know of the compiled parts.
+/// Facts about the compiled parts that only the lints use.
 pub(crate) struct Traits {
-    /// Path patterns that are never limited.
+    /// The exempt path patterns.
     pub(crate) exempt_paths: Vec<crate::rules::pattern::Pattern>,
-    /// Plans that a key or an address has.
+    /// The plans of keys and addresses.
     pub(crate) plans_given: Vec<Arc<str>>,
 }
 
@@ -89,7 +91,7 @@ impl Compiler<'_> {
         self.findings.push(finding.of(source));
     }
 
-    /// The value, or a note of why there is none.
+    /// Returns the value, or notes the error and returns `None`.
     pub(crate) fn accept<T, E: std::fmt::Display>(
         &mut self,
         result: Result<T, E>,
@@ -99,7 +101,7 @@ impl Compiler<'_> {
         result.map_err(|error| self.note(Finding::new(code, error.to_string()).at(span))).ok()
     }
 
-    /// The place of a part of a text in the main file.
+    /// Returns the place of a part of a string in the main file.
     pub(crate) fn inside(&self, text: &Spanned<String>, part: std::ops::Range<usize>) -> Span {
         self.source.inside(text.span(), text, part)
     }
@@ -139,7 +141,7 @@ impl Compiler<'_> {
         (parts, Traits { exempt_paths, plans_given }, keys_file)
     }
 
-    /// In the order of the file; what has no place comes first.
+    /// Returns the findings in the order of the file. Those without a place come first.
     fn into_findings(self) -> Vec<Finding> {
         let mut findings = self.findings;
         findings.sort_by_key(|finding| finding.span().unwrap_or_default());

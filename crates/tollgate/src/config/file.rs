@@ -1,17 +1,16 @@
-//! Reads a file that may be anything: a pipe, a device, or a file that is being written.
+//! Reads a file that may be a pipe, a device, or a file that is being written.
 
 use std::fs::{File, Metadata};
 use std::io::{Error, ErrorKind, Read, Result};
 use std::path::Path;
 
-/// The largest configuration, in bytes.
+/// The maximum size of a configuration file, in bytes.
 pub(crate) const BYTES_MAX: u64 = 64 * 1024 * 1024;
 
 /// Reads a whole file, and returns its metadata from before the read.
 ///
 /// # Errors
-/// Fails if the file has more than `bytes_max` bytes (a device may never end, and its metadata do not tell), or if it
-/// changed while it was read.
+/// If the file cannot be read, has more than `bytes_max` bytes (a device may never end), or changed while it was read.
 pub fn read(path: &Path, bytes_max: u64) -> Result<(Vec<u8>, Metadata)> {
     let file = File::open(path)?;
     let before = file.metadata()?;

@@ -1,7 +1,7 @@
-//! What is wrong, or odd, about a configuration: each finding with a stable code, the place, and a remedy.
+//! Findings about a configuration: errors, warnings and advice, each with a stable code, a place and a remedy.
 //!
-//! Errors keep a file from being used; warnings and advice do not. `docs/findings.md` explains every code with an
-//! example. A finding carries its own (masked) source, so each can be printed as a report by itself.
+//! A file with an error is not used; warnings and advice do not prevent that. `docs/findings.md` explains every code with an
+//! example. A finding has its own (masked) source, so each can be printed as a report by itself.
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,21 +11,32 @@ use miette::{Diagnostic, LabeledSpan, SourceCode};
 use super::source::Source;
 use super::span::Span;
 
-/// How much a finding matters.
+/// The severity of a finding, in ascending order.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 #[non_exhaustive]
 pub enum Severity {
-    /// It works, and one should know.
+    /// Information: the configuration works as written.
     Advice,
-    /// It works, but probably not as meant.
+    /// The configuration works, but probably not as intended.
     Warning,
-    /// The file is not used.
+    /// The configuration is not used.
     Error,
+}
+
+/// The name: `advice`, `warning` or `error`.
+impl fmt::Display for Severity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Severity::Advice => "advice",
+            Severity::Warning => "warning",
+            Severity::Error => "error",
+        })
+    }
 }
 
 macro_rules! codes {
     ($($variant:ident $name:literal $severity:ident $doc:literal,)*) => {
-        /// What kind of finding it is. The names are stable: scripts may rely on them.
+        /// The code of a finding. The names, such as `unknown-field`, are stable: scripts may rely on them.
         #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
         #[non_exhaustive]
         pub enum Code {
@@ -33,15 +44,15 @@ macro_rules! codes {
         }
 
         impl Code {
-            /// All of them.
+            /// All codes.
             pub const ALL: &[Code] = &[$(Code::$variant,)*];
 
-            /// The name in reports and in the documentation.
-            pub const fn name(self) -> &'static str {
+            /// Returns the name in reports and in the documentation, such as `unknown-field`.
+            pub const fn as_str(self) -> &'static str {
                 match self { $(Code::$variant => $name,)* }
             }
 
-            /// How much it matters.
+            /// Returns the severity of findings with this code.
             pub const fn severity(self) -> Severity {
                 match self { $(Code::$variant => Severity::$severity,)* }
             }
@@ -61,70 +72,89 @@ codes! {
     // Reading the file.
     FileUnreadable "file-unreadable" Error "A file cannot be read.",
     UnknownFormat "unknown-format" Error "The file's name ends neither in `.toml` nor in `.yaml` or `.yml`.",
-    Syntax "syntax" Error "The text is no TOML or YAML.",
-    UnknownField "unknown-field" Error "There is no such field.",
-    MissingField "missing-field" Error "A field is required here.",
-    WrongType "wrong-type" Error "The value is of another kind than expected.",
-    InvalidValue "invalid-value" Error "The value is none of those accepted.",
+    Syntax "syntax" Error "The text is not valid TOML or YAML.",
+    UnknownField "unknown-field" Error "A field is unknown.",
+    MissingField "missing-field" Error "A required field is missing.",
+    WrongType "wrong-type" Error "A value has another type than expected.",
+    InvalidValue "invalid-value" Error "A value is not among those accepted.",
     // Single values.
-    InvalidLimit "invalid-limit" Error "A limit cannot be read or is out of range, such as a quota of 0.",
-    InvalidTime "invalid-time" Error "A time cannot be read or is out of range.",
-    InvalidNetwork "invalid-network" Error "An address or a network cannot be read.",
-    InvalidHeader "invalid-header" Error "A header's name cannot be one.",
-    InvalidMethod "invalid-method" Error "A method's name cannot be one.",
-    InvalidPath "invalid-path" Error "A path pattern that no path can match, or that says more than a pattern can.",
-    InvalidHost "invalid-host" Error "A host pattern that no host can match.",
-    InvalidName "invalid-name" Error "The name of a rule, a limit or a plan has characters that a name cannot have.",
-    InvalidSubject "invalid-subject" Error "`by` names a subject that does not exist.",
-    InvalidKey "invalid-key" Error "An entry for an API key does not say which key, says it twice, or says one that no request can show.",
-    InvalidJwt "invalid-jwt" Error "The settings for verifying JWTs contradict each other or the key cannot be used.",
-    InvalidStore "invalid-store" Error "The store is none of those there are.",
-    SecretMissing "secret-missing" Error "A secret is required and not given, or given in several ways.",
-    // What does not fit together.
+    InvalidLimit "invalid-limit" Error "A limit cannot be parsed or is out of range, such as a quota of 0.",
+    InvalidTime "invalid-time" Error "A time cannot be parsed or is out of range.",
+    InvalidNetwork "invalid-network" Error "An address or a network cannot be parsed.",
+    InvalidHeader "invalid-header" Error "The name of a header is invalid.",
+    InvalidMethod "invalid-method" Error "The name of a method is invalid.",
+    InvalidPath "invalid-path" Error "A path pattern cannot be parsed, or no path can match it.",
+    InvalidHost "invalid-host" Error "A host pattern cannot be parsed, or no host can match it.",
+    InvalidName "invalid-name" Error "The name of a rule, a limit or a plan is empty, too long, or has characters that are not allowed.",
+    InvalidSubject "invalid-subject" Error "`by` has a kind of subject that does not exist.",
+    InvalidKey "invalid-key" Error "An entry for an API key has no key, has it twice, or has one that no request can carry.",
+    InvalidJwt "invalid-jwt" Error "The settings for verifying JWTs contradict each other, or the key cannot be used.",
+    InvalidStore "invalid-store" Error "The URL of the store is invalid, or its scheme is unknown.",
+    SecretMissing "secret-missing" Error "A required secret is missing, or given in several ways.",
+    // Values that do not fit together.
     ConflictingHeaders "conflicting-headers" Error "`ietf` and `draft-6` exclude each other.",
     DuplicateRule "duplicate-rule" Error "Two rules have the same name, so they would share counters.",
-    DuplicateLimit "duplicate-limit" Error "Two limits of a rule have the same name, so they would share a counter.",
+    DuplicateLimit "duplicate-limit" Error "Two limits of a list have the same name, so they would share a counter.",
     DuplicateKey "duplicate-key" Error "An API key is listed twice.",
-    UnknownPlan "unknown-plan" Error "A plan is named that does not exist.",
+    UnknownPlan "unknown-plan" Error "A plan does not exist.",
     PlansMissing "plans-missing" Error "A rule takes its limits from plans, and there are none.",
     DefaultPlanMissing "default-plan-missing" Error "Plans are used, and `default` is not among them.",
     LimitsMissing "limits-missing" Error "A rule, a plan or a key has an empty list of limits.",
     TooManyLimits "too-many-limits" Error "More limits apply to one request than can be decided together.",
-    CostNeverFits "cost-never-fits" Error "A rule's cost is more than one of its limits can ever hold.",
-    ShieldNotByAddress "shield-not-by-address" Error "A shield rule counts by something else than the address.",
-    ShieldNotSpaced "shield-not-spaced" Error "A shield rule has a leaky bucket, and a shield never holds a request.",
-    // What may be half a file.
-    ExpectationUnmet "expectation-unmet" Error "The number of rules or keys is another one than `expect` says.",
-    FileCutOff "file-cut-off" Error "The file has `expect` and does not end with a line end; or, at a reload, it is empty or only the beginning of the one in force.",
-    RulesGone "rules-gone" Error "A reload has no rules where there were some, and does not say `rules = []`.",
-    KeysGone "keys-gone" Error "A reload has no keys where there were some, and does not say `keys = []`.",
-    ExpectationGone "expectation-gone" Error "A reload has no `expect` any more.",
+    CostNeverFits "cost-never-fits" Error "The cost of a rule exceeds what one of its limits can ever allow.",
+    ShieldNotByAddress "shield-not-by-address" Error "A shield counts by something other than the address.",
+    ShieldNotSpaced "shield-not-spaced" Error "A shield has a leaky bucket, and a shield never delays a request.",
+    // Files that may be truncated.
+    ExpectationUnmet "expectation-unmet" Error "The number of rules or keys differs from `expect`.",
+    FileCutOff "file-cut-off" Error "The file has `expect` and does not end with a newline; or, in a reload, it is empty or only the beginning of the active one.",
+    RulesGone "rules-gone" Error "A reload has no rules, the active configuration has some, and the file does not contain `rules = []`.",
+    KeysGone "keys-gone" Error "A reload has no keys, the active configuration has some, and the file does not contain `keys = []`.",
+    ExpectationGone "expectation-gone" Error "A reload has no `expect`, and the active configuration has one.",
     Removed "removed" Warning "A reload removes parts of the configuration.",
-    LineEndGone "line-end-gone" Warning "A reload changes the file, which does not end with a line end any more.",
-    // What is allowed, and probably not meant.
-    ProxiesUntrusted "proxies-untrusted" Warning "A forwarding header is named, and no proxy is trusted.",
-    ProxiesEverybody "proxies-everybody" Warning "Everybody is trusted as a proxy, so everybody chooses their address.",
-    PlanHeaderUntrusted "plan-header-untrusted" Warning "A plan header is named and no proxy is trusted to set it.",
-    PlanHashUnread "plan-hash-unread" Warning "A Redis hash of plans is named and the store is no Redis.",
-    RuleUnreachable "rule-unreachable" Warning "No request can reach the rule.",
+    LineEndGone "line-end-gone" Warning "A reload changes the file, which no longer ends with a newline.",
+    // What is valid, and probably not intended.
+    ProxiesUntrusted "proxies-untrusted" Warning "A forwarding header is configured, and no proxy is trusted.",
+    ProxiesEverybody "proxies-everybody" Warning "Every address is trusted as a proxy, so every client can choose its address.",
+    PlanHeaderUntrusted "plan-header-untrusted" Warning "A plan header is configured, and no proxy is trusted to set it.",
+    PlanHashUnread "plan-hash-unread" Warning "A Redis hash of plans is configured, and the store is not Redis.",
+    RuleUnreachable "rule-unreachable" Warning "No request can match the rule.",
     RuleTwice "rule-twice" Warning "Two rules match the same requests and count them by the same subject.",
-    RedundantLimit "redundant-limit" Warning "A limit never decides, because another one always refuses first.",
-    PlanUnused "plan-unused" Warning "A plan that nothing in the file gives to anybody, or that no rule asks for.",
-    KeyLimitsUnused "key-limits-unused" Warning "A key has limits of its own, and no rule takes its limits from plans.",
+    RedundantLimit "redundant-limit" Warning "A limit never denies, because another one always denies first.",
+    PlanUnused "plan-unused" Warning "No caller gets the plan by this file, or no rule uses plans.",
+    KeyLimitsUnused "key-limits-unused" Warning "A key has its own limits, and no rule takes its limits from plans.",
     AnonymousPlanMissing "anonymous-plan-missing" Warning "Callers without identity get the `default` plan.",
-    SubjectUnknowable "subject-unknowable" Warning "A rule counts by something that no request can prove.",
-    SubjectChosenByClient "subject-chosen-by-client" Warning "A rule counts only by what the client itself may choose.",
-    CountDeniedRefunded "count-denied-refunded" Warning "`count_denied` with a refund: a refused request has no outcome to be refunded by.",
-    InstancesUnset "instances-unset" Warning "On a shared store, and the number of instances is not said.",
-    MemoryNotShared "memory-not-shared" Warning "Several instances, and the counters are in the memory of each.",
-    ExemptEverybody "exempt-everybody" Warning "The exempt lists let everybody pass.",
-    DeadlineLong "deadline-long" Warning "The deadline is so long that a store that hangs will be felt.",
+    SubjectUnknowable "subject-unknowable" Warning "A rule counts by an identity that no request can have.",
+    SubjectChosenByClient "subject-chosen-by-client" Warning "A rule counts only by values that the client chooses.",
+    CountDeniedRefunded "count-denied-refunded" Warning "`count_denied` with a refund: a denied request has no outcome, so it is never refunded.",
+    InstancesUnset "instances-unset" Warning "The store is shared, and the number of instances is not configured.",
+    MemoryNotShared "memory-not-shared" Warning "There are several instances, and each has its counters in its own memory.",
+    ExemptEverybody "exempt-everybody" Warning "The exempt lists cover every request.",
+    DeadlineLong "deadline-long" Warning "The deadline is so long that clients notice a store that hangs.",
     NoRules "no-rules" Warning "There is no rule, so nothing is limited.",
     KillSwitchOn "kill-switch-on" Warning "The kill switch is on, so nothing is limited.",
-    ShadowOn "shadow-on" Advice "All rules are in shadow mode, so no limit refuses anybody.",
+    ShadowOn "shadow-on" Advice "All rules are in shadow mode, so no limit denies a request.",
 }
 
-/// One thing that is wrong or odd, where it is, and what to do about it. It is a [`miette::Diagnostic`].
+impl fmt::Display for Code {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// The text is not the name of a [`Code`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("unknown code of a finding")]
+pub struct CodeError;
+
+impl std::str::FromStr for Code {
+    type Err = CodeError;
+
+    fn from_str(name: &str) -> Result<Code, CodeError> {
+        Code::ALL.iter().copied().find(|code| code.as_str() == name).ok_or(CodeError)
+    }
+}
+
+/// An error, a warning or advice about a configuration, with its place and a remedy. Implements [`miette::Diagnostic`].
 #[derive(Clone)]
 pub struct Finding {
     code: Code,
@@ -173,39 +203,39 @@ impl Finding {
         self.at(span).of(source)
     }
 
-    /// What kind of finding it is.
+    /// Returns the code.
     pub const fn code(&self) -> Code {
         self.code
     }
 
-    /// How much it matters.
+    /// Returns the severity.
     pub const fn severity(&self) -> Severity {
         self.code.severity()
     }
 
-    /// What is wrong, in one line.
+    /// Returns the message: one line, without the place. It contains no secret.
     pub fn message(&self) -> &str {
         &self.message
     }
 
-    /// What to do about it.
+    /// Returns the remedy, if there is one.
     pub fn help_text(&self) -> Option<&str> {
         self.help.as_deref()
     }
 
-    /// The bytes of the file that it is about, if known.
+    /// Returns the bytes of the file that the finding is about, or `None` if there is no such place.
     pub fn span(&self) -> Option<Span> {
         (!self.span.is_unknown()).then_some(self.span)
     }
 
-    /// The file, and the line and column (from 1) where it begins, if known.
+    /// Returns the name of the file, and the line and the column (from 1) of the finding, or `None` if it has no place.
     pub fn place(&self) -> Option<(&str, usize, usize)> {
         let source = self.source.as_ref()?;
         let (line, column) = source.line_and_column(self.span()?.start);
         Some((source.name(), line, column))
     }
 
-    /// The file, if reports may quote it.
+    /// Returns the file, if reports may quote it.
     fn quoted_source(&self) -> Option<&Source> {
         self.source.as_deref().filter(|source| source.is_quoted())
     }
@@ -224,7 +254,7 @@ impl fmt::Display for Finding {
 
 impl fmt::Debug for Finding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.code.name(), self.message)?;
+        write!(f, "{}: {}", self.code.as_str(), self.message)?;
         match self.place() {
             Some((name, line, column)) => write!(f, " ({name}:{line}:{column})"),
             None => Ok(()),
@@ -236,7 +266,7 @@ impl std::error::Error for Finding {}
 
 impl Diagnostic for Finding {
     fn code<'a>(&'a self) -> Option<Box<dyn fmt::Display + 'a>> {
-        Some(Box::new(self.code.name()))
+        Some(Box::new(self.code.as_str()))
     }
 
     fn severity(&self) -> Option<miette::Severity> {
@@ -262,7 +292,7 @@ impl Diagnostic for Finding {
     }
 }
 
-/// Why a configuration is not used: at least one error, and whatever else was found.
+/// The findings about a configuration that cannot be used: at least one error, and all warnings.
 #[derive(Clone)]
 pub struct Report {
     name: String,
@@ -275,7 +305,7 @@ impl Report {
         Report { name: name.to_owned(), findings }
     }
 
-    /// Everything that was found, in the order of the file.
+    /// Returns all findings, in the order of the file.
     pub fn findings(&self) -> &[Finding] {
         &self.findings
     }
@@ -285,13 +315,13 @@ impl Report {
         self.findings
     }
 
-    /// How many of the findings are errors.
+    /// Returns the number of errors among the findings.
     pub fn errors(&self) -> usize {
         self.findings.iter().filter(|finding| finding.severity() == Severity::Error).count()
     }
 }
 
-/// One line with the first error; a renderer of [`miette`] shows all of them, and the places.
+/// One line with the number of errors and the first of them. A renderer of [`miette`] shows all findings with their places.
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.errors() {

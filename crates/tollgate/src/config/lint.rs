@@ -1,4 +1,4 @@
-//! What is allowed, and probably not meant.
+//! Warnings about configurations that are valid and probably not intended.
 
 mod overlap;
 
@@ -15,10 +15,10 @@ use crate::rules::matcher::Conditions;
 use crate::rules::pattern::Pattern;
 use crate::rules::{CompiledRule, RuleLimits, SetParts};
 
-/// A longer deadline is felt by people.
+/// A longer deadline gets a warning.
 const DEADLINE_MS_MAX: u128 = 1_000;
 
-/// Notes what is odd about a configuration.
+/// Adds warnings about a configuration to the findings of its compilation.
 pub(crate) fn lint(
     config: &Config,
     settings: &Settings,
@@ -42,16 +42,16 @@ type Note<'n> = dyn FnMut(Code, Span, String, &str) + 'n;
 
 fn switches(config: &Config, note: &mut Note<'_>) {
     if *config.kill_switch {
-        let message = "the kill switch is on: nothing is limited and nobody is banned".to_owned();
+        let message = "the kill switch is on: nothing is limited and no ban applies".to_owned();
         note(Code::KillSwitchOn, config.kill_switch.span(), message, "set `kill_switch = false` to limit again");
     }
     if *config.shadow {
-        let message = "all rules are in shadow mode: no limit refuses anybody; bans still hold".to_owned();
+        let message = "all rules are in shadow mode: no limit denies a request; bans still hold".to_owned();
         note(Code::ShadowOn, config.shadow.span(), message, "set `shadow = false` to enforce the rules");
     }
     if config.rules.is_empty() {
         let help = "add a rule, for example `[[rules]]` with `name = \"all\"` and `limits = [\"100/min\"]`";
-        note(Code::NoRules, Span::default(), "there is no rule: nothing is limited".to_owned(), help);
+        note(Code::NoRules, Span::default(), "there are no rules: nothing is limited".to_owned(), help);
     }
 }
 
@@ -61,21 +61,21 @@ fn proxies(config: &Config, parts: &SetParts, note: &mut Note<'_>) {
     if let Some(header) = &config.forwarding_header
         && !are_written
     {
-        let message = format!("`{}` is never read, because no proxy is trusted to write it", **header);
-        let help = "name your proxies in `trusted_proxies`, for example [\"10.0.0.0/8\"]; \
-                    without, all clients behind a proxy share one budget";
+        let message = format!("`{}` is never read, because no proxy is trusted to set it", **header);
+        let help = "list your proxies in `trusted_proxies`, for example [\"10.0.0.0/8\"]; \
+                    otherwise all clients behind a proxy share one budget";
         note(Code::ProxiesUntrusted, header.span(), message, help);
     }
     if networks.is_everybody() {
         let span = config.trusted_proxies.first().map(|text| text.span()).unwrap_or_default();
-        let message = "everybody is trusted as a proxy, so every client can choose its own address".to_owned();
-        note(Code::ProxiesEverybody, span, message, "name the networks in which your own proxies are");
+        let message = "every address is trusted as a proxy, so every client can choose its own address".to_owned();
+        note(Code::ProxiesEverybody, span, message, "list only the networks of your own proxies");
     }
     if let Some(header) = &config.plan_sources.header
         && !are_written
     {
-        let message = format!("`{}` is never believed, because no proxy is trusted to set it", **header);
-        note(Code::PlanHeaderUntrusted, header.span(), message, "name the proxy that sets it in `trusted_proxies`");
+        let message = format!("`{}` is never read, because no proxy is trusted to set it", **header);
+        note(Code::PlanHeaderUntrusted, header.span(), message, "list the proxy that sets it in `trusted_proxies`");
     }
 }
 
@@ -83,10 +83,10 @@ fn store(config: &Config, settings: &Settings, note: &mut Note<'_>) {
     let store_span = config.store.as_ref().map(|store| store.span()).unwrap_or_default();
     match (settings.instances, settings.is_shared()) {
         (None, true) => {
-            let message = "the number of instances is not said: while the store is away, each of them \
+            let message = "the number of instances is not configured: while the store is unavailable, each of them \
                            grants the whole quota"
                 .to_owned();
-            note(Code::InstancesUnset, store_span, message, "add `instances = N`; 1 if there is only one");
+            note(Code::InstancesUnset, store_span, message, "add `instances = N`, with 1 if there is only one");
         }
         (Some(instances), false) if instances > 1 => {
             let span = config.instances.as_ref().map(|instances| instances.span()).unwrap_or_default();
@@ -110,7 +110,7 @@ fn store(config: &Config, settings: &Settings, note: &mut Note<'_>) {
     if let Some(deadline) = &config.deadline
         && settings.deadline.as_millis() > DEADLINE_MS_MAX
     {
-        let message = "each request waits that long for a store that hangs".to_owned();
+        let message = "each request waits this long for a store that hangs".to_owned();
         note(Code::DeadlineLong, deadline.span(), message, "a store on the same network answers within 25ms");
     }
 }
@@ -119,13 +119,13 @@ fn exemptions(config: &Config, parts: &SetParts, traits: &Traits, note: &mut Not
     if parts.exempt.addresses.is_everybody() {
         let span = config.exempt.addresses.first().map(|text| text.span()).unwrap_or_default();
         let message = "every address is exempt: nothing is limited".to_owned();
-        note(Code::ExemptEverybody, span, message, "name the networks that are meant, or use `kill_switch`");
+        note(Code::ExemptEverybody, span, message, "list only the intended networks, or use `kill_switch`");
     }
     let everything = Pattern { segments: Vec::new(), is_prefix: true };
     if let Some(place) = traits.exempt_paths.iter().position(|pattern| pattern.covers(&everything)) {
         let span = config.exempt.paths.get(place).map(|text| text.span()).unwrap_or_default();
         let message = "every path is exempt: nothing is limited".to_owned();
-        note(Code::ExemptEverybody, span, message, "name the paths that are meant, or use `kill_switch`");
+        note(Code::ExemptEverybody, span, message, "list only the intended paths, or use `kill_switch`");
     }
 }
 
@@ -133,15 +133,15 @@ fn plans(config: &Config, parts: &SetParts, traits: &Traits, note: &mut Note<'_>
     let Some((first, _)) = config.plans.first_key_value() else { return };
     let Some(user) = config.rules.iter().find(|rule| matches!(*rule.limits, super::forms::Limits::Plan)) else {
         let message = "no rule takes its limits from plans".to_owned();
-        note(Code::PlanUnused, first.span(), message, "write `limits = \"plan\"` in the rules that should");
+        note(Code::PlanUnused, first.span(), message, "write `limits = \"plan\"` in the rules that should use them");
         return;
     };
     let has = |name: &str| parts.plans.iter().any(|plan| &**plan.name() == name);
     if !has("default") {
-        let message = "there is no plan `default`, for callers who have no other".to_owned();
+        let message = "there is no plan `default`, for callers without another plan".to_owned();
         note(Code::DefaultPlanMissing, user.limits.span(), message, "add `[plans.default]` with limits");
     } else if !has("anonymous") {
-        let message = "there is no plan `anonymous`: callers without identity get `default`".to_owned();
+        let message = "there is no plan `anonymous`: callers without identity have `default`".to_owned();
         note(Code::AnonymousPlanMissing, user.limits.span(), message, "add `[plans.anonymous]`, usually a smaller one");
     }
     let is_named_elsewhere = config.plan_sources.header.is_some()
@@ -153,9 +153,9 @@ fn plans(config: &Config, parts: &SetParts, traits: &Traits, note: &mut Note<'_>
     for name in config.plans.keys() {
         let is_fallback = matches!(name.as_str(), "default" | "anonymous");
         if !is_fallback && !traits.plans_given.iter().any(|given| **given == ***name) {
-            let message = format!("nothing in this file gives anybody the plan `{}`", **name);
-            let help = "give it to a key or a network, or name a header, a claim or a hash that tells plans; \
-                        leave it if a `PlanLookup` of your own code does";
+            let message = format!("nothing in this file assigns the plan `{}`", **name);
+            let help = "assign it to a key or a network, or configure a header, a claim or a hash with plans; \
+                        ignore this if a `PlanLookup` in your code assigns it";
             note(Code::PlanUnused, name.span(), message, help);
         }
     }
@@ -168,19 +168,19 @@ fn rules(config: &Config, parts: &SetParts, traits: &Traits, note: &mut Note<'_>
         unreachable_rule(table, conditions, traits, note);
         subjects(config, table, rule, parts, note);
         redundant_limits(table, rule, note);
-        // What one rule cannot say of two lists of limits tells rules apart.
-        let manner = (rule.mode, rule.is_shield, rule.charge, rule.cost, rule.on_failure, rule.is_by_plan());
-        let telling = (table.headers.as_deref(), &table.body);
-        let key = format!("{conditions:?} {:?} {manner:?} {telling:?}", rule.by);
+        // Rules that differ in one of these cannot be merged into one.
+        let settings = (rule.mode, rule.is_shield, rule.charge, rule.cost, rule.on_failure, rule.is_by_plan());
+        let answer = (table.headers.as_deref(), &table.body);
+        let key = format!("{conditions:?} {:?} {settings:?} {answer:?}", rule.by);
         if let Some(other) = same.insert(key, &table.name) {
-            let message = format!("`{}` matches and counts the same as `{other}`", *table.name);
-            let help = "put their limits into one rule; for a trial, set one of them to `mode = \"shadow\"`";
+            let message =
+                format!("`{}` matches the same requests as `{other}` and counts them by the same subject", *table.name);
+            let help = "merge their limits into one rule; for a trial, set one of them to `mode = \"shadow\"`";
             note(Code::RuleTwice, table.name.span(), message, help);
         }
         if rule.charge.is_refundable() && policies(rule).any(|limit| limit.count_denied()) {
             let message = format!("`count_denied` with `charge = \"{}\"`", rule.charge.name());
-            let help =
-                "a refused request never ends, so what it was charged is never given back; choose one of the two";
+            let help = "a denied request has no outcome, so its charge is never refunded; remove one of the two";
             note(Code::CountDeniedRefunded, table.charge.span(), message, help);
         }
     }
@@ -192,15 +192,15 @@ fn unreachable_rule(table: &RuleTable, conditions: &Conditions, traits: &Traits,
         if let Some(list) = list
             && list.is_empty()
         {
-            let message = format!("no request can reach `{}`: `{name}` is an empty list", *table.name);
-            note(Code::RuleUnreachable, list.span(), message, "leave it out to match all");
+            let message = format!("no request can match `{}`: `{name}` is an empty list", *table.name);
+            note(Code::RuleUnreachable, list.span(), message, "omit it to match all");
         }
     }
     let is_exempt = |pattern: &Pattern| traits.exempt_paths.iter().any(|exempt| exempt.covers(pattern));
     if !conditions.paths.is_empty() && conditions.paths.iter().all(is_exempt) {
         let span = path.as_ref().map(|path| path.span()).unwrap_or_default();
-        let message = format!("no request can reach `{}`: its path is exempt", *table.name);
-        note(Code::RuleUnreachable, span, message, "take the path out of `exempt.paths`, or the rule out of the file");
+        let message = format!("no request can match `{}`: its path is exempt", *table.name);
+        note(Code::RuleUnreachable, span, message, "remove the path from `exempt.paths`, or remove the rule");
     }
 }
 
@@ -209,29 +209,29 @@ fn subjects(config: &Config, table: &RuleTable, rule: &CompiledRule, parts: &Set
     let knows_keys = !parts.keys.is_empty() || config.api_keys == ApiKeys::Any;
     for kind in rule.by.iter() {
         let missing = match kind {
-            Subject::ApiKey if !knows_keys => "no API key is known",
-            Subject::User if config.jwt.is_none() => "no token is verified",
+            Subject::ApiKey if !knows_keys => "no API key is listed",
+            Subject::User if config.jwt.is_none() => "no tokens are verified",
             _ => continue,
         };
-        let message = format!("`{}` counts by {kind}, and {missing}: everybody is counted by address", *table.name);
-        let help = "list `keys` or set `api_keys = \"any\"`; for users, add `[jwt]`";
+        let message = format!("`{}` counts by {kind}, and {missing}: all requests are counted by address", *table.name);
+        let help = "for API keys, list `keys` or set `api_keys = \"any\"`; for users, add `[jwt]`";
         note(Code::SubjectUnknowable, by.span(), message, help);
     }
     let proxies = parts.identifier.proxies().networks();
     let is_free = |kind: &Subject| match kind {
-        // A proxy that is trusted is responsible for what it lets through; nobody else is believed.
+        // Behind trusted proxies the header is read only if one of them sent the request, and it is responsible for the value.
         Subject::Header(_) => proxies.is_empty() || proxies.is_everybody(),
         kind => matches!(kind, Subject::Cookie(_)),
     };
     if rule.by.is_chosen_by_client() && rule.by.iter().any(is_free) {
-        let message = format!("`{}` counts only by what the client itself writes", *table.name);
-        let help = "a client that writes something else each time is never refused: add a rule by `ip`; \
-                    if a proxy sets the header, name it in `trusted_proxies`";
+        let message = format!("`{}` counts only by values that the client chooses", *table.name);
+        let help = "a client that sends another value each time is never denied: add a rule by `ip`; \
+                    if a proxy sets the header, list it in `trusted_proxies`";
         note(Code::SubjectChosenByClient, by.span(), message, help);
     }
 }
 
-/// The limits of a rule, of every plan.
+/// Returns all limits of a rule, of every plan.
 fn policies(rule: &CompiledRule) -> impl Iterator<Item = Limit> + '_ {
     let lists: &[_] = match &rule.limits {
         RuleLimits::Own(own) => std::slice::from_ref(own),
@@ -245,29 +245,30 @@ fn redundant_limits(table: &RuleTable, rule: &CompiledRule, note: &mut Note<'_>)
     for (place, policy) in policies.iter().enumerate() {
         let never_decides = |(other_place, other): &(usize, &std::sync::Arc<crate::answer::Policy>)| {
             *other_place != place
-                && always_refuses_first(other.limit(), policy.limit())
-                // Of two equal ones the second is the idle one.
-                && !(*other_place > place && always_refuses_first(policy.limit(), other.limit()))
+                && always_denies_first(other.limit(), policy.limit())
+                // Of two equal limits the second is redundant.
+                && !(*other_place > place && always_denies_first(policy.limit(), other.limit()))
         };
         if let Some((_, other)) = policies.iter().enumerate().find(never_decides) {
             let message = format!(
-                "`{}` ({}) of `{}` never decides, because `{}` ({}) always refuses first",
+                "`{}` ({}) of `{}` never denies, because `{}` ({}) always denies first",
                 policy.name(),
                 policy.limit(),
                 *table.name,
                 other.name(),
                 other.limit()
             );
-            note(Code::RedundantLimit, table.limits.span(), message, "leave it out, or check which one is meant");
+            note(Code::RedundantLimit, table.limits.span(), message, "remove it, or check which one is intended");
         }
     }
 }
 
-/// Whether whatever `strict` admits, `loose` admits too: any window of the loose one is covered by so many of the strict
-/// one's that all of them together hold no more than its quota.
-fn always_refuses_first(strict: &Limit, loose: &Limit) -> bool {
+/// Returns whether `loose` admits everything that `strict` admits.
+///
+/// That is so if the windows of `strict` that cover a window of `loose` allow no more, together, than the quota of `loose`.
+fn always_denies_first(strict: &Limit, loose: &Limit) -> bool {
     use tollgate_core::Algorithm::{Sliding, SlidingLog};
-    // Only of these is the count in a window the whole truth; the others also refuse by spacing or weight.
+    // Only these deny by the count in a window alone; the others also deny by spacing or weight.
     let is_plain = |limit: &Limit| matches!(limit.algorithm(), Sliding | SlidingLog) && !limit.count_denied();
     let windows = loose.window_us().div_ceil(strict.window_us());
     is_plain(strict)

@@ -1,4 +1,4 @@
-//! From a file to a rule set.
+//! Loads configuration files.
 
 use std::fs::Metadata;
 use std::path::{Path, PathBuf};
@@ -25,7 +25,7 @@ use crate::identity::{Identity, Networks};
 use crate::limiter::StoreUrlError;
 use crate::rules::{LimitSetId, RuleSet};
 
-/// The language of a file.
+/// The format of a configuration file.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum Format {
@@ -36,7 +36,7 @@ pub enum Format {
 }
 
 impl Format {
-    /// The format of a file by its name.
+    /// Returns the format of a file by the extension of its name, or `None` if the extension is unknown.
     pub fn of(path: &Path) -> Option<Format> {
         match path.extension()?.to_str()?.to_ascii_lowercase().as_str() {
             "toml" => Some(Format::Toml),
@@ -46,28 +46,26 @@ impl Format {
     }
 }
 
-/// A configuration that can be used.
+/// A configuration that was loaded and can be used.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Loaded {
-    /// The rules, to be swapped in whole.
+    /// The compiled rules.
     pub rules: RuleSet,
-    /// What is set up once: the store and how it is asked.
+    /// The settings of the store. A reload does not change them.
     pub settings: Settings,
-    /// What is odd about it: warnings and advice, in the order of the file.
+    /// Warnings and advice, in the order of the file.
     pub findings: Vec<Finding>,
     /// The configuration as it was written.
     pub(crate) config: Config,
-    /// What differs from the configuration that it was loaded in place of, by [`Loader::reload`].
+    /// The differences to the configuration that it replaces; empty unless it was loaded by [`Loader::reload`].
     pub changes: Changes,
     /// The files that were read, each with its metadata at that time.
     pub files: Vec<(PathBuf, Metadata)>,
     /// The files that the configuration names: keys and secrets.
     pub referenced_files: Vec<PathBuf>,
-    /// The file's text, which the next one is compared with.
-    pub(crate) text: Secret,
     pub(crate) keys_file: KeysFile,
-    /// The secrets that were read from files, by the names of these.
+    /// The secrets that were read from files, by the names of the files.
     pub(crate) secret_files: Vec<(String, Secret)>,
     pub(crate) source: Arc<Source>,
 }
@@ -105,7 +103,7 @@ impl Loaded {
 
 #[cfg(feature = "redis")]
 impl Loaded {
-    /// The engine that a configuration describes: its rules, on its store, asking for plans where it says.
+    /// Creates an engine with these rules, on the store of the settings, with the plan lookups of the settings.
     ///
     /// ```
     /// use tollgate::config::{Config, Format};
@@ -117,17 +115,17 @@ impl Loaded {
     /// ```
     ///
     /// # Errors
-    /// When the URL names no store, with what would be accepted; or for a shared store outside a tokio runtime.
+    /// If the URL of the store is invalid, or the store is shared and there is no tokio runtime.
     pub fn engine(self) -> Result<Engine, StoreUrlError> {
         let (limiter, lookups) = self.settings.limiter_on(self.settings.redis()?);
         Ok(Engine::with_lookups(limiter.build(), self.rules, lookups))
     }
 }
 
-/// Where environment variables come from.
+/// A source of environment variables.
 type Environment = dyn Fn(&str) -> Option<String> + Send + Sync;
 
-/// Where a configuration is read from, and what surrounds it.
+/// Loads configurations, with overrides of the file's settings.
 ///
 /// ```no_run
 /// use tollgate::config::Loader;
@@ -157,30 +155,30 @@ impl Default for Loader {
 }
 
 impl Loader {
-    /// Reads secrets from the process's environment, and the store from the file.
+    /// Creates a loader that takes everything from the file, and environment variables from the process.
     pub fn new() -> Loader {
         Loader::default()
     }
 
-    /// The store that is used whatever the file says: from the command line, say.
+    /// Sets the store, which overrides that of the file: `memory`, `redis://…` or `rediss://…`.
     #[must_use]
     pub fn store(self, url: impl Into<String>) -> Loader {
         Loader { store: Some(Secret::new(url)), ..self }
     }
 
-    /// How many nodes there are, whatever the file says.
+    /// Sets the number of instances, which overrides that of the file.
     #[must_use]
     pub fn instances(self, instances: u32) -> Loader {
         Loader { instances: Some(instances), ..self }
     }
 
-    /// Where environment variables come from.
+    /// Sets the source of environment variables. Defaults to those of the process, except empty ones.
     #[must_use]
     pub fn environment(self, environment: impl Fn(&str) -> Option<String> + Send + Sync + 'static) -> Loader {
         Loader { environment: Arc::new(environment), ..self }
     }
 
-    /// Where relative file names begin, for texts that are in no file.
+    /// Sets the directory of relative file names in a text. A configuration file uses its own directory. Defaults to the current one.
     #[must_use]
     pub fn directory(self, directory: impl Into<PathBuf>) -> Loader {
         Loader { directory: directory.into(), ..self }
@@ -189,7 +187,7 @@ impl Loader {
     /// Reads, checks and compiles a file.
     ///
     /// # Errors
-    /// When it cannot be read or used. The report has everything that was found, each with its place.
+    /// If it cannot be read or used. The report has all findings, each with its place.
     pub fn load(&self, path: impl AsRef<Path>) -> Result<Loaded, Report> {
         let path = path.as_ref();
         let name = path.display().to_string();
@@ -200,8 +198,9 @@ impl Loader {
         Ok(loaded)
     }
 
-    /// Loads a file that takes the place of the configuration in force. [`Loaded::changes`] says what differs, and each
-    /// kind of part that is gone is a warning among the findings.
+    /// Loads a file that is to replace the configuration `running`.
+    ///
+    /// [`Loaded::changes`] has the differences, and there is a warning for each kind of part that is removed.
     ///
     /// ```no_run
     /// # use tollgate::config::{Loaded, Loader, Report};
@@ -215,8 +214,8 @@ impl Loader {
     /// ```
     ///
     /// # Errors
-    /// Fails like [`Loader::load`]; and if the file may be half a file: if it is empty, has no rules (or keys) any more and
-    /// does not say `rules = []` (or `keys = []`), has lost its `expect`, or is no regular file.
+    /// If [`Loader::load`] fails; or if the file may be truncated: it is empty, has lost all rules (or keys) without
+    /// `rules = []` (or `keys = []`), or has lost its `expect`; or if it is not a regular file.
     pub fn reload(&self, path: impl AsRef<Path>, running: &Loaded) -> Result<Loaded, Report> {
         Loader { is_reload: true, ..self.clone() }.load(path)?.replacing(running)
     }
@@ -239,7 +238,7 @@ impl Loader {
     pub fn load_text(&self, name: &str, text: &str, format: Format) -> Result<Loaded, Report> {
         let (config, source, mut errors) = read::<Config>(name, text, format);
         let Some(config) = config else { return Err(Report::new(name, errors)) };
-        let compiled = compile::compile(config, source, text, self);
+        let compiled = compile::compile(config, source, self);
         if errors.is_empty() {
             return compiled;
         }
@@ -252,19 +251,20 @@ impl Loader {
 
     /// Compiles a configuration that was built in code. The spans of its values are indices in `values`, their names.
     pub(crate) fn compile(&self, config: Config, values: Vec<String>) -> Result<Loaded, Report> {
-        compile::compile(config, Arc::new(Source::of_values("the rules", values)), "", self)
+        compile::compile(config, Arc::new(Source::of_values("the rules", values)), self)
     }
 
-    /// The store from outside the file.
+    /// Returns the store that overrides that of the file.
     pub(crate) fn given_store(&self) -> Option<&Secret> {
         self.store.as_ref()
     }
 
-    /// The number of nodes from outside the file.
+    /// Returns the number of instances that overrides that of the file.
     pub(crate) fn given_instances(&self) -> Option<u32> {
         self.instances
     }
 
+    /// Returns an environment variable.
     pub(crate) fn variable(&self, name: &str) -> Option<String> {
         (self.environment)(name)
     }
@@ -281,18 +281,19 @@ impl Loader {
     /// Reads the text of a file.
     pub(crate) fn read_text(&self, path: &Path) -> Result<(String, Metadata), Box<Finding>> {
         let fail = |what: String| {
-            let message = format!("{} cannot be read: {what}", path.display());
-            Box::new(Finding::new(Code::FileUnreadable, message).help("check the name, and who may read it"))
+            let message = format!("cannot read {}: {what}", path.display());
+            Box::new(Finding::new(Code::FileUnreadable, message).help("check the name and the permissions of the file"))
         };
-        // A pipe was emptied by the first read, and opening it again waits for somebody who writes.
+        // A pipe was emptied by the first read, and opening it again waits for a writer.
         if self.is_reload && std::fs::metadata(path).is_ok_and(|metadata| !metadata.is_file()) {
-            return Err(fail("it is no regular file, so it cannot be read again".to_owned()));
+            return Err(fail("it is not a regular file, so it cannot be read again".to_owned()));
         }
         let (bytes, metadata) = file::read(path, file::BYTES_MAX).map_err(|error| fail(error.to_string()))?;
         let text = String::from_utf8(bytes).map_err(|_| fail("it is not UTF-8 text".to_owned()))?;
         Ok((text, metadata))
     }
 
+    /// Returns the path of a file that the configuration names.
     pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.directory.join(name)
     }
@@ -312,7 +313,7 @@ impl Config {
     /// Reads, checks and compiles a file: TOML or YAML by its name.
     ///
     /// # Errors
-    /// When it cannot be read or used. The report has everything that was found, each with its place.
+    /// If it cannot be read or used. The report has all findings, each with its place.
     pub fn load(path: impl AsRef<Path>) -> Result<Loaded, Report> {
         Loader::new().load(path)
     }
@@ -320,7 +321,7 @@ impl Config {
     /// Checks and compiles a text.
     ///
     /// # Errors
-    /// When it cannot be used. The report has everything that was found, each with its place.
+    /// If it cannot be used. The report has all findings, each with its place.
     pub fn from_text(text: &str, format: Format) -> Result<Loaded, Report> {
         Loader::new().load_text("configuration", text, format)
     }

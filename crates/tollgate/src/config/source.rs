@@ -7,20 +7,21 @@ use miette::{MietteError, MietteSpanContents, SourceCode, SourceSpan, SpanConten
 use super::forms::Secret;
 use super::span::Span;
 
-/// The name of a file, its text, and what reports may quote of it.
+/// The name of a file, its text, and what reports may quote of it; or, for a configuration that was built in code, the names
+/// of its values.
 pub(crate) struct Source {
     name: String,
     text: Secret,
     /// The text with its secrets masked, byte for byte. `None` if no part of the text may be quoted.
     masked: Option<String>,
-    /// The name of the value whose span starts at this index, for rules that were built in code. Empty for a file.
+    /// The name of the value whose span starts at this index. Empty for a file.
     values: Vec<String>,
 }
 
 impl Source {
     /// Creates the source of a file that was parsed: reports quote `masked`.
     pub(crate) fn masked(name: &str, text: &str, masked: String) -> Source {
-        Source { name: name.to_owned(), text: Secret::new(text), masked: Some(masked), values: Vec::new() }
+        Source { masked: Some(masked), ..Source::unquoted(name, text) }
     }
 
     /// Creates the source of a file that could not be parsed: reports give lines and columns and quote nothing.
@@ -28,7 +29,7 @@ impl Source {
         Source { name: name.to_owned(), text: Secret::new(text), masked: None, values: Vec::new() }
     }
 
-    /// Creates the source of rules that were built in code. The span of a value starts at its index in `values`.
+    /// Creates the source of a configuration that was built in code. The span of a value is its index in `values`.
     pub(crate) fn of_values(name: &str, values: Vec<String>) -> Source {
         Source { values, ..Source::unquoted(name, "") }
     }
@@ -59,6 +60,11 @@ impl Source {
     /// Returns the name of the file.
     pub(crate) fn name(&self) -> &str {
         &self.name
+    }
+
+    /// Returns the text. It may contain secrets.
+    pub(crate) fn text(&self) -> &str {
+        self.text.reveal()
     }
 
     /// Returns line and column of a byte, both from 1. Columns count characters.

@@ -16,7 +16,7 @@ fn status(answer: &str) -> u16 {
 }
 
 #[test]
-fn a_body_that_is_no_question_is_refused_with_what_was_expected() {
+fn an_invalid_body_is_refused_with_what_was_expected() {
     let serving = Serving::start(&[]);
     let deep = format!("{{\"checks\":{}{}}}", "[".repeat(100_000), "]".repeat(100_000));
     let long_key = format!(r#"{{"key":"{}","limit":"1/s"}}"#, "k".repeat(65_537));
@@ -78,7 +78,7 @@ fn a_body_that_is_no_question_is_refused_with_what_was_expected() {
 }
 
 #[test]
-fn a_request_that_is_no_question_is_refused_with_what_was_expected() {
+fn an_invalid_request_is_refused_with_what_was_expected() {
     let serving = Serving::start(&[]);
     let large = "x".repeat(600_000);
     for (request, expected, phrase) in [
@@ -116,7 +116,7 @@ fn a_request_that_is_no_question_is_refused_with_what_was_expected() {
 
 /// What breaks HTTP itself is refused before there is a request to speak of: by its status, or by a close.
 #[test]
-fn what_is_no_http_is_refused_and_disturbs_nobody() {
+fn invalid_http_is_refused_and_does_not_affect_others() {
     let serving = Serving::start(&[]);
     let large_header = format!("POST /v1/check HTTP/1.1\r\nx: {}\r\n\r\n", "x".repeat(200_000));
     let many_headers = format!("POST /v1/check HTTP/1.1\r\n{}\r\n", "x: y\r\n".repeat(2_000));
@@ -149,7 +149,7 @@ fn what_is_no_http_is_refused_and_disturbs_nobody() {
 }
 
 #[test]
-fn a_body_that_breaks_off_is_told_so_and_charges_nothing() {
+fn a_truncated_body_is_refused_and_charges_nothing() {
     let serving = Serving::start(&[]);
     for sent in [0, 1, GOOD.len() / 2, GOOD.len() - 1] {
         let mut stream = TcpStream::connect(&serving.http).unwrap();

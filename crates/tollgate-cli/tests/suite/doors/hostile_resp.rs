@@ -64,7 +64,7 @@ fn a_hundred_thousand_pipelined_commands_have_an_exact_count_of_verdicts() {
 }
 
 #[test]
-fn hostile_frames_end_with_a_word_and_nobody_else_notices() {
+fn hostile_frames_are_refused_and_do_not_affect_others() {
     let mut serving = Serving::start(&[]);
     let mut bystander = serving.connect();
     let huge_line = vec![b'x'; 4 << 20];
@@ -111,7 +111,7 @@ fn hostile_frames_end_with_a_word_and_nobody_else_notices() {
 }
 
 #[test]
-fn bytes_of_any_kind_are_a_key_and_nothing_else() {
+fn a_key_may_contain_any_bytes() {
     let serving = Serving::start(&[]);
     let mut connection = serving.connect();
     let mut left = |key: &[u8]| {
@@ -124,7 +124,7 @@ fn bytes_of_any_kind_are_a_key_and_nothing_else() {
 }
 
 #[test]
-fn unfinished_commands_by_the_hundred_connections_are_bounded_and_disturb_nobody() {
+fn unfinished_commands_of_hundreds_of_connections_use_bounded_memory() {
     let mut serving = Serving::start(&[]);
     assert!(serving.is_alive());
     let before = serving.resident_bytes();
@@ -150,7 +150,7 @@ fn unfinished_commands_by_the_hundred_connections_are_bounded_and_disturb_nobody
 }
 
 #[test]
-fn a_client_that_does_not_read_is_not_written_for_without_end() {
+fn replies_for_a_client_that_does_not_read_are_bounded() {
     let mut serving = Serving::start(&[]);
     assert!(serving.is_alive());
     let before = serving.resident_bytes();

@@ -1,4 +1,4 @@
-//! Who callers are: proxies, keys, tokens, pseudonyms, exemptions, bans.
+//! Compiles how callers are identified: proxies, keys, tokens, pseudonyms; and exemptions and bans.
 
 use std::sync::OnceLock;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -18,6 +18,7 @@ use crate::rules::pattern::Pattern;
 use crate::rules::trie::{Candidate, Trie};
 
 impl Compiler<'_> {
+    /// Compiles the identification of callers.
     pub(super) fn identifier(&mut self, config: &Config, settings: &Settings) -> Identifier {
         let networks = self.networks(&config.trusted_proxies);
         let header = config.forwarding_header.as_ref().and_then(|name| {
@@ -46,14 +47,14 @@ impl Compiler<'_> {
         identifier
     }
 
-    /// The networks of a list; what is wrong is noted and left out.
+    /// Parses a list of networks. Invalid ones are noted and left out.
     pub(super) fn networks(&mut self, texts: &OneOrMany<Spanned<String>>) -> Networks {
         let is_network = |text: &&Spanned<String>| {
             let parsed = Networks::parse([text.as_str()]);
             self.accept(parsed, Code::InvalidNetwork, text.span()).is_some()
         };
-        let right: Vec<&str> = texts.iter().filter(is_network).map(|text| text.as_str()).collect();
-        Networks::parse(right).unwrap_or_default()
+        let valid: Vec<&str> = texts.iter().filter(is_network).map(|text| text.as_str()).collect();
+        Networks::parse(valid).unwrap_or_default()
     }
 
     fn anonymizer(&mut self, table: &Anonymize, span: Span, settings: &Settings) -> Option<Anonymizer> {
@@ -62,29 +63,31 @@ impl Compiler<'_> {
         let is_optional = !settings.is_shared() && ways.are_all_absent();
         let (secret, span) = match is_optional {
             true => (Secret::new(process_secret()), span),
-            false => self.secret("a secret for anonymize", names, ways, span)??,
+            false => self.secret("a secret for anonymize", names, ways, span)?,
         };
         let anonymizer = Anonymizer::new(secret.reveal().as_bytes(), table.rotate);
         self.accept(anonymizer, Code::InvalidValue, span)
     }
 
-    /// A secret that is given in exactly one of three ways. The outer `None` is noted; so is the inner.
+    /// Returns a secret that is given in exactly one of three ways, and its place. Otherwise notes an error and returns `None`.
+    ///
+    /// `names` are the names of the fields, `what` is the secret in messages.
     pub(super) fn secret(
         &mut self,
         what: &str,
         names: [&str; 3],
         ways: Ways<'_>,
         span: Span,
-    ) -> Option<Option<(Secret, Span)>> {
+    ) -> Option<(Secret, Span)> {
         let fail = |compiler: &mut Self, code: Code, message: String, at: Span| {
             let help = format!("give it as one of {}", names.join(", "));
             compiler.note(Finding::new(code, message).help(help).at(at));
             None
         };
         match (ways.text, ways.variable, ways.file) {
-            (Some(text), None, None) => Some(Some(((**text).clone(), text.span()))),
+            (Some(text), None, None) => Some(((**text).clone(), text.span())),
             (None, Some(name), None) => match self.loader.variable(name.reveal()) {
-                Some(value) => Some(Some((Secret::new(value), name.span()))),
+                Some(value) => Some((Secret::new(value), name.span())),
                 None => {
                     // The secret itself may stand in place of the name of its variable.
                     let message = match is_variable(name.reveal()) {
@@ -99,7 +102,7 @@ impl Compiler<'_> {
                     let secret = Secret::new(text.trim_end());
                     self.files.push((self.loader.path(name), metadata));
                     self.secret_files.push((name.to_string(), secret.clone()));
-                    Some(Some((secret, name.span())))
+                    Some((secret, name.span()))
                 }
                 Err(finding) => {
                     self.note(finding.at(name.span()));
@@ -111,6 +114,7 @@ impl Compiler<'_> {
         }
     }
 
+    /// Compiles the exempt lists, and returns the exempt path patterns for lints.
     pub(super) fn exempt(&mut self, config: &Config) -> (ExemptList, Vec<Pattern>) {
         let patterns: Vec<Pattern> = config.exempt.paths.iter().filter_map(|text| self.pattern(text)).collect();
         let mut paths = Trie::default();
@@ -120,6 +124,7 @@ impl Compiler<'_> {
         (ExemptList { addresses: self.networks(&config.exempt.addresses), paths }, patterns)
     }
 
+    /// Compiles the bans.
     pub(super) fn bans(&mut self, config: &Config) -> BanList {
         let (mut bans, mut banned_networks) = (BanList::default(), Vec::new());
         for entry in &config.bans {
@@ -141,7 +146,7 @@ impl Compiler<'_> {
         bans
     }
 
-    /// A key as it is, or `sha256:` and its digest.
+    /// Parses a key, or `sha256:` and the digest of one.
     pub(super) fn key_or_digest(&mut self, text: &Spanned<Secret>) -> KeyDigest {
         let key = text.reveal();
         if !key.starts_with("sha256:") {
@@ -165,7 +170,7 @@ impl Compiler<'_> {
     }
 }
 
-/// The three ways to give a secret.
+/// The fields in which a secret can be given: the text, an environment variable, a file.
 #[derive(Clone, Copy)]
 pub(super) struct Ways<'c> {
     pub(super) text: &'c Option<Spanned<Secret>>,
@@ -186,13 +191,13 @@ fn is_variable(name: &str) -> bool {
     name.len() <= 64 && !name.starts_with(|first: char| first.is_ascii_digit()) && name.bytes().all(is_name_byte)
 }
 
-/// A secret for counters that live and die with this process. One for the whole process: a reload must not change
-/// the pseudonyms, or every counter would begin anew.
+/// Returns a random secret for counters in this process. It is the same for the whole process: a reload must not change the
+/// pseudonyms, or every counter would start again.
 fn process_secret() -> &'static str {
     use std::hash::{BuildHasher, RandomState};
     static SECRET: OnceLock<String> = OnceLock::new();
     SECRET.get_or_init(|| {
-        // The standard library's hasher is SipHash under keys from the system's random source.
+        // The standard library's hasher is SipHash with random keys from the operating system.
         let words = (0_u8..4).map(|number| RandomState::new().hash_one(number));
         words.map(|word| format!("{word:016x}")).collect()
     })

@@ -1,4 +1,4 @@
-//! What the file says about itself: how many rules and keys it has, and that it is whole.
+//! Checks of `expect`: the number of rules and keys, and that the file is complete.
 
 use std::sync::Arc;
 
@@ -9,30 +9,31 @@ use crate::config::span::{Span, Spanned};
 use crate::config::types::Config;
 
 impl Compiler<'_> {
-    /// Notes a number of rules or keys that is not the expected one.
+    /// Notes an error if the number of rules or keys is not the expected one.
     pub(super) fn check_count(&mut self, expected: Option<&Spanned<u32>>, count: usize, noun: &str) {
         let Some(expected) = expected else { return };
         if u64::from(**expected) != count as u64 {
             let plural = if **expected == 1 { "" } else { "s" };
             let message = format!("expected {} {noun}{plural}, found {count}", **expected);
-            let help = format!("correct the number; or, if there should be {}, the file is not whole", **expected);
+            let help = format!("correct the number; or, if there should be {}, the file is not complete", **expected);
             self.note(Finding::new(Code::ExpectationUnmet, message).help(help).at(expected.span()));
         }
     }
 
-    /// Notes a file that has `expect` and whose last line may be cut off.
-    pub(super) fn check_line_end(&mut self, config: &Config, text: &str) {
+    /// Notes an error if the file has `expect` and its last line may be truncated.
+    pub(super) fn check_line_end(&mut self, config: &Config) {
         let source = self.source.clone();
         if config.expect.is_some() {
-            self.check_line_end_in(text, &source);
+            self.check_line_end_in(&source);
         }
     }
 
-    /// The same for the text of another file.
-    pub(super) fn check_line_end_in(&mut self, text: &str, source: &Arc<Source>) {
+    /// Notes an error if the last line of a file may be truncated.
+    pub(super) fn check_line_end_in(&mut self, source: &Arc<Source>) {
+        let text = source.text();
         if !text.is_empty() && !text.ends_with('\n') {
-            let message = "the file does not end with a line end: its last line may be cut off";
-            let finding = Finding::new(Code::FileCutOff, message).help("end the last line with a line end");
+            let message = "the file does not end with a newline: its last line may be truncated";
+            let finding = Finding::new(Code::FileCutOff, message).help("end the last line with a newline");
             let end = source.visible(Span::new(text.len(), text.len()));
             self.note_in(source, finding.label("the last character").at(end));
         }

@@ -1,4 +1,4 @@
-//! Plans, and who has which: keys and addresses.
+//! Compiles plans, and their assignment to keys and addresses.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -34,7 +34,7 @@ impl FromNode for KeysFile {
     }
 }
 
-/// The sets of limits that a caller may have: those of the plans first, then those that keys have of their own.
+/// The sets of limits that a caller may have: first those of the plans, then those of keys with their own limits.
 #[derive(Default)]
 pub(super) struct LimitSets {
     plans: Vec<CompiledPlan>,
@@ -42,7 +42,7 @@ pub(super) struct LimitSets {
     given: Vec<Arc<str>>,
 }
 
-/// One of them.
+/// A set of limits.
 pub(super) struct LimitSetView<'t> {
     pub(super) plan: &'t str,
     pub(super) upgrade_url: Option<&'t str>,
@@ -61,10 +61,10 @@ impl LimitSets {
         })
     }
 
-    /// `default` and `anonymous`; without the latter callers without identity have `default` too.
+    /// Returns the limit sets of `default` and `anonymous`. The latter falls back to the former.
     pub(super) fn fallbacks(&self) -> (LimitSetId, LimitSetId) {
-        let default = self.place("default").unwrap_or(0);
-        let anonymous = self.place("anonymous").unwrap_or(default);
+        let default = self.index_of("default").unwrap_or(0);
+        let anonymous = self.index_of("anonymous").unwrap_or(default);
         (limit_set(default), limit_set(anonymous))
     }
 
@@ -80,18 +80,18 @@ impl LimitSets {
         self.plans
     }
 
-    fn place(&self, plan: &str) -> Option<usize> {
+    fn index_of(&self, plan: &str) -> Option<usize> {
         self.plans.binary_search_by(|known| (**known.name()).cmp(plan)).ok()
     }
 
-    /// The limit_set for limits of a key's own. Keys with the same limits share it.
+    /// Returns the limit set for a key's own limits. Keys with equal limits share one.
     fn own(&mut self, plan: usize, limits: Vec<NamedLimit>) -> LimitSetId {
         let is_same = |(other_plan, other): &(usize, Vec<NamedLimit>)| {
             *other_plan == plan
                 && other.len() == limits.len()
                 && other.iter().zip(&limits).all(|(a, b)| a.name == b.name && a.limit == b.limit)
         };
-        // Among the plans' own limit_sets none is looked for: a key's own limits stay its own when the plan changes.
+        // Limit sets of plans are never shared: the key's own limits stay when the plan changes.
         let place = self.limits.iter().skip(self.plans.len()).position(is_same);
         let place = place.map_or(self.limits.len(), |place| place + self.plans.len());
         if place == self.limits.len() {
@@ -109,16 +109,16 @@ impl Compiler<'_> {
     pub(super) fn plans(&mut self, config: &Config) -> LimitSets {
         let source = self.source.clone();
         let mut limit_sets = LimitSets::default();
-        // A map is sorted by name, which is what finding a plan by name relies on.
+        // The map is sorted by name, so plans are found by binary search.
         for (place, (name, table)) in config.plans.iter().enumerate() {
             let is_name_byte = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
             if name.is_empty() || name.len() > 64 || !name.bytes().all(is_name_byte) {
-                let message = "a plan's name is 1 to 64 letters, digits and - _ .";
+                let message = "the name of a plan is 1 to 64 letters, digits and - _ .";
                 self.note(Finding::new(Code::InvalidName, message).at(name.span()));
             }
             if table.limits.is_empty() {
                 let finding = Finding::new(Code::LimitsMissing, "a plan needs at least one limit");
-                self.note(finding.help("for callers without limit, use `exempt`").at(table.limits.span()));
+                self.note(finding.help("for callers without limits, use `exempt`").at(table.limits.span()));
             }
             if let Some(url) = &table.upgrade_url
                 && url.parse::<http::Uri>().is_err()
@@ -138,14 +138,14 @@ impl Compiler<'_> {
         let mut plans = Vec::new();
         for entry in &config.plan_sources.addresses {
             let networks = self.networks(&entry.networks);
-            if let Some(place) = self.plan_place(&entry.plan, limit_sets, &source) {
+            if let Some(place) = self.plan_index(&entry.plan, limit_sets, &source) {
                 plans.push((networks, limit_set(place)));
             }
         }
         plans
     }
 
-    /// The keys of the file, of its keys file, and those that are exempt.
+    /// Compiles the keys of the file and of its keys file, and the exempt ones.
     pub(super) fn keys(
         &mut self,
         config: &Config,
@@ -160,7 +160,7 @@ impl Compiler<'_> {
         }
         let expect = config.expect.as_ref().and_then(|expect| expect.keys.as_ref());
         let keys_file = config.keys_file.as_ref().map(|name| self.keys_file(name));
-        // Of a keys file that cannot be read nobody knows how many keys it has.
+        // The number of keys in a keys file that cannot be read is unknown.
         if !matches!(keys_file, Some(None)) {
             let in_file = keys_file.iter().flatten().map(|(file, _)| file.keys.len()).sum::<usize>();
             self.check_count(expect, config.keys.len() + in_file, "key");
@@ -172,7 +172,7 @@ impl Compiler<'_> {
                 self.key(table, &file_source, limit_sets, &mut keys);
             }
             if expect.is_some() {
-                self.check_line_end_in(file.text.reveal(), &file_source);
+                self.check_line_end_in(&file_source);
             }
             of_file = file;
         }
@@ -180,8 +180,8 @@ impl Compiler<'_> {
         if let Some((span, source)) = with_limits
             && !config.rules.iter().any(is_by_plan)
         {
-            let message = "limits of a key's own have no effect, because no rule takes its limits from plans";
-            let help = "write `limits = \"plan\"` in the rules that should";
+            let message = "the key's own limits have no effect, because no rule takes its limits from plans";
+            let help = "write `limits = \"plan\"` in the rules that should use them";
             self.note_in(&source, Finding::new(Code::KeyLimitsUnused, message).help(help).at(span));
         }
         for exempt in &config.exempt.keys {
@@ -232,18 +232,18 @@ impl Compiler<'_> {
                 (parsed.ok(), digest.span())
             }
             _ => {
-                let finding = Finding::new(Code::InvalidKey, "expected either `key` or `sha256`, and not an empty one");
+                let finding = Finding::new(Code::InvalidKey, "expected either `key` or `sha256`, not empty");
                 let help = "`printf %s KEY | sha256sum` prints the digest";
                 self.note_in(source, finding.help(help).at(table.span()));
                 (None, table.span())
             }
         };
-        let place = table.plan.as_ref().and_then(|plan| self.plan_place(plan, limit_sets, source));
+        let place = table.plan.as_ref().and_then(|plan| self.plan_index(plan, limit_sets, source));
         if let Some(list) = &table.limits
             && list.is_empty()
         {
-            let finding = Finding::new(Code::LimitsMissing, "a key's own limits are at least one");
-            let help = "leave them out for the plan's; for a key without limit, set `exempt = true`";
+            let finding = Finding::new(Code::LimitsMissing, "the key's own limits are empty");
+            let help = "omit them to use those of the plan; for a key without limits, set `exempt = true`";
             self.note_in(source, finding.help(help).at(list.span()));
         }
         let own = table.limits.as_ref().map(|list| self.limits(list, source));
@@ -255,7 +255,7 @@ impl Compiler<'_> {
         }
         let limit_set = match (own, place) {
             (Some(limits), _) if !limit_sets.is_empty() => {
-                let default = limit_sets.place("default").unwrap_or(0);
+                let default = limit_sets.index_of("default").unwrap_or(0);
                 Some(limit_sets.own(place.unwrap_or(default), limits))
             }
             (_, Some(place)) => Some(limit_set(place)),
@@ -266,16 +266,16 @@ impl Compiler<'_> {
             Some(Entry::Vacant(vacant)) => drop(vacant.insert(entry)),
             Some(Entry::Occupied(_)) => {
                 let finding = Finding::new(Code::DuplicateKey, "this key is listed twice");
-                self.note_in(source, finding.help("keep the entry that is meant").label("again").at(span));
+                self.note_in(source, finding.help("remove one of the entries").label("second entry").at(span));
             }
             None => {}
         }
     }
 
-    /// Notes a key that no request can show.
+    /// Notes an error if no request can carry this key.
     pub(super) fn check_key(&mut self, key: &Spanned<Secret>, source: &Arc<Source>) {
         if !ApiKey::can_be(key.reveal()) {
-            let message = "no request can show this key";
+            let message = "no request can carry this key";
             let help = format!(
                 "a key is 1 to {API_KEY_BYTES_MAX} visible ASCII characters, without a space at its beginning or end"
             );
@@ -283,14 +283,14 @@ impl Compiler<'_> {
         }
     }
 
-    fn plan_place(&mut self, plan: &Spanned<String>, limit_sets: &LimitSets, source: &Arc<Source>) -> Option<usize> {
-        let place = limit_sets.place(plan);
+    fn plan_index(&mut self, plan: &Spanned<String>, limit_sets: &LimitSets, source: &Arc<Source>) -> Option<usize> {
+        let place = limit_sets.index_of(plan);
         if place.is_none() {
             let names = || limit_sets.plans.iter().map(|known| &**known.name());
             let help = match nearest(plan, names()) {
                 Some(name) => format!("did you mean `{name}`?"),
                 None if limit_sets.is_empty() => format!("add `[plans.{}]`", **plan),
-                None => format!("there are {}", names().collect::<Vec<_>>().join(", ")),
+                None => format!("existing plans: {}", names().collect::<Vec<_>>().join(", ")),
             };
             let finding = Finding::new(Code::UnknownPlan, format!("there is no plan `{}`", **plan));
             self.note_in(source, finding.help(help).at(plan.span()));

@@ -1,4 +1,4 @@
-//! Limits with their names.
+//! Compiles limits and their names.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use crate::config::source::Source;
 use crate::config::span::{Span, Spanned};
 use crate::config::types::LimitTable;
 
-/// A limit by the name under which it counts.
+/// A limit and its name, which is part of the counter's key.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct NamedLimit {
     pub(crate) name: String,
@@ -21,9 +21,9 @@ pub(crate) struct NamedLimit {
 }
 
 impl Compiler<'_> {
-    /// The limits of a list in a file: those that are right, each with a name of its own.
+    /// Compiles a list of limits. Invalid ones are noted and left out. Each gets a different name.
     ///
-    /// A limit without a name is named after its window; the second one of a window gets a number.
+    /// A limit without a name is named after its window, with a number if that name is taken.
     pub(super) fn limits(&mut self, list: &OneOrMany<Spanned<LimitEntry>>, source: &Arc<Source>) -> Vec<NamedLimit> {
         let mut named: Vec<(Option<String>, Limit, Span)> = Vec::new();
         for entry in list.iter() {
@@ -33,7 +33,7 @@ impl Compiler<'_> {
                 && named.iter().any(|(other, ..)| other.as_ref() == Some(&**name))
             {
                 let finding = Finding::new(Code::DuplicateLimit, format!("two limits are named `{}`", ***name));
-                self.note_in(source, finding.help("give each limit of a list a name of its own").at(name.span()));
+                self.note_in(source, finding.help("give each limit of a list a different name").at(name.span()));
             }
             named.push((name.map(|name| name.to_string()), limit, entry.span()));
         }
@@ -58,7 +58,7 @@ impl Compiler<'_> {
         let name = table.name.as_ref()?;
         let is_name_byte = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
         if name.is_empty() || name.len() > 64 || !name.bytes().all(is_name_byte) {
-            let message = "a limit's name is 1 to 64 of a-z, 0-9 and -, because clients see it in a header";
+            let message = "the name of a limit is 1 to 64 of a-z, 0-9 and -, because clients get it in a header";
             self.note_in(
                 source,
                 Finding::new(Code::InvalidName, message).help("for example per-minute").at(name.span()),
@@ -78,7 +78,7 @@ impl Compiler<'_> {
         let parsed: Result<Limit, _> = text.parse();
         parsed
             .map_err(|error| {
-                // The message ends with an example and the byte, for those who can neither underline nor help.
+                // The message ends with an example and the position, which the help and the underline show here.
                 let message = error.to_string();
                 let message = message.split(" (at byte").next().unwrap_or_default();
                 let message = message.split("; for example").next().unwrap_or_default();
@@ -101,12 +101,12 @@ impl Compiler<'_> {
             || queue.is_some()
             || count_denied.is_some();
         let refuse = |compiler: &mut Self, message: &str, at: Span| {
-            let help = "either `limit = \"10/min\"`, or `quota` and `window` and what belongs to them";
+            let help = "write either `limit = \"10/min\"`, or `quota` and `window` with their options";
             compiler.note_in(source, Finding::new(Code::InvalidLimit, message).help(help).at(at));
             None
         };
         match (limit, quota, window) {
-            (Some(limit), ..) if is_spelled_out => refuse(self, "a limit is said twice", limit.span()),
+            (Some(limit), ..) if is_spelled_out => refuse(self, "the limit is given twice", limit.span()),
             (Some(limit), ..) => self.limit_text(limit, limit.span(), source),
             (None, Some(quota), Some(window)) => self.spelled_out(table, quota, window, source),
             _ => refuse(self, "a limit needs a quota and a window", span),

@@ -1,4 +1,4 @@
-//! Which requests a rule is for.
+//! Compiles the conditions of rules.
 
 use http::{HeaderName, HeaderValue};
 
@@ -13,7 +13,7 @@ use crate::rules::method::{MethodError, MethodNames, MethodSet};
 use crate::rules::pattern::Pattern;
 
 impl Compiler<'_> {
-    /// The conditions of a rule, and whether any request can meet them.
+    /// Compiles the conditions of a rule, and returns whether any request can meet them.
     pub(super) fn conditions(&mut self, table: &MatchTable, names: &mut MethodNames) -> (Conditions, bool) {
         let MatchTable { methods, path, host, headers } = table;
         let is_emptied =
@@ -35,13 +35,14 @@ impl Compiler<'_> {
             let Some(condition) = self.header_condition(name, test) else { continue };
             if conditions.headers.insert(HeaderText::of(&header), condition).is_some() {
                 let message = format!("the header `{header}` is tested twice");
-                let help = "the names of headers have no case; for several values, write a rule for each";
+                let help = "names of headers are case-insensitive; for several values, write a rule for each";
                 self.note(Finding::new(Code::InvalidHeader, message).help(help).at(name.span()));
             }
         }
         (conditions, can_be_met)
     }
 
+    /// Parses a path pattern.
     pub(super) fn pattern(&mut self, text: &Spanned<String>) -> Option<Pattern> {
         Pattern::parse(text)
             .map_err(|error| {
@@ -51,9 +52,14 @@ impl Compiler<'_> {
             .ok()
     }
 
+    /// Parses the name of a header.
     pub(super) fn header_name(&mut self, name: &Spanned<String>) -> Option<HeaderName> {
         let parsed = HeaderName::from_bytes(name.as_bytes());
-        self.accept(parsed.map_err(|_| "expected a header's name, such as x-tenant"), Code::InvalidHeader, name.span())
+        self.accept(
+            parsed.map_err(|_| "expected the name of a header, such as x-tenant"),
+            Code::InvalidHeader,
+            name.span(),
+        )
     }
 
     fn method(&mut self, name: &Spanned<String>, names: &mut MethodNames) -> Option<MethodSet> {
@@ -62,7 +68,7 @@ impl Compiler<'_> {
             .map_err(|error| {
                 let message = match error {
                     MethodError::Malformed => "expected a method, such as GET or POST",
-                    MethodError::TooMany => "the rules name too many methods of their own",
+                    MethodError::TooMany => "the rules have too many different non-standard methods",
                 };
                 self.note(Finding::new(Code::InvalidMethod, message).at(name.span()));
             })
@@ -71,7 +77,7 @@ impl Compiler<'_> {
 
     fn host(&mut self, text: &Spanned<String>) -> Option<HostPattern> {
         HostPattern::parse(text)
-            .map_err(|help| self.note(Finding::new(Code::InvalidHost, "this is no host").help(help).at(text.span())))
+            .map_err(|help| self.note(Finding::new(Code::InvalidHost, "invalid host").help(help).at(text.span())))
             .ok()
     }
 
@@ -80,8 +86,8 @@ impl Compiler<'_> {
             HeaderTest::Present => Some(HeaderCondition::Present),
             HeaderTest::Equals(text) => {
                 let value = match text.trim() == text {
-                    true => HeaderValue::from_str(text).map_err(|_| "a header's value is visible ASCII"),
-                    false => Err("a header's value neither begins nor ends with a space"),
+                    true => HeaderValue::from_str(text).map_err(|_| "the value of a header must be visible ASCII"),
+                    false => Err("the value of a header cannot begin or end with a space"),
                 };
                 self.accept(value, Code::InvalidHeader, name.span()).map(HeaderCondition::Equals)
             }

@@ -1,4 +1,4 @@
-//! The rules.
+//! Compiles the rules.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -19,18 +19,19 @@ use crate::rules::matcher::Matcher;
 use crate::rules::method::MethodNames;
 use crate::rules::{CompiledRule, Mode, RuleLimits};
 
-/// What common servers accept as a whole request line.
+/// The default maximum length of a path: common servers accept request lines of this length.
 const PATH_BYTES_MAX_DEFAULT: usize = 8 * 1024;
-/// The longest path that the types of crate `http` hold.
+/// The longest path that `http::Uri` can hold.
 const PATH_BYTES_MAX: u32 = 65_534;
 
-/// How a rule's limits are told, beside their numbers.
-struct Telling {
+/// How a rule's limits are reported to clients.
+struct AnswerFormat {
     styles: Styles,
     format: BodyFormat,
 }
 
 impl Compiler<'_> {
+    /// Compiles the rules, the matcher of all rules, and the matcher of the shields.
     pub(super) fn rules(&mut self, config: &Config, limit_sets: &LimitSets) -> (Vec<CompiledRule>, Matcher, Matcher) {
         let styles = self.styles(config.headers.as_ref()).unwrap_or_default();
         let expect = config.expect.as_ref().and_then(|expect| expect.rules.as_ref());
@@ -58,7 +59,7 @@ impl Compiler<'_> {
         (rules, matcher, shields)
     }
 
-    /// The most bytes that a path may have.
+    /// Returns the maximum length of a path in bytes.
     pub(super) fn path_bytes_max(&mut self, config: &Config) -> usize {
         let Some(bytes) = &config.path_bytes_max else { return PATH_BYTES_MAX_DEFAULT };
         if !(1..=PATH_BYTES_MAX).contains(&**bytes) {
@@ -74,13 +75,13 @@ impl Compiler<'_> {
         for rule in rules {
             let name = &rule.name;
             if name.is_empty() || name.len() > 64 || !name.bytes().all(is_name_byte) {
-                let message = "a rule's name is 1 to 64 letters, digits and - _ .";
+                let message = "the name of a rule is 1 to 64 letters, digits and - _ .";
                 self.note(Finding::new(Code::InvalidName, message).at(name.span()));
             }
             if seen.insert(name, ()).is_some() {
                 let message = format!("two rules are named `{}`", **name);
-                let help = "the name is part of the counters' names, so give each rule its own";
-                self.note(Finding::new(Code::DuplicateRule, message).help(help).label("and again").at(name.span()));
+                let help = "the name is part of the counters' keys, so give each rule its own";
+                self.note(Finding::new(Code::DuplicateRule, message).help(help).label("second rule").at(name.span()));
             }
         }
     }
@@ -92,7 +93,7 @@ impl Compiler<'_> {
             (None, true) => BodyFormat::Text,
             (None, false) => BodyFormat::Json,
         };
-        let telling = Telling { styles: self.styles(table.headers.as_ref()).unwrap_or(styles), format };
+        let answer = AnswerFormat { styles: self.styles(table.headers.as_ref()).unwrap_or(styles), format };
         let cost = self.cost(table);
         let mode = match table.mode {
             Mode::Enforce if *config.shadow => Mode::Shadow,
@@ -101,7 +102,7 @@ impl Compiler<'_> {
         CompiledRule {
             name: table.name.as_str().into(),
             by: self.subject(table, is_shield),
-            limits: self.rule_limits(table, &telling, cost, limit_sets),
+            limits: self.rule_limits(table, &answer, cost, limit_sets),
             mode,
             on_failure: table.on_failure.unwrap_or(config.on_failure),
             charge: *table.charge,
@@ -114,7 +115,7 @@ impl Compiler<'_> {
         let Some(cost) = &table.cost else { return Cost::ONE };
         if **cost == 0 {
             let finding = Finding::new(Code::InvalidValue, "a cost of 0 would count nothing");
-            self.note(finding.help("leave it out for 1, or turn the rule off with `mode = \"off\"`").at(cost.span()));
+            self.note(finding.help("omit it for 1, or turn the rule off with `mode = \"off\"`").at(cost.span()));
         }
         Cost::new(**cost)
     }
@@ -135,14 +136,20 @@ impl Compiler<'_> {
         }
         let kinds = self.accept(Subjects::new(kinds), Code::InvalidSubject, by.span()).unwrap_or_default();
         if is_shield && kinds != by_address() && self.findings.len() == before {
-            let message = "a shield counts by address, before anybody is identified";
-            let help = "write `by = [\"ip\"]`, or leave out `store = \"memory\"`";
+            let message = "a shield counts by address, because it is decided before callers are identified";
+            let help = "write `by = [\"ip\"]`, or omit `store = \"memory\"`";
             self.note(Finding::new(Code::ShieldNotByAddress, message).help(help).at(by.span()));
         }
         kinds
     }
 
-    fn rule_limits(&mut self, table: &RuleTable, telling: &Telling, cost: Cost, limit_sets: &LimitSets) -> RuleLimits {
+    fn rule_limits(
+        &mut self,
+        table: &RuleTable,
+        answer: &AnswerFormat,
+        cost: Cost,
+        limit_sets: &LimitSets,
+    ) -> RuleLimits {
         let source = self.source.clone();
         match &*table.limits {
             Limits::Own(list) => {
@@ -153,19 +160,19 @@ impl Compiler<'_> {
                 }
                 self.check_spacing(table, &limits);
                 self.check_cost(table, cost, &limits, None);
-                RuleLimits::Own(limits.iter().map(|limit| telling.policy(limit, None, None)).collect())
+                RuleLimits::Own(limits.iter().map(|limit| answer.policy(limit, None, None)).collect())
             }
             Limits::Plan => {
                 if table.store.is_some() {
                     let finding =
-                        Finding::new(Code::ShieldNotByAddress, "a shield has limits of its own, not a plan's");
+                        Finding::new(Code::ShieldNotByAddress, "a shield needs its own limits, not those of plans");
                     self.note(finding.at(table.limits.span()));
                 }
                 self.check_plans(table, limit_sets);
                 let mut by_limit_set: Vec<Box<[Arc<Policy>]>> = Vec::new();
                 for limit_set in limit_sets.iter() {
                     self.check_cost(table, cost, limit_set.limits, Some(limit_set.plan));
-                    let policy = |limit| telling.policy(limit, Some(limit_set.plan), limit_set.upgrade_url);
+                    let policy = |limit| answer.policy(limit, Some(limit_set.plan), limit_set.upgrade_url);
                     by_limit_set.push(limit_set.limits.iter().map(policy).collect());
                 }
                 RuleLimits::Plan(by_limit_set.into())
@@ -186,8 +193,8 @@ impl Compiler<'_> {
         if table.store.is_some()
             && let Some(limit) = limits.iter().find(is_spaced)
         {
-            let message = "a shield never holds a request, so a leaky bucket would space nothing";
-            let help = "use `token-bucket` for bursts, or leave out `store = \"memory\"`";
+            let message = "a shield never delays a request, so a leaky bucket has no effect";
+            let help = "use `token-bucket` for bursts, or omit `store = \"memory\"`";
             self.note(Finding::new(Code::ShieldNotSpaced, message).help(help).at(limit.span));
         }
     }
@@ -202,9 +209,9 @@ impl Compiler<'_> {
     }
 }
 
-impl Telling {
+impl AnswerFormat {
     fn policy(&self, limit: &NamedLimit, plan: Option<&str>, upgrade_url: Option<&str>) -> Arc<Policy> {
-        // A name that is refused is already noted; its rule is never used.
+        // An invalid name was noted as an error, so this policy is never used.
         let policy = Policy::new(&limit.name, limit.limit).unwrap_or_else(|_| Policy::of(limit.limit));
         let policy = policy.with_styles(self.styles).with_format(self.format.clone());
         let policy = match plan {

@@ -1,4 +1,4 @@
-//! What is set up once: the store, and how it is asked.
+//! Compiles the settings of the store.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,51 +24,53 @@ const MEMORY: &str = "memory";
 const PREFIX_BYTES_MAX: usize = 64;
 const HASH_NAME_BYTES_MAX: usize = 512;
 
-/// What is set up once and outlives a reload: the store, and how it is asked.
+/// The settings of the store. They are used once, at the start; a reload does not change them.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Settings {
-    /// Where counters live, if anybody said: `memory` or a URL. Its password makes it a secret.
+    /// The store: `memory` or a URL, which may contain a password. `None` if none is configured, which means memory.
     pub store: Option<Secret>,
-    /// What every key in the store begins with.
+    /// The prefix of every key in the store.
     pub prefix: String,
-    /// How many nodes share the quotas while the store is away.
+    /// The number of instances that share the quotas while the store is unavailable. `None` means 1.
     pub instances: Option<u32>,
-    /// No decision waits longer for the store.
+    /// The deadline for a decision of the store.
     pub deadline: Duration,
-    /// What happens when the store does not answer, unless a rule says otherwise.
+    /// The failure policy of rules without their own.
     pub on_failure: OnFailure,
-    /// The Redis hash that holds plans.
+    /// The Redis hash with the plans of callers.
     pub plan_hash: Option<String>,
 }
 
 impl Settings {
-    /// Whether counters live in a store that nodes share.
+    /// Returns whether the store is shared, that is, not memory.
     pub fn is_shared(&self) -> bool {
         self.store.as_ref().is_some_and(|store| store.reveal() != MEMORY)
     }
 
-    /// A limiter as these settings want it, ready to be built: on their store, or in memory if they name none. Who decides by
-    /// rules wants [`Loaded::engine`](crate::config::Loaded::engine), which also asks for plans where the settings say.
+    /// Returns a builder for a limiter with these settings, on their store, or in memory without one.
+    ///
+    /// To decide by rules, use [`Loaded::engine`](crate::config::Loaded::engine), which also looks up plans.
     ///
     /// # Errors
-    /// When the URL names no store, with what would be accepted; or for a shared store outside a tokio runtime.
+    /// If the URL of the store is invalid, or the store is shared and there is no tokio runtime.
     #[cfg(feature = "redis")]
     pub fn limiter(&self) -> Result<LimiterBuilder, StoreUrlError> {
         Ok(self.limiter_on(self.redis()?).0)
     }
 
-    /// The shared store that these settings name, if they name one.
+    /// Opens the shared store, or returns `None` if the store is memory.
     ///
     /// # Errors
-    /// As [`Settings::limiter`].
+    /// If the URL of the store is invalid, or there is no tokio runtime.
     #[cfg(feature = "redis")]
     pub fn redis(&self) -> Result<Option<RedisStore>, StoreUrlError> {
         let Some(url) = self.store.as_ref().filter(|_| self.is_shared()) else { return Ok(None) };
         Ok(Some(RedisStore::builder(url.reveal()).prefix(self.prefix.clone()).bans(true).build()?))
     }
 
-    /// A limiter on this store, or in memory without one; and who is asked for plans that the rules do not know.
+    /// Returns a builder for a limiter on this store, or in memory without one; and the lookups of plans that the rules do not
+    /// assign.
     #[cfg(feature = "redis")]
     pub fn limiter_on(&self, store: Option<RedisStore>) -> (LimiterBuilder, Vec<Arc<dyn PlanLookup>>) {
         let builder = Limiter::builder()
@@ -86,13 +88,13 @@ impl Settings {
     }
 }
 
-/// Whether there is a store by this name. What is wrong is told without the password.
+/// Checks the URL of a store. The error does not contain the password.
 #[cfg(feature = "redis")]
 fn check_url(url: &str) -> Result<(), String> {
     if url == MEMORY { Ok(()) } else { RedisStore::check_url(url).map_err(|error| error.to_string()) }
 }
 
-/// The same, by a program that has no Redis: of a URL it knows how it begins.
+/// Checks the URL of a store in a program without Redis, which knows only the schemes.
 #[cfg(not(feature = "redis"))]
 fn check_url(url: &str) -> Result<(), String> {
     let is_url = |scheme: &str| url.strip_prefix(scheme).is_some_and(|rest| !rest.is_empty());
@@ -101,6 +103,7 @@ fn check_url(url: &str) -> Result<(), String> {
 }
 
 impl Compiler<'_> {
+    /// Compiles the settings.
     pub(super) fn settings(&mut self, config: &Config) -> Settings {
         let store = match (self.loader.given_store(), &config.store) {
             (Some(given), _) => Some(given.clone()),
@@ -124,7 +127,7 @@ impl Compiler<'_> {
 
     fn check_store(&mut self, store: &Spanned<StoreUrl>) {
         let Err(problem) = check_url(store.0.reveal()) else { return };
-        let finding = Finding::new(Code::InvalidStore, problem).help("or `memory`, for counters in this process alone");
+        let finding = Finding::new(Code::InvalidStore, problem).help("or `memory`, for counters in this process only");
         self.note(finding.at(store.span()));
     }
 
@@ -147,8 +150,8 @@ impl Compiler<'_> {
 
     fn instances(&mut self, instances: &Spanned<u32>) -> Option<u32> {
         if **instances == 0 {
-            let finding = Finding::new(Code::InvalidValue, "there is at least one instance: this one");
-            self.note(finding.help("say how many nodes share the quotas").at(instances.span()));
+            let finding = Finding::new(Code::InvalidValue, "there is at least one instance");
+            self.note(finding.help("give the number of instances that share the quotas").at(instances.span()));
         }
         Some(**instances)
     }
@@ -158,9 +161,9 @@ impl Compiler<'_> {
         self.time_in(text, &source)
     }
 
-    /// A time, in the units of a limit's window.
+    /// Parses a time, in the units of a limit's window.
     pub(super) fn time_in(&mut self, text: &Spanned<String>, source: &Arc<Source>) -> Option<Duration> {
-        // The grammar of a window is the grammar of a time; a limit is how one is read.
+        // A time has the grammar of a window, and the parser of limits has the only parser of windows.
         let has_digit = text.starts_with(|first: char| first.is_ascii_digit()) && !text.contains(char::is_whitespace);
         let limit: Option<Limit> = has_digit.then(|| format!("1/{}", **text).parse().ok()).flatten();
         if limit.is_none() {
@@ -171,7 +174,7 @@ impl Compiler<'_> {
         limit.map(|limit| limit.window())
     }
 
-    /// The header styles of the file, or of a rule.
+    /// Compiles the header styles of the file or of a rule.
     pub(super) fn styles(&mut self, styles: Option<&Spanned<Vec<Style>>>) -> Option<Styles> {
         let list = styles?;
         self.accept(Styles::new(list.iter().copied()), Code::ConflictingHeaders, list.span())

@@ -1,4 +1,4 @@
-//! How users' tokens are verified, in a program that can.
+//! Compiles the verification of users' tokens.
 
 use super::Compiler;
 #[cfg(feature = "jwt")]
@@ -15,14 +15,15 @@ use crate::identity::Identifier;
 use crate::identity::TokenVerifier;
 
 impl Compiler<'_> {
-    /// Without the means, a table that asks for it is an error: its users would all be strangers.
+    /// Notes an error: without the feature `jwt` no user would be identified.
     #[cfg(not(feature = "jwt"))]
     pub(super) fn with_tokens(&mut self, identifier: Identifier, jwt: &Spanned<Jwt>) -> Identifier {
-        let finding = Finding::new(Code::InvalidJwt, "this program verifies no tokens");
+        let finding = Finding::new(Code::InvalidJwt, "this program is built without JWT");
         self.note(finding.help("build it with the feature `jwt`").at(jwt.span()));
         identifier
     }
 
+    /// Adds the verification of tokens to an identifier.
     #[cfg(feature = "jwt")]
     pub(super) fn with_tokens(&mut self, identifier: Identifier, jwt: &Spanned<Jwt>) -> Identifier {
         match self.verifier(jwt) {
@@ -34,7 +35,7 @@ impl Compiler<'_> {
     #[cfg(feature = "jwt")]
     fn verifier(&mut self, jwt: &Spanned<Jwt>) -> Option<TokenVerifier> {
         let ways = Ways { text: &jwt.key, variable: &jwt.key_env, file: &jwt.key_file };
-        let (key, span) = self.secret("a key for JWT", ["key", "key_env", "key_file"], ways, jwt.span())??;
+        let (key, span) = self.secret("a key for JWT", ["key", "key_env", "key_file"], ways, jwt.span())?;
         let verifier = match jwt.algorithm {
             JwtAlgorithm::Hs256 => TokenVerifier::hs256(key.reveal().as_bytes()),
             JwtAlgorithm::Rs256 => TokenVerifier::rs256(key.reveal().as_bytes()),

@@ -1,13 +1,20 @@
-//! Whether any request meets more limits than can be decided together.
+//! Finds requests that match rules with more limits than can be decided together.
 //!
-//! Enforced rules are decided together, shields together before them, and each shadow rule alone. Which rules a
-//! request can meet at once is asked of the matcher, with one example for each rule and one for what each two rules
-//! share: `/{x}/b` and `/a/{y}` both match `/a/b`, which is nobody's own example. From there every further rule that shares
-//! something with what is left is taken along, those with the most limits first: `/a/{x}/{y}`, `/{x}/b/{y}` and `/{x}/{y}/c`
-//! meet only all at once. To try all sets of rules would take a time that doubles with each rule; what this misses is refused at
-//! run time, request by request.
+//! Enforced rules are decided together, shields together before them, and each shadow rule by itself. Modes are those of the
+//! file: `shadow = true` is temporary, and the file must be usable without it.
 //!
-//! Modes count as they are written: `shadow = true` is there to be taken away again, and the file must be usable then.
+//! **Guarantees.** Every finding is true: it is a request that the matcher itself matches with all these rules. If all
+//! limits together are few enough, no request can exceed the number. Otherwise the search may miss a combination; a request
+//! that matches it is refused at run time.
+//!
+//! **Search.** The matcher is given an example request for each rule. This finds rules within each other, such as `/api/*` and
+//! `/api/users`. Patterns that cross, such as `/{x}/b` and `/a/{y}`, have a request in common (`/a/b`) that is the example of
+//! neither, so each pair of rules gives an example too. `/a/{x}/{y}`, `/{x}/b/{y}` and `/{x}/{y}/c` meet only in `/a/b/c`, so each
+//! pair is extended by every further rule that is compatible, those with the most limits first.
+//!
+//! **Why not a bound.** The number of limits of all rules rejects any file with 33 rules for 33 paths. The number of limits of
+//! all rules that are pairwise compatible with a rule rejects 33 rules by path beside 33 rules by host, of which a request
+//! matches one each. Trying all sets of rules takes exponential time.
 
 use std::cmp::Reverse;
 
@@ -20,17 +27,18 @@ use crate::config::types::Config;
 use crate::rules::matcher::Conditions;
 use crate::rules::{CompiledRule, Mode, RuleLimits, SetParts};
 
-/// How many pairs are tried, those with the most limits first: all pairs of about 200 patterns, in tens of milliseconds.
+/// The maximum number of pairs, those with the most limits first: all pairs of 200 patterns take tens of milliseconds.
 const PAIRS_MAX: usize = 20_000;
-/// How often a further rule is tried beside a pair, over all pairs. As long again.
+/// The maximum number of attempts to extend a pair, over all pairs. They take as long again.
 const GROWTH_STEPS_MAX: usize = 200_000;
 
-/// Rules, by their places, with the number of limits that a request that meets them must pass.
+/// Rules, by index, and the number of limits of a request that matches all of them.
 struct TooMany {
     rules: Vec<usize>,
     count: usize,
 }
 
+/// Notes the first combination of rules with too many limits.
 pub(super) fn too_many_limits(config: &Config, parts: &SetParts, traits: &Traits, note: &mut Note<'_>) {
     let group = |is_in: &dyn Fn(&CompiledRule, Mode) -> bool| {
         let written = parts.rules.iter().zip(&config.rules);
@@ -49,11 +57,11 @@ pub(super) fn too_many_limits(config: &Config, parts: &SetParts, traits: &Traits
         [] => return,
     };
     let message = format!("{count} {what} apply to a request that {matches}");
-    let help = format!("{DEMANDS_MAX} limits can be decided together; match fewer rules at once");
+    let help = format!("at most {DEMANDS_MAX} limits can be decided together; let fewer rules match the same request");
     note(Code::TooManyLimits, config.rules[rules[0]].name.span(), message, &help);
 }
 
-/// The most limits that a rule holds anybody to.
+/// Returns the number of limits of a rule, for the plan with the most.
 fn limits_of(rule: &CompiledRule) -> usize {
     match &rule.limits {
         RuleLimits::Own(own) => own.len(),
@@ -61,16 +69,16 @@ fn limits_of(rule: &CompiledRule) -> usize {
     }
 }
 
-/// Rules that are decided in the same way.
+/// Rules that are decided together.
 struct Group<'p> {
     parts: &'p SetParts,
     traits: &'p Traits,
-    /// Whether each rule is one of them.
+    /// Whether each rule belongs to the group.
     members: Vec<bool>,
 }
 
 impl Group<'_> {
-    /// The limits of a rule, by its place; none if it is no member.
+    /// Returns the number of limits of a rule, by index; 0 if it does not belong to the group.
     fn limits(&self, place: usize) -> usize {
         if self.members[place] { limits_of(&self.parts.rules[place]) } else { 0 }
     }
@@ -79,13 +87,13 @@ impl Group<'_> {
         (0..self.members.len()).filter(|place| self.limits(*place) > 0)
     }
 
-    /// The first rule that has too many limits by itself.
+    /// Returns the first rule that has too many limits by itself.
     fn first_too_large(&self) -> Option<TooMany> {
         let place = self.places().find(|place| self.limits(*place) > DEMANDS_MAX)?;
         Some(TooMany { rules: vec![place], count: self.limits(place) })
     }
 
-    /// The first rules whose requests meet too many limits of the group.
+    /// Returns the first rules that a request matches together and that have too many limits.
     fn first_too_many(&self) -> Option<TooMany> {
         if self.places().map(|place| self.limits(place)).sum::<usize>() <= DEMANDS_MAX {
             return None;
@@ -106,14 +114,14 @@ impl Group<'_> {
         })
     }
 
-    /// These rules, if a request that meets these conditions meets too many limits.
+    /// Returns these rules if an example request for these conditions matches rules with too many limits.
     fn too_many(&self, rules: &[usize], conditions: &Conditions) -> Option<TooMany> {
         let met = self.parts.matcher.find_like(conditions);
         let count: usize = met.into_iter().map(|place| self.limits(place as usize)).sum();
         (count > DEMANDS_MAX && !self.is_exempt(conditions)).then(|| TooMany { rules: rules.to_vec(), count })
     }
 
-    /// The same with every further rule that shares something with the conditions, until they are too many.
+    /// Adds further rules that are compatible with the conditions, until they have too many limits.
     fn grown(
         &self,
         mut rules: Vec<usize>,

@@ -1,4 +1,4 @@
-//! The example with everything in it, and the schema.
+//! The example of the documentation, and the JSON schema.
 
 use crate::config::{Config, Finding, Format, Loader, Severity};
 
@@ -11,16 +11,16 @@ fn loader() -> Loader {
 }
 
 #[test]
-fn the_example_can_be_used_as_it_stands() {
+fn the_example_can_be_used() {
     let loaded =
         loader().load_text("configuration.toml", EXAMPLE, Format::Toml).unwrap_or_else(|report| panic!("{report:?}"));
     let odd: Vec<&Finding> = loaded.findings.iter().filter(|finding| finding.severity() > Severity::Advice).collect();
     assert!(odd.is_empty(), "{odd:?}");
 }
 
-/// Every field that the schema knows stands in the example, so that the example cannot fall behind.
+/// Every field of the schema is in the example.
 #[test]
-fn the_example_has_every_field_there_is() {
+fn the_example_has_every_field() {
     let schema = serde_json::to_value(Config::schema()).unwrap();
     let mut fields = Vec::new();
     collect_fields(&schema, &mut fields);
@@ -33,7 +33,7 @@ fn the_example_has_every_field_there_is() {
                 || line.starts_with(&format!("[[{field}"))
                 || line.contains(&format!("{field} = "))
         });
-        assert!(is_there, "`{field}` does not stand in docs/configuration.toml");
+        assert!(is_there, "`{field}` is not in docs/configuration.toml");
     }
 }
 
@@ -49,7 +49,7 @@ fn collect_fields(schema: &serde_json::Value, fields: &mut Vec<String>) {
 }
 
 #[test]
-fn the_schema_refuses_what_the_reader_refuses() {
+fn the_schema_refuses_unknown_fields() {
     let schema = serde_json::to_value(Config::schema()).unwrap();
     assert_eq!(schema["additionalProperties"], false);
     assert_eq!(schema["title"], "Tollgate configuration");

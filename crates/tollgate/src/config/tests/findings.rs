@@ -1,9 +1,9 @@
-//! Every finding: documented, found where it is, and not found where it is not.
+//! Every finding is documented, found where it applies, and not found where it does not.
 
 use super::{codes, findings, load, underlined};
 use crate::config::{Code, Severity};
 
-/// The sections of the documentation: code, severity, and a file; or a file in force and the one that it is reloaded from.
+/// Returns the sections of the documentation: code, severity, and a file; or an active file and the one of a reload.
 fn documented() -> Vec<(String, String, Vec<String>)> {
     let text = include_str!("../../../../../docs/findings.md");
     let mut sections = Vec::new();
@@ -14,8 +14,8 @@ fn documented() -> Vec<(String, String, Vec<String>)> {
             body.split("```toml\n").skip(1).map(|rest| rest.split("```").next().unwrap().to_owned()).collect();
         assert!(matches!(examples.len(), 1 | 2), "{code} has an example, or a file in force and its reload");
         let mut examples = examples;
-        if code == Code::LineEndGone.name() {
-            // In a document a block always ends with one.
+        if code == Code::LineEndGone.as_str() {
+            // A block in a document always ends with a newline.
             examples[1].pop();
         }
         sections.push((code.to_owned(), severity.to_owned(), examples));
@@ -26,14 +26,14 @@ fn documented() -> Vec<(String, String, Vec<String>)> {
 #[test]
 fn every_code_is_documented_once_and_no_other() {
     let mut documented: Vec<String> = documented().into_iter().map(|(code, ..)| code).collect();
-    let mut known: Vec<&str> = Code::ALL.iter().map(|code| code.name()).collect();
+    let mut known: Vec<&str> = Code::ALL.iter().map(|code| code.as_str()).collect();
     documented.sort();
     known.sort();
     assert_eq!(documented, known);
 }
 
 #[test]
-fn every_documented_example_leads_to_its_finding_and_to_no_other_error() {
+fn every_documented_example_has_its_finding_and_no_other_error() {
     for (name, severity, examples) in documented() {
         let outcome = match &examples[..] {
             [example] => load(example),
@@ -42,11 +42,11 @@ fn every_documented_example_leads_to_its_finding_and_to_no_other_error() {
         };
         let is_err = outcome.is_err();
         let found = outcome.map_or_else(|report| report.findings().to_vec(), |loaded| loaded.findings);
-        let finding = found.iter().find(|finding| finding.code().name() == name);
+        let finding = found.iter().find(|finding| finding.code().as_str() == name);
         let finding = finding.unwrap_or_else(|| panic!("{name} is not found in {found:?}"));
         assert_eq!(format!("{:?}", finding.severity()).to_lowercase(), severity, "{name}");
         let is_noise = |code: Code| code == Code::NoRules || (examples.len() == 2 && code == Code::Removed);
-        let is_stray = |code: Code| code.name() != name && !is_noise(code);
+        let is_stray = |code: Code| code.as_str() != name && !is_noise(code);
         let is_stray = |code: Code| is_stray(code) && (code.severity() == Severity::Error || severity != "error");
         assert!(!found.iter().any(|finding| is_stray(finding.code())), "{name}: {found:?}");
         assert_eq!(is_err, severity == "error", "{name}");
@@ -145,13 +145,13 @@ fn a_finding_underlines_exactly_what_it_is_about() {
     ] {
         let found = findings(text);
         let finding = found.iter().find(|finding| finding.code() == code);
-        let finding = finding.unwrap_or_else(|| panic!("{}: {found:?} in {text}", code.name()));
+        let finding = finding.unwrap_or_else(|| panic!("{}: {found:?} in {text}", code.as_str()));
         assert_eq!(underlined(text, finding), expected, "{finding:?} in {text}");
     }
 }
 
 #[test]
-fn what_is_meant_is_not_found() {
+fn a_sensible_configuration_has_no_findings() {
     let quiet = [
         // A trial beside the rule in force.
         "[[rules]]\nname = 'a'\nlimits = ['1/s']\n[[rules]]\nname = 'b'\nmode = 'shadow'\nlimits = ['2/s']",
@@ -193,14 +193,14 @@ fn what_is_meant_is_not_found() {
     }
 }
 
-/// A rule of so many limits.
+/// Returns a rule with this many limits.
 fn rule_of(name: &str, count: usize, more: &str) -> String {
     let limits: Vec<String> = (1..=count).map(|number| format!("'{number}/{number}s token-bucket'")).collect();
     format!("[[rules]]\nname = '{name}'\n{more}\nlimits = [{}]\n", limits.join(", "))
 }
 
 #[test]
-fn limits_that_meet_only_where_two_rules_do_are_counted_together() {
+fn limits_of_two_rules_that_match_a_common_request_are_added() {
     let pair = |one: &str, other: &str| rule_of("a", 17, one) + &rule_of("b", 16, other);
     for (one, other) in [
         ("match.path = '/{x}/b'", "match.path = '/a/{y}'"),
@@ -234,7 +234,7 @@ fn limits_that_meet_only_where_two_rules_do_are_counted_together() {
 }
 
 #[test]
-fn limits_that_meet_only_where_many_rules_do_are_counted_together() {
+fn limits_of_many_rules_that_match_a_common_request_are_added() {
     let file = |matches: &[&str], count: usize| -> String {
         matches.iter().enumerate().map(|(at, matches)| rule_of(&format!("r{at}"), count, matches)).collect()
     };
@@ -275,7 +275,7 @@ fn limits_that_meet_only_where_many_rules_do_are_counted_together() {
 }
 
 #[test]
-fn what_meets_everything_is_checked_in_bounded_work() {
+fn a_rule_that_overlaps_with_all_others_is_checked_in_bounded_work() {
     // Each meets the first, and no two of them each other.
     let rules: String = (0..400)
         .map(|number| rule_of(&format!("r{number}"), 1, &format!("match.headers = {{ a = '{number}' }}")))
@@ -285,14 +285,14 @@ fn what_meets_everything_is_checked_in_bounded_work() {
 }
 
 #[test]
-fn shadow_mode_is_not_said_to_lift_bans() {
+fn advice_about_shadow_mode_says_that_bans_hold() {
     let found = findings("shadow = true\n[[rules]]\nname = 'a'\nlimits = ['1/s']");
     assert_eq!(found[0].code(), Code::ShadowOn);
     assert!(found[0].message().contains("bans still hold"), "{:?}", found[0]);
 }
 
 #[test]
-fn a_plan_that_only_code_gives_may_be_left_as_it_is() {
+fn a_plan_without_assignment_is_a_warning_that_mentions_lookups() {
     let text = "[plans]\ndefault.limits = '1/s'\nanonymous.limits = '1/s'\noffice.limits = '9/s'\n\
                 [[rules]]\nname = 'a'\nlimits = 'plan'";
     let found = findings(text);
@@ -302,14 +302,14 @@ fn a_plan_that_only_code_gives_may_be_left_as_it_is() {
 }
 
 #[test]
-fn a_thousand_rules_are_checked_for_what_they_share_in_bounded_work() {
+fn overlaps_of_a_thousand_rules_are_checked_in_bounded_work() {
     let rules: String =
         (0..1_000).map(|number| rule_of(&format!("r{number}"), 1, &format!("match.path = '/{number}/*'"))).collect();
     assert!(!codes(&rules).contains(&Code::TooManyLimits));
 }
 
 #[test]
-fn a_key_is_what_a_request_can_show() {
+fn a_key_that_no_request_can_carry_is_an_error() {
     let is_refused = |key: &str| codes(&format!("[[keys]]\nkey = {key:?}")).contains(&Code::InvalidKey);
     for key in ["k", "two words", &"k".repeat(1024), "~!$"] {
         assert!(!is_refused(key), "{key}");
@@ -320,16 +320,16 @@ fn a_key_is_what_a_request_can_show() {
 }
 
 #[test]
-fn all_errors_are_told_at_once_in_the_order_of_the_file() {
+fn all_errors_are_reported_in_the_order_of_the_file() {
     let text = "deadline = 'soon'\n[[rules]]\nname = 'a b'\nmatch.path = 'x'\nlimits = ['0/s', '1/x']\n[[bans]]\nby = 'ip'\nvalue = 'y'";
     use Code::{InvalidLimit, InvalidName, InvalidNetwork, InvalidPath, InvalidTime};
     assert_eq!(codes(text), [InvalidTime, InvalidName, InvalidPath, InvalidLimit, InvalidLimit, InvalidNetwork]);
 }
 
-/// What cannot be opened at the start must not pass for usable before it.
+/// A store that cannot be opened at the start is an error of the configuration.
 #[test]
 #[cfg(feature = "redis")]
-fn a_store_that_no_program_could_open_is_an_error_and_its_password_is_not_told() {
+fn an_invalid_store_is_an_error_and_its_password_is_not_shown() {
     for url in [
         "mysql://planted@h",
         "redis+cluster://:planted@h",
@@ -354,7 +354,7 @@ fn a_store_that_no_program_could_open_is_an_error_and_its_password_is_not_told()
 }
 
 #[test]
-fn a_number_of_instances_from_outside_counts_instead_of_the_one_in_the_file() {
+fn instances_of_the_loader_override_the_file() {
     let load = |text: &str| {
         let text = format!("{text}\n[[rules]]\nname = 'a'\nlimits = ['1/s']");
         let loaded = super::loader().instances(3).load_text("t", &text, crate::config::Format::Toml).unwrap();
@@ -366,7 +366,7 @@ fn a_number_of_instances_from_outside_counts_instead_of_the_one_in_the_file() {
 }
 
 #[test]
-fn a_store_from_outside_counts_instead_of_the_one_in_the_file() {
+fn the_store_of_the_loader_overrides_the_file() {
     let text = "[[rules]]\nname = 'a'\nlimits = ['1/s']";
     let loaded = super::loader().store("redis://:pw@h").load_text("t", text, crate::config::Format::Toml).unwrap();
     assert_eq!(loaded.findings[0].code(), Code::InstancesUnset);

@@ -21,13 +21,13 @@ fn errors(running: &str, text: &str) -> Vec<Code> {
         .collect()
 }
 
-/// The removed parts, as `kind name`.
+/// Returns the removed parts, as `kind name`.
 fn removed(loaded: &Loaded) -> Vec<String> {
-    loaded.changes.removed.iter().map(|part| format!("{} {}", part.kind.name(), part.name)).collect()
+    loaded.changes.removed.iter().map(|part| format!("{} {}", part.kind.as_str(), part.name)).collect()
 }
 
 #[test]
-fn a_reload_without_rules_fails_unless_it_says_so() {
+fn a_reload_without_rules_fails_unless_the_file_has_an_empty_list() {
     for text in ["store = 'memory'\n", "[plans.default]\nlimits = ['1/s']\n"] {
         assert!(errors(RULE, text).contains(&Code::RulesGone), "{text}");
     }
@@ -44,7 +44,7 @@ fn a_reload_without_rules_fails_unless_it_says_so() {
 }
 
 #[test]
-fn a_reload_without_keys_fails_unless_it_says_so() {
+fn a_reload_without_keys_fails_unless_the_file_has_an_empty_list() {
     let running = format!("[[keys]]\nkey = 'planted'\nname = 'acme'\n{RULE}");
     assert_eq!(errors(&running, RULE), [Code::KeysGone]);
     assert_eq!(removed(&reload(&running, &format!("keys = []\n{RULE}")).unwrap()), ["key acme"]);
@@ -62,7 +62,7 @@ fn an_expectation_stays_until_a_restart() {
 }
 
 #[test]
-fn with_an_expectation_the_beginning_of_the_file_in_force_is_refused() {
+fn with_an_expectation_the_beginning_of_the_active_file_is_refused() {
     let running = format!("expect.rules = 1\n{RULE}cost = 10\n# the end\n");
     let cut = running.strip_suffix("cost = 10\n# the end\n").unwrap();
     assert_eq!(errors(&running, cut), [Code::FileCutOff]);
@@ -200,7 +200,7 @@ fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// The configurations that people copy: the reference, the examples and the guide.
+/// Returns the configurations of the reference, the examples and the guide.
 fn real_configurations() -> Vec<(String, Format)> {
     let read = |name: &str| std::fs::read_to_string(repository().join(name)).unwrap();
     let mut texts = vec![
@@ -228,8 +228,7 @@ fn real_loader() -> Loader {
     Loader::new().environment(|_| Some("0123456789abcdef".repeat(2))).directory(repository().join("examples/plans"))
 }
 
-/// A reload from every beginning of the text. Calls `accepted` with each that would be used although it does not say the same as
-/// the whole.
+/// Reloads from every beginning of a text. Calls `accepted` with each that is accepted and differs from the whole text.
 fn cut_everywhere(running: &str, whole: &str, format: Format, mut accepted: impl FnMut(&str, Loaded)) {
     let load = |text: &str| real_loader().load_text("cut", text, format);
     let whole_loaded = load(whole).unwrap_or_else(|report| panic!("{report:?}\n{whole}"));
@@ -255,7 +254,7 @@ fn no_beginning_of_a_real_configuration_is_used_silently() {
     }
 }
 
-/// The text with `expect` as its first and as its last words.
+/// Returns the text with `expect` at its beginning, and with `expect` at its end.
 fn with_expectations(text: &str, format: Format) -> [String; 2] {
     let loaded = real_loader().load_text("whole", text, format).unwrap();
     let (rules, keys) = (loaded.config.rules.len(), loaded.config.keys.len() + loaded.keys_file.keys.len());
@@ -281,7 +280,7 @@ fn with_an_expectation_no_beginning_of_a_real_configuration_is_used() {
     }
 }
 
-/// A new version that arrives cut off, with an older one in force.
+/// A new version that is truncated, with an older one active.
 #[test]
 fn with_an_expectation_no_beginning_of_a_new_version_is_used() {
     for (text, format) in real_configurations() {
@@ -324,7 +323,7 @@ fn no_beginning_of_a_keys_file_is_used_silently_and_with_an_expectation_none_is(
 }
 
 #[test]
-fn half_a_secret_is_refused_and_another_one_is_not() {
+fn a_truncated_secret_is_refused_and_another_one_is_not() {
     let dir = tempfile::tempdir().unwrap();
     let [file, salt] = ["tollgate.toml", "salt"].map(|name| dir.path().join(name));
     let secret = "planted-planted-planted-planted-planted";
@@ -348,7 +347,7 @@ fn a_pipe_or_a_device_is_read_up_to_a_limit_and_never_again() {
     let said = crate::config::file::read(&file, 1_000).unwrap_err().to_string();
     assert_eq!(said, "it has more than 1000 bytes");
     let report = Loader::new().reload(&file, &load(RULE).unwrap()).unwrap_err();
-    assert!(report.to_string().contains("no regular file"), "{report}");
+    assert!(report.to_string().contains("not a regular file"), "{report}");
     std::fs::remove_file(&file).unwrap();
     std::fs::write(&file, RULE).unwrap();
     assert_eq!(crate::config::file::read(&file, RULE.len() as u64).unwrap().0, RULE.as_bytes());

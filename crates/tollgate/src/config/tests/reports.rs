@@ -1,4 +1,4 @@
-//! Reports as people see them, and what they must not show.
+//! Reports as they are printed, and that they show no secret.
 
 use miette::{Diagnostic, GraphicalReportHandler, GraphicalTheme, NarratableReportHandler};
 
@@ -34,7 +34,7 @@ fn a_misspelt_field_is_underlined_with_the_nearest_spelling() {
 }
 
 #[test]
-fn a_quota_of_nothing_is_underlined_within_its_text() {
+fn a_quota_of_zero_is_underlined_within_its_limit() {
     let report = load_yaml("rules:\n  - name: shorten\n    limits: [100/day, 0/min]\n").unwrap_err();
     assert_eq!(
         drawn(&report.findings()[0]),
@@ -53,20 +53,20 @@ fn a_quota_of_nothing_is_underlined_within_its_text() {
 }
 
 #[test]
-fn a_warning_is_drawn_as_one() {
+fn a_warning_is_printed_as_a_warning() {
     let loaded = load("trusted_proxies = [\"0.0.0.0/0\"]\n[[rules]]\nname = \"all\"\nlimits = [\"10/min\"]\n").unwrap();
     assert_eq!(
         drawn(&loaded.findings[0]),
         r#"proxies-everybody
 
-  ⚠ everybody is trusted as a proxy, so every client can choose its own address
+  ⚠ every address is trusted as a proxy, so every client can choose its own address
    ╭─[tollgate.toml:1:20]
  1 │ trusted_proxies = ["0.0.0.0/0"]
    ·                    ─────┬─────
    ·                         ╰── here
  2 │ [[rules]]
    ╰────
-  help: name the networks in which your own proxies are"#
+  help: list only the networks of your own proxies"#
     );
 }
 
@@ -106,20 +106,20 @@ fn no_report_shows_a_secret() {
         secrets.replace("key = 'planted'", "key = ['planted']"),
         secrets.replace("secret = 'planted-planted'", "secrte = 'planted-planted'"),
         secrets.replace("key = 'planted'", "key = 777000777"),
-        // What a password may hold, where a text would end.
+        // Passwords with characters that end a string elsewhere.
         "store = \"redis://:it's-planted@db/0\"\ninstances = 0\n".to_owned(),
         "store = \"redis://:as planted@db/0\"\ninstances = 0\n".to_owned(),
         "# store = \"redis://:it's-planted@db/0\"\ninstances = 0\n".to_owned(),
         "store = \"redis://:it's-planted@db/0\"\ninstances = \n".to_owned(),
         "store = \"redis://:planted\\u0040db/0\"\ninstances = 0\n".to_owned(),
-        // Stores that are no URL.
+        // Stores that are not URLs.
         "store = 'app:planted@db:6379'\n".to_owned(),
         "store = 'redis:/:planted@db'\n".to_owned(),
         "stoer = 'app:planted@db:6379'\n".to_owned(),
         "store = 'app:planted@db:6379'\ninstances = \n".to_owned(),
         "store = 'app:planted@db:6379\n".to_owned(),
         "# store = 'app:planted@db:6379'\ninstances = 0\n".to_owned(),
-        // Keys and URLs where fields should be.
+        // Keys and URLs in place of fields.
         "'redis://:planted@db' = 1\n".to_owned(),
         "'redis://:planted@db' = \n".to_owned(),
         "[keys]\nplanted = { plan = 'pro' }\n".to_owned(),
@@ -129,7 +129,7 @@ fn no_report_shows_a_secret() {
         "[[keys]]\nplanted = 'pro'\n".to_owned(),
         "[keys]\nplanted = \n".to_owned(),
         "[keys.planted]\nplan = \n".to_owned(),
-        // A secret where the name of its variable should be.
+        // A secret in place of the name of its variable.
         "store = 'redis://h'\ninstances = 1\n[anonymize]\nsecret_env = 'planted!'\n".to_owned(),
         "store = 'redis://h'\ninstances = 1\n[anonymize]\nsecret_env = 'planted'\n".to_owned(),
         "[jwt]\nalgorithm = 'HS256'\nkey_env = 'planted'\n".to_owned(),
@@ -163,9 +163,8 @@ fn no_report_about_yaml_shows_a_secret() {
     }
 }
 
-/// What is no secret is needed to see what is wrong.
 #[test]
-fn a_report_shows_what_is_no_secret() {
+fn a_report_shows_values_that_are_not_secret() {
     for (text, shown) in [
         ("store = 'redis://u:pw@db.example/x'\ninstances = 1\n", "redis://****@db.example/x"),
         ("[anonymize]\nsecret_env = 'NO_SUCH'\n", "the environment variable `NO_SUCH` is not set"),
@@ -180,7 +179,7 @@ fn a_report_shows_what_is_no_secret() {
 }
 
 #[test]
-fn a_syntax_error_in_yaml_is_underlined_where_it_is() {
+fn a_syntax_error_in_yaml_has_its_line() {
     for (text, line) in
         [("rules:\n  - name: a\n   b: c\n", 3), ("é: [1\n", 1), ("a: 1\na: 2\n", 2), ("store: \"x\n", 1)]
     {

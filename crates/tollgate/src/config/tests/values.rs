@@ -1,4 +1,4 @@
-//! What is written becomes what runs.
+//! The values of a file in the compiled rules.
 
 use std::time::Duration;
 
@@ -30,7 +30,7 @@ fn an_empty_file_is_a_configuration_with_the_defaults() {
 }
 
 #[test]
-fn a_rule_says_everything_or_next_to_nothing() {
+fn fields_of_a_rule_are_read_and_have_defaults() {
     let rule = only_rule("[[rules]]\nname = 'a'\nlimits = ['10/min']");
     assert_eq!((rule.mode(), rule.charge(), rule.cost()), (Mode::Enforce, Charge::Always, Cost::ONE));
     assert_eq!((rule.on_failure(), rule.is_shield(), rule.is_by_plan()), (OnFailure::Local, false, false));
@@ -49,7 +49,7 @@ fn a_rule_says_everything_or_next_to_nothing() {
 }
 
 #[test]
-fn limits_are_named_after_their_windows_and_no_two_alike() {
+fn limits_are_named_after_their_windows_with_different_names() {
     let rule = only_rule(
         "[[rules]]\nname = 'a'\nlimits = ['9/min', '5/s', '90/h', '900/day', '3/10s', '2/500ms', '8/min token-bucket', \
          { limit = '7/min fixed-window' }, { name = 'per-minute-2', quota = 6, window = '1min', algorithm = 'sliding-counter' }]",
@@ -71,7 +71,7 @@ fn limits_are_named_after_their_windows_and_no_two_alike() {
 }
 
 #[test]
-fn a_table_says_the_same_as_a_text() {
+fn a_limit_may_be_a_table() {
     let rule = only_rule(
         "[[rules]]\nname = 'a'\nlimits = [{ quota = 100, window = '1min', algorithm = 'token-bucket', burst = 20 }, \
          { name = 'queue', quota = 10, window = '2s', algorithm = 'leaky-bucket', queue = 5, count_denied = true }]",
@@ -83,7 +83,7 @@ fn a_table_says_the_same_as_a_text() {
 }
 
 #[test]
-fn shadow_for_all_takes_the_veto_from_every_rule() {
+fn shadow_for_all_puts_every_enforced_rule_in_shadow_mode() {
     let text =
         "shadow = true\n[[rules]]\nname = 'a'\nlimits = ['1/s']\n[[rules]]\nname = 'b'\nmode = 'off'\nlimits = ['2/s']";
     let modes: Vec<Mode> = load(text).unwrap().rules.rules().iter().map(CompiledRule::mode).collect();
@@ -108,7 +108,7 @@ fn a_shield_counts_by_address_and_answers_in_text() {
 }
 
 #[test]
-fn charge_gives_back_by_outcome() {
+fn charge_refunds_by_outcome() {
     for (charge, after_success, after_failure) in
         [(Charge::Always, false, false), (Charge::OnFailure, true, false), (Charge::OnSuccess, false, true)]
     {
@@ -118,7 +118,7 @@ fn charge_gives_back_by_outcome() {
 }
 
 #[test]
-fn yaml_and_toml_say_the_same() {
+fn yaml_and_toml_are_equivalent() {
     let toml = r#"
         store = "memory"
         deadline = "50ms"
@@ -157,7 +157,7 @@ rules:
 }
 
 #[test]
-fn keys_and_secrets_may_stand_in_files_and_variables() {
+fn keys_and_secrets_are_read_from_files_and_variables() {
     let directory = tempfile::tempdir().unwrap();
     let write = |name: &str, text: &str| std::fs::write(directory.path().join(name), text).unwrap();
     write("keys.yaml", "keys:\n  - { key: k1, plan: default, name: acme }\n  - { sha256: 'c0ffee' }\n");
@@ -181,7 +181,7 @@ fn keys_and_secrets_may_stand_in_files_and_variables() {
 }
 
 #[test]
-fn a_reload_keeps_the_pseudonyms_of_a_process() {
+fn a_reload_keeps_the_pseudonyms() {
     let text = "anonymize = { rotate = 'never' }\n[[rules]]\nname = 'a'\nby = 'ip'\nlimits = ['1/s']";
     let subject = || {
         let loaded = load(text).unwrap();
@@ -195,7 +195,7 @@ fn a_reload_keeps_the_pseudonyms_of_a_process() {
 }
 
 #[test]
-fn what_a_header_must_equal_is_not_printed() {
+fn the_value_of_a_header_condition_is_not_printed() {
     let text = "[[rules]]\nname = 'a'\nmatch.headers = { x-internal = 'planted', x-other = true }\nlimits = ['1/s']";
     let loaded = load(text).unwrap();
     for printed in [format!("{loaded:?}"), format!("{:#?}", loaded.config), format!("{:?}", loaded.rules.rules())] {
