@@ -38,7 +38,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::Instant;
 
 use super::connection::{BODY_TIMEOUT, HEADER_BYTES_MAX, evicted, timed_out};
-use super::general::{AfterExchange, GENERAL_BYTES, RequestBody, ResponseBody, exchange};
+use super::general::{AfterExchange, GENERAL_BYTES, RequestBody, ResponseBody, exchange, slot_evicted};
 use super::{BODY_BYTES_MAX, HttpListener};
 use crate::budget::Reservation;
 use crate::listener::ConnectionContext;
@@ -138,7 +138,7 @@ where
                 match exchanging.await? {
                     AfterExchange::KeepAlive => {}
                     AfterExchange::Close => is_last = true,
-                    AfterExchange::ClientLeft => return Ok(None),
+                    AfterExchange::Abandoned => return Ok(None),
                 }
             }
             if is_last {
@@ -182,14 +182,6 @@ where
     S: AsyncRead + Unpin,
 {
     Ok(buffer.is_empty() && context.shutdown.is_draining() && !read_waiting(stream, buffer).await?)
-}
-
-/// Completes when the slot is evicted. Never completes without one.
-async fn slot_evicted(slot: Option<&Reservation>) {
-    match slot {
-        Some(slot) => slot.evicted().await,
-        None => std::future::pending().await,
-    }
 }
 
 /// A part of a request.

@@ -9,7 +9,8 @@
 //! request.
 //!
 //! Response bodies are streams. hyper writes to the connection directly, so a body is sent as it is produced, and a client
-//! that reads slowly slows down its producer.
+//! that reads slowly slows down its producer. A connection whose slot is needed by another can be evicted once its response has
+//! begun, so that long streams cannot use up the slots of the admin listener.
 
 use std::future::poll_fn;
 use std::io;
@@ -82,14 +83,14 @@ pub(super) enum AfterExchange {
     KeepAlive,
     /// The response was the last one.
     Close,
-    /// The client left before the response.
-    ClientLeft,
+    /// The client left before the response began, or the slot was evicted during the response.
+    Abandoned,
 }
 
 /// Answers one complete request on the connection. `closes` makes the response the last one.
 ///
-/// What the client sends meanwhile is appended to `buffer`. A client that ends the connection before the response begins
-/// has left, and the handler is dropped.
+/// What the client sends meanwhile is appended to `buffer`. If the client ends the connection before the response begins, the
+/// handler is dropped. If the slot is evicted after that, the rest of the response is.
 ///
 /// # Errors
 /// If the response cannot be written, or the client accepts none of it for as long as `idle`.
@@ -107,7 +108,6 @@ where
     H: Fn(Request<RequestBody>) -> F,
     F: Future<Output = Response<ResponseBody>>,
 {
-    let _protected = Protected::new(context.slot.as_ref());
     let state = Mutex::new(ExchangeState {
         request,
         stream: WriteTimeout::new(stream, idle),
@@ -122,6 +122,7 @@ where
         let (request, has_ended) = with_request_body(request);
         let (response, state) = (handler(request), &state);
         async move {
+            let _protected = Protected::new(context.slot.as_ref());
             let mut response = response.await;
             // The rest of an unread body would be taken for a request.
             let is_last = closes || !has_ended.load(Ordering::Relaxed);
@@ -135,12 +136,16 @@ where
     });
     let io = TokioIo::new(ExchangeIo(&state));
     let mut serving = pin!(builder(idle).serve_connection(io, service));
+    let mut evicted = pin!(slot_evicted(context.slot.as_ref()));
     let mut watches_client = true;
     let served = poll_fn(|cx| {
         if let Poll::Ready(served) = serving.as_mut().poll(cx) {
             return Poll::Ready(Some(served));
         }
         let state = &mut *state.lock();
+        if state.has_written && evicted.as_mut().poll(cx).is_ready() {
+            return Poll::Ready(None);
+        }
         if watches_client && let Poll::Ready(end) = poll_end(*state.stream.get_mut(), cx, buffer) {
             watches_client = false;
             // A client that only ended its own direction still reads a response that has begun.
@@ -150,7 +155,7 @@ where
         }
         Poll::Pending
     });
-    let Some(served) = served.await else { return Ok(AfterExchange::ClientLeft) };
+    let Some(served) = served.await else { return Ok(AfterExchange::Abandoned) };
     let state = state.lock();
     match state.error {
         Some(kind) => Err(kind.into()),
@@ -191,11 +196,20 @@ where
             biased;
             served = &mut serving => served,
             () = notified(evicted) => Ok(()),
+            () = slot_evicted(slot.as_ref()) => Ok(()),
         }
     };
     // Unread bytes would reset the connection and destroy the response.
     let _ = close(stream, idle).await;
     served
+}
+
+/// Completes when the slot is evicted. Never completes without one.
+pub(super) async fn slot_evicted(slot: Option<&Reservation>) {
+    match slot {
+        Some(slot) => slot.evicted().await,
+        None => std::future::pending().await,
+    }
 }
 
 async fn notified(notice: Option<Arc<Notify>>) {

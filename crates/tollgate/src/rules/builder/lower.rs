@@ -152,7 +152,7 @@ fn key(key: ListedKey, index: usize, places: &mut Places) -> Spanned<ApiKeyTable
     let limits = limits(&place, key.limits, places);
     let (text, sha256) = match key.key {
         Ok(text) => (Some(places.name(place.clone(), text)), None),
-        Err(digest) => (None, Some(places.name(place.clone(), Secret::new(digest)))),
+        Err(digest) => (None, Some(places.name(place.clone(), digest))),
     };
     let table = ApiKeyTable {
         key: text,

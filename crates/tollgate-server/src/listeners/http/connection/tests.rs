@@ -7,6 +7,7 @@ use tokio::time::{Instant, sleep};
 use tollgate::Limiter;
 
 use super::*;
+use crate::budget::EvictingBudget;
 use crate::listeners::http::general::complete;
 
 const IDLE: Duration = Duration::from_secs(60);
@@ -184,6 +185,29 @@ async fn a_response_body_is_sent_as_it_is_produced_and_the_connection_continues(
     read_until(&mut client, "0\r\n\r\n").await;
     let next = read_until(&mut client, "\r\n\r\nafter").await;
     assert!(next.starts_with("HTTP/1.1 200 OK\r\n"), "{next}");
+}
+
+/// An admin listener with as many streams as it has slots would otherwise answer no probe.
+#[tokio::test(start_paused = true)]
+async fn a_streaming_connection_is_evicted_when_a_new_connection_needs_its_slot() {
+    let slots = EvictingBudget::new(1, Arc::default());
+    let slot = slots.reserve(1).await;
+    let (mut client, server) = tokio::io::duplex(64 * 1024);
+    let (chunks, body) = tokio::sync::mpsc::unbounded_channel();
+    let body = parking_lot::Mutex::new(Some(body));
+    tokio::spawn(async move {
+        let (_stage, context) = ConnectionContext::unshared();
+        let handler = |_: Request<RequestBody>| {
+            std::future::ready(Response::new(ChannelBody(body.lock().take().unwrap()).boxed_unsync()))
+        };
+        drop(serve(server, IDLE, ConnectionContext { slot, ..context }, None, handler).await);
+    });
+    client.write_all(b"GET /events HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
+    chunks.send("one").unwrap();
+    read_until(&mut client, "3\r\none\r\n").await;
+    let reserved = tokio::time::timeout(STEP, slots.reserve(1)).await.expect("the slot is given back");
+    assert!(reserved.is_some());
+    assert_eq!(client.read(&mut [0]).await.unwrap(), 0, "the stream has ended");
 }
 
 #[tokio::test(start_paused = true)]
