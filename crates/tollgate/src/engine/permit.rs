@@ -157,7 +157,7 @@ impl CheckPlan {
 }
 
 /// Selects one group of limits of a plan.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum GroupId {
     Shield,
     Enforced,

@@ -21,9 +21,9 @@ impl Notes {
 }
 
 impl Observer for Notes {
-    fn decided(&self, answered: &Answered<'_>) {
-        let by = answered.answer.map_or_else(StoreErrorKind::name, |decision| Source::name(decision.source));
-        self.0.lock().push(format!("{} {by} {:?}", answered.verdict(), answered.took));
+    fn decided(&self, decided: &DecidedCheck<'_>) {
+        let by = decided.result.map_or_else(StoreErrorKind::name, |decision| Source::name(decision.source));
+        self.0.lock().push(format!("{} {by} {:?}", decided.outcome().name(), decided.took));
     }
     fn store_called(&self, call: &StoreCall) {
         let result = call.result.map_or_else(StoreErrorKind::name, |()| "ok");
@@ -127,7 +127,7 @@ async fn an_outage_is_told_from_its_first_failure_to_the_probe_that_ends_it() {
 async fn an_observer_that_panics_breaks_neither_a_decision_nor_another_observer() {
     struct Panics;
     impl Observer for Panics {
-        fn decided(&self, _: &Answered<'_>) {
+        fn decided(&self, _: &DecidedCheck<'_>) {
             panic!("a bug in an observer");
         }
     }

@@ -6,6 +6,7 @@ mod distributed;
 mod faults;
 mod guide;
 mod layer;
+mod observers;
 mod plan_hash;
 mod round_trips;
 mod settings;
