@@ -88,8 +88,8 @@ impl Observer for DecisionSpans {
             }
         }
         let attributes = vec![
-            KeyValue::new("tollgate.verdict", decided.outcome().name()),
-            KeyValue::new("tollgate.source", source.name()),
+            KeyValue::new("tollgate.verdict", decided.outcome().as_str()),
+            KeyValue::new("tollgate.source", source.as_str()),
             KeyValue::new("tollgate.rules", Value::Array(Array::String(rules))),
             KeyValue::new("tollgate.limits", i64::try_from(demands.len()).unwrap_or(i64::MAX)),
         ];

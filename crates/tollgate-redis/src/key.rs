@@ -73,7 +73,7 @@ impl Prefix {
             }
             // Explicit; whatever scope is added to the core gets its own text before it is used here.
             _ => {
-                key.push_str(limit.algorithm().name());
+                key.push_str(limit.algorithm().as_str());
                 key.push(':');
                 key.push_str(itoa::Buffer::new().format(limit.window_us()));
             }
@@ -100,7 +100,7 @@ fn machine(algorithm: Algorithm) -> &'static str {
         Algorithm::Sliding | Algorithm::SlidingLog => "log",
         Algorithm::SlidingCounter | Algorithm::FixedWindow => "pair",
         Algorithm::TokenBucket | Algorithm::LeakyBucket => "bucket",
-        other => other.name(),
+        other => other.as_str(),
     }
 }
 

@@ -27,14 +27,11 @@ pub enum OnFailure {
     Deny,
 }
 
-impl OnFailure {
-    /// Returns the name used in configuration and metrics: `local`, `allow` or `deny`.
-    pub const fn name(self) -> &'static str {
-        match self {
-            OnFailure::Local => "local",
-            OnFailure::Allow => "allow",
-            OnFailure::Deny => "deny",
-        }
+tollgate_core::__names! {
+    "failure policy" OnFailure {
+        Local = "local",
+        Allow = "allow",
+        Deny = "deny",
     }
 }
 
@@ -67,7 +64,7 @@ impl<'a> FailurePolicy<'a> {
 
 /// The error of a check whose store did not answer and whose failure policy is [`OnFailure::Deny`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("the store did not answer ({})", .kind.name())]
+#[error("the store did not answer ({kind})")]
 pub struct Unavailable {
     kind: StoreErrorKind,
 }

@@ -195,18 +195,15 @@ pub enum StoreCallKind {
     Probe,
 }
 
-impl StoreCallKind {
-    /// Returns the name used in metrics and logs.
-    pub const fn name(self) -> &'static str {
-        match self {
-            StoreCallKind::Decide => "decide",
-            StoreCallKind::Refund => "refund",
-            StoreCallKind::Settle => "settle",
-            StoreCallKind::Reset => "reset",
-            StoreCallKind::Inspect => "inspect",
-            StoreCallKind::Ban => "ban",
-            StoreCallKind::Probe => "probe",
-        }
+tollgate_core::__names! {
+    "kind of store call" StoreCallKind {
+        Decide = "decide",
+        Refund = "refund",
+        Settle = "settle",
+        Reset = "reset",
+        Inspect = "inspect",
+        Ban = "ban",
+        Probe = "probe",
     }
 }
 

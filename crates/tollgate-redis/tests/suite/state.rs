@@ -171,7 +171,7 @@ fn something_else_under_our_key_is_a_typed_error_and_nothing_is_written() {
     ];
     for algorithm in Algorithm::ALL {
         let limit: Limit = "100/min".parse::<Limit>().unwrap().with_algorithm(algorithm).unwrap();
-        let name = algorithm.name();
+        let name = algorithm.as_str();
         for command in foreign {
             redis.emptied();
             let key = format!("tollgate:tg2:{{k}}:{name}:60000000");

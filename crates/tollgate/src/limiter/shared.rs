@@ -206,7 +206,7 @@ impl Shared {
                     self.tell_of_healing();
                 }
                 let undecided = |error: StoreError| {
-                    tracing::debug!(kind = error.kind().name(), %error, "the store did not decide one of several checks");
+                    tracing::debug!(kind = error.kind().as_str(), %error, "the store did not decide one of several checks");
                     error.kind()
                 };
                 return Ok(answers.into_iter().map(|answer| answer.map_err(undecided)).collect());
@@ -214,12 +214,12 @@ impl Shared {
             Err(error) => error,
         };
         add(&counters.store_failures);
-        tracing::debug!(kind = error.kind().name(), %error, "the store did not answer");
+        tracing::debug!(kind = error.kind().as_str(), %error, "the store did not answer");
         // A deadline that this process noticed late says nothing about the store. If the store is down, the next error
         // of the connection opens the breaker.
         let was_starved = error.kind() == Kind::TimedOut && begun.elapsed() > self.deadline + LATENESS_MAX;
         if !is_foreign(&error) && !was_starved && self.breaker.failed(phase, sent, self.clock.now()) {
-            tracing::warn!(kind = error.kind().name(), "the store is not asked until a probe succeeds");
+            tracing::warn!(kind = error.kind().as_str(), "the store is not asked until a probe succeeds");
             self.observers.breaker_changed(true);
             probing::start(self);
         }

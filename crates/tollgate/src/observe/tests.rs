@@ -22,12 +22,12 @@ impl Notes {
 
 impl Observer for Notes {
     fn decided(&self, decided: &DecidedCheck<'_>) {
-        let by = decided.result.map_or_else(StoreErrorKind::name, |decision| Source::name(decision.source));
-        self.0.lock().push(format!("{} {by} {:?}", decided.outcome().name(), decided.took));
+        let by = decided.result.map_or_else(StoreErrorKind::as_str, |decision| Source::as_str(decision.source));
+        self.0.lock().push(format!("{} {by} {:?}", decided.outcome().as_str(), decided.took));
     }
     fn store_called(&self, call: &StoreCall) {
-        let result = call.result.map_or_else(StoreErrorKind::name, |()| "ok");
-        self.0.lock().push(format!("{} of {} {result} {:?}", call.kind.name(), call.checks, call.took));
+        let result = call.result.map_or_else(StoreErrorKind::as_str, |()| "ok");
+        self.0.lock().push(format!("{} of {} {result} {:?}", call.kind.as_str(), call.checks, call.took));
     }
     fn breaker_changed(&self, is_open: bool) {
         self.0.lock().push(format!("breaker open: {is_open}"));

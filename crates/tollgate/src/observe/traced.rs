@@ -35,20 +35,20 @@ pub struct TracingObserver;
 
 impl Observer for TracingObserver {
     fn decided(&self, decided: &DecidedCheck<'_>) {
-        let (verdict, took_us) = (decided.outcome().name(), decided.took.as_micros() as u64);
+        let (verdict, took_us) = (decided.outcome().as_str(), decided.took.as_micros() as u64);
         let limits = Limits(decided.check);
         match decided.result.map(|decision| decision.source) {
-            Ok(source) => tracing::debug!(%limits, verdict, source = Source::name(source), took_us, "decided"),
-            Err(kind) => tracing::debug!(%limits, verdict, kind = kind.name(), took_us, "decided"),
+            Ok(source) => tracing::debug!(%limits, verdict, source = Source::as_str(source), took_us, "decided"),
+            Err(kind) => tracing::debug!(%limits, verdict, kind = kind.as_str(), took_us, "decided"),
         }
     }
 
     fn store_called(&self, call: &StoreCall) {
         let StoreCall { kind, checks, took, result } = *call;
-        let (call, took_us) = (kind.name(), took.as_micros() as u64);
+        let (call, took_us) = (kind.as_str(), took.as_micros() as u64);
         match result {
             Ok(()) => tracing::debug!(call, checks, took_us, "store called"),
-            Err(kind) => tracing::debug!(call, checks, took_us, kind = kind.name(), "store called"),
+            Err(kind) => tracing::debug!(call, checks, took_us, kind = kind.as_str(), "store called"),
         }
     }
 

@@ -143,7 +143,7 @@ impl PlanHash {
             }
             Some(Err(error)) => {
                 tracing::debug!(
-                    kind = error.kind().name(),
+                    kind = error.kind().as_str(),
                     "cannot read the plan from Redis; using the cached plan, if any"
                 );
                 self.rest();

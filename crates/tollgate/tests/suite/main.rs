@@ -3,6 +3,7 @@
 
 mod calls;
 mod distributed;
+mod exports;
 mod faults;
 mod guide;
 mod layer;
