@@ -74,7 +74,7 @@ fn contestant(name: &str) -> Box<dyn Contestant> {
         "governor, u64 keys" => Box::new(GovernorNumber::new(TERMS)),
         "throttlecrab" => Box::new(Throttlecrab::new(TERMS)),
         name => {
-            let algorithm = name.strip_prefix("tollgate ").and_then(Algorithm::from_name);
+            let algorithm = name.strip_prefix("tollgate ").and_then(|name| name.parse::<Algorithm>().ok());
             Box::new(Tollgate::new(TERMS, algorithm.expect("one of the contestants")))
         }
     }

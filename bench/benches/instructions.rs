@@ -26,7 +26,8 @@ fn main() {
         make_checks(contestant, terms);
         return;
     }
-    let names = Algorithm::ALL.iter().map(|algorithm| algorithm.name()).chain([TWO_LIMITS, "governor", "throttlecrab"]);
+    let names =
+        Algorithm::ALL.iter().map(|algorithm| algorithm.as_str()).chain([TWO_LIMITS, "governor", "throttlecrab"]);
     // sliding-log keeps an entry per admission: nothing hot is ever all admitted by it.
     let rows: Vec<Vec<String>> = names
         .map(|name| {
@@ -43,7 +44,7 @@ fn make_checks(contestant: &str, terms: Terms) {
         "governor" => Box::new(GovernorText::new(terms)),
         "throttlecrab" => Box::new(Throttlecrab::new(terms)),
         TWO_LIMITS => Box::new(TollgateTwoLimits::new(terms)),
-        name => Box::new(Tollgate::new(terms, Algorithm::from_name(name).expect("an algorithm"))),
+        name => Box::new(Tollgate::new(terms, name.parse().expect("an algorithm"))),
     };
     let requests = traffic::hot(1_024);
     std::hint::black_box(contestant.run(&requests, WARM_UP));

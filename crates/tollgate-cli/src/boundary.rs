@@ -35,7 +35,7 @@ pub(crate) fn picture() -> String {
         let arrivals = burst(algorithm);
         let admitted = arrivals.iter().filter(|arrival| arrival.admitted).count();
         let refused = arrivals.len() - admitted;
-        let _ = writeln!(out, "  {:<13} {}", algorithm.name(), row(&arrivals, true));
+        let _ = writeln!(out, "  {:<13} {}", algorithm.as_str(), row(&arrivals, true));
         let _ = writeln!(out, "  {:<13} {}", "", row(&arrivals, false));
         let _ = writeln!(
             out,

@@ -19,7 +19,7 @@ use opentelemetry_otlp::{SpanExporter, WithExportConfig, WithHttpConfig};
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::trace::{SdkTracer, SdkTracerProvider};
 use tokio::runtime::Handle;
-use tollgate::observe::{Answered, Observer};
+use tollgate::observe::{DecidedCheck, Observer};
 use tollgate::{Clock, Scope, Source, SystemClock};
 
 use crate::{Failure, client};
@@ -74,11 +74,11 @@ pub(crate) struct DecisionSpans {
 }
 
 impl Observer for DecisionSpans {
-    fn decided(&self, answered: &Answered<'_>) {
+    fn decided(&self, decided: &DecidedCheck<'_>) {
         let end = UNIX_EPOCH + Duration::from_micros(self.clock.now().as_micros());
-        let start: SystemTime = end.checked_sub(answered.took).unwrap_or(end);
-        let source = answered.answer.map_or(Source::None, |decision| decision.source);
-        let demands = answered.check.demands();
+        let start: SystemTime = end.checked_sub(decided.took).unwrap_or(end);
+        let source = decided.result.map_or(Source::None, |decision| decision.source);
+        let demands = decided.check.demands();
         let mut rules: Vec<StringValue> = Vec::new();
         for demand in demands {
             if let Scope::Rule(scope) = demand.key.scope()
@@ -88,8 +88,8 @@ impl Observer for DecisionSpans {
             }
         }
         let attributes = vec![
-            KeyValue::new("tollgate.verdict", answered.verdict()),
-            KeyValue::new("tollgate.source", source.name()),
+            KeyValue::new("tollgate.verdict", decided.outcome().as_str()),
+            KeyValue::new("tollgate.source", source.as_str()),
             KeyValue::new("tollgate.rules", Value::Array(Array::String(rules))),
             KeyValue::new("tollgate.limits", i64::try_from(demands.len()).unwrap_or(i64::MAX)),
         ];

@@ -117,15 +117,12 @@ pub enum Source {
     None,
 }
 
-impl Source {
-    /// Returns the name used in replies, metrics and logs, such as `deny_cache`.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Source::Store => "store",
-            Source::DenyCache => "deny_cache",
-            Source::Local => "local",
-            Source::None => "none",
-        }
+crate::__names! {
+    "source" Source {
+        Store = "store",
+        DenyCache = "deny_cache",
+        Local = "local",
+        None = "none",
     }
 }
 

@@ -1,20 +1,30 @@
 //! The decision core of the Tollgate rate limiter: limits, checks, algorithms and an in-memory store.
 //!
-//! A **limit** is at most `quota` units per `window`, by an algorithm. A **check** is every (limit, key, cost) that
-//! one request must pass; it passes all of them or is charged by none. The **decision** has one status per limit.
-//!
 //! ```
-//! use tollgate_core::{Check, Demand, Key, Limit, MemoryStore};
+//! use tollgate_core::{Limit, MemoryStore};
 //!
 //! let store = MemoryStore::new();
-//! let per_minute: Limit = "10/min".parse()?;
-//! let per_day: Limit = "1000/day".parse()?;
+//! let limit: Limit = "10/min".parse()?;
 //!
+//! let decision = store.check_key(&limit, "user:42")?;
+//! assert!(decision.allowed());
+//! assert_eq!(decision.remaining(), Some(9));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! A **limit** is at most `quota` units per `window`, by an algorithm. A **check** is every (limit, key, cost) that
+//! one request must pass; it passes all of them or none is charged. The **decision** has one status per limit:
+//!
+//! ```
+//! use tollgate_core::{Check, Demand, Key, MemoryStore};
+//!
+//! let store = MemoryStore::new();
 //! let key = Key::new("user:42")?;
-//! let demands = [Demand::new(per_minute, key), Demand::new(per_day, key)];
+//! let demands = [Demand::new("10/min".parse()?, key), Demand::new("1000/day".parse()?, key).cost(5)];
+//!
 //! let decision = store.check(&Check::new(&demands)?);
 //! assert!(decision.allowed());
-//! assert_eq!((decision.limits[0].remaining, decision.limits[1].remaining), (9, 999));
+//! assert_eq!((decision.limits[0].remaining, decision.limits[1].remaining), (9, 995));
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
@@ -65,6 +75,7 @@ mod decision;
 mod key;
 mod limit;
 mod memory;
+mod names;
 mod store;
 mod time;
 
@@ -76,5 +87,6 @@ pub use limit::{
     WINDOW_US_MAX, WINDOW_US_MIN,
 };
 pub use memory::{MemoryStore, MemoryStoreBuilder};
+pub use names::NameError;
 pub use store::{Atomicity, Store, StoreError, StoreErrorKind, StoreFuture};
 pub use time::{Clock, ManualClock, SystemClock, Timestamp};

@@ -54,6 +54,17 @@ pub enum Algorithm {
     LeakyBucket,
 }
 
+crate::__names! {
+    "algorithm" Algorithm {
+        Sliding = "sliding",
+        SlidingLog = "sliding-log",
+        SlidingCounter = "sliding-counter",
+        FixedWindow = "fixed-window",
+        TokenBucket = "token-bucket",
+        LeakyBucket = "leaky-bucket",
+    }
+}
+
 impl Algorithm {
     /// All algorithms, in the order of the documentation.
     pub const ALL: [Algorithm; 6] = [
@@ -64,23 +75,6 @@ impl Algorithm {
         Algorithm::TokenBucket,
         Algorithm::LeakyBucket,
     ];
-
-    /// Returns the name used in limit texts, configuration, metrics and the Lua script, such as `sliding-log`.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Algorithm::Sliding => "sliding",
-            Algorithm::SlidingLog => "sliding-log",
-            Algorithm::SlidingCounter => "sliding-counter",
-            Algorithm::FixedWindow => "fixed-window",
-            Algorithm::TokenBucket => "token-bucket",
-            Algorithm::LeakyBucket => "leaky-bucket",
-        }
-    }
-
-    /// Returns the algorithm with this name, or `None` if there is none.
-    pub fn from_name(name: &str) -> Option<Algorithm> {
-        Algorithm::ALL.into_iter().find(|algorithm| algorithm.name() == name)
-    }
 }
 
 /// The state machine of a limit, with the parameters that it needs, computed once per limit.
@@ -167,7 +161,7 @@ pub struct Limit {
 #[non_exhaustive]
 pub enum LimitError {
     /// The quota is 0 or too large.
-    #[error("a quota is 1 to {max}{}, got {got}", .of.map(|a| format!(" for {}", a.name())).unwrap_or_default())]
+    #[error("a quota is 1 to {max}{}, got {got}", .of.map(|a| format!(" for {a}")).unwrap_or_default())]
     Quota {
         /// The rejected quota.
         got: u64,
@@ -191,7 +185,7 @@ pub enum LimitError {
         got: u64,
     },
     /// The algorithm does not have this option.
-    #[error("{option} belongs to {belongs_to}, not to {}", .algorithm.name())]
+    #[error("{option} belongs to {belongs_to}, not to {algorithm}")]
     Option {
         /// `burst` or `queue`.
         option: &'static str,
@@ -329,7 +323,7 @@ impl Limit {
     fn with_capacity(self, option: &'static str, capacity: u64) -> Result<Limit, LimitError> {
         let belongs_to = if option == "burst" { Algorithm::TokenBucket } else { Algorithm::LeakyBucket };
         if self.algorithm != belongs_to {
-            return Err(LimitError::Option { option, belongs_to: belongs_to.name(), algorithm: self.algorithm });
+            return Err(LimitError::Option { option, belongs_to: belongs_to.as_str(), algorithm: self.algorithm });
         }
         let quota = u64::from(self.quota);
         Limit::build(quota, self.window_us, self.algorithm, Some(capacity), self.count_denied)

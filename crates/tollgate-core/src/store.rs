@@ -150,22 +150,21 @@ pub enum StoreErrorKind {
     Script,
 }
 
-impl StoreErrorKind {
-    /// Returns the name used in metrics and logs, such as `timed_out`.
-    pub const fn name(self) -> &'static str {
-        match self {
-            StoreErrorKind::Unreachable => "unreachable",
-            StoreErrorKind::TimedOut => "timed_out",
-            StoreErrorKind::Interrupted => "interrupted",
-            StoreErrorKind::Unavailable => "unavailable",
-            StoreErrorKind::Forbidden => "forbidden",
-            StoreErrorKind::Foreign => "foreign",
-            StoreErrorKind::ForeignInPart => "foreign_in_part",
-            StoreErrorKind::Protocol => "protocol",
-            StoreErrorKind::Script => "script",
-        }
+crate::__names! {
+    "kind of store error" StoreErrorKind {
+        Unreachable = "unreachable",
+        TimedOut = "timed_out",
+        Interrupted = "interrupted",
+        Unavailable = "unavailable",
+        Forbidden = "forbidden",
+        Foreign = "foreign",
+        ForeignInPart = "foreign_in_part",
+        Protocol = "protocol",
+        Script = "script",
     }
+}
 
+impl StoreErrorKind {
     /// Returns whether certainly nothing was executed, so that a retry cannot charge twice.
     pub const fn is_unexecuted(self) -> bool {
         match self {

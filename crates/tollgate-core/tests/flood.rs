@@ -28,7 +28,7 @@ fn a_flood_of_keys_stays_under_the_cap_and_forgets_nobody_at_a_limit() {
     for text in ["10/min", "10/min sliding-log", "10/min token-bucket", "10/min sliding-counter", "10/min fixed-window"]
     {
         let flooded: Limit = text.parse().unwrap();
-        let at_limit: Limit = format!("1000/day {}", flooded.algorithm().name()).parse().unwrap();
+        let at_limit: Limit = format!("1000/day {}", flooded.algorithm().as_str()).parse().unwrap();
         let before = ALLOCATOR.current_usage();
         ALLOCATOR.reset_peak_usage();
         let clock = Arc::new(ManualClock::new(Timestamp::from_micros(1_700_006_400_000_000)));

@@ -77,7 +77,7 @@ impl Prefix {
                 key.push_str(machine(limit));
             }
             Scope::Explicit => {
-                key.push_str(limit.algorithm().name());
+                key.push_str(limit.algorithm().as_str());
                 key.push(':');
                 key.push_str(itoa::Buffer::new().format(limit.window_us()));
             }

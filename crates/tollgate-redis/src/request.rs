@@ -128,7 +128,7 @@ fn limit_line(demand: &Demand<'_>) -> String {
     let [quota, window_us, cost] = &mut numbers;
     let mut line = String::with_capacity(64);
     for part in [
-        limit.algorithm().name(),
+        limit.algorithm().as_str(),
         " ",
         quota.format(limit.quota()),
         " ",

@@ -185,7 +185,7 @@ impl Explanation {
                 let decision = match decision_for(limiter, *limit.policy.limit(), key, Cost::new(rule.cost)).await {
                     Ok(decision) => decision,
                     Err(kind) => {
-                        self.counters_unknown = Some(format!("the store did not answer ({})", kind.name()));
+                        self.counters_unknown = Some(format!("the store did not answer ({})", kind.as_str()));
                         return;
                     }
                 };
@@ -249,7 +249,7 @@ fn explain_rule(
     RuleExplanation {
         name: rule.name().to_string(),
         applies: because.is_empty(),
-        mode: rule.mode().name(),
+        mode: rule.mode().as_str(),
         because,
         by: rule.by().iter().map(ToString::to_string).collect(),
         counts: if is_revealing { subject.to_string() } else { masked(&subject.to_string()) },

@@ -83,7 +83,7 @@ impl Metrics {
         let rules = self.reloader.engine().map(|engine| engine.rule_stats()).unwrap_or_default();
         for rule in rules {
             let name = rule.rule.to_string();
-            decisions.extend(rule.counts.iter().map(|cell| (name.clone().into(), rule.mode.name(), *cell)));
+            decisions.extend(rule.counts.iter().map(|cell| (name.clone().into(), rule.mode.as_str(), *cell)));
         }
         decisions
     }
@@ -175,8 +175,8 @@ impl MetricsPage<'_, '_> {
         let series = decisions.iter().map(|(rule, mode, cell)| {
             let labels: Vec<Label<'_>> = vec![
                 ("rule", Cow::Borrowed(&**rule)),
-                ("verdict", cell.said.name().into()),
-                ("source", cell.source.name().into()),
+                ("verdict", cell.said.as_str().into()),
+                ("source", cell.source.as_str().into()),
                 ("mode", (*mode).into()),
             ];
             (labels, cell.times)

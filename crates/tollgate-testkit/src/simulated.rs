@@ -242,7 +242,7 @@ fn demand<'a>(key: Option<&&'a str>, line: Option<&&str>) -> Demand<'a> {
     let (key, line) = (key.expect("a key for each limit"), line.expect("a line for each limit"));
     let words: Vec<&str> = line.split(' ').collect();
     let number = |text: &str| text.parse::<u64>().expect("a number");
-    let algorithm = Algorithm::from_name(words[0]).expect("an algorithm");
+    let algorithm: Algorithm = words[0].parse().expect("an algorithm");
     let limit = Limit::new(number(words[1]), Duration::from_micros(number(words[2])));
     let mut limit = limit.and_then(|limit| limit.with_algorithm(algorithm)).expect("a limit");
     for option in &words[4..] {

@@ -19,16 +19,15 @@ pub enum DecisionOutcome {
     Unavailable,
 }
 
-impl DecisionOutcome {
-    /// Returns the value of the metrics label: `allow`, `deny` or `unavailable`.
-    pub const fn name(self) -> &'static str {
-        match self {
-            DecisionOutcome::Allow => "allow",
-            DecisionOutcome::Deny => "deny",
-            DecisionOutcome::Unavailable => "unavailable",
-        }
+tollgate_core::__names! {
+    "outcome" DecisionOutcome {
+        Allow = "allow",
+        Deny = "deny",
+        Unavailable = "unavailable",
     }
+}
 
+impl DecisionOutcome {
     /// Returns `Allow` if `allowed`, else `Deny`.
     pub const fn of(allowed: bool) -> DecisionOutcome {
         if allowed { DecisionOutcome::Allow } else { DecisionOutcome::Deny }

@@ -35,6 +35,7 @@
 
 mod active_rules;
 mod check_plan;
+mod observed;
 mod permit;
 mod refusal;
 mod request;
@@ -60,6 +61,7 @@ pub use self::rule_counts::RuleStats;
 use self::run_to_completion::{PendingWork, RunToCompletion};
 use crate::identity::Identity;
 use crate::limiter::{EachDecision, Limiter, catch_panic, panicked};
+use crate::observe::BannedBy;
 use crate::rules::{CompiledRule, LazyReadings, PlanLookup, RequestView, RuleSet};
 
 /// Decides requests by rules.
@@ -157,6 +159,7 @@ impl Engine {
     /// Replaces the rules. Requests in progress finish by the old ones; counters and statistics are kept.
     pub fn reload(&self, rules: RuleSet) {
         self.0.active.rcu(|before| ActiveRules::new(rules.clone(), Some(before)));
+        self.observe_reload(&rules);
     }
 
     /// Returns the limiter.
@@ -207,13 +210,16 @@ impl Engine {
         let (rules, limits, mut context) = {
             let now = active.now(&*self.0.clock);
             let identity = active.resolve_address(request, peer, now);
-            active.refuse_banned_address(&identity, now)?;
+            let banned = active.refuse_banned_address(&identity, now);
+            banned.inspect_err(|refusal| self.observe_ban(&identity, BannedBy::Address, refusal))?;
             active.refuse_long_path(request)?;
             let path = LazyReadings::of(request.path());
             self.refuse_by_shield(&active, request, &path, &identity, options)?;
             let rules = active.match_rules(request, &path);
-            active.refuse_banned_caller(&identity, now)?;
+            let banned = active.refuse_banned_caller(&identity, now);
+            banned.inspect_err(|refusal| self.observe_ban(&identity, BannedBy::Caller, refusal))?;
             if rules.is_empty() || active.is_exempt(&identity) {
+                self.observe_exemption(&rules, &identity);
                 return Ok(Permit::unlimited());
             }
             let limits = active.resolve_limits(&identity, &rules, !self.0.lookups.is_empty());
@@ -268,7 +274,10 @@ impl Engine {
                 }
                 Ok(())
             }
-            refused => shield.conclude(refused, &options).map(drop),
+            refused => {
+                let refused = shield.conclude(refused, &options);
+                refused.map(drop).inspect_err(|refusal| self.observe_shield(shield, &context, refusal))
+            }
         }
     }
 
@@ -320,7 +329,12 @@ impl Engine {
         let mut shown = None;
         for (id, group) in [(GroupId::Shield, &plan.shield), (GroupId::Enforced, &plan.enforced)] {
             let Some(group) = group else { continue };
-            let decided = group.conclude(self.check_group(group, context, may_be_withdrawn).await, options)?;
+            let decided = group.conclude(self.check_group(group, context, may_be_withdrawn).await, options);
+            let decided = decided.inspect_err(|refusal| {
+                if id == GroupId::Shield {
+                    self.observe_shield(group, context, refusal);
+                }
+            })?;
             charge(id, group, &decided);
             shown = Some(decided);
         }

@@ -29,14 +29,11 @@ pub enum OnFailure {
     Deny,
 }
 
-impl OnFailure {
-    /// Returns the name used in configuration and metrics: `local`, `allow` or `deny`.
-    pub const fn name(self) -> &'static str {
-        match self {
-            OnFailure::Local => "local",
-            OnFailure::Allow => "allow",
-            OnFailure::Deny => "deny",
-        }
+tollgate_core::__names! {
+    "failure policy" OnFailure {
+        Local = "local",
+        Allow = "allow",
+        Deny = "deny",
     }
 }
 
@@ -93,7 +90,7 @@ impl Unavailable {
 
     /// Returns a message for clients, such as `the store did not answer (unreachable)`. It does not name the store.
     pub fn client_message(&self) -> String {
-        format!("the store did not answer ({})", self.kind.name())
+        format!("the store did not answer ({})", self.kind.as_str())
     }
 }
 

@@ -1,21 +1,42 @@
 //! A rate limiter whose windows really slide.
 //!
-//! [`Limiter`] decides checks in process memory or on a shared store, and keeps deciding when that
-//! store is away. `tollgate-core` has the decision itself; this crate adds what a service needs around it.
+//! [`Limiter`] decides checks in process memory or on a shared store, and keeps deciding while that store does not
+//! answer:
+//!
+//! ```
+//! use tollgate::{Limit, Limiter};
+//!
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let limiter = Limiter::memory();
+//! let limit: Limit = "10/min".parse()?;
+//!
+//! let decision = limiter.check_key(&limit, "user:42").await?;
+//! assert!(decision.allowed());
+//! assert_eq!(decision.remaining(), Some(9));
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! `RateLimitLayer::per_ip("10/min")?` puts a limit in front of an HTTP service. `Rules` set limits by route, caller or
+//! plan, in code; `config::Config` reads the same rules from a file. Both are decided by an `engine::Engine`.
+//!
+//! `tollgate-core` has the limits, the algorithms and the memory store. This crate adds what a service needs around
+//! them.
 //!
 //! # Features
 //!
-//! Without any, this is a small limiter in process memory, or on a [`Store`] of your own.
+//! Without any feature, this is a small limiter in process memory, or on a [`Store`] of your own.
 //!
 //! | feature | default | adds |
 //! |---|---|---|
 //! | `redis` | yes | counters on Redis and Valkey: `LimiterBuilder::url` |
-//! | `rules` | yes | limits by rules from a TOML file: `config`, `rules`, `identity`, `engine`, `answer` |
+//! | `rules` | yes | limits by rules, in code or from a TOML file: `rules`, `config`, `identity`, `engine`, `answer` |
 //! | `jwt` | yes | users by verified JSON web tokens |
-//! | `yaml` | yes | the file as YAML |
-//! | `schema` | – | its JSON schema, for editors: `Config::schema` |
-//! | `tower` | – | `layer::RateLimitLayer` for any HTTP service |
-//! | `axum` | – | the same, finding the peer where axum puts it |
+//! | `yaml` | yes | configuration files in YAML |
+//! | `schema` | – | the JSON schema of the configuration file, for editors: `Config::schema` |
+//! | `tower` | – | `RateLimitLayer` for any HTTP service |
+//! | `axum` | – | finds the remote address of a connection where axum puts it |
 
 #[cfg(feature = "rules")]
 pub mod answer;
@@ -55,8 +76,9 @@ pub use limiter::{CheckOptions, EachDecision, Limiter, LimiterBuilder, LimiterSt
 pub use rules::{Rule, Rules};
 pub use tollgate_core::{
     Algorithm, Atomicity, Check, CheckError, Clock, Cost, DEMANDS_MAX, Decision, Demand, Key, KeyError, Limit,
-    LimitError, LimitStatus, LimitStatuses, LimitTextError, ManualClock, MemoryStore, RuleScope, RuleScopeBuf, Scope,
-    ScopeName, Source, StateMachine, Store, StoreError, StoreErrorKind, StoreFuture, SystemClock, Timestamp, Wait,
+    LimitError, LimitStatus, LimitStatuses, LimitTextError, ManualClock, MemoryStore, NameError, RuleScope,
+    RuleScopeBuf, Scope, ScopeName, Source, StateMachine, Store, StoreError, StoreErrorKind, StoreFuture, SystemClock,
+    Timestamp, Wait,
 };
 #[cfg(feature = "redis")]
 pub use tollgate_redis as redis;

@@ -475,6 +475,15 @@ fn is_of(decision: &Decision, check: &Check<'_>) -> bool {
     decision.limits.len() == check.demands().len()
 }
 
+/// For the engine.
+#[cfg(feature = "rules")]
+impl Limiter {
+    /// Returns the observers.
+    pub(crate) fn observers(&self) -> &Observers {
+        &self.0.observers
+    }
+}
+
 /// The shortest way to a decision: one limit, one key, one unit.
 impl Limiter {
     /// Charges `key` one unit of `limit`, if the limit has one left, and returns the decision.

@@ -1,20 +1,20 @@
-//! Watching a limiter: what was answered, what the store was asked, whether it is asked at all.
+//! Observers: called after every decision, store call, change of the circuit breaker and reload.
 //!
-//! A limiter counts a few numbers of itself ([`LimiterStats`](crate::LimiterStats)). Who needs more (a histogram, a list of
-//! the most refused, an audit log) adds an [`Observer`]:
+//! A limiter keeps a few counts itself ([`LimiterStats`](crate::LimiterStats)). For more, such as a histogram, a list of
+//! the most denied keys or an audit log, add an [`Observer`]:
 //!
 //! ```
 //! use std::sync::Arc;
 //! use std::sync::atomic::{AtomicU64, Ordering};
-//! use tollgate::observe::{Answered, Observer};
-//! use tollgate::{Check, Demand, Key, Limiter};
+//! use tollgate::Limiter;
+//! use tollgate::observe::{DecidedCheck, Observer};
 //!
 //! #[derive(Default)]
 //! struct Denials(AtomicU64);
 //!
 //! impl Observer for Denials {
-//!     fn decided(&self, answered: &Answered<'_>) {
-//!         if answered.answer.is_ok_and(|decision| !decision.allowed()) {
+//!     fn decided(&self, decided: &DecidedCheck<'_>) {
+//!         if decided.result.is_ok_and(|decision| !decision.allowed()) {
 //!             self.0.fetch_add(1, Ordering::Relaxed);
 //!         }
 //!     }
@@ -24,170 +24,288 @@
 //! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let denials = Arc::new(Denials::default());
 //! let limiter = Limiter::builder().observer(denials.clone()).build();
-//! let demand = Demand::new("1/min".parse()?, Key::new("user:42")?);
+//! let mut admitted = 0;
 //! for _ in 0..3 {
-//!     limiter.check(&Check::one(&demand)).await?;
+//!     admitted += u32::from(limiter.check_key(&"1/min".parse()?, "user:42").await?.allowed());
 //! }
-//! assert_eq!(denials.0.load(Ordering::Relaxed), 2);
+//! assert_eq!((admitted, denials.0.load(Ordering::Relaxed)), (1, 2));
 //! # Ok(())
 //! # }
 //! ```
 //!
-//! **Contract.** Observers are called on the path of the request, in the order in which they were added, after the answer is
-//! known and before the caller has it: they should only count, or hand on. They cannot change an answer. One that panics is
-//! called again next time; its panic goes no further. Times are the limiter's clock's, and no clock is read
-//! for a limiter that nobody observes.
+//! An [`Engine`](crate::engine::Engine) reports to the observers of its limiter what the limiter does not see: refusals
+//! by shields, bans of the configuration, exemptions and reloads.
 //!
-//! **What must not leak.** An observer sees whole checks, keys included. What it writes above debug level or puts into a
-//! metric must name no key. [`TracingObserver`] shows how.
+//! **Contract.** Observers are called by the task that decides the request, in the order in which they were added, when
+//! the result is known and before the caller has it. They cannot change it, and they delay it, so they should only count
+//! or pass on what they see. A panic of an observer is caught and logged once; the observer is called again next time.
+//! Durations are measured by the limiter's clock, which is not read for a limiter without observers.
+//!
+//! **Confidential data.** An observer sees keys and client addresses. It must not put them into metrics or into logs
+//! above debug level. [`TracingObserver`] shows how.
 
 mod traced;
 
+#[cfg(feature = "rules")]
+use std::net::IpAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+#[cfg(feature = "rules")]
+use tollgate_core::Wait;
 use tollgate_core::{Check, Clock, Decision, StoreErrorKind, Timestamp};
 
 pub use self::traced::TracingObserver;
 use crate::counts::DecisionOutcome;
+#[cfg(feature = "rules")]
+use crate::rules::RuleSet;
 
-/// Somebody who watches a limiter. Every method does nothing unless it is given.
+/// An observer of a limiter, and of the engine that uses it. Every method does nothing by default.
 pub trait Observer: Send + Sync + 'static {
-    /// A check was answered.
-    fn decided(&self, answered: &Answered<'_>) {
-        let _ = answered;
+    /// Called after a check was decided, by the store, the deny cache, the local share or the failure policy.
+    fn decided(&self, decided: &DecidedCheck<'_>) {
+        let _ = decided;
     }
 
-    /// The shared store was called, and answered or not. Probes and refunds are calls, too.
+    /// Called after a call to the shared store has succeeded or failed. Refunds and probes are calls, too.
     fn store_called(&self, call: &StoreCall) {
         let _ = call;
     }
 
-    /// From here on the store is not asked (`is_open`), or is asked again.
+    /// Called when the circuit breaker opens (`is_open`), so that the store is not called, or closes again.
     fn breaker_changed(&self, is_open: bool) {
         let _ = is_open;
+    }
+
+    /// Called when an engine refuses a request because its shields have no room for it.
+    ///
+    /// Shields are decided in process memory and not by the limiter, so [`Observer::decided`] is not called for them.
+    #[cfg(feature = "rules")]
+    fn shield_refused(&self, refused: &ShieldRefusal<'_>) {
+        let _ = refused;
+    }
+
+    /// Called when an engine refuses a request by a ban of its configuration.
+    ///
+    /// A ban in the store is a decision with its [`ban`](Decision::ban) set: see [`Observer::decided`].
+    #[cfg(feature = "rules")]
+    fn banned(&self, request: &BannedRequest) {
+        let _ = request;
+    }
+
+    /// Called when rules match a request, but its path, its client address or its API key is exempt from limits.
+    #[cfg(feature = "rules")]
+    fn exempted(&self, request: &ExemptRequest) {
+        let _ = request;
+    }
+
+    /// Called after an engine has replaced its rules by `rules`, whether or not they differ.
+    #[cfg(feature = "rules")]
+    fn reloaded(&self, rules: &RuleSet) {
+        let _ = rules;
     }
 }
 
 impl<O: Observer + ?Sized> Observer for Arc<O> {
-    fn decided(&self, answered: &Answered<'_>) {
-        (**self).decided(answered);
+    fn decided(&self, decided: &DecidedCheck<'_>) {
+        (**self).decided(decided);
     }
+
     fn store_called(&self, call: &StoreCall) {
         (**self).store_called(call);
     }
+
     fn breaker_changed(&self, is_open: bool) {
         (**self).breaker_changed(is_open);
     }
-}
 
-/// A check and its answer.
-#[derive(Clone, Copy, Debug)]
-#[non_exhaustive]
-pub struct Answered<'a> {
-    /// What was asked. It holds keys.
-    pub check: &'a Check<'a>,
-    /// The decision; or why there is none, where the policy for that is [`OnFailure::Deny`](crate::OnFailure::Deny).
-    pub answer: Result<&'a Decision, StoreErrorKind>,
-    /// How long it took. The checks of one batch are answered together.
-    pub took: Duration,
-}
+    #[cfg(feature = "rules")]
+    fn shield_refused(&self, refused: &ShieldRefusal<'_>) {
+        (**self).shield_refused(refused);
+    }
 
-impl Answered<'_> {
-    /// `allow`, `deny` or `unavailable`: the word in metrics and logs.
-    pub fn verdict(&self) -> &'static str {
-        self.answer.map_or(DecisionOutcome::Unavailable, |decision| DecisionOutcome::of(decision.allowed())).name()
+    #[cfg(feature = "rules")]
+    fn banned(&self, request: &BannedRequest) {
+        (**self).banned(request);
+    }
+
+    #[cfg(feature = "rules")]
+    fn exempted(&self, request: &ExemptRequest) {
+        (**self).exempted(request);
+    }
+
+    #[cfg(feature = "rules")]
+    fn reloaded(&self, rules: &RuleSet) {
+        (**self).reloaded(rules);
     }
 }
 
-/// One call of the shared store.
+/// A check and its result.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct DecidedCheck<'a> {
+    /// The check. It contains keys.
+    pub check: &'a Check<'a>,
+    /// The decision; or the store's error, if the failure policy is [`OnFailure::Deny`](crate::OnFailure::Deny).
+    pub result: Result<&'a Decision, StoreErrorKind>,
+    /// The duration of the decision. The checks of one batch have the same.
+    pub took: Duration,
+}
+
+impl DecidedCheck<'_> {
+    /// Returns whether the check was allowed, denied, or not decided.
+    pub fn outcome(&self) -> DecisionOutcome {
+        self.result.map_or(DecisionOutcome::Unavailable, |decision| DecisionOutcome::of(decision.allowed()))
+    }
+}
+
+/// A call to the shared store.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct StoreCall {
-    /// What it was for.
+    /// The purpose of the call.
     pub kind: StoreCallKind,
-    /// How many checks went with it: none for a reset.
+    /// The number of checks in the call; 0 for a reset.
     pub checks: usize,
-    /// How long it took, or the deadline if that was earlier.
+    /// The duration of the call, at most the deadline.
     pub took: Duration,
-    /// Whether the store answered.
+    /// Whether the store answered in time, or the kind of its error.
     pub result: Result<(), StoreErrorKind>,
 }
 
-/// What a call of the store was for.
+/// The purpose of a call to the store.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum StoreCallKind {
-    /// To decide.
+    /// To decide checks.
     Decide,
-    /// To give units back.
+    /// To refund units.
     Refund,
-    /// To charge what was used beyond what was reserved.
+    /// To charge units that were used beyond those that were reserved.
     Settle,
-    /// To forget a counter.
+    /// To delete a counter.
     Reset,
-    /// To look at a counter.
+    /// To read a counter.
     Inspect,
     /// To set, lift or read a ban.
     Ban,
-    /// To see whether a store that was away is back.
+    /// To find out whether a store that failed answers again.
     Probe,
 }
 
-impl StoreCallKind {
-    /// The name used in metrics and logs.
-    pub const fn name(self) -> &'static str {
-        match self {
-            StoreCallKind::Decide => "decide",
-            StoreCallKind::Refund => "refund",
-            StoreCallKind::Settle => "settle",
-            StoreCallKind::Reset => "reset",
-            StoreCallKind::Inspect => "inspect",
-            StoreCallKind::Ban => "ban",
-            StoreCallKind::Probe => "probe",
-        }
+tollgate_core::__names! {
+    "kind of store call" StoreCallKind {
+        Decide = "decide",
+        Refund = "refund",
+        Settle = "settle",
+        Reset = "reset",
+        Inspect = "inspect",
+        Ban = "ban",
+        Probe = "probe",
     }
 }
 
-/// Everybody who watches one limiter.
-#[derive(Clone, Default)]
-pub(crate) struct Observers(Arc<[Watching]>);
+/// A request that the shields of an engine have refused.
+#[cfg(feature = "rules")]
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct ShieldRefusal<'a> {
+    /// The limits of the shields that match the request. The scope of each key names its rule.
+    pub check: &'a Check<'a>,
+    /// The decision; `None` if the shields could not decide and the failure policy of one is `deny`.
+    pub decision: Option<&'a Decision>,
+}
 
-struct Watching {
+/// A request that an engine has refused by a ban of its configuration.
+#[cfg(feature = "rules")]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct BannedRequest {
+    /// The client's address.
+    pub address: IpAddr,
+    /// What the ban names.
+    pub by: BannedBy,
+    /// The time until the ban ends; [`Wait::NEVER`] if it has no end.
+    pub remaining: Wait,
+}
+
+/// What a ban of the configuration names.
+#[cfg(feature = "rules")]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[non_exhaustive]
+pub enum BannedBy {
+    /// A network that contains the client's address.
+    Address,
+    /// An API key in the request, or its user.
+    Caller,
+}
+
+/// A request that rules match and that is exempt from limits.
+#[cfg(feature = "rules")]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct ExemptRequest {
+    /// The client's address.
+    pub address: IpAddr,
+    /// What the exemption names.
+    pub by: ExemptBy,
+}
+
+/// What an exemption names.
+#[cfg(feature = "rules")]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[non_exhaustive]
+pub enum ExemptBy {
+    /// A pattern that matches the path.
+    Path,
+    /// A network that contains the client's address, or the API key.
+    Caller,
+}
+
+/// The observers of one limiter.
+#[derive(Clone, Default)]
+pub(crate) struct Observers(Arc<[ObserverSlot]>);
+
+struct ObserverSlot {
     observer: Box<dyn Observer>,
-    /// Whether it was already said that this one panics: once is enough.
+    /// Whether a panic of this observer was already logged.
     has_panicked: AtomicBool,
 }
 
 impl Observers {
     pub(crate) fn new(observers: Vec<Box<dyn Observer>>) -> Observers {
-        let watching = |observer| Watching { observer, has_panicked: AtomicBool::new(false) };
-        Observers(observers.into_iter().map(watching).collect())
+        let slot = |observer| ObserverSlot { observer, has_panicked: AtomicBool::new(false) };
+        Observers(observers.into_iter().map(slot).collect())
     }
 
-    /// When something begins, if anybody wants to know how long it takes.
+    /// Returns whether there are no observers.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Returns the time at which an operation starts, or `None` without observers.
     pub(crate) fn begin(&self, clock: &dyn Clock) -> Option<Timestamp> {
-        (!self.0.is_empty()).then(|| clock.now())
+        (!self.is_empty()).then(|| clock.now())
     }
 
-    /// Tells of answers that are the end of what began at `begun`.
+    /// Reports the results of checks that started at `begun`.
     pub(crate) fn decided<'a>(
         &self,
         begun: Option<Timestamp>,
         clock: &dyn Clock,
         checks: &[Check<'_>],
-        answers: impl IntoIterator<Item = Result<&'a Decision, StoreErrorKind>>,
+        results: impl IntoIterator<Item = Result<&'a Decision, StoreErrorKind>>,
     ) {
         let Some(begun) = begun else { return };
         let took = since(begun, clock);
-        for (check, answer) in checks.iter().zip(answers) {
-            self.tell(|observer| observer.decided(&Answered { check, answer, took }));
+        for (check, result) in checks.iter().zip(results) {
+            self.each(|observer| observer.decided(&DecidedCheck { check, result, took }));
         }
     }
 
-    /// Tells of a call that began at `begun` and ended.
+    /// Reports a call to the store that started at `begun`.
     pub(crate) fn store_called(
         &self,
         begun: Option<Timestamp>,
@@ -197,17 +315,19 @@ impl Observers {
     ) {
         let Some(begun) = begun else { return };
         let took = since(begun, clock);
-        self.tell(|observer| observer.store_called(&StoreCall { kind, checks, took, result }));
+        self.each(|observer| observer.store_called(&StoreCall { kind, checks, took, result }));
     }
 
+    /// Reports that the circuit breaker has opened or closed.
     pub(crate) fn breaker_changed(&self, is_open: bool) {
-        self.tell(|observer| observer.breaker_changed(is_open));
+        self.each(|observer| observer.breaker_changed(is_open));
     }
 
-    fn tell(&self, what: impl Fn(&dyn Observer)) {
-        for watching in self.0.iter() {
-            let told = catch_unwind(AssertUnwindSafe(|| what(&*watching.observer)));
-            if told.is_err() && !watching.has_panicked.swap(true, Ordering::Relaxed) {
+    /// Calls each observer. A panic is logged once per observer and goes no further.
+    pub(crate) fn each(&self, call: impl Fn(&dyn Observer)) {
+        for slot in self.0.iter() {
+            let called = catch_unwind(AssertUnwindSafe(|| call(&*slot.observer)));
+            if called.is_err() && !slot.has_panicked.swap(true, Ordering::Relaxed) {
                 tracing::error!("an observer of the limiter panicked; no decision depends on it");
             }
         }

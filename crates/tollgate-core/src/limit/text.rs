@@ -95,7 +95,7 @@ impl fmt::Display for LimitTextError {
             Problem::Word => {
                 write!(f, "unknown algorithm; accepted are ")?;
                 for (index, algorithm) in Algorithm::ALL.into_iter().enumerate() {
-                    write!(f, "{}{}", if index == 0 { "" } else { ", " }, algorithm.name())?;
+                    write!(f, "{}{}", if index == 0 { "" } else { ", " }, algorithm.as_str())?;
                 }
             }
             Problem::OptionName => write!(f, "unknown option; accepted are burst=N, queue=N, count_denied=true|false")?,
@@ -141,7 +141,7 @@ impl FromStr for Limit {
         if let Some((&word, after)) = rest.split_first()
             && !word.text.contains('=')
         {
-            algorithm = (Algorithm::from_name(word.text).ok_or_else(|| word.error(Problem::Word))?, word);
+            algorithm = (word.text.parse().map_err(|_| word.error(Problem::Word))?, word);
             options = after;
         }
         let options = Options::parse(options)?;
@@ -171,7 +171,7 @@ impl fmt::Display for Limit {
             count => write!(f, "{count}{unit}")?,
         }
         if self.algorithm() != Algorithm::Sliding {
-            write!(f, " {}", self.algorithm().name())?;
+            write!(f, " {}", self.algorithm().as_str())?;
         }
         if self.cost_max() != self.quota() {
             let option = if self.algorithm() == Algorithm::LeakyBucket { "queue" } else { "burst" };

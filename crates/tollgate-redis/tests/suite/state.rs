@@ -174,7 +174,7 @@ fn foreign_data_is_an_error_of_its_kind_and_nothing_is_written() {
     ];
     for algorithm in Algorithm::ALL {
         let limit: Limit = "100/min".parse::<Limit>().unwrap().with_algorithm(algorithm).unwrap();
-        let name = algorithm.name();
+        let name = algorithm.as_str();
         for command in foreign {
             redis.emptied();
             let key = format!("tollgate:tg2:{{k}}:{name}:60000000");

@@ -221,7 +221,7 @@ fn decision_response(decision: &Decision, policies: Option<&Policies>) -> Respon
 fn decision_body(decision: &Decision, policies: Option<&Policies>) -> Bytes {
     let mut json = JsonText(Vec::with_capacity(64 + 192 * decision.limits.len()));
     json.raw("{\"allowed\":").flag(decision.allowed());
-    json.raw(",\"source\":\"").raw(decision.source.name()).raw("\",\"limits\":[");
+    json.raw(",\"source\":\"").raw(decision.source.as_str()).raw("\",\"limits\":[");
     let limits = policies.into_iter().flat_map(Policies::policies).zip(&decision.limits);
     for (index, (policy, status)) in limits.enumerate() {
         json.raw(if index == 0 { "{\"name\":\"" } else { ",{\"name\":\"" }).raw(policy.name());

@@ -326,7 +326,7 @@ impl<S: AsyncRead + AsyncWrite + Cork + Unpin> RespConnection<S> {
             Ok(RespCommand::Reset { demand }) => match self.listener.limiter.reset(&demand).await {
                 Ok(()) => self.replies.simple("OK"),
                 Err(error) => {
-                    self.replies.error(&format!("UNAVAILABLE the store did not answer ({})", error.kind().name()))
+                    self.replies.error(&format!("UNAVAILABLE the store did not answer ({})", error.kind().as_str()))
                 }
             },
             // Handled by the caller: a check waits for its batch, and a blank line has no reply.

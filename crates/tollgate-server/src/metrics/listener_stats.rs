@@ -156,6 +156,6 @@ impl DecisionStats {
     pub(super) fn times(&self) -> Vec<(&'static str, Snapshot)> {
         let read = SOURCES.iter().zip(&self.times).map(|(source, times)| (*source, times.read()));
         let read = read.filter(|(source, times)| times.count > 0 || *source == Source::Store);
-        read.map(|(source, times)| (source.name(), times)).collect()
+        read.map(|(source, times)| (source.as_str(), times)).collect()
     }
 }

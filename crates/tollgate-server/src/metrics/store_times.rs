@@ -24,8 +24,8 @@ pub struct StoreTimes([Histogram; KINDS.len()]);
 impl StoreTimes {
     /// Returns the durations of calls that decide, and those of every other kind that was called.
     pub(super) fn read(&self) -> Vec<(&'static str, Snapshot)> {
-        let histograms = KINDS.into_iter().zip(&self.0).map(|(kind, times)| (kind.name(), times.read()));
-        histograms.filter(|(call, times)| times.count > 0 || *call == StoreCallKind::Decide.name()).collect()
+        let histograms = KINDS.into_iter().zip(&self.0).map(|(kind, times)| (kind.as_str(), times.read()));
+        histograms.filter(|(call, times)| times.count > 0 || *call == StoreCallKind::Decide.as_str()).collect()
     }
 }
 

@@ -77,11 +77,11 @@ pub fn run_all<S: Subject>(mut fresh: impl FnMut() -> S) -> Report {
 
 /// Creates one case per algorithm, whose name is `name` and the algorithm.
 fn per_algorithm(name: &str, script: impl Fn(Case, Algorithm) -> Case) -> Vec<Case> {
-    let named = |algorithm: Algorithm| script(Case::new(format!("{name}: {}", algorithm.name())), algorithm);
+    let named = |algorithm: Algorithm| script(Case::new(format!("{name}: {}", algorithm.as_str())), algorithm);
     Algorithm::ALL.into_iter().map(named).collect()
 }
 
 /// Returns the text of a limit with this algorithm.
 fn text(limit: &str, algorithm: Algorithm) -> String {
-    format!("{limit} {}", algorithm.name())
+    format!("{limit} {}", algorithm.as_str())
 }

@@ -13,6 +13,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue};
 use serde::Serialize;
+use tollgate_core::NameError;
 
 use super::accept::asks_for_problem;
 use super::policy::Policy;
@@ -75,8 +76,8 @@ impl BodyFormat {
         BodyFormat::Custom(CustomFormat(Arc::new(body)))
     }
 
-    /// Returns the name: `json`, `problem`, `text` or `custom`. The first three are used in configuration.
-    pub fn name(&self) -> &'static str {
+    /// Returns the name: `json`, `problem`, `text` or `custom`. [`FromStr`](std::str::FromStr) accepts the first three.
+    pub fn as_str(&self) -> &'static str {
         match self {
             BodyFormat::Json => "json",
             BodyFormat::Problem => "problem",
@@ -104,9 +105,28 @@ impl PartialEq for CustomFormat {
     }
 }
 
+impl fmt::Display for BodyFormat {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.as_str())
+    }
+}
+
+impl std::str::FromStr for BodyFormat {
+    type Err = NameError;
+
+    fn from_str(text: &str) -> Result<BodyFormat, NameError> {
+        match text {
+            "json" => Ok(BodyFormat::Json),
+            "problem" => Ok(BodyFormat::Problem),
+            "text" => Ok(BodyFormat::Text),
+            _ => Err(NameError::new("body format", text, &["json", "problem", "text"])),
+        }
+    }
+}
+
 impl fmt::Debug for BodyFormat {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
+        f.write_str(self.as_str())
     }
 }
 

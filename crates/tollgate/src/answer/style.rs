@@ -10,8 +10,6 @@
 //! read. Both define `RateLimit-Policy`, in different forms, so a response can use only one of them. [`Styles`] cannot
 //! hold both.
 
-use std::fmt;
-
 /// A family of rate-limit headers.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
@@ -24,24 +22,17 @@ pub enum Style {
     Draft6,
 }
 
-impl Style {
-    /// All styles.
-    pub const ALL: [Style; 3] = [Style::X, Style::Ietf, Style::Draft6];
-
-    /// Returns the name used in configuration: `x`, `ietf` or `draft-6`.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Style::X => "x",
-            Style::Ietf => "ietf",
-            Style::Draft6 => "draft-6",
-        }
+tollgate_core::__names! {
+    "header style" Style {
+        X = "x",
+        Ietf = "ietf",
+        Draft6 = "draft-6",
     }
 }
 
-impl fmt::Display for Style {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
+impl Style {
+    /// All styles.
+    pub const ALL: [Style; 3] = [Style::X, Style::Ietf, Style::Draft6];
 }
 
 /// The reason why styles cannot be combined.

@@ -21,7 +21,7 @@ fn policy(name: &str, text: &str) -> Policy {
 }
 
 fn styles(names: &[&str]) -> Styles {
-    let style = |name: &&str| Style::ALL.into_iter().find(|style| style.name() == *name).unwrap();
+    let style = |name: &&str| Style::ALL.into_iter().find(|style| style.as_str() == *name).unwrap();
     Styles::new(names.iter().map(style)).unwrap()
 }
 

@@ -162,25 +162,24 @@ pub enum GrpcCode {
     Unauthenticated = 16,
 }
 
+tollgate_core::__names! {
+    "gRPC status code" GrpcCode {
+        Ok = "OK",
+        InvalidArgument = "INVALID_ARGUMENT",
+        NotFound = "NOT_FOUND",
+        PermissionDenied = "PERMISSION_DENIED",
+        ResourceExhausted = "RESOURCE_EXHAUSTED",
+        OutOfRange = "OUT_OF_RANGE",
+        Internal = "INTERNAL",
+        Unavailable = "UNAVAILABLE",
+        Unauthenticated = "UNAUTHENTICATED",
+    }
+}
+
 impl GrpcCode {
     /// Returns the number used on the wire.
     pub const fn number(self) -> i32 {
         self as i32
-    }
-
-    /// Returns the name in the specification, for example `RESOURCE_EXHAUSTED`.
-    pub const fn name(self) -> &'static str {
-        match self {
-            GrpcCode::Ok => "OK",
-            GrpcCode::InvalidArgument => "INVALID_ARGUMENT",
-            GrpcCode::NotFound => "NOT_FOUND",
-            GrpcCode::PermissionDenied => "PERMISSION_DENIED",
-            GrpcCode::ResourceExhausted => "RESOURCE_EXHAUSTED",
-            GrpcCode::OutOfRange => "OUT_OF_RANGE",
-            GrpcCode::Internal => "INTERNAL",
-            GrpcCode::Unavailable => "UNAVAILABLE",
-            GrpcCode::Unauthenticated => "UNAUTHENTICATED",
-        }
     }
 }
 
@@ -190,7 +189,7 @@ mod tests {
 
     #[test]
     fn an_unavailable_store_is_never_reported_as_a_denial_in_any_protocol() {
-        let row = |verdict: Verdict| (verdict.http().as_u16(), verdict.grpc().name(), verdict.resp());
+        let row = |verdict: Verdict| (verdict.http().as_u16(), verdict.grpc().as_str(), verdict.resp());
         assert_eq!(row(Verdict::Denied), (429, "RESOURCE_EXHAUSTED", None));
         assert_eq!(row(Verdict::Unavailable), (503, "UNAVAILABLE", Some("UNAVAILABLE")));
         for verdict in Verdict::ALL.into_iter().filter(|verdict| *verdict != Verdict::Denied) {

@@ -179,7 +179,7 @@ fn rules(config: &Config, parts: &SetParts, traits: &Traits, note: &mut Note<'_>
             note(Code::RuleTwice, table.name.span(), message, help);
         }
         if rule.charge.is_refundable() && policies(rule).any(|limit| limit.count_denied()) {
-            let message = format!("`count_denied` with `charge = \"{}\"`", rule.charge.name());
+            let message = format!("`count_denied` with `charge = \"{}\"`", rule.charge.as_str());
             let help = "a denied request has no outcome, so its charge is never refunded; remove one of the two";
             note(Code::CountDeniedRefunded, table.charge.span(), message, help);
         }

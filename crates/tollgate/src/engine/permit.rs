@@ -159,7 +159,7 @@ impl CheckPlan {
 }
 
 /// Selects one group of limits of a plan.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum GroupId {
     Shield,
     Enforced,
@@ -224,7 +224,7 @@ impl Charges {
             // Nothing is due from this group if the check is empty.
             let Ok(check) = Check::new(&demands) else { continue };
             if let Err(error) = self.engine.refund(group, &check, &Decision { limits, ..*decision }).await {
-                tracing::debug!(kind = error.kind().name(), "a refund was lost");
+                tracing::debug!(kind = error.kind().as_str(), "a refund was lost");
             }
         }
     }

@@ -35,13 +35,10 @@ pub enum Rotate {
     Never,
 }
 
-impl Rotate {
-    /// Returns the name used in configuration: `daily` or `never`.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Rotate::Daily => "daily",
-            Rotate::Never => "never",
-        }
+tollgate_core::__names! {
+    "rotation" Rotate {
+        Daily = "daily",
+        Never = "never",
     }
 }
 

@@ -32,13 +32,10 @@ pub enum ApiKeys {
     Any,
 }
 
-impl ApiKeys {
-    /// Returns the name used in configuration: `known` or `any`.
-    pub const fn name(self) -> &'static str {
-        match self {
-            ApiKeys::Known => "known",
-            ApiKeys::Any => "any",
-        }
+tollgate_core::__names! {
+    "choice of API keys" ApiKeys {
+        Known = "known",
+        Any = "any",
     }
 }
 

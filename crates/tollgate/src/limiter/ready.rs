@@ -178,7 +178,7 @@ impl Limiter {
     async fn give_back(&self, check: &Check<'_>, decision: &Decision) {
         if let Err(error) = self.refund(check, decision).await {
             tracing::debug!(
-                kind = error.kind().name(),
+                kind = error.kind().as_str(),
                 "cannot refund a leaky-bucket slot that comes too late; it stays charged"
             );
         }

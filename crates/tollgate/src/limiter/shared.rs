@@ -235,7 +235,7 @@ impl Shared {
         // Nor does a store that did not answer in a part of the deadline.
         let is_inconclusive = error.kind() == Kind::TimedOut && (was_starved || !spent.is_zero());
         if !is_foreign(&error) && !is_inconclusive && self.breaker.failed(phase, sent, self.clock.now()) {
-            tracing::warn!(kind = error.kind().name(), %error, "the store is not asked until a probe succeeds");
+            tracing::warn!(kind = error.kind().as_str(), %error, "the store is not asked until a probe succeeds");
             *self.last_failure.lock() = Some(failure.clone());
             self.observers.breaker_changed(true);
             probing::start(self);
@@ -378,8 +378,8 @@ impl Shared {
 /// Logs the error of a store: a bug in Tollgate as an error, any other failure for debugging.
 fn log_failure(error: &StoreError, what: &'static str) {
     match error.kind() {
-        Kind::Script => tracing::error!(kind = error.kind().name(), %error, "{what}"),
-        _ => tracing::debug!(kind = error.kind().name(), %error, "{what}"),
+        Kind::Script => tracing::error!(kind = error.kind().as_str(), %error, "{what}"),
+        _ => tracing::debug!(kind = error.kind().as_str(), %error, "{what}"),
     }
 }
 

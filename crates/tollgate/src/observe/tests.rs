@@ -21,13 +21,13 @@ impl Notes {
 }
 
 impl Observer for Notes {
-    fn decided(&self, answered: &Answered<'_>) {
-        let by = answered.answer.map_or_else(StoreErrorKind::name, |decision| Source::name(decision.source));
-        self.0.lock().push(format!("{} {by} {:?}", answered.verdict(), answered.took));
+    fn decided(&self, decided: &DecidedCheck<'_>) {
+        let by = decided.result.map_or_else(StoreErrorKind::as_str, |decision| Source::as_str(decision.source));
+        self.0.lock().push(format!("{} {by} {:?}", decided.outcome().as_str(), decided.took));
     }
     fn store_called(&self, call: &StoreCall) {
-        let result = call.result.map_or_else(StoreErrorKind::name, |()| "ok");
-        self.0.lock().push(format!("{} of {} {result} {:?}", call.kind.name(), call.checks, call.took));
+        let result = call.result.map_or_else(StoreErrorKind::as_str, |()| "ok");
+        self.0.lock().push(format!("{} of {} {result} {:?}", call.kind.as_str(), call.checks, call.took));
     }
     fn breaker_changed(&self, is_open: bool) {
         self.0.lock().push(format!("breaker open: {is_open}"));
@@ -127,7 +127,7 @@ async fn an_outage_is_told_from_its_first_failure_to_the_probe_that_ends_it() {
 async fn an_observer_that_panics_breaks_neither_a_decision_nor_another_observer() {
     struct Panics;
     impl Observer for Panics {
-        fn decided(&self, _: &Answered<'_>) {
+        fn decided(&self, _: &DecidedCheck<'_>) {
             panic!("a bug in an observer");
         }
     }

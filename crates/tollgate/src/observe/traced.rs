@@ -1,13 +1,16 @@
-//! A limiter's doings as `tracing` events.
+//! Observations as `tracing` events.
 
 use std::fmt;
 
 use tollgate_core::{Check, Source};
 
-use super::{Answered, Observer, StoreCall};
+#[cfg(feature = "rules")]
+use super::{BannedBy, BannedRequest, ExemptBy, ExemptRequest, ShieldRefusal};
+use super::{DecidedCheck, Observer, StoreCall};
+#[cfg(feature = "rules")]
+use crate::rules::RuleSet;
 
-/// Emits an event for every answer and every call of the store, at debug level. No field holds a key, an address or a
-/// secret: a check is told by the texts of its limits.
+/// An observer that emits `tracing` events. No field contains a key, an address or a secret.
 ///
 /// ```
 /// use tollgate::Limiter;
@@ -18,30 +21,65 @@ use super::{Answered, Observer, StoreCall};
 ///
 /// | event | level | fields |
 /// |---|---|---|
-/// | `decided` | debug | `limits`, `verdict`, `source` (or `kind`: why nobody decided), `took_us` |
+/// | `decided` | debug | `limits`, `verdict`, `source` (or `kind` of the store's error), `took_us` |
 /// | `store called` | debug | `call`, `checks`, `took_us`, `kind` if it failed |
+/// | `shield refused` | debug | `limits`, `verdict` |
+/// | `banned` | debug | `by`: `address` or `caller` |
+/// | `exempted` | debug | `by`: `path` or `caller` |
+/// | `rules reloaded` | debug | `rules`: their number |
 ///
-/// That the breaker opens (warn) or closes (info) is said by every limiter, with this observer or without.
+/// `limits` is the texts of the limits. Every limiter logs that its circuit breaker opens (warn) or closes (info), with or
+/// without this observer.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct TracingObserver;
 
 impl Observer for TracingObserver {
-    fn decided(&self, answered: &Answered<'_>) {
-        let (verdict, took_us) = (answered.verdict(), answered.took.as_micros() as u64);
-        let limits = Limits(answered.check);
-        match answered.answer.map(|decision| decision.source) {
-            Ok(source) => tracing::debug!(%limits, verdict, source = Source::name(source), took_us, "decided"),
-            Err(kind) => tracing::debug!(%limits, verdict, kind = kind.name(), took_us, "decided"),
+    fn decided(&self, decided: &DecidedCheck<'_>) {
+        let (verdict, took_us) = (decided.outcome().as_str(), decided.took.as_micros() as u64);
+        let limits = Limits(decided.check);
+        match decided.result.map(|decision| decision.source) {
+            Ok(source) => tracing::debug!(%limits, verdict, source = Source::as_str(source), took_us, "decided"),
+            Err(kind) => tracing::debug!(%limits, verdict, kind = kind.as_str(), took_us, "decided"),
         }
     }
 
     fn store_called(&self, call: &StoreCall) {
         let StoreCall { kind, checks, took, result } = *call;
-        let (call, took_us) = (kind.name(), took.as_micros() as u64);
+        let (call, took_us) = (kind.as_str(), took.as_micros() as u64);
         match result {
             Ok(()) => tracing::debug!(call, checks, took_us, "store called"),
-            Err(kind) => tracing::debug!(call, checks, took_us, kind = kind.name(), "store called"),
+            Err(kind) => tracing::debug!(call, checks, took_us, kind = kind.as_str(), "store called"),
         }
+    }
+
+    #[cfg(feature = "rules")]
+    fn shield_refused(&self, refused: &ShieldRefusal<'_>) {
+        let limits = Limits(refused.check);
+        let verdict = if refused.decision.is_some() { "deny" } else { "unavailable" };
+        tracing::debug!(%limits, verdict, "shield refused");
+    }
+
+    #[cfg(feature = "rules")]
+    fn banned(&self, request: &BannedRequest) {
+        let by = match request.by {
+            BannedBy::Address => "address",
+            BannedBy::Caller => "caller",
+        };
+        tracing::debug!(by, "banned");
+    }
+
+    #[cfg(feature = "rules")]
+    fn exempted(&self, request: &ExemptRequest) {
+        let by = match request.by {
+            ExemptBy::Path => "path",
+            ExemptBy::Caller => "caller",
+        };
+        tracing::debug!(by, "exempted");
+    }
+
+    #[cfg(feature = "rules")]
+    fn reloaded(&self, rules: &RuleSet) {
+        tracing::debug!(rules = rules.rules().len(), "rules reloaded");
     }
 }
 

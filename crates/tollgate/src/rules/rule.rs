@@ -22,14 +22,11 @@ pub enum Mode {
     Off,
 }
 
-impl Mode {
-    /// Returns the name used in configuration and metrics: `enforce`, `shadow` or `off`.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Mode::Enforce => "enforce",
-            Mode::Shadow => "shadow",
-            Mode::Off => "off",
-        }
+tollgate_core::__names! {
+    "mode" Mode {
+        Enforce = "enforce",
+        Shadow = "shadow",
+        Off = "off",
     }
 }
 
@@ -49,16 +46,15 @@ pub enum Charge {
     OnSuccess,
 }
 
-impl Charge {
-    /// Returns the name used in configuration: `always`, `on_failure` or `on_success`.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Charge::Always => "always",
-            Charge::OnFailure => "on_failure",
-            Charge::OnSuccess => "on_success",
-        }
+tollgate_core::__names! {
+    "charge" Charge {
+        Always = "always",
+        OnFailure = "on_failure",
+        OnSuccess = "on_success",
     }
+}
 
+impl Charge {
     /// Returns whether units may be refunded: `false` only for `Always`.
     pub const fn is_refundable(self) -> bool {
         !matches!(self, Charge::Always)

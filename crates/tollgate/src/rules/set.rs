@@ -56,6 +56,7 @@ pub(crate) struct SetParts {
 pub struct Matched<'s> {
     set: &'s SetParts,
     places: MatchedIndices<'s>,
+    is_exempt_path: bool,
 }
 
 #[derive(Clone)]
@@ -86,6 +87,11 @@ impl<'s> Matched<'s> {
             MatchedIndices::Same(same) => Indices::from_slice(same),
             MatchedIndices::Found(found) => found,
         }
+    }
+
+    /// Returns whether rules match the request and none applies, because its path is exempt.
+    pub fn is_exempt_path(&self) -> bool {
+        self.is_exempt_path
     }
 
     /// Returns whether no rule applies to the request.
@@ -126,15 +132,13 @@ impl RuleSet {
     /// Returns the rules that apply to a request with these readings of its path.
     pub(crate) fn matching_read(&self, request: &RequestView<'_>, readings: &LazyReadings<'_>) -> Matched<'_> {
         let set = &*self.0;
-        let places = match self.same_for_all() {
-            Some(same) => MatchedIndices::Same(same),
-            None => {
-                let found = set.matcher.find(request, readings);
-                let is_exempt = !found.is_empty() && set.exempt.has_path(readings);
-                MatchedIndices::Found(if is_exempt { Indices::new() } else { found })
-            }
-        };
-        Matched { set, places }
+        if let Some(same) = self.same_for_all() {
+            return Matched { set, places: MatchedIndices::Same(same), is_exempt_path: false };
+        }
+        let found = set.matcher.find(request, readings);
+        let is_exempt_path = !found.is_empty() && set.exempt.has_path(readings);
+        let places = MatchedIndices::Found(if is_exempt_path { Indices::new() } else { found });
+        Matched { set, places, is_exempt_path }
     }
 
     /// Returns the shields that apply to a request, whether or not it is exempt.
@@ -145,7 +149,7 @@ impl RuleSet {
             Some(same) => MatchedIndices::Same(same),
             None => MatchedIndices::Found(set.shields.find(request, readings)),
         };
-        Matched { set, places }
+        Matched { set, places, is_exempt_path: false }
     }
 
     /// Returns whether requests with this path are never limited.

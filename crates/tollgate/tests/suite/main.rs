@@ -3,9 +3,11 @@
 
 mod calls;
 mod distributed;
+mod exports;
 mod faults;
 mod guide;
 mod layer;
+mod observers;
 mod plan_hash;
 mod round_trips;
 mod settings;

@@ -54,12 +54,12 @@ impl Nodes {
 async fn settle_on_redis_equals_settle_in_memory() {
     let server = Server::redis();
     for algorithm in Algorithm::ALL {
-        let limit: Limit = format!("100/s {}", algorithm.name()).parse().unwrap();
+        let limit: Limit = format!("100/s {}", algorithm.as_str()).parse().unwrap();
         let nodes = Nodes::new(&server);
         for (number, (wait_ms, actual)) in
             [(0, 20), (150, 20), (1_100, 20), (3_000, 0), (0, 70), (150, 99), (150, 100_000)].into_iter().enumerate()
         {
-            let subject = format!("{} {number}", algorithm.name());
+            let subject = format!("{} {number}", algorithm.as_str());
             let demand = Demand::new(limit, Key::new(&subject).unwrap());
             nodes.settle_on_each(demand, 50, wait_ms, actual).await;
         }

@@ -97,7 +97,7 @@ pub(super) async fn reset(listener: &AdminListener, query: &str) -> Response<Byt
 
 /// Returns the response to a request that the store did not serve.
 pub(super) fn unavailable(error: &tollgate::StoreError) -> Response<Bytes> {
-    let message = format!("the store did not answer ({})", error.kind().name());
+    let message = format!("the store did not answer ({})", error.kind().as_str());
     problem(StatusCode::SERVICE_UNAVAILABLE, "unavailable", &message)
 }
 

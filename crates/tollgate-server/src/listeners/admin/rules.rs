@@ -36,16 +36,16 @@ fn rule_json(rule: &CompiledRule, rules: &RuleSet, stats: &[RuleStats]) -> Value
     };
     let stats = stats.iter().filter(|stats| stats.rule == *rule.name());
     let decisions: Vec<Value> =
-        stats.flat_map(|stats| stats.counts.iter().map(|cell| counted(stats.mode.name(), cell))).collect();
+        stats.flat_map(|stats| stats.counts.iter().map(|cell| counted(stats.mode.as_str(), cell))).collect();
     json!({
         "name": &**rule.name(),
-        "mode": rule.mode().name(),
+        "mode": rule.mode().as_str(),
         "by": by,
         "limits": limits,
         "by_plan": rule.is_by_plan(),
         "shield": rule.is_shield(),
-        "on_failure": rule.on_failure().name(),
-        "charge": rule.charge().name(),
+        "on_failure": rule.on_failure().as_str(),
+        "charge": rule.charge().as_str(),
         "cost": rule.cost().units(),
         "decisions": decisions,
     })
@@ -57,5 +57,5 @@ fn limits(rule: &CompiledRule, limit_set: LimitSetId) -> Value {
 }
 
 fn counted(mode: &str, cell: &Counted) -> Value {
-    json!({ "verdict": cell.said.name(), "source": cell.source.name(), "mode": mode, "times": cell.times })
+    json!({ "verdict": cell.said.as_str(), "source": cell.source.as_str(), "mode": mode, "times": cell.times })
 }

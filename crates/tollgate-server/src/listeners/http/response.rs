@@ -25,7 +25,7 @@ fn source_schema(_: &mut SchemaGenerator) -> Schema {
         "type": "string",
         "description": "What decided: the store, a denial of the store that was cached, the local share of this instance while \
             the store is unreachable, or nothing.",
-        "enum": SOURCES.map(|source| source.name()),
+        "enum": SOURCES.map(|source| source.as_str()),
     })
 }
 

@@ -64,7 +64,7 @@ fn longest_wait_counts() -> Case {
 /// Three of five units are used, and a cost of four is denied. With `count_denied` nothing is left.
 fn refused_is_charged() -> Vec<Case> {
     per_algorithm("count_denied charges denied requests", |case, algorithm| {
-        let limit = format!("5/s {} count_denied=true", algorithm.name());
+        let limit = format!("5/s {} count_denied=true", algorithm.as_str());
         let case = case.on(&limit).take(3).admitted().at(100 * MS).take(4).denied().remaining(0).allowed(false);
         match algorithm {
             // Two of the old units were removed for the four. Another four units fit when those four expire.
@@ -81,7 +81,7 @@ fn refused_is_charged() -> Vec<Case> {
 
 fn penalty_is_capped() -> Vec<Case> {
     per_algorithm("count_denied stops at the quota", |case, algorithm| {
-        let limit = format!("5/s {} count_denied=true", algorithm.name());
+        let limit = format!("5/s {} count_denied=true", algorithm.as_str());
         let case = case.on(&limit).take(u32::MAX).never().remaining(0).take(u32::MAX).never();
         let (wait, whole) = match algorithm {
             SlidingCounter => (SECOND + 200 * MS, 2 * SECOND),

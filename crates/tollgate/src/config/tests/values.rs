@@ -45,7 +45,7 @@ fn fields_of_a_rule_are_read_and_have_defaults() {
     let limit_set = load("").unwrap().rules.default_limit_set(true);
     let policy = &rule.policies(limit_set)[0];
     assert!(policy.styles().contains(Style::Draft6) && !policy.styles().contains(Style::X));
-    assert_eq!(policy.format().name(), "problem");
+    assert_eq!(policy.format().as_str(), "problem");
 }
 
 #[test]
@@ -104,7 +104,7 @@ fn a_shield_counts_by_address_and_answers_in_text() {
     assert!(rule.is_shield());
     assert_eq!(rule.by().iter().map(ToString::to_string).collect::<Vec<_>>(), ["ip"]);
     let limit_set = load("").unwrap().rules.default_limit_set(true);
-    assert_eq!(rule.policies(limit_set)[0].format().name(), "text");
+    assert_eq!(rule.policies(limit_set)[0].format().as_str(), "text");
 }
 
 #[test]
@@ -216,6 +216,6 @@ fn styles_and_formats_are_written_by_their_names() {
         assert_eq!(Style::ALL.into_iter().filter(|each| styles.contains(*each)).collect::<Vec<_>>(), [style]);
     }
     for format in [BodyFormat::Json, BodyFormat::Problem, BodyFormat::Text] {
-        assert_eq!(policy(&format!("body = '{}'", format.name())).format().name(), format.name());
+        assert_eq!(policy(&format!("body = '{}'", format.as_str())).format().as_str(), format.as_str());
     }
 }

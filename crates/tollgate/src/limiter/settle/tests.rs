@@ -45,7 +45,7 @@ impl Bench {
 
 /// Two counters of one limit: one that is settled, and one that always knew.
 fn pair(algorithm: Algorithm) -> [Demand<'static>; 2] {
-    let limit: Limit = format!("100/s {}", algorithm.name()).parse().unwrap();
+    let limit: Limit = format!("100/s {}", algorithm.as_str()).parse().unwrap();
     ["settled", "foreseen"].map(|subject| Demand::new(limit, Key::new(subject).unwrap()))
 }
 
@@ -67,7 +67,7 @@ async fn less_than_reserved_leaves_the_counter_as_if_the_right_cost_had_been_cha
             }
             bench.settle(&settled, &reserved, 20).await;
             let [settled, foreseen] = [bench.line(&settled).await, bench.line(&foreseen).await];
-            assert_eq!(settled, foreseen, "{} after {wait_ms} ms", algorithm.name());
+            assert_eq!(settled, foreseen, "{} after {wait_ms} ms", algorithm.as_str());
         }
     }
 }
@@ -81,7 +81,7 @@ async fn more_than_reserved_is_charged_as_of_now() {
         bench.pass(150);
         bench.settle(&settled, &reserved, 45).await;
         bench.take(&foreseen, 35).await;
-        assert_eq!(bench.line(&settled).await, bench.line(&foreseen).await, "{}", algorithm.name());
+        assert_eq!(bench.line(&settled).await, bench.line(&foreseen).await, "{}", algorithm.as_str());
     }
 }
 
@@ -95,10 +95,14 @@ async fn an_overrun_that_does_not_fit_fills_the_limit_and_no_more() {
             let line = bench.line(&settled).await;
             // A leaky bucket holds one in service beside its queue.
             let is_full = line.remaining == 0;
-            assert!(is_full, "{} by {actual}: {line:?}", algorithm.name());
-            assert!(!bench.take(&settled, 1).await.allowed(), "{} by {actual}", algorithm.name());
+            assert!(is_full, "{} by {actual}: {line:?}", algorithm.as_str());
+            assert!(!bench.take(&settled, 1).await.allowed(), "{} by {actual}", algorithm.as_str());
             bench.pass(2_010);
-            assert!(bench.take(&settled, 50).await.allowed(), "{} by {actual}: not locked for long", algorithm.name());
+            assert!(
+                bench.take(&settled, 50).await.allowed(),
+                "{} by {actual}: not locked for long",
+                algorithm.as_str()
+            );
         }
     }
 }
@@ -110,7 +114,7 @@ async fn exactly_what_was_reserved_changes_nothing() {
         let reserved = bench.take(&settled, 60).await;
         let before = bench.line(&settled).await;
         bench.settle(&settled, &reserved, 60).await;
-        assert_eq!(bench.line(&settled).await, before, "{}", algorithm.name());
+        assert_eq!(bench.line(&settled).await, before, "{}", algorithm.as_str());
     }
 }
 
