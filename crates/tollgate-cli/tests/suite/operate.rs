@@ -192,7 +192,7 @@ fn a_refusal_of_an_instance_exits_with_two_and_its_message() {
         (run(inspect("http://ann:planted@127.0.0.1:1"), "planted-wrong-token-x"), "without user and password"),
         (run(inspect("http://planted@127.0.0.1:1"), "planted-wrong-token-x"), "without user and password"),
         (with_token(&["inspect", "k", "1/fortnight", "--admin", &url]), "us, ms, s, min, h, day, week"),
-        (with_token(&["explain", "GET", "/", "--admin", &url]), "start it with --config FILE"),
+        (with_token(&["explain", "GET", "/", "--admin", &url]), "start with --config FILE"),
         (tollgate(&["inspect", "k", "--rule", "x"]), "--admin"),
         (tollgate(&["explain", "GET", "/"]), "--config"),
         (tollgate(&["explain", "--config", "absent.toml", "GET", "/"]), "absent.toml"),
