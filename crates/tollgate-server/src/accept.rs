@@ -78,8 +78,8 @@ pub(crate) async fn accept(
 impl Acceptor {
     /// Creates an acceptor with the limits of the listener's [`Role`].
     ///
-    /// The role also decides about spare file descriptors, and whether connections to a loopback `socket` are
-    /// encrypted.
+    /// For [`Role::Operator`], idle connections are evicted, four file descriptors are kept in reserve, and a loopback
+    /// `socket` is not encrypted.
     ///
     /// # Panics
     /// If the limit on connections exceeds [`Semaphore::MAX_PERMITS`].
@@ -140,9 +140,7 @@ impl Acceptor {
         }
     }
 
-    /// Takes a slot for a connection and starts to serve it on the worker pool.
-    ///
-    /// Returns when serving has been scheduled.
+    /// Takes a slot for a connection and starts to serve it on the worker pool, without waiting for its end.
     ///
     /// If no slot can be taken, counts the connection as refused and [rejects](Self::reject) it. Waits up to a second
     /// for a slot if idle connections can be evicted.
@@ -338,11 +336,10 @@ impl ConnectionSlots {
 
     /// Takes a slot.
     ///
-    /// Returns a permit, which occupies the slot until it is dropped, and for slots that evict the reservation by which
-    /// the connection learns that it is evicted.
+    /// Returns a permit, which occupies it until dropped, and a reservation if the connection can be evicted.
     ///
-    /// If all slots are taken, slots that evict end the connection that was idle for longest and wait up to a second
-    /// for its slot. Returns `None` if there is no slot then, and at once if the slots do not evict.
+    /// If all slots are taken and connections can be evicted, evicts the one that was idle for longest and waits up to
+    /// a second for its slot. Returns `None` if there is no slot after that; at once if connections cannot be evicted.
     async fn take(&self) -> Option<(OwnedSemaphorePermit, Option<Reservation>)> {
         let Some(evictable) = &self.evictable else {
             return Some((self.permits.clone().try_acquire_owned().ok()?, None));

@@ -38,7 +38,7 @@ const WAITING_MAX: u32 = 16;
 /// The size of the table, in slots of 24 bytes.
 const SLOTS: usize = 4_096;
 
-/// A delay of authentication attempts that grows with the recent failures of the client's address.
+/// A guard against guessed secrets: delays authentication attempts by the recent failures of the client's address.
 #[derive(Debug)]
 pub(crate) struct AuthGuard {
     seeds: RandomState,
@@ -146,7 +146,7 @@ impl AuthGuard {
         Some(WaitingAttempt { guard: self, slot })
     }
 
-    /// Returns the delay before an attempt of this slot is answered. If it failed, counts it first.
+    /// Returns the delay before an attempt is answered. If `is_right` is false, counts a failure first.
     fn delay(&self, slot: usize, is_right: bool) -> Duration {
         let now = Instant::now();
         let slot = &mut self.slots.lock()[slot];

@@ -67,10 +67,9 @@ impl EvictingBudget {
         Arc::new(EvictingBudget { max, evictions, state: Mutex::default() })
     }
 
-    /// Reserves `amount`.
+    /// Reserves `amount`, if necessary by evicting the oldest reservations that are not protected.
     ///
-    /// If there is not enough left, evicts the oldest reservations that are not protected, and waits until their
-    /// holders drop them.
+    /// Waits until the holders of evicted reservations drop them.
     ///
     /// Returns `None` if `amount` does not fit beside the protected reservations, or if this reservation is itself
     /// evicted while it waits.
@@ -276,9 +275,8 @@ impl Receiving {
 
     /// Sets the account to `bytes` in all (not in addition), and waits until there is room for them.
     ///
-    /// Up to 4 KiB always fit.
-    ///
-    /// Returns false if there is no room or the reservation was evicted; the caller must then drop the request.
+    /// Up to 4 KiB always fit. Returns false if there is no room or the reservation was evicted; the caller must then
+    /// drop the request.
     pub(crate) async fn hold(&mut self, bytes: usize) -> bool {
         if bytes > SMALL_BYTES {
             // A client that sends as fast as it is read would otherwise delay the other connections of this thread.

@@ -78,7 +78,7 @@ pub(crate) enum Role {
     Operator,
 }
 
-/// The shutdown signal, receive account and connection slot of one connection.
+/// The shutdown signal, account of received bytes ([`Receiving`]) and connection slot of one connection.
 pub(crate) struct ConnectionContext {
     pub(crate) shutdown: Shutdown,
     /// Accounts for the bytes of a request that is not complete.

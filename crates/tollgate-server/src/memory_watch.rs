@@ -11,12 +11,11 @@ const INTERVAL: Duration = Duration::from_secs(10);
 /// The interval at which the warning is repeated while the memory stays nearly full.
 const REPEAT: Duration = Duration::from_secs(600);
 
-/// Watches the memory for counters of the limiter, and of the engine's shield rules if there is an engine.
+/// Logs warnings when the memory for counters is nearly full. Never returns.
 ///
-/// Never returns.
-///
-/// Reads it every 10 s. Logs a warning when 90 % is used, and when it is full, so that new keys share counters. Repeats
-/// the warning every 10 minutes while that lasts.
+/// Every 10 s, reads the memory of the limiter's counters, and of those of shield rules if there is an engine. Logs a
+/// warning when 90 % is used, and when it is full, so that new keys share counters. Repeats it every 10 minutes while
+/// that lasts.
 pub async fn watch_memory(limiter: Limiter, engine: Option<Engine>) {
     let (mut limits, mut shield) = (Warnings::default(), Warnings::default());
     loop {

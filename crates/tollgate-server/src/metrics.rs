@@ -36,7 +36,7 @@ const EXPLICIT: &str = "";
 /// The label that names a listener.
 const LISTENER: &str = "door";
 
-/// The values that `/metrics` reports, held by the parts of the server that count them.
+/// The parts of the server whose counters `/metrics` reports.
 pub(crate) struct Metrics {
     limiter: Limiter,
     reloader: Reloader,

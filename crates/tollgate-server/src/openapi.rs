@@ -18,14 +18,14 @@ use serde_json::{Value, json};
 use crate::listeners::http::request::CheckBody;
 use crate::listeners::http::response::{BanBody, DecisionBody, ErrorBody};
 
-/// Returns the response of `/openapi.json`: the OpenAPI document as JSON. It is created once.
+/// Returns the response of `/openapi.json`: the OpenAPI document as JSON, which is created once.
 pub(crate) fn document_response() -> Response<Bytes> {
     static TEXT: OnceLock<Bytes> = OnceLock::new();
     let text = TEXT.get_or_init(|| Bytes::from(serde_json::to_vec(&document()).unwrap_or_default()));
     with_type(text.clone(), "application/json")
 }
 
-/// Returns the response of `/docs`: the OpenAPI document as an HTML page. It is created once.
+/// Returns the response of `/docs`: the OpenAPI document as an HTML page, which is created once.
 pub(crate) fn page_response() -> Response<Bytes> {
     static PAGE: OnceLock<Bytes> = OnceLock::new();
     let page = PAGE.get_or_init(|| Bytes::from(page::render(&document())));

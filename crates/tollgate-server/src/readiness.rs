@@ -122,7 +122,7 @@ impl Readiness {
         TaskGuard { readiness: self.clone(), task }
     }
 
-    /// Probes the shared store 500 ms after each probe has ended, and never returns. Returns at once if there is none.
+    /// Probes the shared store 500 ms after the end of each probe, and never returns. Without one, returns at once.
     ///
     /// The instance is not ready after two consecutive failures, until a probe succeeds. A probe fails after 400 ms.
     pub async fn watch_store(self) {

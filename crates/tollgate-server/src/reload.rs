@@ -176,8 +176,8 @@ impl Reloader {
     /// Returns the new configuration, or an empty one if this reloader has none.
     ///
     /// Waits first until the files were unchanged for 100 ms, for five seconds at most. Reloads run one at a time. A
-    /// reload that was started is completed even if the future is dropped. The result and the findings are logged and
-    /// counted.
+    /// reload that was started is completed even if the future is dropped. The result is logged and counted, and the
+    /// findings are logged.
     ///
     /// # Errors
     /// If the configuration, the certificate or both cannot be used; a valid one is in use all the same. Also if there
@@ -188,7 +188,9 @@ impl Reloader {
         outcome.map(|loaded| loaded.unwrap_or_else(|| Arc::new(empty())))
     }
 
-    /// Returns a future that reloads whenever one of the files changes. It never completes, unless there are no files.
+    /// Returns a future that reloads whenever one of the files changes.
+    ///
+    /// Without files, it completes at once, else never.
     ///
     /// Changes are noticed from this call on, even before the future is polled. If the future is dropped after its
     /// first poll, `/readyz` reports that the file watch has ended.

@@ -136,7 +136,9 @@ impl Tls {
     }
 }
 
-/// A TCP stream from which at most `bytes_left` bytes can be read. Reading more fails with `InvalidData`.
+/// A TCP stream from which at most `bytes_left` bytes can be read, which bounds the TLS handshake.
+///
+/// Reading more fails with `InvalidData`. After the handshake there is no limit.
 pub(crate) struct HandshakeStream {
     stream: TcpStream,
     /// `usize::MAX`, after the handshake, means no limit.

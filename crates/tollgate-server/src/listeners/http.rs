@@ -70,7 +70,7 @@ impl Listener for HttpListener {
 }
 
 impl HttpListener {
-    /// Creates a listener that decides explicit checks by `limiter`.
+    /// Creates a listener that decides explicit checks, which name their keys and limits, by `limiter`.
     ///
     /// It has no rules and no allowed origins, and closes a connection after `idle` without a request.
     pub(crate) fn new(limiter: Limiter, idle: Duration) -> HttpListener {
@@ -106,7 +106,8 @@ impl HttpListener {
 
     /// Answers one request: a check, `/openapi.json` or `/docs`.
     ///
-    /// Others get 404 or 405, a check for a foreign web page 403.
+    /// A check that a browser sends for a web page of another site gets 403, an unknown path 404, and a wrong method
+    /// 405.
     pub(crate) async fn answer<B>(&self, request: Request<B>) -> Response<ResponseBody>
     where
         B: Body<Data = Bytes>,
@@ -193,7 +194,7 @@ impl HttpListener {
 
 #[cfg(test)]
 impl HttpListener {
-    /// Sets the engine that decides described requests by its rules.
+    /// Sets the engine whose rules decide requests that the body of a check describes.
     pub(crate) fn with_rules(self, engine: Engine) -> HttpListener {
         HttpListener { engine: Some(engine), ..self }
     }

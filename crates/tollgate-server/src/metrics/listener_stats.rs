@@ -135,7 +135,7 @@ impl Drop for OpenConnection {
 /// All sources of a decision.
 pub(crate) const SOURCES: [Source; 4] = [Source::Store, Source::DenyCache, Source::Local, Source::None];
 
-/// The counters of explicit checks, and the durations of all decisions by source.
+/// The counters of explicit checks, which name their keys and limits, and the durations of all decisions by source.
 #[derive(Debug, Default)]
 pub(crate) struct DecisionStats {
     pub(super) explicit: DecisionCounts,

@@ -101,8 +101,6 @@ impl Inner {
     /// Waits until all files were unchanged for 100 ms and none is being written. Returns their [stamps](Stamp).
     ///
     /// Does not wait longer than about five seconds.
-    ///
-    /// Returns their [stamps](Stamp).
     pub(super) async fn wait_until_stable(&self) -> Stamps {
         let began = Instant::now();
         let mut found = self.stamps().await;
@@ -293,7 +291,7 @@ pub(crate) type Stamp = Option<[i128; 7]>;
 /// The stamps of files, by path.
 pub(crate) type Stamps = BTreeMap<PathBuf, Stamp>;
 
-/// Returns the stamp of a file with this metadata.
+/// Returns the [`Stamp`] of a file with this metadata. It is always `Some`.
 pub(crate) fn stamp(data: &Metadata) -> Stamp {
     let [dev, ino, size] = [data.dev(), data.ino(), data.size()].map(i128::from);
     let [mtime, mtime_nsec, ctime, ctime_nsec] =

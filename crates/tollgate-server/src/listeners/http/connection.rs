@@ -55,10 +55,9 @@ where
     Ok(Box::pin(general::serve_last(&mut stream, begin, idle, context, &handler)).await?)
 }
 
-/// Reads a whole body.
+/// Reads a whole body of at most `bytes_max` bytes, within 10 s.
 ///
-/// `Err` is the response if it has more than `bytes_max` bytes (413), is not complete within 10 s (408), or ends early
-/// (400).
+/// `Err` is the response to a body that is too long (413), not complete in time (408), or ends early (400).
 pub(crate) async fn read_body<B>(body: B, bytes_max: usize) -> Result<Bytes, Response<Bytes>>
 where
     B: Body<Data = Bytes>,

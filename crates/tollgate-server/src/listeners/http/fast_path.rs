@@ -283,7 +283,7 @@ fn next_request(buffer: &[u8], before: Option<PartialRequest>, idle: Duration) -
 impl PartialRequest {
     /// Returns whether the missing part may be complete now, so that `buffer` has to be parsed.
     ///
-    /// If false, it is certainly not.
+    /// False means that it cannot be complete yet.
     fn may_be_complete(&self, buffer: &[u8]) -> bool {
         let has_head = || self.missing == RequestPart::Head && ends_head(&buffer[self.seen.saturating_sub(3)..]);
         buffer.len() >= self.parse_at || has_head()

@@ -90,7 +90,7 @@ pub(super) enum AfterExchange {
 
 /// Answers one complete request by calling `handler`, and writes the response to `stream`.
 ///
-/// Returns whether another request may follow on the connection. `closes` makes the response the last one.
+/// The result says whether another request may follow on the connection. `closes` makes the response the last one.
 ///
 /// Bytes that the client sends meanwhile are appended to `buffer`. The connection's slot is protected from eviction
 /// while the handler runs. If the client ends the connection before the response begins, the handler is cancelled. If
@@ -172,7 +172,8 @@ where
 ///
 /// `begin` is the part of the request that was read already.
 ///
-/// If the connection's slot or the bytes of the request are evicted, ends the connection without a response.
+/// If the connection's slot or the bytes of the request are evicted, ends the connection at once, even within a
+/// response.
 ///
 /// # Errors
 /// If the request is malformed, or the connection breaks.

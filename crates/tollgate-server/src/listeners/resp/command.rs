@@ -38,7 +38,7 @@ pub(crate) enum RespCommand<'b> {
     Unknown,
 }
 
-/// The five numbers of the reply to a check.
+/// The format of the reply to a check, which is an array of five numbers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum ReplyFormat {
     /// `TOLLGATE.*`: allowed (1 or 0), quota, remaining, `retry_after` and `reset_after` in milliseconds.
@@ -124,11 +124,10 @@ impl LimitCache {
     }
 }
 
-/// Parses the command whose arguments `args` has found in `buffer`.
+/// Parses the command in `buffer` whose arguments [`parse`](super::frame::parse) has found. `Err` is the error reply.
 ///
-/// `Err` is the error reply, which says what is expected.
-///
-/// A command without arguments is [`RespCommand::Nothing`]. `limits` is used and updated.
+/// A command without arguments is [`RespCommand::Nothing`]. Limits are taken from the cache `limits`, or parsed and
+/// stored there.
 pub(crate) fn parse_command<'b>(
     buffer: &'b [u8],
     args: &Args,
