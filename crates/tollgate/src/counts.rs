@@ -38,7 +38,7 @@ impl DecisionOutcome {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Counted {
     /// The outcome.
-    pub said: DecisionOutcome,
+    pub outcome: DecisionOutcome,
     /// The source of the decisions.
     pub source: Source,
     /// The number of such decisions since the counters were created.
@@ -87,7 +87,7 @@ impl DecisionCounts {
     /// Returns the counts. Those of [`Source::Store`] are always included, all others only if they are not zero.
     pub fn counted(&self) -> Vec<Counted> {
         let read = |((outcome, source), times): (&(DecisionOutcome, Source), &AtomicU64)| Counted {
-            said: *outcome,
+            outcome: *outcome,
             source: *source,
             times: times.load(Ordering::Relaxed),
         };
@@ -111,7 +111,7 @@ mod tests {
             assert!(counts.is_empty());
             counts.count(outcome, source);
             let counted: Vec<Counted> = counts.counted().into_iter().filter(|cell| cell.times > 0).collect();
-            assert_eq!(counted, [Counted { said: outcome, source, times: 1 }]);
+            assert_eq!(counted, [Counted { outcome, source, times: 1 }]);
         }
     }
 }
