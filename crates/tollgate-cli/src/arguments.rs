@@ -7,12 +7,11 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand};
 use tollgate::Limit;
 
-/// A rate limiter whose windows really slide.
+/// A distributed rate limiter whose windows really slide
 #[derive(Parser, Debug)]
 #[command(
     name = "tollgate",
     version,
-    about,
     after_help = "Without a command, prints the picture of `tollgate boundary`. To start the service: tollgate serve"
 )]
 pub(crate) struct Arguments {
@@ -33,7 +32,7 @@ pub(crate) enum Command {
     Validate(Validate),
     /// Show which rules apply to a request, and why
     #[command(
-        after_help = "Example:\n  tollgate explain --config tollgate.toml POST /shorten --peer 203.0.113.9 -H 'x-api-key: KEY'\n  tollgate explain --admin http://127.0.0.1:9090 GET /api/items --peer 203.0.113.9"
+        after_help = "Example:\n  tollgate explain --config tollgate.toml POST /shorten --peer 203.0.113.9 -H 'x-api-key: KEY'\n  tollgate explain --admin http://127.0.0.1:9090 GET /api/items --peer 203.0.113.9\n\nWith --config, remaining units are shown if --store, $TOLLGATE_STORE or $REDIS_URL names a Redis store."
     )]
     Explain(Explain),
     /// Check a key against a limit once: exit 0 if allowed, 1 if denied, 2 on error
@@ -73,7 +72,7 @@ pub(crate) enum Command {
     },
 }
 
-/// The option `--store`.
+/// The option `--store`. [`StoreChoice::url`] falls back to the environment.
 #[derive(Args, Debug)]
 pub(crate) struct StoreChoice {
     /// Store of the counters: memory, redis://[user:password@]host[:port][/database] or rediss://… [default:
@@ -121,7 +120,7 @@ pub(crate) struct Serve {
     /// PEM file with the private key of the certificate
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     pub(crate) tls_key: Option<PathBuf>,
-    /// Origins of web pages that may send requests to the HTTP and admin listeners, such as https://ops.example,
+    /// Origins of web pages that may send requests to the HTTP and admin listeners, such as `https://ops.example`,
     /// separated by commas [default: none]
     #[arg(long, value_name = "ORIGIN", value_delimiter = ',')]
     pub(crate) allow_origin: Vec<tollgate_server::WebOrigin>,

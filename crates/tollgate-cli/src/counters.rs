@@ -77,7 +77,7 @@ pub(crate) async fn reset(arguments: arguments::Inspect) -> Result<(), Failure> 
     }
 }
 
-/// Parses the argument LIMIT.
+/// Parses the argument LIMIT, such as `10/min`. Returns an error if it is missing or not a limit.
 fn limit(arguments: &arguments::Inspect) -> Result<Limit, Failure> {
     Ok(arguments.limit.as_deref().unwrap_or_default().parse()?)
 }

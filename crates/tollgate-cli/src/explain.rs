@@ -93,7 +93,7 @@ fn headers(given: &[String]) -> Result<Vec<(String, String)>, Failure> {
     Ok(headers)
 }
 
-/// Splits `NAME: VALUE` at the first colon and removes spaces around both parts.
+/// Splits `NAME: VALUE` at the first colon and removes spaces around both parts. Returns an error if there is no colon.
 fn header(text: &str) -> Result<(String, String), Failure> {
     let (name, value) = text.split_once(':').ok_or(Failure::Header)?;
     Ok((name.trim().to_owned(), value.trim().to_owned()))

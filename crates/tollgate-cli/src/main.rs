@@ -56,7 +56,10 @@ fn print_usage(usage: clap::Error) -> Result<ExitCode, Failure> {
     Ok(if usage.use_stderr() { ExitCode::from(FAILED) } else { ExitCode::SUCCESS })
 }
 
-/// Runs the subcommand and returns its exit code: 0, or 1 if `check` was denied, or 2 if `validate` found an error.
+/// Runs the subcommand and returns its exit code: 0, or 1 if `check` was denied, or 2 if `validate --json` found an
+/// error.
+///
+/// Without a subcommand, prints the picture of `tollgate boundary`.
 fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
     match arguments.command {
         Some(Command::Serve(serve)) => in_runtime(serve::serve(*serve))?,
@@ -84,7 +87,10 @@ fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Creates a multi-threaded tokio runtime and blocks until `work` completes in it.
+/// Creates a multi-threaded tokio runtime, blocks until `work` completes in it, and returns the result of `work`.
+///
+/// # Errors
+/// If the runtime cannot be created, or `work` fails.
 fn in_runtime<T>(work: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
     tokio::runtime::Builder::new_multi_thread().enable_all().build()?.block_on(work)
 }

@@ -21,7 +21,7 @@ pub(super) struct Addresses {
     pub(super) admin: Option<SocketAddr>,
 }
 
-/// The parts of the text that is printed at the start.
+/// The text that is printed at the start: the version, where counters are, and each listener with a command to try it.
 pub(super) struct Announcement<'a> {
     pub(super) addresses: Addresses,
     /// Whether counters are in Redis.
