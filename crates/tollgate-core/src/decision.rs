@@ -87,7 +87,8 @@ pub struct LimitStatus {
 }
 
 impl LimitStatus {
-    /// Creates the status of a limit in a refusal by a ban that ends after `ban`: denied, with no units left until then.
+    /// Creates the status of a limit in a refusal by a ban that ends after `ban`: denied, with no units left until
+    /// then.
     ///
     /// It says nothing about the counter, which was not read. [`Decision::ban`] tells it from a denial by the limit.
     pub fn banned(quota: u32, cost: Cost, ban: Wait) -> LimitStatus {
@@ -168,7 +169,8 @@ impl LimitStatuses {
 
 impl Clone for LimitStatuses {
     fn clone(&self) -> LimitStatuses {
-        // `LimitStatus` is `Copy`: `from_slice` copies the bytes at once, `SmallVec::clone` clones one element at a time.
+        // `LimitStatus` is `Copy`: `from_slice` copies the bytes at once, `SmallVec::clone` clones one element at a
+        // time.
         LimitStatuses(SmallVec::from_slice(&self.0))
     }
 }
@@ -236,8 +238,8 @@ pub struct Decision {
     pub at: Timestamp,
     /// The component that decided.
     pub source: Source,
-    /// The time until the ban ends, if a ban of a subject of the check refused the request; [`Wait::NEVER`] if it has no
-    /// end.
+    /// The time until the ban ends, if a ban of a subject of the check refused the request; [`Wait::NEVER`] if it has
+    /// no end.
     ///
     /// `None` if no ban applies: the limits alone decided. If a ban applies, no counter was read or charged, and each
     /// status in `limits` denies until the ban ends.
@@ -254,7 +256,8 @@ impl Decision {
         Decision { at, source: Source::None, ban: None, limits: LimitStatuses::new() }
     }
 
-    /// Creates the refusal of `check` by a ban that ends after `ban`: every limit denies until then, with no units left.
+    /// Creates the refusal of `check` by a ban that ends after `ban`: every limit denies until then, with no units
+    /// left.
     pub fn banned(at: Timestamp, source: Source, ban: Wait, check: &Check<'_>) -> Decision {
         let limits = check.demands().iter().map(|demand| LimitStatus::banned(demand.limit.quota(), demand.cost, ban));
         Decision { at, source, ban: Some(ban), limits: limits.collect() }

@@ -380,8 +380,10 @@ impl Machine {
 }
 
 impl BucketShape {
-    /// Computes the parameters of a bucket. `capacity` is the burst, or the queue plus 1; `spaces` is `true` for a leaky
-    /// bucket. All values must have been validated.
+    /// Computes the parameters of a bucket.
+    ///
+    /// `capacity` is the burst, or the queue plus 1; `spaces` is `true` for a leaky bucket. All values must have been
+    /// validated.
     ///
     /// Ignores `count_denied`: if it is set, the caller must set `is_plain` to `false`.
     fn new(quota: u32, capacity: u64, window_us: u64, spaces: bool) -> BucketShape {

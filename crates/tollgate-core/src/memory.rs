@@ -6,14 +6,14 @@
 //! ```
 //!
 //! **Counters are decided in place.** The key is hashed, never copied, and an existing counter is decided in its slot:
-//! no allocation, and one or two cache lines to load (the slot, the entries of a long log). Several counters are decided
-//! in place if all of them have room (`memory/multi_limit.rs`). Only a check that may be denied takes its states out of
-//! their slots while it is decided. Only hashes are stored: two subjects share a counter with a probability of about
-//! 2^-95 per pair, and two limits of one subject with 2^-64, under random seeds.
+//! no allocation, and one or two cache lines to load (the slot, the entries of a long log). Several counters are
+//! decided in place if all of them have room (`memory/multi_limit.rs`). Only a check that may be denied takes its
+//! states out of their slots while it is decided. Only hashes are stored: two subjects share a counter with a
+//! probability of about 2^-95 per pair, and two limits of one subject with 2^-64, under random seeds.
 //!
 //! **Fast paths.** Two paths are shorter than the general one, [`MemoryStore::check_in_general`]:
-//! [`MemoryStore::decide_one`] for a check of one limit, and `memory/multi_limit.rs` for two to four limits that all have
-//! room. `memory/fast_path_tests.rs` compares their decisions with those of the general path, and the benchmark
+//! [`MemoryStore::decide_one`] for a check of one limit, and `memory/multi_limit.rs` for two to four limits that all
+//! have room. `memory/fast_path_tests.rs` compares their decisions with those of the general path, and the benchmark
 //! `instructions` counts what they cost.
 //!
 //! **One decision, several limits.** All counters of a subject are behind one lock. If a check has several subjects,
@@ -170,7 +170,8 @@ impl MemoryStore {
         self.check(&Check::one(&demand)).limits[0]
     }
 
-    /// Bans `subject` for `duration`, or for good if `None`: every check that counts it is refused, and nothing is charged.
+    /// Bans `subject` for `duration`, or for good if `None`: every check that counts it is refused, and nothing is
+    /// charged.
     ///
     /// Checks that only peek (all costs 0) are not refused. A new ban replaces an earlier one of the subject.
     ///
@@ -213,7 +214,8 @@ impl MemoryStore {
         self.len() == 0
     }
 
-    /// Returns the number of overflow counters, which new keys share because there is no room for counters of their own.
+    /// Returns the number of overflow counters, which new keys share because there is no room for counters of their
+    /// own.
     pub fn overflow_len(&self) -> usize {
         self.shards.iter().map(|shard| shard.0.lock().overflow_len()).sum()
     }

@@ -58,8 +58,8 @@ pub trait Store: Send + Sync {
 
     /// Bans `subject` for `duration`, or for good if `None`. A new ban replaces an earlier one of the subject.
     ///
-    /// Until the ban ends, every check that counts the subject is refused with [`Decision::ban`] set, on every node that
-    /// shares the store, and nothing is charged. A check whose costs are all 0 is not refused. The default
+    /// Until the ban ends, every check that counts the subject is refused with [`Decision::ban`] set, on every node
+    /// that shares the store, and nothing is charged. A check whose costs are all 0 is not refused. The default
     /// implementation returns an error of the kind [`StoreErrorKind::Forbidden`]: the store has no bans.
     fn ban<'a>(&'a self, subject: &'a [u8], duration: Option<Duration>) -> StoreFuture<'a, ()> {
         let _ = (subject, duration);
@@ -82,11 +82,12 @@ pub trait Store: Send + Sync {
         Box::pin(std::future::ready(Err(StoreError::without_bans())))
     }
 
-    /// Completes when all answers that have already arrived have been delivered to their callers. Does not wait for answers
-    /// that have not arrived.
+    /// Completes when all answers that have already arrived have been delivered to their callers.
     ///
-    /// A caller awaits this after its deadline and then polls its call once more: on a busy machine an answer may have arrived
-    /// while the task that delivers it has not run. Use a timeout, because that task may still not run.
+    /// Does not wait for answers that have not arrived.
+    ///
+    /// A caller awaits this after its deadline and then polls its call once more: on a busy machine an answer may have
+    /// arrived while the task that delivers it has not run. Use a timeout, because that task may still not run.
     ///
     /// The default implementation does nothing. That is correct for a store without a task of its own.
     fn catch_up(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {

@@ -99,8 +99,8 @@ impl Bucket {
     /// limit is not [plain](BucketShape::is_plain), the level exceeds the capacity, or the clock went back. Then
     /// [`Bucket::decide_alone`] must decide.
     ///
-    /// Does only what must happen before the next check; the divisions are in [`BucketDecision::line_if_plain`], which can run
-    /// after the lock is released.
+    /// Does only what must happen before the next check; the divisions are in [`BucketDecision::line_if_plain`], which
+    /// can run after the lock is released.
     #[inline(always)]
     pub(crate) fn decide_in_place<'a>(
         (level, time_us): (u64, u64),
@@ -160,7 +160,9 @@ impl Bucket {
         BucketDecision { view, cost, allowed, retry: view.retry(cost) }
     }
 
-    /// Removes the units of an admission from the bucket, except those that have leaked by `now`. Moves the state to `now`.
+    /// Removes the units of an admission from the bucket, except those that have leaked by `now`.
+    ///
+    /// Moves the state to `now`.
     ///
     /// Charges leak in the order in which they were made. This one has leaked completely `reset_after_us` after it.
     pub(super) fn refund(&mut self, limit: &Limit, shape: &BucketShape, now: Timestamp, receipt: Receipt) {

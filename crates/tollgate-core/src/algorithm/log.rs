@@ -13,16 +13,16 @@
 //! that are a window old or older. Admit if the total and the cost fit into the quota.
 //!
 //! **Never early.** Admissions in one tick share an entry, and the entry keeps the *latest* of their times. It can
-//! expire late, so a request may be denied for up to one tick too long. It can never expire early, so no trailing window
-//! ever holds more than the quota. With a tick of 1 µs (`sliding-log`, and `sliding` up to a quota of 1,000) this is
-//! exact. Above, a tick is a thousandth of the window. A window has at most 1,001 ticks, so a log has at most 1,001
-//! entries.
+//! expire late, so a request may be denied for up to one tick too long. It can never expire early, so no trailing
+//! window ever holds more than the quota. With a tick of 1 µs (`sliding-log`, and `sliding` up to a quota of 1,000)
+//! this is exact. Above, a tick is a thousandth of the window. A window has at most 1,001 ticks, so a log has at most
+//! 1,001 entries.
 //!
 //! **Cost.** Each admission is added once and dropped once: O(1) amortised. If even the newest entry has expired, all
 //! are dropped at once, however many there are.
 //!
-//! **The clock going back.** Clamping time to the newest entry would freeze the key until the clock catches up. Instead,
-//! entries in the future become one entry at the present. They count, and expire a window from now.
+//! **The clock going back.** Clamping time to the newest entry would freeze the key until the clock catches up.
+//! Instead, entries in the future become one entry at the present. They count, and expire a window from now.
 //!
 //! **Layout.** Up to two entries are stored inline, which is all that most keys of a flood need. More are in a ring of
 //! eight bytes per entry, and more than a thousand in several rings, so that no operation walks over all of them.
@@ -137,9 +137,9 @@ impl Log {
 
     /// Decides a check that has only this limit on a ring, in place, as nearly every check of a long log allows.
     ///
-    /// Returns `None` without changing the log in all other cases: a peek, `count_denied`, a clock that went back, a log
-    /// whose entries have all expired, a ring that would have to change its size, or a denial whose wait depends on more
-    /// than the oldest entry. Then [`Log::decide_alone`] must decide.
+    /// Returns `None` without changing the log in all other cases: a peek, `count_denied`, a clock that went back, a
+    /// log whose entries have all expired, a ring that would have to change its size, or a denial whose wait depends on
+    /// more than the oldest entry. Then [`Log::decide_alone`] must decide.
     #[inline(always)]
     pub(crate) fn decide_in_place(
         (head, words): (&mut RingHead, &mut [u64]),

@@ -1,8 +1,8 @@
 //! Bans in the memory store.
 //!
-//! Bans are rare, and most stores have none, so a check without bans costs one relaxed load. With bans, it costs a shared
-//! lock and a lookup per subject. Bans are few (an operator sets them), so they are bounded in number and not part of the
-//! budget for counters. Like counters they are found by a hash, so the length of a subject costs no memory.
+//! Bans are rare, and most stores have none, so a check without bans costs one relaxed load. With bans, it costs a
+//! shared lock and a lookup per subject. Bans are few (an operator sets them), so they are bounded in number and not
+//! part of the budget for counters. Like counters they are found by a hash, so the length of a subject costs no memory.
 //!
 //! An expired ban is dropped by the next check, so that the store returns to the quick path by itself.
 

@@ -18,12 +18,12 @@
 //!   network    …  [   ][   ][   ][   ]
 //! ```
 //!
-//! The cells of other networks are not affected. The cell of a subject that is not an address is selected by its hash, so
-//! a flood of invented subjects fills all cells: only its name distinguishes such a subject from others.
+//! The cells of other networks are not affected. The cell of a subject that is not an address is selected by its hash,
+//! so a flood of invented subjects fills all cells: only its name distinguishes such a subject from others.
 //!
-//! **Bounded.** Only cells in use take memory. When three quarters of a shard's overflow counters are in use, all new keys
-//! of a limit that have no cell share one counter until it expires. When all are in use (there are many limits, or a
-//! client invents limits), a new key is denied.
+//! **Bounded.** Only cells in use take memory. When three quarters of a shard's overflow counters are in use, all new
+//! keys of a limit that have no cell share one counter until it expires. When all are in use (there are many limits, or
+//! a client invents limits), a new key is denied.
 //!
 //! | scope | shared by the new keys of one limit in a shard |
 //! |---|---|
@@ -67,8 +67,8 @@ pub(super) struct Network {
 }
 
 impl Network {
-    /// Returns the network of the first address in a subject such as `203.0.113.9`, `ip:2001:db8::/64` or `user:!203.0.113.9&path:/`;
-    /// `None` if there is no address.
+    /// Returns the network of the first address in a subject such as `203.0.113.9`, `ip:2001:db8::/64` or
+    /// `user:!203.0.113.9&path:/`; `None` if there is no address.
     pub(super) fn of_subject(subject: &[u8]) -> Option<Network> {
         /// The length of the longest address. Longer parts are skipped.
         const PART_BYTES_MAX: usize = 64;

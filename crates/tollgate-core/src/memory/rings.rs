@@ -7,9 +7,9 @@
 //!   large        → a block of its own each, of a ring or of the several rings of a very long log
 //! ```
 //!
-//! Short rings are stored side by side in size classes. The position of a ring follows from its number, so a check loads
-//! the entries without loading a pointer first. Free places form a linked list in their own memory. A large ring has a
-//! block and a pointer of its own.
+//! Short rings are stored side by side in size classes. The position of a ring follows from its number, so a check
+//! loads the entries without loading a pointer first. Free places form a linked list in their own memory. A large ring
+//! has a block and a pointer of its own.
 //!
 //! **Freeing memory.** A size class without rings is freed at once. When three quarters of a class are free, the shard
 //! moves all its rings together. Only the slots store the numbers of rings, so that walks over the whole table, and is

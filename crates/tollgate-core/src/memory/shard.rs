@@ -71,7 +71,8 @@ pub(super) enum SlotLocation {
     Overflow(usize),
     /// Not stored yet; room is reserved in the table.
     NewInTable,
-    /// Not stored yet; room is reserved in the table. Holds a copy of an overflow counter, stored only if it is charged.
+    /// Not stored yet; room is reserved in the table. Holds a copy of an overflow counter, stored only if it is
+    /// charged.
     Promoted,
     /// Not stored yet; it will be an overflow counter.
     NewInOverflow,

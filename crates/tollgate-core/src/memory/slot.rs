@@ -140,8 +140,9 @@ impl Slot {
 
     /// Decides a check that has only this bucket, in place, in the frequent case.
     ///
-    /// Returns `None` without changing anything if the limit is not [plain](BucketShape::is_plain), if the slot does not
-    /// have the header of its buckets, or if [`Bucket::decide_in_place`] returns `None`. Then [`Slot::decide_bucket`] must decide.
+    /// Returns `None` without changing anything if the limit is not [plain](BucketShape::is_plain), if the slot does
+    /// not have the header of its buckets, or if [`Bucket::decide_in_place`] returns `None`. Then
+    /// [`Slot::decide_bucket`] must decide.
     #[inline(always)]
     pub(super) fn decide_bucket_in_place<'a>(
         &mut self,

@@ -242,8 +242,8 @@ impl Log {
         }
     }
 
-    /// Returns the entry that holds the unit of that number, counted from 1 for the oldest; the newest entry if there are
-    /// fewer. There must be an entry.
+    /// Returns the entry that holds the unit of that number, counted from 1 for the oldest; the newest entry if there
+    /// are fewer. There must be an entry.
     #[inline]
     pub(super) fn entry_with(&self, unit: u64) -> Entry {
         match &self.0 {

@@ -6,11 +6,11 @@
 //! ```
 //!
 //! **Problem.** A check asks a log of 100,000 entries when 50,000 units will have expired, or an entry in its middle is
-//! refunded. With one ring, that takes hundreds of microseconds, during which all other checks of the shard wait for its
-//! lock.
+//! refunded. With one ring, that takes hundreds of microseconds, during which all other checks of the shard wait for
+//! its lock.
 //!
-//! **Idea.** Each segment stores its newest time and its units. An operation walks over the segments, of which there are
-//! at most a few hundred, and then within one of them. The log grows by a segment, so no entry has to move.
+//! **Idea.** Each segment stores its newest time and its units. An operation walks over the segments, of which there
+//! are at most a few hundred, and then within one of them. The log grows by a segment, so no entry has to move.
 //!
 //! **Few segments.** When an entry is removed from the middle, two neighbours that together fill at most half a segment
 //! are merged. So any two neighbours hold more than that, except for the first two and the last two.
@@ -123,8 +123,8 @@ impl Long {
         gone
     }
 
-    /// Returns the entry that holds the unit of that number, counted from 1 for the oldest; the newest entry if there are
-    /// fewer.
+    /// Returns the entry that holds the unit of that number, counted from 1 for the oldest; the newest entry if there
+    /// are fewer.
     pub(super) fn entry_with(&self, unit: u64) -> Entry {
         let mut before = 0;
         for segment in &self.segments {

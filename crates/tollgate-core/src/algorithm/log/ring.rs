@@ -12,9 +12,9 @@
 //! **Units in 19 bits** are enough unless half a million are admitted in one tick. A ring with such an entry becomes
 //! wide: two words per entry, until it is empty.
 //!
-//! **Sizes.** A short ring has one of a few sizes, so that a store can put rings of one size together. A longer one grows
-//! by a quarter, so at most about a fifth of it is unused. Its capacity is odd, because an allocator's header takes the
-//! room of one more entry. A ring shrinks when three quarters of it are unused.
+//! **Sizes.** A short ring has one of a few sizes, so that a store can put rings of one size together. A longer one
+//! grows by a quarter, so at most about a fifth of it is unused. Its capacity is odd, because an allocator's header
+//! takes the room of one more entry. A ring shrinks when three quarters of it are unused.
 
 use super::{Entry, Expired};
 
@@ -246,8 +246,8 @@ impl Ring {
         gone
     }
 
-    /// Returns the entry that holds the unit of that number, counted from 1 for the oldest; the newest entry if there are
-    /// fewer.
+    /// Returns the entry that holds the unit of that number, counted from 1 for the oldest; the newest entry if there
+    /// are fewer.
     pub(super) fn entry_with(&self, unit: u64) -> Entry {
         let mut units = 0;
         for index in 0..self.len() {
@@ -281,8 +281,8 @@ impl Ring {
         }
     }
 
-    /// Moves the entries to a new block for `capacity` entries, the oldest at index 0. `is_wide` selects two words per entry
-    /// instead of one.
+    /// Moves the entries to a new block for `capacity` entries, the oldest at index 0. `is_wide` selects two words per
+    /// entry instead of one.
     ///
     /// `capacity` must be at least `len`. Without `is_wide`, the units of every entry must fit into one word.
     #[cold]
