@@ -125,7 +125,7 @@ pub(crate) struct BucketShape {
     /// The resolution of time, in microseconds.
     grain_us: u32,
     /// Whether an admission carries a wait (`leaky-bucket`).
-    pub(crate) spaces: bool,
+    pub(crate) is_leaky: bool,
     /// Whether every wait is simply parts / quota: grains of 1 µs, no wait above the longest [`Timestamp`], and no
     /// `count_denied`.
     pub(crate) is_plain: bool,
@@ -239,7 +239,7 @@ impl Limit {
     /// With `true`, a client that keeps sending after a denial stays denied.
     #[must_use]
     pub fn with_count_denied(self, count_denied: bool) -> Limit {
-        let machine = Machine::of(self.algorithm, self.quota, self.window_us, self.cost_max, count_denied);
+        let machine = Machine::new(self.algorithm, self.quota, self.window_us, self.cost_max, count_denied);
         Limit { count_denied, machine, ..self }
     }
 
@@ -352,18 +352,18 @@ impl Limit {
                 in_range(got, QUOTA_MAX).ok_or(LimitError::Capacity { option, got })?
             }
         };
-        let machine = Machine::of(algorithm, quota, window_us, cost_max, count_denied);
+        let machine = Machine::new(algorithm, quota, window_us, cost_max, count_denied);
         Ok(Limit { window_us, machine, quota, cost_max, algorithm, count_denied })
     }
 }
 
 impl Machine {
     /// Returns the state machine of an algorithm. All values must be in range.
-    fn of(algorithm: Algorithm, quota: u32, window_us: u64, cost_max: u32, count_denied: bool) -> Machine {
+    fn new(algorithm: Algorithm, quota: u32, window_us: u64, cost_max: u32, count_denied: bool) -> Machine {
         let log = |tick_us| Machine::Log(LogShape { tick: Divisor::new(tick_us) });
         let pair = |weighs_previous| Machine::Pair(PairShape { weighs_previous, cut: WindowCut::new(window_us) });
-        let bucket = |capacity, spaces| {
-            let shape = BucketShape::new(quota, capacity, window_us, spaces);
+        let bucket = |capacity, is_leaky| {
+            let shape = BucketShape::new(quota, capacity, window_us, is_leaky);
             Machine::Bucket(BucketShape { is_plain: shape.is_plain && !count_denied, ..shape })
         };
         match algorithm {
@@ -382,11 +382,11 @@ impl Machine {
 impl BucketShape {
     /// Computes the parameters of a bucket.
     ///
-    /// `capacity` is the burst, or the queue plus 1; `spaces` is `true` for a leaky bucket. All values must have been
+    /// `capacity` is the burst, or the queue plus 1; `is_leaky` is `true` for a leaky bucket. All values must have been
     /// validated.
     ///
     /// Ignores `count_denied`: if it is set, the caller must set `is_plain` to `false`.
-    fn new(quota: u32, capacity: u64, window_us: u64, spaces: bool) -> BucketShape {
+    fn new(quota: u32, capacity: u64, window_us: u64, is_leaky: bool) -> BucketShape {
         // capacity ≤ 1e7 + 1 and ⌈window / 2^20⌉ < 2^25: the product is below 2^49.
         let grain_us = capacity * window_us.div_ceil(1 << 20) / GRAIN_DIVISOR + 1;
         let parts_per_unit = Divisor::new(window_us.div_ceil(grain_us));
@@ -394,7 +394,7 @@ impl BucketShape {
         let is_plain = grain_us == 1 && full / u64::from(quota) < Timestamp::MAX.as_micros();
         let quota = Divisor::new(quota.into());
         let grain_us = u32::try_from(grain_us).expect("a grain is at most 39,480 µs");
-        BucketShape { full, parts_per_unit, quota, grain_us, spaces, is_plain }
+        BucketShape { full, parts_per_unit, quota, grain_us, is_leaky, is_plain }
     }
 
     /// Returns the largest level, in units: the burst, or the queue plus the unit in service.

@@ -80,7 +80,7 @@ use crate::time::{Clock, Timestamp};
 /// ```
 pub struct MemoryStore {
     shards: Box<[Padded]>,
-    naming: CounterHasher,
+    hasher: CounterHasher,
     clock: StoreClock,
     budget: Budget,
     bans: Bans,
@@ -149,8 +149,8 @@ impl MemoryStore {
         if !decision.allowed() {
             return;
         }
-        for (demand, line) in check.demands().iter().zip(&decision.limits) {
-            if let Some(receipt) = Receipt::of(decision.at, line) {
+        for (demand, status) in check.demands().iter().zip(&decision.limits) {
+            if let Some(receipt) = Receipt::of(decision.at, status) {
                 self.change(demand, |state, now| state.refund(&demand.limit, now, receipt));
             }
         }
@@ -160,7 +160,7 @@ impl MemoryStore {
     ///
     /// Units that the key charged to an overflow counter stay charged, since other keys share that counter.
     pub fn reset(&self, demand: &Demand<'_>) {
-        let name = self.naming.name(&demand.limit, &demand.key);
+        let name = self.hasher.name(&demand.limit, &demand.key);
         self.shard(name).lock().remove(name, &self.budget);
     }
 
@@ -181,17 +181,17 @@ impl MemoryStore {
         let now = self.clock.now();
         let end = duration.and_then(|duration| u64::try_from(duration.as_micros()).ok());
         let end = end.and_then(|us| now.as_micros().checked_add(us)).filter(|&us| us < Timestamp::MAX.as_micros());
-        self.bans.add(self.naming.ban(subject), end.map(Timestamp::from_micros), now)
+        self.bans.add(self.hasher.ban(subject), end.map(Timestamp::from_micros), now)
     }
 
     /// Lifts the ban of `subject`. Returns whether it was banned.
     pub fn unban(&self, subject: &[u8]) -> bool {
-        self.bans.remove(self.naming.ban(subject), self.clock.now())
+        self.bans.remove(self.hasher.ban(subject), self.clock.now())
     }
 
     /// Returns the time until the ban of `subject` ends, [`Wait::NEVER`] for good, or `None` if it is not banned.
     pub fn ban_of(&self, subject: &[u8]) -> Option<Wait> {
-        self.bans.longest(std::iter::once(self.naming.ban(subject)), self.clock.now())
+        self.bans.longest(std::iter::once(self.hasher.ban(subject)), self.clock.now())
     }
 
     /// Returns the longest ban of the check's subjects, or `None` if none of them is banned or the check only peeks.
@@ -200,7 +200,7 @@ impl MemoryStore {
         if !check.charges() {
             return None;
         }
-        let subjects = check.demands().iter().map(|demand| self.naming.ban(demand.key.subject()));
+        let subjects = check.demands().iter().map(|demand| self.hasher.ban(demand.key.subject()));
         self.bans.longest(subjects, now)
     }
 
@@ -255,44 +255,44 @@ impl MemoryStore {
     /// the lock happens after it is released.
     #[inline(always)]
     fn decide_one(&self, at: &mut Timestamp, limit: &Limit, key: &Key<'_>, cost: Cost) -> LimitStatus {
-        let name = self.naming.name(limit, key);
+        let name = self.hasher.name(limit, key);
         let mut shard = self.shard(name).lock();
-        let now = shard.arrive(*at, &self.clock);
+        let now = shard.decision_time(*at, &self.clock);
         shard.set_time(now);
         *at = now;
         let Some((slot, rings)) = shard.slot_of(name) else {
-            return self.decide_newcomer(shard, name, now, (limit, key, cost));
+            return self.decide_new_counter(shard, name, now, (limit, key, cost));
         };
         let units = cost.units();
-        let line = match limit.machine() {
+        let status = match limit.machine() {
             Machine::Bucket(shape) => match slot.decide_bucket_in_place(limit, shape, now, units) {
                 Some(answer) => {
                     shard.finish_in_slot(&self.budget);
                     drop(shard);
-                    return answer.line_if_plain();
+                    return answer.status_if_plain();
                 }
                 None => slot.decide_bucket(limit, shape, now, units),
             },
             Machine::Pair(shape) => slot.decide_pair(limit, shape, now, units),
             Machine::Log(shape) => match slot.decide_log_in_place(limit, shape, now, units, rings) {
                 None => {
-                    let line = slot.decide_log(limit, shape, now, units, (rings, &self.budget));
+                    let status = slot.decide_log(limit, shape, now, units, (rings, &self.budget));
                     shard.report(&self.budget);
-                    line
+                    status
                 }
                 in_place => in_place,
             },
         };
-        let Some(line) = line else {
-            return self.decide_newcomer(shard, name, now, (limit, key, cost));
+        let Some(status) = status else {
+            return self.decide_new_counter(shard, name, now, (limit, key, cost));
         };
         shard.finish_in_slot(&self.budget);
-        line
+        status
     }
 
     /// Decides a check of one counter that does not exist yet.
     #[cold]
-    fn decide_newcomer(
+    fn decide_new_counter(
         &self,
         mut shard: MutexGuard<'_, Shard>,
         name: CounterHash,
@@ -302,25 +302,25 @@ impl MemoryStore {
         let demand = Demand { limit: *limit, key: *key, cost };
         let taken = self.take(&mut shard, name, &demand, true, &[]);
         let allowed = taken.fits(now, &demand);
-        let line = taken.apply(&mut shard, now, &demand, allowed);
+        let status = taken.apply(&mut shard, now, &demand, allowed);
         shard.finish(&self.budget);
-        line
+        status
     }
 
     /// Decides a check of several counters: in place if possible, else in general.
     #[inline(never)]
-    fn check_several(&self, read: Timestamp, demands: &[Demand<'_>], lines: &mut LimitStatuses) -> Timestamp {
-        match self.admit_in_place(read, demands, lines) {
+    fn check_several(&self, read: Timestamp, demands: &[Demand<'_>], limits: &mut LimitStatuses) -> Timestamp {
+        match self.admit_in_place(read, demands, limits) {
             Some(at) => at,
-            None => self.check_in_general(read, demands, lines),
+            None => self.check_in_general(read, demands, limits),
         }
     }
 
     /// Decides a check of any number of counters: takes their states out, decides, and puts them back.
     #[inline(never)]
-    fn check_in_general(&self, read: Timestamp, demands: &[Demand<'_>], lines: &mut LimitStatuses) -> Timestamp {
+    fn check_in_general(&self, read: Timestamp, demands: &[Demand<'_>], limits: &mut LimitStatuses) -> Timestamp {
         let names: SmallVec<[CounterHash; 4]> =
-            demands.iter().map(|demand| self.naming.name(&demand.limit, &demand.key)).collect();
+            demands.iter().map(|demand| self.hasher.name(&demand.limit, &demand.key)).collect();
         let mut locked: SmallVec<[usize; 4]> = names.iter().map(|name| self.shard_index(*name)).collect();
         locked.sort_unstable();
         locked.dedup();
@@ -330,7 +330,7 @@ impl MemoryStore {
             locked.binary_search(&self.shard_index(name)).expect("the shard of every demand was locked")
         };
 
-        let now = shards.iter().map(|shard| shard.arrive(read, &self.clock)).max().unwrap_or(read);
+        let now = shards.iter().map(|shard| shard.decision_time(read, &self.clock)).max().unwrap_or(read);
         shards.iter_mut().for_each(|shard| shard.set_time(now));
 
         let mut taken = self.take_all(&mut shards, shard_of, &names, demands);
@@ -343,7 +343,7 @@ impl MemoryStore {
             statuses[index] = Some(taken.apply(shard, now, &demands[index], allowed));
         }
         shards.iter_mut().for_each(|shard| shard.finish(&self.budget));
-        lines.extend(statuses.into_iter().flatten());
+        limits.extend(statuses.into_iter().flatten());
         now
     }
 
@@ -360,9 +360,9 @@ impl MemoryStore {
     ) -> SmallVec<[(usize, CheckedOut); 4]> {
         let mut all: SmallVec<[(usize, CheckedOut); 4]> = SmallVec::new();
         let mut known: SmallVec<[usize; 4]> = (0..demands.len()).collect();
-        let mut newcomers_before = None;
-        while newcomers_before != Some(all.len()) {
-            newcomers_before = Some(all.len());
+        let mut new_before = None;
+        while new_before != Some(all.len()) {
+            new_before = Some(all.len());
             known.retain(|&mut index| {
                 let shard = &mut shards[shard_of(names[index])];
                 let is_known = shard.find(names[index]).is_some();
@@ -381,9 +381,9 @@ impl MemoryStore {
 
     /// Applies `change` to the state of a counter.
     fn change(&self, demand: &Demand<'_>, change: impl FnOnce(&mut State, Timestamp)) {
-        let name = self.naming.name(&demand.limit, &demand.key);
+        let name = self.hasher.name(&demand.limit, &demand.key);
         let mut shard = self.shard(name).lock();
-        let now = shard.arrive(self.clock.now(), &self.clock);
+        let now = shard.decision_time(self.clock.now(), &self.clock);
         shard.set_time(now);
         let mut taken = self.take(&mut shard, name, demand, false, &[]);
         change(&mut taken.state, now);
@@ -400,12 +400,12 @@ impl MemoryStore {
         shard: &mut Shard,
         name: CounterHash,
         demand: &Demand<'_>,
-        may_part: bool,
+        may_promote: bool,
         others: &[(usize, CheckedOut)],
     ) -> CheckedOut {
         let (place, state, name) = match shard.take_known(name) {
             Some((place, state)) => (place, state, name),
-            None => shard.take_unknown(&demand.limit, &self.budget, name, may_part, |scope| {
+            None => shard.take_unknown(&demand.limit, &self.budget, name, may_promote, |scope| {
                 let candidates = (0..=others.len()).map(|step| self.overflow_name(name, demand, scope, step));
                 let mut free = candidates.filter(|name| others.iter().all(|(_, other)| other.name != *name));
                 free.next().expect("one more candidate than there are others")
@@ -422,8 +422,8 @@ impl MemoryStore {
 
     fn overflow_name(&self, name: CounterHash, demand: &Demand<'_>, scope: OverflowScope, step: usize) -> CounterHash {
         let cells = CELLS_MAX.min(self.budget.overflow_counters_max() / 4).max(1);
-        let cell = || self.naming.cell(name, self.shard_index(name), demand.key.subject(), cells);
-        self.naming.overflow_name(name, demand, scope, cell, step)
+        let cell = || self.hasher.cell(name, self.shard_index(name), demand.key.subject(), cells);
+        self.hasher.overflow_name(name, demand, scope, cell, step)
     }
 
     #[inline]
@@ -456,9 +456,9 @@ impl CheckedOut {
     /// Applies the verdict on the whole check, puts the state back, and returns the status of the limit.
     #[inline]
     fn apply(mut self, shard: &mut Shard, now: Timestamp, demand: &Demand<'_>, allowed: bool) -> LimitStatus {
-        let line = algorithm::apply(allowed, now, demand, &mut self.state, self.may_grow);
+        let status = algorithm::apply(allowed, now, demand, &mut self.state, self.may_grow);
         self.put(shard, demand, allowed);
-        line
+        status
     }
 
     fn put(self, shard: &mut Shard, demand: &Demand<'_>, allowed: bool) {

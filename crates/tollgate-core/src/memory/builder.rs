@@ -76,7 +76,7 @@ impl MemoryStoreBuilder {
         let shards = if shards > SHARDS_MAX { SHARDS_MAX } else { shards };
         MemoryStore {
             shards: (0..shards).map(|_| Padded::default()).collect(),
-            naming: CounterHasher::new(),
+            hasher: CounterHasher::new(),
             clock: self.clock,
             budget: Budget::new(self.max_bytes, shards),
             bans: Bans::default(),

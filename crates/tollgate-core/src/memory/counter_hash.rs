@@ -156,7 +156,7 @@ impl CounterHasher {
             OverflowScope::Limit => usize::MAX - step,
         };
         let limit = &demand.limit;
-        let shared = self.hashers[0].hash_one(overflow::of_one_limit(limit));
+        let shared = self.hashers[0].hash_one(overflow::sharing_key(limit));
         // No real subject has this length, so an overflow counter never has the name of a subject's counter.
         let subject = self.subject_of((which as u64, shared << 2 | u64::from(machine_tag(limit))), usize::MAX);
         self.counter(subject, demand.key.scope().number(limit)).in_shard_of(new_key)
@@ -200,7 +200,7 @@ mod tests {
 
     #[test]
     fn different_counters_have_different_names() {
-        let naming = CounterHasher::new();
+        let hasher = CounterHasher::new();
         let limits: Vec<Limit> =
             ["5/min", "5/h", "5/min token-bucket", "5/min sliding-log"].map(|text| text.parse().unwrap()).into();
         let subjects: Vec<Vec<u8>> = (0..40)
@@ -216,7 +216,7 @@ mod tests {
             let limits = if scope == Scope::Explicit { &limits[..] } else { &limits[1..3] };
             for limit in limits {
                 for subject in &subjects {
-                    let name = naming.name(limit, &Key::scoped(subject, scope).unwrap());
+                    let name = hasher.name(limit, &Key::scoped(subject, scope).unwrap());
                     names.insert((name.table(), name.rest()));
                     counters += 1;
                 }
@@ -227,7 +227,7 @@ mod tests {
 
     #[test]
     fn names_of_similar_keys_spread_over_shards_and_tables() {
-        let naming = CounterHasher::new();
+        let hasher = CounterHasher::new();
         let limit: Limit = "5/min".parse().unwrap();
         for part in [
             |name: CounterHash| name.shard() % 64,
@@ -242,7 +242,7 @@ mod tests {
             for subject in subjects {
                 let mut counts = [0_u32; 64];
                 for number in 0..64_000 {
-                    counts[part(naming.name(&limit, &Key::new(&subject(number)).unwrap())) as usize] += 1;
+                    counts[part(hasher.name(&limit, &Key::new(&subject(number)).unwrap())) as usize] += 1;
                 }
                 // 1,000 on average, with a tolerance of six standard deviations (6 × √1000).
                 assert!(counts.iter().all(|count| (810..1_190).contains(count)), "{}: {counts:?}", subject(1));

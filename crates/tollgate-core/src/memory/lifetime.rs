@@ -13,7 +13,7 @@ pub(super) const GRAIN_US_MAX: u64 = 40_000;
 
 /// Returns the code of the rate of `quota` parts per `grain_us` microseconds, rounded down.
 #[inline(always)]
-pub(super) fn rate(quota: u64, grain_us: u64) -> u8 {
+pub(super) fn rate_code(quota: u64, grain_us: u64) -> u8 {
     let rate = quota << RATE_SHIFT;
     code_down(if grain_us == 1 { rate } else { rate / grain_us })
 }
@@ -22,7 +22,7 @@ pub(super) fn rate(quota: u64, grain_us: u64) -> u8 {
 const STANDSTILL: u8 = 0;
 
 /// Returns the code of a rate at which `level` parts take at least `us` microseconds to leak.
-pub(super) fn rate_to_leak(level: u64, us: u64) -> u8 {
+pub(super) fn rate_code_to_leak(level: u64, us: u64) -> u8 {
     match (u128::from(level) << RATE_SHIFT) / u128::from(us.max(1)) {
         0..5 => STANDSTILL,
         rate => code_down(u64::try_from(rate).unwrap_or(u64::MAX)),
@@ -49,7 +49,7 @@ fn code_down(value: u64) -> u8 {
 
 /// Returns the number that a code stands for.
 #[inline]
-pub(super) fn coded(code: u8) -> u64 {
+pub(super) fn decode(code: u8) -> u64 {
     (4 + u64::from(code & 3)) << (code >> 2)
 }
 
@@ -77,17 +77,17 @@ mod tests {
 
     #[test]
     fn level_that_leaks_after_the_latest_timestamp_never_expires() {
-        let us = time_to_leak_us(u64::MAX >> 11, rate(1, GRAIN_US_MAX));
+        let us = time_to_leak_us(u64::MAX >> 11, rate_code(1, GRAIN_US_MAX));
         assert!(us > Timestamp::MAX.as_micros());
     }
 
     #[test]
     fn rate_to_leak_is_never_too_fast_and_at_most_a_quarter_too_slow() {
         for (level, us) in [(1, 1), (60_000_000, 1_000_000), (1 << 52, 7), (1_000, 200_000_000), (12_345, 6_789)] {
-            let leaks_us = time_to_leak_us(level, rate_to_leak(level, us));
+            let leaks_us = time_to_leak_us(level, rate_code_to_leak(level, us));
             assert!(leaks_us >= us && leaks_us <= us / 3 * 4 + 2 * GRAIN_US_MAX, "{level} in {us}: {leaks_us}");
         }
-        assert!(time_to_leak_us(1_000, rate_to_leak(1_000, WINDOW_US_MAX)) > Timestamp::MAX.as_micros());
+        assert!(time_to_leak_us(1_000, rate_code_to_leak(1_000, WINDOW_US_MAX)) > Timestamp::MAX.as_micros());
     }
 
     #[test]
@@ -95,9 +95,9 @@ mod tests {
         let mut us = 1_u64;
         while us < 4 * WINDOW_US_MAX {
             for us in [us, us + 1, us * 5 / 4, us * 3 / 2, us * 7 / 4 + 1] {
-                let up = coded(code_up(us));
+                let up = decode(code_up(us));
                 assert!(up >= us && (up <= us + us / 4 || us <= 4), "{us} became {up}");
-                let down = coded(code_down(us.max(4)));
+                let down = decode(code_down(us.max(4)));
                 assert!(us < 4 || (down <= us && down >= us - us / 4), "{us} became {down}");
             }
             us *= 2;

@@ -52,7 +52,7 @@ pub(super) const CELLS_MAX: usize = 1_024;
 pub(super) const COLUMNS: usize = 4;
 
 /// Returns what identifies the limits that may share overflow counters.
-pub(super) fn of_one_limit(limit: &Limit) -> impl Hash {
+pub(super) fn sharing_key(limit: &Limit) -> impl Hash {
     let is_shared = !limit.count_denied() && !matches!(limit.machine(), Machine::Bucket(_));
     (limit.window_us(), (!is_shared).then(|| (limit.quota(), limit.cost_max(), limit.count_denied())))
 }

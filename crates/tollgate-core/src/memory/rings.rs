@@ -20,7 +20,7 @@ use crate::algorithm::{Long, SHORT_CAPACITIES};
 #[derive(Debug, Default)]
 pub(super) struct Rings {
     /// One for each of [`SHORT_CAPACITIES`]; empty until the first ring is stored.
-    shelves: Box<[SizeClass]>,
+    classes: Box<[SizeClass]>,
     large: Vec<Block>,
     large_free: Vec<u32>,
     /// The bytes of the large blocks and of the size classes.
@@ -45,17 +45,17 @@ struct SizeClass {
 
 /// The approximate overhead of an allocation, in bytes.
 const BLOCK_OVERHEAD_BYTES: usize = 16;
-const SHELF_BITS: u32 = 3;
+const CLASS_BITS: u32 = 3;
 /// The number of the class of large rings.
 const LARGE: usize = SHORT_CAPACITIES.len();
-const _: () = assert!(LARGE < 1 << SHELF_BITS);
+const _: () = assert!(LARGE < 1 << CLASS_BITS);
 
 impl Rings {
     /// Takes the entries of a ring out. Its number stays reserved until [`Rings::put`] or [`Rings::free`].
     pub(super) fn take(&mut self, ring: u32) -> Block {
-        let (shelf, place) = parts(ring);
-        if let Some(rings) = self.shelves.get_mut(shelf) {
-            return Block::Ring(rings.get_mut(place, SHORT_CAPACITIES[shelf]).into());
+        let (class, place) = split_number(ring);
+        if let Some(rings) = self.classes.get_mut(class) {
+            return Block::Ring(rings.get_mut(place, SHORT_CAPACITIES[class]).into());
         }
         let block = std::mem::take(&mut self.large[place]);
         self.bytes -= block.bytes();
@@ -65,9 +65,9 @@ impl Rings {
     /// Returns the words of a ring, or `None` for a log of several rings.
     #[inline]
     pub(super) fn get_mut(&mut self, ring: u32) -> Option<&mut [u64]> {
-        let (shelf, place) = parts(ring);
-        match self.shelves.get_mut(shelf) {
-            Some(rings) => Some(rings.get_mut(place, SHORT_CAPACITIES[shelf])),
+        let (class, place) = split_number(ring);
+        match self.classes.get_mut(class) {
+            Some(rings) => Some(rings.get_mut(place, SHORT_CAPACITIES[class])),
             None => match &mut self.large[place] {
                 Block::Ring(words) => Some(words),
                 Block::Long(_) => None,
@@ -77,39 +77,39 @@ impl Rings {
 
     /// Stores a ring under its number, or under a new one if it has none or its size has changed. Returns the number.
     pub(super) fn put(&mut self, ring: Option<u32>, block: Block) -> u32 {
-        let shelf = match &block {
+        let class = match &block {
             Block::Ring(words) => {
                 SHORT_CAPACITIES.iter().position(|&capacity| capacity == words.len()).unwrap_or(LARGE)
             }
             Block::Long(_) => LARGE,
         };
-        let place = match ring.map(|ring| (ring, parts(ring))) {
-            Some((_, (same, place))) if same == shelf => place,
+        let place = match ring.map(|ring| (ring, split_number(ring))) {
+            Some((_, (same, place))) if same == class => place,
             Some((other, _)) => {
                 self.free(other);
-                self.reserve(shelf)
+                self.reserve(class)
             }
-            None => self.reserve(shelf),
+            None => self.reserve(class),
         };
         match block {
-            Block::Ring(words) if shelf < LARGE => {
-                self.shelves[shelf].get_mut(place, SHORT_CAPACITIES[shelf]).copy_from_slice(&words);
+            Block::Ring(words) if class < LARGE => {
+                self.classes[class].get_mut(place, SHORT_CAPACITIES[class]).copy_from_slice(&words);
             }
             block => {
                 self.bytes += block.bytes();
                 self.large[place] = block;
             }
         }
-        (place << SHELF_BITS | shelf) as u32
+        (place << CLASS_BITS | class) as u32
     }
 
     /// Frees the number of a ring, and its entries if they were not taken out.
     pub(super) fn free(&mut self, ring: u32) {
-        let (shelf, place) = parts(ring);
-        if shelf < LARGE {
-            let before = self.shelves[shelf].heap_bytes();
-            self.shelves[shelf].free(place, SHORT_CAPACITIES[shelf]);
-            self.bytes -= before - self.shelves[shelf].heap_bytes();
+        let (class, place) = split_number(ring);
+        if class < LARGE {
+            let before = self.classes[class].heap_bytes();
+            self.classes[class].free(place, SHORT_CAPACITIES[class]);
+            self.bytes -= before - self.classes[class].heap_bytes();
             return;
         }
         drop(self.take(ring));
@@ -122,33 +122,33 @@ impl Rings {
     #[inline]
     pub(super) fn heap_bytes(&self) -> usize {
         self.bytes
-            + size_of_val(&*self.shelves)
+            + size_of_val(&*self.classes)
             + self.large.capacity() * size_of::<Block>()
             + self.large_free.capacity() * size_of::<u32>()
     }
 
     /// Returns the bytes that may be needed for a moment while the largest size class grows.
     pub(super) fn moving_bytes(&self) -> usize {
-        self.shelves.iter().map(SizeClass::heap_bytes).max().unwrap_or(0)
+        self.classes.iter().map(SizeClass::heap_bytes).max().unwrap_or(0)
     }
 
     /// Returns whether a size class is mostly free and moving its rings together frees `worth_bytes`.
     pub(super) fn is_sparse(&self, worth_bytes: usize) -> bool {
-        self.shelves.iter().zip(SHORT_CAPACITIES).any(|(shelf, words)| {
-            let (all, used) = (shelf.words.len(), shelf.len * words);
+        self.classes.iter().zip(SHORT_CAPACITIES).any(|(class, words)| {
+            let (all, used) = (class.words.len(), class.len * words);
             used < all / 4 && (all - used) * size_of::<u64>() > worth_bytes
         })
     }
 
     /// Returns a free number for a ring of this size.
-    fn reserve(&mut self, shelf: usize) -> usize {
-        if shelf < LARGE {
-            if self.shelves.is_empty() {
-                self.shelves = (0..LARGE).map(|_| SizeClass::default()).collect();
+    fn reserve(&mut self, class: usize) -> usize {
+        if class < LARGE {
+            if self.classes.is_empty() {
+                self.classes = (0..LARGE).map(|_| SizeClass::default()).collect();
             }
-            let before = self.shelves[shelf].heap_bytes();
-            let place = self.shelves[shelf].reserve(SHORT_CAPACITIES[shelf]);
-            self.bytes += self.shelves[shelf].heap_bytes() - before;
+            let before = self.classes[class].heap_bytes();
+            let place = self.classes[class].reserve(SHORT_CAPACITIES[class]);
+            self.bytes += self.classes[class].heap_bytes() - before;
             return place;
         }
         if let Some(place) = self.large_free.pop() {
@@ -199,8 +199,8 @@ impl SizeClass {
 
 /// Splits a ring's number into its class and its index.
 #[inline(always)]
-fn parts(ring: u32) -> (usize, usize) {
-    ((ring & ((1 << SHELF_BITS) - 1)) as usize, (ring >> SHELF_BITS) as usize)
+fn split_number(ring: u32) -> (usize, usize) {
+    ((ring & ((1 << CLASS_BITS) - 1)) as usize, (ring >> CLASS_BITS) as usize)
 }
 
 impl Default for Block {

@@ -58,7 +58,7 @@ pub(super) struct Shard {
     /// The place in the overflow table at which the next reclaiming step begins.
     overflow_cursor: usize,
     /// The number of new keys for which room is reserved and which are not inserted yet.
-    rooms_kept: usize,
+    rooms_reserved: usize,
     overflow: Table,
 }
 
@@ -96,8 +96,8 @@ impl Shard {
     /// Then the clock is read again under the shard's lock. Either another check was faster between the reading of the
     /// clock and the lock, or the clock went back.
     #[inline]
-    pub(super) fn arrive(&self, read: Timestamp, clock: &impl Clock) -> Timestamp {
-        if read < self.latest { ask_again(clock, self.latest) } else { read }
+    pub(super) fn decision_time(&self, read: Timestamp, clock: &impl Clock) -> Timestamp {
+        if read < self.latest { read_again(clock, self.latest) } else { read }
     }
 
     /// Records that the shard decides at `now`.
@@ -140,7 +140,7 @@ impl Shard {
         limit: &Limit,
         budget: &Budget,
         name: CounterHash,
-        may_part: bool,
+        may_promote: bool,
         overflow_name: impl Fn(OverflowScope) -> CounterHash,
     ) -> (SlotLocation, State, CounterHash) {
         if self.overflow.len() > 0 {
@@ -149,17 +149,17 @@ impl Shard {
                 let Some((place, state)) = self.take_overflow(shared) else { continue };
                 let place = SlotLocation::Overflow(place);
                 self.ops_to_sweep = 0;
-                if !may_part || !self.has_room_again(budget) {
+                if !may_promote || !self.has_room_again(budget) {
                     return (place, state, shared);
                 }
                 let own = state.condensed(limit, self.latest);
                 self.put_back(place, state);
-                self.rooms_kept += 1;
+                self.rooms_reserved += 1;
                 return (SlotLocation::Promoted, own, name);
             }
         }
         if self.make_room(budget) {
-            self.rooms_kept += 1;
+            self.rooms_reserved += 1;
             return (SlotLocation::NewInTable, State::unused(limit), name);
         }
         let (taken, max) = (self.overflow.len(), budget.overflow_counters_max());
@@ -184,7 +184,7 @@ impl Shard {
             SlotLocation::Table(place) => Some(self.table.slot_mut(place)),
             SlotLocation::Overflow(place) => Some(self.overflow.slot_mut(place)),
             SlotLocation::NewInTable | SlotLocation::Promoted => {
-                self.rooms_kept -= 1;
+                self.rooms_reserved -= 1;
                 None
             }
             SlotLocation::NewInOverflow | SlotLocation::Nowhere => None,
@@ -202,11 +202,11 @@ impl Shard {
         match place {
             SlotLocation::Table(place) | SlotLocation::Overflow(place) => {
                 let slot = table.slot_mut(place);
-                debug_assert!(slot.is(name), "its place is still its own");
+                debug_assert!(slot.holds(name), "its place is still its own");
                 slot.pack(limit, state, &mut self.rings);
                 return;
             }
-            SlotLocation::NewInTable | SlotLocation::Promoted => self.rooms_kept -= 1,
+            SlotLocation::NewInTable | SlotLocation::Promoted => self.rooms_reserved -= 1,
             SlotLocation::Nowhere => return,
             SlotLocation::NewInOverflow => {
                 // An expired one may still be stored.
@@ -273,7 +273,7 @@ impl Shard {
     }
 
     fn has_room(&self) -> bool {
-        self.table.len() + self.rooms_kept < self.table.capacity()
+        self.table.len() + self.rooms_reserved < self.table.capacity()
     }
 
     /// Returns whether a key that uses an overflow counter can get its own. Cheap while there is no room.
@@ -362,12 +362,12 @@ impl Shard {
 }
 
 #[cold]
-fn ask_again(clock: &impl Clock, latest: Timestamp) -> Timestamp {
+fn read_again(clock: &impl Clock, latest: Timestamp) -> Timestamp {
     clock.now_at_least(latest)
 }
 
 fn remove(table: &mut Table, place: usize, rings: &mut Rings) {
-    if let Some(ring) = table.remove(place).ring() {
+    if let Some(ring) = table.remove(place).ring_index() {
         rings.free(ring);
     }
 }

@@ -28,7 +28,7 @@ use super::budget::Budget;
 use super::counter_hash::CounterHash;
 use super::lifetime;
 use super::rings::{Block, Rings};
-use crate::algorithm::{Bucket, BucketAnswer, Entry, InlineEntries, Log, LogParts, Pair, Ring, RingHead, State};
+use crate::algorithm::{Bucket, BucketDecision, Entry, InlineEntries, Log, LogParts, Pair, Ring, RingHead, State};
 use crate::decision::LimitStatus;
 use crate::limit::{BucketShape, Limit, LogShape, Machine, PairShape};
 use crate::time::Timestamp;
@@ -67,17 +67,17 @@ impl SlotHeader {
     /// Returns the header of the buckets of a limit whose grains are 1 µs.
     #[inline(always)]
     fn of_plain_bucket(shape: &BucketShape) -> SlotHeader {
-        SlotHeader::new(BUCKET, lifetime::rate(shape.quota.get(), 1), shape.parts_per_unit.get())
+        SlotHeader::new(BUCKET, lifetime::rate_code(shape.quota.get(), 1), shape.parts_per_unit.get())
     }
 }
 
 /// Returns the code of the rate at which the buckets of a limit leak.
 fn rate_code(shape: &BucketShape) -> u8 {
-    lifetime::rate(shape.quota.get(), shape.grain_us())
+    lifetime::rate_code(shape.quota.get(), shape.grain_us())
 }
 
 // The kinds of state.
-const FEW: u64 = 0;
+const INLINE: u64 = 0;
 const RING: u64 = 1;
 const PAIR: u64 = 2;
 const BUCKET: u64 = 3;
@@ -107,7 +107,7 @@ impl Slot {
 
     /// Returns whether this slot holds the counter with this name.
     #[inline(always)]
-    pub(super) fn is(&self, name: CounterHash) -> bool {
+    pub(super) fn holds(&self, name: CounterHash) -> bool {
         self.hash == name.table() && self.rest == name.rest()
     }
 
@@ -135,7 +135,7 @@ impl Slot {
 
     #[inline]
     fn is_log(&self) -> bool {
-        matches!(self.kind(), FEW | RING)
+        matches!(self.kind(), INLINE | RING)
     }
 
     /// Decides a check that has only this bucket, in place, in the frequent case.
@@ -150,7 +150,7 @@ impl Slot {
         shape: &'a BucketShape,
         now: Timestamp,
         cost: u32,
-    ) -> Option<BucketAnswer<'a>> {
+    ) -> Option<BucketDecision<'a>> {
         let header = SlotHeader::of_plain_bucket(shape);
         // If the headers are equal, the XOR leaves only the two numbers.
         let (level, time_us) = (self.small ^ header.small, self.time ^ header.time);
@@ -175,9 +175,9 @@ impl Slot {
         cost: u32,
     ) -> Option<LimitStatus> {
         let mut bucket = self.is_bucket().then(|| self.bucket())?;
-        let line = bucket.decide_alone(limit, shape, now, cost);
+        let status = bucket.decide_alone(limit, shape, now, cost);
         self.set_bucket(bucket, shape);
-        Some(line)
+        Some(status)
     }
 
     /// Decides a check that has only this pair, in place.
@@ -193,9 +193,9 @@ impl Slot {
         cost: u32,
     ) -> Option<LimitStatus> {
         let mut pair = self.is_pair().then(|| self.pair())?;
-        let line = pair.decide_alone(limit, shape, now, cost);
+        let status = pair.decide_alone(limit, shape, now, cost);
         self.set_pair(pair, limit);
-        Some(line)
+        Some(status)
     }
 
     /// Decides a check that has only this log, in place, if its entries need no other memory.
@@ -212,7 +212,7 @@ impl Slot {
         rings: &mut Rings,
     ) -> Option<LimitStatus> {
         match self.kind() {
-            FEW => self.decide_few_in_place(limit, shape, now, cost),
+            INLINE => self.decide_inline_log_in_place(limit, shape, now, cost),
             _ => self.decide_ring_in_place(limit, shape, now, cost, rings),
         }
     }
@@ -221,17 +221,17 @@ impl Slot {
     ///
     /// Returns `None` without changing anything in all other cases.
     #[inline(always)]
-    pub(super) fn decide_few_in_place(
+    pub(super) fn decide_inline_log_in_place(
         &mut self,
         limit: &Limit,
         shape: &LogShape,
         now: Timestamp,
         cost: u32,
     ) -> Option<LimitStatus> {
-        let mut few = (self.kind() == FEW).then(|| self.few())?;
-        let line = Log::admit_in_place(&mut few, limit, shape, now, cost)?;
-        self.set_few(few, limit);
-        Some(line)
+        let mut few = (self.kind() == INLINE).then(|| self.inline_entries())?;
+        let status = Log::admit_in_place(&mut few, limit, shape, now, cost)?;
+        self.set_inline_entries(few, limit);
+        Some(status)
     }
 
     /// Decides a check that has only this log, in place, if the log is long and its ring keeps its size.
@@ -246,19 +246,19 @@ impl Slot {
         cost: u32,
         rings: &mut Rings,
     ) -> Option<LimitStatus> {
-        let index = self.ring()?;
+        let index = self.ring_index()?;
         let mut head = self.ring_head();
         let first_before = head.first;
-        let line = Log::decide_in_place((&mut head, rings.get_mut(index)?), limit, shape, now, cost)?;
+        let status = Log::decide_in_place((&mut head, rings.get_mut(index)?), limit, shape, now, cost)?;
         // A denial that dropped no entry is written only if the limit's window is longer than the lifetime.
-        if line.allowed {
+        if status.allowed {
             self.set_ring(index, head, limit);
-        } else if head.first != first_before || lifetime::coded(self.code()) < limit.window_us() {
+        } else if head.first != first_before || lifetime::decode(self.code()) < limit.window_us() {
             let ends_us = self.expires_at_us();
             self.set_ring(index, head, limit);
-            self.live_until(ends_us);
+            self.extend_lifetime_to(ends_us);
         }
-        Some(line)
+        Some(status)
     }
 
     /// Decides a check that has only this log.
@@ -279,14 +279,14 @@ impl Slot {
         }
         let mut log = self.take_log(rings);
         if cost == 0 {
-            let line = log.decide_alone(limit, shape, now, 0, true);
+            let status = log.decide_alone(limit, shape, now, 0, true);
             self.put_back(log, rings);
-            return Some(line);
+            return Some(status);
         }
         let may_grow = log.has_room_for(cost) || budget.allows_log(log.moved_bytes() + rings.moving_bytes());
-        let line = log.decide_alone(limit, shape, now, cost, may_grow);
+        let status = log.decide_alone(limit, shape, now, cost, may_grow);
         self.put_log(log, limit, rings);
-        Some(line)
+        Some(status)
     }
 
     /// Returns whether the slot holds a state of the limit's kind that certainly has room for `cost` units at `now`.
@@ -295,7 +295,7 @@ impl Slot {
     #[inline]
     pub(super) fn has_room_for(&self, limit: &Limit, now: Timestamp, cost: u32) -> bool {
         match (limit.machine(), self.kind()) {
-            (Machine::Log(_), FEW | RING) => {
+            (Machine::Log(_), INLINE | RING) => {
                 let units = match self.kind() {
                     RING => self.wide() >> RING_LEN_BITS,
                     _ => (self.small() & UNITS_MASK) + (self.small() >> UNITS_BITS & UNITS_MASK),
@@ -325,7 +325,7 @@ impl Slot {
     /// # Panics
     /// Panics if the state belongs to another state machine.
     pub(super) fn pack(&mut self, limit: &Limit, state: State, rings: &mut Rings) {
-        if let (false, Some(index)) = (matches!(state, State::Log(_)), self.ring()) {
+        if let (false, Some(index)) = (matches!(state, State::Log(_)), self.ring_index()) {
             rings.free(index);
         }
         match (state, limit.machine()) {
@@ -343,7 +343,7 @@ impl Slot {
             LogParts::Ring(ring) => Block::Ring(ring.into_parts().1),
             LogParts::Long(long) => Block::Long(long),
         };
-        if let Some(index) = self.ring() {
+        if let Some(index) = self.ring_index() {
             rings.put(Some(index), block);
         }
     }
@@ -357,14 +357,14 @@ impl Slot {
     /// Packs a bucket. If it is unchanged, its lifetime is never shortened.
     fn set_bucket(&mut self, bucket: Bucket, shape: &BucketShape) {
         if self.is_bucket() && bucket == self.bucket() {
-            return self.keep_bucket(bucket, shape);
+            return self.extend_bucket_lifetime(bucket, shape);
         }
         self.set(BUCKET, rate_code(shape), bucket.time_us, bucket.scale, bucket.level);
     }
 
     /// Extends the lifetime of an unchanged bucket if it matters longer under this limit. Never shortens it.
     #[inline(never)]
-    fn keep_bucket(&mut self, bucket: Bucket, shape: &BucketShape) {
+    fn extend_bucket_lifetime(&mut self, bucket: Bucket, shape: &BucketShape) {
         if bucket.scale == shape.parts_per_unit.get() {
             if rate_code(shape) < self.code() {
                 self.set_code(rate_code(shape));
@@ -377,7 +377,7 @@ impl Slot {
         if lifetime::time_to_leak_us(bucket.level, self.code()) >= leaks_us.saturating_add(lifetime::GRAIN_US_MAX) {
             return;
         }
-        self.set_code(lifetime::rate_to_leak(bucket.level, leaks_us));
+        self.set_code(lifetime::rate_code_to_leak(bucket.level, leaks_us));
     }
 
     /// Unpacks a pair.
@@ -407,18 +407,18 @@ impl Slot {
     /// Unpacks a log. The ring of a long log is moved out of `rings`.
     #[inline]
     fn take_log(&mut self, rings: &mut Rings) -> Log {
-        if let Some(index) = self.ring() {
+        if let Some(index) = self.ring_index() {
             return match rings.take(index) {
                 Block::Ring(words) => Log::from_ring(Ring::from_parts(self.ring_head(), words)),
                 Block::Long(long) => Log::from_long(long),
             };
         }
-        Log::from_few(self.few())
+        Log::from_inline(self.inline_entries())
     }
 
     /// Unpacks the entries of a short log.
     #[inline]
-    fn few(&self) -> InlineEntries {
+    fn inline_entries(&self) -> InlineEntries {
         let (small, time_us) = (self.small(), self.time_us());
         let first = Entry { time_us, units: (small & UNITS_MASK) as u32 };
         let len = (small >> (2 * UNITS_BITS)) as u8;
@@ -431,11 +431,11 @@ impl Slot {
 
     /// Packs the entries of a short log.
     #[inline]
-    fn set_few(&mut self, InlineEntries { len, entries: [first, second] }: InlineEntries, limit: &Limit) {
+    fn set_inline_entries(&mut self, InlineEntries { len, entries: [first, second] }: InlineEntries, limit: &Limit) {
         let small = u64::from(first.units) | u64::from(second.units) << UNITS_BITS | u64::from(len) << (2 * UNITS_BITS);
         let apart_us = second.time_us.saturating_sub(first.time_us);
         // The lifetime starts at the newest entry, but the slot's time is that of the first.
-        self.set(FEW, lifetime::code_up(limit.window_us() + apart_us), first.time_us, apart_us, small);
+        self.set(INLINE, lifetime::code_up(limit.window_us() + apart_us), first.time_us, apart_us, small);
     }
 
     /// Unpacks the head of a long log.
@@ -457,14 +457,14 @@ impl Slot {
     /// lifetime.
     #[inline]
     fn put_log(&mut self, log: Log, limit: &Limit, rings: &mut Rings) {
-        let (place, newest_us) = (self.ring(), log.newest_us().unwrap_or(0));
+        let (place, newest_us) = (self.ring_index(), log.newest_us().unwrap_or(0));
         // An entry was kept for so long. If the newest goes, by a refund or because the clock went back, the end comes
         // earlier by as much: it is rounded up, and to round again what was rounded would never end.
         let lasts_us = self.expires_at_us().saturating_sub(self.newest_us());
         let ends_us = self.expires_at_us().min(newest_us + lasts_us);
         match log.into_parts() {
             LogParts::InlineEntries(few) => {
-                self.set_few(few, limit);
+                self.set_inline_entries(few, limit);
                 if let Some(index) = place {
                     rings.free(index);
                 }
@@ -489,19 +489,19 @@ impl Slot {
                 self.set_ring(index, head, limit);
             }
         }
-        self.live_until(ends_us);
+        self.extend_lifetime_to(ends_us);
     }
 
     /// Returns the time of the newest entry of a log.
     fn newest_us(&self) -> u64 {
         match self.kind() {
-            FEW => self.time_us() + self.wide(),
+            INLINE => self.time_us() + self.wide(),
             _ => self.time_us(),
         }
     }
 
     /// Extends the lifetime of a log or a pair so that it expires no earlier than `ends_us`.
-    fn live_until(&mut self, ends_us: u64) {
+    fn extend_lifetime_to(&mut self, ends_us: u64) {
         if self.expires_at_us() < ends_us {
             self.set_code(lifetime::code_up(ends_us - self.time_us()));
         }
@@ -524,14 +524,14 @@ impl Slot {
     pub(super) fn expires_at_us(&self) -> u64 {
         let lifetime_us = match self.kind() {
             BUCKET => lifetime::time_to_leak_us(self.small(), self.code()),
-            _ => lifetime::coded(self.code()),
+            _ => lifetime::decode(self.code()),
         };
         self.time_us() + lifetime_us
     }
 
     /// Moves the entries of a long log from one set of rings to another. Does nothing for other states.
     pub(super) fn move_ring(&mut self, from: &mut Rings, to: &mut Rings) {
-        if let Some(ring) = self.ring() {
+        if let Some(ring) = self.ring_index() {
             let moved = to.put(None, from.take(ring));
             self.small = self.small >> RING_INDEX_BITS << RING_INDEX_BITS | u64::from(moved);
         }
@@ -539,7 +539,7 @@ impl Slot {
 
     /// Returns the index of the ring of a long log; `None` for other states.
     #[inline]
-    pub(super) fn ring(&self) -> Option<u32> {
+    pub(super) fn ring_index(&self) -> Option<u32> {
         (self.kind() == RING).then_some(self.small as u32)
     }
 
@@ -598,9 +598,9 @@ mod tests {
                 let limit: Limit = format!("{text} {algorithm}").parse().unwrap();
                 for cost in [1, 2, limit.cost_max() / 3, limit.cost_max()] {
                     let mut state = State::unused(&limit);
-                    let line = state.charge(&limit, now, cost.clamp(1, limit.cost_max()), true);
+                    let status = state.charge(&limit, now, cost.clamp(1, limit.cost_max()), true);
                     let slot = Slot::new(CounterHash::new(1, 2, 3), &limit, state, &mut Rings::default());
-                    let whole_us = line.reset_after.as_micros().unwrap();
+                    let whole_us = status.reset_after.as_micros().unwrap();
                     let kept_us = slot.expires_at_us() - now.as_micros();
                     assert!(kept_us >= whole_us, "{limit} {cost}: {kept_us} for {whole_us}");
                     assert!(
@@ -647,14 +647,14 @@ mod tests {
             ("7/s sliding", State::Log(Log::default())),
             (
                 "7/s sliding",
-                State::Log(Log::from_few(InlineEntries {
+                State::Log(Log::from_inline(InlineEntries {
                     len: 1,
                     entries: [entry(last, 10_000_000), Entry::default()],
                 })),
             ),
             (
                 "7/400day",
-                State::Log(Log::from_few(InlineEntries {
+                State::Log(Log::from_inline(InlineEntries {
                     len: 2,
                     entries: [entry(last - WINDOW_US_MAX, 1), entry(last, 10_000_000)],
                 })),
@@ -674,7 +674,7 @@ mod tests {
         for (limit, state) in states {
             let mut rings = Rings::default();
             let mut slot = Slot::new(name, &limit.parse().unwrap(), state.clone(), &mut rings);
-            assert!(slot.is(name));
+            assert!(slot.holds(name));
             assert_eq!(slot.unpack(&mut rings), state);
         }
     }

@@ -81,9 +81,9 @@ impl Table {
         let home = self.home(name.table());
         let CacheLine(line) = self.lines.get(home)?;
         // Most counters are in their home line.
-        if line[0].is(name) {
+        if line[0].holds(name) {
             Some(2 * home)
-        } else if line[1].is(name) {
+        } else if line[1].holds(name) {
             Some(2 * home + 1)
         } else if line[1].is_empty() {
             None
@@ -97,10 +97,10 @@ impl Table {
     pub(super) fn find_mut(&mut self, name: CounterHash) -> Option<&mut Slot> {
         let home = self.home(name.table());
         let CacheLine(line) = self.lines.get(home)?;
-        if line[0].is(name) {
+        if line[0].holds(name) {
             return Some(&mut self.lines[home].0[0]);
         }
-        if line[1].is(name) {
+        if line[1].holds(name) {
             return Some(&mut self.lines[home].0[1]);
         }
         self.find_after(home, name).map(|place| self.slot_mut(place))
@@ -117,7 +117,7 @@ impl Table {
             }
             at = self.after(at);
             let CacheLine(line) = &self.lines[at];
-            if let Some(second) = line.iter().position(|slot| slot.is(name)) {
+            if let Some(second) = line.iter().position(|slot| slot.holds(name)) {
                 return Some(2 * at + second);
             }
         }
@@ -178,7 +178,7 @@ impl Table {
                 break;
             }
             was_full = self.is_full(at);
-            if let Some(which) = self.who_moves_up(at, gap) {
+            if let Some(which) = self.slot_to_move(at, gap) {
                 self.lines[gap].0[1] = self.take(at, which);
                 gap = at;
             }
@@ -208,7 +208,7 @@ impl Table {
     }
 
     /// Returns the index of a slot in line `at` that may move to line `gap` before it: its home is not after `gap`.
-    fn who_moves_up(&self, at: usize, gap: usize) -> Option<usize> {
+    fn slot_to_move(&self, at: usize, gap: usize) -> Option<usize> {
         let apart = self.steps(gap, at);
         let moves_up = |slot: &Slot| !slot.is_empty() && self.steps(self.home(slot.table_hash()), at) >= apart;
         self.lines[at].0.iter().position(moves_up)
