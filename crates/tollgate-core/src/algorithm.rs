@@ -73,7 +73,7 @@ impl State {
         }
     }
 
-    /// Creates the state of a counter of which all units were used at `now`, so that it denies every cost.
+    /// Creates the state of a counter of which all units were used at `now`, so that it denies every cost but 0.
     pub(crate) fn full(limit: &Limit, now: Timestamp) -> State {
         let mut state = State::unused(limit);
         state.charge(limit, now, limit.cost_max(), true);
@@ -155,7 +155,7 @@ impl State {
 
     /// Returns the status of this limit after a check that was denied, by this limit or by another one.
     ///
-    /// If the limit has `count_denied`, charges the cost until the limit is full. Otherwise only times in the future
+    /// If the limit has `count_denied`, charges the cost, up to the quota. Otherwise only times in the future
     /// are corrected after the clock went back, counts are converted after the window has changed, and expired entries
     /// are dropped. `may_grow` is as in [`State::charge`].
     pub(crate) fn refuse(&mut self, limit: &Limit, now: Timestamp, cost: u32, may_grow: bool) -> LimitStatus {

@@ -62,7 +62,9 @@ use crate::limit::{Limit, Machine};
 use crate::store::{Store, StoreError, StoreFuture};
 use crate::time::{Clock, Timestamp};
 
-/// A store in process memory.
+/// A store of counters in process memory, with a cap on its size. Threads may use it at once.
+///
+/// At the cap, keys without a counter share overflow counters; see [`MemoryStoreBuilder::max_bytes`].
 ///
 /// ```
 /// use tollgate_core::{Check, Demand, Key, Limit, MemoryStore};
@@ -103,19 +105,20 @@ impl MemoryStore {
         MemoryStore::builder().build()
     }
 
-    /// Returns a builder with the default settings.
+    /// Creates a builder with the default settings: the system's clock and a cap of 256 MiB.
     pub fn builder() -> MemoryStoreBuilder {
         MemoryStoreBuilder::new()
     }
 
-    /// Decides a check at the current time of the store's clock.
+    /// Decides a check at the current time of the store's clock: charges all its demands, or none if one does not fit.
     pub fn check(&self, check: &Check<'_>) -> Decision {
         self.check_at(self.clock.now(), check)
     }
 
-    /// Decides a check of one limit and returns its status, which shows whether the request is admitted.
+    /// Decides a check of one limit and returns its status. The request is admitted if the status is `allowed`.
     ///
-    /// The status of a banned subject is [`LimitStatus::banned`]; [`MemoryStore::check`] tells a ban from a denial.
+    /// The status of a banned subject is [`LimitStatus::banned`]; to distinguish a ban from a denial, use
+    /// [`MemoryStore::check`].
     ///
     /// ```
     /// use tollgate_core::{Cost, Key, Limit, MemoryStore};
@@ -136,15 +139,16 @@ impl MemoryStore {
         self.decide_one(&mut now, limit, &key, cost)
     }
 
-    /// Decides checks in order, reading the clock once. Returns one decision per check.
+    /// Decides checks one after the other, and returns one decision per check, in the same order. Reads the clock once.
     pub fn check_batch(&self, checks: &[Check<'_>]) -> Vec<Decision> {
         let read = self.clock.now();
         checks.iter().map(|check| self.check_at(read, check)).collect()
     }
 
-    /// Refunds the units that an admitted decision charged, as far as they still count.
+    /// Gives back the units that `decision` charged, as far as they still count.
     ///
-    /// `check` must be the check of the decision. A denied decision refunds nothing. Call it at most once per decision.
+    /// `check` must be the check that was decided. A denied decision refunds nothing. The store does not detect a
+    /// second refund of the same decision; the caller must refund at most once.
     pub fn refund(&self, check: &Check<'_>, decision: &Decision) {
         if !decision.allowed() {
             return;
@@ -164,19 +168,22 @@ impl MemoryStore {
         self.shard(name).lock().remove(name, &self.budget);
     }
 
-    /// Returns the status of the counter of `demand` without changing it. The cost is ignored.
+    /// Returns the status of the counter of `demand` without changing it.
+    ///
+    /// The cost is ignored: the status is that of a peek (cost 0), which is always allowed, also if the subject is
+    /// banned.
     pub fn inspect(&self, demand: &Demand<'_>) -> LimitStatus {
         let demand = Demand { cost: Cost::PEEK, ..*demand };
         self.check(&Check::one(&demand)).limits[0]
     }
 
-    /// Bans `subject` for `duration`, or for good if `None`: every check that counts it is refused, and nothing is
-    /// charged.
+    /// Bans `subject` for `duration`, or for good if `None`.
     ///
-    /// Checks that only peek (all costs 0) are not refused. A new ban replaces an earlier one of the subject.
+    /// Until the ban ends, every check that counts the subject is refused with [`Decision::ban`] set, and nothing is
+    /// charged. Checks that only peek (all costs 0) are not refused. A new ban replaces an earlier one of the subject.
     ///
     /// # Errors
-    /// Returns an error if 65,536 other subjects are banned.
+    /// Returns an error of the kind `Unavailable` if 65,536 other subjects are banned.
     pub fn ban(&self, subject: &[u8], duration: Option<Duration>) -> Result<(), StoreError> {
         let now = self.clock.now();
         let end = duration.and_then(|duration| u64::try_from(duration.as_micros()).ok());
@@ -194,7 +201,9 @@ impl MemoryStore {
         self.bans.longest(std::iter::once(self.hasher.ban(subject)), self.clock.now())
     }
 
-    /// Returns the longest ban of the check's subjects, or `None` if none of them is banned or the check only peeks.
+    /// Returns the time until the longest ban of the check's subjects ends, or `None` if no ban refuses the check.
+    ///
+    /// A check whose costs are all 0 is never refused.
     #[cold]
     fn ban_of_check(&self, now: Timestamp, check: &Check<'_>) -> Option<Wait> {
         if !check.charges() {
@@ -204,33 +213,36 @@ impl MemoryStore {
         self.bans.longest(subjects, now)
     }
 
-    /// Returns the number of counters, including expired ones that were not reclaimed yet.
+    /// Returns the number of counters, including overflow counters and expired ones that were not reclaimed yet.
     pub fn len(&self) -> usize {
         self.shards.iter().map(|shard| shard.0.lock().len()).sum()
     }
 
-    /// Returns whether the store holds no counter.
+    /// Returns whether the store holds no counter, not even an expired one.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Returns the number of overflow counters, which new keys share because there is no room for counters of their
-    /// own.
+    /// Returns the number of overflow counters, including expired ones that were not reclaimed yet.
+    ///
+    /// New keys share them while there is no room for counters of their own.
     pub fn overflow_len(&self) -> usize {
         self.shards.iter().map(|shard| shard.0.lock().overflow_len()).sum()
     }
 
-    /// Returns the cap on [`MemoryStore::bytes_used`], as set by [`MemoryStoreBuilder::max_bytes`].
+    /// Returns the cap on the memory of counters, in bytes, as set by [`MemoryStoreBuilder::max_bytes`].
     pub fn max_bytes(&self) -> usize {
         self.budget.cap()
     }
 
-    /// Returns the bytes on the heap that hold counters.
+    /// Returns the bytes on the heap that hold counters, with the fixed size of the shards, which is not under the cap.
+    ///
+    /// Bans are not included.
     pub fn bytes_used(&self) -> usize {
         self.budget.used() + self.shards.len() * size_of::<Padded>()
     }
 
-    /// Decides a check. `read` is the time that the caller read from the clock.
+    /// Decides a check, unless a ban refuses it. `read` is the time that the caller read from the clock.
     #[inline]
     fn check_at(&self, read: Timestamp, check: &Check<'_>) -> Decision {
         if !self.bans.is_empty()
@@ -249,10 +261,10 @@ impl MemoryStore {
         decision
     }
 
-    /// Decides a check of one counter, in its slot if it exists.
+    /// Decides a check of one counter, in its slot if it has one. Bans are not considered.
     ///
-    /// `at` is the time that was read from the clock, and becomes the time of the decision. What need not happen under
-    /// the lock happens after it is released.
+    /// `at` must be the time that was read from the clock, and is set to the time of the decision. The lock is released
+    /// before the waits of a bucket are computed.
     #[inline(always)]
     fn decide_one(&self, at: &mut Timestamp, limit: &Limit, key: &Key<'_>, cost: Cost) -> LimitStatus {
         let name = self.hasher.name(limit, key);
@@ -290,7 +302,9 @@ impl MemoryStore {
         status
     }
 
-    /// Decides a check of one counter that does not exist yet.
+    /// Decides a check of one counter that has no slot of its own.
+    ///
+    /// Also used if its slot holds another kind of state after a hash collision.
     #[cold]
     fn decide_new_counter(
         &self,
@@ -307,7 +321,10 @@ impl MemoryStore {
         status
     }
 
-    /// Decides a check of several counters: in place if possible, else in general.
+    /// Decides a check of several counters: in place if possible, else on the general path.
+    ///
+    /// Appends one status per demand to `limits`, and returns the time of the decision. `read` is the time that the
+    /// caller read from the clock.
     #[inline(never)]
     fn check_several(&self, read: Timestamp, demands: &[Demand<'_>], limits: &mut LimitStatuses) -> Timestamp {
         match self.admit_in_place(read, demands, limits) {
@@ -316,7 +333,10 @@ impl MemoryStore {
         }
     }
 
-    /// Decides a check of any number of counters: takes their states out, decides, and puts them back.
+    /// Decides a check of any number of counters: takes their states out of their slots, decides, and puts them back.
+    ///
+    /// Appends one status per demand to `limits`, and returns the time of the decision. `read` is the time that the
+    /// caller read from the clock.
     #[inline(never)]
     fn check_in_general(&self, read: Timestamp, demands: &[Demand<'_>], limits: &mut LimitStatuses) -> Timestamp {
         let names: SmallVec<[CounterHash; 4]> =
@@ -347,10 +367,10 @@ impl MemoryStore {
         now
     }
 
-    /// Takes the counters of all demands out of their shards, new ones first.
+    /// Takes the states of all demands' counters out of their shards. Returns each with the index of its demand.
     ///
-    /// Making room for a new counter may move the slots of the others, or drop one that has expired. That one is then
-    /// new, too.
+    /// New counters come first: making room for one may move the slots of the others, or drop one that has expired,
+    /// which is then new, too. `shard_of` returns the index in `shards` of a counter's shard.
     fn take_all(
         &self,
         shards: &mut [MutexGuard<'_, Shard>],
@@ -360,9 +380,9 @@ impl MemoryStore {
     ) -> SmallVec<[(usize, CheckedOut); 4]> {
         let mut all: SmallVec<[(usize, CheckedOut); 4]> = SmallVec::new();
         let mut known: SmallVec<[usize; 4]> = (0..demands.len()).collect();
-        let mut new_before = None;
-        while new_before != Some(all.len()) {
-            new_before = Some(all.len());
+        let mut count_before = None;
+        while count_before != Some(all.len()) {
+            count_before = Some(all.len());
             known.retain(|&mut index| {
                 let shard = &mut shards[shard_of(names[index])];
                 let is_known = shard.find(names[index]).is_some();
@@ -379,7 +399,9 @@ impl MemoryStore {
         all
     }
 
-    /// Applies `change` to the state of a counter.
+    /// Calls `change` with the state of the demand's counter and the current time, and stores the changed state.
+    ///
+    /// A counter that does not exist is passed as unused, and stored only if it is not unused afterwards.
     fn change(&self, demand: &Demand<'_>, change: impl FnOnce(&mut State, Timestamp)) {
         let name = self.hasher.name(&demand.limit, &demand.key);
         let mut shard = self.shard(name).lock();
@@ -391,9 +413,10 @@ impl MemoryStore {
         shard.finish(&self.budget);
     }
 
-    /// Takes the demand's counter out of its shard.
+    /// Takes the state of the demand's counter out of its slot, or out of an overflow counter, or creates it.
     ///
-    /// Two demands of one check never share an overflow counter: the later one uses another.
+    /// `may_promote` tells whether a key that uses an overflow counter may get a counter of its own. `others` are the
+    /// counters that the check has already taken: it uses no overflow counter twice.
     #[inline]
     fn take(
         &self,
@@ -437,7 +460,7 @@ impl MemoryStore {
     }
 }
 
-/// A counter whose state is out of its slot.
+/// A counter whose state was taken out of its slot, or that has none yet.
 struct CheckedOut {
     place: SlotLocation,
     state: State,
@@ -446,14 +469,14 @@ struct CheckedOut {
 }
 
 impl CheckedOut {
-    /// Returns whether the demand's cost fits.
+    /// Returns whether the demand's cost fits at `now`. Cost 0 always fits.
     #[inline]
     fn fits(&self, now: Timestamp, demand: &Demand<'_>) -> bool {
         let cost = demand.cost.units();
         cost == 0 || self.state.fits(&demand.limit, now, cost)
     }
 
-    /// Applies the verdict on the whole check, puts the state back, and returns the status of the limit.
+    /// Charges the state if the whole check is `allowed`, puts it back, and returns the status of the limit.
     #[inline]
     fn apply(mut self, shard: &mut Shard, now: Timestamp, demand: &Demand<'_>, allowed: bool) -> LimitStatus {
         let status = algorithm::apply(allowed, now, demand, &mut self.state, self.may_grow);
@@ -507,8 +530,8 @@ impl Store for MemoryStore {
 impl MemoryStore {
     /// Charges `key` one unit of `limit`, if the limit has one left, and returns the decision.
     ///
-    /// Two keys with the same bytes and limits with the same algorithm and window share a counter. For other costs, or
-    /// several limits at once, use [`MemoryStore::check`].
+    /// The counter is that of the key's bytes, the limit's algorithm and its window; another quota uses the same
+    /// counter. For other costs, or several limits at once, use [`MemoryStore::check`].
     ///
     /// ```
     /// use tollgate_core::{Limit, MemoryStore};

@@ -275,8 +275,9 @@ impl<'a> View<'a> {
         self.level.saturating_sub(self.shape.full - self.shape.parts(cost.into()))
     }
 
-    /// Returns the parts that must leak before a request admitted now may proceed: the level of a leaky bucket, 0 for a
-    /// token bucket.
+    /// Returns the parts that must leak before a request admitted now may proceed.
+    ///
+    /// The level of a leaky bucket; 0 for a token bucket.
     #[inline(always)]
     fn ahead(&self) -> u64 {
         if self.shape.is_leaky { self.level } else { 0 }

@@ -131,10 +131,9 @@ impl Pair {
         (allowed, view.wait(cost))
     }
 
-    /// Gives back the units of a charge that was made in the current or the previous window; older charges no longer
-    /// count.
+    /// Gives back the units of a charge that was made in the current or the previous window.
     ///
-    /// Moves the stored pair to the window that contains `now`.
+    /// Older charges no longer count. Also moves the stored pair to the window that contains `now`.
     pub(super) fn refund(&mut self, limit: &Limit, shape: &PairShape, now: Timestamp, receipt: Receipt) {
         *self = View::new(self, limit, shape, now).pair;
         let charged_at = receipt.at.as_micros();
@@ -146,10 +145,10 @@ impl Pair {
         }
     }
 
-    /// Returns the pair moved to the window that contains `now_us`: counts of earlier windows become the previous count
-    /// or 0.
+    /// Returns the pair moved to the window that contains `now_us`.
     ///
-    /// If the stored window starts in the future, the sum of both counts becomes the current count, at most `quota`.
+    /// The count of the window before becomes the previous count, and older counts become 0. If the stored window
+    /// starts in the future, the sum of both counts becomes the current count, at most `quota`.
     #[inline(always)]
     fn advanced(self, window_us: Divisor, now_us: u64, quota: u32) -> Pair {
         let start_us = now_us - window_us.div_rem(now_us).1;

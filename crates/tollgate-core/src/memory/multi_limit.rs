@@ -27,8 +27,8 @@ impl MemoryStore {
     /// Admits a check if all its counters exist and have room, and returns the time of the decision.
     ///
     /// `read` is the time that the caller read from the clock. Appends one status per demand to `limits`. Returns
-    /// `None` without changing anything in all other cases, and for a single demand. Checks of more than four limits
-    /// (two or three of the caller's own, and one for its address) always take the general path.
+    /// `None` without changing a counter in all other cases, also if the check does not have two to four demands. Then
+    /// [`MemoryStore::check_in_general`] must decide.
     #[inline]
     pub(super) fn admit_in_place(
         &self,
@@ -60,7 +60,7 @@ impl MemoryStore {
         self.admit_in_shard(names, demands.map(limit_and_cost), read, limits)
     }
 
-    /// Admits a check whose counters are all in one shard, as those of one subject are.
+    /// Implements [`MemoryStore::admit_in_place`] for counters that are all in one shard, as those of one subject are.
     #[inline(always)]
     fn admit_in_shard<const N: usize>(
         &self,
@@ -84,7 +84,7 @@ impl MemoryStore {
         Some(now)
     }
 
-    /// Admits a check whose counters are in several shards.
+    /// Implements [`MemoryStore::admit_in_place`] for counters in several shards, whose `indices` are given.
     #[inline(never)]
     fn admit_in_shards<const N: usize>(
         &self,
@@ -112,8 +112,8 @@ impl MemoryStore {
 
     /// Locks the shards with these indices, each once and in ascending order, so that two checks cannot deadlock.
     ///
-    /// Returns the locks, and for each index the position of its lock. A lock that serves several indices is at the
-    /// position of one of them; the others are `None`.
+    /// Returns the locks, and for each of `indices` the position of its lock. If an index occurs several times, its
+    /// lock is at the position of one occurrence, and the others are `None`.
     #[inline(always)]
     fn lock_together<const N: usize>(&self, indices: [usize; N]) -> ([Option<MutexGuard<'_, Shard>>; N], [usize; N]) {
         let mut order: [usize; N] = std::array::from_fn(|place| place);
@@ -172,7 +172,7 @@ impl MemoryStore {
     }
 }
 
-/// Returns the place of a counter, or `None` if it does not exist or may have no room for `units`.
+/// Returns the slot index of a counter, or `None` if it has no slot or may have no room for `units`.
 #[inline(always)]
 fn find_with_room(
     shard: &mut Shard,

@@ -17,6 +17,7 @@
 
 use crate::algorithm::{Long, SHORT_CAPACITIES};
 
+/// The entries of all longer logs of a shard. A slot refers to its ring by a number.
 #[derive(Debug, Default)]
 pub(super) struct Rings {
     /// One for each of [`SHORT_CAPACITIES`]; empty until the first ring is stored.
@@ -27,18 +28,19 @@ pub(super) struct Rings {
     bytes: usize,
 }
 
-/// The entries of one log that are not inline.
+/// The entries of one longer log: the words of one ring, or several rings.
 #[derive(Debug)]
 pub(super) enum Block {
     Ring(Box<[u64]>),
     Long(Box<Long>),
 }
 
-/// Rings of one size.
+/// The rings of one size, side by side in one block of memory.
 #[derive(Debug, Default)]
 struct SizeClass {
     words: Vec<u64>,
-    /// The place that was freed last, counted from 1; its first word is the one freed before it. 0 ends the list.
+    /// The index, plus 1, of the ring that was freed last. Its first word is the index of the one freed before it, plus
+    /// 1. 0 ends the list.
     free: u64,
     len: usize,
 }
@@ -51,7 +53,9 @@ const LARGE: usize = SHORT_CAPACITIES.len();
 const _: () = assert!(LARGE < 1 << CLASS_BITS);
 
 impl Rings {
-    /// Takes the entries of a ring out. Its number stays reserved until [`Rings::put`] or [`Rings::free`].
+    /// Takes out the entries of the ring with this number.
+    ///
+    /// The number stays reserved until [`Rings::put`] or [`Rings::free`].
     pub(super) fn take(&mut self, ring: u32) -> Block {
         let (class, place) = split_number(ring);
         if let Some(rings) = self.classes.get_mut(class) {
@@ -62,7 +66,7 @@ impl Rings {
         block
     }
 
-    /// Returns the words of a ring, or `None` for a log of several rings.
+    /// Returns the words of the ring with this number, or `None` if it stands for a log of several rings.
     #[inline]
     pub(super) fn get_mut(&mut self, ring: u32) -> Option<&mut [u64]> {
         let (class, place) = split_number(ring);
@@ -75,7 +79,10 @@ impl Rings {
         }
     }
 
-    /// Stores a ring under its number, or under a new one if it has none or its size has changed. Returns the number.
+    /// Stores the entries of a log, and returns the number under which they are found.
+    ///
+    /// That is `ring`, the number from which they were taken, or a new one if it is `None` or of another size. In that
+    /// case the old number is freed.
     pub(super) fn put(&mut self, ring: Option<u32>, block: Block) -> u32 {
         let class = match &block {
             Block::Ring(words) => {
@@ -103,7 +110,7 @@ impl Rings {
         (place << CLASS_BITS | class) as u32
     }
 
-    /// Frees the number of a ring, and its entries if they were not taken out.
+    /// Frees the ring with this number, and its entries if they were not taken out.
     pub(super) fn free(&mut self, ring: u32) {
         let (class, place) = split_number(ring);
         if class < LARGE {
@@ -127,12 +134,14 @@ impl Rings {
             + self.large_free.capacity() * size_of::<u32>()
     }
 
-    /// Returns the bytes that may be needed for a moment while the largest size class grows.
+    /// Returns the bytes of the largest size class, which exists twice for a moment while it grows.
     pub(super) fn moving_bytes(&self) -> usize {
         self.classes.iter().map(SizeClass::heap_bytes).max().unwrap_or(0)
     }
 
-    /// Returns whether a size class is mostly free and moving its rings together frees `worth_bytes`.
+    /// Returns whether it is worth moving the rings of a size class together.
+    ///
+    /// Less than a quarter of the class is in use, and moving frees more than `worth_bytes`.
     pub(super) fn is_sparse(&self, worth_bytes: usize) -> bool {
         self.classes.iter().zip(SHORT_CAPACITIES).any(|(class, words)| {
             let (all, used) = (class.words.len(), class.len * words);
@@ -140,7 +149,7 @@ impl Rings {
         })
     }
 
-    /// Returns a free number for a ring of this size.
+    /// Reserves room for a ring in a size class, given by its index, and returns the ring's index in the class.
     fn reserve(&mut self, class: usize) -> usize {
         if class < LARGE {
             if self.classes.is_empty() {
@@ -197,7 +206,7 @@ impl SizeClass {
     }
 }
 
-/// Splits a ring's number into its class and its index.
+/// Splits a ring's number into the index of its size class and its index in the class.
 #[inline(always)]
 fn split_number(ring: u32) -> (usize, usize) {
     ((ring & ((1 << CLASS_BITS) - 1)) as usize, (ring >> CLASS_BITS) as usize)
@@ -235,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn rings_of_every_size_come_and_go_and_leave_nothing_behind() {
+    fn rings_of_every_size_keep_their_words_and_free_their_memory() {
         let mut rings = Rings::default();
         let mut kept: Vec<(u32, Box<[u64]>)> = Vec::new();
         let mut random = 7_u64;
@@ -244,7 +253,7 @@ mod tests {
             let words = [4, 6, 8, 12, 16, 24, 32, 33, 48, 101][(random >> 60) as usize % 10];
             let which = (random >> 33) as usize % kept.len().max(1);
             match random >> 40 & 3 {
-                // Most go while it shrinks, most come while it grows.
+                // In every second phase most operations remove a ring.
                 0 | 1 if kept.len() > 3 && step / 2_000 % 2 == 1 => {
                     let (ring, _) = kept.swap_remove(which);
                     rings.free(ring);

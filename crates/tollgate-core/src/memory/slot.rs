@@ -33,7 +33,7 @@ use crate::decision::LimitStatus;
 use crate::limit::{BucketShape, Limit, LogShape, Machine, PairShape};
 use crate::time::Timestamp;
 
-/// One counter: its name and its packed state, or empty.
+/// One counter in 32 bytes: its name (a [`CounterHash`]) and its packed state; or empty.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub(super) struct Slot {
@@ -45,7 +45,9 @@ pub(super) struct Slot {
     time: u64,
 }
 
-/// The packed kind, lifetime code and wide number of a state, at their positions in a slot.
+/// The kind, the lifetime code and the wide number of a packed state. Equal for all buckets of a limit.
+///
+/// They are at their positions in a slot; all other bits are 0.
 #[derive(Clone, Copy)]
 struct SlotHeader {
     small: u64,
@@ -64,14 +66,14 @@ impl SlotHeader {
         }
     }
 
-    /// Returns the header of the buckets of a limit whose grains are 1 µs.
+    /// Returns the header of the buckets of a limit, given by its `shape`, that counts time in microseconds.
     #[inline(always)]
     fn of_plain_bucket(shape: &BucketShape) -> SlotHeader {
         SlotHeader::new(BUCKET, lifetime::rate_code(shape.quota.get(), 1), shape.parts_per_unit.get())
     }
 }
 
-/// Returns the code of the rate at which the buckets of a limit leak.
+/// Returns the eight-bit code (`lifetime.rs`) of the rate at which the buckets of a limit leak.
 fn rate_code(shape: &BucketShape) -> u8 {
     lifetime::rate_code(shape.quota.get(), shape.grain_us())
 }
@@ -96,9 +98,9 @@ const RING_FIRST_BITS: u32 = 17;
 const RING_LEN_BITS: u32 = 17;
 
 impl Slot {
-    /// Creates a slot for a state, which must be of the limit's state machine.
+    /// Creates the slot of the counter with this name. The state must be of the limit's state machine.
     ///
-    /// The ring of a long log moves into `rings`.
+    /// The entries of a log that do not fit into the slot move into `rings`.
     pub(super) fn new(name: CounterHash, limit: &Limit, state: State, rings: &mut Rings) -> Slot {
         let mut slot = Slot { hash: name.table(), rest: name.rest(), wide: 0, small: 0, time: 0 };
         slot.pack(limit, state, rings);
@@ -117,7 +119,7 @@ impl Slot {
         self.hash == 0
     }
 
-    /// Returns the part of the name that determines the place in the table; 0 for an empty slot.
+    /// Returns the part of the name that determines the position in the table; 0 for an empty slot.
     #[inline]
     pub(super) fn table_hash(&self) -> u64 {
         self.hash
@@ -138,7 +140,7 @@ impl Slot {
         matches!(self.kind(), INLINE | RING)
     }
 
-    /// Decides a check that has only this bucket, in place, in the frequent case.
+    /// Decides a check of this bucket alone, in the slot, in the frequent case.
     ///
     /// Returns `None` without changing anything if the limit is not [plain](BucketShape::is_plain), if the slot does
     /// not have the header of its buckets, or if [`Bucket::decide_in_place`] returns `None`. Then
@@ -162,7 +164,7 @@ impl Slot {
         })
     }
 
-    /// Decides a check that has only this bucket, in place.
+    /// Decides a check of this bucket alone, in the slot: charges the cost if it fits, else denies.
     ///
     /// Returns `None` without changing anything if the slot holds another kind of state. Only a hash collision causes
     /// this.
@@ -180,7 +182,7 @@ impl Slot {
         Some(status)
     }
 
-    /// Decides a check that has only this pair, in place.
+    /// Decides a check of this pair alone, in the slot: charges the cost if it fits, else denies.
     ///
     /// Returns `None` without changing anything if the slot holds another kind of state. Only a hash collision causes
     /// this.
@@ -198,7 +200,7 @@ impl Slot {
         Some(status)
     }
 
-    /// Decides a check that has only this log, in place, if its entries need no other memory.
+    /// Decides a check of this log alone, in the slot and its ring, if the log need not be allocated anew.
     ///
     /// Returns `None` without changing anything in all other cases, also if the slot holds another kind of state. Then
     /// [`Slot::decide_log`] must decide.
@@ -217,7 +219,7 @@ impl Slot {
         }
     }
 
-    /// Decides a check that has only this log, in place, if the log is short, stays short, and admits the request.
+    /// Admits a check of this log alone, in the slot, if the log has at most two entries before and after.
     ///
     /// Returns `None` without changing anything in all other cases.
     #[inline(always)]
@@ -234,7 +236,7 @@ impl Slot {
         Some(status)
     }
 
-    /// Decides a check that has only this log, in place, if the log is long and its ring keeps its size.
+    /// Decides a check of this log alone, in the slot and its ring, if the log has a ring that keeps its size.
     ///
     /// Returns `None` without changing anything in all other cases.
     #[inline(always)]
@@ -261,9 +263,9 @@ impl Slot {
         Some(status)
     }
 
-    /// Decides a check that has only this log.
+    /// Decides a check of this log alone: charges the cost if it fits, else denies.
     ///
-    /// The log grows if the budget allows it; otherwise the newest entry takes the units. Returns `None` without
+    /// The log grows if the budget allows it; otherwise its newest entry takes the units. Returns `None` without
     /// changing anything if the slot holds another kind of state.
     #[inline(never)]
     pub(super) fn decide_log(
@@ -289,9 +291,10 @@ impl Slot {
         Some(status)
     }
 
-    /// Returns whether the slot holds a state of the limit's kind that certainly has room for `cost` units at `now`.
+    /// Returns whether the slot certainly has room for `cost` units at `now`.
     ///
-    /// Expired entries of a log are still counted, so the result may be `false` although the cost fits.
+    /// `false` if it holds a state of another state machine. Expired entries of a log are still counted, so the result
+    /// may be `false` although the cost fits.
     #[inline]
     pub(super) fn has_room_for(&self, limit: &Limit, now: Timestamp, cost: u32) -> bool {
         match (limit.machine(), self.kind()) {
@@ -308,9 +311,9 @@ impl Slot {
         }
     }
 
-    /// Returns the state of the slot. The ring of a long log is moved out of `rings`.
+    /// Returns the state in the slot. The entries of a longer log are moved out of `rings`.
     ///
-    /// [`Slot::pack`] or [`Slot::put_back`] must follow before the slot is used again.
+    /// For a log, [`Slot::pack`] or [`Slot::put_back`] must follow before the slot is used again.
     #[inline]
     pub(super) fn unpack(&mut self, rings: &mut Rings) -> State {
         match self.kind() {
@@ -320,10 +323,10 @@ impl Slot {
         }
     }
 
-    /// Stores a state, which must be of the limit's state machine. The ring of a long log moves into `rings`.
+    /// Stores a state in the slot. The entries of a log that do not fit into it move into `rings`.
     ///
     /// # Panics
-    /// Panics if the state belongs to another state machine.
+    /// Panics if the state does not belong to the limit's state machine.
     pub(super) fn pack(&mut self, limit: &Limit, state: State, rings: &mut Rings) {
         if let (false, Some(index)) = (matches!(state, State::Log(_)), self.ring_index()) {
             rings.free(index);
@@ -336,7 +339,7 @@ impl Slot {
         }
     }
 
-    /// Puts back a log that [`Slot::unpack`] returned and that was not changed.
+    /// Puts back a log that [`Slot::unpack`] returned and that was not changed. The slot itself stays as it is.
     pub(super) fn put_back(&mut self, log: Log, rings: &mut Rings) {
         let block = match log.into_parts() {
             LogParts::InlineEntries(_) => return,
@@ -348,13 +351,13 @@ impl Slot {
         }
     }
 
-    /// Unpacks a bucket.
+    /// Returns the bucket in the slot, which must hold one.
     #[inline]
     fn bucket(&self) -> Bucket {
         Bucket { time_us: self.time_us(), level: self.small(), scale: self.wide() }
     }
 
-    /// Packs a bucket. If it is unchanged, its lifetime is never shortened.
+    /// Stores a bucket in the slot. If the level and its time are unchanged, the lifetime is not shortened.
     fn set_bucket(&mut self, bucket: Bucket, shape: &BucketShape) {
         if self.is_bucket() && bucket == self.bucket() {
             return self.extend_bucket_lifetime(bucket, shape);
@@ -362,7 +365,7 @@ impl Slot {
         self.set(BUCKET, rate_code(shape), bucket.time_us, bucket.scale, bucket.level);
     }
 
-    /// Extends the lifetime of an unchanged bucket if it matters longer under this limit. Never shortens it.
+    /// Extends the lifetime of the stored `bucket` if it leaks more slowly under this limit. Never shortens it.
     #[inline(never)]
     fn extend_bucket_lifetime(&mut self, bucket: Bucket, shape: &BucketShape) {
         if bucket.scale == shape.parts_per_unit.get() {
@@ -380,7 +383,7 @@ impl Slot {
         self.set_code(lifetime::rate_code_to_leak(bucket.level, leaks_us));
     }
 
-    /// Unpacks a pair.
+    /// Returns the pair in the slot, which must hold one.
     #[inline]
     fn pair(&self) -> Pair {
         let counts = self.small();
@@ -392,7 +395,7 @@ impl Slot {
         }
     }
 
-    /// Packs a pair. If it is unchanged, its lifetime is never shortened.
+    /// Stores a pair in the slot. If the pair is unchanged, its lifetime is not shortened.
     #[inline]
     fn set_pair(&mut self, pair: Pair, limit: &Limit) {
         // Two windows also for `fixed-window`: a rule may change to `sliding-counter`, which needs the previous count.
@@ -404,7 +407,7 @@ impl Slot {
         self.set(PAIR, life, pair.start_us, pair.window_us, counts);
     }
 
-    /// Unpacks a log. The ring of a long log is moved out of `rings`.
+    /// Returns the log in the slot, which must hold one. The entries of a longer log are moved out of `rings`.
     #[inline]
     fn take_log(&mut self, rings: &mut Rings) -> Log {
         if let Some(index) = self.ring_index() {
@@ -416,7 +419,7 @@ impl Slot {
         Log::from_inline(self.inline_entries())
     }
 
-    /// Unpacks the entries of a short log.
+    /// Returns the entries of a log of at most two, which the slot must hold.
     #[inline]
     fn inline_entries(&self) -> InlineEntries {
         let (small, time_us) = (self.small(), self.time_us());
@@ -429,7 +432,7 @@ impl Slot {
         InlineEntries { len, entries: [first, second] }
     }
 
-    /// Packs the entries of a short log.
+    /// Stores a log of at most two entries in the slot, with a lifetime of the limit's window after the newest.
     #[inline]
     fn set_inline_entries(&mut self, InlineEntries { len, entries: [first, second] }: InlineEntries, limit: &Limit) {
         let small = u64::from(first.units) | u64::from(second.units) << UNITS_BITS | u64::from(len) << (2 * UNITS_BITS);
@@ -438,7 +441,7 @@ impl Slot {
         self.set(INLINE, lifetime::code_up(limit.window_us() + apart_us), first.time_us, apart_us, small);
     }
 
-    /// Unpacks the head of a long log.
+    /// Returns the head of the ring of a longer log, which the slot must hold.
     #[inline]
     fn ring_head(&self) -> RingHead {
         let (small, wide) = (self.small(), self.wide());
@@ -451,15 +454,15 @@ impl Slot {
         }
     }
 
-    /// Packs a log and moves its ring into `rings`.
+    /// Stores a log in the slot. The entries of a longer log move into `rings`.
     ///
-    /// A log that is not empty never expires earlier than before: a denial under a shorter window does not shorten its
+    /// Entries that stay never expire earlier than before: a denial under a shorter window does not shorten their
     /// lifetime.
     #[inline]
     fn put_log(&mut self, log: Log, limit: &Limit, rings: &mut Rings) {
         let (place, newest_us) = (self.ring_index(), log.newest_us().unwrap_or(0));
-        // An entry was kept for so long. If the newest goes, by a refund or because the clock went back, the end comes
-        // earlier by as much: it is rounded up, and to round again what was rounded would never end.
+        // The lifetime after the newest entry. If a refund or a clock that went back removes the newest entry, the end
+        // moves back by as much. Otherwise the lifetime, which is rounded up, would grow with each such change.
         let lasts_us = self.expires_at_us().saturating_sub(self.newest_us());
         let ends_us = self.expires_at_us().min(newest_us + lasts_us);
         match log.into_parts() {
@@ -492,7 +495,7 @@ impl Slot {
         self.extend_lifetime_to(ends_us);
     }
 
-    /// Returns the time of the newest entry of a log.
+    /// Returns the time of the newest entry of the log in the slot.
     fn newest_us(&self) -> u64 {
         match self.kind() {
             INLINE => self.time_us() + self.wide(),
@@ -507,7 +510,9 @@ impl Slot {
         }
     }
 
-    /// Packs the head of a long log whose entries are in ring `index`.
+    /// Stores a longer log, whose entries are in the ring with the number `index`.
+    ///
+    /// Its lifetime is the limit's window after the newest entry.
     #[inline]
     fn set_ring(&mut self, index: u32, head: RingHead, limit: &Limit) {
         let small = u64::from(index)
@@ -519,7 +524,7 @@ impl Slot {
 
     /// Returns the time from which the slot may be dropped, in microseconds since the epoch.
     ///
-    /// From then on the state no longer matters to the limits that used it. It may have stopped mattering earlier.
+    /// From then on the state affects no decision of the limits that used it. That may already be so earlier.
     #[inline]
     pub(super) fn expires_at_us(&self) -> u64 {
         let lifetime_us = match self.kind() {
@@ -529,7 +534,7 @@ impl Slot {
         self.time_us() + lifetime_us
     }
 
-    /// Moves the entries of a long log from one set of rings to another. Does nothing for other states.
+    /// Moves the entries of a longer log from `from` to `to`. Does nothing for other states.
     pub(super) fn move_ring(&mut self, from: &mut Rings, to: &mut Rings) {
         if let Some(ring) = self.ring_index() {
             let moved = to.put(None, from.take(ring));
@@ -537,7 +542,7 @@ impl Slot {
         }
     }
 
-    /// Returns the index of the ring of a long log; `None` for other states.
+    /// Returns the number in [`Rings`] of the ring of a longer log; `None` for other states.
     #[inline]
     pub(super) fn ring_index(&self) -> Option<u32> {
         (self.kind() == RING).then_some(self.small as u32)

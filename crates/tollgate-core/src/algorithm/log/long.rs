@@ -229,9 +229,9 @@ impl Eq for Long {}
 mod tests {
     use super::*;
 
-    /// The same operations on a plain list of entries.
+    /// Compares random operations with the same ones on a plain list of entries.
     #[test]
-    fn several_rings_hold_what_one_list_would() {
+    fn several_rings_agree_with_one_list() {
         let mut random = 7_u64;
         let mut below = |bound: usize| {
             random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -258,7 +258,7 @@ mod tests {
                     0..=2 => {
                         for _ in 0..below(700) {
                             now_us += 1 + below(3) as u64;
-                            // Once in a while one that needs two words.
+                            // A few entries need two words.
                             let units = if below(2_000) == 0 { 600_000 } else { 1 + below(4) as u32 };
                             list.push(Entry { time_us: now_us, units });
                             long.push(Entry { time_us: now_us, units });

@@ -110,8 +110,9 @@ impl RingHead {
         self.is_wide || u64::from(self.total) + u64::from(units) < u64::from(UNITS_WIDE)
     }
 
-    /// Returns whether the ring should shrink: it has at most one entry, or more than 8 places of which at most a
-    /// quarter is in use.
+    /// Returns whether the ring should shrink.
+    ///
+    /// It has at most one entry, or room for more than 8 of which at most a quarter is in use.
     #[inline]
     fn is_sparse(&self, capacity: usize) -> bool {
         self.len <= 1 || (capacity > CAPACITY_SMALL && self.len as usize <= capacity / 4)
