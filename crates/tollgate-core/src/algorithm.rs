@@ -27,7 +27,7 @@ use crate::decision::{Decision, LimitStatus, Source};
 use crate::limit::{Limit, Machine};
 use crate::time::Timestamp;
 
-/// The state of one counter: of the three state machines, the one of its limit's algorithm.
+/// The state of one counter, with a variant for each of the three state machines.
 ///
 /// Methods that take a [`Limit`] treat a state that belongs to another state machine as unused.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -185,8 +185,9 @@ impl State {
 
 /// Decides one check: reads the state of every demand, then charges all of them or none.
 ///
-/// `states` holds the state of each demand's counter, in the same order, and is changed in place. The caller provides
-/// the time, and ensures that no two demands have the same counter. Bans are not part of it.
+/// A denial charges only limits with `count_denied`. /// `states` holds the state of each demand's counter, in the same
+/// order, and is changed in place. The caller provides the time, and ensures that no two demands have the same counter.
+/// Bans are not part of it.
 ///
 /// ```
 /// use tollgate_core::algorithm::{State, decide};

@@ -86,7 +86,7 @@ impl ScopeName {
     /// Creates a name. In a `const`, an invalid name is a compile error.
     ///
     /// # Panics
-    /// If the name is empty or has other characters than `a` to `z` and `-`.
+    /// Panics if the name is empty or has other characters than `a` to `z` and `-`.
     pub const fn new(name: &'static str) -> ScopeName {
         let bytes = name.as_bytes();
         assert!(!bytes.is_empty(), "the name of a scope is not empty");

@@ -110,7 +110,10 @@ impl MemoryStore {
         MemoryStoreBuilder::new()
     }
 
-    /// Decides a check at the current time of the store's clock: charges all its demands, or none if one does not fit.
+    /// Decides a check at the current time of the store's clock.
+    ///
+    /// Charges all demands if each of them fits and no subject is banned. Otherwise it denies, and charges only limits
+    /// with `count_denied`, or nothing if a subject is banned.
     pub fn check(&self, check: &Check<'_>) -> Decision {
         self.check_at(self.clock.now(), check)
     }
@@ -401,7 +404,8 @@ impl MemoryStore {
 
     /// Calls `change` with the state of the demand's counter and the current time, and stores the changed state.
     ///
-    /// A counter that does not exist is passed as unused, and stored only if it is not unused afterwards.
+    /// A counter that has no slot is its overflow counter, or else a new one, which is stored only if it then holds
+    /// units.
     fn change(&self, demand: &Demand<'_>, change: impl FnOnce(&mut State, Timestamp)) {
         let name = self.hasher.name(&demand.limit, &demand.key);
         let mut shard = self.shard(name).lock();

@@ -166,10 +166,9 @@ impl Connection {
 
     /// Sends as much of the outbox as the stream takes without waiting.
     ///
-    /// [`receive`](Connection::receive) sends the rest.
-    ///
-    /// Must be called after each batch. A server that finds two batches in one read executes both before it sends the
-    /// first reply, and is then idle while the client handles both replies.
+    /// [`receive`](Connection::receive) sends the rest. Must be called after each batch. A server that finds two
+    /// batches in one read executes both before it sends the first reply, and is then idle while the client handles
+    /// both replies.
     ///
     /// # Errors
     /// Returns a fault if the stream is broken. The connection must be dropped then.

@@ -158,8 +158,8 @@ impl RedisStoreBuilder {
 
     /// Sets whether a call of the script names keys of one subject only. Defaults to `false`: a call names any keys.
     ///
-    /// A server in cluster mode, and some proxies, require that the keys of a call share a hash slot. Then each batch
-    /// is sent as one call per subject, in one write. [`Store::atomicity`] becomes [`Atomicity::Subject`], and a check
+    /// A server in cluster mode, and some proxies, require that the keys of a call share a hash slot. With `true`,
+    /// each batch is sent as one call per subject. [`Store::atomicity`] becomes [`Atomicity::Subject`], and a check
     /// of several subjects fails with [`StoreErrorKind::Forbidden`](tollgate_core::StoreErrorKind::Forbidden). The
     /// store still uses one server: it does not follow redirections to other nodes of a cluster.
     #[must_use]
@@ -403,9 +403,9 @@ impl RedisStore {
         }
     }
 
-    /// Decides the checks in chunks of [`STEPS_MAX`], one after the other.
+    /// Decides the checks in chunks of [`STEPS_MAX`], and returns one result per check, in the same order.
     ///
-    /// Returns one result per check, in the same order.
+    /// A chunk is sent after the one before it was decided.
     ///
     /// # Errors
     /// Returns the error of the first chunk that failed as a whole; later chunks are not sent. If an earlier chunk was
@@ -508,7 +508,10 @@ impl Store for RedisStore {
         })
     }
 
-    /// A duration above 285 years becomes 285 years, and one below a millisecond becomes a millisecond.
+    /// Bans `subject` for `duration`, or for good if `None`. A new ban replaces an earlier one of the subject.
+    ///
+    /// Stores that read bans ([`RedisStoreBuilder::bans`]) then refuse its checks. A duration above 285 years becomes
+    /// 285 years, and one below a millisecond becomes a millisecond.
     fn ban<'a>(&'a self, subject: &'a [u8], duration: Option<Duration>) -> StoreFuture<'a, ()> {
         Box::pin(async move {
             let key = self.0.prefix.ban(subject);

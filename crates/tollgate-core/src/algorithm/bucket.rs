@@ -71,7 +71,9 @@ impl Bucket {
         self.charge_view(view, cost).status()
     }
 
-    /// Returns the status after a denied check. Writes the state only for `count_denied`, or if the clock went back.
+    /// Returns the limit's status after a check that was denied, by this limit or by another one.
+    ///
+    /// Writes the state only for `count_denied`, or if the clock went back.
     pub(super) fn refuse(&mut self, limit: &Limit, shape: &BucketShape, now: Timestamp, cost: u32) -> LimitStatus {
         let view = View::new(self, limit, shape, now);
         self.refuse_view(view, cost).status()
@@ -232,7 +234,7 @@ impl BucketDecision<'_> {
     }
 }
 
-/// A bucket at one point in time, under one limit.
+/// A stored bucket as it is at one point in time under one limit: with what has leaked, and in the limit's parts.
 #[derive(Clone, Copy)]
 struct View<'a> {
     /// The used units at `now_us`, in parts of the limit.

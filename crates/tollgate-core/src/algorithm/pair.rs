@@ -166,7 +166,7 @@ impl Pair {
     }
 }
 
-/// A pair at one point in time, under one limit.
+/// A stored pair as it is at one point in time under one limit, moved to the limit's current window.
 struct View<'a> {
     pair: Pair,
     now_us: u64,

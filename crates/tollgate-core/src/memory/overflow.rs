@@ -74,8 +74,8 @@ pub(super) struct Network {
 impl Network {
     /// Returns the networks of the first address in a subject; `None` if it has no address.
     ///
-    /// A subject is an address, such as `203.0.113.9`, or up to four parts with kinds, such as `ip:2001:db8::/64` or
-    /// `user:!203.0.113.9&path:/`.
+    /// A subject is an address, such as `203.0.113.9`, or has parts of the form `kind:value`, separated by `&`, such as
+    /// `user:!203.0.113.9&path:/`. Only the first four parts are read, and parts of more than 64 bytes are skipped.
     pub(super) fn of_subject(subject: &[u8]) -> Option<Network> {
         /// The length of the longest address. Longer parts are skipped.
         const PART_BYTES_MAX: usize = 64;

@@ -93,7 +93,7 @@ impl Shard {
     /// Returns the time at which to decide a check whose caller has read `read` from the clock.
     ///
     /// That is `read`, unless the shard has decided at a later time: another check was faster to take the lock, or the
-    /// clock went back. Then it is [`Clock::now_at_least`] that later time.
+    /// clock went back. Then the clock is read again, by [`Clock::now_at_least`].
     #[inline]
     pub(super) fn decision_time(&self, read: Timestamp, clock: &impl Clock) -> Timestamp {
         if read < self.latest { read_again(clock, self.latest) } else { read }
@@ -325,7 +325,7 @@ impl Shard {
         self.measure_tables();
     }
 
-    /// Drops the expired counters in the next `places` slots.
+    /// Drops the expired counters in the next `places` slots. Begins where the last call ended.
     ///
     /// At the end of the table, shrinks it if it is mostly empty.
     fn sweep(&mut self, places: usize) {
@@ -392,9 +392,8 @@ fn remove(table: &mut Table, place: usize, rings: &mut Rings) {
 
 /// Drops the counters expired at `now` in the next `places` slots from index `cursor`.
 ///
-/// Returns the index to continue from.
-///
-/// A dropped log's ring is freed in `rings`. The result is at least `table.places()` at the end of the table.
+/// Returns the index to continue from. A dropped log's ring is freed in `rings`. The result is at least
+/// `table.places()` at the end of the table.
 fn drop_expired(table: &mut Table, cursor: usize, places: usize, now: Timestamp, rings: &mut Rings) -> usize {
     let (mut place, end) = (cursor, (cursor + places).min(table.places()));
     // A slot that moves into a gap is inspected, too. The bound keeps the loop finite.

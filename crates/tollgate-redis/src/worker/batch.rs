@@ -139,9 +139,9 @@ impl Batch {
         }
     }
 
-    /// Splits the callers, each with its checks or its refund, into two batches of about the same size.
+    /// Splits the callers, each with its checks or its refund, into two batches.
     ///
-    /// Callers with equal checks stay together.
+    /// Splits in the middle, or as near to it as possible, because callers with equal checks stay together.
     ///
     /// # Panics
     /// Panics if this is a command, which has one caller.
@@ -206,7 +206,7 @@ impl Checks {
         self.waiters.len()
     }
 
-    /// Splits the callers into two batches of about the same size.
+    /// Splits the callers in the middle, or as near to it as possible.
     ///
     /// Callers with equal checks stay together, so that a check that the server cannot decide is alone after a few
     /// halvings, however many callers have sent it.

@@ -16,8 +16,9 @@
 //! replies before the millisecond is over, so the timer has no effect.
 //!
 //! **A batch is one call or several.** A server that runs scripts with any keys gets one call. Where all keys of a call
-//! must belong to one subject ([`CallScope::Subject`]), the batch becomes one call per subject. All of them are put
-//! into the outbox together, so they are usually sent in one write. Limits on what is in flight count batches.
+//! must belong to one subject ([`CallScope::Subject`](super::CallScope::Subject)), the batch becomes one call per
+//! subject. All of them are put into the outbox together, so they are usually sent in one write. Limits on what is in
+//! flight count batches.
 //!
 //! **One timer.** It ticks every millisecond while calls are in flight. At each tick the worker takes what has come
 //! into the queue, and sends it if it is due. The tick also detects calls that take too long. No timer is set per check
@@ -198,9 +199,7 @@ impl<'a> Session<'a> {
 
     /// Moves work from the queue to the backlog, until it has [`STEPS_MAX`] callers.
     ///
-    /// Moves nothing if no batch may be sent.
-    ///
-    /// Also updates `collected_at` and `waiting_since`.
+    /// Moves nothing if no batch may be sent. Also updates `collected_at` and `waiting_since`.
     fn collect(&mut self, queue: &mut mpsc::Receiver<Work>, backlog: &mut VecDeque<Work>) {
         let collected_before = std::mem::replace(&mut self.collected_at, Instant::now());
         while self.has_room()
