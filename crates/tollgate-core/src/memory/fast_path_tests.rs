@@ -52,7 +52,7 @@ impl Run {
     }
 }
 
-/// Compares every decision of a run. Returns how many of several limits were made in place.
+/// Compares every decision of a run. Returns how many decisions of several limits were made in place.
 fn compare(run: Run) -> usize {
     let Run { first, count, is_one_subject, steps, pause_us, goes_back, seed } = run;
     let clock = Arc::new(ManualClock::new(Timestamp::from_micros(1_000_000_000)));

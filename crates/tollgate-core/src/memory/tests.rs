@@ -217,8 +217,10 @@ fn key_promoted_from_an_overflow_counter_keeps_its_use() {
     }
 }
 
-/// Fills a store with keys of the `flood` limits, then checks 64 new keys twelve times each. Between the rounds, keys of
-/// the `others` limits are checked and partly refunded. Returns how often each of the 64 keys was admitted.
+/// Fills a store with keys of the `flood` limits, then checks 64 new keys twelve times each.
+///
+/// Between the rounds, keys of the `others` limits are checked and partly refunded. Returns how often each of the 64
+/// keys was admitted.
 fn admitted_beside(flood: &[&str], limit_text: &str, others: &[&str]) -> Vec<usize> {
     let (store, clock) = store(1 << 20);
     for n in 0..40_000 {
