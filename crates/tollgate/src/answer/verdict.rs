@@ -1,14 +1,14 @@
 //! Maps each verdict and each error to HTTP, gRPC and RESP.
 //!
-//! A denial or a ban is an answer, not an error: in RESP it is an ordinary reply, so it has no error code. An unavailable store
-//! is never reported as a denial: a client that receives 429 has to slow down, one that receives 503 does not.
+//! A denial or a ban is a decision, not an error: in RESP it is an ordinary reply, so it has no error code. An unavailable
+//! store is never reported as a denial: a client that receives 429 has to slow down, one that receives 503 does not.
 
 use http::StatusCode;
 use tollgate_core::{CheckError, Decision, KeyError, LimitError, LimitTextError};
 
 use crate::failure::Unavailable;
 
-/// The outcome of a request, independent of the protocol.
+/// The outcome of a request to Tollgate, with its status or error code in each protocol.
 ///
 /// ```
 /// use tollgate::answer::{GrpcCode, Verdict};
@@ -24,7 +24,7 @@ pub enum Verdict {
     Allowed,
     /// At least one limit denied the request.
     Denied,
-    /// A ban refused the request, whatever its limits hold.
+    /// A ban refused the request. Its limits were not considered.
     Banned,
     /// The store did not answer, and the failure policy is to refuse.
     Unavailable,
@@ -38,12 +38,13 @@ pub enum Verdict {
     Unauthenticated,
     /// The client is not permitted to make this request.
     Forbidden,
-    /// The requested thing does not exist.
+    /// The requested resource does not exist.
     NotFound,
     /// Tollgate itself failed.
     Internal,
 }
 
+/// The names and codes of one verdict.
 struct Row {
     error: &'static str,
     http: StatusCode,
@@ -103,7 +104,9 @@ impl Verdict {
         self.row().grpc
     }
 
-    /// Returns the code of the RESP error, without the dash, or `None` if the verdict is an ordinary reply.
+    /// Returns the code at the beginning of the RESP error, without the dash, such as `UNAVAILABLE`.
+    ///
+    /// `None` for `Allowed`, `Denied` and `Banned`, which RESP reports in an ordinary reply.
     pub const fn resp(self) -> Option<&'static str> {
         self.row().resp
     }
@@ -145,7 +148,7 @@ macro_rules! invalid {
 }
 invalid!(CheckError, KeyError, LimitError, LimitTextError);
 
-/// A gRPC status code, by the numbers of the gRPC specification.
+/// A gRPC status code that a [`Verdict`] maps to, with its number in the gRPC specification.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(i32)]
 #[non_exhaustive]
