@@ -69,8 +69,8 @@ pub trait Observer: Send + Sync + 'static {
     /// Called after each check that a limiter has decided, by the store, the deny cache, the local share or the failure
     /// policy.
     ///
-    /// A batch is one call per check. An engine makes one check for all enforced rules of a request, and one for each
-    /// shadow rule.
+    /// A batch is one call per check. An engine makes one check for all enforced rules of a request that are not shields,
+    /// and one for each shadow rule.
     fn decided(&self, decided: &DecidedCheck<'_>) {
         let _ = decided;
     }
@@ -190,7 +190,7 @@ pub struct StoreCall {
     pub result: Result<(), StoreErrorKind>,
 }
 
-/// The purpose of a call to the store.
+/// The purpose of a call to the store: a decision, a refund, a probe and so on.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum StoreCallKind {

@@ -39,7 +39,7 @@ impl Body {
     }
 }
 
-/// The format of the body of a refusal. Defaults to JSON.
+/// The format of the body of a refusal: JSON (the default), a problem of RFC 9457, plain text, or a custom function.
 ///
 /// ```
 /// use tollgate::answer::{Body, BodyFormat, Policy};
@@ -162,7 +162,8 @@ struct ProblemBody<'a> {
     fields: RefusalFields<'a>,
 }
 
-/// The fields that [`JsonBody`] and [`ProblemBody`] have in common.
+/// The fields that [`JsonBody`] and [`ProblemBody`] have in common. A wait is `null` if the request can never pass; other
+/// fields without a value are left out.
 #[derive(Serialize)]
 struct RefusalFields<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]

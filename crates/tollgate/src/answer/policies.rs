@@ -71,7 +71,7 @@ struct ShownLimit {
 struct Exposed([[Option<HeaderValue>; 2]; 2]);
 
 impl Policies {
-    /// Creates it from one policy per limit of the check, in the order of the check.
+    /// Combines the policies of a check: one per limit, in the order of the check.
     ///
     /// If an earlier policy has the same name, a number is appended (`per-minute-2`), so that clients can tell them apart.
     pub fn new<P: Into<Arc<Policy>>>(policies: impl IntoIterator<Item = P>) -> Policies {
@@ -155,7 +155,7 @@ impl Policies {
     /// Builds the response to a denied request: status 429, the headers of
     /// [`write_headers`](Policies::write_headers), and a body.
     ///
-    /// The body is in the format of the policy that denied the request, of several of that with the longest wait.
+    /// The body is in the format of the policy that denied the request; if several did, of the one with the longest wait.
     /// `request` holds the request's headers: if `Accept` names `application/problem+json`, a JSON body becomes a problem
     /// of RFC 9457. For a decision that a ban refused, use [`Refusal::by_ban`](crate::engine::Refusal::by_ban) instead.
     ///
@@ -207,7 +207,7 @@ impl Policies {
         response
     }
 
-    /// Pairs each policy with its limit status.
+    /// Iterates over the policies, each with its limit status in `decision`, in the order of the check.
     fn with_statuses<'a>(
         &'a self,
         decision: &'a Decision,
@@ -306,12 +306,12 @@ impl Policies {
     }
 }
 
-/// A buffer to which text is appended, as far as it fits.
+/// A buffer to which text is appended. Its size may be fixed.
 trait TextBuffer {
-    /// Appends bytes. Returns `None` if they do not fit.
+    /// Appends bytes. Returns `None`, and appends nothing, if they do not fit.
     fn put(&mut self, piece: &[u8]) -> Option<()>;
 
-    /// Appends a number in decimal. Returns `None` if it does not fit.
+    /// Appends a number in decimal. Returns `None`, and appends nothing, if it does not fit.
     fn put_number(&mut self, number: u64) -> Option<()> {
         self.put(itoa::Buffer::new().format(number).as_bytes())
     }

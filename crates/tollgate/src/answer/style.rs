@@ -10,7 +10,7 @@
 //! read. Both define `RateLimit-Policy`, in different forms, so a response can use only one of them. [`Styles`] cannot
 //! hold both.
 
-/// A style of rate-limit headers: which headers report the limits of a request, and in which form.
+/// A style of rate-limit headers, `x`, `ietf` or `draft-6`: which headers report the limits of a request, and how.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum Style {
@@ -36,7 +36,7 @@ impl Style {
     pub const ALL: [Style; 3] = [Style::X, Style::Ietf, Style::Draft6];
 }
 
-/// The error for header styles that cannot be combined.
+/// The error for header styles that cannot be combined: `ietf` and `draft-6`.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StyleError {

@@ -8,7 +8,9 @@ use tollgate_core::{CheckError, Decision, KeyError, LimitError, LimitTextError};
 
 use crate::failure::Unavailable;
 
-/// The outcome of a request to Tollgate, with its status or error code in each protocol.
+/// The outcome of a request to Tollgate: allowed, denied, banned, unavailable, or an error of the request or of Tollgate.
+///
+/// Its methods return the status or error code of the outcome in each protocol.
 ///
 /// ```
 /// use tollgate::answer::{GrpcCode, Verdict};
@@ -44,7 +46,7 @@ pub enum Verdict {
     Internal,
 }
 
-/// The names and codes of one verdict.
+/// The error name of one verdict in JSON bodies, and its codes in HTTP, gRPC and RESP.
 struct Row {
     error: &'static str,
     http: StatusCode,
@@ -180,7 +182,7 @@ tollgate_core::__names! {
 }
 
 impl GrpcCode {
-    /// Returns the number used on the wire.
+    /// Returns the number of the code in the gRPC specification, such as 8 for `ResourceExhausted`.
     pub const fn number(self) -> i32 {
         self as i32
     }

@@ -11,7 +11,7 @@ use foldhash::fast::RandomState;
 
 use super::comparisons;
 
-/// A host pattern of a rule, in lower case.
+/// A host pattern of a rule, in lower case: one host, or all hosts below a domain.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub(crate) enum HostPattern {
     /// Matches this host: a name, or an IPv6 address in brackets.

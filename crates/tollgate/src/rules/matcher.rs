@@ -23,7 +23,7 @@ use super::trie::{Candidate, Trie};
 /// Indices of rules in [`RuleSet::rules`](super::RuleSet::rules).
 pub(crate) type Indices = SmallVec<[u32; 8]>;
 
-/// The conditions under which a rule applies to a request. All four must hold. The default matches every request.
+/// The conditions of a rule on methods, paths, hosts and headers. All must hold. The default matches every request.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Conditions {
     /// The methods, one of which the request must have.
@@ -40,7 +40,7 @@ pub(crate) struct Conditions {
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct HeaderText(pub(crate) Box<str>);
 
-/// The condition of a rule on one header of a request.
+/// The condition of a rule on one header of a request: that it is present, or that it has a value.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum HeaderCondition {
     /// The header is present, with any value.
@@ -96,7 +96,7 @@ impl Conditions {
         Some(Conditions { methods, paths, hosts, headers })
     }
 
-    /// Returns whether the headers meet all header conditions.
+    /// Returns whether the headers of a request meet all header conditions. Other conditions are not considered.
     fn headers_match(&self, headers: &HeaderMap) -> bool {
         self.headers.iter().all(|(name, condition)| {
             comparisons::count();
@@ -243,7 +243,7 @@ impl Matcher {
 }
 
 impl HeaderText {
-    /// Creates the text of a header name.
+    /// Converts a header name.
     pub(crate) fn of(name: &HeaderName) -> HeaderText {
         HeaderText(name.as_str().into())
     }

@@ -51,7 +51,7 @@ pub(crate) struct MethodNames {
     further: Vec<Box<str>>,
 }
 
-/// The error for a text that cannot be used as a method of a rule.
+/// The error for a text that cannot be used as a method of a rule: it is malformed, or there are too many methods.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum MethodError {
     /// The text is not the name of an HTTP method.
@@ -63,7 +63,7 @@ pub(crate) enum MethodError {
 impl MethodNames {
     /// Returns the set of methods that a rule with this method matches. Assigns a bit to a method that has none yet.
     ///
-    /// It is the method itself. For GET it includes HEAD, because servers answer HEAD by running the handler of GET.
+    /// The set contains the method, and for GET also HEAD, because servers answer HEAD by running the handler of GET.
     ///
     /// # Errors
     /// If the text is not the name of a method, or if no bit is left for it.

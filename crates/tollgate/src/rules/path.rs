@@ -140,7 +140,9 @@ fn without_last_slash(text: &[u8]) -> &[u8] {
     text.strip_suffix(b"/").unwrap_or(text)
 }
 
-/// A transformation that a server may apply to a path. The table at the top of this file shows examples.
+/// A transformation that a server may apply to a path, such as decoding escapes or resolving `..`.
+///
+/// The table at the top of this file shows an example of each.
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum PathStep {
     /// Decodes escapes once, except an escaped slash.
@@ -247,7 +249,9 @@ fn split(text: &[u8]) -> Option<Vec<u8>> {
     Some(separated)
 }
 
-/// Returns a segment without dots and spaces at its end. A segment of dots keeps them, because it may be a dot segment.
+/// Returns a segment without the dots and white space at its end.
+///
+/// A segment of nothing but dots and white space keeps its dots, because it may be a dot segment.
 fn trimmed(segment: &[u8]) -> &[u8] {
     let spaceless = segment.trim_ascii_end();
     match spaceless.iter().rposition(|&byte| byte != b'.' && !byte.is_ascii_whitespace()) {
@@ -256,7 +260,7 @@ fn trimmed(segment: &[u8]) -> &[u8] {
     }
 }
 
-/// The treatment of empty segments.
+/// Whether [`tidied`] drops or keeps empty segments.
 #[derive(Clone, Copy, PartialEq)]
 enum EmptySegments {
     Dropped,
@@ -349,10 +353,10 @@ pub(crate) fn escape(segment: &[u8], text: &mut String) {
     }
 }
 
-/// Returns whether no [`PathStep`] changes the path, so that it is its only reading.
+/// Returns `true` only if no [`PathStep`] changes the path, so that it is its own and only reading.
 ///
 /// Such a path has no `%`, `;`, backslash, space or control character, no empty segment, and no segment that begins or
-/// ends with a dot. The test is conservative: it is false for some paths that no step changes, such as `.well-known`.
+/// ends with a dot. The test is conservative: it is `false` for some paths that no step changes, such as `.well-known`.
 fn is_plain(path: &[u8]) -> bool {
     let mut before = b'/';
     for &byte in path {

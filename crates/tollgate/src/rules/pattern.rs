@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::path::{decode, escape};
 
-/// A parsed path pattern of a rule or an exemption.
+/// A parsed path pattern of a rule or an exemption: its segments, and whether it also matches the paths below.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct Pattern {
     pub(crate) segments: Vec<Segment>,
@@ -12,7 +12,7 @@ pub(crate) struct Pattern {
     pub(crate) is_prefix: bool,
 }
 
-/// One segment of a pattern.
+/// One segment of a pattern: a literal, or a variable such as `{id}`.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub(crate) enum Segment {
     /// Matches a segment with exactly these bytes. Percent escapes of the pattern are decoded.
@@ -21,7 +21,7 @@ pub(crate) enum Segment {
     Any,
 }
 
-/// The error for a text that is not a path pattern.
+/// The error for a text that is not a path pattern: what is wrong, where, and what to write instead.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct PatternError {
     /// The bytes of the text that are wrong.
@@ -116,7 +116,7 @@ impl Pattern {
     }
 }
 
-/// Parses one segment, which begins at byte `start` of the pattern.
+/// Parses one segment of a pattern. `start` is its first byte in the pattern, for the span of an error.
 fn parse_segment(text: &str, start: usize) -> Result<Segment, PatternError> {
     let span = start..start + text.len();
     let refuse = |message: &str, help: &str| Err(error(span.clone(), message, help));

@@ -105,8 +105,9 @@ struct CachedPlan {
 }
 
 impl CachedPlan {
-    /// Returns whether less than `age_us` microseconds have passed since the command was sent. `false` if `now` is before
-    /// that.
+    /// Returns whether, at `now`, less than `age_us` microseconds have passed since the command was sent.
+    ///
+    /// `false` if `now` is before that time.
     fn is_younger(&self, age_us: u64, now: Timestamp) -> bool {
         // A reply from the future means that the clock was set back. It must not stay valid for longer.
         self.sent <= now && now < self.sent.plus_micros(age_us)
@@ -135,7 +136,7 @@ impl PlanHash {
         deadline / 4 * 3
     }
 
-    /// Sets the longest time for which a request waits for Redis. Defaults to 18.75 ms.
+    /// Sets the time after which a request no longer waits for Redis. Defaults to 18.75 ms.
     ///
     /// The default suits a limiter with the default deadline of 25 ms; [`PlanHash::timeout_for`] computes it for others.
     #[must_use]

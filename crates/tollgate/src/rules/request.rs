@@ -146,8 +146,8 @@ impl<'r> RequestView<'r> {
 
     /// Returns the canonical form of the path, by which rules by [`Subject::Path`](crate::Subject::Path) count.
     ///
-    /// All spellings of a path (escapes, dot segments, repeated slashes) have the same form. It has no query and no
-    /// trailing slash. Empty if the path is ambiguous: servers may take it for paths with different canonical forms.
+    /// All spellings of a path (escapes, dot segments, repeated slashes) have the same form. It begins with a slash, and has
+    /// no query and no trailing slash. Empty if the path is ambiguous: servers may take it for different paths.
     ///
     /// ```
     /// use tollgate::rules::RequestView;

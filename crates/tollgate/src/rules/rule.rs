@@ -9,7 +9,7 @@ use crate::answer::Policy;
 use crate::failure::OnFailure;
 use crate::identity::Subjects;
 
-/// Whether a rule denies requests, only counts them, or is ignored. Defaults to `enforce`.
+/// Whether a rule denies requests (`enforce`, the default), only counts them (`shadow`), or is ignored (`off`).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 #[non_exhaustive]
 pub enum Mode {
@@ -33,7 +33,8 @@ tollgate_core::__names! {
     }
 }
 
-/// Which requests a rule charges, depending on their responses. Defaults to `always`.
+/// Which requests a rule charges: all (`always`, the default), or only those whose response is a failure (`on_failure`)
+/// or a success (`on_success`).
 ///
 /// Units are always charged at the start of a request, and refunded at its end if its response is not to be charged.
 /// A response with a status from 400 or a `grpc-status` other than 0, and an error of the service, is a failure. Without
@@ -92,7 +93,7 @@ pub struct CompiledRule {
     pub(crate) is_shield: bool,
 }
 
-/// Where a rule takes its limits from.
+/// The limits of a rule: its own, or those of the caller's plan or API key.
 #[derive(Clone, Debug)]
 pub(crate) enum RuleLimits {
     /// The rule has limits of its own, the same for all callers.

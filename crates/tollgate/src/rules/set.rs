@@ -109,7 +109,7 @@ impl RuleSet {
         RuleSet(Arc::new(parts))
     }
 
-    /// Returns the parts, so that tests can compare them.
+    /// Returns the contents of the rule set, so that tests can compare them.
     #[cfg(test)]
     pub(crate) fn parts(&self) -> &SetParts {
         &self.0
@@ -136,7 +136,9 @@ impl RuleSet {
         self.matching_with_readings(request, &LazyReadings::of(request.path()))
     }
 
-    /// Does the same as [`matching`](RuleSet::matching), with readings of the request's path that the caller can reuse.
+    /// Returns the rules that apply to a request, like [`matching`](RuleSet::matching), given the readings of its path.
+    ///
+    /// Computes the readings only if a rule or an exemption needs them. The caller can reuse them.
     pub(crate) fn matching_with_readings(&self, request: &RequestView<'_>, readings: &LazyReadings<'_>) -> Matched<'_> {
         let set = &*self.0;
         if let Some(same) = self.rules_for_every_request() {
@@ -329,7 +331,7 @@ impl RuleSet {
     /// Returns the limit set of a caller whose plan is not known: that of the plan `default`, or, if the caller is not
     /// identified by more than its address, of `anonymous`.
     ///
-    /// If there is no plan `anonymous`, it is always that of `default`.
+    /// If there is no plan `anonymous`, it is always that of `default`. If there are no plans, it has no plan.
     pub fn default_limit_set(&self, is_identified: bool) -> LimitSetId {
         if is_identified { self.0.default } else { self.0.anonymous }
     }

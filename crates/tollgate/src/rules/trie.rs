@@ -25,7 +25,7 @@ use super::method::MethodSet;
 use super::path::segments;
 use super::pattern::{Pattern, Segment};
 
-/// A set of path patterns, each with its rule and the rule's methods.
+/// A search tree of path patterns, each with the index of its rule and the methods that the rule matches.
 #[derive(Clone, Debug)]
 pub(crate) struct Trie {
     nodes: Vec<Node>,

@@ -33,8 +33,8 @@ impl Plan {
         Plan { name: name.into(), limits: Vec::new(), upgrade_url: None }
     }
 
-    /// Adds a limit, such as `60/min`. Its name is derived from its window: `per-minute`, or `per-minute-2` for a second
-    /// one.
+    /// Adds a limit, such as `60/min`. Its name is derived from its window: `per-minute`, or `per-minute-2` if that name is
+    /// taken.
     pub fn limit(mut self, limit: impl Into<LimitText>) -> Plan {
         self.limits.push((None, limit.into()));
         self
@@ -178,7 +178,9 @@ impl Ban {
         Ban { banned, until: None, reason: None }
     }
 
-    /// Sets when the ban ends. By default it is permanent. A time before 1970 ends it at once; one after 9999 is cut.
+    /// Sets when the ban ends. By default it is permanent.
+    ///
+    /// With a time in the past, the ban has no effect. A time after the year 9999 is replaced by the end of that year.
     pub fn until(mut self, until: SystemTime) -> Ban {
         self.until = Some(until);
         self

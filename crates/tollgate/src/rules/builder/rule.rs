@@ -129,7 +129,9 @@ impl Rule {
         self.method("DELETE").path(path)
     }
 
-    /// Adds a method that the rule matches, in any case. `GET` includes `HEAD`. A rule without methods matches all of them.
+    /// Adds a method that the rule matches. A rule without methods matches all of them.
+    ///
+    /// `GET` includes `HEAD`. Upper and lower case do not differ.
     pub fn method(mut self, method: impl AsRef<str>) -> Rule {
         self.methods.push(method.as_ref().to_owned());
         self
@@ -178,8 +180,8 @@ impl Rule {
         self
     }
 
-    /// Adds a limit, such as `10/min`. Its name is derived from its window: `per-minute`, or `per-minute-2` for a second
-    /// one.
+    /// Adds a limit, such as `10/min`. Its name is derived from its window: `per-minute`, or `per-minute-2` if that name is
+    /// taken.
     pub fn limit(mut self, limit: impl Into<LimitText>) -> Rule {
         self.limits.push((None, limit.into()));
         self
@@ -193,7 +195,9 @@ impl Rule {
         self
     }
 
-    /// Applies the limits of the caller's [plan](super::Rules::plan) or API key. Building fails if the rule has others.
+    /// Makes the rule apply the limits of the caller's [plan](super::Rules::plan), or its API key's own limits.
+    ///
+    /// Building fails if the rule has limits of its own, too, or if there is no plan `default`.
     pub fn limits_from_plan(mut self) -> Rule {
         self.is_by_plan = true;
         self
