@@ -23,7 +23,7 @@ impl Compiler<'_> {
         let mut conditions = Conditions::default();
         if let Some(methods) = methods {
             let sets: Vec<MethodSet> = methods.iter().filter_map(|name| self.method(name, names)).collect();
-            conditions.methods = sets.into_iter().fold(MethodSet::NONE, MethodSet::and);
+            conditions.methods = sets.into_iter().fold(MethodSet::NONE, MethodSet::union);
         }
         let texts = |list: &Option<Spanned<OneOrMany<Spanned<String>>>>| {
             list.as_ref().map(|list| list.0.clone()).unwrap_or_default()
@@ -64,7 +64,7 @@ impl Compiler<'_> {
 
     fn method(&mut self, name: &Spanned<String>, names: &mut MethodNames) -> Option<MethodSet> {
         names
-            .named(name)
+            .register(name)
             .map_err(|error| {
                 let message = match error {
                     MethodError::Malformed => "expected a method, such as GET or POST",

@@ -109,14 +109,14 @@ impl Group<'_> {
         let pairs = alone.iter().enumerate().flat_map(|(at, one)| alone[..at].iter().map(move |other| (other, one)));
         let pairs = pairs.filter(|((one, _), (other, _))| one != other);
         pairs.take(PAIRS_MAX).find_map(|((one, mine), (other, theirs))| {
-            let (pair, shared) = (vec![*one, *other], mine.shared(theirs)?);
+            let (pair, shared) = (vec![*one, *other], mine.intersection(theirs)?);
             self.too_many(&pair, &shared).or_else(|| self.grown(pair, shared, &alone, &mut steps))
         })
     }
 
     /// Returns these rules if an example request for these conditions matches rules with too many limits.
     fn too_many(&self, rules: &[usize], conditions: &Conditions) -> Option<TooMany> {
-        let met = self.parts.matcher.find_like(conditions);
+        let met = self.parts.matcher.find_for_example(conditions);
         let count: usize = met.into_iter().map(|place| self.limits(place as usize)).sum();
         (count > DEMANDS_MAX && !self.is_exempt(conditions)).then(|| TooMany { rules: rules.to_vec(), count })
     }
@@ -134,7 +134,7 @@ impl Group<'_> {
                 continue;
             }
             *steps = steps.checked_sub(1)?;
-            if let Some(shared) = conditions.shared(alternative).filter(|shared| !self.is_exempt(shared)) {
+            if let Some(shared) = conditions.intersection(alternative).filter(|shared| !self.is_exempt(shared)) {
                 conditions = shared;
                 rules.push(*place);
             }
