@@ -258,8 +258,8 @@ impl Expire for Denials {
 }
 
 impl Expire for CachedStatus {
-    /// Returns whether the status is at least a second old. It may be repeated for ten seconds, but until then it can
-    /// be removed to make room.
+    /// Returns whether the status is at least a second old. It is still repeated until it is ten seconds old, unless it
+    /// was removed to make room.
     fn is_expired(&self, now: Timestamp) -> bool {
         self.age_us(now).is_none_or(|age_us| age_us >= DENIED_US_MAX)
     }
