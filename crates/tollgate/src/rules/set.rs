@@ -197,7 +197,7 @@ impl RuleSet {
 
     /// Returns whether bans or the identification of callers depend on the time.
     pub(crate) fn tells_time(&self) -> bool {
-        !self.0.bans.is_empty() || self.0.identifier.tells_time()
+        !self.0.bans.is_empty() || self.0.identifier.depends_on_time()
     }
 
     /// Returns the identifier of callers.
