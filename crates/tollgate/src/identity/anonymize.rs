@@ -104,8 +104,8 @@ impl fmt::Debug for Anonymizer {
 pub struct Salt(Hmac<Sha256>);
 
 impl Salt {
-    /// Computes a pseudonym from a kind and a value, such as `ip` and `203.0.113.9`: 16 bytes of an HMAC-SHA-256 of
-    /// `kind:value`. The same salt, kind and value always give the same pseudonym.
+    /// Computes a pseudonym from a kind and a value, such as `ip` and `203.0.113.9`: the first 16 bytes of the
+    /// HMAC-SHA-256 of `kind:value`. The same salt, kind and value always give the same pseudonym.
     ///
     /// (`a`, `b:c`) and (`a:b`, `c`) give the same pseudonym, so kinds must be chosen so that this cannot occur.
     pub fn pseudonym(&self, kind: impl AsRef<[u8]>, value: &[u8]) -> Pseudonym {

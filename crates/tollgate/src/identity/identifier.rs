@@ -325,10 +325,10 @@ impl<'r> Identity<'r> {
         }
     }
 
-    /// Returns the value of a header that only a trusted proxy can set.
+    /// Returns the value of a header if the peer is a trusted proxy.
     ///
-    /// The proxy has to remove the header from requests of clients. Returns `None` if the peer is not trusted, or if
-    /// the header is absent, empty, or repeated with different values.
+    /// The proxy is responsible for the value: it has to set the header, or remove it from requests of clients. Returns
+    /// `None` if the peer is not trusted, or if the header is absent, empty, or repeated with different values.
     pub fn trusted_header(&self, name: &HeaderName) -> Option<&'r [u8]> {
         if !self.identifier.proxies.trusts(self.origin.peer) {
             return None;
@@ -350,7 +350,8 @@ impl<'r> Identity<'r> {
 
     /// Returns the subject of the request, which identifies its counter: one part for each kind of `by`, in order.
     ///
-    /// A part that the request does not have is replaced by the client's network, marked with `!`.
+    /// The part for `caller` has the kind of identity that the caller has, such as `api_key` or `ip`. Another part that
+    /// the request does not have is replaced by the client's network, marked with `!`.
     pub fn subject(&self, by: &Subjects) -> SubjectKey {
         let mut subject = SubjectKey::empty();
         self.write_subject(by, &mut subject);

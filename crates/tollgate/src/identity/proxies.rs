@@ -188,7 +188,9 @@ impl TrustedProxies {
     }
 }
 
-/// Iterates over the entries of a forwarding header from right to left. Yields `None` for an entry that is no address.
+/// Iterates over the entries of a forwarding header from right to left, up to [`ENTRIES_MAX`].
+///
+/// Yields the address of an entry, or `None` if the entry is not an address or exceeds [`HEADER_BYTES_MAX`].
 struct HopsFromRight<'h> {
     /// The lines that have not been read yet.
     lines: http::header::ValueIter<'h, http::HeaderValue>,

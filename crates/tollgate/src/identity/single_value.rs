@@ -29,7 +29,9 @@ impl<'h> SingleValue<'h> {
         }
     }
 
-    /// Returns the only value among several. White space around values and empty values are ignored.
+    /// Returns `One` if all values are equal, `Contradiction` if two differ, and `Nothing` if there is none.
+    ///
+    /// White space around values and empty values are ignored.
     fn among(values: impl Iterator<Item = &'h [u8]>) -> SingleValue<'h> {
         let mut single = SingleValue::Nothing;
         for value in values.map(<[u8]>::trim_ascii).filter(|value| !value.is_empty()) {

@@ -201,7 +201,8 @@ fn escape(value: &[u8], bytes: &mut SubjectBytes) {
     }
 }
 
-/// Appends the first 16 bytes of a digest. Finding two values that share them takes about 2^64 attempts.
+/// Appends `#` and the first 16 bytes of a digest in hexadecimal. Finding two values that share them takes about 2^64
+/// attempts.
 fn write_digest(digest: &[u8; 32], bytes: &mut SubjectBytes) {
     let half = digest.first_chunk().map_or(0, |half| u128::from_be_bytes(*half));
     print(format_args!("#{half:032x}"), bytes);
