@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 /// Each module with the modules that it may import. A module may always import itself.
 /// `__names` is the macro of the module `names`.
 const LAYERS: [(&str, &[&str]); 9] = [
-    ("names", &[]),
+    ("names", &["NameError"]),
     ("time", &[]),
     ("limit", &["__names", "time"]),
     ("key", &["limit"]),

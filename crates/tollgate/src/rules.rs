@@ -38,7 +38,7 @@
 //! and `a%2Fb` for `/a%2Fb`. **A rule applies if it matches any reading of the path. An exemption applies only if it
 //! matches all of them.** So another spelling of a path does not evade a rule. `path.rs` explains it.
 
-pub mod builder;
+mod builder;
 pub(crate) mod comparisons;
 #[cfg(any(fuzzing, test))]
 pub mod fuzz;

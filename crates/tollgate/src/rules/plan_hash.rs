@@ -158,7 +158,7 @@ impl PlanHash {
     async fn look_up(&self, field: String) -> Option<Arc<str>> {
         let reader = &self.reader;
         let (id, now) = (reader.cache.id(&field), reader.clock.now());
-        let cached = reader.cache.look(id, CachedPlan::clone);
+        let cached = reader.cache.get_with(id, CachedPlan::clone);
         if let Some(cached) = &cached
             && cached.is_younger(VALID_US, now)
         {

@@ -211,7 +211,7 @@ impl RuleSet {
     ///
     /// That is so if there are bans, if tokens are verified or if subjects are anonymized.
     pub(crate) fn depends_on_time(&self) -> bool {
-        !self.0.bans.is_empty() || self.0.identifier.tells_time()
+        !self.0.bans.is_empty() || self.0.identifier.depends_on_time()
     }
 
     /// Returns the settings by which the callers of requests are identified.
