@@ -12,35 +12,37 @@ use tollgate_server::Token;
 use crate::arguments::AdminChoice;
 use crate::{Failure, client, secrets};
 
-/// Timeout of a request: longer than between services, since a person waits for it.
+/// Timeout of a request. It is longer than between services, since a person waits for the result.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The admin API of a running instance.
+/// The admin API of a running instance: its URL and its token.
 pub(crate) struct Admin {
     url: Uri,
     token: Token,
 }
 
 impl Admin {
-    /// Returns the instance given by `--admin`, or `None` without that option.
+    /// Returns the instance at the URL of `--admin`, or `None` without that option. Does not connect.
     ///
     /// # Errors
-    /// If the URL is not that of an admin endpoint, or no token is given.
+    /// If the URL is not `http` or `https`, has a user, password or path, or the token is missing or invalid.
     pub(crate) fn from_options(choice: &AdminChoice) -> Result<Option<Admin>, Failure> {
         let Some(url) = &choice.admin else { return Ok(None) };
         let url: Uri = url.parse().map_err(|_| Failure::AdminUrl)?;
-        if !client::is_web(&url) || url.path() != "/" {
+        if !client::is_http_url(&url) || url.path() != "/" {
             return Err(Failure::AdminUrl);
         }
         let token = secrets::admin_token(choice.admin_token_file.as_deref())?.ok_or(Failure::AdminTokenMissing)?;
         Ok(Some(Admin { url, token }))
     }
 
-    /// Sends a request and returns the JSON body of the response; `Null` if the body is not JSON.
+    /// Sends a request with the token and returns the JSON body of the response; `Null` if the body is not JSON.
+    ///
+    /// `path` may have a query. Without `body`, the body of the request is empty.
     ///
     /// # Errors
-    /// If there is no response within [`RESPONSE_TIMEOUT`], or its status is not 2xx. The error has the instance's
-    /// message.
+    /// If there is no response within [`RESPONSE_TIMEOUT`], or its status is not 2xx. Then the error contains the
+    /// message of the response.
     pub(crate) async fn send(&self, method: &str, path: &str, body: Option<&Value>) -> Result<Value, Failure> {
         let mut bearer =
             HeaderValue::try_from(format!("Bearer {}", self.token.reveal())).map_err(|_| Failure::AdminUrl)?;

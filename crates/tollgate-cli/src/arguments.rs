@@ -1,5 +1,5 @@
-//! Arguments of the command line.
-#![allow(rustdoc::broken_intra_doc_links)] // the comments are help texts, where brackets mark what is optional
+//! Arguments of the command line. The doc comments of commands and fields are their `--help` texts.
+#![allow(rustdoc::broken_intra_doc_links)] // in a help text, brackets mark optional parts and defaults
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -7,12 +7,11 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand};
 use tollgate::Limit;
 
-/// A rate limiter whose windows really slide.
+/// A distributed rate limiter whose windows really slide
 #[derive(Parser, Debug)]
 #[command(
     name = "tollgate",
     version,
-    about,
     after_help = "Without a command, prints the picture of `tollgate boundary`. To start the service: tollgate serve"
 )]
 pub(crate) struct Arguments {
@@ -28,12 +27,12 @@ pub(crate) enum Command {
         after_help = "Example:\n  tollgate serve --config tollgate.toml --store redis://127.0.0.1:6379\n  curl -d '{\"key\":\"user:42\",\"limit\":\"10/min\"}' http://127.0.0.1:8080/v1/check"
     )]
     Serve(Box<Serve>),
-    /// Check a configuration file and report errors and warnings: exit 0 if it can be used, 2 if not
+    /// Check a configuration file and report its errors and warnings: exit 0 if it can be used, 2 if not
     #[command(after_help = "Example:\n  tollgate validate tollgate.toml --json")]
     Validate(Validate),
     /// Show which rules apply to a request, and why
     #[command(
-        after_help = "Example:\n  tollgate explain --config tollgate.toml POST /shorten --peer 203.0.113.9 -H 'x-api-key: KEY'\n  tollgate explain --admin http://127.0.0.1:9090 GET /api/items --peer 203.0.113.9"
+        after_help = "Example:\n  tollgate explain --config tollgate.toml POST /shorten --peer 203.0.113.9 -H 'x-api-key: KEY'\n  tollgate explain --admin http://127.0.0.1:9090 GET /api/items --peer 203.0.113.9\n\nWith --config, remaining units are shown if --store, $TOLLGATE_STORE or $REDIS_URL names a Redis store."
     )]
     Explain(Explain),
     /// Check a key against a limit once: exit 0 if allowed, 1 if denied, 2 on error
@@ -49,9 +48,9 @@ pub(crate) enum Command {
         after_help = "Example:\n  tollgate reset user:42 10/min --store redis://127.0.0.1:6379\n  tollgate reset user:42 10/min --config tollgate.toml\n  tollgate reset ip:203.0.113.9 --rule shorten --admin http://127.0.0.1:9090"
     )]
     Reset(Inspect),
-    /// Refuse all requests of a subject (HTTP 403), on all instances of the store
+    /// Refuse all requests of a subject (HTTP 403), on all instances that share the store
     #[command(
-        after_help = "Example:\n  tollgate ban ip:203.0.113.9 --for 1h --store redis://127.0.0.1:6379\n  tollgate ban user:42 --config tollgate.toml\n  tollgate ban user:42 --admin http://127.0.0.1:9090\n\nSUBJECT is what a rule counts, as `tollgate explain --reveal` prints it after `counts`, or the key of explicit checks."
+        after_help = "Example:\n  tollgate ban ip:203.0.113.9 --for 1h --store redis://127.0.0.1:6379\n  tollgate ban user:42 --config tollgate.toml\n  tollgate ban user:42 --admin http://127.0.0.1:9090\n\nSUBJECT is what a rule counts, as `tollgate explain --reveal` prints it after `counts`, or the key of a check without rules."
     )]
     Ban(Ban),
     /// Lift the ban of a subject
@@ -59,34 +58,36 @@ pub(crate) enum Command {
         after_help = "Example:\n  tollgate unban ip:203.0.113.9 --store redis://127.0.0.1:6379\n  tollgate unban user:42 --admin http://127.0.0.1:9090"
     )]
     Unban(Unban),
-    /// Print the Lua script that runs on Redis, for clients in any language
+    /// Print the Lua script that decides on Redis, for clients in any language
     #[command(after_help = "Example:\n  tollgate script\n  redis-cli SCRIPT LOAD \"$(tollgate script)\"")]
     Script,
-    /// Show a burst at the edge of a window under fixed-window and sliding limits
+    /// Show how fixed-window and sliding limits decide a burst at the edge of a minute
     #[command(after_help = "Example:\n  tollgate boundary")]
     Boundary,
     /// Print a completion script for a shell
     #[command(after_help = "Example:\n  tollgate completions bash\n  source <(tollgate completions bash)")]
     Completions {
-        /// The shell
+        /// Shell of the script
         shell: clap_complete::Shell,
     },
 }
 
-/// The option `--store`.
+/// The option `--store`. [`StoreChoice::url`] falls back to the environment.
 #[derive(Args, Debug)]
 pub(crate) struct StoreChoice {
-    /// Store of the counters: memory, redis://[user:password@]host[:port][/database] or rediss://… [default: $TOLLGATE_STORE, else $REDIS_URL, else memory]
+    /// Store of the counters: memory, redis://[user:password@]host[:port][/database] or rediss://… [default:
+    /// $TOLLGATE_STORE, else $REDIS_URL, else the store of the configuration file, else memory]
     #[arg(long, value_name = "URL")]
     pub(crate) store: Option<String>,
 }
 
-/// The options `--store` and `--config`, for a command that uses counters.
+/// The options `--store` and `--config` of a command that reads or changes counters.
 #[derive(Args, Debug)]
 pub(crate) struct CountersChoice {
     #[command(flatten)]
     pub(crate) store: StoreChoice,
-    /// Configuration file with the store, unless --store is given, and the prefix of its keys
+    /// Configuration file that sets the store (unless --store, $TOLLGATE_STORE or $REDIS_URL does) and the prefix of
+    /// its keys
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
 }
@@ -101,66 +102,77 @@ pub(crate) struct Serve {
     /// Address of the RESP listener, for Redis clients; `off` disables it
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:6380")]
     pub(crate) resp: String,
-    /// Address of the admin listener (metrics, health, keys, rules, reload); `off` disables it [default: 127.0.0.1:9090]
+    /// Address of the admin listener (metrics, health, keys, rules, reload); `off` disables it [default:
+    /// 127.0.0.1:9090]
     #[arg(long, value_name = "ADDRESS")]
     pub(crate) admin: Option<String>,
-    /// File with the token of the admin API [default: $TOLLGATE_ADMIN_TOKEN, else a token is generated and printed]
+    /// File with the token that requests to the admin API must send [default: $TOLLGATE_ADMIN_TOKEN, else a token is
+    /// generated and printed]
     #[arg(long, value_name = "FILE")]
     pub(crate) admin_token_file: Option<PathBuf>,
     /// File with the password that Redis clients must send [default: $TOLLGATE_RESP_PASSWORD, else none]
     #[arg(long, value_name = "FILE")]
     pub(crate) resp_password_file: Option<PathBuf>,
-    /// File with the certificate chain in PEM, which enables TLS. The admin listener stays unencrypted on loopback
+    /// PEM file with the certificate chain; enables TLS on every listener, except an admin listener on a loopback
+    /// address
     #[arg(long, value_name = "FILE", requires = "tls_key")]
     pub(crate) tls_cert: Option<PathBuf>,
-    /// File with the private key of the certificate in PEM
+    /// PEM file with the private key of the certificate
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     pub(crate) tls_key: Option<PathBuf>,
-    /// Origins of web pages that may send requests to the HTTP and admin listeners, such as `https://ops.example` [default: none]
+    /// Origins of web pages that may send requests to the HTTP and admin listeners, such as `https://ops.example`,
+    /// separated by commas [default: none]
     #[arg(long, value_name = "ORIGIN", value_delimiter = ',')]
     pub(crate) allow_origin: Vec<tollgate_server::WebOrigin>,
-    /// Domain names that the admin listener accepts in `Host`, besides addresses and names without a dot [default: none]
+    /// Domain names that the admin listener accepts in the Host header besides addresses and names without a dot,
+    /// separated by commas [default: none]
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     pub(crate) admin_host: Vec<String>,
-    /// Configuration file with rules, plans and settings (.toml, .yaml); reloaded when it changes and on SIGHUP
+    /// Configuration file with rules, plans and settings (.toml, .yaml or .yml); reloaded when it changes and on SIGHUP
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
-    /// Maximum memory for counters in this process, such as 512MiB or 2GB [default: an eighth of the machine's, at most 1GiB]
+    /// Maximum memory for counters in this process, such as 512MiB or 2GB [default: an eighth of the memory of the
+    /// machine or container, at most 1GiB]
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub(crate) memory: Option<usize>,
     /// Number of threads that serve connections [default: one for every two cores]
     #[arg(long, value_name = "N")]
     pub(crate) threads: Option<std::num::NonZeroUsize>,
-    /// Number of instances that share the quotas while the store is unavailable [default: as configured, else 1]
+    /// Number of instances that share the quotas while the store is unavailable [default: `instances` of the
+    /// configuration file, else 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) instances: Option<u32>,
-    /// Maximum number of connections per listener
+    /// Maximum number of connections of the HTTP and the RESP listener each
     #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub(crate) connections: u32,
-    /// Idle timeout of connections [default: 60s for HTTP and admin, 300s for RESP]
+    /// Time after which an idle connection is closed; at most 10s on the admin listener [default: 60s for HTTP, 300s
+    /// for RESP]
     #[arg(long, value_name = "TIME", value_parser = time)]
     pub(crate) idle: Option<Duration>,
-    /// Time to keep serving after SIGTERM, while /readyz reports that the instance shuts down
+    /// Time to keep serving after SIGTERM or SIGINT, while /readyz reports that the instance is shutting down
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = time)]
     pub(crate) drain: Duration,
-    /// URL of an OpenTelemetry collector that gets a span per decision, such as http://127.0.0.1:4318
+    /// URL of an OpenTelemetry collector that receives a span for each decision, such as http://127.0.0.1:4318
     #[cfg(feature = "otlp")]
     #[arg(long, value_name = "URL")]
     pub(crate) otlp: Option<String>,
-    /// Format of the logs
+    /// Format of the logs on standard error
     #[arg(long, value_name = "FORMAT", default_value = "text", value_parser = ["text", "json"])]
     pub(crate) log: String,
 }
 
-/// Parses a time such as 500ms, 10s or 1min.
+/// Parses a time such as 500ms, 10s or 1min, zero included. The error says which form is expected.
 fn time(text: &str) -> Result<Duration, String> {
     humantime::parse_duration(text).map_err(|_| "expected a time such as 500ms, 10s or 1min".to_owned())
 }
 
-/// Minimum memory for counters.
+/// The smallest value of `--memory`.
 const MEMORY_BYTES_MIN: usize = 1 << 20;
 
 /// Parses a number of bytes such as 512MiB, 2GB or 536870912.
+///
+/// The number is an integer. The unit is B, kB, MB, GB, TB (powers of 1,000) or KiB, MiB, GiB, TiB (powers of 1,024),
+/// in upper or lower case. Without one the number is in bytes. Returns an error below [`MEMORY_BYTES_MIN`].
 fn size(text: &str) -> Result<usize, String> {
     let expected = || "expected a size of at least 1MiB, such as 512MiB, 2GB or 536870912".to_owned();
     let digits = text.bytes().take_while(u8::is_ascii_digit).count();
@@ -181,13 +193,13 @@ fn size(text: &str) -> Result<usize, String> {
     bytes.filter(|bytes| *bytes >= MEMORY_BYTES_MIN).ok_or_else(expected)
 }
 
-/// The options `--admin` and `--admin-token-file`, for a command that may use a running instance instead of a store.
+/// The options `--admin` and `--admin-token-file` of a command that can use a running instance instead of a store.
 #[derive(Args, Debug)]
 pub(crate) struct AdminChoice {
     /// URL of the admin listener of a running instance to use, such as http://127.0.0.1:9090
     #[arg(long, value_name = "URL", conflicts_with_all = ["store", "config"])]
     pub(crate) admin: Option<String>,
-    /// File with the token of its admin API [default: $TOLLGATE_ADMIN_TOKEN]
+    /// File with the token of the instance's admin API [default: $TOLLGATE_ADMIN_TOKEN]
     #[arg(long, value_name = "FILE", requires = "admin")]
     pub(crate) admin_token_file: Option<PathBuf>,
 }
@@ -205,20 +217,21 @@ pub(crate) struct Validate {
 
 #[derive(Args, Debug)]
 pub(crate) struct Explain {
-    /// Method of the request
+    /// Method of the request, such as POST
     pub(crate) method: String,
-    /// Path of the request, with its query
+    /// Path and query of the request, such as /shorten
     pub(crate) path: String,
-    /// Peer address of the connection
+    /// IP address from which the request's connection comes
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1")]
     pub(crate) peer: std::net::IpAddr,
-    /// Header of the request, as `NAME: VALUE`; @FILE reads one header per line, which keeps keys out of the process list
+    /// Header of the request as `NAME: VALUE`, or @FILE to read one header per line, which keeps secrets out of the
+    /// process list
     #[arg(short = 'H', long = "header", value_name = "HEADER")]
     pub(crate) headers: Vec<String>,
     /// Configuration file with the rules
     #[arg(long, value_name = "FILE", required_unless_present = "admin", conflicts_with = "admin")]
     pub(crate) config: Option<PathBuf>,
-    /// Show the values of the counted subjects, such as addresses, and not only their kinds
+    /// Show the counted subjects, such as ip:203.0.113.9, instead of ip:***
     #[arg(long)]
     pub(crate) reveal: bool,
     /// Print JSON
@@ -236,7 +249,7 @@ pub(crate) struct Check {
     pub(crate) key: String,
     /// Limit: QUOTA/WINDOW [ALGORITHM] [option=value …]
     pub(crate) limit: Limit,
-    /// Units that the check costs; 0 charges nothing
+    /// Units that the check costs; 0 reads the counter and charges nothing
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub(crate) cost: u32,
     /// Print JSON
@@ -248,15 +261,16 @@ pub(crate) struct Check {
 
 #[derive(Args, Debug)]
 pub(crate) struct Inspect {
-    /// Key of the counter; with --rule a subject, as `explain --reveal` prints it
+    /// Key of the counter; with --rule, a subject as `tollgate explain --reveal` prints it
     pub(crate) key: String,
-    /// Limit: QUOTA/WINDOW [ALGORITHM] [option=value …]; with --rule the name of one of its limits
+    /// Limit: QUOTA/WINDOW [ALGORITHM] [option=value …]; with --rule, the name of one of the rule's limits [default:
+    /// all of them]
     #[arg(required_unless_present = "rule")]
     pub(crate) limit: Option<String>,
-    /// Rule of the counters
+    /// Use the counters of this rule; requires --admin
     #[arg(long, value_name = "NAME", requires = "admin")]
     pub(crate) rule: Option<String>,
-    /// Plan of the caller, for a rule with limits from plans
+    /// Plan of the client, for a rule whose limits come from plans
     #[arg(long, value_name = "NAME", requires = "rule")]
     pub(crate) plan: Option<String>,
     /// Print JSON
@@ -270,9 +284,9 @@ pub(crate) struct Inspect {
 
 #[derive(Args, Debug)]
 pub(crate) struct Ban {
-    /// The subject to ban, such as ip:203.0.113.9 or user:42
+    /// Subject to ban, such as ip:203.0.113.9 or user:42
     pub(crate) subject: String,
-    /// How long the ban lasts, such as 30s, 10min or 1h [default: for good]
+    /// Duration of the ban, such as 30s, 10min or 1h [default: until `tollgate unban`]
     #[arg(long = "for", value_name = "TIME", value_parser = ban_time)]
     pub(crate) duration: Option<Duration>,
     /// Print JSON
@@ -286,7 +300,7 @@ pub(crate) struct Ban {
 
 #[derive(Args, Debug)]
 pub(crate) struct Unban {
-    /// The subject whose ban is lifted, such as ip:203.0.113.9 or user:42
+    /// Subject whose ban is lifted, such as ip:203.0.113.9 or user:42
     pub(crate) subject: String,
     /// Print JSON
     #[arg(long)]
@@ -297,7 +311,7 @@ pub(crate) struct Unban {
     pub(crate) admin: AdminChoice,
 }
 
-/// Parses the duration of a ban: at least one millisecond.
+/// Parses the duration of a ban, such as 30s, 10min or 1h. Returns an error below one millisecond.
 fn ban_time(text: &str) -> Result<Duration, String> {
     let parsed = humantime::parse_duration(text).ok().filter(|duration| *duration >= Duration::from_millis(1));
     parsed.ok_or_else(|| "expected a time of at least 1ms, such as 30s, 10min or 1h".to_owned())
@@ -309,7 +323,7 @@ mod tests {
 
     use super::*;
 
-    /// Splits a command line into words like a shell. Quotes hold words together.
+    /// Splits a command line at spaces, except within quotes, which are removed.
     fn words(line: &str) -> Vec<String> {
         let (mut words, mut quote) = (vec![String::new()], None);
         for character in line.chars() {

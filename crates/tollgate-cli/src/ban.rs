@@ -10,12 +10,15 @@ use crate::admin::Admin;
 use crate::arguments::{Ban, Unban};
 use crate::{Failure, output};
 
-/// Runs `tollgate ban`: refuses all checks of a subject, for a time or for good.
+/// Runs `tollgate ban`: bans a subject for the duration of `--for`, else until it is unbanned, and prints that.
+///
+/// # Errors
+/// If the subject is masked or too long, the instance or the store does not answer, or the store is the memory store.
 pub(crate) async fn ban(arguments: Ban) -> Result<(), Failure> {
     let Ban { subject, duration, .. } = &arguments;
     check_subject(subject)?;
     match Admin::from_options(&arguments.admin)? {
-        Some(admin) => drop(admin.send("PUT", &path(subject, *duration), None).await?),
+        Some(admin) => drop(admin.send("PUT", &ban_path(subject, *duration), None).await?),
         None => arguments.counters.shared_limiter()?.ban(subject.as_bytes(), *duration).await?,
     }
     let ms = duration.map(|duration| u64::try_from(duration.as_millis()).unwrap_or(u64::MAX));
@@ -28,12 +31,16 @@ pub(crate) async fn ban(arguments: Ban) -> Result<(), Failure> {
     }
 }
 
-/// Runs `tollgate unban`: lifts the ban of a subject.
+/// Runs `tollgate unban`: lifts the ban of a subject, and prints whether there was one. A subject without a ban is not
+/// an error.
+///
+/// # Errors
+/// As [`ban()`].
 pub(crate) async fn unban(arguments: Unban) -> Result<(), Failure> {
     let subject = &arguments.subject;
     check_subject(subject)?;
     let was_banned = match Admin::from_options(&arguments.admin)? {
-        Some(admin) => admin.send("DELETE", &path(subject, None), None).await?["was_banned"] == true,
+        Some(admin) => admin.send("DELETE", &ban_path(subject, None), None).await?["was_banned"] == true,
         None => arguments.counters.shared_limiter()?.unban(subject.as_bytes()).await?,
     };
     match (arguments.json, was_banned) {
@@ -43,7 +50,8 @@ pub(crate) async fn unban(arguments: Unban) -> Result<(), Failure> {
     }
 }
 
-/// Rejects a subject that is too long, or masked as `explain` without `--reveal` prints it.
+/// Returns an error for a subject that is too long for a key, or masked (`ip:***`), as `explain` without `--reveal`
+/// prints it.
 fn check_subject(subject: &str) -> Result<(), Failure> {
     Key::new(subject)?;
     match subject.split('&').any(|part| part.ends_with(":***")) {
@@ -52,8 +60,8 @@ fn check_subject(subject: &str) -> Result<(), Failure> {
     }
 }
 
-/// Returns the path and query of a ban in the admin API.
-fn path(subject: &str, duration: Option<Duration>) -> String {
+/// Returns the path and query of a ban in the admin API, such as `/v1/bans?subject=user%3A42&for=60000ms`.
+fn ban_path(subject: &str, duration: Option<Duration>) -> String {
     let mut path = format!("/v1/bans?subject={}", utf8_percent_encode(subject, NON_ALPHANUMERIC));
     if let Some(duration) = duration {
         path += &format!("&for={}ms", duration.as_millis());

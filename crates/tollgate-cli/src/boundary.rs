@@ -1,4 +1,4 @@
-//! A picture of the boundary burst, which shows why windows have to slide.
+//! `tollgate boundary`: a picture of a burst at the boundary of two windows, which shows why windows have to slide.
 //!
 //! The limit is 100 per minute. A client sends 100 requests in the last second of one minute and 100 more in the first
 //! second of the next. All are decided by the real memory store with a manual clock, so the picture is measured.
@@ -18,13 +18,14 @@ const COLUMNS: usize = 60;
 const BEFORE_EDGE_US: u64 = 1_500_000;
 const REQUESTS_PER_SECOND: u64 = 100;
 
-/// A request: its time, and whether it was admitted.
+/// A request of the burst: its time, and whether it was admitted.
 struct Arrival {
     at: Timestamp,
     admitted: bool,
 }
 
-/// Draws the picture for a terminal.
+/// Returns the picture as text. For each of the two algorithms it has a row of admissions, a row of denials and the
+/// counts.
 pub(crate) fn picture() -> String {
     let mut out = String::new();
     let _ = writeln!(
@@ -53,7 +54,9 @@ pub(crate) fn picture() -> String {
     out
 }
 
-/// Sends the burst to a memory store with this algorithm.
+/// Decides the burst with this algorithm and returns its 200 requests, 10 ms apart.
+///
+/// Half of them come in the last second of a minute, the others in the first second of the next.
 fn burst(algorithm: Algorithm) -> Vec<Arrival> {
     let edge = Timestamp::from_micros(30_000_000 * MINUTE_US);
     let clock = Arc::new(ManualClock::new(edge));
@@ -72,7 +75,9 @@ fn burst(algorithm: Algorithm) -> Vec<Arrival> {
     (0..2 * REQUESTS_PER_SECOND).map(send).collect()
 }
 
-/// Draws a row: marks the columns in which a request was admitted, or denied if `admitted` is `false`.
+/// Returns a row of the picture, a character per column of 50 ms.
+///
+/// Marks the columns in which a request was admitted (`█`) or, if `admitted` is `false`, denied (`░`). Others are `·`.
 fn row(arrivals: &[Arrival], admitted: bool) -> String {
     let first = arrivals.first().map_or(0, |arrival| arrival.at.as_micros());
     let left_us = first + SECOND_US - BEFORE_EDGE_US;
@@ -85,7 +90,7 @@ fn row(arrivals: &[Arrival], admitted: bool) -> String {
     (0..COLUMNS).map(|column| if filled(column) { mark } else { '·' }).collect()
 }
 
-/// Returns the largest number of admissions in any trailing minute.
+/// Returns the largest number of admissions in any 60 seconds that end with an admission; 0 without admissions.
 fn most_in_a_window(arrivals: &[Arrival]) -> usize {
     let admitted: Vec<u64> =
         arrivals.iter().filter(|arrival| arrival.admitted).map(|arrival| arrival.at.as_micros()).collect();

@@ -15,17 +15,18 @@ use tokio_rustls::rustls::{ClientConfig, RootCertStore, crypto};
 /// Maximum size of a response body.
 const RESPONSE_BYTES_MAX: usize = 16 * 1024 * 1024;
 
-/// Returns whether [`send`] accepts this URL: `http` or `https`, with a host and without a user.
+/// Returns whether a URL is `http` or `https` and has a host, but no user or password.
 ///
-/// A URL with a user or password is rejected, because the password would appear wherever the URL is shown.
-pub(crate) fn is_web(url: &Uri) -> bool {
+/// A password is rejected, because it would appear wherever the URL is printed.
+pub(crate) fn is_http_url(url: &Uri) -> bool {
     let has_login = url.authority().is_some_and(|authority| authority.as_str().contains('@'));
     matches!(url.scheme_str(), Some("http" | "https")) && url.host().is_some() && !has_login
 }
 
-/// Sends a request to the host of `url` and returns the status and the body of the response.
+/// Opens a connection to the host of `url`, sends a request, and returns the status and the body of the response.
 ///
-/// The scheme, host and port are those of `url`; the path is that of the request.
+/// The scheme, host and port are those of `url`; the path and query are those of the request. `Host` is set. There is
+/// no timeout. `url` must be one that [`is_http_url`] accepts.
 ///
 /// # Errors
 /// If the connection or the exchange fails, or the body exceeds 16 MiB. The message contains nothing of the request.
@@ -50,7 +51,7 @@ pub(crate) async fn send(url: &Uri, mut request: Request<Full<Bytes>>) -> Result
     exchange(stream, request).await
 }
 
-/// Returns the reason of an error, such as `connection refused`, without the number of the operating system.
+/// Returns the message of an error, such as `connection refused`, without the error number of the operating system.
 fn reason(error: std::io::Error) -> String {
     match error.raw_os_error() {
         Some(_) => error.kind().to_string(),
@@ -58,7 +59,7 @@ fn reason(error: std::io::Error) -> String {
     }
 }
 
-/// Sends a request over an open connection and reads the response.
+/// Sends a request over an open connection and reads the response: its status and its body.
 async fn exchange<S>(stream: S, request: Request<Full<Bytes>>) -> Result<(StatusCode, Bytes), String>
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,

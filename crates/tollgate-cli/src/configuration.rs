@@ -1,4 +1,4 @@
-//! Loads configuration files and prints their findings.
+//! Loads configuration files and prints their findings: errors, warnings and advice.
 
 use std::path::Path;
 
@@ -10,10 +10,13 @@ use crate::arguments::{StoreChoice, Validate};
 use crate::store::MEMORY;
 use crate::{Failure, output};
 
-/// Creates a loader with the store given by `--store` or the environment.
+/// Creates a loader of configuration files.
+///
+/// The store in `--store`, `TOLLGATE_STORE` or `REDIS_URL` overrides that of every file that it loads. If none of them
+/// is set, the store of the file is used. Reads no file and opens no connection.
 ///
 /// # Errors
-/// If the URL of the store is invalid.
+/// If that store is neither `memory` nor a valid URL of a Redis store.
 pub(crate) fn loader(store: &StoreChoice) -> Result<Loader, Failure> {
     let Some(url) = store.url() else { return Ok(Loader::new()) };
     if url != MEMORY {
@@ -22,13 +25,24 @@ pub(crate) fn loader(store: &StoreChoice) -> Result<Loader, Failure> {
     Ok(Loader::new().store(url))
 }
 
-/// Loads the settings of a file, or the defaults without one. Warnings are not printed.
+/// Returns the settings of a configuration file (store, key prefix, deadline, …), or the default settings if `file` is
+/// `None`.
+///
+/// A store or number of instances in `loader` overrides the file and the defaults. Warnings are discarded.
+///
+/// # Errors
+/// If the file cannot be read or has an error.
 pub(crate) fn settings(file: Option<&Path>, loader: &Loader) -> Result<Settings, Failure> {
     let loaded = file.map_or_else(|| Rules::new().compile_with(loader), |file| loader.load(file));
     Ok(loaded.map_err(Failure::Configuration)?.settings)
 }
 
-/// Loads a configuration file, and prints its warnings to standard error.
+/// Loads a configuration file and prints its warnings and advice to standard error.
+///
+/// These are removed from [`Loaded::findings`], which is empty in the result.
+///
+/// # Errors
+/// If the file cannot be read or has an error. Then nothing is printed; the error contains all findings.
 pub(crate) fn load(file: &Path, loader: &Loader) -> Result<Loaded, Failure> {
     let mut loaded = loader.load(file).map_err(Failure::Configuration)?;
     for finding in loaded.findings.drain(..) {
@@ -37,7 +51,14 @@ pub(crate) fn load(file: &Path, loader: &Loader) -> Result<Loaded, Failure> {
     Ok(loaded)
 }
 
-/// Runs `tollgate validate`. Returns whether the configuration can be used.
+/// Runs `tollgate validate`: loads the file and prints the result.
+///
+/// With `--json`, prints one JSON object to standard output and returns whether the file can be used. Otherwise prints
+/// warnings to standard error and a summary to standard output, and returns `true`.
+///
+/// # Errors
+/// If the store URL is invalid or the output cannot be written. Without `--json`, also if the file cannot be used; the
+/// error contains all findings.
 pub(crate) fn validate(arguments: &Validate) -> Result<bool, Failure> {
     let loader = loader(&arguments.store)?;
     if arguments.json {
@@ -50,11 +71,12 @@ pub(crate) fn validate(arguments: &Validate) -> Result<bool, Failure> {
     Ok(true)
 }
 
-/// Formats a count, such as `1 rule` or `2 rules`.
+/// Formats a number of things, such as `1 rule` or `2 rules`: appends an `s` to `noun` unless `count` is 1.
 fn counted(count: usize, noun: &str) -> String {
     format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
 }
 
+/// Prints the result of [`validate`] as JSON. Returns `false` if the file cannot be used.
 fn validate_as_json(arguments: &Validate, loader: &Loader) -> Result<bool, Failure> {
     let loaded = loader.load(&arguments.file);
     let (rules, plans) = loaded

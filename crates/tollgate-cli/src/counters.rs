@@ -10,7 +10,12 @@ use tollgate::{Check, Cost, Demand, Key, Limit, LimitStatus, Wait};
 use crate::admin::Admin;
 use crate::{Failure, arguments, output};
 
-/// Runs `tollgate check`: makes one check and prints the decision. Returns whether it was allowed.
+/// Runs `tollgate check`: makes one check and prints the decision.
+///
+/// Returns whether the check was allowed: `false` if the limit denied it or its key is banned.
+///
+/// # Errors
+/// If the options are invalid, the store does not answer, or the output cannot be written.
 pub(crate) async fn check(arguments: arguments::Check) -> Result<bool, Failure> {
     let limiter = arguments.counters.limiter()?;
     let demand = Demand::new(arguments.limit, Key::new(&arguments.key)?).cost(Cost::new(arguments.cost));
@@ -33,7 +38,11 @@ pub(crate) async fn check(arguments: arguments::Check) -> Result<bool, Failure> 
     Ok(decision.allowed())
 }
 
-/// Runs `tollgate inspect`: prints a counter without changing it.
+/// Runs `tollgate inspect`: prints a counter without changing it, or with `--rule` the counters of a rule.
+///
+/// # Errors
+/// If the options are invalid, the instance or the store does not answer, the store is the memory store, or the output
+/// cannot be written.
 pub(crate) async fn inspect(arguments: arguments::Inspect) -> Result<(), Failure> {
     if let Some(admin) = Admin::from_options(&arguments.admin)? {
         let response = admin.send("GET", &counters_path(&arguments), None).await?;
@@ -50,7 +59,10 @@ pub(crate) async fn inspect(arguments: arguments::Inspect) -> Result<(), Failure
     output::print(format_status(Policy::of(limit).name(), &limit, &status, arguments.json))
 }
 
-/// Runs `tollgate reset`: deletes a counter.
+/// Runs `tollgate reset`: deletes a counter, or with `--rule` the counters of a rule, and prints that.
+///
+/// # Errors
+/// As [`inspect`]. A counter that does not exist is not an error.
 pub(crate) async fn reset(arguments: arguments::Inspect) -> Result<(), Failure> {
     match Admin::from_options(&arguments.admin)? {
         Some(admin) => drop(admin.send("DELETE", &counters_path(&arguments), None).await?),
@@ -65,11 +77,12 @@ pub(crate) async fn reset(arguments: arguments::Inspect) -> Result<(), Failure> 
     }
 }
 
+/// Parses the argument LIMIT, such as `10/min`. Returns an error if it is missing or not a limit.
 fn limit(arguments: &arguments::Inspect) -> Result<Limit, Failure> {
     Ok(arguments.limit.as_deref().unwrap_or_default().parse()?)
 }
 
-/// Returns the path and query of the counters in the admin API.
+/// Returns the path and query of the counters in the admin API, such as `/v1/keys?key=user%3A42&limit=10%2Fmin`.
 fn counters_path(arguments: &arguments::Inspect) -> String {
     let parts = [("limit", &arguments.limit), ("rule", &arguments.rule), ("plan", &arguments.plan)];
     let encode = |text: &str| utf8_percent_encode(text, NON_ALPHANUMERIC).to_string();
@@ -82,7 +95,7 @@ fn counters_path(arguments: &arguments::Inspect) -> String {
     path
 }
 
-/// Formats a counter from a response of the admin API.
+/// Formats a counter from a response of the admin API as a table. A wait of `null` is printed as `never`.
 fn format_counter(counter: &Value) -> String {
     let wait = |field: &str| match counter[field].as_u64() {
         Some(ms) => Wait::from_micros(ms.saturating_mul(1_000)),
@@ -95,7 +108,7 @@ fn format_counter(counter: &Value) -> String {
     table(heading.trim_start(), &text("limit"), &left, waits)
 }
 
-/// Formats a limit status, as JSON or as a table.
+/// Formats a limit status as a line of JSON, without `heading`, or as a table under `heading`. Both end with a newline.
 fn format_status(heading: &str, limit: &Limit, status: &LimitStatus, as_json: bool) -> String {
     if as_json {
         return format!("{}\n", to_json(limit, status));
@@ -104,7 +117,7 @@ fn format_status(heading: &str, limit: &Limit, status: &LimitStatus, as_json: bo
     table(heading, &limit.to_string(), &left, [status.retry_after, status.next_after, status.reset_after])
 }
 
-/// Returns a limit status as JSON.
+/// Converts a limit status to JSON. Waits are in milliseconds, rounded up; `null` means never.
 fn to_json(limit: &Limit, status: &LimitStatus) -> Value {
     serde_json::json!({
         "allowed": status.allowed,
@@ -117,7 +130,8 @@ fn to_json(limit: &Limit, status: &LimitStatus) -> Value {
     })
 }
 
-/// Formats a table for people: a heading and a row per field.
+/// Formats a table: a heading and a row per field. `left` is the remaining units; `waits` are retry, next and reset
+/// after.
 fn table(heading: &str, limit: &str, left: &str, waits: [Wait; 3]) -> String {
     let [retry_after, next_after, reset_after] = waits.map(format_wait);
     format!(
@@ -126,7 +140,7 @@ fn table(heading: &str, limit: &str, left: &str, waits: [Wait; 3]) -> String {
     )
 }
 
-/// Formats a wait for people.
+/// Formats a wait, such as `1.5s`, `0s` or `never`.
 fn format_wait(wait: Wait) -> String {
     match wait.as_duration() {
         None => "never".to_owned(),

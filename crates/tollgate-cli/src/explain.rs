@@ -14,7 +14,14 @@ use crate::arguments::Explain;
 use crate::store::{COMMAND_DEADLINE, MEMORY};
 use crate::{Failure, configuration, output};
 
-/// Runs `tollgate explain`, on a running instance or a configuration file.
+/// Runs `tollgate explain`: prints which rules apply to a request, by the rules of a running instance or a
+/// configuration file.
+///
+/// Changes no counter.
+///
+/// # Errors
+/// If a header or the request is invalid, the instance does not answer, the file cannot be used, or the output cannot
+/// be written.
 pub(crate) async fn explain(arguments: Explain) -> Result<(), Failure> {
     let headers = headers(&arguments.headers)?;
     let explanation = match (Admin::from_options(&arguments.admin)?, &arguments.config) {
@@ -28,7 +35,7 @@ pub(crate) async fn explain(arguments: Explain) -> Result<(), Failure> {
     }
 }
 
-/// Requests the explanation from a running instance.
+/// Requests the explanation from a running instance, and returns it as JSON.
 async fn request(admin: &Admin, arguments: &Explain, headers: &[(String, String)]) -> Result<Value, Failure> {
     let body = json!({ "request": {
         "method": arguments.method, "path": arguments.path, "headers": headers, "peer": arguments.peer,
@@ -37,9 +44,10 @@ async fn request(admin: &Admin, arguments: &Explain, headers: &[(String, String)
     admin.send("POST", path, Some(&body)).await
 }
 
-/// Explains by a configuration file.
+/// Computes the explanation from a configuration file, as JSON. Prints the file's warnings to standard error.
 ///
-/// Remaining units and plans in a Redis hash are read only if a Redis store is given by `--store` or the environment.
+/// Remaining units and plans in a Redis hash are read only if `--store`, `TOLLGATE_STORE` or `REDIS_URL` names a Redis
+/// store, and not from a store that only the file names.
 async fn compute(file: &Path, arguments: &Explain, headers: &[(String, String)]) -> Result<Value, Failure> {
     let loaded = configuration::load(file, &configuration::loader(&arguments.store)?)?;
     let mut request = Request::builder().method(&*arguments.method).uri(&*arguments.path);
@@ -64,7 +72,10 @@ async fn compute(file: &Path, arguments: &Explain, headers: &[(String, String)])
     serde_json::to_value(&explanation).map_err(|error| Failure::Runtime(error.into()))
 }
 
-/// Parses `--header` options: `NAME: VALUE`, or `@FILE` with one such header per line.
+/// Parses `--header` options: `NAME: VALUE`, or `@FILE` with one such header per line. Returns pairs of name and value.
+///
+/// # Errors
+/// If a header has no colon, or a file cannot be read.
 fn headers(given: &[String]) -> Result<Vec<(String, String)>, Failure> {
     let mut headers = Vec::new();
     for text in given {
@@ -82,12 +93,13 @@ fn headers(given: &[String]) -> Result<Vec<(String, String)>, Failure> {
     Ok(headers)
 }
 
+/// Splits `NAME: VALUE` at the first colon and removes spaces around both parts. Returns an error if there is no colon.
 fn header(text: &str) -> Result<(String, String), Failure> {
     let (name, value) = text.split_once(':').ok_or(Failure::Header)?;
     Ok((name.trim().to_owned(), value.trim().to_owned()))
 }
 
-/// Formats an explanation for people.
+/// Formats the JSON of an explanation as indented lines: the caller, the plan, the rules that apply, then the others.
 fn format_explanation(explanation: &Value) -> String {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let mut lines = format!("{} {}\n", text(&explanation["method"]), text(&explanation["path"]));

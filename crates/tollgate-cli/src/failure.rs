@@ -6,12 +6,12 @@ use std::path::PathBuf;
 
 use miette::{Diagnostic, MietteHandlerOpts};
 
-/// An error of the command. No message contains a secret.
+/// An error that ends a command with exit code 2. Its message is printed to standard error and contains no secret.
 #[derive(Debug, thiserror::Error, Diagnostic)]
 pub(crate) enum Failure {
     #[error(transparent)]
     Store(#[from] tollgate::StoreUrlError),
-    /// A configuration with errors. Its findings underline the place in the file.
+    /// A configuration that cannot be used. The report underlines the place of each error in the file.
     #[error(transparent)]
     #[diagnostic(transparent)]
     Configuration(tollgate::config::Report),
@@ -30,9 +30,9 @@ pub(crate) enum Failure {
     Unreadable { file: PathBuf, error: std::io::Error },
     #[error("{place}: {error}")]
     Token { place: String, error: tollgate_server::AdminTokenError },
-    #[error("{place} holds no password for Redis clients")]
+    #[error("{place} contains no password for Redis clients")]
     #[diagnostic(help(
-        "give a password there, or omit --resp-password-file and $TOLLGATE_RESP_PASSWORD to accept clients without one"
+        "write the password into this file, or omit --resp-password-file to accept clients without a password"
     ))]
     PasswordMissing { place: String },
     #[error("${variable} is not valid UTF-8")]
@@ -49,11 +49,13 @@ pub(crate) enum Failure {
     ))]
     Listen { listener: &'static str, address: String, error: std::io::Error },
     #[error("invalid --admin URL: expected http or https, without user and password, such as http://127.0.0.1:9090")]
-    #[diagnostic(help("give the admin token in $TOLLGATE_ADMIN_TOKEN or by --admin-token-file FILE, not in the URL"))]
+    #[diagnostic(help(
+        "give the admin token in $TOLLGATE_ADMIN_TOKEN or with --admin-token-file FILE, not in the URL"
+    ))]
     AdminUrl,
     #[error("the admin endpoint requires a token, and none was given")]
     #[diagnostic(help(
-        "set $TOLLGATE_ADMIN_TOKEN or --admin-token-file FILE; serve prints the token if it generated one"
+        "set $TOLLGATE_ADMIN_TOKEN or --admin-token-file FILE; without these, `tollgate serve` generates a token and prints it"
     ))]
     AdminTokenMissing,
     #[error("cannot reach the admin endpoint {url}: {reason}")]
@@ -69,24 +71,23 @@ pub(crate) enum Failure {
     #[error("there are no rules to explain")]
     #[diagnostic(help("give a configuration with --config FILE, or a running instance with --admin URL"))]
     NoRules,
-    #[error(
-        "the memory store is empty in every new command, so there are no counters to inspect or reset, and no bans"
-    )]
+    #[error("the memory store is empty in every new command, so there are no counters and no bans in it")]
     #[diagnostic(help("give the store with --store URL or --config FILE, or a running instance with --admin URL"))]
     NothingCounted,
-    #[error("the subject is masked (***), so that it names no client")]
+    #[error("the subject is masked (***), so it identifies no client")]
     #[diagnostic(help("give the subject that `tollgate explain --reveal` prints, such as ip:203.0.113.9"))]
     MaskedSubject,
     #[cfg(feature = "otlp")]
     #[error("invalid --otlp URL: expected http or https, without user and password, such as http://127.0.0.1:4318")]
     OtlpUrl,
-    #[error("the output could not be written: {0}")]
+    #[error("cannot write the output: {0}")]
     Output(std::io::Error),
     #[error("cannot start: {0}")]
     Runtime(#[from] std::io::Error),
 }
 
-/// Configures the reports on standard error: coloured if that is a terminal, and without line breaks, for searching.
+/// Sets the format of error reports: in colour if standard error is a terminal, and without wrapped lines, so that
+/// messages can be searched for.
 pub(crate) fn set_up_reports() {
     let is_terminal = std::io::stderr().is_terminal();
     // This fails only if a hook is already set, which is not the case.

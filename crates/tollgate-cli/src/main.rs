@@ -1,4 +1,4 @@
-//! The `tollgate` command: arguments, the choice of a store, and what is printed.
+//! The `tollgate` command: parses the arguments, runs a subcommand, and sets the exit code.
 #![warn(clippy::print_stdout, clippy::print_stderr)] // they panic if the pipe is closed: see `output`
 
 mod admin;
@@ -24,7 +24,8 @@ use clap::{CommandFactory, Parser};
 use self::arguments::{Arguments, Command};
 pub(crate) use self::failure::Failure;
 
-/// An HTTP response takes a few dozen small allocations, a tenth of its cost with the system's allocator.
+/// Used instead of the system's allocator, where the few dozen small allocations of an HTTP response are a tenth of its
+/// cost.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
@@ -42,7 +43,11 @@ fn main() -> ExitCode {
     })
 }
 
-/// Prints the help, the version, or why the arguments are invalid.
+/// Prints the help or the version and returns exit code 0, or prints why the arguments are invalid and returns exit
+/// code 2.
+///
+/// # Errors
+/// If the help or the version cannot be written. A closed pipe is not an error.
 fn print_usage(usage: clap::Error) -> Result<ExitCode, Failure> {
     let printed = output::ignore_broken_pipe(usage.print());
     if !usage.use_stderr() {
@@ -51,6 +56,10 @@ fn print_usage(usage: clap::Error) -> Result<ExitCode, Failure> {
     Ok(if usage.use_stderr() { ExitCode::from(FAILED) } else { ExitCode::SUCCESS })
 }
 
+/// Runs the subcommand and returns its exit code: 0, or 1 if `check` was denied, or 2 if `validate --json` found an
+/// error.
+///
+/// Without a subcommand, prints the picture of `tollgate boundary`.
 fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
     match arguments.command {
         Some(Command::Serve(serve)) => in_runtime(serve::serve(*serve))?,
@@ -78,6 +87,10 @@ fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// Creates a multi-threaded tokio runtime, blocks until `work` completes in it, and returns the result of `work`.
+///
+/// # Errors
+/// If the runtime cannot be created, or `work` fails.
 fn in_runtime<T>(work: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
     tokio::runtime::Builder::new_multi_thread().enable_all().build()?.block_on(work)
 }

@@ -5,7 +5,7 @@ use std::io::{ErrorKind, Write};
 
 use crate::Failure;
 
-/// Prints to standard output. A closed pipe is not an error, so the exit code stays that of the command.
+/// Prints to standard output and flushes it. A closed pipe is not an error, so the exit code stays that of the command.
 ///
 /// # Errors
 /// If the text cannot be written for any other reason, such as a full disk.
@@ -14,17 +14,20 @@ pub(crate) fn print(text: impl Display) -> Result<(), Failure> {
     ignore_broken_pipe(write!(out, "{text}").and_then(|()| out.flush())).map_err(Failure::Output)
 }
 
-/// Prints to standard output, with a newline. Fails like [`print()`].
+/// Prints to standard output, with a newline.
+///
+/// # Errors
+/// If [`print()`] fails.
 pub(crate) fn print_line(text: impl Display) -> Result<(), Failure> {
     print(format_args!("{text}\n"))
 }
 
-/// Prints a line to standard error. Ignores errors.
+/// Prints a line to standard error. An error of writing is ignored.
 pub(crate) fn print_error(text: impl Display) {
     let _ = writeln!(std::io::stderr(), "{text}");
 }
 
-/// Turns the error of a closed pipe into success.
+/// Returns `Ok` if writing failed because the reader closed the pipe, and `written` itself otherwise.
 pub(crate) fn ignore_broken_pipe(written: std::io::Result<()>) -> std::io::Result<()> {
     match written {
         Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(()),

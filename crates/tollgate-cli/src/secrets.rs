@@ -8,11 +8,17 @@ use tollgate_server::Token;
 use crate::Failure;
 
 const TOKEN_VARIABLE: &str = "TOLLGATE_ADMIN_TOKEN";
-/// Maximum size of a file with a secret. A device may never end.
+/// Maximum size of a file with a secret, since reading a device might never end.
 const FILE_BYTES_MAX: u64 = 64 * 1024;
 const PASSWORD_VARIABLE: &str = "TOLLGATE_RESP_PASSWORD";
 
-/// Reads the admin token from `file`, else from `TOLLGATE_ADMIN_TOKEN`. `None` if neither is given.
+/// Reads the admin token from `file`, else from `TOLLGATE_ADMIN_TOKEN`.
+///
+/// Returns `None` if there is no file and the variable is not set or empty.
+///
+/// # Errors
+/// If the file cannot be read, or the text is not UTF-8 or not a valid token, such as one with fewer than 16
+/// characters.
 pub(crate) fn admin_token(file: Option<&Path>) -> Result<Option<Token>, Failure> {
     let Some((place, text)) = read_secret(file, TOKEN_VARIABLE)? else { return Ok(None) };
     Token::given(&text).map(Some).map_err(|error| Failure::Token { place, error })
@@ -20,7 +26,10 @@ pub(crate) fn admin_token(file: Option<&Path>) -> Result<Option<Token>, Failure>
 
 /// Reads the password of the RESP listener from `file`, else from `TOLLGATE_RESP_PASSWORD`.
 ///
-/// `None` if neither is given; an empty variable counts as not given. An empty file is an error.
+/// Line breaks at the end are removed. Returns `None` if there is no file and the variable is not set or empty.
+///
+/// # Errors
+/// If the file cannot be read or contains no password, or the text is not UTF-8.
 pub(crate) fn resp_password(file: Option<&Path>) -> Result<Option<String>, Failure> {
     let Some((place, text)) = read_secret(file, PASSWORD_VARIABLE)? else { return Ok(None) };
     // A file was given, so a password is wanted. An empty file must not turn authentication off.
@@ -30,9 +39,13 @@ pub(crate) fn resp_password(file: Option<&Path>) -> Result<Option<String>, Failu
     }
 }
 
-/// Reads a secret from the file, else from the variable. Returns its place, for messages, and its text.
+/// Reads a secret from the file, else from the environment variable.
 ///
+/// Returns its place for messages (the name of the file, or `$` and the name of the variable) and its text. Returns
 /// `None` if there is no file and the variable is not set or empty.
+///
+/// # Errors
+/// If the file cannot be read or is larger than [`FILE_BYTES_MAX`], or the text is not UTF-8.
 fn read_secret(file: Option<&Path>, variable: &str) -> Result<Option<(String, String)>, Failure> {
     if let Some(file) = file {
         let read = tollgate::config::file::read(file, FILE_BYTES_MAX);

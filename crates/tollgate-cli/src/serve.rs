@@ -28,23 +28,29 @@ use crate::arguments::Serve;
 use crate::{Failure, configuration, secrets};
 
 const ADMIN_DEFAULT: &str = "127.0.0.1:9090";
-/// Interval of the check whether the store's server evicts counters.
+/// Interval at which [`watch_server`] reads whether the store's server evicts counters.
 const EVICTION_CHECK_INTERVAL: Duration = Duration::from_secs(5);
-/// Maximum number of connections that wait to be accepted. A client beyond them retries after a second. Linux allows 4,096.
+/// Maximum number of connections that wait to be accepted. A client beyond that retries after a second. Linux limits it
+/// to 4,096.
 const BACKLOG: u32 = 4_096;
 /// The value of an address option that disables the listener.
 const OFF: &str = "off";
 
 type Lookups = Vec<Arc<dyn PlanLookup>>;
 
-/// Runs `tollgate serve` until SIGTERM or SIGINT.
+/// Runs `tollgate serve`: starts the service, prints its addresses, and serves until SIGTERM or SIGINT.
+///
+/// Then keeps serving for `--drain`, closes the listeners and returns. A Redis store that is down is not an error.
+///
+/// # Errors
+/// If an option, the configuration file, the certificate or a secret is invalid, or a listener cannot be bound.
 pub(crate) async fn serve(arguments: Serve) -> Result<(), Failure> {
     let signals = Signals::install()?;
     start_logs(&arguments.log);
     let loader = loader(&arguments)?;
     let loaded = arguments.config.as_deref().map(|file| configuration::load(file, &loader)).transpose()?;
     if let Some(loaded) = &loaded {
-        warn_of_refunds(&loaded.rules);
+        warn_about_refunds(&loaded.rules);
     }
     let settings = match &loaded {
         Some(loaded) => loaded.settings.clone(),
@@ -53,9 +59,9 @@ pub(crate) async fn serve(arguments: Serve) -> Result<(), Failure> {
     let store = settings.redis()?;
     let store_times = Arc::new(StoreTimes::default());
     #[cfg(feature = "otlp")]
-    let traces = arguments.otlp.as_deref().map(crate::traces::Traces::to).transpose()?;
+    let traces = arguments.otlp.as_deref().map(crate::traces::SpanExport::new).transpose()?;
     let (builder, lookups) = limiter(store.clone(), &settings, &store_times);
-    let memory = memory::Share::of(arguments.memory.unwrap_or_else(memory::default_bytes));
+    let memory = memory::Share::divide(arguments.memory.unwrap_or_else(memory::default_bytes));
     let builder = builder.memory(MemoryStore::builder().max_bytes(memory.limits_bytes).build());
     #[cfg(feature = "otlp")]
     let builder = match &traces {
@@ -123,7 +129,9 @@ pub(crate) async fn serve(arguments: Serve) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Creates the loader of the configuration. Options of the command line override the file, at the start and in reloads.
+/// Creates the loader of the configuration file.
+///
+/// The store (see [`configuration::loader`]) and `--instances` override the file, at the start and in reloads.
 fn loader(arguments: &Serve) -> Result<Loader, Failure> {
     let loader = configuration::loader(&arguments.store)?;
     Ok(match arguments.instances {
@@ -132,10 +140,11 @@ fn loader(arguments: &Serve) -> Result<Loader, Failure> {
     })
 }
 
-/// Logs a warning about rules that refund by the outcome of a request.
+/// Logs a warning that names the rules with a `charge` other than `always`; logs nothing if there are none.
 ///
-/// The service decides before the request is served and never gets to know its outcome, so nothing is refunded.
-fn warn_of_refunds(rules: &RuleSet) {
+/// These rules refund by the outcome of a request. The service decides before the request is served and never learns
+/// its outcome, so nothing is refunded.
+fn warn_about_refunds(rules: &RuleSet) {
     let refunding = rules.rules().iter().filter(|rule| rule.charge() != Charge::Always);
     let rules: Vec<&str> = refunding.map(|rule| &**rule.name()).collect();
     if !rules.is_empty() {
@@ -147,7 +156,11 @@ fn warn_of_refunds(rules: &RuleSet) {
     }
 }
 
-/// Creates the limiter, and the lookups of plans that the rules do not know.
+/// Returns a builder for the limiter, on `store` or in memory without one, and the lookups of plans that rules do not
+/// assign.
+///
+/// The limiter logs each decision if the level is `debug`, and records the durations of calls to a shared store in
+/// `store_times`.
 fn limiter(store: Option<RedisStore>, settings: &Settings, store_times: &Arc<StoreTimes>) -> (LimiterBuilder, Lookups) {
     let is_shared = store.is_some();
     let (mut builder, lookups) = settings.limiter_on(store);
@@ -160,7 +173,10 @@ fn limiter(store: Option<RedisStore>, settings: &Settings, store_times: &Arc<Sto
     (builder, lookups)
 }
 
-/// Creates the engine, if there is a configuration file, and the reloader of the files.
+/// Creates the engine, which decides by rules, and the reloader of the configuration file and the certificate.
+///
+/// Without a configuration file there is no engine, and only the certificate is reloaded, if there is one. `lookups`
+/// find plans that the rules do not assign. Counters of shield rules take at most `shield_bytes`.
 fn rules(
     arguments: &Serve,
     loader: Loader,
@@ -183,14 +199,15 @@ fn rules(
     }
 }
 
-/// Returns the options of the RESP listener.
+/// Returns the options of the RESP listener: its password, which is read from a file or the environment, and its idle
+/// timeout.
 fn resp_options(arguments: &Serve) -> Result<RespOptions, Failure> {
     let password = secrets::resp_password(arguments.resp_password_file.as_deref())?;
     let default = RespOptions::default();
     Ok(RespOptions { password, idle: arguments.idle.unwrap_or(default.idle) })
 }
 
-/// Returns the limits and timeouts of connections.
+/// Returns the limits and timeouts of connections that the options set, with defaults for the others.
 fn bounds(arguments: &Serve) -> Bounds {
     let default = Bounds::default();
     Bounds {
@@ -201,7 +218,11 @@ fn bounds(arguments: &Serve) -> Bounds {
     }
 }
 
-/// Binds a listener like `TcpListener::bind`, with a longer queue of connections.
+/// Binds a listener to the first of the addresses of `HOST:PORT` that can be bound, with a queue of [`BACKLOG`]
+/// connections.
+///
+/// # Errors
+/// If the host cannot be resolved or none of its addresses can be bound. The error is that of the last one.
 async fn bind(address: &str) -> std::io::Result<TcpListener> {
     let mut failure = None;
     for address in tokio::net::lookup_host(address).await? {
@@ -215,7 +236,8 @@ async fn bind(address: &str) -> std::io::Result<TcpListener> {
     Err(failure.unwrap_or_else(|| ErrorKind::AddrNotAvailable.into()))
 }
 
-/// Binds a listener; `None` if the address is `off`. `listener` is the name of its option.
+/// Binds a listener, or returns `None` if the address is `off`. `listener` is the name of its option, for the error
+/// message.
 async fn listen(listener: &'static str, address: &str) -> Result<Option<TcpListener>, Failure> {
     if address == OFF {
         return Ok(None);
@@ -224,10 +246,14 @@ async fn listen(listener: &'static str, address: &str) -> Result<Option<TcpListe
     bound.map(Some).map_err(|error| Failure::Listen { listener, address: address.to_owned(), error })
 }
 
-/// Binds the admin listener, or returns why it is disabled.
+/// Binds the admin listener to `address`, or to the default address if that is `None`.
 ///
-/// If the default address is in use and no other was given, the service runs without the admin listener: a second instance
-/// on one machine must start without options.
+/// Returns the listener, and the reason if there is none. The reason is `None` if the address is `off`. If the default
+/// address is in use, the service runs without the admin listener, so that a second instance on one machine starts
+/// without options.
+///
+/// # Errors
+/// If the address cannot be bound, or can be reached from other machines and there is no token.
 async fn listen_admin(
     address: Option<&str>,
     has_token: bool,
@@ -248,8 +274,8 @@ async fn listen_admin(
     Ok((listener, None))
 }
 
-/// Logs the version of the store's server and warnings about its settings, then checks every few seconds whether it evicts
-/// counters. Never returns. The service runs even if the server is down.
+/// Logs the version of the store's server and warnings about its settings, or that it does not answer. Then reads every
+/// five seconds whether it evicts keys, and passes that to `readiness`. Never returns.
 async fn watch_server(store: RedisStore, readiness: Readiness) {
     match store.check_server().await {
         Ok(report) => {
@@ -269,7 +295,10 @@ async fn watch_server(store: RedisStore, readiness: Readiness) {
     }
 }
 
-/// Starts logging to standard error, as `text` or `json`. `TOLLGATE_LOG` sets the level; it defaults to `info`.
+/// Starts logging to standard error, as JSON if `format` is `json`, else as text.
+///
+/// `TOLLGATE_LOG` sets the level or a filter, such as `debug` or `tollgate=debug`. If it is not set or invalid, the
+/// level is `info`.
 fn start_logs(format: &str) {
     let filter = EnvFilter::try_from_env("TOLLGATE_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
     let logs = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);

@@ -1,4 +1,4 @@
-//! Selection of the store.
+//! The choice of the store by options and environment, and limiters on it for single commands.
 
 use std::time::Duration;
 
@@ -10,13 +10,13 @@ use crate::{Failure, configuration};
 
 /// The name of the memory store.
 pub(crate) const MEMORY: &str = "memory";
-/// Deadline of a call to the store: longer than in a service, since a person waits for it.
+/// Deadline of a call to the store. It is longer than that of a service, since a person waits for the result.
 pub(crate) const COMMAND_DEADLINE: Duration = Duration::from_secs(5);
 
 impl StoreChoice {
     /// Returns the store URL: `--store`, else `TOLLGATE_STORE`, else `REDIS_URL`, else `None`.
     ///
-    /// Empty variables are ignored.
+    /// Empty variables are ignored. The URL is not checked.
     pub(crate) fn url(&self) -> Option<String> {
         let from = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
         self.store.clone().or_else(|| from("TOLLGATE_STORE")).or_else(|| from("REDIS_URL"))
@@ -24,20 +24,27 @@ impl StoreChoice {
 }
 
 impl CountersChoice {
-    /// Builds a limiter for a single command: if the store does not answer, the command fails.
+    /// Builds a limiter on the chosen store, which may be the memory store.
+    ///
+    /// If the store does not answer within [`COMMAND_DEADLINE`], decisions of this limiter fail.
+    ///
+    /// # Errors
+    /// If the URL of the store is invalid, or the configuration file cannot be used.
     pub(crate) fn limiter(&self) -> Result<Limiter, Failure> {
         limiter(&self.settings()?)
     }
 
-    /// Builds a limiter on a shared store, for counters of other processes.
+    /// Builds a limiter like [`limiter`](CountersChoice::limiter), for a command that uses counters of other processes.
     ///
     /// # Errors
-    /// If the store is the memory store, which is empty in every new process.
+    /// As `limiter`, and [`Failure::NothingCounted`] if the store is the memory store, which is empty in every new
+    /// process.
     pub(crate) fn shared_limiter(&self) -> Result<Limiter, Failure> {
         let settings = self.settings()?;
         if settings.is_shared() { limiter(&settings) } else { Err(Failure::NothingCounted) }
     }
 
+    /// Returns the settings of `--config` or the defaults, with the store of [`StoreChoice::url`] if there is one.
     fn settings(&self) -> Result<Settings, Failure> {
         configuration::settings(self.config.as_deref(), &configuration::loader(&self.store)?)
     }

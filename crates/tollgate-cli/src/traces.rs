@@ -24,23 +24,27 @@ use tollgate::{Clock, Scope, Source, SystemClock};
 
 use crate::{Failure, client};
 
-/// Timeout of sending a batch.
+/// Timeout for sending a batch of spans.
 const SEND_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The exporter of spans. Dropping it sends the queued spans.
-pub(crate) struct Traces(SdkTracerProvider);
+/// An exporter of spans to a collector. Call [`finish`](SpanExport::finish) to send the queued spans before the process
+/// exits.
+pub(crate) struct SpanExport(SdkTracerProvider);
 
-impl Traces {
-    /// Creates an exporter to the collector at this URL, such as `http://127.0.0.1:4318`.
+impl SpanExport {
+    /// Creates an exporter to the collector at this URL, such as `http://127.0.0.1:4318`, and the thread that sends
+    /// spans.
+    ///
+    /// Does not connect. Spans are posted to `/v1/traces` below the URL.
     ///
     /// # Errors
-    /// If the URL is invalid.
+    /// If the URL is not `http` or `https`, or has a user or password.
     ///
     /// # Panics
     /// Outside a tokio runtime.
-    pub(crate) fn to(endpoint: &str) -> Result<Traces, Failure> {
+    pub(crate) fn new(endpoint: &str) -> Result<SpanExport, Failure> {
         let url: Uri = format!("{}/v1/traces", endpoint.trim_end_matches('/')).parse().map_err(|_| Failure::OtlpUrl)?;
-        if !client::is_web(&url) {
+        if !client::is_http_url(&url) {
             return Err(Failure::OtlpUrl);
         }
         let exporter = SpanExporter::builder()
@@ -51,7 +55,7 @@ impl Traces {
             .build()
             .map_err(|_| Failure::OtlpUrl)?;
         let resource = Resource::builder().with_service_name("tollgate").build();
-        Ok(Traces(SdkTracerProvider::builder().with_batch_exporter(exporter).with_resource(resource).build()))
+        Ok(SpanExport(SdkTracerProvider::builder().with_batch_exporter(exporter).with_resource(resource).build()))
     }
 
     /// Creates an observer that exports a span for each decision.
@@ -59,7 +63,9 @@ impl Traces {
         DecisionSpans { tracer: self.0.tracer("tollgate"), clock: SystemClock::new() }
     }
 
-    /// Sends the queued spans and shuts down. Blocks, and needs the runtime to be running.
+    /// Sends the queued spans and ends the exporter. An error is logged.
+    ///
+    /// Blocks the thread. The tokio runtime of [`new`](SpanExport::new) must still be running.
     pub(crate) fn finish(self) {
         if let Err(error) = self.0.shutdown() {
             tracing::debug!(%error, "cannot send the last spans");
@@ -99,7 +105,8 @@ impl Observer for DecisionSpans {
     }
 }
 
-/// Sends spans with our own HTTP client, on the runtime of the service.
+/// The HTTP client of the exporter, which sends each request as a task on this runtime, with a timeout of
+/// [`SEND_TIMEOUT`].
 #[derive(Debug)]
 struct Collector(Handle);
 

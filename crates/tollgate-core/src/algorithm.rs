@@ -17,7 +17,7 @@ mod log;
 mod pair;
 
 pub use bucket::Bucket;
-pub(crate) use bucket::BucketDecision as BucketAnswer;
+pub(crate) use bucket::BucketDecision;
 pub use log::Log;
 pub(crate) use log::{Entry, InlineEntries, LogParts, Long, Ring, RingHead, SHORT_CAPACITIES};
 pub use pair::Pair;
@@ -27,39 +27,39 @@ use crate::decision::{Decision, LimitStatus, Source};
 use crate::limit::{Limit, Machine};
 use crate::time::Timestamp;
 
-/// The state of one counter.
+/// The state of one counter, with a variant for each of the three state machines.
 ///
 /// Methods that take a [`Limit`] treat a state that belongs to another state machine as unused.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum State {
-    /// The admissions, oldest first.
+    /// For `sliding` and `sliding-log`: the admissions, oldest first.
     Log(Log),
-    /// The counts of the current and the previous window.
+    /// For `sliding-counter` and `fixed-window`: the counts of the current and the previous window.
     Pair(Pair),
-    /// A level that leaks.
+    /// For `token-bucket` and `leaky-bucket`: a level that leaks.
     Bucket(Bucket),
 }
 
-/// A charge that can be refunded: the part of an admission that a refund needs.
+/// What [`State::refund`] needs to know about the charge that it gives back.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Receipt {
     /// The time of the charge, by the store's clock.
     pub at: Timestamp,
     /// The charged units.
     pub units: u32,
-    /// The `reset_after` of the admission: after this time the charge no longer counts.
+    /// The `reset_after` of the admission, in microseconds: this long after `at`, the charge no longer counts.
     pub reset_after_us: u64,
 }
 
 impl Receipt {
-    /// Returns the receipt of a line that was decided at `at`.
+    /// Returns the receipt for one limit of a decision: its `status`, and the time `at` of the decision.
     ///
-    /// `None` if nothing can be refunded: the line is a denial or a peek, or its `reset_after` is *never*. The caller
-    /// must also make sure that the whole decision was an admission.
-    pub fn of(at: Timestamp, line: &LimitStatus) -> Option<Receipt> {
-        let reset_after_us = line.reset_after.as_micros()?;
-        (line.allowed && line.cost > 0).then_some(Receipt { at, units: line.cost, reset_after_us })
+    /// `None` if there is nothing to refund: the limit denied, the cost is 0, or its `reset_after` is *never*. The
+    /// caller must also make sure that the whole decision is an admission, because otherwise nothing was charged.
+    pub fn of(at: Timestamp, status: &LimitStatus) -> Option<Receipt> {
+        let reset_after_us = status.reset_after.as_micros()?;
+        (status.allowed && status.cost > 0).then_some(Receipt { at, units: status.cost, reset_after_us })
     }
 }
 
@@ -73,7 +73,7 @@ impl State {
         }
     }
 
-    /// Returns the state of a counter whose whole quota was used at `now`.
+    /// Creates the state of a counter of which all units were used at `now`, so that it denies every cost but 0.
     pub(crate) fn full(limit: &Limit, now: Timestamp) -> State {
         let mut state = State::unused(limit);
         state.charge(limit, now, limit.cost_max(), true);
@@ -96,7 +96,7 @@ impl State {
 
     /// Returns whether the state holds no units, so that dropping it changes no later decision.
     ///
-    /// Does not take the time into account: a state whose units have all expired is not unused.
+    /// `false` for a state whose units have all expired but were not dropped yet, because the time is not known here.
     pub fn is_unused(&self) -> bool {
         match self {
             State::Log(log) => log.is_empty(),
@@ -106,6 +106,8 @@ impl State {
     }
 
     /// Returns a copy without heap memory that counts at least as many units as this state, now and later.
+    ///
+    /// A log becomes a single entry at the time of its newest; other states are copied as they are.
     pub(crate) fn condensed(&self, limit: &Limit, now: Timestamp) -> State {
         match self {
             State::Log(log) => State::Log(log.condensed(limit, now)),
@@ -113,7 +115,7 @@ impl State {
         }
     }
 
-    /// Returns whether the limit has room for `cost` units at `now`. Does not change the state.
+    /// Returns whether the limit has room for `cost` units at `now`. `false` if the cost can never fit.
     pub fn fits(&self, limit: &Limit, now: Timestamp, cost: u32) -> bool {
         match (self, limit.machine()) {
             (State::Log(log), Machine::Log(_)) => log.fits(limit, now, cost),
@@ -125,20 +127,20 @@ impl State {
 
     /// Returns the limit's status for `cost` units at `now`, without charging them.
     ///
-    /// A cost of 0 is always allowed; its `retry_after` is the wait until one unit fits.
+    /// A cost of 0 is always allowed; its `retry_after` is the wait until one unit fits. The state is not changed.
     pub fn look(&self, limit: &Limit, now: Timestamp, cost: u32) -> LimitStatus {
         match (self, limit.machine()) {
-            (State::Log(log), Machine::Log(shape)) => log.look(limit, shape, now, cost),
-            (State::Pair(pair), Machine::Pair(shape)) => pair.look(limit, shape, now, cost),
-            (State::Bucket(bucket), Machine::Bucket(shape)) => bucket.look(limit, shape, now, cost),
+            (State::Log(log), Machine::Log(shape)) => log.status_for(limit, shape, now, cost),
+            (State::Pair(pair), Machine::Pair(shape)) => pair.status_for(limit, shape, now, cost),
+            (State::Bucket(bucket), Machine::Bucket(shape)) => bucket.status_for(limit, shape, now, cost),
             _ => State::unused(limit).look(limit, now, cost),
         }
     }
 
     /// Charges `cost` units, which must fit, and returns the status after the charge.
     ///
-    /// With `may_grow` false, a log adds no entry that needs memory. It adds the units to its newest entry instead,
-    /// which then expires later, so the error is towards denial.
+    /// If `may_grow` is `false`, a log allocates no memory. If it has no room for another entry, it adds the units to
+    /// its newest entry, which then expires later, so the error is towards denial.
     pub(crate) fn charge(&mut self, limit: &Limit, now: Timestamp, cost: u32, may_grow: bool) -> LimitStatus {
         match (&mut *self, limit.machine()) {
             (State::Log(log), Machine::Log(shape)) => log.charge(limit, shape, now, cost, may_grow),
@@ -151,10 +153,11 @@ impl State {
         }
     }
 
-    /// Returns the status after a check that was denied, by this limit or by another one.
+    /// Returns the status of this limit after a check that was denied, by this limit or by another one.
     ///
-    /// Changes the state only as a denial must: corrects times in the future after the clock went back, drops expired
-    /// entries, and charges `count_denied`.
+    /// If the limit has `count_denied`, charges the cost, up to the quota. Otherwise only times in the future
+    /// are corrected after the clock went back, counts are converted after the window has changed, and expired entries
+    /// are dropped. `may_grow` is as in [`State::charge`].
     pub(crate) fn refuse(&mut self, limit: &Limit, now: Timestamp, cost: u32, may_grow: bool) -> LimitStatus {
         match (&mut *self, limit.machine()) {
             (State::Log(log), Machine::Log(shape)) => log.refuse(limit, shape, now, cost, may_grow),
@@ -167,7 +170,7 @@ impl State {
         }
     }
 
-    /// Gives back the units of one admission, as far as they still count at `now`.
+    /// Gives back the units of one charge, as far as they still count at `now`.
     ///
     /// Does nothing if the state belongs to another state machine.
     pub fn refund(&mut self, limit: &Limit, now: Timestamp, receipt: Receipt) {
@@ -182,8 +185,9 @@ impl State {
 
 /// Decides one check: reads the state of every demand, then charges all of them or none.
 ///
-/// `states` holds the state of each demand's counter, in the same order. The function is pure: the caller provides the
-/// states and the time.
+/// A denial charges only limits with `count_denied`. /// `states` holds the state of each demand's counter, in the same
+/// order, and is changed in place. The caller provides the time, and ensures that no two demands have the same counter.
+/// Bans are not part of it.
 ///
 /// ```
 /// use tollgate_core::algorithm::{State, decide};
@@ -211,11 +215,13 @@ pub fn decide(now: Timestamp, demands: &[Demand<'_>], states: &mut [State]) -> D
         demand.cost.units() == 0 || state.fits(&demand.limit, now, demand.cost.units())
     };
     let allowed = demands.iter().zip(states.iter()).all(fits);
-    let lines = demands.iter().zip(states).map(|(demand, state)| apply(allowed, now, demand, state, true)).collect();
-    Decision { at: now, source: Source::Store, ban: None, limits: lines }
+    let limits = demands.iter().zip(states).map(|(demand, state)| apply(allowed, now, demand, state, true)).collect();
+    Decision { at: now, source: Source::Store, ban: None, limits }
 }
 
-/// Applies the verdict on the whole check to one demand, and returns the status of its limit.
+/// Applies the verdict on the whole check to the state of one demand, and returns the status of its limit.
+///
+/// Charges the state if the check is `allowed`, and calls [`State::refuse`] if not. A cost of 0 changes nothing.
 #[inline]
 pub(crate) fn apply(
     allowed: bool,

@@ -54,7 +54,7 @@ impl fmt::Display for Cost {
     }
 }
 
-/// One element of a check: a limit, the key to count, and the cost.
+/// One element of a [`Check`]: a limit, the key to count, and the cost.
 #[derive(Clone, Copy, Debug)]
 pub struct Demand<'a> {
     /// The limit that the request must pass.
@@ -110,7 +110,9 @@ pub enum CheckError {
 }
 
 impl<'a> Check<'a> {
-    /// Returns whether the check takes units: at least one cost is not 0. Only such a check is refused by a ban.
+    /// Returns whether the check takes units: at least one cost is not 0.
+    ///
+    /// A check that takes no units is a peek, which no ban refuses.
     pub fn charges(&self) -> bool {
         self.demands.iter().any(|demand| demand.cost.units() > 0)
     }

@@ -87,9 +87,10 @@ pub struct LimitStatus {
 }
 
 impl LimitStatus {
-    /// Creates the status of a limit in a refusal by a ban that ends after `ban`: denied, with no units left until then.
+    /// Creates the status of a limit whose check a ban has refused: denied, with no units left.
     ///
-    /// It says nothing about the counter, which was not read. [`Decision::ban`] tells it from a denial by the limit.
+    /// `retry_after`, `next_after` and `reset_after` are `ban`, the time until the ban ends. The status says nothing
+    /// about the counter, which was not read. [`Decision::ban`] distinguishes it from a denial by the limit.
     pub fn banned(quota: u32, cost: Cost, ban: Wait) -> LimitStatus {
         LimitStatus {
             allowed: false,
@@ -103,17 +104,17 @@ impl LimitStatus {
     }
 }
 
-/// The component that made a decision.
+/// Where a decision came from: the store, a cache, a local counter, or no counter at all.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum Source {
-    /// The store.
+    /// The store decided.
     Store,
-    /// The cache of denials that the store returned earlier and that still hold.
+    /// An earlier denial by the store, which still holds, was repeated from a cache.
     DenyCache,
-    /// A local counter with this instance's share of the quota, because the store did not answer.
+    /// A counter in this process, with its share of the quota, decided because the store did not answer.
     Local,
-    /// No counter: the failure policy alone decided.
+    /// No counter was read: the failure policy decided, because the store did not answer.
     None,
 }
 
@@ -168,7 +169,8 @@ impl LimitStatuses {
 
 impl Clone for LimitStatuses {
     fn clone(&self) -> LimitStatuses {
-        // `LimitStatus` is `Copy`: `from_slice` copies the bytes at once, `SmallVec::clone` clones one element at a time.
+        // `LimitStatus` is `Copy`: `from_slice` copies the bytes at once, `SmallVec::clone` clones one element at a
+        // time.
         LimitStatuses(SmallVec::from_slice(&self.0))
     }
 }
@@ -229,15 +231,15 @@ impl fmt::Debug for LimitStatuses {
 
 /// The result of a check. A denial is a decision, not an error.
 ///
-/// The caller must look at [`allowed`](Decision::allowed): a decision that is dropped limits nothing.
+/// The caller must check [`allowed`](Decision::allowed): a decision that is dropped limits nothing.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Decision {
     /// The time of the decision, by the store's clock.
     pub at: Timestamp,
-    /// The component that decided.
+    /// Where the decision came from.
     pub source: Source,
-    /// The time until the ban ends, if a ban of a subject of the check refused the request; [`Wait::NEVER`] if it has no
-    /// end.
+    /// The time until the ban ends, if a ban of a subject of the check refused the request; [`Wait::NEVER`] if it has
+    /// no end.
     ///
     /// `None` if no ban applies: the limits alone decided. If a ban applies, no counter was read or charged, and each
     /// status in `limits` denies until the ban ends.
@@ -249,12 +251,14 @@ pub struct Decision {
 }
 
 impl Decision {
-    /// Creates an admission by the failure policy alone: [`Source::None`], without limits.
+    /// Creates an admission that no counter was read for: [`Source::None`], no ban, and no limit statuses.
     pub fn uncounted(at: Timestamp) -> Decision {
         Decision { at, source: Source::None, ban: None, limits: LimitStatuses::new() }
     }
 
-    /// Creates the refusal of `check` by a ban that ends after `ban`: every limit denies until then, with no units left.
+    /// Creates the decision of `check` that is refused by a ban which ends after `ban`.
+    ///
+    /// Every limit has the status [`LimitStatus::banned`]: denied, with no units left until the ban ends.
     pub fn banned(at: Timestamp, source: Source, ban: Wait, check: &Check<'_>) -> Decision {
         let limits = check.demands().iter().map(|demand| LimitStatus::banned(demand.limit.quota(), demand.cost, ban));
         Decision { at, source, ban: Some(ban), limits: limits.collect() }

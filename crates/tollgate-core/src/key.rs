@@ -52,9 +52,9 @@ impl<'a> Scope<'a> {
         Scope::Rule(RuleScope { rule, limit, digest: digest(rule, limit) })
     }
 
-    /// Returns a number that identifies the counter among those of one subject.
+    /// Returns a number that identifies the counter of `limit` among the counters of one subject.
     ///
-    /// The number of a [`Scope::Rule`] is valid only in this process.
+    /// Numbers of [`Scope::Rule`] are seeded at random, so they must not be stored beyond this process.
     #[inline(always)]
     pub(crate) fn number(self, limit: &Limit) -> u64 {
         match self {
@@ -86,7 +86,7 @@ impl ScopeName {
     /// Creates a name. In a `const`, an invalid name is a compile error.
     ///
     /// # Panics
-    /// If the name is empty or has other characters than `a` to `z` and `-`.
+    /// Panics if the name is empty or has other characters than `a` to `z` and `-`.
     pub const fn new(name: &'static str) -> ScopeName {
         let bytes = name.as_bytes();
         assert!(!bytes.is_empty(), "the name of a scope is not empty");
@@ -131,7 +131,7 @@ impl StateMachine {
     }
 }
 
-/// The names of a rule and of one of its limits.
+/// The names of a rule and of one of its limits, which identify a counter of each subject.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct RuleScope<'a> {
     rule: &'a str,
@@ -183,7 +183,7 @@ impl RuleScopeBuf {
     }
 }
 
-/// Returns a hash of both names, seeded at random per process.
+/// Returns a hash of the names of a rule and a limit, seeded at random per process.
 ///
 /// The hash of a `str` ends with the byte 0xFF, which never occurs in UTF-8, so the two names cannot run together.
 fn digest(rule: &str, limit: &str) -> u64 {
@@ -230,7 +230,7 @@ impl<'a> Key<'a> {
         self.scope
     }
 
-    /// Returns whether this key under `limit` and `other` under `other_limit` identify the same counter.
+    /// Returns whether a demand of this key and `limit` counts on the same counter as one of `other` and `other_limit`.
     pub(crate) fn is_same_counter(&self, limit: &Limit, other: &Key<'_>, other_limit: &Limit) -> bool {
         let is_same_machine = || machine_tag(limit) == machine_tag(other_limit);
         let is_same_scope = match self.scope {
@@ -246,9 +246,9 @@ impl<'a> Key<'a> {
     }
 }
 
-/// Packs a subject of up to 16 bytes into two words, or returns `None` if it is longer.
+/// Packs a subject of up to 16 bytes into two words. Returns `None` for a longer one.
 ///
-/// No other subject of the same length gives the same two words.
+/// Different subjects of the same length give different words.
 #[inline(always)]
 pub(crate) fn short_subject(subject: &[u8]) -> Option<(u64, u64)> {
     // The first and the last 8 bytes. They overlap if the subject is shorter than 16 bytes.
@@ -259,7 +259,7 @@ pub(crate) fn short_subject(subject: &[u8]) -> Option<(u64, u64)> {
     }
 }
 
-/// Packs a subject of at most 7 bytes into two words.
+/// Packs a subject of at most 7 bytes into two words. Different subjects of the same length give different words.
 fn short_ends(subject: &[u8]) -> (u64, u64) {
     if let (Some(head), Some(tail)) = (subject.first_chunk(), subject.last_chunk()) {
         return (u32::from_le_bytes(*head).into(), u32::from_le_bytes(*tail).into());
@@ -272,7 +272,7 @@ fn short_ends(subject: &[u8]) -> (u64, u64) {
     }
 }
 
-/// Returns a number from 0 to 2 for the limit's state machine.
+/// Returns a number for the limit's state machine: 0 for a log, 1 for a pair, 2 for a bucket.
 pub(crate) fn machine_tag(limit: &Limit) -> u8 {
     match StateMachine::of(limit) {
         StateMachine::Log => 0,

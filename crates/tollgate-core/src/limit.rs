@@ -34,7 +34,7 @@ const PAIR_PARTS_MAX: u64 = 1 << 20;
 /// (at most one part per unit of capacity, 1e7).
 const GRAIN_DIVISOR: u64 = 8_500_000_000;
 
-/// How a limit counts.
+/// How a limit counts. Defaults to `sliding` in the text form of a limit.
 ///
 /// The crate's front page states what each algorithm guarantees; `docs/algorithms.md` has the arithmetic.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -77,7 +77,7 @@ impl Algorithm {
     ];
 }
 
-/// The state machine of a limit, with the parameters that it needs, computed once per limit.
+/// The kind of state that a limit keeps, with the parameters of its arithmetic, computed once per limit.
 // `repr(u8)` keeps the discriminant in a byte of its own, which is quicker to read than a niche inside a field.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(u8)]
@@ -87,14 +87,14 @@ pub(crate) enum Machine {
     Bucket(BucketShape),
 }
 
-/// The parameters of a log.
+/// The parameters of a limit that keeps a log: `sliding` or `sliding-log`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct LogShape {
     /// The length of a tick in microseconds. Admissions with the same ⌊t / tick⌋ share an entry.
     pub(crate) tick: Divisor,
 }
 
-/// The parameters of a counter pair.
+/// The parameters of a limit that keeps two counts: `sliding-counter` or `fixed-window`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct PairShape {
     /// Whether the previous window counts: `true` for `sliding-counter`, `false` for `fixed-window`.
@@ -102,9 +102,9 @@ pub(crate) struct PairShape {
     pub(crate) cut: WindowCut,
 }
 
-/// A window divided into parts of equal length, by which a pair weighs its previous count.
+/// A window divided into parts of equal length, of which the last may be shorter.
 ///
-/// The last part may be shorter.
+/// The previous count of a `sliding-counter` is weighed by the number of parts that are left of the window.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct WindowCut {
     pub(crate) window_us: Divisor,
@@ -114,7 +114,9 @@ pub(crate) struct WindowCut {
     pub(crate) parts: Divisor,
 }
 
-/// The parameters of a bucket.
+/// The parameters of a limit that keeps a bucket: `token-bucket` or `leaky-bucket`.
+///
+/// A level is counted in parts of a unit, and time in grains of one or more microseconds; see `algorithm/bucket.rs`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct BucketShape {
     /// The largest level, in parts: the burst, or the queue plus the unit in service, times `parts_per_unit`.
@@ -125,7 +127,7 @@ pub(crate) struct BucketShape {
     /// The resolution of time, in microseconds.
     grain_us: u32,
     /// Whether an admission carries a wait (`leaky-bucket`).
-    pub(crate) spaces: bool,
+    pub(crate) is_leaky: bool,
     /// Whether every wait is simply parts / quota: grains of 1 µs, no wait above the longest [`Timestamp`], and no
     /// `count_denied`.
     pub(crate) is_plain: bool,
@@ -234,12 +236,13 @@ impl Limit {
         self.with_capacity("queue", queue)
     }
 
-    /// Sets whether denied requests are charged too, until the limit is full. Defaults to `false`.
+    /// Returns this limit, set to charge denied requests too (`true`) or not. Defaults to `false`.
     ///
-    /// With `true`, a client that keeps sending after a denial stays denied.
+    /// A denied request is charged only up to the quota. With `true`, a client that keeps sending after a denial stays
+    /// denied.
     #[must_use]
     pub fn with_count_denied(self, count_denied: bool) -> Limit {
-        let machine = Machine::of(self.algorithm, self.quota, self.window_us, self.cost_max, count_denied);
+        let machine = Machine::new(self.algorithm, self.quota, self.window_us, self.cost_max, count_denied);
         Limit { count_denied, machine, ..self }
     }
 
@@ -297,7 +300,7 @@ impl Limit {
 
     /// Returns an upper bound on the units admitted within any trailing window, however the requests are timed.
     ///
-    /// This is the guarantee of the algorithm; the table is on the crate's front page.
+    /// The quota for `sliding` and `sliding-log`, more for the others. The table is on the crate's front page.
     pub fn most_in_any_window(&self) -> u64 {
         let (quota, cost_max) = (u64::from(self.quota), u64::from(self.cost_max));
         match self.algorithm {
@@ -308,7 +311,7 @@ impl Limit {
         }
     }
 
-    /// Returns a number that identifies the algorithm and the window: the scope of explicit keys.
+    /// Returns a number that identifies the algorithm and the window. It is the scope of a key in `Scope::Explicit`.
     #[inline(always)]
     pub(crate) const fn scope(&self) -> u64 {
         self.window_us << 8 | 0x10 | self.algorithm as u64
@@ -319,7 +322,10 @@ impl Limit {
         &self.machine
     }
 
-    /// Sets the burst or the queue, as `option` says.
+    /// Returns this limit with another burst, if `option` is `burst`, or another queue, if it is `queue`.
+    ///
+    /// # Errors
+    /// Returns an error if the algorithm does not have the option, or `capacity` is not 1 to 10,000,000.
     fn with_capacity(self, option: &'static str, capacity: u64) -> Result<Limit, LimitError> {
         let belongs_to = if option == "burst" { Algorithm::TokenBucket } else { Algorithm::LeakyBucket };
         if self.algorithm != belongs_to {
@@ -329,7 +335,9 @@ impl Limit {
         Limit::build(quota, self.window_us, self.algorithm, Some(capacity), self.count_denied)
     }
 
-    /// Validates all values and creates the limit. A `capacity` of `None` is the quota.
+    /// Validates all values and creates the limit.
+    ///
+    /// `capacity` is the burst or the queue; `None` is the quota. It must be `None` for algorithms that have neither.
     fn build(
         quota: u64,
         window_us: u64,
@@ -352,18 +360,18 @@ impl Limit {
                 in_range(got, QUOTA_MAX).ok_or(LimitError::Capacity { option, got })?
             }
         };
-        let machine = Machine::of(algorithm, quota, window_us, cost_max, count_denied);
+        let machine = Machine::new(algorithm, quota, window_us, cost_max, count_denied);
         Ok(Limit { window_us, machine, quota, cost_max, algorithm, count_denied })
     }
 }
 
 impl Machine {
-    /// Returns the state machine of an algorithm. All values must be in range.
-    fn of(algorithm: Algorithm, quota: u32, window_us: u64, cost_max: u32, count_denied: bool) -> Machine {
+    /// Computes the state machine of an algorithm and its parameters. All values must be in range.
+    fn new(algorithm: Algorithm, quota: u32, window_us: u64, cost_max: u32, count_denied: bool) -> Machine {
         let log = |tick_us| Machine::Log(LogShape { tick: Divisor::new(tick_us) });
         let pair = |weighs_previous| Machine::Pair(PairShape { weighs_previous, cut: WindowCut::new(window_us) });
-        let bucket = |capacity, spaces| {
-            let shape = BucketShape::new(quota, capacity, window_us, spaces);
+        let bucket = |capacity, is_leaky| {
+            let shape = BucketShape::new(quota, capacity, window_us, is_leaky);
             Machine::Bucket(BucketShape { is_plain: shape.is_plain && !count_denied, ..shape })
         };
         match algorithm {
@@ -380,11 +388,13 @@ impl Machine {
 }
 
 impl BucketShape {
-    /// Computes the parameters of a bucket. `capacity` is the burst, or the queue plus 1; `spaces` is `true` for a leaky
-    /// bucket. All values must have been validated.
+    /// Computes the parameters of a bucket.
+    ///
+    /// `capacity` is the burst, or the queue plus 1; `is_leaky` is `true` for a leaky bucket. All values must have been
+    /// validated.
     ///
     /// Ignores `count_denied`: if it is set, the caller must set `is_plain` to `false`.
-    fn new(quota: u32, capacity: u64, window_us: u64, spaces: bool) -> BucketShape {
+    fn new(quota: u32, capacity: u64, window_us: u64, is_leaky: bool) -> BucketShape {
         // capacity ≤ 1e7 + 1 and ⌈window / 2^20⌉ < 2^25: the product is below 2^49.
         let grain_us = capacity * window_us.div_ceil(1 << 20) / GRAIN_DIVISOR + 1;
         let parts_per_unit = Divisor::new(window_us.div_ceil(grain_us));
@@ -392,7 +402,7 @@ impl BucketShape {
         let is_plain = grain_us == 1 && full / u64::from(quota) < Timestamp::MAX.as_micros();
         let quota = Divisor::new(quota.into());
         let grain_us = u32::try_from(grain_us).expect("a grain is at most 39,480 µs");
-        BucketShape { full, parts_per_unit, quota, grain_us, spaces, is_plain }
+        BucketShape { full, parts_per_unit, quota, grain_us, is_leaky, is_plain }
     }
 
     /// Returns the largest level, in units: the burst, or the queue plus the unit in service.
@@ -400,7 +410,7 @@ impl BucketShape {
         self.parts_per_unit.div(self.full)
     }
 
-    /// Returns the resolution of time, in microseconds.
+    /// Returns the grain: the resolution of the bucket's time, in microseconds.
     #[inline(always)]
     pub(crate) const fn grain_us(&self) -> u64 {
         self.grain_us as u64
@@ -408,7 +418,7 @@ impl BucketShape {
 }
 
 impl WindowCut {
-    /// Divides a window, which must not be zero, into at most [`PAIR_PARTS_MAX`] parts.
+    /// Divides a window, which must not be zero, into at most 2^20 parts.
     pub(crate) const fn new(window_us: u64) -> WindowCut {
         let part_us = window_us.div_ceil(PAIR_PARTS_MAX);
         let parts = window_us.div_ceil(part_us);

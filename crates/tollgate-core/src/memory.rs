@@ -6,14 +6,14 @@
 //! ```
 //!
 //! **Counters are decided in place.** The key is hashed, never copied, and an existing counter is decided in its slot:
-//! no allocation, and one or two cache lines to load (the slot, the entries of a long log). Several counters are decided
-//! in place if all of them have room (`memory/multi_limit.rs`). Only a check that may be denied takes its states out of
-//! their slots while it is decided. Only hashes are stored: two subjects share a counter with a probability of about
-//! 2^-95 per pair, and two limits of one subject with 2^-64, under random seeds.
+//! no allocation, and one or two cache lines to load (the slot, the entries of a long log). Several counters are
+//! decided in place if all of them have room (`memory/multi_limit.rs`). Only a check that may be denied takes its
+//! states out of their slots while it is decided. Only hashes are stored: two subjects share a counter with a
+//! probability of about 2^-95 per pair, and two limits of one subject with 2^-64, under random seeds.
 //!
 //! **Fast paths.** Two paths are shorter than the general one, [`MemoryStore::check_in_general`]:
-//! [`MemoryStore::decide_one`] for a check of one limit, and `memory/multi_limit.rs` for two to four limits that all have
-//! room. `memory/fast_path_tests.rs` compares their decisions with those of the general path, and the benchmark
+//! [`MemoryStore::decide_one`] for a check of one limit, and `memory/multi_limit.rs` for two to four limits that all
+//! have room. `memory/fast_path_tests.rs` compares their decisions with those of the general path, and the benchmark
 //! `instructions` counts what they cost.
 //!
 //! **One decision, several limits.** All counters of a subject are behind one lock. If a check has several subjects,
@@ -62,7 +62,9 @@ use crate::limit::{Limit, Machine};
 use crate::store::{Store, StoreError, StoreFuture};
 use crate::time::{Clock, Timestamp};
 
-/// A store in process memory.
+/// A store of counters in process memory, with a cap on its size. Threads may use it at once.
+///
+/// At the cap, keys without a counter share overflow counters; see [`MemoryStoreBuilder::max_bytes`].
 ///
 /// ```
 /// use tollgate_core::{Check, Demand, Key, Limit, MemoryStore};
@@ -80,7 +82,7 @@ use crate::time::{Clock, Timestamp};
 /// ```
 pub struct MemoryStore {
     shards: Box<[Padded]>,
-    naming: CounterHasher,
+    hasher: CounterHasher,
     clock: StoreClock,
     budget: Budget,
     bans: Bans,
@@ -103,19 +105,23 @@ impl MemoryStore {
         MemoryStore::builder().build()
     }
 
-    /// Returns a builder with the default settings.
+    /// Creates a builder with the default settings: the system's clock and a cap of 256 MiB.
     pub fn builder() -> MemoryStoreBuilder {
         MemoryStoreBuilder::new()
     }
 
     /// Decides a check at the current time of the store's clock.
+    ///
+    /// Charges all demands if each of them fits and no subject is banned. Otherwise it denies, and charges only limits
+    /// with `count_denied`, or nothing if a subject is banned.
     pub fn check(&self, check: &Check<'_>) -> Decision {
         self.check_at(self.clock.now(), check)
     }
 
-    /// Decides a check of one limit and returns its status, which shows whether the request is admitted.
+    /// Decides a check of one limit and returns its status. The request is admitted if the status is `allowed`.
     ///
-    /// The status of a banned subject is [`LimitStatus::banned`]; [`MemoryStore::check`] tells a ban from a denial.
+    /// The status of a banned subject is [`LimitStatus::banned`]; to distinguish a ban from a denial, use
+    /// [`MemoryStore::check`].
     ///
     /// ```
     /// use tollgate_core::{Cost, Key, Limit, MemoryStore};
@@ -136,21 +142,22 @@ impl MemoryStore {
         self.decide_one(&mut now, limit, &key, cost)
     }
 
-    /// Decides checks in order, reading the clock once. Returns one decision per check.
+    /// Decides checks one after the other, and returns one decision per check, in the same order. Reads the clock once.
     pub fn check_batch(&self, checks: &[Check<'_>]) -> Vec<Decision> {
         let read = self.clock.now();
         checks.iter().map(|check| self.check_at(read, check)).collect()
     }
 
-    /// Refunds the units that an admitted decision charged, as far as they still count.
+    /// Gives back the units that `decision` charged, as far as they still count.
     ///
-    /// `check` must be the check of the decision. A denied decision refunds nothing. Call it at most once per decision.
+    /// `check` must be the check that was decided. A denied decision refunds nothing. The store does not detect a
+    /// second refund of the same decision; the caller must refund at most once.
     pub fn refund(&self, check: &Check<'_>, decision: &Decision) {
         if !decision.allowed() {
             return;
         }
-        for (demand, line) in check.demands().iter().zip(&decision.limits) {
-            if let Some(receipt) = Receipt::of(decision.at, line) {
+        for (demand, status) in check.demands().iter().zip(&decision.limits) {
+            if let Some(receipt) = Receipt::of(decision.at, status) {
                 self.change(demand, |state, now| state.refund(&demand.limit, now, receipt));
             }
         }
@@ -160,75 +167,85 @@ impl MemoryStore {
     ///
     /// Units that the key charged to an overflow counter stay charged, since other keys share that counter.
     pub fn reset(&self, demand: &Demand<'_>) {
-        let name = self.naming.name(&demand.limit, &demand.key);
+        let name = self.hasher.name(&demand.limit, &demand.key);
         self.shard(name).lock().remove(name, &self.budget);
     }
 
-    /// Returns the status of the counter of `demand` without changing it. The cost is ignored.
+    /// Returns the status of the counter of `demand` without changing it.
+    ///
+    /// The cost is ignored: the status is that of a peek (cost 0), which is always allowed, also if the subject is
+    /// banned.
     pub fn inspect(&self, demand: &Demand<'_>) -> LimitStatus {
         let demand = Demand { cost: Cost::PEEK, ..*demand };
         self.check(&Check::one(&demand)).limits[0]
     }
 
-    /// Bans `subject` for `duration`, or for good if `None`: every check that counts it is refused, and nothing is charged.
+    /// Bans `subject` for `duration`, or for good if `None`.
     ///
-    /// Checks that only peek (all costs 0) are not refused. A new ban replaces an earlier one of the subject.
+    /// Until the ban ends, every check that counts the subject is refused with [`Decision::ban`] set, and nothing is
+    /// charged. Checks that only peek (all costs 0) are not refused. A new ban replaces an earlier one of the subject.
     ///
     /// # Errors
-    /// Returns an error if 65,536 other subjects are banned.
+    /// Returns an error of the kind `Unavailable` if 65,536 other subjects are banned.
     pub fn ban(&self, subject: &[u8], duration: Option<Duration>) -> Result<(), StoreError> {
         let now = self.clock.now();
         let end = duration.and_then(|duration| u64::try_from(duration.as_micros()).ok());
         let end = end.and_then(|us| now.as_micros().checked_add(us)).filter(|&us| us < Timestamp::MAX.as_micros());
-        self.bans.add(self.naming.ban(subject), end.map(Timestamp::from_micros), now)
+        self.bans.add(self.hasher.ban(subject), end.map(Timestamp::from_micros), now)
     }
 
     /// Lifts the ban of `subject`. Returns whether it was banned.
     pub fn unban(&self, subject: &[u8]) -> bool {
-        self.bans.remove(self.naming.ban(subject), self.clock.now())
+        self.bans.remove(self.hasher.ban(subject), self.clock.now())
     }
 
     /// Returns the time until the ban of `subject` ends, [`Wait::NEVER`] for good, or `None` if it is not banned.
     pub fn ban_of(&self, subject: &[u8]) -> Option<Wait> {
-        self.bans.longest(std::iter::once(self.naming.ban(subject)), self.clock.now())
+        self.bans.longest(std::iter::once(self.hasher.ban(subject)), self.clock.now())
     }
 
-    /// Returns the longest ban of the check's subjects, or `None` if none of them is banned or the check only peeks.
+    /// Returns the time until the longest ban of the check's subjects ends, or `None` if no ban refuses the check.
+    ///
+    /// A check whose costs are all 0 is never refused.
     #[cold]
     fn ban_of_check(&self, now: Timestamp, check: &Check<'_>) -> Option<Wait> {
         if !check.charges() {
             return None;
         }
-        let subjects = check.demands().iter().map(|demand| self.naming.ban(demand.key.subject()));
+        let subjects = check.demands().iter().map(|demand| self.hasher.ban(demand.key.subject()));
         self.bans.longest(subjects, now)
     }
 
-    /// Returns the number of counters, including expired ones that were not reclaimed yet.
+    /// Returns the number of counters, including overflow counters and expired ones that were not reclaimed yet.
     pub fn len(&self) -> usize {
         self.shards.iter().map(|shard| shard.0.lock().len()).sum()
     }
 
-    /// Returns whether the store holds no counter.
+    /// Returns whether the store holds no counter, not even an expired one.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Returns the number of overflow counters, which new keys share because there is no room for counters of their own.
+    /// Returns the number of overflow counters, including expired ones that were not reclaimed yet.
+    ///
+    /// New keys share them while there is no room for counters of their own.
     pub fn overflow_len(&self) -> usize {
         self.shards.iter().map(|shard| shard.0.lock().overflow_len()).sum()
     }
 
-    /// Returns the cap on [`MemoryStore::bytes_used`], as set by [`MemoryStoreBuilder::max_bytes`].
+    /// Returns the cap on the memory of counters, in bytes, as set by [`MemoryStoreBuilder::max_bytes`].
     pub fn max_bytes(&self) -> usize {
         self.budget.cap()
     }
 
-    /// Returns the bytes on the heap that hold counters.
+    /// Returns the bytes on the heap that hold counters, with the fixed size of the shards, which is not under the cap.
+    ///
+    /// Bans are not included.
     pub fn bytes_used(&self) -> usize {
         self.budget.used() + self.shards.len() * size_of::<Padded>()
     }
 
-    /// Decides a check. `read` is the time that the caller read from the clock.
+    /// Decides a check, unless a ban refuses it. `read` is the time that the caller read from the clock.
     #[inline]
     fn check_at(&self, read: Timestamp, check: &Check<'_>) -> Decision {
         if !self.bans.is_empty()
@@ -247,50 +264,52 @@ impl MemoryStore {
         decision
     }
 
-    /// Decides a check of one counter, in its slot if it exists.
+    /// Decides a check of one counter, in its slot if it has one. Bans are not considered.
     ///
-    /// `at` is the time that was read from the clock, and becomes the time of the decision. What need not happen under
-    /// the lock happens after it is released.
+    /// `at` must be the time that was read from the clock, and is set to the time of the decision. The lock is released
+    /// before the waits of a bucket are computed.
     #[inline(always)]
     fn decide_one(&self, at: &mut Timestamp, limit: &Limit, key: &Key<'_>, cost: Cost) -> LimitStatus {
-        let name = self.naming.name(limit, key);
+        let name = self.hasher.name(limit, key);
         let mut shard = self.shard(name).lock();
-        let now = shard.arrive(*at, &self.clock);
+        let now = shard.decision_time(*at, &self.clock);
         shard.set_time(now);
         *at = now;
         let Some((slot, rings)) = shard.slot_of(name) else {
-            return self.decide_newcomer(shard, name, now, (limit, key, cost));
+            return self.decide_new_counter(shard, name, now, (limit, key, cost));
         };
         let units = cost.units();
-        let line = match limit.machine() {
+        let status = match limit.machine() {
             Machine::Bucket(shape) => match slot.decide_bucket_in_place(limit, shape, now, units) {
                 Some(answer) => {
                     shard.finish_in_slot(&self.budget);
                     drop(shard);
-                    return answer.line_if_plain();
+                    return answer.status_if_plain();
                 }
                 None => slot.decide_bucket(limit, shape, now, units),
             },
             Machine::Pair(shape) => slot.decide_pair(limit, shape, now, units),
             Machine::Log(shape) => match slot.decide_log_in_place(limit, shape, now, units, rings) {
                 None => {
-                    let line = slot.decide_log(limit, shape, now, units, (rings, &self.budget));
+                    let status = slot.decide_log(limit, shape, now, units, (rings, &self.budget));
                     shard.report(&self.budget);
-                    line
+                    status
                 }
                 in_place => in_place,
             },
         };
-        let Some(line) = line else {
-            return self.decide_newcomer(shard, name, now, (limit, key, cost));
+        let Some(status) = status else {
+            return self.decide_new_counter(shard, name, now, (limit, key, cost));
         };
         shard.finish_in_slot(&self.budget);
-        line
+        status
     }
 
-    /// Decides a check of one counter that does not exist yet.
+    /// Decides a check of one counter that has no slot of its own.
+    ///
+    /// Also used if its slot holds another kind of state after a hash collision.
     #[cold]
-    fn decide_newcomer(
+    fn decide_new_counter(
         &self,
         mut shard: MutexGuard<'_, Shard>,
         name: CounterHash,
@@ -300,25 +319,31 @@ impl MemoryStore {
         let demand = Demand { limit: *limit, key: *key, cost };
         let taken = self.take(&mut shard, name, &demand, true, &[]);
         let allowed = taken.fits(now, &demand);
-        let line = taken.apply(&mut shard, now, &demand, allowed);
+        let status = taken.apply(&mut shard, now, &demand, allowed);
         shard.finish(&self.budget);
-        line
+        status
     }
 
-    /// Decides a check of several counters: in place if possible, else in general.
+    /// Decides a check of several counters: in place if possible, else on the general path.
+    ///
+    /// Appends one status per demand to `limits`, and returns the time of the decision. `read` is the time that the
+    /// caller read from the clock.
     #[inline(never)]
-    fn check_several(&self, read: Timestamp, demands: &[Demand<'_>], lines: &mut LimitStatuses) -> Timestamp {
-        match self.admit_in_place(read, demands, lines) {
+    fn check_several(&self, read: Timestamp, demands: &[Demand<'_>], limits: &mut LimitStatuses) -> Timestamp {
+        match self.admit_in_place(read, demands, limits) {
             Some(at) => at,
-            None => self.check_in_general(read, demands, lines),
+            None => self.check_in_general(read, demands, limits),
         }
     }
 
-    /// Decides a check of any number of counters: takes their states out, decides, and puts them back.
+    /// Decides a check of any number of counters: takes their states out of their slots, decides, and puts them back.
+    ///
+    /// Appends one status per demand to `limits`, and returns the time of the decision. `read` is the time that the
+    /// caller read from the clock.
     #[inline(never)]
-    fn check_in_general(&self, read: Timestamp, demands: &[Demand<'_>], lines: &mut LimitStatuses) -> Timestamp {
+    fn check_in_general(&self, read: Timestamp, demands: &[Demand<'_>], limits: &mut LimitStatuses) -> Timestamp {
         let names: SmallVec<[CounterHash; 4]> =
-            demands.iter().map(|demand| self.naming.name(&demand.limit, &demand.key)).collect();
+            demands.iter().map(|demand| self.hasher.name(&demand.limit, &demand.key)).collect();
         let mut locked: SmallVec<[usize; 4]> = names.iter().map(|name| self.shard_index(*name)).collect();
         locked.sort_unstable();
         locked.dedup();
@@ -328,7 +353,7 @@ impl MemoryStore {
             locked.binary_search(&self.shard_index(name)).expect("the shard of every demand was locked")
         };
 
-        let now = shards.iter().map(|shard| shard.arrive(read, &self.clock)).max().unwrap_or(read);
+        let now = shards.iter().map(|shard| shard.decision_time(read, &self.clock)).max().unwrap_or(read);
         shards.iter_mut().for_each(|shard| shard.set_time(now));
 
         let mut taken = self.take_all(&mut shards, shard_of, &names, demands);
@@ -341,14 +366,14 @@ impl MemoryStore {
             statuses[index] = Some(taken.apply(shard, now, &demands[index], allowed));
         }
         shards.iter_mut().for_each(|shard| shard.finish(&self.budget));
-        lines.extend(statuses.into_iter().flatten());
+        limits.extend(statuses.into_iter().flatten());
         now
     }
 
-    /// Takes the counters of all demands out of their shards, new ones first.
+    /// Takes the states of all demands' counters out of their shards. Returns each with the index of its demand.
     ///
-    /// Making room for a new counter may move the slots of the others, or drop one that has expired. That one is then
-    /// new, too.
+    /// New counters come first: making room for one may move the slots of the others, or drop one that has expired,
+    /// which is then new, too. `shard_of` returns the index in `shards` of a counter's shard.
     fn take_all(
         &self,
         shards: &mut [MutexGuard<'_, Shard>],
@@ -358,9 +383,9 @@ impl MemoryStore {
     ) -> SmallVec<[(usize, CheckedOut); 4]> {
         let mut all: SmallVec<[(usize, CheckedOut); 4]> = SmallVec::new();
         let mut known: SmallVec<[usize; 4]> = (0..demands.len()).collect();
-        let mut newcomers_before = None;
-        while newcomers_before != Some(all.len()) {
-            newcomers_before = Some(all.len());
+        let mut count_before = None;
+        while count_before != Some(all.len()) {
+            count_before = Some(all.len());
             known.retain(|&mut index| {
                 let shard = &mut shards[shard_of(names[index])];
                 let is_known = shard.find(names[index]).is_some();
@@ -377,11 +402,14 @@ impl MemoryStore {
         all
     }
 
-    /// Applies `change` to the state of a counter.
+    /// Calls `change` with the state of the demand's counter and the current time, and stores the changed state.
+    ///
+    /// A counter that has no slot is its overflow counter, or else a new one, which is stored only if it then holds
+    /// units.
     fn change(&self, demand: &Demand<'_>, change: impl FnOnce(&mut State, Timestamp)) {
-        let name = self.naming.name(&demand.limit, &demand.key);
+        let name = self.hasher.name(&demand.limit, &demand.key);
         let mut shard = self.shard(name).lock();
-        let now = shard.arrive(self.clock.now(), &self.clock);
+        let now = shard.decision_time(self.clock.now(), &self.clock);
         shard.set_time(now);
         let mut taken = self.take(&mut shard, name, demand, false, &[]);
         change(&mut taken.state, now);
@@ -389,21 +417,22 @@ impl MemoryStore {
         shard.finish(&self.budget);
     }
 
-    /// Takes the demand's counter out of its shard.
+    /// Takes the state of the demand's counter out of its slot, or out of an overflow counter, or creates it.
     ///
-    /// Two demands of one check never share an overflow counter: the later one uses another.
+    /// `may_promote` tells whether a key that uses an overflow counter may get a counter of its own. `others` are the
+    /// counters that the check has already taken: it uses no overflow counter twice.
     #[inline]
     fn take(
         &self,
         shard: &mut Shard,
         name: CounterHash,
         demand: &Demand<'_>,
-        may_part: bool,
+        may_promote: bool,
         others: &[(usize, CheckedOut)],
     ) -> CheckedOut {
         let (place, state, name) = match shard.take_known(name) {
             Some((place, state)) => (place, state, name),
-            None => shard.take_unknown(&demand.limit, &self.budget, name, may_part, |scope| {
+            None => shard.take_unknown(&demand.limit, &self.budget, name, may_promote, |scope| {
                 let candidates = (0..=others.len()).map(|step| self.overflow_name(name, demand, scope, step));
                 let mut free = candidates.filter(|name| others.iter().all(|(_, other)| other.name != *name));
                 free.next().expect("one more candidate than there are others")
@@ -420,8 +449,8 @@ impl MemoryStore {
 
     fn overflow_name(&self, name: CounterHash, demand: &Demand<'_>, scope: OverflowScope, step: usize) -> CounterHash {
         let cells = CELLS_MAX.min(self.budget.overflow_counters_max() / 4).max(1);
-        let cell = || self.naming.cell(name, self.shard_index(name), demand.key.subject(), cells);
-        self.naming.overflow_name(name, demand, scope, cell, step)
+        let cell = || self.hasher.cell(name, self.shard_index(name), demand.key.subject(), cells);
+        self.hasher.overflow_name(name, demand, scope, cell, step)
     }
 
     #[inline]
@@ -435,7 +464,7 @@ impl MemoryStore {
     }
 }
 
-/// A counter whose state is out of its slot.
+/// A counter whose state was taken out of its slot, or that has none yet.
 struct CheckedOut {
     place: SlotLocation,
     state: State,
@@ -444,19 +473,19 @@ struct CheckedOut {
 }
 
 impl CheckedOut {
-    /// Returns whether the demand's cost fits.
+    /// Returns whether the demand's cost fits at `now`. Cost 0 always fits.
     #[inline]
     fn fits(&self, now: Timestamp, demand: &Demand<'_>) -> bool {
         let cost = demand.cost.units();
         cost == 0 || self.state.fits(&demand.limit, now, cost)
     }
 
-    /// Applies the verdict on the whole check, puts the state back, and returns the status of the limit.
+    /// Charges the state if the whole check is `allowed`, puts it back, and returns the status of the limit.
     #[inline]
     fn apply(mut self, shard: &mut Shard, now: Timestamp, demand: &Demand<'_>, allowed: bool) -> LimitStatus {
-        let line = algorithm::apply(allowed, now, demand, &mut self.state, self.may_grow);
+        let status = algorithm::apply(allowed, now, demand, &mut self.state, self.may_grow);
         self.put(shard, demand, allowed);
-        line
+        status
     }
 
     fn put(self, shard: &mut Shard, demand: &Demand<'_>, allowed: bool) {
@@ -505,8 +534,8 @@ impl Store for MemoryStore {
 impl MemoryStore {
     /// Charges `key` one unit of `limit`, if the limit has one left, and returns the decision.
     ///
-    /// Two keys with the same bytes and limits with the same algorithm and window share a counter. For other costs, or
-    /// several limits at once, use [`MemoryStore::check`].
+    /// The counter is that of the key's bytes, the limit's algorithm and its window; another quota uses the same
+    /// counter. For other costs, or several limits at once, use [`MemoryStore::check`].
     ///
     /// ```
     /// use tollgate_core::{Limit, MemoryStore};

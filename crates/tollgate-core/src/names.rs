@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_name_is_an_error_of_bounded_length_that_lists_the_accepted_names() {
+    fn unknown_name_is_an_error_of_bounded_length_that_lists_the_accepted_names() {
         for text in ["", "Store", "store ", &"x".repeat(10_000)] {
             let message = text.parse::<Source>().unwrap_err().to_string();
             assert!(message.starts_with("unknown source \"") && message.len() < 200, "{message}");

@@ -22,11 +22,16 @@ use crate::decision::{Decision, LimitStatus, Wait};
 /// The future that a store returns. It is boxed, so that a store can be chosen at run time.
 pub type StoreFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send + 'a>>;
 
-/// A store of counters.
+/// A store of counters, in process memory or on a server, that decides checks by its own clock.
+///
+/// A denial is a decision, so it is `Ok`. After an error, the checks may or may not have been charged, unless
+/// [`StoreError::is_unexecuted`] is true. Only then may the caller retry. Dropping a future discards its result, but
+/// the checks may still be charged.
 pub trait Store: Send + Sync {
-    /// Decides the checks and returns one decision per check, in the same order.
+    /// Decides the checks one after the other, and returns one decision per check, in the same order.
     ///
-    /// An error applies to the whole batch; some of its checks may have been charged.
+    /// Each check is charged as a whole or not at all; see [`Store::atomicity`]. An error applies to the whole batch,
+    /// although some of its checks may have been charged.
     fn decide<'a>(&'a self, checks: &'a [Check<'a>]) -> StoreFuture<'a, Vec<Decision>>;
 
     /// Decides the checks and returns one result per check, in the same order.
@@ -46,21 +51,24 @@ pub trait Store: Send + Sync {
     /// Deletes the counter of `demand`, as if its key had never been used. The cost is ignored.
     fn reset<'a>(&'a self, demand: &'a Demand<'a>) -> StoreFuture<'a, ()>;
 
-    /// Returns the current status of the counter of `demand` without changing it. The cost is ignored.
+    /// Returns the current status of the counter of `demand` without changing it.
+    ///
+    /// The cost is ignored: the status is that of a peek (cost 0), which is always allowed, also if the subject is
+    /// banned.
     fn inspect<'a>(&'a self, demand: &'a Demand<'a>) -> StoreFuture<'a, LimitStatus>;
 
-    /// Returns the unit that the store decides atomically. Defaults to [`Atomicity::Check`].
+    /// Returns what the store decides atomically: a whole check, or only the demands of one subject.
     ///
-    /// The value must not change during the life of the store.
+    /// The value must not change during the life of the store. The default implementation returns [`Atomicity::Check`].
     fn atomicity(&self) -> Atomicity {
         Atomicity::Check
     }
 
     /// Bans `subject` for `duration`, or for good if `None`. A new ban replaces an earlier one of the subject.
     ///
-    /// Until the ban ends, every check that counts the subject is refused with [`Decision::ban`] set, on every node that
-    /// shares the store, and nothing is charged. A check whose costs are all 0 is not refused. The default
-    /// implementation returns an error of the kind [`StoreErrorKind::Forbidden`]: the store has no bans.
+    /// Until the ban ends, every check that counts the subject is refused with [`Decision::ban`] set, on every node
+    /// that shares the store and reads bans, and nothing is charged. A check whose costs are all 0 is not refused. The
+    /// default implementation returns an error of the kind [`StoreErrorKind::Forbidden`]: the store has no bans.
     fn ban<'a>(&'a self, subject: &'a [u8], duration: Option<Duration>) -> StoreFuture<'a, ()> {
         let _ = (subject, duration);
         Box::pin(std::future::ready(Err(StoreError::without_bans())))
@@ -82,11 +90,11 @@ pub trait Store: Send + Sync {
         Box::pin(std::future::ready(Err(StoreError::without_bans())))
     }
 
-    /// Completes when all answers that have already arrived have been delivered to their callers. Does not wait for answers
-    /// that have not arrived.
+    /// Completes when all answers that have already arrived have been delivered to their callers.
     ///
-    /// A caller awaits this after its deadline and then polls its call once more: on a busy machine an answer may have arrived
-    /// while the task that delivers it has not run. Use a timeout, because that task may still not run.
+    /// Does not wait for answers that have not arrived. A caller awaits this after its deadline and then polls its call
+    /// once more: on a busy machine an answer may have arrived while the task that delivers it has not run. Use a
+    /// timeout, because that task may still not run.
     ///
     /// The default implementation does nothing. That is correct for a store without a task of its own.
     fn catch_up(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
@@ -94,7 +102,7 @@ pub trait Store: Send + Sync {
     }
 }
 
-/// The unit that a [`Store`] decides atomically.
+/// What a [`Store`] decides atomically: a whole check, or only the demands of one subject.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum Atomicity {
@@ -112,7 +120,9 @@ pub enum Atomicity {
     Subject,
 }
 
-/// The error of a store that did not answer, or whose answer is unusable.
+/// The error of a store that could not execute a request, did not answer, or sent an unusable answer.
+///
+/// Its [kind](StoreError::kind) tells whether the request may have been executed.
 #[derive(Debug, thiserror::Error)]
 #[error("{message}")]
 pub struct StoreError {
@@ -166,6 +176,8 @@ crate::__names! {
 
 impl StoreErrorKind {
     /// Returns whether certainly nothing was executed, so that a retry cannot charge twice.
+    ///
+    /// `true` for `Unreachable`, `Unavailable`, `Forbidden` and `Foreign`.
     pub const fn is_unexecuted(self) -> bool {
         match self {
             StoreErrorKind::Unreachable
@@ -211,7 +223,7 @@ impl StoreError {
         StoreError { source: Some(source.into()), ..self }
     }
 
-    /// Returns the kind of the failure.
+    /// Returns the kind of the failure, which tells whether the request may have been executed.
     pub const fn kind(&self) -> StoreErrorKind {
         self.kind
     }
@@ -236,6 +248,8 @@ impl StoreError {
     }
 
     /// Returns whether the failure may go away without intervention.
+    ///
+    /// `true` for the kinds `Unreachable`, `TimedOut`, `Interrupted` and `Unavailable`.
     pub const fn is_transient(&self) -> bool {
         use StoreErrorKind as Kind;
         match self.kind {

@@ -55,7 +55,7 @@ pub trait Clock: Send + Sync {
     /// Returns the current time.
     fn now(&self) -> Timestamp;
 
-    /// Reads the clock again after another thread has already decided at `floor`.
+    /// Returns the current time, read again after another thread has already decided at the later time `floor`.
     ///
     /// Two threads may read the clock in one order and reach a counter in the other. The thread with the earlier
     /// time then calls this method. A clock that never runs backwards should return `floor` if it reads less, because

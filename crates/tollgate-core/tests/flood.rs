@@ -1,7 +1,7 @@
-//! A million invented keys against a small cap: memory stays under it by the allocator's own count, nobody who is at a
-//! limit is forgotten, and newcomers are not all locked out.
+//! A million invented keys against a small cap. By the allocator's own count, memory stays under the cap. A counter at
+//! its limit is kept, and new keys are still admitted.
 //!
-//! One test alone in its process, since it counts every byte of it.
+//! The only test in its process, because it counts all bytes that the process allocates.
 
 use std::fmt::Write;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ static ALLOCATOR: PeakAlloc = PeakAlloc;
 
 const KEYS: usize = 1_000_000;
 const CAP_BYTES: usize = 4 << 20;
-/// The shards themselves, and what the test allocates meanwhile.
+/// The fixed size of the shards, and what the test itself allocates.
 const BESIDE_THE_CAP_BYTES: usize = 128 << 10;
 
 fn admits(store: &MemoryStore, limit: Limit, subject: &str, cost: u32) -> bool {
@@ -24,7 +24,7 @@ fn admits(store: &MemoryStore, limit: Limit, subject: &str, cost: u32) -> bool {
 }
 
 #[test]
-fn a_flood_of_keys_stays_under_the_cap_and_forgets_nobody_at_a_limit() {
+fn flood_of_keys_stays_under_the_cap_and_keeps_a_counter_at_its_limit() {
     for text in ["10/min", "10/min sliding-log", "10/min token-bucket", "10/min sliding-counter", "10/min fixed-window"]
     {
         let flooded: Limit = text.parse().unwrap();
@@ -40,7 +40,7 @@ fn a_flood_of_keys_stays_under_the_cap_and_forgets_nobody_at_a_limit() {
         for number in 0..KEYS {
             subject.clear();
             write!(subject, "attacker {number}").unwrap();
-            // Three keys of a flood come back, so that logs outgrow their slots too.
+            // Three of four keys send several requests, so that logs outgrow their slots too.
             let times = if number % 4 == 0 { 1 } else { 3 };
             for _ in 0..times {
                 clock.advance(Duration::from_micros(80));
@@ -50,10 +50,11 @@ fn a_flood_of_keys_stays_under_the_cap_and_forgets_nobody_at_a_limit() {
         }
         let peak = ALLOCATOR.peak_usage() - before;
         assert!(peak <= CAP_BYTES + BESIDE_THE_CAP_BYTES, "{text}: {peak} bytes at the peak");
-        // Minutes of a day bring back two or three units of a bucket, not a hundred.
-        assert!(!admits(&store, at_limit, "at its limit", 100), "{text}: forgotten");
+        // In these minutes of a day, two or three units of a bucket come back, not a hundred.
+        assert!(!admits(&store, at_limit, "at its limit", 100), "{text}: the counter at its limit was dropped");
         assert!(store.overflow_len() > 0, "{text}: the flood was meant to reach the cap");
-        // Whenever counters expire, newcomers take their places; the shared counters alone would admit a tenth of this.
+        // New keys get counters of their own whenever others expire. The overflow counters alone would admit a tenth of
+        // this.
         assert!(admitted_late > KEYS / 10, "{text}: only {admitted_late} admitted in the second half");
     }
 }

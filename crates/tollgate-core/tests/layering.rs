@@ -6,14 +6,16 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Each module with the modules that it may import. A module may always import itself.
-const LAYERS: [(&str, &[&str]); 8] = [
+/// `__names` is the macro of the module `names`.
+const LAYERS: [(&str, &[&str]); 9] = [
+    ("names", &["NameError"]),
     ("time", &[]),
-    ("limit", &["time"]),
+    ("limit", &["__names", "time"]),
     ("key", &["limit"]),
     ("check", &["key", "limit"]),
-    ("decision", &["check", "time"]),
+    ("decision", &["__names", "check", "time"]),
     ("algorithm", &["check", "decision", "limit", "time"]),
-    ("store", &["check", "decision"]),
+    ("store", &["__names", "check", "decision"]),
     ("memory", &["algorithm", "check", "decision", "key", "limit", "store", "time"]),
 ];
 

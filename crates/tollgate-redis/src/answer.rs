@@ -9,15 +9,16 @@ use crate::request::{QuotaAndCost, Step};
 /// The decisions of one step of a call, or the fault of this step alone.
 pub(crate) type StepDecisions = Result<Vec<Decision>, Fault>;
 
-/// Converts the reply to a call of checks. Returns one answer per step, in order.
+/// Converts the reply to a call of checks. Returns one result per step, in order.
 ///
-/// `steps` are the steps of the call, each with its repeat count. An answer has one to `repeat` decisions; if it has
-/// fewer than `repeat`, the last decision applies to all further repetitions. A ban gives a single decision.
+/// `steps` are the steps of the call, each with its repeat count. The result of a step has one to `repeat` decisions;
+/// if it has fewer than `repeat`, the last decision applies to all further repetitions. A ban gives a single decision.
+/// An inner error concerns its own step alone.
 ///
 /// # Errors
 /// Returns a fault if the whole call failed or the reply is malformed.
-pub(crate) fn of_checks(reply: Reply, steps: &[(&Step, usize)]) -> Result<Vec<StepDecisions>, Fault> {
-    let (at, mut numbers) = open(reply)?;
+pub(crate) fn parse_checks(reply: Reply, steps: &[(&Step, usize)]) -> Result<Vec<StepDecisions>, Fault> {
+    let (at, mut numbers) = split_time(reply)?;
     let mut answers = Vec::with_capacity(steps.len());
     for (step, repeat) in steps {
         let answer = match numbers.next() {
@@ -34,12 +35,14 @@ pub(crate) fn of_checks(reply: Reply, steps: &[(&Step, usize)]) -> Result<Vec<St
     if numbers.next().is_some() { Err(malformed_reply()) } else { Ok(answers) }
 }
 
-/// Converts the reply to a call of refunds. Returns one result per step, in order.
+/// Converts the reply to a call of refunds.
+///
+/// Returns one result per step, in order. An inner error concerns its own step alone.
 ///
 /// # Errors
 /// Returns a fault if the whole call failed or the reply is malformed.
-pub(crate) fn of_refunds(reply: Reply, steps: &[(&Step, usize)]) -> Result<Vec<Result<(), Fault>>, Fault> {
-    let (_, mut numbers) = open(reply)?;
+pub(crate) fn parse_refunds(reply: Reply, steps: &[(&Step, usize)]) -> Result<Vec<Result<(), Fault>>, Fault> {
+    let (_, mut numbers) = split_time(reply)?;
     let mut answers = Vec::with_capacity(steps.len());
     for _ in steps {
         answers.push(match numbers.next() {
@@ -53,10 +56,11 @@ pub(crate) fn of_refunds(reply: Reply, steps: &[(&Step, usize)]) -> Result<Vec<R
 
 type Numbers = std::vec::IntoIter<Reply>;
 
-/// Splits a reply into the time of the call and the remaining elements.
+/// Splits a reply into its first element, the time of the call, and the remaining elements.
 ///
-/// An error reply becomes a fault.
-fn open(reply: Reply) -> Result<(Timestamp, Numbers), Fault> {
+/// # Errors
+/// Returns the fault of an error reply, or of a reply that is not a list that starts with a time.
+fn split_time(reply: Reply) -> Result<(Timestamp, Numbers), Fault> {
     match reply {
         Reply::Error(message) => Err(Fault::of_reply(&message)),
         Reply::List(list) => {
@@ -70,9 +74,12 @@ fn open(reply: Reply) -> Result<(Timestamp, Numbers), Fault> {
     }
 }
 
-/// Reads the five numbers of each limit and builds a decision.
+/// Reads five numbers for each element of `asked`, the limits of a step, and builds a decision at the time `at`.
+///
+/// # Errors
+/// Returns a fault if a number is missing or out of range.
 fn decision(at: Timestamp, asked: &[QuotaAndCost], numbers: &mut Numbers) -> Result<Decision, Fault> {
-    let mut lines = LimitStatuses::with_capacity(asked.len());
+    let mut limits = LimitStatuses::with_capacity(asked.len());
     for asked in asked {
         let allowed = match numbers.next() {
             Some(Reply::Integer(0)) => false,
@@ -85,18 +92,18 @@ fn decision(at: Timestamp, asked: &[QuotaAndCost], numbers: &mut Numbers) -> Res
         };
         let (retry_after, next_after, reset_after) = (wait(numbers)?, wait(numbers)?, wait(numbers)?);
         let QuotaAndCost { quota, cost } = *asked;
-        lines.push(LimitStatus { allowed, cost, quota, remaining, retry_after, next_after, reset_after });
+        limits.push(LimitStatus { allowed, cost, quota, remaining, retry_after, next_after, reset_after });
     }
-    Ok(Decision { at, source: Source::Store, ban: None, limits: lines })
+    Ok(Decision { at, source: Source::Store, ban: None, limits })
 }
 
-/// Builds the refusal by a ban.
+/// Builds the decision of a step that was refused by a ban which ends after `ban`.
 fn banned(at: Timestamp, asked: &[QuotaAndCost], ban: Wait) -> Decision {
     let status = |&QuotaAndCost { quota, cost }: &QuotaAndCost| LimitStatus::banned(quota, Cost::new(cost), ban);
     Decision { at, source: Source::Store, ban: Some(ban), limits: asked.iter().map(status).collect() }
 }
 
-/// Reads a wait in microseconds; -1 is `NEVER`.
+/// Reads a wait in microseconds; -1 is `NEVER`. A missing number, or another negative one, is a fault.
 fn wait(numbers: &mut Numbers) -> Result<Wait, Fault> {
     match numbers.next() {
         Some(Reply::Integer(-1)) => Ok(Wait::NEVER),
@@ -107,7 +114,8 @@ fn wait(numbers: &mut Numbers) -> Result<Wait, Fault> {
 
 /// Reads the remaining time of a ban in microseconds.
 ///
-/// Any negative number is `NEVER`: -1 is a ban without an end, and other values are an overflow of a very long one.
+/// Any negative number is `NEVER`: -1 is a ban without an end, and other values are an overflow of a very long one. A
+/// missing number is a fault.
 fn ban_wait(numbers: &mut Numbers) -> Result<Wait, Fault> {
     match numbers.next() {
         Some(Reply::Integer(us)) => Ok(u64::try_from(us).map_or(Wait::NEVER, Wait::from_micros)),
@@ -115,7 +123,7 @@ fn ban_wait(numbers: &mut Numbers) -> Result<Wait, Fault> {
     }
 }
 
-/// Creates the fault of a reply that does not follow the script's contract.
+/// Creates the fault, of the kind `Protocol`, of a reply that does not have the form that the script documents.
 fn malformed_reply() -> Fault {
     Fault::new(Kind::Protocol, "the script's reply is malformed")
 }
@@ -138,16 +146,16 @@ mod tests {
     #[test]
     fn ban_denies_every_limit_until_it_ends() {
         let step = step();
-        let answers = of_checks(list(&[9, 0, 5_000, 0, -1]), &[(&step, 1), (&step, 4)]).unwrap();
+        let answers = parse_checks(list(&[9, 0, 5_000, 0, -1]), &[(&step, 1), (&step, 4)]).unwrap();
         let decisions: Vec<&Decision> = answers.iter().map(|answer| &answer.as_ref().unwrap()[0]).collect();
         assert!(decisions.iter().all(|decision| !decision.allowed() && decision.limits[0].remaining == 0));
         assert_eq!(decisions[0].retry_after(), Wait::from_micros(5_000));
         assert_eq!(decisions[1].retry_after(), Wait::NEVER);
         assert_eq!(decisions[0].ban, Some(Wait::from_micros(5_000)));
         assert_eq!(decisions[1].ban, Some(Wait::NEVER));
-        let answers = of_checks(list(&[9, 0, i64::MIN]), &[(&step, 1)]).unwrap();
+        let answers = parse_checks(list(&[9, 0, i64::MIN]), &[(&step, 1)]).unwrap();
         assert_eq!(answers[0].as_ref().unwrap()[0].ban, Some(Wait::NEVER));
-        let answers = of_checks(list(&[9, 1, 0, 0, 7, 7, 7]), &[(&step, 1)]).unwrap();
+        let answers = parse_checks(list(&[9, 1, 0, 0, 7, 7, 7]), &[(&step, 1)]).unwrap();
         assert_eq!(answers[0].as_ref().unwrap()[0].ban, None, "a limit denied it");
     }
 
@@ -156,7 +164,7 @@ mod tests {
         let step = step();
         let mut reply = vec![Reply::Integer(9), Reply::Error("TOLLGATE_FOREIGN x".into()), Reply::Integer(1)];
         reply.extend([1, 1, 0, 7, 7].map(Reply::Integer));
-        let answers = of_checks(Reply::List(reply), &[(&step, 1), (&step, 1)]).unwrap();
+        let answers = parse_checks(Reply::List(reply), &[(&step, 1), (&step, 1)]).unwrap();
         assert_eq!(answers[0].as_ref().unwrap_err().kind, Kind::Foreign);
         assert!(answers[1].as_ref().unwrap()[0].allowed());
     }
@@ -174,8 +182,8 @@ mod tests {
             &[9, 1, 1, 1, 0, 7, 7, 8],
         ];
         for reply in replies {
-            assert_eq!(of_checks(list(reply), &[(&step, 1)]).unwrap_err().kind, Kind::Protocol, "{reply:?}");
+            assert_eq!(parse_checks(list(reply), &[(&step, 1)]).unwrap_err().kind, Kind::Protocol, "{reply:?}");
         }
-        assert_eq!(of_checks(Reply::Nil, &[(&step, 1)]).unwrap_err().kind, Kind::Protocol);
+        assert_eq!(parse_checks(Reply::Nil, &[(&step, 1)]).unwrap_err().kind, Kind::Protocol);
     }
 }

@@ -5,9 +5,9 @@
 //! dropped too, so that a late reply is never read. Nothing else is needed to keep a late reply from being taken for
 //! the reply to another request.
 //!
-//! **Both ways at once.** Requests are put into an outbox. What the stream does not take at once is sent whenever replies are awaited. So a
-//! request never waits for a reply, and a server that does not read its requests does not keep us from reading its replies. The
-//! caller that queues requests bounds their number.
+//! **Both ways at once.** Requests are put into an outbox. What the stream does not take at once is sent whenever
+//! replies are awaited. So a request never waits for a reply, and a server that does not read its requests does not
+//! keep the client from reading its replies. The caller that queues requests bounds their number.
 
 use std::future::{Future, poll_fn};
 use std::io;
@@ -32,23 +32,23 @@ use crate::url::Endpoint;
 /// The maximum size of the receive buffer. The largest expected reply is that to a full batch, about 100 kB.
 const INBOX_BYTES_MAX: usize = 8 << 20;
 
-/// A byte stream to the server: TCP or TLS.
+/// A byte stream to the server: TCP, TLS, or what a [`Connector`] opened.
 pub(crate) trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
 impl<S: AsyncRead + AsyncWrite + Unpin + Send> Stream for S {}
 
-/// Opens a stream to the server. Replaces TCP and TLS if the builder was given one.
+/// A function that opens a stream to the server, in place of TCP and TLS. See `RedisStoreBuilder::connector`.
 pub(crate) type Connector = Arc<dyn Fn() -> ConnectFuture + Send + Sync>;
 pub(crate) type ConnectFuture = Pin<Box<dyn Future<Output = io::Result<Box<dyn Stream>>> + Send>>;
 
-/// An open connection, authenticated and with the script loaded.
+/// An open connection to the server: authenticated, with the database selected and the script loaded.
 pub(crate) struct Connection {
     stream: Box<dyn Stream>,
     /// The received bytes that were not parsed yet.
     inbox: Vec<u8>,
-    /// Requests, of which the first `sent` bytes are on their way.
+    /// Requests, of which the first `sent` bytes were written to the stream.
     outbox: Vec<u8>,
     sent: usize,
-    /// Whether the stream holds back nothing of what was written to it.
+    /// Whether the stream was flushed since the last write.
     is_flushed: bool,
     script_sha: String,
 }
@@ -57,10 +57,11 @@ impl Connection {
     /// Connects, authenticates, selects the database, loads the script, and checks that the server is not a replica.
     ///
     /// `until` is the time at which the caller gives up. It is used to divide the time among the server's addresses;
-    /// the caller must enforce it with a timeout.
+    /// the caller must enforce it with a timeout. With a `connector`, `tls` is not used.
     ///
     /// # Errors
-    /// Returns a fault that never means that a check was executed, because none was sent.
+    /// Returns a fault if a step fails. An I/O error has the kind `Unreachable`, because no check was sent yet; an
+    /// error reply has the kind that [`Fault::of_reply`] gives it.
     pub(crate) async fn open(
         endpoint: &Endpoint,
         tls: Option<&Tls>,
@@ -74,7 +75,7 @@ impl Connection {
         };
         let (inbox, outbox, script_sha) = (Vec::new(), Vec::new(), String::new());
         let mut connection = Connection { stream, inbox, outbox, sent: 0, is_flushed: true, script_sha };
-        connection.greet(endpoint, script).await.map_err(|fault| match fault.kind {
+        connection.prepare(endpoint, script).await.map_err(|fault| match fault.kind {
             // No check has been sent yet, so nothing was executed.
             Kind::Interrupted | Kind::TimedOut => Fault::new(Kind::Unreachable, fault.message),
             _ => fault,
@@ -82,8 +83,14 @@ impl Connection {
         Ok(connection)
     }
 
-    /// Sends the commands that prepare the connection, in one write, and checks their replies.
-    async fn greet(&mut self, endpoint: &Endpoint, script: &str) -> Result<(), Fault> {
+    /// Sends `AUTH`, `SELECT`, `CLIENT SETNAME`, `ROLE` and `SCRIPT LOAD` together, and checks their replies.
+    ///
+    /// `AUTH` is left out without a password, and `SELECT` for database 0. Stores the SHA-1 of the script.
+    ///
+    /// # Errors
+    /// Returns a fault if a command fails or the server is a replica. `CLIENT SETNAME` and `ROLE` may fail, unless the
+    /// reply shows that the server is unavailable or requires a password.
+    async fn prepare(&mut self, endpoint: &Endpoint, script: &str) -> Result<(), Fault> {
         let mut request = Vec::with_capacity(script.len() + 512);
         let mut wants_ok = Vec::new();
         let mut push = |is_needed: bool, parts: &[&str]| {
@@ -98,7 +105,7 @@ impl Connection {
         if endpoint.database != 0 {
             push(true, &["SELECT", &endpoint.database.to_string()]);
         }
-        // Optional: a restricted user may not be allowed to run these two commands.
+        // May fail: a restricted user may not be allowed to run these two commands.
         push(false, &["CLIENT", "SETNAME", "tollgate"]);
         push(false, &["ROLE"]);
         push(true, &["SCRIPT", "LOAD", script]);
@@ -128,26 +135,28 @@ impl Connection {
         Ok(())
     }
 
-    /// Returns the SHA-1 under which the server has cached the script, in hex.
+    /// Returns the SHA-1 under which the server has cached the script: 40 hex digits.
     pub(crate) fn script_sha(&self) -> &str {
         &self.script_sha
     }
 
-    /// Returns whether bytes were received beyond the replies that [`Connection::receive`] has returned.
+    /// Returns whether bytes were received that are not part of a reply which [`Connection::receive`] has returned.
     pub(crate) fn has_unread_bytes(&self) -> bool {
         !self.inbox.is_empty()
     }
 
-    /// Waits until the server closes the connection or sends bytes, while no request is outstanding.
+    /// Waits until the server closes the connection, the stream fails, or the server sends a byte, which is discarded.
     ///
-    /// The connection must be dropped then. The future may be dropped before; the connection stays usable.
-    pub(crate) async fn hung_up(&mut self) {
+    /// For an idle connection: no request may be without a reply. The connection must be dropped when this returns.
+    /// Cancel safe: if the future is dropped before, the connection stays usable.
+    pub(crate) async fn closed_or_readable(&mut self) {
         let mut byte = [0];
         let _ = self.stream.read(&mut byte).await;
     }
 
-    /// Puts a request into the outbox, which [`send_queued`](Connection::send_queued) and
-    /// [`receive`](Connection::receive) send.
+    /// Appends a request, which must be complete RESP, to the outbox. Sends nothing.
+    ///
+    /// [`send_queued`](Connection::send_queued) and [`receive`](Connection::receive) send the outbox.
     pub(crate) fn queue(&mut self, request: &[u8]) {
         // Usually everything was sent, and this moves nothing.
         self.outbox.drain(..self.sent);
@@ -155,10 +164,11 @@ impl Connection {
         self.outbox.extend_from_slice(request);
     }
 
-    /// Sends as much of the outbox as the stream takes without waiting. [`receive`](Connection::receive) sends the rest.
+    /// Sends as much of the outbox as the stream takes without waiting.
     ///
-    /// Call this after each batch. A server that finds two batches in one read executes both before it sends the first
-    /// reply, and then has nothing to do while the callers of both are answered.
+    /// [`receive`](Connection::receive) sends the rest. Must be called after each batch. A server that finds two
+    /// batches in one read executes both before it sends the first reply, and is then idle while the client handles
+    /// both replies.
     ///
     /// # Errors
     /// Returns a fault if the stream is broken. The connection must be dropped then.
@@ -170,10 +180,13 @@ impl Connection {
         send.await.map_err(interrupted)
     }
 
-    /// Sends the outbox and receives the next reply: the one to the oldest request without a reply.
+    /// Sends the rest of the outbox and returns the next reply: the one to the oldest request without a reply.
     ///
-    /// Cancel safe: the future may be dropped and the method called again. If it fails, the connection must be
-    /// dropped.
+    /// An error reply is `Ok(Reply::Error(_))`. Cancel safe: the future may be dropped and the method called again.
+    ///
+    /// # Errors
+    /// Returns a fault of the kind `Interrupted` if the stream fails or is closed, and of the kind `Protocol` if the
+    /// bytes are not RESP2 or exceed the bounds. The connection must be dropped then.
     pub(crate) async fn receive(&mut self) -> Result<Reply, Fault> {
         let invalid = || Fault::new(Kind::Protocol, "the server's reply is not valid RESP2");
         loop {
@@ -185,14 +198,16 @@ impl Connection {
                 return Err(invalid());
             }
             self.inbox.reserve(16 << 10);
-            if poll_fn(|context| self.poll_both_ways(context)).await.map_err(interrupted)? == 0 {
+            if poll_fn(|context| self.poll_send_and_read(context)).await.map_err(interrupted)? == 0 {
                 return Err(Fault::new(Kind::Interrupted, "the server closed the connection"));
             }
         }
     }
 
-    /// Sends as much as the stream takes, and reads into the inbox. Ready with the number of bytes read.
-    fn poll_both_ways(&mut self, context: &mut Context<'_>) -> Poll<io::Result<usize>> {
+    /// Sends as much of the outbox as the stream takes, and reads into the inbox.
+    ///
+    /// Ready with the number of bytes read, which is 0 if the server has closed the connection.
+    fn poll_send_and_read(&mut self, context: &mut Context<'_>) -> Poll<io::Result<usize>> {
         if let Poll::Ready(Err(error)) = self.poll_send(context) {
             return Poll::Ready(Err(error));
         }
@@ -219,12 +234,12 @@ impl Connection {
     }
 }
 
-/// Converts an I/O error before the first call to a fault: nothing was executed.
+/// Converts an I/O error before the first call to a fault of the kind `Unreachable`: nothing was executed.
 fn unreachable(error: io::Error) -> Fault {
     Fault::new(Kind::Unreachable, reason(&error))
 }
 
-/// Returns the operating system's reason, such as `connection refused`.
+/// Returns the reason of an I/O error without the number of the operating system's error: `connection refused`.
 fn reason(error: &io::Error) -> String {
     let kind = error.kind().to_string();
     // The standard library has no name for some codes of the operating system, which has a text for each.
@@ -236,7 +251,7 @@ fn reason(error: &io::Error) -> String {
 
 async fn connect_tcp(endpoint: &Endpoint, tls: Option<&Tls>, until: Instant) -> Result<Box<dyn Stream>, Fault> {
     let addresses = lookup_host((endpoint.host.as_str(), endpoint.port)).await.map_err(unreachable)?;
-    let tcp = reach_any(addresses.collect(), until).await.map_err(unreachable)?;
+    let tcp = connect_to_any(addresses.collect(), until).await.map_err(unreachable)?;
     tcp.set_nodelay(true).map_err(unreachable)?;
     match tls {
         Some(tls) => tls.wrap(tcp, &endpoint.host).await,
@@ -247,11 +262,12 @@ async fn connect_tcp(endpoint: &Endpoint, tls: Option<&Tls>, until: Instant) -> 
 /// Connects to the first address that accepts a connection.
 ///
 /// Tries the addresses in order. The next attempt starts when one fails, or in parallel when an attempt has taken its
-/// share of the time until `until`, so an address that does not respond does not block the others.
+/// share of the time until `until`, so an address that does not respond does not block the others. Does not stop at
+/// `until` itself.
 ///
 /// # Errors
-/// Returns the error of the last attempt if all of them fail.
-async fn reach_any(addresses: Vec<SocketAddr>, until: Instant) -> io::Result<TcpStream> {
+/// Returns the error of the attempt that failed last if all of them fail, and an error if there is no address.
+async fn connect_to_any(addresses: Vec<SocketAddr>, until: Instant) -> io::Result<TcpStream> {
     // One share more than there are addresses: the last one is for preparing the connection.
     let share = until.saturating_duration_since(Instant::now()) / (addresses.len() as u32 + 1);
     let mut untried = addresses.into_iter();
@@ -270,7 +286,7 @@ async fn reach_any(addresses: Vec<SocketAddr>, until: Instant) -> io::Result<Tcp
     }
 }
 
-/// Converts an I/O error during a call to a fault: the call may have been executed.
+/// Converts an I/O error during a call to a fault of the kind `Interrupted`: the call may have been executed.
 fn interrupted(error: io::Error) -> Fault {
     Fault::new(Kind::Interrupted, format!("the connection broke: {}", reason(&error)))
 }
@@ -286,7 +302,7 @@ mod tests {
 
     async fn reached(addresses: &[SocketAddr]) -> Option<SocketAddr> {
         let until = Instant::now() + Duration::from_secs(2);
-        let reached = tokio::time::timeout_at(until, reach_any(addresses.to_vec(), until)).await;
+        let reached = tokio::time::timeout_at(until, connect_to_any(addresses.to_vec(), until)).await;
         reached.expect("in time").ok().map(|stream| stream.peer_addr().unwrap())
     }
 

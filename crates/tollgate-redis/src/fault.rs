@@ -12,7 +12,7 @@ use crate::url::Endpoint;
 /// The text before the line number in errors of scripts.
 const SCRIPT_POSITION: &str = "user_script:";
 
-/// The failure of a call. It can be cloned for every caller of a batch.
+/// The failure of a call: its kind and the reason. Can be cloned, for every caller of a batch.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Fault {
     pub(crate) kind: Kind,
@@ -27,6 +27,9 @@ impl Fault {
     }
 
     /// Converts an error reply, without its leading `-`, to a fault.
+    ///
+    /// The first word determines the kind. The rest is not part of the message, because it may contain keys or
+    /// addresses.
     pub(crate) fn of_reply(reply: &str) -> Fault {
         let word = reply.split(' ').next().unwrap_or_default();
         let (kind, message) = match word {
@@ -52,6 +55,8 @@ impl Fault {
     }
 
     /// Converts an error reply with the code `ERR`, which Redis uses for errors without a code of their own.
+    ///
+    /// Phrases in the text determine the kind; `Protocol` if none is known.
     fn of_plain_error(reply: &str) -> Fault {
         if reply.contains("max number of clients") {
             Fault::new(Kind::Unavailable, "the server has no connection left (maxclients)")
@@ -69,7 +74,9 @@ impl Fault {
         }
     }
 
-    /// Converts an internal error of the script to a fault that names the line of the script.
+    /// Converts an error reply that reports a bug in the script to a fault of the kind `Script`.
+    ///
+    /// The message has the line of the script if the reply has it.
     fn of_script(reply: &str) -> Fault {
         let line = reply.split(SCRIPT_POSITION).nth(1).unwrap_or_default();
         let digits: String = line.chars().take_while(char::is_ascii_digit).take(6).collect();
@@ -77,23 +84,26 @@ impl Fault {
         Fault::new(Kind::Script, format!("the Lua script failed{place}; this is a bug in Tollgate"))
     }
 
-    /// Converts the fault of a call of which a part was executed before.
+    /// Changes the kind as [`StoreErrorKind::in_part`](Kind::in_part) does.
+    ///
+    /// For the fault of a call of which another part may have been executed.
     fn in_part(self) -> Fault {
         Fault { kind: self.kind.in_part(), ..self }
     }
 
-    /// Returns whether the server has become a replica, so that it must not be used any more.
-    pub(crate) fn is_of_a_replica(&self) -> bool {
+    /// Returns whether this is the fault of a `READONLY` reply: the server is a replica and must not be used any more.
+    pub(crate) fn is_read_only(&self) -> bool {
         *self == Fault::of_reply("READONLY")
     }
 
-    /// Returns whether the connection must be dropped at once: its state is unknown, or the server does not follow the
-    /// protocol.
+    /// Returns whether the connection is broken or its state is unknown, so that it must be dropped at once.
+    ///
+    /// That is the kind `TimedOut`, `Interrupted`, `Unreachable` or `Protocol`.
     pub(crate) fn ends_connection(&self) -> bool {
         matches!(self.kind, Kind::TimedOut | Kind::Interrupted | Kind::Unreachable | Kind::Protocol)
     }
 
-    /// Converts the fault to an error that names the server.
+    /// Converts the fault to an error of the same kind whose message names the server, without user and password.
     pub(crate) fn into_error(self, endpoint: &Endpoint) -> StoreError {
         let message = match self.kind {
             Kind::Unreachable => format!("cannot reach the store {endpoint}: {}", self.message),

@@ -7,13 +7,13 @@
 //! ```
 //!
 //! **The hash tag is the subject**, so that all limits of one subject are in one slot of a Cluster and can be decided
-//! together. The hash tag is the text between the first `{` and the next `}`. A brace in a subject could choose the slot,
-//! so braces are escaped, and a prefix must not contain any.
+//! together. The hash tag is the text between the first `{` and the next `}`. A brace in a subject could choose the
+//! slot, so braces are escaped, and a prefix must not contain any.
 //!
-//! **Nothing collides.** Within a part, every byte that is not printable ASCII, and `%`, `{`, `}` and space, becomes `%`
-//! and two upper-case hex digits. In the parts of a scope so does `:`, because it separates them. A part whose escaped
-//! form is longer than 128 bytes becomes `%h` and the SHA-256 of the original part in hex. An empty part becomes `%e`.
-//! Neither can be an escape, because those have two upper-case hex digits.
+//! **Nothing collides.** Within a part, every byte that is not printable ASCII, and `%`, `{`, `}` and space, becomes
+//! `%` and two upper-case hex digits. In the parts of a scope so does `:`, because it separates them. A part whose
+//! escaped form is longer than 128 bytes becomes `%h` and the SHA-256 of the original part in hex. An empty part
+//! becomes `%e`. Neither can be an escape, because those have two upper-case hex digits.
 //!
 //! | scope | text |
 //! |---|---|
@@ -22,22 +22,25 @@
 //! | named | name `:` state machine; `throttle` is the name of `CL.THROTTLE` |
 //! | a ban of the subject | `ban` |
 //!
-//! A name has only `a` to `z` and `-`, so no named scope has the text of another scope: an explicit one ends with digits,
-//! one of a rule has three separators, and a ban has none.
+//! A name has only `a` to `z` and `-`, so no named scope has the text of another scope: an explicit one ends with
+//! digits, one of a rule has three separators, and a ban has none.
 //!
-//! `docs/redis-state.md` documents the layout for other languages, and `tests/key-vectors.tsv` has examples for all of it.
+//! `docs/redis-state.md` documents the layout for other languages, and `tests/key-vectors.tsv` has examples for all of
+//! it.
 
 use std::fmt::Write;
 
 use sha2::{Digest, Sha256};
 use tollgate_core::{Demand, Limit, Scope, StateMachine};
 
-/// The maximum length of an escaped part; a longer part is hashed. Short enough for a list of keys to be read, long enough
-/// for an address, an e-mail address or a token identifier.
+/// The maximum length of an escaped part; a longer part is hashed. Short enough for a list of keys to be read, long
+/// enough for an address, an e-mail address or a token identifier.
 const PART_BYTES_MAX: usize = 128;
 const PREFIX_BYTES_MAX: usize = 64;
 
-/// The text before the subject: the configured prefix and the version of the state.
+/// The start of every key of a store: the configured prefix, the version of the state, and the `{` of the hash tag.
+///
+/// With the prefix `tollgate` it is `tollgate:tg2:{`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Prefix(String);
 
@@ -49,7 +52,10 @@ pub struct PrefixError {
 }
 
 impl Prefix {
-    /// Creates a prefix: 1 to 64 printable ASCII characters without braces and spaces.
+    /// Creates the start of all keys from the configured prefix.
+    ///
+    /// # Errors
+    /// Returns an error unless the prefix is 1 to 64 printable ASCII characters without braces and spaces.
     pub(crate) fn new(prefix: &str) -> Result<Prefix, PrefixError> {
         let is_plain = prefix.bytes().all(|byte| byte.is_ascii_graphic() && !matches!(byte, b'{' | b'}'));
         if prefix.is_empty() || prefix.len() > PREFIX_BYTES_MAX || !is_plain {
@@ -58,9 +64,12 @@ impl Prefix {
         Ok(Prefix(format!("{prefix}:tg2:{{")))
     }
 
-    /// Returns the key of a demand's counter.
+    /// Returns the Redis key of the counter that `demand` charges, such as `tollgate:tg2:{user:42}:sliding:60000000`.
+    ///
+    /// The key has the subject and the scope. In [`Scope::Explicit`] it also has the algorithm and the window, in other
+    /// scopes the state machine. Quota and cost are not part of it.
     pub(crate) fn counter(&self, demand: &Demand<'_>) -> String {
-        let mut key = self.subject(demand.key.subject());
+        let mut key = self.up_to_scope(demand.key.subject());
         let limit = &demand.limit;
         match demand.key.scope() {
             Scope::Rule(scope) => {
@@ -69,12 +78,12 @@ impl Prefix {
                 key.push(':');
                 push_part(&mut key, scope.limit().as_bytes(), true);
                 key.push(':');
-                key.push_str(machine(limit));
+                key.push_str(machine_name(limit));
             }
             Scope::Named(name) => {
                 key.push_str(name.as_str());
                 key.push(':');
-                key.push_str(machine(limit));
+                key.push_str(machine_name(limit));
             }
             Scope::Explicit => {
                 key.push_str(limit.algorithm().as_str());
@@ -85,13 +94,15 @@ impl Prefix {
         key
     }
 
-    /// Returns the key that bans a subject while it exists.
+    /// Returns the Redis key of a subject's ban, such as `tollgate:tg2:{user:42}:ban`.
+    ///
+    /// The subject is banned while this key exists, whatever its value.
     pub(crate) fn ban(&self, subject: &[u8]) -> String {
-        self.subject(subject) + "ban"
+        self.up_to_scope(subject) + "ban"
     }
 
-    /// Returns the first part of a subject's keys, up to the separator after the hash tag.
-    fn subject(&self, subject: &[u8]) -> String {
+    /// Returns the start of a subject's keys, up to the separator after the hash tag: `tollgate:tg2:{user:42}:`.
+    fn up_to_scope(&self, subject: &[u8]) -> String {
         let mut key = String::with_capacity(self.0.len() + subject.len() + 32);
         key.push_str(&self.0);
         push_part(&mut key, subject, false);
@@ -100,8 +111,8 @@ impl Prefix {
     }
 }
 
-/// Returns the text of the limit's state machine.
-fn machine(limit: &Limit) -> &'static str {
+/// Returns the name of the limit's state machine in keys: `log`, `pair` or `bucket`.
+fn machine_name(limit: &Limit) -> &'static str {
     match StateMachine::of(limit) {
         StateMachine::Log => "log",
         StateMachine::Pair => "pair",
@@ -109,7 +120,9 @@ fn machine(limit: &Limit) -> &'static str {
     }
 }
 
-/// Appends a part, escaped or hashed. `is_in_scope` escapes `:` as well.
+/// Appends a part to a key: escaped, or `%h` and its SHA-256 if that is longer than 128 bytes, or `%e` if it is empty.
+///
+/// With `is_in_scope`, `:` is escaped as well.
 fn push_part(key: &mut String, part: &[u8], is_in_scope: bool) {
     let is_literal =
         |byte: u8| byte.is_ascii_graphic() && !matches!(byte, b'%' | b'{' | b'}') && !(byte == b':' && is_in_scope);

@@ -25,14 +25,18 @@ pub enum Reply {
     List(Vec<Reply>),
 }
 
-/// The error for bytes that are not valid RESP2, or that exceed the bounds.
+/// The error for bytes that are not valid RESP2, or that exceed the bounds on length and nesting.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct ProtocolError;
 
 impl Reply {
     /// Parses the first reply in `bytes`, and returns it with its length in bytes.
     ///
-    /// Returns `Ok(None)` while the reply is incomplete.
+    /// Returns `Ok(None)` while it is incomplete.
+    ///
+    /// # Errors
+    /// Returns an error if the bytes are not RESP2, a string has more than 1 MiB, a list has more than 1,048,576
+    /// elements, or lists are nested more than four deep.
     pub(crate) fn parse(bytes: &[u8]) -> Result<Option<(Reply, usize)>, ProtocolError> {
         let mut parser = Parser { bytes, at: 0 };
         Ok(parser.reply(0)?.map(|reply| (reply, parser.at)))
@@ -53,7 +57,7 @@ struct Parser<'a> {
 }
 
 impl Parser<'_> {
-    /// Parses one reply at a nesting of `depth` lists; `None` if it is incomplete.
+    /// Parses one reply, which is inside `depth` lists; `None` if it is incomplete.
     fn reply(&mut self, depth: usize) -> Result<Option<Reply>, ProtocolError> {
         let Some(line) = self.line()? else { return Ok(None) };
         let (&kind, rest) = line.split_first().ok_or(ProtocolError)?;
@@ -80,7 +84,7 @@ impl Parser<'_> {
         }
     }
 
-    /// Reads a line, without its CRLF; `None` if it is incomplete.
+    /// Reads a line and returns it without its CRLF; `None` if it is incomplete.
     fn line(&mut self) -> Result<Option<&[u8]>, ProtocolError> {
         let rest = &self.bytes[self.at..];
         match memchr::memchr(b'\n', rest) {
@@ -93,7 +97,7 @@ impl Parser<'_> {
         }
     }
 
-    /// Reads the bytes of a bulk string and its CRLF; `None` if they are incomplete.
+    /// Reads a bulk string of `length` bytes and the CRLF after it, and returns the string; `None` if it is incomplete.
     fn bulk(&mut self, length: usize) -> Result<Option<Vec<u8>>, ProtocolError> {
         let rest = &self.bytes[self.at..];
         let Some(with_end) = rest.get(..length + 2) else { return Ok(None) };
@@ -111,7 +115,7 @@ fn integer(text: &[u8]) -> Result<i64, ProtocolError> {
     std::str::from_utf8(text).ok().and_then(|text| text.parse().ok()).ok_or(ProtocolError)
 }
 
-/// Parses a length; `None` for -1, which marks a null reply.
+/// Parses the length of a bulk string or a list, at most 1,048,576; `None` for -1, which marks a null reply.
 fn length(text: &[u8]) -> Result<Option<usize>, ProtocolError> {
     match integer(text)? {
         -1 => Ok(None),

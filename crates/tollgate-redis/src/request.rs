@@ -8,7 +8,7 @@ use tollgate_core::{Check, Decision, Demand, Limit, Scope, Timestamp};
 
 use crate::key::Prefix;
 
-/// One check or one refund, encoded.
+/// One check or one refund, encoded as keys and arguments of the script.
 #[derive(PartialEq, Eq, Debug)]
 pub(crate) struct Step {
     /// Bulk strings: the ban keys, then a key per limit.
@@ -24,7 +24,7 @@ pub(crate) struct Step {
     pub(crate) asked: SmallVec<[QuotaAndCost; 2]>,
 }
 
-/// The quota and the cost of one limit of a step.
+/// The quota of one limit of a step, and the units that the step charges or gives back.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct QuotaAndCost {
     pub(crate) quota: u32,
@@ -32,7 +32,7 @@ pub(crate) struct QuotaAndCost {
 }
 
 impl Step {
-    /// Encodes a check. With `reads_bans`, the script also reads the ban of each subject, except for a pure peek.
+    /// Encodes a check. With `reads_bans`, the script also reads the ban of each subject, unless all costs are 0.
     pub(crate) fn check(check: &Check<'_>, prefix: &Prefix, reads_bans: bool) -> Step {
         let mut step = Step::empty();
         if reads_bans && check.charges() {
@@ -54,14 +54,16 @@ impl Step {
         step
     }
 
-    /// Encodes the refund of a decision, or returns `None` if the decision charged nothing.
+    /// Encodes the refund of `decision`, which must be the decision of `check`.
+    ///
+    /// Returns `None` if nothing was charged: the decision is a denial, or all costs are 0.
     pub(crate) fn refund(check: &Check<'_>, decision: &Decision, prefix: &Prefix) -> Option<Step> {
         let mut step = Step::empty();
         if !decision.allowed() {
             return None;
         }
-        for (demand, line) in check.demands().iter().zip(&decision.limits) {
-            let Some(receipt) = tollgate_core::algorithm::Receipt::of(decision.at, line) else { continue };
+        for (demand, status) in check.demands().iter().zip(&decision.limits) {
+            let Some(receipt) = tollgate_core::algorithm::Receipt::of(decision.at, status) else { continue };
             step.push_key(&prefix.counter(demand));
             step.push_argument(&limit_line(&demand.cost(receipt.units)));
             step.push_argument(&format!("{} {}", receipt.at.as_micros(), receipt.reset_after_us));
@@ -85,17 +87,17 @@ impl Step {
         self.argument_count += 1;
     }
 
-    /// Returns the keys of the limits, by which steps with one limit each may be sorted.
+    /// Returns the encoded keys of the counters, without the ban keys.
     ///
-    /// Such steps affect each other only if they count on the same counter, and a stable sort keeps the order of
-    /// those. Ban keys are left out, because not every step on a counter reads them.
-    pub(crate) fn order(&self) -> &[u8] {
+    /// Steps with one limit each may be sorted by this: they affect each other only if they use the same counter, and a
+    /// stable sort keeps the order of those. Ban keys are left out, because not every step on a counter reads them.
+    pub(crate) fn counter_keys(&self) -> &[u8] {
         &self.keys[self.ban_bytes..]
     }
 
-    /// Returns the escaped subject of the first limit, which is the hash tag of its key.
+    /// Returns the subject of the first limit as it is in the key: escaped, between the braces of the hash tag.
     pub(crate) fn subject(&self) -> &[u8] {
-        let keys = self.order();
+        let keys = self.counter_keys();
         // The key layout has no braces but those of the hash tag.
         let start = memchr::memchr(b'{', keys).map_or(0, |at| at + 1);
         let end = memchr::memchr(b'}', keys).unwrap_or(keys.len());
@@ -107,12 +109,15 @@ impl Step {
         self.asked.len() == 1
     }
 
-    /// Returns whether the step needs a head. A single check of a single limit without a ban is its limit line alone.
+    /// Returns whether the step must be sent with its [head](Step::head).
+    ///
+    /// A check of one limit without ban keys, decided once, is its limit line alone.
     fn needs_head(&self, verb: &str, repeat: usize) -> bool {
         verb != "check" || repeat > 1 || self.ban_count > 0 || !self.has_one_limit()
     }
 
-    /// Returns the head of the step: `check LIMITS BANS REPEAT` or `refund LIMITS`.
+    /// Returns the first argument of the step: `check`, the numbers of limits and ban keys, and `repeat`, such as
+    /// `check 2 1 5`; or `refund` and the number of limits.
     fn head(&self, verb: &str, repeat: usize) -> String {
         match verb {
             "check" => format!("check {} {} {repeat}", self.asked.len(), self.ban_count),
@@ -121,7 +126,7 @@ impl Step {
     }
 }
 
-/// Encodes a limit and its cost as the script's limit line.
+/// Encodes a limit and its cost as a *limit line* of the script, such as `sliding 100 60000000 1 window=fixed`.
 fn limit_line(demand: &Demand<'_>) -> String {
     let limit: &Limit = &demand.limit;
     let mut numbers = [itoa::Buffer::new(), itoa::Buffer::new(), itoa::Buffer::new()];
@@ -154,26 +159,26 @@ fn limit_line(demand: &Demand<'_>) -> String {
     line
 }
 
-/// How a call refers to the script.
+/// How a call refers to the script: by its SHA-1 or by its source.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Script<'a> {
-    /// By its SHA-1, with `EVALSHA`: the server has the script cached.
-    Known(&'a str),
-    /// By its source, with `EVAL`: the server then caches the script.
-    Whole(&'a str),
+    /// The SHA-1 in hex, for `EVALSHA`. The server must have the script cached.
+    Sha(&'a str),
+    /// The source, for `EVAL`. The server then caches the script.
+    Source(&'a str),
 }
 
-/// Encodes a call of the script that runs each step the given number of times.
+/// Encodes a call of the script, an `EVALSHA` or `EVAL` command, that runs each step the given number of times.
 ///
-/// `verb` is `check` or `refund`. With `now`, the script decides at this time; `None` is the server's clock.
+/// `verb` is `check` or `refund`. The script decides at the time `now`, or by the server's clock if `None`.
 pub(crate) fn encode_call(script: Script<'_>, now: Option<Timestamp>, verb: &str, steps: &[(&Step, usize)]) -> Vec<u8> {
     let key_count: usize = steps.iter().map(|(step, _)| step.key_count).sum();
     let argument_count: usize =
         steps.iter().map(|(step, repeat)| usize::from(step.needs_head(verb, *repeat)) + step.argument_count).sum();
     let bytes: usize = steps.iter().map(|(step, _)| step.keys.len() + step.arguments.len() + 32).sum();
     let (command, script) = match script {
-        Script::Known(sha) => ("EVALSHA", sha),
-        Script::Whole(text) => ("EVAL", text),
+        Script::Sha(sha) => ("EVALSHA", sha),
+        Script::Source(text) => ("EVAL", text),
     };
     let mut out = Vec::with_capacity(bytes + script.len() + 96);
     push_length(&mut out, b'*', 3 + key_count + 1 + argument_count);
@@ -196,7 +201,7 @@ pub(crate) fn encode_call(script: Script<'_>, now: Option<Timestamp>, verb: &str
     out
 }
 
-/// Appends a command, encoded as a RESP list of bulk strings.
+/// Appends a command, given by its name and its arguments, to `out`: a RESP list of bulk strings.
 pub(crate) fn push_command(out: &mut Vec<u8>, parts: &[impl AsRef<[u8]>]) {
     push_length(out, b'*', parts.len());
     for part in parts {
@@ -204,14 +209,14 @@ pub(crate) fn push_command(out: &mut Vec<u8>, parts: &[impl AsRef<[u8]>]) {
     }
 }
 
-/// Appends a bulk string.
+/// Appends `bytes` as a RESP bulk string.
 fn push_bulk(out: &mut Vec<u8>, bytes: &[u8]) {
     push_length(out, b'$', bytes.len());
     out.extend_from_slice(bytes);
     out.extend_from_slice(b"\r\n");
 }
 
-/// Appends a length line: `kind`, the number, CRLF.
+/// Appends the line with which a list (`*`) or a bulk string (`$`) begins: `kind`, the length, CRLF.
 fn push_length(out: &mut Vec<u8>, kind: u8, length: usize) {
     out.push(kind);
     out.extend_from_slice(itoa::Buffer::new().format(length).as_bytes());
@@ -242,7 +247,7 @@ mod tests {
     fn call_is_one_command_with_all_keys_first() {
         let demand = Demand::new("2/s".parse().unwrap(), Key::new("k").unwrap());
         let step = Step::check(&Check::one(&demand), &Prefix::new("p").unwrap(), true);
-        let call = encode_call(Script::Known("sha"), Some(Timestamp::from_micros(7)), "check", &[(&step, 3)]);
+        let call = encode_call(Script::Sha("sha"), Some(Timestamp::from_micros(7)), "check", &[(&step, 3)]);
         let words: Vec<&str> = std::str::from_utf8(&call).unwrap().split("\r\n").skip(2).step_by(2).collect();
         let keys = ["p:tg2:{k}:ban", "p:tg2:{k}:sliding:1000000"];
         let expected =

@@ -1,4 +1,4 @@
-//! The version of the server, and settings of it that would lose counters.
+//! Checks of the server: its version, and settings with which it would lose counters.
 
 use tollgate_core::StoreError;
 
@@ -7,7 +7,7 @@ use crate::reply::Reply;
 const REDIS_MIN: (u32, u32) = (7, 0);
 const VALKEY_MIN: (u32, u32) = (7, 2);
 
-/// The server that a store uses, and warnings about its configuration.
+/// The server of a store, as [`RedisStore::check_server`](crate::RedisStore::check_server) found it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct ServerReport {
@@ -15,15 +15,15 @@ pub struct ServerReport {
     pub name: &'static str,
     /// The version that the server reports.
     pub version: String,
-    /// What an operator should change, one sentence each.
+    /// What the operator should change in the server's configuration, one message each. Empty if nothing.
     pub warnings: Vec<String>,
 }
 
-/// The error of a server that cannot be used.
+/// The error of [`RedisStore::check_server`](crate::RedisStore::check_server).
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ServerCheckError {
-    /// The server is too old for the script.
+    /// The server is too old for the script: below Redis 7.0 or Valkey 7.2.
     #[error("{name} {version} is too old; Tollgate needs at least Redis {}.{} or Valkey {}.{}", REDIS_MIN.0, REDIS_MIN.1, VALKEY_MIN.0, VALKEY_MIN.1)]
     TooOld {
         /// `Redis` or `Valkey`.
@@ -31,15 +31,15 @@ pub enum ServerCheckError {
         /// The version that the server reports.
         version: String,
     },
-    /// The server does not report its version.
+    /// The reply to `INFO` has no version, or one that is not in the form `major.minor`.
     #[error("the server does not report its version; Tollgate needs at least Redis {}.{} or Valkey {}.{}", REDIS_MIN.0, REDIS_MIN.1, VALKEY_MIN.0, VALKEY_MIN.1)]
     Unknown,
-    /// The server did not answer.
+    /// The command `INFO` failed.
     #[error(transparent)]
     Store(#[from] StoreError),
 }
 
-/// How a server evicts keys when its memory is full. A field that the server does not report is `None`.
+/// How the server evicts keys when its memory is full. A field that the server does not report is `None`.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct Eviction {
@@ -50,7 +50,7 @@ pub struct Eviction {
 }
 
 impl Eviction {
-    /// Parses the reply to `INFO memory stats`.
+    /// Parses the reply to `INFO memory stats`. A field that is missing or invalid becomes `None`.
     pub(crate) fn read(info: &Reply) -> Eviction {
         let info = info.as_text().unwrap_or_default();
         Eviction {
@@ -60,13 +60,18 @@ impl Eviction {
     }
 }
 
-/// Returns the value of a field in a reply to `INFO`.
+/// Returns the value of the line `name:value` in a reply to `INFO`, or `None` if there is no such line.
 fn field<'i>(info: &'i str, name: &str) -> Option<&'i str> {
     let value = info.lines().find_map(|line| line.split_once(':').filter(|(key, _)| *key == name));
     value.map(|(_, value)| value.trim())
 }
 
-/// Creates the report from the reply to `INFO server`, and to `CONFIG GET maxmemory-policy` if there is one.
+/// Creates the report from the replies to `INFO server` (`info`) and `CONFIG GET maxmemory-policy` (`policy`).
+///
+/// If `policy` is `None` or not a list, the report has a warning that the policy is unknown.
+///
+/// # Errors
+/// Returns an error if `info` has no valid version, or the version is too old.
 pub(crate) fn report(info: &Reply, policy: Option<&Reply>) -> Result<ServerReport, ServerCheckError> {
     let info = info.as_text().unwrap_or_default();
     // Valkey reports both; its redis_version is the one that it is compatible with.
@@ -97,7 +102,7 @@ fn warnings(policy: Option<&Reply>) -> Vec<String> {
              set it to noeviction"
         )],
         None => {
-            vec!["maxmemory-policy is unknown, because the user may not run CONFIG GET; it should be noeviction".into()]
+            vec!["maxmemory-policy is unknown, because CONFIG GET failed; it should be noeviction".into()]
         }
     }
 }

@@ -35,24 +35,26 @@ const CALL_TIMEOUT_DEFAULT: Duration = Duration::from_millis(250);
 const CALL_TIMEOUT_MAX: Duration = Duration::from_secs(24 * 3600);
 /// The longest ban, some 285 years: the script counts microseconds exactly up to 2^53.
 const BAN_MS_MAX: u128 = (1 << 53) / 1_000;
-/// The maximum number of turns that are confirmed together.
-const TURNS_MAX: usize = 1_024;
-/// The maximum number of waiting callers. With more, the store does not keep up and waiting would not help.
+/// The maximum number of [`Store::catch_up`] calls that are completed together.
+const CATCH_UPS_MAX: usize = 1_024;
+/// If more callers wait, the server does not keep up, and waiting would not help.
 const QUEUE_LENGTH_DEFAULT: usize = 16_384;
 
 /// A store of counters on one Redis or Valkey server. Cloning is cheap, and clones share the connection.
 ///
-/// Any number of tasks may use it at once. Checks that wait at the same moment are sent in one call, and calls overlap: a
-/// check waits for its own round trip and at most two milliseconds more, however far away the server is.
+/// Any number of tasks may use it at once. Checks that wait at the same moment are sent in one call, and the next call
+/// is sent before the reply to the previous one arrives. So a check takes its own round trip and about two milliseconds
+/// more, or longer if 32 batches are already in flight.
 ///
-/// The store has no failure policy. The kind of an error says whether the call was executed; the caller decides what to
-/// do.
+/// The store has no failure policy. The [kind](StoreError::kind) of an error tells whether the call may have been
+/// executed; the caller decides what to do.
 #[derive(Clone)]
 pub struct RedisStore(Arc<Inner>);
 
 struct Inner {
     queue: mpsc::Sender<Work>,
-    turns: mpsc::UnboundedSender<oneshot::Sender<()>>,
+    /// Calls of [`Store::catch_up`] that wait for the worker.
+    catch_ups: mpsc::UnboundedSender<oneshot::Sender<()>>,
     prefix: Prefix,
     endpoint: Endpoint,
     reads_bans: bool,
@@ -61,7 +63,9 @@ struct Inner {
     panics: Arc<AtomicU64>,
 }
 
-/// A builder of [`RedisStore`]s.
+/// A builder of a [`RedisStore`], created by [`RedisStore::builder`].
+///
+/// [`build`](RedisStoreBuilder::build) validates the settings.
 pub struct RedisStoreBuilder {
     url: String,
     prefix: String,
@@ -74,70 +78,78 @@ pub struct RedisStoreBuilder {
     clock: Option<Arc<dyn Clock>>,
 }
 
-/// The error of a [`RedisStoreBuilder`]. It does not depend on whether the server is reachable.
+/// The error of [`RedisStoreBuilder::build`]: a setting is invalid, or there is no tokio runtime.
+///
+/// Building does not contact the server, so an unreachable server is not an error here.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BuildError {
-    /// The URL is not the URL of a server.
+    /// The URL is invalid, or it is a `rediss://` URL and this crate was built without the feature `tls`.
     #[error(transparent)]
     Url(#[from] UrlError),
     /// The key prefix is invalid.
     #[error(transparent)]
     Prefix(#[from] PrefixError),
-    /// The trusted certificates cannot be used.
+    /// The URL is `rediss://`, and the certificates given to [`RedisStoreBuilder::trust`] cannot be used.
     #[error(transparent)]
     Tls(#[from] TlsError),
-    /// The store was built outside a tokio runtime. It needs one for its worker.
+    /// The store was built outside a tokio runtime, which it needs for its background task.
     #[error("a Redis store must be built inside a tokio runtime")]
     NoRuntime,
 }
 
-/// Statistics of a [`RedisStore`] since it was built.
+/// Counts of a [`RedisStore`] and its clones since the store was built.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct RedisStats {
-    /// The number of calls to the server.
+    /// The number of requests sent to the server: calls of the script and commands. A request that is resent counts
+    /// again. The commands that prepare a new connection do not count.
     pub calls: u64,
-    /// The number of checks in these calls. Divided by `calls`, it is the mean size of a batch.
+    /// The number of checks sent to the server, whatever their results. A check that is resent counts once.
     pub decisions: u64,
-    /// The number of attempts to connect.
+    /// The number of attempts to connect, including failed ones.
     pub connects: u64,
-    /// The number of calls that were resent because the server did not have the script cached.
+    /// The number of calls that the server rejected because it did not have the script cached. They were resent.
     pub scripts_sent: u64,
-    /// The number of panics of the worker, which is restarted. Any is a bug in Tollgate.
+    /// The number of panics of the store's background task, which is restarted. Any panic is a bug in Tollgate.
     pub panics: u64,
 }
 
 impl RedisStoreBuilder {
     /// Sets the prefix of all keys. Defaults to `tollgate`.
     ///
-    /// Stores with different prefixes have separate counters and bans.
+    /// A prefix has 1 to 64 printable ASCII characters without braces and spaces. Stores with different prefixes have
+    /// separate counters and bans.
     #[must_use]
     pub fn prefix(mut self, prefix: impl Into<String>) -> Self {
         self.prefix = prefix.into();
         self
     }
 
-    /// Sets the timeout of one call, and of one attempt to connect. Defaults to 250 ms; the maximum is one day.
+    /// Sets the timeout of one call, and of one attempt to connect. Defaults to 250 ms.
     ///
-    /// After a timeout the connection is dropped.
+    /// Values above one day become one day. After a timeout the connection is dropped, and all calls without a reply
+    /// fail.
     #[must_use]
     pub fn call_timeout(mut self, call_timeout: Duration) -> Self {
         self.call_timeout = call_timeout.min(CALL_TIMEOUT_MAX);
         self
     }
 
-    /// Sets the maximum number of waiting callers. Defaults to 16,384; the minimum is 1.
+    /// Sets the length of the queue in which callers wait until their requests are sent. Defaults to 16,384.
     ///
-    /// Further callers get [`StoreErrorKind::Unavailable`](tollgate_core::StoreErrorKind::Unavailable) at once.
+    /// While the queue is full, further callers get
+    /// [`StoreErrorKind::Unavailable`](tollgate_core::StoreErrorKind::Unavailable) at once. A length of 0 becomes 1.
     #[must_use]
     pub fn queue_length(mut self, queue_length: usize) -> Self {
         self.queue_length = queue_length.max(1);
         self
     }
 
-    /// Sets whether each check also reads the bans of its subjects, which costs the server one key more per subject.
-    /// Defaults to `false`; [`Store::ban`] works either way. A limiter built from a configuration or a URL reads bans.
+    /// Sets whether checks read the bans of their subjects. Defaults to `false`: banned subjects are not refused.
+    ///
+    /// With `true`, a check costs the server one key more per subject. [`Store::ban`], [`Store::unban`] and
+    /// [`Store::ban_of`] work either way. A limiter built from a configuration or a URL sets this to `true`.
     #[must_use]
     pub fn bans(mut self, reads_bans: bool) -> Self {
         self.reads_bans = reads_bans;
@@ -146,19 +158,19 @@ impl RedisStoreBuilder {
 
     /// Sets whether a call of the script names keys of one subject only. Defaults to `false`: a call names any keys.
     ///
-    /// A server in cluster mode, and some proxies, require that the keys of a call share a hash slot. Then each batch is
-    /// sent as one call per subject, in one write. [`Store::atomicity`] becomes [`Atomicity::Subject`], and a check of
-    /// several subjects fails with [`StoreErrorKind::Forbidden`](tollgate_core::StoreErrorKind::Forbidden). The store
-    /// still uses one server: it does not follow redirections to other nodes of a cluster.
+    /// A server in cluster mode, and some proxies, require that the keys of a call share a hash slot. With `true`,
+    /// each batch is sent as one call per subject. [`Store::atomicity`] becomes [`Atomicity::Subject`], and a check
+    /// of several subjects fails with [`StoreErrorKind::Forbidden`](tollgate_core::StoreErrorKind::Forbidden). The
+    /// store still uses one server: it does not follow redirections to other nodes of a cluster.
     #[must_use]
     pub fn one_subject_per_call(mut self, is_required: bool) -> Self {
         self.call_scope = if is_required { CallScope::Subject } else { CallScope::Server };
         self
     }
 
-    /// Adds trusted certificate authorities for `rediss://` URLs, in PEM form.
+    /// Sets certificate authorities to trust besides the system's, in PEM form. Defaults to none.
     ///
-    /// The authorities that the system trusts remain trusted.
+    /// A second call replaces the first. Ignored for `redis://` URLs.
     #[must_use]
     pub fn trust(mut self, certificates_pem: impl Into<Vec<u8>>) -> Self {
         self.trusted_pem = Some(certificates_pem.into());
@@ -167,8 +179,9 @@ impl RedisStoreBuilder {
 
     /// Sets the function that opens connections. Defaults to TCP, with TLS for `rediss://`, to the URL's host and port.
     ///
-    /// The user, the password and the database of the URL are still used. The function must encrypt if that is needed.
-    /// For tests in virtual time, and for tunnels.
+    /// The store calls the function for every attempt to connect. It then authenticates and selects the database as the
+    /// URL says, but it does not encrypt: the function must do that if needed. For tests in virtual time, and for
+    /// tunnels.
     #[must_use]
     pub fn connector<S, F>(mut self, connect: impl Fn() -> F + Send + Sync + 'static) -> Self
     where
@@ -183,28 +196,30 @@ impl RedisStoreBuilder {
         self
     }
 
-    /// Sets the clock of the decisions. Defaults to the server's clock. For tests.
+    /// Sets the clock by which checks and refunds are decided. Defaults to the server's clock. For tests.
     ///
-    /// Keys then live for at least ten minutes.
+    /// Keys of counters then live for at least ten minutes. Bans still end by the server's clock.
     #[must_use]
     pub fn clock_override(mut self, clock: Arc<dyn Clock>) -> Self {
         self.clock = Some(clock);
         self
     }
 
-    /// Builds the store, and starts its worker in the current tokio runtime.
+    /// Builds the store, and spawns its background task in the current tokio runtime.
     ///
-    /// The worker connects in the background, now and whenever the connection is lost. The server need not be up.
+    /// The task connects now and reconnects whenever the connection is lost. It ends after the store and all its clones
+    /// are dropped. This method does not wait for the connection, and the server need not be up.
     ///
     /// # Errors
-    /// Returns an error if the URL, the prefix or a certificate is invalid, or if there is no tokio runtime.
+    /// Returns an error if the URL or the prefix is invalid, if the URL is `rediss://` and a certificate given to
+    /// [`trust`](RedisStoreBuilder::trust) cannot be used, or if no tokio runtime is running.
     pub fn build(self) -> Result<RedisStore, BuildError> {
         let endpoint = Endpoint::parse(&self.url)?;
         let prefix = Prefix::new(&self.prefix)?;
         let tls = endpoint.is_tls.then(|| Tls::new(self.trusted_pem.as_deref())).transpose()?;
         let runtime = Handle::try_current().map_err(|_| BuildError::NoRuntime)?;
         let (queue, mut works) = mpsc::channel(self.queue_length);
-        let (turns, turns_asked) = mpsc::unbounded_channel();
+        let (catch_ups, catch_ups_received) = mpsc::unbounded_channel();
         let (counters, panics) = (Arc::new(Counters::default()), Arc::new(AtomicU64::new(0)));
         let worker = Worker {
             endpoint: endpoint.clone(),
@@ -219,44 +234,49 @@ impl RedisStoreBuilder {
         let panics_seen = panics.clone();
         runtime.spawn(async move {
             let serve = async move {
-                // Callers of a worker that panicked notice the dropped channel; callers in the queue are served by the next run.
+                // After a panic, callers whose work the worker had taken from the queue get an error, because their
+                // channels are dropped. Callers in the queue are served by the next run.
                 while AssertUnwindSafe(worker.run(&mut works)).catch_unwind().await.is_err() {
                     panics_seen.fetch_add(1, Ordering::Relaxed);
                 }
             };
             tokio::select! {
-                // In this order: when a turn is confirmed, the worker has delivered everything that it could read.
+                // The worker is polled first: when a `catch_up` completes, the worker has delivered all replies that it
+                // could read.
                 biased;
                 () = serve => {}
-                () = confirm_turns(turns_asked) => {}
+                () = complete_catch_ups(catch_ups_received) => {}
             }
         });
         let RedisStoreBuilder { reads_bans, call_scope, .. } = self;
-        let inner = Inner { queue, turns, prefix, endpoint, reads_bans, call_scope, counters, panics };
+        let inner = Inner { queue, catch_ups, prefix, endpoint, reads_bans, call_scope, counters, panics };
         Ok(RedisStore(Arc::new(inner)))
     }
 }
 
-/// Confirms each turn after the worker, which runs in the same task, has had one.
-async fn confirm_turns(mut turns: mpsc::UnboundedReceiver<oneshot::Sender<()>>) {
-    let mut asked = Vec::new();
+/// Completes calls of [`Store::catch_up`]. Never returns.
+///
+/// Sends `()` to each received channel after the worker, which is polled in the same task, has been polled once more.
+async fn complete_catch_ups(mut catch_ups: mpsc::UnboundedReceiver<oneshot::Sender<()>>) {
+    let mut pending = Vec::new();
     loop {
-        if turns.recv_many(&mut asked, TURNS_MAX).await == 0 {
+        if catch_ups.recv_many(&mut pending, CATCH_UPS_MAX).await == 0 {
             // The store was dropped. The worker ends by itself once it has served what is in its queue.
             std::future::pending::<()>().await;
         }
         // The runtime polls its sockets before this task runs again, and then the worker runs first.
         tokio::task::yield_now().await;
-        for turn in asked.drain(..) {
-            let _ = turn.send(());
+        for done in pending.drain(..) {
+            let _ = done.send(());
         }
     }
 }
 
 impl RedisStore {
-    /// Creates a builder of a store on the server with this URL.
+    /// Creates a builder with the default settings for the server at `url`.
     ///
-    /// The form is `redis://[user:password@]host[:port][/database]`, or `rediss://` for TLS.
+    /// The form is `redis://[user:password@]host[:port][/database]`, or `rediss://` for TLS. The port defaults to 6379,
+    /// the database to 0. The URL is validated by [`RedisStoreBuilder::build`].
     pub fn builder(url: impl Into<String>) -> RedisStoreBuilder {
         RedisStoreBuilder {
             url: url.into(),
@@ -271,15 +291,16 @@ impl RedisStore {
         }
     }
 
-    /// Checks that [`RedisStore::builder`] accepts a URL, without connecting.
+    /// Checks that [`RedisStoreBuilder::build`] would accept `url`. Does not connect, and needs no tokio runtime.
     ///
     /// # Errors
-    /// Returns an error if the URL is invalid. The message says what is accepted and does not contain the password.
+    /// Returns an error if the URL is invalid, or if it is `rediss://` and this crate was built without the feature
+    /// `tls`. The message says what is accepted and does not contain the password.
     pub fn check_url(url: &str) -> Result<(), UrlError> {
         Endpoint::parse(url).map(drop)
     }
 
-    /// Returns statistics since the store was built.
+    /// Returns the counts of this store and its clones since the store was built. Does no I/O.
     pub fn stats(&self) -> RedisStats {
         let counters = &self.0.counters;
         RedisStats {
@@ -291,31 +312,37 @@ impl RedisStore {
         }
     }
 
-    /// Returns the name and version of the server, and warnings about its configuration. For the start of a service.
+    /// Asks the server for its name, its version and its `maxmemory-policy`. For the start of a service.
+    ///
+    /// The report has a warning if the policy is not `noeviction`, because an evicted counter starts again at zero, or
+    /// if the server does not reveal its policy.
     ///
     /// # Errors
-    /// Returns an error if the server does not answer, does not tell its version, or is too old.
+    /// Returns an error if `INFO` fails, if its reply has no version, or if the version is below Redis 7.0 or Valkey
+    /// 7.2.
     pub async fn check_server(&self) -> Result<server_check::ServerReport, server_check::ServerCheckError> {
         let info = self.command(&["INFO", "server"]).await?;
-        // A restricted user may not be allowed to read this. The report then says that it is unknown.
+        // A restricted user may not be allowed to run this. The report then has a warning.
         let policy = self.command(&["CONFIG", "GET", "maxmemory-policy"]).await.ok();
         server_check::report(&info, policy.as_ref())
     }
 
-    /// Returns the server's eviction policy and the number of evicted keys. An evicted counter starts again at zero.
+    /// Asks the server for its eviction policy and the number of evicted keys. An evicted counter starts again at zero.
     ///
     /// # Errors
-    /// Returns an error if the server does not answer, or does not allow the user to run `INFO`.
+    /// Returns an error if `INFO` fails: the server does not answer, or the user may not run it. A field that is
+    /// missing in the reply is no error but `None`.
     pub async fn eviction(&self) -> Result<server_check::Eviction, StoreError> {
         let info = self.command(&["INFO", "memory", "stats"]).await?;
         Ok(server_check::Eviction::read(&info))
     }
 
-    /// Runs one command on the connection that decisions use.
+    /// Runs one command on the connection that decisions use, and returns its reply.
     ///
-    /// A service that keeps some data beside its counters needs no second client. The reply may have up to a megabyte. The
-    /// command is never resent. Decisions wait while it runs, so it must not be slow or blocking (`BLPOP`). It must not
-    /// change the mode of the connection (`SUBSCRIBE`, `MULTI`, `SELECT`).
+    /// `parts` are the name of the command and its arguments. A service that keeps some data beside its counters needs
+    /// no second client. A string in the reply may have up to 1 MiB. The command is never resent. Decisions wait while
+    /// it runs, so it must not be slow or blocking (`BLPOP`). It must not change the mode of the connection
+    /// (`SUBSCRIBE`, `MULTI`, `SELECT`).
     ///
     /// ```no_run
     /// # async fn example(store: tollgate_redis::RedisStore) -> Result<(), tollgate_core::StoreError> {
@@ -326,7 +353,8 @@ impl RedisStore {
     /// ```
     ///
     /// # Errors
-    /// Returns an error if `parts` is empty, if the server does not answer, or if it returns an error.
+    /// Returns an error if `parts` is empty, if the server does not answer within the call timeout, or if it replies
+    /// with an error.
     pub async fn command(&self, parts: &[impl AsRef<[u8]>]) -> Result<Reply, StoreError> {
         if parts.is_empty() {
             // A server does not reply to an empty command, and the connection would wait for the reply.
@@ -334,11 +362,15 @@ impl RedisStore {
         }
         let mut request = Vec::new();
         push_command(&mut request, parts);
-        self.ask(|waiter| Work::Command(request, waiter)).await
+        self.submit(|waiter| Work::Command(request, waiter)).await
     }
 
-    /// Puts work into the worker's queue and waits for its result.
-    async fn ask<T>(&self, work: impl FnOnce(oneshot::Sender<Result<T, Fault>>) -> Work) -> Result<T, StoreError> {
+    /// Puts the work that `work` creates for a result channel into the worker's queue, and waits for the result.
+    ///
+    /// # Errors
+    /// Returns the worker's fault as an error that names the server. The kind is `Unavailable` if the queue is full,
+    /// `Unreachable` if the worker has ended, and `Interrupted` if it ends or panics before it sends the result.
+    async fn submit<T>(&self, work: impl FnOnce(oneshot::Sender<Result<T, Fault>>) -> Work) -> Result<T, StoreError> {
         let (waiter, answer) = oneshot::channel();
         match self.0.queue.try_send(work(waiter)) {
             Ok(()) => {}
@@ -359,20 +391,30 @@ impl RedisStore {
         fault.into_error(&self.0.endpoint)
     }
 
-    /// Decides the checks, each with its own result.
-    async fn decide_apart(&self, checks: &[Check<'_>]) -> Result<Vec<Result<Decision, StoreError>>, StoreError> {
+    /// Decides the checks and returns one result per check, in the same order.
+    ///
+    /// # Errors
+    /// Returns an error if a call failed as a whole. With [`CallScope::Subject`] such an error is the result of the
+    /// checks of that call instead.
+    async fn decide_separately(&self, checks: &[Check<'_>]) -> Result<Vec<Result<Decision, StoreError>>, StoreError> {
         match self.0.call_scope {
-            CallScope::Server => self.decide_in_turn(checks).await,
+            CallScope::Server => self.decide_in_chunks(checks).await,
             CallScope::Subject => self.decide_by_subject(checks).await,
         }
     }
 
-    /// Decides the checks in calls that hold any of them.
-    async fn decide_in_turn(&self, checks: &[Check<'_>]) -> Result<Vec<Result<Decision, StoreError>>, StoreError> {
+    /// Decides the checks in chunks of [`STEPS_MAX`], and returns one result per check, in the same order.
+    ///
+    /// A chunk is sent after the one before it was decided.
+    ///
+    /// # Errors
+    /// Returns the error of the first chunk that failed as a whole; later chunks are not sent. If an earlier chunk was
+    /// decided, the error is [in part](StoreError::in_part).
+    async fn decide_in_chunks(&self, checks: &[Check<'_>]) -> Result<Vec<Result<Decision, StoreError>>, StoreError> {
         let mut answers = Vec::with_capacity(checks.len());
         for chunk in checks.chunks(STEPS_MAX) {
             let steps = chunk.iter().map(|check| Step::check(check, &self.0.prefix, self.0.reads_bans)).collect();
-            let decided = self.ask(|waiter| Work::Checks(steps, waiter)).await;
+            let decided = self.submit(|waiter| Work::Checks(steps, waiter)).await;
             // The chunks before this one were decided and charged.
             let decided = decided.map_err(|error| if answers.is_empty() { error } else { error.in_part() })?;
             answers.extend(decided.into_iter().map(|answer| answer.map_err(|fault| self.error(fault))));
@@ -380,7 +422,10 @@ impl RedisStore {
         Ok(answers)
     }
 
-    /// Decides the checks in calls that hold those of one subject. The calls of different subjects run at once.
+    /// Decides the checks of each subject in calls of their own, all subjects at once.
+    ///
+    /// Returns one result per check, in the same order. A check of several subjects fails with the kind `Forbidden`. An
+    /// error of a call is the result of all its checks.
     async fn decide_by_subject(&self, checks: &[Check<'_>]) -> Result<Vec<Result<Decision, StoreError>>, StoreError> {
         const SEVERAL_SUBJECTS: &str = "a check of several subjects cannot be decided with one subject per call";
         let mut answers: Vec<Option<Result<Decision, StoreError>>> = checks.iter().map(|_| None).collect();
@@ -399,7 +444,7 @@ impl RedisStore {
                 None => groups.push((subject, vec![index], vec![*check])),
             }
         }
-        let decided = join_all(groups.iter().map(|(_, _, checks)| self.decide_in_turn(checks))).await;
+        let decided = join_all(groups.iter().map(|(_, _, checks)| self.decide_in_chunks(checks))).await;
         for ((_, indices, _), decided) in groups.into_iter().zip(decided) {
             match decided {
                 Ok(decided) => indices.into_iter().zip(decided).for_each(|(at, answer)| answers[at] = Some(answer)),
@@ -412,9 +457,13 @@ impl RedisStore {
         Ok(answers.into_iter().flatten().collect())
     }
 
-    /// Decides the checks, or fails if one of them cannot be decided.
+    /// Decides the checks and returns one decision per check, in the same order.
+    ///
+    /// # Errors
+    /// Returns the first error if a check cannot be decided. If another check was decided, the error is
+    /// [in part](StoreError::in_part).
     async fn decide_all(&self, checks: &[Check<'_>]) -> Result<Vec<Decision>, StoreError> {
-        let answers = self.decide_apart(checks).await?;
+        let answers = self.decide_separately(checks).await?;
         let is_in_part = answers.iter().any(Result::is_ok);
         let decisions: Result<Vec<Decision>, StoreError> = answers.into_iter().collect();
         decisions.map_err(|error| if is_in_part { error.in_part() } else { error })
@@ -434,13 +483,13 @@ impl Store for RedisStore {
     }
 
     fn decide_each<'a>(&'a self, checks: &'a [Check<'a>]) -> StoreFuture<'a, Vec<Result<Decision, StoreError>>> {
-        Box::pin(self.decide_apart(checks))
+        Box::pin(self.decide_separately(checks))
     }
 
     fn refund<'a>(&'a self, check: &'a Check<'a>, decision: &'a Decision) -> StoreFuture<'a, ()> {
         Box::pin(async move {
             match Step::refund(check, decision, &self.0.prefix) {
-                Some(step) => self.ask(|waiter| Work::Refund(step, waiter)).await,
+                Some(step) => self.submit(|waiter| Work::Refund(step, waiter)).await,
                 None => Ok(()),
             }
         })
@@ -454,12 +503,15 @@ impl Store for RedisStore {
         Box::pin(async move {
             let peek = demand.cost(Cost::PEEK);
             let decisions = self.decide_all(&[Check::one(&peek)]).await?;
-            let line = decisions.first().and_then(|decision| decision.limits.first().copied());
-            line.ok_or_else(|| self.error(Fault::new(Kind::Protocol, "the script's reply is malformed")))
+            let status = decisions.first().and_then(|decision| decision.limits.first().copied());
+            status.ok_or_else(|| self.error(Fault::new(Kind::Protocol, "the script's reply is malformed")))
         })
     }
 
-    /// Longer than 285 years is 285 years.
+    /// Bans `subject` for `duration`, or for good if `None`. A new ban replaces an earlier one of the subject.
+    ///
+    /// Stores that read bans ([`RedisStoreBuilder::bans`]) then refuse its checks. A duration above 285 years becomes
+    /// 285 years, and one below a millisecond becomes a millisecond.
     fn ban<'a>(&'a self, subject: &'a [u8], duration: Option<Duration>) -> StoreFuture<'a, ()> {
         Box::pin(async move {
             let key = self.0.prefix.ban(subject);
@@ -494,10 +546,10 @@ impl Store for RedisStore {
 
     fn catch_up(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
         Box::pin(async {
-            let (turn, confirmed) = oneshot::channel();
+            let (done, is_done) = oneshot::channel();
             // If the worker has ended, nothing is left to deliver.
-            if self.0.turns.send(turn).is_ok() {
-                let _ = confirmed.await;
+            if self.0.catch_ups.send(done).is_ok() {
+                let _ = is_done.await;
             }
         })
     }

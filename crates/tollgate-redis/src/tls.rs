@@ -3,7 +3,11 @@
 #[cfg(feature = "tls")]
 pub(crate) use with_rustls::Tls;
 
-/// The error of certificates that cannot be used, or of a build without TLS.
+/// The error of certificate authorities that a `rediss://` store cannot use.
+///
+/// They are given to [`RedisStoreBuilder::trust`](crate::RedisStoreBuilder::trust). The text contains no certificate,
+/// or one that cannot be decoded or is not a valid certificate authority. A failed TLS handshake is not a `TlsError`:
+/// decisions then fail with [`StoreErrorKind::Unreachable`](tollgate_core::StoreErrorKind::Unreachable).
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{problem}; accepted are certificates in PEM form")]
 pub struct TlsError {
@@ -25,18 +29,21 @@ mod with_rustls {
     use crate::connection::Stream;
     use crate::fault::Fault;
 
-    /// The TLS configuration of a store, shared by its connections.
+    /// The TLS client configuration of a store, used by each of its connections.
     #[derive(Clone)]
     pub(crate) struct Tls(TlsConnector);
 
     impl Tls {
         /// Creates a configuration that trusts the system's certificate authorities and those in `extra_pem`.
         ///
+        /// Reads the system's certificates from disk, and skips those that are missing or invalid.
+        ///
         /// # Errors
-        /// Returns an error if `extra_pem` is given and contains no certificate, or one that cannot be used.
+        /// Returns an error if `extra_pem` is given and contains no certificate, one that cannot be decoded, or one
+        /// that is not a valid certificate authority.
         pub(crate) fn new(extra_pem: Option<&[u8]>) -> Result<Tls, TlsError> {
             let mut roots = RootCertStore::empty();
-            // Missing or broken certificates of the system are ignored: those in `extra_pem` may be enough.
+            // Those in `extra_pem` may be enough.
             roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
             if let Some(pem) = extra_pem {
                 let before = roots.len();
@@ -59,7 +66,11 @@ mod with_rustls {
             Ok(Tls(TlsConnector::from(Arc::new(config))))
         }
 
-        /// Performs the TLS handshake and verifies the server's certificate for `host`.
+        /// Performs the TLS handshake on `tcp` and verifies that the server's certificate is valid for `host`.
+        ///
+        /// # Errors
+        /// Returns a fault of the kind `Unreachable` if the handshake or the verification fails, or if `host` is
+        /// neither a DNS name nor an IP address.
         pub(crate) async fn wrap(&self, tcp: TcpStream, host: &str) -> Result<Box<dyn Stream>, Fault> {
             let fault = |message: String| Fault::new(Kind::Unreachable, message);
             let name = ServerName::try_from(host.to_owned())
@@ -78,12 +89,15 @@ mod without {
     use crate::connection::Stream;
     use crate::fault::Fault;
 
-    /// A type without values: without the feature `tls`, a `rediss://` URL is rejected.
+    /// A type without values, for builds without the feature `tls`.
+    ///
+    /// In such a build, [`Endpoint::parse`](crate::url::Endpoint::parse) rejects `rediss://` URLs, so no store uses
+    /// TLS.
     #[derive(Clone)]
     pub(crate) enum Tls {}
 
     impl Tls {
-        /// Returns an error: this build has no TLS.
+        /// Returns an error: this build has no TLS. No caller gets here, because `rediss://` URLs are rejected before.
         pub(crate) fn new(_: Option<&[u8]>) -> Result<Tls, TlsError> {
             Err(TlsError { problem: "this build has no TLS" })
         }

@@ -8,7 +8,7 @@ const PORT_DEFAULT: u16 = 6379;
 /// The largest accepted database number. Redis has 16 databases by default.
 const DATABASE_MAX: u32 = 65_535;
 
-/// The address of a server, the credentials and the database.
+/// The parsed URL of a server: address, database, credentials, and whether to use TLS.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Endpoint {
     pub(crate) host: String,
@@ -19,7 +19,9 @@ pub(crate) struct Endpoint {
     pub(crate) is_tls: bool,
 }
 
-/// The error of a URL that is not a valid server address. The message never contains the password.
+/// The error of a store URL that is invalid, or that is `rediss://` in a build without the feature `tls`.
+///
+/// The message says what is wrong and what is accepted. It never contains the password.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{problem}; accepted is redis://[user:password@]host[:port][/database], or rediss:// for TLS")]
 pub struct UrlError {
@@ -33,7 +35,13 @@ impl UrlError {
 }
 
 impl Endpoint {
-    /// Parses a URL. Port and database default to 6379 and 0.
+    /// Parses `redis://[user:password@]host[:port][/database]`, or `rediss://` for TLS.
+    ///
+    /// The port defaults to 6379, the database to 0. User and password may be percent-encoded.
+    ///
+    /// # Errors
+    /// Returns an error if the scheme is unknown, a part is missing or invalid, or the scheme is `rediss` and the
+    /// feature `tls` is off.
     pub(crate) fn parse(url: &str) -> Result<Endpoint, UrlError> {
         let Some((scheme, rest)) = url.split_once("://") else {
             return Err(UrlError::new("the store's URL has no scheme"));
@@ -63,7 +71,7 @@ impl Endpoint {
     }
 }
 
-/// Parses a database number; an empty text is 0.
+/// Parses a database number from 0 to 65,535; an empty text is 0.
 fn parse_database(text: &str) -> Result<u32, UrlError> {
     if text.is_empty() {
         return Ok(0);
@@ -72,7 +80,7 @@ fn parse_database(text: &str) -> Result<u32, UrlError> {
     number.ok_or_else(|| UrlError::new(format!("the database must be a number from 0 to {DATABASE_MAX}")))
 }
 
-/// Parses `host[:port]` or `[IPv6][:port]`.
+/// Parses `host[:port]` or `[IPv6][:port]`. Returns the host, without brackets, and the port, which defaults to 6379.
 fn parse_address(text: &str) -> Result<(String, u16), UrlError> {
     let (host, port) = match text.strip_prefix('[') {
         Some(v6) => {
@@ -104,6 +112,8 @@ fn parse_address(text: &str) -> Result<(String, u16), UrlError> {
 }
 
 /// Parses `user:password`, `:password`, or a password alone as older clients write it. Returns user and password.
+///
+/// Both are `None` without a text. An empty user is `None`; an empty password is an error.
 fn parse_login(text: Option<&str>) -> Result<(Option<String>, Option<String>), UrlError> {
     let Some(text) = text else {
         return Ok((None, None));
@@ -117,7 +127,7 @@ fn parse_login(text: Option<&str>) -> Result<(Option<String>, Option<String>), U
     Ok(((!user.is_empty()).then_some(user), Some(password)))
 }
 
-/// Decodes percent-encoding.
+/// Decodes percent-encoding. An incomplete escape, or a result that is not UTF-8, is an error.
 fn unescape(text: &str) -> Result<String, UrlError> {
     let problem = || UrlError::new("a `%` in user or password must be followed by two hex digits");
     let mut bytes = Vec::with_capacity(text.len());

@@ -6,20 +6,20 @@
 //!      └──────────────────────── answers, in the order of the calls ◀───────────────┘
 //! ```
 //!
-//! **Batches.** A check that finds the connection idle leaves at once, alone. Checks that arrive while calls are in flight
-//! are collected and leave together, after a millisecond at most, without waiting for a reply (see `session.rs`). The
-//! busier the store, the larger the batches. There is nothing to tune.
+//! **Batches.** A check that finds the connection idle is sent at once, alone. Checks that arrive while calls are in
+//! flight are collected and sent together, usually within a millisecond, without waiting for a reply (see
+//! `session.rs`). The busier the store, the larger the batches. There is nothing to tune.
 //!
 //! **Order.** The checks of a worker are decided in the order in which they arrived, except when the server makes it
 //! resend a call. Checks with one limit each may change places with checks of other counters, which has no visible
 //! effect. So equal checks of many callers become one step with a repeat count (see `batch.rs`).
 //!
-//! **A caller that gives up** before its call leaves is not charged. One that gives up during the call may be charged.
+//! **A caller that gives up** before its call is sent is not charged. One that gives up during the call may be charged.
 //!
 //! **The connection** belongs to the worker. It is opened before it is needed, watched while idle, dropped when a call
-//! fails in a way that leaves its state unknown, and reopened with growing pauses for as long as that fails. While there
-//! is none, callers get an error at once. A server or a load balancer that closes an idle connection has not failed: the
-//! connection is reopened without a pause.
+//! fails in a way that leaves its state unknown, and reopened with growing pauses for as long as that fails. Callers
+//! wait during an attempt to connect, and get the error of the last attempt at once during a pause. A server or a load
+//! balancer that closes an idle connection has not failed: the connection is reopened without a pause.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -41,18 +41,18 @@ use crate::url::Endpoint;
 mod batch;
 mod session;
 
-/// The maximum number of checks in one call. A larger call delays others and saves nothing more.
+/// The maximum number of checks, or of refunds, in one call. A larger call delays others and saves nothing more.
 pub(crate) const STEPS_MAX: usize = 128;
-/// The pause after the first failed attempt to connect. It doubles up to [`PAUSE_LAST`]. A recovered server must be in use
-/// again within two seconds: an attempt that hangs (250 ms), the last pause with its jitter (300 ms) and the pause of a
-/// circuit breaker (800 ms) leave half a second for connecting and the call.
+/// The pause after the first failed attempt to connect. It doubles up to [`PAUSE_LAST`]. A recovered server must be in
+/// use again within two seconds: an attempt that hangs (250 ms), the last pause with its jitter (300 ms) and the pause
+/// of a circuit breaker (800 ms) leave half a second for connecting and the call.
 const PAUSE_FIRST: Duration = Duration::from_millis(50);
 const PAUSE_LAST: Duration = Duration::from_millis(200);
 
 /// A request of a caller, and the channel for its result.
 pub(crate) enum Work {
-    /// At most [`STEPS_MAX`] checks, answered together, each with its own result. With [`CallScope::Subject`] all of them
-    /// have the same subject.
+    /// At most [`STEPS_MAX`] checks, answered together, each with its own result. With [`CallScope::Subject`] all of
+    /// them have the same subject.
     Checks(Vec<Step>, oneshot::Sender<Result<Vec<Result<Decision, Fault>>, Fault>>),
     /// The refund of one decision.
     Refund(Step, oneshot::Sender<Result<(), Fault>>),
@@ -70,7 +70,7 @@ pub(crate) enum CallScope {
     Subject,
 }
 
-/// Counts of a worker's work.
+/// The counters of a worker since its store was built. See [`RedisStats`](crate::RedisStats).
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
     pub(crate) calls: AtomicU64,
@@ -79,7 +79,7 @@ pub(crate) struct Counters {
     pub(crate) scripts_sent: AtomicU64,
 }
 
-/// The task that owns the connection to one server.
+/// The background task of a store: sends the queued work over one connection, which it opens itself.
 pub(crate) struct Worker {
     pub(crate) endpoint: Endpoint,
     pub(crate) tls: Option<Tls>,
@@ -92,7 +92,10 @@ pub(crate) struct Worker {
 }
 
 impl Worker {
-    /// Serves the queue until it is closed.
+    /// Connects, sends the work in the queue to the server, and reconnects when the connection is lost.
+    ///
+    /// Returns when the queue is closed: the store and all its clones were dropped. After a failed attempt to connect,
+    /// all work fails with its fault for a pause of 50 ms to 300 ms.
     pub(crate) async fn run(&self, queue: &mut mpsc::Receiver<Work>) {
         let mut backlog = VecDeque::new();
         let mut pause = PAUSE_FIRST;
@@ -113,10 +116,10 @@ impl Worker {
                 }
                 Err(fault) => fault,
             };
-            backlog.drain(..).for_each(|work| refuse(work, &fault));
+            backlog.drain(..).for_each(|work| fail(work, &fault));
             // Up to half as long again, so that many nodes do not reconnect at the same instant.
             let jittered = pause.mul_f64(1.0 + fastrand::f64() / 2.0);
-            if self.refuse_for(jittered, queue, &fault).await.is_closed() {
+            if self.fail_work_for(jittered, queue, &fault).await.is_closed() {
                 return;
             }
             pause = (pause * 2).min(PAUSE_LAST);
@@ -133,21 +136,23 @@ impl Worker {
         })
     }
 
-    /// Fails all work that arrives within `pause`. Returns whether the queue was closed meanwhile.
-    async fn refuse_for(&self, pause: Duration, queue: &mut mpsc::Receiver<Work>, fault: &Fault) -> QueueState {
-        let refuse_all = async {
+    /// Waits for `pause` and sends `fault` to the callers of all work that arrives meanwhile.
+    ///
+    /// Returns early if the queue is closed.
+    async fn fail_work_for(&self, pause: Duration, queue: &mut mpsc::Receiver<Work>, fault: &Fault) -> QueueState {
+        let fail_all = async {
             while let Some(work) = queue.recv().await {
-                refuse(work, fault);
+                fail(work, fault);
             }
         };
-        match timeout(pause, refuse_all).await {
+        match timeout(pause, fail_all).await {
             Ok(()) => QueueState::Closed,
             Err(_) => QueueState::Open,
         }
     }
 }
 
-/// Whether more work may arrive.
+/// Whether more work may arrive in the queue, or all its senders were dropped.
 enum QueueState {
     Open,
     Closed,
@@ -159,8 +164,8 @@ impl QueueState {
     }
 }
 
-/// Sends a fault to the caller.
-fn refuse(work: Work, fault: &Fault) {
+/// Sends `fault` to the caller that waits for `work`.
+fn fail(work: Work, fault: &Fault) {
     let fault = fault.clone();
     match work {
         Work::Checks(_, waiter) => drop(waiter.send(Err(fault))),

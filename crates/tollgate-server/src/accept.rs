@@ -46,7 +46,7 @@ const OPERATOR_SPARE_DESCRIPTORS: usize = 4;
 /// A connection that was accepted, and the address of its client.
 type Accepted = (StdTcpStream, SocketAddr);
 
-/// Accepts the connections of one listener.
+/// The accept task of one listener: its connection slots, receive budget, TLS certificate and worker pool.
 struct Acceptor {
     listener: Arc<dyn Listener>,
     slots: ConnectionSlots,
@@ -58,9 +58,12 @@ struct Acceptor {
     workers: Arc<WorkerPool>,
 }
 
-/// Accepts the connections of `listener` until `shutdown` closes it, then waits for them to end, up to the grace period.
+/// Accepts connections on `socket` and serves them on `workers`, until `shutdown` reaches `Closing`.
 ///
-/// If this ends in any other way, `/readyz` reports it.
+/// Then waits until all connections have ended, for at most `Bounds::grace`.
+///
+/// If the task ends before the instance shuts down, the instance is not ready any more, and `/readyz` names the
+/// listener.
 pub(crate) async fn accept(
     listener: Arc<dyn Listener>,
     socket: TcpListener,
@@ -75,8 +78,11 @@ pub(crate) async fn accept(
 impl Acceptor {
     /// Creates an acceptor with the limits of the listener's [`Role`].
     ///
+    /// For [`Role::Operator`], idle connections are evicted, four file descriptors are kept in reserve, and a loopback
+    /// `socket` is not encrypted.
+    ///
     /// # Panics
-    /// If the limit on connections exceeds what a semaphore can hold.
+    /// If the limit on connections exceeds [`Semaphore::MAX_PERMITS`].
     fn new(
         listener: Arc<dyn Listener>,
         socket: &TcpListener,
@@ -134,7 +140,10 @@ impl Acceptor {
         }
     }
 
-    /// Hands a connection to the worker pool, or rejects it if there is no free slot.
+    /// Takes a slot for a connection and starts to serve it on the worker pool, without waiting for its end.
+    ///
+    /// If no slot can be taken, counts the connection as refused and [rejects](Self::reject) it. Waits up to a second
+    /// for a slot if idle connections can be evicted.
     async fn admit(&self, (stream, peer): Accepted, shutdown: &Shutdown) {
         let _ = stream.set_nodelay(true);
         let Some((permit, slot)) = self.slots.take().await else {
@@ -160,7 +169,9 @@ impl Acceptor {
         });
     }
 
-    /// Sends the reply for a connection over the limit, if that is possible without waiting, and closes the connection.
+    /// Sends the listener's over-limit reply, waiting at most 10 ms, and closes the connection.
+    ///
+    /// Sends nothing if the listener uses TLS.
     async fn reject(&self, stream: StdTcpStream) {
         if self.tls.is_none()
             && let Ok(mut stream) = TcpStream::from_std(stream)
@@ -171,7 +182,7 @@ impl Acceptor {
     }
 }
 
-/// A listening socket.
+/// A listening socket from which connections are accepted in batches, if necessary with spare file descriptors.
 struct AcceptLoop {
     socket: TcpListener,
     /// The same socket, for connections that wait already. These are served by another runtime, so the runtime of
@@ -191,7 +202,12 @@ impl AcceptLoop {
         Ok(AcceptLoop { socket, direct, batch: 0, spares, warned_at: None })
     }
 
-    /// Waits for a connection. Errors that concern a single connection are skipped.
+    /// Waits for a connection and returns it. Skips connections that their clients have aborted.
+    ///
+    /// Lets other tasks run after 64 connections that were waiting already, and opens spare descriptors again.
+    ///
+    /// # Errors
+    /// If accepting fails for another reason, such as a lack of file descriptors.
     async fn accept(&mut self) -> io::Result<Accepted> {
         loop {
             if self.batch == ACCEPT_BATCH {
@@ -212,20 +228,20 @@ impl AcceptLoop {
                     self.batch += 1;
                     return Ok(accepted);
                 }
-                Err(error) if is_of_one_connection(&error) => {}
+                Err(error) if is_client_abort(&error) => {}
                 Err(error) => return Err(error),
             }
         }
     }
 
-    /// Waits for a connection. If there are no descriptors left, accepts it with a spare one.
+    /// Polls for a connection. If the process has no file descriptor left, closes a spare one and tries again.
     fn poll_accept(&self, cx: &mut Context<'_>) -> Poll<io::Result<Accepted>> {
         let accept = |cx: &mut Context<'_>| match ready!(self.socket.poll_accept(cx)) {
             Ok((stream, peer)) => Poll::Ready(stream.into_std().map(|stream| (stream, peer))),
             Err(error) => Poll::Ready(Err(error)),
         };
         match accept(cx) {
-            Poll::Ready(Err(error)) if is_out_of_descriptors(&error) && self.spares.give_up_one() => {
+            Poll::Ready(Err(error)) if is_out_of_descriptors(&error) && self.spares.close_one() => {
                 let accepted = accept(cx);
                 if accepted.is_pending() {
                     self.spares.refill();
@@ -236,7 +252,7 @@ impl AcceptLoop {
         }
     }
 
-    /// Returns a connection that can be accepted without waiting, or `None` if there is none.
+    /// Returns a connection that can be accepted without waiting, in non-blocking mode, or `None` if there is none.
     fn accept_waiting(&self) -> io::Result<Option<Accepted>> {
         match self.direct.accept() {
             Ok((stream, peer)) => stream.set_nonblocking(true).map(|()| Some((stream, peer))),
@@ -245,7 +261,7 @@ impl AcceptLoop {
         }
     }
 
-    /// Logs a failure to accept, at most every ten seconds, and waits 50 ms.
+    /// Sleeps for 50 ms after a failure to accept. Logs the error unless one was logged in the last ten seconds.
     async fn pause(&mut self, name: &'static str, error: &io::Error) {
         let now = Instant::now();
         if self.warned_at.is_none_or(|at| now - at >= ACCEPT_WARNING_INTERVAL) {
@@ -256,7 +272,9 @@ impl AcceptLoop {
     }
 }
 
-/// File descriptors that are kept to accept connections with when the process has no others.
+/// Open file descriptors that are kept in reserve.
+///
+/// Closing one allows a connection to be accepted when the process has no other descriptor left.
 #[derive(Debug, Default)]
 struct SpareDescriptors {
     max: usize,
@@ -270,12 +288,12 @@ impl SpareDescriptors {
         spares
     }
 
-    /// Closes one of the descriptors. Returns false if there is none.
-    fn give_up_one(&self) -> bool {
+    /// Closes one spare descriptor. Returns false if there is none.
+    fn close_one(&self) -> bool {
         self.files.lock().pop().is_some()
     }
 
-    /// Opens descriptors up to the maximum, as far as the system has any.
+    /// Opens spare descriptors until there are `max` of them, or opening one fails.
     fn refill(&self) {
         let mut files = self.files.lock();
         while files.len() < self.max
@@ -286,18 +304,18 @@ impl SpareDescriptors {
     }
 }
 
-/// Returns whether the process or the machine has no descriptors left.
+/// Returns whether the error means that the process or the machine has no file descriptor left (`EMFILE`, `ENFILE`).
 fn is_out_of_descriptors(error: &io::Error) -> bool {
     use rustix::io::Errno;
     matches!(Errno::from_io_error(error), Some(Errno::MFILE | Errno::NFILE))
 }
 
-/// Returns whether the error concerns only the connection that would have been accepted, which its client has aborted.
-fn is_of_one_connection(error: &io::Error) -> bool {
+/// Returns whether accepting failed only because the client aborted its connection. The next one can be accepted.
+fn is_client_abort(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::ConnectionAborted | io::ErrorKind::ConnectionReset)
 }
 
-/// The limit on the open connections of a listener.
+/// The slots of a listener: one for each open connection, up to `max_connections`.
 struct ConnectionSlots {
     max_connections: usize,
     permits: Arc<Semaphore>,
@@ -310,14 +328,18 @@ impl ConnectionSlots {
         ConnectionSlots { max_connections, permits: Arc::new(Semaphore::new(max_connections)), evictable: None }
     }
 
-    /// Creates slots that idle connections are evicted from, counted in `evictions`.
+    /// Creates slots that evict an idle connection when all are taken. Each eviction adds one to `evictions`.
     fn evicting(max_connections: usize, evictions: Arc<std::sync::atomic::AtomicU64>) -> ConnectionSlots {
         let evictable = Some(EvictingBudget::new(max_connections, evictions));
         ConnectionSlots { evictable, ..ConnectionSlots::new(max_connections) }
     }
 
-    /// Takes a slot, if need be that of the connection that was idle for longest. Returns `None` if all are taken and none
-    /// can be evicted within a second.
+    /// Takes a slot.
+    ///
+    /// Returns a permit, which occupies it until dropped, and a reservation if the connection can be evicted.
+    ///
+    /// If all slots are taken and connections can be evicted, evicts the one that was idle for longest and waits up to
+    /// a second for its slot. Returns `None` if there is no slot after that; at once if connections cannot be evicted.
     async fn take(&self) -> Option<(OwnedSemaphorePermit, Option<Reservation>)> {
         let Some(evictable) = &self.evictable else {
             return Some((self.permits.clone().try_acquire_owned().ok()?, None));
@@ -329,7 +351,9 @@ impl ConnectionSlots {
         tokio::time::timeout(EVICTION_TIMEOUT, taking).await.ok()?
     }
 
-    /// Ends an idle connection, so that its descriptor can be used.
+    /// Evicts the connection that was idle for longest, so that its file descriptor becomes free.
+    ///
+    /// Does nothing if the slots do not evict, or at most one connection is open.
     fn evict_idle(&self) {
         if let Some(evictable) = &self.evictable {
             evictable.evict_oldest();
@@ -343,7 +367,9 @@ impl ConnectionSlots {
     }
 }
 
-/// Performs the TLS handshake if there is a certificate. Returns `None` if it failed or took too long.
+/// Performs the TLS handshake. Without `tls`, returns the plain stream at once.
+///
+/// Returns `None` if the handshake fails or takes longer than 10 s, and logs the reason at debug level.
 async fn handshake(stream: TcpStream, tls: Option<Tls>) -> Option<ClientStream> {
     let Some(tls) = tls else { return Some(ClientStream::Plain(stream)) };
     // A large future, for which a connection that is not encrypted needs no room.

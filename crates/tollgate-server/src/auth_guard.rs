@@ -5,16 +5,16 @@
 //!   delay of each further answer      0    10 ms  20 ms  40 ms  …   640 ms      1 s
 //! ```
 //!
-//! **Every attempt of that address waits**, right or wrong. If only wrong ones did, an attacker would take a missing answer for
-//! a wrong one and not wait for it. A correct password still works; it is answered late until 60 s after the last failure.
-//! Connections that are authenticated already are not affected.
+//! **Every attempt of that address waits**, right or wrong. If only wrong ones did, an attacker would take a missing
+//! answer for a wrong one and not wait for it. A correct password still works; it is answered late until 60 s after the
+//! last failure. Connections that are authenticated already are not affected.
 //!
-//! **Few wait at once.** The delay alone would let an address guess once a second on each of its connections. So at most 16
-//! attempts of an address wait at the same time, which is 16 guesses a second in all. Further ones are refused without
-//! checking the password.
+//! **Few wait at once.** The delay alone would let an address guess once a second on each of its connections. So at
+//! most 16 attempts of an address wait at the same time, which is 16 guesses a second in all. Further ones are refused
+//! without checking the password.
 //!
-//! **Bounded.** Addresses (in IPv6 /64 networks, because a client can choose the rest) are hashed into a table of fixed size.
-//! Two addresses in one slot share a delay of at most a second, which does not justify storing whole addresses.
+//! **Bounded.** Addresses (in IPv6 /64 networks, because a client can choose the rest) are hashed into a table of fixed
+//! size. Two addresses in one slot share a delay of at most a second, which does not justify storing whole addresses.
 
 use std::hash::{BuildHasher, RandomState};
 use std::net::IpAddr;
@@ -26,7 +26,8 @@ use tokio::time::Instant;
 
 use crate::log_limit::LogLimit;
 
-/// The failed attempts of an address that are answered without delay: typing errors, a deployment with the old password.
+/// The failed attempts of an address that are answered without delay: typing errors, a deployment with the old
+/// password.
 const FREE_FAILURES: u32 = 5;
 const FIRST_DELAY: Duration = Duration::from_millis(10);
 const DELAY_MAX: Duration = Duration::from_secs(1);
@@ -37,17 +38,18 @@ const WAITING_MAX: u32 = 16;
 /// The size of the table, in slots of 24 bytes.
 const SLOTS: usize = 4_096;
 
-/// Delays authentication attempts by the failures of their address.
+/// A guard against guessed secrets: delays authentication attempts by the recent failures of the client's address.
 #[derive(Debug)]
 pub(crate) struct AuthGuard {
     seeds: RandomState,
     slots: Mutex<Box<[AddressSlot]>>,
 }
 
+/// The recent attempts of all addresses that hash to one slot.
 #[derive(Clone, Copy, Debug, Default)]
-/// The attempts of the addresses that hash to one slot.
 struct AddressSlot {
     failures: u32,
+    /// The attempts whose answer is being delayed.
     waiting: u32,
     failed_at: Option<Instant>,
 }
@@ -55,13 +57,15 @@ struct AddressSlot {
 /// The result of an authentication attempt.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Attempt {
+    /// The secret is correct.
     Right,
+    /// The secret is wrong.
     Wrong,
     /// Too many attempts of this address wait already. The secret was not checked.
     Refused,
 }
 
-/// Counts the failed attempts at one listener, and logs some of them.
+/// The counters of failed attempts at one listener. A failure is logged unless one was logged in the last ten seconds.
 #[derive(Debug, Default)]
 pub(crate) struct AuthFailures {
     wrong: AtomicU64,
@@ -70,7 +74,7 @@ pub(crate) struct AuthFailures {
 }
 
 impl AuthFailures {
-    /// Returns how many attempts were wrong, and how many were refused without checking the secret.
+    /// Returns how many attempts had a wrong secret, and how many were refused without checking the secret.
     pub(crate) fn read(&self) -> [u64; 2] {
         [&self.wrong, &self.refused].map(|count| count.load(Ordering::Relaxed))
     }
@@ -90,7 +94,13 @@ impl Default for AuthGuard {
 }
 
 impl AuthGuard {
-    /// Checks a secret with `is_right`, counts and logs a failure, and returns the result after the delay for this address.
+    /// Checks a secret by calling `is_right`, and returns the result after the delay for `address`.
+    ///
+    /// There is no delay up to five failures of the address. Then it is 10 ms, doubled by each failure up to 1 s.
+    /// Failures are forgotten 60 s after the last one. A correct secret is delayed as well, and does not reset them.
+    ///
+    /// If 16 attempts of the address are waiting already, returns [`Attempt::Refused`] at once, without calling
+    /// `is_right`. Wrong and refused attempts are counted in `failures`; some are logged with the name of `listener`.
     pub(crate) async fn attempt(
         &self,
         listener: &'static str,
@@ -124,7 +134,9 @@ impl AuthGuard {
         self.seeds.hash_one((address.is_ipv4(), network)) as usize % SLOTS
     }
 
-    /// Counts an attempt as waiting until the value is dropped. Returns `None` if 16 attempts of the slot wait already.
+    /// Counts an attempt as waiting until the returned value is dropped.
+    ///
+    /// Returns `None` if 16 attempts of this slot are waiting already.
     fn enter(&self, slot: usize) -> Option<WaitingAttempt<'_>> {
         let waiting = &mut self.slots.lock()[slot].waiting;
         if *waiting >= WAITING_MAX {
@@ -134,7 +146,7 @@ impl AuthGuard {
         Some(WaitingAttempt { guard: self, slot })
     }
 
-    /// Counts the attempt if it failed, and returns the delay of its answer.
+    /// Returns the delay before an attempt is answered. If `is_right` is false, counts a failure first.
     fn delay(&self, slot: usize, is_right: bool) -> Duration {
         let now = Instant::now();
         let slot = &mut self.slots.lock()[slot];

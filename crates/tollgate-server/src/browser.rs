@@ -1,18 +1,18 @@
 //! Detects requests that a web page makes a browser send.
 //!
-//! A page of any site can make a browser send requests to `http://127.0.0.1:8080`, or to any address that the browser reaches
-//! and the page's author does not. The page cannot read the responses, but a check charges a counter all the same. Browsers
-//! send headers that say where a request comes from, and a page cannot change them:
+//! A page of any site can make a browser send requests to `http://127.0.0.1:8080`, or to any address that the browser
+//! reaches and the page's author does not. The page cannot read the responses, but a check charges a counter all the
+//! same. Browsers send headers that say where a request comes from, and a page cannot change them:
 //!
 //! | header | accepted | rejected |
 //! |---|---|---|
 //! | `Origin` | absent; the host of the request; an allowed origin | any other, including `null` |
 //! | `Sec-Fetch-Site` | absent; `same-origin`, `none` | any other, unless `Origin` is allowed |
 //!
-//! **DNS rebinding.** A page of `http://attacker.example:9090`, whose name is later resolved to 127.0.0.1, sends requests to its
-//! own origin, so these headers are accepted. The name in `Host` reveals it. An address cannot be rebound, and neither can a
-//! name without a dot (`localhost`, a service in a container network), because it cannot be registered. Other names are
-//! rejected unless they are configured.
+//! **DNS rebinding.** A page of `http://attacker.example:9090`, whose name is later resolved to 127.0.0.1, sends
+//! requests to its own origin, so these headers are accepted. The name in `Host` reveals it. An address cannot be
+//! rebound, and neither can a name without a dot (`localhost`, a service in a container network), because it cannot be
+//! registered. Other names are rejected unless they are configured.
 
 use std::net::IpAddr;
 use std::str::FromStr;
@@ -23,11 +23,13 @@ use http::{HeaderMap, HeaderValue};
 /// A header name that crate `http` does not define.
 pub(crate) const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 
-/// The origin of a web page that may send requests, such as `https://ops.example`.
+/// The origin of a web page that may send requests, such as `https://ops.example` or `http://10.0.0.5:3000`.
+///
+/// Parsed from text, without regard to case. A path is not accepted.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct WebOrigin(String);
 
-/// The error of parsing a [`WebOrigin`].
+/// The error of parsing a [`WebOrigin`]: the text is not of the form `scheme://host` or `scheme://host:port`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("expected an origin such as https://ops.example or http://10.0.0.5:3000, without a path")]
 pub struct WebOriginError;
@@ -51,7 +53,7 @@ impl FromStr for WebOrigin {
     }
 }
 
-/// The origins whose pages may send requests, and the names that `Host` may have on the admin listener.
+/// The origins whose web pages may send requests, and the domain names that `Host` may have on the admin listener.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct BrowserPolicy {
     pub(crate) origins: Vec<WebOrigin>,
@@ -59,7 +61,9 @@ pub(crate) struct BrowserPolicy {
 }
 
 impl BrowserPolicy {
-    /// Returns whether a page of another site, whose origin is not allowed, made a browser send the request.
+    /// Returns whether a browser sent the request for a web page of another site whose origin is not allowed.
+    ///
+    /// Decides by the headers `Origin`, `Sec-Fetch-Site` and `Host`. A request without the first two is not foreign.
     pub(crate) fn is_foreign(&self, headers: &HeaderMap) -> bool {
         let host = headers.get(HOST).map(HeaderValue::as_bytes).unwrap_or_default();
         let is_own = |origin: &[u8]| {
@@ -80,8 +84,11 @@ impl BrowserPolicy {
         !all_fit || crosses_sites && !all_allowed
     }
 
-    /// Returns whether the admin listener accepts the name in `Host`. A request without `Host` does not come from a browser and
-    /// is accepted.
+    /// Returns whether the admin listener accepts the `Host` header of a request.
+    ///
+    /// Accepted are an IP address, a name without a dot, and the names in `admin_hosts`, each with or without a port.
+    ///
+    /// With several `Host` headers, each must be accepted. A request without one is accepted: browsers always send it.
     pub(crate) fn is_admin_host(&self, headers: &HeaderMap) -> bool {
         headers.get_all(HOST).iter().all(|host| {
             let Ok(host) = host.to_str() else { return false };
@@ -93,7 +100,7 @@ impl BrowserPolicy {
     }
 }
 
-/// Returns the name or address in a `Host` header, without the port.
+/// Returns the name or address in a `Host` header, without the port and without the brackets of an IPv6 address.
 fn without_port(host: &str) -> &str {
     match host.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
         Some((address, rest)) if rest.is_empty() || rest.starts_with(':') => address,

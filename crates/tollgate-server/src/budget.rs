@@ -1,13 +1,13 @@
 //! A budget that many connections share, in which a new reservation evicts the oldest one.
 //!
-//! Two things are bounded this way: the bytes that a listener holds of requests that are not complete, and the connections
-//! of the admin listener. In both cases, rejecting the new reservation would let an attacker lock out all other clients by
-//! keeping what it has: a half-sent body, a silent connection. An honest client needs its reservation for milliseconds. So
-//! the oldest reservation is the one that is most likely not honest, and to evict an honest one an attacker has to fill the
-//! whole budget in the time that one request takes to arrive.
+//! Two things are bounded this way: the bytes that a listener holds of requests that are not complete, and the
+//! connections of the admin listener. In both cases, rejecting the new reservation would let an attacker lock out all
+//! other clients by keeping what it has: a half-sent body, a silent connection. An honest client needs its reservation
+//! for milliseconds. So the oldest reservation is the one that is most likely not honest, and to evict an honest one an
+//! attacker has to fill the whole budget in the time that one request takes to arrive.
 //!
-//! The reservation of a connection that is being served is *protected* and is never evicted. If all are protected, the new
-//! reservation is rejected.
+//! The reservation of a connection that is being served is *protected* and is never evicted. If all are protected, the
+//! new reservation is rejected.
 
 use std::collections::BTreeMap;
 use std::future::poll_fn;
@@ -21,7 +21,9 @@ use tokio::sync::Notify;
 
 use crate::listeners::io::READ_BYTES;
 
-/// An amount that reservations are taken from.
+/// An amount (of bytes, or of connection slots) from which reservations are taken.
+///
+/// If too little is left for a new reservation, the oldest ones are evicted.
 #[derive(Debug)]
 pub(crate) struct EvictingBudget {
     max: usize,
@@ -60,19 +62,25 @@ enum HolderStatus {
 }
 
 impl EvictingBudget {
-    /// Creates a budget of `max` in all. Evictions are counted in `evictions`.
+    /// Creates a budget of `max` in all. Each eviction adds one to `evictions`.
     pub(crate) fn new(max: usize, evictions: Arc<AtomicU64>) -> Arc<EvictingBudget> {
         Arc::new(EvictingBudget { max, evictions, state: Mutex::default() })
     }
 
-    /// Reserves `amount`. If there is not enough left, evicts the oldest reservations and waits until they are given back.
-    /// Returns `None` if that is not enough, or if this reservation is evicted meanwhile.
+    /// Reserves `amount`, if necessary by evicting the oldest reservations that are not protected.
+    ///
+    /// Waits until the holders of evicted reservations drop them.
+    ///
+    /// Returns `None` if `amount` does not fit beside the protected reservations, or if this reservation is itself
+    /// evicted while it waits.
     pub(crate) async fn reserve(self: &Arc<EvictingBudget>, amount: usize) -> Option<Reservation> {
         let reservation = self.enter();
         poll_fn(|cx| reservation.poll_resize(cx, amount)).await.then_some(reservation)
     }
 
-    /// Evicts the oldest reservation that is not protected. Does nothing if there is only one reservation.
+    /// Evicts the oldest reservation that is neither protected nor evicted already.
+    ///
+    /// Does nothing if there is at most one reservation in all.
     pub(crate) fn evict_oldest(&self) {
         let mut state = self.state.lock();
         if state.holders.len() > 1 {
@@ -80,7 +88,7 @@ impl EvictingBudget {
         }
     }
 
-    /// Adds a reservation of zero, as the youngest.
+    /// Adds a reservation of amount zero, which is the youngest.
     fn enter(self: &Arc<EvictingBudget>) -> Reservation {
         let notice = Arc::<Notify>::default();
         let holder = Holder { amount: 0, status: HolderStatus::Evictable, notice: notice.clone() };
@@ -88,7 +96,9 @@ impl EvictingBudget {
         Reservation { budget: self.clone(), id: AtomicU64::new(id), notice }
     }
 
-    /// Evicts the oldest reservations until `more` will fit. Returns false, and evicts none, if it cannot fit.
+    /// Evicts the oldest reservations until `more` fits as soon as their holders have dropped them.
+    ///
+    /// Returns false, and evicts none, if `more` does not fit beside the protected reservations.
     fn make_room(&self, state: &mut EvictingBudgetState, more: usize) -> bool {
         if state.protected + more > self.max {
             return false;
@@ -101,7 +111,9 @@ impl EvictingBudget {
         true
     }
 
-    /// Evicts the oldest reservation that can be evicted. Returns false if there is none.
+    /// Evicts the oldest evictable reservation: notifies its holder and counts the eviction.
+    ///
+    /// Returns false if there is none.
     fn evict(&self, state: &mut EvictingBudgetState) -> bool {
         let Some(holder) = state.holders.values_mut().find(|holder| holder.status == HolderStatus::Evictable) else {
             return false;
@@ -141,7 +153,9 @@ impl EvictingBudgetState {
         Some(holder)
     }
 
-    /// Returns the sum that a status is counted in besides `used`.
+    /// Returns the sum of all amounts with this status, for `Protected` and `Evicted`.
+    ///
+    /// `None` for `Evictable`, which has none.
     fn total_of(&mut self, status: HolderStatus) -> Option<&mut usize> {
         match status {
             HolderStatus::Evictable => None,
@@ -155,7 +169,9 @@ impl EvictingBudgetState {
     }
 }
 
-/// An amount taken from a budget, given back when this value is dropped.
+/// An amount taken from an [`EvictingBudget`], given back when this value is dropped.
+///
+/// Eviction only notifies the holder, which is expected to drop the reservation. Until then its amount stays in use.
 #[derive(Debug)]
 pub(crate) struct Reservation {
     budget: Arc<EvictingBudget>,
@@ -164,8 +180,10 @@ pub(crate) struct Reservation {
 }
 
 impl Reservation {
-    /// Changes the reserved amount and keeps the age. Ready with `true` if the new amount is reserved, and with `false` if
-    /// there is no room for it or this reservation is evicted. Pending until the reservations that it evicts are given back.
+    /// Changes the reserved amount; the age stays the same. Ready with `true` if the new amount is reserved.
+    ///
+    /// Ready with `false` if there is no room for it or this reservation is evicted; the amount is then unchanged.
+    /// Pending until the reservations that it evicts are given back.
     fn poll_resize(&self, cx: &mut Context<'_>, amount: usize) -> Poll<bool> {
         let (mut state, id) = (self.budget.state.lock(), self.id());
         let Some(holder) = state.holders.get(&id) else { return Poll::Ready(false) };
@@ -191,12 +209,14 @@ impl Reservation {
         Poll::Ready(true)
     }
 
-    /// Keeps this reservation from being evicted. Has no effect if it is evicted already.
+    /// Keeps this reservation from being evicted until [`unprotect`](Self::unprotect).
+    ///
+    /// Has no effect if it is evicted already.
     pub(crate) fn protect(&self) {
         self.become_youngest(HolderStatus::Protected);
     }
 
-    /// Allows eviction again, and makes this reservation the youngest.
+    /// Allows this reservation to be evicted again, and makes it the youngest. An evicted one stays evicted.
     pub(crate) fn unprotect(&self) {
         self.become_youngest(HolderStatus::Evictable);
     }
@@ -209,12 +229,14 @@ impl Reservation {
         }
     }
 
-    /// Completes when this reservation is evicted.
+    /// Completes when this reservation is evicted, at once if it is evicted already.
+    ///
+    /// A second call after that never completes.
     pub(crate) async fn evicted(&self) {
         self.notice.notified().await;
     }
 
-    /// Returns whether this reservation is evicted, so that its holder should give it back.
+    /// Returns whether this reservation is evicted, so that its holder should drop it.
     pub(crate) fn is_evicted(&self) -> bool {
         let state = self.budget.state.lock();
         state.holders.get(&self.id()).is_some_and(|holder| holder.status == HolderStatus::Evicted)
@@ -236,7 +258,9 @@ impl Drop for Reservation {
 /// The bytes of an unfinished request that need no reservation. A typical request has a few hundred.
 const SMALL_BYTES: usize = 4 * 1024;
 
-/// Accounts for the bytes that one connection holds of a request that is not complete.
+/// The account of the bytes that one connection holds of an incomplete request.
+///
+/// Above 4 KiB they are reserved in a budget that the connections of a listener share.
 #[derive(Debug)]
 pub(crate) struct Receiving {
     budget: Arc<EvictingBudget>,
@@ -244,13 +268,15 @@ pub(crate) struct Receiving {
 }
 
 impl Receiving {
-    /// Creates an account without a reservation.
+    /// Creates an account of zero bytes.
     pub(crate) fn new(budget: Arc<EvictingBudget>) -> Receiving {
         Receiving { budget, reservation: None }
     }
 
-    /// Accounts for `bytes` in all, once there is room for them. Returns false if there is no room, or if the reservation was
-    /// evicted: the request must then be dropped.
+    /// Sets the account to `bytes` in all (not in addition), and waits until there is room for them.
+    ///
+    /// Up to 4 KiB always fit. Returns false if there is no room or the reservation was evicted; the caller must then
+    /// drop the request.
     pub(crate) async fn hold(&mut self, bytes: usize) -> bool {
         if bytes > SMALL_BYTES {
             // A client that sends as fast as it is read would otherwise delay the other connections of this thread.
@@ -259,16 +285,19 @@ impl Receiving {
         poll_fn(|cx| self.poll_hold(cx, bytes)).await
     }
 
-    /// Accounts for a buffer with the beginning of a request, then makes room in it for the next read. So nothing is allocated
-    /// that is not accounted for. `announced` is the length of the whole request, or anything up to the length of the buffer
-    /// if it is unknown. Returns false in the cases of [`hold`](Self::hold).
+    /// Sets the account to the size of `buffer`, which contains the beginning of a request.
+    ///
+    /// Beyond 4 KiB, also makes room in it for the next read, so that no memory is allocated that is not accounted for.
+    ///
+    /// `announced` is the length of the whole request, or any number up to the length of the buffer if it is unknown.
+    /// Returns false in the cases of [`hold`](Self::hold).
     pub(crate) async fn hold_buffer(&mut self, buffer: &mut BytesMut, announced: usize) -> bool {
         let length = buffer.len();
         if length <= SMALL_BYTES {
             return self.hold(length).await;
         }
-        // The announced length is trusted up to four times of what has arrived. In smaller steps a growing buffer would leave
-        // freed blocks of many sizes behind, which only buffers of the same size can reuse.
+        // The announced length is trusted up to four times of what has arrived. In smaller steps a growing buffer would
+        // leave freed blocks of many sizes behind, which only buffers of the same size can reuse.
         let most = 4 * length.max(READ_BYTES);
         let needed = if announced > length { announced.min(most) } else { most };
         let is_enough = buffer.capacity() >= needed.min(length + READ_BYTES);
@@ -284,8 +313,10 @@ impl Receiving {
         true
     }
 
-    /// Accounts for `bytes` in all. Ready with `true` once there is room for them, and with `false` if there is no room or the
-    /// reservation was evicted.
+    /// Sets the account to `bytes` in all.
+    ///
+    /// Ready with `true` once there is room for them, and with `false` if there is no room or the reservation was
+    /// evicted; the caller must then drop the request.
     pub(crate) fn poll_hold(&mut self, cx: &mut Context<'_>, bytes: usize) -> Poll<bool> {
         if bytes <= SMALL_BYTES {
             self.reservation = None;
@@ -294,12 +325,12 @@ impl Receiving {
         self.reservation.get_or_insert_with(|| self.budget.enter()).poll_resize(cx, bytes)
     }
 
-    /// Gives everything back.
+    /// Sets the account to zero, and gives the reservation back to the budget.
     pub(crate) fn release(&mut self) {
         self.reservation = None;
     }
 
-    /// Completes when the reservation is evicted. Never completes without one.
+    /// Completes when the reservation is evicted. Never completes if there is none, because 4 KiB or less are held.
     pub(crate) async fn evicted(&self) {
         match &self.reservation {
             Some(reservation) => reservation.evicted().await,
@@ -307,12 +338,12 @@ impl Receiving {
         }
     }
 
-    /// Returns whether the reservation is evicted, so that the request must be dropped.
+    /// Returns whether the reservation is evicted, so that the caller must drop the request. False if there is none.
     pub(crate) fn is_evicted(&self) -> bool {
         self.reservation.as_ref().is_some_and(Reservation::is_evicted)
     }
 
-    /// Returns what is notified when the reservation is evicted, or `None` without a reservation.
+    /// Returns the [`Notify`] that is notified when the reservation is evicted, or `None` without a reservation.
     pub(crate) fn notice(&self) -> Option<Arc<Notify>> {
         self.reservation.as_ref().map(|reservation| reservation.notice.clone())
     }

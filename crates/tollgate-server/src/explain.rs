@@ -1,14 +1,15 @@
 //! Explains what the rules would do with a request, and why, for an operator who has to explain a rejection.
 //!
-//! Nothing is charged. An explanation takes the same steps as a request (identity, bans, exemptions, rules, plan), by the same
-//! code, and records the result of each. Counters are only read.
+//! Nothing is charged. An explanation takes the same steps as a request (identity, bans, exemptions, rules, plan), by
+//! the same code, and records the result of each. Counters are only read.
 //!
-//! **The status of a limit for the whole cost.** A peek reports the wait for one unit, and the wait for five may be longer. So
-//! the whole cost is checked, together with a demand that is always denied: two units of a quota of one. A check passes all
-//! its limits or is charged by none. So each limit reports its status for this cost, and none is charged.
+//! **The status of a limit for the whole cost.** A peek reports the wait for one unit, and the wait for five may be
+//! longer. So the whole cost is checked, together with a demand that is always denied: two units of a quota of one. A
+//! check passes all its limits or is charged by none. So each limit reports its status for this cost, and none is
+//! charged.
 //!
-//! **Why a rule does not match** is found by compiling one rule per condition, with that condition alone, and matching each. So
-//! there is one matcher, and no second one here that could disagree with it.
+//! **Why a rule does not match** is found by compiling one rule per condition, with that condition alone, and matching
+//! each. So there is one matcher, and no second one here that could disagree with it.
 //!
 //! The values of subjects are masked (`ip:***`) by default.
 
@@ -28,7 +29,7 @@ use tollgate::{
     Check, CheckOptions, Cost, Decision, Demand, Key, Limit, Limiter, OnFailure, Scope, StoreErrorKind, Timestamp, Wait,
 };
 
-/// An explanation of what the rules would do with a request.
+/// What the rules would do with a request, and why. Its JSON is the response of `/v1/explain`.
 #[derive(Debug, Serialize)]
 #[non_exhaustive]
 pub struct Explanation {
@@ -46,7 +47,7 @@ pub struct Explanation {
     pub kill_switch: bool,
     /// Why the request is refused regardless of limits: a ban, or a path that is too long. `None` if it is not.
     pub banned: Option<String>,
-    /// What exempts the request from all limits: `address`, `key` or `path`. `None` if it is not exempt.
+    /// The part of the request that exempts it from all limits: `address`, `key` or `path`. `None` if it is not exempt.
     pub exempt: Option<&'static str>,
     /// The caller's plan and its source. `None` if no rule has limits per plan.
     pub plan: Option<PlanExplanation>,
@@ -56,7 +57,7 @@ pub struct Explanation {
     pub rules: Vec<RuleExplanation>,
 }
 
-/// The plan of a caller.
+/// The plan of a caller, and where it is assigned.
 #[derive(Debug, Serialize)]
 pub struct PlanExplanation {
     /// The name of the plan.
@@ -65,7 +66,7 @@ pub struct PlanExplanation {
     pub source: Cow<'static, str>,
 }
 
-/// An explanation of what one rule would do.
+/// What one rule would do with the request, and why.
 #[derive(Debug, Serialize)]
 #[non_exhaustive]
 pub struct RuleExplanation {
@@ -91,7 +92,7 @@ pub struct RuleExplanation {
     subject: Vec<u8>,
 }
 
-/// An explanation of one limit of a rule.
+/// One limit of a rule, and whether it would allow the request.
 #[derive(Debug, Serialize)]
 #[non_exhaustive]
 pub struct LimitExplanation {
@@ -99,20 +100,24 @@ pub struct LimitExplanation {
     pub name: String,
     /// The limit as text, such as `10/min`.
     pub limit: String,
-    /// The remaining units. `None` until [`Explanation::read_counters`] has read them.
+    /// The remaining units. `None` if [`Explanation::read_counters`] has not read the counter.
     pub remaining: Option<u32>,
     /// Whether the limit would allow the request. `None` like `remaining`.
     pub would_allow: Option<bool>,
-    /// The milliseconds until the limit would allow the request: 0 if it would now. `None` if the cost exceeds the limit, and
-    /// like `remaining`.
+    /// The milliseconds until the limit would allow the request: 0 if it would now. `None` like `remaining`, and if the
+    /// cost exceeds the limit.
     pub retry_after_ms: Option<u64>,
     #[serde(skip)]
     policy: Arc<Policy>,
 }
 
 impl Explanation {
-    /// Explains what the configuration would do with a request from `peer`. If the rules do not determine the caller's plan, the
-    /// `lookups` are asked in turn. The values of subjects are shown only if `is_revealing`. Does not read counters.
+    /// Explains what the configuration would do at time `now` with a request from `peer`.
+    ///
+    /// Does not read counters; see [`read_counters`](Self::read_counters).
+    ///
+    /// If the configuration does not determine the caller's plan, `lookups` are asked in turn. Subjects are shown in
+    /// full if `is_revealing`, else without their values (`ip:***`).
     pub async fn new<B>(
         loaded: &Loaded,
         lookups: &[Arc<dyn PlanLookup>],
@@ -128,7 +133,7 @@ impl Explanation {
         Explanation::with_plan(loaded, looked_up, request, peer, now, is_revealing)
     }
 
-    /// Explains a request. `looked_up` is the result of the lookups; `None` if there are none or the rules determine the plan.
+    /// Explains a request. `looked_up` is the result of the plan lookups; `None` if none was asked.
     fn with_plan<B>(
         loaded: &Loaded,
         looked_up: Option<LimitSetId>,
@@ -143,7 +148,7 @@ impl Explanation {
         let origin = Origin { peer, headers: request.headers(), path: &path };
         let identity = rules.identifier().identify(origin, rules, now);
         let conditions = RuleConditions::new(loaded);
-        let (limit_set, plan) = plan::of(loaded, looked_up, &identity);
+        let (limit_set, plan) = plan::resolve(loaded, looked_up, &identity);
         let exempt = exempt(loaded, &identity, conditions.is_exempt_path(&view));
         let matched: Vec<u32> = rules.matching(&view).indices().to_vec();
         let mut explained = Vec::with_capacity(rules.rules().len());
@@ -175,8 +180,13 @@ impl Explanation {
         }
     }
 
-    /// Reads the counters of the rules that apply, except those of shield rules, which are in the memory of other processes. If
-    /// a subject is banned in the store, sets [`Explanation::banned`] and leaves its counters unknown. If the store does not answer, sets [`Explanation::counters_unknown`] and stops.
+    /// Reads the counters of the rules that apply, without charging them.
+    ///
+    /// Sets `remaining`, `would_allow` and `retry_after_ms` of the limits of these rules.
+    ///
+    /// Shield rules are skipped, because their counters are in the memory of other processes. If a subject is banned in
+    /// the store, sets [`Explanation::banned`] and leaves its counters unknown. If the store does not answer, sets
+    /// [`Explanation::counters_unknown`] and stops.
     pub async fn read_counters(&mut self, limiter: &Limiter) {
         for rule in self.rules.iter_mut().filter(|rule| rule.applies && !rule.shield) {
             for limit in &mut rule.limits {
@@ -202,7 +212,7 @@ impl Explanation {
     }
 }
 
-/// Describes a ban of a subject in the store.
+/// Returns a text such as `ip:*** is banned in the store for 60 s`; `for good` if the ban has no end.
 fn banned_in_store(subject: &str, ban: Wait) -> String {
     match ban.as_secs_ceil() {
         Some(seconds) => format!("{subject} is banned in the store for {seconds} s"),
@@ -210,13 +220,13 @@ fn banned_in_store(subject: &str, ban: Wait) -> String {
     }
 }
 
-/// Returns how `limit` would decide a request of this cost, without charging it: in `limits[0]` of the decision.
+/// Returns a decision whose `limits[0]` is the status of `limit` for a request of this cost. Charges nothing.
 ///
-/// The decision as a whole is always a denial, because the check includes a second demand that never passes; so nothing is
-/// charged. Use only `limits[0]`, or `ban` if it is set. `count_denied` is ignored.
+/// The decision as a whole is always a denial, because the check includes a second demand that never passes. Use only
+/// `limits[0]`, or `ban` if it is set. `count_denied` is ignored.
 ///
 /// # Errors
-/// Returns an error if the store does not answer, or `Protocol` if the check cannot be built.
+/// If the store does not answer; `Protocol` if the check cannot be built.
 async fn decision_for(limiter: &Limiter, limit: Limit, key: Key<'_>, cost: Cost) -> Result<Decision, StoreErrorKind> {
     let broken = StoreErrorKind::Protocol;
     let one: Limit = "1/s".parse().map_err(|_| broken)?;
@@ -260,9 +270,9 @@ fn explain_rule(
     }
 }
 
-/// Returns a subject without its values. `&` occurs only between parts, and a kind contains no `:` except the one before the
-/// name of a header or cookie.
+/// Returns a subject with `***` in place of each value: `user:42&header:x-a:b` becomes `user:***&header:x-a:***`.
 fn masked(subject: &str) -> String {
+    // `&` occurs only between parts, and a kind contains no `:` except the one before the name of a header or cookie.
     let part = |part: &str| {
         let names = if part.starts_with("header:") || part.starts_with("cookie:") { 2 } else { 1 };
         match part.match_indices(':').nth(names - 1) {
@@ -273,7 +283,9 @@ fn masked(subject: &str) -> String {
     subject.split('&').map(part).collect::<Vec<_>>().join("&")
 }
 
-/// Returns why the request is refused regardless of limits, or `None` if it is not.
+/// Returns why the request is refused regardless of limits: a ban in the configuration, or a path that is too long.
+///
+/// `None` if it is not.
 fn refused(loaded: &Loaded, request: &RequestView<'_>, identity: &Identity<'_>, now: Timestamp) -> Option<String> {
     let rules = &loaded.rules;
     if let Some(ban) = rules.ban(identity, now) {
@@ -287,7 +299,9 @@ fn refused(loaded: &Loaded, request: &RequestView<'_>, identity: &Identity<'_>, 
     is_too_long.then(|| format!("the path has more than {} bytes", rules.path_bytes_max()))
 }
 
-/// Returns what exempts the request from all limits.
+/// Returns the part of the request that exempts it from all limits: `path`, `key` or `address`, the first that does.
+///
+/// `None` if none does.
 fn exempt(loaded: &Loaded, identity: &Identity<'_>, is_exempt_path: bool) -> Option<&'static str> {
     let is_exempt_key = || {
         let entry = identity.api_key().and_then(|(digest, _)| loaded.rules.key(&digest));

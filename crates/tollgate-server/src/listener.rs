@@ -11,7 +11,8 @@
 //! ```
 //!
 //! A listener gets the stream itself, so it can speak any protocol on it. Those that speak HTTP/1.1 pass it to
-//! [`connection::serve`](crate::listeners::http::connection::serve) with a handler whose response bodies may be streams.
+//! [`connection::serve`](crate::listeners::http::connection::serve) with a handler whose response bodies may be
+//! streams.
 
 use std::net::SocketAddr;
 use std::pin::Pin;
@@ -39,7 +40,7 @@ pub(crate) type ServeFuture = Pin<Box<dyn Future<Output = Result<(), BoxError>> 
 /// The bytes that one connection may hold of an unfinished request if it has a budget of its own.
 const OWN_BUDGET_BYTES: usize = 1024 * 1024;
 
-/// A protocol that is served on a port.
+/// A protocol that the server speaks on one of its ports.
 pub(crate) trait Listener: Send + Sync + 'static {
     /// Returns the name of the listener in logs, metrics and `/readyz`. Unique within an instance.
     fn name(&self) -> &'static str {
@@ -49,43 +50,47 @@ pub(crate) trait Listener: Send + Sync + 'static {
     /// Returns the counters of this listener, which the metrics report.
     fn stats(&self) -> &Arc<ListenerStats>;
 
-    /// Returns what a connection over the limit is sent before it is closed. Over TLS nothing is sent, because there was
-    /// no handshake.
+    /// Returns the bytes that are sent on a connection over the limit before it is closed.
+    ///
+    /// With TLS nothing is sent, because there was no handshake.
     fn over_limit_reply(&self) -> &'static [u8];
 
-    /// Returns whether this listener serves clients or the operator.
+    /// Returns whether this listener serves clients or the operator. Defaults to [`Role::Service`].
     fn role(&self) -> Role {
         Role::Service
     }
 
     /// Serves the connection of the client at `peer` until it ends.
     ///
-    /// The implementation must end the connection when `context.shutdown` says so; after the grace period it is dropped.
+    /// The implementation must end the connection after `context.shutdown` has reached `Closing`. A connection that is
+    /// still open after the grace period is dropped.
     fn serve(self: Arc<Self>, stream: ClientStream, peer: SocketAddr, context: ConnectionContext) -> ServeFuture;
 }
 
-/// Whom a listener serves, which decides its limits and its place in the order of shutdown.
+/// The users of a listener. Determines its connection limit, and when it closes during a shutdown.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Role {
     /// Clients. At most `Bounds::connections` connections; one more is rejected.
     Service,
-    /// The operator and probes. At most `Bounds::admin_connections` connections; one more evicts the connection that was
-    /// idle for longest. It keeps a few file descriptors in reserve, is not encrypted on a loopback address, and closes
-    /// after all listeners of role `Service`.
+    /// The operator and probes. At most `Bounds::admin_connections` connections; one more evicts the connection that
+    /// was idle for longest. It keeps a few file descriptors in reserve, is not encrypted on a loopback address, and
+    /// closes after all listeners of role `Service`.
     Operator,
 }
 
-/// What a connection shares with the other connections of its listener.
+/// The shutdown signal, account of received bytes ([`Receiving`]) and connection slot of one connection.
 pub(crate) struct ConnectionContext {
     pub(crate) shutdown: Shutdown,
-    /// Accounts for the bytes of requests that are not complete.
+    /// Accounts for the bytes of a request that is not complete.
     pub(crate) receiving: Receiving,
     /// The slot that the connection occupies, if it can be evicted while it is idle.
     pub(crate) slot: Option<Reservation>,
 }
 
 impl ConnectionContext {
-    /// Creates the context of a connection that shares nothing, and the sender of its shutdown signal.
+    /// Creates a context that no other connection shares: with a receive budget of 1 MiB, and without a slot.
+    ///
+    /// Also returns the sender of its shutdown signal; dropping that ends the connection.
     pub(crate) fn unshared() -> (tokio::sync::watch::Sender<ShutdownStage>, ConnectionContext) {
         let (stage, shutdown) = Shutdown::channel();
         let receiving = Receiving::new(EvictingBudget::new(OWN_BUDGET_BYTES, Arc::default()));
@@ -93,7 +98,7 @@ impl ConnectionContext {
     }
 }
 
-/// What listeners are built from.
+/// The state that the listeners of one server share, and from which they are built.
 pub(crate) struct ServerState {
     pub(crate) options: ServerOptions,
     pub(crate) readiness: Readiness,
@@ -104,31 +109,34 @@ pub(crate) struct ServerState {
 
 type BuildListener = Box<dyn FnOnce(&ServerState) -> Arc<dyn Listener> + Send>;
 
-/// The sockets that [`run`](crate::run()) serves, each with its protocol. Defaults to none.
+/// The sockets that [`run`](crate::run()) serves, each with its protocol. Empty by default.
 #[derive(Default)]
 pub struct Listeners(Vec<(TcpListener, BuildListener)>);
 
 impl Listeners {
-    /// Serves HTTP on the socket: `POST /v1/check`, `/openapi.json` and `/docs`. Does nothing if it is `None`.
+    /// Adds a socket that serves HTTP: `POST /v1/check`, `/openapi.json` and `/docs`. `None` adds nothing.
     #[must_use]
     pub fn http(self, socket: impl Into<Option<TcpListener>>) -> Listeners {
         self.add(socket, HttpListener::build)
     }
 
-    /// Serves RESP, the protocol of Redis clients, on the socket. Does nothing if it is `None`.
+    /// Adds a socket that serves RESP, the protocol of Redis clients. `None` adds nothing.
     #[must_use]
     pub fn resp(self, socket: impl Into<Option<TcpListener>>, options: RespOptions) -> Listeners {
         self.add(socket, |shared| RespListener::build(shared, options))
     }
 
-    /// Serves the operator's HTTP API on the socket: probes, metrics, rules, counters and reloads. Does nothing if it is
-    /// `None`.
+    /// Adds a socket that serves the admin API over HTTP: readiness, metrics, rules, counters, bans and reloads.
+    ///
+    /// `None` adds nothing.
     #[must_use]
     pub fn admin(self, socket: impl Into<Option<TcpListener>>) -> Listeners {
         self.add(socket, AdminListener::build)
     }
 
-    /// Serves the protocol that `build` returns on the socket. Does nothing if it is `None`.
+    /// Adds a socket that serves the listener which `build` returns. `build` is called when the server starts.
+    ///
+    /// A socket of `None` adds nothing.
     pub(crate) fn add<L: Listener>(
         mut self,
         socket: impl Into<Option<TcpListener>>,
@@ -140,7 +148,9 @@ impl Listeners {
         self
     }
 
-    /// Builds the listeners, in the order in which they were added.
+    /// Builds the listeners from the shared state.
+    ///
+    /// Returns them with their sockets, in the order in which they were added.
     pub(crate) fn build(self, shared: &ServerState) -> Vec<(TcpListener, Arc<dyn Listener>)> {
         self.0.into_iter().map(|(socket, build)| (socket, build(shared))).collect()
     }

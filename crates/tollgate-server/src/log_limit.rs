@@ -8,7 +8,7 @@ use tokio::time::Instant;
 /// The least time between two lines of one limit.
 const INTERVAL: Duration = Duration::from_secs(10);
 
-/// Limits the log lines about one kind of event that clients can cause, to one line in ten seconds.
+/// A limit of one log line in ten seconds, for one kind of event that clients can cause.
 #[derive(Debug, Default)]
 pub(crate) struct LogLimit(Mutex<LogState>);
 
@@ -19,8 +19,9 @@ struct LogState {
 }
 
 impl LogLimit {
-    /// Returns `Some` if this event may be logged, with the number of events since the last line that were not. Returns `None`
-    /// if it may not.
+    /// Returns `Some` if this event is to be logged, with the number of events since the last line that were not.
+    ///
+    /// `None` if a line was logged less than ten seconds ago; the event is then counted as not logged.
     pub(crate) fn admit(&self) -> Option<u64> {
         let now = Instant::now();
         let mut state = self.0.lock();

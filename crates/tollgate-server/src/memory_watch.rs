@@ -11,8 +11,11 @@ const INTERVAL: Duration = Duration::from_secs(10);
 /// The interval at which the warning is repeated while the memory stays nearly full.
 const REPEAT: Duration = Duration::from_secs(600);
 
-/// Logs a warning when 90 % of the memory for counters is used, and when it is full, so that new keys share counters. Never
-/// returns. Without an engine, watches the limiter alone.
+/// Logs warnings when the memory for counters is nearly full. Never returns.
+///
+/// Every 10 s, reads the memory of the limiter's counters, and of those of shield rules if there is an engine. Logs a
+/// warning when 90 % is used, and when it is full, so that new keys share counters. Repeats it every 10 minutes while
+/// that lasts.
 pub async fn watch_memory(limiter: Limiter, engine: Option<Engine>) {
     let (mut limits, mut shield) = (Warnings::default(), Warnings::default());
     loop {
@@ -60,7 +63,7 @@ struct Warnings {
 }
 
 impl Warnings {
-    /// Logs a warning if one is due.
+    /// Logs a warning about the memory named `kind` if one is [due](Self::due).
     fn warn_if_due(&mut self, kind: &'static str, usage: MemoryUsage) {
         let MemoryUsage { bytes, max_bytes, overflow_keys } = usage;
         match self.due(usage) {
@@ -78,8 +81,11 @@ impl Warnings {
         }
     }
 
-    /// Returns the level to warn of, or `None` if no warning is due: the level is low, or it is not higher than that of the last
-    /// warning and that was less than ten minutes ago.
+    /// Returns the level to warn of, and records it as the last warning.
+    ///
+    /// A memory is full if it has overflow keys, and nearly full from 90 % on.
+    ///
+    /// Returns `None` if the level is low, or not higher than that of a warning in the last ten minutes.
     fn due(&mut self, usage: MemoryUsage) -> Option<UsageLevel> {
         let level = match usage {
             MemoryUsage { overflow_keys: 1.., .. } => UsageLevel::Full,

@@ -1,12 +1,12 @@
 //! `/metrics`: everything that is counted, read at each scrape.
 //!
-//! Nothing is kept twice. The engine, the limiter, the listeners and the reloader count what they do. A scrape reads their
-//! counters and writes OpenMetrics text, which Prometheus reads. `docs/metrics.md` explains each name; a test compares the
-//! two.
+//! Nothing is kept twice. The engine, the limiter, the listeners and the reloader count what they do. A scrape reads
+//! their counters and writes OpenMetrics text, which Prometheus reads. `docs/metrics.md` explains each name; a test
+//! compares the two.
 //!
-//! **Labels are bounded and identify no caller.** Label values are names of rules (as many as the configuration has) and
-//! fixed words. No key, address or plan is a label: that would create a series per caller, and disclose callers to anyone
-//! who reads the metrics.
+//! **Labels are bounded and identify no caller.** Label values are names of rules (as many as the configuration has)
+//! and fixed words. No key, address or plan is a label: that would create a series per caller, and disclose callers to
+//! anyone who reads the metrics.
 
 mod histogram;
 mod listener_stats;
@@ -36,7 +36,7 @@ const EXPLICIT: &str = "";
 /// The label that names a listener.
 const LISTENER: &str = "door";
 
-/// The sources of all metrics.
+/// The parts of the server whose counters `/metrics` reports.
 pub(crate) struct Metrics {
     limiter: Limiter,
     reloader: Reloader,
@@ -47,7 +47,7 @@ pub(crate) struct Metrics {
 }
 
 impl Metrics {
-    /// Creates metrics without listeners.
+    /// Creates metrics that report no listeners until [`set_listeners`](Self::set_listeners).
     pub(crate) fn new(
         limiter: Limiter,
         reloader: Reloader,
@@ -58,12 +58,12 @@ impl Metrics {
         Metrics { limiter, reloader, readiness, decisions, store_times, listeners: OnceLock::new() }
     }
 
-    /// Sets the listeners to report, in this order. Has no effect when called again.
+    /// Sets the listeners to report, in this order. A second call has no effect.
     pub(crate) fn set_listeners(&self, listeners: Vec<Arc<ListenerStats>>) {
         let _ = self.listeners.set(listeners);
     }
 
-    /// Returns all metrics as OpenMetrics text, or `None` if they cannot be encoded.
+    /// Returns the current values of all metrics as OpenMetrics text, or `None` if they cannot be encoded.
     pub(crate) fn encode(self: &Arc<Self>) -> Option<String> {
         let mut registry = Registry::with_prefix("tollgate");
         registry.register_collector(Box::new(Scrape(self.clone())));
@@ -76,7 +76,9 @@ impl Metrics {
         self.listeners.get().map_or(&[], Vec::as_slice)
     }
 
-    /// Returns the decisions of explicit checks and of every rule, each with the rule's name and mode.
+    /// Returns the decisions of explicit checks and of every rule: the name of the rule, its mode, and a count.
+    ///
+    /// Explicit checks have an empty name and the mode `enforce`.
     fn decisions(&self) -> Vec<(Cow<'static, str>, &'static str, Counted)> {
         let explicit = self.decisions.explicit.counted().into_iter();
         let mut decisions: Vec<_> = explicit.map(|cell| (EXPLICIT.into(), "enforce", cell)).collect();
@@ -89,7 +91,7 @@ impl Metrics {
     }
 }
 
-/// One reading of all metrics.
+/// A collector that reads the current values of all metrics and writes them, for one scrape.
 struct Scrape(Arc<Metrics>);
 
 impl std::fmt::Debug for Scrape {
@@ -175,7 +177,7 @@ impl MetricsPage<'_, '_> {
         let series = decisions.iter().map(|(rule, mode, cell)| {
             let labels: Vec<Label<'_>> = vec![
                 ("rule", Cow::Borrowed(&**rule)),
-                ("verdict", cell.said.as_str().into()),
+                ("verdict", cell.outcome.as_str().into()),
                 ("source", cell.source.as_str().into()),
                 ("mode", (*mode).into()),
             ];
@@ -183,7 +185,7 @@ impl MetricsPage<'_, '_> {
         });
         self.counters("decisions", help, series)?;
 
-        let policy_of = |cell: &Counted| match (cell.said, cell.source) {
+        let policy_of = |cell: &Counted| match (cell.outcome, cell.source) {
             (DecisionOutcome::Unavailable, _) => Some("unavailable"),
             (_, Source::Local) => Some("local"),
             (_, Source::None) => Some("allow"),
@@ -209,7 +211,7 @@ impl MetricsPage<'_, '_> {
         self.counter("deny_cache_hits", "Denials answered from the deny cache.", stats.deny_cache_hits)
     }
 
-    /// Writes the memory of the limiter's store, and that of the store for shield rules if there is an engine.
+    /// Writes the metrics `memory_*`: of the limiter's counters, and of those of shield rules if `shield` is given.
     fn memory(&mut self, stats: &LimiterStats, shield: Option<&MemoryStore>) -> std::fmt::Result {
         let limits = [stats.memory_keys, stats.memory_overflow_keys, stats.memory_bytes, stats.memory_max_bytes];
         let shield = shield

@@ -1,8 +1,8 @@
 //! `GET /openapi.json`: a description of the HTTP API for programs. `GET /docs`: the same for people.
 //!
-//! The document is generated from the types that the listener parses, so that it cannot describe a field that does not exist.
-//! The tests compare it with the listener: every documented status is provoked, and every response is validated against its
-//! schema.
+//! The document is generated from the types that the listener parses, so that it cannot describe a field that does not
+//! exist. The tests compare it with the listener: every documented status is provoked, and every response is validated
+//! against its schema.
 
 mod page;
 pub(crate) mod schemas;
@@ -18,14 +18,14 @@ use serde_json::{Value, json};
 use crate::listeners::http::request::CheckBody;
 use crate::listeners::http::response::{BanBody, DecisionBody, ErrorBody};
 
-/// Returns the response of `/openapi.json`.
+/// Returns the response of `/openapi.json`: the OpenAPI document as JSON, which is created once.
 pub(crate) fn document_response() -> Response<Bytes> {
     static TEXT: OnceLock<Bytes> = OnceLock::new();
     let text = TEXT.get_or_init(|| Bytes::from(serde_json::to_vec(&document()).unwrap_or_default()));
     with_type(text.clone(), "application/json")
 }
 
-/// Returns the response of `/docs`.
+/// Returns the response of `/docs`: the OpenAPI document as an HTML page, which is created once.
 pub(crate) fn page_response() -> Response<Bytes> {
     static PAGE: OnceLock<Bytes> = OnceLock::new();
     let page = PAGE.get_or_init(|| Bytes::from(page::render(&document())));
@@ -38,7 +38,7 @@ fn with_type(body: Bytes, content_type: &'static str) -> Response<Bytes> {
     response
 }
 
-/// Returns the OpenAPI document.
+/// Returns the OpenAPI document of `POST /v1/check`.
 fn document() -> Value {
     let settings = SchemaSettings::draft2020_12().with(|settings| {
         settings.meta_schema = None;
@@ -143,7 +143,7 @@ fn retry_after() -> Value {
     )
 }
 
-/// Returns the default headers of a decision. A rule may choose others.
+/// Returns the OpenAPI objects of all headers that describe limits, by name. A rule chooses which of them are sent.
 fn limit_headers() -> Value {
     let number = || json!({ "type": "integer", "minimum": 0 });
     let text = || json!({ "type": "string" });

@@ -11,9 +11,9 @@
 //! | the instance shuts down | no | new requests should go elsewhere while open connections are served |
 //! | a listener, or the watch on the store or the files, has ended | no | it does not restart; the response says which |
 //!
-//! The store is probed, not only observed: without traffic there would be nothing to observe. The probe is a decision like
-//! any other, on a counter of its own. So a store that answers PING but cannot run the script, or cannot write, counts as
-//! one that does not answer.
+//! The store is probed, not only observed: without traffic there would be nothing to observe. The probe is a decision
+//! like any other, on a counter of its own. So a store that answers PING but cannot run the script, or cannot write,
+//! counts as one that does not answer.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -25,18 +25,20 @@ use tollgate::{Check, Demand, Key, Limit, Limiter, Store, Timestamp};
 
 use crate::reload::Reloader;
 
-/// The interval between two probes. Two of them and the breaker's longest pause are less than the two seconds within which a
-/// store that is back must be noticed.
+/// The interval between two probes. Two of them and the breaker's longest pause are less than the two seconds within
+/// which a store that is back must be noticed.
 const PROBE_INTERVAL: Duration = Duration::from_millis(500);
 /// The deadline of a probe. No request waits for it, so it may take longer than a decision.
 const PROBE_TIMEOUT: Duration = Duration::from_millis(400);
 /// The number of consecutive failed probes after which the store counts as unreachable. A single one may be a blip.
 const UNREACHABLE_AFTER: u32 = 2;
 
-/// The number of readings without an eviction after which the store counts as not evicting any more.
-const READINGS_WITHOUT_EVICTION: u32 = 12;
+/// The number of reports without an eviction after which the store counts as not evicting any more.
+const REPORTS_WITHOUT_EVICTION: u32 = 12;
 
-/// The readiness of an instance, as `/readyz` reports it. Clones share their state.
+/// The readiness of an instance: whether a load balancer should send requests to it, and why not.
+///
+/// Clones share their state.
 #[derive(Clone)]
 pub struct Readiness(Arc<Inner>);
 
@@ -52,27 +54,29 @@ struct Inner {
     eviction: Mutex<EvictionState>,
 }
 
-/// What the store's server reports about evicting keys.
+/// The last report of the store's server about evicting keys.
 #[derive(Clone, Default, Debug)]
 struct EvictionState {
     policy: Option<String>,
     evicted_keys: Option<u64>,
-    /// The number of readings for which the last eviction still counts.
-    readings_left: u32,
+    /// The number of further reports for which the last eviction still counts.
+    reports_left: u32,
 }
 
 impl EvictionState {
-    fn read(&mut self, policy: Option<&str>, evicted_keys: Option<u64>) {
+    fn update(&mut self, policy: Option<&str>, evicted_keys: Option<u64>) {
         let has_grown = self.evicted_keys.zip(evicted_keys).is_some_and(|(before, now)| now > before);
-        self.readings_left = if has_grown { READINGS_WITHOUT_EVICTION } else { self.readings_left.saturating_sub(1) };
+        self.reports_left = if has_grown { REPORTS_WITHOUT_EVICTION } else { self.reports_left.saturating_sub(1) };
         self.policy = policy.map(str::to_owned);
         self.evicted_keys = evicted_keys;
     }
 
-    /// Returns why counters may be lost, or `None` if they are safe.
+    /// Returns why the store may lose counters, and what to do about it.
+    ///
+    /// `None` if it does not evict, or that is unknown.
     fn reason(&self) -> Option<String> {
         match &self.policy {
-            _ if self.readings_left > 0 => Some(
+            _ if self.reports_left > 0 => Some(
                 "the store evicts keys, and with them counters: give it more memory, and set maxmemory-policy to noeviction"
                     .into(),
             ),
@@ -84,7 +88,9 @@ impl EvictionState {
     }
 }
 
-/// Belongs to a task that should run until the shutdown. If it is dropped earlier, the instance is not ready any more.
+/// A guard held by a task that should run until the shutdown.
+///
+/// If it is dropped earlier, an error is logged, and the instance is not ready any more.
 pub(crate) struct TaskGuard {
     readiness: Readiness,
     task: &'static str,
@@ -101,18 +107,24 @@ impl Drop for TaskGuard {
 
 impl Readiness {
     /// Creates the readiness of an instance. `store` is the shared store to probe, or `None` if counters are in memory.
+    ///
+    /// With a shared store, the instance is not ready until [`watch_store`](Self::watch_store) has had a first answer.
     pub fn new(limiter: Limiter, store: Option<Arc<dyn Store>>, reloader: Reloader) -> Readiness {
         let failures = AtomicU32::new(UNREACHABLE_AFTER);
         let (is_shutting_down, ended, eviction) = (AtomicBool::new(false), Mutex::default(), Mutex::default());
         Readiness(Arc::new(Inner { limiter, store, reloader, failures, is_shutting_down, ended, eviction }))
     }
 
-    /// Returns a guard for a task that should run until the shutdown. `task` is its name on `/readyz`.
+    /// Returns a guard for a task that should run until the shutdown.
+    ///
+    /// If the guard is dropped earlier, the instance is not ready any more, and `/readyz` lists `task` as ended.
     pub(crate) fn guard(&self, task: &'static str) -> TaskGuard {
         TaskGuard { readiness: self.clone(), task }
     }
 
-    /// Probes the store every 500 ms. Returns at once without a shared store, and never otherwise.
+    /// Probes the shared store 500 ms after the end of each probe, and never returns. Without one, returns at once.
+    ///
+    /// The instance is not ready after two consecutive failures, until a probe succeeds. A probe fails after 400 ms.
     pub async fn watch_store(self) {
         let Some(store) = &self.0.store else { return };
         let _guard = self.guard("store watch");
@@ -129,14 +141,19 @@ impl Readiness {
         }
     }
 
-    /// Records what the store's server reports: its `maxmemory-policy`, and how many keys it has evicted since it started.
-    /// `None` means unknown. Logs a warning when counters may be lost from now on, except at the first call.
+    /// Records the `maxmemory-policy` of the store's server, and how many keys it has evicted since it started.
+    ///
+    /// `None` means unknown. To be called at regular intervals.
+    ///
+    /// `/readyz` reports the instance as degraded if the policy evicts keys, and for 12 calls after the number has
+    /// grown. Logs a warning when that begins or its reason changes, except at the first call, and a message when it
+    /// ends.
     pub fn note_eviction(&self, policy: Option<&str>, evicted_keys: Option<u64>) {
         let mut eviction = self.0.eviction.lock();
         // The state at the start is logged by the check of the server at the start.
         let is_first = eviction.policy.is_none() && eviction.evicted_keys.is_none();
         let before = eviction.reason();
-        eviction.read(policy, evicted_keys);
+        eviction.update(policy, evicted_keys);
         match eviction.reason() {
             Some(reason) if !is_first && before.as_ref() != Some(&reason) => tracing::warn!(evicted_keys, "{reason}"),
             None if before.is_some() => tracing::info!("the store does not evict keys any more"),
@@ -144,23 +161,25 @@ impl Readiness {
         }
     }
 
-    /// Returns whether the store may lose counters, and how many keys it has evicted (`None` if unknown).
+    /// Returns whether the store may evict counters, and how many keys it has evicted (`None` if unknown).
     pub(crate) fn eviction(&self) -> (bool, Option<u64>) {
         let eviction = self.0.eviction.lock();
         (eviction.reason().is_some(), eviction.evicted_keys)
     }
 
-    /// Reports from now on that the instance shuts down, and is therefore not ready.
+    /// Marks the instance as shutting down: from now on it is not ready, and tasks that end are not reported.
     pub fn leave(&self) {
         self.0.is_shutting_down.store(true, Ordering::Relaxed);
     }
 
     /// Returns whether requests should be sent to this instance.
+    ///
+    /// True if it does not shut down, its shared store (if any) answers, and no task has ended unexpectedly.
     pub fn is_ready(&self) -> bool {
         !self.is_shutting_down() && self.is_store_reachable() && self.ended().is_empty()
     }
 
-    /// Returns the names of the tasks that have ended unexpectedly.
+    /// Returns the names of the tasks that have ended before the shutdown.
     fn ended(&self) -> Vec<&'static str> {
         let mut ended = self.0.ended.lock().clone();
         ended.extend(self.0.reloader.watch_ended().then_some("file watch"));
@@ -176,7 +195,7 @@ impl Readiness {
         self.0.store.is_none() || (answers() && !self.0.limiter.stats().breaker_open)
     }
 
-    /// Returns the body of `/readyz`.
+    /// Returns the body of `/readyz`: whether the instance is ready, and the state of everything that decides it.
     pub(crate) fn to_json(&self) -> Value {
         let store = match self.0.store {
             None => json!({ "kind": "memory", "reachable": true }),
@@ -204,12 +223,12 @@ impl Readiness {
     }
 }
 
-/// Returns Unix seconds.
+/// Returns a time in Unix seconds, rounded down.
 fn seconds(at: Timestamp) -> u64 {
     at.as_micros() / 1_000_000
 }
 
-/// Returns whether the store decides a check.
+/// Returns whether the store can decide a check. Charges one unit to a counter that is used for nothing else.
 async fn probe(store: &dyn Store) -> bool {
     // The limit is never reached, and a denial would be an answer as well.
     let Ok(limit) = "10000000/s fixed-window".parse::<Limit>() else { return false };
@@ -229,16 +248,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_store_that_evicts_is_degraded_until_twelve_readings_without_an_eviction() {
+    fn a_store_that_evicts_is_degraded_until_twelve_reports_without_an_eviction() {
         let readiness = Readiness::new(Limiter::memory(), None, Reloader::nothing());
         let degraded = || readiness.to_json()["degraded"].to_string();
         assert_eq!(degraded(), "[]");
         readiness.note_eviction(Some("noeviction"), Some(7));
-        assert_eq!(degraded(), "[]", "evicted before the first reading");
+        assert_eq!(degraded(), "[]", "evicted before the first report");
         readiness.note_eviction(Some("noeviction"), Some(8));
         assert!(degraded().contains("evicts keys"), "{}", degraded());
         assert!(readiness.is_ready());
-        for _ in 0..READINGS_WITHOUT_EVICTION {
+        for _ in 0..REPORTS_WITHOUT_EVICTION {
             assert_eq!(readiness.eviction(), (true, Some(8)));
             readiness.note_eviction(Some("noeviction"), Some(8));
         }

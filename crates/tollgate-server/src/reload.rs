@@ -1,17 +1,18 @@
 //! Reloads the configuration and the certificate while the server runs.
 //!
-//! The trigger makes no difference: a changed file, a SIGHUP, or `POST /v1/reload`. The configuration file and all files that
-//! it names are read once they have stopped changing. They are checked and compiled as a whole, and only then are the rules
-//! replaced, in one step. A configuration that cannot be used changes nothing: the rules in force stay, and the failure is
-//! reported in the log, on `/readyz` and as a metric until a later reload succeeds. The same holds for a file that may be
-//! truncated (see `Loader::reload`). What a reload removes is named in a warning and counted.
+//! The trigger makes no difference: a changed file, a SIGHUP, or `POST /v1/reload`. The configuration file and all
+//! files that it names are read once they have stopped changing. They are checked and compiled as a whole, and only
+//! then are the rules replaced, in one step. A configuration that cannot be used changes nothing: the rules in force
+//! stay, and the failure is reported in the log, on `/readyz` and as a metric until a later reload succeeds. The same
+//! holds for a file that may be truncated (see `Loader::reload`). What a reload removes is named in a warning and
+//! counted.
 //!
-//! Configuration and certificate are independent. A broken configuration does not keep a renewed certificate from being used,
-//! which would end all connections when the old one expires; and half a pair of certificate and key does not keep new rules
-//! from being used. If either fails, the reload counts as failed.
+//! Configuration and certificate are independent. A broken configuration does not keep a renewed certificate from being
+//! used, which would end all connections when the old one expires; and half a pair of certificate and key does not keep
+//! new rules from being used. If either fails, the reload counts as failed.
 //!
-//! Rules, plans, keys, exemptions and bans change with a reload. The store and how it is called are set up at the start; a
-//! reload that finds them changed logs a warning.
+//! Rules, plans, keys, exemptions and bans change with a reload. The store and how it is called are set up at the
+//! start; a reload that finds them changed logs a warning.
 
 mod watch;
 
@@ -38,7 +39,7 @@ const PARTS_MAX: usize = 100;
 /// The kind under which removed certificates of a chain are counted.
 const CERTIFICATE: &str = "certificate";
 
-/// Reloads the configuration and the certificate. Clones share their state.
+/// The configuration and the TLS certificate of a running server, which can be read again. Clones share their state.
 #[derive(Clone)]
 pub struct Reloader(Arc<Inner>);
 
@@ -56,7 +57,7 @@ struct Inner {
     poll_every: Duration,
 }
 
-/// A configuration file, and the engine that uses it.
+/// A configuration file, the configuration in force, and the engine that uses it.
 struct RulesSource {
     file: PathBuf,
     loader: Loader,
@@ -66,7 +67,7 @@ struct RulesSource {
     rejected_files: Mutex<Vec<PathBuf>>,
 }
 
-/// The results of the reloads so far.
+/// The number and the results of the reloads since the start.
 #[derive(Clone, Debug)]
 pub(crate) struct ReloadHistory {
     pub(crate) succeeded: u64,
@@ -111,7 +112,10 @@ impl Reloader {
         Reloader::new(None, None)
     }
 
-    /// Creates a reloader for the configuration that `loader` has loaded from `file` and that `engine` uses.
+    /// Creates a reloader for a configuration file.
+    ///
+    /// `loaded` is the configuration that `loader` has loaded from `file`, and that `engine` uses. A reload loads the
+    /// file again with `loader` and replaces the rules of `engine`.
     pub fn rules(file: &Path, loader: Loader, loaded: Loaded, engine: Engine) -> Reloader {
         let seen = stamps_of(&loaded.files);
         let (file, loaded) = (file.to_owned(), ArcSwap::from_pointee(loaded));
@@ -121,21 +125,22 @@ impl Reloader {
         reloader
     }
 
-    /// Also reloads this certificate. Has no effect on a reloader that was cloned.
+    /// Adds a certificate, which is read again by each reload. Has no effect while clones of this reloader exist.
     #[must_use]
     pub fn tls(self, tls: Tls) -> Reloader {
         self.0.seen.lock().extend(tls.stamps());
         self.with(|inner| Inner { tls: Some(tls), ..inner })
     }
 
-    /// Sets the interval at which files are checked for changes besides the events of the system, which network file systems do
-    /// not report. Defaults to 2 s. Has no effect on a reloader that was cloned.
+    /// Sets the interval at which [`watch`](Self::watch) checks the files without an event. Defaults to 2 s.
+    ///
+    /// Network file systems report no events. Has no effect while clones of this reloader exist.
     #[must_use]
     pub fn poll_every(self, interval: Duration) -> Reloader {
         self.with(|inner| Inner { poll_every: interval, ..inner })
     }
 
-    /// Changes the state, if it is not shared.
+    /// Applies `change` to the state. Returns the reloader unchanged if clones of it exist.
     fn with(self, change: impl FnOnce(Inner) -> Inner) -> Reloader {
         match Arc::try_unwrap(self.0) {
             Ok(inner) => Reloader(Arc::new(change(inner))),
@@ -166,42 +171,49 @@ impl Reloader {
         }))
     }
 
-    /// Reloads the configuration and the certificate. Returns the new configuration, or an empty one if there is none. Its
-    /// findings are also logged.
+    /// Reads the configuration and the certificate again, and uses each of them that is valid.
     ///
-    /// Takes at least 100 ms, in which the files must not change. A reload that was started is completed even if the future is
-    /// dropped.
+    /// Returns the new configuration, or an empty one if this reloader has none.
+    ///
+    /// Waits first until the files were unchanged for 100 ms, for five seconds at most. Reloads run one at a time. A
+    /// reload that was started is completed even if the future is dropped. The result is logged and counted, and the
+    /// findings are logged.
     ///
     /// # Errors
-    /// If the configuration or the certificate cannot be used. The error says which; the other one is in use.
+    /// If the configuration, the certificate or both cannot be used; a valid one is in use all the same. Also if there
+    /// is nothing to reload, or the reload panics.
     pub async fn reload(&self) -> Result<Arc<Loaded>, Arc<ReloadError>> {
         let reloading = tokio::spawn(self.0.clone().reload());
         let outcome = reloading.await.unwrap_or_else(|_| Err(Arc::new(ReloadError::Panicked)));
         outcome.map(|loaded| loaded.unwrap_or_else(|| Arc::new(empty())))
     }
 
-    /// Reloads whenever one of the files changes. The future never completes, unless there are no files. Changes are noticed from
-    /// this call on, even before the future is polled.
+    /// Returns a future that reloads whenever one of the files changes.
+    ///
+    /// Without files, it completes at once, else never.
+    ///
+    /// Changes are noticed from this call on, even before the future is polled. If the future is dropped after its
+    /// first poll, `/readyz` reports that the file watch has ended.
     pub fn watch(self) -> impl Future<Output = ()> + Send + 'static {
         watch::watch(self)
     }
 
-    /// Returns the configuration in force, or `None` without one.
+    /// Returns the configuration in force, or `None` if this reloader has none.
     pub(crate) fn loaded(&self) -> Option<Arc<Loaded>> {
         self.0.rules.as_ref().map(|rules| rules.loaded.load_full())
     }
 
-    /// Returns the engine that uses the configuration, or `None` without one.
+    /// Returns the engine that uses the configuration, or `None` if this reloader has none.
     pub(crate) fn engine(&self) -> Option<&Engine> {
         self.0.rules.as_ref().map(|rules| &rules.engine)
     }
 
-    /// Returns whether the files were watched and are not any more.
+    /// Returns whether a task has watched the files and has ended. False if none was started.
     pub(crate) fn watch_ended(&self) -> bool {
         self.0.watch_ended.load(Ordering::Relaxed)
     }
 
-    /// Returns the results of the reloads so far.
+    /// Returns a copy of the results of the reloads so far.
     pub(crate) fn history(&self) -> ReloadHistory {
         self.0.history.lock().clone()
     }
@@ -212,7 +224,9 @@ fn stamps_of(files: &[(PathBuf, Metadata)]) -> Stamps {
 }
 
 impl RulesSource {
-    /// Loads and checks the file, without using it.
+    /// Loads and checks the file, without replacing the rules in force.
+    ///
+    /// If it is rejected, records the files that it names.
     fn load(&self) -> Result<Loaded, Report> {
         let loaded = self.loader.reload(&self.file, &self.loaded.load());
         let rejected_files = match &loaded {
@@ -225,7 +239,7 @@ impl RulesSource {
         loaded
     }
 
-    /// Replaces the rules in force.
+    /// Replaces the rules in force. Logs a warning for each changed setting that takes effect only at the next start.
     fn apply(&self, loaded: &Arc<Loaded>) {
         for setting in changed_settings(&self.loaded.load().settings, &loaded.settings) {
             tracing::warn!(setting, "this setting has changed; it takes effect at the next start");
@@ -242,7 +256,7 @@ fn empty() -> Loaded {
 /// The result of a reload: the new configuration, if there is one.
 type ReloadResult = Result<Option<Arc<Loaded>>, Arc<ReloadError>>;
 
-/// The results of both parts of a reload. `None` for a part that the server does not have.
+/// The results of reloading the configuration and the certificate. `None` for the one that the server does not have.
 struct BothParts {
     rules: Option<Result<Arc<Loaded>, Report>>,
     /// By how many certificates the chain is shorter than before.
@@ -267,7 +281,7 @@ impl Inner {
         self.reload_in_turn().await
     }
 
-    /// Reloads if the files differ from those that were last read; else returns `None`.
+    /// Reloads if a file has changed since it was last read. Returns `None` if none has.
     async fn reload_if_changed(self: Arc<Self>) -> Option<ReloadResult> {
         let _turn = self.turn.lock().await;
         match self.is_unchanged().await {
@@ -302,7 +316,7 @@ impl Inner {
         result
     }
 
-    /// Returns the files of the configuration in force, those of a rejected one, and those of the certificate.
+    /// Returns the paths of the files of the configuration in force, of a rejected one, and of the certificate.
     fn files(&self) -> Vec<PathBuf> {
         let mut files: Vec<PathBuf> = Vec::new();
         if let Some(rules) = &self.rules {
@@ -314,7 +328,10 @@ impl Inner {
         files
     }
 
-    /// Reads both parts, and uses each that is valid.
+    /// Reads the configuration and the certificate, and uses each that is valid. Blocks.
+    ///
+    /// # Errors
+    /// [`ReloadError::Nothing`] if there is neither. Invalid files are reported in the result.
     fn read(&self) -> Result<BothParts, ReloadError> {
         if self.rules.is_none() && self.tls.is_none() {
             return Err(ReloadError::Nothing);
@@ -328,7 +345,7 @@ impl Inner {
         Ok(BothParts { rules, tls })
     }
 
-    /// Counts what a reload has removed, and logs what the new configuration changes.
+    /// Counts the parts of the configuration that a reload has removed, and logs the findings about the new one.
     fn record_parts(&self, parts: &BothParts) {
         let mut history = self.history.lock();
         if let Some(Ok(removed)) = &parts.tls {
@@ -344,7 +361,9 @@ impl Inner {
         }
     }
 
-    /// Counts and logs the result of a reload.
+    /// Counts and logs the result of a reload, and remembers its failure until one succeeds.
+    ///
+    /// Ignores [`ReloadError::Nothing`].
     fn record_result(&self, result: &ReloadResult) {
         let now = self.clock.now();
         let mut history = self.history.lock();
@@ -360,7 +379,7 @@ impl Inner {
             Err(error) => {
                 history.failed += 1;
                 history.failure = Some((now, error.clone()));
-                let reason = error.first();
+                let reason = error.first_error();
                 tracing::error!(%error, reason, "{}", error.consequence());
             }
         }
@@ -377,15 +396,15 @@ impl ReloadError {
         }
     }
 
-    /// Returns the first error in one line, without any secret.
-    fn first(&self) -> String {
+    /// Returns the first error in one line, for the log. Contains no secret.
+    fn first_error(&self) -> String {
         match self.report() {
             Some(report) => report.findings().first().map(|finding| format!("{finding:?}")).unwrap_or_default(),
             None => self.to_string(),
         }
     }
 
-    /// Returns what the failure means for the running server.
+    /// Returns a sentence for the log: which rules and which certificate the server uses after this failure.
     fn consequence(&self) -> &'static str {
         match self {
             ReloadError::Configuration(_) => "the configuration is broken; the old rules stay in force",
@@ -396,26 +415,28 @@ impl ReloadError {
         }
     }
 
-    /// Returns the error as JSON, for responses of the admin listener.
+    /// Returns the error as JSON, for responses of the admin listener: `message`, and a list of `findings`.
     pub(crate) fn to_json(&self) -> Value {
         let findings = self.report().map_or_else(|| json!([]), |report| findings_json(report.findings()));
         json!({ "message": self.to_string(), "findings": findings })
     }
 }
 
-/// Returns parts of a configuration as JSON, at most 100 of them.
+/// Returns the first 100 parts of a configuration as JSON, each with `kind` and `name`.
 pub(crate) fn parts_json(parts: &[Part]) -> Value {
     parts.iter().take(PARTS_MAX).map(|part| json!({ "kind": part.kind.as_str(), "name": part.name })).collect()
 }
 
-/// Returns the names of parts in one line, such as `rule login, setting deadline`. At most 100 are named.
+/// Returns the kinds and names of the first 100 parts in one line, such as `rule login, setting deadline`.
 fn names(parts: &[Part]) -> String {
     let names: Vec<String> =
         parts.iter().take(PARTS_MAX).map(|part| format!("{} {}", part.kind.as_str(), part.name)).collect();
     names.join(", ")
 }
 
-/// Returns findings as JSON: severity, code, message, help and the place in the file.
+/// Returns findings as a JSON list of objects with `severity`, `code`, `message`, `help`, `file`, `line` and `column`.
+///
+/// The last three are null if the place is unknown.
 pub fn findings_json(findings: &[Finding]) -> Value {
     let to_json = |finding: &Finding| {
         let place = finding.place();
@@ -436,7 +457,7 @@ pub fn findings_json(findings: &[Finding]) -> Value {
     findings.iter().map(to_json).collect()
 }
 
-/// Returns the settings that differ and that a reload cannot change.
+/// Returns the names of the settings that differ and that take effect only at the next start.
 fn changed_settings(before: &Settings, after: &Settings) -> impl Iterator<Item = &'static str> {
     let changes = [
         ("store", before.store != after.store),

@@ -6,8 +6,8 @@
 //!                                     has time to notice           dropped after the grace          last
 //! ```
 //!
-//! **No request is lost.** Between two requests a busy connection looks like an idle one, and the next request may be on
-//! its way. So no connection is ended before its client could know:
+//! **No request is lost.** Between two requests a busy connection looks like an idle one, and the next request may be
+//! on its way. So no connection is ended before its client could know:
 //!
 //! - An HTTP client that sends a request while the instance drains reads `connection: close` in the response.
 //! - RESP has no such message. When the listener closes, the next replies and the end of the connection are sent in one
@@ -17,8 +17,8 @@
 //! - After its end a connection is read until the client ends it too, for a second at most. To close a socket with unread
 //!   bytes would reset it, and a reset destroys responses that are on their way.
 //!
-//! Each connection is a task of its own on a thread of the [worker pool](crate::worker_pool). A listener serves a bounded
-//! number of connections, and rejects one more. The bytes that they hold of unfinished requests are
+//! Each connection is a task of its own on a thread of the [worker pool](crate::worker_pool). A listener serves a
+//! bounded number of connections, and rejects one more. The bytes that they hold of unfinished requests are
 //! [bounded](crate::budget) for all connections of a listener together.
 
 use std::future::Future;
@@ -45,16 +45,17 @@ use crate::worker_pool::WorkerPool;
 /// Connection limits and timeouts.
 #[derive(Clone, Copy, Debug)]
 pub struct Bounds {
-    /// The number of open connections of each listener, except the admin listener. Defaults to 10,000.
+    /// The number of open connections of each listener, except the admin listener. One more is rejected. Defaults to
+    /// 10,000.
     pub connections: usize,
     /// The number of open connections of the admin listener. One more evicts the connection that was idle for longest.
     /// Defaults to 64.
     pub admin_connections: usize,
-    /// How long an HTTP connection may take to send a complete request header. Defaults to 60 s; the admin listener
-    /// allows at most 10 s.
+    /// How long an HTTP client may take until its next request header is complete, or to accept a response. Defaults to
+    /// 60 s; the admin listener allows at most 10 s.
     pub http_idle: Duration,
-    /// The bytes that each listener holds of requests that are not complete, besides 4 KiB for each connection. When they
-    /// are used up, the oldest of these requests is dropped to make room for another. Defaults to 32 MiB.
+    /// The bytes that each listener holds of requests that are not complete, besides 4 KiB for each connection. When
+    /// they are used up, the oldest of these requests is dropped to make room for another. Defaults to 32 MiB.
     pub receive_bytes: usize,
     /// How long a shutdown continues to serve after it has reported that the instance is not ready. Defaults to zero.
     pub drain: Duration,
@@ -107,44 +108,51 @@ impl ServerOptions {
         }
     }
 
-    /// Sets the engine that decides described requests by rules. Defaults to none: such requests are rejected with 400.
+    /// Sets the engine that decides described requests (`{"request": …}` in the body of a check) by its rules.
+    ///
+    /// Defaults to none: such requests are rejected with 400.
     #[must_use]
     pub fn rules(self, engine: Engine) -> ServerOptions {
         ServerOptions { engine: Some(engine), ..self }
     }
 
-    /// Sets connection limits and timeouts.
+    /// Sets connection limits and timeouts. Defaults to [`Bounds::default`].
     #[must_use]
     pub fn bounds(self, bounds: Bounds) -> ServerOptions {
         ServerOptions { bounds, ..self }
     }
 
-    /// Encrypts all listeners with this certificate, except an admin listener on a loopback address. Defaults to plain
-    /// text.
+    /// Encrypts all listeners with this certificate, except an admin listener on a loopback address.
+    ///
+    /// Defaults to plain text.
     #[must_use]
     pub fn tls(self, tls: Tls) -> ServerOptions {
         ServerOptions { tls: Some(tls), ..self }
     }
 
-    /// Sets what `POST /v1/reload` reloads. Defaults to nothing.
+    /// Sets the reloader, whose configuration the admin API shows and reloads. Defaults to one without files.
+    ///
+    /// Without it, `/v1/rules` is empty, and `/v1/explain` and `/v1/reload` are rejected.
     #[must_use]
     pub fn reloader(self, reloader: Reloader) -> ServerOptions {
         ServerOptions { reloader, ..self }
     }
 
-    /// Sets what `/readyz` reports. Defaults to the readiness of an instance without a shared store.
+    /// Sets the readiness that `/readyz` reports. Defaults to that of an instance without a shared store.
     #[must_use]
     pub fn readiness(self, readiness: Readiness) -> ServerOptions {
         ServerOptions { readiness: Some(readiness), ..self }
     }
 
-    /// Sets the token of the admin API. Defaults to none: then only `/healthz`, `/readyz` and `/metrics` are answered.
+    /// Sets the token of the admin API.
+    ///
+    /// Defaults to none: then all paths but `/healthz`, `/readyz` and `/metrics` answer 401.
     #[must_use]
     pub fn token(self, token: Token) -> ServerOptions {
         ServerOptions { token: Some(token), ..self }
     }
 
-    /// Sets the durations of store calls that `/metrics` reports. Defaults to an empty record.
+    /// Sets the observer whose durations of store calls `/metrics` reports. Defaults to one that records nothing.
     #[must_use]
     pub fn store_times(self, store_times: Arc<StoreTimes>) -> ServerOptions {
         ServerOptions { store_times, ..self }
@@ -156,16 +164,18 @@ impl ServerOptions {
         ServerOptions { threads: Some(threads), ..self }
     }
 
-    /// Sets the origins whose web pages may send requests. Defaults to none: a request that a browser sends for a page of
-    /// another site is rejected.
+    /// Sets the origins whose web pages may send requests.
+    ///
+    /// Defaults to none: a request that a browser sends for a page of another site is rejected.
     #[must_use]
     pub fn allowed_origins(mut self, origins: Vec<WebOrigin>) -> ServerOptions {
         self.browsers.origins = origins;
         self
     }
 
-    /// Sets the domain names that requests to the admin listener may have in `Host`, besides addresses and names without
-    /// a dot. Defaults to none.
+    /// Sets the domain names that requests to the admin listener may have in `Host`. Defaults to none.
+    ///
+    /// IP addresses and names without a dot are always accepted.
     #[must_use]
     pub fn admin_hosts(mut self, hosts: Vec<String>) -> ServerOptions {
         self.browsers.admin_hosts = hosts;
@@ -187,7 +197,7 @@ impl ServerOptions {
     }
 }
 
-/// Listeners that close together.
+/// The accept tasks of listeners that close together, and their shutdown signal.
 struct ListenerGroup {
     stage: watch::Sender<ShutdownStage>,
     shutdown: Shutdown,
@@ -200,7 +210,7 @@ impl ListenerGroup {
         ListenerGroup { stage, shutdown, tasks: JoinSet::new() }
     }
 
-    /// Stops accepting, and waits until the connections have ended or the grace period is over.
+    /// Makes the listeners stop accepting, and waits until their connections have ended or the grace period is over.
     async fn close(mut self) {
         let _ = self.stage.send(ShutdownStage::Closing);
         while self.tasks.join_next().await.is_some() {}
@@ -209,7 +219,9 @@ impl ListenerGroup {
 
 /// Serves the listeners until `shutdown` completes, then closes them and waits for their connections.
 ///
-/// Returns at the latest after [`Bounds::drain`] and, for the admin listener and the others, [`Bounds::grace`] each.
+/// From then on the instance is not ready. It serves for another [`Bounds::drain`]. Then it closes all listeners except
+/// the admin listener and waits up to [`Bounds::grace`] for their connections, and then does the same for the admin
+/// listener. Connections that are still open are dropped.
 pub async fn run(listeners: Listeners, options: ServerOptions, shutdown: impl Future<Output = ()>) {
     let shared = Arc::new(options.into_shared());
     let listeners = listeners.build(&shared);

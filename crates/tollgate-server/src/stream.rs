@@ -13,7 +13,7 @@ use tokio_rustls::server::TlsStream;
 
 use crate::tls::HandshakeStream;
 
-/// The connection of a client.
+/// The connection of a client: plain TCP, or TLS after its handshake.
 pub(crate) enum ClientStream {
     Plain(TcpStream),
     Tls(Box<TlsStream<HandshakeStream>>),
@@ -21,7 +21,9 @@ pub(crate) enum ClientStream {
 
 /// A stream that can send its last bytes and its end in one packet.
 pub(crate) trait Cork {
-    /// Holds back written bytes until they fill a packet or the stream is shut down. Does nothing by default.
+    /// Makes the operating system hold back written bytes until they fill a packet or the stream is shut down.
+    ///
+    /// Does nothing by default, and on systems other than Linux and Android.
     fn cork(&self) {}
 }
 
@@ -93,9 +95,11 @@ impl AsyncWrite for ClientStream {
     }
 }
 
-/// A stream that fails with `TimedOut` when the other end accepts no bytes for the whole of a time limit.
+/// A stream whose writes fail with `TimedOut` when the other end accepts no bytes for the time limit.
 ///
-/// The timer is created when a write has to wait, and dropped when it continues.
+/// Reads have no limit.
+///
+/// The timer starts when a write, flush or shutdown has to wait, and is dropped when one succeeds or fails.
 pub(crate) struct WriteTimeout<S> {
     stream: S,
     limit: Duration,

@@ -1,10 +1,10 @@
 //! TLS for the listeners: one certificate for all of them, read again with every reload.
 //!
-//! A certificate is valid for weeks and a process runs for months. So [`Tls::read_again`] replaces the pair of certificate
-//! and key at run time. Open connections are not affected.
+//! A certificate is valid for weeks and a process runs for months. So [`Tls::read_again`] replaces the pair of
+//! certificate and key at run time. Open connections are not affected.
 //!
-//! Certificate and key are two files, which are replaced one after the other. In between they do not match, or one of them
-//! is half written: then the old pair stays in use until both can be used.
+//! Certificate and key are two files, which are replaced one after the other. In between they do not match, or one of
+//! them is half written: then the old pair stays in use until both can be used.
 
 use std::fs::Metadata;
 use std::io;
@@ -24,12 +24,14 @@ use tokio_rustls::server::TlsStream;
 
 use crate::reload::{Stamps, stamp};
 
-/// The bytes that a client may send before the handshake is done. A client hello with a post-quantum key share and a session
-/// ticket has 2 to 4 KiB. Without this bound one handshake message may have 64 KiB, all of which is held until it is
-/// complete.
+/// The bytes that a client may send before the handshake is done. A client hello with a post-quantum key share and a
+/// session ticket has 2 to 4 KiB. Without this bound one handshake message may have 64 KiB, all of which is held until
+/// it is complete.
 const HANDSHAKE_BYTES_MAX: usize = 8 * 1024;
 
-/// A certificate and its key. Clones share the pair, also after [`Tls::read_again`].
+/// A TLS certificate chain and its private key, read from two files.
+///
+/// Clones share the pair, also after [`Tls::read_again`].
 #[derive(Clone)]
 pub struct Tls(Arc<Inner>);
 
@@ -39,7 +41,7 @@ struct Inner {
     pair: ArcSwap<CertificatePair>,
 }
 
-/// The contents of the two files.
+/// The usable contents of the two files, and their metadata.
 struct CertificatePair {
     config: Arc<ServerConfig>,
     /// The number of certificates in the chain.
@@ -84,14 +86,17 @@ impl Tls {
     /// Reads a certificate chain and its private key, both as PEM.
     ///
     /// # Errors
-    /// If a file cannot be read, holds no certificate or key, or the two do not belong together.
+    /// If a file cannot be read or is larger than 1 MiB, contains no certificate or key, or the two do not belong
+    /// together.
     pub fn read(certificate: &Path, key: &Path) -> Result<Tls, CertificateError> {
         let pair = ArcSwap::from_pointee(CertificatePair::read(certificate, key)?);
         Ok(Tls(Arc::new(Inner { certificate: certificate.to_owned(), key: key.to_owned(), pair })))
     }
 
-    /// Reads the files again and uses the new pair for connections accepted from now on. Returns by how many certificates the
-    /// chain is shorter than before, which may mean that the file is truncated.
+    /// Reads the files again and uses the new pair for handshakes from now on.
+    ///
+    /// Returns by how many certificates the chain is shorter than before, 0 if it is not. A shorter chain may mean that
+    /// the file is truncated, so a warning is logged.
     ///
     /// # Errors
     /// If the new pair cannot be used. The old pair then stays in use.
@@ -111,13 +116,16 @@ impl Tls {
         [&self.0.certificate, &self.0.key]
     }
 
-    /// Returns the stamps of the files of the pair in use, at the time of reading.
+    /// Returns the [stamps](stamp) that the two files had when the pair in use was read from them.
     pub(crate) fn stamps(&self) -> Stamps {
         let pair = self.0.pair.load();
         self.files().into_iter().map(Path::to_owned).zip(pair.metadata.iter().map(stamp)).collect()
     }
 
-    /// Performs the handshake. Fails if the client sends more than 8 KiB before it is done.
+    /// Waits for the first bytes of the client and performs the TLS handshake.
+    ///
+    /// # Errors
+    /// If the handshake fails, or the client sends more than 8 KiB before it is done.
     pub(crate) async fn accept(&self, stream: TcpStream) -> io::Result<TlsStream<HandshakeStream>> {
         // Until the client sends something, the connection needs no TLS state.
         stream.readable().await?;
@@ -128,14 +136,17 @@ impl Tls {
     }
 }
 
-/// A TCP stream on which a client can send a bounded number of bytes during its handshake.
+/// A TCP stream from which at most `bytes_left` bytes can be read, which bounds the TLS handshake.
+///
+/// Reading more fails with `InvalidData`. After the handshake there is no limit.
 pub(crate) struct HandshakeStream {
     stream: TcpStream,
+    /// `usize::MAX`, after the handshake, means no limit.
     bytes_left: usize,
 }
 
 impl HandshakeStream {
-    /// Returns the TCP stream.
+    /// Returns the underlying TCP stream.
     pub(crate) fn socket(&self) -> &TcpStream {
         &self.stream
     }

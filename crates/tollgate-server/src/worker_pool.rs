@@ -6,20 +6,20 @@
 //!                     └─▶ thread n
 //! ```
 //!
-//! Most of the cost of a response is the system: a read, a write, and a wake-up. A runtime that moves tasks between threads
-//! adds to it: a thread that finds two connections ready wakes another thread to take the second, whose data is then in the
-//! wrong cache. Here a connection stays on the thread that it was given to, and all connections that are ready at one poll
-//! are served before the next poll.
+//! Most of the cost of a response is the system: a read, a write, and a wake-up. A runtime that moves tasks between
+//! threads adds to it: a thread that finds two connections ready wakes another thread to take the second, whose data is
+//! then in the wrong cache. Here a connection stays on the thread that it was given to, and all connections that are
+//! ready at one poll are served before the next poll.
 //!
-//! **How many.** One thread for every two cores by default. A response is mostly the kernel's work, which also runs beside
-//! these threads. A thread with more connections finds more of them ready at once and is woken less often. Measured on two
-//! cores with eight connections, a second thread made each response a third to a half more expensive.
+//! **How many.** One thread for every two cores by default. A response is mostly the kernel's work, which also runs
+//! beside these threads. A thread with more connections finds more of them ready at once and is woken less often.
+//! Measured on two cores with eight connections, a second thread made each response a third to a half more expensive.
 //!
-//! **Bursts.** A thread starts to serve a few new connections at a time and serves the ready ones in between, so thousands
-//! of new connections do not delay those that are being served.
+//! **Bursts.** A thread starts to serve a few new connections at a time and serves the ready ones in between, so
+//! thousands of new connections do not delay those that are being served.
 //!
-//! A connection that keeps its thread busy delays the other connections of that thread. A batch of commands is bounded, so
-//! the delay is short.
+//! A connection that keeps its thread busy delays the other connections of that thread. A batch of commands is bounded,
+//! so the delay is short.
 
 use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -28,14 +28,16 @@ use std::thread;
 use tokio::runtime::Builder;
 use tokio::sync::mpsc::{self, UnboundedSender};
 
-/// The number of new connections that a thread starts to serve before the others run. A runtime polls for new events after
-/// 61 tasks.
+/// The number of new connections that a thread starts to serve before the others run. A runtime polls for new events
+/// after 61 tasks.
 const NEW_BATCH: usize = 16;
 
 /// A function that runs on a worker thread, inside its runtime.
 type Job = Box<dyn FnOnce() + Send>;
 
-/// Threads that serve connections until this value is dropped. Connections that are then still open are dropped too.
+/// A pool of threads that serve connections, each with a single-threaded runtime.
+///
+/// Dropping the pool ends the threads and drops the connections that are still open.
 #[derive(Debug)]
 pub(crate) struct WorkerPool {
     threads: Vec<UnboundedSender<Job>>,
@@ -43,15 +45,20 @@ pub(crate) struct WorkerPool {
 }
 
 impl WorkerPool {
-    /// Starts `threads` threads. `None` starts one for every two cores.
+    /// Starts this many threads; `None` starts one for every two cores.
+    ///
+    /// A thread that cannot be started is logged and left out.
     pub(crate) fn new(threads: Option<NonZeroUsize>) -> WorkerPool {
         let cores = || thread::available_parallelism().map_or(1, usize::from);
         let count = threads.map_or_else(|| cores().div_ceil(2), usize::from);
         WorkerPool { threads: (0..count).filter_map(start).collect(), next: AtomicUsize::new(0) }
     }
 
-    /// Runs a future on the next thread in turn. `make` is called on that thread, because a socket belongs to the runtime in
-    /// which it is created. If no thread could be started, runs it on the caller's runtime.
+    /// Spawns a future on the next thread in turn, and does not wait for it.
+    ///
+    /// `make` creates the future on that thread, because a socket belongs to the runtime in which it is registered.
+    ///
+    /// If there are no threads, or the thread has ended, spawns it on the caller's runtime.
     pub(crate) fn serve<F>(&self, make: impl FnOnce() -> F + Send + 'static)
     where
         F: Future<Output = ()> + Send + 'static,

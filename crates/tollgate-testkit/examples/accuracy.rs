@@ -1,4 +1,5 @@
-//! Prints how wrong `sliding-counter` is, for several kinds of traffic: `cargo run -p tollgate-testkit --example accuracy`.
+//! Prints how wrong `sliding-counter` is, for several kinds of traffic: `cargo run -p tollgate-testkit --example
+//! accuracy`.
 
 use tollgate_core::{Limit, LimitTextError};
 use tollgate_testkit::conformance::accuracy::{Population, Verdicts, adversarial, judge, on_off, poisson};

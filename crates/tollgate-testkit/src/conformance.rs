@@ -47,32 +47,32 @@ use tollgate_core::{Check, Cost, Decision, Demand, Timestamp};
 
 use crate::oracle::Oracle;
 
-/// An implementation under test, which decides at a given time.
+/// An implementation under test. The suite passes the time of each operation, which may be earlier than the last one.
 ///
-/// Implementations panic if their store returns an error: the suite expects none.
+/// Implementations panic if their store returns an error, since the suite expects none.
 pub trait Subject {
-    /// Decides a check at `now`.
+    /// Decides a check at `now`, and charges its units if it is admitted.
     fn check(&mut self, now: Timestamp, check: &Check<'_>) -> Decision;
 
-    /// Refunds at `now` what `decision` charged for `check`.
+    /// Refunds at `now` the units that `decision` charged for `check`, as far as they still count.
     fn refund(&mut self, now: Timestamp, check: &Check<'_>, decision: &Decision);
 
-    /// Deletes one counter.
+    /// Deletes the counter of `demand`. The cost is ignored.
     fn reset(&mut self, now: Timestamp, demand: &Demand<'_>);
 
-    /// Converts an expected decision to what this subject returns: an endpoint that uses milliseconds rounds here.
+    /// Converts an expected decision to the form in which this subject returns it, before the two are compared.
     ///
-    /// Returns it unchanged by default.
+    /// For example, an endpoint that returns milliseconds rounds the waits. The default returns the decision unchanged.
     fn as_seen(&self, decision: Decision) -> Decision {
         decision
     }
 
-    /// Returns the abilities of this subject. Defaults to all.
+    /// Returns the abilities of this subject, which select the cases and traces that run on it. Defaults to all.
     fn abilities(&self) -> Abilities {
         Abilities::default()
     }
 
-    /// Admits one unit at each of these instants.
+    /// Charges one unit of `demand` at each of these instants, which are ascending. There must be room for all of them.
     ///
     /// The default makes one check per instant and panics if one is denied. Override it if there is a faster way.
     fn fill(&mut self, demand: &Demand<'_>, instants: &mut dyn Iterator<Item = Timestamp>) {
@@ -84,7 +84,7 @@ pub trait Subject {
     }
 }
 
-/// The abilities of a subject. Endpoints support only part of what a store can do. Defaults to all.
+/// What a [`Subject`] supports, or what a case or trace needs. An endpoint supports less than a store. Defaults to all.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Abilities {
     /// Supports refunds.
@@ -115,7 +115,7 @@ impl Default for Abilities {
 }
 
 impl Abilities {
-    /// Returns whether these abilities include all of `needed`.
+    /// Returns whether each ability that is set in `needed` is set in `self`, too.
     pub fn cover(self, needed: Abilities) -> bool {
         (self.refunds || !needed.refunds)
             && (self.rules || !needed.rules)

@@ -40,9 +40,9 @@ pub use violation::{Report, Violation};
 
 use tollgate_core::{Algorithm, Decision, Limit, SLIDING_EXACT_QUOTA_MAX, Source, Timestamp};
 
-/// A record of the decisions of a run, by counter.
+/// A record of the decisions of a run, by counter, to be [verified](History::verify) afterwards.
 ///
-/// Each thread can fill its own; they are [merged](History::merge) afterwards.
+/// Each thread can record into its own history; these are [merged](History::merge) afterwards.
 #[derive(Clone, Debug)]
 pub struct History {
     counters: Vec<Counter>,
@@ -51,7 +51,7 @@ pub struct History {
     uncounted: Vec<u64>,
 }
 
-/// What a run may admit beyond the store's own decisions.
+/// The admissions that a run may have besides those of the store.
 ///
 /// By default neither local decisions nor uncounted admissions are allowed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -73,7 +73,7 @@ struct Counter {
     refunds: Vec<Refund>,
 }
 
-/// One limit status of a decision, as its caller received it.
+/// One limit status of a decision, with the times at which the caller sent the check and received the decision.
 #[derive(Clone, Copy, Debug)]
 struct Answer {
     /// The caller's clock when it sent the check.
@@ -95,7 +95,7 @@ struct Answer {
     source: Source,
 }
 
-/// A refund, made at some instant between two times of the store's clock.
+/// A refund of one counter, made at an unknown instant between two times of the store's clock.
 #[derive(Clone, Copy, Debug)]
 struct Refund {
     charged_at_us: u64,
@@ -105,7 +105,7 @@ struct Refund {
 }
 
 impl History {
-    /// Creates an empty history of counters with these limits.
+    /// Creates an empty history, with one counter for each of these limits, in this order.
     ///
     /// # Panics
     /// If a limit is neither `sliding` nor `sliding-log`, or has `count_denied`: only exact windows can be verified.
@@ -122,8 +122,8 @@ impl History {
 
     /// Records a decision.
     ///
-    /// `counters` has the counter of each of its limits, as an index into the limits of [`History::new`]. `sent_us` and
-    /// `received_us` are the caller's monotonic clock before the check and after the decision.
+    /// `counters` has the counter of each limit status, as an index into the limits of [`History::new`]. `sent_us` and
+    /// `received_us` are the caller's monotonic clock before the check and after the decision, in microseconds.
     ///
     /// # Panics
     /// If the decision does not have as many limit statuses as `counters`, unless its source is [`Source::None`].
@@ -134,40 +134,50 @@ impl History {
             self.uncounted.push(sent_us);
             return;
         }
-        assert_eq!(decision.limits.len(), counters.len(), "a line for each counter of {counters:?}: {decision:?}");
-        for (&counter, line) in counters.iter().zip(&decision.limits) {
+        assert_eq!(
+            decision.limits.len(),
+            counters.len(),
+            "a limit status for each counter of {counters:?}: {decision:?}"
+        );
+        for (&counter, status) in counters.iter().zip(&decision.limits) {
             self.counters[counter].answers.push(Answer {
                 sent_us,
                 received_us,
                 at_us: decision.at.as_micros(),
-                cost: line.cost,
-                remaining: line.remaining,
-                retry_after_us: line.retry_after.as_micros(),
-                next_after_us: line.next_after.as_micros().unwrap_or(0),
-                allowed: line.allowed,
+                cost: status.cost,
+                remaining: status.remaining,
+                retry_after_us: status.retry_after.as_micros(),
+                next_after_us: status.next_after.as_micros().unwrap_or(0),
+                allowed: status.allowed,
                 admitted,
                 source: decision.source,
             });
         }
     }
 
-    /// Records that `decision` was refunded between these two times of the store's clock.
+    /// Records that all units of `decision` were refunded, between these two times of the store's clock.
+    ///
+    /// `counters` has the counter of each limit status, as in [`note`](History::note).
     ///
     /// # Panics
     /// If the decision does not have as many limit statuses as `counters`.
     pub fn note_refund(&mut self, counters: &[usize], decision: &Decision, earliest: Timestamp, latest: Timestamp) {
-        assert_eq!(decision.limits.len(), counters.len(), "a line for each counter of {counters:?}: {decision:?}");
-        for (&counter, line) in counters.iter().zip(&decision.limits) {
+        assert_eq!(
+            decision.limits.len(),
+            counters.len(),
+            "a limit status for each counter of {counters:?}: {decision:?}"
+        );
+        for (&counter, status) in counters.iter().zip(&decision.limits) {
             self.counters[counter].refunds.push(Refund {
                 charged_at_us: decision.at.as_micros(),
-                units: line.cost,
+                units: status.cost,
                 earliest_us: earliest.as_micros(),
                 latest_us: latest.as_micros(),
             });
         }
     }
 
-    /// Adds the decisions of another history of the same counters.
+    /// Adds the decisions and refunds of another history of the same counters.
     ///
     /// # Panics
     /// If the other history has other limits.
@@ -182,7 +192,7 @@ impl History {
         }
     }
 
-    /// Verifies all recorded decisions and returns a report with every violation found.
+    /// Verifies all recorded decisions and returns a report. It counts all violations and contains the first 100.
     pub fn verify(mut self, bounds: Bounds) -> Report {
         let mut report = Report { checks: self.checks, uncounted: self.uncounted.len() as u64, ..Report::default() };
         if !bounds.uncounted {
@@ -197,9 +207,9 @@ impl History {
     }
 }
 
-/// Returns the tick of a limit in microseconds; 1 if the limit is exact.
+/// Returns the tick of a limit in microseconds: a thousandth of the window, rounded up, or 1 if the limit is exact.
 ///
-/// An entry may outlive the window of its admission by less than one tick.
+/// A unit counts for its window and up to one tick minus a microsecond longer.
 fn tick_us(limit: &Limit) -> u64 {
     let is_coarse = limit.algorithm() == Algorithm::Sliding && limit.quota() > SLIDING_EXACT_QUOTA_MAX;
     if is_coarse { limit.window_us().div_ceil(u64::from(SLIDING_EXACT_QUOTA_MAX)) } else { 1 }

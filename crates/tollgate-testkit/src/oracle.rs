@@ -35,7 +35,7 @@ use tollgate_core::{
 /// The longest wait in any answer, in microseconds.
 const WAIT_US_MAX: i128 = (1 << 52) - 1;
 
-/// The reference implementation of all algorithms. It keeps every counter until that is reset.
+/// The reference implementation of all algorithms. It keeps every counter until it is reset, even if it has expired.
 #[derive(Clone, Debug, Default)]
 pub struct Oracle {
     counters: Vec<Counter>,
@@ -55,14 +55,15 @@ impl Oracle {
         Oracle::default()
     }
 
-    /// Decides a check at `now` and charges it.
+    /// Decides a check at `now`, and charges it if all limits allow it. A denied check charges limits with
+    /// `count_denied`.
     pub fn check(&mut self, now: Timestamp, check: &Check<'_>) -> Decision {
         let now_us = micros(now);
         let verdicts: Vec<bool> = check.demands().iter().map(|demand| self.fits(demand, now_us)).collect();
         let admitted = verdicts.iter().all(|&fits| fits);
-        let lines = check.demands().iter().zip(verdicts);
-        let lines = lines.map(|(demand, fits)| self.settle_line(demand, now_us, fits, admitted));
-        Decision { at: now, source: Source::Store, ban: None, limits: lines.collect::<LimitStatuses>() }
+        let verdicts = check.demands().iter().zip(verdicts);
+        let statuses = verdicts.map(|(demand, fits)| self.write_verdict(demand, now_us, fits, admitted));
+        Decision { at: now, source: Source::Store, ban: None, limits: statuses.collect::<LimitStatuses>() }
     }
 
     /// Refunds what `decision` charged for `check`, as far as it still counts at `now`.
@@ -72,11 +73,11 @@ impl Oracle {
         if !decision.allowed() {
             return;
         }
-        for (demand, line) in check.demands().iter().zip(&decision.limits) {
+        for (demand, status) in check.demands().iter().zip(&decision.limits) {
             if demand.cost.units() > 0 {
                 let limit = &demand.limit;
                 let mut record = self.record(demand).settled(limit, micros(now));
-                let reset_us = line.reset_after.as_micros().map_or(WAIT_US_MAX, i128::from);
+                let reset_us = status.reset_after.as_micros().map_or(WAIT_US_MAX, i128::from);
                 let receipt = Receipt { at: micros(decision.at), units: units(demand), reset_us };
                 record.refund(limit, micros(now), &receipt);
                 self.write(demand, micros(now), record);
@@ -84,7 +85,7 @@ impl Oracle {
         }
     }
 
-    /// Deletes one counter.
+    /// Deletes the counter of `demand`. The cost is ignored.
     pub fn reset(&mut self, demand: &Demand<'_>) {
         let name = Name::of(demand);
         self.counters.retain(|counter| counter.name != name);
@@ -115,10 +116,10 @@ impl Oracle {
         units(demand) == 0 || fits(&record, &demand.limit, now, units(demand))
     }
 
-    /// Updates one counter after the verdict and returns its limit status.
+    /// Writes the counter of `demand` after the verdicts are known, if they change it, and returns its limit status.
     ///
     /// `own_verdict` is that of this limit, `admitted` that of the whole check.
-    fn settle_line(&mut self, demand: &Demand<'_>, now: i128, own_verdict: bool, admitted: bool) -> LimitStatus {
+    fn write_verdict(&mut self, demand: &Demand<'_>, now: i128, own_verdict: bool, admitted: bool) -> LimitStatus {
         let (limit, cost) = (&demand.limit, units(demand));
         let before = self.record(demand);
         let settled = before.settled(limit, now);
@@ -135,7 +136,7 @@ impl Oracle {
             }
         }
         let retry_after = retry_after(if admitted { &settled } else { &after }, limit, now, cost);
-        LimitStatus { allowed: own_verdict, retry_after, ..line(&after, demand, now) }
+        LimitStatus { allowed: own_verdict, retry_after, ..status(&after, demand, now) }
     }
 
     fn find(&self, demand: &Demand<'_>) -> Option<&Counter> {
@@ -154,7 +155,7 @@ impl Oracle {
     }
 }
 
-/// The identity of a counter, written out in full.
+/// The identity of a counter. Two demands with equal names count on the same counter.
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct Name {
     subject: Vec<u8>,
@@ -172,14 +173,15 @@ impl Name {
     }
 }
 
-/// The data of an admission that its refund needs.
+/// The data of an admission that its refund needs: its time, its units, and its `reset_after`, with times in
+/// microseconds.
 struct Receipt {
     at: i128,
     units: i128,
     reset_us: i128,
 }
 
-/// The state of one counter. The six algorithms use three kinds of record.
+/// The state of one counter. The six algorithms use three kinds of record. Times are in microseconds.
 #[derive(Clone, Debug)]
 enum Record {
     Log(Log),
@@ -205,7 +207,8 @@ impl Record {
         }
     }
 
-    /// Returns the state of this record at `now` under `limit`, if nothing is charged until then.
+    /// Returns this record at `now` under `limit`: expired units are dropped, and changes of limit and clock are
+    /// applied.
     fn settled(&self, limit: &Limit, now: i128) -> Record {
         match self {
             Record::Log(log) => Record::Log(log.settled(limit, now)),
@@ -214,7 +217,7 @@ impl Record {
         }
     }
 
-    /// Returns whether a settled record has room for `cost` more units.
+    /// Returns whether `cost` more units fit into this record, which must be [settled](Record::settled) at `now`.
     fn has_room(&self, limit: &Limit, now: i128, cost: i128) -> bool {
         match self {
             Record::Log(log) => log.has_room(limit, cost),
@@ -223,7 +226,7 @@ impl Record {
         }
     }
 
-    /// Returns whether a settled record equals an empty one.
+    /// Returns whether this [settled](Record::settled) record counts no units, like that of a new counter.
     fn is_whole(&self, limit: &Limit) -> bool {
         match self {
             Record::Log(log) => log.is_whole(),
@@ -232,10 +235,10 @@ impl Record {
         }
     }
 
-    /// Returns whether a denial writes the record.
+    /// Returns whether a denial stores the settled record, although it charges nothing.
     ///
-    /// A log always drops expired entries. The others are written only if the decision had to convert them: after the
-    /// clock was set back or the window was changed.
+    /// That of a log is always stored, without the expired entries. The others are stored only if settling converted
+    /// them: after the clock was set back or, for a pair, the window was changed.
     fn is_written_by_a_denial(&self, limit: &Limit, now: i128) -> bool {
         match self {
             Record::Log(_) => true,
@@ -269,8 +272,8 @@ impl Record {
     }
 }
 
-/// Returns the limit status of a settled record, without the verdict and `retry_after`.
-fn line(record: &Record, demand: &Demand<'_>, now: i128) -> LimitStatus {
+/// Returns the limit status of a settled record, except `allowed` and `retry_after`, which are `false` and zero.
+fn status(record: &Record, demand: &Demand<'_>, now: i128) -> LimitStatus {
     let limit = &demand.limit;
     let remaining = largest_fitting(record, limit, now);
     let next_after =
@@ -286,9 +289,10 @@ fn line(record: &Record, demand: &Demand<'_>, now: i128) -> LimitStatus {
     }
 }
 
-/// Returns `retry_after` for a cost; a peek (cost 0) gets that of one unit.
+/// Returns the `retry_after` of a cost on a settled record: zero if it fits, and [`Wait::NEVER`] if it never will.
 ///
-/// If the cost fits into a leaky bucket, the wait is the delay until the units before it have leaked.
+/// A peek (cost 0) gets that of one unit. If the cost fits into a leaky bucket, the wait is the delay until the units
+/// before it have leaked.
 fn retry_after(record: &Record, limit: &Limit, now: i128, cost: i128) -> Wait {
     let cost = cost.max(1);
     if limit.algorithm() == Algorithm::LeakyBucket && fits(record, limit, now, cost) {
@@ -312,9 +316,10 @@ fn reset_after(record: &Record, limit: &Limit, now: i128) -> Wait {
     first_wait(|d| record.settled(limit, now + d).is_whole(limit))
 }
 
-/// Returns the shortest wait after which `holds` is true, at most [`WAIT_US_MAX`].
+/// Returns the shortest wait for which `holds`, called with microseconds, is true. Returns [`WAIT_US_MAX`] if there is
+/// none below that.
 ///
-/// `holds` must stay true once it is true.
+/// `holds` must be true for all longer waits, too, since this is a binary search.
 fn first_wait(holds: impl Fn(i128) -> bool) -> Wait {
     let (mut too_short, mut long_enough) = (-1, WAIT_US_MAX);
     while long_enough - too_short > 1 {
@@ -328,7 +333,7 @@ fn first_wait(holds: impl Fn(i128) -> bool) -> Wait {
     Wait::from_micros(u64::try_from(long_enough).expect("a wait is not negative"))
 }
 
-/// Returns the largest cost that fits. Every smaller cost must fit, too.
+/// Returns the largest cost that fits into a settled record, by a binary search; 0 if no unit fits.
 fn largest_fitting(record: &Record, limit: &Limit, now: i128) -> i128 {
     let (mut fitting, mut too_large) = (0, i128::from(limit.cost_max()) + 1);
     while too_large - fitting > 1 {

@@ -8,12 +8,11 @@ use std::time::Duration;
 const ATTEMPTS_MAX: usize = 6_000;
 const PAUSE: Duration = Duration::from_millis(5);
 
-/// Calls `read` until `holds` is true of its result, and returns that result.
-///
-/// Gives up after about 30 seconds. `what` describes the condition in the panic message.
+/// Calls `read` every 5 ms until `holds` returns `true` for its result, and returns that result. Blocks the thread.
 ///
 /// # Panics
-/// If the condition does not become true.
+/// If that takes longer than about 30 seconds. The message contains `what`, the description of the condition, and the
+/// last result.
 pub fn eventually<T: Debug>(what: &str, mut read: impl FnMut() -> T, holds: impl Fn(&T) -> bool) -> T {
     let mut last = read();
     let has_held = holds(&last)
@@ -25,7 +24,9 @@ pub fn eventually<T: Debug>(what: &str, mut read: impl FnMut() -> T, holds: impl
     last
 }
 
-/// Calls `holds` until it returns `true`. Returns `false` if it did not within about 30 seconds.
+/// Calls `holds` every 5 ms until it returns `true`, and returns `true` then. Blocks the thread.
+///
+/// Returns `false` after about 30 seconds.
 pub fn poll(mut holds: impl FnMut() -> bool) -> bool {
     (0..ATTEMPTS_MAX).any(|_| {
         let holds = holds();
@@ -36,12 +37,11 @@ pub fn poll(mut holds: impl FnMut() -> bool) -> bool {
     })
 }
 
-/// Waits until `holds` returns `true`, without blocking the runtime.
-///
-/// Gives up after about 30 seconds. `what` describes the condition in the panic message.
+/// Calls `holds` every 5 ms until it returns `true`, without blocking the runtime.
 ///
 /// # Panics
-/// If the condition does not become true, or outside a tokio runtime.
+/// If that takes longer than about 30 seconds by tokio's clock, with `what`, the description of the condition; or
+/// outside a tokio runtime with timers.
 pub async fn until(what: &str, mut holds: impl FnMut() -> bool) {
     for _ in 0..ATTEMPTS_MAX {
         if holds() {

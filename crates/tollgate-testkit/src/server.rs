@@ -117,7 +117,7 @@ impl Config {
         panic!("{PORTS_TRIED_MAX} ports in a row were in use\n{}", server.log_end());
     }
 
-    /// Returns the text of the configuration file.
+    /// Returns the text of the configuration file: the port and directory, then the lines of [`set`](Config::set).
     fn file(&self, port: u16, dir: &Path) -> String {
         let mut file = format!("bind 127.0.0.1\nport {port}\ndir {}\n", dir.display());
         for (name, value) in &self.settings {
@@ -126,7 +126,7 @@ impl Config {
         file
     }
 
-    /// Returns the value of the last line with this name.
+    /// Returns the value of the last line with this name, or `None` if there is none.
     fn setting(&self, name: &str) -> Option<&str> {
         self.settings.iter().rev().find(|(set, _)| set == name).map(|(_, value)| value.as_str())
     }
@@ -161,7 +161,7 @@ impl Server {
         Config::new(Brand::Valkey).start()
     }
 
-    /// Returns the brand of the server.
+    /// Returns whether this is a Redis or a Valkey server.
     pub fn brand(&self) -> Brand {
         self.config.brand
     }
@@ -265,7 +265,11 @@ impl Server {
         assert!(poll(|| self.launch()), "port {} is in use by another process\n{}", self.port, self.log_end());
     }
 
-    /// Starts the process and waits until its log says that it listens. Returns `false` if the port is in use.
+    /// Starts the process and waits until its log says that it listens. Returns `true` then, and `false` if its port is
+    /// in use.
+    ///
+    /// # Panics
+    /// If the process exits for another reason, or does not listen within about 30 seconds.
     fn launch(&self) -> bool {
         let config_path = self.dir.path().join("server.conf");
         fs::write(&config_path, self.config.file(self.port, self.dir.path())).expect("a writable temporary directory");
@@ -290,7 +294,10 @@ impl Server {
         true
     }
 
-    /// Waits until the server answers PING with anything but LOADING.
+    /// Waits until the server answers PING with anything but LOADING, such as PONG or an error.
+    ///
+    /// # Panics
+    /// If that takes longer than about 30 seconds.
     fn wait_until_serving(&self) {
         let mut last = String::new();
         let serving = poll(|| match self.connect().and_then(|mut connection| connection.call(&["PING"])) {
@@ -317,7 +324,7 @@ impl Server {
         self.dir.path().join("server.log")
     }
 
-    /// Returns the last lines of the log with a heading, for failure messages.
+    /// Returns the last 40 lines of the log between a heading and a line of dashes, for failure messages.
     fn log_end(&self) -> String {
         let log = self.log();
         let lines: Vec<&str> = log.lines().collect();

@@ -1,9 +1,9 @@
 //! A Redis in memory behind a network in memory, for tests in virtual time.
 //!
-//! Real servers and the [fault proxy](crate::fault) take real time. How a store behaves with a round trip of 14 ms can be
-//! tested exactly only if the test controls the clock. This server implements as much of RESP as a `RedisStore` needs, decides
-//! with a [`MemoryStore`], and is connected through the relay of the proxy, over an in-memory pipe. With tokio's clock paused,
-//! a run of minutes takes no time and always has the same result.
+//! Real servers and the [fault proxy](crate::fault) take real time. How a store behaves with a round trip of 14 ms can
+//! be tested exactly only if the test controls the clock. This server implements as much of RESP as a `RedisStore`
+//! needs, decides with a [`MemoryStore`], and is connected through the relay of the proxy, over an in-memory pipe. With
+//! tokio's clock paused, a run of minutes takes no time and always has the same result.
 //!
 //! ```text
 //!   RedisStore ──► pipe ──[ fault ]──► pipe ──► SimulatedRedis
@@ -31,14 +31,15 @@ const START: Timestamp = Timestamp::from_micros(1_760_000_000_000_000);
 const PIPE_BYTES: usize = 256 << 10;
 const SHA: &str = "0123456789abcdef0123456789abcdef01234567";
 
-/// A clock that follows tokio's clock, paused or not.
+/// A clock that advances with tokio's clock, which a test can pause and advance.
 #[derive(Debug)]
 pub struct VirtualClock {
     start: Instant,
 }
 
 impl VirtualClock {
-    /// Creates a clock that starts at a fixed time. If tokio's clock is paused, call it inside that runtime.
+    /// Creates a clock that shows a fixed time in 2025 now. If tokio's clock is to be paused, call this inside that
+    /// runtime.
     pub fn start() -> Arc<VirtualClock> {
         Arc::new(VirtualClock { start: Instant::now() })
     }
@@ -50,7 +51,7 @@ impl Clock for VirtualClock {
     }
 }
 
-/// A simulated server. Clones share its state.
+/// A simulated Redis server and its network. Clones are handles of the same server.
 #[derive(Clone)]
 pub struct SimulatedRedis(Arc<Inner>);
 
@@ -75,14 +76,20 @@ struct State {
 }
 
 impl SimulatedRedis {
-    /// Creates a server without counters, with this clock.
+    /// Creates a server without counters and without the script, whose time is that of `clock`.
     pub fn new(clock: Arc<VirtualClock>) -> SimulatedRedis {
         let counters = MemoryStore::builder().clock(clock.clone()).build();
         let (network, _) = watch::channel(FaultState { fault: Some(Fault::Pass), change: 0 });
         SimulatedRedis(Arc::new(Inner { counters, clock, network, state: Mutex::default() }))
     }
 
-    /// Opens a connection, for the `connector` of a `RedisStore`. Must be called inside a tokio runtime.
+    /// Opens a connection through the simulated network, for the `connector` of a `RedisStore`, and returns the
+    /// client's end.
+    ///
+    /// Spawns the tasks that serve it.
+    ///
+    /// # Panics
+    /// Outside a tokio runtime.
     pub fn connect(&self) -> DuplexStream {
         let (client, near) = duplex(PIPE_BYTES);
         let (far, server) = duplex(PIPE_BYTES);
@@ -91,37 +98,41 @@ impl SimulatedRedis {
         client
     }
 
-    /// Sets the fault of the network, for open and new connections.
+    /// Sets the fault of the network, for open and new connections. It takes effect when their tasks run next.
     pub fn set(&self, fault: Fault) {
         self.0.network.send_modify(|state| *state = FaultState { fault: Some(fault), change: state.change + 1 });
     }
 
-    /// Sets the round-trip time of the network. Half of it is spent in each direction.
+    /// Sets the round-trip time of the network, half of it for each direction. Replaces another fault.
     pub fn set_round_trip(&self, round_trip: Duration) {
         self.set(Fault::Delay(round_trip / 2));
     }
 
-    /// Deletes the script, as `SCRIPT FLUSH` does.
+    /// Forgets the script, as after `SCRIPT FLUSH`: calls by EVALSHA get NOSCRIPT until it is loaded again.
     pub fn flush_scripts(&self) {
         self.state().knows_script = false;
     }
 
-    /// Makes calls fail whose keys contain this text, as if such a key held a foreign value.
+    /// Makes every call of the script fail that has a key containing this text, as if that key held a value of another
+    /// type.
+    ///
+    /// Replaces an earlier text.
     pub fn plant_foreign(&self, part_of_key: &str) {
         self.state().foreign = Some(part_of_key.into());
     }
 
-    /// Returns the number of checks in each call of the script, in the order of execution.
+    /// Returns the number of checks in each executed call of the script, in the order of execution. Refunds do not
+    /// count.
     pub fn calls(&self) -> Vec<usize> {
         self.state().calls.clone()
     }
 
-    /// Returns the number of calls refused with NOSCRIPT.
+    /// Returns how many calls were answered with NOSCRIPT, because the script was not loaded.
     pub fn noscripts(&self) -> u64 {
         self.state().noscripts
     }
 
-    /// Returns the number of calls by EVAL, with the source of the script.
+    /// Returns how many calls were made by EVAL, that is, with the source of the script.
     pub fn sources(&self) -> u64 {
         self.state().sources
     }
@@ -179,7 +190,8 @@ impl SimulatedRedis {
         }
     }
 
-    /// Executes a call. Returns the numbers of the reply and the number of checks.
+    /// Executes a call of the script with these keys and arguments. Returns the integers of the reply, and the number
+    /// of checks in the call.
     fn run(&self, keys: &[&str], arguments: &[&str]) -> (Vec<i64>, usize) {
         let mut numbers = vec![self.0.clock.now().as_micros() as i64];
         let (mut keys, mut lines, mut checks) = (keys.iter(), arguments.iter(), 0);
@@ -237,7 +249,10 @@ fn numbers_of(line: &LimitStatus) -> [i64; 5] {
     [line.allowed.into(), line.remaining.into(), retry, next, reset]
 }
 
-/// Parses the demand of a key and its argument.
+/// Parses a demand from a key and its argument: `ALGORITHM QUOTA WINDOW_US COST [OPTION=VALUE …]`.
+///
+/// # Panics
+/// If one of them is missing or invalid.
 fn demand<'a>(key: Option<&&'a str>, line: Option<&&str>) -> Demand<'a> {
     let (key, line) = (key.expect("a key for each limit"), line.expect("a line for each limit"));
     let words: Vec<&str> = line.split(' ').collect();
@@ -257,7 +272,7 @@ fn demand<'a>(key: Option<&&'a str>, line: Option<&&str>) -> Demand<'a> {
     Demand::new(limit, Key::new(*key).expect("a key")).cost(cost)
 }
 
-/// Returns the first command in `bytes` and its length, or `None` if it is incomplete.
+/// Returns the parts of the first command in `bytes` and its length in bytes, or `None` if it is incomplete.
 fn parse_command(bytes: &[u8]) -> Option<(Vec<String>, usize)> {
     let mut at = 0;
     let mut number_after = |kind: u8, skip: usize| -> Option<(usize, usize)> {

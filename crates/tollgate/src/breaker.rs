@@ -45,7 +45,10 @@ const PROBE_AFTER_MAX: Duration = Duration::from_millis(800);
 /// Time after its due time at which a probe is overdue and a caller replaces it, in microseconds.
 const PROBE_OVERDUE_US: u64 = 2_000_000;
 
-/// A circuit breaker: counts failures of the store and says whether callers may call it.
+/// A circuit breaker: counts failed calls to the store, and decides which callers may call the store.
+///
+/// It starts closed. It makes no calls itself: callers report each result with [`succeeded`](Breaker::succeeded) or
+/// [`failed`](Breaker::failed).
 #[derive(Debug, Default)]
 pub(crate) struct Breaker {
     /// Number of times the breaker has opened or closed. Odd while it is open.
@@ -57,7 +60,9 @@ pub(crate) struct Breaker {
     probe_due_us: AtomicU64,
 }
 
-/// The period between two changes of a breaker, in which it is either open or closed throughout.
+/// A period in which a breaker did not change: it was open throughout or closed throughout.
+///
+/// Each time the breaker opens or closes, a new phase begins, which is unequal to all earlier ones.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Phase(u64);
 
@@ -68,7 +73,7 @@ impl Phase {
 }
 
 impl Breaker {
-    /// Returns the current phase. A caller keeps it to report the result of its call.
+    /// Returns the current phase. A caller reads it before its call to the store, and passes it back with the result.
     pub(crate) fn phase(&self) -> Phase {
         Phase(self.changes.load(Ordering::Acquire))
     }
@@ -83,11 +88,12 @@ impl Breaker {
         self.phase().0.div_ceil(2)
     }
 
-    /// Returns the current phase if this caller may call the store, or `None` if it must skip the store.
+    /// Returns the current phase if this caller may call the store now, or `None` if it must skip the store.
     ///
-    /// While the breaker is closed, every caller may. While it is open and a probe is overdue, one caller every two
-    /// seconds may; its success closes the breaker.
-    pub(crate) fn lets_ask(&self, now: Timestamp) -> Option<Phase> {
+    /// While the breaker is closed, every caller may call the store. While it is open, `None` is returned, except that
+    /// one caller is admitted when the probe is two seconds past its due time, and then one every two seconds. Its
+    /// success closes the breaker, its failure changes nothing.
+    pub(crate) fn admit_call(&self, now: Timestamp) -> Option<Phase> {
         let phase = self.phase();
         if !phase.is_open() {
             return Some(phase);
@@ -98,10 +104,10 @@ impl Breaker {
         replaces_probe.then_some(phase)
     }
 
-    /// Counts a successful call that was sent in phase `sent_in`. Returns whether it closed the breaker.
+    /// Reports a successful call that was sent in phase `sent_in`. Returns whether it closed the breaker.
     ///
-    /// Only a call that replaced an overdue probe can close it. In the current closed phase a success resets the
-    /// failure count. A success of an earlier phase changes nothing.
+    /// If `sent_in` is the current phase and open, the breaker closes. If it is current and closed, the count of
+    /// consecutive failures is reset to 0. If the phase has ended, nothing changes.
     #[must_use]
     pub(crate) fn succeeded(&self, sent_in: Phase) -> bool {
         if sent_in.is_open() {
@@ -114,10 +120,12 @@ impl Breaker {
         false
     }
 
-    /// Counts a failed call that was sent at `sent` in phase `sent_in`. Returns whether it opened the breaker.
+    /// Reports a call that was sent at `sent` in phase `sent_in` and failed at `now`. Returns whether it opened the
+    /// breaker.
     ///
-    /// `true` is returned to exactly one caller, which must start the probe. A failure is not counted if the breaker
-    /// has changed since the call was sent, or if the call was sent before the previous counted failure.
+    /// The third consecutive failure opens it. `true` is returned to exactly one caller, which must start the probe.
+    /// The failure is not counted if `sent_in` is open or has ended, or if the call was sent before the previous
+    /// counted failure.
     #[must_use]
     pub(crate) fn failed(&self, sent_in: Phase, sent: Timestamp, now: Timestamp) -> bool {
         if sent_in.is_open() || sent_in != self.phase() {
@@ -137,34 +145,37 @@ impl Breaker {
             return false;
         }
         // Set before the breaker opens, so that no caller finds the due time of an earlier phase and calls it overdue.
-        self.probe_is_due_at(now);
+        self.set_probe_due(now);
         self.change(sent_in)
     }
 
-    /// Sets the time by which the next probe should be complete.
-    pub(crate) fn probe_is_due_at(&self, due: Timestamp) {
+    /// Sets the time by which the next probe should be complete. Two seconds later it counts as overdue.
+    pub(crate) fn set_probe_due(&self, due: Timestamp) {
         self.probe_due_us.store(due.as_micros(), Ordering::Release);
     }
 
-    /// Closes the breaker after a successful call of this open phase. Returns whether this call closed it.
+    /// Closes the breaker because the store has answered in the open phase `phase`. Resets the failure count to 0.
     ///
-    /// Returns `false` and changes nothing if `phase` is closed or has ended.
+    /// Returns `true` if this call closed the breaker. Returns `false` and changes nothing if `phase` is closed or has
+    /// ended.
     #[must_use]
     pub(crate) fn close(&self, phase: Phase) -> bool {
-        self.close_after(0, phase)
+        self.close_with_failures(0, phase)
     }
 
-    /// Closes the breaker because the probe task of this open phase has ended. Returns whether this call closed it.
+    /// Closes the breaker because the probe task of the open phase `phase` has ended without success.
     ///
-    /// The next counted failure opens the breaker again. Returns `false` and changes nothing if `phase` is closed or
-    /// has ended.
+    /// The failure count is set one below the threshold, so the next counted failure opens the breaker again. Returns
+    /// `true` if this call closed the breaker. Returns `false` and changes nothing if `phase` is closed or has ended.
     #[must_use]
-    pub(crate) fn leave_ajar(&self, phase: Phase) -> bool {
-        self.close_after(FAILURES_TO_OPEN - 1, phase)
+    pub(crate) fn close_without_probe(&self, phase: Phase) -> bool {
+        self.close_with_failures(FAILURES_TO_OPEN - 1, phase)
     }
 
-    /// Ends this open phase with the given failure count. Returns `false` if `phase` is closed or has ended.
-    fn close_after(&self, failures: u32, phase: Phase) -> bool {
+    /// Closes the breaker and sets the failure count to `failures`.
+    ///
+    /// Returns `false` and changes nothing if `phase` is closed or has ended.
+    fn close_with_failures(&self, failures: u32, phase: Phase) -> bool {
         if !phase.is_open() || phase != self.phase() {
             return false;
         }
@@ -173,13 +184,15 @@ impl Breaker {
         self.change(phase)
     }
 
-    /// Ends this phase and begins the next one. Returns `false` if another thread did so first.
+    /// Ends `phase` and begins the next one: opens a closed breaker, or closes an open one.
+    ///
+    /// Returns `false` and changes nothing if `phase` has already ended.
     fn change(&self, phase: Phase) -> bool {
         self.changes.compare_exchange(phase.0, phase.0 + 1, Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
 }
 
-/// Returns the delay before probe number `attempt`, counted from 0.
+/// Returns the delay before probe number `attempt`, counted from 0: 100 ms, doubled with each attempt up to 800 ms.
 ///
 /// `jitter` is clamped to 0.0 ..= 1.0 and shortens the delay by up to a quarter, so that the nodes of a fleet do not
 /// probe at the same moment.
@@ -261,21 +274,21 @@ mod tests {
     }
 
     #[test]
-    fn breaker_left_ajar_lets_all_callers_through_and_opens_at_the_next_failure() {
+    fn breaker_closed_without_probe_admits_all_callers_and_opens_at_the_next_failure() {
         let breaker = opened();
-        assert_eq!(breaker.lets_ask(NOW), None);
+        assert_eq!(breaker.admit_call(NOW), None);
         let phase = breaker.phase();
-        assert!(breaker.leave_ajar(phase));
-        assert!(breaker.lets_ask(NOW).is_some());
+        assert!(breaker.close_without_probe(phase));
+        assert!(breaker.admit_call(NOW).is_some());
         assert!(fails(&breaker), "one failure opens it, and its caller starts the probe");
-        assert!(!breaker.leave_ajar(phase), "the probe task of an earlier phase cannot close this one");
+        assert!(!breaker.close_without_probe(phase), "the probe task of an earlier phase cannot close this one");
     }
 
     #[test]
     fn one_caller_every_two_seconds_replaces_an_overdue_probe() {
         let breaker = opened();
-        breaker.probe_is_due_at(NOW.plus_micros(300_000));
-        let at_ms = |ms: u64| breaker.lets_ask(NOW.plus_micros(ms * 1_000));
+        breaker.set_probe_due(NOW.plus_micros(300_000));
+        let at_ms = |ms: u64| breaker.admit_call(NOW.plus_micros(ms * 1_000));
         assert_eq!(at_ms(2_299), None);
         let phase = at_ms(2_300).expect("the probe is overdue");
         assert_eq!((at_ms(2_300), at_ms(4_299)), (None, None));

@@ -33,13 +33,13 @@
 //! # Ok::<(), tollgate::config::Report>(())
 //! ```
 //!
-//! **All or nothing.** A file with an error is not used at all, and all of its errors are reported at once. An invalid reload
-//! changes nothing.
+//! **All or nothing.** A file with an error is not used at all, and all of its errors are reported at once. An invalid
+//! reload changes nothing.
 //!
 //! **Strict.** 0 is an error and never means *no limit*; an unknown field is an error and never ignored.
 //!
-//! **No secrets in reports.** Reports quote lines of the file with all secrets masked. A file that cannot be parsed is not
-//! quoted.
+//! **No secrets in reports.** Reports quote lines of the file with all secrets masked. A file that cannot be parsed is
+//! not quoted.
 
 mod changes;
 mod compile;

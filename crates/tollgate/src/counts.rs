@@ -8,7 +8,7 @@ use tollgate_core::{Decision, Source};
 
 use crate::failure::Unavailable;
 
-/// Outcome of a decision, as a metrics label.
+/// The outcome of a decision. Its name (`allow`, `deny`, `unavailable`) is a metrics label.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum DecisionOutcome {
     /// The request was admitted.
@@ -28,7 +28,7 @@ tollgate_core::__names! {
 }
 
 impl DecisionOutcome {
-    /// Returns `Allow` if `allowed`, else `Deny`.
+    /// Returns [`Allow`](DecisionOutcome::Allow) if `allowed` is true, else [`Deny`](DecisionOutcome::Deny).
     pub const fn of(allowed: bool) -> DecisionOutcome {
         if allowed { DecisionOutcome::Allow } else { DecisionOutcome::Deny }
     }
@@ -38,7 +38,7 @@ impl DecisionOutcome {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Counted {
     /// The outcome.
-    pub said: DecisionOutcome,
+    pub outcome: DecisionOutcome,
     /// The source of the decisions.
     pub source: Source,
     /// The number of such decisions since the counters were created.
@@ -61,7 +61,10 @@ const CELLS: [(DecisionOutcome, Source); 8] = [
 pub struct DecisionCounts([AtomicU64; CELLS.len()]);
 
 impl DecisionCounts {
-    /// Counts one decision.
+    /// Counts one decision with this outcome from this source.
+    ///
+    /// A combination that cannot occur is counted as another: any unavailable one as [`Source::None`], and an admission
+    /// from [`Source::DenyCache`] as [`Source::Store`].
     pub fn count(&self, outcome: DecisionOutcome, source: Source) {
         let cell = match (outcome, source) {
             (DecisionOutcome::Allow, Source::Local) => 1,
@@ -76,7 +79,8 @@ impl DecisionCounts {
         self.0[cell].fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Counts the answer of a [`Limiter`](crate::Limiter).
+    /// Counts the answer of a [`Limiter`](crate::Limiter) by its outcome and source. An error counts as
+    /// [`DecisionOutcome::Unavailable`].
     pub fn count_answer(&self, answer: &Result<Decision, Unavailable>) {
         match answer {
             Ok(decision) => self.count(DecisionOutcome::of(decision.allowed()), decision.source),
@@ -84,10 +88,12 @@ impl DecisionCounts {
         }
     }
 
-    /// Returns the counts. Those of [`Source::Store`] are always included, all others only if they are not zero.
+    /// Returns one count for each combination of outcome and source.
+    ///
+    /// Both counts of [`Source::Store`] are always included, all others only if they are not zero.
     pub fn counted(&self) -> Vec<Counted> {
         let read = |((outcome, source), times): (&(DecisionOutcome, Source), &AtomicU64)| Counted {
-            said: *outcome,
+            outcome: *outcome,
             source: *source,
             times: times.load(Ordering::Relaxed),
         };
@@ -111,7 +117,7 @@ mod tests {
             assert!(counts.is_empty());
             counts.count(outcome, source);
             let counted: Vec<Counted> = counts.counted().into_iter().filter(|cell| cell.times > 0).collect();
-            assert_eq!(counted, [Counted { said: outcome, source, times: 1 }]);
+            assert_eq!(counted, [Counted { outcome, source, times: 1 }]);
         }
     }
 }

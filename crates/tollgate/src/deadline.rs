@@ -29,10 +29,10 @@ const CATCH_UP_MAX: Duration = Duration::from_millis(25);
 /// Timers tick every millisecond, and a wake-up takes less than a millisecond on a machine that is not overloaded.
 pub(crate) const LATENESS_MAX: Duration = Duration::from_millis(5);
 
-/// Waits for a call to `store` until `deadline`. Returns `None` if no reply has been received by then.
+/// Waits until `call` is complete or `deadline` expires. Returns the reply, or `None` if the deadline expired first.
 ///
-/// A reply that has already reached this process when the deadline expires counts. To find it, the wait may exceed the
-/// deadline by up to [`CATCH_UP_MAX`].
+/// `store` is the store that `call` is waiting for. A reply that has reached this process when the deadline expires is
+/// still returned. To find it, the wait may exceed the deadline by up to [`CATCH_UP_MAX`].
 pub(crate) async fn answer_by<T>(deadline: Sleep, store: &dyn Store, call: impl Future<Output = T>) -> Option<T> {
     let mut call = pin!(call);
     if let Either::Left((answer, _)) = select(call.as_mut(), pin!(deadline)).await {

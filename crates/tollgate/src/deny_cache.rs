@@ -26,9 +26,9 @@
 //! **Exceptions.** If a refund can free units early, or denials are charged (`count_denied`), the limiter does not use
 //! this cache. A changed limit is a different entry.
 //!
-//! **Bans** are cached by subject, apart from denials: a ban refuses every check of its subject, whatever the limit and the
-//! cost, except a peek. A ban is cached only if all demands of the check have the same subject: otherwise the decision does
-//! not tell which subject is banned.
+//! **Bans** are cached by subject, apart from denials: a ban refuses every check of its subject, whatever the limit and
+//! the cost, except a peek. A ban is cached only if all demands of the check have the same subject: otherwise the
+//! decision does not tell which subject is banned.
 //!
 //! **Checks of several limits.** The statuses of the other limits are repeated from the last decision of the store,
 //! which is cached for each counter separately:
@@ -59,13 +59,14 @@ const COUNTERS_MAX: usize = 65_536;
 /// Maximum number of costs with a cached denial per counter.
 const DENIALS_MAX: usize = 4;
 
-/// A bounded cache of denials and of the last known status of their counters.
+/// A bounded cache of recent denials and bans, and of the last status that the store reported for the counters of
+/// denied checks.
 #[derive(Debug)]
 pub(crate) struct DenyCache {
     denials: TtlCache<Denials>,
     statuses: TtlCache<CachedStatus>,
     bans: TtlCache<CachedBan>,
-    /// Whether a ban was ever cached. Until then, no check looks for one.
+    /// Whether a ban was ever cached. Until then, the lookup of bans is skipped.
     has_bans: AtomicBool,
 }
 
@@ -80,14 +81,14 @@ impl Default for DenyCache {
     }
 }
 
-/// The ban of a subject as the store last reported it.
+/// The remaining time of a subject's ban as the store reported it, and when the store was called.
 #[derive(Clone, Copy, Debug)]
 struct CachedBan {
     ban: Wait,
     call: CallSpan,
 }
 
-/// The cached denials of one counter under one version of its limit, at most one per cost.
+/// The cached denials of one counter under one limit: at most one per cost, and at most four.
 #[derive(Debug, Default)]
 struct Denials(SmallVec<[Denial; 1]>);
 
@@ -97,7 +98,7 @@ struct Denial {
     cached: CachedStatus,
 }
 
-/// The status of a counter as the store last reported it.
+/// The status of a counter as the store reported it, and when the store was called.
 #[derive(Clone, Copy, Debug)]
 struct CachedStatus {
     status: LimitStatus,
@@ -112,10 +113,11 @@ pub(crate) struct CallSpan {
 }
 
 impl DenyCache {
-    /// Returns the cached denial of a check, or `None` if the store has to be called.
+    /// Returns the denial of a check if the cache implies one, or `None` if the store has to be called.
     ///
-    /// The decision is made at `now`, has source [`Source::DenyCache`] and one status per demand. `None` is returned
-    /// unless a denial is cached for at least one demand and a status for each of the others.
+    /// The decision is made at `now` and has source [`Source::DenyCache`]. It is a ban if one of the check's subjects
+    /// has a cached ban. Otherwise it has one status per demand: a denial must be cached for at least one demand, and a
+    /// status for each of the others. Never returns an admission.
     pub(crate) fn recall(&self, check: &Check<'_>, now: Timestamp) -> Option<Decision> {
         if let Some(ban) = self.ban_of(check, now) {
             return Some(Decision::banned(now, Source::DenyCache, ban, check));
@@ -123,23 +125,25 @@ impl DenyCache {
         let demands = check.demands();
         let ids: SmallVec<[Id; 4]> = demands.iter().map(|demand| self.id(demand)).collect();
         let denied = |(demand, &id): (&Demand<'_>, &Id)| {
-            self.denials.look(id, |denials| denials.status_of(demand.cost.units(), now)).flatten()
+            self.denials.get_with(id, |denials| denials.status_of(demand.cost.units(), now)).flatten()
         };
         let denied: SmallVec<[Option<LimitStatus>; 4]> = demands.iter().zip(&ids).map(denied).collect();
         if denied.iter().all(Option::is_none) {
             return None;
         }
-        let repeated = |demand, id| self.statuses.look(id, |cached| cached.status_for(demand, now)).flatten();
+        let repeated = |demand, id| self.statuses.get_with(id, |cached| cached.status_for(demand, now)).flatten();
         let statuses = demands.iter().zip(&ids).zip(&denied);
         let statuses: Option<LimitStatuses> =
             statuses.map(|((demand, &id), denied)| denied.or_else(|| repeated(demand, id))).collect();
         Some(Decision { at: now, source: Source::DenyCache, ban: None, limits: statuses? })
     }
 
-    /// Caches what the store's decision says about the counters of a check.
+    /// Caches the consequences of a decision that the store has made for `check` during `call`.
     ///
-    /// Does nothing if the decision neither denies nor exhausts a limit, or if it is a ban and the demands have
-    /// different subjects.
+    /// A denial is cached for each limit that denied the check, and for each limit that its admission left without
+    /// units. If there is such a limit, the statuses of all limits are cached too. A ban is cached for the subject of
+    /// the check. Nothing is cached if the decision neither denies nor exhausts a limit, or if it is a ban and the
+    /// demands have different subjects.
     pub(crate) fn learn(&self, check: &Check<'_>, decision: &Decision, call: CallSpan) {
         if let Some(ban) = decision.ban {
             return self.learn_ban(check, ban, call);
@@ -152,20 +156,21 @@ impl DenyCache {
         for (demand, status) in demands.iter().zip(statuses) {
             let id = self.id(demand);
             if let Some(status) = denied_by(status, allowed) {
-                self.denials.add(id, call.sent, |denials| denials.add(CachedStatus { status, call }));
+                self.denials.update(id, call.sent, |denials| denials.add(CachedStatus { status, call }));
             }
             self.statuses.put(id, CachedStatus { status: *status, call }, call.sent);
         }
     }
 
-    /// Removes the entries of a counter under this version of its limit.
+    /// Removes the cached denials and the cached status of a demand's counter under exactly this limit.
     pub(crate) fn forget(&self, demand: &Demand<'_>) {
         let id = self.id(demand);
         self.denials.forget(id);
         self.statuses.forget(id);
     }
 
-    /// Caches a ban, if it is known whose it is.
+    /// Caches that the subject of the check is banned for the time `ban`. Does nothing if the demands have different
+    /// subjects.
     fn learn_ban(&self, check: &Check<'_>, ban: Wait, call: CallSpan) {
         if !has_several_subjects(check) {
             let id = self.bans.id(check.demands()[0].key.subject());
@@ -174,19 +179,21 @@ impl DenyCache {
         }
     }
 
-    /// Returns the longest cached ban of the check's subjects as of `now`, or `None`. A peek is not banned.
+    /// Returns the longest remaining time of the cached bans of the check's subjects, or `None` if there is no ban.
+    ///
+    /// Returns `None` for a peek, which bans do not refuse.
     fn ban_of(&self, check: &Check<'_>, now: Timestamp) -> Option<Wait> {
         if !self.has_bans.load(Ordering::Relaxed) || !check.charges() {
             return None;
         }
         let of_subject = |demand: &Demand<'_>| {
             let id = self.bans.id(demand.key.subject());
-            self.bans.look(id, |cached| cached.at(now)).flatten()
+            self.bans.get_with(id, |cached| cached.at(now)).flatten()
         };
         check.demands().iter().filter_map(of_subject).max()
     }
 
-    /// Removes the ban of a subject.
+    /// Removes the cached ban of a subject, if there is one. The store is not changed.
     pub(crate) fn forget_ban(&self, subject: &[u8]) {
         self.bans.forget(self.bans.id(subject));
     }
@@ -196,10 +203,10 @@ impl DenyCache {
     }
 }
 
-/// Returns the denial to cache for a limit, or `None` if its status implies none.
+/// Returns the denial to cache for a limit with this status, or `None` if there is none to cache.
 ///
-/// A denied status is cached as it is. If the request was `allowed` and left no units, the result is a denial of one
-/// unit until `next_after`.
+/// `allowed` is whether the whole check was admitted. A status that denies is returned as it is. If the check was
+/// admitted and left no units, the result denies one unit until `next_after`. Returns `None` for a peek.
 fn denied_by(status: &LimitStatus, allowed: bool) -> Option<LimitStatus> {
     match status.allowed {
         // A limit never denies a peek.
@@ -216,13 +223,15 @@ fn has_several_subjects(check: &Check<'_>) -> bool {
     check.demands().windows(2).any(|pair| pair[0].key.subject() != pair[1].key.subject())
 }
 
-/// Returns for how long after the send time a denial with this wait is cached, in microseconds.
+/// Returns how long a denial with this wait is cached after its call was sent, in microseconds: the wait, at most a
+/// second.
 fn denied_for_us(wait: Wait) -> u64 {
     wait.as_micros().map_or(DENIED_US_MAX, |us| us.min(DENIED_US_MAX))
 }
 
 impl Denials {
-    /// Adds a denial. Replaces the one of the same cost, and drops expired ones and the last one if there are too many.
+    /// Adds a denial. Replaces the denial of the same cost, and removes expired ones. If four are left, removes the
+    /// last.
     fn add(&mut self, cached: CachedStatus) {
         let sent = cached.call.sent;
         let expires_at = sent.plus_micros(denied_for_us(cached.status.retry_after));
@@ -231,7 +240,10 @@ impl Denials {
         self.0.push(Denial { expires_at, cached });
     }
 
-    /// Returns the status of the denial of this cost as of `now`, or `None` if there is none that has not expired.
+    /// Returns the status that denies exactly this cost, with its waits as of `now`.
+    ///
+    /// Returns `None` if no such denial is cached, or if it has expired or was sent after `now` (the clock was set
+    /// back).
     fn status_of(&self, cost: u32, now: Timestamp) -> Option<LimitStatus> {
         let is_live = |denial: &&Denial| denial.cached.age_us(now).is_some() && now < denial.expires_at;
         let denial = self.0.iter().filter(is_live).find(|denial| denial.cached.status.cost == cost)?;
@@ -246,7 +258,8 @@ impl Expire for Denials {
 }
 
 impl Expire for CachedStatus {
-    /// Returns whether the status is older than a second. It may be repeated for longer, but is removed to make room.
+    /// Returns whether the status is at least a second old. It is still repeated until it is ten seconds old, unless it
+    /// was removed to make room.
     fn is_expired(&self, now: Timestamp) -> bool {
         self.age_us(now).is_none_or(|age_us| age_us >= DENIED_US_MAX)
     }
@@ -259,7 +272,8 @@ impl Expire for CachedBan {
 }
 
 impl CachedBan {
-    /// Returns the time from `now` until the ban ends, or `None` if the entry has expired.
+    /// Returns the time from `now` until the ban ends, or `None` if the entry is a second old, the ban has ended, or
+    /// the call was sent after `now`.
     fn at(&self, now: Timestamp) -> Option<Wait> {
         let age_us = now.as_micros().checked_sub(self.call.sent.as_micros())?;
         (age_us < denied_for_us(self.ban)).then(|| self.call.left(self.ban, now))
@@ -267,7 +281,7 @@ impl CachedBan {
 }
 
 impl CallSpan {
-    /// Returns what is left at `now` of a wait that the store reported: it counts from when the reply was received.
+    /// Returns the rest of a wait at `now`, counted from when the reply was received. [`Wait::NEVER`] stays as it is.
     fn left(&self, wait: Wait, now: Timestamp) -> Wait {
         let passed_us = now.as_micros().saturating_sub(self.received.as_micros());
         wait.as_micros().map_or(wait, |us| Wait::from_micros(us.saturating_sub(passed_us)))
@@ -293,7 +307,8 @@ impl CachedStatus {
 
     /// Returns the status as of `now` for a demand on this counter, whose cost may differ from the cached one.
     ///
-    /// Returns `None` if the status is too old, or if it would deny a cost whose wait is unknown.
+    /// The demand is allowed if its cost is at most the cached `remaining`. Returns `None` if the status is too old
+    /// (ten seconds if it allows; if it denies, a second or its wait), or if it denies a cost whose wait is unknown.
     fn status_for(&self, demand: &Demand<'_>, now: Timestamp) -> Option<LimitStatus> {
         let cost = demand.cost.units();
         let status = LimitStatus { cost, allowed: cost <= self.status.remaining, ..self.at(now) };

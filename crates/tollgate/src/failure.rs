@@ -37,7 +37,7 @@ tollgate_core::__names! {
     }
 }
 
-/// The failure policies of the limits of a check.
+/// The failure policies of the limits of one check: those in `each` for the first limits, `rest` for all others.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct FailurePolicy<'a> {
     /// The policies of the first limits, in the order of the check.
@@ -47,28 +47,29 @@ pub(crate) struct FailurePolicy<'a> {
 }
 
 impl<'a> FailurePolicy<'a> {
-    /// Creates failure policies that are the same for all limits.
-    pub(crate) fn whole(policy: OnFailure) -> FailurePolicy<'static> {
+    /// Creates the failure policies of a check whose limits all have this policy.
+    pub(crate) fn uniform(policy: OnFailure) -> FailurePolicy<'static> {
         FailurePolicy { each: &[], rest: policy }
     }
 
-    /// Returns the policy of each limit of a check, in its order.
-    pub(crate) fn of_each(self, check: &Check<'_>) -> impl Iterator<Item = OnFailure> + use<'a> {
+    /// Returns one policy per limit of a check, in the order of the check.
+    pub(crate) fn per_limit(self, check: &Check<'_>) -> impl Iterator<Item = OnFailure> + use<'a> {
         let rest = std::iter::repeat(self.rest);
         self.each.iter().copied().chain(rest).take(check.demands().len())
     }
 
-    /// Returns whether the check is refused as unavailable: one limit with [`OnFailure::Deny`] is enough.
+    /// Returns whether a check whose store did not answer is refused, because at least one limit has
+    /// [`OnFailure::Deny`].
     pub(crate) fn denies(self, check: &Check<'_>) -> bool {
-        self.of_each(check).any(|policy| policy == OnFailure::Deny)
+        self.per_limit(check).any(|policy| policy == OnFailure::Deny)
     }
 }
 
 /// The error of a check whose store did not answer and whose failure policy is [`OnFailure::Deny`].
 ///
-/// Its message is that of the store's error, such as `cannot reach the store redis://127.0.0.1:6379: connection refused`.
-/// It may name the store's address, so it is for logs and operators; clients get [`Unavailable::client_message`]. It
-/// contains no key, no client's address and no secret.
+/// `Display` shows the message of the store's error, such as `cannot reach the store redis://127.0.0.1:6379: connection
+/// refused`. It may contain the store's address, so it is for logs and operators. Send [`Unavailable::client_message`]
+/// to clients. The message contains no key, no client's address and no secret.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{message}")]
 pub struct Unavailable {
@@ -78,17 +79,17 @@ pub struct Unavailable {
 }
 
 impl Unavailable {
-    /// Creates the error. The message must not contain a key, a client's address or a secret.
+    /// Creates the error with the message for operators, which must contain no key, no client's address and no secret.
     pub(crate) fn new(kind: StoreErrorKind, message: &str) -> Unavailable {
         Unavailable { kind, message: message.into() }
     }
 
-    /// Returns the kind of the store's error.
+    /// Returns the kind of the store's error, such as [`StoreErrorKind::Unreachable`].
     pub const fn kind(&self) -> StoreErrorKind {
         self.kind
     }
 
-    /// Returns a message for clients, such as `the store did not answer (unreachable)`. It does not name the store.
+    /// Returns a message for clients, such as `the store did not answer (unreachable)`, without the store's address.
     pub fn client_message(&self) -> String {
         format!("the store did not answer ({})", self.kind.as_str())
     }
@@ -104,7 +105,7 @@ impl From<&StoreError> for Unavailable {
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CheckKeyError {
-    /// The key is longer than 64 KiB. Nothing was charged.
+    /// The key is longer than 64 KiB. The store was not called and nothing is charged.
     #[error(transparent)]
     Key(#[from] KeyError),
     /// The store did not answer, and the limiter's failure policy is [`OnFailure::Deny`].
@@ -112,9 +113,9 @@ pub enum CheckKeyError {
     Unavailable(#[from] Unavailable),
 }
 
-/// Returns the share of a limit that one of `instances` nodes grants without the store.
+/// Returns the limit that one of `instances` nodes enforces by itself while the store does not answer.
 ///
-/// Quota, burst and queue are divided by `instances` and rounded up. Zero instances count as one.
+/// Quota, burst and queue are divided by `instances` and rounded up; the window stays. Zero instances count as one.
 pub(crate) fn local_share(limit: &Limit, instances: u32) -> Limit {
     let share = |units: u32| u64::from(units.div_ceil(instances.max(1)));
     let mut local = limit.with_quota(share(limit.quota())).unwrap_or(*limit);
@@ -127,9 +128,10 @@ pub(crate) fn local_share(limit: &Limit, instances: u32) -> Limit {
     local
 }
 
-/// Returns the wait of a local denial, given the wait by this node's share.
+/// Returns the `retry_after` of a denial by this node's share of a limit, while the store does not answer.
 ///
-/// It is the limit's window if the cost never fits into the share but fits into the whole limit, else `by_share`.
+/// `by_share` is the wait that the share alone gives. It is returned, unless it is [`Wait::NEVER`] and the cost fits
+/// into the whole limit: then the result is the limit's window.
 pub(crate) fn local_wait(by_share: Wait, demand: &Demand<'_>) -> Wait {
     match by_share == Wait::NEVER && demand.cost.units() <= demand.limit.cost_max() {
         true => Wait::from_micros(demand.limit.window_us()),

@@ -35,17 +35,17 @@
 //! # Ok::<(), tollgate::config::Report>(())
 //! ```
 //!
-//! A refusal is a *response*; the error type of the inner service is unchanged. The decision is in the request's
-//! extensions, and its numbers are in the headers of every response. If a leaky bucket admits a request with a wait, the
-//! layer waits, up to [`RateLimitLayer::wait_at_most`].
+//! A refusal is a *response*; the error type of the inner service is unchanged. If an enforced rule applies to a request,
+//! the layer inserts the [`Decision`](crate::Decision) into its extensions and writes the rate-limit headers of its
+//! response. If a leaky bucket admits a request with a wait, the layer waits, up to [`RateLimitLayer::wait_at_most`].
 //!
 //! Refunds of a rule (`charge`) are decided by the head of the response. An error of the inner service counts as a
 //! failure. If the request's future is dropped before that, because the client disconnected, an outer timeout expired or
 //! the inner service panicked, the charge is kept.
 //!
-//! **An unknown peer is an error.** If a request does not carry the remote address of its connection, it is answered
-//! with 500 and an error that says what to do. Counting all such requests together would let one client lock out all
-//! others.
+//! **An unknown remote address is an error.** A request in whose extensions the remote address of its connection is not
+//! found is answered with 500, and an error that says what to do is logged. Counting all such requests together would let
+//! one client lock out all others.
 //!
 #![doc = include_str!("layer/recipes.md")]
 
@@ -78,32 +78,34 @@ use tollgate_core::Cost;
 /// The default of [`RateLimitLayer::wait_at_most`].
 const WAIT_MAX_DEFAULT: Duration = Duration::from_secs(30);
 
-/// Returns the remote address of a request's connection.
+/// Returns the remote address of a connection from the extensions of a request, or `None` if it is not there.
 type FindPeer = Arc<dyn Fn(&Extensions) -> Option<IpAddr> + Send + Sync>;
-/// Returns the caller of a request; `None` for the caller that the rules determine.
+/// Returns the caller of a request, or `None` to count it by API key, user or address.
 type FindSubject = Arc<dyn Fn(&Parts) -> Option<String> + Send + Sync>;
-/// Returns the cost of a request; `None` for the cost that its rules set.
+/// Returns the cost of a request, or `None` for the cost that each rule sets.
 type FindCost = Arc<dyn Fn(&Parts) -> Option<Cost> + Send + Sync>;
 /// Builds the body of a refusal.
 type WriteBody = Arc<dyn Fn(&RefusalDetails<'_>) -> Body + Send + Sync>;
 
-/// A [`Layer`] that limits the requests of a service.
+/// A [`Layer`] that limits the requests to an HTTP service.
 ///
-/// `M` makes the bodies of refusals; see [`RateLimitLayer::bodies`]. Clones share the engine and so the counters.
+/// `M` converts the bytes of a refusal to the body type of the service; see [`RateLimitLayer::bodies`]. Clones and all
+/// services made by one layer share its engine, and so its counters.
 #[derive(Clone)]
 pub struct RateLimitLayer<M = FromBytes> {
-    gate: Arc<LayerSettings>,
+    settings: Arc<LayerSettings>,
     make_body: M,
 }
 
-/// A service whose requests are limited, made by [`RateLimitLayer`].
+/// A service that limits the requests to its inner service. Made by [`RateLimitLayer`].
 #[derive(Clone)]
 pub struct RateLimit<S, M = FromBytes> {
     inner: S,
-    gate: Arc<LayerSettings>,
+    settings: Arc<LayerSettings>,
     make_body: M,
 }
 
+/// The settings of a [`RateLimitLayer`], shared with its services.
 #[derive(Clone)]
 struct LayerSettings {
     engine: Engine,
@@ -116,11 +118,11 @@ struct LayerSettings {
 }
 
 impl RateLimitLayer {
-    /// Creates a layer with one limit for each client address, counted in process memory.
+    /// Creates a layer with one limit, such as `10/min`, for each client address, counted in process memory.
     ///
     /// The remote address of the connection is found where axum puts it (feature `axum`), else as a [`SocketAddr`] in
-    /// the request's extensions; [`RateLimitLayer::peer`] finds it elsewhere. IPv6 addresses are counted by /64.
-    /// Behind a proxy, add [`RateLimitLayer::trusted_proxies`], or all clients share one limit.
+    /// the request's extensions; [`RateLimitLayer::peer`] sets another way. IPv6 addresses are counted by /64. Behind a
+    /// proxy, add [`RateLimitLayer::trusted_proxies`], or all clients share one limit.
     ///
     /// ```
     /// use tollgate::RateLimitLayer;
@@ -144,11 +146,12 @@ impl RateLimitLayer {
         Ok(RateLimitLayer::new(engine, |extensions| extensions.get::<SocketAddr>().map(SocketAddr::ip)))
     }
 
-    /// Creates a layer that finds the remote address of a connection in a request's extensions by `find_peer`.
+    /// Creates a layer that decides requests by `engine`.
     ///
-    /// A request for which it returns `None` is answered with 500.
+    /// `find_peer` returns the remote address of the connection from the extensions of a request. A request for which it
+    /// returns `None` is answered with 500, and an error is logged.
     pub fn new(engine: Engine, find_peer: impl Fn(&Extensions) -> Option<IpAddr> + Send + Sync + 'static) -> Self {
-        let gate = LayerSettings {
+        let settings = LayerSettings {
             engine,
             find_peer: Arc::new(find_peer),
             find_sent: None,
@@ -157,13 +160,14 @@ impl RateLimitLayer {
             wait_max: WAIT_MAX_DEFAULT,
             write_body: None,
         };
-        RateLimitLayer { gate: Arc::new(gate), make_body: FromBytes }
+        RateLimitLayer { settings: Arc::new(settings), make_body: FromBytes }
     }
 
-    /// Creates a layer for axum, served with `into_make_service_with_connect_info::<SocketAddr>()`.
+    /// Creates a layer for axum that decides requests by `engine`.
     ///
-    /// In tests that call the router without a socket, add axum's `MockConnectInfo` around the layer. Rules match the
-    /// path that the client sent, inside a nested router too.
+    /// The application must be served with `into_make_service_with_connect_info::<SocketAddr>()`, which makes the remote
+    /// address known. Tests that call the router without a socket add axum's `MockConnectInfo` around the layer. Rules
+    /// match the path that the client sent, inside a nested router too.
     #[cfg(feature = "axum")]
     pub fn axum(engine: Engine) -> Self {
         use axum::extract::OriginalUri;
@@ -179,24 +183,25 @@ impl RateLimitLayer {
 }
 
 impl<M> RateLimitLayer<M> {
-    /// Trusts proxies in these networks to report the client's address in `X-Forwarded-For`.
+    /// Trusts proxies in these networks to report the client's address, and no other proxies.
     ///
-    /// Replaces the trusted proxies in the rules of the layer's engine, until these are reloaded. The forwarding header
-    /// that the rules name stays; [`Rules::forwarding_header`] sets another.
+    /// They report it in the header of the engine's rules: `X-Forwarded-For`, unless [`Rules::forwarding_header`] sets
+    /// another. This method reloads the engine with a copy of its rules, so it affects everything that uses the engine, until
+    /// the next reload.
     ///
     /// # Errors
     /// If a text is not a network such as `10.0.0.0/8` or an address.
     pub fn trusted_proxies<'t>(self, networks: impl IntoIterator<Item = &'t str>) -> Result<Self, NetworkError> {
         let networks = Networks::parse(networks)?;
-        let rules = self.gate.engine.rules();
+        let rules = self.settings.engine.rules();
         let header = rules.identifier().proxies().header().clone();
-        self.gate.engine.reload(rules.with_proxies(TrustedProxies::new(networks, header)));
+        self.settings.engine.reload(rules.with_proxies(TrustedProxies::new(networks, header)));
         Ok(self)
     }
 
-    /// Sets how the layer finds the remote address of a connection in a request's extensions.
+    /// Sets the function that returns the remote address of a connection from the extensions of a request.
     ///
-    /// A request for which it returns `None` is answered with 500.
+    /// A request for which it returns `None` is answered with 500, and an error is logged.
     ///
     /// ```
     /// use tollgate::RateLimitLayer;
@@ -210,17 +215,16 @@ impl<M> RateLimitLayer<M> {
     /// ```
     #[must_use]
     pub fn peer(mut self, find_peer: impl Fn(&Extensions) -> Option<IpAddr> + Send + Sync + 'static) -> Self {
-        Arc::make_mut(&mut self.gate).find_peer = Arc::new(find_peer);
+        Arc::make_mut(&mut self.settings).find_peer = Arc::new(find_peer);
         self
     }
 
-    /// Sets the caller of each request in code: a session, a tenant, a user of the application.
+    /// Sets the function that returns the caller of a request: a session, a tenant, a user of the application.
     ///
-    /// Rules that count by [`Subject::Caller`](crate::Subject::Caller), as rules do by default and
-    /// [`RateLimitLayer::per_ip`] does, count by the returned value. If it returns `None`, they count by API key, user or
-    /// address, as without this method. Rules by another subject and shields are not affected. With plans, a caller that
-    /// is set here has the plan `default` unless its key, address or a [`PlanLookup`](crate::rules::PlanLookup) has
-    /// another.
+    /// Rules by [`Subject::Caller`](crate::Subject::Caller), which is the default and what [`RateLimitLayer::per_ip`] uses,
+    /// count by the returned value. If it is `None`, they count by API key, user or address, as without this method. Rules
+    /// by other subjects and shields are not affected. A caller that is set here has the plan `default`, unless its API key,
+    /// address, trusted header, token or a [`PlanLookup`](crate::rules::PlanLookup) determines another.
     ///
     /// The value is stored in the counter's key (as a pseudonym under `anonymize`), so it should not be a secret.
     ///
@@ -240,14 +244,14 @@ impl<M> RateLimitLayer<M> {
     /// ```
     #[must_use]
     pub fn subject(mut self, find_subject: impl Fn(&Parts) -> Option<String> + Send + Sync + 'static) -> Self {
-        Arc::make_mut(&mut self.gate).find_subject = Some(Arc::new(find_subject));
+        Arc::make_mut(&mut self.settings).find_subject = Some(Arc::new(find_subject));
         self
     }
 
-    /// Sets where the URI that the client sent is found, for services behind something that rewrites paths.
+    /// Sets the function that returns the URI that the client sent, for services behind a router that rewrites paths.
     ///
-    /// Rules and exemptions then match the path of that URI; if `find_sent` returns `None`, the path of the request. It
-    /// is called only if a rule matches by path. [`RateLimitLayer::axum`] finds axum's `OriginalUri`.
+    /// Rules and exemptions match the path of that URI. If the function returns `None`, they match the path of the request.
+    /// It may be called several times for a request. [`RateLimitLayer::axum`] sets it to find axum's `OriginalUri`.
     ///
     /// ```
     /// use axum::extract::OriginalUri;
@@ -263,13 +267,14 @@ impl<M> RateLimitLayer<M> {
     /// ```
     #[must_use]
     pub fn sent_uri(mut self, find_sent: fn(&Extensions) -> Option<&Uri>) -> Self {
-        Arc::make_mut(&mut self.gate).find_sent = Some(find_sent);
+        Arc::make_mut(&mut self.settings).find_sent = Some(find_sent);
         self
     }
 
-    /// Sets the cost of each request, in units. If `find_cost` returns `None`, the cost is that of the rules.
+    /// Sets the function that returns the cost of a request, in units. It applies to all rules, shields included.
     ///
-    /// A cost of 0 is a peek: the request is charged nothing and never denied by a limit.
+    /// If it returns `None`, the cost is the one that each rule sets. A cost of 0 is a peek: the request is charged nothing
+    /// and never denied by a limit.
     ///
     /// ```
     /// use tollgate::{Cost, RateLimitLayer};
@@ -285,7 +290,7 @@ impl<M> RateLimitLayer<M> {
     /// ```
     #[must_use]
     pub fn cost(mut self, find_cost: impl Fn(&Parts) -> Option<Cost> + Send + Sync + 'static) -> Self {
-        Arc::make_mut(&mut self.gate).find_cost = Some(Arc::new(find_cost));
+        Arc::make_mut(&mut self.settings).find_cost = Some(Arc::new(find_cost));
         self
     }
 
@@ -295,15 +300,15 @@ impl<M> RateLimitLayer<M> {
     /// wait is short enough.
     #[must_use]
     pub fn wait_at_most(mut self, wait_max: Duration) -> Self {
-        Arc::make_mut(&mut self.gate).wait_max = wait_max;
+        Arc::make_mut(&mut self.settings).wait_max = wait_max;
         self
     }
 
-    /// Sets a function that writes the bodies of refusals, whatever format the rules name.
+    /// Sets the function that makes the bodies of refusals. It replaces the formats that the rules set.
     ///
     /// It is called if a limit denies a request, and if the store does not answer and the failure policy is `deny`.
-    /// Status and headers are unchanged, except for the content type. Bans keep their own body, and refusals of gRPC
-    /// requests have none.
+    /// Status and headers are unchanged, except for the content type. Refusals by a ban or because of a path that is too
+    /// long keep their own body, and refusals of gRPC requests have none.
     ///
     /// ```
     /// use tollgate::RateLimitLayer;
@@ -318,14 +323,14 @@ impl<M> RateLimitLayer<M> {
     /// ```
     #[must_use]
     pub fn body(mut self, write_body: impl Fn(&RefusalDetails<'_>) -> Body + Send + Sync + 'static) -> Self {
-        Arc::make_mut(&mut self.gate).write_body = Some(Arc::new(write_body));
+        Arc::make_mut(&mut self.settings).write_body = Some(Arc::new(write_body));
         self
     }
 
-    /// Sets how the bytes of a refusal become a body of the service's type. Defaults to [`FromBytes`].
+    /// Sets how the bytes of a refusal are converted to the body type of the service. Defaults to [`FromBytes`].
     ///
-    /// For services whose body type is not made from bytes. tonic's can be empty, which is enough: a refusal of a gRPC
-    /// request is in its headers.
+    /// For services whose body type does not implement `From<Bytes>`. For tonic, use [`EmptyBody`]: a refusal of a gRPC
+    /// request has no body.
     ///
     /// ```
     /// use tollgate::RateLimitLayer;
@@ -342,7 +347,7 @@ impl<M> RateLimitLayer<M> {
     /// # Ok::<(), tollgate::config::Report>(())
     /// ```
     pub fn bodies<N>(self, make_body: N) -> RateLimitLayer<N> {
-        RateLimitLayer { gate: self.gate, make_body }
+        RateLimitLayer { settings: self.settings, make_body }
     }
 }
 
@@ -350,7 +355,7 @@ impl<S, M: Clone> Layer<S> for RateLimitLayer<M> {
     type Service = RateLimit<S, M>;
 
     fn layer(&self, inner: S) -> Self::Service {
-        RateLimit { inner, gate: self.gate.clone(), make_body: self.make_body.clone() }
+        RateLimit { inner, settings: self.settings.clone(), make_body: self.make_body.clone() }
     }
 }
 
@@ -372,12 +377,12 @@ where
     }
 
     fn call(&mut self, mut request: Request<ReqBody>) -> Self::Future {
-        let Some(peer) = (self.gate.find_peer)(request.extensions()) else {
+        let Some(peer) = (self.settings.find_peer)(request.extensions()) else {
             let response = unknown_peer(request.headers()).map(|bytes| self.make_body.make(bytes));
             return ResponseFuture::new(std::future::ready(Ok(response)));
         };
         let (mut cost, mut caller) = (None, None);
-        let LayerSettings { find_cost, find_subject, .. } = &*self.gate;
+        let LayerSettings { find_cost, find_subject, .. } = &*self.settings;
         if find_cost.is_some() || find_subject.is_some() {
             let (parts, body) = request.into_parts();
             cost = find_cost.as_ref().and_then(|find_cost| find_cost(&parts));
@@ -387,11 +392,14 @@ where
         // The service that was polled ready is the one to call; its clone takes its place.
         let clone = self.inner.clone();
         let inner = std::mem::replace(&mut self.inner, clone);
-        ResponseFuture::new(respond(inner, request, peer, cost, caller, self.gate.clone(), self.make_body.clone()))
+        ResponseFuture::new(respond(inner, request, peer, cost, caller, self.settings.clone(), self.make_body.clone()))
     }
 }
 
-/// Builds the response to a refused request, in its own protocol.
+/// Builds the response to a refused request: gRPC if the request is gRPC, else HTTP.
+///
+/// `request` holds the request's headers. An HTTP body is made by `write_body`, if it is set, else in the format of the
+/// rules.
 fn refuse<B>(
     refusal: &Refusal,
     request: &HeaderMap,
@@ -406,11 +414,15 @@ fn refuse<B>(
     response.map(|bytes| make_body.make(bytes))
 }
 
-/// Builds the response to a request without a remote address: 500, and what to do about it.
+/// Builds the response to a request whose remote address is not found: 500, or INTERNAL in gRPC. Logs an error.
+///
+/// `request` holds the request's headers.
 fn unknown_peer(request: &HeaderMap) -> Response<Bytes> {
     const MESSAGE: &str = "the remote address of this request is unknown; the service must be served with connect info";
     let verdict = Verdict::Internal;
-    tracing::error!("a request without its remote address; serve with connect info, or set `RateLimitLayer::peer`");
+    tracing::error!(
+        "the remote address of a request is unknown; serve with connect info, or set `RateLimitLayer::peer`"
+    );
     if let Some(content_type) = grpc::content_type(request) {
         return grpc::refusal(verdict, MESSAGE, HeaderMap::new(), content_type);
     }
@@ -423,12 +435,12 @@ fn unknown_peer(request: &HeaderMap) -> Response<Bytes> {
 
 impl<M> std::fmt::Debug for RateLimitLayer<M> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("RateLimitLayer").field("engine", &self.gate.engine).finish_non_exhaustive()
+        f.debug_struct("RateLimitLayer").field("engine", &self.settings.engine).finish_non_exhaustive()
     }
 }
 
 impl<S, M> std::fmt::Debug for RateLimit<S, M> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("RateLimit").field("engine", &self.gate.engine).finish_non_exhaustive()
+        f.debug_struct("RateLimit").field("engine", &self.settings.engine).finish_non_exhaustive()
     }
 }

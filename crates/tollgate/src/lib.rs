@@ -1,7 +1,7 @@
 //! A rate limiter whose windows really slide.
 //!
-//! [`Limiter`] decides checks in process memory or on a shared store, and keeps deciding while that store does not
-//! answer:
+//! [`Limiter`] decides whether a key may take units of a limit. It counts in process memory or on a shared store, and
+//! still decides while that store does not answer:
 //!
 //! ```
 //! use tollgate::{Limit, Limiter};
@@ -18,15 +18,14 @@
 //! # }
 //! ```
 //!
-//! `RateLimitLayer::per_ip("10/min")?` puts a limit in front of an HTTP service. `Rules` set limits by route, caller or
-//! plan, in code; `config::Config` reads the same rules from a file. Both are decided by an `engine::Engine`.
+//! `RateLimitLayer::per_ip("10/min")?` is a Tower layer that limits an HTTP service. `Rules` set limits by route, caller
+//! or plan, in code; `config::Config` reads the same rules from a file. An `engine::Engine` decides requests by them.
 //!
-//! `tollgate-core` has the limits, the algorithms and the memory store. This crate adds what a service needs around
-//! them.
+//! The limits, the algorithms and the memory store are those of `tollgate-core`, re-exported here.
 //!
 //! # Features
 //!
-//! Without any feature, this is a small limiter in process memory, or on a [`Store`] of your own.
+//! Without any feature, the crate is a limiter in process memory or on your own implementation of [`Store`].
 //!
 //! | feature | default | adds |
 //! |---|---|---|
@@ -36,7 +35,7 @@
 //! | `yaml` | yes | configuration files in YAML |
 //! | `schema` | – | the JSON schema of the configuration file, for editors: `Config::schema` |
 //! | `tower` | – | `RateLimitLayer` for any HTTP service |
-//! | `axum` | – | finds the remote address of a connection where axum puts it |
+//! | `axum` | – | `RateLimitLayer::axum`, which finds the remote address of a connection where axum puts it |
 
 #[cfg(feature = "rules")]
 pub mod answer;

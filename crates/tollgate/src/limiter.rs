@@ -347,7 +347,7 @@ impl Limiter {
     }
 
     fn failure_policy(&self, options: CheckOptions) -> FailurePolicy<'static> {
-        FailurePolicy::whole(options.on_failure.unwrap_or(self.0.on_failure))
+        FailurePolicy::uniform(options.on_failure.unwrap_or(self.0.on_failure))
     }
 
     /// Decides a check by this node's share of its limits, without calling a shared store.

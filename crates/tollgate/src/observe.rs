@@ -1,4 +1,4 @@
-//! Observers: called after every decision, store call, change of the circuit breaker and reload.
+//! Observers, which are called after every decision, store call, change of the circuit breaker and reload.
 //!
 //! A limiter keeps a few counts itself ([`LimiterStats`](crate::LimiterStats)). For more, such as a histogram, a list of
 //! the most denied keys or an audit log, add an [`Observer`]:
@@ -36,10 +36,10 @@
 //! An [`Engine`](crate::engine::Engine) reports to the observers of its limiter what the limiter does not see: refusals
 //! by shields, bans of the configuration, exemptions and reloads.
 //!
-//! **Contract.** Observers are called by the task that decides the request, in the order in which they were added, when
-//! the result is known and before the caller has it. They cannot change it, and they delay it, so they should only count
-//! or pass on what they see. A panic of an observer is caught and logged once; the observer is called again next time.
-//! Durations are measured by the limiter's clock, which is not read for a limiter without observers.
+//! **Contract.** Observers are called by the task that decides the request, in the order in which they were added, after
+//! the result is known and before it is returned. They cannot change the result, and they delay it, so they should only
+//! count or pass on what they get. A panic of an observer is caught, and logged once per observer; the observer is called
+//! again next time. Durations are measured by the limiter's clock, which is not read for this if there are no observers.
 //!
 //! **Confidential data.** An observer sees keys and client addresses. It must not put them into metrics or into logs
 //! above debug level. [`TracingObserver`] shows how.
@@ -62,24 +62,34 @@ use crate::counts::DecisionOutcome;
 #[cfg(feature = "rules")]
 use crate::rules::RuleSet;
 
-/// An observer of a limiter, and of the engine that uses it. Every method does nothing by default.
+/// Callbacks that a limiter, and an engine that uses it, call when something happens. Each does nothing by default.
+///
+/// Added by [`LimiterBuilder::observer`](crate::LimiterBuilder::observer).
 pub trait Observer: Send + Sync + 'static {
-    /// Called after a check was decided, by the store, the deny cache, the local share or the failure policy.
+    /// Called after each check that a limiter has decided, by the store, the deny cache, the local share or the failure
+    /// policy.
+    ///
+    /// A batch is one call per check. An engine makes one check for all enforced rules of a request that are not shields,
+    /// and one for each shadow rule.
     fn decided(&self, decided: &DecidedCheck<'_>) {
         let _ = decided;
     }
 
-    /// Called after a call to the shared store has succeeded or failed. Refunds and probes are calls, too.
+    /// Called after each call of a limiter to a shared store, successful or not. Not called for a store in process memory.
+    ///
+    /// Lookups of plans are not reported.
     fn store_called(&self, call: &StoreCall) {
         let _ = call;
     }
 
-    /// Called when the circuit breaker opens (`is_open`), so that the store is not called, or closes again.
+    /// Called when the circuit breaker of a limiter opens (`is_open` is `true`) or closes (`false`).
+    ///
+    /// While it is open, decisions do not call the shared store, and the failure policy applies.
     fn breaker_changed(&self, is_open: bool) {
         let _ = is_open;
     }
 
-    /// Called when an engine refuses a request because its shields have no room for it.
+    /// Called when an engine refuses a request by a shield rule.
     ///
     /// Shields are decided in process memory and not by the limiter, so [`Observer::decided`] is not called for them.
     #[cfg(feature = "rules")]
@@ -87,21 +97,22 @@ pub trait Observer: Send + Sync + 'static {
         let _ = refused;
     }
 
-    /// Called when an engine refuses a request by a ban of its configuration.
+    /// Called when an engine refuses a request by a ban of its rule set.
     ///
-    /// A ban in the store is a decision with its [`ban`](Decision::ban) set: see [`Observer::decided`].
+    /// A refusal by a ban in the store is reported to [`Observer::decided`], as a decision with its [`ban`](Decision::ban)
+    /// set.
     #[cfg(feature = "rules")]
     fn banned(&self, request: &BannedRequest) {
         let _ = request;
     }
 
-    /// Called when rules match a request, but its path, its client address or its API key is exempt from limits.
+    /// Called when an engine admits a request that rules match, because its path, client address or API key is exempt.
     #[cfg(feature = "rules")]
     fn exempted(&self, request: &ExemptRequest) {
         let _ = request;
     }
 
-    /// Called after an engine has replaced its rules by `rules`, whether or not they differ.
+    /// Called after [`Engine::reload`](crate::engine::Engine::reload), with the new rules, even if they equal the old ones.
     #[cfg(feature = "rules")]
     fn reloaded(&self, rules: &RuleSet) {
         let _ = rules;
@@ -142,56 +153,60 @@ impl<O: Observer + ?Sized> Observer for Arc<O> {
     }
 }
 
-/// A check and its result.
+/// A check that a limiter has decided, and its result. Passed to [`Observer::decided`].
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct DecidedCheck<'a> {
-    /// The check. It contains keys.
+    /// The check. It contains keys, which may be confidential.
     pub check: &'a Check<'a>,
-    /// The decision; or the store's error, if the failure policy is [`OnFailure::Deny`](crate::OnFailure::Deny).
+    /// The decision, or the kind of the store's error if a failure policy of the check is
+    /// [`OnFailure::Deny`](crate::OnFailure::Deny).
+    ///
+    /// If the store did not answer, the decision leaves out the limits whose failure policy is
+    /// [`OnFailure::Allow`](crate::OnFailure::Allow).
     pub result: Result<&'a Decision, StoreErrorKind>,
-    /// The duration of the decision. The checks of one batch have the same.
+    /// The time that the decision took. The same for all checks of a batch.
     pub took: Duration,
 }
 
 impl DecidedCheck<'_> {
-    /// Returns whether the check was allowed, denied, or not decided.
+    /// Returns the outcome: allowed, denied (also by a ban in the store), or unavailable if `result` is an error.
     pub fn outcome(&self) -> DecisionOutcome {
         self.result.map_or(DecisionOutcome::Unavailable, |decision| DecisionOutcome::of(decision.allowed()))
     }
 }
 
-/// A call to the shared store.
+/// A call of a limiter to a shared store. Passed to [`Observer::store_called`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct StoreCall {
     /// The purpose of the call.
     pub kind: StoreCallKind,
-    /// The number of checks in the call; 0 for a reset.
+    /// The number of checks in the call: any for `Decide`, 0 for `Reset` and `Ban`, 1 for the others.
     pub checks: usize,
-    /// The duration of the call, at most the deadline.
+    /// The time that the call took until the store answered, failed or missed the deadline.
     pub took: Duration,
-    /// Whether the store answered in time, or the kind of its error.
+    /// `Ok` if the store answered within the deadline, else the kind of the error.
     pub result: Result<(), StoreErrorKind>,
 }
 
-/// The purpose of a call to the store.
+/// The purpose of a call to the store: a decision, a refund, a probe and so on.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum StoreCallKind {
-    /// To decide checks.
+    /// Decides checks.
     Decide,
-    /// To refund units.
+    /// Refunds units of an admission.
     Refund,
-    /// To charge units that were used beyond those that were reserved.
+    /// Charges the units by which a request has exceeded its estimated cost ([`Limiter::settle`](crate::Limiter::settle)).
     Settle,
-    /// To delete a counter.
+    /// Deletes a counter.
     Reset,
-    /// To read a counter.
+    /// Reads a counter.
     Inspect,
-    /// To set, lift or read a ban.
+    /// Sets, lifts or reads a ban.
     Ban,
-    /// To find out whether a store that failed answers again.
+    /// Tests, while the circuit breaker is open, whether the store answers again.
     Probe,
 }
 
@@ -207,67 +222,69 @@ tollgate_core::__names! {
     }
 }
 
-/// A request that the shields of an engine have refused.
+/// A request that the shield rules of an engine have refused. Passed to [`Observer::shield_refused`].
 #[cfg(feature = "rules")]
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct ShieldRefusal<'a> {
-    /// The limits of the shields that match the request. The scope of each key names its rule.
+    /// The check of all shields that match the request. The scope of each key names its rule. Keys are client addresses.
     pub check: &'a Check<'a>,
-    /// The decision; `None` if the shields could not decide and the failure policy of one is `deny`.
+    /// The decision. `None` if no limit denied the request: the shields' store holds a ban of the address, or it panicked
+    /// and the failure policy of a shield is `deny`.
     pub decision: Option<&'a Decision>,
 }
 
-/// A request that an engine has refused by a ban of its configuration.
+/// A request that an engine has refused by a ban of its rule set. Passed to [`Observer::banned`].
 #[cfg(feature = "rules")]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct BannedRequest {
     /// The client's address.
     pub address: IpAddr,
-    /// What the ban names.
+    /// Whether the ban is one of the client's address or of the caller.
     pub by: BannedBy,
-    /// The time until the ban ends; [`Wait::NEVER`] if it has no end.
+    /// The time until the ban ends; [`Wait::NEVER`] if it is permanent.
     pub remaining: Wait,
 }
 
-/// What a ban of the configuration names.
+/// Whether a ban of a rule set is one of the client's address or of the caller.
 #[cfg(feature = "rules")]
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum BannedBy {
-    /// A network that contains the client's address.
+    /// A network that contains the client's address is banned.
     Address,
-    /// An API key in the request, or its user.
+    /// An API key in the request, or its verified user, is banned.
     Caller,
 }
 
-/// A request that rules match and that is exempt from limits.
+/// A request that rules match and that is exempt from them. Passed to [`Observer::exempted`].
 #[cfg(feature = "rules")]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct ExemptRequest {
     /// The client's address.
     pub address: IpAddr,
-    /// What the exemption names.
+    /// Whether the path or the caller is exempt.
     pub by: ExemptBy,
 }
 
-/// What an exemption names.
+/// Whether a request is exempt by its path or by its caller.
 #[cfg(feature = "rules")]
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum ExemptBy {
-    /// A pattern that matches the path.
+    /// The path is exempt.
     Path,
-    /// A network that contains the client's address, or the API key.
+    /// The client's address or API key is exempt.
     Caller,
 }
 
-/// The observers of one limiter.
+/// The observers of one limiter, in the order in which they were added. Clones share them.
 #[derive(Clone, Default)]
 pub(crate) struct Observers(Arc<[ObserverSlot]>);
 
+/// An observer, and whether it has panicked.
 struct ObserverSlot {
     observer: Box<dyn Observer>,
     /// Whether a panic of this observer was already logged.
@@ -285,12 +302,14 @@ impl Observers {
         self.0.is_empty()
     }
 
-    /// Returns the time at which an operation starts, or `None` without observers.
+    /// Returns the current time, as the start of an operation that is reported later. `None` if there are no observers.
     pub(crate) fn begin(&self, clock: &dyn Clock) -> Option<Timestamp> {
         (!self.is_empty()).then(|| clock.now())
     }
 
-    /// Reports the results of checks that started at `begun`.
+    /// Calls [`Observer::decided`] for each check and its result, with the time since `begun`.
+    ///
+    /// Does nothing if `begun`, which [`begin`](Observers::begin) returned, is `None`.
     pub(crate) fn decided<'a>(
         &self,
         begun: Option<Timestamp>,
@@ -305,7 +324,10 @@ impl Observers {
         }
     }
 
-    /// Reports a call to the store that started at `begun`.
+    /// Calls [`Observer::store_called`], with the time since `begun`.
+    ///
+    /// The tuple is the purpose of the call and its number of checks. Does nothing if `begun`, which
+    /// [`begin`](Observers::begin) returned, is `None`.
     pub(crate) fn store_called(
         &self,
         begun: Option<Timestamp>,
@@ -318,17 +340,17 @@ impl Observers {
         self.each(|observer| observer.store_called(&StoreCall { kind, checks, took, result }));
     }
 
-    /// Reports that the circuit breaker has opened or closed.
+    /// Calls [`Observer::breaker_changed`] of each observer.
     pub(crate) fn breaker_changed(&self, is_open: bool) {
         self.each(|observer| observer.breaker_changed(is_open));
     }
 
-    /// Calls each observer. A panic is logged once per observer and goes no further.
+    /// Calls `call` with each observer, in order. Catches panics, and logs an error for the first one of each observer.
     pub(crate) fn each(&self, call: impl Fn(&dyn Observer)) {
         for slot in self.0.iter() {
             let called = catch_unwind(AssertUnwindSafe(|| call(&*slot.observer)));
             if called.is_err() && !slot.has_panicked.swap(true, Ordering::Relaxed) {
-                tracing::error!("an observer of the limiter panicked; no decision depends on it");
+                tracing::error!("an observer of the limiter panicked; decisions are not affected");
             }
         }
     }

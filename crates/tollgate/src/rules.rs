@@ -1,7 +1,7 @@
 //! Compiled rules: find the limits that a request must pass, in a time that does not grow with the number of rules.
 //!
-//! A [`RuleSet`] is compiled from a [`Config`](crate::config::Config) or from [`Rules`] in code, and never changes. A reload compiles another one
-//! and replaces the whole set. Cloning it is cheap.
+//! A [`RuleSet`] is compiled from a [`Config`](crate::config::Config) or from [`Rules`] in code, and never changes. A
+//! reload compiles another one and replaces the whole set.
 //!
 //! ```text
 //!   request  ─▶ RuleSet::matching ─▶ rules, in the order of the file        matcher.rs, host.rs, path.rs, trie.rs
@@ -34,11 +34,11 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! This module does no I/O and reads no clock, and a request cannot choose the rules that apply to it. `path.rs`
-//! explains why another spelling of a path does not evade a rule: **a rule applies if it matches any reading of the
-//! path. An exemption applies only if it matches all of them.**
+//! Servers differ in how they decode and normalize a path, so one path may be taken for several, its *readings*: `a/b`
+//! and `a%2Fb` for `/a%2Fb`. **A rule applies if it matches any reading of the path. An exemption applies only if it
+//! matches all of them.** So another spelling of a path does not evade a rule. `path.rs` explains it.
 
-pub mod builder;
+mod builder;
 pub(crate) mod comparisons;
 #[cfg(any(fuzzing, test))]
 pub mod fuzz;

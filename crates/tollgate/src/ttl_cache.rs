@@ -22,13 +22,15 @@ const SHARDS: usize = 16;
 /// Minimum time between two sweeps of a full shard, in microseconds.
 const SWEEP_EVERY_US: u64 = 100_000;
 
-/// A value that expires.
+/// A cached value that can tell whether it has expired.
 pub(crate) trait Expire {
-    /// Returns whether the value has expired, so that it may be removed to make room.
+    /// Returns whether the value has expired at `now`. A full cache removes expired values to make room.
     fn is_expired(&self, now: Timestamp) -> bool;
 }
 
-/// A sharded cache of bounded size, keyed by the hash of a name.
+/// A cache of bounded size, keyed by the hash of a name.
+///
+/// Expired entries stay until a full shard needs their room. If none can be removed, new entries are not cached.
 #[derive(Debug)]
 pub(crate) struct TtlCache<V> {
     shards: [Mutex<CacheShard<V>>; SHARDS],
@@ -36,11 +38,11 @@ pub(crate) struct TtlCache<V> {
     shard_len_max: usize,
 }
 
-/// The key of an entry: the 128-bit hash of its name.
+/// The key of an entry: the 128-bit hash of its name, made by [`TtlCache::id`]. Valid in that cache only.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct Id(u64, u64);
 
-/// One part of the cache, with a lock of its own.
+/// One of the 16 parts of the cache, each with its own lock.
 #[derive(Debug)]
 struct CacheShard<V> {
     entries: HashMap<Id, V, RandomState>,
@@ -49,14 +51,16 @@ struct CacheShard<V> {
 }
 
 impl<V: Expire> TtlCache<V> {
-    /// Creates a cache of about `len_max` entries: rounded up to a multiple of 16, and bounded per shard.
+    /// Creates an empty cache of at most `len_max` entries, rounded up to a multiple of 16.
+    ///
+    /// Each of the 16 shards holds a sixteenth of them, so one shard may be full while others have room.
     pub(crate) fn new(len_max: usize) -> TtlCache<V> {
         let shard = |_| Mutex::new(CacheShard { entries: HashMap::default(), swept: Timestamp::ZERO });
         let shards = std::array::from_fn(shard);
         TtlCache { shards, hashers: Default::default(), shard_len_max: len_max.div_ceil(SHARDS) }
     }
 
-    /// Hashes a name to the key of its entry. Keys of one cache mean nothing to another.
+    /// Returns the key of the entry with this name: its hash, seeded at random for each cache.
     pub(crate) fn id(&self, name: impl Hash) -> Id {
         let [first, second] = self.hashers.each_ref().map(|hasher| hasher.hash_one(&name));
         Id(first, second)
@@ -64,13 +68,15 @@ impl<V: Expire> TtlCache<V> {
 
     /// Returns `read(value)` for the entry with this id, or `None` if there is no entry.
     ///
-    /// An expired entry that was not swept yet is still found; the caller has to check that. The shard is locked
-    /// while `read` runs.
-    pub(crate) fn look<T>(&self, id: Id, read: impl FnOnce(&V) -> T) -> Option<T> {
+    /// The value may have expired: `read` has to check that. The shard is locked while `read` runs.
+    pub(crate) fn get_with<T>(&self, id: Id, read: impl FnOnce(&V) -> T) -> Option<T> {
         self.shard(id).lock().entries.get(&id).map(read)
     }
 
-    /// Inserts or replaces the entry with this id. Does nothing if the shard is full and the entry is new.
+    /// Inserts or replaces the entry with this id.
+    ///
+    /// If the entry is new and its shard is full of entries that have not expired at `now`, nothing is inserted. A full
+    /// shard is searched for expired entries at most ten times a second.
     pub(crate) fn put(&self, id: Id, value: V, now: Timestamp) {
         let mut shard = self.shard(id).lock();
         if shard.has_room_for(id, self.shard_len_max, now) {
@@ -78,16 +84,17 @@ impl<V: Expire> TtlCache<V> {
         }
     }
 
-    /// Applies `add` to the entry with this id, which is created with the default value if it does not exist.
+    /// Applies `change` to the value with this id, which is created with its default if there is no entry.
     ///
-    /// Does nothing if the shard is full and the entry is new. The shard is locked while `add` runs.
-    pub(crate) fn add(&self, id: Id, now: Timestamp, add: impl FnOnce(&mut V))
+    /// `change` is not called if the entry is new and finds no room, as in [`put`](TtlCache::put). The shard is locked
+    /// while `change` runs.
+    pub(crate) fn update(&self, id: Id, now: Timestamp, change: impl FnOnce(&mut V))
     where
         V: Default,
     {
         let mut shard = self.shard(id).lock();
         if shard.has_room_for(id, self.shard_len_max, now) {
-            add(shard.entries.entry(id).or_default());
+            change(shard.entries.entry(id).or_default());
         }
     }
 
@@ -108,7 +115,9 @@ impl<V: Expire> TtlCache<V> {
 }
 
 impl<V: Expire> CacheShard<V> {
-    /// Returns whether the entry exists or fits, after sweeping a full shard if its last sweep is long enough ago.
+    /// Returns whether the entry with this id exists, or a new one fits below `len_max`.
+    ///
+    /// Removes the expired entries of a full shard first, unless that was done less than 100 ms ago.
     fn has_room_for(&mut self, id: Id, len_max: usize, now: Timestamp) -> bool {
         if self.entries.len() < len_max || self.entries.contains_key(&id) {
             return true;
@@ -139,7 +148,7 @@ mod tests {
     }
 
     fn contains(cache: &TtlCache<Stamped>, id: Id) -> bool {
-        cache.look(id, |_| ()).is_some()
+        cache.get_with(id, |_| ()).is_some()
     }
 
     #[test]
@@ -165,8 +174,8 @@ mod tests {
         assert_eq!(cache.len(), SHARDS, "one entry in each shard");
         let cached = *ids.iter().find(|&&id| contains(&cache, id)).unwrap();
         let later = START.plus_micros(5);
-        cache.add(cached, later, |value| value.0 = later);
-        assert_eq!(cache.look(cached, |value| value.0), Some(later));
+        cache.update(cached, later, |value| value.0 = later);
+        assert_eq!(cache.get_with(cached, |value| value.0), Some(later));
         cache.forget(cached);
         assert!(!contains(&cache, cached));
     }

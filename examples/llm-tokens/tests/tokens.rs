@@ -11,10 +11,10 @@ use tollgate_testkit::fault::{Fault, Proxy};
 use tollgate_testkit::poll::eventually;
 use tollgate_testkit::server::Server;
 
-/// Where tokens are counted one by one: a busy machine may take longer than people would wait.
-const PATIENT: (&str, &str) = ("REDIS_DEADLINE_MS", "10000");
+/// A long deadline, for tests with exact counts: on a busy machine a decision may take longer than the default.
+const LONG_DEADLINE: (&str, &str) = ("REDIS_DEADLINE_MS", "10000");
 
-/// A running service on a free port; ended by its own id.
+/// A running service on a free port, which is killed when dropped.
 struct Service {
     child: Child,
     address: String,
@@ -37,7 +37,7 @@ impl Answer {
         serde_json::from_str(&self.body).unwrap_or_else(|error| panic!("{error}: {self:?}"))
     }
 
-    /// What is left by the minute and by the day.
+    /// Returns the remaining tokens per minute and per day, from the header.
     fn left(&self) -> [u32; 2] {
         let header = self.header("ratelimit").unwrap_or_else(|| panic!("{self:?}"));
         let left = |policy: &str| policy.split("r=").nth(1)?.split(';').next()?.parse().ok();
@@ -48,7 +48,7 @@ impl Answer {
 
 fn command(variables: &[(&str, &str)]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_llm-tokens"));
-    // Nothing of the environment in which the tests run.
+    // Without the environment variables of the test process.
     command.env_clear().env("LISTEN", "127.0.0.1:0").envs(variables.iter().copied());
     command
 }
@@ -58,11 +58,11 @@ impl Service {
         let mut child = command(variables).stdout(Stdio::piped()).spawn().expect("the binary runs");
         let mut line = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
-        let address = line.trim().strip_prefix("listening on http://").expect("it says where it listens").to_owned();
+        let address = line.trim().strip_prefix("listening on http://").expect("it prints its address").to_owned();
         Service { child, address }
     }
 
-    /// Sends a request, whose answer is still to come.
+    /// Sends a request and returns the connection, without waiting for the response.
     fn send(&self, head: &str, body: &str) -> TcpStream {
         let mut stream = TcpStream::connect(&self.address).unwrap();
         let length = body.len();
@@ -101,62 +101,63 @@ impl Drop for Service {
     }
 }
 
-fn charges_what_was_used(service: &Service) {
-    // 5 for twenty letters and 500 for the longest answer are reserved; 4 + 4 words are used.
+fn charges_the_used_tokens(service: &Service) {
+    // Reserved are 5 tokens for twenty letters and 500 for the longest completion. Used are 4 + 4 words.
     let answer = service.complete("demo-key", "one two three fourth", 500);
     assert_eq!(answer.status, 200, "{answer:?}");
     assert_eq!(answer.json()["text"], "fourth three two one");
     let usage = json!({ "prompt_tokens": 4, "completion_tokens": 4, "reserved_tokens": 505 });
     assert_eq!(answer.json()["usage"], usage);
-    assert_eq!(answer.left(), [992, 4_992], "what was not used is back");
+    assert_eq!(answer.left(), [992, 4_992], "unused tokens are refunded");
 
-    // Short words are more tokens than their letters say: 25 + 1 reserved, 50 + 1 used.
+    // Short words are more tokens than estimated from their letters: 25 + 1 reserved, 50 + 1 used.
     let short = "a ".repeat(50);
     let answer = service.complete("demo-key", &short, 1);
     assert_eq!(answer.json()["usage"]["reserved_tokens"], 26);
-    assert_eq!(answer.left(), [941, 4_941], "what was missing is taken, too");
+    assert_eq!(answer.left(), [941, 4_941], "missing tokens are charged, too");
 }
 
-fn refuses_what_does_not_fit(service: &Service) {
+fn refuses_a_request_that_does_not_fit(service: &Service) {
     let refused = service.complete("demo-key", "one more", 940);
     assert_eq!((refused.status, refused.left()), (429, [941, 4_941]), "{refused:?}");
     assert_eq!(refused.json()["policy"], "per-minute");
     assert!(refused.header("retry-after").is_some_and(|seconds| (1..=60).contains(&seconds.parse().unwrap())));
-    assert_eq!(service.complete("demo-key", "one more", 939).status, 200, "and a smaller one is served");
-    assert_eq!(service.left("other-key"), [1_000, 5_000], "whatever others do");
+    assert_eq!(service.complete("demo-key", "one more", 939).status, 200, "a smaller request is served");
+    assert_eq!(service.left("other-key"), [1_000, 5_000], "other customers are not affected");
     let never = service.complete("other-key", "one more", 2_000);
-    assert_eq!((never.status, never.header("retry-after")), (429, None), "waiting would not help");
+    assert_eq!((never.status, never.header("retry-after")), (429, None), "it never fits, so there is no wait");
 }
 
 #[test]
 fn tokens_are_reserved_and_settled_in_memory() {
     let service = Service::start(&[("TOKENS_PER_MINUTE", "1000"), ("TOKENS_PER_DAY", "5000")]);
-    charges_what_was_used(&service);
-    refuses_what_does_not_fit(&service);
+    charges_the_used_tokens(&service);
+    refuses_a_request_that_does_not_fit(&service);
 }
 
 #[test]
 fn tokens_are_reserved_and_settled_on_redis_for_all_instances() {
     let redis = Server::redis();
     let url = redis.url();
-    let variables = [PATIENT, ("TOLLGATE_STORE", &*url), ("TOKENS_PER_MINUTE", "1000"), ("TOKENS_PER_DAY", "5000")];
+    let variables =
+        [LONG_DEADLINE, ("TOLLGATE_STORE", &*url), ("TOKENS_PER_MINUTE", "1000"), ("TOKENS_PER_DAY", "5000")];
     let instances = [Service::start(&variables), Service::start(&variables)];
-    charges_what_was_used(&instances[0]);
+    charges_the_used_tokens(&instances[0]);
     assert_eq!(instances[1].left("demo-key"), [941, 4_941]);
-    refuses_what_does_not_fit(&instances[1]);
+    refuses_a_request_that_does_not_fit(&instances[1]);
 }
 
 #[test]
-fn an_overrun_beyond_the_limit_empties_it() {
+fn usage_beyond_the_limit_uses_it_up() {
     let service = Service::start(&[("TOKENS_PER_MINUTE", "100"), ("TOKENS_PER_DAY", "5000")]);
-    // 100 reserved, 199 used: the minute is full, and the day has all of it.
+    // 100 reserved, 199 used: the limit per minute is used up, and the limit per day is charged with all of them.
     let answer = service.complete("demo-key", &"a ".repeat(198), 1);
     assert_eq!((answer.status, answer.left()), (200, [0, 4_801]), "{answer:?}");
     assert_eq!(service.complete("demo-key", "", 1).status, 429);
 }
 
 #[test]
-fn bad_questions_are_told_what_was_expected_and_cost_nothing() {
+fn an_invalid_request_is_rejected_with_what_is_accepted_and_costs_nothing() {
     let service = Service::start(&[]);
     for (key, max_tokens, status, phrase) in [
         ("stranger", 10, 401, "x-api-key"),
@@ -173,28 +174,36 @@ fn bad_questions_are_told_what_was_expected_and_cost_nothing() {
 }
 
 #[test]
-fn whoever_hangs_up_while_tokens_are_reserved_pays_what_was_used() {
+fn a_client_that_disconnects_during_the_reservation_is_charged_the_used_tokens() {
     let redis = Server::redis();
     let proxy = Proxy::start(redis.addr());
-    let slow = Service::start(&[PATIENT, ("TOLLGATE_STORE", &proxy.url())]);
-    let quick = Service::start(&[PATIENT, ("TOLLGATE_STORE", &redis.url())]);
+    let slow = Service::start(&[LONG_DEADLINE, ("TOLLGATE_STORE", &proxy.url())]);
+    let quick = Service::start(&[LONG_DEADLINE, ("TOLLGATE_STORE", &redis.url())]);
     assert_eq!(slow.left("demo-key"), [2_000, 20_000]);
     let (head, body) = completion("demo-key", "word", 100);
     for (minute, day) in [(1_998, 19_998), (1_996, 19_996), (1_994, 19_994)] {
-        // Long enough to hang up meanwhile, and far from where a call is given up.
+        // Long enough to disconnect meanwhile, and far below the deadline.
         proxy.set(Fault::Delay(Duration::from_millis(40)));
         let before = proxy.bytes_up();
         let waiting = slow.send(&head, &body);
-        eventually("the reservation leaves, and its answer is not back yet", || proxy.bytes_up(), |up| *up > before);
+        eventually(
+            "the reservation is sent to Redis, and its reply is delayed",
+            || proxy.bytes_up(),
+            |up| *up > before,
+        );
         drop(waiting);
-        // What is on its way is as late as before; the rest need not be.
+        // Bytes in transit keep their delay; later ones are not delayed.
         proxy.set(Fault::Pass);
-        eventually("one word in and one word out are paid", || quick.left("demo-key"), |left| *left == [minute, day]);
+        eventually(
+            "one word of the prompt and one of the completion are charged",
+            || quick.left("demo-key"),
+            |left| *left == [minute, day],
+        );
     }
 }
 
 #[test]
-fn while_redis_is_away_each_instance_grants_its_share() {
+fn while_redis_is_down_each_instance_grants_its_share() {
     let redis = Server::redis();
     let url = redis.url();
     let variables = [("TOLLGATE_STORE", &*url), ("INSTANCES", "2")];
@@ -209,7 +218,7 @@ fn while_redis_is_away_each_instance_grants_its_share() {
 }
 
 #[test]
-fn an_unusable_environment_is_refused_at_the_start() {
+fn an_invalid_environment_variable_is_rejected_at_the_start() {
     for (name, value, expected) in [
         ("INSTANCES", "0", "INSTANCES: expected 1 to 10000, got \"0\""),
         ("INSTANCES", "two", "INSTANCES: expected 1 to 10000, got \"two\""),

@@ -15,10 +15,10 @@ use serde_json::Value;
 use tollgate_testkit::poll::eventually;
 use tollgate_testkit::server::Server;
 
-/// Where decisions are counted one by one: a busy machine may take longer than people would wait.
-const PATIENT: (&str, &str) = ("REDIS_DEADLINE_MS", "10000");
+/// A long deadline, for tests with exact counts: on a busy machine a decision may take longer than the default.
+const LONG_DEADLINE: (&str, &str) = ("REDIS_DEADLINE_MS", "10000");
 
-/// A 429 that says what it must.
+/// Asserts that a response is a complete 429 of a limit with this quota. Returns its `retry_after_ms`.
 fn assert_refused(answer: &Answer, quota: u32) -> Duration {
     assert_eq!(answer.status, 429, "{answer:?}");
     let body = answer.json();
@@ -32,11 +32,11 @@ fn assert_refused(answer: &Answer, quota: u32) -> Duration {
 }
 
 #[test]
-fn two_instances_share_one_budget_and_the_wait_is_true() {
+fn two_instances_share_one_limit_and_retry_after_is_exact() {
     let redis = Server::redis();
     let window = Duration::from_secs(6);
     let window_ms = window.as_millis().to_string();
-    let variables = [PATIENT, ("REDIS_URL", &*redis.url()), ("RATE_LIMIT_WINDOW_MS", &window_ms)];
+    let variables = [LONG_DEADLINE, ("REDIS_URL", &*redis.url()), ("RATE_LIMIT_WINDOW_MS", &window_ms)];
     let instances = [Instance::start(&variables), Instance::start(&variables)];
 
     let answers: Vec<Answer> = (0..15).map(|n| instances[n % 2].shorten("https://example.com/a")).collect();
@@ -58,11 +58,11 @@ fn two_instances_share_one_budget_and_the_wait_is_true() {
     let slugs = redis.command(&["KEYS", "shortener:slug:*"]);
     assert_eq!(slugs.items().len(), 10);
     for key in redis.command(&["KEYS", "*"]).items() {
-        assert_ne!(redis.command(&["TTL", &key.text()]).integer(), -1, "{key:?} stays forever");
+        assert_ne!(redis.command(&["TTL", &key.text()]).integer(), -1, "{key:?} has no TTL");
     }
 
-    // Halfway through the wait it is still too early; when it is over, it is not. The clock that counts is the server's, in another
-    // process, so the wait is waited as a client would: the window of this test is short.
+    // Denied halfway through the wait, admitted after it. The clock is that of the Redis server, so the test really
+    // waits. Its window is short.
     let wait = assert_refused(&instances[0].shorten("https://example.com/b"), 10);
     thread::sleep(wait / 2);
     assert_refused(&instances[1].shorten("https://example.com/b"), 10);
@@ -85,7 +85,7 @@ fn following_a_link_is_never_limited() {
 }
 
 #[test]
-fn a_forged_address_buys_nothing() {
+fn a_forged_address_is_ignored() {
     let shortener = Instance::start(&[("RATE_LIMIT_WINDOW_MS", "3600000")]);
     for n in 0..30 {
         let forged = format!("198.51.100.{n}");
@@ -96,7 +96,7 @@ fn a_forged_address_buys_nothing() {
 }
 
 #[test]
-fn behind_a_trusted_proxy_the_forwarded_address_counts() {
+fn behind_a_trusted_proxy_the_forwarded_address_is_counted() {
     let proxies = [("TRUSTED_PROXIES", "127.0.0.1, 10.0.0.0/8"), ("RATE_LIMIT_WINDOW_MS", "3600000")];
     let shortener = Instance::start(&[&proxies[..], &[("RATE_LIMIT_MAX", "2")]].concat());
     let from =
@@ -108,26 +108,26 @@ fn behind_a_trusted_proxy_the_forwarded_address_counts() {
 }
 
 #[test]
-fn without_redis_posts_go_on_and_the_log_says_so() {
+fn without_redis_links_are_created_without_a_limit_and_the_outage_is_logged() {
     let redis = Server::redis();
     let variables =
-        [PATIENT, ("REDIS_URL", &*redis.url()), ("RATE_LIMIT_MAX", "3"), ("RATE_LIMIT_WINDOW_MS", "3600000")];
+        [LONG_DEADLINE, ("REDIS_URL", &*redis.url()), ("RATE_LIMIT_MAX", "3"), ("RATE_LIMIT_WINDOW_MS", "3600000")];
     let instances = [Instance::start(&variables), Instance::start(&variables)];
     let before: Vec<Answer> = (0..4).map(|_| instances[0].shorten("https://example.com/before")).collect();
     assert_refused(&before[3], 3);
 
     redis.kill9();
-    // A denial that is certainly still true may be remembered for up to a second.
-    eventually("a post passes", || instances[0].shorten("https://example.com/").status, |status| *status == 201);
+    // The denial may be cached for up to a second.
+    eventually("a link is created", || instances[0].shorten("https://example.com/").status, |status| *status == 201);
     let during: Vec<Answer> = (0..30).map(|_| instances[0].shorten("https://example.com/during")).collect();
     for answer in &during {
         assert_eq!(answer.status, 201, "{answer:?}");
-        assert!(!answer.has_header("x-ratelimit-limit"), "no quota is claimed that nobody counts: {answer:?}");
-        assert_eq!(instances[0].get(&format!("/{}", answer.slug())).status, 302, "on the instance that made it");
+        assert!(!answer.has_header("x-ratelimit-limit"), "an uncounted request has no quota headers: {answer:?}");
+        assert_eq!(instances[0].get(&format!("/{}", answer.slug())).status, 302, "on the instance that created it");
     }
-    assert_eq!(instances[0].get(&format!("/{}", before[0].slug())).status, 302, "made before, still in memory");
+    assert_eq!(instances[0].get(&format!("/{}", before[0].slug())).status, 302, "created before, still in memory");
     let unknown = instances[1].get(&format!("/{}", during[0].slug()));
-    assert_eq!((unknown.status, unknown.header("retry-after")), (503, "1"), "404 would be a guess");
+    assert_eq!((unknown.status, unknown.header("retry-after")), (503, "1"), "it is unknown whether the link exists");
     let log = instances[0].log();
     assert!(log.contains("WARN") && log.contains("Redis is unavailable"), "{log}");
     assert!(log.contains("the store is not asked until a probe succeeds"), "{log}");
@@ -140,19 +140,23 @@ fn without_redis_posts_go_on_and_the_log_says_so() {
         assert_eq!((followed.status, followed.header("location")), (302, "https://example.com/during"));
     }
     let statuses = [(); 4].map(|()| instances[0].shorten("https://example.com/after").status);
-    assert_eq!(statuses, [201, 201, 201, 429], "limited again, in a fresh window: this Redis kept nothing");
+    assert_eq!(
+        statuses,
+        [201, 201, 201, 429],
+        "limited again, in a fresh window, because this Redis has no persistence"
+    );
 }
 
 #[test]
-fn what_was_promised_while_redis_was_away_is_kept_and_no_more_is_promised_than_can_be() {
-    const PLACES: usize = 10_000;
+fn links_created_while_redis_is_down_are_saved_later_and_their_number_is_bounded() {
+    const UNSAVED_MAX: usize = 10_000;
     let redis = Server::redis();
     let shortener = Instance::start(&[("REDIS_URL", &redis.url()), ("NO_COLOR", "1")]);
     redis.kill9();
-    eventually("a post passes", || shortener.shorten("https://example.com/first").status, |status| *status == 201);
-    let made = shortener.shorten_many(PLACES + 500, "https://example.com/");
+    eventually("a link is created", || shortener.shorten("https://example.com/first").status, |status| *status == 201);
+    let made = shortener.shorten_many(UNSAVED_MAX + 500, "https://example.com/");
     let refused: Vec<&Answer> = made.iter().filter(|answer| answer.status != 201).collect();
-    assert_eq!(refused.len(), 501, "the first has taken a place, too");
+    assert_eq!(refused.len(), 501, "the first link counts, too");
     for answer in refused {
         assert_eq!((answer.status, answer.header("retry-after")), (503, "1"));
         assert!(answer.text().contains("no link was created"), "{}", answer.text());
@@ -165,12 +169,12 @@ fn what_was_promised_while_redis_was_away_is_kept_and_no_more_is_promised_than_c
     let is_back = |log: &String| log.contains("Redis is available again");
     let log = eventually("the log says that Redis is back", || shortener.log(), is_back);
     assert!(log.contains("saved=10000 refused=501"), "{log}");
-    assert_eq!(redis.command(&["KEYS", "shortener:slug:*"]).items().len(), PLACES, "as many as were promised");
+    assert_eq!(redis.command(&["KEYS", "shortener:slug:*"]).items().len(), UNSAVED_MAX, "all created links are saved");
     assert_eq!(redis.command(&["GET", &format!("shortener:slug:{slug}")]).text(), "https://example.com/");
 }
 
 #[test]
-fn an_instance_that_ends_before_redis_is_back_says_what_it_takes_along() {
+fn an_instance_that_exits_before_redis_is_back_logs_the_number_of_lost_links() {
     let redis = Server::redis();
     let mut shortener = Instance::start(&[("REDIS_URL", &redis.url()), ("NO_COLOR", "1")]);
     redis.kill9();
@@ -182,7 +186,7 @@ fn an_instance_that_ends_before_redis_is_back_says_what_it_takes_along() {
 }
 
 #[test]
-fn a_redis_that_hangs_is_not_waited_for() {
+fn requests_are_answered_while_redis_hangs() {
     let redis = Server::redis();
     let shortener = Instance::start(&[("REDIS_URL", &redis.url()), ("RATE_LIMIT_WINDOW_MS", "3600000")]);
     assert_eq!(shortener.shorten("https://example.com/").status, 201);
@@ -191,14 +195,14 @@ fn a_redis_that_hangs_is_not_waited_for() {
         let slug = shortener.shorten("https://example.com/").slug();
         assert_eq!(shortener.get(&format!("/{slug}")).status, 302);
     }
-    assert_eq!(shortener.get("/unknown").status, 503, "nobody can say whether there is such a link");
+    assert_eq!(shortener.get("/unknown").status, 503, "it is unknown whether the link exists");
     redis.cont();
     eventually("the log says that Redis is back", || shortener.log(), |log| log.contains("Redis is available again"));
     assert_eq!(shortener.get("/unknown").status, 404);
 }
 
 #[test]
-fn it_starts_while_redis_is_away() {
+fn it_starts_while_redis_is_down() {
     let redis = Server::redis();
     redis.kill9();
     let shortener = Instance::start(&[("REDIS_URL", &redis.url()), ("RATE_LIMIT_MAX", "1")]);
@@ -207,7 +211,7 @@ fn it_starts_while_redis_is_away() {
 }
 
 #[test]
-fn what_cannot_be_shortened_is_refused_with_what_can() {
+fn an_invalid_url_or_body_is_rejected_with_what_is_accepted() {
     let shortener = Instance::start(&[("RATE_LIMIT_MAX", "1000")]);
     let long = format!("{{\"url\":\"https://example.com/{}\"}}", "a".repeat(2_048));
     let huge = " ".repeat(100_000);
@@ -235,7 +239,7 @@ fn what_cannot_be_shortened_is_refused_with_what_can() {
         let message = answer.json()["message"].as_str().unwrap().to_owned();
         assert!(message.contains(expected), "{body:.60}: {message}");
     }
-    // A line end in a URL must not become one in a header.
+    // A line break in a URL must not become one in a header.
     let answer = shortener.post("/shorten", &[], r#"{"url":"https://example.com/#\r\nset-cookie: a=b é"}"#);
     let followed = shortener.get(&format!("/{}", answer.slug()));
     assert_eq!(followed.header("location"), "https://example.com/#set-cookie:%20a=b%20%C3%A9");
@@ -243,7 +247,7 @@ fn what_cannot_be_shortened_is_refused_with_what_can() {
 }
 
 #[test]
-fn a_short_url_begins_with_the_public_url() {
+fn a_short_url_starts_with_the_public_url() {
     let shortener = Instance::start(&[]);
     let link = shortener.shorten("https://example.com/").json();
     assert_eq!(link["short_url"], format!("http://{}/{}", shortener.address(), link["slug"].as_str().unwrap()));
@@ -253,7 +257,7 @@ fn a_short_url_begins_with_the_public_url() {
 }
 
 #[test]
-fn the_document_names_the_headers_that_a_429_has() {
+fn the_openapi_document_lists_the_headers_of_a_429() {
     let shortener = Instance::start(&[("RATE_LIMIT_MAX", "1"), ("RATE_LIMIT_WINDOW_MS", "3600000")]);
     let document: Value = shortener.get("/openapi.json").json();
     let responses = &document["paths"]["/shorten"]["post"]["responses"];
@@ -272,7 +276,7 @@ fn the_document_names_the_headers_that_a_429_has() {
 }
 
 #[test]
-fn the_page_is_whole_without_any_other_host() {
+fn the_documentation_page_loads_nothing_from_other_hosts() {
     let shortener = Instance::start(&[]);
     let page = shortener.get("/docs/");
     assert_eq!(page.status, 200);
@@ -288,14 +292,14 @@ fn the_page_is_whole_without_any_other_host() {
 }
 
 #[test]
-fn it_ends_in_order_when_told_to() {
+fn it_shuts_down_on_sigterm() {
     let mut shortener = Instance::start(&[]);
     assert_eq!(shortener.shorten("https://example.com/").status, 201);
     assert!(shortener.terminate().success());
 }
 
 #[test]
-fn an_unusable_environment_is_refused_at_the_start() {
+fn an_invalid_environment_variable_is_rejected_at_the_start() {
     let cases = [
         ("PORT", "99999", "PORT: expected a port from 0 to 65535, got \"99999\""),
         ("REDIS_DEADLINE_MS", "0", "REDIS_DEADLINE_MS: expected 1 to 10000 milliseconds, got 0"),

@@ -1,4 +1,4 @@
-//! The text that is printed at the start: the address of each listener, and a command to try it.
+//! The text that `serve` prints at the start: the address of each listener, and a command to try it.
 
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -6,33 +6,35 @@ use std::net::SocketAddr;
 
 use tollgate_server::Token;
 
-/// The token of the admin API.
+/// The origin of the admin token, which decides whether it is printed.
 pub(super) enum AdminToken<'t> {
-    /// The operator gave it. It is not printed.
+    /// The operator set the token. It is not printed.
     Given,
-    /// It was generated. It is printed once, at the start.
+    /// The token was generated. It is printed at the start, and nowhere else.
     Generated(&'t Token),
 }
 
-/// The addresses of the open listeners.
+/// The bound address of each listener; `None` if there is no such listener.
 pub(super) struct Addresses {
     pub(super) http: Option<SocketAddr>,
     pub(super) resp: Option<SocketAddr>,
     pub(super) admin: Option<SocketAddr>,
 }
 
-/// What is printed at the start.
+/// The text that is printed at the start: the version, where counters are, and each listener with a command to try it.
 pub(super) struct Announcement<'a> {
     pub(super) addresses: Addresses,
+    /// Whether counters are in Redis.
     pub(super) is_shared: bool,
+    /// Whether a TLS certificate was given.
     pub(super) is_encrypted: bool,
     pub(super) token: AdminToken<'a>,
-    /// Why there is no admin listener although it was not turned off.
+    /// The reason why there is no admin listener; `None` if there is one or `--admin off` was given.
     pub(super) admin_disabled: Option<String>,
 }
 
 impl Announcement<'_> {
-    /// Prints the text to standard output. Ignores errors of writing, such as a closed pipe.
+    /// Prints the text to standard output. Errors of writing, such as a closed pipe, are ignored.
     pub(super) fn print(&self) {
         let text = self.text();
         let mut out = std::io::stdout().lock();

@@ -1,8 +1,8 @@
-//! File descriptors: raises their limit, and reserves enough of them for the admin listener.
+//! File descriptors: raises the process's limit of open files, and fits the connections of the listeners into it.
 //!
-//! Each connection takes one. A process without free descriptors can neither accept a connection nor open a file, and an
-//! orchestrator whose request to `/healthz` fails restarts it, which does not help. So the connections of all listeners are
-//! limited to the descriptors that remain after those for the process itself are reserved.
+//! Each connection takes one. A process without free descriptors can neither accept a connection nor open a file, and
+//! an orchestrator whose request to `/healthz` fails restarts it, which does not help. So the connections of all
+//! listeners are limited to the descriptors that remain after those for the process itself are reserved.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tollgate_server::Bounds;
@@ -11,7 +11,9 @@ use tollgate_server::Bounds;
 /// connections that are being rejected.
 const OWN: usize = 64;
 
-/// Raises the soft limit of descriptors to the hard limit and returns it; `None` if there is no limit.
+/// Raises the process's soft limit of file descriptors to the hard limit.
+///
+/// Returns the limit that is then in force, which is the old one if it cannot be raised. `None` means unlimited.
 pub(super) fn raise_limit() -> Option<usize> {
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
     let raised = Rlimit { current: maximum, maximum };
@@ -19,10 +21,12 @@ pub(super) fn raise_limit() -> Option<usize> {
     current.map(|limit| usize::try_from(limit).unwrap_or(usize::MAX))
 }
 
-/// Returns bounds whose connections fit into `limit` descriptors.
+/// Lowers the connection limits of `bounds` so that all connections fit into `limit` file descriptors; `None` means
+/// unlimited.
 ///
-/// `listeners` is the number of listeners besides the admin listener. The admin listener keeps its connections, as far as an
-/// eighth of the limit allows; the others share the rest. Each listener gets at least one.
+/// The admin listener gets at most an eighth of `limit`, and at least 4 connections. [`OWN`] descriptors are reserved
+/// for the process. The other listeners, `listeners` in number, get equal parts of the rest, and at least one
+/// connection each. Limits that are low enough stay as they are. Logs a warning if `connections` is lowered.
 pub(super) fn fit(bounds: Bounds, listeners: usize, limit: Option<usize>) -> Bounds {
     let Some(limit) = limit else { return bounds };
     let admin_connections = bounds.admin_connections.min(limit / 8).max(4);

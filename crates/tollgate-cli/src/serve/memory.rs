@@ -1,40 +1,46 @@
-//! The memory for counters in this process.
+//! The amount of memory for counters in this process, and its division.
 //!
-//! Defaults to an eighth of the memory that the process may use, and at most 1 GiB, which holds some 20 million counters. The
-//! process may use the memory of the machine or, if that is less, the limit of its control group, such as a container or a
-//! systemd unit. Three quarters are for the counters of limits; with a shared store these are the local shares. One quarter is
-//! for those of shield rules.
+//! Defaults to an eighth of the memory that the process may use, and at most 1 GiB, which holds some 20 million
+//! counters. The process may use the memory of the machine or, if that is less, the limit of its control group, such as
+//! a container or a systemd unit. Three quarters are for the counters of limits; with a shared store these are the
+//! local shares. One quarter is for those of shield rules.
 
 use std::path::Path;
 
-/// The default if the memory of the machine is unknown.
+/// The default if the memory that the process may use is unknown.
 const FALLBACK_BYTES: usize = 256 << 20;
 /// The minimum of the default, for machines with less than 128 MiB.
 const DEFAULT_BYTES_MIN: usize = 16 << 20;
-/// The maximum of the default. A store has 256 tables and grows each under a lock; with more memory that takes milliseconds.
+/// The maximum of the default. A store has 256 tables and grows each under a lock; with more memory that takes
+/// milliseconds.
 const DEFAULT_BYTES_MAX: usize = 1 << 30;
 
-/// The memory of the two stores in a process.
+/// The maximum bytes of the two memory stores in a process: for counters of limits, and for those of shield rules.
 pub(super) struct Share {
     pub(super) limits_bytes: usize,
     pub(super) shield_bytes: usize,
 }
 
 impl Share {
-    /// Divides this much memory.
-    pub(super) fn of(bytes: usize) -> Share {
+    /// Divides `bytes`: a quarter, rounded down, for shield rules and the rest for limits.
+    pub(super) fn divide(bytes: usize) -> Share {
         let shield_bytes = bytes / 4;
         Share { limits_bytes: bytes - shield_bytes, shield_bytes }
     }
 }
 
-/// Returns an eighth of the memory that this process may use, within bounds.
+/// Returns the default of `--memory` in bytes: an eighth of the memory that this process may use, from 16 MiB to 1 GiB.
+///
+/// Returns 256 MiB if that memory is unknown.
 pub(super) fn default_bytes() -> usize {
     let usable = usable_bytes(Path::new("/")).unwrap_or(8 * FALLBACK_BYTES);
     (usable / 8).clamp(DEFAULT_BYTES_MIN, DEFAULT_BYTES_MAX)
 }
 
-/// Returns the memory of the machine, or the least limit of this process' control groups if that is less; `None` if nothing is known.
+/// Returns the bytes of memory that this process may use: the least of the machine's memory and the limits of the
+/// process's control groups and their parents. Returns `None` if none of them can be read.
+///
+/// `root` is the directory with `proc` and `sys`: `/`, except in tests.
 fn usable_bytes(root: &Path) -> Option<usize> {
     let read = |path: String| std::fs::read_to_string(root.join(path)).ok();
     let machine = read("proc/meminfo".to_owned()).and_then(|text| {
@@ -51,7 +57,8 @@ fn usable_bytes(root: &Path) -> Option<usize> {
             _ => ("sys/fs/cgroup/memory", "memory.limit_in_bytes"),
         };
         let is_of_memory = controllers.is_empty() || controllers.split(',').any(|one| one == "memory");
-        // The limit of a parent group applies too. In a container the path may be that of the host, which does not exist there.
+        // The limit of a parent group applies too. In a container the path may be that of the host, which does not
+        // exist there.
         let above = Path::new(path).ancestors().map(|group| group.to_string_lossy().into_owned());
         let files = above.map(move |group| format!("{hierarchy}/{}/{file}", group.trim_matches('/')));
         files.filter(move |_| is_of_memory).collect::<Vec<_>>()
@@ -103,7 +110,7 @@ mod tests {
 
     #[test]
     fn all_memory_is_divided() {
-        let Share { limits_bytes, shield_bytes } = Share::of(1_000_001);
+        let Share { limits_bytes, shield_bytes } = Share::divide(1_000_001);
         assert_eq!((limits_bytes, shield_bytes), (750_001, 250_000));
         assert!((DEFAULT_BYTES_MIN..=DEFAULT_BYTES_MAX).contains(&default_bytes()));
     }

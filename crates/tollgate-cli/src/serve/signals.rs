@@ -3,7 +3,7 @@
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tollgate_server::Reloader;
 
-/// Handlers of the signals.
+/// The installed handlers of SIGINT, SIGTERM and SIGHUP.
 pub(super) struct Signals {
     interrupt: Signal,
     terminate: Signal,
@@ -11,7 +11,11 @@ pub(super) struct Signals {
 }
 
 impl Signals {
-    /// Installs the handlers. Must be called before the start is announced: a signal that arrives earlier ends the process.
+    /// Installs the handlers. A signal that arrives earlier ends the process, so install them before listeners are
+    /// announced.
+    ///
+    /// # Errors
+    /// If the operating system rejects a handler.
     pub(super) fn install() -> std::io::Result<Signals> {
         Ok(Signals {
             interrupt: signal(SignalKind::interrupt())?,
@@ -20,7 +24,9 @@ impl Signals {
         })
     }
 
-    /// Reloads on every HUP, and completes at TERM or INT. After that, another TERM or INT exits the process with code 1.
+    /// Completes at the first SIGTERM or SIGINT. Until then, reloads the configuration on every SIGHUP.
+    ///
+    /// Spawns a task that exits the process with code 1 at a second SIGTERM or SIGINT.
     pub(super) async fn until_shutdown(mut self, reloader: Reloader) {
         loop {
             tokio::select! {

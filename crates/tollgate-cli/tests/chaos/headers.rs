@@ -2,8 +2,8 @@
 //!
 //! A client behind a trusted proxy forges every header that could contain an address. The proxy appends the client's
 //! real address. The requests list the headers in all orders that keep lines of the same name in sequence, in any case.
-//! All of them come from one client with a quota of two. `crates/tollgate/tests/suite/layer/forwarding.rs` sends the same
-//! requests to the layer.
+//! All of them come from one client with a quota of two. `crates/tollgate/tests/suite/layer/forwarding.rs` sends the
+//! same requests to the layer.
 
 use tollgate_testkit::conformance::Random;
 

@@ -2,8 +2,8 @@
 //!
 //! The first scenario puts a real Redis behind the fault proxy, which delays every byte, and calls it from one to 64
 //! callers. While the round trip is well below the deadline, the store should decide nearly all checks. The report
-//! shows the share, and how many decisions share a call. `tests/suite/round_trips` of crate `tollgate` asserts exact values
-//! for the same matrix in virtual time.
+//! shows the share, and how many decisions share a call. `tests/suite/round_trips` of crate `tollgate` asserts exact
+//! values for the same matrix in virtual time.
 //!
 //! The second scenario runs four busy threads for each core. A reply that has arrived is used even if the deadline has
 //! expired, and a timeout that was noticed late does not open the breaker.

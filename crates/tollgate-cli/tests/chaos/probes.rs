@@ -70,7 +70,7 @@ fn soft_descriptor_limit_is_raised_and_connections_fit_into_the_hard_limit() {
     assert_eq!(numbers[0], numbers[1], "{line}");
 
     let serving = Serving::start_as(limited("", 160), &[]);
-    serving.hear("the limit of open files (ulimit -n) is too low for --connections");
+    serving.wait_for_log("the limit of open files (ulimit -n) is too low for --connections");
     let mut busy = [Client::open(&serving.http), Client::open(&serving.http)];
     busy.iter_mut().for_each(|client| assert_eq!(client.ask("POST", "/v1/check", &[], QUESTION).status, 200));
     let mut resp = serving.connect();
@@ -83,7 +83,7 @@ fn soft_descriptor_limit_is_raised_and_connections_fit_into_the_hard_limit() {
     // Connections above the limit are refused at once, not left waiting.
     assert!(serving.visit("/metrics").body.contains("tollgate_connections_refused_total{door=\"http\"} 2"));
     assert!(
-        !serving.said().contains("connections cannot be accepted"),
+        !serving.output().contains("cannot accept connections"),
         "there are descriptors for all accepted connections"
     );
     drop(silent);

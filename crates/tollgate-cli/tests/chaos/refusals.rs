@@ -1,8 +1,8 @@
 //! CPU time of refused requests with large or hostile paths, headers and bodies, compared with a plain request.
 //!
 //! `crates/tollgate/src/engine/tests.rs` shows by counting that a refusal by address or shield normalizes no path. Here
-//! the verdicts are asserted and the times recorded. The times include reading the request, and 64 KiB are not free. So each
-//! is compared with a plain request, and with one that is padded to the same size with spaces.
+//! the verdicts are asserted and the times recorded. The times include reading the request, and 64 KiB are not free. So
+//! each is compared with a plain request, and with one that is padded to the same size with spaces.
 
 use serde_json::json;
 

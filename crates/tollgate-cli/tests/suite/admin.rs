@@ -1,4 +1,4 @@
-//! The operator's door, as an operator uses it.
+//! The admin listener: authentication, counters, rules, probes and metrics.
 #![allow(clippy::unwrap_used)] // a step that fails fails its test
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -128,9 +128,9 @@ fn without_a_token_one_is_generated_and_printed_once() {
 }
 
 #[test]
-fn an_admin_listener_that_other_machines_can_reach_requires_a_given_token() {
-    let doors = ["serve", "--http", "127.0.0.1:0", "--resp", "127.0.0.1:0", "--admin"];
-    let output = command().args(doors).arg("0.0.0.0:0").output().unwrap();
+fn an_admin_listener_that_other_machines_can_reach_requires_a_configured_token() {
+    let serve = ["serve", "--http", "127.0.0.1:0", "--resp", "127.0.0.1:0", "--admin"];
+    let output = command().args(serve).arg("0.0.0.0:0").output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr).replace("\n", " ");
     assert_eq!(output.status.code(), Some(2), "{said}");
     assert!(said.contains("TOLLGATE_ADMIN_TOKEN") && said.contains("--admin-token-file"), "{said}");
@@ -149,7 +149,7 @@ fn counters_are_shown_and_reset_over_the_admin_api() {
     assert_eq!(statuses, [200, 200, 429]);
     let seen = serving.operate("GET", "/v1/keys?key=ip:203.0.113.9&rule=shorten").body;
     assert!(seen.contains(r#""limit":"2/h","name":"main""#) && seen.contains(r#""remaining":0"#), "{seen}");
-    assert!(seen.contains(r#""remaining":98"#), "the day was charged twice: {seen}");
+    assert!(seen.contains(r#""remaining":98"#), "two units of the day are charged: {seen}");
     let one = serving.operate("DELETE", "/v1/keys?key=ip%3A203.0.113.9&rule=shorten&limit=main");
     assert_eq!((one.status, one.body.as_str()), (200, r#"{"counters":1,"reset":true}"#));
     assert_eq!(serving.check(POSTED).status, 200);
@@ -180,14 +180,15 @@ fn rules_are_listed_with_their_decisions_and_without_keys() {
     assert!(!rules.contains("planted"), "{rules}");
 }
 
-/// Every sample of an OpenMetrics text, read strictly: by its name and labels, in families that are declared.
+/// Parses all samples of an OpenMetrics text, by name and labels. Panics if the text is invalid or a family is not
+/// declared.
 fn samples(text: &str) -> BTreeMap<(String, BTreeMap<String, String>), f64> {
     let mut families: BTreeMap<&str, &str> = BTreeMap::new();
     let mut samples = BTreeMap::new();
     let mut lines = text.lines().peekable();
     while let Some(line) = lines.next() {
         if line == "# EOF" {
-            assert!(lines.peek().is_none(), "nothing comes after the end");
+            assert!(lines.peek().is_none(), "nothing follows the end marker");
             return samples;
         }
         if let Some(declared) = line.strip_prefix("# TYPE ") {
@@ -222,7 +223,7 @@ fn samples(text: &str) -> BTreeMap<(String, BTreeMap<String, String>), f64> {
         let value: f64 = value.parse().unwrap_or_else(|_| panic!("a number: {line}"));
         assert!(samples.insert((name.to_owned(), labels), value).is_none(), "twice: {line}");
     }
-    panic!("the end is missing")
+    panic!("the end marker is missing")
 }
 
 #[test]
@@ -276,7 +277,7 @@ fn memory_for_counters_is_set_by_an_option() {
     assert!(String::from_utf8_lossy(&refused.stderr).contains("such as 512MiB"));
 }
 
-/// A sample per request and per decision, in the series of its listener and source.
+/// Each request and each decision is counted once, in the series of its listener and its source.
 #[test]
 fn requests_and_decisions_are_timed_by_listener_and_source() {
     let (serving, _dir) = with_rules();
@@ -300,7 +301,7 @@ fn requests_and_decisions_are_timed_by_listener_and_source() {
 }
 
 #[test]
-fn decisions_are_counted_exactly_and_name_no_caller() {
+fn decisions_are_counted_exactly_and_metrics_do_not_identify_callers() {
     let (serving, _dir) = with_rules();
     (0..5).for_each(|_| drop(serving.check(POSTED)));
     (0..3).for_each(|_| drop(serving.check(r#"{"key":"planted-caller","limit":"2/h"}"#)));
@@ -326,13 +327,13 @@ fn decisions_are_counted_exactly_and_name_no_caller() {
 fn a_store_that_evicts_counters_is_reported_as_degraded_until_it_stops() {
     let redis = Config::new(Brand::Redis).set("maxmemory-policy", "allkeys-lru").start();
     let serving = Serving::start(&["--store", &redis.url()]);
-    // Degraded, and still ready: the store was found to answer, too.
+    // Degraded, but ready, since the store answers.
     serving.until("/readyz", |answer| answer.status == 200 && answer.body.contains("maxmemory-policy is allkeys-lru"));
     assert!(serving.visit("/metrics").body.contains("tollgate_store_evicts 1\n"));
     redis.command(&["CONFIG", "SET", "maxmemory-policy", "noeviction"]);
     serving.until("/metrics", |answer| answer.body.contains("tollgate_store_evicts 0\n"));
     assert!(serving.visit("/readyz").body.contains("\"degraded\":[]"));
-    // Keys are evicted whatever the policy is called afterwards.
+    // Keys were evicted, whatever the policy is afterwards.
     redis.command(&["SET", "victim", "1"]);
     redis.command(&["CONFIG", "SET", "maxmemory-policy", "allkeys-random"]);
     redis.command(&["CONFIG", "SET", "maxmemory", "1"]);

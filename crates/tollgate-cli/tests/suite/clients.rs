@@ -1,7 +1,8 @@
-//! Clients that people use, against the RESP door of the real binary: they connect without complaint, and count exactly.
+//! Popular Redis clients with the RESP listener of the real binary: they connect without errors, and the counts are
+//! exact.
 //!
-//! Each script asks the same things and prints what it was told as one line of JSON. What they need is installed by
-//! `scripts/setup.sh`, into `.tools` or from Debian.
+//! Each script sends the same commands and prints the replies as one line of JSON. `scripts/setup.sh` installs the
+//! clients, into `.tools` or from Debian.
 #![allow(clippy::unwrap_used)] // a step that fails fails its test
 
 use std::io::Write;
@@ -23,7 +24,7 @@ fn port(serving: &Serving) -> String {
     serving.resp_addr().port().to_string()
 }
 
-/// What a program printed. A missing one fails with how to get it.
+/// Runs a program with this input and returns its standard output. Panics if it fails or prints to standard error.
 fn printed(command: &mut Command, input: &[u8]) -> String {
     let started = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
     let mut child = started.unwrap_or_else(|error| panic!("{command:?}: {error}; scripts/setup.sh installs it"));
@@ -91,7 +92,7 @@ fn redis_cli_one_by_one_in_both_protocols() {
     }
 }
 
-/// `--pipe` sends everything at once and counts the replies; what they were is asked afterwards.
+/// `--pipe` sends everything at once and counts the replies. Their effect is checked afterwards.
 #[test]
 fn redis_cli_in_bulk() {
     let serving = Serving::start(&[]);

@@ -1,4 +1,4 @@
-//! The real binary, as a user runs it.
+//! Commands of the real binary: arguments, exit codes and output.
 #![allow(clippy::unwrap_used)] // a step that fails fails its test
 
 use std::process::{Command, Output};
@@ -26,14 +26,14 @@ fn check_exits_with_its_verdict() {
     assert_eq!(denied.status.code(), Some(1));
     assert!(text(&denied.stdout).contains("\"remaining\":0"), "{}", text(&denied.stdout));
     let seen = text(&tollgate(&["inspect", "user:42", "2/h", "--store", &redis.url()]).stdout);
-    assert!(seen.starts_with("per-hour\n") && seen.contains("0 of 2"), "a look is no verdict: {seen}");
+    assert!(seen.starts_with("per-hour\n") && seen.contains("0 of 2"), "inspect prints no verdict: {seen}");
     assert_eq!(tollgate(&["reset", "user:42", "2/h", "--store", &redis.url()]).status.code(), Some(0));
     assert_eq!(check(&["--cost", "2"]).status.code(), Some(0));
     assert_eq!(check(&["--cost", "3"]).status.code(), Some(1));
 }
 
 #[test]
-fn an_error_exits_with_two_and_says_what_is_accepted() {
+fn an_error_exits_with_two_and_a_message_that_names_what_is_accepted() {
     for (arguments, phrase) in [
         (&["check", "k", "10/fortnight"][..], "us, ms, s, min, h, day, week"),
         (&["check", "k", "10/min", "--store", "postgres://x"], "redis://"),
@@ -71,7 +71,7 @@ fn serve_starts_without_options_and_serves_http_and_resp() {
     assert!(allowed.contains("ratelimit-policy: \"per-hour\";q=1;w=3600\r\n"), "{allowed}");
     assert!(allowed.contains(r#"{"allowed":true,"source":"store","limits":[{"name":"per-hour","quota":1,"window_ms":3600000,"remaining":0"#), "{allowed}");
     assert_eq!(
-        serving.say("TOLLGATE.PEEK user:42 1/h").split(' ').take(4).collect::<Vec<_>>(),
+        serving.send_inline("TOLLGATE.PEEK user:42 1/h").split(' ').take(4).collect::<Vec<_>>(),
         ["*5", ":1", ":1", ":0"]
     );
     let denied = serving.post(r#"{"key":"user:42","limit":"1/h"}"#);
@@ -110,13 +110,13 @@ fn serve_decides_requests_by_rules_and_a_broken_file_changes_nothing() {
     };
     std::fs::write(&file, RULES.replace("2/h", "3/h")).unwrap();
     serving.reload("was read again");
-    assert_eq!(quota(&serving).as_deref(), Some("3"), "the new quota holds");
+    assert_eq!(quota(&serving).as_deref(), Some("3"), "the new quota is in force");
     assert!(serving.post(POSTED).starts_with("HTTP/1.1 200"), "two of three were used before the reload");
-    assert!(serving.post(POSTED).starts_with("HTTP/1.1 429"), "and are remembered after it");
+    assert!(serving.post(POSTED).starts_with("HTTP/1.1 429"), "they stay charged after the reload");
     std::fs::write(&file, RULES.replace("2/h", "0/h")).unwrap();
     serving.reload("the old rules stay in force");
     assert_eq!(quota(&serving).as_deref(), Some("3"));
-    assert!(serving.post(POSTED).starts_with("HTTP/1.1 429"), "with their counters");
+    assert!(serving.post(POSTED).starts_with("HTTP/1.1 429"), "the counters are kept");
 }
 
 #[test]
@@ -134,7 +134,7 @@ fn serve_applies_the_plan_that_a_redis_hash_names() {
         rules = [{ name = "api", limits = "plan" }]
     "#;
     std::fs::write(&file, config.replace("REDIS", &redis.url())).unwrap();
-    // What `printf %s acme | sha256sum` prints.
+    // The output of `printf %s acme | sha256sum`.
     let field = "api_key:822b33ad87c148a0a20a5ba7cd5ebcaa68d36a18e7aad165554903f52ca82757";
     redis.command(&["HSET", "tollgate:plans", field, "pro"]);
     let serving = Serving::start(&["--config", file.to_str().unwrap()]);
@@ -163,7 +163,7 @@ fn the_redis_hash_applies_to_listed_keys_only() {
         rules = [{ name = "api", limits = "plan" }]
     "#;
     std::fs::write(&file, config.replace("REDIS", &redis.url())).unwrap();
-    // What `printf %s KEY | sha256sum` prints for acme, globex and unlisted.
+    // The output of `printf %s KEY | sha256sum` for acme, globex and unlisted.
     for digest in [
         "822b33ad87c148a0a20a5ba7cd5ebcaa68d36a18e7aad165554903f52ca82757",
         "5bc1a08d28e40fe79ca3ecb077b3bd14ff00df9bad0c4a0d74ecd0805ecf0b1f",
@@ -185,10 +185,10 @@ fn the_redis_hash_applies_to_listed_keys_only() {
 fn serve_warns_about_rules_that_refund() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("tollgate.toml");
-    let given_back = RULES.replace("by =", "charge = \"on_failure\"\nby =");
-    std::fs::write(&file, format!("{given_back}{}", RULES.replace("\"shorten\"", "\"other\""))).unwrap();
+    let refunding = RULES.replace("by =", "charge = \"on_failure\"\nby =");
+    std::fs::write(&file, format!("{refunding}{}", RULES.replace("\"shorten\"", "\"other\""))).unwrap();
     let serving = Serving::start(&["--config", file.to_str().unwrap()]);
-    let warning = serving.hear("which the service does not know");
+    let warning = serving.wait_for_log("which the service does not know");
     assert!(warning.contains("WARN") && warning.contains("shorten") && !warning.contains("other"), "{warning}");
 }
 
@@ -202,9 +202,9 @@ fn instances_on_the_command_line_count_as_configured() {
     let config = ["--config", file.to_str().unwrap()];
     let said = |more: &[&str]| {
         let serving = Serving::start(&[&config[..], more].concat());
-        serving.hear("connected to the store");
+        serving.wait_for_log("connected to the store");
         serving.reload("was read again");
-        serving.said()
+        serving.output()
     };
     assert!(said(&[]).contains("instances-unset"));
     let said = said(&["--instances", "3"]);

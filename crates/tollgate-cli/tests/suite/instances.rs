@@ -7,42 +7,42 @@ use crate::serving::{Client, Serving};
 use tollgate_testkit::poll::eventually;
 use tollgate_testkit::server::{Connection, Reply, Server};
 
-/// Where a count must be exact, decisions wait for the store, however busy the machine is.
-const PATIENT: &str = "deadline = \"20s\"\n";
+/// A configuration whose decisions wait for the store even on a busy machine, for exact counts.
+const LONG_DEADLINE: &str = "deadline = \"20s\"\n";
 
-/// Starts instances with a long deadline.
-fn patient(redis: &Server, count: usize) -> (tempfile::TempDir, Vec<Serving>) {
+/// Starts `count` instances with a long deadline.
+fn start_with_long_deadline(redis: &Server, count: usize) -> (tempfile::TempDir, Vec<Serving>) {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("tollgate.toml");
-    std::fs::write(&file, PATIENT).unwrap();
+    std::fs::write(&file, LONG_DEADLINE).unwrap();
     let start = |_| Serving::start(&["--store", &redis.url(), "--config", file.to_str().unwrap()]);
     let instances = (0..count).map(start).collect();
     (dir, instances)
 }
 
 /// A connection to one listener of one instance.
-enum Asker {
+enum CheckClient {
     Http(Client),
     Resp(Connection),
 }
 
-impl Asker {
-    /// Connects to HTTP if the number is even, else to RESP.
-    fn new(serving: &Serving, number: usize) -> Asker {
+impl CheckClient {
+    /// Connects to the HTTP listener if the number is even, else to the RESP listener.
+    fn new(serving: &Serving, number: usize) -> CheckClient {
         match number % 2 {
-            0 => Asker::Http(Client::open(&serving.http)),
-            _ => Asker::Resp(serving.connect()),
+            0 => CheckClient::Http(Client::open(&serving.http)),
+            _ => CheckClient::Resp(serving.connect()),
         }
     }
 
     /// Returns whether a check was allowed, or `None` if the instance does not respond.
-    fn ask(&mut self, key: &str, limit: &str) -> Option<bool> {
+    fn check(&mut self, key: &str, limit: &str) -> Option<bool> {
         match self {
-            Asker::Http(client) => {
+            CheckClient::Http(client) => {
                 client.send("POST", "/v1/check", &[], &format!(r#"{{"key":"{key}","limit":"{limit}"}}"#));
-                client.hear().map(|answer| answer.status == 200)
+                client.receive().map(|answer| answer.status == 200)
             }
-            Asker::Resp(connection) => {
+            CheckClient::Resp(connection) => {
                 let reply = connection.call(&["TOLLGATE.CHECK", key, limit]).ok()?;
                 Some(reply.items()[0] == Reply::Integer(1))
             }
@@ -57,16 +57,17 @@ fn remaining(serving: &Serving, key: &str, limit: &str) -> i64 {
 #[test]
 fn two_instances_have_one_budget_exactly_under_sixteen_connections() {
     let redis = Server::redis();
-    let (_dir, instances) = patient(&redis, 2);
+    let (_dir, instances) = start_with_long_deadline(&redis, 2);
     for limit in ["1000/day", "1000/day sliding-log", "1000/day fixed-window"] {
         let admitted = AtomicU32::new(0);
         std::thread::scope(|scope| {
             for number in 0..16 {
                 let (instance, admitted) = (&instances[number / 2 % 2], &admitted);
                 scope.spawn(move || {
-                    let mut asker = Asker::new(instance, number);
+                    let mut client = CheckClient::new(instance, number);
                     for _ in 0..150 {
-                        admitted.fetch_add(asker.ask("user:42", limit).expect("an answer").into(), Ordering::Relaxed);
+                        admitted
+                            .fetch_add(client.check("user:42", limit).expect("an answer").into(), Ordering::Relaxed);
                     }
                 });
             }
@@ -79,23 +80,23 @@ fn two_instances_have_one_budget_exactly_under_sixteen_connections() {
 #[test]
 fn units_charged_by_a_killed_instance_stay_charged() {
     let redis = Server::redis();
-    let (_dir, mut instances) = patient(&redis, 2);
+    let (_dir, mut instances) = start_with_long_deadline(&redis, 2);
     let survivor = instances.pop().unwrap();
     let mut dying = instances.pop().unwrap();
-    // What it admitted before it is killed stays charged.
-    let mut asker = Asker::new(&dying, 1);
-    assert_eq!((0..300).filter(|_| asker.ask("quiet", "1000/day") == Some(true)).count(), 300);
+    // These units must stay charged after it is killed.
+    let mut client = CheckClient::new(&dying, 1);
+    assert_eq!((0..300).filter(|_| client.check("quiet", "1000/day") == Some(true)).count(), 300);
 
-    // It is killed during checks: unknown is at most one check per connection.
+    // It is killed during checks, so the outcome of at most one check per connection is unknown.
     let admitted = AtomicU32::new(0);
     let dying_connections = 8;
     std::thread::scope(|scope| {
         for number in 0..16 {
             let (instance, admitted) = (if number < dying_connections { &dying } else { &survivor }, &admitted);
-            let mut asker = Asker::new(instance, number);
+            let mut client = CheckClient::new(instance, number);
             scope.spawn(move || {
                 for _ in 0..300 {
-                    let Some(given) = asker.ask("busy", "1000/day") else { return };
+                    let Some(given) = client.check("busy", "1000/day") else { return };
                     admitted.fetch_add(given.into(), Ordering::Relaxed);
                 }
             });
@@ -115,18 +116,22 @@ fn units_charged_by_a_killed_instance_stay_charged() {
 #[test]
 fn a_reset_at_one_instance_is_seen_by_the_other() {
     let redis = Server::redis();
-    let (_dir, instances) = patient(&redis, 2);
-    let mut askers = [Asker::new(&instances[0], 0), Asker::new(&instances[1], 1)];
-    let exhausted = |askers: &mut [Asker; 2]| {
-        let mut ask = |n: usize| askers[n % 2].ask("user:42", "10/day").unwrap();
-        (0..40).filter(|n| ask(*n)).count()
+    let (_dir, instances) = start_with_long_deadline(&redis, 2);
+    let mut clients = [CheckClient::new(&instances[0], 0), CheckClient::new(&instances[1], 1)];
+    let exhausted = |clients: &mut [CheckClient; 2]| {
+        let mut check = |n: usize| clients[n % 2].check("user:42", "10/day").unwrap();
+        (0..40).filter(|n| check(*n)).count()
     };
-    assert_eq!(exhausted(&mut askers), 10);
-    assert!(askers[1].ask("user:42", "10/day") == Some(false), "the other one has cached the denial");
-    assert_eq!(instances[0].say("TOLLGATE.RESET user:42 10/day"), "+OK +OK ");
-    // That a denial is cached for a second at most is shown with a manual clock, in the tests of the deny cache.
-    eventually("the reset is seen", || askers[1].ask("user:42", "10/day").unwrap(), |allowed| *allowed);
-    assert_eq!(exhausted(&mut askers), 9, "and the budget is whole, no more");
+    assert_eq!(exhausted(&mut clients), 10);
+    assert!(clients[1].check("user:42", "10/day") == Some(false), "the other instance has cached the denial");
+    assert_eq!(instances[0].send_inline("TOLLGATE.RESET user:42 10/day"), "+OK +OK ");
+    // The tests of the deny cache show, with a manual clock, that a denial is cached for at most a second.
+    eventually(
+        "the other instance allows checks after the reset",
+        || clients[1].check("user:42", "10/day").unwrap(),
+        |allowed| *allowed,
+    );
+    assert_eq!(exhausted(&mut clients), 9, "the whole quota, and no more, is available");
 }
 
 /// Returns the source of a decision.
@@ -144,8 +149,9 @@ fn store_calls(serving: &Serving, kind: &str) -> u64 {
     count.map_or(0, |count| count.parse().unwrap())
 }
 
-/// Decisions are local and, once the circuit breaker is open, none of them calls the store. Returns when the store was probed
-/// often enough that the pauses between probes are the longest.
+/// Asserts that decisions are local and that, once the circuit breaker is open, none of them calls the store.
+///
+/// Returns after so many probes of the store that the pauses between probes are the longest.
 fn decides_locally(serving: &Serving, when: &str) {
     let probes_before = store_calls(serving, "probe");
     for n in 0..5 {
@@ -161,8 +167,8 @@ fn decides_locally(serving: &Serving, when: &str) {
     serving.until("/metrics", |_| store_calls(serving, "probe") >= probes_before + 5);
 }
 
-/// Waits until decisions come from the store again. That this takes two seconds at most is shown with paused time, in the
-/// tests of the limiter.
+/// Waits until the store makes decisions again. The tests of the limiter show, with paused time, that this takes at
+/// most two seconds.
 fn decides_on_the_store(serving: &Serving, when: &str) {
     eventually(when, || source(serving, "user:42"), |source| source == "store");
     serving.until("/readyz", |answer| answer.status == 200);
@@ -180,7 +186,7 @@ fn decisions_are_local_while_redis_fails_and_shared_again_afterwards() {
     decides_locally(&serving, "while Redis is stopped");
     redis.cont();
     redis.command(&["PING"]);
-    decides_on_the_store(&serving, "after Redis goes on");
+    decides_on_the_store(&serving, "after Redis continues");
 
     redis.kill9();
     decides_locally(&serving, "while Redis is down");
@@ -196,7 +202,7 @@ fn an_instance_started_while_redis_is_down_uses_its_share_and_joins_later() {
     let question = r#"{"key":"user:42","limit":"10/h"}"#;
     let given: Vec<u16> = (0..4).map(|_| serving.check(question).status).collect();
     assert_eq!(given, [200, 200, 429, 429], "a fifth of the quota");
-    decides_locally(&serving, "before Redis was ever there");
+    decides_locally(&serving, "before Redis was up");
     redis.restart();
-    decides_on_the_store(&serving, "once Redis is there");
+    decides_on_the_store(&serving, "once Redis is up");
 }

@@ -7,7 +7,7 @@ use std::net::TcpStream;
 use crate::serving::{Client, Serving, command};
 use tollgate_testkit::server::Server;
 
-const QUESTION: &str = r#"{"key":"user:42","limit":"1000/h"}"#;
+const CHECK: &str = r#"{"key":"user:42","limit":"1000/h"}"#;
 
 #[test]
 fn with_the_memory_store_serve_is_ready_at_once() {
@@ -23,17 +23,17 @@ fn serve_starts_while_redis_is_down_and_is_ready_after_redis_is_up() {
     let redis = Server::redis();
     redis.kill9();
     let serving = Serving::start(&["--store", &redis.url()]);
-    let away = serving.visit("/readyz");
-    assert_eq!(away.status, 503, "{away:?}");
-    assert!(away.body.contains(r#""reachable":false"#), "{away:?}");
-    assert_eq!(serving.visit("/healthz").status, 200, "alive all the same");
-    (0..5).for_each(|_| assert_eq!(serving.check(QUESTION).status, 200, "answers from its share"));
+    let down = serving.visit("/readyz");
+    assert_eq!(down.status, 503, "{down:?}");
+    assert!(down.body.contains(r#""reachable":false"#), "{down:?}");
+    assert_eq!(serving.visit("/healthz").status, 200, "the process is alive");
+    (0..5).for_each(|_| assert_eq!(serving.check(CHECK).status, 200, "decided by the local share"));
     assert!(serving.visit("/readyz").body.contains(r#""breaker":"open""#));
 
     redis.restart();
-    let there = serving.until("/readyz", |answer| answer.status == 200);
-    assert!(there.body.contains(r#""reachable":true"#) && there.body.contains(r#""breaker":"closed""#), "{there:?}");
-    assert!(serving.check(QUESTION).body.contains(r#""source":"store""#));
+    let up = serving.until("/readyz", |answer| answer.status == 200);
+    assert!(up.body.contains(r#""reachable":true"#) && up.body.contains(r#""breaker":"closed""#), "{up:?}");
+    assert!(serving.check(CHECK).body.contains(r#""source":"store""#));
 
     redis.kill9();
     serving.until("/readyz", |answer| answer.status == 503);
@@ -44,14 +44,14 @@ fn serve_starts_while_redis_is_down_and_is_ready_after_redis_is_up() {
 #[test]
 fn after_sigterm_readyz_fails_while_requests_are_still_served() {
     let serving = Serving::start(&["--drain", "1h"]);
-    let mut inside = Client::open(&serving.http);
-    assert_eq!(inside.ask("POST", "/v1/check", &[], QUESTION).status, 200);
+    let mut open = Client::open(&serving.http);
+    assert_eq!(open.ask("POST", "/v1/check", &[], CHECK).status, 200);
     serving.signal("TERM");
-    let leaving = serving.until("/readyz", |answer| answer.status == 503);
-    assert!(leaving.body.contains(r#""shutting_down":true"#), "{leaving:?}");
+    let draining = serving.until("/readyz", |answer| answer.status == 503);
+    assert!(draining.body.contains(r#""shutting_down":true"#), "{draining:?}");
     assert_eq!(serving.visit("/healthz").status, 200);
-    assert_eq!(inside.ask("POST", "/v1/check", &[], QUESTION).status, 200, "on an open connection");
-    assert_eq!(serving.check(QUESTION).status, 200, "and on a new one");
+    assert_eq!(open.ask("POST", "/v1/check", &[], CHECK).status, 200, "on an open connection");
+    assert_eq!(serving.check(CHECK).status, 200, "on a new connection");
 }
 
 #[test]
@@ -66,8 +66,8 @@ fn a_request_that_was_started_before_shutdown_is_answered() {
     let mut serving = Serving::start(&["--drain", "0s"]);
     let mut http = Client::open(&serving.http);
     // A connection that got a response was accepted; one that only connected may still be in the queue.
-    assert_eq!(http.ask("POST", "/v1/check", &[], QUESTION).status, 200);
-    let half = format!("POST /v1/check HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n", QUESTION.len());
+    assert_eq!(http.ask("POST", "/v1/check", &[], CHECK).status, 200);
+    let half = format!("POST /v1/check HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n", CHECK.len());
     http.raw(half.as_bytes());
     let mut resp = TcpStream::connect(&serving.resp).unwrap();
     resp.write_all(b"PING\r\n").unwrap();
@@ -75,14 +75,14 @@ fn a_request_that_was_started_before_shutdown_is_answered() {
     resp.read_exact(&mut pong).unwrap();
 
     serving.signal("TERM");
-    serving.hear("shutting down");
+    serving.wait_for_log("shutting down");
     let mut rest = String::new();
     resp.read_to_string(&mut rest).unwrap();
     assert_eq!(rest, "", "an idle connection is closed, not reset");
-    http.raw(QUESTION.as_bytes());
-    let answer = http.hear().expect("a request that was started is answered");
+    http.raw(CHECK.as_bytes());
+    let answer = http.receive().expect("a request that was started is answered");
     assert_eq!(answer.status, 200, "{answer:?}");
-    assert!(http.hear().is_none(), "and it was the last");
+    assert!(http.receive().is_none(), "the connection is closed after this response");
     assert_eq!(serving.end().code(), Some(0));
 }
 
@@ -90,7 +90,7 @@ fn a_request_that_was_started_before_shutdown_is_answered() {
 fn a_second_signal_exits_at_once() {
     let mut serving = Serving::start(&["--drain", "1h"]);
     serving.signal("TERM");
-    serving.hear("shutting down");
+    serving.wait_for_log("shutting down");
     serving.signal("INT");
     assert_eq!(serving.end().code(), Some(1));
 }
@@ -98,9 +98,9 @@ fn a_second_signal_exits_at_once() {
 #[test]
 fn a_connection_over_the_limit_is_rejected_with_an_answer() {
     let serving = Serving::start(&["--connections", "2"]);
-    let mut inside: Vec<Client> = (0..2).map(|_| Client::open(&serving.http)).collect();
-    inside.iter_mut().for_each(|client| assert_eq!(client.ask("POST", "/v1/check", &[], QUESTION).status, 200));
-    let refused = Client::open(&serving.http).hear().expect("an answer");
+    let mut open: Vec<Client> = (0..2).map(|_| Client::open(&serving.http)).collect();
+    open.iter_mut().for_each(|client| assert_eq!(client.ask("POST", "/v1/check", &[], CHECK).status, 200));
+    let refused = Client::open(&serving.http).receive().expect("an answer");
     assert_eq!((refused.status, refused.headers["connection"].as_str()), (503, "close"));
     let resp: Vec<TcpStream> = (0..2).map(|_| TcpStream::connect(&serving.resp).unwrap()).collect();
     let mut said = String::new();
@@ -109,21 +109,21 @@ fn a_connection_over_the_limit_is_rejected_with_an_answer() {
     let metrics = serving.visit("/metrics").body;
     assert!(metrics.contains("tollgate_connections_refused_total{door=\"http\"} 1\n"), "{metrics}");
     assert!(metrics.contains("tollgate_connections{door=\"http\"} 2\n"), "{metrics}");
-    drop((inside, resp));
+    drop((open, resp));
     serving.until("/metrics", |answer| answer.body.contains("tollgate_connections{door=\"http\"} 0\n"));
-    assert_eq!(serving.check(QUESTION).status, 200, "a place is free again");
+    assert_eq!(serving.check(CHECK).status, 200, "a closed connection makes room for another");
 }
 
 #[test]
 fn an_idle_connection_is_closed() {
     let serving = Serving::start(&["--idle", "1s"]);
     let mut http = Client::open(&serving.http);
-    assert_eq!(http.ask("POST", "/v1/check", &[], QUESTION).status, 200);
-    assert!(http.hear().is_none(), "a connection that asks nothing more");
+    assert_eq!(http.ask("POST", "/v1/check", &[], CHECK).status, 200);
+    assert!(http.receive().is_none(), "an idle connection is closed");
     let mut slow = Client::open(&serving.http);
     slow.raw(b"POST /v1/check HTTP/1.1\r\nhost:");
-    let shown_out = slow.hear();
-    assert!(shown_out.is_none_or(|answer| answer.status == 408), "a header that does not come to its end");
+    let timed_out = slow.receive();
+    assert!(timed_out.is_none_or(|answer| answer.status == 408), "an unfinished header");
     let mut resp = TcpStream::connect(&serving.resp).unwrap();
     resp.write_all(b"*1\r\n$4\r\nPI").unwrap();
     let mut rest = String::new();
@@ -138,18 +138,18 @@ fn a_request_that_is_too_large_is_refused() {
     let long = "x".repeat(1024 * 1024);
     http.raw(format!("POST /v1/check HTTP/1.1\r\nhost: x\r\nx-long: {long}\r\n\r\n").as_bytes());
     // The listener stops reading in the middle of the request, so the response may be lost.
-    assert!(http.hear().is_none_or(|answer| answer.status == 431));
+    assert!(http.receive().is_none_or(|answer| answer.status == 431));
     let large = format!(r#"{{"key":"{}","limit":"1/s"}}"#, "k".repeat(600 * 1024));
     let mut http = Client::open(&serving.http);
     assert_eq!(http.ask("POST", "/v1/check", &[], &large).status, 413);
     let mut admin = Client::open(&serving.admin);
     admin.raw(format!("GET /healthz HTTP/1.1\r\nhost: x\r\nx-long: {long}\r\n\r\n").as_bytes());
-    assert!(admin.hear().is_none_or(|answer| answer.status == 431));
-    assert_eq!(serving.check(QUESTION).status, 200, "it still serves");
+    assert!(admin.receive().is_none_or(|answer| answer.status == 431));
+    assert_eq!(serving.check(CHECK).status, 200, "other requests are served");
 }
 
 #[test]
-fn a_listener_can_be_off_and_an_address_in_use_is_reported() {
+fn an_address_in_use_is_reported_with_the_option_to_change() {
     let serving = Serving::start(&[]);
     let output =
         command().args(["serve", "--http", &serving.http, "--resp", "off", "--admin", "off"]).output().unwrap();

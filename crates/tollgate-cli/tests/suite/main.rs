@@ -1,13 +1,13 @@
-//! The real binary from outside. One test binary, so that it is linked once; the chaos campaign has its own, because it
-//! raises the process's limit of open files.
+//! Tests of the real `tollgate` binary. They are one test binary, so that it is linked once. The chaos campaign is a
+//! separate one, because it raises the process's limit of open files.
 #![allow(clippy::unwrap_used)] // a failed step fails its test
 
 mod admin;
 mod bans;
 mod clients;
 mod command;
-mod doors;
 mod instances;
+mod invalid_input;
 mod life;
 mod operate;
 mod reload;
@@ -16,4 +16,4 @@ mod secrets;
 mod serving;
 mod tls;
 mod traces;
-mod unheard;
+mod unwritable_output;

@@ -1,4 +1,4 @@
-//! The command line beside a running instance: explain, inspect, reset, validate, completions.
+//! The commands `explain`, `inspect`, `reset`, `validate` and `completions`, alone and with a running instance.
 #![allow(clippy::unwrap_used)] // a step that fails fails its test
 
 use std::process::Output;
@@ -98,7 +98,7 @@ fn explain_reads_counters_and_charges_nothing() {
     }
 }
 
-/// A plan that only a hash in Redis knows: whoever explains asks there, or says that it would have to be asked.
+/// If a Redis hash assigns the plan, `explain` reads the hash, or says that the hash may assign another plan.
 #[test]
 fn explain_reads_the_plan_from_the_redis_hash() {
     let (_dir, file) = rules_file();
@@ -112,20 +112,20 @@ fn explain_reads_the_plan_from_the_redis_hash() {
     };
     let (config, url) = (["--config", &file], redis.url());
     let with_store = [&config[..], &["--store", &url]].concat();
-    let unasked = "plan     default (default, unless the Redis hash tollgate:plans assigns another)\n";
-    let silent = "plan     default (default, because the Redis hash tollgate:plans assigns no other)\n";
-    let sold = "plan     pro (the Redis hash tollgate:plans)\n";
-    assert!(explain(&config).contains(unasked), "{}", explain(&config));
-    assert!(explain(&with_store).contains(silent), "{}", explain(&with_store));
+    let not_read = "plan     default (default, unless the Redis hash tollgate:plans assigns another)\n";
+    let not_in_hash = "plan     default (default, because the Redis hash tollgate:plans assigns no other)\n";
+    let in_hash = "plan     pro (the Redis hash tollgate:plans)\n";
+    assert!(explain(&config).contains(not_read), "{}", explain(&config));
+    assert!(explain(&with_store).contains(not_in_hash), "{}", explain(&with_store));
 
     let digest = "4b868c7c6c7d62fb93fb00e8825f1a1f2536099c83759aedeebef2ecb4fbafe2";
     redis.command(&["HSET", "tollgate:plans", &format!("api_key:{digest}"), "pro"]);
     let said = explain(&with_store);
-    assert!(said.contains(sold) && said.contains("30/h, 30 left"), "{said}");
+    assert!(said.contains(in_hash) && said.contains("30/h, 30 left"), "{said}");
     let serving = Serving::start(&with_store);
     let admin = format!("http://{}", serving.admin);
     let said = explain(&["--admin", &admin]);
-    assert!(said.contains(sold) && said.contains("30/h, 30 left") && !said.contains("planted"), "{said}");
+    assert!(said.contains(in_hash) && said.contains("30/h, 30 left") && !said.contains("planted"), "{said}");
 }
 
 #[test]
@@ -155,7 +155,7 @@ fn a_running_instance_explains_inspects_and_resets() {
     assert!(out(&plan).contains("30 of 30"), "{}{}", out(&plan), err(&plan));
 }
 
-/// A header may come in several lines, and every line counts, whoever is asked.
+/// A header may have several lines. All of them are used, with a file and with an instance.
 #[test]
 fn explain_takes_every_line_of_a_header_from_a_file_and_from_an_instance() {
     let (_dir, file) = rules_file();
@@ -192,7 +192,7 @@ fn a_refusal_of_an_instance_exits_with_two_and_its_message() {
         (run(inspect("http://ann:planted@127.0.0.1:1"), "planted-wrong-token-x"), "without user and password"),
         (run(inspect("http://planted@127.0.0.1:1"), "planted-wrong-token-x"), "without user and password"),
         (with_token(&["inspect", "k", "1/fortnight", "--admin", &url]), "us, ms, s, min, h, day, week"),
-        (with_token(&["explain", "GET", "/", "--admin", &url]), "start it with --config FILE"),
+        (with_token(&["explain", "GET", "/", "--admin", &url]), "start with --config FILE"),
         (tollgate(&["inspect", "k", "--rule", "x"]), "--admin"),
         (tollgate(&["explain", "GET", "/"]), "--config"),
         (tollgate(&["explain", "--config", "absent.toml", "GET", "/"]), "absent.toml"),
@@ -205,7 +205,7 @@ fn a_refusal_of_an_instance_exits_with_two_and_its_message() {
     }
 }
 
-/// Whoever counts under another prefix is looked at, and forgotten, under that prefix.
+/// With `--config`, the commands use the counters under the configured prefix.
 #[test]
 fn inspect_reset_and_check_use_the_store_and_prefix_of_the_configuration() {
     let redis = Server::redis();
@@ -223,7 +223,7 @@ fn inspect_reset_and_check_use_the_store_and_prefix_of_the_configuration() {
     assert!(ask("inspect", &config).contains("6 of 10"), "{}", ask("inspect", &config));
     assert!(ask("inspect", &["--store", &redis.url()]).contains("10 of 10"), "another prefix is another counter");
     assert!(ask("check", &config).contains("5 of 10"));
-    assert_eq!(ask("reset", &config), "the counter was reset\n", "and nothing but that");
+    assert_eq!(ask("reset", &config), "the counter was reset\n", "no other output");
     assert!(serving.check(r#"{"key":"user:42","limit":"10/h"}"#).body.contains(r#""remaining":9"#));
 }
 
@@ -234,15 +234,15 @@ fn inspect_and_reset_refuse_the_memory_store() {
         for store in [&[][..], &["--store", "memory"], &["--config", &file]] {
             let said = tollgate(&[&[command, "user:42", "10/h"], store].concat());
             assert_eq!((said.status.code(), out(&said).as_str()), (Some(2), ""), "{command} {store:?}");
-            for way_out in ["--store URL", "--config FILE", "--admin URL"] {
-                assert!(err(&said).contains(way_out), "{}", err(&said));
+            for option in ["--store URL", "--config FILE", "--admin URL"] {
+                assert!(err(&said).contains(option), "{}", err(&said));
             }
         }
     }
-    assert_eq!(tollgate(&["check", "user:42", "10/h"]).status.code(), Some(0), "a check may count for itself alone");
+    assert_eq!(tollgate(&["check", "user:42", "10/h"]).status.code(), Some(0), "check may use the memory store");
 }
 
-/// What `serve` could not open, nobody calls usable: neither before it starts nor while it runs.
+/// `validate` and a reload reject every store URL that `serve` rejects at the start.
 #[test]
 fn a_store_that_serve_refuses_is_refused_by_validate_and_by_a_reload() {
     let (_dir, file) = rules_file();

@@ -1,4 +1,4 @@
-//! Reading the configuration again while the doors are open, in every way that files change.
+//! Reloads of the configuration while the service runs, for every way in which files change.
 #![allow(clippy::unwrap_used)] // a step that fails fails its test
 
 use std::os::unix::fs::symlink;
@@ -11,15 +11,15 @@ fn rules(quota: u32) -> String {
     format!("[[rules]]\nname = \"all\"\nby = [\"ip\"]\nlimits = [{{ name = \"main\", limit = \"{quota}/h\" }}]\n")
 }
 
-fn asked(peer: &str) -> String {
+fn request_from(peer: &str) -> String {
     format!(r#"{{"request":{{"method":"GET","path":"/","peer":"{peer}"}}}}"#)
 }
 
-/// The quota in force, asked on behalf of somebody who has never asked.
+/// Returns the quota in force, from a check of an address that was not used before.
 fn quota(serving: &Serving) -> Option<u32> {
     static PEERS: AtomicU64 = AtomicU64::new(1);
     let peer = format!("10.0.0.{}", PEERS.fetch_add(1, Ordering::Relaxed) % 250);
-    let body = serving.check(&asked(&peer)).body;
+    let body = serving.check(&request_from(&peer)).body;
     body.split("\"quota\":").nth(1)?.split(',').next()?.parse().ok()
 }
 
@@ -52,7 +52,7 @@ fn a_file_that_is_written_in_place_is_reloaded() {
     let site = Site::start();
     assert_eq!(quota(&site.serving), Some(2));
     std::fs::write(site.file(), rules(3)).unwrap();
-    site.serving.hear("was read again");
+    site.serving.wait_for_log("was read again");
     assert_eq!(quota(&site.serving), Some(3));
 }
 
@@ -63,12 +63,12 @@ fn a_file_that_is_replaced_by_rename_is_reloaded_each_time() {
         let draft = site.dir.path().join(".tollgate.toml.swp");
         std::fs::write(&draft, rules(renamed)).unwrap();
         std::fs::rename(&draft, site.file()).unwrap();
-        site.serving.hear("was read again");
+        site.serving.wait_for_log("was read again");
         assert_eq!(quota(&site.serving), Some(renamed));
     }
 }
 
-/// What Kubernetes makes of a ConfigMap: the file is a link through `..data`, which is swapped.
+/// Replaces the file as Kubernetes updates a ConfigMap: it is a link through `..data`, which is swapped.
 fn swap_in(mount: &Path, version: &str, text: &str) {
     std::fs::create_dir(mount.join(version)).unwrap();
     std::fs::write(mount.join(version).join("tollgate.toml"), text).unwrap();
@@ -85,7 +85,7 @@ fn a_file_behind_swapped_symlinks_is_reloaded() {
     assert_eq!(quota(&serving), Some(2));
     for version in 3..6 {
         swap_in(dir.path(), &format!("..{version}"), &rules(version));
-        serving.hear("was read again");
+        serving.wait_for_log("was read again");
         assert_eq!(quota(&serving), Some(version));
     }
 }
@@ -93,13 +93,13 @@ fn a_file_behind_swapped_symlinks_is_reloaded() {
 #[test]
 fn an_invalid_file_changes_nothing_and_is_reported_until_it_is_fixed() {
     let site = Site::start();
-    let statuses: Vec<u16> = (0..3).map(|_| site.serving.check(&asked("203.0.113.9")).status).collect();
+    let statuses: Vec<u16> = (0..3).map(|_| site.serving.check(&request_from("203.0.113.9")).status).collect();
     assert_eq!(statuses, [200, 200, 429]);
     std::fs::write(site.file(), rules(0) + "[jwt]\nalgorithm = \"HS256\"\nkey = \"planted-secret\"\n").unwrap();
     let told = site.serving.until("/readyz", |answer| answer.body.contains("\"failed\""));
     assert_eq!(told.status, 200, "the old rules are in force, so it is ready: {told:?}");
     assert!(told.body.contains("1 to 10000000") && told.body.contains("\"line\":4"), "{told:?}");
-    let log = site.serving.hear("the old rules stay in force");
+    let log = site.serving.wait_for_log("the old rules stay in force");
     for place in [&told.body, &log] {
         assert!(!place.contains("planted"), "{place}");
     }
@@ -107,7 +107,7 @@ fn an_invalid_file_changes_nothing_and_is_reported_until_it_is_fixed() {
     assert!(metrics.contains("tollgate_reload_failed 1\n"), "{metrics}");
     assert_eq!([reloads(&site.serving, "ok"), reloads(&site.serving, "failed")], [0, 1]);
     assert_eq!(quota(&site.serving), Some(2));
-    assert_eq!(site.serving.check(&asked("203.0.113.9")).status, 429, "and what was used stays used");
+    assert_eq!(site.serving.check(&request_from("203.0.113.9")).status, 429, "charged units stay charged");
 
     let refused = site.serving.operate("POST", "/v1/reload");
     assert_eq!(refused.status, 422);
@@ -116,23 +116,23 @@ fn an_invalid_file_changes_nothing_and_is_reported_until_it_is_fixed() {
     std::fs::write(site.file(), rules(3)).unwrap();
     site.serving.until("/readyz", |answer| answer.body.contains("\"ok\""));
     assert!(site.serving.visit("/metrics").body.contains("tollgate_reload_failed 0\n"));
-    assert_eq!(site.serving.check(&asked("203.0.113.9")).status, 200, "two of three were used");
-    assert_eq!(site.serving.check(&asked("203.0.113.9")).status, 429);
+    assert_eq!(site.serving.check(&request_from("203.0.113.9")).status, 200, "two of three were used");
+    assert_eq!(site.serving.check(&request_from("203.0.113.9")).status, 429);
 }
 
 #[test]
-fn an_emptied_file_keeps_the_rules_in_force_and_is_reported_until_it_is_whole() {
+fn an_emptied_file_keeps_the_rules_in_force_and_is_reported_until_it_is_complete() {
     let site = Site::start();
-    let refused = || site.serving.check(&asked("203.0.113.9")).status == 429;
+    let refused = || site.serving.check(&request_from("203.0.113.9")).status == 429;
     while !refused() {}
     std::fs::write(site.file(), "").unwrap();
     let told = site.serving.until("/readyz", |answer| answer.body.contains("\"failed\""));
     assert!(told.body.contains("file-cut-off"), "{told:?}");
-    assert!(refused(), "the limit is off");
+    assert!(refused(), "the limit is no longer enforced");
     assert!(site.serving.visit("/metrics").body.contains("tollgate_reload_failed 1\n"));
-    site.serving.hear("the old rules stay in force");
+    site.serving.wait_for_log("the old rules stay in force");
 
-    // Neither a signal nor the operator makes half a file a whole one.
+    // A reload through the admin API rejects a truncated file, too.
     std::fs::write(site.file(), "store = \"memory\"\n").unwrap();
     assert_eq!(site.serving.operate("POST", "/v1/reload").status, 422);
     assert!(refused());
@@ -140,7 +140,7 @@ fn an_emptied_file_keeps_the_rules_in_force_and_is_reported_until_it_is_whole() 
     std::fs::write(site.file(), emptied).unwrap();
     let told = site.serving.operate("POST", "/v1/reload");
     assert_eq!((told.status, told.body.contains("\"rules\":0")), (200, true), "{told:?}");
-    assert!(!refused(), "it says that there are none");
+    assert!(!refused(), "the file says explicitly that there are no rules");
 }
 
 #[test]
@@ -150,24 +150,24 @@ fn removed_parts_are_in_the_log_the_response_and_a_metric() {
     let keys = "[[keys]]\nkey = \"planted-key\"\nname = \"acme\"\n[[keys]]\nkey = \"planted-other\"\n";
     let whole = rules(2) + &rules(9).replace("all", "login") + keys + bans;
     std::fs::write(site.file(), &whole).unwrap();
-    site.serving.hear("was read again");
+    site.serving.wait_for_log("was read again");
     let cut = whole.find("[[keys]]\nkey = \"planted-other").unwrap();
     std::fs::write(site.file(), whole[..cut].replace("name = \"login\"", "name = \"logout\"")).unwrap();
     let told = site.serving.operate("POST", "/v1/reload");
-    // The file may have been read by its change already; then nothing is removed any more.
-    let by_file = told.body.contains("\"removed\":[]");
+    // The watcher may have reloaded the file already. Then this reload removes nothing.
+    let by_watcher = told.body.contains("\"removed\":[]");
     let named = r#""removed":[{"kind":"ban","name":"by user"},{"kind":"rule","name":"login"},{"kind":"key","name":"(without a name)"}]"#;
-    assert!(by_file || told.body.contains(named), "{told:?}");
-    let log = site.serving.hear("1 rule removed: login");
+    assert!(by_watcher || told.body.contains(named), "{told:?}");
+    let log = site.serving.wait_for_log("1 rule removed: login");
     assert!(log.contains("WARN") && log.contains("code=\"removed\""), "{log}");
-    site.serving.hear("1 key removed: (without a name)");
-    site.serving.hear("1 ban removed: by user");
+    site.serving.wait_for_log("1 key removed: (without a name)");
+    site.serving.wait_for_log("1 ban removed: by user");
     let metrics = site.serving.visit("/metrics").body;
     for (kind, count) in [("rule", 1), ("key", 1), ("ban", 1), ("limit", 0), ("plan", 0), ("certificate", 0)] {
         let line = format!("tollgate_reload_removed_total{{kind=\"{kind}\"}} {count}\n");
         assert!(metrics.contains(&line), "{line}{metrics}");
     }
-    assert!(!site.serving.said().contains("planted") && !told.body.contains("planted"));
+    assert!(!site.serving.output().contains("planted") && !told.body.contains("planted"));
 }
 
 #[test]
@@ -175,7 +175,7 @@ fn a_file_with_an_expectation_is_refused_when_it_is_cut_off_anywhere() {
     let site = Site::start();
     let whole = "expect = { rules = 2, keys = 0 }\n".to_owned() + &rules(2) + &rules(9).replace("all", "login");
     std::fs::write(site.file(), &whole).unwrap();
-    site.serving.hear("was read again");
+    site.serving.wait_for_log("was read again");
     for end in [0, 20, whole.find("[[rules]]").unwrap(), whole.rfind("[[rules]]").unwrap(), whole.len() - 10] {
         std::fs::write(site.file(), &whole[..end]).unwrap();
         let told = site.serving.operate("POST", "/v1/reload");
@@ -186,7 +186,7 @@ fn a_file_with_an_expectation_is_refused_when_it_is_cut_off_anywhere() {
     assert_eq!(site.serving.operate("POST", "/v1/reload").status, 200);
 }
 
-/// A writer that pauses longer than a file has to stand still, and holds it open.
+/// The writer keeps the file open and pauses for longer than a file must be unchanged before it is reloaded.
 #[test]
 fn a_file_that_is_written_slowly_is_reloaded_once_after_it_is_closed() {
     let site = Site::start();
@@ -194,16 +194,16 @@ fn a_file_that_is_written_slowly_is_reloaded_once_after_it_is_closed() {
     let mut file = std::fs::File::create(site.file()).unwrap();
     for piece in whole.as_bytes().chunks(40) {
         std::io::Write::write_all(&mut file, piece).unwrap();
-        // Not a wait for anything: this is how slow the writer is.
+        // Not a wait for a condition: the writer is this slow.
         std::thread::sleep(std::time::Duration::from_millis(150));
         assert_eq!(quota(&site.serving), Some(2));
     }
     drop(file);
-    site.serving.hear("was read again");
+    site.serving.wait_for_log("was read again");
     assert_eq!([reloads(&site.serving, "ok"), reloads(&site.serving, "failed")], [1, 0]);
 }
 
-/// As containers mount a single file: it is written through another directory than the one that is watched.
+/// A container may mount a single file, which is written through another directory than the watched one.
 #[test]
 fn a_bind_mounted_file_is_reloaded() {
     let [outside, inside] = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
@@ -211,13 +211,13 @@ fn a_bind_mounted_file_is_reloaded() {
     std::fs::write(&source, rules(2)).unwrap();
     std::fs::write(&mounted, "").unwrap();
     let Some(_mount) = crate::serving::BindMount::new(&source, &mounted) else {
-        eprintln!("not shown: this process may not mount");
+        eprintln!("skipped: this process may not mount");
         return;
     };
     let serving = Serving::start(&["--config", mounted.to_str().unwrap()]);
     for version in 3..6 {
         std::fs::write(&source, rules(version)).unwrap();
-        serving.hear("was read again");
+        serving.wait_for_log("was read again");
         assert_eq!(quota(&serving), Some(version));
     }
 }
@@ -229,57 +229,57 @@ fn a_truncated_keys_file_is_refused_or_its_removed_keys_are_named() {
     let cut = keys.rfind("[[keys]]").unwrap();
     std::fs::write(site.dir.path().join("keys.toml"), keys).unwrap();
     std::fs::write(site.file(), "keys_file = \"keys.toml\"\n".to_owned() + &rules(2)).unwrap();
-    site.serving.hear("was read again");
+    site.serving.wait_for_log("was read again");
     std::fs::write(site.dir.path().join("keys.toml"), "").unwrap();
-    site.serving.hear("the old rules stay in force");
+    site.serving.wait_for_log("the old rules stay in force");
     std::fs::write(site.dir.path().join("keys.toml"), &keys[..cut]).unwrap();
-    site.serving.hear("1 key removed: second");
+    site.serving.wait_for_log("1 key removed: second");
     let expecting = "expect.keys = 1\nkeys_file = \"keys.toml\"\n".to_owned() + &rules(2);
     std::fs::write(site.file(), expecting).unwrap();
-    site.serving.hear("was read again");
+    site.serving.wait_for_log("was read again");
     std::fs::write(site.dir.path().join("keys.toml"), keys).unwrap();
     let told = site.serving.until("/readyz", |answer| answer.body.contains("\"failed\""));
     assert!(told.body.contains("expected 1 key, found 2"), "{told:?}");
-    assert!(!site.serving.said().contains("planted"));
+    assert!(!site.serving.output().contains("planted"));
 }
 
 #[test]
 fn a_signal_and_the_admin_api_reload() {
     let site = Site::start();
     site.serving.signal("HUP");
-    site.serving.hear("was read again");
+    site.serving.wait_for_log("was read again");
     let told = site.serving.operate("POST", "/v1/reload");
     assert_eq!((told.status, told.body.contains("\"rules\":1")), (200, true), "{told:?}");
-    site.serving.hear("was read again");
+    site.serving.wait_for_log("was read again");
     assert_eq!(reloads(&site.serving, "ok"), 2);
 }
 
 #[test]
-fn a_keys_file_is_watched_from_when_it_is_named() {
+fn a_keys_file_is_watched_as_soon_as_the_configuration_names_it() {
     let site = Site::start();
     let plans = "keys_file = \"keys.toml\"\n[plans.default]\nlimits = [\"2/h\"]\n[plans.pro]\nlimits = [\"7/h\"]\n";
     let by_plan = format!("{plans}[[rules]]\nname = \"all\"\nlimits = \"plan\"\n");
     let keys = |plan: &str| format!("[[keys]]\nkey = \"planted-key\"\nplan = \"{plan}\"\n");
     std::fs::write(site.dir.path().join("keys.toml"), keys("default")).unwrap();
     std::fs::write(site.file(), by_plan).unwrap();
-    site.serving.hear("was read again");
+    site.serving.wait_for_log("was read again");
     let question = r#"{"request":{"method":"GET","path":"/","headers":{"x-api-key":"planted-key"},"peer":"::1"}}"#;
     assert!(site.serving.check(question).body.contains("\"quota\":2"));
     std::fs::write(site.dir.path().join("keys.toml"), keys("pro")).unwrap();
-    site.serving.hear("was read again");
+    site.serving.wait_for_log("was read again");
     assert!(site.serving.check(question).body.contains("\"quota\":7"));
 }
 
 #[test]
 fn reloading_under_load_loses_no_decision_and_resets_no_counter() {
     const CONNECTIONS: u64 = 4;
-    const QUESTIONS_MIN: u64 = 1_500;
+    const CHECKS_MIN: u64 = 1_500;
     const RELOADS: u64 = 5;
     const QUOTA: u64 = 2_000;
     let site = Site::start();
     let text = |extra: &str| rules(QUOTA as u32) + &rules(1_000_000).replace("all", extra);
     std::fs::write(site.file(), text("first")).unwrap();
-    site.serving.hear("was read again");
+    site.serving.wait_for_log("was read again");
 
     let (admitted, refused, is_over) = (AtomicU64::new(0), AtomicU64::new(0), AtomicBool::new(false));
     std::thread::scope(|scope| {
@@ -288,11 +288,11 @@ fn reloading_under_load_loses_no_decision_and_resets_no_counter() {
                 scope.spawn(|| {
                     let mut client = Client::open(&site.serving.http);
                     let is_over = || is_over.load(Ordering::Relaxed);
-                    for _ in (0..).take_while(|number| *number < QUESTIONS_MIN || !is_over()) {
-                        match client.ask("POST", "/v1/check", &[], &asked("203.0.113.9")).status {
+                    for _ in (0..).take_while(|number| *number < CHECKS_MIN || !is_over()) {
+                        match client.ask("POST", "/v1/check", &[], &request_from("203.0.113.9")).status {
                             200 => admitted.fetch_add(1, Ordering::Relaxed),
                             429 => refused.fetch_add(1, Ordering::Relaxed),
-                            status => panic!("neither yes nor no: {status}"),
+                            status => panic!("neither 200 nor 429: {status}"),
                         };
                     }
                 })

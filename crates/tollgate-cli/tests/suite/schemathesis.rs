@@ -1,5 +1,6 @@
-//! schemathesis sends requests that the OpenAPI document allows and forbids to the real binary. What the document allows is
-//! decided, what it forbids is rejected, and every response is documented. `scripts/setup.sh` installs schemathesis.
+//! schemathesis sends requests that the OpenAPI document allows and forbids to the real binary. What the document
+//! allows is decided, what it forbids is rejected, and every response is documented. `scripts/setup.sh` installs
+//! schemathesis.
 #![allow(clippy::unwrap_used)] // a step that fails fails its test
 
 use std::path::Path;
@@ -7,15 +8,15 @@ use std::process::Command;
 
 use crate::serving::Serving;
 
-/// A limit that is never reached: a denial would hide that an invalid request was accepted. Explicit checks are denied often
-/// enough.
+/// A limit that is never reached, because a denial would hide that an invalid request was accepted. Enough explicit
+/// checks are denied.
 const RULES: &str = "[[rules]]\nname = \"all\"\nby = [\"ip\"]\nlimits = [\"10000000/h\"]\n";
 
-/// The number of different limits that must have been accepted, or the generated data tests only rejections.
+/// Minimum number of different limits that must be accepted. With fewer, the generated data would test only rejections.
 const LIMITS_ACCEPTED_MIN: usize = 3;
 
-/// All checks that schemathesis has. Some have no effect: the document has no secrets, no required headers and no links between
-/// operations. The excluded one is part of `valid_data_is_accepted` in `hooks.py`.
+/// All checks that schemathesis has. Some have no effect: the document has no secrets, no required headers and no links
+/// between operations. The excluded one is part of `valid_data_is_accepted` in `hooks.py`.
 const CHECKS: [&str; 4] = ["--checks", "all", "--exclude-checks", "positive_data_acceptance"];
 
 #[test]

@@ -1,4 +1,5 @@
-//! Planted secrets appear nowhere: in no log at any level, no response, no metric, no command line, no key in the store.
+//! Planted secrets appear nowhere: in no log at any level, no response, no metric, no command line, no key in the
+//! store.
 #![allow(clippy::unwrap_used)] // a step that fails fails its test
 
 use std::ffi::OsStr;
@@ -56,7 +57,7 @@ on_failure = "deny"
 
 const KEYS: &str = "[[keys]]\nkey = \"planted-key-in-the-keys-file\"\nplan = \"default\"\n";
 
-/// All output, with where it was seen.
+/// All collected output, each text with the place where it appeared.
 #[derive(Default)]
 struct Seen(Vec<(String, String)>);
 
@@ -143,10 +144,10 @@ fn planted_secrets_appear_nowhere(form: &str) {
     let dir = tempfile::tempdir().unwrap();
     let mut serving = start(&redis, dir.path(), form);
     let mut seen = Seen::default();
-    send_everything(&serving, &mut seen, "while all is well");
+    send_everything(&serving, &mut seen, "while the store is up");
     seen.add("the store's keys", format!("{:?}", redis.command(&["KEYS", "*"])));
 
-    // A broken file, with the breakage right beside the secrets.
+    // Invalid files, with the error right beside a secret.
     for broken in [
         CONFIG.replace("key = \"planted-api-key\"", "key = \"planted-api-key"),
         CONFIG.replace("key = \"planted-api-key\"", "key = \"planted-api-key\" and more"),
@@ -157,7 +158,7 @@ fn planted_secrets_appear_nowhere(form: &str) {
         std::fs::write(dir.path().join("tollgate.toml"), broken.replace("plan = \"planted-api-key\"", "plan = \"x\""))
             .unwrap();
         serving.signal("HUP");
-        serving.hear("old rules stay in force");
+        serving.wait_for_log("old rules stay in force");
         let right = format!("Bearer {ADMIN_TOKEN}");
         let answer = Client::open(&serving.admin).ask("POST", "/v1/reload", &[("authorization", &right)], "");
         seen.add("a broken reload", format!("{answer:?}"));
@@ -166,16 +167,16 @@ fn planted_secrets_appear_nowhere(form: &str) {
     std::fs::write(dir.path().join("keys.toml"), KEYS.replace("plan =", "plan")).unwrap();
     let _ = serving.operate("POST", "/v1/reload");
 
-    // A store that rejects the password, then none at all.
+    // The store rejects the password; then it is down.
     redis.command(&["CONFIG", "SET", "requirepass", "another-password"]);
-    send_everything(&serving, &mut seen, "while the store forbids");
+    send_everything(&serving, &mut seen, "while the store rejects the password");
     redis.kill9();
-    send_everything(&serving, &mut seen, "while the store is away");
+    send_everything(&serving, &mut seen, "while the store is down");
     seen.add("the command line", serving.proc("cmdline"));
     serving.signal("TERM");
     serving.end();
-    let said = serving.said();
-    assert!(said.lines().count() > 5, "the log says something: {said}");
+    let said = serving.output();
+    assert!(said.lines().count() > 5, "the log has lines: {said}");
     seen.add("the log", said);
     seen.holds_none_of(&secrets());
 }
@@ -187,7 +188,7 @@ fn secrets() -> Vec<String> {
             .chain(ADDRESSES)
             .map(str::to_owned)
             .collect();
-    // A token is as good as the key that signed it, and so is its signature.
+    // The signature of a token is a secret, too.
     secrets.extend(token(JWT_KEY).rsplit('.').next().map(str::to_owned));
     secrets
 }
@@ -237,7 +238,7 @@ fn an_empty_password_file_does_not_disable_authentication() {
         let output = ended(command.arg(&file));
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         assert_eq!(output.status.code(), Some(2), "{said}");
-        assert!(said.contains("holds no password") && said.contains(file.to_str().unwrap()), "{said}");
+        assert!(said.contains("contains no password") && said.contains(file.to_str().unwrap()), "{said}");
     }
     let mut command = command();
     command.args(["serve", "--http", "off", "--resp", "127.0.0.1:0", "--admin", "off"]);
@@ -249,7 +250,11 @@ fn an_empty_password_file_does_not_disable_authentication() {
 
     let mut empty = Serving::command();
     empty.env("TOLLGATE_RESP_PASSWORD", "");
-    assert_eq!(Serving::start_as(empty, &[]).say("PING").split(' ').next(), Some("+PONG"), "none was asked for");
+    assert_eq!(
+        Serving::start_as(empty, &[]).send_inline("PING").split(' ').next(),
+        Some("+PONG"),
+        "an empty variable sets no password"
+    );
 }
 
 #[test]

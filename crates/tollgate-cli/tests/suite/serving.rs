@@ -70,7 +70,8 @@ impl Serving {
 
     /// Starts the service with its standard error connected to `stderr`.
     ///
-    /// Unless that is a pipe, [`hear`](Serving::hear) and [`said`](Serving::said) do not see its logs.
+    /// Unless that is a pipe, [`wait_for_log`](Serving::wait_for_log) and [`output`](Serving::output) do not see its
+    /// logs.
     pub(crate) fn start_logging_to(stderr: Stdio, mut command: Command, arguments: &[&str]) -> Serving {
         command.args(["serve", "--http", "127.0.0.1:0", "--resp", "127.0.0.1:0", "--admin", "127.0.0.1:0"]);
         command.args(arguments).stdout(Stdio::piped()).stderr(stderr);
@@ -94,7 +95,7 @@ impl Serving {
     }
 
     /// Returns everything that the process has written so far to standard output and standard error.
-    pub(crate) fn said(&self) -> String {
+    pub(crate) fn output(&self) -> String {
         self.said.lock().unwrap().clone()
     }
 
@@ -113,7 +114,7 @@ impl Serving {
     /// Makes the service reload its configuration, and waits for a log line that contains `expected`.
     pub(crate) fn reload(&self, expected: &str) {
         self.signal("HUP");
-        self.hear(expected);
+        self.wait_for_log(expected);
     }
 
     /// Posts a body to `/v1/check` on a new connection. Returns head and body of the response as text.
@@ -137,7 +138,7 @@ impl Serving {
     }
 
     /// Sends an inline command to the RESP listener. Returns the reply with spaces in place of line ends.
-    pub(crate) fn say(&self, command: &str) -> String {
+    pub(crate) fn send_inline(&self, command: &str) -> String {
         let mut stream = TcpStream::connect(&self.resp).unwrap();
         stream.write_all(format!("{command}\r\nQUIT\r\n").as_bytes()).unwrap();
         let mut answer = String::new();
@@ -161,7 +162,7 @@ impl Serving {
     }
 
     /// Waits for a log line that contains `phrase` and returns it. Lines before it are skipped for later calls too.
-    pub(crate) fn hear(&self, phrase: &str) -> String {
+    pub(crate) fn wait_for_log(&self, phrase: &str) -> String {
         loop {
             let line =
                 self.logs.lock().unwrap().recv_timeout(PATIENCE).unwrap_or_else(|_| panic!("not logged: {phrase}"));
@@ -209,7 +210,7 @@ impl Drop for Serving {
         let _ = self.child.kill();
         let _ = self.child.wait();
         if std::thread::panicking() {
-            eprintln!("--- output of tollgate serve ---\n{}---", self.said());
+            eprintln!("--- output of tollgate serve ---\n{}---", self.output());
         }
     }
 }
@@ -267,7 +268,7 @@ impl Client {
     /// Sends a request and returns its response.
     pub(crate) fn ask(&mut self, method: &str, path: &str, headers: &[(&str, &str)], body: &str) -> Answer {
         self.send(method, path, headers, body);
-        self.hear().expect("an answer")
+        self.receive().expect("an answer")
     }
 
     /// Sends a request without waiting for the response.
@@ -289,7 +290,7 @@ impl Client {
     ///
     /// # Panics
     /// Panics if nothing is received within [`PATIENCE`].
-    pub(crate) fn hear(&mut self) -> Option<Answer> {
+    pub(crate) fn receive(&mut self) -> Option<Answer> {
         let mut line = String::new();
         match self.0.read_line(&mut line) {
             Ok(0) => return None,

@@ -1,4 +1,4 @@
-//! The doors, encrypted, with the clients that people use.
+//! Listeners with TLS, used by curl, redis-cli and openssl.
 #![allow(clippy::unwrap_used)] // a step that fails fails its test
 
 use std::net::TcpStream;
@@ -27,19 +27,19 @@ impl Authority {
         self.dir.path().join(name)
     }
 
-    /// A certificate for 127.0.0.1 whose serial number is this byte, as files.
+    /// Writes a certificate for 127.0.0.1 with this serial number, and its key, to `cert.pem` and `key.pem`.
     fn issue(&self, serial: u8) {
         let (certificate, key) = self.pair(serial);
-        // The key first, so that whoever reads in between finds a pair that does not match, and keeps the old one.
+        // The key first, so that a reload in between finds a pair that does not match, and keeps the old one.
         replace(&self.path("key.pem"), &key);
         replace(&self.path("cert.pem"), &certificate);
     }
 
-    /// A certificate for 127.0.0.1 whose serial number is this byte, and its key.
+    /// Creates a certificate for 127.0.0.1 with this serial number, and its key, both in PEM.
     fn pair(&self, serial: u8) -> (String, String) {
         let key = rcgen::KeyPair::generate().unwrap();
         let mut params = rcgen::CertificateParams::new(vec!["127.0.0.1".to_owned()]).unwrap();
-        params.distinguished_name.push(rcgen::DnType::CommonName, "a door");
+        params.distinguished_name.push(rcgen::DnType::CommonName, "a listener");
         params.serial_number = Some(vec![serial].into());
         let certificate = params.signed_by(&key, &self.issuer).unwrap();
         (certificate.pem(), key.serialize_pem())
@@ -78,7 +78,7 @@ fn curl(authority: &Authority, address: &str, more: &[&str]) -> (bool, String) {
     )
 }
 
-/// The certificate that a client sees.
+/// Returns the certificate that the HTTP listener presents, in PEM.
 fn shown(serving: &Serving) -> String {
     let connection = said(
         Command::new("openssl")
@@ -99,7 +99,7 @@ fn curl_and_redis_cli_are_served_over_tls_only() {
     let (ok, text) = curl(&authority, &serving.http, &[]);
     assert!(ok && text.contains(r#""remaining":9"#), "{text}");
     let (ok, text) = curl(&authority, &serving.http, &["--cacert", "/dev/null"]);
-    assert!(!ok, "a stranger's authority is no authority: {text}");
+    assert!(!ok, "a client that does not trust the authority accepted the certificate: {text}");
 
     let (host, port) = serving.resp.split_once(':').unwrap();
     let mut redis_cli = Command::new("redis-cli");
@@ -108,8 +108,8 @@ fn curl_and_redis_cli_are_served_over_tls_only() {
     assert!(ok && text.starts_with("1\n10\n9\n"), "{text}");
 
     let (ok, _) = said(Command::new("curl").args(["-sS", "-d", "{}", &format!("http://{}/v1/check", serving.http)]));
-    assert!(!ok, "in the clear there is no answer");
-    assert_eq!(serving.visit("/healthz").status, 200, "on loopback the admin door stays in the clear");
+    assert!(!ok, "a request without TLS is not answered");
+    assert_eq!(serving.visit("/healthz").status, 200, "the admin listener on loopback is not encrypted");
 }
 
 #[test]
@@ -172,7 +172,7 @@ fn the_old_pair_is_used_while_certificate_and_key_are_replaced() {
     assert!(curl(&authority, &serving.http, &[]).0);
 }
 
-/// A chain that is cut off between two certificates can be used; that it is shorter is reported.
+/// A chain that is cut off between two certificates can be used. A warning says that it is shorter.
 #[test]
 fn a_chain_that_lost_a_certificate_is_reported() {
     let authority = Authority::new();
@@ -182,7 +182,7 @@ fn a_chain_that_lost_a_certificate_is_reported() {
     replace(&authority.path("cert.pem"), &chain);
     let serving = authority.serve(&[]);
     replace(&authority.path("cert.pem"), &leaf);
-    serving.hear("the certificate chain is shorter than before");
+    serving.wait_for_log("the certificate chain is shorter than before");
     serving.until("/metrics", |answer| answer.body.contains("tollgate_reload_removed_total{kind=\"certificate\"} 1\n"));
 }
 
@@ -208,18 +208,18 @@ fn unusable_tls_files_are_named_before_anything_is_served() {
         assert!(!said.contains("BEGIN EC") && !said.contains("MIG"), "{said}");
     }
     let output = command().args(["serve", "--tls-cert", "x.pem"]).output().unwrap();
-    assert_eq!(output.status.code(), Some(2), "one without the other");
+    assert_eq!(output.status.code(), Some(2), "--tls-cert requires --tls-key");
 }
 
 #[test]
-fn a_connection_without_a_tls_hello_holds_only_its_place() {
+fn a_connection_without_a_tls_hello_is_closed_after_the_handshake_timeout() {
     let authority = Authority::new();
     authority.issue(1);
     let serving = authority.serve(&["--connections", "2"]);
     let silent: Vec<TcpStream> = (0..2).map(|_| TcpStream::connect(&serving.http).unwrap()).collect();
     serving.until("/metrics", |answer| answer.body.contains("tollgate_connections{door=\"http\"} 2\n"));
-    assert!(!curl(&authority, &serving.http, &[]).0, "the door is full");
-    // They are shown out when the time for a handshake is over, and the door is open again.
+    assert!(!curl(&authority, &serving.http, &[]).0, "the listener is at its connection limit");
+    // The silent connections are closed after the handshake timeout, and others are accepted again.
     assert!(PATIENCE.as_secs() > 10);
     serving.until("/metrics", |answer| answer.body.contains("tollgate_connections{door=\"http\"} 0\n"));
     assert!(curl(&authority, &serving.http, &[]).0);

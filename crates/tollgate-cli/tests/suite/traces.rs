@@ -8,11 +8,11 @@ use std::sync::mpsc;
 
 use crate::serving::{PATIENCE, Serving};
 
-/// Starts a collector that returns the bodies of the requests it receives.
+/// Starts a collector. Returns its URL, and a channel with the bodies of the requests that it receives.
 fn collector() -> (String, mpsc::Receiver<Vec<u8>>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = format!("http://{}", listener.local_addr().unwrap());
-    let (heard, bodies) = mpsc::channel();
+    let (sender, bodies) = mpsc::channel();
     std::thread::spawn(move || {
         for stream in listener.incoming() {
             let mut stream = BufReader::new(stream.unwrap());
@@ -31,7 +31,7 @@ fn collector() -> (String, mpsc::Receiver<Vec<u8>>) {
             stream.read_exact(&mut body).unwrap();
             let answer = "HTTP/1.1 200 OK\r\ncontent-type: application/x-protobuf\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
             let _ = stream.get_mut().write_all(answer.as_bytes());
-            if heard.send(body).is_err() {
+            if sender.send(body).is_err() {
                 return;
             }
         }
@@ -46,7 +46,7 @@ fn times(body: &[u8], text: &str) -> usize {
 const RULES: &str = "[[rules]]\nname = \"shorten\"\nby = [\"ip\"]\nlimits = [\"2/h\"]\n";
 
 #[test]
-fn each_decision_is_a_span_without_the_caller() {
+fn each_decision_is_a_span_that_does_not_identify_the_caller() {
     let (address, bodies) = collector();
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("tollgate.toml");
@@ -67,7 +67,7 @@ fn each_decision_is_a_span_without_the_caller() {
 }
 
 #[test]
-fn decisions_do_not_need_the_collector() {
+fn decisions_are_made_while_the_collector_is_unavailable_and_an_invalid_url_is_rejected() {
     let serving = Serving::start(&["--otlp", "http://127.0.0.1:1"]);
     (0..20).for_each(|_| assert_eq!(serving.check(r#"{"key":"a","limit":"100/h"}"#).status, 200));
     for url in ["planted", "http://ann:planted@127.0.0.1:1"] {

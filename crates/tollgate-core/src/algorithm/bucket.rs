@@ -36,7 +36,7 @@ use crate::time::Timestamp;
 /// are cut to it.
 const WAIT_US_MAX: u64 = Timestamp::MAX.as_micros();
 
-/// The number of parts of a cost that can never fit.
+/// In place of a number of parts: the cost can never fit.
 const NEVER: u64 = u64::MAX;
 
 /// The state of a bucket: its level at a point in time.
@@ -52,30 +52,34 @@ pub struct Bucket {
 }
 
 impl Bucket {
-    /// Returns whether `cost` units fit at `now`.
+    /// Returns whether `cost` units fit at `now`. `false` if the cost can never fit.
     #[inline]
     pub(super) fn fits(&self, limit: &Limit, shape: &BucketShape, now: Timestamp, cost: u32) -> bool {
-        View::of(self, limit, shape, now).fits(cost)
+        View::new(self, limit, shape, now).fits(cost)
     }
 
     /// Returns the limit's status for `cost` units at `now`, without charging them.
-    pub(super) fn look(&self, limit: &Limit, shape: &BucketShape, now: Timestamp, cost: u32) -> LimitStatus {
-        View::of(self, limit, shape, now).look(cost).line()
+    ///
+    /// A cost of 0 is always allowed; its `retry_after` is the wait until one unit fits.
+    pub(super) fn status_for(&self, limit: &Limit, shape: &BucketShape, now: Timestamp, cost: u32) -> LimitStatus {
+        View::new(self, limit, shape, now).without_charge(cost).status()
     }
 
     /// Charges `cost` units, which must fit, and returns the status after the charge.
     pub(super) fn charge(&mut self, limit: &Limit, shape: &BucketShape, now: Timestamp, cost: u32) -> LimitStatus {
-        let view = View::of(self, limit, shape, now);
-        self.charge_as_seen(view, cost).line()
+        let view = View::new(self, limit, shape, now);
+        self.charge_view(view, cost).status()
     }
 
-    /// Returns the status after a denied check. Writes the state only for `count_denied`, or if the clock went back.
+    /// Returns the limit's status after a check that was denied, by this limit or by another one.
+    ///
+    /// Writes the state only for `count_denied`, or if the clock went back.
     pub(super) fn refuse(&mut self, limit: &Limit, shape: &BucketShape, now: Timestamp, cost: u32) -> LimitStatus {
-        let view = View::of(self, limit, shape, now);
-        self.refuse_as_seen(view, cost).line()
+        let view = View::new(self, limit, shape, now);
+        self.refuse_view(view, cost).status()
     }
 
-    /// Decides a check that has only this limit. A cost of 0 changes nothing.
+    /// Decides a check that has only this limit: charges the cost if it fits, else denies. A cost of 0 changes nothing.
     pub(crate) fn decide_alone(
         &mut self,
         limit: &Limit,
@@ -83,24 +87,24 @@ impl Bucket {
         now: Timestamp,
         cost: u32,
     ) -> LimitStatus {
-        let view = View::of(self, limit, shape, now);
+        let view = View::new(self, limit, shape, now);
         let answer = match (cost, view.fits(cost)) {
-            (0, _) => view.look(0),
-            (_, true) => self.charge_as_seen(view, cost),
-            (_, false) => self.refuse_as_seen(view, cost),
+            (0, _) => view.without_charge(0),
+            (_, true) => self.charge_view(view, cost),
+            (_, false) => self.refuse_view(view, cost),
         };
-        answer.line()
+        answer.status()
     }
 
-    /// Decides a check that has only this limit, in the frequent case, without a [`Bucket`].
+    /// Decides a check that has only this limit from a level and its time, without a [`Bucket`], in the frequent case.
     ///
-    /// `level` must be in the limit's own scale. On an admission, calls `keep(level, time_us)` with the new state; a
-    /// denial changes nothing. Returns `None` without deciding if the case is not the frequent one: the cost is 0, the
-    /// limit is not [plain](BucketShape::is_plain), the level exceeds the capacity, or the clock went back. Then
-    /// [`Bucket::decide_alone`] must decide.
+    /// `level` is in parts, of which a unit must have as many as the limit says. On an admission, calls `keep(level,
+    /// time_us)` with the new state; a denial changes nothing. Returns `None` without deciding if the case is not the
+    /// frequent one: the cost is 0, the limit is not [plain](BucketShape::is_plain), the level exceeds the capacity, or
+    /// the clock went back. Then [`Bucket::decide_alone`] must decide.
     ///
-    /// Does only what must happen before the next check; the divisions are in [`BucketDecision::line_if_plain`], which can run
-    /// after the lock is released.
+    /// Does only what must happen before the next check; the divisions are in [`BucketDecision::status_if_plain`],
+    /// which can run after the lock is released.
     #[inline(always)]
     pub(crate) fn decide_in_place<'a>(
         (level, time_us): (u64, u64),
@@ -130,9 +134,9 @@ impl Bucket {
         Some(BucketDecision { view, cost, allowed: true, retry })
     }
 
-    /// Converts the level to the scale of another limit.
+    /// Returns this bucket with its level in the parts of another limit, given by its `shape`.
     ///
-    /// The level is rounded up to whole units and is at most the limit's capacity.
+    /// The level is rounded up to whole units and is at most the limit's capacity. The time stays.
     #[cold]
     pub(crate) fn rescaled(&self, shape: &BucketShape) -> Bucket {
         // The scale of a bucket that was never used is 0.
@@ -140,14 +144,14 @@ impl Bucket {
         Bucket { time_us: self.time_us, level: shape.parts(units), scale: shape.parts_per_unit.get() }
     }
 
-    fn charge_as_seen<'a>(&mut self, mut view: View<'a>, cost: u32) -> BucketDecision<'a> {
+    fn charge_view<'a>(&mut self, mut view: View<'a>, cost: u32) -> BucketDecision<'a> {
         let retry = view.ahead();
         view.level += view.shape.parts(cost.into());
-        *self = view.stored();
+        *self = view.bucket();
         BucketDecision { view, cost, allowed: true, retry }
     }
 
-    fn refuse_as_seen<'a>(&mut self, mut view: View<'a>, cost: u32) -> BucketDecision<'a> {
+    fn refuse_view<'a>(&mut self, mut view: View<'a>, cost: u32) -> BucketDecision<'a> {
         let allowed = view.fits(cost);
         let went_back = self.time_us > view.now_us;
         if view.limit.count_denied() {
@@ -155,16 +159,17 @@ impl Bucket {
             view.level = charged.min(view.shape.full);
         }
         if went_back || view.limit.count_denied() {
-            *self = view.stored();
+            *self = view.bucket();
         }
         BucketDecision { view, cost, allowed, retry: view.retry(cost) }
     }
 
-    /// Removes the units of an admission from the bucket, except those that have leaked by `now`. Moves the state to `now`.
+    /// Removes the units of one charge from the bucket, except those that have leaked by `now`.
     ///
-    /// Charges leak in the order in which they were made. This one has leaked completely `reset_after_us` after it.
+    /// Charges leak in the order in which they were made; this one has leaked completely `reset_after_us` after it was
+    /// made. Stores the level at `now`.
     pub(super) fn refund(&mut self, limit: &Limit, shape: &BucketShape, now: Timestamp, receipt: Receipt) {
-        let mut view = View::of(self, limit, shape, now);
+        let mut view = View::new(self, limit, shape, now);
         let grain = |us: u64| us / shape.grain_us();
         let charged_at = receipt.at.as_micros();
         let lasted = grain(charged_at + receipt.reset_after_us) - grain(charged_at);
@@ -172,11 +177,11 @@ impl Bucket {
         let still_there = lasted.saturating_sub(passed).saturating_mul(u64::from(limit.quota()));
         let give_back = shape.parts(u64::from(receipt.units).min(shape.capacity())).min(still_there);
         view.level = view.level.saturating_sub(give_back);
-        *self = view.stored();
+        *self = view.bucket();
     }
 }
 
-/// A decision whose waits are still in parts and not yet in microseconds.
+/// A decision of a bucket whose waits are not computed yet: they are still parts that must leak.
 pub(crate) struct BucketDecision<'a> {
     view: View<'a>,
     cost: u32,
@@ -186,25 +191,25 @@ pub(crate) struct BucketDecision<'a> {
 }
 
 impl BucketDecision<'_> {
-    /// Converts the decision to a line.
-    fn line(self) -> LimitStatus {
+    /// Computes the waits, and returns the limit's status.
+    fn status(self) -> LimitStatus {
         let view = self.view;
         match view.shape.grain_us() {
-            1 => self.line_by(|parts| Wait::from_micros(view.grains_to_leak(parts).min(WAIT_US_MAX))),
-            _ => self.line_by(|parts| view.until_leaked_in_grains(parts)),
+            1 => self.status_with(|parts| Wait::from_micros(view.grains_to_leak(parts).min(WAIT_US_MAX))),
+            _ => self.status_with(|parts| view.until_leaked_in_grains(parts)),
         }
     }
 
-    /// Converts the decision to a line. The limit must be [plain](BucketShape::is_plain).
+    /// Computes the waits, and returns the limit's status, which must be of a [plain](BucketShape::is_plain) limit.
     #[inline(always)]
-    pub(crate) fn line_if_plain(self) -> LimitStatus {
+    pub(crate) fn status_if_plain(self) -> LimitStatus {
         let view = self.view;
-        self.line_by(|parts| Wait::from_micros(view.grains_to_leak(parts)))
+        self.status_with(|parts| Wait::from_micros(view.grains_to_leak(parts)))
     }
 
-    /// Converts the decision to a line. `until_leaked(parts)` returns the time in which so many parts leak.
+    /// Returns the limit's status. `until_leaked(parts)` computes the time in which so many parts leak.
     #[inline(always)]
-    fn line_by(self, until_leaked: impl Fn(u64) -> Wait) -> LimitStatus {
+    fn status_with(self, until_leaked: impl Fn(u64) -> Wait) -> LimitStatus {
         let BucketDecision { view: View { level, limit, shape, .. }, cost, allowed, retry } = self;
         let free = shape.full - level;
         // On most denials less than one unit is free; then no division is needed.
@@ -229,9 +234,10 @@ impl BucketDecision<'_> {
     }
 }
 
-/// A bucket at one point in time, under one limit.
+/// A stored bucket as it is at one point in time under one limit: with what has leaked, and in the limit's parts.
 #[derive(Clone, Copy)]
 struct View<'a> {
+    /// The used units at `now_us`, in parts of the limit.
     level: u64,
     now_us: u64,
     limit: &'a Limit,
@@ -239,9 +245,11 @@ struct View<'a> {
 }
 
 impl<'a> View<'a> {
-    /// Computes the level at `now`, in the limit's scale. A stored time in the future counts as `now`.
+    /// Computes the level of a stored bucket at `now`, in the limit's parts.
+    ///
+    /// A stored time in the future counts as `now`.
     #[inline(always)]
-    fn of(stored: &Bucket, limit: &'a Limit, shape: &'a BucketShape, now: Timestamp) -> View<'a> {
+    fn new(stored: &Bucket, limit: &'a Limit, shape: &'a BucketShape, now: Timestamp) -> View<'a> {
         let now_us = now.as_micros();
         let level = match stored.scale == shape.parts_per_unit.get() {
             true => stored.level.min(shape.full),
@@ -252,9 +260,9 @@ impl<'a> View<'a> {
         View { level, now_us, limit, shape }
     }
 
-    /// Returns the state to store.
+    /// Returns the bucket to store.
     #[inline(always)]
-    fn stored(&self) -> Bucket {
+    fn bucket(&self) -> Bucket {
         Bucket { time_us: self.now_us, level: self.level, scale: self.shape.parts_per_unit.get() }
     }
 
@@ -269,10 +277,12 @@ impl<'a> View<'a> {
         self.level.saturating_sub(self.shape.full - self.shape.parts(cost.into()))
     }
 
-    /// Returns the parts that must leak before a request admitted now may proceed: 0 for a token bucket.
+    /// Returns the parts that must leak before a request admitted now may proceed.
+    ///
+    /// The level of a leaky bucket; 0 for a token bucket.
     #[inline(always)]
     fn ahead(&self) -> u64 {
-        if self.shape.spaces { self.level } else { 0 }
+        if self.shape.is_leaky { self.level } else { 0 }
     }
 
     /// Returns the parts that must leak before `cost` units fit or, if they fit, before they may proceed; or [`NEVER`].
@@ -285,18 +295,18 @@ impl<'a> View<'a> {
         }
     }
 
-    /// Returns the decision for `cost` units without charging them.
-    fn look(self, cost: u32) -> BucketDecision<'a> {
+    /// Returns the decision for `cost` units without charging them. Cost 0 is allowed, with the wait of one unit.
+    fn without_charge(self, cost: u32) -> BucketDecision<'a> {
         BucketDecision { view: self, cost, allowed: cost == 0 || self.fits(cost), retry: self.retry(cost.max(1)) }
     }
 
-    /// Returns the grains in which `parts` leak, rounded up.
+    /// Returns the number of grains (steps of the bucket's time) in which `parts` leak, rounded up.
     #[inline(always)]
     fn grains_to_leak(&self, parts: u64) -> u64 {
         self.shape.quota.div_ceil(parts)
     }
 
-    /// Returns the time from now until `parts` have leaked, where a grain is longer than 1 µs.
+    /// Returns the time from now until `parts` have leaked, for a limit whose grain (step of time) is longer than 1 µs.
     fn until_leaked_in_grains(&self, parts: u64) -> Wait {
         let grains_needed = self.grains_to_leak(parts);
         if grains_needed == 0 {
@@ -308,14 +318,14 @@ impl<'a> View<'a> {
 }
 
 impl BucketShape {
-    /// Converts units to parts.
+    /// Converts units to parts, the fractions of a unit in which a level is counted.
     #[inline(always)]
     fn parts(&self, units: u64) -> u64 {
         units * self.parts_per_unit.get()
     }
 }
 
-/// Converts microseconds to whole grains, rounded down.
+/// Converts microseconds to grains, the steps in which the limit's bucket counts time, rounded down.
 #[inline(always)]
 fn grains(us: u64, shape: &BucketShape) -> u64 {
     if shape.grain_us() == 1 { us } else { us / shape.grain_us() }

@@ -13,16 +13,16 @@
 //! that are a window old or older. Admit if the total and the cost fit into the quota.
 //!
 //! **Never early.** Admissions in one tick share an entry, and the entry keeps the *latest* of their times. It can
-//! expire late, so a request may be denied for up to one tick too long. It can never expire early, so no trailing window
-//! ever holds more than the quota. With a tick of 1 µs (`sliding-log`, and `sliding` up to a quota of 1,000) this is
-//! exact. Above, a tick is a thousandth of the window. A window has at most 1,001 ticks, so a log has at most 1,001
-//! entries.
+//! expire late, so a request may be denied for up to one tick too long. It can never expire early, so no trailing
+//! window ever holds more than the quota. With a tick of 1 µs (`sliding-log`, and `sliding` up to a quota of 1,000)
+//! this is exact. Above, a tick is a thousandth of the window. A window has at most 1,001 ticks, so a log has at most
+//! 1,001 entries.
 //!
 //! **Cost.** Each admission is added once and dropped once: O(1) amortised. If even the newest entry has expired, all
 //! are dropped at once, however many there are.
 //!
-//! **The clock going back.** Clamping time to the newest entry would freeze the key until the clock catches up. Instead,
-//! entries in the future become one entry at the present. They count, and expire a window from now.
+//! **The clock going back.** Clamping time to the newest entry would freeze the key until the clock catches up.
+//! Instead, entries in the future become one entry at the present. They count, and expire a window from now.
 //!
 //! **Layout.** Up to two entries are stored inline, which is all that most keys of a flood need. More are in a ring of
 //! eight bytes per entry, and more than a thousand in several rings, so that no operation walks over all of them.
@@ -48,34 +48,34 @@ use crate::time::Timestamp;
 
 impl Log {
     pub(super) fn fits(&self, limit: &Limit, now: Timestamp, cost: u32) -> bool {
-        self.total() - self.gone(limit, now).units + u64::from(cost) <= u64::from(limit.quota())
+        self.total() - self.expired(limit, now).units + u64::from(cost) <= u64::from(limit.quota())
     }
 
-    pub(super) fn look(&self, limit: &Limit, shape: &LogShape, now: Timestamp, cost: u32) -> LimitStatus {
+    pub(super) fn status_for(&self, limit: &Limit, shape: &LogShape, now: Timestamp, cost: u32) -> LimitStatus {
         if self.newest_us().is_some_and(|newest_us| newest_us > now.as_micros()) {
-            return self.look_before_newest(limit, shape, now, cost);
+            return self.status_before_newest(limit, shape, now, cost);
         }
-        let gone = self.gone(limit, now);
-        let allowed = cost == 0 || self.total() - gone.units + u64::from(cost) <= u64::from(limit.quota());
-        self.line(limit, now, gone, cost, allowed, self.wait(limit, now, gone, cost.max(1)))
+        let expired = self.expired(limit, now);
+        let allowed = cost == 0 || self.total() - expired.units + u64::from(cost) <= u64::from(limit.quota());
+        self.build_status(limit, now, expired, cost, allowed, self.wait(limit, now, expired, cost.max(1)))
     }
 
-    /// Returns the status of a log with entries later than now.
+    /// Returns the limit's status for `cost` units, without charging them, if the log has entries later than `now`.
     ///
-    /// They count as one entry at now, together with the newest entry before them if that is in now's tick.
+    /// Those entries count as one entry at `now`, together with the newest entry before them if it is in the same tick.
     #[cold]
-    fn look_before_newest(&self, limit: &Limit, shape: &LogShape, now: Timestamp, cost: u32) -> LimitStatus {
+    fn status_before_newest(&self, limit: &Limit, shape: &LogShape, now: Timestamp, cost: u32) -> LimitStatus {
         let (now_us, quota) = (now.as_micros(), u64::from(limit.quota()));
-        let (gone, past) = (self.gone(limit, now), self.until(now_us));
-        let newest_past_us = (past.entries > gone.entries).then(|| self.get(past.entries - 1).time_us);
+        let (expired, past) = (self.expired(limit, now), self.count_until(now_us));
+        let newest_past_us = (past.entries > expired.entries).then(|| self.get(past.entries - 1).time_us);
         let moved_from_us = newest_past_us.filter(|&time_us| shape.is_same_tick(time_us, now_us)).unwrap_or(now_us + 1);
-        let used = self.total() - gone.units;
+        let used = self.total() - expired.units;
         let wait = |cost: u32| match (used + u64::from(cost)).saturating_sub(quota) {
             _ if cost > limit.quota() => Wait::NEVER,
             0 => Wait::ZERO,
-            must_leave => {
-                let time_us = self.entry_with(gone.units + must_leave).time_us;
-                leaves_after(if time_us < moved_from_us { time_us } else { now_us }, limit, now)
+            must_expire => {
+                let time_us = self.entry_of_unit(expired.units + must_expire).time_us;
+                expires_after(if time_us < moved_from_us { time_us } else { now_us }, limit, now)
             }
         };
         let remaining = quota.saturating_sub(used) as u32;
@@ -86,7 +86,7 @@ impl Log {
             remaining,
             retry_after: wait(cost.max(1)),
             next_after: wait(remaining + 1),
-            reset_after: leaves_after(now_us, limit, now),
+            reset_after: expires_after(now_us, limit, now),
         }
     }
 
@@ -114,7 +114,9 @@ impl Log {
         self.refuse_settled(limit, shape, now, cost, may_grow)
     }
 
-    /// Decides a check that has only this limit. A cost of 0 changes nothing.
+    /// Decides a check that has only this limit: charges the cost if it fits, else denies. A cost of 0 changes nothing.
+    ///
+    /// If `may_grow` is `false`, the log allocates no memory; see [`State::charge`](super::State::charge).
     #[inline(always)]
     pub(crate) fn decide_alone(
         &mut self,
@@ -125,7 +127,7 @@ impl Log {
         may_grow: bool,
     ) -> LimitStatus {
         if cost == 0 {
-            return self.look(limit, shape, now, 0);
+            return self.status_for(limit, shape, now, 0);
         }
         self.settle(limit, shape, now, may_grow);
         if self.total() + u64::from(cost) <= u64::from(limit.quota()) {
@@ -135,11 +137,11 @@ impl Log {
         }
     }
 
-    /// Decides a check that has only this limit on a ring, in place, as nearly every check of a long log allows.
+    /// Decides a check that has only this limit on the ring of a longer log, in place, in the frequent case.
     ///
-    /// Returns `None` without changing the log in all other cases: a peek, `count_denied`, a clock that went back, a log
-    /// whose entries have all expired, a ring that would have to change its size, or a denial whose wait depends on more
-    /// than the oldest entry. Then [`Log::decide_alone`] must decide.
+    /// Returns `None` without changing the log in all other cases: a peek, `count_denied`, a clock that went back, a
+    /// log whose entries have all expired, a ring that would have to change its size, or a denial whose wait depends on
+    /// more than the oldest entry. Then [`Log::decide_alone`] must decide.
     #[inline(always)]
     pub(crate) fn decide_in_place(
         (head, words): (&mut RingHead, &mut [u64]),
@@ -149,12 +151,12 @@ impl Log {
         cost: u32,
     ) -> Option<LimitStatus> {
         let (quota, now_us, mut settled) = (limit.quota(), now.as_micros(), *head);
-        let left_until_us = now_us.checked_sub(limit.window_us())?;
-        if cost == 0 || limit.count_denied() || settled.newest_us <= left_until_us || settled.newest_us > now_us {
+        let expired_until_us = now_us.checked_sub(limit.window_us())?;
+        if cost == 0 || limit.count_denied() || settled.newest_us <= expired_until_us || settled.newest_us > now_us {
             return None;
         }
         let mut oldest = settled.oldest(words);
-        while oldest.time_us <= left_until_us {
+        while oldest.time_us <= expired_until_us {
             settled.drop_oldest(oldest, words);
             oldest = settled.oldest(words);
         }
@@ -170,27 +172,28 @@ impl Log {
             cost <= quota
                 && settled.total <= quota
                 && is_freed_by_oldest
-                && (is_left_as_it_was || settled.suits(0, words))
+                && (is_left_as_it_was || settled.can_append(0, words))
         };
         if !is_simple {
             return None;
         }
-        let oldest_leaves = leaves_after(oldest.time_us, limit, now);
+        let oldest_expires_after = expires_after(oldest.time_us, limit, now);
         *head = settled;
         Some(LimitStatus {
             allowed,
             cost,
             quota,
             remaining: quota - settled.total,
-            retry_after: if allowed { Wait::ZERO } else { oldest_leaves },
-            next_after: oldest_leaves,
-            reset_after: leaves_after(settled.newest_us, limit, now),
+            retry_after: if allowed { Wait::ZERO } else { oldest_expires_after },
+            next_after: oldest_expires_after,
+            reset_after: expires_after(settled.newest_us, limit, now),
         })
     }
 
-    /// Admits a check that has only this limit, in place, if at most two entries are left.
+    /// Admits a check that has only this limit, in place, if the log has one or two entries and keeps at most two.
     ///
-    /// Returns `None` without changing anything in all other cases. Then [`Log::decide_alone`] must decide.
+    /// Returns `None` without changing anything in all other cases: the cost is 0 or does not fit, an entry has expired
+    /// or is later than `now`, the log is empty, or it needs a third entry. Then [`Log::decide_alone`] must decide.
     #[inline(always)]
     pub(crate) fn admit_in_place(
         few: &mut InlineEntries,
@@ -201,9 +204,9 @@ impl Log {
     ) -> Option<LimitStatus> {
         let now_us = now.as_micros();
         let (oldest, newest) = (few.entries[0], few.entries[usize::from(few.len).checked_sub(1)?]);
-        let left_until_us = now_us.checked_sub(limit.window_us())?;
+        let expired_until_us = now_us.checked_sub(limit.window_us())?;
         let used = u64::from(few.entries[0].units) + u64::from(few.entries[1].units) + u64::from(cost);
-        let is_settled = oldest.time_us > left_until_us && newest.time_us <= now_us;
+        let is_settled = oldest.time_us > expired_until_us && newest.time_us <= now_us;
         if cost == 0 || !is_settled || used > u64::from(limit.quota()) {
             return None;
         }
@@ -220,8 +223,8 @@ impl Log {
             quota: limit.quota(),
             remaining: limit.quota() - used as u32,
             retry_after: Wait::ZERO,
-            next_after: leaves_after(few.entries[0].time_us, limit, now),
-            reset_after: leaves_after(now_us, limit, now),
+            next_after: expires_after(few.entries[0].time_us, limit, now),
+            reset_after: expires_after(now_us, limit, now),
         })
     }
 
@@ -235,7 +238,7 @@ impl Log {
         may_grow: bool,
     ) -> LimitStatus {
         self.append(limit, shape, now, cost, may_grow);
-        self.line(limit, now, Expired::NOTHING, cost, true, Wait::ZERO)
+        self.build_status(limit, now, Oldest::NONE, cost, true, Wait::ZERO)
     }
 
     #[inline(always)]
@@ -250,17 +253,17 @@ impl Log {
         let allowed = self.total() + u64::from(cost) <= u64::from(limit.quota());
         if limit.count_denied() {
             self.append(limit, shape, now, cost.min(limit.quota()), may_grow);
-            self.take_oldest(self.total().saturating_sub(u64::from(limit.quota())));
+            self.remove_oldest_units(self.total().saturating_sub(u64::from(limit.quota())));
         }
-        let retry_after = self.wait(limit, now, Expired::NOTHING, cost);
-        self.line(limit, now, Expired::NOTHING, cost, allowed, retry_after)
+        let retry_after = self.wait(limit, now, Oldest::NONE, cost);
+        self.build_status(limit, now, Oldest::NONE, cost, allowed, retry_after)
     }
 
     pub(super) fn refund(&mut self, limit: &Limit, shape: &LogShape, now: Timestamp, receipt: Receipt) {
         self.settle(limit, shape, now, true);
         let charged_tick = shape.tick(receipt.at.as_micros());
         let tick_ends_us = (charged_tick + 1).saturating_mul(shape.tick.get()) - 1;
-        if let Some(index) = self.until(tick_ends_us).entries.checked_sub(1) {
+        if let Some(index) = self.count_until(tick_ends_us).entries.checked_sub(1) {
             let entry = self.get(index);
             if shape.tick(entry.time_us) == charged_tick {
                 self.set_units(index, entry.units - entry.units.min(receipt.units));
@@ -268,24 +271,24 @@ impl Log {
         }
     }
 
-    /// Returns the units that count now as one entry at the latest of their times.
+    /// Returns a log with all units that have not expired at `now`, as one entry at the time of the newest.
     ///
-    /// It takes no heap memory, and expires late, never early.
+    /// It takes no heap memory. Its units expire late, never early.
     pub(crate) fn condensed(&self, limit: &Limit, now: Timestamp) -> Log {
-        let units = (self.total() - self.gone(limit, now).units) as u32;
+        let units = (self.total() - self.expired(limit, now).units) as u32;
         match self.newest_us() {
-            Some(time_us) if units > 0 => Log::from_few(InlineEntries::one(Entry { time_us, units })),
+            Some(time_us) if units > 0 => Log::from_inline(InlineEntries::one(Entry { time_us, units })),
             _ => Log::default(),
         }
     }
 
-    /// Drops expired entries, and moves entries in the future to the present.
+    /// Drops expired entries, and joins the entries later than `now` into one entry at `now`.
     #[inline(always)]
     fn settle(&mut self, limit: &Limit, shape: &LogShape, now: Timestamp, may_grow: bool) {
-        self.drop_front(self.gone(limit, now).entries);
+        self.drop_front(self.expired(limit, now).entries);
         let now_us = now.as_micros();
         if self.newest_us().is_some_and(|newest_us| newest_us > now_us) {
-            let units = self.take_later_than(now_us);
+            let units = self.remove_later_than(now_us);
             self.append(limit, shape, now, units, may_grow);
         }
     }
@@ -295,68 +298,71 @@ impl Log {
         let now_us = now.as_micros();
         match self.newest_us() {
             Some(newest_us) if shape.is_same_tick(newest_us, now_us) || !(may_grow || self.has_room_for(units)) => {
-                self.stretch_newest(now_us, units, may_grow);
+                self.add_to_newest(now_us, units, may_grow);
             }
             _ => self.push(Entry { time_us: now_us, units }, entries_max(limit)),
         }
     }
 
-    /// Returns the oldest entries that have expired.
+    /// Counts the entries that have expired at `now`, and their units.
     #[inline(always)]
-    fn gone(&self, limit: &Limit, now: Timestamp) -> Expired {
-        let (Some(left_until_us), Some(newest_us)) = (now.as_micros().checked_sub(limit.window_us()), self.newest_us())
+    fn expired(&self, limit: &Limit, now: Timestamp) -> Oldest {
+        let (Some(expired_until_us), Some(newest_us)) =
+            (now.as_micros().checked_sub(limit.window_us()), self.newest_us())
         else {
-            return Expired::NOTHING;
+            return Oldest::NONE;
         };
-        if newest_us <= left_until_us {
-            return Expired { entries: self.len(), units: self.total() };
+        if newest_us <= expired_until_us {
+            return Oldest { entries: self.len(), units: self.total() };
         }
-        self.until(left_until_us)
+        self.count_until(expired_until_us)
     }
 
-    /// Returns the wait until `cost` units fit if no others are charged: the oldest entries expire until there is room.
+    /// Returns the wait until `cost` units fit if no others are charged: `ZERO` if now, `NEVER` above the quota.
+    ///
+    /// `expired` are the entries that no longer count.
     #[inline(always)]
-    fn wait(&self, limit: &Limit, now: Timestamp, gone: Expired, cost: u32) -> Wait {
+    fn wait(&self, limit: &Limit, now: Timestamp, expired: Oldest, cost: u32) -> Wait {
         if cost > limit.quota() {
             return Wait::NEVER;
         }
-        let used = self.total() - gone.units;
+        let used = self.total() - expired.units;
         match (used + u64::from(cost)).saturating_sub(u64::from(limit.quota())) {
             0 => Wait::ZERO,
-            must_leave => leaves_after(self.entry_with(gone.units + must_leave).time_us, limit, now),
+            must_expire => expires_after(self.entry_of_unit(expired.units + must_expire).time_us, limit, now),
         }
     }
 
     #[inline(always)]
-    fn line(
+    fn build_status(
         &self,
         limit: &Limit,
         now: Timestamp,
-        gone: Expired,
+        expired: Oldest,
         cost: u32,
         allowed: bool,
         retry_after: Wait,
     ) -> LimitStatus {
         let quota = limit.quota();
-        let remaining = u64::from(quota).saturating_sub(self.total() - gone.units) as u32;
-        let next_after = if remaining == quota { Wait::ZERO } else { self.wait(limit, now, gone, remaining + 1) };
+        let remaining = u64::from(quota).saturating_sub(self.total() - expired.units) as u32;
+        let next_after = if remaining == quota { Wait::ZERO } else { self.wait(limit, now, expired, remaining + 1) };
         let reset_after = match self.newest_us() {
-            Some(newest_us) if remaining < quota => leaves_after(newest_us, limit, now),
+            Some(newest_us) if remaining < quota => expires_after(newest_us, limit, now),
             _ => Wait::ZERO,
         };
         LimitStatus { allowed, cost, quota, remaining, retry_after, next_after, reset_after }
     }
 }
 
-/// The number of the oldest entries that have expired, and their units.
+/// A number of entries from the oldest on, and the sum of their units.
 #[derive(Clone, Copy)]
-struct Expired {
+struct Oldest {
     entries: usize,
     units: u64,
 }
 
-impl Expired {
-    const NOTHING: Expired = Expired { entries: 0, units: 0 };
+impl Oldest {
+    const NONE: Oldest = Oldest { entries: 0, units: 0 };
 }
 
 impl LogShape {
@@ -365,7 +371,7 @@ impl LogShape {
         if self.tick.get() == 1 { us } else { self.tick.div(us) }
     }
 
-    /// Returns whether `earlier_us`, which must not be later than now, is in the same tick as now.
+    /// Returns whether `earlier_us`, which must not be later than `now_us`, is in the same tick.
     #[inline(always)]
     fn is_same_tick(&self, earlier_us: u64, now_us: u64) -> bool {
         let begun_us = if self.tick.get() == 1 { 0 } else { self.tick.div_rem(now_us).1 };
@@ -373,14 +379,16 @@ impl LogShape {
     }
 }
 
-/// Returns the time of an entry; the present if it is in the future.
+/// Returns the wait until an entry at `time_us`, which has not expired, is a window old.
+///
+/// An entry later than `now` counts as one at `now`.
 #[inline(always)]
-fn leaves_after(time_us: u64, limit: &Limit, now: Timestamp) -> Wait {
+fn expires_after(time_us: u64, limit: &Limit, now: Timestamp) -> Wait {
     let now_us = now.as_micros();
     Wait::from_micros(time_us.min(now_us) + limit.window_us() - now_us)
 }
 
-/// Returns the most entries that a log of this limit can have at once, so that a ring need not be larger.
+/// Returns the maximum number of entries in a log of this limit, to bound the size of its ring.
 fn entries_max(limit: &Limit) -> usize {
     match limit.machine() {
         crate::limit::Machine::Log(shape) if shape.tick.get() == 1 => limit.quota() as usize,

@@ -59,74 +59,83 @@ pub struct Pair {
 }
 
 impl Pair {
-    /// Returns whether `cost` units fit at `now`.
+    /// Returns whether `cost` units fit at `now`. `false` if the cost exceeds the quota.
     pub(super) fn fits(&self, limit: &Limit, shape: &PairShape, now: Timestamp, cost: u32) -> bool {
-        View::of(self, limit, shape, now).fits(cost)
+        View::new(self, limit, shape, now).fits(cost)
     }
 
     /// Returns the limit's status for `cost` units at `now`, without charging them.
-    pub(super) fn look(&self, limit: &Limit, shape: &PairShape, now: Timestamp, cost: u32) -> LimitStatus {
-        let view = View::of(self, limit, shape, now);
+    ///
+    /// A cost of 0 is always allowed; its `retry_after` is the wait until one unit fits.
+    pub(super) fn status_for(&self, limit: &Limit, shape: &PairShape, now: Timestamp, cost: u32) -> LimitStatus {
+        let view = View::new(self, limit, shape, now);
         let (allowed, retry_after) = view.verdict(cost);
-        view.line(cost, allowed, retry_after)
+        view.status(cost, allowed, retry_after)
     }
 
     /// Charges `cost` units, which must fit, and returns the status after the charge.
     pub(super) fn charge(&mut self, limit: &Limit, shape: &PairShape, now: Timestamp, cost: u32) -> LimitStatus {
-        let mut view = View::of(self, limit, shape, now);
-        let (allowed, retry_after) = self.take(&mut view, cost);
-        view.line(cost, allowed, retry_after)
+        let mut view = View::new(self, limit, shape, now);
+        let (allowed, retry_after) = self.add(&mut view, cost);
+        view.status(cost, allowed, retry_after)
     }
 
-    /// Returns the status after a denied check.
+    /// Returns the limit's status after a check that was denied, by this limit or by another one.
     ///
     /// Writes the state only for `count_denied`, or if the clock went back, or if the limit's window has changed.
     pub(super) fn refuse(&mut self, limit: &Limit, shape: &PairShape, now: Timestamp, cost: u32) -> LimitStatus {
-        let mut view = View::of(self, limit, shape, now);
-        let (allowed, retry_after) = self.turn_away(&mut view, limit, cost);
-        view.line(cost, allowed, retry_after)
+        let mut view = View::new(self, limit, shape, now);
+        let (allowed, retry_after) = self.deny(&mut view, limit, cost);
+        view.status(cost, allowed, retry_after)
     }
 
-    /// Decides a check that has only this limit. A cost of 0 changes nothing.
+    /// Decides a check that has only this limit: charges the cost if it fits, else denies. A cost of 0 changes nothing.
     #[inline(always)]
     pub(crate) fn decide_alone(&mut self, limit: &Limit, shape: &PairShape, now: Timestamp, cost: u32) -> LimitStatus {
-        let mut view = View::of(self, limit, shape, now);
+        let mut view = View::new(self, limit, shape, now);
         let (allowed, retry_after) = match (cost, view.fits(cost)) {
             (0, _) => view.verdict(0),
-            (_, true) => self.take(&mut view, cost),
-            (_, false) => self.turn_away(&mut view, limit, cost),
+            (_, true) => self.add(&mut view, cost),
+            (_, false) => self.deny(&mut view, limit, cost),
         };
-        view.line(cost, allowed, retry_after)
+        view.status(cost, allowed, retry_after)
     }
 
-    /// Adds `cost` units to the current window and stores the result.
+    /// Adds `cost` units to the current window of `view` and stores the pair.
+    ///
+    /// Returns `(true, Wait::ZERO)`: allowed, no wait.
     #[inline(always)]
-    fn take(&mut self, view: &mut View<'_>, cost: u32) -> (bool, Wait) {
+    fn add(&mut self, view: &mut View<'_>, cost: u32) -> (bool, Wait) {
         view.pair.current += cost;
         *self = view.pair;
         (true, Wait::ZERO)
     }
 
-    /// Handles a denial: returns this limit's own verdict and the wait until `cost` units fit.
+    /// Applies a denial. Returns whether this limit alone would allow `cost` units, and the wait until they fit.
+    ///
+    /// With `count_denied`, adds the units to the current window of `view`, up to the quota. Stores the pair if that,
+    /// the clock or a new window has changed it.
     #[inline(always)]
-    fn turn_away(&mut self, view: &mut View<'_>, limit: &Limit, cost: u32) -> (bool, Wait) {
+    fn deny(&mut self, view: &mut View<'_>, limit: &Limit, cost: u32) -> (bool, Wait) {
         let allowed = view.fits(cost);
         let went_back = self.start_us > view.now_us;
         // A reported wait must not grow on the next attempt, so counts of another window are converted for good.
-        let is_recut = self.window_us != limit.window_us() && self.window_us != 0;
+        let is_window_changed = self.window_us != limit.window_us() && self.window_us != 0;
         if limit.count_denied() {
             let charged = view.pair.current.saturating_add(cost).min(limit.quota());
             view.pair.current = view.pair.current.max(charged);
         }
-        if went_back || is_recut || limit.count_denied() {
+        if went_back || is_window_changed || limit.count_denied() {
             *self = view.pair;
         }
         (allowed, view.wait(cost))
     }
 
-    /// Gives back the units of an admission in the current or the previous window; older ones no longer count.
+    /// Gives back the units of a charge that was made in the current or the previous window.
+    ///
+    /// Older charges no longer count. Also moves the stored pair to the window that contains `now`.
     pub(super) fn refund(&mut self, limit: &Limit, shape: &PairShape, now: Timestamp, receipt: Receipt) {
-        *self = View::of(self, limit, shape, now).pair;
+        *self = View::new(self, limit, shape, now).pair;
         let charged_at = receipt.at.as_micros();
         let charged_start = charged_at - charged_at % self.window_us;
         if charged_start == self.start_us {
@@ -138,7 +147,8 @@ impl Pair {
 
     /// Returns the pair moved to the window that contains `now_us`.
     ///
-    /// If the stored window starts in the future, both counts become the current count, at most `quota`.
+    /// The count of the window before becomes the previous count, and older counts become 0. If the stored window
+    /// starts in the future, the sum of both counts becomes the current count, at most `quota`.
     #[inline(always)]
     fn advanced(self, window_us: Divisor, now_us: u64, quota: u32) -> Pair {
         let start_us = now_us - window_us.div_rem(now_us).1;
@@ -156,7 +166,7 @@ impl Pair {
     }
 }
 
-/// A pair at one point in time, under one limit.
+/// A stored pair as it is at one point in time under one limit, moved to the limit's current window.
 struct View<'a> {
     pair: Pair,
     now_us: u64,
@@ -167,22 +177,24 @@ struct View<'a> {
 }
 
 impl<'a> View<'a> {
-    /// Moves a stored pair to `now` and to the limit's window.
+    /// Moves a stored pair to the window of the limit that contains `now`, and weighs the previous count.
     #[inline(always)]
-    fn of(stored: &Pair, limit: &Limit, shape: &'a PairShape, now: Timestamp) -> View<'a> {
+    fn new(stored: &Pair, limit: &Limit, shape: &'a PairShape, now: Timestamp) -> View<'a> {
         let (now_us, quota) = (now.as_micros(), limit.quota());
         let pair = if stored.window_us == limit.window_us() || stored.window_us == 0 {
             stored.advanced(shape.cut.window_us, now_us, quota)
         } else {
-            View::recut(stored, quota, shape, now_us)
+            View::with_new_window(stored, quota, shape, now_us)
         };
         let previous_weighed = weighed(&pair, now_us, shape.weighs_previous, &shape.cut);
         View { pair, now_us, quota, shape, previous_weighed }
     }
 
-    /// Converts a pair of another window: the estimate under the old window becomes the current count.
+    /// Converts a pair that was counted in windows of another length to the limit's window.
+    ///
+    /// The estimate under the old window becomes the current count, at most `quota`; the previous count becomes 0.
     #[cold]
-    fn recut(stored: &Pair, quota: u32, shape: &PairShape, now_us: u64) -> Pair {
+    fn with_new_window(stored: &Pair, quota: u32, shape: &PairShape, now_us: u64) -> Pair {
         let old_cut = WindowCut::new(stored.window_us);
         let pair = stored.advanced(old_cut.window_us, now_us, quota);
         let used = u64::from(pair.current) + weighed(&pair, now_us, shape.weighs_previous, &old_cut);
@@ -203,7 +215,7 @@ impl<'a> View<'a> {
         (cost == 0 || self.fits(cost), self.wait(cost.max(1)))
     }
 
-    /// Returns the estimated number of units in the trailing window.
+    /// Returns the estimated number of used units: the current count and the weighed previous count.
     #[inline(always)]
     fn estimate(&self) -> u64 {
         u64::from(self.pair.current) + self.previous_weighed
@@ -241,7 +253,7 @@ impl<'a> View<'a> {
         Wait::from_micros(start_us + window_us + offset_us.min(window_us) - self.now_us)
     }
 
-    /// Returns the wait until both counts no longer matter.
+    /// Returns the wait until both counts no longer matter; zero if both are 0.
     #[inline(always)]
     fn reset_after(&self) -> Wait {
         let Pair { start_us, window_us, current, previous } = self.pair;
@@ -253,9 +265,9 @@ impl<'a> View<'a> {
         Wait::from_micros(start_us + windows * window_us - self.now_us)
     }
 
-    /// Builds the limit's status for a verdict.
+    /// Builds the limit's status: the verdict as given, with `remaining`, `next_after` and `reset_after` of this pair.
     #[inline(always)]
-    fn line(&self, cost: u32, allowed: bool, retry_after: Wait) -> LimitStatus {
+    fn status(&self, cost: u32, allowed: bool, retry_after: Wait) -> LimitStatus {
         let remaining = u64::from(self.quota).saturating_sub(self.estimate()) as u32;
         let next_after = match self.quota - remaining {
             0 => Wait::ZERO,

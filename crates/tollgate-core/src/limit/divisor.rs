@@ -4,7 +4,7 @@
 //! r = ⌊(2^64 − 1) / d⌋ the estimate ⌊n × r / 2^64⌋ is the quotient ⌊n / d⌋ or one less, for every n. The remainder
 //! n − estimate × d shows which: it is d or more exactly if the estimate is one too small.
 
-/// A precomputed divisor, not zero.
+/// A divisor, not zero, with its precomputed reciprocal.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct Divisor {
     by: u64,
@@ -26,14 +26,14 @@ impl Divisor {
         self.by
     }
 
-    /// Returns the quotient, rounded down.
+    /// Returns `n` divided by the divisor, rounded down.
     #[inline(always)]
     pub(crate) const fn div(self, n: u64) -> u64 {
         let estimate = ((n as u128 * self.reciprocal as u128) >> 64) as u64;
         estimate + (n - estimate * self.by >= self.by) as u64
     }
 
-    /// Returns the quotient, rounded down, and the remainder.
+    /// Returns `n` divided by the divisor, rounded down, and the remainder.
     #[inline(always)]
     pub(crate) const fn div_rem(self, n: u64) -> (u64, u64) {
         let estimate = ((n as u128 * self.reciprocal as u128) >> 64) as u64;
@@ -44,7 +44,7 @@ impl Divisor {
         }
     }
 
-    /// Returns the quotient, rounded up. `n + (divisor − 1)` must not overflow.
+    /// Returns `n` divided by the divisor, rounded up. `n + (divisor − 1)` must not overflow.
     #[inline(always)]
     pub(crate) const fn div_ceil(self, n: u64) -> u64 {
         self.div(n + (self.by - 1))

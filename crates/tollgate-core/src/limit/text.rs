@@ -184,7 +184,7 @@ impl fmt::Display for Limit {
     }
 }
 
-/// A part of the text, and the byte at which it starts.
+/// A part of the limit text, and the byte at which it starts.
 #[derive(Clone, Copy)]
 struct Word<'t> {
     text: &'t str,
@@ -206,15 +206,15 @@ impl<'t> Word<'t> {
         (Word { text: left, start: self.start }, Word { text: right, start: self.start + at })
     }
 
-    /// Parses a decimal number, or returns `None` if the word is empty or has anything but digits.
+    /// Parses a decimal number; `None` if the word is empty or has anything but digits, `u64::MAX` if it is too large.
     fn digits(self) -> Option<u64> {
         let all_digits = !self.text.is_empty() && self.text.bytes().all(|byte| byte.is_ascii_digit());
-        // A number that overflows becomes u64::MAX, which every range check rejects.
+        // Every range check rejects u64::MAX.
         all_digits.then(|| self.text.parse().unwrap_or(u64::MAX))
     }
 }
 
-/// Splits the text at ASCII whitespace.
+/// Splits the text at ASCII whitespace into words, each with its position.
 fn words(text: &str) -> impl Iterator<Item = Word<'_>> {
     let base = text.as_ptr().addr();
     text.split_ascii_whitespace().map(move |word| Word { text: word, start: word.as_ptr().addr() - base })

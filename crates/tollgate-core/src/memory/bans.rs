@@ -1,8 +1,8 @@
 //! Bans in the memory store.
 //!
-//! Bans are rare, and most stores have none, so a check without bans costs one relaxed load. With bans, it costs a shared
-//! lock and a lookup per subject. Bans are few (an operator sets them), so they are bounded in number and not part of the
-//! budget for counters. Like counters they are found by a hash, so the length of a subject costs no memory.
+//! Bans are rare, and most stores have none, so a check without bans costs one relaxed load. With bans, it costs a
+//! shared lock and a lookup per subject. Bans are few (an operator sets them), so they are bounded in number and not
+//! part of the budget for counters. Like counters they are found by a hash, so the length of a subject costs no memory.
 //!
 //! An expired ban is dropped by the next check, so that the store returns to the quick path by itself.
 
@@ -72,6 +72,8 @@ impl Bans {
     }
 
     /// Returns the time until the longest ban of these subjects ends, or `None` if none of them is banned at `now`.
+    ///
+    /// [`Wait::NEVER`] if one of them is banned for good. Drops expired bans of all subjects.
     pub(super) fn longest(&self, subjects: impl Iterator<Item = CounterHash>, now: Timestamp) -> Option<Wait> {
         let table = self.table.read();
         let ends = subjects.filter_map(|subject| table.by_subject.get(&subject));
@@ -87,7 +89,9 @@ impl Bans {
     }
 }
 
-/// Returns the time from `now` until a ban ends, or `None` if it has ended.
+/// Returns the time from `now` until a ban with this `end` ends, or `None` if it has ended.
+///
+/// No `end` is [`Wait::NEVER`].
 fn remaining(end: Option<Timestamp>, now: Timestamp) -> Option<Wait> {
     match end {
         None => Some(Wait::NEVER),

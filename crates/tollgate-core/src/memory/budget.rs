@@ -5,7 +5,7 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// The memory budget of a store, in bytes.
+/// The memory budget of a store, in bytes. The shards report what they use.
 #[derive(Debug)]
 pub(super) struct Budget {
     used: AtomicUsize,
@@ -37,7 +37,7 @@ impl Budget {
         self.overflow_counters_max
     }
 
-    /// Returns the bytes in use.
+    /// Returns the bytes that the shards have reported as used.
     pub(super) fn used(&self) -> usize {
         self.used.load(Ordering::Relaxed)
     }
@@ -48,9 +48,9 @@ impl Budget {
         self.used.fetch_add(to.wrapping_sub(from), Ordering::Relaxed);
     }
 
-    /// Returns the maximum size of a table that replaces a table of `old` bytes.
+    /// Returns the maximum size, in bytes, of a table that replaces a shard's table of `old` bytes.
     ///
-    /// The cap holds while both tables exist, and the steady limit after the old one is dropped.
+    /// With it, the cap is kept while both tables exist, and the reserve is left after the old one is dropped.
     pub(super) fn table_bytes_max(&self, old: usize) -> usize {
         let used = self.used();
         let after_the_move = (self.steady + old).saturating_sub(used);
@@ -58,7 +58,7 @@ impl Budget {
         self.table_max.min(after_the_move).min(while_both_exist)
     }
 
-    /// Returns whether a log may grow if `bytes` must be reallocated for it.
+    /// Returns whether a log may grow if `bytes` must be reallocated for it: twice as many must be left.
     ///
     /// The log may grow by a quarter while the old memory still exists, or to entries that are twice as wide.
     #[inline]

@@ -18,7 +18,7 @@ const BYTES_MAX_DEFAULT: usize = 256 * 1024 * 1024;
 /// The smallest cap that leaves room for counters.
 const BYTES_MAX_MIN: usize = SHARD_BYTES_MIN;
 
-/// The clock of a store.
+/// The clock of a store: the system's, or the one given to the builder.
 ///
 /// Reading the clock is a large part of a check, so the default clock is called directly and not through a pointer.
 pub(super) enum StoreClock {
@@ -43,14 +43,14 @@ impl Clock for StoreClock {
     }
 }
 
-/// Builds a [`MemoryStore`]. See [`MemoryStore::builder`].
+/// A builder of a [`MemoryStore`], created by [`MemoryStore::builder`].
 pub struct MemoryStoreBuilder {
     clock: StoreClock,
     max_bytes: usize,
 }
 
 impl MemoryStoreBuilder {
-    /// Creates a builder with the default settings.
+    /// Creates a builder with the default settings: the system's clock and a cap of 256 MiB.
     pub(super) fn new() -> MemoryStoreBuilder {
         MemoryStoreBuilder { clock: StoreClock::System(SystemClock::new()), max_bytes: BYTES_MAX_DEFAULT }
     }
@@ -61,22 +61,22 @@ impl MemoryStoreBuilder {
         MemoryStoreBuilder { clock: StoreClock::Given(clock), ..self }
     }
 
-    /// Sets the maximum number of bytes for counters. Defaults to 256 MiB.
+    /// Sets the maximum number of bytes on the heap for counters. Defaults to 256 MiB.
     ///
-    /// Values below 64 KiB are raised to 64 KiB. When the memory is used up, keys without a counter share overflow
+    /// Values below 64 KiB become 64 KiB. When the memory is used up, keys without a counter share overflow
     /// counters until expired counters make room.
     #[must_use]
     pub fn max_bytes(self, max_bytes: usize) -> Self {
         MemoryStoreBuilder { max_bytes: max_bytes.max(BYTES_MAX_MIN), ..self }
     }
 
-    /// Creates the store.
+    /// Creates the store. Memory is allocated as counters are added.
     pub fn build(self) -> MemoryStore {
         let shards = (self.max_bytes / SHARD_BYTES_MIN).clamp(4, SHARDS_MAX + 1).next_power_of_two();
         let shards = if shards > SHARDS_MAX { SHARDS_MAX } else { shards };
         MemoryStore {
             shards: (0..shards).map(|_| Padded::default()).collect(),
-            naming: CounterHasher::new(),
+            hasher: CounterHasher::new(),
             clock: self.clock,
             budget: Budget::new(self.max_bytes, shards),
             bans: Bans::default(),

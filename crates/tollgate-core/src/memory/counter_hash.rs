@@ -27,32 +27,34 @@ use crate::limit::Limit;
 /// The name of a counter: 95 bits of a seeded hash, and 32 bits that select its shard.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub(super) struct CounterHash {
-    /// Determines the place in the table. Always odd, because a hash of zero marks an empty slot.
+    /// Determines the position in the table. Always odd, because a hash of zero marks an empty slot.
     table: u64,
     rest: u32,
     shard: u32,
 }
 
 impl CounterHash {
-    /// Creates a name. The lowest bit of `table` is set.
+    /// Creates a name from its parts. Sets the lowest bit of `table`.
     #[inline(always)]
     pub(super) fn new(table: u64, rest: u32, shard: u32) -> CounterHash {
         CounterHash { table: table | 1, rest, shard }
     }
 
-    /// Returns the part of the hash that determines the place in the table. Never zero.
+    /// Returns the part of the hash that determines the position in the table. Never zero.
     #[inline(always)]
     pub(super) fn table(self) -> u64 {
         self.table
     }
 
-    /// Returns the other part of the hash that a slot stores.
+    /// Returns the second part of the hash, which a slot stores besides [`CounterHash::table`].
     #[inline(always)]
     pub(super) fn rest(self) -> u32 {
         self.rest
     }
 
-    /// Returns the hash that selects the shard. Equal for all counters of a subject.
+    /// Returns the part of the hash that selects the shard.
+    ///
+    /// Equal for all counters of a subject. Not stored in the slot.
     #[inline(always)]
     pub(super) fn shard(self) -> u32 {
         self.shard
@@ -98,9 +100,9 @@ impl CounterHasher {
         self.counter(self.subject(key.subject()), key.scope().number(limit))
     }
 
-    /// Returns the names of the counters of several demands.
+    /// Returns the names of the counters of several demands, in order. `N` must not be zero.
     ///
-    /// A subject that is the same slice as the first demand's is hashed only once. `N` must not be zero.
+    /// A subject that is the same slice as the first demand's is hashed only once.
     #[inline(always)]
     pub(super) fn names<const N: usize>(&self, demands: &[&Demand<'_>; N]) -> [CounterHash; N] {
         let first = demands[0].key.subject();
@@ -111,7 +113,7 @@ impl CounterHasher {
         })
     }
 
-    /// Returns the hash of a subject.
+    /// Returns the seeded hash of a subject, from which [`CounterHasher::counter`] derives the names of its counters.
     #[inline(always)]
     pub(super) fn subject(&self, subject: &[u8]) -> SubjectHash {
         let words = short_subject(subject).unwrap_or_else(|| self.long_subject(subject));
@@ -139,10 +141,11 @@ impl CounterHasher {
         self.counter(self.subject(subject), 0)
     }
 
-    /// Returns the name of an overflow counter of `demand`, in the shard of the new key.
+    /// Returns the name of the overflow counter that `demand` shares in `scope`.
     ///
-    /// `cell` is called only for [`OverflowScope::Network`]. Step 0 is the counter itself; further steps try the ones
-    /// behind it.
+    /// It is in the shard of `new_key`, the name that a counter of the demand's own would have. `cell` returns the
+    /// [cell](CounterHasher::cell); it is called only for [`OverflowScope::Network`]. A `step` above 0 gives an
+    /// alternative counter, for a check in which another demand already uses the one before.
     pub(super) fn overflow_name(
         &self,
         new_key: CounterHash,
@@ -156,15 +159,16 @@ impl CounterHasher {
             OverflowScope::Limit => usize::MAX - step,
         };
         let limit = &demand.limit;
-        let shared = self.hashers[0].hash_one(overflow::of_one_limit(limit));
+        let shared = self.hashers[0].hash_one(overflow::sharing_key(limit));
         // No real subject has this length, so an overflow counter never has the name of a subject's counter.
         let subject = self.subject_of((which as u64, shared << 2 | u64::from(machine_tag(limit))), usize::MAX);
         self.counter(subject, demand.key.scope().number(limit)).in_shard_of(new_key)
     }
 
-    /// Returns the index of a new key's cell in its shard, of `cells`.
+    /// Returns the cell of a new key: which of `cells` overflow counters of its limit in its shard it shares.
     ///
-    /// A network has another row in every shard, so two networks do not share a row in all of them.
+    /// Selected by the network of the address in `subject`, or by the hash `new_key` if there is none. A network has
+    /// another row of cells in every shard, so two networks do not share a row in all of them.
     pub(super) fn cell(&self, new_key: CounterHash, shard: usize, subject: &[u8], cells: usize) -> usize {
         let Some(network) = Network::of_subject(subject) else { return new_key.rest() as usize % cells };
         let columns = COLUMNS.min(cells);
@@ -185,7 +189,7 @@ impl CounterHasher {
     }
 }
 
-/// Returns the low and the high word of the 128-bit product.
+/// Returns the low and the high word of the 128-bit product of two words.
 #[inline(always)]
 fn product(one: u64, other: u64) -> (u64, u64) {
     let product = u128::from(one) * u128::from(other);
@@ -200,7 +204,7 @@ mod tests {
 
     #[test]
     fn different_counters_have_different_names() {
-        let naming = CounterHasher::new();
+        let hasher = CounterHasher::new();
         let limits: Vec<Limit> =
             ["5/min", "5/h", "5/min token-bucket", "5/min sliding-log"].map(|text| text.parse().unwrap()).into();
         let subjects: Vec<Vec<u8>> = (0..40)
@@ -216,7 +220,7 @@ mod tests {
             let limits = if scope == Scope::Explicit { &limits[..] } else { &limits[1..3] };
             for limit in limits {
                 for subject in &subjects {
-                    let name = naming.name(limit, &Key::scoped(subject, scope).unwrap());
+                    let name = hasher.name(limit, &Key::scoped(subject, scope).unwrap());
                     names.insert((name.table(), name.rest()));
                     counters += 1;
                 }
@@ -227,7 +231,7 @@ mod tests {
 
     #[test]
     fn names_of_similar_keys_spread_over_shards_and_tables() {
-        let naming = CounterHasher::new();
+        let hasher = CounterHasher::new();
         let limit: Limit = "5/min".parse().unwrap();
         for part in [
             |name: CounterHash| name.shard() % 64,
@@ -242,7 +246,7 @@ mod tests {
             for subject in subjects {
                 let mut counts = [0_u32; 64];
                 for number in 0..64_000 {
-                    counts[part(naming.name(&limit, &Key::new(&subject(number)).unwrap())) as usize] += 1;
+                    counts[part(hasher.name(&limit, &Key::new(&subject(number)).unwrap())) as usize] += 1;
                 }
                 // 1,000 on average, with a tolerance of six standard deviations (6 × √1000).
                 assert!(counts.iter().all(|count| (810..1_190).contains(count)), "{}: {counts:?}", subject(1));

@@ -1,24 +1,43 @@
 //! Compares the fast paths of the memory store with its general path and with [`decide`] on plain states.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use super::*;
 use crate::algorithm::decide;
+use crate::key::Scope;
 use crate::time::ManualClock;
 
-/// Limits of every algorithm, with different windows, so that each has its own counter.
-const LIMITS: [&str; 8] = [
-    "9/100ms",
-    "7/90ms fixed-window",
-    "8/80ms token-bucket",
-    "20/300ms sliding-log",
-    "6/70ms sliding-counter",
-    "5/60ms leaky-bucket queue=4",
-    "7/110ms token-bucket burst=3 count_denied=true",
-    "5000/120ms",
+/// Limits of every algorithm, with different windows, so that each has its own counter. The others of a row have the state
+/// machine of the first: in the scope of a rule, they count on its counter.
+const LIMITS: [[&str; 4]; 10] = [
+    ["9/100ms", "4/100ms", "12/50ms", "9/100ms count_denied=true"],
+    ["7/90ms fixed-window", "3/90ms sliding-counter", "9/45ms fixed-window", "7/90ms fixed-window count_denied=true"],
+    // A bucket's window is its scale: 2 × 81920, and 83 ms, differ from 81920 only in its upper or only in its lower bits.
+    ["8/81920us token-bucket", "8/81920us token-bucket burst=3", "8/163840us token-bucket", "8/83ms token-bucket"],
+    ["20/300ms sliding-log", "10/300ms", "30/150ms sliding-log", "20/300ms sliding-log count_denied=true"],
+    ["6/70ms sliding-counter", "4/70ms fixed-window", "9/140ms sliding-counter", "6/70ms sliding-counter"],
+    ["5/60ms leaky-bucket queue=4", "5/60ms leaky-bucket queue=2", "10/120ms leaky-bucket", "9/60ms leaky-bucket"],
+    [
+        "20/110ms token-bucket burst=8 count_denied=true",
+        "7/110ms token-bucket",
+        "9/110ms token-bucket",
+        "7/55ms token-bucket",
+    ],
+    ["5000/120ms", "4000/120ms", "900/120ms", "5000/60ms"],
+    ["30/75ms count_denied=true", "11/75ms", "5/75ms count_denied=true", "11/150ms"],
+    [
+        "30/95ms sliding-counter count_denied=true",
+        "6/95ms sliding-counter",
+        "6/95ms fixed-window",
+        "3/95ms fixed-window",
+    ],
 ];
-const SUBJECTS: [&str; 8] = ["user:42", "ip:10.0.0.1", "user:42", "global", "a", "b", "a", "c"];
+/// The subjects of a run are prefixes of this text, so that two of them may begin at one address in memory.
+const SUBJECT: &str = "user:42";
+const SUBJECT_BYTES: [usize; 10] = [7, 6, 7, 0, 3, 2, 3, 1, 5, 4];
+const SCOPES: [&str; 10] = ["a", "b", "c", "d", "e", "f", "g", "h", "i", "j"];
 
 /// A sequence of pseudorandom numbers.
 struct Random(u64);
@@ -42,49 +61,96 @@ struct Run {
     pause_us: u64,
     /// Whether the clock goes back now and then.
     goes_back: bool,
+    /// Whether the limit of a counter changes from check to check, as after a reload.
+    changes_limits: bool,
+    /// The step from which on no log may grow.
+    full_from: usize,
     seed: u64,
 }
 
 impl Run {
     fn new(first: usize, count: usize, is_one_subject: bool) -> Run {
-        let seed = (8 * first + count) as u64;
-        Run { first, count, is_one_subject, steps: 3_000, pause_us: 16_000, goes_back: false, seed }
+        let (seed, full_from) = ((8 * first + count) as u64, usize::MAX);
+        let (goes_back, changes_limits) = (false, false);
+        Run { first, count, is_one_subject, steps: 3_000, pause_us: 16_000, goes_back, changes_limits, full_from, seed }
+    }
+
+    /// Returns the time until the next check: often the edge that the last decision announced, or a microsecond before.
+    fn pause(&self, random: &mut Random, edge_us: Option<u64>) -> u64 {
+        let edge_us = edge_us.filter(|edge_us| (1..2 * self.pause_us).contains(edge_us));
+        match (edge_us, random.below(6)) {
+            (Some(edge_us), 0) => edge_us,
+            (Some(edge_us), 1) => edge_us - 1,
+            _ => random.below(self.pause_us),
+        }
+    }
+
+    /// Returns the demands of one check.
+    fn demands(&self, random: &mut Random) -> Vec<Demand<'static>> {
+        let demand = |index: usize| {
+            let row = LIMITS[(self.first + index) % LIMITS.len()];
+            let limit: Limit = row[if self.changes_limits { random.below(4) as usize } else { 0 }].parse().unwrap();
+            let subject = &SUBJECT[..SUBJECT_BYTES[if self.is_one_subject { 0 } else { index }]];
+            let scope = if self.changes_limits { Scope::rule("rule", SCOPES[index]) } else { Scope::Explicit };
+            let cost = match random.below(24) {
+                0 => limit.quota(),
+                1 => limit.quota() + 1,
+                other => [0, 1, 1, 1, 1, 1, 1, 2, 2, 3, 9][other as usize % 11],
+            };
+            Demand::new(limit, Key::scoped(subject, scope).unwrap()).cost(cost)
+        };
+        (0..self.count).map(demand).collect()
     }
 }
 
-/// Compares every decision of a run. Returns how many of several limits were made in place.
+/// Decides by plain states, of which a log grows only if it may.
+fn decide_by(states: &mut [State], now: Timestamp, demands: &[Demand<'_>], may_grow: bool) -> Decision {
+    if may_grow {
+        return decide(now, demands, states);
+    }
+    let fits = |(demand, state): (&Demand<'_>, &State)| {
+        demand.cost.units() == 0 || state.fits(&demand.limit, now, demand.cost.units())
+    };
+    let allowed = demands.iter().zip(states.iter()).all(fits);
+    let apply = |(demand, state)| algorithm::apply(allowed, now, demand, state, false);
+    let limits = demands.iter().zip(states).map(apply).collect();
+    Decision { at: now, source: Source::Store, ban: None, limits }
+}
+
+/// Compares every decision of a run. Returns how many decisions of several limits were made in place.
 fn compare(run: Run) -> usize {
-    let Run { first, count, is_one_subject, steps, pause_us, goes_back, seed } = run;
     let clock = Arc::new(ManualClock::new(Timestamp::from_micros(1_000_000_000)));
     let store = || MemoryStore::builder().clock(clock.clone()).build();
     let (fast, general) = (store(), store());
-    let limits: Vec<Limit> = (0..count).map(|index| LIMITS[(first + index) % LIMITS.len()].parse().unwrap()).collect();
-    let mut states: Vec<State> = limits.iter().map(State::unused).collect();
-    let (mut random, mut in_place) = (Random(seed), 0);
-    for step in 0..steps {
-        match goes_back && random.below(10) == 0 {
+    let (mut random, mut in_place, mut edge_us) = (Random(run.seed), 0, None);
+    let mut states: Vec<State> = run.demands(&mut random).iter().map(|demand| State::unused(&demand.limit)).collect();
+    for step in 0..run.steps {
+        match run.goes_back && random.below(10) == 0 {
             true => clock.set(Timestamp::from_micros(Clock::now(&*clock).as_micros() - random.below(20_000))),
-            false => clock.advance(Duration::from_micros(random.below(pause_us))),
+            false => clock.advance(Duration::from_micros(run.pause(&mut random, edge_us))),
         }
-        let cost = Cost::new([0, 1, 1, 1, 2, 3, 9, 30][random.below(8) as usize]);
-        let demand = |(index, limit): (usize, &Limit)| {
-            let subject = SUBJECTS[if is_one_subject { 0 } else { index }];
-            Demand::new(*limit, Key::new(subject).unwrap()).cost(cost)
-        };
-        let demands: Vec<Demand<'_>> = limits.iter().enumerate().map(demand).collect();
+        if step == run.full_from {
+            [&fast, &general].iter().for_each(|store| store.budget.change(0, store.max_bytes()));
+        }
+        let demands = run.demands(&mut random);
         let check = Check::new(&demands).unwrap();
         let now = Clock::now(&*clock);
 
-        let expected = decide(now, &demands, &mut states);
+        let expected = decide_by(&mut states, now, &demands, step < run.full_from);
         let mut by_general = Decision { limits: LimitStatuses::new(), ..expected };
         by_general.at = general.check_in_general(now, &demands, &mut by_general.limits);
         let mut by_fast = Decision { limits: LimitStatuses::new(), ..expected };
-        match fast.admit_in_place(now, &demands, &mut by_fast.limits) {
-            Some(at) => (by_fast.at, in_place) = (at, in_place + 1),
-            None => by_fast = fast.check(&check),
+        match (fast.admit_in_place(now, &demands, &mut by_fast.limits), &demands[..], step % 3) {
+            (Some(at), ..) => (by_fast.at, in_place) = (at, in_place + 1),
+            (None, [one], 0) => by_fast.limits.push(fast.check_one(&one.limit, one.key, one.cost)),
+            (None, _, 1) => by_fast = fast.check_batch(&[check]).remove(0),
+            (None, ..) => by_fast = fast.check(&check),
         }
-        assert_eq!(by_general, expected, "general path, step {step}: {limits:?}");
-        assert_eq!(by_fast, expected, "fast path, step {step}: {limits:?}");
+        let status = expected.limits[random.below(demands.len() as u64) as usize];
+        edge_us = [status.retry_after, status.next_after, status.reset_after][random.below(3) as usize].as_micros();
+        assert_eq!(by_general, expected, "general path, step {step}: {demands:?}");
+        assert_eq!(by_fast, expected, "fast path, step {step}: {demands:?}");
+        assert_reported(&fast);
 
         if expected.allowed() && random.below(8) == 0 {
             fast.refund(&check, &expected);
@@ -96,6 +162,13 @@ fn compare(run: Run) -> usize {
         }
     }
     in_place
+}
+
+/// Checks that the budget knows of all memory in use after each decision.
+fn assert_reported(store: &MemoryStore) {
+    let used = store.budget.used();
+    store.shards.iter().for_each(|Padded(shard)| shard.lock().report(&store.budget));
+    assert_eq!(used, store.budget.used(), "bytes in use that were not reported");
 }
 
 #[test]
@@ -127,10 +200,70 @@ fn more_limits_than_the_fast_path_takes_are_decided_in_general() {
 /// would make a plain state count again.
 #[test]
 fn clock_that_goes_back_is_handled_like_on_the_general_path() {
-    for first in 0..LIMITS.len() {
-        for (count, seed) in (1..=4).flat_map(|count| (0..20).map(move |seed| (count, seed))) {
-            let run = Run { steps: 50, pause_us: 600, goes_back: true, seed, ..Run::new(first, count, true) };
-            compare(run);
-        }
+    for (first, count, seed) in short_runs() {
+        compare(Run { steps: 50, pause_us: 600, goes_back: true, seed, ..Run::new(first, count, true) });
     }
+}
+
+/// In runs so short that no counter expires, because a limit with a longer window would still count it.
+#[test]
+fn counter_whose_limit_changes_is_decided_like_on_the_general_path() {
+    for (first, count, seed) in short_runs() {
+        let run = Run { steps: 60, pause_us: 600, changes_limits: true, seed, ..Run::new(first, count, seed % 2 == 0) };
+        compare(run);
+        compare(Run { goes_back: true, ..run });
+    }
+}
+
+#[test]
+fn log_that_may_not_grow_is_decided_like_on_the_general_path() {
+    for (first, count, seed) in short_runs().filter(|(_, _, seed)| *seed < 5) {
+        let run = Run { steps: 600, pause_us: 4_000, seed, ..Run::new(first, count, seed % 2 == 0) };
+        compare(Run { full_from: 40, ..run });
+    }
+}
+
+/// A clock that is read too early: another check is decided before this one gets the lock. A second reading is right.
+struct EarlyClock {
+    early_us: AtomicU64,
+}
+
+impl Clock for EarlyClock {
+    fn now(&self) -> Timestamp {
+        Timestamp::from_micros(1_000_000_000 - self.early_us.swap(0, Ordering::SeqCst))
+    }
+}
+
+#[test]
+fn check_that_was_overtaken_is_decided_at_the_time_of_a_second_reading() {
+    type Decide = fn(&MemoryStore, &[Demand<'_>]) -> Timestamp;
+    let by_check: Decide = |store, demands| store.check(&Check::new(demands).unwrap()).at;
+    let in_general: Decide =
+        |store, demands| store.check_in_general(store.clock.now(), demands, &mut LimitStatuses::new());
+    let in_place: Decide =
+        |store, demands| store.admit_in_place(store.clock.now(), demands, &mut LimitStatuses::new()).unwrap();
+    for (subjects, decide) in [
+        (&["a"][..], by_check),
+        (&["a"], in_general),
+        (&["a", "a"], in_place),
+        (&["a", "a"], in_general),
+        (&["a", "b"], in_place),
+        (&["a", "b", "c"], in_place),
+        (&["a", "b"], in_general),
+    ] {
+        let clock = Arc::new(EarlyClock { early_us: AtomicU64::new(0) });
+        let store = MemoryStore::builder().clock(clock.clone()).build();
+        let demand = |(index, subject): (usize, &&'static str)| {
+            Demand::new(LIMITS[index][0].parse().unwrap(), Key::new(*subject).unwrap())
+        };
+        let demands: Vec<Demand<'_>> = subjects.iter().enumerate().map(demand).collect();
+        let overtaking = by_check(&store, &demands);
+        clock.early_us.store(5, Ordering::SeqCst);
+        assert_eq!(decide(&store, &demands), overtaking, "{subjects:?}");
+    }
+}
+
+/// Returns the first limit, the number of limits and the seed of many runs.
+fn short_runs() -> impl Iterator<Item = (usize, usize, u64)> {
+    (0..LIMITS.len()).flat_map(|first| (1..=4).flat_map(move |count| (0..20).map(move |seed| (first, count, seed))))
 }

@@ -26,20 +26,20 @@ type LimitAndCost<'a> = (&'a Limit, u32);
 impl MemoryStore {
     /// Admits a check if all its counters exist and have room, and returns the time of the decision.
     ///
-    /// `read` is the time that the caller read from the clock. Appends one line per demand to `lines`. Returns `None`
-    /// without changing anything in all other cases, and for a single demand. Checks of more than four limits (two or
-    /// three of the caller's own, and one for its address) always take the general path.
+    /// `read` is the time that the caller read from the clock. Appends one status per demand to `limits`. Returns
+    /// `None` without changing a counter in all other cases, also if the check does not have two to four demands. Then
+    /// [`MemoryStore::check_in_general`] must decide.
     #[inline]
     pub(super) fn admit_in_place(
         &self,
         read: Timestamp,
         demands: &[Demand<'_>],
-        lines: &mut LimitStatuses,
+        limits: &mut LimitStatuses,
     ) -> Option<Timestamp> {
         match demands {
-            [one, two] => self.admit_demands([one, two], read, lines),
-            [one, two, three] => self.admit_demands([one, two, three], read, lines),
-            [one, two, three, four] => self.admit_demands([one, two, three, four], read, lines),
+            [one, two] => self.admit_demands([one, two], read, limits),
+            [one, two, three] => self.admit_demands([one, two, three], read, limits),
+            [one, two, three, four] => self.admit_demands([one, two, three, four], read, limits),
             _ => None,
         }
     }
@@ -50,61 +50,61 @@ impl MemoryStore {
         &self,
         demands: [&Demand<'_>; N],
         read: Timestamp,
-        lines: &mut LimitStatuses,
+        limits: &mut LimitStatuses,
     ) -> Option<Timestamp> {
-        let names = self.naming.names(&demands);
+        let names = self.hasher.names(&demands);
         let indices = names.map(|name| self.shard_index(name));
         if indices.iter().any(|index| *index != indices[0]) {
-            return self.admit_apart(demands, (names, indices), read, lines);
+            return self.admit_in_shards(demands, (names, indices), read, limits);
         }
-        self.admit_in_shard(names, demands.map(asked_of), read, lines)
+        self.admit_in_shard(names, demands.map(limit_and_cost), read, limits)
     }
 
-    /// Admits a check whose counters are all in one shard, as those of one subject are.
+    /// Implements [`MemoryStore::admit_in_place`] for counters that are all in one shard, as those of one subject are.
     #[inline(always)]
     fn admit_in_shard<const N: usize>(
         &self,
         names: [CounterHash; N],
         asked: [LimitAndCost<'_>; N],
         read: Timestamp,
-        lines: &mut LimitStatuses,
+        limits: &mut LimitStatuses,
     ) -> Option<Timestamp> {
         let mut shard = self.shard(names[0]).lock();
-        let now = shard.arrive(read, &self.clock);
+        let now = shard.decision_time(read, &self.clock);
         shard.set_time(now);
         let mut places = [0; N];
         for index in 0..N {
-            places[index] = place_with_room(&mut shard, names[index], asked[index], now)?;
+            places[index] = find_with_room(&mut shard, names[index], asked[index], now)?;
         }
         for index in 0..N {
-            self.charge_in_place(shard.slot_at(places[index]), asked[index], now, lines);
+            self.charge_in_place(shard.slot_at(places[index]), asked[index], now, limits);
         }
         // Reclaiming may move slots, so it must wait until every counter is charged.
         shard.finish(&self.budget);
         Some(now)
     }
 
-    /// Admits a check whose counters are in several shards.
+    /// Implements [`MemoryStore::admit_in_place`] for counters in several shards, whose `indices` are given.
     #[inline(never)]
-    fn admit_apart<const N: usize>(
+    fn admit_in_shards<const N: usize>(
         &self,
         demands: [&Demand<'_>; N],
         (names, indices): ([CounterHash; N], [usize; N]),
         read: Timestamp,
-        lines: &mut LimitStatuses,
+        limits: &mut LimitStatuses,
     ) -> Option<Timestamp> {
         let (mut shards, shard_of) = self.lock_together(indices);
-        let now = shards.iter().flatten().map(|shard| shard.arrive(read, &self.clock)).max()?;
+        let now = shards.iter().flatten().map(|shard| shard.decision_time(read, &self.clock)).max()?;
         shards.iter_mut().flatten().for_each(|shard| shard.set_time(now));
 
         let mut places = [0; N];
         for index in 0..N {
             let shard = shards[shard_of[index]].as_mut()?;
-            places[index] = place_with_room(shard, names[index], asked_of(demands[index]), now)?;
+            places[index] = find_with_room(shard, names[index], limit_and_cost(demands[index]), now)?;
         }
         for index in 0..N {
             let slot = shards[shard_of[index]].as_mut()?.slot_at(places[index]);
-            self.charge_in_place(slot, asked_of(demands[index]), now, lines);
+            self.charge_in_place(slot, limit_and_cost(demands[index]), now, limits);
         }
         shards.iter_mut().flatten().for_each(|shard| shard.finish(&self.budget));
         Some(now)
@@ -112,8 +112,8 @@ impl MemoryStore {
 
     /// Locks the shards with these indices, each once and in ascending order, so that two checks cannot deadlock.
     ///
-    /// Returns the locks, and for each index the position of its lock. A lock that serves several indices is at the
-    /// position of one of them; the others are `None`.
+    /// Returns the locks, and for each of `indices` the position of its lock. If an index occurs several times, its
+    /// lock is at the position of one occurrence, and the others are `None`.
     #[inline(always)]
     fn lock_together<const N: usize>(&self, indices: [usize; N]) -> ([Option<MutexGuard<'_, Shard>>; N], [usize; N]) {
         let mut order: [usize; N] = std::array::from_fn(|place| place);
@@ -142,39 +142,39 @@ impl MemoryStore {
         (shards, shard_of)
     }
 
-    /// Charges one counter, which must exist and have room, and appends its line to `lines`.
+    /// Charges one counter, which must exist and have room, and appends its status to `limits`.
     #[inline(never)]
     fn charge_in_place(
         &self,
         (slot, rings): (&mut Slot, &mut Rings),
         (limit, units): LimitAndCost<'_>,
         now: Timestamp,
-        lines: &mut LimitStatuses,
+        limits: &mut LimitStatuses,
     ) {
-        let line = match limit.machine() {
+        let status = match limit.machine() {
             Machine::Bucket(shape) => match slot.decide_bucket_in_place(limit, shape, now, units) {
-                Some(answer) => return lines.push(answer.line_if_plain()),
+                Some(answer) => return limits.push(answer.status_if_plain()),
                 None => slot.decide_bucket(limit, shape, now, units),
             },
             Machine::Pair(shape) => slot.decide_pair(limit, shape, now, units),
             Machine::Log(shape) => {
-                // The line is pushed where it is built, because moving it costs more than building it.
-                if let Some(line) = slot.decide_few_in_place(limit, shape, now, units) {
-                    return lines.push(line);
+                // The status is pushed where it is built, because moving it costs more than building it.
+                if let Some(status) = slot.decide_inline_log_in_place(limit, shape, now, units) {
+                    return limits.push(status);
                 }
-                if let Some(line) = slot.decide_ring_in_place(limit, shape, now, units, rings) {
-                    return lines.push(line);
+                if let Some(status) = slot.decide_ring_in_place(limit, shape, now, units, rings) {
+                    return limits.push(status);
                 }
                 slot.decide_log(limit, shape, now, units, (rings, &self.budget))
             }
         };
-        lines.push(line.expect("`has_room_for` has checked the kind of the state"));
+        limits.push(status.expect("`has_room_for` has checked the kind of the state"));
     }
 }
 
-/// Returns the place of a counter, or `None` if it does not exist or may have no room for `units`.
+/// Returns the slot index of a counter, or `None` if it has no slot or may have no room for `units`.
 #[inline(always)]
-fn place_with_room(
+fn find_with_room(
     shard: &mut Shard,
     name: CounterHash,
     (limit, units): LimitAndCost<'_>,
@@ -185,6 +185,6 @@ fn place_with_room(
     slot.has_room_for(limit, now, units).then_some(place)
 }
 
-fn asked_of<'a>(demand: &'a Demand<'_>) -> LimitAndCost<'a> {
+fn limit_and_cost<'a>(demand: &'a Demand<'_>) -> LimitAndCost<'a> {
     (&demand.limit, demand.cost.units())
 }

@@ -18,12 +18,12 @@
 //!   network    …  [   ][   ][   ][   ]
 //! ```
 //!
-//! The cells of other networks are not affected. The cell of a subject that is not an address is selected by its hash, so
-//! a flood of invented subjects fills all cells: only its name distinguishes such a subject from others.
+//! The cells of other networks are not affected. The cell of a subject that is not an address is selected by its hash,
+//! so a flood of invented subjects fills all cells: only its name distinguishes such a subject from others.
 //!
-//! **Bounded.** Only cells in use take memory. When three quarters of a shard's overflow counters are in use, all new keys
-//! of a limit that have no cell share one counter until it expires. When all are in use (there are many limits, or a
-//! client invents limits), a new key is denied.
+//! **Bounded.** Only cells in use take memory. When three quarters of a shard's overflow counters are in use, all new
+//! keys of a limit that have no cell share one counter until it expires. When all are in use (there are many limits, or
+//! a client invents limits), a new key is denied.
 //!
 //! | scope | shared by the new keys of one limit in a shard |
 //! |---|---|
@@ -51,24 +51,31 @@ pub(super) const CELLS_MAX: usize = 1_024;
 /// The number of cells over which the narrow networks of one wide network are spread.
 pub(super) const COLUMNS: usize = 4;
 
-/// Returns what identifies the limits that may share overflow counters.
-pub(super) fn of_one_limit(limit: &Limit) -> impl Hash {
+/// Returns a value that is equal for limits whose keys may share overflow counters.
+///
+/// They must have the same state machine, which is not part of the value, and the same window. Buckets, and limits with
+/// `count_denied`, must also have the same quota and capacity.
+pub(super) fn sharing_key(limit: &Limit) -> impl Hash {
     let is_shared = !limit.count_denied() && !matches!(limit.machine(), Machine::Bucket(_));
     (limit.window_us(), (!is_shared).then(|| (limit.quota(), limit.cost_max(), limit.count_denied())))
 }
 
-/// The networks of an address. A client that can choose among many addresses usually has them in one network.
+/// The wide and the narrow network of an address: /8 and /24 in IPv4, /32 and /48 in IPv6.
+///
+/// A client that can choose among many addresses usually has them in one network.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(super) struct Network {
-    /// 8 bits of an IPv4 address, 32 of an IPv6 address.
+    /// Whether it is IPv4, and the first 8 bits (IPv6: 32) of the address.
     pub(super) wide: (bool, u32),
-    /// 24 bits, or 48.
+    /// The first 24 bits (IPv6: 48) of the address.
     narrow: u64,
 }
 
 impl Network {
-    /// Returns the network of the first address in a subject such as `203.0.113.9`, `ip:2001:db8::/64` or `user:!203.0.113.9&path:/`;
-    /// `None` if there is no address.
+    /// Returns the networks of the first address in a subject; `None` if it has no address.
+    ///
+    /// A subject is an address, such as `203.0.113.9`, or has parts of the form `kind:value`, separated by `&`, such as
+    /// `user:!203.0.113.9&path:/`. Only the first four parts are read, and parts of more than 64 bytes are skipped.
     pub(super) fn of_subject(subject: &[u8]) -> Option<Network> {
         /// The length of the longest address. Longer parts are skipped.
         const PART_BYTES_MAX: usize = 64;
@@ -100,7 +107,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_network_of_a_subject_is_that_of_its_first_address() {
+    fn network_of_a_subject_is_that_of_its_first_address() {
         let v4 = Network { wide: (true, 203), narrow: 0xCB_0071 };
         for subject in [
             "203.0.113.9",

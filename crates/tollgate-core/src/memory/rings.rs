@@ -7,9 +7,9 @@
 //!   large        → a block of its own each, of a ring or of the several rings of a very long log
 //! ```
 //!
-//! Short rings are stored side by side in size classes. The position of a ring follows from its number, so a check loads
-//! the entries without loading a pointer first. Free places form a linked list in their own memory. A large ring has a
-//! block and a pointer of its own.
+//! Short rings are stored side by side in size classes. The position of a ring follows from its number, so a check
+//! loads the entries without loading a pointer first. Free places form a linked list in their own memory. A large ring
+//! has a block and a pointer of its own.
 //!
 //! **Freeing memory.** A size class without rings is freed at once. When three quarters of a class are free, the shard
 //! moves all its rings together. Only the slots store the numbers of rings, so that walks over the whole table, and is
@@ -17,57 +17,61 @@
 
 use crate::algorithm::{Long, SHORT_CAPACITIES};
 
+/// The entries of all longer logs of a shard. A slot refers to its ring by a number.
 #[derive(Debug, Default)]
 pub(super) struct Rings {
     /// One for each of [`SHORT_CAPACITIES`]; empty until the first ring is stored.
-    shelves: Box<[SizeClass]>,
+    classes: Box<[SizeClass]>,
     large: Vec<Block>,
     large_free: Vec<u32>,
     /// The bytes of the large blocks and of the size classes.
     bytes: usize,
 }
 
-/// The entries of one log that are not inline.
+/// The entries of one longer log: the words of one ring, or several rings.
 #[derive(Debug)]
 pub(super) enum Block {
     Ring(Box<[u64]>),
     Long(Box<Long>),
 }
 
-/// Rings of one size.
+/// The rings of one size, side by side in one block of memory.
 #[derive(Debug, Default)]
 struct SizeClass {
     words: Vec<u64>,
-    /// The place that was freed last, counted from 1; its first word is the one freed before it. 0 ends the list.
+    /// The index, plus 1, of the ring that was freed last. Its first word is the index of the one freed before it, plus
+    /// 1. 0 ends the list.
     free: u64,
     len: usize,
 }
 
 /// The approximate overhead of an allocation, in bytes.
 const BLOCK_OVERHEAD_BYTES: usize = 16;
-const SHELF_BITS: u32 = 3;
+const CLASS_BITS: u32 = 3;
 /// The number of the class of large rings.
 const LARGE: usize = SHORT_CAPACITIES.len();
-const _: () = assert!(LARGE < 1 << SHELF_BITS);
+const _: () = assert!(LARGE < 1 << CLASS_BITS);
 
 impl Rings {
-    /// Takes the entries of a ring out. Its number stays reserved until [`Rings::put`] or [`Rings::free`].
+    /// Takes out the entries of the ring with this number.
+    ///
+    /// The number stays reserved until [`Rings::put`] or [`Rings::free`].
     pub(super) fn take(&mut self, ring: u32) -> Block {
-        let (shelf, place) = parts(ring);
-        if let Some(rings) = self.shelves.get_mut(shelf) {
-            return Block::Ring(rings.get_mut(place, SHORT_CAPACITIES[shelf]).into());
+        let (class, place) = split_number(ring);
+        if let Some(rings) = self.classes.get_mut(class) {
+            return Block::Ring(rings.get_mut(place, SHORT_CAPACITIES[class]).into());
         }
         let block = std::mem::take(&mut self.large[place]);
         self.bytes -= block.bytes();
         block
     }
 
-    /// Returns the words of a ring, or `None` for a log of several rings.
+    /// Returns the words of the ring with this number, or `None` if it stands for a log of several rings.
     #[inline]
     pub(super) fn get_mut(&mut self, ring: u32) -> Option<&mut [u64]> {
-        let (shelf, place) = parts(ring);
-        match self.shelves.get_mut(shelf) {
-            Some(rings) => Some(rings.get_mut(place, SHORT_CAPACITIES[shelf])),
+        let (class, place) = split_number(ring);
+        match self.classes.get_mut(class) {
+            Some(rings) => Some(rings.get_mut(place, SHORT_CAPACITIES[class])),
             None => match &mut self.large[place] {
                 Block::Ring(words) => Some(words),
                 Block::Long(_) => None,
@@ -75,41 +79,44 @@ impl Rings {
         }
     }
 
-    /// Stores a ring under its number, or under a new one if it has none or its size has changed. Returns the number.
+    /// Stores the entries of a log, and returns the number under which they are found.
+    ///
+    /// That is `ring`, the number from which they were taken, or a new one if it is `None` or of another size. In that
+    /// case the old number is freed.
     pub(super) fn put(&mut self, ring: Option<u32>, block: Block) -> u32 {
-        let shelf = match &block {
+        let class = match &block {
             Block::Ring(words) => {
                 SHORT_CAPACITIES.iter().position(|&capacity| capacity == words.len()).unwrap_or(LARGE)
             }
             Block::Long(_) => LARGE,
         };
-        let place = match ring.map(|ring| (ring, parts(ring))) {
-            Some((_, (same, place))) if same == shelf => place,
+        let place = match ring.map(|ring| (ring, split_number(ring))) {
+            Some((_, (same, place))) if same == class => place,
             Some((other, _)) => {
                 self.free(other);
-                self.reserve(shelf)
+                self.reserve(class)
             }
-            None => self.reserve(shelf),
+            None => self.reserve(class),
         };
         match block {
-            Block::Ring(words) if shelf < LARGE => {
-                self.shelves[shelf].get_mut(place, SHORT_CAPACITIES[shelf]).copy_from_slice(&words);
+            Block::Ring(words) if class < LARGE => {
+                self.classes[class].get_mut(place, SHORT_CAPACITIES[class]).copy_from_slice(&words);
             }
             block => {
                 self.bytes += block.bytes();
                 self.large[place] = block;
             }
         }
-        (place << SHELF_BITS | shelf) as u32
+        (place << CLASS_BITS | class) as u32
     }
 
-    /// Frees the number of a ring, and its entries if they were not taken out.
+    /// Frees the ring with this number, and its entries if they were not taken out.
     pub(super) fn free(&mut self, ring: u32) {
-        let (shelf, place) = parts(ring);
-        if shelf < LARGE {
-            let before = self.shelves[shelf].heap_bytes();
-            self.shelves[shelf].free(place, SHORT_CAPACITIES[shelf]);
-            self.bytes -= before - self.shelves[shelf].heap_bytes();
+        let (class, place) = split_number(ring);
+        if class < LARGE {
+            let before = self.classes[class].heap_bytes();
+            self.classes[class].free(place, SHORT_CAPACITIES[class]);
+            self.bytes -= before - self.classes[class].heap_bytes();
             return;
         }
         drop(self.take(ring));
@@ -122,33 +129,35 @@ impl Rings {
     #[inline]
     pub(super) fn heap_bytes(&self) -> usize {
         self.bytes
-            + size_of_val(&*self.shelves)
+            + size_of_val(&*self.classes)
             + self.large.capacity() * size_of::<Block>()
             + self.large_free.capacity() * size_of::<u32>()
     }
 
-    /// Returns the bytes that may be needed for a moment while the largest size class grows.
+    /// Returns the bytes of the largest size class, which exists twice for a moment while it grows.
     pub(super) fn moving_bytes(&self) -> usize {
-        self.shelves.iter().map(SizeClass::heap_bytes).max().unwrap_or(0)
+        self.classes.iter().map(SizeClass::heap_bytes).max().unwrap_or(0)
     }
 
-    /// Returns whether a size class is mostly free and moving its rings together frees `worth_bytes`.
+    /// Returns whether it is worth moving the rings of a size class together.
+    ///
+    /// Less than a quarter of the class is in use, and moving frees more than `worth_bytes`.
     pub(super) fn is_sparse(&self, worth_bytes: usize) -> bool {
-        self.shelves.iter().zip(SHORT_CAPACITIES).any(|(shelf, words)| {
-            let (all, used) = (shelf.words.len(), shelf.len * words);
+        self.classes.iter().zip(SHORT_CAPACITIES).any(|(class, words)| {
+            let (all, used) = (class.words.len(), class.len * words);
             used < all / 4 && (all - used) * size_of::<u64>() > worth_bytes
         })
     }
 
-    /// Returns a free number for a ring of this size.
-    fn reserve(&mut self, shelf: usize) -> usize {
-        if shelf < LARGE {
-            if self.shelves.is_empty() {
-                self.shelves = (0..LARGE).map(|_| SizeClass::default()).collect();
+    /// Reserves room for a ring in a size class, given by its index, and returns the ring's index in the class.
+    fn reserve(&mut self, class: usize) -> usize {
+        if class < LARGE {
+            if self.classes.is_empty() {
+                self.classes = (0..LARGE).map(|_| SizeClass::default()).collect();
             }
-            let before = self.shelves[shelf].heap_bytes();
-            let place = self.shelves[shelf].reserve(SHORT_CAPACITIES[shelf]);
-            self.bytes += self.shelves[shelf].heap_bytes() - before;
+            let before = self.classes[class].heap_bytes();
+            let place = self.classes[class].reserve(SHORT_CAPACITIES[class]);
+            self.bytes += self.classes[class].heap_bytes() - before;
             return place;
         }
         if let Some(place) = self.large_free.pop() {
@@ -197,10 +206,10 @@ impl SizeClass {
     }
 }
 
-/// Splits a ring's number into its class and its index.
+/// Splits a ring's number into the index of its size class and its index in the class.
 #[inline(always)]
-fn parts(ring: u32) -> (usize, usize) {
-    ((ring & ((1 << SHELF_BITS) - 1)) as usize, (ring >> SHELF_BITS) as usize)
+fn split_number(ring: u32) -> (usize, usize) {
+    ((ring & ((1 << CLASS_BITS) - 1)) as usize, (ring >> CLASS_BITS) as usize)
 }
 
 impl Default for Block {
@@ -235,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn rings_of_every_size_come_and_go_and_leave_nothing_behind() {
+    fn rings_of_every_size_keep_their_words_and_free_their_memory() {
         let mut rings = Rings::default();
         let mut kept: Vec<(u32, Box<[u64]>)> = Vec::new();
         let mut random = 7_u64;
@@ -244,7 +253,7 @@ mod tests {
             let words = [4, 6, 8, 12, 16, 24, 32, 33, 48, 101][(random >> 60) as usize % 10];
             let which = (random >> 33) as usize % kept.len().max(1);
             match random >> 40 & 3 {
-                // Most go while it shrinks, most come while it grows.
+                // In every second phase most operations remove a ring.
                 0 | 1 if kept.len() > 3 && step / 2_000 % 2 == 1 => {
                     let (ring, _) = kept.swap_remove(which);
                     rings.free(ring);

@@ -37,7 +37,7 @@ const SWEEP_EVERY_OPS: u32 = 64;
 /// The least that moving rings must free, in bytes; also at least an eighth of the tables, which are walked for it.
 const RINGS_WORTH_BYTES: usize = 1_024;
 
-/// A part of the store behind one lock.
+/// A part of the store behind one lock: the counters of the subjects whose hash selects it.
 ///
 /// The fields that every check needs come first, so that they share a cache line with the lock.
 #[derive(Debug, Default)]
@@ -57,12 +57,12 @@ pub(super) struct Shard {
     cursor: usize,
     /// The place in the overflow table at which the next reclaiming step begins.
     overflow_cursor: usize,
-    /// The number of new keys for which room is reserved and which are not inserted yet.
-    rooms_kept: usize,
+    /// The number of new counters for which room is reserved and which are not inserted yet.
+    rooms_reserved: usize,
     overflow: Table,
 }
 
-/// The location of a counter, so that it can be put back without another search.
+/// Where the state of a counter was taken from, so that it can be put back without another search.
 ///
 /// Valid until the next insertion or reclaiming step.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -71,7 +71,7 @@ pub(super) enum SlotLocation {
     Overflow(usize),
     /// Not stored yet; room is reserved in the table.
     NewInTable,
-    /// Not stored yet; room is reserved in the table. Holds a copy of an overflow counter, stored only if it is charged.
+    /// Not stored yet; room is reserved in the table. A copy of an overflow counter, stored only if it is charged.
     Promoted,
     /// Not stored yet; it will be an overflow counter.
     NewInOverflow,
@@ -80,7 +80,7 @@ pub(super) enum SlotLocation {
 }
 
 impl SlotLocation {
-    /// Returns whether putting a counter there is an insertion.
+    /// Returns whether the counter is not stored yet: not in [`SlotLocation::Table`] or [`SlotLocation::Overflow`].
     pub(super) fn is_new(self) -> bool {
         matches!(
             self,
@@ -90,56 +90,61 @@ impl SlotLocation {
 }
 
 impl Shard {
-    /// Returns the time at which to decide: `read`, unless the shard has decided at a later time.
+    /// Returns the time at which to decide a check whose caller has read `read` from the clock.
     ///
-    /// Then the clock is read again under the shard's lock. Either another check was faster between the reading of the
-    /// clock and the lock, or the clock went back.
+    /// That is `read`, unless the shard has decided at a later time: another check was faster to take the lock, or the
+    /// clock went back. Then the clock is read again, by [`Clock::now_at_least`].
     #[inline]
-    pub(super) fn arrive(&self, read: Timestamp, clock: &impl Clock) -> Timestamp {
-        if read < self.latest { ask_again(clock, self.latest) } else { read }
+    pub(super) fn decision_time(&self, read: Timestamp, clock: &impl Clock) -> Timestamp {
+        if read < self.latest { read_again(clock, self.latest) } else { read }
     }
 
-    /// Records that the shard decides at `now`.
+    /// Records `now` as the time of the latest decision.
     #[inline]
     pub(super) fn set_time(&mut self, now: Timestamp) {
         self.latest = now;
     }
 
-    /// Returns the place of the counter with this name, or `None` if it has no slot of its own.
+    /// Returns the slot index of the counter with this name, or `None` if it has no slot of its own.
     #[inline(always)]
     pub(super) fn find(&self, name: CounterHash) -> Option<usize> {
         self.table.find(name)
     }
 
-    /// Returns the slot of the counter with this name and the rings, or `None` if it has no slot of its own.
+    /// Returns the slot of the counter with this name, and the shard's rings; `None` if it has no slot of its own.
     #[inline(always)]
     pub(super) fn slot_of(&mut self, name: CounterHash) -> Option<(&mut Slot, &mut Rings)> {
         Some((self.table.find_mut(name)?, &mut self.rings))
     }
 
-    /// Returns the slot at a place that [`Shard::find`] returned, and the rings.
+    /// Returns the slot with an index that [`Shard::find`] returned, and the shard's rings.
     #[inline(always)]
     pub(super) fn slot_at(&mut self, place: usize) -> (&mut Slot, &mut Rings) {
         (self.table.slot_mut(place), &mut self.rings)
     }
 
-    /// Takes the state of a counter out of its slot, or returns `None` if it has none. [`Shard::put`] must follow.
+    /// Takes the state of the counter with this name out of its slot; `None` if it has no slot of its own.
+    ///
+    /// [`Shard::put`] or [`Shard::put_back`] must follow.
     #[inline]
     pub(super) fn take_known(&mut self, name: CounterHash) -> Option<(SlotLocation, State)> {
         let place = self.table.find(name)?;
         Some((SlotLocation::Table(place), self.table.slot_mut(place).unpack(&mut self.rings)))
     }
 
-    /// Takes the state of a counter without a slot of its own: its overflow counter if that is live, else a new one.
+    /// Returns the state to use for a counter without a slot of its own, with its location and its name there.
     ///
-    /// [`Shard::put`] must follow, with the returned location and name.
+    /// That is an overflow counter that has not expired, a copy of it if `may_promote` and there is room for a slot, or
+    /// a new state. Without any room the new state is full, so that it denies. `overflow_name` returns the name of the
+    /// overflow counter in a scope. [`Shard::put`] or [`Shard::put_back`] must follow, with the returned location and
+    /// name.
     #[cold]
     pub(super) fn take_unknown(
         &mut self,
         limit: &Limit,
         budget: &Budget,
         name: CounterHash,
-        may_part: bool,
+        may_promote: bool,
         overflow_name: impl Fn(OverflowScope) -> CounterHash,
     ) -> (SlotLocation, State, CounterHash) {
         if self.overflow.len() > 0 {
@@ -148,17 +153,17 @@ impl Shard {
                 let Some((place, state)) = self.take_overflow(shared) else { continue };
                 let place = SlotLocation::Overflow(place);
                 self.ops_to_sweep = 0;
-                if !may_part || !self.has_room_again(budget) {
+                if !may_promote || !self.has_room_again(budget) {
                     return (place, state, shared);
                 }
                 let own = state.condensed(limit, self.latest);
                 self.put_back(place, state);
-                self.rooms_kept += 1;
+                self.rooms_reserved += 1;
                 return (SlotLocation::Promoted, own, name);
             }
         }
         if self.make_room(budget) {
-            self.rooms_kept += 1;
+            self.rooms_reserved += 1;
             return (SlotLocation::NewInTable, State::unused(limit), name);
         }
         let (taken, max) = (self.overflow.len(), budget.overflow_counters_max());
@@ -169,7 +174,9 @@ impl Shard {
         }
     }
 
-    /// Takes the state of the overflow counter with this name, unless it has expired.
+    /// Takes the state of the overflow counter with this name out of its slot, and returns it with the slot's index.
+    ///
+    /// Returns `None` if there is none, or if it has expired.
     fn take_overflow(&mut self, name: CounterHash) -> Option<(usize, State)> {
         let place = self.overflow.find(name)?;
         let slot = self.overflow.slot_mut(place);
@@ -177,13 +184,15 @@ impl Shard {
         is_live.then(|| (place, slot.unpack(&mut self.rings)))
     }
 
-    /// Puts back a state that was not changed. Its lifetime stays as it is.
+    /// Puts back a state that was taken from `place` and not changed. Its lifetime stays as it is.
+    ///
+    /// A new state is dropped, and the room that was reserved for it is released.
     pub(super) fn put_back(&mut self, place: SlotLocation, state: State) {
         let slot = match place {
             SlotLocation::Table(place) => Some(self.table.slot_mut(place)),
             SlotLocation::Overflow(place) => Some(self.overflow.slot_mut(place)),
             SlotLocation::NewInTable | SlotLocation::Promoted => {
-                self.rooms_kept -= 1;
+                self.rooms_reserved -= 1;
                 None
             }
             SlotLocation::NewInOverflow | SlotLocation::Nowhere => None,
@@ -193,7 +202,9 @@ impl Shard {
         }
     }
 
-    /// Stores a state in its slot, or inserts it. A new state that is unused is not inserted.
+    /// Stores a state that was taken from `place`: in its slot, or in a new one.
+    ///
+    /// A new state is not stored if it is unused, or if its location is [`SlotLocation::Nowhere`].
     #[inline]
     pub(super) fn put(&mut self, place: SlotLocation, name: CounterHash, limit: &Limit, state: State) {
         let is_own = matches!(place, SlotLocation::Table(_) | SlotLocation::NewInTable | SlotLocation::Promoted);
@@ -201,11 +212,11 @@ impl Shard {
         match place {
             SlotLocation::Table(place) | SlotLocation::Overflow(place) => {
                 let slot = table.slot_mut(place);
-                debug_assert!(slot.is(name), "its place is still its own");
+                debug_assert!(slot.holds(name), "its place is still its own");
                 slot.pack(limit, state, &mut self.rings);
                 return;
             }
-            SlotLocation::NewInTable | SlotLocation::Promoted => self.rooms_kept -= 1,
+            SlotLocation::NewInTable | SlotLocation::Promoted => self.rooms_reserved -= 1,
             SlotLocation::Nowhere => return,
             SlotLocation::NewInOverflow => {
                 // An expired one may still be stored.
@@ -220,14 +231,14 @@ impl Shard {
         }
     }
 
-    /// Completes a decision: reclaims a few slots, and reports changes to the budget.
+    /// Completes a decision: reclaims expired slots if it is time to, and reports changed memory to the budget.
     #[inline]
     pub(super) fn finish(&mut self, budget: &Budget) {
         self.finish_in_slot(budget);
         self.report(budget);
     }
 
-    /// Completes a decision that changed only a slot.
+    /// Completes a decision that allocated and freed no memory: reclaims expired slots after every 64th of them.
     #[inline(always)]
     pub(super) fn finish_in_slot(&mut self, budget: &Budget) {
         let is_time = self.ops_to_sweep == 0;
@@ -249,7 +260,7 @@ impl Shard {
         self.report(budget);
     }
 
-    /// Removes a counter, if it has a slot of its own.
+    /// Removes the counter with this name, if it has a slot of its own.
     pub(super) fn remove(&mut self, name: CounterHash, budget: &Budget) {
         if let Some(place) = self.table.find(name) {
             remove(&mut self.table, place, &mut self.rings);
@@ -272,15 +283,19 @@ impl Shard {
     }
 
     fn has_room(&self) -> bool {
-        self.table.len() + self.rooms_kept < self.table.capacity()
+        self.table.len() + self.rooms_reserved < self.table.capacity()
     }
 
-    /// Returns whether a key that uses an overflow counter can get its own. Cheap while there is no room.
+    /// Returns whether there is room for one more counter, after growing the table if the budget allows it.
+    ///
+    /// Unlike [`Shard::make_room`], does not look for expired counters, so it is cheap while there is no room.
     fn has_room_again(&mut self, budget: &Budget) -> bool {
         self.has_room() || self.grow(budget)
     }
 
-    /// Makes room for one more counter within the budget. Returns whether there is room.
+    /// Makes room for one more counter: grows the table if the budget allows it, else drops some expired counters.
+    ///
+    /// Returns whether there is room.
     fn make_room(&mut self, budget: &Budget) -> bool {
         if self.has_room_again(budget) {
             return true;
@@ -289,7 +304,9 @@ impl Shard {
         self.has_room()
     }
 
-    /// Grows the table by half, or by what the budget allows if that is worth it. Returns whether there is room.
+    /// Grows the table by half, or by what the budget allows if that is more than an eighth.
+    ///
+    /// Returns whether it has grown and now has room for one more counter.
     fn grow(&mut self, budget: &Budget) -> bool {
         let lines = self.table.lines();
         let allowed = budget.table_bytes_max(self.table.heap_bytes()) / LINE_BYTES;
@@ -308,7 +325,9 @@ impl Shard {
         self.measure_tables();
     }
 
-    /// Drops expired counters among the next `places`. After a whole round, shrinks a table that is far too large.
+    /// Drops the expired counters in the next `places` slots. Begins where the last call ended.
+    ///
+    /// At the end of the table, shrinks it if it is mostly empty.
     fn sweep(&mut self, places: usize) {
         self.cursor = drop_expired(&mut self.table, self.cursor, places, self.latest, &mut self.rings);
         if self.cursor >= self.table.places() {
@@ -319,7 +338,7 @@ impl Shard {
         }
     }
 
-    /// Drops expired overflow counters among the next `places`. Only after a decision, when no location is in use.
+    /// Drops the expired overflow counters in the next `places` slots. No [`SlotLocation`] may be in use.
     fn sweep_overflow(&mut self, places: usize) {
         let (overflow, cursor) = (&mut self.overflow, self.overflow_cursor);
         self.overflow_cursor = drop_expired(overflow, cursor, places, self.latest, &mut self.rings);
@@ -331,7 +350,7 @@ impl Shard {
         }
     }
 
-    /// Moves all rings together, to free unused memory.
+    /// Moves all rings to new memory without gaps, and frees the old memory.
     #[cold]
     fn gather_rings(&mut self) {
         let mut scattered = std::mem::take(&mut self.rings);
@@ -340,7 +359,7 @@ impl Shard {
         }
     }
 
-    /// Returns whether the budget allows a log to take memory for another entry.
+    /// Returns whether the budget allows `log` to allocate memory for another entry.
     pub(super) fn log_may_grow(&self, log: &Log, budget: &Budget) -> bool {
         budget.allows_log(log.moved_bytes() + self.rings.moving_bytes())
     }
@@ -349,7 +368,7 @@ impl Shard {
         self.tables_bytes = self.table.heap_bytes() + self.overflow.heap_bytes();
     }
 
-    /// Reports a change of this shard's memory to the budget.
+    /// Reports this shard's memory to the budget if it has changed since the last report.
     #[inline]
     pub(super) fn report(&mut self, budget: &Budget) {
         let bytes = self.tables_bytes + self.rings.heap_bytes();
@@ -361,17 +380,20 @@ impl Shard {
 }
 
 #[cold]
-fn ask_again(clock: &impl Clock, latest: Timestamp) -> Timestamp {
+fn read_again(clock: &impl Clock, latest: Timestamp) -> Timestamp {
     clock.now_at_least(latest)
 }
 
 fn remove(table: &mut Table, place: usize, rings: &mut Rings) {
-    if let Some(ring) = table.remove(place).ring() {
+    if let Some(ring) = table.remove(place).ring_index() {
         rings.free(ring);
     }
 }
 
-/// Drops expired counters in the next `places` from `cursor`, and returns the place at which to continue.
+/// Drops the counters expired at `now` in the next `places` slots from index `cursor`.
+///
+/// Returns the index to continue from. A dropped log's ring is freed in `rings`. The result is at least
+/// `table.places()` at the end of the table.
 fn drop_expired(table: &mut Table, cursor: usize, places: usize, now: Timestamp, rings: &mut Rings) -> usize {
     let (mut place, end) = (cursor, (cursor + places).min(table.places()));
     // A slot that moves into a gap is inspected, too. The bound keeps the loop finite.

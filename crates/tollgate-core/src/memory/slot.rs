@@ -28,12 +28,12 @@ use super::budget::Budget;
 use super::counter_hash::CounterHash;
 use super::lifetime;
 use super::rings::{Block, Rings};
-use crate::algorithm::{Bucket, BucketAnswer, Entry, InlineEntries, Log, LogParts, Pair, Ring, RingHead, State};
+use crate::algorithm::{Bucket, BucketDecision, Entry, InlineEntries, Log, LogParts, Pair, Ring, RingHead, State};
 use crate::decision::LimitStatus;
 use crate::limit::{BucketShape, Limit, LogShape, Machine, PairShape};
 use crate::time::Timestamp;
 
-/// One counter: its name and its packed state, or empty.
+/// One counter in 32 bytes: its name (a [`CounterHash`]) and its packed state; or empty.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub(super) struct Slot {
@@ -45,7 +45,9 @@ pub(super) struct Slot {
     time: u64,
 }
 
-/// The packed kind, lifetime code and wide number of a state, at their positions in a slot.
+/// The kind, the lifetime code and the wide number of a packed state. Equal for all buckets of a limit.
+///
+/// They are at their positions in a slot; all other bits are 0.
 #[derive(Clone, Copy)]
 struct SlotHeader {
     small: u64,
@@ -64,20 +66,20 @@ impl SlotHeader {
         }
     }
 
-    /// Returns the header of the buckets of a limit whose grains are 1 µs.
+    /// Returns the header of the buckets of a limit, given by its `shape`, that counts time in microseconds.
     #[inline(always)]
     fn of_plain_bucket(shape: &BucketShape) -> SlotHeader {
-        SlotHeader::new(BUCKET, lifetime::rate(shape.quota.get(), 1), shape.parts_per_unit.get())
+        SlotHeader::new(BUCKET, lifetime::rate_code(shape.quota.get(), 1), shape.parts_per_unit.get())
     }
 }
 
-/// Returns the code of the rate at which the buckets of a limit leak.
+/// Returns the eight-bit code (`lifetime.rs`) of the rate at which the buckets of a limit leak.
 fn rate_code(shape: &BucketShape) -> u8 {
-    lifetime::rate(shape.quota.get(), shape.grain_us())
+    lifetime::rate_code(shape.quota.get(), shape.grain_us())
 }
 
 // The kinds of state.
-const FEW: u64 = 0;
+const INLINE: u64 = 0;
 const RING: u64 = 1;
 const PAIR: u64 = 2;
 const BUCKET: u64 = 3;
@@ -96,9 +98,9 @@ const RING_FIRST_BITS: u32 = 17;
 const RING_LEN_BITS: u32 = 17;
 
 impl Slot {
-    /// Creates a slot for a state, which must be of the limit's state machine.
+    /// Creates the slot of the counter with this name. The state must be of the limit's state machine.
     ///
-    /// The ring of a long log moves into `rings`.
+    /// The entries of a log that do not fit into the slot move into `rings`.
     pub(super) fn new(name: CounterHash, limit: &Limit, state: State, rings: &mut Rings) -> Slot {
         let mut slot = Slot { hash: name.table(), rest: name.rest(), wide: 0, small: 0, time: 0 };
         slot.pack(limit, state, rings);
@@ -107,7 +109,7 @@ impl Slot {
 
     /// Returns whether this slot holds the counter with this name.
     #[inline(always)]
-    pub(super) fn is(&self, name: CounterHash) -> bool {
+    pub(super) fn holds(&self, name: CounterHash) -> bool {
         self.hash == name.table() && self.rest == name.rest()
     }
 
@@ -117,7 +119,7 @@ impl Slot {
         self.hash == 0
     }
 
-    /// Returns the part of the name that determines the place in the table; 0 for an empty slot.
+    /// Returns the part of the name that determines the position in the table; 0 for an empty slot.
     #[inline]
     pub(super) fn table_hash(&self) -> u64 {
         self.hash
@@ -135,13 +137,14 @@ impl Slot {
 
     #[inline]
     fn is_log(&self) -> bool {
-        matches!(self.kind(), FEW | RING)
+        matches!(self.kind(), INLINE | RING)
     }
 
-    /// Decides a check that has only this bucket, in place, in the frequent case.
+    /// Decides a check of this bucket alone, in the slot, in the frequent case.
     ///
-    /// Returns `None` without changing anything if the limit is not [plain](BucketShape::is_plain), if the slot does not
-    /// have the header of its buckets, or if [`Bucket::decide_in_place`] returns `None`. Then [`Slot::decide_bucket`] must decide.
+    /// Returns `None` without changing anything if the limit is not [plain](BucketShape::is_plain), if the slot does
+    /// not have the header of its buckets, or if [`Bucket::decide_in_place`] returns `None`. Then
+    /// [`Slot::decide_bucket`] must decide.
     #[inline(always)]
     pub(super) fn decide_bucket_in_place<'a>(
         &mut self,
@@ -149,7 +152,7 @@ impl Slot {
         shape: &'a BucketShape,
         now: Timestamp,
         cost: u32,
-    ) -> Option<BucketAnswer<'a>> {
+    ) -> Option<BucketDecision<'a>> {
         let header = SlotHeader::of_plain_bucket(shape);
         // If the headers are equal, the XOR leaves only the two numbers.
         let (level, time_us) = (self.small ^ header.small, self.time ^ header.time);
@@ -161,7 +164,7 @@ impl Slot {
         })
     }
 
-    /// Decides a check that has only this bucket, in place.
+    /// Decides a check of this bucket alone, in the slot: charges the cost if it fits, else denies.
     ///
     /// Returns `None` without changing anything if the slot holds another kind of state. Only a hash collision causes
     /// this.
@@ -174,12 +177,12 @@ impl Slot {
         cost: u32,
     ) -> Option<LimitStatus> {
         let mut bucket = self.is_bucket().then(|| self.bucket())?;
-        let line = bucket.decide_alone(limit, shape, now, cost);
+        let status = bucket.decide_alone(limit, shape, now, cost);
         self.set_bucket(bucket, shape);
-        Some(line)
+        Some(status)
     }
 
-    /// Decides a check that has only this pair, in place.
+    /// Decides a check of this pair alone, in the slot: charges the cost if it fits, else denies.
     ///
     /// Returns `None` without changing anything if the slot holds another kind of state. Only a hash collision causes
     /// this.
@@ -192,12 +195,12 @@ impl Slot {
         cost: u32,
     ) -> Option<LimitStatus> {
         let mut pair = self.is_pair().then(|| self.pair())?;
-        let line = pair.decide_alone(limit, shape, now, cost);
+        let status = pair.decide_alone(limit, shape, now, cost);
         self.set_pair(pair, limit);
-        Some(line)
+        Some(status)
     }
 
-    /// Decides a check that has only this log, in place, if its entries need no other memory.
+    /// Decides a check of this log alone, in the slot and its ring, if the log need not be allocated anew.
     ///
     /// Returns `None` without changing anything in all other cases, also if the slot holds another kind of state. Then
     /// [`Slot::decide_log`] must decide.
@@ -211,29 +214,29 @@ impl Slot {
         rings: &mut Rings,
     ) -> Option<LimitStatus> {
         match self.kind() {
-            FEW => self.decide_few_in_place(limit, shape, now, cost),
+            INLINE => self.decide_inline_log_in_place(limit, shape, now, cost),
             _ => self.decide_ring_in_place(limit, shape, now, cost, rings),
         }
     }
 
-    /// Decides a check that has only this log, in place, if the log is short, stays short, and admits the request.
+    /// Admits a check of this log alone, in the slot, if the log has at most two entries before and after.
     ///
     /// Returns `None` without changing anything in all other cases.
     #[inline(always)]
-    pub(super) fn decide_few_in_place(
+    pub(super) fn decide_inline_log_in_place(
         &mut self,
         limit: &Limit,
         shape: &LogShape,
         now: Timestamp,
         cost: u32,
     ) -> Option<LimitStatus> {
-        let mut few = (self.kind() == FEW).then(|| self.few())?;
-        let line = Log::admit_in_place(&mut few, limit, shape, now, cost)?;
-        self.set_few(few, limit);
-        Some(line)
+        let mut few = (self.kind() == INLINE).then(|| self.inline_entries())?;
+        let status = Log::admit_in_place(&mut few, limit, shape, now, cost)?;
+        self.set_inline_entries(few, limit);
+        Some(status)
     }
 
-    /// Decides a check that has only this log, in place, if the log is long and its ring keeps its size.
+    /// Decides a check of this log alone, in the slot and its ring, if the log has a ring that keeps its size.
     ///
     /// Returns `None` without changing anything in all other cases.
     #[inline(always)]
@@ -245,24 +248,24 @@ impl Slot {
         cost: u32,
         rings: &mut Rings,
     ) -> Option<LimitStatus> {
-        let index = self.ring()?;
+        let index = self.ring_index()?;
         let mut head = self.ring_head();
         let first_before = head.first;
-        let line = Log::decide_in_place((&mut head, rings.get_mut(index)?), limit, shape, now, cost)?;
+        let status = Log::decide_in_place((&mut head, rings.get_mut(index)?), limit, shape, now, cost)?;
         // A denial that dropped no entry is written only if the limit's window is longer than the lifetime.
-        if line.allowed {
+        if status.allowed {
             self.set_ring(index, head, limit);
-        } else if head.first != first_before || lifetime::coded(self.code()) < limit.window_us() {
+        } else if head.first != first_before || lifetime::decode(self.code()) < limit.window_us() {
             let ends_us = self.expires_at_us();
             self.set_ring(index, head, limit);
-            self.live_until(ends_us);
+            self.extend_lifetime_to(ends_us);
         }
-        Some(line)
+        Some(status)
     }
 
-    /// Decides a check that has only this log.
+    /// Decides a check of this log alone: charges the cost if it fits, else denies.
     ///
-    /// The log grows if the budget allows it; otherwise the newest entry takes the units. Returns `None` without
+    /// The log grows if the budget allows it; otherwise its newest entry takes the units. Returns `None` without
     /// changing anything if the slot holds another kind of state.
     #[inline(never)]
     pub(super) fn decide_log(
@@ -278,23 +281,24 @@ impl Slot {
         }
         let mut log = self.take_log(rings);
         if cost == 0 {
-            let line = log.decide_alone(limit, shape, now, 0, true);
+            let status = log.decide_alone(limit, shape, now, 0, true);
             self.put_back(log, rings);
-            return Some(line);
+            return Some(status);
         }
         let may_grow = log.has_room_for(cost) || budget.allows_log(log.moved_bytes() + rings.moving_bytes());
-        let line = log.decide_alone(limit, shape, now, cost, may_grow);
+        let status = log.decide_alone(limit, shape, now, cost, may_grow);
         self.put_log(log, limit, rings);
-        Some(line)
+        Some(status)
     }
 
-    /// Returns whether the slot holds a state of the limit's kind that certainly has room for `cost` units at `now`.
+    /// Returns whether the slot certainly has room for `cost` units at `now`.
     ///
-    /// Expired entries of a log are still counted, so the result may be `false` although the cost fits.
+    /// `false` if it holds a state of another state machine. Expired entries of a log are still counted, so the result
+    /// may be `false` although the cost fits.
     #[inline]
     pub(super) fn has_room_for(&self, limit: &Limit, now: Timestamp, cost: u32) -> bool {
         match (limit.machine(), self.kind()) {
-            (Machine::Log(_), FEW | RING) => {
+            (Machine::Log(_), INLINE | RING) => {
                 let units = match self.kind() {
                     RING => self.wide() >> RING_LEN_BITS,
                     _ => (self.small() & UNITS_MASK) + (self.small() >> UNITS_BITS & UNITS_MASK),
@@ -307,9 +311,9 @@ impl Slot {
         }
     }
 
-    /// Returns the state of the slot. The ring of a long log is moved out of `rings`.
+    /// Returns the state in the slot. The entries of a longer log are moved out of `rings`.
     ///
-    /// [`Slot::pack`] or [`Slot::put_back`] must follow before the slot is used again.
+    /// For a log, [`Slot::pack`] or [`Slot::put_back`] must follow before the slot is used again.
     #[inline]
     pub(super) fn unpack(&mut self, rings: &mut Rings) -> State {
         match self.kind() {
@@ -319,12 +323,12 @@ impl Slot {
         }
     }
 
-    /// Stores a state, which must be of the limit's state machine. The ring of a long log moves into `rings`.
+    /// Stores a state in the slot. The entries of a log that do not fit into it move into `rings`.
     ///
     /// # Panics
-    /// Panics if the state belongs to another state machine.
+    /// Panics if the state does not belong to the limit's state machine.
     pub(super) fn pack(&mut self, limit: &Limit, state: State, rings: &mut Rings) {
-        if let (false, Some(index)) = (matches!(state, State::Log(_)), self.ring()) {
+        if let (false, Some(index)) = (matches!(state, State::Log(_)), self.ring_index()) {
             rings.free(index);
         }
         match (state, limit.machine()) {
@@ -335,35 +339,35 @@ impl Slot {
         }
     }
 
-    /// Puts back a log that [`Slot::unpack`] returned and that was not changed.
+    /// Puts back a log that [`Slot::unpack`] returned and that was not changed. The slot itself stays as it is.
     pub(super) fn put_back(&mut self, log: Log, rings: &mut Rings) {
         let block = match log.into_parts() {
             LogParts::InlineEntries(_) => return,
             LogParts::Ring(ring) => Block::Ring(ring.into_parts().1),
             LogParts::Long(long) => Block::Long(long),
         };
-        if let Some(index) = self.ring() {
+        if let Some(index) = self.ring_index() {
             rings.put(Some(index), block);
         }
     }
 
-    /// Unpacks a bucket.
+    /// Returns the bucket in the slot, which must hold one.
     #[inline]
     fn bucket(&self) -> Bucket {
         Bucket { time_us: self.time_us(), level: self.small(), scale: self.wide() }
     }
 
-    /// Packs a bucket. If it is unchanged, its lifetime is never shortened.
+    /// Stores a bucket in the slot. If the level and its time are unchanged, the lifetime is not shortened.
     fn set_bucket(&mut self, bucket: Bucket, shape: &BucketShape) {
         if self.is_bucket() && bucket == self.bucket() {
-            return self.keep_bucket(bucket, shape);
+            return self.extend_bucket_lifetime(bucket, shape);
         }
         self.set(BUCKET, rate_code(shape), bucket.time_us, bucket.scale, bucket.level);
     }
 
-    /// Extends the lifetime of an unchanged bucket if it matters longer under this limit. Never shortens it.
+    /// Extends the lifetime of the stored `bucket` if it leaks more slowly under this limit. Never shortens it.
     #[inline(never)]
-    fn keep_bucket(&mut self, bucket: Bucket, shape: &BucketShape) {
+    fn extend_bucket_lifetime(&mut self, bucket: Bucket, shape: &BucketShape) {
         if bucket.scale == shape.parts_per_unit.get() {
             if rate_code(shape) < self.code() {
                 self.set_code(rate_code(shape));
@@ -376,10 +380,10 @@ impl Slot {
         if lifetime::time_to_leak_us(bucket.level, self.code()) >= leaks_us.saturating_add(lifetime::GRAIN_US_MAX) {
             return;
         }
-        self.set_code(lifetime::rate_to_leak(bucket.level, leaks_us));
+        self.set_code(lifetime::rate_code_to_leak(bucket.level, leaks_us));
     }
 
-    /// Unpacks a pair.
+    /// Returns the pair in the slot, which must hold one.
     #[inline]
     fn pair(&self) -> Pair {
         let counts = self.small();
@@ -391,7 +395,7 @@ impl Slot {
         }
     }
 
-    /// Packs a pair. If it is unchanged, its lifetime is never shortened.
+    /// Stores a pair in the slot. If the pair is unchanged, its lifetime is not shortened.
     #[inline]
     fn set_pair(&mut self, pair: Pair, limit: &Limit) {
         // Two windows also for `fixed-window`: a rule may change to `sliding-counter`, which needs the previous count.
@@ -403,21 +407,21 @@ impl Slot {
         self.set(PAIR, life, pair.start_us, pair.window_us, counts);
     }
 
-    /// Unpacks a log. The ring of a long log is moved out of `rings`.
+    /// Returns the log in the slot, which must hold one. The entries of a longer log are moved out of `rings`.
     #[inline]
     fn take_log(&mut self, rings: &mut Rings) -> Log {
-        if let Some(index) = self.ring() {
+        if let Some(index) = self.ring_index() {
             return match rings.take(index) {
                 Block::Ring(words) => Log::from_ring(Ring::from_parts(self.ring_head(), words)),
                 Block::Long(long) => Log::from_long(long),
             };
         }
-        Log::from_few(self.few())
+        Log::from_inline(self.inline_entries())
     }
 
-    /// Unpacks the entries of a short log.
+    /// Returns the entries of a log of at most two, which the slot must hold.
     #[inline]
-    fn few(&self) -> InlineEntries {
+    fn inline_entries(&self) -> InlineEntries {
         let (small, time_us) = (self.small(), self.time_us());
         let first = Entry { time_us, units: (small & UNITS_MASK) as u32 };
         let len = (small >> (2 * UNITS_BITS)) as u8;
@@ -428,16 +432,16 @@ impl Slot {
         InlineEntries { len, entries: [first, second] }
     }
 
-    /// Packs the entries of a short log.
+    /// Stores a log of at most two entries in the slot, with a lifetime of the limit's window after the newest.
     #[inline]
-    fn set_few(&mut self, InlineEntries { len, entries: [first, second] }: InlineEntries, limit: &Limit) {
+    fn set_inline_entries(&mut self, InlineEntries { len, entries: [first, second] }: InlineEntries, limit: &Limit) {
         let small = u64::from(first.units) | u64::from(second.units) << UNITS_BITS | u64::from(len) << (2 * UNITS_BITS);
         let apart_us = second.time_us.saturating_sub(first.time_us);
         // The lifetime starts at the newest entry, but the slot's time is that of the first.
-        self.set(FEW, lifetime::code_up(limit.window_us() + apart_us), first.time_us, apart_us, small);
+        self.set(INLINE, lifetime::code_up(limit.window_us() + apart_us), first.time_us, apart_us, small);
     }
 
-    /// Unpacks the head of a long log.
+    /// Returns the head of the ring of a longer log, which the slot must hold.
     #[inline]
     fn ring_head(&self) -> RingHead {
         let (small, wide) = (self.small(), self.wide());
@@ -450,20 +454,20 @@ impl Slot {
         }
     }
 
-    /// Packs a log and moves its ring into `rings`.
+    /// Stores a log in the slot. The entries of a longer log move into `rings`.
     ///
-    /// A log that is not empty never expires earlier than before: a denial under a shorter window does not shorten its
+    /// Entries that stay never expire earlier than before: a denial under a shorter window does not shorten their
     /// lifetime.
     #[inline]
     fn put_log(&mut self, log: Log, limit: &Limit, rings: &mut Rings) {
-        let (place, newest_us) = (self.ring(), log.newest_us().unwrap_or(0));
-        // An entry was kept for so long. If the newest goes, by a refund or because the clock went back, the end comes
-        // earlier by as much: it is rounded up, and to round again what was rounded would never end.
+        let (place, newest_us) = (self.ring_index(), log.newest_us().unwrap_or(0));
+        // The lifetime after the newest entry. If a refund or a clock that went back removes the newest entry, the end
+        // moves back by as much. Otherwise the lifetime, which is rounded up, would grow with each such change.
         let lasts_us = self.expires_at_us().saturating_sub(self.newest_us());
         let ends_us = self.expires_at_us().min(newest_us + lasts_us);
         match log.into_parts() {
             LogParts::InlineEntries(few) => {
-                self.set_few(few, limit);
+                self.set_inline_entries(few, limit);
                 if let Some(index) = place {
                     rings.free(index);
                 }
@@ -488,25 +492,27 @@ impl Slot {
                 self.set_ring(index, head, limit);
             }
         }
-        self.live_until(ends_us);
+        self.extend_lifetime_to(ends_us);
     }
 
-    /// Returns the time of the newest entry of a log.
+    /// Returns the time of the newest entry of the log in the slot.
     fn newest_us(&self) -> u64 {
         match self.kind() {
-            FEW => self.time_us() + self.wide(),
+            INLINE => self.time_us() + self.wide(),
             _ => self.time_us(),
         }
     }
 
     /// Extends the lifetime of a log or a pair so that it expires no earlier than `ends_us`.
-    fn live_until(&mut self, ends_us: u64) {
+    fn extend_lifetime_to(&mut self, ends_us: u64) {
         if self.expires_at_us() < ends_us {
             self.set_code(lifetime::code_up(ends_us - self.time_us()));
         }
     }
 
-    /// Packs the head of a long log whose entries are in ring `index`.
+    /// Stores a longer log, whose entries are in the ring with the number `index`.
+    ///
+    /// Its lifetime is the limit's window after the newest entry.
     #[inline]
     fn set_ring(&mut self, index: u32, head: RingHead, limit: &Limit) {
         let small = u64::from(index)
@@ -518,27 +524,27 @@ impl Slot {
 
     /// Returns the time from which the slot may be dropped, in microseconds since the epoch.
     ///
-    /// From then on the state no longer matters to the limits that used it. It may have stopped mattering earlier.
+    /// From then on the state affects no decision of the limits that used it. That may already be so earlier.
     #[inline]
     pub(super) fn expires_at_us(&self) -> u64 {
         let lifetime_us = match self.kind() {
             BUCKET => lifetime::time_to_leak_us(self.small(), self.code()),
-            _ => lifetime::coded(self.code()),
+            _ => lifetime::decode(self.code()),
         };
         self.time_us() + lifetime_us
     }
 
-    /// Moves the entries of a long log from one set of rings to another. Does nothing for other states.
+    /// Moves the entries of a longer log from `from` to `to`. Does nothing for other states.
     pub(super) fn move_ring(&mut self, from: &mut Rings, to: &mut Rings) {
-        if let Some(ring) = self.ring() {
+        if let Some(ring) = self.ring_index() {
             let moved = to.put(None, from.take(ring));
             self.small = self.small >> RING_INDEX_BITS << RING_INDEX_BITS | u64::from(moved);
         }
     }
 
-    /// Returns the index of the ring of a long log; `None` for other states.
+    /// Returns the number in [`Rings`] of the ring of a longer log; `None` for other states.
     #[inline]
-    pub(super) fn ring(&self) -> Option<u32> {
+    pub(super) fn ring_index(&self) -> Option<u32> {
         (self.kind() == RING).then_some(self.small as u32)
     }
 
@@ -597,9 +603,9 @@ mod tests {
                 let limit: Limit = format!("{text} {algorithm}").parse().unwrap();
                 for cost in [1, 2, limit.cost_max() / 3, limit.cost_max()] {
                     let mut state = State::unused(&limit);
-                    let line = state.charge(&limit, now, cost.clamp(1, limit.cost_max()), true);
+                    let status = state.charge(&limit, now, cost.clamp(1, limit.cost_max()), true);
                     let slot = Slot::new(CounterHash::new(1, 2, 3), &limit, state, &mut Rings::default());
-                    let whole_us = line.reset_after.as_micros().unwrap();
+                    let whole_us = status.reset_after.as_micros().unwrap();
                     let kept_us = slot.expires_at_us() - now.as_micros();
                     assert!(kept_us >= whole_us, "{limit} {cost}: {kept_us} for {whole_us}");
                     assert!(
@@ -646,14 +652,14 @@ mod tests {
             ("7/s sliding", State::Log(Log::default())),
             (
                 "7/s sliding",
-                State::Log(Log::from_few(InlineEntries {
+                State::Log(Log::from_inline(InlineEntries {
                     len: 1,
                     entries: [entry(last, 10_000_000), Entry::default()],
                 })),
             ),
             (
                 "7/400day",
-                State::Log(Log::from_few(InlineEntries {
+                State::Log(Log::from_inline(InlineEntries {
                     len: 2,
                     entries: [entry(last - WINDOW_US_MAX, 1), entry(last, 10_000_000)],
                 })),
@@ -673,7 +679,7 @@ mod tests {
         for (limit, state) in states {
             let mut rings = Rings::default();
             let mut slot = Slot::new(name, &limit.parse().unwrap(), state.clone(), &mut rings);
-            assert!(slot.is(name));
+            assert!(slot.holds(name));
             assert_eq!(slot.unpack(&mut rings), state);
         }
     }

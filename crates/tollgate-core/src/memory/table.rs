@@ -22,7 +22,7 @@
 use super::counter_hash::CounterHash;
 use super::slot::Slot;
 
-/// A hash table of slots. A place is the index of a slot, from 0 to [`Table::places`] − 1.
+/// A hash table of slots. A *place* is the index of a slot, from 0 to [`Table::places`] − 1.
 #[derive(Debug, Default)]
 pub(super) struct Table {
     lines: Box<[CacheLine]>,
@@ -39,7 +39,7 @@ pub(super) const LINE_BYTES: usize = size_of::<CacheLine>();
 const LINES_MIN: usize = 2;
 
 impl Table {
-    /// Creates a table of `lines` empty lines.
+    /// Creates an empty table of `lines` cache lines, with two slots each.
     pub(super) fn with_lines(lines: usize) -> Table {
         Table { lines: (0..lines).map(|_| CacheLine::default()).collect(), len: 0 }
     }
@@ -50,19 +50,19 @@ impl Table {
         self.len
     }
 
-    /// Returns the number of lines.
+    /// Returns the number of cache lines. Each holds two slots.
     #[inline]
     pub(super) fn lines(&self) -> usize {
         self.lines.len()
     }
 
-    /// Returns the number of places, including empty ones.
+    /// Returns the number of slots, including empty ones.
     #[inline]
     pub(super) fn places(&self) -> usize {
         2 * self.lines.len()
     }
 
-    /// Returns the number of counters at which [`Table::insert`] grows the table, to keep searches short.
+    /// Returns how many counters the table takes before [`Table::insert`] grows it: five sixths of its slots.
     #[inline]
     pub(super) fn capacity(&self) -> usize {
         capacity(self.lines.len())
@@ -73,17 +73,17 @@ impl Table {
         size_of_val(&*self.lines)
     }
 
-    /// Returns the place of the counter with this name, or `None` if there is none.
+    /// Returns the index of the slot that holds the counter with this name, or `None` if there is none.
     ///
-    /// The place is valid until the next insertion, removal or resize.
+    /// The index is valid until the next insertion, removal or resize.
     #[inline(always)]
     pub(super) fn find(&self, name: CounterHash) -> Option<usize> {
         let home = self.home(name.table());
         let CacheLine(line) = self.lines.get(home)?;
         // Most counters are in their home line.
-        if line[0].is(name) {
+        if line[0].holds(name) {
             Some(2 * home)
-        } else if line[1].is(name) {
+        } else if line[1].holds(name) {
             Some(2 * home + 1)
         } else if line[1].is_empty() {
             None
@@ -97,16 +97,16 @@ impl Table {
     pub(super) fn find_mut(&mut self, name: CounterHash) -> Option<&mut Slot> {
         let home = self.home(name.table());
         let CacheLine(line) = self.lines.get(home)?;
-        if line[0].is(name) {
+        if line[0].holds(name) {
             return Some(&mut self.lines[home].0[0]);
         }
-        if line[1].is(name) {
+        if line[1].holds(name) {
             return Some(&mut self.lines[home].0[1]);
         }
         self.find_after(home, name).map(|place| self.slot_mut(place))
     }
 
-    /// Continues a search in the lines after `home`; `None` at once if `home` is not full.
+    /// Continues [`Table::find`] in the lines after `home`. Returns `None` at once if `home` is not full.
     #[inline(never)]
     fn find_after(&self, home: usize, name: CounterHash) -> Option<usize> {
         let mut at = home;
@@ -117,14 +117,14 @@ impl Table {
             }
             at = self.after(at);
             let CacheLine(line) = &self.lines[at];
-            if let Some(second) = line.iter().position(|slot| slot.is(name)) {
+            if let Some(second) = line.iter().position(|slot| slot.holds(name)) {
                 return Some(2 * at + second);
             }
         }
         None
     }
 
-    /// Returns the slot at a place, which may be empty.
+    /// Returns the slot with the index `place`, which may be empty.
     ///
     /// # Panics
     /// Panics if `place` is not below [`Table::places`].
@@ -133,7 +133,7 @@ impl Table {
         &mut self.lines[place / 2].0[place % 2]
     }
 
-    /// Returns the slot at a place, or `None` if the place is empty or out of range.
+    /// Returns the slot with the index `place`, or `None` if it is empty or out of range.
     #[inline]
     pub(super) fn get(&self, place: usize) -> Option<&Slot> {
         let slot = &self.lines.get(place / 2)?.0[place % 2];
@@ -145,7 +145,7 @@ impl Table {
         self.lines.iter_mut().flat_map(|line| &mut line.0).filter(|slot| !slot.is_empty())
     }
 
-    /// Inserts a slot whose name is not in the table yet, and returns its place.
+    /// Inserts a slot, whose name must not be in the table yet, and returns its index.
     ///
     /// Grows the table first if it is at its [capacity](Table::capacity), which moves other slots.
     pub(super) fn insert(&mut self, slot: Slot) -> usize {
@@ -162,9 +162,9 @@ impl Table {
         2 * at + second
     }
 
-    /// Removes and returns the slot at a place.
+    /// Removes and returns the slot with the index `place`, which must not be empty.
     ///
-    /// Other slots may move: into this place, and from later places to earlier ones.
+    /// Other slots may move: one into its place, and others into the gaps that follow from that.
     pub(super) fn remove(&mut self, place: usize) -> Slot {
         let (mut gap, second) = (place / 2, place % 2);
         let mut was_full = self.is_full(gap);
@@ -178,7 +178,7 @@ impl Table {
                 break;
             }
             was_full = self.is_full(at);
-            if let Some(which) = self.who_moves_up(at, gap) {
+            if let Some(which) = self.slot_to_move(at, gap) {
                 self.lines[gap].0[1] = self.take(at, which);
                 gap = at;
             }
@@ -186,7 +186,7 @@ impl Table {
         removed
     }
 
-    /// Moves all slots to a new table of `lines` lines.
+    /// Replaces the table by one of `lines` cache lines, and moves all counters there.
     ///
     /// If they exceed its [capacity](Table::capacity), the new table grows further.
     pub(super) fn resize(&mut self, lines: usize) {
@@ -200,33 +200,35 @@ impl Table {
         }
     }
 
-    /// Takes a slot out of its line and moves the other slot of the line to the left.
+    /// Takes the slot with the index `second` (0 or 1) out of line `at`. The other slot of the line moves to index 0.
     fn take(&mut self, at: usize, second: usize) -> Slot {
         let line = &mut self.lines[at].0;
         line.swap(second, 1);
         std::mem::take(&mut line[1])
     }
 
-    /// Returns the index of a slot in line `at` that may move to line `gap` before it: its home is not after `gap`.
-    fn who_moves_up(&self, at: usize, gap: usize) -> Option<usize> {
+    /// Returns the index (0 or 1) of a slot in line `at` that may move to the line `gap` before it; `None` if none may.
+    ///
+    /// A slot may move if its home line is not after `gap`.
+    fn slot_to_move(&self, at: usize, gap: usize) -> Option<usize> {
         let apart = self.steps(gap, at);
         let moves_up = |slot: &Slot| !slot.is_empty() && self.steps(self.home(slot.table_hash()), at) >= apart;
         self.lines[at].0.iter().position(moves_up)
     }
 
-    /// Returns the home line of a hash.
+    /// Returns the index of the line at which a search for this hash begins.
     #[inline(always)]
     fn home(&self, hash: u64) -> usize {
         ((u128::from(hash) * self.lines.len() as u128) >> 64) as usize
     }
 
-    /// Returns the line after `at`, wrapping around.
+    /// Returns the index of the line after `at`; 0 after the last one.
     #[inline(always)]
     fn after(&self, at: usize) -> usize {
         if at + 1 == self.lines.len() { 0 } else { at + 1 }
     }
 
-    /// Returns the number of steps forward from one line to another, wrapping around.
+    /// Returns how many lines `to` is after `from`. The first line follows the last.
     fn steps(&self, from: usize, to: usize) -> usize {
         if to >= from { to - from } else { to + self.lines.len() - from }
     }
@@ -236,7 +238,7 @@ impl Table {
     }
 }
 
-/// Returns how many counters a table of `lines` lines takes before it grows: five sixths of its places.
+/// Returns how many counters a table of `lines` cache lines takes before it grows: five sixths of its slots.
 ///
 /// A search then reads 1.3 lines on average halfway between two resizes, and two just before the next one.
 #[inline]
@@ -244,12 +246,12 @@ pub(super) fn capacity(lines: usize) -> usize {
     2 * lines - (2 * lines).div_ceil(6)
 }
 
-/// Returns how many lines are needed for `counters` counters.
+/// Returns how many cache lines a table needs for `counters` counters; at least 2.
 pub(super) fn lines_for(counters: usize) -> usize {
     (counters * 3).div_ceil(5).max(LINES_MIN)
 }
 
-/// Returns how many lines a table of `lines` lines has after it has grown: half as many more.
+/// Returns the number of cache lines to which a table of `lines` grows: half as many more, at least 2.
 #[inline]
 pub(super) fn larger(lines: usize) -> usize {
     (lines + lines / 2).max(LINES_MIN)

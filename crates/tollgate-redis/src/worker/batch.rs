@@ -18,31 +18,31 @@ pub(super) enum Batch {
     Command(Vec<u8>, Sender<Result<Reply, Fault>>),
 }
 
-/// Checks, and the callers that wait for them.
+/// The checks of a batch, and the callers that wait for their results.
 pub(super) struct Checks {
     steps: Vec<Step>,
-    /// The callers, and how many of the steps belong to each, in order.
+    /// The callers in order, each with the number of steps that belong to it.
     waiters: Vec<ChecksWaiter>,
     grouping: Grouping,
 }
 
 type ChecksWaiter = (usize, Sender<Result<Vec<Result<Decision, Fault>>, Fault>>);
 
-/// Refunds, and the callers that wait for them.
+/// The refunds of a batch, each with the caller that waits for its result.
 pub(super) struct Refunds(Vec<(Step, Sender<Result<(), Fault>>)>);
 
 impl Batch {
-    /// Takes work from the front of the backlog that can be sent together: checks of at most `callers_max` callers, or
-    /// refunds, or one command. Returns `None` if no work is left.
+    /// Takes work of one kind from the front of the backlog. Returns `None` if no work is left.
     ///
-    /// Drops checks and commands whose callers have given up.
+    /// That is checks of at most `callers_max` callers, or refunds, or one command. A batch has at most [`STEPS_MAX`]
+    /// checks or refunds. Checks and commands whose callers have given up are dropped.
     pub(super) fn next(backlog: &mut VecDeque<Work>, callers_max: usize) -> Option<Batch> {
         while backlog.pop_front_if(|work| is_abandoned(work)).is_some() {}
         Some(match backlog.pop_front()? {
             Work::Checks(mut steps, waiter) => {
                 let mut waiters = vec![(steps.len(), waiter)];
                 while waiters.len() < callers_max
-                    && let Some(work) = backlog.pop_front_if(|work| fits_behind(&steps, work))
+                    && let Some(work) = backlog.pop_front_if(|work| fits_into_call(&steps, work))
                 {
                     if let Work::Checks(more, waiter) = work
                         && !waiter.is_closed()
@@ -67,7 +67,7 @@ impl Batch {
         })
     }
 
-    /// Returns the number of callers that wait.
+    /// Returns the number of callers that wait for this batch.
     pub(super) fn callers(&self) -> usize {
         match self {
             Batch::Checks(checks) => checks.callers(),
@@ -76,7 +76,7 @@ impl Batch {
         }
     }
 
-    /// Returns the number of checks; zero for refunds and commands.
+    /// Returns the number of checks of all callers, equal ones included; zero for refunds and commands.
     pub(super) fn checks(&self) -> usize {
         match self {
             Batch::Checks(checks) => checks.steps.len(),
@@ -84,7 +84,10 @@ impl Batch {
         }
     }
 
-    /// Encodes the call.
+    /// Encodes the batch as one request to the server.
+    ///
+    /// Checks and refunds become a call of `script` that decides at `now`, or by the server's clock if `None`. For a
+    /// command, both arguments are ignored.
     pub(super) fn request(&self, script: Script<'_>, now: Option<Timestamp>) -> Vec<u8> {
         match self {
             Batch::Checks(checks) => encode_call(script, now, "check", &checks.distinct()),
@@ -95,8 +98,8 @@ impl Batch {
 
     /// Splits the batch into the calls in which it is sent.
     ///
-    /// With [`CallScope::Server`] that is the batch itself. With [`CallScope::Subject`] it is one call for each subject, in
-    /// the order in which the subjects first occur; work of one subject keeps its order.
+    /// With [`CallScope::Server`] that is the batch itself. With [`CallScope::Subject`] it is one call for each
+    /// subject, in the order in which the subjects first occur; work of one subject keeps its order.
     pub(super) fn into_calls(self, scope: CallScope) -> Vec<Batch> {
         match (scope, self) {
             (CallScope::Server, batch) | (CallScope::Subject, batch @ Batch::Command(..)) => vec![batch],
@@ -120,12 +123,14 @@ impl Batch {
         }
     }
 
-    /// Returns whether this is a call of the script.
+    /// Returns whether the batch is sent as a call of the script: `true` for checks and refunds, `false` for a command.
     pub(super) fn calls_script(&self) -> bool {
         !matches!(self, Batch::Command(..))
     }
 
-    /// Returns whether it holds different checks of different callers, so that [`Batch::halves`] separates some.
+    /// Returns whether the batch can be split into two different ones by [`Batch::halves`].
+    ///
+    /// `true` for several callers whose checks are not all equal, and for several refunds. `false` for a command.
     pub(super) fn is_divisible(&self) -> bool {
         match self {
             Batch::Checks(checks) => checks.callers() > 1 && checks.grouping.groups.len() > 1,
@@ -134,10 +139,12 @@ impl Batch {
         }
     }
 
-    /// Splits the callers into two batches.
+    /// Splits the callers, each with its checks or its refund, into two batches.
+    ///
+    /// Splits in the middle, or as near to it as possible, because callers with equal checks stay together.
     ///
     /// # Panics
-    /// If this is a command, which has one caller.
+    /// Panics if this is a command, which has one caller.
     pub(super) fn halves(self) -> (Batch, Batch) {
         match self {
             Batch::Checks(checks) => {
@@ -155,16 +162,17 @@ impl Batch {
     /// Sends the results in `reply` to the callers.
     ///
     /// # Errors
-    /// Returns the fault if the whole call failed. The callers have received it, too.
+    /// Returns the fault if the whole call of the script failed or the reply is malformed. The callers have received
+    /// it, too. An error reply to a command is sent to its caller and is not returned.
     pub(super) fn answer(self, reply: Reply) -> Result<(), Fault> {
         match self {
             Batch::Checks(checks) => {
-                let answers = answer::of_checks(reply, &checks.distinct());
+                let answers = answer::parse_checks(reply, &checks.distinct());
                 checks.hand_out(&answers);
                 answers.map(drop)
             }
             Batch::Refunds(refunds) => {
-                let answers = answer::of_refunds(reply, &refunds.steps());
+                let answers = answer::parse_refunds(reply, &refunds.steps());
                 refunds.hand_out(&answers);
                 answers.map(drop)
             }
@@ -178,8 +186,8 @@ impl Batch {
         }
     }
 
-    /// Sends a fault to all callers.
-    pub(super) fn refuse(self, fault: &Fault) {
+    /// Sends `fault` to all callers.
+    pub(super) fn fail(self, fault: &Fault) {
         match self {
             Batch::Checks(checks) => checks.hand_out(&Err(fault.clone())),
             Batch::Refunds(refunds) => refunds.hand_out(&Err(fault.clone())),
@@ -198,22 +206,24 @@ impl Checks {
         self.waiters.len()
     }
 
-    /// Splits the callers into two halves. Callers with equal checks stay together, so that a check that the server
-    /// cannot decide is alone after a few halvings, however many callers have sent it.
+    /// Splits the callers in the middle, or as near to it as possible.
+    ///
+    /// Callers with equal checks stay together, so that a check that the server cannot decide is alone after a few
+    /// halvings, however many callers have sent it.
     fn halves(self) -> (Checks, Checks) {
         let Checks { steps, waiters, grouping } = self;
         let (mut steps, mut groups) = (steps.into_iter(), grouping.group_of.into_iter());
         let mut callers: Vec<_> = waiters
             .into_iter()
             .map(|waiter| {
-                let its_groups: Vec<usize> = groups.by_ref().take(waiter.0).collect();
-                (its_groups, steps.by_ref().take(waiter.0).collect::<Vec<Step>>(), waiter)
+                let own_groups: Vec<usize> = groups.by_ref().take(waiter.0).collect();
+                (own_groups, steps.by_ref().take(waiter.0).collect::<Vec<Step>>(), waiter)
             })
             .collect();
         callers.sort_by(|(one, ..), (other, ..)| one.cmp(other));
         let middle = callers.len() / 2;
-        let parts_at = |&at: &usize| callers[at - 1].0 != callers[at].0;
-        let cut = (1..callers.len()).filter(parts_at).min_by_key(|at| at.abs_diff(middle)).unwrap_or(middle);
+        let differs_at = |&at: &usize| callers[at - 1].0 != callers[at].0;
+        let cut = (1..callers.len()).filter(differs_at).min_by_key(|at| at.abs_diff(middle)).unwrap_or(middle);
         let second = callers.split_off(cut);
         let [first, second] = [callers, second].map(|callers| {
             let (steps, waiters): (Vec<_>, Vec<_>) =
@@ -223,12 +233,15 @@ impl Checks {
         (first, second)
     }
 
-    /// Returns each distinct check, in the order of the call, with its repeat count.
+    /// Returns each distinct check with the number of its occurrences, in the order in which the call decides them.
     fn distinct(&self) -> Vec<(&Step, usize)> {
         self.grouping.groups.iter().map(|&(index, count)| (&self.steps[index], count)).collect()
     }
 
-    /// Sends each caller its part of the answers to the distinct checks.
+    /// Sends each caller the results of its checks, or to all callers the fault of the whole call.
+    ///
+    /// `answers` has an element per distinct check. The nth occurrence of a check gets its nth decision, or the last
+    /// one if there are fewer.
     fn hand_out(self, answers: &Result<Vec<StepDecisions>, Fault>) {
         let answers = match answers {
             Ok(answers) => answers,
@@ -261,7 +274,9 @@ impl Refunds {
     }
 }
 
-/// Returns whether the caller has given up. A refund is executed even then.
+/// Returns whether to drop the work because its caller has given up.
+///
+/// Always `false` for a refund, which is executed even then.
 fn is_abandoned(work: &Work) -> bool {
     match work {
         Work::Checks(_, waiter) => waiter.is_closed(),
@@ -270,15 +285,15 @@ fn is_abandoned(work: &Work) -> bool {
     }
 }
 
-/// Returns whether work can be added to a call with these steps.
-fn fits_behind(steps: &[Step], work: &Work) -> bool {
+/// Returns whether `work` can be added to a call with these checks: it is checks, and at most [`STEPS_MAX`] in all.
+fn fits_into_call(steps: &[Step], work: &Work) -> bool {
     match work {
         Work::Checks(more, _) => steps.len() + more.len() <= STEPS_MAX,
         Work::Refund(..) | Work::Command(..) => false,
     }
 }
 
-/// Groups values by key, in the order in which the keys first occur.
+/// Groups values by their keys. The groups are in the order in which their keys first occur.
 fn group_in_order<K: PartialEq, V>(values: impl Iterator<Item = (K, V)>) -> Vec<Vec<V>> {
     let mut groups: Vec<(K, Vec<V>)> = Vec::new();
     for (key, value) in values {
@@ -290,11 +305,11 @@ fn group_in_order<K: PartialEq, V>(values: impl Iterator<Item = (K, V)>) -> Vec<
     groups.into_iter().map(|(_, values)| values).collect()
 }
 
-/// Groups of equal steps.
+/// The steps of a batch, divided into groups of equal ones. A group is sent as one step with a repeat count.
 struct Grouping {
     /// For each distinct step, the index of its first occurrence and the number of occurrences.
     groups: Vec<(usize, usize)>,
-    /// The group of each step.
+    /// For each step, the index of its group in `groups`.
     group_of: Vec<usize>,
 }
 
@@ -302,7 +317,7 @@ impl Grouping {
     fn of(steps: &[Step]) -> Grouping {
         let mut order: Vec<usize> = (0..steps.len()).collect();
         if steps.iter().all(Step::has_one_limit) {
-            order.sort_by_key(|&index| steps[index].order());
+            order.sort_by_key(|&index| steps[index].counter_keys());
         }
         let mut groups: Vec<(usize, usize)> = Vec::with_capacity(steps.len());
         let mut group_of = vec![0; steps.len()];

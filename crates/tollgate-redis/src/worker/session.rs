@@ -1,31 +1,32 @@
 //! One connection in use: calls are sent, and their replies arrive in the same order.
 //!
-//! **When a batch leaves.** A check that finds the connection idle leaves at once. While calls are in flight, checks are
-//! collected, because a call with 32 checks costs the server a third of 32 calls. They leave together at the first of
-//! these moments:
+//! **When a batch is sent.** A check that finds the connection idle is sent at once. While calls are in flight, checks
+//! are collected, because a call with 32 checks costs the server a third of 32 calls. They are sent together at the
+//! first of these moments:
 //!
 //! ```text
-//!   nothing is in flight       the next batch leaves at once, with everything that waits
-//!   one batch is in flight     a second leaves as soon as 16 callers wait, so that the server finds it when it is done
-//!   1 to 31 are in flight      the next leaves when its oldest caller has waited for 1 ms, or when it is full
+//!   nothing is in flight       the next batch is sent at once, with everything that waits
+//!   one batch is in flight     a second is sent as soon as 16 callers wait, so that the server finds it when it is done
+//!   1 to 31 are in flight      the next is sent when its oldest caller has waited for 1 ms, or when it is full
 //! ```
 //!
 //! The second line keeps a nearby server busy while the worker distributes its replies. Callers are divided between the
 //! two batches, because two calls of 32 cost less than many small ones. The third line is for a distant server: a check
-//! waits for its own round trip and a millisecond, however long the round trip is. A nearby server replies before the
-//! millisecond is over, so the timer has no effect.
+//! waits for its own round trip and a millisecond, as long as fewer than 32 batches are in flight. A nearby server
+//! replies before the millisecond is over, so the timer has no effect.
 //!
 //! **A batch is one call or several.** A server that runs scripts with any keys gets one call. Where all keys of a call
-//! must belong to one subject ([`CallScope::Subject`]), the batch becomes one call per subject. All of them are put
-//! into the outbox together, so they usually leave in one write. Limits on what is in flight count batches.
+//! must belong to one subject ([`CallScope::Subject`](super::CallScope::Subject)), the batch becomes one call per
+//! subject. All of them are put into the outbox together, so they are usually sent in one write. Limits on what is in
+//! flight count batches.
 //!
-//! **One timer.** It ticks every millisecond while calls are in flight. At each tick the worker takes what has come into
-//! the queue, and sends it if it is due. The tick also detects calls that take too long. No timer is set per check or
-//! per call, and callers do not wake the worker unless they may fill the second batch.
+//! **One timer.** It ticks every millisecond while calls are in flight. At each tick the worker takes what has come
+//! into the queue, and sends it if it is due. The tick also detects calls that take too long. No timer is set per check
+//! or per call, and callers do not wake the worker unless they may fill the second batch.
 //!
 //! **Sending and receiving at once.** Requests are put into the connection's outbox. What the socket does not take at
-//! once is sent while replies are received. So a server that does not read cannot keep the worker from reading. The number of batches in flight
-//! bounds the outbox, and the timeout of the oldest call bounds the wait.
+//! once is sent while replies are received. So a server that does not read cannot keep the worker from reading. The
+//! number of batches in flight bounds the outbox, and the timeout of the oldest call bounds the wait.
 //!
 //! **A reply belongs to the oldest call.** That holds as long as every call gets its reply from this connection.
 //! Whatever casts doubt on that (a timeout, invalid bytes, a broken stream) ends the session and all calls in flight.
@@ -61,35 +62,35 @@ use crate::request::Script;
 /// The maximum number of batches in flight. With one each millisecond this covers a round trip of 32 ms; at a longer
 /// one, batches grow instead.
 const BATCHES_MAX: usize = 32;
-/// With fewer batches in flight than this, the next one leaves as soon as it has [`CALLERS_WORTH_A_BATCH`]: one that the
-/// server works on, and one that it finds when it is done.
+/// With fewer batches in flight than this, the next one is sent as soon as it has [`CALLERS_WORTH_A_BATCH`]: one that
+/// the server works on, and one that it finds when it is done.
 const EAGER_BATCHES_MAX: usize = 2;
 /// The number of callers that are worth a second batch behind the first. Measured with 64 callers: calls of 32 beat
 /// smaller ones.
 const CALLERS_WORTH_A_BATCH: usize = 16;
-/// The maximum time for which a caller waits for others to share its call, while another batch may leave.
+/// The maximum time for which a caller waits for others to share its call, while another batch may be sent.
 const WAIT_MAX: Duration = Duration::from_millis(1);
 /// The period of the timer. Tokio's timer counts whole milliseconds and rounds up, so it ticks every millisecond.
 const TICK: Duration = Duration::from_micros(500);
 
-/// The use of one connection by a worker.
+/// A worker's use of one connection, from the first call until the connection is dropped.
 pub(super) struct Session<'a> {
     worker: &'a Worker,
     connection: Connection,
     /// Calls without a reply, the oldest first.
     in_flight: VecDeque<InFlight>,
-    /// The number of batches of which a call is in flight.
+    /// The number of batches in flight: those whose last call has no reply yet.
     batches_in_flight: usize,
-    /// Calls to be resent.
-    again: VecDeque<(Batch, ScriptRef)>,
-    /// The number of callers of the latest reply.
+    /// Calls to be resent, which the server has not executed.
+    to_resend: VecDeque<(Batch, ScriptRef)>,
+    /// The number of callers that got the latest reply.
     callers_answered: usize,
-    /// When the queue was last emptied. Whatever is found in it came later.
+    /// When work was last moved from the queue to the backlog.
     collected_at: Instant,
-    /// Since when the oldest caller in the backlog may have waited.
+    /// The earliest time at which the oldest work in the backlog may have arrived; `None` if the backlog is empty.
     waiting_since: Option<Instant>,
     tick: Interval,
-    /// Why nothing more is sent on this connection, if so.
+    /// The reason why nothing more is sent on this connection; `None` while it is in normal use.
     draining: Option<Fault>,
 }
 
@@ -101,12 +102,12 @@ struct InFlight {
     ends_batch: bool,
 }
 
-/// How a call refers to the script.
+/// How an attempt to run a call refers to the script.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum ScriptRef {
-    /// By its SHA-1.
+    /// By its SHA-1, in the first attempt.
     Sha,
-    /// By its SHA-1 in a second attempt, after another call has sent the source.
+    /// By its SHA-1 in a second attempt: another call in flight has sent the source.
     ShaAgain,
     /// By its source.
     Source,
@@ -121,7 +122,7 @@ impl<'a> Session<'a> {
             connection,
             in_flight: VecDeque::new(),
             batches_in_flight: 0,
-            again: VecDeque::new(),
+            to_resend: VecDeque::new(),
             callers_answered: 0,
             collected_at: Instant::now(),
             waiting_since: None,
@@ -130,7 +131,10 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Uses the connection until it must be dropped or the queue is closed.
+    /// Sends the work in `queue` and `backlog` until the connection must be dropped or the queue is closed.
+    ///
+    /// Returns `Closed` if the queue is closed and all work is done. Else returns `Open`: the connection must be
+    /// dropped, calls without a reply have failed, and work that was not sent stays in `backlog` and `queue`.
     pub(super) async fn serve(mut self, queue: &mut mpsc::Receiver<Work>, backlog: &mut VecDeque<Work>) -> QueueState {
         // The backlog is outside the queue: no more callers wait there for a second batch than the queue may hold.
         let worth_a_batch = CALLERS_WORTH_A_BATCH.min(queue.max_capacity());
@@ -153,10 +157,10 @@ impl<'a> Session<'a> {
                 }
                 let mut arrived = Vec::new();
                 tokio::select! {
-                    // The connection first: a check that arrives when the server has just closed it must wait for the next
+                    // The connection first: a check that arrives after the server has closed it must wait for the next
                     // connection.
                     biased;
-                    () = self.connection.hung_up() => return QueueState::Open,
+                    () = self.connection.closed_or_readable() => return QueueState::Open,
                     count = queue.recv_many(&mut arrived, STEPS_MAX) => if count == 0 { return QueueState::Closed },
                 }
                 backlog.extend(arrived);
@@ -174,7 +178,8 @@ impl<'a> Session<'a> {
                         backlog.push_back(work);
                         Ok(())
                     }
-                    // The time at which the tick was due, not the present: if this task runs late, the reply may have arrived.
+                    // The time at which the tick was due, not the current time: if this task runs late, the reply may
+                    // have arrived.
                     due = self.tick.tick() => self.check_timeout(due),
                 }
             };
@@ -186,11 +191,15 @@ impl<'a> Session<'a> {
     }
 
     /// Returns whether another batch may be sent.
+    ///
+    /// `false` if [`BATCHES_MAX`] are in flight, or the session is draining.
     fn has_room(&self) -> bool {
         self.batches_in_flight < BATCHES_MAX && self.draining.is_none()
     }
 
-    /// Moves work from the queue to the backlog, if a batch could leave with it.
+    /// Moves work from the queue to the backlog, until it has [`STEPS_MAX`] callers.
+    ///
+    /// Moves nothing if no batch may be sent. Also updates `collected_at` and `waiting_since`.
     fn collect(&mut self, queue: &mut mpsc::Receiver<Work>, backlog: &mut VecDeque<Work>) {
         let collected_before = std::mem::replace(&mut self.collected_at, Instant::now());
         while self.has_room()
@@ -202,7 +211,9 @@ impl<'a> Session<'a> {
         self.waiting_since = (!backlog.is_empty()).then(|| self.waiting_since.unwrap_or(collected_before));
     }
 
-    /// Sends the batch that should leave now. Returns whether there was one.
+    /// Sends the oldest call to be resent, or else the next batch if it is due. Returns whether something was sent.
+    ///
+    /// With fewer than [`EAGER_BATCHES_MAX`] batches in flight, `worth_a_batch` waiting callers make a batch due.
     ///
     /// # Errors
     /// Returns a fault if the connection is broken.
@@ -210,7 +221,7 @@ impl<'a> Session<'a> {
         if !self.has_room() {
             return Ok(false);
         }
-        if let Some((call, script)) = self.again.pop_front() {
+        if let Some((call, script)) = self.to_resend.pop_front() {
             self.queue(call, script, true);
             return self.connection.send_queued().await.map(|()| true);
         }
@@ -232,11 +243,13 @@ impl<'a> Session<'a> {
         self.connection.send_queued().await.map(|()| true)
     }
 
-    /// Puts a call into the outbox.
+    /// Puts a call into the outbox and records it as in flight.
+    ///
+    /// `ends_batch` tells whether it is the last call of its batch.
     fn queue(&mut self, batch: Batch, script: ScriptRef, ends_batch: bool) {
         let name = match script {
-            ScriptRef::Sha | ScriptRef::ShaAgain => Script::Known(self.connection.script_sha()),
-            ScriptRef::Source => Script::Whole(self.worker.script),
+            ScriptRef::Sha | ScriptRef::ShaAgain => Script::Sha(self.connection.script_sha()),
+            ScriptRef::Source => Script::Source(self.worker.script),
         };
         let now = self.worker.clock.as_ref().map(|clock| clock.now());
         let request = batch.request(name, now);
@@ -257,7 +270,10 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Passes what was received to the callers of the oldest call.
+    /// Handles the reply to the oldest call in flight, or the fault with which receiving it failed.
+    ///
+    /// # Errors
+    /// Returns a fault if the connection must be dropped.
     fn receive(&mut self, reply: Result<Reply, Fault>) -> Result<(), Fault> {
         let Some(oldest) = self.in_flight.pop_front() else { return Ok(()) };
         self.batches_in_flight -= usize::from(oldest.ends_batch);
@@ -265,7 +281,7 @@ impl<'a> Session<'a> {
         match reply {
             Ok(reply) => self.answer(oldest, reply)?,
             Err(fault) => {
-                oldest.batch.refuse(&fault);
+                oldest.batch.fail(&fault);
                 return Err(fault);
             }
         }
@@ -281,23 +297,23 @@ impl<'a> Session<'a> {
         {
             if message.starts_with("NOSCRIPT") && script != ScriptRef::Source {
                 self.worker.counters.scripts_sent.fetch_add(1, Ordering::Relaxed);
-                // One source is enough for all calls that the server rejects at this moment: the calls in flight were sent
-                // after this one.
+                // One source is enough for all calls that the server rejects at this moment: the calls in flight were
+                // sent after this one.
                 let source_is_sent = self.in_flight.iter().any(|call| call.script == ScriptRef::Source);
                 let is_first = script == ScriptRef::Sha;
                 let script = if is_first && source_is_sent { ScriptRef::ShaAgain } else { ScriptRef::Source };
-                self.again.push_back((batch, script));
+                self.to_resend.push_back((batch, script));
                 return Ok(());
             }
             if Fault::of_reply(message).kind == Kind::Foreign && batch.is_divisible() {
                 let (first, second) = batch.halves();
-                self.again.push_back((first, ScriptRef::Sha));
-                self.again.push_back((second, ScriptRef::Sha));
+                self.to_resend.push_back((first, ScriptRef::Sha));
+                self.to_resend.push_back((second, ScriptRef::Sha));
                 return Ok(());
             }
         }
         match batch.answer(reply) {
-            Err(fault) if fault.is_of_a_replica() => {
+            Err(fault) if fault.is_read_only() => {
                 self.draining.get_or_insert(fault);
                 Ok(())
             }
@@ -306,15 +322,18 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Ends all calls without a reply: those in flight may have been executed, those to be resent were not.
+    /// Fails all calls without a reply.
+    ///
+    /// Calls in flight may have been executed: their callers get `TimedOut` or `Interrupted`. Calls to be resent were
+    /// not executed: their callers get `Unreachable`.
     fn give_up(self, fault: &Fault) {
         let in_flight = match fault.kind {
             Kind::TimedOut | Kind::Interrupted => fault.clone(),
             _ => Fault::new(Kind::Interrupted, format!("the connection was dropped during a call: {}", fault.message)),
         };
-        self.in_flight.into_iter().for_each(|call| call.batch.refuse(&in_flight));
+        self.in_flight.into_iter().for_each(|call| call.batch.fail(&in_flight));
         let message = format!("the connection was dropped before the call was sent: {}", fault.message);
         let unexecuted = Fault::new(Kind::Unreachable, message);
-        self.again.into_iter().for_each(|(batch, _)| batch.refuse(&unexecuted));
+        self.to_resend.into_iter().for_each(|(batch, _)| batch.fail(&unexecuted));
     }
 }

@@ -14,10 +14,10 @@ const TRACES: u64 = 16;
 /// Enough for several closed chunks of 256 entries.
 const CALLS: usize = 1_500;
 const WINDOW_US: u64 = 300_000;
-/// How far the lives of two equal keys may be apart: they are set by two commands, one after the other.
+/// The maximum difference between the TTLs of two equal keys, which are set by two commands, one after the other.
 const TTL_TOLERANCE_MS: i64 = 60_000;
 
-/// One call: `verbs and lines` for the keys of one of the two scripts.
+/// One call of the script: its time, its keys and its arguments.
 struct Call {
     now_us: u64,
     keys: Vec<String>,

@@ -203,8 +203,8 @@ async fn replica_is_not_used_until_it_is_promoted() {
     healed(&store).await;
 }
 
-/// After a failover the old master answers READONLY to every call that writes. Calls that were sent before the first such
-/// answer arrived have answers of their own, so it is known of each whether it was executed.
+/// After a failover the old master answers READONLY to every call that writes. Calls that were sent before the first
+/// such answer arrived have answers of their own, so it is known of each whether it was executed.
 #[tokio::test]
 async fn calls_in_flight_when_the_server_becomes_a_replica_get_their_own_replies() {
     const READONLY: &[u8] = b"-READONLY You can't write against a read only replica.\r\n";

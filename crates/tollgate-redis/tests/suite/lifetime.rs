@@ -1,11 +1,12 @@
-//! The lifetime of a key that several limits use. Only the server's clock shows it: with a given time, every key lives for
-//! minutes.
+//! The lifetime of a key that several limits use. Only the server's clock shows it: with a given time, every key lives
+//! for minutes.
 
 use tollgate_core::{Check, Cost, Demand, Key, Limit, Scope, Store};
 use tollgate_redis::RedisStore;
 use tollgate_testkit::server::{Brand, Config, Server};
 
-/// Creates a demand on a rule's counter, which is the same for all limits: two versions of a rule may be in use at once.
+/// Creates a demand on a rule's counter, which is the same for all limits: two versions of a rule may be in use at
+/// once.
 fn in_rule(limit: &str, cost: u32) -> Demand<'static> {
     let key = Key::scoped("k", Scope::rule("rule", "limit")).unwrap();
     Demand::new(limit.parse().unwrap(), key).cost(Cost::new(cost))

@@ -227,7 +227,8 @@ fn spoil(redis: &OnServer, now_us: u64, subject: &str) {
     redis.server.command(&["RPUSH", &key, &old, "hello", &fresh, &fresh]);
 }
 
-/// Writes a chunked log with `entries` entries of one unit, one every microsecond, the last a microsecond before `now_us`.
+/// Writes a chunked log with `entries` entries of one unit, one every microsecond, the last a microsecond before
+/// `now_us`.
 fn fill_chunked(redis: &OnServer, log: &Demand<'_>, entries: u64, now_us: u64) {
     for entry in 0..entries {
         redis.clock.set(Timestamp::from_micros(now_us - entries + entry));

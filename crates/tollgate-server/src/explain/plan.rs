@@ -1,4 +1,4 @@
-//! Finds the plan of a caller, and where it is assigned.
+//! Determines the plan of a caller, and where it is assigned.
 
 use std::net::IpAddr;
 
@@ -10,7 +10,9 @@ use tollgate::rules::{LimitSetId, PlanQuestion};
 
 use super::PlanExplanation;
 
-/// Returns the question for the lookups, or `None` if no rule has limits per plan or the rules determine the plan.
+/// Returns the question about the caller that plan lookups are to answer.
+///
+/// `None` if no rule has limits per plan, or the configuration determines the caller's plan.
 pub(super) fn question<B>(loaded: &Loaded, request: &Request<B>, peer: IpAddr, now: Timestamp) -> Option<PlanQuestion> {
     let rules = &loaded.rules;
     let origin = Origin { peer, headers: request.headers(), path: "" };
@@ -19,9 +21,12 @@ pub(super) fn question<B>(loaded: &Loaded, request: &Request<B>, peer: IpAddr, n
     is_unknown.then(|| PlanQuestion::about(&identity))
 }
 
-/// Returns the limit set of the caller and an explanation of its plan, which is `None` if no rule has limits per plan.
-/// `looked_up` is the result of the lookups.
-pub(super) fn of(
+/// Returns the set of limits that applies to the caller, and the caller's plan: its name and its source.
+///
+/// The plan is `None` if no rule has limits per plan.
+///
+/// `looked_up` is the result of the plan lookups; `None` if none was asked.
+pub(super) fn resolve(
     loaded: &Loaded,
     looked_up: Option<LimitSetId>,
     identity: &Identity<'_>,

@@ -14,11 +14,11 @@
 //! | `/v1/explain` | POST | yes | what the rules would do with a request |
 //! | `/v1/reload` | POST | yes | reloads the configuration and the certificate |
 //!
-//! Orchestrators and scrapers have no token, and the first three paths identify no caller. So these are open to every client
-//! that reaches the listener, which binds to loopback by default. Everything else needs the token; without it, an unknown path
-//! and a known one get the same response. Bodies and headers are bounded as on the HTTP listener. Requests that a web page may
-//! have made a browser send are rejected first (`browser.rs`), and a client that guesses tokens waits for its responses
-//! (`auth_guard.rs`).
+//! Orchestrators and scrapers have no token, and the first three paths identify no caller. So these are open to every
+//! client that reaches the listener, which binds to loopback by default. Everything else needs the token; without it,
+//! an unknown path and a known one get the same response. Bodies and headers are bounded as on the HTTP listener.
+//! Requests that a web page may have made a browser send are rejected first (`browser.rs`), and a client that guesses
+//! tokens waits for its responses (`auth_guard.rs`).
 
 mod bans;
 mod keys;
@@ -44,7 +44,7 @@ use crate::explain::Explanation;
 use crate::listener::{BoxError, ConnectionContext, Listener, Role, ServeFuture, ServerState};
 use crate::listeners::http::connection::{self, OVER_LIMIT_RESPONSE, json, method_not_allowed, problem, read_body};
 use crate::listeners::http::foreign_origin;
-use crate::listeners::http::general::{ResponseBody, complete};
+use crate::listeners::http::general::{ResponseBody, full_body};
 use crate::listeners::http::request::CheckRequest;
 use crate::metrics::{self, ListenerStats, Metrics, Rejection};
 use crate::readiness::Readiness;
@@ -56,12 +56,14 @@ const IDLE_MAX: Duration = Duration::from_secs(10);
 /// The most bytes of a body: enough for all headers of a request to explain.
 const BODY_BYTES_MAX: usize = 256 * 1024;
 
-/// Returns whether an address can be reached from this machine alone.
+/// Returns whether `address` is a loopback address (127.0.0.0/8, `::1`), also if it is mapped from IPv4 to IPv6.
+///
+/// Only this machine can reach such an address.
 pub fn is_loopback(address: IpAddr) -> bool {
     address.to_canonical().is_loopback()
 }
 
-/// The admin listener: answers probes, metrics, and the operator's requests.
+/// The admin listener: serves health, readiness, metrics, and the API for operators.
 pub(crate) struct AdminListener {
     limiter: Limiter,
     /// `None` rejects every request that needs a token.
@@ -115,7 +117,7 @@ impl AdminListener {
         }
     }
 
-    /// Answers one request of the client at `peer`.
+    /// Answers one request of the client at `peer`. Every response has `cache-control: no-store`.
     async fn answer<B>(&self, request: Request<B>, peer: IpAddr) -> Response<ResponseBody>
     where
         B: Body<Data = Bytes>,
@@ -126,10 +128,13 @@ impl AdminListener {
             None => self.route(request, peer).await,
         };
         response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
-        response.map(complete)
+        response.map(full_body)
     }
 
-    /// Returns the response to a request that a web page may have made a browser send, or `None` if it is not such a request.
+    /// Returns the rejection of a request that a browser may have sent for a web page, or `None` for other requests.
+    ///
+    /// It is 421 for an unknown `Host`, and 403 for a foreign origin. Counts and logs the rejection.
+    ///
     /// `/healthz` discloses nothing and is never rejected.
     fn reject<B>(&self, request: &Request<B>) -> Option<Response<Bytes>> {
         if request.uri().path() == "/healthz" {
@@ -163,7 +168,9 @@ impl AdminListener {
         response
     }
 
-    /// Answers a request that needs no token, or returns `None` if it needs one.
+    /// Answers a request to `/healthz`, `/readyz` or `/metrics`, which need no token.
+    ///
+    /// Returns `None` for all other paths.
     fn answer_public<B>(&self, request: &Request<B>) -> Option<Response<Bytes>> {
         let is_get = matches!(*request.method(), Method::GET | Method::HEAD);
         let answer: fn(&AdminListener) -> Response<Bytes> = match request.uri().path() {
@@ -203,7 +210,12 @@ impl AdminListener {
         }
     }
 
-    /// Checks the token. `Err` is the response to a request without the right one.
+    /// Checks the bearer token of a request.
+    ///
+    /// `Err` is the response: 401 if the token is missing or wrong or the server has none, 429 if too many attempts of
+    /// `peer` are waiting.
+    ///
+    /// A wrong token is counted. After some failures of `peer`, the answer is delayed, even for the right token.
     async fn authenticate(&self, headers: &HeaderMap, peer: IpAddr) -> Result<(), Response<Bytes>> {
         let authorization = headers.get(AUTHORIZATION).map(HeaderValue::as_bytes);
         let bearer = authorization
@@ -239,7 +251,10 @@ impl AdminListener {
         response
     }
 
-    /// Explains what the rules would do with the request that the body describes. `?reveal=true` shows the values of subjects.
+    /// Answers with what the rules would do with the request that the body describes.
+    ///
+    /// The answer is 400 if the query or the body is invalid, or the server has no rules. `?reveal=true` shows the
+    /// values of subjects.
     async fn explain<B>(&self, request: Request<B>, query: &str) -> Response<Bytes>
     where
         B: Body<Data = Bytes>,

@@ -1,8 +1,8 @@
 //! The HTTP listener: `POST /v1/check`.
 //!
-//! One JSON request, one JSON decision, with the headers that a limited service would send. A denial is 429 with the decision
-//! as its body, so that a caller can go by the status alone. A ban is 403, whether it is in the configuration or in the
-//! store.
+//! One JSON request, one JSON decision, with the headers that a limited service would send. A denial is 429 with the
+//! decision as its body, so that a caller can go by the status alone. A ban is 403, whether it is in the configuration
+//! or in the store.
 
 pub(crate) mod connection;
 mod fast_path;
@@ -31,7 +31,7 @@ use tollgate::rules::RequestView;
 use tollgate::{Check, CheckOptions, Decision, Limiter, OnFailure, Source, Timestamp};
 
 use self::connection::{OVER_LIMIT_RESPONSE, method_not_allowed, problem, read_body};
-use self::general::{ResponseBody, complete};
+use self::general::{ResponseBody, full_body};
 use self::policy_cache::PolicyCache;
 use self::request::{CheckRequest, CheckRequestError, ExplicitCheck};
 use crate::browser::BrowserPolicy;
@@ -70,8 +70,9 @@ impl Listener for HttpListener {
 }
 
 impl HttpListener {
-    /// Creates a listener that decides explicit checks by `limiter`. It has no rules, allows no foreign origin, and closes
-    /// connections that are idle for `idle`.
+    /// Creates a listener that decides explicit checks, which name their keys and limits, by `limiter`.
+    ///
+    /// It has no rules and no allowed origins, and closes a connection after `idle` without a request.
     pub(crate) fn new(limiter: Limiter, idle: Duration) -> HttpListener {
         HttpListener {
             limiter,
@@ -95,7 +96,7 @@ impl HttpListener {
         }
     }
 
-    /// Serves one connection until it ends.
+    /// Serves one connection until it ends, with the fast path for plain checks; see [`connection::serve`].
     pub(crate) async fn serve_stream<S>(&self, stream: S, context: ConnectionContext) -> Result<(), BoxError>
     where
         S: AsyncRead + AsyncWrite + Unpin,
@@ -103,7 +104,10 @@ impl HttpListener {
         connection::serve(stream, self.idle, context, Some(self), |request| self.answer(request)).await
     }
 
-    /// Answers one request.
+    /// Answers one request: a check, `/openapi.json` or `/docs`.
+    ///
+    /// A check that a browser sends for a web page of another site gets 403, an unknown path 404, and a wrong method
+    /// 405.
     pub(crate) async fn answer<B>(&self, request: Request<B>) -> Response<ResponseBody>
     where
         B: Body<Data = Bytes>,
@@ -122,10 +126,10 @@ impl HttpListener {
             (_, "/openapi.json" | "/docs") => method_not_allowed("GET, HEAD"),
             _ => problem(StatusCode::NOT_FOUND, "not_found", "expected POST /v1/check, GET /openapi.json or GET /docs"),
         };
-        response.map(complete)
+        response.map(full_body)
     }
 
-    /// Answers `POST /v1/check` with this body, and times it.
+    /// Answers `POST /v1/check` with this body, and records how long that took in `stats.request_times`.
     async fn check(&self, body: &[u8]) -> Response<Bytes> {
         let began = Instant::now();
         let response = self.check_body(body).await;
@@ -154,7 +158,7 @@ impl HttpListener {
         Ok(match answer {
             Ok(decision) => match Refusal::by_ban(&decision) {
                 Some(banned) => banned.response(&HeaderMap::new()),
-                None => decision_response(&decision, Some(&self.policies.of(&demands))),
+                None => decision_response(&decision, Some(&self.policies.get(&demands))),
             },
             Err(unavailable) => problem(StatusCode::SERVICE_UNAVAILABLE, "unavailable", &unavailable.client_message()),
         })
@@ -190,12 +194,12 @@ impl HttpListener {
 
 #[cfg(test)]
 impl HttpListener {
-    /// Sets the engine that decides described requests.
+    /// Sets the engine whose rules decide requests that the body of a check describes.
     pub(crate) fn with_rules(self, engine: Engine) -> HttpListener {
         HttpListener { engine: Some(engine), ..self }
     }
 
-    /// Sets which web pages may send requests.
+    /// Sets the policy that decides which web pages may send requests.
     pub(crate) fn with_browsers(self, browsers: BrowserPolicy) -> HttpListener {
         HttpListener { browsers, ..self }
     }
@@ -216,8 +220,11 @@ fn decision_response(decision: &Decision, policies: Option<&Policies>) -> Respon
     response
 }
 
-/// Writes the decision as JSON, without an intermediate value: this is the hot path of the listener.
-/// [`DecisionBody`](response::DecisionBody) describes the result.
+/// Returns the decision as JSON, as [`DecisionBody`](response::DecisionBody) describes it.
+///
+/// `policies` provide the names of the limits; without them the list of limits is empty.
+///
+/// Written without an intermediate value, because this is the hot path of the listener.
 fn decision_body(decision: &Decision, policies: Option<&Policies>) -> Bytes {
     let mut json = JsonText(Vec::with_capacity(64 + 192 * decision.limits.len()));
     json.raw("{\"allowed\":").flag(decision.allowed());
@@ -257,7 +264,7 @@ impl JsonText {
     }
 }
 
-/// Counts and logs a request that a page of another site made a browser send, and returns the 403 response.
+/// Counts and logs a request that a browser sent for a web page of another site, and returns the 403 response.
 pub(crate) fn foreign_origin(stats: &ListenerStats) -> Response<Bytes> {
     let warning = "rejected a request that a browser sent for a web page of another site; --allow-origin allows a page";
     stats.reject(Rejection::Origin, warning);

@@ -21,7 +21,9 @@ pub(crate) const KEPT_BYTES_MAX: usize = 4 * 1024;
 /// How long a connection that we have ended waits for the client's end.
 const LINGER: Duration = Duration::from_secs(1);
 
-/// Awaits the future, but no longer than `limit`. Creates a timer only if the future is not ready at its first poll.
+/// Returns the output of the future, or an error if it takes longer than `limit`.
+///
+/// Creates a timer only if the future is not ready at its first poll.
 pub(crate) async fn within<T>(limit: Duration, future: impl Future<Output = T>) -> Result<T, Elapsed> {
     let mut future = pin!(future);
     match poll_fn(|cx| Poll::Ready(future.as_mut().poll(cx))).await {
@@ -30,12 +32,14 @@ pub(crate) async fn within<T>(limit: Duration, future: impl Future<Output = T>) 
     }
 }
 
-/// Sends responses, after the other connections of this thread that are ready have been read. Fails with `TimedOut` if the
-/// client does not accept them within `limit`.
+/// Writes and flushes `responses`, after the other tasks of this thread that are ready have run.
 ///
-/// A write usually wakes the client. Written one by one, between reads and decisions of other connections, responses wake a
-/// client for each of them, and it sleeps again before the next one is there. Written together they find it awake. This is
-/// worth a tenth of a response as soon as there are two connections, and costs a single connection one yield.
+/// A write usually wakes the client. If responses are written between the reads and decisions of other connections, the
+/// client sleeps again before the next one arrives, and each of them wakes it. Written together they find it awake.
+/// With two or more connections this saves a tenth of the cost of a response. A single connection pays for one yield.
+///
+/// # Errors
+/// `TimedOut` if the client does not accept all bytes within `limit`, or the error of the stream.
 pub(crate) async fn send<S>(stream: &mut S, responses: &[u8], limit: Duration) -> io::Result<()>
 where
     S: AsyncWrite + Unpin,
@@ -49,10 +53,15 @@ where
     within(limit, sending).await.map_err(|_| io::ErrorKind::TimedOut)?
 }
 
-/// Sends the last responses and the end of the connection, in one packet if they fit, and then waits for the client's end.
+/// Sends the last responses and the end of the connection, in one packet if they fit.
 ///
-/// A client that waits for its response before it sends again thus never sends a request that is not read: when the response
-/// is there, so is the end.
+/// Then waits up to a second for the client to end the connection too.
+///
+/// A client that waits for its response before it sends again therefore never sends a request that is not read: the end
+/// of the connection arrives with the response.
+///
+/// # Errors
+/// `TimedOut` if the client does not accept all bytes within `limit`, or the error of the stream.
 pub(crate) async fn send_last<S>(stream: &mut S, responses: &[u8], limit: Duration) -> io::Result<()>
 where
     S: AsyncRead + AsyncWrite + Cork + Unpin,
@@ -68,7 +77,10 @@ where
     Ok(())
 }
 
-/// Ends a connection: sends its end and waits for the client's end, for a second at most.
+/// Sends the end of the connection, and waits up to a second for the client to end it too.
+///
+/// # Errors
+/// `TimedOut` if the end cannot be sent within `limit`, or the error of the stream.
 pub(crate) async fn close<S>(stream: &mut S, limit: Duration) -> io::Result<()>
 where
     S: AsyncRead + AsyncWrite + Unpin,
@@ -78,10 +90,12 @@ where
     Ok(())
 }
 
-/// Reads and discards what a client still sends after our end, until the client ends the connection too or a second has
-/// passed.
+/// Reads and discards bytes until the client ends the connection, it breaks, or a second has passed.
 ///
-/// Closing a socket with unread bytes resets the connection, and a reset destroys responses that the client has not read.
+/// Called after the server has ended its direction of the connection.
+///
+/// Closing a socket with unread bytes resets the connection, and a reset destroys responses that the client has not
+/// read.
 async fn linger<S: AsyncRead + Unpin>(stream: &mut S) {
     let discarding = poll_fn(|cx| {
         loop {
@@ -94,7 +108,11 @@ async fn linger<S: AsyncRead + Unpin>(stream: &mut S) {
     let _ = within(LINGER, discarding).await;
 }
 
-/// Reads once, without a buffer that outlives the call: an idle connection holds no memory for what may come.
+/// Reads once, up to 16 KiB, and passes the bytes to `take`.
+///
+/// Ready with their number, which is 0 at the end of the stream.
+///
+/// The buffer is on the stack, so an idle connection holds no memory for bytes that may arrive.
 fn poll_read<S>(stream: &mut S, cx: &mut Context<'_>, take: &mut impl FnMut(&[u8])) -> Poll<io::Result<usize>>
 where
     S: AsyncRead + Unpin,
@@ -106,7 +124,9 @@ where
     Poll::Ready(Ok(read.filled().len()))
 }
 
-/// Appends what can be read without waiting. Returns whether there was anything.
+/// Appends up to 16 KiB to `buffer` if they can be read without waiting.
+///
+/// Returns whether any bytes were read: false also at the end of the stream.
 pub(crate) async fn read_waiting<S: AsyncRead + Unpin>(stream: &mut S, buffer: &mut BytesMut) -> io::Result<bool> {
     poll_fn(|cx| {
         Poll::Ready(match poll_read(stream, cx, &mut |bytes| buffer.extend_from_slice(bytes)) {
@@ -117,8 +137,10 @@ pub(crate) async fn read_waiting<S: AsyncRead + Unpin>(stream: &mut S, buffer: &
     .await
 }
 
-/// Is ready when the client ends the connection, or with an error when it breaks. Bytes that come before that are appended,
-/// up to 16 KiB in all; with more in the buffer, nothing is read and the end is not noticed.
+/// Polls for the end of a connection: ready with `Ok` when the client ends it, and with an error when it breaks.
+///
+/// Bytes that arrive before that are appended to `buffer`. While the buffer has 16 KiB or more, nothing is read, and
+/// the end is not noticed.
 pub(crate) fn poll_end<S>(stream: &mut S, cx: &mut Context<'_>, buffer: &mut BytesMut) -> Poll<io::Result<()>>
 where
     S: AsyncRead + Unpin,
@@ -131,32 +153,36 @@ where
     Poll::Pending
 }
 
-/// Frees the unused capacity of a buffer that held `bytes_before`, if that was much and some of it was consumed.
+/// Frees the unused capacity of a buffer.
+///
+/// Does nothing unless `bytes_before`, the former length of the buffer, is more than 4 KiB, and some bytes were
+/// consumed since.
 pub(crate) fn shrink(buffer: &mut BytesMut, bytes_before: usize) {
     if bytes_before > KEPT_BYTES_MAX && buffer.len() < bytes_before {
         *buffer = BytesMut::from(&buffer[..]);
     }
 }
 
-/// The result of waiting for a client.
+/// The result of [`IdleTimeout::read`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum ReadOutcome {
     /// More bytes were appended.
     Bytes,
     /// The client has ended the connection.
     End,
-    /// The client was silent for too long, or the deadline has passed.
+    /// The client sent nothing for the idle time, or the deadline has passed.
     TimedOut,
     /// The interrupt completed first.
     Interrupted,
 }
 
-/// The time limit on silence of a client.
+/// A limit on the time for which a client may send nothing, and an optional deadline.
 ///
-/// One timer lives as long as the connection and is only set again when it fires, because setting one for each read would
-/// cost as much as a check. If something was read since it was set, it is then set to when that becomes too long ago.
+/// A client that sends single bytes now and then never exceeds the idle time. The deadline bounds the time for a whole
+/// request.
 ///
-/// A client that sends a little now and then is never silent. So what must be complete at some time also has a deadline.
+/// There is one timer for the life of a connection, because setting one for each read would cost as much as a check.
+/// When it fires although bytes were read since it was set, it is set again to the idle time after the last of them.
 pub(crate) struct IdleTimeout {
     idle: Duration,
     timer: Pin<Box<Sleep>>,
@@ -165,14 +191,14 @@ pub(crate) struct IdleTimeout {
 }
 
 impl IdleTimeout {
-    /// Creates a limit on silence that starts now, without a deadline.
+    /// Creates a limit of `idle` that starts now, without a deadline.
     pub(crate) fn new(idle: Duration) -> IdleTimeout {
         let last_read_at = Instant::now();
         let timer = Box::pin(tokio::time::sleep_until(last_read_at + idle));
         IdleTimeout { idle, timer, last_read_at, deadline: None }
     }
 
-    /// Returns when bytes were last read.
+    /// Returns when bytes were last read, or when this value was created.
     pub(crate) fn last_read_at(&self) -> Instant {
         self.last_read_at
     }
@@ -185,7 +211,15 @@ impl IdleTimeout {
         }
     }
 
-    /// Appends the next bytes to `buffer`. Bytes that are there already are read before `interrupt` is polled.
+    /// Waits for bytes and appends them to `buffer`.
+    ///
+    /// Stops waiting when the client ends the connection, a time limit is reached, or `interrupt` completes. Bytes that
+    /// have arrived already are read before `interrupt` is polled.
+    ///
+    /// Bytes that arrive after the deadline are appended too, but the outcome is [`ReadOutcome::TimedOut`].
+    ///
+    /// # Errors
+    /// If the connection breaks.
     pub(crate) async fn read<S, I>(
         &mut self,
         stream: &mut S,

@@ -1,21 +1,22 @@
 //! The RESP listener, for Redis clients.
 //!
-//! All commands that have arrived on a connection are decided as one batch and answered in one write. A client that pipelines
-//! costs one system call each way and, with Redis as the store, one call to the store for the whole pipeline.
+//! All commands that have arrived on a connection are decided as one batch and answered in one write. A client that
+//! pipelines costs one system call each way and, with Redis as the store, one call to the store for the whole pipeline.
 //!
 //! ```text
 //!   read ──▶ frame::parse ──▶ command::parse_command ──▶ Limiter::check_batch ──▶ reply ──▶ write
 //!            once per complete command in the buffer                in the same order
 //! ```
 //!
-//! Bounds: bytes per argument and command, commands per batch, bytes of unsent replies, connections, idle time, the time in
-//! which a command must arrive, and the time in which the password must be given. So a client that sends single bytes does not
-//! keep its connection. A malformed frame is answered with an error, and the connection is closed. A malformed command is
-//! answered with an error that says what is expected, and the connection stays open.
+//! Bounds: bytes per argument and command, commands per batch, bytes of unsent replies, connections, idle time, the
+//! time in which a command must arrive, and the time in which the password must be given. So a client that sends single
+//! bytes does not keep its connection. A malformed frame is answered with an error, and the connection is closed. A
+//! malformed command is answered with an error that says what is expected, and the connection stays open.
 //!
-//! **Cross-protocol requests.** A web page can make a browser send an HTTP request to this port, with commands in its body. So
-//! an unknown *inline* command ends the connection before the next line is read, whatever it is: a request line, a header, a
-//! STUN message. Clients send commands as arrays; an unknown command in an array is only answered with an error.
+//! **Cross-protocol requests.** A web page can make a browser send an HTTP request to this port, with commands in its
+//! body. So an unknown *inline* command ends the connection before the next line is read, whatever it is: a request
+//! line, a header, a STUN message. Clients send commands as arrays; an unknown command in an array is only answered
+//! with an error.
 
 mod command;
 mod frame;
@@ -50,7 +51,7 @@ use crate::stream::{ClientStream, Cork};
 const BATCH_COMMANDS_MAX: usize = 512;
 /// The size at which replies are written although more commands have arrived.
 const REPLY_BYTES_MAX: usize = 64 * 1024;
-/// The time from the first byte of a command to its last. A body over HTTP has the same.
+/// The time from the first byte of a command to its last. A body of an HTTP request has the same.
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(10);
 /// The time in which a client must give the password, if one is set.
 const PASSWORD_TIMEOUT: Duration = Duration::from_secs(10);
@@ -122,10 +123,17 @@ impl RespListener {
         }
     }
 
-    /// Serves one connection until the client ends it, is silent or too slow, violates the protocol, or the listener closes.
+    /// Serves one connection until it ends.
     ///
-    /// When the listener closes, the next replies are sent together with the end of the connection. RESP cannot mark a reply
-    /// as the last one, so the end itself is the signal: what a client sends after it is discarded and never executed.
+    /// It ends when the client ends it, is silent or too slow, or violates the protocol, when its command is evicted
+    /// from the receive budget, or when the listener closes.
+    ///
+    /// When the listener closes, the next replies are sent together with the end of the connection. RESP cannot mark a
+    /// reply as the last one, so the end itself is the signal. Commands that arrive after it are discarded and never
+    /// executed.
+    ///
+    /// # Errors
+    /// If the connection breaks, or the client does not accept its replies within the idle time.
     async fn serve_stream<S>(
         self: Arc<Self>,
         stream: S,
@@ -149,13 +157,13 @@ struct RespConnection<S> {
     args: Args,
 }
 
-/// The state of a client between commands.
+/// The state of a client that lasts from one command to the next.
 #[derive(Debug)]
 struct RespClient {
     id: u64,
     address: IpAddr,
     is_authenticated: bool,
-    /// When the client must be authenticated.
+    /// The time until which the client must be authenticated.
     password_deadline: Instant,
     limits: LimitCache,
 }
@@ -225,7 +233,7 @@ impl<S: AsyncRead + AsyncWrite + Cork + Unpin> RespConnection<S> {
         close(&mut self.stream, idle).await
     }
 
-    /// Ends the connection with an error because there is no room for the command that is being received.
+    /// Ends the connection with an error reply, because the receive budget has no room for the command in `buffer`.
     async fn drop_command(mut self, buffer: BytesMut) -> std::io::Result<()> {
         drop(buffer);
         self.context.receiving.release();
@@ -233,9 +241,11 @@ impl<S: AsyncRead + AsyncWrite + Cork + Unpin> RespConnection<S> {
         send_last(&mut self.stream, self.replies.as_bytes(), self.listener.options.idle).await
     }
 
-    /// Answers every complete command in the buffer, whose last bytes were received at `last_read_at`.
+    /// Answers every complete command in the buffer, and removes it from there.
     ///
-    /// After [`AfterBatch::Close`] the connection has ended.
+    /// The durations in the metrics are counted from `last_read_at`, when the last bytes were received.
+    ///
+    /// Returns [`AfterBatch::Close`] if the connection has been ended.
     async fn answer(&mut self, buffer: &mut BytesMut, last_read_at: Instant) -> std::io::Result<AfterBatch> {
         let idle = self.listener.options.idle;
         loop {
@@ -259,7 +269,9 @@ impl<S: AsyncRead + AsyncWrite + Cork + Unpin> RespConnection<S> {
         }
     }
 
-    /// Decides one batch from the front of the buffer. Returns the length of its commands.
+    /// Decides one batch of at most 512 commands from the front of the buffer, and appends their replies.
+    ///
+    /// Returns the length of the commands in bytes, and whether the connection stays open.
     async fn batch(&mut self, buffer: &[u8], last_read_at: Instant) -> (usize, AfterBatch) {
         let mut args = std::mem::take(&mut self.args);
         let batch = self.batch_with(buffer, last_read_at, &mut args).await;
@@ -296,7 +308,7 @@ impl<S: AsyncRead + AsyncWrite + Cork + Unpin> RespConnection<S> {
                 }
                 other => {
                     self.decide(&mut pending, last_read_at).await;
-                    if self.other(other).await == AfterBatch::Close {
+                    if self.answer_other(other).await == AfterBatch::Close {
                         return (at, AfterBatch::Close);
                     }
                     if self.replies.len() > REPLY_BYTES_MAX {
@@ -309,8 +321,10 @@ impl<S: AsyncRead + AsyncWrite + Cork + Unpin> RespConnection<S> {
         (at, AfterBatch::KeepOpen)
     }
 
-    /// Answers a command that is not a check, or a check of a client that is not authenticated.
-    async fn other(&mut self, command: Result<RespCommand<'_>, String>) -> AfterBatch {
+    /// Appends the reply to a command that is not a check. Returns whether the connection stays open.
+    ///
+    /// Also answers malformed commands (`Err`), and checks of clients that are not authenticated.
+    async fn answer_other(&mut self, command: Result<RespCommand<'_>, String>) -> AfterBatch {
         match command {
             Ok(RespCommand::Connection(ConnectionCommand::Quit)) => {
                 self.replies.simple("OK");
@@ -336,7 +350,9 @@ impl<S: AsyncRead + AsyncWrite + Cork + Unpin> RespConnection<S> {
         AfterBatch::KeepOpen
     }
 
-    /// Answers an unknown inline command. An HTTP request gets no reply, as from Redis.
+    /// Appends an error reply to an unknown inline command.
+    ///
+    /// An HTTP request gets no reply, as from Redis, but is counted and logged.
     fn reject_inline(&mut self, frame: &[u8], args: &Args) {
         if is_http(frame, args) {
             let warning =
@@ -347,7 +363,9 @@ impl<S: AsyncRead + AsyncWrite + Cork + Unpin> RespConnection<S> {
         }
     }
 
-    /// Decides the pending checks and appends their replies.
+    /// Decides the pending checks together, appends their replies in the same order, and records their durations.
+    ///
+    /// Empties `pending`.
     async fn decide(&mut self, pending: &mut Vec<(Demand<'_>, ReplyFormat)>, last_read_at: Instant) {
         if pending.is_empty() {
             return;
@@ -434,11 +452,14 @@ impl<S: AsyncRead + AsyncWrite + Cork + Unpin> RespConnection<S> {
         {
             return after;
         }
-        self.greet(protocol);
+        self.reply_to_hello(protocol);
         AfterBatch::KeepOpen
     }
 
-    /// Checks a password. If it is wrong, appends an error and returns whether the connection stays open.
+    /// Checks a password and marks the client as authenticated. `Ok` also if the listener has no password.
+    ///
+    /// If the password is wrong, or too many attempts of the address are waiting, appends an error reply and returns as
+    /// `Err` whether the connection stays open.
     async fn authenticate(&mut self, given: &[u8]) -> Result<(), AfterBatch> {
         let RespListener { options, stats, auth_guard, .. } = &*self.listener;
         let Some(password) = &options.password else { return Ok(()) };
@@ -462,8 +483,10 @@ impl<S: AsyncRead + AsyncWrite + Cork + Unpin> RespConnection<S> {
         }
     }
 
-    /// Answers `HELLO` of a client that is authenticated.
-    fn greet(&mut self, protocol: Option<&[u8]>) {
+    /// Appends the reply to `HELLO`, and uses the version of the protocol that the client asks for, if any.
+    ///
+    /// Appends an error instead if the client is not authenticated or the version is neither 2 nor 3.
+    fn reply_to_hello(&mut self, protocol: Option<&[u8]>) {
         if !self.client.is_authenticated {
             return self.replies.error("NOAUTH HELLO must be called with AUTH here");
         }

@@ -3,12 +3,13 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Upper bounds of the buckets in microseconds. A decision in process memory falls into the first bucket, and a nearby store
-/// answers within the next few. The default deadline of a decision, 25 ms, is a bound. A probe ends within the last one.
+/// Upper bounds of the buckets in microseconds. A decision in process memory falls into the first bucket, and a nearby
+/// store answers within the next few. The default deadline of a decision, 25 ms, is a bound. A probe ends within the
+/// last one.
 const BOUNDS_US: [u64; 16] =
     [10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 25_000, 50_000, 100_000, 250_000, 500_000, 1_000_000];
 
-/// A histogram of durations. To record one costs two atomic additions.
+/// A histogram of durations with buckets from 10 µs to 1 s and one above. Recording costs two atomic additions.
 #[derive(Debug, Default)]
 pub(crate) struct Histogram {
     /// The last bucket has no bound.
@@ -16,7 +17,7 @@ pub(crate) struct Histogram {
     sum_ns: AtomicU64,
 }
 
-/// The values of a histogram, in the form that the encoder takes.
+/// The values of a histogram at one moment, in the form that the metrics encoder takes.
 pub(super) struct Snapshot {
     pub(super) sum_seconds: f64,
     pub(super) count: u64,
@@ -38,7 +39,7 @@ impl Histogram {
         self.sum_ns.fetch_add(ns.saturating_mul(times), Ordering::Relaxed);
     }
 
-    /// Returns the current values.
+    /// Returns the current values. A duration that is recorded concurrently may be in only one of count and sum.
     pub(super) fn read(&self) -> Snapshot {
         let bounds = BOUNDS_US.iter().map(|us| *us as f64 / 1e6).chain([f64::MAX]);
         let counts = self.buckets.iter().map(|bucket| bucket.load(Ordering::Relaxed));

@@ -10,12 +10,12 @@ use super::histogram::{Histogram, Snapshot};
 use crate::auth_guard::AuthFailures;
 use crate::log_limit::LogLimit;
 
-/// Why a request was rejected before anything was done for it.
+/// The reason why a request was rejected before it was processed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Rejection {
     /// An HTTP request on the RESP listener.
     Http,
-    /// A request that a page of another site made a browser send.
+    /// A request that a browser sent for a web page of another site.
     Origin,
     /// A request to the admin listener with an unknown name in `Host`.
     Host,
@@ -24,7 +24,7 @@ pub(crate) enum Rejection {
 impl Rejection {
     const COUNT: usize = 3;
 
-    /// Returns the name used in metrics and logs.
+    /// Returns the name of the reason in metrics and logs.
     pub(super) fn name(self) -> &'static str {
         match self {
             Rejection::Http => "http",
@@ -50,8 +50,9 @@ pub(crate) struct ListenerStats {
 }
 
 impl ListenerStats {
-    /// Creates counters for a listener that can reject requests for these reasons. `authenticates` says whether its
-    /// clients can fail to authenticate.
+    /// Creates counters of zero for the listener with this name.
+    ///
+    /// Metrics report the rejections for these reasons, and failed authentications if `authenticates`.
     pub(crate) fn new(name: &'static str, rejections: &'static [Rejection], authenticates: bool) -> Arc<ListenerStats> {
         Arc::new(ListenerStats {
             name,
@@ -65,7 +66,7 @@ impl ListenerStats {
         })
     }
 
-    /// Counts a rejected request, and logs `message` unless another rejection was logged in the last ten seconds.
+    /// Counts a rejected request. Logs `message` unless this listener has logged a rejection in the last ten seconds.
     pub(crate) fn reject(&self, reason: Rejection, message: &str) {
         self.rejected[reason as usize].fetch_add(1, Ordering::Relaxed);
         if let Some(unlogged) = self.log.admit() {
@@ -79,47 +80,50 @@ impl ListenerStats {
         self.rejected[reason as usize].load(Ordering::Relaxed)
     }
 
-    /// Returns the number of rejected requests for each reason that this listener knows.
+    /// Returns the number of rejected requests for each reason for which this listener can reject.
     pub(super) fn rejected(&self) -> impl Iterator<Item = (Rejection, u64)> {
         self.rejections.iter().map(|reason| (*reason, self.rejected[*reason as usize].load(Ordering::Relaxed)))
     }
 
-    /// Returns the failed authentication attempts by result, or nothing if clients do not authenticate.
+    /// Returns the number of failed authentication attempts by result, `wrong` or `refused`.
+    ///
+    /// Empty if clients of this listener do not authenticate.
     pub(super) fn auth_failures(&self) -> impl Iterator<Item = (&'static str, u64)> {
         let results = ["wrong", "refused"].into_iter().zip(self.auth_failures.read());
         results.filter(|_| self.authenticates)
     }
 }
 
-/// Counts the connections of one listener.
+/// The counters of one listener's connections.
 #[derive(Debug, Default)]
 pub(crate) struct ConnectionCounts {
     open: Arc<AtomicU64>,
     accepted: AtomicU64,
     refused: AtomicU64,
+    /// Connections closed to make room for others: idle ones, and ones with an incomplete request.
     pub(crate) evicted: Arc<AtomicU64>,
 }
 
 impl ConnectionCounts {
-    /// Counts an accepted connection, which is open until the value is dropped.
+    /// Counts an accepted connection. It counts as open until the returned value is dropped.
     pub(crate) fn open(&self) -> OpenConnection {
         self.accepted.fetch_add(1, Ordering::Relaxed);
         self.open.fetch_add(1, Ordering::Relaxed);
         OpenConnection(self.open.clone())
     }
 
-    /// Counts a connection that was rejected because of the limit.
+    /// Counts a connection that was closed at once because the listener has too many.
     pub(crate) fn count_refused(&self) {
         self.refused.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Returns the number of connections: open now, accepted, refused because of the limit, evicted to make room.
+    /// Returns the number of connections: open now, accepted so far, refused because of the limit, and evicted.
     pub(super) fn read(&self) -> [u64; 4] {
         [&*self.open, &self.accepted, &self.refused, &*self.evicted].map(|count| count.load(Ordering::Relaxed))
     }
 }
 
-/// Counts a connection as open until it is dropped.
+/// A guard that counts a connection as open until it is dropped.
 pub(crate) struct OpenConnection(Arc<AtomicU64>);
 
 impl Drop for OpenConnection {
@@ -131,7 +135,7 @@ impl Drop for OpenConnection {
 /// All sources of a decision.
 pub(crate) const SOURCES: [Source; 4] = [Source::Store, Source::DenyCache, Source::Local, Source::None];
 
-/// Counts the explicit checks, and times all decisions.
+/// The counters of explicit checks, which name their keys and limits, and the durations of all decisions by source.
 #[derive(Debug, Default)]
 pub(crate) struct DecisionStats {
     pub(super) explicit: DecisionCounts,
@@ -139,20 +143,20 @@ pub(crate) struct DecisionStats {
 }
 
 impl DecisionStats {
-    /// Counts the decision on an explicit check by its verdict, and records its duration.
+    /// Counts the decision on an explicit check by outcome and source, and records how long it took.
     pub(crate) fn record_explicit(&self, answer: &Result<Decision, Unavailable>, took: Duration) {
         self.explicit.count_answer(answer);
         self.record(answer.as_ref().map_or(Source::None, |decision| decision.source), took);
     }
 
-    /// Records the duration of a decision, by its source.
+    /// Records how long a decision by `source` took.
     pub(crate) fn record(&self, source: Source, took: Duration) {
         if let Some(index) = SOURCES.iter().position(|known| *known == source) {
             self.times[index].record(took);
         }
     }
 
-    /// Returns the times of the store, and those of every other source that has decided.
+    /// Returns the durations of decisions by source: those of the store always, those of others if there were any.
     pub(super) fn times(&self) -> Vec<(&'static str, Snapshot)> {
         let read = SOURCES.iter().zip(&self.times).map(|(source, times)| (*source, times.read()));
         let read = read.filter(|(source, times)| times.count > 0 || *source == Source::Store);

@@ -14,15 +14,17 @@ const KINDS: [StoreCallKind; 7] = [
     StoreCallKind::Probe,
 ];
 
-/// An observer that records how long the calls to the store take, by kind. For [`LimiterBuilder::observer`] and
-/// [`ServerOptions::store_times`](crate::ServerOptions::store_times).
+/// An observer that records how long the calls to the store take, by kind.
+///
+/// Pass the same value to [`LimiterBuilder::observer`], which fills it, and to
+/// [`ServerOptions::store_times`](crate::ServerOptions::store_times), which reports it on `/metrics`.
 ///
 /// [`LimiterBuilder::observer`]: tollgate::LimiterBuilder::observer
 #[derive(Debug, Default)]
 pub struct StoreTimes([Histogram; KINDS.len()]);
 
 impl StoreTimes {
-    /// Returns the durations of calls that decide, and those of every other kind that was called.
+    /// Returns the durations of calls by kind: those of decisions always, those of other kinds if there were any.
     pub(super) fn read(&self) -> Vec<(&'static str, Snapshot)> {
         let histograms = KINDS.into_iter().zip(&self.0).map(|(kind, times)| (kind.as_str(), times.read()));
         histograms.filter(|(call, times)| times.count > 0 || *call == StoreCallKind::Decide.as_str()).collect()

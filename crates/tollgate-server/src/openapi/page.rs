@@ -10,7 +10,7 @@ const STYLE: &str = "body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;mar
     text-align:left;vertical-align:top}h2{margin-top:2.5rem}h2 b{color:#067}\
     @media(prefers-color-scheme:dark){body{color:#ddd;background:#181818}code,pre{background:#282828}td,th{border-color:#444}h2 b{color:#6cc}}";
 
-/// Renders the document.
+/// Returns an HTML page with the operations, responses and schemas of an OpenAPI document.
 pub(super) fn render(document: &Value) -> String {
     let mut page = HtmlPage(String::new());
     let title = page.text(&document["info"]["title"]);
@@ -82,7 +82,7 @@ impl HtmlPage {
         }
     }
 
-    /// Returns a short description of what a schema allows.
+    /// Returns a short description of a schema as HTML: type, bounds, choices, pattern and examples.
     fn kind(&self, schema: &Value) -> String {
         if let Some(reference) = schema["$ref"].as_str() {
             let name = escape(reference.rsplit('/').next().unwrap_or_default());

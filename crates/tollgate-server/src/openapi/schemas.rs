@@ -1,8 +1,8 @@
 //! Schemas of the fields of a check, where the Rust type alone says too little.
 //!
-//! The patterns of methods, paths and headers are exact: a text matches if and only if it is accepted. That of a limit is
-//! short instead. It has the form of a limit but not its bounds, so every limit matches, and a text that matches may still be
-//! rejected with 400 (`1/999day`, `5/min burst=3`).
+//! The patterns of methods, paths and headers are exact: a text matches if and only if it is accepted. That of a limit
+//! is short instead. It has the form of a limit but not its bounds, so every limit matches, and a text that matches may
+//! still be rejected with 400 (`1/999day`, `5/min burst=3`).
 
 use schemars::{Schema, SchemaGenerator, json_schema};
 

@@ -1,4 +1,5 @@
-//! Compares the document with the listener: every documented status, header, content type and schema with real responses.
+//! Compares the document with the listener: every documented status, header, content type and schema with real
+//! responses.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

@@ -1,7 +1,8 @@
 //! Notices that a file has changed, and waits until it is complete.
 //!
-//! **ErrorBody.** A file is seldom changed by writing into it. Editors write another file and rename it over the first. Kubernetes
-//! mounts a directory in which everything is a symbolic link, and replaces the link that all others lead through:
+//! **Problem.** A file is seldom changed by writing into it. Editors write another file and rename it over the first.
+//! Kubernetes mounts a directory in which everything is a symbolic link, and replaces the link that all others lead
+//! through:
 //!
 //! ```text
 //!   tollgate.toml ──▶ ..data/tollgate.toml        ..data ──▶ ..2025_01_01/   (before)
@@ -11,19 +12,19 @@
 //! A watch on the file alone stays with the one that was replaced. A watch on its directory alone misses a file that is
 //! bind-mounted, as containers do: it is written through another directory. And a network file system reports nothing.
 //!
-//! **Idea.** Three triggers, one decision. The file itself is watched, and its directory, and on the way there each directory that
-//! holds a symbolic link. Besides, the files are checked every few seconds. Each trigger only causes a check, which compares the
-//! stamps of the files (device, inode, size, times) with those when they were last read. So events about other files cost
-//! nothing, and the kind of an event does not matter.
+//! **Idea.** Three triggers, one decision. The file itself is watched, and its directory, and on the way there each
+//! directory that holds a symbolic link. Besides, the files are checked every few seconds. Each trigger only causes a
+//! check, which compares the stamps of the files (device, inode, size, times) with those when they were last read. So
+//! events about other files cost nothing, and the kind of an event does not matter.
 //!
-//! **Watches are renewed.** A watch stays with the file or directory that it was set on, not with the name. So before each check,
-//! watches whose name now leads elsewhere are set again. A file that does not exist yet is watched for as well, if a rejected
-//! configuration names it.
+//! **Watches are renewed.** A watch stays with the file or directory that it was set on, not with the name. So before
+//! each check, watches whose name now leads elsewhere are set again. A file that does not exist yet is watched for as
+//! well, if a rejected configuration names it.
 //!
-//! **Complete files.** In the middle of a change a file is truncated. Before a reload reads anything, all files must have been
-//! unchanged for a moment, and none may be open in a process that has written to it, as far as the system reports that. A file
-//! that never stops changing is read after five seconds; the loader then decides whether it may replace the configuration in
-//! force.
+//! **Complete files.** In the middle of a change a file is truncated. Before a reload reads anything, all files must
+//! have been unchanged for a moment, and none may be open in a process that has written to it, as far as the system
+//! reports that. A file that never stops changing is read after five seconds; the loader then decides whether it may
+//! replace the configuration in force.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ffi::OsString;
@@ -51,7 +52,9 @@ pub(super) const POLL_EVERY: Duration = Duration::from_secs(2);
 /// The most symbolic links that are followed on the way to one file, as many as the system follows.
 const LINKS_MAX: usize = 40;
 
-/// Returns a future that reloads whenever a file changes. It completes at once if there are no files, and never otherwise.
+/// Starts to watch the files, and returns a future that reloads whenever one changes.
+///
+/// It completes at once if there are no files, and never otherwise.
 pub(super) fn watch(reloader: Reloader) -> impl Future<Output = ()> + Send + 'static {
     let files = reloader.0.files();
     let watches = Watches::new(reloader.0.events.clone(), &files);
@@ -63,7 +66,9 @@ pub(super) fn watch(reloader: Reloader) -> impl Future<Output = ()> + Send + 'st
     }
 }
 
-/// Belongs to the task that watches the files. When it is dropped, `/readyz` reports it.
+/// A guard held by the task that watches the files.
+///
+/// When it is dropped, `/readyz` reports that the file watch has ended.
 struct WatchGuard(Reloader);
 
 impl Drop for WatchGuard {
@@ -72,7 +77,7 @@ impl Drop for WatchGuard {
     }
 }
 
-/// Reloads whenever a file has changed. Never returns.
+/// Checks the files after each event and at intervals, and reloads if one has changed. Never returns.
 async fn reload_on_change(mut watches: Watches, reloader: Reloader) {
     let inner = &reloader.0;
     loop {
@@ -93,7 +98,9 @@ async fn reload_on_change(mut watches: Watches, reloader: Reloader) {
 }
 
 impl Inner {
-    /// Waits until all files were unchanged for 100 ms, for five seconds at most, and returns their stamps.
+    /// Waits until all files were unchanged for 100 ms and none is being written. Returns their [stamps](Stamp).
+    ///
+    /// Does not wait longer than about five seconds.
     pub(super) async fn wait_until_stable(&self) -> Stamps {
         let began = Instant::now();
         let mut found = self.stamps().await;
@@ -108,29 +115,29 @@ impl Inner {
         }
     }
 
-    /// Returns whether the stamps of all files are those when they were last read.
+    /// Returns whether no file has changed since it was last read: the [stamps](Stamp) of all files are the same.
     pub(super) async fn is_unchanged(&self) -> bool {
         let found = self.stamps().await;
         let seen = self.seen.lock();
         found.iter().all(|(file, stamp)| seen.get(file) == Some(stamp))
     }
 
-    /// Returns the current stamps of all files.
+    /// Returns the current [stamps](Stamp) of all files.
     pub(super) async fn stamps(&self) -> Stamps {
         let files = self.files();
         // A network file system may block.
-        tokio::task::spawn_blocking(move || stamps(&files)).await.expect("looking at files does not panic")
+        tokio::task::spawn_blocking(move || stamps(&files)).await.expect("reading metadata does not panic")
     }
 }
 
-/// The events that the system reports about the files.
+/// The state that events of the operating system update: whether a check is due, and which files are being written.
 #[derive(Default)]
 pub(super) struct Events {
     changed: Notify,
     writing: Mutex<OpenFiles>,
 }
 
-/// The files that are open in a process that has written to them.
+/// The watched files, and those of them that are open in a process that has written to them.
 #[derive(Default)]
 struct OpenFiles {
     /// The canonical paths of the files to watch.
@@ -139,7 +146,9 @@ struct OpenFiles {
 }
 
 impl Events {
-    /// Handles an event of the system.
+    /// Handles an event of the operating system.
+    ///
+    /// Updates which files are being written, and requests a check of the files unless the event is only a read access.
     fn handle(&self, event: notify::Result<notify::Event>) {
         let Ok(event) = event else {
             // For example, the queue has overflowed: something may have changed.
@@ -169,7 +178,7 @@ impl Events {
         !self.writing.lock().open.is_empty()
     }
 
-    /// Sets the files to watch, by canonical path.
+    /// Sets the files whose writes are tracked, by canonical path. Forgets writes to other files.
     fn watch_for(&self, files: BTreeSet<PathBuf>) {
         let mut writing = self.writing.lock();
         writing.open.retain(|file| files.contains(file));
@@ -177,7 +186,7 @@ impl Events {
     }
 }
 
-/// The watches of the system.
+/// The watches that are set on files and directories in the operating system.
 struct Watches {
     /// `None` if the system provides no watches. Then changes are noticed by the regular checks.
     watcher: Option<RecommendedWatcher>,
@@ -197,7 +206,9 @@ impl Watches {
         watches
     }
 
-    /// Sets the watches that these files need now, and removes all others. A change during this call may go unnoticed.
+    /// Sets the watches that these files need now, and removes all others.
+    ///
+    /// A change during this call may cause no event.
     fn follow(&mut self, files: &[PathBuf]) {
         let real: BTreeSet<PathBuf> = files.iter().filter_map(|file| file.canonicalize().ok()).collect();
         let needed: BTreeSet<PathBuf> = files.iter().flat_map(|file| directories(file)).chain(real.clone()).collect();
@@ -228,7 +239,10 @@ impl Watches {
     }
 }
 
-/// Returns the directories in which a change can make `file` another one: its own, and those of all links on the way.
+/// Returns the directories in which a change can make the path `file` lead to another file.
+///
+/// These are the directory of the file itself, and those of all symbolic links on the way. If a part of the path is
+/// missing, the directory in which it would be is included.
 fn directories(file: &Path) -> BTreeSet<PathBuf> {
     let mut directories = BTreeSet::new();
     let Ok(absolute) = std::path::absolute(file) else { return directories };
@@ -270,12 +284,14 @@ fn names(path: &Path) -> impl Iterator<Item = OsString> + '_ {
     })
 }
 
-/// Device, inode, size, and times of change, which differ for each content of a file. `None` if there is no file.
+/// The device, inode, size and times of change of a file. They differ whenever its content does.
+///
+/// `None` if there is no file.
 pub(crate) type Stamp = Option<[i128; 7]>;
 /// The stamps of files, by path.
 pub(crate) type Stamps = BTreeMap<PathBuf, Stamp>;
 
-/// Returns the stamp of a file with this metadata.
+/// Returns the [`Stamp`] of a file with this metadata. It is always `Some`.
 pub(crate) fn stamp(data: &Metadata) -> Stamp {
     let [dev, ino, size] = [data.dev(), data.ino(), data.size()].map(i128::from);
     let [mtime, mtime_nsec, ctime, ctime_nsec] =

@@ -1,4 +1,5 @@
-//! Adds a listener of another protocol, as a gateway or a gRPC listener will be: one type, and one call of `Listeners::add`.
+//! Adds a listener of another protocol, as a gateway or a gRPC listener will be: one type, and one call of
+//! `Listeners::add`.
 
 use std::net::SocketAddr;
 

@@ -1,5 +1,5 @@
-//! The same traces through the library and through each listener, on both stores. The decisions are the oracle's, field by
-//! field, as far as a listener reports the field.
+//! The same traces through the library and through each listener, on both stores. The decisions are the oracle's, field
+//! by field, as far as a listener reports the field.
 
 use tollgate::{Algorithm, Limit};
 use tollgate_testkit::conformance::{Operation, Random, Subject, cases, compare, random_traces, traces_from_env};

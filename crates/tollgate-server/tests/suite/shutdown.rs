@@ -26,7 +26,8 @@ impl Client {
         Client(BufReader::new(stream))
     }
 
-    /// Sends a request. Returns whether the response says that it is the last one. An error means that there is no response.
+    /// Sends a request. Returns whether the response says that it is the last one. An error means that there is no
+    /// response.
     fn send(&mut self, request: &str) -> std::io::Result<bool> {
         self.0.get_mut().write_all(request.as_bytes())?;
         let (mut is_last, mut length, mut line) = (false, 0, String::new());

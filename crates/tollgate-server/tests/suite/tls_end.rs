@@ -1,5 +1,5 @@
-//! The end of a TLS connection is sent as close_notify. A client that only sees the socket close cannot distinguish it from a
-//! truncation.
+//! The end of a TLS connection is sent as close_notify. A client that only sees the socket close cannot distinguish it
+//! from a truncation.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,8 +16,8 @@ use tollgate::Limiter;
 use tollgate_server::listeners::resp::RespOptions;
 use tollgate_server::{Listeners, ServerOptions, Tls, run};
 
-/// Connects a client to a listener with this idle timeout. Returns the client, which has received a reply, and the sender that
-/// shuts the listener down.
+/// Connects a client to a listener with this idle timeout. Returns the client, which has received a reply, and the
+/// sender that shuts the listener down.
 async fn connect(idle: Duration) -> (TlsStream<TcpStream>, oneshot::Sender<()>) {
     let dir = tempfile::tempdir().unwrap();
     let (certificate_file, key_file) = (dir.path().join("cert.pem"), dir.path().join("key.pem"));

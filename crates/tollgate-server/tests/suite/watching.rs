@@ -1,4 +1,4 @@
-//! Changes of files that a watch can miss, and reloads whose client has left.
+//! Changes of files that a watch can miss, and reloads whose client has disconnected.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
@@ -56,11 +56,11 @@ fn secret_rules(quota: u32) -> String {
 }
 
 fn secret() -> Option<String> {
-    Some("a secret that is long enough for everybody".to_owned())
+    Some("a secret that is long enough".to_owned())
 }
 
 #[test]
-fn a_reload_is_completed_and_counted_after_its_client_has_left() {
+fn a_reload_is_completed_and_counted_after_its_client_has_disconnected() {
     let (gate, (begin, started)) = (Arc::new(Mutex::new(())), mpsc::channel());
     let site = Site::start_with(&secret_rules(2), |setup| {
         let gate = gate.clone();
@@ -78,7 +78,7 @@ fn a_reload_is_completed_and_counted_after_its_client_has_left() {
         let client = site.start_reload();
         started.recv_timeout(PATIENCE).expect("the file is being read");
         drop(client);
-        // The listener notices that the client has hung up: only the connection of this request is open.
+        // The listener has noticed the disconnect once only the connection of this request is open.
         site.until("/metrics", |answer| answer.body.contains("tollgate_connections{door=\"admin\"} 1\n"));
         drop(closed);
         site.until_reloaded("ok", reloads);

@@ -12,7 +12,7 @@ use tollgate_core::{Check, Demand, Key, Limit, Timestamp};
 use super::script::EPOCH_US;
 use super::{Random, Subject};
 
-/// The verdicts of a run compared with the exact count.
+/// The number of right and wrong verdicts of a run, compared with an exact sliding window.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Verdicts {
     /// Number of requests.
@@ -28,7 +28,7 @@ pub struct Verdicts {
 }
 
 impl Verdicts {
-    /// Returns the fraction of wrong verdicts, from 0 to 1. Without requests it is 0.
+    /// Returns the fraction of requests with a wrong verdict (`over` or `early`), from 0 to 1; 0 without requests.
     pub fn wrong(&self) -> f64 {
         (self.over + self.early) as f64 / self.requests.max(1) as f64
     }
@@ -42,9 +42,9 @@ impl Verdicts {
     }
 }
 
-/// Sends the requests of one client to the subject and compares every verdict with the exact count.
+/// Checks one unit of `limit` for each arrival, and compares every verdict with the exact count of admissions.
 ///
-/// `arrivals_us` are the times of the requests in microseconds from the start, ascending.
+/// `client` is the key. `arrivals_us` are the times of the requests in microseconds from the start, ascending.
 pub fn judge(
     limit: &Limit,
     client: &str,
@@ -74,7 +74,7 @@ pub fn judge(
     verdicts
 }
 
-/// Generates Poisson arrivals at `rate` times the limit's own rate, for this many windows.
+/// Generates random (Poisson) arrivals for this many windows, on average `rate` × quota of them per window.
 ///
 /// Times are in microseconds from the start, ascending.
 pub fn poisson(limit: &Limit, rate: f64, windows: u64, mut random: Random) -> impl Iterator<Item = u64> {
@@ -84,16 +84,17 @@ pub fn poisson(limit: &Limit, rate: f64, windows: u64, mut random: Random) -> im
     std::iter::successors(Some(0.0), next).skip(1).take_while(move |at_us| *at_us < end_us).map(|at_us| at_us as u64)
 }
 
-/// Generates Poisson arrivals with pauses: `rate` for one and a half windows, then none for as long.
+/// Generates the arrivals of [`poisson`] with pauses: one and a half windows with arrivals, then as long without any.
 pub fn on_off(limit: &Limit, rate: f64, windows: u64, random: Random) -> impl Iterator<Item = u64> {
     let phase_us = limit.window_us() * 3 / 2;
     poisson(limit, rate, windows, random).filter(move |at_us| (at_us / phase_us).is_multiple_of(2))
 }
 
-/// Generates the worst case, in rounds of three windows.
+/// Generates the worst arrivals for `sliding-counter`, in `windows / 3` rounds of three windows.
 ///
 /// The first window is idle. The whole quota arrives at the end of the second. In the third, four times the quota
-/// arrive evenly, so that every unit is taken as the weight of the second window falls.
+/// arrive evenly, so that every unit is taken as the weight of the second window falls. Times are in microseconds from
+/// the start, ascending.
 pub fn adversarial(limit: &Limit, windows: u64) -> impl Iterator<Item = u64> {
     let (quota, window_us) = (u64::from(limit.quota()), limit.window_us());
     (0..windows / 3).flat_map(move |round| {
@@ -104,7 +105,7 @@ pub fn adversarial(limit: &Limit, windows: u64) -> impl Iterator<Item = u64> {
     })
 }
 
-/// A population of clients with Poisson arrivals, whose rates follow Zipf's law.
+/// A population of clients with [`poisson`] arrivals, whose rates follow Zipf's law: few are busy and most are not.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Population {
     /// Number of clients.
@@ -116,7 +117,9 @@ pub struct Population {
 }
 
 impl Population {
-    /// Sends the requests of all clients for this many windows, and compares every verdict with the exact count.
+    /// Runs [`judge`] for each client, one after the other, over this many windows, and adds up the results.
+    ///
+    /// The arrivals are determined by `seed`.
     pub fn judge(&self, limit: &Limit, windows: u64, seed: u64, subject: &mut dyn Subject) -> Verdicts {
         let mut all = Verdicts::default();
         let mut random = Random::new(seed);

@@ -58,7 +58,7 @@ impl Report {
     }
 }
 
-/// Runs each case that the subject's abilities cover, each on a new subject created by `fresh`.
+/// Runs each case on a new subject created by `fresh`. Skips the cases that need more than the subject's abilities.
 pub fn run_all<S: Subject>(mut fresh: impl FnMut() -> S) -> Report {
     let mut report = Report::default();
     for case in all() {
@@ -75,13 +75,13 @@ pub fn run_all<S: Subject>(mut fresh: impl FnMut() -> S) -> Report {
     report
 }
 
-/// Creates one case per algorithm, whose name is `name` and the algorithm.
+/// Creates one case per algorithm: calls `script` with a case named `NAME: ALGORITHM` and the algorithm.
 fn per_algorithm(name: &str, script: impl Fn(Case, Algorithm) -> Case) -> Vec<Case> {
     let named = |algorithm: Algorithm| script(Case::new(format!("{name}: {}", algorithm.as_str())), algorithm);
     Algorithm::ALL.into_iter().map(named).collect()
 }
 
-/// Returns the text of a limit with this algorithm.
+/// Returns the text of a limit with this algorithm, such as `10/s token-bucket` for `10/s`.
 fn text(limit: &str, algorithm: Algorithm) -> String {
     format!("{limit} {}", algorithm.as_str())
 }

@@ -37,10 +37,10 @@ impl fmt::Display for Difference {
     }
 }
 
-/// Runs a trace on a subject without counters and on a new oracle.
+/// Runs a trace on a subject and on a new oracle, and compares their decisions. The subject must have no counters.
 ///
 /// # Errors
-/// With the first decision that differs in anything but its source.
+/// If a decision differs in anything but its source. Contains the first one; the rest of the trace is not run.
 pub fn compare(trace: &Trace, subject: &mut dyn Subject) -> Result<(), Box<Difference>> {
     let mut run = Run::new(trace);
     for (number, operation) in trace.operations.iter().enumerate() {
@@ -49,7 +49,7 @@ pub fn compare(trace: &Trace, subject: &mut dyn Subject) -> Result<(), Box<Diffe
     Ok(())
 }
 
-/// The state of a run.
+/// The state of a trace while it runs on a subject and the oracle.
 struct Run<'t> {
     trace: &'t Trace,
     oracle: Oracle,
@@ -97,9 +97,10 @@ impl<'t> Run<'t> {
         Ok(())
     }
 
-    /// Fills a log with single units, each with a receipt of its own.
+    /// Charges up to `count` single units, `step_us` apart, as [`Operation::Fill`] describes. Each can be refunded
+    /// later.
     ///
-    /// A check goes first, so that oracle and subject have dropped the expired entries.
+    /// Makes a check first, so that oracle and subject have dropped the expired entries.
     fn fill(
         &mut self,
         number: usize,
@@ -139,7 +140,7 @@ impl<'t> Run<'t> {
         subject.refund(self.now, &check, &by_subject);
     }
 
-    /// Resets all expired counters in a wandering trace.
+    /// Resets all expired counters in a wandering trace. Does nothing in a forward trace.
     ///
     /// A store may or may not have deleted a counter that has expired under the limit it was written with. While time
     /// goes forward and limits do not change, that makes no difference. In a wandering trace it could, so there such
@@ -157,7 +158,7 @@ impl<'t> Run<'t> {
         }
     }
 
-    /// Resets a counter. A wandering trace uses all its counters in every operation, so there all are reset.
+    /// Resets the counter of `ask`. A wandering trace uses all its counters in every check, so there all are reset.
     fn reset(&mut self, ask: &TraceDemand, subject: &mut dyn Subject) {
         let every = (0..self.slots.len()).map(|slot| TraceDemand { slot, ..*ask });
         let asks: Vec<TraceDemand> = if self.trace.wandering { every.collect() } else { vec![*ask] };

@@ -6,7 +6,7 @@ use tollgate_core::{Check, Decision, Demand, ManualClock, MemoryStore, Timestamp
 
 use super::Subject;
 
-/// A [`MemoryStore`] with a manual clock, which each call sets.
+/// A [`MemoryStore`] as a [`Subject`]. Each call sets its clock to the time of the operation.
 #[derive(Debug)]
 pub struct InMemory {
     clock: Arc<ManualClock>,

@@ -19,10 +19,10 @@ use super::{Random, Subject, shrink};
 /// The description of a violated property, with the shrunk trace.
 pub type Violation = String;
 
-/// Checks all properties of an algorithm, each on `count` random traces. `fresh` creates subjects without counters.
+/// Checks all properties of an algorithm, each on `count` random traces. `fresh` creates a subject without counters.
 ///
 /// # Errors
-/// With the first violation.
+/// If a property is violated. Describes the first violation, on a shrunk trace.
 pub fn all<S: Subject>(
     algorithm: Algorithm,
     count: usize,
@@ -34,14 +34,14 @@ pub fn all<S: Subject>(
     for_all(algorithm, count, seed, solo, |trace| stays_within_its_bound(trace, &mut fresh()))?;
     match algorithm {
         Algorithm::Sliding => {
-            for_all(algorithm, count, seed, coarse, |trace| at_most_a_tick_early(trace, &mut fresh()))
+            for_all(algorithm, count, seed, coarse, |trace| retry_after_is_less_than_a_tick_late(trace, &mut fresh()))
         }
         Algorithm::LeakyBucket => for_all(algorithm, count, seed, solo, |trace| starts_are_spaced(trace, &mut fresh())),
         _ => Ok(()),
     }
 }
 
-/// Returns the most units that a limit admits within any trailing window.
+/// Returns the most units that a limit may admit within any trailing window, such as twice the quota of `fixed-window`.
 pub fn bound(limit: &Limit) -> u64 {
     let (quota, cost_max) = (u64::from(limit.quota()), u64::from(limit.cost_max()));
     match limit.algorithm() {
@@ -55,7 +55,8 @@ pub fn bound(limit: &Limit) -> u64 {
     }
 }
 
-/// Removes all operations but checks and forward moves of the clock, and turns off `count_denied`.
+/// Removes all operations but checks and forward moves of the clock, and turns off `count_denied`. Never returns
+/// `None`.
 pub fn quiet(mut trace: Trace) -> Option<Trace> {
     trace.wandering = false;
     for slot in &mut trace.slots {
@@ -69,7 +70,7 @@ pub fn quiet(mut trace: Trace) -> Option<Trace> {
     Some(trace)
 }
 
-/// Makes a trace [`quiet`] and reduces it to a single counter.
+/// Makes a trace [`quiet`] and reduces it to its first limit and a single counter. Never returns `None`.
 pub fn solo(trace: Trace) -> Option<Trace> {
     let mut trace = quiet(trace)?;
     trace.slots.truncate(1);
@@ -86,12 +87,15 @@ pub fn solo(trace: Trace) -> Option<Trace> {
     Some(trace)
 }
 
-/// Makes a trace [`solo`]. Returns `None` unless its quota is above the exact one, so that admissions share ticks.
+/// Makes a trace [`solo`]. Returns `None` if its quota is at most [`SLIDING_EXACT_QUOTA_MAX`], so that it has no ticks.
 fn coarse(trace: Trace) -> Option<Trace> {
     solo(trace).filter(|trace| trace.slots[0].limit.quota() > SLIDING_EXACT_QUOTA_MAX)
 }
 
 /// Checks a property on `count` random traces, and shrinks the first one that violates it.
+///
+/// `prepare` adapts each random trace; one for which it returns `None` is skipped and not counted. The error contains
+/// the violation on the shrunk trace, and that trace.
 fn for_all(
     algorithm: Algorithm,
     count: usize,
@@ -117,16 +121,17 @@ fn for_all(
     Ok(())
 }
 
-/// A check of a trace and its decision.
+/// A check of a trace, with its time and its decision.
 struct Event {
     now: Timestamp,
     asks: Vec<TraceDemand>,
     decision: Decision,
 }
 
-/// Runs a quiet trace and calls `each` after every check.
+/// Runs a quiet trace on `subject` and calls `each` after every check.
 ///
-/// `each` may make further checks on the subject. It returns the time at which the trace continues.
+/// `each` may make further checks on the subject. It returns the time at which the trace continues, or an error, which
+/// ends the run and is returned.
 fn walk<S: Subject>(
     trace: &Trace,
     subject: &mut S,
@@ -137,7 +142,7 @@ fn walk<S: Subject>(
         match operation {
             Operation::Move(step) => now = step.from(now, retry_at, &trace.slots),
             Operation::Check(asks) => {
-                let decision = ask(trace, subject, now, asks);
+                let decision = check(trace, subject, now, asks);
                 retry_at = now.plus_micros(decision.retry_after().as_micros().unwrap_or(0));
                 now = each(&Event { now, asks: asks.clone(), decision }, subject)?;
             }
@@ -147,12 +152,13 @@ fn walk<S: Subject>(
     Ok(())
 }
 
-fn ask(trace: &Trace, subject: &mut impl Subject, now: Timestamp, asks: &[TraceDemand]) -> Decision {
+/// Makes a check at `now` with the limits of the trace.
+fn check(trace: &Trace, subject: &mut impl Subject, now: Timestamp, asks: &[TraceDemand]) -> Decision {
     let demands = demands(asks, &trace.slots);
     subject.check(now, &Check::new(&demands).expect("no counter twice"))
 }
 
-/// Checks that a run of the admitted checks alone gives the same decisions as the whole trace.
+/// Checks that the admitted checks of a trace get the same decisions on a subject that sees no denied checks.
 fn denial_changes_nothing<S: Subject>(trace: &Trace, fresh: &mut impl FnMut() -> S) -> Result<(), Violation> {
     let mut admitted = Vec::new();
     walk(trace, &mut fresh(), |event, _| {
@@ -161,9 +167,9 @@ fn denial_changes_nothing<S: Subject>(trace: &Trace, fresh: &mut impl FnMut() ->
         }
         Ok(event.now)
     })?;
-    let mut untroubled = fresh();
+    let mut without_denials = fresh();
     for (now, asks, decision) in admitted {
-        let without = ask(trace, &mut untroubled, now, &asks);
+        let without = check(trace, &mut without_denials, now, &asks);
         if without != decision {
             return Err(format!(
                 "at {now:?} the decision depends on earlier denials:\n  with {decision:?}\n  without {without:?}"
@@ -173,9 +179,9 @@ fn denial_changes_nothing<S: Subject>(trace: &Trace, fresh: &mut impl FnMut() ->
     Ok(())
 }
 
-/// Checks that `retry_after` of each denial is exact.
+/// Checks that `retry_after` of each denial is exact: the check is denied at every earlier instant and admitted then.
 ///
-/// Repeats the check at once, at two instants in between, one microsecond early, and on time.
+/// Repeats the check at once, at two random instants in between, one microsecond early, and on time.
 fn retry_after_is_exact<S: Subject>(trace: &Trace, subject: &mut S, seed: u64) -> Result<(), Violation> {
     let mut random = Random::new(seed);
     walk(trace, subject, |event, subject| {
@@ -195,7 +201,7 @@ fn retry_after_is_exact<S: Subject>(trace: &Trace, subject: &mut S, seed: u64) -
         before_us.sort_unstable();
         for passed_us in before_us {
             let now = event.now.plus_micros(passed_us);
-            let again = ask(trace, subject, now, &event.asks);
+            let again = check(trace, subject, now, &event.asks);
             if again.allowed() || again.retry_after().as_micros() != Some(wait_us - passed_us) {
                 return Err(format!(
                     "at {:?} retry_after was {wait_us}µs, but after {passed_us}µs: {again:?}",
@@ -204,7 +210,7 @@ fn retry_after_is_exact<S: Subject>(trace: &Trace, subject: &mut S, seed: u64) -
             }
         }
         let then = Timestamp::from_micros(retry_at);
-        let last = ask(trace, subject, then, &event.asks);
+        let last = check(trace, subject, then, &event.asks);
         if !last.allowed() {
             return Err(format!("at {:?} retry_after was {wait_us}µs, but denied then: {last:?}", event.now));
         }
@@ -212,7 +218,7 @@ fn retry_after_is_exact<S: Subject>(trace: &Trace, subject: &mut S, seed: u64) -
     })
 }
 
-/// Checks that no trailing window holds more units than [`bound`].
+/// Checks that no trailing window that ends with a check holds more admitted units than [`bound`].
 fn stays_within_its_bound<S: Subject>(trace: &Trace, subject: &mut S) -> Result<(), Violation> {
     let limit = &trace.slots[0].limit;
     let mut admitted = Admitted::default();
@@ -230,8 +236,9 @@ fn stays_within_its_bound<S: Subject>(trace: &Trace, subject: &mut S) -> Result<
     })
 }
 
-/// Checks that `retry_after` ends at or after the exact time, by less than one tick.
-fn at_most_a_tick_early<S: Subject>(trace: &Trace, subject: &mut S) -> Result<(), Violation> {
+/// Checks that `retry_after` of each denial ends at the time at which an exact window has room, or less than a tick
+/// later.
+fn retry_after_is_less_than_a_tick_late<S: Subject>(trace: &Trace, subject: &mut S) -> Result<(), Violation> {
     let limit = &trace.slots[0].limit;
     let tick_us = limit.window_us().div_ceil(u64::from(SLIDING_EXACT_QUOTA_MAX));
     let mut admitted = Admitted::default();
@@ -274,7 +281,7 @@ fn starts_are_spaced<S: Subject>(trace: &Trace, subject: &mut S) -> Result<(), V
     })
 }
 
-/// Admissions in the order of time, as (microsecond, units).
+/// Admissions, oldest first, as (time in microseconds, units).
 #[derive(Default)]
 struct Admitted(Vec<(u64, u64)>);
 
@@ -285,12 +292,16 @@ impl Admitted {
         }
     }
 
-    /// Returns the units in (now − window, now].
+    /// Returns the units admitted in (now − window, now]. `now` must not be before the last admission.
     fn within(&self, now: Timestamp, window_us: u64) -> u64 {
         self.0.iter().filter(|(at, _)| at + window_us > now.as_micros()).map(|(_, units)| units).sum()
     }
 
-    /// Returns the first instant at which an exact window has room for `cost`.
+    /// Returns the first time, in microseconds, at which an exact window has room for `cost`, which it must not have
+    /// yet.
+    ///
+    /// # Panics
+    /// If `cost` exceeds the quota.
     fn exact_retry_at(&self, cost: u32, limit: &Limit) -> u64 {
         let total: u64 = self.0.iter().map(|(_, units)| units).sum();
         let mut excess = (total + u64::from(cost)).saturating_sub(limit.quota().into());

@@ -7,7 +7,7 @@ use tollgate_core::Algorithm;
 use super::shrink::shrink;
 use super::{Difference, Subject, Trace, compare};
 
-/// A shrunk trace on which a subject and the oracle differ.
+/// A difference between a subject and the oracle, with the shrunk trace that shows it.
 #[derive(Clone, Debug)]
 pub struct Failure {
     /// The shrunk trace.
@@ -29,22 +29,22 @@ impl fmt::Display for Failure {
 
 /// Compares subjects with the oracle on `count` random traces for each algorithm.
 ///
-/// `fresh` creates a subject without counters. Traces that need more than the subject's abilities are adapted or
-/// skipped.
+/// The traces are determined by `seed`. `fresh` creates a subject without counters, one for each trace. A trace that
+/// needs more than the subject's abilities is [reduced](Trace::within) or skipped.
 ///
 /// # Errors
-/// With the first trace on which they differ, shrunk.
+/// If they differ. Contains the first trace on which they do, shrunk.
 pub fn random_traces<S: Subject>(count: usize, seed: u64, mut fresh: impl FnMut() -> S) -> Result<(), Box<Failure>> {
     Algorithm::ALL.into_iter().try_for_each(|algorithm| random_traces_of(algorithm, count, seed, &mut fresh))
 }
 
 /// Compares subjects with the oracle on `count` random traces whose first limit has this algorithm.
 ///
-/// `fresh` creates a subject without counters. Traces that need more than the subject's abilities are adapted or
-/// skipped.
+/// The traces are determined by `seed`. `fresh` creates a subject without counters, one for each trace. A trace that
+/// needs more than the subject's abilities is [reduced](Trace::within) or skipped.
 ///
 /// # Errors
-/// With the first trace on which they differ, shrunk.
+/// If they differ. Contains the first trace on which they do, shrunk.
 pub fn random_traces_of<S: Subject>(
     algorithm: Algorithm,
     count: usize,
@@ -64,12 +64,12 @@ pub fn random_traces_of<S: Subject>(
 
 /// Compares subjects with the oracle on `count` random traces of one long log each.
 ///
-/// The logs have up to thousands of entries. The traces change costs, refund old entries, step the clock back, and change
-/// the quota across the values at which a store changes its representation of a log. `fresh` creates a subject without
-/// counters.
+/// The logs have up to thousands of entries. The traces change costs, refund old entries, step the clock back, and
+/// change the quota across the values at which a store changes its representation of a log. They are determined by
+/// `seed`. `fresh` creates a subject without counters, one for each trace. Its abilities are not considered.
 ///
 /// # Errors
-/// With the first trace on which they differ, shrunk.
+/// If they differ. Contains the first trace on which they do, shrunk.
 pub fn long_traces<S: Subject>(count: usize, seed: u64, mut fresh: impl FnMut() -> S) -> Result<(), Box<Failure>> {
     let mut random = Random::new(seed);
     for number in 0..count {
@@ -81,7 +81,9 @@ pub fn long_traces<S: Subject>(count: usize, seed: u64, mut fresh: impl FnMut() 
     Ok(())
 }
 
-/// Shrinks a failing trace.
+/// Shrinks a trace on which a subject and the oracle differ. Returns the smallest trace found, with its difference.
+///
+/// `number` and the original length are copied into the failure. `fresh` creates a subject without counters.
 fn shrunk<S: Subject>(
     trace: Trace,
     difference: Box<Difference>,
@@ -117,7 +119,7 @@ fn number_from_env(name: &str, otherwise: usize) -> usize {
     }
 }
 
-/// A random number generator (splitmix64). A seed gives the same numbers on every machine.
+/// A random number generator (splitmix64). A seed gives the same sequence of numbers on every machine.
 #[derive(Clone, Debug)]
 pub struct Random(u64);
 
@@ -127,7 +129,7 @@ impl Random {
         Random(seed)
     }
 
-    /// Returns 64 random bits.
+    /// Returns the next number: 64 random bits.
     pub fn next_u64(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
@@ -136,7 +138,7 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// Returns a number below `bound`, nearly uniformly distributed.
+    /// Returns a random number from 0 to `bound` − 1, nearly uniformly distributed.
     ///
     /// # Panics
     /// If `bound` is 0.
@@ -144,12 +146,12 @@ impl Random {
         self.next_u64() % bound
     }
 
-    /// Returns a number in [0, 1).
+    /// Returns a random number in [0, 1), uniformly distributed.
     pub fn unit(&mut self) -> f64 {
         (self.next_u64() >> 11) as f64 / (1u64 << 53) as f64
     }
 
-    /// Returns a random trace whose first limit has this algorithm.
+    /// Returns a random trace of 4 to 47 operations whose first limit has this algorithm.
     pub fn trace(&mut self, algorithm: Algorithm) -> Trace {
         let operations = 4 + self.below(44);
         let mut bytes: Vec<u8> = (0..3 + 12 + 8 * operations).map(|_| self.next_u64() as u8).collect();

@@ -4,8 +4,8 @@
 //!   Case::new("…").on("10/s").at(0).take(10).admitted().remaining(0).at(SECOND - 1).take(1).denied().retry(1)
 //! ```
 //!
-//! Times count from [`EPOCH_US`], which is the edge of every window that the cases use. An expectation belongs to the step
-//! before it. Fields without an expectation are not compared.
+//! Times count from [`EPOCH_US`], which is the edge of every window that the cases use. An expectation belongs to the
+//! step before it. Fields without an expectation are not compared.
 
 use std::fmt;
 
@@ -16,7 +16,7 @@ use super::{Abilities, Subject};
 /// Fifty times the longest window after 1970: aligned to it, and to everything that divides 400 days.
 pub(crate) const EPOCH_US: u64 = 50 * tollgate_core::WINDOW_US_MAX;
 
-/// A script that can run on any [`Subject`].
+/// A named list of steps with expected results, which can run on any [`Subject`].
 #[derive(Clone, Debug)]
 pub struct Case {
     name: String,
@@ -28,7 +28,7 @@ pub struct Case {
     focus: usize,
 }
 
-/// A step in which a subject did not meet the expectation.
+/// The step of a case in which a subject did not meet the expectation, with a description. Steps are numbered from 0.
 #[derive(Clone, Debug)]
 pub struct CaseFailure {
     case: String,
@@ -79,7 +79,7 @@ struct CaseDemand {
     cost: u32,
 }
 
-/// The expected fields of a limit status.
+/// The expected fields of a limit status; `None` means that the field is not compared.
 #[derive(Clone, Copy, Debug, Default)]
 struct Expected {
     allowed: Option<bool>,
@@ -97,12 +97,18 @@ impl Case {
         Case { name: name.into(), steps: Vec::new(), demands: Vec::new(), in_rule: false, when, focus: 0 }
     }
 
-    /// Sets the limit of the following checks.
+    /// Sets one limit for the following steps, such as `10/s`, on the subject `client`.
+    ///
+    /// # Panics
+    /// If the text is not a limit.
     pub(crate) fn on(self, limit: &str) -> Case {
         self.on_all(&[limit])
     }
 
-    /// Sets the limits of the following checks.
+    /// Sets one to three limits for the following steps, all on the subject `client`. A check decides them together.
+    ///
+    /// # Panics
+    /// If a text is not a limit.
     pub(crate) fn on_all(self, limits: &[&str]) -> Case {
         const NAMES: [&str; 3] = ["first", "second", "third"];
         let rule = |i: usize| self.in_rule.then_some(NAMES[i]);
@@ -112,68 +118,73 @@ impl Case {
         Case { demands, ..self }
     }
 
-    /// Puts the limits into the scope of a rule, whose counters are kept when the window changes.
+    /// Makes the limits that are set from now on those of a rule, whose counters are kept when the window changes.
     pub(crate) fn in_rule(self) -> Case {
         Case { in_rule: true, ..self }
     }
 
-    /// Sets the subject of the nth limit.
-    pub(crate) fn by(mut self, line: usize, subject: &'static str) -> Case {
-        self.demands[line].subject = subject;
+    /// Sets the subject of one of the current limits, by its index.
+    pub(crate) fn by(mut self, limit: usize, subject: &'static str) -> Case {
+        self.demands[limit].subject = subject;
         self
     }
 
-    /// Sets the time of the following steps.
+    /// Sets the time of the following steps, in microseconds after [`EPOCH_US`].
     pub(crate) fn at(self, offset_us: u64) -> Case {
         Case { when: When::At(Timestamp::from_micros(EPOCH_US + offset_us)), ..self }
     }
 
-    /// Sets the time of the following steps to this many microseconds after the end of the last `retry_after`.
+    /// Sets the time of the following steps to the end of the `retry_after` of the last check, plus this many
+    /// microseconds.
     pub(crate) fn at_retry(self, offset_us: i64) -> Case {
         Case { when: When::AtRetry(offset_us), ..self }
     }
 
-    /// Adds a check of `cost` units on each limit.
+    /// Adds a check of all current limits, with `cost` units on each.
     pub(crate) fn take(self, cost: u32) -> Case {
         let costs = vec![cost; self.demands.len()];
         self.take_each(&costs)
     }
 
-    /// Adds a check with a cost for each limit.
+    /// Adds a check of all current limits, with one cost per limit.
     pub(crate) fn take_each(self, costs: &[u32]) -> Case {
         let demands = self.demands.iter().zip(costs).map(|(wanted, &cost)| CaseDemand { cost, ..*wanted }).collect();
         self.step(Action::Check(demands))
     }
 
-    /// Adds a check with cost 0, which must be admitted.
+    /// Adds a check of all current limits with cost 0, which must be admitted.
     pub(crate) fn peek(self) -> Case {
         self.take(0).admitted()
     }
 
-    /// Adds `count` checks of one unit, of which exactly `admitted` must be admitted.
+    /// Adds `count` checks of one unit of the first limit at the same time. Exactly `admitted` of them must be
+    /// admitted.
     pub(crate) fn burst(self, count: u32, admitted: u32) -> Case {
         let wanted = self.demands[0];
         self.step(Action::Burst(wanted, count, admitted))
     }
 
-    /// Adds `count` admissions of one unit, one per microsecond.
+    /// Adds `count` admissions of one unit of the first limit, one per microsecond from the time of the step.
+    ///
+    /// The time of the case does not move.
     pub(crate) fn fill(self, count: u64) -> Case {
         let wanted = self.demands[0];
         self.step(Action::Fill(wanted, count))
     }
 
-    /// Adds a refund of the nth check, from 0. Bursts and fills are not counted.
+    /// Adds a refund of the nth check of the case, from 0, with the limits of that check. Bursts and fills do not
+    /// count.
     pub(crate) fn refund(self, nth: usize) -> Case {
         self.step(Action::Refund(nth, None))
     }
 
-    /// Adds a refund of the nth check with the present limits.
+    /// Adds a refund of the nth check of the case, from 0, with the current limits.
     pub(crate) fn refund_under_present_limits(self, nth: usize) -> Case {
         let present = self.demands.clone();
         self.step(Action::Refund(nth, Some(present)))
     }
 
-    /// Adds a reset of the counter of the first limit.
+    /// Adds a reset of the counter of the first current limit.
     pub(crate) fn reset_counter(self) -> Case {
         let wanted = self.demands[0];
         self.step(Action::Reset(wanted))
@@ -187,47 +198,57 @@ impl Case {
 
 /// Expectations of the last step.
 impl Case {
+    /// Expects that the whole check is admitted.
     pub(crate) fn admitted(mut self) -> Case {
         self.last().admitted = Some(true);
         self
     }
 
+    /// Expects that the whole check is denied.
     pub(crate) fn denied(mut self) -> Case {
         self.last().admitted = Some(false);
         self
     }
 
-    /// Selects the limit of the following expectations.
-    pub(crate) fn line(self, focus: usize) -> Case {
+    /// Selects the limit, by its index in the check, to which the following expectations apply. Each step starts with
+    /// 0.
+    pub(crate) fn limit(self, focus: usize) -> Case {
         Case { focus, ..self }
     }
 
+    /// Expects this verdict of the selected limit.
     pub(crate) fn allowed(self, allowed: bool) -> Case {
-        self.expect(|line| line.allowed = Some(allowed))
+        self.expect(|limit| limit.allowed = Some(allowed))
     }
 
+    /// Expects this `remaining` of the selected limit.
     pub(crate) fn remaining(self, units: u32) -> Case {
-        self.expect(|line| line.remaining = Some(units))
+        self.expect(|limit| limit.remaining = Some(units))
     }
 
+    /// Expects this `retry_after` of the selected limit, in microseconds.
     pub(crate) fn retry(self, us: u64) -> Case {
-        self.expect(|line| line.retry = Some(Wait::from_micros(us)))
+        self.expect(|limit| limit.retry = Some(Wait::from_micros(us)))
     }
 
+    /// Expects that the check is denied and the `retry_after` of the selected limit is [`Wait::NEVER`].
     pub(crate) fn never(self) -> Case {
-        self.denied().expect(|line| line.retry = Some(Wait::NEVER))
+        self.denied().expect(|limit| limit.retry = Some(Wait::NEVER))
     }
 
+    /// Expects a `retry_after` of the selected limit of at most this many microseconds.
     pub(crate) fn retry_at_most(self, us: u64) -> Case {
-        self.expect(|line| line.retry_at_most = Some(us))
+        self.expect(|limit| limit.retry_at_most = Some(us))
     }
 
+    /// Expects this `next_after` of the selected limit, in microseconds.
     pub(crate) fn next(self, us: u64) -> Case {
-        self.expect(|line| line.next = Some(Wait::from_micros(us)))
+        self.expect(|limit| limit.next = Some(Wait::from_micros(us)))
     }
 
+    /// Expects this `reset_after` of the selected limit, in microseconds.
     pub(crate) fn reset(self, us: u64) -> Case {
-        self.expect(|line| line.reset = Some(Wait::from_micros(us)))
+        self.expect(|limit| limit.reset = Some(Wait::from_micros(us)))
     }
 
     fn expect(mut self, set: impl FnOnce(&mut Expected)) -> Case {
@@ -243,7 +264,7 @@ impl Case {
 
 /// Running a case.
 impl Case {
-    /// Returns the name, which describes the behaviour.
+    /// Returns the name of the case, which describes the behaviour.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -261,10 +282,10 @@ impl Case {
         Abilities { refunds, rules: self.in_rule, several_limits, several_subjects, microseconds, fills }
     }
 
-    /// Runs the case on a subject without counters.
+    /// Runs all steps on a subject, which must have no counters.
     ///
     /// # Errors
-    /// With the first result that differs from its expectation.
+    /// If a result differs from its expectation. Describes the first one; the later steps are not run.
     pub fn run(&self, subject: &mut dyn Subject) -> Result<(), CaseFailure> {
         let mut now = Timestamp::from_micros(EPOCH_US);
         let mut checks: Vec<(&[CaseDemand], Decision)> = Vec::new();
@@ -336,20 +357,20 @@ impl Step {
             let expected = if self.admitted == Some(true) { "admitted" } else { "denied" };
             return Err(format!("should be {expected}, got {decision:?}"));
         }
-        for (number, (line, expected)) in decision.limits.iter().zip(&self.expected).enumerate() {
+        for (number, (status, expected)) in decision.limits.iter().zip(&self.expected).enumerate() {
             let seen = subject.as_seen(Decision {
                 at: decision.at,
                 source: decision.source,
                 ban: decision.ban,
-                limits: std::iter::once(expected.applied_to(line)).collect(),
+                limits: std::iter::once(expected.applied_to(status)).collect(),
             });
-            if seen.limits[0] != *line {
-                return Err(format!("limit {number} should be {:?}, got {line:?}", seen.limits[0]));
+            if seen.limits[0] != *status {
+                return Err(format!("limit {number} should be {:?}, got {status:?}", seen.limits[0]));
             }
             if let Some(bound) = expected.retry_at_most
-                && line.retry_after > Wait::from_micros(bound)
+                && status.retry_after > Wait::from_micros(bound)
             {
-                return Err(format!("limit {number}: retry_after should be at most {bound}µs, got {line:?}"));
+                return Err(format!("limit {number}: retry_after should be at most {bound}µs, got {status:?}"));
             }
         }
         Ok(())
@@ -357,15 +378,15 @@ impl Step {
 }
 
 impl Expected {
-    /// Returns the limit status with the expected fields. Other fields are those of `line`.
-    fn applied_to(&self, line: &LimitStatus) -> LimitStatus {
+    /// Returns a copy of `status` in which the expected fields are replaced by their expected values.
+    fn applied_to(&self, status: &LimitStatus) -> LimitStatus {
         LimitStatus {
-            allowed: self.allowed.unwrap_or(line.allowed),
-            remaining: self.remaining.unwrap_or(line.remaining),
-            retry_after: self.retry.unwrap_or(line.retry_after),
-            next_after: self.next.unwrap_or(line.next_after),
-            reset_after: self.reset.unwrap_or(line.reset_after),
-            ..*line
+            allowed: self.allowed.unwrap_or(status.allowed),
+            remaining: self.remaining.unwrap_or(status.remaining),
+            retry_after: self.retry.unwrap_or(status.retry_after),
+            next_after: self.next.unwrap_or(status.next_after),
+            reset_after: self.reset.unwrap_or(status.reset_after),
+            ..*status
         }
     }
 }

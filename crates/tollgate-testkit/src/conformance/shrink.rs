@@ -6,12 +6,13 @@
 
 use super::trace::{Operation, Step, Trace, TraceDemand};
 
-/// Maximum number of candidates.
+/// Maximum number of candidates that are tried.
 const TRIES_MAX: usize = 4_000;
 
-/// Calls `fails` with smaller and smaller traces, and continues from each one that fails.
+/// Calls `fails` with smaller and smaller traces, and continues from each one for which it returns `true`.
 ///
-/// The last trace for which `fails` returned `true` is the smallest one.
+/// Returns nothing: `fails` records the traces that fail, and the last of them is the smallest. Ends after at most
+/// [`TRIES_MAX`] calls.
 pub(super) fn shrink(trace: Trace, mut fails: impl FnMut(&Trace) -> bool) {
     let mut smallest = trace;
     let mut tries = 0;
@@ -27,7 +28,8 @@ pub(super) fn shrink(trace: Trace, mut fails: impl FnMut(&Trace) -> bool) {
     }
 }
 
-/// Returns the next smaller candidates: shorter ones first, then with fewer limits, then with simpler operations.
+/// Returns traces that are a step smaller than this one: shorter ones first, then with fewer limits, then with simpler
+/// operations.
 fn candidates(trace: &Trace) -> impl Iterator<Item = Trace> + '_ {
     let halvings =
         std::iter::successors(Some(trace.operations.len().div_ceil(2)), |size| (*size > 1).then_some(size / 2));
@@ -52,7 +54,8 @@ fn without_operations(trace: &Trace, from: usize, count: usize) -> Trace {
     candidate
 }
 
-/// Returns the trace without this slot and its operations. `None` if it is not the last slot, or the only one.
+/// Returns the trace without its last limit and the operations on that. Returns `None` if `slot` is not the index of
+/// the last limit, or there is only one.
 fn without_slot(trace: &Trace, slot: usize) -> Option<Trace> {
     if trace.slots.len() == 1 || slot + 1 != trace.slots.len() {
         return None;

@@ -1,8 +1,10 @@
-//! A trace: a few limits and a list of operations on them. Any bytes give a trace, so that a seed or a fuzzer can make one.
+//! A trace: a few limits and a list of operations on them. Any bytes give a trace, so that a seed or a fuzzer can make
+//! one.
 //!
-//! **Two kinds of traces.** A store may delete a counter that has expired under the limit it was last written with. While
-//! time goes forward, that makes no difference. It does if the clock then steps back, or if the limit changes to one under
-//! which the counter would not have expired. So there are two kinds of traces, for which the decisions are determined:
+//! **Two kinds of traces.** A store may delete a counter that has expired under the limit it was last written with.
+//! While time goes forward, that makes no difference. It does if the clock then steps back, or if the limit changes to
+//! one under which the counter would not have expired. So there are two kinds of traces, for which the decisions are
+//! determined:
 //!
 //! | | keys | clock | limits change | expired counters |
 //! |---|---|---|---|---|
@@ -24,7 +26,7 @@ const SLOT_NAMES: [&str; 3] = ["a", "b", "c"];
 pub(super) const NEWEST: usize = usize::MAX;
 const SUBJECTS: [&str; 4] = ["k0", "k1", "k2", "k3"];
 
-/// Limits, a start time, and operations.
+/// A list of operations on a few limits, from a start time. `Display` prints it as a script.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Trace {
     /// The time of the first operation.
@@ -37,12 +39,13 @@ pub struct Trace {
     pub operations: Vec<Operation>,
 }
 
-/// A named limit of a trace. The limit may change, the name does not.
+/// A place for a limit in a trace, which operations refer to by index. [`Operation::Change`] replaces the limit in it.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Slot {
     /// The limit.
     pub limit: Limit,
-    /// Whether it has the scope of a rule (counted by name) or is explicit (counted by algorithm and window).
+    /// Whether the limit belongs to a rule (its counter stays when the limit changes) or to explicit checks (a limit
+    /// with another algorithm or window has another counter).
     pub in_rule: bool,
 }
 
@@ -80,10 +83,10 @@ pub enum Operation {
     },
 }
 
-/// One demand of a check in a trace.
+/// One demand of a check in a trace: units of the limit in a slot, for a subject.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct TraceDemand {
-    /// The index of the subject.
+    /// The index of the subject, from 0 to 3.
     pub key: usize,
     /// The index of the slot.
     pub slot: usize,
@@ -113,7 +116,9 @@ pub enum Step {
 }
 
 impl Step {
-    /// Returns the time after this movement. `retry_at` is the end of the last `retry_after`.
+    /// Returns the time after this movement of the clock from `now`.
+    ///
+    /// `retry_at` is the end of the `retry_after` of the last check. `slots` are the current limits.
     pub fn from(self, now: Timestamp, retry_at: Timestamp, slots: &[Slot]) -> Timestamp {
         let shifted = |instant: Timestamp, us: i64| match us {
             0.. => instant.plus_micros(us.unsigned_abs()),
@@ -154,7 +159,7 @@ impl Trace {
 }
 
 impl TraceDemand {
-    /// Returns the demand under these limits.
+    /// Returns the demand with the limit that its slot has in `slots`.
     pub fn demand(&self, slots: &[Slot]) -> Demand<'static> {
         let slot = &slots[self.slot];
         let rule = Scope::rule("trace", SLOT_NAMES[self.slot]);
@@ -164,7 +169,8 @@ impl TraceDemand {
     }
 }
 
-/// Returns the demands of a check, without those of a counter that the check already has.
+/// Returns the demands of a check under the limits of `slots`. Of several demands on one counter, only the first is
+/// kept.
 pub(super) fn demands(asks: &[TraceDemand], slots: &[Slot]) -> Vec<Demand<'static>> {
     let mut demands: Vec<Demand<'static>> = asks.iter().map(|ask| ask.demand(slots)).collect();
     while let Err(CheckError::SameCounter { second, .. }) = Check::new(&demands) {

@@ -1,4 +1,4 @@
-//! Counters of a proxy, and waiting for its progress.
+//! Counters of a proxy, and waits for its progress.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -7,7 +7,8 @@ use std::time::Duration;
 /// Timeout of a wait for progress. Progress takes microseconds, so a proxy that takes this long is stuck.
 const PROGRESS_MAX: Duration = Duration::from_secs(10);
 
-/// Counters shared by the proxy's thread and its owner.
+/// Counters of connections, bytes and applied faults, which the proxy's thread updates and its owner reads or waits
+/// for.
 #[derive(Default, Debug)]
 pub(super) struct Gauge {
     accepted: AtomicU64,
@@ -28,14 +29,14 @@ struct Progress {
 pub(super) struct OpenGuard(Arc<Gauge>);
 
 impl Gauge {
-    /// Counts an accepted connection, which counts as open until the guard is dropped.
+    /// Counts an accepted connection. It counts as open until the returned guard is dropped.
     pub(super) fn count_accepted(self: &Arc<Gauge>) -> OpenGuard {
         self.accepted.fetch_add(1, Ordering::Relaxed);
         self.lock().open += 1;
         OpenGuard(Arc::clone(self))
     }
 
-    /// Records that the proxy has applied this change of the fault.
+    /// Records that the proxy has applied the change of the fault with this number, and wakes up the waiting owner.
     pub(super) fn mark_applied(&self, change: u64) {
         self.lock().applied_change = change;
         self.progressed.notify_all();
@@ -65,12 +66,12 @@ impl Gauge {
         self.bytes_down.load(Ordering::Relaxed)
     }
 
-    /// Waits until the proxy has applied this change of the fault. Panics after [`PROGRESS_MAX`].
+    /// Blocks until the proxy has applied the change of the fault with this number. Panics after [`PROGRESS_MAX`].
     pub(super) fn wait_until_applied(&self, change: u64) {
         self.wait_while(|progress| progress.applied_change < change);
     }
 
-    /// Waits until no connection is open. Panics after [`PROGRESS_MAX`].
+    /// Blocks until no connection is open. Panics after [`PROGRESS_MAX`].
     pub(super) fn wait_until_none_open(&self) {
         self.wait_while(|progress| progress.open > 0);
     }

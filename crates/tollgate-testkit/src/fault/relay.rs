@@ -24,7 +24,7 @@ const CHUNKS_WAITING_MAX: usize = 1_024;
 /// Pause between two slices. Without it the kernel would deliver them to the receiver as one.
 const SLICE_PAUSE: Duration = Duration::from_millis(1);
 
-/// The fault that the owner of the proxy has set.
+/// The fault that the owner of the proxy has set, with the number of that change.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct FaultState {
     /// The fault; `None` ends the proxy.
@@ -36,7 +36,8 @@ pub(crate) struct FaultState {
 /// Receives the current fault and its changes.
 pub(crate) type FaultReceiver = watch::Receiver<FaultState>;
 
-/// Accepts and forwards connections until the fault is `None`. All connections are closed then.
+/// Accepts connections and forwards them to `upstream`, with the current fault. Returns when the fault becomes `None`,
+/// which closes all connections.
 pub(super) async fn accept(listener: TcpListener, upstream: SocketAddr, mut faults: FaultReceiver, gauge: Arc<Gauge>) {
     let backlog = listener.try_clone().expect("a second handle of the listener");
     let listener = tokio::net::TcpListener::from_std(listener).expect("a listener inside a runtime");
@@ -70,11 +71,11 @@ pub(super) async fn accept(listener: TcpListener, upstream: SocketAddr, mut faul
 ///
 /// `open` counts the connection. It is dropped last, so that the sockets are closed when the count falls.
 async fn connection(mut client: TcpStream, upstream: SocketAddr, faults: FaultReceiver, open: OpenGuard) {
-    let mut fatal_faults = faults.clone();
+    let mut closing_faults = faults.clone();
     tokio::select! {
         biased;
-        fatal = fatal(&mut fatal_faults) => {
-            if fatal == Fault::Reset {
+        fault = closing_fault(&mut closing_faults) => {
+            if fault == Fault::Reset {
                 reset_on_close(&client);
             }
         }
@@ -84,12 +85,12 @@ async fn connection(mut client: TcpStream, upstream: SocketAddr, faults: FaultRe
     drop(open);
 }
 
-/// Waits for a fault that closes connections.
-async fn fatal(faults: &mut FaultReceiver) -> Fault {
+/// Waits for a fault that closes connections, and returns it: [`Fault::Cut`] or [`Fault::Reset`].
+async fn closing_fault(faults: &mut FaultReceiver) -> Fault {
     fault_when(faults, |fault| matches!(fault, Fault::Cut | Fault::Reset)).await
 }
 
-/// Makes closing the socket send RST instead of FIN: a linger time of zero does that.
+/// Makes a later close of the socket send RST instead of FIN, by a linger time of zero.
 fn reset_on_close(client: &TcpStream) {
     SockRef::from(client).set_linger(Some(Duration::ZERO)).expect("a TCP socket");
 }
@@ -107,9 +108,10 @@ async fn relay(client: &mut TcpStream, upstream: SocketAddr, faults: &FaultRecei
     Ok(())
 }
 
-/// Relays between two in-memory streams until one of them ends or the fault ends them.
+/// Forwards bytes between two in-memory streams, with the current fault, until both directions end, one of them fails,
+/// or a fault closes connections.
 pub(crate) async fn relay_streams(client: DuplexStream, server: DuplexStream, faults: FaultReceiver) {
-    let mut fatal_faults = faults.clone();
+    let mut closing_faults = faults.clone();
     let (client_reader, client_writer) = io::split(client);
     let (server_reader, server_writer) = io::split(server);
     let relay = async {
@@ -120,12 +122,14 @@ pub(crate) async fn relay_streams(client: DuplexStream, server: DuplexStream, fa
     };
     tokio::select! {
         biased;
-        _ = fatal(&mut fatal_faults) => {}
+        _ = closing_fault(&mut closing_faults) => {}
         _ = relay => {}
     }
 }
 
-/// Forwards one direction. `Ok` ends this direction only, `Err` ends the connection.
+/// Forwards one direction until its stream ends, with the current fault. Calls `count` with the bytes of each write.
+///
+/// Returns `Ok` at the end of the stream: the other direction continues. An error ends the whole connection.
 async fn pump(
     reader: impl AsyncRead + Unpin,
     writer: impl AsyncWrite + Unpin,
@@ -190,7 +194,7 @@ async fn write(
     Ok(())
 }
 
-/// Discards all chunks until the fault ends, then returns an error, which closes the connection.
+/// Discards all chunks while the fault is [`Fault::Blackhole`], then returns an error, which closes the connection.
 async fn discard(mut chunks: mpsc::Receiver<Chunk>, mut faults: FaultReceiver) -> io::Result<()> {
     tokio::select! {
         _ = fault_when(&mut faults, |fault| fault != Fault::Blackhole) => {}
@@ -200,7 +204,8 @@ async fn discard(mut chunks: mpsc::Receiver<Chunk>, mut faults: FaultReceiver) -
     Err(io::Error::new(io::ErrorKind::ConnectionAborted, "bytes of this connection were discarded"))
 }
 
-/// Waits for a fault for which `condition` is true, and returns it. The end of the proxy counts as [`Fault::Cut`].
+/// Waits until the fault is one for which `condition` is true, and returns it. The end of the proxy counts as
+/// [`Fault::Cut`].
 async fn fault_when(faults: &mut FaultReceiver, condition: impl Fn(Fault) -> bool) -> Fault {
     let state = faults.wait_for(|state| condition(state.fault.unwrap_or(Fault::Cut))).await;
     state.ok().and_then(|state| state.fault).unwrap_or(Fault::Cut)

@@ -8,7 +8,9 @@ use tollgate_core::Source;
 
 use super::{Answer, Counter, Refund, Report, Violation, tick_us};
 
-/// Verifies all decisions of the store for this counter.
+/// Verifies all decisions of the store for this counter, and adds violations and counts of verdicts to `report`.
+///
+/// `number` is the index of the counter. Sorts its answers by the store's time.
 pub(super) fn verify(number: usize, counter: &mut Counter, report: &mut Report) {
     counter.answers.sort_unstable_by_key(|answer| answer.at_us);
     let by_store = counter.answers.iter().filter(|answer| answer.source == Source::Store);
@@ -53,7 +55,7 @@ impl Charge {
     }
 }
 
-/// The state of a counter at the time of one answer.
+/// The bounds of the units that count at the time of one answer.
 struct View {
     number: usize,
     quota: u64,
@@ -69,7 +71,7 @@ struct View {
 }
 
 impl View {
-    /// Verifies one answer. Answers must come in the order of their time.
+    /// Verifies one answer, and adds violations to `report`. Answers must come in the order of the store's time.
     fn verify(&mut self, answer: &Answer, report: &mut Report) {
         for window in [&mut self.least, &mut self.exact, &mut self.most] {
             window.move_to(answer.at_us);
@@ -114,14 +116,14 @@ impl View {
     }
 }
 
-/// Whether charges of the same microsecond count.
+/// Whether a [`Window`] includes charges made in the current microsecond.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Ties {
     In,
     Out,
 }
 
-/// The charges that count at a time that only moves forward.
+/// A sliding window over the charges of a counter, whose end only moves forward. `total` is the units inside.
 struct Window {
     charges: Vec<Charge>,
     window_us: u64,
@@ -156,7 +158,8 @@ impl Window {
         charge.at_us < now_us || (charge.at_us == now_us && self.ties == Ties::In)
     }
 
-    /// Removes the refunded units from the charges made at the time of the refunded decision.
+    /// Removes the refunded units from the charges made at the time of the refunded decision, as far as they have
+    /// units.
     fn apply_refund(&mut self, refund: Refund) {
         let mut units = u64::from(refund.units);
         let from = self.charges.partition_point(|charge| charge.at_us < refund.charged_at_us);
@@ -171,7 +174,8 @@ impl Window {
         }
     }
 
-    /// Returns the time of the charge whose expiry leaves at most `room` units. `None` if no more than that count.
+    /// Returns the time, in microseconds, of the charge whose expiry leaves at most `room` units in the window. Returns
+    /// `None` if there are no more than that already.
     fn must_expire(&self, room: u64) -> Option<u64> {
         let mut excess = self.total.checked_sub(room).filter(|excess| *excess > 0)?;
         for charge in &self.charges[self.first..self.next] {
@@ -184,7 +188,7 @@ impl Window {
     }
 }
 
-/// Refunds in the order of their assumed times.
+/// Refunds in the order of the times at which a [`Window`] assumes them to have been made.
 struct Refunds {
     due: Vec<(u64, Refund)>,
     next: usize,

@@ -113,7 +113,7 @@ pub enum Violation {
     },
 }
 
-/// The result of verifying a history.
+/// The result of [`History::verify`](super::History::verify): counts of what was verified, and the violations.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Report {
     /// Number of recorded checks.
@@ -135,7 +135,7 @@ pub struct Report {
 }
 
 impl Report {
-    /// Adds a violation. Beyond [`KEPT_MAX`] it is only counted.
+    /// Adds a violation. It is counted, and kept if there are fewer than [`KEPT_MAX`].
     pub(super) fn add(&mut self, violation: Violation) {
         self.violations_total += 1;
         if self.violations.len() < KEPT_MAX {

@@ -4,7 +4,10 @@ use tollgate_core::Source;
 
 use super::{Answer, Bounds, Counter, Report, Violation};
 
-/// Verifies everything that does not depend on the store's clock.
+/// Verifies the bounds that do not depend on the store's clock, and adds violations and the number of local limit
+/// statuses to `report`.
+///
+/// `number` is the index of the counter, whose answers must be sorted by `at_us`.
 pub(super) fn verify(number: usize, counter: &Counter, bounds: Bounds, report: &mut Report) {
     let quota = u64::from(counter.limit.quota());
     let window_us = counter.limit.window_us();
@@ -30,8 +33,8 @@ pub(super) fn verify(number: usize, counter: &Counter, bounds: Bounds, report: &
 
 /// Finds more than `bound` units, all sent at or after one instant and all answered less than a window after it.
 ///
-/// Returns that instant and the number of units, or `None`. Uses two pointers: one over the answers by the time of
-/// sending, one over the answers by the time of receiving.
+/// Returns that instant, in microseconds, and the number of units; `None` if there is none. Uses two pointers: one over
+/// the answers by the time of sending, one over the answers by the time of receiving.
 fn crowd(answers: &[&Answer], window_us: u64, bound: u64) -> Option<(u64, u64)> {
     let mut by_sent: Vec<usize> = (0..answers.len()).collect();
     by_sent.sort_unstable_by_key(|&index| answers[index].sent_us);

@@ -4,7 +4,7 @@ use tollgate_core::{Algorithm, Limit};
 
 use super::{Receipt, div_ceil};
 
-/// The use of a bucket at a time, in parts of a unit.
+/// The level of a bucket at a time. It is counted in parts of a unit, since a bucket leaks fractions of units.
 #[derive(Clone, Debug)]
 pub(super) struct Bucket {
     time: i128,
@@ -13,7 +13,7 @@ pub(super) struct Bucket {
     parts_per_unit: i128,
 }
 
-/// The parameters that a bucket derives from its limit.
+/// The parameters of a bucket, derived from its limit: in each grain of time, `quota` parts leak.
 struct Shape {
     capacity: i128,
     grain_us: i128,
@@ -26,7 +26,8 @@ impl Bucket {
         Bucket { time: 0, level: 0, parts_per_unit: Shape::of(limit).parts_per_unit }
     }
 
-    /// Returns the bucket at `now`: converted to the limit's parts, cut to its capacity, and leaked until then.
+    /// Returns the bucket at `now` under `limit`: converted to the limit's parts, cut to its capacity, and leaked until
+    /// then.
     pub(super) fn settled(&self, limit: &Limit, now: i128) -> Bucket {
         let shape = Shape::of(limit);
         let mut level = self.level;
@@ -57,7 +58,7 @@ impl Bucket {
         self.level += cost * self.parts_per_unit;
     }
 
-    /// Charges a denied request, at most up to the capacity.
+    /// Charges a denied request (`count_denied`). The level rises at most to the capacity.
     pub(super) fn penalty(&mut self, limit: &Limit, cost: i128) {
         let brim = Shape::of(limit).capacity * self.parts_per_unit;
         self.level = (self.level + cost * self.parts_per_unit).min(brim);
@@ -88,7 +89,7 @@ impl Shape {
         Shape { capacity, grain_us, parts_per_unit, quota: i128::from(limit.quota()) }
     }
 
-    /// Returns the number of grains of time that end between two instants.
+    /// Returns the number of grains of time that end after `from` and not after `to`.
     fn grains(&self, from: i128, to: i128) -> i128 {
         to / self.grain_us - from / self.grain_us
     }

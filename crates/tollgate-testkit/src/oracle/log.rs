@@ -4,7 +4,7 @@ use tollgate_core::{Algorithm, Limit, SLIDING_EXACT_QUOTA_MAX};
 
 use super::{Receipt, div_ceil};
 
-/// Admissions, oldest first. Those of one tick share an entry, which has the time of the latest.
+/// The log of admissions, oldest first. Those of one tick share an entry, which has the time of the latest.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Log {
     entries: Vec<Entry>,
@@ -17,7 +17,8 @@ struct Entry {
 }
 
 impl Log {
-    /// Returns the entries inside the window that ends at `now`. Entries from the future are moved to `now`.
+    /// Returns the log with only the entries inside the window that ends at `now`. Entries later than `now` are moved
+    /// to it.
     pub(super) fn settled(&self, limit: &Limit, now: i128) -> Log {
         let is_counted = |entry: &&Entry| entry.time > now - i128::from(limit.window_us());
         let (past, future): (Vec<Entry>, Vec<Entry>) =
@@ -49,7 +50,8 @@ impl Log {
         }
     }
 
-    /// Charges a denied request. Units above the quota are then removed, oldest first.
+    /// Charges a denied request (`count_denied`), at most the quota. Units above the quota are then removed, oldest
+    /// first.
     pub(super) fn penalty(&mut self, limit: &Limit, now: i128, cost: i128) {
         let quota = i128::from(limit.quota());
         self.charge(limit, now, cost.min(quota));

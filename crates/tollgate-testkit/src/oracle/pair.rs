@@ -4,7 +4,8 @@ use tollgate_core::{Algorithm, Limit};
 
 use super::{Receipt, div_ceil};
 
-/// Units charged, each with the start of the aligned window ("bucket") of the charge. Refunds are negative.
+/// All charges of a counter, as pairs of the start of the aligned window ("bucket") and units. Refunds have negative
+/// units.
 #[derive(Clone, Debug)]
 pub(super) struct Pair {
     window_us: i128,
@@ -18,9 +19,10 @@ impl Pair {
         Pair { window_us: i128::from(limit.window_us()), start: 0, bookings: Vec::new() }
     }
 
-    /// Returns the record at `now`.
+    /// Returns the record at `now` under `limit`.
     ///
-    /// If it was written with another window, it becomes a single charge of the units that counted under that window.
+    /// If it was written with another window, it becomes a single charge of the units that count under that window, in
+    /// the current bucket of the new one.
     pub(super) fn settled(&self, limit: &Limit, now: i128) -> Pair {
         let window_us = i128::from(limit.window_us());
         let moved = self.moved_to(limit, now);
@@ -32,7 +34,8 @@ impl Pair {
         Pair { window_us, start, bookings: vec![(start, used)] }
     }
 
-    /// Moves the record to the bucket of `now`. If the clock was set back, all counted units move to that bucket.
+    /// Returns the record with the bucket of `now` as the current one. If the clock was set back, all counted units
+    /// move to that bucket, at most the quota.
     fn moved_to(&self, limit: &Limit, now: i128) -> Pair {
         let start = now - now % self.window_us;
         if self.start <= start {
@@ -62,7 +65,7 @@ impl Pair {
         self.bookings.push((self.start, cost));
     }
 
-    /// Charges a denied request, at most up to the quota.
+    /// Charges a denied request (`count_denied`). The units of the current bucket rise at most to the quota.
     pub(super) fn penalty(&mut self, limit: &Limit, cost: i128) {
         let room = (i128::from(limit.quota()) - self.current()).max(0);
         self.bookings.push((self.start, cost.min(room)));
@@ -74,7 +77,8 @@ impl Pair {
         self.bookings.push((bucket, -receipt.units.min(booked)));
     }
 
-    /// Returns the units that count at `now`: the current bucket, and the covered share of the previous one.
+    /// Returns the units that count at `now`: those of the current bucket, and of the previous one the share that the
+    /// trailing window still covers, rounded up.
     ///
     /// A fixed window counts the current bucket only.
     fn estimate(&self, limit: &Limit, now: i128) -> i128 {

@@ -18,10 +18,13 @@ impl Brand {
     /// All brands, for tests that run on each.
     pub const ALL: [Brand; 2] = [Brand::Redis, Brand::Valkey];
 
-    /// Finds the binary: by environment variable, else in `.tools/bin`, else in the PATH.
+    /// Returns the path of the server's binary.
+    ///
+    /// It is the value of `TOLLGATE_REDIS_SERVER` or `TOLLGATE_VALKEY_SERVER`, else a file in `.tools/bin` of the
+    /// repository, else in the PATH.
     ///
     /// # Errors
-    /// With a message that says how to install the server, or that the environment variable names no file.
+    /// If there is none, with a message that says how to install the server; or if the variable does not name a file.
     pub(super) fn binary(self) -> Result<PathBuf, String> {
         let tools = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.tools/bin");
         let path = env::var_os("PATH").unwrap_or_default();

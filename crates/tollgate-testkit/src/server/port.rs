@@ -17,10 +17,10 @@ const FIRST: u32 = 10_240;
 /// port + 10,000.
 const COUNT: u32 = 22_700 - FIRST;
 
-/// Returns a port of 127.0.0.1 on which no process listens at the moment.
+/// Returns a port of 127.0.0.1 below 22,700 on which no process listens at the moment. It is not reserved.
 ///
 /// # Panics
-/// If there is none.
+/// If all of them are in use.
 pub(super) fn free() -> u16 {
     static TAKEN: AtomicU32 = AtomicU32::new(0);
     // Test processes run in parallel, so each starts its search elsewhere. 7,919 is prime and does not divide COUNT.

@@ -1,4 +1,4 @@
-//! The server's process, and the leash that kills it if the test process dies.
+//! The server's process, and its leash: a shell that kills the server if the test process dies.
 
 use std::fs::File;
 use std::os::unix::process::CommandExt;
@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-/// The server's process and its leash. Dropping it kills both.
+/// The server's process and its leash, a shell that kills the server if the test process dies. Dropping it kills both.
 #[derive(Debug)]
 pub(super) struct Process {
     pub(super) child: Child,
@@ -15,7 +15,13 @@ pub(super) struct Process {
 }
 
 impl Process {
-    /// Starts the server and a leash that kills it and removes `dir` when the leash's standard input is closed.
+    /// Starts the server with this configuration file and environment, and its output appended to `log`. Starts the
+    /// leash.
+    ///
+    /// The leash kills the server and removes `dir` when its standard input is closed, that is, when this process ends.
+    ///
+    /// # Panics
+    /// If the binary or `sh` cannot be started.
     pub(super) fn start(
         binary: &Path,
         config: &Path,
@@ -35,7 +41,7 @@ impl Process {
         Process { child, leash: leash.expect("sh starts") }
     }
 
-    /// Sends a signal to the server and returns its process id.
+    /// Sends a signal to the server and returns the server's process id.
     pub(super) fn signal(&self, signal: Signal) -> Pid {
         let pid = Pid::from_child(&self.child);
         kill_process(pid, signal).expect("a signal to a child of ours");

@@ -10,7 +10,7 @@ use std::time::Duration;
 /// Timeout of connecting and of each read and write.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A reply of a server.
+/// A RESP2 reply of a server.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Reply {
     /// `+OK`
@@ -70,7 +70,7 @@ impl Reply {
     }
 }
 
-/// A connection that sends one command at a time.
+/// A blocking connection to a server that speaks RESP2.
 #[derive(Debug)]
 pub struct Connection {
     stream: BufReader<TcpStream>,
@@ -98,7 +98,7 @@ impl Connection {
         self.receive()
     }
 
-    /// Clones the socket, for a thread that sends while this one receives.
+    /// Returns a second handle of the socket, for a thread that sends while this one receives.
     ///
     /// # Errors
     /// If the operating system cannot duplicate the socket.
@@ -170,10 +170,10 @@ mod tests {
     use std::thread;
 
     /// Returns what a client reads from a server that sends these bytes and closes the connection.
-    fn received(said: &'static [u8]) -> io::Result<Reply> {
+    fn received(sent: &'static [u8]) -> io::Result<Reply> {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let addr = listener.local_addr().unwrap();
-        let server = thread::spawn(move || listener.accept().unwrap().0.write_all(said).unwrap());
+        let server = thread::spawn(move || listener.accept().unwrap().0.write_all(sent).unwrap());
         let reply = Connection::open(addr).unwrap().receive();
         server.join().unwrap();
         reply
@@ -181,7 +181,7 @@ mod tests {
 
     #[test]
     fn every_kind_of_reply_is_read() {
-        let said = b"*6\r\n+OK\r\n-ERR no\r\n:-7\r\n$4\r\na\r\nb\r\n$-1\r\n*0\r\n";
+        let sent = b"*6\r\n+OK\r\n-ERR no\r\n:-7\r\n$4\r\na\r\nb\r\n$-1\r\n*0\r\n";
         let items = [
             Reply::Simple("OK".into()),
             Reply::Error("ERR no".into()),
@@ -190,16 +190,16 @@ mod tests {
             Reply::Nil,
             Reply::Array(vec![]),
         ];
-        assert_eq!(received(said).unwrap(), Reply::Array(items.to_vec()));
+        assert_eq!(received(sent).unwrap(), Reply::Array(items.to_vec()));
     }
 
     #[test]
     fn half_a_reply_is_an_error() {
-        for said in [&b"+OK"[..], b"", b"$5\r\nabc", b"*2\r\n:1\r\n"] {
-            assert_eq!(received(said).unwrap_err().kind(), io::ErrorKind::UnexpectedEof, "{said:?}");
+        for sent in [&b"+OK"[..], b"", b"$5\r\nabc", b"*2\r\n:1\r\n"] {
+            assert_eq!(received(sent).unwrap_err().kind(), io::ErrorKind::UnexpectedEof, "{sent:?}");
         }
-        for said in [&b"?\r\n"[..], b"\r\n", b":x\r\n", b"$3\r\nabcde"] {
-            assert_eq!(received(said).unwrap_err().kind(), io::ErrorKind::InvalidData, "{said:?}");
+        for sent in [&b"?\r\n"[..], b"\r\n", b":x\r\n", b"$3\r\nabcde"] {
+            assert_eq!(received(sent).unwrap_err().kind(), io::ErrorKind::InvalidData, "{sent:?}");
         }
     }
 }

@@ -288,7 +288,8 @@ fn cached_wait_that_ends_at_another_time_is_found() {
     assert_eq!(scene.report().violations.len(), 1, "{}", scene.report());
 }
 
-/// The check was sent 500 µs before its decision. An answer of the store that took no time shows the offset of the clocks.
+/// The check was sent 500 µs before its decision. An answer of the store that took no time shows the offset of the
+/// clocks.
 #[test]
 fn cached_wait_counted_from_the_sending_is_found() {
     for (reported_us, is_found) in [(5_500, true), (5_990, true), (6_000, false), (6_040, false), (6_100, true)] {

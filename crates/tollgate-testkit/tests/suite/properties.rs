@@ -45,8 +45,8 @@ fn leaky_bucket_keeps_its_guarantees() {
     guarantees_hold(Algorithm::LeakyBucket);
 }
 
-/// Ten thousand clients; the busiest sends a fifth more than its quota, all others less. The `accuracy` example prints the error
-/// for clients above their quota.
+/// Ten thousand clients; the busiest sends a fifth more than its quota, all others less. The `accuracy` example prints
+/// the error for clients above their quota.
 #[test]
 fn sliding_counter_is_wrong_in_less_than_one_percent_if_most_clients_stay_below_their_quota() {
     let population = Population { clients: 10_000, busiest: 1.2, exponent: 0.8 };

@@ -13,7 +13,8 @@ const JSON: &str = "application/json";
 /// The highest weight, in thousandths: HTTP allows three decimal places.
 const WEIGHT_MAX: u16 = 1_000;
 
-/// Returns whether the `Accept` headers prefer `application/problem+json`.
+/// Returns whether `Accept` names `application/problem+json`, with a weight above 0 and not below that of
+/// `application/json`. `headers` are those of the request.
 pub(super) fn asks_for_problem(headers: &HeaderMap) -> bool {
     let (mut problem, mut json) = (0, 0);
     for line in headers.get_all(ACCEPT).iter().filter_map(|value| value.to_str().ok()) {
@@ -30,7 +31,9 @@ pub(super) fn asks_for_problem(headers: &HeaderMap) -> bool {
     problem > 0 && problem >= json
 }
 
-/// Returns the weight `q` in thousandths: 1,000 if there is no `q`, 0 if its value is invalid.
+/// Returns the weight in the parameters of a media type, such as `charset=utf-8;q=0.5`, in thousandths.
+///
+/// 1,000 if there is no `q`, 0 if its value is invalid.
 fn weight(parameters: &str) -> u16 {
     let named = |parameter: &str| {
         let (name, value) = parameter.split_once('=')?;
@@ -39,9 +42,9 @@ fn weight(parameters: &str) -> u16 {
     parameters.split(';').find_map(named).unwrap_or(WEIGHT_MAX)
 }
 
-/// Parses a weight into thousandths, at most 1,000: `0.25` is 250.
+/// Parses a weight into thousandths: `0.25` is 250. Values above 1 are cut to 1,000.
 ///
-/// Accepts a 0 or a 1 and at most three digits after a point; anything else is `None`.
+/// Returns `None` unless the text is `0` or `1`, optionally with a point and at most three digits.
 fn thousandths(text: &str) -> Option<u16> {
     let (whole, part) = text.split_once('.').unwrap_or((text, ""));
     let whole: u16 = matches!(whole, "0" | "1").then(|| whole.parse().ok())??;

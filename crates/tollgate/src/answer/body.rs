@@ -30,7 +30,7 @@ pub struct Body {
 }
 
 impl Body {
-    /// Creates a body with this content type.
+    /// Creates a body of these bytes with this content type.
     ///
     /// # Panics
     /// If `content_type` is not a valid header value.
@@ -39,7 +39,7 @@ impl Body {
     }
 }
 
-/// The format of the body of a refusal. Defaults to JSON.
+/// The format of the body of a refusal: JSON (the default), a problem of RFC 9457, plain text, or a custom function.
 ///
 /// ```
 /// use tollgate::answer::{Body, BodyFormat, Policy};
@@ -64,19 +64,23 @@ pub enum BodyFormat {
     Custom(CustomFormat),
 }
 
-/// A function of the application that makes a body; built by [`BodyFormat::custom`].
+/// A function of the application that makes the body of a refusal. Created by [`BodyFormat::custom`].
+///
+/// Two of them are equal if they are clones of one.
 #[derive(Clone)]
 pub struct CustomFormat(Arc<dyn Fn(&RefusalDetails<'_>) -> Body + Send + Sync>);
 
 impl BodyFormat {
-    /// Creates a format whose bodies are made by `body`.
+    /// Creates a format that calls `body` for each refusal by a limit and for each refusal because of an unavailable store.
     ///
-    /// `body` sets the content type and the bytes. Status and all other headers are those of the built-in formats.
+    /// It returns the content type and the bytes. Status and all other headers are those of the built-in formats.
     pub fn custom(body: impl Fn(&RefusalDetails<'_>) -> Body + Send + Sync + 'static) -> BodyFormat {
         BodyFormat::Custom(CustomFormat(Arc::new(body)))
     }
 
-    /// Returns the name: `json`, `problem`, `text` or `custom`. [`FromStr`](std::str::FromStr) accepts the first three.
+    /// Returns the name of the format: `json`, `problem`, `text` or `custom`.
+    ///
+    /// [`FromStr`](std::str::FromStr) parses the first three.
     pub fn as_str(&self) -> &'static str {
         match self {
             BodyFormat::Json => "json",
@@ -86,7 +90,7 @@ impl BodyFormat {
         }
     }
 
-    /// Renders the body of a refusal of a request with these headers.
+    /// Renders the body of a refusal. `request` holds the request's headers, of which [`BodyFormat::Json`] reads `Accept`.
     pub(super) fn body(&self, refusal: &RefusalDetails<'_>, request: &HeaderMap) -> Body {
         match self {
             BodyFormat::Json if asks_for_problem(request) => problem(refusal),
@@ -98,7 +102,6 @@ impl BodyFormat {
     }
 }
 
-/// Two formats are equal if they are the same function.
 impl PartialEq for CustomFormat {
     fn eq(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
@@ -136,6 +139,7 @@ impl fmt::Debug for CustomFormat {
     }
 }
 
+/// The body of a refusal in the format `json`.
 #[derive(Serialize)]
 struct JsonBody<'a> {
     error: &'static str,
@@ -144,7 +148,8 @@ struct JsonBody<'a> {
     fields: RefusalFields<'a>,
 }
 
-/// A problem of RFC 9457, with the member that the RateLimit draft adds for its problem types.
+/// The body of a refusal in the format `problem`: a problem of RFC 9457, with the member `violated-policies` of the IETF
+/// draft.
 #[derive(Serialize)]
 struct ProblemBody<'a> {
     r#type: &'static str,
@@ -157,7 +162,8 @@ struct ProblemBody<'a> {
     fields: RefusalFields<'a>,
 }
 
-/// The fields that [`JsonBody`] and [`ProblemBody`] have in common.
+/// The fields that [`JsonBody`] and [`ProblemBody`] have in common. A wait is `null` if the request can never pass; other
+/// fields without a value are left out.
 #[derive(Serialize)]
 struct RefusalFields<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -188,7 +194,7 @@ impl<'a> RefusalFields<'a> {
 
 fn json(refusal: &RefusalDetails<'_>) -> Body {
     let error = refusal.verdict().error();
-    written("application/json", &JsonBody { error, message: refusal.message(), fields: RefusalFields::of(refusal) })
+    serialized("application/json", &JsonBody { error, message: refusal.message(), fields: RefusalFields::of(refusal) })
 }
 
 fn problem(refusal: &RefusalDetails<'_>) -> Body {
@@ -207,10 +213,10 @@ fn problem(refusal: &RefusalDetails<'_>) -> Body {
         violated_policies: refusal.violated().iter().map(|policy| policy.name()).collect(),
         fields: RefusalFields::of(refusal),
     };
-    written("application/problem+json", &problem)
+    serialized("application/problem+json", &problem)
 }
 
-fn written(content_type: &'static str, body: &impl Serialize) -> Body {
+fn serialized(content_type: &'static str, body: &impl Serialize) -> Body {
     // Serializing strings and numbers into memory cannot fail. If it did, the body would be empty.
     Body::new(content_type, serde_json::to_vec(body).unwrap_or_default())
 }

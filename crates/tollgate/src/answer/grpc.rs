@@ -26,22 +26,23 @@ use super::verdict::Verdict;
 static GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
 static GRPC_MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
 
-/// Returns the content type of a gRPC request, or `None` if the request is not gRPC.
+/// Returns the `Content-Type` of a request if it is gRPC, else `None`. `request` holds the request's headers.
 ///
-/// Any content type that starts with `application/grpc` is gRPC: `application/grpc+proto`, `application/grpc-web`.
+/// A request is gRPC if its content type starts with `application/grpc`, such as `application/grpc+proto` and
+/// `application/grpc-web`. The case must match.
 pub fn content_type(request: &HeaderMap) -> Option<&HeaderValue> {
     request.get(CONTENT_TYPE).filter(|value| value.as_bytes().starts_with(b"application/grpc"))
 }
 
-/// Returns whether these response headers carry a `grpc-status` other than 0 (OK).
+/// Returns whether the headers of a response have a `grpc-status` other than 0 (OK). `false` if they have none.
 pub(crate) fn has_failed(headers: &HeaderMap) -> bool {
     headers.get(&GRPC_STATUS).is_some_and(|status| status.as_bytes() != b"0")
 }
 
-/// Builds the trailers-only gRPC response for a verdict.
+/// Builds a gRPC response without a body: HTTP status 200, with `grpc-status` and `grpc-message` among the headers.
 ///
-/// It has the verdict's gRPC code, `message`, and the request's `content_type`. `headers`, those of the HTTP response,
-/// become metadata, without `Content-Length`.
+/// `grpc-status` is the verdict's code, and `content_type` should be that of the request. All `headers` of the HTTP
+/// response but `Content-Length` are kept and become metadata.
 pub(crate) fn refusal(
     verdict: Verdict,
     message: &str,

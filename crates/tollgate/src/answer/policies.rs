@@ -12,7 +12,7 @@ use super::body::BodyFormat;
 use super::policy::Policy;
 use super::refusal::{RefusalDetails, retry_after_secs};
 use super::strictest::strictest;
-use super::style::{Flavour, Style};
+use super::style::{IetfDraft, Style};
 
 /// Size of the stack buffer for `RateLimit`: about four policies with short names.
 const STACK_BYTES: usize = 128;
@@ -26,23 +26,25 @@ static RATE_LIMIT_LIMIT: HeaderName = HeaderName::from_static("ratelimit-limit")
 static RATE_LIMIT_REMAINING: HeaderName = HeaderName::from_static("ratelimit-remaining");
 static RATE_LIMIT_RESET: HeaderName = HeaderName::from_static("ratelimit-reset");
 
-/// The policies of a check, in the order of its limits, with the constant parts of their headers rendered.
+/// The policies of all limits of a check, in its order. Writes the headers and bodies of responses.
 ///
-/// Policies of one check may have different styles. `x` shows the most restrictive of the policies that have this
-/// style. If some have `ietf` and others `draft-6`, all of these are shown in the style of the first one, because a
-/// response has one `RateLimit-Policy`. If several policies have the same name, the later ones get a number appended
-/// (`per-minute-2`), so that a client can tell them apart.
+/// The constant parts of the headers are rendered once, when it is created. Policies of one check may have different
+/// styles. `x` shows the most restrictive of the policies that have this style. If some have `ietf` and others
+/// `draft-6`, all of these are shown in the style of the first one, because a response has one `RateLimit-Policy`.
 #[derive(Clone, Debug)]
 pub struct Policies {
     policies: Box<[Arc<Policy>]>,
+    /// Whether a policy has the style `x`.
     shows_x: bool,
-    flavour: Option<Flavour>,
+    /// The draft of the first policy that has one.
+    draft: Option<IetfDraft>,
     /// The limit statuses that are shown in `RateLimit`. Each refers to a part of `shown_text`.
     shown: SmallVec<[ShownLimit; 2]>,
     /// The constant parts of `RateLimit`, concatenated.
     shown_text: Box<[u8]>,
     /// The value of `RateLimit-Policy`, if not empty.
     advertised: Option<HeaderValue>,
+    /// The values of `Access-Control-Expose-Headers`, if it is to be written.
     exposed: Option<Exposed>,
     /// The number of headers to reserve, so that the map grows at most once.
     ///
@@ -50,7 +52,7 @@ pub struct Policies {
     room: usize,
 }
 
-/// A limit status of a decision that is shown in `RateLimit`.
+/// The position of a limit status in a decision, and of its constant text in `RateLimit`.
 #[derive(Clone, Debug)]
 struct ShownLimit {
     /// The index of the limit status in the decision.
@@ -61,42 +63,42 @@ struct ShownLimit {
     end: usize,
 }
 
-/// `Access-Control-Expose-Headers` for each set of headers that can occur.
+/// The values of `Access-Control-Expose-Headers` for each set of rate-limit headers that can occur. `None` if empty.
 ///
-/// The first index is whether `X-RateLimit-Reset` is present (it is absent if the request can never pass), the second
-/// whether `Retry-After` is.
+/// The first index is 1 if the response has `X-RateLimit-Reset` (not if the request can never pass), the second index is
+/// 1 if it has `Retry-After`.
 #[derive(Clone, Debug)]
 struct Exposed([[Option<HeaderValue>; 2]; 2]);
 
 impl Policies {
-    /// Creates the set from one policy per limit of the check, in the order of the check.
+    /// Combines the policies of a check: one per limit, in the order of the check.
     ///
-    /// A policy whose name an earlier policy has gets a number appended to its name.
+    /// If an earlier policy has the same name, a number is appended (`per-minute-2`), so that clients can tell them apart.
     pub fn new<P: Into<Arc<Policy>>>(policies: impl IntoIterator<Item = P>) -> Policies {
         let policies = with_distinct_names(policies.into_iter().map(Into::into).collect());
-        let flavour = policies.iter().find_map(|policy| policy.styles().flavour());
+        let draft = policies.iter().find_map(|policy| policy.styles().draft());
         let shows_x = policies.iter().any(|policy| policy.styles().contains(Style::X));
-        let advertised = flavour.and_then(|flavour| advertise(flavour, &policies));
-        let of_flavour = match flavour {
-            Some(Flavour::Ietf) => 1,
-            Some(Flavour::Draft6) => 3,
+        let advertised = draft.and_then(|draft| advertise(draft, &policies));
+        let draft_headers = match draft {
+            Some(IetfDraft::Latest) => 1,
+            Some(IetfDraft::Sixth) => 3,
             None => 0,
         };
-        let room = 1 + 3 * usize::from(shows_x) + of_flavour + usize::from(advertised.is_some());
+        let room = 1 + 3 * usize::from(shows_x) + draft_headers + usize::from(advertised.is_some());
         let (mut shown, mut shown_text) = (SmallVec::new(), Vec::new());
-        for (index, policy) in policies.iter().enumerate().filter(|(_, policy)| policy.styles().flavour().is_some()) {
+        for (index, policy) in policies.iter().enumerate().filter(|(_, policy)| policy.styles().draft().is_some()) {
             let comma = if shown.is_empty() { "" } else { ", " };
             shown_text.extend_from_slice(comma.as_bytes());
             shown_text.extend_from_slice(policy.rendered.ietf_open.as_bytes());
             shown.push(ShownLimit { index, end: shown_text.len() });
         }
         let (policies, shown_text) = (policies.into(), shown_text.into());
-        Policies { policies, shows_x, flavour, shown, shown_text, advertised, exposed: None, room }
+        Policies { policies, shows_x, draft, shown, shown_text, advertised, exposed: None, room }
     }
 
-    /// Sets whether browsers let scripts of other origins read the rate-limit headers. Defaults to `false`.
+    /// Sets whether scripts of other origins may read the rate-limit headers in a browser. Defaults to `false`.
     ///
-    /// If `true`, `Access-Control-Expose-Headers` lists exactly the rate-limit headers of the response.
+    /// If `true`, `Access-Control-Expose-Headers` lists the rate-limit headers that the response has, and `Retry-After`.
     #[must_use]
     pub fn with_exposed_headers(mut self, exposed: bool) -> Policies {
         self.exposed = exposed.then(|| {
@@ -106,22 +108,23 @@ impl Policies {
         self
     }
 
-    /// Returns the policies whose index passes `is_kept`, with the exposure of headers unchanged.
+    /// Returns a copy with only the policies for whose index `is_kept` returns `true`.
     pub(crate) fn subset(&self, is_kept: impl Fn(usize) -> bool) -> Policies {
         let kept = self.policies.iter().enumerate().filter(|(index, _)| is_kept(*index));
         Policies::new(kept.map(|(_, policy)| policy.clone())).with_exposed_headers(self.exposed.is_some())
     }
 
-    /// Returns the policies, in the order of the limits of the check.
+    /// Iterates over the policies, in the order of the limits of the check, with the names that clients see.
     pub fn policies(&self) -> impl ExactSizeIterator<Item = &Policy> {
         self.policies.iter().map(|policy| &**policy)
     }
 
     /// Writes the rate-limit headers of a response, on a denial also `Retry-After` and `Cache-Control: no-store`.
     ///
-    /// Existing headers of these names are replaced; `Access-Control-Expose-Headers` is appended to. `Retry-After` is
-    /// not written if the request can never pass. No quota headers are written for a decision of
-    /// [`Source::None`] (the store did not answer and the failure policy allowed the request) or without limits.
+    /// `decision` must have one limit status per policy, in the same order. Existing headers of these names are replaced;
+    /// `Access-Control-Expose-Headers` is added to existing ones. `Retry-After` is not written if the request can never
+    /// pass. No rate-limit headers are written for a decision of [`Source::None`] (the store did not answer and the
+    /// failure policy admitted the request) or without limits.
     pub fn write_headers(&self, decision: &Decision, headers: &mut HeaderMap) {
         if !decision.allowed() {
             headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
@@ -136,9 +139,9 @@ impl Policies {
         if self.shows_x {
             self.write_x(decision, headers);
         }
-        match self.flavour {
-            Some(Flavour::Ietf) => self.write_ietf(decision, headers),
-            Some(Flavour::Draft6) => self.write_draft_6(decision, headers),
+        match self.draft {
+            Some(IetfDraft::Latest) => self.write_ietf(decision, headers),
+            Some(IetfDraft::Sixth) => self.write_draft_6(decision, headers),
             None => {}
         }
         if let Some(Exposed(lists)) = &self.exposed {
@@ -149,10 +152,12 @@ impl Policies {
         }
     }
 
-    /// Builds the response to a denied request: 429, the headers, and a body.
+    /// Builds the response to a denied request: status 429, the headers of
+    /// [`write_headers`](Policies::write_headers), and a body.
     ///
-    /// The body is in the format of the most restrictive of the policies that denied the request. `request` holds the
-    /// request's headers; its `Accept` header may change a JSON body into a problem of RFC 9457.
+    /// The body is in the format of the policy that denied the request; if several did, of the one with the longest wait.
+    /// `request` holds the request's headers: if `Accept` names `application/problem+json`, a JSON body becomes a problem
+    /// of RFC 9457. For a decision that a ban refused, use [`Refusal::by_ban`](crate::engine::Refusal::by_ban) instead.
     ///
     /// ```
     /// use http::HeaderMap;
@@ -179,14 +184,17 @@ impl Policies {
         response
     }
 
-    /// Returns the facts of a denial, for rendering it in another protocol.
+    /// Returns the details of a denial, for a body or a protocol of your own: policies, wait and message.
+    ///
+    /// `decision` must be a denial, with one limit status per policy.
     pub fn refusal<'a>(&'a self, decision: &'a Decision) -> RefusalDetails<'a> {
         RefusalDetails::denied(decision, self.with_statuses(decision))
     }
 
-    /// Builds the response if the store did not answer and the failure policy is `deny`: 503, without quota headers.
+    /// Builds the response to a request that is refused because the store did not answer: status 503.
     ///
-    /// The body is in the first policy's format. `Retry-After` is one second.
+    /// For the failure policy `deny`. The body is in the first policy's format, and in JSON without policies. `Retry-After`
+    /// is one second. There are no rate-limit headers. `request` holds the request's headers, of which `Accept` is read.
     pub fn unavailable(&self, request: &HeaderMap) -> Response<Bytes> {
         let refusal = RefusalDetails::unavailable();
         let mut response = respond(&refusal, self.policies.first().map(|policy| policy.format()), request);
@@ -199,7 +207,7 @@ impl Policies {
         response
     }
 
-    /// Pairs each policy with its limit status.
+    /// Iterates over the policies, each with its limit status in `decision`, in the order of the check.
     fn with_statuses<'a>(
         &'a self,
         decision: &'a Decision,
@@ -240,7 +248,7 @@ impl Policies {
         self.write_advertised(headers);
     }
 
-    /// Writes the value of `RateLimit` to `text`. Returns `None` if it does not fit.
+    /// Appends the value of `RateLimit` to `text`. Returns `None` if it does not fit; `text` then has a part of it.
     #[inline]
     fn render_ietf(&self, decision: &Decision, text: &mut impl TextBuffer) -> Option<()> {
         let mut begin = 0;
@@ -258,7 +266,7 @@ impl Policies {
     }
 
     fn write_draft_6(&self, decision: &Decision, headers: &mut HeaderMap) {
-        let shown = self.with_statuses(decision).filter(|(policy, _)| policy.styles().flavour().is_some());
+        let shown = self.with_statuses(decision).filter(|(policy, _)| policy.styles().draft().is_some());
         let Some((policy, status)) = strictest(shown) else { return };
         // This style requires a reset. For a request that can never pass it is the time until one more unit is
         // available.
@@ -277,9 +285,9 @@ impl Policies {
 
     fn exposed_list(&self, has_reset: bool, has_retry: bool) -> Option<HeaderValue> {
         let mut names = Vec::new();
-        match self.flavour {
-            Some(Flavour::Ietf) => names.push("RateLimit"),
-            Some(Flavour::Draft6) => names.extend(["RateLimit-Limit", "RateLimit-Remaining", "RateLimit-Reset"]),
+        match self.draft {
+            Some(IetfDraft::Latest) => names.push("RateLimit"),
+            Some(IetfDraft::Sixth) => names.extend(["RateLimit-Limit", "RateLimit-Remaining", "RateLimit-Reset"]),
             None => {}
         }
         if self.advertised.is_some() {
@@ -298,12 +306,12 @@ impl Policies {
     }
 }
 
-/// A buffer to which text is appended.
+/// A buffer to which text is appended. Its size may be fixed.
 trait TextBuffer {
-    /// Appends bytes. Returns `None` if they do not fit.
+    /// Appends bytes. Returns `None`, and appends nothing, if they do not fit.
     fn put(&mut self, piece: &[u8]) -> Option<()>;
 
-    /// Appends a number in decimal. Returns `None` if it does not fit.
+    /// Appends a number in decimal. Returns `None`, and appends nothing, if it does not fit.
     fn put_number(&mut self, number: u64) -> Option<()> {
         self.put(itoa::Buffer::new().format(number).as_bytes())
     }
@@ -330,7 +338,9 @@ impl TextBuffer for StackText {
     }
 }
 
-/// Returns `t`: the wait until this request would pass if the limit denied it, else until one more unit is available.
+/// Returns the wait that headers show for a limit.
+///
+/// If the limit denied the request, it is the time until the request would pass, else until one more unit is available.
 fn until_next(status: &LimitStatus) -> Wait {
     if status.allowed { status.next_after } else { status.retry_after }
 }
@@ -343,17 +353,18 @@ fn respond(refusal: &RefusalDetails<'_>, format: Option<&BodyFormat>, request: &
     response
 }
 
-/// Renders `RateLimit-Policy`. Returns `None` if it would be empty.
-fn advertise(flavour: Flavour, policies: &[Arc<Policy>]) -> Option<HeaderValue> {
-    let shown = policies.iter().filter(|policy| policy.styles().flavour().is_some());
-    let texts: Vec<&str> = match flavour {
-        Flavour::Ietf => shown.map(|policy| &*policy.rendered.ietf_policy).collect(),
-        Flavour::Draft6 => shown.filter_map(|policy| policy.rendered.draft_6_policy.as_deref()).collect(),
+/// Renders the value of `RateLimit-Policy` from the policies with an IETF style. Returns `None` if it would be empty.
+fn advertise(draft: IetfDraft, policies: &[Arc<Policy>]) -> Option<HeaderValue> {
+    let shown = policies.iter().filter(|policy| policy.styles().draft().is_some());
+    let texts: Vec<&str> = match draft {
+        IetfDraft::Latest => shown.map(|policy| &*policy.rendered.ietf_policy).collect(),
+        IetfDraft::Sixth => shown.filter_map(|policy| policy.rendered.draft_6_policy.as_deref()).collect(),
     };
     HeaderValue::try_from(texts.join(", ")).ok().filter(|value| !value.is_empty())
 }
 
-/// Appends a number to each name that an earlier policy has: the smallest from 2 that makes it unique.
+/// Makes the names of policies unique: appends to each name that an earlier policy has the smallest number, from 2, that
+/// no other name has.
 fn with_distinct_names(mut policies: Vec<Arc<Policy>>) -> Vec<Arc<Policy>> {
     for index in 1..policies.len() {
         let is_taken =

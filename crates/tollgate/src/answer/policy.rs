@@ -1,4 +1,4 @@
-//! A policy: a limit with everything that a response says about it and that no request changes.
+//! A policy: a limit with everything that responses report about it and that is the same for all requests.
 
 use std::fmt;
 
@@ -8,7 +8,7 @@ use tollgate_core::Limit;
 use super::body::BodyFormat;
 use super::style::Styles;
 
-/// A limit as clients see it: its public name, its plan, its header styles and the format of its refusals.
+/// A limit and how responses report it: its name for clients, its plan, its header styles, the format of its refusals.
 ///
 /// The constant parts of its headers are rendered once, when it is created.
 ///
@@ -34,7 +34,7 @@ pub struct Policy {
     pub(super) rendered: Rendered,
 }
 
-/// The constant parts of a policy's headers.
+/// The parts of a policy's headers that are the same for all requests.
 #[derive(Clone)]
 pub(super) struct Rendered {
     /// `100`
@@ -56,7 +56,7 @@ pub struct PolicyNameError {
 }
 
 impl Policy {
-    /// Creates a policy with a name that clients see.
+    /// Creates a policy with a name that clients see in headers and in the bodies of refusals.
     ///
     /// # Errors
     /// If the name does not match `[a-z0-9-]+`.
@@ -85,25 +85,25 @@ impl Policy {
         }
     }
 
-    /// Sets the plan that the limit belongs to. It appears in the bodies of refusals.
+    /// Sets the name of the plan that the limit belongs to. It appears in the bodies of refusals. Defaults to none.
     #[must_use]
     pub fn with_plan(self, plan: impl Into<Box<str>>) -> Policy {
         Policy { plan: Some(plan.into()), ..self }
     }
 
-    /// Sets the URL where a client can upgrade its plan. It appears in the bodies of refusals.
+    /// Sets the URL where a client can upgrade its plan. It appears in the bodies of refusals. Defaults to none.
     #[must_use]
     pub fn with_upgrade_url(self, url: impl Into<Box<str>>) -> Policy {
         Policy { upgrade_url: Some(url.into()), ..self }
     }
 
-    /// Sets the header styles. Defaults to `x` and `ietf`.
+    /// Sets the styles of the headers that show the limit. Defaults to `x` and `ietf`.
     #[must_use]
     pub fn with_styles(self, styles: Styles) -> Policy {
         Policy { styles, ..self }
     }
 
-    /// Sets the format of the bodies of refusals. Defaults to [`BodyFormat::Json`].
+    /// Sets the format of the body of a response if this limit denies the request. Defaults to [`BodyFormat::Json`].
     #[must_use]
     pub fn with_format(self, format: BodyFormat) -> Policy {
         Policy { format, ..self }
@@ -124,27 +124,27 @@ impl Policy {
         &self.limit
     }
 
-    /// Returns the plan that the limit belongs to, if one was set.
+    /// Returns the name of the plan that the limit belongs to, or `None` if none was set.
     pub fn plan(&self) -> Option<&str> {
         self.plan.as_deref()
     }
 
-    /// Returns the URL where a client can upgrade its plan, if one was set.
+    /// Returns the URL where a client can upgrade its plan, or `None` if none was set.
     pub fn upgrade_url(&self) -> Option<&str> {
         self.upgrade_url.as_deref()
     }
 
-    /// Returns the header styles.
+    /// Returns the styles of the headers that show the limit.
     pub fn styles(&self) -> Styles {
         self.styles
     }
 
-    /// Returns the format of the bodies of refusals.
+    /// Returns the format of the body of a response if this limit denies the request.
     pub fn format(&self) -> &BodyFormat {
         &self.format
     }
 
-    /// Returns the limit in words: `60 per minute`.
+    /// Returns the quota and the window in English, for messages: `60 per minute`, `600 per 10 seconds`.
     pub(super) fn in_words(&self) -> impl fmt::Display {
         let (quota, period) = (self.limit.quota(), Period(self.limit.window_us()));
         fmt::from_fn(move |f| write!(f, "{quota} {period}"))
@@ -178,7 +178,7 @@ impl Rendered {
     }
 }
 
-/// A window in microseconds, displayed in words: `per minute`, `per 10 seconds`, `per 500 ms`.
+/// A window in microseconds. Displayed in the largest unit that divides it: `per minute`, `per 10 seconds`, `per 500 ms`.
 struct Period(u64);
 
 impl fmt::Display for Period {

@@ -1,4 +1,4 @@
-//! The facts of a refusal, from which every body is rendered.
+//! The details of a refusal, from which every body is rendered.
 
 use smallvec::SmallVec;
 use tollgate_core::{Decision, LimitStatus, Wait};
@@ -7,10 +7,13 @@ use super::policy::Policy;
 use super::strictest::strictest;
 use super::verdict::Verdict;
 
-/// The wait in a refusal while the store does not answer: about as long as a store needs to be used again.
+/// The `Retry-After` of a refusal because the store did not answer. A store that recovers is used again after about as
+/// long.
 const UNAVAILABLE_RETRY_AFTER: Wait = Wait::from_micros(1_000_000);
 
-/// The reason why a request is refused. Input of [`BodyFormat::custom`](super::BodyFormat::custom).
+/// The details of a refusal that its body may show: the policies that denied the request, the wait, a message.
+///
+/// Passed to the function of [`BodyFormat::custom`](super::BodyFormat::custom).
 #[derive(Clone, Debug)]
 pub struct RefusalDetails<'a> {
     verdict: Verdict,
@@ -20,7 +23,7 @@ pub struct RefusalDetails<'a> {
 }
 
 impl<'a> RefusalDetails<'a> {
-    /// Creates the refusal of a denied request from its decision and the policies with their limit statuses.
+    /// Creates the details of a denial from its decision, and each policy with its limit status, in the order of the check.
     pub(super) fn denied(
         decision: &Decision,
         limits: impl Iterator<Item = (&'a Policy, &'a LimitStatus)> + Clone,
@@ -34,7 +37,7 @@ impl<'a> RefusalDetails<'a> {
         }
     }
 
-    /// Creates the refusal of a request that could not be decided because the store did not answer.
+    /// Creates the details of a refusal because the store did not answer: one second to wait, and no policies.
     pub(crate) fn unavailable() -> RefusalDetails<'a> {
         RefusalDetails {
             verdict: Verdict::Unavailable,
@@ -49,14 +52,14 @@ impl<'a> RefusalDetails<'a> {
         self.verdict
     }
 
-    /// Returns the exact wait: the longest of the limits that denied the request.
+    /// Returns the time until the request would be admitted: the longest wait of the limits that denied it.
     ///
-    /// One second if the store did not answer.
+    /// [`Wait::NEVER`] if the request can never pass. One second if the store did not answer.
     pub fn retry_after(&self) -> Wait {
         self.retry_after
     }
 
-    /// Returns the wait as in `Retry-After`: whole seconds, rounded up, at least 1.
+    /// Returns the value of the header `Retry-After`: the wait in whole seconds, rounded up, at least 1.
     ///
     /// `None` if the request can never pass.
     pub fn retry_after_secs(&self) -> Option<u64> {
@@ -70,7 +73,7 @@ impl<'a> RefusalDetails<'a> {
         self.retry_after.as_millis_ceil().map(|ms| ms.max(1))
     }
 
-    /// Returns the policy that denied the request; the one with the longest wait if there are several.
+    /// Returns the policy that denied the request; if there are several, the one with the longest wait.
     ///
     /// `None` if the store did not answer.
     pub fn policy(&self) -> Option<&'a Policy> {
@@ -87,7 +90,9 @@ impl<'a> RefusalDetails<'a> {
         &self.violated
     }
 
-    /// Returns a message for people: which limit denied the request and when to retry.
+    /// Returns a message in English: the limit that denied the request, and when to retry.
+    ///
+    /// For example ``the limit of 60 per minute is reached; try again in 12 seconds``.
     pub fn message(&self) -> String {
         if self.verdict == Verdict::Unavailable {
             return "the rate limiter cannot decide at the moment; try again shortly".to_owned();
@@ -107,9 +112,9 @@ impl<'a> RefusalDetails<'a> {
     }
 }
 
-/// Returns the value of `Retry-After`, or `None` for *never*.
+/// Returns a wait in whole seconds for `Retry-After`, rounded up, at least 1. `None` for [`Wait::NEVER`].
 ///
-/// At least 1: a value of 0 would invite the client to retry at once.
+/// A value of 0 would invite the client to retry at once.
 pub(super) fn retry_after_secs(wait: Wait) -> Option<u64> {
     wait.as_secs_ceil().map(|secs| secs.max(1))
 }

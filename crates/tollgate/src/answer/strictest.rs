@@ -2,10 +2,10 @@
 
 use tollgate_core::LimitStatus;
 
-/// Returns whether `one` restricts the client more than `other` does.
+/// Returns whether limit `one` restricts the client more than limit `other`.
 ///
-/// A denial is stricter than an admission. Of two denials the longer wait is stricter (*never* is the longest), of two
-/// admissions the smaller fraction of the quota left. Of two equal ones, neither is stricter.
+/// A denial is stricter than an admission. Of two denials, the longer `retry_after` is stricter (*never* is the longest).
+/// Of two admissions, the smaller remaining / quota is stricter. `false` if they are equally strict.
 fn is_stricter(one: &LimitStatus, other: &LimitStatus) -> bool {
     match (one.allowed, other.allowed) {
         (false, true) => true,
@@ -18,7 +18,9 @@ fn is_stricter(one: &LimitStatus, other: &LimitStatus) -> bool {
     }
 }
 
-/// Returns the strictest limit status and its tag; the first one on a tie, `None` if there is none.
+/// Returns the pair whose limit status restricts the client most: on a tie the first, `None` if there are no pairs.
+///
+/// The first part of a pair is any value, which is returned with its status.
 pub(super) fn strictest<'a, P: Copy>(
     statuses: impl Iterator<Item = (P, &'a LimitStatus)>,
 ) -> Option<(P, &'a LimitStatus)> {

@@ -10,15 +10,16 @@
 //! read. Both define `RateLimit-Policy`, in different forms, so a response can use only one of them. [`Styles`] cannot
 //! hold both.
 
-/// A family of rate-limit headers.
+/// A style of rate-limit headers, `x`, `ietf` or `draft-6`: which headers report the limits of a request, and how.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum Style {
-    /// `X-RateLimit-*`.
+    /// `X-RateLimit-Limit`, `-Remaining` and `-Reset` (Unix seconds) of the most restrictive limit.
     X,
-    /// `RateLimit` and `RateLimit-Policy` as structured fields.
+    /// `RateLimit` and `RateLimit-Policy` with all limits, as structured fields (the IETF draft, version 11).
     Ietf,
-    /// `RateLimit-*` of the sixth draft.
+    /// `RateLimit-Limit`, `-Remaining` and `-Reset` (seconds from now) of the most restrictive limit, and
+    /// `RateLimit-Policy` with all limits (the IETF draft, version 6).
     Draft6,
 }
 
@@ -35,7 +36,7 @@ impl Style {
     pub const ALL: [Style; 3] = [Style::X, Style::Ietf, Style::Draft6];
 }
 
-/// The reason why styles cannot be combined.
+/// The error for header styles that cannot be combined: `ietf` and `draft-6`.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StyleError {
@@ -46,14 +47,16 @@ pub enum StyleError {
     Exclusive,
 }
 
-/// The form of `RateLimit-Policy`.
+/// The version of the IETF draft by which the `RateLimit*` headers are written. A response uses at most one.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub(super) enum Flavour {
-    Ietf,
-    Draft6,
+pub(super) enum IetfDraft {
+    /// [`Style::Ietf`].
+    Latest,
+    /// [`Style::Draft6`].
+    Sixth,
 }
 
-/// The header styles of a policy. Defaults to `x` and `ietf`.
+/// A set of header styles, which has at most one of `ietf` and `draft-6`. Defaults to `x` and `ietf`.
 ///
 /// ```
 /// use tollgate::answer::{Style, Styles};
@@ -64,12 +67,12 @@ pub(super) enum Flavour {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Styles {
     x: bool,
-    flavour: Option<Flavour>,
+    draft: Option<IetfDraft>,
 }
 
 impl Styles {
-    /// No styles: the policy appears in no rate-limit header.
-    pub const NONE: Styles = Styles { x: false, flavour: None };
+    /// The empty set: a policy with it appears in no rate-limit header.
+    pub const NONE: Styles = Styles { x: false, draft: None };
 
     /// Creates a set of styles. Their order does not matter, and repetitions are ignored.
     ///
@@ -78,18 +81,18 @@ impl Styles {
     pub fn new(styles: impl IntoIterator<Item = Style>) -> Result<Styles, StyleError> {
         let mut set = Styles::NONE;
         for style in styles {
-            let flavour = match style {
+            let draft = match style {
                 Style::X => {
                     set.x = true;
                     continue;
                 }
-                Style::Ietf => Flavour::Ietf,
-                Style::Draft6 => Flavour::Draft6,
+                Style::Ietf => IetfDraft::Latest,
+                Style::Draft6 => IetfDraft::Sixth,
             };
-            if set.flavour.is_some_and(|other| other != flavour) {
+            if set.draft.is_some_and(|other| other != draft) {
                 return Err(StyleError::Exclusive);
             }
-            set.flavour = Some(flavour);
+            set.draft = Some(draft);
         }
         Ok(set)
     }
@@ -98,20 +101,20 @@ impl Styles {
     pub fn contains(self, style: Style) -> bool {
         match style {
             Style::X => self.x,
-            Style::Ietf => self.flavour == Some(Flavour::Ietf),
-            Style::Draft6 => self.flavour == Some(Flavour::Draft6),
+            Style::Ietf => self.draft == Some(IetfDraft::Latest),
+            Style::Draft6 => self.draft == Some(IetfDraft::Sixth),
         }
     }
 
-    /// Returns the form of `RateLimit-Policy`, or `None` if the set has neither `ietf` nor `draft-6`.
-    pub(super) fn flavour(self) -> Option<Flavour> {
-        self.flavour
+    /// Returns the draft that the set selects, or `None` if it has neither `ietf` nor `draft-6`.
+    pub(super) fn draft(self) -> Option<IetfDraft> {
+        self.draft
     }
 }
 
 impl Default for Styles {
     fn default() -> Styles {
-        Styles { x: true, flavour: Some(Flavour::Ietf) }
+        Styles { x: true, draft: Some(IetfDraft::Latest) }
     }
 }
 

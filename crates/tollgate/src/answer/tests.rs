@@ -46,12 +46,12 @@ fn refused(quota: u32, remaining: u32, retry_after: Wait) -> LimitStatus {
     LimitStatus { allowed: false, cost: 1, quota, remaining, retry_after, next_after, reset_after: next_after }
 }
 
-fn decision(lines: &[LimitStatus]) -> Decision {
+fn decision(statuses: &[LimitStatus]) -> Decision {
     Decision {
         at: Timestamp::from_micros(NOW_US),
         source: Source::Store,
         ban: None,
-        limits: lines.iter().copied().collect(),
+        limits: statuses.iter().copied().collect(),
     }
 }
 

@@ -1,14 +1,16 @@
 //! Maps each verdict and each error to HTTP, gRPC and RESP.
 //!
-//! A denial or a ban is an answer, not an error: in RESP it is an ordinary reply, so it has no error code. An unavailable store
-//! is never reported as a denial: a client that receives 429 has to slow down, one that receives 503 does not.
+//! A denial or a ban is a decision, not an error: in RESP it is an ordinary reply, so it has no error code. An unavailable
+//! store is never reported as a denial: a client that receives 429 has to slow down, one that receives 503 does not.
 
 use http::StatusCode;
 use tollgate_core::{CheckError, Decision, KeyError, LimitError, LimitTextError};
 
 use crate::failure::Unavailable;
 
-/// The outcome of a request, independent of the protocol.
+/// The outcome of a request to Tollgate: allowed, denied, banned, unavailable, or an error of the request or of Tollgate.
+///
+/// Its methods return the status or error code of the outcome in each protocol.
 ///
 /// ```
 /// use tollgate::answer::{GrpcCode, Verdict};
@@ -24,7 +26,7 @@ pub enum Verdict {
     Allowed,
     /// At least one limit denied the request.
     Denied,
-    /// A ban refused the request, whatever its limits hold.
+    /// A ban refused the request. Its limits were not considered.
     Banned,
     /// The store did not answer, and the failure policy is to refuse.
     Unavailable,
@@ -38,12 +40,13 @@ pub enum Verdict {
     Unauthenticated,
     /// The client is not permitted to make this request.
     Forbidden,
-    /// The requested thing does not exist.
+    /// The requested resource does not exist.
     NotFound,
     /// Tollgate itself failed.
     Internal,
 }
 
+/// The error name of one verdict in JSON bodies, and its codes in HTTP, gRPC and RESP.
 struct Row {
     error: &'static str,
     http: StatusCode,
@@ -103,7 +106,9 @@ impl Verdict {
         self.row().grpc
     }
 
-    /// Returns the code of the RESP error, without the dash, or `None` if the verdict is an ordinary reply.
+    /// Returns the code at the beginning of the RESP error, without the dash, such as `UNAVAILABLE`.
+    ///
+    /// `None` for `Allowed`, `Denied` and `Banned`, which RESP reports in an ordinary reply.
     pub const fn resp(self) -> Option<&'static str> {
         self.row().resp
     }
@@ -145,7 +150,7 @@ macro_rules! invalid {
 }
 invalid!(CheckError, KeyError, LimitError, LimitTextError);
 
-/// A gRPC status code, by the numbers of the gRPC specification.
+/// A gRPC status code that a [`Verdict`] maps to, with its number in the gRPC specification.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(i32)]
 #[non_exhaustive]
@@ -177,7 +182,7 @@ tollgate_core::__names! {
 }
 
 impl GrpcCode {
-    /// Returns the number used on the wire.
+    /// Returns the number of the code in the gRPC specification, such as 8 for `ResourceExhausted`.
     pub const fn number(self) -> i32 {
         self as i32
     }

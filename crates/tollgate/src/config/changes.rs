@@ -1,9 +1,9 @@
 //! The difference between two configurations: the parts that a reload removes, and those that it changes.
 //!
-//! A truncated file may still be valid: it has fewer rules. So a reload compares the new configuration with the active one. A
-//! part is removed if it is absent in the new one: a rule, a limit of a rule, a key, an entry of a list, a field that falls back
-//! to its default. Everything else that differs is changed. Names are those of the configuration (rules, plans, names of keys,
-//! fields); they contain no key, no address and no secret.
+//! A truncated file may still be valid, with fewer rules. So a reload compares the new configuration with the active
+//! one. A part is removed if it is absent in the new one: a rule, a limit of a rule, a key, an entry of a list, a field
+//! that falls back to its default. Everything else that differs is changed. Names are those of the configuration
+//! (rules, plans, names of keys, fields); they contain no key, no address and no secret.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
@@ -14,7 +14,7 @@ use super::span::Spanned;
 use super::types::{ApiKeyTable, BanEntry, BanKind, Config, Exempt, MatchTable, PlanSources, PlanTable, RuleTable};
 use crate::identity::KeyDigest;
 
-/// A kind of part of a configuration, as a metrics label.
+/// The kind of a [`Part`]. Its name, such as `rule`, is a metrics label.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 #[non_exhaustive]
 pub enum PartKind {
@@ -66,17 +66,18 @@ impl fmt::Display for PartKind {
     }
 }
 
-/// A part of a configuration.
+/// A rule, a key, a field or another part of a configuration that a reload removes or changes.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Part {
-    /// Its kind.
+    /// The kind of the part.
     pub kind: PartKind,
-    /// Its name, such as `login` or `daily of rule export`. It never contains a key, an address or a secret.
+    /// The name of the part, such as `login` or `daily of rule export`. It never contains a key, an address or a
+    /// secret.
     pub name: String,
 }
 
-/// The differences between a configuration and the one that it replaces. Empty for one that replaces none.
+/// The differences between a configuration and the one that it replaces. Empty if it replaces none.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct Changes {
@@ -89,17 +90,19 @@ pub struct Changes {
 }
 
 impl Changes {
-    /// Returns whether both configurations are equal, apart from their layout.
+    /// Returns whether nothing was removed, changed or added.
+    ///
+    /// Layout, comments, `expect` and the names of keys are not compared.
     pub fn is_empty(&self) -> bool {
         self.removed.is_empty() && self.changed.is_empty() && !self.has_added
     }
 
-    /// Returns the names of the removed parts of one kind.
+    /// Returns the names of the removed parts of this kind. One name may occur several times, such as `by ip` of bans.
     pub fn removed_of(&self, kind: PartKind) -> impl Iterator<Item = &str> {
         self.removed.iter().filter(move |part| part.kind == kind).map(|part| part.name.as_str())
     }
 
-    /// Compares two configurations.
+    /// Compares the configuration `before` with the one that replaces it, including the keys of their keys files.
     pub(crate) fn between(before: &Loaded, after: &Loaded) -> Changes {
         let mut changes = Changes::default();
         changes.config(&before.config, &after.config);
@@ -111,7 +114,7 @@ impl Changes {
         self.removed.push(Part { kind, name: name.into() });
     }
 
-    /// Notes a difference in a field: `name` of `owner`, or of the file if `owner` is empty.
+    /// Adds a difference in the field `name` of `owner`, such as `rule login`. An empty `owner` is the file itself.
     fn note(&mut self, difference: Difference, name: &str, owner: &str) {
         let name = if owner.is_empty() { name.to_owned() } else { format!("{name} of {owner}") };
         match difference {
@@ -327,18 +330,19 @@ impl Changes {
     }
 }
 
-/// How a value differs from that of the replaced configuration.
+/// How a value differs from the one in the replaced configuration.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Difference {
     None,
-    /// It is absent now, or a part of it is.
+    /// The value, or an entry of it, is absent now; or the value is its default again.
     Lost,
     Changed,
     Added,
 }
 
 impl Difference {
-    /// Drops all but `Lost`, for fields of a part that is itself listed as changed.
+    /// Returns `Lost` if this is `Lost`, else `None`. For fields of a part, such as a rule, that is itself listed as
+    /// changed.
     fn only_lost(self) -> Difference {
         if self == Difference::Lost { Difference::Lost } else { Difference::None }
     }
@@ -389,13 +393,14 @@ fn lost_entries(before: &Texts, after: &Texts) -> Difference {
     }
 }
 
-/// Returns the texts of `before` that are not in `after`.
+/// Returns the texts of `before` that are not in `after`, in their order.
 fn missing<'t>(before: impl Iterator<Item = &'t str>, after: impl Iterator<Item = &'t str>) -> Vec<&'t str> {
     let after: BTreeSet<&str> = after.collect();
     before.filter(|text| !after.contains(text)).collect()
 }
 
-/// Returns the limits by name, or by window if they have none; with a number, because two may have the same window.
+/// Returns the limits of a list, each with a key that identifies it: its name, or its window if it has no name; and the
+/// number of earlier limits in the list with the same name or window.
 fn numbered(limits: &[Spanned<LimitEntry>]) -> BTreeMap<(&str, usize), &LimitEntry> {
     let mut counts: HashMap<&str, usize> = HashMap::new();
     let mut by_name = BTreeMap::new();
@@ -420,13 +425,13 @@ fn limit_name(limit: &LimitEntry) -> &str {
     }
 }
 
-/// Returns the window of a limit: `min` of `10/min token-bucket`.
+/// Returns the window in the text of a limit: `min` for `10/min token-bucket`.
 fn window_of(limit: &str) -> &str {
     let behind_quota = limit.split_once('/').map_or(limit, |(_, rest)| rest);
     behind_quota.split_whitespace().next().unwrap_or(limit)
 }
 
-/// Returns all keys of the file and of its keys file.
+/// Returns all keys of the configuration and of its keys file, each with its digest.
 fn keys(loaded: &Loaded) -> impl Iterator<Item = (KeyDigest, &ApiKeyTable)> {
     let digest = |table: &ApiKeyTable| match (&table.key, &table.sha256) {
         (Some(key), _) => Some(KeyDigest::of(Secret::reveal(key))),

@@ -1,4 +1,5 @@
-//! Compiles the tables of a file, or of rules built in code, to a rule set: parses every string and resolves every name.
+//! Compiles the tables of a file, or of rules built in code, to a rule set: parses every string and resolves every
+//! name.
 //!
 //! Each step notes its findings and continues with what is valid, so that one attempt reports everything. If any of the
 //! findings is an error, the result is a report instead of a rule set.
@@ -29,10 +30,12 @@ use super::span::{Span, Spanned};
 use super::types::Config;
 use crate::rules::{KeyEntry, Mode, RuleSet, SetParts};
 
-/// Compiles a configuration.
+/// Checks a configuration and compiles it to rules and settings. Reads the keys file and the secrets that it names.
+///
+/// `source` is the text to which the spans of the configuration refer.
 ///
 /// # Errors
-/// If it cannot be used. The report has all findings.
+/// If the configuration has an error. The report has all findings, warnings included.
 pub(crate) fn compile(config: Config, source: Arc<Source>, loader: &Loader) -> Result<Loaded, Report> {
     let name = source.name().to_owned();
     let mut compiler = Compiler { source, loader, findings: Vec::new(), files: Vec::new(), secret_files: Vec::new() };
@@ -61,7 +64,7 @@ pub(crate) fn compile(config: Config, source: Arc<Source>, loader: &Loader) -> R
     })
 }
 
-/// The state of a compilation: its findings, and the files that were read.
+/// The state of a compilation: the findings so far, and the files that were read. Its methods compile the parts.
 pub(crate) struct Compiler<'l> {
     source: Arc<Source>,
     loader: &'l Loader,
@@ -71,27 +74,27 @@ pub(crate) struct Compiler<'l> {
     secret_files: Vec<(String, Secret)>,
 }
 
-/// Facts about the compiled parts that only the lints use.
-pub(crate) struct Traits {
-    /// The exempt path patterns.
+/// Results of the compilation that are not part of the rules, for the lints.
+pub(crate) struct LintInput {
+    /// The patterns in `exempt.paths`, in their order.
     pub(crate) exempt_paths: Vec<crate::rules::pattern::Pattern>,
-    /// The plans of keys and addresses.
-    pub(crate) plans_given: Vec<Arc<str>>,
+    /// The names of the plans that keys or addresses have.
+    pub(crate) assigned_plans: Vec<Arc<str>>,
 }
 
 impl Compiler<'_> {
-    /// Notes a finding about the main file.
+    /// Adds a finding whose span is in the configuration itself, not in its keys file.
     pub(crate) fn note(&mut self, finding: Finding) {
         let source = self.source.clone();
         self.note_in(&source, finding);
     }
 
-    /// Notes a finding about another file.
+    /// Adds a finding whose span is in `source`, such as the keys file.
     pub(crate) fn note_in(&mut self, source: &Arc<Source>, finding: Finding) {
-        self.findings.push(finding.of(source));
+        self.findings.push(finding.with_source(source));
     }
 
-    /// Returns the value, or notes the error and returns `None`.
+    /// Returns the value of `Ok`. For `Err`, adds an error with this code and span, and returns `None`.
     pub(crate) fn accept<T, E: std::fmt::Display>(
         &mut self,
         result: Result<T, E>,
@@ -101,12 +104,14 @@ impl Compiler<'_> {
         result.map_err(|error| self.note(Finding::new(code, error.to_string()).at(span))).ok()
     }
 
-    /// Returns the place of a part of a string in the main file.
+    /// Returns the span of a part of a string in the configuration. `part` is a range of bytes in the string.
+    ///
+    /// Returns the span of the whole string if it is written with escapes.
     pub(crate) fn inside(&self, text: &Spanned<String>, part: std::ops::Range<usize>) -> Span {
         self.source.inside(text.span(), text, part)
     }
 
-    fn parts(&mut self, config: &Config, settings: &Settings) -> (SetParts, Traits, KeysFile) {
+    fn parts(&mut self, config: &Config, settings: &Settings) -> (SetParts, LintInput, KeysFile) {
         let identifier = self.identifier(config, settings);
         let mut limit_sets = self.plans(config);
         let (keys, keys_file) = self.keys(config, &mut limit_sets);
@@ -116,7 +121,7 @@ impl Compiler<'_> {
         let plan_header = config.plan_sources.header.as_ref().and_then(|name| self.header_name(name));
         let (rules, matcher, shields) = self.rules(config, &limit_sets);
 
-        let plans_given = limit_sets.plans_given();
+        let assigned_plans = limit_sets.assigned_plans();
         let (default, anonymous) = limit_sets.fallbacks();
         let parts = SetParts {
             needs_limit_set: rules.iter().any(|rule| rule.mode() != Mode::Off && rule.is_by_plan()),
@@ -138,10 +143,12 @@ impl Compiler<'_> {
             is_off: *config.kill_switch,
             exposes_headers: config.expose_headers,
         };
-        (parts, Traits { exempt_paths, plans_given }, keys_file)
+        (parts, LintInput { exempt_paths, assigned_plans }, keys_file)
     }
 
-    /// Returns the findings in the order of the file. Those without a place come first.
+    /// Returns the findings, sorted by the start of their spans. Those without a place come first.
+    ///
+    /// Findings about the keys file are sorted by their spans in that file, among the others.
     fn into_findings(self) -> Vec<Finding> {
         let mut findings = self.findings;
         findings.sort_by_key(|finding| finding.span().unwrap_or_default());

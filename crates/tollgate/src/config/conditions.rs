@@ -1,7 +1,7 @@
-//! Which conditions of a rule a request does not meet, for an explanation.
+//! Finds the conditions of a rule that a request does not meet, for an explanation.
 //!
-//! Each condition is compiled as a rule that has this condition alone. So the matcher of the rules answers, and there is no
-//! second one that could disagree with it.
+//! Each condition is compiled as a rule that has this condition alone. So it is decided by the matcher of the rules,
+//! and there is no second implementation that could differ from it.
 
 use super::forms::{HeaderTest, LimitEntry, Limits, OneOrMany, OptionalList};
 use super::load::{Loaded, Loader};
@@ -9,36 +9,38 @@ use super::span::Spanned;
 use super::types::{Config, Exempt, MatchTable, RuleTable};
 use crate::rules::{Charge, Mode, RequestView, RuleSet};
 
-/// The conditions of all rules of a configuration, each compiled by itself.
+/// The conditions of all rules of a configuration, by which it can be explained why a rule does not match a request.
 #[derive(Debug)]
 pub struct RuleConditions {
     of_rules: Vec<Vec<Condition>>,
-    /// A rule for all requests, with the exempt paths.
+    /// A rule for all requests, with the exempt paths of the configuration.
     not_exempt: Option<RuleSet>,
 }
 
 #[derive(Debug)]
 struct Condition {
-    /// Why a request does not meet it.
+    /// A phrase for a request that does not meet the condition.
     unmet: String,
-    /// A rule with this condition alone.
+    /// A rule with this condition alone. `None` if it cannot be compiled, which counts as met.
     alone: Option<RuleSet>,
 }
 
 impl RuleConditions {
-    /// Compiles the conditions of a configuration.
+    /// Compiles each condition of each rule. Takes about as long as loading the configuration, so it is not for every
+    /// request.
     pub fn new(loaded: &Loaded) -> RuleConditions {
         let exempt = Exempt { paths: loaded.config.exempt.paths.clone(), ..Exempt::default() };
         RuleConditions {
-            of_rules: loaded.config.rules.iter().map(|rule| conditions(&rule.matches)).collect(),
+            of_rules: loaded.config.rules.iter().map(|rule| conditions(&rule.matches, &loaded.config)).collect(),
             not_exempt: compile(Config { exempt, ..Config::default() }, MatchTable::default()),
         }
     }
 
-    /// Returns the conditions of a rule that a request does not meet, each as a sentence such as `the method is none of GET`.
+    /// Returns the conditions of a rule that a request does not meet, each as a phrase such as `the method is none of
+    /// GET`.
     ///
-    /// `index` is that of the rule in [`RuleSet::rules`]. Returns an empty list if there is no such rule. No sentence contains
-    /// the value that a header is compared with.
+    /// `index` is that of the rule in [`RuleSet::rules`]. The list is empty if the request meets all conditions, or if
+    /// there is no such rule. No phrase contains the value that a header is compared with.
     pub fn unmet(&self, index: usize, request: &RequestView<'_>) -> Vec<String> {
         let conditions = self.of_rules.get(index).map_or(&[][..], |conditions| conditions);
         let is_unmet =
@@ -46,16 +48,19 @@ impl RuleConditions {
         conditions.iter().filter(is_unmet).map(|condition| condition.unmet.clone()).collect()
     }
 
-    /// Returns whether the path of a request is exempt from all rules.
+    /// Returns whether the path of a request matches `exempt.paths`, so that the request is never limited.
     pub fn is_exempt_path(&self, request: &RequestView<'_>) -> bool {
         self.not_exempt.as_ref().is_some_and(|rules| rules.matching(request).is_empty())
     }
 }
 
-fn conditions(table: &MatchTable) -> Vec<Condition> {
+fn conditions(table: &MatchTable, config: &Config) -> Vec<Condition> {
     let mut conditions = Vec::new();
     let mut add = |unmet: String, table: MatchTable| {
-        conditions.push(Condition { unmet, alone: compile(Config::default(), table) });
+        // A request may also meet the condition on methods by one of these headers.
+        let method_override_headers = config.method_override_headers.clone();
+        let config = Config { method_override_headers, ..Config::default() };
+        conditions.push(Condition { unmet, alone: compile(config, table) });
     };
     if let Some(methods) = &table.methods {
         let unmet = format!("the method is none of {}", list(methods));
@@ -80,7 +85,7 @@ fn conditions(table: &MatchTable) -> Vec<Condition> {
     conditions
 }
 
-/// Compiles a rule with these conditions and any limit.
+/// Compiles `config` with one rule that has these conditions, and some limit. Returns `None` if a condition is invalid.
 fn compile(config: Config, matches: MatchTable) -> Option<RuleSet> {
     let limit = LimitEntry::Text("1/s".to_owned());
     let rule = RuleTable {

@@ -7,10 +7,11 @@ use std::path::Path;
 /// The maximum size of a configuration file, in bytes.
 pub(crate) const BYTES_MAX: u64 = 64 * 1024 * 1024;
 
-/// Reads a whole file, and returns its metadata from before the read.
+/// Reads a whole file. Returns its bytes, and its metadata from before the read.
 ///
 /// # Errors
-/// If the file cannot be read, has more than `bytes_max` bytes (a device may never end), or changed while it was read.
+/// If the file cannot be read, has more than `bytes_max` bytes (a device may never end), or is a regular file whose
+/// size or modification time changed during the read.
 pub fn read(path: &Path, bytes_max: u64) -> Result<(Vec<u8>, Metadata)> {
     let file = File::open(path)?;
     let before = file.metadata()?;

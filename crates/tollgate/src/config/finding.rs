@@ -1,7 +1,7 @@
 //! Findings about a configuration: errors, warnings and advice, each with a stable code, a place and a remedy.
 //!
-//! A file with an error is not used; warnings and advice do not prevent that. `docs/findings.md` explains every code with an
-//! example. A finding has its own (masked) source, so each can be printed as a report by itself.
+//! A file with an error is not used; warnings and advice do not prevent that. `docs/findings.md` explains every code
+//! with an example. A finding has its own (masked) source, so each can be printed as a report by itself.
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,19 +11,19 @@ use miette::{Diagnostic, LabeledSpan, SourceCode};
 use super::source::Source;
 use super::span::Span;
 
-/// The severity of a finding, in ascending order.
+/// The severity of a finding. Ordered: advice is the least severe, an error the most.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 #[non_exhaustive]
 pub enum Severity {
-    /// Information: the configuration works as written.
+    /// Information. The configuration works as written.
     Advice,
     /// The configuration works, but probably not as intended.
     Warning,
-    /// The configuration is not used.
+    /// The configuration is invalid and not used.
     Error,
 }
 
-/// The name: `advice`, `warning` or `error`.
+/// Shows the name: `advice`, `warning` or `error`.
 impl fmt::Display for Severity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
@@ -36,7 +36,8 @@ impl fmt::Display for Severity {
 
 macro_rules! codes {
     ($($variant:ident $name:literal $severity:ident $doc:literal,)*) => {
-        /// The code of a finding. The names, such as `unknown-field`, are stable: scripts may rely on them.
+        /// The code of a finding: the kind of problem. Its name, such as `unknown-field`, is stable, so scripts may
+        /// rely on it.
         #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
         #[non_exhaustive]
         pub enum Code {
@@ -47,7 +48,7 @@ macro_rules! codes {
             /// All codes.
             pub const ALL: &[Code] = &[$(Code::$variant,)*];
 
-            /// Returns the name in reports and in the documentation, such as `unknown-field`.
+            /// Returns the name of the code, such as `unknown-field`, as in reports and in `docs/findings.md`.
             pub const fn as_str(self) -> &'static str {
                 match self { $(Code::$variant => $name,)* }
             }
@@ -57,8 +58,11 @@ macro_rules! codes {
                 match self { $(Code::$variant => Severity::$severity,)* }
             }
 
-            /// Returns whether an error with this code holds even if other parts of the file could not be read.
-            pub(crate) fn holds_without_the_rest(self) -> bool {
+            /// Returns whether findings with this code are certain even if parts of the file could not be read.
+            ///
+            /// `false` for warnings and advice, and for errors about something that is missing, such as an unknown
+            /// plan: it may be in the part that could not be read.
+            pub(crate) fn holds_in_partly_read_file(self) -> bool {
                 use Code::{DefaultPlanMissing, ExpectationUnmet, PlansMissing, SecretMissing, UnknownPlan};
                 let is_absence =
                     matches!(self, DefaultPlanMissing | ExpectationUnmet | PlansMissing | SecretMissing | UnknownPlan);
@@ -141,7 +145,7 @@ impl fmt::Display for Code {
     }
 }
 
-/// The text is not the name of a [`Code`].
+/// The error for a text that is not the name of a [`Code`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("unknown code of a finding")]
 pub struct CodeError;
@@ -154,7 +158,9 @@ impl std::str::FromStr for Code {
     }
 }
 
-/// An error, a warning or advice about a configuration, with its place and a remedy. Implements [`miette::Diagnostic`].
+/// An error, a warning or advice about a configuration, with its place in the file and a suggested remedy.
+///
+/// Implements [`miette::Diagnostic`], so that a report can show the line of the file.
 #[derive(Clone)]
 pub struct Finding {
     code: Code,
@@ -189,59 +195,67 @@ impl Finding {
         Finding { span, ..self }
     }
 
-    /// Sets the source of the finding. If it is not a file, the message begins with the name of the value.
-    pub(crate) fn of(self, source: &Arc<Source>) -> Finding {
+    /// Sets the source to which the span refers.
+    ///
+    /// If the configuration was built in code, the name of the value is put before the message instead, and the span is
+    /// removed.
+    pub(crate) fn with_source(self, source: &Arc<Source>) -> Finding {
         match source.value(self.span) {
             Some(value) => Finding { message: format!("{value}: {}", self.message), span: Span::default(), ..self },
             None => Finding { source: Some(source.clone()), ..self },
         }
     }
 
-    /// Sets the file of the finding, and moves an empty span to a character of the file.
+    /// Sets the file to which the span refers. An empty span is replaced by the nearest character that can be
+    /// underlined.
     pub(crate) fn located(self, source: &Arc<Source>) -> Finding {
         let span = source.visible(self.span);
-        self.at(span).of(source)
+        self.at(span).with_source(source)
     }
 
-    /// Returns the code.
+    /// Returns the code, which names the kind of problem.
     pub const fn code(&self) -> Code {
         self.code
     }
 
-    /// Returns the severity.
+    /// Returns the severity, which depends on the code alone.
     pub const fn severity(&self) -> Severity {
         self.code.severity()
     }
 
-    /// Returns the message: one line, without the place. It contains no secret.
+    /// Returns the message: one line, without the place in the file. It contains no secret.
     pub fn message(&self) -> &str {
         &self.message
     }
 
-    /// Returns the remedy, if there is one.
+    /// Returns the suggested remedy, or `None` if there is none.
     pub fn help_text(&self) -> Option<&str> {
         self.help.as_deref()
     }
 
-    /// Returns the bytes of the file that the finding is about, or `None` if there is no such place.
+    /// Returns the range of bytes in the file that the finding is about.
+    ///
+    /// Returns `None` if the finding is about no single place, or about a configuration built in code.
     pub fn span(&self) -> Option<Span> {
         (!self.span.is_unknown()).then_some(self.span)
     }
 
-    /// Returns the name of the file, and the line and the column (from 1) of the finding, or `None` if it has no place.
+    /// Returns the name of the file, and the line and the column of the finding, both counted from 1.
+    ///
+    /// Returns `None` if the finding has no [`span`](Finding::span). Columns count characters.
     pub fn place(&self) -> Option<(&str, usize, usize)> {
         let source = self.source.as_ref()?;
         let (line, column) = source.line_and_column(self.span()?.start);
         Some((source.name(), line, column))
     }
 
-    /// Returns the file, if reports may quote it.
+    /// Returns the file of the finding, or `None` if it has none or the file could not be parsed and so is not quoted.
     fn quoted_source(&self) -> Option<&Source> {
         self.source.as_deref().filter(|source| source.is_quoted())
     }
 }
 
-/// The message; and the place, if the file is not quoted because it cannot be parsed.
+/// Shows the message. Appends file, line and column if reports do not quote the file because it cannot be parsed.
 impl fmt::Display for Finding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.message)?;
@@ -292,7 +306,9 @@ impl Diagnostic for Finding {
     }
 }
 
-/// The findings about a configuration that cannot be used: at least one error, and all warnings.
+/// The error of a configuration that cannot be used: its findings, at least one of which is an error.
+///
+/// `Display` shows the first error. Warnings are included if the whole file could be read.
 #[derive(Clone)]
 pub struct Report {
     name: String,
@@ -305,23 +321,25 @@ impl Report {
         Report { name: name.to_owned(), findings }
     }
 
-    /// Returns all findings, in the order of the file.
+    /// Returns all findings. Those without a place come first, the others are sorted by their byte offset in their
+    /// file.
     pub fn findings(&self) -> &[Finding] {
         &self.findings
     }
 
-    /// Returns all findings, in the order of the file.
+    /// Returns all findings, in the order of [`Report::findings`].
     pub(crate) fn into_findings(self) -> Vec<Finding> {
         self.findings
     }
 
-    /// Returns the number of errors among the findings.
+    /// Returns the number of errors among the findings, which is at least 1.
     pub fn errors(&self) -> usize {
         self.findings.iter().filter(|finding| finding.severity() == Severity::Error).count()
     }
 }
 
-/// One line with the number of errors and the first of them. A renderer of [`miette`] shows all findings with their places.
+/// Shows one line with the number of errors and the first of them. A [`miette`] handler shows all findings with their
+/// places.
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.errors() {

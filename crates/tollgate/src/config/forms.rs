@@ -7,7 +7,7 @@ use super::span::Spanned;
 use super::tree::{Node, Value};
 use super::types::{Anonymize, LimitTable};
 
-/// A list, which may be written as a single value.
+/// A list that may also be written as a single value: `"a"` instead of `["a"]`. An absent one is empty.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct OneOrMany<T>(pub(crate) Vec<T>);
 
@@ -39,14 +39,15 @@ impl<T: FromNode> FromNode for OneOrMany<T> {
     }
 }
 
-/// A list that may be absent, which differs from an empty one: `rules = []` states that there are none.
+/// A list of which it is known whether the file has it: `rules = []` states that there are no rules, a missing `rules`
+/// may be a mistake.
 ///
 /// Dereferences to a slice, which is empty if the list is absent.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct OptionalList<T>(pub(crate) Option<Vec<T>>);
 
 impl<T> OptionalList<T> {
-    /// Returns whether the file does not have the list, not even an empty one.
+    /// Returns whether the file has no such list. `false` for an empty list.
     pub(crate) const fn is_absent(&self) -> bool {
         self.0.is_none()
     }
@@ -75,7 +76,7 @@ impl<'l, T> IntoIterator for &'l OptionalList<T> {
     }
 }
 
-/// Entries with errors are left out, so that the others are still checked.
+/// Reads a list. Entries with errors are noted and left out, so that the others are still checked.
 impl<T: FromNode> FromNode for OptionalList<T> {
     fn from_node(node: &Node, reader: &mut Reader<'_>) -> Option<Self> {
         match &node.value {
@@ -91,17 +92,17 @@ impl<T: FromNode> FromNode for OptionalList<T> {
     }
 }
 
-/// A string that is never printed: its `Debug` is `***`, and no report quotes it.
+/// A string whose `Debug` output is `***`, and which no report quotes.
 #[derive(Clone, PartialEq, Eq, Default)]
 pub struct Secret(String);
 
 impl Secret {
-    /// Creates a secret.
+    /// Creates a secret from its plain text.
     pub fn new(text: impl Into<String>) -> Secret {
         Secret(text.into())
     }
 
-    /// Returns the secret itself. Not for messages.
+    /// Returns the secret in plain text. The caller must neither print nor log it.
     pub fn reveal(&self) -> &str {
         &self.0
     }
@@ -122,7 +123,7 @@ impl FromNode for Secret {
     }
 }
 
-/// The URL of a store, or `memory`. Its user and password are secret: reports quote only the rest.
+/// The URL of a store, or `memory`, not checked yet. Reports do not quote its user and password.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct StoreUrl(pub(crate) Secret);
 
@@ -154,12 +155,12 @@ impl FromNode for LimitEntry {
     }
 }
 
-/// Where a rule's limits come from.
+/// The limits of a rule: its own, or those of the caller's plan.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) enum Limits {
-    /// `"plan"`: from the caller's plan.
+    /// `"plan"`: the limits of the caller's plan.
     Plan,
-    /// One limit, or a list of them.
+    /// The rule's own limits: one, or a list of them.
     Own(OneOrMany<Spanned<LimitEntry>>),
 }
 
@@ -179,7 +180,9 @@ impl FromNode for Limits {
     }
 }
 
-/// The condition on a header for a rule to match. The value may be a secret: its `Debug` is `***`, and no report quotes it.
+/// The condition on a request header in a rule's `match`.
+///
+/// The value may be a secret, so `Debug` output shows `***` instead, and no report quotes it.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) enum HeaderTest {
     /// `true`: the header is present, with any value.
@@ -212,7 +215,7 @@ impl FromNode for HeaderTest {
     }
 }
 
-/// `anonymize = true`, `false`, or a table with its settings.
+/// The value of `anonymize`: `true`, `false`, or a table with the settings of pseudonyms.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub(crate) enum AnonymizeEntry {
     /// Addresses and keys are stored as they are.

@@ -6,7 +6,7 @@ use std::collections::HashMap;
 
 use tollgate_core::Limit;
 
-use super::compile::{Compiler, Settings, Traits};
+use super::compile::{Compiler, LintInput, Settings};
 use super::finding::{Code, Finding};
 use super::span::Span;
 use super::types::{Config, MatchTable, RuleTable};
@@ -15,15 +15,16 @@ use crate::rules::matcher::Conditions;
 use crate::rules::pattern::Pattern;
 use crate::rules::{CompiledRule, RuleLimits, SetParts};
 
-/// A longer deadline gets a warning.
+/// The longest deadline without a warning, in milliseconds.
 const DEADLINE_MS_MAX: u128 = 1_000;
 
-/// Adds warnings about a configuration to the findings of its compilation.
+/// Adds warnings about a compiled configuration to the findings of `compiler`; and an error if a request can match
+/// rules with too many limits.
 pub(crate) fn lint(
     config: &Config,
     settings: &Settings,
     parts: &SetParts,
-    traits: &Traits,
+    input: &LintInput,
     compiler: &mut Compiler<'_>,
 ) {
     let mut note = |code: Code, span: Span, message: String, help: &str| {
@@ -32,12 +33,13 @@ pub(crate) fn lint(
     switches(config, &mut note);
     proxies(config, parts, &mut note);
     store(config, settings, &mut note);
-    exemptions(config, parts, traits, &mut note);
-    plans(config, parts, traits, &mut note);
-    rules(config, parts, traits, &mut note);
-    overlap::too_many_limits(config, parts, traits, &mut note);
+    exemptions(config, parts, input, &mut note);
+    plans(config, parts, input, &mut note);
+    rules(config, parts, input, &mut note);
+    overlap::too_many_limits(config, parts, input, &mut note);
 }
 
+/// Adds a finding, given its code, span, message and help.
 type Note<'n> = dyn FnMut(Code, Span, String, &str) + 'n;
 
 fn switches(config: &Config, note: &mut Note<'_>) {
@@ -115,21 +117,21 @@ fn store(config: &Config, settings: &Settings, note: &mut Note<'_>) {
     }
 }
 
-fn exemptions(config: &Config, parts: &SetParts, traits: &Traits, note: &mut Note<'_>) {
+fn exemptions(config: &Config, parts: &SetParts, input: &LintInput, note: &mut Note<'_>) {
     if parts.exempt.addresses.is_everybody() {
         let span = config.exempt.addresses.first().map(|text| text.span()).unwrap_or_default();
         let message = "every address is exempt: nothing is limited".to_owned();
         note(Code::ExemptEverybody, span, message, "list only the intended networks, or use `kill_switch`");
     }
     let everything = Pattern { segments: Vec::new(), is_prefix: true };
-    if let Some(place) = traits.exempt_paths.iter().position(|pattern| pattern.covers(&everything)) {
+    if let Some(place) = input.exempt_paths.iter().position(|pattern| pattern.covers(&everything)) {
         let span = config.exempt.paths.get(place).map(|text| text.span()).unwrap_or_default();
         let message = "every path is exempt: nothing is limited".to_owned();
         note(Code::ExemptEverybody, span, message, "list only the intended paths, or use `kill_switch`");
     }
 }
 
-fn plans(config: &Config, parts: &SetParts, traits: &Traits, note: &mut Note<'_>) {
+fn plans(config: &Config, parts: &SetParts, input: &LintInput, note: &mut Note<'_>) {
     let Some((first, _)) = config.plans.first_key_value() else { return };
     let Some(user) = config.rules.iter().find(|rule| matches!(*rule.limits, super::forms::Limits::Plan)) else {
         let message = "no rule takes its limits from plans".to_owned();
@@ -152,7 +154,7 @@ fn plans(config: &Config, parts: &SetParts, traits: &Traits, note: &mut Note<'_>
     }
     for name in config.plans.keys() {
         let is_fallback = matches!(name.as_str(), "default" | "anonymous");
-        if !is_fallback && !traits.plans_given.iter().any(|given| **given == ***name) {
+        if !is_fallback && !input.assigned_plans.iter().any(|given| **given == ***name) {
             let message = format!("nothing in this file assigns the plan `{}`", **name);
             let help = "assign it to a key or a network, or configure a header, a claim or a hash with plans; \
                         ignore this if a `PlanLookup` in your code assigns it";
@@ -161,11 +163,11 @@ fn plans(config: &Config, parts: &SetParts, traits: &Traits, note: &mut Note<'_>
     }
 }
 
-fn rules(config: &Config, parts: &SetParts, traits: &Traits, note: &mut Note<'_>) {
+fn rules(config: &Config, parts: &SetParts, input: &LintInput, note: &mut Note<'_>) {
     let conditions = parts.matcher.conditions();
     let mut same: HashMap<String, &str> = HashMap::new();
     for ((table, rule), conditions) in config.rules.iter().zip(&parts.rules).zip(conditions) {
-        unreachable_rule(table, conditions, traits, note);
+        unreachable_rule(table, conditions, input, note);
         subjects(config, table, rule, parts, note);
         redundant_limits(table, rule, note);
         // Rules that differ in one of these cannot be merged into one.
@@ -186,7 +188,7 @@ fn rules(config: &Config, parts: &SetParts, traits: &Traits, note: &mut Note<'_>
     }
 }
 
-fn unreachable_rule(table: &RuleTable, conditions: &Conditions, traits: &Traits, note: &mut Note<'_>) {
+fn unreachable_rule(table: &RuleTable, conditions: &Conditions, input: &LintInput, note: &mut Note<'_>) {
     let MatchTable { methods, path, host, .. } = &*table.matches;
     for (name, list) in [("methods", methods), ("path", path), ("host", host)] {
         if let Some(list) = list
@@ -196,7 +198,7 @@ fn unreachable_rule(table: &RuleTable, conditions: &Conditions, traits: &Traits,
             note(Code::RuleUnreachable, list.span(), message, "omit it to match all");
         }
     }
-    let is_exempt = |pattern: &Pattern| traits.exempt_paths.iter().any(|exempt| exempt.covers(pattern));
+    let is_exempt = |pattern: &Pattern| input.exempt_paths.iter().any(|exempt| exempt.covers(pattern));
     if !conditions.paths.is_empty() && conditions.paths.iter().all(is_exempt) {
         let span = path.as_ref().map(|path| path.span()).unwrap_or_default();
         let message = format!("no request can match `{}`: its path is exempt", *table.name);
@@ -219,7 +221,8 @@ fn subjects(config: &Config, table: &RuleTable, rule: &CompiledRule, parts: &Set
     }
     let proxies = parts.identifier.proxies().networks();
     let is_free = |kind: &Subject| match kind {
-        // Behind trusted proxies the header is read only if one of them sent the request, and it is responsible for the value.
+        // Behind trusted proxies the header is read only if one of them sent the request, and it is responsible for the
+        // value.
         Subject::Header(_) => proxies.is_empty() || proxies.is_everybody(),
         kind => matches!(kind, Subject::Cookie(_)),
     };
@@ -231,7 +234,7 @@ fn subjects(config: &Config, table: &RuleTable, rule: &CompiledRule, parts: &Set
     }
 }
 
-/// Returns all limits of a rule, of every plan.
+/// Returns all limits of a rule: its own, or those of every limit set if the rule takes them from plans.
 fn policies(rule: &CompiledRule) -> impl Iterator<Item = Limit> + '_ {
     let lists: &[_] = match &rule.limits {
         RuleLimits::Own(own) => std::slice::from_ref(own),
@@ -263,9 +266,10 @@ fn redundant_limits(table: &RuleTable, rule: &CompiledRule, note: &mut Note<'_>)
     }
 }
 
-/// Returns whether `loose` admits everything that `strict` admits.
+/// Returns whether `loose` can never deny a request that `strict` admits, so that `loose` is redundant.
 ///
-/// That is so if the windows of `strict` that cover a window of `loose` allow no more, together, than the quota of `loose`.
+/// That is so if the windows of `strict` that cover a window of `loose` allow no more, together, than the quota of
+/// `loose`. Always `false` unless both limits are sliding windows without `count_denied`.
 fn always_denies_first(strict: &Limit, loose: &Limit) -> bool {
     use tollgate_core::Algorithm::{Sliding, SlidingLog};
     // Only these deny by the count in a window alone; the others also deny by spacing or weight.

@@ -36,7 +36,8 @@ pub enum Format {
 }
 
 impl Format {
-    /// Returns the format of a file by the extension of its name, or `None` if the extension is unknown.
+    /// Returns the format for the extension of a file name (`toml`, `yaml` or `yml`, in any case), or `None` for
+    /// another extension or none. The file is not read.
     pub fn of(path: &Path) -> Option<Format> {
         match path.extension()?.to_str()?.to_ascii_lowercase().as_str() {
             "toml" => Some(Format::Toml),
@@ -46,7 +47,7 @@ impl Format {
     }
 }
 
-/// A configuration that was loaded and can be used.
+/// A configuration without errors, compiled and ready for use.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Loaded {
@@ -54,26 +55,29 @@ pub struct Loaded {
     pub rules: RuleSet,
     /// The settings of the store. A reload does not change them.
     pub settings: Settings,
-    /// Warnings and advice, in the order of the file.
+    /// Warnings and advice. Never an error.
     pub findings: Vec<Finding>,
-    /// The configuration as it was written.
+    /// The tables of the file before they were compiled.
     pub(crate) config: Config,
-    /// The differences to the configuration that it replaces; empty unless it was loaded by [`Loader::reload`].
+    /// The differences from the configuration that this one replaces. Empty unless it was loaded by [`Loader::reload`].
     pub changes: Changes,
-    /// The files that were read, each with its metadata at that time.
+    /// The files that were read, each with its metadata from before the read: the configuration file first, unless a
+    /// text was loaded; then the files with secrets and keys.
     pub files: Vec<(PathBuf, Metadata)>,
-    /// The files that the configuration names: keys and secrets.
+    /// The paths of the files that the configuration names: the keys file, and the files with secrets.
     pub referenced_files: Vec<PathBuf>,
     pub(crate) keys_file: KeysFile,
-    /// The secrets that were read from files, by the names of the files.
+    /// The secrets that were read from files, each with the name of its file as written in the configuration.
     pub(crate) secret_files: Vec<(String, Secret)>,
     pub(crate) source: Arc<Source>,
 }
 
 impl Loaded {
-    /// Returns where the caller's plan comes from, such as `the API key`.
+    /// Returns the reason why a caller has its limit set, as a phrase for an explanation.
     ///
-    /// `limit_set` is what [`RuleSet::limit_set`] returned for this caller.
+    /// `limit_set` is what [`RuleSet::limit_set`] returned for this caller. The phrase is one of `the API key's own
+    /// limits`, `the API key`, `the address`, `the trusted proxy's header` and `the token's claim`. The last one is
+    /// returned if none of the others applies.
     pub fn plan_source(&self, identity: &Identity<'_>, limit_set: LimitSetId) -> &'static str {
         let rules = &self.rules;
         let is_own = !rules.plans().iter().any(|plan| rules.limit_set_named(plan.name()) == Some(limit_set));
@@ -103,7 +107,9 @@ impl Loaded {
 
 #[cfg(feature = "redis")]
 impl Loaded {
-    /// Creates an engine with these rules, on the store of the settings, with the plan lookups of the settings.
+    /// Creates an engine with these rules, on the store of [`settings`](Loaded::settings).
+    ///
+    /// If `plan_sources.redis_hash` is configured and the store is Redis, the engine also looks up plans in that hash.
     ///
     /// ```
     /// use tollgate::config::{Config, Format};
@@ -122,10 +128,10 @@ impl Loaded {
     }
 }
 
-/// A source of environment variables.
+/// A function that returns the value of the environment variable with a name, or `None` if it is not set.
 type Environment = dyn Fn(&str) -> Option<String> + Send + Sync;
 
-/// Loads configurations, with overrides of the file's settings.
+/// Loads configuration files and texts. Its own settings override those of the file.
 ///
 /// ```no_run
 /// use tollgate::config::Loader;
@@ -155,39 +161,51 @@ impl Default for Loader {
 }
 
 impl Loader {
-    /// Creates a loader that takes everything from the file, and environment variables from the process.
+    /// Creates a loader without overrides, which reads environment variables of the process.
     pub fn new() -> Loader {
         Loader::default()
     }
 
-    /// Sets the store, which overrides that of the file: `memory`, `redis://…` or `rediss://…`.
+    /// Sets the store: `memory`, or a `redis://` or `rediss://` URL. Overrides the `store` of the file.
+    ///
+    /// The URL is not checked here: an invalid one is an error of `Loaded::engine` and `Settings::limiter`.
     #[must_use]
     pub fn store(self, url: impl Into<String>) -> Loader {
         Loader { store: Some(Secret::new(url)), ..self }
     }
 
-    /// Sets the number of instances, which overrides that of the file.
+    /// Sets the number of instances (nodes) that share the quotas while the store is unavailable.
+    ///
+    /// Overrides the `instances` of the file. Without either, there is one instance; 0 counts as 1.
     #[must_use]
     pub fn instances(self, instances: u32) -> Loader {
         Loader { instances: Some(instances), ..self }
     }
 
-    /// Sets the source of environment variables. Defaults to those of the process, except empty ones.
+    /// Sets the function that returns the value of an environment variable by its name, or `None` if it is not set.
+    ///
+    /// It is called for secrets whose variable the file names (`secret_env`, `key_env`). Defaults to the environment of
+    /// the process, where an empty variable counts as not set.
     #[must_use]
     pub fn environment(self, environment: impl Fn(&str) -> Option<String> + Send + Sync + 'static) -> Loader {
         Loader { environment: Arc::new(environment), ..self }
     }
 
-    /// Sets the directory of relative file names in a text. A configuration file uses its own directory. Defaults to the current one.
+    /// Sets the directory of the keys and secret files that a text names by a relative path. Defaults to the current
+    /// directory.
+    ///
+    /// Used by [`load_text`](Loader::load_text) only. [`load`](Loader::load) and [`reload`](Loader::reload) use the
+    /// directory of the configuration file instead.
     #[must_use]
     pub fn directory(self, directory: impl Into<PathBuf>) -> Loader {
         Loader { directory: directory.into(), ..self }
     }
 
-    /// Reads, checks and compiles a file.
+    /// Reads, checks and compiles a configuration file: TOML or YAML, by the extension of its name.
     ///
     /// # Errors
-    /// If it cannot be read or used. The report has all findings, each with its place.
+    /// If the file cannot be read, or the configuration has an error. The report has all errors, with file, line and
+    /// column where they have a place.
     pub fn load(&self, path: impl AsRef<Path>) -> Result<Loaded, Report> {
         let path = path.as_ref();
         let name = path.display().to_string();
@@ -198,9 +216,12 @@ impl Loader {
         Ok(loaded)
     }
 
-    /// Loads a file that is to replace the configuration `running`.
+    /// Loads a configuration file that is to replace the active configuration `running`.
     ///
-    /// [`Loaded::changes`] has the differences, and there is a warning for each kind of part that is removed.
+    /// The new configuration is not put into use yet: pass its rules to
+    /// [`Engine::reload`](crate::engine::Engine::reload). [`Loaded::changes`] has the differences. [`Loaded::findings`]
+    /// begins with one warning for each kind of part that is removed, and one if the file no longer ends with a
+    /// newline.
     ///
     /// ```no_run
     /// # use tollgate::config::{Loaded, Loader, Report};
@@ -214,15 +235,21 @@ impl Loader {
     /// ```
     ///
     /// # Errors
-    /// If [`Loader::load`] fails; or if the file may be truncated: it is empty, has lost all rules (or keys) without
-    /// `rules = []` (or `keys = []`), or has lost its `expect`; or if it is not a regular file.
+    /// If [`Loader::load`] fails, if one of the files is not a regular file, or if one may be truncated. A file may be
+    /// truncated if
+    /// - it is empty, and the one of `running` is not;
+    /// - it has no rules (or keys) although `running` has some, and does not contain `rules = []` (or `keys = []`);
+    /// - it has no `expect.rules` (or `expect.keys`), and `running` has;
+    /// - `running` has `expect`, and the file, or its keys file, is only the beginning of the one of `running`; or
+    /// - a secret that is read from a file is only the beginning of the one of `running`.
     pub fn reload(&self, path: impl AsRef<Path>, running: &Loaded) -> Result<Loaded, Report> {
-        Loader { is_reload: true, ..self.clone() }.load(path)?.replacing(running)
+        Loader { is_reload: true, ..self.clone() }.load(path)?.as_replacement_of(running)
     }
 
-    /// Returns the files that a configuration file names: keys and secrets. Relative names are relative to the file.
+    /// Returns the paths of the files that a configuration file names: its keys file, and the files with secrets.
     ///
-    /// The configuration need not be valid otherwise. Returns an empty list if it cannot be read.
+    /// Reads only the configuration file, whose directory is that of relative names. Values that cannot be read are
+    /// ignored. Returns an empty list if the file cannot be read or parsed.
     pub fn referenced_files(&self, path: impl AsRef<Path>) -> Vec<PathBuf> {
         let path = path.as_ref();
         let Ok((text, format, _)) = self.read_file(path) else { return Vec::new() };
@@ -231,10 +258,11 @@ impl Loader {
         config.iter().flat_map(Config::named_files).map(|name| directory.join(name)).collect()
     }
 
-    /// Checks and compiles a text, which reports call `name`.
+    /// Checks and compiles the text of a configuration. Reports use `name` as the name of its file.
     ///
     /// # Errors
-    /// If it cannot be used. The report has all findings, each with its place.
+    /// If the configuration has an error. The report has all errors, with line and column where they
+    /// have a place.
     pub fn load_text(&self, name: &str, text: &str, format: Format) -> Result<Loaded, Report> {
         let (config, source, mut errors) = read::<Config>(name, text, format);
         let Some(config) = config else { return Err(Report::new(name, errors)) };
@@ -244,32 +272,41 @@ impl Loader {
         }
         // The values that were read are checked too, so that one attempt reports all errors.
         let others = compiled.map_or_else(Report::into_findings, |loaded| loaded.findings);
-        errors.extend(others.into_iter().filter(|finding| finding.code().holds_without_the_rest()));
+        errors.extend(others.into_iter().filter(|finding| finding.code().holds_in_partly_read_file()));
         errors.sort_by_key(|finding| finding.span().unwrap_or_default());
         Err(Report::new(name, errors))
     }
 
-    /// Compiles a configuration that was built in code. The spans of its values are indices in `values`, their names.
+    /// Checks and compiles a configuration that was built in code.
+    ///
+    /// `values` are the names of its values. The span of a value starts at the index of its name.
+    ///
+    /// # Errors
+    /// If the configuration has an error. The report has all findings, each with the name of its value in the message.
     pub(crate) fn compile(&self, config: Config, values: Vec<String>) -> Result<Loaded, Report> {
         compile::compile(config, Arc::new(Source::of_values("the rules", values)), self)
     }
 
-    /// Returns the store that overrides that of the file.
-    pub(crate) fn given_store(&self) -> Option<&Secret> {
+    /// Returns the store that overrides the one of the file, or `None` if [`Loader::store`] was not called.
+    pub(crate) fn store_override(&self) -> Option<&Secret> {
         self.store.as_ref()
     }
 
-    /// Returns the number of instances that overrides that of the file.
-    pub(crate) fn given_instances(&self) -> Option<u32> {
+    /// Returns the number of instances that overrides the one of the file, or `None` if [`Loader::instances`] was not
+    /// called.
+    pub(crate) fn instances_override(&self) -> Option<u32> {
         self.instances
     }
 
-    /// Returns an environment variable.
+    /// Returns the value of an environment variable, or `None` if it is not set.
     pub(crate) fn variable(&self, name: &str) -> Option<String> {
         (self.environment)(name)
     }
 
-    /// Reads the text of a file and its format.
+    /// Reads a configuration file or a keys file. Returns its text, its format, and its metadata from before the read.
+    ///
+    /// # Errors
+    /// If the extension of the name is unknown, or [`Loader::read_text`] fails. The finding has no span.
     pub(crate) fn read_file(&self, path: &Path) -> Result<(String, Format, Metadata), Box<Finding>> {
         let Some(format) = Format::of(path) else {
             let message = format!("{}: expected a file whose name ends in .toml, .yaml or .yml", path.display());
@@ -278,7 +315,11 @@ impl Loader {
         self.read_text(path).map(|(text, metadata)| (text, format, metadata))
     }
 
-    /// Reads the text of a file.
+    /// Reads the text of a file. Returns it with the file's metadata from before the read.
+    ///
+    /// # Errors
+    /// If the file cannot be read, is too large or is not UTF-8; or, in a reload, if it is not a regular file. The
+    /// finding has no span.
     pub(crate) fn read_text(&self, path: &Path) -> Result<(String, Metadata), Box<Finding>> {
         let fail = |what: String| {
             let message = format!("cannot read {}: {what}", path.display());
@@ -293,14 +334,14 @@ impl Loader {
         Ok((text, metadata))
     }
 
-    /// Returns the path of a file that the configuration names.
+    /// Returns the path of a file that the configuration names. A relative name is relative to the loader's directory.
     pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.directory.join(name)
     }
 }
 
 impl Config {
-    /// Returns the names of the files that this configuration refers to.
+    /// Returns the names of the keys file and of the files with secrets, as written in the configuration.
     pub(crate) fn named_files(&self) -> impl Iterator<Item = &str> {
         let jwt = self.jwt.as_ref().and_then(|jwt| jwt.key_file.as_ref());
         let secret = match &*self.anonymize {
@@ -310,26 +351,31 @@ impl Config {
         self.keys_file.iter().chain(jwt).chain(secret).map(|name| name.as_str())
     }
 
-    /// Reads, checks and compiles a file: TOML or YAML by its name.
+    /// Reads, checks and compiles a configuration file: TOML or YAML, by the extension of its name.
     ///
     /// # Errors
-    /// If it cannot be read or used. The report has all findings, each with its place.
+    /// If the file cannot be read, or the configuration has an error. The report has all errors, with file, line and
+    /// column where they have a place.
     pub fn load(path: impl AsRef<Path>) -> Result<Loaded, Report> {
         Loader::new().load(path)
     }
 
-    /// Checks and compiles a text.
+    /// Checks and compiles the text of a configuration. Reports name its file `configuration`.
     ///
     /// # Errors
-    /// If it cannot be used. The report has all findings, each with its place.
+    /// If the configuration has an error. The report has all errors, with line and column where they
+    /// have a place.
     pub fn from_text(text: &str, format: Format) -> Result<Loaded, Report> {
         Loader::new().load_text("configuration", text, format)
     }
 }
 
-/// Parses a text and reads a value from it, with all errors in the order of the file.
+/// Parses a text and reads a value of type `T` from it. Returns the value, the source for findings, and all errors in
+/// the order of the text.
 ///
-/// The value is absent if the text cannot be parsed, or not even a part of the value can be read.
+/// If there are errors, the value may still be `Some`: it has the parts that could be read, so that they can be checked
+/// too. It is `None` if the text cannot be parsed, or if a required part is missing. `name` is the name of the file in
+/// reports.
 pub(crate) fn read<T: FromNode>(name: &str, text: &str, format: Format) -> (Option<T>, Arc<Source>, Vec<Finding>) {
     let parsed = match format {
         Format::Toml => toml::parse(text),

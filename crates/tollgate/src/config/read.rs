@@ -1,11 +1,12 @@
 //! Reads typed values from a tree, and collects every error on the way.
 //!
 //! A type that implements [`FromNode`] reads itself from a node. A value that cannot be read is noted, and reading
-//! continues with the next one, so that one attempt reports all errors of a file. Messages name types ("a string"), never
-//! values: a value may be a secret.
+//! continues with the next one, so that one attempt reports all errors of a file. Messages name types ("a string"),
+//! never values: a value may be a secret.
 //!
 //! The reader also collects what reports may quote: the names of known fields, and the values of fields that hold no
-//! secret. Everything else stays masked (see [`mask`](super::mask)): secrets, unknown fields with their values, comments.
+//! secret. Everything else stays masked (see [`mask`](super::mask)): secrets, unknown fields with their values,
+//! comments.
 
 use std::collections::BTreeMap;
 
@@ -16,43 +17,47 @@ use crate::identity::suggest::nearest;
 
 /// A type that can be read from a node of a tree.
 pub(crate) trait FromNode: Sized {
-    /// Reads the value. Returns `None` if it cannot be read, after noting why.
+    /// Reads the value from a node. If it cannot be read, adds an error to the reader and returns `None`.
+    ///
+    /// A value may be returned although a part of it has an error: that part has its default, and the reader has the
+    /// error.
     fn from_node(node: &Node, reader: &mut Reader<'_>) -> Option<Self>;
 
-    /// Returns the value of a field that is absent from its table, or `None` if the field is required.
+    /// Returns the value for a field that is absent from its table. Defaults to `None`: the field is required.
     fn absent() -> Option<Self> {
         None
     }
 }
 
-/// A type whose values are written as one of a few names.
+/// An enum whose values are written in the file as one of a few names.
 pub(crate) trait Named: Clone + 'static {
     /// The names, each with its value.
     const NAMES: &'static [(&'static str, Self)];
 
-    /// Returns the value of an absent field, or `None` if the field is required.
+    /// Returns the value for a field that is absent from its table. Defaults to `None`: the field is required.
     fn absent() -> Option<Self> {
         None
     }
 
-    /// Returns the names, separated by commas.
+    /// Returns all names, separated by commas, for messages.
     fn names() -> String {
         Self::NAMES.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", ")
     }
 }
 
-/// The errors found so far in a file, and what reports may quote of it.
+/// Collects the errors of a file while it is read, and the places that reports may quote.
 pub(crate) struct Reader<'t> {
     text: &'t str,
     errors: Vec<Finding>,
     shown: Vec<Span>,
 }
 
-/// A table that is being read.
+/// A table whose fields are being read, returned by [`Reader::table`].
 pub(crate) struct Fields<'n> {
     entries: &'n [Entry],
     span: Span,
-    /// The known fields that unknown ones resemble. They are not reported as missing.
+    /// The known fields that are similar to an unknown one. They are probably misspelt, so they are not reported as
+    /// missing.
     misspelt: Vec<&'static str>,
 }
 
@@ -62,12 +67,13 @@ impl<'t> Reader<'t> {
         Reader { text, errors: Vec::new(), shown: Vec::new() }
     }
 
-    /// Returns the errors, and the places that reports may quote.
+    /// Returns the errors in the order in which they were found, and the spans that reports may quote.
     pub(crate) fn finish(self) -> (Vec<Finding>, Vec<Span>) {
         (self.errors, self.shown)
     }
 
-    /// Notes that a node has another type than expected. Returns `None`, for the caller to return.
+    /// Adds the error that a node does not have the type `expected`, such as `a string`. Returns `None`, for the caller
+    /// to return.
     pub(crate) fn wrong_type<T>(&mut self, node: &Node, expected: &str) -> Option<T> {
         let message = format!("expected {expected}, found {}", node.value.kind());
         let finding = Finding::new(Code::WrongType, message).at(node.span);
@@ -79,13 +85,19 @@ impl<'t> Reader<'t> {
         None
     }
 
-    /// Notes that a node has the right type and a value that is not accepted. Returns `None`, for the caller to return.
+    /// Adds an error about the value of a node that has the right type. Returns `None`, for the caller to return.
+    ///
+    /// `message` must not contain a value that may be secret.
     pub(crate) fn invalid<T>(&mut self, node: &Node, message: String) -> Option<T> {
         self.errors.push(Finding::new(Code::InvalidValue, message).at(node.span));
         None
     }
 
-    /// Lets reports quote a value, if it is not a list or a table.
+    /// Allows reports to quote the value of a node. Does nothing for a list or a table, whose entries are allowed one
+    /// by one.
+    ///
+    /// Of a text with `:` before its last `@`, only the scheme and the part from the `@` are allowed: it may contain a
+    /// password.
     pub(crate) fn show(&mut self, node: &Node) {
         match &node.value {
             Value::List(_) | Value::Table(_) => {}
@@ -94,7 +106,7 @@ impl<'t> Reader<'t> {
         }
     }
 
-    /// Lets reports quote a text, except a user and a password in it, as in `redis://user:password@host`.
+    /// Allows reports to quote a text, except a user and a password in it, as in `redis://user:password@host`.
     fn show_text(&mut self, span: Span, text: &str) {
         match text.rsplit_once('@') {
             Some((before, _)) if before.contains(':') => self.show_host(span),
@@ -102,12 +114,14 @@ impl<'t> Reader<'t> {
         }
     }
 
-    /// Lets reports quote a store's URL, except everything before its last `@` other than the scheme.
+    /// Allows reports to quote a store's URL. If it contains an `@`, only the scheme and the part from the last `@` are
+    /// allowed.
     pub(crate) fn show_url(&mut self, span: Span, url: &str) {
         if url.contains('@') { self.show_host(span) } else { self.shown.push(span) }
     }
 
-    /// Lets reports quote the scheme, and the host with what follows it.
+    /// Allows reports to quote the scheme of a URL, and the part from its last `@`. Nothing if the `@` is written as an
+    /// escape.
     fn show_host(&mut self, span: Span) {
         let written = self.text.get(span.start..span.end).unwrap_or_default();
         // Without an `@` it is written with escapes: nothing is shown.
@@ -119,10 +133,11 @@ impl<'t> Reader<'t> {
         self.shown.push(Span::new(span.start + at, span.end));
     }
 
-    /// Starts to read a table. Notes its unknown fields, and returns `None` if the node is not a table.
+    /// Returns the fields of a table, to be read by [`Reader::field`]. Adds an error for each field that is not in
+    /// `known`.
     ///
-    /// The name of an unknown field is quoted only if it resembles a known one, and its value never: a secret may stand in
-    /// either place.
+    /// If the node is not a table, adds an error and returns `None`. Reports quote the name of an unknown field only if
+    /// it is similar to a known one, and its value never: both may be secret.
     pub(crate) fn table<'n>(&mut self, node: &'n Node, known: &[&'static str]) -> Option<Fields<'n>> {
         let Value::Table(entries) = &node.value else { return self.wrong_type(node, "a table") };
         let written = self.text.get(node.span.start..node.span.end).unwrap_or_default();
@@ -151,7 +166,10 @@ impl<'t> Reader<'t> {
         Some(Fields { entries, span: node.span, misspelt })
     }
 
-    /// Reads a field of a table. A field that is absent or cannot be read has the value `absent`; `None` if it is required.
+    /// Reads the field `name` of a table. Returns `absent` if the table does not have it, or if it cannot be read.
+    ///
+    /// If `absent` is `None`, the field is required: adds an error if the table does not have it. A value that cannot
+    /// be read adds its own error.
     pub(crate) fn field<T: FromNode>(
         &mut self,
         fields: &Fields<'_>,
@@ -168,14 +186,14 @@ impl<'t> Reader<'t> {
         absent
     }
 
-    /// Reads a value. Returns `None` if any part of it has an error.
+    /// Reads a value. Returns `None` if any part of it has an error, which is added to the reader.
     pub(crate) fn whole<T: FromNode>(&mut self, node: &Node) -> Option<T> {
         let before = self.errors.len();
         let value = T::from_node(node, self);
         value.filter(|_| self.errors.len() == before)
     }
 
-    /// Reads all values of a list. Returns `None` if any of them has an error.
+    /// Reads all values of a list, also after an error. Returns `None` if any of them has an error.
     pub(crate) fn all<T: FromNode>(&mut self, nodes: &[Node]) -> Option<Vec<T>> {
         let values: Vec<Option<T>> = nodes.iter().map(|node| self.whole(node)).collect();
         values.into_iter().collect()
@@ -271,7 +289,7 @@ impl<T: FromNode> FromNode for Vec<T> {
     }
 }
 
-/// Entries with errors are left out.
+/// Reads a table with free names. Entries with errors are noted and left out.
 impl<T: FromNode> FromNode for BTreeMap<Spanned<String>, T> {
     fn from_node(node: &Node, reader: &mut Reader<'_>) -> Option<Self> {
         let Value::Table(entries) = &node.value else { return reader.wrong_type(node, "a table") };
@@ -302,8 +320,8 @@ impl<T: FromNode> FromNode for Spanned<T> {
 
 /// Implements [`FromNode`] for tables, given the names of their fields.
 ///
-/// A field is required if it is marked so or its type has no value for an absent field. A table may be absent if none of its
-/// fields is required.
+/// A field is required if it is marked so or its type has no value for an absent field. A table may be absent if none
+/// of its fields is required.
 macro_rules! tables {
     (@name $field:ident) => { stringify!($field) };
     (@name $field:ident $name:literal) => { $name };

@@ -1,10 +1,10 @@
 //! Checks whether a configuration may replace the active one.
 //!
-//! **Problem.** A file that is read while it is being written, or that was truncated by a full disk or a killed deploy, is
-//! usually still valid, with fewer rules. The limits of the missing rules are off, and nothing else looks wrong.
+//! **Problem.** A file that is read while it is being written, or that was truncated by a full disk or a killed deploy,
+//! is usually still valid, with fewer rules. The limits of the missing rules are off, and nothing else looks wrong.
 //!
-//! **Idea.** A reload can compare the file with the active configuration. The reload fails, and the active configuration
-//! stays, if
+//! **Idea.** A reload can compare the file with the active configuration. The reload fails, and the active
+//! configuration stays, if
 //!
 //! 1. the file is empty and the active one is not;
 //! 2. the file has no rules (no keys), the active one has some, and the file does not contain `rules = []` (`keys = []`);
@@ -12,9 +12,9 @@
 //! 4. the active one has `expect`, and the file (the keys file) is only the beginning of it; or
 //! 5. a secret that is read from a file is only the beginning of the active one.
 //!
-//! Everything else that is removed is named in a warning. Condition 3 makes `expect` effective wherever it is in the file: a
-//! file that is truncated before it has none, and one that is truncated after it has fewer rules than expected. Condition 4
-//! covers a truncation inside the last rule, after its required fields.
+//! Everything else that is removed is named in a warning. Condition 3 makes `expect` effective wherever it is in the
+//! file: a file that is truncated before it has none, and one that is truncated after it has fewer rules than expected.
+//! Condition 4 covers a truncation inside the last rule, after its required fields.
 
 use super::changes::{Changes, PartKind};
 use super::finding::{Code, Finding, Report};
@@ -25,16 +25,18 @@ use super::types::Expect;
 const NAMES_MAX: usize = 10;
 
 impl Loaded {
-    /// Checks that this configuration may replace `running`. Sets its changes, and adds warnings about removed parts.
+    /// Returns this configuration as one that may replace the active configuration `running`.
+    ///
+    /// Sets [`Loaded::changes`], and puts warnings about removed parts and a missing newline before the other findings.
     ///
     /// # Errors
-    /// If the file may be truncated.
-    pub(crate) fn replacing(mut self, running: &Loaded) -> Result<Loaded, Report> {
+    /// If the file, its keys file or a secret file may be truncated. The report has all findings.
+    pub(crate) fn as_replacement_of(mut self, running: &Loaded) -> Result<Loaded, Report> {
         self.changes = Changes::between(running, &self);
         let errors = errors(&self, running);
         let is_refused = !errors.is_empty();
         let findings = if is_refused { errors } else { warnings(&self, running) };
-        let findings = findings.into_iter().map(|finding| finding.of(&self.source));
+        let findings = findings.into_iter().map(|finding| finding.with_source(&self.source));
         self.findings.splice(0..0, findings);
         match is_refused {
             true => Err(Report::new(self.source.name(), self.findings)),
@@ -124,12 +126,12 @@ fn warnings(loaded: &Loaded, running: &Loaded) -> Vec<Finding> {
     findings
 }
 
-/// Returns whether a text is a beginning of another one, and neither empty nor all of it.
+/// Returns whether `text` is a beginning of `of` that is neither empty nor all of it.
 fn is_beginning(text: &str, of: &str) -> bool {
     !text.is_empty() && text.len() < of.len() && of.starts_with(text)
 }
 
-/// Formats a count, such as `1 rule` or `2 rules`.
+/// Formats a count and its noun, such as `1 rule` or `2 rules`.
 fn counted(count: usize, noun: &str) -> String {
     format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
 }

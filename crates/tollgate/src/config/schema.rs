@@ -16,13 +16,13 @@ use crate::identity::{ApiKeys, Rotate};
 use crate::rules::{Charge, Mode};
 
 impl Config {
-    /// Returns the JSON schema of a configuration file, for editors.
+    /// Returns the JSON schema of a configuration file, by which editors complete and check it.
     pub fn schema() -> Schema {
         schemars::schema_for!(Config)
     }
 }
 
-/// A schema has no places.
+/// The schema of the value: spans are not part of a file.
 impl<T: JsonSchema> JsonSchema for Spanned<T> {
     fn inline_schema() -> bool {
         T::inline_schema()
@@ -144,13 +144,13 @@ impl JsonSchema for AnonymizeEntry {
     }
 }
 
-/// Returns the schema of a type with names.
+/// Returns the schema of an enum that is written as one of a few names.
 fn named<T: Named>() -> Schema {
     let names: Vec<&str> = T::NAMES.iter().map(|(name, _)| *name).collect();
     json_schema!({ "type": "string", "enum": names })
 }
 
-/// Returns the schema of an algorithm, whose type is in another crate.
+/// Returns the schema of [`Algorithm`](tollgate_core::Algorithm), whose crate does not implement [`JsonSchema`].
 pub(super) fn algorithm(_: &mut SchemaGenerator) -> Schema {
     named::<tollgate_core::Algorithm>()
 }

@@ -1,4 +1,4 @@
-//! A file as reports quote it, or the names of values that were set in code.
+//! The text to which findings refer: a file as reports quote it, or the names of values that were set in code.
 
 use std::fmt;
 
@@ -7,44 +7,53 @@ use miette::{MietteError, MietteSpanContents, SourceCode, SourceSpan, SpanConten
 use super::forms::Secret;
 use super::span::Span;
 
-/// The name of a file, its text, and what reports may quote of it; or, for a configuration that was built in code, the names
-/// of its values.
+/// The origin of a configuration, to which the spans of its findings refer.
+///
+/// Either a file, with its name, its text and a masked copy for reports; or a configuration that was built in code,
+/// with the names of its values, such as `store`.
 pub(crate) struct Source {
     name: String,
     text: Secret,
-    /// The text with its secrets masked, byte for byte. `None` if no part of the text may be quoted.
+    /// The text with its secrets masked, of the same length. `None` if no part of the text may be quoted.
     masked: Option<String>,
     /// The name of the value whose span starts at this index. Empty for a file.
     values: Vec<String>,
 }
 
 impl Source {
-    /// Creates the source of a file that was parsed: reports quote `masked`.
+    /// Creates the source of a file that was parsed. Reports quote `masked`, in which every byte has the position that
+    /// it has in `text`.
     pub(crate) fn masked(name: &str, text: &str, masked: String) -> Source {
         Source { masked: Some(masked), ..Source::unquoted(name, text) }
     }
 
-    /// Creates the source of a file that could not be parsed: reports give lines and columns and quote nothing.
+    /// Creates the source of a file that could not be parsed. Reports give lines and columns, and quote nothing.
     pub(crate) fn unquoted(name: &str, text: &str) -> Source {
         Source { name: name.to_owned(), text: Secret::new(text), masked: None, values: Vec::new() }
     }
 
-    /// Creates the source of a configuration that was built in code. The span of a value is its index in `values`.
+    /// Creates the source of a configuration that was built in code, for which reports use `name`.
+    ///
+    /// The span of a value starts at the index of its name in `values`.
     pub(crate) fn of_values(name: &str, values: Vec<String>) -> Source {
         Source { values, ..Source::unquoted(name, "") }
     }
 
-    /// Returns the name of the value with this span, or `None` if this is a file or the span is unknown.
+    /// Returns the name of the value that was built in code and has this span. Returns `None` for a file or an unknown
+    /// span.
     pub(crate) fn value(&self, span: Span) -> Option<&str> {
         self.values.get(span.start).filter(|_| !span.is_unknown()).map(String::as_str)
     }
 
-    /// Returns whether reports may quote the text.
+    /// Returns whether reports may quote the masked text: it is a file that was parsed.
     pub(crate) fn is_quoted(&self) -> bool {
         self.masked.is_some()
     }
 
-    /// Returns the span itself, or the nearest character that can be underlined if the span is empty.
+    /// Returns a span that can be underlined: `span` itself, or one character if `span` is empty.
+    ///
+    /// The character is the one at `span.start`; if that is white space or beyond the end, the last one before it that
+    /// is not white space. If the text is empty, `span` is returned.
     pub(crate) fn visible(&self, span: Span) -> Span {
         let text = self.text.reveal();
         if span.end > span.start || text.is_empty() {
@@ -57,17 +66,19 @@ impl Source {
         Span::new(at, text.ceil_char_boundary(at + 1))
     }
 
-    /// Returns the name of the file.
+    /// Returns the name of the file, or that of a configuration built in code.
     pub(crate) fn name(&self) -> &str {
         &self.name
     }
 
-    /// Returns the text. It may contain secrets.
+    /// Returns the text of the file with its secrets. It is empty for a configuration built in code.
     pub(crate) fn text(&self) -> &str {
         self.text.reveal()
     }
 
-    /// Returns line and column of a byte, both from 1. Columns count characters.
+    /// Returns the line and the column of the byte at offset `at`, both counted from 1. Columns count characters.
+    ///
+    /// An offset beyond the end is treated as the end of the text.
     pub(crate) fn line_and_column(&self, at: usize) -> (usize, usize) {
         let text = self.text.reveal().as_bytes();
         let before = &text[..at.min(text.len())];
@@ -76,12 +87,14 @@ impl Source {
         (line, String::from_utf8_lossy(&before[line_start..]).chars().count() + 1)
     }
 
-    /// Returns the place of a part of a string value: exact if the value is written without escapes, else the whole value.
+    /// Returns the span in the file of a part of a string value. `part` is a range of bytes in `value`.
+    ///
+    /// Returns `value_span`, the span of the whole value, if the value is empty or written with escapes. For an empty
+    /// part, returns the character after it, or the last one of the value.
     pub(crate) fn inside(&self, value_span: Span, value: &str, part: std::ops::Range<usize>) -> Span {
         let written = self.text.reveal().get(value_span.start..value_span.end).unwrap_or_default();
         let Some(at) = written.find(value).filter(|_| !value.is_empty()) else { return value_span };
         let start = value_span.start + at;
-        // An empty part is where something is missing: the character before it is underlined.
         let end = start + part.end.max(part.start + 1).min(value.len());
         Span::new((start + part.start).min(end.saturating_sub(1)), end)
     }

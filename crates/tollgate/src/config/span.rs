@@ -2,22 +2,22 @@
 
 use std::ops::Deref;
 
-/// A range of bytes in a file. Empty at 0 if the place is unknown.
+/// A range of bytes in a file. The default, `0..0`, means that the place is unknown.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct Span {
-    /// The first byte.
+    /// The offset of the first byte.
     pub start: usize,
-    /// The byte after the last.
+    /// The offset after the last byte.
     pub end: usize,
 }
 
 impl Span {
-    /// Creates a span of the bytes from `start` up to, and without, `end`.
+    /// Creates the span of the bytes `start..end`.
     pub const fn new(start: usize, end: usize) -> Span {
         Span { start, end }
     }
 
-    /// Returns whether the place is unknown.
+    /// Returns whether the place is unknown: the span ends at 0.
     pub const fn is_unknown(&self) -> bool {
         self.end == 0
     }
@@ -29,9 +29,9 @@ impl From<Span> for miette::SourceSpan {
     }
 }
 
-/// A value and its place in the file. A value that was made in code has an unknown place.
+/// A value and its span in the file. The span of a value that was converted with `into` is unknown.
 ///
-/// Equality and order are those of the values.
+/// Equality and order are those of the values alone.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Spanned<T> {
     value: T,
@@ -39,12 +39,12 @@ pub(crate) struct Spanned<T> {
 }
 
 impl<T> Spanned<T> {
-    /// Creates a value with its place.
+    /// Creates a value with its span.
     pub(crate) const fn new(value: T, span: Span) -> Spanned<T> {
         Spanned { value, span }
     }
 
-    /// Returns the place in the file.
+    /// Returns the span in the file, which may be unknown.
     pub(crate) const fn span(&self) -> Span {
         self.span
     }

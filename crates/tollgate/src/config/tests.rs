@@ -7,7 +7,7 @@ mod values;
 
 use super::{Code, Finding, Format, Loaded, Loader, Report};
 
-/// Loads a TOML text as it would be loaded in a world without environment and files.
+/// Loads a TOML text, without environment variables and files.
 fn load(text: &str) -> Result<Loaded, Report> {
     loader().load_text("tollgate.toml", text, Format::Toml)
 }
@@ -20,7 +20,7 @@ fn loader() -> Loader {
     Loader::new().environment(|_| None).directory("/nonexistent")
 }
 
-/// Everything that is found in a text, used or not.
+/// Returns the findings about a text, whether or not it can be used.
 fn findings(text: &str) -> Vec<Finding> {
     match load(text) {
         Ok(loaded) => loaded.findings,
@@ -32,7 +32,7 @@ fn codes(text: &str) -> Vec<Code> {
     findings(text).iter().map(Finding::code).collect()
 }
 
-/// The part of the text that a finding underlines.
+/// Returns the part of the text that a finding underlines.
 fn underlined<'t>(text: &'t str, finding: &Finding) -> &'t str {
     finding.span().map_or("", |span| &text[span.start..span.end])
 }

@@ -6,10 +6,11 @@ use toml::de::{DeInteger, DeTable, DeValue};
 use super::span::Span;
 use super::tree::{DEPTH_MAX, Entry, Node, SyntaxError, Value};
 
-/// Parses a TOML text.
+/// Parses a TOML text. Returns its root, which is a table.
 ///
 /// # Errors
-/// All syntax errors.
+/// Returns all syntax errors; or, if there are none, the first number that does not fit into 64 bits or value that is
+/// nested deeper than [`DEPTH_MAX`].
 pub(crate) fn parse(text: &str) -> Result<Node, Vec<SyntaxError>> {
     let (table, errors) = DeTable::parse_recoverable(text);
     if !errors.is_empty() {

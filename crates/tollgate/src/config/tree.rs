@@ -7,22 +7,23 @@
 //! ```
 //!
 //! Both formats have a serde deserializer of their own, but each reports places in its own way, loses them in its own
-//! cases, and stops at the first error. With one tree there is one reader, one kind of error, and one place that decides
-//! which values are secret.
+//! cases, and stops at the first error. With one tree there is one reader, one kind of error, and one place that
+//! decides which values are secret.
 
 use super::span::Span;
 
-/// The maximum depth of a file. A configuration needs six levels.
+/// The maximum number of nested lists and tables in a file. A configuration needs six levels.
 pub(crate) const DEPTH_MAX: usize = 32;
 
-/// A value and its place.
+/// A value of a file, and its span.
 #[derive(Clone, Debug)]
 pub(crate) struct Node {
     pub(crate) span: Span,
     pub(crate) value: Value,
 }
 
-/// A value of a file. TOML has no `Null`. No field takes a fraction, so its value is not kept.
+/// A value of a file, without its span. Only YAML has `Null`. The value of a `Float` is not kept, because no field
+/// takes one.
 #[derive(Clone, Debug)]
 pub(crate) enum Value {
     #[cfg_attr(not(feature = "yaml"), allow(dead_code))]
@@ -35,7 +36,7 @@ pub(crate) enum Value {
     Table(Vec<Entry>),
 }
 
-/// A field of a table.
+/// A field of a table: its name, the span of the name, and its value.
 #[derive(Clone, Debug)]
 pub(crate) struct Entry {
     pub(crate) key: String,
@@ -43,7 +44,8 @@ pub(crate) struct Entry {
     pub(crate) node: Node,
 }
 
-/// An error of a text that is not valid TOML or YAML. The message contains nothing of the text.
+/// The error of a text that is not valid TOML or YAML. The message contains no value of the text, which may be a
+/// secret.
 #[derive(Clone, Debug)]
 pub(crate) struct SyntaxError {
     pub(crate) message: String,
@@ -51,7 +53,7 @@ pub(crate) struct SyntaxError {
 }
 
 impl Value {
-    /// Returns the type, as messages call it.
+    /// Returns the type of the value for messages, such as `a string`.
     pub(crate) const fn kind(&self) -> &'static str {
         match self {
             Value::Null => "nothing",

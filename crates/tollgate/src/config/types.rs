@@ -1,7 +1,7 @@
-//! The tables of a configuration file. Their values may still be invalid: compiling them finds out.
+//! The tables of a configuration file, as written: their values are checked when they are compiled.
 //!
-//! Strings with a grammar of their own (limits, times, networks, patterns) stay strings here, so that all invalid ones are
-//! reported together, by the step that compiles them.
+//! Strings with a grammar of their own (limits, times, networks, patterns) stay strings here, so that all invalid ones
+//! are reported together, by the step that compiles them.
 
 use std::collections::BTreeMap;
 
@@ -15,33 +15,39 @@ use crate::failure::OnFailure;
 use crate::identity::{ApiKeys, Rotate};
 use crate::rules::{Charge, Mode};
 
-/// A configuration: of a file, which is the same for the layer and the server, or made in code.
+/// The settings, plans, keys and rules of a configuration file, as written. The layer and the server use the same
+/// files.
+///
+/// A file is loaded by `Config::load` or a `Loader`, which check and compile it.
 #[derive(Clone, PartialEq, Debug, Default)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema), schemars(default, deny_unknown_fields))]
 #[cfg_attr(feature = "schema", schemars(title = "Tollgate configuration"))]
 pub struct Config {
-    /// The number of rules and keys. A file with another number of them, for example because it was cut off, is rejected.
+    /// The number of rules and keys. A file with another number of them, for example because it was truncated, is
+    /// rejected.
     pub(crate) expect: Option<Spanned<Expect>>,
     /// The store of the counters: `memory`, or a `redis://` or `rediss://` URL.
     pub(crate) store: Option<Spanned<StoreUrl>>,
     /// The prefix of every key in the store. Defaults to `tollgate`.
     pub(crate) prefix: Option<Spanned<String>>,
-    /// The number of instances that share the quotas while the store is unavailable.
+    /// The number of instances that share the quotas while the store is unavailable. Defaults to 1.
     pub(crate) instances: Option<Spanned<u32>>,
     /// The deadline for a decision of the store. Defaults to `25ms`.
     pub(crate) deadline: Option<Spanned<String>>,
-    /// The decision while the store is unavailable. Defaults to `local`.
+    /// How requests are decided while the store is unavailable: `local`, `allow` or `deny`. Defaults to `local`.
     pub(crate) on_failure: OnFailure,
     /// The header fields that report the limits. Defaults to `x` and `ietf`.
     pub(crate) headers: Option<Spanned<Vec<Style>>>,
-    /// Whether browsers may read those headers (`Access-Control-Expose-Headers`).
+    /// Whether browsers may read the header fields that report the limits (`Access-Control-Expose-Headers`). Defaults
+    /// to no.
     pub(crate) expose_headers: bool,
-    /// Whether every rule is in shadow mode: counted, and nothing denied.
+    /// Whether every enforced rule is in shadow mode instead: it counts and denies nothing. Defaults to no.
     pub(crate) shadow: Spanned<bool>,
-    /// Whether limiting is off altogether.
+    /// Whether nothing is limited and no ban applies. Defaults to no.
     pub(crate) kill_switch: Spanned<bool>,
 
-    /// The maximum length of a path in bytes, without its query; a request with a longer one is rejected with 414. Defaults to 8192.
+    /// The maximum length of a path in bytes, without its query; a request with a longer one is rejected with 414.
+    /// Defaults to 8192.
     pub(crate) path_bytes_max: Option<Spanned<u32>>,
     /// Headers in which a request may name another method, which rules then match as well as its own, such as
     /// `x-http-method-override`. Defaults to none.
@@ -49,7 +55,7 @@ pub struct Config {
 
     /// Networks of the proxies that may report the client's address. Defaults to none.
     pub(crate) trusted_proxies: OneOrMany<Spanned<String>>,
-    /// The header in which they report it. Defaults to `x-forwarded-for`.
+    /// The header in which trusted proxies report the client's address. Defaults to `x-forwarded-for`.
     pub(crate) forwarding_header: Option<Spanned<String>>,
     /// The number of bits of an IPv6 address that identify a client. Defaults to 64.
     pub(crate) ipv6_prefix: Option<Spanned<u8>>,
@@ -57,9 +63,9 @@ pub struct Config {
     pub(crate) api_key_header: Option<Spanned<String>>,
     /// The API keys that identify a caller: those that are listed (`known`) or all (`any`). Defaults to `known`.
     pub(crate) api_keys: ApiKeys,
-    /// Whether addresses and keys are stored as pseudonyms.
+    /// Whether addresses and keys are stored as pseudonyms: `true`, `false` or a table. Defaults to `false`.
     pub(crate) anonymize: Spanned<AnonymizeEntry>,
-    /// How users' tokens are verified.
+    /// The settings by which users' tokens (JWT) are verified. Without them, tokens are ignored.
     pub(crate) jwt: Option<Spanned<Jwt>>,
 
     /// Requests that are never limited.
@@ -72,27 +78,28 @@ pub struct Config {
     pub(crate) keys: OptionalList<Spanned<ApiKeyTable>>,
     /// A file with more keys, as a list `keys`. A relative name is relative to this file.
     pub(crate) keys_file: Option<Spanned<String>>,
-    /// Where else a caller's plan comes from.
+    /// Further sources of a caller's plan: its address, a header, a Redis hash.
     pub(crate) plan_sources: PlanSources,
     /// Which requests are limited, and how. A reload without any rules fails unless the file has `rules = []`.
     pub(crate) rules: OptionalList<Spanned<RuleTable>>,
 }
 
-/// The expected number of rules and keys. A number that is absent is not checked.
+/// The expected number of rules and keys. Another number is an error; a number that is absent is not checked.
 #[derive(Clone, PartialEq, Debug, Default)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema), schemars(default, deny_unknown_fields))]
 pub(crate) struct Expect {
     /// The number of rules.
     pub(crate) rules: Option<Spanned<u32>>,
-    /// The number of keys, with those of the keys file.
+    /// The number of keys, including those of the keys file.
     pub(crate) keys: Option<Spanned<u32>>,
 }
 
-/// A rule: which requests, counted by which subject, against which limits.
+/// A rule: which requests it matches, by which subject they are counted, and against which limits.
 #[derive(Clone, PartialEq, Debug)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema), schemars(deny_unknown_fields))]
 pub(crate) struct RuleTable {
-    /// The name. It is used in metrics and logs and is part of the counters' keys, so a renamed rule starts with new counters.
+    /// The name. It is used in metrics and logs and is part of the counters' keys, so a renamed rule starts with new
+    /// counters.
     pub(crate) name: Spanned<String>,
     /// Which requests the rule matches. Defaults to all.
     #[cfg_attr(feature = "schema", schemars(default, rename = "match"))]
@@ -104,7 +111,7 @@ pub(crate) struct RuleTable {
     /// Whether the rule denies (`enforce`), only counts (`shadow`), or is ignored (`off`). Defaults to `enforce`.
     #[cfg_attr(feature = "schema", schemars(default))]
     pub(crate) mode: Mode,
-    /// The decision of this rule while the store is unavailable. Defaults to the `on_failure` of the file.
+    /// How this rule decides while the store is unavailable. Defaults to the `on_failure` of the file.
     pub(crate) on_failure: Option<OnFailure>,
     /// Which requests are charged, by their outcome. Defaults to `always`.
     #[cfg_attr(feature = "schema", schemars(default))]
@@ -119,7 +126,7 @@ pub(crate) struct RuleTable {
     pub(crate) store: Option<Spanned<RuleStore>>,
 }
 
-/// Which requests a rule matches: those that meet all conditions. A condition that is absent is met by all.
+/// The conditions of a rule. A request matches if it meets all of them; one that is absent is met by every request.
 #[derive(Clone, PartialEq, Debug, Default)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema), schemars(default, deny_unknown_fields))]
 pub(crate) struct MatchTable {
@@ -133,7 +140,7 @@ pub(crate) struct MatchTable {
     pub(crate) headers: BTreeMap<Spanned<String>, HeaderTest>,
 }
 
-/// A limit as a table: either `limit`, or `quota` and `window` with their options.
+/// A limit, written as a table: either `limit` alone, or `quota` and `window` with their options; and a name.
 #[derive(Clone, PartialEq, Debug, Default)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema), schemars(default, deny_unknown_fields))]
 pub(crate) struct LimitTable {
@@ -152,21 +159,21 @@ pub(crate) struct LimitTable {
     pub(crate) burst: Option<Spanned<u64>>,
     /// The number of units that may wait in a `leaky-bucket`.
     pub(crate) queue: Option<Spanned<u64>>,
-    /// Whether denied requests are charged too.
+    /// Whether denied requests are charged too. Defaults to no.
     pub(crate) count_denied: Option<Spanned<bool>>,
 }
 
-/// A plan: a named set of limits for callers.
+/// A plan: the limits of its callers in rules with `limits = "plan"`.
 #[derive(Clone, PartialEq, Debug)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema), schemars(deny_unknown_fields))]
 pub(crate) struct PlanTable {
     /// The limits.
     pub(crate) limits: Spanned<OneOrMany<Spanned<LimitEntry>>>,
-    /// Where a refused client can get a larger plan.
+    /// The URL at which a refused client can get a larger plan.
     pub(crate) upgrade_url: Option<Spanned<String>>,
 }
 
-/// An API key, given by either `key` or `sha256`.
+/// An API key, given by exactly one of `key` and `sha256`, and the plan or the limits of its owner.
 #[derive(Clone, PartialEq, Debug, Default)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema), schemars(default, deny_unknown_fields))]
 pub(crate) struct ApiKeyTable {
@@ -174,21 +181,21 @@ pub(crate) struct ApiKeyTable {
     pub(crate) key: Option<Spanned<Secret>>,
     /// The SHA-256 digest of the key in hexadecimal, so that the file does not contain the key.
     pub(crate) sha256: Option<Spanned<Secret>>,
-    /// A name for people.
+    /// The name of the key's owner, for reports and explanations.
     pub(crate) name: Option<String>,
     /// The plan. Defaults to `default`.
     pub(crate) plan: Option<Spanned<String>>,
-    /// Limits of this key, instead of the plan's.
+    /// The limits of this key, instead of those of its plan.
     pub(crate) limits: Option<Spanned<OneOrMany<Spanned<LimitEntry>>>>,
     /// Whether requests with this key are never limited.
     pub(crate) exempt: bool,
 }
 
-/// Where a caller's plan comes from, besides the keys and the token's claim.
+/// Sources of a caller's plan, besides the API keys and the token's claim.
 #[derive(Clone, PartialEq, Debug, Default)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema), schemars(default, deny_unknown_fields))]
 pub(crate) struct PlanSources {
-    /// Plans by address.
+    /// Plans by address. The first entry with the client's address counts.
     pub(crate) addresses: Vec<AddressPlan>,
     /// A header that names the plan. Ignored unless a trusted proxy sent the request.
     pub(crate) header: Option<Spanned<String>>,
@@ -207,7 +214,7 @@ pub(crate) struct AddressPlan {
     pub(crate) plan: Spanned<String>,
 }
 
-/// How users' tokens (JWT) are verified.
+/// The settings by which users' tokens (JWT) are verified. The key is given in exactly one of three fields.
 #[derive(Clone, PartialEq, Debug)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema), schemars(deny_unknown_fields))]
 pub(crate) struct Jwt {
@@ -215,9 +222,9 @@ pub(crate) struct Jwt {
     pub(crate) algorithm: JwtAlgorithm,
     /// The secret (HS256) or the public key as PEM (RS256, ES256).
     pub(crate) key: Option<Spanned<Secret>>,
-    /// The environment variable that holds the key.
+    /// The name of the environment variable that holds the key.
     pub(crate) key_env: Option<Spanned<Secret>>,
-    /// The file that holds the key.
+    /// The name of the file that holds the key.
     pub(crate) key_file: Option<Spanned<String>>,
     /// The claim that names the plan.
     pub(crate) plan_claim: Option<String>,
@@ -227,21 +234,22 @@ pub(crate) struct Jwt {
     pub(crate) audience: Option<String>,
 }
 
-/// How pseudonyms are made. The secret is given in one of three ways.
+/// The settings of pseudonyms. The secret is given in exactly one of three fields; with counters in memory it is
+/// optional.
 #[derive(Clone, PartialEq, Debug, Default)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema), schemars(default, deny_unknown_fields))]
 pub(crate) struct Anonymize {
     /// The secret that all instances share.
     pub(crate) secret: Option<Spanned<Secret>>,
-    /// The environment variable that holds the secret.
+    /// The name of the environment variable that holds the secret.
     pub(crate) secret_env: Option<Spanned<Secret>>,
-    /// The file that holds the secret.
+    /// The name of the file that holds the secret.
     pub(crate) secret_file: Option<Spanned<String>>,
     /// When the pseudonyms change. Defaults to `daily`.
     pub(crate) rotate: Rotate,
 }
 
-/// Requests that are never limited.
+/// Requests that are never limited: by client address, by API key or by path.
 #[derive(Clone, PartialEq, Debug, Default)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema), schemars(default, deny_unknown_fields))]
 pub(crate) struct Exempt {
@@ -259,35 +267,35 @@ pub(crate) struct Exempt {
 #[derive(Clone, PartialEq, Debug)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema), schemars(deny_unknown_fields))]
 pub(crate) struct BanEntry {
-    /// What is banned.
+    /// The kind of `value`.
     pub(crate) by: BanKind,
     /// The network, the key (or `sha256:` and its digest), or the user.
     pub(crate) value: Spanned<Secret>,
     /// The end of the ban in UTC, such as `2030-01-31T12:00:00Z`. Defaults to no end.
     pub(crate) until: Option<Spanned<String>>,
-    /// The reason, for people.
+    /// The reason, for operators.
     pub(crate) reason: Option<String>,
 }
 
-/// The store of a rule that does not use the store of the file.
+/// The store of a rule, if it is not the store of the file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum RuleStore {
-    /// Process memory, checked before everything else: a shield.
+    /// Process memory. The rule is a shield, which is decided before all other rules.
     Memory,
 }
 
-/// The algorithm of tokens.
+/// The signature algorithm of tokens.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum JwtAlgorithm {
-    /// HMAC with a shared secret.
+    /// HMAC-SHA-256 with a shared secret.
     Hs256,
-    /// RSA.
+    /// RSA with SHA-256.
     Rs256,
-    /// ECDSA on P-256.
+    /// ECDSA with SHA-256 on the curve P-256.
     Es256,
 }
 
-/// The kind of a banned subject.
+/// The kind of subject that is banned.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum BanKind {
     /// A network.
@@ -318,7 +326,7 @@ tables! {
     BanEntry { by, value, until, reason }
 }
 
-/// Implements [`Named`]. A type with `default` may be absent.
+/// Implements [`Named`] for enums. A field of a type that is marked `default` may be absent.
 macro_rules! named {
     (@absent) => {};
     (@absent default) => {

@@ -1,8 +1,8 @@
 //! Parses YAML into a tree.
 //!
-//! The parser reports the place of every scalar, but only the start of a list or a table, so the place of a table is that of
-//! its first field. Only `true` and `false` are booleans; `yes`, `no`, `on` and `off` are strings. Messages of the parser that
-//! may contain a part of the file are replaced, because the part may be a secret.
+//! The parser reports the place of every scalar, but only the start of a list or a table, so the place of a table is
+//! that of its first field. Only `true` and `false` are booleans; `yes`, `no`, `on` and `off` are strings. Messages of
+//! the parser that may contain a part of the file are replaced, because the part may be a secret.
 
 use std::fmt;
 
@@ -12,10 +12,11 @@ use serde_saphyr::{Location, Spanned};
 use super::span::Span;
 use super::tree::{DEPTH_MAX, Entry, Node, SyntaxError, Value};
 
-/// Parses a YAML text. An empty text is an empty table, as in TOML.
+/// Parses a YAML text. Returns its root, which need not be a table. The root of an empty text is an empty table, as in
+/// TOML.
 ///
 /// # Errors
-/// The first syntax error.
+/// Returns one error: the first that the parser finds, or a value that is nested deeper than [`DEPTH_MAX`].
 pub(crate) fn parse(text: &str) -> Result<Node, Vec<SyntaxError>> {
     let options = serde_saphyr::options! {
         strict_booleans: true,

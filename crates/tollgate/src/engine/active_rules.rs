@@ -46,7 +46,7 @@ impl ActiveRules {
     /// Puts rules into use. Rules with a name of `before` continue the counts of that rule.
     pub(super) fn new(rules: RuleSet, before: Option<&ActiveRules>) -> ActiveRules {
         ActiveRules {
-            needs_time: rules.tells_time(),
+            needs_time: rules.depends_on_time(),
             has_shields: rules.rules().iter().any(CompiledRule::is_shield),
             bans_addresses: rules.bans_addresses(),
             bans_callers: rules.bans_callers(),
@@ -106,7 +106,7 @@ impl ActiveRules {
 
     /// Returns the rules that apply to a request. Empty if its path is exempt.
     pub(super) fn match_rules(&self, request: &RequestView<'_>, path: &LazyReadings<'_>) -> Matched<'_> {
-        self.rules.matching_read(request, path)
+        self.rules.matching_with_readings(request, path)
     }
 
     /// Returns whether the caller is exempt from all limits, by its address or its API key.

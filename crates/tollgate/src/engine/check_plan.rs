@@ -290,7 +290,7 @@ impl PlannedLimit {
 
 /// Returns whether no two limits count on one counter. If that holds for one subject, it does for all.
 fn has_distinct_counters(limits: &[PlannedLimit], last_subject: usize) -> bool {
-    let subjects = smallvec::smallvec![SubjectKey::unwritten(); last_subject + 1];
+    let subjects = smallvec::smallvec![SubjectKey::empty(); last_subject + 1];
     let one_subject = RequestContext { subjects, options: RequestOptions::default(), spent: Duration::ZERO };
     let demands: Demands<'_> = limits.iter().map(|limit| limit.demand(&one_subject)).collect();
     Check::new(&demands).is_ok()

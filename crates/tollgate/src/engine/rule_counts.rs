@@ -35,8 +35,8 @@ impl RuleStats {
         self.times(DecisionOutcome::Unavailable)
     }
 
-    fn times(&self, said: DecisionOutcome) -> u64 {
-        self.counts.iter().filter(|cell| cell.said == said).map(|cell| cell.times).sum()
+    fn times(&self, outcome: DecisionOutcome) -> u64 {
+        self.counts.iter().filter(|cell| cell.outcome == outcome).map(|cell| cell.times).sum()
     }
 }
 

@@ -26,9 +26,10 @@ const NODE_BYTES_MAX: usize = 128;
 /// `::ffff:0:0/96`, translated `64:ff9b::/96`, and 6to4 `2002::/16`.
 const EMBEDDING: [(u128, u8); 3] = [(0xffff << 32, 96), (0x0064_ff9b << 96, 96), (0x2002 << 112, 16)];
 
-/// Returns the IPv4 network inside an IPv6 network, as an address and a prefix length, or `None` if there is none.
+/// Returns the IPv4 network whose addresses an IPv6 network contains, as an address and a prefix length of at most 32.
 ///
-/// Bits after the IPv4 address (the subnet and host of a 6to4 site) are dropped.
+/// Returns `None` unless the network is part of `::ffff:0:0/96`, `64:ff9b::/96` or `2002::/16`. Bits after the IPv4
+/// address (the subnet and host of a 6to4 site) are dropped.
 pub(crate) fn embedded_v4_network(network: Ipv6Addr, prefix: u8) -> Option<(Ipv4Addr, u8)> {
     let bits = network.to_bits();
     let is_in = |&&(embedding, before): &&(u128, u8)| prefix >= before && (bits ^ embedding) >> (128 - before) == 0;
@@ -36,7 +37,8 @@ pub(crate) fn embedded_v4_network(network: Ipv6Addr, prefix: u8) -> Option<(Ipv4
     Some((Ipv4Addr::from_bits((bits >> (96 - before)) as u32), (prefix - before).min(32)))
 }
 
-/// Returns the IPv4 address inside an IPv6 address, or `address` itself if there is none.
+/// Returns the IPv4 address that an IPv6 address contains (mapped, translated or 6to4), or `address` itself if it
+/// contains none.
 #[inline]
 pub(crate) fn embedded_v4(address: IpAddr) -> IpAddr {
     match address {
@@ -45,7 +47,8 @@ pub(crate) fn embedded_v4(address: IpAddr) -> IpAddr {
     }
 }
 
-/// The sizes of the networks by which clients are counted. Defaults to /32 for IPv4 and /64 for IPv6.
+/// The prefix lengths to which client addresses are truncated for counting. Defaults to 32 bits for IPv4 and 64 for
+/// IPv6.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct AddressPrefixes {
     v4: u8,
@@ -62,7 +65,7 @@ pub struct PrefixError {
 }
 
 impl AddressPrefixes {
-    /// Creates prefixes of `v4` and `v6` bits.
+    /// Creates prefix lengths: `v4` bits for IPv4 addresses and `v6` bits for IPv6 addresses.
     ///
     /// # Errors
     /// Fails if a length is 0, which would count all clients as one, or above 32 (IPv4) or 128 (IPv6).
@@ -113,16 +116,17 @@ impl Default for AddressPrefixes {
 
 /// The network by which a client is counted, created by [`AddressPrefixes::key`].
 ///
-/// It never contains an IPv4 address in IPv6 form.
+/// A client whose IPv6 address contains an IPv4 address has an IPv4 network.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct AddressKey {
     network: IpAddr,
     prefix: u8,
 }
 
-/// Returns an octet in decimal followed by a dot, and the length of that text.
+/// Returns an octet in decimal followed by a dot, and the length of that text including the dot (2 to 4).
 ///
-/// Computed, because a lookup table would cause cache misses when other code has used the cache in between.
+/// The digits are computed, because a lookup table would cause cache misses when other code has used the cache in
+/// between.
 #[inline]
 fn octet_text(octet: u8) -> ([u8; 4], usize) {
     let zeros = usize::from(octet < 10) + usize::from(octet < 100);
@@ -141,7 +145,7 @@ impl AddressKey {
         self.prefix
     }
 
-    /// Appends the text that `Display` shows.
+    /// Appends the text that `Display` shows to `bytes`.
     ///
     /// Single IPv4 addresses, which are most clients, are written without `fmt`, because this runs on every request.
     pub(super) fn write(&self, bytes: &mut SmallVec<[u8; 64]>) {
@@ -151,7 +155,9 @@ impl AddressKey {
         }
     }
 
-    /// Returns the text that `Display` shows and its length, or `None` if this is not a single IPv4 address.
+    /// Returns the text that `Display` shows, in the first bytes of a buffer, and its length.
+    ///
+    /// Returns `None` if this is not a single IPv4 address. The bytes after the text are meaningless.
     #[inline]
     pub(super) fn single_v4_text(&self) -> Option<([u8; V4_TEXT_BYTES], usize)> {
         let (IpAddr::V4(v4), 32) = (self.network, self.prefix) else { return None };
@@ -179,7 +185,7 @@ impl fmt::Display for AddressKey {
     }
 }
 
-/// Parses an entry of a forwarding header: an address, with or without port, brackets and zone.
+/// Parses an entry of a forwarding header: an IPv4 or IPv6 address, with or without port, brackets and zone.
 ///
 /// IPv4-mapped addresses are returned as IPv4. Returns `None` for everything else, including host names and the
 /// obscured identifiers of RFC 7239 (`unknown`, `_hidden`).
@@ -207,7 +213,9 @@ pub(crate) fn parse_node(entry: &[u8]) -> Option<IpAddr> {
     Some(IpAddr::to_canonical(&address))
 }
 
-/// Parses an IPv6 address and drops its zone, which names an interface of the proxy and says nothing about the client.
+/// Parses an IPv6 address, and ignores a zone after it: that names an interface of the proxy, not of the client.
+///
+/// Returns `None` if the address or the zone is malformed.
 fn parse_v6(text: &str) -> Option<Ipv6Addr> {
     match text.split_once('%') {
         Some((address, zone)) if is_zone(zone) => address.parse().ok(),
@@ -216,7 +224,7 @@ fn parse_v6(text: &str) -> Option<Ipv6Addr> {
     }
 }
 
-/// Returns whether this is a zone: `eth0`, or `25eth0` if the percent sign was escaped itself (RFC 6874).
+/// Returns whether this is a zone without its `%`: `eth0`, or `25eth0` if the percent sign was escaped (RFC 6874).
 fn is_zone(zone: &str) -> bool {
     !zone.is_empty() && zone.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte))
 }

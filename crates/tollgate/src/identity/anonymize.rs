@@ -24,7 +24,7 @@ const SECRET_BYTES_MIN: usize = 16;
 
 const DAY_US: u64 = 86_400_000_000;
 
-/// The time at which pseudonyms change. Defaults to daily.
+/// Whether pseudonyms change every day. Defaults to daily.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 #[non_exhaustive]
 pub enum Rotate {
@@ -42,14 +42,14 @@ tollgate_core::__names! {
     }
 }
 
-/// The error for a secret that is too short.
+/// The error for an [`Anonymizer`] secret that is shorter than 16 bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("the secret for anonymize must have at least {SECRET_BYTES_MIN} bytes, this one has {bytes}")]
 pub struct SecretError {
     bytes: usize,
 }
 
-/// Computes pseudonyms of addresses and keys under a secret. Its `Debug` output does not show the secret.
+/// Computes the pseudonyms of addresses, users and keys with a secret. Its `Debug` output does not show the secret.
 ///
 /// ```
 /// use tollgate::Timestamp;
@@ -70,7 +70,7 @@ pub struct Anonymizer {
 }
 
 impl Anonymizer {
-    /// Creates an anonymizer. Nodes that share a store need the same `secret`.
+    /// Creates an anonymizer with a secret. Nodes that share a store need the same `secret` and `rotate`.
     ///
     /// # Errors
     /// Fails if the secret is shorter than 16 bytes.
@@ -99,13 +99,13 @@ impl fmt::Debug for Anonymizer {
     }
 }
 
-/// The salt from which the pseudonyms of one day are computed.
+/// The salt with which pseudonyms are computed: that of one day, or the constant one of [`Rotate::Never`].
 #[derive(Clone)]
 pub struct Salt(Hmac<Sha256>);
 
 impl Salt {
-    /// Computes a pseudonym from a kind and a value, such as `ip` and `203.0.113.9`: 16 bytes of an HMAC-SHA-256 of
-    /// `kind:value`. The same salt, kind and value always give the same pseudonym.
+    /// Computes a pseudonym from a kind and a value, such as `ip` and `203.0.113.9`: the first 16 bytes of the
+    /// HMAC-SHA-256 of `kind:value`. The same salt, kind and value always give the same pseudonym.
     ///
     /// (`a`, `b:c`) and (`a:b`, `c`) give the same pseudonym, so kinds must be chosen so that this cannot occur.
     pub fn pseudonym(&self, kind: impl AsRef<[u8]>, value: &[u8]) -> Pseudonym {
@@ -126,7 +126,7 @@ impl fmt::Debug for Salt {
     }
 }
 
-/// A pseudonym of an address or a key. `Display` shows 32 hexadecimal digits.
+/// A pseudonym of an address, a user or a key, created by [`Salt::pseudonym`]. `Display` shows 32 hexadecimal digits.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Pseudonym([u8; 16]);
 

@@ -93,7 +93,8 @@ impl fmt::Debug for KeyDigest {
     }
 }
 
-/// An API key as sent in a request, known or not. Its `Debug` output shows a part of the digest, never the key.
+/// An API key that a request contains, whether or not it is known. Its `Debug` output shows a part of the digest, never
+/// the key.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct ApiKey<'h> {
     text: &'h str,
@@ -102,10 +103,12 @@ pub struct ApiKey<'h> {
 }
 
 impl<'h> ApiKey<'h> {
-    /// Returns the key in the header `name`, else the token after `Authorization: Bearer`, or `None`.
+    /// Returns the API key that a request contains: the value of the header `name`, else the token after
+    /// `Authorization: Bearer`.
     ///
-    /// If the header `name` has a value, `Authorization` is not read. Returns `None` if the value is longer than
-    /// [`API_KEY_BYTES_MAX`], contains anything but printable ASCII, or if lines of the same header differ.
+    /// If the header `name` has a value, `Authorization` is not read. Returns `None` if there is neither, if the value
+    /// is longer than [`API_KEY_BYTES_MAX`] or contains anything but printable ASCII, or if lines of the same header
+    /// differ.
     ///
     /// ```
     /// use http::{HeaderMap, HeaderName};
@@ -125,9 +128,9 @@ impl<'h> ApiKey<'h> {
         }
     }
 
-    /// Returns all keys in a request: one for each line of the header `name`, and one for each bearer token.
+    /// Returns all API keys in a request: one for each line of the header `name`, and one for each bearer token.
     ///
-    /// Used to find banned keys, wherever the client has put them.
+    /// Values that cannot be a key are left out. Used to find banned keys, wherever the client has put them.
     pub(crate) fn all_shown(headers: &'h HeaderMap, name: &HeaderName) -> impl Iterator<Item = ApiKey<'h>> {
         let lines = headers.get_all(name).into_iter().map(|line| (line.as_bytes().trim_ascii(), false));
         let tokens = headers.get_all(http::header::AUTHORIZATION).into_iter();
@@ -135,7 +138,8 @@ impl<'h> ApiKey<'h> {
         lines.chain(tokens).filter_map(|(value, is_bearer)| ApiKey::new(value, is_bearer))
     }
 
-    /// Returns whether a request can contain this key: not empty, no spaces around it, and valid as a key.
+    /// Returns whether a request can contain this key: 1 to [`API_KEY_BYTES_MAX`] characters of printable ASCII,
+    /// without white space at either end.
     pub(crate) fn can_be(key: &str) -> bool {
         let key = key.as_bytes();
         let is_spaced = key.trim_ascii().len() < key.len();
@@ -173,12 +177,12 @@ impl fmt::Debug for ApiKey<'_> {
     }
 }
 
-/// Returns the token after `Authorization: Bearer`, or `None` if there is none or if several lines differ.
+/// Returns the token after `Authorization: Bearer`, or `None` if there is none, or if lines of `Authorization` differ.
 pub(crate) fn bearer_token(headers: &HeaderMap) -> Option<&[u8]> {
     token_in(single_value::header(headers, &http::header::AUTHORIZATION).one()?)
 }
 
-/// Returns the bearer token in a line of `Authorization`, or `None` for another scheme or an empty token.
+/// Returns the bearer token in a value of `Authorization`, or `None` for another scheme or an empty token.
 ///
 /// The RFC allows only a space after the scheme. Servers accept a tab as well, so it is accepted here too: otherwise a
 /// client could hide its token from the limiter, but not from the upstream.
@@ -188,7 +192,7 @@ fn token_in(value: &[u8]) -> Option<&[u8]> {
     (scheme.eq_ignore_ascii_case(b"bearer") && !token.is_empty()).then_some(token)
 }
 
-/// The attributes of a known API key.
+/// The attributes that a [`KeySource`] has for a known API key.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
 pub struct KnownKey {
     /// The plan of the key's owner, or `None` for the default plan.
@@ -212,7 +216,8 @@ impl<F: Fn(&ApiKey<'_>) -> Option<KnownKey> + Send + Sync> KeySource for F {
     }
 }
 
-/// A table of API keys in memory, stored as digests. For use with an [`Identifier`](super::Identifier) without rules.
+/// A [`KeySource`] in memory, which stores the digests of its keys. For use with an [`Identifier`](super::Identifier)
+/// without rules.
 ///
 /// ```
 /// use tollgate::identity::{KeyDigest, KeyTable, KnownKey};
@@ -232,7 +237,8 @@ impl KeyTable {
         KeyTable::default()
     }
 
-    /// Inserts or replaces a key. Returns its previous attributes, or `None` if the key is new.
+    /// Inserts the key with this digest, or replaces its attributes. Returns the previous ones, or `None` if the key is
+    /// new.
     pub fn insert(&mut self, key: KeyDigest, known: KnownKey) -> Option<KnownKey> {
         self.keys.insert(key, known)
     }

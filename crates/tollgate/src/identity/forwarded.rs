@@ -14,7 +14,9 @@
 
 use std::borrow::Cow;
 
-/// Returns the position of the last comma in `line` that separates two elements, or `None` if there is one element.
+/// Returns the index of the last comma in `line` that separates two elements, or `None` if there is only one element.
+///
+/// A comma inside quotes separates nothing. Quotes are paired from the right.
 pub(crate) fn last_comma(line: &[u8]) -> Option<usize> {
     let mut is_quoted = false;
     for (at, &byte) in line.iter().enumerate().rev() {
@@ -28,7 +30,8 @@ pub(crate) fn last_comma(line: &[u8]) -> Option<usize> {
     None
 }
 
-/// Returns the value of the `for` parameter of an element, without quotes.
+/// Returns the value of the `for` parameter of one element, without quotes and escapes: `192.0.2.43` for
+/// `for="192.0.2.43";proto=http`.
 ///
 /// Returns `None` if the element is malformed, or has no `for` or more than one.
 pub(crate) fn parse_for(element: &[u8]) -> Option<Cow<'_, [u8]>> {
@@ -52,7 +55,9 @@ pub(crate) fn parse_for(element: &[u8]) -> Option<Cow<'_, [u8]>> {
     }
 }
 
-/// Splits text into the value at its beginning, without quotes, and the rest. Returns `None` if the value is malformed.
+/// Splits text into the value at its beginning, without quotes and escapes, and the text after it.
+///
+/// Returns `None` if the value is malformed.
 ///
 /// RFC 7239 requires quotes around values with brackets and colons. They are optional here, because many proxies omit
 /// them.

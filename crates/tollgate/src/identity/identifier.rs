@@ -38,7 +38,7 @@ use crate::rules::RequestView;
 const CREDENTIAL_HEADERS: [HeaderName; 3] =
     [http::header::AUTHORIZATION, http::header::PROXY_AUTHORIZATION, http::header::COOKIE];
 
-/// The settings by which requests are identified. Created once and shared by all requests.
+/// The settings by which the identity of requests is determined. Created once and shared by all requests.
 ///
 /// By default, no proxy is trusted, IPv6 clients are counted by /64, API keys are read from `X-API-Key` (else from
 /// `Authorization: Bearer`) and must be known, tokens are not verified, and nothing is anonymized.
@@ -90,7 +90,7 @@ impl Default for Identifier {
 }
 
 impl Identifier {
-    /// Creates an identifier with the default settings: clients are known by peer address and by known API keys.
+    /// Creates an identifier with the default settings: a caller is a known API key, or else the peer address.
     pub fn new() -> Identifier {
         Identifier::default()
     }
@@ -119,14 +119,14 @@ impl Identifier {
         Identifier { api_keys, ..self }
     }
 
-    /// Identifies users by bearer tokens that `tokens` verifies. By default tokens are ignored.
+    /// Sets the verifier of bearer tokens, whose subjects are the users. By default tokens are ignored.
     #[cfg(feature = "jwt")]
     #[must_use]
     pub fn with_tokens(self, tokens: TokenVerifier) -> Identifier {
         Identifier { tokens: Some(tokens), ..self }
     }
 
-    /// Replaces the values in subjects by pseudonyms, except paths. By default subjects are not anonymized.
+    /// Sets the anonymizer, whose pseudonyms replace all values in subjects except paths. By default there is none.
     #[must_use]
     pub fn with_anonymizer(self, anonymizer: Anonymizer) -> Identifier {
         Identifier { anonymizer: Some(Box::new(anonymizer)), ..self }
@@ -137,29 +137,31 @@ impl Identifier {
         &self.proxies
     }
 
-    /// Returns whether identities depend on the time, because tokens expire or pseudonyms change.
-    pub(crate) fn tells_time(&self) -> bool {
+    /// Returns whether identities depend on the time: tokens are verified or subjects are anonymized.
+    pub(crate) fn depends_on_time(&self) -> bool {
         self.tokens.is_some() || self.anonymizer.is_some()
     }
 
-    /// Returns the API key in these headers, known or not, or `None` if there is no valid one.
+    /// Returns the API key in these headers, known or not, or `None` if there is none: see [`ApiKey::shown`].
     ///
     /// For applications that have to look the key up before they call [`Identifier::identify`].
     pub fn shown_key<'h>(&self, headers: &'h HeaderMap) -> Option<ApiKey<'h>> {
         ApiKey::shown(headers, &self.api_key_header)
     }
 
-    /// Identifies the request described by `origin` at time `now`. Reads nothing yet: parts are computed on first use.
+    /// Creates the identity of the request described by `origin` at time `now`, with the known keys of `keys`.
+    ///
+    /// Headers are read, keys looked up and tokens verified when a method of the identity first needs them.
     pub fn identify<'r>(&'r self, origin: Origin<'r>, keys: &'r dyn KeySource, now: Timestamp) -> Identity<'r> {
         let path = OnceCell::from(Cow::Borrowed(origin.path));
         Identity { path, ..self.identify_request(None, origin, keys, now) }
     }
 
-    /// Identifies a request whose [canonical path](RequestView::canonical_path) is computed when a subject first needs
-    /// it.
+    /// Creates the identity of a request, with the path and the caller of `request` instead of `origin.path`.
     ///
-    /// `origin.path` is ignored. Without a `request` the path is missing, and a subject by path falls back to the
-    /// address.
+    /// Its [canonical path](RequestView::canonical_path) is computed when a subject first needs it. Without a `request`
+    /// the path is missing, so that a subject by path uses the client's address, and there is no caller set by the
+    /// application.
     pub(crate) fn identify_request<'r>(
         &'r self,
         request: Option<&'r RequestView<'r>>,
@@ -187,7 +189,7 @@ impl Identifier {
     }
 }
 
-/// The parts of a request from which its identity is determined.
+/// The parts of a request from which its identity is determined: peer, headers and path.
 #[derive(Clone, Copy)]
 pub struct Origin<'r> {
     /// The peer address of the socket.
@@ -207,11 +209,14 @@ impl fmt::Debug for Origin<'_> {
     }
 }
 
-/// The identity of one request. Each part is computed on first use and kept.
+/// The identity of one request: its client address, API key, user and subjects. Each part is computed on first use and
+/// kept.
+///
+/// Created by [`Identifier::identify`].
 pub struct Identity<'r> {
     identifier: &'r Identifier,
     origin: Origin<'r>,
-    /// The source of `path`, if that is not computed yet.
+    /// The source of `path`, if that is not computed yet, and of the caller that the application has set.
     request: Option<&'r RequestView<'r>>,
     keys: &'r dyn KeySource,
     now: Timestamp,
@@ -222,13 +227,13 @@ pub struct Identity<'r> {
     salt: OnceCell<Salt>,
 }
 
-/// The caller of a request: the strongest identity that it has.
+/// The caller of a request: the first identity that it has, in the order of the variants.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Caller<'a> {
     /// The caller that the application has set: [`RequestView::with_caller`].
     Named(&'a str),
-    /// An API key that identifies a caller, with what is known about it.
+    /// The digest of an API key that identifies a caller, and the attributes of the key.
     ApiKey(KeyDigest, &'a KnownKey),
     /// A user with a verified token.
     User(&'a User),
@@ -237,19 +242,22 @@ pub enum Caller<'a> {
 }
 
 impl<'r> Identity<'r> {
-    /// Returns the client's address: the peer, or the address reported by trusted proxies. Never IPv4-mapped.
+    /// Returns the client's address: the peer, or the address that trusted proxies report.
+    ///
+    /// An IPv4-mapped address is returned as IPv4.
     #[inline]
     pub fn address(&self) -> IpAddr {
         *self.address.get_or_init(|| self.identifier.proxies.client_address(self.origin.peer, self.origin.headers))
     }
 
-    /// Returns the network by which the client is counted.
+    /// Returns the network by which the client is counted: its address, truncated to the configured prefix length.
     #[inline]
     pub fn address_key(&self) -> AddressKey {
         self.identifier.prefixes.key(self.address())
     }
 
-    /// Returns the API key of the request, or `None` if it has none that identifies a caller.
+    /// Returns the digest and the attributes of the request's API key, or `None` if it has none that identifies a
+    /// caller.
     ///
     /// With [`ApiKeys::Known`] only keys in the key source do. With [`ApiKeys::Any`] every key does, except bearer
     /// tokens that look like a JWT while tokens are verified.
@@ -266,12 +274,13 @@ impl<'r> Identity<'r> {
         found.as_ref().map(|(digest, known)| (*digest, known))
     }
 
-    /// Returns the digests of all API keys in the request, known or not: every header line and every bearer token.
+    /// Returns the digests of all API keys in the request, known or not: one per line of the key header and per bearer
+    /// token.
     pub(crate) fn shown_keys(&self) -> impl Iterator<Item = KeyDigest> + '_ {
         ApiKey::all_shown(self.origin.headers, &self.identifier.api_key_header).map(|key| key.digest())
     }
 
-    /// Returns whether an unknown key identifies a caller, because all keys do ([`ApiKeys::Any`]).
+    /// Returns whether a key that the key source does not know identifies a caller: only with [`ApiKeys::Any`].
     ///
     /// While tokens are verified, a bearer token that may be a JWT does not: it changes with every login, whereas its
     /// user does not.
@@ -280,14 +289,14 @@ impl<'r> Identity<'r> {
         self.identifier.api_keys == ApiKeys::Any && !(self.identifier.tokens.is_some() && may_be_token())
     }
 
-    /// Returns the user of the bearer token, or `None` if there is no valid token or tokens are not verified.
+    /// Returns the user of the bearer token, or `None` if there is no valid token or no verifier is set.
     pub fn user(&self) -> Option<&User> {
         self.token().and_then(|verified| verified.ok())
     }
 
-    /// Returns the result of verifying the bearer token.
+    /// Returns the user of the bearer token, or the reason why the token was rejected.
     ///
-    /// Returns `None` if tokens are not verified, or if the request has no bearer token that looks like a JWT.
+    /// Returns `None` if no verifier is set, or if the request has no bearer token in three parts, as a JWT has.
     pub fn token(&self) -> Option<Result<&User, TokenError>> {
         let verified = self.token.get_or_init(|| {
             let verifier = self.identifier.tokens.as_ref()?;
@@ -297,7 +306,7 @@ impl<'r> Identity<'r> {
         verified.as_ref().map(|verified| verified.as_ref().map_err(|error| *error))
     }
 
-    /// Returns the caller that the application has set.
+    /// Returns the caller that the application has set with [`RequestView::with_caller`], or `None`.
     pub(crate) fn named_caller(&self) -> Option<&'r str> {
         self.request.and_then(RequestView::caller)
     }
@@ -316,9 +325,10 @@ impl<'r> Identity<'r> {
         }
     }
 
-    /// Returns the value of a header if the peer is a trusted proxy, which is responsible for setting or removing it.
+    /// Returns the value of a header if the peer is a trusted proxy.
     ///
-    /// Returns `None` if the peer is not trusted, or if the header is absent, empty, or repeated with different values.
+    /// The proxy is responsible for the value: it has to set the header, or remove it from requests of clients. Returns
+    /// `None` if the peer is not trusted, or if the header is absent, empty, or repeated with different values.
     pub fn trusted_header(&self, name: &HeaderName) -> Option<&'r [u8]> {
         if !self.identifier.proxies.trusts(self.origin.peer) {
             return None;
@@ -326,10 +336,11 @@ impl<'r> Identity<'r> {
         single_value::header(self.origin.headers, name).one()
     }
 
-    /// Returns the value of a header by which a rule counts.
+    /// Returns the value of a header by which a rule counts, or `None` if it is absent, empty, or repeated with
+    /// different values.
     ///
-    /// If proxies are configured, the header counts only when one of them is the peer: a client that connects directly
-    /// could choose the value. Without proxies it always counts.
+    /// If trusted proxies are configured, also returns `None` unless the peer is one of them: a client that connects
+    /// directly could choose the value.
     fn countable_header(&self, name: &HeaderName) -> Option<&'r [u8]> {
         match self.identifier.proxies.networks().is_empty() {
             true => single_value::header(self.origin.headers, name).one(),
@@ -337,14 +348,17 @@ impl<'r> Identity<'r> {
         }
     }
 
-    /// Returns the subject of the request: the bytes that identify its counter, made of the given kinds in order.
+    /// Returns the subject of the request, which identifies its counter: one part for each kind of `by`, in order.
+    ///
+    /// The part for `caller` has the kind of identity that the caller has, such as `api_key` or `ip`. Another part that
+    /// the request does not have is replaced by the client's network, marked with `!`.
     pub fn subject(&self, by: &Subjects) -> SubjectKey {
-        let mut subject = SubjectKey::unwritten();
+        let mut subject = SubjectKey::empty();
         self.write_subject(by, &mut subject);
         subject
     }
 
-    /// Writes the subject of the request into `subject`, which must be empty.
+    /// Writes the subject of the request into `subject`, which must be empty. See [`Identity::subject`].
     pub(crate) fn write_subject(&self, by: &Subjects, subject: &mut SubjectKey) {
         let salt = self.identifier.anonymizer.as_ref().map(|a| self.salt.get_or_init(|| a.salt(self.now)));
         let mut writer = SubjectWriter::new(subject, salt);
@@ -389,7 +403,7 @@ impl<'r> Identity<'r> {
                 "" => self.write_missing(PATH, writer),
                 path => writer.part(PATH, PartValue::Public(path.as_bytes())),
             },
-            Subject::Global => writer.kind_alone("global"),
+            Subject::Global => writer.part_without_value("global"),
         }
     }
 
@@ -398,7 +412,7 @@ impl<'r> Identity<'r> {
         self.path.get_or_init(|| self.request.map(RequestView::canonical_path).unwrap_or_default())
     }
 
-    /// Writes a part that the request does not have: the client's network, marked as a substitute.
+    /// Writes the substitute for a part that the request does not have: the client's network, marked with `!`.
     fn write_missing(&self, label: PartLabel<'_>, writer: &mut SubjectWriter<'_>) {
         writer.part(label, PartValue::Missing(self.address_key()));
     }

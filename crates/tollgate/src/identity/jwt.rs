@@ -32,7 +32,7 @@ const RSA_MODULUS_BYTES_MIN: usize = 2048 / 8;
 /// Maximum length of a token's subject. A token with a longer one is rejected.
 const SUBJECT_BYTES_MAX: usize = 1024;
 
-/// The error for a key that cannot be used to verify tokens. It does not contain the key.
+/// The error for a key that cannot be used to verify tokens. Its message does not contain the key.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{problem}; {accepted}")]
 pub struct TokenKeyError {
@@ -136,7 +136,7 @@ impl TokenVerifier {
         TokenVerifier { plan_claim: Some(claim.into()), ..self }
     }
 
-    /// Sets the tolerated difference between the issuer's clock and the local one. Defaults to 60 s.
+    /// Sets the tolerated difference between the clocks of the issuer and of this server. Defaults to 60 s.
     ///
     /// A token is accepted from `leeway` before its `nbf` until `leeway` after its `exp`.
     #[must_use]
@@ -144,7 +144,7 @@ impl TokenVerifier {
         TokenVerifier { leeway_us: u64::try_from(leeway.as_micros()).unwrap_or(u64::MAX), ..self }
     }
 
-    /// Verifies a token at time `now` and returns its user.
+    /// Verifies a token (`HEADER.CLAIMS.SIGNATURE` in base64url) at time `now`, and returns its user.
     ///
     /// # Errors
     /// Returns the first problem found: size, structure, algorithm, signature, times, issuer, audience, or subject.
@@ -160,7 +160,7 @@ impl TokenVerifier {
         Ok(User { subject, plan })
     }
 
-    /// Verifies the signature of a token and returns its claims.
+    /// Verifies the signature of a token and returns its claims, whose values are not checked yet.
     fn verified_claims(&self, token: &[u8]) -> Result<Map<String, Value>, TokenError> {
         if token.len() > TOKEN_BYTES_MAX {
             return Err(TokenError::TooLong);
@@ -182,7 +182,8 @@ impl TokenVerifier {
         decode_object(claims)
     }
 
-    /// Checks `exp`, which is required, and `nbf`, which is optional.
+    /// Checks that `now` is before `exp`, which is required, and not before `nbf`, which is optional; both with the
+    /// leeway.
     fn check_times(&self, claims: &Map<String, Value>, now: Timestamp) -> Result<(), TokenError> {
         let now_us = now.as_micros();
         let expires_us = numeric_date_us(claims, "exp")?.ok_or(TokenError::Expired)?;
@@ -195,7 +196,7 @@ impl TokenVerifier {
         }
     }
 
-    /// Checks `iss` and `aud`, if they are configured.
+    /// Checks `iss` and `aud` against the configured issuer and audience. Without them, nothing is checked.
     fn check_parties(&self, claims: &Map<String, Value>) -> Result<(), TokenError> {
         if let Some(issuer) = &self.issuer
             && claims.get("iss").and_then(Value::as_str) != Some(issuer)
@@ -232,13 +233,14 @@ fn algorithm_name(algorithm: Algorithm) -> &'static str {
     }
 }
 
-/// Decodes a base64url part that contains a JSON object.
+/// Decodes a part of a token: base64url without padding, which contains a JSON object. Another content is
+/// [`TokenError::Malformed`].
 fn decode_object(part: &[u8]) -> Result<Map<String, Value>, TokenError> {
     let json = URL_SAFE_NO_PAD.decode(part).map_err(|_| TokenError::Malformed)?;
     serde_json::from_slice(&json).map_err(|_| TokenError::Malformed)
 }
 
-/// Returns a claim that is a date (seconds since the epoch, possibly with a fraction) in microseconds, rounded down.
+/// Returns the date in a claim (seconds since the epoch, possibly with a fraction) in microseconds, rounded down.
 ///
 /// Returns `None` if the claim is absent, and an error if it is not a number or negative. Dates that are too large
 /// saturate.

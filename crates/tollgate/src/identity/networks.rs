@@ -10,7 +10,7 @@ use super::address::{embedded_v4, embedded_v4_network};
 /// Maximum length of the text of one network.
 const TEXT_BYTES_MAX: usize = 64;
 
-/// A set of networks. A lookup is a binary search.
+/// A set of IPv4 and IPv6 networks.
 ///
 /// ```
 /// use tollgate::identity::Networks;
@@ -54,7 +54,7 @@ impl Networks {
     /// IPv4 address that it contains, and also wider IPv6 networks such as `2000::/3`.
     #[inline]
     pub fn contains(&self, address: IpAddr) -> bool {
-        !self.networks.is_empty() && readings(address).any(|address| self.find(address))
+        !self.networks.is_empty() && search_addresses(address).any(|address| self.find(address))
     }
 
     fn find(&self, address: IpAddr) -> bool {
@@ -67,12 +67,15 @@ impl Networks {
         self.networks.is_empty()
     }
 
-    /// Returns whether the set contains all IPv4 addresses or all IPv6 addresses.
+    /// Returns whether the set contains all IPv4 addresses, or all IPv6 addresses.
     pub fn is_everybody(&self) -> bool {
         self.networks.iter().any(|network| network.prefix_len() == 0)
     }
 
-    /// Returns the networks in order. Overlapping networks, and adjacent ones that form a larger network, are merged.
+    /// Returns the networks, sorted, IPv4 first.
+    ///
+    /// They may differ from those that were parsed: overlapping networks, and adjacent ones that form a larger network,
+    /// are merged, and an IPv6 network of IPv4 addresses is an IPv4 network.
     pub fn iter(&self) -> impl Iterator<Item = IpNet> + '_ {
         self.networks.iter().copied()
     }
@@ -128,9 +131,9 @@ fn unmap(network: IpNet) -> IpNet {
     }
 }
 
-/// Returns the addresses by which networks are searched: the IPv4 address inside `address`, if any, and `address`
+/// Returns the addresses to search for in networks: the IPv4 address that `address` contains, if any, then `address`
 /// itself unless it is IPv4-mapped.
-pub(crate) fn readings(address: IpAddr) -> impl Iterator<Item = IpAddr> {
+pub(crate) fn search_addresses(address: IpAddr) -> impl Iterator<Item = IpAddr> {
     let embedded = embedded_v4(address);
     let itself = Some(address.to_canonical()).filter(|address| *address != embedded);
     std::iter::once(embedded).chain(itself)

@@ -16,10 +16,10 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-use super::networks::readings;
+use super::networks::search_addresses;
 use crate::rules::comparisons;
 
-/// A map from networks to values, searched by address.
+/// A map from networks to values, in which an address finds the values of all networks that contain it.
 #[derive(Clone, Debug)]
 pub(crate) struct PrefixTable<T> {
     entries: Vec<PrefixEntry<T>>,
@@ -40,7 +40,8 @@ impl<T> Default for PrefixTable<T> {
 }
 
 impl<T> PrefixTable<T> {
-    /// Creates a table. If a network occurs twice, `merge` combines the second value into the first.
+    /// Creates a table. If a network occurs again, `merge(first, next)` is called to combine the next value into the
+    /// first, and the next value is not stored.
     pub(crate) fn new(values: impl IntoIterator<Item = (IpNet, T)>, merge: impl Fn(&mut T, T)) -> PrefixTable<T> {
         let mut values: Vec<(IpNet, T)> = values.into_iter().collect();
         values.sort_by_key(|(network, _)| *network);
@@ -69,7 +70,7 @@ impl<T> PrefixTable<T> {
     /// For an IPv6 address that contains an IPv4 address, the values of its IPv4 networks come first, then those of its
     /// IPv6 networks.
     pub(crate) fn covering(&self, address: IpAddr) -> impl Iterator<Item = &T> {
-        readings(address).flat_map(|address| self.covering_exactly(address))
+        search_addresses(address).flat_map(|address| self.covering_exactly(address))
     }
 
     fn covering_exactly(&self, address: IpAddr) -> impl Iterator<Item = &T> {

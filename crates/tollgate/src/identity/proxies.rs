@@ -146,12 +146,12 @@ pub struct TrustedProxies {
 }
 
 impl TrustedProxies {
-    /// Trusts the proxies in `networks` to report client addresses in `header`.
+    /// Creates a set of trusted proxies: those in `networks`, which report client addresses in `header`.
     pub fn new(networks: Networks, header: ForwardingHeader) -> TrustedProxies {
         TrustedProxies { networks, header }
     }
 
-    /// Returns whether `address` belongs to a trusted proxy.
+    /// Returns whether `address` is in the networks of the trusted proxies.
     pub fn trusts(&self, address: IpAddr) -> bool {
         self.networks.contains(address)
     }
@@ -168,7 +168,9 @@ impl TrustedProxies {
 
     /// Returns the client's address, given the peer of the socket and the request headers.
     ///
-    /// Returns `peer` if it is not a trusted proxy, or if the header has no usable entry. IPv4-mapped addresses are
+    /// If `peer` is a trusted proxy, the entries of the forwarding header are read from the right, up to the first that
+    /// is not a trusted proxy: that is the client. If an entry is not an address, or all are trusted, the last address
+    /// read is the client. Returns `peer` if it is not trusted, or if no entry was read. IPv4-mapped addresses are
     /// returned as IPv4.
     pub fn client_address(&self, peer: IpAddr, headers: &HeaderMap) -> IpAddr {
         let mut hop = peer.to_canonical();
@@ -186,7 +188,9 @@ impl TrustedProxies {
     }
 }
 
-/// Iterates over the entries of a forwarding header from right to left. Yields `None` for an entry that is no address.
+/// Iterates over the entries of a forwarding header from right to left, up to [`ENTRIES_MAX`].
+///
+/// Yields the address of an entry, or `None` if the entry is not an address or exceeds [`HEADER_BYTES_MAX`].
 struct HopsFromRight<'h> {
     /// The lines that have not been read yet.
     lines: http::header::ValueIter<'h, http::HeaderValue>,

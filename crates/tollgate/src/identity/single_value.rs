@@ -9,7 +9,7 @@ use http::{HeaderMap, HeaderName};
 /// Maximum total length of all `Cookie` headers. If they are longer, the request is treated as one without cookies.
 const COOKIE_BYTES_MAX: usize = 16 * 1024;
 
-/// The value of a header or cookie that may occur several times.
+/// The result of reading a header or cookie that may occur several times in a request.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SingleValue<'h> {
     /// No value, or only empty ones.
@@ -21,7 +21,7 @@ pub(crate) enum SingleValue<'h> {
 }
 
 impl<'h> SingleValue<'h> {
-    /// Returns the value, or `None` if there is none or if values differ.
+    /// Returns the value of [`One`](SingleValue::One), or `None` if there is no value or if values differ.
     pub(crate) fn one(self) -> Option<&'h [u8]> {
         match self {
             SingleValue::One(value) => Some(value),
@@ -29,7 +29,9 @@ impl<'h> SingleValue<'h> {
         }
     }
 
-    /// Reduces values to a single one. Spaces around values and empty values are ignored.
+    /// Returns `One` if all values are equal, `Contradiction` if two differ, and `Nothing` if there is none.
+    ///
+    /// White space around values and empty values are ignored.
     fn among(values: impl Iterator<Item = &'h [u8]>) -> SingleValue<'h> {
         let mut single = SingleValue::Nothing;
         for value in values.map(<[u8]>::trim_ascii).filter(|value| !value.is_empty()) {
@@ -43,13 +45,14 @@ impl<'h> SingleValue<'h> {
     }
 }
 
-/// Returns the value of the header `name`, without spaces around it.
+/// Returns the value of the header `name`, without white space around it. Lines are compared; commas separate nothing.
 pub(crate) fn header<'h>(headers: &'h HeaderMap, name: &HeaderName) -> SingleValue<'h> {
     SingleValue::among(headers.get_all(name).into_iter().map(|value| value.as_bytes()))
 }
 
-/// Returns the value of the cookie `name`, which is compared with case. `Nothing` if the cookies are too long to
-/// search.
+/// Returns the value of the cookie `name`, which is case-sensitive.
+///
+/// Returns [`SingleValue::Nothing`] if the `Cookie` headers have more than 16 KiB together.
 pub(crate) fn cookie<'h>(headers: &'h HeaderMap, name: &str) -> SingleValue<'h> {
     let lines = || headers.get_all(http::header::COOKIE).into_iter().map(|line| line.as_bytes());
     if lines().map(<[u8]>::len).sum::<usize>() > COOKIE_BYTES_MAX {

@@ -38,19 +38,20 @@ use super::anonymize::Salt;
 /// Longest value that is written as text. A longer one is written as its digest.
 const VALUE_BYTES_MAX: usize = 128;
 
-/// The identity under which a request is counted, for use in a [`Key`](crate::Key).
+/// The subject under which a request is counted, such as `ip:203.0.113.9`. Its bytes are for use in a
+/// [`Key`](crate::Key).
 ///
-/// Created by [`Identity::subject`](super::Identity::subject). `Display` shows its bytes as text.
+/// Created by [`Identity::subject`](super::Identity::subject). `Display` shows the bytes as text.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct SubjectKey(SubjectBytes);
 
 impl SubjectKey {
     /// Creates an empty subject for a [`SubjectWriter`] to fill.
-    pub(crate) fn unwritten() -> SubjectKey {
+    pub(crate) fn empty() -> SubjectKey {
         SubjectKey(SubjectBytes::new())
     }
 
-    /// Returns the bytes. All of them are visible ASCII.
+    /// Returns the subject as bytes. All of them are visible ASCII.
     pub fn as_bytes(&self) -> &[u8] {
         &self.0
     }
@@ -78,14 +79,14 @@ impl fmt::Debug for SubjectKey {
     }
 }
 
-/// The text before the value of a part: its kind, and the name of a header or cookie.
+/// The text before the value of a part: its kind, such as `ip`; and the name of a header or cookie.
 #[derive(Clone, Copy)]
 pub(crate) struct PartLabel<'a> {
     pub(crate) kind: &'static str,
     pub(crate) name: Option<&'a str>,
 }
 
-/// The value of one part, with how it may be written.
+/// The value of one part of a subject. The variant determines how it is written.
 #[derive(Clone, Copy)]
 pub(crate) enum PartValue<'a> {
     /// A client's network.
@@ -94,7 +95,7 @@ pub(crate) enum PartValue<'a> {
     Plain(&'a [u8]),
     /// A credential. Written as its digest.
     Secret(&'a [u8]),
-    /// The digest of a credential.
+    /// The SHA-256 digest of a credential. Its first 16 bytes are written.
     Digest(&'a [u8; 32]),
     /// A value that is neither secret nor personal. With `anonymize` it is still written as text.
     Public(&'a [u8]),
@@ -102,7 +103,7 @@ pub(crate) enum PartValue<'a> {
     Missing(AddressKey),
 }
 
-/// Writes a subject, part by part.
+/// Appends parts to a subject. If there is a salt, values are replaced by pseudonyms.
 pub(crate) struct SubjectWriter<'s> {
     bytes: &'s mut SubjectBytes,
     salt: Option<&'s Salt>,
@@ -115,18 +116,19 @@ const INLINE_BYTES: usize = 64;
 const IP: PartLabel<'static> = PartLabel { kind: "ip", name: None };
 
 impl<'s> SubjectWriter<'s> {
-    /// Creates a writer that appends to a subject. With a salt, values are written as pseudonyms.
+    /// Creates a writer that appends to a subject. With a `salt`, all values except public ones are written as
+    /// pseudonyms.
     pub(crate) fn new(SubjectKey(bytes): &'s mut SubjectKey, salt: Option<&'s Salt>) -> SubjectWriter<'s> {
         SubjectWriter { bytes, salt }
     }
 
-    /// Writes a part that has a kind and no value.
-    pub(crate) fn kind_alone(&mut self, kind: &'static str) {
+    /// Appends a part that has a kind and no value.
+    pub(crate) fn part_without_value(&mut self, kind: &'static str) {
         self.separate();
         self.bytes.extend_from_slice(kind.as_bytes());
     }
 
-    /// Writes a part `ip` with a client's network.
+    /// Appends a part `ip:` with a client's network, or its pseudonym.
     #[inline]
     pub(crate) fn address(&mut self, address: AddressKey) {
         match address.single_v4_text() {
@@ -141,7 +143,8 @@ impl<'s> SubjectWriter<'s> {
         }
     }
 
-    /// Writes a part with a value, which becomes a pseudonym if there is a salt and the value is not public.
+    /// Appends a part: its label, a colon, and its value, which becomes a pseudonym if there is a salt and the value is
+    /// not public.
     pub(crate) fn part(&mut self, label: PartLabel<'_>, value: PartValue<'_>) {
         self.separate();
         let label_from = self.bytes.len();
@@ -167,7 +170,7 @@ impl<'s> SubjectWriter<'s> {
         }
     }
 
-    /// Writes the separator, unless this is the first part.
+    /// Appends the separator `&`, unless the subject is empty.
     fn separate(&mut self) {
         if !self.bytes.is_empty() {
             self.bytes.push(b'&');
@@ -198,7 +201,8 @@ fn escape(value: &[u8], bytes: &mut SubjectBytes) {
     }
 }
 
-/// Appends the first 16 bytes of a digest. Finding two values that share them takes about 2^64 attempts.
+/// Appends `#` and the first 16 bytes of a digest in hexadecimal. Finding two values that share them takes about 2^64
+/// attempts.
 fn write_digest(digest: &[u8; 32], bytes: &mut SubjectBytes) {
     let half = digest.first_chunk().map_or(0, |half| u128::from_be_bytes(*half));
     print(format_args!("#{half:032x}"), bytes);

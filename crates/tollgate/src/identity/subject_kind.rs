@@ -13,7 +13,7 @@ const KINDS_MAX: usize = 8;
 /// Maximum length of the text of one kind.
 const TEXT_BYTES_MAX: usize = 256;
 
-/// A property of a request by which it is counted. Parsed from the values of `by` in configuration.
+/// A kind of subject: a property of a request by which it is counted, such as `ip`. An entry of `by = [...]` in rules.
 ///
 /// ```
 /// use tollgate::identity::Subject;
@@ -56,7 +56,8 @@ pub struct SubjectError {
 }
 
 impl Subject {
-    /// Returns whether the client can choose the value freely, so that a rule by this kind alone limits no client.
+    /// Returns whether the client can choose the value freely, so that a rule by this kind alone limits no client:
+    /// headers, cookies and paths.
     pub const fn is_chosen_by_client(&self) -> bool {
         matches!(self, Subject::Header(_) | Subject::Cookie(_) | Subject::Path)
     }
@@ -130,7 +131,7 @@ fn is_cookie_name(name: &str) -> bool {
     !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte))
 }
 
-/// The properties of a request by which it is counted: one kind, or a combination. Defaults to `caller`.
+/// The kinds of subject by which a rule counts requests: one kind, or a combination. Defaults to `caller`.
 ///
 /// ```
 /// use tollgate::identity::Subjects;
@@ -179,7 +180,8 @@ impl Subjects {
         self.0.iter()
     }
 
-    /// Returns whether the client can choose all values freely, so that a rule by these kinds limits no client.
+    /// Returns whether the client can choose the values of all kinds freely, so that a rule by these kinds limits no
+    /// client.
     pub fn is_chosen_by_client(&self) -> bool {
         self.0.iter().all(Subject::is_chosen_by_client)
     }

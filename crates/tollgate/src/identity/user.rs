@@ -47,12 +47,12 @@ pub enum TokenError {
     Subject,
 }
 
-/// Returns whether a bearer token could be a JWT: three parts separated by dots.
+/// Returns whether a bearer token may be a JWT: it contains exactly two dots. Nothing else is checked.
 pub(crate) fn looks_like_token(text: &[u8]) -> bool {
     text.iter().filter(|&&byte| byte == b'.').count() == 2
 }
 
-/// A type without values that replaces the verifier in builds without the feature `jwt`.
+/// The type of the verifier in builds without the feature `jwt`. It has no values, so tokens are never verified.
 #[cfg(not(feature = "jwt"))]
 #[derive(Clone, Debug)]
 pub(crate) enum TokenVerifier {}

@@ -2,9 +2,9 @@
 
 use bytes::Bytes;
 
-/// Makes a body of type `B` for a refusal.
+/// Converts the bytes of a refusal to the body type `B` of a service.
 ///
-/// [`FromBytes`] suits most services. A closure `Fn(Bytes) -> B` implements it, too.
+/// [`FromBytes`] suits most services. A closure `Fn(Bytes) -> B` implements this trait, too.
 ///
 /// ```
 /// use bytes::Bytes;
@@ -16,11 +16,11 @@ use bytes::Bytes;
 /// makes::<String>(|bytes: Bytes| String::from_utf8_lossy(&bytes).into_owned());
 /// ```
 pub trait MakeBody<B>: Clone {
-    /// Makes a body with these bytes. An implementation may drop them, as [`EmptyBody`] does.
+    /// Returns a body with these bytes. An implementation may ignore them, as [`EmptyBody`] does.
     fn make(&self, bytes: Bytes) -> B;
 }
 
-/// Makes bodies by `From<Bytes>`: axum's `Body`, `Full<Bytes>`, `Vec<u8>`.
+/// Makes bodies by `From<Bytes>`, for body types such as axum's `Body`, `Full<Bytes>` and `Vec<u8>`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct FromBytes;
 
@@ -30,7 +30,7 @@ impl<B: From<Bytes>> MakeBody<B> for FromBytes {
     }
 }
 
-/// Makes empty bodies by `Default`, for tonic. A refusal is then its status and headers alone.
+/// Makes empty bodies by `Default` and drops the bytes, for tonic. A refusal then has only a status and headers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct EmptyBody;
 

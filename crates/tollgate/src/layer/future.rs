@@ -1,12 +1,12 @@
-//! One request on its way through the layer.
+//! The handling of one request by the layer.
 //!
 //! ```text
 //!   Engine::check ─▶ refused ─────────────────────────────────────────────▶ response
 //!        └─────────▶ admitted ─▶ wait (leaky bucket) ─▶ inner service ─▶ finish ▶ response
 //! ```
 //!
-//! If this future is dropped, its permit is dropped with it and keeps every charge. The head of the response decides
-//! about refunds; an error of the inner service is a failure.
+//! If this future is dropped, its permit is dropped with it, and every charge is kept. The head of the response determines
+//! the refunds; an error of the inner service is a failure.
 
 use std::future::{Future, poll_fn};
 use std::net::IpAddr;
@@ -23,7 +23,7 @@ use super::{LayerSettings, refuse};
 use crate::engine::{Ending, Outcome, RequestOptions};
 use crate::rules::RequestView;
 
-/// The response of a rate-limited service.
+/// The future of a [`RateLimit`](super::RateLimit) service. Resolves to a refusal, or to the result of the inner service.
 pub struct ResponseFuture<B, E>(Pin<Box<dyn Future<Output = Result<Response<B>, E>> + Send>>);
 
 impl<B, E> ResponseFuture<B, E> {
@@ -46,7 +46,11 @@ impl<B, E> std::fmt::Debug for ResponseFuture<B, E> {
     }
 }
 
-/// Decides a request and, if it is admitted, calls the inner service, which must be ready.
+/// Decides a request and, if it is admitted, calls `inner`, which must have been polled ready.
+///
+/// Returns the response or error of `inner`, or the refusal as a response. Waits before the call if a leaky bucket delays
+/// the request. Writes the rate-limit headers of the response, and refunds units by it. `cost` and `caller` are those that
+/// the functions of the layer returned.
 #[expect(clippy::manual_async_fn, reason = "an `async fn` would hold its arguments twice, in a future that is moved")]
 pub(super) fn respond<S, ReqBody, ResBody, M>(
     mut inner: S,
@@ -63,7 +67,7 @@ where
 {
     async move {
         let options = RequestOptions { cost, max_wait: Some(settings.wait_max) };
-        let view = RequestView::sent_as(&request, settings.find_sent).with_caller(caller.as_deref());
+        let view = RequestView::of_rewritten(&request, settings.find_sent).with_caller(caller.as_deref());
         let permit = match settings.engine.check(&view, peer, options).await {
             Outcome::Admitted(permit) => permit,
             Outcome::Refused(refusal) => {

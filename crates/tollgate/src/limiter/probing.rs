@@ -49,7 +49,7 @@ struct Probing {
 impl Drop for Probing {
     fn drop(&mut self) {
         if let Some(shared) = self.shared.upgrade()
-            && shared.breaker().leave_ajar(self.phase)
+            && shared.breaker().close_without_probe(self.phase)
         {
             tracing::warn!("the task that probes the store has ended; the next checks call the store");
             shared.observers.breaker_changed(false);
@@ -66,7 +66,7 @@ async fn probe_until_healed(probing: Probing) {
         {
             let Some(shared) = probing.shared.upgrade() else { return };
             let done_after_us = (pause + 2 * deadline(shared.deadline)).as_micros() as u64;
-            shared.breaker().probe_is_due_at(shared.clock.now().plus_micros(done_after_us));
+            shared.breaker().set_probe_due(shared.clock.now().plus_micros(done_after_us));
         }
         sleep(pause).await;
         let Some(shared) = probing.shared.upgrade() else { return };

@@ -94,7 +94,7 @@ impl Shared {
             return answers.into_iter().flatten().collect();
         }
 
-        let asked = match self.breaker.lets_ask(sent) {
+        let asked = match self.breaker.admit_call(sent) {
             Some(phase) => self.ask(&unknown, phase, sent, spent, counters).await,
             None => Err(self.last_failure()),
         };
@@ -344,7 +344,8 @@ impl Shared {
             return Err(failure);
         }
         let is_local = |(_, policy): &(usize, OnFailure)| *policy == OnFailure::Local;
-        let decided: Vec<usize> = policy.of_each(check).enumerate().filter(is_local).map(|(index, _)| index).collect();
+        let decided: Vec<usize> =
+            policy.per_limit(check).enumerate().filter(is_local).map(|(index, _)| index).collect();
         let local: SmallVec<[Demand<'_>; 2]> = decided.iter().map(|&index| check.demands()[index]).collect();
         let Ok(local) = Check::new(&local) else { return Ok(EachDecision::uncounted(self.clock.now())) };
         let decision = self.check_local(&local);

@@ -10,7 +10,7 @@ use tollgate_core::{
 
 const START: Timestamp = Timestamp::from_micros(1_700_000_000_000_000);
 
-/// Writes down what it is told, in words.
+/// Records each call as a line of text.
 #[derive(Default)]
 struct Notes(Mutex<Vec<String>>);
 
@@ -34,7 +34,8 @@ impl Observer for Notes {
     }
 }
 
-/// A store by which time passes: every answer takes two milliseconds of the clock, while it answers at all.
+/// A store that advances the clock by 2 ms per decision and by 3 ms per refund, never answers `inspect`, and fails
+/// decisions while it is down.
 struct Slow {
     inner: MemoryStore,
     clock: Arc<ManualClock>,
@@ -70,11 +71,11 @@ fn slow_limiter(notes: &Arc<Notes>) -> (Limiter, Arc<Slow>) {
 }
 
 fn demand(limit: &str) -> Demand<'static> {
-    Demand::new(limit.parse::<Limit>().unwrap(), Key::new("somebody-secret").unwrap())
+    Demand::new(limit.parse::<Limit>().unwrap(), Key::new("planted-key").unwrap())
 }
 
 #[tokio::test(start_paused = true)]
-async fn every_answer_and_every_call_is_told_with_its_time() {
+async fn every_decision_and_every_store_call_is_reported_with_its_duration() {
     let notes = Arc::new(Notes::default());
     let (limiter, _store) = slow_limiter(&notes);
     let demand = demand("1/h");
@@ -82,7 +83,7 @@ async fn every_answer_and_every_call_is_told_with_its_time() {
     let admitted = limiter.check(&check).await.unwrap();
     assert_eq!(notes.take(), ["decide of 1 ok 2ms", "allow store 2ms"]);
     limiter.check(&check).await.unwrap();
-    assert_eq!(notes.take(), ["deny deny_cache 0ns"], "a remembered denial calls nobody");
+    assert_eq!(notes.take(), ["deny deny_cache 0ns"], "a cached denial does not call the store");
     limiter.refund(&check, &admitted).await.unwrap();
     limiter.reset(&demand).await.unwrap();
     assert_eq!(notes.take(), ["refund of 1 ok 3ms", "reset of 0 ok 0ns"]);
@@ -91,7 +92,7 @@ async fn every_answer_and_every_call_is_told_with_its_time() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_batch_is_one_call_and_an_answer_for_each_check() {
+async fn a_batch_is_reported_as_one_store_call_and_one_decision_per_check() {
     let notes = Arc::new(Notes::default());
     let (limiter, _store) = slow_limiter(&notes);
     let demands = [demand("1/h"), demand("1/h"), demand("5/min")];
@@ -101,7 +102,7 @@ async fn a_batch_is_one_call_and_an_answer_for_each_check() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_outage_is_told_from_its_first_failure_to_the_probe_that_ends_it() {
+async fn an_outage_is_reported_from_its_first_failure_to_the_probe_that_ends_it() {
     let notes = Arc::new(Notes::default());
     let (limiter, store) = slow_limiter(&notes);
     let demand = demand("10/min");
@@ -144,11 +145,11 @@ async fn an_observer_that_panics_breaks_neither_a_decision_nor_another_observer(
 }
 
 #[tokio::test]
-async fn a_limiter_that_nobody_observes_reads_no_clock_for_it() {
+async fn a_limiter_without_observers_does_not_read_the_clock_for_durations() {
     struct Never;
     impl Clock for Never {
         fn now(&self) -> Timestamp {
-            panic!("nobody asked for the time");
+            panic!("the clock was read");
         }
     }
     let limiter = Limiter::builder().memory(MemoryStore::new()).clock(Arc::new(Never)).build();
@@ -156,7 +157,7 @@ async fn a_limiter_that_nobody_observes_reads_no_clock_for_it() {
 }
 
 #[tokio::test]
-async fn the_stats_tell_what_is_kept_in_memory() {
+async fn stats_report_the_keys_and_bytes_in_memory() {
     let limiter = Limiter::memory();
     let empty = limiter.stats();
     assert_eq!((empty.memory_keys, empty.memory_overflow_keys), (0, 0));
@@ -170,7 +171,7 @@ async fn the_stats_tell_what_is_kept_in_memory() {
     assert!(full.memory_bytes > empty.memory_bytes + 1_000 * 16, "{full:?}");
 }
 
-/// What is logged, as text.
+/// A writer that collects the log.
 #[derive(Clone, Default)]
 struct Log(Arc<Mutex<Vec<u8>>>);
 
@@ -191,11 +192,11 @@ impl Log {
 }
 
 #[tokio::test(start_paused = true)]
-async fn traced_events_say_everything_but_who() {
+async fn traced_events_contain_no_key() {
     let log = Log::default();
     let writer = log.clone();
     let subscriber = tracing_subscriber::fmt().with_max_level(tracing::Level::DEBUG).with_ansi(false);
-    // For this thread, on which everything here runs.
+    // The subscriber is set for this thread, on which the whole test runs.
     let _guard = tracing::subscriber::set_default(subscriber.with_writer(move || writer.clone()).finish());
     let clock = Arc::new(ManualClock::new(START));
     let memory = MemoryStore::builder().clock(clock.clone()).build();
@@ -222,34 +223,37 @@ async fn traced_events_say_everything_but_who() {
     ] {
         assert!(text.contains(expected), "{expected} is not in\n{text}");
     }
-    assert!(!text.contains("somebody"), "{text}");
+    assert!(!text.contains("planted"), "{text}");
 }
 
-/// A request that several rules match is one answer, also when each of them has its own word for a store that is away.
 #[tokio::test(start_paused = true)]
-async fn an_outage_is_one_answer_for_each_request_whatever_its_rules_say() {
-    for (words, told, left) in [
+async fn without_the_store_a_request_is_one_decision_whatever_the_failure_policies_of_its_rules() {
+    for (policies, decisions, counts) in [
         (["local", "local"], ["allow local 2ms", "deny local 2ms"], (2, 0, 0)),
         (["local", "allow"], ["allow local 2ms", "deny local 2ms"], (2, 0, 0)),
         (["allow", "allow"], ["allow none 2ms", "allow none 2ms"], (0, 2, 0)),
         (["local", "deny"], ["unavailable unreachable 2ms", "unavailable unreachable 2ms"], (0, 0, 2)),
     ] {
-        let rule = |(name, word)| {
-            format!("[[rules]]\nname = '{name}'\nby = ['ip']\nlimits = ['1/h']\non_failure = '{word}'\n")
+        let rule = |(name, policy)| {
+            format!("[[rules]]\nname = '{name}'\nby = ['ip']\nlimits = ['1/h']\non_failure = '{policy}'\n")
         };
-        let text: String = ["first", "second"].into_iter().zip(words).map(rule).collect();
+        let text: String = ["first", "second"].into_iter().zip(policies).map(rule).collect();
         let rules = crate::config::Config::from_text(&text, crate::config::Format::Toml).unwrap().rules;
         let notes = Arc::new(Notes::default());
         let (limiter, store) = slow_limiter(&notes);
         store.is_down.store(true, Ordering::Relaxed);
         let engine = crate::engine::Engine::new(limiter.clone(), rules);
         let request = http::Request::get("/").body(()).unwrap();
-        for expected in told {
+        for expected in decisions {
             let options = crate::engine::RequestOptions::default();
             let _ = engine.check(&crate::rules::RequestView::of(&request), [203, 0, 113, 9].into(), options).await;
-            assert_eq!(notes.take(), ["decide of 1 unreachable 2ms", expected], "{words:?}");
+            assert_eq!(notes.take(), ["decide of 1 unreachable 2ms", expected], "{policies:?}");
         }
         let stats = limiter.stats();
-        assert_eq!((stats.local, stats.uncounted, stats.unavailable, stats.decisions), (left.0, left.1, left.2, 2));
+        let (local, uncounted, unavailable) = counts;
+        assert_eq!(
+            (stats.local, stats.uncounted, stats.unavailable, stats.decisions),
+            (local, uncounted, unavailable, 2)
+        );
     }
 }

@@ -1,4 +1,4 @@
-//! Observations as `tracing` events.
+//! An observer that emits `tracing` events.
 
 use std::fmt;
 
@@ -10,7 +10,7 @@ use super::{DecidedCheck, Observer, StoreCall};
 #[cfg(feature = "rules")]
 use crate::rules::RuleSet;
 
-/// An observer that emits `tracing` events. No field contains a key, an address or a secret.
+/// An [`Observer`] that emits a `tracing` event for each call. No field contains a key, an address or a secret.
 ///
 /// ```
 /// use tollgate::Limiter;
@@ -28,8 +28,8 @@ use crate::rules::RuleSet;
 /// | `exempted` | debug | `by`: `path` or `caller` |
 /// | `rules reloaded` | debug | `rules`: their number |
 ///
-/// `limits` is the texts of the limits. Every limiter logs that its circuit breaker opens (warn) or closes (info), with or
-/// without this observer.
+/// `limits` is the texts of the limits, separated by commas. `took_us` is in microseconds. Changes of the circuit breaker
+/// are no events of this observer: every limiter logs that its breaker opens (warn) or closes (info).
 #[derive(Clone, Copy, Debug, Default)]
 pub struct TracingObserver;
 
@@ -83,7 +83,7 @@ impl Observer for TracingObserver {
     }
 }
 
-/// The limits of a check, without its keys.
+/// Displays the limits of a check, separated by commas, without its keys.
 struct Limits<'a>(&'a Check<'a>);
 
 impl fmt::Display for Limits<'_> {

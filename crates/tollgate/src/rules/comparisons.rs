@@ -1,4 +1,6 @@
-//! Counts comparisons and lookups, in tests only. They show that the cost of a match does not grow with the rules.
+//! Counts comparisons and lookups, in tests only.
+//!
+//! Tests use the count to show that the cost of matching a request does not grow with the number of rules.
 
 #[cfg(test)]
 thread_local! {
@@ -12,7 +14,7 @@ pub(crate) fn count() {
     COUNT.with(|count| count.set(count.get() + 1));
 }
 
-/// Returns the number counted on this thread since the last call.
+/// Returns the count of this thread and sets it to zero.
 #[cfg(test)]
 pub(crate) fn take() -> u64 {
     COUNT.with(|count| count.replace(0))

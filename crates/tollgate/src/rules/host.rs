@@ -11,17 +11,22 @@ use foldhash::fast::RandomState;
 
 use super::comparisons;
 
-/// A pattern for hosts.
+/// A host pattern of a rule, in lower case: one host, or all hosts below a domain.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub(crate) enum HostPattern {
-    /// Matches this host.
+    /// Matches this host: a name, or an IPv6 address in brackets.
     Exact(Box<str>),
-    /// Matches every host below this domain at any depth, but not the domain itself.
+    /// `*.example.com`, kept as `example.com`: matches every host below this domain at any depth, but not the domain
+    /// itself.
     Below(Box<str>),
 }
 
 impl HostPattern {
-    /// Parses a pattern. The error says what to write instead.
+    /// Parses a pattern: a host name, an address, or `*.` and a host name. Case is ignored.
+    ///
+    /// # Errors
+    /// Returns what to write instead if the text has a port, a scheme, a path, an empty label or non-ASCII characters, or
+    /// a `*` elsewhere than at its beginning.
     pub(crate) fn parse(text: &str) -> Result<HostPattern, &'static str> {
         let expected = "write only a host: `api.example.com`, or `*.example.com` for all hosts below it";
         if !text.is_ascii() {
@@ -42,8 +47,8 @@ impl HostPattern {
         })
     }
 
-    /// Returns the pattern that matches exactly the hosts matched by both, or `None` if there are none.
-    pub(crate) fn shared(&self, other: &HostPattern) -> Option<HostPattern> {
+    /// Returns the pattern that matches the hosts that both patterns match, or `None` if no host matches both.
+    pub(crate) fn intersection(&self, other: &HostPattern) -> Option<HostPattern> {
         use HostPattern::{Below, Exact};
         let is_below = |name: &str, top: &str| name.strip_suffix(top).is_some_and(|rest| rest.ends_with('.'));
         let narrow = match (self, other) {
@@ -55,7 +60,7 @@ impl HostPattern {
         Some(narrow.clone())
     }
 
-    /// Returns a host that the pattern matches.
+    /// Returns a host that the pattern matches: `x.example.com` for `*.example.com`.
     pub(crate) fn example(&self) -> String {
         match self {
             HostPattern::Exact(name) => name.to_string(),
@@ -64,13 +69,17 @@ impl HostPattern {
     }
 }
 
-/// Returns the hosts that servers may understand by a `Host` header, normalized.
+/// Returns the hosts that servers may take the value of a `Host` header for: one, or two if it contains an `@`.
+///
+/// The first is the whole value, the second the text after the last `@`. Both are in lower case and without surrounding
+/// spaces, the first colon and what follows it, and trailing dots. The brackets of an IPv6 address are kept.
 pub(crate) fn readings(host: &str) -> impl Iterator<Item = Cow<'_, str>> {
     let behind_user = host.rsplit_once('@').map(|(_, host)| normal(host));
     std::iter::once(normal(host)).chain(behind_user)
 }
 
-/// Returns a host in lower case, without surrounding spaces, port and trailing dots.
+/// Returns a host in lower case, without surrounding spaces, without port (the first colon and what follows it, outside
+/// of brackets) and without trailing dots.
 fn normal(host: &str) -> Cow<'_, str> {
     let host = host.trim();
     // An IPv6 address has colons of its own, within brackets.
@@ -85,7 +94,7 @@ fn normal(host: &str) -> Cow<'_, str> {
     }
 }
 
-/// Values for all hosts, for single hosts, and for all hosts below a domain.
+/// A map from host patterns to values, searched by host, with one further value for all hosts.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ByHost<T> {
     any: T,
@@ -96,7 +105,9 @@ pub(crate) struct ByHost<T> {
 }
 
 impl<T: Default> ByHost<T> {
-    /// Returns the value of a pattern, or of all hosts for `None`. Creates it if it does not exist.
+    /// Returns the value of a pattern, or the value for all hosts if `pattern` is `None`.
+    ///
+    /// Inserts the default value if the pattern has none yet.
     pub(crate) fn entry(&mut self, pattern: Option<&HostPattern>) -> &mut T {
         match pattern {
             None => &mut self.any,
@@ -108,20 +119,19 @@ impl<T: Default> ByHost<T> {
         }
     }
 
-    /// Returns whether there are values for particular hosts.
-    pub(crate) fn tells_hosts_apart(&self) -> bool {
+    /// Returns whether the map has a pattern. If not, only the value for all hosts applies, whatever the host.
+    pub(crate) fn has_host_patterns(&self) -> bool {
         !self.exact.is_empty() || !self.below.is_empty()
     }
 
     /// Returns the value for all hosts.
-    pub(crate) fn for_any(&self) -> &T {
+    pub(crate) fn for_all_hosts(&self) -> &T {
         &self.any
     }
 
-    /// Calls `found` for each value whose pattern matches this host. `host` must be one of the [`readings`] of a
-    /// header.
+    /// Calls `found` for the value of each pattern that matches `host`, but not for the value for all hosts.
     ///
-    /// The value for all hosts is not included.
+    /// `host` must be normalized, as [`readings`] returns it.
     pub(crate) fn for_host<'s>(&'s self, host: &str, mut found: impl FnMut(&'s T)) {
         if !self.exact.is_empty() {
             comparisons::count();
@@ -199,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn shared_pattern_is_the_intersection() {
+    fn intersection_matches_what_both_patterns_match() {
         for (one, other, expected) in [
             ("*.example.com", "api.example.com", Some("api.example.com")),
             ("*.example.com", "*.eu.example.com", Some("*.eu.example.com")),
@@ -210,8 +220,8 @@ mod tests {
         ] {
             let [one, other] = [one, other].map(|text| HostPattern::parse(text).unwrap());
             let expected = expected.map(|text| HostPattern::parse(text).unwrap());
-            assert_eq!(one.shared(&other), expected, "{one:?} {other:?}");
-            assert_eq!(other.shared(&one), expected, "{other:?} {one:?}");
+            assert_eq!(one.intersection(&other), expected, "{one:?} {other:?}");
+            assert_eq!(other.intersection(&one), expected, "{other:?} {one:?}");
         }
     }
 

@@ -11,7 +11,9 @@ use super::path::{LazyReadings, Readings};
 use super::trie::Trie;
 use crate::identity::{KeyDigest, Networks, PrefixTable};
 
-/// Addresses and paths that are never limited. The exemption of a key is in its [`KeyEntry`](super::KeyEntry).
+/// Client addresses and paths whose requests are never limited.
+///
+/// Exempt API keys are not in this list; see [`KeyEntry::is_exempt`](super::KeyEntry::is_exempt).
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ExemptList {
     pub(crate) addresses: Networks,
@@ -19,11 +21,13 @@ pub(crate) struct ExemptList {
 }
 
 impl ExemptList {
-    /// Returns whether every reading of the path is exempt: `/health/../admin` is not `/health`.
+    /// Returns whether the path is exempt under each of its [readings](Readings), the paths that servers may take it for.
+    ///
+    /// If only `/health` is exempt, `/health/../admin` is not. `false` if the path has too many readings to compute.
     pub(crate) fn has_path(&self, readings: &LazyReadings<'_>) -> bool {
-        // Most paths are not exempt as they are written. Then the other readings are not needed.
+        // Most paths are not exempt after one decoding. Then the other readings are not needed.
         !self.paths.is_empty()
-            && self.paths.contains(&readings.written())
+            && self.paths.contains(&readings.decoded_once())
             && match readings.get() {
                 Readings::Each(texts) => texts.iter().all(|text| self.paths.contains(text)),
                 Readings::Any => false,
@@ -31,7 +35,7 @@ impl ExemptList {
     }
 }
 
-/// A ban from the configuration, temporary or permanent.
+/// A ban of the configuration file or of [`Rules::ban`](super::Rules::ban), temporary or permanent.
 #[derive(Clone, Debug)]
 pub struct CompiledBan {
     pub(crate) until: Option<Timestamp>,
@@ -44,22 +48,23 @@ impl CompiledBan {
         self.until
     }
 
-    /// Returns the configured reason, if any. It is meant for people.
+    /// Returns the configured reason, or `None` if none is configured. It is for operators; clients do not see it.
     pub fn reason(&self) -> Option<&str> {
         self.reason.as_deref()
     }
 
+    /// Returns whether the ban is in force at `now`: it is permanent, or `now` is before its end.
     fn holds_at(&self, now: Timestamp) -> bool {
         self.until.is_none_or(|until| now < until)
     }
 
-    /// When it ends, in an order in which never is last.
-    fn end(&self) -> (bool, Option<Timestamp>) {
+    /// Returns a sort key: bans that end later compare greater, and a permanent ban compares greatest.
+    fn end_order(&self) -> (bool, Option<Timestamp>) {
         (self.until.is_none(), self.until)
     }
 }
 
-/// The bans of the configuration, by network, key and user.
+/// The bans of the configuration, by network, API key and user.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct BanList {
     pub(crate) networks: PrefixTable<CompiledBan>,
@@ -68,21 +73,21 @@ pub(crate) struct BanList {
 }
 
 impl BanList {
-    /// Sets the bans of networks. Of two bans of one network the longer one is kept.
+    /// Replaces all bans of networks. If a network has two bans, the one that ends later is kept.
     pub(crate) fn set_networks(&mut self, bans: Vec<(IpNet, CompiledBan)>) {
         self.networks = PrefixTable::new(bans, |kept, ban| {
-            if kept.end() < ban.end() {
+            if kept.end_order() < ban.end_order() {
                 *kept = ban;
             }
         });
     }
 
-    /// Adds the ban of a key. Of two bans of one key the longer one is kept.
+    /// Adds the ban of an API key. If the key is already banned, the ban that ends later is kept.
     pub(crate) fn add_key(&mut self, key: KeyDigest, ban: CompiledBan) {
         keep_longer(self.keys.entry(key), ban);
     }
 
-    /// Adds the ban of a user. Of two bans of one user the longer one is kept.
+    /// Adds the ban of a user. If the user is already banned, the ban that ends later is kept.
     pub(crate) fn add_user(&mut self, user: &str, ban: CompiledBan) {
         keep_longer(self.users.entry(user.into()), ban);
     }
@@ -91,22 +96,24 @@ impl BanList {
         self.networks.is_empty() && self.keys.is_empty() && self.users.is_empty()
     }
 
-    /// Returns whether any key or user is banned, so that the address alone does not decide.
-    pub(crate) fn name_callers(&self) -> bool {
+    /// Returns whether the list has a ban of an API key or of a user, ended or not.
+    pub(crate) fn has_keys_or_users(&self) -> bool {
         !self.keys.is_empty() || !self.users.is_empty()
     }
 
-    /// Returns the first ban that applies to an address at `now`.
+    /// Returns a ban of a network that contains `address` and that is in force at `now`, or `None` if there is none.
+    ///
+    /// If there are several, returns that of the smallest network.
     pub(crate) fn of_address(&self, address: IpAddr, now: Timestamp) -> Option<&CompiledBan> {
         self.networks.covering(address).find(|ban| ban.holds_at(now))
     }
 
-    /// Returns the ban that applies to a key at `now`.
+    /// Returns the ban of an API key if it has one that is in force at `now`, else `None`.
     pub(crate) fn of_key(&self, key: &KeyDigest, now: Timestamp) -> Option<&CompiledBan> {
         self.keys.get(key).filter(|ban| ban.holds_at(now))
     }
 
-    /// Returns the ban that applies to a user at `now`.
+    /// Returns the ban of a user if it has one that is in force at `now`, else `None`.
     pub(crate) fn of_user(&self, user: &str, now: Timestamp) -> Option<&CompiledBan> {
         self.users.get(user).filter(|ban| ban.holds_at(now))
     }
@@ -114,7 +121,7 @@ impl BanList {
 
 fn keep_longer<K>(entry: Entry<'_, K, CompiledBan>, ban: CompiledBan) {
     match entry {
-        Entry::Occupied(mut kept) if kept.get().end() < ban.end() => drop(kept.insert(ban)),
+        Entry::Occupied(mut kept) if kept.get().end_order() < ban.end_order() => drop(kept.insert(ban)),
         Entry::Occupied(_) => {}
         Entry::Vacant(vacant) => drop(vacant.insert(ban)),
     }

@@ -20,23 +20,27 @@ use super::pattern::Pattern;
 use super::request::RequestView;
 use super::trie::{Candidate, Trie};
 
-/// Indices of rules in their rule set.
+/// Indices of rules in [`RuleSet::rules`](super::RuleSet::rules).
 pub(crate) type Indices = SmallVec<[u32; 8]>;
 
-/// The conditions of a rule. An empty list of paths or hosts matches all of them.
+/// The conditions of a rule on methods, paths, hosts and headers. All must hold. The default matches every request.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Conditions {
+    /// The methods, one of which the request must have.
     pub(crate) methods: MethodSet,
+    /// The path patterns, one of which must match. If empty, every path matches.
     pub(crate) paths: Vec<Pattern>,
+    /// The host patterns, one of which must match. If empty, every host matches.
     pub(crate) hosts: Vec<HostPattern>,
+    /// The header conditions, all of which must hold.
     pub(crate) headers: BTreeMap<HeaderText, HeaderCondition>,
 }
 
-/// A header name in lower case that can be ordered.
+/// The name of a header in lower case. Unlike [`HeaderName`], it implements `Ord`, so that it can be the key of a map.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct HeaderText(pub(crate) Box<str>);
 
-/// The condition on one header.
+/// The condition of a rule on one header of a request: that it is present, or that it has a value.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum HeaderCondition {
     /// The header is present, with any value.
@@ -52,7 +56,10 @@ impl Default for Conditions {
 }
 
 impl Conditions {
-    /// Returns one set of conditions for each combination of a path and a host. Together they equal these conditions.
+    /// Splits these conditions into alternatives that have at most one path and one host each.
+    ///
+    /// There is one alternative for each combination of a path and a host. A request meets these conditions if it meets
+    /// one of the alternatives.
     pub(crate) fn alternatives(&self) -> impl Iterator<Item = Conditions> + '_ {
         let or_all = |count: usize| 0..count.max(1);
         or_all(self.paths.len()).flat_map(move |path| {
@@ -65,17 +72,17 @@ impl Conditions {
         })
     }
 
-    /// Returns the conditions of requests that match both, or `None` if there are none.
+    /// Returns the conditions that hold for the requests that meet both, or `None` if no request does.
     ///
-    /// Both must be [alternatives](Conditions::alternatives): with several paths or hosts, only the first is
-    /// considered.
-    pub(crate) fn shared(&self, other: &Conditions) -> Option<Conditions> {
-        let methods = self.methods.shared(other.methods);
+    /// Both must have at most one path and one host, as [alternatives](Conditions::alternatives) do. Further ones are
+    /// ignored.
+    pub(crate) fn intersection(&self, other: &Conditions) -> Option<Conditions> {
+        let methods = self.methods.intersection(other.methods);
         if methods == MethodSet::NONE {
             return None;
         }
-        let paths = shared(&self.paths, &other.paths, Pattern::shared)?;
-        let hosts = shared(&self.hosts, &other.hosts, HostPattern::shared)?;
+        let paths = intersect_lists(&self.paths, &other.paths, Pattern::intersection)?;
+        let hosts = intersect_lists(&self.hosts, &other.hosts, HostPattern::intersection)?;
         let mut headers = self.headers.clone();
         for (name, condition) in &other.headers {
             match headers.get(name) {
@@ -89,8 +96,8 @@ impl Conditions {
         Some(Conditions { methods, paths, hosts, headers })
     }
 
-    /// Returns whether the headers meet all header conditions.
-    fn headers_fit(&self, headers: &HeaderMap) -> bool {
+    /// Returns whether the headers of a request meet all header conditions. Other conditions are not considered.
+    fn headers_match(&self, headers: &HeaderMap) -> bool {
         self.headers.iter().all(|(name, condition)| {
             comparisons::count();
             match condition {
@@ -101,15 +108,17 @@ impl Conditions {
     }
 }
 
-/// Returns the intersection of two lists, each of one pattern or empty (which matches everything).
-fn shared<T: Clone>(one: &[T], other: &[T], shared: impl Fn(&T, &T) -> Option<T>) -> Option<Vec<T>> {
+/// Intersects two lists of at most one pattern each. An empty list matches everything.
+///
+/// Returns `None` if nothing matches both patterns, as determined by `intersect`.
+fn intersect_lists<T: Clone>(one: &[T], other: &[T], intersect: impl Fn(&T, &T) -> Option<T>) -> Option<Vec<T>> {
     match (one, other) {
         ([], list) | (list, []) => Some(list.to_vec()),
-        ([one, ..], [other, ..]) => Some(vec![shared(one, other)?]),
+        ([one, ..], [other, ..]) => Some(vec![intersect(one, other)?]),
     }
 }
 
-/// An index of rules by their conditions.
+/// An index of rules by their conditions. A rule is represented by its index in the rule set.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Matcher {
     by_host: ByHost<Trie>,
@@ -117,24 +126,24 @@ pub(crate) struct Matcher {
     methods: MethodNames,
     /// Headers that override the method, such as `X-HTTP-Method-Override`.
     override_headers: Vec<HeaderName>,
-    /// All methods of rules with a path condition.
+    /// The methods of all active rules with a path condition.
     path_methods: MethodSet,
-    /// The rules without conditions.
+    /// The active rules without conditions.
     unconditional: Indices,
-    /// Whether there are rules with conditions.
+    /// Whether there are active rules with conditions.
     has_conditional: bool,
 }
 
 impl Matcher {
     /// Creates a matcher without rules.
     ///
-    /// `methods` must be the one that parsed the methods of the rules. The values of `override_headers` count as
-    /// further methods of a request.
+    /// `methods` must be the one that [registered](MethodNames::register) the methods of the rules that are added later.
+    /// A request matches the rules of its own method and of the methods that its `override_headers` name.
     pub(crate) fn new(methods: MethodNames, override_headers: Vec<HeaderName>) -> Matcher {
         Matcher { methods, override_headers, ..Matcher::default() }
     }
 
-    /// Adds the next rule. If it is not active, it takes up an index but never matches.
+    /// Adds a rule with the next index. If it is not active, it never matches, but still has an index.
     ///
     /// # Panics
     /// Panics at 2^32 rules.
@@ -147,7 +156,7 @@ impl Matcher {
             }
             let candidate = Candidate { rule, methods: conditions.methods };
             if !conditions.paths.is_empty() {
-                self.path_methods = self.path_methods.and(conditions.methods);
+                self.path_methods = self.path_methods.union(conditions.methods);
             }
             let everywhere = [Pattern { segments: Vec::new(), is_prefix: true }];
             let paths = if conditions.paths.is_empty() { &everywhere[..] } else { &conditions.paths };
@@ -162,29 +171,33 @@ impl Matcher {
         self.conditions.push(conditions);
     }
 
-    /// Returns the conditions of all rules, in the order of their indices.
+    /// Returns the conditions of all rules, active or not, in the order of their indices.
     pub(crate) fn conditions(&self) -> &[Conditions] {
         &self.conditions
     }
 
-    /// Returns the active rules if none of them has conditions, so that they apply to every request. Otherwise `None`.
-    pub(crate) fn same_for_all(&self) -> Option<&[u32]> {
+    /// Returns the indices of all active rules if these have no conditions and so apply to every request, else `None`.
+    pub(crate) fn rules_for_every_request(&self) -> Option<&[u32]> {
         (!self.has_conditional).then_some(&*self.unconditional)
     }
 
-    /// Returns the rules that apply to a request, in ascending order.
+    /// Returns the indices of the active rules that apply to a request, ascending, without duplicates.
     ///
-    /// A request with override headers matches the rules of each method that it names.
+    /// `readings` must be those of the request's path. A rule applies if it matches any of them, any host that the request
+    /// names, and its method or a method in an override header.
     pub(crate) fn find(&self, request: &RequestView<'_>, readings: &LazyReadings<'_>) -> Indices {
         let overrides = self.override_headers.iter().flat_map(|name| request.headers().get_all(name));
         let overrides = overrides.filter_map(|value| value.to_str().ok());
-        let method = self.methods.of(request.method());
-        let methods = overrides.fold(method, |methods, name| methods.and(self.methods.of_name(name.trim())));
+        let method = self.methods.set_of(request.method());
+        let methods = overrides.fold(method, |methods, name| methods.union(self.methods.set_of_name(name.trim())));
         self.search(methods, readings, request.hosts(), request.headers())
     }
 
-    /// Returns the rules that apply to an example request that meets these conditions and as little else as possible.
-    pub(crate) fn find_like(&self, conditions: &Conditions) -> Indices {
+    /// Returns the indices of the active rules that apply to an example request that meets these conditions.
+    ///
+    /// The example has one method, the example of the first path (else `/`) and of the first host (else none), and no
+    /// other headers than the conditions require.
+    pub(crate) fn find_for_example(&self, conditions: &Conditions) -> Indices {
         let path = conditions.paths.first().map_or("/".to_owned(), Pattern::example);
         let host = conditions.hosts.first().map(HostPattern::example);
         let mut headers = HeaderMap::new();
@@ -200,23 +213,23 @@ impl Matcher {
 
     fn search<'r>(
         &self,
-        method: MethodSet,
+        methods: MethodSet,
         readings: &LazyReadings<'_>,
         hosts: impl Iterator<Item = &'r str>,
         headers: &HeaderMap,
     ) -> Indices {
         let mut found = Indices::new();
-        let readings = self.path_methods.overlaps(method).then(|| readings.get());
+        let readings = self.path_methods.overlaps(methods).then(|| readings.get());
         let mut search = |trie: &Trie| match readings {
             // No rule for this method has a path condition.
-            None => trie.find(b"", method, |rule| found.push(rule)),
+            None => trie.find(b"", methods, |rule| found.push(rule)),
             Some(Readings::Each(texts)) => {
-                texts.iter().for_each(|text| trie.find(text, method, |rule| found.push(rule)));
+                texts.iter().for_each(|text| trie.find(text, methods, |rule| found.push(rule)));
             }
-            Some(Readings::Any) => trie.all(method, |rule| found.push(rule)),
+            Some(Readings::Any) => trie.find_all(methods, |rule| found.push(rule)),
         };
-        search(self.by_host.for_any());
-        if self.by_host.tells_hosts_apart() {
+        search(self.by_host.for_all_hosts());
+        if self.by_host.has_host_patterns() {
             for name in hosts.flat_map(host::readings) {
                 self.by_host.for_host(&name, &mut search);
             }
@@ -224,13 +237,13 @@ impl Matcher {
         // A rule may be found several times, by several readings, patterns or hosts.
         found.sort_unstable();
         found.dedup();
-        found.retain(|rule| self.conditions[*rule as usize].headers_fit(headers));
+        found.retain(|rule| self.conditions[*rule as usize].headers_match(headers));
         found
     }
 }
 
 impl HeaderText {
-    /// Creates the ordered form of a header name.
+    /// Converts a header name.
     pub(crate) fn of(name: &HeaderName) -> HeaderText {
         HeaderText(name.as_str().into())
     }

@@ -1,4 +1,4 @@
-//! Readings of a path: all paths that servers may understand by it, so that no spelling evades a rule.
+//! Readings of a path: all paths that servers may take it for, so that no spelling evades a rule.
 //!
 //! **Problem.** `/login`, `//login`, `/log%69n`, `/x/../login`, `/login/`, `/login;v=1` and `/login%3Fx` are different
 //! strings. Whether they reach the same handler depends on the upstream servers: axum compares the path as sent, nginx
@@ -49,47 +49,52 @@ const TEXT_BYTES_MAX: usize = 64 * 1024;
 /// Maximum number of steps to find the canonical form of a reading.
 const CANONICAL_STEPS_MAX: usize = 64;
 
-/// One text of a path: segments separated by `/`, without a slash at the beginning and without one at the end.
+/// The bytes of a path after one leading slash and one trailing slash were removed: segments separated by `/`.
 pub(crate) type PathText<'p> = Cow<'p, [u8]>;
 
-/// All paths that servers may understand by one path.
+/// The readings of a path: all paths that servers may take it for, such as `a/b` and `a%2Fb` for `/a%2Fb`.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) enum Readings<'p> {
-    /// The readings. At least one, each different.
+    /// The readings: at least one, no two of them equal.
     Each(SmallVec<[PathText<'p>; 1]>),
-    /// Too many readings to compute. The path is treated as one that may be any path.
+    /// There are too many readings to compute. The path may be any path: every rule matches it, and no exemption.
     Any,
 }
 
-/// The readings of a request's path, computed on first use.
+/// The readings of a path, computed on first use and then kept.
 pub(crate) struct LazyReadings<'p> {
     path: &'p str,
     readings: OnceCell<Readings<'p>>,
 }
 
 impl<'p> LazyReadings<'p> {
-    /// Creates the readings of a path. Nothing is computed yet.
+    /// Wraps a path, with or without its query. Computes nothing yet.
     pub(crate) fn of(path: &'p str) -> LazyReadings<'p> {
         LazyReadings { path, readings: OnceCell::new() }
     }
 
-    /// Returns the readings. The first call computes them.
+    /// Returns the readings of the path. The first call computes them.
     pub(crate) fn get(&self) -> &Readings<'p> {
         self.readings.get_or_init(|| readings(self.path))
     }
 
-    /// Returns the path decoded once. It is one of the readings of every path, and cheap to compute.
-    pub(crate) fn written(&self) -> PathText<'p> {
+    /// Returns the path with its percent escapes decoded once, without computing its readings.
+    ///
+    /// Query, fragment, the leading slash and one trailing slash are removed. See [`decode`] for escapes that are kept.
+    pub(crate) fn decoded_once(&self) -> PathText<'p> {
         decode(bare(self.path))
     }
 }
 
-/// Returns the segments of a reading. The empty text, which is the path `/`, has none.
+/// Returns the segments of a path without its leading slash. The empty text, which is the path `/`, has none.
 pub(crate) fn segments(text: &[u8]) -> impl Iterator<Item = &[u8]> {
     text.split(|&byte| byte == b'/').take(if text.is_empty() { 0 } else { usize::MAX })
 }
 
-/// Computes all readings of a path. Returns [`Readings::Any`] if there are more than the bounds allow.
+/// Computes all readings of a path, with or without its query: the results of all sequences of [`PathStep`]s.
+///
+/// Returns [`Readings::Any`] for more than [`TEXTS_MAX`] texts, intermediate ones included, or more than
+/// [`TEXT_BYTES_MAX`] bytes.
 pub(crate) fn readings(path: &str) -> Readings<'_> {
     let path = bare(path);
     if is_plain(path) {
@@ -135,7 +140,9 @@ fn without_last_slash(text: &[u8]) -> &[u8] {
     text.strip_suffix(b"/").unwrap_or(text)
 }
 
-/// A transformation that a server may apply to a path. The table at the top of this file shows examples.
+/// A transformation that a server may apply to a path, such as decoding escapes or resolving `..`.
+///
+/// The table at the top of this file shows an example of each.
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum PathStep {
     /// Decodes escapes once, except an escaped slash.
@@ -168,7 +175,7 @@ impl PathStep {
         PathStep::Authority,
     ];
 
-    /// Returns the text after this step, or `None` if the step changes nothing.
+    /// Returns the text after this step, or `None` if the step does not change it. Also removes one trailing slash.
     fn apply(self, text: &[u8]) -> Option<Vec<u8>> {
         let changed = match self {
             PathStep::Decode => match decode(text) {
@@ -221,7 +228,7 @@ fn until(text: &[u8], ends: impl Fn(u8) -> bool) -> &[u8] {
     &text[..text.iter().position(|&byte| ends(byte)).unwrap_or(text.len())]
 }
 
-/// Returns whether a server that decodes this byte may treat it as the end of the path.
+/// Returns whether a server may end the path at this decoded byte: `?`, `#`, space or a control character.
 fn ends_path(byte: u8) -> bool {
     byte <= b' ' || byte == b'?' || byte == b'#' || byte == 0x7f
 }
@@ -242,7 +249,9 @@ fn split(text: &[u8]) -> Option<Vec<u8>> {
     Some(separated)
 }
 
-/// Returns a segment without dots and spaces at its end. A segment of dots keeps them, because it may be a dot segment.
+/// Returns a segment without the dots and white space at its end.
+///
+/// A segment of nothing but dots and white space keeps its dots, because it may be a dot segment.
 fn trimmed(segment: &[u8]) -> &[u8] {
     let spaceless = segment.trim_ascii_end();
     match spaceless.iter().rposition(|&byte| byte != b'.' && !byte.is_ascii_whitespace()) {
@@ -251,17 +260,18 @@ fn trimmed(segment: &[u8]) -> &[u8] {
     }
 }
 
-/// The treatment of empty segments.
+/// Whether [`tidied`] drops or keeps empty segments.
 #[derive(Clone, Copy, PartialEq)]
 enum EmptySegments {
     Dropped,
     Kept,
 }
 
-/// Resolves `.` and `..`, which removes the segment before it but never leaves the root. Drops empty segments if asked.
+/// Resolves the segments `.` and `..`, and drops or keeps empty segments.
 ///
-/// Returns `None` if the text has neither dot segments nor empty segments. If empty segments are kept, also returns
-/// `None` unless the text has both, because then [`EmptySegments::Dropped`] gives the same result.
+/// `..` removes the segment before it, if there is one. Returns `None` if the text has neither dot segments nor empty
+/// segments. With [`EmptySegments::Kept`], also returns `None` if it has only one of the two, because then the result is
+/// the text itself or that of [`EmptySegments::Dropped`].
 fn tidied(text: &[u8], empty: EmptySegments) -> Option<Vec<u8>> {
     let (has_empty, has_dots) = segments(text).fold((false, false), |(has_empty, has_dots), segment| {
         (has_empty || segment.is_empty(), has_dots || segment == b"." || segment == b"..")
@@ -282,11 +292,14 @@ fn tidied(text: &[u8], empty: EmptySegments) -> Option<Vec<u8>> {
     Some(joined(tidy.into_iter()))
 }
 
-/// Returns the canonical form of a path, under which it is counted, or `None` if its readings have different ones.
+/// Returns the canonical form of a path, under which it is counted, or `None` if the path is ambiguous.
 ///
-/// The canonical form is the result of all steps, with everything but unreserved characters escaped. Without it, a
-/// client would get a new counter for every spelling of a path. To choose one of several readings would not help: a
-/// rule for `/login` applies to `/1%2Fx/../login`, `/2%2Fx/../login` and so on.
+/// The canonical form is the result of applying all steps but [`PathStep::Dots`] and [`PathStep::Authority`] until none
+/// changes the path, with everything but unreserved characters percent-encoded. A path is ambiguous if its readings
+/// have different canonical forms, or if they cannot be computed within the bounds.
+///
+/// Without it, a client would get a new counter for every spelling of a path. To choose one of several readings would
+/// not help: a rule for `/login` applies to `/1%2Fx/../login`, `/2%2Fx/../login` and so on.
 pub(crate) fn canonical(path: &str) -> Option<Cow<'_, str>> {
     let end = path.find(['?', '#']).unwrap_or(path.len());
     let without_query = &path[..end];
@@ -310,7 +323,9 @@ pub(crate) fn canonical(path: &str) -> Option<Cow<'_, str>> {
     Some(Cow::Owned(if text.is_empty() { "/".to_owned() } else { text }))
 }
 
-/// Applies steps to a reading until none changes it. Returns `None` after [`CANONICAL_STEPS_MAX`] steps.
+/// Applies the steps of the canonical form to a reading until none changes it.
+///
+/// Returns `None` if that takes [`CANONICAL_STEPS_MAX`] steps or more.
 fn after_all_steps(reading: &[u8]) -> Option<Vec<u8>> {
     const STEPS: [PathStep; 6] =
         [PathStep::Decode, PathStep::Split, PathStep::Parameters, PathStep::Cut, PathStep::Trim, PathStep::Tidy];
@@ -324,7 +339,7 @@ fn after_all_steps(reading: &[u8]) -> Option<Vec<u8>> {
     None
 }
 
-/// Appends a segment with everything but unreserved characters (RFC 3986) escaped.
+/// Appends a segment to `text`, with everything but unreserved characters (RFC 3986) percent-encoded.
 pub(crate) fn escape(segment: &[u8], text: &mut String) {
     for &byte in segment {
         match byte {
@@ -338,10 +353,10 @@ pub(crate) fn escape(segment: &[u8], text: &mut String) {
     }
 }
 
-/// Returns whether the path is known to be its only reading, because no step changes it.
+/// Returns `true` only if no [`PathStep`] changes the path, so that it is its own and only reading.
 ///
 /// Such a path has no `%`, `;`, backslash, space or control character, no empty segment, and no segment that begins or
-/// ends with a dot. The test is conservative: it is false for some paths that no step changes, such as `.well-known`.
+/// ends with a dot. The test is conservative: it is `false` for some paths that no step changes, such as `.well-known`.
 fn is_plain(path: &[u8]) -> bool {
     let mut before = b'/';
     for &byte in path {
@@ -355,10 +370,10 @@ fn is_plain(path: &[u8]) -> bool {
     before != b'.' && (before != b'/' || path.is_empty())
 }
 
-/// Decodes percent escapes once. An escaped slash and everything that is not a valid escape are kept.
+/// Decodes percent escapes once: `%69` becomes `i`, `%2569` becomes `%69`.
 ///
-/// An escaped slash is part of a segment until a server treats it as a separator. The result is borrowed if nothing
-/// changed.
+/// Keeps `%2F`, because it is part of a segment until a server treats it as a separator, and everything that is not a
+/// valid escape. The result is borrowed if nothing changed.
 pub(crate) fn decode(text: &[u8]) -> Cow<'_, [u8]> {
     let Some(start) = text.iter().position(|&byte| byte == b'%') else { return Cow::Borrowed(text) };
     let mut decoded = Vec::with_capacity(text.len());
@@ -389,7 +404,9 @@ fn hex(digit: u8) -> Option<u8> {
     char::from(digit).to_digit(16).map(|value| value as u8)
 }
 
-/// Counts the paths whose readings were computed, in tests only. They show that a refused request costs none.
+/// Counts the paths whose readings were computed step by step, in tests only.
+///
+/// Tests use the count to show that refusing a request early needs no such computation.
 pub(crate) mod normalisations {
     #[cfg(test)]
     thread_local! {
@@ -402,7 +419,7 @@ pub(crate) mod normalisations {
         COUNT.with(|count| count.set(count.get() + 1));
     }
 
-    /// Returns the number of computations on this thread since the last call.
+    /// Returns the count of this thread and sets it to zero.
     #[cfg(test)]
     pub(crate) fn take() -> u64 {
         COUNT.with(|count| count.replace(0))
@@ -519,7 +536,7 @@ mod tests {
         assert_eq!(canonical("/files/a%2Fb").as_deref(), Some("/files/a/b"));
     }
 
-    /// All paths of up to five bytes from those that some step looks at, and one that none does.
+    /// Tests all paths of up to five bytes that some step changes or reads, and of one that none does.
     #[test]
     fn a_path_is_plain_exactly_if_no_step_changes_it_and_it_has_no_percent_and_no_leading_dot() {
         const BYTES: &[u8] = b"a2f./%;\\ \x7f";
@@ -530,9 +547,9 @@ mod tests {
                 let path: String = std::iter::once('/').chain((0..length).map(byte)).collect();
                 let text = bare(&path);
                 let is_unchanged = PathStep::ALL.into_iter().all(|step| step.apply(text).is_none());
-                // Not plain although nothing changes it: `%` that escapes nothing, and hidden files.
-                let is_careful = text.contains(&b'%') || segments(text).any(|segment| segment.starts_with(b"."));
-                assert_eq!(is_plain(text), is_unchanged && !is_careful, "{path:?}");
+                // The conservative cases: a `%` that escapes nothing, and hidden files.
+                let is_excluded = text.contains(&b'%') || segments(text).any(|segment| segment.starts_with(b"."));
+                assert_eq!(is_plain(text), is_unchanged && !is_excluded, "{path:?}");
                 if is_plain(text) {
                     assert_eq!(readings(&path), Readings::Each(smallvec![Cow::Borrowed(text)]), "{path:?}");
                     plain += 1;
@@ -542,7 +559,7 @@ mod tests {
         assert!(plain > 300, "{plain} plain paths");
     }
 
-    /// Hidden files are read in one way too, only not by the short cut.
+    /// Some of these paths, such as hidden files, are not plain: their single reading is computed step by step.
     #[test]
     fn a_path_that_no_step_changes_has_itself_as_its_only_reading() {
         for path in ["users/42/orders", "x/.y", ".well-known/acme", "é/日本", "a%zz", "a-b/c.d"] {

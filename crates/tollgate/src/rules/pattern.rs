@@ -4,33 +4,42 @@ use std::ops::Range;
 
 use super::path::{decode, escape};
 
-/// A parsed path pattern.
+/// A parsed path pattern of a rule or an exemption: its segments, and whether it also matches the paths below.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct Pattern {
     pub(crate) segments: Vec<Segment>,
-    /// Whether the pattern ends in `/*`, so that it matches the path before it and everything below.
+    /// Whether the pattern ends in `/*`: `/api/*` matches `/api` and every path below it.
     pub(crate) is_prefix: bool,
 }
 
-/// One segment of a pattern.
+/// One segment of a pattern: a literal, or a variable such as `{id}`.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub(crate) enum Segment {
-    /// Matches exactly these bytes, after decoding.
+    /// Matches a segment with exactly these bytes. Percent escapes of the pattern are decoded.
     Exact(Box<[u8]>),
     /// `{name}`: matches any segment that is not empty.
     Any,
 }
 
-/// The error for a text that is not a pattern: the place of the problem, a message, and what to write instead.
+/// The error for a text that is not a path pattern: what is wrong, where, and what to write instead.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct PatternError {
+    /// The bytes of the text that are wrong.
     pub(crate) span: Range<usize>,
+    /// What is wrong.
     pub(crate) message: String,
+    /// What to write instead.
     pub(crate) help: String,
 }
 
 impl Pattern {
-    /// Parses a pattern. A trailing slash is ignored, and names of variables have no effect.
+    /// Parses a pattern such as `/shorten`, `/users/{id}` or `/api/*`.
+    ///
+    /// A trailing slash is ignored. The names of variables are not kept: `/users/{id}` equals `/users/{name}`.
+    ///
+    /// # Errors
+    /// If the text does not begin with `/`, has a query, a fragment, an escaped slash, an empty segment or a dot segment,
+    /// or has a `*` or a variable that is not a whole segment, or a `*` before its end.
     pub(crate) fn parse(text: &str) -> Result<Pattern, PatternError> {
         let whole = 0..text.len();
         let Some(rest) = text.strip_prefix('/') else {
@@ -59,7 +68,7 @@ impl Pattern {
         Ok(Pattern { segments, is_prefix })
     }
 
-    /// Returns a path that the pattern matches.
+    /// Returns a path that the pattern matches: `/users/0` for `/users/{id}`, `/api/` for `/api/*`.
     pub(crate) fn example(&self) -> String {
         let mut path = String::new();
         for segment in &self.segments {
@@ -75,8 +84,8 @@ impl Pattern {
         path
     }
 
-    /// Returns the pattern that matches exactly the paths matched by both, or `None` if there are none.
-    pub(crate) fn shared(&self, other: &Pattern) -> Option<Pattern> {
+    /// Returns the pattern that matches the paths that both patterns match, or `None` if no path matches both.
+    pub(crate) fn intersection(&self, other: &Pattern) -> Option<Pattern> {
         let (long, short) = match self.segments.len() >= other.segments.len() {
             true => (self, other),
             false => (other, self),
@@ -107,7 +116,7 @@ impl Pattern {
     }
 }
 
-/// Parses one segment, which begins at byte `start` of the pattern.
+/// Parses one segment of a pattern. `start` is its first byte in the pattern, for the span of an error.
 fn parse_segment(text: &str, start: usize) -> Result<Segment, PatternError> {
     let span = start..start + text.len();
     let refuse = |message: &str, help: &str| Err(error(span.clone(), message, help));
@@ -201,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn shared_pattern_is_the_intersection() {
+    fn intersection_matches_what_both_patterns_match() {
         for (one, other, expected) in [
             ("/{x}/b", "/a/{y}", Some("/a/b")),
             ("/*", "/a/{y}", Some("/a/{y}")),
@@ -212,8 +221,8 @@ mod tests {
             ("/a/b", "/{x}", None),
         ] {
             let expected = expected.map(pattern);
-            assert_eq!(pattern(one).shared(&pattern(other)), expected, "{one} {other}");
-            assert_eq!(pattern(other).shared(&pattern(one)), expected, "{other} {one}");
+            assert_eq!(pattern(one).intersection(&pattern(other)), expected, "{one} {other}");
+            assert_eq!(pattern(other).intersection(&pattern(one)), expected, "{other} {one}");
         }
     }
 }

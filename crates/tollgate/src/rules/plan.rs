@@ -14,8 +14,9 @@
 //! A source that names a plan that does not exist counts as one that does not know the plan. A removed plan that tokens
 //! in circulation still name must neither fail their requests nor admit them without a limit.
 //!
-//! The result is a [`LimitSetId`]: an index under which every rule that takes its limits from plans keeps these limits, so
-//! that finding a caller's limits is one slice access. A key with limits of its own has a limit_set of its own.
+//! The result is the id of the caller's *limit set* ([`LimitSetId`]): the limits of its plan, or an API key's own limits.
+//! The id is an index under which every rule that takes its limits from plans keeps these limits, so that finding a
+//! caller's limits is one slice access.
 
 use std::future::Future;
 use std::net::IpAddr;
@@ -24,9 +25,9 @@ use std::sync::Arc;
 
 use crate::identity::{Identity, KeyDigest};
 
-/// A plan: a named set of limits.
+/// The name and the upgrade URL of a plan of a [`RuleSet`](super::RuleSet).
 ///
-/// The limits themselves are kept per rule; see [`CompiledRule::policies`](super::CompiledRule::policies).
+/// Does not contain the plan's limits; [`CompiledRule::policies`](super::CompiledRule::policies) returns them for a rule.
 #[derive(Clone, Debug)]
 pub struct CompiledPlan {
     pub(crate) name: Arc<str>,
@@ -39,19 +40,20 @@ impl CompiledPlan {
         &self.name
     }
 
-    /// Returns the URL where a client can upgrade its plan, if one is configured.
+    /// Returns the URL where a client can upgrade its plan, or `None` if none is configured.
     pub fn upgrade_url(&self) -> Option<&str> {
         self.upgrade_url.as_deref()
     }
 }
 
-/// The id of a caller's set of limits: those of a plan, or an API key's own limits.
+/// The id of a limit set: the limits that apply to a caller, which are those of a plan, or an API key's own.
 ///
-/// Valid only for the [`RuleSet`](super::RuleSet) that returned it.
+/// Returned by [`RuleSet::limit_set`](super::RuleSet::limit_set) and similar methods, and valid only for that rule set.
+/// [`CompiledRule::policies`](super::CompiledRule::policies) returns the limits.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct LimitSetId(pub(crate) u32);
 
-/// An API key of the configuration.
+/// What the configuration sets for one API key: owner, plan, own limits, exemption. Does not contain the key.
 #[derive(Clone, Debug)]
 pub struct KeyEntry {
     pub(crate) name: Option<Box<str>>,
@@ -61,43 +63,46 @@ pub struct KeyEntry {
 }
 
 impl KeyEntry {
-    /// Returns the configured name of the key's owner, if any.
+    /// Returns the name of the key's owner, or `None` if none is configured.
     pub fn name(&self) -> Option<&str> {
         self.name.as_deref()
     }
 
-    /// Returns the name of the key's plan, if the configuration assigns one.
+    /// Returns the name of the plan that the configuration assigns to the key, or `None` if it assigns none.
     pub fn plan(&self) -> Option<&Arc<str>> {
         self.plan.as_ref()
     }
 
-    /// Returns the limit_set of the key's own limits, else of its plan. `None` if it has neither.
+    /// Returns the limit set of the key: its own limits, else those of its plan.
+    ///
+    /// `None` if the key has neither, or if it has only limits of its own and there are no plans.
     pub fn limit_set(&self) -> Option<LimitSetId> {
         self.limit_set
     }
 
-    /// Returns whether requests with this key are never limited.
+    /// Returns whether callers with this key are exempt from all rules.
     pub fn is_exempt(&self) -> bool {
         self.is_exempt
     }
 }
 
-/// The caller whose plan a [`PlanLookup`] looks up.
+/// The caller whose plan a [`PlanLookup`] looks up: everything by which the caller is identified.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub struct PlanQuestion {
-    /// The digest of the API key, if the key is an identity.
+    /// The digest of the API key. `None` if the request has no key, or one that identifies no caller (an unknown one).
     pub api_key: Option<KeyDigest>,
-    /// The subject of the verified token, if any.
+    /// The subject of the verified token. `None` without a valid token.
     pub user: Option<Arc<str>>,
-    /// The caller that the application has set, if any: `RateLimitLayer::subject`.
+    /// The caller that the application has set: [`RequestView::with_caller`](super::RequestView::with_caller) or
+    /// `RateLimitLayer::subject`.
     pub caller: Option<Arc<str>>,
     /// The client's address.
     pub address: IpAddr,
 }
 
 impl PlanQuestion {
-    /// Creates the question for the caller with this identity.
+    /// Creates the question for the caller of a request. May verify the request's token.
     pub fn about(identity: &Identity<'_>) -> PlanQuestion {
         PlanQuestion {
             api_key: identity.api_key().map(|(digest, _)| digest),
@@ -107,15 +112,15 @@ impl PlanQuestion {
         }
     }
 
-    /// Returns whether the caller has an identity other than its address: an API key, a user or a name.
+    /// Returns whether the caller is identified by more than its address: an API key, a user, or the application.
     pub fn is_identified(&self) -> bool {
         self.api_key.is_some() || self.user.is_some() || self.caller.is_some()
     }
 
-    /// Returns the field of the Redis hash that holds the caller's plan.
+    /// Returns the name of the field of a Redis hash (`PlanHash`) that holds the caller's plan.
     ///
-    /// It is `api_key:` and the key's SHA-256 in hexadecimal, else `user:` and the user, else `caller:` and the caller
-    /// that the application has set. `None` for callers without identity, which are not in the hash.
+    /// It is `api_key:` and the key's SHA-256 in lowercase hexadecimal, else `user:` and the user, else `caller:` and the
+    /// caller that the application has set. `None` if the caller is [not identified](PlanQuestion::is_identified).
     pub fn field(&self) -> Option<String> {
         match (&self.api_key, &self.user, &self.caller) {
             (Some(digest), ..) => {
@@ -130,14 +135,16 @@ impl PlanQuestion {
     }
 }
 
-/// The future returned by [`PlanLookup::plan`]: the name of the plan, or `None` if it is not known.
+/// The future returned by [`PlanLookup::plan`]. Resolves to the name of the plan, or to `None` if it is not known.
 pub type PlanFuture<'a> = Pin<Box<dyn Future<Output = Option<Arc<str>>> + Send + 'a>>;
 
 /// An external source of callers' plans: a Redis hash (`PlanHash`), a database, a closure.
 ///
-/// It is called on the request path, but only for callers whose plan the rule set does not know. It should answer from
-/// memory or quickly. Return `None` on errors, too: the caller then gets the plan of the next lookup, else the
-/// `default` or `anonymous` plan.
+/// An [`Engine`](crate::engine::Engine) awaits it while it decides a request, but only if a matching rule takes its
+/// limits from plans and neither API key, address, trusted header nor token determines the caller's plan. The time that
+/// it takes counts against the deadline of the decision.
+///
+/// It should resolve to `None` on errors, too. The plan is then that of the next lookup, else `default` or `anonymous`.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -148,7 +155,9 @@ pub type PlanFuture<'a> = Pin<Box<dyn Future<Output = Option<Arc<str>>> + Send +
 /// accepts(&lookup);
 /// ```
 pub trait PlanLookup: Send + Sync {
-    /// Looks up the name of a caller's plan. Resolves to `None` if it is not known.
+    /// Looks up the name of a caller's plan.
+    ///
+    /// The future resolves to `None` if the plan is not known. A name that no plan has is ignored like `None`.
     fn plan<'a>(&'a self, question: &'a PlanQuestion) -> PlanFuture<'a>;
 }
 

@@ -20,11 +20,10 @@
 //!   check              ├───── what is left ───────────┤
 //! ```
 //!
-//! A lookup that times out goes on in the background, and its reply is cached. After a failure or a timeout no
-//! request reads the hash for 250 ms, so that few requests pay for the timeout. Meanwhile the last reply for a
-//! caller stays valid, even if it has expired. A caller without a cached reply has no plan from here and gets the
-//! `default` plan unless another lookup knows its plan. So callers keep their plans during an outage, as long as they
-//! are in the cache. The first failure is logged as a warning.
+//! A lookup that times out continues in the background, and its reply is cached. After a failure or a timeout no
+//! request reads the hash for 250 ms, so that few requests wait for the timeout. Meanwhile the last reply for a
+//! caller is used, even if it has expired. For a caller without a cached reply the lookup resolves to `None`. So callers
+//! keep their plans during an outage, as long as they are in the cache. The first failure is logged as a warning.
 //!
 //! **Why not in the same call as the decision?** The plan determines which limits are decided.
 
@@ -46,13 +45,18 @@ const VALID_US: u64 = 1_000_000;
 const REFRESH_US: u64 = 500_000;
 /// Time after a failure during which the hash is not read, in microseconds.
 const PAUSE_US: u64 = 250_000;
+/// Maximum number of cached replies, one per caller.
 const CALLERS_MAX: usize = 10_000;
-/// Maximum length of a plan's name. A longer value names no plan and is not cached.
+/// Maximum length of a plan's name. A longer value is treated like a missing field.
 const NAME_BYTES_MAX: usize = 64;
-/// The deadline of a decision unless it is configured.
+/// The default deadline of a decision.
 const DEADLINE_DEFAULT: Duration = Duration::from_millis(25);
 
-/// A Redis hash that maps callers to the names of their plans. Its fields are those of [`PlanQuestion::field`].
+/// A [`PlanLookup`] in a Redis hash that maps callers to the names of their plans.
+///
+/// The fields of the hash are those of [`PlanQuestion::field`]. Replies are cached for a second, missing fields included.
+/// If Redis fails or does not reply within the [timeout](PlanHash::timeout), the caller's last cached plan is used; without
+/// one the lookup resolves to `None`. The first failure is logged as a warning.
 ///
 /// ```no_run
 /// use std::sync::Arc;
@@ -76,7 +80,7 @@ pub struct PlanHash {
     timeout: Duration,
 }
 
-/// Reads the hash and caches its replies. Shared with lookups in the background.
+/// The hash and the cache of its replies. Shared by a [`PlanHash`] and the lookups that it runs in the background.
 struct Reader {
     store: RedisStore,
     name: Box<str>,
@@ -89,9 +93,10 @@ struct Reader {
     is_failing: AtomicBool,
 }
 
-/// A cached reply.
+/// A cached reply of the hash for one caller.
 #[derive(Clone)]
 struct CachedPlan {
+    /// The name of the plan; `None` if the hash has none for the caller.
     plan: Option<Arc<str>>,
     /// The time at which the command was sent.
     sent: Timestamp,
@@ -100,7 +105,9 @@ struct CachedPlan {
 }
 
 impl CachedPlan {
-    /// Returns whether the reply is younger than `age_us`.
+    /// Returns whether, at `now`, less than `age_us` microseconds have passed since the command was sent.
+    ///
+    /// `false` if `now` is before that time.
     fn is_younger(&self, age_us: u64, now: Timestamp) -> bool {
         // A reply from the future means that the clock was set back. It must not stay valid for longer.
         self.sent <= now && now < self.sent.plus_micros(age_us)
@@ -114,7 +121,7 @@ impl Expire for CachedPlan {
 }
 
 impl PlanHash {
-    /// Creates a lookup in the hash with the key `name`, on the server of `store`.
+    /// Creates a lookup in the Redis hash with the key `name`, on the server of `store`. Reads nothing yet.
     ///
     /// The store's key prefix is not added to `name`.
     pub fn new(store: RedisStore, name: impl Into<Box<str>>) -> PlanHash {
@@ -124,32 +131,34 @@ impl PlanHash {
 
     /// Returns the timeout of a lookup that suits a limiter with this deadline: three quarters of it.
     ///
-    /// The lookup takes its time from the decision's deadline. The last quarter is left to the check, so that a store
-    /// that does not answer the lookup is still asked.
+    /// A lookup and the check that follows it share the deadline of the decision. The last quarter is left to the check.
     pub fn timeout_for(deadline: Duration) -> Duration {
         deadline / 4 * 3
     }
 
-    /// Sets the timeout of a lookup. Defaults to 18.75 ms, which suits a limiter with the default deadline of 25 ms.
+    /// Sets the time after which a request no longer waits for Redis. Defaults to 18.75 ms.
     ///
-    /// See [`PlanHash::timeout_for`] for limiters with another deadline.
+    /// The default suits a limiter with the default deadline of 25 ms; [`PlanHash::timeout_for`] computes it for others.
     #[must_use]
     pub fn timeout(self, timeout: Duration) -> PlanHash {
         PlanHash { timeout, ..self }
     }
 
-    /// Sets the clock by which cached replies expire, and empties the cache. Defaults to [`SystemClock`].
+    /// Sets the clock by which cached replies expire. Defaults to [`SystemClock`]. Replies that are cached already are lost.
     #[must_use]
     pub fn clock(self, clock: Arc<dyn Clock>) -> PlanHash {
         let reader = Reader::new(self.reader.store.clone(), self.reader.name.clone(), clock);
         PlanHash { reader: Arc::new(reader), ..self }
     }
 
-    /// Returns the plan in a field: from the cache if the reply is valid or Redis fails, else from Redis.
+    /// Returns the plan in a field: from the cache if its reply is younger than a second or Redis fails, else from Redis.
+    ///
+    /// Starts a lookup in the background if the cached reply is older than half a second, and lets a lookup that times
+    /// out complete there.
     async fn look_up(&self, field: String) -> Option<Arc<str>> {
         let reader = &self.reader;
         let (id, now) = (reader.cache.id(&field), reader.clock.now());
-        let cached = reader.cache.look(id, CachedPlan::clone);
+        let cached = reader.cache.get_with(id, CachedPlan::clone);
         if let Some(cached) = &cached
             && cached.is_younger(VALID_US, now)
         {
@@ -168,7 +177,7 @@ impl PlanHash {
             Some(Ok(plan)) => plan,
             Some(Err(_failed)) => last_plan,
             None => {
-                reader.failed("it did not answer in time");
+                reader.record_failure("no reply within the timeout");
                 tokio::spawn(reading);
                 last_plan
             }
@@ -188,12 +197,14 @@ impl Reader {
         }
     }
 
-    /// Reads a field and caches the reply under `id`.
+    /// Reads a field from Redis, caches the reply under `id`, and returns the plan in it.
+    ///
+    /// Logs the first success after failures. On an error, calls [`record_failure`](Reader::record_failure).
     async fn read(self: Arc<Self>, id: Id, field: String) -> Result<Option<Arc<str>>, StoreError> {
         let sent = self.clock.now();
         match self.store.command(&["HGET", &self.name, &field]).await {
             Ok(reply) => {
-                let plan = name_in(&reply);
+                let plan = plan_name(&reply);
                 let cached = CachedPlan { plan: plan.clone(), sent, is_refreshing: false };
                 self.cache.put(id, cached, self.clock.now());
                 if self.is_failing.swap(false, Ordering::Relaxed) {
@@ -202,20 +213,21 @@ impl Reader {
                 Ok(plan)
             }
             Err(error) => {
-                self.failed(&error);
+                self.record_failure(&error);
                 Err(error)
             }
         }
     }
 
+    /// Returns whether a lookup has failed within the last [`PAUSE_US`], so that the hash is not to be read.
     fn is_paused(&self, now: Timestamp) -> bool {
         let until_us = self.paused_until_us.load(Ordering::Relaxed);
         // A later time means that the clock was set back.
         (now.as_micros()..=now.plus_micros(PAUSE_US).as_micros()).contains(&until_us)
     }
 
-    /// Pauses reading for [`PAUSE_US`], and logs the first of several failures.
-    fn failed(&self, reason: impl std::fmt::Display) {
+    /// Pauses reading for [`PAUSE_US`] from now. Logs a warning, unless the last lookup has failed, too.
+    fn record_failure(&self, reason: impl std::fmt::Display) {
         let until = self.clock.now().plus_micros(PAUSE_US);
         self.paused_until_us.store(until.as_micros(), Ordering::Relaxed);
         if !self.is_failing.swap(true, Ordering::Relaxed) {
@@ -224,8 +236,9 @@ impl Reader {
     }
 }
 
-/// Returns the plan named by a reply. `None` for nil, non-text replies, empty names and names that are too long.
-fn name_in(reply: &Reply) -> Option<Arc<str>> {
+/// Returns the name of the plan in a reply. `None` for nil, a reply that is no text, an empty name, and one of more than 64
+/// bytes.
+fn plan_name(reply: &Reply) -> Option<Arc<str>> {
     reply.as_text().filter(|name| !name.is_empty() && name.len() <= NAME_BYTES_MAX).map(Arc::from)
 }
 

@@ -26,13 +26,13 @@ pub struct RequestView<'r> {
     caller: Option<&'r str>,
 }
 
-/// A function that finds the URI as the client sent it in the extensions of a request.
+/// A function that returns the URI that the client sent from the extensions of a request, or `None` if it is not there.
 pub(crate) type FindUri = fn(&Extensions) -> Option<&Uri>;
 
-/// The target of a request: its path and authority. Read from a URI only when a rule needs them.
+/// The target of a request: its path and authority.
 #[derive(Clone, Copy)]
 enum RequestTarget<'r> {
-    /// The URI of the request, and a way to find the original one if a router may have changed it.
+    /// The URI of the request. If a router may have changed its path, also a way to find the URI that the client sent.
     Uri(&'r Uri, Option<(&'r Extensions, FindUri)>),
     Parts {
         path: &'r str,
@@ -41,31 +41,35 @@ enum RequestTarget<'r> {
 }
 
 impl<'r> RequestView<'r> {
-    /// Creates a view from a method, a path and headers. A query in the path is ignored; the host is read from `Host`.
+    /// Creates a view from a method, a path and headers. Rules ignore a query in the path.
+    ///
+    /// The host is read from the `Host` header; [`with_authority`](RequestView::with_authority) adds another.
     pub fn new(method: &'r Method, path: &'r str, headers: &'r HeaderMap) -> RequestView<'r> {
         RequestView { method, headers, target: RequestTarget::Parts { path, authority: None }, caller: None }
     }
 
-    /// Sets the authority of the request's URI (`host[:port]`), which rules match in addition to `Host`.
+    /// Sets the authority (`host[:port]`), which rules match in addition to the `Host` header. `None` removes it.
+    ///
+    /// Replaces the authority of the URI in a view that was created from a request.
     #[must_use]
     pub fn with_authority(self, authority: Option<&'r str>) -> RequestView<'r> {
         RequestView { target: RequestTarget::Parts { path: self.path(), authority }, ..self }
     }
 
-    /// Sets the caller, in place of the one that API key, token or address determine. `None` removes it.
+    /// Sets the value by which rules by [`Subject::Caller`](crate::Subject::Caller) count this request.
     ///
-    /// Rules by [`Subject::Caller`](crate::Subject::Caller) count by it.
+    /// If it is `None`, they count by API key, verified user or client address, which is the default.
     #[must_use]
     pub fn with_caller(self, caller: Option<&'r str>) -> RequestView<'r> {
         RequestView { caller, ..self }
     }
 
-    /// Returns the caller that [`with_caller`](RequestView::with_caller) has set, if any.
+    /// Returns the caller that [`with_caller`](RequestView::with_caller) has set, else `None`.
     pub fn caller(&self) -> Option<&'r str> {
         self.caller
     }
 
-    /// Creates a view of an HTTP request.
+    /// Creates a view of an HTTP request: its method, its URI and its headers.
     pub fn of<B>(request: &'r http::Request<B>) -> RequestView<'r> {
         RequestView {
             method: request.method(),
@@ -75,7 +79,7 @@ impl<'r> RequestView<'r> {
         }
     }
 
-    /// Creates a view of the head of an HTTP request.
+    /// Creates a view of the head of an HTTP request: its method, its URI and its headers.
     pub fn of_parts(parts: &'r http::request::Parts) -> RequestView<'r> {
         RequestView {
             method: &parts.method,
@@ -85,11 +89,12 @@ impl<'r> RequestView<'r> {
         }
     }
 
-    /// Creates a view of an HTTP request whose path is read from the URI that `find_sent` finds in its extensions.
+    /// Creates a view of an HTTP request whose URI a router may have rewritten.
     ///
-    /// Without `find_sent`, or if it finds none, the path is that of the request's URI.
+    /// Its path is that of the URI that `find_sent` returns from the request's extensions. Without `find_sent`, or if it
+    /// returns `None`, the path is that of the request's URI. The authority is always that of the request's URI.
     #[cfg(feature = "tower")]
-    pub(crate) fn sent_as<B>(request: &'r http::Request<B>, find_sent: Option<FindUri>) -> RequestView<'r> {
+    pub(crate) fn of_rewritten<B>(request: &'r http::Request<B>, find_sent: Option<FindUri>) -> RequestView<'r> {
         let sent = find_sent.map(|find_sent| (request.extensions(), find_sent));
         RequestView {
             method: request.method(),
@@ -104,7 +109,10 @@ impl<'r> RequestView<'r> {
         self.method
     }
 
-    /// Returns the path as the client sent it. A view created from a text includes the query of that text.
+    /// Returns the path as the client sent it, without decoding.
+    ///
+    /// The path of a URI has no query. A view that was created by [`new`](RequestView::new) returns the given text, which
+    /// may have one.
     pub fn path(&self) -> &'r str {
         match self.target {
             RequestTarget::Uri(uri, None) => uri.path(),
@@ -113,15 +121,15 @@ impl<'r> RequestView<'r> {
         }
     }
 
-    /// Returns whether the path that the client sent, without its query, has more than `bytes_max` bytes.
+    /// Returns whether [`path`](RequestView::path), without query and fragment, has more than `bytes_max` bytes.
     pub(crate) fn is_path_longer_than(&self, bytes_max: usize) -> bool {
         is_longer(self.path(), bytes_max)
     }
 
-    /// Returns whether the path in the request's URI, which a router may have shortened, has more than `bytes_max`
-    /// bytes.
+    /// Returns whether the path in the request's own URI, without its query, has more than `bytes_max` bytes.
     ///
-    /// Cheaper than [`RequestView::is_path_longer_than`], because it does not search the extensions.
+    /// If a router has rewritten that URI, it differs from the one that the client sent, which
+    /// [`is_path_longer_than`](RequestView::is_path_longer_than) tests.
     pub(crate) fn is_received_path_longer_than(&self, bytes_max: usize) -> bool {
         match self.target {
             RequestTarget::Uri(uri, _) => uri.path().len() > bytes_max,
@@ -136,10 +144,10 @@ impl<'r> RequestView<'r> {
         }
     }
 
-    /// Returns the canonical form of the path, under which `by = ["path"]` counts it, however the client spelled it.
+    /// Returns the canonical form of the path, by which rules by [`Subject::Path`](crate::Subject::Path) count.
     ///
-    /// Used as the path of an [`Origin`](crate::identity::Origin). Empty if the path is ambiguous, because servers may
-    /// understand it as different paths.
+    /// All spellings of a path (escapes, dot segments, repeated slashes) have the same form. It begins with a slash, and has
+    /// no query and no trailing slash. Empty if the path is ambiguous: servers may take it for different paths.
     ///
     /// ```
     /// use tollgate::rules::RequestView;
@@ -159,7 +167,9 @@ impl<'r> RequestView<'r> {
         self.headers
     }
 
-    /// Returns all hosts that the request names, as sent: in its URI and in each `Host` line.
+    /// Iterates over all hosts that the request names: the one in its authority, then that of each `Host` header.
+    ///
+    /// They are as the client sent them, with port and in any case, but the authority is without its `user@`.
     pub fn hosts(&self) -> impl Iterator<Item = &'r str> {
         // Drops the user of an authority `user@host`.
         let authority = self.authority().map(|authority| authority.rsplit('@').next().unwrap_or(authority));

@@ -9,14 +9,17 @@ use crate::answer::Policy;
 use crate::failure::OnFailure;
 use crate::identity::Subjects;
 
-/// The mode of a rule. Defaults to `enforce`.
+/// Whether a rule denies requests (`enforce`, the default), only counts them (`shadow`), or is ignored (`off`).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 #[non_exhaustive]
 pub enum Mode {
-    /// The rule denies requests over its limits.
+    /// The rule denies requests that exceed its limits.
     #[default]
     Enforce,
-    /// The rule never denies. It is charged only if it would have passed and the request was admitted.
+    /// The limits of the rule never deny a request, and no header shows them.
+    ///
+    /// The rule is decided after all enforced rules have admitted a request, and charged if its limits would have
+    /// admitted it too. Its decisions are counted: [`Engine::rule_stats`](crate::engine::Engine::rule_stats).
     Shadow,
     /// The rule is ignored.
     Off,
@@ -30,10 +33,12 @@ tollgate_core::__names! {
     }
 }
 
-/// Which requests a rule charges, by their response.
+/// Which requests a rule charges: all (`always`, the default), or only those whose response is a failure (`on_failure`)
+/// or a success (`on_success`).
 ///
-/// Units are always charged at the start of a request. They are refunded by its response if that is not to be charged.
-/// Without a response (the client disconnected, or the service panicked) the charge stays. Defaults to `always`.
+/// Units are always charged at the start of a request, and refunded at its end if its response is not to be charged.
+/// A response with a status from 400 or a `grpc-status` other than 0, and an error of the service, is a failure. Without
+/// a response (the client disconnected, or the service panicked) the charge is kept.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 #[non_exhaustive]
 pub enum Charge {
@@ -55,12 +60,14 @@ tollgate_core::__names! {
 }
 
 impl Charge {
-    /// Returns whether units may be refunded: `false` only for `Always`.
+    /// Returns whether units are refunded after some responses: `false` only for `Always`.
     pub const fn is_refundable(self) -> bool {
         !matches!(self, Charge::Always)
     }
 
-    /// Returns whether the units of a request with this outcome are refunded.
+    /// Returns whether the units of a request are refunded, given whether its response was a success.
+    ///
+    /// `OnFailure` refunds successes, `OnSuccess` refunds failures, `Always` refunds nothing.
     pub const fn refunds(self, succeeded: bool) -> bool {
         match self {
             Charge::Always => false,
@@ -70,9 +77,10 @@ impl Charge {
     }
 }
 
-/// A rule: by which subject its requests are counted, and against which limits.
+/// A compiled rule: the subject by which it counts requests, its limits, and how it charges and refuses.
 ///
-/// Which requests it applies to is determined by [`RuleSet::matching`](super::RuleSet::matching).
+/// Does not contain the conditions of the rule; [`RuleSet::matching`](super::RuleSet::matching) finds the rules that
+/// apply to a request.
 #[derive(Clone, Debug)]
 pub struct CompiledRule {
     pub(crate) name: Arc<str>,
@@ -85,30 +93,31 @@ pub struct CompiledRule {
     pub(crate) is_shield: bool,
 }
 
-/// The limits of a rule.
+/// The limits of a rule: its own, or those of the caller's plan or API key.
 #[derive(Clone, Debug)]
 pub(crate) enum RuleLimits {
-    /// The limits of the rule itself, for all callers.
+    /// The rule has limits of its own, the same for all callers.
     Own(Box<[Arc<Policy>]>),
-    /// The limits of the caller's plan, indexed by [`LimitSetId`].
+    /// The limits are those of the caller's plan or API key: one list for each [`LimitSetId`], which is its index.
     Plan(Box<[Box<[Arc<Policy>]>]>),
 }
 
 impl CompiledRule {
-    /// Returns the name. It appears in metrics and logs and is part of the counters' names.
+    /// Returns the name of the rule. It appears in metrics and logs and is part of the names of its counters.
     pub fn name(&self) -> &Arc<str> {
         &self.name
     }
 
-    /// Returns the kinds of subject by which requests are counted.
+    /// Returns the subjects by which the rule counts. Requests share a counter if they agree in all of them.
     pub fn by(&self) -> &Subjects {
         &self.by
     }
 
-    /// Returns the policies that apply to a caller with this limit_set.
+    /// Returns the limits, with their names and formats, that the rule applies to a caller with this limit set.
     ///
-    /// The limit_set matters only if the limits are those of the caller's plan; an unknown limit_set then has no policies.
-    /// A limit counts on (rule, limit name): see [`Scope::Rule`](crate::Scope::Rule).
+    /// If the rule has limits of its own, `limit_set` is ignored. If its limits are those of the caller's plan
+    /// ([`is_by_plan`](CompiledRule::is_by_plan)), an id that the rule set did not return has none. Each limit counts on
+    /// the rule's name and its own name: see [`Scope::Rule`](crate::Scope::Rule).
     pub fn policies(&self, limit_set: LimitSetId) -> &[Arc<Policy>] {
         match &self.limits {
             RuleLimits::Own(policies) => policies,
@@ -116,9 +125,10 @@ impl CompiledRule {
         }
     }
 
-    /// Iterates over the policies of all limit_sets, those of keys with limits of their own included.
+    /// Iterates over all limits that the rule applies to any caller: its own, or those of all plans and of all API keys
+    /// with limits of their own.
     ///
-    /// Equal policies may occur several times.
+    /// Equal ones may occur several times.
     pub fn policies_of_all(&self) -> impl Iterator<Item = &Arc<Policy>> {
         let (own, by_limit_set) = match &self.limits {
             RuleLimits::Own(policies) => (&policies[..], &[][..]),
@@ -127,32 +137,34 @@ impl CompiledRule {
         own.iter().chain(by_limit_set.iter().flatten())
     }
 
-    /// Returns whether the limits are those of the caller's plan.
+    /// Returns whether the limits are those of the caller's plan or API key, and not the rule's own.
     pub fn is_by_plan(&self) -> bool {
         matches!(self.limits, RuleLimits::Plan(_))
     }
 
-    /// Returns the mode. The global shadow mode is already applied to it.
+    /// Returns the mode. If all rules are in shadow mode ([`Rules::shadow`](super::Rules::shadow)), `Shadow` instead of
+    /// `Enforce`.
     pub fn mode(&self) -> Mode {
         self.mode
     }
 
-    /// Returns the failure policy, used when the store does not answer.
+    /// Returns how the limits of the rule are decided when the store does not answer. Not used in shadow mode.
     pub fn on_failure(&self) -> OnFailure {
         self.on_failure
     }
 
-    /// Returns which requests are charged, by their outcome.
+    /// Returns which requests are charged, depending on their responses.
     pub fn charge(&self) -> Charge {
         self.charge
     }
 
-    /// Returns the cost of a request.
+    /// Returns the units that the rule charges for a request whose cost is not set by its caller.
     pub fn cost(&self) -> Cost {
         self.cost
     }
 
-    /// Returns whether the rule is a shield: decided in process memory, before all other rules.
+    /// Returns whether the rule is a shield: counted by client address in process memory, and decided before all other
+    /// rules.
     pub fn is_shield(&self) -> bool {
         self.is_shield
     }

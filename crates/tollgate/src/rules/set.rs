@@ -1,4 +1,4 @@
-//! The rule set: the compiled form of rules, plans, keys, exemptions and bans.
+//! The rule set: the compiled form of rules, plans, API keys, exemptions and bans.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -17,79 +17,83 @@ use super::rule::CompiledRule;
 use crate::identity::TrustedProxies;
 use crate::identity::{ApiKey, Identifier, Identity, KeyDigest, KeySource, KnownKey, Networks};
 
-/// Rules, plans, keys, exemptions and bans, compiled and immutable.
+/// A compiled, immutable configuration: rules, plans, API keys, exemptions, bans, and how callers are identified.
 ///
-/// Clones share the data and are cheap.
+/// Built by [`Rules::build`](super::Rules::build) or loaded by [`Config::load`](crate::config::Config::load). An
+/// [`Engine`](crate::engine::Engine) decides requests by it. Clones are cheap and share the data.
 #[derive(Clone)]
 pub struct RuleSet(Arc<SetParts>);
 
-/// The parts of a [`RuleSet`].
+/// The contents of a [`RuleSet`], as the compiler of configurations produces them.
 #[derive(Clone)]
 pub(crate) struct SetParts {
     pub(crate) rules: Vec<CompiledRule>,
+    /// Matches all rules that are not off.
     pub(crate) matcher: Matcher,
-    /// The shields that refuse, and no other rule.
+    /// Matches only the shields in the mode `enforce`. Indices are those of `rules`.
     pub(crate) shields: Matcher,
     pub(crate) identifier: Identifier,
-    /// Plans, sorted by name. The first limit_sets are those of the plans, in this order.
+    /// Plans, sorted by name. The limit set of the plan at an index has the same index.
     pub(crate) plans: Vec<CompiledPlan>,
-    /// The index in `plans` of each limit_set's plan.
+    /// The index in `plans` of the plan of each limit set. Those of keys with limits of their own come last.
     pub(crate) plan_of_limit_set: Vec<u32>,
     pub(crate) default: LimitSetId,
     pub(crate) anonymous: LimitSetId,
     pub(crate) keys: HashMap<KeyDigest, KeyEntry>,
-    /// Whether any key is exempt. If not, requests need not be searched for a key to find out.
+    /// Whether any key is exempt. If not, the key of a request need not be read to find out whether it is exempt.
     pub(crate) exempts_keys: bool,
     pub(crate) address_plans: Vec<(Networks, LimitSetId)>,
     pub(crate) plan_header: Option<HeaderName>,
     pub(crate) exempt: ExemptList,
     pub(crate) bans: BanList,
-    /// Whether any rule takes its limits from plans.
+    /// Whether any rule that is not off takes its limits from plans.
     pub(crate) needs_limit_set: bool,
     pub(crate) path_bytes_max: usize,
     pub(crate) is_off: bool,
     pub(crate) exposes_headers: bool,
 }
 
-/// The rules that apply to a request, in the order of the configuration.
+/// The rules that apply to a request, in the order of the configuration. Returned by [`RuleSet::matching`].
 #[derive(Clone)]
 pub struct Matched<'s> {
     set: &'s SetParts,
-    places: MatchedIndices<'s>,
+    indices: MatchedIndices<'s>,
     is_exempt_path: bool,
 }
 
 #[derive(Clone)]
 enum MatchedIndices<'s> {
-    /// The same rules apply to all requests.
+    /// The same rules apply to every request; see [`RuleSet::rules_for_every_request`].
     Same(&'s [u32]),
     /// The rules were found for this request.
     Found(Indices),
 }
 
 impl<'s> Matched<'s> {
-    /// Iterates over the rules.
+    /// Iterates over the rules, in the order of the configuration.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = &'s CompiledRule> + '_ {
         self.indices().iter().map(|index| &self.set.rules[*index as usize])
     }
 
-    /// Returns the indices of the rules in [`RuleSet::rules`], ascending. They identify this combination of rules.
+    /// Returns the indices of the rules in [`RuleSet::rules`], ascending.
     pub fn indices(&self) -> &[u32] {
-        match &self.places {
+        match &self.indices {
             MatchedIndices::Same(same) => same,
             MatchedIndices::Found(found) => found,
         }
     }
 
-    /// Converts into the indices of the rules in [`RuleSet::rules`], ascending.
+    /// Returns the indices of the rules in [`RuleSet::rules`], ascending, without a borrow of the rule set.
     pub(crate) fn into_indices(self) -> Indices {
-        match self.places {
+        match self.indices {
             MatchedIndices::Same(same) => Indices::from_slice(same),
             MatchedIndices::Found(found) => found,
         }
     }
 
-    /// Returns whether rules match the request and none applies, because its path is exempt.
+    /// Returns whether rules match the request but none applies, because its path is exempt.
+    ///
+    /// `false` if no rule matches the request, exempt or not.
     pub fn is_exempt_path(&self) -> bool {
         self.is_exempt_path
     }
@@ -105,13 +109,13 @@ impl RuleSet {
         RuleSet(Arc::new(parts))
     }
 
-    /// Returns the parts, so that tests can compare them.
+    /// Returns the contents of the rule set, so that tests can compare them.
     #[cfg(test)]
     pub(crate) fn parts(&self) -> &SetParts {
         &self.0
     }
 
-    /// Returns these rules with other trusted proxies.
+    /// Returns a copy of this rule set with other trusted proxies.
     #[cfg(feature = "tower")]
     pub(crate) fn with_proxies(&self, proxies: TrustedProxies) -> RuleSet {
         let mut parts = SetParts::clone(&self.0);
@@ -119,111 +123,127 @@ impl RuleSet {
         RuleSet::new(parts)
     }
 
-    /// Returns all rules in the order of the configuration, including those with the mode `off`.
+    /// Returns all rules in the order of the configuration, including those in the mode `off`.
     pub fn rules(&self) -> &[CompiledRule] {
         &self.0.rules
     }
 
-    /// Returns the rules that apply to a request. Empty if its path is exempt or the kill switch is on.
+    /// Returns the rules that apply to a request, by its method, path, hosts and headers.
+    ///
+    /// Rules in the mode `off` never apply. No rule applies if the path of the request is exempt or the kill switch is
+    /// on. Exempt addresses and keys are not considered; see [`is_exempt`](RuleSet::is_exempt).
     pub fn matching(&self, request: &RequestView<'_>) -> Matched<'_> {
-        self.matching_read(request, &LazyReadings::of(request.path()))
+        self.matching_with_readings(request, &LazyReadings::of(request.path()))
     }
 
-    /// Returns the rules that apply to a request with these readings of its path.
-    pub(crate) fn matching_read(&self, request: &RequestView<'_>, readings: &LazyReadings<'_>) -> Matched<'_> {
+    /// Returns the rules that apply to a request, like [`matching`](RuleSet::matching), given the readings of its path.
+    ///
+    /// Computes the readings only if a rule or an exemption needs them. The caller can reuse them.
+    pub(crate) fn matching_with_readings(&self, request: &RequestView<'_>, readings: &LazyReadings<'_>) -> Matched<'_> {
         let set = &*self.0;
-        if let Some(same) = self.same_for_all() {
-            return Matched { set, places: MatchedIndices::Same(same), is_exempt_path: false };
+        if let Some(same) = self.rules_for_every_request() {
+            return Matched { set, indices: MatchedIndices::Same(same), is_exempt_path: false };
         }
         let found = set.matcher.find(request, readings);
         let is_exempt_path = !found.is_empty() && set.exempt.has_path(readings);
-        let places = MatchedIndices::Found(if is_exempt_path { Indices::new() } else { found });
-        Matched { set, places, is_exempt_path }
+        let indices = MatchedIndices::Found(if is_exempt_path { Indices::new() } else { found });
+        Matched { set, indices, is_exempt_path }
     }
 
-    /// Returns the shields that apply to a request, whether or not it is exempt.
+    /// Returns the shields in the mode `enforce` that match a request, even if its path is exempt.
+    ///
+    /// Empty if the kill switch is on. `readings` must be those of the request's path.
     pub(crate) fn matching_shields(&self, request: &RequestView<'_>, readings: &LazyReadings<'_>) -> Matched<'_> {
         let set = &*self.0;
-        let places = match set.shields.same_for_all() {
+        let indices = match set.shields.rules_for_every_request() {
             _ if set.is_off => MatchedIndices::Same(&[]),
             Some(same) => MatchedIndices::Same(same),
             None => MatchedIndices::Found(set.shields.find(request, readings)),
         };
-        Matched { set, places, is_exempt_path: false }
+        Matched { set, indices, is_exempt_path: false }
     }
 
-    /// Returns whether requests with this path are never limited.
+    /// Returns whether the path with these readings is exempt from all rules.
     pub(crate) fn is_exempt_path(&self, readings: &LazyReadings<'_>) -> bool {
         self.0.exempt.has_path(readings)
     }
 
-    /// Returns the maximum length of a path in bytes, without the query.
+    /// Returns the maximum length of a path in bytes, without its query.
     ///
-    /// A longer path is refused with 414, unless the kill switch is on ([`is_off`](Self::is_off)).
+    /// An engine refuses a longer path with 414, unless the kill switch is on ([`is_off`](Self::is_off)).
     pub fn path_bytes_max(&self) -> usize {
         self.0.path_bytes_max
     }
 
-    /// Returns the indices of the active rules if the same rules apply to every request, else `None`.
+    /// Returns the indices of the rules that apply, if the same rules apply to every request, else `None`.
     ///
-    /// Empty if the kill switch is on or there are no rules. Otherwise `None` if a rule has conditions or a path is exempt.
-    pub(crate) fn same_for_all(&self) -> Option<&[u32]> {
+    /// `None` if a rule that is not off has conditions, or if a path is exempt. `Some` of an empty slice if the kill
+    /// switch is on or there are no rules.
+    pub(crate) fn rules_for_every_request(&self) -> Option<&[u32]> {
         let set = &*self.0;
         if set.is_off || set.rules.is_empty() {
             return Some(&[]);
         }
-        set.matcher.same_for_all().filter(|_| set.exempt.paths.is_empty())
+        set.matcher.rules_for_every_request().filter(|_| set.exempt.paths.is_empty())
     }
 
-    /// Returns whether the kill switch is on: no rule applies and no ban of the configuration is enforced.
+    /// Returns whether the kill switch is on: no rule applies, and no ban and no maximum length of a path is enforced.
     pub fn is_off(&self) -> bool {
         self.0.is_off
     }
 
-    /// Returns whether a network is banned.
+    /// Returns whether bans of networks are to be checked: there are any, ended or not, and the kill switch is off.
     pub(crate) fn bans_addresses(&self) -> bool {
         !self.0.is_off && !self.0.bans.networks.is_empty()
     }
 
-    /// Returns whether a key or a user is banned.
+    /// Returns whether bans of keys and users are to be checked: there are any, ended or not, and the kill switch is off.
     pub(crate) fn bans_callers(&self) -> bool {
-        !self.0.is_off && self.0.bans.name_callers()
+        !self.0.is_off && self.0.bans.has_keys_or_users()
     }
 
-    /// Returns whether any address or key is exempt.
+    /// Returns whether any client address or API key is exempt. Exempt paths are not considered.
     pub(crate) fn has_exemptions(&self) -> bool {
         self.0.exempts_keys || !self.0.exempt.addresses.is_empty()
     }
 
-    /// Returns whether bans or the identification of callers depend on the time.
-    pub(crate) fn tells_time(&self) -> bool {
-        !self.0.bans.is_empty() || self.0.identifier.tells_time()
+    /// Returns whether an engine has to read its clock before it checks limits.
+    ///
+    /// That is so if there are bans, if tokens are verified or if subjects are anonymized.
+    pub(crate) fn depends_on_time(&self) -> bool {
+        !self.0.bans.is_empty() || self.0.identifier.depends_on_time()
     }
 
-    /// Returns the identifier of callers.
+    /// Returns the settings by which the callers of requests are identified.
     pub fn identifier(&self) -> &Identifier {
         &self.0.identifier
     }
 
-    /// Returns whether browsers may read the rate-limit headers (`Access-Control-Expose-Headers`).
+    /// Returns whether responses let scripts of other origins read the rate-limit headers, by
+    /// `Access-Control-Expose-Headers`.
     pub fn exposes_headers(&self) -> bool {
         self.0.exposes_headers
     }
 
-    /// Returns the ban of the configuration that applies to this caller at `now`: by address, else key, else user.
+    /// Returns the ban of the configuration that is in force at `now` for the client's address, else for an API key in
+    /// the request, else for its verified user.
     ///
-    /// `None` if no ban applies or the kill switch is on.
+    /// `None` if there is no such ban, or if the kill switch is on. Bans in the store are not considered.
     pub fn ban(&self, identity: &Identity<'_>, now: Timestamp) -> Option<&CompiledBan> {
         let of_address = || self.ban_of_address(identity, now).filter(|_| self.bans_addresses());
         of_address().or_else(|| self.ban_of_caller(identity, now).filter(|_| self.bans_callers()))
     }
 
-    /// Returns the ban of the client's address that holds at `now`.
+    /// Returns the ban of a network that contains the client's address, if one is in force at `now`.
+    ///
+    /// Ignores the kill switch: call it only if [`bans_addresses`](RuleSet::bans_addresses).
     pub(crate) fn ban_of_address(&self, identity: &Identity<'_>, now: Timestamp) -> Option<&CompiledBan> {
         self.0.bans.of_address(identity.address(), now)
     }
 
-    /// Returns the ban of a key or the user of the request that holds at `now`.
+    /// Returns the ban of an API key in the request, else of its verified user, if one is in force at `now`.
+    ///
+    /// Ignores the kill switch: call it only if [`bans_callers`](RuleSet::bans_callers).
     pub(crate) fn ban_of_caller(&self, identity: &Identity<'_>, now: Timestamp) -> Option<&CompiledBan> {
         let bans = &self.0.bans;
         // Finding the user may cost a signature check, so keys and users are only determined if any are banned. A
@@ -235,7 +255,7 @@ impl RuleSet {
         of_key().or_else(of_user)
     }
 
-    /// Returns whether this caller is exempt from all limits, by its address or its API key.
+    /// Returns whether the caller is exempt from all rules by its client address or its API key.
     pub fn is_exempt(&self, identity: &Identity<'_>) -> bool {
         if self.0.exempt.addresses.contains(identity.address()) {
             return true;
@@ -247,12 +267,12 @@ impl RuleSet {
         self.0.keys.get(&digest).is_some_and(|entry| entry.is_exempt)
     }
 
-    /// Returns the key of the configuration with this digest, if there is one.
+    /// Returns what the configuration sets for the API key with this digest, or `None` if it does not list the key.
     pub fn key(&self, digest: &KeyDigest) -> Option<&KeyEntry> {
         self.0.keys.get(digest)
     }
 
-    /// Iterates over all keys of the configuration and their digests, in no particular order.
+    /// Iterates over the API keys that the configuration lists, by their digests, in no particular order.
     pub fn keys(&self) -> impl Iterator<Item = (&KeyDigest, &KeyEntry)> {
         self.0.keys.iter()
     }
@@ -262,21 +282,24 @@ impl RuleSet {
         &self.0.plans
     }
 
-    /// Returns the plan of a limit_set. For the limit_set of a key with limits of its own, it is the plan that they replace.
+    /// Returns the plan that a limit set belongs to.
     ///
+    /// If the limits are an API key's own, returns the plan whose limits they replace: that of the key, else `default`.
     /// `None` if there are no plans.
     pub fn plan(&self, limit_set: LimitSetId) -> Option<&CompiledPlan> {
         self.0.plans.get(*self.0.plan_of_limit_set.get(limit_set.0 as usize)? as usize)
     }
 
-    /// Returns whether any rule takes its limits from plans. If not, limit_sets have no effect.
+    /// Returns whether any rule that is not off takes its limits from plans. If not, the caller's limit set has no effect.
     pub fn needs_limit_set(&self) -> bool {
         self.0.needs_limit_set
     }
 
-    /// Returns the caller's limit_set by its key, address, trusted header or token, in this order.
+    /// Returns the limit set of a caller: the limits of its plan, or its API key's own.
     ///
-    /// `None` if none of them determines it; use [`look_up_limit_set`](RuleSet::look_up_limit_set) then.
+    /// The first of these that determines it wins: the caller's API key, the client's address, the plan header of a
+    /// trusted proxy, the plan claim of a verified token. `None` if none does, for example because the plan that they
+    /// name does not exist; [`look_up_limit_set`](RuleSet::look_up_limit_set) then determines it.
     pub fn limit_set(&self, identity: &Identity<'_>) -> Option<LimitSetId> {
         let known = identity.api_key();
         if let Some((digest, _)) = known
@@ -299,20 +322,23 @@ impl RuleSet {
         by_key().or_else(by_address).or_else(by_header).or_else(by_claim)
     }
 
-    /// Returns the limit_set of the plan with this name, or `None` if there is no such plan.
+    /// Returns the limit set of the plan with this name, or `None` if there is no such plan.
     pub fn limit_set_named(&self, plan: &str) -> Option<LimitSetId> {
         let place = self.0.plans.binary_search_by(|known| (*known.name).cmp(plan)).ok()?;
         u32::try_from(place).ok().map(LimitSetId)
     }
 
-    /// Returns the limit_set of a caller without a known plan: `default` if it is identified, else `anonymous`.
+    /// Returns the limit set of a caller whose plan is not known: that of the plan `default`, or, if the caller is not
+    /// identified by more than its address, of `anonymous`.
+    ///
+    /// If there is no plan `anonymous`, it is always that of `default`. If there are no plans, it has no plan.
     pub fn default_limit_set(&self, is_identified: bool) -> LimitSetId {
         if is_identified { self.0.default } else { self.0.anonymous }
     }
 
-    /// Calls the lookups in order until one names an existing plan, and returns the limit_set of that plan.
+    /// Calls the lookups, one after the other, until one returns an existing plan, and returns its limit set.
     ///
-    /// If none does, returns that of [`default_limit_set`](RuleSet::default_limit_set). Intended for callers for whom
+    /// If none does, returns the [`default_limit_set`](RuleSet::default_limit_set) of the caller. For callers for which
     /// [`limit_set`](RuleSet::limit_set) returns `None`.
     pub async fn look_up_limit_set(&self, question: &PlanQuestion, lookups: &[Arc<dyn PlanLookup>]) -> LimitSetId {
         for lookup in lookups {
@@ -326,7 +352,7 @@ impl RuleSet {
     }
 }
 
-/// Finds the API keys of the configuration.
+/// Knows the API keys that the configuration lists, those that are only exempt included.
 impl KeySource for RuleSet {
     fn find(&self, key: &ApiKey<'_>) -> Option<KnownKey> {
         let entry = self.0.keys.get(&key.digest())?;

@@ -25,7 +25,7 @@ use super::method::MethodSet;
 use super::path::segments;
 use super::pattern::{Pattern, Segment};
 
-/// Path patterns and the rules that they belong to.
+/// A search tree of path patterns, each with the index of its rule and the methods that the rule matches.
 #[derive(Clone, Debug)]
 pub(crate) struct Trie {
     nodes: Vec<Node>,
@@ -43,7 +43,7 @@ struct Node {
     below: Vec<Candidate>,
 }
 
-/// A rule whose path pattern matches, restricted to some methods.
+/// A rule in a [`Trie`]: its index, and the methods that it matches.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Candidate {
     pub(crate) rule: u32,
@@ -57,7 +57,7 @@ impl Default for Trie {
 }
 
 impl Trie {
-    /// Inserts a pattern with its rule.
+    /// Adds a pattern of a rule. A rule may have several patterns.
     pub(crate) fn insert(&mut self, pattern: &Pattern, candidate: Candidate) {
         let mut at = 0;
         for segment in &pattern.segments {
@@ -67,7 +67,7 @@ impl Trie {
         if pattern.is_prefix { node.below.push(candidate) } else { node.there.push(candidate) }
     }
 
-    /// Returns the child of a node for a segment; creates it if it does not exist.
+    /// Returns the index of the child of node `at` for a segment. Creates the child if it does not exist.
     fn child(&mut self, at: u32, segment: &Segment) -> u32 {
         let next = u32::try_from(self.nodes.len()).expect("fewer than 2^32 segments in a configuration");
         let node = &mut self.nodes[at as usize];
@@ -81,14 +81,15 @@ impl Trie {
         child
     }
 
-    /// Calls `found` for every rule whose pattern matches this reading of a path and whose methods include `method`.
+    /// Calls `found` with the index of every rule that has a pattern that matches `text` and one of these methods.
     ///
-    /// A rule with several patterns may be reported several times.
-    pub(crate) fn find(&self, text: &[u8], method: MethodSet, mut found: impl FnMut(u32)) {
+    /// `text` is a path without its leading slash, such as one of the [readings](super::path::Readings) of a request's
+    /// path. A rule is reported once for each of its patterns that match.
+    pub(crate) fn find(&self, text: &[u8], methods: MethodSet, mut found: impl FnMut(u32)) {
         let mut report = |candidates: &[Candidate]| {
             for candidate in candidates {
                 comparisons::count();
-                if candidate.methods.overlaps(method) {
+                if candidate.methods.overlaps(methods) {
                     found(candidate.rule);
                 }
             }
@@ -114,21 +115,23 @@ impl Trie {
         here.iter().for_each(|&at| report(&self.nodes[at as usize].there));
     }
 
-    /// Calls `found` for every rule whose methods include `method`, whatever its pattern.
-    pub(crate) fn all(&self, method: MethodSet, mut found: impl FnMut(u32)) {
+    /// Calls `found` with the index of every rule that has one of these methods, whatever its patterns are.
+    ///
+    /// A rule is reported once for each of its patterns.
+    pub(crate) fn find_all(&self, methods: MethodSet, mut found: impl FnMut(u32)) {
         for candidate in self.nodes.iter().flat_map(|node| node.there.iter().chain(&node.below)) {
-            if candidate.methods.overlaps(method) {
+            if candidate.methods.overlaps(methods) {
                 found(candidate.rule);
             }
         }
     }
 
-    /// Returns whether there is no pattern.
+    /// Returns whether no pattern was added.
     pub(crate) fn is_empty(&self) -> bool {
         matches!(&*self.nodes, [root] if root.there.is_empty() && root.below.is_empty())
     }
 
-    /// Returns whether any pattern matches this reading of a path.
+    /// Returns whether any pattern matches `text`, a path without its leading slash.
     pub(crate) fn contains(&self, text: &[u8]) -> bool {
         let mut found = false;
         self.find(text, MethodSet::ALL, |_| found = true);

@@ -71,7 +71,7 @@ fn exports(source: &str) -> Vec<Export> {
     let (mut exports, mut attributes) = (Vec::new(), String::new());
     let mut lines = source.lines();
     while let Some(line) = lines.next() {
-        let mut item = line.to_owned();
+        let mut item = line.split(" // ").next().unwrap_or(line).to_owned();
         let is_attribute = line.starts_with("#[");
         if is_attribute || line.starts_with("pub use ") {
             let end = if is_attribute { "]" } else { ";" };
@@ -162,7 +162,7 @@ pub const CONSTANT: u32 = 1;
 pub async fn later<T>() {}
 #[cfg(any(fuzzing, test))]
 pub mod fuzz;
-#[cfg(feature = "z")]
+#[cfg(feature = "z")] // A comment.
 // A comment.
 pub mod inner;
 #[macro_export]

@@ -1,4 +1,4 @@
-//! One request and its answer, on a connection of its own.
+//! HTTP requests and their responses.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-/// What came back.
+/// An HTTP response.
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) status: u16,
@@ -15,7 +15,8 @@ pub(crate) struct Answer {
 }
 
 impl Answer {
-    /// Sends a request to `address` and reads the whole answer.
+    /// Sends a request to `address` on a new connection and reads the whole response. `line` is the method and the
+    /// path.
     pub(crate) fn to(address: SocketAddr, line: &str, headers: &[(&str, &str)], body: &str) -> Answer {
         let mut request = format!("{line} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n");
         for (name, value) in headers {
@@ -24,14 +25,14 @@ impl Answer {
         request.push_str(&format!("content-length: {}\r\n\r\n{body}", body.len()));
         let mut stream = TcpStream::connect(address).unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
-        // A server that has read enough of a body that is too large may hang up before all of it is sent.
+        // A server that rejects a body that is too large may close the connection before all of it is sent.
         let _ = stream.write_all(request.as_bytes());
         let mut bytes = Vec::new();
         let _ = stream.read_to_end(&mut bytes);
-        Answer::read(&bytes).unwrap_or_else(|| panic!("{line}: no answer but {:?}", String::from_utf8_lossy(&bytes)))
+        Answer::read(&bytes).unwrap_or_else(|| panic!("{line}: no response, but {:?}", String::from_utf8_lossy(&bytes)))
     }
 
-    /// Sends the same request so many times on one connection, and reads all answers.
+    /// Sends the same request `count` times on one connection, one after the other, and reads all responses.
     pub(crate) fn to_many(address: SocketAddr, line: &str, body: &str, count: usize) -> Vec<Answer> {
         let length = body.len();
         let request = format!("{line} HTTP/1.1\r\nhost: {address}\r\ncontent-length: {length}\r\n\r\n{body}");
@@ -64,7 +65,7 @@ impl Answer {
         self.header_names().any(|known| known == name)
     }
 
-    /// The value of a header that must be there.
+    /// Returns the value of a header. Panics if the response does not have it.
     pub(crate) fn header(&self, name: &str) -> &str {
         let found = self.headers.iter().find(|(known, _)| known == name);
         found.map(|(_, value)| value.as_str()).unwrap_or_else(|| panic!("no {name} in {self:?}"))
@@ -82,13 +83,13 @@ impl Answer {
         serde_json::from_slice(&self.body).unwrap_or_else(|error| panic!("{error}: {}", self.text()))
     }
 
-    /// The slug of a link that was made.
+    /// Returns the slug of a created link. Panics if the status is not 201.
     pub(crate) fn slug(&self) -> String {
         assert_eq!(self.status, 201, "{}", self.text());
         self.json()["slug"].as_str().unwrap().to_owned()
     }
 
-    /// The quoted texts that follow any of these.
+    /// Returns all texts in double quotes that directly follow one of these.
     pub(crate) fn quoted_after<const N: usize>(&self, openings: [&str; N]) -> Vec<String> {
         let text = self.text();
         let quoted = |opening| text.split(opening).skip(1).filter_map(|rest| rest.strip_prefix('"')?.split('"').next());

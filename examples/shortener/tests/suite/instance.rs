@@ -1,4 +1,4 @@
-//! A running shortener, ended when dropped.
+//! A running shortener, which is killed when dropped.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -18,13 +18,13 @@ pub(crate) struct Instance {
 
 fn command(variables: &[(&str, &str)]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_shortener"));
-    // Nothing of the environment in which the tests run.
+    // Without the environment variables of the test process.
     command.env_clear().env("PORT", "0").envs(variables.iter().copied());
     command
 }
 
 impl Instance {
-    /// Starts one on a free port, and waits until it listens.
+    /// Starts the shortener on a free port, and waits until it listens.
     pub(crate) fn start(variables: &[(&str, &str)]) -> Instance {
         let log = NamedTempFile::new().unwrap();
         let mut child = command(variables).stdout(Stdio::piped()).stderr(log.reopen().unwrap()).spawn().unwrap();
@@ -36,17 +36,17 @@ impl Instance {
         Instance { child, address, log }
     }
 
-    /// What it says when it does not start because of this variable.
+    /// Starts the shortener with an invalid variable. Returns its error output. Panics unless it exits with code 1.
     pub(crate) fn refused(variable: &str, value: &str) -> String {
         let output = command(&[(variable, value)]).output().unwrap();
         assert_eq!(output.status.code(), Some(1), "{variable}={value}");
         String::from_utf8(output.stderr).unwrap()
     }
 
-    /// Tells it to end by SIGTERM. How it did.
+    /// Sends SIGTERM, waits for the exit, and returns the exit status.
     pub(crate) fn terminate(&mut self) -> ExitStatus {
-        let told = Command::new("kill").arg(self.child.id().to_string()).status().unwrap();
-        assert!(told.success());
+        let sent = Command::new("kill").arg(self.child.id().to_string()).status().unwrap();
+        assert!(sent.success());
         self.child.wait().unwrap()
     }
 
@@ -54,7 +54,7 @@ impl Instance {
         self.address
     }
 
-    /// Everything that it has logged.
+    /// Returns everything that the process has logged so far.
     pub(crate) fn log(&self) -> String {
         fs::read_to_string(self.log.path()).unwrap()
     }
@@ -71,7 +71,7 @@ impl Instance {
         self.shorten_with(&[], url)
     }
 
-    /// So many posts, one after the other on one connection.
+    /// Sends `count` requests for a link, one after the other on one connection.
     pub(crate) fn shorten_many(&self, count: usize, url: &str) -> Vec<Answer> {
         Answer::to_many(self.address, "POST /shorten", &format!("{{\"url\":\"{url}\"}}"), count)
     }

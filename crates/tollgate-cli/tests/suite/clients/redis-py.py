@@ -1,4 +1,4 @@
-"""redis-py against the RESP door: python3 redis-py.py PORT PROTOCOL"""
+"""redis-py with the RESP listener: python3 redis-py.py PORT PROTOCOL"""
 
 import json
 import sys
@@ -7,23 +7,23 @@ import redis
 
 client = redis.Redis(port=int(sys.argv[1]), protocol=int(sys.argv[2]), client_name="redis-py", socket_timeout=30)
 name = f"redis-py {sys.argv[2]}"
-said = {"pong": "PONG" if client.ping() else "silence"}
-said["check"] = client.execute_command("TOLLGATE.CHECK", name, "5/h")[:4]
-said["throttle"] = client.execute_command("CL.THROTTLE", name, 1, 1, 3600)
+replies = {"pong": "PONG" if client.ping() else "no reply"}
+replies["check"] = client.execute_command("TOLLGATE.CHECK", name, "5/h")[:4]
+replies["throttle"] = client.execute_command("CL.THROTTLE", name, 1, 1, 3600)
 try:
     client.execute_command("TOLLGATE.CHECK", name, "5/fortnight")
 except redis.ResponseError as error:
-    said["error"] = f"ERR {error}"
+    replies["error"] = f"ERR {error}"
 
 checks = client.pipeline(transaction=False)
 for _ in range(100):
     checks.execute_command("TOLLGATE.CHECK", f"{name}:pipeline", "37/h")
-said["admitted"] = sum(allowed for allowed, *_ in checks.execute())
+replies["admitted"] = sum(allowed for allowed, *_ in checks.execute())
 
 throttles = client.pipeline(transaction=False)
 for _ in range(100):
     throttles.execute_command("CL.THROTTLE", f"{name}:pipeline", 18, 1, 3600)
-said["throttled"] = sum(limited for limited, *_ in throttles.execute())
+replies["throttled"] = sum(limited for limited, *_ in throttles.execute())
 
-print(json.dumps(said))
+print(json.dumps(replies))
 client.close()

@@ -1,17 +1,17 @@
 //! The entries of a log: two inline, more in a ring, very many in several rings.
 
-use super::Expired;
+use super::Oldest;
 use super::long::{Long, SEGMENT_ENTRIES_MAX};
 use super::ring::Ring;
 
-/// Units admitted at one time (or within one tick that ended at this time).
+/// Units admitted at one time, or within one tick, of which `time_us` is then the latest admission.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Entry {
     pub(crate) time_us: u64,
     pub(crate) units: u32,
 }
 
-/// Admissions as (time, units), oldest first, with their total.
+/// The state of `sliding` and `sliding-log`: admissions as (time, units), oldest first, with their total.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Log(Entries);
 
@@ -44,7 +44,7 @@ impl Default for Log {
 
 impl Log {
     #[inline]
-    pub(crate) fn from_few(few: InlineEntries) -> Log {
+    pub(crate) fn from_inline(few: InlineEntries) -> Log {
         Log(Entries::InlineEntries(few))
     }
 
@@ -82,7 +82,7 @@ impl Log {
         self.len() == 0
     }
 
-    /// Returns the units of all entries.
+    /// Returns the units of all entries, including expired ones that were not dropped yet.
     #[inline]
     pub(super) fn total(&self) -> u64 {
         match &self.0 {
@@ -111,12 +111,12 @@ impl Log {
         }
     }
 
-    /// Returns whether one more entry with this many units needs no more memory.
+    /// Returns whether an entry of `units` units can be appended without allocating memory.
     #[inline]
     pub(crate) fn has_room_for(&self, units: u32) -> bool {
         match &self.0 {
             Entries::InlineEntries(few) => few.len < 2,
-            Entries::Many(ring) => ring.len() < ring.capacity() && ring.takes(units),
+            Entries::Many(ring) => ring.len() < ring.capacity() && ring.units_fit(units),
             Entries::Long(long) => long.has_room_for(units),
         }
     }
@@ -144,13 +144,14 @@ impl Log {
         }
     }
 
-    /// Adds units to the newest entry and moves it to `time_us`.
+    /// Adds units to the newest entry and moves it to `time_us`. Does nothing if there are no entries.
     ///
-    /// If that takes more memory and there is none, all entries become one.
-    pub(super) fn stretch_newest(&mut self, time_us: u64, units: u32, may_grow: bool) {
+    /// If so many units would need more memory per entry and `may_grow` is `false`, all entries become one at
+    /// `time_us`.
+    pub(super) fn add_to_newest(&mut self, time_us: u64, units: u32, may_grow: bool) {
         let Some(last) = self.len().checked_sub(1) else { return };
         match &self.0 {
-            Entries::Many(_) | Entries::Long(_) if !may_grow && !self.takes(units) => {
+            Entries::Many(_) | Entries::Long(_) if !may_grow && !self.units_fit(units) => {
                 let units = self.total() as u32 + units;
                 self.0 = Entries::InlineEntries(InlineEntries::one(Entry { time_us, units }));
             }
@@ -158,7 +159,7 @@ impl Log {
         }
     }
 
-    /// Sets the units of an entry. An entry without units is removed.
+    /// Sets the units of the entry `index` places after the oldest. An entry without units is removed.
     pub(super) fn set_units(&mut self, index: usize, units: u32) {
         let entry = self.get(index);
         self.set(index, Entry { units, ..entry });
@@ -177,9 +178,9 @@ impl Log {
         match &mut self.0 {
             _ if left == 0 => *self = Log::default(),
             Entries::InlineEntries(few) => *few = InlineEntries::one(few.entries[1]),
-            Entries::Many(ring) if left == 1 => *self = Log::from_few(InlineEntries::one(ring.get(count))),
+            Entries::Many(ring) if left == 1 => *self = Log::from_inline(InlineEntries::one(ring.get(count))),
             Entries::Many(ring) => ring.drop_front(count),
-            Entries::Long(_) if left == 1 => *self = Log::from_few(InlineEntries::one(self.get(count))),
+            Entries::Long(_) if left == 1 => *self = Log::from_inline(InlineEntries::one(self.get(count))),
             Entries::Long(long) => {
                 long.drop_front(count);
                 self.shorten();
@@ -187,13 +188,13 @@ impl Log {
         }
     }
 
-    /// Removes units from the oldest entries.
-    pub(super) fn take_oldest(&mut self, units: u64) {
+    /// Removes `units` units, the oldest first; all entries if there are not more.
+    pub(super) fn remove_oldest_units(&mut self, units: u64) {
         if units >= self.total() {
             *self = Log::default();
         } else if units > 0 {
-            let cut = self.entry_with(units);
-            let kept = self.until(cut.time_us);
+            let cut = self.entry_of_unit(units);
+            let kept = self.count_until(cut.time_us);
             // A part of the last of these entries may be left.
             let left = (kept.units - units) as u32;
             self.drop_front(if left > 0 { kept.entries - 1 } else { kept.entries });
@@ -203,8 +204,8 @@ impl Log {
         }
     }
 
-    /// Removes the entries after `time_us` and returns their units.
-    pub(super) fn take_later_than(&mut self, time_us: u64) -> u32 {
+    /// Removes the entries later than `time_us`, and returns their units.
+    pub(super) fn remove_later_than(&mut self, time_us: u64) -> u32 {
         let units = match &mut self.0 {
             Entries::InlineEntries(_) => {
                 let mut units = 0;
@@ -215,8 +216,8 @@ impl Log {
                 }
                 units
             }
-            Entries::Many(ring) => ring.take_later_than(time_us),
-            Entries::Long(long) => long.take_later_than(time_us),
+            Entries::Many(ring) => ring.remove_later_than(time_us),
+            Entries::Long(long) => long.remove_later_than(time_us),
         };
         match &self.0 {
             Entries::Many(ring) if ring.len() == 0 => *self = Log::default(),
@@ -226,37 +227,38 @@ impl Log {
         units
     }
 
-    /// Counts the entries that are not later than `time_us`.
+    /// Counts the entries that are not later than `time_us`, and their units.
     #[inline]
-    pub(super) fn until(&self, time_us: u64) -> Expired {
+    pub(super) fn count_until(&self, time_us: u64) -> Oldest {
         match &self.0 {
             Entries::InlineEntries(few) => {
                 let entries = few.live().iter().take_while(|entry| entry.time_us <= time_us);
-                entries.fold(Expired::NOTHING, |gone, entry| Expired {
-                    entries: gone.entries + 1,
-                    units: gone.units + u64::from(entry.units),
+                entries.fold(Oldest::NONE, |counted, entry| Oldest {
+                    entries: counted.entries + 1,
+                    units: counted.units + u64::from(entry.units),
                 })
             }
-            Entries::Many(ring) => ring.until(time_us),
-            Entries::Long(long) => long.until(time_us),
+            Entries::Many(ring) => ring.count_until(time_us),
+            Entries::Long(long) => long.count_until(time_us),
         }
     }
 
-    /// Returns the entry that holds the unit of that number, counted from 1 for the oldest; the newest entry if there are
-    /// fewer. There must be an entry.
+    /// Returns the entry of the unit with this number, counted from 1 for the oldest unit. There must be an entry.
+    ///
+    /// Returns the newest entry if there are fewer units.
     #[inline]
-    pub(super) fn entry_with(&self, unit: u64) -> Entry {
+    pub(super) fn entry_of_unit(&self, unit: u64) -> Entry {
         match &self.0 {
             Entries::InlineEntries(few) => {
                 let [first, second] = few.entries;
                 if few.len < 2 || u64::from(first.units) >= unit { first } else { second }
             }
-            Entries::Many(ring) => ring.entry_with(unit),
-            Entries::Long(long) => long.entry_with(unit),
+            Entries::Many(ring) => ring.entry_of_unit(unit),
+            Entries::Long(long) => long.entry_of_unit(unit),
         }
     }
 
-    /// Returns the bytes on the heap.
+    /// Returns the bytes that the entries take on the heap; 0 for up to two entries.
     pub(crate) fn heap_bytes(&self) -> usize {
         match &self.0 {
             Entries::InlineEntries(_) => 0,
@@ -265,7 +267,7 @@ impl Log {
         }
     }
 
-    /// Returns the bytes on the heap that must be moved for one more entry.
+    /// Returns the bytes on the heap that must be reallocated if the log grows by an entry.
     pub(crate) fn moved_bytes(&self) -> usize {
         match &self.0 {
             Entries::Long(long) => long.moved_bytes(),
@@ -273,16 +275,16 @@ impl Log {
         }
     }
 
-    /// Returns whether no entry can become too large for one word when this many units are added.
-    fn takes(&self, units: u32) -> bool {
+    /// Returns whether `units` units can be added to any entry without making the ring wide: two words per entry.
+    fn units_fit(&self, units: u32) -> bool {
         match &self.0 {
             Entries::InlineEntries(_) => true,
-            Entries::Many(ring) => ring.takes(units),
-            Entries::Long(long) => long.takes(units),
+            Entries::Many(ring) => ring.units_fit(units),
+            Entries::Long(long) => long.units_fit(units),
         }
     }
 
-    /// Converts a long log that has become short to one ring.
+    /// Converts a log of several rings of which one or none is left to the shorter form. Does nothing for other logs.
     fn shorten(&mut self) {
         if let Entries::Long(long) = &mut self.0 {
             if long.len() == 0 {

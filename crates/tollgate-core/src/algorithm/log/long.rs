@@ -6,11 +6,11 @@
 //! ```
 //!
 //! **Problem.** A check asks a log of 100,000 entries when 50,000 units will have expired, or an entry in its middle is
-//! refunded. With one ring, that takes hundreds of microseconds, during which all other checks of the shard wait for its
-//! lock.
+//! refunded. With one ring, that takes hundreds of microseconds, during which all other checks of the shard wait for
+//! its lock.
 //!
-//! **Idea.** Each segment stores its newest time and its units. An operation walks over the segments, of which there are
-//! at most a few hundred, and then within one of them. The log grows by a segment, so no entry has to move.
+//! **Idea.** Each segment stores its newest time and its units. An operation walks over the segments, of which there
+//! are at most a few hundred, and then within one of them. The log grows by a segment, so no entry has to move.
 //!
 //! **Few segments.** When an entry is removed from the middle, two neighbours that together fill at most half a segment
 //! are merged. So any two neighbours hold more than that, except for the first two and the last two.
@@ -18,14 +18,14 @@
 use std::collections::VecDeque;
 
 use super::ring::Ring;
-use super::{Entry, Expired};
+use super::{Entry, Oldest};
 
 /// The maximum number of entries in a segment. Above what a limit with ticks can need, so only `sliding-log` has more.
 pub(super) const SEGMENT_ENTRIES_MAX: usize = 1_024;
 /// Neighbours with at most this many entries are merged.
 const JOINED_ENTRIES_MAX: usize = SEGMENT_ENTRIES_MAX / 2;
 
-/// A log of at least two rings, none of them empty.
+/// The entries of a log in at least two rings, none of them empty.
 #[derive(Clone, Debug)]
 pub(crate) struct Long {
     segments: VecDeque<Ring>,
@@ -34,7 +34,7 @@ pub(crate) struct Long {
 }
 
 impl Long {
-    /// Creates a log of the entries of `ring` and `entry`.
+    /// Creates a log of the entries of `ring`, which must be full, and a newer `entry`.
     pub(super) fn new(ring: Ring, entry: Entry) -> Long {
         let (len, total) = (ring.len(), ring.head().total);
         let mut long = Long { segments: VecDeque::from([ring]), len, total };
@@ -42,7 +42,7 @@ impl Long {
         long
     }
 
-    /// Takes the ring out if only one is left, else returns `None`.
+    /// Removes and returns the ring if only one is left, else returns `None`.
     pub(super) fn take_only_ring(&mut self) -> Option<Ring> {
         if self.segments.len() == 1 { self.segments.pop_front() } else { None }
     }
@@ -68,28 +68,28 @@ impl Long {
         self.segments.len()
     }
 
-    /// Returns the bytes that must be moved for one more entry.
+    /// Returns the bytes that must be reallocated if the newest ring grows by an entry.
     pub(super) fn moved_bytes(&self) -> usize {
         self.segments.back().map_or(0, Ring::heap_bytes)
     }
 
     pub(super) fn has_room_for(&self, units: u32) -> bool {
-        self.segments.back().is_some_and(|last| last.len() < last.capacity() && last.takes(units))
+        self.segments.back().is_some_and(|last| last.len() < last.capacity() && last.units_fit(units))
     }
 
-    /// Returns whether no entry can become too large for one word when this many units are added.
-    pub(super) fn takes(&self, units: u32) -> bool {
-        self.segments.back().is_some_and(|last| last.takes(units))
+    /// Returns whether `units` units can be added to any entry without making the ring wide: two words per entry.
+    pub(super) fn units_fit(&self, units: u32) -> bool {
+        self.segments.back().is_some_and(|last| last.units_fit(units))
     }
 
     pub(super) fn get(&self, index: usize) -> Entry {
-        let (segment, index) = self.place(index);
+        let (segment, index) = self.segment_of(index);
         self.segments[segment].get(index)
     }
 
-    /// Changes an entry. Only the newest may change its time.
+    /// Replaces the entry `index` places after the oldest. Only the newest may get another time.
     pub(super) fn set(&mut self, index: usize, entry: Entry) {
-        let (segment, index) = self.place(index);
+        let (segment, index) = self.segment_of(index);
         let ring = &mut self.segments[segment];
         self.total -= ring.get(index).units;
         ring.set(index, entry);
@@ -109,28 +109,31 @@ impl Long {
         }
     }
 
-    /// Counts the entries that are not later than `time_us`.
-    pub(super) fn until(&self, time_us: u64) -> Expired {
-        let mut gone = Expired::NOTHING;
+    /// Counts the entries that are not later than `time_us`, and their units.
+    pub(super) fn count_until(&self, time_us: u64) -> Oldest {
+        let mut counted = Oldest::NONE;
         for segment in &self.segments {
             if segment.head().newest_us > time_us {
-                let within = segment.until(time_us);
-                return Expired { entries: gone.entries + within.entries, units: gone.units + within.units };
+                let within = segment.count_until(time_us);
+                return Oldest { entries: counted.entries + within.entries, units: counted.units + within.units };
             }
-            gone =
-                Expired { entries: gone.entries + segment.len(), units: gone.units + u64::from(segment.head().total) };
+            counted = Oldest {
+                entries: counted.entries + segment.len(),
+                units: counted.units + u64::from(segment.head().total),
+            };
         }
-        gone
+        counted
     }
 
-    /// Returns the entry that holds the unit of that number, counted from 1 for the oldest; the newest entry if there are
-    /// fewer.
-    pub(super) fn entry_with(&self, unit: u64) -> Entry {
+    /// Returns the entry of the unit with this number, counted from 1 for the oldest unit. There must be an entry.
+    ///
+    /// Returns the newest entry if there are fewer units.
+    pub(super) fn entry_of_unit(&self, unit: u64) -> Entry {
         let mut before = 0;
         for segment in &self.segments {
             let units = u64::from(segment.head().total);
             if before + units >= unit {
-                return segment.entry_with(unit - before);
+                return segment.entry_of_unit(unit - before);
             }
             before += units;
         }
@@ -153,8 +156,8 @@ impl Long {
         }
     }
 
-    /// Removes the entries after `time_us` and returns how many units they held.
-    pub(super) fn take_later_than(&mut self, time_us: u64) -> u32 {
+    /// Removes the entries later than `time_us`, and returns their units.
+    pub(super) fn remove_later_than(&mut self, time_us: u64) -> u32 {
         let before = self.total;
         // If the segment before the last one ends after `time_us`, so do all entries of the last one.
         while self.segments.len() > 1 && self.segments[self.segments.len() - 2].head().newest_us > time_us {
@@ -165,7 +168,7 @@ impl Long {
         }
         if let Some(last) = self.segments.back_mut() {
             let len = last.len();
-            self.total -= last.take_later_than(time_us);
+            self.total -= last.remove_later_than(time_us);
             self.len -= len - last.len();
             if last.len() == 0 {
                 self.segments.pop_back();
@@ -175,7 +178,7 @@ impl Long {
     }
 
     pub(super) fn remove(&mut self, index: usize) {
-        let (segment, index) = self.place(index);
+        let (segment, index) = self.segment_of(index);
         let ring = &mut self.segments[segment];
         self.len -= 1;
         self.total -= ring.get(index).units;
@@ -193,7 +196,7 @@ impl Long {
         }
     }
 
-    /// Moves the entries of the segment after `first` into it.
+    /// Moves the entries of the segment after the one with the index `first` into that one.
     fn join(&mut self, first: usize) {
         let Some(second) = self.segments.remove(first + 1) else { return };
         for index in 0..second.len() {
@@ -201,8 +204,8 @@ impl Long {
         }
     }
 
-    /// Returns the segment of the entry `index` places after the oldest, and its index within the segment.
-    fn place(&self, mut index: usize) -> (usize, usize) {
+    /// Returns the index of the segment that holds the entry `index` places after the oldest, and its index in there.
+    fn segment_of(&self, mut index: usize) -> (usize, usize) {
         for (segment, ring) in self.segments.iter().enumerate() {
             if index < ring.len() {
                 return (segment, index);
@@ -226,9 +229,9 @@ impl Eq for Long {}
 mod tests {
     use super::*;
 
-    /// The same operations on a plain list of entries.
+    /// Compares random operations with the same ones on a plain list of entries.
     #[test]
-    fn several_rings_hold_what_one_list_would() {
+    fn several_rings_agree_with_one_list() {
         let mut random = 7_u64;
         let mut below = |bound: usize| {
             random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -255,7 +258,7 @@ mod tests {
                     0..=2 => {
                         for _ in 0..below(700) {
                             now_us += 1 + below(3) as u64;
-                            // Once in a while one that needs two words.
+                            // A few entries need two words.
                             let units = if below(2_000) == 0 { 600_000 } else { 1 + below(4) as u32 };
                             list.push(Entry { time_us: now_us, units });
                             long.push(Entry { time_us: now_us, units });
@@ -282,7 +285,7 @@ mod tests {
                             list.iter().copied().filter(|entry| entry.time_us > after.time_us).collect();
                         list.truncate(list.len() - later.len());
                         let units: u32 = later.iter().map(|entry| entry.units).sum();
-                        assert_eq!(long.take_later_than(after.time_us), units);
+                        assert_eq!(long.remove_later_than(after.time_us), units);
                         now_us = after.time_us;
                     }
                     6 => {
@@ -294,11 +297,11 @@ mod tests {
                         let time_us = list[below(list.len())].time_us + below(2) as u64;
                         let entries = list.iter().take_while(|entry| entry.time_us <= time_us).count();
                         let units: u32 = list[..entries].iter().map(|entry| entry.units).sum();
-                        let gone = long.until(time_us);
-                        assert_eq!((gone.entries, gone.units), (entries, u64::from(units)));
+                        let counted = long.count_until(time_us);
+                        assert_eq!((counted.entries, counted.units), (entries, u64::from(units)));
                         let holder = list[entries - 1];
-                        assert_eq!(long.entry_with(gone.units), holder);
-                        assert_eq!(long.entry_with(gone.units - u64::from(holder.units) + 1), holder);
+                        assert_eq!(long.entry_of_unit(counted.units), holder);
+                        assert_eq!(long.entry_of_unit(counted.units - u64::from(holder.units) + 1), holder);
                         assert_eq!(long.get(entries - 1), holder);
                     }
                 }

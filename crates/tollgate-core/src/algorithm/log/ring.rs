@@ -12,11 +12,11 @@
 //! **Units in 19 bits** are enough unless half a million are admitted in one tick. A ring with such an entry becomes
 //! wide: two words per entry, until it is empty.
 //!
-//! **Sizes.** A short ring has one of a few sizes, so that a store can put rings of one size together. A longer one grows
-//! by a quarter, so at most about a fifth of it is unused. Its capacity is odd, because an allocator's header takes the
-//! room of one more entry. A ring shrinks when three quarters of it are unused.
+//! **Sizes.** A short ring has one of a few sizes, so that a store can put rings of one size together. A longer one
+//! grows by a quarter, so at most about a fifth of it is unused. Its capacity is odd, because an allocator's header
+//! takes the room of one more entry. A ring shrinks when three quarters of it are unused.
 
-use super::{Entry, Expired};
+use super::{Entry, Oldest};
 
 const TIME_BITS: u32 = 45;
 const TIME_MASK: u64 = (1 << TIME_BITS) - 1;
@@ -33,12 +33,12 @@ pub(crate) struct Ring {
     words: Box<[u64]>,
 }
 
-/// Everything about a ring except its entries. The memory store packs it into a slot.
+/// The fields of a ring besides its entries, which are in a slice of words. The memory store packs it into a slot.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct RingHead {
     /// The time of the newest entry.
     pub(crate) newest_us: u64,
-    /// The index of the oldest entry.
+    /// The position of the oldest entry.
     pub(crate) first: u32,
     pub(crate) len: u32,
     /// The units of all entries.
@@ -57,24 +57,26 @@ impl RingHead {
     /// Removes the oldest entry, which must be `oldest`.
     #[inline]
     pub(super) fn drop_oldest(&mut self, oldest: Entry, words: &[u64]) {
-        self.first = self.place(1, words) as u32;
+        self.first = self.position(1, words) as u32;
         self.len -= 1;
         self.total -= oldest.units;
     }
 
-    /// Returns whether one more entry with this many units fits, and the ring is not too large afterwards.
+    /// Returns whether an entry of `units` units can be appended without allocating, and the ring is not due to shrink.
     #[inline]
-    pub(super) fn suits(&self, units: u32, words: &[u64]) -> bool {
+    pub(super) fn can_append(&self, units: u32, words: &[u64]) -> bool {
         let capacity = self.capacity(words);
-        (self.len as usize) < capacity && self.takes(units) && !self.is_sparse(capacity)
+        (self.len as usize) < capacity && self.units_fit(units) && !self.is_sparse(capacity)
     }
 
-    /// Appends an entry, or adds it to the newest. Returns `false` without changing anything if there is no room.
+    /// Appends an entry, or adds it to the newest if `joins_newest`. Returns whether that was done.
+    ///
+    /// Returns `false` without changing anything if the ring would have to be allocated anew.
     #[inline]
     pub(super) fn append_in_place(&mut self, entry: Entry, joins_newest: bool, words: &mut [u64]) -> bool {
         match joins_newest {
-            true if self.len > 1 && self.takes(entry.units) => self.stretch_newest(entry, words),
-            false if self.suits(entry.units, words) => self.push(entry, words),
+            true if self.len > 1 && self.units_fit(entry.units) => self.add_to_newest(entry, words),
+            false if self.can_append(entry.units, words) => self.push(entry, words),
             _ => return false,
         }
         true
@@ -85,16 +87,16 @@ impl RingHead {
         self.newest_us = entry.time_us;
         self.len += 1;
         self.total += entry.units;
-        self.write_at(self.place(self.len as usize - 1, words), entry, words);
+        self.write_at(self.position(self.len as usize - 1, words), entry, words);
     }
 
     #[inline]
-    fn stretch_newest(&mut self, by: Entry, words: &mut [u64]) {
-        let place = self.place(self.len as usize - 1, words);
-        let units = self.entry_at(place, words).units + by.units;
+    fn add_to_newest(&mut self, by: Entry, words: &mut [u64]) {
+        let position = self.position(self.len as usize - 1, words);
+        let units = self.entry_at(position, words).units + by.units;
         self.newest_us = by.time_us;
         self.total += by.units;
-        self.write_at(place, Entry { units, ..by }, words);
+        self.write_at(position, Entry { units, ..by }, words);
     }
 
     #[inline]
@@ -102,13 +104,15 @@ impl RingHead {
         if self.is_wide { words.len() / 2 } else { words.len() }
     }
 
-    /// Returns whether no entry can become too large for one word when this many units are added.
+    /// Returns whether `units` units can be added to any entry without making the ring wide: two words per entry.
     #[inline]
-    fn takes(&self, units: u32) -> bool {
+    fn units_fit(&self, units: u32) -> bool {
         self.is_wide || u64::from(self.total) + u64::from(units) < u64::from(UNITS_WIDE)
     }
 
-    /// Returns whether so much is unused that the ring should shrink.
+    /// Returns whether the ring should shrink.
+    ///
+    /// It has at most one entry, or room for more than 8 of which at most a quarter is in use.
     #[inline]
     fn is_sparse(&self, capacity: usize) -> bool {
         self.len <= 1 || (capacity > CAPACITY_SMALL && self.len as usize <= capacity / 4)
@@ -116,28 +120,28 @@ impl RingHead {
 
     /// Returns the position of the entry `index` places after the oldest.
     #[inline]
-    fn place(&self, index: usize, words: &[u64]) -> usize {
-        let (place, capacity) = (self.first as usize + index, self.capacity(words));
-        if place >= capacity { place - capacity } else { place }
+    fn position(&self, index: usize, words: &[u64]) -> usize {
+        let (position, capacity) = (self.first as usize + index, self.capacity(words));
+        if position >= capacity { position - capacity } else { position }
     }
 
     #[inline]
-    fn entry_at(&self, place: usize, words: &[u64]) -> Entry {
+    fn entry_at(&self, position: usize, words: &[u64]) -> Entry {
         let (time, units) = match self.is_wide {
-            false => (words[place], (words[place] >> TIME_BITS) as u32),
-            true => (words[2 * place], words[2 * place + 1] as u32),
+            false => (words[position], (words[position] >> TIME_BITS) as u32),
+            true => (words[2 * position], words[2 * position + 1] as u32),
         };
         let earlier_us = self.newest_us.wrapping_sub(time) & TIME_MASK;
         Entry { time_us: self.newest_us - earlier_us, units }
     }
 
     #[inline]
-    fn write_at(&self, place: usize, entry: Entry, words: &mut [u64]) {
+    fn write_at(&self, position: usize, entry: Entry, words: &mut [u64]) {
         if self.is_wide {
-            words[2 * place] = entry.time_us;
-            words[2 * place + 1] = u64::from(entry.units);
+            words[2 * position] = entry.time_us;
+            words[2 * position + 1] = u64::from(entry.units);
         } else {
-            words[place] = u64::from(entry.units) << TIME_BITS | entry.time_us & TIME_MASK;
+            words[position] = u64::from(entry.units) << TIME_BITS | entry.time_us & TIME_MASK;
         }
     }
 }
@@ -172,28 +176,28 @@ impl Ring {
         size_of_val(&*self.words)
     }
 
-    /// Returns whether no entry can become too large for one word when this many units are added.
+    /// Returns whether `units` units can be added to any entry without making the ring wide: two words per entry.
     #[inline]
-    pub(super) fn takes(&self, units: u32) -> bool {
-        self.head.takes(units)
+    pub(super) fn units_fit(&self, units: u32) -> bool {
+        self.head.units_fit(units)
     }
 
     /// Returns the entry `index` places after the oldest.
     #[inline]
     pub(super) fn get(&self, index: usize) -> Entry {
-        self.head.entry_at(self.head.place(index, &self.words), &self.words)
+        self.head.entry_at(self.head.position(index, &self.words), &self.words)
     }
 
-    /// Appends an entry. `entries_max` is the most entries that can exist at once, so the ring never grows beyond it.
+    /// Appends an entry, and grows the ring if it is full, but not beyond `entries_max` entries.
     pub(super) fn push(&mut self, entry: Entry, entries_max: usize) {
         if self.len() == self.capacity() {
-            self.rebuild(roomy(self.len(), entries_max), self.head.is_wide);
+            self.rebuild(capacity_above(self.len(), entries_max), self.head.is_wide);
         }
         self.make_wide_for(entry.units);
         self.head.push(entry, &mut self.words);
     }
 
-    /// Changes an entry. Only the newest may change its time.
+    /// Replaces the entry `index` places after the oldest. Only the newest may get another time.
     pub(super) fn set(&mut self, index: usize, entry: Entry) {
         self.head.total = self.head.total - self.get(index).units + entry.units;
         if index + 1 == self.len() {
@@ -203,17 +207,17 @@ impl Ring {
         self.write(index, entry);
     }
 
-    /// Removes the `count` oldest entries. There must be more.
+    /// Removes the `count` oldest entries; there must be more than that. Shrinks the ring if it is mostly unused.
     pub(super) fn drop_front(&mut self, count: usize) {
         for _ in 0..count {
             self.head.drop_oldest(self.head.oldest(&self.words), &self.words);
         }
         if self.head.is_sparse(self.capacity()) {
-            self.rebuild(roomy(self.len(), usize::MAX), self.head.is_wide);
+            self.rebuild(capacity_above(self.len(), usize::MAX), self.head.is_wide);
         }
     }
 
-    /// Removes an entry. The entries on its shorter side move.
+    /// Removes the entry `index` places after the oldest. The entries on its shorter side move.
     pub(super) fn remove(&mut self, index: usize) {
         let last = self.len() - 1;
         self.head.total -= self.get(index).units;
@@ -221,7 +225,7 @@ impl Ring {
             for later in (1..=index).rev() {
                 self.write(later, self.get(later - 1));
             }
-            self.head.first = self.head.place(1, &self.words) as u32;
+            self.head.first = self.head.position(1, &self.words) as u32;
         } else {
             for later in index + 1..=last {
                 self.write(later - 1, self.get(later));
@@ -233,22 +237,23 @@ impl Ring {
         self.head.len -= 1;
     }
 
-    /// Counts the entries that are not later than `time_us`.
-    pub(super) fn until(&self, time_us: u64) -> Expired {
-        let mut gone = Expired::NOTHING;
-        while gone.entries < self.len() {
-            let entry = self.get(gone.entries);
+    /// Counts the entries that are not later than `time_us`, and their units.
+    pub(super) fn count_until(&self, time_us: u64) -> Oldest {
+        let mut counted = Oldest::NONE;
+        while counted.entries < self.len() {
+            let entry = self.get(counted.entries);
             if entry.time_us > time_us {
                 break;
             }
-            gone = Expired { entries: gone.entries + 1, units: gone.units + u64::from(entry.units) };
+            counted = Oldest { entries: counted.entries + 1, units: counted.units + u64::from(entry.units) };
         }
-        gone
+        counted
     }
 
-    /// Returns the entry that holds the unit of that number, counted from 1 for the oldest; the newest entry if there are
-    /// fewer.
-    pub(super) fn entry_with(&self, unit: u64) -> Entry {
+    /// Returns the entry of the unit with this number, counted from 1 for the oldest unit. There must be an entry.
+    ///
+    /// Returns the newest entry if there are fewer units.
+    pub(super) fn entry_of_unit(&self, unit: u64) -> Entry {
         let mut units = 0;
         for index in 0..self.len() {
             let entry = self.get(index);
@@ -260,9 +265,9 @@ impl Ring {
         self.get(self.len() - 1)
     }
 
-    /// Removes the entries after `time_us` and returns how many units they held.
-    pub(super) fn take_later_than(&mut self, time_us: u64) -> u32 {
-        let (before, kept) = (self.head.total, self.until(time_us));
+    /// Removes the entries later than `time_us`, and returns their units.
+    pub(super) fn remove_later_than(&mut self, time_us: u64) -> u32 {
+        let (before, kept) = (self.head.total, self.count_until(time_us));
         // Times are relative to the newest, so they are read before it changes.
         let newest_us = kept.entries.checked_sub(1).map_or(0, |newest| self.get(newest).time_us);
         let (len, total) = (kept.entries as u32, kept.units as u32);
@@ -271,8 +276,8 @@ impl Ring {
     }
 
     fn write(&mut self, index: usize, entry: Entry) {
-        let place = self.head.place(index, &self.words);
-        self.head.write_at(place, entry, &mut self.words);
+        let position = self.head.position(index, &self.words);
+        self.head.write_at(position, entry, &mut self.words);
     }
 
     fn make_wide_for(&mut self, units: u32) {
@@ -281,10 +286,10 @@ impl Ring {
         }
     }
 
-    /// Moves the entries to a new block for `capacity` entries, the oldest at index 0. `is_wide` selects two words per entry
-    /// instead of one.
+    /// Moves the entries to a new block for `capacity` entries, the oldest at position 0.
     ///
-    /// `capacity` must be at least `len`. Without `is_wide`, the units of every entry must fit into one word.
+    /// `is_wide` selects two words per entry instead of one. `capacity` must be at least `len`. Without `is_wide`, the
+    /// units of every entry must fit into one word.
     #[cold]
     fn rebuild(&mut self, capacity: usize, is_wide: bool) {
         let words = vec![0; if is_wide { 2 * capacity } else { capacity }].into_boxed_slice();
@@ -296,8 +301,10 @@ impl Ring {
     }
 }
 
-/// Returns the capacity of a ring that grows beyond `len` entries and never holds more than `entries_max`.
-fn roomy(len: usize, entries_max: usize) -> usize {
+/// Returns the capacity of a ring that holds `len` entries and must have room for one more.
+///
+/// The next of [`SHORT_CAPACITIES`], or else about a quarter more than `len`, but then at most `entries_max`.
+fn capacity_above(len: usize, entries_max: usize) -> usize {
     let short = SHORT_CAPACITIES.into_iter().find(|&capacity| capacity > len);
     short.unwrap_or_else(|| ((len + len / 4 + 1) | 1).min(entries_max.max(len + 1)))
 }

@@ -1,4 +1,4 @@
-//! What the conformance suite cannot see: how the log stores what it counts.
+//! Tests of how a log stores its entries, which the conformance suite does not observe.
 
 use super::*;
 use crate::algorithm::State;
@@ -19,7 +19,7 @@ fn entries(state: &State) -> usize {
 }
 
 #[test]
-fn two_entries_live_inline_and_an_emptied_ring_gives_its_memory_back() {
+fn two_entries_are_inline_and_the_memory_of_an_emptied_ring_is_freed() {
     let limit: Limit = "100/s".parse().unwrap();
     let mut state = State::unused(&limit);
     for now_us in [1, 2] {
@@ -37,7 +37,7 @@ fn two_entries_live_inline_and_an_emptied_ring_gives_its_memory_back() {
 }
 
 #[test]
-fn a_ring_is_never_larger_than_the_quota() {
+fn ring_is_never_larger_than_the_quota() {
     let limit: Limit = "100/s".parse().unwrap();
     let mut state = State::unused(&limit);
     for now_us in 0..100 {
@@ -49,7 +49,7 @@ fn a_ring_is_never_larger_than_the_quota() {
 }
 
 #[test]
-fn above_a_thousand_the_entries_stay_within_a_thousand_and_one() {
+fn log_of_a_quota_above_a_thousand_has_at_most_1001_entries() {
     let limit: Limit = "1000000/s".parse().unwrap();
     let mut state = State::unused(&limit);
     for step in 0..30_000 {
@@ -60,20 +60,20 @@ fn above_a_thousand_the_entries_stay_within_a_thousand_and_one() {
 }
 
 #[test]
-fn without_memory_to_grow_the_newest_entry_is_stretched() {
+fn log_that_may_not_grow_adds_to_its_newest_entry() {
     let limit: Limit = "10/s".parse().unwrap();
     let mut state = State::unused(&limit);
     for now_us in [10, 20, 30] {
         assert!(state.charge(&limit, Timestamp::from_micros(now_us), 1, false).allowed);
     }
     assert_eq!(entries(&state), 2);
-    let line = state.look(&limit, Timestamp::from_micros(1_000_020), 1);
-    assert_eq!(line.remaining, 8, "the one of 20 left with the one of 30");
-    assert_eq!(line.reset_after, Wait::from_micros(10));
+    let status = state.look(&limit, Timestamp::from_micros(1_000_020), 1);
+    assert_eq!(status.remaining, 8, "the units of 20 and 30 share an entry at 30");
+    assert_eq!(status.reset_after, Wait::from_micros(10));
 }
 
 #[test]
-fn a_ring_tells_times_a_longest_window_apart_and_millions_of_units() {
+fn ring_keeps_times_up_to_the_longest_window_apart_and_millions_of_units() {
     let start = 1_700_000_000_000_000;
     let entries: Vec<Entry> =
         [(0, 1), (1, (1 << 19) - 1), (WINDOW_US_MAX - 2, 1 << 19), (WINDOW_US_MAX - 1, 9_000_000)]
@@ -90,20 +90,20 @@ fn a_ring_tells_times_a_longest_window_apart_and_millions_of_units() {
 }
 
 #[test]
-fn without_memory_for_so_many_units_everything_becomes_one_entry() {
+fn log_that_may_not_widen_its_ring_becomes_one_entry() {
     let limit: Limit = "10000000/s sliding".parse().unwrap();
     let mut state = State::unused(&limit);
     for now_us in [1_000, 2_000, 3_000] {
         assert!(state.charge(&limit, Timestamp::from_micros(now_us), 1, true).allowed);
     }
-    let line = state.charge(&limit, Timestamp::from_micros(4_000), 600_000, false);
+    let status = state.charge(&limit, Timestamp::from_micros(4_000), 600_000, false);
     let State::Log(log) = &state else { panic!("a log") };
     assert_eq!((log.heap_bytes(), log.len(), log.total()), (0, 1, 600_003));
-    assert_eq!((line.remaining, line.next_after), (10_000_000 - 600_003, Wait::from_micros(1_000_000)));
+    assert_eq!((status.remaining, status.next_after), (10_000_000 - 600_003, Wait::from_micros(1_000_000)));
 }
 
 #[test]
-fn a_burst_that_has_left_gives_its_memory_back_though_the_key_stays_busy() {
+fn memory_of_an_expired_burst_is_freed_although_the_key_is_still_in_use() {
     let limit: Limit = "1000/s".parse().unwrap();
     let mut state = State::unused(&limit);
     for step in 0..900 {

@@ -132,7 +132,7 @@ fn halves_keep_the_checks_of_a_caller_and_equal_checks_together() {
 #[test]
 fn fault_of_the_whole_call_reaches_every_caller() {
     let (batch, answers) = batch_of(&[&[], &["a"], &["a", "b"]]);
-    batch.refuse(&Fault::of_reply("BUSY"));
+    batch.fail(&Fault::of_reply("BUSY"));
     for mut answer in answers {
         assert_eq!(answer.try_recv().unwrap().unwrap_err().kind, Kind::Unavailable);
     }

@@ -20,14 +20,17 @@ use super::AdminListener;
 use super::keys::unavailable;
 use crate::listeners::http::connection::{json, problem};
 
-/// The parameters of a query.
+/// The parameters of a query to `/v1/bans`.
 #[derive(Debug, PartialEq, Eq)]
 struct BanQuery {
     subject: Vec<u8>,
+    /// `None` if `for` is absent.
     duration: Option<Duration>,
 }
 
-/// Bans the subject of the query.
+/// Bans the subject of the query for the time in `for`, or without an end, and answers with the ban.
+///
+/// The answer is 400 if the query is invalid, and 503 if the store fails.
 pub(super) async fn set(listener: &AdminListener, query: &str) -> Response<Bytes> {
     let BanQuery { subject, duration } = match BanQuery::parse(query, true) {
         Ok(query) => query,
@@ -42,7 +45,9 @@ pub(super) async fn set(listener: &AdminListener, query: &str) -> Response<Bytes
     json(StatusCode::OK, &to_json(&subject, Some(ends_after)))
 }
 
-/// Answers whether the subject of the query is banned.
+/// Answers whether the subject of the query is banned, and for how long.
+///
+/// The answer is 400 if the query is invalid, and 503 if the store fails.
 pub(super) async fn inspect(listener: &AdminListener, query: &str) -> Response<Bytes> {
     let subject = match BanQuery::parse(query, false) {
         Ok(query) => query.subject,
@@ -55,6 +60,8 @@ pub(super) async fn inspect(listener: &AdminListener, query: &str) -> Response<B
 }
 
 /// Lifts the ban of the subject of the query, and answers whether there was one.
+///
+/// The answer is 400 if the query is invalid, and 503 if the store fails.
 pub(super) async fn lift(listener: &AdminListener, query: &str) -> Response<Bytes> {
     let subject = match BanQuery::parse(query, false) {
         Ok(query) => query.subject,
@@ -71,7 +78,9 @@ pub(super) async fn lift(listener: &AdminListener, query: &str) -> Response<Byte
     }
 }
 
-/// Returns the body of a response. `retry_after_ms` is null without a ban, and for a ban without an end.
+/// Returns the body of a response: `subject`, `banned`, and `retry_after_ms`, the time until the ban ends.
+///
+/// That is null without a ban, and for a ban without an end.
 fn to_json(subject: &[u8], ban: Option<Wait>) -> Value {
     json!({
         "subject": String::from_utf8_lossy(subject),
@@ -81,8 +90,10 @@ fn to_json(subject: &[u8], ban: Option<Wait>) -> Value {
 }
 
 impl BanQuery {
-    /// Parses a percent-encoded query. `Err` says what is wrong with it. `for` is accepted only if `sets` is true.
-    fn parse(text: &str, sets: bool) -> Result<BanQuery, String> {
+    /// Parses a percent-encoded query. `for` is accepted only if `accepts_duration`.
+    ///
+    /// `Err` is the message of the 400 response.
+    fn parse(text: &str, accepts_duration: bool) -> Result<BanQuery, String> {
         let (mut subject, mut duration) = (None, None);
         for pair in text.split('&').filter(|pair| !pair.is_empty()) {
             let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
@@ -90,8 +101,8 @@ impl BanQuery {
             let bytes: Vec<u8> = percent_decode_str(&plain).collect();
             match name {
                 "subject" => subject = Some(bytes),
-                "for" if sets => duration = Some(parse_duration(&bytes)?),
-                _ if sets => return Err("unknown parameter; expected subject or for".to_owned()),
+                "for" if accepts_duration => duration = Some(parse_duration(&bytes)?),
+                _ if accepts_duration => return Err("unknown parameter; expected subject or for".to_owned()),
                 _ => return Err("unknown parameter; expected subject".to_owned()),
             }
         }
@@ -119,7 +130,7 @@ mod tests {
         let duration = Some(Duration::from_secs(5_400));
         assert_eq!(query, BanQuery { subject: b"ip:203.0.113.9&user:42".to_vec(), duration });
         assert_eq!(BanQuery::parse("subject=a", true).unwrap().duration, None);
-        for (query, sets, phrase) in [
+        for (query, accepts_duration, phrase) in [
             ("", true, "subject="),
             ("for=1h", true, "subject="),
             ("subject=a&for=soon", true, "such as 30s"),
@@ -128,7 +139,7 @@ mod tests {
             ("subject=a&until=tomorrow", true, "subject or for"),
             ("subject=a&for=1h", false, "expected subject"),
         ] {
-            let refused = BanQuery::parse(query, sets);
+            let refused = BanQuery::parse(query, accepts_duration);
             assert!(refused.is_err_and(|message| message.contains(phrase)), "{query}");
         }
         let long = format!("subject={}", "a".repeat(65_537));

@@ -8,9 +8,9 @@
 //!   ?key=ip:203.0.113.9&rule=shorten&limit=main    one of them, by the name of the limit
 //! ```
 //!
-//! **Which limits apply to a caller** is decided as for a request: by the API key in the subject, if that has a plan or limits
-//! of its own, else by the `plan` parameter. A reset does not depend on it. It deletes every counter that the rule can have for
-//! the subject under any plan, so that it never reports success and leaves the counter that denies.
+//! **Which limits apply to a caller** is decided as for a request: by the API key in the subject, if that has a plan or
+//! limits of its own, else by the `plan` parameter. A reset does not depend on it. It deletes every counter that the
+//! rule can have for the subject under any plan, so that it never reports success and leaves the counter that denies.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -27,17 +27,17 @@ use tollgate::{Demand, Key, Limit, LimitStatus, Scope};
 use super::AdminListener;
 use crate::listeners::http::connection::{json, problem};
 
-/// The parameters of a query.
+/// The parameters of a query to `/v1/keys`.
 #[derive(Default)]
 struct KeyQuery {
     key: Vec<u8>,
-    /// The text of a limit, or with `rule` the name of one.
+    /// The text of a limit such as `10/min`, or with `rule` the name of one of its limits.
     limit: Option<String>,
     rule: Option<String>,
     plan: Option<String>,
 }
 
-/// One counter of a key.
+/// One counter of a key: of a rule's limit, or of explicit checks.
 struct CounterRef {
     /// `None` for explicit checks.
     rule: Option<String>,
@@ -45,16 +45,18 @@ struct CounterRef {
     limit: Limit,
 }
 
-/// Which counters of a rule a query selects.
+/// The counters that a query selects of a rule with limits per plan.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Selection {
-    /// Those of the limits that apply to the caller.
+    /// The counters of the limits that apply to the caller.
     Applying,
-    /// Those of all plans.
+    /// The counters of the limits of all plans.
     All,
 }
 
-/// Answers with the status of the selected counters.
+/// Answers with the status of the counters that the query selects, without changing them.
+///
+/// The answer is 400 if the query is invalid, and 503 if the store fails.
 pub(super) async fn inspect(listener: &AdminListener, query: &str) -> Response<Bytes> {
     let (key, counters) = match select(listener, query, Selection::Applying) {
         Ok(selected) => selected,
@@ -74,7 +76,11 @@ pub(super) async fn inspect(listener: &AdminListener, query: &str) -> Response<B
     json(StatusCode::OK, &json!({ "key": String::from_utf8_lossy(&key), "counters": statuses }))
 }
 
-/// Deletes the selected counters, and answers with their number.
+/// Deletes the counters that the query selects, of all plans, and answers with their number.
+///
+/// Limits with the same name share a counter.
+///
+/// The answer is 400 if the query is invalid, and 503 if the store fails; some counters may then be deleted already.
 pub(super) async fn reset(listener: &AdminListener, query: &str) -> Response<Bytes> {
     let (key, counters) = match select(listener, query, Selection::All) {
         Ok(selected) => selected,
@@ -95,7 +101,7 @@ pub(super) async fn reset(listener: &AdminListener, query: &str) -> Response<Byt
     json(StatusCode::OK, &json!({ "reset": true, "counters": names.len() }))
 }
 
-/// Returns the response to a request that the store did not serve.
+/// Returns the 503 response to a request for which the store failed.
 pub(super) fn unavailable(error: &tollgate::StoreError) -> Response<Bytes> {
     let message = format!("the store did not answer ({})", error.kind().as_str());
     problem(StatusCode::SERVICE_UNAVAILABLE, "unavailable", &message)
@@ -125,7 +131,9 @@ impl CounterRef {
     }
 }
 
-/// Returns the key and the counters that a query selects. `Err` says what is wrong with it.
+/// Returns the key of a query, and the counters that it selects, at least one.
+///
+/// `Err` is the message of the 400 response.
 fn select(listener: &AdminListener, query: &str, selection: Selection) -> Result<(Vec<u8>, Vec<CounterRef>), String> {
     let query = KeyQuery::parse(query)?;
     let counters = match (&query.rule, &query.limit) {
@@ -135,14 +143,20 @@ fn select(listener: &AdminListener, query: &str, selection: Selection) -> Result
         }
         (Some(rule), _) => {
             let loaded = listener.reloader.loaded().ok_or("this instance has no rules; start with --config FILE")?;
-            of_rule(&loaded, rule, &query, selection)?
+            counters_of_rule(&loaded, rule, &query, selection)?
         }
         (None, None) => return Err("expected ?key=…&limit=10/min, or ?key=…&rule=NAME".to_owned()),
     };
     Ok((query.key, counters))
 }
 
-fn of_rule(loaded: &Loaded, rule: &str, query: &KeyQuery, selection: Selection) -> Result<Vec<CounterRef>, String> {
+/// Returns the counters of the rule named `rule` that a query selects. `Err` is the message of the 400 response.
+fn counters_of_rule(
+    loaded: &Loaded,
+    rule: &str,
+    query: &KeyQuery,
+    selection: Selection,
+) -> Result<Vec<CounterRef>, String> {
     let rules = &loaded.rules;
     let Some(rule) = rules.rules().iter().find(|known| &**known.name() == rule) else {
         let names: Vec<&str> = rules.rules().iter().map(|known| &**known.name()).collect();
@@ -175,7 +189,10 @@ fn of_rule(loaded: &Loaded, rule: &str, query: &KeyQuery, selection: Selection) 
     }
 }
 
-/// Returns the limit set whose counters are selected, or `None` if those of all limit sets are.
+/// Returns the set of limits of `rule` whose counters are selected, or `None` if those of all sets are.
+///
+/// `Err` is the message of the 400 response: the plan of the query is unknown, is missing, or is not the plan of the
+/// API key.
 fn limit_set(
     rules: &RuleSet,
     rule: &CompiledRule,
@@ -203,7 +220,9 @@ fn limit_set(
     }
 }
 
-/// Returns the limit set of the API key in a subject, or `None` if there is no such key or it has neither a plan nor limits.
+/// Returns the set of limits of the API key in `subject`.
+///
+/// `None` if the subject contains no known key, or the key has neither a plan nor limits of its own.
 fn limit_set_of_key(rules: &RuleSet, subject: &[u8]) -> Option<LimitSetId> {
     let parts = std::str::from_utf8(subject).ok()?.split('&');
     let half = parts.filter_map(|part| part.strip_prefix("api_key:#")).next()?;
@@ -214,7 +233,7 @@ fn limit_set_of_key(rules: &RuleSet, subject: &[u8]) -> Option<LimitSetId> {
 }
 
 impl KeyQuery {
-    /// Parses a percent-encoded query. `Err` says what is wrong with it.
+    /// Parses a percent-encoded query. `Err` is the message of the 400 response.
     fn parse(text: &str) -> Result<KeyQuery, String> {
         let mut query = KeyQuery::default();
         let mut has_key = false;

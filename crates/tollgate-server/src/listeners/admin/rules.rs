@@ -12,7 +12,9 @@ use tollgate::rules::{CompiledRule, LimitSetId, RuleSet};
 use crate::listeners::http::connection::json;
 use crate::reload::Reloader;
 
-/// Lists the rules in force, in the order of the file. Empty without a configuration.
+/// Answers with the rules in force, in the order of the file, their decisions so far, and the names of the plans.
+///
+/// The lists are empty if the server has no configuration.
 pub(super) fn list(reloader: &Reloader) -> Response<Bytes> {
     let (loaded, stats) = match (reloader.loaded(), reloader.engine()) {
         (Some(loaded), Some(engine)) => (loaded, engine.rule_stats()),
@@ -57,5 +59,5 @@ fn limits(rule: &CompiledRule, limit_set: LimitSetId) -> Value {
 }
 
 fn counted(mode: &str, cell: &Counted) -> Value {
-    json!({ "verdict": cell.said.as_str(), "source": cell.source.as_str(), "mode": mode, "times": cell.times })
+    json!({ "verdict": cell.outcome.as_str(), "source": cell.source.as_str(), "mode": mode, "times": cell.times })
 }

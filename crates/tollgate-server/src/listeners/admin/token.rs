@@ -7,7 +7,7 @@ const CHARACTERS_MIN: usize = 16;
 /// The random bytes of a generated token.
 const GENERATED_BYTES: usize = 24;
 
-/// The token of the admin API. `Debug` does not show it.
+/// The bearer token that requests to the admin API must have. `Debug` does not show it.
 #[derive(Clone)]
 pub struct Token(String);
 
@@ -26,10 +26,12 @@ pub enum AdminTokenError {
 }
 
 impl Token {
-    /// Creates a token from text that the operator chose. Surrounding white space is removed, so that a file may end in a newline.
+    /// Creates a token from text that the operator chose.
+    ///
+    /// Surrounding white space is removed, so that a file may end in a newline.
     ///
     /// # Errors
-    /// If it has fewer than 16 characters, or characters that a bearer token cannot contain.
+    /// If it has fewer than 16 characters, or characters other than visible ASCII.
     pub fn given(text: &str) -> Result<Token, AdminTokenError> {
         let text = text.trim();
         if !text.bytes().all(|byte| byte.is_ascii_graphic()) {
@@ -41,7 +43,7 @@ impl Token {
         Ok(Token(text.to_owned()))
     }
 
-    /// Generates a random token of 48 characters.
+    /// Generates a random token of 48 hexadecimal digits.
     ///
     /// # Errors
     /// If the system provides no random bytes.
@@ -51,12 +53,12 @@ impl Token {
         Ok(Token(bytes.iter().map(|byte| format!("{byte:02x}")).collect()))
     }
 
-    /// Returns the token as text. Not for logs.
+    /// Returns the token as text. Must not be logged.
     pub fn reveal(&self) -> &str {
         &self.0
     }
 
-    /// Returns whether `given` is this token, in constant time for equal lengths.
+    /// Returns whether `given` equals this token. Takes the same time for all values of the same length.
     pub(crate) fn matches(&self, given: &[u8]) -> bool {
         self.0.as_bytes().ct_eq(given).into()
     }

@@ -15,7 +15,7 @@ use super::{HttpListener, fast_path, general};
 use crate::listener::{BoxError, ConnectionContext};
 use crate::listeners::io::within;
 
-/// What a connection over the limit is sent.
+/// The response that is sent on a connection over the limit.
 pub(crate) const OVER_LIMIT_RESPONSE: &[u8] =
     b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\nconnection: close\r\nretry-after: 1\r\n\r\n";
 /// The most bytes of a request line and all headers together.
@@ -23,15 +23,19 @@ pub(super) const HEADER_BYTES_MAX: usize = 64 * 1024;
 /// The time that a client has to send a body.
 pub(super) const BODY_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Serves one connection. `handler` answers requests; its response bodies may be streams. Plain checks are answered by
-/// `fast_path` instead, if there is one.
+/// Serves one HTTP/1.1 connection until it ends. `handler` answers requests; its response bodies may be streams.
 ///
-/// The connection ends when the client ends it, is silent for `idle`, or accepts no response for `idle`. On shutdown the
-/// response that is being sent is the last one; while the instance drains, every response says `connection: close`. The
-/// connection also ends when its slot is evicted while it is idle, or the bytes of its request before that is complete.
+/// If `fast_path` is given, it answers [plain checks](super::fast_path) instead.
+///
+/// The connection ends when:
+/// - the client ends it, is silent for `idle`, or takes longer than `idle` for a request header or 10 s for a body;
+/// - the instance drains or shuts down: once all requests that have arrived are answered, the last response has
+///   `connection: close`; an idle connection ends half a second after its listener has begun to close;
+/// - its slot is evicted, while it is idle or after its response has begun;
+/// - the bytes of an incomplete request are evicted from the receive budget.
 ///
 /// # Errors
-/// If the connection breaks.
+/// If the connection breaks, or the client accepts no bytes of a response for `idle`.
 pub(crate) async fn serve<S, H, F>(
     mut stream: S,
     idle: Duration,
@@ -51,7 +55,9 @@ where
     Ok(Box::pin(general::serve_last(&mut stream, begin, idle, context, &handler)).await?)
 }
 
-/// Reads a whole body. `Err` is the response to a body that is too long (413), too slow (408) or broken off (400).
+/// Reads a whole body of at most `bytes_max` bytes, within 10 s.
+///
+/// `Err` is the response to a body that is too long (413), not complete in time (408), or ends early (400).
 pub(crate) async fn read_body<B>(body: B, bytes_max: usize) -> Result<Bytes, Response<Bytes>>
 where
     B: Body<Data = Bytes>,
@@ -80,7 +86,7 @@ where
     }
 }
 
-/// Returns a 408 response.
+/// Returns a 408 response with this message.
 pub(super) fn timed_out(message: &str) -> Response<Bytes> {
     problem(StatusCode::REQUEST_TIMEOUT, "timeout", message)
 }
@@ -98,7 +104,7 @@ fn too_large(bytes_max: usize) -> Response<Bytes> {
     problem(StatusCode::PAYLOAD_TOO_LARGE, "too_large", &message)
 }
 
-/// Returns a response with `body` as JSON.
+/// Returns a response with this status and `body` as JSON.
 pub(crate) fn json(status: StatusCode, body: &impl serde::Serialize) -> Response<Bytes> {
     let body = serde_json::to_vec(body).unwrap_or_default();
     let mut response = Response::new(Bytes::from(body));
@@ -107,12 +113,12 @@ pub(crate) fn json(status: StatusCode, body: &impl serde::Serialize) -> Response
     response
 }
 
-/// Returns an error response: `error` is a code for programs, `message` a sentence for people.
+/// Returns an error response whose body is JSON: `error` is a code for programs, `message` a sentence for people.
 pub(crate) fn problem(status: StatusCode, error: &str, message: &str) -> Response<Bytes> {
     json(status, &serde_json::json!({ "error": error, "message": message }))
 }
 
-/// Returns a 405 response that lists the allowed methods.
+/// Returns a 405 response with `allowed`, such as `GET, HEAD`, in its `Allow` header.
 pub(crate) fn method_not_allowed(allowed: &'static str) -> Response<Bytes> {
     let message = format!("expected {allowed}");
     let mut response = problem(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", &message);

@@ -1,9 +1,9 @@
 //! The fast path for plain checks.
 //!
-//! Nearly all requests of the HTTP listener are alike: `POST /v1/check` with a few headers and a small body, all of it in one
-//! packet or two, sent again and again on one connection. For each of them a general HTTP server builds a map of headers, a
-//! stream for the body, a timer and a few tasks in between, which together cost more than the decision. The fast path reads
-//! such a request where it lies in the buffer and appends the response to the previous one.
+//! Nearly all requests of the HTTP listener are alike: `POST /v1/check` with a few headers and a small body, all of it
+//! in one packet or two, sent again and again on one connection. For each of them a general HTTP server builds a map of
+//! headers, a stream for the body, a timer and a few tasks in between, which together cost more than the decision. The
+//! fast path reads such a request where it lies in the buffer and appends the response to the previous one.
 //!
 //! ```text
 //!   read ─▶ is the first request complete? ─ yes ─▶ is it plain? ─ yes ─▶ decide ─▶ write ─▶ read …
@@ -11,16 +11,16 @@
 //!             └ its end is unknown ─▶ hyper, which gets what was read, and the connection until it ends
 //! ```
 //!
-//! **Plain** is a request that needs no interpretation: HTTP/1.1, exactly this method and path, one plain `content-length`,
-//! and no header about the connection except to keep it open. All others are not rejected here but left to
-//! [hyper](super::general), unchanged: other paths and versions, chunked bodies, malformed requests. So one place
-//! implements HTTP, and this is not it; the fast path only recognises a single form, and finds the end of requests whose
-//! framing is simple.
+//! **Plain** is a request that needs no interpretation: HTTP/1.1, exactly this method and path, one plain
+//! `content-length`, and no header about the connection except to keep it open. All others are not rejected here but
+//! left to [hyper](super::general), unchanged: other paths and versions, chunked bodies, malformed requests. So one
+//! place implements HTTP, and this is not it; the fast path only recognises a single form, and finds the end of
+//! requests whose framing is simple.
 //!
-//! **Incomplete requests.** hyper costs a connection some 16 KiB and as much time as several responses. A client that has
-//! sent half a head, or a head and half of a body, does not get that yet: its bytes wait here, in a buffer that grows with
-//! what arrives, until the request is complete, late, or too long. From 4 KiB on they count towards the bytes that the
-//! listener [may hold](crate::budget) of all unfinished requests.
+//! **Incomplete requests.** hyper costs a connection some 16 KiB and as much time as several responses. A client that
+//! has sent half a head, or a head and half of a body, does not get that yet: its bytes wait here, in a buffer that
+//! grows with what arrives, until the request is complete, late, or too long. From 4 KiB on they count towards the
+//! bytes that the listener [may hold](crate::budget) of all unfinished requests.
 //!
 //! `tests.rs` compares the responses of both paths byte by byte, with and without rules.
 
@@ -49,11 +49,15 @@ const HEADERS_MAX: usize = 64;
 /// The size at which collected responses are written although more requests have arrived.
 const RESPONSE_BYTES_MAX: usize = 64 * 1024;
 
-/// Serves a connection while the ends of its requests can be found: plain checks by `listener`, others by `handler`.
+/// Serves a connection as long as the ends of its requests can be found.
 ///
-/// Returns what was read of a request whose end cannot be found; the caller continues with the connection. Returns `None`
-/// if the connection has ended: the client ended it or was silent for too long, the slot was evicted, or the instance
-/// shuts down.
+/// Plain checks are answered by `listener`, if there is one, and all other requests by `handler` through hyper.
+///
+/// Returns `Some` with the bytes read so far if the end of a request cannot be found, or the client has ended the
+/// connection within a request. The caller must serve that request, and end the connection.
+///
+/// Returns `None` if the connection has ended: the client ended it or was too slow, its slot or the bytes of its
+/// request were evicted, or the instance shuts down.
 ///
 /// # Errors
 /// If the connection breaks, or the client accepts no response for as long as `idle`.
@@ -175,8 +179,11 @@ where
     Ok(None)
 }
 
-/// Returns whether the next response is to be the last one because the instance shuts down. Requests that were pipelined
-/// are all answered first.
+/// Returns whether the next response must be the last one of its connection.
+///
+/// That is so if the instance drains or shuts down, and no further request has arrived.
+///
+/// To find out, may append bytes that have arrived on `stream` to an empty `buffer`.
 async fn closes_after<S>(context: &ConnectionContext, stream: &mut S, buffer: &mut BytesMut) -> std::io::Result<bool>
 where
     S: AsyncRead + Unpin,
@@ -184,7 +191,7 @@ where
     Ok(buffer.is_empty() && context.shutdown.is_draining() && !read_waiting(stream, buffer).await?)
 }
 
-/// A part of a request.
+/// A part of a request: the request line with all headers, or the body.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum RequestPart {
     Head,
@@ -200,36 +207,41 @@ impl RequestPart {
     }
 }
 
-/// The request at the beginning of a buffer.
+/// The result of [`next_request`]: the request at the beginning of a buffer.
 #[derive(Debug)]
 enum NextRequest {
-    /// A complete plain check, and the range of its body. The request ends with it.
+    /// A complete plain check, with the range of its body in the buffer. The request ends where its body ends.
     Plain(Range<usize>),
-    /// Another complete request, and its length.
+    /// Another complete request, with its length in bytes.
     Complete(usize),
-    /// The beginning of a request that may become one of these.
+    /// The beginning of a request that is not complete.
     Partial(PartialRequest),
     /// A request whose end cannot be found here.
     Unknown,
 }
 
-/// The progress of a request that is not complete.
+/// The state of a request that is not complete, kept until more bytes arrive.
 #[derive(Debug)]
 struct PartialRequest {
     missing: RequestPart,
     deadline: Instant,
-    /// The length of the buffer at the last look.
+    /// The length of the buffer at the last call of [`next_request`].
     seen: usize,
     /// The head, once it is complete.
     head: Option<RequestHead>,
-    /// The length of the buffer from which on it is parsed again. To parse a long head again for each of its bytes would cost
-    /// more than to answer it.
+    /// The length that the buffer must reach before it is parsed again. Parsing a long head again for each of its bytes
+    /// would cost more than answering it.
     parse_at: usize,
-    /// Where the first incomplete chunk begins.
+    /// The position of the first incomplete chunk of a chunked body.
     chunk_at: usize,
 }
 
-/// Finds the first request in a buffer. `before` is the progress from an earlier call on the same request.
+/// Finds the request at the beginning of `buffer`.
+///
+/// `before` is the state that the last call returned for the same request.
+///
+/// The deadline of an incomplete request is `idle` after its first bytes for the head, and 10 s after the head for the
+/// body.
 fn next_request(buffer: &[u8], before: Option<PartialRequest>, idle: Duration) -> NextRequest {
     if let Some(before) = before.as_ref().filter(|before| !before.may_be_complete(buffer)) {
         return NextRequest::Partial(PartialRequest { seen: buffer.len(), ..*before });
@@ -269,23 +281,27 @@ fn next_request(buffer: &[u8], before: Option<PartialRequest>, idle: Duration) -
 }
 
 impl PartialRequest {
-    /// Returns false if what arrived since the last look cannot have completed the missing part.
+    /// Returns whether the missing part may be complete now, so that `buffer` has to be parsed.
+    ///
+    /// False means that it cannot be complete yet.
     fn may_be_complete(&self, buffer: &[u8]) -> bool {
         let has_head = || self.missing == RequestPart::Head && ends_head(&buffer[self.seen.saturating_sub(3)..]);
         buffer.len() >= self.parse_at || has_head()
     }
 }
 
-/// Returns whether the bytes contain an empty line.
+/// Returns whether the bytes contain an empty line, which ends a head.
 fn ends_head(bytes: &[u8]) -> bool {
     memchr::memchr_iter(b'\n', bytes).any(|at| matches!(bytes[at + 1..], [b'\n', ..] | [b'\r', b'\n', ..]))
 }
 
-/// What the fast path needs to know of a request's head.
+/// The facts about a request's head that the fast path needs.
 #[derive(Clone, Copy, Debug)]
 struct RequestHead {
+    /// The position of the body in the buffer.
     body_at: usize,
     length: BodyLength,
+    /// Whether this is a plain check.
     is_plain: bool,
 }
 
@@ -295,7 +311,7 @@ enum BodyLength {
     Chunked,
 }
 
-/// The result of parsing a head.
+/// The result of [`RequestHead::parse`].
 enum ParsedHead {
     Complete(RequestHead),
     Partial,
@@ -346,8 +362,11 @@ impl RequestHead {
     }
 }
 
-/// Returns the range of the body of the first request, or `None` if that is not a plain check. The body need not be complete;
-/// the request ends with it.
+/// Returns the range of the body of the first request in `buffer`, or `None` if it is not a plain check.
+///
+/// The head must be complete, else the result is `None`.
+///
+/// The body need not be complete, so the range may end beyond the buffer. The request ends where its body ends.
 pub(super) fn plain_check(buffer: &[u8]) -> Option<Range<usize>> {
     match RequestHead::parse(buffer) {
         ParsedHead::Complete(RequestHead { body_at, length: BodyLength::Bytes(length), is_plain: true }) => {
@@ -357,19 +376,19 @@ pub(super) fn plain_check(buffer: &[u8]) -> Option<Range<usize>> {
     }
 }
 
-/// The progress of a chunked body.
+/// The result of [`ChunkedBody::find_end`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum ChunkedBody {
     /// The body ends at this position.
     Complete(usize),
-    /// The chunk that begins at `at` is not complete before position `until`.
+    /// The chunk that begins at position `at` is incomplete while the buffer is shorter than `until`.
     Partial { at: usize, until: usize },
     /// The body has extensions or trailers, or is malformed: left to hyper.
     Unknown,
 }
 
 impl ChunkedBody {
-    /// Follows the chunks from `at` on, where one begins.
+    /// Finds the end of a chunked body. `at` is the position in `buffer` of its first chunk, or of a later one.
     fn find_end(buffer: &[u8], mut at: usize) -> ChunkedBody {
         loop {
             let rest = &buffer[at..];
@@ -395,13 +414,13 @@ impl ChunkedBody {
     }
 }
 
-/// Parses one to six digits. Returns `None` for anything else, such as a sign or a space.
+/// Parses a number of one to six decimal digits. Returns `None` for anything else, such as a sign or a space.
 fn plain_number(text: &[u8]) -> Option<usize> {
     let digit = |value: usize, byte: &u8| byte.is_ascii_digit().then(|| value * 10 + usize::from(byte - b'0'));
     (1..=6).contains(&text.len()).then(|| text.iter().try_fold(0, digit))?
 }
 
-/// Responses that are to be written.
+/// Responses that are collected to be written together, and the text of their `date` header.
 #[derive(Default)]
 struct ResponseBuffer {
     bytes: Vec<u8>,
@@ -411,7 +430,7 @@ struct ResponseBuffer {
 }
 
 impl ResponseBuffer {
-    /// Appends a response. `is_last` adds `connection: close`.
+    /// Appends a response, with `content-length` and `date`. `is_last` adds `connection: close`.
     fn add(&mut self, response: &Response<Bytes>, is_last: bool) {
         self.update_date();
         let (status, body) = (response.status(), response.body());
@@ -432,7 +451,7 @@ impl ResponseBuffer {
         self.bytes.extend_from_slice(body);
     }
 
-    /// Formats the date again if the second has changed.
+    /// Formats `date` again if the wall clock has reached another second.
     #[allow(clippy::disallowed_methods)] // the header shows the wall clock, and nothing is decided by it
     fn update_date(&mut self) {
         let now = SystemTime::now();
@@ -443,7 +462,9 @@ impl ResponseBuffer {
         }
     }
 
-    /// Writes the responses, if there are any, and empties the buffer.
+    /// Writes the collected responses, if there are any, and empties the buffer.
+    ///
+    /// Fails with `TimedOut` if the client does not accept them within `limit`.
     async fn send<S: AsyncWrite + Unpin>(&mut self, stream: &mut S, limit: Duration) -> std::io::Result<()> {
         if !self.bytes.is_empty() {
             send(stream, &self.bytes, limit).await?;

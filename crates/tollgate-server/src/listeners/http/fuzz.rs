@@ -9,7 +9,7 @@ use tollgate::Limiter;
 
 use super::connection::read_body;
 use super::fast_path::plain_check;
-use super::general::{AfterExchange, RequestBody, complete, exchange};
+use super::general::{AfterExchange, RequestBody, exchange, full_body};
 use super::{BODY_BYTES_MAX, HttpListener};
 use crate::listener::ConnectionContext;
 
@@ -21,8 +21,8 @@ const IDLE: Duration = Duration::from_secs(60);
 /// Runs a fuzz target on the beginning of a connection.
 ///
 /// # Panics
-/// If the fast path takes the bytes for a plain check and hyper reads them differently, or if a check is not answered with
-/// JSON of bounded length.
+/// If the fast path takes the bytes for a plain check and hyper reads them differently, or if a check is not answered
+/// with JSON of bounded length.
 pub fn any_bytes(bytes: &[u8]) {
     let Some(body) = plain_check(bytes) else { return };
     assert!(body.start <= bytes.len(), "a body from {} of {} bytes on", body.start, bytes.len());
@@ -47,7 +47,7 @@ async fn read_by_hyper(bytes: &[u8]) -> Vec<(Method, String, Bytes)> {
         if let Ok(body) = read_body(body, BODY_BYTES_MAX).await {
             requests.borrow_mut().push((head.method, head.uri.to_string(), body));
         }
-        Response::new(complete(Bytes::new()))
+        Response::new(full_body(Bytes::new()))
     };
     let (_stage, context) = ConnectionContext::unshared();
     let (_client, mut server) = tokio::io::duplex(RESPONSE_BYTES_MAX);

@@ -1,16 +1,16 @@
 //! The general path: hyper answers a request.
 //!
-//! hyper takes some 16 KiB for a connection, whether a request is under way or not. So it does not get the connection but
-//! one complete request, and is dropped when that is answered: ten thousand silent connections cost ten thousand small
-//! buffers. A request whose end cannot be found without interpreting it (`expect`, unusual framing, malformed input) gets
-//! hyper on the connection itself, and is the last request on it.
+//! hyper takes some 16 KiB for a connection, whether a request is under way or not. So it does not get the connection
+//! but one complete request, and is dropped when that is answered: ten thousand silent connections cost ten thousand
+//! small buffers. A request whose end cannot be found without interpreting it (`expect`, unusual framing, malformed
+//! input) gets hyper on the connection itself, and is the last request on it.
 //!
-//! Whether the connection continues after a request is hyper's decision in both cases: it does if hyper would read another
-//! request.
+//! Whether the connection continues after a request is hyper's decision in both cases: it does if hyper would read
+//! another request.
 //!
-//! Response bodies are streams. hyper writes to the connection directly, so a body is sent as it is produced, and a client
-//! that reads slowly slows down its producer. A connection whose slot is needed by another can be evicted once its response has
-//! begun, so that long streams cannot use up the slots of the admin listener.
+//! Response bodies are streams. hyper writes to the connection directly, so a body is sent as it is produced, and a
+//! client that reads slowly slows down its producer. A connection whose slot is needed by another can be evicted once
+//! its response has begun, so that long streams cannot use up the slots of the admin listener.
 
 use std::future::poll_fn;
 use std::io;
@@ -44,12 +44,12 @@ pub(super) const GENERAL_BYTES: usize = 32 * 1024;
 /// The body of a response: complete, or a stream of frames.
 pub(crate) type ResponseBody = UnsyncBoxBody<Bytes, BoxError>;
 
-/// Returns a complete body.
-pub(crate) fn complete(bytes: Bytes) -> ResponseBody {
+/// Returns a response body that consists of `bytes`.
+pub(crate) fn full_body(bytes: Bytes) -> ResponseBody {
     Full::new(bytes).map_err(|never| match never {}).boxed_unsync()
 }
 
-/// The body of a request. It records whether it was read to its end.
+/// The body of a request that hyper receives. Records whether the handler has read it to its end.
 pub(crate) struct RequestBody {
     body: Incoming,
     has_ended: Arc<AtomicBool>,
@@ -76,24 +76,28 @@ impl Body for RequestBody {
     }
 }
 
-/// What follows a request that was answered.
+/// The state of the connection after [`exchange`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum AfterExchange {
     /// Another request may follow on the connection.
     KeepAlive,
     /// The response was the last one.
     Close,
-    /// The client left before the response began, or the slot was evicted during the response.
+    /// The response was not sent completely: the client ended the connection before it began, the connection broke, or
+    /// its slot was evicted. The connection must be dropped.
     Abandoned,
 }
 
-/// Answers one complete request on the connection. `closes` makes the response the last one.
+/// Answers one complete request by calling `handler`, and writes the response to `stream`.
 ///
-/// What the client sends meanwhile is appended to `buffer`. If the client ends the connection before the response begins, the
-/// handler is dropped. If the slot is evicted after that, the rest of the response is.
+/// The result says whether another request may follow on the connection. `closes` makes the response the last one.
+///
+/// Bytes that the client sends meanwhile are appended to `buffer`. The connection's slot is protected from eviction
+/// while the handler runs. If the client ends the connection before the response begins, the handler is cancelled. If
+/// the slot is evicted after the response has begun, the rest of the response is not sent.
 ///
 /// # Errors
-/// If the response cannot be written, or the client accepts none of it for as long as `idle`.
+/// If the response cannot be written, or the client accepts no bytes of it for `idle`.
 pub(super) async fn exchange<S, H, F>(
     request: Bytes,
     stream: &mut S,
@@ -127,7 +131,7 @@ where
             // The rest of an unread body would be taken for a request.
             let is_last = closes || !has_ended.load(Ordering::Relaxed);
             if is_last {
-                close_after(&mut response);
+                set_connection_close(&mut response);
             }
             let mut state = state.lock();
             (state.is_answered, state.is_last) = (true, is_last);
@@ -164,7 +168,15 @@ where
     }
 }
 
-/// Answers a request on the connection itself, of which `begin` was read already, and ends the connection.
+/// Lets hyper read one more request from the connection, answers it by calling `handler`, and ends the connection.
+///
+/// `begin` is the part of the request that was read already.
+///
+/// If the connection's slot or the bytes of the request are evicted, ends the connection at once, even within a
+/// response.
+///
+/// # Errors
+/// If the request is malformed, or the connection breaks.
 pub(super) async fn serve_last<S, H, F>(
     stream: &mut S,
     begin: BytesMut,
@@ -184,7 +196,7 @@ where
         async {
             let _protected = Protected::new(slot.as_ref());
             let mut response = response.await;
-            close_after(&mut response);
+            set_connection_close(&mut response);
             Ok::<_, std::convert::Infallible>(response)
         }
     });
@@ -204,7 +216,7 @@ where
     served
 }
 
-/// Completes when the slot is evicted. Never completes without one.
+/// Completes when the connection's slot is evicted. Never completes if `slot` is `None`.
 pub(super) async fn slot_evicted(slot: Option<&Reservation>) {
     match slot {
         Some(slot) => slot.evicted().await,
@@ -238,12 +250,12 @@ fn with_request_body(request: Request<Incoming>) -> (Request<RequestBody>, Arc<A
     (Request::from_parts(head, RequestBody { body, has_ended: has_ended.clone() }), has_ended)
 }
 
-/// Makes a response the last one of its connection, also for hyper.
-fn close_after<B>(response: &mut Response<B>) {
+/// Adds `connection: close` to a response, which makes it the last one of its connection; hyper obeys it too.
+fn set_connection_close<B>(response: &mut Response<B>) {
     response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
 }
 
-/// Keeps a connection from being evicted until it is dropped.
+/// A guard that protects a connection's slot from eviction until it is dropped.
 struct Protected<'p>(Option<&'p Reservation>);
 
 impl<'p> Protected<'p> {
@@ -259,9 +271,9 @@ impl Drop for Protected<'_> {
     }
 }
 
-/// The state of one request and its response.
+/// The state of one [`exchange`], shared with the stream that hyper reads and writes.
 struct ExchangeState<'s, S> {
-    /// What hyper has not read of the request.
+    /// The part of the request that hyper has not read yet.
     request: Bytes,
     stream: WriteTimeout<&'s mut S>,
     is_answered: bool,
@@ -270,14 +282,14 @@ struct ExchangeState<'s, S> {
     has_written: bool,
     /// Whether hyper tried to read another request.
     reads_next: bool,
-    /// The task that waits for more than the request.
+    /// The task that wants to read beyond the request.
     reader: Option<Waker>,
     error: Option<io::ErrorKind>,
 }
 
 impl<S> ExchangeState<'_, S> {
-    /// Records the error of a write, and that bytes were written.
-    fn written<T>(&mut self, written: io::Result<T>) -> io::Result<T> {
+    /// Records the result of a write, and returns it. A success wakes the task that wants to read beyond the request.
+    fn record_write<T>(&mut self, written: io::Result<T>) -> io::Result<T> {
         match &written {
             Ok(_) => {
                 self.has_written = true;
@@ -289,8 +301,10 @@ impl<S> ExchangeState<'_, S> {
     }
 }
 
-/// What hyper takes for a connection: it reads one request, and the end once the response is written; it writes to the
-/// connection itself.
+/// The stream that hyper serves during one [`exchange`].
+///
+/// It reads the request, and then, once the response has begun to be written, the end of the stream. It writes to the
+/// connection.
 struct ExchangeIo<'e, 's, S>(&'e Mutex<ExchangeState<'s, S>>);
 
 impl<S> AsyncRead for ExchangeIo<'_, '_, S> {
@@ -314,7 +328,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for ExchangeIo<'_, '_, S> {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         let state = &mut *self.0.lock();
         let written = ready!(Pin::new(&mut state.stream).poll_write(cx, buf));
-        Poll::Ready(state.written(written))
+        Poll::Ready(state.record_write(written))
     }
 
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -323,13 +337,16 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for ExchangeIo<'_, '_, S> {
         flushed.inspect_err(|error| state.error = Some(error.kind())).into()
     }
 
-    /// Does nothing: the connection may continue.
+    /// Does nothing, because another request may follow on the connection.
     fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
         Poll::Ready(Ok(()))
     }
 }
 
-/// A connection of which `begin` was read already. All that hyper reads is accounted for before it reads more.
+/// A connection that first reads `begin`, which was received already, and then from `stream`.
+///
+/// All bytes received so far are reserved in the receive budget before more are read. If there is no room for them,
+/// reading fails with `QuotaExceeded`.
 struct Rewind<S> {
     begin: BytesMut,
     stream: S,

@@ -1,8 +1,8 @@
 //! A cache of policies.
 //!
-//! An explicit check names its limit each time, and mostly one of the same few limits. What the headers say about a limit is
-//! the same for all keys, so it is rendered once and kept. When the cache is full, further limits are rendered for each
-//! request.
+//! An explicit check names its limit each time, and mostly one of the same few limits. What the headers say about a
+//! limit is the same for all keys, so it is rendered once and kept. When the cache is full, further limits are rendered
+//! for each request.
 
 use std::collections::HashMap;
 use std::sync::{Arc, PoisonError, RwLock};
@@ -14,13 +14,18 @@ use tollgate::{Demand, Limit};
 /// The number of cached limits, some hundred bytes each. A service uses a few.
 const POLICIES_MAX: usize = 1_024;
 
-/// Policies of explicit checks, by limit.
+/// A cache of the policies of explicit checks, by limit.
+///
+/// A policy is a limit with its name and the texts of its headers.
 #[derive(Debug, Default)]
 pub(super) struct PolicyCache(RwLock<HashMap<Limit, Arc<Policies>, RandomState>>);
 
 impl PolicyCache {
-    /// Returns the policies of the demands, in the same order. Those of several demands are not cached.
-    pub(super) fn of(&self, demands: &[Demand<'_>]) -> Arc<Policies> {
+    /// Returns the policies of the demands, in the same order.
+    ///
+    /// Caches the policy of a single demand, while there are fewer than 1,024 entries. The policies of several demands
+    /// are created anew by each call.
+    pub(super) fn get(&self, demands: &[Demand<'_>]) -> Arc<Policies> {
         let new = || Arc::new(Policies::new(demands.iter().map(|demand| Policy::of(demand.limit))));
         let [Demand { limit, .. }] = demands else { return new() };
         if let Some(policies) = self.0.read().unwrap_or_else(PoisonError::into_inner).get(limit) {
@@ -45,7 +50,7 @@ mod tests {
         let key = Key::new("user:42").unwrap();
         let of = |quota: usize| {
             let demand = Demand::new(format!("{quota}/min").parse().unwrap(), key);
-            cache.of(&[demand])
+            cache.get(&[demand])
         };
         assert!(Arc::ptr_eq(&of(1), &of(1)));
         assert!(!Arc::ptr_eq(&of(1), &of(2)), "another quota is another policy");

@@ -7,8 +7,8 @@
 //! {"request": {"method": "GET", "path": "/", "headers": [["cookie", "a=1"], ["cookie", "b=2"]], "peer": "203.0.113.9"}}
 //! ```
 //!
-//! The checks of the second form are decided together: all limits pass, or none is charged. The third form is decided by the
-//! rules. Anything else is rejected with what is expected; a misspelt field must never mean "no limit".
+//! The checks of the second form are decided together: all limits pass, or none is charged. The third form is decided
+//! by the rules. Anything else is rejected with what is expected; a misspelt field must never mean "no limit".
 
 pub(crate) mod headers;
 mod whole_number;
@@ -26,7 +26,7 @@ use self::headers::{Headers, JsonString};
 use self::whole_number::WholeNumber;
 use crate::openapi::schemas as field_schemas;
 
-/// A body of any form. A field that is present is never null.
+/// The fields of a body, before it is clear which of the three forms it has. Unknown fields and null are errors.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct CheckBody<'b> {
@@ -70,7 +70,7 @@ impl JsonSchema for CheckBody<'_> {
     }
 }
 
-/// A request that another program received.
+/// A request that another program received, to be decided by the rules.
 #[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[schemars(rename = "Request")]
@@ -88,12 +88,14 @@ struct DescribedRequest<'b> {
     peer: std::net::IpAddr,
 }
 
-/// Deserializes a value that is not null.
+/// Deserializes a field that is present. Unlike for a plain `Option`, null is an error.
 fn present<'de, D: Deserializer<'de>, T: Deserialize<'de>>(deserializer: D) -> Result<Option<T>, D::Error> {
     T::deserialize(deserializer).map(Some)
 }
 
-/// Deserializes a string, borrowed from the body if it contains no escapes. A plain `Cow` field would always be a copy.
+/// Deserializes a string field that is present, borrowed from the body if it contains no escapes.
+///
+/// A plain `Cow` field would always be a copy. Null is an error.
 fn present_text<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Cow<'de, str>>, D::Error> {
     JsonString::deserialize(deserializer).map(|JsonString(text)| Some(text))
 }
@@ -119,8 +121,9 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
     }
 }
 
-/// The entries of `checks`. Reading stops at the first entry beyond the maximum, so the cost of a long list does not depend on
-/// its length.
+/// The entries of `checks`, at most 32.
+///
+/// Reading fails at the first entry beyond, so the cost of a long list does not depend on its length.
 struct CheckList<'b>(Vec<Object<CheckEntry<'b>>>);
 
 impl<'de: 'b, 'b> Deserialize<'de> for CheckList<'b> {
@@ -166,7 +169,7 @@ struct CheckEntry<'b> {
     cost: Option<WholeNumber>,
 }
 
-/// A parsed body.
+/// A parsed body of `POST /v1/check`.
 pub(crate) enum CheckRequest<'b> {
     /// One or several checks that name their limits.
     Explicit(ExplicitCheck<'b>),
@@ -174,7 +177,7 @@ pub(crate) enum CheckRequest<'b> {
     ByRules(Box<http::Request<()>>, std::net::IpAddr),
 }
 
-/// The checks of a body that names its limits.
+/// The checks of a body that names its limits, in the order of the body. They are decided together.
 pub(crate) struct ExplicitCheck<'b> {
     entries: Vec<(Cow<'b, str>, Limit, Cost)>,
     /// Whether the body has the form with `checks`, whose errors name the entry.
@@ -241,7 +244,8 @@ impl<'b> CheckRequest<'b> {
                 if checks.is_empty() {
                     return Err(CheckRequestError::NoChecks);
                 }
-                let parse = |(index, Object(entry)): (usize, Object<CheckEntry<'b>>)| entry.parse(|| of_entry(index));
+                let parse =
+                    |(index, Object(entry)): (usize, Object<CheckEntry<'b>>)| entry.parse(|| entry_prefix(index));
                 let entries = checks.into_iter().enumerate().map(parse).collect::<Result<_, _>>()?;
                 Ok(CheckRequest::Explicit(ExplicitCheck { entries, is_list: true }))
             }
@@ -250,8 +254,8 @@ impl<'b> CheckRequest<'b> {
     }
 }
 
-/// Returns the prefix of errors about an entry of `checks`.
-fn of_entry(index: usize) -> String {
+/// Returns the prefix of error messages about an entry of `checks`, such as `checks[1].`.
+fn entry_prefix(index: usize) -> String {
     format!("checks[{index}].")
 }
 
@@ -271,11 +275,11 @@ impl ExplicitCheck<'_> {
     /// Returns one demand per check, in the same order.
     ///
     /// # Errors
-    /// If a key is too long.
+    /// If a key has more than 64 KiB. The message names the entry.
     pub(crate) fn demands(&self) -> Result<Vec<Demand<'_>>, CheckRequestError> {
         let mut demands = Vec::with_capacity(self.entries.len());
         for (index, (key, limit, cost)) in self.entries.iter().enumerate() {
-            let entry = || if self.is_list { of_entry(index) } else { String::new() };
+            let entry = || if self.is_list { entry_prefix(index) } else { String::new() };
             let key = Key::new(&**key).map_err(|error| CheckRequestError::Key { entry: entry(), error })?;
             demands.push(Demand::new(*limit, key).cost(*cost));
         }
@@ -284,7 +288,9 @@ impl ExplicitCheck<'_> {
 }
 
 impl<'b> CheckEntry<'b> {
-    /// Parses the limit and the cost. `entry` is the prefix of errors.
+    /// Parses the limit and the cost, and returns them with the key. The cost defaults to 1.
+    ///
+    /// `entry` returns the prefix of error messages.
     fn parse(self, entry: impl Fn() -> String) -> Result<(Cow<'b, str>, Limit, Cost), CheckRequestError> {
         let limit = self.limit.parse().map_err(|error| CheckRequestError::Limit { entry: entry(), error })?;
         let cost = self.cost.map_or(1, |WholeNumber(units)| units);

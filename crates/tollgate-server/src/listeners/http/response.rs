@@ -1,5 +1,5 @@
-//! The response bodies of the HTTP listener as types, for the document at `/openapi.json`. The listener writes the same JSON
-//! directly. A test of the document compares the two.
+//! The response bodies of the HTTP listener as types, for the document at `/openapi.json`. The listener writes the same
+//! JSON directly. A test of the document compares the two.
 #![allow(dead_code)] // only the schema reads the fields
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
@@ -15,8 +15,8 @@ pub(crate) struct DecisionBody {
     pub(crate) allowed: bool,
     #[schemars(schema_with = "source_schema")]
     pub(crate) source: String,
-    /// One entry per limit, in the order of the check. Empty if no limit applies to the request, or the request was allowed
-    /// without a store.
+    /// One entry per limit, in the order of the check. Empty if no limit applies to the request, or the request was
+    /// allowed without a store.
     pub(crate) limits: Vec<LimitBody>,
 }
 
@@ -42,8 +42,8 @@ pub(crate) struct LimitBody {
     pub(crate) window_ms: u64,
     /// The units left, also on a denial.
     pub(crate) remaining: u32,
-    /// Milliseconds until this cost would be allowed; null if it exceeds the limit and never is. After an admission 0, except
-    /// in a leaky bucket: the time to wait before the request proceeds.
+    /// Milliseconds until this cost would be allowed; null if it exceeds the limit and never is. After an admission 0,
+    /// except in a leaky bucket: the time to wait before the request proceeds.
     #[schemars(required, transform = or_null)]
     pub(crate) retry_after_ms: Option<u64>,
     /// Milliseconds until one more unit is available.
@@ -56,7 +56,9 @@ pub(crate) struct LimitBody {
     pub(crate) allowed: bool,
 }
 
-/// Describes a field that is always present and may be null; `required` alone would exclude null.
+/// Changes the schema of an integer to allow null, for a field that is always present.
+///
+/// `required` alone would exclude null.
 fn or_null(schema: &mut Schema) {
     schema.insert("type".to_owned(), serde_json::json!(["integer", "null"]));
 }

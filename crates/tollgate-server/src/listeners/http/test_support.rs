@@ -14,12 +14,12 @@ use super::HttpListener;
 
 pub(crate) const IDLE: Duration = Duration::from_secs(60);
 
-/// Returns a clock that stands still.
+/// Returns a clock that stands still, at a time in 2023.
 pub(crate) fn clock() -> Arc<ManualClock> {
     Arc::new(ManualClock::new(Timestamp::from_micros(1_700_000_000_000_000)))
 }
 
-/// A store that cannot be reached.
+/// A store whose every call fails with [`StoreErrorKind::Unreachable`].
 pub(crate) struct UnreachableStore;
 
 fn unreachable<'a, T: Send + 'a>() -> StoreFuture<'a, T> {
@@ -44,8 +44,8 @@ impl Store for UnreachableStore {
     }
 }
 
-/// Every kind of answer that rules can give: bans with and without an end, exemptions, plans, costs, shields, shadow mode,
-/// header sets, body formats and failure policies.
+/// Every kind of answer that rules can give: bans with and without an end, exemptions, plans, costs, shields, shadow
+/// mode, header sets, body formats and failure policies.
 pub(crate) const RULES: &str = r#"
 path_bytes_max = 64
 headers = ["x", "draft-6"]
@@ -139,7 +139,7 @@ pub(crate) fn listener_with_rules(store: Option<Arc<dyn Store>>) -> Arc<HttpList
     Arc::new(HttpListener::new(limiter, IDLE).with_rules(engine))
 }
 
-/// Returns the body of a check by rules.
+/// Returns a request body that describes a GET request, to be decided by rules. `headers` is JSON.
 pub(crate) fn described(path: &str, peer: &str, headers: &str) -> String {
     format!(r#"{{"request":{{"method":"GET","path":"{path}","peer":"{peer}","headers":{headers}}}}}"#)
 }

@@ -8,8 +8,8 @@
 //! | `CL.THROTTLE key max_burst count period [quantity]` | a check of a token bucket; replies as redis-cell does: limited, limit, remaining, retry_after, reset_after in seconds |
 //! | `PING` `ECHO` `HELLO` `AUTH` `SELECT 0` `CLIENT` `COMMAND` `INFO` `QUIT` | connection setup, which clients send by themselves |
 //!
-//! redis-cell counts `max_burst` beyond the first request, so the capacity is `max_burst + 1`. Seconds are rounded up: a client
-//! that is told to wait 0 s would be denied again. `docs/cl-throttle.md` has examples of the replies.
+//! redis-cell counts `max_burst` beyond the first request, so the capacity is `max_burst + 1`. Seconds are rounded up:
+//! a client that waits 0 s would be denied again. `docs/cl-throttle.md` has examples of the replies.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ use super::reply::Replies;
 /// The scope of `CL.THROTTLE`: like redis-cell, it has one counter per key, whatever the limit.
 const THROTTLE: ScopeName = ScopeName::new("throttle");
 
-/// A parsed command, borrowed from the buffer in which it arrived.
+/// A parsed command. Keys and texts are borrowed from the buffer in which it arrived.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum RespCommand<'b> {
     Check {
@@ -32,18 +32,18 @@ pub(crate) enum RespCommand<'b> {
         demand: Demand<'b>,
     },
     Connection(ConnectionCommand<'b>),
-    /// A blank status.
+    /// A blank line or an empty array, which gets no reply.
     Nothing,
     /// Not a command of this listener.
     Unknown,
 }
 
-/// The form of the reply to a check.
+/// The format of the reply to a check, which is an array of five numbers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum ReplyFormat {
-    /// Allowed, quota, remaining, and waits in milliseconds.
+    /// `TOLLGATE.*`: allowed (1 or 0), quota, remaining, `retry_after` and `reset_after` in milliseconds.
     Tollgate,
-    /// As redis-cell: limited, capacity, remaining, and waits in seconds.
+    /// `CL.THROTTLE`: limited (1 or 0), capacity, remaining, `retry_after` and `reset_after` in seconds, as redis-cell.
     RedisCell,
 }
 
@@ -65,7 +65,9 @@ pub(crate) enum ConnectionCommand<'b> {
     Quit,
 }
 
-/// The last limit of each kind on a connection, so that a client that repeats it does not cause it to be parsed again.
+/// The last limit of each kind that a connection used: as text, and of `CL.THROTTLE`.
+///
+/// A client that repeats it does not cause it to be parsed again.
 #[derive(Debug, Default)]
 pub(crate) struct LimitCache {
     text: Vec<u8>,
@@ -122,7 +124,10 @@ impl LimitCache {
     }
 }
 
-/// Parses a command. `Err` is the error reply, which says what is expected.
+/// Parses the command in `buffer` whose arguments [`parse`](super::frame::parse) has found. `Err` is the error reply.
+///
+/// A command without arguments is [`RespCommand::Nothing`]. Limits are taken from the cache `limits`, or parsed and
+/// stored there.
 pub(crate) fn parse_command<'b>(
     buffer: &'b [u8],
     args: &Args,
@@ -161,8 +166,9 @@ pub(crate) fn parse_command<'b>(
     connection_command(name, buffer, args).map(|command| command.map_or(RespCommand::Unknown, RespCommand::Connection))
 }
 
-/// Returns whether an unknown inline command is the request line of an HTTP request, or its `Host` header: what a browser
-/// sends first when a web page makes it send a request to this port.
+/// Returns whether an unknown inline command is the request line of an HTTP request, or its `Host` header.
+///
+/// A browser sends one of them first when a web page makes it send a request to this port.
 pub(crate) fn is_http(buffer: &[u8], args: &Args) -> bool {
     const METHODS: [&[u8]; 9] =
         [b"GET", b"HEAD", b"POST", b"PUT", b"DELETE", b"PATCH", b"OPTIONS", b"CONNECT", b"TRACE"];
@@ -213,6 +219,8 @@ fn number(text: &[u8], what: &str) -> Result<u32, String> {
 }
 
 /// Parses a command about the connection. Returns `None` if there is no such command.
+///
+/// `Err` is the error reply to invalid arguments.
 fn connection_command<'b>(name: &[u8], buffer: &'b [u8], args: &Args) -> Result<Option<ConnectionCommand<'b>>, String> {
     let arg = |index| args.get(buffer, index);
     let word = |index| arg(index).map(<[u8]>::to_ascii_uppercase);
@@ -257,7 +265,7 @@ fn connection_command<'b>(name: &[u8], buffer: &'b [u8], args: &Args) -> Result<
     .map(Some)
 }
 
-/// Parses `HELLO [version [AUTH user password] [SETNAME name]]`.
+/// Parses `HELLO [version [AUTH user password] [SETNAME name]]`. User and name are ignored. `Err` is the error reply.
 fn hello<'b>(buffer: &'b [u8], args: &Args) -> Result<ConnectionCommand<'b>, String> {
     let arg = |index| args.get(buffer, index);
     let (mut index, mut password) = (2, None);
@@ -277,7 +285,7 @@ fn hello<'b>(buffer: &'b [u8], args: &Args) -> Result<ConnectionCommand<'b>, Str
     Ok(ConnectionCommand::Hello { protocol: arg(1), password })
 }
 
-/// Appends the reply to a check.
+/// Appends the reply to a check with one demand: five numbers in this format.
 pub(crate) fn reply(decision: &Decision, demand: &Demand<'_>, format: ReplyFormat, replies: &mut Replies) {
     let Some(status) = decision.limits.first() else {
         replies.error("UNAVAILABLE the store did not answer");

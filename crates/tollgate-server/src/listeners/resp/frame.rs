@@ -5,15 +5,17 @@
 //!   PING\r\n                                                                    typed by people
 //! ```
 //!
-//! The parser returns where the arguments of the first complete command are in a buffer. It copies nothing and keeps no state
-//! between calls. Every number in a frame is checked against a bound as soon as it is read, so a frame can neither make the
-//! listener wait for gigabytes nor allocate by announcing a length: a length that is too large is an error at once.
+//! The parser returns where the arguments of the first complete command are in a buffer. It copies nothing and keeps no
+//! state between calls. Every number in a frame is checked against a bound as soon as it is read, so a frame can
+//! neither make the listener wait for gigabytes nor allocate by announcing a length: a length that is too large is an
+//! error at once.
 
 use std::ops::Range;
 
 use memchr::memchr;
 
-/// The most arguments of a command, including its name. Commands of Tollgate have at most eight; `HELLO` and `CLIENT` a few more.
+/// The most arguments of a command, including its name. Commands of Tollgate have at most eight; `HELLO` and `CLIENT` a
+/// few more.
 pub(crate) const ARGS_MAX: usize = 64;
 /// The most bytes of one argument, which is the longest key.
 pub(crate) const ARG_BYTES_MAX: usize = 64 * 1024;
@@ -57,8 +59,10 @@ pub(crate) enum FrameError {
     LineTooLong,
 }
 
-/// Finds the first complete command in `buffer` and stores the positions of its arguments in `args`. Returns the length of
-/// the command, or `None` if it is not complete. A blank line and an empty array are commands without arguments.
+/// Finds the command at the beginning of `buffer`, and stores the positions of its arguments in `args`.
+///
+/// Returns the length of the command in bytes, or `None` if it is not complete. A blank line and an empty array are
+/// commands without arguments.
 ///
 /// # Errors
 /// If the frame is malformed or exceeds a bound.
@@ -99,10 +103,13 @@ fn parse_array(buffer: &[u8], args: &mut Args) -> Result<Option<usize>, FrameErr
     Ok(Some(at))
 }
 
-/// Parses a type byte, digits and CR LF. Returns the number and the position after it, or `None` if the line is not complete.
-/// Nearly every number has one digit or two.
+/// Parses a type byte, digits and CR LF at position `at`.
+///
+/// Returns the number and the position after the line, or `None` if the line is not complete. Returns `error` if the
+/// line is malformed or the number exceeds `max`.
 #[inline(always)]
 fn length_line(buffer: &[u8], at: usize, max: usize, error: FrameError) -> Result<Option<(usize, usize)>, FrameError> {
+    // Nearly every number has one digit or two.
     let (value, after) = match &buffer[at..] {
         [_, ones @ b'0'..=b'9', b'\r', b'\n', ..] => (usize::from(ones - b'0'), at + 4),
         [_, tens @ b'0'..=b'9', ones @ b'0'..=b'9', b'\r', b'\n', ..] => {

@@ -9,8 +9,8 @@ const ERROR_BYTES_MAX: usize = 1_000;
 /// Runs a fuzz target on the bytes of one connection.
 ///
 /// # Panics
-/// If a bound is exceeded, if a command is parsed differently after more bytes have arrived, or if an error grows with its
-/// input.
+/// If a bound is exceeded, if a command is parsed differently after more bytes have arrived, or if an error grows with
+/// its input.
 pub fn any_bytes(bytes: &[u8]) {
     let (mut args, mut limits) = (Args::default(), LimitCache::default());
     let mut rest = bytes;

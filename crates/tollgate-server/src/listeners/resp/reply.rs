@@ -10,7 +10,7 @@ pub(crate) enum RespVersion {
     Resp3,
 }
 
-/// Replies that are to be written to one client.
+/// The encoded replies that are to be written to one client.
 #[derive(Debug, Default)]
 pub(crate) struct Replies {
     bytes: Vec<u8>,
@@ -18,7 +18,7 @@ pub(crate) struct Replies {
 }
 
 impl Replies {
-    /// Returns the number of bytes.
+    /// Returns the length of all replies in bytes.
     pub(crate) fn len(&self) -> usize {
         self.bytes.len()
     }
@@ -58,7 +58,7 @@ impl Replies {
         self.bytes.extend_from_slice(b"\r\n");
     }
 
-    /// Appends a null.
+    /// Appends a null, in the form of the protocol version.
     pub(crate) fn null(&mut self) {
         match self.version {
             RespVersion::Resp2 => self.bytes.extend_from_slice(b"$-1\r\n"),
@@ -66,12 +66,14 @@ impl Replies {
         }
     }
 
-    /// Appends the header of an array with this many elements.
+    /// Appends the header of an array with this many elements, which the caller appends next.
     pub(crate) fn array(&mut self, len: usize) {
         self.line(b'*', itoa::Buffer::new().format(len).as_bytes());
     }
 
-    /// Appends the header of a map with this many pairs; in RESP2 that of an array with twice as many elements.
+    /// Appends the header of a map with this many pairs, whose keys and values the caller appends next.
+    ///
+    /// In RESP2, which has no maps, it is an array with twice as many elements.
     pub(crate) fn map(&mut self, pairs: usize) {
         match self.version {
             RespVersion::Resp2 => self.array(pairs * 2),
@@ -79,7 +81,7 @@ impl Replies {
         }
     }
 
-    /// Appends the five integers of a decision.
+    /// Appends the five integers of a decision as an array.
     pub(crate) fn decision(&mut self, numbers: [i64; 5]) {
         self.bytes.reserve(DECISION_BYTES_MAX);
         self.array(numbers.len());

@@ -25,8 +25,8 @@ fn open(options: RespOptions) -> Transcript {
     Transcript { client, clock, stage, listener }
 }
 
-/// Connects from `address`. Returns the client's end, and the sender of the shutdown signal, which closes the listener when it
-/// is dropped.
+/// Connects from `address`. Returns the client's end, and the sender of the shutdown signal, which closes the listener
+/// when it is dropped.
 fn connect(listener: &Arc<RespListener>, address: &str) -> (tokio::io::DuplexStream, watch::Sender<ShutdownStage>) {
     let (client, server) = tokio::io::duplex(1 << 20);
     let (stage, context) = ConnectionContext::unshared();
@@ -327,7 +327,8 @@ async fn an_http_request_is_not_answered_and_commands_in_its_body_are_not_execut
     let header = "Host: 127.0.0.1:6380\r\nConnection: keep-alive\r\nOrigin: https://attacker.example\r\n\r\n";
     let methods = ["GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "CONNECT", "TRACE", "get", "Post"];
     let requests = methods.map(|method| format!("{method} / HTTP/1.1\r\n{header}")).into_iter().chain([
-        // A page can send a method that is a command only to its own origin, after DNS rebinding. A header still follows.
+        // A page can send a method that is a command only to its own origin, after DNS rebinding. A header still
+        // follows.
         format!("TOLLGATE.RESET /user:42 HTTP/1.1\r\n{header}"),
         format!("PING / HTTP/1.1\r\n{header}"),
         "host: attacker.example\r\n\r\n".to_owned(),

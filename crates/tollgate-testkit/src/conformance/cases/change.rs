@@ -71,7 +71,9 @@ fn window_shortened() -> Vec<Case> {
     })
 }
 
-/// Crossing a quota of 1,000 turns ticks on and off. Entries keep their times.
+/// Returns a case in which the quota of a `sliding` limit crosses 1,000, above which it has ticks, and crosses it back.
+///
+/// The entries of the log keep their times, unless they share a tick with a charge.
 fn ticks_begin_and_end_with_the_quota() -> Case {
     let case = Case::new("crossing the exact quota keeps every entry").on("1000/s");
     let case = case.at(100).take(300).admitted().at(200).take(300).admitted().remaining(400);
@@ -98,6 +100,8 @@ fn burst_lowered_and_raised() -> Case {
     case.on("10/s token-bucket burst=20").peek().remaining(15)
 }
 
+/// Returns a case in which a rule's limit changes its algorithm.
+///
 /// Algorithms with the same kind of state share it. An algorithm with another kind starts with an empty counter.
 fn algorithm_of_a_rule_changes() -> Case {
     let case = Case::new("a rule changes its algorithm").in_rule().on("10/s").take(4).admitted();
@@ -108,7 +112,7 @@ fn algorithm_of_a_rule_changes() -> Case {
     case.on("10/s sliding-counter").peek().remaining(0)
 }
 
-/// Peeks write nothing, so peeking with a shorter window does not change what the longer one counts.
+/// Returns a case per algorithm: after a hundred peeks with a shorter window, the longer window still counts all units.
 fn peeks_with_a_shorter_window() -> Vec<Case> {
     per_algorithm("peeking with a shorter window deletes nothing", |case, algorithm| {
         let (long, short) = (text("10/h", algorithm), text("10/s", algorithm));
@@ -124,7 +128,7 @@ fn peeks_with_a_shorter_window() -> Vec<Case> {
     })
 }
 
-/// The `retry_after` of a request denied after its window changed is exact, although nothing was charged.
+/// Returns a case per algorithm: a request denied after the window changed is admitted exactly after its `retry_after`.
 fn retry_after_after_a_window_change() -> Vec<Case> {
     per_algorithm("retry_after is exact after a change of the window", |case, algorithm| {
         let case = case.in_rule().on(&text("10/h", algorithm)).take(10).admitted();

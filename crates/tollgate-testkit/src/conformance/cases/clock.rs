@@ -17,16 +17,17 @@ pub(super) fn cases() -> Vec<Case> {
     cases.extend(peek_in_the_past());
     cases.extend(denial_in_the_past());
     cases.extend(expired_units_stay_expired());
-    cases.push(repair_shares_a_tick());
+    cases.push(future_entries_share_the_tick_of_now());
     cases
 }
 
-/// Uses up a limit of `10/min` at this time.
+/// Adds a step that uses up a limit of `10/min` with this algorithm at this time, in microseconds.
 fn exhausted(case: Case, algorithm: Algorithm, at: u64) -> Case {
     let case = case.on(&text("10/min", algorithm)).at(at).take(10).admitted();
     if algorithm == LeakyBucket { case.take(1).admitted() } else { case }
 }
 
+/// Returns a case per algorithm: after the clock steps back by `step` microseconds, no wait exceeds its usual bound.
 fn step_back(name: &str, step: u64) -> Vec<Case> {
     per_algorithm(name, |case, algorithm| {
         let now = 2 * HOUR - step;
@@ -45,7 +46,7 @@ fn step_back(name: &str, step: u64) -> Vec<Case> {
     })
 }
 
-/// Peeks write nothing, so a peek with an earlier clock does not change the counter.
+/// Returns a case per algorithm: a peek while the clock is an hour behind does not change the counter.
 fn peek_in_the_past() -> Vec<Case> {
     per_algorithm("a peek while the clock is wrong changes nothing", |case, algorithm| {
         let wait = match algorithm {
@@ -58,7 +59,9 @@ fn peek_in_the_past() -> Vec<Case> {
     })
 }
 
-/// A denial writes the corrected times. When the clock is right again, an hour has passed since these.
+/// Returns a case per algorithm: a denial while the clock is an hour behind moves the counter's times to that hour.
+///
+/// When the clock is right again, an hour has passed since these times, so the whole quota is available.
 fn denial_in_the_past() -> Vec<Case> {
     per_algorithm("a denial while the clock is wrong writes the corrected times", |case, algorithm| {
         let case = exhausted(case, algorithm, 2 * HOUR).at(HOUR).take(1).denied();
@@ -66,7 +69,7 @@ fn denial_in_the_past() -> Vec<Case> {
     })
 }
 
-/// Units that expired before the clock stepped back do not count again.
+/// Returns a case per algorithm: units that expired before the clock stepped back do not count again.
 fn expired_units_stay_expired() -> Vec<Case> {
     per_algorithm("expired units do not count again after the clock steps back", |case, algorithm| {
         let remaining = if algorithm == LeakyBucket { 10 } else { 9 };
@@ -75,8 +78,10 @@ fn expired_units_stay_expired() -> Vec<Case> {
     })
 }
 
-/// Units from the future are moved to the tick of now, as a charge would be, and expire with it.
-fn repair_shares_a_tick() -> Case {
+/// Returns a case in which the clock steps back and `sliding` entries from the future are moved to the tick of now.
+///
+/// They then expire together, like units that are charged now.
+fn future_entries_share_the_tick_of_now() -> Case {
     let case = Case::new("units moved to now share its tick").on("1000/s").at(100).take(1).admitted();
     let case = case.at(900).take(1).admitted().on("2000/s").at(500).peek().remaining(1_998).next(SECOND).reset(SECOND);
     case.take(1_999).denied().retry(SECOND).at(SECOND + 499).take(1_999).denied().retry(1)

@@ -69,7 +69,7 @@ fn quota_of_one() -> Vec<Case> {
     })
 }
 
-/// Ten units are charged one by one, 50 ms apart. A cost of five waits until five units are available.
+/// Returns a case per algorithm: ten units are charged 50 ms apart, and the wait of a cost is until that cost fits.
 fn larger_costs_wait_longer() -> Vec<Case> {
     per_algorithm("the wait is for this cost, not for one unit", |case, algorithm| {
         let case = case.on(&text("10/s", algorithm));
@@ -114,7 +114,8 @@ fn largest_quota(algorithm: Algorithm) -> u32 {
     }
 }
 
-/// Ten million units that leak at one per 400 days: a wait beyond the last timestamp is the longest wait.
+/// Returns a case with a full bucket that would be empty in millions of years: the wait is the longest wait, 2⁵² − 1
+/// µs.
 fn waits_beyond_a_century() -> Case {
     let longest = (1 << 52) - 1;
     let case = Case::new("a wait beyond 142 years is the longest wait").on("1/400day token-bucket burst=10000000");
@@ -122,7 +123,7 @@ fn waits_beyond_a_century() -> Case {
     case.take(10_000_000).denied().retry(longest).take(1).denied().retry_at_most(401 * super::DAY)
 }
 
-/// A wait that is just shorter than the longest wait is exact.
+/// Returns a case in which a wait that is just shorter than the longest wait is exact.
 ///
 /// `1/400day token-bucket burst=10000000` counts in grains of 38,776 µs, and 891,272,953 parts are one unit. The
 /// longest wait is 116,143,996,992 grains and a fraction. At the last microsecond of a grain, one more grain still fits

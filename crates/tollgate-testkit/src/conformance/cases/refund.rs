@@ -10,9 +10,9 @@ pub(super) fn cases() -> Vec<Case> {
     cases.extend(restores_exactly());
     cases.extend(too_late());
     cases.extend(never_negative());
-    cases.extend(partly_gone());
+    cases.extend(partly_leaked());
     cases.push(only_its_own_tick());
-    cases.push(every_line_of_the_check());
+    cases.push(every_limit_of_the_check());
     cases.extend(of_a_larger_limit());
     cases
 }
@@ -30,7 +30,7 @@ fn restores_exactly() -> Vec<Case> {
     })
 }
 
-/// The charge has expired, so a refund must not take units from later charges.
+/// Returns a case per algorithm: a refund of an expired charge does not return units of later charges.
 fn too_late() -> Vec<Case> {
     per_algorithm("a refund after the charge has expired changes nothing", |case, algorithm| {
         let gone = if algorithm == SlidingCounter { 2 * SECOND } else { SECOND };
@@ -42,7 +42,7 @@ fn too_late() -> Vec<Case> {
     })
 }
 
-/// After a reset there is nothing to refund, and a refund gives no credit.
+/// Returns a case per algorithm: a refund after a reset returns no more units than were charged since.
 fn never_negative() -> Vec<Case> {
     per_algorithm("a refund never makes the use negative", |case, algorithm| {
         let case = case.on(&text("10/s", algorithm)).take(8).admitted().reset_counter().refund(0);
@@ -53,8 +53,8 @@ fn never_negative() -> Vec<Case> {
     })
 }
 
-/// Some of the charged units have leaked already. Only the rest can be refunded.
-fn partly_gone() -> Vec<Case> {
+/// Returns a case per algorithm: a refund after a part of the units has leaked from a bucket returns only the rest.
+fn partly_leaked() -> Vec<Case> {
     per_algorithm("a refund returns only the units that still count", |case, algorithm| {
         let case = case.on(&text("10/s", algorithm)).take(10).admitted().at(400 * MS);
         match algorithm {
@@ -75,15 +75,15 @@ fn only_its_own_tick() -> Case {
     case.refund(0).peek().remaining(2_000).reset(0)
 }
 
-fn every_line_of_the_check() -> Case {
+fn every_limit_of_the_check() -> Case {
     let limits = ["10/min", "20/h fixed-window", "30/day token-bucket"];
     let case = Case::new("a refund covers every limit of its check").on_all(&limits).at(SECOND);
     let case = case.take_each(&[2, 3, 0]).admitted().take_each(&[5, 6, 7]).admitted().at(2 * SECOND).refund(1);
-    let case = case.take(0).line(0).remaining(8).reset(MINUTE - SECOND).line(1).remaining(17);
-    case.line(2).remaining(30).reset(0)
+    let case = case.take(0).limit(0).remaining(8).reset(MINUTE - SECOND).limit(1).remaining(17);
+    case.limit(2).remaining(30).reset(0)
 }
 
-/// A charge of ten million is refunded when the quota is one, so one unit is returned.
+/// Returns a case per algorithm: a refund of the largest charge, made when the quota is one, returns one unit.
 fn of_a_larger_limit() -> Vec<Case> {
     per_algorithm("a refund of more than the limit holds now", |case, algorithm| {
         let quota = if algorithm == SlidingLog { 100_000 } else { 10_000_000 };

@@ -38,7 +38,7 @@ fn idle_token_bucket() -> Case {
     case.at(2 * HOUR).peek().remaining(20).next(0).reset(0)
 }
 
-/// Fractions of a microsecond are not lost: 3/ms is exactly 3,000/s.
+/// Returns a case of a token bucket with an interval of 333⅓ µs: the fractions are kept, so 3/ms is exactly 3,000/s.
 fn steady_rate() -> Case {
     let case = Case::new("an interval of fractional microseconds loses nothing").on("3/1ms token-bucket burst=2");
     let case = case.take(2).admitted().next(334).at(333).burst(1, 0).at(334).burst(2, 1);

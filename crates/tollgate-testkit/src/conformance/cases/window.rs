@@ -12,7 +12,7 @@ pub(super) fn cases() -> Vec<Case> {
     cases.extend(half_a_window());
     cases.extend(idle_then_burst());
     cases.extend(hammering());
-    cases.push(ticks_leave_late_never_early());
+    cases.push(a_tick_expires_with_its_last_admission());
     cases.extend(stale_entries());
     cases
 }
@@ -50,7 +50,8 @@ fn to_the_microsecond() -> Vec<Case> {
     })
 }
 
-/// A hundred requests at the end of one minute, and a hundred at the start of the next.
+/// Returns a case per algorithm of `100/min` with a hundred requests at the end of one minute and a hundred at the
+/// start of the next.
 fn boundary_burst() -> Vec<Case> {
     per_algorithm("the boundary burst", |case, algorithm| {
         let case = case.on(&text("100/min", algorithm)).at(MINUTE - 500 * MS).burst(100, 100).at(MINUTE + 500 * MS);
@@ -70,7 +71,7 @@ fn boundary_burst() -> Vec<Case> {
     })
 }
 
-/// A part of the quota, then half a window later the whole quota.
+/// Returns a case per algorithm: 60 % of the quota arrive, and half a window later the whole quota.
 fn half_a_window() -> Vec<Case> {
     per_algorithm("a burst half a window after another", |case, algorithm| {
         let case = case.on(&text("100/min", algorithm)).burst(60, 60).at(MINUTE / 2);
@@ -88,7 +89,7 @@ fn half_a_window() -> Vec<Case> {
     })
 }
 
-/// A client that was idle for long gets one burst, not the sum of all unused quotas.
+/// Returns a case per algorithm: a client that was idle for long gets one burst, not the sum of all unused quotas.
 fn idle_then_burst() -> Vec<Case> {
     per_algorithm("idle, then one burst and no more", |case, algorithm| {
         let burst = if algorithm == LeakyBucket { 11 } else { 10 };
@@ -99,7 +100,7 @@ fn idle_then_burst() -> Vec<Case> {
     })
 }
 
-/// A hundred denials change neither the wait nor the remaining units.
+/// Returns a case per algorithm: a hundred denials do not move the time at which the request is admitted.
 fn hammering() -> Vec<Case> {
     per_algorithm("repeated denials change nothing", |case, algorithm| {
         let wait = match algorithm {
@@ -120,8 +121,9 @@ fn hammering() -> Vec<Case> {
     })
 }
 
-/// Above a quota of 1,000 the admissions of one tick (here 1 ms) share an entry with the time of the last.
-fn ticks_leave_late_never_early() -> Case {
+/// Returns a case of `sliding` above a quota of 1,000: the admissions of one tick (here 1 ms) expire with the last of
+/// them.
+fn a_tick_expires_with_its_last_admission() -> Case {
     let case = Case::new("above a quota of 1,000 a tick expires with its last admission").on("2000/s");
     let case = case.at(0).take(1_000).admitted().at(999).take(1_000).admitted().remaining(0);
     let case = case.at(SECOND).take(1).denied().retry(999).at(SECOND + 998).take(1).denied().retry(1);
@@ -129,7 +131,7 @@ fn ticks_leave_late_never_early() -> Case {
     case.at(SECOND + 1_000).take(1_000).admitted().at(2 * SECOND + 998).take(1).denied().retry(1)
 }
 
-/// Many entries expire at once after an idle time.
+/// Returns three cases in which hundreds or thousands of entries expire between two checks.
 fn stale_entries() -> Vec<Case> {
     let log = |name: &str| Case::new(name).on("100000/s sliding-log").at(0).fill(100_000);
     let full = |case: Case| case.at(99_999).peek().remaining(0).take(1).denied().retry(SECOND - 99_999);

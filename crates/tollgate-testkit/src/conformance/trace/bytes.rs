@@ -1,8 +1,9 @@
 //! Decodes traces from bytes.
 //!
-//! A header has the limits, the start time and the kind of the trace. Each of the following eight bytes is one operation. Any
-//! bytes are a trace, and a shorter prefix only has fewer operations. Numbers are chosen from short lists of values at which
-//! arithmetic tends to fail: 0, 1, the quota and one more; one microsecond, an edge and one before it.
+//! A header has the limits, the start time and the kind of the trace. Each of the following eight bytes is one
+//! operation. Any bytes are a trace, and a shorter prefix only has fewer operations. Numbers are chosen from short
+//! lists of values at which arithmetic tends to fail: 0, 1, the quota and one more; one microsecond, an edge and one
+//! before it.
 
 use std::time::Duration;
 
@@ -44,7 +45,7 @@ const STARTS_US: [u64; 8] = [
 ];
 
 impl Trace {
-    /// Decodes a trace. Any bytes are valid, and equal bytes give equal traces.
+    /// Decodes a trace. Any bytes are valid, and equal bytes give equal traces. At most 256 operations are read.
     pub fn from_bytes(bytes: &[u8]) -> Trace {
         let mut source = Bytes { bytes, next: 0 };
         let (first, shape, start) = (source.take(), source.take(), source.take());
@@ -69,10 +70,11 @@ impl Trace {
 }
 
 impl Slot {
-    /// Returns this slot in the scope of a rule if it would share a counter with one of the others.
+    /// Returns this slot, changed to that of a rule if its bucket would share a counter with an explicit one of
+    /// `others`.
     ///
-    /// Two explicit buckets with the same window share a counter, whose limit then changes from check to check. Its lifetime
-    /// would depend on the last write, so a store may have deleted it or not.
+    /// Two explicit buckets with the same window share a counter, whose limit then changes from check to check. Its
+    /// lifetime would depend on the last write, so a store may have deleted it or not.
     pub(super) fn apart_from(self, others: &[Slot]) -> Slot {
         let shares = |other: &&Slot| !other.in_rule && other.limit.window_us() == self.limit.window_us();
         let shared = is_bucket(&self.limit) && others.iter().filter(shares).any(|other| is_bucket(&other.limit));
@@ -84,7 +86,7 @@ fn is_bucket(limit: &Limit) -> bool {
     matches!(limit.algorithm(), Algorithm::TokenBucket | Algorithm::LeakyBucket)
 }
 
-/// A reader of bytes. After the end it returns zeros.
+/// A reader of the bytes that encode a trace. After the end it returns zeros.
 struct Bytes<'a> {
     bytes: &'a [u8],
     next: usize,
@@ -118,25 +120,25 @@ impl Bytes<'_> {
         let kind = self.take();
         let bytes: [u8; 7] = std::array::from_fn(|_| self.take());
         match kind {
-            0..=139 => Operation::Check(self.asks(bytes, trace, present)),
+            0..=139 => Operation::Check(self.demands(bytes, trace, present)),
             140..=204 => Operation::Move(self.step(bytes, trace, present)),
             205..=229 => Operation::Refund { nth: bytes[0].into(), with_present_limits: bytes[1] & 1 == 1 },
-            230..=235 => Operation::Reset(self.ask(bytes[0], bytes[1], bytes[2], trace, present)),
+            230..=235 => Operation::Reset(self.demand(bytes[0], bytes[1], bytes[2], trace, present)),
             _ => self.change(bytes, trace, present),
         }
     }
 
-    /// Returns one to three demands; in a wandering trace one for every slot, in order.
-    fn asks(&self, bytes: [u8; 7], trace: &Trace, present: &[Slot]) -> Vec<TraceDemand> {
+    /// Decodes the demands of a check: one to three of them; in a wandering trace one for every slot, in order.
+    fn demands(&self, bytes: [u8; 7], trace: &Trace, present: &[Slot]) -> Vec<TraceDemand> {
         if trace.wandering {
-            let line = |slot: usize| TraceDemand { key: 0, slot, cost: self.cost(bytes[slot], &present[slot].limit) };
-            return (0..present.len()).map(line).collect();
+            let demand = |slot: usize| TraceDemand { key: 0, slot, cost: self.cost(bytes[slot], &present[slot].limit) };
+            return (0..present.len()).map(demand).collect();
         }
-        let line = |n: usize| self.ask(bytes[2 * n], bytes[2 * n] >> 2, bytes[2 * n + 1], trace, present);
-        (0..1 + usize::from(bytes[6]) % 3).map(line).collect()
+        let demand = |n: usize| self.demand(bytes[2 * n], bytes[2 * n] >> 2, bytes[2 * n + 1], trace, present);
+        (0..1 + usize::from(bytes[6]) % 3).map(demand).collect()
     }
 
-    fn ask(&self, key: u8, slot: u8, cost: u8, trace: &Trace, present: &[Slot]) -> TraceDemand {
+    fn demand(&self, key: u8, slot: u8, cost: u8, trace: &Trace, present: &[Slot]) -> TraceDemand {
         let key = if trace.wandering { 0 } else { usize::from(key) % SUBJECTS.len() };
         let slot = usize::from(slot) % present.len();
         TraceDemand { key, slot, cost: self.cost(cost, &present[slot].limit) }
@@ -203,7 +205,7 @@ impl Bytes<'_> {
     }
 }
 
-/// Returns the other algorithm with the same kind of state.
+/// Returns the other algorithm with the same kind of state, such as `sliding-log` for `sliding`.
 fn sibling(algorithm: Algorithm) -> Algorithm {
     match algorithm {
         Algorithm::Sliding => Algorithm::SlidingLog,

@@ -1,8 +1,8 @@
 //! Traces on one long log.
 //!
-//! A store represents a long log differently from a short one: packed, in pieces, with sums of the pieces. Errors there need
-//! hundreds or thousands of entries, and then refunds, costs and clock steps at the edges of the pieces. So these traces fill
-//! a log first, and then choose operations that reach those edges.
+//! A store represents a long log differently from a short one: packed, in pieces, with sums of the pieces. Errors there
+//! need hundreds or thousands of entries, and then refunds, costs and clock steps at the edges of the pieces. So these
+//! traces fill a log first, and then choose operations that reach those edges.
 
 use std::time::Duration;
 
@@ -17,7 +17,8 @@ const FILLS: [u64; 12] = [1, 10, 63, 64, 65, 200, 255, 257, 320, 700, 1_100, 4_5
 const COSTS: [u32; 10] = [1, 1, 1, 2, 3, 4, 5, 17, 100, 400];
 
 impl Trace {
-    /// Returns a random trace of one long log.
+    /// Returns a random wandering trace of one `sliding` or `sliding-log` limit, whose log gets up to thousands of
+    /// entries.
     pub(in super::super) fn long_log(random: &mut Random) -> Trace {
         let start = Timestamp::from_micros(1_760_123_456_789_123);
         let window_us = pick(random, &WINDOWS_US);

@@ -1,15 +1,18 @@
 //! Reduces a trace to the abilities of a subject.
 //!
-//! Most random traces contain a refund, a rule or a check of several limits. An endpoint that supports none of these could run
-//! hardly any of them. So the unsupported operations are removed, and the rest stays. The reduced trace still determines its
-//! decisions (see the two kinds of traces): a wandering trace uses every counter in each check, and no two buckets share one.
+//! Most random traces contain a refund, a rule or a check of several limits. An endpoint that supports none of these
+//! could run hardly any of them. So the unsupported operations are removed, and the rest stays. The reduced trace still
+//! determines its decisions (see the two kinds of traces): a wandering trace uses every counter in each check, and no
+//! two buckets share one.
 
 use tollgate_core::Limit;
 
 use super::{Abilities, Operation, Slot, Step, Trace, TraceDemand};
 
 impl Trace {
-    /// Removes what a subject with these abilities does not support. Returns `None` if the rest is not a valid trace.
+    /// Removes the operations and limits that a subject with these abilities does not support.
+    ///
+    /// Returns `None` if the rest still needs more, or if limits of rules would share a counter outside of rules.
     pub fn within(mut self, abilities: Abilities) -> Option<Trace> {
         if !abilities.refunds {
             self.operations.retain(|operation| !matches!(operation, Operation::Refund { .. }));
@@ -44,7 +47,9 @@ impl Trace {
         });
     }
 
-    /// Makes all limits explicit. They are counted by algorithm and window, so these may not change.
+    /// Makes all limits explicit, and removes changes of their algorithm or window, which would select another counter.
+    ///
+    /// Returns `None` if two buckets would then share a counter. The trace must not be used in that case.
     fn remove_rules(&mut self) -> Option<()> {
         for n in 0..self.slots.len() {
             self.slots[n].in_rule = false;

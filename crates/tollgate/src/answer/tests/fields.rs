@@ -47,22 +47,23 @@ fn any_wait() -> impl Strategy<Value = Wait> {
     prop_oneof![9 => finite, 1 => Just(Wait::NEVER)]
 }
 
-fn any_told() -> impl Strategy<Value = (Policy, LimitStatus)> {
+fn any_limit() -> impl Strategy<Value = (Policy, LimitStatus)> {
     let whole_secs = (1..=WINDOW_US_MAX / 1_000_000).prop_map(|secs| secs * 1_000_000);
     let window_us = prop_oneof![whole_secs, 1_000..=WINDOW_US_MAX];
     let finite = (0..1u64 << 52).prop_map(Wait::from_micros);
-    let told = ("[a-z0-9-]{1,12}", 1..=QUOTA_MAX, window_us, any::<bool>(), 0..=QUOTA_MAX, any_wait(), finite);
-    told.prop_map(|(name, quota, window_us, allowed, remaining, retry_after, next_after)| {
+    let limits = ("[a-z0-9-]{1,12}", 1..=QUOTA_MAX, window_us, any::<bool>(), 0..=QUOTA_MAX, any_wait(), finite);
+    limits.prop_map(|(name, quota, window_us, allowed, remaining, retry_after, next_after)| {
         let limit = Limit::new(quota.into(), std::time::Duration::from_micros(window_us)).unwrap();
         let remaining = remaining.min(quota);
-        let line = LimitStatus { allowed, cost: 1, quota, remaining, retry_after, next_after, reset_after: next_after };
-        (Policy::new(&name, limit).unwrap(), line)
+        let status =
+            LimitStatus { allowed, cost: 1, quota, remaining, retry_after, next_after, reset_after: next_after };
+        (Policy::new(&name, limit).unwrap(), status)
     })
 }
 
 /// Returns the expected `t` in seconds, rounded up; implemented from the contract, independently of the renderer.
-fn expected_wait(line: &LimitStatus) -> Option<u64> {
-    let wait = if line.allowed { line.next_after } else { line.retry_after };
+fn expected_wait(status: &LimitStatus) -> Option<u64> {
+    let wait = if status.allowed { status.next_after } else { status.retry_after };
     wait.as_duration().map(|wait| wait.as_secs() + u64::from(wait.subsec_micros() > 0))
 }
 
@@ -73,11 +74,11 @@ fn expected_window(policy: &Policy) -> Option<u64> {
 
 proptest! {
     #[test]
-    fn ietf_fields_parse_back_to_every_policys_own_numbers(told in prop::collection::vec(any_told(), 1..8)) {
+    fn ietf_fields_parse_back_to_every_policys_own_numbers(limits in prop::collection::vec(any_limit(), 1..8)) {
         let styles = styles(&["ietf"]);
-        let policies = Policies::new(told.iter().map(|(policy, _)| policy.clone().with_styles(styles)));
-        let lines: Vec<LimitStatus> = told.iter().map(|(_, line)| *line).collect();
-        let headers = headers(&policies, &decision(&lines));
+        let policies = Policies::new(limits.iter().map(|(policy, _)| policy.clone().with_styles(styles)));
+        let statuses: Vec<LimitStatus> = limits.iter().map(|(_, status)| *status).collect();
+        let headers = headers(&policies, &decision(&statuses));
 
         let advertised = policies.policies().map(|policy| {
             let quota = Some(policy.limit().quota().into());
@@ -86,21 +87,21 @@ proptest! {
         });
         prop_assert_eq!(read_list(&headers, "ratelimit-policy"), advertised.collect::<Vec<Read>>());
 
-        let left = policies.policies().zip(&lines).map(|(policy, line)| {
-            let parameters = [with("r", Some(line.remaining.into())), with("t", expected_wait(line))];
+        let left = policies.policies().zip(&statuses).map(|(policy, status)| {
+            let parameters = [with("r", Some(status.remaining.into())), with("t", expected_wait(status))];
             (string(policy.name()), parameters.into_iter().flatten().collect())
         });
         prop_assert_eq!(read_list(&headers, "ratelimit"), left.collect::<Vec<Read>>());
     }
 
     #[test]
-    fn draft_6_fields_parse_back_to_one_line_and_all_policies(told in prop::collection::vec(any_told(), 1..8)) {
+    fn draft_6_fields_parse_back_to_one_limit_and_all_policies(limits in prop::collection::vec(any_limit(), 1..8)) {
         let styles = styles(&["draft-6"]);
-        let policies = Policies::new(told.iter().map(|(policy, _)| policy.clone().with_styles(styles)));
-        let lines: Vec<LimitStatus> = told.iter().map(|(_, line)| *line).collect();
-        let headers = headers(&policies, &decision(&lines));
+        let policies = Policies::new(limits.iter().map(|(policy, _)| policy.clone().with_styles(styles)));
+        let statuses: Vec<LimitStatus> = limits.iter().map(|(_, status)| *status).collect();
+        let headers = headers(&policies, &decision(&statuses));
 
-        let whole = told.iter().filter_map(|(policy, _)| {
+        let whole = limits.iter().filter_map(|(policy, _)| {
             let window = expected_window(policy)?;
             let quota = BareItem::Integer(policy.limit().quota().into());
             Some((quota, with("w", Some(window)).into_iter().collect()))
@@ -110,24 +111,24 @@ proptest! {
         let limit = read_integer(&headers, "ratelimit-limit").unwrap();
         let remaining = read_integer(&headers, "ratelimit-remaining").unwrap();
         let reset = read_integer(&headers, "ratelimit-reset").unwrap();
-        let is_shown = lines.iter().any(|line| {
-            let wait = expected_wait(line).or(line.next_after.as_secs_ceil()).unwrap();
-            (i64::from(line.quota), i64::from(line.remaining), i64::try_from(wait).unwrap()) == (limit, remaining, reset)
+        let is_shown = statuses.iter().any(|status| {
+            let wait = expected_wait(status).or(status.next_after.as_secs_ceil()).unwrap();
+            (i64::from(status.quota), i64::from(status.remaining), i64::try_from(wait).unwrap()) == (limit, remaining, reset)
         });
-        prop_assert!(is_shown, "{limit} {remaining} {reset} is no line of {lines:?}");
+        prop_assert!(is_shown, "{limit} {remaining} {reset} is none of {statuses:?}");
     }
 
     #[test]
     fn a_client_that_obeys_the_headers_is_never_early_and_retry_after_is_never_zero(
-        told in prop::collection::vec(any_told(), 1..8), at_us in 0..1u64 << 52,
+        limits in prop::collection::vec(any_limit(), 1..8), at_us in 0..1u64 << 52,
     ) {
-        let policies = Policies::new(told.iter().map(|(policy, _)| policy.clone()));
-        let lines: Vec<LimitStatus> = told.iter().map(|(_, line)| *line).collect();
-        let decision = Decision { at: Timestamp::from_micros(at_us), ..decision(&lines) };
+        let policies = Policies::new(limits.iter().map(|(policy, _)| policy.clone()));
+        let statuses: Vec<LimitStatus> = limits.iter().map(|(_, status)| *status).collect();
+        let decision = Decision { at: Timestamp::from_micros(at_us), ..decision(&statuses) };
         let headers = headers(&policies, &decision);
 
-        let refusing = || lines.iter().filter(|line| !line.allowed);
-        let longest_us = refusing().map(|line| line.retry_after.as_micros().unwrap_or(u64::MAX)).max();
+        let refusing = || statuses.iter().filter(|status| !status.allowed);
+        let longest_us = refusing().map(|status| status.retry_after.as_micros().unwrap_or(u64::MAX)).max();
         let retry_after = read_integer(&headers, "retry-after").map(|secs| secs as u64);
         match longest_us {
             None | Some(u64::MAX) => prop_assert_eq!(retry_after, None),

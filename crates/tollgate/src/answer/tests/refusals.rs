@@ -75,7 +75,7 @@ fn text_format_ignores_the_accept_header() {
 }
 
 #[test]
-fn a_custom_format_gets_the_facts_and_keeps_status_and_headers() {
+fn a_custom_format_gets_the_details_and_keeps_status_and_headers() {
     let own = BodyFormat::custom(|refusal| {
         let (policy, line) = (refusal.policy().unwrap(), refusal.line().unwrap());
         let wait = refusal.retry_after();

@@ -18,7 +18,9 @@ use crate::rules::pattern::Pattern;
 use crate::rules::trie::{Candidate, Trie};
 
 impl Compiler<'_> {
-    /// Compiles the identification of callers.
+    /// Builds the identifier of callers: trusted proxies, API keys, tokens and pseudonyms.
+    ///
+    /// Adds an error for each invalid value and continues with its default.
     pub(super) fn identifier(&mut self, config: &Config, settings: &Settings) -> Identifier {
         let networks = self.networks(&config.trusted_proxies);
         let header = config.forwarding_header.as_ref().and_then(|name| {
@@ -47,7 +49,7 @@ impl Compiler<'_> {
         identifier
     }
 
-    /// Parses a list of networks. Invalid ones are noted and left out.
+    /// Parses a list of networks. Adds an error for each text that is not a network, and leaves it out.
     pub(super) fn networks(&mut self, texts: &OneOrMany<Spanned<String>>) -> Networks {
         let is_network = |text: &&Spanned<String>| {
             let parsed = Networks::parse([text.as_str()]);
@@ -58,25 +60,28 @@ impl Compiler<'_> {
     }
 
     fn anonymizer(&mut self, table: &Anonymize, span: Span, settings: &Settings) -> Option<Anonymizer> {
-        let ways = Ways { text: &table.secret, variable: &table.secret_env, file: &table.secret_file };
+        let fields = SecretFields { text: &table.secret, variable: &table.secret_env, file: &table.secret_file };
         let names = ["secret", "secret_env", "secret_file"];
-        let is_optional = !settings.is_shared() && ways.are_all_absent();
+        let is_optional = !settings.is_shared() && fields.are_all_absent();
         let (secret, span) = match is_optional {
             true => (Secret::new(process_secret()), span),
-            false => self.secret("a secret for anonymize", names, ways, span)?,
+            false => self.secret("a secret for anonymize", names, fields, span)?,
         };
         let anonymizer = Anonymizer::new(secret.reveal().as_bytes(), table.rotate);
         self.accept(anonymizer, Code::InvalidValue, span)
     }
 
-    /// Returns a secret that is given in exactly one of three ways, and its place. Otherwise notes an error and returns `None`.
+    /// Returns a secret, and the span of the field that gives it: the text itself, the name of an environment variable,
+    /// or the name of a file, whose trailing white space is removed.
     ///
-    /// `names` are the names of the fields, `what` is the secret in messages.
+    /// Adds an error and returns `None` if none or several of the fields are present, the variable is not set, or the
+    /// file cannot be read. `names` are the names of the three fields, in this order. `what` is the subject of the
+    /// message, such as `a key for JWT`. `span` is used if the error is about no single field.
     pub(super) fn secret(
         &mut self,
         what: &str,
         names: [&str; 3],
-        ways: Ways<'_>,
+        fields: SecretFields<'_>,
         span: Span,
     ) -> Option<(Secret, Span)> {
         let fail = |compiler: &mut Self, code: Code, message: String, at: Span| {
@@ -84,13 +89,13 @@ impl Compiler<'_> {
             compiler.note(Finding::new(code, message).help(help).at(at));
             None
         };
-        match (ways.text, ways.variable, ways.file) {
+        match (fields.text, fields.variable, fields.file) {
             (Some(text), None, None) => Some(((**text).clone(), text.span())),
             (None, Some(name), None) => match self.loader.variable(name.reveal()) {
                 Some(value) => Some((Secret::new(value), name.span())),
                 None => {
-                    // The secret itself may stand in place of the name of its variable.
-                    let message = match is_variable(name.reveal()) {
+                    // A user may have written the secret itself instead of the name of its variable.
+                    let message = match looks_like_variable(name.reveal()) {
                         true => format!("the environment variable `{}` is not set", name.reveal()),
                         false => format!("the environment variable that `{}` names is not set", names[1]),
                     };
@@ -114,7 +119,9 @@ impl Compiler<'_> {
         }
     }
 
-    /// Compiles the exempt lists, and returns the exempt path patterns for lints.
+    /// Compiles the exempt addresses and paths. Returns them, and the patterns of the paths for the lints.
+    ///
+    /// Adds an error for each invalid entry and leaves it out. Exempt keys are compiled by [`Compiler::keys`].
     pub(super) fn exempt(&mut self, config: &Config) -> (ExemptList, Vec<Pattern>) {
         let patterns: Vec<Pattern> = config.exempt.paths.iter().filter_map(|text| self.pattern(text)).collect();
         let mut paths = Trie::default();
@@ -124,7 +131,7 @@ impl Compiler<'_> {
         (ExemptList { addresses: self.networks(&config.exempt.addresses), paths }, patterns)
     }
 
-    /// Compiles the bans.
+    /// Compiles the bans of networks, API keys and users. Adds an error for each invalid value.
     pub(super) fn bans(&mut self, config: &Config) -> BanList {
         let (mut bans, mut banned_networks) = (BanList::default(), Vec::new());
         for entry in &config.bans {
@@ -146,7 +153,10 @@ impl Compiler<'_> {
         bans
     }
 
-    /// Parses a key, or `sha256:` and the digest of one.
+    /// Returns the digest of an API key that is written as the key itself, or as `sha256:` and its digest.
+    ///
+    /// Adds an error if no request can carry the key or the digest is invalid. The result is then the digest of the
+    /// text.
     pub(super) fn key_or_digest(&mut self, text: &Spanned<Secret>) -> KeyDigest {
         let key = text.reveal();
         if !key.starts_with("sha256:") {
@@ -170,29 +180,35 @@ impl Compiler<'_> {
     }
 }
 
-/// The fields in which a secret can be given: the text, an environment variable, a file.
+/// The three fields in which a secret can be given: its text, the name of an environment variable, or the name of a
+/// file.
 #[derive(Clone, Copy)]
-pub(super) struct Ways<'c> {
+pub(super) struct SecretFields<'c> {
     pub(super) text: &'c Option<Spanned<Secret>>,
     pub(super) variable: &'c Option<Spanned<Secret>>,
     pub(super) file: &'c Option<Spanned<String>>,
 }
 
-impl Ways<'_> {
+impl SecretFields<'_> {
     fn are_all_absent(&self) -> bool {
         self.text.is_none() && self.variable.is_none() && self.file.is_none()
     }
 }
 
-/// Returns whether a text looks like the name of an environment variable, and so is not a secret: at most 64 uppercase
-/// letters, digits and underscores, the first of them not a digit.
-fn is_variable(name: &str) -> bool {
+/// Returns whether a message may quote a text as the name of an environment variable, because it is hardly a secret.
+///
+/// That is so if it has at most 64 characters, all of them uppercase letters, digits and underscores, and does not
+/// begin with a digit.
+fn looks_like_variable(name: &str) -> bool {
     let is_name_byte = |byte: u8| byte.is_ascii_uppercase() || byte.is_ascii_digit() || byte == b'_';
     name.len() <= 64 && !name.starts_with(|first: char| first.is_ascii_digit()) && name.bytes().all(is_name_byte)
 }
 
-/// Returns a random secret for counters in this process. It is the same for the whole process: a reload must not change the
-/// pseudonyms, or every counter would start again.
+/// Returns a random secret of 64 characters, which is created by the first call and stays the same until the process
+/// ends.
+///
+/// It is for pseudonyms of counters in memory. If a reload changed it, all pseudonyms would change, and every counter
+/// would start again.
 fn process_secret() -> &'static str {
     use std::hash::{BuildHasher, RandomState};
     static SECRET: OnceLock<String> = OnceLock::new();

@@ -9,7 +9,9 @@ use crate::config::span::{Span, Spanned};
 use crate::config::types::Config;
 
 impl Compiler<'_> {
-    /// Notes an error if the number of rules or keys is not the expected one.
+    /// Adds an error if `count` is not the expected number. `noun` is what is counted: `rule` or `key`.
+    ///
+    /// Does nothing if `expected` is `None`.
     pub(super) fn check_count(&mut self, expected: Option<&Spanned<u32>>, count: usize, noun: &str) {
         let Some(expected) = expected else { return };
         if u64::from(**expected) != count as u64 {
@@ -20,7 +22,7 @@ impl Compiler<'_> {
         }
     }
 
-    /// Notes an error if the file has `expect` and its last line may be truncated.
+    /// Adds an error if the configuration has `expect` and its file does not end with a newline.
     pub(super) fn check_line_end(&mut self, config: &Config) {
         let source = self.source.clone();
         if config.expect.is_some() {
@@ -28,7 +30,7 @@ impl Compiler<'_> {
         }
     }
 
-    /// Notes an error if the last line of a file may be truncated.
+    /// Adds an error if a file is not empty and does not end with a newline: its last line may be truncated.
     pub(super) fn check_line_end_in(&mut self, source: &Arc<Source>) {
         let text = source.text();
         if !text.is_empty() && !text.ends_with('\n') {

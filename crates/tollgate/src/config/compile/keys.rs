@@ -18,7 +18,7 @@ use crate::identity::suggest::nearest;
 use crate::identity::{API_KEY_BYTES_MAX, ApiKey, KeyDigest, Networks};
 use crate::rules::{CompiledPlan, KeyEntry, LimitSetId};
 
-/// A keys file; empty if there is none.
+/// The content of a keys file. Empty if the configuration names none.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct KeysFile {
     pub(crate) keys: Vec<Spanned<ApiKeyTable>>,
@@ -34,15 +34,20 @@ impl FromNode for KeysFile {
     }
 }
 
-/// The sets of limits that a caller may have: first those of the plans, then those of keys with their own limits.
+/// The limit sets that callers can have. The index of a set is its [`LimitSetId`].
+///
+/// A limit set is the list of limits that a caller has in rules with `limits = "plan"`. First come those of the plans,
+/// sorted by name, then those of keys with their own limits.
 #[derive(Default)]
 pub(super) struct LimitSets {
     plans: Vec<CompiledPlan>,
+    /// The limits of each set, with the index of the plan to which the set belongs.
     limits: Vec<(usize, Vec<NamedLimit>)>,
-    given: Vec<Arc<str>>,
+    /// The names of the plans that keys or addresses have.
+    assigned: Vec<Arc<str>>,
 }
 
-/// A set of limits.
+/// A limit set, and the plan to which it belongs.
 pub(super) struct LimitSetView<'t> {
     pub(super) plan: &'t str,
     pub(super) upgrade_url: Option<&'t str>,
@@ -61,7 +66,9 @@ impl LimitSets {
         })
     }
 
-    /// Returns the limit sets of `default` and `anonymous`. The latter falls back to the former.
+    /// Returns the ids of the limit sets of the plans `default` and `anonymous`, in this order.
+    ///
+    /// Without a plan `anonymous`, the second is the first. Without `default`, the first is 0, the first plan by name.
     pub(super) fn fallbacks(&self) -> (LimitSetId, LimitSetId) {
         let default = self.index_of("default").unwrap_or(0);
         let anonymous = self.index_of("anonymous").unwrap_or(default);
@@ -72,8 +79,8 @@ impl LimitSets {
         self.limits.iter().map(|(plan, _)| limit_set(*plan).0).collect()
     }
 
-    pub(super) fn plans_given(&self) -> Vec<Arc<str>> {
-        self.given.clone()
+    pub(super) fn assigned_plans(&self) -> Vec<Arc<str>> {
+        self.assigned.clone()
     }
 
     pub(super) fn into_plans(self) -> Vec<CompiledPlan> {
@@ -84,7 +91,10 @@ impl LimitSets {
         self.plans.binary_search_by(|known| (**known.name()).cmp(plan)).ok()
     }
 
-    /// Returns the limit set for a key's own limits. Keys with equal limits share one.
+    /// Returns the limit set for a key's own limits, and adds it if there is none. Keys with equal limits and the same
+    /// plan share one.
+    ///
+    /// `plan` is the index of the plan to which the set belongs.
     fn own(&mut self, plan: usize, limits: Vec<NamedLimit>) -> LimitSetId {
         let is_same = |(other_plan, other): &(usize, Vec<NamedLimit>)| {
             *other_plan == plan
@@ -145,7 +155,10 @@ impl Compiler<'_> {
         plans
     }
 
-    /// Compiles the keys of the file and of its keys file, and the exempt ones.
+    /// Compiles the API keys of the configuration, of its keys file, and of `exempt.keys`. Reads the keys file.
+    ///
+    /// Returns the keys by digest, and the content of the keys file. Adds the own limits of keys to `limit_sets`, and
+    /// an error for each invalid or repeated key and if the number of keys is not the expected one.
     pub(super) fn keys(
         &mut self,
         config: &Config,
@@ -189,7 +202,7 @@ impl Compiler<'_> {
             let unlisted = || KeyEntry { name: None, plan: None, limit_set: None, is_exempt: true };
             keys.entry(digest).or_insert_with(unlisted).is_exempt = true;
         }
-        limit_sets.given.extend(config.plan_sources.addresses.iter().map(|entry| entry.plan.as_str().into()));
+        limit_sets.assigned.extend(config.plan_sources.addresses.iter().map(|entry| entry.plan.as_str().into()));
         (keys, of_file)
     }
 
@@ -249,9 +262,9 @@ impl Compiler<'_> {
         let own = table.limits.as_ref().map(|list| self.limits(list, source));
         let plan = place.map(|place| limit_sets.plans[place].name.clone());
         if let Some(plan) = &plan
-            && !limit_sets.given.contains(plan)
+            && !limit_sets.assigned.contains(plan)
         {
-            limit_sets.given.push(plan.clone());
+            limit_sets.assigned.push(plan.clone());
         }
         let limit_set = match (own, place) {
             (Some(limits), _) if !limit_sets.is_empty() => {
@@ -272,7 +285,8 @@ impl Compiler<'_> {
         }
     }
 
-    /// Notes an error if no request can carry this key.
+    /// Adds an error if no request can carry this key: it is empty, too long, has characters other than visible ASCII
+    /// and spaces, or begins or ends with a space.
     pub(super) fn check_key(&mut self, key: &Spanned<Secret>, source: &Arc<Source>) {
         if !ApiKey::can_be(key.reveal()) {
             let message = "no request can carry this key";

@@ -12,7 +12,7 @@ use crate::config::source::Source;
 use crate::config::span::{Span, Spanned};
 use crate::config::types::LimitTable;
 
-/// A limit and its name, which is part of the counter's key.
+/// A limit, its name, and its span in the file. The name is part of the counter's key, and clients see it in headers.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct NamedLimit {
     pub(crate) name: String,
@@ -21,9 +21,10 @@ pub(crate) struct NamedLimit {
 }
 
 impl Compiler<'_> {
-    /// Compiles a list of limits. Invalid ones are noted and left out. Each gets a different name.
+    /// Compiles a list of limits and gives each a name. `source` is the file to which their spans refer.
     ///
-    /// A limit without a name is named after its window, with a number if that name is taken.
+    /// A limit without a name is named after its window, such as `per-minute`, or `per-minute-2` if that name is taken.
+    /// Adds an error for each invalid limit, which is left out, and for each name that is invalid or given twice.
     pub(super) fn limits(&mut self, list: &OneOrMany<Spanned<LimitEntry>>, source: &Arc<Source>) -> Vec<NamedLimit> {
         let mut named: Vec<(Option<String>, Limit, Span)> = Vec::new();
         for entry in list.iter() {

@@ -13,7 +13,11 @@ use crate::rules::method::{MethodError, MethodNames, MethodSet};
 use crate::rules::pattern::Pattern;
 
 impl Compiler<'_> {
-    /// Compiles the conditions of a rule, and returns whether any request can meet them.
+    /// Compiles the conditions of a rule. The second value is `false` if no request can meet them, because the list of
+    /// methods, paths or hosts is empty.
+    ///
+    /// Adds an error for each invalid condition and leaves it out. `names` collects the non-standard methods of all
+    /// rules.
     pub(super) fn conditions(&mut self, table: &MatchTable, names: &mut MethodNames) -> (Conditions, bool) {
         let MatchTable { methods, path, host, headers } = table;
         let is_emptied =
@@ -23,7 +27,7 @@ impl Compiler<'_> {
         let mut conditions = Conditions::default();
         if let Some(methods) = methods {
             let sets: Vec<MethodSet> = methods.iter().filter_map(|name| self.method(name, names)).collect();
-            conditions.methods = sets.into_iter().fold(MethodSet::NONE, MethodSet::and);
+            conditions.methods = sets.into_iter().fold(MethodSet::NONE, MethodSet::union);
         }
         let texts = |list: &Option<Spanned<OneOrMany<Spanned<String>>>>| {
             list.as_ref().map(|list| list.0.clone()).unwrap_or_default()
@@ -42,7 +46,7 @@ impl Compiler<'_> {
         (conditions, can_be_met)
     }
 
-    /// Parses a path pattern.
+    /// Parses a path pattern. Adds an error and returns `None` if it is invalid.
     pub(super) fn pattern(&mut self, text: &Spanned<String>) -> Option<Pattern> {
         Pattern::parse(text)
             .map_err(|error| {
@@ -52,7 +56,7 @@ impl Compiler<'_> {
             .ok()
     }
 
-    /// Parses the name of a header.
+    /// Parses the name of a header. Adds an error and returns `None` if it is invalid.
     pub(super) fn header_name(&mut self, name: &Spanned<String>) -> Option<HeaderName> {
         let parsed = HeaderName::from_bytes(name.as_bytes());
         self.accept(
@@ -64,7 +68,7 @@ impl Compiler<'_> {
 
     fn method(&mut self, name: &Spanned<String>, names: &mut MethodNames) -> Option<MethodSet> {
         names
-            .named(name)
+            .register(name)
             .map_err(|error| {
                 let message = match error {
                     MethodError::Malformed => "expected a method, such as GET or POST",

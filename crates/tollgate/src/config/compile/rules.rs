@@ -24,14 +24,17 @@ const PATH_BYTES_MAX_DEFAULT: usize = 8 * 1024;
 /// The longest path that `http::Uri` can hold.
 const PATH_BYTES_MAX: u32 = 65_534;
 
-/// How a rule's limits are reported to clients.
+/// The headers and the body in which a rule's limits are reported to clients.
 struct AnswerFormat {
     styles: Styles,
     format: BodyFormat,
 }
 
 impl Compiler<'_> {
-    /// Compiles the rules, the matcher of all rules, and the matcher of the shields.
+    /// Compiles the rules. Returns them in their order, a matcher of all rules, and a matcher of the enforced shields.
+    ///
+    /// Both matchers use the indices of the returned list. Rules with the mode `off` never match. Adds an error for
+    /// each invalid value.
     pub(super) fn rules(&mut self, config: &Config, limit_sets: &LimitSets) -> (Vec<CompiledRule>, Matcher, Matcher) {
         let styles = self.styles(config.headers.as_ref()).unwrap_or_default();
         let expect = config.expect.as_ref().and_then(|expect| expect.rules.as_ref());
@@ -59,7 +62,7 @@ impl Compiler<'_> {
         (rules, matcher, shields)
     }
 
-    /// Returns the maximum length of a path in bytes.
+    /// Returns the maximum length of a path in bytes. Defaults to 8,192. Adds an error if it is not 1 to 65,534.
     pub(super) fn path_bytes_max(&mut self, config: &Config) -> usize {
         let Some(bytes) = &config.path_bytes_max else { return PATH_BYTES_MAX_DEFAULT };
         if !(1..=PATH_BYTES_MAX).contains(&**bytes) {

@@ -28,29 +28,31 @@ const HASH_NAME_BYTES_MAX: usize = 512;
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Settings {
-    /// The store: `memory` or a URL, which may contain a password. `None` if none is configured, which means memory.
+    /// The store: `memory`, or a URL, which may contain a password. `None` if no store is configured; the counters are
+    /// then in memory.
     pub store: Option<Secret>,
     /// The prefix of every key in the store.
     pub prefix: String,
-    /// The number of instances that share the quotas while the store is unavailable. `None` means 1.
+    /// The number of instances (nodes) that share the quotas while the store is unavailable. `None` means 1.
     pub instances: Option<u32>,
     /// The deadline for a decision of the store.
     pub deadline: Duration,
     /// The failure policy of rules without their own.
     pub on_failure: OnFailure,
-    /// The Redis hash with the plans of callers.
+    /// The name of the Redis hash with the plans of callers, or `None` if there is none.
     pub plan_hash: Option<String>,
 }
 
 impl Settings {
-    /// Returns whether the store is shared, that is, not memory.
+    /// Returns whether the counters are in a shared store. `false` if the store is `memory` or not configured.
     pub fn is_shared(&self) -> bool {
         self.store.as_ref().is_some_and(|store| store.reveal() != MEMORY)
     }
 
-    /// Returns a builder for a limiter with these settings, on their store, or in memory without one.
+    /// Returns a builder for a limiter with these settings: store, deadline, failure policy and number of instances.
     ///
-    /// To decide by rules, use [`Loaded::engine`](crate::config::Loaded::engine), which also looks up plans.
+    /// The limiter decides explicit checks only. To decide by rules, use
+    /// [`Loaded::engine`](crate::config::Loaded::engine).
     ///
     /// # Errors
     /// If the URL of the store is invalid, or the store is shared and there is no tokio runtime.
@@ -59,7 +61,10 @@ impl Settings {
         Ok(self.limiter_on(self.redis()?).0)
     }
 
-    /// Opens the shared store, or returns `None` if the store is memory.
+    /// Creates the shared store of these settings, with their key prefix. Returns `None` if the counters are in memory.
+    ///
+    /// Starts a task on the current tokio runtime, which connects in the background: a store that cannot be reached is
+    /// no error.
     ///
     /// # Errors
     /// If the URL of the store is invalid, or there is no tokio runtime.
@@ -69,8 +74,10 @@ impl Settings {
         Ok(Some(RedisStore::builder(url.reveal()).prefix(self.prefix.clone()).bans(true).build()?))
     }
 
-    /// Returns a builder for a limiter on this store, or in memory without one; and the lookups of plans that the rules do not
-    /// assign.
+    /// Returns a builder for a limiter on this store, or in memory if it is `None`, with the other settings.
+    ///
+    /// Also returns the lookups for an [`Engine`](crate::engine::Engine) to find plans that the rules do not assign:
+    /// one in the Redis hash if there is a store and a hash is configured, else none.
     #[cfg(feature = "redis")]
     pub fn limiter_on(&self, store: Option<RedisStore>) -> (LimiterBuilder, Vec<Arc<dyn PlanLookup>>) {
         let builder = Limiter::builder()
@@ -88,13 +95,15 @@ impl Settings {
     }
 }
 
-/// Checks the URL of a store. The error does not contain the password.
+/// Checks the URL of a store, or `memory`, without connecting. The error is a message that does not contain the
+/// password.
 #[cfg(feature = "redis")]
 fn check_url(url: &str) -> Result<(), String> {
     if url == MEMORY { Ok(()) } else { RedisStore::check_url(url).map_err(|error| error.to_string()) }
 }
 
-/// Checks the URL of a store in a program without Redis, which knows only the schemes.
+/// Checks that a store is `memory` or begins with a known scheme. A program without Redis cannot check the rest of the
+/// URL.
 #[cfg(not(feature = "redis"))]
 fn check_url(url: &str) -> Result<(), String> {
     let is_url = |scheme: &str| url.strip_prefix(scheme).is_some_and(|rest| !rest.is_empty());
@@ -103,9 +112,11 @@ fn check_url(url: &str) -> Result<(), String> {
 }
 
 impl Compiler<'_> {
-    /// Compiles the settings.
+    /// Compiles the settings of the store. Those of the loader override those of the file.
+    ///
+    /// Adds an error for each invalid value of the file. The store of the loader is not checked.
     pub(super) fn settings(&mut self, config: &Config) -> Settings {
-        let store = match (self.loader.given_store(), &config.store) {
+        let store = match (self.loader.store_override(), &config.store) {
             (Some(given), _) => Some(given.clone()),
             (None, Some(written)) => Some(written.0.clone()),
             (None, None) => None,
@@ -118,7 +129,7 @@ impl Compiler<'_> {
         Settings {
             store,
             prefix: config.prefix.as_ref().map_or("tollgate".to_owned(), |prefix| self.prefix(prefix)),
-            instances: self.loader.given_instances().or(instances),
+            instances: self.loader.instances_override().or(instances),
             deadline: deadline.unwrap_or(Duration::from_millis(25)),
             on_failure: config.on_failure,
             plan_hash: config.plan_sources.redis_hash.as_ref().map(|name| self.plan_hash(name)),
@@ -161,7 +172,9 @@ impl Compiler<'_> {
         self.time_in(text, &source)
     }
 
-    /// Parses a time, in the units of a limit's window.
+    /// Parses a time, such as `25ms` or `1h`: a whole number and a unit, from 1 ms to 400 days.
+    ///
+    /// Adds an error and returns `None` if it is invalid. `source` is the file to which its span refers.
     pub(super) fn time_in(&mut self, text: &Spanned<String>, source: &Arc<Source>) -> Option<Duration> {
         // A time has the grammar of a window, and the parser of limits has the only parser of windows.
         let has_digit = text.starts_with(|first: char| first.is_ascii_digit()) && !text.contains(char::is_whitespace);
@@ -174,7 +187,9 @@ impl Compiler<'_> {
         limit.map(|limit| limit.window())
     }
 
-    /// Compiles the header styles of the file or of a rule.
+    /// Compiles a list of header styles. Returns `None` if it is absent.
+    ///
+    /// Adds an error and returns `None` if two styles exclude each other.
     pub(super) fn styles(&mut self, styles: Option<&Spanned<Vec<Style>>>) -> Option<Styles> {
         let list = styles?;
         self.accept(Styles::new(list.iter().copied()), Code::ConflictingHeaders, list.span())

@@ -2,7 +2,7 @@
 
 use super::Compiler;
 #[cfg(feature = "jwt")]
-use super::callers::Ways;
+use super::callers::SecretFields;
 use crate::config::finding::Code;
 #[cfg(not(feature = "jwt"))]
 use crate::config::finding::Finding;
@@ -15,7 +15,7 @@ use crate::identity::Identifier;
 use crate::identity::TokenVerifier;
 
 impl Compiler<'_> {
-    /// Notes an error: without the feature `jwt` no user would be identified.
+    /// Adds an error and returns the identifier unchanged: without the feature `jwt`, tokens cannot be verified.
     #[cfg(not(feature = "jwt"))]
     pub(super) fn with_tokens(&mut self, identifier: Identifier, jwt: &Spanned<Jwt>) -> Identifier {
         let finding = Finding::new(Code::InvalidJwt, "this program is built without JWT");
@@ -23,7 +23,9 @@ impl Compiler<'_> {
         identifier
     }
 
-    /// Adds the verification of tokens to an identifier.
+    /// Returns the identifier with verification of tokens by the settings of `[jwt]`.
+    ///
+    /// Adds an error and returns the identifier unchanged if the key is missing or invalid.
     #[cfg(feature = "jwt")]
     pub(super) fn with_tokens(&mut self, identifier: Identifier, jwt: &Spanned<Jwt>) -> Identifier {
         match self.verifier(jwt) {
@@ -34,8 +36,8 @@ impl Compiler<'_> {
 
     #[cfg(feature = "jwt")]
     fn verifier(&mut self, jwt: &Spanned<Jwt>) -> Option<TokenVerifier> {
-        let ways = Ways { text: &jwt.key, variable: &jwt.key_env, file: &jwt.key_file };
-        let (key, span) = self.secret("a key for JWT", ["key", "key_env", "key_file"], ways, jwt.span())?;
+        let fields = SecretFields { text: &jwt.key, variable: &jwt.key_env, file: &jwt.key_file };
+        let (key, span) = self.secret("a key for JWT", ["key", "key_env", "key_file"], fields, jwt.span())?;
         let verifier = match jwt.algorithm {
             JwtAlgorithm::Hs256 => TokenVerifier::hs256(key.reveal().as_bytes()),
             JwtAlgorithm::Rs256 => TokenVerifier::rs256(key.reveal().as_bytes()),

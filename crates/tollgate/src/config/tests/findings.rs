@@ -12,7 +12,7 @@ fn documented() -> Vec<(String, String, Vec<String>)> {
         let (code, severity) = heading.trim_end_matches(')').split_once(" (").unwrap();
         let examples: Vec<String> =
             body.split("```toml\n").skip(1).map(|rest| rest.split("```").next().unwrap().to_owned()).collect();
-        assert!(matches!(examples.len(), 1 | 2), "{code} has an example, or a file in force and its reload");
+        assert!(matches!(examples.len(), 1 | 2), "{code} has an example, or an active file and its reload");
         let mut examples = examples;
         if code == Code::LineEndGone.as_str() {
             // A block in a document always ends with a newline.
@@ -24,7 +24,7 @@ fn documented() -> Vec<(String, String, Vec<String>)> {
 }
 
 #[test]
-fn every_code_is_documented_once_and_no_other() {
+fn the_documentation_has_each_code_once_and_no_others() {
     let mut documented: Vec<String> = documented().into_iter().map(|(code, ..)| code).collect();
     let mut known: Vec<&str> = Code::ALL.iter().map(|code| code.as_str()).collect();
     documented.sort();
@@ -37,7 +37,7 @@ fn every_documented_example_has_its_finding_and_no_other_error() {
     for (name, severity, examples) in documented() {
         let outcome = match &examples[..] {
             [example] => load(example),
-            [running, example] => load(example).and_then(|loaded| loaded.replacing(&load(running).unwrap())),
+            [running, example] => load(example).and_then(|loaded| loaded.as_replacement_of(&load(running).unwrap())),
             _ => unreachable!(),
         };
         let is_err = outcome.is_err();
@@ -53,9 +53,8 @@ fn every_documented_example_has_its_finding_and_no_other_error() {
     }
 }
 
-/// Finding → a file, and what is underlined in it.
 #[test]
-fn a_finding_underlines_exactly_what_it_is_about() {
+fn a_finding_underlines_the_exact_part_of_the_file() {
     let rule = "[[rules]]\nname = 'a'\nlimits = ['10/min']\n";
     for (code, text, expected) in [
         (Code::UnknownField, "on_failur = 'deny'", "on_failur"),
@@ -153,34 +152,34 @@ fn a_finding_underlines_exactly_what_it_is_about() {
 #[test]
 fn a_sensible_configuration_has_no_findings() {
     let quiet = [
-        // A trial beside the rule in force.
+        // A shadow rule beside an enforced one.
         "[[rules]]\nname = 'a'\nlimits = ['1/s']\n[[rules]]\nname = 'b'\nmode = 'shadow'\nlimits = ['2/s']",
-        // What one rule cannot say for both.
+        // Rules that cannot be merged, because their settings differ.
         "[[rules]]\nname = 'a'\nlimits = ['1/s']\n[[rules]]\nname = 'b'\ncharge = 'on_failure'\nlimits = ['1/s']\n\
          [[rules]]\nname = 'c'\ncost = 2\nlimits = ['9/s']\n[[rules]]\nname = 'd'\non_failure = 'deny'\nlimits = ['1/s']",
         "[plans]\ndefault.limits = '1/s'\nanonymous.limits = '1/s'\n[[rules]]\nname = 'a'\nlimits = 'plan'\n\
          [[rules]]\nname = 'b'\nlimits = ['9/s']",
         "[[rules]]\nname = 'a'\nlimits = ['1/s']\n[[rules]]\nname = 'b'\nheaders = []\nlimits = ['9/s']\n\
          [[rules]]\nname = 'c'\nbody = 'problem'\nlimits = ['9/s']",
-        // A day limit that does decide, and a burst limit.
+        // None of these limits always denies first.
         "[[rules]]\nname = 'a'\nlimits = ['10/min', '1000/day', '3/s']",
-        // A bucket refuses by spacing, so a larger window of the same rate is not idle.
+        // A bucket denies by spacing, so a larger window of the same rate is not redundant.
         "[[rules]]\nname = 'a'\nlimits = ['10/min token-bucket', '10/h', '600/h leaky-bucket']",
-        // The proxy sets it.
+        // The header is read from the trusted proxy only.
         "trusted_proxies = '10.0.0.0/8'\n[[rules]]\nname = 'a'\nby = 'header:x-tenant'\nlimits = ['1/s']",
         "[[rules]]\nname = 'a'\nby = ['cookie:device', 'ip']\nlimits = ['1/s']",
         "[[rules]]\nname = 'a'\nby = 'path'\nlimits = ['1/s']",
-        // Everybody may write keys of their own, where the upstream checks them.
+        // With `any`, unlisted keys identify callers.
         "api_keys = 'any'\n[[rules]]\nname = 'a'\nby = 'api_key'\nlimits = ['1/s']",
-        // The header tells plans.
+        // The header may name any plan.
         "trusted_proxies = '10.0.0.0/8'\nplan_sources.header = 'x-plan'\n[plans]\ndefault.limits = '1/s'\n\
          anonymous.limits = '1/s'\ngold.limits = '9/s'\n[[rules]]\nname = 'a'\nlimits = 'plan'",
-        // In memory each process may have a secret of its own.
+        // With counters in memory, the secret is optional.
         "anonymize = true\n[[rules]]\nname = 'a'\nlimits = ['1/s']",
         "store = 'redis://h'\ninstances = 1\n[[rules]]\nname = 'a'\nlimits = ['1/s']",
-        // A shield is by address unless said.
+        // A shield counts by address by default.
         "[[rules]]\nname = 'a'\nstore = 'memory'\nlimits = ['50/s']",
-        // Thirty-four limits, which no request meets at once.
+        // Thirty-four limits, of which at most seventeen apply to one request.
         "[[rules]]\nname = 'a'\nmatch.path = '/a'\nlimits = ['1/s', '2/2s', '3/3s', '4/4s', '5/5s', '6/6s', '7/7s', \
          '8/8s', '9/9s', '10/10s', '11/11s', '12/12s', '13/13s', '14/14s', '15/15s', '16/16s', '17/17s']\n\
          [[rules]]\nname = 'b'\nmatch.path = '/b'\nlimits = ['1/s', '2/2s', '3/3s', '4/4s', '5/5s', '6/6s', '7/7s', \
@@ -220,7 +219,7 @@ fn limits_of_two_rules_that_match_a_common_request_are_added() {
         ("match.path = '/{x}/b'", "match.path = '/a/{y}/c'"),
         ("match.host = 'a.example'", "match.host = 'b.example'"),
         ("match.methods = 'GET'", "match.methods = 'POST'"),
-        // Decided one after the other.
+        // These are not decided together.
         ("store = 'memory'", "by = ['ip']"),
         ("mode = 'shadow'", "by = ['ip']"),
         ("mode = 'shadow'", "mode = 'shadow'\nby = ['ip']"),
@@ -246,7 +245,7 @@ fn limits_of_many_rules_that_match_a_common_request_are_added() {
         "match.headers = { d = '1' }",
         "match.headers = { e = true }",
     ];
-    // The first meets only the last, with which the others meet too.
+    // A request can match the first and the last, or all but the first.
     let turns = [
         "match.headers = { a = '1' }",
         "match.headers = { a = '2' }",
@@ -254,7 +253,7 @@ fn limits_of_many_rules_that_match_a_common_request_are_added() {
         "match.headers = { a = '2', c = '1' }",
         "match.headers = { d = '1' }",
     ];
-    for (text, said) in [
+    for (text, expected) in [
         (file(&paths, 12), "36 limits apply to a request that `r0`, `r1` and `r2` match"),
         (file(&headers, 8), "40 limits apply to a request that `r0`, `r1`, `r2`, `r3` and `r4` match"),
         (file(&turns, 9), "36 limits apply to a request that `r1`, `r2`, `r3` and `r4` match"),
@@ -263,10 +262,10 @@ fn limits_of_many_rules_that_match_a_common_request_are_added() {
     ] {
         let found = findings(&text);
         let finding = found.iter().find(|finding| finding.code() == Code::TooManyLimits);
-        let message = finding.unwrap_or_else(|| panic!("{said}: {found:?}")).message();
-        assert!(message.starts_with(said), "{message}");
+        let message = finding.unwrap_or_else(|| panic!("{expected}: {found:?}")).message();
+        assert!(message.starts_with(expected), "{message}");
     }
-    // Each two of them meet, and no request meets all three.
+    // A request can match any two of them, but not all three.
     let apart =
         ["match = { path = ['/a', '/b'] }", "match = { path = ['/b', '/c'] }", "match = { path = ['/c', '/a'] }"];
     for text in [file(&apart, 12), file(&paths, 10), file(&headers, 6)] {
@@ -276,7 +275,7 @@ fn limits_of_many_rules_that_match_a_common_request_are_added() {
 
 #[test]
 fn a_rule_that_overlaps_with_all_others_is_checked_in_bounded_work() {
-    // Each meets the first, and no two of them each other.
+    // A request can match `all` and one of the others.
     let rules: String = (0..400)
         .map(|number| rule_of(&format!("r{number}"), 1, &format!("match.headers = {{ a = '{number}' }}")))
         .collect();
@@ -326,7 +325,6 @@ fn all_errors_are_reported_in_the_order_of_the_file() {
     assert_eq!(codes(text), [InvalidTime, InvalidName, InvalidPath, InvalidLimit, InvalidLimit, InvalidNetwork]);
 }
 
-/// A store that cannot be opened at the start is an error of the configuration.
 #[test]
 #[cfg(feature = "redis")]
 fn an_invalid_store_is_an_error_and_its_password_is_not_shown() {

@@ -95,8 +95,8 @@ proptest! {
             let mut drawn = String::new();
             NarratableReportHandler::new().render_report(&mut drawn, finding).unwrap();
             prop_assert!(drawn.contains(finding.code().as_str()));
-            let told = format!("{finding:?}");
-            prop_assert!(told.starts_with(finding.code().as_str()));
+            let debug = format!("{finding:?}");
+            prop_assert!(debug.starts_with(finding.code().as_str()));
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Reloads: what may take the place of a configuration in force, and what is said about it.
+//! Reloads: which configurations may replace the active one, and which findings a reload has.
 
 use std::path::{Path, PathBuf};
 
@@ -8,7 +8,7 @@ use crate::config::{Code, Format, Loaded, Loader, PartKind, Report};
 const RULE: &str = "[[rules]]\nname = 'all'\nlimits = ['10/min']\n";
 
 fn reload(running: &str, text: &str) -> Result<Loaded, Report> {
-    load(text)?.replacing(&load(running).unwrap())
+    load(text)?.as_replacement_of(&load(running).unwrap())
 }
 
 fn errors(running: &str, text: &str) -> Vec<Code> {
@@ -39,7 +39,7 @@ fn a_reload_without_rules_fails_unless_the_file_has_an_empty_list() {
     assert_eq!(removed(&emptied), ["rule all"]);
     assert!(emptied.findings.iter().any(|finding| finding.code() == Code::Removed));
     assert!(reload("", "").is_ok() && reload("", RULE).is_ok() && reload("# nothing\n", "# still nothing\n").is_ok());
-    // A list that is announced and not there is not an empty one.
+    // `rules:` without a value is not an empty list.
     assert!(load_yaml("rules:\n").is_err());
 }
 
@@ -51,7 +51,7 @@ fn a_reload_without_keys_fails_unless_the_file_has_an_empty_list() {
 }
 
 #[test]
-fn an_expectation_stays_until_a_restart() {
+fn a_reload_cannot_remove_an_expectation() {
     let running = format!("expect = {{ rules = 1, keys = 0 }}\n{RULE}");
     assert_eq!(errors(&running, RULE), [Code::ExpectationGone, Code::ExpectationGone]);
     assert_eq!(errors(&running, &format!("expect.rules = 1\n{RULE}")), [Code::ExpectationGone]);
@@ -71,7 +71,6 @@ fn with_an_expectation_the_beginning_of_the_active_file_is_refused() {
     assert!(reload(&running, &running).unwrap().changes.is_empty());
 }
 
-/// Before, after, and what is reported as removed.
 #[test]
 fn removed_parts_are_named() {
     let plan = "[plans.default]\nlimits = ['1/s']\n";
@@ -132,8 +131,8 @@ fn removed_parts_are_named() {
         let loaded = reload(&running, &text).unwrap();
         assert_eq!(removed(&loaded), expected, "{text}");
         assert!(!loaded.changes.is_empty());
-        let told = format!("{:?} {:?}", loaded.findings, loaded.changes);
-        assert!(!["planted", "192.0.2", "198.51"].iter().any(|secret| told.contains(secret)), "{told}");
+        let output = format!("{:?} {:?}", loaded.findings, loaded.changes);
+        assert!(!["planted", "192.0.2", "198.51"].iter().any(|secret| output.contains(secret)), "{output}");
     }
 }
 
@@ -215,7 +214,7 @@ fn real_configurations() -> Vec<(String, Format)> {
         texts.extend(blocks.map(|text| (text, Format::Toml)));
     }
     assert!(texts.len() > 10);
-    // Each test puts `expect` where it wants it.
+    // Tests that need `expect` add it themselves.
     texts.iter_mut().for_each(|(text, _)| *text = without_expectation(text));
     texts
 }
@@ -234,7 +233,7 @@ fn cut_everywhere(running: &str, whole: &str, format: Format, mut accepted: impl
     let whole_loaded = load(whole).unwrap_or_else(|report| panic!("{report:?}\n{whole}"));
     let running = load(running).unwrap();
     for end in (0..whole.len()).filter(|end| whole.is_char_boundary(*end)) {
-        let Ok(loaded) = load(&whole[..end]).and_then(|loaded| loaded.replacing(&running)) else { continue };
+        let Ok(loaded) = load(&whole[..end]).and_then(|loaded| loaded.as_replacement_of(&running)) else { continue };
         let is_same = loaded.config == whole_loaded.config;
         if !is_same {
             accepted(&whole[..end], loaded);
@@ -243,12 +242,12 @@ fn cut_everywhere(running: &str, whole: &str, format: Format, mut accepted: impl
 }
 
 #[test]
-fn no_beginning_of_a_real_configuration_is_used_silently() {
+fn each_usable_beginning_of_a_real_configuration_has_a_warning() {
     for (text, format) in real_configurations() {
         cut_everywhere(&text, &text, format, |cut, loaded| {
-            let is_told = |code: Code| matches!(code, Code::Removed | Code::LineEndGone);
-            let is_silent = !loaded.findings.iter().any(|finding| is_told(finding.code()));
-            assert!(!is_silent, "nothing is said about the loss, with what is behind this missing:\n{cut}");
+            let is_warning = |code: Code| matches!(code, Code::Removed | Code::LineEndGone);
+            let has_warning = loaded.findings.iter().any(|finding| is_warning(finding.code()));
+            assert!(has_warning, "there is no warning about a file that ends here:\n{cut}");
             assert!(!loaded.rules.rules().is_empty(), "there are no rules:\n{cut}");
         });
     }
@@ -280,7 +279,6 @@ fn with_an_expectation_no_beginning_of_a_real_configuration_is_used() {
     }
 }
 
-/// A new version that is truncated, with an older one active.
 #[test]
 fn with_an_expectation_no_beginning_of_a_new_version_is_used() {
     for (text, format) in real_configurations() {
@@ -288,7 +286,7 @@ fn with_an_expectation_no_beginning_of_a_new_version_is_used() {
         let [old_first, old_last] = with_expectations(&comment, format);
         let [first, last] = with_expectations(&text, format);
         cut_everywhere(&old_last, &last, format, |cut, _| panic!("this was used:\n{cut}"));
-        // In front it cannot know that lines behind the last `limits` are missing; but then no rule and no key is.
+        // If `expect` comes first, lines after the last `limits` may be missing, but no rule and no key is.
         cut_everywhere(&old_first, &first, format, |cut, loaded| {
             assert!(cut.ends_with('\n'), "{cut}");
             let removed = loaded.changes.removed_of(PartKind::Rule).chain(loaded.changes.removed_of(PartKind::Key));
@@ -298,7 +296,7 @@ fn with_an_expectation_no_beginning_of_a_new_version_is_used() {
 }
 
 #[test]
-fn no_beginning_of_a_keys_file_is_used_silently_and_with_an_expectation_none_is() {
+fn beginning_of_a_keys_file_has_a_warning_and_is_refused_with_an_expectation() {
     let dir = tempfile::tempdir().unwrap();
     let read = |name: &str| std::fs::read_to_string(repository().join("examples/plans").join(name)).unwrap();
     let [file, keys_file] = ["tollgate.toml", "keys.toml"].map(|name| dir.path().join(name));
@@ -316,8 +314,8 @@ fn no_beginning_of_a_keys_file_is_used_silently_and_with_an_expectation_none_is(
             }
             let cut = &keys[..end];
             assert!(!is_expected, "this was used:\n{cut}");
-            let is_told = |code: Code| matches!(code, Code::Removed | Code::LineEndGone);
-            assert!(loaded.findings.iter().any(|finding| is_told(finding.code())), "nothing is said:\n{cut}");
+            let is_warning = |code: Code| matches!(code, Code::Removed | Code::LineEndGone);
+            assert!(loaded.findings.iter().any(|finding| is_warning(finding.code())), "there is no warning:\n{cut}");
         }
     }
 }
@@ -340,12 +338,12 @@ fn a_truncated_secret_is_refused_and_another_one_is_not() {
 }
 
 #[test]
-fn a_pipe_or_a_device_is_read_up_to_a_limit_and_never_again() {
+fn a_file_that_is_not_regular_is_read_up_to_a_limit_and_not_reloaded() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("tollgate.toml");
     std::os::unix::fs::symlink("/dev/zero", &file).unwrap();
-    let said = crate::config::file::read(&file, 1_000).unwrap_err().to_string();
-    assert_eq!(said, "it has more than 1000 bytes");
+    let error = crate::config::file::read(&file, 1_000).unwrap_err().to_string();
+    assert_eq!(error, "it has more than 1000 bytes");
     let report = Loader::new().reload(&file, &load(RULE).unwrap()).unwrap_err();
     assert!(report.to_string().contains("not a regular file"), "{report}");
     std::fs::remove_file(&file).unwrap();

@@ -190,9 +190,8 @@ fn a_syntax_error_in_yaml_has_its_line() {
     }
 }
 
-/// The same errors for both formats, each underlined where it is.
 #[test]
-fn all_errors_of_a_file_are_read_at_once() {
+fn toml_and_yaml_give_the_same_errors_at_the_same_values() {
     let toml = "prefix = 7\ninstances = -1\napi_keys = 'some'\nshadow = 'yes'\nexempt.paths = [1, '/x', 2]\nexempt.adresses = 'x'\n\
                 [anonymize]\nsecret = 5\nrotate = 'hourly'\n[plans.free]\nlimit = '1/s'\n[plans.pro]\n\
                 [[rules]]\nname = 'a'\nlimits = ['1/s', { quotta = 1 }]\nmode = 'of'\n[[rules]]\nlimits = 'plan'\nzzz = 1\n\

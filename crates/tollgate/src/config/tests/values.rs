@@ -99,6 +99,18 @@ fn a_rule_that_is_off_matches_nothing() {
 }
 
 #[test]
+fn a_method_override_header_meets_the_condition_on_methods() {
+    let loaded = load(
+        "method_override_headers = 'x-method'\n[[rules]]\nname = 'a'\nlimits = ['1/s']\n\
+         match = { methods = ['DELETE'], path = '/a' }",
+    )
+    .unwrap();
+    let request = http::Request::post("/b").header("x-method", "DELETE").body(()).unwrap();
+    let conditions = crate::config::RuleConditions::new(&loaded);
+    assert_eq!(conditions.unmet(0, &crate::rules::RequestView::of(&request)), ["the path is none of /a"]);
+}
+
+#[test]
 fn a_shield_counts_by_address_and_answers_in_text() {
     let rule = only_rule("[[rules]]\nname = 'shield'\nstore = 'memory'\nlimits = ['50/s']");
     assert!(rule.is_shield());

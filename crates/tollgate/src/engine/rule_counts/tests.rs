@@ -79,7 +79,7 @@ async fn while_the_store_is_away_each_rule_is_counted_by_its_own_word() {
     assert!(!passes(&engine).await, "the local share is used up");
     let by = |rule: &RuleStats| {
         let said = rule.counts.iter().filter(|cell| cell.times > 0);
-        said.map(|cell| (cell.said.as_str(), cell.source.as_str(), cell.times)).collect::<Vec<_>>()
+        said.map(|cell| (cell.outcome.as_str(), cell.source.as_str(), cell.times)).collect::<Vec<_>>()
     };
     let stats = engine.rule_stats();
     assert_eq!(by(&stats[0]), [("allow", "local", 1), ("deny", "local", 1)]);

@@ -14,7 +14,7 @@ fn address() -> AddressKey {
 }
 
 fn write(salt: Option<&Salt>, parts: &[(PartLabel<'_>, PartValue<'_>)]) -> String {
-    let mut subject = SubjectKey::unwritten();
+    let mut subject = SubjectKey::empty();
     let mut writer = SubjectWriter::new(&mut subject, salt);
     for (label, value) in parts {
         writer.part(*label, *value);
@@ -23,14 +23,14 @@ fn write(salt: Option<&Salt>, parts: &[(PartLabel<'_>, PartValue<'_>)]) -> Strin
 }
 
 #[test]
-fn address_written_by_the_short_way_equals_the_general_part() {
+fn address_in_one_copy_equals_the_general_part() {
     let addresses = ["0.0.0.0", "203.0.113.9", "255.255.255.255", "10.1.22.100", "2001:db8::7"];
     for (address, prefixes) in addresses.iter().flat_map(|address| {
         [AddressPrefixes::default(), AddressPrefixes::new(24, 48).unwrap()].map(|prefixes| (address, prefixes))
     }) {
         let key = prefixes.key(address.parse().unwrap());
         for before in [None, Some((USER, PartValue::Plain(b"42")))] {
-            let (mut quick, mut slow) = (SubjectKey::unwritten(), SubjectKey::unwritten());
+            let (mut quick, mut slow) = (SubjectKey::empty(), SubjectKey::empty());
             let writers = [SubjectWriter::new(&mut quick, None), SubjectWriter::new(&mut slow, None)];
             for (mut writer, is_quick) in writers.into_iter().zip([true, false]) {
                 before.into_iter().for_each(|(label, value)| writer.part(label, value));
@@ -114,7 +114,7 @@ fn part() -> impl Strategy<Value = RandomPart> {
 }
 
 fn written(parts: &[RandomPart]) -> String {
-    let mut subject = SubjectKey::unwritten();
+    let mut subject = SubjectKey::empty();
     let mut writer = SubjectWriter::new(&mut subject, None);
     for (label, is_present, value) in parts {
         let label = [USER, TENANT, PartLabel { kind: "header", name: Some("x-tenant&user") }][usize::from(*label)];

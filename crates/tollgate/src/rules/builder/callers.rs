@@ -5,7 +5,7 @@ use std::time::SystemTime;
 use super::rule::LimitText;
 use crate::config::{JwtAlgorithm, Secret};
 
-/// A named set of limits that belongs to a caller. Rules with `limits_from_plan` use it.
+/// A named set of limits that callers have. Rules with [`limits_from_plan`](super::Rule::limits_from_plan) apply it.
 ///
 /// ```
 /// use tollgate::rules::{Plan, Rule, Rules};
@@ -25,31 +25,37 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Creates a plan without limits. At least one must be added.
+    /// Creates a plan without limits. At least one must be added, or building the rules fails.
+    ///
+    /// The name has 1 to 64 letters, digits, `-`, `_` and `.`. The plans `default` and `anonymous` are those of callers
+    /// without another plan; see [`Rules::plan`](super::Rules::plan).
     pub fn new(name: impl Into<String>) -> Plan {
         Plan { name: name.into(), limits: Vec::new(), upgrade_url: None }
     }
 
-    /// Adds a limit, named after its window, such as `per-minute`.
+    /// Adds a limit, such as `60/min`. Its name is derived from its window: `per-minute`, or `per-minute-2` if that name is
+    /// taken.
     pub fn limit(mut self, limit: impl Into<LimitText>) -> Plan {
         self.limits.push((None, limit.into()));
         self
     }
 
-    /// Adds a limit with a name, which is part of the counter's name and appears in headers: 1 to 64 of `a-z0-9-`.
+    /// Adds a limit with a name of 1 to 64 characters `a-z`, `0-9` and `-`, which no other limit of the plan has.
+    ///
+    /// The name is part of the counter's name, and clients see it in headers and in the bodies of refusals.
     pub fn named_limit(mut self, name: impl Into<String>, limit: impl Into<LimitText>) -> Plan {
         self.limits.push((Some(name.into()), limit.into()));
         self
     }
 
-    /// Sets the URL where a refused client can get a larger plan. Refusals contain it.
+    /// Sets the URL where a client can upgrade its plan. It appears in the bodies of refusals. Defaults to none.
     pub fn upgrade_url(mut self, url: impl Into<String>) -> Plan {
         self.upgrade_url = Some(url.into());
         self
     }
 }
 
-/// An API key that the rules know, with its plan or limits of its own.
+/// A known API key: it identifies a caller, and may have a plan, limits of its own or an exemption.
 ///
 /// ```
 /// use tollgate::rules::{ListedKey, Plan, Rule, Rules};
@@ -72,12 +78,12 @@ pub struct ListedKey {
 }
 
 impl ListedKey {
-    /// Creates an entry for a key.
+    /// Creates an entry for a key in plain text: 1 to 1,024 visible ASCII characters.
     pub fn new(key: impl Into<String>) -> ListedKey {
         ListedKey::of(Ok(Secret::new(key)))
     }
 
-    /// Creates an entry for the key with this SHA-256 digest in hexadecimal.
+    /// Creates an entry for the key with this SHA-256 digest: 64 hexadecimal digits, as `printf %s KEY | sha256sum` prints.
     pub fn sha256(digest: impl Into<String>) -> ListedKey {
         ListedKey::of(Err(Secret::new(digest)))
     }
@@ -86,38 +92,45 @@ impl ListedKey {
         ListedKey { key, name: None, plan: None, limits: Vec::new(), is_exempt: false }
     }
 
-    /// Sets the name of the key's owner, for people.
+    /// Sets the name of the key's owner, which error messages and [`KeyEntry::name`](crate::rules::KeyEntry::name) show.
     pub fn name(mut self, name: impl Into<String>) -> ListedKey {
         self.name = Some(name.into());
         self
     }
 
-    /// Sets the plan. Defaults to the plan of the address, header or token, else `default`.
+    /// Sets the plan of callers with this key. Building fails if there is no such plan.
+    ///
+    /// Defaults to the plan that the client's address, a trusted header, the token or a lookup determines, else `default`.
     pub fn plan(mut self, plan: impl Into<String>) -> ListedKey {
         self.plan = Some(plan.into());
         self
     }
 
-    /// Adds a limit of the key's own. The key's own limits replace those of its plan.
+    /// Adds a limit of the key's own. All own limits together replace those of the key's plan.
+    ///
+    /// The limit is named after its window. Own limits apply only in rules with
+    /// [`limits_from_plan`](super::Rule::limits_from_plan).
     pub fn limit(mut self, limit: impl Into<LimitText>) -> ListedKey {
         self.limits.push((None, limit.into()));
         self
     }
 
-    /// Adds a limit of the key's own with a name: 1 to 64 of `a-z0-9-`.
+    /// Adds a limit of the key's own with a name of 1 to 64 characters `a-z`, `0-9` and `-`.
+    ///
+    /// All own limits together replace those of the key's plan.
     pub fn named_limit(mut self, name: impl Into<String>, limit: impl Into<LimitText>) -> ListedKey {
         self.limits.push((Some(name.into()), limit.into()));
         self
     }
 
-    /// Exempts the key from all rules.
+    /// Exempts callers with this key from all rules.
     pub fn exempt(mut self) -> ListedKey {
         self.is_exempt = true;
         self
     }
 }
 
-/// A network, an API key or a user whose requests are refused with 403.
+/// A ban of a network, an API key or a user, whose requests are refused with 403. Permanent unless it has an end.
 ///
 /// ```
 /// use std::time::{Duration, SystemTime};
@@ -135,7 +148,7 @@ pub struct Ban {
     pub(super) reason: Option<String>,
 }
 
-/// What a [`Ban`] bans.
+/// The network, API key or user that a [`Ban`] bans.
 #[derive(Clone, Debug)]
 pub(super) enum Banned {
     Network(String),
@@ -144,17 +157,19 @@ pub(super) enum Banned {
 }
 
 impl Ban {
-    /// Bans a network, such as `203.0.113.0/24`, or a single address.
+    /// Creates a ban of all clients in a network, such as `203.0.113.0/24`, or of a single address.
     pub fn network(network: impl Into<String>) -> Ban {
         Ban::of(Banned::Network(network.into()))
     }
 
-    /// Bans an API key, given as it is or as `sha256:` and its digest in hexadecimal.
+    /// Creates a ban of an API key, given in plain text, or as `sha256:` and its SHA-256 in hexadecimal.
+    ///
+    /// The key need not be known. A request is refused if it has the key in any API key header or bearer token.
     pub fn api_key(key: impl Into<String>) -> Ban {
         Ban::of(Banned::ApiKey(Secret::new(key)))
     }
 
-    /// Bans a user: the subject of verified tokens.
+    /// Creates a ban of a user: the subject (`sub`) of a verified JSON web token.
     pub fn user(user: impl Into<String>) -> Ban {
         Ban::of(Banned::User(user.into()))
     }
@@ -163,49 +178,54 @@ impl Ban {
         Ban { banned, until: None, reason: None }
     }
 
-    /// Sets when the ban ends. Defaults to never.
+    /// Sets when the ban ends. By default it is permanent.
+    ///
+    /// With a time in the past, the ban has no effect. A time after the year 9999 is replaced by the end of that year.
     pub fn until(mut self, until: SystemTime) -> Ban {
         self.until = Some(until);
         self
     }
 
-    /// Sets the reason, for people. Clients do not see it.
+    /// Sets the reason, which [`CompiledBan::reason`](crate::rules::CompiledBan::reason) returns. Clients do not see it.
     pub fn reason(mut self, reason: impl Into<String>) -> Ban {
         self.reason = Some(reason.into());
         self
     }
 }
 
-/// Where a secret comes from. Environment and file are read when the rules are built.
+/// A secret or key, or where to read it when the rules are built: an environment variable or a file.
 #[derive(Clone, Debug)]
-pub struct SecretSource(pub(super) Source);
+pub struct SecretSource(pub(super) SecretSourceKind);
 
-/// The cases of a [`SecretSource`].
+/// The three cases of a [`SecretSource`].
 #[derive(Clone, Debug)]
-pub(super) enum Source {
+pub(super) enum SecretSourceKind {
+    /// The secret itself.
     Text(Secret),
+    /// The name of an environment variable. Kept as a secret, in case the secret itself was given by mistake.
     Variable(Secret),
+    /// The path of a file.
     File(String),
 }
 
 impl SecretSource {
-    /// Uses this text.
+    /// Uses this text as the secret.
     pub fn text(secret: impl Into<String>) -> SecretSource {
-        SecretSource(Source::Text(Secret::new(secret)))
+        SecretSource(SecretSourceKind::Text(Secret::new(secret)))
     }
 
-    /// Reads the secret from an environment variable. Building fails if it is not set or empty.
+    /// Reads the secret from the environment variable with this name. Building the rules fails if it is unset or empty.
     pub fn env(name: impl Into<String>) -> SecretSource {
-        SecretSource(Source::Variable(Secret::new(name)))
+        SecretSource(SecretSourceKind::Variable(Secret::new(name)))
     }
 
-    /// Reads the secret from a file, without trailing white space. Building fails if it cannot be read.
+    /// Reads the secret from a file, without trailing white space. Building the rules fails if the file cannot be read.
     pub fn file(path: impl Into<String>) -> SecretSource {
-        SecretSource(Source::File(path.into()))
+        SecretSource(SecretSourceKind::File(path.into()))
     }
 }
 
-/// How JSON web tokens are verified.
+/// How JSON web tokens are verified: algorithm, key, and required claims.
 ///
 /// ```
 /// use tollgate::rules::{JwtSettings, Rule, Rules, SecretSource};
@@ -228,17 +248,17 @@ pub struct JwtSettings {
 }
 
 impl JwtSettings {
-    /// Accepts tokens signed with HMAC-SHA-256 and this secret of at least 32 bytes, and no others.
+    /// Accepts only tokens that are signed with HMAC-SHA-256 (HS256) and this secret of at least 32 bytes.
     pub fn hs256(secret: SecretSource) -> JwtSettings {
         JwtSettings::of(JwtAlgorithm::Hs256, secret)
     }
 
-    /// Accepts tokens signed with RSA and SHA-256 for this public key in PEM, and no others.
+    /// Accepts only tokens that this RSA public key verifies (RS256). The key has at least 2,048 bits and is in PEM.
     pub fn rs256(public_key: SecretSource) -> JwtSettings {
         JwtSettings::of(JwtAlgorithm::Rs256, public_key)
     }
 
-    /// Accepts tokens signed with ECDSA on P-256 for this public key in PEM, and no others.
+    /// Accepts only tokens that this public key on the curve P-256 verifies (ES256). The key is in PEM.
     pub fn es256(public_key: SecretSource) -> JwtSettings {
         JwtSettings::of(JwtAlgorithm::Es256, public_key)
     }
@@ -247,19 +267,19 @@ impl JwtSettings {
         JwtSettings { algorithm, key, plan_claim: None, issuer: None, audience: None }
     }
 
-    /// Sets the claim that names the user's plan. Defaults to none.
+    /// Sets the claim of a token that names the user's plan. By default tokens determine no plan.
     pub fn plan_claim(mut self, claim: impl Into<String>) -> JwtSettings {
         self.plan_claim = Some(claim.into());
         self
     }
 
-    /// Sets the issuer that tokens must name. Defaults to any.
+    /// Requires that the claim `iss` of a token is `issuer`. By default it is not checked.
     pub fn issuer(mut self, issuer: impl Into<String>) -> JwtSettings {
         self.issuer = Some(issuer.into());
         self
     }
 
-    /// Sets the audience that tokens must name. Defaults to any.
+    /// Requires that the claim `aud` of a token is or contains `audience`. By default it is not checked.
     pub fn audience(mut self, audience: impl Into<String>) -> JwtSettings {
         self.audience = Some(audience.into());
         self

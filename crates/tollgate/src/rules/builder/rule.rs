@@ -8,7 +8,7 @@ use crate::failure::OnFailure;
 use crate::identity::Subject;
 use crate::rules::{Charge, Mode};
 
-/// A rule of the builder: which requests, counted by which subject, against which limits.
+/// A builder for one rule: which requests it matches, by which subject it counts them, and against which limits.
 ///
 /// ```
 /// use tollgate::rules::{Charge, Rule, Rules};
@@ -44,9 +44,9 @@ pub struct Rule {
     pub(super) is_shield: bool,
 }
 
-/// A limit for a [`Rule`] or a [`Plan`](super::Plan): a text such as `10/min`, or a [`Limit`].
+/// The text of a limit for a [`Rule`], a [`Plan`](super::Plan) or a [`ListedKey`](super::ListedKey), such as `10/min`.
 ///
-/// A text is parsed when the rules are built.
+/// Made from a string, which is parsed when the rules are built, or from a [`Limit`].
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct LimitText(pub(super) String);
 
@@ -69,10 +69,11 @@ impl From<Limit> for LimitText {
 }
 
 impl Rule {
-    /// Creates a rule for all requests, counted by caller, without limits.
+    /// Creates a rule that matches all requests, counts them by caller, and has no limits yet.
     ///
-    /// At least one limit must be added. The name appears in metrics and logs and is part of the counters' names, so a
-    /// rule that is renamed starts with new counters. It is 1 to 64 letters, digits, `-`, `_` and `.`.
+    /// At least one limit must be added, or building the rules fails. The name has 1 to 64 letters, digits, `-`, `_` and
+    /// `.`. It appears in metrics and logs and is part of the counters' names, so a rule that is renamed starts with new
+    /// counters.
     pub fn new(name: impl Into<String>) -> Rule {
         Rule {
             name: name.into(),
@@ -128,101 +129,126 @@ impl Rule {
         self.method("DELETE").path(path)
     }
 
-    /// Adds a method. A rule without methods matches all of them; `GET` includes `HEAD`.
+    /// Adds a method that the rule matches. A rule without methods matches all of them.
+    ///
+    /// `GET` includes `HEAD`. Upper and lower case do not differ.
     pub fn method(mut self, method: impl AsRef<str>) -> Rule {
         self.methods.push(method.as_ref().to_owned());
         self
     }
 
-    /// Adds a path pattern: `/shorten`, `/users/{id}`, `/api/*`. A rule without patterns matches all paths.
+    /// Adds a path pattern. A rule without patterns matches all paths.
+    ///
+    /// `/shorten` matches this path, `/users/{id}` any one segment in place of `{id}`, and `/api/*` the path `/api` and
+    /// everything below it. Trailing slashes are ignored. Other spellings of a path that a server may take for it match,
+    /// too. Upper and lower case differ.
     pub fn path(mut self, pattern: impl Into<String>) -> Rule {
         self.paths.push(pattern.into());
         self
     }
 
-    /// Adds a host: `api.example.com`, `*.example.com`. A rule without hosts matches all of them.
+    /// Adds a host pattern, without a port. A rule without patterns matches all hosts.
+    ///
+    /// `api.example.com` matches this host, `*.example.com` every host below `example.com`, but not that domain itself.
     pub fn host(mut self, host: impl Into<String>) -> Rule {
         self.hosts.push(host.into());
         self
     }
 
     /// Requires that the request has this header, with any value. All required headers must match.
+    ///
+    /// A later requirement on the same name replaces this one. Building fails if two names differ only in case.
     pub fn header(mut self, name: impl Into<String>) -> Rule {
         self.headers_required.push((name.into(), None));
         self
     }
 
-    /// Requires that the request has this header with this value. All required headers must match.
+    /// Requires that a header of the request with this name has exactly this value. All required headers must match.
+    ///
+    /// A later requirement on the same name replaces this one. Building fails if two names differ only in case.
     pub fn header_equals(mut self, name: impl Into<String>, value: impl Into<String>) -> Rule {
         self.headers_required.push((name.into(), Some(Secret::new(value))));
         self
     }
 
-    /// Adds a subject to count by. Requests share a counter if all subjects of the rule agree.
+    /// Adds a subject to count by, up to eight. Requests share a counter if they agree in all subjects of the rule.
     ///
-    /// Defaults to [`Subject::Caller`] alone; a [`shield`](Rule::shield) always counts by [`Subject::Ip`].
+    /// Without this method, a rule counts by [`Subject::Caller`], and a [`shield`](Rule::shield) by [`Subject::Ip`], the only
+    /// subject that a shield accepts.
     pub fn by(mut self, subject: Subject) -> Rule {
         self.by.push(subject);
         self
     }
 
-    /// Adds a limit, named after its window, such as `per-minute`.
+    /// Adds a limit, such as `10/min`. Its name is derived from its window: `per-minute`, or `per-minute-2` if that name is
+    /// taken.
     pub fn limit(mut self, limit: impl Into<LimitText>) -> Rule {
         self.limits.push((None, limit.into()));
         self
     }
 
-    /// Adds a limit with a name, which is part of the counter's name and appears in headers: 1 to 64 of `a-z0-9-`.
+    /// Adds a limit with a name of 1 to 64 characters `a-z`, `0-9` and `-`, which no other limit of the rule has.
+    ///
+    /// The name is part of the counter's name, and clients see it in headers and in the bodies of refusals.
     pub fn named_limit(mut self, name: impl Into<String>, limit: impl Into<LimitText>) -> Rule {
         self.limits.push((Some(name.into()), limit.into()));
         self
     }
 
-    /// Uses the limits of the caller's plan. The rule must not have limits of its own then.
+    /// Makes the rule apply the limits of the caller's [plan](super::Rules::plan), or its API key's own limits.
+    ///
+    /// Building fails if the rule has limits of its own, too, or if there is no plan `default`.
     pub fn limits_from_plan(mut self) -> Rule {
         self.is_by_plan = true;
         self
     }
 
-    /// Sets whether the rule refuses requests, only counts them, or is ignored. Defaults to [`Mode::Enforce`].
+    /// Sets whether the rule denies requests, only counts them, or is ignored. Defaults to [`Mode::Enforce`].
     pub fn mode(mut self, mode: Mode) -> Rule {
         self.mode = mode;
         self
     }
 
-    /// Sets what happens when the store does not answer. Defaults to that of [`Rules`](super::Rules::on_failure).
+    /// Sets how the rule is decided when the store does not answer. Defaults to
+    /// [`Rules::on_failure`](super::Rules::on_failure).
     pub fn on_failure(mut self, on_failure: OnFailure) -> Rule {
         self.on_failure = Some(on_failure);
         self
     }
 
-    /// Sets which requests are charged, by their response. Defaults to [`Charge::Always`].
+    /// Sets which requests are charged, depending on their responses. Defaults to [`Charge::Always`].
     pub fn charge(mut self, charge: Charge) -> Rule {
         self.charge = charge;
         self
     }
 
-    /// Sets the units that a request takes, at least 1. Defaults to 1.
+    /// Sets the units that the rule charges for a request. Defaults to 1.
+    ///
+    /// Building fails if the cost is 0, or if it is more than one of the limits can ever admit.
     pub fn cost(mut self, cost: impl Into<Cost>) -> Rule {
         self.cost = Some(cost.into());
         self
     }
 
-    /// Sets the styles of rate-limit headers for this rule. Defaults to those of [`Rules`](super::Rules::headers).
+    /// Sets the styles of the rate-limit headers that show this rule's limits. Defaults to
+    /// [`Rules::headers`](super::Rules::headers). An empty list hides them.
     pub fn headers(mut self, styles: impl IntoIterator<Item = Style>) -> Rule {
         self.headers = Some(styles.into_iter().collect());
         self
     }
 
-    /// Sets the format of the body of refusals. Defaults to JSON, and to text for a [`shield`](Rule::shield).
+    /// Sets the format of the body of a refusal by this rule. Defaults to JSON, for a [`shield`](Rule::shield) to text.
     ///
-    /// Unlike a file, code may pass a [`BodyFormat::custom`].
+    /// A [`BodyFormat::custom`], which a configuration file cannot name, is accepted, too.
     pub fn body(mut self, format: BodyFormat) -> Rule {
         self.body = Some(format);
         self
     }
 
-    /// Makes the rule a shield: counted by address in process memory, and checked before all other rules.
+    /// Makes the rule a shield: counted by client address in process memory, and checked before all other rules.
+    ///
+    /// A request that it denies causes no call to the store. Building fails if the rule counts by another subject, has a
+    /// leaky bucket, or takes its limits from plans.
     pub fn shield(mut self) -> Rule {
         self.is_shield = true;
         self

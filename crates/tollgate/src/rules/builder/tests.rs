@@ -119,9 +119,9 @@ fn example() -> Rules {
         )
 }
 
-/// Everything that was compiled, in a form that can be compared. Secrets and closures are not in it.
+/// Returns all compiled parts as text that can be compared, without secrets and closures.
 fn describe(loaded: &Loaded) -> Vec<String> {
-    // No `..`, so that a new part cannot be forgotten.
+    // No `..`, so that a new field must be added here.
     let SetParts {
         rules,
         matcher,
@@ -171,7 +171,6 @@ fn the_example_in_code_compiles_to_the_same_as_the_file() {
     assert_eq!(found(&code), found(&file));
 }
 
-/// Each setting reaches the compiled set: changing it alone makes a difference.
 #[test]
 fn every_setting_of_the_builder_changes_the_compiled_set() {
     let same = describe(&from_code(example()));
@@ -248,7 +247,7 @@ fn every_setting_of_the_builder_changes_the_compiled_set() {
     assert!(of_rule(Rule::new("more").get("/more").limits_from_plan()) != same, "limits_from_plan changed nothing");
 }
 
-/// An engine on counters of its own, at a moment that does not pass.
+/// Creates an engine with its own counters and a clock that stands still.
 fn engine(loaded: &Loaded) -> Engine {
     let clock = Arc::new(ManualClock::new(Timestamp::from_micros(NOW_US)));
     let memory = MemoryStore::builder().clock(clock.clone()).build();
@@ -315,7 +314,7 @@ fn outcome(outcome: Outcome, request: &HeaderMap) -> String {
     }
 }
 
-/// Loads a text and builds rules that are wrong in the same way.
+/// Returns the errors of invalid rules, each with its help.
 fn messages(rules: Rules) -> Vec<String> {
     let report = rules.compile_with(&Loader::new().environment(|_| None)).unwrap_err();
     report
@@ -345,7 +344,7 @@ fn all_errors_are_reported_at_once_and_name_their_rule() {
         .rule(Rule::new("f").limit("5/min").cost(6))
         .rule(Rule::new("g").limits_from_plan().limit("5/min"));
     let messages = messages(rules);
-    for (place, said) in [
+    for (name, expected) in [
         ("trusted_proxies `10.1.2.3/8`: ", "10.0.0.0/8"),
         ("ban 1: ", "accepted are networks and addresses"),
         ("plan `default`, limit `1/parsec`: ", "for example 10/min"),
@@ -359,8 +358,8 @@ fn all_errors_are_reported_at_once_and_name_their_rule() {
         ("rule `f`, cost: ", "which holds 5"),
         ("rule `g`, limits_from_plan: ", "stands alone"),
     ] {
-        let found = messages.iter().find(|message| message.starts_with(place));
-        assert!(found.is_some_and(|message| message.contains(said)), "{place}{said}: {messages:#?}");
+        let found = messages.iter().find(|message| message.starts_with(name));
+        assert!(found.is_some_and(|message| message.contains(expected)), "{name}{expected}: {messages:#?}");
     }
     assert_eq!(messages.len(), 12, "{messages:#?}");
 }

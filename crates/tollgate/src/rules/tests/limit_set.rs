@@ -66,7 +66,7 @@ fn loaded() -> Loaded {
 }
 
 /// Identifies a request from `peer` with these headers at this time, and calls `question` with the identity.
-fn ask<T>(
+fn with_identity<T>(
     rules: &RuleSet,
     peer: &str,
     lines: &[(&'static str, &str)],
@@ -99,12 +99,12 @@ fn first_source_with_a_plan_for_the_client_decides() {
         ("192.0.2.1", &[], Some("partner 6000/min")),
         ("192.0.2.200", &[], Some("partner 6000/min")),
         ("192.0.2.1", &[("x-api-key", "of-free")], Some("free 60/min, free 10000/day")),
-        // The header is the proxy's to set, not the client's.
+        // The plan header counts only if a trusted proxy sends it.
         ("198.51.100.1", &[("x-plan", "partner")], None),
         ("10.0.0.1", &[("x-plan", "partner"), ("x-forwarded-for", "198.51.100.1")], Some("partner 6000/min")),
         ("10.0.0.1", &[("x-plan", "no-such-plan"), ("x-forwarded-for", "198.51.100.1")], None),
     ] {
-        let limit_set = ask(&rules, peer, lines, 0, |identity, _| rules.limit_set(identity));
+        let limit_set = with_identity(&rules, peer, lines, 0, |identity, _| rules.limit_set(identity));
         assert_eq!(limit_set.map(|limit_set| limits(&rules, limit_set)).as_deref(), expected, "{peer} {lines:?}");
     }
 }
@@ -123,7 +123,7 @@ fn identity_without_a_plan_gets_the_default_or_the_anonymous_plan() {
 async fn lookups_are_called_in_order_and_an_unknown_plan_is_skipped() {
     let rules = loaded().rules;
     let question = |lines: &[(&'static str, &str)]| {
-        ask(&rules, "198.51.100.1", lines, 0, |identity, _| PlanQuestion::about(identity))
+        with_identity(&rules, "198.51.100.1", lines, 0, |identity, _| PlanQuestion::about(identity))
     };
     let wrong = |_: &PlanQuestion| Some(Arc::from("no-such-plan"));
     let right = |question: &PlanQuestion| question.is_identified().then(|| Arc::from("partner"));
@@ -141,8 +141,9 @@ async fn lookups_are_called_in_order_and_an_unknown_plan_is_skipped() {
 #[test]
 fn keys_with_equal_limits_share_a_limit_set() {
     let rules = loaded().rules;
-    let limit_set =
-        |key: &str| ask(&rules, "198.51.100.1", &[("x-api-key", key)], 0, |identity, _| rules.limit_set(identity));
+    let limit_set = |key: &str| {
+        with_identity(&rules, "198.51.100.1", &[("x-api-key", key)], 0, |identity, _| rules.limit_set(identity))
+    };
     assert_eq!(limit_set("of-its-own"), limit_set("of-its-own-too"));
     assert_eq!(rules.plan(limit_set("of-its-own").unwrap()).unwrap().name().as_ref(), "free");
 }
@@ -151,7 +152,7 @@ fn keys_with_equal_limits_share_a_limit_set() {
 fn only_listed_addresses_and_keys_are_exempt() {
     let rules = loaded().rules;
     let is_exempt = |peer: &str, lines: &[(&'static str, &str)]| {
-        ask(&rules, peer, lines, 0, |identity, _| rules.is_exempt(identity))
+        with_identity(&rules, peer, lines, 0, |identity, _| rules.is_exempt(identity))
     };
     assert!(is_exempt("203.0.113.7", &[]));
     assert!(is_exempt("198.51.100.1", &[("x-api-key", "let-through")]));
@@ -164,13 +165,13 @@ fn only_listed_addresses_and_keys_are_exempt() {
 fn ban_ends_at_its_time_to_the_microsecond() {
     let rules = loaded().rules;
     let is_banned = |peer: &str, lines: &[(&'static str, &str)], now_us| {
-        ask(&rules, peer, lines, now_us, |identity, now| rules.ban(identity, now).is_some())
+        with_identity(&rules, peer, lines, now_us, |identity, now| rules.ban(identity, now).is_some())
     };
     assert!(is_banned("198.51.100.66", &[], 999_999_999_999_999));
     assert!(!is_banned("198.51.100.66", &[], 1_000_000_000_000_000));
     assert!(!is_banned("198.51.100.67", &[], 0));
     assert!(is_banned("198.51.100.67", &[("x-api-key", "of-free")], 0));
-    ask(&rules, "198.51.100.66", &[], 0, |identity, now| {
+    with_identity(&rules, "198.51.100.66", &[], 0, |identity, now| {
         assert_eq!(rules.ban(identity, now).unwrap().reason(), Some("scraping"));
     });
 }
@@ -181,7 +182,7 @@ fn banned_key_is_recognised_in_every_header_and_beside_valid_keys() {
         "[[bans]]\nby = 'api_key'\nvalue = 'leaked'\n[[rules]]\nname = 'a'\nlimits = ['1/s']\n[[keys]]\nkey = 'good'";
     let rules = Config::from_text(text, Format::Toml).unwrap().rules;
     let is_banned = |lines: &[(&'static str, &str)]| {
-        ask(&rules, "198.51.100.1", lines, 0, |identity, now| rules.ban(identity, now).is_some())
+        with_identity(&rules, "198.51.100.1", lines, 0, |identity, now| rules.ban(identity, now).is_some())
     };
     for lines in [
         &[("x-api-key", "leaked")][..],
@@ -210,8 +211,9 @@ fn longer_of_two_bans_applies() {
             let rules = Config::from_text(&text, Format::Toml).unwrap().rules;
             let lines = [("x-api-key", "k")];
             let july_2001_us = 994_000_000_000_000;
-            let is_banned =
-                ask(&rules, "198.51.100.1", &lines, july_2001_us, |identity, now| rules.ban(identity, now).is_some());
+            let is_banned = with_identity(&rules, "198.51.100.1", &lines, july_2001_us, |identity, now| {
+                rules.ban(identity, now).is_some()
+            });
             assert!(is_banned, "{text}");
         }
     }
@@ -227,7 +229,7 @@ fn kill_switch_turns_limits_and_bans_off() {
     let text = format!("kill_switch = true\n{TEXT}");
     let rules = Config::from_text(&text, Format::Toml).unwrap().rules;
     assert!(rules.is_off());
-    assert!(ask(&rules, "198.51.100.66", &[], 0, |identity, now| rules.ban(identity, now).is_none()));
+    assert!(with_identity(&rules, "198.51.100.66", &[], 0, |identity, now| rules.ban(identity, now).is_none()));
     let request = http::Request::get("/").body(()).unwrap();
     assert!(rules.matching(&crate::rules::RequestView::of(&request)).is_empty());
 }

@@ -34,8 +34,8 @@ fn compiled(rules: &[WrittenRule]) -> Matcher {
     for rule in rules {
         let mut condition = Conditions::default();
         if !rule.methods.is_empty() {
-            let sets = rule.methods.iter().map(|name| names.named(name).unwrap());
-            condition.methods = sets.fold(MethodSet::NONE, MethodSet::and);
+            let sets = rule.methods.iter().map(|name| names.register(name).unwrap());
+            condition.methods = sets.fold(MethodSet::NONE, MethodSet::union);
         }
         condition.paths = rule.paths.iter().map(|text| Pattern::parse(text).unwrap()).collect();
         condition.hosts = rule.hosts.iter().map(|text| HostPattern::parse(text).unwrap()).collect();
@@ -63,7 +63,7 @@ fn found(matcher: &Matcher, request: &WrittenRequest) -> Vec<u32> {
     matcher.find(&RequestView::new(&method, &request.path, &headers), &LazyReadings::of(&request.path)).to_vec()
 }
 
-/// Matches one rule after the other, one segment after the other.
+/// Returns the indices of the rules that match, by testing each rule and each segment in turn.
 fn naive(rules: &[WrittenRule], request: &WrittenRequest) -> Vec<u32> {
     let applies = |rule: &WrittenRule| {
         let method = rule.methods.is_empty()
@@ -79,7 +79,7 @@ fn naive(rules: &[WrittenRule], request: &WrittenRequest) -> Vec<u32> {
                 })
             });
         let headers = rule.headers.iter().all(|(name, value)| {
-            request.headers.iter().any(|(other, said)| name == other && value.is_none_or(|value| value == *said))
+            request.headers.iter().any(|(other, sent)| name == other && value.is_none_or(|value| value == *sent))
         });
         method && path && host && headers
     };
@@ -158,7 +158,7 @@ proptest! {
         let matcher = compiled(&rules);
         for request in &requests {
             prop_assert_eq!(found(&matcher, request), naive(&rules, request), "{:?}", request);
-            if let Some(same) = matcher.same_for_all() {
+            if let Some(same) = matcher.rules_for_every_request() {
                 prop_assert_eq!(same, naive(&rules, request), "{:?}", request);
             }
         }
@@ -168,7 +168,7 @@ proptest! {
 #[test]
 fn rules_are_the_same_for_all_requests_only_if_none_has_a_condition() {
     let mut rules = vec![WrittenRule::default(); 3];
-    assert_eq!(compiled(&rules).same_for_all(), Some(&[0, 1, 2][..]));
+    assert_eq!(compiled(&rules).rules_for_every_request(), Some(&[0, 1, 2][..]));
     for conditional in [
         WrittenRule { methods: vec!["GET"], ..WrittenRule::default() },
         WrittenRule { paths: vec!["/*".to_owned()], ..WrittenRule::default() },
@@ -176,7 +176,7 @@ fn rules_are_the_same_for_all_requests_only_if_none_has_a_condition() {
         WrittenRule { headers: vec![("x-a", None)], ..WrittenRule::default() },
     ] {
         rules.push(conditional);
-        assert_eq!(compiled(&rules).same_for_all(), None, "{:?}", rules.pop());
+        assert_eq!(compiled(&rules).rules_for_every_request(), None, "{:?}", rules.pop());
     }
 }
 

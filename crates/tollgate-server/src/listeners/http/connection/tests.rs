@@ -8,7 +8,7 @@ use tollgate::Limiter;
 
 use super::*;
 use crate::budget::EvictingBudget;
-use crate::listeners::http::general::complete;
+use crate::listeners::http::general::full_body;
 
 const IDLE: Duration = Duration::from_secs(60);
 /// The pause between two bytes of a slow client.
@@ -169,7 +169,7 @@ async fn a_response_body_is_sent_as_it_is_produced_and_the_connection_continues(
         let (_stage, context) = ConnectionContext::unshared();
         let handler = |_: Request<RequestBody>| {
             let body =
-                body.lock().take().map_or_else(|| complete("after".into()), |body| ChannelBody(body).boxed_unsync());
+                body.lock().take().map_or_else(|| full_body("after".into()), |body| ChannelBody(body).boxed_unsync());
             std::future::ready(Response::new(body))
         };
         drop(serve(server, IDLE, context, None, handler).await);

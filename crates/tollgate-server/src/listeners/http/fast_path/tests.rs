@@ -80,8 +80,8 @@ async fn both_paths_give_the_same_response_to_explicit_checks() {
     }
 }
 
-/// Sends the same sequence of requests to one listener by the fast path and to an identical one by the general path, and
-/// compares the responses byte by byte. Returns the statuses.
+/// Sends the same sequence of requests to one listener by the fast path and to an identical one by the general path,
+/// and compares the responses byte by byte. Returns the statuses.
 async fn assert_paths_agree(listener: impl Fn() -> Arc<HttpListener>, bodies: &[String]) -> Vec<String> {
     let send = |headers: &'static str| {
         let (listener, requests) = (listener(), bodies.iter().map(move |body| post(headers, body)));
@@ -341,7 +341,7 @@ async fn hyper_gets_a_single_request_if_its_end_can_be_found() {
 
 /// The handler is dropped, and the connection does not count towards the limit any more.
 #[tokio::test]
-async fn a_connection_ends_when_its_client_leaves_before_the_response() {
+async fn a_connection_ends_when_its_client_disconnects_before_the_response() {
     for request in ["GET /slow HTTP/1.1\r\n\r\n", "GET /slow HTTP/1.1\r\n\r\nGET /slow HTTP/1.1\r\nhal"] {
         let (mut client, mut server) = tokio::io::duplex(1 << 20);
         let (_stage, mut context) = ConnectionContext::unshared();

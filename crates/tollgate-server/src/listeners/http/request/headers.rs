@@ -5,9 +5,9 @@
 //! [["x-api-key", "…"], ["x-forwarded-for", "6.6.6.6"], ["X-Forwarded-For", "198.51.100.7"]]
 //! ```
 //!
-//! Names are case-insensitive. A request may have several headers of one name, and their order matters: the last entry of a
-//! forwarding header is the one that the nearest proxy wrote. A list has an order, which is kept. An object has none, so two
-//! names that differ only by case are rejected: choosing one of them would choose the client's address.
+//! Names are case-insensitive. A request may have several headers of one name, and their order matters: the last entry
+//! of a forwarding header is the one that the nearest proxy wrote. A list has an order, which is kept. An object has
+//! none, so two names that differ only by case are rejected: choosing one of them would choose the client's address.
 //!
 //! Reading stops at the first header beyond a bound, so the cost of a long list does not depend on its length.
 
@@ -24,7 +24,7 @@ pub(crate) const HEADER_NAME_BYTES_MAX: usize = 256;
 /// The most bytes of all names and values together: as many as this listener reads of its own headers.
 pub(crate) const HEADERS_BYTES_MAX: usize = 64 * 1024;
 
-/// The headers of a described request.
+/// The headers of a described request, deserialized from an object or a list of pairs.
 #[derive(Default)]
 pub(super) struct Headers(pub(super) HeaderMap);
 
@@ -68,7 +68,7 @@ impl<'de> Visitor<'de> for HeadersVisitor {
     }
 }
 
-/// The headers read so far, within the bounds.
+/// The headers read so far. Adding one fails if it is invalid or exceeds a bound.
 #[derive(Default)]
 struct HeaderLines {
     headers: HeaderMap,
@@ -102,7 +102,7 @@ impl HeaderLines {
     }
 }
 
-/// A string, borrowed from the body if it contains no escapes.
+/// A JSON string, borrowed from the body if it contains no escapes.
 #[derive(Deserialize)]
 pub(super) struct JsonString<'b>(#[serde(borrow)] pub(super) std::borrow::Cow<'b, str>);
 

@@ -1,7 +1,7 @@
 //! A whole number in JSON: `3`, and also `3.0` and `3e0`.
 //!
-//! JSON has one kind of number, and to JSON Schema every number without a fraction is an integer, however it is written. Some
-//! languages have only floating-point numbers and write them so.
+//! JSON has one kind of number, and to JSON Schema every number without a fraction is an integer, however it is
+//! written. Some languages have only floating-point numbers and write them so.
 //!
 //! The digits are parsed as they are written. A float would round first: `1e-400` would become 0, a peek that is never
 //! denied, and `1.00000000000000000001` would become 1.
@@ -13,7 +13,9 @@ use serde_json::value::RawValue;
 /// The most characters of a value that an error shows.
 const SHOWN_CHARS_MAX: usize = 32;
 
-/// A whole number that is not negative. One that does not fit into 64 bits becomes `u64::MAX`, which every field rejects.
+/// A whole number from 0 on, deserialized from a JSON number without a fraction.
+///
+/// One that does not fit into 64 bits becomes `u64::MAX`, which every field rejects as too large.
 #[derive(Clone, Copy)]
 pub(super) struct WholeNumber(pub(super) u64);
 
@@ -27,7 +29,9 @@ impl<'de> Deserialize<'de> for WholeNumber {
     }
 }
 
-/// Returns the value of a JSON number, or `None` if the text is something else, negative, or has a fraction.
+/// Returns the value of a JSON number, at most `u64::MAX`.
+///
+/// Returns `None` if the text is no number, or the number is negative or has a fraction.
 fn parse(text: &str) -> Option<u64> {
     let (text, is_negative) = text.strip_prefix('-').map_or((text, false), |rest| (rest, true));
     let (mantissa, exponent) = text.split_once(['e', 'E']).unwrap_or((text, "0"));
@@ -42,7 +46,8 @@ fn parse(text: &str) -> Option<u64> {
     if is_negative {
         return None;
     }
-    // The number of digits before the decimal point. JSON guarantees that the exponent is a number, but it may be a long one.
+    // The number of digits before the decimal point. JSON guarantees that the exponent is a number, but it may be a
+    // long one.
     let shift = exponent.parse::<i64>().unwrap_or(if exponent.starts_with('-') { i64::MIN } else { i64::MAX });
     let point = i64::try_from(whole.len()).ok()?.saturating_add(shift);
     let mut value = 0_u64;

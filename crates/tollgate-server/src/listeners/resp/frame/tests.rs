@@ -82,8 +82,8 @@ proptest! {
         }
     }
 
-    /// Valid frames with a few bytes changed, cut off or inserted. What this parser accepts, the other one parses alike. What is
-    /// incomplete for one is incomplete for the other. This one rejects only what no client may send.
+    /// Valid frames with a few bytes changed, cut off or inserted. What this parser accepts, the other one parses
+    /// alike. What is incomplete for one is incomplete for the other. This one rejects only what no client may send.
     #[test]
     fn the_parser_agrees_with_redis_protocol(
         words in proptest::collection::vec(proptest::collection::vec(any::<u8>(), 0..24), 0..8),

@@ -1,4 +1,4 @@
-//! The HTTP door: every refusal is a 4xx that says what was expected.
+//! The HTTP listener answers an invalid request with a 4xx status and a message that says what was expected.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -64,7 +64,7 @@ fn an_invalid_body_is_refused_with_what_was_expected() {
         (long_key.as_str(), "key: a key has at most 65536 bytes, this one has 65537"),
         (r#"{"request":{"method":"GET","path":"/"}}"#, "missing field `peer`"),
         (r#"{"request":{"method":"GET","path":"/","peer":"here"}}"#, "invalid IP address"),
-        (r#"{"request":{"method":"GET","path":"/","peer":"::1"}}"#, "start it with --config FILE"),
+        (r#"{"request":{"method":"GET","path":"/","peer":"::1"}}"#, "start with --config FILE"),
     ] {
         let answer = serving.post(body);
         let shown = &body[..body.len().min(80)];
@@ -87,7 +87,7 @@ fn an_invalid_request_is_refused_with_what_was_expected() {
         ("POST / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n".to_owned(), 404, "POST /v1/check"),
         ("POST /v1/check/../check HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n".to_owned(), 404, "POST /v1/check"),
         (request(&large), 413, "at most 524288 bytes"),
-        // Refused before it is sent.
+        // Refused by its header, before the body is sent.
         (
             "POST /v1/check HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: 10000000000\r\n\r\n".to_owned(),
             413,
@@ -100,7 +100,7 @@ fn an_invalid_request_is_refused_with_what_was_expected() {
             413,
             "at most 524288 bytes",
         ),
-        // Lies about the length: too short a body is cut JSON; what follows is no second request.
+        // A content-length that is too small truncates the JSON. The bytes after it are not a second request.
         (request(GOOD).replace("content-length: 34", "content-length: 10"), 400, "such as"),
     ] {
         let answer = serving.send(&request);
@@ -114,7 +114,7 @@ fn an_invalid_request_is_refused_with_what_was_expected() {
     assert_eq!(status(&serving.post(GOOD)), 200);
 }
 
-/// What breaks HTTP itself is refused before there is a request to speak of: by its status, or by a close.
+/// Bytes that are not a valid HTTP request are answered with a 4xx status, or the connection is closed.
 #[test]
 fn invalid_http_is_refused_and_does_not_affect_others() {
     let serving = Serving::start(&[]);

@@ -9,15 +9,15 @@ use crate::serving::{Client, Serving, command};
 use tollgate_testkit::poll::eventually;
 
 const RULES: &str = "[[rules]]\nname = \"all\"\nby = [\"ip\"]\nlimits = [\"QUOTA/h\"]\n";
-const ASKED: &str = r#"{"request":{"method":"GET","path":"/","peer":"203.0.113.9"}}"#;
+const REQUEST: &str = r#"{"request":{"method":"GET","path":"/","peer":"203.0.113.9"}}"#;
 
-/// A pipe whose reading end is closed.
+/// Returns a pipe whose reading end is closed.
 fn closed_pipe() -> Stdio {
     let (_, writer) = std::io::pipe().unwrap();
     writer.into()
 }
 
-/// A disk that is full.
+/// Returns a file on which every write fails as on a full disk.
 fn full_disk() -> Stdio {
     OpenOptions::new().write(true).open("/dev/full").unwrap().into()
 }
@@ -31,22 +31,22 @@ fn serve_continues_when_its_logs_are_lost(stderr: Stdio) {
     let mut serving = Serving::start_logging_to(stderr, Serving::command(), &arguments);
 
     write("200");
-    assert_eq!(serving.operate("POST", "/v1/reload").status, 200, "a reload that logs is answered");
+    assert_eq!(serving.operate("POST", "/v1/reload").status, 200, "a successful reload is answered");
     write("0");
-    assert_eq!(serving.operate("POST", "/v1/reload").status, 422, "and so is one that fails");
+    assert_eq!(serving.operate("POST", "/v1/reload").status, 422, "a failed reload is answered");
     for quota in [300, 400] {
         write(&quota.to_string());
-        // The watcher reloads what changed.
+        // The file watcher reloads the changed file.
         eventually(
-            "the new rules hold",
-            || serving.check(ASKED),
+            "the new rules are in force",
+            || serving.check(REQUEST),
             |answer| answer.body.contains(&format!("\"quota\":{quota},")),
         );
     }
     let mut inside = Client::open(&serving.http);
-    assert_eq!(inside.ask("POST", "/v1/check", &[], ASKED).status, 200);
+    assert_eq!(inside.ask("POST", "/v1/check", &[], REQUEST).status, 200);
     serving.signal("TERM");
-    assert_eq!(serving.end().code(), Some(0), "it shuts down in order");
+    assert_eq!(serving.end().code(), Some(0), "an orderly shutdown");
 }
 
 #[test]
@@ -59,7 +59,7 @@ fn serve_continues_when_its_log_disk_is_full() {
     serve_continues_when_its_logs_are_lost(full_disk());
 }
 
-/// Commands that print, and the exit code of each.
+/// Returns commands that print, and the exit code of each.
 fn printing(config: &str) -> Vec<(Vec<&str>, i32)> {
     vec![
         (vec!["check", "k", "1/h"], 0),
@@ -105,7 +105,7 @@ fn a_command_that_cannot_write_exits_with_two_and_reports_it() {
         let output = run(&arguments, full_disk(), Stdio::piped());
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         assert_eq!(output.status.code(), Some(2), "{arguments:?}: {said}");
-        assert!(said.contains("could not be written"), "{arguments:?}: {said}");
+        assert!(said.contains("cannot write the output"), "{arguments:?}: {said}");
     }
 }
 

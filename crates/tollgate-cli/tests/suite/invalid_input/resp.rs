@@ -1,4 +1,5 @@
-//! The RESP door: much at once, nonsense, and clients that neither finish nor read.
+//! The RESP listener: many pipelined commands, malformed frames, unfinished commands, and clients that do not read
+//! replies.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
@@ -8,7 +9,7 @@ use tollgate_testkit::server::Reply;
 
 use crate::serving::Serving;
 
-/// Whatever arrives, one process may grow by no more: a few hundred connections, each with the longest unfinished command.
+/// Maximum growth of the process: a few hundred connections, each with the longest unfinished command.
 const GROWTH_BYTES_MAX: u64 = 200 * 1024 * 1024;
 
 fn connect(serving: &Serving) -> TcpStream {
@@ -18,8 +19,8 @@ fn connect(serving: &Serving) -> TcpStream {
     stream
 }
 
-/// Sends as much as is taken; a door that closes in between is no failure.
-fn offer(stream: &mut TcpStream, bytes: &[u8]) {
+/// Sends bytes. The listener may close the connection or stop reading before it has received all of them.
+fn try_send(stream: &mut TcpStream, bytes: &[u8]) {
     match stream.write_all(bytes) {
         Ok(()) => {}
         Err(error) => assert!(
@@ -29,7 +30,8 @@ fn offer(stream: &mut TcpStream, bytes: &[u8]) {
     }
 }
 
-/// What is said until the door closes. A reset, which unread bytes cause, is a close too.
+/// Returns everything received until the listener closes the connection. A reset, which unread bytes cause, counts as a
+/// close.
 fn until_closed(stream: &mut TcpStream) -> String {
     let mut said = Vec::new();
     let mut chunk = [0; 4096];
@@ -38,7 +40,7 @@ fn until_closed(stream: &mut TcpStream) -> String {
             Ok(0) => break,
             Ok(read) => said.extend_from_slice(&chunk[..read]),
             Err(error) if error.kind() == ErrorKind::ConnectionReset => break,
-            Err(error) => panic!("the door neither answers nor closes: {error}"),
+            Err(error) => panic!("neither a reply nor the end of the connection: {error}"),
         }
     }
     String::from_utf8_lossy(&said).into_owned()
@@ -59,7 +61,7 @@ fn a_hundred_thousand_pipelined_commands_have_an_exact_count_of_verdicts() {
         }
     }
     sender.join().unwrap().unwrap();
-    // Not only so many: each sees one less than the one before it.
+    // Besides their number: each admission leaves one unit less than the one before it.
     assert_eq!(left, (0..30_000).rev().collect::<Vec<i64>>());
 }
 
@@ -97,9 +99,9 @@ fn hostile_frames_are_refused_and_do_not_affect_others() {
         &many_large,
     ] {
         let mut stream = connect(&serving);
-        offer(&mut stream, frame);
+        try_send(&mut stream, frame);
         let said = until_closed(&mut stream);
-        // A close with bytes unread on our side of the wire may overtake the word.
+        // If the listener closes with unread bytes, the reset may discard its reply.
         let named = String::from_utf8_lossy(&frame[..frame.len().min(60)]).into_owned();
         assert!(
             said.starts_with("-ERR Protocol error: ") || (said.is_empty() && frame.len() > 65_536),
@@ -135,16 +137,16 @@ fn unfinished_commands_of_hundreds_of_connections_use_bounded_memory() {
     let mut held = Vec::new();
     for n in 0..300 {
         let mut stream = connect(&serving);
-        offer(&mut stream, if n % 2 == 0 { &unfinished } else { &endless });
+        try_send(&mut stream, if n % 2 == 0 { &unfinished } else { &endless });
         held.push(stream);
     }
     assert!(serving.is_alive());
-    // Each of them may still finish what it began.
-    offer(&mut held[0], &[b'x'; 64_999]);
-    offer(&mut held[0], b"\r\n");
+    // A connection can still finish its command.
+    try_send(&mut held[0], &[b'x'; 64_999]);
+    try_send(&mut held[0], b"\r\n");
     let mut said = [0; 4];
     held[0].read_exact(&mut said).unwrap();
-    assert_eq!(&said, b"-ERR", "a command, though an unknown one");
+    assert_eq!(&said, b"-ERR", "an unknown command");
     let grown = serving.resident_bytes().saturating_sub(before);
     assert!(grown < GROWTH_BYTES_MAX, "{grown} bytes");
 }
@@ -158,9 +160,9 @@ fn replies_for_a_client_that_does_not_read_are_bounded() {
     let mut held = Vec::new();
     for _ in 0..4 {
         let mut stream = connect(&serving);
-        // Sending stops when the door stops reading, since it has nowhere to put the replies.
+        // Writing fails once the listener stops reading, because its buffer of unsent replies is full.
         let taken = (0..1_000).take_while(|_| stream.write_all(&echo).is_ok()).count();
-        assert!(taken < 1_000, "60 MB were taken from somebody who reads nothing");
+        assert!(taken < 1_000, "60 MB were read from a client that does not read its replies");
         held.push(stream);
     }
     assert!(serving.is_alive());
@@ -193,7 +195,7 @@ fn extreme_numbers_are_answered_with_an_error_that_says_what_is_accepted() {
         let reply = connection.call(&command).unwrap();
         assert!(reply.error().is_some_and(|error| error.contains(phrase)), "{arguments}: {reply:?}");
     }
-    // The largest that are accepted are answered, too.
+    // The largest accepted values get a verdict.
     let reply = connection.call(&["CL.THROTTLE", "user", "9999999", "10000000", "34560000", "4294967295"]).unwrap();
     assert_eq!(reply.items().iter().map(Reply::integer).collect::<Vec<_>>(), [1, 10_000_000, 10_000_000, -1, 0]);
 }
