@@ -50,7 +50,7 @@ use arc_swap::ArcSwap;
 use futures_util::future::join_all;
 use tollgate_core::{Check, Clock, Cost, Decision, MemoryStore, StoreError, SystemClock, Timestamp};
 
-use self::active_rules::ActiveRules;
+use self::active_rules::{ActiveRules, Limits};
 use self::check_plan::{CheckPlan, Demands, LimitGroup, Undecided};
 use self::permit::{ChargeList, Charges, GroupId, RefundReason};
 pub use self::permit::{Ending, Permit};
@@ -62,7 +62,7 @@ use self::run_to_completion::{PendingWork, RunToCompletion};
 use crate::identity::Identity;
 use crate::limiter::{EachDecision, Limiter, catch_panic, panicked};
 use crate::observe::BannedBy;
-use crate::rules::{CompiledRule, LazyReadings, PlanLookup, RequestView, RuleSet};
+use crate::rules::{CompiledRule, Indices, LazyReadings, PlanLookup, RequestView, RuleSet};
 
 /// Decides requests by rules.
 ///
@@ -108,6 +108,13 @@ pub enum Outcome {
     Admitted(Permit),
     /// The request must not proceed.
     Refused(Refusal),
+}
+
+/// A request to which limits apply.
+struct Limited {
+    rules: Indices,
+    limits: Limits,
+    context: RequestContext,
 }
 
 impl Engine {
@@ -194,37 +201,11 @@ impl Engine {
     /// If the returned future is dropped while it waits for a shared store, the check runs to completion and its charge
     /// is kept.
     pub async fn check(&self, request: &RequestView<'_>, peer: IpAddr, options: RequestOptions) -> Outcome {
-        match self.run_check(request, peer, options).await {
-            Ok(permit) => Outcome::Admitted(permit),
-            Err(refusal) => Outcome::Refused(*refusal),
-        }
-    }
-
-    async fn run_check(
-        &self,
-        request: &RequestView<'_>,
-        peer: IpAddr,
-        options: RequestOptions,
-    ) -> Result<Permit, Box<Refusal>> {
         let active = self.0.active.load();
-        let (rules, limits, mut context) = {
-            let now = active.now(&*self.0.clock);
-            let identity = active.resolve_address(request, peer, now);
-            let banned = active.refuse_banned_address(&identity, now);
-            banned.inspect_err(|refusal| self.observe_ban(&identity, BannedBy::Address, refusal))?;
-            active.refuse_long_path(request)?;
-            let path = LazyReadings::of(request.path());
-            self.refuse_by_shield(&active, request, &path, &identity, options)?;
-            let rules = active.match_rules(request, &path);
-            let banned = active.refuse_banned_caller(&identity, now);
-            banned.inspect_err(|refusal| self.observe_ban(&identity, BannedBy::Caller, refusal))?;
-            if rules.is_empty() || active.is_exempt(&identity) {
-                self.observe_exemption(&rules, &identity);
-                return Ok(Permit::unlimited());
-            }
-            let limits = active.resolve_limits(&identity, &rules, !self.0.lookups.is_empty());
-            let context = RequestContext::new(rules.iter().map(CompiledRule::by), &identity, options);
-            (rules.into_indices(), limits, context)
+        let Limited { rules, limits, mut context } = match self.prepare(&active, request, peer, options) {
+            Ok(Some(limited)) => limited,
+            Ok(None) => return Outcome::Admitted(Permit::unlimited()),
+            Err(refusal) => return Outcome::Refused(*refusal),
         };
         let (limit_set, spent) = active.limit_set(limits, &self.0.lookups).await;
         context.spent = spent;
@@ -237,6 +218,38 @@ impl Engine {
                 self.run_to_completion(async move { engine.decide(plan, context).await }).await
             }
         }
+    }
+
+    /// Runs the steps that need no store and no lookup.
+    ///
+    /// Returns the rules and subjects of the request, or `None` if no limit applies to it.
+    ///
+    /// # Errors
+    /// Returns the refusal by a ban of the configuration, by the bound on paths or by a shield.
+    fn prepare(
+        &self,
+        active: &ActiveRules,
+        request: &RequestView<'_>,
+        peer: IpAddr,
+        options: RequestOptions,
+    ) -> Result<Option<Limited>, Box<Refusal>> {
+        let now = active.now(&*self.0.clock);
+        let identity = active.resolve_address(request, peer, now);
+        let banned = active.refuse_banned_address(&identity, now);
+        banned.inspect_err(|refusal| self.observe_ban(&identity, BannedBy::Address, refusal))?;
+        active.refuse_long_path(request)?;
+        let path = LazyReadings::of(request.path());
+        self.refuse_by_shield(active, request, &path, &identity, options)?;
+        let rules = active.match_rules(request, &path);
+        let banned = active.refuse_banned_caller(&identity, now);
+        banned.inspect_err(|refusal| self.observe_ban(&identity, BannedBy::Caller, refusal))?;
+        if rules.is_empty() || active.is_exempt(&identity) {
+            self.observe_exemption(&rules, &identity);
+            return Ok(None);
+        }
+        let limits = active.resolve_limits(&identity, &rules, !self.0.lookups.is_empty());
+        let context = RequestContext::new(rules.iter().map(CompiledRule::by), &identity, options);
+        Ok(Some(Limited { rules: rules.into_indices(), limits, context }))
     }
 
     /// Refuses a request for which the shields have no room, unless it is exempt.
@@ -291,7 +304,7 @@ impl Engine {
     }
 
     /// Decides all limits of a plan. Charges of a request that is then refused are refunded.
-    async fn decide(&self, plan: Arc<CheckPlan>, context: RequestContext) -> Result<Permit, Box<Refusal>> {
+    async fn decide(&self, plan: Arc<CheckPlan>, context: RequestContext) -> Outcome {
         let (options, mut charges) = (context.options, ChargeList::new());
         let decided = self.check_groups(&plan, &context, &mut charges).await;
         let charges = Charges::new(self, &plan, context, charges);
@@ -299,13 +312,13 @@ impl Engine {
             (Ok(Some(decided)), Some(max_wait), Some(shown)) if charges.is_some() && plan.wait(&decided) > max_wait => {
                 (RefundReason::Withdrawn, Box::new(shown.withdrawal(decided, max_wait)))
             }
-            (Ok(decided), ..) => return Ok(Permit::new(plan, decided, charges)),
+            (Ok(decided), ..) => return Outcome::Admitted(Permit::new(plan, decided, charges)),
             (Err(refusal), ..) => (RefundReason::Ended(Ending::Failure), refusal),
         };
         if let Some(charges) = charges {
-            charges.refund(reason).await;
+            Box::pin(charges.refund(reason)).await;
         }
-        Err(refusal)
+        Outcome::Refused(*refusal)
     }
 
     /// Checks the shields, then all other enforced limits together, then the shadow rules. Stops at the first refusal.
@@ -339,23 +352,33 @@ impl Engine {
             shown = Some(decided);
         }
         if !plan.shadow.is_empty() {
-            // At the same time: a request waits for all shadow rules once.
-            let checks = plan.shadow.iter().map(|shadow| self.check_group(shadow, context, may_be_withdrawn));
-            let mut banned = None;
-            for (index, result) in join_all(checks).await.into_iter().enumerate() {
-                let Ok(decided) = result else { continue };
-                match Refusal::by_ban(decided.decision()) {
-                    Some(refusal) => banned = Some(refusal),
-                    None => plan.shadow[index].count(&decided, options),
-                }
-                charge(GroupId::Shadow(index), &plan.shadow[index], &decided);
-            }
-            // Shadow mode turns off limits, not bans.
-            if let Some(banned) = banned {
-                return Err(Box::new(banned));
-            }
+            Box::pin(self.check_shadow(plan, context, may_be_withdrawn, charge)).await?;
         }
         Ok(shown)
+    }
+
+    /// Checks the limits of all shadow rules at the same time, so that a request waits for them once.
+    ///
+    /// # Errors
+    /// Returns the refusal by a ban in the store: shadow mode turns off limits, not bans.
+    async fn check_shadow(
+        &self,
+        plan: &CheckPlan,
+        context: &RequestContext,
+        may_be_withdrawn: bool,
+        mut charge: impl FnMut(GroupId, &LimitGroup, &EachDecision),
+    ) -> Result<(), Box<Refusal>> {
+        let checks = plan.shadow.iter().map(|shadow| self.check_group(shadow, context, may_be_withdrawn));
+        let mut banned = None;
+        for ((index, shadow), result) in plan.shadow.iter().enumerate().zip(join_all(checks).await) {
+            let Ok(decided) = result else { continue };
+            match Refusal::by_ban(decided.decision()) {
+                Some(refusal) => banned = Some(refusal),
+                None => shadow.count(&decided, &context.options),
+            }
+            charge(GroupId::Shadow(index), shadow, &decided);
+        }
+        banned.map_or(Ok(()), |banned| Err(Box::new(banned)))
     }
 
     /// Checks limits whose counters are in the shield's store. A panic in the store is handled by the failure policy.

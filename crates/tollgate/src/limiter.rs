@@ -290,7 +290,9 @@ impl Limiter {
         match &self.0.backend {
             Backend::Memory(store) => self.check_in_memory(store, check, policy),
             Backend::Shared(_) => {
-                let mut decided = self.check_all(std::slice::from_ref(check), policy, refundable, spent).await;
+                // Boxed, so that the futures of callers with counters in memory stay small enough to be moved.
+                let decided = Box::pin(self.check_all(std::slice::from_ref(check), policy, refundable, spent));
+                let mut decided = decided.await;
                 decided.pop().unwrap_or_else(|| Err(Unavailable::from(&panicked())))
             }
         }
@@ -378,7 +380,7 @@ impl Limiter {
         }
         match &self.0.backend {
             Backend::Memory(store) => catch_panic(|| store.refund(check, decision)).ok_or_else(panicked),
-            Backend::Shared(shared) => shared.refund(check, decision).await,
+            Backend::Shared(shared) => Box::pin(shared.refund(check, decision)).await,
         }
     }
 

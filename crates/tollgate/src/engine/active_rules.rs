@@ -136,7 +136,7 @@ impl ActiveRules {
             Limits::Known(limit_set) => (limit_set, Duration::ZERO),
             Limits::Lookup(question) => {
                 let start = Instant::now();
-                let limit_set = self.rules.look_up_limit_set(&question, lookups).await;
+                let limit_set = Box::pin(self.rules.look_up_limit_set(&question, lookups)).await;
                 (limit_set, start.elapsed())
             }
         }

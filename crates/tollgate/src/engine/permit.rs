@@ -143,7 +143,7 @@ impl Permit {
     /// If the returned future is dropped after its first poll, the refund still completes.
     pub async fn finish(self, ending: Ending) {
         if let Some(charges) = self.0.and_then(|granted| granted.charges) {
-            charges.refund(RefundReason::Ended(ending)).await;
+            Box::pin(charges.refund(RefundReason::Ended(ending))).await;
         }
     }
 }

@@ -51,7 +51,8 @@ impl<B, E> std::fmt::Debug for ResponseFuture<B, E> {
 /// Returns the response or error of `inner`, or the refusal as a response. Waits before the call if a leaky bucket delays
 /// the request. Writes the rate-limit headers of the response, and refunds units by it. `cost` and `caller` are those that
 /// the functions of the layer returned.
-pub(super) async fn respond<S, ReqBody, ResBody, M>(
+#[expect(clippy::manual_async_fn, reason = "an `async fn` would hold its arguments twice, in a future that is moved")]
+pub(super) fn respond<S, ReqBody, ResBody, M>(
     mut inner: S,
     mut request: Request<ReqBody>,
     peer: IpAddr,
@@ -59,40 +60,42 @@ pub(super) async fn respond<S, ReqBody, ResBody, M>(
     caller: Option<String>,
     settings: Arc<LayerSettings>,
     make_body: M,
-) -> Result<Response<ResBody>, S::Error>
+) -> impl Future<Output = Result<Response<ResBody>, S::Error>>
 where
     S: Service<Request<ReqBody>, Response = Response<ResBody>> + Clone,
     M: MakeBody<ResBody>,
 {
-    let options = RequestOptions { cost, max_wait: Some(settings.wait_max) };
-    let view = RequestView::of_rewritten(&request, settings.find_sent).with_caller(caller.as_deref());
-    let permit = match settings.engine.check(&view, peer, options).await {
-        Outcome::Admitted(permit) => permit,
-        Outcome::Refused(refusal) => {
-            return Ok(refuse(&refusal, request.headers(), settings.write_body.as_ref(), &make_body));
+    async move {
+        let options = RequestOptions { cost, max_wait: Some(settings.wait_max) };
+        let view = RequestView::of_rewritten(&request, settings.find_sent).with_caller(caller.as_deref());
+        let permit = match settings.engine.check(&view, peer, options).await {
+            Outcome::Admitted(permit) => permit,
+            Outcome::Refused(refusal) => {
+                return Ok(refuse(&refusal, request.headers(), settings.write_body.as_ref(), &make_body));
+            }
+        };
+        if let Some(decision) = permit.decision() {
+            request.extensions_mut().insert(decision.clone());
         }
-    };
-    if let Some(decision) = permit.decision() {
-        request.extensions_mut().insert(decision.clone());
-    }
-    if !permit.wait().is_zero() {
-        // A ready service may hold a slot for which other requests wait, so it is replaced by one that is not ready.
-        inner = inner.clone();
-        tokio::time::sleep(permit.wait()).await;
-        if let Err(error) = poll_fn(|context| inner.poll_ready(context)).await {
-            permit.finish(Ending::Failure).await;
-            return Err(error);
+        if !permit.wait().is_zero() {
+            // A ready service may hold a slot for which other requests wait, so it is replaced by one that is not ready.
+            inner = inner.clone();
+            tokio::time::sleep(permit.wait()).await;
+            if let Err(error) = poll_fn(|context| inner.poll_ready(context)).await {
+                permit.finish(Ending::Failure).await;
+                return Err(error);
+            }
         }
-    }
-    match inner.call(request).await {
-        Ok(mut response) => {
-            permit.write_headers_of(&mut response);
-            permit.finish(Ending::of_response(&response)).await;
-            Ok(response)
-        }
-        Err(error) => {
-            permit.finish(Ending::Failure).await;
-            Err(error)
+        match inner.call(request).await {
+            Ok(mut response) => {
+                permit.write_headers_of(&mut response);
+                permit.finish(Ending::of_response(&response)).await;
+                Ok(response)
+            }
+            Err(error) => {
+                permit.finish(Ending::Failure).await;
+                Err(error)
+            }
         }
     }
 }
