@@ -233,7 +233,7 @@ fn uncounted_admission_is_found_unless_the_bounds_allow_it() {
 }
 
 #[test]
-#[should_panic(expected = "a line for each counter of [0, 1]")]
+#[should_panic(expected = "a limit status for each counter of [0, 1]")]
 fn decision_without_a_status_for_one_counter_panics() {
     let mut scene = Scene::new(EXACT, EXACT);
     let both = scene.find(|record| record.counters == [0, 1]);
