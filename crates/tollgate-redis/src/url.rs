@@ -11,11 +11,15 @@ const DATABASE_MAX: u32 = 65_535;
 /// The parsed URL of a server: address, database, credentials, and whether to use TLS.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Endpoint {
+    /// A name or an address; an IPv6 address without brackets.
     pub(crate) host: String,
     pub(crate) port: u16,
     pub(crate) database: u32,
+    /// The user name, decoded; `None` for the server's default user. Never without a password.
     pub(crate) user: Option<String>,
+    /// The password, decoded; `None` to connect without authentication.
     pub(crate) password: Option<String>,
+    /// Whether the scheme is `rediss`.
     pub(crate) is_tls: bool,
 }
 
