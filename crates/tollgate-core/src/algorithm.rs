@@ -56,7 +56,7 @@ impl Receipt {
     /// Returns the receipt for one limit of a decision: its `status`, and the time `at` of the decision.
     ///
     /// `None` if there is nothing to refund: the limit denied, the cost is 0, or its `reset_after` is *never*. The
-    /// caller must also make sure that the whole decision is an admission, because otherwise nothing was charged.
+    /// caller must also make sure that the whole decision is an admission, because a denial is never refunded.
     pub fn of(at: Timestamp, status: &LimitStatus) -> Option<Receipt> {
         let reset_after_us = status.reset_after.as_micros()?;
         (status.allowed && status.cost > 0).then_some(Receipt { at, units: status.cost, reset_after_us })

@@ -548,7 +548,7 @@ impl Store for MemoryStore {
 
 /// The shortest way to a decision: one limit, one key, one unit.
 impl MemoryStore {
-    /// Charges `key` one unit of `limit`, if the limit has one left, and returns the decision.
+    /// Charges `key` one unit of `limit` if one is left and the key is not banned, and returns the decision.
     ///
     /// The counter is that of the key's bytes, the limit's algorithm and its window; another quota uses the same
     /// counter. For other costs, or several limits at once, use [`MemoryStore::check`].

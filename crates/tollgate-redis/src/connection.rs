@@ -89,8 +89,8 @@ impl Connection {
     /// `AUTH` is left out without a password, and `SELECT` for database 0. Stores the SHA-1 of the script.
     ///
     /// # Errors
-    /// Returns a fault if a command fails or the server is a replica. `CLIENT SETNAME` and `ROLE` may fail, unless the
-    /// reply shows that the server is unavailable or requires a password.
+    /// Returns a fault if a command fails, the server is a replica, or `SCRIPT LOAD` returns no SHA-1. `CLIENT SETNAME`
+    /// and `ROLE` may fail, unless the reply shows that the server is unavailable or requires a password.
     async fn prepare(&mut self, endpoint: &Endpoint, script: &str) -> Result<(), Fault> {
         let mut request = Vec::with_capacity(script.len() + 512);
         let mut wants_ok = Vec::new();

@@ -97,8 +97,7 @@ impl Step {
         &self.keys[self.ban_bytes..]
     }
 
-    /// Returns the subject of the first limit as it is in the key: escaped or hashed, between the braces of the hash
-    /// tag.
+    /// Returns the subject of the first limit as it is in the key, between the braces: escaped or hashed.
     pub(crate) fn subject(&self) -> &[u8] {
         let keys = self.counter_keys();
         // The key layout has no braces but those of the hash tag.
@@ -119,8 +118,10 @@ impl Step {
         verb != "check" || repeat > 1 || self.ban_count > 0 || !self.has_one_limit()
     }
 
-    /// Returns the first argument of the step: `check`, the numbers of limits and ban keys, and `repeat`, such as
-    /// `check 2 1 5`; or `refund` and the number of limits, where `repeat` is ignored.
+    /// Returns the first argument of the step, such as `check 2 1 5` or `refund 2`.
+    ///
+    /// The numbers of a check are those of its limits and ban keys, and `repeat`. The number of a refund is that of its
+    /// limits; `repeat` is ignored.
     fn head(&self, verb: &str, repeat: usize) -> String {
         match verb {
             "check" => format!("check {} {} {repeat}", self.asked.len(), self.ban_count),

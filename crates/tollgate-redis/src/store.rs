@@ -319,8 +319,8 @@ impl RedisStore {
     /// if the server does not reveal its policy.
     ///
     /// # Errors
-    /// Returns an error if `INFO` fails, if its reply has no version, or if the version is below Redis 7.0 or Valkey
-    /// 7.2.
+    /// Returns an error if `INFO` fails, if its reply has no valid version, or if the version is below Redis 7.0 or
+    /// Valkey 7.2.
     pub async fn check_server(&self) -> Result<server_check::ServerReport, server_check::ServerCheckError> {
         let info = self.command(&["INFO", "server"]).await?;
         // A restricted user may not be allowed to run this. The report then has a warning.
@@ -331,8 +331,8 @@ impl RedisStore {
     /// Asks the server for its eviction policy and the number of evicted keys. An evicted counter starts again at zero.
     ///
     /// # Errors
-    /// Returns an error if `INFO` fails: the server does not answer, or the user may not run it. A field that is
-    /// missing in the reply is no error but `None`.
+    /// Returns an error if `INFO` fails, for example because the server does not answer or the user may not run it. A
+    /// field that is missing in the reply is no error but `None`.
     pub async fn eviction(&self) -> Result<server_check::Eviction, StoreError> {
         let info = self.command(&["INFO", "memory", "stats"]).await?;
         Ok(server_check::Eviction::read(&info))
@@ -512,8 +512,8 @@ impl Store for RedisStore {
 
     /// Bans `subject` for `duration`, or for good if `None`. A new ban replaces an earlier one of the subject.
     ///
-    /// Stores that read bans ([`RedisStoreBuilder::bans`]) then refuse its checks. A duration above 285 years becomes
-    /// 285 years, and one below a millisecond becomes a millisecond.
+    /// Stores that read bans ([`RedisStoreBuilder::bans`]) then refuse its checks. The duration is truncated to whole
+    /// milliseconds; below one, it becomes one, and above 285 years, it becomes 285 years.
     fn ban<'a>(&'a self, subject: &'a [u8], duration: Option<Duration>) -> StoreFuture<'a, ()> {
         Box::pin(async move {
             let key = self.0.prefix.ban(subject);

@@ -263,7 +263,7 @@ impl<'a> View<'a> {
         View { level, now_us, limit, shape }
     }
 
-    /// Returns the bucket to store.
+    /// Returns the bucket to store: this level, at `now_us`, in the limit's parts.
     #[inline(always)]
     fn bucket(&self) -> Bucket {
         Bucket { time_us: self.now_us, level: self.level, scale: self.shape.parts_per_unit.get() }
@@ -274,7 +274,9 @@ impl<'a> View<'a> {
         cost <= self.limit.cost_max() && self.excess(cost) == 0
     }
 
-    /// Returns the parts that must leak before `cost` units fit. The cost must not exceed [`Limit::cost_max`].
+    /// Returns the parts that must leak before `cost` units fit; 0 if they fit.
+    ///
+    /// The cost must not exceed [`Limit::cost_max`].
     #[inline(always)]
     fn excess(&self, cost: u32) -> u64 {
         self.level.saturating_sub(self.shape.full - self.shape.parts(cost.into()))

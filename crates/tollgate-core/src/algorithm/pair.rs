@@ -45,7 +45,7 @@ use crate::decision::{LimitStatus, Wait};
 use crate::limit::{Divisor, Limit, PairShape, WindowCut};
 use crate::time::Timestamp;
 
-/// The state of a counter pair: the count of the window of the last charge, and of the window before it.
+/// The state of a counter pair: the count of the window in which it was last written, and of the window before it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Pair {
     /// The start of the current window: a multiple of `window_us`.

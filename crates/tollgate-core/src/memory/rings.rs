@@ -118,7 +118,7 @@ impl Rings {
         (place << CLASS_BITS | class) as u32
     }
 
-    /// Frees the ring with this number, and its entries if they were not taken out.
+    /// Frees the ring with this number, which must be in use, and its entries if they were not taken out.
     pub(super) fn free(&mut self, ring: u32) {
         let (class, place) = split_number(ring);
         if class < LARGE {

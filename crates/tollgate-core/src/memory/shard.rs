@@ -258,7 +258,8 @@ impl Shard {
 
     /// Completes a decision that allocated and freed no memory, or whose caller has called [`Shard::report`].
     ///
-    /// Reclaims expired slots after every 64th decision and after an insertion, and reports the memory only then.
+    /// Reclaims expired slots after every 64th decision, and after each one that inserted a counter or used an overflow
+    /// counter. Reports the memory only then.
     /// Reclaiming moves slots and rings, so all states must have been put back.
     #[inline(always)]
     pub(super) fn finish_in_slot(&mut self, budget: &Budget) {

@@ -302,8 +302,8 @@ impl Slot {
 
     /// Returns whether the slot certainly has room for `cost` units at `now`.
     ///
-    /// Always `true` for cost 0, and always `false` if the slot holds a state of another state machine. Expired entries
-    /// of a log are still counted, so the result may be `false` although the cost fits.
+    /// `false` if the slot holds a state of another state machine; else always `true` for cost 0. Expired entries of a
+    /// log are still counted, so the result may be `false` although the cost fits.
     #[inline]
     pub(super) fn has_room_for(&self, limit: &Limit, now: Timestamp, cost: u32) -> bool {
         match (limit.machine(), self.kind()) {

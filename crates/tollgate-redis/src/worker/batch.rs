@@ -135,7 +135,7 @@ impl Batch {
         !matches!(self, Batch::Command(..))
     }
 
-    /// Returns whether the batch can be split into two different ones by [`Batch::halves`].
+    /// Returns whether [`Batch::halves`] can split the batch into two, neither of them empty.
     ///
     /// `true` for several callers with at least two different checks among them, and for several refunds. `false` for a
     /// command.

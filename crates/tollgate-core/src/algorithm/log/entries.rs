@@ -177,8 +177,7 @@ impl Log {
         }
     }
 
-    /// Removes the `count` oldest entries; all of them if there are not more. A single entry that is left becomes
-    /// inline.
+    /// Removes the `count` oldest entries; all of them if there are not more. A single one that is left becomes inline.
     #[inline]
     pub(super) fn drop_front(&mut self, count: usize) {
         if count == 0 {

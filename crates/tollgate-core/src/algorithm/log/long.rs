@@ -47,8 +47,9 @@ impl Long {
         long
     }
 
-    /// Removes and returns the ring if only one is left, else returns `None`. Without its ring, the log must be
-    /// dropped.
+    /// Removes and returns the ring if only one is left, else returns `None`.
+    ///
+    /// A log whose ring was removed must be dropped.
     pub(super) fn take_only_ring(&mut self) -> Option<Ring> {
         if self.segments.len() == 1 { self.segments.pop_front() } else { None }
     }

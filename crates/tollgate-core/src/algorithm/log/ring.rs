@@ -106,10 +106,9 @@ impl RingHead {
         if self.is_wide { words.len() / 2 } else { words.len() }
     }
 
-    /// Returns whether `units` units can certainly be added to any entry, or be a new one, without making the ring
-    /// wide.
+    /// Returns whether `units` units can certainly be added to any entry without making the ring wide.
     ///
-    /// A wide ring has two words per entry. `true` if it is wide already.
+    /// Also holds for a new entry of so many units. A wide ring has two words per entry. `true` if it is wide already.
     #[inline]
     fn units_fit(&self, units: u32) -> bool {
         self.is_wide || u64::from(self.total) + u64::from(units) < u64::from(UNITS_WIDE)
@@ -181,10 +180,9 @@ impl Ring {
         size_of_val(&*self.words)
     }
 
-    /// Returns whether `units` units can certainly be added to any entry, or be a new one, without making the ring
-    /// wide.
+    /// Returns whether `units` units can certainly be added to any entry without making the ring wide.
     ///
-    /// A wide ring has two words per entry. `true` if it is wide already.
+    /// Also holds for a new entry of so many units. A wide ring has two words per entry. `true` if it is wide already.
     #[inline]
     pub(super) fn units_fit(&self, units: u32) -> bool {
         self.head.units_fit(units)
