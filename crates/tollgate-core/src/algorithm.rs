@@ -56,7 +56,7 @@ impl Receipt {
     /// Returns the receipt for one limit of a decision: its `status`, and the time `at` of the decision.
     ///
     /// `None` if there is nothing to refund: the limit denied, the cost is 0, or its `reset_after` is *never*. The
-    /// caller must also make sure that the whole decision is an admission, because otherwise nothing was charged.
+    /// caller must also make sure that the whole decision is an admission, because a denial is never refunded.
     pub fn of(at: Timestamp, status: &LimitStatus) -> Option<Receipt> {
         let reset_after_us = status.reset_after.as_micros()?;
         (status.allowed && status.cost > 0).then_some(Receipt { at, units: status.cost, reset_after_us })
@@ -105,9 +105,10 @@ impl State {
         }
     }
 
-    /// Returns a copy without heap memory that counts at least as many units as this state, now and later.
+    /// Returns a copy without heap memory that counts at least as many units under `limit`, at `now` and later.
     ///
-    /// A log becomes a single entry at the time of its newest; other states are copied as they are.
+    /// The entries of a log that have not expired at `now` become a single one at the time of the newest; other states
+    /// are copied as they are.
     pub(crate) fn condensed(&self, limit: &Limit, now: Timestamp) -> State {
         match self {
             State::Log(log) => State::Log(log.condensed(limit, now)),
@@ -116,6 +117,9 @@ impl State {
     }
 
     /// Returns whether the limit has room for `cost` units at `now`. `false` if the cost can never fit.
+    ///
+    /// Not meant for a cost of 0, which [`decide`] always allows: `false` if more units are in use than the quota,
+    /// which is possible after the quota was lowered.
     pub fn fits(&self, limit: &Limit, now: Timestamp, cost: u32) -> bool {
         match (self, limit.machine()) {
             (State::Log(log), Machine::Log(_)) => log.fits(limit, now, cost),
@@ -127,7 +131,8 @@ impl State {
 
     /// Returns the limit's status for `cost` units at `now`, without charging them.
     ///
-    /// A cost of 0 is always allowed; its `retry_after` is the wait until one unit fits. The state is not changed.
+    /// `allowed` tells whether they fit. A cost of 0 is always allowed; its `retry_after` is that of one unit. The
+    /// state is not changed.
     pub fn look(&self, limit: &Limit, now: Timestamp, cost: u32) -> LimitStatus {
         match (self, limit.machine()) {
             (State::Log(log), Machine::Log(shape)) => log.status_for(limit, shape, now, cost),
@@ -137,10 +142,11 @@ impl State {
         }
     }
 
-    /// Charges `cost` units, which must fit, and returns the status after the charge.
+    /// Charges `cost` units and returns the status after the charge.
     ///
-    /// If `may_grow` is `false`, a log allocates no memory. If it has no room for another entry, it adds the units to
-    /// its newest entry, which then expires later, so the error is towards denial.
+    /// The cost must fit ([`State::fits`]); this is not checked. If `may_grow` is `false`, a log allocates no memory.
+    /// If it has no room for another entry, it adds the units to its newest entry, or joins all entries into one. These
+    /// units then expire later, so the error is towards denial.
     pub(crate) fn charge(&mut self, limit: &Limit, now: Timestamp, cost: u32, may_grow: bool) -> LimitStatus {
         match (&mut *self, limit.machine()) {
             (State::Log(log), Machine::Log(shape)) => log.charge(limit, shape, now, cost, may_grow),
@@ -155,9 +161,10 @@ impl State {
 
     /// Returns the status of this limit after a check that was denied, by this limit or by another one.
     ///
-    /// If the limit has `count_denied`, charges the cost, up to the quota. Otherwise only times in the future
-    /// are corrected after the clock went back, counts are converted after the window has changed, and expired entries
-    /// are dropped. `may_grow` is as in [`State::charge`].
+    /// `allowed` tells whether this limit alone would have allowed the cost, which must not be 0. If the limit has
+    /// `count_denied`, charges the cost, up to the quota or the capacity of a bucket; a full log drops its oldest units
+    /// for it. Otherwise only times in the future are corrected after the clock went back, counts are converted after
+    /// the window has changed, and expired entries are dropped. `may_grow` is as in [`State::charge`].
     pub(crate) fn refuse(&mut self, limit: &Limit, now: Timestamp, cost: u32, may_grow: bool) -> LimitStatus {
         match (&mut *self, limit.machine()) {
             (State::Log(log), Machine::Log(shape)) => log.refuse(limit, shape, now, cost, may_grow),
@@ -172,7 +179,8 @@ impl State {
 
     /// Gives back the units of one charge, as far as they still count at `now`.
     ///
-    /// Does nothing if the state belongs to another state machine.
+    /// `receipt` must be of a charge on this counter that was not refunded yet; this is not checked. Does nothing if
+    /// the state belongs to another state machine.
     pub fn refund(&mut self, limit: &Limit, now: Timestamp, receipt: Receipt) {
         match (self, limit.machine()) {
             (State::Log(log), Machine::Log(shape)) => log.refund(limit, shape, now, receipt),
@@ -185,9 +193,9 @@ impl State {
 
 /// Decides one check: reads the state of every demand, then charges all of them or none.
 ///
-/// A denial charges only limits with `count_denied`. /// `states` holds the state of each demand's counter, in the same
-/// order, and is changed in place. The caller provides the time, and ensures that no two demands have the same counter.
-/// Bans are not part of it.
+/// A denial charges only limits with `count_denied`. A cost of 0 changes nothing and is always allowed. `states` holds
+/// the state of each demand's counter, in the same order, and is changed in place; further states are ignored. The
+/// caller provides the time, and ensures that no two demands have the same counter. Bans are not considered.
 ///
 /// ```
 /// use tollgate_core::algorithm::{State, decide};
@@ -221,7 +229,8 @@ pub fn decide(now: Timestamp, demands: &[Demand<'_>], states: &mut [State]) -> D
 
 /// Applies the verdict on the whole check to the state of one demand, and returns the status of its limit.
 ///
-/// Charges the state if the check is `allowed`, and calls [`State::refuse`] if not. A cost of 0 changes nothing.
+/// If the check is `allowed`, charges the demand's cost, which must fit. If not, calls [`State::refuse`]. A cost of 0
+/// changes nothing. `may_grow` tells whether a log may allocate memory; see [`State::charge`].
 #[inline]
 pub(crate) fn apply(
     allowed: bool,

@@ -12,7 +12,8 @@ pub const DEMANDS_MAX: usize = 32;
 
 /// The number of units that a request takes. Defaults to 1.
 ///
-/// A cost of 0 is a **peek**: it changes nothing and is never denied.
+/// A cost of 0 is a **peek**: it charges nothing, and its limit always allows it. A ban refuses it only in a check that
+/// also charges other limits.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Cost(u32);
 
@@ -66,7 +67,7 @@ pub struct Demand<'a> {
 }
 
 impl<'a> Demand<'a> {
-    /// Creates a demand for one unit of `limit` on the counter of `key`.
+    /// Creates a demand for one unit of `limit` on the counter of `key`. [`Demand::cost`] sets another cost.
     pub fn new(limit: Limit, key: Key<'a>) -> Demand<'a> {
         Demand { limit, key, cost: Cost::ONE }
     }
@@ -79,6 +80,8 @@ impl<'a> Demand<'a> {
 }
 
 /// All demands of one request, decided together: the request passes every limit, or none is charged.
+///
+/// Limits with `count_denied` are an exception: they are also charged if the request is denied.
 #[derive(Clone, Copy, Debug)]
 pub struct Check<'a> {
     demands: &'a [Demand<'a>],

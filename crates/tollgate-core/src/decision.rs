@@ -73,12 +73,15 @@ pub struct LimitStatus {
     pub cost: u32,
     /// The limit's quota, in units.
     pub quota: u32,
-    /// The units left. Also set on a denial.
+    /// The units left after the decision. Also set on a denial; 0 if a ban refused the request.
     pub remaining: u32,
     /// The time until `cost` units fit, if no other request takes them first.
     ///
-    /// Zero for an admission, except in a leaky bucket, where it is the time to wait before proceeding. For a peek
-    /// (cost 0), the time until one unit fits. [`Wait::NEVER`] if the cost can never fit, or a ban has no end.
+    /// Zero if this limit allows the request, with three exceptions. In a leaky bucket it is the time to wait before
+    /// proceeding. For a peek (cost 0) it is the value for one unit. If another limit denied the request and this
+    /// one has `count_denied`, the units were charged, and it is the time until they fit again.
+    ///
+    /// After a ban, the time until it ends. [`Wait::NEVER`] if the cost can never fit, or the ban has no end.
     pub retry_after: Wait,
     /// The time until one more unit becomes available; zero if none is missing. After a ban, the time until it ends.
     pub next_after: Wait,
@@ -112,9 +115,10 @@ pub enum Source {
     Store,
     /// An earlier denial by the store, which still holds, was repeated from a cache.
     DenyCache,
-    /// A counter in this process, with its share of the quota, decided because the store did not answer.
+    /// A counter in this process, with this node's share of the quota, decided instead of the store: the store did not
+    /// answer, or the caller asked for a local decision.
     Local,
-    /// No counter was read: the failure policy decided, because the store did not answer.
+    /// No counter decided: usually the failure policy did, because the store did not answer.
     None,
 }
 
@@ -149,7 +153,7 @@ impl LimitStatuses {
         LimitStatuses::default()
     }
 
-    /// Creates an empty list with room for `capacity` statuses.
+    /// Creates an empty list with room for `capacity` statuses. Allocates if that is more than 2.
     pub fn with_capacity(capacity: usize) -> LimitStatuses {
         LimitStatuses(SmallVec::with_capacity(capacity))
     }
@@ -246,7 +250,8 @@ pub struct Decision {
     pub ban: Option<Wait>,
     /// One status per demand, in the order of the check.
     ///
-    /// Empty if no counter was read: the store did not answer, and the failure policy admitted the request.
+    /// Empty if no counter decided, so that the source is [`Source::None`]: usually the store did not answer, and the
+    /// failure policy admitted the request.
     pub limits: LimitStatuses,
 }
 
@@ -271,9 +276,9 @@ impl Decision {
         self.ban.is_none() && self.limits.iter().all(|status| status.allowed)
     }
 
-    /// Returns the units left: the fewest of any limit, after this request was charged.
+    /// Returns the units left after this decision: the fewest of any limit.
     ///
-    /// `None` if the decision has no limit statuses, because no counter was read.
+    /// 0 if a ban refused the request. `None` if the decision has no limit statuses, because no counter decided.
     pub fn remaining(&self) -> Option<u32> {
         self.limits.iter().map(|status| status.remaining).min()
     }

@@ -13,7 +13,8 @@
 //! ```
 //!
 //! A **limit** is at most `quota` units per `window`, by an algorithm. A **check** is every (limit, key, cost) that
-//! one request must pass; it passes all of them or none is charged. The **decision** has one status per limit:
+//! one request must pass; it passes all of them, or none is charged except limits with `count_denied`. The **decision**
+//! has one status per limit:
 //!
 //! ```
 //! use tollgate_core::{Check, Demand, Key, MemoryStore};

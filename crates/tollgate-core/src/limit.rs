@@ -46,7 +46,7 @@ pub enum Algorithm {
     SlidingLog,
     /// Two counters, weighted: constant memory, approximate.
     SlidingCounter,
-    /// One counter per aligned window: up to twice the quota across a boundary.
+    /// One counter per window, which begins at a multiple of its length: up to twice the quota across a boundary.
     FixedWindow,
     /// An average rate that allows bursts.
     TokenBucket,
@@ -99,6 +99,7 @@ pub(crate) struct LogShape {
 pub(crate) struct PairShape {
     /// Whether the previous window counts: `true` for `sliding-counter`, `false` for `fixed-window`.
     pub(crate) weighs_previous: bool,
+    /// The limit's window and its parts.
     pub(crate) cut: WindowCut,
 }
 
@@ -107,6 +108,7 @@ pub(crate) struct PairShape {
 /// The previous count of a `sliding-counter` is weighed by the number of parts that are left of the window.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct WindowCut {
+    /// The length of the window, in microseconds.
     pub(crate) window_us: Divisor,
     /// The length of a part, in microseconds.
     pub(crate) part_us: Divisor,
@@ -123,6 +125,7 @@ pub(crate) struct BucketShape {
     pub(crate) full: u64,
     /// The number of parts in one unit. A grain leaks `quota` parts.
     pub(crate) parts_per_unit: Divisor,
+    /// The limit's quota.
     pub(crate) quota: Divisor,
     /// The resolution of time, in microseconds.
     grain_us: u32,
@@ -335,9 +338,13 @@ impl Limit {
         Limit::build(quota, self.window_us, self.algorithm, Some(capacity), self.count_denied)
     }
 
-    /// Validates all values and creates the limit.
+    /// Validates the values and creates the limit.
     ///
-    /// `capacity` is the burst or the queue; `None` is the quota. It must be `None` for algorithms that have neither.
+    /// `capacity` is the burst or the queue; `None` is the quota. It must be `None` for algorithms that have neither;
+    /// this is not checked.
+    ///
+    /// # Errors
+    /// Returns an error for the first of quota, window and capacity that is out of range.
     fn build(
         quota: u64,
         window_us: u64,

@@ -142,7 +142,10 @@ impl MemoryStore {
         self.decide_one(&mut now, limit, &key, cost)
     }
 
-    /// Decides checks one after the other, and returns one decision per check, in the same order. Reads the clock once.
+    /// Decides checks one after the other, and returns one decision per check, in the same order.
+    ///
+    /// Other checks may be decided in between. Reads the clock once for all of them, and again for a check only if
+    /// another thread has meanwhile decided at a later time.
     pub fn check_batch(&self, checks: &[Check<'_>]) -> Vec<Decision> {
         let read = self.clock.now();
         checks.iter().map(|check| self.check_at(read, check)).collect()
@@ -150,8 +153,9 @@ impl MemoryStore {
 
     /// Gives back the units that `decision` charged, as far as they still count.
     ///
-    /// `check` must be the check that was decided. A denied decision refunds nothing. The store does not detect a
-    /// second refund of the same decision; the caller must refund at most once.
+    /// `check` must be the check that was decided, and `decision` the result of this store. A denied decision, or one
+    /// without limit statuses, refunds nothing. The store does not detect a second refund of the same decision; the
+    /// caller must refund at most once.
     pub fn refund(&self, check: &Check<'_>, decision: &Decision) {
         if !decision.allowed() {
             return;
@@ -165,7 +169,8 @@ impl MemoryStore {
 
     /// Deletes the counter of `demand`, as if its key had never been used. The cost is ignored.
     ///
-    /// Units that the key charged to an overflow counter stay charged, since other keys share that counter.
+    /// A ban of the subject stays. Units that the key charged to an overflow counter stay charged, since other keys
+    /// share that counter.
     pub fn reset(&self, demand: &Demand<'_>) {
         let name = self.hasher.name(&demand.limit, &demand.key);
         self.shard(name).lock().remove(name, &self.budget);
@@ -184,6 +189,7 @@ impl MemoryStore {
     ///
     /// Until the ban ends, every check that counts the subject is refused with [`Decision::ban`] set, and nothing is
     /// charged. Checks that only peek (all costs 0) are not refused. A new ban replaces an earlier one of the subject.
+    /// A duration of zero ends at once. A ban that would end at [`Timestamp::MAX`] or later has no end.
     ///
     /// # Errors
     /// Returns an error of the kind `Unavailable` if 65,536 other subjects are banned.
@@ -307,7 +313,8 @@ impl MemoryStore {
 
     /// Decides a check of one counter that has no slot of its own.
     ///
-    /// Also used if its slot holds another kind of state after a hash collision.
+    /// Also used if its slot holds another kind of state after a hash collision. `shard` must be the counter's shard,
+    /// and `now` the time of the decision, which the shard has recorded. Releases the lock.
     #[cold]
     fn decide_new_counter(
         &self,
@@ -373,7 +380,8 @@ impl MemoryStore {
     /// Takes the states of all demands' counters out of their shards. Returns each with the index of its demand.
     ///
     /// New counters come first: making room for one may move the slots of the others, or drop one that has expired,
-    /// which is then new, too. `shard_of` returns the index in `shards` of a counter's shard.
+    /// which is then new, too. `names` are those of the demands' counters, in the same order. `shard_of` returns the
+    /// index in `shards` of a counter's shard.
     fn take_all(
         &self,
         shards: &mut [MutexGuard<'_, Shard>],
@@ -420,7 +428,8 @@ impl MemoryStore {
     /// Takes the state of the demand's counter out of its slot, or out of an overflow counter, or creates it.
     ///
     /// `may_promote` tells whether a key that uses an overflow counter may get a counter of its own. `others` are the
-    /// counters that the check has already taken: it uses no overflow counter twice.
+    /// counters that the check has already taken: it uses no overflow counter twice. The caller must put the result
+    /// back ([`CheckedOut::apply`], or [`Shard::put`]). For a new counter, slots of the shard may move.
     #[inline]
     fn take(
         &self,
@@ -466,9 +475,13 @@ impl MemoryStore {
 
 /// A counter whose state was taken out of its slot, or that has none yet.
 struct CheckedOut {
+    /// The slot to which the state returns, or where a new one will be.
     place: SlotLocation,
+    /// The state. It belongs to the state machine of the demand's limit.
     state: State,
+    /// The name in that slot: the demand's own, or that of an overflow counter.
     name: CounterHash,
+    /// Whether the state, if it is a log, may allocate memory for the demand's cost.
     may_grow: bool,
 }
 
@@ -480,7 +493,10 @@ impl CheckedOut {
         cost == 0 || self.state.fits(&demand.limit, now, cost)
     }
 
-    /// Charges the state if the whole check is `allowed`, puts it back, and returns the status of the limit.
+    /// Applies the verdict on the whole check to the state, puts it back, and returns the status of the limit.
+    ///
+    /// If `allowed`, charges the demand's cost, which must fit; otherwise calls [`State::refuse`]. `shard` must be the
+    /// one from which the state was taken. Inserting a new counter may move slots, so those that have one come first.
     #[inline]
     fn apply(mut self, shard: &mut Shard, now: Timestamp, demand: &Demand<'_>, allowed: bool) -> LimitStatus {
         let status = algorithm::apply(allowed, now, demand, &mut self.state, self.may_grow);
@@ -532,7 +548,7 @@ impl Store for MemoryStore {
 
 /// The shortest way to a decision: one limit, one key, one unit.
 impl MemoryStore {
-    /// Charges `key` one unit of `limit`, if the limit has one left, and returns the decision.
+    /// Charges `key` one unit of `limit` if one is left and the key is not banned, and returns the decision.
     ///
     /// The counter is that of the key's bytes, the limit's algorithm and its window; another quota uses the same
     /// counter. For other costs, or several limits at once, use [`MemoryStore::check`].

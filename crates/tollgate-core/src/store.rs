@@ -30,8 +30,8 @@ pub type StoreFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, StoreError>>
 pub trait Store: Send + Sync {
     /// Decides the checks one after the other, and returns one decision per check, in the same order.
     ///
-    /// Each check is charged as a whole or not at all; see [`Store::atomicity`]. An error applies to the whole batch,
-    /// although some of its checks may have been charged.
+    /// Each check is charged as a whole or not at all; see [`Store::atomicity`]. A denied check charges only limits
+    /// with `count_denied`. An error applies to the whole batch, although some of its checks may have been charged.
     fn decide<'a>(&'a self, checks: &'a [Check<'a>]) -> StoreFuture<'a, Vec<Decision>>;
 
     /// Decides the checks and returns one result per check, in the same order.
@@ -44,11 +44,14 @@ pub trait Store: Send + Sync {
 
     /// Gives back the units that `decision` charged, as far as they still count.
     ///
-    /// `check` must be the check that was decided. A denied decision refunds nothing. The store does not detect a
-    /// second refund of the same decision; the caller must refund at most once.
+    /// `check` must be the check that was decided, and `decision` the result of this store. A denied decision, or one
+    /// without limit statuses, refunds nothing. The store does not detect a second refund of the same decision; the
+    /// caller must refund at most once.
     fn refund<'a>(&'a self, check: &'a Check<'a>, decision: &'a Decision) -> StoreFuture<'a, ()>;
 
-    /// Deletes the counter of `demand`, as if its key had never been used. The cost is ignored.
+    /// Deletes the counter of `demand`, as if its key had never been used.
+    ///
+    /// The cost is ignored. A ban of the subject stays.
     fn reset<'a>(&'a self, demand: &'a Demand<'a>) -> StoreFuture<'a, ()>;
 
     /// Returns the current status of the counter of `demand` without changing it.
@@ -143,10 +146,10 @@ pub enum StoreErrorKind {
     /// The connection broke after the call was sent, or one of several calls of a request failed. The call, or another
     /// call of the request, may have been executed.
     Interrupted,
-    /// The store is reachable but does not serve at the moment: loading, read-only, out of memory, too many clients.
-    /// Nothing was executed.
+    /// The store is reachable but does not serve the request at the moment, for example because it is loading,
+    /// read-only or out of memory, or because too many callers wait. Nothing was executed.
     Unavailable,
-    /// The store rejects the credentials or the command. Nothing was executed.
+    /// The store rejects the credentials or the command, or does not support the request. Nothing was executed.
     Forbidden,
     /// A counter's key holds data that Tollgate did not write. Nothing was executed.
     Foreign,

@@ -37,7 +37,7 @@ pub(crate) fn parse_checks(reply: Reply, steps: &[(&Step, usize)]) -> Result<Vec
 
 /// Converts the reply to a call of refunds.
 ///
-/// Returns one result per step, in order. An inner error concerns its own step alone.
+/// Returns one result per step, in order; the repeat counts are ignored. An inner error concerns its own step alone.
 ///
 /// # Errors
 /// Returns a fault if the whole call failed or the reply is malformed.
@@ -75,6 +75,8 @@ fn split_time(reply: Reply) -> Result<(Timestamp, Numbers), Fault> {
 }
 
 /// Reads five numbers for each element of `asked`, the limits of a step, and builds a decision at the time `at`.
+///
+/// They are `allowed` (0 or 1), `remaining`, `retry_after`, `next_after` and `reset_after`.
 ///
 /// # Errors
 /// Returns a fault if a number is missing or out of range.

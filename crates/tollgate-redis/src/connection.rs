@@ -61,7 +61,8 @@ impl Connection {
     ///
     /// # Errors
     /// Returns a fault if a step fails. An I/O error has the kind `Unreachable`, because no check was sent yet; an
-    /// error reply has the kind that [`Fault::of_reply`] gives it.
+    /// error reply has the kind that [`Fault::of_reply`] gives it. A replica has the kind `Unavailable`, and an invalid
+    /// reply the kind `Protocol`.
     pub(crate) async fn open(
         endpoint: &Endpoint,
         tls: Option<&Tls>,
@@ -88,8 +89,8 @@ impl Connection {
     /// `AUTH` is left out without a password, and `SELECT` for database 0. Stores the SHA-1 of the script.
     ///
     /// # Errors
-    /// Returns a fault if a command fails or the server is a replica. `CLIENT SETNAME` and `ROLE` may fail, unless the
-    /// reply shows that the server is unavailable or requires a password.
+    /// Returns a fault if a command fails, the server is a replica, or `SCRIPT LOAD` returns no SHA-1. `CLIENT SETNAME`
+    /// and `ROLE` may fail, unless the reply shows that the server is unavailable or requires a password.
     async fn prepare(&mut self, endpoint: &Endpoint, script: &str) -> Result<(), Fault> {
         let mut request = Vec::with_capacity(script.len() + 512);
         let mut wants_ok = Vec::new();
@@ -206,7 +207,8 @@ impl Connection {
 
     /// Sends as much of the outbox as the stream takes, and reads into the inbox.
     ///
-    /// Ready with the number of bytes read, which is 0 if the server has closed the connection.
+    /// Ready with the number of bytes read, which is 0 if the server has closed the connection, or with the error of
+    /// the stream. Pending while nothing can be read.
     fn poll_send_and_read(&mut self, context: &mut Context<'_>) -> Poll<io::Result<usize>> {
         if let Poll::Ready(Err(error)) = self.poll_send(context) {
             return Poll::Ready(Err(error));

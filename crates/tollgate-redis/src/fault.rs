@@ -28,8 +28,9 @@ impl Fault {
 
     /// Converts an error reply, without its leading `-`, to a fault.
     ///
-    /// The first word determines the kind. The rest is not part of the message, because it may contain keys or
-    /// addresses.
+    /// The first word determines the kind; after `TOLLGATE_PARTLY`, the second one does, and after `ERR`, phrases in
+    /// the text do. An unknown reply has the kind `Protocol`. The rest is not part of the message, because it may
+    /// contain keys or addresses, except for the line number in an error of the script.
     pub(crate) fn of_reply(reply: &str) -> Fault {
         let word = reply.split(' ').next().unwrap_or_default();
         let (kind, message) = match word {

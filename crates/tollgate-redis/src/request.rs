@@ -15,10 +15,12 @@ pub(crate) struct Step {
     keys: Vec<u8>,
     /// The length of the ban keys in `keys`, in bytes.
     ban_bytes: usize,
+    /// The number of keys, with the ban keys.
     key_count: usize,
     /// Bulk strings: the arguments after the head.
     arguments: Vec<u8>,
     argument_count: usize,
+    /// The number of ban keys.
     ban_count: usize,
     /// The quota and cost of each limit, which the reply does not repeat.
     pub(crate) asked: SmallVec<[QuotaAndCost; 2]>,
@@ -56,7 +58,7 @@ impl Step {
 
     /// Encodes the refund of `decision`, which must be the decision of `check`.
     ///
-    /// Returns `None` if nothing was charged: the decision is a denial, or all costs are 0.
+    /// Limits with cost 0 are left out. Returns `None` if no limit is left, or if the decision is a denial.
     pub(crate) fn refund(check: &Check<'_>, decision: &Decision, prefix: &Prefix) -> Option<Step> {
         let mut step = Step::empty();
         if !decision.allowed() {
@@ -95,7 +97,7 @@ impl Step {
         &self.keys[self.ban_bytes..]
     }
 
-    /// Returns the subject of the first limit as it is in the key: escaped, between the braces of the hash tag.
+    /// Returns the subject of the first limit as it is in the key, between the braces: escaped or hashed.
     pub(crate) fn subject(&self) -> &[u8] {
         let keys = self.counter_keys();
         // The key layout has no braces but those of the hash tag.
@@ -116,8 +118,10 @@ impl Step {
         verb != "check" || repeat > 1 || self.ban_count > 0 || !self.has_one_limit()
     }
 
-    /// Returns the first argument of the step: `check`, the numbers of limits and ban keys, and `repeat`, such as
-    /// `check 2 1 5`; or `refund` and the number of limits.
+    /// Returns the first argument of the step, such as `check 2 1 5` or `refund 2`.
+    ///
+    /// The numbers of a check are those of its limits and ban keys, and `repeat`. The number of a refund is that of its
+    /// limits; `repeat` is ignored.
     fn head(&self, verb: &str, repeat: usize) -> String {
         match verb {
             "check" => format!("check {} {} {repeat}", self.asked.len(), self.ban_count),
@@ -127,6 +131,9 @@ impl Step {
 }
 
 /// Encodes a limit and its cost as a *limit line* of the script, such as `sliding 100 60000000 1 window=fixed`.
+///
+/// The numbers are the quota, the window in microseconds, and the cost. Options follow only where they differ from the
+/// default. `window=fixed` marks a key of [`Scope::Explicit`], whose window cannot change.
 fn limit_line(demand: &Demand<'_>) -> String {
     let limit: &Limit = &demand.limit;
     let mut numbers = [itoa::Buffer::new(), itoa::Buffer::new(), itoa::Buffer::new()];
@@ -170,7 +177,8 @@ pub(crate) enum Script<'a> {
 
 /// Encodes a call of the script, an `EVALSHA` or `EVAL` command, that runs each step the given number of times.
 ///
-/// `verb` is `check` or `refund`. The script decides at the time `now`, or by the server's clock if `None`.
+/// `verb` is `check` or `refund`, and must be that of all steps. A refund always runs once. The script decides at the
+/// time `now`, or by the server's clock if `None`.
 pub(crate) fn encode_call(script: Script<'_>, now: Option<Timestamp>, verb: &str, steps: &[(&Step, usize)]) -> Vec<u8> {
     let key_count: usize = steps.iter().map(|(step, _)| step.key_count).sum();
     let argument_count: usize =

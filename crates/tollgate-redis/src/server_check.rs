@@ -68,7 +68,8 @@ fn field<'i>(info: &'i str, name: &str) -> Option<&'i str> {
 
 /// Creates the report from the replies to `INFO server` (`info`) and `CONFIG GET maxmemory-policy` (`policy`).
 ///
-/// If `policy` is `None` or not a list, the report has a warning that the policy is unknown.
+/// The report has a warning if the policy is not `noeviction`, or if it is unknown: `policy` is `None`, or not a list
+/// of the name and the value.
 ///
 /// # Errors
 /// Returns an error if `info` has no valid version, or the version is too old.

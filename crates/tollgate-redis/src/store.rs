@@ -208,7 +208,8 @@ impl RedisStoreBuilder {
     /// Builds the store, and spawns its background task in the current tokio runtime.
     ///
     /// The task connects now and reconnects whenever the connection is lost. It ends after the store and all its clones
-    /// are dropped. This method does not wait for the connection, and the server need not be up.
+    /// are dropped. This method does not wait for the connection, and the server need not be up. For a `rediss://` URL,
+    /// it reads the system's trusted certificates from disk.
     ///
     /// # Errors
     /// Returns an error if the URL or the prefix is invalid, if the URL is `rediss://` and a certificate given to
@@ -291,7 +292,7 @@ impl RedisStore {
         }
     }
 
-    /// Checks that [`RedisStoreBuilder::build`] would accept `url`. Does not connect, and needs no tokio runtime.
+    /// Checks that `url` is valid for [`RedisStore::builder`]. Does not connect, and needs no tokio runtime.
     ///
     /// # Errors
     /// Returns an error if the URL is invalid, or if it is `rediss://` and this crate was built without the feature
@@ -318,8 +319,8 @@ impl RedisStore {
     /// if the server does not reveal its policy.
     ///
     /// # Errors
-    /// Returns an error if `INFO` fails, if its reply has no version, or if the version is below Redis 7.0 or Valkey
-    /// 7.2.
+    /// Returns an error if `INFO` fails, if its reply has no valid version, or if the version is below Redis 7.0 or
+    /// Valkey 7.2.
     pub async fn check_server(&self) -> Result<server_check::ServerReport, server_check::ServerCheckError> {
         let info = self.command(&["INFO", "server"]).await?;
         // A restricted user may not be allowed to run this. The report then has a warning.
@@ -330,8 +331,8 @@ impl RedisStore {
     /// Asks the server for its eviction policy and the number of evicted keys. An evicted counter starts again at zero.
     ///
     /// # Errors
-    /// Returns an error if `INFO` fails: the server does not answer, or the user may not run it. A field that is
-    /// missing in the reply is no error but `None`.
+    /// Returns an error if `INFO` fails, for example because the server does not answer or the user may not run it. A
+    /// field that is missing in the reply is no error but `None`.
     pub async fn eviction(&self) -> Result<server_check::Eviction, StoreError> {
         let info = self.command(&["INFO", "memory", "stats"]).await?;
         Ok(server_check::Eviction::read(&info))
@@ -353,8 +354,8 @@ impl RedisStore {
     /// ```
     ///
     /// # Errors
-    /// Returns an error if `parts` is empty, if the server does not answer within the call timeout, or if it replies
-    /// with an error.
+    /// Returns an error if `parts` is empty, if the command cannot be sent (too many callers wait, or the server is not
+    /// reachable), if there is no valid reply within the call timeout, or if the reply is an error.
     pub async fn command(&self, parts: &[impl AsRef<[u8]>]) -> Result<Reply, StoreError> {
         if parts.is_empty() {
             // A server does not reply to an empty command, and the connection would wait for the reply.
@@ -424,8 +425,9 @@ impl RedisStore {
 
     /// Decides the checks of each subject in calls of their own, all subjects at once.
     ///
-    /// Returns one result per check, in the same order. A check of several subjects fails with the kind `Forbidden`. An
-    /// error of a call is the result of all its checks.
+    /// Returns one result per check, in the same order, and never an outer error. A check of several subjects fails
+    /// with the kind `Forbidden` and is not sent. If a call fails as a whole, all checks of its subject fail with its
+    /// error.
     async fn decide_by_subject(&self, checks: &[Check<'_>]) -> Result<Vec<Result<Decision, StoreError>>, StoreError> {
         const SEVERAL_SUBJECTS: &str = "a check of several subjects cannot be decided with one subject per call";
         let mut answers: Vec<Option<Result<Decision, StoreError>>> = checks.iter().map(|_| None).collect();
@@ -510,8 +512,8 @@ impl Store for RedisStore {
 
     /// Bans `subject` for `duration`, or for good if `None`. A new ban replaces an earlier one of the subject.
     ///
-    /// Stores that read bans ([`RedisStoreBuilder::bans`]) then refuse its checks. A duration above 285 years becomes
-    /// 285 years, and one below a millisecond becomes a millisecond.
+    /// Stores that read bans ([`RedisStoreBuilder::bans`]) then refuse its checks. The duration is truncated to whole
+    /// milliseconds; below one, it becomes one, and above 285 years, it becomes 285 years.
     fn ban<'a>(&'a self, subject: &'a [u8], duration: Option<Duration>) -> StoreFuture<'a, ()> {
         Box::pin(async move {
             let key = self.0.prefix.ban(subject);

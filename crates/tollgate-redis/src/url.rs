@@ -11,11 +11,15 @@ const DATABASE_MAX: u32 = 65_535;
 /// The parsed URL of a server: address, database, credentials, and whether to use TLS.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Endpoint {
+    /// A name or an address; an IPv6 address without brackets.
     pub(crate) host: String,
     pub(crate) port: u16,
     pub(crate) database: u32,
+    /// The user name, decoded; `None` for the server's default user. Never without a password.
     pub(crate) user: Option<String>,
+    /// The password, decoded; `None` to connect without authentication.
     pub(crate) password: Option<String>,
+    /// Whether the scheme is `rediss`.
     pub(crate) is_tls: bool,
 }
 
@@ -81,6 +85,10 @@ fn parse_database(text: &str) -> Result<u32, UrlError> {
 }
 
 /// Parses `host[:port]` or `[IPv6][:port]`. Returns the host, without brackets, and the port, which defaults to 6379.
+///
+/// # Errors
+/// Returns an error if the host is missing or has an invalid character, a bracket is not closed, or the port is not 1
+/// to 65535.
 fn parse_address(text: &str) -> Result<(String, u16), UrlError> {
     let (host, port) = match text.strip_prefix('[') {
         Some(v6) => {
@@ -113,7 +121,7 @@ fn parse_address(text: &str) -> Result<(String, u16), UrlError> {
 
 /// Parses `user:password`, `:password`, or a password alone as older clients write it. Returns user and password.
 ///
-/// Both are `None` without a text. An empty user is `None`; an empty password is an error.
+/// Both are `None` without a text. An empty user is `None`. An empty password, or an invalid escape, is an error.
 fn parse_login(text: Option<&str>) -> Result<(Option<String>, Option<String>), UrlError> {
     let Some(text) = text else {
         return Ok((None, None));

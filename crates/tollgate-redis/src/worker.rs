@@ -82,11 +82,16 @@ pub(crate) struct Counters {
 /// The background task of a store: sends the queued work over one connection, which it opens itself.
 pub(crate) struct Worker {
     pub(crate) endpoint: Endpoint,
+    /// The TLS configuration; `None` for a connection without TLS.
     pub(crate) tls: Option<Tls>,
+    /// Opens the stream to the server; `None` for TCP to the endpoint.
     pub(crate) connector: Option<Connector>,
+    /// The source of the script.
     pub(crate) script: &'static str,
     pub(crate) call_scope: CallScope,
+    /// The timeout of one call, and of one attempt to connect.
     pub(crate) call_timeout: Duration,
+    /// The clock by which calls are decided; `None` for the server's.
     pub(crate) clock: Option<Arc<dyn Clock>>,
     pub(crate) counters: Arc<Counters>,
 }
@@ -94,8 +99,9 @@ pub(crate) struct Worker {
 impl Worker {
     /// Connects, sends the work in the queue to the server, and reconnects when the connection is lost.
     ///
-    /// Returns when the queue is closed: the store and all its clones were dropped. After a failed attempt to connect,
-    /// all work fails with its fault for a pause of 50 ms to 300 ms.
+    /// Returns when the queue is closed and its work is done: the store and all its clones were dropped. After a failed
+    /// attempt to connect, or if the server closes a new connection within 200 ms and before a call, all work fails
+    /// with that fault for a pause of 50 ms to 300 ms.
     pub(crate) async fn run(&self, queue: &mut mpsc::Receiver<Work>) {
         let mut backlog = VecDeque::new();
         let mut pause = PAUSE_FIRST;
@@ -138,7 +144,7 @@ impl Worker {
 
     /// Waits for `pause` and sends `fault` to the callers of all work that arrives meanwhile.
     ///
-    /// Returns early if the queue is closed.
+    /// Returns `Open` after the pause, or `Closed` early if the queue is closed.
     async fn fail_work_for(&self, pause: Duration, queue: &mut mpsc::Receiver<Work>, fault: &Fault) -> QueueState {
         let fail_all = async {
             while let Some(work) = queue.recv().await {

@@ -60,12 +60,12 @@ impl Bucket {
 
     /// Returns the limit's status for `cost` units at `now`, without charging them.
     ///
-    /// A cost of 0 is always allowed; its `retry_after` is the wait until one unit fits.
+    /// A cost of 0 is always allowed; its `retry_after` is that of one unit.
     pub(super) fn status_for(&self, limit: &Limit, shape: &BucketShape, now: Timestamp, cost: u32) -> LimitStatus {
         View::new(self, limit, shape, now).without_charge(cost).status()
     }
 
-    /// Charges `cost` units, which must fit, and returns the status after the charge.
+    /// Charges `cost` units, which must fit (not checked), and returns the status after the charge.
     pub(super) fn charge(&mut self, limit: &Limit, shape: &BucketShape, now: Timestamp, cost: u32) -> LimitStatus {
         let view = View::new(self, limit, shape, now);
         self.charge_view(view, cost).status()
@@ -73,7 +73,8 @@ impl Bucket {
 
     /// Returns the limit's status after a check that was denied, by this limit or by another one.
     ///
-    /// Writes the state only for `count_denied`, or if the clock went back.
+    /// The cost must not be 0. With `count_denied`, charges it, up to the capacity. Writes the state only then, or if
+    /// the clock went back.
     pub(super) fn refuse(&mut self, limit: &Limit, shape: &BucketShape, now: Timestamp, cost: u32) -> LimitStatus {
         let view = View::new(self, limit, shape, now);
         self.refuse_view(view, cost).status()
@@ -98,10 +99,10 @@ impl Bucket {
 
     /// Decides a check that has only this limit from a level and its time, without a [`Bucket`], in the frequent case.
     ///
-    /// `level` is in parts, of which a unit must have as many as the limit says. On an admission, calls `keep(level,
-    /// time_us)` with the new state; a denial changes nothing. Returns `None` without deciding if the case is not the
-    /// frequent one: the cost is 0, the limit is not [plain](BucketShape::is_plain), the level exceeds the capacity, or
-    /// the clock went back. Then [`Bucket::decide_alone`] must decide.
+    /// `level` is the level at `time_us`, and must be in parts of this limit (`shape.parts_per_unit`). On an admission,
+    /// calls `keep(level, time_us)` with the new state; a denial changes nothing. Returns `None` without deciding if
+    /// the case is not the frequent one: the cost is 0, the limit is not [plain](BucketShape::is_plain), the level
+    /// exceeds the capacity, or `time_us` is later than `now`. Then [`Bucket::decide_alone`] must decide.
     ///
     /// Does only what must happen before the next check; the divisions are in [`BucketDecision::status_if_plain`],
     /// which can run after the lock is released.
@@ -200,7 +201,9 @@ impl BucketDecision<'_> {
         }
     }
 
-    /// Computes the waits, and returns the limit's status, which must be of a [plain](BucketShape::is_plain) limit.
+    /// Computes the waits, and returns the limit's status.
+    ///
+    /// The limit must be [plain](BucketShape::is_plain); otherwise the waits are wrong.
     #[inline(always)]
     pub(crate) fn status_if_plain(self) -> LimitStatus {
         let view = self.view;
@@ -260,7 +263,7 @@ impl<'a> View<'a> {
         View { level, now_us, limit, shape }
     }
 
-    /// Returns the bucket to store.
+    /// Returns the bucket to store: this level, at `now_us`, in the limit's parts.
     #[inline(always)]
     fn bucket(&self) -> Bucket {
         Bucket { time_us: self.now_us, level: self.level, scale: self.shape.parts_per_unit.get() }
@@ -271,7 +274,9 @@ impl<'a> View<'a> {
         cost <= self.limit.cost_max() && self.excess(cost) == 0
     }
 
-    /// Returns the parts that must leak before `cost` units fit. The cost must not exceed [`Limit::cost_max`].
+    /// Returns the parts that must leak before `cost` units fit; 0 if they fit.
+    ///
+    /// The cost must not exceed [`Limit::cost_max`].
     #[inline(always)]
     fn excess(&self, cost: u32) -> u64 {
         self.level.saturating_sub(self.shape.full - self.shape.parts(cost.into()))

@@ -139,9 +139,10 @@ impl Log {
 
     /// Decides a check that has only this limit on the ring of a longer log, in place, in the frequent case.
     ///
-    /// Returns `None` without changing the log in all other cases: a peek, `count_denied`, a clock that went back, a
-    /// log whose entries have all expired, a ring that would have to change its size, or a denial whose wait depends on
-    /// more than the oldest entry. Then [`Log::decide_alone`] must decide.
+    /// `head` and `words` are the two parts of the ring. Returns `None` without changing them in all other cases: a
+    /// peek, `count_denied`, a clock that went back, a time in the first window after the epoch, a log whose entries
+    /// have all expired, a ring that would have to be allocated anew, or a denial whose wait is not simply that of the
+    /// oldest entry (also for a cost above the quota). Then [`Log::decide_alone`] must decide.
     #[inline(always)]
     pub(crate) fn decide_in_place(
         (head, words): (&mut RingHead, &mut [u64]),
@@ -193,7 +194,8 @@ impl Log {
     /// Admits a check that has only this limit, in place, if the log has one or two entries and keeps at most two.
     ///
     /// Returns `None` without changing anything in all other cases: the cost is 0 or does not fit, an entry has expired
-    /// or is later than `now`, the log is empty, or it needs a third entry. Then [`Log::decide_alone`] must decide.
+    /// or is later than `now`, the log is empty or needs a third entry, or `now` is in the first window after the
+    /// epoch. Then [`Log::decide_alone`] must decide.
     #[inline(always)]
     pub(crate) fn admit_in_place(
         few: &mut InlineEntries,
@@ -283,6 +285,9 @@ impl Log {
     }
 
     /// Drops expired entries, and joins the entries later than `now` into one entry at `now`.
+    ///
+    /// The newest entry before them joins as well if it is in the same tick, or if the log has no room for another
+    /// entry and `may_grow` is `false`.
     #[inline(always)]
     fn settle(&mut self, limit: &Limit, shape: &LogShape, now: Timestamp, may_grow: bool) {
         self.drop_front(self.expired(limit, now).entries);
@@ -320,7 +325,7 @@ impl Log {
 
     /// Returns the wait until `cost` units fit if no others are charged: `ZERO` if now, `NEVER` above the quota.
     ///
-    /// `expired` are the entries that no longer count.
+    /// `expired` are the oldest entries, which no longer count.
     #[inline(always)]
     fn wait(&self, limit: &Limit, now: Timestamp, expired: Oldest, cost: u32) -> Wait {
         if cost > limit.quota() {
@@ -388,7 +393,7 @@ fn expires_after(time_us: u64, limit: &Limit, now: Timestamp) -> Wait {
     Wait::from_micros(time_us.min(now_us) + limit.window_us() - now_us)
 }
 
-/// Returns the maximum number of entries in a log of this limit, to bound the size of its ring.
+/// Returns the maximum number of entries in a log of this limit, which must keep one, to bound the size of its ring.
 fn entries_max(limit: &Limit) -> usize {
     match limit.machine() {
         crate::limit::Machine::Log(shape) if shape.tick.get() == 1 => limit.quota() as usize,

@@ -45,21 +45,23 @@ use crate::decision::{LimitStatus, Wait};
 use crate::limit::{Divisor, Limit, PairShape, WindowCut};
 use crate::time::Timestamp;
 
-/// The state of a counter pair: the count of the window of the last charge, and of the window before it.
+/// The state of a counter pair: the count of the window in which it was last written, and of the window before it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Pair {
     /// The start of the current window: a multiple of `window_us`.
     pub(crate) start_us: u64,
     /// The length of the window in which the counts were made; 0 if the pair was never used.
     pub(crate) window_us: u64,
-    /// The units in the current window.
+    /// The units charged in the window that starts at `start_us`.
     pub(crate) current: u32,
-    /// The units in the previous window.
+    /// The units charged in the window before it.
     pub(crate) previous: u32,
 }
 
 impl Pair {
     /// Returns whether `cost` units fit at `now`. `false` if the cost exceeds the quota.
+    ///
+    /// For cost 0, `false` if more units are in use than the quota, which was lowered.
     pub(super) fn fits(&self, limit: &Limit, shape: &PairShape, now: Timestamp, cost: u32) -> bool {
         View::new(self, limit, shape, now).fits(cost)
     }
@@ -73,7 +75,7 @@ impl Pair {
         view.status(cost, allowed, retry_after)
     }
 
-    /// Charges `cost` units, which must fit, and returns the status after the charge.
+    /// Charges `cost` units, which must fit (not checked), and returns the status after the charge.
     pub(super) fn charge(&mut self, limit: &Limit, shape: &PairShape, now: Timestamp, cost: u32) -> LimitStatus {
         let mut view = View::new(self, limit, shape, now);
         let (allowed, retry_after) = self.add(&mut view, cost);
@@ -82,7 +84,8 @@ impl Pair {
 
     /// Returns the limit's status after a check that was denied, by this limit or by another one.
     ///
-    /// Writes the state only for `count_denied`, or if the clock went back, or if the limit's window has changed.
+    /// The cost must not be 0. With `count_denied`, charges it, up to the quota. Writes the state only then, or if the
+    /// clock went back, or if the limit's window has changed.
     pub(super) fn refuse(&mut self, limit: &Limit, shape: &PairShape, now: Timestamp, cost: u32) -> LimitStatus {
         let mut view = View::new(self, limit, shape, now);
         let (allowed, retry_after) = self.deny(&mut view, limit, cost);
@@ -101,7 +104,7 @@ impl Pair {
         view.status(cost, allowed, retry_after)
     }
 
-    /// Adds `cost` units to the current window of `view` and stores the pair.
+    /// Adds `cost` units, which must fit, to the current window of `view`, and stores its pair in `self`.
     ///
     /// Returns `(true, Wait::ZERO)`: allowed, no wait.
     #[inline(always)]
@@ -111,10 +114,11 @@ impl Pair {
         (true, Wait::ZERO)
     }
 
-    /// Applies a denial. Returns whether this limit alone would allow `cost` units, and the wait until they fit.
+    /// Applies a denial. Returns whether this limit alone would have allowed `cost` units, and the wait until they fit.
     ///
-    /// With `count_denied`, adds the units to the current window of `view`, up to the quota. Stores the pair if that,
-    /// the clock or a new window has changed it.
+    /// With `count_denied`, adds the units to the current window of `view`, up to the quota; the wait is the one after
+    /// that. Stores the pair of `view` in `self` only with `count_denied`, or if the clock went back, or if the limit's
+    /// window has changed.
     #[inline(always)]
     fn deny(&mut self, view: &mut View<'_>, limit: &Limit, cost: u32) -> (bool, Wait) {
         let allowed = view.fits(cost);
@@ -133,7 +137,8 @@ impl Pair {
 
     /// Gives back the units of a charge that was made in the current or the previous window.
     ///
-    /// Older charges no longer count. Also moves the stored pair to the window that contains `now`.
+    /// The count of that window becomes 0 if it is less. Units of an older charge no longer count and are not given
+    /// back. Also moves the stored pair to the window that contains `now`.
     pub(super) fn refund(&mut self, limit: &Limit, shape: &PairShape, now: Timestamp, receipt: Receipt) {
         *self = View::new(self, limit, shape, now).pair;
         let charged_at = receipt.at.as_micros();
@@ -145,10 +150,12 @@ impl Pair {
         }
     }
 
-    /// Returns the pair moved to the window that contains `now_us`.
+    /// Returns the pair moved to the window of the length `window_us` that contains `now_us`.
     ///
-    /// The count of the window before becomes the previous count, and older counts become 0. If the stored window
-    /// starts in the future, the sum of both counts becomes the current count, at most `quota`.
+    /// The pair must have been counted in windows of this length, or be unused. In the stored window, both counts stay.
+    /// In the next one, the current count becomes the previous count, and the current count 0. Later, both are 0. If
+    /// the stored window starts in the future, the sum of both becomes the current count, at most `quota`, and the
+    /// previous count 0.
     #[inline(always)]
     fn advanced(self, window_us: Divisor, now_us: u64, quota: u32) -> Pair {
         let start_us = now_us - window_us.div_rem(now_us).1;
@@ -190,9 +197,10 @@ impl<'a> View<'a> {
         View { pair, now_us, quota, shape, previous_weighed }
     }
 
-    /// Converts a pair that was counted in windows of another length to the limit's window.
+    /// Converts a used pair that was counted in windows of another length to the limit's window.
     ///
-    /// The estimate under the old window becomes the current count, at most `quota`; the previous count becomes 0.
+    /// `shape` and `quota` are the limit's. The estimate under the old window becomes the current count, at most
+    /// `quota`; the previous count becomes 0.
     #[cold]
     fn with_new_window(stored: &Pair, quota: u32, shape: &PairShape, now_us: u64) -> Pair {
         let old_cut = WindowCut::new(stored.window_us);
@@ -253,7 +261,9 @@ impl<'a> View<'a> {
         Wait::from_micros(start_us + window_us + offset_us.min(window_us) - self.now_us)
     }
 
-    /// Returns the wait until both counts no longer matter; zero if both are 0.
+    /// Returns the wait until both counts no longer matter.
+    ///
+    /// Zero if both are 0, or if the current one is 0 and the limit does not weigh the previous one.
     #[inline(always)]
     fn reset_after(&self) -> Wait {
         let Pair { start_us, window_us, current, previous } = self.pair;
@@ -266,6 +276,8 @@ impl<'a> View<'a> {
     }
 
     /// Builds the limit's status: the verdict as given, with `remaining`, `next_after` and `reset_after` of this pair.
+    ///
+    /// If not `allowed`, `retry_after` must be [`View::wait`] of `cost`: it is used for `next_after`, too.
     #[inline(always)]
     fn status(&self, cost: u32, allowed: bool, retry_after: Wait) -> LimitStatus {
         let remaining = u64::from(self.quota).saturating_sub(self.estimate()) as u32;
@@ -282,7 +294,7 @@ impl<'a> View<'a> {
 
 /// Returns the previous count times its weight at `now_us`, rounded up; 0 if the previous window does not count.
 ///
-/// The current window of `pair` must contain `now_us`.
+/// The current window of `pair` must contain `now_us`, and `cut` must be of the length of that window.
 #[inline(always)]
 fn weighed(pair: &Pair, now_us: u64, weighs_previous: bool, cut: &WindowCut) -> u64 {
     if !weighs_previous || pair.previous == 0 {

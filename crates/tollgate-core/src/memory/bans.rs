@@ -44,6 +44,8 @@ impl Bans {
 
     /// Bans a subject until `end`, or for good if `None`. Replaces an earlier ban of the subject.
     ///
+    /// Also drops all bans that have ended at `now`.
+    ///
     /// # Errors
     /// Returns an error of the kind [`StoreErrorKind::Unavailable`] if there are [`BANS_MAX`] bans of other subjects.
     pub(super) fn add(&self, subject: CounterHash, end: Option<Timestamp>, now: Timestamp) -> Result<(), StoreError> {
@@ -62,7 +64,7 @@ impl Bans {
         Ok(())
     }
 
-    /// Lifts the ban of a subject. Returns whether there was one at `now`.
+    /// Lifts the ban of a subject. Returns whether there was one at `now`. Also drops all bans that have ended.
     pub(super) fn remove(&self, subject: CounterHash, now: Timestamp) -> bool {
         let mut table = self.table.write();
         table.drop_expired(now);

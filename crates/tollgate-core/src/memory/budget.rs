@@ -50,7 +50,8 @@ impl Budget {
 
     /// Returns the maximum size, in bytes, of a table that replaces a shard's table of `old` bytes.
     ///
-    /// With it, the cap is kept while both tables exist, and the reserve is left after the old one is dropped.
+    /// With it, the cap is kept while both tables exist, and the reserve is left after the old one is dropped. At most
+    /// the shard's share of the cap. May be less than `old`: then the table cannot grow.
     pub(super) fn table_bytes_max(&self, old: usize) -> usize {
         let used = self.used();
         let after_the_move = (self.steady + old).saturating_sub(used);
@@ -58,7 +59,9 @@ impl Budget {
         self.table_max.min(after_the_move).min(while_both_exist)
     }
 
-    /// Returns whether a log may grow if `bytes` must be reallocated for it: twice as many must be left.
+    /// Returns whether a log may grow if `bytes` must be reallocated for it.
+    ///
+    /// Twice as many, and 128 bytes more, must be left besides the reserve.
     ///
     /// The log may grow by a quarter while the old memory still exists, or to entries that are twice as wide.
     #[inline]

@@ -63,8 +63,9 @@ impl MemoryStoreBuilder {
 
     /// Sets the maximum number of bytes on the heap for counters. Defaults to 256 MiB.
     ///
-    /// Values below 64 KiB become 64 KiB. When the memory is used up, keys without a counter share overflow
-    /// counters until expired counters make room.
+    /// Values below 64 KiB become 64 KiB. When the memory is used up, keys without a counter share overflow counters
+    /// until expired counters make room, and are denied if no overflow counter is left. Logs do not grow then: they
+    /// combine admissions, which errs towards denial.
     #[must_use]
     pub fn max_bytes(self, max_bytes: usize) -> Self {
         MemoryStoreBuilder { max_bytes: max_bytes.max(BYTES_MAX_MIN), ..self }

@@ -168,7 +168,8 @@ impl CounterHasher {
     /// Returns the cell of a new key: which of `cells` overflow counters of its limit in its shard it shares.
     ///
     /// Selected by the network of the address in `subject`, or by the hash `new_key` if there is none. A network has
-    /// another row of cells in every shard, so two networks do not share a row in all of them.
+    /// another row of cells in every shard, so two networks do not share a row in all of them. The result is below
+    /// `cells`, which must not be 0. `shard` is the index of the key's shard.
     pub(super) fn cell(&self, new_key: CounterHash, shard: usize, subject: &[u8], cells: usize) -> usize {
         let Some(network) = Network::of_subject(subject) else { return new_key.rest() as usize % cells };
         let columns = COLUMNS.min(cells);

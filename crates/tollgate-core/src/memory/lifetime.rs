@@ -13,7 +13,7 @@ pub(super) const GRAIN_US_MAX: u64 = 40_000;
 
 /// Returns the eight-bit code of the rate of `quota` parts per `grain_us` microseconds.
 ///
-/// The rate is rounded down by at most a quarter.
+/// The rate is rounded down by at most a quarter. `grain_us` must be 1 to [`GRAIN_US_MAX`], and `quota` at least 1.
 #[inline(always)]
 pub(super) fn rate_code(quota: u64, grain_us: u64) -> u8 {
     let rate = quota << RATE_SHIFT;
@@ -33,7 +33,9 @@ pub(super) fn rate_code_to_leak(level: u64, us: u64) -> u8 {
     }
 }
 
-/// Returns the eight-bit code of the smallest codable number that is at least `value`, so at most a quarter more.
+/// Returns the eight-bit code of the smallest codable number that is at least `value`.
+///
+/// That is 4 for values below 4; otherwise it is at most a quarter more than `value`.
 #[inline]
 pub(super) fn code_up(value: u64) -> u8 {
     match value {

@@ -27,8 +27,8 @@ impl MemoryStore {
     /// Admits a check if all its counters exist and have room, and returns the time of the decision.
     ///
     /// `read` is the time that the caller read from the clock. Appends one status per demand to `limits`. Returns
-    /// `None` without changing a counter in all other cases, also if the check does not have two to four demands. Then
-    /// [`MemoryStore::check_in_general`] must decide.
+    /// `None` without changing a counter or `limits` in all other cases, also if the check does not have two to four
+    /// demands. Then [`MemoryStore::check_in_general`] must decide. Bans are not considered.
     #[inline]
     pub(super) fn admit_in_place(
         &self,
@@ -61,6 +61,8 @@ impl MemoryStore {
     }
 
     /// Implements [`MemoryStore::admit_in_place`] for counters that are all in one shard, as those of one subject are.
+    ///
+    /// `names` and `asked` are those of the demands, in the same order.
     #[inline(always)]
     fn admit_in_shard<const N: usize>(
         &self,
@@ -84,7 +86,9 @@ impl MemoryStore {
         Some(now)
     }
 
-    /// Implements [`MemoryStore::admit_in_place`] for counters in several shards, whose `indices` are given.
+    /// Implements [`MemoryStore::admit_in_place`] for counters in several shards.
+    ///
+    /// `names` and `indices` are the names and the shards of the demands' counters, in the same order.
     #[inline(never)]
     fn admit_in_shards<const N: usize>(
         &self,
@@ -142,7 +146,10 @@ impl MemoryStore {
         (shards, shard_of)
     }
 
-    /// Charges one counter, which must exist and have room, and appends its status to `limits`.
+    /// Charges one counter, which must exist and have room, and appends its status to `limits`. Cost 0 is not charged.
+    ///
+    /// # Panics
+    /// Panics if the slot holds a state of another state machine than the limit's.
     #[inline(never)]
     fn charge_in_place(
         &self,

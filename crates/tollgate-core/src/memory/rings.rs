@@ -22,7 +22,9 @@ use crate::algorithm::{Long, SHORT_CAPACITIES};
 pub(super) struct Rings {
     /// One for each of [`SHORT_CAPACITIES`]; empty until the first ring is stored.
     classes: Box<[SizeClass]>,
+    /// The blocks of larger logs; an empty ring where one is free or taken out.
     large: Vec<Block>,
+    /// The indices in `large` that are free.
     large_free: Vec<u32>,
     /// The bytes of the large blocks and of the size classes.
     bytes: usize,
@@ -31,17 +33,21 @@ pub(super) struct Rings {
 /// The entries of one longer log: the words of one ring, or several rings.
 #[derive(Debug)]
 pub(super) enum Block {
+    /// The words of one ring. Its head is in the slot.
     Ring(Box<[u64]>),
+    /// Several rings, with their heads.
     Long(Box<Long>),
 }
 
 /// The rings of one size, side by side in one block of memory.
 #[derive(Debug, Default)]
 struct SizeClass {
+    /// The words of all rings, including free ones.
     words: Vec<u64>,
     /// The index, plus 1, of the ring that was freed last. Its first word is the index of the one freed before it, plus
     /// 1. 0 ends the list.
     free: u64,
+    /// The number of rings in use.
     len: usize,
 }
 
@@ -53,9 +59,9 @@ const LARGE: usize = SHORT_CAPACITIES.len();
 const _: () = assert!(LARGE < 1 << CLASS_BITS);
 
 impl Rings {
-    /// Takes out the entries of the ring with this number.
+    /// Takes out the entries of the ring with this number, which must be in use.
     ///
-    /// The number stays reserved until [`Rings::put`] or [`Rings::free`].
+    /// The number stays reserved until [`Rings::put`] or [`Rings::free`], one of which must follow.
     pub(super) fn take(&mut self, ring: u32) -> Block {
         let (class, place) = split_number(ring);
         if let Some(rings) = self.classes.get_mut(class) {
@@ -67,6 +73,8 @@ impl Rings {
     }
 
     /// Returns the words of the ring with this number, or `None` if it stands for a log of several rings.
+    ///
+    /// The number must be in use, and its entries not taken out.
     #[inline]
     pub(super) fn get_mut(&mut self, ring: u32) -> Option<&mut [u64]> {
         let (class, place) = split_number(ring);
@@ -81,8 +89,8 @@ impl Rings {
 
     /// Stores the entries of a log, and returns the number under which they are found.
     ///
-    /// That is `ring`, the number from which they were taken, or a new one if it is `None` or of another size. In that
-    /// case the old number is freed.
+    /// `ring` is the number from which they were taken, or `None` for a new log. The result is the same number if the
+    /// entries still belong to its size class. Otherwise it is a new one, and `ring` is freed.
     pub(super) fn put(&mut self, ring: Option<u32>, block: Block) -> u32 {
         let class = match &block {
             Block::Ring(words) => {
@@ -110,7 +118,7 @@ impl Rings {
         (place << CLASS_BITS | class) as u32
     }
 
-    /// Frees the ring with this number, and its entries if they were not taken out.
+    /// Frees the ring with this number, which must be in use, and its entries if they were not taken out.
     pub(super) fn free(&mut self, ring: u32) {
         let (class, place) = split_number(ring);
         if class < LARGE {
@@ -139,9 +147,10 @@ impl Rings {
         self.classes.iter().map(SizeClass::heap_bytes).max().unwrap_or(0)
     }
 
-    /// Returns whether it is worth moving the rings of a size class together.
+    /// Returns whether it is worth moving all rings together, as `Shard::gather_rings` does.
     ///
-    /// Less than a quarter of the class is in use, and moving frees more than `worth_bytes`.
+    /// `true` if there is a size class of which less than a quarter is in use and more than `worth_bytes` bytes are
+    /// free. Large rings are not considered, because each has a block of its own.
     pub(super) fn is_sparse(&self, worth_bytes: usize) -> bool {
         self.classes.iter().zip(SHORT_CAPACITIES).any(|(class, words)| {
             let (all, used) = (class.words.len(), class.len * words);
@@ -149,7 +158,9 @@ impl Rings {
         })
     }
 
-    /// Reserves room for a ring in a size class, given by its index, and returns the ring's index in the class.
+    /// Reserves room for a ring in a size class, and returns the ring's index in the class.
+    ///
+    /// `class` is the index of the class in [`SHORT_CAPACITIES`], or [`LARGE`]. Allocates if no place is free.
     fn reserve(&mut self, class: usize) -> usize {
         if class < LARGE {
             if self.classes.is_empty() {

@@ -43,13 +43,15 @@ const RINGS_WORTH_BYTES: usize = 1_024;
 #[derive(Debug, Default)]
 #[repr(C)]
 pub(super) struct Shard {
+    /// The counters of single keys.
     table: Table,
     /// The latest time of a decision in this shard.
     latest: Timestamp,
     /// The number of operations until the next reclaiming step.
     ops_to_sweep: u32,
+    /// The entries of the longer logs in both tables.
     rings: Rings,
-    /// The bytes of the tables when they were last resized.
+    /// The bytes of both tables when they were last measured.
     tables_bytes: usize,
     /// The bytes of this shard that were last reported to the budget.
     bytes_reported: usize,
@@ -59,15 +61,18 @@ pub(super) struct Shard {
     overflow_cursor: usize,
     /// The number of new counters for which room is reserved and which are not inserted yet.
     rooms_reserved: usize,
+    /// The overflow counters, which keys without a counter of their own share.
     overflow: Table,
 }
 
 /// Where the state of a counter was taken from, so that it can be put back without another search.
 ///
-/// Valid until the next insertion or reclaiming step.
+/// Valid until the next insertion, removal, resize or reclaiming step.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum SlotLocation {
+    /// In the slot of the key's own counter, with this index.
     Table(usize),
+    /// In the slot of an overflow counter, with this index.
     Overflow(usize),
     /// Not stored yet; room is reserved in the table.
     NewInTable,
@@ -93,7 +98,7 @@ impl Shard {
     /// Returns the time at which to decide a check whose caller has read `read` from the clock.
     ///
     /// That is `read`, unless the shard has decided at a later time: another check was faster to take the lock, or the
-    /// clock went back. Then the clock is read again, by [`Clock::now_at_least`].
+    /// clock went back. Then the clock is read again, by [`Clock::now_at_least`]. Does not record the time.
     #[inline]
     pub(super) fn decision_time(&self, read: Timestamp, clock: &impl Clock) -> Timestamp {
         if read < self.latest { read_again(clock, self.latest) } else { read }
@@ -106,6 +111,8 @@ impl Shard {
     }
 
     /// Returns the slot index of the counter with this name, or `None` if it has no slot of its own.
+    ///
+    /// The index is valid until the next insertion, removal, resize or reclaiming step.
     #[inline(always)]
     pub(super) fn find(&self, name: CounterHash) -> Option<usize> {
         self.table.find(name)
@@ -117,7 +124,7 @@ impl Shard {
         Some((self.table.find_mut(name)?, &mut self.rings))
     }
 
-    /// Returns the slot with an index that [`Shard::find`] returned, and the shard's rings.
+    /// Returns the slot with an index that [`Shard::find`] returned and that is still valid, and the shard's rings.
     #[inline(always)]
     pub(super) fn slot_at(&mut self, place: usize) -> (&mut Slot, &mut Rings) {
         (self.table.slot_mut(place), &mut self.rings)
@@ -136,8 +143,11 @@ impl Shard {
     ///
     /// That is an overflow counter that has not expired, a copy of it if `may_promote` and there is room for a slot, or
     /// a new state. Without any room the new state is full, so that it denies. `overflow_name` returns the name of the
-    /// overflow counter in a scope. [`Shard::put`] or [`Shard::put_back`] must follow, with the returned location and
-    /// name.
+    /// overflow counter in a scope.
+    ///
+    /// The shard must have recorded the time of the decision ([`Shard::set_time`]). May grow the table or drop expired
+    /// counters to make room, which moves slots, and reserves that room. [`Shard::put`] or [`Shard::put_back`] must
+    /// follow, with the returned location and name.
     #[cold]
     pub(super) fn take_unknown(
         &mut self,
@@ -202,9 +212,15 @@ impl Shard {
         }
     }
 
-    /// Stores a state that was taken from `place`: in its slot, or in a new one.
+    /// Stores a state after a change: in the slot from which it was taken, or in a new one.
     ///
-    /// A new state is not stored if it is unused, or if its location is [`SlotLocation::Nowhere`].
+    /// `place` and `name` must be those with which the state was taken, and the state must belong to the limit's state
+    /// machine. A new state is not stored if it is unused, or if `place` is [`SlotLocation::Nowhere`]; the room that
+    /// was reserved for it is released in any case. An insertion may move slots, so states that have one must be put
+    /// first. The next [`Shard::finish`] then reclaims.
+    ///
+    /// # Panics
+    /// Panics if the state belongs to another state machine.
     #[inline]
     pub(super) fn put(&mut self, place: SlotLocation, name: CounterHash, limit: &Limit, state: State) {
         let is_own = matches!(place, SlotLocation::Table(_) | SlotLocation::NewInTable | SlotLocation::Promoted);
@@ -232,13 +248,19 @@ impl Shard {
     }
 
     /// Completes a decision: reclaims expired slots if it is time to, and reports changed memory to the budget.
+    ///
+    /// Reclaiming moves slots and rings, so all states must have been put back.
     #[inline]
     pub(super) fn finish(&mut self, budget: &Budget) {
         self.finish_in_slot(budget);
         self.report(budget);
     }
 
-    /// Completes a decision that allocated and freed no memory: reclaims expired slots after every 64th of them.
+    /// Completes a decision that allocated and freed no memory, or whose caller has called [`Shard::report`].
+    ///
+    /// Reclaims expired slots after every 64th decision, and after each one that inserted a counter or used an overflow
+    /// counter. Reports the memory only then.
+    /// Reclaiming moves slots and rings, so all states must have been put back.
     #[inline(always)]
     pub(super) fn finish_in_slot(&mut self, budget: &Budget) {
         let is_time = self.ops_to_sweep == 0;
@@ -260,7 +282,7 @@ impl Shard {
         self.report(budget);
     }
 
-    /// Removes the counter with this name, if it has a slot of its own.
+    /// Removes the counter with this name if it has a slot of its own, and reports the freed memory to the budget.
     pub(super) fn remove(&mut self, name: CounterHash, budget: &Budget) {
         if let Some(place) = self.table.find(name) {
             remove(&mut self.table, place, &mut self.rings);
@@ -327,7 +349,8 @@ impl Shard {
 
     /// Drops the expired counters in the next `places` slots. Begins where the last call ended.
     ///
-    /// At the end of the table, shrinks it if it is mostly empty.
+    /// Other slots may move. At the end of the table, the next call begins at its start, and a table of more than 32
+    /// lines of which less than an eighth is in use shrinks.
     fn sweep(&mut self, places: usize) {
         self.cursor = drop_expired(&mut self.table, self.cursor, places, self.latest, &mut self.rings);
         if self.cursor >= self.table.places() {
@@ -339,6 +362,8 @@ impl Shard {
     }
 
     /// Drops the expired overflow counters in the next `places` slots. No [`SlotLocation`] may be in use.
+    ///
+    /// Begins where the last call ended. Frees the overflow table if it is empty.
     fn sweep_overflow(&mut self, places: usize) {
         let (overflow, cursor) = (&mut self.overflow, self.overflow_cursor);
         self.overflow_cursor = drop_expired(overflow, cursor, places, self.latest, &mut self.rings);
@@ -350,7 +375,7 @@ impl Shard {
         }
     }
 
-    /// Moves all rings to new memory without gaps, and frees the old memory.
+    /// Moves all rings to new memory without gaps, and frees the old memory. No ring may be taken out.
     #[cold]
     fn gather_rings(&mut self) {
         let mut scattered = std::mem::take(&mut self.rings);

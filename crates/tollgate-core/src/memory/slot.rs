@@ -39,7 +39,9 @@ use crate::time::Timestamp;
 pub(super) struct Slot {
     /// The table part of the name; 0 in an empty slot.
     hash: u64,
+    /// The second part of the name.
     rest: u32,
+    // The bits of the state, as in the layout above.
     wide: u32,
     small: u64,
     time: u64,
@@ -98,16 +100,19 @@ const RING_FIRST_BITS: u32 = 17;
 const RING_LEN_BITS: u32 = 17;
 
 impl Slot {
-    /// Creates the slot of the counter with this name. The state must be of the limit's state machine.
+    /// Creates the slot of the counter with this name.
     ///
     /// The entries of a log that do not fit into the slot move into `rings`.
+    ///
+    /// # Panics
+    /// Panics if the state does not belong to the limit's state machine.
     pub(super) fn new(name: CounterHash, limit: &Limit, state: State, rings: &mut Rings) -> Slot {
         let mut slot = Slot { hash: name.table(), rest: name.rest(), wide: 0, small: 0, time: 0 };
         slot.pack(limit, state, rings);
         slot
     }
 
-    /// Returns whether this slot holds the counter with this name.
+    /// Returns whether this slot holds the counter with this name, which must be of the slot's shard.
     #[inline(always)]
     pub(super) fn holds(&self, name: CounterHash) -> bool {
         self.hash == name.table() && self.rest == name.rest()
@@ -166,8 +171,8 @@ impl Slot {
 
     /// Decides a check of this bucket alone, in the slot: charges the cost if it fits, else denies.
     ///
-    /// Returns `None` without changing anything if the slot holds another kind of state. Only a hash collision causes
-    /// this.
+    /// A cost of 0 is not charged. Returns `None` without changing anything if the slot holds another kind of state.
+    /// Only a hash collision causes this.
     #[cold]
     pub(super) fn decide_bucket(
         &mut self,
@@ -184,8 +189,8 @@ impl Slot {
 
     /// Decides a check of this pair alone, in the slot: charges the cost if it fits, else denies.
     ///
-    /// Returns `None` without changing anything if the slot holds another kind of state. Only a hash collision causes
-    /// this.
+    /// A cost of 0 is not charged. Returns `None` without changing anything if the slot holds another kind of state.
+    /// Only a hash collision causes this.
     #[inline(never)]
     pub(super) fn decide_pair(
         &mut self,
@@ -200,10 +205,11 @@ impl Slot {
         Some(status)
     }
 
-    /// Decides a check of this log alone, in the slot and its ring, if the log need not be allocated anew.
+    /// Decides a check of this log alone, in the slot and its ring, in the frequent cases.
     ///
-    /// Returns `None` without changing anything in all other cases, also if the slot holds another kind of state. Then
-    /// [`Slot::decide_log`] must decide.
+    /// They are an admission by a log of at most two entries ([`Log::admit_in_place`]), and a decision on a ring that
+    /// keeps its size ([`Log::decide_in_place`]). Returns `None` without changing anything in all other cases, also if
+    /// the slot holds another kind of state. Then [`Slot::decide_log`] must decide.
     #[inline(never)]
     pub(super) fn decide_log_in_place(
         &mut self,
@@ -221,7 +227,8 @@ impl Slot {
 
     /// Admits a check of this log alone, in the slot, if the log has at most two entries before and after.
     ///
-    /// Returns `None` without changing anything in all other cases.
+    /// Returns `None` without changing anything in all other cases: those of [`Log::admit_in_place`], or if the slot
+    /// holds a longer log or another kind of state.
     #[inline(always)]
     pub(super) fn decide_inline_log_in_place(
         &mut self,
@@ -238,7 +245,8 @@ impl Slot {
 
     /// Decides a check of this log alone, in the slot and its ring, if the log has a ring that keeps its size.
     ///
-    /// Returns `None` without changing anything in all other cases.
+    /// Returns `None` without changing anything in all other cases: those of [`Log::decide_in_place`], or if the slot
+    /// holds a log without a ring or with several, or another kind of state.
     #[inline(always)]
     pub(super) fn decide_ring_in_place(
         &mut self,
@@ -265,8 +273,9 @@ impl Slot {
 
     /// Decides a check of this log alone: charges the cost if it fits, else denies.
     ///
-    /// The log grows if the budget allows it; otherwise its newest entry takes the units. Returns `None` without
-    /// changing anything if the slot holds another kind of state.
+    /// A cost of 0 is not charged. The log grows if the budget allows it; otherwise its newest entry takes the units.
+    /// The caller must then report the memory to the budget ([`Shard::report`](super::shard::Shard::report)). Returns
+    /// `None` without changing anything if the slot holds another kind of state.
     #[inline(never)]
     pub(super) fn decide_log(
         &mut self,
@@ -293,8 +302,8 @@ impl Slot {
 
     /// Returns whether the slot certainly has room for `cost` units at `now`.
     ///
-    /// `false` if it holds a state of another state machine. Expired entries of a log are still counted, so the result
-    /// may be `false` although the cost fits.
+    /// `false` if the slot holds a state of another state machine; else always `true` for cost 0. Expired entries of a
+    /// log are still counted, so the result may be `false` although the cost fits.
     #[inline]
     pub(super) fn has_room_for(&self, limit: &Limit, now: Timestamp, cost: u32) -> bool {
         match (limit.machine(), self.kind()) {
@@ -324,6 +333,9 @@ impl Slot {
     }
 
     /// Stores a state in the slot. The entries of a log that do not fit into it move into `rings`.
+    ///
+    /// A log must have been taken out of this slot by [`Slot::unpack`], or the slot must be new. Frees the ring of a
+    /// log that another kind of state replaces.
     ///
     /// # Panics
     /// Panics if the state does not belong to the limit's state machine.

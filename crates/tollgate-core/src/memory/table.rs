@@ -147,7 +147,8 @@ impl Table {
 
     /// Inserts a slot, whose name must not be in the table yet, and returns its index.
     ///
-    /// Grows the table first if it is at its [capacity](Table::capacity), which moves other slots.
+    /// The slot must not be empty. Grows the table first if it is at its [capacity](Table::capacity), which moves other
+    /// slots.
     pub(super) fn insert(&mut self, slot: Slot) -> usize {
         if self.len >= self.capacity() {
             self.resize(larger(self.lines.len()));

@@ -13,16 +13,21 @@ use crate::request::{Script, Step, encode_call};
 
 /// Work that is sent together: checks, refunds, or one command.
 pub(super) enum Batch {
+    /// Checks of one or more callers.
     Checks(Checks),
+    /// Refunds of one or more callers.
     Refunds(Refunds),
+    /// One command of one caller, encoded.
     Command(Vec<u8>, Sender<Result<Reply, Fault>>),
 }
 
 /// The checks of a batch, and the callers that wait for their results.
 pub(super) struct Checks {
+    /// The checks of all callers, one caller after the other.
     steps: Vec<Step>,
-    /// The callers in order, each with the number of steps that belong to it.
+    /// The callers in the same order, each with the number of steps that belong to it.
     waiters: Vec<ChecksWaiter>,
+    /// The groups of equal steps that are sent as one.
     grouping: Grouping,
 }
 
@@ -34,8 +39,9 @@ pub(super) struct Refunds(Vec<(Step, Sender<Result<(), Fault>>)>);
 impl Batch {
     /// Takes work of one kind from the front of the backlog. Returns `None` if no work is left.
     ///
-    /// That is checks of at most `callers_max` callers, or refunds, or one command. A batch has at most [`STEPS_MAX`]
-    /// checks or refunds. Checks and commands whose callers have given up are dropped.
+    /// That is checks of at most `callers_max` callers (at least one), or refunds, or one command. A batch has at most
+    /// [`STEPS_MAX`] checks or refunds. Checks and commands that come first, or join the batch, are dropped if their
+    /// callers have given up.
     pub(super) fn next(backlog: &mut VecDeque<Work>, callers_max: usize) -> Option<Batch> {
         while backlog.pop_front_if(|work| is_abandoned(work)).is_some() {}
         Some(match backlog.pop_front()? {
@@ -99,7 +105,8 @@ impl Batch {
     /// Splits the batch into the calls in which it is sent.
     ///
     /// With [`CallScope::Server`] that is the batch itself. With [`CallScope::Subject`] it is one call for each
-    /// subject, in the order in which the subjects first occur; work of one subject keeps its order.
+    /// subject, in the order in which the subjects first occur; work of one subject keeps its order. All checks of a
+    /// caller must then have the same subject. A command is a call of its own.
     pub(super) fn into_calls(self, scope: CallScope) -> Vec<Batch> {
         match (scope, self) {
             (CallScope::Server, batch) | (CallScope::Subject, batch @ Batch::Command(..)) => vec![batch],
@@ -128,9 +135,10 @@ impl Batch {
         !matches!(self, Batch::Command(..))
     }
 
-    /// Returns whether the batch can be split into two different ones by [`Batch::halves`].
+    /// Returns whether [`Batch::halves`] can split the batch into two, neither of them empty.
     ///
-    /// `true` for several callers whose checks are not all equal, and for several refunds. `false` for a command.
+    /// `true` for several callers with at least two different checks among them, and for several refunds. `false` for a
+    /// command.
     pub(super) fn is_divisible(&self) -> bool {
         match self {
             Batch::Checks(checks) => checks.callers() > 1 && checks.grouping.groups.len() > 1,
@@ -141,7 +149,10 @@ impl Batch {
 
     /// Splits the callers, each with its checks or its refund, into two batches.
     ///
-    /// Splits in the middle, or as near to it as possible, because callers with equal checks stay together.
+    /// The batch must be [divisible](Batch::is_divisible); otherwise one of the two may be empty. Refunds are split in
+    /// the middle, in their order. Callers of checks are sorted by their checks, which changes their order, and split
+    /// as near to the middle as possible so that callers with equal checks stay together. If all callers have equal
+    /// checks, they are split in the middle.
     ///
     /// # Panics
     /// Panics if this is a command, which has one caller.
@@ -206,10 +217,11 @@ impl Checks {
         self.waiters.len()
     }
 
-    /// Splits the callers in the middle, or as near to it as possible.
+    /// Splits the callers, sorted by their checks, in the middle or as near to it as possible.
     ///
     /// Callers with equal checks stay together, so that a check that the server cannot decide is alone after a few
-    /// halvings, however many callers have sent it.
+    /// halvings, however many callers have sent it. If all callers have equal checks, they are split in the middle.
+    /// With one caller, the first half is empty.
     fn halves(self) -> (Checks, Checks) {
         let Checks { steps, waiters, grouping } = self;
         let (mut steps, mut groups) = (steps.into_iter(), grouping.group_of.into_iter());
@@ -233,15 +245,15 @@ impl Checks {
         (first, second)
     }
 
-    /// Returns each distinct check with the number of its occurrences, in the order in which the call decides them.
+    /// Returns one check of each group of equal ones with their number, in the order in which the call decides them.
     fn distinct(&self) -> Vec<(&Step, usize)> {
         self.grouping.groups.iter().map(|&(index, count)| (&self.steps[index], count)).collect()
     }
 
     /// Sends each caller the results of its checks, or to all callers the fault of the whole call.
     ///
-    /// `answers` has an element per distinct check. The nth occurrence of a check gets its nth decision, or the last
-    /// one if there are fewer.
+    /// `answers` must have an element for each of [`Checks::distinct`], in that order, with at least one decision or a
+    /// fault. The nth check of a group gets its nth decision, or the last one if there are fewer.
     fn hand_out(self, answers: &Result<Vec<StepDecisions>, Fault>) {
         let answers = match answers {
             Ok(answers) => answers,
@@ -293,7 +305,7 @@ fn fits_into_call(steps: &[Step], work: &Work) -> bool {
     }
 }
 
-/// Groups values by their keys. The groups are in the order in which their keys first occur.
+/// Groups values by their keys. The groups are in the order in which their keys first occur, the values in theirs.
 fn group_in_order<K: PartialEq, V>(values: impl Iterator<Item = (K, V)>) -> Vec<Vec<V>> {
     let mut groups: Vec<(K, Vec<V>)> = Vec::new();
     for (key, value) in values {
@@ -306,8 +318,11 @@ fn group_in_order<K: PartialEq, V>(values: impl Iterator<Item = (K, V)>) -> Vec<
 }
 
 /// The steps of a batch, divided into groups of equal ones. A group is sent as one step with a repeat count.
+///
+/// Only equal neighbours form a group, because the order of steps on a counter matters. If all steps have one limit,
+/// they are first sorted by their counters.
 struct Grouping {
-    /// For each distinct step, the index of its first occurrence and the number of occurrences.
+    /// For each group, in the order of sending, the index of its first step and the number of its steps.
     groups: Vec<(usize, usize)>,
     /// For each step, the index of its group in `groups`.
     group_of: Vec<usize>,

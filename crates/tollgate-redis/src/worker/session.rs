@@ -213,7 +213,8 @@ impl<'a> Session<'a> {
 
     /// Sends the oldest call to be resent, or else the next batch if it is due. Returns whether something was sent.
     ///
-    /// With fewer than [`EAGER_BATCHES_MAX`] batches in flight, `worth_a_batch` waiting callers make a batch due.
+    /// Sends nothing if no batch may be sent ([`Session::has_room`]). Counts the checks of a new batch. With fewer than
+    /// [`EAGER_BATCHES_MAX`] batches in flight, `worth_a_batch` waiting callers make a batch due.
     ///
     /// # Errors
     /// Returns a fault if the connection is broken.
@@ -243,9 +244,9 @@ impl<'a> Session<'a> {
         self.connection.send_queued().await.map(|()| true)
     }
 
-    /// Puts a call into the outbox and records it as in flight.
+    /// Puts a call into the outbox, counts it, and records it as in flight. Sends nothing.
     ///
-    /// `ends_batch` tells whether it is the last call of its batch.
+    /// The timeout of the call starts now. `ends_batch` tells whether it is the last call of its batch.
     fn queue(&mut self, batch: Batch, script: ScriptRef, ends_batch: bool) {
         let name = match script {
             ScriptRef::Sha | ScriptRef::ShaAgain => Script::Sha(self.connection.script_sha()),
@@ -272,8 +273,13 @@ impl<'a> Session<'a> {
 
     /// Handles the reply to the oldest call in flight, or the fault with which receiving it failed.
     ///
+    /// Sends the results to the callers. Instead, a call that the server has not executed may be queued to be resent. A
+    /// `READONLY` reply makes the session drain.
+    ///
     /// # Errors
-    /// Returns a fault if the connection must be dropped.
+    /// Returns a fault if the connection must be dropped: receiving failed, the reply shows that the connection's state
+    /// is unknown ([`Fault::ends_connection`]), or bytes are left although no call is in flight. The callers of the
+    /// oldest call have received their results or the fault, unless it is to be resent; those of other calls have not.
     fn receive(&mut self, reply: Result<Reply, Fault>) -> Result<(), Fault> {
         let Some(oldest) = self.in_flight.pop_front() else { return Ok(()) };
         self.batches_in_flight -= usize::from(oldest.ends_batch);

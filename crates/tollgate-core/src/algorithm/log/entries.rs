@@ -4,10 +4,12 @@ use super::Oldest;
 use super::long::{Long, SEGMENT_ENTRIES_MAX};
 use super::ring::Ring;
 
-/// Units admitted at one time, or within one tick, of which `time_us` is then the latest admission.
+/// Units that were charged at one time, or within one tick, or together because the log could not grow.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Entry {
+    /// The time of the latest of these charges.
     pub(crate) time_us: u64,
+    /// The units of all of them; 0 only in an unused entry.
     pub(crate) units: u32,
 }
 
@@ -24,15 +26,22 @@ enum Entries {
 
 /// The entries of a log in the form in which the memory store keeps them.
 pub(crate) enum LogParts {
+    /// At most two entries, which fit into a slot.
     InlineEntries(InlineEntries),
+    /// More entries, in one ring.
     Ring(Ring),
+    /// More entries than one ring takes.
     Long(Box<Long>),
 }
 
 /// Up to two entries, stored inline.
+///
+/// An unused entry must be [`Entry::default`], because its units are added and compared as well.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct InlineEntries {
+    /// The number of entries in use, from the front: 0, 1 or 2.
     pub(crate) len: u8,
+    /// The entries, oldest first.
     pub(crate) entries: [Entry; 2],
 }
 
@@ -144,10 +153,10 @@ impl Log {
         }
     }
 
-    /// Adds units to the newest entry and moves it to `time_us`. Does nothing if there are no entries.
+    /// Adds units to the newest entry and moves it to `time_us`, which must not be earlier than its time.
     ///
-    /// If so many units would need more memory per entry and `may_grow` is `false`, all entries become one at
-    /// `time_us`.
+    /// Does nothing if there are no entries. If so many units would need more memory per entry and `may_grow` is
+    /// `false`, all entries become one at `time_us`.
     pub(super) fn add_to_newest(&mut self, time_us: u64, units: u32, may_grow: bool) {
         let Some(last) = self.len().checked_sub(1) else { return };
         match &self.0 {
@@ -168,7 +177,7 @@ impl Log {
         }
     }
 
-    /// Removes the `count` oldest entries. A ring with at most one entry left becomes inline.
+    /// Removes the `count` oldest entries; all of them if there are not more. A single one that is left becomes inline.
     #[inline]
     pub(super) fn drop_front(&mut self, count: usize) {
         if count == 0 {
@@ -275,7 +284,9 @@ impl Log {
         }
     }
 
-    /// Returns whether `units` units can be added to any entry without making the ring wide: two words per entry.
+    /// Returns whether `units` units can certainly be added to the newest entry without making its ring wide.
+    ///
+    /// A wide ring has two words per entry. `true` for inline entries and for a ring that is already wide.
     fn units_fit(&self, units: u32) -> bool {
         match &self.0 {
             Entries::InlineEntries(_) => true,

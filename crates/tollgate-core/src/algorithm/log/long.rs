@@ -22,19 +22,24 @@ use super::{Entry, Oldest};
 
 /// The maximum number of entries in a segment. Above what a limit with ticks can need, so only `sliding-log` has more.
 pub(super) const SEGMENT_ENTRIES_MAX: usize = 1_024;
-/// Neighbours with at most this many entries are merged.
+/// Two neighbouring segments that have at most this many entries together are merged when one of them loses an entry.
 const JOINED_ENTRIES_MAX: usize = SEGMENT_ENTRIES_MAX / 2;
 
 /// The entries of a log in at least two rings, none of them empty.
+///
+/// Fewer rings may be left after a removal. The caller must then convert it, as [`Log`](super::Log) does.
 #[derive(Clone, Debug)]
 pub(crate) struct Long {
+    /// The rings, the oldest entries first.
     segments: VecDeque<Ring>,
+    /// The number of entries in all rings.
     len: usize,
+    /// The units of all entries.
     total: u32,
 }
 
 impl Long {
-    /// Creates a log of the entries of `ring`, which must be full, and a newer `entry`.
+    /// Creates a log of the entries of `ring`, which must have [`SEGMENT_ENTRIES_MAX`], and a newer `entry`.
     pub(super) fn new(ring: Ring, entry: Entry) -> Long {
         let (len, total) = (ring.len(), ring.head().total);
         let mut long = Long { segments: VecDeque::from([ring]), len, total };
@@ -43,6 +48,8 @@ impl Long {
     }
 
     /// Removes and returns the ring if only one is left, else returns `None`.
+    ///
+    /// A log whose ring was removed must be dropped.
     pub(super) fn take_only_ring(&mut self) -> Option<Ring> {
         if self.segments.len() == 1 { self.segments.pop_front() } else { None }
     }
@@ -77,7 +84,9 @@ impl Long {
         self.segments.back().is_some_and(|last| last.len() < last.capacity() && last.units_fit(units))
     }
 
-    /// Returns whether `units` units can be added to any entry without making the ring wide: two words per entry.
+    /// Returns whether `units` units can certainly be added to any entry of the newest ring without making it wide.
+    ///
+    /// A wide ring has two words per entry.
     pub(super) fn units_fit(&self, units: u32) -> bool {
         self.segments.back().is_some_and(|last| last.units_fit(units))
     }
@@ -140,7 +149,7 @@ impl Long {
         self.get(self.len - 1)
     }
 
-    /// Removes the `count` oldest entries.
+    /// Removes the `count` oldest entries; there must be at least that many.
     pub(super) fn drop_front(&mut self, mut count: usize) {
         self.len -= count;
         while let Some(first) = self.segments.front_mut() {
@@ -196,7 +205,9 @@ impl Long {
         }
     }
 
-    /// Moves the entries of the segment after the one with the index `first` into that one.
+    /// Moves the entries of the segment after the one with the index `first` into that one, and removes the former.
+    ///
+    /// Does nothing if there is no segment after it. Together they must have at most [`SEGMENT_ENTRIES_MAX`] entries.
     fn join(&mut self, first: usize) {
         let Some(second) = self.segments.remove(first + 1) else { return };
         for index in 0..second.len() {
@@ -205,6 +216,9 @@ impl Long {
     }
 
     /// Returns the index of the segment that holds the entry `index` places after the oldest, and its index in there.
+    ///
+    /// # Panics
+    /// Panics if there is no such entry.
     fn segment_of(&self, mut index: usize) -> (usize, usize) {
         for (segment, ring) in self.segments.iter().enumerate() {
             if index < ring.len() {

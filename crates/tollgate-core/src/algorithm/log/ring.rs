@@ -22,7 +22,7 @@ const TIME_BITS: u32 = 45;
 const TIME_MASK: u64 = (1 << TIME_BITS) - 1;
 /// The number of units from which an entry takes two words.
 const UNITS_WIDE: u32 = 1 << (u64::BITS - TIME_BITS);
-/// The largest ring that is never shrunk, in entries.
+/// The capacity, in entries, up to which a ring is not shrunk while it has more than one entry.
 const CAPACITY_SMALL: usize = 8;
 /// The capacities of short rings: steps of a third to a half.
 pub(crate) const SHORT_CAPACITIES: [usize; 7] = [4, 6, 8, 12, 16, 24, 32];
@@ -36,10 +36,11 @@ pub(crate) struct Ring {
 /// The fields of a ring besides its entries, which are in a slice of words. The memory store packs it into a slot.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct RingHead {
-    /// The time of the newest entry.
+    /// The time of the newest entry; 0 if there is none.
     pub(crate) newest_us: u64,
-    /// The position of the oldest entry.
+    /// The position of the oldest entry, counted in entries.
     pub(crate) first: u32,
+    /// The number of entries.
     pub(crate) len: u32,
     /// The units of all entries.
     pub(crate) total: u32,
@@ -54,7 +55,7 @@ impl RingHead {
         self.entry_at(self.first as usize, words)
     }
 
-    /// Removes the oldest entry, which must be `oldest`.
+    /// Removes the oldest entry, which must be `oldest`. There must be a newer one, because `newest_us` stays.
     #[inline]
     pub(super) fn drop_oldest(&mut self, oldest: Entry, words: &[u64]) {
         self.first = self.position(1, words) as u32;
@@ -71,7 +72,8 @@ impl RingHead {
 
     /// Appends an entry, or adds it to the newest if `joins_newest`. Returns whether that was done.
     ///
-    /// Returns `false` without changing anything if the ring would have to be allocated anew.
+    /// The newest entry then has the time of `entry`, which must not be earlier. Returns `false` without changing
+    /// anything if the ring would have to be allocated anew, or has at most one entry.
     #[inline]
     pub(super) fn append_in_place(&mut self, entry: Entry, joins_newest: bool, words: &mut [u64]) -> bool {
         match joins_newest {
@@ -104,7 +106,9 @@ impl RingHead {
         if self.is_wide { words.len() / 2 } else { words.len() }
     }
 
-    /// Returns whether `units` units can be added to any entry without making the ring wide: two words per entry.
+    /// Returns whether `units` units can certainly be added to any entry without making the ring wide.
+    ///
+    /// Also holds for a new entry of so many units. A wide ring has two words per entry. `true` if it is wide already.
     #[inline]
     fn units_fit(&self, units: u32) -> bool {
         self.is_wide || u64::from(self.total) + u64::from(units) < u64::from(UNITS_WIDE)
@@ -176,7 +180,9 @@ impl Ring {
         size_of_val(&*self.words)
     }
 
-    /// Returns whether `units` units can be added to any entry without making the ring wide: two words per entry.
+    /// Returns whether `units` units can certainly be added to any entry without making the ring wide.
+    ///
+    /// Also holds for a new entry of so many units. A wide ring has two words per entry. `true` if it is wide already.
     #[inline]
     pub(super) fn units_fit(&self, units: u32) -> bool {
         self.head.units_fit(units)
@@ -188,7 +194,9 @@ impl Ring {
         self.head.entry_at(self.head.position(index, &self.words), &self.words)
     }
 
-    /// Appends an entry, and grows the ring if it is full, but not beyond `entries_max` entries.
+    /// Appends an entry, which must not be earlier than the newest.
+    ///
+    /// A full ring grows to the capacity that [`capacity_above`] returns. A ring becomes wide if the units require it.
     pub(super) fn push(&mut self, entry: Entry, entries_max: usize) {
         if self.len() == self.capacity() {
             self.rebuild(capacity_above(self.len(), entries_max), self.head.is_wide);
@@ -303,7 +311,8 @@ impl Ring {
 
 /// Returns the capacity of a ring that holds `len` entries and must have room for one more.
 ///
-/// The next of [`SHORT_CAPACITIES`], or else about a quarter more than `len`, but then at most `entries_max`.
+/// The next of [`SHORT_CAPACITIES`], whatever `entries_max` is. Above them, about a quarter more than `len`, but at
+/// most `entries_max`, unless `len` + 1 is more.
 fn capacity_above(len: usize, entries_max: usize) -> usize {
     let short = SHORT_CAPACITIES.into_iter().find(|&capacity| capacity > len);
     short.unwrap_or_else(|| ((len + len / 4 + 1) | 1).min(entries_max.max(len + 1)))
