@@ -98,6 +98,9 @@ pub struct RateLimitLayer<M = FromBytes> {
 }
 
 /// A service that limits the requests to its inner service. Made by [`RateLimitLayer`].
+///
+/// `S` is the inner service. `M` converts the bytes of a refusal to the body type of its responses: [`FromBytes`],
+/// unless [`RateLimitLayer::bodies`] sets another. A refused request does not reach the inner service.
 #[derive(Clone)]
 pub struct RateLimit<S, M = FromBytes> {
     inner: S,
@@ -110,10 +113,13 @@ pub struct RateLimit<S, M = FromBytes> {
 struct LayerSettings {
     engine: Engine,
     find_peer: FindPeer,
+    /// Finds the URI that the client sent, if a router may have rewritten it.
     find_sent: Option<FindUri>,
     find_subject: Option<FindSubject>,
     find_cost: Option<FindCost>,
+    /// The longest time for which a leaky bucket may delay a request.
     wait_max: Duration,
+    /// Makes the bodies of refusals by limits, instead of the formats of the rules.
     write_body: Option<WriteBody>,
 }
 
@@ -236,7 +242,7 @@ impl<M> RateLimitLayer<M> {
     ///     user_id: u64,
     /// }
     ///
-    /// // 10 requests a minute per user who is logged in, and per address otherwise.
+    /// // 10 requests a minute per logged-in user, and per address otherwise.
     /// let layer = RateLimitLayer::per_ip("10/min")?
     ///     .subject(|parts| parts.extensions.get::<Session>().map(|session| session.user_id.to_string()));
     /// # drop(layer);
@@ -296,8 +302,8 @@ impl<M> RateLimitLayer<M> {
 
     /// Sets the longest time for which a leaky bucket may delay a request. Defaults to 30 s.
     ///
-    /// A request that would have to wait longer is refused and charged nothing. Its `Retry-After` is the time until the
-    /// wait is short enough.
+    /// A request that would have to wait longer is refused with 429, and its units are refunded. Its `Retry-After` is
+    /// the time until the wait is short enough.
     #[must_use]
     pub fn wait_at_most(mut self, wait_max: Duration) -> Self {
         Arc::make_mut(&mut self.settings).wait_max = wait_max;
@@ -307,8 +313,9 @@ impl<M> RateLimitLayer<M> {
     /// Sets the function that makes the bodies of refusals. It replaces the formats that the rules set.
     ///
     /// It is called if a limit denies a request, and if the store does not answer and the failure policy is `deny`.
-    /// Status and headers are unchanged, except for the content type. Refusals by a ban or because of a path that is too
-    /// long keep their own body, and refusals of gRPC requests have none.
+    /// Status and headers are unchanged, except for the content type. Refusals by a ban or because of a path that is
+    /// too long, and the response to a request with an unknown remote address, keep their own body. Refusals of gRPC
+    /// requests have none.
     ///
     /// ```
     /// use tollgate::RateLimitLayer;

@@ -227,7 +227,8 @@ tollgate_core::__names! {
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct ShieldRefusal<'a> {
-    /// The check of all shields that match the request. The scope of each key names its rule. Keys are client addresses.
+    /// The check of all shields that match the request. The scope of each key names its rule. Keys are client
+    /// addresses, or their pseudonyms.
     pub check: &'a Check<'a>,
     /// The decision. `None` if no limit denied the request: the shields' store holds a ban of the address, or it panicked
     /// and the failure policy of a shield is `deny`.
@@ -309,7 +310,8 @@ impl Observers {
 
     /// Calls [`Observer::decided`] for each check and its result, with the time since `begun`.
     ///
-    /// Does nothing if `begun`, which [`begin`](Observers::begin) returned, is `None`.
+    /// `results` must have one result per check, in the same order. Does nothing if `begun`, which
+    /// [`begin`](Observers::begin) returned, is `None`.
     pub(crate) fn decided<'a>(
         &self,
         begun: Option<Timestamp>,

@@ -53,7 +53,8 @@ impl Body {
 #[derive(Clone, PartialEq, Default)]
 #[non_exhaustive]
 pub enum BodyFormat {
-    /// JSON; a problem of RFC 9457 if the request's `Accept` header names `application/problem+json`.
+    /// JSON; a problem of RFC 9457 if the request's `Accept` header names `application/problem+json` and does not
+    /// prefer `application/json`.
     #[default]
     Json,
     /// A problem of RFC 9457, whatever the request accepts.
@@ -73,7 +74,9 @@ pub struct CustomFormat(Arc<dyn Fn(&RefusalDetails<'_>) -> Body + Send + Sync>);
 impl BodyFormat {
     /// Creates a format that calls `body` for each refusal by a limit and for each refusal because of an unavailable store.
     ///
-    /// It returns the content type and the bytes. Status and all other headers are those of the built-in formats.
+    /// It returns the content type and the bytes. Status and all other headers are those of the built-in formats. It is
+    /// not called for bans and for paths that are too long. In a response to a gRPC request, which has no body, its
+    /// result is not used.
     pub fn custom(body: impl Fn(&RefusalDetails<'_>) -> Body + Send + Sync + 'static) -> BodyFormat {
         BodyFormat::Custom(CustomFormat(Arc::new(body)))
     }

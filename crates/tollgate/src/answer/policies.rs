@@ -121,10 +121,10 @@ impl Policies {
 
     /// Writes the rate-limit headers of a response, on a denial also `Retry-After` and `Cache-Control: no-store`.
     ///
-    /// `decision` must have one limit status per policy, in the same order. Existing headers of these names are replaced;
-    /// `Access-Control-Expose-Headers` is added to existing ones. `Retry-After` is not written if the request can never
-    /// pass. No rate-limit headers are written for a decision of [`Source::None`] (the store did not answer and the
-    /// failure policy admitted the request) or without limits.
+    /// `decision` must have one limit status per policy, in the same order; policies without a status are not shown.
+    /// Existing headers of these names are replaced; `Access-Control-Expose-Headers` is added to existing ones.
+    /// `Retry-After` is not written if the request can never pass. No rate-limit headers are written for a decision of
+    /// [`Source::None`] (the store did not answer and the failure policy admitted the request) or without limits.
     pub fn write_headers(&self, decision: &Decision, headers: &mut HeaderMap) {
         if !decision.allowed() {
             headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
@@ -155,9 +155,10 @@ impl Policies {
     /// Builds the response to a denied request: status 429, the headers of
     /// [`write_headers`](Policies::write_headers), and a body.
     ///
-    /// The body is in the format of the policy that denied the request; if several did, of the one with the longest wait.
-    /// `request` holds the request's headers: if `Accept` names `application/problem+json`, a JSON body becomes a problem
-    /// of RFC 9457. For a decision that a ban refused, use [`Refusal::by_ban`](crate::engine::Refusal::by_ban) instead.
+    /// `decision` must be a denial, with one limit status per policy, in the same order. The body is in the format of
+    /// the policy that denied the request; if several did, of the one with the longest wait. `request` holds the
+    /// request's headers: if `Accept` names `application/problem+json`, a JSON body becomes a problem of RFC 9457. For
+    /// a decision that a ban refused, use [`Refusal::by_ban`](crate::engine::Refusal::by_ban) instead.
     ///
     /// ```
     /// use http::HeaderMap;
@@ -186,7 +187,7 @@ impl Policies {
 
     /// Returns the details of a denial, for a body or a protocol of your own: policies, wait and message.
     ///
-    /// `decision` must be a denial, with one limit status per policy.
+    /// `decision` must be a denial, with one limit status per policy, in the same order.
     pub fn refusal<'a>(&'a self, decision: &'a Decision) -> RefusalDetails<'a> {
         RefusalDetails::denied(decision, self.with_statuses(decision))
     }
@@ -194,7 +195,8 @@ impl Policies {
     /// Builds the response to a request that is refused because the store did not answer: status 503.
     ///
     /// For the failure policy `deny`. The body is in the first policy's format, and in JSON without policies. `Retry-After`
-    /// is one second. There are no rate-limit headers. `request` holds the request's headers, of which `Accept` is read.
+    /// is one second, and `Cache-Control` is `no-store`. There are no rate-limit headers. `request` holds the request's
+    /// headers, of which `Accept` is read.
     pub fn unavailable(&self, request: &HeaderMap) -> Response<Bytes> {
         let refusal = RefusalDetails::unavailable();
         let mut response = respond(&refusal, self.policies.first().map(|policy| policy.format()), request);
@@ -208,6 +210,8 @@ impl Policies {
     }
 
     /// Iterates over the policies, each with its limit status in `decision`, in the order of the check.
+    ///
+    /// Ends with the shorter of the two lists.
     fn with_statuses<'a>(
         &'a self,
         decision: &'a Decision,

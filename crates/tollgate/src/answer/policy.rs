@@ -47,7 +47,7 @@ pub(super) struct Rendered {
     pub(super) draft_6_policy: Option<Box<str>>,
 }
 
-/// The error for a policy name that is not made of lowercase letters, digits and hyphens.
+/// The error for a policy name that is empty, or has characters other than `a-z`, `0-9` and `-`.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("invalid policy name {found:?}: expected one or more of a-z, 0-9 and -, for example per-minute")]
 pub struct PolicyNameError {
@@ -104,6 +104,9 @@ impl Policy {
     }
 
     /// Sets the format of the body of a response if this limit denies the request. Defaults to [`BodyFormat::Json`].
+    ///
+    /// The first policy of a check also determines the body if the store does not answer
+    /// ([`Policies::unavailable`](super::Policies::unavailable)).
     #[must_use]
     pub fn with_format(self, format: BodyFormat) -> Policy {
         Policy { format, ..self }
@@ -139,7 +142,8 @@ impl Policy {
         self.styles
     }
 
-    /// Returns the format of the body of a response if this limit denies the request.
+    /// Returns the format of the body of a response if this limit denies the request; see
+    /// [`with_format`](Policy::with_format).
     pub fn format(&self) -> &BodyFormat {
         &self.format
     }

@@ -75,12 +75,12 @@ impl<'a> RefusalDetails<'a> {
 
     /// Returns the policy that denied the request; if there are several, the one with the longest wait.
     ///
-    /// `None` if the store did not answer.
+    /// `None` if the store did not answer, or if no limit status of the decision is a denial.
     pub fn policy(&self) -> Option<&'a Policy> {
         self.strictest.map(|(policy, _)| policy)
     }
 
-    /// Returns the limit status of [`policy`](RefusalDetails::policy), or `None` if the store did not answer.
+    /// Returns the limit status of [`policy`](RefusalDetails::policy), or `None` if there is no such policy.
     pub fn line(&self) -> Option<&'a LimitStatus> {
         self.strictest.map(|(_, status)| status)
     }
@@ -92,7 +92,8 @@ impl<'a> RefusalDetails<'a> {
 
     /// Returns a message in English: the limit that denied the request, and when to retry.
     ///
-    /// For example ``the limit of 60 per minute is reached; try again in 12 seconds``.
+    /// For example ``the limit of 60 per minute is reached; try again in 12 seconds``. If the request can never pass,
+    /// its cost and the most that the limit can hold; if the store did not answer, that the limiter cannot decide.
     pub fn message(&self) -> String {
         if self.verdict == Verdict::Unavailable {
             return "the rate limiter cannot decide at the moment; try again shortly".to_owned();

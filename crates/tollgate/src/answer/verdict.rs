@@ -22,27 +22,27 @@ use crate::failure::Unavailable;
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum Verdict {
-    /// Every limit admitted the request.
+    /// Every limit admitted the request. HTTP 200, gRPC `OK`.
     Allowed,
-    /// At least one limit denied the request.
+    /// At least one limit denied the request. HTTP 429, gRPC `RESOURCE_EXHAUSTED`.
     Denied,
-    /// A ban refused the request. Its limits were not considered.
+    /// A ban refused the request. Its limits were not considered. HTTP 403, gRPC `PERMISSION_DENIED`.
     Banned,
-    /// The store did not answer, and the failure policy is to refuse.
+    /// The store did not answer, and the failure policy is to refuse. HTTP 503, gRPC `UNAVAILABLE`.
     Unavailable,
-    /// The request is malformed: a bad limit, key, field or argument.
+    /// The request is malformed: a bad limit, key, field or argument. HTTP 400, gRPC `INVALID_ARGUMENT`.
     Invalid,
-    /// The request is larger than accepted.
+    /// The request is larger than accepted. HTTP 413, gRPC `OUT_OF_RANGE`.
     TooLarge,
-    /// The path is longer than accepted.
+    /// The path is longer than accepted. HTTP 414, gRPC `INVALID_ARGUMENT`.
     PathTooLong,
-    /// The request has no valid credentials.
+    /// The request has no valid credentials. HTTP 401, gRPC `UNAUTHENTICATED`.
     Unauthenticated,
-    /// The client is not permitted to make this request.
+    /// The client is not permitted to make this request. HTTP 403, gRPC `PERMISSION_DENIED`.
     Forbidden,
-    /// The requested resource does not exist.
+    /// The requested resource does not exist. HTTP 404, gRPC `NOT_FOUND`.
     NotFound,
-    /// Tollgate itself failed.
+    /// Tollgate itself failed. HTTP 500, gRPC `INTERNAL`.
     Internal,
 }
 

@@ -30,7 +30,8 @@ pub enum PartKind {
     Ban,
     /// An address, a key or a path that is exempt.
     Exemption,
-    /// A field of the file, of a rule, of a plan or of a key, or an entry of a list in one.
+    /// A field of the file, of a rule, of a plan, of a key or of a limit. For an entry of a list, the name is the
+    /// list's.
     Setting,
 }
 
@@ -78,21 +79,24 @@ pub struct Part {
 }
 
 /// The differences between a configuration and the one that it replaces. Empty if it replaces none.
+///
+/// Added parts are not listed, but [`is_empty`](Changes::is_empty) considers them. A rule, plan or key that has lost a
+/// limit or a field is among `changed`, and the limit or the field is among `removed`.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct Changes {
-    /// The parts that the replaced configuration has and the new one lacks.
+    /// The parts that the replaced configuration has and the new one lacks, and fields that have their default again.
     pub removed: Vec<Part>,
-    /// The parts that both have and that differ. New parts are not listed.
+    /// The parts that both have and that differ.
     pub changed: Vec<Part>,
-    /// Whether anything was added.
+    /// Whether anything was added or reordered. May also be set if parts were removed or changed.
     has_added: bool,
 }
 
 impl Changes {
-    /// Returns whether nothing was removed, changed or added.
+    /// Returns whether nothing was removed, changed, added or reordered. The order of keys does not matter.
     ///
-    /// Layout, comments, `expect` and the names of keys are not compared.
+    /// Layout, comments, `expect`, the names of keys, and the content of secret files and variables are not compared.
     pub fn is_empty(&self) -> bool {
         self.removed.is_empty() && self.changed.is_empty() && !self.has_added
     }
@@ -114,7 +118,9 @@ impl Changes {
         self.removed.push(Part { kind, name: name.into() });
     }
 
-    /// Adds a difference in the field `name` of `owner`, such as `rule login`. An empty `owner` is the file itself.
+    /// Records a difference in the field `name` of `owner`, such as `rule login`. An empty `owner` is the file itself.
+    ///
+    /// `Lost` adds a removed part, `Changed` a changed one. `Added` sets only the flag, and `None` does nothing.
     fn note(&mut self, difference: Difference, name: &str, owner: &str) {
         let name = if owner.is_empty() { name.to_owned() } else { format!("{name} of {owner}") };
         match difference {
@@ -333,10 +339,13 @@ impl Changes {
 /// How a value differs from the one in the replaced configuration.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Difference {
+    /// The values are equal.
     None,
     /// The value, or an entry of it, is absent now; or the value is its default again.
     Lost,
+    /// The value is another one, and not its default.
     Changed,
+    /// The value was absent before; or entries were added to a list or reordered, and none was removed.
     Added,
 }
 

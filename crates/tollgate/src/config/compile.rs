@@ -69,16 +69,17 @@ pub(crate) struct Compiler<'l> {
     source: Arc<Source>,
     loader: &'l Loader,
     findings: Vec<Finding>,
-    /// The files that were read, besides the configuration itself.
+    /// The files that were read, besides the configuration itself, each with its metadata from before the read.
     files: Vec<(PathBuf, Metadata)>,
+    /// The secrets that were read from files, each with the name of its file as written in the configuration.
     secret_files: Vec<(String, Secret)>,
 }
 
 /// Results of the compilation that are not part of the rules, for the lints.
 pub(crate) struct LintInput {
-    /// The patterns in `exempt.paths`, in their order.
+    /// The patterns in `exempt.paths`, in their order, without invalid ones.
     pub(crate) exempt_paths: Vec<crate::rules::pattern::Pattern>,
-    /// The names of the plans that keys or addresses have.
+    /// The names of the plans that keys or addresses have, some perhaps twice or of plans that do not exist.
     pub(crate) assigned_plans: Vec<Arc<str>>,
 }
 
@@ -106,7 +107,7 @@ impl Compiler<'_> {
 
     /// Returns the span of a part of a string in the configuration. `part` is a range of bytes in the string.
     ///
-    /// Returns the span of the whole string if it is written with escapes.
+    /// Returns the span of the whole string if it is empty or written with escapes.
     pub(crate) fn inside(&self, text: &Spanned<String>, part: std::ops::Range<usize>) -> Span {
         self.source.inside(text.span(), text, part)
     }

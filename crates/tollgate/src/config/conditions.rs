@@ -40,7 +40,8 @@ impl RuleConditions {
     /// GET`.
     ///
     /// `index` is that of the rule in [`RuleSet::rules`]. The list is empty if the request meets all conditions, or if
-    /// there is no such rule. No phrase contains the value that a header is compared with.
+    /// there is no such rule. The mode of the rule, exemptions and the kill switch are not considered. No phrase
+    /// contains the value that a header is compared with.
     pub fn unmet(&self, index: usize, request: &RequestView<'_>) -> Vec<String> {
         let conditions = self.of_rules.get(index).map_or(&[][..], |conditions| conditions);
         let is_unmet =
@@ -49,6 +50,8 @@ impl RuleConditions {
     }
 
     /// Returns whether the path of a request matches `exempt.paths`, so that the request is never limited.
+    ///
+    /// Unlike [`Matched::is_exempt_path`](crate::rules::Matched::is_exempt_path), it is `true` even if no rule matches.
     pub fn is_exempt_path(&self, request: &RequestView<'_>) -> bool {
         self.not_exempt.as_ref().is_some_and(|rules| rules.matching(request).is_empty())
     }

@@ -4,7 +4,7 @@ use std::fs::{File, Metadata};
 use std::io::{Error, ErrorKind, Read, Result};
 use std::path::Path;
 
-/// The maximum size of a configuration file, in bytes.
+/// The maximum size of a configuration file, a keys file or a secret file, in bytes.
 pub(crate) const BYTES_MAX: u64 = 64 * 1024 * 1024;
 
 /// Reads a whole file. Returns its bytes, and its metadata from before the read.

@@ -75,26 +75,26 @@ macro_rules! codes {
 codes! {
     // Reading the file.
     FileUnreadable "file-unreadable" Error "A file cannot be read.",
-    UnknownFormat "unknown-format" Error "The file's name ends neither in `.toml` nor in `.yaml` or `.yml`.",
+    UnknownFormat "unknown-format" Error "The file's name ends neither in `.toml` nor in `.yaml` or `.yml`, or the program is built without YAML.",
     Syntax "syntax" Error "The text is not valid TOML or YAML.",
     UnknownField "unknown-field" Error "A field is unknown.",
     MissingField "missing-field" Error "A required field is missing.",
     WrongType "wrong-type" Error "A value has another type than expected.",
-    InvalidValue "invalid-value" Error "A value is not among those accepted.",
+    InvalidValue "invalid-value" Error "A value is not among those accepted, or out of range.",
     // Single values.
     InvalidLimit "invalid-limit" Error "A limit cannot be parsed or is out of range, such as a quota of 0.",
     InvalidTime "invalid-time" Error "A time cannot be parsed or is out of range.",
-    InvalidNetwork "invalid-network" Error "An address or a network cannot be parsed.",
-    InvalidHeader "invalid-header" Error "The name of a header is invalid.",
-    InvalidMethod "invalid-method" Error "The name of a method is invalid.",
+    InvalidNetwork "invalid-network" Error "An address or a network cannot be parsed, or `ipv6_prefix` is out of range.",
+    InvalidHeader "invalid-header" Error "The name or the required value of a header is invalid, or a rule tests a header twice.",
+    InvalidMethod "invalid-method" Error "The name of a method is invalid, or there are too many non-standard methods.",
     InvalidPath "invalid-path" Error "A path pattern cannot be parsed, or no path can match it.",
     InvalidHost "invalid-host" Error "A host pattern cannot be parsed, or no host can match it.",
-    InvalidName "invalid-name" Error "The name of a rule, a limit or a plan is empty, too long, or has characters that are not allowed.",
-    InvalidSubject "invalid-subject" Error "`by` has a kind of subject that does not exist.",
+    InvalidName "invalid-name" Error "The name of a rule, a limit, a plan or a Redis hash, or the prefix of keys, is empty, too long, or has characters that are not allowed.",
+    InvalidSubject "invalid-subject" Error "`by` is empty, has a subject that does not exist, has one twice or more than 8, or combines `global` with others.",
     InvalidKey "invalid-key" Error "An entry for an API key has no key, has it twice, or has one that no request can carry.",
-    InvalidJwt "invalid-jwt" Error "The settings for verifying JWTs contradict each other, or the key cannot be used.",
+    InvalidJwt "invalid-jwt" Error "The key for verifying JWTs cannot be used, or the program is built without JWT.",
     InvalidStore "invalid-store" Error "The URL of the store is invalid, or its scheme is unknown.",
-    SecretMissing "secret-missing" Error "A required secret is missing, or given in several ways.",
+    SecretMissing "secret-missing" Error "A required secret is missing or given in several ways, or its environment variable is not set.",
     // Values that do not fit together.
     ConflictingHeaders "conflicting-headers" Error "`ietf` and `draft-6` exclude each other.",
     DuplicateRule "duplicate-rule" Error "Two rules have the same name, so they would share counters.",
@@ -106,16 +106,16 @@ codes! {
     LimitsMissing "limits-missing" Error "A rule, a plan or a key has an empty list of limits.",
     TooManyLimits "too-many-limits" Error "More limits apply to one request than can be decided together.",
     CostNeverFits "cost-never-fits" Error "The cost of a rule exceeds what one of its limits can ever allow.",
-    ShieldNotByAddress "shield-not-by-address" Error "A shield counts by something other than the address.",
+    ShieldNotByAddress "shield-not-by-address" Error "A shield counts by something other than the address, or takes its limits from plans.",
     ShieldNotSpaced "shield-not-spaced" Error "A shield has a leaky bucket, and a shield never delays a request.",
     // Files that may be truncated.
     ExpectationUnmet "expectation-unmet" Error "The number of rules or keys differs from `expect`.",
-    FileCutOff "file-cut-off" Error "The file has `expect` and does not end with a newline; or, in a reload, it is empty or only the beginning of the active one.",
+    FileCutOff "file-cut-off" Error "The file has `expect`, or the keys file is one of a file with `expect.keys`, and does not end with a newline; or, in a reload, the file is empty, or it, its keys file or a secret file is only the beginning of the active one.",
     RulesGone "rules-gone" Error "A reload has no rules, the active configuration has some, and the file does not contain `rules = []`.",
     KeysGone "keys-gone" Error "A reload has no keys, the active configuration has some, and the file does not contain `keys = []`.",
-    ExpectationGone "expectation-gone" Error "A reload has no `expect`, and the active configuration has one.",
+    ExpectationGone "expectation-gone" Error "A reload has no `expect.rules` or `expect.keys`, and the active configuration has it.",
     Removed "removed" Warning "A reload removes parts of the configuration.",
-    LineEndGone "line-end-gone" Warning "A reload changes the file, which no longer ends with a newline.",
+    LineEndGone "line-end-gone" Warning "A reload has changes, and the file or its keys file no longer ends with a newline.",
     // What is valid, and probably not intended.
     ProxiesUntrusted "proxies-untrusted" Warning "A forwarding header is configured, and no proxy is trusted.",
     ProxiesEverybody "proxies-everybody" Warning "Every address is trusted as a proxy, so every client can choose its address.",
@@ -135,7 +135,7 @@ codes! {
     ExemptEverybody "exempt-everybody" Warning "The exempt lists cover every request.",
     DeadlineLong "deadline-long" Warning "The deadline is so long that clients notice a store that hangs.",
     NoRules "no-rules" Warning "There is no rule, so nothing is limited.",
-    KillSwitchOn "kill-switch-on" Warning "The kill switch is on, so nothing is limited.",
+    KillSwitchOn "kill-switch-on" Warning "The kill switch is on, so nothing is limited and no ban applies.",
     ShadowOn "shadow-on" Advice "All rules are in shadow mode, so no limit denies a request.",
 }
 
@@ -197,8 +197,8 @@ impl Finding {
 
     /// Sets the source to which the span refers.
     ///
-    /// If the configuration was built in code, the name of the value is put before the message instead, and the span is
-    /// removed.
+    /// If the configuration was built in code and the span is known, the name of the value is put before the message
+    /// instead, and the span is removed.
     pub(crate) fn with_source(self, source: &Arc<Source>) -> Finding {
         match source.value(self.span) {
             Some(value) => Finding { message: format!("{value}: {}", self.message), span: Span::default(), ..self },
@@ -233,16 +233,18 @@ impl Finding {
         self.help.as_deref()
     }
 
-    /// Returns the range of bytes in the file that the finding is about.
+    /// Returns the range of bytes that the finding is about, in the configuration file or in its keys file.
     ///
-    /// Returns `None` if the finding is about no single place, or about a configuration built in code.
+    /// [`place`](Finding::place) names the file. Returns `None` if the finding is about no single place, or about a
+    /// configuration built in code. Findings in the keys file of such a configuration have a span.
     pub fn span(&self) -> Option<Span> {
         (!self.span.is_unknown()).then_some(self.span)
     }
 
     /// Returns the name of the file, and the line and the column of the finding, both counted from 1.
     ///
-    /// Returns `None` if the finding has no [`span`](Finding::span). Columns count characters.
+    /// The file is the configuration file or its keys file. Returns `None` if the finding has no
+    /// [`span`](Finding::span). Columns count characters.
     pub fn place(&self) -> Option<(&str, usize, usize)> {
         let source = self.source.as_ref()?;
         let (line, column) = source.line_and_column(self.span()?.start);

@@ -92,7 +92,7 @@ impl<T: FromNode> FromNode for OptionalList<T> {
     }
 }
 
-/// A string whose `Debug` output is `***`, and which no report quotes.
+/// A string whose `Debug` output is `***`, and which reports mask. Of a store's URL, they mask only user and password.
 #[derive(Clone, PartialEq, Eq, Default)]
 pub struct Secret(String);
 
@@ -158,9 +158,9 @@ impl FromNode for LimitEntry {
 /// The limits of a rule: its own, or those of the caller's plan.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) enum Limits {
-    /// `"plan"`: the limits of the caller's plan.
+    /// `"plan"`, or a list of nothing else: the limits of the caller's plan.
     Plan,
-    /// The rule's own limits: one, or a list of them.
+    /// The rule's own limits: one, or a list of them. A `"plan"` among others is kept; compiling it is an error.
     Own(OneOrMany<Spanned<LimitEntry>>),
 }
 
@@ -218,10 +218,10 @@ impl FromNode for HeaderTest {
 /// The value of `anonymize`: `true`, `false`, or a table with the settings of pseudonyms.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub(crate) enum AnonymizeEntry {
-    /// Addresses and keys are stored as they are.
+    /// Addresses, keys and other values of callers are stored as they are.
     #[default]
     Off,
-    /// Addresses and keys are stored as pseudonyms.
+    /// Addresses, keys and other values of callers, but not paths, are stored as pseudonyms.
     On(Box<Anonymize>),
 }
 

@@ -18,8 +18,10 @@ use crate::rules::{CompiledRule, RuleLimits, SetParts};
 /// The longest deadline without a warning, in milliseconds.
 const DEADLINE_MS_MAX: u128 = 1_000;
 
-/// Adds warnings about a compiled configuration to the findings of `compiler`; and an error if a request can match
-/// rules with too many limits.
+/// Adds warnings and advice about a compiled configuration to the findings of `compiler`.
+///
+/// Also adds an error if rules take their limits from plans and `default` is not among these, and if a request can
+/// match rules with too many limits. `parts` must be compiled from `config`: rules have the same indices in both.
 pub(crate) fn lint(
     config: &Config,
     settings: &Settings,

@@ -53,7 +53,8 @@ impl Format {
 pub struct Loaded {
     /// The compiled rules.
     pub rules: RuleSet,
-    /// The settings of the store. A reload does not change them.
+    /// The settings of the store and the limiter. `Loaded::engine` uses them;
+    /// [`Engine::reload`](crate::engine::Engine::reload) does not apply those of another file.
     pub settings: Settings,
     /// Warnings and advice. Never an error.
     pub findings: Vec<Finding>,
@@ -109,6 +110,8 @@ impl Loaded {
 impl Loaded {
     /// Creates an engine with these rules, on the store of [`settings`](Loaded::settings).
     ///
+    /// A shared store starts a task on the current tokio runtime, which connects in the background.
+    ///
     /// If `plan_sources.redis_hash` is configured and the store is Redis, the engine also looks up plans in that hash.
     ///
     /// ```
@@ -121,7 +124,7 @@ impl Loaded {
     /// ```
     ///
     /// # Errors
-    /// If the URL of the store is invalid, or the store is shared and there is no tokio runtime.
+    /// If the store is shared and [`Settings::redis`] fails. Counters in memory never fail.
     pub fn engine(self) -> Result<Engine, StoreUrlError> {
         let (limiter, lookups) = self.settings.limiter_on(self.settings.redis()?);
         Ok(Engine::with_lookups(limiter.build(), self.rules, lookups))
@@ -168,7 +171,8 @@ impl Loader {
 
     /// Sets the store: `memory`, or a `redis://` or `rediss://` URL. Overrides the `store` of the file.
     ///
-    /// The URL is not checked here: an invalid one is an error of `Loaded::engine` and `Settings::limiter`.
+    /// The URL is not checked here: an invalid one is an error of `Loaded::engine`, `Settings::limiter` and
+    /// `Settings::redis`.
     #[must_use]
     pub fn store(self, url: impl Into<String>) -> Loader {
         Loader { store: Some(Secret::new(url)), ..self }
@@ -194,8 +198,8 @@ impl Loader {
     /// Sets the directory of the keys and secret files that a text names by a relative path. Defaults to the current
     /// directory.
     ///
-    /// Used by [`load_text`](Loader::load_text) only. [`load`](Loader::load) and [`reload`](Loader::reload) use the
-    /// directory of the configuration file instead.
+    /// Used by [`load_text`](Loader::load_text) and [`Rules::compile_with`](crate::rules::Rules::compile_with).
+    /// [`load`](Loader::load) and [`reload`](Loader::reload) use the directory of the configuration file instead.
     #[must_use]
     pub fn directory(self, directory: impl Into<PathBuf>) -> Loader {
         Loader { directory: directory.into(), ..self }
@@ -203,9 +207,11 @@ impl Loader {
 
     /// Reads, checks and compiles a configuration file: TOML or YAML, by the extension of its name.
     ///
+    /// Also reads the keys file, the secret files and the environment variables that it names.
+    ///
     /// # Errors
-    /// If the file cannot be read, or the configuration has an error. The report has all errors, with file, line and
-    /// column where they have a place.
+    /// If a file or variable cannot be read, or the configuration has an error. The report has all errors, with file,
+    /// line and column where they have a place.
     pub fn load(&self, path: impl AsRef<Path>) -> Result<Loaded, Report> {
         let path = path.as_ref();
         let name = path.display().to_string();
@@ -220,8 +226,8 @@ impl Loader {
     ///
     /// The new configuration is not put into use yet: pass its rules to
     /// [`Engine::reload`](crate::engine::Engine::reload). [`Loaded::changes`] has the differences. [`Loaded::findings`]
-    /// begins with one warning for each kind of part that is removed, and one if the file no longer ends with a
-    /// newline.
+    /// begins with one warning for each kind of part that is removed, and one if there are changes and the file or its
+    /// keys file no longer ends with a newline.
     ///
     /// ```no_run
     /// # use tollgate::config::{Loaded, Loader, Report};
@@ -237,10 +243,12 @@ impl Loader {
     /// # Errors
     /// If [`Loader::load`] fails, if one of the files is not a regular file, or if one may be truncated. A file may be
     /// truncated if
-    /// - it is empty, and the one of `running` is not;
-    /// - it has no rules (or keys) although `running` has some, and does not contain `rules = []` (or `keys = []`);
+    /// - it has nothing but white space, and the one of `running` has more;
+    /// - it has no rules although `running` has some, and does not contain `rules = []`;
+    /// - it has no keys and names no keys file although `running` has keys, and does not contain `keys = []`;
     /// - it has no `expect.rules` (or `expect.keys`), and `running` has;
-    /// - `running` has `expect`, and the file, or its keys file, is only the beginning of the one of `running`; or
+    /// - `running` has `expect`, there are changes, and the file, or its keys file, is only the beginning of the one of
+    ///   `running`; or
     /// - a secret that is read from a file is only the beginning of the one of `running`.
     pub fn reload(&self, path: impl AsRef<Path>, running: &Loaded) -> Result<Loaded, Report> {
         Loader { is_reload: true, ..self.clone() }.load(path)?.as_replacement_of(running)
@@ -260,9 +268,11 @@ impl Loader {
 
     /// Checks and compiles the text of a configuration. Reports use `name` as the name of its file.
     ///
+    /// Reads the keys file, the secret files and the environment variables that the text names.
+    ///
     /// # Errors
-    /// If the configuration has an error. The report has all errors, with line and column where they
-    /// have a place.
+    /// If the configuration has an error, or a file or variable that it names cannot be read. The report has all
+    /// errors, with line and column where they have a place.
     pub fn load_text(&self, name: &str, text: &str, format: Format) -> Result<Loaded, Report> {
         let (config, source, mut errors) = read::<Config>(name, text, format);
         let Some(config) = config else { return Err(Report::new(name, errors)) };
@@ -353,18 +363,23 @@ impl Config {
 
     /// Reads, checks and compiles a configuration file: TOML or YAML, by the extension of its name.
     ///
+    /// Also reads the keys file, the secret files and the environment variables that it names.
+    ///
     /// # Errors
-    /// If the file cannot be read, or the configuration has an error. The report has all errors, with file, line and
-    /// column where they have a place.
+    /// If a file or variable cannot be read, or the configuration has an error. The report has all errors, with file,
+    /// line and column where they have a place.
     pub fn load(path: impl AsRef<Path>) -> Result<Loaded, Report> {
         Loader::new().load(path)
     }
 
     /// Checks and compiles the text of a configuration. Reports name its file `configuration`.
     ///
+    /// Reads the keys file, the secret files and the environment variables that the text names. Relative paths are
+    /// relative to the current directory.
+    ///
     /// # Errors
-    /// If the configuration has an error. The report has all errors, with line and column where they
-    /// have a place.
+    /// If the configuration has an error, or a file or variable that it names cannot be read. The report has all
+    /// errors, with line and column where they have a place.
     pub fn from_text(text: &str, format: Format) -> Result<Loaded, Report> {
         Loader::new().load_text("configuration", text, format)
     }

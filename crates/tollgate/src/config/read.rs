@@ -136,8 +136,9 @@ impl<'t> Reader<'t> {
     /// Returns the fields of a table, to be read by [`Reader::field`]. Adds an error for each field that is not in
     /// `known`.
     ///
-    /// If the node is not a table, adds an error and returns `None`. Reports quote the name of an unknown field only if
-    /// it is similar to a known one, and its value never: both may be secret.
+    /// If the node is not a table, adds an error and returns `None`. Allows reports to quote the names of known fields.
+    /// The name of an unknown field is quoted only if it is similar to a known one, and its value never: both may be
+    /// secret.
     pub(crate) fn table<'n>(&mut self, node: &'n Node, known: &[&'static str]) -> Option<Fields<'n>> {
         let Value::Table(entries) = &node.value else { return self.wrong_type(node, "a table") };
         let written = self.text.get(node.span.start..node.span.end).unwrap_or_default();
@@ -168,8 +169,9 @@ impl<'t> Reader<'t> {
 
     /// Reads the field `name` of a table. Returns `absent` if the table does not have it, or if it cannot be read.
     ///
-    /// If `absent` is `None`, the field is required: adds an error if the table does not have it. A value that cannot
-    /// be read adds its own error.
+    /// If `absent` is `None`, the field is required: adds an error if the table does not have it, unless an unknown
+    /// field has a similar name. A value that cannot be read adds its own error. `name` must be among the known fields
+    /// that were passed to [`Reader::table`].
     pub(crate) fn field<T: FromNode>(
         &mut self,
         fields: &Fields<'_>,

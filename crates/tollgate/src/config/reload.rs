@@ -9,7 +9,7 @@
 //! 1. the file is empty and the active one is not;
 //! 2. the file has no rules (no keys), the active one has some, and the file does not contain `rules = []` (`keys = []`);
 //! 3. the file has no expected number of rules (keys), and the active one has;
-//! 4. the active one has `expect`, and the file (the keys file) is only the beginning of it; or
+//! 4. the active one has `expect`, there are changes, and the file (the keys file) is only the beginning of it; or
 //! 5. a secret that is read from a file is only the beginning of the active one.
 //!
 //! Everything else that is removed is named in a warning. Condition 3 makes `expect` effective wherever it is in the

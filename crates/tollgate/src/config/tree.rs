@@ -23,7 +23,7 @@ pub(crate) struct Node {
 }
 
 /// A value of a file, without its span. Only YAML has `Null`. The value of a `Float` is not kept, because no field
-/// takes one.
+/// takes one. A date or time of TOML is a `Text`.
 #[derive(Clone, Debug)]
 pub(crate) enum Value {
     #[cfg_attr(not(feature = "yaml"), allow(dead_code))]

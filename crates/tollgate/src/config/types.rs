@@ -43,7 +43,7 @@ pub struct Config {
     pub(crate) expose_headers: bool,
     /// Whether every enforced rule is in shadow mode instead: it counts and denies nothing. Defaults to no.
     pub(crate) shadow: Spanned<bool>,
-    /// Whether nothing is limited and no ban applies. Defaults to no.
+    /// Whether nothing is limited, no ban applies and paths of any length are accepted. Defaults to no.
     pub(crate) kill_switch: Spanned<bool>,
 
     /// The maximum length of a path in bytes, without its query; a request with a longer one is rejected with 414.
@@ -63,14 +63,15 @@ pub struct Config {
     pub(crate) api_key_header: Option<Spanned<String>>,
     /// The API keys that identify a caller: those that are listed (`known`) or all (`any`). Defaults to `known`.
     pub(crate) api_keys: ApiKeys,
-    /// Whether addresses and keys are stored as pseudonyms: `true`, `false` or a table. Defaults to `false`.
+    /// Whether addresses, keys and other values of callers are stored as pseudonyms: `true`, `false` or a table.
+    /// Defaults to `false`.
     pub(crate) anonymize: Spanned<AnonymizeEntry>,
     /// The settings by which users' tokens (JWT) are verified. Without them, tokens are ignored.
     pub(crate) jwt: Option<Spanned<Jwt>>,
 
-    /// Requests that are never limited.
+    /// Requests that are never limited. The bans of this file still apply to them.
     pub(crate) exempt: Exempt,
-    /// Clients that are always refused.
+    /// Networks, API keys and users whose requests are refused with 403.
     pub(crate) bans: Vec<Spanned<BanEntry>>,
     /// Named sets of limits. `default` is for callers without another plan, `anonymous` for callers without identity.
     pub(crate) plans: BTreeMap<Spanned<String>, PlanTable>,
@@ -104,7 +105,7 @@ pub(crate) struct RuleTable {
     /// Which requests the rule matches. Defaults to all.
     #[cfg_attr(feature = "schema", schemars(default, rename = "match"))]
     pub(crate) matches: Spanned<MatchTable>,
-    /// The subjects that are counted, in combination. Defaults to `caller`.
+    /// The subjects that are counted, in combination. Defaults to `caller`, for a shield to `ip`.
     pub(crate) by: Option<Spanned<OneOrMany<Spanned<String>>>>,
     /// A list of limits, or `plan` for the limits of the caller's plan.
     pub(crate) limits: Spanned<Limits>,
@@ -116,7 +117,7 @@ pub(crate) struct RuleTable {
     /// Which requests are charged, by their outcome. Defaults to `always`.
     #[cfg_attr(feature = "schema", schemars(default))]
     pub(crate) charge: Spanned<Charge>,
-    /// The units that a request costs. Defaults to 1.
+    /// The units that a request costs, unless the request sets its own cost. Defaults to 1.
     pub(crate) cost: Option<Spanned<u32>>,
     /// The header fields that report this rule's limits. Defaults to the `headers` of the file.
     pub(crate) headers: Option<Spanned<Vec<Style>>>,
@@ -183,7 +184,7 @@ pub(crate) struct ApiKeyTable {
     pub(crate) sha256: Option<Spanned<Secret>>,
     /// The name of the key's owner, for reports and explanations.
     pub(crate) name: Option<String>,
-    /// The plan. Defaults to `default`.
+    /// The plan. Defaults to the one that `plan_sources` or the token determines, else `default`.
     pub(crate) plan: Option<Spanned<String>>,
     /// The limits of this key, instead of those of its plan.
     pub(crate) limits: Option<Spanned<OneOrMany<Spanned<LimitEntry>>>>,
@@ -199,8 +200,9 @@ pub(crate) struct PlanSources {
     pub(crate) addresses: Vec<AddressPlan>,
     /// A header that names the plan. Ignored unless a trusted proxy sent the request.
     pub(crate) header: Option<Spanned<String>>,
-    /// A Redis hash in the store, from callers to the names of their plans: field `api_key:` and the key's SHA-256, or
-    /// `user:` and the user. A change takes effect within a second.
+    /// A Redis hash in the store, from callers to the names of their plans: field `api_key:` and the key's SHA-256,
+    /// `user:` and the user, or `caller:` and the caller that the application sets. A change takes effect within about
+    /// a second.
     pub(crate) redis_hash: Option<Spanned<String>>,
 }
 
@@ -239,7 +241,7 @@ pub(crate) struct Jwt {
 #[derive(Clone, PartialEq, Debug, Default)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema), schemars(default, deny_unknown_fields))]
 pub(crate) struct Anonymize {
-    /// The secret that all instances share.
+    /// The secret that all instances share, of at least 16 bytes.
     pub(crate) secret: Option<Spanned<Secret>>,
     /// The name of the environment variable that holds the secret.
     pub(crate) secret_env: Option<Spanned<Secret>>,
@@ -261,7 +263,7 @@ pub(crate) struct Exempt {
     pub(crate) paths: OneOrMany<Spanned<String>>,
 }
 
-/// A ban: a network, an API key or a user whose requests are always refused.
+/// A ban: a network, an API key or a user whose requests are refused, until the ban ends.
 ///
 /// There is no `for = "1h"`: a file has no time at which it starts, and each reload would start it again.
 #[derive(Clone, PartialEq, Debug)]

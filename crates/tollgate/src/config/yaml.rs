@@ -12,8 +12,9 @@ use serde_saphyr::{Location, Spanned};
 use super::span::Span;
 use super::tree::{DEPTH_MAX, Entry, Node, SyntaxError, Value};
 
-/// Parses a YAML text. Returns its root, which need not be a table. The root of an empty text is an empty table, as in
-/// TOML.
+/// Parses a YAML text. Returns its root, which need not be a table.
+///
+/// A root that is null, as in a text that is empty or has only comments, becomes an empty table, as in TOML.
 ///
 /// # Errors
 /// Returns one error: the first that the parser finds, or a value that is nested deeper than [`DEPTH_MAX`].

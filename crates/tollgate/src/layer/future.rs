@@ -24,6 +24,9 @@ use crate::engine::{Ending, Outcome, RequestOptions};
 use crate::rules::RequestView;
 
 /// The future of a [`RateLimit`](super::RateLimit) service. Resolves to a refusal, or to the result of the inner service.
+///
+/// Resolves to a response with status 500 if the remote address of the request is unknown. If the future is dropped,
+/// the charge is kept.
 pub struct ResponseFuture<B, E>(Pin<Box<dyn Future<Output = Result<Response<B>, E>> + Send>>);
 
 impl<B, E> ResponseFuture<B, E> {
@@ -48,9 +51,11 @@ impl<B, E> std::fmt::Debug for ResponseFuture<B, E> {
 
 /// Decides a request and, if it is admitted, calls `inner`, which must have been polled ready.
 ///
-/// Returns the response or error of `inner`, or the refusal as a response. Waits before the call if a leaky bucket delays
-/// the request. Writes the rate-limit headers of the response, and refunds units by it. `cost` and `caller` are those that
-/// the functions of the layer returned.
+/// Returns the response or error of `inner`, or the refusal as a response. Inserts the decision, if there is one, into
+/// the request's extensions. Waits before the call if a leaky bucket delays the request. Writes the rate-limit headers
+/// of the response, and refunds units by it.
+///
+/// `cost` and `caller` are those that the functions of the layer returned. A `cost` overrides that of every rule.
 #[expect(clippy::manual_async_fn, reason = "an `async fn` would hold its arguments twice, in a future that is moved")]
 pub(super) fn respond<S, ReqBody, ResBody, M>(
     mut inner: S,

@@ -48,8 +48,19 @@ use crate::identity::{ApiKeys, Rotate};
 
 /// A builder for a [`RuleSet`]: rules, plans, API keys, bans, exemptions, and how callers are identified.
 ///
-/// Methods only collect values. [`build`](Rules::build) and [`compile`](Rules::compile) check them. See the
-/// [module documentation](crate::rules::builder) for examples.
+/// Methods only collect values. [`build`](Rules::build) and [`compile`](Rules::compile) check them, and report all
+/// errors at once.
+///
+/// ```
+/// use tollgate::{Rule, Rules, Subject};
+///
+/// let rules = Rules::new()
+///     .rule(Rule::new("shorten").post("/shorten").by(Subject::Ip).limit("10/min"))
+///     .rule(Rule::new("api").path("/v1/*").limit("600/min").limit("10000/day"))
+///     .build()?;
+/// assert_eq!(rules.rules().len(), 2);
+/// # Ok::<(), tollgate::config::Report>(())
+/// ```
 #[derive(Clone, Debug, Default)]
 #[must_use = "rules have no effect until they are built"]
 pub struct Rules {
@@ -97,7 +108,7 @@ impl Rules {
     /// Adds a rule. Its name must differ from those of all other rules.
     ///
     /// All enforced rules that match a request, except shields, are decided together: the request is admitted and charged
-    /// by all of them, or denied and charged by none.
+    /// by all of them, or denied and charged by none, except by limits with `count_denied`.
     pub fn rule(mut self, rule: Rule) -> Rules {
         self.rules.push(rule);
         self
@@ -121,8 +132,8 @@ impl Rules {
 
     /// Sets a TOML or YAML file with a list `keys`, from which more API keys are read when the rules are built.
     ///
-    /// A relative path is relative to the current directory, or to [`Loader::directory`]. Building fails if the file cannot
-    /// be read.
+    /// Its format follows from its extension: `.toml`, `.yaml` or `.yml`. A relative path is relative to the current
+    /// directory, or to [`Loader::directory`]. Building fails if the file cannot be read or has an error.
     pub fn keys_file(mut self, path: impl Into<String>) -> Rules {
         self.keys_file = Some(path.into());
         self
@@ -369,8 +380,8 @@ impl Rules {
 
     /// Does the same as [`compile`](Rules::compile), with the settings of `loader`.
     ///
-    /// Its store and number of instances, if they are set, override those of the rules. Its environment and directory are
-    /// used to read variables and files.
+    /// Its store and number of instances, if they are set, override those of the rules, and are not checked. Its
+    /// environment and directory are used to read variables and files.
     ///
     /// # Errors
     /// If a value is invalid, or a file or variable cannot be read. The report has all errors and warnings.

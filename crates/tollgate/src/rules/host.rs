@@ -24,9 +24,11 @@ pub(crate) enum HostPattern {
 impl HostPattern {
     /// Parses a pattern: a host name, an address, or `*.` and a host name. Case is ignored.
     ///
+    /// An IPv6 address is in brackets. The text between them is not checked.
+    ///
     /// # Errors
-    /// Returns what to write instead if the text has a port, a scheme, a path, an empty label or non-ASCII characters, or
-    /// a `*` elsewhere than at its beginning.
+    /// Returns what to write instead if the text is empty, has a port, a scheme, a path, an empty label (also by a
+    /// trailing dot) or non-ASCII characters, or has a `*` elsewhere than in `*.` at its beginning.
     pub(crate) fn parse(text: &str) -> Result<HostPattern, &'static str> {
         let expected = "write only a host: `api.example.com`, or `*.example.com` for all hosts below it";
         if !text.is_ascii() {

@@ -40,7 +40,7 @@ pub(crate) struct Conditions {
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct HeaderText(pub(crate) Box<str>);
 
-/// The condition of a rule on one header of a request: that it is present, or that it has a value.
+/// The condition of a rule on one header of a request: that it is present, or that it has a given value.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum HeaderCondition {
     /// The header is present, with any value.
@@ -75,7 +75,8 @@ impl Conditions {
     /// Returns the conditions that hold for the requests that meet both, or `None` if no request does.
     ///
     /// Both must have at most one path and one host, as [alternatives](Conditions::alternatives) do. Further ones are
-    /// ignored.
+    /// ignored. Also `None` if both require different values of one header, which only a request with several lines of
+    /// that header could meet.
     pub(crate) fn intersection(&self, other: &Conditions) -> Option<Conditions> {
         let methods = self.methods.intersection(other.methods);
         if methods == MethodSet::NONE {
@@ -143,7 +144,7 @@ impl Matcher {
         Matcher { methods, override_headers, ..Matcher::default() }
     }
 
-    /// Adds a rule with the next index. If it is not active, it never matches, but still has an index.
+    /// Adds a rule with the next index, counted from 0. If it is not active, it never matches, but still has an index.
     ///
     /// # Panics
     /// Panics at 2^32 rules.
@@ -183,8 +184,10 @@ impl Matcher {
 
     /// Returns the indices of the active rules that apply to a request, ascending, without duplicates.
     ///
-    /// `readings` must be those of the request's path. A rule applies if it matches any of them, any host that the request
-    /// names, and its method or a method in an override header.
+    /// `readings` must be those of the request's path. A rule applies if all its conditions hold: on the path for any
+    /// reading, on the host for any host that the request names, on the method for the request's own or one in an
+    /// override header, and on every header. If there are too many readings ([`Readings::Any`]), every path condition
+    /// holds.
     pub(crate) fn find(&self, request: &RequestView<'_>, readings: &LazyReadings<'_>) -> Indices {
         let overrides = self.override_headers.iter().flat_map(|name| request.headers().get_all(name));
         let overrides = overrides.filter_map(|value| value.to_str().ok());
@@ -195,8 +198,8 @@ impl Matcher {
 
     /// Returns the indices of the active rules that apply to an example request that meets these conditions.
     ///
-    /// The example has one method, the example of the first path (else `/`) and of the first host (else none), and no
-    /// other headers than the conditions require.
+    /// The example has one of the methods, the example of the first path (else `/`) and of the first host (else none),
+    /// and no other headers than the conditions require. Further paths and hosts are ignored.
     pub(crate) fn find_for_example(&self, conditions: &Conditions) -> Indices {
         let path = conditions.paths.first().map_or("/".to_owned(), Pattern::example);
         let host = conditions.hosts.first().map(HostPattern::example);

@@ -16,12 +16,13 @@
 //!   cut         end at a decoded ? # NUL, space or control        /login%3Fx      → login
 //!   trim        drop dots and spaces from the end of each segment /login./x       → login │ x
 //!   tidy        drop empty segments, resolve . and ..             //a/./b/../c    → a │ c
+//!   dots        resolve . and .., keep empty segments             /a//../b        → a │ b
 //!   authority   read //host/path as a URL without a scheme        //x/login       → login
 //! ```
 //!
 //! The *readings* of a path are all texts that any sequence of these steps can produce and that were decoded at least
-//! once or have nothing to decode. A rule applies if it matches *any* reading. After an empty segment, `..` removes
-//! either that segment or the one before it, depending on the server. Both results are readings.
+//! once or have nothing to decode. A rule applies if it matches *any* reading. In `/a//../b`, `..` removes the empty
+//! segment (dots) or `a` (tidy), depending on the server. Both results are readings.
 //!
 //! An exemption is the opposite of a rule, so it applies only if *all* readings are exempt: `/health/../admin` is not
 //! `/health`. Errors are on the side of refusal: a rule may apply to a request that the upstream understands
@@ -91,7 +92,10 @@ pub(crate) fn segments(text: &[u8]) -> impl Iterator<Item = &[u8]> {
     text.split(|&byte| byte == b'/').take(if text.is_empty() { 0 } else { usize::MAX })
 }
 
-/// Computes all readings of a path, with or without its query: the results of all sequences of [`PathStep`]s.
+/// Computes all readings of a path, with or without its query.
+///
+/// These are the texts that any sequence of [`PathStep`]s produces and that were decoded at least once or have nothing
+/// to decode. A plain path is its own and only reading, which is borrowed.
 ///
 /// Returns [`Readings::Any`] for more than [`TEXTS_MAX`] texts, intermediate ones included, or more than
 /// [`TEXT_BYTES_MAX`] bytes.
@@ -142,7 +146,7 @@ fn without_last_slash(text: &[u8]) -> &[u8] {
 
 /// A transformation that a server may apply to a path, such as decoding escapes or resolving `..`.
 ///
-/// The table at the top of this file shows an example of each.
+/// The table at the top of this file has an example of each variant.
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum PathStep {
     /// Decodes escapes once, except an escaped slash.
@@ -151,15 +155,18 @@ enum PathStep {
     Split,
     /// Drops `;…` from each segment.
     Parameters,
-    /// Ends the path at a decoded `?`, `#`, space or control character.
+    /// Ends the path at the first decoded `?`, `#`, space or control character.
     Cut,
-    /// Drops dots and spaces from the end of each segment.
+    /// Drops dots and white space from the end of each segment. A segment of nothing else keeps its dots.
     Trim,
     /// Drops empty segments, then resolves `.` and `..`.
     Tidy,
     /// Resolves `.` and `..` and keeps empty segments, so that `..` may remove one (RFC 3986, WHATWG).
+    ///
+    /// Applies only to a path that has both dot segments and empty segments. [`Tidy`](PathStep::Tidy) covers the
+    /// others.
     Dots,
-    /// Drops the host of `//host/path`.
+    /// Drops the host of `//host/path`: the leading slashes and backslashes, and the text up to the next one.
     Authority,
 }
 
@@ -175,7 +182,10 @@ impl PathStep {
         PathStep::Authority,
     ];
 
-    /// Returns the text after this step, or `None` if the step does not change it. Also removes one trailing slash.
+    /// Returns the text after this step, without one trailing slash. `None` if the step does not apply or changes
+    /// nothing.
+    ///
+    /// `text` is a path without its leading slash.
     fn apply(self, text: &[u8]) -> Option<Vec<u8>> {
         let changed = match self {
             PathStep::Decode => match decode(text) {
@@ -294,9 +304,10 @@ fn tidied(text: &[u8], empty: EmptySegments) -> Option<Vec<u8>> {
 
 /// Returns the canonical form of a path, under which it is counted, or `None` if the path is ambiguous.
 ///
-/// The canonical form is the result of applying all steps but [`PathStep::Dots`] and [`PathStep::Authority`] until none
-/// changes the path, with everything but unreserved characters percent-encoded. A path is ambiguous if its readings
-/// have different canonical forms, or if they cannot be computed within the bounds.
+/// The form begins with a slash and has no query and no trailing slash, except that of the root, `/`. It is the result
+/// of applying all steps but [`PathStep::Dots`] and [`PathStep::Authority`] until none changes the path, with
+/// everything but unreserved characters percent-encoded. A path is ambiguous if its readings have different canonical
+/// forms, or if they cannot be computed within the bounds.
 ///
 /// Without it, a client would get a new counter for every spelling of a path. To choose one of several readings would
 /// not help: a rule for `/login` applies to `/1%2Fx/../login`, `/2%2Fx/../login` and so on.
@@ -355,8 +366,9 @@ pub(crate) fn escape(segment: &[u8], text: &mut String) {
 
 /// Returns `true` only if no [`PathStep`] changes the path, so that it is its own and only reading.
 ///
-/// Such a path has no `%`, `;`, backslash, space or control character, no empty segment, and no segment that begins or
-/// ends with a dot. The test is conservative: it is `false` for some paths that no step changes, such as `.well-known`.
+/// `path` must be without query, leading slash and trailing slash, as [`bare`] returns it. A plain path has no `%`,
+/// `;`, backslash, space or control character, no empty segment, and no segment that begins or ends with a dot. The
+/// test is conservative: it is `false` for some paths that no step changes, such as `.well-known`.
 fn is_plain(path: &[u8]) -> bool {
     let mut before = b'/';
     for &byte in path {

@@ -38,8 +38,9 @@ impl Pattern {
     /// A trailing slash is ignored. The names of variables are not kept: `/users/{id}` equals `/users/{name}`.
     ///
     /// # Errors
-    /// If the text does not begin with `/`, has a query, a fragment, an escaped slash, an empty segment or a dot segment,
-    /// or has a `*` or a variable that is not a whole segment, or a `*` before its end.
+    /// If the text does not begin with `/`; has a query, a fragment, an escaped slash, an empty segment or a dot
+    /// segment; has a `*` that is not the whole last segment; or has a variable that is not a whole segment, has no
+    /// name, has one of `{}*:` in its name, or is written `:id`.
     pub(crate) fn parse(text: &str) -> Result<Pattern, PatternError> {
         let whole = 0..text.len();
         let Some(rest) = text.strip_prefix('/') else {
@@ -116,7 +117,10 @@ impl Pattern {
     }
 }
 
-/// Parses one segment of a pattern. `start` is its first byte in the pattern, for the span of an error.
+/// Parses one segment of a pattern. `start` is the offset of the segment in the pattern, for the span of an error.
+///
+/// # Errors
+/// If the segment is not valid; see [`Pattern::parse`].
 fn parse_segment(text: &str, start: usize) -> Result<Segment, PatternError> {
     let span = start..start + text.len();
     let refuse = |message: &str, help: &str| Err(error(span.clone(), message, help));

@@ -142,7 +142,8 @@ pub type PlanFuture<'a> = Pin<Box<dyn Future<Output = Option<Arc<str>>> + Send +
 ///
 /// An [`Engine`](crate::engine::Engine) awaits it while it decides a request, but only if a matching rule takes its
 /// limits from plans and neither API key, address, trusted header nor token determines the caller's plan. The time that
-/// it takes counts against the deadline of the decision.
+/// it takes counts against the deadline of the decision, but the engine does not interrupt it: a lookup that may hang
+/// needs a timeout of its own.
 ///
 /// It should resolve to `None` on errors, too. The plan is then that of the next lookup, else `default` or `anonymous`.
 ///

@@ -151,9 +151,12 @@ impl PlanHash {
         PlanHash { reader: Arc::new(reader), ..self }
     }
 
-    /// Returns the plan in a field: from the cache if its reply is younger than a second or Redis fails, else from Redis.
+    /// Returns the plan in a field: from the cache if its reply is younger than a second, else from Redis.
     ///
-    /// Starts a lookup in the background if the cached reply is older than half a second, and lets a lookup that times
+    /// If Redis fails, times out or is paused after a failure, returns the last cached plan, however old. `None` if the
+    /// field is missing, or if there is no cached reply to fall back on.
+    ///
+    /// Spawns a lookup in the background if the cached reply is older than half a second, and lets a lookup that times
     /// out complete there.
     async fn look_up(&self, field: String) -> Option<Arc<str>> {
         let reader = &self.reader;

@@ -146,8 +146,9 @@ impl<'r> RequestView<'r> {
 
     /// Returns the canonical form of the path, by which rules by [`Subject::Path`](crate::Subject::Path) count.
     ///
-    /// All spellings of a path (escapes, dot segments, repeated slashes) have the same form. It begins with a slash, and has
-    /// no query and no trailing slash. Empty if the path is ambiguous: servers may take it for different paths.
+    /// All spellings of a path (escapes, dot segments, repeated slashes) have the same form. It begins with a slash,
+    /// and has no query and no trailing slash, except that of the root, `/`. Empty if the path is ambiguous: servers
+    /// may take it for different paths.
     ///
     /// ```
     /// use tollgate::rules::RequestView;
@@ -169,7 +170,8 @@ impl<'r> RequestView<'r> {
 
     /// Iterates over all hosts that the request names: the one in its authority, then that of each `Host` header.
     ///
-    /// They are as the client sent them, with port and in any case, but the authority is without its `user@`.
+    /// They are as the client sent them, with port and in any case, but the authority is without its `user@`. A `Host`
+    /// header that is not visible ASCII is skipped.
     pub fn hosts(&self) -> impl Iterator<Item = &'r str> {
         // Drops the user of an authority `user@host`.
         let authority = self.authority().map(|authority| authority.rsplit('@').next().unwrap_or(authority));

@@ -158,7 +158,8 @@ impl CompiledRule {
         self.charge
     }
 
-    /// Returns the units that the rule charges for a request whose cost is not set by its caller.
+    /// Returns the units that the rule charges for a request, unless its
+    /// [`RequestOptions`](crate::engine::RequestOptions) set another cost.
     pub fn cost(&self) -> Cost {
         self.cost
     }

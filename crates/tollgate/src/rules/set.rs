@@ -37,19 +37,27 @@ pub(crate) struct SetParts {
     pub(crate) plans: Vec<CompiledPlan>,
     /// The index in `plans` of the plan of each limit set. Those of keys with limits of their own come last.
     pub(crate) plan_of_limit_set: Vec<u32>,
+    /// The limit set of the plan `default`, or 0 if there is no such plan.
     pub(crate) default: LimitSetId,
+    /// The limit set of the plan `anonymous`, or `default` if there is no such plan.
     pub(crate) anonymous: LimitSetId,
+    /// The API keys of the configuration and of its keys file, and the exempt keys.
     pub(crate) keys: HashMap<KeyDigest, KeyEntry>,
     /// Whether any key is exempt. If not, the key of a request need not be read to find out whether it is exempt.
     pub(crate) exempts_keys: bool,
+    /// Limit sets by client address. The first entry whose networks contain the address applies.
     pub(crate) address_plans: Vec<(Networks, LimitSetId)>,
+    /// The header in which a trusted proxy names the caller's plan.
     pub(crate) plan_header: Option<HeaderName>,
     pub(crate) exempt: ExemptList,
     pub(crate) bans: BanList,
     /// Whether any rule that is not off takes its limits from plans.
     pub(crate) needs_limit_set: bool,
+    /// The maximum length of a path in bytes, without its query.
     pub(crate) path_bytes_max: usize,
+    /// Whether the kill switch is on.
     pub(crate) is_off: bool,
+    /// Whether responses list their rate-limit headers in `Access-Control-Expose-Headers`.
     pub(crate) exposes_headers: bool,
 }
 
@@ -93,7 +101,7 @@ impl<'s> Matched<'s> {
 
     /// Returns whether rules match the request but none applies, because its path is exempt.
     ///
-    /// `false` if no rule matches the request, exempt or not.
+    /// `false` if no rule matches the request, exempt or not, and if the kill switch is on.
     pub fn is_exempt_path(&self) -> bool {
         self.is_exempt_path
     }
@@ -130,15 +138,17 @@ impl RuleSet {
 
     /// Returns the rules that apply to a request, by its method, path, hosts and headers.
     ///
-    /// Rules in the mode `off` never apply. No rule applies if the path of the request is exempt or the kill switch is
-    /// on. Exempt addresses and keys are not considered; see [`is_exempt`](RuleSet::is_exempt).
+    /// Shields and rules in shadow mode are included. Rules in the mode `off` never apply. No rule applies if the path
+    /// of the request is exempt or the kill switch is on. Exempt addresses and keys are not considered; see
+    /// [`is_exempt`](RuleSet::is_exempt).
     pub fn matching(&self, request: &RequestView<'_>) -> Matched<'_> {
         self.matching_with_readings(request, &LazyReadings::of(request.path()))
     }
 
     /// Returns the rules that apply to a request, like [`matching`](RuleSet::matching), given the readings of its path.
     ///
-    /// Computes the readings only if a rule or an exemption needs them. The caller can reuse them.
+    /// `readings` must be those of the request's path. They are computed only if a rule or an exemption needs them, and
+    /// the caller can reuse them.
     pub(crate) fn matching_with_readings(&self, request: &RequestView<'_>, readings: &LazyReadings<'_>) -> Matched<'_> {
         let set = &*self.0;
         if let Some(same) = self.rules_for_every_request() {
@@ -228,7 +238,8 @@ impl RuleSet {
     /// Returns the ban of the configuration that is in force at `now` for the client's address, else for an API key in
     /// the request, else for its verified user.
     ///
-    /// `None` if there is no such ban, or if the kill switch is on. Bans in the store are not considered.
+    /// `None` if there is no such ban, or if the kill switch is on. Bans in the store are not considered. Verifies the
+    /// request's token only if there are bans of users.
     pub fn ban(&self, identity: &Identity<'_>, now: Timestamp) -> Option<&CompiledBan> {
         let of_address = || self.ban_of_address(identity, now).filter(|_| self.bans_addresses());
         of_address().or_else(|| self.ban_of_caller(identity, now).filter(|_| self.bans_callers()))
@@ -255,7 +266,9 @@ impl RuleSet {
         of_key().or_else(of_user)
     }
 
-    /// Returns whether the caller is exempt from all rules by its client address or its API key.
+    /// Returns whether the caller is exempt from all rules, shields included, by its client address or its API key.
+    ///
+    /// Exempt paths are not considered; see [`Matched::is_exempt_path`].
     pub fn is_exempt(&self, identity: &Identity<'_>) -> bool {
         if self.0.exempt.addresses.contains(identity.address()) {
             return true;
@@ -268,11 +281,15 @@ impl RuleSet {
     }
 
     /// Returns what the configuration sets for the API key with this digest, or `None` if it does not list the key.
+    ///
+    /// Keys of the keys file and keys that are only exempt are listed, too.
     pub fn key(&self, digest: &KeyDigest) -> Option<&KeyEntry> {
         self.0.keys.get(digest)
     }
 
     /// Iterates over the API keys that the configuration lists, by their digests, in no particular order.
+    ///
+    /// Keys of the keys file and keys that are only exempt are included.
     pub fn keys(&self) -> impl Iterator<Item = (&KeyDigest, &KeyEntry)> {
         self.0.keys.iter()
     }
@@ -299,7 +316,8 @@ impl RuleSet {
     ///
     /// The first of these that determines it wins: the caller's API key, the client's address, the plan header of a
     /// trusted proxy, the plan claim of a verified token. `None` if none does, for example because the plan that they
-    /// name does not exist; [`look_up_limit_set`](RuleSet::look_up_limit_set) then determines it.
+    /// name does not exist; [`look_up_limit_set`](RuleSet::look_up_limit_set) then determines it. The token is verified
+    /// only if none of the others determines it.
     pub fn limit_set(&self, identity: &Identity<'_>) -> Option<LimitSetId> {
         let known = identity.api_key();
         if let Some((digest, _)) = known
@@ -331,15 +349,16 @@ impl RuleSet {
     /// Returns the limit set of a caller whose plan is not known: that of the plan `default`, or, if the caller is not
     /// identified by more than its address, of `anonymous`.
     ///
-    /// If there is no plan `anonymous`, it is always that of `default`. If there are no plans, it has no plan.
+    /// `is_identified` is [`PlanQuestion::is_identified`]. If there is no plan `anonymous`, it is always that of
+    /// `default`. Without a plan `default`, no rule takes its limits from plans, and the result has no effect.
     pub fn default_limit_set(&self, is_identified: bool) -> LimitSetId {
         if is_identified { self.0.default } else { self.0.anonymous }
     }
 
     /// Calls the lookups, one after the other, until one returns an existing plan, and returns its limit set.
     ///
-    /// If none does, returns the [`default_limit_set`](RuleSet::default_limit_set) of the caller. For callers for which
-    /// [`limit_set`](RuleSet::limit_set) returns `None`.
+    /// If none does, returns the [`default_limit_set`](RuleSet::default_limit_set) of the caller. Has no timeout of its
+    /// own. For callers for which [`limit_set`](RuleSet::limit_set) returns `None`.
     pub async fn look_up_limit_set(&self, question: &PlanQuestion, lookups: &[Arc<dyn PlanLookup>]) -> LimitSetId {
         for lookup in lookups {
             if let Some(plan) = lookup.plan(question).await

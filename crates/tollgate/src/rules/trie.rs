@@ -44,6 +44,8 @@ struct Node {
 }
 
 /// A rule in a [`Trie`]: its index, and the methods that it matches.
+///
+/// A trie of exempt paths has no rules: there the index is 0, and the methods are all.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Candidate {
     pub(crate) rule: u32,

@@ -20,7 +20,9 @@ use crate::rules::trie::{Candidate, Trie};
 impl Compiler<'_> {
     /// Builds the identifier of callers: trusted proxies, API keys, tokens and pseudonyms.
     ///
-    /// Adds an error for each invalid value and continues with its default.
+    /// Reads the key for tokens and the secret for pseudonyms from environment variables or files, if they are given
+    /// so. Adds an error for each invalid value and continues without it: an invalid network is left out and the others
+    /// are kept, and any other value has its default.
     pub(super) fn identifier(&mut self, config: &Config, settings: &Settings) -> Identifier {
         let networks = self.networks(&config.trusted_proxies);
         let header = config.forwarding_header.as_ref().and_then(|name| {
@@ -76,7 +78,8 @@ impl Compiler<'_> {
     ///
     /// Adds an error and returns `None` if none or several of the fields are present, the variable is not set, or the
     /// file cannot be read. `names` are the names of the three fields, in this order. `what` is the subject of the
-    /// message, such as `a key for JWT`. `span` is used if the error is about no single field.
+    /// message, such as `a key for JWT`. `span` is used if the error is about no single field. A file that was read is
+    /// recorded, with the secret, for the comparison in a reload.
     pub(super) fn secret(
         &mut self,
         what: &str,
@@ -132,6 +135,8 @@ impl Compiler<'_> {
     }
 
     /// Compiles the bans of networks, API keys and users. Adds an error for each invalid value.
+    ///
+    /// A ban of an invalid network is left out. One with an invalid end is compiled as permanent.
     pub(super) fn bans(&mut self, config: &Config) -> BanList {
         let (mut bans, mut banned_networks) = (BanList::default(), Vec::new());
         for entry in &config.bans {

@@ -18,7 +18,7 @@ use crate::identity::suggest::nearest;
 use crate::identity::{API_KEY_BYTES_MAX, ApiKey, KeyDigest, Networks};
 use crate::rules::{CompiledPlan, KeyEntry, LimitSetId};
 
-/// The content of a keys file. Empty if the configuration names none.
+/// The content of a keys file. Empty if the configuration names none, or one that has an error.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct KeysFile {
     pub(crate) keys: Vec<Spanned<ApiKeyTable>>,
@@ -157,8 +157,11 @@ impl Compiler<'_> {
 
     /// Compiles the API keys of the configuration, of its keys file, and of `exempt.keys`. Reads the keys file.
     ///
-    /// Returns the keys by digest, and the content of the keys file. Adds the own limits of keys to `limit_sets`, and
-    /// an error for each invalid or repeated key and if the number of keys is not the expected one.
+    /// Returns the keys by digest, and the content of the keys file. `limit_sets` must have the plans already. Adds the
+    /// own limits of keys to it, and the names of the plans that keys and addresses have.
+    ///
+    /// Adds an error for each invalid or repeated key, for a keys file that cannot be read, and if the number of keys
+    /// is not the expected one; and a warning if own limits have no effect.
     pub(super) fn keys(
         &mut self,
         config: &Config,

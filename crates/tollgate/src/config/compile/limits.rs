@@ -24,7 +24,8 @@ impl Compiler<'_> {
     /// Compiles a list of limits and gives each a name. `source` is the file to which their spans refer.
     ///
     /// A limit without a name is named after its window, such as `per-minute`, or `per-minute-2` if that name is taken.
-    /// Adds an error for each invalid limit, which is left out, and for each name that is invalid or given twice.
+    /// Adds an error for each invalid limit, which is left out, and for each name that is invalid or given twice, whose
+    /// limit is kept.
     pub(super) fn limits(&mut self, list: &OneOrMany<Spanned<LimitEntry>>, source: &Arc<Source>) -> Vec<NamedLimit> {
         let mut named: Vec<(Option<String>, Limit, Span)> = Vec::new();
         for entry in list.iter() {

@@ -33,8 +33,9 @@ struct AnswerFormat {
 impl Compiler<'_> {
     /// Compiles the rules. Returns them in their order, a matcher of all rules, and a matcher of the enforced shields.
     ///
-    /// Both matchers use the indices of the returned list. Rules with the mode `off` never match. Adds an error for
-    /// each invalid value.
+    /// Both matchers use the indices of the returned list. Rules with the mode `off`, or with an empty list of methods,
+    /// paths or hosts, never match. Adds an error for each invalid value, for a name that two rules have, and if the
+    /// number of rules is not the expected one.
     pub(super) fn rules(&mut self, config: &Config, limit_sets: &LimitSets) -> (Vec<CompiledRule>, Matcher, Matcher) {
         let styles = self.styles(config.headers.as_ref()).unwrap_or_default();
         let expect = config.expect.as_ref().and_then(|expect| expect.rules.as_ref());
@@ -62,7 +63,8 @@ impl Compiler<'_> {
         (rules, matcher, shields)
     }
 
-    /// Returns the maximum length of a path in bytes. Defaults to 8,192. Adds an error if it is not 1 to 65,534.
+    /// Returns the maximum length of a path in bytes. Defaults to 8,192. Adds an error if it is not 1 to 65,534, and
+    /// returns it nevertheless.
     pub(super) fn path_bytes_max(&mut self, config: &Config) -> usize {
         let Some(bytes) = &config.path_bytes_max else { return PATH_BYTES_MAX_DEFAULT };
         if !(1..=PATH_BYTES_MAX).contains(&**bytes) {

@@ -24,7 +24,9 @@ const MEMORY: &str = "memory";
 const PREFIX_BYTES_MAX: usize = 64;
 const HASH_NAME_BYTES_MAX: usize = 512;
 
-/// The settings of the store. They are used once, at the start; a reload does not change them.
+/// The settings of the store and the limiter. They are used once, at the start.
+///
+/// A reload returns those of the new file, but the rules alone are put into use.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Settings {
@@ -52,10 +54,11 @@ impl Settings {
     /// Returns a builder for a limiter with these settings: store, deadline, failure policy and number of instances.
     ///
     /// The limiter decides explicit checks only. To decide by rules, use
-    /// [`Loaded::engine`](crate::config::Loaded::engine).
+    /// [`Loaded::engine`](crate::config::Loaded::engine). A shared store is created as by [`redis`](Settings::redis),
+    /// which starts a task.
     ///
     /// # Errors
-    /// If the URL of the store is invalid, or the store is shared and there is no tokio runtime.
+    /// If the store is shared and [`redis`](Settings::redis) fails. Counters in memory never fail.
     #[cfg(feature = "redis")]
     pub fn limiter(&self) -> Result<LimiterBuilder, StoreUrlError> {
         Ok(self.limiter_on(self.redis()?).0)
@@ -63,11 +66,12 @@ impl Settings {
 
     /// Creates the shared store of these settings, with their key prefix. Returns `None` if the counters are in memory.
     ///
-    /// Starts a task on the current tokio runtime, which connects in the background: a store that cannot be reached is
-    /// no error.
+    /// Its checks read the bans in the store. Starts a task on the current tokio runtime, which connects in the
+    /// background: a store that cannot be reached is no error.
     ///
     /// # Errors
-    /// If the URL of the store is invalid, or there is no tokio runtime.
+    /// Only if the store is shared: if its URL or the prefix is invalid, if the URL is `rediss://` and `tollgate-redis`
+    /// is built without its feature `tls`, or if there is no tokio runtime.
     #[cfg(feature = "redis")]
     pub fn redis(&self) -> Result<Option<RedisStore>, StoreUrlError> {
         let Some(url) = self.store.as_ref().filter(|_| self.is_shared()) else { return Ok(None) };
@@ -75,6 +79,8 @@ impl Settings {
     }
 
     /// Returns a builder for a limiter on this store, or in memory if it is `None`, with the other settings.
+    ///
+    /// Whether the store is the one of these settings, as [`redis`](Settings::redis) returns it, is not checked.
     ///
     /// Also returns the lookups for an [`Engine`](crate::engine::Engine) to find plans that the rules do not assign:
     /// one in the Redis hash if there is a store and a hash is configured, else none.
@@ -114,7 +120,7 @@ fn check_url(url: &str) -> Result<(), String> {
 impl Compiler<'_> {
     /// Compiles the settings of the store. Those of the loader override those of the file.
     ///
-    /// Adds an error for each invalid value of the file. The store of the loader is not checked.
+    /// Adds an error for each invalid value of the file, even if it is overridden. The loader's values are not checked.
     pub(super) fn settings(&mut self, config: &Config) -> Settings {
         let store = match (self.loader.store_override(), &config.store) {
             (Some(given), _) => Some(given.clone()),

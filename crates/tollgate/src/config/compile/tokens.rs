@@ -25,7 +25,8 @@ impl Compiler<'_> {
 
     /// Returns the identifier with verification of tokens by the settings of `[jwt]`.
     ///
-    /// Adds an error and returns the identifier unchanged if the key is missing or invalid.
+    /// Reads the key from an environment variable or a file, if it is given so. Adds an error and returns the
+    /// identifier unchanged if the key is missing or invalid.
     #[cfg(feature = "jwt")]
     pub(super) fn with_tokens(&mut self, identifier: Identifier, jwt: &Spanned<Jwt>) -> Identifier {
         match self.verifier(jwt) {

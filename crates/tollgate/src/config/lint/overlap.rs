@@ -167,7 +167,7 @@ impl DecisionGroup<'_> {
         None
     }
 
-    /// Returns whether all requests that meet these conditions have an exempt path.
+    /// Returns whether all requests that meet these conditions, which have at most one path, have an exempt path.
     fn is_exempt(&self, conditions: &Conditions) -> bool {
         let is_exempt = |path| self.input.exempt_paths.iter().any(|exempt| exempt.covers(path));
         conditions.paths.iter().any(is_exempt)

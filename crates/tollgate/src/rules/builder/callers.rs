@@ -108,22 +108,25 @@ impl ListedKey {
 
     /// Adds a limit of the key's own. All own limits together replace those of the key's plan.
     ///
-    /// The limit is named after its window. Own limits apply only in rules with
+    /// The limit is named after its window, such as `per-minute`. Own limits apply only in rules with
     /// [`limits_from_plan`](super::Rule::limits_from_plan).
     pub fn limit(mut self, limit: impl Into<LimitText>) -> ListedKey {
         self.limits.push((None, limit.into()));
         self
     }
 
-    /// Adds a limit of the key's own with a name of 1 to 64 characters `a-z`, `0-9` and `-`.
+    /// Adds a limit of the key's own with a name of 1 to 64 characters `a-z`, `0-9` and `-`, unique among its own
+    /// limits.
     ///
-    /// All own limits together replace those of the key's plan.
+    /// All own limits together replace those of the key's plan, in rules with
+    /// [`limits_from_plan`](super::Rule::limits_from_plan).
     pub fn named_limit(mut self, name: impl Into<String>, limit: impl Into<LimitText>) -> ListedKey {
         self.limits.push((Some(name.into()), limit.into()));
         self
     }
 
-    /// Exempts callers with this key from all rules.
+    /// Exempts callers with this key from all rules. Bans that are added by [`Rules::ban`](super::Rules::ban) still
+    /// apply.
     pub fn exempt(mut self) -> ListedKey {
         self.is_exempt = true;
         self
@@ -220,6 +223,9 @@ impl SecretSource {
     }
 
     /// Reads the secret from a file, without trailing white space. Building the rules fails if the file cannot be read.
+    ///
+    /// A relative path is relative to the current directory, or to
+    /// [`Loader::directory`](crate::config::Loader::directory).
     pub fn file(path: impl Into<String>) -> SecretSource {
         SecretSource(SecretSourceKind::File(path.into()))
     }

@@ -173,6 +173,8 @@ impl Rule {
 
     /// Adds a subject to count by, up to eight. Requests share a counter if they agree in all subjects of the rule.
     ///
+    /// Building fails if a subject is added twice, or if [`Subject::Global`] is combined with others.
+    ///
     /// Without this method, a rule counts by [`Subject::Caller`], and a [`shield`](Rule::shield) by [`Subject::Ip`], the only
     /// subject that a shield accepts.
     pub fn by(mut self, subject: Subject) -> Rule {
@@ -223,6 +225,9 @@ impl Rule {
     }
 
     /// Sets the units that the rule charges for a request. Defaults to 1.
+    ///
+    /// A request with a cost of its own (`RateLimitLayer::cost`, or [`RequestOptions`](crate::engine::RequestOptions))
+    /// is charged that instead.
     ///
     /// Building fails if the cost is 0, or if it is more than one of the limits can ever admit.
     pub fn cost(mut self, cost: impl Into<Cost>) -> Rule {
