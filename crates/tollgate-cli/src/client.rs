@@ -12,7 +12,8 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::rustls::pki_types::ServerName;
 use tokio_rustls::rustls::{ClientConfig, RootCertStore, crypto};
 
-/// The text of the [`ErrorKind`](std::io::ErrorKind) of all errors for which the standard library has no kind. That kind is not public.
+/// The text of the [`ErrorKind`](std::io::ErrorKind) of all errors for which the standard library has no kind. That
+/// kind is not public.
 const UNCATEGORIZED: &str = "uncategorized error";
 /// Maximum size of a response body.
 const RESPONSE_BYTES_MAX: usize = 16 * 1024 * 1024;
@@ -27,9 +28,9 @@ pub(crate) fn is_http_url(url: &Uri) -> bool {
 
 /// Opens a connection to the host of `url`, sends a request, and returns the status and the body of the response.
 ///
-/// `url` must be one that [`is_http_url`] accepts. The scheme, host and port are those of `url`, and its path is ignored;
-/// the path and query are those of the request. The port defaults to 80, or 443 for `https`. `Host` is set. There is no
-/// timeout, and redirects are not followed. For the certificates that `https` trusts see [`connector`].
+/// `url` must be one that [`is_http_url`] accepts. The scheme, host and port are those of `url`, and its path is
+/// ignored; the path and query are those of the request. The port defaults to 80, or 443 for `https`. `Host` is set.
+/// There is no timeout, and redirects are not followed. For the certificates that `https` trusts see [`connector`].
 ///
 /// # Errors
 /// If the connection or the exchange fails, or the body exceeds 16 MiB. The message contains nothing of the request.
@@ -56,8 +57,9 @@ pub(crate) async fn send(url: &Uri, mut request: Request<Full<Bytes>>) -> Result
 
 /// Returns the message of an error, without the error number of the operating system.
 ///
-/// An error of the operating system has the text of its [`ErrorKind`](std::io::ErrorKind), such as `connection refused`. If the standard
-/// library has no kind for it, it has the text of the operating system, such as `Too many open files`.
+/// An error of the operating system has the text of its [`ErrorKind`](std::io::ErrorKind), such as
+/// `connection refused`. If the standard library has no kind for it, it has the text of the operating system, such as
+/// `Too many open files`.
 fn reason(error: std::io::Error) -> String {
     let message = error.to_string();
     match (error.raw_os_error(), error.kind().to_string()) {

@@ -77,8 +77,8 @@ pub(crate) async fn reset(arguments: arguments::Inspect) -> Result<(), Failure> 
     }
 }
 
-/// Parses the argument LIMIT, such as `10/min`. Returns an error if it is missing or not a limit. Not for a command with
-/// `--rule`, where LIMIT is a name.
+/// Parses the argument LIMIT, such as `10/min`. Returns an error if it is missing or not a limit. Not for a command
+/// with `--rule`, where LIMIT is a name.
 fn limit(arguments: &arguments::Inspect) -> Result<Limit, Failure> {
     Ok(arguments.limit.as_deref().unwrap_or_default().parse()?)
 }

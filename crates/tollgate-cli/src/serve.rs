@@ -42,12 +42,12 @@ type Lookups = Vec<Arc<dyn PlanLookup>>;
 ///
 /// Then keeps serving for `--drain`, closes the listeners and returns. A Redis store that is down is not an error.
 ///
-/// Also starts logging, raises the process's limit of open files, and generates an admin token and prints it if none was
-/// given. Exits the process at a second SIGTERM or SIGINT.
+/// Also starts logging, raises the process's limit of open files, and generates an admin token and prints it if none
+/// was given. Exits the process at a second SIGTERM or SIGINT.
 ///
 /// # Errors
-/// If an option, the configuration file, the certificate or a secret is invalid, a listener cannot be bound, or the admin
-/// listener can be reached from other machines and no token was given.
+/// If an option, the configuration file, the certificate or a secret is invalid, a listener cannot be bound, or the
+/// admin listener can be reached from other machines and no token was given.
 pub(crate) async fn serve(arguments: Serve) -> Result<(), Failure> {
     let signals = Signals::install()?;
     start_logs(&arguments.log);
@@ -135,7 +135,8 @@ pub(crate) async fn serve(arguments: Serve) -> Result<(), Failure> {
 
 /// Creates the loader of the configuration file.
 ///
-/// The store (see [`configuration::loader`]) and `--instances`, if given, override the file, at the start and in reloads.
+/// The store (see [`configuration::loader`]) and `--instances`, if given, override the file, at the start and in
+/// reloads.
 ///
 /// # Errors
 /// If the URL of the store is invalid.

@@ -96,10 +96,10 @@ impl Default for AuthGuard {
 impl AuthGuard {
     /// Checks a secret by calling `is_right`, and returns the result after the delay for `address`.
     ///
-    /// There is no delay up to five failures of the address, this attempt included. With the sixth it is 10 ms, doubled by
-    /// each further failure up to 1 s. Failures are forgotten 60 s after the last one. A correct secret is delayed as
-    /// well, and does not reset them. IPv6 addresses of one /64 network count as one address, and rarely two unrelated
-    /// addresses do, because they are hashed.
+    /// There is no delay up to five failures of the address, this attempt included. With the sixth it is 10 ms, doubled
+    /// by each further failure up to 1 s. Failures are forgotten 60 s after the last one. A correct secret is delayed
+    /// as well, and does not reset them. IPv6 addresses of one /64 network count as one address, and rarely two
+    /// unrelated addresses do, because they are hashed.
     ///
     /// If 16 attempts of the address are waiting already, returns [`Attempt::Refused`] at once, without calling
     /// `is_right`. Wrong and refused attempts are counted in `failures`; some are logged with the name of `listener`.

@@ -275,8 +275,8 @@ impl Receiving {
 
     /// Sets the account to `bytes` in all (not in addition), and waits until there is room for them.
     ///
-    /// May evict older reservations of other connections. Up to 4 KiB always fit, and need no reservation. Returns false if there is no room or the reservation was evicted; the caller must then
-    /// drop the request.
+    /// May evict older reservations of other connections. Up to 4 KiB always fit, and need no reservation. Returns
+    /// false if there is no room or the reservation was evicted; the caller must then drop the request.
     pub(crate) async fn hold(&mut self, bytes: usize) -> bool {
         if bytes > SMALL_BYTES {
             // A client that sends as fast as it is read would otherwise delay the other connections of this thread.
@@ -287,8 +287,8 @@ impl Receiving {
 
     /// Sets the account to the memory of `buffer`, which contains the beginning of a request.
     ///
-    /// That is its length up to 4 KiB. Beyond, it is its capacity, which is raised first if there is no room for the next
-    /// read; so no memory is allocated that is not accounted for. This copies the bytes to a larger buffer.
+    /// That is its length up to 4 KiB. Beyond, it is its capacity, which is raised first if there is no room for the
+    /// next read; so no memory is allocated that is not accounted for. This copies the bytes to a larger buffer.
     ///
     /// `announced` is the length of the whole request, or any number up to the length of the buffer if it is unknown.
     /// Returns false in the cases of [`hold`](Self::hold); the buffer is then unchanged.

@@ -45,8 +45,8 @@ pub struct Explanation {
     pub token_refused: Option<String>,
     /// Whether the kill switch is on, so that no request is limited.
     pub kill_switch: bool,
-    /// Why the request is refused regardless of limits: a ban, or a path that is too long. `None` if it is not. A ban in
-    /// the store is known only after [`Explanation::read_counters`].
+    /// Why the request is refused regardless of limits: a ban, or a path that is too long. `None` if it is not. A ban
+    /// in the store is known only after [`Explanation::read_counters`].
     pub banned: Option<String>,
     /// The part of the request that exempts it from all limits: `address`, `key` or `path`. `None` if it is not exempt.
     pub exempt: Option<&'static str>,
@@ -73,8 +73,8 @@ pub struct PlanExplanation {
 pub struct RuleExplanation {
     /// The name of the rule.
     pub name: String,
-    /// Whether the rule applies to this request: it matches and is not off, the request is not exempt, and the kill switch
-    /// is off. A rule in shadow mode applies, too.
+    /// Whether the rule applies to this request: it matches and is not off, the request is not exempt, and the kill
+    /// switch is off. A rule in shadow mode applies, too.
     pub applies: bool,
     /// The mode of the rule: `enforce`, `shadow` or `off`.
     pub mode: &'static str,
@@ -191,8 +191,8 @@ impl Explanation {
     /// the store, sets [`Explanation::banned`], unless it is set already, and leaves its counters unknown. If the store
     /// does not answer, sets [`Explanation::counters_unknown`] and stops.
     ///
-    /// `limiter` must have the store that the rules count in. It decides one check per limit, each a denial that charges
-    /// nothing; they appear in the limiter's statistics and are reported to its observers.
+    /// `limiter` must have the store that the rules count in. It decides one check per limit, each a denial that
+    /// charges nothing; they appear in the limiter's statistics and are reported to its observers.
     pub async fn read_counters(&mut self, limiter: &Limiter) {
         for rule in self.rules.iter_mut().filter(|rule| rule.applies && !rule.shield) {
             for limit in &mut rule.limits {

@@ -150,8 +150,8 @@ impl Readiness {
     /// `None` means unknown. To be called at regular intervals.
     ///
     /// `/readyz` reports the instance as degraded while the policy is other than `noeviction`, and when the number has
-    /// grown, until 12 calls in a row find that it has not. Logs a warning when that begins or its reason changes, except
-    /// if nothing was known before the call, and a message when it ends.
+    /// grown, until 12 calls in a row find that it has not. Logs a warning when that begins or its reason changes,
+    /// except if nothing was known before the call, and a message when it ends.
     pub fn note_eviction(&self, policy: Option<&str>, evicted_keys: Option<u64>) {
         let mut eviction = self.0.eviction.lock();
         // The state at the start is logged by the check of the server at the start.

@@ -166,8 +166,8 @@ impl ServerOptions {
 
     /// Sets the origins whose web pages may send requests.
     ///
-    /// Defaults to none: a check, or a request to the admin listener except for `/healthz`, that a browser sends for a page
-    /// of another site is rejected with 403.
+    /// Defaults to none: a check, or a request to the admin listener except for `/healthz`, that a browser sends for a
+    /// page of another site is rejected with 403.
     #[must_use]
     pub fn allowed_origins(mut self, origins: Vec<WebOrigin>) -> ServerOptions {
         self.browsers.origins = origins;

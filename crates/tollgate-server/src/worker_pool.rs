@@ -58,7 +58,8 @@ impl WorkerPool {
     ///
     /// `make` creates the future on that thread, because a socket belongs to the runtime in which it is registered.
     ///
-    /// If there are no threads, or the thread has ended, spawns it on the caller's runtime, and panics if there is none.
+    /// If there are no threads, or the thread has ended, spawns it on the caller's runtime, and panics if there is
+    /// none.
     pub(crate) fn serve<F>(&self, make: impl FnOnce() -> F + Send + 'static)
     where
         F: Future<Output = ()> + Send + 'static,

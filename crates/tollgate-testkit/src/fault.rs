@@ -49,7 +49,8 @@ pub enum Fault {
     Delay(Duration),
     /// Holds all bytes and forwards them when the fault ends: a partition that heals, or late replies.
     Hold,
-    /// Discards all bytes: connections open, and no reply arrives. Those that lost bytes are closed when the fault ends.
+    /// Discards all bytes: connections open, and no reply arrives. Those that lost bytes are closed when the fault
+    /// ends.
     Blackhole,
     /// Closes all open and all new connections.
     Cut,

@@ -160,8 +160,8 @@ impl History {
 
     /// Records that all units of `decision` were refunded, between these two times of the store's clock.
     ///
-    /// `decision` must be an admission by the store that was [recorded](History::note), and `counters` the same as there.
-    /// Each decision must be refunded only once.
+    /// `decision` must be an admission by the store that was [recorded](History::note), and `counters` the same as
+    /// there. Each decision must be refunded only once.
     ///
     /// # Panics
     /// If the decision does not have as many limit statuses as `counters`, or an index is out of range.

@@ -70,8 +70,8 @@ impl Oracle {
 
     /// Refunds what `decision` charged for `check`, as far as it still counts at `now`.
     ///
-    /// `check` must have the demands of the decided check, in the same order; their limits may have changed. Does nothing
-    /// for a denial. The oracle does not detect a second refund of one decision.
+    /// `check` must have the demands of the decided check, in the same order; their limits may have changed. Does
+    /// nothing for a denial. The oracle does not detect a second refund of one decision.
     pub fn refund(&mut self, now: Timestamp, check: &Check<'_>, decision: &Decision) {
         if !decision.allowed() {
             return;
@@ -104,7 +104,8 @@ impl Oracle {
     /// Charges one unit at each of these instants, without deciding.
     ///
     /// The instants must be ascending, and not before the last charge. The result is the same as if each unit had been
-    /// admitted, except for `sliding-counter` and `fixed-window`: they charge all units to the window of the last write.
+    /// admitted, except for `sliding-counter` and `fixed-window`: they charge all units to the window of the last
+    /// write.
     pub fn charge_at(&mut self, demand: &Demand<'_>, instants: impl Iterator<Item = Timestamp>) {
         let mut record = self.record(demand);
         let mut latest = Timestamp::ZERO;
@@ -122,8 +123,8 @@ impl Oracle {
 
     /// Writes the counter of `demand` after the verdicts are known, if they change it, and returns its limit status.
     ///
-    /// `own_verdict` says whether this limit allows the cost, `admitted` whether all limits of the check do. A cost of 0
-    /// writes nothing.
+    /// `own_verdict` says whether this limit allows the cost, `admitted` whether all limits of the check do. A cost of
+    /// 0 writes nothing.
     fn write_verdict(&mut self, demand: &Demand<'_>, now: i128, own_verdict: bool, admitted: bool) -> LimitStatus {
         let (limit, cost) = (&demand.limit, units(demand));
         let before = self.record(demand);

@@ -259,9 +259,9 @@ impl AdminListener {
     /// Reads the counters of the rules that apply, and asks the plan lookups if necessary. Charges nothing.
     ///
     /// The answer is 200 even if the store does not answer; then `counters_unknown` says why the counters are missing.
-    /// It is 400 if the query or the body is invalid, or the server has no rules, 413 if the body has more than 256 KiB,
-    /// and 408 if it takes longer than 10 s. The query is empty, `reveal=false` or `reveal=true`, which shows the values
-    /// of subjects.
+    /// It is 400 if the query or the body is invalid, or the server has no rules, 413 if the body has more than 256
+    /// KiB, and 408 if it takes longer than 10 s. The query is empty, `reveal=false` or `reveal=true`, which shows the
+    /// values of subjects.
     async fn explain<B>(&self, request: Request<B>, query: &str) -> Response<Bytes>
     where
         B: Body<Data = Bytes>,

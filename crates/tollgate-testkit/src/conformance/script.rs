@@ -180,8 +180,8 @@ impl Case {
         self.step(Action::Refund(nth, None))
     }
 
-    /// Adds a refund of the nth check of the case, counted as in [`refund`](Case::refund), with the current limits in place
-    /// of those of the check, in the same order. The subjects and costs are those of the check.
+    /// Adds a refund of the nth check of the case, counted as in [`refund`](Case::refund), with the current limits in
+    /// place of those of the check, in the same order. The subjects and costs are those of the check.
     pub(crate) fn refund_under_present_limits(self, nth: usize) -> Case {
         let present = self.demands.clone();
         self.step(Action::Refund(nth, Some(present)))

@@ -118,9 +118,9 @@ pub enum Step {
 impl Step {
     /// Returns the time after this movement of the clock from `now`.
     ///
-    /// `retry_at` is the end of the `retry_after` of the last check, or its time if that is [never](tollgate_core::Wait).
-    /// `slots` are the current limits. An edge of a window is a multiple of its length since 1970; the next one is always
-    /// after `now`.
+    /// `retry_at` is the end of the `retry_after` of the last check, or its time if that is
+    /// [never](tollgate_core::Wait). `slots` are the current limits. An edge of a window is a multiple of its length
+    /// since 1970; the next one is always after `now`.
     ///
     /// # Panics
     /// If the slot of an edge is not in `slots`.

@@ -11,8 +11,8 @@ use super::{Answer, Counter, Refund, Report, Violation, tick_us};
 /// Verifies all decisions of the store for this counter, and adds violations to `report`, as well as the numbers of
 /// limit statuses of admitted checks and of denials.
 ///
-/// `number` is the index of the counter in the history, for violations. Sorts all its answers by `at_us`; those of other
-/// sources are not verified.
+/// `number` is the index of the counter in the history, for violations. Sorts all its answers by `at_us`; those of
+/// other sources are not verified.
 pub(super) fn verify(number: usize, counter: &mut Counter, report: &mut Report) {
     counter.answers.sort_unstable_by_key(|answer| answer.at_us);
     let by_store = counter.answers.iter().filter(|answer| answer.source == Source::Store);
@@ -183,8 +183,8 @@ impl Window {
         }
     }
 
-    /// Returns the time, in microseconds, of the oldest charge whose expiry, after that of all charges before it, leaves
-    /// at most `room` units in the window. Returns `None` if there are no more than that already.
+    /// Returns the time, in microseconds, of the oldest charge whose expiry, after that of all charges before it,
+    /// leaves at most `room` units in the window. Returns `None` if there are no more than that already.
     fn must_expire(&self, room: u64) -> Option<u64> {
         let mut excess = self.total.checked_sub(room).filter(|excess| *excess > 0)?;
         for charge in &self.charges[self.first..self.next] {

@@ -29,8 +29,8 @@ pub(super) const BODY_TIMEOUT: Duration = Duration::from_secs(10);
 ///
 /// The connection ends when:
 /// - the client ends it, is silent for `idle`, or takes longer than `idle` for a request header or 10 s for a body;
-/// - a request asks for it (`connection: close`, HTTP/1.0), its body was not read by `handler`, or it is malformed or of
-///   an unusual form; such a request is still answered, with 4xx if it is malformed;
+/// - a request asks for it (`connection: close`, HTTP/1.0), its body was not read by `handler`, or it is malformed or
+///   of an unusual form; such a request is still answered, with 4xx if it is malformed;
 /// - the instance drains or shuts down: once all requests that have arrived are answered, the last response has
 ///   `connection: close`; an idle connection ends half a second after its listener has begun to close;
 /// - its slot is evicted, while it is idle or after its response has begun;

@@ -190,8 +190,11 @@ where
 ///
 /// That is so if the instance drains or shuts down, and no further request has arrived.
 ///
-/// `buffer` holds the bytes that were read beyond the present request. If it is empty, appends what has arrived on
-/// `stream` to find out, without waiting.
+/// `buffer` holds the bytes that were read beyond the present request. If it is empty while the instance drains,
+/// appends what has arrived on `stream` to find out, without waiting.
+///
+/// # Errors
+/// If the connection breaks.
 async fn closes_after<S>(context: &ConnectionContext, stream: &mut S, buffer: &mut BytesMut) -> std::io::Result<bool>
 where
     S: AsyncRead + Unpin,
@@ -252,8 +255,8 @@ struct PartialRequest {
 /// `before` is the state that the last call returned for the same request, with fewer bytes in `buffer`. It is `None`
 /// for a new request.
 ///
-/// An incomplete head gets a deadline of `idle` from the first call with it, an incomplete body one of 10 s. Later calls
-/// keep the deadline.
+/// An incomplete head gets a deadline of `idle` from the first call with it, an incomplete body one of 10 s. Later
+/// calls keep the deadline.
 fn next_request(buffer: &[u8], before: Option<PartialRequest>, idle: Duration) -> NextRequest {
     if let Some(before) = before.as_ref().filter(|before| !before.may_be_complete(buffer)) {
         return NextRequest::Partial(PartialRequest { seen: buffer.len(), ..*before });
@@ -444,7 +447,8 @@ struct ResponseBuffer {
 }
 
 impl ResponseBuffer {
-    /// Appends a response, with `content-length` of its body and the current `date`. `is_last` adds `connection: close`.
+    /// Appends a response, with `content-length` of its body and the current `date`. `is_last` adds
+    /// `connection: close`.
     ///
     /// Nothing is sent before [`send`](Self::send).
     fn add(&mut self, response: &Response<Bytes>, is_last: bool) {

@@ -94,8 +94,8 @@ pub(super) enum AfterExchange {
 ///
 /// Returns one of three states of the connection:
 /// - [`KeepAlive`](AfterExchange::KeepAlive): another request may follow.
-/// - [`Close`](AfterExchange::Close): the response was the last one, because of `closes`, the request (`connection:
-///   close`, HTTP/1.0, malformed) or the response, or because the handler did not read the body to its end.
+/// - [`Close`](AfterExchange::Close): the response was the last one, because of `closes`, of the request (HTTP/1.0,
+///   `connection: close`, malformed) or of the response, or because the handler did not read the body to its end.
 /// - [`Abandoned`](AfterExchange::Abandoned): the response was not sent, or not completely. The client ended the
 ///   connection before the response began, which cancels the handler; the connection broke; or its slot was evicted
 ///   after the response had begun. While the handler runs, the slot is protected.
@@ -178,8 +178,8 @@ where
 ///
 /// `begin` is the part of the request that was read already. Its head must be complete `idle` after this call.
 ///
-/// hyper answers a malformed request itself, with 4xx. If the connection's slot or the bytes of the request are evicted,
-/// ends the connection at once, even within a response; the slot is protected while the handler runs.
+/// hyper answers a malformed request itself, with 4xx. If the connection's slot or the bytes of the request are
+/// evicted, ends the connection at once, even within a response; the slot is protected while the handler runs.
 ///
 /// # Errors
 /// If the request is malformed or late, the receive budget has no room for it, the connection breaks, or the client

@@ -275,8 +275,8 @@ impl ExplicitCheck<'_> {
     /// Returns one demand per check, in the same order.
     ///
     /// # Errors
-    /// If a key has more than 64 KiB. The message begins with the entry, such as `checks[1].key`, if the body has a list
-    /// `checks`, and with `key` otherwise.
+    /// If a key has more than 64 KiB. The message begins with the entry, such as `checks[1].key`, if the body has a
+    /// list `checks`, and with `key` otherwise.
     pub(crate) fn demands(&self) -> Result<Vec<Demand<'_>>, CheckRequestError> {
         let mut demands = Vec::with_capacity(self.entries.len());
         for (index, (key, limit, cost)) in self.entries.iter().enumerate() {
@@ -291,8 +291,8 @@ impl ExplicitCheck<'_> {
 impl<'b> CheckEntry<'b> {
     /// Parses the limit and the cost, and returns them with the key. The cost defaults to 1.
     ///
-    /// `entry` returns the prefix of error messages: that of [`entry_prefix`], or an empty one. The length of the key is
-    /// not checked.
+    /// `entry` returns the prefix of error messages: that of [`entry_prefix`], or an empty one. The length of the key
+    /// is not checked.
     ///
     /// # Errors
     /// If the limit is malformed, or the cost exceeds `u32::MAX`.
