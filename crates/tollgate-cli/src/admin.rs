@@ -24,6 +24,8 @@ pub(crate) struct Admin {
 impl Admin {
     /// Returns the instance at the URL of `--admin`, or `None` without that option. Does not connect.
     ///
+    /// Reads the token from the file of `--admin-token-file`, else from `TOLLGATE_ADMIN_TOKEN`.
+    ///
     /// # Errors
     /// If the URL is not `http` or `https`, has a user, password or path, or the token is missing or invalid.
     pub(crate) fn from_options(choice: &AdminChoice) -> Result<Option<Admin>, Failure> {
@@ -41,8 +43,8 @@ impl Admin {
     /// `path` may have a query. Without `body`, the body of the request is empty.
     ///
     /// # Errors
-    /// If there is no response within [`RESPONSE_TIMEOUT`], or its status is not 2xx. Then the error contains the
-    /// message of the response.
+    /// If `method` or `path` is invalid, there is no response within [`RESPONSE_TIMEOUT`], or its status is not 2xx. In
+    /// the last case the error contains the message of the response.
     pub(crate) async fn send(&self, method: &str, path: &str, body: Option<&Value>) -> Result<Value, Failure> {
         let mut bearer =
             HeaderValue::try_from(format!("Bearer {}", self.token.reveal())).map_err(|_| Failure::AdminUrl)?;

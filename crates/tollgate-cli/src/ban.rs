@@ -13,7 +13,8 @@ use crate::{Failure, output};
 /// Runs `tollgate ban`: bans a subject for the duration of `--for`, else until it is unbanned, and prints that.
 ///
 /// # Errors
-/// If the subject is masked or too long, the instance or the store does not answer, or the store is the memory store.
+/// If the options are invalid, the subject is masked or too long, the instance or the store does not answer or has no
+/// room for another ban, the store is the memory store, or the output cannot be written.
 pub(crate) async fn ban(arguments: Ban) -> Result<(), Failure> {
     let Ban { subject, duration, .. } = &arguments;
     check_subject(subject)?;

@@ -12,6 +12,9 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::rustls::pki_types::ServerName;
 use tokio_rustls::rustls::{ClientConfig, RootCertStore, crypto};
 
+/// The text of the [`ErrorKind`](std::io::ErrorKind) of all errors for which the standard library has no kind. That
+/// kind is not public.
+const UNCATEGORIZED: &str = "uncategorized error";
 /// Maximum size of a response body.
 const RESPONSE_BYTES_MAX: usize = 16 * 1024 * 1024;
 
@@ -25,8 +28,9 @@ pub(crate) fn is_http_url(url: &Uri) -> bool {
 
 /// Opens a connection to the host of `url`, sends a request, and returns the status and the body of the response.
 ///
-/// The scheme, host and port are those of `url`; the path and query are those of the request. `Host` is set. There is
-/// no timeout. `url` must be one that [`is_http_url`] accepts.
+/// `url` must be one that [`is_http_url`] accepts. The scheme, host and port are those of `url`, and its path is
+/// ignored; the path and query are those of the request. The port defaults to 80, or 443 for `https`. `Host` is set.
+/// There is no timeout, and redirects are not followed. For the certificates that `https` trusts see [`connector`].
 ///
 /// # Errors
 /// If the connection or the exchange fails, or the body exceeds 16 MiB. The message contains nothing of the request.
@@ -51,15 +55,26 @@ pub(crate) async fn send(url: &Uri, mut request: Request<Full<Bytes>>) -> Result
     exchange(stream, request).await
 }
 
-/// Returns the message of an error, such as `connection refused`, without the error number of the operating system.
+/// Returns the message of an error, without the error number of the operating system.
+///
+/// An error of the operating system has the text of its [`ErrorKind`](std::io::ErrorKind), such as
+/// `connection refused`. If the standard library has no kind for it, it has the text of the operating system, such as
+/// `Too many open files`.
 fn reason(error: std::io::Error) -> String {
-    match error.raw_os_error() {
-        Some(_) => error.kind().to_string(),
-        None => error.to_string(),
+    let message = error.to_string();
+    match (error.raw_os_error(), error.kind().to_string()) {
+        (None, _) => message,
+        (Some(number), kind) if kind == UNCATEGORIZED => message.replace(&format!(" (os error {number})"), ""),
+        (Some(_), kind) => kind,
     }
 }
 
-/// Sends a request over an open connection and reads the response: its status and its body.
+/// Sends a request over an open connection and reads the response. Returns its status and its body.
+///
+/// Spawns a task that serves the connection.
+///
+/// # Errors
+/// If the connection breaks, the response is malformed, or its body exceeds 16 MiB.
 async fn exchange<S>(stream: S, request: Request<Full<Bytes>>) -> Result<(StatusCode, Bytes), String>
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -73,7 +88,10 @@ where
     Ok((status, body.map_err(|error| error.to_string())?.to_bytes()))
 }
 
-/// Creates a TLS connector that trusts the system's root certificates, or those of `SSL_CERT_FILE` if that is set.
+/// Creates a TLS connector that trusts the system's root certificates, or those that `SSL_CERT_FILE` and `SSL_CERT_DIR`
+/// name if one of them is set.
+///
+/// Reads these files each time. Certificates that cannot be read are left out; without any, every handshake fails.
 fn connector() -> TlsConnector {
     let mut roots = RootCertStore::empty();
     roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
@@ -83,4 +101,25 @@ fn connector() -> TlsConnector {
         .with_root_certificates(roots)
         .with_no_client_auth();
     TlsConnector::from(Arc::new(config))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Error;
+
+    use rustix::io::Errno;
+
+    use super::*;
+
+    #[test]
+    fn a_reason_has_no_error_number() {
+        for (number, expected) in [
+            (Errno::CONNREFUSED, "connection refused"),
+            (Errno::TIMEDOUT, "timed out"),
+            (Errno::MFILE, "Too many open files"),
+        ] {
+            assert_eq!(reason(Error::from_raw_os_error(number.raw_os_error())), expected);
+        }
+        assert_eq!(reason(Error::other("invalid peer certificate")), "invalid peer certificate");
+    }
 }

@@ -76,7 +76,8 @@ fn counted(count: usize, noun: &str) -> String {
     format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
 }
 
-/// Prints the result of [`validate`] as JSON. Returns `false` if the file cannot be used.
+/// Loads the file and prints the result of [`validate`] as one line of JSON. Returns `false` if the file cannot be
+/// used.
 fn validate_as_json(arguments: &Validate, loader: &Loader) -> Result<bool, Failure> {
     let loaded = loader.load(&arguments.file);
     let (rules, plans) = loaded

@@ -10,7 +10,7 @@ use tollgate::{Check, Cost, Demand, Key, Limit, LimitStatus, Wait};
 use crate::admin::Admin;
 use crate::{Failure, arguments, output};
 
-/// Runs `tollgate check`: makes one check and prints the decision.
+/// Runs `tollgate check`: makes one check, which charges its cost if it is allowed, and prints the decision.
 ///
 /// Returns whether the check was allowed: `false` if the limit denied it or its key is banned.
 ///
@@ -77,7 +77,8 @@ pub(crate) async fn reset(arguments: arguments::Inspect) -> Result<(), Failure> 
     }
 }
 
-/// Parses the argument LIMIT, such as `10/min`. Returns an error if it is missing or not a limit.
+/// Parses the argument LIMIT, such as `10/min`. Returns an error if it is missing or not a limit. Not for a command
+/// with `--rule`, where LIMIT is a name.
 fn limit(arguments: &arguments::Inspect) -> Result<Limit, Failure> {
     Ok(arguments.limit.as_deref().unwrap_or_default().parse()?)
 }

@@ -17,7 +17,7 @@ use crate::{Failure, configuration, output};
 /// Runs `tollgate explain`: prints which rules apply to a request, by the rules of a running instance or a
 /// configuration file.
 ///
-/// Changes no counter.
+/// Changes no counter. `--json` prints one line of JSON, else the text of [`format_explanation`].
 ///
 /// # Errors
 /// If a header or the request is invalid, the instance does not answer, the file cannot be used, or the output cannot
@@ -73,6 +73,8 @@ async fn compute(file: &Path, arguments: &Explain, headers: &[(String, String)])
 }
 
 /// Parses `--header` options: `NAME: VALUE`, or `@FILE` with one such header per line. Returns pairs of name and value.
+///
+/// Reads the files. Blank lines are skipped. Whether names and values are valid in HTTP is not checked.
 ///
 /// # Errors
 /// If a header has no colon, or a file cannot be read.

@@ -42,8 +42,12 @@ type Lookups = Vec<Arc<dyn PlanLookup>>;
 ///
 /// Then keeps serving for `--drain`, closes the listeners and returns. A Redis store that is down is not an error.
 ///
+/// Also starts logging, raises the process's limit of open files, and generates an admin token and prints it if none
+/// was given. Exits the process at a second SIGTERM or SIGINT.
+///
 /// # Errors
-/// If an option, the configuration file, the certificate or a secret is invalid, or a listener cannot be bound.
+/// If an option, the configuration file, the certificate or a secret is invalid, a listener cannot be bound, or the
+/// admin listener can be reached from other machines and no token was given.
 pub(crate) async fn serve(arguments: Serve) -> Result<(), Failure> {
     let signals = Signals::install()?;
     start_logs(&arguments.log);
@@ -131,7 +135,11 @@ pub(crate) async fn serve(arguments: Serve) -> Result<(), Failure> {
 
 /// Creates the loader of the configuration file.
 ///
-/// The store (see [`configuration::loader`]) and `--instances` override the file, at the start and in reloads.
+/// The store (see [`configuration::loader`]) and `--instances`, if given, override the file, at the start and in
+/// reloads.
+///
+/// # Errors
+/// If the URL of the store is invalid.
 fn loader(arguments: &Serve) -> Result<Loader, Failure> {
     let loader = configuration::loader(&arguments.store)?;
     Ok(match arguments.instances {
@@ -157,7 +165,7 @@ fn warn_about_refunds(rules: &RuleSet) {
 }
 
 /// Returns a builder for the limiter, on `store` or in memory without one, and the lookups of plans that rules do not
-/// assign.
+/// assign. `settings` have the key prefix, the deadline, the number of instances and the Redis hash of plans.
 ///
 /// The limiter logs each decision if the level is `debug`, and records the durations of calls to a shared store in
 /// `store_times`.
@@ -201,6 +209,9 @@ fn rules(
 
 /// Returns the options of the RESP listener: its password, which is read from a file or the environment, and its idle
 /// timeout.
+///
+/// # Errors
+/// If the password cannot be read; see [`secrets::resp_password`].
 fn resp_options(arguments: &Serve) -> Result<RespOptions, Failure> {
     let password = secrets::resp_password(arguments.resp_password_file.as_deref())?;
     let default = RespOptions::default();
@@ -247,6 +258,8 @@ async fn listen(listener: &'static str, address: &str) -> Result<Option<TcpListe
 }
 
 /// Binds the admin listener to `address`, or to the default address if that is `None`.
+///
+/// `has_token` says whether the operator has set a token. A generated one does not count.
 ///
 /// Returns the listener, and the reason if there is none. The reason is `None` if the address is `off`. If the default
 /// address is in use, the service runs without the admin listener, so that a second instance on one machine starts
@@ -298,7 +311,7 @@ async fn watch_server(store: RedisStore, readiness: Readiness) {
 /// Starts logging to standard error, as JSON if `format` is `json`, else as text.
 ///
 /// `TOLLGATE_LOG` sets the level or a filter, such as `debug` or `tollgate=debug`. If it is not set or invalid, the
-/// level is `info`.
+/// level is `info`. Must be called only once.
 fn start_logs(format: &str) {
     let filter = EnvFilter::try_from_env("TOLLGATE_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
     let logs = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);

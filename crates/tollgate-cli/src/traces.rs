@@ -63,7 +63,8 @@ impl SpanExport {
         DecisionSpans { tracer: self.0.tracer("tollgate"), clock: SystemClock::new() }
     }
 
-    /// Sends the queued spans and ends the exporter. An error is logged.
+    /// Sends the queued spans and ends the exporter. An error is logged at debug level. Later decisions are not
+    /// exported.
     ///
     /// Blocks the thread. The tokio runtime of [`new`](SpanExport::new) must still be running.
     pub(crate) fn finish(self) {

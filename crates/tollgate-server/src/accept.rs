@@ -62,8 +62,8 @@ struct Acceptor {
 ///
 /// Then waits until all connections have ended, for at most `Bounds::grace`.
 ///
-/// If the task ends before the instance shuts down, the instance is not ready any more, and `/readyz` names the
-/// listener.
+/// If `socket` cannot be used, logs an error and returns. If the task ends before the instance shuts down, the instance
+/// is not ready any more, and `/readyz` names the listener.
 pub(crate) async fn accept(
     listener: Arc<dyn Listener>,
     socket: TcpListener,
@@ -141,6 +141,8 @@ impl Acceptor {
     }
 
     /// Takes a slot for a connection and starts to serve it on the worker pool, without waiting for its end.
+    ///
+    /// A TLS handshake is part of serving it, and so is logging an error of the connection at debug level.
     ///
     /// If no slot can be taken, counts the connection as refused and [rejects](Self::reject) it. Waits up to a second
     /// for a slot if idle connections can be evicted.
@@ -339,7 +341,8 @@ impl ConnectionSlots {
     /// Returns a permit, which occupies it until dropped, and a reservation if the connection can be evicted.
     ///
     /// If all slots are taken and connections can be evicted, evicts the one that was idle for longest and waits up to
-    /// a second for its slot. Returns `None` if there is no slot after that; at once if connections cannot be evicted.
+    /// a second for its slot. Returns `None` if there is no slot after that; at once if connections cannot be evicted,
+    /// or all of them are being served.
     async fn take(&self) -> Option<(OwnedSemaphorePermit, Option<Reservation>)> {
         let Some(evictable) = &self.evictable else {
             return Some((self.permits.clone().try_acquire_owned().ok()?, None));

@@ -96,8 +96,10 @@ impl Default for AuthGuard {
 impl AuthGuard {
     /// Checks a secret by calling `is_right`, and returns the result after the delay for `address`.
     ///
-    /// There is no delay up to five failures of the address. Then it is 10 ms, doubled by each failure up to 1 s.
-    /// Failures are forgotten 60 s after the last one. A correct secret is delayed as well, and does not reset them.
+    /// There is no delay up to five failures of the address, this attempt included. With the sixth it is 10 ms, doubled
+    /// by each further failure up to 1 s. Failures are forgotten 60 s after the last one. A correct secret is delayed
+    /// as well, and does not reset them. IPv6 addresses of one /64 network count as one address, and rarely two
+    /// unrelated addresses do, because they are hashed.
     ///
     /// If 16 attempts of the address are waiting already, returns [`Attempt::Refused`] at once, without calling
     /// `is_right`. Wrong and refused attempts are counted in `failures`; some are logged with the name of `listener`.
@@ -146,7 +148,9 @@ impl AuthGuard {
         Some(WaitingAttempt { guard: self, slot })
     }
 
-    /// Returns the delay before an attempt is answered. If `is_right` is false, counts a failure first.
+    /// Returns the delay before an attempt of this slot is answered. If `is_right` is false, counts a failure first.
+    ///
+    /// Forgets the failures of the slot if the last one is 60 s old.
     fn delay(&self, slot: usize, is_right: bool) -> Duration {
         let now = Instant::now();
         let slot = &mut self.slots.lock()[slot];

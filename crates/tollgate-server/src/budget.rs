@@ -78,9 +78,9 @@ impl EvictingBudget {
         poll_fn(|cx| reservation.poll_resize(cx, amount)).await.then_some(reservation)
     }
 
-    /// Evicts the oldest reservation that is neither protected nor evicted already.
+    /// Evicts the oldest reservation that is neither protected nor evicted already, if there is one.
     ///
-    /// Does nothing if there is at most one reservation in all.
+    /// Does nothing if there is at most one reservation in all. Does not wait for its holder.
     pub(crate) fn evict_oldest(&self) {
         let mut state = self.state.lock();
         if state.holders.len() > 1 {
@@ -209,9 +209,9 @@ impl Reservation {
         Poll::Ready(true)
     }
 
-    /// Keeps this reservation from being evicted until [`unprotect`](Self::unprotect).
+    /// Keeps this reservation from being evicted until [`unprotect`](Self::unprotect), and makes it the youngest.
     ///
-    /// Has no effect if it is evicted already.
+    /// An evicted one stays evicted. Calls do not nest: one `unprotect` ends the protection.
     pub(crate) fn protect(&self) {
         self.become_youngest(HolderStatus::Protected);
     }
@@ -231,7 +231,7 @@ impl Reservation {
 
     /// Completes when this reservation is evicted, at once if it is evicted already.
     ///
-    /// A second call after that never completes.
+    /// Only one call completes: a later one, or a second one that waits at the same time, never does.
     pub(crate) async fn evicted(&self) {
         self.notice.notified().await;
     }
@@ -275,8 +275,8 @@ impl Receiving {
 
     /// Sets the account to `bytes` in all (not in addition), and waits until there is room for them.
     ///
-    /// Up to 4 KiB always fit. Returns false if there is no room or the reservation was evicted; the caller must then
-    /// drop the request.
+    /// May evict older reservations of other connections. Up to 4 KiB always fit, and need no reservation. Returns
+    /// false if there is no room or the reservation was evicted; the caller must then drop the request.
     pub(crate) async fn hold(&mut self, bytes: usize) -> bool {
         if bytes > SMALL_BYTES {
             // A client that sends as fast as it is read would otherwise delay the other connections of this thread.
@@ -285,12 +285,13 @@ impl Receiving {
         poll_fn(|cx| self.poll_hold(cx, bytes)).await
     }
 
-    /// Sets the account to the size of `buffer`, which contains the beginning of a request.
+    /// Sets the account to the memory of `buffer`, which contains the beginning of a request.
     ///
-    /// Beyond 4 KiB, also makes room in it for the next read, so that no memory is allocated that is not accounted for.
+    /// That is its length up to 4 KiB. Beyond, it is its capacity, which is raised first if there is no room for the
+    /// next read; so no memory is allocated that is not accounted for. This copies the bytes to a larger buffer.
     ///
     /// `announced` is the length of the whole request, or any number up to the length of the buffer if it is unknown.
-    /// Returns false in the cases of [`hold`](Self::hold).
+    /// Returns false in the cases of [`hold`](Self::hold); the buffer is then unchanged.
     pub(crate) async fn hold_buffer(&mut self, buffer: &mut BytesMut, announced: usize) -> bool {
         let length = buffer.len();
         if length <= SMALL_BYTES {
@@ -343,7 +344,9 @@ impl Receiving {
         self.reservation.as_ref().is_some_and(Reservation::is_evicted)
     }
 
-    /// Returns the [`Notify`] that is notified when the reservation is evicted, or `None` without a reservation.
+    /// Returns the [`Notify`] that is notified once when the reservation is evicted, or `None` without a reservation.
+    ///
+    /// It belongs to the present reservation. One that is made later, after a release, has another.
     pub(crate) fn notice(&self) -> Option<Arc<Notify>> {
         self.reservation.as_ref().map(|reservation| reservation.notice.clone())
     }

@@ -45,7 +45,8 @@ pub struct Explanation {
     pub token_refused: Option<String>,
     /// Whether the kill switch is on, so that no request is limited.
     pub kill_switch: bool,
-    /// Why the request is refused regardless of limits: a ban, or a path that is too long. `None` if it is not.
+    /// Why the request is refused regardless of limits: a ban, or a path that is too long. `None` if it is not. A ban
+    /// in the store is known only after [`Explanation::read_counters`].
     pub banned: Option<String>,
     /// The part of the request that exempts it from all limits: `address`, `key` or `path`. `None` if it is not exempt.
     pub exempt: Option<&'static str>,
@@ -72,7 +73,8 @@ pub struct PlanExplanation {
 pub struct RuleExplanation {
     /// The name of the rule.
     pub name: String,
-    /// Whether the rule applies to this request.
+    /// Whether the rule applies to this request: it matches and is not off, the request is not exempt, and the kill
+    /// switch is off. A rule in shadow mode applies, too.
     pub applies: bool,
     /// The mode of the rule: `enforce`, `shadow` or `off`.
     pub mode: &'static str,
@@ -86,7 +88,7 @@ pub struct RuleExplanation {
     pub cost: u32,
     /// Whether this is a shield rule, which is decided in process memory before all others.
     pub shield: bool,
-    /// The limits of the rule for this caller.
+    /// The limits of the rule for this caller and its plan, also if the rule does not apply.
     pub limits: Vec<LimitExplanation>,
     #[serde(skip)]
     subject: Vec<u8>,
@@ -116,8 +118,9 @@ impl Explanation {
     ///
     /// Does not read counters; see [`read_counters`](Self::read_counters).
     ///
-    /// If the configuration does not determine the caller's plan, `lookups` are asked in turn. Subjects are shown in
-    /// full if `is_revealing`, else without their values (`ip:***`).
+    /// If rules have limits per plan and the configuration does not determine the caller's plan, `lookups` are asked in
+    /// turn; they may call other services. Subjects are shown in full if `is_revealing`, else without their values
+    /// (`ip:***`).
     pub async fn new<B>(
         loaded: &Loaded,
         lookups: &[Arc<dyn PlanLookup>],
@@ -185,8 +188,11 @@ impl Explanation {
     /// Sets `remaining`, `would_allow` and `retry_after_ms` of the limits of these rules.
     ///
     /// Shield rules are skipped, because their counters are in the memory of other processes. If a subject is banned in
-    /// the store, sets [`Explanation::banned`] and leaves its counters unknown. If the store does not answer, sets
-    /// [`Explanation::counters_unknown`] and stops.
+    /// the store, sets [`Explanation::banned`], unless it is set already, and leaves its counters unknown. If the store
+    /// does not answer, sets [`Explanation::counters_unknown`] and stops.
+    ///
+    /// `limiter` must have the store that the rules count in. It decides one check per limit, each a denial that
+    /// charges nothing; they appear in the limiter's statistics and are reported to its observers.
     pub async fn read_counters(&mut self, limiter: &Limiter) {
         for rule in self.rules.iter_mut().filter(|rule| rule.applies && !rule.shield) {
             for limit in &mut rule.limits {

@@ -83,7 +83,8 @@ pub(crate) struct ConnectionContext {
     pub(crate) shutdown: Shutdown,
     /// Accounts for the bytes of a request that is not complete.
     pub(crate) receiving: Receiving,
-    /// The slot that the connection occupies, if it can be evicted while it is idle.
+    /// The slot that the connection occupies, if it can be evicted while it is idle. The implementation must then
+    /// protect it while a request is handled, and end the connection when it is evicted.
     pub(crate) slot: Option<Reservation>,
 }
 

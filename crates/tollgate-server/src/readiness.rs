@@ -124,7 +124,11 @@ impl Readiness {
 
     /// Probes the shared store 500 ms after the end of each probe, and never returns. Without one, returns at once.
     ///
-    /// The instance is not ready after two consecutive failures, until a probe succeeds. A probe fails after 400 ms.
+    /// A probe charges a counter that is used for nothing else, and fails after 400 ms. The instance is not ready after
+    /// two consecutive failures, until a probe succeeds.
+    ///
+    /// If the future is dropped after its first poll and before [`leave`](Self::leave), an error is logged, and the
+    /// instance is never ready again.
     pub async fn watch_store(self) {
         let Some(store) = &self.0.store else { return };
         let _guard = self.guard("store watch");
@@ -145,9 +149,9 @@ impl Readiness {
     ///
     /// `None` means unknown. To be called at regular intervals.
     ///
-    /// `/readyz` reports the instance as degraded if the policy evicts keys, and for 12 calls after the number has
-    /// grown. Logs a warning when that begins or its reason changes, except at the first call, and a message when it
-    /// ends.
+    /// `/readyz` reports the instance as degraded while the policy is other than `noeviction`, and when the number has
+    /// grown, until 12 calls in a row find that it has not. Logs a warning when that begins or its reason changes,
+    /// except if nothing was known before the call, and a message when it ends.
     pub fn note_eviction(&self, policy: Option<&str>, evicted_keys: Option<u64>) {
         let mut eviction = self.0.eviction.lock();
         // The state at the start is logged by the check of the server at the start.
@@ -161,7 +165,8 @@ impl Readiness {
         }
     }
 
-    /// Returns whether the store may evict counters, and how many keys it has evicted (`None` if unknown).
+    /// Returns whether the store may evict counters, so that the instance is degraded, and how many keys it has evicted
+    /// (`None` if unknown).
     pub(crate) fn eviction(&self) -> (bool, Option<u64>) {
         let eviction = self.0.eviction.lock();
         (eviction.reason().is_some(), eviction.evicted_keys)
@@ -174,7 +179,8 @@ impl Readiness {
 
     /// Returns whether requests should be sent to this instance.
     ///
-    /// True if it does not shut down, its shared store (if any) answers, and no task has ended unexpectedly.
+    /// True if it does not shut down, no task has ended unexpectedly, and the shared store, if any, answers: fewer than
+    /// two probes in a row have failed, and the limiter's circuit breaker is closed.
     pub fn is_ready(&self) -> bool {
         !self.is_shutting_down() && self.is_store_reachable() && self.ended().is_empty()
     }

@@ -176,8 +176,8 @@ impl Reloader {
     /// Returns the new configuration, or an empty one if this reloader has none.
     ///
     /// Waits first until the files were unchanged for 100 ms, for five seconds at most. Reloads run one at a time. A
-    /// reload that was started is completed even if the future is dropped. The result is logged and counted, and the
-    /// findings are logged.
+    /// reload that was started is completed even if the future is dropped. The result is logged and counted, except
+    /// [`ReloadError::Nothing`], and the findings are logged. Must be called in a tokio runtime.
     ///
     /// # Errors
     /// If the configuration, the certificate or both cannot be used; a valid one is in use all the same. Also if there

@@ -132,7 +132,7 @@ impl ServerOptions {
 
     /// Sets the reloader, whose configuration the admin API shows and reloads. Defaults to one without files.
     ///
-    /// Without it, `/v1/rules` is empty, and `/v1/explain` and `/v1/reload` are rejected.
+    /// Without it, `/v1/rules` is empty, `/v1/explain` and `/v1/keys?rule=…` answer 400, and `/v1/reload` answers 409.
     #[must_use]
     pub fn reloader(self, reloader: Reloader) -> ServerOptions {
         ServerOptions { reloader, ..self }
@@ -158,7 +158,7 @@ impl ServerOptions {
         ServerOptions { store_times, ..self }
     }
 
-    /// Sets the number of threads that serve connections. Defaults to one for every two cores.
+    /// Sets the number of threads that serve connections. Defaults to one for every two cores, rounded up.
     #[must_use]
     pub fn threads(self, threads: NonZeroUsize) -> ServerOptions {
         ServerOptions { threads: Some(threads), ..self }
@@ -166,7 +166,8 @@ impl ServerOptions {
 
     /// Sets the origins whose web pages may send requests.
     ///
-    /// Defaults to none: a request that a browser sends for a page of another site is rejected.
+    /// Defaults to none: a check, or a request to the admin listener except for `/healthz`, that a browser sends for a
+    /// page of another site is rejected with 403.
     #[must_use]
     pub fn allowed_origins(mut self, origins: Vec<WebOrigin>) -> ServerOptions {
         self.browsers.origins = origins;
@@ -175,7 +176,8 @@ impl ServerOptions {
 
     /// Sets the domain names that requests to the admin listener may have in `Host`. Defaults to none.
     ///
-    /// IP addresses and names without a dot are always accepted.
+    /// IP addresses and names without a dot are always accepted. Any other name is rejected with 421, except for
+    /// `/healthz`.
     #[must_use]
     pub fn admin_hosts(mut self, hosts: Vec<String>) -> ServerOptions {
         self.browsers.admin_hosts = hosts;
@@ -222,6 +224,9 @@ impl ListenerGroup {
 /// From then on the instance is not ready. It serves for another [`Bounds::drain`]. Then it closes all listeners except
 /// the admin listener and waits up to [`Bounds::grace`] for their connections, and then does the same for the admin
 /// listener. Connections that are still open are dropped.
+///
+/// Starts the worker threads, which end when it returns. A listener that fails is logged and makes the instance not
+/// ready; the others continue. Must be called in a tokio runtime with timers and I/O.
 pub async fn run(listeners: Listeners, options: ServerOptions, shutdown: impl Future<Output = ()>) {
     let shared = Arc::new(options.into_shared());
     let listeners = listeners.build(&shared);

@@ -33,7 +33,7 @@ impl Shutdown {
         (sender, Shutdown(receiver))
     }
 
-    /// Returns whether the stage is `Draining` or `Closing`.
+    /// Returns whether the stage is `Draining` or `Closing`, or the sender was dropped.
     ///
     /// The next response is then to be the last of its connection.
     ///

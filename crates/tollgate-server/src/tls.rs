@@ -93,7 +93,7 @@ impl Tls {
         Ok(Tls(Arc::new(Inner { certificate: certificate.to_owned(), key: key.to_owned(), pair })))
     }
 
-    /// Reads the files again and uses the new pair for handshakes from now on.
+    /// Reads the files again and uses the new pair for handshakes from now on. Blocks while it reads.
     ///
     /// Returns by how many certificates the chain is shorter than before, 0 if it is not. A shorter chain may mean that
     /// the file is truncated, so a warning is logged.

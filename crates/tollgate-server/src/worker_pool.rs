@@ -45,7 +45,7 @@ pub(crate) struct WorkerPool {
 }
 
 impl WorkerPool {
-    /// Starts this many threads; `None` starts one for every two cores.
+    /// Starts this many threads; `None` starts one for every two cores, rounded up.
     ///
     /// A thread that cannot be started is logged and left out.
     pub(crate) fn new(threads: Option<NonZeroUsize>) -> WorkerPool {
@@ -58,7 +58,8 @@ impl WorkerPool {
     ///
     /// `make` creates the future on that thread, because a socket belongs to the runtime in which it is registered.
     ///
-    /// If there are no threads, or the thread has ended, spawns it on the caller's runtime.
+    /// If there are no threads, or the thread has ended, spawns it on the caller's runtime, and panics if there is
+    /// none.
     pub(crate) fn serve<F>(&self, make: impl FnOnce() -> F + Send + 'static)
     where
         F: Future<Output = ()> + Send + 'static,

@@ -55,6 +55,8 @@ pub trait Subject {
     fn check(&mut self, now: Timestamp, check: &Check<'_>) -> Decision;
 
     /// Refunds at `now` the units that `decision` charged for `check`, as far as they still count.
+    ///
+    /// `decision` is always an admission. The limits of `check` may have changed since.
     fn refund(&mut self, now: Timestamp, check: &Check<'_>, decision: &Decision);
 
     /// Deletes the counter of `demand`. The cost is ignored.

@@ -49,7 +49,8 @@ pub enum Fault {
     Delay(Duration),
     /// Holds all bytes and forwards them when the fault ends: a partition that heals, or late replies.
     Hold,
-    /// Discards all bytes: connections open, and no reply arrives.
+    /// Discards all bytes: connections open, and no reply arrives. Those that lost bytes are closed when the fault
+    /// ends.
     Blackhole,
     /// Closes all open and all new connections.
     Cut,
@@ -128,12 +129,12 @@ impl Proxy {
         self.gauge.open()
     }
 
-    /// Returns the number of bytes forwarded to the upstream.
+    /// Returns the number of bytes forwarded to the upstream. Discarded and held bytes do not count.
     pub fn bytes_up(&self) -> u64 {
         self.gauge.bytes_up()
     }
 
-    /// Returns the number of bytes forwarded to clients.
+    /// Returns the number of bytes forwarded to clients. Discarded and held bytes do not count.
     pub fn bytes_down(&self) -> u64 {
         self.gauge.bytes_down()
     }

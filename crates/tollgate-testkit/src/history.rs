@@ -98,8 +98,10 @@ struct Answer {
 /// A refund of one counter, made at an unknown instant between two times of the store's clock.
 #[derive(Clone, Copy, Debug)]
 struct Refund {
+    /// The store's clock at the refunded decision.
     charged_at_us: u64,
     units: u32,
+    /// The store's clock before and after the refund.
     earliest_us: u64,
     latest_us: u64,
 }
@@ -126,7 +128,8 @@ impl History {
     /// `received_us` are the caller's monotonic clock before the check and after the decision, in microseconds.
     ///
     /// # Panics
-    /// If the decision does not have as many limit statuses as `counters`, unless its source is [`Source::None`].
+    /// If the decision does not have as many limit statuses as `counters`, unless its source is [`Source::None`], or an
+    /// index is out of range.
     pub fn note(&mut self, counters: &[usize], sent_us: u64, received_us: u64, decision: &Decision) {
         let admitted = decision.allowed();
         self.checks += 1;
@@ -157,10 +160,11 @@ impl History {
 
     /// Records that all units of `decision` were refunded, between these two times of the store's clock.
     ///
-    /// `counters` has the counter of each limit status, as in [`note`](History::note).
+    /// `decision` must be an admission by the store that was [recorded](History::note), and `counters` the same as
+    /// there. Each decision must be refunded only once.
     ///
     /// # Panics
-    /// If the decision does not have as many limit statuses as `counters`.
+    /// If the decision does not have as many limit statuses as `counters`, or an index is out of range.
     pub fn note_refund(&mut self, counters: &[usize], decision: &Decision, earliest: Timestamp, latest: Timestamp) {
         assert_eq!(
             decision.limits.len(),
@@ -193,6 +197,8 @@ impl History {
     }
 
     /// Verifies all recorded decisions and returns a report. It counts all violations and contains the first 100.
+    ///
+    /// Decisions may have been recorded in any order. `bounds` allow admissions besides those of the store.
     pub fn verify(mut self, bounds: Bounds) -> Report {
         let mut report = Report { checks: self.checks, uncounted: self.uncounted.len() as u64, ..Report::default() };
         if !bounds.uncounted {

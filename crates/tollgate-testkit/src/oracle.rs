@@ -57,6 +57,8 @@ impl Oracle {
 
     /// Decides a check at `now`, and charges it if all limits allow it. A denied check charges limits with
     /// `count_denied`.
+    ///
+    /// There are no bans. The source of the decision is always [`Source::Store`].
     pub fn check(&mut self, now: Timestamp, check: &Check<'_>) -> Decision {
         let now_us = micros(now);
         let verdicts: Vec<bool> = check.demands().iter().map(|demand| self.fits(demand, now_us)).collect();
@@ -68,7 +70,8 @@ impl Oracle {
 
     /// Refunds what `decision` charged for `check`, as far as it still counts at `now`.
     ///
-    /// Does nothing for a denial. The oracle does not detect a second refund of one decision.
+    /// `check` must have the demands of the decided check, in the same order; their limits may have changed. Does
+    /// nothing for a denial. The oracle does not detect a second refund of one decision.
     pub fn refund(&mut self, now: Timestamp, check: &Check<'_>, decision: &Decision) {
         if !decision.allowed() {
             return;
@@ -100,7 +103,9 @@ impl Oracle {
 
     /// Charges one unit at each of these instants, without deciding.
     ///
-    /// The instants must be ascending. The result is the same as if each unit had been admitted.
+    /// The instants must be ascending, and not before the last charge. The result is the same as if each unit had been
+    /// admitted, except for `sliding-counter` and `fixed-window`: they charge all units to the window of the last
+    /// write.
     pub fn charge_at(&mut self, demand: &Demand<'_>, instants: impl Iterator<Item = Timestamp>) {
         let mut record = self.record(demand);
         let mut latest = Timestamp::ZERO;
@@ -118,7 +123,8 @@ impl Oracle {
 
     /// Writes the counter of `demand` after the verdicts are known, if they change it, and returns its limit status.
     ///
-    /// `own_verdict` is that of this limit, `admitted` that of the whole check.
+    /// `own_verdict` says whether this limit allows the cost, `admitted` whether all limits of the check do. A cost of
+    /// 0 writes nothing.
     fn write_verdict(&mut self, demand: &Demand<'_>, now: i128, own_verdict: bool, admitted: bool) -> LimitStatus {
         let (limit, cost) = (&demand.limit, units(demand));
         let before = self.record(demand);
@@ -182,6 +188,8 @@ struct Receipt {
 }
 
 /// The state of one counter. The six algorithms use three kinds of record. Times are in microseconds.
+///
+/// `charge`, `penalty` and `refund` expect a record that is [settled](Record::settled) at `now` under the same limit.
 #[derive(Clone, Debug)]
 enum Record {
     Log(Log),
@@ -235,10 +243,13 @@ impl Record {
         }
     }
 
-    /// Returns whether a denial stores the settled record, although it charges nothing.
+    /// Returns whether a denial at `now` that charges nothing stores the [settled](Record::settled) record.
     ///
-    /// That of a log is always stored, without the expired entries. The others are stored only if settling converted
-    /// them: after the clock was set back or, for a pair, the window was changed.
+    /// `self` must be the record as it was stored, before it is settled. Only for a limit without `count_denied`: with
+    /// it, a denial is charged and always stored.
+    ///
+    /// A log is always stored, without the expired entries. The others are stored only if settling converts them: after
+    /// the clock was set back or, for a pair, the window was changed.
     fn is_written_by_a_denial(&self, limit: &Limit, now: i128) -> bool {
         match self {
             Record::Log(_) => true,

@@ -117,7 +117,9 @@ impl AdminListener {
         }
     }
 
-    /// Answers one request of the client at `peer`. Every response has `cache-control: no-store`.
+    /// Answers one request of the client at `peer` by the table of this module, or [rejects](Self::reject) it.
+    ///
+    /// An unknown path gets 404, but 401 without the token. Every response has `cache-control: no-store`.
     async fn answer<B>(&self, request: Request<B>, peer: IpAddr) -> Response<ResponseBody>
     where
         B: Body<Data = Bytes>,
@@ -170,7 +172,7 @@ impl AdminListener {
 
     /// Answers a request to `/healthz`, `/readyz` or `/metrics`, which need no token.
     ///
-    /// Returns `None` for all other paths.
+    /// The answer is 405 if the method is neither GET nor HEAD. Returns `None` for all other paths.
     fn answer_public<B>(&self, request: &Request<B>) -> Option<Response<Bytes>> {
         let is_get = matches!(*request.method(), Method::GET | Method::HEAD);
         let answer: fn(&AdminListener) -> Response<Bytes> = match request.uri().path() {
@@ -212,10 +214,11 @@ impl AdminListener {
 
     /// Checks the bearer token of a request.
     ///
-    /// `Err` is the response: 401 if the token is missing or wrong or the server has none, 429 if too many attempts of
-    /// `peer` are waiting.
+    /// `Err` is the response: 401 if the token is missing or wrong or the server has none, 429 if 16 attempts of `peer`
+    /// are waiting already.
     ///
-    /// A wrong token is counted. After some failures of `peer`, the answer is delayed, even for the right token.
+    /// A wrong token and an attempt answered with 429 are counted, and some are logged; a missing token is not. After
+    /// five failures of `peer`, answers are delayed by up to 1 s, even for the right token; see [`AuthGuard::attempt`].
     async fn authenticate(&self, headers: &HeaderMap, peer: IpAddr) -> Result<(), Response<Bytes>> {
         let authorization = headers.get(AUTHORIZATION).map(HeaderValue::as_bytes);
         let bearer = authorization
@@ -251,9 +254,13 @@ impl AdminListener {
         response
     }
 
-    /// Answers with what the rules would do with the request that the body describes.
+    /// Answers with what the rules would do with the request that the body describes: an [`Explanation`] as JSON.
     ///
-    /// The answer is 400 if the query or the body is invalid, or the server has no rules. `?reveal=true` shows the
+    /// Reads the counters of the rules that apply, and asks the plan lookups if necessary. Charges nothing.
+    ///
+    /// The answer is 200 even if the store does not answer; then `counters_unknown` says why the counters are missing.
+    /// It is 400 if the query or the body is invalid, or the server has no rules, 413 if the body has more than 256
+    /// KiB, and 408 if it takes longer than 10 s. The query is empty, `reveal=false` or `reveal=true`, which shows the
     /// values of subjects.
     async fn explain<B>(&self, request: Request<B>, query: &str) -> Response<Bytes>
     where

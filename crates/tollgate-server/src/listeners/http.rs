@@ -104,10 +104,13 @@ impl HttpListener {
         connection::serve(stream, self.idle, context, Some(self), |request| self.answer(request)).await
     }
 
-    /// Answers one request: a check, `/openapi.json` or `/docs`.
+    /// Answers one request: a check (`POST /v1/check`), or GET or HEAD of `/openapi.json` or `/docs`.
     ///
-    /// A check that a browser sends for a web page of another site gets 403, an unknown path 404, and a wrong method
-    /// 405.
+    /// A check that a browser sends for a web page of another site gets 403, which is counted and logged. A body of
+    /// more than 512 KiB gets 413, one that takes longer than 10 s 408, and one that ends early or is invalid 400. Any
+    /// other check gets the response to its decision: 200, 429, 403 (banned), 414 (path too long) or 503 (no decision).
+    ///
+    /// An unknown path gets 404, and a wrong method 405.
     pub(crate) async fn answer<B>(&self, request: Request<B>) -> Response<ResponseBody>
     where
         B: Body<Data = Bytes>,
@@ -222,7 +225,8 @@ fn decision_response(decision: &Decision, policies: Option<&Policies>) -> Respon
 
 /// Returns the decision as JSON, as [`DecisionBody`](response::DecisionBody) describes it.
 ///
-/// `policies` provide the names of the limits; without them the list of limits is empty.
+/// `policies` must be those of the decision's limits, in the same order. They provide names and windows; without them
+/// the list of limits is empty.
 ///
 /// Written without an intermediate value, because this is the hot path of the listener.
 fn decision_body(decision: &Decision, policies: Option<&Policies>) -> Bytes {

@@ -66,9 +66,10 @@ const OVER_LIMIT_REPLY: &[u8] = b"-ERR max number of clients reached\r\n";
 /// Options of the RESP listener.
 #[derive(Clone)]
 pub struct RespOptions {
-    /// The password that clients must give with `AUTH` or `HELLO`. Defaults to none.
+    /// The password that clients must give with `AUTH` or `HELLO`, within 10 s. Any user name is accepted. Defaults to
+    /// none.
     pub password: Option<String>,
-    /// The time after which a silent connection is closed. Defaults to 300 s.
+    /// The time after which a silent connection is closed, or one that does not accept its replies. Defaults to 300 s.
     pub idle: Duration,
 }
 
@@ -125,8 +126,9 @@ impl RespListener {
 
     /// Serves one connection until it ends.
     ///
-    /// It ends when the client ends it, is silent or too slow, or violates the protocol, when its command is evicted
-    /// from the receive budget, or when the listener closes.
+    /// It ends when the client ends it or sends `QUIT`, is silent for the idle time, takes longer than 10 s for a
+    /// command or for its password, sends a malformed frame or an unknown inline command, or makes too many wrong
+    /// guesses; when its command is evicted from the receive budget; or when the listener closes.
     ///
     /// When the listener closes, the next replies are sent together with the end of the connection. RESP cannot mark a
     /// reply as the last one, so the end itself is the signal. Commands that arrive after it are discarded and never
@@ -271,7 +273,10 @@ impl<S: AsyncRead + AsyncWrite + Cork + Unpin> RespConnection<S> {
 
     /// Decides one batch of at most 512 commands from the front of the buffer, and appends their replies.
     ///
-    /// Returns the length of the commands in bytes, and whether the connection stays open.
+    /// Ends earlier after a command that closes the connection, and after one other than a check if the replies exceed
+    /// 64 KiB. Checks are decided together, up to the next command of another kind.
+    ///
+    /// Returns the length of the commands in bytes, 0 if none is complete, and whether the connection stays open.
     async fn batch(&mut self, buffer: &[u8], last_read_at: Instant) -> (usize, AfterBatch) {
         let mut args = std::mem::take(&mut self.args);
         let batch = self.batch_with(buffer, last_read_at, &mut args).await;
@@ -459,7 +464,9 @@ impl<S: AsyncRead + AsyncWrite + Cork + Unpin> RespConnection<S> {
     /// Checks a password and marks the client as authenticated. `Ok` also if the listener has no password.
     ///
     /// If the password is wrong, or too many attempts of the address are waiting, appends an error reply and returns as
-    /// `Err` whether the connection stays open.
+    /// `Err` whether the connection stays open. It closes in the second case, and after a wrong password if the client
+    /// is not authenticated 10 s after it connected. The result may be delayed by up to 1 s; see
+    /// [`AuthGuard::attempt`].
     async fn authenticate(&mut self, given: &[u8]) -> Result<(), AfterBatch> {
         let RespListener { options, stats, auth_guard, .. } = &*self.listener;
         let Some(password) = &options.password else { return Ok(()) };

@@ -67,6 +67,8 @@ impl ListenerStats {
     }
 
     /// Counts a rejected request. Logs `message` unless this listener has logged a rejection in the last ten seconds.
+    ///
+    /// Metrics report only the reasons given to [`new`](Self::new).
     pub(crate) fn reject(&self, reason: Rejection, message: &str) {
         self.rejected[reason as usize].fetch_add(1, Ordering::Relaxed);
         if let Some(unlogged) = self.log.admit() {
@@ -144,6 +146,8 @@ pub(crate) struct DecisionStats {
 
 impl DecisionStats {
     /// Counts the decision on an explicit check by outcome and source, and records how long it took.
+    ///
+    /// An error counts as unavailable, with the source `none`.
     pub(crate) fn record_explicit(&self, answer: &Result<Decision, Unavailable>, took: Duration) {
         self.explicit.count_answer(answer);
         self.record(answer.as_ref().map_or(Source::None, |decision| decision.source), took);

@@ -44,7 +44,8 @@ impl Verdicts {
 
 /// Checks one unit of `limit` for each arrival, and compares every verdict with the exact count of admissions.
 ///
-/// `client` is the key. `arrivals_us` are the times of the requests in microseconds from the start, ascending.
+/// `client` is the key, which must have no counter of this limit in `subject` yet. `arrivals_us` are the times of the
+/// requests in microseconds from the start, ascending.
 pub fn judge(
     limit: &Limit,
     client: &str,
@@ -76,7 +77,7 @@ pub fn judge(
 
 /// Generates random (Poisson) arrivals for this many windows, on average `rate` × quota of them per window.
 ///
-/// Times are in microseconds from the start, ascending.
+/// `rate` must be positive. Times are in microseconds from the start, ascending.
 pub fn poisson(limit: &Limit, rate: f64, windows: u64, mut random: Random) -> impl Iterator<Item = u64> {
     let end_us = (limit.window_us() * windows) as f64;
     let mean_gap_us = limit.window_us() as f64 / (f64::from(limit.quota()) * rate);

@@ -66,7 +66,8 @@ pub fn random_traces_of<S: Subject>(
 ///
 /// The logs have up to thousands of entries. The traces change costs, refund old entries, step the clock back, and
 /// change the quota across the values at which a store changes its representation of a log. They are determined by
-/// `seed`. `fresh` creates a subject without counters, one for each trace. Its abilities are not considered.
+/// `seed`. `fresh` creates a subject without counters, one for each trace. Its abilities are not considered; it must
+/// support refunds, rules and fills.
 ///
 /// # Errors
 /// If they differ. Contains the first trace on which they do, shrunk.
@@ -151,7 +152,9 @@ impl Random {
         (self.next_u64() >> 11) as f64 / (1u64 << 53) as f64
     }
 
-    /// Returns a random trace of 4 to 47 operations whose first limit has this algorithm.
+    /// Returns a random trace of 4 to 48 operations whose first limit has this algorithm.
+    ///
+    /// It has one to three limits, without [`Operation::Fill`](super::Operation::Fill).
     pub fn trace(&mut self, algorithm: Algorithm) -> Trace {
         let operations = 4 + self.below(44);
         let mut bytes: Vec<u8> = (0..3 + 12 + 8 * operations).map(|_| self.next_u64() as u8).collect();

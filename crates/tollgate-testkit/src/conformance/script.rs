@@ -123,13 +123,13 @@ impl Case {
         Case { in_rule: true, ..self }
     }
 
-    /// Sets the subject of one of the current limits, by its index.
+    /// Sets the subject of one of the current limits, by its index. Panics if there is no such limit.
     pub(crate) fn by(mut self, limit: usize, subject: &'static str) -> Case {
         self.demands[limit].subject = subject;
         self
     }
 
-    /// Sets the time of the following steps, in microseconds after [`EPOCH_US`].
+    /// Sets the time of the following steps, in microseconds after [`EPOCH_US`]. It may be earlier than before.
     pub(crate) fn at(self, offset_us: u64) -> Case {
         Case { when: When::At(Timestamp::from_micros(EPOCH_US + offset_us)), ..self }
     }
@@ -146,7 +146,7 @@ impl Case {
         self.take_each(&costs)
     }
 
-    /// Adds a check of all current limits, with one cost per limit.
+    /// Adds a check of all current limits, with one cost per limit. Limits beyond the last cost are left out.
     pub(crate) fn take_each(self, costs: &[u32]) -> Case {
         let demands = self.demands.iter().zip(costs).map(|(wanted, &cost)| CaseDemand { cost, ..*wanted }).collect();
         self.step(Action::Check(demands))
@@ -173,12 +173,15 @@ impl Case {
     }
 
     /// Adds a refund of the nth check of the case, from 0, with the limits of that check. Bursts and fills do not
-    /// count.
+    /// count, peeks do.
+    ///
+    /// [`run`](Case::run) panics if there is no such check before this step.
     pub(crate) fn refund(self, nth: usize) -> Case {
         self.step(Action::Refund(nth, None))
     }
 
-    /// Adds a refund of the nth check of the case, from 0, with the current limits.
+    /// Adds a refund of the nth check of the case, counted as in [`refund`](Case::refund), with the current limits in
+    /// place of those of the check, in the same order. The subjects and costs are those of the check.
     pub(crate) fn refund_under_present_limits(self, nth: usize) -> Case {
         let present = self.demands.clone();
         self.step(Action::Refund(nth, Some(present)))

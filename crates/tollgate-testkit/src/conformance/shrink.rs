@@ -11,8 +11,8 @@ const TRIES_MAX: usize = 4_000;
 
 /// Calls `fails` with smaller and smaller traces, and continues from each one for which it returns `true`.
 ///
-/// Returns nothing: `fails` records the traces that fail, and the last of them is the smallest. Ends after at most
-/// [`TRIES_MAX`] calls.
+/// `trace` must be one that fails; `fails` is not called with it. Returns nothing: `fails` records the traces that
+/// fail, and the last of them is the smallest. Ends after at most [`TRIES_MAX`] calls.
 pub(super) fn shrink(trace: Trace, mut fails: impl FnMut(&Trace) -> bool) {
     let mut smallest = trace;
     let mut tries = 0;

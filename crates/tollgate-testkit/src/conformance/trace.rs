@@ -118,7 +118,12 @@ pub enum Step {
 impl Step {
     /// Returns the time after this movement of the clock from `now`.
     ///
-    /// `retry_at` is the end of the `retry_after` of the last check. `slots` are the current limits.
+    /// `retry_at` is the end of the `retry_after` of the last check, or its time if that is
+    /// [never](tollgate_core::Wait). `slots` are the current limits. An edge of a window is a multiple of its length
+    /// since 1970; the next one is always after `now`.
+    ///
+    /// # Panics
+    /// If the slot of an edge is not in `slots`.
     pub fn from(self, now: Timestamp, retry_at: Timestamp, slots: &[Slot]) -> Timestamp {
         let shifted = |instant: Timestamp, us: i64| match us {
             0.. => instant.plus_micros(us.unsigned_abs()),
@@ -160,6 +165,9 @@ impl Trace {
 
 impl TraceDemand {
     /// Returns the demand with the limit that its slot has in `slots`.
+    ///
+    /// # Panics
+    /// If the index of the slot or of the subject is out of range.
     pub fn demand(&self, slots: &[Slot]) -> Demand<'static> {
         let slot = &slots[self.slot];
         let rule = Scope::rule("trace", SLOT_NAMES[self.slot]);

@@ -8,9 +8,11 @@ use tollgate_core::Source;
 
 use super::{Answer, Counter, Refund, Report, Violation, tick_us};
 
-/// Verifies all decisions of the store for this counter, and adds violations and counts of verdicts to `report`.
+/// Verifies all decisions of the store for this counter, and adds violations to `report`, as well as the numbers of
+/// limit statuses of admitted checks and of denials.
 ///
-/// `number` is the index of the counter. Sorts its answers by the store's time.
+/// `number` is the index of the counter in the history, for violations. Sorts all its answers by `at_us`; those of
+/// other sources are not verified.
 pub(super) fn verify(number: usize, counter: &mut Counter, report: &mut Report) {
     counter.answers.sort_unstable_by_key(|answer| answer.at_us);
     let by_store = counter.answers.iter().filter(|answer| answer.source == Source::Store);
@@ -55,9 +57,13 @@ impl Charge {
     }
 }
 
-/// The bounds of the units that count at the time of one answer.
+/// The verification of one counter, and the bounds of the units that count on it at the time of the current answer.
+///
+/// [`View::verify`] moves the three windows to the time of each answer, so answers must come in that order.
 struct View {
+    /// The index of the counter in the history, for violations.
     number: usize,
+    /// The quota and the window of the counter's limit.
     quota: u64,
     window_us: u64,
     /// How much longer than the window an entry may be kept: one tick minus one microsecond.
@@ -71,7 +77,8 @@ struct View {
 }
 
 impl View {
-    /// Verifies one answer, and adds violations to `report`. Answers must come in the order of the store's time.
+    /// Verifies one answer of the store, and adds violations to `report`. Answers must come in the order of the store's
+    /// time; the windows cannot move back.
     fn verify(&mut self, answer: &Answer, report: &mut Report) {
         for window in [&mut self.least, &mut self.exact, &mut self.most] {
             window.move_to(answer.at_us);
@@ -125,9 +132,11 @@ enum Ties {
 
 /// A sliding window over the charges of a counter, whose end only moves forward. `total` is the units inside.
 struct Window {
+    /// All charges, in the order of their time. Refunds reduce their units.
     charges: Vec<Charge>,
     window_us: u64,
     ties: Ties,
+    /// The refunds that are not applied yet.
     refunds: Refunds,
     /// The charges from `first` up to, but not including, `next` are inside the window.
     first: usize,
@@ -174,8 +183,8 @@ impl Window {
         }
     }
 
-    /// Returns the time, in microseconds, of the charge whose expiry leaves at most `room` units in the window. Returns
-    /// `None` if there are no more than that already.
+    /// Returns the time, in microseconds, of the oldest charge whose expiry, after that of all charges before it,
+    /// leaves at most `room` units in the window. Returns `None` if there are no more than that already.
     fn must_expire(&self, room: u64) -> Option<u64> {
         let mut excess = self.total.checked_sub(room).filter(|excess| *excess > 0)?;
         for charge in &self.charges[self.first..self.next] {
@@ -190,7 +199,9 @@ impl Window {
 
 /// Refunds in the order of the times at which a [`Window`] assumes them to have been made.
 struct Refunds {
+    /// The assumed time in microseconds, and the refund.
     due: Vec<(u64, Refund)>,
+    /// The index of the first refund that is not applied yet.
     next: usize,
 }
 

@@ -58,7 +58,7 @@ impl Bucket {
         self.level += cost * self.parts_per_unit;
     }
 
-    /// Charges a denied request (`count_denied`). The level rises at most to the capacity.
+    /// Charges a denied request (`count_denied`). The level rises at most to the capacity. The bucket must be settled.
     pub(super) fn penalty(&mut self, limit: &Limit, cost: i128) {
         let brim = Shape::of(limit).capacity * self.parts_per_unit;
         self.level = (self.level + cost * self.parts_per_unit).min(brim);
@@ -67,7 +67,7 @@ impl Bucket {
     /// Refunds the units of an admission that have not leaked yet.
     ///
     /// Units leak oldest first. The level after the admission has leaked completely after `reset_us`. Until then, at
-    /// most what leaks in the rest of that time belongs to the admission.
+    /// most what leaks in the rest of that time belongs to the admission. The bucket must be settled at `now`.
     pub(super) fn refund(&mut self, limit: &Limit, now: i128, receipt: &Receipt) {
         let shape = Shape::of(limit);
         let grains_until_gone = shape.grains(receipt.at, receipt.at + receipt.reset_us);

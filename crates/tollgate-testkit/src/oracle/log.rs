@@ -51,7 +51,7 @@ impl Log {
     }
 
     /// Charges a denied request (`count_denied`), at most the quota. Units above the quota are then removed, oldest
-    /// first.
+    /// first. The log must be settled.
     pub(super) fn penalty(&mut self, limit: &Limit, now: i128, cost: i128) {
         let quota = i128::from(limit.quota());
         self.charge(limit, now, cost.min(quota));

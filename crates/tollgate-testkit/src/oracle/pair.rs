@@ -8,6 +8,7 @@ use super::{Receipt, div_ceil};
 /// units.
 #[derive(Clone, Debug)]
 pub(super) struct Pair {
+    /// The window of the limit with which this was written.
     window_us: i128,
     /// The start of the bucket that was current at the last write.
     start: i128,
@@ -66,6 +67,8 @@ impl Pair {
     }
 
     /// Charges a denied request (`count_denied`). The units of the current bucket rise at most to the quota.
+    ///
+    /// The record must be settled.
     pub(super) fn penalty(&mut self, limit: &Limit, cost: i128) {
         let room = (i128::from(limit.quota()) - self.current()).max(0);
         self.bookings.push((self.start, cost.min(room)));
@@ -80,7 +83,7 @@ impl Pair {
     /// Returns the units that count at `now`: those of the current bucket, and of the previous one the share that the
     /// trailing window still covers, rounded up.
     ///
-    /// A fixed window counts the current bucket only.
+    /// A fixed window counts the current bucket only. `now` must be in the current bucket.
     fn estimate(&self, limit: &Limit, now: i128) -> i128 {
         if limit.algorithm() == Algorithm::FixedWindow {
             return self.current();

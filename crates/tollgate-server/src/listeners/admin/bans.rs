@@ -30,6 +30,8 @@ struct BanQuery {
 
 /// Bans the subject of the query for the time in `for`, or without an end, and answers with the ban.
 ///
+/// Replaces an earlier ban of the subject. Logs that a subject was banned, but not which.
+///
 /// The answer is 400 if the query is invalid, and 503 if the store fails.
 pub(super) async fn set(listener: &AdminListener, query: &str) -> Response<Bytes> {
     let BanQuery { subject, duration } = match BanQuery::parse(query, true) {

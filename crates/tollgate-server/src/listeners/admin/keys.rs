@@ -76,9 +76,10 @@ pub(super) async fn inspect(listener: &AdminListener, query: &str) -> Response<B
     json(StatusCode::OK, &json!({ "key": String::from_utf8_lossy(&key), "counters": statuses }))
 }
 
-/// Deletes the counters that the query selects, of all plans, and answers with their number.
+/// Deletes the counters that the query selects, of all plans, and answers with their number: 1 for a limit without a
+/// rule. Counters that do not exist count, too.
 ///
-/// Limits with the same name share a counter.
+/// Limits with the same name share a counter. Logs the number.
 ///
 /// The answer is 400 if the query is invalid, and 503 if the store fails; some counters may then be deleted already.
 pub(super) async fn reset(listener: &AdminListener, query: &str) -> Response<Bytes> {

@@ -15,7 +15,7 @@ use super::{HttpListener, fast_path, general};
 use crate::listener::{BoxError, ConnectionContext};
 use crate::listeners::io::within;
 
-/// The response that is sent on a connection over the limit.
+/// The response that is sent on a connection over the limit: 503, without a body.
 pub(crate) const OVER_LIMIT_RESPONSE: &[u8] =
     b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\nconnection: close\r\nretry-after: 1\r\n\r\n";
 /// The most bytes of a request line and all headers together.
@@ -29,13 +29,15 @@ pub(super) const BODY_TIMEOUT: Duration = Duration::from_secs(10);
 ///
 /// The connection ends when:
 /// - the client ends it, is silent for `idle`, or takes longer than `idle` for a request header or 10 s for a body;
+/// - a request asks for it (`connection: close`, HTTP/1.0), its body was not read by `handler`, or it is malformed or
+///   of an unusual form; such a request is still answered, with 4xx if it is malformed;
 /// - the instance drains or shuts down: once all requests that have arrived are answered, the last response has
 ///   `connection: close`; an idle connection ends half a second after its listener has begun to close;
 /// - its slot is evicted, while it is idle or after its response has begun;
 /// - the bytes of an incomplete request are evicted from the receive budget.
 ///
 /// # Errors
-/// If the connection breaks, or the client accepts no bytes of a response for `idle`.
+/// If the connection breaks, the client accepts no bytes of a response for `idle`, or a request is malformed.
 pub(crate) async fn serve<S, H, F>(
     mut stream: S,
     idle: Duration,
@@ -104,7 +106,7 @@ fn too_large(bytes_max: usize) -> Response<Bytes> {
     problem(StatusCode::PAYLOAD_TOO_LARGE, "too_large", &message)
 }
 
-/// Returns a response with this status and `body` as JSON.
+/// Returns a response with this status and `body` as JSON. The body is empty if it cannot be serialized.
 pub(crate) fn json(status: StatusCode, body: &impl serde::Serialize) -> Response<Bytes> {
     let body = serde_json::to_vec(body).unwrap_or_default();
     let mut response = Response::new(Bytes::from(body));

@@ -53,11 +53,18 @@ const RESPONSE_BYTES_MAX: usize = 64 * 1024;
 ///
 /// Plain checks are answered by `listener`, if there is one, and all other requests by `handler` through hyper.
 ///
-/// Returns `Some` with the bytes read so far if the end of a request cannot be found, or the client has ended the
-/// connection within a request. The caller must serve that request, and end the connection.
+/// `idle` is the longest time without bytes from the client, from the first byte of a request to the end of its head,
+/// and for the client to accept what is written. A body has 10 s from the end of its head.
 ///
-/// Returns `None` if the connection has ended: the client ended it or was too slow, its slot or the bytes of its
-/// request were evicted, or the instance shuts down.
+/// Returns `Some` with the bytes read of a request that is not answered yet, if its end cannot be found, or the client
+/// has ended the connection within it. The caller must serve that request, and end the connection.
+///
+/// Returns `None` if the connection has ended, which the caller must then drop. The reasons are:
+/// - a request is late (answered with 408), or its bytes were evicted (answered with 503);
+/// - the last response was sent: its request or its handler demanded that, or the instance drains or shuts down;
+/// - between two requests, the client ended the connection or was silent for `idle`;
+/// - the instance shuts down and no body is awaited; an incomplete head is not answered;
+/// - the connection's slot was evicted, or [`exchange`] was abandoned. Nothing more is sent then.
 ///
 /// # Errors
 /// If the connection breaks, or the client accepts no response for as long as `idle`.
@@ -183,7 +190,11 @@ where
 ///
 /// That is so if the instance drains or shuts down, and no further request has arrived.
 ///
-/// To find out, may append bytes that have arrived on `stream` to an empty `buffer`.
+/// `buffer` holds the bytes that were read beyond the present request. If it is empty while the instance drains,
+/// appends what has arrived on `stream` to find out, without waiting.
+///
+/// # Errors
+/// If the connection breaks.
 async fn closes_after<S>(context: &ConnectionContext, stream: &mut S, buffer: &mut BytesMut) -> std::io::Result<bool>
 where
     S: AsyncRead + Unpin,
@@ -216,14 +227,17 @@ enum NextRequest {
     Complete(usize),
     /// The beginning of a request that is not complete.
     Partial(PartialRequest),
-    /// A request whose end cannot be found here.
+    /// A request whose end is not looked for here: malformed, with `expect`, more than 64 headers or unusual framing, a
+    /// head that is still incomplete at 64 KiB, or a body of more than 512 KiB.
     Unknown,
 }
 
 /// The state of a request that is not complete, kept until more bytes arrive.
 #[derive(Debug)]
 struct PartialRequest {
+    /// The part of which bytes are missing. While it is the head, nothing is known about a body.
     missing: RequestPart,
+    /// The time at which that part must be complete.
     deadline: Instant,
     /// The length of the buffer at the last call of [`next_request`].
     seen: usize,
@@ -238,10 +252,11 @@ struct PartialRequest {
 
 /// Finds the request at the beginning of `buffer`.
 ///
-/// `before` is the state that the last call returned for the same request.
+/// `before` is the state that the last call returned for the same request, with fewer bytes in `buffer`. It is `None`
+/// for a new request.
 ///
-/// The deadline of an incomplete request is `idle` after its first bytes for the head, and 10 s after the head for the
-/// body.
+/// An incomplete head gets a deadline of `idle` from the first call with it, an incomplete body one of 10 s. Later
+/// calls keep the deadline.
 fn next_request(buffer: &[u8], before: Option<PartialRequest>, idle: Duration) -> NextRequest {
     if let Some(before) = before.as_ref().filter(|before| !before.may_be_complete(buffer)) {
         return NextRequest::Partial(PartialRequest { seen: buffer.len(), ..*before });
@@ -389,6 +404,8 @@ enum ChunkedBody {
 
 impl ChunkedBody {
     /// Finds the end of a chunked body. `at` is the position in `buffer` of its first chunk, or of a later one.
+    ///
+    /// Chunks before `at` are not examined again. Panics if `at` is beyond the buffer.
     fn find_end(buffer: &[u8], mut at: usize) -> ChunkedBody {
         loop {
             let rest = &buffer[at..];
@@ -430,7 +447,10 @@ struct ResponseBuffer {
 }
 
 impl ResponseBuffer {
-    /// Appends a response, with `content-length` and `date`. `is_last` adds `connection: close`.
+    /// Appends a response, with `content-length` of its body and the current `date`. `is_last` adds
+    /// `connection: close`.
+    ///
+    /// Nothing is sent before [`send`](Self::send).
     fn add(&mut self, response: &Response<Bytes>, is_last: bool) {
         self.update_date();
         let (status, body) = (response.status(), response.body());

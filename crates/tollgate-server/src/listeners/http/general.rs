@@ -81,7 +81,7 @@ impl Body for RequestBody {
 pub(super) enum AfterExchange {
     /// Another request may follow on the connection.
     KeepAlive,
-    /// The response was the last one.
+    /// The response was the last one, or its body failed. The connection must be closed.
     Close,
     /// The response was not sent completely: the client ended the connection before it began, the connection broke, or
     /// its slot was evicted. The connection must be dropped.
@@ -90,11 +90,17 @@ pub(super) enum AfterExchange {
 
 /// Answers one complete request by calling `handler`, and writes the response to `stream`.
 ///
-/// The result says whether another request may follow on the connection. `closes` makes the response the last one.
+/// `request` must be one whole request, with its body. hyper answers a malformed one itself, with 4xx.
 ///
-/// Bytes that the client sends meanwhile are appended to `buffer`. The connection's slot is protected from eviction
-/// while the handler runs. If the client ends the connection before the response begins, the handler is cancelled. If
-/// the slot is evicted after the response has begun, the rest of the response is not sent.
+/// Returns one of three states of the connection:
+/// - [`KeepAlive`](AfterExchange::KeepAlive): another request may follow.
+/// - [`Close`](AfterExchange::Close): the response was the last one, because of `closes`, of the request (HTTP/1.0,
+///   `connection: close`, malformed) or of the response, or because the handler did not read the body to its end.
+/// - [`Abandoned`](AfterExchange::Abandoned): the response was not sent, or not completely. The client ended the
+///   connection before the response began, which cancels the handler; the connection broke; or its slot was evicted
+///   after the response had begun. While the handler runs, the slot is protected.
+///
+/// Bytes that the client sends meanwhile are appended to `buffer`, up to about 32 KiB.
 ///
 /// # Errors
 /// If the response cannot be written, or the client accepts no bytes of it for `idle`.
@@ -170,13 +176,14 @@ where
 
 /// Lets hyper read one more request from the connection, answers it by calling `handler`, and ends the connection.
 ///
-/// `begin` is the part of the request that was read already.
+/// `begin` is the part of the request that was read already. Its head must be complete `idle` after this call.
 ///
-/// If the connection's slot or the bytes of the request are evicted, ends the connection at once, even within a
-/// response.
+/// hyper answers a malformed request itself, with 4xx. If the connection's slot or the bytes of the request are
+/// evicted, ends the connection at once, even within a response; the slot is protected while the handler runs.
 ///
 /// # Errors
-/// If the request is malformed, or the connection breaks.
+/// If the request is malformed or late, the receive budget has no room for it, the connection breaks, or the client
+/// accepts no bytes of the response for `idle`. The connection has ended in these cases, too.
 pub(super) async fn serve_last<S, H, F>(
     stream: &mut S,
     begin: BytesMut,
@@ -255,7 +262,9 @@ fn set_connection_close<B>(response: &mut Response<B>) {
     response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
 }
 
-/// A guard that protects a connection's slot from eviction until it is dropped.
+/// A guard that protects a connection's slot from eviction until it is dropped, and then makes it the youngest.
+///
+/// Has no effect without a slot.
 struct Protected<'p>(Option<&'p Reservation>);
 
 impl<'p> Protected<'p> {
@@ -276,14 +285,17 @@ struct ExchangeState<'s, S> {
     /// The part of the request that hyper has not read yet.
     request: Bytes,
     stream: WriteTimeout<&'s mut S>,
+    /// Whether the handler has returned a response.
     is_answered: bool,
     /// Whether the response says that it is the last one.
     is_last: bool,
+    /// Whether bytes of the response were written.
     has_written: bool,
     /// Whether hyper tried to read another request.
     reads_next: bool,
     /// The task that wants to read beyond the request.
     reader: Option<Waker>,
+    /// The last error of writing to the connection.
     error: Option<io::ErrorKind>,
 }
 
@@ -350,6 +362,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for ExchangeIo<'_, '_, S> {
 struct Rewind<S> {
     begin: BytesMut,
     stream: S,
+    /// The bytes to reserve: those received so far, and what hyper holds itself.
     bytes: usize,
     receiving: Receiving,
 }

@@ -121,7 +121,7 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
     }
 }
 
-/// The entries of `checks`, at most 32.
+/// The entries of `checks`, at most 32. May be empty here; [`CheckRequest::parse`] rejects that.
 ///
 /// Reading fails at the first entry beyond, so the cost of a long list does not depend on its length.
 struct CheckList<'b>(Vec<Object<CheckEntry<'b>>>);
@@ -275,7 +275,8 @@ impl ExplicitCheck<'_> {
     /// Returns one demand per check, in the same order.
     ///
     /// # Errors
-    /// If a key has more than 64 KiB. The message names the entry.
+    /// If a key has more than 64 KiB. The message begins with the entry, such as `checks[1].key`, if the body has a
+    /// list `checks`, and with `key` otherwise.
     pub(crate) fn demands(&self) -> Result<Vec<Demand<'_>>, CheckRequestError> {
         let mut demands = Vec::with_capacity(self.entries.len());
         for (index, (key, limit, cost)) in self.entries.iter().enumerate() {
@@ -290,7 +291,11 @@ impl ExplicitCheck<'_> {
 impl<'b> CheckEntry<'b> {
     /// Parses the limit and the cost, and returns them with the key. The cost defaults to 1.
     ///
-    /// `entry` returns the prefix of error messages.
+    /// `entry` returns the prefix of error messages: that of [`entry_prefix`], or an empty one. The length of the key
+    /// is not checked.
+    ///
+    /// # Errors
+    /// If the limit is malformed, or the cost exceeds `u32::MAX`.
     fn parse(self, entry: impl Fn() -> String) -> Result<(Cow<'b, str>, Limit, Cost), CheckRequestError> {
         let limit = self.limit.parse().map_err(|error| CheckRequestError::Limit { entry: entry(), error })?;
         let cost = self.cost.map_or(1, |WholeNumber(units)| units);

@@ -41,9 +41,11 @@ pub(crate) enum RespCommand<'b> {
 /// The format of the reply to a check, which is an array of five numbers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum ReplyFormat {
-    /// `TOLLGATE.*`: allowed (1 or 0), quota, remaining, `retry_after` and `reset_after` in milliseconds.
+    /// `TOLLGATE.*`: allowed (1 or 0), quota, remaining, `retry_after` and `reset_after` in milliseconds, rounded up.
+    /// -1 means never.
     Tollgate,
-    /// `CL.THROTTLE`: limited (1 or 0), capacity, remaining, `retry_after` and `reset_after` in seconds, as redis-cell.
+    /// `CL.THROTTLE`: limited (1 or 0), capacity, remaining, `retry_after` and `reset_after` in seconds, rounded up, as
+    /// redis-cell. A `retry_after` of -1 means that the check was allowed, or never will be.
     RedisCell,
 }
 
@@ -126,8 +128,9 @@ impl LimitCache {
 
 /// Parses the command in `buffer` whose arguments [`parse`](super::frame::parse) has found. `Err` is the error reply.
 ///
-/// A command without arguments is [`RespCommand::Nothing`]. Limits are taken from the cache `limits`, or parsed and
-/// stored there.
+/// `buffer` must be the one that was parsed into `args`. A command without arguments is [`RespCommand::Nothing`], and
+/// one with an unknown name [`RespCommand::Unknown`], not an error. Limits are taken from the cache `limits`, or parsed
+/// and stored there.
 pub(crate) fn parse_command<'b>(
     buffer: &'b [u8],
     args: &Args,
@@ -168,7 +171,8 @@ pub(crate) fn parse_command<'b>(
 
 /// Returns whether an unknown inline command is the request line of an HTTP request, or its `Host` header.
 ///
-/// A browser sends one of them first when a web page makes it send a request to this port.
+/// It is if its first word is an HTTP method or `Host:`, or its last one begins with `HTTP/`. A browser sends one of
+/// them first when a web page makes it send a request to this port.
 pub(crate) fn is_http(buffer: &[u8], args: &Args) -> bool {
     const METHODS: [&[u8]; 9] =
         [b"GET", b"HEAD", b"POST", b"PUT", b"DELETE", b"PATCH", b"OPTIONS", b"CONNECT", b"TRACE"];
@@ -285,7 +289,9 @@ fn hello<'b>(buffer: &'b [u8], args: &Args) -> Result<ConnectionCommand<'b>, Str
     Ok(ConnectionCommand::Hello { protocol: arg(1), password })
 }
 
-/// Appends the reply to a check with one demand: five numbers in this format.
+/// Appends the reply to a check with the single demand `demand`: five numbers in this format.
+///
+/// Appends an `UNAVAILABLE` error if the decision has no limit status, because no counter was read.
 pub(crate) fn reply(decision: &Decision, demand: &Demand<'_>, format: ReplyFormat, replies: &mut Replies) {
     let Some(status) = decision.limits.first() else {
         replies.error("UNAVAILABLE the store did not answer");

@@ -38,7 +38,9 @@ impl Args {
         self.ranges.len()
     }
 
-    /// Returns the argument at `index`, or `None` beyond the last one. `buffer` must be the one that was parsed.
+    /// Returns the argument at `index`, or `None` beyond the last one. The command's name has the index 0.
+    ///
+    /// `buffer` must be the one that was parsed; with another one, returns wrong bytes or panics.
     pub(crate) fn get<'b>(&self, buffer: &'b [u8], index: usize) -> Option<&'b [u8]> {
         self.ranges.get(index).map(|range| &buffer[range.clone()])
     }
@@ -61,8 +63,8 @@ pub(crate) enum FrameError {
 
 /// Finds the command at the beginning of `buffer`, and stores the positions of its arguments in `args`.
 ///
-/// Returns the length of the command in bytes, or `None` if it is not complete. A blank line and an empty array are
-/// commands without arguments.
+/// Returns the length of the command in bytes, or `None` if it is not complete; `args` may then hold some of its
+/// arguments. A blank line and an empty array are commands without arguments.
 ///
 /// # Errors
 /// If the frame is malformed or exceeds a bound.
@@ -103,7 +105,7 @@ fn parse_array(buffer: &[u8], args: &mut Args) -> Result<Option<usize>, FrameErr
     Ok(Some(at))
 }
 
-/// Parses a type byte, digits and CR LF at position `at`.
+/// Parses a type byte, which is not checked, digits and CR LF at position `at`, which must not be beyond the buffer.
 ///
 /// Returns the number and the position after the line, or `None` if the line is not complete. Returns `error` if the
 /// line is malformed or the number exceeds `max`.

@@ -12,7 +12,10 @@ use super::{Abilities, Operation, Slot, Step, Trace, TraceDemand};
 impl Trace {
     /// Removes the operations and limits that a subject with these abilities does not support.
     ///
-    /// Returns `None` if the rest still needs more, or if limits of rules would share a counter outside of rules.
+    /// Checks keep only their first limit without `several_limits`, and limits of rules become explicit without
+    /// `rules`.
+    ///
+    /// Returns `None` if the rest still needs more, or if two buckets of rules would share a counter outside of rules.
     pub fn within(mut self, abilities: Abilities) -> Option<Trace> {
         if !abilities.refunds {
             self.operations.retain(|operation| !matches!(operation, Operation::Refund { .. }));
