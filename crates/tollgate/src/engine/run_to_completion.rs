@@ -27,7 +27,7 @@ pub(super) struct PendingWork {
 }
 
 impl PendingWork {
-    /// Waits until no task is left.
+    /// Waits until no task is left, including tasks that start in the meantime.
     pub(super) async fn wait(&self) {
         loop {
             // Registered before the count is read, so that no notification is missed in between.
@@ -40,7 +40,7 @@ impl PendingWork {
     }
 }
 
-/// Counts one task for as long as it exists.
+/// Counts one task for as long as this value exists. When the last one is dropped, wakes all [`PendingWork::wait`].
 struct TaskCount(Arc<PendingWork>);
 
 impl TaskCount {
@@ -59,6 +59,9 @@ impl Drop for TaskCount {
 }
 
 /// A future that runs to completion once it has been polled, even if it is dropped.
+///
+/// If it is dropped before it is ready, a task on the current tokio runtime completes it. Outside a runtime, or if it was
+/// never polled, the work is abandoned. Panics if it is polled after it was ready.
 pub(super) struct RunToCompletion<T: Send + 'static> {
     future: Option<Pin<Box<dyn Future<Output = T> + Send>>>,
     was_polled: bool,
