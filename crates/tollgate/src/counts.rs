@@ -8,7 +8,8 @@ use tollgate_core::{Decision, Source};
 
 use crate::failure::Unavailable;
 
-/// The outcome of a decision: allowed, denied or unavailable. Its name (`allow`, `deny`, `unavailable`) is a metrics label.
+/// The outcome of a decision: allowed, denied or unavailable. Its name (`allow`, `deny`, `unavailable`) is a metrics
+/// label.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum DecisionOutcome {
     /// The request was admitted.

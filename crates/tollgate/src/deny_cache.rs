@@ -106,8 +106,8 @@ struct CachedStatus {
     call: CallSpan,
 }
 
-/// The send and receive time of a call to the store, by the limiter's clock. `received` must not be before `sent`. The store
-/// decided in between.
+/// The send and receive time of a call to the store, by the limiter's clock. `received` must not be before `sent`. The
+/// store decided in between.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CallSpan {
     pub(crate) sent: Timestamp,

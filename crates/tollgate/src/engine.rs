@@ -27,9 +27,9 @@
 //! refund. A check of a shared store that has started runs to completion without the client, so a client that resets
 //! its requests as fast as it sends them is charged like any other. [`Engine::wait_for_pending`] waits for such checks.
 //!
-//! **A ban in the store** ([`Store::ban`](crate::Store::ban)) refuses a request if a rule that applies counts the banned
-//! subject in the store, also in shadow mode. It is read with the counters. Bans of the configuration need no store and
-//! come first.
+//! **A ban in the store** ([`Store::ban`](crate::Store::ban)) refuses a request if a rule that applies counts the
+//! banned subject in the store, also in shadow mode. It is read with the counters. Bans of the configuration need no
+//! store and come first.
 //!
 //! **A reload** replaces the whole rule set. Requests in progress finish by the rules they started with. Counters are
 //! identified by rule and limit, so they survive.
@@ -137,8 +137,8 @@ impl Engine {
         Engine::on_clock(limiter, rules, lookups, clock)
     }
 
-    /// Creates an engine that uses `clock` to time bans of the configuration, identities (tokens, pseudonyms) and shield
-    /// rules. For tests.
+    /// Creates an engine that uses `clock` to time bans of the configuration, identities (tokens, pseudonyms) and
+    /// shield rules. For tests.
     ///
     /// The limiter keeps its own clock. See [`with_lookups`](Engine::with_lookups) for `lookups`.
     pub fn on_clock(
@@ -151,8 +151,8 @@ impl Engine {
         Engine::of_parts(limiter, rules, lookups, clock, shield)
     }
 
-    /// Creates an engine whose shield rules count in `shield`, by the clock of that store. The other constructors create a
-    /// store with the default cap.
+    /// Creates an engine whose shield rules count in `shield`, by the clock of that store. The other constructors
+    /// create a store with the default cap.
     ///
     /// Bans of the configuration and identities use the system's clock. See [`with_lookups`](Engine::with_lookups) for
     /// `lookups`.
@@ -200,16 +200,16 @@ impl Engine {
         &self.0.shield
     }
 
-    /// Returns the statistics of the rules in use, in their order: one entry for a rule's mode, and one for another mode
-    /// in which it has decided requests. A rule in the mode `off` has an entry only if it has decided requests.
+    /// Returns the statistics of the rules in use, in their order: one entry for a rule's mode, and one for another
+    /// mode in which it has decided requests. A rule in the mode `off` has an entry only if it has decided requests.
     ///
     /// A rule that a reload keeps, by its name, continues its statistics.
     pub fn rule_stats(&self) -> Vec<RuleStats> {
         self.0.active.load().stats()
     }
 
-    /// Waits until all checks and refunds are complete whose futures were dropped. Call it before the process exits, when
-    /// no more requests are accepted: it also waits for those that are dropped in the meantime.
+    /// Waits until all checks and refunds are complete whose futures were dropped. Call it before the process exits,
+    /// when no more requests are accepted: it also waits for those that are dropped in the meantime.
     ///
     /// Each call to the store that is waited for ends at the limiter's deadline. Checks and refunds whose futures still
     /// exist are not waited for.
@@ -220,9 +220,9 @@ impl Engine {
     /// Decides a request from `peer`, the remote address of its connection, by the rules in use, and charges the limits
     /// that apply.
     ///
-    /// A request to which no rule applies, or which is exempt, is admitted. Otherwise the decision of each rule is counted
-    /// in [`rule_stats`](Engine::rule_stats). Observers are called before this returns. Call [`Permit::finish`] when the
-    /// response is known.
+    /// A request to which no rule applies, or which is exempt, is admitted. Otherwise the decision of each rule is
+    /// counted in [`rule_stats`](Engine::rule_stats). Observers are called before this returns. Call [`Permit::finish`]
+    /// when the response is known.
     ///
     /// If the returned future is dropped while it waits for a shared store, the check runs to completion and its charge
     /// is kept.
@@ -246,8 +246,8 @@ impl Engine {
         }
     }
 
-    /// Runs the steps that need neither the limiter nor a lookup, and reports bans, refusals by shields and exemptions to
-    /// the observers.
+    /// Runs the steps that need neither the limiter nor a lookup, and reports bans, refusals by shields and exemptions
+    /// to the observers.
     ///
     /// Returns the rules and subjects of the request, or `None` if no rule applies to it or it is exempt.
     ///
@@ -329,7 +329,8 @@ impl Engine {
 
     /// Returns whether each limit of the shields has the units that a request costs, without charging them.
     ///
-    /// Also returns `false` if two limits count on one counter, or if the shields' store panics. Bans are not considered.
+    /// Also returns `false` if two limits count on one counter, or if the shields' store panics. Bans are not
+    /// considered.
     fn has_room(&self, shield: &LimitGroup, context: &RequestContext) -> bool {
         let demands = shield.demands(context);
         let peeks: Demands<'_> = demands.iter().map(|demand| demand.cost(Cost::PEEK)).collect();
@@ -340,8 +341,8 @@ impl Engine {
 
     /// Decides all limits of a plan. `context` must have the subjects of the plan's rules.
     ///
-    /// If a group of limits refuses after others were charged, these are refunded as after a failed response: only rules
-    /// with `charge = "on_success"` get their units back. If the limits admit the request but its wait exceeds
+    /// If a group of limits refuses after others were charged, these are refunded as after a failed response: only
+    /// rules with `charge = "on_success"` get their units back. If the limits admit the request but its wait exceeds
     /// `max_wait`, all charges are refunded, and the request is refused.
     async fn decide(&self, plan: Arc<CheckPlan>, context: RequestContext) -> Outcome {
         let (options, mut charges) = (context.options, ChargeList::new());
@@ -363,14 +364,15 @@ impl Engine {
     /// Checks the shields, then all other enforced limits together, then the shadow rules. Stops at the first refusal.
     /// The limits of a shadow rule never refuse; a ban in the store does.
     ///
-    /// Counts the decision of each rule, and reports refusals by shields to the observers. Returns the decision that the
-    /// client is shown ([`CheckPlan::shown`]), or `None` if only shadow rules apply.
+    /// Counts the decision of each rule, and reports refusals by shields to the observers. Returns the decision that
+    /// the client is shown ([`CheckPlan::shown`]), or `None` if only shadow rules apply.
     ///
-    /// Adds each charged group to `charges`, also before an error, if its units may have to be refunded: a rule refunds by
-    /// the response, or the request may be withdrawn because of its wait.
+    /// Adds each charged group to `charges`, also before an error, if its units may have to be refunded: a rule refunds
+    /// by the response, or the request may be withdrawn because of its wait.
     ///
     /// # Errors
-    /// Returns the refusal of the first group that refuses, by a limit, a ban in the store or the failure policy `deny`.
+    /// Returns the refusal of the first group that refuses, by a limit, a ban in the store or the failure policy
+    /// `deny`.
     async fn check_groups(
         &self,
         plan: &CheckPlan,
@@ -447,12 +449,12 @@ impl Engine {
 
     /// Checks the limits of a group together, in the shields' store or by the limiter.
     ///
-    /// `may_be_withdrawn` says that the charge may be refunded because of the request's wait. Then denials are not cached,
-    /// as for a group that refunds by the response.
+    /// `may_be_withdrawn` says that the charge may be refunded because of the request's wait. Then denials are not
+    /// cached, as for a group that refunds by the response.
     ///
     /// # Errors
-    /// Returns an error if the store does not answer and the failure policy of a limit is `deny`, or if two limits count
-    /// on one counter.
+    /// Returns an error if the store does not answer and the failure policy of a limit is `deny`, or if two limits
+    /// count on one counter.
     async fn check_group(
         &self,
         group: &LimitGroup,
@@ -469,8 +471,8 @@ impl Engine {
         decided.map_err(|_unavailable| Undecided)
     }
 
-    /// Refunds a decision on limits of a group, in the store in which they were charged: the shields' store, the limiter's
-    /// store, or this node's share.
+    /// Refunds a decision on limits of a group, in the store in which they were charged: the shields' store, the
+    /// limiter's store, or this node's share.
     ///
     /// `check` must have exactly the limits of `decision`, in the same order; they may be a part of the group. A denial
     /// and an uncounted admission refund nothing. Call it at most once per decision.

@@ -20,8 +20,8 @@ use tollgate_core::{Check, Demand, KeyError, Limit, StoreError, StoreErrorKind, 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 #[non_exhaustive]
 pub enum OnFailure {
-    /// Decides with this node's share of the quota, counted in process memory. Admits the request uncounted if the memory
-    /// store panics.
+    /// Decides with this node's share of the quota, counted in process memory. Admits the request uncounted if the
+    /// memory store panics.
     #[default]
     Local,
     /// Admits the request as far as this limit is concerned. Nothing is counted, and the decision has no status for it.

@@ -1,4 +1,5 @@
-//! The limiter: a store, with a deadline, a circuit breaker, a deny cache and a fallback for when the store does not answer.
+//! The limiter: a store, with a deadline, a circuit breaker, a deny cache and a fallback for when the store does not
+//! answer.
 //!
 //! ```text
 //!   check ─▶ deny cache ─▶ breaker ─▶ store, within the deadline ─▶ decision
@@ -122,8 +123,8 @@ impl LimiterBuilder {
 
     /// Sets the store that `url` names: `memory`, `redis://[user:password@]host[:port][/database]` or `rediss://…`.
     ///
-    /// A Redis store connects in a background task on the current tokio runtime. This does not wait for it, and the server
-    /// may be down. Checks read the bans of their subjects. `memory` removes a shared store that was set before.
+    /// A Redis store connects in a background task on the current tokio runtime. This does not wait for it, and the
+    /// server may be down. Checks read the bans of their subjects. `memory` removes a shared store that was set before.
     ///
     /// # Errors
     /// Returns an error if the URL names no store, or if it names Redis and no tokio runtime is running.
@@ -136,8 +137,8 @@ impl LimiterBuilder {
         Ok(self.store(Arc::new(store)))
     }
 
-    /// Sets the memory store. It holds all counters or, with a shared store, only those of this node's shares, which are
-    /// used while the shared store does not answer.
+    /// Sets the memory store. It holds all counters or, with a shared store, only those of this node's shares, which
+    /// are used while the shared store does not answer.
     ///
     /// Defaults to a store with the default cap that runs on the limiter's clock.
     #[must_use]
@@ -176,8 +177,8 @@ impl LimiterBuilder {
         LimiterBuilder { on_failure, ..self }
     }
 
-    /// Sets whether denials of a shared store are cached for as long as they certainly hold, at most one second. Defaults
-    /// to `true`.
+    /// Sets whether denials of a shared store are cached for as long as they certainly hold, at most one second.
+    /// Defaults to `true`.
     #[must_use]
     pub fn deny_cache(self, deny_cache: bool) -> Self {
         LimiterBuilder { deny_cache, ..self }
@@ -268,10 +269,11 @@ impl Limiter {
         self.check_each_after(Duration::ZERO, check, on_failure, refundable).await
     }
 
-    /// Decides like [`Limiter::check_each`], for a caller that has already used the time `spent` of the decision's deadline.
+    /// Decides like [`Limiter::check_each`], for a caller that has already used the time `spent` of the decision's
+    /// deadline.
     ///
-    /// The store gets the rest of the deadline; if nothing is left, it is not called. If it does not answer in a shortened
-    /// time, the failure policies decide, but the circuit breaker does not count a failure.
+    /// The store gets the rest of the deadline; if nothing is left, it is not called. If it does not answer in a
+    /// shortened time, the failure policies decide, but the circuit breaker does not count a failure.
     pub(crate) async fn check_each_after(
         &self,
         spent: Duration,
@@ -283,7 +285,8 @@ impl Limiter {
         self.check_by(check, policy, refundable, spent).await
     }
 
-    /// Decides many checks, one after the other, with at most one call to the store. Returns one result per check, in order.
+    /// Decides many checks, one after the other, with at most one call to the store. Returns one result per check, in
+    /// order.
     ///
     /// Each result is as from [`Limiter::check_with`]. Checks in the deny cache are not sent to the store.
     pub async fn check_batch(&self, checks: &[Check<'_>], options: CheckOptions) -> Vec<Result<Decision, Unavailable>> {
@@ -366,11 +369,11 @@ impl Limiter {
         FailurePolicy::uniform(options.on_failure.unwrap_or(self.0.on_failure))
     }
 
-    /// Decides a check by this node's share of its limits, in process memory, without calling a shared store. For callers
-    /// with a failure policy of their own.
+    /// Decides a check by this node's share of its limits, in process memory, without calling a shared store. For
+    /// callers with a failure policy of their own.
     ///
-    /// Charges the counters of the local shares. Without a shared store, it charges the limiter's only counters, with the
-    /// whole limits. The decision has [`Source::Local`]. If the memory store panics, it is an uncounted admission
+    /// Charges the counters of the local shares. Without a shared store, it charges the limiter's only counters, with
+    /// the whole limits. The decision has [`Source::Local`]. If the memory store panics, it is an uncounted admission
     /// ([`Source::None`]).
     pub fn check_local(&self, check: &Check<'_>) -> Decision {
         let Inner { clock, counters, observers, .. } = &*self.0;
@@ -410,8 +413,8 @@ impl Limiter {
     /// cache, even if the store fails. Other nodes may repeat a cached denial for up to a second.
     ///
     /// # Errors
-    /// Returns an error if the store does not answer within the deadline. It is called even while the circuit breaker is
-    /// open.
+    /// Returns an error if the store does not answer within the deadline. It is called even while the circuit breaker
+    /// is open.
     pub async fn reset(&self, demand: &Demand<'_>) -> Result<(), StoreError> {
         match &self.0.backend {
             Backend::Memory(store) => catch_panic(|| store.reset(demand)).ok_or_else(panicked),
@@ -433,9 +436,9 @@ impl Limiter {
 
     /// Bans `subject` for `duration`, or for good if `None`. A new ban replaces an earlier one of the subject.
     ///
-    /// Until the ban ends, every check that counts the subject and takes units is refused with [`Decision::ban`] set, and
-    /// nothing is charged. With a shared store, the ban holds on all nodes that read bans, at the latest after a second.
-    /// While the store does not answer, its bans do not apply.
+    /// Until the ban ends, every check that counts the subject and takes units is refused with [`Decision::ban`] set,
+    /// and nothing is charged. With a shared store, the ban holds on all nodes that read bans, at the latest after a
+    /// second. While the store does not answer, its bans do not apply.
     ///
     /// # Errors
     /// Returns an error if the store does not answer, has no bans, or has no room for another one.

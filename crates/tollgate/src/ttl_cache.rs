@@ -75,8 +75,8 @@ impl<V: Expire> TtlCache<V> {
 
     /// Inserts or replaces the entry with this id.
     ///
-    /// If the entry is new and its shard is full, the entries that have expired at `now` are removed first, but at most ten
-    /// times a second. If there is still no room, nothing is inserted.
+    /// If the entry is new and its shard is full, the entries that have expired at `now` are removed first, but at most
+    /// ten times a second. If there is still no room, nothing is inserted.
     pub(crate) fn put(&self, id: Id, value: V, now: Timestamp) {
         let mut shard = self.shard(id).lock();
         if shard.has_room_for(id, self.shard_len_max, now) {

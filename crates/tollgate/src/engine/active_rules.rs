@@ -88,7 +88,8 @@ impl ActiveRules {
         }
     }
 
-    /// Returns a refusal as the error if the configuration bans an API key in the request, or its verified user, at `now`.
+    /// Returns a refusal as the error if the configuration bans an API key in the request, or its verified user, at
+    /// `now`.
     pub(super) fn refuse_banned_caller(&self, identity: &Identity<'_>, now: Timestamp) -> Result<(), Box<Refusal>> {
         match self.bans_callers {
             true => refuse_banned(self.rules.ban_of_caller(identity, now), now),
@@ -108,7 +109,8 @@ impl ActiveRules {
         }
     }
 
-    /// Returns the rules that apply to a request. Empty if none matches, if its path is exempt, or if the kill switch is on.
+    /// Returns the rules that apply to a request. Empty if none matches, if its path is exempt, or if the kill switch
+    /// is on.
     ///
     /// `path` must hold the readings of the request's path.
     pub(super) fn match_rules(&self, request: &RequestView<'_>, path: &LazyReadings<'_>) -> Matched<'_> {
@@ -122,9 +124,9 @@ impl ActiveRules {
 
     /// Returns the caller's limit set, or the question that a lookup must answer to determine it.
     ///
-    /// `has_lookups` says whether there are lookups. Without them, a caller whose plan the rules do not determine has the
-    /// default limit set, and [`Limits::Lookup`] is never returned. If none of `rules` has limits by plan, the limit set
-    /// does not matter, and any is returned.
+    /// `has_lookups` says whether there are lookups. Without them, a caller whose plan the rules do not determine has
+    /// the default limit set, and [`Limits::Lookup`] is never returned. If none of `rules` has limits by plan, the
+    /// limit set does not matter, and any is returned.
     pub(super) fn resolve_limits(&self, identity: &Identity<'_>, rules: &Matched<'_>, has_lookups: bool) -> Limits {
         if !rules.iter().any(CompiledRule::is_by_plan) {
             // The limits of rules that are not by plan are the same in every limit set.

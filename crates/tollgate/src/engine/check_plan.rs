@@ -20,7 +20,7 @@ use crate::identity::SubjectKey;
 use crate::limiter::EachDecision;
 use crate::rules::{Charge, CompiledRule, LimitSetId, Mode, RuleSet};
 
-/// The limits of a combination of rules, for callers with one limit set, in groups that are decided one after the other.
+/// The limits of a combination of rules, for callers with one limit set. The limits of each group are decided together.
 pub(super) struct CheckPlan {
     /// The limits of the enforced shield rules, counted in this process. `None` if there are none.
     pub(super) shield: Option<LimitGroup>,
@@ -64,15 +64,15 @@ pub(super) struct PlannedLimit {
 /// The demands of a request on the limits of one group, in the order of the group.
 pub(super) type Demands<'a> = SmallVec<[Demand<'a>; 2]>;
 
-/// The error of a group of limits that could not be decided: the store did not answer and the failure policy of a rule is
-/// `deny`, or the limits do not form a valid [`Check`].
+/// The error of a group of limits that could not be decided: the store did not answer and the failure policy of a rule
+/// is `deny`, or the limits do not form a valid [`Check`].
 pub(super) struct Undecided;
 
 impl CheckPlan {
     /// Lays out the limits of the rules with these indices in `set`, for callers with this limit set.
     ///
-    /// `counts` must be those of `set`. The subjects of a [`RequestContext`] for this plan must be in the order of `rules`.
-    /// Rules in the mode `off` are left out. So are rules by plan if the limit set is not one of `set`.
+    /// `counts` must be those of `set`. The subjects of a [`RequestContext`] for this plan must be in the order of
+    /// `rules`. Rules in the mode `off` are left out. So are rules by plan if the limit set is not one of `set`.
     ///
     /// # Panics
     /// Panics if an index is not one of `set`.
@@ -102,7 +102,8 @@ impl CheckPlan {
         self.enforced.as_ref().or(self.shield.as_ref())
     }
 
-    /// Returns whether a request with these options may be charged and then refused, because its wait exceeds `max_wait`.
+    /// Returns whether a request with these options may be charged and then refused, because its wait exceeds
+    /// `max_wait`.
     ///
     /// `false` without a `max_wait`, or if the queues cut by [`LimitGroup::demands`] exclude every longer wait.
     pub(super) fn may_be_withdrawn(&self, options: &RequestOptions) -> bool {
@@ -162,13 +163,13 @@ impl LimitGroup {
         Some(LimitGroup { on_failure, ..group })
     }
 
-    /// Returns the demands of a request on all limits, in their order. `context` must have a subject for each rule of the
-    /// plan.
+    /// Returns the demands of a request on all limits, in their order. `context` must have a subject for each rule of
+    /// the plan.
     ///
-    /// If the request has a `max_wait` and costs at most 1, the queue of a leaky bucket is cut to the slots whose wait is
-    /// within it, but to at least one. The store then denies the request, instead of charging units that have to be
-    /// refunded. For a higher cost the queue is not cut, because such a request waits for the units before it and not for
-    /// its own.
+    /// If the request has a `max_wait` and costs at most 1, the queue of a leaky bucket is cut to the slots whose wait
+    /// is within it, but to at least one. The store then denies the request, instead of charging units that have to be
+    /// refunded. For a higher cost the queue is not cut, because such a request waits for the units before it and not
+    /// for its own.
     pub(super) fn demands<'a>(&'a self, context: &'a RequestContext) -> Demands<'a> {
         let mut demands: Demands<'a> = self.limits.iter().map(|limit| limit.demand(context)).collect();
         if self.may_delay
@@ -274,8 +275,8 @@ impl LimitGroup {
 
     /// Converts an admission whose wait exceeds `max_wait` to a refusal. The caller must refund all its charges.
     ///
-    /// The statuses are those after the refund. Only limits whose delay exceeds `max_wait` deny, and their `retry_after`
-    /// is the excess.
+    /// The statuses are those after the refund. Only limits whose delay exceeds `max_wait` deny, and their
+    /// `retry_after` is the excess.
     pub(super) fn withdrawal(&self, decided: EachDecision, max_wait: Duration) -> Refusal {
         let policies = self.policies_of(&decided);
         let mut decision = decided.into_decision();
@@ -298,8 +299,8 @@ impl LimitGroup {
 }
 
 impl PlannedLimit {
-    /// Returns the demand of a request on this limit: the subject of its rule, and the cost of the request's options, else
-    /// of the rule.
+    /// Returns the demand of a request on this limit: the subject of its rule, and the cost of the request's options,
+    /// else of the rule.
     ///
     /// The queue of a leaky bucket is not cut for `max_wait`; see [`LimitGroup::demands`].
     ///
@@ -317,8 +318,8 @@ impl PlannedLimit {
         self.limit.algorithm() == Algorithm::LeakyBucket
     }
 
-    /// Returns whether the limit may admit a request with a wait above `max_wait`, although [`LimitGroup::demands`] cuts
-    /// its queue: the cost is above 1, or `max_wait` is shorter than the wait of one slot.
+    /// Returns whether the limit may admit a request with a wait above `max_wait`, although [`LimitGroup::demands`]
+    /// cuts its queue: the cost is above 1, or `max_wait` is shorter than the wait of one slot.
     fn may_exceed(&self, max_wait: Duration, options: &RequestOptions) -> bool {
         let costs_more_than_one = options.cost.unwrap_or(self.cost).units() > 1;
         self.may_delay() && (costs_more_than_one || slots_within(&self.limit, max_wait) == 0)
@@ -336,8 +337,8 @@ fn has_distinct_counters(limits: &[PlannedLimit], last_subject: usize) -> bool {
     Check::new(&demands).is_ok()
 }
 
-/// Returns the time for which a limit delays a request that it admits: zero unless the limit is a leaky bucket, and zero
-/// for a peek (cost 0).
+/// Returns the time for which a limit delays a request that it admits: zero unless the limit is a leaky bucket, and
+/// zero for a peek (cost 0).
 ///
 /// The status must be `allowed`. For a denial, the result is the time until a retry, which is not a delay.
 pub(super) fn delay(status: &LimitStatus) -> Wait {

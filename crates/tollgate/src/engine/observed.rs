@@ -21,7 +21,8 @@ impl Engine {
         }
     }
 
-    /// Reports to the observers that a ban of the configuration has refused a request. Does nothing for another refusal.
+    /// Reports to the observers that a ban of the configuration has refused a request. Does nothing for another
+    /// refusal.
     ///
     /// `by` says whether the address or the caller is banned.
     pub(super) fn observe_ban(&self, identity: &Identity<'_>, by: BannedBy, refusal: &Refusal) {
@@ -35,7 +36,8 @@ impl Engine {
 
     /// Reports an exempt request to the observers. `rules` are those that apply to it.
     ///
-    /// Call it only if no rule applies or the caller is exempt. Does nothing if no rule matches the request, exempt or not.
+    /// Call it only if no rule applies or the caller is exempt. Does nothing if no rule matches the request, exempt or
+    /// not.
     pub(super) fn observe_exemption(&self, rules: &Matched<'_>, identity: &Identity<'_>) {
         let observers = self.observers();
         let by = match rules.is_exempt_path() {

@@ -1,9 +1,9 @@
 //! An admitted request: what its response reports, and what is refunded when it ends.
 //!
 //! Units are charged at the start. A rule with `charge = "on_failure"` or `"on_success"` refunds them, exactly once,
-//! depending on how the request ends: [`Permit::finish`] takes the ending. Only a response earns a refund. A permit that
-//! is dropped without one (the client disconnected, the handler panicked, a timeout fired) keeps every charge, because
-//! the work may have been done. If disconnecting refunded units, a client could run the handler for free.
+//! depending on how the request ends: [`Permit::finish`] takes the ending. Only a response earns a refund. A permit
+//! that is dropped without one (the client disconnected, the handler panicked, a timeout fired) keeps every charge,
+//! because the work may have been done. If disconnecting refunded units, a client could run the handler for free.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -35,8 +35,8 @@ impl Ending {
         if status.is_client_error() || status.is_server_error() { Ending::Failure } else { Ending::Success }
     }
 
-    /// Returns the ending for the head of a response: `Failure` for a status of 400 to 599, or for a header `grpc-status`
-    /// other than 0; else `Success`.
+    /// Returns the ending for the head of a response: `Failure` for a status of 400 to 599, or for a header
+    /// `grpc-status` other than 0; else `Success`.
     ///
     /// The body is not read, so a gRPC stream that fails later, in its trailers, is a success.
     pub fn of_response<B>(response: &Response<B>) -> Ending {
@@ -54,7 +54,8 @@ pub(super) enum RefundReason {
 }
 
 impl RefundReason {
-    /// Returns whether units of a rule with this charge mode are refunded for this reason. Always `true` for `Withdrawn`.
+    /// Returns whether units of a rule with this charge mode are refunded for this reason. Always `true` for
+    /// `Withdrawn`.
     fn refunds(self, charge: Charge) -> bool {
         match self {
             RefundReason::Ended(ending) => charge.refunds(ending == Ending::Success),
@@ -88,8 +89,8 @@ impl Permit {
 
     /// Creates the permit of a request that the limits of `plan` admitted.
     ///
-    /// `decided` is the decision of [`CheckPlan::shown`], or `None` if only shadow rules apply. If a limit was left out of
-    /// it, the permit has a decision without limit statuses.
+    /// `decided` is the decision of [`CheckPlan::shown`], or `None` if only shadow rules apply. If a limit was left out
+    /// of it, the permit has a decision without limit statuses.
     pub(super) fn new(plan: Arc<CheckPlan>, decided: Option<EachDecision>, charges: Option<Charges>) -> Permit {
         let wait = decided.as_ref().map_or(Duration::ZERO, |decided| plan.wait(decided));
         let decision = decided.map(|decided| match decided {
@@ -102,8 +103,8 @@ impl Permit {
 
     /// Returns the decision on the enforced rules other than shields or, if there are none, on the shields.
     ///
-    /// `None` if no enforced rule applies or the request is exempt. If the store did not answer and the failure policy of a
-    /// limit is `allow`, the decision has no limit statuses and [`Source::None`](crate::Source::None).
+    /// `None` if no enforced rule applies or the request is exempt. If the store did not answer and the failure policy
+    /// of a limit is `allow`, the decision has no limit statuses and [`Source::None`](crate::Source::None).
     pub fn decision(&self) -> Option<&Decision> {
         self.0.as_ref()?.decision.as_ref()
     }
@@ -123,16 +124,16 @@ impl Permit {
 
     /// Writes the rate-limit headers of the response, as [`Policies::write_headers`] does.
     ///
-    /// Writes nothing if there is no decision or it has no limit statuses. Units that the response will refund are shown as
-    /// charged.
+    /// Writes nothing if there is no decision or it has no limit statuses. Units that the response will refund are
+    /// shown as charged.
     pub fn write_headers(&self, headers: &mut HeaderMap) {
         if let Some((decision, policies)) = self.decision().zip(self.policies()) {
             policies.write_headers(decision, headers);
         }
     }
 
-    /// Writes the rate-limit headers of `response`, which ends the request. Units that [`Permit::finish`] will refund for
-    /// it are shown as refunded.
+    /// Writes the rate-limit headers of `response`, which ends the request. Units that [`Permit::finish`] will refund
+    /// for it are shown as refunded.
     #[cfg(feature = "tower")]
     pub(crate) fn write_headers_of<B>(&self, response: &mut Response<B>) {
         let shown = self.0.as_ref().and_then(|granted| granted.plan.shown());
@@ -155,7 +156,8 @@ impl Permit {
     /// Refunds the units of all rules that refund for this ending: `charge = "on_failure"` refunds a success,
     /// `"on_success"` a failure.
     ///
-    /// A refund that fails, because the store does not answer, is logged and lost. If the returned future is dropped after its first poll, the refund still completes.
+    /// A refund that fails, because the store does not answer, is logged and lost. If the returned future is dropped
+    /// after its first poll, the refund still completes.
     pub async fn finish(self, ending: Ending) {
         if let Some(charges) = self.0.and_then(|granted| granted.charges) {
             Box::pin(charges.refund(RefundReason::Ended(ending))).await;
@@ -217,8 +219,8 @@ impl Charges {
         (!list.is_empty()).then(|| Charges { engine: engine.clone(), plan: plan.clone(), context, list })
     }
 
-    /// Refunds the charges of all rules that refund for this reason. Once polled, it runs to completion even if its future
-    /// is dropped. Refunds that fail are logged and lost.
+    /// Refunds the charges of all rules that refund for this reason. Once polled, it runs to completion even if its
+    /// future is dropped. Refunds that fail are logged and lost.
     pub(super) async fn refund(self, reason: RefundReason) {
         let groups = self.list.iter().filter_map(|(id, _)| self.plan.group(*id));
         if !groups.flat_map(|group| &group.limits).any(|limit| reason.refunds(limit.charge)) {

@@ -26,15 +26,15 @@ pub enum Refusal {
         /// The policies of the decision's limits, in the same order.
         policies: Arc<Policies>,
     },
-    /// The store did not answer, and the failure policy of a rule is `deny`. Also if the limits of the rules that match the
-    /// request cannot be decided together, because two of them count on one counter or there are too many.
+    /// The store did not answer, and the failure policy of a rule is `deny`. Also if the limits of the rules that match
+    /// the request cannot be decided together, because two of them count on one counter or there are too many.
     #[non_exhaustive]
     Unavailable {
         /// The policies of the limits that could not be decided.
         policies: Arc<Policies>,
     },
-    /// The configuration bans the client's address, an API key in the request or its user; or the store holds a ban of a
-    /// subject by which the request is counted.
+    /// The configuration bans the client's address, an API key in the request or its user; or the store holds a ban of
+    /// a subject by which the request is counted.
     #[non_exhaustive]
     Banned {
         /// The time until the ban ends; [`Wait::NEVER`] if it has no end.
@@ -74,8 +74,8 @@ impl Refusal {
         }
     }
 
-    /// Returns the source of the denial, or of the ban in the store. [`Source::None`] for a ban of the configuration, a path
-    /// that is too long, and an unavailable store.
+    /// Returns the source of the denial, or of the ban in the store. [`Source::None`] for a ban of the configuration, a
+    /// path that is too long, and an unavailable store.
     pub fn source(&self) -> Source {
         match self {
             Refusal::Denied { decision, .. } => decision.source,
@@ -86,7 +86,8 @@ impl Refusal {
 
     /// Builds the HTTP response: status (429, 503, 403 or 414, in the order of the variants), headers and body.
     ///
-    /// Only a denial has rate-limit headers. `request` holds the request's headers; its `Accept` header may change the format of the body.
+    /// Only a denial has rate-limit headers. `request` holds the request's headers; its `Accept` header may change the
+    /// format of the body.
     pub fn response(&self, request: &HeaderMap) -> Response<Bytes> {
         match self {
             Refusal::Denied { decision, policies } => policies.refuse(decision, request),
@@ -150,7 +151,8 @@ impl Refusal {
         }
     }
 
-    /// Builds a response with this JSON body and the status of the verdict, without rate-limit headers, not to be cached.
+    /// Builds a response with this JSON body and the status of the verdict, without rate-limit headers, not to be
+    /// cached.
     fn without_limits(&self, body: serde_json::Value) -> Response<Bytes> {
         let mut response = Response::new(Bytes::from(body.to_string()));
         *response.status_mut() = self.verdict().http();

@@ -1,8 +1,8 @@
 //! Work that runs to completion although its caller is gone.
 //!
 //! **Problem.** When a client disconnects, a timeout fires or a handler panics, the future of the request is dropped at
-//! whatever point it has reached. If that point is between a call to a shared store and its reply, units are charged and
-//! no one can refund them. If it is in the middle of a refund, no one knows whether the refund happened.
+//! whatever point it has reached. If that point is between a call to a shared store and its reply, units are charged
+//! and no one can refund them. If it is in the middle of a refund, no one knows whether the refund happened.
 //!
 //! **Idea.** A future that has been polled owns everything it needs. When it is dropped before it is ready, it is moved
 //! into a task of its own. A decision that completes this way keeps its charge. The limiter's deadline bounds the time
@@ -60,8 +60,8 @@ impl Drop for TaskCount {
 
 /// A future that runs to completion once it has been polled, even if it is dropped.
 ///
-/// If it is dropped before it is ready, a task on the current tokio runtime completes it. Outside a runtime, or if it was
-/// never polled, the work is abandoned. Panics if it is polled after it was ready.
+/// If it is dropped before it is ready, a task on the current tokio runtime completes it. Outside a runtime, or if it
+/// was never polled, the work is abandoned. Panics if it is polled after it was ready.
 pub(super) struct RunToCompletion<T: Send + 'static> {
     future: Option<Pin<Box<dyn Future<Output = T> + Send>>>,
     was_polled: bool,

@@ -245,8 +245,8 @@ const SHIELD: &str = "[[rules]]\nname = 'flood'\nby = ['ip']\nstore = 'memory'\n
 
 #[tokio::test]
 async fn unit_that_becomes_free_between_peek_and_check_of_a_shield_is_charged_once() {
-    // The first request peeks at 1.0 s and charges at 1.4 s. The second peeks at 1.8 s, checks at 2.2 s, is refunded because
-    // there is room by then, and charges at 3.0 s.
+    // The first request peeks at 1.0 s and charges at 1.4 s. The second peeks at 1.8 s, checks at 2.2 s, is refunded
+    // because there is room by then, and charges at 3.0 s.
     let site = hurried(&format!("{SHIELD}limits = ['1/800ms']"), 400_000, u64::MAX);
     assert!(site.passes("GET", "/", &[], HERE).await);
     assert!(site.passes("GET", "/", &[], HERE).await, "the first check of the second request was refunded");

@@ -130,7 +130,8 @@ impl<'h> ApiKey<'h> {
 
     /// Reads all API keys in a request: one for each line of the header `name`, and one for each bearer token.
     ///
-    /// Values that are too long or not printable ASCII are left out, equal ones are repeated. Used to find banned keys, wherever the client has put them.
+    /// Values that are too long or not printable ASCII are left out, equal ones are repeated. Used to find banned keys,
+    /// wherever the client has put them.
     pub(crate) fn all_from_headers(headers: &'h HeaderMap, name: &HeaderName) -> impl Iterator<Item = ApiKey<'h>> {
         let lines = headers.get_all(name).into_iter().map(|line| (line.as_bytes().trim_ascii(), false));
         let tokens = headers.get_all(http::header::AUTHORIZATION).into_iter();
@@ -207,8 +208,8 @@ pub struct KnownKey {
 ///
 /// The time of a lookup must not depend on how similar a key is to a known one. Look keys up by digest.
 pub trait KeySource: Send + Sync {
-    /// Returns the attributes of `key`, or `None` if the key is unknown. An [`Identity`](super::Identity) calls it at most
-    /// once. It must not block: it runs while the request is decided.
+    /// Returns the attributes of `key`, or `None` if the key is unknown. An [`Identity`](super::Identity) calls it at
+    /// most once. It must not block: it runs while the request is decided.
     fn find(&self, key: &ApiKey<'_>) -> Option<KnownKey>;
 }
 

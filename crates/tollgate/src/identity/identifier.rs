@@ -253,7 +253,8 @@ impl<'r> Identity<'r> {
 
     /// Returns the network by which the client is counted: its address, truncated to the configured prefix length.
     ///
-    /// An IPv6 address that contains an IPv4 address (mapped, `64:ff9b::/96`, `2002::/16`) is counted as the IPv4 address.
+    /// An IPv6 address that contains an IPv4 address (mapped, `64:ff9b::/96`, `2002::/16`) is counted as the IPv4
+    /// address.
     #[inline]
     pub fn address_key(&self) -> AddressKey {
         self.identifier.prefixes.key(self.address())
@@ -362,8 +363,8 @@ impl<'r> Identity<'r> {
         subject
     }
 
-    /// Writes the subject of the request into `subject`, which must be empty: otherwise the parts are appended to it. See
-    /// [`Identity::subject`].
+    /// Writes the subject of the request into `subject`, which must be empty: otherwise the parts are appended to it.
+    /// See [`Identity::subject`].
     pub(crate) fn write_subject(&self, by: &Subjects, subject: &mut SubjectKey) {
         let salt = self.identifier.anonymizer.as_ref().map(|a| self.salt.get_or_init(|| a.salt(self.now)));
         let mut writer = SubjectWriter::new(subject, salt);

@@ -55,8 +55,8 @@ struct Queue {
 impl FairQueues {
     /// Appends a position to the queue for the counters of this check, and creates the queue if there is none.
     ///
-    /// Checks with the same keys and limits in the same order share a queue, whatever their costs. Dropping the position
-    /// removes it from the queue.
+    /// Checks with the same keys and limits in the same order share a queue, whatever their costs. Dropping the
+    /// position removes it from the queue.
     pub(super) fn join(&self, check: &Check<'_>) -> QueuePosition<'_> {
         let mut hasher = self.hasher.build_hasher();
         for demand in check.demands() {

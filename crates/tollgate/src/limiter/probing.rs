@@ -32,7 +32,8 @@ pub(super) fn deadline(of_decisions: Duration) -> Duration {
     of_decisions.clamp(DEADLINE_MIN, DEADLINE_MAX)
 }
 
-/// Spawns a task on the caller's tokio runtime that probes the store until it answers in time. The breaker must be open.
+/// Spawns a task on the caller's tokio runtime that probes the store until it answers in time. The breaker must be
+/// open.
 ///
 /// Without a runtime, no task is spawned, and the breaker closes at once, as if the task had ended without success.
 pub(super) fn start(shared: &Arc<Shared>) {
@@ -42,8 +43,8 @@ pub(super) fn start(shared: &Arc<Shared>) {
     }
 }
 
-/// A running probe task. When it is dropped while its phase of the breaker lasts, because its runtime has ended, it closes
-/// the breaker, logs that and reports it to the observers. The next checks then call the store.
+/// A running probe task. When it is dropped while its phase of the breaker lasts, because its runtime has ended, it
+/// closes the breaker, logs that and reports it to the observers. The next checks then call the store.
 struct Probing {
     shared: Weak<Shared>,
     phase: Phase,

@@ -3,8 +3,8 @@
 //! An incoming request is denied with a `retry_after`. Outgoing work can wait instead. `retry_after` is exact, so there
 //! is no polling: check, sleep for that time, check again.
 //!
-//! **Waiting in order.** Checks of this process that wait for the same counters are queued (`fair_queue.rs`). Only the first
-//! one asks the store, and they are admitted in the order of their arrival.
+//! **Waiting in order.** Checks of this process that wait for the same counters are queued (`fair_queue.rs`). Only the
+//! first one asks the store, and they are admitted in the order of their arrival.
 //!
 //! **Remaining contention** is between nodes, and between checks that share some counters but not all. A check that is
 //! denied again after its wait adds a random part of up to a tenth of the next wait, at most 20 ms. Without that, the
@@ -152,9 +152,9 @@ impl Limiter {
     /// Decides a check that did not become the first in its queue in time: peeks, since the units belong to the checks
     /// before it.
     ///
-    /// Returns `Ok` only if the store does not answer and the failure policy admits the check uncounted. Otherwise returns
-    /// [`NotReady::Never`] if a cost can never fit, else [`NotReady::TooLate`] with a denial of the whole check, whose
-    /// `retry_after` is at least the time until the first in the queue checks again.
+    /// Returns `Ok` only if the store does not answer and the failure policy admits the check uncounted. Otherwise
+    /// returns [`NotReady::Never`] if a cost can never fit, else [`NotReady::TooLate`] with a denial of the whole
+    /// check, whose `retry_after` is at least the time until the first in the queue checks again.
     async fn peek_without_turn(&self, check: &Check<'_>, position: &QueuePosition<'_>) -> Result<Decision, NotReady> {
         let until_front_asks =
             position.front_asks_at().map_or(Duration::ZERO, |at| at.saturating_duration_since(Instant::now()));

@@ -56,8 +56,8 @@ impl Limiter {
     /// [`Source::None`](crate::Source::None) was not counted, so there is nothing to settle.
     ///
     /// # Errors
-    /// If the store does not answer, or at once while the circuit breaker is open. The correction is then lost; it is not
-    /// repeated.
+    /// If the store does not answer, or at once while the circuit breaker is open. The correction is then lost; it is
+    /// not repeated.
     pub async fn settle(&self, check: &Check<'_>, decision: &Decision, actual: Cost) -> Result<(), StoreError> {
         let actual_of = |demand: &Demand<'_>| if demand.cost == Cost::PEEK { Cost::PEEK } else { actual };
         let actual: SmallVec<[Cost; 4]> = check.demands().iter().map(actual_of).collect();
@@ -67,8 +67,8 @@ impl Limiter {
     /// Corrects the charge of an admitted decision to the costs in `actual`, one per limit.
     ///
     /// For checks whose limits count different things, such as requests and tokens. `actual` is in the order of the
-    /// check. If it is shorter than the check, the charges of the remaining limits stay as they are; costs beyond the last
-    /// limit are ignored. A limit that was only peeked at (cost 0) is charged its cost in `actual`. See
+    /// check. If it is shorter than the check, the charges of the remaining limits stay as they are; costs beyond the
+    /// last limit are ignored. A limit that was only peeked at (cost 0) is charged its cost in `actual`. See
     /// [`settle`](Limiter::settle) for how a difference is corrected, and for what happens to denials.
     ///
     /// # Errors

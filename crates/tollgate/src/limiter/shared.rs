@@ -72,11 +72,11 @@ impl Shared {
         &self.breaker
     }
 
-    /// Decides the checks by the deny cache, else by one call to the store, else by the failure policy. Returns one result
-    /// per check, in order.
+    /// Decides the checks by the deny cache, else by one call to the store, else by the failure policy. Returns one
+    /// result per check, in order.
     ///
-    /// `refundable` checks, and those with `count_denied`, do not use the deny cache. `spent` is the part of the deadline
-    /// that the caller has used. Calls to the store are counted in `counters`, decisions are not.
+    /// `refundable` checks, and those with `count_denied`, do not use the deny cache. `spent` is the part of the
+    /// deadline that the caller has used. Calls to the store are counted in `counters`, decisions are not.
     pub(super) async fn check_batch(
         self: &Arc<Self>,
         checks: &[Check<'_>],
@@ -209,12 +209,12 @@ impl Shared {
     /// Calls the store for decisions, within the deadline less `spent`, and reports the result to the breaker.
     ///
     /// `phase` is the breaker's phase that admitted the call, `sent` the current time. Returns one result per check, in
-    /// order. A failure that opens the breaker is logged, and starts the probe. Timeouts of a shortened deadline, or of a
-    /// process that was short of CPU time, and foreign data under a key do not count against the store.
+    /// order. A failure that opens the breaker is logged, and starts the probe. Timeouts of a shortened deadline, or of
+    /// a process that was short of CPU time, and foreign data under a key do not count against the store.
     ///
     /// # Errors
-    /// Returns an error if the call failed for all checks, or was not made: nothing is left of the deadline, or there is no
-    /// tokio timer.
+    /// Returns an error if the call failed for all checks, or was not made: nothing is left of the deadline, or there
+    /// is no tokio timer.
     async fn ask_store(
         self: &Arc<Self>,
         checks: &[Check<'_>],
@@ -263,7 +263,8 @@ impl Shared {
         Err(failure)
     }
 
-    /// Returns the failure that opened the circuit breaker last, or an error of the kind `Unreachable` if none is known.
+    /// Returns the failure that opened the circuit breaker last, or an error of the kind `Unreachable` if none is
+    /// known.
     fn last_failure(&self) -> Unavailable {
         let known = self.last_failure.lock().clone();
         known.unwrap_or_else(|| Unavailable::new(Kind::Unreachable, NOT_ASKED))
@@ -328,8 +329,8 @@ impl Shared {
         })
     }
 
-    /// Adds a deadline to a call, from now on, and converts a panic and a timeout to errors. Returns `None` without a tokio
-    /// timer.
+    /// Adds a deadline to a call, from now on, and converts a panic and a timeout to errors. Returns `None` without a
+    /// tokio timer.
     fn within<T>(
         &self,
         deadline: Duration,
@@ -362,8 +363,8 @@ impl Shared {
         self.observers.breaker_changed(false);
     }
 
-    /// Decides a check without the store, by the failure policy of each limit: limits with `local` by this node's share,
-    /// those with `allow` are left out.
+    /// Decides a check without the store, by the failure policy of each limit: limits with `local` by this node's
+    /// share, those with `allow` are left out.
     ///
     /// # Errors
     /// Returns `failure` if the policy of a limit is `deny`.
@@ -390,8 +391,8 @@ impl Shared {
         })
     }
 
-    /// Decides a check by this node's share of each limit, and charges the shares. If the memory store panics, admits the
-    /// check uncounted.
+    /// Decides a check by this node's share of each limit, and charges the shares. If the memory store panics, admits
+    /// the check uncounted.
     pub(super) fn check_local(&self, check: &Check<'_>) -> Decision {
         let demands = self.local_demands(check);
         let decided = Check::new(&demands).ok().and_then(|local| catch_panic(|| self.local.check(&local)));

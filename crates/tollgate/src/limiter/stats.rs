@@ -15,8 +15,8 @@ pub struct LimiterStats {
     pub decisions: u64,
     /// Decisions that admitted the request, uncounted ones included.
     pub allowed: u64,
-    /// Calls to the shared store for decisions. One call decides one or several checks of a batch. Refunds, resets, bans
-    /// and probes are not included.
+    /// Calls to the shared store for decisions. One call decides one or several checks of a batch. Refunds, resets,
+    /// bans and probes are not included.
     pub store_calls: u64,
     /// Calls in `store_calls` that failed or missed the deadline.
     pub store_failures: u64,
@@ -28,7 +28,8 @@ pub struct LimiterStats {
     pub uncounted: u64,
     /// Requests refused because the store did not answer.
     pub unavailable: u64,
-    /// Whether the circuit breaker is open, so that decisions do not call the store. Always `false` without a shared store.
+    /// Whether the circuit breaker is open, so that decisions do not call the store. Always `false` without a shared
+    /// store.
     pub breaker_open: bool,
     /// Number of times the circuit breaker has opened.
     pub breaker_opened: u64,

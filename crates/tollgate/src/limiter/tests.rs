@@ -170,7 +170,8 @@ async fn recovered_store_is_used_within_two_seconds_and_keeps_its_counters() {
         tokio::time::sleep(Duration::from_secs(60)).await;
         assert!(bench.limiter.stats().breaker_open, "behaviour {behaviour}");
         bench.behaviour(WORKS);
-        // A probe that is hanging, and the longest pause. The rest of the two seconds belongs to a store that must connect.
+        // A probe that is hanging, and the longest pause. The rest of the two seconds belongs to a store that must
+        // connect.
         tokio::time::sleep(Duration::from_millis(250 + 800)).await;
         let decision = bench.ask("10/min", "a").await.unwrap();
         assert_eq!((decision.source, decision.limits[0].remaining), (Source::Store, 8), "behaviour {behaviour}");
