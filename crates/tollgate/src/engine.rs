@@ -287,8 +287,9 @@ impl Engine {
     /// counted for each rule, and is reported to the observers.
     ///
     /// # Errors
-    /// Returns the denial. If the shields' store panics, or two shields count on one counter, returns the refusal as
-    /// unavailable; after a panic only if the failure policy of a shield is `deny`, else the request passes.
+    /// Returns the denial, or a ban in the shields' store. If that store panics, or two shields count on one counter,
+    /// returns the refusal as unavailable; after a panic only if the failure policy of a shield is `deny`, else the
+    /// request passes.
     fn refuse_by_shield(
         &self,
         active: &ActiveRules,

@@ -85,7 +85,8 @@ enum Backend {
     Shared(Arc<Shared>),
 }
 
-/// Options of [`Limiter::check_with`] and [`Limiter::check_batch`].
+/// Options of [`Limiter::check_with`] and [`Limiter::check_batch`]: the failure policy, and whether units may be
+/// refunded.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct CheckOptions {
     /// How the check is decided if the store does not answer. Defaults to the limiter's own policy.
@@ -396,7 +397,7 @@ impl Limiter {
     ///
     /// # Errors
     /// Returns an error if the store does not answer, or at once while the circuit breaker is open. The refund is then
-    /// lost; it is not repeated.
+    /// lost; it is not repeated. A refund in this node's share fails only if the memory store panics.
     pub async fn refund(&self, check: &Check<'_>, decision: &Decision) -> Result<(), StoreError> {
         if !has_status_per_limit(decision, check) {
             return Ok(());

@@ -20,7 +20,7 @@ use crate::answer::{Policies, grpc};
 use crate::limiter::EachDecision;
 use crate::rules::Charge;
 
-/// How a request ended, by its response.
+/// How a request ended, by its response: with a success or a failure.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Ending {
     /// The service responded with a success.
@@ -44,7 +44,7 @@ impl Ending {
     }
 }
 
-/// The reason for a refund.
+/// The reason for a refund: the request has ended, or it was refused because of its wait.
 #[derive(Clone, Copy)]
 pub(super) enum RefundReason {
     /// The request ended.
@@ -176,7 +176,8 @@ impl CheckPlan {
     }
 }
 
-/// Identifies one group of limits of a [`CheckPlan`].
+/// Identifies one group of limits of a [`CheckPlan`]: the shields, the other enforced limits, or those of a shadow
+/// rule.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum GroupId {
     Shield,

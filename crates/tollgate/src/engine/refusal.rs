@@ -14,7 +14,8 @@ use crate::answer::{Policies, RefusalDetails, Verdict, grpc};
 const BANNED: &str = "this caller is banned";
 const PATH_TOO_LONG: &str = "the path of this request is too long";
 
-/// The reason why a request was refused.
+/// A refused request: denied by a limit, refused because the store is unavailable, banned, or with a path that is too
+/// long. Builds the responses.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Refusal {

@@ -7,7 +7,7 @@ use tollgate_core::{Cost, Wait};
 
 use crate::identity::{Identity, SubjectKey, Subjects};
 
-/// Options of a request.
+/// Options of a request: its cost and its longest wait.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct RequestOptions {
     /// The units that the request costs under every rule. Defaults to the cost that each rule sets.
@@ -25,7 +25,8 @@ impl RequestOptions {
     }
 }
 
-/// The part of a request that varies within a [`CheckPlan`](super::check_plan::CheckPlan).
+/// The part of a request that varies within a [`CheckPlan`](super::check_plan::CheckPlan): the subjects of its rules,
+/// its options, and the time already used.
 pub(super) struct RequestContext {
     /// The subject that each rule of the plan counts, in the order of the rules.
     pub(super) subjects: SmallVec<[SubjectKey; 1]>,

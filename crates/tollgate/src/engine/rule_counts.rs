@@ -20,7 +20,8 @@ pub struct RuleStats {
 }
 
 impl RuleStats {
-    /// Returns the number of requests that the rule admitted.
+    /// Returns the number of requests that the rule admitted, whether or not another rule refused them. Requests that
+    /// were admitted uncounted, because the store did not answer, are included.
     pub fn allowed(&self) -> u64 {
         self.sum(DecisionOutcome::Allow)
     }

@@ -41,7 +41,7 @@ impl EachDecision {
     /// Returns the decision on the limits that were decided, in the order of the check.
     ///
     /// If it is partial, it has fewer statuses than the check has limits; [`covers`](EachDecision::covers) tells which.
-    /// If no limit was decided, it is an uncounted admission, without statuses.
+    /// If no limit was decided, it is an admission without statuses ([`Decision::uncounted`]).
     pub fn decision(&self) -> &Decision {
         match self {
             EachDecision::Complete(decision) => decision,
@@ -52,7 +52,7 @@ impl EachDecision {
     /// Converts into the decision on the limits that were decided, in the order of the check.
     ///
     /// If it is partial, it has fewer statuses than the check has limits, and which limits they belong to is lost. If
-    /// no limit was decided, it is an uncounted admission, without statuses.
+    /// no limit was decided, it is an admission without statuses ([`Decision::uncounted`]).
     pub fn into_decision(self) -> Decision {
         match self {
             EachDecision::Complete(decision) => decision,

@@ -86,7 +86,7 @@ async fn probe_until_recovered(probing: Probing) {
     }
 }
 
-/// The result of one probe.
+/// The result of one probe: answered in time, answered late, or failed.
 #[derive(PartialEq, Eq)]
 enum Probed {
     /// The store answered within the deadline of decisions.

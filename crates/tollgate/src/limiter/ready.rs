@@ -37,7 +37,8 @@ const JITTER_MAX: Duration = Duration::from_millis(20);
 /// Maximum pause after a local denial, since the store may be back earlier than the local share says.
 const LOCAL_PAUSE_MAX: Duration = Duration::from_secs(1);
 
-/// The reason why [`Limiter::until_ready`] did not admit a check.
+/// The reason why [`Limiter::until_ready`] did not admit a check: it never fits, not in time, or the store is
+/// unavailable.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum NotReady {
@@ -105,6 +106,9 @@ impl Limiter {
     /// # Errors
     /// If the check can never be admitted or not within `wait_max`, or if the store does not answer and the limiter's
     /// failure policy is [`OnFailure::Deny`](crate::OnFailure::Deny).
+    ///
+    /// # Panics
+    /// Panics outside a tokio runtime with a timer, unless the check only peeks.
     pub async fn until_ready(&self, check: &Check<'_>, wait_max: Duration) -> Result<Decision, NotReady> {
         if check.demands().iter().all(|demand| demand.cost == Cost::PEEK) {
             return Ok(self.check(check).await?);
@@ -153,8 +157,8 @@ impl Limiter {
     /// before it.
     ///
     /// Returns `Ok` only if the store does not answer and the failure policy admits the check uncounted. Otherwise
-    /// returns [`NotReady::Never`] if a cost can never fit, else [`NotReady::TooLate`] with a denial of the whole
-    /// check, whose `retry_after` is at least the time until the first in the queue checks again.
+    /// returns [`NotReady::Never`] if a cost can never fit, else [`NotReady::TooLate`] with a denial, whose
+    /// `retry_after` is at least the time until the first in the queue checks again.
     async fn peek_without_turn(&self, check: &Check<'_>, position: &QueuePosition<'_>) -> Result<Decision, NotReady> {
         let until_front_asks =
             position.front_asks_at().map_or(Duration::ZERO, |at| at.saturating_duration_since(Instant::now()));

@@ -120,7 +120,8 @@ impl Shared {
 
     /// Refunds a decision in the store or, for [`Source::Local`], in the local share. Other sources refund nothing.
     ///
-    /// Removes the counters of the check from the deny cache. Fails at once while the breaker is open.
+    /// A refund in the store removes the counters of the check from the deny cache, and fails at once while the breaker
+    /// is open.
     pub(super) async fn refund(self: &Arc<Self>, check: &Check<'_>, decision: &Decision) -> Result<(), StoreError> {
         match decision.source {
             Source::Store => {
@@ -145,7 +146,7 @@ impl Shared {
     /// Charges `check`, which holds the units that were used beyond a decision of this source.
     ///
     /// Its limits must have `count_denied`, so that they are charged whether or not they fit. Does nothing for a source
-    /// other than the store and the local share. Fails at once while the breaker is open.
+    /// other than the store and the local share. A charge in the store fails at once while the breaker is open.
     pub(super) async fn charge(&self, check: &Check<'_>, source: Source) -> Result<(), StoreError> {
         match source {
             Source::Store => {
